@@ -1,0 +1,158 @@
+"""Bounds: an answer with its bracket, its kind of statement and its status, which it may not overstate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+__all__ = ["KINDS", "STATUSES", "Bounds", "explain"]
+
+KINDS = {
+    "certified": "rigorous upper and lower bound, numerical error included",
+    "bound": "the upper end is a theorem's bound; the lower end is not claimed to be near the truth",
+    "estimate": "converged numerics, error estimated only",
+    "asymptotic": "a limit law, no bound either way",
+    "conditional": "true only under an extra assumption, named after a colon",
+}
+"""What kind of statement a result is; "conditional: monotone score" names its assumption."""
+
+_FINE = {
+    "ok": "The bracket is as narrow as asked for; use upper in a privacy claim.",
+    "zero": "delta is at least delta(0), so epsilon is 0; nothing to do.",
+    "mass_at_infinity": "delta is below the mass at infinity, so epsilon is infinite; ask for a larger "
+    "delta, or lower the delta of an approximate-DP part.",
+    "not_binding": "Every value searched meets the target; the value is the end of the search range, and the "
+    "target could be tightened.",
+}
+_NOT_FINE = {
+    "width": "The bracket holds but is wider than asked for; use upper, raise the memory limit, loosen the "
+    "tolerance or choose the other engine.",
+    "infeasible": "No value meets the target; raise the target epsilon or delta.",
+    "infeasible_mass_at_infinity": "The mass at infinity alone exceeds the target delta; raise the target "
+    "delta, or lower the delta of an approximate-DP part.",
+    "infeasible_noise": "No searched noise multiplier meets the target; raise the target epsilon or delta, "
+    "lower the steps or the sampling probability, or widen the search.",
+    "infeasible_steps": "One step already exceeds the target; raise the noise multiplier or the target, or "
+    "lower the sampling probability.",
+    "infeasible_rate": "No searched sampling probability meets the target; raise the noise multiplier or the "
+    "target, or lower the steps.",
+}
+STATUSES = {**_FINE, **_NOT_FINE}
+"""Every status with a sentence that tells what it means and what to do."""
+
+
+def explain(status: str) -> str:
+    """One sentence: what a status means and what to do about it.
+
+    >>> explain("zero")
+    'delta is at least delta(0), so epsilon is 0; nothing to do.'
+    """
+    if status not in STATUSES:
+        raise ValueError(f"status {status!r} is not known; use one of {', '.join(STATUSES)}")
+    return STATUSES[status]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Bounds:
+    """A bracket lower <= estimate <= upper of a privacy quantity, one element per configuration of the batch.
+
+    Ends are NumPy float64 of the batch shape (NumPy scalars for one configuration); ``kind``, ``status`` and
+    ``engine`` are text arrays of that shape (plain ``str`` for one). ``ok`` is True where the status needs
+    no action. All three ends may be NaN together only where ``ok`` is False, for a question without an
+    answer.
+
+    Raises ValueError, naming the index, when the ends are out of order or missing where the status claims
+    them, and for an unknown kind or status.
+
+    >>> b = Bounds(1.0, 1.25, 1.5, kind="certified", engine="contour")
+    >>> b
+    Bounds(1.25 in [1, 1.5], certified, ok, contour)
+    >>> bool(b.ok), float(b.relative_width)
+    (True, 0.3333333333333333)
+    """
+
+    lower: Any
+    estimate: Any
+    upper: Any
+    kind: Any = "certified"
+    status: Any = "ok"
+    engine: Any = ""
+    ok: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        ends = [np.asarray(end, dtype=np.float64) for end in (self.lower, self.estimate, self.upper)]
+        words = [np.asarray(word, dtype=np.str_) for word in (self.kind, self.status, self.engine)]
+        shape = np.broadcast_shapes(*(a.shape for a in ends), *(w.shape for w in words))
+        lower, estimate, upper = (np.array(np.broadcast_to(a, shape)) for a in ends)
+        kind, status, engine = (np.array(np.broadcast_to(w, shape)) for w in words)
+        for word in np.unique(kind):
+            if str(word).split(":")[0] not in KINDS:
+                raise ValueError(f"kind {str(word)!r} is not known; use one of {', '.join(KINDS)}")
+        for word in np.unique(status):
+            explain(str(word))
+        ok = np.asarray(np.isin(status, list(_FINE)))
+        unanswered = ~ok & np.isnan(lower) & np.isnan(estimate) & np.isnan(upper)
+        bad = ~((lower <= estimate) & (estimate <= upper)) & ~unanswered
+        if bad.any():
+            index = tuple(int(i) for i in np.argwhere(bad)[0])
+            raise ValueError(
+                f"bounds{list(index) if index else ''}: lower = {lower[index]}, "
+                f"estimate = {estimate[index]}, upper = {upper[index]} must be in this order"
+            )
+        arrays = (lower, estimate, upper, kind, status, engine, ok)
+        for name, array in zip(
+            ("lower", "estimate", "upper", "kind", "status", "engine", "ok"), arrays, strict=True
+        ):
+            array.setflags(write=False)
+            value = array if shape else array[()]
+            object.__setattr__(self, name, str(value) if isinstance(value, np.str_) else value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The batch shape."""
+        return np.shape(self.upper)
+
+    @property
+    def relative_width(self) -> Any:
+        """(upper - lower) / upper; 0 where the ends are equal, NaN where only upper is infinite."""
+        lower, upper = np.asarray(self.lower), np.asarray(self.upper)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(lower == upper, 0.0, (upper - lower) / upper)[()]
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(
+                "Bounds of a single configuration have no length; use .lower, .estimate and .upper"
+            )
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Bounds:
+        """The bounds of part of the batch, by any NumPy index."""
+        if not self.shape and index is not Ellipsis and not (isinstance(index, tuple) and not index):
+            raise TypeError(
+                "Bounds of a single configuration take no index; use .lower, .estimate and .upper"
+            )
+        names = ("lower", "estimate", "upper", "kind", "status", "engine")
+        return Bounds(*(np.asarray(getattr(self, name))[index] for name in names))
+
+    def __repr__(self) -> str:
+        if not self.shape:
+            words = ", ".join(word for word in (self.kind, self.status, self.engine) if word)
+            return f"Bounds({self.estimate:.9g} in [{self.lower:.9g}, {self.upper:.9g}], {words})"
+        ends = ",\n       ".join(
+            f"{name}={np.array2string(getattr(self, name), prefix=' ' * (8 + len(name)), threshold=8)}"
+            for name in ("lower", "estimate", "upper")
+        )
+        words = "; ".join(_tally(array) for array in (self.kind, self.status, self.engine))
+        return f"Bounds({ends},\n       {words})"
+
+
+def _tally(words: np.ndarray) -> str:
+    """``ok`` when all words agree, else ``3 ok, 1 width``."""
+    counts = Counter(str(word) for word in words.ravel())
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{count} {word}" for word, count in counts.most_common())

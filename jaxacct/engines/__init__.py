@@ -1,0 +1,1 @@
+"""Engines: components in, brackets out, on batches of configurations."""

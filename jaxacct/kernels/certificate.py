@@ -1,0 +1,170 @@
+"""Rigorous error terms of the contour engine; derivations in README.md of this folder.
+
+Every function bounds one source of error, relative to the tilted mass `M(c)` of its part or to
+`Z = e^{K(c) - c eps}` of the composition: quadrature range, quadrature step, rounding, the cut-off of the
+t-sum, and the periodic images.  All are for one configuration and are vmapped by their callers.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxacct.kernels.law import Law, Tilted, cumulants, quadrature_range
+
+UNIT = 2.0**-53
+LEVELS = 24
+SUM_LEAF = 48
+SIDELOBE = 0.217235  # sup of |sin y / y| beyond its first zero
+STRIPS = (0.5, 0.8, 0.95)
+
+
+def _range_error(sigma, q, sign, t: Tilted):
+    """Mass of the tilted integrand outside the grid, over M(c)."""
+    lo, hi, a = t.u[0], t.u[-1], t.power
+    tail = lambda d: jnp.where(d > 0, 0.5 * jnp.exp(-0.5 * d**2), 1.0)  # noqa: E731
+    second = jnp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
+    first = (1.0 - q) * jnp.exp(-t.log_m)
+    shift = a / sigma
+    both = jnp.exp(second - t.log_m)
+    remove = first * (tail(hi) + tail(-lo)) + both * (tail(hi - shift) + tail(shift - lo))
+    c = -a
+    by_floor = -c * jnp.log1p(-q) - t.log_m + jnp.log(tail(-lo))
+    move = c * q / sigma
+    by_jensen = 0.5 * move**2 + 0.5 * move / sigma - t.log_m + jnp.log(tail(-lo - move))
+    add = jnp.exp(jnp.minimum(by_floor, by_jensen)) + jnp.exp(-c * t.loss[-1] - t.log_m) * tail(hi)
+    return jnp.where(sign > 0, remove, add)
+
+
+def _step_error(sigma, q, sign, t: Tilted, t_max):
+    """Trapezoid error by shifting the line of integration to `x + i a`, over M(c), for every |t| <= t_max.
+
+    `|mix(x + ia)|` and its argument are monotone in x, so each cell is bounded by its worse end.
+    """
+    y = t.u / sigma - 0.5 / sigma**2
+    odds = jnp.exp(jnp.log(q) - jnp.log1p(-q) + jnp.minimum(y, 600.0))
+    nearest = jnp.minimum(jnp.abs(t.u[:-1]), jnp.abs(t.u[1:])) * (t.u[:-1] * t.u[1:] > 0)
+
+    def log_error(alpha):
+        angle = alpha / sigma
+        sine, cosine = jnp.sin(angle), jnp.cos(angle)
+        argument = jnp.arctan2(odds * sine, 1.0 + odds * cosine)
+        log_shrink = 0.5 * jnp.log1p(-4.0 * odds / (1.0 + odds) ** 2 * jnp.sin(0.5 * angle) ** 2)
+        log_modulus = t.loss + log_shrink
+        floor = t.loss + jnp.log(jnp.cos(0.5 * angle))
+        lowest = jnp.where(angle <= 0.5 * jnp.pi, log_modulus, floor)
+        upper = jnp.where(angle <= 0.5 * jnp.pi, log_modulus, t.loss)
+        grown = jnp.where(sign > 0, t.power * upper[1:], t.power * lowest[:-1])
+        exponent = grown + t_max * argument[1:] - 0.5 * nearest**2
+        top = jnp.max(exponent)
+        total = top + jnp.log(jnp.sum(jnp.exp(exponent - top)) * t.step) - 0.5 * jnp.log(2.0 * jnp.pi)
+        decay = 2.0 * jnp.pi * alpha / t.step
+        return 0.5 * alpha**2 + total - t.log_m + jnp.log(2.0) - decay - jnp.log1p(-jnp.exp(-decay))
+
+    widest = jnp.pi * sigma
+    wanted = jnp.minimum(2.0 * jnp.pi / t.step - t_max * jnp.max(t.posterior * (t.weight > 1e-12)) / sigma, 9.5)
+    shifts = jnp.stack([f * jnp.minimum(widest, wanted) for f in STRIPS])
+    shifts = jnp.clip(shifts, 1e-3 * widest, jnp.minimum(0.97 * widest, 12.0))
+    return jnp.exp(jnp.min(jax.vmap(log_error)(shifts)))
+
+
+def _rounding_error(sigma, c, t: Tilted, t_max, depth):
+    """Rounding of one quadrature sum over M(c): argument, exponential, rotation and summation."""
+    z = jnp.abs(c) + 1.0 + t_max
+    argument = 12.0 * z * jnp.abs(t.loss) + 4.0 * t.u**2
+    node = 4.0 * z * t.posterior * (jnp.abs(t.u) / sigma + 0.5 / sigma**2)
+    return UNIT * jnp.sum(t.weight * (depth + SUM_LEAF + 8.0 + argument + node))
+
+
+def gaussian_errors(sigma, q, sign, c, t: Tilted, t_max, depth):
+    """Error of every M(c + it), |t| <= t_max, over M(c)."""
+    return (
+        _range_error(sigma, q, sign, t)
+        + _step_error(sigma, q, sign, t, t_max)
+        + _rounding_error(sigma, c, t, t_max, depth)
+    )
+
+
+def level_sets(sigma, t: Tilted):
+    """Level sets of the tilted density f of the loss: (heights of slabs, lengths that they at least have).
+
+    f is a stack of level sets, and a level set that contains an interval of length lambda contributes a
+    uniform law: `|phi(t)| <= 1 - int lambda(y) (1 - s(t lambda(y)/2)) dy`, where `s(y) = sup_{y' >= y}
+    |sin y'/y'|` is decreasing, so that one t bounds all larger ones.  Two intervals are used, around the highest
+    mode and, above the valley between, around the next.  Their lengths are bounded from inside between grid
+    points and the integral by its lower Riemann sum.
+    """
+    size = t.u.size
+    log_f = jnp.log(jnp.maximum(t.weight, 1e-300)) - jnp.log(t.step) - jnp.log(t.posterior) + jnp.log(sigma)
+    # log f is concave up to this much convexity; a chord then over-estimates it by at most `sag`
+    convexity = -1.0 + (jnp.abs(t.power) + 1.0) / (4.0 * sigma**2)
+    sag = jnp.maximum(convexity, 0.0) * t.step**2 / 8.0
+    index = jnp.arange(size)
+    peak = jnp.argmax(log_f)
+    valley_right = lax.cummin(jnp.where(index < peak, jnp.inf, log_f))
+    valley_left = lax.cummin(jnp.where(index > peak, jnp.inf, log_f), reverse=True)
+    valley = jnp.where(index >= peak, valley_right, valley_left)
+    other = jnp.argmax(jnp.where(log_f > valley, log_f, -jnp.inf))
+    floors = jnp.stack([-jnp.inf, jnp.where(log_f[other] > valley[other], valley[other], jnp.inf)])
+
+    def length(mode, level):
+        outside = log_f < level
+        right = jnp.min(jnp.where(outside & (index > mode), index, size))
+        left = jnp.max(jnp.where(outside & (index < mode), index, -1))
+        inner_r, inner_l = right - 1, left + 1
+        outer_r, outer_l = jnp.minimum(right, size - 1), jnp.maximum(left, 0)
+        slope_r = log_f[inner_r] - log_f[outer_r]
+        slope_l = log_f[inner_l] - log_f[outer_l]
+        part_r = jnp.where(slope_r > 0, (log_f[inner_r] - level) / jnp.where(slope_r > 0, slope_r, 1.0), 0.0)
+        part_l = jnp.where(slope_l > 0, (log_f[inner_l] - level) / jnp.where(slope_l > 0, slope_l, 1.0), 0.0)
+        # the loss is convex in u: tangent below on the right, chord above on the left
+        end_r = t.loss[inner_r] + part_r * t.step * t.posterior[inner_r] / sigma
+        end_l = t.loss[inner_l] + part_l * (t.loss[outer_l] - t.loss[inner_l])
+        return jnp.maximum(end_r - end_l, 0.0)
+
+    def stack(mode, floor):
+        levels = jnp.maximum(log_f[mode] - jnp.linspace(0.0, 5.5, LEVELS) ** 2 / 2.0, floor)
+        heights = jnp.where(floor < jnp.inf, jnp.exp(levels - sag), 0.0)
+        lengths = jax.vmap(length, (None, 0))(mode, levels[:-1])
+        return heights[:-1] - heights[1:], lengths
+
+    slabs, lengths = jax.vmap(stack)(jnp.stack([peak, other]), floors)
+    return slabs.ravel(), lengths.ravel()
+
+
+def gaussian_decay(slabs, lengths, frequency):
+    """A lower bound of `1 - |M(c + it)|/M(c)` that holds for every t >= frequency."""
+    return 0.999 * jnp.sum(slabs * lengths * (1.0 - sinc_envelope(0.5 * frequency * lengths)))
+
+
+def sinc_envelope(y):
+    """An upper bound of `sup_{y' >= y} |sin y' / y'|`, decreasing in y."""
+    inside = jnp.sin(y) / jnp.where(y > 0, y, 1.0)
+    series = 1.0 - y**2 / 6.0 + y**4 / 120.0
+    central = jnp.maximum(jnp.where(y < 0.05, series, inside), SIDELOBE)
+    return jnp.where(y < jnp.pi, central, jnp.minimum(SIDELOBE, 1.0 / jnp.maximum(y, 1.0)))
+
+
+def _step_error_on_the_axis(sigma, sign, c, step):
+    """Trapezoid error of M(c) itself over M(c), from `mix cos(v/2) <= |mix(x + i sigma^2 v)| <= mix`."""
+
+    def error(alpha):
+        grown = jnp.where(sign > 0, 0.0, -c * jnp.log(jnp.cos(0.5 * alpha / sigma)))
+        return 2.0 * jnp.exp(0.5 * alpha**2 + grown - 2.0 * jnp.pi * alpha / step) * 1.01
+
+    narrow, wide = jnp.minimum(4.0, 0.6 * jnp.pi * sigma), jnp.minimum(8.0, 0.95 * jnp.pi * sigma)
+    return jnp.minimum(error(narrow), error(wide))
+
+
+def chernoff(law: Law, c, nodes):
+    """An upper bound of `K(c) + log kappa(c)`: `delta(eps) <= e^{K(c) - c eps} kappa(c)` for every eps and c > 0.
+
+    `kappa(c) = c^c/(1+c)^{1+c}` is the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`; the quadrature error
+    of K is added.
+    """
+    allowance = 1e-12 * jnp.sum(law.gauss_n)
+    if law.gauss_n.size:
+        lo, hi = jax.vmap(quadrature_range, (0, 0, None, None))(law.gauss_sigma, law.gauss_q, law.sign, c)
+        step = (hi - lo) / (nodes - 1)
+        axis = jax.vmap(_step_error_on_the_axis, (0, None, None, 0))
+        allowance = allowance + jnp.sum(law.gauss_n * axis(law.gauss_sigma, law.sign, c, step))
+    return cumulants(law, c, nodes)[0] + allowance + c * jnp.log(c) - (1.0 + c) * jnp.log1p(c)

@@ -1,0 +1,320 @@
+"""delta(eps) by damped inversion of the moment generating function, with a certificate.
+
+    delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
+
+by the trapezoid rule in t = Im z with step h = 2 pi/period, on `count` nodes.  The characteristic functions of
+all nodes come from one set of quadrature points, turned by a fixed angle per node, so a node costs two
+multiplications a point and no transcendental function.  See README.md of this folder for the error terms.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxacct.kernels import certificate, saddle
+from jaxacct.kernels.law import Law, tilted_gaussian
+
+TOLERANCE = 1e-10
+BLOCK = 16
+CUTS = 16
+DECAY = 30.0
+MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
+CANCEL = 5.0
+
+
+class Nodes(NamedTuple):
+    """The integrand without its dependence on eps, at t_k = k h, relative to e^{K(c)}."""
+
+    c: jax.Array
+    k0: jax.Array  # K(c)
+    h: jax.Array
+    log_modulus: jax.Array  # (count,) Re K(z_k) - K(c), never above 0 but for rounding
+    angle: jax.Array  # (count,) Im K(z_k)
+    slack: jax.Array  # (count,) bound on the error of e^{K(z_k) - K(c)}
+    tail: jax.Array  # bound on the terms that were cut off, over Z
+    images_at: jax.Array
+    images_log: jax.Array
+
+
+class Bracketed(NamedTuple):
+    """A value with certified ends; `ok` false means that the certificate failed (ends are then useless)."""
+
+    lower: jax.Array
+    estimate: jax.Array
+    upper: jax.Array
+    ok: jax.Array
+
+
+def halving_sum(values):
+    """The sum of a power of two times 3 or fewer terms, halved down to SUM_LEAF terms: a small rounding depth."""
+    while values.shape[-1] > certificate.SUM_LEAF and values.shape[-1] % 2 == 0:
+        half = values.shape[-1] // 2
+        values = values[..., :half] + values[..., half:]
+    return jnp.sum(values, axis=-1)
+
+
+def _rotations(weight, angle, count):
+    """`sum_j w_j e^{i k angle_j}` for k < count: exact turns every BLOCK nodes, products in between."""
+    turn = jnp.cos(angle), jnp.sin(angle)
+
+    def block(_, first):
+        start = weight * jnp.cos(first * angle), weight * jnp.sin(first * angle)
+
+        def node(carry, _):
+            re, im = carry
+            following = re * turn[0] - im * turn[1], re * turn[1] + im * turn[0]
+            return following, (halving_sum(re), halving_sum(im))
+
+        return None, lax.scan(node, start, None, length=BLOCK)[1]
+
+    firsts = jnp.arange(0, count, BLOCK).astype(weight.dtype)
+    re, im = lax.scan(block, None, firsts)[1]
+    return re.reshape(-1)[:count], im.reshape(-1)[:count]
+
+
+def _gaussian_nodes(sigma, q, sign, c, h, points, count):
+    t = tilted_gaussian(sigma, q, sign, c, points)
+    re, im = _rotations(t.weight, h * sign * t.loss, count)
+    return t, re, im, *certificate.level_sets(sigma, t)
+
+
+def _laplace_nodes(scale, c, t):
+    def value(z):
+        rest = 2.0 * z * jnp.exp(-(1.0 + 2.0 * z) / scale)
+        return 0.5 * jnp.exp(z / scale) * (1.0 + (1.0 + rest) / (1.0 + 2.0 * z))
+
+    base = value(lax.complex(c, 0.0 * c)).real
+    ratio = value(lax.complex(c, t)) / base
+    error = certificate.UNIT * (40.0 + 12.0 * (c + 1.0 + t[-1]) / scale)
+    return jnp.log(base), ratio.real, ratio.imag, error
+
+
+def _finite_nodes(loss, mass, c, t):
+    exponent = jnp.where(mass > 0, c * loss + jnp.log(jnp.where(mass > 0, mass, 1.0)), -jnp.inf)
+    top = jnp.max(exponent)
+    weight = jnp.exp(exponent - top)
+    total = jnp.sum(weight)
+    phase = t[:, None] * loss[None, :]
+    re = jnp.cos(phase) @ weight / total
+    im = jnp.sin(phase) @ weight / total
+    reach = jnp.max(jnp.where(mass > 0, jnp.abs(loss), 0.0))
+    error = certificate.UNIT * (40.0 + loss.size + 12.0 * (c + 1.0 + t[-1]) * reach)
+    return top + jnp.log(total), re, im, error
+
+
+def _cut_off(law: Law, h, levels, count):
+    """(number of nodes to keep, certified bound of -log|phi| beyond them): the first of CUTS that suffices."""
+    cuts = jnp.ceil(jnp.geomspace(12.0, count, CUTS))
+    decay = law.mu2 * (h * cuts) ** 2 / 2.0
+    if law.gauss_n.size:
+        at = jax.vmap(certificate.gaussian_decay, (None, None, 0))
+        each = jax.vmap(at, (0, 0, None))(*levels, h * cuts)
+        decay = decay + law.gauss_n @ each
+    enough = decay >= DECAY
+    chosen = jnp.where(jnp.any(enough), jnp.argmax(enough), cuts.size - 1)
+    return cuts[chosen], decay[chosen]
+
+
+def nodes_at(law: Law, c, h, points, count, images):
+    """Evaluate the integrand on the contour Re z = c with step h."""
+    index = jnp.arange(count)
+    t = h * index
+    parts, levels, depth = [], None, 24.0 + 4.5 * BLOCK
+    if law.gauss_n.size:
+        each = jax.vmap(_gaussian_nodes, (0, 0, None, None, None, None, None))
+        grid, re, im, *levels = each(law.gauss_sigma, law.gauss_q, law.sign, c, h, points, count)
+    keep, decay = _cut_off(law, h, levels, count)
+    t_max = h * (keep - 1.0)
+    if law.gauss_n.size:
+        bound = jax.vmap(certificate.gaussian_errors, (0, 0, None, None, 0, None, None))
+        error = bound(law.gauss_sigma, law.gauss_q, law.sign, c, grid, t_max, depth)
+        parts.append((law.gauss_n, (grid.log_m, re, im, error)))
+    if law.laplace_n.size:
+        parts.append((law.laplace_n, jax.vmap(_laplace_nodes, (0, None, None))(law.laplace_scale, c, t)))
+    if law.finite_n.size:
+        each = jax.vmap(_finite_nodes, (0, 0, None, None))
+        parts.append((law.finite_n, each(law.finite_loss, law.finite_mass, c, t)))
+
+    k0 = law.mu2 * c * (c + 1.0) / 2.0
+    log_modulus = -law.mu2 * t**2 / 2.0
+    angle = law.mu2 * t * (c + 0.5)
+    log_ceiling, relative = log_modulus, 0.0 * c
+    for n, (log_m, re, im, error) in parts:
+        k0 = k0 + jnp.sum(n * log_m)
+        squared = re**2 + im**2
+        log_modulus = log_modulus + n @ (0.5 * jnp.log(jnp.maximum(squared, 1e-300)))
+        angle = angle + n @ jnp.arctan2(im, re)
+        ceiling = jnp.sqrt(squared) + error[:, None]
+        log_ceiling = log_ceiling + n @ jnp.log(ceiling)
+        relative = relative + (n * error) @ (1.0 / ceiling)
+    # rounding of the exponent n log M and of the phase n arg M - t eps, where the two nearly cancel
+    spread = jnp.abs(k0) + jnp.abs(log_modulus) + 2.0 * jnp.abs(angle) + 60.0
+    kept = index < keep
+    slack = jnp.where(kept, jnp.exp(log_ceiling) * (relative + 8.0 * certificate.UNIT * spread), 0.0)
+    log_modulus = jnp.where(kept, log_modulus, -jnp.inf)
+    tail = jnp.exp(-decay) / (jnp.pi * t_max)
+    return Nodes(c, k0, h, log_modulus, angle, slack, tail, *images)
+
+
+def _kernel(nodes: Nodes):
+    t = nodes.h * jnp.arange(nodes.angle.size)
+    scale = (t**2 + nodes.c**2) * (t**2 + (1.0 + nodes.c) ** 2)
+    # 1/(z(z+1)) = conj(z(z+1)) / |z(z+1)|^2
+    re = (nodes.c * (1.0 + nodes.c) - t**2) / scale
+    im = -t * (1.0 + 2.0 * nodes.c) / scale
+    weight = nodes.h / jnp.pi * jnp.where(t > 0, 1.0, 0.5)
+    return t, weight * re, weight * im
+
+
+def sums(nodes: Nodes, epsilon):
+    """The trapezoid sum and minus its derivative in eps, both over `Z = e^{K(c) - c eps}`."""
+    t, re, im = _kernel(nodes)
+    phase = nodes.angle - t * epsilon
+    size = jnp.exp(nodes.log_modulus)
+    cosine, sine = size * jnp.cos(phase), size * jnp.sin(phase)
+    value = re * cosine - im * sine
+    odd = re * sine + im * cosine
+    return jnp.sum(value), jnp.sum(nodes.c * value - t * odd)
+
+
+def errors(nodes: Nodes, epsilon):
+    """(two-sided error over Z, images to subtract from the lower end, in absolute terms as logs)."""
+    t, re, im = _kernel(nodes)
+    cancel = 1.0 + 8.0 * certificate.UNIT * (t + nodes.c) * jnp.abs(epsilon) * jnp.exp(nodes.log_modulus)
+    both = jnp.sum(jnp.hypot(re, im) * (nodes.slack + (cancel - 1.0))) + nodes.tail
+    period = 2.0 * jnp.pi / nodes.h
+    left = -nodes.c * period - jnp.log(-jnp.expm1(-nodes.c * period))
+    gap = (nodes.images_at - nodes.c) * period
+    beyond = gap > 0
+    gap = jnp.where(beyond, gap, 1.0)
+    chernoff = nodes.images_log - nodes.images_at * epsilon - gap - jnp.log(-jnp.expm1(-gap))
+    right = jnp.min(jnp.where(beyond, chernoff, jnp.inf))
+    return 1.0000001 * both, jnp.logaddexp(left, right)
+
+
+def _axis(points):
+    """Nodes for the work on the real axis, where the trapezoid rule is at its best."""
+    return max(32, points // 4)
+
+
+def place(law: Law, point: saddle.Saddle, epsilon, axis):
+    """(abscissa, period), chosen together; `axis` nodes for the work on the real axis.
+
+    The images that the trapezoid rule adds are bounded by 1 to the left (`e^{-c period}` of it) and by Chernoff
+    to the right.  Tails of sampled mechanisms are nearly exponential, so an abscissa somewhat below the saddle
+    point shortens the period several times, at the price of some cancellation.
+    """
+    return _place(law, point, epsilon, axis)[:2]
+
+
+def _place(law, point, epsilon, axis):
+    at = point.c * jnp.array(MULTIPLES)
+    log_bound = jax.vmap(lambda c: certificate.chernoff(law, c, axis))(at)
+    goal = jnp.minimum(point.log_delta, 0.0) + jnp.log(TOLERANCE)
+    gap = at - at[:, None]
+    right = (log_bound - at * epsilon - goal) / jnp.where(gap > 0, gap, 1.0)
+    period = jnp.maximum(-goal / at, jnp.min(jnp.where(gap > 0, right, jnp.inf), axis=1))
+    # the Chernoff bound stands in for the size of the integrand: its constant varies slowly with c
+    size = log_bound - at * epsilon
+    cancelled = size - jnp.min(size)
+    best = jnp.argmin(jnp.where((cancelled < CANCEL) & (at <= point.c), period, jnp.inf))
+    return at[best], period[best], at, log_bound
+
+
+def plan(law: Law, point: saddle.Saddle, epsilon, points, count):
+    """The nodes for a saddle point."""
+    c, period, at, log_bound = _place(law, point, epsilon, _axis(points))
+    return nodes_at(law, c, 2.0 * jnp.pi / period, points, count, (at, log_bound))
+
+
+def reach(law: Law, c, h, points, count):
+    """How many of `count` nodes carry the sum, for sampled Gaussian laws."""
+    grid = jax.vmap(tilted_gaussian, (0, 0, None, None, None))(law.gauss_sigma, law.gauss_q, law.sign, c, points)
+    return _cut_off(law, h, jax.vmap(certificate.level_sets)(law.gauss_sigma, grid), count)[0]
+
+
+def log_value(law: Law, c, h, keep, epsilon, points, count):
+    """log of the trapezoid sum over the first `keep` nodes, for sampled Gaussian laws; no certificate."""
+    grid = jax.vmap(tilted_gaussian, (0, 0, None, None, None))(law.gauss_sigma, law.gauss_q, law.sign, c, points)
+    re, im = jax.vmap(_rotations, (0, 0, None))(grid.weight, h * law.sign * grid.loss, count)
+    kept = jnp.arange(count) < keep
+    log_modulus = law.gauss_n @ (0.5 * jnp.log(jnp.maximum(re**2 + im**2, 1e-300)))
+    log_modulus = jnp.where(kept, log_modulus, -jnp.inf)
+    angle = law.gauss_n @ jnp.arctan2(im, re)
+    k0 = jnp.sum(law.gauss_n * grid.log_m)
+    zero = jnp.zeros_like(angle)
+    nodes = Nodes(c, k0, h, log_modulus, angle, zero, 0.0 * c, zero, zero)
+    return k0 - c * epsilon + jnp.log(jnp.maximum(sums(nodes, epsilon)[0], 1e-300))
+
+
+def _upper(nodes, epsilon):
+    value, _ = sums(nodes, epsilon)
+    both, _ = errors(nodes, epsilon)
+    return nodes.k0 - nodes.c * epsilon + jnp.log(jnp.maximum(value + both, 1e-300))
+
+
+def _lower(nodes, epsilon):
+    value, _ = sums(nodes, epsilon)
+    both, images = errors(nodes, epsilon)
+    log_z = nodes.k0 - nodes.c * epsilon
+    rest = value - both - jnp.exp(images - log_z)
+    return jnp.where(rest > 0, log_z + jnp.log(jnp.maximum(rest, 1e-300)), -jnp.inf)
+
+
+def delta(law: Law, epsilon, points, count):
+    """log of (lower, estimate, upper) of the finite part of delta(eps)."""
+    point = saddle.for_epsilon(law, epsilon, _axis(points))
+    nodes = plan(law, point, epsilon, points, count)
+    value, _ = sums(nodes, epsilon)
+    log_z = nodes.k0 - nodes.c * epsilon
+    lower, upper = _lower(nodes, epsilon), _upper(nodes, epsilon)
+    estimate = log_z + jnp.log(jnp.maximum(value, 1e-300))
+    ok = (value > 0) & jnp.isfinite(upper) & (upper - estimate < 0.1)
+    margin = 4.0 * certificate.UNIT * (jnp.abs(log_z) + 4.0)
+    return Bracketed(lower - margin, jnp.clip(estimate, lower - margin, upper), upper + margin, ok)
+
+
+def _newton(nodes: Nodes, start, log_delta):
+    def body(_, eps):
+        value, slope = sums(nodes, eps)
+        value = jnp.maximum(value, 1e-300)
+        residual = nodes.k0 - nodes.c * eps + jnp.log(value) - log_delta
+        rate = jnp.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
+        return eps + jnp.clip(residual / rate, -2.0 / nodes.c, 2.0 / nodes.c)
+
+    return lax.fori_loop(0, 6, body, start)
+
+
+def epsilon(law: Law, log_delta_low, log_delta_high, points, count, rounds=1):
+    """`inf {eps : delta(eps) <= delta}` before clipping at 0; the upper end serves the low, the lower the high.
+
+    The saddle point approximation supplies the first contour.  It is poor where rare large losses put a second
+    hump into the tilted law, so every further round places the contour anew at the solution so far.
+    """
+    point = saddle.for_delta(law, log_delta_low, _axis(points))
+
+    def again(_, point):
+        nodes = plan(law, point, point.epsilon, points, count)
+        solution = _newton(nodes, point.epsilon, log_delta_low)
+        following = saddle.for_epsilon(law, solution, _axis(points), point.c)
+        return following._replace(epsilon=solution, log_delta=log_delta_low)
+
+    point = lax.fori_loop(0, rounds - 1, again, point)
+    nodes = plan(law, point, point.epsilon, points, count)
+    estimate = _newton(nodes, point.epsilon, log_delta_low)
+    value, slope = sums(nodes, estimate)
+    value = jnp.maximum(value, 1e-300)
+    rate = jnp.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
+    both, images = errors(nodes, estimate)
+    log_z = nodes.k0 - nodes.c * estimate
+    grain = 16.0 * certificate.UNIT * (jnp.abs(log_z) + jnp.abs(log_delta_low) + 4.0)
+    off = jnp.abs(log_z + jnp.log(value) - log_delta_low) + grain
+    above = estimate + 1.02 * (both / value + off) / rate
+    spread = both / value + jnp.exp(images - log_z) / value + (log_delta_high - log_delta_low)
+    below = estimate - 1.02 * (spread + off) / rate
+    upper_ok = _upper(nodes, above) + grain / 4.0 <= log_delta_low
+    lower_ok = _lower(nodes, below) - grain / 4.0 >= log_delta_high
+    lower, upper = jnp.where(lower_ok, below, -jnp.inf), jnp.where(upper_ok, above, jnp.inf)
+    return Bracketed(lower, estimate, upper, upper_ok & lower_ok)

@@ -1,0 +1,141 @@
+"""The law of the privacy loss under an exponential tilt, for every part the contour engine composes.
+
+A `Law` describes one configuration in one direction; kernels take one `Law` of scalars and short vectors and
+are vmapped over configurations.  `M(z) = E_P[e^{zL}]` is the moment generating function of the loss.
+
+Parts of a `Law`:
+* pure Gaussians, merged: `log M = mu2 z(z+1)/2`;
+* Poisson sampled Gaussians, by a trapezoid rule in `u = x/sigma` (see README.md of this folder);
+* Laplace, in closed form; finite laws, as sums.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+TAIL = 40.0
+"""Nats of Gaussian tail kept inside the quadrature range: e^-40 is 4e-18."""
+
+
+class Law(NamedTuple):
+    """One configuration, one direction. J sampled Gaussians, K Laplace parts, F finite parts of A atoms."""
+
+    sign: jax.Array
+    mu2: jax.Array
+    gauss_sigma: jax.Array
+    gauss_q: jax.Array
+    gauss_n: jax.Array
+    laplace_scale: jax.Array
+    laplace_n: jax.Array
+    finite_loss: jax.Array
+    finite_mass: jax.Array
+    finite_n: jax.Array
+
+
+class Tilted(NamedTuple):
+    """A sampled Gaussian under the tilt c, on a grid of X nodes in u."""
+
+    u: jax.Array  # (X,) nodes
+    step: jax.Array  # spacing of u
+    loss: jax.Array  # (X,) log mix(u), before the sign
+    posterior: jax.Array  # (X,) q e^y / mix, the derivative of log mix in y
+    weight: jax.Array  # (X,) normalised to sum to one
+    log_m: jax.Array  # log M(c)
+    power: jax.Array  # the real exponent a of mix: c + 1 (remove), -c (add)
+
+
+def log_mix(sigma, q, u):
+    """`log(1 - q + q e^y)` with `y = u/sigma - 1/(2 sigma^2)`, and `q e^y / mix`; 0 < q < 1."""
+    y = u / sigma - 0.5 / sigma**2
+    high = y > 30.0  # there the mixture is written around e^y, which may overflow
+    grown = jnp.expm1(jnp.where(high, -y, y))
+    excess = jnp.where(high, (1.0 - q) * grown, q * grown)
+    # 1 + excess cancels when q is near one and y is low: add positive numbers instead
+    low = (q > 0.5) & (y < -1.0)
+    mix = jnp.where(low, (1.0 - q) + q * (1.0 + grown), 1.0 + excess)
+    value = jnp.where(high, y, 0.0) + jnp.where(low, jnp.log(mix), jnp.log1p(excess))
+    return value, q * jnp.where(high, 1.0, 1.0 + grown) / mix
+
+
+def quadrature_range(sigma, q, sign, c):
+    """Ends in u that keep all but e^-TAIL of M(c); from Gaussian bounds on the tilted integrand."""
+    a = c + 1.0
+    second = jnp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
+    below = jnp.maximum(0.0, a * jnp.log(q) + a * (a - 1.0) / (2.0 * sigma**2))
+    first_reach = jnp.sqrt(2.0 * jnp.maximum(TAIL - below, 0.0))
+    second_reach = jnp.sqrt(2.0 * jnp.maximum(TAIL + second - below, 0.0))
+    has_first = TAIL > below
+    has_second = TAIL + second > below
+    remove_hi = jnp.maximum(first_reach, jnp.where(has_second, a / sigma + second_reach, first_reach))
+    remove_lo = jnp.minimum(
+        jnp.where(has_first, -first_reach, a / sigma), jnp.where(has_second, a / sigma - second_reach, 0.0)
+    )
+
+    reach = jnp.sqrt(2.0 * TAIL)
+    add_hi = jnp.sqrt(2.0 * (TAIL + jnp.maximum(0.0, -c * log_mix(sigma, q, reach)[0])))
+    by_floor = -jnp.sqrt(2.0 * (TAIL - c * jnp.log1p(-q)))
+    by_jensen = -c * q / sigma - jnp.sqrt(2.0 * TAIL + (c * q / sigma) ** 2 + c * q / sigma**2)
+    add_lo = jnp.maximum(by_floor, by_jensen)
+    removing = sign > 0
+    return jnp.where(removing, remove_lo, add_lo), jnp.where(removing, remove_hi, add_hi)
+
+
+def tilted_gaussian(sigma, q, sign, c, nodes):
+    """The tilted law of one sampled Gaussian on `nodes` equidistant points."""
+    # the integral does not depend on the ends of its range, and their square roots have no derivative at 0
+    lo, hi = lax.stop_gradient(quadrature_range(sigma, q, sign, c))
+    step = (hi - lo) / (nodes - 1)
+    u = lo + step * jnp.arange(nodes)
+    loss, posterior = log_mix(sigma, q, u)
+    power = jnp.where(sign > 0, c + 1.0, -c)
+    exponent = power * loss - 0.5 * u**2
+    top = jnp.max(exponent)
+    weight = jnp.exp(exponent - top)
+    total = jnp.sum(weight)
+    log_m = top + jnp.log(total) + jnp.log(step) - 0.5 * jnp.log(2.0 * jnp.pi)
+    return Tilted(u, step, loss, posterior, weight / total, log_m, power)
+
+
+def _gaussian_cumulants(sigma, q, sign, c, nodes):
+    t = tilted_gaussian(sigma, q, sign, c, nodes)
+    mean = jnp.sum(t.weight * t.loss)
+    variance = jnp.sum(t.weight * (t.loss - mean) ** 2)
+    return t.log_m, sign * mean, variance
+
+
+def _laplace_log_m(scale, c):
+    rest = -(1.0 + 2.0 * c) / scale
+    return c / scale - jnp.log(2.0) + jnp.log1p((1.0 + 2.0 * c * jnp.exp(rest)) / (1.0 + 2.0 * c))
+
+
+def _laplace_cumulants(scale, c):
+    first = jax.grad(_laplace_log_m, argnums=1)
+    return _laplace_log_m(scale, c), first(scale, c), jax.grad(first, argnums=1)(scale, c)
+
+
+def _finite_cumulants(loss, mass, c):
+    exponent = jnp.where(mass > 0, c * loss + jnp.log(jnp.where(mass > 0, mass, 1.0)), -jnp.inf)
+    top = jnp.max(exponent)
+    weight = jnp.exp(exponent - top)
+    total = jnp.sum(weight)
+    mean = jnp.sum(weight * loss) / total
+    return top + jnp.log(total), mean, jnp.sum(weight * (loss - mean) ** 2) / total
+
+
+def cumulants(law: Law, c, nodes):
+    """`K(c) = log E_P[e^{cL}]` of the composition, with its first two derivatives (tilted mean, variance)."""
+    value, mean, variance = law.mu2 * c * (c + 1.0) / 2.0, law.mu2 * (c + 0.5), law.mu2
+    parts = []
+    if law.gauss_n.size:
+        each = jax.vmap(_gaussian_cumulants, (0, 0, None, None, None))
+        parts.append((law.gauss_n, each(law.gauss_sigma, law.gauss_q, law.sign, c, nodes)))
+    if law.laplace_n.size:
+        parts.append((law.laplace_n, jax.vmap(_laplace_cumulants, (0, None))(law.laplace_scale, c)))
+    if law.finite_n.size:
+        each = jax.vmap(_finite_cumulants, (0, 0, None))
+        parts.append((law.finite_n, each(law.finite_loss, law.finite_mass, c)))
+    for n, (k0, k1, k2) in parts:
+        value, mean, variance = value + jnp.sum(n * k0), mean + jnp.sum(n * k1), variance + jnp.sum(n * k2)
+    return value, mean, variance

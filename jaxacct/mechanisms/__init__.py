@@ -1,0 +1,32 @@
+"""Mechanisms: frozen pytrees that describe what is run, and the components that the engines consume."""
+
+from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, BaseMechanism, Mechanism, batch_shape
+from jaxacct.mechanisms.components import Components, components, directions
+from jaxacct.mechanisms.composition import Composed, Repeated, compose, dp_sgd, repeat
+from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomisedResponse, RandomizedResponse
+from jaxacct.mechanisms.gaussian import Gaussian
+from jaxacct.mechanisms.laplace import Laplace
+from jaxacct.mechanisms.sampling import PoissonSampled
+
+__all__ = [
+    "DIRECTIONS",
+    "RELATIONS",
+    "ApproximateDP",
+    "BaseMechanism",
+    "Components",
+    "Composed",
+    "Gaussian",
+    "Laplace",
+    "Mechanism",
+    "PoissonSampled",
+    "PureDP",
+    "RandomisedResponse",
+    "RandomizedResponse",
+    "Repeated",
+    "batch_shape",
+    "components",
+    "compose",
+    "directions",
+    "dp_sgd",
+    "repeat",
+]

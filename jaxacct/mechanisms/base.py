@@ -1,0 +1,161 @@
+"""What a mechanism is: a frozen pytree whose numeric fields are scalars or arrays that broadcast."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self, TypeVar, cast
+
+import jax
+import numpy as np
+
+from jaxacct.mechanisms.parts import Part
+from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer, path_name
+
+__all__ = [
+    "DIRECTIONS",
+    "RELATIONS",
+    "BaseMechanism",
+    "Mechanism",
+    "batch_shape",
+    "register",
+    "require_mechanism",
+    "sensitivity",
+]
+
+RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one")
+"""Neighbouring relations.  Scales and noise multipliers are relative to the add/remove sensitivity."""
+
+DIRECTIONS = ("remove", "add")
+"""The two directions of a dominating pair: P with the record (remove) or without it (add)."""
+
+M = TypeVar("M", bound="Mechanism")
+
+
+class Mechanism(ABC):
+    """A mechanism, or a batch of them: one configuration per element of the broadcast of its numeric fields.
+
+    Subclasses are frozen dataclasses made pytrees by ``register``. A field named in ``constraints`` is
+    numeric: the constructor checks it and stores it as float64 (a Python float, or a read-only NumPy array).
+    Tracers pass unchecked, and so does whatever a pytree transformation puts in a field; ``validated``
+    checks again.
+    """
+
+    constraints: ClassVar[Mapping[str, Constraint]] = {}
+
+    def __post_init__(self) -> None:
+        for name, constraint in self.constraints.items():
+            value = getattr(self, name)
+            if not is_tracer(value):
+                object.__setattr__(self, name, check(name, value, constraint))
+        batch_shape(self)
+
+    @abstractmethod
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        """The independent parts in one direction, each with its count (a whole number in float64)."""
+
+    @abstractmethod
+    def symmetric(self) -> bool:
+        """Whether the remove and add directions coincide for every element of the batch."""
+
+    def validated(self) -> Self:
+        """The same mechanism rebuilt through its constructor, so that every field has been checked."""
+        return type(self)(**{name: _validated(value) for name, value in vars(self).items()})
+
+    def _key(self) -> tuple[Any, ...]:
+        leaves, structure = jax.tree_util.tree_flatten(self)
+        return structure, tuple((np.shape(x), np.asarray(x, np.float64).tobytes()) for x in leaves)
+
+    def __eq__(self, other: object) -> bool:
+        """Same class, same structure and the same numbers in the same shapes."""
+        if not isinstance(other, Mechanism):
+            return NotImplemented
+        return self is other or self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+
+class BaseMechanism(Mechanism):
+    """A mechanism that is one part, which can be Poisson sampled; symmetric when it is not sampled."""
+
+    @abstractmethod
+    def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
+        """The law in one direction when each record takes part independently with probability ``rate``."""
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        return [(self.part(np.asarray(1.0), relation, direction), np.asarray(1.0))]
+
+    def symmetric(self) -> bool:
+        return True
+
+
+def register(cls: type[M]) -> type[M]:
+    """Make a frozen dataclass a pytree: every field a child, except those with metadata ``static=True``.
+
+    Unflattening sets the fields without the constructor, so tracers, None and placeholder objects pass
+    through.
+    """
+    fields = dataclasses.fields(cast(Any, cls))
+    children = tuple(f.name for f in fields if not f.metadata.get("static"))
+    static = tuple(f.name for f in fields if f.metadata.get("static"))
+    keys = tuple(jax.tree_util.GetAttrKey(name) for name in children)
+
+    def flatten(mechanism: M) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        values = vars(mechanism)
+        return tuple(values[name] for name in children), tuple(values[name] for name in static)
+
+    def flatten_with_keys(mechanism: M) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        values, aux = flatten(mechanism)
+        return tuple(zip(keys, values, strict=True)), aux
+
+    def unflatten(aux: tuple[Any, ...], values: Iterable[Any]) -> M:
+        mechanism = object.__new__(cls)
+        vars(mechanism).update(zip(children + static, (*values, *aux), strict=True))
+        return mechanism
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls
+
+
+def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
+    """The shape that all numeric fields broadcast to: one configuration per element.
+
+    A clash raises InputError naming two fields and their shapes.
+
+    >>> from jaxacct.mechanisms import dp_sgd
+    >>> batch_shape(dp_sgd([0.8, 1.0, 1.2], 0.01, 10_000))
+    (3,)
+    """
+    if not isinstance(mechanism, Mechanism):
+        raise InputError(
+            f"{_describe(mechanism)} is not a mechanism; use one such as Gaussian(noise_multiplier=1.0)"
+        )
+    leaves = jax.tree_util.tree_flatten_with_path(mechanism)[0]
+    return broadcast_shape({path_name(path): np.shape(leaf) for path, leaf in leaves})
+
+
+def sensitivity(relation: str) -> float:
+    """How far a record moves the statistic in units of the add/remove sensitivity."""
+    return 2.0 if relation == "replace_one" else 1.0
+
+
+def require_mechanism(field: str, value: object) -> None:
+    """Refuse anything but a mechanism, in one line."""
+    if not isinstance(value, Mechanism):
+        raise InputError(
+            f"{field} must be a mechanism, not {_describe(value)}; use one such as Gaussian(1.0)"
+        )
+
+
+def _describe(value: object) -> str:
+    return f"{value!r:.40} of type {type(value).__name__}"
+
+
+def _validated(value: Any) -> Any:
+    if isinstance(value, Mechanism):
+        return value.validated()
+    if isinstance(value, tuple):
+        return tuple(_validated(item) for item in value)
+    return value

@@ -1,0 +1,180 @@
+"""The canonical form of a composed mechanism: what every engine consumes, one direction at a time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, Mechanism, batch_shape
+from jaxacct.mechanisms.composition import exact_sum
+from jaxacct.mechanisms.parts import FinitePart, GaussianPart, LaplacePart, Part
+from jaxacct.validation import choice, refuse_tracers
+
+__all__ = ["Components", "components", "directions"]
+
+P = TypeVar("P", GaussianPart, LaplacePart, FinitePart)
+
+
+class Components(NamedTuple):
+    """One direction of a composed mechanism; every array float64 NumPy with leading batch axis B.
+
+    The loss of the composition is the sum of the independent losses of the parts below (mathematics.md,
+    section 3). A Gaussian part is the pair N(1, s^2), N(0, s^2); with u = x/s and y = u/s - 1/(2 s^2) the
+    sampled likelihood ratio is mix = 1 - q + q e^y. Remove: P has density N(u) mix, Q has N(u), loss = +log
+    mix. Add: P has density N(u), Q has N(u) mix, loss = -log mix. Laplace parts follow the same rule with
+    the pair Lap(0, b), Lap(1, b).
+
+    The parts describe the finite loss only, a sub-probability under P; the mass at infinity is kept apart,
+    so that delta(eps) = E_P[(1 - e^{eps - L})_+ ; L < inf] + delta_infinity with delta_infinity =
+    -expm1(log_survival), and the finite expectation taken over the product of the finite parts as they stand
+    (their masses sum to the survival).
+
+    Fields
+    ------
+    sign : (B,)  +1 remove (P is the mixture, Q the base Q); -1 add (P is the base Q, Q the mixture).
+    mu2 : (B,)  sum of n / sigma^2 over Gaussians sampled at q == 1; their total loss is N(mu2/2, mu2).
+    gauss_sigma, gauss_q, gauss_n : (B, J)  Poisson-sampled Gaussians, 0 < q < 1, composed n times; n = 0 is
+        absent (then sigma = 1 and q = 0.5 are dummies).
+    laplace_scale, laplace_q, laplace_n : (B, K)  Laplace of sensitivity 1 and scale b, 0 < q <= 1; n = 0 is
+        absent (dummies scale = 1, q = 0.5).
+    finite_loss, finite_mass : (B, F, A)  finite losses and P-masses of a finite-output part in this
+        direction, with sampling and sign already applied; padding has mass 0 and loss 0. Masses sum to 1
+        minus the part's mass at infinity.
+    finite_n : (B, F)  how many times each finite part is composed; 0 is absent.
+    log_survival : (B,)  sum of n * log1p(-mass at infinity) over the finite parts.
+    """
+
+    sign: np.ndarray
+    mu2: np.ndarray
+    gauss_sigma: np.ndarray
+    gauss_q: np.ndarray
+    gauss_n: np.ndarray
+    laplace_scale: np.ndarray
+    laplace_q: np.ndarray
+    laplace_n: np.ndarray
+    finite_loss: np.ndarray
+    finite_mass: np.ndarray
+    finite_n: np.ndarray
+    log_survival: np.ndarray
+
+    @property
+    def delta_infinity(self) -> np.ndarray:
+        """(B,) probability under P of an infinite loss, -expm1(log_survival)."""
+        return -np.expm1(self.log_survival)
+
+    def take(self, index: np.ndarray | slice) -> Components:
+        """The same components restricted to some batch elements (an index array, a mask or a slice)."""
+        return Components(*(field[index] for field in self))
+
+
+def components(mechanism: Mechanism, relation: str, direction: str) -> Components:
+    """The components of a mechanism in one direction ("remove" or "add") of a neighbouring relation.
+
+    The batch is flattened to B = prod(batch_shape(mechanism)), in C order. Every field is checked again, so
+    a mechanism altered by a pytree transformation is refused here at the latest. Equal parts are merged.
+
+    Raises InputError for an invalid field, a relation the mechanism does not support, or a total step count
+    above 2**53, and TracerError for a tracer.
+
+    >>> from jaxacct.mechanisms import Gaussian, compose, dp_sgd
+    >>> run = compose(dp_sgd([0.8, 1.2], 0.01, 1000), Gaussian(2.0))
+    >>> parts = components(run, "add_or_remove_one", "remove")
+    >>> parts.gauss_sigma.tolist(), parts.gauss_n.tolist(), parts.mu2.tolist()
+    ([[0.8], [1.2]], [[1000.0], [1000.0]], [0.25, 0.25])
+    """
+    choice("relation", relation, RELATIONS)
+    choice("direction", direction, DIRECTIONS)
+    shape = batch_shape(mechanism)
+    refuse_tracers("components", "jaxacct.kernels.contour", mechanism=mechanism)
+    counted = mechanism.validated().expand(relation, direction)
+    gauss = _merged(counted, GaussianPart, shape)
+    laplace = _merged(counted, LaplacePart, shape)
+    finite = _merged(counted, FinitePart, shape)
+    size = int(np.prod(shape, dtype=np.int64))
+
+    mu2 = np.zeros(size)
+    for part, count in gauss:
+        with np.errstate(over="ignore"):
+            mu2 += np.where(part.rate == 1.0, count / part.sigma / part.sigma, 0.0)
+    proper = [(part, np.where((part.rate > 0.0) & (part.rate < 1.0), count, 0.0)) for part, count in gauss]
+    taken = [(part, np.where(part.rate > 0.0, count, 0.0)) for part, count in laplace]
+    loss, mass, finite_n, log_survival = _finite_columns(finite, size)
+    return Components(
+        np.full(size, 1.0 if direction == "remove" else -1.0),
+        mu2,
+        *_sampled_columns([(part.sigma, part.rate, count) for part, count in proper], size),
+        *_sampled_columns([(part.scale, part.rate, count) for part, count in taken], size),
+        loss,
+        mass,
+        finite_n,
+        log_survival,
+    )
+
+
+def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
+    """The directions whose worse one answers for a relation.
+
+    remove_one and add_one need their own; add_or_remove_one and replace_one need both, or only
+    ``("remove",)`` where the two coincide (nothing sampled at 0 < q < 1).
+
+    >>> from jaxacct.mechanisms import Gaussian, dp_sgd
+    >>> directions(Gaussian(1.0), "add_or_remove_one"), directions(dp_sgd(1.0, 0.01, 10), "add_or_remove_one")
+    (('remove',), ('remove', 'add'))
+    """
+    choice("relation", relation, RELATIONS)
+    batch_shape(mechanism)
+    if relation == "add_one":
+        return ("add",)
+    if relation == "remove_one" or mechanism.symmetric():
+        return ("remove",)
+    return DIRECTIONS
+
+
+def _merged(
+    counted: list[tuple[Part, np.ndarray]], kind: type[P], shape: tuple[int, ...]
+) -> list[tuple[P, np.ndarray]]:
+    """The parts of one kind, flattened to leading axis B, equal parts joined by adding their counts."""
+    joined: dict[tuple[bytes, ...], tuple[P, np.ndarray]] = {}
+    for part, count in counted:
+        if not isinstance(part, kind):
+            continue
+        atoms = part.loss.shape[-1:] if isinstance(part, FinitePart) else ()
+        trailing = (atoms, atoms, ())
+        flat = kind(*(_flat(x, shape, axes) for x, axes in zip(part, trailing, strict=False)))
+        total = _flat(count, shape, ())
+        key = tuple(x.tobytes() for x in flat)
+        joined[key] = (flat, exact_sum(joined[key][1], total) if key in joined else total)
+    return list(joined.values())
+
+
+def _flat(values: np.ndarray, shape: tuple[int, ...], trailing: tuple[int, ...]) -> np.ndarray:
+    return np.broadcast_to(np.asarray(values, np.float64), shape + trailing).reshape(-1, *trailing)
+
+
+def _sampled_columns(
+    columns: list[tuple[np.ndarray, np.ndarray, np.ndarray]], size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(B, J) scale, rate and count of the columns present anywhere, with dummies where the count is 0."""
+    present = [column for column in columns if column[2].any()]
+    if not present:
+        return np.ones((size, 0)), np.full((size, 0), 0.5), np.zeros((size, 0))
+    scale, rate, count = (np.stack(arrays, axis=1) for arrays in zip(*present, strict=True))
+    return np.where(count > 0.0, scale, 1.0), np.where(count > 0.0, rate, 0.5), count
+
+
+def _finite_columns(
+    finite: list[tuple[FinitePart, np.ndarray]], size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Losses and masses padded with mass 0, counts and log survival; loss-free parts are absent."""
+    width = max((part.loss.shape[-1] for part, _ in finite), default=1)
+    loss, mass = np.zeros((size, len(finite), width)), np.zeros((size, len(finite), width))
+    count, log_survival = np.zeros((size, len(finite))), np.zeros(size)
+    for f, (part, times) in enumerate(finite):
+        atoms = part.loss.shape[-1]
+        loss[:, f, :atoms], mass[:, f, :atoms] = part.loss, part.mass
+        active = (part.loss != 0.0).any(axis=-1) | (part.infinity > 0.0)
+        count[:, f] = np.where(active, times, 0.0)
+        log_survival += count[:, f] * np.log1p(-part.infinity)
+    keep = count.any(axis=0) if size else np.zeros(len(finite), bool)
+    return loss[:, keep], mass[:, keep], count[:, keep], log_survival

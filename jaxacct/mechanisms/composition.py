@@ -1,0 +1,130 @@
+"""Composition: the same mechanism repeated, several in a row, and DP-SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxacct.mechanisms.base import Mechanism, register, require_mechanism
+from jaxacct.mechanisms.gaussian import Gaussian
+from jaxacct.mechanisms.parts import Part
+from jaxacct.mechanisms.sampling import PoissonSampled
+from jaxacct.validation import COUNT, LARGEST_COUNT, InputError
+
+__all__ = ["Composed", "Repeated", "compose", "dp_sgd", "exact_product", "exact_sum", "repeat"]
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class Repeated(Mechanism):
+    """A mechanism composed with itself ``steps`` times, adaptively: losses add (mathematics.md, section 3).
+
+    steps : whole numbers from 1 to 2**53, integral floats accepted; a scalar or an array that broadcasts
+    with the mechanism's fields. Nested repetitions multiply their counts, which must stay within 2**53.
+
+    >>> Repeated(Gaussian(2.0), steps=100)
+    Repeated(mechanism=Gaussian(noise_multiplier=2.0), steps=100.0)
+    """
+
+    mechanism: Any
+    steps: Any
+    constraints: ClassVar = {"steps": COUNT}
+
+    def __post_init__(self) -> None:
+        require_mechanism("mechanism", self.mechanism)
+        super().__post_init__()
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        steps = np.asarray(self.steps, np.float64)
+        inner = self.mechanism.expand(relation, direction)
+        return [(part, exact_product(count, steps)) for part, count in inner]
+
+    def symmetric(self) -> bool:
+        return self.mechanism.symmetric()
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class Composed(Mechanism):
+    """Several mechanisms run one after the other on the same data, each free to depend on earlier outputs.
+
+    Each direction composes by itself and the worse is taken at the end [Zhu, Dong, Wang 2022, Theorem 10].
+    Which mechanisms are run must be fixed in advance, whatever the earlier outputs.
+
+    >>> Composed((Gaussian(1.0), Gaussian(2.0)))
+    Composed(mechanisms=(Gaussian(noise_multiplier=1.0), Gaussian(noise_multiplier=2.0)))
+    """
+
+    mechanisms: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.mechanisms, Mechanism) or not isinstance(self.mechanisms, tuple | list):
+            raise InputError("mechanisms must be a tuple of mechanisms; use compose(first, second)")
+        if not self.mechanisms:
+            raise InputError("mechanisms is empty; compose at least one mechanism")
+        object.__setattr__(self, "mechanisms", tuple(self.mechanisms))
+        for index, mechanism in enumerate(self.mechanisms):
+            require_mechanism(f"mechanisms[{index}]", mechanism)
+        super().__post_init__()
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        return [item for mechanism in self.mechanisms for item in mechanism.expand(relation, direction)]
+
+    def symmetric(self) -> bool:
+        return all(mechanism.symmetric() for mechanism in self.mechanisms)
+
+
+def repeat(mechanism: Mechanism, steps: Any) -> Repeated:
+    """The mechanism composed with itself ``steps`` times (an integer from 1 to 2**53, or an array of them).
+
+    >>> repeat(Gaussian(noise_multiplier=2.0), 100).steps
+    100.0
+    """
+    return Repeated(mechanism, steps)
+
+
+def compose(*mechanisms: Mechanism) -> Composed:
+    """The composition of different mechanisms; their fields broadcast against each other.
+
+    >>> len(compose(Gaussian(1.0), Gaussian(2.0)).mechanisms)
+    2
+    """
+    return Composed(mechanisms)
+
+
+def dp_sgd(noise_multiplier: Any, sampling_probability: Any, steps: Any) -> Repeated:
+    """DP-SGD: ``steps`` Poisson-sampled Gaussian steps [Abadi et al. 2016].
+
+    The noise multiplier is relative to the clip norm, the add/remove sensitivity. All three arguments
+    broadcast, one configuration per element: an array of noise multipliers is a batch of runs, not a
+    schedule (for a schedule, compose the steps).
+
+    >>> dp_sgd(noise_multiplier=1.0, sampling_probability=0.01, steps=1000).mechanism
+    PoissonSampled(mechanism=Gaussian(noise_multiplier=1.0), sampling_probability=0.01)
+    """
+    return repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps)
+
+
+def exact_product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Product of whole numbers up to 2**53 held in float64; refused where it exceeds 2**53."""
+    a, b = np.broadcast_arrays(first, second)
+    _refuse_counts(a > LARGEST_COUNT // b.astype(np.int64), a * b)
+    return a * b
+
+
+def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Sum of whole numbers up to 2**53 held in float64; refused where it exceeds 2**53."""
+    a, b = np.broadcast_arrays(first, second)
+    _refuse_counts(a > LARGEST_COUNT - b, a + b)
+    return a + b
+
+
+def _refuse_counts(bad: np.ndarray, value: np.ndarray) -> None:
+    if np.any(bad):
+        index = [int(i) for i in np.argwhere(bad)[0]]
+        place = f"{index}" if index else ""
+        raise InputError(
+            f"total steps{place} = {float(value[tuple(index)]):.6g} must be <= 2**53; use fewer repetitions"
+        )

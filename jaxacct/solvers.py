@@ -1,0 +1,263 @@
+"""Root finding for calibration: a fast vectorised solve, then a certified search for whatever it missed.
+
+Everything works on x = log(value).  `certify(goal, rows, values)` returns certified Bounds of epsilon; a value
+"holds" when their upper end does not exceed the target.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxacct.bounds import Bounds
+from jaxacct.engines import closed_form
+from jaxacct.engines.contour import LADDER, in_chunks
+from jaxacct.kernels import calibration
+
+ORDER = ("noise_multiplier", "sampling_probability", "steps")
+AIM = 1e-7
+"""The fast path aims this far (relative) below the target, so that the certificate usually holds at once."""
+NUDGES = 3
+SEARCHES = 60
+
+
+class Goal(NamedTuple):
+    """What to solve for, on a flat batch."""
+
+    unknown: str
+    epsilon: np.ndarray
+    delta: np.ndarray
+    known: dict[str, np.ndarray]
+    limits: tuple[float, float]
+    relation: str
+    rtol: float
+
+
+Certify = Callable[[Goal, np.ndarray, np.ndarray], Bounds]
+
+
+class _Found:
+    """The best value so far of every row, with its certified bounds."""
+
+    def __init__(self, size: int) -> None:
+        self.value = np.full(size, np.nan)
+        self.status = np.full(size, "infeasible", dtype="<U28")
+        self.ends = [np.full(size, np.nan) for _ in range(3)]
+        self.word = [np.full(size, w, dtype="<U28") for w in ("certified", "infeasible", "")]
+
+    def keep(self, rows: np.ndarray, values: np.ndarray, bounds: Bounds, mask: np.ndarray, status: str) -> None:
+        rows = rows[mask]
+        self.value[rows], self.status[rows] = values[mask], status
+        for end, name in zip(self.ends, ("lower", "estimate", "upper"), strict=True):
+            end[rows] = getattr(bounds, name)[mask]
+        for word, name in zip(self.word, ("kind", "status", "engine"), strict=True):
+            word[rows] = getattr(bounds, name)[mask]
+
+    def fail(self, rows: np.ndarray, status: str) -> None:
+        self.status[rows] = status
+        self.word[1][rows] = status
+
+    def columns(self) -> tuple[np.ndarray, ...]:
+        return (*self.ends, *self.word)
+
+
+def solve(goal: Goal, certify: Certify) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
+    """(values, statuses, columns of Bounds) for every row of the goal."""
+    found = _Found(goal.epsilon.size)
+    todo = _extreme(goal, certify, found)
+    guess, slope, trusted = _guess(goal, todo)
+    if goal.unknown == "steps":
+        _integers(goal, certify, found, todo, guess)
+        return found.value, found.status, found.columns()
+    left = _polish(goal, certify, found, todo, guess, slope, trusted)
+    if left.size:
+        position = np.searchsorted(todo, left)
+        _search(goal, certify, found, left, guess[position])
+    return found.value, found.status, found.columns()
+
+
+def _extreme(goal: Goal, certify: Certify, found: _Found) -> np.ndarray:
+    """Settle the rows in which the least private value that is searched already meets the target."""
+    rows = np.arange(goal.epsilon.size)
+    if goal.unknown == "sampling_probability":
+        candidates, end = rows, goal.limits[1]
+    else:
+        rate = goal.known["sampling_probability"]
+        candidates, end = rows[rate == 0], goal.limits[0 if goal.unknown == "noise_multiplier" else 1]
+    if candidates.size == 0:
+        return rows
+    values = np.full(candidates.size, end)
+    bounds = certify(goal, candidates, values)
+    holds = bounds.upper <= goal.epsilon[candidates]
+    found.keep(candidates, values, bounds, holds, "not_binding")
+    return np.setdiff1d(rows, candidates[holds])
+
+
+def gaussian_mu(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    """The mu for which mu-GDP is (epsilon, delta)-DP, by bisection in log mu (an estimate)."""
+    low, high = np.full(epsilon.shape, -30.0), np.full(epsilon.shape, 12.0)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        above = closed_form.log_delta(np.exp(middle), epsilon)[0] > np.log(delta)
+        low, high = np.where(above, low, middle), np.where(above, middle, high)
+    return np.exp(low)
+
+
+def _guess(goal: Goal, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(x, d epsilon / dx, whether the fast solve converged)."""
+    if rows.size == 0:
+        return np.zeros(0), np.zeros(0), np.zeros(0, bool)
+    epsilon, log_delta = goal.epsilon[rows] * (1.0 - AIM), np.log(goal.delta[rows])
+    z = np.sqrt(-2.0 * log_delta)
+    mu = 2.0 * epsilon / (z + np.sqrt(z**2 + 2.0 * epsilon))
+    known = {name: column[rows] for name, column in goal.known.items()}
+    with np.errstate(over="ignore", divide="ignore"):
+        if goal.unknown == "noise_multiplier":
+            x = -0.5 * np.log(np.log1p(mu**2 / (known["sampling_probability"] ** 2 * known["steps"])))
+        elif goal.unknown == "steps":
+            growth = np.expm1(np.minimum(known["noise_multiplier"] ** -2.0, 500.0))
+            x = np.log(mu**2 / (known["sampling_probability"] ** 2 * growth))
+        else:
+            growth = np.expm1(np.minimum(known["noise_multiplier"] ** -2.0, 500.0))
+            x = np.log(mu) - 0.5 * np.log(known["steps"] * growth)
+    low, high = np.log(goal.limits[0]), np.log(goal.limits[1])
+    x = np.clip(x, low, high)
+    variance = mu**2
+    c = ((epsilon - variance / 2) + np.sqrt((epsilon - variance / 2) ** 2 + 4 * variance)) / (2 * variance)
+    unknown = np.array([name == goal.unknown for name in ORDER], np.float64)
+    columns = [np.log(np.maximum(known.get(name, np.ones(rows.size)), 1e-300)) for name in ORDER]
+    base = np.stack(columns, axis=1) * (1.0 - unknown)
+    sign = np.full(rows.size, -1.0 if goal.relation == "add_one" else 1.0)
+    slope, residual = np.zeros(rows.size), np.full(rows.size, np.inf)
+    full = known.get("sampling_probability", np.zeros(rows.size)) == 1.0
+    if full.any():
+        exact = gaussian_mu(epsilon[full], goal.delta[rows[full]])
+        if goal.unknown == "noise_multiplier":
+            x[full], slope[full] = 0.5 * np.log(known["steps"][full]) - np.log(exact), -epsilon[full]
+        else:
+            x[full], slope[full] = 2.0 * np.log(exact * known["noise_multiplier"][full]), 0.5 * epsilon[full]
+        residual[full] = 0.0
+    todo = np.flatnonzero(~full)
+    for rung in LADDER[:3]:
+        if todo.size == 0:
+            break
+        program = _program(rung.points, rung.nodes)
+        tiled = np.tile(unknown, (todo.size, 1))
+        arguments = (sign[todo], base[todo], tiled, x[todo], c[todo], epsilon[todo], log_delta[todo])
+        solution, rate, off = in_chunks(program, rung.chunk, arguments, todo.size)
+        good = (np.abs(off) < 1e-6) & (solution > low - 1e-9) & (solution < high + 1e-9)
+        rows_good = todo[good]
+        x[rows_good], slope[rows_good], residual[rows_good] = solution[good], rate[good], off[good]
+        todo = todo[~good]
+    return x, slope, np.isfinite(residual)
+
+
+@functools.cache
+def _program(points: int, nodes: int) -> Callable[..., Any]:
+    return jax.jit(jax.vmap(functools.partial(calibration.solve, points=points, count=nodes)))
+
+
+def _polish(
+    goal: Goal,
+    certify: Certify,
+    found: _Found,
+    rows: np.ndarray,
+    guess: np.ndarray,
+    slope: np.ndarray,
+    trusted: np.ndarray,
+) -> np.ndarray:
+    """Certify the fast solutions, nudging those that overshoot; returns the rows that need a search."""
+    missed = rows[~trusted]
+    rows, x, slope = rows[trusted], guess[trusted], slope[trusted]
+    for _ in range(1 + NUDGES):
+        if rows.size == 0:
+            break
+        values = np.clip(np.exp(x), *goal.limits)
+        bounds = certify(goal, rows, values)
+        target = goal.epsilon[rows]
+        holds = (bounds.upper <= target) & (bounds.upper >= target * (1.0 - 0.5 * goal.rtol))
+        found.keep(rows, values, bounds, holds, "ok")
+        finite = np.where(np.isfinite(bounds.upper), bounds.upper, 2.0 * target)
+        move = (target * (1.0 - 2.0 * AIM) - finite) / np.where(slope == 0, -1.0, slope)
+        x = (x + np.clip(1.1 * move, -0.1, 0.1))[~holds]
+        rows, slope = rows[~holds], slope[~holds]
+    return np.sort(np.concatenate([missed, rows]))
+
+
+def _search(goal: Goal, certify: Certify, found: _Found, rows: np.ndarray, guess: np.ndarray) -> None:
+    """Bracket by doubling strides, then Illinois steps on log epsilon, all on certified upper ends."""
+    low, high = np.log(goal.limits[0]), np.log(goal.limits[1])
+    safer = 1.0 if goal.unknown == "noise_multiplier" else -1.0  # direction of x that lowers epsilon
+    safe_limit, bold_limit = (high, low) if safer > 0 else (low, high)
+    size = rows.size
+    x = np.clip(guess, low, high)
+    safe, bold = np.full(size, np.nan), np.full(size, np.nan)
+    f_safe, f_bold = np.full(size, np.nan), np.full(size, np.nan)
+    stride = np.full(size, 0.05)
+    active = np.ones(size, bool)
+    infeasible = {"noise_multiplier": "infeasible_noise", "sampling_probability": "infeasible_rate"}[goal.unknown]
+    for turn in range(SEARCHES):
+        here = np.flatnonzero(active)
+        if here.size == 0:
+            break
+        values = np.clip(np.exp(x[here]), *goal.limits)
+        bounds = certify(goal, rows[here], values)
+        target = goal.epsilon[rows[here]]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            f = np.clip(np.log(bounds.upper / target), -5.0, 5.0)
+        holds = bounds.upper <= target
+        close = holds & (bounds.upper >= target * (1.0 - 0.5 * goal.rtol))
+        at_bold = holds & (np.abs(x[here] - bold_limit) < 1e-12)
+        at_safe = ~holds & (np.abs(x[here] - safe_limit) < 1e-12)
+        better = holds & ~(np.nan_to_num(safe[here], nan=safe_limit) * safer < x[here] * safer)
+        found.keep(rows[here], values, bounds, better | close, "ok")
+        found.keep(rows[here], values, bounds, at_bold, "not_binding")
+        found.fail(rows[here[at_safe]], infeasible)
+        twice_safe = holds & np.isfinite(f_safe[here])
+        twice_bold = ~holds & np.isfinite(f_bold[here])
+        f_bold[here] = np.where(twice_safe, 0.5 * f_bold[here], f_bold[here])
+        f_safe[here] = np.where(twice_bold, 0.5 * f_safe[here], f_safe[here])
+        safe[here], f_safe[here] = np.where(holds, x[here], safe[here]), np.where(holds, f, f_safe[here])
+        bold[here], f_bold[here] = np.where(holds, bold[here], x[here]), np.where(holds, f_bold[here], f)
+        with np.errstate(invalid="ignore"):
+            met = np.abs(safe[here] - bold[here]) < 1e-13
+        active[here[close | at_bold | at_safe | met]] = False
+        bracketed = np.isfinite(safe) & np.isfinite(bold)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            aim = np.log1p(-0.15 * goal.rtol)
+            share = (aim - f_safe) / (f_bold - f_safe)
+            share = np.where(np.isfinite(share) & (turn % 5 != 4), np.clip(share, 0.02, 0.98), 0.5)
+            inside = safe + share * (bold - safe)
+        outward = np.where(np.isfinite(safe), safe - safer * stride, bold + safer * stride)
+        x = np.where(bracketed, inside, np.clip(outward, low, high))
+        stride = np.where(bracketed, stride, 2.5 * stride)
+
+
+def _integers(goal: Goal, certify: Certify, found: _Found, rows: np.ndarray, guess: np.ndarray) -> None:
+    """The largest whole number that holds: gallop away from the guess, then bisect."""
+    limit = goal.limits[1]
+    holds_at, fails_at = np.zeros(rows.size), np.full(rows.size, np.inf)
+    n = np.clip(np.floor(np.exp(guess) * (1 + AIM)), 1.0, limit)
+    stride = np.ones(rows.size)
+    active = np.ones(rows.size, bool)
+    while active.any():
+        here = np.flatnonzero(active)
+        bounds = certify(goal, rows[here], n[here])
+        good = bounds.upper <= goal.epsilon[rows[here]]
+        found.keep(rows[here], n[here], bounds, good, "ok")
+        at_limit = good & (n[here] == limit)
+        found.keep(rows[here], n[here], bounds, at_limit, "not_binding")
+        found.fail(rows[here[~good & (n[here] == 1.0)]], "infeasible_steps")
+        holds_at[here] = np.where(good, n[here], holds_at[here])
+        fails_at[here] = np.where(good, fails_at[here], n[here])
+        active &= (fails_at - holds_at > 1.0) & (holds_at < limit)
+        bracketed = np.isfinite(fails_at) & (holds_at > 0)
+        with np.errstate(invalid="ignore"):
+            middle = np.floor(0.5 * (holds_at + np.where(np.isfinite(fails_at), fails_at, limit)))
+        up, down = np.minimum(holds_at + stride, limit), np.maximum(fails_at - stride, 1.0)
+        n = np.where(bracketed, middle, np.where(holds_at > 0, up, down))
+        stride = np.where(bracketed, stride, 4.0 * stride)

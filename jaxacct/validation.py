@@ -1,0 +1,226 @@
+"""Constraints on inputs, declared as data and checked in one place; a refusal is one line with its remedy."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+__all__ = [
+    "COUNT",
+    "DELTA",
+    "DELTA_OR_ZERO",
+    "LARGEST_COUNT",
+    "NON_NEGATIVE",
+    "OPEN_PROBABILITY",
+    "POSITIVE",
+    "PROBABILITY",
+    "Constraint",
+    "InputError",
+    "TracerError",
+    "broadcast_shape",
+    "check",
+    "choice",
+    "is_tracer",
+    "refuse_tracers",
+]
+
+LARGEST_COUNT = 2**53
+"""Largest step count: every integer up to here is exact in float64."""
+
+
+class InputError(ValueError):
+    """An input was refused.  The message is one line: name (with index), value, limit and remedy."""
+
+
+class TracerError(InputError, TypeError):
+    """A host call was given a JAX tracer.  The message names the traceable kernel to use instead."""
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """The set of finite real numbers that a field may hold, and what to do about a value outside it.
+
+    The remedy may contain ``{name}``, replaced by the field's name in words.
+    """
+
+    remedy: str
+    lower: float | int
+    upper: float | int | None = None
+    lower_open: bool = False
+    upper_open: bool = False
+    integral: bool = False
+
+    def holds(self, values: np.ndarray) -> np.ndarray:
+        """Boolean mask of the values inside the set; NaN and infinities are outside."""
+        good = np.isfinite(values)
+        good &= values > self.lower if self.lower_open else values >= self.lower
+        if self.upper is not None:
+            good &= values < self.upper if self.upper_open else values <= self.upper
+        if self.integral:
+            good &= values == np.floor(values)
+        return good
+
+    @property
+    def limit(self) -> str:
+        """The set in words, for messages: ``> 0``, ``>= 0 and <= 1``."""
+        ends = [f"{'>' if self.lower_open else '>='} {self.lower:g}"]
+        if self.upper is not None:
+            upper = "2**53" if self.upper == LARGEST_COUNT else f"{self.upper:g}"
+            ends.append(f"{'<' if self.upper_open else '<='} {upper}")
+        return ("an integer " if self.integral else "") + " and ".join(ends)
+
+
+POSITIVE = Constraint("use a positive, finite {name}", 0, lower_open=True)
+NON_NEGATIVE = Constraint("use a finite {name} of 0 or more", 0)
+PROBABILITY = Constraint("use a {name} between 0 and 1", 0, 1)
+OPEN_PROBABILITY = Constraint("use a {name} strictly between 0 and 1", 0, 1, lower_open=True, upper_open=True)
+DELTA = Constraint("use a small positive {name} such as 1e-5", 0, 1, lower_open=True, upper_open=True)
+DELTA_OR_ZERO = Constraint("use 0 or a small positive {name} such as 1e-5", 0, 1, upper_open=True)
+COUNT = Constraint("use a whole number of {name}", 1, LARGEST_COUNT, integral=True)
+
+
+def is_tracer(value: Any) -> bool:
+    """Whether a value is a JAX tracer, that is, has no concrete value to check."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:
+    """Return the value as float64 (a Python float, or a read-only NumPy array) or refuse it.
+
+    Accepts integers, floats, and arrays or nested sequences of them; refuses text, booleans, complex
+    numbers, None, ragged sequences, tracers, NaN, infinities and whatever lies outside the constraint.
+
+    Raises
+    ------
+    InputError : one line with name, index, value, limit and remedy.
+    TracerError : the value is a tracer.
+
+    >>> check("scale", [1.0, -1.0], POSITIVE)
+    Traceback (most recent call last):
+        ...
+    jaxacct.validation.InputError: scale[1] = -1.0 must be > 0; use a positive, finite scale
+    >>> check("steps", 1e4, COUNT)
+    10000.0
+    """
+    raw = _numeric(name, value, constraint)
+    bad = ~constraint.holds(raw)
+    if bad.any():
+        index = tuple(int(i) for i in np.argwhere(bad)[0])
+        _refuse_value(name, index, raw[index].item(), constraint)
+    values = raw.astype(np.float64)
+    if values.ndim == 0:
+        return float(values)
+    values.setflags(write=False)
+    return values
+
+
+def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
+    """Return the value if it is one of the allowed words, else refuse it in one line that lists them."""
+    words = tuple(allowed)
+    if isinstance(value, str) and value in words:
+        return value
+    raise InputError(f"{name} = {value!r} is not known; use one of {', '.join(map(repr, words))}")
+
+
+def broadcast_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The common shape of named shapes; a clash is refused naming both names and both shapes.
+
+    >>> broadcast_shape({"noise_multiplier": (3, 1), "steps": (4,)})
+    (3, 4)
+    """
+    result: tuple[int, ...] = ()
+    seen: list[tuple[str, tuple[int, ...]]] = []
+    for name, shape in shapes.items():
+        try:
+            result = np.broadcast_shapes(result, shape)
+        except ValueError:
+            _refuse_shapes(name, shape, seen)
+        seen.append((name, shape))
+    return result
+
+
+def refuse_tracers(call: str, traceable: str, **arguments: Any) -> None:
+    """Refuse tracers anywhere in the arguments (numbers or pytrees) of a public host call.
+
+    ``call`` is the public name (``"ja.epsilon"``), ``traceable`` the kernel to use inside jit instead.
+    """
+    for argument, value in arguments.items():
+        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
+            if is_tracer(leaf):
+                field = path_name(path) or argument
+                raise TracerError(
+                    f"{call} is a host call and was given a tracer (field {field}); "
+                    f"inside jit use {traceable}, or call {call} outside jit, vmap and grad"
+                )
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """A pytree key path as a dotted field name, such as ``mechanisms[0].noise_multiplier``."""
+    return jax.tree_util.keystr(path).lstrip(".")
+
+
+def _numeric(name: str, value: Any, constraint: Constraint) -> np.ndarray:
+    """The value as an array of integers or float64, integers kept exact so that limits are tested exactly."""
+    if is_tracer(value):
+        raise TracerError(f"{name} is a tracer and has no value to check; pass a number, or stay outside jit")
+    expected = f"must be {'' if constraint.integral else 'a number '}{constraint.limit}"
+    if isinstance(value, str | bytes) or value is None:
+        raise InputError(f"{name} = {value!r} {expected}; {_remedy(name, constraint)}")
+    try:
+        raw = np.asarray(value)
+    except ValueError:
+        raise InputError(f"{name} {expected}, not a ragged sequence; give every row one length") from None
+    if raw.dtype == object:
+        raw = _from_objects(name, raw, expected, constraint)
+    if jax.numpy.issubdtype(raw.dtype, np.integer):
+        return raw
+    if jax.numpy.issubdtype(raw.dtype, np.floating):
+        return raw.astype(np.float64)
+    raise InputError(f"{name} has dtype {raw.dtype} and {expected}; {_remedy(name, constraint)}")
+
+
+def _from_objects(name: str, raw: np.ndarray, expected: str, constraint: Constraint) -> np.ndarray:
+    """Objects that are real numbers (integers beyond 64 bits, fractions) as float64."""
+    values = np.empty(raw.shape, np.float64)
+    for index, item in np.ndenumerate(raw):
+        real = isinstance(item, numbers.Real) and not isinstance(item, bool)
+        if not real:
+            raise InputError(f"{_place(name, index)} = {item!r} {expected}; {_remedy(name, constraint)}")
+        try:
+            values[index] = float(item)
+        except OverflowError:
+            values[index] = np.inf if item > 0 else -np.inf
+    return values
+
+
+def _refuse_value(name: str, index: tuple[int, ...], value: float, constraint: Constraint) -> NoReturn:
+    finite = "" if np.isfinite(value) else "finite and "
+    raise InputError(
+        f"{_place(name, index)} = {value!r} must be {finite}{constraint.limit}; {_remedy(name, constraint)}"
+    )
+
+
+def _refuse_shapes(name: str, shape: tuple[int, ...], seen: list[tuple[str, tuple[int, ...]]]) -> NoReturn:
+    other, other_shape = next(item for item in seen if not _compatible(item[1], shape))
+    raise InputError(
+        f"{other} of shape {other_shape} and {name} of shape {shape} do not broadcast; "
+        "give all fields one shape, or length 1 along an axis"
+    )
+
+
+def _compatible(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    trailing = zip(reversed(first), reversed(second), strict=False)
+    return all(a == b or 1 in (a, b) for a, b in trailing)
+
+
+def _place(name: str, index: tuple[int, ...]) -> str:
+    return f"{name}[{', '.join(map(str, index))}]" if index else name
+
+
+def _remedy(name: str, constraint: Constraint) -> str:
+    return constraint.remedy.format(name=name.rsplit(".", 1)[-1].replace("_", " "))

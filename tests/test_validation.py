@@ -1,0 +1,212 @@
+"""Inputs are refused in one line that names the index; results never claim more than they have."""
+
+import math
+import re
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxacct.bounds import KINDS, STATUSES, Bounds, explain
+from jaxacct.mechanisms import Gaussian, components, compose, dp_sgd
+from jaxacct.validation import (
+    COUNT,
+    DELTA,
+    DELTA_OR_ZERO,
+    NON_NEGATIVE,
+    OPEN_PROBABILITY,
+    POSITIVE,
+    PROBABILITY,
+    InputError,
+    TracerError,
+    broadcast_shape,
+    check,
+    choice,
+    refuse_tracers,
+)
+
+CONSTRAINTS = {
+    "positive": (POSITIVE, [5e-324, 1.0, 1e300], [0.0, -1.0, math.nan, math.inf, -math.inf]),
+    "non-negative": (NON_NEGATIVE, [0.0, 2.0], [-1e-300, math.nan, math.inf]),
+    "probability": (PROBABILITY, [0.0, 1e-300, 1.0], [-1e-9, 1.0000000000000002, math.nan, math.inf]),
+    "open probability": (OPEN_PROBABILITY, [1e-300, 0.5], [0.0, 1.0, math.nan]),
+    "delta": (DELTA, [1e-30, 0.5], [0.0, 1.0, 2.0, -1e-5, math.nan]),
+    "delta or zero": (DELTA_OR_ZERO, [0.0, 0.5], [1.0, 2.0, -1e-5, math.nan]),
+    "count": (
+        COUNT,
+        [1, 1e4, 2**53, np.int32(7)],
+        [0, 1.5, 2**53 + 1, 2**70, 10**400, -3, math.nan, math.inf],
+    ),
+}
+
+
+def refusal(call, *args, error=InputError, **kwargs):
+    """The message of the refusal, which must be one line."""
+    with pytest.raises(error) as caught:
+        call(*args, **kwargs)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_each_constraint_accepts_its_set_and_nothing_else(name):
+    constraint, good, bad = CONSTRAINTS[name]
+    for value in good:
+        assert check("field", value, constraint) == float(value)
+    for value in bad:
+        assert "must be" in refusal(check, "field", value, constraint)
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=8), st.data())
+def test_the_first_bad_index_is_named_exactly(values, data):
+    index = data.draw(st.integers(0, len(values) - 1))
+    values[index] = data.draw(st.sampled_from([-1.0, 0.0, math.nan, math.inf]))
+    message = refusal(check, "noise_multiplier", values, POSITIVE)
+    assert message.startswith(f"noise_multiplier[{index}] = {values[index]!r} must be ")
+
+
+def test_messages_in_full():
+    assert refusal(check, "noise_multiplier", [1, 1, 1, -1.0], POSITIVE) == (
+        "noise_multiplier[3] = -1.0 must be > 0; use a positive, finite noise multiplier"
+    )
+    assert refusal(check, "noise_multiplier", math.nan, POSITIVE) == (
+        "noise_multiplier = nan must be finite and > 0; use a positive, finite noise multiplier"
+    )
+    assert refusal(check, "steps", [[1, 2], [3, 2.5]], COUNT) == (
+        "steps[1, 1] = 2.5 must be an integer >= 1 and <= 2**53; use a whole number of steps"
+    )
+    assert refusal(check, "delta", 1.0, DELTA) == (
+        "delta = 1.0 must be > 0 and < 1; use a small positive delta such as 1e-5"
+    )
+
+
+@pytest.mark.parametrize(
+    "value", ["1.0", b"1", None, True, [True], 1j, [1j], [None], ["1"], {}, [[1.0], [1.0, 2.0]]]
+)
+def test_wrong_types_are_refused(value):
+    assert "steps" in refusal(check, "steps", value, COUNT)
+
+
+def test_values_come_back_as_read_only_float64_copies():
+    given_array = np.array([1, 2], np.int32)
+    out = check("steps", given_array, COUNT)
+    assert out.dtype == np.float64 and not out.flags.writeable and given_array.flags.writeable
+    assert type(check("steps", np.int64(3), COUNT)) is float
+    assert check("delta", jnp.asarray([0.5, 0.25], jnp.bfloat16), DELTA).tolist() == [0.5, 0.25]
+    assert check("delta", Fraction(1, 4), DELTA) == 0.25
+    assert check("delta", [], DELTA).shape == (0,)
+
+
+def test_broadcasting_names_both_fields_and_shapes():
+    assert broadcast_shape({"a": (3, 1), "b": (), "c": (4,)}) == (3, 4)
+    message = refusal(broadcast_shape, {"a": (1,), "noise_multiplier": (3,), "steps": (2,)})
+    assert message.startswith("noise_multiplier of shape (3,) and steps of shape (2,) do not broadcast; ")
+
+
+def test_three_way_clash_names_a_real_pair():
+    message = refusal(broadcast_shape, {"a": (3, 1), "b": (1, 2), "c": (3, 4)})
+    assert message.startswith("b of shape (1, 2) and c of shape (3, 4)")
+
+
+def test_choice_lists_what_is_allowed():
+    assert choice("engine", "auto", ("auto", "lattice")) == "auto"
+    assert refusal(choice, "engine", "fft", ("auto", "lattice")) == (
+        "engine = 'fft' is not known; use one of 'auto', 'lattice'"
+    )
+    assert "engine = ['auto']" in refusal(choice, "engine", ["auto"], ("auto", "lattice"))
+
+
+def test_tracers_are_refused_by_field_and_the_kernel_is_named():
+    def public(mechanism, delta):
+        refuse_tracers("ja.epsilon", "jaxacct.kernels.contour", mechanism=mechanism, delta=delta)
+        return 0.0
+
+    expected = (
+        "ja.epsilon is a host call and was given a tracer (field {}); inside jit use jaxacct.kernels.contour"
+    )
+    traced = jax.jit(lambda s: public(Gaussian(s), 1e-5))
+    assert refusal(traced, 1.0, error=TypeError).startswith(expected.format("noise_multiplier"))
+    nested = jax.jit(lambda s: public(compose(Gaussian(1.0), dp_sgd(s, 0.1, 3)), 1e-5))
+    assert expected.format("mechanisms[1].mechanism.mechanism.noise_multiplier") in refusal(nested, 1.0)
+    assert expected.format("delta") in refusal(jax.jit(lambda d: public(Gaussian(1.0), d)), 1e-5)
+    assert public(Gaussian(1.0), 1e-5) == 0.0
+
+
+def test_components_and_check_refuse_tracers():
+    def traced(sigma):
+        return components(Gaussian(sigma), "add_or_remove_one", "remove").mu2
+
+    assert "tracer" in refusal(jax.jit(traced), 1.0, error=TracerError)
+    assert "tracer" in refusal(jax.jit(lambda d: check("delta", d, DELTA)), 0.1, error=TracerError)
+
+
+# Bounds
+
+
+def test_bounds_of_one_configuration():
+    b = Bounds(1.0, 1.25, 1.5, kind="certified", engine="contour")
+    assert all(isinstance(end, np.float64) for end in (b.lower, b.estimate, b.upper))
+    assert type(b.kind) is type(b.status) is type(b.engine) is str
+    assert b.ok and b.shape == () and b.relative_width == pytest.approx(1 / 3)
+    assert b[()].upper == 1.5
+    for call in (lambda: b[0], lambda: len(b), lambda: list(b)):
+        with pytest.raises(TypeError, match="single configuration"):
+            call()
+
+
+def test_bounds_of_a_batch():
+    b = Bounds([0, 1, np.nan], [0, 1, np.nan], [0, 2, np.nan], status=["zero", "width", "infeasible_noise"])
+    assert b.shape == (3,) == b.kind.shape == b.status.shape == b.ok.shape == b.engine.shape
+    assert b.lower.dtype == np.float64 and b.ok.tolist() == [True, False, False]
+    np.testing.assert_array_equal(b.relative_width, [0.0, 0.5, np.nan])
+    assert [x.status for x in b] == ["zero", "width", "infeasible_noise"]
+    assert b[1:].shape == (2,) and type(b[1].status) is str
+    assert "1 zero, 1 width, 1 infeasible_noise" in repr(b)
+    with pytest.raises(ValueError, match="read-only"):
+        b.upper[0] = 0.0
+
+
+def test_relative_width_edges():
+    b = Bounds(
+        [0.0, np.inf, 1.0],
+        [0.0, np.inf, 2.0],
+        [0.0, np.inf, np.inf],
+        status=["zero", "mass_at_infinity", "width"],
+    )
+    np.testing.assert_array_equal(b.relative_width, [0.0, 0.0, np.nan])
+
+
+@given(st.lists(st.tuples(*[st.floats(0, 10)] * 3), min_size=1, max_size=6))
+def test_bounds_hold_only_in_order(rows):
+    lower, estimate, upper = np.array(rows).T
+    bad = np.flatnonzero(~((lower <= estimate) & (estimate <= upper)))
+    if bad.size:
+        with pytest.raises(ValueError, match=re.escape(f"bounds[{bad[0]}]: ")):
+            Bounds(lower, estimate, upper)
+    else:
+        assert Bounds(lower, estimate, upper).ok.all()
+
+
+@pytest.mark.parametrize("ends", [(np.nan,) * 3, (np.nan, 1.0, 1.0), (0.0, np.nan, 1.0), (0.0, 1.0, np.nan)])
+def test_an_ok_answer_is_never_nan(ends):
+    with pytest.raises(ValueError, match="must be in this order"):
+        Bounds(*ends)
+    if not all(np.isnan(ends)):
+        with pytest.raises(ValueError, match="must be in this order"):
+            Bounds(*ends, status="infeasible")
+
+
+def test_kinds_and_statuses_are_known():
+    for kind in KINDS:
+        assert Bounds(0, 1, 2, kind=kind).kind == kind
+    assert Bounds(0, 1, 2, kind="conditional: monotone score").kind == "conditional: monotone score"
+    for status in STATUSES:
+        assert explain(status) == STATUSES[status] and explain(status).endswith(".")
+    for wrong in ({"kind": "exact"}, {"status": "fine"}):
+        with pytest.raises(ValueError, match="is not known"):
+            Bounds(0, 1, 2, **wrong)
