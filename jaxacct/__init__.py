@@ -8,6 +8,7 @@ from jaxacct.calibrate import (
     calibrate_sampling_probability,
     calibrate_steps,
 )
+from jaxacct.gradient import epsilon_gradient
 from jaxacct.mechanisms import (
     ApproximateDP,
     Gaussian,
@@ -42,6 +43,7 @@ __all__ = [
     "delta",
     "dp_sgd",
     "epsilon",
+    "epsilon_gradient",
     "explain",
     "repeat",
 ]

@@ -92,7 +92,7 @@ def epsilon(
     delta = check("delta", delta, DELTA_OR_ZERO)
     choice("engine", engine, ENGINES)
 
-    def solve(parts: Components, target: np.ndarray) -> _Side:
+    def solve(parts: Components, target: np.ndarray, floor: np.ndarray) -> _Side:
         infinite = parts.delta_infinity
         bounded = ~((parts.mu2 > 0) | np.any(parts.gauss_n > 0, axis=1))
         unbounded = (target == 0) & ~bounded
@@ -111,8 +111,9 @@ def epsilon(
             np.flatnonzero(live),
             engine,
             rtol,
+            floor,
             lambda p, rows: closed_form.epsilon(p.mu2, finite[rows], slack[rows]),
-            lambda p, rows: contour.epsilon(p, finite[rows], slack[rows], rtol),
+            lambda p, rows: contour.epsilon(p, finite[rows], slack[rows], floor[rows], rtol),
             lambda p, i, row: lattice.epsilon(
                 p, i, finite[row] * (1 - slack[row]), finite[row] * (1 + slack[row]), rtol=rtol,
                 memory_bytes=memory_bytes,
@@ -120,8 +121,10 @@ def epsilon(
         )
         low, mid, high = (np.maximum(x, 0.0) for x in side.answer)
         largest = _largest_loss(parts)
-        edge = exact_zero & ~at_infinity
-        low, mid, high = (np.where(edge, largest, x) for x in (low, mid, high))
+        # what is left of delta is 0, or lost in the rounding of the mass at infinity
+        edge = ~live & ~at_infinity
+        low = np.where(edge, np.where(exact_zero, largest, 0.0), low)
+        mid, high = (np.where(edge, np.where(bounded, largest, np.inf), x) for x in (mid, high))
         low, mid, high = (np.where(at_infinity, np.inf, x) for x in (low, mid, high))
         absent = _absent(parts)
         low, mid, high = (np.where(absent, 0.0, x) for x in (low, mid, high))
@@ -158,15 +161,16 @@ def delta(
     epsilon = check("epsilon", epsilon, NON_NEGATIVE)
     choice("engine", engine, ENGINES)
 
-    def solve(parts: Components, eps: np.ndarray) -> _Side:
+    def solve(parts: Components, eps: np.ndarray, floor: np.ndarray) -> _Side:
         infinite = parts.delta_infinity
         side = _engines(
             parts,
             np.flatnonzero(~_absent(parts)),
             engine,
             rtol,
+            floor,
             lambda p, rows: closed_form.delta(p.mu2, eps[rows]),
-            lambda p, rows: contour.delta(p, eps[rows], rtol),
+            lambda p, rows: contour.delta(p, eps[rows], np.maximum(floor - infinite, 0.0)[rows] * (1 - 8 * UNIT), rtol),
             lambda p, i, row: lattice.delta(p, i, float(eps[row]), rtol=rtol, memory_bytes=memory_bytes),
         )
         low, mid, high = (np.where(_absent(parts), 0.0, x) for x in side.answer)
@@ -185,7 +189,7 @@ def _both_directions(
     values: float | np.ndarray,
     name: str,
     relation: str,
-    solve: Callable[[Components, np.ndarray], _Side],
+    solve: Callable[[Components, np.ndarray, np.ndarray], _Side],
 ) -> tuple[tuple[int, ...], _Side]:
     """Solve every direction on the common batch and keep the larger answer, element by element."""
     mine = batch_shape(mechanism)
@@ -197,7 +201,8 @@ def _both_directions(
         parts = components(mechanism, relation, direction)
         if not np.array_equal(rows, np.arange(parts.mu2.size)):
             parts = parts.take(rows)
-        side = solve(parts, flat)
+        floor = np.full(flat.shape, -np.inf) if best is None else best.answer.lower
+        side = solve(parts, flat, floor)
         best = side if best is None else _larger(best, side)
     assert best is not None
     return shape, best
@@ -213,6 +218,7 @@ def _engines(
     rows: np.ndarray,
     engine: str,
     rtol: float,
+    floor: np.ndarray,
     by_formula: Callable[[Components, np.ndarray], Answer],
     by_contour: Callable[[Components, np.ndarray], Answer],
     by_lattice: Callable[[Components, int, int], Any],
@@ -234,7 +240,7 @@ def _engines(
         low[rows], mid[rows], high[rows] = by_contour(parts.take(rows), rows)
         used[rows] = "contour"
     if engine != "contour":
-        wide = rows if engine == "lattice" else rows[~_narrow(low, high, rtol)[rows]]
+        wide = rows if engine == "lattice" else rows[~(_narrow(low, high, rtol) | (high <= floor))[rows]]
         for row in wide:
             with jax.enable_x64():
                 answer = by_lattice(parts, int(row), int(row))

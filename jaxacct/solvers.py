@@ -21,7 +21,8 @@ from jaxacct.kernels import calibration
 ORDER = ("noise_multiplier", "sampling_probability", "steps")
 AIM = 1e-7
 """The fast path aims this far (relative) below the target, so that the certificate usually holds at once."""
-NUDGES = 3
+FAST_RUNGS = 3
+NUDGES = 2
 SEARCHES = 60
 
 
@@ -141,24 +142,26 @@ def _guess(goal: Goal, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
         else:
             x[full], slope[full] = 2.0 * np.log(exact * known["noise_multiplier"][full]), 0.5 * epsilon[full]
         residual[full] = 0.0
-    todo = np.flatnonzero(~full)
-    for rung in LADDER[:3]:
+    due = np.where(full, len(LADDER), 0)
+    for step, rung in enumerate(LADDER[:FAST_RUNGS]):
+        todo = np.flatnonzero(due == step)
         if todo.size == 0:
-            break
-        program = _program(rung.points, rung.nodes)
+            continue
+        program = _program(rung.points, rung.nodes, 1 if step == 0 else 2)
         tiled = np.tile(unknown, (todo.size, 1))
         arguments = (sign[todo], base[todo], tiled, x[todo], c[todo], epsilon[todo], log_delta[todo])
-        solution, rate, off = in_chunks(program, rung.chunk, arguments, todo.size)
-        good = (np.abs(off) < 1e-6) & (solution > low - 1e-9) & (solution < high + 1e-9)
+        solution, rate, off, need = in_chunks(program, rung.chunk, arguments, todo.size)
+        good = (np.abs(off) < 1e-6) & (need <= rung.nodes) & (solution > low - 1e-9) & (solution < high + 1e-9)
         rows_good = todo[good]
         x[rows_good], slope[rows_good], residual[rows_good] = solution[good], rate[good], off[good]
-        todo = todo[~good]
+        wanted = np.searchsorted([r.nodes for r in LADDER], need)
+        due[todo] = np.where(good, len(LADDER), np.maximum(np.minimum(wanted, len(LADDER) - 1), step + 1))
     return x, slope, np.isfinite(residual)
 
 
 @functools.cache
-def _program(points: int, nodes: int) -> Callable[..., Any]:
-    return jax.jit(jax.vmap(functools.partial(calibration.solve, points=points, count=nodes)))
+def _program(points: int, nodes: int, rounds: int) -> Callable[..., Any]:
+    return jax.jit(jax.vmap(functools.partial(calibration.solve, points=points, count=nodes, rounds=rounds)))
 
 
 def _polish(
@@ -189,52 +192,76 @@ def _polish(
 
 
 def _search(goal: Goal, certify: Certify, found: _Found, rows: np.ndarray, guess: np.ndarray) -> None:
-    """Bracket by doubling strides, then Illinois steps on log epsilon, all on certified upper ends."""
+    """A bracketed secant on log epsilon, with certified upper ends.
+
+    Both directions of the relation are certified, but the remove direction alone, the larger one as a rule, leads
+    the way; only candidates that meet the target there are evaluated in both.
+    """
+    leader = goal._replace(relation="remove_one") if goal.relation == "add_or_remove_one" else goal
+    x = _secant(leader, certify, found, rows, guess)
+    settled = np.isin(found.status[rows], ("ok", "not_binding"))
+    rows, x = rows[settled], x[settled]
+    if leader is goal or rows.size == 0:
+        return
+    values = np.clip(np.exp(x), *goal.limits)
+    bounds = certify(goal, rows, values)
+    good = bounds.upper <= goal.epsilon[rows]
+    for status in ("ok", "not_binding"):
+        found.keep(rows, values, bounds, good & (found.status[rows] == status), status)
+    if not good.all():
+        found.fail(rows[~good], "infeasible")
+        _secant(goal, certify, found, rows[~good], x[~good])
+
+
+def _secant(goal: Goal, certify: Certify, found: _Found, rows: np.ndarray, guess: np.ndarray) -> np.ndarray:
+    """Settle rows in `found`; returns the x of the values kept (meaningless where a row is infeasible)."""
     low, high = np.log(goal.limits[0]), np.log(goal.limits[1])
-    safer = 1.0 if goal.unknown == "noise_multiplier" else -1.0  # direction of x that lowers epsilon
-    safe_limit, bold_limit = (high, low) if safer > 0 else (low, high)
-    size = rows.size
-    x = np.clip(guess, low, high)
-    safe, bold = np.full(size, np.nan), np.full(size, np.nan)
-    f_safe, f_bold = np.full(size, np.nan), np.full(size, np.nan)
-    stride = np.full(size, 0.05)
-    active = np.ones(size, bool)
+    falling = goal.unknown == "noise_multiplier"  # epsilon falls with x
+    safe_limit, bold_limit = (high, low) if falling else (low, high)
     infeasible = {"noise_multiplier": "infeasible_noise", "sampling_probability": "infeasible_rate"}[goal.unknown]
+    size = rows.size
+    x, kept = np.clip(guess, low, high), np.full(size, safe_limit)
+    safe, bold = np.full(size, np.nan), np.full(size, np.nan)
+    last_x, last_f = np.full(size, np.nan), np.full(size, np.nan)
+    slope = np.full(size, -1.3 if falling else 1.0)
+    reach = np.full(size, 0.3)
+    aim = np.log1p(-0.2 * goal.rtol)
+    active = np.ones(size, bool)
     for turn in range(SEARCHES):
         here = np.flatnonzero(active)
         if here.size == 0:
             break
-        values = np.clip(np.exp(x[here]), *goal.limits)
+        at, target = x[here], goal.epsilon[rows[here]]
+        values = np.clip(np.exp(at), *goal.limits)
         bounds = certify(goal, rows[here], values)
-        target = goal.epsilon[rows[here]]
         with np.errstate(divide="ignore", invalid="ignore"):
-            f = np.clip(np.log(bounds.upper / target), -5.0, 5.0)
+            f = np.clip(np.log(bounds.upper / target), -8.0, 8.0)
         holds = bounds.upper <= target
         close = holds & (bounds.upper >= target * (1.0 - 0.5 * goal.rtol))
-        at_bold = holds & (np.abs(x[here] - bold_limit) < 1e-12)
-        at_safe = ~holds & (np.abs(x[here] - safe_limit) < 1e-12)
-        better = holds & ~(np.nan_to_num(safe[here], nan=safe_limit) * safer < x[here] * safer)
-        found.keep(rows[here], values, bounds, better | close, "ok")
+        at_bold = holds & (np.abs(at - bold_limit) < 1e-12)
+        at_safe = ~holds & (np.abs(at - safe_limit) < 1e-12)
+        nearer = np.abs(at - bold_limit) < np.abs(kept[here] - bold_limit)
+        better = holds & (nearer | (found.status[rows[here]] == "infeasible"))
+        found.keep(rows[here], values, bounds, better, "ok")
         found.keep(rows[here], values, bounds, at_bold, "not_binding")
         found.fail(rows[here[at_safe]], infeasible)
-        twice_safe = holds & np.isfinite(f_safe[here])
-        twice_bold = ~holds & np.isfinite(f_bold[here])
-        f_bold[here] = np.where(twice_safe, 0.5 * f_bold[here], f_bold[here])
-        f_safe[here] = np.where(twice_bold, 0.5 * f_safe[here], f_safe[here])
-        safe[here], f_safe[here] = np.where(holds, x[here], safe[here]), np.where(holds, f, f_safe[here])
-        bold[here], f_bold[here] = np.where(holds, bold[here], x[here]), np.where(holds, f_bold[here], f)
-        with np.errstate(invalid="ignore"):
-            met = np.abs(safe[here] - bold[here]) < 1e-13
-        active[here[close | at_bold | at_safe | met]] = False
-        bracketed = np.isfinite(safe) & np.isfinite(bold)
+        kept[here[better]] = at[better]
+        safe[here], bold[here] = np.where(holds, at, safe[here]), np.where(holds, bold[here], at)
         with np.errstate(invalid="ignore", divide="ignore"):
-            aim = np.log1p(-0.15 * goal.rtol)
-            share = (aim - f_safe) / (f_bold - f_safe)
-            share = np.where(np.isfinite(share) & (turn % 5 != 4), np.clip(share, 0.02, 0.98), 0.5)
-            inside = safe + share * (bold - safe)
-        outward = np.where(np.isfinite(safe), safe - safer * stride, bold + safer * stride)
-        x = np.where(bracketed, inside, np.clip(outward, low, high))
-        stride = np.where(bracketed, stride, 2.5 * stride)
+            fresh = (f - last_f[here]) / (at - last_x[here])
+            sound = np.isfinite(fresh) & (fresh * slope[here] > 0) & (np.abs(f) < 8.0)
+            slope[here] = np.where(sound, fresh, slope[here])
+            step = (aim - f) / slope[here]
+            met = np.abs(safe[here] - bold[here]) < 1e-12
+        last_x[here], last_f[here] = at, f
+        active[here[close | at_bold | at_safe | met]] = False
+        following = np.clip(at + np.clip(step, -reach[here], reach[here]), low, high)
+        bracketed = np.isfinite(safe[here]) & np.isfinite(bold[here])
+        ends = np.sort(np.stack([safe[here], bold[here]]), axis=0)
+        outside = ~((following > ends[0]) & (following < ends[1])) | (turn % 6 == 5)
+        x[here] = np.where(bracketed & outside, 0.5 * (safe[here] + bold[here]), following)
+        reach[here] = np.where(np.abs(step) > reach[here], 2.0 * reach[here], reach[here])
+    return kept
 
 
 def _integers(goal: Goal, certify: Certify, found: _Found, rows: np.ndarray, guess: np.ndarray) -> None:

@@ -32,7 +32,14 @@ class Rung(NamedTuple):
 NARROW = 1e-6
 """Relative width below which no further rung is tried, whatever was asked for."""
 
-LADDER = (Rung(64, 24, 1, 256), Rung(192, 64, 2, 64), Rung(768, 256, 3, 8), Rung(3072, 1024, 2, 2))
+LADDER = (
+    Rung(64, 32, 1, 128),
+    Rung(192, 64, 2, 32),
+    Rung(512, 192, 2, 8),
+    Rung(1536, 512, 2, 2),
+    Rung(2560, 1024, 2, 1),
+    Rung(4096, 2048, 2, 1),
+)
 
 
 class Answer(NamedTuple):
@@ -75,6 +82,9 @@ def program(kernel: Callable[..., Any], rung: Rung) -> Callable[..., Any]:
     return jax.jit(jax.vmap(functools.partial(kernel, **options)))
 
 
+_compiled: set[Callable[..., Any]] = set()
+
+
 def in_chunks(compiled: Callable[..., Any], chunk: int, arguments: Any, size: int) -> list[np.ndarray]:
     """Run a compiled program over a batch in chunks of one shape, on all cores; the last chunk is padded."""
 
@@ -84,43 +94,68 @@ def in_chunks(compiled: Callable[..., Any], chunk: int, arguments: Any, size: in
             out = compiled(*jax.tree.map(lambda a: a[index], arguments))
             return [np.asarray(x) for x in out]
 
-    starts = range(0, size, chunk)
-    if len(starts) == 1:
-        pieces = [one(0)]
-    else:
-        first = one(0)  # compiles once, before the threads start
+    starts = list(range(0, size, chunk))
+    pieces = []
+    if compiled not in _compiled:  # two threads would compile it twice
+        pieces.append(one(starts.pop(0)))
+        _compiled.add(compiled)
+    if len(starts) > 1:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            pieces = [first, *pool.map(one, list(starts)[1:])]
+            pieces += pool.map(one, starts)
+    else:
+        pieces += map(one, starts)
     return [np.concatenate(columns)[:size] for columns in zip(*pieces, strict=True)]
 
 
-def _climb(kernel: Callable[..., Any], parts: Components, values: tuple[np.ndarray, ...], good: Any) -> Answer:
+def suits(needs: np.ndarray, rung: Rung) -> np.ndarray:
+    """Whether a rung has the (points, nodes) that a kernel asked for."""
+    return (needs[:, 0] <= rung.points) & (needs[:, 1] <= rung.nodes)
+
+
+def rung_for(needs: np.ndarray) -> np.ndarray:
+    """The first rung that suits, the last one if none does."""
+    fits = [suits(needs, rung) for rung in LADDER]
+    return np.where(np.any(fits, axis=0), np.argmax(fits, axis=0), len(LADDER) - 1)
+
+
+def _climb(kernel: Callable[..., Any], parts: Components, values: tuple[np.ndarray, ...], floor: np.ndarray, good: Any) -> Answer:
     size = parts.mu2.size
     lower, estimate, upper = np.full(size, -np.inf), np.zeros(size), np.full(size, np.inf)
-    todo = np.flatnonzero(supports(parts))
-    for rung in LADDER:
+    rows = np.flatnonzero(supports(parts))
+    due = np.where(np.isin(np.arange(size), rows), 0, len(LADDER))
+    for step, rung in enumerate(LADDER):
+        todo = np.flatnonzero(due == step)
         if todo.size == 0:
-            break
+            continue
         arguments = (law(parts.take(todo)), *(v[todo] for v in values))
-        low, mid, high, ok = in_chunks(program(kernel, rung), rung.chunk, arguments, todo.size)
-        low = np.where(ok & ~np.isnan(low), low, -np.inf)
-        high = np.where(ok & ~np.isnan(high), high, np.inf)
-        better = ok & np.isfinite(low + mid + high) & (high - low < upper[todo] - lower[todo])
-        rows = todo[better]
-        lower[rows], estimate[rows], upper[rows] = low[better], mid[better], high[better]
-        todo = todo[~(better & good(low, high))]
-    return Answer(lower, estimate, upper)
+        low, mid, high, ok, needs = in_chunks(program(kernel, rung), rung.chunk, arguments, todo.size)
+        ok &= np.isfinite(low) & np.isfinite(high)
+        low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
+        better = ok & (high - low < upper[todo] - lower[todo])
+        estimate[todo] = np.where(better, mid, estimate[todo])
+        lower[todo], upper[todo] = np.maximum(low, lower[todo]), np.minimum(high, upper[todo])
+        # the certificate says how fine a rung it wants; climb to that one, at least one up
+        wanted = rung_for(needs)
+        done = (ok & good(low, high)) | (upper[todo] <= floor[todo])
+        # against a floor a coarse bracket often suffices: try every rung on the way
+        wanted = np.where(np.isfinite(floor[todo]), step + 1, np.maximum(wanted, step + 1))
+        due[todo] = np.where(done, len(LADDER), wanted)
+    return Answer(lower, np.clip(estimate, lower, upper), upper)
 
 
-def epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray, rtol: float) -> Answer:
-    """Bracket of `inf {eps : delta_fin(eps) <= delta}`, before clipping at 0, for delta known up to a slack."""
+def epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray, floor: np.ndarray, rtol: float) -> Answer:
+    """Bracket of `inf {eps : delta_fin(eps) <= delta}`, before clipping at 0, for delta known up to a slack.
+
+    Where the upper end is at most `floor` (what the other direction already needs) it is not refined.
+    """
     narrow = 0.5 * min(rtol, NARROW)
     values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack))
-    return _climb(contour.epsilon, parts, values, lambda low, high: high - low <= narrow * np.abs(high))
+    return _climb(contour.epsilon, parts, values, floor, lambda low, high: high - low <= narrow * np.abs(high))
 
 
-def delta(parts: Components, epsilon: np.ndarray, rtol: float) -> Answer:
-    """Bracket of the finite part of delta(eps)."""
+def delta(parts: Components, epsilon: np.ndarray, floor: np.ndarray, rtol: float) -> Answer:
+    """Bracket of the finite part of delta(eps), not refined where it is at most `floor`."""
     narrow = 0.5 * min(rtol, NARROW)
-    logs = _climb(contour.delta, parts, (epsilon,), lambda low, high: high - low <= narrow)
-    return Answer(np.exp(logs.lower), np.where(np.isfinite(logs.upper), np.exp(logs.estimate), 0.0), np.exp(logs.upper))
+    with np.errstate(divide="ignore"):
+        logs = _climb(contour.delta, parts, (epsilon,), np.log(floor), lambda low, high: high - low <= narrow)
+    return Answer(*(np.exp(x) for x in logs))

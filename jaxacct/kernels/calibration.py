@@ -25,18 +25,18 @@ def single(sign, log_sigma, log_q, log_n):
     return Law(sign, 0.0 * log_n, sigma, jnp.minimum(q, 1.0 - 1e-12), n, none, none, table, table, none)
 
 
-def solve(sign, base, unknown, x0, c0, epsilon, log_delta, points, count):
+def solve(sign, base, unknown, x0, c0, epsilon, log_delta, points, count, rounds):
     """(x, minus d log delta / dx over d log delta / d eps, residual of log delta) at the solution.
 
     base: (3,) logarithms of noise multiplier, sampling probability and steps, 0 at the unknown one;
-    unknown: (3,) one at the unknown, zero elsewhere; sign: +1 remove, -1 add.
+    unknown: (3,) one at the unknown, zero elsewhere; sign: +1 remove, -1 add.  Every round after the first
+    places the contour anew, for laws on which the saddle point approximation is poor.
     """
     one = jnp.ones_like(x0)
+    axis = contour.axis_nodes(points)
 
     def law_at(x):
-        return single(sign, *(base + x * unknown))
-
-    axis = max(32, points // 4)
+        return single(one * sign, *(base + x * unknown))
 
     def improve(_, carry):
         w, x = carry
@@ -49,24 +49,29 @@ def solve(sign, base, unknown, x0, c0, epsilon, log_delta, points, count):
         return w - jnp.clip(gap / (c * curvature), -0.7, 0.7), x + dx
 
     w, x = lax.fori_loop(0, SADDLE_ITERATIONS, improve, (jnp.log(c0), x0))
-    c = jnp.exp(w)
-    point, _ = saddle.at(law_at(x), c, axis)
-    chosen, period = contour.place(law_at(x), point._replace(log_delta=log_delta), epsilon, axis)
-    h = 2.0 * jnp.pi / period
-    keep = contour.reach(law_at(x), chosen, h, points, count)
 
-    def residual(x):
-        return contour.log_value(law_at(x), chosen, h, keep, epsilon, points, count) - log_delta
+    def stage(_, carry):
+        x, c, *_ = carry
+        point = saddle.for_epsilon(law_at(x), epsilon, axis, c)._replace(log_delta=log_delta)
+        chosen, period = contour.place(law_at(x), point, epsilon, axis)
+        h = 2.0 * jnp.pi / period
+        need = contour.reach(law_at(x), chosen, h, points)
+        slope = jax.jvp(lambda v: cumulants(law_at(v), point.c, axis)[0], (x,), (one,))[1]
 
-    slope = jax.jvp(lambda v: cumulants(law_at(v), c, axis)[0], (x,), (one,))[1]
+        def residual(x):
+            return contour.log_value(law_at(x), chosen, h, need, epsilon, points, count) - log_delta
 
-    def secant(_, carry):
-        x, r, slope = carry
-        step = -jnp.clip(r / slope, -0.3, 0.3)
-        following = residual(x + step)
-        fresh = (following - r) / jnp.where(step == 0, 1.0, step)
-        trusted = (jnp.abs(step) > 1e-7) & (fresh / slope > 0.3) & (fresh / slope < 3.0)
-        return x + step, following, jnp.where(trusted, fresh, slope)
+        def secant(_, carry):
+            x, r, slope = carry
+            step = -jnp.clip(r / slope, -0.3, 0.3)
+            following = residual(x + step)
+            fresh = (following - r) / jnp.where(step == 0, 1.0, step)
+            trusted = (jnp.abs(step) > 1e-7) & (fresh / slope > 0.1) & (fresh / slope < 10.0)
+            return x + step, following, jnp.where(trusted, fresh, slope)
 
-    x, r, slope = lax.fori_loop(0, SECANT_ITERATIONS, secant, (x, residual(x), slope))
-    return x, slope / c, r
+        x, r, slope = lax.fori_loop(0, SECANT_ITERATIONS, secant, (x, residual(x), slope))
+        return x, point.c, slope / point.c, r, need
+
+    carry = (x, jnp.exp(w), 0.0 * x, 0.0 * x, 0.0 * x)
+    x, _, slope, r, need = stage(0, carry) if rounds == 1 else lax.fori_loop(0, rounds, stage, carry)
+    return x, slope, r, need

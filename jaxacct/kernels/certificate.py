@@ -12,8 +12,8 @@ from jax import lax
 from jaxacct.kernels.law import Law, Tilted, cumulants, quadrature_range
 
 UNIT = 2.0**-53
-LEVELS = 24
-SUM_LEAF = 48
+LEVELS = 20
+BLOCK = 64  # points that are summed at a stretch
 SIDELOBE = 0.217235  # sup of |sin y / y| beyond its first zero
 STRIPS = (0.5, 0.8, 0.95)
 
@@ -67,12 +67,19 @@ def _step_error(sigma, q, sign, t: Tilted, t_max):
     return jnp.exp(jnp.min(jax.vmap(log_error)(shifts)))
 
 
+def points_needed(sigma, t: Tilted, t_max):
+    """Points on which `_step_error` would be negligible at t_max: the phase turns by t posterior/sigma per unit."""
+    turning = t_max * jnp.max(t.posterior * (t.weight > 1e-14)) / sigma
+    reach = jnp.minimum(9.0, 0.95 * jnp.pi * sigma)
+    return (t.u[-1] - t.u[0]) * (turning + 0.5 * reach + 45.0 / reach) / (2.0 * jnp.pi)
+
+
 def _rounding_error(sigma, c, t: Tilted, t_max, depth):
     """Rounding of one quadrature sum over M(c): argument, exponential, rotation and summation."""
     z = jnp.abs(c) + 1.0 + t_max
     argument = 12.0 * z * jnp.abs(t.loss) + 4.0 * t.u**2
     node = 4.0 * z * t.posterior * (jnp.abs(t.u) / sigma + 0.5 / sigma**2)
-    return UNIT * jnp.sum(t.weight * (depth + SUM_LEAF + 8.0 + argument + node))
+    return UNIT * jnp.sum(t.weight * (depth + argument + node))
 
 
 def gaussian_errors(sigma, q, sign, c, t: Tilted, t_max, depth):
@@ -95,6 +102,7 @@ def level_sets(sigma, t: Tilted):
     """
     size = t.u.size
     log_f = jnp.log(jnp.maximum(t.weight, 1e-300)) - jnp.log(t.step) - jnp.log(t.posterior) + jnp.log(sigma)
+    log_f = lax.optimization_barrier(log_f)
     # log f is concave up to this much convexity; a chord then over-estimates it by at most `sag`
     convexity = -1.0 + (jnp.abs(t.power) + 1.0) / (4.0 * sigma**2)
     sag = jnp.maximum(convexity, 0.0) * t.step**2 / 8.0
@@ -137,11 +145,10 @@ def gaussian_decay(slabs, lengths, frequency):
 
 
 def sinc_envelope(y):
-    """An upper bound of `sup_{y' >= y} |sin y' / y'|`, decreasing in y."""
-    inside = jnp.sin(y) / jnp.where(y > 0, y, 1.0)
-    series = 1.0 - y**2 / 6.0 + y**4 / 120.0
-    central = jnp.maximum(jnp.where(y < 0.05, series, inside), SIDELOBE)
-    return jnp.where(y < jnp.pi, central, jnp.minimum(SIDELOBE, 1.0 / jnp.maximum(y, 1.0)))
+    """An upper bound of `sup_{y' >= y} |sin y' / y'|`, decreasing in y: the Taylor polynomial bounds from above."""
+    s = jnp.minimum(y, 3.0) ** 2
+    central = 1.0 - s / 6.0 * (1.0 - s / 20.0 * (1.0 - s / 42.0 * (1.0 - s / 72.0)))
+    return jnp.where(y < 3.0, jnp.maximum(central, SIDELOBE), jnp.minimum(SIDELOBE, 1.0 / jnp.maximum(y, 1.0)))
 
 
 def _step_error_on_the_axis(sigma, sign, c, step):

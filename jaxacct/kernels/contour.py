@@ -3,8 +3,8 @@
     delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
 
 by the trapezoid rule in t = Im z with step h = 2 pi/period, on `count` nodes.  The characteristic functions of
-all nodes come from one set of quadrature points, turned by a fixed angle per node, so a node costs two
-multiplications a point and no transcendental function.  See README.md of this folder for the error terms.
+all nodes come from one set of quadrature points by one matrix product, without a transcendental function per
+pair of point and node.  See README.md of this folder for the error terms.
 """
 
 from typing import NamedTuple
@@ -16,10 +16,9 @@ from jax import lax
 from jaxacct.kernels import certificate, saddle
 from jaxacct.kernels.law import Law, tilted_gaussian
 
-TOLERANCE = 1e-10
-BLOCK = 16
-CUTS = 16
-DECAY = 30.0
+TOLERANCE = 1e-8
+CUTS = (12.0, 2048.0, 18)
+DECAY = 25.0
 MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
 CANCEL = 5.0
 
@@ -34,44 +33,61 @@ class Nodes(NamedTuple):
     angle: jax.Array  # (count,) Im K(z_k)
     slack: jax.Array  # (count,) bound on the error of e^{K(z_k) - K(c)}
     tail: jax.Array  # bound on the terms that were cut off, over Z
-    images_at: jax.Array
-    images_log: jax.Array
+    images_at: jax.Array  # abscissae of the Chernoff bounds for images to the right
+    images_log: jax.Array  # and their logarithms at eps = 0
+    needs: jax.Array  # (points, nodes) with which the certificate would be narrow
 
 
 class Bracketed(NamedTuple):
-    """A value with certified ends; `ok` false means that the certificate failed (ends are then useless)."""
+    """A value with certified ends; where `ok` is false only the Chernoff bound stands above, and nothing below."""
 
     lower: jax.Array
     estimate: jax.Array
     upper: jax.Array
     ok: jax.Array
+    needs: jax.Array  # (points, nodes) that would do
 
 
-def halving_sum(values):
-    """The sum of a power of two times 3 or fewer terms, halved down to SUM_LEAF terms: a small rounding depth."""
-    while values.shape[-1] > certificate.SUM_LEAF and values.shape[-1] % 2 == 0:
-        half = values.shape[-1] // 2
-        values = values[..., :half] + values[..., half:]
-    return jnp.sum(values, axis=-1)
+def _powers(weight, angle, count):
+    """`w e^{i k angle}` for k < count by repeated rotation, as (count, X) real and imaginary parts."""
+    cosine, sine = jnp.cos(angle), jnp.sin(angle)
+
+    def turn(carry, _):
+        re, im = carry
+        return (re * cosine - im * sine, re * sine + im * cosine), carry
+
+    return lax.scan(turn, (weight, jnp.zeros_like(weight)), None, length=count)[1]
+
+
+def _split(count):
+    """count = inner * outer with both near its root, powers of two first."""
+    inner = 8
+    while inner * inner * 2 < count:
+        inner *= 2
+    return inner, count // inner
 
 
 def _rotations(weight, angle, count):
-    """`sum_j w_j e^{i k angle_j}` for k < count: exact turns every BLOCK nodes, products in between."""
-    turn = jnp.cos(angle), jnp.sin(angle)
+    """`sum_j w_j e^{i k angle_j}` for k < count.
 
-    def block(_, first):
-        start = weight * jnp.cos(first * angle), weight * jnp.sin(first * angle)
+    With k = a + inner b the sum is a matrix product of two short tables of rotations; the points are summed in
+    blocks of certificate.BLOCK first, which keeps the depth of the summation small.
+    """
+    inner, outer = _split(count)
+    left = jnp.stack(_powers(weight, angle, inner))
+    right = jnp.stack(_powers(jnp.ones_like(weight), inner * angle, outer))
+    size = weight.size // certificate.BLOCK
+    left = left.reshape(2 * inner, size, -1)
+    right = right.reshape(2 * outer, size, -1)
+    product = jnp.sum(jnp.einsum("abx,cbx->bac", left, right), axis=0)
+    re = product[:inner, :outer] - product[inner:, outer:]
+    im = product[:inner, outer:] + product[inner:, :outer]
+    return re.T.reshape(-1), im.T.reshape(-1)
 
-        def node(carry, _):
-            re, im = carry
-            following = re * turn[0] - im * turn[1], re * turn[1] + im * turn[0]
-            return following, (halving_sum(re), halving_sum(im))
 
-        return None, lax.scan(node, start, None, length=BLOCK)[1]
-
-    firsts = jnp.arange(0, count, BLOCK).astype(weight.dtype)
-    re, im = lax.scan(block, None, firsts)[1]
-    return re.reshape(-1)[:count], im.reshape(-1)[:count]
+def _depth(points, count):
+    """Relative rounding errors, in units, that one quadrature sum collects on its way."""
+    return 24.0 + 4.5 * sum(_split(count)) + certificate.BLOCK + points / certificate.BLOCK
 
 
 def _gaussian_nodes(sigma, q, sign, c, h, points, count):
@@ -104,32 +120,40 @@ def _finite_nodes(loss, mass, c, t):
     return top + jnp.log(total), re, im, error
 
 
-def _cut_off(law: Law, h, levels, count):
-    """(number of nodes to keep, certified bound of -log|phi| beyond them): the first of CUTS that suffices."""
-    cuts = jnp.ceil(jnp.geomspace(12.0, count, CUTS))
+def _cut_off(law: Law, h, levels):
+    """(nodes needed, certified bound of -log|phi| beyond them): the first of CUTS that suffices."""
+    cuts = jnp.ceil(jnp.geomspace(*CUTS))
     decay = law.mu2 * (h * cuts) ** 2 / 2.0
     if law.gauss_n.size:
         at = jax.vmap(certificate.gaussian_decay, (None, None, 0))
-        each = jax.vmap(at, (0, 0, None))(*levels, h * cuts)
-        decay = decay + law.gauss_n @ each
+        decay = decay + law.gauss_n @ jax.vmap(at, (0, 0, None))(*levels, h * cuts)
     enough = decay >= DECAY
-    chosen = jnp.where(jnp.any(enough), jnp.argmax(enough), cuts.size - 1)
-    return cuts[chosen], decay[chosen]
+    return jnp.where(jnp.any(enough), cuts[jnp.argmax(enough)], 2.0 * cuts[-1])
+
+
+def _decay_at(law: Law, levels, frequency):
+    decay = law.mu2 * frequency**2 / 2.0
+    if law.gauss_n.size:
+        each = jax.vmap(certificate.gaussian_decay, (0, 0, None))(*levels, frequency)
+        decay = decay + law.gauss_n @ each
+    return decay
 
 
 def nodes_at(law: Law, c, h, points, count, images):
     """Evaluate the integrand on the contour Re z = c with step h."""
     index = jnp.arange(count)
     t = h * index
-    parts, levels, depth = [], None, 24.0 + 4.5 * BLOCK
+    parts, levels, need_points = [], None, 0.0 * c
     if law.gauss_n.size:
         each = jax.vmap(_gaussian_nodes, (0, 0, None, None, None, None, None))
         grid, re, im, *levels = each(law.gauss_sigma, law.gauss_q, law.sign, c, h, points, count)
-    keep, decay = _cut_off(law, h, levels, count)
-    t_max = h * (keep - 1.0)
+    need_nodes = _cut_off(law, h, levels)
+    keep = jnp.minimum(need_nodes, float(count))
+    t_max, decay = h * (keep - 1.0), _decay_at(law, levels, h * keep)
     if law.gauss_n.size:
         bound = jax.vmap(certificate.gaussian_errors, (0, 0, None, None, 0, None, None))
-        error = bound(law.gauss_sigma, law.gauss_q, law.sign, c, grid, t_max, depth)
+        error = bound(law.gauss_sigma, law.gauss_q, law.sign, c, grid, t_max, _depth(points, count))
+        need_points = jnp.max(jax.vmap(certificate.points_needed, (0, 0, None))(law.gauss_sigma, grid, h * need_nodes))
         parts.append((law.gauss_n, (grid.log_m, re, im, error)))
     if law.laplace_n.size:
         parts.append((law.laplace_n, jax.vmap(_laplace_nodes, (0, None, None))(law.laplace_scale, c, t)))
@@ -155,7 +179,7 @@ def nodes_at(law: Law, c, h, points, count, images):
     slack = jnp.where(kept, jnp.exp(log_ceiling) * (relative + 8.0 * certificate.UNIT * spread), 0.0)
     log_modulus = jnp.where(kept, log_modulus, -jnp.inf)
     tail = jnp.exp(-decay) / (jnp.pi * t_max)
-    return Nodes(c, k0, h, log_modulus, angle, slack, tail, *images)
+    return Nodes(c, k0, h, log_modulus, angle, slack, tail, *images, jnp.stack([need_points, need_nodes]))
 
 
 def _kernel(nodes: Nodes):
@@ -194,7 +218,7 @@ def errors(nodes: Nodes, epsilon):
     return 1.0000001 * both, jnp.logaddexp(left, right)
 
 
-def _axis(points):
+def axis_nodes(points):
     """Nodes for the work on the real axis, where the trapezoid rule is at its best."""
     return max(32, points // 4)
 
@@ -225,14 +249,14 @@ def _place(law, point, epsilon, axis):
 
 def plan(law: Law, point: saddle.Saddle, epsilon, points, count):
     """The nodes for a saddle point."""
-    c, period, at, log_bound = _place(law, point, epsilon, _axis(points))
+    c, period, at, log_bound = _place(law, point, epsilon, axis_nodes(points))
     return nodes_at(law, c, 2.0 * jnp.pi / period, points, count, (at, log_bound))
 
 
-def reach(law: Law, c, h, points, count):
-    """How many of `count` nodes carry the sum, for sampled Gaussian laws."""
+def reach(law: Law, c, h, points):
+    """How many nodes carry the sum, for sampled Gaussian laws."""
     grid = jax.vmap(tilted_gaussian, (0, 0, None, None, None))(law.gauss_sigma, law.gauss_q, law.sign, c, points)
-    return _cut_off(law, h, jax.vmap(certificate.level_sets)(law.gauss_sigma, grid), count)[0]
+    return _cut_off(law, h, jax.vmap(certificate.level_sets)(law.gauss_sigma, grid))
 
 
 def log_value(law: Law, c, h, keep, epsilon, points, count):
@@ -245,7 +269,7 @@ def log_value(law: Law, c, h, keep, epsilon, points, count):
     angle = law.gauss_n @ jnp.arctan2(im, re)
     k0 = jnp.sum(law.gauss_n * grid.log_m)
     zero = jnp.zeros_like(angle)
-    nodes = Nodes(c, k0, h, log_modulus, angle, zero, 0.0 * c, zero, zero)
+    nodes = Nodes(c, k0, h, log_modulus, angle, zero, 0.0 * c, zero, zero, zero)
     return k0 - c * epsilon + jnp.log(jnp.maximum(sums(nodes, epsilon)[0], 1e-300))
 
 
@@ -265,15 +289,34 @@ def _lower(nodes, epsilon):
 
 def delta(law: Law, epsilon, points, count):
     """log of (lower, estimate, upper) of the finite part of delta(eps)."""
-    point = saddle.for_epsilon(law, epsilon, _axis(points))
+    point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
     nodes = plan(law, point, epsilon, points, count)
     value, _ = sums(nodes, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
     lower, upper = _lower(nodes, epsilon), _upper(nodes, epsilon)
     estimate = log_z + jnp.log(jnp.maximum(value, 1e-300))
     ok = (value > 0) & jnp.isfinite(upper) & (upper - estimate < 0.1)
+    upper = jnp.minimum(jnp.where(ok, upper, jnp.inf), jnp.min(nodes.images_log - nodes.images_at * epsilon))
+    lower, estimate = jnp.where(ok, lower, -jnp.inf), jnp.where(ok, estimate, upper)
     margin = 4.0 * certificate.UNIT * (jnp.abs(log_z) + 4.0)
-    return Bracketed(lower - margin, jnp.clip(estimate, lower - margin, upper), upper + margin, ok)
+    return Bracketed(lower - margin, jnp.clip(estimate, lower - margin, upper), upper + margin, ok, nodes.needs)
+
+
+def sensitivity(law: Law, tangent: Law, epsilon, points, count):
+    """(derivative of log delta along a tangent of the law, minus its derivative in eps, needs).
+
+    The contour stays where it is: the integral does not depend on it.
+    """
+    point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
+    c, period, at, log_bound = _place(law, point, epsilon, axis_nodes(points))
+
+    def log_value(law):
+        nodes = nodes_at(law, c, 2.0 * jnp.pi / period, points, count, (at, log_bound))
+        value, slope = sums(nodes, epsilon)
+        return nodes.k0 + jnp.log(jnp.maximum(value, 1e-300)), (slope / value, nodes.needs)
+
+    _, along, (slope, needs) = jax.jvp(log_value, (law,), (tangent,), has_aux=True)
+    return along, slope, needs
 
 
 def _newton(nodes: Nodes, start, log_delta):
@@ -293,15 +336,16 @@ def epsilon(law: Law, log_delta_low, log_delta_high, points, count, rounds=1):
     The saddle point approximation supplies the first contour.  It is poor where rare large losses put a second
     hump into the tilted law, so every further round places the contour anew at the solution so far.
     """
-    point = saddle.for_delta(law, log_delta_low, _axis(points))
+    point = saddle.for_delta(law, log_delta_low, axis_nodes(points))
 
     def again(_, point):
         nodes = plan(law, point, point.epsilon, points, count)
         solution = _newton(nodes, point.epsilon, log_delta_low)
-        following = saddle.for_epsilon(law, solution, _axis(points), point.c)
+        following = saddle.for_epsilon(law, solution, axis_nodes(points), point.c)
         return following._replace(epsilon=solution, log_delta=log_delta_low)
 
-    point = lax.fori_loop(0, rounds - 1, again, point)
+    if rounds > 1:
+        point = lax.fori_loop(0, rounds - 1, again, point)
     nodes = plan(law, point, point.epsilon, points, count)
     estimate = _newton(nodes, point.epsilon, log_delta_low)
     value, slope = sums(nodes, estimate)
@@ -316,5 +360,7 @@ def epsilon(law: Law, log_delta_low, log_delta_high, points, count, rounds=1):
     below = estimate - 1.02 * (spread + off) / rate
     upper_ok = _upper(nodes, above) + grain / 4.0 <= log_delta_low
     lower_ok = _lower(nodes, below) - grain / 4.0 >= log_delta_high
-    lower, upper = jnp.where(lower_ok, below, -jnp.inf), jnp.where(upper_ok, above, jnp.inf)
-    return Bracketed(lower, estimate, upper, upper_ok & lower_ok)
+    by_chernoff = jnp.min((nodes.images_log - log_delta_low + grain) / nodes.images_at)
+    lower = jnp.where(lower_ok, below, -jnp.inf)
+    upper = jnp.minimum(jnp.where(upper_ok, above, jnp.inf), by_chernoff)
+    return Bracketed(lower, estimate, upper, upper_ok & lower_ok, nodes.needs)

@@ -95,7 +95,8 @@ def tilted_gaussian(sigma, q, sign, c, nodes):
     weight = jnp.exp(exponent - top)
     total = jnp.sum(weight)
     log_m = top + jnp.log(total) + jnp.log(step) - 0.5 * jnp.log(2.0 * jnp.pi)
-    return Tilted(u, step, loss, posterior, weight / total, log_m, power)
+    # without the barrier XLA would evaluate the logarithms again inside every consumer's loop
+    return lax.optimization_barrier(Tilted(u, step, loss, posterior, weight / total, log_m, power))
 
 
 def _gaussian_cumulants(sigma, q, sign, c, nodes):

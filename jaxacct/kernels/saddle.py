@@ -9,22 +9,23 @@ starting values only: the contour integral is exact for every c > 0, and nothing
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxacct.kernels.law import Law, cumulants
 
-ITERATIONS = 15
+ITERATIONS = 14
 
 
 class Saddle(NamedTuple):
     """Contour abscissa with the composed loss's cumulants there and the saddle point approximation."""
 
-    c: object
-    k0: object
-    k2: object
-    epsilon: object
-    log_delta: object
+    c: jax.Array
+    k1: jax.Array  # tilted mean
+    k2: jax.Array  # tilted variance
+    epsilon: jax.Array
+    log_delta: jax.Array
 
 
 def at(law: Law, c, nodes):
@@ -33,55 +34,63 @@ def at(law: Law, c, nodes):
     curvature = k2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
     epsilon = k1 - 1.0 / c - 1.0 / (1.0 + c)
     log_delta = k0 - c * epsilon - jnp.log(c) - jnp.log1p(c) - 0.5 * jnp.log(2.0 * jnp.pi * curvature)
-    return Saddle(c, k0, k2, epsilon, log_delta), curvature
+    return Saddle(c, k1, k2, epsilon, log_delta), curvature
 
 
-def _safeguarded(residual_and_step, w0, down, up):
-    """Newton in w = log c; bisection where a step leaves the bracket or fails to halve the one before."""
+def _safeguarded(law: Law, nodes, first, down, up, residual_and_step):
+    """Newton in w = log c; bisection where a step leaves the bracket or fails to halve the one before.
 
-    def body(_, carry):
-        w, lo, hi, last = carry
-        residual, step = residual_and_step(w)
+    `first` maps the variance at a small abscissa to a starting value of w, or is that value itself.  Returns the
+    last saddle point that was evaluated.
+    """
+    start = jnp.log(1e-3) * jnp.ones_like(law.mu2) if callable(first) else first
+    guessing = callable(first)
+
+    def body(i, carry):
+        w, lo, hi, last, _ = carry
+        saddle, curvature = at(law, jnp.exp(w), nodes)
+        residual, step = residual_and_step(saddle, curvature)
         lo = jnp.where(residual < 0, w, lo)
         hi = jnp.where(residual < 0, hi, w)
         trial = w - jnp.clip(step, -3.0, 3.0)
         newton = (trial > lo) & (trial < hi) & (jnp.abs(step) < 0.5 * last)
         following = jnp.where(newton, trial, 0.5 * (lo + hi))
-        return following, lo, hi, jnp.abs(following - w) + 1e-12
+        last = jnp.abs(following - w) + 1e-12
+        if guessing:
+            w0 = first(saddle)
+            following = jnp.where(i == 0, w0, following)
+            lo, hi = jnp.where(i == 0, w0 - down, lo), jnp.where(i == 0, w0 + up, hi)
+            last = jnp.where(i == 0, jnp.inf, last)
+        return following, lo, hi, last, saddle
 
-    return lax.fori_loop(0, ITERATIONS, body, (w0, w0 - down, w0 + up, jnp.inf * jnp.ones_like(w0)))[0]
+    nothing = jnp.zeros_like(start)
+    carry = (start, start - down, start + up, jnp.full_like(start, jnp.inf), Saddle(*([nothing] * 5)))
+    return lax.fori_loop(0, ITERATIONS, body, carry)[-1]
 
 
 def for_delta(law: Law, log_delta, nodes):
     """The saddle whose approximate delta is the one asked for."""
-    _, _, k2 = cumulants(law, 1e-3, nodes)
-    w0 = 0.5 * jnp.log(2.0 * jnp.maximum(-log_delta, 0.5) / k2)
     target = jnp.minimum(log_delta, -0.02)
 
-    def residual_and_step(w):
-        c = jnp.exp(w)
-        saddle, curvature = at(law, c, nodes)
+    def residual_and_step(saddle, curvature):
         reached = jnp.minimum(saddle.log_delta, -0.01)
-        residual = target - reached
-        step = jnp.log(reached / target) * (-reached) / (c**2 * curvature)
-        return residual, step
+        return target - reached, jnp.log(reached / target) * (-reached) / (saddle.c**2 * curvature)
 
-    w = _safeguarded(residual_and_step, w0, 16.0, 4.0)
-    return at(law, jnp.exp(w), nodes)[0]
+    def first(saddle):
+        return 0.5 * jnp.log(2.0 * jnp.maximum(-log_delta, 0.5) / saddle.k2)
+
+    return _safeguarded(law, nodes, first, 16.0, 4.0, residual_and_step)
 
 
 def for_epsilon(law: Law, epsilon, nodes, start=None):
-    """The saddle for a given eps, from a starting abscissa or from the untilted variance."""
-    if start is None:
-        _, k1, k2 = cumulants(law, 1e-3, nodes)
-        gap = epsilon - k1
-        start = (gap + jnp.sqrt(gap**2 + 4.0 * k2)) / (2.0 * k2)
+    """The saddle for a given eps, from a starting abscissa or from the untilted mean and variance."""
 
-    def residual_and_step(w):
-        c = jnp.exp(w)
-        saddle, curvature = at(law, c, nodes)
+    def residual_and_step(saddle, curvature):
         residual = saddle.epsilon - epsilon
-        return residual, residual / (c * curvature)
+        return residual, residual / (saddle.c * curvature)
 
-    w = _safeguarded(residual_and_step, jnp.log(start), 12.0, 4.0)
-    return at(law, jnp.exp(w), nodes)[0]
+    def first(saddle):
+        gap = epsilon - saddle.k1
+        return jnp.log((gap + jnp.sqrt(gap**2 + 4.0 * saddle.k2)) / (2.0 * saddle.k2))
+
+    return _safeguarded(law, nodes, first if start is None else jnp.log(start), 12.0, 4.0, residual_and_step)

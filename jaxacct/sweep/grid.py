@@ -1,0 +1,218 @@
+"""A grid of DP-SGD configurations: fields in, one validated row per configuration out.
+
+Of noise_multiplier, sampling_probability, steps, epsilon and delta exactly one is left out: it is solved for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxacct.validation import (
+    COUNT,
+    DELTA,
+    NON_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    Constraint,
+    InputError,
+    broadcast_shape,
+    check,
+    choice,
+)
+
+FIELDS: dict[str, Constraint] = {
+    "dataset_size": COUNT,
+    "batch_size": POSITIVE,
+    "epochs": POSITIVE,
+    "noise_multiplier": POSITIVE,
+    "sampling_probability": PROBABILITY,
+    "steps": COUNT,
+    "target_epsilon": POSITIVE,
+    "target_delta": DELTA,
+    "epsilon": NON_NEGATIVE,
+    "delta": DELTA,
+}
+"""Every input of a configuration with the values it may take, in the order of the result's columns."""
+
+QUANTITIES = ("noise_multiplier", "sampling_probability", "steps", "epsilon", "delta")
+"""What a configuration may be solved for."""
+
+MODES = ("product", "zip")
+COUNTS = ("dataset_size", "batch_size", "steps")
+LARGEST_GRID = 10_000_000
+"""Most configurations in one grid; a larger product is refused before it is built."""
+
+_RANGE_KEYS = ("start", "stop", "num", "scale")
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Configurations, one per row: a name, the quantity solved for, and float64 inputs with NaN where absent."""
+
+    name: np.ndarray
+    quantity: np.ndarray
+    inputs: dict[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return self.quantity.size
+
+    def take(self, rows: Any) -> Grid:
+        """The rows of a NumPy index."""
+        inputs = {field: column[rows] for field, column in self.inputs.items()}
+        return Grid(self.name[rows], self.quantity[rows], inputs)
+
+
+def expand(
+    fields: Mapping[str, Any], *, mode: str = "product", quantity: str | None = None, name: str = ""
+) -> Grid:
+    """The configurations of named fields: their product (the last field varies fastest), or zipped.
+
+    A field is a number, an array, or a range `{"start": 0.5, "stop": 8, "num": 5, "scale": "log"}`, both ends
+    included; a range of a count is rounded to whole numbers.  `dataset_size` with `batch_size` gives
+    `sampling_probability = batch_size / dataset_size`, and `epochs` with them
+    `steps = ceil(epochs * dataset_size / batch_size)`.  `target_epsilon` and `epsilon` are one field, and so are
+    `target_delta` and `delta`.
+
+    Raises InputError, one line, for unknown or missing fields, values outside their limits (with the index),
+    and zipped fields that do not broadcast.
+
+    >>> g = expand({"noise_multiplier": [1.0, 2.0], "sampling_probability": 0.01, "steps": [10, 20], "delta": 1e-5})
+    >>> len(g), str(g.quantity[0]), g.inputs["steps"].tolist()
+    (4, 'epsilon', [10.0, 20.0, 10.0, 20.0])
+    """
+    choice("mode", mode, MODES)
+    if quantity is not None:
+        choice("quantity", quantity, QUANTITIES)
+    for field in fields:
+        if field not in FIELDS:
+            raise InputError(f"unknown field {field!r}{suggest(field, FIELDS)}")
+    axes = {field: _axis(field, value) for field, value in fields.items()}
+    solved = _quantity(axes, quantity)
+    size = math.prod(np.size(axis) for axis in axes.values()) if mode == "product" else 0
+    if size > LARGEST_GRID:
+        raise InputError(f"the grid has {size:,} configurations; at most {LARGEST_GRID:,} fit, so split the file")
+    if mode == "product":
+        meshed = np.meshgrid(*(np.ravel(axis) for axis in axes.values()), indexing="ij")
+    else:
+        shape = broadcast_shape({field: np.shape(axis) for field, axis in axes.items()})
+        meshed = [np.broadcast_to(axis, shape) for axis in axes.values()]
+    columns = {field: np.array(column, np.float64).ravel() for field, column in zip(axes, meshed, strict=True)}
+    columns = _rename(_derive(columns), solved)
+    rows = next(iter(columns.values())).size
+    inputs = {field: columns[field] for field in FIELDS if field in columns}
+    return Grid(np.full(rows, name, dtype=object), np.full(rows, solved, dtype=object), inputs)
+
+
+def concatenate(grids: Sequence[Grid]) -> Grid:
+    """The rows of several grids one after the other; an input that one of them lacks is NaN there."""
+    fields = [field for field in FIELDS if any(field in grid.inputs for grid in grids)]
+    inputs = {
+        field: np.concatenate([grid.inputs.get(field, np.full(len(grid), np.nan)) for grid in grids])
+        for field in fields
+    }
+    name, quantity = (np.concatenate([getattr(g, word) for g in grids]) for word in ("name", "quantity"))
+    return Grid(name, quantity, inputs)
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown word: the near match, or everything that is known."""
+    words = list(known)
+    near = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else f"; use one of {', '.join(words)}"
+
+
+def _axis(field: str, value: Any) -> np.ndarray:
+    if isinstance(value, Mapping):
+        value = _range(field, value)
+    axis = np.asarray(check(field, value, FIELDS[field]))
+    if axis.size == 0:
+        raise InputError(f"{field} is empty; give at least one value")
+    return axis
+
+
+def _range(field: str, value: Mapping[str, Any]) -> np.ndarray:
+    for key in value:
+        if key not in _RANGE_KEYS:
+            raise InputError(f"{field} range has an unknown key {key!r}{suggest(key, _RANGE_KEYS)}")
+    for key in _RANGE_KEYS[:3]:
+        if key not in value:
+            raise InputError(f"{field} range lacks {key!r}; write {{start = 0.5, stop = 8, num = 5}}")
+    start = check(f"{field}.start", value["start"], FIELDS[field])
+    stop = check(f"{field}.stop", value["stop"], FIELDS[field])
+    num = check(f"{field}.num", value["num"], COUNT)
+    if not all(isinstance(end, float) for end in (start, stop, num)):
+        raise InputError(f"{field} range must have single numbers for start, stop and num")
+    if num > LARGEST_GRID:
+        raise InputError(f"{field}.num = {int(num)} must be <= {LARGEST_GRID}; use fewer values")
+    scale = choice(f"{field}.scale", value.get("scale", "linear"), ("linear", "log"))
+    if scale == "log" and min(start, stop) <= 0:
+        raise InputError(f"{field} range on a log scale must have start and stop > 0; use scale = 'linear'")
+    values = (np.geomspace if scale == "log" else np.linspace)(start, stop, int(num))
+    return np.rint(values) if field in COUNTS else values
+
+
+def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
+    """What the fields leave open; a grid that leaves nothing open, or too much, is refused."""
+    for first, second in (
+        ("epsilon", "target_epsilon"),
+        ("delta", "target_delta"),
+        ("sampling_probability", "batch_size"),
+        ("steps", "epochs"),
+    ):
+        if first in axes and second in axes:
+            raise InputError(f"{first} and {second} say the same thing twice; leave one of them out")
+    if ("dataset_size" in axes) != ("batch_size" in axes):
+        lone, other = ("dataset_size", "batch_size")[:: 1 if "dataset_size" in axes else -1]
+        raise InputError(f"{lone} needs {other}; give both, or sampling_probability instead")
+    if "epochs" in axes and "dataset_size" not in axes:
+        raise InputError("epochs needs dataset_size and batch_size; give both, or steps instead")
+    present = {field.removeprefix("target_") for field in axes}
+    present |= {"sampling_probability"} if "batch_size" in axes else set()
+    present |= {"steps"} if "epochs" in axes else set()
+    missing = [quantity for quantity in QUANTITIES if quantity not in present]
+    if stated is not None:
+        if stated not in missing:
+            raise InputError(f"quantity = {stated!r} is given as well as asked for; leave {stated} out")
+        missing.remove(stated)
+        if missing:
+            raise InputError(f"{_and(missing)} missing; {stated} needs the four others")
+        return stated
+    if not missing:
+        raise InputError(f"nothing is left to solve for; leave out one of {', '.join(QUANTITIES)}")
+    if len(missing) > 1:
+        raise InputError(f"{_and(missing)} missing; leave out only the one to be solved for")
+    return missing[0]
+
+
+def _and(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]} are" if len(words) > 1 else f"{words[0]} is"
+
+
+def _derive(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Sampling probability and steps from data-set size, batch size and epochs."""
+    if "batch_size" not in columns:
+        return columns
+    size, batch = columns["dataset_size"], columns["batch_size"]
+    large = np.flatnonzero(batch > size)
+    if large.size:
+        pair = f"batch_size = {batch[large[0]]:g} must be <= dataset_size = {size[large[0]]:g}"
+        raise InputError(f"{pair}; use a smaller batch_size")
+    derived = {"sampling_probability": batch / size}
+    if "epochs" in columns:
+        exact = columns["epochs"] * size / batch
+        derived["steps"] = np.maximum(np.ceil(exact * (1.0 - 1e-15)), 1.0)  # 1e-15: rounding adds no step
+        check("steps", derived["steps"], COUNT)
+    return columns | derived
+
+
+def _rename(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray]:
+    """Targets under the names of the calibration functions, questions under those of epsilon and delta."""
+    prefix = "" if solved in ("epsilon", "delta") else "target_"
+    words = {f"{p}{word}": f"{prefix}{word}" for word in ("epsilon", "delta") for p in ("", "target_")}
+    return {words.get(field, field): column for field, column in columns.items()}

@@ -1,0 +1,61 @@
+"""A progress bar on standard error: rows done, rate and time left."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+WIDTH = 24
+
+
+class Progress:
+    """Redraws one line on a terminal; elsewhere writes a line per update, at most one a second.
+
+    `show` None means only on a terminal.
+    """
+
+    def __init__(self, total: int, show: bool | None) -> None:
+        self._total = total
+        self._terminal = sys.stderr.isatty()
+        self._show = self._terminal if show is None else show
+        self._begin = time.monotonic()
+        self._last = 0.0
+        self._widest = 0
+
+    def update(self, done: int) -> None:
+        """Show that so many rows are done."""
+        now = time.monotonic()
+        if not self._show or not (self._terminal or done == self._total or now - self._last >= 1.0):
+            return
+        self._last = now
+        line = bar(done, self._total, now - self._begin)
+        self._widest = max(self._widest, len(line))
+        text = f"\r{line:<{self._widest}}" if self._terminal else f"{line}\n"
+        print(text, end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the line as it stands and go to the next one."""
+        if self._show and self._terminal and self._widest:
+            print(file=sys.stderr, flush=True)
+
+
+def bar(done: int, total: int, seconds: float) -> str:
+    """One line of progress.
+
+    >>> bar(512, 1024, 2.0)
+    '[############............] 512/1,024  256 rows/s  0:02 left'
+    """
+    filled = WIDTH * done // total
+    picture = f"[{'#' * filled}{'.' * (WIDTH - filled)}] {done:,}/{total:,}"
+    if done == 0 or seconds <= 0.0:
+        return picture
+    rate = done / seconds
+    speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+    tail = f"{_clock((total - done) / rate)} left" if done < total else f"in {_clock(seconds)}"
+    return f"{picture}  {speed} rows/s  {tail}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,154 @@
+"""Grid files: TOML blocks of lists and ranges, or a CSV with one configuration per row."""
+
+from __future__ import annotations
+
+import csv
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxacct.sweep.grid import FIELDS, Grid, concatenate, expand, suggest
+from jaxacct.validation import InputError
+
+_SETTINGS = ("name", "quantity", "zip")
+_COLUMNS = ("name", "quantity", *FIELDS)
+
+
+def read_grid(path: str | os.PathLike[str]) -> Grid:
+    """Read and validate a grid file; whatever is wrong with it raises InputError, one line, with the place.
+
+    A TOML grid is a list of blocks; every block is the product of its lists and ranges (the last one written
+    varies fastest), or with `zip = true` its lists side by side::
+
+        [defaults]                      # optional, shared by all blocks; a block may override
+        target_delta = [1e-5, 1e-6]
+
+        [[block]]
+        name = "MNIST"                  # optional, the result's first column
+        dataset_size = 60000            # with batch_size: sampling_probability = batch_size / dataset_size
+        batch_size = [128, 256]
+        epochs = [10, 20]               # steps = ceil(epochs * dataset_size / batch_size)
+        target_epsilon = {start = 0.25, stop = 16, num = 7, scale = "log"}
+
+    Of noise_multiplier, sampling_probability, steps, epsilon (or target_epsilon) and delta (or target_delta)
+    a block leaves out exactly one, which is solved for; `quantity = "..."` may state it.  A file without
+    `[[block]]` is one block.  A CSV has the same names as columns, among them `name` and `quantity`; an empty
+    cell is a value left out.
+    """
+    path = Path(path)
+    readers = {".toml": _read_toml, ".csv": _read_csv}
+    if path.suffix.lower() not in readers:
+        raise InputError(f"{path}: a grid must end in .toml or .csv")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: cannot be read: it is not UTF-8 text") from None
+    try:
+        return readers[path.suffix.lower()](text)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _read_toml(text: str) -> Grid:
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"not valid TOML: {' '.join(str(error).split())}") from None
+    defaults = document.pop("defaults", {})
+    if not isinstance(defaults, Mapping):
+        raise InputError("defaults must be a table; write [defaults]")
+    if "block" not in document:
+        return _block(defaults | document, "the grid")
+    blocks = document.pop("block")
+    if not isinstance(blocks, list) or not blocks or not all(isinstance(block, Mapping) for block in blocks):
+        raise InputError("block must be an array of tables; write [[block]]")
+    for key in document:
+        hint = "; write shared fields under [defaults]" if key in FIELDS else suggest(key, ("block", "defaults"))
+        raise InputError(f"unknown top-level key {key!r}{hint}")
+    return concatenate(
+        [_block(defaults | block, f"block {block.get('name', i)!r}") for i, block in enumerate(blocks, 1)]
+    )
+
+
+def _block(entries: Mapping[str, Any], place: str) -> Grid:
+    for key, value in entries.items():
+        if key not in _SETTINGS and key not in FIELDS:
+            raise InputError(f"{place}: unknown key {key!r}{suggest(key, (*FIELDS, *_SETTINGS))}")
+        wanted = {"name": str, "quantity": str, "zip": bool}.get(key)
+        if wanted and not isinstance(value, wanted):
+            kind = "true or false" if wanted is bool else "text in quotes"
+            raise InputError(f"{place}: {key} = {value!r} must be {kind}")
+    fields = {key: value for key, value in entries.items() if key not in _SETTINGS}
+    mode = "zip" if entries.get("zip", False) else "product"
+    try:
+        return expand(fields, mode=mode, quantity=entries.get("quantity"), name=entries.get("name", ""))
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+
+
+def _read_csv(text: str) -> Grid:
+    rows = [(number, cells) for number, cells in _lines(text) if any(cell.strip() for cell in cells)]
+    if len(rows) < 2:
+        raise InputError("no configurations; write a header line and one line per configuration")
+    header = [cell.strip() for cell in rows[0][1]]
+    for index, column in enumerate(header):
+        if column not in _COLUMNS:
+            raise InputError(f"unknown column {column!r}{suggest(column, _COLUMNS)}")
+        if column in header[:index]:
+            raise InputError(f"column {column!r} appears twice; leave one out")
+    records = [_record(header, number, cells) for number, cells in rows[1:]]
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for index, record in enumerate(records):
+        pattern = (record.get("quantity"), *(field for field in record if field in FIELDS))
+        groups.setdefault(pattern, []).append(index)
+    order = np.concatenate([np.asarray(group) for group in groups.values()])
+    numbers = [number for number, _ in rows[1:]]
+    grid = concatenate([_group([records[i] for i in g], [numbers[i] for i in g]) for g in groups.values()])
+    return grid.take(np.argsort(order))
+
+
+def _lines(text: str) -> list[tuple[int, list[str]]]:
+    reader = csv.reader(text.splitlines(), strict=True)
+    try:
+        return [(reader.line_num, cells) for cells in reader]
+    except csv.Error as error:
+        raise InputError(f"line {reader.line_num}: not valid CSV: {error}") from None
+
+
+def _record(header: list[str], number: int, cells: list[str]) -> dict[str, Any]:
+    """One line: text for name and quantity, numbers for the rest, nothing for empty cells."""
+    if len(cells) != len(header):
+        raise InputError(f"line {number}: {len(cells)} cells under a header of {len(header)}")
+    record: dict[str, Any] = {}
+    for column, cell in zip(header, (cell.strip() for cell in cells), strict=True):
+        if cell and column in FIELDS:
+            try:
+                record[column] = float(cell)
+            except ValueError:
+                limit = FIELDS[column].limit
+                raise InputError(f"line {number}: {column} = {cell!r} must be a number {limit}") from None
+        elif cell:
+            record[column] = cell
+    return record
+
+
+def _group(records: list[dict[str, Any]], numbers: list[int]) -> Grid:
+    """Lines that fill in the same columns, as one grid; an error names the line."""
+    fields = [field for field in records[0] if field in FIELDS]
+    quantity = records[0].get("quantity")
+    try:
+        grid = expand({f: [r[f] for r in records] for f in fields}, mode="zip", quantity=quantity)
+    except InputError:
+        for number, record in zip(numbers, records, strict=True):
+            try:
+                expand({field: record[field] for field in fields}, mode="zip", quantity=quantity)
+            except InputError as error:
+                raise InputError(f"line {number}: {error}") from None
+        raise
+    return Grid(np.array([r.get("name", "") for r in records], dtype=object), grid.quantity, grid.inputs)
