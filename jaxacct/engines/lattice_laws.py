@@ -205,7 +205,7 @@ class SampledGaussian:
         return step
 
     def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool) -> Placed:
-        rise, bottom = (0.0, 0.0) if upper else self._contracted(step)
+        rise, bottom, inexact = (0.0, 0.0, 0.0) if upper else self._contracted(step)
         origin = float(np.log1p(-self.q)) + rise
         last = _last(extent, origin, step, nodes)
         u = kernel.gaussian_nodes(self.sigma, self.q, rise, step, nodes)
@@ -223,10 +223,11 @@ class SampledGaussian:
             a, b = a.at[0].set(0.0), b.at[0].set(0.0)
             pairs = [(0, bottom)]
         atoms = _atoms(nodes, pairs, upper)
-        return _placed(self, (a, b, eta), atoms, origin, step, last, upper, self._shift(rise, last * step), infinity)
+        shift = self._shift(rise, last * step) + inexact
+        return _placed(self, (a, b, eta), atoms, origin, step, last, upper, shift, infinity)
 
-    def _contracted(self, step: float) -> tuple[float, float]:
-        """Rise of a node 0 that is the mean ratio of everything below node 1 = node 0 + step, and that mass.
+    def _contracted(self, step: float) -> tuple[float, float, float]:
+        """Rise of a node 0 that is the mean ratio of all below node 1 = node 0 + step, that mass, and its error.
 
         All mass below node 1 is replaced by its conditional mean (a post-processing), because no mass could be
         merged onto the infimum itself.
@@ -237,12 +238,13 @@ class SampledGaussian:
             return float(self._rise(u)) - self._mean_rise(u) - step
 
         if excess(low) > 0:
-            return max(float(self._rise(low)) - step, 0.0), 0.0
+            return max(float(self._rise(low)) - step, 0.0), 0.0, 0.0
         if excess(high) < 0:
-            return -float(np.log1p(-self.q)), 1.0
+            return -float(np.log1p(-self.q)), 1.0, 0.0
         rise = self._mean_rise(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15)))
         edge = float(kernel.gaussian_nodes(self.sigma, self.q, rise, step, 2)[1])
-        return self._mean_rise(edge), float(ndtr(edge)) * (1.0 - UNIT * (8.0 + 8.0 * min(edge, 0.0) ** 2))
+        mass = float(ndtr(edge)) * (1.0 - UNIT * (8.0 + 8.0 * min(edge, 0.0) ** 2))
+        return rise, mass, abs(self._mean_rise(edge) - rise)
 
     def _shift(self, rise: float, span: float) -> float:
         """Error of the stored node positions: p_k |error of y_k|, p_k = q e^{y_k}/mix_k."""
@@ -303,12 +305,10 @@ class Laplace:
 
     def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool) -> Placed:
         edge, (low, top) = 1.0 / self.scale, self.extent(0.0, 0.0)
-        if upper:
-            origin, first, bottom = low, -edge, 0.5
-        else:
-            origin, first, bottom = self._contracted(step)
+        origin, first, bottom, inexact = (low, -edge, 0.5, 0.0) if upper else self._contracted(step)
         cells = (top - origin) / step
-        on_node = abs(cells - round(cells)) * step <= 1e-14 * (1.0 + abs(top) + abs(origin))
+        snap = 32.0 * UNIT * (abs(top) + abs(origin) + top - origin)
+        on_node = abs(cells - round(cells)) * step <= snap
         last = int(np.clip(round(cells) if on_node else np.ceil(cells), 1, nodes - 2))
         if not upper and bottom == 1.0:
             zero = jnp.zeros(nodes)
@@ -321,26 +321,29 @@ class Laplace:
         if on_node:
             pairs.append((last, atom))
         else:
-            share = -np.expm1(origin + (last - 1) * step - top) / -np.expm1(-step) * np.exp(top - origin - last * step)
+            share = float(np.clip(np.expm1(top - origin - (last - 1) * step) / np.expm1(step), 0.0, 1.0))
             a, b = a.at[last - 1].add(atom * (1 - share)), b.at[last - 1].add(atom * share)
             eta = eta.at[last - 1].add(1e-9)
         heavy = self.q * np.exp(edge - top)
-        shift = 8.0 * UNIT * heavy * (4 * edge + abs(np.log(self.q)) + 4.0) + 2e-14 * (1.0 + abs(top))
+        shift = 8.0 * UNIT * heavy * (4 * edge + abs(np.log(self.q)) + 4.0) + snap + inexact
         return _placed(self, (a, b, eta), _atoms(nodes, pairs, upper), origin, step, last, upper, float(shift), 0.0)
 
-    def _contracted(self, step: float) -> tuple[float, float, float]:
-        """Origin, base loss and mass of the mean of everything below node 1 (see SampledGaussian)."""
+    def _contracted(self, step: float) -> tuple[float, float, float, float]:
+        """Origin, base loss and mass of the mean of all below node 1, and its error (see SampledGaussian)."""
         edge = 1.0 / self.scale
 
         def excess(v: float) -> float:
             return float(self._ratio(v) - self._ratio(self._log_mean(v))) - step
 
         if excess(edge) <= 0:
-            return 0.0, 0.0, 1.0
+            return 0.0, 0.0, 1.0, 0.0
         v = float(brentq(excess, -edge, edge, xtol=1e-15, rtol=1e-15))
         mean = self._log_mean(v)
+        origin = float(self._ratio(mean))
+        v = min(mean + float(np.log1p(np.exp(origin - mean) / self.q * np.expm1(step))), edge)
         mass = (1.0 - 0.5 * np.exp(-0.5 * (edge + v))) * (1.0 - 1e-14 * (1.0 + edge))
-        return float(self._ratio(mean)), mean, float(mass)
+        inexact = abs(float(self._ratio(self._log_mean(v))) - origin)
+        return origin, mean, float(mass), inexact
 
 
 @dataclass(frozen=True)
@@ -373,10 +376,9 @@ class Finite:
         exact = np.abs(far - nearest) * step <= shift
         k = np.where(exact, nearest, np.floor(far)).astype(np.int64)
         right = np.where(exact, 0.0, -np.expm1((k - far) * step) / -np.expm1(-step)) if upper else np.zeros(far.size)
-        rounding = 1.0 + (32.0 if upper else -32.0) * UNIT * (1.0 + np.where(exact, 0.0, 1.0 / step) * shift)
         left = np.expm1((k + 1 - far) * step) / np.expm1(step) if upper else np.ones(far.size)
         mass = np.zeros(nodes)
         np.add.at(mass, k, self.mass * np.where(exact, 1.0, left))
         np.add.at(mass, k + 1, self.mass * right)
-        mass *= np.max(rounding) if upper else np.min(rounding)
+        mass *= 1.0 + (32.0 if upper else -32.0) * UNIT
         return Placed(jnp.asarray(mass), origin, 1.0, 0.0, self.count, 2.0 * float(shift), 0.0, 0.0)

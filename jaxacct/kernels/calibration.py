@@ -12,6 +12,7 @@ from jax import lax
 
 from jaxacct.kernels import contour, saddle
 from jaxacct.kernels.law import Law, cumulants
+from jaxacct.kernels.special import log1p
 
 SADDLE_ITERATIONS = 12
 SECANT_ITERATIONS = 4
@@ -43,7 +44,7 @@ def solve(sign, base, unknown, x0, c0, epsilon, log_delta, points, count, rounds
         c = jnp.exp(w)
         (k0, k1, k2), (k0_x, k1_x, _) = jax.jvp(lambda v: cumulants(law_at(v), c, axis), (x,), (one,))
         curvature = k2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
-        value = k0 - c * epsilon - jnp.log(c) - jnp.log1p(c) - 0.5 * jnp.log(2.0 * jnp.pi * curvature)
+        value = k0 - c * epsilon - jnp.log(c) - log1p(c) - 0.5 * jnp.log(2.0 * jnp.pi * curvature)
         dx = -jnp.clip((value - log_delta) / k0_x, -0.7, 0.7)
         gap = k1 + k1_x * dx - 1.0 / c - 1.0 / (1.0 + c) - epsilon
         return w - jnp.clip(gap / (c * curvature), -0.7, 0.7), x + dx

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxacct.kernels.law import Law, Tilted, cumulants, quadrature_range
+from jaxacct.kernels.special import log1p
 
 UNIT = 2.0**-53
 LEVELS = 20
@@ -28,7 +29,7 @@ def _range_error(sigma, q, sign, t: Tilted):
     both = jnp.exp(second - t.log_m)
     remove = first * (tail(hi) + tail(-lo)) + both * (tail(hi - shift) + tail(shift - lo))
     c = -a
-    by_floor = -c * jnp.log1p(-q) - t.log_m + jnp.log(tail(-lo))
+    by_floor = -c * log1p(-q) - t.log_m + jnp.log(tail(-lo))
     move = c * q / sigma
     by_jensen = 0.5 * move**2 + 0.5 * move / sigma - t.log_m + jnp.log(tail(-lo - move))
     add = jnp.exp(jnp.minimum(by_floor, by_jensen)) + jnp.exp(-c * t.loss[-1] - t.log_m) * tail(hi)
@@ -41,14 +42,14 @@ def _step_error(sigma, q, sign, t: Tilted, t_max):
     `|mix(x + ia)|` and its argument are monotone in x, so each cell is bounded by its worse end.
     """
     y = t.u / sigma - 0.5 / sigma**2
-    odds = jnp.exp(jnp.log(q) - jnp.log1p(-q) + jnp.minimum(y, 600.0))
+    odds = jnp.exp(jnp.log(q) - log1p(-q) + jnp.minimum(y, 600.0))
     nearest = jnp.minimum(jnp.abs(t.u[:-1]), jnp.abs(t.u[1:])) * (t.u[:-1] * t.u[1:] > 0)
 
     def log_error(alpha):
         angle = alpha / sigma
         sine, cosine = jnp.sin(angle), jnp.cos(angle)
         argument = jnp.arctan2(odds * sine, 1.0 + odds * cosine)
-        log_shrink = 0.5 * jnp.log1p(-4.0 * odds / (1.0 + odds) ** 2 * jnp.sin(0.5 * angle) ** 2)
+        log_shrink = 0.5 * log1p(-4.0 * odds / (1.0 + odds) ** 2 * jnp.sin(0.5 * angle) ** 2)
         log_modulus = t.loss + log_shrink
         floor = t.loss + jnp.log(jnp.cos(0.5 * angle))
         lowest = jnp.where(angle <= 0.5 * jnp.pi, log_modulus, floor)
@@ -58,7 +59,7 @@ def _step_error(sigma, q, sign, t: Tilted, t_max):
         top = jnp.max(exponent)
         total = top + jnp.log(jnp.sum(jnp.exp(exponent - top)) * t.step) - 0.5 * jnp.log(2.0 * jnp.pi)
         decay = 2.0 * jnp.pi * alpha / t.step
-        return 0.5 * alpha**2 + total - t.log_m + jnp.log(2.0) - decay - jnp.log1p(-jnp.exp(-decay))
+        return 0.5 * alpha**2 + total - t.log_m + jnp.log(2.0) - decay - log1p(-jnp.exp(-decay))
 
     widest = jnp.pi * sigma
     wanted = jnp.minimum(2.0 * jnp.pi / t.step - t_max * jnp.max(t.posterior * (t.weight > 1e-12)) / sigma, 9.5)
@@ -111,8 +112,10 @@ def level_sets(sigma, t: Tilted):
     valley_right = lax.cummin(jnp.where(index < peak, jnp.inf, log_f))
     valley_left = lax.cummin(jnp.where(index > peak, jnp.inf, log_f), reverse=True)
     valley = jnp.where(index >= peak, valley_right, valley_left)
-    other = jnp.argmax(jnp.where(log_f > valley, log_f, -jnp.inf))
-    floors = jnp.stack([-jnp.inf, jnp.where(log_f[other] > valley[other], valley[other], jnp.inf)])
+    rising = log_f > valley
+    other = jnp.where(jnp.any(rising), jnp.argmax(jnp.where(rising, log_f, -jnp.inf)), peak)
+    # without a second mode its floor is its top, and its slabs are empty
+    floors = jnp.stack([-jnp.inf, jnp.minimum(valley[other], log_f[other])])
 
     def length(mode, level):
         outside = log_f < level
@@ -131,7 +134,7 @@ def level_sets(sigma, t: Tilted):
 
     def stack(mode, floor):
         levels = jnp.maximum(log_f[mode] - jnp.linspace(0.0, 5.5, LEVELS) ** 2 / 2.0, floor)
-        heights = jnp.where(floor < jnp.inf, jnp.exp(levels - sag), 0.0)
+        heights = jnp.exp(levels - sag)
         lengths = jax.vmap(length, (None, 0))(mode, levels[:-1])
         return heights[:-1] - heights[1:], lengths
 
@@ -174,4 +177,4 @@ def chernoff(law: Law, c, nodes):
         step = (hi - lo) / (nodes - 1)
         axis = jax.vmap(_step_error_on_the_axis, (0, None, None, 0))
         allowance = allowance + jnp.sum(law.gauss_n * axis(law.gauss_sigma, law.sign, c, step))
-    return cumulants(law, c, nodes)[0] + allowance + c * jnp.log(c) - (1.0 + c) * jnp.log1p(c)
+    return cumulants(law, c, nodes)[0] + allowance + c * jnp.log(c) - (1.0 + c) * log1p(c)

@@ -25,6 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxacct.kernels.special import log1p
+
 __all__ = [
     "UNIT",
     "gaussian_cells",
@@ -50,7 +52,7 @@ def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int
     u_0 = -inf when shift is 0, the infimum of the log likelihood ratio.  0 < q < 1; shape (nodes,).
     """
     rise = shift + step * jnp.arange(nodes)
-    y = jnp.log1p(-q) - jnp.log(q) + rise + jnp.log(-jnp.expm1(-rise))
+    y = log1p(-q) - jnp.log(q) + rise + jnp.log(-jnp.expm1(-rise))
     return sigma * y + 0.5 / sigma
 
 
@@ -137,7 +139,7 @@ def laplace_cells(
     of width d of which c is inside, b = 2 e^{-c/2} expm1(c/2)^2/expm1(d), a = 2 expm1(c/2) expm1(d - c/2)/expm1(d),
     times the density at v_k.  Returns a, b, eta of shape (nodes,), as `gaussian_cells`.
     """
-    position = first + jnp.log1p(ratio * jnp.expm1(step * jnp.arange(nodes + 1)))
+    position = first + log1p(ratio * jnp.expm1(step * jnp.arange(nodes + 1)))
     v, width = position[:-1], jnp.diff(position)
     inside = jnp.clip(1.0 / scale - v, 0.0, width)
     used = (jnp.arange(nodes) < last) & (inside > 0)

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxacct.kernels.special import log1p
+
 TAIL = 40.0
 """Nats of Gaussian tail kept inside the quadrature range: e^-40 is 4e-18."""
 
@@ -49,14 +51,17 @@ class Tilted(NamedTuple):
 def log_mix(sigma, q, u):
     """`log(1 - q + q e^y)` with `y = u/sigma - 1/(2 sigma^2)`, and `q e^y / mix`; 0 < q < 1."""
     y = u / sigma - 0.5 / sigma**2
-    high = y > 30.0  # there the mixture is written around e^y, which may overflow
-    grown = jnp.expm1(jnp.where(high, -y, y))
-    excess = jnp.where(high, (1.0 - q) * grown, q * grown)
-    # 1 + excess cancels when q is near one and y is low: add positive numbers instead
-    low = (q > 0.5) & (y < -1.0)
-    mix = jnp.where(low, (1.0 - q) + q * (1.0 + grown), 1.0 + excess)
-    value = jnp.where(high, y, 0.0) + jnp.where(low, jnp.log(mix), jnp.log1p(excess))
-    return value, q * jnp.where(high, 1.0, 1.0 + grown) / mix
+    # log1p(q expm1(y)) is exact to a few units but where e^y overflows or 1 + q expm1(y) cancels; there the two
+    # positive terms are added
+    high, low = y > 30.0, (q > 0.5) & (y < -1.0)
+    small = jnp.exp(-jnp.abs(y))
+    grown = jnp.expm1(jnp.minimum(y, 30.0))
+    added = jnp.where(high, q + (1.0 - q) * small, (1.0 - q) + q * small)
+    apart = high | low
+    value = jnp.where(apart, jnp.where(high, y, 0.0) + jnp.log(added), log1p(q * grown))
+    share = jnp.where(high, q, q * small) / added
+    ratio = jnp.where(y < 0.0, small, 1.0 / small)
+    return value, jnp.where(apart, share, q * ratio / (1.0 + q * grown))
 
 
 def quadrature_range(sigma, q, sign, c):
@@ -75,7 +80,7 @@ def quadrature_range(sigma, q, sign, c):
 
     reach = jnp.sqrt(2.0 * TAIL)
     add_hi = jnp.sqrt(2.0 * (TAIL + jnp.maximum(0.0, -c * log_mix(sigma, q, reach)[0])))
-    by_floor = -jnp.sqrt(2.0 * (TAIL - c * jnp.log1p(-q)))
+    by_floor = -jnp.sqrt(2.0 * (TAIL - c * log1p(-q)))
     by_jensen = -c * q / sigma - jnp.sqrt(2.0 * TAIL + (c * q / sigma) ** 2 + c * q / sigma**2)
     add_lo = jnp.maximum(by_floor, by_jensen)
     removing = sign > 0
@@ -108,7 +113,7 @@ def _gaussian_cumulants(sigma, q, sign, c, nodes):
 
 def _laplace_log_m(scale, c):
     rest = -(1.0 + 2.0 * c) / scale
-    return c / scale - jnp.log(2.0) + jnp.log1p((1.0 + 2.0 * c * jnp.exp(rest)) / (1.0 + 2.0 * c))
+    return c / scale - jnp.log(2.0) + log1p((1.0 + 2.0 * c * jnp.exp(rest)) / (1.0 + 2.0 * c))
 
 
 def _laplace_cumulants(scale, c):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxacct.kernels.law import Law, cumulants
+from jaxacct.kernels.special import log1p
 
 ITERATIONS = 14
 
@@ -33,7 +34,7 @@ def at(law: Law, c, nodes):
     k0, k1, k2 = cumulants(law, c, nodes)
     curvature = k2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
     epsilon = k1 - 1.0 / c - 1.0 / (1.0 + c)
-    log_delta = k0 - c * epsilon - jnp.log(c) - jnp.log1p(c) - 0.5 * jnp.log(2.0 * jnp.pi * curvature)
+    log_delta = k0 - c * epsilon - jnp.log(c) - log1p(c) - 0.5 * jnp.log(2.0 * jnp.pi * curvature)
     return Saddle(c, k1, k2, epsilon, log_delta), curvature
 
 

@@ -1,0 +1,15 @@
+"""Shared data: the reference table of the Poisson sampled Gaussian."""
+
+import csv
+import pathlib
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def dp_sgd_table() -> dict[str, np.ndarray]:
+    """Columns of tests/data/dp_sgd.csv, computed elsewhere and correct to 2e-7 relative."""
+    path = pathlib.Path(__file__).parent / "data" / "dp_sgd.csv"
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    return {key: np.array([float(row[key]) for row in rows]) for key in rows[0]}

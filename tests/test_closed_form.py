@@ -1,0 +1,50 @@
+"""Composed Gaussians against mpmath, down to delta = 1e-30."""
+
+import mpmath
+import numpy as np
+import pytest
+
+import jaxacct as ja
+from jaxacct.engines import closed_form
+
+
+def exact_delta(mu, eps):
+    with mpmath.workdps(60):
+        mu, eps = mpmath.mpf(mu), mpmath.mpf(eps)
+        upper = mpmath.ncdf(mu / 2 - eps / mu)
+        return upper - mpmath.exp(eps) * mpmath.ncdf(-mu / 2 - eps / mu)
+
+
+@pytest.mark.parametrize(("sigma", "steps"), [(100.0, 1e4), (1000.0, 1e6), (0.5, 1), (30.0, 7), (1e4, 3)])
+@pytest.mark.parametrize("delta", [1e-5, 1e-10, 1e-14, 1e-20, 1e-30])
+def test_epsilon_of_composed_gaussians(sigma, steps, delta):
+    bounds = ja.epsilon(ja.repeat(ja.Gaussian(sigma), steps), delta)
+    mu = mpmath.sqrt(steps) / sigma
+    if bounds.upper == 0:
+        assert exact_delta(mu, 0) <= delta
+        return
+    assert bounds.relative_width < 1e-9
+    assert exact_delta(mu, bounds.upper) <= delta
+    assert bounds.lower == 0 or exact_delta(mu, bounds.lower) >= delta
+
+
+@pytest.mark.parametrize("mu", [1e-6, 1e-3, 0.1, 1.0, 5.0, 30.0])
+@pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 3.0, 8.0])
+def test_log_delta_is_within_its_own_error(mu, factor):
+    eps = factor * mu + mu**2 / 2 * (factor > 0)
+    value, _, error = closed_form.log_delta(np.array([mu]), np.array([eps]))
+    assert abs(value[0] - float(mpmath.log(exact_delta(mu, eps)))) <= error[0]
+    assert error[0] < 1e-6
+
+
+def test_known_failure_of_a_peer():
+    """dp_accounting 0.6.0 returns 7.64671 here, below the truth."""
+    bounds = ja.epsilon(ja.repeat(ja.Gaussian(100.0), 10_000), 1e-14)
+    assert bounds.lower <= 7.86873647 * (1 + 1e-8) and bounds.upper >= 7.86873647 * (1 - 1e-8)
+
+
+def test_contour_agrees_with_the_closed_form():
+    run = ja.repeat(ja.Gaussian([0.7, 3.0, 40.0]), [1, 10, 1000])
+    formula, contour = ja.epsilon(run, 1e-8), ja.epsilon(run, 1e-8, engine="contour")
+    assert np.all(contour.lower <= formula.upper) and np.all(formula.lower <= contour.upper)
+    assert np.all(contour.relative_width < 1e-6)

@@ -1,0 +1,157 @@
+"""The contour engine's parts against mpmath, and each certificate against the error it certifies."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxacct.kernels import certificate, contour, special
+from jaxacct.kernels.law import Law, log_mix, tilted_gaussian
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64():
+        yield
+
+
+def exact_moment(sigma, q, sign, z):
+    """E_P[e^{zL}] of one sampled Gaussian by mpmath."""
+    with mpmath.workdps(30):
+        s, q = mpmath.mpf(sigma), mpmath.mpf(q)
+        power = z + 1 if sign > 0 else -z
+
+        def integrand(u):
+            mix = 1 - q + q * mpmath.exp(u / s - 1 / (2 * s * s))
+            return mpmath.npdf(u) * mpmath.exp(power * mpmath.log(mix))
+
+        shift = (float(mpmath.re(z)) + 1) / sigma if sign > 0 else 0.0
+        points = [-15, -6, -3, 0, 3, 6, shift, shift + 6, shift + 15]
+        return mpmath.quad(integrand, sorted(set(points)))
+
+
+CASES = [(1.0, 0.01, 6.0, 20.0), (0.5, 0.2, 2.0, 5.0), (0.7, 1e-3, 4.0, 30.0), (5.0, 0.9, 20.0, 60.0), (30.0, 0.5, 50.0, 100.0)]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize(("sigma", "q", "c", "t_max"), CASES)
+def test_moments_are_within_their_certificate(sigma, q, c, t_max, sign):
+    points, count = 512, 32
+    grid = tilted_gaussian(sigma, q, sign, c, points)
+    h = t_max / (count - 1)
+    re, im = contour._rotations(grid.weight, h * sign * grid.loss, count)
+    bound = float(certificate.gaussian_errors(sigma, q, sign, c, grid, t_max, contour._depth(points, count)))
+    assert bound < 1e-12
+    at_c = exact_moment(sigma, q, sign, mpmath.mpf(c))
+    assert abs(float(grid.log_m - float(mpmath.log(at_c)))) < 1e-12 * max(1.0, abs(float(grid.log_m)))
+    for k in (1, 7, 31):
+        exact = exact_moment(sigma, q, sign, mpmath.mpc(c, h * k))
+        ours = mpmath.mpc(float(re[k]), float(im[k])) * mpmath.exp(float(grid.log_m))
+        assert abs(ours - exact) <= (bound + 1e-13) * abs(at_c)
+
+
+def deviation_of(grid):
+    mean = jnp.sum(grid.weight * grid.loss)
+    return jnp.sqrt(jnp.sum(grid.weight * (grid.loss - mean) ** 2)) + 1e-12
+
+
+@partial(jax.jit, static_argnames="points")
+def coarse_error(sigma, q, sign, c, turns, points):
+    """(difference of a coarse from a fine M(c + it)/M(c), its certificate)."""
+    coarse, fine = (tilted_gaussian(sigma, q, sign, c, n) for n in (points, 16_384))
+    t = turns / deviation_of(fine)
+
+    def moment(grid):
+        scale = jnp.exp(grid.log_m - fine.log_m)
+        return scale * jnp.sum(grid.weight * jnp.exp(1j * t * grid.loss))
+
+    return jnp.abs(moment(coarse) - moment(fine)), certificate.gaussian_errors(sigma, q, sign, c, coarse, t, 200.0)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@settings(deadline=None, max_examples=300)
+@given(
+    st.floats(-1.2, 2.0),
+    st.floats(-5, -0.01),
+    st.floats(-1, 1.5),
+    st.floats(0.05, 40.0),
+    st.sampled_from([32, 64, 192, 512]),
+)
+def test_step_certificate_covers_coarse_grids(sign, log_sigma, log_q, log_c, turns, points):
+    """The error of a coarse grid, measured against a fine one, stays below what the certificate says."""
+    error, bound = coarse_error(10.0**log_sigma, 10.0**log_q, sign, 10.0**log_c, turns, points)
+    assert float(error) <= float(bound) * (1 + 1e-6) + 1e-11
+
+
+@jax.jit
+def decay_and_truth(sigma, q, sign, c, turns):
+    """(certified 1 - |phi| beyond a frequency, |phi| on a fan of larger ones, which of those are resolved)."""
+    grid, fine = (tilted_gaussian(sigma, q, sign, c, n) for n in (64, 8192))
+    start = turns / deviation_of(fine)
+    t = start * jnp.geomspace(1.0, 30.0, 200)
+    resolved = t * jnp.max(fine.posterior) * fine.step / sigma < 1.0
+    modulus = jnp.abs(jnp.exp(1j * t[:, None] * fine.loss) @ fine.weight)
+    return certificate.gaussian_decay(*certificate.level_sets(sigma, grid), start), modulus, resolved
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@settings(deadline=None, max_examples=300)
+@given(st.floats(-0.7, 1.5), st.floats(-5, -0.01), st.floats(-1, 1.6), st.floats(-1.0, 3.0))
+def test_decay_holds_for_all_larger_frequencies(sign, log_sigma, log_q, log_c, log_turns):
+    lost, modulus, resolved = decay_and_truth(10.0**log_sigma, 10.0**log_q, sign, 10.0**log_c, 10.0**log_turns)
+    assert 0 <= float(lost) <= 1
+    assert np.all(np.asarray(modulus)[np.asarray(resolved)] <= 1 - float(lost) + 1e-9)
+
+
+def test_sinc_envelope():
+    y = np.linspace(0, 200, 400_001)
+    sinc = np.abs(np.sinc(y / np.pi))
+    envelope = np.maximum.accumulate(sinc[::-1])[::-1]
+    ours = np.asarray(certificate.sinc_envelope(y))
+    assert np.all(ours >= envelope - 1e-12)
+    assert np.all(np.diff(ours) <= 1e-12)
+    assert np.all(ours[y < 2] - envelope[y < 2] < 2e-3)
+
+
+@pytest.mark.parametrize("q", [1e-12, 1e-6, 0.01, 0.5, 0.9, 1 - 1e-9])
+@pytest.mark.parametrize("sigma", [0.1, 1.0, 1000.0])
+def test_log_mix(sigma, q):
+    u = np.array([-12.0, -3.0, -1e-3, 0.0, 1e-6, 0.5, 4.0, 20.0, 60.0])
+    ours, posterior = (np.asarray(x) for x in log_mix(sigma, q, jnp.asarray(u)))
+    with mpmath.workdps(50):
+        for i, x in enumerate(u):
+            y = mpmath.mpf(float(x)) / mpmath.mpf(sigma) - 1 / (2 * mpmath.mpf(sigma) ** 2)
+            mix = 1 - mpmath.mpf(q) + mpmath.mpf(q) * mpmath.exp(y)
+            p = q * mpmath.exp(y) / mix
+            through_y = float(p) * 4 * certificate.UNIT * (abs(x) / sigma + 0.5 / sigma**2)
+            assert abs(ours[i] - float(mpmath.log(mix))) <= through_y + 12 * certificate.UNIT * abs(ours[i])
+            assert abs(posterior[i] - float(p)) <= 1e-12
+
+
+def test_kernels_trace_and_vmap():
+    none, table = np.zeros((3, 0)), np.zeros((3, 0, 0))
+    law = Law(
+        np.ones(3), np.zeros(3), np.array([[0.8], [1.0], [1.2]]), np.full((3, 1), 0.01), np.full((3, 1), 1000.0),
+        none, none, table, table, none,
+    )
+
+    @jax.jit
+    def run(law, log_delta):
+        return jax.vmap(lambda l, d: contour.epsilon(l, d, d, 64, 32))(law, log_delta)
+
+    out = run(law, np.full(3, np.log(1e-5)))
+    assert out.estimate.shape == (3,)
+    assert abs(float(out.estimate[1]) - 1.82823667) < 1e-7
+
+
+def test_log1p():
+    x = np.concatenate([-(10.0 ** np.linspace(-18, -1e-3, 3001)), 10.0 ** np.linspace(-18, 15, 3001), [0.0]])
+    ours = np.asarray(special.log1p(jnp.asarray(x)))
+    for value, argument in zip(ours, x, strict=True):
+        exact = mpmath.log1p(mpmath.mpf(float(argument)))
+        assert abs(value - exact) <= 4 * certificate.UNIT * abs(exact)
