@@ -115,7 +115,7 @@ def epsilon(
             lambda p, rows: closed_form.epsilon(p.mu2, finite[rows], slack[rows]),
             lambda p, rows: contour.epsilon(p, finite[rows], slack[rows], floor[rows], rtol),
             lambda p, i, row: lattice.epsilon(
-                p, i, finite[row] * (1 - slack[row]), finite[row] * (1 + slack[row]), rtol=rtol,
+                p, i, finite[row] * (1 - slack[row]), finite[row] * (1 + slack[row]), rtol=0.1 * rtol,
                 memory_bytes=memory_bytes,
             ),
         )
@@ -171,7 +171,7 @@ def delta(
             floor,
             lambda p, rows: closed_form.delta(p.mu2, eps[rows]),
             lambda p, rows: contour.delta(p, eps[rows], np.maximum(floor - infinite, 0.0)[rows] * (1 - 8 * UNIT), rtol),
-            lambda p, i, row: lattice.delta(p, i, float(eps[row]), rtol=rtol, memory_bytes=memory_bytes),
+            lambda p, i, row: lattice.delta(p, i, float(eps[row]), rtol=0.1 * rtol, memory_bytes=memory_bytes),
         )
         low, mid, high = (np.where(_absent(parts), 0.0, x) for x in side.answer)
         low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite

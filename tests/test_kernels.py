@@ -44,15 +44,22 @@ def test_moments_are_within_their_certificate(sigma, q, c, t_max, sign):
     points, count = 512, 32
     grid = tilted_gaussian(sigma, q, sign, c, points)
     h = t_max / (count - 1)
-    re, im = contour._rotations(grid.weight, h * sign * grid.loss, count)
-    bound = float(certificate.gaussian_errors(sigma, q, sign, c, grid, t_max, contour._depth(points, count)))
-    assert bound < 1e-12
+    re, im = contour._departures(grid.weight, h * sign * grid.loss, count)
+    depth = contour._depth(points, count)
+    bound, _ = certified(certificate.gaussian_errors(sigma, q, sign, c, grid, t_max, depth), t_max)
+    assert float(bound) < 1e-12
     at_c = exact_moment(sigma, q, sign, mpmath.mpf(c))
     assert abs(float(grid.log_m - float(mpmath.log(at_c)))) < 1e-12 * max(1.0, abs(float(grid.log_m)))
     for k in (1, 7, 31):
         exact = exact_moment(sigma, q, sign, mpmath.mpc(c, h * k))
-        ours = mpmath.mpc(float(re[k]), float(im[k])) * mpmath.exp(float(grid.log_m))
-        assert abs(ours - exact) <= (bound + 1e-13) * abs(at_c)
+        ours = mpmath.mpc(1 + float(re[k]), float(im[k])) * mpmath.exp(mpmath.mpf(float(grid.log_m)))
+        assert abs(ours - exact) <= (float(bound) + 1e-13) * abs(at_c)
+
+
+def certified(errors, t):
+    """(bound on M(c + it)/M(c), bound on log M(c)) from what gaussian_errors returns."""
+    flat, rate, most, at_c = errors
+    return flat + jnp.minimum(rate * t, most), at_c
 
 
 def deviation_of(grid):
@@ -70,7 +77,7 @@ def coarse_error(sigma, q, sign, c, turns, points):
         scale = jnp.exp(grid.log_m - fine.log_m)
         return scale * jnp.sum(grid.weight * jnp.exp(1j * t * grid.loss))
 
-    return jnp.abs(moment(coarse) - moment(fine)), certificate.gaussian_errors(sigma, q, sign, c, coarse, t, 200.0)
+    return jnp.abs(moment(coarse) - moment(fine)), certified(certificate.gaussian_errors(sigma, q, sign, c, coarse, t, 200.0), t)[0]
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -151,7 +158,7 @@ def test_kernels_trace_and_vmap():
 
 def test_log1p():
     x = np.concatenate([-(10.0 ** np.linspace(-18, -1e-3, 3001)), 10.0 ** np.linspace(-18, 15, 3001), [0.0]])
-    ours = np.asarray(special.log1p(jnp.asarray(x)))
+    ours = np.asarray(jax.jit(special.log1p)(x))
     for value, argument in zip(ours, x, strict=True):
         exact = mpmath.log1p(mpmath.mpf(float(argument)))
-        assert abs(value - exact) <= 4 * certificate.UNIT * abs(exact)
+        assert abs(value - exact) <= 6 * certificate.UNIT * abs(exact)

@@ -35,10 +35,10 @@ NARROW = 1e-6
 LADDER = (
     Rung(64, 32, 1, 128),
     Rung(192, 64, 2, 32),
-    Rung(512, 192, 2, 8),
-    Rung(1536, 512, 2, 2),
-    Rung(2560, 1024, 2, 1),
-    Rung(4096, 2048, 2, 1),
+    Rung(512, 192, 3, 8),
+    Rung(1536, 512, 3, 2),
+    Rung(2560, 1024, 3, 1),
+    Rung(4096, 2048, 3, 1),
 )
 
 
@@ -158,4 +158,4 @@ def delta(parts: Components, epsilon: np.ndarray, floor: np.ndarray, rtol: float
     narrow = 0.5 * min(rtol, NARROW)
     with np.errstate(divide="ignore"):
         logs = _climb(contour.delta, parts, (epsilon,), np.log(floor), lambda low, high: high - low <= narrow)
-    return Answer(*(np.exp(x) for x in logs))
+    return Answer(*(np.exp(np.minimum(x, 0.0)) for x in logs))

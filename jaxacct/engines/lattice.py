@@ -24,8 +24,6 @@ from jaxacct.mechanisms.components import Components
 __all__ = ["LatticeAnswer", "delta", "epsilon"]
 
 LENGTHS = (2**12, 2**15, 2**18, 2**20, 2**22)
-LEFT_OUT = -28.0
-"""log of the tilted mass allowed outside the window."""
 ESTIMATE = 2.0 / 3.0
 """Where the truth lies between lower and upper for a smooth law: the errors are as 2 to 1."""
 
@@ -40,9 +38,12 @@ class LatticeAnswer(NamedTuple):
 
 
 class _Plan(NamedTuple):
+    """Tilt, expected eps, window, the tilts added for the Chernoff bounds, and logs of what may be left out."""
+
     theta: float
     centre: float
-    log_delta: float
+    cut: float
+    share: float
     bottom: float
     top: float
     above: float
@@ -91,9 +92,9 @@ def epsilon(
     laws = laws_of(parts, index)
     if not laws or delta_fin_lower >= 1.0:
         return LatticeAnswer(0.0, 0.0, 0.0, "zero")
-    sketches = [law.sketch() for law in laws]
     low, high = 0.0, np.inf
-    plan = _plan(sketches, None, float(np.log(delta_fin_lower)))
+    log_delta, share = float(np.log(delta_fin_lower)), _share(rtol)
+    plan = _plan(laws, None, log_delta, share)
     for length in _lengths(len(laws), memory_bytes):
         for attempt in range(3):
             down, up = _sides(laws, plan, length)
@@ -105,7 +106,7 @@ def epsilon(
             near = abs(middle - plan.centre) <= 0.05 * (plan.top - plan.bottom)
             if not np.isfinite(high) or (inside and near) or attempt == 2:
                 break
-            plan = _plan(sketches, middle, None)
+            plan = _plan(laws, middle, log_delta, share)
         if high == 0.0:
             return LatticeAnswer(0.0, 0.0, 0.0, "zero")
         if high - low <= rtol * high:
@@ -123,7 +124,9 @@ def delta(
     laws = laws_of(parts, index)
     if not laws:
         return LatticeAnswer(0.0, 0.0, 0.0, "ok")
-    plan = _plan([law.sketch() for law in laws], epsilon, None)
+    share = _share(rtol)
+    log_delta = _plan(laws, epsilon, 0.0, share).cut - share
+    plan = _plan(laws, epsilon, log_delta, share)
     low, high = max(0.0, -float(np.expm1(epsilon))), 1.0
     for length in _lengths(len(laws), memory_bytes):
         down, up = _sides(laws, plan, length)
@@ -138,7 +141,7 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
     if low > high:
         raise ArithmeticError(f"lattice bracket is empty: lower {low!r} > upper {high!r}")
     middle = low + ESTIMATE * (high - low) if np.isfinite(high) else high
-    return LatticeAnswer(low, middle, high, "ok" if high - low <= rtol * high else "width")
+    return LatticeAnswer(float(low), float(middle), float(high), "ok" if high - low <= rtol * high else "width")
 
 
 def _lengths(count: int, memory_bytes: int) -> tuple[int, ...]:
@@ -162,8 +165,19 @@ def _cumulants(sketches: list[Sketch], theta: float) -> tuple[float, float, floa
     return float(total), float(mean), float(variance)
 
 
-def _plan(sketches: list[Sketch], eps: float | None, log_delta: float | None) -> _Plan:
-    """Tilt and window for a given eps, or for the eps at which delta is given; eps is taken as at least 0."""
+def _share(rtol: float) -> float:
+    """log of the share of delta that truncated mass may carry."""
+    return float(np.log(rtol)) - 4.0
+
+
+def _plan(laws: list[Law], eps: float | None, log_delta: float, share: float) -> _Plan:
+    """Tilt and window for a given eps, or for the eps at which delta is given; eps is taken as at least 0.
+
+    The tilt is the saddle point of K(theta) - theta eps - log theta(theta + 1), under the law without the losses so
+    high that they do not matter at `log_delta` (with them a heavy tail would draw the saddle to itself).
+    """
+    untruncated = -1e4 if log_delta == 0.0 else log_delta + share
+    sketches = [law.sketch(untruncated) for law in laws]
 
     def state(theta: float) -> tuple[float, float, float]:
         k, mean, variance = _cumulants(sketches, theta)
@@ -178,22 +192,24 @@ def _plan(sketches: list[Sketch], eps: float | None, log_delta: float | None) ->
         past = at >= eps if eps is not None else (value <= log_delta and at >= 0.0)
         low, high = (low, np.log(theta)) if past else (np.log(theta), high)
     theta = float(np.exp(high))
-    k, at, value = state(theta)
+    k, at, _ = state(theta)
     centre = max(at, 0.0) if eps is None else max(eps, 0.0)
-    value = log_delta if log_delta is not None else min(k - theta * centre + np.log(_peak(theta)), 0.0)
+    if log_delta == 0.0:
+        log_delta = min(k - theta * centre + np.log(_peak(theta)), 0.0)
+    left_out = share - 6.0
     grid = np.geomspace(1e-2, 1e3, 41) * max(1.0, 0.1 * theta)
-    up = np.array([(_cumulants(sketches, theta + t)[0] - k - LEFT_OUT) / t for t in grid])
-    down = np.array([(k - _cumulants(sketches, theta - t)[0] + LEFT_OUT) / t for t in grid])
-    top, bottom = float(np.nanmin(up)), float(np.nanmax(down))
-    furthest = centre + 40.0 / theta
-    top = max(top, centre) if top < furthest else top
-    bottom = min(bottom, centre - 1e-3 * abs(top - centre))
-    return _Plan(theta, centre, float(value), bottom, top, float(grid[np.nanargmin(up)]), float(grid[np.nanargmax(down)]))
+    up = np.array([(_cumulants(sketches, theta + t)[0] - k - left_out) / t for t in grid])
+    down = np.array([(k - _cumulants(sketches, theta - t)[0] + left_out) / t for t in grid])
+    top, bottom = float(np.min(up)), float(np.max(down))
+    return _Plan(
+        theta, centre, float(log_delta + share), share, min(bottom, centre), max(top, centre),
+        float(grid[np.argmin(up)]), float(grid[np.argmax(down)]),
+    )
 
 
 def _sides(laws: list[Law], plan: _Plan, length: int) -> tuple[_Side, _Side]:
     """The dominated and the dominating composition on lattices of one length."""
-    extents = [law.extent(plan.theta, plan.log_delta) for law in laws]
+    extents = [law.extent(plan.theta, plan.cut, plan.share) for law in laws]
     margin = 1.0 + 8.0 / length
     span = max(plan.top - plan.bottom, *(1.01 * (high - low) for low, high in extents)) * margin
     step = _common_step(span / (length - 4), laws)

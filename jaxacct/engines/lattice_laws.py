@@ -21,9 +21,6 @@ from jaxacct.mechanisms.components import Components
 
 __all__ = ["Law", "Placed", "Sketch", "laws_of"]
 
-TAIL = -21.0
-"""log of the share of delta that truncated mass may carry."""
-
 
 class Sketch(NamedTuple):
     """Losses and log masses under P of one part, and how often it is composed; approximate."""
@@ -57,11 +54,14 @@ class Law(Protocol):
     count: float
     sign: float
 
-    def sketch(self) -> Sketch:
-        """Approximate loss law under P."""
+    def sketch(self, cut: float) -> Sketch:
+        """Approximate loss law under P without the highest losses, of mass e^cut in the composition."""
 
-    def extent(self, theta: float, log_delta: float) -> tuple[float, float]:
-        """Range of the ratio coordinate to put on the lattice."""
+    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
+        """Range of the ratio coordinate to put on the lattice.
+
+        Mass of the highest losses is at most e^cut and mass of the lowest, tilted, at most e^share, in the composition.
+        """
 
     def gaps(self) -> list[tuple[float, float]]:
         """Distances that should be multiples of the step, with weights."""
@@ -124,15 +124,15 @@ class PlainGaussian:
     sign: float
     count: float = 1.0
 
-    def sketch(self) -> Sketch:
+    def sketch(self, cut: float) -> Sketch:
         z = np.linspace(-38.0, 38.0 + self.deviation, 4001)
         return Sketch(self.deviation * (z + 0.5 * self.deviation), -0.5 * z * z + np.log((z[1] - z[0]) / 2.5066), 1.0)
 
-    def extent(self, theta: float, log_delta: float) -> tuple[float, float]:
+    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
         s, z = self.deviation, np.linspace(-37.0, 37.0 + 0.5 * theta * self.deviation, 4001)
         moved = log_ndtr(z) + theta * s * z - 0.5 * (theta * s) ** 2
-        low = z[max(np.searchsorted(moved, TAIL) - 1, 0)]
-        high = z[min(np.searchsorted(-log_ndtr(-z), -(log_delta + TAIL)) + 1, z.size - 1)]
+        low = z[max(np.searchsorted(moved, share) - 1, 0)]
+        high = z[min(np.searchsorted(-log_ndtr(-z), -cut) + 1, z.size - 1)]
         # base quantile: z + s under Q for remove, -z under P for add
         low, high = (low + s, high + s) if self.sign > 0 else (-high, -low)
         return s * low - 0.5 * s * s, s * high - 0.5 * s * s
@@ -179,24 +179,28 @@ class SampledGaussian:
         log_mean = log_ndtr(u - 1.0 / self.sigma) - log_ndtr(u)
         return float(np.logaddexp(0.0, log_mean + np.log(self.q) - np.log1p(-self.q)))
 
-    def sketch(self) -> Sketch:
-        top = 38.0 + 1.0 / self.sigma
+    def sketch(self, cut: float) -> Sketch:
+        top = self._top(cut) if self.sign > 0 else 38.0
         u = np.linspace(-38.0, top, int(min(2e5, max(2000.0, 4 * (top + 38.0) / min(1.0, self.sigma)))))
         ratio = np.log1p(-self.q) + self._rise(u)
         base = -0.5 * u * u + np.log((u[1] - u[0]) / np.sqrt(2 * np.pi))
         return Sketch(self.sign * ratio, base + (ratio if self.sign > 0 else 0.0), self.count)
 
-    def extent(self, theta: float, log_delta: float) -> tuple[float, float]:
+    def _top(self, cut: float) -> float:
+        """Standard quantile above which the P-mass for remove, times the count, is at most e^cut."""
         u = np.linspace(0.0, 38.0 + 1.0 / self.sigma, 4001)
-        log_tail = log_ndtr(-u)
-        ratio = np.log1p(-self.q) + self._rise(u)
+        log_tail = np.logaddexp(np.log1p(-self.q) + log_ndtr(-u), np.log(self.q) + log_ndtr(1.0 / self.sigma - u))
+        small = log_tail + np.log(self.count) <= cut
+        return float(u[np.argmax(small)] if small.any() else u[-1])
+
+    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
+        low = float(np.log1p(-self.q))
         if self.sign > 0:
-            log_tail = np.logaddexp(np.log1p(-self.q) + log_tail, np.log(self.q) + log_ndtr(1.0 / self.sigma - u))
-            small = log_tail + np.log(self.count) <= log_delta + TAIL
-        else:
-            small = log_tail + np.log(self.count) - theta * np.maximum(ratio, 0.0) <= TAIL
-        top = int(np.argmax(small)) if small.any() else u.size - 1
-        return float(np.log1p(-self.q)), float(ratio[top])
+            return low, low + float(self._rise(self._top(cut)))
+        u = np.linspace(0.0, 38.0, 4001)
+        ratio = low + self._rise(u)
+        small = log_ndtr(-u) + np.log(self.count) - theta * np.maximum(ratio, 0.0) <= share
+        return low, float(ratio[np.argmax(small)] if small.any() else ratio[-1])
 
     def gaps(self) -> list[tuple[float, float]]:
         return []
@@ -277,7 +281,7 @@ class Laplace:
         edge = 1.0 / self.scale
         return float(0.5 * (v - edge) - np.log(2.0 - np.exp(-0.5 * (v + edge))))
 
-    def sketch(self) -> Sketch:
+    def sketch(self, cut: float) -> Sketch:
         edge = 1.0 / self.scale
         v = np.linspace(-edge, edge, 4001)
         middle = 0.5 * (v[1:] + v[:-1])
@@ -287,15 +291,15 @@ class Laplace:
         ratio = self._ratio(at)
         return Sketch(self.sign * ratio, base + (ratio if self.sign > 0 else 0.0), self.count)
 
-    def extent(self, theta: float, log_delta: float) -> tuple[float, float]:
+    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
         return float(self._ratio(-1.0 / self.scale)), float(self._ratio(1.0 / self.scale))
 
     def gaps(self) -> list[tuple[float, float]]:
-        low, high = self.extent(0.0, 0.0)
+        low, high = self.extent(0.0, 0.0, 0.0)
         return [(high - low, self.count)]
 
     def step(self, step: float, upper: bool) -> float:
-        low, high = self.extent(0.0, 0.0)
+        low, high = self.extent(0.0, 0.0, 0.0)
         cells = max(np.floor((high - low) / step), 1.0)
         if upper or cells < 3:
             return step
@@ -304,7 +308,7 @@ class Laplace:
         return float(step)
 
     def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool) -> Placed:
-        edge, (low, top) = 1.0 / self.scale, self.extent(0.0, 0.0)
+        edge, (low, top) = 1.0 / self.scale, self.extent(0.0, 0.0, 0.0)
         origin, first, bottom, inexact = (low, -edge, 0.5, 0.0) if upper else self._contracted(step)
         cells = (top - origin) / step
         snap = 32.0 * UNIT * (abs(top) + abs(origin) + top - origin)
@@ -355,10 +359,10 @@ class Finite:
     count: float
     sign: float
 
-    def sketch(self) -> Sketch:
+    def sketch(self, cut: float) -> Sketch:
         return Sketch(self.loss, np.log(self.mass), self.count)
 
-    def extent(self, theta: float, log_delta: float) -> tuple[float, float]:
+    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
         return float(self.loss.min()), float(self.loss.max())
 
     def gaps(self) -> list[tuple[float, float]]:

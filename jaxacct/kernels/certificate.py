@@ -75,21 +75,26 @@ def points_needed(sigma, t: Tilted, t_max):
     return (t.u[-1] - t.u[0]) * (turning + 0.5 * reach + 45.0 / reach) / (2.0 * jnp.pi)
 
 
-def _rounding_error(sigma, c, t: Tilted, t_max, depth):
-    """Rounding of one quadrature sum over M(c): argument, exponential, rotation and summation."""
-    z = jnp.abs(c) + 1.0 + t_max
-    argument = 12.0 * z * jnp.abs(t.loss) + 4.0 * t.u**2
-    node = 4.0 * z * t.posterior * (jnp.abs(t.u) / sigma + 0.5 / sigma**2)
-    return UNIT * jnp.sum(t.weight * (depth + argument + node))
+def _rounding_errors(sigma, c, t: Tilted, t_max, depth):
+    """Rounding of `M(c+it)/M(c) - 1`, per unit of t and at most up to t_max, and of log M(c).
+
+    Every weight is off by its own argument's rounding, and so is every `e^{it loss} - 1`, which is at most
+    `min(2, t |loss|)`: small losses and small t leave small errors.
+    """
+    z = jnp.abs(c) + 1.0
+    through_y = 4.0 * t.posterior * (jnp.abs(t.u) / sigma + 0.5 / sigma**2)
+    weight = depth + 12.0 * z * jnp.abs(t.loss) + 4.0 * t.u**2 + z * through_y
+    rotated = 2.0 * weight + depth
+    rate = jnp.abs(t.loss) * (rotated + 12.0) + through_y
+    ceiling = 2.0 * rotated + 12.0 * t_max * jnp.abs(t.loss) + t_max * through_y
+    return UNIT * jnp.sum(t.weight * rate), UNIT * jnp.sum(t.weight * ceiling), UNIT * jnp.sum(t.weight * weight)
 
 
 def gaussian_errors(sigma, q, sign, c, t: Tilted, t_max, depth):
-    """Error of every M(c + it), |t| <= t_max, over M(c)."""
-    return (
-        _range_error(sigma, q, sign, t)
-        + _step_error(sigma, q, sign, t, t_max)
-        + _rounding_error(sigma, c, t, t_max, depth)
-    )
+    """(a, b, m, e): M(c + it)/M(c) is off by at most a + min(b t, m) for |t| <= t_max, and log M(c) by e."""
+    quadrature = 2.0 * (_range_error(sigma, q, sign, t) + _step_error(sigma, q, sign, t, t_max))
+    rate, ceiling, weight = _rounding_errors(sigma, c, t, t_max, depth)
+    return quadrature, rate, ceiling, quadrature + 2.0 * weight
 
 
 def level_sets(sigma, t: Tilted):

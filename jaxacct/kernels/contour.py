@@ -15,12 +15,14 @@ from jax import lax
 
 from jaxacct.kernels import certificate, saddle
 from jaxacct.kernels.law import Law, tilted_gaussian
+from jaxacct.kernels.special import log1p
 
 TOLERANCE = 1e-8
 CUTS = (12.0, 2048.0, 18)
 DECAY = 25.0
 MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
 CANCEL = 5.0
+CANCEL_FINE = 1.5  # on the fine rungs, where hidden humps make for more cancellation than Chernoff shows
 
 
 class Nodes(NamedTuple):
@@ -28,6 +30,7 @@ class Nodes(NamedTuple):
 
     c: jax.Array
     k0: jax.Array  # K(c)
+    common: jax.Array  # bound on the error of K(c), a factor common to all nodes
     h: jax.Array
     log_modulus: jax.Array  # (count,) Re K(z_k) - K(c), never above 0 but for rounding
     angle: jax.Array  # (count,) Im K(z_k)
@@ -48,15 +51,16 @@ class Bracketed(NamedTuple):
     needs: jax.Array  # (points, nodes) that would do
 
 
-def _powers(weight, angle, count):
-    """`w e^{i k angle}` for k < count by repeated rotation, as (count, X) real and imaginary parts."""
-    cosine, sine = jnp.cos(angle), jnp.sin(angle)
+def _powers(angle, count):
+    """`e^{i k angle} - 1` for k < count by repeated rotation, as (count, X) real and imaginary parts."""
+    re1, im1 = -2.0 * jnp.sin(0.5 * angle) ** 2, jnp.sin(angle)
 
     def turn(carry, _):
         re, im = carry
-        return (re * cosine - im * sine, re * sine + im * cosine), carry
+        return (re + re1 + re * re1 - im * im1, im + im1 + re * im1 + im * re1), carry
 
-    return lax.scan(turn, (weight, jnp.zeros_like(weight)), None, length=count)[1]
+    zero = jnp.zeros_like(angle)
+    return lax.scan(turn, (zero, zero), None, length=count)[1]
 
 
 def _split(count):
@@ -67,22 +71,32 @@ def _split(count):
     return inner, count // inner
 
 
-def _rotations(weight, angle, count):
-    """`sum_j w_j e^{i k angle_j}` for k < count.
+def _departures(weight, angle, count):
+    """`sum_j w_j (e^{i k angle_j} - 1)` for k < count, accurate relative to its own terms.
 
-    With k = a + inner b the sum is a matrix product of two short tables of rotations; the points are summed in
-    blocks of certificate.BLOCK first, which keeps the depth of the summation small.
+    With k = a + inner b, `e^{ik} - 1` is the sum and the product of two short tables, so all k come from one matrix
+    product; the points are summed in blocks of certificate.BLOCK first, which keeps the summation shallow.
     """
     inner, outer = _split(count)
-    left = jnp.stack(_powers(weight, angle, inner))
-    right = jnp.stack(_powers(jnp.ones_like(weight), inner * angle, outer))
+    left = jnp.concatenate([*(weight * e for e in _powers(angle, inner)), weight[None]])
+    right = jnp.concatenate([*_powers(inner * angle, outer), jnp.ones_like(weight)[None]])
     size = weight.size // certificate.BLOCK
-    left = left.reshape(2 * inner, size, -1)
-    right = right.reshape(2 * outer, size, -1)
+    left = left.reshape(2 * inner + 1, size, -1)
+    right = right.reshape(2 * outer + 1, size, -1)
     product = jnp.sum(jnp.einsum("abx,cbx->bac", left, right), axis=0)
-    re = product[:inner, :outer] - product[inner:, outer:]
-    im = product[:inner, outer:] + product[inner:, :outer]
+    both, only_left, only_right = product[:-1, :-1], product[:-1, -1:], product[-1:, :-1]
+    re = both[:inner, :outer] - both[inner:, outer:] + only_left[:inner] + only_right[:, :outer]
+    im = both[:inner, outer:] + both[inner:, :outer] + only_left[inner:] + only_right[:, outer:]
     return re.T.reshape(-1), im.T.reshape(-1)
+
+
+def _polar(re, im):
+    """(log|1 + d|, arg(1 + d)) of d = re + i im, accurate for a small d and for a small 1 + d."""
+    rise = 2.0 * re + re**2 + im**2
+    whole = jnp.maximum((1.0 + re) ** 2 + im**2, 1e-300)
+    near = rise > -0.5
+    log_size = 0.5 * jnp.where(near, log1p(jnp.where(near, rise, 0.0)), jnp.log(jnp.where(near, 1.0, whole)))
+    return log_size, jnp.arctan2(im, 1.0 + re)
 
 
 def _depth(points, count):
@@ -92,7 +106,7 @@ def _depth(points, count):
 
 def _gaussian_nodes(sigma, q, sign, c, h, points, count):
     t = tilted_gaussian(sigma, q, sign, c, points)
-    re, im = _rotations(t.weight, h * sign * t.loss, count)
+    re, im = _departures(t.weight, h * sign * t.loss, count)
     return t, re, im, *certificate.level_sets(sigma, t)
 
 
@@ -104,7 +118,7 @@ def _laplace_nodes(scale, c, t):
     base = value(lax.complex(c, 0.0 * c)).real
     ratio = value(lax.complex(c, t)) / base
     error = certificate.UNIT * (40.0 + 12.0 * (c + 1.0 + t[-1]) / scale)
-    return jnp.log(base), ratio.real, ratio.imag, error
+    return jnp.log(base), ratio.real - 1.0, ratio.imag, jnp.full_like(t, error), error
 
 
 def _finite_nodes(loss, mass, c, t):
@@ -113,11 +127,11 @@ def _finite_nodes(loss, mass, c, t):
     weight = jnp.exp(exponent - top)
     total = jnp.sum(weight)
     phase = t[:, None] * loss[None, :]
-    re = jnp.cos(phase) @ weight / total
+    re = -2.0 * jnp.sin(0.5 * phase) ** 2 @ weight / total
     im = jnp.sin(phase) @ weight / total
     reach = jnp.max(jnp.where(mass > 0, jnp.abs(loss), 0.0))
     error = certificate.UNIT * (40.0 + loss.size + 12.0 * (c + 1.0 + t[-1]) * reach)
-    return top + jnp.log(total), re, im, error
+    return top + jnp.log(total), re, im, jnp.full_like(t, error), error
 
 
 def _cut_off(law: Law, h, levels):
@@ -152,9 +166,12 @@ def nodes_at(law: Law, c, h, points, count, images):
     t_max, decay = h * (keep - 1.0), _decay_at(law, levels, h * keep)
     if law.gauss_n.size:
         bound = jax.vmap(certificate.gaussian_errors, (0, 0, None, None, 0, None, None))
-        error = bound(law.gauss_sigma, law.gauss_q, law.sign, c, grid, t_max, _depth(points, count))
+        flat, rate, most, at_c = bound(
+            law.gauss_sigma, law.gauss_q, law.sign, c, grid, t_max, _depth(points, count)
+        )
+        error = flat[:, None] + jnp.minimum(rate[:, None] * t, most[:, None])
         need_points = jnp.max(jax.vmap(certificate.points_needed, (0, 0, None))(law.gauss_sigma, grid, h * need_nodes))
-        parts.append((law.gauss_n, (grid.log_m, re, im, error)))
+        parts.append((law.gauss_n, (grid.log_m, re, im, error, at_c)))
     if law.laplace_n.size:
         parts.append((law.laplace_n, jax.vmap(_laplace_nodes, (0, None, None))(law.laplace_scale, c, t)))
     if law.finite_n.size:
@@ -164,22 +181,24 @@ def nodes_at(law: Law, c, h, points, count, images):
     k0 = law.mu2 * c * (c + 1.0) / 2.0
     log_modulus = -law.mu2 * t**2 / 2.0
     angle = law.mu2 * t * (c + 0.5)
-    log_ceiling, relative = log_modulus, 0.0 * c
-    for n, (log_m, re, im, error) in parts:
+    log_ceiling, relative, common = log_modulus, 0.0 * c, 0.0 * c
+    for n, (log_m, re, im, error, at_c) in parts:
         k0 = k0 + jnp.sum(n * log_m)
-        squared = re**2 + im**2
-        log_modulus = log_modulus + n @ (0.5 * jnp.log(jnp.maximum(squared, 1e-300)))
-        angle = angle + n @ jnp.arctan2(im, re)
-        ceiling = jnp.sqrt(squared) + error[:, None]
+        common = common + jnp.sum(n * at_c)
+        log_size, turn = _polar(re, im)
+        log_modulus = log_modulus + n @ log_size
+        angle = angle + n @ turn
+        ceiling = jnp.exp(log_size) + error
         log_ceiling = log_ceiling + n @ jnp.log(ceiling)
-        relative = relative + (n * error) @ (1.0 / ceiling)
-    # rounding of the exponent n log M and of the phase n arg M - t eps, where the two nearly cancel
-    spread = jnp.abs(k0) + jnp.abs(log_modulus) + 2.0 * jnp.abs(angle) + 60.0
+        relative = relative + n @ ((error + 8.0 * certificate.UNIT * jnp.hypot(re, im)) / ceiling)
+    # rounding of the exponent n log|phi| and of the phase n arg M - t eps, where the two nearly cancel
+    spread = jnp.abs(log_modulus) + 2.0 * jnp.abs(angle) + 20.0
     kept = index < keep
     slack = jnp.where(kept, jnp.exp(log_ceiling) * (relative + 8.0 * certificate.UNIT * spread), 0.0)
     log_modulus = jnp.where(kept, log_modulus, -jnp.inf)
     tail = jnp.exp(-decay) / (jnp.pi * t_max)
-    return Nodes(c, k0, h, log_modulus, angle, slack, tail, *images, jnp.stack([need_points, need_nodes]))
+    common = common + 8.0 * certificate.UNIT * (jnp.abs(k0) + 4.0)
+    return Nodes(c, k0, common, h, log_modulus, angle, slack, tail, *images, jnp.stack([need_points, need_nodes]))
 
 
 def _kernel(nodes: Nodes):
@@ -243,7 +262,8 @@ def _place(law, point, epsilon, axis):
     # the Chernoff bound stands in for the size of the integrand: its constant varies slowly with c
     size = log_bound - at * epsilon
     cancelled = size - jnp.min(size)
-    best = jnp.argmin(jnp.where((cancelled < CANCEL) & (at <= point.c), period, jnp.inf))
+    allowed = CANCEL if axis < 128 else CANCEL_FINE
+    best = jnp.argmin(jnp.where((cancelled < allowed) & (at <= point.c), period, jnp.inf))
     return at[best], period[best], at, log_bound
 
 
@@ -262,29 +282,29 @@ def reach(law: Law, c, h, points):
 def log_value(law: Law, c, h, keep, epsilon, points, count):
     """log of the trapezoid sum over the first `keep` nodes, for sampled Gaussian laws; no certificate."""
     grid = jax.vmap(tilted_gaussian, (0, 0, None, None, None))(law.gauss_sigma, law.gauss_q, law.sign, c, points)
-    re, im = jax.vmap(_rotations, (0, 0, None))(grid.weight, h * law.sign * grid.loss, count)
+    re, im = jax.vmap(_departures, (0, 0, None))(grid.weight, h * law.sign * grid.loss, count)
     kept = jnp.arange(count) < keep
-    log_modulus = law.gauss_n @ (0.5 * jnp.log(jnp.maximum(re**2 + im**2, 1e-300)))
-    log_modulus = jnp.where(kept, log_modulus, -jnp.inf)
-    angle = law.gauss_n @ jnp.arctan2(im, re)
+    log_size, turn = _polar(re, im)
+    log_modulus = jnp.where(kept, law.gauss_n @ log_size, -jnp.inf)
+    angle = law.gauss_n @ turn
     k0 = jnp.sum(law.gauss_n * grid.log_m)
     zero = jnp.zeros_like(angle)
-    nodes = Nodes(c, k0, h, log_modulus, angle, zero, 0.0 * c, zero, zero, zero)
+    nodes = Nodes(c, k0, 0.0 * c, h, log_modulus, angle, zero, 0.0 * c, zero, zero, zero)
     return k0 - c * epsilon + jnp.log(jnp.maximum(sums(nodes, epsilon)[0], 1e-300))
 
 
 def _upper(nodes, epsilon):
     value, _ = sums(nodes, epsilon)
     both, _ = errors(nodes, epsilon)
-    return nodes.k0 - nodes.c * epsilon + jnp.log(jnp.maximum(value + both, 1e-300))
+    return nodes.k0 + nodes.common - nodes.c * epsilon + jnp.log(jnp.maximum(value + both, 1e-300))
 
 
 def _lower(nodes, epsilon):
     value, _ = sums(nodes, epsilon)
     both, images = errors(nodes, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
-    rest = value - both - jnp.exp(images - log_z)
-    return jnp.where(rest > 0, log_z + jnp.log(jnp.maximum(rest, 1e-300)), -jnp.inf)
+    rest = value - both - jnp.exp(images - log_z + nodes.common)
+    return jnp.where(rest > 0, log_z - nodes.common + jnp.log(jnp.maximum(rest, 1e-300)), -jnp.inf)
 
 
 def delta(law: Law, epsilon, points, count):
@@ -355,6 +375,7 @@ def epsilon(law: Law, log_delta_low, log_delta_high, points, count, rounds=1):
     log_z = nodes.k0 - nodes.c * estimate
     grain = 16.0 * certificate.UNIT * (jnp.abs(log_z) + jnp.abs(log_delta_low) + 4.0)
     off = jnp.abs(log_z + jnp.log(value) - log_delta_low) + grain
+    off = off + nodes.common
     above = estimate + 1.02 * (both / value + off) / rate
     spread = both / value + jnp.exp(images - log_z) / value + (log_delta_high - log_delta_low)
     below = estimate - 1.02 * (spread + off) / rate

@@ -114,14 +114,17 @@ def gaussian_cells(u: Array, last: Array, rate: Array, *, upper: bool) -> tuple[
     a, b = (jnp.where(bad, crude, x * scale) for x in (a, b))
     eta = jnp.where(used, jnp.where(bad, 0.0, 1.2 * eta) + rounding, 0.0)
     total = partial(jax.ops.segment_sum, segment_ids=cell, num_segments=nodes, indices_are_sorted=True)
-    worst = jax.ops.segment_max(eta, cell, num_segments=nodes, indices_are_sorted=True)
-    return total(a), total(b), jnp.maximum(worst, 0.0)
+    sum_a, sum_b = total(a), total(b)
+    wrong_a, wrong_b = total(a * eta), total(b * eta)
+    worst = jnp.maximum(wrong_a / jnp.maximum(sum_a, 1e-300), wrong_b / jnp.maximum(sum_b, 1e-300))
+    return sum_a, sum_b, worst + 4.0 * UNIT
 
 
 def _quadrature_error(centre: Array, half: Array, rate: Array) -> Array:
     """Relative error bound of Gauss-Legendre on a panel, at one well chosen Bernstein ellipse."""
     growth = half * (centre + rate) + half * half
-    rho = jnp.clip(4.0 * ORDER / (growth + 1e-12), 1.5, 1e4)
+    widest = 4.0 / jnp.maximum(half, 1e-4)
+    rho = jnp.clip(4.0 * ORDER / (growth + 1e-12), 1.5, widest)
     reach = half * 0.5 * (rho + 1.0 / rho)
     exponent = rho * half * rate + centre * (reach + half) + 0.5 * (reach * reach + half * half)
     geometric = rho ** (-2.0 * ORDER) / (1.0 - rho**-2.0)

@@ -100,7 +100,7 @@ def sweep(
     choice("engine", engine, account.ENGINES)
     _refuse_settings(configurations, relation, engine)
     rows = int(np.asarray(check("chunk", chunk, COUNT)).item())
-    settings = _Settings(relation, engine, rtol)
+    settings = _Settings(relation, engine, float(np.asarray(check("rtol", rtol, OPEN_PROBABILITY)).item()))
     if out is None:
         return _run(configurations, settings, rows, progress, None, None)
     path = Path(out)

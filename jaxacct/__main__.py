@@ -1,0 +1,7 @@
+"""`python -m jaxacct` is the `jaxacct` command."""
+
+import sys
+
+from jaxacct.cli import main
+
+sys.exit(main())

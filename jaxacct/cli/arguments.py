@@ -1,0 +1,153 @@
+"""The options of each command, and the numbers in them."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Sequence
+from importlib import metadata
+from typing import NoReturn
+
+COMMANDS = ("epsilon", "delta", "calibrate", "sweep")
+
+CONFIGURATION = {
+    "noise_multiplier": "noise standard deviation relative to the clip norm",
+    "sampling_probability": "Poisson sampling probability of each record in each step",
+    "steps": "number of steps",
+    "dataset_size": "with --batch-size, instead of --sampling-probability",
+    "batch_size": "expected batch size; sampling probability = batch size / data-set size",
+    "epochs": "instead of --steps: steps = ceil(epochs * data-set size / batch size)",
+}
+QUESTION = {
+    "epsilon": {"delta": "delta of the guarantee"},
+    "delta": {"epsilon": "epsilon of the guarantee"},
+    "calibrate": {
+        "target_epsilon": "epsilon to be met",
+        "target_delta": "delta to be met",
+    },
+}
+DESCRIPTION = {
+    "epsilon": "Certified epsilon of DP-SGD at a given delta.",
+    "delta": "Certified delta of DP-SGD at a given epsilon.",
+    "calibrate": "Solve for whichever of --noise-multiplier, --steps and --sampling-probability is left out, so "
+    "that DP-SGD meets (target epsilon, target delta). Exit status 1 where that is infeasible.",
+    "sweep": "Solve every configuration of a grid: TOML blocks of lists and ranges, or a CSV with one configuration "
+    "per row. What a configuration leaves out is solved for.",
+}
+EXAMPLE = {
+    "epsilon": "jaxacct epsilon --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --delta 1e-5",
+    "delta": "jaxacct delta --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --epsilon 2",
+    "calibrate": "jaxacct calibrate --target-epsilon 2 --target-delta 1e-5 --sampling-probability 0.01 --steps 10000",
+    "sweep": "jaxacct sweep examples/dpsgd_grid.toml --out result.csv",
+}
+RELATIONS = "add_or_remove_one (default), add_one, remove_one or replace_one"
+
+
+class UsageError(Exception):
+    """The command line was refused; the message is one line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of a command line; numeric options are numbers, lists of them, or None where left out.
+
+    Raises UsageError for unknown commands and options (with the near match) and for values that are no numbers.
+    """
+    options, unknown = _parser().parse_known_args(_attach_negatives(arguments))
+    if options.command is None:
+        raise UsageError(f"give a command: {', '.join(COMMANDS)}; see jaxacct --help")
+    if unknown:
+        raise UsageError(_unknown(options, unknown[0]))
+    for name in (*CONFIGURATION, *QUESTION.get(options.command, {}), "rtol"):
+        text = getattr(options, name, None)
+        if text is not None:
+            setattr(options, name, number(name, text))
+    return options
+
+
+def number(name: str, text: str) -> float | int | list[float | int]:
+    """A number, or a list of them from text with commas; whole numbers stay exact.
+
+    >>> number("steps", "100"), number("noise_multiplier", "0.8,1.0")
+    (100, [0.8, 1.0])
+    """
+    words = [word.strip() for word in text.split(",")]
+    values: list[float | int] = []
+    for index, word in enumerate(words):
+        try:
+            values.append(int(word) if re.fullmatch(r"[+-]?[0-9]{1,300}", word) else float(word))
+        except ValueError:
+            place = f"{name}[{index}]" if len(words) > 1 else name
+            raise UsageError(f"{place} = {word!r} must be a number, or several with commas between") from None
+    return values if len(values) > 1 else values[0]
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="jaxacct",
+        description="Certified differential-privacy accounting: epsilon, delta and calibrated noise of DP-SGD.",
+        epilog="Numeric options take lists with commas: --noise-multiplier 0.8,1.0,1.2 answers for three.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"jaxacct {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for command in COMMANDS:
+        sub = commands.add_parser(
+            command,
+            help=DESCRIPTION[command].split(".")[0],
+            description=DESCRIPTION[command],
+            epilog=f"example: {EXAMPLE[command]}",
+            allow_abbrev=False,
+        )
+        if command == "sweep":
+            sub.add_argument("grid", metavar="GRID", nargs="?", help="the grid, .toml or .csv")
+            sub.add_argument("--out", metavar="RESULT", help="the result, .csv or .parquet (needs pyarrow)")
+            sub.add_argument("--progress", action="store_true", default=None, help="show progress off a terminal too")
+            sub.add_argument("--no-progress", dest="progress", action="store_false", help="show no progress")
+        else:
+            for name, text in {**CONFIGURATION, **QUESTION[command]}.items():
+                sub.add_argument(_option(name), metavar="X", help=text)
+        sub.add_argument("--relation", default="add_or_remove_one", metavar="R", help=RELATIONS)
+        if command != "calibrate":
+            sub.add_argument("--engine", default="auto", metavar="E", help="auto (default), contour or lattice")
+        sub.add_argument("--rtol", default="1e-4", metavar="X", help="wanted relative width (default 1e-4)")
+        sub.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _attach_negatives(arguments: Sequence[str]) -> list[str]:
+    """`--steps -1e3` as `--steps=-1e3`, so that a negative number is read as a value and refused as one."""
+    joined: list[str] = []
+    for word in arguments:
+        negative = re.match(r"-([0-9.]|inf|nan)", word)
+        if negative and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _unknown(options: argparse.Namespace, word: str) -> str:
+    if not word.startswith("-"):
+        return f"unexpected {word!r}; see jaxacct {options.command} --help"
+    known = [_option(name) for name in vars(options) if name not in ("command", "grid")]
+    given = word.split("=")[0]
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else f"see jaxacct {options.command} --help"
+    return f"unknown option {given}; {hint}"
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _version() -> str:
+    try:
+        return metadata.version("jaxacct")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,167 @@
+"""Answers for people (a short aligned block) and for machines (one JSON object)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from typing import Any
+
+import numpy as np
+
+from jaxacct.bounds import explain
+from jaxacct.sweep import Table
+from jaxacct.sweep.table import ANSWER
+
+WHOLE = ("dataset_size", "steps")
+CLAIMABLE = ("certified", "bound")
+"""Kinds whose upper end may be claimed without a further assumption."""
+
+
+def as_json(table: Table, batch: bool) -> str:
+    """The columns as one object: lists for a batch, single values otherwise.
+
+    Strict JSON: a missing number is null, an infinite one the text "inf" (`float()` reads it).
+    """
+    rows = {name: [_plain(name, value) for value in column.tolist()] for name, column in table.columns.items()}
+    constant = ("quantity", "relation")
+    return dumps({name: row if batch and name not in constant else row[0] for name, row in rows.items()})
+
+
+def dumps(thing: dict[str, Any]) -> str:
+    return json.dumps(thing, indent=2, allow_nan=False)
+
+
+def as_text(table: Table, batch: bool) -> str:
+    """The answer for a person; numbers to be relied on are rounded to the safe side."""
+    if batch:
+        return _aligned_table(table)
+    row = {name: column[0] for name, column in table.columns.items()}
+    quantity = str(row["quantity"])
+    measured = _measured(row)
+    lines = []
+    if quantity != measured:
+        lines.append((quantity, _value(quantity, row[quantity])))
+    if not math.isnan(row["upper"]):
+        lines += [
+            (measured, f"{row['estimate']:.9g}  ({row['kind']})"),
+            ("bracket", f"{_down(row['lower'], 10)} to {_up(row['upper'], 10)}"),
+            ("claim", _claim(row)),
+        ]
+    if row["engine"]:
+        lines.append(("engine", str(row["engine"])))
+    lines += [("relation", str(row["relation"])), ("status", f"{row['status']}: {explain(row['status'])}")]
+    return _block(lines)
+
+
+def summary(table: Table, out: str, seconds: float) -> dict[str, Any]:
+    """What a sweep did, in counts and ranges."""
+    counts = {
+        word: dict(Counter(str(value) for value in table[word] if value))
+        for word in ("quantity", "kind", "status", "engine")
+    }
+    ranges = {end: _extent(table[end]) for end in ANSWER}
+    rate = len(table) / max(seconds, 1e-9)
+    return {"rows": len(table), "out": out, **counts, **ranges, "seconds": seconds, "rows_per_second": rate}
+
+
+def summary_text(report: dict[str, Any]) -> str:
+    """The summary for a person, with a sentence on each status that asks for attention."""
+    lines = [("rows", f"{report['rows']:,}")]
+    lines += [(word, _counts(report[word])) for word in ("quantity", "kind", "status", "engine")]
+    low, high = report["upper"]["min"], report["upper"]["max"]
+    if low is not None:
+        lines.append(("upper", f"{float(low):.6g} to {float(high):.6g}"))
+    lines.append(("time", f"{report['seconds']:.1f} s, {report['rows_per_second']:,.0f} rows per second"))
+    lines.append(("written", report["out"]))
+    lines += [(status, explain(status)) for status in report["status"] if status != "ok"]
+    return _block(lines)
+
+
+def _claim(row: dict[str, Any]) -> str:
+    """What may be said in public: the upper end, rounded up."""
+    if str(row["kind"]) not in CLAIMABLE:
+        return f"none without more ({row['kind']})"
+    if not math.isfinite(row["upper"]):
+        return "none (no finite upper end)"
+    measured = _measured(row)
+    if measured == "delta":
+        return f"delta <= {_up(row['upper'], 6)} at epsilon = {row['epsilon']:g}"
+    at = row["delta"] if row["quantity"] == "epsilon" else row["target_delta"]
+    target = f" (target {row['target_epsilon']:g})" if "target_epsilon" in row else ""
+    return f"epsilon <= {_up(row['upper'], 6)} at delta = {at!r}{target}"
+
+
+def _measured(row: dict[str, Any]) -> str:
+    return "delta" if row["quantity"] == "delta" else "epsilon"
+
+
+def _value(name: str, value: float) -> str:
+    """A calibrated value, rounded to the side on which the target still holds."""
+    if math.isnan(value):
+        return "none"
+    return str(int(value)) if name == "steps" else (_up if name == "noise_multiplier" else _down)(value, 10)
+
+
+def _aligned_table(table: Table) -> str:
+    shown = [name for name in table.columns if name not in ("quantity", "relation")]
+    rows = [[_short(name, table[name][i]) for name in shown] for i in range(len(table))]
+    widths = [max(map(len, column)) for column in zip(shown, *rows, strict=True)]
+    lines = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)) for row in (shown, *rows)]
+    return "\n".join(lines)
+
+
+def _short(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value or "-"
+    if name == "upper":
+        return _up(value, 8)
+    if name == "lower":
+        return _down(value, 8)
+    if name == "noise_multiplier":
+        return _up(value, 10)
+    return _down(value, 10) if name == "sampling_probability" else f"{value:.10g}"
+
+
+def _up(value: float, digits: int) -> str:
+    return _rounded(value, digits, ROUND_CEILING)
+
+
+def _down(value: float, digits: int) -> str:
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    """At most so many significant digits, rounded in the given direction; short values stay as they are."""
+    if not math.isfinite(value) or value == 0.0:
+        return f"{value:g}"
+    exact = Decimal(repr(float(value)))
+    unit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    short = exact if exact.as_tuple().exponent >= unit.adjusted() else exact.quantize(unit, rounding=rounding)
+    return f"{float(short):.{digits}g}"
+
+
+def _plain(name: str, value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    if math.isnan(value):
+        return None
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return int(value) if name in WHOLE and value.is_integer() else value
+
+
+def _extent(values: np.ndarray) -> dict[str, Any]:
+    known = values[~np.isnan(values)]
+    ends = (float(known.min()), float(known.max())) if known.size else (math.nan, math.nan)
+    return {name: _plain(name, end) for name, end in zip(("min", "max"), ends, strict=True)}
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {word}" for word, count in counts.items())
+
+
+def _block(lines: list[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
