@@ -29,8 +29,19 @@ from jaxacct.validation import (
 
 ENGINES = ("auto", "contour", "lattice")
 GIBIBYTE = 2**30
+NARROW = 1e-6
+"""Relative width at which the contour engine stops refining, whatever was asked for."""
 UNIT = 2.0**-53
 _KERNEL = "jaxacct.kernels.contour"
+
+
+class Effort(NamedTuple):
+    """How narrow brackets should be: in the end, and engine by engine."""
+
+    rtol: float
+    contour_width: float
+    contour_tolerance: float
+    lattice_rtol: float
 
 
 class _Side(NamedTuple):
@@ -91,6 +102,15 @@ def epsilon(
     refuse_tracers("ja.epsilon", _KERNEL, mechanism=mechanism, delta=delta)
     delta = check("delta", delta, DELTA_OR_ZERO)
     choice("engine", engine, ENGINES)
+    effort = Effort(rtol, 0.5 * min(rtol, NARROW), contour.TOLERANCE, 0.1 * rtol)
+    return bracket_epsilon(mechanism, delta, relation, engine, effort, memory_bytes)
+
+
+def bracket_epsilon(
+    mechanism: Mechanism, delta: float | np.ndarray, relation: str, engine: str, effort: Effort, memory_bytes: int
+) -> Bounds:
+    """`epsilon` for checked arguments, with the effort of each engine spelt out."""
+    rtol = effort.rtol
 
     def solve(parts: Components, target: np.ndarray, floor: np.ndarray) -> _Side:
         infinite = parts.delta_infinity
@@ -113,9 +133,11 @@ def epsilon(
             rtol,
             floor,
             lambda p, rows: closed_form.epsilon(p.mu2, finite[rows], slack[rows]),
-            lambda p, rows: contour.epsilon(p, finite[rows], slack[rows], floor[rows], rtol),
+            lambda p, rows: contour.epsilon(
+                p, finite[rows], slack[rows], floor[rows], effort.contour_width, effort.contour_tolerance
+            ),
             lambda p, i, row: lattice.epsilon(
-                p, i, finite[row] * (1 - slack[row]), finite[row] * (1 + slack[row]), rtol=0.1 * rtol,
+                p, i, finite[row] * (1 - slack[row]), finite[row] * (1 + slack[row]), rtol=effort.lattice_rtol,
                 memory_bytes=memory_bytes,
             ),
         )
@@ -170,7 +192,7 @@ def delta(
             rtol,
             floor,
             lambda p, rows: closed_form.delta(p.mu2, eps[rows]),
-            lambda p, rows: contour.delta(p, eps[rows], np.maximum(floor - infinite, 0.0)[rows] * (1 - 8 * UNIT), rtol),
+            lambda p, rows: contour.delta(p, eps[rows], np.maximum(floor - infinite, 0.0)[rows] * (1 - 8 * UNIT), 0.5 * min(rtol, NARROW)),
             lambda p, i, row: lattice.delta(p, i, float(eps[row]), rtol=0.1 * rtol, memory_bytes=memory_bytes),
         )
         low, mid, high = (np.where(_absent(parts), 0.0, x) for x in side.answer)

@@ -121,12 +121,13 @@ def _around(name: str, values: np.ndarray, step: float) -> tuple[np.ndarray, np.
 def _along(law: Any, tangent: Any, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(derivative of log delta along the tangent, minus its derivative in eps); NaN where no rung suffices."""
     along, slope = np.full(epsilon.size, np.nan), np.ones(epsilon.size)
+    log_tol = np.full(epsilon.size, np.log(contour.TOLERANCE))
     due = np.zeros(epsilon.size, int)
     for step, rung in enumerate(contour.LADDER):
         todo = np.flatnonzero(due == step)
         if todo.size == 0:
             continue
-        arguments = jax.tree.map(lambda a, rows=todo: a[rows], (law, tangent, epsilon))
+        arguments = jax.tree.map(lambda a, rows=todo: a[rows], (law, tangent, epsilon, log_tol))
         change, rate, needs = contour.in_chunks(
             contour.program(kernel.sensitivity, rung), rung.chunk, arguments, todo.size
         )

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         return _refuse(command, str(error))
     except KeyboardInterrupt as interrupt:
-        print(f"{command}: {interrupt or 'interrupted'}", file=sys.stderr)
+        print(f"{command}: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -30,17 +30,19 @@ QUESTION = {
 DESCRIPTION = {
     "epsilon": "Certified epsilon of DP-SGD at a given delta.",
     "delta": "Certified delta of DP-SGD at a given epsilon.",
-    "calibrate": "Solve for whichever of --noise-multiplier, --steps and --sampling-probability is left out, so "
-    "that DP-SGD meets (target epsilon, target delta). Exit status 1 where that is infeasible.",
-    "sweep": "Solve every configuration of a grid: TOML blocks of lists and ranges, or a CSV with one configuration "
-    "per row. What a configuration leaves out is solved for.",
+    "calibrate": "Solve for whichever of --noise-multiplier, --steps and --sampling-probability is left out, "
+    "so that DP-SGD meets (target epsilon, target delta). Exit status 1 where that is infeasible.",
+    "sweep": "Solve every configuration of a grid: TOML blocks of lists and ranges, or a CSV with one "
+    "configuration per row. What a configuration leaves out is solved for.",
 }
 EXAMPLE = {
     "epsilon": "jaxacct epsilon --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --delta 1e-5",
     "delta": "jaxacct delta --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --epsilon 2",
-    "calibrate": "jaxacct calibrate --target-epsilon 2 --target-delta 1e-5 --sampling-probability 0.01 --steps 10000",
+    "calibrate": "jaxacct calibrate --target-epsilon 2 --target-delta 1e-5 --sampling-probability 0.01 "
+    "--steps 10000",
     "sweep": "jaxacct sweep examples/dpsgd_grid.toml --out result.csv",
 }
+ENGINES = "auto (default), contour or lattice"
 RELATIONS = "add_or_remove_one (default), add_one, remove_one or replace_one"
 
 
@@ -56,7 +58,7 @@ class _Parser(argparse.ArgumentParser):
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; numeric options are numbers, lists of them, or None where left out.
 
-    Raises UsageError for unknown commands and options (with the near match) and for values that are no numbers.
+    Raises UsageError for unknown commands and options (with the near match) and values that are no numbers.
     """
     options, unknown = _parser().parse_known_args(_attach_negatives(arguments))
     if options.command is None:
@@ -90,7 +92,7 @@ def number(name: str, text: str) -> float | int | list[float | int]:
 def _parser() -> _Parser:
     parser = _Parser(
         prog="jaxacct",
-        description="Certified differential-privacy accounting: epsilon, delta and calibrated noise of DP-SGD.",
+        description="Certified privacy accounting: epsilon, delta and calibrated noise of DP-SGD.",
         epilog="Numeric options take lists with commas: --noise-multiplier 0.8,1.0,1.2 answers for three.",
         allow_abbrev=False,
     )
@@ -107,14 +109,14 @@ def _parser() -> _Parser:
         if command == "sweep":
             sub.add_argument("grid", metavar="GRID", nargs="?", help="the grid, .toml or .csv")
             sub.add_argument("--out", metavar="RESULT", help="the result, .csv or .parquet (needs pyarrow)")
-            sub.add_argument("--progress", action="store_true", default=None, help="show progress off a terminal too")
+            sub.add_argument("--progress", action="store_true", default=None, help="also in a pipe")
             sub.add_argument("--no-progress", dest="progress", action="store_false", help="show no progress")
         else:
             for name, text in {**CONFIGURATION, **QUESTION[command]}.items():
                 sub.add_argument(_option(name), metavar="X", help=text)
         sub.add_argument("--relation", default="add_or_remove_one", metavar="R", help=RELATIONS)
         if command != "calibrate":
-            sub.add_argument("--engine", default="auto", metavar="E", help="auto (default), contour or lattice")
+            sub.add_argument("--engine", default="auto", metavar="E", help=ENGINES)
         sub.add_argument("--rtol", default="1e-4", metavar="X", help="wanted relative width (default 1e-4)")
         sub.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def directory() -> Path | None:
-    """$JAXACCT_CACHE_DIR, else jaxacct under $XDG_CACHE_HOME or ~/.cache; None where the variable is empty."""
+    """$JAXACCT_CACHE_DIR (empty: none), else jaxacct under $XDG_CACHE_HOME or ~/.cache."""
     chosen = os.environ.get("JAXACCT_CACHE_DIR")
     if chosen is not None:
         return Path(chosen) if chosen else None

@@ -20,6 +20,8 @@ CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
 
 def run(options: argparse.Namespace) -> int:
     """Run one parsed command and return its exit status."""
+    if np.ndim(options.rtol):
+        raise InputError("rtol must be one number, not a list")
     return _sweep(options) if options.command == "sweep" else _answer(options)
 
 
@@ -31,9 +33,7 @@ def _answer(options: argparse.Namespace) -> int:
     grid = expand(fields, mode="zip", quantity=quantity)
     solved = str(grid.quantity[0])
     if options.command == "calibrate" and solved not in CALIBRATED:
-        raise InputError(
-            f"{', '.join(CALIBRATED[:-1])} and {CALIBRATED[-1]} are all given; leave out the one to be solved for"
-        )
+        raise InputError(f"{' and '.join(CALIBRATED)} are all given; leave out the one to be solved for")
     engine = getattr(options, "engine", "auto")
     table = sweep(grid, relation=options.relation, engine=engine, rtol=options.rtol, progress=False)
     batch = any(np.ndim(value) for value in fields.values())

@@ -24,8 +24,8 @@ def as_json(table: Table, batch: bool) -> str:
 
     Strict JSON: a missing number is null, an infinite one the text "inf" (`float()` reads it).
     """
-    rows = {name: [_plain(name, value) for value in column.tolist()] for name, column in table.columns.items()}
     constant = ("quantity", "relation")
+    rows = {name: [_plain(name, x) for x in column.tolist()] for name, column in table.columns.items()}
     return dumps({name: row if batch and name not in constant else row[0] for name, row in rows.items()})
 
 
@@ -87,10 +87,10 @@ def _claim(row: dict[str, Any]) -> str:
         return "none (no finite upper end)"
     measured = _measured(row)
     if measured == "delta":
-        return f"delta <= {_up(row['upper'], 6)} at epsilon = {row['epsilon']:g}"
+        return f"delta <= {_up(row['upper'], 6)} at epsilon = {float(row['epsilon'])!r}"
     at = row["delta"] if row["quantity"] == "epsilon" else row["target_delta"]
-    target = f" (target {row['target_epsilon']:g})" if "target_epsilon" in row else ""
-    return f"epsilon <= {_up(row['upper'], 6)} at delta = {at!r}{target}"
+    target = f" (target {float(row['target_epsilon'])!r})" if "target_epsilon" in row else ""
+    return f"epsilon <= {_up(row['upper'], 6)} at delta = {float(at)!r}{target}"
 
 
 def _measured(row: dict[str, Any]) -> str:
@@ -133,13 +133,12 @@ def _down(value: float, digits: int) -> str:
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:
-    """At most so many significant digits, rounded in the given direction; short values stay as they are."""
+    """At most so many significant digits, rounded in the given direction."""
     if not math.isfinite(value) or value == 0.0:
         return f"{value:g}"
     exact = Decimal(repr(float(value)))
     unit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
-    short = exact if exact.as_tuple().exponent >= unit.adjusted() else exact.quantize(unit, rounding=rounding)
-    return f"{float(short):.{digits}g}"
+    return f"{float(exact.quantize(unit, rounding=rounding)):.{digits}g}"
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -29,8 +29,8 @@ class Rung(NamedTuple):
     chunk: int
 
 
-NARROW = 1e-6
-"""Relative width below which no further rung is tried, whatever was asked for."""
+TOLERANCE = 1e-8
+"""Relative size of delta down to which images and cut-off terms are driven, unless a call says otherwise."""
 
 LADDER = (
     Rung(64, 32, 1, 128),
@@ -143,19 +143,29 @@ def _climb(kernel: Callable[..., Any], parts: Components, values: tuple[np.ndarr
     return Answer(lower, np.clip(estimate, lower, upper), upper)
 
 
-def epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray, floor: np.ndarray, rtol: float) -> Answer:
+def epsilon(
+    parts: Components,
+    delta: np.ndarray,
+    slack: np.ndarray,
+    floor: np.ndarray,
+    width: float,
+    tolerance: float = TOLERANCE,
+) -> Answer:
     """Bracket of `inf {eps : delta_fin(eps) <= delta}`, before clipping at 0, for delta known up to a slack.
 
-    Where the upper end is at most `floor` (what the other direction already needs) it is not refined.
+    Rungs are climbed until the relative width is reached; where the upper end is at most `floor` (what the other
+    direction already needs) it is not refined.
     """
-    narrow = 0.5 * min(rtol, NARROW)
-    values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack))
-    return _climb(contour.epsilon, parts, values, floor, lambda low, high: high - low <= narrow * np.abs(high))
+    log_tol = np.full(delta.shape, np.log(tolerance))
+    values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack), log_tol)
+    return _climb(contour.epsilon, parts, values, floor, lambda low, high: high - low <= width * np.abs(high))
 
 
-def delta(parts: Components, epsilon: np.ndarray, floor: np.ndarray, rtol: float) -> Answer:
+def delta(
+    parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float = TOLERANCE
+) -> Answer:
     """Bracket of the finite part of delta(eps), not refined where it is at most `floor`."""
-    narrow = 0.5 * min(rtol, NARROW)
+    values = (epsilon, np.full(epsilon.shape, np.log(tolerance)))
     with np.errstate(divide="ignore"):
-        logs = _climb(contour.delta, parts, (epsilon,), np.log(floor), lambda low, high: high - low <= narrow)
+        logs = _climb(contour.delta, parts, values, np.log(floor), lambda low, high: high - low <= width)
     return Answer(*(np.exp(np.minimum(x, 0.0)) for x in logs))

@@ -26,7 +26,7 @@ def single(sign, log_sigma, log_q, log_n):
     return Law(sign, 0.0 * log_n, sigma, jnp.minimum(q, 1.0 - 1e-12), n, none, none, table, table, none)
 
 
-def solve(sign, base, unknown, x0, c0, epsilon, log_delta, points, count, rounds):
+def solve(sign, base, unknown, x0, c0, epsilon, log_delta, log_tol, points, count, rounds):
     """(x, minus d log delta / dx over d log delta / d eps, residual of log delta) at the solution.
 
     base: (3,) logarithms of noise multiplier, sampling probability and steps, 0 at the unknown one;
@@ -54,9 +54,9 @@ def solve(sign, base, unknown, x0, c0, epsilon, log_delta, points, count, rounds
     def stage(_, carry):
         x, c, *_ = carry
         point = saddle.for_epsilon(law_at(x), epsilon, axis, c)._replace(log_delta=log_delta)
-        chosen, period = contour.place(law_at(x), point, epsilon, axis)
+        chosen, period = contour.place(law_at(x), point, epsilon, log_tol, axis)
         h = 2.0 * jnp.pi / period
-        need = contour.reach(law_at(x), chosen, h, points)
+        need = contour.reach(law_at(x), chosen, h, log_tol, points)
         slope = jax.jvp(lambda v: cumulants(law_at(v), point.c, axis)[0], (x,), (one,))[1]
 
         def residual(x):

@@ -17,9 +17,8 @@ from jaxacct.kernels import certificate, saddle
 from jaxacct.kernels.law import Law, tilted_gaussian
 from jaxacct.kernels.special import log1p
 
-TOLERANCE = 1e-8
 CUTS = (12.0, 2048.0, 18)
-DECAY = 25.0
+DECAY = 7.0  # nats beyond the tolerance by which the cut-off terms must have decayed
 MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
 CANCEL = 5.0
 CANCEL_FINE = 1.5  # on the fine rungs, where hidden humps make for more cancellation than Chernoff shows
@@ -134,14 +133,14 @@ def _finite_nodes(loss, mass, c, t):
     return top + jnp.log(total), re, im, jnp.full_like(t, error), error
 
 
-def _cut_off(law: Law, h, levels):
+def _cut_off(law: Law, h, levels, log_tol):
     """(nodes needed, certified bound of -log|phi| beyond them): the first of CUTS that suffices."""
     cuts = jnp.ceil(jnp.geomspace(*CUTS))
     decay = law.mu2 * (h * cuts) ** 2 / 2.0
     if law.gauss_n.size:
         at = jax.vmap(certificate.gaussian_decay, (None, None, 0))
         decay = decay + law.gauss_n @ jax.vmap(at, (0, 0, None))(*levels, h * cuts)
-    enough = decay >= DECAY
+    enough = decay >= DECAY - log_tol
     return jnp.where(jnp.any(enough), cuts[jnp.argmax(enough)], 2.0 * cuts[-1])
 
 
@@ -153,7 +152,7 @@ def _decay_at(law: Law, levels, frequency):
     return decay
 
 
-def nodes_at(law: Law, c, h, points, count, images):
+def nodes_at(law: Law, c, h, log_tol, points, count, images):
     """Evaluate the integrand on the contour Re z = c with step h."""
     index = jnp.arange(count)
     t = h * index
@@ -161,7 +160,7 @@ def nodes_at(law: Law, c, h, points, count, images):
     if law.gauss_n.size:
         each = jax.vmap(_gaussian_nodes, (0, 0, None, None, None, None, None))
         grid, re, im, *levels = each(law.gauss_sigma, law.gauss_q, law.sign, c, h, points, count)
-    need_nodes = _cut_off(law, h, levels)
+    need_nodes = _cut_off(law, h, levels, log_tol)
     keep = jnp.minimum(need_nodes, float(count))
     t_max, decay = h * (keep - 1.0), _decay_at(law, levels, h * keep)
     if law.gauss_n.size:
@@ -242,20 +241,20 @@ def axis_nodes(points):
     return max(32, points // 4)
 
 
-def place(law: Law, point: saddle.Saddle, epsilon, axis):
+def place(law: Law, point: saddle.Saddle, epsilon, log_tol, axis):
     """(abscissa, period), chosen together; `axis` nodes for the work on the real axis.
 
     The images that the trapezoid rule adds are bounded by 1 to the left (`e^{-c period}` of it) and by Chernoff
     to the right.  Tails of sampled mechanisms are nearly exponential, so an abscissa somewhat below the saddle
     point shortens the period several times, at the price of some cancellation.
     """
-    return _place(law, point, epsilon, axis)[:2]
+    return _place(law, point, epsilon, log_tol, axis)[:2]
 
 
-def _place(law, point, epsilon, axis):
+def _place(law, point, epsilon, log_tol, axis):
     at = point.c * jnp.array(MULTIPLES)
     log_bound = jax.vmap(lambda c: certificate.chernoff(law, c, axis))(at)
-    goal = jnp.minimum(point.log_delta, 0.0) + jnp.log(TOLERANCE)
+    goal = jnp.minimum(point.log_delta, 0.0) + log_tol
     gap = at - at[:, None]
     right = (log_bound - at * epsilon - goal) / jnp.where(gap > 0, gap, 1.0)
     period = jnp.maximum(-goal / at, jnp.min(jnp.where(gap > 0, right, jnp.inf), axis=1))
@@ -267,16 +266,16 @@ def _place(law, point, epsilon, axis):
     return at[best], period[best], at, log_bound
 
 
-def plan(law: Law, point: saddle.Saddle, epsilon, points, count):
+def plan(law: Law, point: saddle.Saddle, epsilon, log_tol, points, count):
     """The nodes for a saddle point."""
-    c, period, at, log_bound = _place(law, point, epsilon, axis_nodes(points))
-    return nodes_at(law, c, 2.0 * jnp.pi / period, points, count, (at, log_bound))
+    c, period, at, log_bound = _place(law, point, epsilon, log_tol, axis_nodes(points))
+    return nodes_at(law, c, 2.0 * jnp.pi / period, log_tol, points, count, (at, log_bound))
 
 
-def reach(law: Law, c, h, points):
+def reach(law: Law, c, h, log_tol, points):
     """How many nodes carry the sum, for sampled Gaussian laws."""
     grid = jax.vmap(tilted_gaussian, (0, 0, None, None, None))(law.gauss_sigma, law.gauss_q, law.sign, c, points)
-    return _cut_off(law, h, jax.vmap(certificate.level_sets)(law.gauss_sigma, grid))
+    return _cut_off(law, h, jax.vmap(certificate.level_sets)(law.gauss_sigma, grid), log_tol)
 
 
 def log_value(law: Law, c, h, keep, epsilon, points, count):
@@ -307,10 +306,10 @@ def _lower(nodes, epsilon):
     return jnp.where(rest > 0, log_z - nodes.common + jnp.log(jnp.maximum(rest, 1e-300)), -jnp.inf)
 
 
-def delta(law: Law, epsilon, points, count):
+def delta(law: Law, epsilon, log_tol, points, count):
     """log of (lower, estimate, upper) of the finite part of delta(eps)."""
     point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
-    nodes = plan(law, point, epsilon, points, count)
+    nodes = plan(law, point, epsilon, log_tol, points, count)
     value, _ = sums(nodes, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
     lower, upper = _lower(nodes, epsilon), _upper(nodes, epsilon)
@@ -322,16 +321,16 @@ def delta(law: Law, epsilon, points, count):
     return Bracketed(lower - margin, jnp.clip(estimate, lower - margin, upper), upper + margin, ok, nodes.needs)
 
 
-def sensitivity(law: Law, tangent: Law, epsilon, points, count):
+def sensitivity(law: Law, tangent: Law, epsilon, log_tol, points, count):
     """(derivative of log delta along a tangent of the law, minus its derivative in eps, needs).
 
     The contour stays where it is: the integral does not depend on it.
     """
     point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
-    c, period, at, log_bound = _place(law, point, epsilon, axis_nodes(points))
+    c, period, at, log_bound = _place(law, point, epsilon, log_tol, axis_nodes(points))
 
     def log_value(law):
-        nodes = nodes_at(law, c, 2.0 * jnp.pi / period, points, count, (at, log_bound))
+        nodes = nodes_at(law, c, 2.0 * jnp.pi / period, log_tol, points, count, (at, log_bound))
         value, slope = sums(nodes, epsilon)
         return nodes.k0 + jnp.log(jnp.maximum(value, 1e-300)), (slope / value, nodes.needs)
 
@@ -350,7 +349,7 @@ def _newton(nodes: Nodes, start, log_delta):
     return lax.fori_loop(0, 6, body, start)
 
 
-def epsilon(law: Law, log_delta_low, log_delta_high, points, count, rounds=1):
+def epsilon(law: Law, log_delta_low, log_delta_high, log_tol, points, count, rounds=1):
     """`inf {eps : delta(eps) <= delta}` before clipping at 0; the upper end serves the low, the lower the high.
 
     The saddle point approximation supplies the first contour.  It is poor where rare large losses put a second
@@ -359,14 +358,14 @@ def epsilon(law: Law, log_delta_low, log_delta_high, points, count, rounds=1):
     point = saddle.for_delta(law, log_delta_low, axis_nodes(points))
 
     def again(_, point):
-        nodes = plan(law, point, point.epsilon, points, count)
+        nodes = plan(law, point, point.epsilon, log_tol, points, count)
         solution = _newton(nodes, point.epsilon, log_delta_low)
         following = saddle.for_epsilon(law, solution, axis_nodes(points), point.c)
         return following._replace(epsilon=solution, log_delta=log_delta_low)
 
     if rounds > 1:
         point = lax.fori_loop(0, rounds - 1, again, point)
-    nodes = plan(law, point, point.epsilon, points, count)
+    nodes = plan(law, point, point.epsilon, log_tol, points, count)
     estimate = _newton(nodes, point.epsilon, log_delta_low)
     value, slope = sums(nodes, estimate)
     value = jnp.maximum(value, 1e-300)

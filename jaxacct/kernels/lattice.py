@@ -4,15 +4,18 @@ A law is held as a base measure H on the likelihood ratio alpha = e^l: remove ha
 +l, add has P = H, Q = alpha H and loss -l, so one discretisation serves both directions.  Nodes are
 alpha_k = e^{o + k h}, cell k lies between nodes k and k + 1, and its *hat masses* are
 
-    a_k = int_cell (alpha_{k+1} - alpha) / (alpha_{k+1} - alpha_k) dH,    b_k = int_cell (alpha - alpha_k) / (...) dH,
+    a_k = int_cell (alpha_{k+1} - alpha) dH / Delta_k,  b_k = int_cell (alpha - alpha_k) dH / Delta_k,
 
-both integrals of positive functions, so each comes with a *relative* error `eta`.
+Delta_k = alpha_{k+1} - alpha_k, both integrals of positive functions, so that each comes with a *relative*
+error `eta`.
 
 *Above.* H_k = a_k + b_{k-1} keeps both masses of every cell and dominates the law (Doroshenko et al. 2022).
-*Below.* With E_k = (alpha_{k+1} - alpha_k) a_k b_k / (a_k + b_k), which is at least the chord minus the profile
-v(alpha) = int (alpha' - alpha)_+ dH on cell k, and g_k = max(E_{k-1}, E_k), the chords of v(alpha_k) - g_k lie
-below v; the mass is the jump of their slope.  Negative jumps are spread on the neighbours (greatest convex
-minorant), and what stays negative is cancelled against mass of higher loss; both only lower the profile.
+
+*Below.* With E_k = Delta_k a_k b_k / (a_k + b_k), which is at least the chord minus the profile v(alpha) =
+int (alpha' - alpha)_+ dH on cell k, and g_k = max(E_{k-1}, E_k), the chords of v(alpha_k) - g_k lie below v;
+the mass is the jump of their slope.  Negative jumps are spread on the neighbours (greatest convex minorant),
+and what stays negative is cancelled against mass of higher loss; both only lower the profile.
+
 Rounding moves masses up (above) or down (below), so that the statements hold for the stored numbers.
 """
 
@@ -47,7 +50,7 @@ _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(ORDER)
 
 
 def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int) -> Array:
-    """Standard quantile u_k at which log(1 - q + q e^{u/sigma - 1/(2 sigma^2)}) = log(1 - q) + shift + k step.
+    """Standard quantile u_k at which log mix = log(1 - q) + shift + k step, mix as in `Components`.
 
     u_0 = -inf when shift is 0, the infimum of the log likelihood ratio.  0 < q < 1; shape (nodes,).
     """
@@ -57,24 +60,24 @@ def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int
 
 
 def plain_gaussian_nodes(deviation: Array, origin: Array, step: Array, nodes: int) -> Array:
-    """Standard quantile u_k = (origin + k step)/s + s/2 of the Gaussian loss N(-s^2/2, s^2) under the base."""
+    """Standard quantile u_k = (origin + k step)/s + s/2; the base loss is N(-s^2/2, s^2)."""
     return (origin + step * jnp.arange(nodes)) / deviation + 0.5 * deviation
 
 
-@partial(jax.jit, static_argnames="upper")
-def gaussian_cells(u: Array, last: Array, rate: Array, *, upper: bool) -> tuple[Array, Array, Array]:
+@jax.jit
+def gaussian_cells(u: Array, last: Array, rate: Array, upper: Array) -> tuple[Array, Array, Array]:
     """Hat masses of the standard normal base on cells between nodes u_k, ratio affine in e^{rate u}.
 
     Gauss-Legendre of order 5 on the panels cut by the nodes and by a fine uniform grid.  The error of a panel
     of half width r about c is bounded on the Bernstein ellipse rho (Trefethen, ATAP, Theorem 19.3), on which
-    the normal density grows by at most e^{|c|R + R^2/2}, R = r (rho + 1/rho)/2, and the hat function, relative
-    to its mean, by 2 (1 + rho) e^{rho r rate}.
+    the normal density grows by at most e^{|c|R + R^2/2}, R = r (rho + 1/rho)/2, and the hat function,
+    relative to its mean, by 2 (1 + rho) e^{rho r rate}.
 
     Parameters
     ----------
     u : (N,) increasing node quantiles (u_0 may be -inf);  last : index of the last node in use;
-    rate : 1/sigma for a Gaussian of noise multiplier sigma;  upper : what a panel without a useful bound (none
-        for sigma > 0.02) carries: width times the largest density for an upper law, nothing for a lower one.
+    rate : 1/sigma for a Gaussian of noise multiplier sigma;  upper : whether a panel without a useful bound
+        carries width times the largest density (True) or nothing (False).
 
     Returns
     -------
@@ -87,10 +90,11 @@ def gaussian_cells(u: Array, last: Array, rate: Array, *, upper: bool) -> tuple[
     grid = jnp.linspace(bottom, top, PANELS)
     clipped = jnp.clip(u, bottom, top)
     before = jnp.searchsorted(clipped, grid, side="right")
-    shifted = jnp.cumsum(jnp.zeros(nodes + 1, jnp.int64).at[before].add(1))[:nodes]
-    place = jnp.arange(nodes) + shifted
-    merged = jnp.zeros(nodes + PANELS).at[place].set(clipped).at[before + jnp.arange(PANELS)].set(grid)
-    cell = jnp.cumsum(jnp.zeros(nodes + PANELS, jnp.int64).at[place].set(1))[:-1] - 1
+    earlier = jnp.cumsum(jnp.zeros(nodes + 1, jnp.int64).at[before].add(1))[:nodes]
+    of_node, of_grid = jnp.arange(nodes) + earlier, before + jnp.arange(PANELS)
+    merged = jnp.zeros(nodes + PANELS).at[of_node].set(clipped).at[of_grid].set(grid)
+    cell = jnp.zeros(nodes + PANELS, jnp.int64).at[of_node].set(jnp.arange(nodes)).at[of_grid].set(before - 1)
+    cell = cell[:-1]
     start, end = merged[:-1], merged[1:]
     left, right = u[cell], u[jnp.minimum(cell + 1, nodes - 1)]
     width = end - start
@@ -107,10 +111,10 @@ def gaussian_cells(u: Array, last: Array, rate: Array, *, upper: bool) -> tuple[
         b += density * below * jnp.exp(-(to_right + rate * down))
     scale = jnp.where(used, half / (jnp.sqrt(2 * jnp.pi) * -jnp.expm1(-span)), 0.0)
     eta = _quadrature_error(jnp.abs(start + half), half, rate)
-    rounding = UNIT * (60.0 + 6.0 * jnp.square(start + half))
+    rounding = UNIT * (80.0 + 8.0 * jnp.square(start + half))
     bad = used & ~(eta < 0.1)
     nearest = jnp.maximum(jnp.abs(start + half) - half, 0.0)
-    crude = width * jnp.exp(-0.5 * nearest * nearest) if upper else 0.0
+    crude = jnp.where(upper, width * jnp.exp(-0.5 * nearest * nearest), 0.0)
     a, b = (jnp.where(bad, crude, x * scale) for x in (a, b))
     eta = jnp.where(used, jnp.where(bad, 0.0, 1.2 * eta) + rounding, 0.0)
     total = partial(jax.ops.segment_sum, segment_ids=cell, num_segments=nodes, indices_are_sorted=True)
@@ -138,9 +142,9 @@ def laplace_cells(
     """Hat masses of the Laplace base on the lattice, in closed form, the upper atom not included.
 
     The base loss v lies in [-1/b, 1/b] with Q-density e^{-1/(2b)} e^{-v/2}/4 inside and ratio 1 - q + q e^v.
-    Node k sits at v_k = first + log1p(ratio expm1(k step)), ratio = (1 - q + q e^first)/(q e^first).  On a cell
-    of width d of which c is inside, b = 2 e^{-c/2} expm1(c/2)^2/expm1(d), a = 2 expm1(c/2) expm1(d - c/2)/expm1(d),
-    times the density at v_k.  Returns a, b, eta of shape (nodes,), as `gaussian_cells`.
+    Node k sits at v_k = first + log1p(ratio expm1(k step)), ratio = (1 - q + q e^first)/(q e^first).  On a
+    cell of width d of which c is inside, b = 2 e^{-c/2} expm1(c/2)^2/expm1(d) and a = 2 expm1(c/2)
+    expm1(d - c/2)/expm1(d), times the density at v_k.  Returns a, b, eta (nodes,), as `gaussian_cells`.
     """
     position = first + log1p(ratio * jnp.expm1(step * jnp.arange(nodes + 1)))
     v, width = position[:-1], jnp.diff(position)
@@ -161,9 +165,9 @@ def upper_masses(a: Array, b: Array, eta: Array, atoms: Array) -> Array:
     return a * grown + jnp.concatenate([jnp.zeros(1), (b * grown)[:-1]]) + atoms
 
 
-@partial(jax.jit, static_argnames="ascending")
+@jax.jit
 def lower_masses(
-    a: Array, b: Array, eta: Array, atoms: Array, step: Array, last: Array, *, ascending: bool
+    a: Array, b: Array, eta: Array, atoms: Array, step: Array, last: Array, ascending: Array
 ) -> tuple[Array, Array]:
     """Masses on the nodes of a law that is dominated by the given one, second order in the step.
 
@@ -225,20 +229,20 @@ def _convex_minorant(jump: Array, e: Array, last: Array) -> Array:
         debt = negative(x)
         share = _from_right(debt) * (e / (1.0 + e)) + _from_left(debt) / (1.0 + e)
         rest = x - debt
-        return done + 1, rest + share - 4.0 * UNIT * (jnp.abs(rest) - share) * (share < 0)
+        return done + 1, rest + share - 8.0 * UNIT * (jnp.abs(rest) - share) * (share < 0)
 
     return jax.lax.while_loop(going, sweep, (jnp.zeros((), jnp.int64), jump))[1]
 
 
-def _cancel(jump: Array, ascending: bool) -> tuple[Array, Array]:
-    """Cancel negative masses against masses of higher loss (first order dominance); nothing if none is left.
+def _cancel(jump: Array, ascending: Array) -> tuple[Array, Array]:
+    """Cancel negative masses against masses of higher loss (first order dominance), where any are left.
 
-    The mass above node k becomes min_{j <= k} of the signed mass above node j, and 0 where that is negative; the
-    most negative one is the deficit.
+    The mass above node k becomes min_{j <= k} of the signed mass above node j, and 0 where that is negative;
+    the most negative one is the deficit.
     """
 
     def repair(x: Array) -> tuple[Array, Array]:
-        x = x if ascending else x[::-1]
+        x = jnp.where(ascending, x, x[::-1])
         size = 256.0 * UNIT * jnp.cumsum(jnp.abs(x)[::-1])[::-1]
         total = jnp.cumsum(x[::-1])[::-1]
         lowest = jnp.min(total)
@@ -247,10 +251,9 @@ def _cancel(jump: Array, ascending: bool) -> tuple[Array, Array]:
         mass = jnp.where(untouched, x, tail - _from_right(tail) - size)
         mass = jnp.maximum(mass, 0.0)
         lost = jnp.where(lowest < 0, size[jnp.argmin(total)] - lowest, 0.0)
-        return (mass if ascending else mass[::-1]), lost
+        return jnp.where(ascending, mass, mass[::-1]), lost
 
     def keep(x: Array) -> tuple[Array, Array]:
         return x, jnp.zeros(())
 
     return jax.lax.cond(jnp.any(jump < 0), repair, keep, jump)
-

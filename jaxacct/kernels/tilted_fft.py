@@ -1,8 +1,8 @@
 """Composition of lattice laws by the FFT under an exponential tilt, with bounds of every error.
 
 Part i has mass m_ik at loss s_i (o_i + k h), s_i = +1 or -1.  With the tilt e^{theta x} the weights
-w_ik = m_ik e^{c_i k h}/M_i sum to 1, their n_i-fold cyclic convolution is a real FFT, a power and its inverse,
-and
+w_ik = m_ik e^{c_i k h}/M_i sum to 1, their n_i-fold cyclic convolution T is a real FFT, a power and its
+inverse, and
 
     delta(eps) = e^{K(theta) - theta eps} sum_j T_j f(X_j - eps),    f(d) = e^{-theta d} (1 - e^{-d})_+,
 
@@ -11,14 +11,13 @@ with K(theta) = log E_P[e^{theta L}]: the rounding of the transform is relative 
 Rounding.  A transform of length N is off by at most r = 8 log2(N) u times the 1-norm of its input at each
 frequency, and times its 2-norm in the 2-norm (Higham, Accuracy and Stability, Theorem 24.2, constant 7); the
 mass at k = 0 is kept out of the transform and added afterwards, so that a near-atom costs u and not r.  The
-power is exp(n log|phi|), n arg phi: an error e of phi becomes at most n e (|phi| + e)^{n-1}, and the polar form
-adds n u (14 + 4 |log|phi||) relatively.  The squares are summed over the frequencies, which bounds the 2-norm of
-the error of T; Cauchy-Schwarz against f bounds that of delta.
+power is exp(n log|phi|), n arg phi: an error e of phi becomes at most n e (|phi| + e)^{n-1}, and the polar
+form adds n u (14 + 4 |log|phi||) relatively.  The squares are summed over the frequencies, which bounds the
+2-norm of the error of T; Cauchy-Schwarz against f bounds that of delta.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -33,7 +32,7 @@ FFT_CONSTANT = 8.0
 
 
 class Composition(NamedTuple):
-    """Tilted cyclic composition: `mass` (N,) and a bound of the 2-norm of its error; log M_i at the three tilts."""
+    """Tilted cyclic composition (N,), a bound of the 2-norm of its error, and log M_i at the three tilts."""
 
     mass: Array
     error: Array
@@ -49,16 +48,16 @@ class Payoff(NamedTuple):
     magnitude: Array
 
 
-@partial(jax.jit, static_argnames="upper")
+@jax.jit
 def compose(
-    mass: Array, tilt: Array, direction: Array, count: Array, step: Array, roll: Array, *, upper: bool
+    mass: Array, tilt: Array, direction: Array, count: Array, step: Array, roll: Array, upper: Array
 ) -> Composition:
     """Compose R lattice laws.
 
     Parameters
     ----------
-    mass : (R, N) non-negative masses at index k;  tilt : (R, 3) exponents c_i of e^{c_i k h}: the tilt itself and
-        two more at which only the moment is wanted (for Chernoff bounds).
+    mass : (R, N) non-negative masses at index k;  tilt : (R, 3) exponents c_i of e^{c_i k h}: the tilt itself
+        and two more at which only the moment is wanted (for Chernoff bounds).
     direction : (R,) s_i;  count : (R,) n_i >= 1;  step : h;  roll : index j0 of the first element returned.
     upper : rounds the masses up (True) or down, by the rounding of the tilt.
 
@@ -74,10 +73,11 @@ def compose(
         return jax.scipy.special.logsumexp(log_mass + c[:, None] * place, axis=1)
 
     log_moments = jnp.stack([moment(tilt[:, i]) for i in range(tilt.shape[1])], axis=1)
-    exponent = log_mass + tilt[:, :1] * place - log_moments[:, :1]
-    size = jnp.where(mass > 0, jnp.abs(log_mass) + jnp.abs(tilt[:, :1] * place), 0.0) + jnp.abs(log_moments[:, :1])
-    slack = UNIT * (8.0 + 4.0 * size)
-    weight = jnp.where(mass > 0, jnp.exp(exponent) * (1.0 + (slack if upper else -slack)), 0.0)
+    tilted = tilt[:, :1] * place
+    exponent = log_mass + tilted - log_moments[:, :1]
+    size = jnp.where(mass > 0, jnp.abs(log_mass) + jnp.abs(tilted), 0.0)
+    slack = UNIT * (8.0 + 4.0 * (size + jnp.abs(log_moments[:, :1])))
+    weight = jnp.where(mass > 0, jnp.exp(exponent) * (1.0 + jnp.where(upper, slack, -slack)), 0.0)
 
     first, rest = weight[:, :1], weight.at[:, 0].set(0.0)
     relative = FFT_CONSTANT * UNIT * jnp.log2(length)
@@ -90,7 +90,7 @@ def compose(
     power = jnp.exp(jnp.sum(times * log_modulus, axis=0))
     largest = jnp.exp(jnp.sum(times * log_bound, axis=0))
     factor = jnp.sum(times * (wrong / (modulus + wrong) + UNIT * (14.0 + 4.0 * jnp.abs(log_bound))), axis=0)
-    error = largest * (factor + UNIT * 4.0 * mass.shape[0])
+    error = largest * (factor + UNIT * 8.0 * mass.shape[0])
     spectrum = power * jax.lax.complex(jnp.cos(angle), jnp.sin(angle))
     composed = jnp.roll(jnp.fft.irfft(spectrum, n=length), -roll)
 

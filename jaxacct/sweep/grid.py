@@ -53,7 +53,7 @@ _RANGE_KEYS = ("start", "stop", "num", "scale")
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Configurations, one per row: a name, the quantity solved for, and float64 inputs with NaN where absent."""
+    """Configurations, one per row: a name, the quantity solved for, float64 inputs with NaN where absent."""
 
     name: np.ndarray
     quantity: np.ndarray
@@ -76,13 +76,14 @@ def expand(
     A field is a number, an array, or a range `{"start": 0.5, "stop": 8, "num": 5, "scale": "log"}`, both ends
     included; a range of a count is rounded to whole numbers.  `dataset_size` with `batch_size` gives
     `sampling_probability = batch_size / dataset_size`, and `epochs` with them
-    `steps = ceil(epochs * dataset_size / batch_size)`.  `target_epsilon` and `epsilon` are one field, and so are
-    `target_delta` and `delta`.
+    `steps = ceil(epochs * dataset_size / batch_size)`.  `target_epsilon` and `epsilon` are one field, and so
+    are `target_delta` and `delta`.
 
     Raises InputError, one line, for unknown or missing fields, values outside their limits (with the index),
     and zipped fields that do not broadcast.
 
-    >>> g = expand({"noise_multiplier": [1.0, 2.0], "sampling_probability": 0.01, "steps": [10, 20], "delta": 1e-5})
+    >>> fields = {"noise_multiplier": [1.0, 2.0], "sampling_probability": 0.01, "steps": [10, 20]}
+    >>> g = expand(fields | {"delta": 1e-5})
     >>> len(g), str(g.quantity[0]), g.inputs["steps"].tolist()
     (4, 'epsilon', [10.0, 20.0, 10.0, 20.0])
     """
@@ -96,13 +97,13 @@ def expand(
     solved = _quantity(axes, quantity)
     size = math.prod(np.size(axis) for axis in axes.values()) if mode == "product" else 0
     if size > LARGEST_GRID:
-        raise InputError(f"the grid has {size:,} configurations; at most {LARGEST_GRID:,} fit, so split the file")
+        raise InputError(f"the grid has {size:,} configurations; at most {LARGEST_GRID:,} fit; split it")
     if mode == "product":
-        meshed = np.meshgrid(*(np.ravel(axis) for axis in axes.values()), indexing="ij")
+        meshed = list(np.meshgrid(*(np.ravel(axis) for axis in axes.values()), indexing="ij"))
     else:
         shape = broadcast_shape({field: np.shape(axis) for field, axis in axes.items()})
         meshed = [np.broadcast_to(axis, shape) for axis in axes.values()]
-    columns = {field: np.array(column, np.float64).ravel() for field, column in zip(axes, meshed, strict=True)}
+    columns = {field: np.array(axis, np.float64).ravel() for field, axis in zip(axes, meshed, strict=True)}
     columns = _rename(_derive(columns), solved)
     rows = next(iter(columns.values())).size
     inputs = {field: columns[field] for field in FIELDS if field in columns}

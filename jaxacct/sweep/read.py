@@ -61,7 +61,7 @@ def _read_toml(text: str) -> Grid:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"not valid TOML: {' '.join(str(error).split())}") from None
     defaults = document.pop("defaults", {})
-    if not isinstance(defaults, Mapping):
+    if not isinstance(defaults, dict):
         raise InputError("defaults must be a table; write [defaults]")
     if "block" not in document:
         return _block(defaults | document, "the grid")
@@ -69,7 +69,8 @@ def _read_toml(text: str) -> Grid:
     if not isinstance(blocks, list) or not blocks or not all(isinstance(block, Mapping) for block in blocks):
         raise InputError("block must be an array of tables; write [[block]]")
     for key in document:
-        hint = "; write shared fields under [defaults]" if key in FIELDS else suggest(key, ("block", "defaults"))
+        shared = key in FIELDS or key in _SETTINGS
+        hint = "; write shared keys under [defaults]" if shared else suggest(key, ("block", "defaults"))
         raise InputError(f"unknown top-level key {key!r}{hint}")
     return concatenate(
         [_block(defaults | block, f"block {block.get('name', i)!r}") for i, block in enumerate(blocks, 1)]

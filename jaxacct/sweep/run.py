@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +18,10 @@ from jaxacct.sweep.read import read_grid
 from jaxacct.sweep.table import ANSWER, WORDS, Sink, Table, join, layout, open_sink
 from jaxacct.validation import COUNT, OPEN_PROBABILITY, InputError, check, choice
 
-CHUNK = 1024
+CHUNK = 512
 """Rows solved between two writes."""
 
-_CALIBRATIONS = {
+_CALIBRATIONS: dict[str, Callable[..., calibrate.Calibration]] = {
     "noise_multiplier": calibrate.calibrate_noise_multiplier,
     "sampling_probability": calibrate.calibrate_sampling_probability,
     "steps": calibrate.calibrate_steps,
@@ -70,7 +70,7 @@ def sweep(
     out : path ending in .csv or .parquet, optional
         Rows are written there chunk by chunk; an interrupt loses none of the chunks done.
     relation, engine, rtol
-        As in `jaxacct.epsilon` and `jaxacct.calibrate_noise_multiplier` (calibrations choose their own engine).
+        As in `jaxacct.epsilon` and `jaxacct.calibrate_noise_multiplier` (calibrations choose the engine).
     progress : bool, optional
         A progress bar on standard error; by default only on a terminal.
     chunk : int
@@ -79,9 +79,9 @@ def sweep(
     Returns
     -------
     Table
-        Columns: name (if any), quantity, the inputs, relation, lower, estimate, upper, kind, status, engine.  The
-        solved noise multiplier, sampling probability or steps stands in its own column, and the bracket is of
-        the epsilon it gives.  Rows are in the order of the grid.
+        Columns: name (if any), quantity, the inputs, relation, lower, estimate, upper, kind, status, engine.
+        A solved noise multiplier, sampling probability or steps has its own column, and the bracket is of the
+        epsilon it gives.  Rows are in the order of the grid.
 
     Raises
     ------
@@ -90,10 +90,10 @@ def sweep(
     SweepInterrupted
         Ctrl-C; a KeyboardInterrupt that says how many rows are done and where they are.
 
-    >>> import jaxacct as ja
-    >>> t = ja.sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
+    >>> from jaxacct.sweep import sweep
+    >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
     >>> [round(x, 4) for x in t["upper"].tolist()]
-    [1.9938, 0.9171]
+    [1.9931, 0.9263]
     """
     configurations = _configurations(grid, mode, quantity)
     choice("relation", relation, RELATIONS)
@@ -125,7 +125,7 @@ def _refuse_settings(grid: Grid, relation: str, engine: str) -> None:
     """Calibrations choose their own engine and know the add and remove relations only."""
     calibrated = [word for word in _CALIBRATIONS if word in grid.quantity]
     if calibrated and engine != "auto":
-        raise InputError(f"engine = {engine!r} is not available for solving {calibrated[0]}; use engine = 'auto'")
+        raise InputError(f"engine = {engine!r} is not available for solving {calibrated[0]}; use 'auto'")
     if calibrated and relation == "replace_one":
         raise InputError(
             f"relation = 'replace_one' is not available for solving {calibrated[0]}; "

@@ -31,7 +31,7 @@ def layout(grid: Grid) -> tuple[str, ...]:
 
 
 def _answers(quantity: str) -> bool:
-    """Whether lower, estimate and upper hold the quantity itself (otherwise they hold the epsilon reached)."""
+    """Whether lower, estimate and upper hold the quantity itself (otherwise the epsilon reached)."""
     return quantity in ("epsilon", "delta")
 
 
@@ -39,9 +39,9 @@ def _answers(quantity: str) -> bool:
 class Table:
     """Columns of equal length, one row per configuration in the order of the grid.
 
-    Numbers are float64, words are text.  `lower`, `estimate` and `upper` bracket the epsilon or delta asked for,
-    and in a calibration the epsilon that the solved value gives.  NaN marks an input that does not apply, and the
-    answer of an infeasible configuration, whose `status` says why.
+    Numbers are float64, words are text.  `lower`, `estimate` and `upper` bracket the epsilon or delta asked
+    for, and in a calibration the epsilon that the solved value gives.  NaN marks an input that does not
+    apply, and the answer of an infeasible configuration, whose `status` says why.
     """
 
     columns: dict[str, np.ndarray]
@@ -106,7 +106,7 @@ class Sink(Protocol):
 
 
 def open_sink(path: Path, columns: tuple[str, ...]) -> Sink:
-    """The sink for a path, by its ending; opened now, so that a bad path is refused before the work is done."""
+    """The sink for a path, by its ending; opened now, so that a bad path is refused before any work."""
     sinks: dict[str, type[CsvSink] | type[ParquetSink]] = {".csv": CsvSink, ".parquet": ParquetSink}
     if path.suffix.lower() not in sinks:
         raise InputError(f"{path}: the result must end in .csv or .parquet")

@@ -1,0 +1,152 @@
+"""Parts of bounded loss on the lattice: Laplace on the ratio coordinate, finite laws on the loss itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import brentq
+
+from jaxacct.engines.lattice_law import Placed, Sketch, atoms_on, placed_from
+from jaxacct.kernels import lattice as kernel
+from jaxacct.kernels.lattice import UNIT
+
+__all__ = ["Finite", "Laplace"]
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """Laplace noise of scale b and sensitivity 1, Poisson sampled at 0 < q <= 1, composed `count` times."""
+
+    scale: float
+    q: float
+    count: float
+    sign: float
+
+    def _ratio(self, v: np.ndarray | float) -> np.ndarray:
+        """log(1 - q + q e^v)."""
+        v = np.asarray(v, np.float64)
+        small = np.log1p(self.q * np.expm1(np.minimum(v, 1.0)))
+        if self.q == 1.0:
+            return v
+        return np.where(v < 1.0, small, np.logaddexp(np.log1p(-self.q), np.log(self.q) + v))
+
+    def _log_mean(self, v: float) -> float:
+        """log of P/Q below base loss v: P = e^{(v - 1/b)/2}/2, Q = 1 - e^{-(v + 1/b)/2}/2."""
+        edge = 1.0 / self.scale
+        return float(0.5 * (v - edge) - np.log(2.0 - np.exp(-0.5 * (v + edge))))
+
+    def sketch(self, cut: float) -> Sketch:
+        edge = 1.0 / self.scale
+        v = np.linspace(-edge, edge, 4001)
+        middle = 0.5 * (v[1:] + v[:-1])
+        inside = np.log(0.25 * (v[1] - v[0])) - 0.5 * (edge + middle)
+        at = np.concatenate([[-edge], middle, [edge]])
+        base = np.concatenate([[np.log(0.5)], inside, [np.log(0.5) - edge]])
+        ratio = self._ratio(at)
+        return Sketch(self.sign * ratio, base + (ratio if self.sign > 0 else 0.0), self.count)
+
+    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
+        return float(self._ratio(-1.0 / self.scale)), float(self._ratio(1.0 / self.scale))
+
+    def highest(self) -> float:
+        return float(max(self.sign * x for x in self.extent(0.0, 0.0, 0.0)))
+
+    def gaps(self) -> list[tuple[float, float]]:
+        low, high = self.extent(0.0, 0.0, 0.0)
+        return [(high - low, self.count)]
+
+    def step(self, step: float, upper: bool) -> float:
+        low, high = self.extent(0.0, 0.0, 0.0)
+        cells = max(np.floor((high - low) / step), 1.0)
+        if upper or cells < 3:
+            return step
+        for _ in range(60):
+            step = (high - self._contracted(step)[0]) / cells
+        return float(step)
+
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool) -> Placed:
+        edge, (low, top) = 1.0 / self.scale, self.extent(0.0, 0.0, 0.0)
+        origin, first, bottom, inexact = (low, -edge, 0.5, 0.0) if upper else self._contracted(step)
+        cells = (top - origin) / step
+        snap = 32.0 * UNIT * (abs(top) + abs(origin) + top - origin)
+        on_node = abs(cells - round(cells)) * step <= snap
+        last = int(np.clip(round(cells) if on_node else np.ceil(cells), 1, nodes - 2))
+        if not upper and bottom == 1.0:
+            zero, atom = jnp.zeros(nodes), atoms_on(nodes, [(0, 1.0)], upper)
+            return placed_from(self, (zero, zero, zero), atom, 0.0, step, 1, upper, 0.0, 0.0)
+        lift = float(np.exp(origin - first)) / self.q
+        a, b, eta = kernel.laplace_cells(self.scale, first, lift, step, last, nodes=nodes)
+        if not upper:
+            a, b = a.at[0].set(0.0), b.at[0].set(0.0)
+        pairs, atom = [(0, bottom)], 0.5 * np.exp(-edge)
+        if on_node:
+            pairs.append((last, atom))
+        else:
+            share = float(np.clip(np.expm1(top - origin - (last - 1) * step) / np.expm1(step), 0.0, 1.0))
+            a, b = a.at[last - 1].add(atom * (1 - share)), b.at[last - 1].add(atom * share)
+            eta = eta.at[last - 1].add(1e-9)
+        heavy = self.q * np.exp(edge - top)
+        shift = 8.0 * UNIT * heavy * (4 * edge + abs(np.log(self.q)) + 4.0) + snap + inexact
+        atoms = atoms_on(nodes, pairs, upper)
+        return placed_from(self, (a, b, eta), atoms, origin, step, last, upper, float(shift), 0.0)
+
+    def _contracted(self, step: float) -> tuple[float, float, float, float]:
+        """Origin, base loss and mass of the mean of all below node 1, and its error (see SampledGaussian)."""
+        edge = 1.0 / self.scale
+
+        def excess(v: float) -> float:
+            return float(self._ratio(v) - self._ratio(self._log_mean(v))) - step
+
+        if excess(edge) <= 0:
+            return 0.0, 0.0, 1.0, 0.0
+        v = float(brentq(excess, -edge, edge, xtol=1e-15, rtol=1e-15))
+        mean = self._log_mean(v)
+        origin = float(self._ratio(mean))
+        v = min(mean + float(np.log1p(np.exp(origin - mean) / self.q * np.expm1(step))), edge)
+        mass = (1.0 - 0.5 * np.exp(-0.5 * (edge + v))) * (1.0 - 1e-14 * (1.0 + edge))
+        inexact = abs(float(self._ratio(self._log_mean(v))) - origin)
+        return origin, mean, float(mass), inexact
+
+
+@dataclass(frozen=True)
+class Finite:
+    """A finite loss law in the direction asked for, composed `count` times."""
+
+    loss: np.ndarray
+    mass: np.ndarray
+    count: float
+    sign: float
+
+    def sketch(self, cut: float) -> Sketch:
+        return Sketch(self.loss, np.log(self.mass), self.count)
+
+    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
+        return float(self.loss.min()), float(self.loss.max())
+
+    def highest(self) -> float:
+        return float(self.loss.max())
+
+    def gaps(self) -> list[tuple[float, float]]:
+        far = self.loss - self.loss.min()
+        return [(float(d), self.count * float(m)) for d, m in zip(far, self.mass, strict=True) if d > 0]
+
+    def step(self, step: float, upper: bool) -> float:
+        return step
+
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool) -> Placed:
+        origin = float(self.loss.min())
+        far = (self.loss - origin) / step
+        shift = 8.0 * UNIT * (np.abs(self.loss).max() + abs(origin) + step)
+        nearest = np.rint(far)
+        exact = np.abs(far - nearest) * step <= shift
+        k = np.where(exact, nearest, np.floor(far)).astype(np.int64)
+        whole = exact | (not upper)
+        right = np.where(whole, 0.0, np.expm1((k - far) * step) / np.expm1(-step))
+        left = np.where(whole, 1.0, np.expm1((k + 1 - far) * step) / np.expm1(step))
+        mass = np.zeros(nodes)
+        np.add.at(mass, k, self.mass * left)
+        np.add.at(mass, k + 1, self.mass * right)
+        mass *= 1.0 + (32.0 if upper else -32.0) * UNIT
+        return Placed(jnp.asarray(mass), origin, 1.0, 0.0, self.count, 2.0 * float(shift), 0.0, 0.0)

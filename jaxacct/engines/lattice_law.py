@@ -1,0 +1,107 @@
+"""A part of a composition as the lattice engine sees it: sketched for planning, placed for the bracket.
+
+A sketch only steers choices of tilt, window and range; nothing certified depends on it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxacct.kernels import lattice as kernel
+
+__all__ = ["Law", "Placed", "Sketch", "atoms_on", "last_node", "placed_from"]
+
+
+class Sketch(NamedTuple):
+    """Losses and log masses under P of one part, and how often it is composed; approximate."""
+
+    loss: np.ndarray
+    log_mass: np.ndarray
+    count: float
+
+
+class Placed(NamedTuple):
+    """One part on the lattice, rounded up or down.
+
+    Mass k sits at loss `direction (origin + k h)` up to an error `shift`; its tilt by theta is
+    e^{c (origin + k h)} with c = unit + direction theta.  `infinity` is P-mass moved to +infinity (upper
+    law); `deficit` bounds P-mass by which losses are overstated (lower law, rounding only).
+    """
+
+    mass: Array
+    origin: float
+    direction: float
+    unit: float
+    count: float
+    shift: float
+    infinity: float
+    deficit: float
+
+
+class Law(Protocol):
+    """What the engine asks of a part."""
+
+    count: float
+    sign: float
+
+    def sketch(self, cut: float) -> Sketch:
+        """Approximate loss law under P without the highest losses, of mass e^cut in the composition."""
+
+    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
+        """Range of the ratio coordinate to put on the lattice.
+
+        What lies beyond has mass at most e^cut (the highest losses) and tilted mass at most e^share (the
+        lowest), in the composition.
+        """
+
+    def highest(self) -> float:
+        """The largest loss, inf where there is none."""
+
+    def gaps(self) -> list[tuple[float, float]]:
+        """Distances that should be multiples of the step, with weights."""
+
+    def step(self, step: float, upper: bool) -> float:
+        """The step nearest to `step` that puts this law's own atoms on nodes."""
+
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool) -> Placed:
+        """The law on the lattice."""
+
+
+def last_node(extent: tuple[float, float], origin: float, step: float, nodes: int) -> int:
+    """Index of the last node needed to reach the extent's upper end."""
+    return int(np.clip(np.ceil((extent[1] - origin) / step - 1e-9), 1, nodes - 2))
+
+
+def atoms_on(nodes: int, pairs: list[tuple[int, float]], upper: bool) -> Array:
+    """Masses on nodes, rounded outward by `1e-14` relative (inward for a lower law)."""
+    atoms = np.zeros(nodes)
+    for k, mass in pairs:
+        atoms[k] += mass * (1.0 + 1e-14 if upper else 1.0 - 1e-14)
+    return jnp.asarray(atoms)
+
+
+def placed_from(
+    law: Law,
+    cells: tuple[Array, Array, Array],
+    atoms: Array,
+    origin: float,
+    step: float,
+    last: int,
+    upper: bool,
+    shift: float,
+    infinity: float,
+) -> Placed:
+    """Masses from cells for the two kinds of law that live on the ratio coordinate."""
+    ascending = law.sign > 0
+    if upper:
+        mass, deficit = kernel.upper_masses(*cells, atoms), 0.0
+    else:
+        mass, lost = kernel.lower_masses(*cells, atoms, step, last, ascending)
+        largest = origin + last * step if ascending else 0.0
+        deficit = float(np.exp(np.log(float(lost)) + largest)) if lost > 0 else 0.0
+    unit = 1.0 if ascending else 0.0
+    return Placed(mass, origin, law.sign, unit, law.count, shift, infinity, deficit)

@@ -1,0 +1,108 @@
+"""Choices of the lattice engine: tilt, window, range and step.  Nothing certified depends on them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxacct.engines.lattice_law import Law, Sketch
+
+__all__ = ["Plan", "common_step", "peak", "plan_for", "share_of"]
+
+
+class Plan(NamedTuple):
+    """Tilt, expected eps, logs of what may be left out, window, tilts added for the Chernoff bounds."""
+
+    theta: float
+    centre: float
+    cut: float
+    share: float
+    bottom: float
+    top: float
+    above: float
+    below: float
+
+
+def _cumulants(sketches: list[Sketch], theta: float) -> tuple[float, float, float]:
+    """K(theta) = log E[e^{theta L}] of the composition, its mean and its variance under the tilt."""
+    total, mean, variance = 0.0, 0.0, 0.0
+    for loss, log_mass, count in sketches:
+        exponent = log_mass + theta * loss
+        top = exponent.max()
+        weight = np.exp(exponent - top)
+        size = weight.sum()
+        centre = float(weight @ loss) / size
+        total += count * (top + np.log(size))
+        mean += count * centre
+        variance += count * float(weight @ np.square(loss - centre)) / size
+    return float(total), float(mean), float(variance)
+
+
+def share_of(rtol: float) -> float:
+    """log of the share of delta that truncated mass may carry."""
+    return float(np.log(rtol)) - 4.0
+
+
+def plan_for(laws: list[Law], eps: float | None, log_delta: float, share: float) -> Plan:
+    """Tilt and window for a given eps, or for the eps at which delta is given; eps is taken as at least 0.
+
+    The tilt is the saddle point of K(theta) - theta eps - log theta(theta + 1), under the law without the
+    losses so high that they do not matter at `log_delta`: with them a heavy tail would draw the saddle to
+    itself.  `log_delta` 0 is unknown, and then nothing is left out.
+    """
+    untruncated = -1e4 if log_delta == 0.0 else log_delta + share
+    sketches = [law.sketch(untruncated) for law in laws]
+
+    def state(theta: float) -> tuple[float, float, float]:
+        k, mean, variance = _cumulants(sketches, theta)
+        at = mean - 1.0 / theta - 1.0 / (1.0 + theta)
+        curvature = variance + theta**-2.0 + (1.0 + theta) ** -2.0
+        return k, at, k - theta * at - np.log(theta * (theta + 1.0)) - 0.5 * np.log(2 * np.pi * curvature)
+
+    low, high = np.log(1e-3), np.log(1e6)
+    for _ in range(45):
+        theta = float(np.exp(0.5 * (low + high)))
+        _, at, value = state(theta)
+        past = at >= eps if eps is not None else (value <= log_delta and at >= 0.0)
+        low, high = (low, np.log(theta)) if past else (np.log(theta), high)
+    theta = float(np.exp(high))
+    k, at, _ = state(theta)
+    centre = max(at, 0.0) if eps is None else max(eps, 0.0)
+    if log_delta == 0.0:
+        log_delta = min(k - theta * centre + np.log(peak(theta)), 0.0)
+    left_out = share - 6.0
+    grid = np.geomspace(1e-2, 1e3, 41) * max(1.0, 0.1 * theta)
+    up = np.array([(_cumulants(sketches, theta + t)[0] - k - left_out) / t for t in grid])
+    down = np.array([(k - _cumulants(sketches, theta - t)[0] + left_out) / t for t in grid])
+    top, bottom = float(np.min(up)), float(np.max(down))
+    return Plan(
+        theta,
+        centre,
+        float(log_delta + share),
+        share,
+        min(bottom, centre),
+        max(top, centre),
+        float(grid[np.argmin(up)]),
+        float(grid[np.argmax(down)]),
+    )
+
+
+def common_step(step: float, laws: list[Law]) -> float:
+    """The step in [step, 1.5 step] for which the laws' own gaps are closest to whole numbers of steps."""
+    gaps = [pair for law in laws for pair in law.gaps() if pair[0] >= step]
+    if not gaps:
+        return step
+    distance, weight = (np.array(x) for x in zip(*gaps, strict=True))
+    lead = distance[np.argmax(weight * distance)]
+    most, fewest = max(np.floor(lead / step), 1.0), max(np.ceil(lead / (1.5 * step)), 1.0)
+    steps = lead / np.arange(most, fewest - 1.0, -1.0)[:20000]
+    cost = np.zeros(steps.size)
+    for d, w in zip(distance, weight, strict=True):
+        cost += w * steps * np.abs(d / steps - np.rint(d / steps))
+    return float(steps[np.argmin(cost + 1e-12 * weight.sum() * steps)])
+
+
+def peak(theta: float) -> float:
+    """sup over d of e^{-theta d}(1 - e^{-d})."""
+    return float(np.exp(theta * np.log(theta / (1.0 + theta)) - np.log1p(theta)))

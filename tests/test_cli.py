@@ -1,0 +1,228 @@
+"""The command line: JSON keys, exit statuses, and one clear line for whatever is wrong.
+
+Configurations with sampling probability 1 are answered by a formula, so these tests compile next to nothing.
+"""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from jaxacct import cli
+from jaxacct.cli import cache, commands, output
+from jaxacct.cli.arguments import COMMANDS, DESCRIPTION, EXAMPLE, UsageError, number, parse
+
+GAUSSIAN = "--noise-multiplier 2 --sampling-probability 1 --steps 1"
+TARGET = "calibrate --target-epsilon 1 --target-delta 1e-5 --sampling-probability 1"
+KEYS = {"lower", "estimate", "upper", "kind", "status", "engine"}
+
+
+def query(noise, rate, steps):
+    return f"epsilon --noise-multiplier {noise} --sampling-probability {rate} --steps {steps} --delta 1e-5"
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch):
+    monkeypatch.setenv("JAXACCT_CACHE_DIR", "")
+
+
+def run(capsys, line):
+    """(exit status, standard output, standard error) of a command line."""
+    status = cli.main(line.split())
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def refused(capsys, line):
+    """The message of a refusal: status 2, one line, nothing on standard output."""
+    status, out, err = run(capsys, line)
+    assert (status, out) == (2, "") and err.count("\n") == 1 and "Traceback" not in err
+    return err.strip()
+
+
+def answered(capsys, line):
+    status, out, err = run(capsys, line)
+    assert (status, err) == (0, "")
+    return out
+
+
+def test_epsilon_answers_one_json_object(capsys):
+    answer = json.loads(answered(capsys, f"epsilon {GAUSSIAN} --delta 1e-5 --json"))
+    assert answer.keys() >= KEYS | {"noise_multiplier", "sampling_probability", "steps", "delta", "relation"}
+    assert math.isclose(answer["upper"], 1.993091404415115, rel_tol=1e-9)
+    assert answer["lower"] <= answer["estimate"] <= answer["upper"]
+    assert (answer["kind"], answer["status"]) == ("certified", "ok")
+
+
+def test_delta_inverts_epsilon(capsys):
+    answer = json.loads(answered(capsys, f"delta {GAUSSIAN} --epsilon 1.993091404415115 --json"))
+    assert answer.keys() >= KEYS and math.isclose(answer["upper"], 1e-5, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "given", "least", "most"),
+    [
+        ("noise_multiplier", "--sampling-probability 1 --steps 4", 7, 8),
+        ("steps", "--noise-multiplier 7.5 --sampling-probability 1", 4, 4),
+    ],
+)
+def test_calibrate_solves_for_what_is_left_out(capsys, left_out, given, least, most):
+    line = f"calibrate --target-epsilon 1 --target-delta 1e-5 {given} --json"
+    answer = json.loads(answered(capsys, line))
+    assert answer.keys() >= KEYS | {left_out, "target_epsilon", "target_delta"}
+    assert least <= answer[left_out] <= most and answer["upper"] <= 1
+    assert answer["quantity"] == left_out
+
+
+def test_data_set_size_batch_size_and_epochs_stand_for_rate_and_steps(capsys):
+    line = "epsilon --noise-multiplier 2 --dataset-size 10 --batch-size 10 --epochs 3 --delta 1e-5 --json"
+    answer = json.loads(answered(capsys, line))
+    assert (answer["steps"], answer["sampling_probability"]) == (3, 1.0)
+
+
+def test_lists_answer_for_a_batch(capsys):
+    line = "epsilon --noise-multiplier 2,4 --sampling-probability 1 --steps 1 --delta 1e-5"
+    answer = json.loads(answered(capsys, f"{line} --json"))
+    assert answer["noise_multiplier"] == [2, 4] and len(answer["upper"]) == 2
+    assert answer["kind"] == ["certified"] * 2 and answer["relation"] == "add_or_remove_one"
+    lines = answered(capsys, line).splitlines()
+    assert len(lines) == 3 and len({len(text) for text in lines}) == 1
+
+
+def test_the_human_answer_says_what_may_be_claimed(capsys):
+    out = answered(capsys, f"epsilon {GAUSSIAN} --delta 1e-5")
+    assert "claim     epsilon <= 1.9931 at delta = 1e-05" in out
+    assert "1.9930914" in out and "certified" in out and "ok: " in out
+    out = answered(capsys, f"delta {GAUSSIAN} --epsilon 1.99309")
+    assert "delta <= 1.00002e-05 at epsilon = 1.99309" in out
+    out = answered(capsys, f"{TARGET} --steps 4")
+    assert out.startswith("noise_multiplier  7.46") and "at delta = 1e-05 (target 1.0)" in out
+
+
+def test_printed_numbers_are_rounded_to_the_safe_side():
+    assert output._up(1.2345678, 6) == "1.23457" and output._down(1.2345678, 6) == "1.23456"
+    assert output._up(1.5, 6) == output._down(1.5, 6) == "1.5"
+    assert output._up(3.00000001e-30, 3) == "3.01e-30" and output._up(0.0, 3) == "0"
+    assert output._up(math.inf, 3) == "inf"
+
+
+def test_an_infeasible_calibration_exits_1_and_says_why(capsys):
+    line = f"{TARGET.replace('1 ', '1e-9,1 ', 1)} --noise-multiplier 7.5"
+    status, out, err = run(capsys, f"{line} --json")
+    answer = json.loads(out)
+    assert status == 1 and err.startswith("jaxacct calibrate: infeasible_steps[0]: One step already exceeds")
+    assert answer["steps"] == [None, 4] and answer["upper"][0] is None and answer["upper"][1] <= 1
+    status, out, err = run(capsys, line.replace("1e-9,1 ", "1e-9 "))
+    assert status == 1 and "steps     none" in out and "infeasible_steps: One step" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", "jaxacct: give a command: epsilon, delta, calibrate, sweep"),
+        ("epsilom", "jaxacct epsilom: argument COMMAND: invalid choice"),
+        ("epsilon", "noise_multiplier, sampling_probability, steps and delta are missing"),
+        ("epsilon --noise-multiplyer 1", "--noise-multiplyer; did you mean --noise-multiplier?"),
+        (f"epsilon {GAUSSIAN} --delta 1e-5 extra", "unexpected 'extra'"),
+        (f"epsilon {GAUSSIAN} --delta", "argument --delta: expected one argument"),
+        (f"epsilon {GAUSSIAN} --delta abc", "delta = 'abc' must be a number"),
+        (f"epsilon {GAUSSIAN} --delta 2", "delta = 2 must be > 0 and < 1"),
+        (f"epsilon {GAUSSIAN} --delta 0", "delta = 0 must be > 0 and < 1"),
+        (f"epsilon {GAUSSIAN} --delta 1e-5 --engine fft", "engine = 'fft' is not known"),
+        (f"epsilon {GAUSSIAN} --delta 1e-5 --relation swap", "relation = 'swap' is not known"),
+        (f"epsilon {GAUSSIAN} --delta 1e-5 --rtol -1", "rtol = -1 must be > 0 and < 1"),
+        (f"epsilon {GAUSSIAN} --delta 1e-5,1e-6 --rtol 1e-4,1e-5", "rtol must be one number"),
+        (f"delta {GAUSSIAN} --epsilon -1", "epsilon = -1 must be >= 0"),
+        (query("-1.0", "1", "1"), "noise_multiplier = -1.0 must be > 0"),
+        (query("-1e-3", "1", "1"), "noise_multiplier = -0.001 must be"),
+        (query("1,-2", "1", "1"), "noise_multiplier[1] = -2 must be"),
+        (query("0", "1", "1"), "noise_multiplier = 0 must be > 0"),
+        (query("nan", "1", "1"), "noise_multiplier = nan must be"),
+        (query("1,", "1", "1"), "noise_multiplier[1] = '' must be"),
+        (query("1", "1.1", "1"), "sampling_probability = 1.1 must be"),
+        (query("1", "1", "1.5"), "steps = 1.5 must be an integer"),
+        (query("1,2", "1", "1,2,3"), "do not broadcast"),
+        (f"calibrate {GAUSSIAN} --target-epsilon 1", "steps are all given; leave out the one to be"),
+        (f"{TARGET.replace('1e-5', '2')} --steps 1", "target_delta = 2 must be > 0 and < 1"),
+        (f"{TARGET.replace('1 ', '0 ', 1)} --steps 1", "target_epsilon = 0 must be > 0"),
+        (f"calibrate {GAUSSIAN} --target-epsilon 1 --target-delta 1e-5", "nothing is left to solve for"),
+        ("calibrate --target-epsilon 1 --steps 1 --noise-multiplier 1", "are missing"),
+        ("calibrate --target-epsilon 1 --steps 1", "are missing"),
+        ("sweep", "GRID is missing"),
+        ("sweep grid.toml", "--out is missing"),
+        ("sweep absent.toml --out result.csv", "absent.toml: cannot be read: No such file or directory"),
+        ("sweep grid.toml --out result.csv --resum", "unknown option --resum"),
+    ],
+)  # fmt: skip
+def test_bad_input_exits_2_with_one_line(capsys, line, words):
+    message = refused(capsys, line)
+    assert words in message and message.startswith("jaxacct")
+
+
+def test_sweep_writes_a_csv_and_a_summary(capsys, tmp_path):
+    grid, out = tmp_path / "grid.toml", tmp_path / "result.csv"
+    grid.write_text("noise_multiplier = [2, 4]\nsampling_probability = 1\nsteps = [1, 2]\ndelta = 1e-5\n")
+    text = answered(capsys, f"sweep {grid} --out {out}")
+    assert "rows      4" in text and "status    4 ok" in text and str(out) in text
+    assert len(out.read_text().splitlines()) == 5
+    report = json.loads(answered(capsys, f"sweep {grid} --out {out} --json"))
+    assert (report["rows"], report["status"], report["kind"]) == (4, {"ok": 4}, {"certified": 4})
+    assert report["lower"]["max"] <= report["upper"]["max"] and report["out"] == str(out)
+    status, _, err = run(capsys, f"sweep {grid} --out {out} --progress")
+    assert status == 0 and "4/4" in err
+    grid.write_text(grid.read_text().replace("steps", "stesp"))
+    assert "did you mean 'steps'?" in refused(capsys, f"sweep {grid} --out {out}")
+
+
+def test_an_interrupt_is_one_line_and_130(capsys, monkeypatch):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "run", interrupted)
+    status, _, err = run(capsys, f"epsilon {GAUSSIAN} --delta 1e-5")
+    assert (status, err) == (130, "jaxacct epsilon: interrupted\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_an_example_that_parses(capsys, command):
+    with pytest.raises(SystemExit) as left:
+        cli.main([command, "--help"])
+    out = capsys.readouterr().out
+    assert left.value.code == 0 and DESCRIPTION[command].split()[0] in out
+    assert parse(EXAMPLE[command].split()[1:]).command == command
+
+
+def test_numbers_stay_exact():
+    assert number("steps", str(2**53 + 1)) == 2**53 + 1
+    assert number("delta", "1e-5,0.5") == [1e-5, 0.5]
+    with pytest.raises(UsageError):
+        number("delta", "1_0x")
+
+
+def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):
+    assert cache.directory() is None
+    monkeypatch.setenv("JAXACCT_CACHE_DIR", str(tmp_path / "mine"))
+    assert cache.directory() == tmp_path / "mine"
+    monkeypatch.delenv("JAXACCT_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.directory() == tmp_path / "jaxacct"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache.directory().parts[-2:] == (".cache", "jaxacct")
+
+
+def process(line, tmp_path):
+    environment = {"PATH": "", "JAXACCT_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-m", "jaxacct", *line.split()]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+
+
+def test_processes_exit_with_the_documented_status(tmp_path):
+    good = process(f"epsilon {GAUSSIAN} --delta 1e-5 --json", tmp_path)
+    assert good.returncode == 0 and json.loads(good.stdout)["status"] == "ok"
+    bad = process(query("-1.0", 1, 1), tmp_path)
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr.startswith("jaxacct epsilon: noise_multiplier = -1.0 must be > 0; ")
+    line = f"{TARGET.replace('1 ', '1e-9 ', 1)} --noise-multiplier 1"
+    assert process(line, tmp_path).returncode == 1

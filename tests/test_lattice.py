@@ -1,0 +1,270 @@
+"""The lattice engine against closed forms, exact sums, quadrature and the reference table."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import gammaln, log_ndtr
+
+from jaxacct.engines import lattice
+from jaxacct.kernels.lattice import gaussian_cells, gaussian_nodes, lower_masses, upper_masses
+from jaxacct.kernels.tilted_fft import compose as compose_lattices
+from jaxacct.mechanisms import (
+    ApproximateDP,
+    Gaussian,
+    Laplace,
+    PoissonSampled,
+    PureDP,
+    RandomizedResponse,
+    components,
+    compose,
+    dp_sgd,
+    repeat,
+)
+
+RELATION = "add_or_remove_one"
+SMALL = 2**25
+# From the reference table of the project: two resolutions of a contour integral, correct to 2e-7.
+ROWS = [  # noise multiplier, sampling probability, steps, delta, epsilon remove, epsilon add
+    (1.0, 0.01, 1000, 1e-5, 1.82823667, 1.41666195),
+    (1.0, 0.01, 10000, 1e-5, 6.18771239, 5.61150862),
+    (2.0, 0.02, 1500, 1e-5, 1.65376574, 1.55333291),
+    (0.6, 1e-4, 100000, 1e-12, 4.10424121, 0.700561685),
+    (1.0, 0.01, 1000, 1e-30, 9.34189563, 3.52437641),
+    (2.797, 0.000275, 22156, 0.00012, 0.0307883835, 0.0305968503),
+]
+
+
+@pytest.fixture(autouse=True)
+def double():
+    with jax.enable_x64():
+        yield
+
+
+def symmetric_profile(kind: str, size: float, alpha: float) -> float:
+    """H_alpha(P || Q) of the unsampled Gaussian ("g", sigma) or Laplace ("l", b) pair."""
+    if alpha <= 0:
+        return 1.0 - alpha
+    e = math.log(alpha)
+    if kind == "g":
+        low, high = log_ndtr(0.5 / size - e * size), log_ndtr(-0.5 / size - e * size)
+        return float(np.exp(low) - alpha * np.exp(high))
+    if abs(e) >= 1.0 / size:
+        return max(1.0 - alpha, 0.0)
+    return -math.expm1(0.5 * (e - 1.0 / size))
+
+
+def one_step(kind: str, size: float, q: float, direction: str, eps: float) -> float:
+    """delta(eps) of one Poisson-sampled step, by the hockey-stick identities for mixtures."""
+    a = math.exp(eps)
+    if direction == "remove":
+        return q * symmetric_profile(kind, size, 1.0 + (a - 1.0) / q) if a > 1.0 - q else 1.0 - a
+    rest = 1.0 - a * (1.0 - q)
+    return rest * symmetric_profile(kind, size, a * q / rest) if rest > 0 else 0.0
+
+
+def step(kind: str, size: float, q: float):
+    base = Gaussian(size) if kind == "g" else Laplace(size)
+    return PoissonSampled(base, q) if q < 1 else base
+
+
+def law(kind: str, size: float, q: float, direction: str) -> tuple[np.ndarray, np.ndarray]:
+    """Losses and P-masses of one step by piecewise Gauss-Legendre (the Laplace atoms included)."""
+    x, w = np.polynomial.legendre.leggauss(200)
+    edge = 1.0 / size
+    edges = np.linspace(-11.0, 11.0 + edge, 9) if kind == "g" else np.linspace(-edge, edge, 9)
+    at = np.concatenate([0.5 * (a + b) + 0.5 * (b - a) * x for a, b in pairwise(edges)])
+    weight = np.tile(w * 0.5 * (edges[1] - edges[0]), 8)
+    if kind == "g":
+        base, mass = at * edge - 0.5 * edge**2, weight * np.exp(-0.5 * at**2) / math.sqrt(2 * math.pi)
+    else:
+        base = np.append(at, [-edge, edge])
+        mass = np.append(weight * 0.25 * np.exp(-0.5 * (edge + at)), [0.5, 0.5 * math.exp(-edge)])
+    ratio = np.log1p(q * np.expm1(base))
+    return (ratio, mass * np.exp(ratio)) if direction == "remove" else (-ratio, mass)
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("row", ROWS)
+def test_reference_table(row, direction):
+    sigma, q, n, target, remove, add = row
+    truth = remove if direction == "remove" else add
+    b = lattice.epsilon(components(dp_sgd(sigma, q, n), RELATION, direction), 0, target, target)
+    assert b.lower <= truth * (1 + 3e-7) and b.upper >= truth * (1 - 3e-7)
+    assert b.status == "ok" and b.upper - b.lower <= 1e-4 * b.upper
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("target", [1e-6, 1e-12, 1e-30])
+def test_few_expected_hits_are_narrow(target, direction):
+    parts = components(dp_sgd(0.3, 1e-4, 10_000), RELATION, direction)
+    b = lattice.epsilon(parts, 0, target, target)
+    assert b.status == "ok"
+    back = lattice.delta(parts, 0, b.estimate, rtol=1e-3)
+    assert back.lower <= target * 1.01 and back.upper >= target * 0.99
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(
+    "kind, size, q",
+    [("g", 0.3, 1e-4), ("g", 0.3, 1.0), ("g", 5.0, 0.2), ("l", 0.1, 1e-5), ("l", 0.7, 0.3), ("l", 2.0, 1.0)],
+)
+def test_one_step_closed_form(kind, size, q, direction):
+    parts = components(step(kind, size, q), RELATION, direction)
+    for eps in (0.0, 1e-3, 0.1, 0.45, 3.0):
+        truth = one_step(kind, size, q, direction, eps)
+        b = lattice.delta(parts, 0, eps, memory_bytes=SMALL)
+        assert b.lower <= truth * (1 + 1e-12) + 1e-16 and b.upper >= truth * (1 - 1e-12) - 1e-16
+        assert b.upper - b.lower <= 5e-2 * b.upper + 1e-16
+        if truth > 1e-12:
+            e = lattice.epsilon(parts, 0, truth, truth, memory_bytes=SMALL)
+            assert e.lower <= eps * (1 + 1e-9) + 1e-12 and e.upper >= eps * (1 - 1e-9) - 1e-12
+
+
+def test_tail_of_one_step_to_1e_minus_30():
+    parts = components(PoissonSampled(Gaussian(0.5), 1e-3), RELATION, "remove")
+    for eps in (2.0, 10.0, 15.0):
+        truth = one_step("g", 0.5, 1e-3, "remove", eps)
+        b = lattice.delta(parts, 0, eps)
+        assert b.lower <= truth * (1 + 1e-11) and b.upper >= truth * (1 - 1e-11)
+        assert b.upper - b.lower <= 1e-4 * b.upper
+    assert truth < 1e-30
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        (("g", 0.4, 0.01), ("g", 1.5, 0.3)),
+        (("g", 0.8, 0.1), ("l", 0.5, 0.05)),
+        (("l", 0.3, 0.2), ("l", 1.1, 1.0)),
+    ],
+)
+def test_two_laws_and_finite_parts(first, second, direction):
+    finite = [PoissonSampled(PureDP(0.7), 0.4), repeat(ApproximateDP(0.3, 1e-4), 2)]
+    parts = components(compose(step(*first), step(*second), *finite), RELATION, direction)
+    loss, mass = law(*second, direction)
+    for values, weights, n in zip(parts.finite_loss[0], parts.finite_mass[0], parts.finite_n[0], strict=True):
+        for _ in range(int(n)):
+            loss = (loss[:, None] + values).ravel()
+            mass = (mass[:, None] * weights).ravel()
+    for eps in (0.0, 0.3, 1.5):
+        truth = sum(
+            m * one_step(*first, direction, eps - x) for x, m in zip(loss, mass, strict=True) if m > 0
+        )
+        b = lattice.delta(parts, 0, eps, memory_bytes=2 * SMALL)
+        assert b.lower <= truth * (1 + 1e-8) and b.upper >= truth * (1 - 1e-8)
+        assert b.upper - b.lower <= 2e-2 * b.upper
+
+
+@pytest.mark.parametrize("eps, n", [(0.05, 1000), (1.2, 7), (0.3, 100)])
+def test_pure_dp_is_the_binomial(eps, n):
+    parts = components(repeat(PureDP(eps), n), RELATION, "remove")
+    k = np.arange(n + 1)
+    log_mass = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
+    log_mass += k * eps - n * np.log1p(np.exp(eps))
+    loss = (2 * k - n) * eps
+    for at in (0.0, 0.3 * eps * math.sqrt(n), 3 * eps * math.sqrt(n)):
+        truth = float(np.sum(np.exp(log_mass) * np.maximum(-np.expm1(at - loss), 0.0)))
+        b = lattice.delta(parts, 0, at, memory_bytes=SMALL)
+        assert b.lower <= truth * (1 + 1e-11) and b.upper >= truth * (1 - 1e-11)
+        assert b.upper - b.lower <= 1e-8 * b.upper
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_sampled_approximate_dp_composed(direction):
+    parts = components(repeat(PoissonSampled(ApproximateDP(0.8, 1e-3), 0.1), 6), RELATION, direction)
+    loss, mass = np.zeros(1), np.ones(1)
+    for _ in range(6):
+        loss = (loss[:, None] + parts.finite_loss[0, 0]).ravel()
+        mass = (mass[:, None] * parts.finite_mass[0, 0]).ravel()
+    truth = float(np.sum(mass * np.maximum(-np.expm1(0.1 - loss), 0.0)))
+    b = lattice.delta(parts, 0, 0.1, memory_bytes=2**27)
+    assert b.lower <= truth * (1 + 1e-12) and b.upper >= truth * (1 - 1e-12)
+    assert b.upper - b.lower <= 1e-2 * b.upper
+
+
+def test_edges():
+    bounded = components(repeat(RandomizedResponse(0.6), 3), RELATION, "remove")
+    largest = 3 * math.log(1.5)
+    assert lattice.delta(bounded, 0, largest + 1e-9) == (0.0, 0.0, 0.0, "ok")
+    tiny = lattice.epsilon(bounded, 0, 1e-12, 1e-12, memory_bytes=SMALL)
+    assert tiny.lower <= tiny.upper <= largest * (1 + 1e-12)
+    at_zero = one_step("g", 1.0, 0.1, "remove", 0.0)
+    parts = components(dp_sgd(1.0, 0.1, 1), RELATION, "remove")
+    assert lattice.epsilon(parts, 0, 1.01 * at_zero, 1.01 * at_zero) == (0.0, 0.0, 0.0, "zero")
+    near = lattice.epsilon(parts, 0, 0.999 * at_zero, 0.999 * at_zero)
+    assert near.lower > 0.0 and one_step("g", 1.0, 0.1, "remove", near.lower) >= 0.999 * at_zero
+    wide = lattice.epsilon(
+        components(dp_sgd(1.0, 0.01, 10_000), RELATION, "remove"), 0, 1e-5, 1e-5, memory_bytes=0
+    )
+    assert wide.status == "width" and wide.lower <= 6.18771239 <= wide.upper
+
+
+def profile(masses: np.ndarray, ratios: np.ndarray, at: np.ndarray) -> np.ndarray:
+    return np.array([np.sum(masses * np.maximum(ratios - a, 0.0)) for a in at])
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_rough_laws_stay_between_their_lattice_laws(seed, ascending):
+    rng = np.random.default_rng(seed)
+    nodes, last, h = 64, 40, 0.05
+    where = np.sort(rng.uniform(0.0, last * h, rng.integers(2, 300)))
+    mass = rng.dirichlet(np.full(where.size, 0.2)) * np.exp(-rng.uniform(0, 8) * where)
+    cell = np.minimum((where / h).astype(int), last - 1)
+    share = np.expm1(where - cell * h) / math.expm1(h)
+    a, b = np.zeros(nodes), np.zeros(nodes)
+    np.add.at(a, cell, mass * (1 - share))
+    np.add.at(b, cell, mass * share)
+    eta, atoms = np.full(nodes, 1e-15), np.zeros(nodes)
+    up = np.asarray(upper_masses(a, b, eta, atoms))
+    down, deficit = lower_masses(a, b, eta, atoms, h, last, ascending)
+    down, ratio = np.asarray(down), np.exp(h * np.arange(nodes))
+    at = np.linspace(0.01, 1.2 * ratio[last], 400)
+    assert down.min() >= 0.0
+    sign = 1.0 if ascending else -1.0
+    truth, high, low = (
+        profile(m, sign * r, sign * at) for m, r in ((mass, np.exp(where)), (up, ratio), (down, ratio))
+    )
+    slack = 1e-13 * ratio[last] + float(deficit) * ratio[last]
+    assert np.all(low <= truth + slack) and np.all(truth <= high + slack)
+
+
+@pytest.mark.parametrize("sigma, q, h", [(2.0, 0.02, 1e-3), (0.3, 1e-4, 1e-2), (50.0, 0.5, 2e-5)])
+def test_gaussian_cells_keep_mass_and_mean(sigma, q, h):
+    u = gaussian_nodes(sigma, q, 0.0, h, 4096)
+    a, b, eta = gaussian_cells(u, 4000, 1.0 / sigma, True)
+    masses = np.asarray(a) + np.append(0.0, np.asarray(b)[:-1])
+    inside = float(np.exp(log_ndtr(float(u[4000]))))
+    mean = np.sum(masses * (1 - q) * np.exp(h * np.arange(4096)))
+    assert abs(masses.sum() / inside - 1) < 1e-13 and float(jnp.max(eta)) < 5e-12
+    assert mean <= 1 + 1e-13 and mean >= inside * (1 - q) - 1e-13
+    several = jax.vmap(lambda x: gaussian_cells(x, 4000, 1.0 / sigma, True)[0])(jnp.stack([u, u]))
+    np.testing.assert_allclose(several[1], a, rtol=1e-11)
+
+
+@pytest.mark.parametrize("count", [1.0, 3.0, 40.0])
+def test_composition_error_bound_holds(count):
+    rng = np.random.default_rng(1)
+    n, h = 2048, 1e-3
+    mass = np.zeros(n)
+    mass[:50] = rng.dirichlet(np.ones(50))
+    composed = compose_lattices(
+        mass[None], np.array([[2.0, 3.0, 1.0]]), np.ones(1), np.array([count]), h, 0, True
+    )
+    weight = mass.astype(np.longdouble) * np.exp(np.longdouble(2 * h) * np.arange(n))
+    weight /= np.exp(np.longdouble(float(composed.log_moments[0, 0])))
+    exact = np.ones(1, np.longdouble)
+    for _ in range(int(count)):
+        exact = np.convolve(exact, weight[:50])
+    exact = np.pad(exact, (0, n - exact.size))
+    wrong = np.asarray(composed.mass) - exact
+    allowed = float(composed.error) + count * 2e-15 * float(np.linalg.norm(exact.astype(float)))
+    assert np.linalg.norm(wrong.astype(float)) <= allowed
+    assert float(composed.error) < 1e-11
