@@ -1,49 +1,49 @@
-"""jaxacct: certified, vectorised differential-privacy accounting on JAX."""
+"""jaxacct: certified, vectorised differential-privacy accounting on JAX.
 
-from jaxacct.account import delta, epsilon
-from jaxacct.bounds import Bounds, explain
-from jaxacct.calibrate import (
-    Calibration,
-    calibrate_noise_multiplier,
-    calibrate_sampling_probability,
-    calibrate_steps,
-)
-from jaxacct.gradient import epsilon_gradient
-from jaxacct.mechanisms import (
-    ApproximateDP,
-    Gaussian,
-    Laplace,
-    Mechanism,
-    PoissonSampled,
-    PureDP,
-    RandomisedResponse,
-    RandomizedResponse,
-    compose,
-    dp_sgd,
-    repeat,
-)
-from jaxacct.validation import InputError
+Public names are imported when first used, so that `import jaxacct` and `jaxacct --help` are quick.
+"""
 
-__all__ = [
-    "ApproximateDP",
-    "Bounds",
-    "Calibration",
-    "Gaussian",
-    "InputError",
-    "Laplace",
-    "Mechanism",
-    "PoissonSampled",
-    "PureDP",
-    "RandomisedResponse",
-    "RandomizedResponse",
-    "calibrate_noise_multiplier",
-    "calibrate_sampling_probability",
-    "calibrate_steps",
-    "compose",
-    "delta",
-    "dp_sgd",
-    "epsilon",
-    "epsilon_gradient",
-    "explain",
-    "repeat",
-]
+import importlib
+from typing import Any
+
+_HOMES = {
+    "account": ("delta", "epsilon"),
+    "bounds": ("Bounds", "explain"),
+    "calibrate": (
+        "Calibration",
+        "calibrate_noise_multiplier",
+        "calibrate_sampling_probability",
+        "calibrate_steps",
+    ),
+    "gradient": ("epsilon_gradient",),
+    "mechanisms": (
+        "ApproximateDP",
+        "Gaussian",
+        "Laplace",
+        "Mechanism",
+        "PoissonSampled",
+        "PureDP",
+        "RandomisedResponse",
+        "RandomizedResponse",
+        "compose",
+        "dp_sgd",
+        "repeat",
+    ),
+    "sweep": ("sweep",),
+    "validation": ("InputError",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME)  # noqa: PLE0605
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'jaxacct' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"jaxacct.{_HOME[name]}"), name)
+    globals()[name] = value  # also where a submodule has the name of what it holds
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -97,7 +97,7 @@ def epsilon(
     >>> import jaxacct as ja
     >>> b = ja.epsilon(ja.Gaussian(2.0), 1e-5)
     >>> round(float(b.upper), 6), b.kind
-    (1.993776, 'certified')
+    (1.993091, 'certified')
     """
     refuse_tracers("ja.epsilon", _KERNEL, mechanism=mechanism, delta=delta)
     delta = check("delta", delta, DELTA_OR_ZERO)
@@ -111,6 +111,7 @@ def bracket_epsilon(
 ) -> Bounds:
     """`epsilon` for checked arguments, with the effort of each engine spelt out."""
     rtol = effort.rtol
+    shape = _common_shape(mechanism, delta, "delta")
 
     def solve(parts: Components, target: np.ndarray, floor: np.ndarray) -> _Side:
         infinite = parts.delta_infinity
@@ -152,7 +153,7 @@ def bracket_epsilon(
         low, mid, high = (np.where(absent, 0.0, x) for x in (low, mid, high))
         return _Side(Answer(low, mid, high), np.where(live, side.engine, "closed_form"))
 
-    shape, side = _both_directions(mechanism, delta, "delta", relation, solve)
+    side = _both_directions(mechanism, delta, shape, relation, solve)
     low, mid, high = side.answer
     status = np.where(_narrow(low, high, rtol), "ok", "width").astype("<U16")
     status = np.where(high == 0, "zero", status)
@@ -200,22 +201,26 @@ def delta(
         low, high = low - 4 * UNIT * low, np.minimum(high + 4 * UNIT * high, 1.0)
         return _Side(Answer(low, np.clip(mid, low, high), high), side.engine)
 
-    shape, side = _both_directions(mechanism, epsilon, "epsilon", relation, solve)
+    shape = _common_shape(mechanism, epsilon, "epsilon")
+    side = _both_directions(mechanism, epsilon, shape, relation, solve)
     low, _, high = side.answer
     status = np.where(_narrow(low, high, rtol), "ok", "width").astype("<U16")
     return _bounds(shape, side, np.where(high == 0, "zero", status))
 
 
+def _common_shape(mechanism: Mechanism, values: float | np.ndarray, name: str) -> tuple[int, ...]:
+    return broadcast_shape({"the mechanism": batch_shape(mechanism), name: np.shape(values)})
+
+
 def _both_directions(
     mechanism: Mechanism,
     values: float | np.ndarray,
-    name: str,
+    shape: tuple[int, ...],
     relation: str,
     solve: Callable[[Components, np.ndarray, np.ndarray], _Side],
-) -> tuple[tuple[int, ...], _Side]:
+) -> _Side:
     """Solve every direction on the common batch and keep the larger answer, element by element."""
     mine = batch_shape(mechanism)
-    shape = broadcast_shape({"the mechanism": mine, name: np.shape(values)})
     flat = np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
     rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
     best: _Side | None = None
@@ -227,7 +232,7 @@ def _both_directions(
         side = solve(parts, flat, floor)
         best = side if best is None else _larger(best, side)
     assert best is not None
-    return shape, best
+    return best
 
 
 def _larger(first: _Side, second: _Side) -> _Side:

@@ -78,7 +78,7 @@ def calibrate_noise_multiplier(
     >>> import jaxacct as ja
     >>> c = ja.calibrate_noise_multiplier(2.0, 1e-5, sampling_probability=0.01, steps=10_000)
     >>> round(float(c.value), 3), bool(c.epsilon.upper <= 2.0)
-    (2.051, True)
+    (2.127, True)
     """
     return _calibrate(
         "noise_multiplier",
@@ -108,7 +108,7 @@ def calibrate_sampling_probability(
     >>> import jaxacct as ja
     >>> c = ja.calibrate_sampling_probability(2.0, 1e-5, noise_multiplier=2.0, steps=10_000)
     >>> round(float(c.value), 5), bool(c.ok)
-    (0.00971, True)
+    (0.00932, True)
     """
     return _calibrate(
         "sampling_probability",
@@ -139,7 +139,7 @@ def calibrate_steps(
     >>> import jaxacct as ja
     >>> c = ja.calibrate_steps(2.0, 1e-5, noise_multiplier=2.0, sampling_probability=0.01)
     >>> int(c.value), bool(c.epsilon.upper <= 2.0)
-    (9413, True)
+    (8681, True)
     """
     limit = check("max_steps", max_steps, COUNT)
     return _calibrate(

@@ -36,7 +36,7 @@ def epsilon_gradient(mechanism: Mechanism, delta: Any, *, relation: str = "add_o
     >>> import jaxacct as ja
     >>> g = ja.epsilon_gradient(ja.dp_sgd(1.0, 0.01, 1000), 1e-5)
     >>> round(float(g.mechanism.mechanism.noise_multiplier), 3)
-    -3.543
+    -3.823
     """
     refuse_tracers("ja.epsilon_gradient", "jaxacct.kernels.contour", mechanism=mechanism, delta=delta)
     delta = check("delta", delta, DELTA)

@@ -103,6 +103,14 @@ def _extreme(goal: Goal, certify: Certify, found: _Found) -> np.ndarray:
     return np.setdiff1d(rows, candidates[holds])
 
 
+def _values(goal: Goal, x: np.ndarray) -> np.ndarray:
+    """e^x inside the limits, exactly at them where x is."""
+    low, high = goal.limits
+    values = np.clip(np.exp(x), low, high)
+    values = np.where(np.abs(x - np.log(low)) < 1e-12, low, values)
+    return np.where(np.abs(x - np.log(high)) < 1e-12, high, values)
+
+
 def _usual_slope(goal: Goal, rows: np.ndarray) -> np.ndarray:
     """d epsilon / dx as it is for Gaussians, near enough for a nudge."""
     return goal.epsilon[rows] * (-1.3 if goal.unknown == "noise_multiplier" else 1.0)
@@ -195,7 +203,7 @@ def _descend(goal: Goal, rows: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, n
             break
         at = rows[here]
         fields = {name: column[at] for name, column in goal.known.items()}
-        mechanism = dp_sgd(**fields | {goal.unknown: np.clip(np.exp(x[here]), *goal.limits)})
+        mechanism = dp_sgd(**fields | {goal.unknown: _values(goal, x[here])})
         parts = components(mechanism, relation, relation.removesuffix("_one"))
         target = goal.epsilon[at] * (1.0 - AIM * goal.rtol)
         answer = contour.delta(parts, target, np.zeros(at.size), goal.rtol, TOLERANCE)
@@ -229,7 +237,7 @@ def _polish(
     for _ in range(1 + NUDGES):
         if rows.size == 0:
             break
-        values = np.clip(np.exp(x), *goal.limits)
+        values = _values(goal, x)
         bounds = certify(goal, rows, values)
         target = goal.epsilon[rows]
         holds = (bounds.upper <= target) & (bounds.upper >= target * (1.0 - 0.5 * goal.rtol))
@@ -253,7 +261,7 @@ def _search(goal: Goal, certify: Certify, found: _Found, rows: np.ndarray, guess
     rows, x = rows[settled], x[settled]
     if leader is goal or rows.size == 0:
         return
-    values = np.clip(np.exp(x), *goal.limits)
+    values = _values(goal, x)
     bounds = certify(goal, rows, values)
     good = bounds.upper <= goal.epsilon[rows]
     for status in ("ok", "not_binding"):
@@ -282,7 +290,7 @@ def _secant(goal: Goal, certify: Certify, found: _Found, rows: np.ndarray, guess
         if here.size == 0:
             break
         at, target = x[here], goal.epsilon[rows[here]]
-        values = np.clip(np.exp(at), *goal.limits)
+        values = _values(goal, at)
         bounds = certify(goal, rows[here], values)
         with np.errstate(divide="ignore", invalid="ignore"):
             f = np.clip(np.log(bounds.upper / target), -8.0, 8.0)

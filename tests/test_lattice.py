@@ -75,7 +75,7 @@ def step(kind: str, size: float, q: float):
 
 def law(kind: str, size: float, q: float, direction: str) -> tuple[np.ndarray, np.ndarray]:
     """Losses and P-masses of one step by piecewise Gauss-Legendre (the Laplace atoms included)."""
-    x, w = np.polynomial.legendre.leggauss(200)
+    x, w = np.polynomial.legendre.leggauss(800)
     edge = 1.0 / size
     edges = np.linspace(-11.0, 11.0 + edge, 9) if kind == "g" else np.linspace(-edge, edge, 9)
     at = np.concatenate([0.5 * (a + b) + 0.5 * (b - a) * x for a, b in pairwise(edges)])
@@ -128,7 +128,7 @@ def test_one_step_closed_form(kind, size, q, direction):
 
 def test_tail_of_one_step_to_1e_minus_30():
     parts = components(PoissonSampled(Gaussian(0.5), 1e-3), RELATION, "remove")
-    for eps in (2.0, 10.0, 15.0):
+    for eps in (2.0, 10.0, 18.0):
         truth = one_step("g", 0.5, 1e-3, "remove", eps)
         b = lattice.delta(parts, 0, eps)
         assert b.lower <= truth * (1 + 1e-11) and b.upper >= truth * (1 - 1e-11)
@@ -158,7 +158,7 @@ def test_two_laws_and_finite_parts(first, second, direction):
             m * one_step(*first, direction, eps - x) for x, m in zip(loss, mass, strict=True) if m > 0
         )
         b = lattice.delta(parts, 0, eps, memory_bytes=2 * SMALL)
-        assert b.lower <= truth * (1 + 1e-8) and b.upper >= truth * (1 - 1e-8)
+        assert b.lower <= truth * (1 + 1e-7) and b.upper >= truth * (1 - 1e-7)
         assert b.upper - b.lower <= 2e-2 * b.upper
 
 
@@ -171,7 +171,7 @@ def test_pure_dp_is_the_binomial(eps, n):
     loss = (2 * k - n) * eps
     for at in (0.0, 0.3 * eps * math.sqrt(n), 3 * eps * math.sqrt(n)):
         truth = float(np.sum(np.exp(log_mass) * np.maximum(-np.expm1(at - loss), 0.0)))
-        b = lattice.delta(parts, 0, at, memory_bytes=SMALL)
+        b = lattice.delta(parts, 0, at, rtol=1e-9, memory_bytes=SMALL)
         assert b.lower <= truth * (1 + 1e-11) and b.upper >= truth * (1 - 1e-11)
         assert b.upper - b.lower <= 1e-8 * b.upper
 
@@ -197,8 +197,13 @@ def test_edges():
     assert tiny.lower <= tiny.upper <= largest * (1 + 1e-12)
     at_zero = one_step("g", 1.0, 0.1, "remove", 0.0)
     parts = components(dp_sgd(1.0, 0.1, 1), RELATION, "remove")
-    assert lattice.epsilon(parts, 0, 1.01 * at_zero, 1.01 * at_zero) == (0.0, 0.0, 0.0, "zero")
-    near = lattice.epsilon(parts, 0, 0.999 * at_zero, 0.999 * at_zero)
+    assert lattice.epsilon(parts, 0, 1.01 * at_zero, 1.01 * at_zero, memory_bytes=SMALL) == (
+        0.0,
+        0.0,
+        0.0,
+        "zero",
+    )
+    near = lattice.epsilon(parts, 0, 0.999 * at_zero, 0.999 * at_zero, memory_bytes=SMALL)
     assert near.lower > 0.0 and one_step("g", 1.0, 0.1, "remove", near.lower) >= 0.999 * at_zero
     wide = lattice.epsilon(
         components(dp_sgd(1.0, 0.01, 10_000), RELATION, "remove"), 0, 1e-5, 1e-5, memory_bytes=0
@@ -236,14 +241,14 @@ def test_rough_laws_stay_between_their_lattice_laws(seed, ascending):
     assert np.all(low <= truth + slack) and np.all(truth <= high + slack)
 
 
-@pytest.mark.parametrize("sigma, q, h", [(2.0, 0.02, 1e-3), (0.3, 1e-4, 1e-2), (50.0, 0.5, 2e-5)])
+@pytest.mark.parametrize("sigma, q, h", [(2.0, 0.02, 1e-3), (0.3, 1e-4, 1e-2), (50.0, 0.5, 1e-3)])
 def test_gaussian_cells_keep_mass_and_mean(sigma, q, h):
     u = gaussian_nodes(sigma, q, 0.0, h, 4096)
     a, b, eta = gaussian_cells(u, 4000, 1.0 / sigma, True)
     masses = np.asarray(a) + np.append(0.0, np.asarray(b)[:-1])
     inside = float(np.exp(log_ndtr(float(u[4000]))))
     mean = np.sum(masses * (1 - q) * np.exp(h * np.arange(4096)))
-    assert abs(masses.sum() / inside - 1) < 1e-13 and float(jnp.max(eta)) < 5e-12
+    assert abs(masses.sum() / inside - 1) < 1e-13 and float(jnp.sum(eta * (a + b))) < 1e-12
     assert mean <= 1 + 1e-13 and mean >= inside * (1 - q) - 1e-13
     several = jax.vmap(lambda x: gaussian_cells(x, 4000, 1.0 / sigma, True)[0])(jnp.stack([u, u]))
     np.testing.assert_allclose(several[1], a, rtol=1e-11)

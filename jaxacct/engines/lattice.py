@@ -117,13 +117,17 @@ def delta(
         return LatticeAnswer(0.0, 0.0, 0.0, "ok")
     share = share_of(rtol)
     log_delta = plan_for(laws, epsilon, 0.0, share).cut - share
-    plan = plan_for(laws, epsilon, log_delta, share)
     low, high = max(0.0, -float(np.expm1(epsilon))), 1.0
     length = _next_length(0, np.inf, laws, memory_bytes)
     while length:
-        down, up = _sides(laws, plan, length)
-        low = max(low, _evaluate(down, epsilon)[0])
-        high = min(high, _evaluate(up, epsilon)[0])
+        for _ in range(3):
+            down, up = _sides(laws, plan_for(laws, epsilon, log_delta, share), length)
+            low = max(low, _evaluate(down, epsilon)[0])
+            high = min(high, _evaluate(up, epsilon)[0])
+            found = float(np.log(max(0.5 * (low + high), 1e-290)))
+            if found > log_delta - 0.5:
+                break
+            log_delta = found
         length = _next_length(length, (high - low) / (rtol * high), laws, memory_bytes)
     return _answer(low, high, rtol)
 

@@ -1,0 +1,174 @@
+"""epsilon and delta at their edges, and mechanisms against closed forms and brute force."""
+
+import jax
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxacct as ja
+
+
+def hockey_stick(losses, masses, eps):
+    """E_P[(1 - e^{eps - L})_+] of a finite law, in mpmath."""
+    return sum(m * (1 - mpmath.exp(eps - x)) for x, m in zip(losses, masses, strict=True) if x > eps)
+
+
+def contains(bounds, truth, rounding=1e-12):
+    return bounds.lower <= truth * (1 + rounding) + 1e-300 and truth * (1 - rounding) <= bounds.upper + 1e-300
+
+
+@pytest.mark.parametrize("p", [0.6, 0.75, 0.9])
+@pytest.mark.parametrize("steps", [1, 7, 200])
+@pytest.mark.parametrize("eps", [0.0, 0.3, 3.0])
+def test_randomised_response_is_a_binomial(p, steps, eps):
+    with mpmath.workdps(40):
+        q, unit = mpmath.mpf(p), mpmath.log(mpmath.mpf(p) / (1 - mpmath.mpf(p)))
+        masses = [mpmath.binomial(steps, k) * q**k * (1 - q) ** (steps - k) for k in range(steps + 1)]
+        truth = float(hockey_stick([(2 * k - steps) * unit for k in range(steps + 1)], masses, mpmath.mpf(eps)))
+    bounds = ja.delta(ja.repeat(ja.RandomizedResponse(p), steps), eps)
+    if truth < 1e-250:
+        assert bounds.lower <= truth + 1e-300
+        return
+    assert contains(bounds, truth, 1e-9)
+    assert bounds.relative_width < 1e-4
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0, 10.0])
+@pytest.mark.parametrize("eps", [0.0, 0.05, 0.3])
+def test_laplace_closed_form(scale, eps):
+    """One Laplace: delta = 1 - e^{(eps - 1/b)/2}."""
+    bounds = ja.delta(ja.Laplace(scale), eps)
+    truth = max(-np.expm1((eps - 1 / scale) / 2), 0.0)
+    assert contains(bounds, truth, 1e-9) and bounds.upper <= truth * (1 + 1e-3) + 1e-12
+
+
+def test_laplace_composition_against_brute_force():
+    """Three Laplace losses convolved on a fine independent grid, from both sides."""
+    scale, eps, count = 1.5, 0.8, 40_001
+    edges = np.linspace(-1 / scale, 1 / scale, count)
+    inner = 0.5 * np.exp(-0.5 / scale) * (np.exp(edges[1:] / 2) - np.exp(edges[:-1] / 2))
+    for ends in ("low", "high"):
+        mass = np.zeros(count)
+        mass[:-1] += inner * (ends == "low")
+        mass[1:] += inner * (ends == "high")
+        mass[-1] += 0.5
+        mass[0] += 0.5 * np.exp(-1 / scale)
+        length = 3 * count
+        total = np.fft.irfft(np.fft.rfft(mass, length) ** 3, length)
+        losses = 3 * edges[0] + np.arange(length) * (edges[1] - edges[0])
+        bound = np.sum(total * np.maximum(1 - np.exp(eps - losses), 0))
+        ours = ja.delta(ja.repeat(ja.Laplace(scale), 3), eps)
+        assert ours.upper >= bound * (1 - 1e-9) if ends == "low" else ours.lower <= bound * (1 + 1e-9)
+    assert ours.relative_width < 1e-4
+
+
+@pytest.mark.parametrize(("eps0", "delta0", "steps"), [(0.1, 1e-6, 30), (1.0, 1e-3, 4), (0.5, 0.0, 10)])
+def test_kairouz_oh_viswanath(eps0, delta0, steps):
+    """Exact composition of (eps0, delta0)-DP: delta = 1 - (1-d)^k (1 - binomial part)."""
+    base = ja.ApproximateDP(eps0, delta0) if delta0 else ja.PureDP(eps0)
+    with mpmath.workdps(40):
+        e, p = mpmath.mpf(eps0), 1 / (1 + mpmath.exp(-mpmath.mpf(eps0)))
+        masses = [mpmath.binomial(steps, k) * p**k * (1 - p) ** (steps - k) for k in range(steps + 1)]
+        losses = [(2 * k - steps) * e for k in range(steps + 1)]
+        keep = (1 - mpmath.mpf(delta0)) ** steps
+        for eps in (0.0, eps0, 0.5 * steps * eps0):
+            truth = float(1 - keep + keep * hockey_stick(losses, masses, mpmath.mpf(eps)))
+            assert contains(ja.delta(ja.repeat(base, steps), eps), truth, 1e-9)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 20.0])
+@pytest.mark.parametrize("q", [1e-5, 0.03, 0.7])
+@pytest.mark.parametrize("eps", [0.0, 0.02, 1.0])
+def test_one_sampled_step_in_closed_form(sigma, q, eps):
+    """Remove: H_alpha((1-q)Q + qP || Q) = q H_{1 + (alpha-1)/q}(P || Q); add: the complement at 1/alpha."""
+
+    def gauss(alpha):
+        s = mpmath.mpf(sigma)
+        if alpha <= 0:
+            return 1 - alpha
+        return mpmath.ncdf(1 / (2 * s) - mpmath.log(alpha) * s) - alpha * mpmath.ncdf(-1 / (2 * s) - mpmath.log(alpha) * s)
+
+    with mpmath.workdps(50):
+        alpha, rate = mpmath.exp(mpmath.mpf(eps)), mpmath.mpf(q)
+
+        def remove(a):
+            return rate * gauss(1 + (a - 1) / rate)
+
+        truth = {"remove_one": remove(alpha), "add_one": 1 - alpha + alpha * remove(1 / alpha)}
+    for relation, value in truth.items():
+        bounds = ja.delta(ja.PoissonSampled(ja.Gaussian(sigma), q), eps, relation=relation)
+        assert contains(bounds, float(value), 1e-9) or bounds.lower <= float(value) <= bounds.upper + 1e-15
+        if value > 1e-30:
+            assert bounds.upper <= float(value) * 1.01 + 1e-14
+
+
+def test_edges():
+    run = ja.dp_sgd(1.0, 0.01, 10)
+    assert ja.epsilon(run, 0.5).status == "zero" and ja.epsilon(run, 0.5).upper == 0
+    assert ja.epsilon(ja.dp_sgd(1.0, 0.0, 10), 1e-5).upper == 0
+    infinite = ja.epsilon(ja.ApproximateDP(0.1, 1e-3), 1e-5)
+    assert infinite.status == "mass_at_infinity" and np.isinf(infinite.upper) and infinite.ok
+    assert ja.epsilon(ja.PureDP(0.7), 0).upper == pytest.approx(0.7)
+    assert ja.epsilon(ja.repeat(ja.Laplace(2.0), 3), 0).upper == pytest.approx(1.5)
+    with pytest.raises(ja.InputError, match="delta = 0"):
+        ja.epsilon(ja.Gaussian(1.0), 0)
+    with pytest.raises(ja.InputError, match=r"delta\[1\] = 2.0"):
+        ja.epsilon(run, [1e-5, 2.0])
+    with pytest.raises(ja.InputError, match="broadcast|shape"):
+        ja.epsilon(ja.dp_sgd([1.0, 2.0, 3.0], 0.01, 10), [1e-5, 1e-6])
+    with pytest.raises(ja.InputError, match="engine"):
+        ja.epsilon(run, 1e-5, engine="magic")
+    with pytest.raises(ja.InputError, match="contour"):
+        ja.epsilon(ja.Laplace(1.0), 1e-5, engine="contour")
+    with pytest.raises(ja.InputError, match="tracer"):
+        jax.jit(lambda s: ja.epsilon(ja.Gaussian(s), 1e-5).upper)(1.0)
+
+
+def test_heterogeneous_composition_brackets_intersect():
+    run = ja.compose(ja.dp_sgd([0.8, 1.2], 0.01, 500), ja.Laplace(10.0), ja.ApproximateDP(0.1, 1e-7))
+    contour = ja.epsilon(run, 1e-5, engine="contour")
+    lattice = ja.epsilon(run, 1e-5, engine="lattice")
+    assert np.all(contour.lower <= lattice.upper) and np.all(lattice.lower <= contour.upper)
+    assert np.all(contour.relative_width < 1e-6) and np.all(lattice.relative_width < 1e-3)
+    assert np.all(contour.upper > ja.epsilon(ja.dp_sgd([0.8, 1.2], 0.01, 500), 1e-5).upper)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.floats(-0.3, 1.5), st.floats(-4, -0.1), st.integers(1, 10**5), st.floats(-20, -2))
+def test_monotone_in_everything(log_sigma, log_q, steps, log_delta):
+    sigma, q, delta = 10.0**log_sigma, 10.0**log_q, 10.0**log_delta
+    sigmas, rates = [sigma, 1.1 * sigma, sigma, sigma, sigma], [q, q, 0.9 * q, q, q]
+    counts, deltas = [steps, steps, steps, max(steps - 1, 1), steps], [delta, delta, delta, delta, 1.5 * delta]
+    b = ja.epsilon(ja.dp_sgd(sigmas, rates, counts), deltas, engine="contour")
+    assert np.all(b.lower[1:] <= b.upper[0])
+
+
+def random_configurations(seed, count):
+    """sigma in [.2, 1000], q in [1e-6, 1], T in [1, 1e7], delta in [1e-30, 1e-2], all log-uniform."""
+    rng = np.random.default_rng(seed)
+    draw = lambda low, high: 10.0 ** rng.uniform(low, high, count)  # noqa: E731
+    sigma, q = draw(np.log10(0.2), 3), draw(-6, 0)
+    return ja.dp_sgd(sigma, q, np.round(draw(0, 7))), draw(-30, -2)
+
+
+def engines_agree(seed, count):
+    run, delta = random_configurations(seed, count)
+    contour, lattice = (ja.epsilon(run, delta, engine=e) for e in ("contour", "lattice"))
+    both = ja.epsilon(run, delta)
+    assert not np.any(np.isnan([b.upper for b in (contour, lattice, both)]))
+    assert np.all(contour.lower <= lattice.upper) and np.all(lattice.lower <= contour.upper)
+    assert np.all((both.lower >= contour.lower * (1 - 1e-9)) | (both.engine != "contour"))
+    return contour, lattice, both
+
+
+def test_engines_agree_on_random_configurations():
+    _, _, both = engines_agree(seed=1, count=30)
+    assert np.median(both.relative_width) <= 1e-6 and np.all(both.relative_width <= 1e-2)
+
+
+@pytest.mark.slow
+def test_engines_agree_on_a_thousand_random_configurations():
+    _, _, both = engines_agree(seed=0, count=1000)
+    assert np.median(both.relative_width) <= 1e-6 and np.all(both.relative_width <= 1e-2)

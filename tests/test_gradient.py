@@ -1,0 +1,39 @@
+"""Gradients against differences of certified brackets that are far narrower than the step."""
+
+import numpy as np
+import pytest
+
+import jaxacct as ja
+
+
+def test_gradient_of_dp_sgd():
+    sigma, q, n = np.array([0.8, 1.0, 2.0]), np.array([0.01, 0.02, 0.05]), np.array([1000.0, 300.0, 5000.0])
+    g = ja.epsilon_gradient(ja.dp_sgd(sigma, q, n), 1e-6)
+
+    def estimate(*fields):
+        return ja.epsilon(ja.dp_sgd(*fields), 1e-6).estimate
+
+    h = 1e-4
+    by_sigma = (estimate(sigma * (1 + h), q, n) - estimate(sigma * (1 - h), q, n)) / (2 * h * sigma)
+    by_q = (estimate(sigma, q * (1 + h), n) - estimate(sigma, q * (1 - h), n)) / (2 * h * q)
+    by_n = (estimate(sigma, q, n + 1) - estimate(sigma, q, n - 1)) / 2
+    np.testing.assert_allclose(g.mechanism.mechanism.noise_multiplier, by_sigma, rtol=1e-5)
+    np.testing.assert_allclose(g.mechanism.sampling_probability, by_q, rtol=1e-5)
+    np.testing.assert_allclose(g.steps, by_n, rtol=1e-4)
+
+
+def test_gradient_of_a_heterogeneous_composition():
+    def run(b, e, d):
+        return ja.compose(ja.dp_sgd(1.0, 0.01, 1000), ja.Laplace(b), ja.ApproximateDP(e, d))
+
+    g = ja.epsilon_gradient(run(10.0, 0.1, 1e-7), 1e-5)
+    at = lambda *fields: ja.epsilon(run(*fields), 1e-5).estimate  # noqa: E731
+    laplace, approximate = g.mechanisms[1], g.mechanisms[2]
+    assert laplace.scale == pytest.approx((at(10.01, 0.1, 1e-7) - at(9.99, 0.1, 1e-7)) / 0.02, rel=1e-4)
+    assert approximate.epsilon == pytest.approx((at(10.0, 0.101, 1e-7) - at(10.0, 0.099, 1e-7)) / 0.002, rel=1e-4)
+    assert approximate.delta == pytest.approx((at(10.0, 0.1, 1.01e-7) - at(10.0, 0.1, 0.99e-7)) / 2e-9, rel=1e-4)
+
+
+def test_gradient_is_zero_where_epsilon_does_not_move():
+    g = ja.epsilon_gradient(ja.dp_sgd(5.0, 1e-4, 10), 0.1)
+    assert g.mechanism.sampling_probability == 0
