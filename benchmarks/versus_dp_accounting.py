@@ -39,7 +39,7 @@ def timed(call, repeats):
 def typical(count, least_hits, seed=0):
     """(sigma, q, steps) of typical DP-SGD."""
     rng = np.random.default_rng(seed)
-    draw = lambda low, high: np.exp(rng.uniform(np.log(low), np.log(high), 8 * count))  # noqa: E731
+    draw = lambda low, high: np.exp(rng.uniform(np.log(low), np.log(high), 8 * count))
     sigma, q, steps = draw(0.5, 5), draw(1e-4, 0.3), np.round(draw(100, 1e5))
     rows = np.flatnonzero(q * steps >= least_hits)[: 4 * count]
     bounds = ja.epsilon(ja.dp_sgd(sigma[rows], q[rows], steps[rows]), DELTA, engine="contour")
@@ -65,7 +65,11 @@ def peer_calibration(target, q, steps):
         return dp_event.SelfComposedDpEvent(sampled, int(steps))
 
     return dp_accounting.calibrate_dp_mechanism(
-        pld_privacy_accountant.PLDAccountant, event, target, DELTA, tol=1e-4,
+        pld_privacy_accountant.PLDAccountant,
+        event,
+        target,
+        DELTA,
+        tol=1e-4,
         bracket_interval=dp_accounting.ExplicitBracketInterval(0.3, 20.0),
     )
 
@@ -75,9 +79,7 @@ def prv_epsilon(sigma, q, steps):
     from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMechanism
 
     law = PoissonSubsampledGaussianMechanism(sampling_probability=q, noise_multiplier=sigma)
-    accountant = PRVAccountant(
-        prvs=[law], max_self_compositions=[int(steps)], eps_error=0.01, delta_error=DELTA / 1000
-    )
+    accountant = PRVAccountant(prvs=[law], max_self_compositions=[int(steps)], eps_error=0.01, delta_error=DELTA / 1000)
     return accountant.compute_epsilon(delta=DELTA, num_self_compositions=[int(steps)])
 
 
@@ -109,7 +111,7 @@ def main():
     run, count = ja.dp_sgd(sigma, q, steps), sigma.size
     _, epsilon_warm, bounds = timed(lambda: ja.epsilon(run, DELTA), options.repeats)
     target = bounds.estimate
-    solve = lambda: ja.calibrate_noise_multiplier(target, DELTA, q, steps)  # noqa: E731
+    solve = lambda: ja.calibrate_noise_multiplier(target, DELTA, q, steps)
     calibrate_first, calibrate_warm, solved = timed(solve, options.repeats)
     few = slice(0, options.peer)
     peer_eps, _ = one_at_a_time(peer_epsilon, sigma[few], q[few], steps[few])

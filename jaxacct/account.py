@@ -107,7 +107,12 @@ def epsilon(
 
 
 def bracket_epsilon(
-    mechanism: Mechanism, delta: float | np.ndarray, relation: str, engine: str, effort: Effort, memory_bytes: int
+    mechanism: Mechanism,
+    delta: float | np.ndarray,
+    relation: str,
+    engine: str,
+    effort: Effort,
+    memory_bytes: int,
 ) -> Bounds:
     """`epsilon` for checked arguments, with the effort of each engine spelt out."""
     rtol = effort.rtol
@@ -138,7 +143,11 @@ def bracket_epsilon(
                 p, finite[rows], slack[rows], floor[rows], effort.contour_width, effort.contour_tolerance
             ),
             lambda p, i, row: lattice.epsilon(
-                p, i, finite[row] * (1 - slack[row]), finite[row] * (1 + slack[row]), rtol=effort.lattice_rtol,
+                p,
+                i,
+                finite[row] * (1 - slack[row]),
+                finite[row] * (1 + slack[row]),
+                rtol=effort.lattice_rtol,
                 memory_bytes=memory_bytes,
             ),
         )
@@ -154,7 +163,7 @@ def bracket_epsilon(
         return _Side(Answer(low, mid, high), np.where(live, side.engine, "closed_form"))
 
     side = _both_directions(mechanism, delta, shape, relation, solve)
-    low, mid, high = side.answer
+    low, _, high = side.answer
     status = np.where(_narrow(low, high, rtol), "ok", "width").astype("<U16")
     status = np.where(high == 0, "zero", status)
     status = np.where(np.isinf(low), "mass_at_infinity", status)
@@ -193,7 +202,12 @@ def delta(
             rtol,
             floor,
             lambda p, rows: closed_form.delta(p.mu2, eps[rows]),
-            lambda p, rows: contour.delta(p, eps[rows], np.maximum(floor - infinite, 0.0)[rows] * (1 - 8 * UNIT), 0.5 * min(rtol, NARROW)),
+            lambda p, rows: contour.delta(
+                p,
+                eps[rows],
+                np.maximum(floor - infinite, 0.0)[rows] * (1 - 8 * UNIT),
+                0.5 * min(rtol, NARROW),
+            ),
             lambda p, i, row: lattice.delta(p, i, float(eps[row]), rtol=0.1 * rtol, memory_bytes=memory_bytes),
         )
         low, mid, high = (np.where(_absent(parts), 0.0, x) for x in side.answer)
@@ -262,7 +276,8 @@ def _engines(
     if engine != "lattice" and rows.size:
         if engine == "contour" and not contour.supports(parts.take(rows)).all():
             raise InputError(
-                "engine = 'contour' needs a Gaussian part and no Poisson sampled Laplace; use engine='auto' or 'lattice'"
+                "engine = 'contour' needs a Gaussian part and no Poisson sampled Laplace; "
+                "use engine='auto' or 'lattice'"
             )
         low[rows], mid[rows], high[rows] = by_contour(parts.take(rows), rows)
         used[rows] = "contour"

@@ -103,9 +103,7 @@ class Bounds:
                 f"estimate = {estimate[index]}, upper = {upper[index]} must be in this order"
             )
         arrays = (lower, estimate, upper, kind, status, engine, ok)
-        for name, array in zip(
-            ("lower", "estimate", "upper", "kind", "status", "engine", "ok"), arrays, strict=True
-        ):
+        for name, array in zip(("lower", "estimate", "upper", "kind", "status", "engine", "ok"), arrays, strict=True):
             array.setflags(write=False)
             value = array if shape else array[()]
             object.__setattr__(self, name, str(value) if isinstance(value, np.str_) else value)
@@ -124,17 +122,13 @@ class Bounds:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError(
-                "Bounds of a single configuration have no length; use .lower, .estimate and .upper"
-            )
+            raise TypeError("Bounds of a single configuration have no length; use .lower, .estimate and .upper")
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Bounds:
         """The bounds of part of the batch, by any NumPy index."""
         if not self.shape and index is not Ellipsis and not (isinstance(index, tuple) and not index):
-            raise TypeError(
-                "Bounds of a single configuration take no index; use .lower, .estimate and .upper"
-            )
+            raise TypeError("Bounds of a single configuration take no index; use .lower, .estimate and .upper")
         names = ("lower", "estimate", "upper", "kind", "status", "engine")
         return Bounds(*(np.asarray(getattr(self, name))[index] for name in names))
 

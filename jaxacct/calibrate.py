@@ -192,6 +192,4 @@ def _calibrate(
 def _certify(goal: solvers.Goal, rows: np.ndarray, values: np.ndarray) -> Bounds:
     fields = {name: column[rows] for name, column in goal.known.items()} | {goal.unknown: values}
     effort = account.Effort(0.25 * goal.rtol, 0.25 * goal.rtol, 0.1 * goal.rtol, 0.2 * goal.rtol)
-    return account.bracket_epsilon(
-        dp_sgd(**fields), goal.delta[rows], goal.relation, "auto", effort, account.GIBIBYTE
-    )
+    return account.bracket_epsilon(dp_sgd(**fields), goal.delta[rows], goal.relation, "auto", effort, account.GIBIBYTE)

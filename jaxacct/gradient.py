@@ -45,8 +45,10 @@ def epsilon_gradient(mechanism: Mechanism, delta: Any, *, relation: str = "add_o
     full = [np.broadcast_to(np.asarray(leaf, np.float64), shape).reshape(-1) for leaf in leaves]
     flat_delta = np.broadcast_to(np.asarray(delta, np.float64), shape).reshape(-1)
     gradients = [np.zeros(flat_delta.size) for _ in leaves]
-    sides = {d: _one_sided(jax.tree.unflatten(structure, full), flat_delta, relation, d)
-             for d in directions(mechanism, relation)}
+    sides = {
+        d: _one_sided(jax.tree.unflatten(structure, full), flat_delta, relation, d)
+        for d in directions(mechanism, relation)
+    }
     largest = np.max([side.estimate for side in sides.values()], axis=0)
     moving = np.isfinite(largest) & (largest > 0)
     for direction, side in sides.items():
@@ -65,7 +67,12 @@ def _one_sided(mechanism: Mechanism, delta: np.ndarray, relation: str, direction
 
 
 def _differentiate(
-    structure: Any, fields: list[np.ndarray], delta: np.ndarray, epsilon: np.ndarray, relation: str, direction: str
+    structure: Any,
+    fields: list[np.ndarray],
+    delta: np.ndarray,
+    epsilon: np.ndarray,
+    relation: str,
+    direction: str,
 ) -> list[np.ndarray]:
     """One array of derivatives a field, on a flat batch of configurations in one direction."""
     names = _field_names(structure)

@@ -168,7 +168,16 @@ def _guess(goal: Goal, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
             continue
         program = _program(rung.points, rung.nodes, 1 if step == 0 else 2)
         tiled = np.tile(unknown, (todo.size, 1))
-        arguments = (sign[todo], base[todo], tiled, x[todo], c[todo], epsilon[todo], log_delta[todo], log_tol[todo])
+        arguments = (
+            sign[todo],
+            base[todo],
+            tiled,
+            x[todo],
+            c[todo],
+            epsilon[todo],
+            log_delta[todo],
+            log_tol[todo],
+        )
         solution, rate, off, need = in_chunks(program, rung.chunk, arguments, todo.size)
         good = (np.abs(off) < 1e-6) & (need <= rung.nodes) & (solution > low - 1e-9) & (solution < high + 1e-9)
         rows_good = todo[good]

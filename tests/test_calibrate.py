@@ -9,7 +9,10 @@ import jaxacct as ja
 def typical(count, seed):
     """DP-SGD configurations with epsilon between .3 and 10, found from their noise multiplier."""
     rng = np.random.default_rng(seed)
-    sigma, q = np.exp(rng.uniform(np.log(0.6), np.log(5), count)), np.exp(rng.uniform(np.log(1e-3), np.log(0.3), count))
+    sigma, q = (
+        np.exp(rng.uniform(np.log(0.6), np.log(5), count)),
+        np.exp(rng.uniform(np.log(1e-3), np.log(0.3), count)),
+    )
     steps = np.round(np.exp(rng.uniform(np.log(100), np.log(1e5), count)))
     delta = 10.0 ** rng.uniform(-10, -4, count)
     eps = ja.epsilon(ja.dp_sgd(sigma, q, steps), delta).estimate

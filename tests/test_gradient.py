@@ -27,7 +27,7 @@ def test_gradient_of_a_heterogeneous_composition():
         return ja.compose(ja.dp_sgd(1.0, 0.01, 1000), ja.Laplace(b), ja.ApproximateDP(e, d))
 
     g = ja.epsilon_gradient(run(10.0, 0.1, 1e-7), 1e-5)
-    at = lambda *fields: ja.epsilon(run(*fields), 1e-5).estimate  # noqa: E731
+    at = lambda *fields: ja.epsilon(run(*fields), 1e-5).estimate
     laplace, approximate = g.mechanisms[1], g.mechanisms[2]
     assert laplace.scale == pytest.approx((at(10.01, 0.1, 1e-7) - at(9.99, 0.1, 1e-7)) / 0.02, rel=1e-4)
     assert approximate.epsilon == pytest.approx((at(10.0, 0.101, 1e-7) - at(10.0, 0.099, 1e-7)) / 0.002, rel=1e-4)

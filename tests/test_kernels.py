@@ -35,7 +35,13 @@ def exact_moment(sigma, q, sign, z):
         return mpmath.quad(integrand, sorted(set(points)))
 
 
-CASES = [(1.0, 0.01, 6.0, 20.0), (0.5, 0.2, 2.0, 5.0), (0.7, 1e-3, 4.0, 30.0), (5.0, 0.9, 20.0, 60.0), (30.0, 0.5, 50.0, 100.0)]
+CASES = [
+    (1.0, 0.01, 6.0, 20.0),
+    (0.5, 0.2, 2.0, 5.0),
+    (0.7, 1e-3, 4.0, 30.0),
+    (5.0, 0.9, 20.0, 60.0),
+    (30.0, 0.5, 50.0, 100.0),
+]
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -77,7 +83,9 @@ def coarse_error(sigma, q, sign, c, turns, points):
         scale = jnp.exp(grid.log_m - fine.log_m)
         return scale * jnp.sum(grid.weight * jnp.exp(1j * t * grid.loss))
 
-    return jnp.abs(moment(coarse) - moment(fine)), certified(certificate.gaussian_errors(sigma, q, sign, c, coarse, t, 200.0), t)[0]
+    return jnp.abs(moment(coarse) - moment(fine)), certified(
+        certificate.gaussian_errors(sigma, q, sign, c, coarse, t, 200.0), t
+    )[0]
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -143,8 +151,16 @@ def test_log_mix(sigma, q):
 def test_kernels_trace_and_vmap():
     none, table = np.zeros((3, 0)), np.zeros((3, 0, 0))
     law = Law(
-        np.ones(3), np.zeros(3), np.array([[0.8], [1.0], [1.2]]), np.full((3, 1), 0.01), np.full((3, 1), 1000.0),
-        none, none, table, table, none,
+        np.ones(3),
+        np.zeros(3),
+        np.array([[0.8], [1.0], [1.2]]),
+        np.full((3, 1), 0.01),
+        np.full((3, 1), 1000.0),
+        none,
+        none,
+        table,
+        table,
+        none,
     )
 
     @jax.jit

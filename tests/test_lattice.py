@@ -154,9 +154,7 @@ def test_two_laws_and_finite_parts(first, second, direction):
             loss = (loss[:, None] + values).ravel()
             mass = (mass[:, None] * weights).ravel()
     for eps in (0.0, 0.3, 1.5):
-        truth = sum(
-            m * one_step(*first, direction, eps - x) for x, m in zip(loss, mass, strict=True) if m > 0
-        )
+        truth = sum(m * one_step(*first, direction, eps - x) for x, m in zip(loss, mass, strict=True) if m > 0)
         b = lattice.delta(parts, 0, eps, memory_bytes=2 * SMALL)
         assert b.lower <= truth * (1 + 1e-7) and b.upper >= truth * (1 - 1e-7)
         assert b.upper - b.lower <= 2e-2 * b.upper
@@ -205,9 +203,7 @@ def test_edges():
     )
     near = lattice.epsilon(parts, 0, 0.999 * at_zero, 0.999 * at_zero, memory_bytes=SMALL)
     assert near.lower > 0.0 and one_step("g", 1.0, 0.1, "remove", near.lower) >= 0.999 * at_zero
-    wide = lattice.epsilon(
-        components(dp_sgd(1.0, 0.01, 10_000), RELATION, "remove"), 0, 1e-5, 1e-5, memory_bytes=0
-    )
+    wide = lattice.epsilon(components(dp_sgd(1.0, 0.01, 10_000), RELATION, "remove"), 0, 1e-5, 1e-5, memory_bytes=0)
     assert wide.status == "width" and wide.lower <= 6.18771239 <= wide.upper
 
 
@@ -234,9 +230,7 @@ def test_rough_laws_stay_between_their_lattice_laws(seed, ascending):
     at = np.linspace(0.01, 1.2 * ratio[last], 400)
     assert down.min() >= 0.0
     sign = 1.0 if ascending else -1.0
-    truth, high, low = (
-        profile(m, sign * r, sign * at) for m, r in ((mass, np.exp(where)), (up, ratio), (down, ratio))
-    )
+    truth, high, low = (profile(m, sign * r, sign * at) for m, r in ((mass, np.exp(where)), (up, ratio), (down, ratio)))
     slack = 1e-13 * ratio[last] + float(deficit) * ratio[last]
     assert np.all(low <= truth + slack) and np.all(truth <= high + slack)
 
@@ -260,9 +254,7 @@ def test_composition_error_bound_holds(count):
     n, h = 2048, 1e-3
     mass = np.zeros(n)
     mass[:50] = rng.dirichlet(np.ones(50))
-    composed = compose_lattices(
-        mass[None], np.array([[2.0, 3.0, 1.0]]), np.ones(1), np.array([count]), h, 0, True
-    )
+    composed = compose_lattices(mass[None], np.array([[2.0, 3.0, 1.0]]), np.ones(1), np.array([count]), h, 0, True)
     weight = mass.astype(np.longdouble) * np.exp(np.longdouble(2 * h) * np.arange(n))
     weight /= np.exp(np.longdouble(float(composed.log_moments[0, 0])))
     exact = np.ones(1, np.longdouble)

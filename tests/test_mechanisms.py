@@ -103,9 +103,7 @@ def test_pytree_round_trip(mechanism):
 def test_unflatten_does_not_validate_but_components_does():
     wrong = jax.tree_util.tree_map(lambda x: -x, dp_sgd([1.0, 2.0], 0.5, 3))
     assert wrong.steps == -3.0
-    assert "= -1.0 must be" in refusal(
-        components, jax.tree_util.tree_map(lambda x: -x, Gaussian(1.0)), BOTH, "add"
-    )
+    assert "= -1.0 must be" in refusal(components, jax.tree_util.tree_map(lambda x: -x, Gaussian(1.0)), BOTH, "add")
     assert "must be" in refusal(components, wrong, BOTH, "remove")
     empty = jax.tree_util.tree_map(lambda _: None, Gaussian(1.0))
     assert empty.noise_multiplier is None
@@ -122,9 +120,7 @@ def test_vmap_and_jit_over_mechanisms():
     np.testing.assert_allclose(jax.vmap(kernel)(batch), expected, rtol=1e-6)
     np.testing.assert_allclose(jax.jit(jax.vmap(kernel))(batch), expected, rtol=1e-6)
     axes = jax.tree_util.tree_map(lambda x: 0 if np.ndim(x) else None, dp_sgd([0.5, 1.0], 0.1, 10))
-    np.testing.assert_allclose(
-        jax.vmap(kernel, in_axes=(axes,))(dp_sgd([0.5, 1.0], 0.1, 10)), [2.0, 1.0], rtol=1e-6
-    )
+    np.testing.assert_allclose(jax.vmap(kernel, in_axes=(axes,))(dp_sgd([0.5, 1.0], 0.1, 10)), [2.0, 1.0], rtol=1e-6)
     inside = jax.jit(lambda sigma: kernel(dp_sgd(sigma, 0.1, 10)))
     assert inside(0.5) == pytest.approx(2.0)
     gradient = jax.grad(kernel)(dp_sgd(0.5, 0.1, 10))
@@ -154,9 +150,7 @@ def test_fields_are_float64_and_frozen():
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_broadcasting_equals_one_configuration_at_a_time(data):
-    shapes = data.draw(
-        st.sampled_from([((), (), ()), ((3,), (), ()), ((2, 1), (3,), ()), ((1,), (2, 1), (3,))])
-    )
+    shapes = data.draw(st.sampled_from([((), (), ()), ((3,), (), ()), ((2, 1), (3,), ()), ((1,), (2, 1), (3,))]))
 
     def draw(values, shape):
         size = int(np.prod(shape))
@@ -175,9 +169,7 @@ def test_broadcasting_equals_one_configuration_at_a_time(data):
     assert batch_shape(batch) == shape
     for direction in ("remove", "add"):
         whole = components(batch, BOTH, direction)
-        for row, (s, r, t) in enumerate(
-            zip(*(x.ravel() for x in np.broadcast_arrays(sigma, q, n)), strict=True)
-        ):
+        for row, (s, r, t) in enumerate(zip(*(x.ravel() for x in np.broadcast_arrays(sigma, q, n)), strict=True)):
             single = components(build(s, r, t), BOTH, direction)
             one = whole.take(slice(row, row + 1))
             np.testing.assert_array_equal(one.mu2, single.mu2)
@@ -196,9 +188,7 @@ def test_shapes_that_clash_are_named():
     assert message.startswith(
         "mechanism.noise_multiplier of shape (2,) and sampling_probability of shape (3,) do not broadcast"
     )
-    assert "mechanisms[1].scale of shape (3,)" in refusal(
-        compose, Gaussian([1.0, 2.0]), Laplace([1.0, 2.0, 3.0])
-    )
+    assert "mechanisms[1].scale of shape (3,)" in refusal(compose, Gaussian([1.0, 2.0]), Laplace([1.0, 2.0, 3.0]))
 
 
 def test_empty_batch():
@@ -225,9 +215,7 @@ def test_gaussian_elements_by_rate():
 
 
 def test_laplace_and_finite_at_rate_zero_are_absent():
-    parts = components(
-        compose(*(PoissonSampled(m, [0.0, 1.0]) for m in (Laplace(2.0), PureDP(1.0)))), BOTH, "add"
-    )
+    parts = components(compose(*(PoissonSampled(m, [0.0, 1.0]) for m in (Laplace(2.0), PureDP(1.0)))), BOTH, "add")
     assert parts.laplace_n.tolist() == [[0.0], [1.0]] and parts.laplace_q.tolist() == [[0.5], [1.0]]
     assert parts.finite_n.tolist() == [[0.0], [1.0]]
     gone = components(PoissonSampled(ApproximateDP(1.0, 0.1), 0.0), BOTH, "remove")
@@ -235,9 +223,7 @@ def test_laplace_and_finite_at_rate_zero_are_absent():
 
 
 def test_all_fields_are_float64():
-    mechanism = compose(
-        dp_sgd(jnp.float32(1.5), 0.1, 3), Laplace(1), RandomizedResponse(0.6), ApproximateDP(1, 0)
-    )
+    mechanism = compose(dp_sgd(jnp.float32(1.5), 0.1, 3), Laplace(1), RandomizedResponse(0.6), ApproximateDP(1, 0))
     for field in components(mechanism, BOTH, "remove"):
         assert type(field) is np.ndarray and field.dtype == np.float64 and field.shape[0] == 1
 
@@ -261,9 +247,7 @@ def test_counts_never_wrap():
     assert 3 * third == 2**53 + 1
     assert "must be <= 2**53" in refusal(components, repeat(dp_sgd(1.0, 0.5, third), 3), BOTH, "remove")
     too_many = repeat(dp_sgd(1.0, 0.5, [1, 2**50]), 2**10)
-    assert refusal(components, too_many, BOTH, "add").startswith(
-        "total steps[1] = 1.15292e+18 must be <= 2**53"
-    )
+    assert refusal(components, too_many, BOTH, "add").startswith("total steps[1] = 1.15292e+18 must be <= 2**53")
     both = compose(dp_sgd(1.0, 0.5, 2**53), dp_sgd(1.0, 0.5, 1))
     assert "must be <= 2**53" in refusal(components, both, BOTH, "remove")
 
@@ -278,9 +262,7 @@ def test_sampling_a_sample_multiplies_rates():
 @pytest.mark.parametrize("inner", [repeat(Gaussian(1.0), 2), compose(Gaussian(1.0))])
 def test_sampling_a_composition_is_refused(inner):
     message = refusal(PoissonSampled, inner, 0.1)
-    assert message.startswith(
-        f"PoissonSampled of {type(inner).__name__} is not supported; sample a single step"
-    )
+    assert message.startswith(f"PoissonSampled of {type(inner).__name__} is not supported; sample a single step")
 
 
 def test_bad_structures_are_refused():
@@ -330,9 +312,7 @@ def test_replace_one():
     np.testing.assert_array_equal(parts.finite_loss, same.finite_loss)
     assert components(dp_sgd(1.0, 1.0, 5), "replace_one", "remove").mu2.tolist() == [20.0]
     message = refusal(components, dp_sgd(1.0, [1.0, 0.5], 5), "replace_one", "remove")
-    assert message.startswith(
-        "relation = 'replace_one' is not supported with sampling_probability[1] = 0.5; "
-    )
+    assert message.startswith("relation = 'replace_one' is not supported with sampling_probability[1] = 0.5; ")
     assert "replace_one" in refusal(components, PoissonSampled(PureDP(1.0), 0.5), "replace_one", "add")
 
 
@@ -402,17 +382,13 @@ def test_log_mixture_is_relatively_accurate_everywhere():
 
 def test_delta_infinity_composes():
     parts = components(repeat(PoissonSampled(ApproximateDP(1.0, 1e-9), [0.5, 1.0]), 1000), BOTH, "remove")
-    np.testing.assert_allclose(
-        parts.delta_infinity, [-np.expm1(1000 * np.log1p(-q * 1e-9)) for q in (0.5, 1.0)]
-    )
+    np.testing.assert_allclose(parts.delta_infinity, [-np.expm1(1000 * np.log1p(-q * 1e-9)) for q in (0.5, 1.0)])
     add = components(repeat(PoissonSampled(ApproximateDP(1.0, 1e-9), [0.5, 1.0]), 1000), BOTH, "add")
     np.testing.assert_allclose(add.delta_infinity, [0.0, -np.expm1(1000 * np.log1p(-1e-9))])
 
 
 def test_extreme_parameters_stay_finite():
-    mechanism = compose(
-        PoissonSampled(PureDP(3000.0), 0.5), PureDP(3000.0), PoissonSampled(PureDP(3000.0), 1e-300)
-    )
+    mechanism = compose(PoissonSampled(PureDP(3000.0), 0.5), PureDP(3000.0), PoissonSampled(PureDP(3000.0), 1e-300))
     for direction in ("remove", "add"):
         parts = components(mechanism, BOTH, direction)
         assert np.isfinite(parts.finite_loss).all() and np.isfinite(parts.finite_mass).all()

@@ -43,9 +43,7 @@ def test_the_product_varies_the_last_field_fastest():
 
 
 def test_zip_broadcasts_and_a_clash_names_both_fields():
-    grid = expand(
-        {"noise_multiplier": [1, 2], "sampling_probability": 0.1, "steps": [3, 4], "delta": 1e-5}, mode="zip"
-    )
+    grid = expand({"noise_multiplier": [1, 2], "sampling_probability": 0.1, "steps": [3, 4], "delta": 1e-5}, mode="zip")
     assert len(grid) == 2 and grid.inputs["sampling_probability"].tolist() == [0.1, 0.1]
     fields = {"noise_multiplier": [1, 2], "sampling_probability": 0.1, "steps": [3, 4, 5], "delta": 1e-5}
     assert "noise_multiplier of shape (2,) and steps of shape (3,)" in refusal(expand, fields, mode="zip")

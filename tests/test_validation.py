@@ -85,9 +85,7 @@ def test_messages_in_full():
     )
 
 
-@pytest.mark.parametrize(
-    "value", ["1.0", b"1", None, True, [True], 1j, [1j], [None], ["1"], {}, [[1.0], [1.0, 2.0]]]
-)
+@pytest.mark.parametrize("value", ["1.0", b"1", None, True, [True], 1j, [1j], [None], ["1"], {}, [[1.0], [1.0, 2.0]]])
 def test_wrong_types_are_refused(value):
     assert "steps" in refusal(check, "steps", value, COUNT)
 
@@ -126,9 +124,7 @@ def test_tracers_are_refused_by_field_and_the_kernel_is_named():
         refuse_tracers("ja.epsilon", "jaxacct.kernels.contour", mechanism=mechanism, delta=delta)
         return 0.0
 
-    expected = (
-        "ja.epsilon is a host call and was given a tracer (field {}); inside jit use jaxacct.kernels.contour"
-    )
+    expected = "ja.epsilon is a host call and was given a tracer (field {}); inside jit use jaxacct.kernels.contour"
     traced = jax.jit(lambda s: public(Gaussian(s), 1e-5))
     assert refusal(traced, 1.0, error=TypeError).startswith(expected.format("noise_multiplier"))
     nested = jax.jit(lambda s: public(compose(Gaussian(1.0), dp_sgd(s, 0.1, 3)), 1e-5))

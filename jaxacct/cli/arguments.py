@@ -38,8 +38,7 @@ DESCRIPTION = {
 EXAMPLE = {
     "epsilon": "jaxacct epsilon --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --delta 1e-5",
     "delta": "jaxacct delta --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --epsilon 2",
-    "calibrate": "jaxacct calibrate --target-epsilon 2 --target-delta 1e-5 --sampling-probability 0.01 "
-    "--steps 10000",
+    "calibrate": "jaxacct calibrate --target-epsilon 2 --target-delta 1e-5 --sampling-probability 0.01 --steps 10000",
     "sweep": "jaxacct sweep examples/dpsgd_grid.toml --out result.csv",
 }
 ENGINES = "auto (default), contour or lattice"

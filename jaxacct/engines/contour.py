@@ -118,7 +118,13 @@ def rung_for(needs: np.ndarray) -> np.ndarray:
     return np.where(np.any(fits, axis=0), np.argmax(fits, axis=0), len(LADDER) - 1)
 
 
-def _climb(kernel: Callable[..., Any], parts: Components, values: tuple[np.ndarray, ...], floor: np.ndarray, good: Any) -> Answer:
+def _climb(
+    kernel: Callable[..., Any],
+    parts: Components,
+    values: tuple[np.ndarray, ...],
+    floor: np.ndarray,
+    good: Any,
+) -> Answer:
     size = parts.mu2.size
     lower, estimate, upper = np.full(size, -np.inf), np.zeros(size), np.full(size, np.inf)
     rows = np.flatnonzero(supports(parts))

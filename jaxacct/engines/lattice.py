@@ -92,7 +92,7 @@ def epsilon(
             low = max(low, _crossing(down, delta_fin_upper, plan.centre, tolerance)[0])
             high = min(high, _crossing(up, delta_fin_lower, plan.centre, tolerance)[1])
             middle = 0.5 * (low + high)
-            near = abs(middle - plan.centre) <= 0.05 * (plan.top - plan.bottom)
+            near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
             if near or not np.isfinite(middle) or attempt == 2:
                 break
             plan = plan_for(laws, middle, log_delta, share)
@@ -200,7 +200,7 @@ def _side(
     placed = [law.place(extent, step, length, upper) for law, extent in zip(laws, extents, strict=True)]
     tilts = np.array([plan.theta, plan.theta + plan.above, plan.theta - plan.below])
     direction, unit, count, origin = (
-        np.array([getattr(x, name) for x in placed]) for name in ("direction", "unit", "count", "origin")
+        np.array([getattr(x, name) for x in placed]) for name in ("direction", "unit", "repeats", "origin")
     )
     coefficient = unit[:, None] + direction[:, None] * tilts
     base = float(np.sum(count * direction * origin))
@@ -236,10 +236,10 @@ def _side(
 def _extra(placed: list[Placed], upper: bool) -> float:
     """What mass at infinity adds to an upper delta, or overstated mass takes from a lower one."""
     if upper:
-        survival = sum(x.count * np.log1p(-min(x.infinity, 1.0 - UNIT)) for x in placed)
-        underflow = 1e-290 * sum(x.count for x in placed)
+        survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - UNIT)) for x in placed)
+        underflow = 1e-290 * sum(x.repeats for x in placed)
         return float(-np.expm1(survival) * (1.0 + 1e-12) + underflow)
-    return float(sum(x.count * x.deficit for x in placed))
+    return float(sum(x.repeats * x.deficit for x in placed))
 
 
 def _evaluate(side: _Side, eps: float) -> tuple[float, float]:

@@ -31,8 +31,8 @@ class PlainGaussian:
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
         s, z = self.deviation, np.linspace(-37.0, 37.0 + 0.5 * theta * self.deviation, 4001)
         moved = log_ndtr(z) + theta * s * z - 0.5 * (theta * s) ** 2
-        low = z[max(np.searchsorted(moved, share) - 1, 0)]
-        high = z[min(np.searchsorted(-log_ndtr(-z), -cut) + 1, z.size - 1)]
+        low = float(z[max(int(np.searchsorted(moved, share)) - 1, 0)])
+        high = float(z[min(int(np.searchsorted(-log_ndtr(-z), -cut)) + 1, z.size - 1)])
         # base quantile: z + s under Q for remove, -z under P for add
         low, high = (low + s, high + s) if self.sign > 0 else (-high, -low)
         return s * low - 0.5 * s * s, s * high - 0.5 * s * s

@@ -21,7 +21,7 @@ class Sketch(NamedTuple):
 
     loss: np.ndarray
     log_mass: np.ndarray
-    count: float
+    repeats: float
 
 
 class Placed(NamedTuple):
@@ -36,7 +36,7 @@ class Placed(NamedTuple):
     origin: float
     direction: float
     unit: float
-    count: float
+    repeats: float
     shift: float
     infinity: float
     deficit: float

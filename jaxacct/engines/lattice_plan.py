@@ -71,7 +71,8 @@ def plan_for(laws: list[Law], eps: float | None, log_delta: float, share: float)
     centre = max(at, 0.0) if eps is None else max(eps, 0.0)
     if log_delta == 0.0:
         log_delta = min(k - theta * centre + np.log(peak(theta)), 0.0)
-    left_out = share - 6.0
+    # delta over e^{K - theta eps}: small where the tilted law has two modes, as with few hits
+    left_out = share - 3.0 + min(log_delta - (k - theta * centre), -3.0)
     grid = np.geomspace(1e-2, 1e3, 41) * max(1.0, 0.1 * theta)
     up = np.array([(_cumulants(sketches, theta + t)[0] - k - left_out) / t for t in grid])
     down = np.array([(k - _cumulants(sketches, theta - t)[0] + left_out) / t for t in grid])

@@ -22,7 +22,7 @@ STRIPS = (0.5, 0.8, 0.95)
 def _range_error(sigma, q, sign, t: Tilted):
     """Mass of the tilted integrand outside the grid, over M(c)."""
     lo, hi, a = t.u[0], t.u[-1], t.power
-    tail = lambda d: jnp.where(d > 0, 0.5 * jnp.exp(-0.5 * d**2), 1.0)  # noqa: E731
+    tail = lambda d: jnp.where(d > 0, 0.5 * jnp.exp(-0.5 * d**2), 1.0)
     second = jnp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
     first = (1.0 - q) * jnp.exp(-t.log_m)
     shift = a / sigma
@@ -87,7 +87,11 @@ def _rounding_errors(sigma, c, t: Tilted, t_max, depth):
     rotated = 2.0 * weight + depth
     rate = jnp.abs(t.loss) * (rotated + 12.0) + through_y
     ceiling = 2.0 * rotated + 12.0 * t_max * jnp.abs(t.loss) + t_max * through_y
-    return UNIT * jnp.sum(t.weight * rate), UNIT * jnp.sum(t.weight * ceiling), UNIT * jnp.sum(t.weight * weight)
+    return (
+        UNIT * jnp.sum(t.weight * rate),
+        UNIT * jnp.sum(t.weight * ceiling),
+        UNIT * jnp.sum(t.weight * weight),
+    )
 
 
 def gaussian_errors(sigma, q, sign, c, t: Tilted, t_max, depth):

@@ -165,9 +165,7 @@ def nodes_at(law: Law, c, h, log_tol, points, count, images):
     t_max, decay = h * (keep - 1.0), _decay_at(law, levels, h * keep)
     if law.gauss_n.size:
         bound = jax.vmap(certificate.gaussian_errors, (0, 0, None, None, 0, None, None))
-        flat, rate, most, at_c = bound(
-            law.gauss_sigma, law.gauss_q, law.sign, c, grid, t_max, _depth(points, count)
-        )
+        flat, rate, most, at_c = bound(law.gauss_sigma, law.gauss_q, law.sign, c, grid, t_max, _depth(points, count))
         error = flat[:, None] + jnp.minimum(rate[:, None] * t, most[:, None])
         need_points = jnp.max(jax.vmap(certificate.points_needed, (0, 0, None))(law.gauss_sigma, grid, h * need_nodes))
         parts.append((law.gauss_n, (grid.log_m, re, im, error, at_c)))

@@ -9,7 +9,7 @@ Parts of a `Law`:
 * Laplace, in closed form; finite laws, as sums.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,16 +24,16 @@ TAIL = 40.0
 class Law(NamedTuple):
     """One configuration, one direction. J sampled Gaussians, K Laplace parts, F finite parts of A atoms."""
 
-    sign: jax.Array
-    mu2: jax.Array
-    gauss_sigma: jax.Array
-    gauss_q: jax.Array
-    gauss_n: jax.Array
-    laplace_scale: jax.Array
-    laplace_n: jax.Array
-    finite_loss: jax.Array
-    finite_mass: jax.Array
-    finite_n: jax.Array
+    sign: Any
+    mu2: Any
+    gauss_sigma: Any
+    gauss_q: Any
+    gauss_n: Any
+    laplace_scale: Any
+    laplace_n: Any
+    finite_loss: Any
+    finite_mass: Any
+    finite_n: Any
 
 
 class Tilted(NamedTuple):
@@ -71,7 +71,7 @@ def quadrature_range(sigma, q, sign, c):
     below = jnp.maximum(0.0, a * jnp.log(q) + a * (a - 1.0) / (2.0 * sigma**2))
     first_reach = jnp.sqrt(2.0 * jnp.maximum(TAIL - below, 0.0))
     second_reach = jnp.sqrt(2.0 * jnp.maximum(TAIL + second - below, 0.0))
-    has_first = TAIL > below
+    has_first = below < TAIL
     has_second = TAIL + second > below
     remove_hi = jnp.maximum(first_reach, jnp.where(has_second, a / sigma + second_reach, first_reach))
     remove_lo = jnp.minimum(

@@ -109,6 +109,4 @@ def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
     decay = jnp.exp(-theta * d)
     f = jnp.where(above, -decay * jnp.expm1(-d), 0.0)
     slope = jnp.where(above, decay * jnp.exp(-d), 0.0)
-    return Payoff(
-        jnp.sum(mass * f), jnp.sum(mass * slope), jnp.sqrt(jnp.sum(f * f)), jnp.sum(jnp.abs(mass) * f)
-    )
+    return Payoff(jnp.sum(mass * f), jnp.sum(mass * slope), jnp.sqrt(jnp.sum(f * f)), jnp.sum(jnp.abs(mass) * f))

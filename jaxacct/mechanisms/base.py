@@ -129,9 +129,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     (3,)
     """
     if not isinstance(mechanism, Mechanism):
-        raise InputError(
-            f"{_describe(mechanism)} is not a mechanism; use one such as Gaussian(noise_multiplier=1.0)"
-        )
+        raise InputError(f"{_describe(mechanism)} is not a mechanism; use one such as Gaussian(noise_multiplier=1.0)")
     leaves = jax.tree_util.tree_flatten_with_path(mechanism)[0]
     return broadcast_shape({path_name(path): np.shape(leaf) for path, leaf in leaves})
 
@@ -144,9 +142,7 @@ def sensitivity(relation: str) -> float:
 def require_mechanism(field: str, value: object) -> None:
     """Refuse anything but a mechanism, in one line."""
     if not isinstance(value, Mechanism):
-        raise InputError(
-            f"{field} must be a mechanism, not {_describe(value)}; use one such as Gaussian(1.0)"
-        )
+        raise InputError(f"{field} must be a mechanism, not {_describe(value)}; use one such as Gaussian(1.0)")
 
 
 def _describe(value: object) -> str:

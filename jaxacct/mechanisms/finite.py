@@ -73,9 +73,7 @@ class RandomizedResponse(FiniteMechanism):
     def __post_init__(self) -> None:
         k = self.categories
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 2:
-            raise InputError(
-                f"categories = {k!r} must be an integer >= 2; use the number of possible answers"
-            )
+            raise InputError(f"categories = {k!r} must be an integer >= 2; use the number of possible answers")
         object.__setattr__(self, "categories", int(k))
         super().__post_init__()
 
@@ -85,9 +83,7 @@ class RandomizedResponse(FiniteMechanism):
         other = (1.0 - p) / (k - 1)
         excess = (k * p - 1.0) / (1.0 - p)
         near = np.abs(excess) <= 0.5
-        log_ratio = np.where(
-            near, np.log1p(np.where(near, excess, 0.0)), np.log(p) - np.log1p(-p) + np.log(k - 1.0)
-        )
+        log_ratio = np.where(near, np.log1p(np.where(near, excess, 0.0)), np.log(p) - np.log1p(-p) + np.log(k - 1.0))
         loss, mass, base = [log_ratio, -log_ratio], [p, other], [other, p]
         if k > 2:
             loss.append(np.zeros_like(p))

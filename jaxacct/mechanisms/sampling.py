@@ -69,7 +69,5 @@ class PoissonSampled(Mechanism):
         base, inner = self.mechanism._flat()
         product = rate * inner
         if np.any((product == 0.0) & (rate > 0.0) & (inner > 0.0)):
-            raise InputError(
-                "nested sampling_probability multiply to less than float64 can hold; use larger rates"
-            )
+            raise InputError("nested sampling_probability multiply to less than float64 can hold; use larger rates")
         return base, product

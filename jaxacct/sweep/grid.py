@@ -68,9 +68,7 @@ class Grid:
         return Grid(self.name[rows], self.quantity[rows], inputs)
 
 
-def expand(
-    fields: Mapping[str, Any], *, mode: str = "product", quantity: str | None = None, name: str = ""
-) -> Grid:
+def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | None = None, name: str = "") -> Grid:
     """The configurations of named fields: their product (the last field varies fastest), or zipped.
 
     A field is a number, an array, or a range `{"start": 0.5, "stop": 8, "num": 5, "scale": "log"}`, both ends

@@ -133,9 +133,7 @@ def _refuse_settings(grid: Grid, relation: str, engine: str) -> None:
         )
 
 
-def _run(
-    grid: Grid, settings: _Settings, chunk: int, show: bool | None, sink: Sink | None, out: Path | None
-) -> Table:
+def _run(grid: Grid, settings: _Settings, chunk: int, show: bool | None, sink: Sink | None, out: Path | None) -> Table:
     names, total, done = layout(grid), len(grid), 0
     pieces: list[Table] = []
     progress = Progress(total, show)
