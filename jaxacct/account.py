@@ -138,7 +138,7 @@ def bracket_epsilon(
             engine,
             rtol,
             floor,
-            lambda p, rows: closed_form.epsilon(p.mu2, finite[rows], slack[rows]),
+            lambda p, rows: _epsilon_by_formula(p, finite[rows], slack[rows]),
             lambda p, rows: contour.epsilon(
                 p, finite[rows], slack[rows], floor[rows], effort.contour_width, effort.contour_tolerance
             ),
@@ -201,7 +201,7 @@ def delta(
             engine,
             rtol,
             floor,
-            lambda p, rows: closed_form.delta(p.mu2, eps[rows]),
+            lambda p, rows: _delta_by_formula(p, eps[rows]),
             lambda p, rows: contour.delta(
                 p,
                 eps[rows],
@@ -269,10 +269,11 @@ def _engines(
     low, mid, high = np.full(size, -np.inf), np.zeros(size), np.full(size, np.inf)
     used = np.full(size, "contour" if engine == "contour" else "closed_form", dtype="<U16")
     if engine == "auto":
-        formula = rows[_only_gaussian(parts)[rows]]
+        known = _only_gaussian(parts) | _one_step(parts)
+        formula = rows[known[rows]]
         if formula.size:
             low[formula], mid[formula], high[formula] = by_formula(parts.take(formula), formula)
-        rows = rows[~_only_gaussian(parts)[rows]]
+        rows = rows[~known[rows]]
     if engine != "lattice" and rows.size:
         if engine == "contour" and not contour.supports(parts.take(rows)).all():
             raise InputError(
@@ -301,6 +302,39 @@ def _narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
 def _only_gaussian(parts: Components) -> np.ndarray:
     others = (parts.gauss_n, parts.laplace_n, parts.finite_n)
     return (parts.mu2 > 0) & ~np.any([np.any(n > 0, axis=1) for n in others], axis=0)
+
+
+def _one_step(parts: Components) -> np.ndarray:
+    """One Poisson sampled Gaussian, once, and nothing else."""
+    others = (parts.laplace_n, parts.finite_n)
+    once = (np.sum(parts.gauss_n, axis=1) == 1) & (parts.mu2 == 0)
+    return once & ~np.any([np.any(n > 0, axis=1) for n in others], axis=0)
+
+
+def _single(parts: Components) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(sigma, q, whether removing) of the one sampled Gaussian of each row."""
+    column = np.argmax(parts.gauss_n, axis=1)[:, None]
+    sigma, q = (np.take_along_axis(x, column, 1)[:, 0] for x in (parts.gauss_sigma, parts.gauss_q))
+    return sigma, q, parts.sign > 0
+
+
+def _by_formula(parts: Components, plain: Callable[..., Answer], once: Callable[..., Answer], *values: Any) -> Answer:
+    """Composed Gaussians by one formula, single sampled steps by the other."""
+    ends = np.zeros((3, parts.mu2.size))
+    for rows, formula in ((np.flatnonzero(~_one_step(parts)), plain), (np.flatnonzero(_one_step(parts)), once)):
+        if rows.size:
+            part = parts.take(rows)
+            law = (part.mu2,) if formula is plain else _single(part)
+            ends[:, rows] = formula(*law, *(v[rows] for v in values))
+    return Answer(*ends)
+
+
+def _epsilon_by_formula(parts: Components, delta: np.ndarray, slack: np.ndarray) -> Answer:
+    return _by_formula(parts, closed_form.epsilon, closed_form.epsilon_of_one_step, delta, slack)
+
+
+def _delta_by_formula(parts: Components, eps: np.ndarray) -> Answer:
+    return _by_formula(parts, closed_form.delta, closed_form.delta_of_one_step, eps)
 
 
 def _absent(parts: Components) -> np.ndarray:

@@ -3,7 +3,12 @@
     delta(eps) = Phi(-a) - e^eps Phi(-b),   a = eps/mu - mu/2,  b = eps/mu + mu/2.
 
 With the Mills ratio `R(x) = Phi(-x)/phi(x)` and `e^eps phi(b) = phi(a)` this is `phi(a) (R(a) - R(b))`, accurate
-relative to delta itself down to 1e-300.  Rounding is bounded and put into the bracket.
+relative to delta itself down to 1e-300. One Poisson sampled Gaussian reduces to the same function G of the Gaussian:
+
+    remove: delta(eps) = q G(log(1 + (e^eps - 1)/q)),
+    add:    delta(eps) = k G(log(q e^eps/k)),   k = 1 - (1 - q) e^eps, and 0 once k <= 0.
+
+  Rounding is bounded and put into the bracket.
 """
 
 from __future__ import annotations
@@ -62,3 +67,52 @@ def delta(mu2: np.ndarray, epsilon: np.ndarray) -> Answer:
     """Bracket of delta(eps)."""
     value, _, error = log_delta(np.sqrt(mu2), epsilon)
     return Answer(np.exp(value - error), np.exp(value), np.minimum(np.exp(value + error), 1.0))
+
+
+def log_delta_of_one_step(
+    sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(log delta, bound on its error) of one Poisson sampled Gaussian, 0 < q < 1; -inf where delta is 0."""
+    room = -np.log1p(-q) - eps
+    k = np.where(removing, 1.0, -np.expm1(-np.maximum(room, 0.0)))
+    alive = k > 0
+    k = np.where(alive, k, 1.0)
+    with np.errstate(over="ignore"):
+        shifted = np.where(removing, np.log1p(np.expm1(eps) / q), np.log(q) + eps - np.log(k))
+    value, slope, error = log_delta(1.0 / sigma, np.maximum(shifted, 0.0))
+    through_k = np.where(removing, 0.0, (np.abs(room) + 2.0 * np.abs(eps) + q) / k)
+    moved = 16.0 * UNIT * (1.0 + np.abs(shifted) + np.abs(np.log(q)) + through_k)
+    total = np.where(removing, np.log(q), np.log(k)) + value
+    bound = error + (slope + 1.0) * moved + 8.0 * UNIT * np.abs(total)
+    return np.where(alive, total, -np.inf), np.where(alive, bound, 0.0)
+
+
+def delta_of_one_step(sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> Answer:
+    """Bracket of delta(eps) of one Poisson sampled Gaussian."""
+    value, error = log_delta_of_one_step(sigma, q, removing, eps)
+    return Answer(np.exp(value - error), np.exp(value), np.minimum(np.exp(value + error), 1.0))
+
+
+def epsilon_of_one_step(
+    sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, delta: np.ndarray, slack: np.ndarray
+) -> Answer:
+    """Bracket of epsilon of one Poisson sampled Gaussian: each end by bisection on the bound that it must meet."""
+    target = np.log(delta)
+    largest = 0.5 / sigma**2 + (np.sqrt(np.maximum(-2.0 * target, 0.0)) + 1.0) / sigma
+    top = np.where(removing, largest, np.minimum(largest, -np.log1p(-q)))
+
+    def crossing(side: float) -> tuple[np.ndarray, np.ndarray]:
+        low, high = np.zeros_like(top), top.copy()
+        for _ in range(200):
+            middle = 0.5 * (low + high)
+            value, error = log_delta_of_one_step(sigma, q, removing, middle)
+            above = value + side * error > target - side * slack
+            low, high = np.where(above, middle, low), np.where(above, high, middle)
+        value, error = log_delta_of_one_step(sigma, q, removing, np.zeros_like(top))
+        zero = value + side * error <= target - side * slack
+        return np.where(zero, 0.0, low), np.where(zero, 0.0, high)
+
+    _, upper = crossing(1.0)
+    lower, _ = crossing(-1.0)
+    lower = np.minimum(lower, upper)
+    return Answer(lower, 0.5 * (lower + upper), upper)

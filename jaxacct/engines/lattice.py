@@ -206,9 +206,7 @@ def _side(
     base = float(np.sum(count * direction * origin))
     centred = 0.5 * (plan.top + plan.bottom) - 0.5 * length * step
     roll = int(np.floor((centred - base) / step))
-    composed = compose(
-        jnp.stack([x.mass for x in placed]), coefficient, direction, count, step, roll % length, upper
-    )
+    composed = compose(jnp.stack([x.mass for x in placed]), coefficient, direction, count, step, roll % length, upper)
     logs = count[:, None] * (coefficient * origin[:, None] + np.asarray(composed.log_moments))
     k, k_above, k_below = logs.sum(axis=0)
     sizes = np.abs(coefficient[:, 0] * origin) + np.abs(np.asarray(composed.log_moments)[:, 0])

@@ -60,9 +60,7 @@ class PlainGaussian:
         elif upper:
             infinity, pairs = float(below), [(last, above)]
         shift = 8.0 * UNIT * (abs(origin) + last * step + s * s + s)
-        return placed_from(
-            self, cells, atoms_on(nodes, pairs, upper), origin, step, last, upper, shift, infinity
-        )
+        return placed_from(self, cells, atoms_on(nodes, pairs, upper), origin, step, last, upper, shift, infinity)
 
 
 @dataclass(frozen=True)
