@@ -165,7 +165,7 @@ def test_kernels_trace_and_vmap():
 
     @jax.jit
     def run(law, log_delta):
-        return jax.vmap(lambda l, d: contour.epsilon(l, d, d, 64, 32))(law, log_delta)
+        return jax.vmap(lambda l, d: contour.epsilon(l, d, d, -18.0, 64, 32))(law, log_delta)
 
     out = run(law, np.full(3, np.log(1e-5)))
     assert out.estimate.shape == (3,)

@@ -9,18 +9,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxacct.kernels.law import Law, Tilted, cumulants, quadrature_range
+from jaxacct.kernels.law import Law, Tilted, cumulants, log_mix, quadrature_range
 from jaxacct.kernels.special import log1p
 
 UNIT = 2.0**-53
 LEVELS = 20
 BLOCK = 64  # points that are summed at a stretch
 SIDELOBE = 0.217235  # sup of |sin y / y| beyond its first zero
+PATH_ENDS = 25.0  # 1 + 2 * 12 shifts at most, each at most the density at the end
 STRIPS = (0.5, 0.8, 0.95)
 
 
 def _range_error(sigma, q, sign, t: Tilted):
-    """Mass of the tilted integrand outside the grid, over M(c)."""
+    """Mass of the tilted integrand outside the grid, and the ends of the shifted path, over M(c)."""
     lo, hi, a = t.u[0], t.u[-1], t.power
     tail = lambda d: jnp.where(d > 0, 0.5 * jnp.exp(-0.5 * d**2), 1.0)
     second = jnp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
@@ -33,27 +34,32 @@ def _range_error(sigma, q, sign, t: Tilted):
     move = c * q / sigma
     by_jensen = 0.5 * move**2 + 0.5 * move / sigma - t.log_m + jnp.log(tail(-lo - move))
     add = jnp.exp(jnp.minimum(by_floor, by_jensen)) + jnp.exp(-c * t.loss[-1] - t.log_m) * tail(hi)
-    return jnp.where(sign > 0, remove, add)
+    return PATH_ENDS * jnp.where(sign > 0, remove, add)
 
 
 def _step_error(sigma, q, sign, t: Tilted, t_max):
     """Trapezoid error by shifting the line of integration to `x + i a`, over M(c), for every |t| <= t_max.
 
-    `|mix(x + ia)|` and its argument are monotone in x, so each cell is bounded by its worse end.
+    `|mix(x + ia)|` and its argument are monotone in x, so each cell is bounded by its worse end.  The path goes
+    back to the real axis half a step outside the grid; what that costs is in `_range_error`.
     """
-    y = t.u / sigma - 0.5 / sigma**2
+    ends = jnp.stack([t.u[0] - t.step, t.u[-1] + t.step])
+    end_loss, _ = log_mix(sigma, q, ends)
+    u = jnp.concatenate([ends[:1], t.u, ends[1:]])
+    loss = jnp.concatenate([end_loss[:1], t.loss, end_loss[1:]])
+    y = u / sigma - 0.5 / sigma**2
     odds = jnp.exp(jnp.log(q) - log1p(-q) + jnp.minimum(y, 600.0))
-    nearest = jnp.minimum(jnp.abs(t.u[:-1]), jnp.abs(t.u[1:])) * (t.u[:-1] * t.u[1:] > 0)
+    nearest = jnp.minimum(jnp.abs(u[:-1]), jnp.abs(u[1:])) * (u[:-1] * u[1:] > 0)
 
     def log_error(alpha):
         angle = alpha / sigma
         sine, cosine = jnp.sin(angle), jnp.cos(angle)
         argument = jnp.arctan2(odds * sine, 1.0 + odds * cosine)
         log_shrink = 0.5 * log1p(-4.0 * odds / (1.0 + odds) ** 2 * jnp.sin(0.5 * angle) ** 2)
-        log_modulus = t.loss + log_shrink
-        floor = t.loss + jnp.log(jnp.cos(0.5 * angle))
+        log_modulus = loss + log_shrink
+        floor = loss + jnp.log(jnp.cos(0.5 * angle))
         lowest = jnp.where(angle <= 0.5 * jnp.pi, log_modulus, floor)
-        upper = jnp.where(angle <= 0.5 * jnp.pi, log_modulus, t.loss)
+        upper = jnp.where(angle <= 0.5 * jnp.pi, log_modulus, loss)
         grown = jnp.where(sign > 0, t.power * upper[1:], t.power * lowest[:-1])
         exponent = grown + t_max * argument[1:] - 0.5 * nearest**2
         top = jnp.max(exponent)

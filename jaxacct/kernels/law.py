@@ -17,8 +17,8 @@ from jax import lax
 
 from jaxacct.kernels.special import log1p
 
-TAIL = 40.0
-"""Nats of Gaussian tail kept inside the quadrature range: e^-40 is 4e-18."""
+TAIL = 42.0
+"""Nats of Gaussian tail kept inside the quadrature range: e^-42 is 6e-19."""
 
 
 class Law(NamedTuple):
