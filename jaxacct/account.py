@@ -287,18 +287,19 @@ def _engines(
     if engine != "contour":
         wide = rows if engine == "lattice" else rows[~(_narrow(low, high, rtol) | (high <= floor))[rows]]
         for row in wide:
-            with jax.enable_x64():
+            with jax.enable_x64(), np.errstate(over="ignore"):
                 answer = by_lattice(parts, int(row), int(row))
             if answer.upper - answer.lower < high[row] - low[row]:
                 mid[row], used[row] = answer.estimate, "lattice"
             low[row], high[row] = max(low[row], answer.lower), min(high[row], answer.upper)
-    mid = np.clip(mid, low, high)
+    mid = np.clip(np.where(np.isnan(mid), low, mid), low, high)
     return _Side(Answer(low, mid, high), used)
 
 
 def _narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
+    """Whether a bracket is as narrow as asked for; one that is open above never is."""
     with np.errstate(invalid="ignore"):
-        return (high <= 0) | (low == high) | (high - np.maximum(low, 0.0) <= rtol * high)
+        return (high <= 0) | (low == high) | (np.isfinite(high) & (high - np.maximum(low, 0.0) <= rtol * high))
 
 
 def _only_gaussian(parts: Components) -> np.ndarray:

@@ -181,3 +181,9 @@ def test_engines_agree_on_a_thousand_random_configurations():
     _, _, both = engines_agree(seed=0, count=1000)
     assert np.median(both.relative_width) <= 2e-6
     assert np.mean(both.relative_width <= 1e-2) >= 0.85
+
+
+def test_a_bracket_open_above_is_never_ok():
+    bounds = ja.epsilon(ja.compose(ja.Gaussian(5.0), ja.ApproximateDP(0.1, 1e-5)), 1e-5 * (1 + 1e-13))
+    assert np.isfinite(bounds.upper) or bounds.status == "width"
+    assert ja.epsilon(ja.Gaussian(1e-160), 1e-5).status == "width"
