@@ -274,7 +274,9 @@ def _engines(
         known = _only_gaussian(parts) | _one_step(parts)
         formula = rows[known[rows]]
         if formula.size:
-            low[formula], mid[formula], high[formula] = by_formula(parts.take(formula), formula)
+            with np.errstate(invalid="ignore", over="ignore"):  # a mu beyond 1e154: caught as an open bracket
+                low[formula], mid[formula], high[formula] = by_formula(parts.take(formula), formula)
+            low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
         rows = rows[~known[rows]]
     if engine != "lattice" and rows.size:
         if engine == "contour" and not contour.supports(parts.take(rows)).all():
