@@ -29,11 +29,21 @@ from jaxacct.kernels.split import AWAY, Window, frame, high_blur, low_blur, plac
 CALM_LEVELS = 14
 FAR_LEVELS = 24
 ABSCISSAE = 14
+POINTS = 160
+"""Quadrature points for choosing windows; no bound depends on them."""
+
+
+class Far(NamedTuple):
+    """The masses of the compositions with a far step."""
+
+    p: jax.Array  # 1 - prod m^n
+    q: jax.Array  # 1 - prod m'^n
+
+
 class Aside(NamedTuple):
     """Bounds of what is left aside, as functions of eps."""
 
-    far_p: jax.Array  # 1 - prod m^n
-    far_q: jax.Array  # 1 - prod m'^n
+    far: Far
     excess_at: jax.Array  # (E,) theta
     excess_log: jax.Array  # (E,) log of the excess at eps = 0
     calm_at: jax.Array  # (E,) abscissae
@@ -65,14 +75,14 @@ def far_by_mass(law: Law, log_goal):
     return spread * jnp.maximum(bulk, hits)
 
 
-def choose(law: Law, epsilon, log_delta, log_tol, points):
+def choose(law: Law, epsilon, log_delta, log_tol):
     """Where to split for a given eps, so that what is left aside is below e^{log_delta + log_tol}."""
     goal = log_delta + log_tol
     scale = jnp.maximum(epsilon, 1e-12)
     widest = far_by_mass(law, log_delta + log_tol)
     sigma, q, n = law.gauss_sigma[:, None], law.gauss_q[:, None], law.gauss_n
-    step = (widest + 9.0) / (points - 1)
-    u = -9.0 + step[:, None] * jnp.arange(points)
+    step = (widest + 9.0) / (POINTS - 1)
+    u = -9.0 + step[:, None] * jnp.arange(POINTS)
     loss, _ = jax.vmap(log_mix)(law.gauss_sigma, law.gauss_q, u)
     base = jnp.log(step)[:, None] - 0.5 * u**2 - 0.5 * jnp.log(2.0 * jnp.pi)
 
@@ -82,7 +92,7 @@ def choose(law: Law, epsilon, log_delta, log_tol, points):
     # the highest split below which calm steps alone cannot reach eps
     lows = place_of(sigma, q, scale * jnp.geomspace(0.005, 0.8, CALM_LEVELS)) - 2.0 * low_blur(sigma)
     inside = _phi((lows[:, :, None] - u[:, None, :]) / low_blur(sigma)[:, :, None])
-    grown = jnp.exp(base[:, None, :] + (c[:, None] + 1.0) * jnp.minimum(loss[:, None, :], scale))
+    grown = jnp.exp(base[:, None, :] + jnp.minimum((c[:, None] + 1.0) * loss[:, None, :], 650.0))
     moments = jnp.log(jnp.einsum("jcx,jlx->jcl", grown, inside) + 1e-300)
     bounds = jnp.einsum("j,jcl->cl", n, moments) + (plain - c * epsilon)[:, None]
     level = jnp.sum(jnp.cumprod(jnp.where(jnp.min(bounds, axis=0) <= goal, 1, 0))) - 1
@@ -113,38 +123,34 @@ def choose(law: Law, epsilon, log_delta, log_tol, points):
     )
 
 
-def aside(law: Law, window: Window, choice: Choice, points) -> Aside:
+def far_masses(law: Law, high) -> Far:
+    """What the far windows cut off, composed."""
+    sigma, q = law.gauss_sigma, law.gauss_q
+    spread = jnp.sqrt(1.0 + high_blur(sigma) ** 2)
+    from_q = _phi(-high / spread)
+    from_p = (1.0 - q) * from_q + q * _phi((1.0 / sigma - high) / spread)
+    return Far(*(-jnp.expm1(law.gauss_n @ log1p(-tail)) for tail in (from_p, from_q)))
+
+
+def bounds(law: Law, window: Window, choice: Choice, masses: Far, points) -> Aside:
     """Certified bounds of what the windows leave aside."""
     sigma, q, n = law.gauss_sigma, law.gauss_q, law.gauss_n
-    spread = jnp.sqrt(1.0 + high_blur(sigma) ** 2)
-    from_q = _phi(-window.high / spread)
-    from_p = (1.0 - q) * from_q + q * _phi((1.0 / sigma - window.high) / spread)
-    far_p, far_q = (-jnp.expm1(n @ log1p(-tail)) for tail in (from_p, from_q))
-
     near = jnp.sqrt(1.0 + low_blur(sigma) ** 2)
-    leap = (1.0 - q) * _phi(-window.low / near) + q * _phi((1.0 / sigma - window.low) / near)
+    leap = (1.0 - q) * _phi(-choice.low / near) + q * _phi((1.0 / sigma - choice.low) / near)
     log_mass = jnp.where(window.keep > 0, 0.0, jnp.minimum(jnp.log(n @ leap + 1e-300), 0.0))
-
-    factors = jnp.array([0.6, 1.0, 1.6])
     opposite = law._replace(sign=-law.sign)
 
     def excess(c):
         each = jax.vmap(_far_moment, (0, 0, 0, None, None))(sigma, q, window.high, c, points)
         return jnp.log(n @ each + 1e-300) + certificate.chernoff(opposite, c, points)
 
-    at = choice.excess_at * factors
-    frames = jax.vmap(frame, (0, 0, None, 0, 0, None, None))(sigma, q, law.sign, window.low, window.high, 1.0, points)
-    calm_at = choice.calm_at * factors
-    calm = jax.vmap(lambda c: split_certificate.calm_chernoff(law, window, frames, c))(calm_at)
-    return Aside(
-        far_p,
-        far_q,
-        at + 1.0,
-        jax.vmap(excess)(at),
-        calm_at,
-        jnp.where(window.keep > 0, -jnp.inf, calm),
-        log_mass,
-    )
+    at = choice.excess_at * jnp.array([0.8, 1.25])
+    frames = jax.vmap(frame, (0, 0, None, 0, 0, None, None))(sigma, q, law.sign, choice.low, choice.high, 1.0, points)
+    calm_at = choice.calm_at * jnp.array([0.85, 1.15])
+    low = window._replace(low=choice.low)
+    calm = jax.vmap(lambda c: split_certificate.calm_chernoff(law, low, frames, c))(calm_at)
+    calm = jnp.where(window.keep > 0, -jnp.inf, calm)
+    return Aside(masses, at + 1.0, jax.vmap(excess)(at), calm_at, calm, log_mass)
 
 
 def _far_moment(sigma, q, high, c, points):
@@ -160,14 +166,19 @@ def _far_moment(sigma, q, high, c, points):
     return jnp.sum(cells) * step / jnp.sqrt(2.0 * jnp.pi) * 1.0000001 + below + last
 
 
-def far(a: Aside, epsilon):
-    """(lower, upper, derivative of the lower end) of the far compositions' share of delta."""
-    scaled = jnp.exp(jnp.minimum(epsilon, 600.0)) * a.far_q
-    linear = a.far_p * (1.0 - 1e-11) - scaled * (1.0 + 1e-11)
+def far(masses: Far, epsilon):
+    """(lower end, derivative) of the far compositions' share of delta."""
+    scaled = jnp.exp(jnp.minimum(epsilon, 600.0)) * masses.q
+    linear = masses.p * (1.0 - 1e-11) - scaled * (1.0 + 1e-11)
+    return jnp.maximum(linear, 0.0), jnp.where(linear > 0, -scaled, 0.0)
+
+
+def far_above(a: Aside, epsilon):
+    """The upper end of the far compositions' share of delta."""
     excess = jnp.exp(jnp.minimum(jnp.min(a.excess_log + a.excess_at * epsilon), 0.0))
-    linear_up = a.far_p * (1.0 + 1e-11) - scaled * (1.0 - 1e-11)
-    upper = jnp.minimum(jnp.maximum(linear_up, 0.0) + excess, a.far_p * (1.0 + 1e-11))
-    return jnp.maximum(linear, 0.0), upper, jnp.where(linear > 0, -scaled, 0.0)
+    scaled = jnp.exp(jnp.minimum(epsilon, 600.0)) * a.far.q
+    linear = a.far.p * (1.0 + 1e-11) - scaled * (1.0 - 1e-11)
+    return jnp.minimum(jnp.maximum(linear, 0.0) + excess, a.far.p * (1.0 + 1e-11))
 
 
 def calm(a: Aside, epsilon):

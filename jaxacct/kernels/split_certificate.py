@@ -15,12 +15,13 @@ from jaxacct.kernels.split import Frame, Split, high_blur, low_blur, rise_and_no
 
 SHIFTS = 6
 """Heights tried for the shifted line, from what suits the far window to the widest strip."""
-HEIGHTS = (1.0, 2.0, 3.5, 5.5, 8.0)
+HEIGHTS = (1.5, 2.8, 4.5, 7.0)
 """Heights at which the decay in t is bounded, in widths of the low window."""
 USELESS = 1e30
 """An error that certifies nothing; finite, for parts of weight zero."""
-END = 25.0
-"""A tail beyond an end is at most the density there, and a side of the path at most 24 times it."""
+STAIRS = 12.0
+SIDE = 24.0
+"""Twice the height of a shifted line at most: the kernel is at most 2 on the sides of the path."""
 
 
 def _log_tail(x):
@@ -88,19 +89,16 @@ def _edges(nodes: Frame):
     return u[:-1], u[1:]
 
 
-def end_errors(sigma, sign, c, nodes: Frame, parts: Split):
-    """Mass beyond the ends of the grid, and the sides of a shifted path, relative to each part."""
+def tails(sigma, sign, c, nodes: Frame, parts: Split):
+    """Mass of the tilted integrand beyond the ends of the grid, relative to each part."""
     inner = jnp.abs(nodes.u[0])
     slope = jnp.where(sign > 0, 0.0, c * nodes.posterior[0] / sigma)
-    outside = jnp.where(slope < inner - 0.5, 1.0 / jnp.maximum(inner - slope, 0.5), jnp.inf)
-    mixed = nodes.posterior * (1.0 - nodes.posterior)
-    growth = jnp.where(sign > 0, 1.0, jnp.exp(jnp.minimum(4.0 * c * jnp.stack([mixed[0], mixed[-1]]), 600.0)))
+    outside = jnp.where(slope < inner - 0.5, 1.0 / jnp.maximum(inner - slope, 0.5), USELESS)
 
     def error(weight):
         density = weight / nodes.gap
         falling = (weight[0] <= weight[1]) & (weight[-1] <= weight[-2])
-        total = density[0] * (outside + (END - 1.0) * growth[0]) + density[-1] * END * growth[1]
-        return jnp.where(falling, jnp.minimum(total, USELESS), USELESS)
+        return jnp.where(falling, density[0] * outside + density[-1], USELESS)
 
     return jnp.stack([error(parts.calm), error(parts.jump)])
 
@@ -112,7 +110,8 @@ def step_errors(sigma, q, sign, low, high, c, nodes: Frame, parts: Split, t_max)
     pays for the phase `t arg mix`.
     """
     left, right = _edges(nodes)
-    beyond = end_errors(sigma, sign, c, nodes, parts)
+    beyond = tails(sigma, sign, c, nodes, parts)
+    climb = jnp.arange(1.0, STAIRS + 1.0) / STAIRS
     excess = t_max - 2.0 * jnp.pi * nodes.warp / nodes.step
 
     def error(alpha):
@@ -121,10 +120,11 @@ def step_errors(sigma, q, sign, low, high, c, nodes: Frame, parts: Split, t_max)
         decay = 2.0 * jnp.pi * alpha / nodes.step
         own = jnp.stack([parts.log_calm, parts.log_jump])
         moved = jnp.stack([_log_sum(calm + phase), _log_sum(jump + phase)]) - own
-        # along a side the exponent is convex in the height: it is largest at one of its ends
-        sides = _sides(sigma, q, sign, low, high, c, alpha, nodes) - own[:, None]
-        sides = jnp.sum(jnp.exp(sides - decay + jnp.maximum(excess, 0.0) * turn_r[-1]), axis=1)
-        return 2.0 * jnp.exp(moved - decay) / (-jnp.expm1(-decay)) + END * sides + beyond
+        # up a side, the integrand grows and the kernel falls: each stair by its worse ends
+        rise = jax.vmap(lambda f: _sides(sigma, q, sign, low, high, c, f * alpha, nodes))(climb)
+        turned = jnp.maximum(excess, 0.0) * turn_r[-1] - decay * (climb - climb[0])
+        sides = jnp.max(jnp.sum(jnp.exp(rise + turned[:, None, None] - own[:, None]), axis=2), axis=0)
+        return 2.0 * jnp.exp(moved - decay) / (-jnp.expm1(-decay)) + SIDE * sides + beyond
 
     widest = jnp.minimum(0.97 * jnp.pi * sigma, 12.0)
     lowest = jnp.minimum(4.0 * high_blur(sigma) ** 2 / nodes.step, 0.9 * widest)
@@ -143,7 +143,9 @@ def rounding_errors(sigma, c, nodes: Frame, weight, t_max, depth, low, high):
     near = jnp.minimum(jnp.abs(low - nodes.u) / low_blur(sigma), 40.0)
     far = jnp.minimum(jnp.maximum(nodes.u - high, 0.0) / high_blur(sigma), 40.0)
     windows = 36.0 + 3.0 * (near**2 + far**2)
-    steepness = jnp.abs(nodes.u) + z * slope + (near + 1.0) / low_blur(sigma) + (far + 1.0) / high_blur(sigma) + 1.0 / sigma
+    steepness = (
+        jnp.abs(nodes.u) + z * slope + (near + 1.0) / low_blur(sigma) + (far + 1.0) / high_blur(sigma) + 1.0 / sigma
+    )
     own = depth + 12.0 * z * jnp.abs(nodes.loss) + 4.0 * nodes.u**2 + z * through_y + windows + node * steepness
     rotated = 2.0 * own + depth
     turning = through_y + node * slope
@@ -185,7 +187,7 @@ def _jump_ceiling(sigma, q, low, high, c, nodes: Frame, log_jump, frequencies):
         _, jump, turn, _ = _cells(sigma, q, 1.0, low, high, c, alpha, left, right)
         sides = _sides(sigma, q, 1.0, low, high, c, alpha, nodes)[1]
         sums = jax.vmap(lambda t: _log_sum(jump - t * turn))(frequencies)
-        return jnp.logaddexp(sums, jnp.log(END) + _log_sum(sides))
+        return jnp.logaddexp(sums, jnp.log(SIDE) + _log_sum(sides))
 
     alphas = jnp.minimum(jnp.array(HEIGHTS) * low_blur(sigma), 0.97 * jnp.pi * sigma)
     return jnp.minimum(jnp.min(jax.vmap(at)(alphas), axis=0) - log_jump, 0.0)
