@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.engines import closed_form, contour
+from jaxacct.engines import contour
 from jaxacct.engines.contour import LADDER, in_chunks
 from jaxacct.kernels import calibration
 from jaxacct.mechanisms import components, dp_sgd
@@ -118,6 +118,8 @@ def _usual_slope(goal: Goal, rows: np.ndarray) -> np.ndarray:
 
 def gaussian_mu(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
     """The mu for which mu-GDP is (epsilon, delta)-DP, by bisection in log mu (an estimate)."""
+    from jaxacct.engines import closed_form  # SciPy, which takes a while to import: only where a row needs it
+
     low, high = np.full(epsilon.shape, -30.0), np.full(epsilon.shape, 12.0)
     for _ in range(60):
         middle = 0.5 * (low + high)
