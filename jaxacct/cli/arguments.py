@@ -146,4 +146,3 @@ def _unknown(options: argparse.Namespace, word: str) -> str:
 
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-

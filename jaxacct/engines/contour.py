@@ -1,4 +1,4 @@
-"""The contour engine on batches: a ladder of resolutions, each one compiled program for chunks of fixed size.
+"""The contour engine on batches: a ladder of resolutions, each a compiled program for chunks of fixed size.
 
 Every configuration starts on the lowest rung; those whose certificate is not narrow enough climb.  What no rung
 certifies (few expected hits, where the characteristic function does not decay) is left to the lattice engine.
@@ -6,7 +6,6 @@ certifies (few expected hits, where the characteristic function does not decay) 
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxacct.engines import programs
+from jaxacct.engines.programs import Program
 from jaxacct.kernels import contour
 from jaxacct.kernels.law import Law
 from jaxacct.mechanisms.components import Components
@@ -73,13 +74,12 @@ def supports(parts: Components) -> np.ndarray:
     return smooth & ~sampled_laplace
 
 
-@functools.cache
-def program(kernel: Callable[..., Any], rung: Rung) -> Callable[..., Any]:
-    """The kernel on one rung, vmapped over configurations and jitted."""
-    options: dict[str, int] = {"points": rung.points, "count": rung.nodes}
+def program(kernel: Callable[..., Any], rung: Rung, size: int) -> Program:
+    """The kernel on one rung, for a batch of a size."""
+    static: dict[str, int] = {"points": rung.points, "count": rung.nodes}
     if kernel is contour.epsilon:
-        options["rounds"] = rung.rounds
-    return jax.jit(jax.vmap(functools.partial(kernel, **options)))
+        static["rounds"] = rung.rounds
+    return programs.program(kernel, size, rung.chunk, **static)
 
 
 _compiled: set[Callable[..., Any]] = set()
@@ -134,7 +134,7 @@ def _climb(
         if todo.size == 0:
             continue
         arguments = (law(parts.take(todo)), *(v[todo] for v in values))
-        low, mid, high, ok, needs = in_chunks(program(kernel, rung), rung.chunk, arguments, todo.size)
+        low, mid, high, ok, needs = in_chunks(*program(kernel, rung, todo.size), arguments, todo.size)
         ok &= np.isfinite(low) & np.isfinite(high)
         low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
         better = ok & (high - low < upper[todo] - lower[todo])
