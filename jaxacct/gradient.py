@@ -136,7 +136,7 @@ def _along(law: Any, tangent: Any, epsilon: np.ndarray) -> tuple[np.ndarray, np.
             continue
         arguments = jax.tree.map(lambda a, rows=todo: a[rows], (law, tangent, epsilon, log_tol))
         change, rate, needs = contour.in_chunks(
-            contour.program(kernel.sensitivity, rung), rung.chunk, arguments, todo.size
+            *contour.program(kernel.sensitivity, rung, todo.size), arguments, todo.size
         )
         good = contour.suits(needs, rung)
         along[todo[good]], slope[todo[good]] = change[good], rate[good]

@@ -1,4 +1,4 @@
-"""The contour engine on batches: a ladder of resolutions, each one compiled program for chunks of fixed size.
+"""The contour engine on batches: a ladder of resolutions, each a compiled program for chunks of fixed size.
 
 Every configuration starts on the lowest rung; those whose certificate is not narrow enough climb.  What no rung
 certifies (few expected hits, where the characteristic function does not decay) is left to the lattice engine.
@@ -6,7 +6,6 @@ certifies (few expected hits, where the characteristic function does not decay) 
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxacct.engines import programs
+from jaxacct.engines.programs import Program
 from jaxacct.kernels import contour, split_contour
 from jaxacct.kernels.law import Law
 from jaxacct.mechanisms.components import Components
@@ -96,13 +97,12 @@ def splits(parts: Components) -> np.ndarray:
     return np.any(parts.gauss_n > 0, axis=1) & ~others
 
 
-@functools.cache
-def program(kernel: Callable[..., Any], rung: Rung) -> Callable[..., Any]:
-    """The kernel on one rung, vmapped over configurations and jitted."""
-    options: dict[str, int] = {"points": rung.points, "count": rung.nodes}
+def program(kernel: Callable[..., Any], rung: Rung, size: int) -> Program:
+    """The kernel on one rung, for a batch of a size."""
+    static: dict[str, int] = {"points": rung.points, "count": rung.nodes}
     if kernel in (contour.epsilon, split_contour.epsilon, split_contour.delta):
-        options["rounds"] = rung.rounds
-    return jax.jit(jax.vmap(functools.partial(kernel, **options)))
+        static["rounds"] = rung.rounds
+    return programs.program(kernel, size, rung.chunk, **static)
 
 
 _compiled: set[Callable[..., Any]] = set()
@@ -182,7 +182,7 @@ def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: 
             kernel, values = question.split, (*values, np.where(np.isfinite(guess[todo]), guess[todo], start))
         tolerance = max(question.log_tol, np.log(SPLIT_TOLERANCE)) if rung.split else question.log_tol
         arguments = (law(parts.take(todo)), *values, np.full(todo.size, tolerance))
-        low, mid, high, ok, needs = in_chunks(program(kernel, rung), rung.chunk, arguments, todo.size)
+        low, mid, high, ok, needs = in_chunks(*program(kernel, rung, todo.size), arguments, todo.size)
         ok &= np.isfinite(low) & np.isfinite(high)
         low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
         better = ok & (high - low < upper[todo] - lower[todo])
