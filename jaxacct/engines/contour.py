@@ -179,7 +179,7 @@ def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: 
         values, start, floor = question.take(todo)
         kernel = question.kernel
         if rung.split:
-            kernel, values = question.split, (*values, np.where(np.isfinite(guess[todo]), guess[todo], start))
+            kernel, values = question.split, (*values, _begin(guess[todo], start, upper[todo]))
         tolerance = max(question.log_tol, np.log(SPLIT_TOLERANCE)) if rung.split else question.log_tol
         arguments = (law(parts.take(todo)), *values, np.full(todo.size, tolerance))
         low, mid, high, ok, needs = in_chunks(*program(kernel, rung, todo.size), arguments, todo.size)
@@ -197,6 +197,13 @@ def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: 
         # against a floor a coarse bracket often suffices: try every rung on the way
         wanted = np.where(np.isfinite(floor), step + 1, wanted)
         due[todo] = np.where(done, len(ladder), wanted)
+
+
+def _begin(guess: np.ndarray, start: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """The answer so far where it has the sign of the first value, else between that and the upper end."""
+    middle = np.where((start > 0) & (upper > start) & np.isfinite(upper), np.sqrt(np.abs(start * upper)), start)
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(guess) & (guess * start > 0) & (guess <= np.maximum(upper, start)), guess, middle)
 
 
 def epsilon(

@@ -1,4 +1,4 @@
-"""A sampled Gaussian with its outcomes split smoothly in u = x/sigma: calm below `low`, far above `high`, jumps between.
+"""A sampled Gaussian, its outcomes split smoothly in u = x/sigma: calm below `low`, far above `high`, jumps between.
 
     calm   A(z) = int w1 w2 P e^{zL} du          w1(u) = Phi((low - u)/low_blur)
     jump   B(z) = int (1 - w1) w2 P e^{zL} du    w2(u) = Phi((high - u)/high_blur)
@@ -137,7 +137,9 @@ def cumulants(law: Law, keep, frames: Frame, c):
     n, loss = law.gauss_n, law.sign * frames.loss
     rise, log_norm = rise_and_norm(law, keep, parts.log_calm, parts.log_jump)
     means = [jnp.sum(w * loss, axis=1) for w in (parts.calm, parts.jump)]
-    spreads = [jnp.sum(w * (loss - m[:, None]) ** 2, axis=1) for w, m in zip((parts.calm, parts.jump), means)]
+    spreads = [
+        jnp.sum(w * (loss - m[:, None]) ** 2, axis=1) for w, m in zip((parts.calm, parts.jump), means, strict=True)
+    ]
     share, apart = jax.nn.sigmoid(parts.log_jump - parts.log_calm), means[1] - means[0]
     first = jnp.sum(n * share * apart)
     second = jnp.sum(n * share * ((1.0 - share) * apart**2 + spreads[1] - spreads[0]))
