@@ -151,6 +151,7 @@ class _Question(NamedTuple):
     floor: np.ndarray
     good: Callable[[np.ndarray, np.ndarray], np.ndarray]
     log_tol: float
+    ceiling: np.ndarray  # an upper bound known beforehand
 
     def take(self, rows: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
         return tuple(v[rows] for v in self.values), self.start[rows], self.floor[rows]
@@ -160,7 +161,9 @@ def _climb(question: _Question, parts: Components) -> Answer:
     size = parts.mu2.size
     answer = Answer(np.full(size, -np.inf), np.zeros(size), np.full(size, np.inf))
     split = splits(parts)
-    for ladder, rows in ((LADDER, supports(parts) & split), (PLAIN, supports(parts) & ~split)):
+    answer.upper[:] = np.minimum(answer.upper, question.ceiling)
+    settled = answer.upper <= question.floor
+    for ladder, rows in ((LADDER, split & ~settled), (PLAIN, supports(parts) & ~split & ~settled)):
         if rows.any():
             _on(ladder, np.flatnonzero(rows), question, parts, answer)
     return answer._replace(estimate=np.clip(answer.estimate, answer.lower, answer.upper))
@@ -228,6 +231,7 @@ def epsilon(
         floor,
         lambda low, high: high - low <= width * np.abs(high),
         float(np.log(tolerance)),
+        _largest_loss(parts),
     )
     return _climb(question, parts)
 
@@ -246,8 +250,16 @@ def delta(
         logs,
         lambda low, high: high - low <= width,
         float(np.log(tolerance)),
+        np.where(epsilon > _largest_loss(parts), -np.inf, np.inf),
     )
     return Answer(*(np.exp(np.minimum(x, 0.0)) for x in _climb(question, parts)))
+
+
+def _largest_loss(parts: Components) -> np.ndarray:
+    """`-sum n log(1 - q)`, which the loss of sampled Gaussians alone cannot exceed in the add direction; else inf."""
+    with np.errstate(divide="ignore"):
+        most = -np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * np.log1p(-parts.gauss_q), 0.0), axis=1)
+    return np.where((parts.sign < 0) & splits(parts) & (parts.mu2 == 0), most * (1.0 + 1e-12), np.inf)
 
 
 def _one_jump(parts: Components, delta: np.ndarray) -> np.ndarray:
