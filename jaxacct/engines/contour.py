@@ -23,27 +23,25 @@ from jaxacct.mechanisms.components import Components
 
 
 class Rung(NamedTuple):
-    """Quadrature points, contour nodes, placements of the contour, and configurations per call."""
+    """Quadrature points, contour nodes, placements of the contour, configurations per call, least tolerance."""
 
     points: int
     nodes: int
     rounds: int
     chunk: int
     split: bool = False
+    tolerance: float = 0.0
 
 
 TOLERANCE = 1e-8
 """Relative size of delta down to which images and cut-off terms are driven, unless a call says otherwise."""
 
-SPLIT_TOLERANCE = 1e-7
-"""The same for the split contour, which meets harder cases."""
-
 LADDER = (
     Rung(64, 32, 1, 128),
     Rung(192, 64, 2, 32),
-    Rung(384, 128, 4, 16, split=True),
-    Rung(768, 384, 3, 4, split=True),
-    Rung(2560, 1024, 3, 1, split=True),
+    Rung(384, 128, 4, 16, split=True, tolerance=1e-7),
+    Rung(768, 384, 3, 4, split=True, tolerance=1e-7),
+    Rung(2560, 1024, 3, 1, split=True, tolerance=3e-6),
 )
 """For compositions of Gaussians."""
 
@@ -184,8 +182,8 @@ def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: 
         kernel = question.kernel
         if rung.split:
             kernel, values = question.split, (*values, start)
-        tolerance = max(question.log_tol, np.log(SPLIT_TOLERANCE)) if rung.split else question.log_tol
-        arguments = (law(parts.take(todo)), *values, np.full(todo.size, tolerance))
+        log_tol = max(question.log_tol, np.log(rung.tolerance)) if rung.tolerance else question.log_tol
+        arguments = (law(parts.take(todo)), *values, np.full(todo.size, log_tol))
         low, mid, high, ok, needs = in_chunks(*program(kernel, rung, todo.size), arguments, todo.size)
         ok &= np.isfinite(low) & np.isfinite(high)
         low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)

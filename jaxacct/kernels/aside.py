@@ -23,12 +23,14 @@ from jax import lax
 
 from jaxacct.kernels import certificate, split_certificate
 from jaxacct.kernels.law import Law, log_mix
-from jaxacct.kernels.special import log1p
+from jaxacct.kernels.special import log1p, log_ndtr
 from jaxacct.kernels.split import AWAY, Window, frame, high_blur, low_blur, place_of
 
 CALM_LEVELS = 14
 FAR_LEVELS = 24
 ABSCISSAE = 14
+CALM_RIM = 9.0
+"""Widths of the low window beyond it at which a calm step ends sharply; what is left is counted by its mass."""
 POINTS = 160
 """Quadrature points for choosing windows; no bound depends on them."""
 
@@ -48,6 +50,7 @@ class Aside(NamedTuple):
     excess_log: jax.Array  # (E,) log of the excess at eps = 0
     calm_at: jax.Array  # (E,) abscissae
     calm_log: jax.Array  # (E,) log of the Chernoff bounds at eps = 0
+    calm_mass: jax.Array  # of calm compositions with a step beyond the sharp end
     log_mass: jax.Array  # log of a bound of the mass that the contour integrates
 
 
@@ -89,17 +92,6 @@ def choose(law: Law, epsilon, log_delta, log_tol):
     c = jnp.geomspace(1.5, 150.0, ABSCISSAE) / scale
     plain = law.mu2 * c * (c + 1.0) / 2.0 + split_certificate.log_kappa(c)
 
-    # the highest split below which calm steps alone cannot reach eps
-    lows = place_of(sigma, q, scale * jnp.geomspace(0.005, 0.8, CALM_LEVELS)) - 2.0 * low_blur(sigma)
-    inside = _phi((lows[:, :, None] - u[:, None, :]) / low_blur(sigma)[:, :, None])
-    grown = jnp.exp(base[:, None, :] + jnp.minimum((c[:, None] + 1.0) * loss[:, None, :], 650.0))
-    moments = jnp.log(jnp.einsum("jcx,jlx->jcl", grown, inside) + 1e-300)
-    bounds = jnp.einsum("j,jcl->cl", n, moments) + (plain - c * epsilon)[:, None]
-    level = jnp.sum(jnp.cumprod(jnp.where(jnp.min(bounds, axis=0) <= goal, 1, 0))) - 1
-    separable = (level >= 0) & (law.sign > 0)
-    level = jnp.maximum(level, 0)
-    low, calm_at = lows[:, level], c[jnp.argmin(bounds[:, level])]
-
     # the lowest split above which the loss exceeds eps whatever the other steps do
     highs = place_of(sigma, q, scale * (1.0 + jnp.geomspace(0.05, 100.0, FAR_LEVELS))) + 2.0 * high_blur(sigma)
     highs = jnp.minimum(highs, widest[:, None])
@@ -112,6 +104,18 @@ def choose(law: Law, epsilon, log_delta, log_tol):
     first = jnp.where(jnp.any(reached), jnp.argmax(reached), FAR_LEVELS - 1)
     high = jnp.where(jnp.any(reached), highs[:, first], widest)
     excess_at = c[jnp.argmin(bounds[:, first])]
+
+    # the highest split below which calm steps alone cannot reach eps
+    lows = place_of(sigma, q, scale * jnp.geomspace(0.005, 0.8, CALM_LEVELS)) - 2.0 * low_blur(sigma)
+    inside = log_ndtr((lows[:, :, None] - u[:, None, :]) / low_blur(sigma)[:, :, None])
+    inside = jnp.where(u[:, None, :] < (lows + CALM_RIM * low_blur(sigma))[:, :, None], inside, -jnp.inf)
+    grown = (base[:, None, :] + (c[:, None] + 1.0) * loss[:, None, :])[:, :, None, :] + inside[:, None]
+    moments = jax.nn.logsumexp(grown, axis=3)
+    bounds = jnp.einsum("j,jcl->cl", n, moments) + (plain - c * epsilon)[:, None]
+    level = jnp.sum(jnp.cumprod(jnp.where(jnp.min(bounds, axis=0) <= goal, 1, 0))) - 1
+    separable = (level >= 0) & (law.sign > 0)
+    level = jnp.maximum(level, 0)
+    low, calm_at = lows[:, level], c[jnp.argmin(bounds[:, level])]
     removing = law.sign > 0
     away = jnp.full_like(high, AWAY)
     return Choice(
@@ -145,12 +149,16 @@ def bounds(law: Law, window: Window, choice: Choice, masses: Far, points) -> Asi
         return jnp.log(n @ each + 1e-300) + certificate.chernoff(opposite, c, points)
 
     at = choice.excess_at * jnp.array([0.8, 1.25])
-    frames = jax.vmap(frame, (0, 0, None, 0, 0, None, None))(sigma, q, law.sign, choice.low, choice.high, 1.0, points)
+    stop = choice.low + CALM_RIM * low_blur(sigma)
+    each = jax.vmap(frame, (0, 0, None, 0, 0, None, None, None, 0))
+    frames = each(sigma, q, law.sign, choice.low, choice.high, 1.0, points, None, stop)
     calm_at = choice.calm_at * jnp.array([0.85, 1.15])
     low = window._replace(low=choice.low)
     calm = jax.vmap(lambda c: split_certificate.calm_chernoff(law, low, frames, c))(calm_at)
     calm = jnp.where(window.keep > 0, -jnp.inf, calm)
-    return Aside(masses, at + 1.0, jax.vmap(excess)(at), calm_at, calm, log_mass)
+    beyond = (1.0 - q) * _phi(-stop) + q * _phi(1.0 / sigma - stop)
+    stopped = jnp.where(window.keep > 0, 0.0, _phi(-CALM_RIM) * 1.01 * (n @ beyond))
+    return Aside(masses, at + 1.0, jax.vmap(excess)(at), calm_at, calm, stopped, log_mass)
 
 
 def _far_moment(sigma, q, high, c, points):
@@ -183,4 +191,4 @@ def far_above(a: Aside, epsilon):
 
 def calm(a: Aside, epsilon):
     """An upper bound of the calm compositions' share of delta."""
-    return jnp.exp(jnp.min(a.calm_log - a.calm_at * epsilon))
+    return jnp.exp(jnp.minimum(jnp.min(a.calm_log - a.calm_at * epsilon), 0.0)) + a.calm_mass

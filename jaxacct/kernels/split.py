@@ -20,7 +20,7 @@ from jaxacct.kernels.special import log1p, log_ndtr
 
 RIM = 17.0
 """Widths of the far window that the grid reaches beyond it: e^-45 for a tilted law that grows e^60 on the way."""
-FULLEST = 0.7
+FULLEST = 0.85
 """Share of the points that may go to following the turns of e^{itL}."""
 AWAY = 1e9
 """A place in u beyond every outcome: no window."""
@@ -78,9 +78,10 @@ def ends(sigma, q, sign, high, c):
     return jnp.where(removing, -jnp.sqrt(2.0 * TAIL), lo), jnp.where(removing, high + RIM * high_blur(sigma), hi)
 
 
-def frame(sigma, q, sign, low, high, c, nodes, frequency=None):
-    """`nodes` points, even in u, or dense enough to follow a frequency."""
+def frame(sigma, q, sign, low, high, c, nodes, frequency=None, stop=jnp.inf):
+    """`nodes` points up to a sharp end, even in u, or dense enough to follow a frequency."""
     lo, hi = ends(sigma, q, sign, high, c)
+    hi = jnp.minimum(hi, stop)
     if frequency is None:
         step = (hi - lo) / (nodes - 1)
         u = lo + step * jnp.arange(nodes)

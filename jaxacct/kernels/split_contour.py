@@ -17,10 +17,13 @@ from jaxacct.kernels.aside import Aside, Choice, Far
 from jaxacct.kernels.contour import MULTIPLES, Bracketed, departures, depth, period_for, polar, trapezoid
 from jaxacct.kernels.law import Law
 from jaxacct.kernels.special import log1p
-from jaxacct.kernels.split import AWAY, Window, cumulants, frame, high_blur, rise_and_norm, tilted
+from jaxacct.kernels.split import AWAY, FULLEST, Window, cumulants, frame, high_blur, rise_and_norm, tilted
 
 CUTS = (8.0, 4096.0, 19)
 CANCEL = 9.0
+CANCEL_LEAST = 1.5
+AFFORDED = 16.0
+"""Nats that may be lost to cancellation in all; rounding is some e^-30."""
 AXIS = 192
 """Points for placing the contour; bounds that depend on them are certified all the same."""
 SEARCH = 2.5
@@ -83,7 +86,9 @@ def _option(law: Law, window: Window, epsilon, log_delta, log_tol, count):
     point = saddle.search(k, epsilon, first, saddle.REFINEMENTS)
     at = point.c * jnp.array(MULTIPLES)
     sizes = jax.vmap(size)(at)
-    c, period = period_for(point.c, at, sizes, epsilon, log_delta, log_tol, CANCEL)
+    least = jnp.min(sizes - at * epsilon) - log_delta  # lost to cancellation even at the saddle point
+    allowed = jnp.clip(AFFORDED - least, CANCEL_LEAST, CANCEL)
+    c, period = period_for(point.c, at, sizes, epsilon, log_delta, log_tol, allowed)
     right = jnp.where(at > c, sizes - at * epsilon - (at - c) * period, jnp.inf)
     images_at = at[jnp.clip(jnp.argmin(right) + jnp.arange(-1, 2), 0, at.size - 1)]
     parts = jax.vmap(tilted, (None, None, 0))(law.sign, c, frames)
@@ -209,7 +214,7 @@ def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points)
     images = jax.vmap(lambda c: split_certificate.chernoff(law, window, even, c))(place.images_at)
     turns = wave.h * place.count * jnp.max(frames.loss[:, -1] - frames.loss[:, 0]) / (2.0 * jnp.pi)
     reach = (frames.u[:, -1] - frames.u[:, 0]) / (1.1 * high_blur(law.gauss_sigma))
-    needs = jnp.stack([(turns + jnp.max(reach)) * 1.05, place.count])
+    needs = jnp.stack([jnp.maximum(1.05 * (turns + jnp.max(reach)), 1.02 * turns / FULLEST), place.count])
     left_aside = aside.bounds(law, window, choice, wave.far, points)
     return Proof(common, slack, jnp.exp(-place.decay[0]), place.images_at, images, left_aside, needs)
 
