@@ -11,7 +11,7 @@ from jaxacct.kernels import certificate
 from jaxacct.kernels.certificate import UNIT
 from jaxacct.kernels.law import Law, Tilted, log_mix
 from jaxacct.kernels.special import log1p
-from jaxacct.kernels.split import Frame, Split, high_blur, low_blur, rise_and_norm, tilted
+from jaxacct.kernels.split import Frame, Split, high_blur, low_blur, rise_and_norm
 
 SHIFTS = 6
 """Heights tried for the shifted line, from what suits the far window to the widest strip."""
@@ -208,26 +208,19 @@ def log_kappa(c):
     return c * jnp.log(c) - (1.0 + c) * log1p(c)
 
 
-def _parts(law: Law, window, frames: Frame, c):
-    parts = jax.vmap(tilted, (None, None, 0))(law.sign, c, frames)
-    bound = jax.vmap(step_errors, (0, 0, None, 0, 0, None, 0, 0, None))
-    errors = bound(law.gauss_sigma, law.gauss_q, law.sign, window.low, window.high, c, frames, parts, 0.0)
-    return parts, 1.01 * errors, law.mu2 * c * (c + 1.0) / 2.0 + 1e-12 * jnp.sum(law.gauss_n) + log_kappa(c)
-
-
-def chernoff(law: Law, window, frames: Frame, c):
-    """An upper bound of `K(c) + log kappa(c)` for what the contour integrates."""
-    parts, errors, plain = _parts(law, window, frames, c)
-    rise, log_norm = rise_and_norm(law, window.keep, parts.log_calm, parts.log_jump)
+def chernoff(law: Law, keep, parts: Split, errors, c):
+    """An upper bound of `K(c) + log kappa(c)` for what the contour integrates, from the (J, 2) errors of its parts."""
+    rise, log_norm = rise_and_norm(law, keep, parts.log_calm, parts.log_jump)
     n = law.gauss_n
     share = jax.nn.sigmoid(parts.log_jump - parts.log_calm)
     # raising both parts alike adds n (error of A); raising B further, d log(e^R - 1) <= (1 + R)/R dR, dR <= R error
-    without = n @ errors[:, 0] + (1.0 + rise) * jnp.sum(errors[:, 1])
+    without = n @ errors[:, 0] + (1.0 + rise) * jnp.sum(jnp.where(n > 0, errors[:, 1], 0.0))
     with_calm = n @ ((1.0 - share) * errors[:, 0] + share * errors[:, 1])
-    return plain + n @ parts.log_calm + rise + log_norm + jnp.where(window.keep > 0, with_calm, without)
+    allowance = 1.01 * jnp.where(keep > 0, with_calm, without) + 1e-12 * jnp.sum(n)
+    return law.mu2 * c * (c + 1.0) / 2.0 + n @ parts.log_calm + rise + log_norm + allowance + log_kappa(c)
 
 
-def calm_chernoff(law: Law, window, frames: Frame, c):
+def calm_chernoff(law: Law, parts: Split, errors, c):
     """The same for compositions of calm steps alone."""
-    parts, errors, plain = _parts(law, window, frames, c)
-    return plain + law.gauss_n @ (parts.log_calm + errors[:, 0])
+    calm = law.gauss_n @ (parts.log_calm + 1.01 * errors[:, 0] + 1e-12)
+    return law.mu2 * c * (c + 1.0) / 2.0 + calm + log_kappa(c)

@@ -173,14 +173,44 @@ def wave_at(law: Law, place: Place, points, count):
     return wave, (frames, parts, calm, jump)
 
 
+def _on_the_axis(law: Law, place: Place, choice: Choice, frames, t_max, points):
+    """Quadrature errors of the wave's grid, and Chernoff bounds of the images and of calm compositions.
+
+    Returns the (J, 2) errors, the images' bounds, and abscissae and bounds of the calm compositions.  All three
+    kinds of grid go through one trace of the bound.
+    """
+    window, images_at = place.window, place.images_at
+    calm, calm_at = aside.calm_frames(law, choice, points)
+    even = _frames(law, window, place.c, points)
+    kinds = jnp.array([0] + [1] * images_at.size + [2] * calm_at.size)
+    grids = jax.tree.map(lambda *x: jnp.stack(x)[kinds], frames, even, calm)
+    c = jnp.concatenate([place.c[None], images_at, calm_at])
+    low = jnp.stack([window.low, window.low, choice.low])[kinds]
+    t = jnp.where(kinds == 0, t_max, 0.0)
+
+    def one(grid, c, low, t):
+        parts = jax.vmap(tilted, (None, None, 0))(law.sign, c, grid)
+        bound = jax.vmap(split_certificate.step_errors, (0, 0, None, 0, 0, None, 0, 0, None))
+        return parts, bound(law.gauss_sigma, law.gauss_q, law.sign, low, window.high, c, grid, parts, t)
+
+    parts, errors = jax.vmap(one)(grids, c, low, t)
+    last = 1 + images_at.size
+    images = jax.vmap(split_certificate.chernoff, (None, None, 0, 0, 0))(
+        law, window.keep, jax.tree.map(lambda x: x[1:last], parts), errors[1:last], images_at
+    )
+    calm_log = jax.vmap(split_certificate.calm_chernoff, (None, 0, 0, 0))(
+        law, jax.tree.map(lambda x: x[last:], parts), errors[last:], calm_at
+    )
+    return errors[0], images, calm_at, calm_log
+
+
 def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points) -> Proof:
     """Bound every error of a wave."""
     frames, parts, calm, jump = made_from
     window, c, n, count = place.window, place.c, law.gauss_n, wave.angle.size
     t, t_max = wave.h * jnp.arange(count), wave.h * place.decay[1]
     logs = _logs(law, place, parts, calm, jump, t)
-    bound = jax.vmap(split_certificate.step_errors, (0, 0, None, 0, 0, None, 0, 0, None))
-    steps = bound(law.gauss_sigma, law.gauss_q, law.sign, window.low, window.high, c, frames, parts, t_max)
+    steps, images, calm_at, calm_log = _on_the_axis(law, place, choice, frames, t_max, points)
     rounding = jax.vmap(split_certificate.rounding_errors, (0, None, 0, 0, None, None, 0, 0, None))
     errors, at_c = [], []
     for weight, step, side in ((parts.calm, steps[:, 0], 1.0), (parts.jump, steps[:, 1], -1.0)):
@@ -207,15 +237,14 @@ def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points)
     slack = jnp.exp(ceiling) * (gain * (moved + units * spread) + jumped)
     slack = jnp.where(jnp.isfinite(wave.log_modulus), slack, 0.0)
 
-    ratio_error = jnp.where(window.keep > 0, n @ (share * at_c[1]), (1.0 + rise) * jnp.sum(at_c[1]))
+    jump_error = jnp.sum(jnp.where(n > 0, at_c[1], 0.0))
+    ratio_error = jnp.where(window.keep > 0, n @ (share * at_c[1]), (1.0 + rise) * jump_error)
     size = jnp.abs(wave.k0) + jnp.abs(n @ parts.log_calm) + rise + 30.0
     common = n @ at_c[0] + ratio_error + units * size
-    even = _frames(law, window, c, points)
-    images = jax.vmap(lambda c: split_certificate.chernoff(law, window, even, c))(place.images_at)
     turns = wave.h * place.count * jnp.max(frames.loss[:, -1] - frames.loss[:, 0]) / (2.0 * jnp.pi)
     reach = (frames.u[:, -1] - frames.u[:, 0]) / (1.1 * high_blur(law.gauss_sigma))
     needs = jnp.stack([jnp.maximum(1.05 * (turns + jnp.max(reach)), 1.02 * turns / FULLEST), place.count])
-    left_aside = aside.bounds(law, window, choice, wave.far, points)
+    left_aside = aside.bounds(law, window, choice, wave.far, calm_at, calm_log, points)
     return Proof(common, slack, jnp.exp(-place.decay[0]), place.images_at, images, left_aside, needs)
 
 
