@@ -29,7 +29,7 @@ from jaxacct.kernels.split import AWAY, Window, frame, high_blur, low_blur, plac
 CALM_LEVELS = 14
 FAR_LEVELS = 24
 ABSCISSAE = 14
-CALM_RIM = 9.0
+CALM_RIM = 13.0
 """Widths of the low window beyond it at which a calm step ends sharply; what is left is counted by its mass."""
 POINTS = 160
 """Quadrature points for choosing windows; no bound depends on them."""
