@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 
 from jaxacct.bounds import explain
 from jaxacct.cli import output
-from jaxacct.cli.arguments import CONFIGURATION, QUESTION
-from jaxacct.sweep import Table, sweep
+from jaxacct.cli.arguments import CONFIGURATION, NUMBERS, PLOT, QUESTION
+from jaxacct.sweep import Table, merge, plan, sweep
 from jaxacct.sweep.grid import expand
+from jaxacct.sweep.parts import part_path, slice_of
 from jaxacct.validation import InputError
 
 CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
@@ -20,9 +25,10 @@ CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
 
 def run(options: argparse.Namespace) -> int:
     """Run one parsed command and return its exit status."""
-    if np.ndim(options.rtol):
-        raise InputError("rtol must be one number, not a list")
-    return _sweep(options) if options.command == "sweep" else _answer(options)
+    for name in ("rtol", *NUMBERS):
+        if np.ndim(getattr(options, name, None) or 0):
+            raise InputError(f"{name} must be one number, not a list")
+    return {"sweep": _sweep, "merge": _merge, "plot": _plot}.get(options.command, _answer)(options)
 
 
 def _answer(options: argparse.Namespace) -> int:
@@ -54,18 +60,58 @@ def _infeasible(table: Table, batch: bool) -> int:
 def _sweep(options: argparse.Namespace) -> int:
     if options.grid is None:
         raise InputError("GRID is missing; give a .toml or .csv file")
+    settings = {name: getattr(options, name) for name in ("relation", "engine", "rtol", "block", "shard")}
+    if options.dry_run:
+        return _report(output.plan(plan(options.grid, **settings)), output.plan_text, options)
+    if options.out is None:
+        raise InputError("--out is missing; name the result, such as --out result.csv")
+    _join(options)
+    begin = time.monotonic()
+    switches = {name: getattr(options, name) for name in ("progress", "resume", "overwrite", "distributed")}
+    table = sweep(options.grid, out=options.out, **settings, **switches)
+    out = str(part_path(Path(options.out), slice_of(options.shard)))
+    return _report(output.summary(table, out, time.monotonic() - begin), output.summary_text, options)
+
+
+def _join(options: argparse.Namespace) -> None:
+    """Become one of several processes, as the options or the cluster say."""
+    given = {name: getattr(options, name) for name in ("coordinator", "process_id", "process_count")}
+    if not options.distributed:
+        for name, value in given.items():
+            if value is not None:
+                raise InputError(f"--{name.replace('_', '-')} is for --distributed; add that, or leave it out")
+        return
+    known = [value is not None for value in given.values()]
+    if any(known) and not all(known):
+        raise InputError("--coordinator, --process-id and --process-count belong together; give all three, or none")
+    try:
+        jax.distributed.initialize(options.coordinator, options.process_count, options.process_id)
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"--distributed: {reason}; give --coordinator HOST:PORT, --process-id I and --process-count N"
+        ) from None
+
+
+def _merge(options: argparse.Namespace) -> int:
     if options.out is None:
         raise InputError("--out is missing; name the result, such as --out result.csv")
     begin = time.monotonic()
-    table = sweep(
-        options.grid,
-        out=options.out,
-        relation=options.relation,
-        engine=options.engine,
-        rtol=options.rtol,
-        progress=options.progress,
-    )
-    seconds = time.monotonic() - begin
-    summary = output.summary(table, options.out, seconds)
-    print(output.dumps(summary) if options.json else output.summary_text(summary))
+    table = merge(options.parts, options.out)
+    return _report(output.summary(table, options.out, time.monotonic() - begin), output.summary_text, options)
+
+
+def _plot(options: argparse.Namespace) -> int:
+    if options.result is None:
+        raise InputError("RESULT is missing; give the .csv or .parquet of a sweep")
+    if options.out is None:
+        raise InputError("--out is missing; name the picture, such as --out figure.png")
+    from jaxacct.plots import plot
+
+    chosen = {name: getattr(options, name) for name in PLOT}
+    return _report(plot(options.result, options.out, **chosen), output.block, options)
+
+
+def _report(report: dict[str, Any], as_text: Callable[[dict[str, Any]], str], options: argparse.Namespace) -> int:
+    print(output.dumps(report) if options.json else as_text(report))
     return 0
