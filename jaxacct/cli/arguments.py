@@ -67,7 +67,10 @@ PLOT = {
     "by": ("FIELD", "input with one curve per value; in a heat map the vertical axis"),
     "value": ("COLUMN", "what is drawn (default: what was solved for)"),
     "where": ("FIELD=VALUE,...", "only the rows with these values"),
-    "rows": ("I,J,...", "rows for profiles and trade-off curves, from 0 (default: up to six, evenly spread)"),
+    "rows": (
+        "I,J,...",
+        "rows for profiles and trade-off curves, from 0 among those of --where (default: up to six, evenly spread)",
+    ),
 }
 NUMBERS = ("block", "process_id", "process_count")
 ENGINES = "auto (default), contour or lattice"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -109,6 +110,15 @@ def _plot(options: argparse.Namespace) -> int:
     from jaxacct.plots import plot
 
     chosen = {name: getattr(options, name) for name in PLOT}
+    if options.where is not None:
+        pairs = [pair.partition("=") for pair in options.where.split(",")]
+        if not all(name and sign and value for name, sign, value in pairs):
+            raise InputError(f"where = {options.where!r} must be FIELD=VALUE, or several with commas between")
+        chosen["where"] = {name.strip().replace("-", "_"): value.strip() for name, _, value in pairs}
+    if options.rows is not None:
+        if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", options.rows):
+            raise InputError(f"rows = {options.rows!r} must be a row number from 0, or several with commas between")
+        chosen["rows"] = [int(word) for word in options.rows.split(",")]
     return _report(plot(options.result, options.out, **chosen), output.block, options)
 
 

@@ -104,7 +104,15 @@ def plan_text(report: dict[str, Any]) -> str:
 
 def block(report: dict[str, Any]) -> str:
     """A report as lines of name and text."""
-    return _block([(name, str(text)) for name, text in report.items()])
+    return _block([(name, _words(value)) for name, value in report.items() if value not in (None, {})])
+
+
+def _words(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    return ", ".join(
+        f"{name} = {word if isinstance(word, str) else format(word, '.6g')}" for name, word in value.items()
+    )
 
 
 def _claim(row: dict[str, Any]) -> str:
