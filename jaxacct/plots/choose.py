@@ -87,10 +87,10 @@ def choose(
     for name in (x, by):
         if name is not None:
             _check_axis(table, name, value)
-    x = x or next((name for name in axes if name != by and by not in _FOLLOWS.get(name, ())), None)
+    x = x or next((name for name in axes if name != by and name not in _FOLLOWS.get(by or "", ())), None)
     if x is None:
         raise InputError("no input differs between the rows; there is nothing to draw along an axis")
-    others = [name for name in _all_axes(table, value) if name not in (x, by) and name not in _FOLLOWS.get(x, ())]
+    others = [name for name in _all_axes(table, value) if not _determined(table, name, x, by)]
     if by is None:
         by = _family(table, kind, others, value)
     if kind is None:
@@ -142,10 +142,10 @@ def _all_axes(table: Table, value: str) -> list[str]:
 
 
 def _numeric_axes(table: Table, value: str) -> list[str]:
-    """Inputs that differ, the one with the most values first; of equals, the later one in the table."""
+    """Inputs that differ, the one with the most values first; of equals, the earlier one in the table."""
     axes = varying(table.columns)
     names = [name for name in _all_axes(table, value) if name not in TEXT]
-    return sorted(names[::-1], key=lambda name: -len(axes[name]))
+    return sorted(names, key=lambda name: -len(axes[name]))
 
 
 def _family(table: Table, kind: str | None, others: list[str], value: str) -> str | None:

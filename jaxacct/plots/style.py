@@ -102,16 +102,17 @@ def spread_over_decades(values: Any) -> bool:
 
 
 def scale(axes: Any, side: str, values: Any) -> None:
-    """A logarithmic axis where the values ask for one, with plain numbers at 1, 2 and 5 if it is short."""
+    """A logarithmic axis where the values ask for one, with plain numbers on the way if it is short."""
     if not spread_over_decades(values):
         return
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     getattr(axes, f"set_{side}scale")("log")
     known = np.asarray(values)[np.isfinite(values)]
-    if known.max() < 300.0 * known.min():
+    ratio = known.max() / known.min()
+    if ratio < 300.0:
         axis = getattr(axes, f"{side}axis")
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if ratio > 20.0 else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
         axis.set_minor_formatter(NullFormatter())
 
