@@ -82,16 +82,16 @@ def test_the_input_with_most_values_goes_along_x_and_the_next_makes_the_family(t
     report = plot(calibrated, tmp_path / "figure.svg")
     assert (report["kind"], report["value"], report["cells"]) == ("heatmap", "noise_multiplier", 90)
     report = plot(table, tmp_path / "figure.svg", x="noise_multiplier", by="delta", where={"steps": "4"})
-    assert (report["x"], report["by"], report["curves"], report["fixed"]) == ("noise_multiplier", "delta", 2, {"steps": "4"})  # fmt: skip
+    assert (report["x"], report["by"], report["curves"]) == ("noise_multiplier", "delta", 2)
+    assert report["fixed"] == {"steps": "4"}
     report = plot(calibrated, tmp_path / "figure.svg", kind="curve", x="steps", value="epsilon")
     assert (report["value"], report["by"]) == ("epsilon", None) and set(report["fixed"]) == {"target_epsilon"}
 
 
 def test_what_follows_from_an_axis_is_not_held_fixed(tmp_path):
-    blocks = [
-        expand({"dataset_size": n, "batch_size": n, "epochs": [1, 4], "noise_multiplier": [2.0, 4.0], "delta": 1e-5}, name=name)
-        for name, n in (("a", 10), ("b", 20))
-    ]  # fmt: skip
+    fields = {"epochs": [1, 4], "noise_multiplier": [2.0, 4.0], "delta": 1e-5}
+    sizes = {"a": 10, "b": 20}
+    blocks = [expand({"dataset_size": n, "batch_size": n, **fields}, name=name) for name, n in sizes.items()]
     table = sweep(concatenate(blocks))
     report = plot(table, tmp_path / "figure.svg", x="epochs", by="name")
     assert report["curves"] == 2 and set(report["fixed"]) == {"noise_multiplier"}

@@ -27,8 +27,11 @@ CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
 def run(options: argparse.Namespace) -> int:
     """Run one parsed command and return its exit status."""
     for name in ("rtol", *NUMBERS):
-        if np.ndim(getattr(options, name, None) or 0):
+        value = getattr(options, name, None)
+        if np.ndim(value or 0):
             raise InputError(f"{name} must be one number, not a list")
+        if name in NUMBERS and value is not None and not isinstance(value, int):
+            raise InputError(f"{name} = {value!r} must be a whole number")
     return {"sweep": _sweep, "merge": _merge, "plot": _plot}.get(options.command, _answer)(options)
 
 
@@ -82,9 +85,16 @@ def _join(options: argparse.Namespace) -> None:
             if value is not None:
                 raise InputError(f"--{name.replace('_', '-')} is for --distributed; add that, or leave it out")
         return
+    if options.shard is not None:
+        raise InputError("--shard and --distributed both slice the grid; leave one of them out")
     known = [value is not None for value in given.values()]
     if any(known) and not all(known):
         raise InputError("--coordinator, --process-id and --process-count belong together; give all three, or none")
+    if all(known) and options.process_id not in range(options.process_count):
+        raise InputError(
+            f"--process-id = {options.process_id} must be a whole number >= 0 and < --process-count = "
+            f"{options.process_count}; number the processes from 0"
+        )
     try:
         jax.distributed.initialize(options.coordinator, options.process_count, options.process_id)
     except (ValueError, TypeError, RuntimeError) as error:

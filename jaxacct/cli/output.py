@@ -14,7 +14,6 @@ import numpy as np
 from jaxacct.bounds import explain
 from jaxacct.sweep import Plan, Table
 from jaxacct.sweep.columns import ANSWER
-from jaxacct.sweep.progress import clock
 
 WHOLE = ("dataset_size", "steps")
 CLAIMABLE = ("certified", "bound")
@@ -95,11 +94,21 @@ def plan_text(report: dict[str, Any]) -> str:
     lines += [
         ("blocks", f"{report['blocks']:,} of up to {report['block']:,} rows, one quantity each"),
         ("devices", report["devices"]),
-        ("time", f"about {clock(report['seconds'])}, from {report['sample']:,} configurations solved just now"),
-        ("start", f"{clock(report['first_seconds'])} before that for compiling; less where programs are cached"),
+        ("time", f"about {_duration(report['seconds'])}, from {report['sample']:,} configurations solved just now"),
+        ("start", f"{_duration(report['first_seconds'])} before that for compiling; less where programs are cached"),
         ("memory", f"up to {report['memory_bytes'] / 2**30:.1f} GiB, 1 GiB of it the lattice engine's limit"),
     ]
     return _block(lines)
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.1f} s"
+        if seconds < 60
+        else f"{seconds / 60:.0f} min"
+        if seconds < 3600
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def block(report: dict[str, Any]) -> str:

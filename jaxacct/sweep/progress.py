@@ -51,16 +51,11 @@ def bar(done: int, total: int, seconds: float, there: int = 0) -> str:
         return picture
     rate = (done - there) / seconds
     speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-    tail = f"{clock((total - done) / rate)} left" if done < total else f"in {clock(seconds)}"
+    tail = f"{_clock((total - done) / rate)} left" if done < total else f"in {_clock(seconds)}"
     return f"{picture}  {speed} rows/s  {tail}"
 
 
-def clock(seconds: float) -> str:
-    """Minutes and seconds, with hours where there are any.
-
-    >>> clock(75), clock(100_000)
-    ('1:15', '27:46:40')
-    """
+def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
