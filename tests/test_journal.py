@@ -179,46 +179,52 @@ steps = 4000
 """
 
 
-def command(folder, *options):
-    return [sys.executable, "-m", "jaxacct", "sweep", "grid.toml", "--out", "result.csv", *options]
+def start(folder, out, *options):
+    environment = os.environ | {"JAXACCT_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-m", "jaxacct", "sweep", "grid.toml", "--out", out, *options]
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def size(path):
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def killed_and_resumed(folder, grid, block, kills, seed):
-    """Kill a sweep with SIGKILL at random moments of its work, and go on; returns how often it was hit."""
+    """Kill a sweep with SIGKILL at random moments all along its work, and go on; returns how often it was hit."""
     (folder / "grid.toml").write_text(grid)
-    environment = os.environ | {"JAXACCT_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": ":".join(sys.path)}
-    options = {"cwd": folder, "env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    begin = time.monotonic()
-    whole = [*command(folder)[:-1], "whole.csv", "--block", str(block)]
-    subprocess.run(whole, check=True, timeout=600, **options)
-    chance, hits, journal = random.Random(seed), 0, folder / "result.csv.journal"
-    longest = max(time.monotonic() - begin - 1.0, 1.0)
+    whole, length = start(folder, "whole.csv", "--block", str(block)), 0
+    while whole.poll() is None:
+        length = max(length, size(folder / "whole.csv.journal"))
+        time.sleep(0.002)
+    assert whole.returncode == 0, whole.communicate()[1]
+    chance, hits, written = random.Random(seed), 0, folder / "result.csv.journal"
     while True:
-        size = journal.stat().st_size if journal.exists() else 0
-        process = subprocess.Popen(command(folder, "--resume", "--block", str(block)), **options)
+        process = start(folder, "result.csv", "--resume", "--block", str(block))
         if hits < kills:
-            while process.poll() is None and (not journal.exists() or journal.stat().st_size <= size):
-                time.sleep(0.005)  # a kill while it starts up tries nothing
-            try:
-                process.wait(chance.uniform(0.0, 1.5 * longest / kills))
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
+            moment = length * (hits + chance.random()) / (kills + 1)
+            while process.poll() is None and size(written) <= moment:
+                time.sleep(0.001)
+            time.sleep(chance.uniform(0.0, 0.01))
+            process.send_signal(signal.SIGKILL)
         error = process.communicate(timeout=600)[1]
         if process.returncode != -signal.SIGKILL:
             assert process.returncode == 0, error
             assert (folder / "result.csv").read_bytes() == (folder / "whole.csv").read_bytes()
-            assert not journal.exists()
+            assert not written.exists()
             return hits
         hits += 1
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL is there on POSIX systems only")
 def test_killed_and_resumed_gives_the_same_bytes(tmp_path):
-    assert killed_and_resumed(tmp_path, FORMULA, 4, kills=3, seed=1) >= 2
+    assert killed_and_resumed(tmp_path, FORMULA, 4, kills=3, seed=1) == 3
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL is there on POSIX systems only")
 @pytest.mark.parametrize(("grid", "block"), [(FORMULA, 2), (SAMPLED, 5)])
 def test_killed_twenty_times_and_resumed_gives_the_same_bytes(tmp_path, grid, block):
-    assert killed_and_resumed(tmp_path, grid, block, kills=20, seed=2) >= 10
+    assert killed_and_resumed(tmp_path, grid, block, kills=20, seed=2) == 20
