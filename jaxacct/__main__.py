@@ -2,6 +2,6 @@
 
 import sys
 
-from jaxacct.cli import main
+from jaxacct.cli import command
 
-sys.exit(main())
+sys.exit(command())

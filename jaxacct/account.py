@@ -8,13 +8,14 @@ certificate is narrow, and the lattice engine for the rest; `Bounds.engine` says
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.engines import closed_form, contour, lattice
+from jaxacct.engines import contour
 from jaxacct.engines.contour import Answer
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
 from jaxacct.validation import (
@@ -142,7 +143,7 @@ def bracket_epsilon(
             lambda p, rows: contour.epsilon(
                 p, finite[rows], slack[rows], floor[rows], effort.contour_width, effort.contour_tolerance
             ),
-            lambda p, i, row: lattice.epsilon(
+            lambda p, i, row: _lattice().epsilon(
                 p,
                 i,
                 finite[row] * (1 - slack[row]),
@@ -208,7 +209,7 @@ def delta(
                 np.maximum(floor - infinite, 0.0)[rows] * (1 - 8 * UNIT),
                 0.5 * min(rtol, NARROW),
             ),
-            lambda p, i, row: lattice.delta(
+            lambda p, i, row: _lattice().delta(
                 p, i, float(eps[row]), rtol=min(0.1 * rtol, NARROW), memory_bytes=memory_bytes
             ),
         )
@@ -335,11 +336,21 @@ def _by_formula(parts: Components, plain: Callable[..., Answer], once: Callable[
 
 
 def _epsilon_by_formula(parts: Components, delta: np.ndarray, slack: np.ndarray) -> Answer:
+    from jaxacct.engines import closed_form  # SciPy, which takes a while to import: only where a row needs it
+
     return _by_formula(parts, closed_form.epsilon, closed_form.epsilon_of_one_step, delta, slack)
 
 
 def _delta_by_formula(parts: Components, eps: np.ndarray) -> Answer:
+    from jaxacct.engines import closed_form
+
     return _by_formula(parts, closed_form.delta, closed_form.delta_of_one_step, eps)
+
+
+def _lattice() -> ModuleType:
+    from jaxacct.engines import lattice  # SciPy again
+
+    return lattice
 
 
 def _absent(parts: Components) -> np.ndarray:

@@ -131,14 +131,14 @@ def _along(law: Any, tangent: Any, epsilon: np.ndarray) -> tuple[np.ndarray, np.
     along, slope = np.full(epsilon.size, np.nan), np.ones(epsilon.size)
     log_tol = np.full(epsilon.size, np.log(contour.TOLERANCE))
     due = np.zeros(epsilon.size, int)
-    for step, rung in enumerate(contour.LADDER):
+    for step, rung in enumerate(contour.PLAIN):
         todo = np.flatnonzero(due == step)
         if todo.size == 0:
             continue
         arguments = jax.tree.map(lambda a, rows=todo: a[rows], (law, tangent, epsilon, log_tol))
-        program = contour.program(kernel.sensitivity, rung)
-        change, rate, needs = in_chunks(program, rung.chunk, arguments, todo.size)
+        program = contour.program(kernel.sensitivity, rung, todo.size)
+        change, rate, needs = in_chunks(*program, arguments, todo.size)
         good = contour.suits(needs, rung)
         along[todo[good]], slope[todo[good]] = change[good], rate[good]
-        due[todo] = np.where(good, len(contour.LADDER), np.maximum(contour.rung_for(needs), step + 1))
+        due[todo] = np.where(good, len(contour.PLAIN), np.maximum(contour.rung_for(needs), step + 1))
     return along, slope

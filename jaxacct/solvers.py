@@ -6,15 +6,13 @@ Everything works on x = log(value).  `certify(goal, rows, values)` returns certi
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.engines import closed_form, contour
+from jaxacct.engines import contour, programs
 from jaxacct.engines.contour import LADDER, in_chunks
 from jaxacct.kernels import calibration
 from jaxacct.mechanisms import components, dp_sgd
@@ -24,7 +22,7 @@ AIM = 0.15
 """The fast path aims this far below the target, in units of rtol, so that the certificate usually holds at once."""
 TOLERANCE = 3e-7
 """Relative accuracy of delta in the fast solve."""
-FAST_RUNGS = 3
+FAST_RUNGS = 2
 NUDGES = 2
 DESCENTS = 8
 SEARCHES = 60
@@ -118,6 +116,8 @@ def _usual_slope(goal: Goal, rows: np.ndarray) -> np.ndarray:
 
 def gaussian_mu(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
     """The mu for which mu-GDP is (epsilon, delta)-DP, by bisection in log mu (an estimate)."""
+    from jaxacct.engines import closed_form  # SciPy, which takes a while to import: only where a row needs it
+
     low, high = np.full(epsilon.shape, -30.0), np.full(epsilon.shape, 12.0)
     for _ in range(60):
         middle = 0.5 * (low + high)
@@ -166,7 +166,10 @@ def _guess(goal: Goal, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
         todo = np.flatnonzero(due == step)
         if todo.size == 0:
             continue
-        program = _program(rung.points, rung.nodes, 1 if step == 0 else 2)
+        rounds = 1 if step == 0 else 2
+        program = programs.program(
+            calibration.solve, todo.size, rung.chunk, points=rung.points, count=rung.nodes, rounds=rounds
+        )
         tiled = np.tile(unknown, (todo.size, 1))
         arguments = (
             sign[todo],
@@ -178,18 +181,13 @@ def _guess(goal: Goal, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
             log_delta[todo],
             log_tol[todo],
         )
-        solution, rate, off, need = in_chunks(program, rung.chunk, arguments, todo.size)
+        solution, rate, off, need = in_chunks(*program, arguments, todo.size)
         good = (np.abs(off) < 1e-6) & (need <= rung.nodes) & (solution > low - 1e-9) & (solution < high + 1e-9)
         rows_good = todo[good]
         x[rows_good], slope[rows_good], residual[rows_good] = solution[good], rate[good], off[good]
         wanted = np.searchsorted([r.nodes for r in LADDER], need)
         due[todo] = np.where(good, len(LADDER), np.maximum(np.minimum(wanted, len(LADDER) - 1), step + 1))
     return x, slope, np.isfinite(residual)
-
-
-@functools.cache
-def _program(points: int, nodes: int, rounds: int) -> Callable[..., Any]:
-    return jax.jit(jax.vmap(functools.partial(calibration.solve, points=points, count=nodes, rounds=rounds)))
 
 
 def _descend(goal: Goal, rows: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -5,16 +5,25 @@ Whatever needs JAX is imported when a command runs, so that help and mistyped op
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
 
 from jaxacct.cli.arguments import UsageError, parse
 
-__all__ = ["main"]
+__all__ = ["command", "main"]
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+
+
+def command() -> int:
+    """`main` as a process of its own, which ends before there is much garbage to look for."""
+    gc.set_threshold(200_000)
+    status = main()
+    gc.freeze()
+    return status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxacct.validation import InputError
 
         try:
+            commands.join(options)  # before anything asks JAX for its devices
             cache.enable()
             status = commands.run(options)
             sys.stdout.flush()

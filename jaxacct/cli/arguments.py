@@ -6,8 +6,9 @@ import argparse
 import difflib
 import re
 from collections.abc import Sequence
-from importlib import metadata
 from typing import NoReturn
+
+from jaxacct import __version__
 
 COMMANDS = ("epsilon", "delta", "calibrate", "sweep", "merge", "plot")
 
@@ -127,7 +128,7 @@ def _parser() -> _Parser:
         epilog="Numeric options take lists with commas: --noise-multiplier 0.8,1.0,1.2 answers for three.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"jaxacct {_version()}")
+    parser.add_argument("--version", action="version", version=f"jaxacct {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command in COMMANDS:
         sub = commands.add_parser(
@@ -206,10 +207,3 @@ def _unknown(options: argparse.Namespace, word: str) -> str:
 
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _version() -> str:
-    try:
-        return metadata.version("jaxacct")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"

@@ -69,7 +69,6 @@ def _sweep(options: argparse.Namespace) -> int:
         return _report(output.plan(plan(options.grid, **settings)), output.plan_text, options)
     if options.out is None:
         raise InputError("--out is missing; name the result, such as --out result.csv")
-    _join(options)
     begin = time.monotonic()
     switches = {name: getattr(options, name) for name in ("progress", "resume", "overwrite", "distributed")}
     table = sweep(options.grid, out=options.out, **settings, **switches)
@@ -77,8 +76,10 @@ def _sweep(options: argparse.Namespace) -> int:
     return _report(output.summary(table, out, time.monotonic() - begin), output.summary_text, options)
 
 
-def _join(options: argparse.Namespace) -> None:
-    """Become one of several processes, as the options or the cluster say."""
+def join(options: argparse.Namespace) -> None:
+    """Become one of several processes, where a sweep asks for that, as the options or the cluster say."""
+    if options.command != "sweep":
+        return
     given = {name: getattr(options, name) for name in ("coordinator", "process_id", "process_count")}
     if not options.distributed:
         for name, value in given.items():

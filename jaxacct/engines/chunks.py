@@ -19,8 +19,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 AXIS = "configurations"
 """The one mesh axis: configurations, spread over the devices of this process."""
 
-_compiled: set[Callable[..., Any]] = set()
-
 
 def in_chunks(compiled: Callable[..., Any], chunk: int, arguments: Any, size: int) -> list[np.ndarray]:
     """Run a compiled program over a batch, `chunk` configurations per device at a time; the last ones are padded.
@@ -46,14 +44,10 @@ def _on_one(compiled: Callable[..., Any], pieces: list[Callable[[], Any]]) -> li
         with jax.enable_x64():
             return [np.asarray(x) for x in compiled(*piece())]
 
-    results = []
-    if compiled not in _compiled:  # two threads would compile it twice
-        results.append(one(pieces.pop(0)))
-        _compiled.add(compiled)
-    if len(pieces) > 1:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return [*results, *pool.map(one, pieces)]
-    return [*results, *map(one, pieces)]
+    if len(pieces) == 1:
+        return [one(pieces[0])]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(one, pieces))
 
 
 def _on_mesh(
@@ -67,8 +61,10 @@ def _on_mesh(
 
 
 @functools.cache
-def _spread(compiled: Callable[..., Any], devices: tuple[Any, ...]) -> tuple[Callable[..., Any], NamedSharding]:
+def _spread(compiled: Any, devices: tuple[Any, ...]) -> tuple[Callable[..., Any], NamedSharding]:
     """The program on all devices at once, each on a chunk of its own, and the sharding of its arguments."""
     mesh, along = Mesh(np.array(devices), (AXIS,)), PartitionSpec(AXIS)
-    everywhere = jax.shard_map(compiled, mesh=mesh, in_specs=along, out_specs=along, check_vma=False)
-    return jax.jit(everywhere), NamedSharding(mesh, along)
+    program = compiled.wrapped(
+        functools.partial(jax.shard_map, mesh=mesh, in_specs=along, out_specs=along, check_vma=False)
+    )
+    return program, NamedSharding(mesh, along)

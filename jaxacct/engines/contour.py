@@ -1,4 +1,4 @@
-"""The contour engine on batches: a ladder of resolutions, each one compiled program for chunks of fixed size.
+"""The contour engine on batches: a ladder of resolutions, each a compiled program for chunks of fixed size.
 
 Every configuration starts on the lowest rung; those whose certificate is not narrow enough climb.  What no rung
 certifies (few expected hits, where the characteristic function does not decay) is left to the lattice engine.
@@ -6,15 +6,15 @@ certifies (few expected hits, where the characteristic function does not decay) 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
+from jaxacct.engines import programs
 from jaxacct.engines.chunks import in_chunks
-from jaxacct.kernels import contour
+from jaxacct.engines.programs import Program
+from jaxacct.kernels import contour, split_contour
 from jaxacct.kernels.law import Law
 from jaxacct.mechanisms.components import Components
 
@@ -26,19 +26,36 @@ class Rung(NamedTuple):
     nodes: int
     rounds: int
     chunk: int
+    split: bool = False
 
 
 TOLERANCE = 1e-8
 """Relative size of delta down to which images and cut-off terms are driven, unless a call says otherwise."""
 
+SPLIT_TOLERANCE = 1e-7
+"""The same for the split contour, which meets harder cases."""
+
 LADDER = (
     Rung(64, 32, 1, 128),
     Rung(192, 64, 2, 32),
+    Rung(384, 128, 4, 16, split=True),
+    Rung(768, 384, 3, 4, split=True),
+    Rung(2560, 1024, 3, 1, split=True),
+)
+"""For compositions of Gaussians."""
+
+PLAIN = (
+    *LADDER[:2],
     Rung(512, 192, 3, 8),
     Rung(1536, 512, 3, 2),
     Rung(2560, 1024, 3, 1),
     Rung(4096, 2048, 3, 1),
 )
+"""For compositions with Laplace or finite parts, which are not split."""
+
+
+FIRST_SPLIT = 2
+"""Its place in LADDER."""
 
 
 class Answer(NamedTuple):
@@ -72,13 +89,18 @@ def supports(parts: Components) -> np.ndarray:
     return smooth & ~sampled_laplace
 
 
-@functools.cache
-def program(kernel: Callable[..., Any], rung: Rung) -> Callable[..., Any]:
-    """The kernel on one rung, vmapped over configurations and jitted."""
-    options: dict[str, int] = {"points": rung.points, "count": rung.nodes}
-    if kernel is contour.epsilon:
-        options["rounds"] = rung.rounds
-    return jax.jit(jax.vmap(functools.partial(kernel, **options)))
+def splits(parts: Components) -> np.ndarray:
+    """Which configurations the split contour can answer: compositions of Gaussians, at least one of them sampled."""
+    others = np.any(parts.laplace_n > 0, axis=1) | np.any(parts.finite_n > 0, axis=1)
+    return np.any(parts.gauss_n > 0, axis=1) & ~others
+
+
+def program(kernel: Callable[..., Any], rung: Rung, size: int) -> Program:
+    """The kernel on one rung, for a batch of a size."""
+    static: dict[str, int] = {"points": rung.points, "count": rung.nodes}
+    if kernel in (contour.epsilon, split_contour.epsilon, split_contour.delta):
+        static["rounds"] = rung.rounds
+    return programs.program(kernel, size, rung.chunk, **static)
 
 
 def suits(needs: np.ndarray, rung: Rung) -> np.ndarray:
@@ -86,41 +108,78 @@ def suits(needs: np.ndarray, rung: Rung) -> np.ndarray:
     return (needs[:, 0] <= rung.points) & (needs[:, 1] <= rung.nodes)
 
 
-def rung_for(needs: np.ndarray) -> np.ndarray:
+def rung_for(needs: np.ndarray, ladder: tuple[Rung, ...] = PLAIN) -> np.ndarray:
     """The first rung that suits, the last one if none does."""
-    fits = [suits(needs, rung) for rung in LADDER]
-    return np.where(np.any(fits, axis=0), np.argmax(fits, axis=0), len(LADDER) - 1)
+    fits = [suits(needs, rung) for rung in ladder]
+    return np.where(np.any(fits, axis=0), np.argmax(fits, axis=0), len(ladder) - 1)
 
 
-def _climb(
-    kernel: Callable[..., Any],
-    parts: Components,
-    values: tuple[np.ndarray, ...],
-    floor: np.ndarray,
-    good: Any,
-) -> Answer:
+class _Question(NamedTuple):
+    """What is asked of every configuration, and how the answers are judged."""
+
+    kernel: Callable[..., Any]
+    split: Callable[..., Any]
+    values: tuple[np.ndarray, ...]
+    start: np.ndarray  # where the split contour begins, NaN for a plain answer
+    floor: np.ndarray
+    good: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    log_tol: float
+    ceiling: np.ndarray  # an upper bound known beforehand
+
+    def take(self, rows: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
+        return tuple(v[rows] for v in self.values), self.start[rows], self.floor[rows]
+
+
+def _climb(question: _Question, parts: Components) -> Answer:
     size = parts.mu2.size
-    lower, estimate, upper = np.full(size, -np.inf), np.zeros(size), np.full(size, np.inf)
-    rows = np.flatnonzero(supports(parts))
-    due = np.where(np.isin(np.arange(size), rows), 0, len(LADDER))
-    for step, rung in enumerate(LADDER):
+    answer = Answer(np.full(size, -np.inf), np.zeros(size), np.full(size, np.inf))
+    split = splits(parts)
+    answer.upper[:] = np.minimum(answer.upper, question.ceiling)
+    settled = answer.upper <= question.floor
+    for ladder, rows in ((LADDER, split & ~settled), (PLAIN, supports(parts) & ~split & ~settled)):
+        if rows.any():
+            _on(ladder, np.flatnonzero(rows), question, parts, answer)
+    return answer._replace(estimate=np.clip(answer.estimate, answer.lower, answer.upper))
+
+
+def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: Components, answer: Answer) -> None:
+    """Climb one ladder with the rows, filling in their answers."""
+    lower, estimate, upper = answer
+    guess = question.start.copy()
+    due = np.full(lower.size, len(ladder))
+    due[rows] = 0
+    for step, rung in enumerate(ladder):
         todo = np.flatnonzero(due == step)
         if todo.size == 0:
             continue
-        arguments = (law(parts.take(todo)), *(v[todo] for v in values))
-        low, mid, high, ok, needs = in_chunks(program(kernel, rung), rung.chunk, arguments, todo.size)
+        values, start, floor = question.take(todo)
+        kernel = question.kernel
+        if rung.split:
+            kernel, values = question.split, (*values, _begin(guess[todo], start, upper[todo]))
+        tolerance = max(question.log_tol, np.log(SPLIT_TOLERANCE)) if rung.split else question.log_tol
+        arguments = (law(parts.take(todo)), *values, np.full(todo.size, tolerance))
+        low, mid, high, ok, needs = in_chunks(*program(kernel, rung, todo.size), arguments, todo.size)
         ok &= np.isfinite(low) & np.isfinite(high)
         low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
         better = ok & (high - low < upper[todo] - lower[todo])
         estimate[todo] = np.where(better, mid, estimate[todo])
+        guess[todo] = np.where(np.isfinite(mid), mid, guess[todo])
         lower[todo], upper[todo] = np.maximum(low, lower[todo]), np.minimum(high, upper[todo])
         # the certificate says how fine a rung it wants; climb to that one, at least one up
-        wanted = rung_for(needs)
-        done = (ok & good(low, high)) | (upper[todo] <= floor[todo])
+        done = (ok & question.good(low, high)) | (upper[todo] <= floor)
+        wanted = np.maximum(rung_for(needs, ladder), step + 1)
+        if not rung.split and step + 1 < len(ladder) and any(r.split for r in ladder):
+            wanted = np.where(suits(needs, ladder[step + 1]), step + 1, FIRST_SPLIT)
         # against a floor a coarse bracket often suffices: try every rung on the way
-        wanted = np.where(np.isfinite(floor[todo]), step + 1, np.maximum(wanted, step + 1))
-        due[todo] = np.where(done, len(LADDER), wanted)
-    return Answer(lower, np.clip(estimate, lower, upper), upper)
+        wanted = np.where(np.isfinite(floor), step + 1, wanted)
+        due[todo] = np.where(done, len(ladder), wanted)
+
+
+def _begin(guess: np.ndarray, start: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """The answer so far where it has the sign of the first value, else between that and the upper end."""
+    middle = np.where((start > 0) & (upper > start) & np.isfinite(upper), np.sqrt(np.abs(start * upper)), start)
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(guess) & (guess * start > 0) & (guess <= np.maximum(upper, start)), guess, middle)
 
 
 def epsilon(
@@ -136,16 +195,53 @@ def epsilon(
     Rungs are climbed until the relative width is reached; where the upper end is at most `floor` (what the other
     direction already needs) it is not refined.
     """
-    log_tol = np.full(delta.shape, np.log(tolerance))
-    values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack), log_tol)
-    return _climb(contour.epsilon, parts, values, floor, lambda low, high: high - low <= width * np.abs(high))
+    values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack))
+    question = _Question(
+        contour.epsilon,
+        split_contour.epsilon,
+        values,
+        _one_jump(parts, delta),
+        floor,
+        lambda low, high: high - low <= width * np.abs(high),
+        float(np.log(tolerance)),
+        _largest_loss(parts),
+    )
+    return _climb(question, parts)
 
 
 def delta(
     parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float = TOLERANCE
 ) -> Answer:
     """Bracket of the finite part of delta(eps), not refined where it is at most `floor`."""
-    values = (epsilon, np.full(epsilon.shape, np.log(tolerance)))
     with np.errstate(divide="ignore"):
-        logs = _climb(contour.delta, parts, values, np.log(floor), lambda low, high: high - low <= width)
-    return Answer(*(np.exp(np.minimum(x, 0.0)) for x in logs))
+        logs = np.log(floor)
+    question = _Question(
+        contour.delta,
+        split_contour.delta,
+        (epsilon,),
+        np.full(epsilon.shape, -20.0),
+        logs,
+        lambda low, high: high - low <= width,
+        float(np.log(tolerance)),
+        np.where(epsilon > _largest_loss(parts), -np.inf, np.inf),
+    )
+    return Answer(*(np.exp(np.minimum(x, 0.0)) for x in _climb(question, parts)))
+
+
+def _largest_loss(parts: Components) -> np.ndarray:
+    """`-sum n log(1 - q)`, which the loss of sampled Gaussians alone cannot exceed in the add direction; else inf."""
+    with np.errstate(divide="ignore"):
+        most = -np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * np.log1p(-parts.gauss_q), 0.0), axis=1)
+    return np.where((parts.sign < 0) & splits(parts) & (parts.mu2 == 0), most * (1.0 + 1e-12), np.inf)
+
+
+def _one_jump(parts: Components, delta: np.ndarray) -> np.ndarray:
+    """A first value of eps: the loss that one step exceeds with probability delta over the steps, or thereabouts."""
+    if parts.gauss_n.shape[1] == 0:
+        return np.full(delta.shape, np.nan)
+    sigma, q, n = parts.gauss_sigma, parts.gauss_q, np.maximum(parts.gauss_n, 1e-300)
+    log_tail = np.log(delta)[:, None] - np.log(n) - np.log(np.maximum(q, 1e-300))
+    u = np.sqrt(np.maximum(-2.0 * log_tail - 3.0, 0.1)) + 1.0 / sigma
+    y = np.minimum(u / sigma - 0.5 / sigma**2, 700.0)
+    loss = np.where(parts.gauss_n > 0, np.log1p(q * np.expm1(y)), 0.0)
+    return np.maximum(np.max(loss, axis=1), 1e-12)

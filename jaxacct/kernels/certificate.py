@@ -170,14 +170,18 @@ def sinc_envelope(y):
 
 
 def _step_error_on_the_axis(sigma, sign, c, step):
-    """Trapezoid error of M(c) itself over M(c), from `mix cos(v/2) <= |mix(x + i sigma^2 v)| <= mix`."""
+    """Bound of log M(c) less log of its trapezoid sum, from `mix cos(v/2) <= |mix(x + i sigma^2 v)| <= mix`."""
 
-    def error(alpha):
+    def relative(alpha):
         grown = jnp.where(sign > 0, 0.0, -c * jnp.log(jnp.cos(0.5 * alpha / sigma)))
         return 2.0 * jnp.exp(0.5 * alpha**2 + grown - 2.0 * jnp.pi * alpha / step) * 1.01
 
-    narrow, wide = jnp.minimum(4.0, 0.6 * jnp.pi * sigma), jnp.minimum(8.0, 0.95 * jnp.pi * sigma)
-    return jnp.minimum(error(narrow), error(wide))
+    # cos(v/2)^-c is about e^{c v^2/8}: a tall line is no use against a large c
+    narrow = jnp.minimum(8.0 * jnp.pi * sigma**2 / (step * (c + 4.0 * sigma**2)), 0.6 * jnp.pi * sigma)
+    narrow, wide = jnp.minimum(4.0, narrow), jnp.minimum(8.0, 0.95 * jnp.pi * sigma)
+    # the error is relative to M(c) itself: from one half on the sum may have missed all of it
+    error = jnp.minimum(relative(narrow), relative(wide))
+    return jnp.where(error < 0.5, -log1p(-jnp.minimum(error, 0.5)), jnp.inf)
 
 
 def chernoff(law: Law, c, nodes):
@@ -191,5 +195,6 @@ def chernoff(law: Law, c, nodes):
         lo, hi = jax.vmap(quadrature_range, (0, 0, None, None))(law.gauss_sigma, law.gauss_q, law.sign, c)
         step = (hi - lo) / (nodes - 1)
         axis = jax.vmap(_step_error_on_the_axis, (0, None, None, 0))
-        allowance = allowance + jnp.sum(law.gauss_n * axis(law.gauss_sigma, law.sign, c, step))
+        each = axis(law.gauss_sigma, law.sign, c, step)
+        allowance = allowance + jnp.sum(jnp.where(law.gauss_n > 0, law.gauss_n * each, 0.0))
     return cumulants(law, c, nodes)[0] + allowance + c * jnp.log(c) - (1.0 + c) * log1p(c)

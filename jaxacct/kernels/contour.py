@@ -70,7 +70,7 @@ def _split(count):
     return inner, count // inner
 
 
-def _departures(weight, angle, count):
+def departures(weight, angle, count):
     """`sum_j w_j (e^{i k angle_j} - 1)` for k < count, accurate relative to its own terms.
 
     With k = a + inner b, `e^{ik} - 1` is the sum and the product of two short tables, so all k come from one matrix
@@ -89,7 +89,7 @@ def _departures(weight, angle, count):
     return re.T.reshape(-1), im.T.reshape(-1)
 
 
-def _polar(re, im):
+def polar(re, im):
     """(log|1 + d|, arg(1 + d)) of d = re + i im, accurate for a small d and for a small 1 + d."""
     rise = 2.0 * re + re**2 + im**2
     whole = jnp.maximum((1.0 + re) ** 2 + im**2, 1e-300)
@@ -98,14 +98,14 @@ def _polar(re, im):
     return log_size, jnp.arctan2(im, 1.0 + re)
 
 
-def _depth(points, count):
+def depth(points, count):
     """Relative rounding errors, in units, that one quadrature sum collects on its way."""
     return 24.0 + 4.5 * sum(_split(count)) + certificate.BLOCK + points / certificate.BLOCK
 
 
 def _gaussian_nodes(sigma, q, sign, c, h, points, count):
     t = tilted_gaussian(sigma, q, sign, c, points)
-    re, im = _departures(t.weight, h * sign * t.loss, count)
+    re, im = departures(t.weight, h * sign * t.loss, count)
     return t, re, im, *certificate.level_sets(sigma, t)
 
 
@@ -165,7 +165,7 @@ def nodes_at(law: Law, c, h, log_tol, points, count, images):
     t_max, decay = h * (keep - 1.0), _decay_at(law, levels, h * keep)
     if law.gauss_n.size:
         bound = jax.vmap(certificate.gaussian_errors, (0, 0, None, None, 0, None, None))
-        flat, rate, most, at_c = bound(law.gauss_sigma, law.gauss_q, law.sign, c, grid, t_max, _depth(points, count))
+        flat, rate, most, at_c = bound(law.gauss_sigma, law.gauss_q, law.sign, c, grid, t_max, depth(points, count))
         error = flat[:, None] + jnp.minimum(rate[:, None] * t, most[:, None])
         need_points = jnp.max(jax.vmap(certificate.points_needed, (0, 0, None))(law.gauss_sigma, grid, h * need_nodes))
         parts.append((law.gauss_n, (grid.log_m, re, im, error, at_c)))
@@ -182,7 +182,7 @@ def nodes_at(law: Law, c, h, log_tol, points, count, images):
     for n, (log_m, re, im, error, at_c) in parts:
         k0 = k0 + jnp.sum(n * log_m)
         common = common + jnp.sum(n * at_c)
-        log_size, turn = _polar(re, im)
+        log_size, turn = polar(re, im)
         log_modulus = log_modulus + n @ log_size
         angle = angle + n @ turn
         ceiling = jnp.exp(log_size) + error
@@ -198,7 +198,7 @@ def nodes_at(law: Law, c, h, log_tol, points, count, images):
     return Nodes(c, k0, common, h, log_modulus, angle, slack, tail, *images, jnp.stack([need_points, need_nodes]))
 
 
-def _kernel(nodes: Nodes):
+def _kernel(nodes):
     t = nodes.h * jnp.arange(nodes.angle.size)
     scale = (t**2 + nodes.c**2) * (t**2 + (1.0 + nodes.c) ** 2)
     # 1/(z(z+1)) = conj(z(z+1)) / |z(z+1)|^2
@@ -208,7 +208,7 @@ def _kernel(nodes: Nodes):
     return t, weight * re, weight * im
 
 
-def sums(nodes: Nodes, epsilon):
+def trapezoid(nodes, epsilon):
     """The trapezoid sum and minus its derivative in eps, both over `Z = e^{K(c) - c eps}`."""
     t, re, im = _kernel(nodes)
     phase = nodes.angle - t * epsilon
@@ -252,16 +252,21 @@ def place(law: Law, point: saddle.Saddle, epsilon, log_tol, axis):
 def _place(law, point, epsilon, log_tol, axis):
     at = point.c * jnp.array(MULTIPLES)
     log_bound = jax.vmap(lambda c: certificate.chernoff(law, c, axis))(at)
-    goal = jnp.minimum(point.log_delta, 0.0) + log_tol
+    allowed = CANCEL if axis < 128 else CANCEL_FINE
+    return *period_for(point.c, at, log_bound, epsilon, point.log_delta, log_tol, allowed), at, log_bound
+
+
+def period_for(highest, at, log_bound, epsilon, log_delta, log_tol, allowed):
+    """The best of the abscissae up to the highest, and its period; at most `allowed` nats are lost to cancellation."""
+    goal = jnp.minimum(log_delta, 0.0) + log_tol
     gap = at - at[:, None]
     right = (log_bound - at * epsilon - goal) / jnp.where(gap > 0, gap, 1.0)
     period = jnp.maximum(-goal / at, jnp.min(jnp.where(gap > 0, right, jnp.inf), axis=1))
     # the Chernoff bound stands in for the size of the integrand: its constant varies slowly with c
     size = log_bound - at * epsilon
     cancelled = size - jnp.min(size)
-    allowed = CANCEL if axis < 128 else CANCEL_FINE
-    best = jnp.argmin(jnp.where((cancelled < allowed) & (at <= point.c), period, jnp.inf))
-    return at[best], period[best], at, log_bound
+    best = jnp.argmin(jnp.where((cancelled < allowed) & (at <= highest), period, jnp.inf))
+    return at[best], period[best]
 
 
 def plan(law: Law, point: saddle.Saddle, epsilon, log_tol, points, count):
@@ -279,25 +284,25 @@ def reach(law: Law, c, h, log_tol, points):
 def log_value(law: Law, c, h, keep, epsilon, points, count):
     """log of the trapezoid sum over the first `keep` nodes, for sampled Gaussian laws; no certificate."""
     grid = jax.vmap(tilted_gaussian, (0, 0, None, None, None))(law.gauss_sigma, law.gauss_q, law.sign, c, points)
-    re, im = jax.vmap(_departures, (0, 0, None))(grid.weight, h * law.sign * grid.loss, count)
+    re, im = jax.vmap(departures, (0, 0, None))(grid.weight, h * law.sign * grid.loss, count)
     kept = jnp.arange(count) < keep
-    log_size, turn = _polar(re, im)
+    log_size, turn = polar(re, im)
     log_modulus = jnp.where(kept, law.gauss_n @ log_size, -jnp.inf)
     angle = law.gauss_n @ turn
     k0 = jnp.sum(law.gauss_n * grid.log_m)
     zero = jnp.zeros_like(angle)
     nodes = Nodes(c, k0, 0.0 * c, h, log_modulus, angle, zero, 0.0 * c, zero, zero, zero)
-    return k0 - c * epsilon + jnp.log(jnp.maximum(sums(nodes, epsilon)[0], 1e-300))
+    return k0 - c * epsilon + jnp.log(jnp.maximum(trapezoid(nodes, epsilon)[0], 1e-300))
 
 
 def _upper(nodes, epsilon):
-    value, _ = sums(nodes, epsilon)
+    value, _ = trapezoid(nodes, epsilon)
     both, _ = errors(nodes, epsilon)
     return nodes.k0 + nodes.common - nodes.c * epsilon + jnp.log(jnp.maximum(value + both, 1e-300))
 
 
 def _lower(nodes, epsilon):
-    value, _ = sums(nodes, epsilon)
+    value, _ = trapezoid(nodes, epsilon)
     both, images = errors(nodes, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
     rest = value - both - jnp.exp(images - log_z + nodes.common)
@@ -308,7 +313,7 @@ def delta(law: Law, epsilon, log_tol, points, count):
     """log of (lower, estimate, upper) of the finite part of delta(eps)."""
     point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
     nodes = plan(law, point, epsilon, log_tol, points, count)
-    value, _ = sums(nodes, epsilon)
+    value, _ = trapezoid(nodes, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
     lower, upper = _lower(nodes, epsilon), _upper(nodes, epsilon)
     estimate = log_z + jnp.log(jnp.maximum(value, 1e-300))
@@ -329,7 +334,7 @@ def sensitivity(law: Law, tangent: Law, epsilon, log_tol, points, count):
 
     def log_value(law):
         nodes = nodes_at(law, c, 2.0 * jnp.pi / period, log_tol, points, count, (at, log_bound))
-        value, slope = sums(nodes, epsilon)
+        value, slope = trapezoid(nodes, epsilon)
         return nodes.k0 + jnp.log(jnp.maximum(value, 1e-300)), (slope / value, nodes.needs)
 
     _, along, (slope, needs) = jax.jvp(log_value, (law,), (tangent,), has_aux=True)
@@ -338,7 +343,7 @@ def sensitivity(law: Law, tangent: Law, epsilon, log_tol, points, count):
 
 def _newton(nodes: Nodes, start, log_delta):
     def body(_, eps):
-        value, slope = sums(nodes, eps)
+        value, slope = trapezoid(nodes, eps)
         value = jnp.maximum(value, 1e-300)
         residual = nodes.k0 - nodes.c * eps + jnp.log(value) - log_delta
         rate = jnp.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
@@ -365,7 +370,7 @@ def epsilon(law: Law, log_delta_low, log_delta_high, log_tol, points, count, rou
         point = lax.fori_loop(0, rounds - 1, again, point)
     nodes = plan(law, point, point.epsilon, log_tol, points, count)
     estimate = _newton(nodes, point.epsilon, log_delta_low)
-    value, slope = sums(nodes, estimate)
+    value, slope = trapezoid(nodes, estimate)
     value = jnp.maximum(value, 1e-300)
     rate = jnp.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
     both, images = errors(nodes, estimate)

@@ -17,6 +17,8 @@ from jaxacct.kernels.law import Law, cumulants
 from jaxacct.kernels.special import log1p
 
 ITERATIONS = 14
+REFINEMENTS = 9
+"""Iterations from a start that is within a factor of two."""
 
 
 class Saddle(NamedTuple):
@@ -29,27 +31,27 @@ class Saddle(NamedTuple):
     log_delta: jax.Array
 
 
-def at(law: Law, c, nodes):
-    """The saddle point quantities at the abscissa c."""
-    k0, k1, k2 = cumulants(law, c, nodes)
+def at(k, c):
+    """The saddle point quantities at the abscissa c, for cumulants k."""
+    k0, k1, k2 = k(c)
     curvature = k2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
     epsilon = k1 - 1.0 / c - 1.0 / (1.0 + c)
     log_delta = k0 - c * epsilon - jnp.log(c) - log1p(c) - 0.5 * jnp.log(2.0 * jnp.pi * curvature)
     return Saddle(c, k1, k2, epsilon, log_delta), curvature
 
 
-def _safeguarded(law: Law, nodes, first, down, up, residual_and_step):
+def _safeguarded(k, first, down, up, residual_and_step, like, iterations=ITERATIONS):
     """Newton in w = log c; bisection where a step leaves the bracket or fails to halve the one before.
 
     `first` maps the variance at a small abscissa to a starting value of w, or is that value itself.  Returns the
     last saddle point that was evaluated.
     """
-    start = jnp.log(1e-3) * jnp.ones_like(law.mu2) if callable(first) else first
+    start = jnp.log(1e-3) * jnp.ones_like(like) if callable(first) else first
     guessing = callable(first)
 
     def body(i, carry):
         w, lo, hi, last, _ = carry
-        saddle, curvature = at(law, jnp.exp(w), nodes)
+        saddle, curvature = at(k, jnp.exp(w))
         residual, step = residual_and_step(saddle, curvature)
         lo = jnp.where(residual < 0, w, lo)
         hi = jnp.where(residual < 0, hi, w)
@@ -66,7 +68,7 @@ def _safeguarded(law: Law, nodes, first, down, up, residual_and_step):
 
     nothing = jnp.zeros_like(start)
     carry = (start, start - down, start + up, jnp.full_like(start, jnp.inf), Saddle(*([nothing] * 5)))
-    return lax.fori_loop(0, ITERATIONS, body, carry)[-1]
+    return lax.fori_loop(0, iterations, body, carry)[-1]
 
 
 def for_delta(law: Law, log_delta, nodes):
@@ -80,18 +82,28 @@ def for_delta(law: Law, log_delta, nodes):
     def first(saddle):
         return 0.5 * jnp.log(2.0 * jnp.maximum(-log_delta, 0.5) / saddle.k2)
 
-    return _safeguarded(law, nodes, first, 16.0, 4.0, residual_and_step)
+    return _safeguarded(lambda c: cumulants(law, c, nodes), first, 16.0, 4.0, residual_and_step, log_delta)
+
+
+def _residual_for(epsilon):
+    def residual_and_step(saddle, curvature):
+        residual = saddle.epsilon - epsilon
+        return residual, residual / (saddle.c * curvature)
+
+    return residual_and_step
 
 
 def for_epsilon(law: Law, epsilon, nodes, start=None):
     """The saddle for a given eps, from a starting abscissa or from the untilted mean and variance."""
 
-    def residual_and_step(saddle, curvature):
-        residual = saddle.epsilon - epsilon
-        return residual, residual / (saddle.c * curvature)
-
     def first(saddle):
         gap = epsilon - saddle.k1
         return jnp.log((gap + jnp.sqrt(gap**2 + 4.0 * saddle.k2)) / (2.0 * saddle.k2))
 
-    return _safeguarded(law, nodes, first if start is None else jnp.log(start), 12.0, 4.0, residual_and_step)
+    begin = first if start is None else jnp.log(start)
+    return _safeguarded(lambda c: cumulants(law, c, nodes), begin, 12.0, 4.0, _residual_for(epsilon), epsilon)
+
+
+def search(k, epsilon, start, iterations):
+    """The saddle for a given eps of a law given by its cumulants, near a starting abscissa."""
+    return _safeguarded(k, jnp.log(start), 3.0, 3.0, _residual_for(epsilon), epsilon, iterations)

@@ -1,0 +1,111 @@
+"""Kernels as compiled programs: compiled quickly for a few configurations, optimised for many.
+
+A few configurations are answered in milliseconds by any program, so theirs is compiled without optimisation, in a
+fraction of the time, and takes a small chunk.  Nothing relaxes IEEE arithmetic: the rounding bounds in the
+certificates hold for both.  A `Shelf`, which only the command line sets up, keeps compiled programs between runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+FEW = 8
+"""Up to so many configurations are a few."""
+
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    # a third of the time: one emitter for all kernels instead of an MLIR pipeline for each
+    "xla_cpu_use_fusion_emitters": False,
+    # with that emitter this pass drops copies that change a layout (jaxlib 0.10.2), and with them transposes
+    "xla_disable_hlo_passes": "simplification after layout assignment",
+}
+
+Run = Callable[..., Sequence[Any]]
+
+
+class Shelf(Protocol):
+    """Keeps compiled programs under labels that say all about them but the versions and the machine."""
+
+    def load(self, label: str) -> Run | None: ...
+
+    def save(self, label: str, compiled: jax.stages.Compiled) -> None: ...
+
+
+class Program(NamedTuple):
+    """A kernel vmapped over configurations, which returns the leaves of its answer, and how many it takes."""
+
+    run: Run
+    chunk: int
+
+
+_shelf: Shelf | None = None
+
+
+def keep_on(shelf: Shelf | None) -> None:
+    """Load programs from a shelf and save them there from now on (None: no longer)."""
+    global _shelf
+    _shelf = shelf
+    _batched.cache_clear()
+
+
+def program(kernel: Callable[..., Any], size: int, chunk: int, **static: int) -> Program:
+    """The program that suits a batch of a size; `chunk` is what the optimised one takes."""
+    quick = size <= FEW and jax.default_backend() == "cpu"
+    return Program(_batched(kernel, quick, tuple(static.items())), min(chunk, FEW) if size <= FEW else chunk)
+
+
+@functools.cache
+def _batched(kernel: Callable[..., Any], quick: bool, static: tuple[tuple[str, int], ...]) -> _Batched:
+    options = QUICK if quick else None
+    label = f"{kernel.__module__}.{kernel.__qualname__} {dict(static)} {options}"
+    return _Batched(jax.vmap(functools.partial(kernel, **dict(static))), options, label)
+
+
+class _Batched:
+    """Compiled when first called with arguments of new shapes; kept on the shelf where it has a label."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None, label: str) -> None:
+        self._function, self._options, self._label = function, options, label
+        self._ready: dict[Any, Run] = {}
+        self._lock = threading.Lock()
+
+    def wrapped(self, transform: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Run:
+        """The program of the transformed function, compiled in the same way and not kept on a shelf."""
+        return _Batched(transform(self._function), self._options, "")
+
+    def __call__(self, *arguments: Any) -> Sequence[Any]:
+        leaves, tree = jax.tree.flatten(arguments)
+        signature = (tree, *((leaf.shape, leaf.dtype) for leaf in leaves))
+        with self._lock:
+            if signature not in self._ready:
+                self._ready[signature] = self._prepare(leaves, tree, f"{self._label} {signature}")
+        return self._ready[signature](*leaves)
+
+    def _prepare(self, leaves: list[Any], tree: Any, label: str) -> Run:
+        shelf = _shelf if self._label else None
+        kept = shelf.load(label) if shelf is not None else None
+        if kept is not None:
+            return kept
+
+        def flat(*leaves: Any) -> list[Any]:
+            return jax.tree.leaves(self._function(*jax.tree.unflatten(tree, leaves)))
+
+        compiled = _compile(jax.jit(flat, keep_unused=True).lower(*leaves), self._options)
+        if shelf is not None:
+            shelf.save(label, compiled)
+        return compiled
+
+
+def _compile(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> jax.stages.Compiled:
+    try:
+        return lowered.compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" not in str(error):
+            raise
+        return lowered.compile()  # another XLA, which has dropped one of them

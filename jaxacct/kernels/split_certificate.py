@@ -1,0 +1,223 @@
+"""Rigorous error terms of the split contour; derivations in README.md of this folder.
+
+Quadrature, rounding and cut-off of the two parts `A` and `B` of split.py, each relative to its own value on the
+real axis, and Chernoff bounds of their compositions.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxacct.kernels import certificate
+from jaxacct.kernels.certificate import UNIT
+from jaxacct.kernels.law import Law, Tilted, log_mix
+from jaxacct.kernels.special import log1p
+from jaxacct.kernels.split import Frame, Split, high_blur, low_blur, rise_and_norm, tilted
+
+SHIFTS = 6
+"""Heights tried for the shifted line, from what suits the far window to the widest strip."""
+HEIGHTS = (1.5, 2.8, 4.5, 7.0)
+"""Heights at which the decay in t is bounded, in widths of the low window."""
+USELESS = 1e30
+"""An error that certifies nothing; finite, for parts of weight zero."""
+STAIRS = 12.0
+SIDE = 24.0
+"""Twice the height of a shifted line at most: the kernel is at most 2 on the sides of the path."""
+
+
+def _log_tail(x):
+    """An upper bound of log Phi(x)."""
+    return jnp.where(x < 0.0, -0.5 * x**2 - jnp.log(2.0), 0.0)
+
+
+def _window(largest, smallest, growth):
+    """An upper bound of `log |Phi(x + i y)|` for smallest <= x <= largest, growth = y^2/2."""
+    return jnp.minimum(growth + _log_tail(largest), jnp.logaddexp(0.0, growth + _log_tail(-smallest)))
+
+
+def _cells(sigma, q, sign, low, high, c, alpha, left, right):
+    """Upper bounds on a line at height alpha, cell by cell: (log calm, log jump, argument at the left end)."""
+    ends = [log_mix(sigma, q, u)[0] for u in (left, right)]
+    angle = alpha / sigma
+
+    def modulus_and_argument(u, loss):
+        odds = jnp.exp(jnp.log(q) - log1p(-q) + jnp.minimum(u / sigma - 0.5 / sigma**2, 600.0))
+        shrink = 0.5 * log1p(-4.0 * odds / (1.0 + odds) ** 2 * jnp.sin(0.5 * angle) ** 2)
+        return loss + shrink, jnp.arctan2(odds * jnp.sin(angle), 1.0 + odds * jnp.cos(angle))
+
+    (modulus_l, turn_l), (modulus_r, turn_r) = map(modulus_and_argument, (left, right), ends)
+    # the modulus is monotone in u for angles up to pi/2; beyond, mix cos(v/2) <= |mix| <= mix
+    steep = angle > 0.5 * jnp.pi
+    highest = jnp.where(steep, ends[1], modulus_r)
+    lowest = jnp.where(steep, ends[0] + jnp.log(jnp.cos(0.5 * angle)), modulus_l)
+    grown = jnp.where(sign > 0, (c + 1.0) * highest, -c * lowest)
+    nearest = jnp.minimum(jnp.abs(left), jnp.abs(right)) * (left * right > 0)
+    base = grown + 0.5 * alpha**2 - 0.5 * nearest**2 + jnp.log(right - left) - 0.5 * jnp.log(2.0 * jnp.pi)
+    far = 0.5 * (alpha / high_blur(sigma)) ** 2
+    near = 0.5 * (alpha / low_blur(sigma)) ** 2
+    base = base + _window((high - left) / high_blur(sigma), (high - right) / high_blur(sigma), far)
+    calm = base + _window((low - left) / low_blur(sigma), (low - right) / low_blur(sigma), near)
+    jump = base + _window((right - low) / low_blur(sigma), (left - low) / low_blur(sigma), near)
+    return calm, jump, turn_l, turn_r
+
+
+def _sides(sigma, q, sign, low, high, c, alpha, nodes: Frame):
+    """Upper bounds (2, 2) of the logarithm of (calm, jump) densities at the two ends, at every height up to alpha."""
+    u = jnp.stack([nodes.u[0] - nodes.step, nodes.u[-1] + nodes.gap[-1]])
+    loss, posterior = log_mix(sigma, q, u)
+    shrink = 0.5 * log1p(-4.0 * posterior * (1.0 - posterior) * jnp.sin(0.5 * alpha / sigma) ** 2)
+    grown = jnp.where(sign > 0, (c + 1.0) * loss, -c * (loss + shrink))
+
+    def window(x, width):
+        growth = 0.5 * (alpha / width) ** 2
+        return jnp.where(x > 0, jnp.logaddexp(0.0, growth + _log_tail(-x)), growth + _log_tail(x))
+
+    base = grown - 0.5 * u**2 + 0.5 * alpha**2 - 0.5 * jnp.log(2.0 * jnp.pi)
+    base = base + window((high - u) / high_blur(sigma), high_blur(sigma))
+    place = (low - u) / low_blur(sigma)
+    return jnp.stack([base + window(place, low_blur(sigma)), base + window(-place, low_blur(sigma))])
+
+
+def _log_sum(x):
+    top = jnp.max(x)
+    return top + jnp.log(jnp.sum(jnp.exp(x - top)))
+
+
+def _edges(nodes: Frame):
+    """Cell ends from half a step or more outside the grid on either side."""
+    first, last = nodes.u[:1] - nodes.step, nodes.u[-1:] + nodes.gap[-1]
+    u = jnp.concatenate([first, nodes.u, last])
+    return u[:-1], u[1:]
+
+
+def tails(sigma, sign, c, nodes: Frame, parts: Split):
+    """Mass of the tilted integrand beyond the ends of the grid, relative to each part."""
+    inner = jnp.abs(nodes.u[0])
+    slope = jnp.where(sign > 0, 0.0, c * nodes.posterior[0] / sigma)
+    outside = jnp.where(slope < inner - 0.5, 1.0 / jnp.maximum(inner - slope, 0.5), USELESS)
+
+    def error(weight):
+        density = weight / nodes.gap
+        falling = (weight[0] <= weight[1]) & (weight[-1] <= weight[-2])
+        return jnp.where(falling, density[0] * outside + density[-1], USELESS)
+
+    return jnp.stack([error(parts.calm), error(parts.jump)])
+
+
+def step_errors(sigma, q, sign, low, high, c, nodes: Frame, parts: Split, t_max):
+    """Trapezoid error of (A, B)(c + it), relative to (A, B)(c), for every |t| <= t_max, ends included.
+
+    The line of integration is moved to height alpha in u.  There `Im v = alpha + warp arg mix`, so that the warp
+    pays for the phase `t arg mix`.
+    """
+    left, right = _edges(nodes)
+    beyond = tails(sigma, sign, c, nodes, parts)
+    climb = jnp.arange(1.0, STAIRS + 1.0) / STAIRS
+    excess = t_max - 2.0 * jnp.pi * nodes.warp / nodes.step
+
+    def error(alpha):
+        calm, jump, turn_l, turn_r = _cells(sigma, q, sign, low, high, c, alpha, left, right)
+        phase = excess * jnp.where(excess > 0, turn_r, turn_l)
+        decay = 2.0 * jnp.pi * alpha / nodes.step
+        own = jnp.stack([parts.log_calm, parts.log_jump])
+        moved = jnp.stack([_log_sum(calm + phase), _log_sum(jump + phase)]) - own
+        # up a side, the integrand grows and the kernel falls: each stair by its worse ends
+        rise = jax.vmap(lambda f: _sides(sigma, q, sign, low, high, c, f * alpha, nodes))(climb)
+        turned = jnp.maximum(excess, 0.0) * turn_r[-1] - decay * (climb - climb[0])
+        sides = jnp.max(jnp.sum(jnp.exp(rise + turned[:, None, None] - own[:, None]), axis=2), axis=0)
+        return 2.0 * jnp.exp(moved - decay) / (-jnp.expm1(-decay)) + SIDE * sides + beyond
+
+    widest = jnp.minimum(0.97 * jnp.pi * sigma, 12.0)
+    lowest = jnp.minimum(4.0 * high_blur(sigma) ** 2 / nodes.step, 0.9 * widest)
+    alphas = lowest * (widest / lowest) ** jnp.linspace(0.0, 1.0, SHIFTS)
+    errors = jnp.min(jax.vmap(error)(alphas), axis=0)
+    return jnp.where(sigma > 0.05 * nodes.step, jnp.minimum(errors, USELESS), USELESS)
+
+
+def rounding_errors(sigma, c, nodes: Frame, weight, t_max, depth, low, high):
+    """(rate, ceiling, weight) of one part, as in certificate.py, with the nodes' own errors and the windows'."""
+    z = jnp.abs(c) + 1.0
+    slope = nodes.posterior / sigma
+    through_y = 4.0 * nodes.posterior * (jnp.abs(nodes.u) / sigma + 0.5 / sigma**2)
+    growth = nodes.step / nodes.gap
+    node = nodes.slack / UNIT + 6.0 * (jnp.abs(nodes.u) + nodes.warp * (jnp.abs(nodes.loss) + through_y)) / growth
+    near = jnp.minimum(jnp.abs(low - nodes.u) / low_blur(sigma), 40.0)
+    far = jnp.minimum(jnp.maximum(nodes.u - high, 0.0) / high_blur(sigma), 40.0)
+    windows = 36.0 + 3.0 * (near**2 + far**2)
+    steepness = (
+        jnp.abs(nodes.u) + z * slope + (near + 1.0) / low_blur(sigma) + (far + 1.0) / high_blur(sigma) + 1.0 / sigma
+    )
+    own = depth + 12.0 * z * jnp.abs(nodes.loss) + 4.0 * nodes.u**2 + z * through_y + windows + node * steepness
+    rotated = 2.0 * own + depth
+    turning = through_y + node * slope
+    rate = jnp.abs(nodes.loss) * (rotated + 12.0) + turning
+    ceiling = 2.0 * rotated + t_max * (12.0 * jnp.abs(nodes.loss) + turning)
+    return UNIT * jnp.stack([jnp.sum(weight * rate), jnp.sum(weight * ceiling), jnp.sum(weight * own)])
+
+
+def _total(nodes: Frame, parts: Split, sign, c):
+    """A + B as a tilted law on an even grid."""
+    log_m = jnp.logaddexp(parts.log_calm, parts.log_jump)
+    weight = parts.calm * jnp.exp(parts.log_calm - log_m) + parts.jump * jnp.exp(parts.log_jump - log_m)
+    power = jnp.where(sign > 0, c + 1.0, -c)
+    return Tilted(nodes.u, nodes.step, nodes.loss, nodes.posterior, weight, log_m, power)
+
+
+def decay(law: Law, window, frames: Frame, parts: Split, c, frequencies):
+    """-log of a bound, over e^{K(c)}, of the integrand's modulus at every t >= each of the frequencies."""
+    plain = law.mu2 * frequencies**2 / 2.0
+    total = jax.vmap(_total, (0, 0, None, None))(frames, parts, law.sign, c)
+    slabs, lengths = jax.vmap(certificate.level_sets)(law.gauss_sigma, total)
+    each = jax.vmap(certificate.gaussian_decay, (0, 0, None))
+    by_levels = law.gauss_n @ jax.vmap(each, (None, None, 0), 1)(slabs, lengths, frequencies)
+    ceilings = jax.vmap(_jump_ceiling, (0, 0, 0, 0, None, 0, 0, None))(
+        law.gauss_sigma, law.gauss_q, window.low, window.high, c, frames, parts.log_jump, frequencies
+    )
+    odds = parts.log_jump - parts.log_calm
+    rise, log_norm = rise_and_norm(law, window.keep, parts.log_calm, parts.log_jump)
+    reached = law.gauss_n @ jnp.logaddexp(0.0, odds[:, None] + ceilings)
+    by_jumps = rise + log_norm - jnp.log(jnp.expm1(jnp.minimum(reached, 600.0)))
+    return plain + jnp.where(window.keep > 0, by_levels, by_jumps) - 0.01
+
+
+def _jump_ceiling(sigma, q, low, high, c, nodes: Frame, log_jump, frequencies):
+    """log of a bound of |B(c + it)|/B(c) for every t >= each frequency: on a shifted line e^{itL} decays (remove)."""
+    left, right = _edges(nodes)
+
+    def at(alpha):
+        _, jump, turn, _ = _cells(sigma, q, 1.0, low, high, c, alpha, left, right)
+        sides = _sides(sigma, q, 1.0, low, high, c, alpha, nodes)[1]
+        sums = jax.vmap(lambda t: _log_sum(jump - t * turn))(frequencies)
+        return jnp.logaddexp(sums, jnp.log(SIDE) + _log_sum(sides))
+
+    alphas = jnp.minimum(jnp.array(HEIGHTS) * low_blur(sigma), 0.97 * jnp.pi * sigma)
+    return jnp.minimum(jnp.min(jax.vmap(at)(alphas), axis=0) - log_jump, 0.0)
+
+
+def log_kappa(c):
+    """log of `c^c/(1+c)^{1+c}`, the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`."""
+    return c * jnp.log(c) - (1.0 + c) * log1p(c)
+
+
+def _parts(law: Law, window, frames: Frame, c):
+    parts = jax.vmap(tilted, (None, None, 0))(law.sign, c, frames)
+    bound = jax.vmap(step_errors, (0, 0, None, 0, 0, None, 0, 0, None))
+    errors = bound(law.gauss_sigma, law.gauss_q, law.sign, window.low, window.high, c, frames, parts, 0.0)
+    return parts, 1.01 * errors, law.mu2 * c * (c + 1.0) / 2.0 + 1e-12 * jnp.sum(law.gauss_n) + log_kappa(c)
+
+
+def chernoff(law: Law, window, frames: Frame, c):
+    """An upper bound of `K(c) + log kappa(c)` for what the contour integrates."""
+    parts, errors, plain = _parts(law, window, frames, c)
+    rise, log_norm = rise_and_norm(law, window.keep, parts.log_calm, parts.log_jump)
+    n = law.gauss_n
+    share = jax.nn.sigmoid(parts.log_jump - parts.log_calm)
+    # raising both parts alike adds n (error of A); raising B further, d log(e^R - 1) <= (1 + R)/R dR, dR <= R error
+    without = n @ errors[:, 0] + (1.0 + rise) * jnp.sum(errors[:, 1])
+    with_calm = n @ ((1.0 - share) * errors[:, 0] + share * errors[:, 1])
+    return plain + n @ parts.log_calm + rise + log_norm + jnp.where(window.keep > 0, with_calm, without)
+
+
+def calm_chernoff(law: Law, window, frames: Frame, c):
+    """The same for compositions of calm steps alone."""
+    parts, errors, plain = _parts(law, window, frames, c)
+    return plain + law.gauss_n @ (parts.log_calm + errors[:, 0])

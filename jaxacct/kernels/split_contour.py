@@ -1,0 +1,316 @@
+"""delta(eps) where few steps matter: the contour integral of a split law, with the rest in closed form.
+
+    delta = (contour integral of prod (A+B)^n - (1 - keep) prod A^n) + far compositions + (calm compositions)
+
+Cutting the far outcomes off frees the tilted law of losses that matter to nobody; taking the calm compositions out
+frees the characteristic function of the near-atom of steps without a hit.  See aside.py and README.md of this folder.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxacct.kernels import aside, certificate, saddle, split_certificate
+from jaxacct.kernels.aside import Aside, Choice, Far
+from jaxacct.kernels.contour import MULTIPLES, Bracketed, departures, depth, period_for, polar, trapezoid
+from jaxacct.kernels.law import Law
+from jaxacct.kernels.special import log1p
+from jaxacct.kernels.split import AWAY, Window, cumulants, frame, high_blur, rise_and_norm, tilted
+
+CUTS = (8.0, 4096.0, 19)
+CANCEL = 9.0
+AXIS = 192
+"""Points for placing the contour; bounds that depend on them are certified all the same."""
+SEARCH = 1.6
+"""Rounds move eps by at most this factor."""
+
+
+class Wave(NamedTuple):
+    """The integrand without its dependence on eps, at t_k = k h, relative to e^{K(c)}; no certificate."""
+
+    c: jax.Array
+    k0: jax.Array
+    h: jax.Array
+    log_modulus: jax.Array  # (count,)
+    angle: jax.Array  # (count,)
+    far: Far
+
+
+class Proof(NamedTuple):
+    """What the certificate needs besides: errors of the wave, and bounds of what is left aside."""
+
+    common: jax.Array  # bound on the error of K(c)
+    slack: jax.Array  # (count,)
+    tail: jax.Array
+    images_at: jax.Array
+    images_log: jax.Array
+    aside: Aside
+    needs: jax.Array
+
+
+class Place(NamedTuple):
+    """Where to integrate: windows, abscissa and period, and what the cut-off asks for."""
+
+    window: Window
+    c: jax.Array
+    period: jax.Array
+    images_at: jax.Array  # abscissae for the Chernoff bounds of the images
+    count: jax.Array  # nodes needed
+    decay: jax.Array  # certified, at the node kept last
+    lost: jax.Array  # nats by which the integrand exceeds delta
+
+
+def _frames(law: Law, window: Window, c, points, frequency=None):
+    each = jax.vmap(frame, (0, 0, None, 0, 0, None, None, None))
+    return each(law.gauss_sigma, law.gauss_q, law.sign, window.low, window.high, c, points, frequency)
+
+
+def _option(law: Law, window: Window, epsilon, log_delta, log_tol, count):
+    """The best contour for one pair of windows."""
+    start = jnp.maximum(-log_delta, 1.0) / jnp.maximum(epsilon, 1e-12)
+    frames = _frames(law, window, start, AXIS)
+
+    def k(c):
+        return cumulants(law, window.keep, frames, c)
+
+    def size(c):
+        return k(c)[0] + split_certificate.log_kappa(c)
+
+    scan = start * jnp.geomspace(0.03, 8.0, 9)
+    first = scan[jnp.argmin(jax.vmap(size)(scan) - scan * epsilon)]
+    point = saddle.search(k, epsilon, first, saddle.REFINEMENTS)
+    at = point.c * jnp.array(MULTIPLES)
+    sizes = jax.vmap(size)(at)
+    c, period = period_for(point.c, at, sizes, epsilon, log_delta, log_tol, CANCEL)
+    right = jnp.where(at > c, sizes - at * epsilon - (at - c) * period, jnp.inf)
+    images_at = at[jnp.clip(jnp.argmin(right) + jnp.arange(-1, 2), 0, at.size - 1)]
+    parts = jax.vmap(tilted, (None, None, 0))(law.sign, c, frames)
+    cuts = jnp.ceil(jnp.geomspace(*CUTS))
+    t = 2.0 * jnp.pi / period * cuts
+    decay = split_certificate.decay(law, window, frames, parts, c, t) + jnp.log(jnp.pi * t)
+    lost = k(c)[0] - c * epsilon - log_delta
+    enough = decay >= lost - log_tol + 2.0
+    needed = jnp.where(jnp.any(enough), cuts[jnp.argmax(enough)], 2.0 * cuts[-1])
+    kept = jnp.maximum(jnp.sum(cuts <= jnp.minimum(needed, float(count))), 1) - 1
+    needed = jnp.where(jnp.isfinite(period), needed, 2.0 * cuts[-1])
+    return Place(window, c, period, images_at, needed, jnp.stack([decay[kept], cuts[kept]]), lost)
+
+
+def plan(law: Law, epsilon, log_delta, log_tol, count):
+    """Windows and contour: with the calm compositions or without, whichever needs fewer nodes."""
+    choice = aside.choose(law, epsilon, log_delta, log_tol)
+    keep = jnp.array([1.0, 0.0])
+    lows = jnp.stack([jnp.full_like(choice.low, AWAY), choice.low])
+    windows = Window(lows, jnp.stack([choice.high, choice.high]), keep)
+    options = jax.vmap(lambda w: _option(law, w, epsilon, log_delta, log_tol, count))(windows)
+    cost = jnp.log(options.count) + jnp.maximum(options.lost - 12.0, 0.0)
+    cost = jnp.where(jnp.isfinite(cost), cost, jnp.inf)
+    cost = cost.at[1].set(jnp.where(choice.separable, cost[1], jnp.inf))
+    return jax.tree.map(lambda x: x[jnp.argmin(cost)], options), choice
+
+
+def _sums(law: Law, place: Place, points, count):
+    """The grid that follows t up to the last node kept, and both parts' departures from one at every node."""
+    h = 2.0 * jnp.pi / place.period
+    frames = _frames(law, place.window, place.c, points, h * place.decay[1])
+    parts = jax.vmap(tilted, (None, None, 0))(law.sign, place.c, frames)
+    sums = jax.vmap(lambda w, a: departures(w, a, count))
+    turn = h * law.sign * frames.loss
+    return frames, parts, sums(parts.calm, turn), sums(parts.jump, turn)
+
+
+def _ratio(odds, calm, jump):
+    """`(B/A)(z)` from the departures."""
+    scale = jnp.exp(odds)[:, None] / jnp.maximum((1.0 + calm[0]) ** 2 + calm[1] ** 2, 1e-300)
+    re = scale * ((1.0 + jump[0]) * (1.0 + calm[0]) + jump[1] * calm[1])
+    return re, scale * (jump[1] * (1.0 + calm[0]) - (1.0 + jump[0]) * calm[1])
+
+
+class _Logs(NamedTuple):
+    """Logarithms of `prod A^n` and of `prod (1 + B/A)^n` along the contour, moduli and angles."""
+
+    plain: jax.Array
+    plain_turn: jax.Array
+    rise: jax.Array
+    rise_turn: jax.Array
+
+
+def _logs(law: Law, place: Place, parts, calm, jump, t):
+    log_size, turned = polar(*calm)
+    added, added_turn = polar(*_ratio(parts.log_jump - parts.log_calm, calm, jump))
+    n = law.gauss_n
+    plain = n @ log_size - law.mu2 * t**2 / 2.0
+    return _Logs(plain, n @ turned + law.mu2 * t * (place.c + 0.5), n @ added, n @ added_turn)
+
+
+def wave_at(law: Law, place: Place, points, count):
+    """Evaluate the integrand; returns the wave and what its certificate is made from."""
+    h = 2.0 * jnp.pi / place.period
+    t = h * jnp.arange(count)
+    frames, parts, calm, jump = _sums(law, place, points, count)
+    logs = _logs(law, place, parts, calm, jump, t)
+    keep = place.window.keep
+    rise, log_norm = rise_and_norm(law, keep, parts.log_calm, parts.log_jump)
+    # e^R - (1 - keep), relative to e^{max(r, 0)}
+    r, top = logs.rise, jnp.maximum(logs.rise, 0.0)
+    half = 2.0 * jnp.sin(0.5 * logs.rise_turn) ** 2
+    less = jnp.expm1(-jnp.abs(r))
+    re = jnp.where(r > 0, -less - half, less * (1.0 - half) - half) + keep * jnp.exp(-top)
+    im = jnp.exp(r - top) * jnp.sin(logs.rise_turn)
+    base = rise + log_norm
+    log_modulus = logs.plain + top - base + jnp.log(jnp.maximum(jnp.hypot(re, im), 1e-300))
+    log_modulus = jnp.where(jnp.arange(count) < place.decay[1], log_modulus, -jnp.inf)
+    k0 = law.mu2 * place.c * (place.c + 1.0) / 2.0 + law.gauss_n @ parts.log_calm + base
+    far = aside.far_masses(law, place.window.high)
+    wave = Wave(place.c, k0, h, log_modulus, logs.plain_turn + jnp.arctan2(im, re), far)
+    return wave, (frames, parts, calm, jump)
+
+
+def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points) -> Proof:
+    """Bound every error of a wave."""
+    frames, parts, calm, jump = made_from
+    window, c, n, count = place.window, place.c, law.gauss_n, wave.angle.size
+    t, t_max = wave.h * jnp.arange(count), wave.h * place.decay[1]
+    logs = _logs(law, place, parts, calm, jump, t)
+    bound = jax.vmap(split_certificate.step_errors, (0, 0, None, 0, 0, None, 0, 0, None))
+    steps = bound(law.gauss_sigma, law.gauss_q, law.sign, window.low, window.high, c, frames, parts, t_max)
+    rounding = jax.vmap(split_certificate.rounding_errors, (0, None, 0, 0, None, None, 0, 0))
+    errors, at_c = [], []
+    for weight, step in ((parts.calm, steps[:, 0]), (parts.jump, steps[:, 1])):
+        rate, most, own = rounding(
+            law.gauss_sigma, c, frames, weight, t_max, depth(points, count), window.low, window.high
+        ).T
+        errors.append(2.0 * step[:, None] + jnp.minimum(rate[:, None] * t, most[:, None]))
+        at_c.append(2.0 * step + 2.0 * own)
+
+    odds = parts.log_jump - parts.log_calm
+    rise, log_norm = rise_and_norm(law, window.keep, parts.log_calm, parts.log_jump)
+    base, share = rise + log_norm, jax.nn.sigmoid(odds)
+    ceilings = jnp.hypot(1.0 + calm[0], calm[1]) + errors[0]
+    jumps = jnp.hypot(1.0 + jump[0], jump[1]) + errors[1]
+    ratio = jnp.exp(odds)[:, None] * jumps / ceilings
+    most = n @ log1p(ratio)
+    gain = -jnp.expm1(-most) + window.keep * jnp.exp(-most)  # (e^R - 1 + keep) / e^R at its largest
+    units = 8.0 * certificate.UNIT
+    moved = n @ ((errors[0] + units * jnp.hypot(*calm)) / ceilings)
+    jumped = n @ (ratio / (1.0 + ratio) * (errors[1] / jumps + units))
+    angles = jnp.abs(logs.plain_turn) + jnp.abs(logs.rise_turn)
+    spread = jnp.abs(logs.plain) + jnp.abs(logs.rise) + most + 2.0 * angles + 30.0
+    ceiling = n @ jnp.log(ceilings) - law.mu2 * t**2 / 2.0 + most - base
+    slack = jnp.exp(ceiling) * (gain * (moved + units * spread) + jumped)
+    slack = jnp.where(jnp.isfinite(wave.log_modulus), slack, 0.0)
+
+    ratio_error = jnp.where(window.keep > 0, n @ (share * at_c[1]), (1.0 + rise) * jnp.sum(at_c[1]))
+    size = jnp.abs(wave.k0) + jnp.abs(n @ parts.log_calm) + rise + 30.0
+    common = n @ at_c[0] + ratio_error + units * size
+    even = _frames(law, window, c, points)
+    images = jax.vmap(lambda c: split_certificate.chernoff(law, window, even, c))(place.images_at)
+    turns = wave.h * place.count * jnp.max(frames.loss[:, -1] - frames.loss[:, 0]) / (2.0 * jnp.pi)
+    reach = (frames.u[:, -1] - frames.u[:, 0]) / (1.1 * high_blur(law.gauss_sigma))
+    needs = jnp.stack([(turns + jnp.max(reach)) * 1.05, place.count])
+    left_aside = aside.bounds(law, window, choice, wave.far, points)
+    return Proof(common, slack, jnp.exp(-place.decay[0]), place.images_at, images, left_aside, needs)
+
+
+def estimate(wave: Wave, epsilon):
+    """(log delta, minus its derivative in eps)."""
+    value, slope = trapezoid(wave, epsilon)
+    z = jnp.exp(wave.k0 - wave.c * epsilon)
+    far, far_slope = aside.far(wave.far, epsilon)
+    total = jnp.maximum(z * value + far, 1e-300)
+    return jnp.log(total), jnp.maximum(z * slope - far_slope, 0.0) / total
+
+
+def _errors(wave: Wave, proof: Proof, epsilon):
+    """(two-sided error over Z, images in absolute terms)."""
+    t = wave.h * jnp.arange(wave.angle.size)
+    weight = wave.h / jnp.pi / jnp.sqrt((t**2 + wave.c**2) * (t**2 + (1.0 + wave.c) ** 2))
+    turned = 8.0 * certificate.UNIT * (t + wave.c) * jnp.abs(epsilon) * jnp.exp(wave.log_modulus)
+    both = 1.0000001 * jnp.sum(weight * (proof.slack + turned)) + proof.tail
+    period = 2.0 * jnp.pi / wave.h
+    left = proof.aside.log_mass - wave.c * period - jnp.log(-jnp.expm1(-wave.c * period))
+    gap = (proof.images_at - wave.c) * period
+    beyond = gap > 0
+    gap = jnp.where(beyond, gap, 1.0)
+    right = proof.images_log - proof.images_at * epsilon - gap - jnp.log(-jnp.expm1(-gap))
+    return both, jnp.exp(left) + jnp.exp(jnp.min(jnp.where(beyond, right, jnp.inf)))
+
+
+def ends(wave: Wave, proof: Proof, epsilon):
+    """(log lower, log upper) of delta(eps)."""
+    value, _ = trapezoid(wave, epsilon)
+    both, images = _errors(wave, proof, epsilon)
+    far, _ = aside.far(wave.far, epsilon)
+    log_z = wave.k0 - wave.c * epsilon
+    z, up, down = jnp.exp(log_z), jnp.exp(proof.common), jnp.exp(-proof.common)
+    high = z * (value + both) * up + aside.far_above(proof.aside, epsilon) + aside.calm(proof.aside, epsilon)
+    low = z * (value * jnp.where(value > 0, down, up) - both * up) - images * up + far
+    margin = 8.0 * certificate.UNIT * (jnp.abs(log_z) + 4.0)
+    low = jnp.where(low > 0, jnp.log(jnp.maximum(low, 1e-300)) - margin, -jnp.inf)
+    return low, jnp.log(jnp.maximum(high, 1e-300)) + margin
+
+
+def _solve(wave: Wave, start, log_delta):
+    def newton(_, eps):
+        value, rate = estimate(wave, eps)
+        rate = jnp.clip(rate, 0.05 / start, 5.0 * wave.c + 5.0)
+        moved = eps + jnp.clip((value - log_delta) / rate, -0.3 * start, 0.3 * start)
+        return jnp.clip(moved, start / SEARCH, start * SEARCH)
+
+    return lax.fori_loop(0, 7, newton, start)
+
+
+def _rounds(law: Law, follow, start, plan_at, points, count, rounds):
+    """Place the contour and follow it to the next value, again and again; the last placement is returned."""
+
+    def again(_, carry):
+        place, choice = plan_at(carry[0])
+        wave, made_from = wave_at(law, place, points, count)
+        return follow(carry[0], wave), place, choice, wave, made_from
+
+    shapes = jax.eval_shape(again, 0, (start,))[1:]
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return lax.fori_loop(0, rounds, again, (start, *empty))
+
+
+def epsilon(law: Law, log_delta_low, log_delta_high, start, log_tol, points, count, rounds):
+    """`inf {eps : delta(eps) <= delta}` for a positive solution, from a starting value."""
+    solution, place, choice, wave, made_from = _rounds(
+        law,
+        lambda eps, wave: _solve(wave, eps, log_delta_low),
+        start,
+        lambda eps: plan(law, eps, log_delta_low, log_tol, count),
+        points,
+        count,
+        rounds,
+    )
+    shown = proof(law, place, choice, wave, made_from, points)
+    _, rate = estimate(wave, solution)
+    low, high = ends(wave, shown, solution)
+    grain = 16.0 * certificate.UNIT * (jnp.abs(wave.k0) + jnp.abs(log_delta_low) + 4.0)
+    rate = jnp.maximum(rate, 1e-3 / solution)
+    above = solution + 1.05 * (jnp.maximum(high - log_delta_low, 0.0) + grain) / rate
+    below = solution - 1.05 * (jnp.maximum(log_delta_high - low, 0.0) + grain) / rate
+    upper_ok = ends(wave, shown, above)[1] <= log_delta_low
+    lower_ok = (below > 0) & (ends(wave, shown, below)[0] >= log_delta_high)
+    lower, upper = jnp.where(lower_ok, below, -jnp.inf), jnp.where(upper_ok, above, jnp.inf)
+    return Bracketed(lower, solution, upper, upper_ok & lower_ok, shown.needs)
+
+
+def delta(law: Law, eps, start, log_tol, points, count, rounds):
+    """log of (lower, estimate, upper) of delta(eps), eps > 0, from a starting value of log delta."""
+    middle, place, choice, wave, made_from = _rounds(
+        law,
+        lambda log_delta, wave: jnp.clip(estimate(wave, eps)[0], log_delta - 20.0, 0.0),
+        start,
+        lambda log_delta: plan(law, eps, log_delta, log_tol, count),
+        points,
+        count,
+        rounds,
+    )
+    shown = proof(law, place, choice, wave, made_from, points)
+    lower, upper = ends(wave, shown, eps)
+    ok = jnp.isfinite(lower) & jnp.isfinite(upper)
+    return Bracketed(lower, jnp.clip(middle, lower, upper), upper, ok, shown.needs)

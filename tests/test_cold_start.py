@@ -1,0 +1,167 @@
+"""A quick first answer: what a query imports, programs compiled quickly, programs kept between runs."""
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxacct import cli
+from jaxacct.cli.shelf import Shelf
+from jaxacct.engines import contour, programs
+from jaxacct.engines.contour import LADDER
+from jaxacct.kernels import contour as kernel
+from jaxacct.mechanisms import components, dp_sgd
+
+QUERY = "epsilon --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --delta 1e-5 --json"
+
+
+def half(x, scale):
+    """A kernel of one line."""
+    return (0.5 * scale * x,)
+
+
+def dot_of_a_stack(x, y):
+    return (jnp.stack([x * y, x, y]) @ jnp.stack([y, x]).T,)
+
+
+@pytest.fixture
+def shelf(tmp_path):
+    kept = Shelf(tmp_path)
+    programs.keep_on(kept)
+    yield tmp_path
+    programs.keep_on(None)
+
+
+def answer():
+    """The one-line kernel at three configurations, from a process that remembers nothing."""
+    programs._batched.cache_clear()
+    program = programs.program(half, 3, 128, scale=3)
+    (out,) = contour.in_chunks(*program, (np.arange(3.0),), 3)
+    return out.tolist()
+
+
+def refuse_to_compile(monkeypatch):
+    def compile(*_):
+        raise AssertionError("compiled, though the program was kept")
+
+    monkeypatch.setattr(programs, "_compile", compile)
+
+
+def test_a_plain_query_imports_no_scipy_and_answers_alike_from_the_kept_program(tmp_path):
+    code = f"import sys; from jaxacct import cli; cli.main({QUERY.split()!r}); print('scipy' in sys.modules)"
+    environment = {**os.environ, "JAXACCT_CACHE_DIR": str(tmp_path)}
+    outputs = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        outputs.append(done.stdout)
+        assert done.stdout.endswith("False\n") and done.stderr == ""
+        assert len(list(tmp_path.glob("*.program"))) == 1
+    assert outputs[0] == outputs[1]
+
+
+def test_a_kept_program_is_not_compiled_again(shelf, monkeypatch):
+    assert answer() == [0.0, 1.5, 3.0]
+    refuse_to_compile(monkeypatch)
+    assert answer() == [0.0, 1.5, 3.0]
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "foreign", "sound digest of nonsense"])
+def test_a_damaged_program_is_ignored_and_written_anew(shelf, monkeypatch, damage):
+    answer()
+    (path,) = shelf.glob("*.program")
+    sound = path.read_bytes()
+    nonsense = b"not an executable"
+    content = {
+        "cut": sound[:-100],
+        "changed": sound[:-1] + bytes([sound[-1] ^ 1]),
+        "empty": b"",
+        "foreign": b"something else altogether" * 10,
+        "sound digest of nonsense": hashlib.sha256(nonsense).digest() + nonsense,
+    }
+    path.write_bytes(content[damage])
+    assert answer() == [0.0, 1.5, 3.0]
+    assert len(path.read_bytes()) == len(sound)
+    refuse_to_compile(monkeypatch)
+    assert answer() == [0.0, 1.5, 3.0]
+
+
+def test_programs_of_other_sources_versions_and_machines_are_not_looked_at(shelf, monkeypatch):
+    answer()
+    monkeypatch.setattr("jaxacct.__version__", "0.0.0")
+    assert Shelf(shelf)._path("x") != programs._shelf._path("x")
+
+
+def test_another_users_program_is_ignored(shelf, monkeypatch):
+    answer()
+    (path,) = shelf.glob("*.program")
+    label = "anything"
+    path.rename(programs._shelf._path(label))
+    assert programs._shelf.load(label) is not None
+    monkeypatch.setattr(os, "getuid", lambda: 12345678)
+    assert programs._shelf.load(label) is None
+
+
+def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path, shelf):
+    programs.keep_on(Shelf(tmp_path / "missing"))
+    assert answer() == [0.0, 1.5, 3.0]
+
+
+def test_the_library_keeps_nothing():
+    assert programs._shelf is None and jax.config.jax_compilation_cache_dir is None
+
+
+def test_an_option_that_xla_has_dropped_does_no_harm(monkeypatch):
+    monkeypatch.setattr(programs, "QUICK", {"xla_cpu_no_such_option": True})
+    assert answer() == [0.0, 1.5, 3.0]
+
+
+def test_quickly_compiled_programs_keep_their_transposes():
+    """jaxlib 0.10.2 drops one here when the simplification after layout assignment runs without fusion emitters."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 8, 1, 64))
+    expected = np.stack([x * y, x, y], 2) @ np.stack([y, x], 2).swapaxes(2, 3)
+    with jax.enable_x64():
+        for fusion in ("", ",fusion"):
+            options = programs.QUICK | {"xla_disable_hlo_passes": programs.QUICK["xla_disable_hlo_passes"] + fusion}
+            (out,) = jax.jit(jax.vmap(jax.vmap(dot_of_a_stack)), compiler_options=options)(x, y)
+            np.testing.assert_allclose(out, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_quick_and_optimised_programs_agree(direction):
+    """Both brackets hold, so they overlap; where they are narrow their ends differ by rounding."""
+    mechanism = dp_sgd([0.6, 1.0, 2.0, 5.0], [0.002, 0.01, 0.1, 0.3], [50_000, 10_000, 3_000, 200])
+    parts = components(mechanism, "add_or_remove_one", direction)
+    target, tolerance = np.full(4, np.log(1e-6)), np.full(4, np.log(contour.TOLERANCE))
+    arguments = (contour.law(parts), target, target, tolerance)
+    few, many = (
+        contour.in_chunks(*contour.program(kernel.epsilon, LADDER[1], size), arguments, 4) for size in (4, 1000)
+    )
+    assert few[3].any() and (few[3] == many[3]).all()
+    rows = few[3]
+    assert (few[0] <= many[2])[rows].all() and (many[0] <= few[2])[rows].all()
+    narrow = rows & (few[2] - few[0] < 1e-6 * few[2])
+    assert narrow.any()
+    for a, b in zip(few[:3], many[:3], strict=True):
+        np.testing.assert_allclose(a[narrow], b[narrow], rtol=1e-8)
+
+
+def test_a_large_batch_is_optimised_and_a_small_one_is_not(monkeypatch):
+    seen = []
+    monkeypatch.setattr(programs, "_batched", lambda kernel, quick, static: seen.append(quick))
+    chunks = [programs.program(half, size, 128, scale=1).chunk for size in (1, programs.FEW, programs.FEW + 1)]
+    assert seen == [True, True, False] and chunks[0] == chunks[1] < chunks[2] == 128
+
+
+def test_the_command_frees_nothing_at_its_end(monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr("gc.freeze", lambda: calls.append("frozen"))
+    monkeypatch.setattr("gc.set_threshold", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["jaxacct", "nonsense"])
+    assert cli.command() == 2 and calls == ["frozen"]
+    capsys.readouterr()
