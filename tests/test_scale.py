@@ -173,13 +173,14 @@ def test_other_tables_have_no_labelled_axes():
     assert "repeated values" in refusal(sweep({**GRID, "steps": [1, 1]}).to_xarray)
 
 
-SAMPLED = """
-delta = [1e-5, 1e-7]
-noise_multiplier = {start = 2, stop = 6, num = 150, scale = "log"}
+FOUR_DEVICES = "--xla_force_host_platform_device_count=4"
+CALIBRATED = """
+target_delta = 1e-5
+target_epsilon = {start = 2, stop = 6, num = 600, scale = "log"}
 sampling_probability = 0.05
-steps = [4000, 8000]
+steps = 4000
 """
-"""All on the lowest rung of the contour engine, so that one program is compiled."""
+"""All on the lowest rungs, so that few programs are compiled; the solver feels the last bit of each."""
 
 
 def start(folder, *options, **environment):
@@ -194,26 +195,46 @@ def finish(process):
     return out.decode()
 
 
+def test_chunks_go_to_the_devices_in_turn():
+    code = """
+import jax, numpy as np
+from jaxacct.engines import chunks, programs
+used = set()
+def kernel(x):
+    return jax.numpy.exp(x) / 3, x
+program = programs.program(kernel, 33, 4)
+def spy(x):
+    used.add(x.device)
+    return program.run(x)
+out, same = chunks.in_chunks(spy, 4, (np.linspace(0, 1, 33),), 33)
+assert len(jax.devices()) == 4 and used == set(jax.devices())
+with jax.enable_x64():
+    alone = [np.asarray(x) for x in program.run(np.linspace(0, 1, 33)[:4])][0]
+assert (same == np.linspace(0, 1, 33)).all() and (out[:4] == alone).all()
+"""
+    environment = os.environ | {"XLA_FLAGS": FOUR_DEVICES, "PYTHONPATH": ":".join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+
+
+@pytest.mark.slow
 def test_four_devices_give_the_bytes_of_one(tmp_path):
-    (tmp_path / "grid.toml").write_text(SAMPLED)
-    flags = "--xla_force_host_platform_device_count=4"
-    finish(start(tmp_path, "--out", "four.csv", XLA_FLAGS=flags))
+    (tmp_path / "grid.toml").write_text(CALIBRATED)
+    finish(start(tmp_path, "--out", "four.csv", XLA_FLAGS=FOUR_DEVICES))
     finish(start(tmp_path, "--out", "one.csv"))
     assert (tmp_path / "four.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
 
 
 def test_two_processes_on_loopback_give_the_bytes_of_one(tmp_path):
-    text = (
-        "noise_multiplier = {start = 1, stop = 9, num = 50}\nsampling_probability = 1\nsteps = [1, 9]\ndelta = 1e-5\n"
-    )
+    text = "noise_multiplier = [2, 3, 4, 6]\nsampling_probability = [0.05, 1]\nsteps = 4000\ndelta = 1e-5\n"
     (tmp_path / "grid.toml").write_text(text)
-    sweep(tmp_path / "grid.toml", out=tmp_path / "one.csv", block=10)
+    kept = {"JAXACCT_CACHE_DIR": str(tmp_path / "cache")}  # programs kept by one process are not for several
+    finish(start(tmp_path, "--out", "one.csv", "--block", "3", **kept))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    shared = ("--out", "two.csv", "--block", "10", "--distributed", "--coordinator", address, "--process-count", "2")
-    processes = [start(tmp_path, *shared, "--process-id", str(number)) for number in (1, 0)]
+    shared = ("--out", "two.csv", "--block", "3", "--distributed", "--coordinator", address, "--process-count", "2")
+    processes = [start(tmp_path, *shared, "--process-id", str(number), **kept) for number in (1, 0)]
     outputs = [finish(process) for process in processes]
-    assert "rows      50" in outputs[0] and "rows      100" in outputs[1]
+    assert "rows      3" in outputs[0] and "rows      8" in outputs[1]
     assert (tmp_path / "two.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["grid.toml", "one.csv", "two.csv"]
+    assert {path.name for path in tmp_path.iterdir()} == {"cache", "grid.toml", "one.csv", "two.csv"}

@@ -16,6 +16,7 @@ import numpy as np
 from jaxacct.bounds import explain
 from jaxacct.cli import output
 from jaxacct.cli.arguments import CONFIGURATION, NUMBERS, PLOT, QUESTION
+from jaxacct.engines import programs
 from jaxacct.sweep import Table, merge, plan, sweep
 from jaxacct.sweep.grid import expand
 from jaxacct.sweep.parts import part_path, slice_of
@@ -69,6 +70,8 @@ def _sweep(options: argparse.Namespace) -> int:
         return _report(output.plan(plan(options.grid, **settings)), output.plan_text, options)
     if options.out is None:
         raise InputError("--out is missing; name the result, such as --out result.csv")
+    if options.distributed:
+        programs.keep_on(None)  # kept programs are those of a single process
     begin = time.monotonic()
     switches = {name: getattr(options, name) for name in ("progress", "resume", "overwrite", "distributed")}
     table = sweep(options.grid, out=options.out, **settings, **switches)

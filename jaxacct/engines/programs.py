@@ -61,34 +61,32 @@ def program(kernel: Callable[..., Any], size: int, chunk: int, **static: int) ->
 
 
 @functools.cache
-def _batched(kernel: Callable[..., Any], quick: bool, static: tuple[tuple[str, int], ...]) -> _Batched:
-    options = QUICK if quick else None
-    label = f"{kernel.__module__}.{kernel.__qualname__} {dict(static)} {options}"
-    return _Batched(jax.vmap(functools.partial(kernel, **dict(static))), options, label)
+def _batched(kernel: Callable[..., Any], quick: bool, static: tuple[tuple[str, int], ...]) -> Run:
+    return _Batched(kernel, quick, dict(static))
 
 
 class _Batched:
-    """Compiled when first called with arguments of new shapes; kept on the shelf where it has a label."""
+    """Compiled when first called with arguments of new shapes, or on another device; several at a time."""
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None, label: str) -> None:
-        self._function, self._options, self._label = function, options, label
+    def __init__(self, kernel: Callable[..., Any], quick: bool, static: dict[str, int]) -> None:
+        self._function = jax.vmap(functools.partial(kernel, **static))
+        self._options = QUICK if quick else None
+        self._label = f"{kernel.__module__}.{kernel.__qualname__} {static} {self._options}"
         self._ready: dict[Any, Run] = {}
-        self._lock = threading.Lock()
-
-    def wrapped(self, transform: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Run:
-        """The program of the transformed function, compiled in the same way and not kept on a shelf."""
-        return _Batched(transform(self._function), self._options, "")
+        self._locks: dict[Any, threading.Lock] = {}
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
         leaves, tree = jax.tree.flatten(arguments)
+        device = next((leaf.device for leaf in leaves if isinstance(leaf, jax.Array)), None)
         signature = (tree, *((leaf.shape, leaf.dtype) for leaf in leaves))
-        with self._lock:
-            if signature not in self._ready:
-                self._ready[signature] = self._prepare(leaves, tree, f"{self._label} {signature}")
-        return self._ready[signature](*leaves)
+        key = (signature, device)
+        with self._locks.setdefault(key, threading.Lock()):
+            if key not in self._ready:
+                self._ready[key] = self._prepare(leaves, tree, f"{self._label} {signature}", device)
+        return self._ready[key](*leaves)
 
-    def _prepare(self, leaves: list[Any], tree: Any, label: str) -> Run:
-        shelf = _shelf if self._label else None
+    def _prepare(self, leaves: list[Any], tree: Any, label: str, device: Any) -> Run:
+        shelf = _shelf if device is None else None  # kept programs are for the first device
         kept = shelf.load(label) if shelf is not None else None
         if kept is not None:
             return kept
