@@ -6,6 +6,7 @@ certifies (few expected hits, where the characteristic function does not decay) 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -120,11 +121,12 @@ class _Question(NamedTuple):
     kernel: Callable[..., Any]
     split: Callable[..., Any]
     values: tuple[np.ndarray, ...]
-    start: np.ndarray  # where the split contour begins, NaN for a plain answer
+    start: np.ndarray  # where the split contour begins; its rungs hand on what they found
     floor: np.ndarray
     good: Callable[[np.ndarray, np.ndarray], np.ndarray]
     log_tol: float
     ceiling: np.ndarray  # an upper bound known beforehand
+    enough: np.ndarray  # an upper end that need not be lowered
 
     def take(self, rows: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
         return tuple(v[rows] for v in self.values), self.start[rows], self.floor[rows]
@@ -135,7 +137,7 @@ def _climb(question: _Question, parts: Components) -> Answer:
     answer = Answer(np.full(size, -np.inf), np.zeros(size), np.full(size, np.inf))
     split = splits(parts)
     answer.upper[:] = np.minimum(answer.upper, question.ceiling)
-    settled = answer.upper <= question.floor
+    settled = answer.upper <= question.enough
     for ladder, rows in ((LADDER, split & ~settled), (PLAIN, supports(parts) & ~split & ~settled)):
         if rows.any():
             _on(ladder, np.flatnonzero(rows), question, parts, answer)
@@ -145,7 +147,6 @@ def _climb(question: _Question, parts: Components) -> Answer:
 def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: Components, answer: Answer) -> None:
     """Climb one ladder with the rows, filling in their answers."""
     lower, estimate, upper = answer
-    guess = question.start.copy()
     due = np.full(lower.size, len(ladder))
     due[rows] = 0
     for step, rung in enumerate(ladder):
@@ -155,7 +156,7 @@ def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: 
         values, start, floor = question.take(todo)
         kernel = question.kernel
         if rung.split:
-            kernel, values = question.split, (*values, _begin(guess[todo], start, upper[todo]))
+            kernel, values = question.split, (*values, start)
         tolerance = max(question.log_tol, np.log(SPLIT_TOLERANCE)) if rung.split else question.log_tol
         arguments = (law(parts.take(todo)), *values, np.full(todo.size, tolerance))
         low, mid, high, ok, needs = in_chunks(*program(kernel, rung, todo.size), arguments, todo.size)
@@ -163,23 +164,17 @@ def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: 
         low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
         better = ok & (high - low < upper[todo] - lower[todo])
         estimate[todo] = np.where(better, mid, estimate[todo])
-        guess[todo] = np.where(np.isfinite(mid), mid, guess[todo])
+        if rung.split:
+            question.start[todo] = np.where(np.isfinite(mid), mid, start)
         lower[todo], upper[todo] = np.maximum(low, lower[todo]), np.minimum(high, upper[todo])
         # the certificate says how fine a rung it wants; climb to that one, at least one up
-        done = (ok & question.good(low, high)) | (upper[todo] <= floor)
+        done = (ok & question.good(low, high)) | (upper[todo] <= question.enough[todo])
         wanted = np.maximum(rung_for(needs, ladder), step + 1)
         if not rung.split and step + 1 < len(ladder) and any(r.split for r in ladder):
             wanted = np.where(suits(needs, ladder[step + 1]), step + 1, FIRST_SPLIT)
         # against a floor a coarse bracket often suffices: try every rung on the way
         wanted = np.where(np.isfinite(floor), step + 1, wanted)
         due[todo] = np.where(done, len(ladder), wanted)
-
-
-def _begin(guess: np.ndarray, start: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """The answer so far where it has the sign of the first value, else between that and the upper end."""
-    middle = np.where((start > 0) & (upper > start) & np.isfinite(upper), np.sqrt(np.abs(start * upper)), start)
-    with np.errstate(invalid="ignore"):
-        return np.where(np.isfinite(guess) & (guess * start > 0) & (guess <= np.maximum(upper, start)), guess, middle)
 
 
 def epsilon(
@@ -200,11 +195,12 @@ def epsilon(
         contour.epsilon,
         split_contour.epsilon,
         values,
-        _one_jump(parts, delta),
+        np.zeros(delta.shape),
         floor,
         lambda low, high: high - low <= width * np.abs(high),
         float(np.log(tolerance)),
-        _largest_loss(parts),
+        np.where(_total_variation(parts) <= delta * (1.0 - slack), 0.0, _largest_loss(parts)),
+        np.maximum(floor, 0.0),
     )
     return _climb(question, parts)
 
@@ -224,8 +220,16 @@ def delta(
         lambda low, high: high - low <= width,
         float(np.log(tolerance)),
         np.where(epsilon > _largest_loss(parts), -np.inf, np.inf),
+        logs,
     )
     return Answer(*(np.exp(np.minimum(x, 0.0)) for x in _climb(question, parts)))
+
+
+def _total_variation(parts: Components) -> np.ndarray:
+    """`sum n q (2 Phi(1/(2 sigma)) - 1)`, at least delta(0) of sampled Gaussians alone; inf with other parts."""
+    each = np.vectorize(math.erf, otypes=[float])(8.0**-0.5 / parts.gauss_sigma)
+    most = np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * each, 0.0), axis=1)
+    return np.where(splits(parts) & (parts.mu2 == 0), most * (1.0 + 1e-12), np.inf)
 
 
 def _largest_loss(parts: Components) -> np.ndarray:
@@ -233,15 +237,3 @@ def _largest_loss(parts: Components) -> np.ndarray:
     with np.errstate(divide="ignore"):
         most = -np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * np.log1p(-parts.gauss_q), 0.0), axis=1)
     return np.where((parts.sign < 0) & splits(parts) & (parts.mu2 == 0), most * (1.0 + 1e-12), np.inf)
-
-
-def _one_jump(parts: Components, delta: np.ndarray) -> np.ndarray:
-    """A first value of eps: the loss that one step exceeds with probability delta over the steps, or thereabouts."""
-    if parts.gauss_n.shape[1] == 0:
-        return np.full(delta.shape, np.nan)
-    sigma, q, n = parts.gauss_sigma, parts.gauss_q, np.maximum(parts.gauss_n, 1e-300)
-    log_tail = np.log(delta)[:, None] - np.log(n) - np.log(np.maximum(q, 1e-300))
-    u = np.sqrt(np.maximum(-2.0 * log_tail - 3.0, 0.1)) + 1.0 / sigma
-    y = np.minimum(u / sigma - 0.5 / sigma**2, 700.0)
-    loss = np.where(parts.gauss_n > 0, np.log1p(q * np.expm1(y)), 0.0)
-    return np.maximum(np.max(loss, axis=1), 1e-12)

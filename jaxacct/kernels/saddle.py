@@ -73,6 +73,11 @@ def _safeguarded(k, first, down, up, residual_and_step, like, iterations=ITERATI
 
 def for_delta(law: Law, log_delta, nodes):
     """The saddle whose approximate delta is the one asked for."""
+    return for_delta_of(lambda c: cumulants(law, c, nodes), log_delta)
+
+
+def for_delta_of(k, log_delta):
+    """The same for a law given by its cumulants."""
     target = jnp.minimum(log_delta, -0.02)
 
     def residual_and_step(saddle, curvature):
@@ -82,7 +87,7 @@ def for_delta(law: Law, log_delta, nodes):
     def first(saddle):
         return 0.5 * jnp.log(2.0 * jnp.maximum(-log_delta, 0.5) / saddle.k2)
 
-    return _safeguarded(lambda c: cumulants(law, c, nodes), first, 16.0, 4.0, residual_and_step, log_delta)
+    return _safeguarded(k, first, 16.0, 4.0, residual_and_step, log_delta)
 
 
 def _residual_for(epsilon):

@@ -68,8 +68,12 @@ def high_blur(sigma):
 
 
 def ends(sigma, q, sign, high, c):
-    """The range in u: up to the far window, or for the add direction as the law tilted by c asks."""
+    """The range in u: up to the far window, or for the add direction as far as the law tilted by c reaches."""
     lo, hi = quadrature_range(sigma, q, sign, c)
+    u = lo + (hi - lo) / 128.0 * jnp.arange(129)
+    exponent = -c * log_mix(sigma, q, u)[0] - 0.5 * u**2
+    inside = exponent > jnp.max(exponent) - TAIL
+    hi = jnp.where(inside[-1], hi, lo + (hi - lo) / 128.0 * (129 - jnp.argmax(inside[::-1])))
     removing = sign > 0
     return jnp.where(removing, -jnp.sqrt(2.0 * TAIL), lo), jnp.where(removing, high + RIM * high_blur(sigma), hi)
 

@@ -94,11 +94,14 @@ def tails(sigma, sign, c, nodes: Frame, parts: Split):
     inner = jnp.abs(nodes.u[0])
     slope = jnp.where(sign > 0, 0.0, c * nodes.posterior[0] / sigma)
     outside = jnp.where(slope < inner - 0.5, 1.0 / jnp.maximum(inner - slope, 0.5), USELESS)
+    # beyond the right end mix^-c phi falls ever faster; in the remove direction the law ends there
+    steep = nodes.u[-1] + c * nodes.posterior[-1] / sigma
+    after = jnp.where(sign > 0, 0.0, jnp.where(steep > 0.5, 2.0, USELESS))
 
     def error(weight):
         density = weight / nodes.gap
         falling = (weight[0] <= weight[1]) & (weight[-1] <= weight[-2])
-        return jnp.where(falling, density[0] * outside + density[-1], USELESS)
+        return jnp.where(falling, density[0] * outside + density[-1] * after, USELESS)
 
     return jnp.stack([error(parts.calm), error(parts.jump)])
 
@@ -133,19 +136,26 @@ def step_errors(sigma, q, sign, low, high, c, nodes: Frame, parts: Split, t_max)
     return jnp.where(sigma > 0.05 * nodes.step, jnp.minimum(errors, USELESS), USELESS)
 
 
-def rounding_errors(sigma, c, nodes: Frame, weight, t_max, depth, low, high):
-    """(rate, ceiling, weight) of one part, as in certificate.py, with the nodes' own errors and the windows'."""
+def _window_rounding(distance, blur):
+    """(units of rounding of log w, its derivative in u) at a distance inside the window."""
+    x = jnp.clip(distance / blur, -40.0, 9.0)
+    return 20.0 + 3.0 * jnp.minimum(x, 0.0) ** 2, jnp.where(x < 8.5, jnp.maximum(-x, 0.0) + 1.0, 0.0) / blur
+
+
+def rounding_errors(sigma, c, nodes: Frame, weight, t_max, depth, low, high, side):
+    """(rate, ceiling, weight) as in certificate.py, with the nodes' own errors and the windows'.
+
+    side is 1 for the calm part and -1 for the jumps.
+    """
     z = jnp.abs(c) + 1.0
     slope = nodes.posterior / sigma
     through_y = 4.0 * nodes.posterior * (jnp.abs(nodes.u) / sigma + 0.5 / sigma**2)
     growth = nodes.step / nodes.gap
     node = nodes.slack / UNIT + 6.0 * (jnp.abs(nodes.u) + nodes.warp * (jnp.abs(nodes.loss) + through_y)) / growth
-    near = jnp.minimum(jnp.abs(low - nodes.u) / low_blur(sigma), 40.0)
-    far = jnp.minimum(jnp.maximum(nodes.u - high, 0.0) / high_blur(sigma), 40.0)
-    windows = 36.0 + 3.0 * (near**2 + far**2)
-    steepness = (
-        jnp.abs(nodes.u) + z * slope + (near + 1.0) / low_blur(sigma) + (far + 1.0) / high_blur(sigma) + 1.0 / sigma
-    )
+    near, near_slope = _window_rounding(side * (low - nodes.u), low_blur(sigma))
+    far, far_slope = _window_rounding(high - nodes.u, high_blur(sigma))
+    windows = near + far
+    steepness = jnp.abs(nodes.u) + z * slope + near_slope + far_slope + 1.0 / sigma
     own = depth + 12.0 * z * jnp.abs(nodes.loss) + 4.0 * nodes.u**2 + z * through_y + windows + node * steepness
     rotated = 2.0 * own + depth
     turning = through_y + node * slope

@@ -23,7 +23,7 @@ CUTS = (8.0, 4096.0, 19)
 CANCEL = 9.0
 AXIS = 192
 """Points for placing the contour; bounds that depend on them are certified all the same."""
-SEARCH = 1.6
+SEARCH = 2.5
 """Rounds move eps by at most this factor."""
 
 
@@ -176,11 +176,11 @@ def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points)
     logs = _logs(law, place, parts, calm, jump, t)
     bound = jax.vmap(split_certificate.step_errors, (0, 0, None, 0, 0, None, 0, 0, None))
     steps = bound(law.gauss_sigma, law.gauss_q, law.sign, window.low, window.high, c, frames, parts, t_max)
-    rounding = jax.vmap(split_certificate.rounding_errors, (0, None, 0, 0, None, None, 0, 0))
+    rounding = jax.vmap(split_certificate.rounding_errors, (0, None, 0, 0, None, None, 0, 0, None))
     errors, at_c = [], []
-    for weight, step in ((parts.calm, steps[:, 0]), (parts.jump, steps[:, 1])):
+    for weight, step, side in ((parts.calm, steps[:, 0], 1.0), (parts.jump, steps[:, 1], -1.0)):
         rate, most, own = rounding(
-            law.gauss_sigma, c, frames, weight, t_max, depth(points, count), window.low, window.high
+            law.gauss_sigma, c, frames, weight, t_max, depth(points, count), window.low, window.high, side
         ).T
         errors.append(2.0 * step[:, None] + jnp.minimum(rate[:, None] * t, most[:, None]))
         at_c.append(2.0 * step + 2.0 * own)
@@ -256,7 +256,7 @@ def _solve(wave: Wave, start, log_delta):
     def newton(_, eps):
         value, rate = estimate(wave, eps)
         rate = jnp.clip(rate, 0.05 / start, 5.0 * wave.c + 5.0)
-        moved = eps + jnp.clip((value - log_delta) / rate, -0.3 * start, 0.3 * start)
+        moved = eps + jnp.clip((value - log_delta) / rate, -0.4 * start, 0.4 * start)
         return jnp.clip(moved, start / SEARCH, start * SEARCH)
 
     return lax.fori_loop(0, 7, newton, start)
@@ -275,8 +275,18 @@ def _rounds(law: Law, follow, start, plan_at, points, count, rounds):
     return lax.fori_loop(0, rounds, again, (start, *empty))
 
 
+def _first(law: Law, log_delta, log_tol):
+    """The saddle point approximation of eps when far outcomes are cut off by their mass alone."""
+    high = jnp.where(law.sign > 0, aside.far_by_mass(law, log_delta + log_tol), AWAY)
+    away = jnp.full_like(high, AWAY)
+    frames = _frames(law, Window(away, high, jnp.ones_like(log_delta)), 1.0, AXIS)
+    return saddle.for_delta_of(lambda c: cumulants(law, 1.0, frames, c), log_delta).epsilon
+
+
 def epsilon(law: Law, log_delta_low, log_delta_high, start, log_tol, points, count, rounds):
-    """`inf {eps : delta(eps) <= delta}` for a positive solution, from a starting value."""
+    """`inf {eps : delta(eps) <= delta}` for a positive solution, from a starting value (0: none is known)."""
+    guess = jnp.clip(_first(law, log_delta_low, log_tol), 1e-12, 1e9)
+    start = jnp.where(start > 0, start, guess)
     solution, place, choice, wave, made_from = _rounds(
         law,
         lambda eps, wave: _solve(wave, eps, log_delta_low),
