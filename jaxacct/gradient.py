@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.engines import contour
+from jaxacct.engines.chunks import in_chunks
 from jaxacct.kernels import contour as kernel
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.validation import DELTA, broadcast_shape, check, refuse_tracers
@@ -135,9 +136,8 @@ def _along(law: Any, tangent: Any, epsilon: np.ndarray) -> tuple[np.ndarray, np.
         if todo.size == 0:
             continue
         arguments = jax.tree.map(lambda a, rows=todo: a[rows], (law, tangent, epsilon, log_tol))
-        change, rate, needs = contour.in_chunks(
-            *contour.program(kernel.sensitivity, rung, todo.size), arguments, todo.size
-        )
+        program = contour.program(kernel.sensitivity, rung, todo.size)
+        change, rate, needs = in_chunks(*program, arguments, todo.size)
         good = contour.suits(needs, rung)
         along[todo[good]], slope[todo[good]] = change[good], rate[good]
         due[todo] = np.where(good, len(contour.PLAIN), np.maximum(contour.rung_for(needs), step + 1))

@@ -153,7 +153,25 @@ def test_an_infeasible_calibration_exits_1_and_says_why(capsys):
         ("sweep", "GRID is missing"),
         ("sweep grid.toml", "--out is missing"),
         ("sweep absent.toml --out result.csv", "absent.toml: cannot be read: No such file or directory"),
-        ("sweep grid.toml --out result.csv --resum", "unknown option --resum"),
+        ("sweep grid.toml --out result.csv --resum", "unknown option --resum; did you mean --resume?"),
+        ("sweep grid.toml --out result.csv --block 1.5", "block = 1.5 must be a whole number"),
+        ("sweep grid.toml --out result.csv --block 1,2", "block must be one number, not a list"),
+        ("sweep grid.toml --out result.csv --process-id 0", "--process-id is for --distributed"),
+        ("sweep grid.toml --out result.csv --distributed --process-id 0", "belong together; give all three"),
+        (
+            "sweep grid.toml --out r.csv --distributed --coordinator h:1 --process-id 2 --process-count 2",
+            "--process-id = 2 must be a whole number >= 0 and < --process-count = 2",
+        ),
+        ("sweep grid.toml --out result.csv --shard 1/2 --distributed", "both slice the grid"),
+        ("merge", "--out is missing"),
+        ("merge --out result.csv", "parts is empty"),
+        ("merge absent.part --out result.csv", "absent.part: cannot be read: No such file"),
+        ("plot", "RESULT is missing"),
+        ("plot result.csv", "--out is missing"),
+        ("plot absent.csv --out figure.png", "absent.csv: cannot be read: No such file"),
+        ("plot absent.csv --out figure.png --where x", "where = 'x' must be FIELD=VALUE"),
+        ("plot absent.csv --out figure.png --rows a", "rows = 'a' must be a row number from 0"),
+        ("plot absent.csv --out figure.png --knd curve", "unknown option --knd; did you mean --kind?"),
     ],
 )  # fmt: skip
 def test_bad_input_exits_2_with_one_line(capsys, line, words):
@@ -174,6 +192,33 @@ def test_sweep_writes_a_csv_and_a_summary(capsys, tmp_path):
     assert status == 0 and "4/4" in err
     grid.write_text(grid.read_text().replace("steps", "stesp"))
     assert "did you mean 'steps'?" in refused(capsys, f"sweep {grid} --out {out}")
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(capsys, tmp_path):
+    grid = tmp_path / "grid.toml"
+    grid.write_text("noise_multiplier = [2, 4]\nsampling_probability = 1\nsteps = [1, 2]\ndelta = 1e-5\n")
+    text = answered(capsys, f"sweep {grid} --dry-run --shard 1/2 --block 2")
+    assert "configurations  4 (4 epsilon)" in text and "1 of 2: 2 configurations" in text
+    assert "1 of up to 2 rows" in text and "1 cpu" in text and "from 2 configurations solved just now" in text
+    report = json.loads(answered(capsys, f"sweep {grid} --dry-run --json"))
+    assert (report["configurations"], report["quantities"], report["blocks"]) == (4, {"epsilon": 4}, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["grid.toml"]
+
+
+def test_slices_are_merged_and_plotted(capsys, tmp_path):
+    grid, out = tmp_path / "grid.toml", tmp_path / "result.csv"
+    grid.write_text("noise_multiplier = [2, 4]\nsampling_probability = 1\nsteps = [1, 2, 3]\ndelta = 1e-5\n")
+    parts = [f"{out}.{i}-of-2.part" for i in (1, 2)]
+    for i, part in enumerate(parts, 1):
+        assert part in answered(capsys, f"sweep {grid} --out {out} --shard {i}/2 --block 2")
+    report = json.loads(answered(capsys, f"merge {' '.join(parts)} --out {out} --json"))
+    assert (report["rows"], report["out"], report["status"]) == (6, str(out), {"ok": 6})
+    assert "--resume (resume=True), or --overwrite it" in refused(capsys, f"sweep {grid} --out {out} --shard 1/2")
+    figure = tmp_path / "figure.svg"
+    text = answered(capsys, f"plot {out} --out {figure} --where noise-multiplier=2")
+    assert "x        steps" in text and "noise_multiplier = 2" in text and figure.exists()
+    report = json.loads(answered(capsys, f"plot {out} --out {figure} --kind profile --rows 0,5 --json"))
+    assert (report["kind"], report["curves"]) == ("profile", 2)
 
 
 def test_an_interrupt_is_one_line_and_130(capsys, monkeypatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxacct.sweep import SweepInterrupted, Table, read_grid, run, sweep
+from jaxacct.sweep import Table, read_grid, sweep
 from jaxacct.sweep.grid import FIELDS, QUANTITIES, concatenate, expand
 from jaxacct.sweep.progress import Progress, bar
 from jaxacct.validation import InputError
@@ -270,9 +270,9 @@ def test_unreadable_files_are_refused(tmp_path):
     assert "not UTF-8" in refusal(read_grid, tmp_path / "binary.csv")
 
 
-def test_a_small_sweep_is_right_whatever_the_chunk(tmp_path):
+def test_a_small_sweep_is_right_whatever_the_block(tmp_path):
     out = tmp_path / "result.csv"
-    table = sweep(SMALL, out=out, chunk=3)
+    table = sweep(SMALL, out=out, block=3)
     assert isinstance(table, Table) and len(table) == 4
     assert list(table.columns) == [
         "quantity", "noise_multiplier", "sampling_probability", "steps", "delta", "relation",
@@ -299,7 +299,7 @@ def test_quantities_mix_in_one_sweep(tmp_path):
             expand({"epsilon": 1e-9, "delta": 1e-5, "sampling_probability": 1.0, "noise_multiplier": 1.0}),
         ]
     )
-    table = sweep(grid, chunk=2)
+    table = sweep(grid, block=2)
     assert table["quantity"].tolist() == ["epsilon", "epsilon", "noise_multiplier", "delta", "steps"]
     sigma = table["noise_multiplier"][2]
     assert 7.0 < sigma < 8.0 and 0.9999 < table["upper"][2] <= 1.0
@@ -317,7 +317,7 @@ def test_calibration_settings_that_do_not_exist_are_refused():
     assert "relation = 'replace_one' is not available" in refusal(sweep, fields, relation="replace_one")
     assert "relation = 'swap' is not known" in refusal(sweep, fields, relation="swap")
     assert "rtol = 2.0 must be" in refusal(sweep, fields, rtol=2.0)
-    assert "chunk = 0 must be" in refusal(sweep, fields, chunk=0)
+    assert "block = 0 must be" in refusal(sweep, fields, block=0)
 
 
 def test_a_result_that_cannot_be_written_is_refused_before_the_work(tmp_path):
@@ -327,23 +327,6 @@ def test_a_result_that_cannot_be_written_is_refused_before_the_work(tmp_path):
     assert "would overwrite the grid" in refusal(sweep, path, out=path)
     assert path.read_text().startswith("noise_multiplier")
     assert "mode and quantity are for a dict" in refusal(sweep, path, mode="zip")
-
-
-def test_an_interrupt_keeps_the_rows_that_are_done(tmp_path, monkeypatch):
-    solve, calls = run._solve, itertools.count()
-
-    def interrupted(*args):
-        if next(calls) == 2:
-            raise KeyboardInterrupt
-        return solve(*args)
-
-    monkeypatch.setattr(run, "_solve", interrupted)
-    out = tmp_path / "result.csv"
-    with pytest.raises(SweepInterrupted) as caught:
-        sweep(SMALL, out=out, chunk=1)
-    assert (caught.value.done, caught.value.total, caught.value.out) == (2, 4, out)
-    assert str(caught.value) == f"interrupted after 2 of 4 rows, kept in {out}"
-    assert len(out.read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize(("module", "writes"), [("pyarrow", "to_parquet"), ("pandas", "to_pandas")])
@@ -365,9 +348,9 @@ def test_extras_are_used_where_installed_and_named_where_not(tmp_path, monkeypat
 
 
 def test_progress_is_shown_when_asked_for_and_off_a_terminal_only_then(capsys):
-    sweep(SMALL, chunk=2)
+    sweep(SMALL, block=2)
     assert capsys.readouterr().err == ""
-    sweep(SMALL, chunk=2, progress=True)
+    sweep(SMALL, block=2, progress=True)
     lines = capsys.readouterr().err.splitlines()
     assert "0/4" in lines[0] and "4/4" in lines[-1] and "rows/s" in lines[-1]
     silent = Progress(4, False)

@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxacct.validation import InputError
 
         try:
+            commands.join(options)  # before anything asks JAX for its devices
             cache.enable()
             status = commands.run(options)
             sys.stdout.flush()

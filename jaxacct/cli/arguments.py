@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from jaxacct import __version__
 
-COMMANDS = ("epsilon", "delta", "calibrate", "sweep")
+COMMANDS = ("epsilon", "delta", "calibrate", "sweep", "merge", "plot")
 
 CONFIGURATION = {
     "noise_multiplier": "noise standard deviation relative to the clip norm",
@@ -34,14 +34,46 @@ DESCRIPTION = {
     "calibrate": "Solve for whichever of --noise-multiplier, --steps and --sampling-probability is left out, "
     "so that DP-SGD meets (target epsilon, target delta). Exit status 1 where that is infeasible.",
     "sweep": "Solve every configuration of a grid: TOML blocks of lists and ranges, or a CSV with one "
-    "configuration per row. What a configuration leaves out is solved for.",
+    "configuration per row. What a configuration leaves out is solved for. Solved rows are kept in RESULT.journal "
+    "until the result is complete.",
+    "merge": "Merge the parts that sweep --shard 1/n to n/n has written into one result, the same to the last byte as "
+    "that of one process.",
+    "plot": "Draw the result of a sweep: a value against an input with its bracket as a band, a heat map over two "
+    "inputs, or the privacy profiles or trade-off curves of some rows. What is not asked for is chosen by the data.",
 }
 EXAMPLE = {
     "epsilon": "jaxacct epsilon --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --delta 1e-5",
     "delta": "jaxacct delta --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --epsilon 2",
     "calibrate": "jaxacct calibrate --target-epsilon 2 --target-delta 1e-5 --sampling-probability 0.01 --steps 10000",
     "sweep": "jaxacct sweep examples/dpsgd_grid.toml --out result.csv",
+    "merge": "jaxacct merge result.csv.1-of-2.part result.csv.2-of-2.part --out result.csv",
+    "plot": "jaxacct plot result.csv --out figure.pdf --x target_epsilon --by epochs",
 }
+SWITCHES = {
+    "dry_run": "show the plan and an estimate of the time, from a sample, and solve nothing else",
+    "resume": "go on from the journal of an interrupted run, where there is one",
+    "overwrite": "discard such a journal and start anew",
+    "distributed": "one of several processes under jax.distributed: solve a slice each, the first one merges",
+}
+SWEEP = {
+    "shard": ("I/N", "solve slice I of N into RESULT.I-of-N.part, for jaxacct merge"),
+    "block": ("ROWS", "rows solved between two writes (default: by the size of the grid, 512 to 4096)"),
+    "coordinator": ("HOST:PORT", "with --distributed: address of process 0 (default: as the cluster says)"),
+    "process_id": ("I", "with --distributed: number of this process, from 0 (default: as the cluster says)"),
+    "process_count": ("N", "with --distributed: how many processes there are (default: as the cluster says)"),
+}
+PLOT = {
+    "kind": ("K", "curve, heatmap, profile or tradeoff"),
+    "x": ("FIELD", "input along the horizontal axis"),
+    "by": ("FIELD", "input with one curve per value; in a heat map the vertical axis"),
+    "value": ("COLUMN", "what is drawn (default: what was solved for)"),
+    "where": ("FIELD=VALUE,...", "only the rows with these values"),
+    "rows": (
+        "I,J,...",
+        "rows for profiles and trade-off curves, from 0 among those of --where (default: up to six, evenly spread)",
+    ),
+}
+NUMBERS = ("block", "process_id", "process_count")
 ENGINES = "auto (default), contour or lattice"
 RELATIONS = "add_or_remove_one (default), add_one, remove_one or replace_one"
 
@@ -65,7 +97,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise UsageError(f"give a command: {', '.join(COMMANDS)}; see jaxacct --help")
     if unknown:
         raise UsageError(_unknown(options, unknown[0]))
-    for name in (*CONFIGURATION, *QUESTION.get(options.command, {}), "rtol"):
+    for name in (*CONFIGURATION, *QUESTION.get(options.command, {}), "rtol", *NUMBERS):
         text = getattr(options, name, None)
         if text is not None:
             setattr(options, name, number(name, text))
@@ -106,20 +138,49 @@ def _parser() -> _Parser:
             epilog=f"example: {EXAMPLE[command]}",
             allow_abbrev=False,
         )
-        if command == "sweep":
-            sub.add_argument("grid", metavar="GRID", nargs="?", help="the grid, .toml or .csv")
-            sub.add_argument("--out", metavar="RESULT", help="the result, .csv or .parquet (needs pyarrow)")
-            sub.add_argument("--progress", action="store_true", default=None, help="also in a pipe")
-            sub.add_argument("--no-progress", dest="progress", action="store_false", help="show no progress")
-        else:
-            for name, text in {**CONFIGURATION, **QUESTION[command]}.items():
-                sub.add_argument(_option(name), metavar="X", help=text)
-        sub.add_argument("--relation", default="add_or_remove_one", metavar="R", help=RELATIONS)
-        if command != "calibrate":
-            sub.add_argument("--engine", default="auto", metavar="E", help=ENGINES)
-        sub.add_argument("--rtol", default="1e-4", metavar="X", help="wanted relative width (default 1e-4)")
+        _OPTIONS.get(command, _question_options)(sub, command)
         sub.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _question_options(sub: _Parser, command: str) -> None:
+    for name, text in {**CONFIGURATION, **QUESTION[command]}.items():
+        sub.add_argument(_option(name), metavar="X", help=text)
+    _accuracy_options(sub, engine=command != "calibrate")
+
+
+def _sweep_options(sub: _Parser, command: str) -> None:
+    sub.add_argument("grid", metavar="GRID", nargs="?", help="the grid, .toml or .csv")
+    sub.add_argument("--out", metavar="RESULT", help="the result, .csv or .parquet (needs pyarrow)")
+    for name, text in SWITCHES.items():
+        sub.add_argument(_option(name), action="store_true", help=text)
+    for name, (metavar, text) in SWEEP.items():
+        sub.add_argument(_option(name), metavar=metavar, help=text)
+    sub.add_argument("--progress", action="store_true", default=None, help="also in a pipe")
+    sub.add_argument("--no-progress", dest="progress", action="store_false", help="show no progress")
+    _accuracy_options(sub, engine=True)
+
+
+def _merge_options(sub: _Parser, command: str) -> None:
+    sub.add_argument("parts", metavar="PART", nargs="*", help="the part files of all slices")
+    sub.add_argument("--out", metavar="RESULT", help="the result, .csv or .parquet (needs pyarrow)")
+
+
+def _plot_options(sub: _Parser, command: str) -> None:
+    sub.add_argument("result", metavar="RESULT", nargs="?", help="the result of a sweep, .csv or .parquet")
+    sub.add_argument("--out", metavar="FIGURE", help="the picture, .png, .svg or .pdf (needs matplotlib)")
+    for name, (metavar, text) in PLOT.items():
+        sub.add_argument(_option(name), metavar=metavar, help=text)
+
+
+_OPTIONS = {"sweep": _sweep_options, "merge": _merge_options, "plot": _plot_options}
+
+
+def _accuracy_options(sub: _Parser, engine: bool) -> None:
+    sub.add_argument("--relation", default="add_or_remove_one", metavar="R", help=RELATIONS)
+    if engine:
+        sub.add_argument("--engine", default="auto", metavar="E", help=ENGINES)
+    sub.add_argument("--rtol", default="1e-4", metavar="X", help="wanted relative width (default 1e-4)")
 
 
 def _attach_negatives(arguments: Sequence[str]) -> list[str]:
@@ -137,7 +198,7 @@ def _attach_negatives(arguments: Sequence[str]) -> list[str]:
 def _unknown(options: argparse.Namespace, word: str) -> str:
     if not word.startswith("-"):
         return f"unexpected {word!r}; see jaxacct {options.command} --help"
-    known = [_option(name) for name in vars(options) if name not in ("command", "grid")]
+    known = [_option(name) for name in vars(options) if name not in ("command", "grid", "parts", "result")]
     given = word.split("=")[0]
     near = difflib.get_close_matches(given, known, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else f"see jaxacct {options.command} --help"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import asdict
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 import numpy as np
 
 from jaxacct.bounds import explain
-from jaxacct.sweep import Table
-from jaxacct.sweep.table import ANSWER
+from jaxacct.sweep import Plan, Table
+from jaxacct.sweep.columns import ANSWER
 
 WHOLE = ("dataset_size", "steps")
 CLAIMABLE = ("certified", "bound")
@@ -77,6 +78,50 @@ def summary_text(report: dict[str, Any]) -> str:
     lines.append(("written", report["out"]))
     lines += [(status, explain(status)) for status in report["status"] if status != "ok"]
     return _block(lines)
+
+
+def plan(found: Plan) -> dict[str, Any]:
+    """What a sweep would do."""
+    return asdict(found)
+
+
+def plan_text(report: dict[str, Any]) -> str:
+    """The plan for a person, with where its figures come from."""
+    number, total = report["shard"]
+    lines = [("configurations", f"{report['configurations']:,} ({_counts(report['quantities'])})")]
+    if total > 1:
+        lines.append(("slice", f"{number} of {total}: {report['own']:,} configurations"))
+    lines += [
+        ("blocks", f"{report['blocks']:,} of up to {report['block']:,} rows, one quantity each"),
+        ("devices", report["devices"]),
+        ("time", f"about {_duration(report['seconds'])}, from {report['sample']:,} configurations solved just now"),
+        ("start", f"{_duration(report['first_seconds'])} before that for compiling; less where programs are cached"),
+        ("memory", f"up to {report['memory_bytes'] / 2**30:.1f} GiB, 1 GiB of it the lattice engine's limit"),
+    ]
+    return _block(lines)
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.1f} s"
+        if seconds < 60
+        else f"{seconds / 60:.0f} min"
+        if seconds < 3600
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
+def block(report: dict[str, Any]) -> str:
+    """A report as lines of name and text."""
+    return _block([(name, _words(value)) for name, value in report.items() if value not in (None, {})])
+
+
+def _words(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    return ", ".join(
+        f"{name} = {word if isinstance(word, str) else format(word, '.6g')}" for name, word in value.items()
+    )
 
 
 def _claim(row: dict[str, Any]) -> str:

@@ -7,15 +7,13 @@ certifies (few expected hits, where the characteristic function does not decay) 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxacct.engines import programs
+from jaxacct.engines.chunks import in_chunks
 from jaxacct.engines.programs import Program
 from jaxacct.kernels import contour, split_contour
 from jaxacct.kernels.law import Law
@@ -102,31 +100,6 @@ def program(kernel: Callable[..., Any], rung: Rung, size: int) -> Program:
     if kernel in (contour.epsilon, split_contour.epsilon, split_contour.delta):
         static["rounds"] = rung.rounds
     return programs.program(kernel, size, rung.chunk, **static)
-
-
-_compiled: set[Callable[..., Any]] = set()
-
-
-def in_chunks(compiled: Callable[..., Any], chunk: int, arguments: Any, size: int) -> list[np.ndarray]:
-    """Run a compiled program over a batch in chunks of one shape, on all cores; the last chunk is padded."""
-
-    def one(start: int) -> list[np.ndarray]:
-        index = np.minimum(np.arange(start, start + chunk), size - 1)
-        with jax.enable_x64():
-            out = compiled(*jax.tree.map(lambda a: a[index], arguments))
-            return [np.asarray(x) for x in out]
-
-    starts = list(range(0, size, chunk))
-    pieces = []
-    if compiled not in _compiled:  # two threads would compile it twice
-        pieces.append(one(starts.pop(0)))
-        _compiled.add(compiled)
-    if len(starts) > 1:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            pieces += pool.map(one, starts)
-    else:
-        pieces += map(one, starts)
-    return [np.concatenate(columns)[:size] for columns in zip(*pieces, strict=True)]
 
 
 def suits(needs: np.ndarray, rung: Rung) -> np.ndarray:

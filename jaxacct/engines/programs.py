@@ -66,25 +66,28 @@ def _batched(kernel: Callable[..., Any], quick: bool, static: tuple[tuple[str, i
 
 
 class _Batched:
-    """Compiled when first called with arguments of new shapes."""
+    """Compiled when first called with arguments of new shapes, or on another device; several at a time."""
 
     def __init__(self, kernel: Callable[..., Any], quick: bool, static: dict[str, int]) -> None:
         self._function = jax.vmap(functools.partial(kernel, **static))
         self._options = QUICK if quick else None
         self._label = f"{kernel.__module__}.{kernel.__qualname__} {static} {self._options}"
         self._ready: dict[Any, Run] = {}
-        self._lock = threading.Lock()
+        self._locks: dict[Any, threading.Lock] = {}
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
         leaves, tree = jax.tree.flatten(arguments)
+        device = next((leaf.device for leaf in leaves if isinstance(leaf, jax.Array)), None)
         signature = (tree, *((leaf.shape, leaf.dtype) for leaf in leaves))
-        with self._lock:
-            if signature not in self._ready:
-                self._ready[signature] = self._prepare(leaves, tree, f"{self._label} {signature}")
-        return self._ready[signature](*leaves)
+        key = (signature, device)
+        with self._locks.setdefault(key, threading.Lock()):
+            if key not in self._ready:
+                self._ready[key] = self._prepare(leaves, tree, f"{self._label} {signature}", device)
+        return self._ready[key](*leaves)
 
-    def _prepare(self, leaves: list[Any], tree: Any, label: str) -> Run:
-        kept = _shelf.load(label) if _shelf is not None else None
+    def _prepare(self, leaves: list[Any], tree: Any, label: str, device: Any) -> Run:
+        shelf = _shelf if device is None else None  # kept programs are for the first device
+        kept = shelf.load(label) if shelf is not None else None
         if kept is not None:
             return kept
 
@@ -92,8 +95,8 @@ class _Batched:
             return jax.tree.leaves(self._function(*jax.tree.unflatten(tree, leaves)))
 
         compiled = _compile(jax.jit(flat, keep_unused=True).lower(*leaves), self._options)
-        if _shelf is not None:
-            _shelf.save(label, compiled)
+        if shelf is not None:
+            shelf.save(label, compiled)
         return compiled
 
 

@@ -1,8 +1,10 @@
-"""Sweeps: a grid of DP-SGD configurations, solved in chunks, as a table."""
+"""Sweeps: a grid of DP-SGD configurations, solved in blocks on all devices and processes, as a table."""
 
 from jaxacct.sweep.grid import Grid
+from jaxacct.sweep.parts import merge
+from jaxacct.sweep.plan import Plan, plan
 from jaxacct.sweep.read import read_grid
 from jaxacct.sweep.run import SweepInterrupted, sweep
-from jaxacct.sweep.table import Table
+from jaxacct.sweep.table import Table, read_table
 
-__all__ = ["Grid", "SweepInterrupted", "Table", "read_grid", "sweep"]
+__all__ = ["Grid", "Plan", "SweepInterrupted", "Table", "merge", "plan", "read_grid", "read_table", "sweep"]

@@ -11,11 +11,11 @@ WIDTH = 24
 class Progress:
     """Redraws one line on a terminal; elsewhere writes a line per update, at most one a second.
 
-    `show` None means only on a terminal.
+    `show` None means only on a terminal.  Rows that are `there` from the start do not count for the rate.
     """
 
-    def __init__(self, total: int, show: bool | None) -> None:
-        self._total = total
+    def __init__(self, total: int, show: bool | None, there: int = 0) -> None:
+        self._total, self._there = total, there
         self._terminal = sys.stderr.isatty()
         self._show = self._terminal if show is None else show
         self._begin = time.monotonic()
@@ -28,7 +28,7 @@ class Progress:
         if not self._show or not (self._terminal or done == self._total or now - self._last >= 1.0):
             return
         self._last = now
-        line = bar(done, self._total, now - self._begin)
+        line = bar(done, self._total, now - self._begin, self._there)
         self._widest = max(self._widest, len(line))
         text = f"\r{line:<{self._widest}}" if self._terminal else f"{line}\n"
         print(text, end="", file=sys.stderr, flush=True)
@@ -39,17 +39,17 @@ class Progress:
             print(file=sys.stderr, flush=True)
 
 
-def bar(done: int, total: int, seconds: float) -> str:
-    """One line of progress.
+def bar(done: int, total: int, seconds: float, there: int = 0) -> str:
+    """One line of progress; the first rows, `there` before, took none of the seconds.
 
     >>> bar(512, 1024, 2.0)
     '[############............] 512/1,024  256 rows/s  0:02 left'
     """
-    filled = WIDTH * done // total
+    filled = WIDTH * done // total if total else WIDTH
     picture = f"[{'#' * filled}{'.' * (WIDTH - filled)}] {done:,}/{total:,}"
-    if done == 0 or seconds <= 0.0:
+    if done == there or seconds <= 0.0:
         return picture
-    rate = done / seconds
+    rate = (done - there) / seconds
     speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
     tail = f"{_clock((total - done) / rate)} left" if done < total else f"in {_clock(seconds)}"
     return f"{picture}  {speed} rows/s  {tail}"

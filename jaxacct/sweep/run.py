@@ -1,46 +1,32 @@
-"""Running a sweep: the grid in chunks, every chunk written to the result file as soon as it is done."""
+"""Running a sweep: its blocks one after the other, each into the table and the journal as soon as it is solved."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import numpy as np
 
-from jaxacct import account, calibrate
-from jaxacct.bounds import Bounds
-from jaxacct.mechanisms import RELATIONS, dp_sgd
-from jaxacct.sweep.grid import Grid, expand
+from jaxacct.sweep import files, parts
+from jaxacct.sweep.grid import Grid
+from jaxacct.sweep.journal import Header, Journal, header
+from jaxacct.sweep.plan import Work, lay_out
 from jaxacct.sweep.progress import Progress
-from jaxacct.sweep.read import read_grid
-from jaxacct.sweep.table import ANSWER, WORDS, Sink, Table, join, layout, open_sink
-from jaxacct.validation import COUNT, OPEN_PROBABILITY, InputError, check, choice
-
-CHUNK = 512
-"""Rows solved between two writes."""
-
-_CALIBRATIONS: dict[str, Callable[..., calibrate.Calibration]] = {
-    "noise_multiplier": calibrate.calibrate_noise_multiplier,
-    "sampling_probability": calibrate.calibrate_sampling_probability,
-    "steps": calibrate.calibrate_steps,
-}
+from jaxacct.sweep.solve import solve
+from jaxacct.sweep.table import Table, blank, fill, write
+from jaxacct.validation import InputError
 
 
 class SweepInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a sweep: how many rows were done, and the file that holds them (None without one)."""
+    """Ctrl-C during a sweep: how many rows were done, and the journal that holds them (None without one)."""
 
-    def __init__(self, done: int, total: int, out: Path | None) -> None:
-        kept = f", kept in {out}" if out is not None else ""
+    def __init__(self, done: int, total: int, journal: Path | None) -> None:
+        kept = f", kept in {journal}; continue with --resume (resume=True)" if journal is not None else ""
         super().__init__(f"interrupted after {done:,} of {total:,} rows{kept}")
-        self.done, self.total, self.out = done, total, out
-
-
-class _Settings(NamedTuple):
-    relation: str
-    engine: str
-    rtol: float
+        self.done, self.total, self.journal = done, total, journal
 
 
 def sweep(
@@ -53,9 +39,16 @@ def sweep(
     engine: str = "auto",
     rtol: float = 1e-4,
     progress: bool | None = None,
-    chunk: int = CHUNK,
+    block: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    shard: str | None = None,
+    distributed: bool = False,
 ) -> Table:
     """Solve every DP-SGD configuration of a grid: epsilon, delta, or a calibrated parameter.
+
+    All local devices share the work.  With `out`, solved blocks go to a journal beside it (its name with .journal
+    added), which survives whatever ends the process; the result appears when it is complete.
 
     Parameters
     ----------
@@ -68,25 +61,35 @@ def sweep(
     quantity : str, optional
         For a dict: what is solved for, as a check on what the fields leave out.
     out : path ending in .csv or .parquet, optional
-        Rows are written there chunk by chunk; an interrupt loses none of the chunks done.
+        The result; an earlier one is replaced when this one is complete.
     relation, engine, rtol
         As in `jaxacct.epsilon` and `jaxacct.calibrate_noise_multiplier` (calibrations choose the engine).
     progress : bool, optional
         A progress bar on standard error; by default only on a terminal.
-    chunk : int
-        Rows solved and written at a time.
+    block : int, optional
+        Rows solved between two writes; by default a sixteenth of the grid, at least 512 and at most 4096.
+    resume : bool
+        Go on from the journal of an interrupted run, where there is one.
+    overwrite : bool
+        Discard such a journal instead.
+    shard : "i/n", optional
+        Solve the i-th of n slices into the part file OUT.i-of-n.part, for `jaxacct.sweep.merge`.
+    distributed : bool
+        After `jax.distributed.initialize()`: every process solves its slice, the first one merges them.  `out`
+        must be on a file system that all of them share.
 
     Returns
     -------
     Table
         Columns: name (if any), quantity, the inputs, relation, lower, estimate, upper, kind, status, engine.
         A solved noise multiplier, sampling probability or steps has its own column, and the bracket is of the
-        epsilon it gives.  Rows are in the order of the grid.
+        epsilon it gives.  Rows are in the order of the grid (of this slice, except where all are merged).
 
     Raises
     ------
     InputError
-        One line for invalid values or an unreadable file, before anything is solved.
+        One line for invalid values, an unreadable file, or a journal that is in the way or of another sweep,
+        before anything is solved.
     SweepInterrupted
         Ctrl-C; a KeyboardInterrupt that says how many rows are done and where they are.
 
@@ -95,98 +98,108 @@ def sweep(
     >>> [round(x, 4) for x in t["upper"].tolist()]
     [1.9931, 0.9263]
     """
-    configurations = _configurations(grid, mode, quantity)
-    choice("relation", relation, RELATIONS)
-    choice("engine", engine, account.ENGINES)
-    _refuse_settings(configurations, relation, engine)
-    rows = int(np.asarray(check("chunk", chunk, COUNT)).item())
-    settings = _Settings(relation, engine, float(np.asarray(check("rtol", rtol, OPEN_PROBABILITY)).item()))
+    if distributed and shard is not None:
+        raise InputError("shard and distributed both slice the grid; leave one of them out")
+    if resume and overwrite:
+        raise InputError("resume and overwrite contradict each other; leave one of them out")
+    if distributed:
+        shard = f"{jax.process_index() + 1}/{jax.process_count()}"
+    work = lay_out(grid, mode, quantity, relation, engine, rtol, block, shard)
     if out is None:
-        return _run(configurations, settings, rows, progress, None, None)
+        for name, given in {"resume": resume, "overwrite": overwrite, "shard": shard is not None}.items():
+            if given:
+                raise InputError(f"{name} needs out; name the result, such as out='result.csv'")
+        return _run(_Slice(work), progress, None)
     path = Path(out)
+    files.check_result(path)
     if isinstance(grid, str | os.PathLike) and path.exists() and path.samefile(grid):
         raise InputError(f"{path}: the result would overwrite the grid; give another name")
-    sink = open_sink(path, layout(configurations))
-    try:
-        return _run(configurations, settings, rows, progress, sink, path)
-    finally:
-        sink.close()
+    head = header(work.grid, work.columns, work.settings, work.block, work.shard)
+    if work.shard[1] == 1:
+        return _whole(work, head, path, progress, resume, overwrite)
+    table = _part(work, head, path, progress if work.shard[0] == 1 or not distributed else False, resume, overwrite)
+    if distributed and work.shard[0] == 1:
+        return parts.wait_and_merge(path, head)
+    if distributed:
+        parts.wait_for_merge(path, work.shard)
+    return table
 
 
-def _configurations(grid: Any, mode: str, quantity: str | None) -> Grid:
-    if isinstance(grid, Mapping):
-        return expand(grid, mode=mode, quantity=quantity)
-    if mode != "product" or quantity is not None:
-        raise InputError("mode and quantity are for a dict of arrays; a grid file states them itself")
-    return grid if isinstance(grid, Grid) else read_grid(grid)
+def _whole(work: Work, head: Header, out: Path, show: bool | None, resume: bool, overwrite: bool) -> Table:
+    """All blocks: into the journal, then the result, then the journal is done with."""
+    path = parts.journal_path(out, work.shard)
+    table = _journalled(work, head, path, show, resume, overwrite)
+    write(table, out)
+    path.unlink()
+    return table
 
 
-def _refuse_settings(grid: Grid, relation: str, engine: str) -> None:
-    """Calibrations choose their own engine and know the add and remove relations only."""
-    calibrated = [word for word in _CALIBRATIONS if word in grid.quantity]
-    if calibrated and engine != "auto":
-        raise InputError(f"engine = {engine!r} is not available for solving {calibrated[0]}; use 'auto'")
-    if calibrated and relation == "replace_one":
+def _part(work: Work, head: Header, out: Path, show: bool | None, resume: bool, overwrite: bool) -> Table:
+    """The blocks of one slice, into a journal that becomes its part; a part that is there already is kept."""
+    path, part = parts.journal_path(out, work.shard), parts.part_path(out, work.shard)
+    if part.exists() and resume and not path.exists():
+        os.replace(part, path)
+    elif part.exists() and not overwrite:
+        raise InputError(f"{part}: is there already; keep it with --resume (resume=True), or --overwrite it")
+    part.unlink(missing_ok=True)
+    table = _journalled(work, head, path, show, resume, overwrite)
+    os.replace(path, part)
+    files.sync_folder(part)
+    return table
+
+
+def _journalled(work: Work, head: Header, path: Path, show: bool | None, resume: bool, overwrite: bool) -> Table:
+    """Solve what the journal does not hold yet."""
+    if overwrite:
+        path.unlink(missing_ok=True)
+    slice_ = _Slice(work)
+    if resume and path.exists():
+        journal = Journal.resume(path, head, slice_.keep)
+    elif path.exists():
         raise InputError(
-            f"relation = 'replace_one' is not available for solving {calibrated[0]}; "
-            "use 'add_or_remove_one', 'add_one' or 'remove_one'"
+            f"{path}: holds the rows of an interrupted run; continue it with --resume (resume=True), "
+            "or discard it with --overwrite (overwrite=True)"
         )
-
-
-def _run(grid: Grid, settings: _Settings, chunk: int, show: bool | None, sink: Sink | None, out: Path | None) -> Table:
-    names, total, done = layout(grid), len(grid), 0
-    pieces: list[Table] = []
-    progress = Progress(total, show)
-    progress.update(0)
+    else:
+        journal = Journal.create(path, head)
     try:
-        for start in range(0, total, chunk):
-            piece = _chunk(grid.take(slice(start, start + chunk)), settings, names)
-            if sink is not None:
-                sink.write(piece)
-            pieces.append(piece)
-            done += len(piece)
+        return _run(slice_, show, journal)
+    finally:
+        journal.close()
+
+
+class _Slice:
+    """The rows of this run: the table that they fill, and which of them are solved."""
+
+    def __init__(self, work: Work) -> None:
+        self.work, self.rows = work, work.rows
+        self.table = blank(work.columns, self.rows.size)
+        self.done = np.zeros(self.rows.size, bool)
+
+    def keep(self, rows: np.ndarray, piece: Table) -> None:
+        index = np.searchsorted(self.rows, rows)
+        fill(self.table, index, piece)
+        self.done[index] = True
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """The blocks that are not solved yet."""
+        return (rows for rows in self.work.blocks if not self.done[np.searchsorted(self.rows, rows[0])])
+
+
+def _run(slice_: _Slice, show: bool | None, journal: Journal | None) -> Table:
+    work, total, done = slice_.work, slice_.rows.size, int(np.sum(slice_.done))
+    progress = Progress(total, show, done)
+    progress.update(done)
+    try:
+        for rows in slice_.blocks():
+            piece = solve(work.grid.take(rows), work.settings, work.columns)
+            if journal is not None:
+                journal.append(rows, piece)
+            slice_.keep(rows, piece)
+            done += rows.size
             progress.update(done)
     except KeyboardInterrupt:
-        raise SweepInterrupted(done, total, out) from None
+        raise SweepInterrupted(done, total, None if journal is None else journal.path) from None
     finally:
         progress.close()
-    return join(pieces)
-
-
-def _chunk(grid: Grid, settings: _Settings, names: tuple[str, ...]) -> Table:
-    """Solve the rows of each quantity together and put the answers back in order."""
-    size = len(grid)
-    columns: dict[str, np.ndarray] = {name: np.full(size, np.nan) for name in names}
-    columns |= {name: np.full(size, "", dtype=object) for name in WORDS}
-    columns |= grid.inputs
-    columns |= {"quantity": grid.quantity, "relation": np.full(size, settings.relation, dtype=object)}
-    if "name" in names:
-        columns["name"] = grid.name
-    for quantity in dict.fromkeys(grid.quantity):
-        rows = np.flatnonzero(grid.quantity == quantity)
-        answer = _solve(str(quantity), grid.take(rows).inputs, settings)
-        for name, values in answer.items():
-            column = np.array(columns[name])
-            column[rows] = values
-            columns[name] = column
-    return Table({name: columns[name] for name in names})
-
-
-def _solve(quantity: str, inputs: Mapping[str, np.ndarray], settings: _Settings) -> dict[str, Any]:
-    """The columns that one quantity's rows gain."""
-    if quantity in _CALIBRATIONS:
-        known = ("noise_multiplier", "sampling_probability", "steps", "target_epsilon", "target_delta")
-        fields: dict[str, Any] = {name: inputs[name] for name in known if name != quantity}
-        found = _CALIBRATIONS[quantity](**fields, relation=settings.relation, rtol=settings.rtol)
-        status = np.where(found.status == "ok", found.epsilon.status, found.status)
-        return _columns(found.epsilon) | {quantity: found.value, "status": status.astype(object)}
-    mechanism = dp_sgd(inputs["noise_multiplier"], inputs["sampling_probability"], inputs["steps"])
-    if quantity == "epsilon":
-        return _columns(account.epsilon(mechanism, inputs["delta"], **settings._asdict()))
-    return _columns(account.delta(mechanism, inputs["epsilon"], **settings._asdict()))
-
-
-def _columns(bounds: Bounds) -> dict[str, Any]:
-    return {name: getattr(bounds, name) for name in ANSWER} | {
-        name: np.asarray(getattr(bounds, name)).astype(object) for name in WORDS
-    }
+    return slice_.table

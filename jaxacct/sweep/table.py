@@ -1,38 +1,23 @@
-"""The result of a sweep: named columns, one row per configuration, and the files it is written to."""
+"""The result of a sweep: named columns, one row per configuration."""
 
 from __future__ import annotations
 
-import csv
-import importlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from jaxacct.sweep.grid import FIELDS, Grid
+from jaxacct.sweep import files
+from jaxacct.sweep.columns import ANSWER, TEXT, WHOLE, place, product_axes
+from jaxacct.sweep.grid import FIELDS
 from jaxacct.validation import InputError
 
-ANSWER = ("lower", "estimate", "upper")
-WORDS = ("kind", "status", "engine")
-_WHOLE = ("dataset_size", "batch_size", "epochs", "steps")
-"""Columns whose whole numbers are written without a decimal point."""
-
-
-def layout(grid: Grid) -> tuple[str, ...]:
-    """The columns of a grid's result: name, quantity, inputs, what is solved for, bracket, and its words."""
-    solved = [quantity for quantity in FIELDS if quantity in grid.quantity and not _answers(quantity)]
-    inputs = [field for field in FIELDS if field in grid.inputs or field in solved]
-    name = ["name"] if any(grid.name) else []
-    return (*name, "quantity", *inputs, "relation", *ANSWER, *WORDS)
-
-
-def _answers(quantity: str) -> bool:
-    """Whether lower, estimate and upper hold the quantity itself (otherwise the epsilon reached)."""
-    return quantity in ("epsilon", "delta")
+PIECE = 8192
+"""Rows that are turned into text, or into a Parquet row group, at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,112 +40,91 @@ class Table:
     def __repr__(self) -> str:
         return f"Table({len(self)} rows: {', '.join(self.columns)})"
 
+    def take(self, rows: Any) -> Table:
+        """The rows of a NumPy index."""
+        return Table({name: column[rows] for name, column in self.columns.items()})
+
     def rows(self) -> Iterator[list[str]]:
         """The cells as text: floats in full precision, absent inputs empty, answers that do not exist nan."""
-        lists = {name: column.tolist() for name, column in self.columns.items()}
-        quantities = lists["quantity"]
-        cells = [
-            [_cell(name, value, quantity) for value, quantity in zip(column, quantities, strict=True)]
-            for name, column in lists.items()
-        ]
-        return (list(row) for row in zip(*cells, strict=True))
+        for piece in self._pieces():
+            lists = {name: column.tolist() for name, column in piece.columns.items()}
+            cells = [_cells(name, column, lists["quantity"]) for name, column in lists.items()]
+            yield from (list(row) for row in zip(*cells, strict=True))
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write a CSV with a header line; reading it back gives the same numbers."""
-        self._write(CsvSink(Path(path), tuple(self.columns)))
+        files.write_csv(Path(path), tuple(self.columns), self.rows())
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write a Parquet file (needs pyarrow)."""
-        self._write(ParquetSink(Path(path), tuple(self.columns)))
+        files.write_parquet(Path(path), TEXT, tuple(self.columns), (piece.columns for piece in self._pieces()))
 
     def to_pandas(self) -> Any:
         """The table as a pandas.DataFrame (needs pandas)."""
-        return _extra("pandas", "a DataFrame").DataFrame(self.columns)
+        return files.extra("pandas", "a DataFrame").DataFrame(self.columns)
 
-    def _write(self, sink: Sink) -> None:
-        try:
-            sink.write(self)
-        finally:
-            sink.close()
+    def to_xarray(self) -> Any:
+        """The table as an xarray.Dataset with a labelled axis for every input that varies (needs xarray).
+
+        Inputs that do not vary are scalar coordinates, those that follow from others (steps from epochs)
+        coordinates along all axes.  Raises InputError for a table that is no product of its inputs.
+
+        >>> from jaxacct.sweep import sweep
+        >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": [1, 4], "delta": 1e-5})
+        >>> d = t.to_xarray()
+        >>> round(float(d.upper.sel(noise_multiplier=4.0, steps=1)), 4)
+        0.9263
+        """
+        xarray = files.extra("xarray", "a Dataset")
+        axes = product_axes(self.columns)
+        shape = tuple(len(values) for values in axes.values())
+        order = np.argsort(place(self.columns, axes))
+        data: dict[str, Any] = {}
+        coordinates: dict[str, Any] = dict(axes)
+        for name, column in self.columns.items():
+            if name in axes:
+                continue
+            known = name in ("name", "quantity", "relation", *FIELDS) and name != self["quantity"][0]
+            alike = known and bool((column == column[0]).all())
+            values = column[0] if alike else (tuple(axes), column[order].reshape(shape))
+            (coordinates if known else data)[name] = values
+        return xarray.Dataset(data, coordinates)
+
+    def _pieces(self) -> Iterator[Table]:
+        """The rows a few thousand at a time."""
+        return (self.take(slice(start, start + PIECE)) for start in range(0, len(self), PIECE))
 
 
-def _cell(name: str, value: Any, quantity: str) -> str:
-    if isinstance(value, str):
-        return value
+def read_table(path: str | os.PathLike[str]) -> Table:
+    """The table in a result file, .csv or .parquet."""
+    columns = files.read_columns(Path(path), TEXT)
+    missing = [name for name in ("quantity", "relation", *ANSWER) if name not in columns]
+    if missing:
+        raise InputError(f"{path}: is no result of a sweep: it has no column {missing[0]!r}")
+    return Table(columns)
+
+
+def blank(names: tuple[str, ...], size: int) -> Table:
+    """A table to be filled in."""
+    return Table({name: np.full(size, "", object) if name in TEXT else np.full(size, np.nan) for name in names})
+
+
+def fill(table: Table, rows: np.ndarray, piece: Table) -> None:
+    """Put a piece into the rows of a table."""
+    for name, column in table.columns.items():
+        column[rows] = piece[name]
+
+
+def write(table: Table, path: Path) -> None:
+    """Write a table to a file, by its ending."""
+    (table.to_parquet if path.suffix.lower() == ".parquet" else table.to_csv)(path)
+
+
+def _cells(name: str, column: list[Any], quantities: list[str]) -> list[str]:
+    return column if name in TEXT else [_cell(name, x, q) for x, q in zip(column, quantities, strict=True)]
+
+
+def _cell(name: str, value: float, quantity: str) -> str:
     if math.isnan(value):
         return "nan" if name in (*ANSWER, quantity) else ""
-    return str(int(value)) if name in _WHOLE and value.is_integer() else repr(value)
-
-
-def join(tables: Sequence[Table]) -> Table:
-    """Tables of the same columns one after the other."""
-    return Table({name: np.concatenate([table[name] for table in tables]) for name in tables[0].columns})
-
-
-class Sink(Protocol):
-    """Where a sweep's rows go as they are done; after `close` the file is complete for the rows written."""
-
-    def write(self, table: Table) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def open_sink(path: Path, columns: tuple[str, ...]) -> Sink:
-    """The sink for a path, by its ending; opened now, so that a bad path is refused before any work."""
-    sinks: dict[str, type[CsvSink] | type[ParquetSink]] = {".csv": CsvSink, ".parquet": ParquetSink}
-    if path.suffix.lower() not in sinks:
-        raise InputError(f"{path}: the result must end in .csv or .parquet")
-    return sinks[path.suffix.lower()](path, columns)
-
-
-class CsvSink:
-    """A CSV file, flushed after every write."""
-
-    def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
-        try:
-            self._file = path.open("w", newline="", encoding="utf-8")
-        except OSError as error:
-            raise _unwritable(path, error) from None
-        self._writer = csv.writer(self._file, lineterminator="\n")
-        self._writer.writerow(columns)
-
-    def write(self, table: Table) -> None:
-        self._writer.writerows(table.rows())
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class ParquetSink:
-    """A Parquet file with one row group per write."""
-
-    def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
-        self._arrow = _extra("pyarrow", "a Parquet file")
-        words = ("name", "quantity", "relation", *WORDS)
-        kinds = [(name, self._arrow.string() if name in words else self._arrow.float64()) for name in columns]
-        self._schema = self._arrow.schema(kinds)
-        try:
-            self._writer = importlib.import_module("pyarrow.parquet").ParquetWriter(str(path), self._schema)
-        except OSError as error:
-            raise _unwritable(path, error) from None
-
-    def write(self, table: Table) -> None:
-        lists = {name: column.tolist() for name, column in table.columns.items()}
-        self._writer.write_table(self._arrow.table(lists, schema=self._schema))
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-def _extra(module: str, purpose: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise InputError(
-            f"{purpose} needs {module}, which is not installed; run pip install {module}, or write a .csv"
-        ) from None
-
-
-def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: cannot be written: {error.strerror or error}")
+    return str(int(value)) if name in WHOLE and value.is_integer() else repr(value)

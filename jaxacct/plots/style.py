@@ -1,0 +1,165 @@
+"""How pictures look: labels with symbols, scales, colours that colour-blind readers can tell apart, and saving."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxacct.sweep.files import extra, replacing
+from jaxacct.validation import InputError
+
+FORMATS = (".png", ".svg", ".pdf")
+SYMBOL = {
+    "noise_multiplier": "$\\sigma$",
+    "sampling_probability": "$q$",
+    "steps": "$T$",
+    "epsilon": "$\\varepsilon$",
+    "delta": "$\\delta$",
+    "target_epsilon": "target $\\varepsilon$",
+    "target_delta": "target $\\delta$",
+}
+MEANING = {
+    "noise_multiplier": "noise multiplier $\\sigma$ (noise s.d. / clip norm)",
+    "sampling_probability": "sampling probability $q$ per step",
+    "steps": "number of steps $T$",
+    "epsilon": "privacy loss $\\varepsilon$",
+    "delta": "$\\delta$",
+    "target_epsilon": "target privacy loss $\\varepsilon$",
+    "target_delta": "target $\\delta$",
+    "dataset_size": "data-set size (records)",
+    "batch_size": "expected batch size (records)",
+    "epochs": "epochs",
+}
+RELATION = {
+    "add_or_remove_one": "add or remove one record",
+    "add_one": "add one record",
+    "remove_one": "remove one record",
+    "replace_one": "replace one record",
+}
+SPREAD = 8.0
+"""Positive values whose ratio reaches this are drawn on a logarithmic axis."""
+
+_DISTINCT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c8c00")
+"""Okabe and Ito's palette, its yellow darkened for white paper."""
+_DASHES = ("-", "--", "-.", ":")
+_SETTINGS = {
+    "font.size": 9.5,
+    "axes.labelsize": 10,
+    "legend.fontsize": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "0.9",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "jaxacct",
+}
+
+
+def settings() -> Any:
+    """The context in which a figure is drawn and saved; matplotlib's own settings come back after it."""
+    return extra("matplotlib", "a picture").rc_context(_SETTINGS)
+
+
+def figure(square: bool) -> tuple[Any, Any]:
+    """A figure of one column's width and its axes, without matplotlib's global state."""
+    from matplotlib.figure import Figure
+
+    canvas = Figure(figsize=(4.4, 4.6) if square else (5.4, 3.7), layout="constrained")
+    return canvas, canvas.add_subplot()
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a picture that could not be written, before any work is done for it."""
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(f"{path}: a picture must end in .png, .svg or .pdf")
+    extra("matplotlib", "a picture")
+
+
+def save(canvas: Any, path: Path) -> None:
+    """Write the figure; the same figure gives the same bytes."""
+    kind = path.suffix.lower().removeprefix(".")
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    with replacing(path) as temporary:
+        canvas.savefig(temporary, format=kind, dpi=200, metadata=undated)
+
+
+def spread_over_decades(values: Any) -> bool:
+    """Whether values are positive and far enough apart for a logarithmic axis.
+
+    >>> spread_over_decades([1e-5, 1e-3]), spread_over_decades([1.0, 5.0]), spread_over_decades([0.0, 1e3])
+    (True, False, False)
+    """
+    known = np.asarray(values, np.float64)
+    known = known[np.isfinite(known)]
+    return bool(known.size and known.min() > 0.0 and known.max() >= SPREAD * known.min())
+
+
+def scale(axes: Any, side: str, values: Any) -> None:
+    """A logarithmic axis where the values ask for one, with plain numbers on the way if it is short."""
+    if not spread_over_decades(values):
+        return
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    getattr(axes, f"set_{side}scale")("log")
+    known = np.asarray(values)[np.isfinite(values)]
+    ratio = known.max() / known.min()
+    if ratio < 300.0:
+        axis = getattr(axes, f"{side}axis")
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if ratio > 20.0 else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+        axis.set_minor_formatter(NullFormatter())
+
+
+def number(value: float) -> str:
+    """A number for a label, powers of ten as such.
+
+    >>> number(1e-5), number(0.02), number(60000.0), number(2.5e-7)
+    ('$10^{-5}$', '0.02', '60,000', '$2.5\\\\times10^{-7}$')
+    """
+    if value != 0 and not 1e-3 <= abs(value) < 1e6:
+        front, exponent = f"{value:.3g}".split("e") if "e" in f"{value:.3g}" else (f"{value:.3g}", "0")
+        power = f"10^{{{int(exponent)}}}"
+        return f"${power}$" if front == "1" else f"${front}\\times{power}$"
+    return f"{int(value):,}" if float(value).is_integer() else f"{value:.4g}"
+
+
+def described(fields: Mapping[str, Any]) -> str:
+    """Inputs with their values: symbol = number, words as they are."""
+    return ", ".join(
+        value if isinstance(value, str) else f"{SYMBOL.get(name, name.replace('_', ' '))} = {number(value)}"
+        for name, value in fields.items()
+    )
+
+
+def colours(values: Sequence[Any]) -> list[Any]:
+    """One colour per curve: an ordered scale for numbers, distinct ones for names."""
+    from matplotlib import colormaps
+
+    if len(values) == 1 or isinstance(values[0], str):
+        return [_DISTINCT[i % len(_DISTINCT)] for i in range(len(values))]
+    return [colormaps["viridis"](x) for x in np.linspace(0.0, 0.85, len(values))]
+
+
+def dashes(count: int) -> list[str]:
+    """Line styles, so that curves can be told apart in print as well."""
+    return [_DASHES[i % len(_DASHES)] for i in range(count)]
+
+
+def title(axes: Any, *lines: str) -> None:
+    """What all of the picture shares, in small print above it."""
+    axes.set_title("\n".join(line for line in lines if line), fontsize=9, color="0.25", loc="left")
+
+
+def legend(axes: Any, count: int, title: str = "") -> None:
+    """Inside the axes where few curves are, else beside them."""
+    if count > 6:
+        axes.legend(title=title, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    elif count > 1:
+        axes.legend(title=title)

@@ -1,0 +1,125 @@
+"""Result files: CSV and Parquet, written beside their name and renamed when complete."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxacct.validation import InputError
+
+ENDINGS = (".csv", ".parquet")
+
+
+def check_result(path: Path) -> None:
+    """Refuse a result that could not be written, before any work is done for it."""
+    if path.suffix.lower() not in ENDINGS:
+        raise InputError(f"{path}: the result must end in .csv or .parquet")
+    if path.suffix.lower() == ".parquet":
+        extra("pyarrow", "a Parquet file")
+    if path.is_dir():
+        raise InputError(f"{path}: cannot be written: it is a folder")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name to write to; it takes the place of `path` at once, when everything is on the disk."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise unwritable(path, error) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the creation or renaming of a file survive a power cut, where the system knows how."""
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def write_csv(path: Path, names: Sequence[str], rows: Iterable[list[str]]) -> None:
+    """A header line and one line per row."""
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(names)
+        writer.writerows(rows)
+
+
+def write_parquet(path: Path, text: Sequence[str], names: Sequence[str], pieces: Iterable[dict[str, Any]]) -> None:
+    """One row group per piece; the columns named in `text` are strings, the others float64."""
+    arrow = extra("pyarrow", "a Parquet file")
+    schema = arrow.schema([(name, arrow.string() if name in text else arrow.float64()) for name in names])
+    with (
+        replacing(path) as temporary,
+        importlib.import_module("pyarrow.parquet").ParquetWriter(str(temporary), schema) as writer,
+    ):
+        for piece in pieces:
+            writer.write_table(arrow.table(piece, schema=schema))
+
+
+def read_columns(path: Path, text: Sequence[str]) -> dict[str, np.ndarray]:
+    """The columns of a result file; whatever is wrong with it is refused in one line."""
+    readers: dict[str, Callable[[Path, Sequence[str]], dict[str, np.ndarray]]]
+    readers = {".csv": _read_csv, ".parquet": _read_parquet}
+    if path.suffix.lower() not in readers:
+        raise InputError(f"{path}: a result must end in .csv or .parquet")
+    try:
+        return readers[path.suffix.lower()](path, text)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, csv.Error) as error:
+        raise InputError(f"{path}: is no result of a sweep: {' '.join(str(error).split())}") from None
+
+
+def _read_csv(path: Path, text: Sequence[str]) -> dict[str, np.ndarray]:
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.reader(file, strict=True)
+        names = next(reader, [])
+        columns: list[list[Any]] = [[] for _ in names]
+        known: dict[str, str] = {}
+        for cells in reader:
+            if len(cells) != len(names):
+                raise ValueError(f"line {reader.line_num} has {len(cells)} cells under a header of {len(names)}")
+            for name, column, cell in zip(names, columns, cells, strict=True):
+                column.append(known.setdefault(cell, cell) if name in text else float(cell or "nan"))
+    return {
+        name: np.array(column, object if name in text else np.float64)
+        for name, column in zip(names, columns, strict=True)
+    }
+
+
+def _read_parquet(path: Path, text: Sequence[str]) -> dict[str, np.ndarray]:
+    extra("pyarrow", "a Parquet file")
+    columns = importlib.import_module("pyarrow.parquet").read_table(str(path)).to_pydict()
+    return {name: np.array(column, object if name in text else np.float64) for name, column in columns.items()}
+
+
+def extra(module: str, purpose: str) -> Any:
+    """An optional package, or one line that says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise InputError(
+            f"{purpose} needs {module}, which is not installed; run pip install {module}, or write a .csv"
+        ) from None
+
+
+def unwritable(path: Path, error: OSError) -> InputError:
+    """A refusal in the system's words."""
+    return InputError(f"{path}: cannot be written: {error.strerror or error}")

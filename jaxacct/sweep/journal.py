@@ -1,0 +1,235 @@
+"""The journal of a sweep: solved rows, appended block by block to a file that survives a kill at any moment.
+
+A file is a sequence of records, each a mark, the length of its content, a checksum, and the content.  The first one
+says what the sweep is (`Header`), the others hold rows of its table.  A record counts once it is whole; what a kill
+has left behind it is dropped.  Every record is on the disk before the next block is begun.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import jax
+import numpy as np
+
+import jaxacct
+from jaxacct.sweep import files
+from jaxacct.sweep.columns import TEXT
+from jaxacct.sweep.grid import Grid
+from jaxacct.sweep.solve import Settings
+from jaxacct.sweep.table import Table
+from jaxacct.validation import InputError
+
+MARK = b"jxa1"
+_FRAME = struct.Struct("<4sQI")
+_SIZE = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Header:
+    """Everything that the rows of a sweep depend on, and the slice of it that a file holds."""
+
+    jaxacct: str
+    jax: str
+    platform: str
+    grid: str
+    rows: int
+    columns: tuple[str, ...]
+    relation: str
+    engine: str
+    rtol: float
+    block: int
+    shard: tuple[int, int]
+
+    def differs(self, other: Header, but: tuple[str, ...] = ()) -> str:
+        """The first field in which two sweeps differ, in words; empty where they are the same."""
+        for name, mine in asdict(self).items():
+            theirs = getattr(other, name)
+            if name in but or mine == theirs:
+                continue
+            if name in ("grid", "rows", "columns"):
+                return "another grid"
+            return f"{name} = {theirs!r} instead of {mine!r}"
+        return ""
+
+
+def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, shard: tuple[int, int]) -> Header:
+    """The header of a sweep as it would run here and now."""
+    digest = hashlib.sha256()
+    for words in (grid.name, grid.quantity):
+        digest.update("\x1f".join(words).encode() + b"\x1e")
+    for name, column in grid.inputs.items():
+        digest.update(name.encode() + np.ascontiguousarray(column, "<f8").tobytes())
+    versions = (jaxacct.__version__, jax.__version__, jax.default_backend())
+    return Header(*versions, digest.hexdigest(), len(grid), columns, *chosen, block, shard)
+
+
+class Journal:
+    """A journal open for appending, held against other processes.
+
+    `create` refuses a name that is taken; `resume` first hands every whole record to `keep`, cuts off what
+    follows them and goes on from there.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.path, self._file = path, file
+
+    @classmethod
+    def create(cls, path: Path, head: Header) -> Journal:
+        try:
+            journal = cls(path, path.open("x+b"))
+        except OSError as error:
+            raise files.unwritable(path, error) from None
+        journal._hold()
+        journal._write(json.dumps(asdict(head)).encode())
+        files.sync_folder(path)
+        return journal
+
+    @classmethod
+    def resume(cls, path: Path, head: Header, keep: Any) -> Journal:
+        try:
+            journal = cls(path, path.open("r+b"))
+        except OSError as error:
+            raise files.unwritable(path, error) from None
+        journal._hold()
+        records = _records(journal._file)
+        first = next(records, None)
+        if first is None:  # killed before the header was whole
+            journal._file.seek(0)
+            if not MARK.startswith(journal._file.read(len(MARK))):
+                raise InputError(f"{path}: is no journal of a sweep; move it away, or give the result another name")
+            journal._file.seek(0)
+            journal._file.truncate()
+            journal._write(json.dumps(asdict(head)).encode())
+            return journal
+        difference = head.differs(_header(first, path))
+        if difference:
+            raise InputError(
+                f"{path}: was written by another sweep, with {difference}; "
+                "repeat that one, or start anew with --overwrite (overwrite=True)"
+            )
+        end = journal._file.tell()
+        for content in records:
+            keep(*_decode(content))
+            end = journal._file.tell()
+        journal._file.seek(end)
+        journal._file.truncate()
+        return journal
+
+    def append(self, rows: np.ndarray, piece: Table) -> None:
+        """Add solved rows; they are on the disk when this returns."""
+        self._write(_encode(rows, piece))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, content: bytes) -> None:
+        frame = _FRAME.pack(MARK, len(content), zlib.crc32(content))
+        try:
+            self._file.write(frame + content)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise files.unwritable(self.path, error) from None
+
+    def _hold(self) -> None:
+        """Refuse a journal that another process is writing (where the system has such locks)."""
+        if os.name != "posix":
+            return
+        import fcntl
+
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise InputError(f"{self.path}: another process is writing it; wait for it, or stop it first") from None
+
+
+def peek(path: Path) -> Header:
+    """What sweep a journal or part belongs to."""
+    return next(_read(path))
+
+
+def read(path: Path) -> Iterator[tuple[np.ndarray, Table]]:
+    """The rows in the whole records of a journal or part."""
+    records = _read(path)
+    next(records)
+    return records
+
+
+def _read(path: Path) -> Iterator[Any]:
+    """The header, then the rows of every record."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    with file:
+        records = _records(file)
+        first = next(records, None)
+        if first is None:
+            raise InputError(f"{path}: is no part of a sweep; give the .part files that --shard writes")
+        yield _header(first, path)
+        yield from map(_decode, records)
+
+
+def _records(file: BinaryIO) -> Iterator[bytes]:
+    """The contents of the whole records, as far as they go."""
+    while True:
+        frame = file.read(_FRAME.size)
+        if len(frame) < _FRAME.size:
+            return
+        mark, length, checksum = _FRAME.unpack(frame)
+        if mark != MARK or length > os.fstat(file.fileno()).st_size - file.tell():
+            return
+        content = file.read(length)
+        if zlib.crc32(content) != checksum:
+            return
+        yield content
+
+
+def _header(content: bytes, path: Path) -> Header:
+    try:
+        fields = json.loads(content)
+        return Header(**fields | {name: tuple(fields[name]) for name in ("columns", "shard")})
+    except (ValueError, TypeError, KeyError):
+        raise InputError(f"{path}: was written by another version of jaxacct; start anew with --overwrite") from None
+
+
+def _encode(rows: np.ndarray, piece: Table) -> bytes:
+    """Row numbers, then each column: floats as they are, text as numbers of words listed in front."""
+    words, arrays = {}, [rows.astype("<i8")]
+    for name, column in piece.columns.items():
+        if name in TEXT:
+            known, code = np.unique(column.astype(str), return_inverse=True)
+            words[name] = known.tolist()
+            arrays.append(code.astype("<u4"))
+        else:
+            arrays.append(column.astype("<f8"))
+    front = json.dumps({"rows": rows.size, "columns": list(piece.columns), "words": words}).encode()
+    return b"".join([_SIZE.pack(len(front)), front, *(array.tobytes() for array in arrays)])
+
+
+def _decode(content: bytes) -> tuple[np.ndarray, Table]:
+    start = _SIZE.size + _SIZE.unpack_from(content)[0]
+    front = json.loads(content[_SIZE.size : start])
+    count = front["rows"]
+
+    def take(dtype: str) -> np.ndarray:
+        nonlocal start
+        array = np.frombuffer(content, dtype, count, start)
+        start += array.nbytes
+        return array
+
+    rows, columns = take("<i8"), {}
+    for name in front["columns"]:
+        words = front["words"].get(name)
+        columns[name] = take("<f8") if words is None else np.array(words, object)[take("<u4")]
+    return rows, Table(columns)

@@ -1,0 +1,170 @@
+"""What a sweep will do: its blocks, which of them are its own, and an estimate of time and memory."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxacct.account import GIBIBYTE
+from jaxacct.sweep.columns import layout, solved_for
+from jaxacct.sweep.grid import Grid, expand
+from jaxacct.sweep.parts import slice_of
+from jaxacct.sweep.read import read_grid
+from jaxacct.sweep.solve import Settings, settings, solve
+from jaxacct.validation import COUNT, InputError, check
+
+SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
+"""Rows solved between two writes: a sixteenth of the grid, within these limits."""
+SAMPLE = 256
+"""Configurations of each quantity that a dry run solves to measure the rate."""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A sweep laid out: configurations, settings, and the blocks of rows that this run solves.
+
+    A block holds rows of one quantity and is solved by itself, so that no answer depends on what else the run
+    does.  Slice i of n takes every n-th block, from the i-th.
+    """
+
+    grid: Grid
+    settings: Settings
+    columns: tuple[str, ...]
+    block: int
+    shard: tuple[int, int]
+    blocks: list[np.ndarray]
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The rows of this slice in the order of the grid."""
+        return np.sort(np.concatenate([np.zeros(0, np.int64), *self.blocks]))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep would do: counts, and what a sample of it took.
+
+    seconds : estimate for solving the rows of this slice, from `sample` configurations spread over it.
+    first_seconds : what compiling the programs took here, once, for that sample.
+    memory_bytes : the process with the sample solved, the whole table, and the limit of the lattice engine.
+    """
+
+    configurations: int
+    quantities: dict[str, int]
+    shard: tuple[int, int]
+    own: int
+    blocks: int
+    block: int
+    devices: str
+    sample: int
+    seconds: float
+    first_seconds: float
+    memory_bytes: int
+
+
+def lay_out(
+    grid: Mapping[str, Any] | Grid | str | os.PathLike[str],
+    mode: str,
+    quantity: str | None,
+    relation: str,
+    engine: str,
+    rtol: float,
+    block: int | None,
+    shard: str | None,
+) -> Work:
+    """The work of a sweep with these arguments, or a refusal of them."""
+    configurations = _configurations(grid, mode, quantity)
+    chosen = settings(configurations, relation, engine, rtol)
+    if block is None:
+        sixteenth = 1 << math.ceil(math.log2(max(len(configurations) / 16, 1)))
+        block = min(max(sixteenth, SMALLEST_BLOCK), LARGEST_BLOCK)
+    size = int(np.asarray(check("block", block, COUNT)).item())
+    mine = slice_of(shard)
+    blocks = []
+    for word in solved_for({"quantity": configurations.quantity}):
+        rows = np.flatnonzero(configurations.quantity == word)
+        blocks += [rows[start : start + size] for start in range(0, rows.size, size)]
+    return Work(configurations, chosen, layout(configurations), size, mine, blocks[mine[0] - 1 :: mine[1]])
+
+
+def plan(
+    grid: Mapping[str, Any] | Grid | str | os.PathLike[str],
+    *,
+    mode: str = "product",
+    quantity: str | None = None,
+    relation: str = "add_or_remove_one",
+    engine: str = "auto",
+    rtol: float = 1e-4,
+    block: int | None = None,
+    shard: str | None = None,
+) -> Plan:
+    """What `sweep` with these arguments would do and about how long it would take; solves a small sample twice.
+
+    The sample has up to 256 configurations of each quantity, evenly spread over the grid; its first solution
+    compiles the programs, the second one is timed.
+
+    >>> from jaxacct.sweep import plan
+    >>> p = plan({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": [1, 2], "delta": 1e-5})
+    >>> p.configurations, p.quantities, p.blocks, p.sample
+    (4, {'epsilon': 4}, 1, 4)
+    """
+    work = lay_out(grid, mode, quantity, relation, engine, rtol, block, shard)
+    count = {word: int(np.sum(work.grid.quantity == word)) for word in solved_for({"quantity": work.grid.quantity})}
+    mine = work.rows
+    seconds = first = 0.0
+    sampled = 0
+    for word in count:
+        rows = mine[work.grid.quantity[mine] == word]
+        if rows.size == 0:
+            continue
+        sample = work.grid.take(rows[np.linspace(0, rows.size - 1, min(rows.size, SAMPLE)).astype(int)])
+        cold, warm = (_timed(sample, work) for _ in range(2))
+        seconds += warm * rows.size / len(sample)
+        first += max(cold - warm, 0.0)
+        sampled += len(sample)
+    devices = jax.local_devices()
+    return Plan(
+        configurations=len(work.grid),
+        quantities=count,
+        shard=work.shard,
+        own=mine.size,
+        blocks=len(work.blocks),
+        block=work.block,
+        devices=f"{len(devices)} {devices[0].platform}",
+        sample=sampled,
+        seconds=seconds,
+        first_seconds=first,
+        memory_bytes=_resident() + 8 * len(work.columns) * mine.size + GIBIBYTE,
+    )
+
+
+def _configurations(grid: Any, mode: str, quantity: str | None) -> Grid:
+    if isinstance(grid, Mapping):
+        return expand(grid, mode=mode, quantity=quantity)
+    if mode != "product" or quantity is not None:
+        raise InputError("mode and quantity are for a dict of arrays; a grid file states them itself")
+    return grid if isinstance(grid, Grid) else read_grid(grid)
+
+
+def _timed(sample: Grid, work: Work) -> float:
+    begin = time.perf_counter()
+    solve(sample, work.settings, work.columns)
+    return time.perf_counter() - begin
+
+
+def _resident() -> int:
+    """The largest memory that this process has had so far, where the system tells."""
+    if os.name != "posix":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

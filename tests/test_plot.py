@@ -1,0 +1,214 @@
+"""Pictures: what is chosen to be drawn, that the data reach the axes, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import special
+
+from jaxacct.plots import choose, inputs, plot, profiles, style
+from jaxacct.sweep import Table, sweep
+from jaxacct.sweep.grid import concatenate, expand
+from jaxacct.validation import InputError
+
+pytest.importorskip("matplotlib")
+
+FULL = {"sampling_probability": 1.0, "delta": 1e-5}
+"""Gaussian throughout: answered by a formula, so nothing is compiled."""
+
+
+@pytest.fixture(scope="module")
+def table():
+    """Two inputs with few values and one with many."""
+    fields = {"noise_multiplier": [8.0, 2.0, 4.0], "steps": [1, 4, 9, 16, 400], "delta": [1e-5, 1e-6]}
+    return sweep({**FULL, **fields})
+
+
+@pytest.fixture(scope="module")
+def calibrated():
+    fields = {"target_epsilon": np.geomspace(0.5, 8, 9), "steps": np.geomspace(1, 1e4, 10).round()}
+    return sweep({"sampling_probability": 1.0, "target_delta": 1e-5, **fields})
+
+
+def refusal(*args, **kwargs):
+    with pytest.raises(InputError) as caught:
+        plot(*args, **kwargs)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def drawn(draw, kind, view_of, **choices):
+    arguments = dict.fromkeys(("x", "by", "value")) | {"where": {}} | choices
+    chosen, view = choose.choose(view_of, kind, **arguments)
+    with style.settings():
+        canvas, axes = style.figure(square=False)
+        draw(view, canvas, axes)
+    assert chosen == kind or kind is None
+    return view, axes
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending", "mark"),
+    [
+        ("curve", "pdf", b"%PDF"),
+        ("heatmap", "svg", b"<?xml"),
+        ("profile", "png", b"\x89PNG"),
+        ("tradeoff", "svg", b"<?xml"),
+    ],
+)
+def test_every_kind_and_format_is_written_and_again_the_same_bytes(tmp_path, table, kind, ending, mark):
+    path, again = tmp_path / f"figure.{ending}", tmp_path / f"again.{ending}"
+    report = plot(table, path, kind=kind, where={"delta": 1e-5})
+    plot(table, again, kind=kind, where={"delta": 1e-5})
+    assert report["kind"] == kind and report["written"] == str(path)
+    assert path.read_bytes().startswith(mark) and path.read_bytes() == again.read_bytes()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_picture_of_a_file_is_that_of_its_table(tmp_path, table):
+    table.to_csv(tmp_path / "result.csv")
+    plot(tmp_path / "result.csv", tmp_path / "one.svg")
+    plot(table, tmp_path / "two.svg")
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_the_input_with_most_values_goes_along_x_and_the_next_makes_the_family(tmp_path, table, calibrated):
+    report = plot(table, tmp_path / "figure.svg")
+    assert report == {
+        "kind": "curve", "value": "epsilon", "x": "steps", "by": "noise_multiplier", "fixed": {"delta": 1e-5},
+        "curves": 3, "written": str(tmp_path / "figure.svg"),
+    }  # fmt: skip
+    report = plot(calibrated, tmp_path / "figure.svg")
+    assert (report["kind"], report["value"], report["cells"]) == ("heatmap", "noise_multiplier", 90)
+    report = plot(table, tmp_path / "figure.svg", x="noise_multiplier", by="delta", where={"steps": "4"})
+    assert (report["x"], report["by"], report["curves"]) == ("noise_multiplier", "delta", 2)
+    assert report["fixed"] == {"steps": "4"}
+    report = plot(calibrated, tmp_path / "figure.svg", kind="curve", x="steps", value="epsilon")
+    assert (report["value"], report["by"]) == ("epsilon", None) and set(report["fixed"]) == {"target_epsilon"}
+
+
+def test_what_follows_from_an_axis_is_not_held_fixed(tmp_path):
+    fields = {"epochs": [1, 4], "noise_multiplier": [2.0, 4.0], "delta": 1e-5}
+    sizes = {"a": 10, "b": 20}
+    blocks = [expand({"dataset_size": n, "batch_size": n, **fields}, name=name) for name, n in sizes.items()]
+    table = sweep(concatenate(blocks))
+    report = plot(table, tmp_path / "figure.svg", x="epochs", by="name")
+    assert report["curves"] == 2 and set(report["fixed"]) == {"noise_multiplier"}
+    assert plot(table, tmp_path / "figure.svg", x="steps", by="noise_multiplier")["fixed"].keys() == {"name"}
+
+
+def test_curves_are_the_columns_with_the_bracket_as_a_band(table):
+    wide = Table(table.columns | {"lower": 0.5 * table["estimate"], "upper": 2.0 * table["estimate"]})
+    view, axes = drawn(inputs.draw_curves, None, wide, where={"delta": 1e-5})
+    assert [line.get_label() for line in axes.lines] == ["2", "4", "8"]
+    for line, sigma in zip(axes.lines, (2.0, 4.0, 8.0), strict=True):
+        rows = (table["noise_multiplier"] == sigma) & (table["delta"] == 1e-5)
+        assert line.get_xdata().tolist() == [1, 4, 9, 16, 400]
+        assert line.get_ydata().tolist() == table["estimate"][rows].tolist()
+    band = axes.collections[0].get_paths()[0].vertices
+    at_first = band[band[:, 0] == 1.0][:, 1]
+    middle = axes.lines[0].get_ydata()[0]
+    assert math.isclose(at_first.min(), 0.5 * middle) and math.isclose(at_first.max(), 2.0 * middle)
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert "epsilon" in axes.get_ylabel() and "steps" in axes.get_xlabel()
+    assert axes.get_legend().get_title().get_text() == style.MEANING["noise_multiplier"]
+    assert view.value == "epsilon"
+
+
+def test_axes_are_linear_where_values_are_near(table):
+    _, axes = drawn(inputs.draw_curves, "curve", table, x="noise_multiplier", where={"delta": 1e-5, "steps": 1})
+    assert axes.get_xscale() == "linear"
+
+
+def test_a_heat_map_has_every_value_in_its_cell(calibrated):
+    _, axes = drawn(inputs.draw_heatmap, "heatmap", calibrated, x="target_epsilon", by="steps")
+    mesh = axes.collections[0]
+    cells = mesh.get_array().reshape(10, 9)
+    for i, steps in enumerate(np.unique(calibrated["steps"])):
+        for j, target in enumerate(np.unique(calibrated["target_epsilon"])):
+            row = (calibrated["steps"] == steps) & (calibrated["target_epsilon"] == target)
+            assert cells[i, j] == calibrated["noise_multiplier"][row].item()
+    x, y = mesh.get_coordinates()[0, :, 0], mesh.get_coordinates()[:, 0, 1]
+    assert (np.diff(x) > 0).all() and x[0] < 0.5 < x[1] and y[0] < 1 < y[1]
+
+
+def test_rows_without_an_answer_leave_gaps():
+    fields = {"target_epsilon": [1e-9, 4.0, 8.0], "target_delta": 1e-5, "noise_multiplier": [2.0, 4.0]}
+    table = sweep({"sampling_probability": 1.0, **fields})
+    _, axes = drawn(inputs.draw_curves, "curve", table, x="target_epsilon")
+    assert [math.isnan(y) for y in axes.lines[0].get_ydata()] == [True, False, False]
+
+
+def test_a_profile_falls_and_holds_at_the_target(table):
+    chosen = profiles.pick(table, [0, 12])
+    epsilon, low, middle, high = profiles.profile(chosen)
+    assert (np.diff(middle) < 0).all() and (low <= middle).all() and (middle <= high).all()
+    assert np.allclose(middle[:, -1], profiles.SMALLEST_DELTA, rtol=1e-3)
+    at = np.interp(chosen["estimate"], epsilon[0], np.log(middle[0]))
+    assert math.isclose(at[0], math.log(1e-5), rel_tol=1e-2)
+
+
+def test_the_trade_off_of_a_gaussian_is_bounded_from_below_and_closely():
+    table = sweep({**FULL, "noise_multiplier": [1.0, 0.5], "steps": 1})
+    epsilon, _, _, high = profiles.profile(table)
+    alpha = np.linspace(1e-3, 1.0, 200)
+    for row, mu in enumerate((1.0, 2.0)):
+        exact = special.ndtr(special.ndtri(1.0 - alpha) - mu)
+        bound = profiles.tradeoff(epsilon[row], high[row], alpha)
+        assert (bound <= exact + 1e-12).all() and np.max(exact - bound) < 2e-3
+
+
+def test_labels_have_powers_of_ten_and_symbols():
+    assert (
+        style.described({"delta": 1e-6, "name": "MNIST", "steps": 4688.0})
+        == "$\\delta$ = $10^{-6}$, MNIST, $T$ = 4,688"
+    )
+    assert style.number(0.0) == "0" and style.number(3e7) == "$3\\times10^{7}$"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"kind": "bars"}, "kind = 'bars' is not known; use one of 'curve', 'heatmap'"),
+        ({"x": "stesp"}, "'stesp' is no input of this result; did you mean 'steps'?"),
+        ({"by": "upper"}, "'upper' is no input of this result"),
+        ({"x": "steps", "by": "steps"}, "x and by are both steps"),
+        ({"x": "epsilon"}, "'epsilon' is no input of this result"),
+        ({"value": "sigma"}, "value = 'sigma' is not known; use one of 'epsilon', 'noise_multiplier'"),
+        ({"where": {"delta": 1e-7}}, "no row has delta = 1e-07; use one of 1e-05, 1e-06"),
+        ({"where": {"dleta": 1e-7}}, "unknown column 'dleta'; did you mean 'delta'?"),
+        ({"where": {"delta": "small"}}, "delta = 'small' must be a number"),
+        ({"where": {"delta": 1e-5, "steps": 1, "noise_multiplier": 2}}, "nothing to draw along an axis"),
+        ({"kind": "heatmap", "where": {"delta": 1e-5, "steps": 1}}, "a heat map needs two inputs"),
+        ({"rows": [0]}, "rows is for profiles and trade-off curves"),
+        ({"kind": "profile", "x": "steps"}, "x is for curves and heat maps"),
+        ({"kind": "profile", "rows": [99]}, "rows: 99 must be >= 0 and < 30"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(tmp_path, table, arguments, words):
+    assert words in refusal(table, tmp_path / "figure.png", **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_refusals(tmp_path, table, calibrated, monkeypatch):
+    assert "must end in .png, .svg or .pdf" in refusal(table, tmp_path / "figure.jpg")
+    assert "cannot be written: No such file" in refusal(table, tmp_path / "absent" / "figure.png")
+    assert "cannot be read" in refusal(tmp_path / "absent.csv", tmp_path / "figure.png")
+    one_way = sweep({**FULL, "noise_multiplier": [1.0, 2.0], "steps": 1}, relation="add_one")
+    assert "needs both directions" in refusal(one_way, tmp_path / "figure.png", kind="tradeoff")
+    both = sweep(
+        concatenate(
+            [
+                expand({**FULL, "noise_multiplier": 1.0, "steps": [1, 2]}),
+                expand({"sampling_probability": 1.0, "steps": [1, 2], "target_epsilon": 1.0, "target_delta": 1e-5}),
+            ]
+        )
+    )
+    assert "solves for noise_multiplier and epsilon; choose one" in refusal(both, tmp_path / "figure.png")
+    zipped = sweep(
+        {**FULL, "noise_multiplier": [1.0, 2.0, 3.0], "steps": [1, 2, 3], "delta": [1e-5, 1e-6, 1e-7]}, mode="zip"
+    )
+    assert plot(zipped, tmp_path / "figure.svg")["by"] is None
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    assert "needs matplotlib" in refusal(table, tmp_path / "figure.png")
