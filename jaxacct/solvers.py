@@ -22,7 +22,7 @@ AIM = 0.15
 """The fast path aims this far below the target, in units of rtol, so that the certificate usually holds at once."""
 TOLERANCE = 3e-7
 """Relative accuracy of delta in the fast solve."""
-FAST_RUNGS = 2
+FAST_RUNGS = 3
 NUDGES = 2
 DESCENTS = 8
 SEARCHES = 60

@@ -37,6 +37,7 @@ TOLERANCE = 1e-8
 LADDER = (
     Rung(64, 32, 1, 128),
     Rung(192, 64, 2, 32),
+    Rung(512, 192, 3, 8),
     Rung(384, 128, 4, 16, split=True, tolerance=1e-7),
     Rung(768, 384, 3, 4, split=True, tolerance=1e-7),
     Rung(2560, 1024, 3, 1, split=True, tolerance=3e-6),
@@ -44,8 +45,7 @@ LADDER = (
 """For compositions of Gaussians."""
 
 PLAIN = (
-    *LADDER[:2],
-    Rung(512, 192, 3, 8),
+    *LADDER[:3],
     Rung(1536, 512, 3, 2),
     Rung(2560, 1024, 3, 1),
     Rung(4096, 2048, 3, 1),
@@ -53,7 +53,7 @@ PLAIN = (
 """For compositions with Laplace or finite parts, which are not split."""
 
 
-FIRST_SPLIT = 2
+FIRST_SPLIT = 3
 """Its place in LADDER."""
 
 
@@ -168,8 +168,8 @@ def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: 
         # the certificate says how fine a rung it wants; climb to that one, at least one up
         done = (ok & question.good(low, high)) | (upper[todo] <= question.enough[todo])
         wanted = np.maximum(rung_for(needs, ladder), step + 1)
-        if not rung.split and step + 1 < len(ladder) and any(r.split for r in ladder):
-            wanted = np.where(suits(needs, ladder[step + 1]), step + 1, FIRST_SPLIT)
+        if not rung.split and ladder is LADDER:
+            wanted = np.minimum(wanted, FIRST_SPLIT)
         # against a floor a coarse bracket often suffices: try every rung on the way
         wanted = np.where(np.isfinite(floor), step + 1, wanted)
         due[todo] = np.where(done, len(ladder), wanted)
