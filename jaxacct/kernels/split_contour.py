@@ -94,7 +94,7 @@ def _option(law: Law, window: Window, epsilon, log_delta, log_tol, count):
     parts = jax.vmap(tilted, (None, None, 0))(law.sign, c, frames)
     cuts = jnp.ceil(jnp.geomspace(*CUTS))
     t = 2.0 * jnp.pi / period * cuts
-    decay = split_certificate.decay(law, window, frames, parts, c, t) + jnp.log(jnp.pi * t)
+    decay = split_certificate.decay(law, window, frames, parts, c, t) + jnp.log(jnp.pi * (t - 0.5 * t / cuts))
     lost = k(c)[0] - c * epsilon - log_delta
     enough = decay >= lost - log_tol + 2.0
     needed = jnp.where(jnp.any(enough), cuts[jnp.argmax(enough)], 2.0 * cuts[-1])
@@ -207,7 +207,8 @@ def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points)
     slack = jnp.exp(ceiling) * (gain * (moved + units * spread) + jumped)
     slack = jnp.where(jnp.isfinite(wave.log_modulus), slack, 0.0)
 
-    ratio_error = jnp.where(window.keep > 0, n @ (share * at_c[1]), (1.0 + rise) * jnp.sum(at_c[1]))
+    raised = (1.0 + rise) * jnp.sum(jnp.where(n > 0, at_c[1], 0.0))
+    ratio_error = jnp.where(window.keep > 0, n @ (share * at_c[1]), raised)
     size = jnp.abs(wave.k0) + jnp.abs(n @ parts.log_calm) + rise + 30.0
     common = n @ at_c[0] + ratio_error + units * size
     even = _frames(law, window, c, points)
@@ -216,7 +217,10 @@ def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points)
     reach = (frames.u[:, -1] - frames.u[:, 0]) / (1.1 * high_blur(law.gauss_sigma))
     needs = jnp.stack([jnp.maximum(1.05 * (turns + jnp.max(reach)), 1.02 * turns / FULLEST), place.count])
     left_aside = aside.bounds(law, window, choice, wave.far, points)
-    return Proof(common, slack, jnp.exp(-place.decay[0]), place.images_at, images, left_aside, needs)
+    # the plan's decay comes from a coarse grid without a bound of its error
+    beyond = split_certificate.decay_beyond(law, window, even, c, wave.k0, t_max)
+    beyond = beyond + jnp.log(jnp.pi * (t_max - 0.5 * wave.h))
+    return Proof(common, slack, jnp.exp(-beyond), place.images_at, images, left_aside, needs)
 
 
 def estimate(wave: Wave, epsilon):
