@@ -154,7 +154,10 @@ def bounds(law: Law, window: Window, choice: Choice, masses: Far, calm_at, calm_
 
     def excess(c):
         each = jax.vmap(_far_moment, (0, 0, 0, None, None))(sigma, q, window.high, c, points)
-        return jnp.log(n @ each + 1e-300) + certificate.chernoff(opposite, c, points)
+        most = jnp.where(n > 0, n * jnp.minimum(each, 1e200), 0.0)  # beyond 1e200 it bounds nothing anyway
+        useless = jnp.any((n > 0) & ~(each < 1e200))
+        bound = jnp.log(jnp.sum(most) + 1e-300) + certificate.chernoff(opposite, c, points)
+        return jnp.where(useless | jnp.isnan(bound), jnp.inf, bound)
 
     at = choice.excess_at * jnp.array([0.8, 1.25])
     stop = choice.low + CALM_RIM * low_blur(sigma)
@@ -181,6 +184,7 @@ def far(masses: Far, epsilon):
     """(lower end, derivative) of the far compositions' share of delta."""
     scaled = jnp.exp(jnp.minimum(epsilon, 600.0)) * masses.q
     linear = masses.p * (1.0 - 1e-11) - scaled * (1.0 + 1e-11)
+    linear = jnp.where((epsilon < 600.0) & (masses.q > 1e-290), linear, 0.0)  # neither e^eps nor m' at its limits
     return jnp.maximum(linear, 0.0), jnp.where(linear > 0, -scaled, 0.0)
 
 

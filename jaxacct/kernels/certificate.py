@@ -174,7 +174,8 @@ def _step_error_on_the_axis(sigma, sign, c, step):
 
     def relative(alpha):
         grown = jnp.where(sign > 0, 0.0, -c * jnp.log(jnp.cos(0.5 * alpha / sigma)))
-        return 2.0 * jnp.exp(0.5 * alpha**2 + grown - 2.0 * jnp.pi * alpha / step) * 1.01
+        decay = 2.0 * jnp.pi * alpha / step
+        return 2.0 * jnp.exp(0.5 * alpha**2 + grown - decay) / (-jnp.expm1(-decay))
 
     # cos(v/2)^-c is about e^{c v^2/8}: a tall line is no use against a large c
     narrow = jnp.minimum(8.0 * jnp.pi * sigma**2 / (step * (c + 4.0 * sigma**2)), 0.6 * jnp.pi * sigma)

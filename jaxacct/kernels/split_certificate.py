@@ -62,7 +62,8 @@ def _cells(sigma, q, sign, low, high, c, alpha, left, right):
 
 def _sides(sigma, q, sign, low, high, c, alpha, nodes: Frame):
     """Upper bounds (2, 2) of the logarithm of (calm, jump) densities at the two ends, at every height up to alpha."""
-    u = jnp.stack([nodes.u[0] - nodes.step, nodes.u[-1] + nodes.gap[-1]])
+    # they lie up to half a step outside, where the density, falling outwards, is at most that at the last nodes
+    u = jnp.stack([nodes.u[0], nodes.u[-1]])
     loss, posterior = log_mix(sigma, q, u)
     shrink = 0.5 * log1p(-4.0 * posterior * (1.0 - posterior) * jnp.sin(0.5 * alpha / sigma) ** 2)
     grown = jnp.where(sign > 0, (c + 1.0) * loss, -c * (loss + shrink))
@@ -185,7 +186,7 @@ def decay(law: Law, window, frames: Frame, parts: Split, c, frequencies):
     odds = parts.log_jump - parts.log_calm
     rise, log_norm = rise_and_norm(law, window.keep, parts.log_calm, parts.log_jump)
     reached = law.gauss_n @ jnp.logaddexp(0.0, odds[:, None] + ceilings)
-    by_jumps = rise + log_norm - jnp.log(jnp.expm1(jnp.minimum(reached, 600.0)))
+    by_jumps = rise - reached + log_norm - jnp.log(-jnp.expm1(-reached))
     return plain + jnp.where(window.keep > 0, by_levels, by_jumps) - 0.01
 
 
@@ -208,16 +209,32 @@ def log_kappa(c):
     return c * jnp.log(c) - (1.0 + c) * log1p(c)
 
 
-def chernoff(law: Law, keep, parts: Split, errors, c):
-    """An upper bound of `K(c) + log kappa(c)` for what the contour integrates, from the (J, 2) errors of its parts."""
-    rise, log_norm = rise_and_norm(law, keep, parts.log_calm, parts.log_jump)
+def _raised(law: Law, keep, parts: Split, errors, rise):
+    """By how much errors (J, 2) relative to the parts can raise K(c)."""
     n = law.gauss_n
     share = jax.nn.sigmoid(parts.log_jump - parts.log_calm)
     # raising both parts alike adds n (error of A); raising B further, d log(e^R - 1) <= (1 + R)/R dR, dR <= R error
     without = n @ errors[:, 0] + (1.0 + rise) * jnp.sum(jnp.where(n > 0, errors[:, 1], 0.0))
     with_calm = n @ ((1.0 - share) * errors[:, 0] + share * errors[:, 1])
-    allowance = 1.01 * jnp.where(keep > 0, with_calm, without) + 1e-12 * jnp.sum(n)
-    return law.mu2 * c * (c + 1.0) / 2.0 + n @ parts.log_calm + rise + log_norm + allowance + log_kappa(c)
+    return 1.01 * jnp.where(keep > 0, with_calm, without) + 1e-12 * jnp.sum(n)
+
+
+def _log_total(law: Law, keep, parts: Split, c):
+    rise, log_norm = rise_and_norm(law, keep, parts.log_calm, parts.log_jump)
+    return law.mu2 * c * (c + 1.0) / 2.0 + law.gauss_n @ parts.log_calm + rise + log_norm, rise
+
+
+def chernoff(law: Law, keep, parts: Split, errors, c):
+    """An upper bound of `K(c) + log kappa(c)` for what the contour integrates, from the (J, 2) errors of its parts."""
+    own, rise = _log_total(law, keep, parts, c)
+    return own + _raised(law, keep, parts, errors, rise) + log_kappa(c)
+
+
+def decay_beyond(law: Law, window, frames: Frame, parts: Split, errors, c, k0, frequency):
+    """`decay` at one frequency over e^{k0}, with the quadrature errors of the parts that it is made from."""
+    own, rise = _log_total(law, window.keep, parts, c)
+    bound = decay(law, window, frames, parts, c, frequency[None])[0]
+    return bound - _raised(law, window.keep, parts, errors, rise) + k0 - own
 
 
 def calm_chernoff(law: Law, parts: Split, errors, c):

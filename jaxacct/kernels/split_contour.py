@@ -6,7 +6,7 @@ Cutting the far outcomes off frees the tilted law of losses that matter to nobod
 frees the characteristic function of the near-atom of steps without a hit.  See aside.py and README.md of this folder.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -94,7 +94,7 @@ def _option(law: Law, window: Window, epsilon, log_delta, log_tol, count):
     parts = jax.vmap(tilted, (None, None, 0))(law.sign, c, frames)
     cuts = jnp.ceil(jnp.geomspace(*CUTS))
     t = 2.0 * jnp.pi / period * cuts
-    decay = split_certificate.decay(law, window, frames, parts, c, t) + jnp.log(jnp.pi * t)
+    decay = split_certificate.decay(law, window, frames, parts, c, t) + jnp.log(jnp.pi * (t - 0.5 * t / cuts))
     lost = k(c)[0] - c * epsilon - log_delta
     enough = decay >= lost - log_tol + 2.0
     needed = jnp.where(jnp.any(enough), cuts[jnp.argmax(enough)], 2.0 * cuts[-1])
@@ -173,18 +173,29 @@ def wave_at(law: Law, place: Place, points, count):
     return wave, (frames, parts, calm, jump)
 
 
-def _on_the_axis(law: Law, place: Place, choice: Choice, frames, t_max, points):
+class _Axis(NamedTuple):
+    """Certified quantities on the real axis."""
+
+    wave_errors: jax.Array  # (J, 2) quadrature errors of the wave's own grid
+    even: Any  # an even grid, its parts at the contour's abscissa, and their errors
+    parts: Any
+    errors: jax.Array
+    images_log: jax.Array
+    calm_at: jax.Array
+    calm_log: jax.Array
+
+
+def _on_the_axis(law: Law, place: Place, choice: Choice, frames, t_max, points) -> _Axis:
     """Quadrature errors of the wave's grid, and Chernoff bounds of the images and of calm compositions.
 
-    Returns the (J, 2) errors, the images' bounds, and abscissae and bounds of the calm compositions.  All three
-    kinds of grid go through one trace of the bound.
+    All kinds of grid go through one trace of the bound.
     """
     window, images_at = place.window, place.images_at
     calm, calm_at = aside.calm_frames(law, choice, points)
     even = _frames(law, window, place.c, points)
-    kinds = jnp.array([0] + [1] * images_at.size + [2] * calm_at.size)
+    kinds = jnp.array([0, 1] + [1] * images_at.size + [2] * calm_at.size)
     grids = jax.tree.map(lambda *x: jnp.stack(x)[kinds], frames, even, calm)
-    c = jnp.concatenate([place.c[None], images_at, calm_at])
+    c = jnp.concatenate([place.c[None], place.c[None], images_at, calm_at])
     low = jnp.stack([window.low, window.low, choice.low])[kinds]
     t = jnp.where(kinds == 0, t_max, 0.0)
 
@@ -194,14 +205,14 @@ def _on_the_axis(law: Law, place: Place, choice: Choice, frames, t_max, points):
         return parts, bound(law.gauss_sigma, law.gauss_q, law.sign, low, window.high, c, grid, parts, t)
 
     parts, errors = jax.vmap(one)(grids, c, low, t)
-    last = 1 + images_at.size
+    last = 2 + images_at.size
     images = jax.vmap(split_certificate.chernoff, (None, None, 0, 0, 0))(
-        law, window.keep, jax.tree.map(lambda x: x[1:last], parts), errors[1:last], images_at
+        law, window.keep, jax.tree.map(lambda x: x[2:last], parts), errors[2:last], images_at
     )
     calm_log = jax.vmap(split_certificate.calm_chernoff, (None, 0, 0, 0))(
         law, jax.tree.map(lambda x: x[last:], parts), errors[last:], calm_at
     )
-    return errors[0], images, calm_at, calm_log
+    return _Axis(errors[0], even, jax.tree.map(lambda x: x[1], parts), errors[1], images, calm_at, calm_log)
 
 
 def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points) -> Proof:
@@ -210,7 +221,8 @@ def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points)
     window, c, n, count = place.window, place.c, law.gauss_n, wave.angle.size
     t, t_max = wave.h * jnp.arange(count), wave.h * place.decay[1]
     logs = _logs(law, place, parts, calm, jump, t)
-    steps, images, calm_at, calm_log = _on_the_axis(law, place, choice, frames, t_max, points)
+    axis = _on_the_axis(law, place, choice, frames, t_max, points)
+    steps = axis.wave_errors
     rounding = jax.vmap(split_certificate.rounding_errors, (0, None, 0, 0, None, None, 0, 0, None))
     errors, at_c = [], []
     for weight, step, side in ((parts.calm, steps[:, 0], 1.0), (parts.jump, steps[:, 1], -1.0)):
@@ -244,8 +256,11 @@ def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points)
     turns = wave.h * place.count * jnp.max(frames.loss[:, -1] - frames.loss[:, 0]) / (2.0 * jnp.pi)
     reach = (frames.u[:, -1] - frames.u[:, 0]) / (1.1 * high_blur(law.gauss_sigma))
     needs = jnp.stack([jnp.maximum(1.05 * (turns + jnp.max(reach)), 1.02 * turns / FULLEST), place.count])
-    left_aside = aside.bounds(law, window, choice, wave.far, calm_at, calm_log, points)
-    return Proof(common, slack, jnp.exp(-place.decay[0]), place.images_at, images, left_aside, needs)
+    left_aside = aside.bounds(law, window, choice, wave.far, axis.calm_at, axis.calm_log, points)
+    # the plan's decay comes from a coarse grid without a bound of its error
+    beyond = split_certificate.decay_beyond(law, window, axis.even, axis.parts, axis.errors, c, wave.k0, t_max)
+    beyond = beyond + jnp.log(jnp.pi * (t_max - 0.5 * wave.h))
+    return Proof(common, slack, jnp.exp(-beyond), place.images_at, axis.images_log, left_aside, needs)
 
 
 def estimate(wave: Wave, epsilon):
