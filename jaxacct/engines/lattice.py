@@ -29,6 +29,8 @@ __all__ = ["LatticeAnswer", "delta", "epsilon"]
 LENGTHS = (2**12, 2**15, 2**18, 2**20, 2**21, 2**22)
 ESTIMATE = 2.0 / 3.0
 """Where the truth lies between lower and upper for a smooth law: the errors are as 2 to 1."""
+LARGEST_GROWTH = 0.69
+"""log of the P-mass of a lower composition above which no lower bound is drawn from it; below log 2."""
 
 
 class LatticeAnswer(NamedTuple):
@@ -232,12 +234,20 @@ def _side(
 
 
 def _extra(placed: list[Placed], upper: bool) -> float:
-    """What mass at infinity adds to an upper delta, or overstated mass takes from a lower one."""
+    """What mass at infinity adds to an upper delta, or overstated mass takes from a lower one.
+
+    Lower: H_g = E_P[(1 - g e^{-L})_+] of a step is at most d (`deficit`) above that of the true step, for
+    every g >= 0, so at g = 0 its P-mass is at most 1 + d.  (p r - g q s)_+ = r (p - g (s/r) q)_+ shows that
+    putting one such step for a true one, in a composition whose other steps have P-mass R, adds at most R d
+    to delta.  Steps put in one after the other thus add d (1 + (1 + d) + ... + (1 + d)^{n-1}), over all parts
+    prod (1 + d_i)^{n_i} - 1: more than sum n_i d_i, and nothing is known (inf) where it is near 1.
+    """
     if upper:
         survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - UNIT)) for x in placed)
         underflow = 1e-290 * sum(x.repeats for x in placed)
         return float(-np.expm1(survival) * (1.0 + 1e-12) + underflow)
-    return float(sum(x.repeats * x.deficit for x in placed))
+    growth = float(sum(x.repeats * np.log1p(x.deficit) for x in placed))
+    return float(np.expm1(growth) * (1.0 + 1e-12)) if growth < LARGEST_GROWTH else float("inf")
 
 
 def _evaluate(side: _Side, eps: float) -> tuple[float, float]:
