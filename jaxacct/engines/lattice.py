@@ -29,6 +29,11 @@ __all__ = ["LatticeAnswer", "delta", "epsilon"]
 LENGTHS = (2**12, 2**15, 2**18, 2**20, 2**21, 2**22)
 ESTIMATE = 2.0 / 3.0
 """Where the truth lies between lower and upper for a smooth law: the errors are as 2 to 1."""
+UNDERFLOW = 1e-300
+"""More than all that underflow takes from a payoff: 2.3e-308 from f and from each T f, at most 2^22 of them.
+
+Times e^700, at which the scale of delta is capped, it is above 1, so that the cap is an upper bound too.
+"""
 LARGEST_GROWTH = 0.69
 """log of the P-mass of a lower composition above which no lower bound is drawn from it; below log 2."""
 
@@ -258,7 +263,7 @@ def _evaluate(side: _Side, eps: float) -> tuple[float, float]:
     value, slope, norm, magnitude = (float(x) for x in sums)
     length, end = side.composed.mass.shape[0], side.start + side.span - eps
     rounding = UNIT * (length + 32.0 + 8.0 * theta * side.span) * magnitude
-    wrong = float(side.composed.error) * norm * (1.0 + 1e-9) + rounding
+    wrong = float(side.composed.error) * norm * (1.0 + 1e-9) + rounding + UNDERFLOW
     log_scale = side.log_moment - theta * eps
     relative = outward + 8.0 * UNIT * (side.log_size + theta * abs(eps) + 8.0)
     scale = np.exp(min(log_scale + (relative if side.upper else -relative), 700.0))
