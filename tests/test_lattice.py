@@ -12,6 +12,7 @@ import pytest
 from scipy.special import gammaln, log_ndtr
 
 from jaxacct.engines import lattice
+from jaxacct.engines.lattice_law import Placed
 from jaxacct.kernels.lattice import gaussian_cells, gaussian_nodes, lower_masses, upper_masses
 from jaxacct.kernels.tilted_fft import compose as compose_lattices
 from jaxacct.mechanisms import (
@@ -265,3 +266,26 @@ def test_composition_error_bound_holds(count):
     allowed = float(composed.error) + count * 2e-15 * float(np.linalg.norm(exact.astype(float)))
     assert np.linalg.norm(wrong.astype(float)) <= allowed
     assert float(composed.error) < 1e-11
+
+
+@pytest.mark.parametrize("direction, low, high", [("remove", 149.92632813, 149.92632837), ("add", 149.87499, 149.875)])
+def test_a_lattice_as_coarse_as_a_step_stays_sound(direction, low, high):
+    """2.8e6 steps of deviation 6e-3 at lattice steps of 4e-3 and 4e-2; low and high from the contour engine.
+
+    Mass is overstated at each step by 7e-4, and the payoff underflows in a window far above 0.
+    """
+    parts = components(dp_sgd(27.94617002489216, 0.1758438099003096, 2824664.0), RELATION, direction)
+    d = 1.741173849008626e-19
+    for memory in (0, 2**26):
+        answer = lattice.epsilon(parts, 0, d, d, rtol=1e-6, memory_bytes=memory)
+        assert answer.lower <= high and low <= answer.upper
+        assert lattice.delta(parts, 0, high, rtol=1e-6, memory_bytes=memory).lower <= d
+        assert lattice.delta(parts, 0, low, rtol=1e-6, memory_bytes=memory).upper >= d
+
+
+def test_overstated_mass_compounds():
+    placed = Placed(jnp.ones(1), 0.0, 1.0, 1.0, 1e6, 0.0, 0.0, 5e-7)
+    compounded = math.expm1(1e6 * math.log1p(5e-7))
+    assert compounded <= lattice._extra([placed], False) <= compounded * (1.0 + 1e-9)
+    assert lattice._extra([placed._replace(deficit=7e-7)], False) == math.inf
+    assert lattice._extra([placed._replace(deficit=0.0)], False) == 0.0

@@ -29,6 +29,13 @@ __all__ = ["LatticeAnswer", "delta", "epsilon"]
 LENGTHS = (2**12, 2**15, 2**18, 2**20, 2**21, 2**22)
 ESTIMATE = 2.0 / 3.0
 """Where the truth lies between lower and upper for a smooth law: the errors are as 2 to 1."""
+UNDERFLOW = 1e-300
+"""More than all that underflow takes from a payoff: 2.3e-308 from f and from each T f, at most 2^22 of them.
+
+Times e^700, at which the scale of delta is capped, it is above 1, so that the cap is an upper bound too.
+"""
+LARGEST_GROWTH = 0.69
+"""log of the P-mass of a lower composition above which no lower bound is drawn from it; below log 2."""
 
 
 class LatticeAnswer(NamedTuple):
@@ -232,12 +239,20 @@ def _side(
 
 
 def _extra(placed: list[Placed], upper: bool) -> float:
-    """What mass at infinity adds to an upper delta, or overstated mass takes from a lower one."""
+    """What mass at infinity adds to an upper delta, or overstated mass takes from a lower one.
+
+    Lower: H_g = E_P[(1 - g e^{-L})_+] of a step is at most d (`deficit`) above that of the true step, for
+    every g >= 0, so at g = 0 its P-mass is at most 1 + d.  (p r - g q s)_+ = r (p - g (s/r) q)_+ shows that
+    putting one such step for a true one, in a composition whose other steps have P-mass R, adds at most R d
+    to delta.  Steps put in one after the other thus add d (1 + (1 + d) + ... + (1 + d)^{n-1}), over all parts
+    prod (1 + d_i)^{n_i} - 1: more than sum n_i d_i, and nothing is known (inf) where it is near 1.
+    """
     if upper:
         survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - UNIT)) for x in placed)
         underflow = 1e-290 * sum(x.repeats for x in placed)
         return float(-np.expm1(survival) * (1.0 + 1e-12) + underflow)
-    return float(sum(x.repeats * x.deficit for x in placed))
+    growth = float(sum(x.repeats * np.log1p(x.deficit) for x in placed))
+    return float(np.expm1(growth) * (1.0 + 1e-12)) if growth < LARGEST_GROWTH else float("inf")
 
 
 def _evaluate(side: _Side, eps: float) -> tuple[float, float]:
@@ -248,7 +263,7 @@ def _evaluate(side: _Side, eps: float) -> tuple[float, float]:
     value, slope, norm, magnitude = (float(x) for x in sums)
     length, end = side.composed.mass.shape[0], side.start + side.span - eps
     rounding = UNIT * (length + 32.0 + 8.0 * theta * side.span) * magnitude
-    wrong = float(side.composed.error) * norm * (1.0 + 1e-9) + rounding
+    wrong = float(side.composed.error) * norm * (1.0 + 1e-9) + rounding + UNDERFLOW
     log_scale = side.log_moment - theta * eps
     relative = outward + 8.0 * UNIT * (side.log_size + theta * abs(eps) + 8.0)
     scale = np.exp(min(log_scale + (relative if side.upper else -relative), 700.0))

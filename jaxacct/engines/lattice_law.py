@@ -29,7 +29,8 @@ class Placed(NamedTuple):
 
     Mass k sits at loss `direction (origin + k h)` up to an error `shift`; its tilt by theta is
     e^{c (origin + k h)} with c = unit + direction theta.  `infinity` is P-mass moved to +infinity (upper
-    law); `deficit` bounds P-mass by which losses are overstated (lower law, rounding only).
+    law); `deficit` bounds P-mass by which losses are overstated (lower law: rounding, and a tail that falls
+    off within a few steps), so that its P-mass is at most 1 + deficit.
     """
 
     mass: Array
@@ -102,6 +103,6 @@ def placed_from(
     else:
         mass, lost = kernel.lower_masses(*cells, atoms, step, last, ascending)
         largest = origin + last * step if ascending else 0.0
-        deficit = float(np.exp(np.log(float(lost)) + largest)) if lost > 0 else 0.0
+        deficit = float(np.exp(np.log(float(lost)) + largest + shift) * (1.0 + 1e-12)) if lost > 0 else 0.0
     unit = 1.0 if ascending else 0.0
     return Placed(mass, origin, law.sign, unit, law.count, shift, infinity, deficit)

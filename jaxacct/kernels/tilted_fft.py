@@ -109,4 +109,6 @@ def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
     decay = jnp.exp(-theta * d)
     f = jnp.where(above, -decay * jnp.expm1(-d), 0.0)
     slope = jnp.where(above, decay * jnp.exp(-d), 0.0)
-    return Payoff(jnp.sum(mass * f), jnp.sum(mass * slope), jnp.sqrt(jnp.sum(f * f)), jnp.sum(jnp.abs(mass) * f))
+    largest = jnp.maximum(jnp.max(f), 1e-300)
+    norm = largest * jnp.sqrt(jnp.sum(jnp.square(f / largest)))  # the squares of f itself may underflow
+    return Payoff(jnp.sum(mass * f), jnp.sum(mass * slope), norm, jnp.sum(jnp.abs(mass) * f))
