@@ -179,8 +179,8 @@ def test_engines_agree_on_random_configurations():
 @pytest.mark.slow
 def test_engines_agree_on_a_thousand_random_configurations():
     _, _, both = engines_agree(seed=0, count=1000)
-    assert np.median(both.relative_width) <= 2e-6
-    assert np.mean(both.relative_width <= 1e-2) >= 0.85
+    assert np.median(both.relative_width) <= 1e-6
+    assert np.max(both.relative_width) <= 1e-2
 
 
 def test_a_bracket_open_above_is_never_ok():

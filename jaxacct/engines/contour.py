@@ -1,7 +1,7 @@
 """The contour engine on batches: a ladder of resolutions, each a compiled program for chunks of fixed size.
 
-Every configuration starts on the lowest rung; those whose certificate is not narrow enough climb.  What no rung
-certifies (few expected hits, where the characteristic function does not decay) is left to the lattice engine.
+Every configuration starts on the lowest rung; those whose certificate is not narrow enough climb, in the end to the
+split contour, which answers where few hits are expected.  What no rung certifies is left to the lattice engine.
 """
 
 from __future__ import annotations
