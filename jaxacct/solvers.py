@@ -213,7 +213,7 @@ def _descend(goal: Goal, rows: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, n
         mechanism = dp_sgd(**fields | {goal.unknown: _values(goal, x[here])})
         parts = components(mechanism, relation, relation.removesuffix("_one"))
         target = goal.epsilon[at] * (1.0 - AIM * goal.rtol)
-        answer = contour.delta(parts, target, np.zeros(at.size), goal.rtol, TOLERANCE)
+        answer = contour.delta(parts, target, np.zeros(at.size), goal.rtol, TOLERANCE, goal.delta[at])
         usable = (answer.lower > 0) & (answer.upper < 2.0 * answer.lower)
         with np.errstate(divide="ignore", invalid="ignore"):
             f = np.log(answer.upper / goal.delta[at])

@@ -28,11 +28,15 @@ def enable() -> None:
         return
     import jax
 
-    from jaxacct.cli.shelf import Shelf
     from jaxacct.engines import programs
 
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    if jax.default_backend() == "cpu":
-        programs.keep_on(Shelf(path))
+    if jax.default_backend() != "cpu":
+        return
+    try:
+        from jaxacct.cli.shelf import Shelf
+    except ImportError:  # a jaxlib that no longer offers what it needs: JAX's own cache remains
+        return
+    programs.keep_on(Shelf(path))

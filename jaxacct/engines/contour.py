@@ -97,8 +97,10 @@ def splits(parts: Components) -> np.ndarray:
 def program(kernel: Callable[..., Any], rung: Rung, size: int) -> Program:
     """The kernel on one rung, for a batch of a size."""
     static: dict[str, int] = {"points": rung.points, "count": rung.nodes}
-    if kernel in (contour.epsilon, split_contour.epsilon, split_contour.delta):
+    if kernel in (contour.epsilon, split_contour.epsilon):
         static["rounds"] = rung.rounds
+    if kernel is split_contour.delta:  # the windows depend on delta only loosely
+        static["rounds"] = 2
     return programs.program(kernel, size, rung.chunk, **static)
 
 
@@ -204,16 +206,24 @@ def epsilon(
 
 
 def delta(
-    parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float = TOLERANCE
+    parts: Components,
+    epsilon: np.ndarray,
+    floor: np.ndarray,
+    width: float,
+    tolerance: float = TOLERANCE,
+    near: np.ndarray | None = None,
 ) -> Answer:
-    """Bracket of the finite part of delta(eps), not refined where it is at most `floor`."""
+    """Bracket of the finite part of delta(eps), not refined where it is at most `floor`.
+
+    near: values that delta is known to be close to.
+    """
     with np.errstate(divide="ignore"):
         logs = np.log(floor)
     question = _Question(
         contour.delta,
         split_contour.delta,
         (epsilon,),
-        np.full(epsilon.shape, -20.0),
+        np.full(epsilon.shape, -20.0) if near is None else np.log(near),
         logs,
         lambda low, high: high - low <= width,
         float(np.log(tolerance)),
