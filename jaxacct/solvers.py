@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.engines import contour, programs
-from jaxacct.engines.contour import LADDER, in_chunks
+from jaxacct.engines.contour import PLAIN, in_chunks
 from jaxacct.kernels import calibration
 from jaxacct.mechanisms import components, dp_sgd
 
@@ -22,7 +22,8 @@ AIM = 0.15
 """The fast path aims this far below the target, in units of rtol, so that the certificate usually holds at once."""
 TOLERANCE = 3e-7
 """Relative accuracy of delta in the fast solve."""
-FAST_RUNGS = 3
+FAST = PLAIN[:3]
+"""Rungs of the fast solve."""
 NUDGES = 2
 DESCENTS = 8
 SEARCHES = 60
@@ -161,8 +162,8 @@ def _guess(goal: Goal, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
             x[full], slope[full] = 2.0 * np.log(exact * known["noise_multiplier"][full]), 0.5 * epsilon[full]
         residual[full] = 0.0
     log_tol = np.full(rows.size, np.log(TOLERANCE))
-    due = np.where(full, len(LADDER), 0)
-    for step, rung in enumerate(LADDER[:FAST_RUNGS]):
+    due = np.where(full, len(FAST), 0)
+    for step, rung in enumerate(FAST):
         todo = np.flatnonzero(due == step)
         if todo.size == 0:
             continue
@@ -185,8 +186,8 @@ def _guess(goal: Goal, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
         good = (np.abs(off) < 1e-6) & (need <= rung.nodes) & (solution > low - 1e-9) & (solution < high + 1e-9)
         rows_good = todo[good]
         x[rows_good], slope[rows_good], residual[rows_good] = solution[good], rate[good], off[good]
-        wanted = np.searchsorted([r.nodes for r in LADDER], need)
-        due[todo] = np.where(good, len(LADDER), np.maximum(np.minimum(wanted, len(LADDER) - 1), step + 1))
+        wanted = np.searchsorted([r.nodes for r in FAST], need)
+        due[todo] = np.where(good, len(FAST), np.maximum(wanted, step + 1))
     return x, slope, np.isfinite(residual)
 
 

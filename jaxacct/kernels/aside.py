@@ -193,7 +193,8 @@ def far_above(a: Aside, epsilon):
     excess = jnp.exp(jnp.minimum(jnp.min(a.excess_log + a.excess_at * epsilon), 0.0))
     scaled = jnp.exp(jnp.minimum(epsilon, 600.0)) * a.far.q
     linear = a.far.p * (1.0 + 1e-11) - scaled * (1.0 - 1e-11)
-    return jnp.minimum(jnp.maximum(linear, 0.0) + excess, a.far.p * (1.0 + 1e-11))
+    cut = 1e-60 * a.far.p  # beyond the last node, 17 widths out
+    return jnp.minimum(jnp.maximum(linear, 0.0) + excess + cut, a.far.p * (1.0 + 1e-11))
 
 
 def calm(a: Aside, epsilon):

@@ -20,8 +20,9 @@ HEIGHTS = (1.5, 2.8, 4.5, 7.0)
 USELESS = 1e30
 """An error that certifies nothing; finite, for parts of weight zero."""
 STAIRS = 12.0
+"""Steps in which the sides of the path are bounded."""
 SIDE = 24.0
-"""Twice the height of a shifted line at most: the kernel is at most 2 on the sides of the path."""
+"""Twice the height of a shifted line at most; on the sides the kernel is at most 1.41 e^{-2 pi Im v/h} (README.md)."""
 
 
 def _log_tail(x):
@@ -35,7 +36,7 @@ def _window(largest, smallest, growth):
 
 
 def _cells(sigma, q, sign, low, high, c, alpha, left, right):
-    """Upper bounds on a line at height alpha, cell by cell: (log calm, log jump, argument at the left end)."""
+    """Upper bounds on a line at height alpha, cell by cell: (log calm, log jump, arguments at both ends)."""
     ends = [log_mix(sigma, q, u)[0] for u in (left, right)]
     angle = alpha / sigma
 
@@ -126,7 +127,7 @@ def step_errors(sigma, q, sign, low, high, c, nodes: Frame, parts: Split, t_max)
         moved = jnp.stack([_log_sum(calm + phase), _log_sum(jump + phase)]) - own
         # up a side, the integrand grows and the kernel falls: each stair by its worse ends
         rise = jax.vmap(lambda f: _sides(sigma, q, sign, low, high, c, f * alpha, nodes))(climb)
-        turned = jnp.maximum(excess, 0.0) * turn_r[-1] - decay * (climb - climb[0])
+        turned = jnp.maximum(excess, 0.0) * alpha / sigma - decay * (climb - climb[0])  # arg mix <= alpha/sigma
         sides = jnp.max(jnp.sum(jnp.exp(rise + turned[:, None, None] - own[:, None]), axis=2), axis=0)
         return 2.0 * jnp.exp(moved - decay) / (-jnp.expm1(-decay)) + SIDE * sides + beyond
 
@@ -140,7 +141,7 @@ def step_errors(sigma, q, sign, low, high, c, nodes: Frame, parts: Split, t_max)
 def _window_rounding(distance, blur):
     """(units of rounding of log w, its derivative in u) at a distance inside the window."""
     x = jnp.clip(distance / blur, -40.0, 9.0)
-    return 20.0 + 3.0 * jnp.minimum(x, 0.0) ** 2, jnp.where(x < 8.5, jnp.maximum(-x, 0.0) + 1.0, 0.0) / blur
+    return 20.0 + 6.0 * jnp.minimum(x, 0.0) ** 2, jnp.where(x < 8.5, jnp.maximum(-x, 0.0) + 1.0, 0.0) / blur
 
 
 def rounding_errors(sigma, c, nodes: Frame, weight, t_max, depth, low, high, side):

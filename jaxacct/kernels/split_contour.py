@@ -25,7 +25,7 @@ CANCEL_LEAST = 1.5
 AFFORDED = 16.0
 """Nats that may be lost to cancellation in all; rounding is some e^-30."""
 AXIS = 192
-"""Points for placing the contour; bounds that depend on them are certified all the same."""
+"""Points for placing the contour; no bound depends on them."""
 SEARCH = 2.5
 """Rounds move eps by at most this factor."""
 
@@ -61,7 +61,7 @@ class Place(NamedTuple):
     period: jax.Array
     images_at: jax.Array  # abscissae for the Chernoff bounds of the images
     count: jax.Array  # nodes needed
-    decay: jax.Array  # certified, at the node kept last
+    kept: jax.Array  # nodes kept, as many of those as there are
     lost: jax.Array  # nats by which the integrand exceeds delta
 
 
@@ -100,7 +100,7 @@ def _option(law: Law, window: Window, epsilon, log_delta, log_tol, count):
     needed = jnp.where(jnp.any(enough), cuts[jnp.argmax(enough)], 2.0 * cuts[-1])
     kept = jnp.maximum(jnp.sum(cuts <= jnp.minimum(needed, float(count))), 1) - 1
     needed = jnp.where(jnp.isfinite(period), needed, 2.0 * cuts[-1])
-    return Place(window, c, period, images_at, needed, jnp.stack([decay[kept], cuts[kept]]), lost)
+    return Place(window, c, period, images_at, needed, cuts[kept], lost)
 
 
 def plan(law: Law, epsilon, log_delta, log_tol, count):
@@ -119,7 +119,7 @@ def plan(law: Law, epsilon, log_delta, log_tol, count):
 def _sums(law: Law, place: Place, points, count):
     """The grid that follows t up to the last node kept, and both parts' departures from one at every node."""
     h = 2.0 * jnp.pi / place.period
-    frames = _frames(law, place.window, place.c, points, h * place.decay[1])
+    frames = _frames(law, place.window, place.c, points, h * place.kept)
     parts = jax.vmap(tilted, (None, None, 0))(law.sign, place.c, frames)
     sums = jax.vmap(lambda w, a: departures(w, a, count))
     turn = h * law.sign * frames.loss
@@ -166,7 +166,7 @@ def wave_at(law: Law, place: Place, points, count):
     im = jnp.exp(r - top) * jnp.sin(logs.rise_turn)
     base = rise + log_norm
     log_modulus = logs.plain + top - base + jnp.log(jnp.maximum(jnp.hypot(re, im), 1e-300))
-    log_modulus = jnp.where(jnp.arange(count) < place.decay[1], log_modulus, -jnp.inf)
+    log_modulus = jnp.where(jnp.arange(count) < place.kept, log_modulus, -jnp.inf)
     k0 = law.mu2 * place.c * (place.c + 1.0) / 2.0 + law.gauss_n @ parts.log_calm + base
     far = aside.far_masses(law, place.window.high)
     wave = Wave(place.c, k0, h, log_modulus, logs.plain_turn + jnp.arctan2(im, re), far)
@@ -219,7 +219,7 @@ def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points)
     """Bound every error of a wave."""
     frames, parts, calm, jump = made_from
     window, c, n, count = place.window, place.c, law.gauss_n, wave.angle.size
-    t, t_max = wave.h * jnp.arange(count), wave.h * place.decay[1]
+    t, t_max = wave.h * jnp.arange(count), wave.h * place.kept
     logs = _logs(law, place, parts, calm, jump, t)
     axis = _on_the_axis(law, place, choice, frames, t_max, points)
     steps = axis.wave_errors
