@@ -19,6 +19,8 @@ from jaxacct.kernels.special import log1p
 ITERATIONS = 14
 REFINEMENTS = 9
 """Iterations from a start that is within a factor of two."""
+SETTLED = 1e-7
+"""Newton steps in log c that need no safeguard."""
 
 
 class Saddle(NamedTuple):
@@ -57,6 +59,8 @@ def _safeguarded(k, first, down, up, residual_and_step, like, iterations=ITERATI
         hi = jnp.where(residual < 0, hi, w)
         trial = w - jnp.clip(step, -3.0, 3.0)
         newton = (trial > lo) & (trial < hi) & (jnp.abs(step) < 0.5 * last)
+        # at the solution rounding decides on which side of it a step ends: no reason to bisect a stale bracket
+        newton = newton | (jnp.abs(step) < SETTLED)
         following = jnp.where(newton, trial, 0.5 * (lo + hi))
         last = jnp.abs(following - w) + 1e-12
         if guessing:
