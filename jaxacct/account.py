@@ -114,6 +114,7 @@ def bracket_epsilon(
     engine: str,
     effort: Effort,
     memory_bytes: int,
+    hint: contour.Hint | None = None,
 ) -> Bounds:
     """`epsilon` for checked arguments, with the effort of each engine spelt out."""
     rtol = effort.rtol
@@ -141,7 +142,13 @@ def bracket_epsilon(
             floor,
             lambda p, rows: _epsilon_by_formula(p, finite[rows], slack[rows]),
             lambda p, rows: contour.epsilon(
-                p, finite[rows], slack[rows], floor[rows], effort.contour_width, effort.contour_tolerance
+                p,
+                finite[rows],
+                slack[rows],
+                floor[rows],
+                effort.contour_width,
+                effort.contour_tolerance,
+                hint and contour.Hint(*(known[rows] for known in hint)),
             ),
             lambda p, i, row: _lattice().epsilon(
                 p,

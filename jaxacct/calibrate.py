@@ -14,6 +14,8 @@ import numpy as np
 
 from jaxacct import account, solvers
 from jaxacct.bounds import Bounds
+from jaxacct.engines.contour import Hint
+from jaxacct.guess import Goal
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.validation import (
     COUNT,
@@ -172,7 +174,7 @@ def _calibrate(
         raise InputError(f"rtol = {rtol} must be >= 1e-07 and < 1; use 1e-4 or so")
     shape = broadcast_shape({name: np.shape(value) for name, value in checked.items()})
     flat = {k: np.broadcast_to(np.asarray(v, np.float64), shape).reshape(-1) for k, v in checked.items()}
-    goal = solvers.Goal(
+    goal = Goal(
         unknown=unknown,
         epsilon=flat["target_epsilon"],
         delta=flat["target_delta"],
@@ -180,6 +182,7 @@ def _calibrate(
         limits=limits,
         relation=relation,
         rtol=rtol,
+        rung=np.zeros(flat["target_epsilon"].size, int),
     )
     value, status, bounds = solvers.solve(goal, _certify)
     ok = np.isin(status, ("ok", "not_binding"))
@@ -189,7 +192,10 @@ def _calibrate(
     return Calibration(out if shape else out[()], reshaped, word if shape else str(word), fine if shape else fine[()])
 
 
-def _certify(goal: solvers.Goal, rows: np.ndarray, values: np.ndarray) -> Bounds:
+def _certify(goal: Goal, rows: np.ndarray, values: np.ndarray) -> Bounds:
     fields = {name: column[rows] for name, column in goal.known.items()} | {goal.unknown: values}
-    effort = account.Effort(0.25 * goal.rtol, 0.25 * goal.rtol, 0.1 * goal.rtol, 0.2 * goal.rtol)
-    return account.bracket_epsilon(dp_sgd(**fields), goal.delta[rows], goal.relation, "auto", effort, account.GIBIBYTE)
+    effort = account.Effort(0.25 * goal.rtol, 0.25 * goal.rtol, 0.01 * goal.rtol, 0.2 * goal.rtol)
+    near = np.where(goal.rung[rows] > 0, goal.epsilon[rows], 0.0)
+    hint = Hint(near, goal.rung[rows], np.full(rows.size, goal.rung.size))
+    run = dp_sgd(**fields)
+    return account.bracket_epsilon(run, goal.delta[rows], goal.relation, "auto", effort, account.GIBIBYTE, hint)

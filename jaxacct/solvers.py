@@ -7,39 +7,14 @@ Everything works on x = log(value).  `certify(goal, rows, values)` returns certi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.engines import contour, programs
-from jaxacct.engines.contour import PLAIN, in_chunks
-from jaxacct.kernels import calibration
-from jaxacct.mechanisms import components, dp_sgd
+from jaxacct.guess import AIM, Goal, Guess, guess
 
-ORDER = ("noise_multiplier", "sampling_probability", "steps")
-AIM = 0.15
-"""The fast path aims this far below the target, in units of rtol, so that the certificate usually holds at once."""
-TOLERANCE = 3e-7
-"""Relative accuracy of delta in the fast solve."""
-FAST = PLAIN[:3]
-"""Rungs of the fast solve."""
 NUDGES = 2
-DESCENTS = 8
 SEARCHES = 60
-
-
-class Goal(NamedTuple):
-    """What to solve for, on a flat batch."""
-
-    unknown: str
-    epsilon: np.ndarray
-    delta: np.ndarray
-    known: dict[str, np.ndarray]
-    limits: tuple[float, float]
-    relation: str
-    rtol: float
-
 
 Certify = Callable[[Goal, np.ndarray, np.ndarray], Bounds]
 
@@ -73,15 +48,15 @@ def solve(goal: Goal, certify: Certify) -> tuple[np.ndarray, np.ndarray, tuple[n
     """(values, statuses, columns of Bounds) for every row of the goal."""
     found = _Found(goal.epsilon.size)
     todo = _extreme(goal, certify, found)
-    guess, slope, trusted = _guess(goal, todo)
+    start = guess(goal, todo)
+    goal.rung[todo] = start.rung
     if goal.unknown == "steps":
-        _integers(goal, certify, found, todo, guess)
+        _integers(goal, certify, found, todo, start.x)
         return found.value, found.status, found.columns()
-    guess[~trusted], trusted[~trusted] = _descend(goal, todo[~trusted], guess[~trusted])
-    left = _polish(goal, certify, found, todo, guess, slope, trusted)
+    left = _polish(goal, certify, found, todo, start)
     if left.size:
         position = np.searchsorted(todo, left)
-        _search(goal, certify, found, left, guess[position])
+        _search(goal, certify, found, left, start.x[position])
     return found.value, found.status, found.columns()
 
 
@@ -115,133 +90,10 @@ def _usual_slope(goal: Goal, rows: np.ndarray) -> np.ndarray:
     return goal.epsilon[rows] * (-1.3 if goal.unknown == "noise_multiplier" else 1.0)
 
 
-def gaussian_mu(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
-    """The mu for which mu-GDP is (epsilon, delta)-DP, by bisection in log mu (an estimate)."""
-    from jaxacct.engines import closed_form  # SciPy, which takes a while to import: only where a row needs it
-
-    low, high = np.full(epsilon.shape, -30.0), np.full(epsilon.shape, 12.0)
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        above = closed_form.log_delta(np.exp(middle), epsilon)[0] > np.log(delta)
-        low, high = np.where(above, low, middle), np.where(above, middle, high)
-    return np.exp(low)
-
-
-def _guess(goal: Goal, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(x, d epsilon / dx, whether the fast solve converged)."""
-    if rows.size == 0:
-        return np.zeros(0), np.zeros(0), np.zeros(0, bool)
-    epsilon, log_delta = goal.epsilon[rows] * (1.0 - AIM * goal.rtol), np.log(goal.delta[rows])
-    z = np.sqrt(-2.0 * log_delta)
-    mu = 2.0 * epsilon / (z + np.sqrt(z**2 + 2.0 * epsilon))
-    known = {name: column[rows] for name, column in goal.known.items()}
-    with np.errstate(over="ignore", divide="ignore"):
-        if goal.unknown == "noise_multiplier":
-            x = -0.5 * np.log(np.log1p(mu**2 / (known["sampling_probability"] ** 2 * known["steps"])))
-        elif goal.unknown == "steps":
-            growth = np.expm1(np.minimum(known["noise_multiplier"] ** -2.0, 500.0))
-            x = np.log(mu**2 / (known["sampling_probability"] ** 2 * growth))
-        else:
-            growth = np.expm1(np.minimum(known["noise_multiplier"] ** -2.0, 500.0))
-            x = np.log(mu) - 0.5 * np.log(known["steps"] * growth)
-    low, high = np.log(goal.limits[0]), np.log(goal.limits[1])
-    x = np.clip(x, low, high)
-    variance = mu**2
-    c = ((epsilon - variance / 2) + np.sqrt((epsilon - variance / 2) ** 2 + 4 * variance)) / (2 * variance)
-    unknown = np.array([name == goal.unknown for name in ORDER], np.float64)
-    columns = [np.log(np.maximum(known.get(name, np.ones(rows.size)), 1e-300)) for name in ORDER]
-    base = np.stack(columns, axis=1) * (1.0 - unknown)
-    sign = np.full(rows.size, -1.0 if goal.relation == "add_one" else 1.0)
-    slope, residual = np.zeros(rows.size), np.full(rows.size, np.inf)
-    full = known.get("sampling_probability", np.zeros(rows.size)) == 1.0
-    if full.any():
-        exact = gaussian_mu(epsilon[full], goal.delta[rows[full]])
-        if goal.unknown == "noise_multiplier":
-            x[full], slope[full] = 0.5 * np.log(known["steps"][full]) - np.log(exact), -epsilon[full]
-        else:
-            x[full], slope[full] = 2.0 * np.log(exact * known["noise_multiplier"][full]), 0.5 * epsilon[full]
-        residual[full] = 0.0
-    log_tol = np.full(rows.size, np.log(TOLERANCE))
-    due = np.where(full, len(FAST), 0)
-    for step, rung in enumerate(FAST):
-        todo = np.flatnonzero(due == step)
-        if todo.size == 0:
-            continue
-        rounds = 1 if step == 0 else 2
-        program = programs.program(
-            calibration.solve, todo.size, rung.chunk, points=rung.points, count=rung.nodes, rounds=rounds
-        )
-        tiled = np.tile(unknown, (todo.size, 1))
-        arguments = (
-            sign[todo],
-            base[todo],
-            tiled,
-            x[todo],
-            c[todo],
-            epsilon[todo],
-            log_delta[todo],
-            log_tol[todo],
-        )
-        solution, rate, off, need = in_chunks(*program, arguments, todo.size)
-        good = (np.abs(off) < 1e-6) & (need <= rung.nodes) & (solution > low - 1e-9) & (solution < high + 1e-9)
-        rows_good = todo[good]
-        x[rows_good], slope[rows_good], residual[rows_good] = solution[good], rate[good], off[good]
-        wanted = np.searchsorted([r.nodes for r in FAST], need)
-        due[todo] = np.where(good, len(FAST), np.maximum(wanted, step + 1))
-    return x, slope, np.isfinite(residual)
-
-
-def _descend(goal: Goal, rows: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(x, solved): secant steps on log delta(target epsilon) in the leading direction, by the contour engine.
-
-    For the rows whose saddle point equations mislead the fast solve.  Solved means on the safe side and close.
-    """
-    x, solved = x.copy(), np.zeros(rows.size, bool)
-    if rows.size == 0:
-        return x, solved
-    sign = -1.0 if goal.unknown == "noise_multiplier" else 1.0
-    relation = "add_one" if goal.relation == "add_one" else "remove_one"
-    slope = sign * -2.0 * np.log(goal.delta[rows])
-    last_x, last_f = np.full(rows.size, np.nan), np.full(rows.size, np.nan)
-    low, high = np.log(goal.limits[0]), np.log(goal.limits[1])
-    active = np.ones(rows.size, bool)
-    for _ in range(DESCENTS):
-        here = np.flatnonzero(active)
-        if here.size == 0:
-            break
-        at = rows[here]
-        fields = {name: column[at] for name, column in goal.known.items()}
-        mechanism = dp_sgd(**fields | {goal.unknown: _values(goal, x[here])})
-        parts = components(mechanism, relation, relation.removesuffix("_one"))
-        target = goal.epsilon[at] * (1.0 - AIM * goal.rtol)
-        answer = contour.delta(parts, target, np.zeros(at.size), goal.rtol, TOLERANCE, goal.delta[at])
-        usable = (answer.lower > 0) & (answer.upper < 2.0 * answer.lower)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            f = np.log(answer.upper / goal.delta[at])
-            fresh = (f - last_f[here]) / (x[here] - last_x[here])
-        sound = np.isfinite(fresh) & (fresh * sign > 0)
-        slope[here] = np.where(sound, fresh, slope[here])
-        last_x[here], last_f[here] = x[here], f
-        close = usable & (np.abs(f) <= goal.rtol)
-        solved[here[close]] = True
-        step = -np.where(usable, f, 0.0) / slope[here]
-        x[here] = np.where(close, x[here], np.clip(x[here] + np.clip(step, -0.4, 0.4), low, high))
-        active[here[close | ~usable]] = False
-    return x, solved
-
-
-def _polish(
-    goal: Goal,
-    certify: Certify,
-    found: _Found,
-    rows: np.ndarray,
-    guess: np.ndarray,
-    slope: np.ndarray,
-    trusted: np.ndarray,
-) -> np.ndarray:
+def _polish(goal: Goal, certify: Certify, found: _Found, rows: np.ndarray, start: Guess) -> np.ndarray:
     """Certify the fast solutions, nudging those that overshoot; returns the rows that need a search."""
-    missed = rows[~trusted]
-    rows, x, slope = rows[trusted], guess[trusted], slope[trusted]
+    missed = rows[~start.solved]
+    rows, x, slope = rows[start.solved], start.x[start.solved], start.slope[start.solved]
     for _ in range(1 + NUDGES):
         if rows.size == 0:
             break

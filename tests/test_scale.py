@@ -202,7 +202,7 @@ from jaxacct.engines import chunks, programs
 used = set()
 def kernel(x):
     return jax.numpy.exp(x) / 3, x
-program = programs.program(kernel, 33, 4)
+program = programs.program(kernel, 33, 4, 33)
 def spy(x):
     used.add(x.device)
     return program.run(x)

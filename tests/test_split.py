@@ -35,7 +35,7 @@ def split_only(monkeypatch):
     """Send every configuration to the split rungs at once."""
     rungs = tuple(rung for rung in contour.LADDER if rung.split)
     monkeypatch.setattr(contour, "LADDER", rungs)
-    monkeypatch.setattr(contour, "FIRST_SPLIT", 0)
+
 
 
 def two_steps(sigma, q, direction, epsilon):

@@ -34,12 +34,15 @@ class Rung(NamedTuple):
 TOLERANCE = 1e-8
 """Relative size of delta down to which images and cut-off terms are driven, unless a call says otherwise."""
 
+DOUBT = 5.0
+"""An estimate by a plain rung starts the split contour if the saddle point approximation is within this factor."""
+
 LADDER = (
     Rung(64, 32, 1, 128),
     Rung(192, 64, 2, 32),
     Rung(512, 192, 3, 8),
-    Rung(384, 128, 4, 16, split=True, tolerance=1e-7),
-    Rung(768, 384, 3, 4, split=True, tolerance=1e-7),
+    Rung(384, 128, 2, 16, split=True, tolerance=1e-7),
+    Rung(576, 384, 2, 8, split=True, tolerance=1e-7),
     Rung(2560, 1024, 3, 1, split=True, tolerance=3e-6),
 )
 """For compositions of Gaussians."""
@@ -51,10 +54,6 @@ PLAIN = (
     Rung(4096, 2048, 3, 1),
 )
 """For compositions with Laplace or finite parts, which are not split."""
-
-
-FIRST_SPLIT = 3
-"""Its place in LADDER."""
 
 
 class Answer(NamedTuple):
@@ -94,14 +93,14 @@ def splits(parts: Components) -> np.ndarray:
     return np.any(parts.gauss_n > 0, axis=1) & ~others
 
 
-def program(kernel: Callable[..., Any], rung: Rung, size: int) -> Program:
-    """The kernel on one rung, for a batch of a size."""
+def program(kernel: Callable[..., Any], rung: Rung, size: int, batch: int) -> Program:
+    """The kernel on one rung, for `size` configurations of a batch."""
     static: dict[str, int] = {"points": rung.points, "count": rung.nodes}
     if kernel in (contour.epsilon, split_contour.epsilon):
         static["rounds"] = rung.rounds
     if kernel is split_contour.delta:  # the windows depend on delta only loosely
         static["rounds"] = 2
-    return programs.program(kernel, size, rung.chunk, **static)
+    return programs.program(kernel, size, rung.chunk, batch, **static)
 
 
 def suits(needs: np.ndarray, rung: Rung) -> np.ndarray:
@@ -115,18 +114,33 @@ def rung_for(needs: np.ndarray, ladder: tuple[Rung, ...] = PLAIN) -> np.ndarray:
     return np.where(np.any(fits, axis=0), np.argmax(fits, axis=0), len(ladder) - 1)
 
 
+def first_split(ladder: tuple[Rung, ...]) -> int:
+    """The place of the first split rung in a ladder, its length if there is none."""
+    return next((place for place, rung in enumerate(ladder) if rung.split), len(ladder))
+
+
+class Hint(NamedTuple):
+    """What is known of the rows beforehand."""
+
+    near: np.ndarray  # where epsilon is expected; 0 where it is not known
+    rung: np.ndarray  # of LADDER, to begin on
+    batch: np.ndarray  # the size of the batch that each row comes from
+
+
 class _Question(NamedTuple):
     """What is asked of every configuration, and how the answers are judged."""
 
     kernel: Callable[..., Any]
     split: Callable[..., Any]
     values: tuple[np.ndarray, ...]
-    start: np.ndarray  # where the split contour begins; its rungs hand on what they found
+    start: np.ndarray  # (B, 2) where the split contour begins, and how far that is to be trusted
     floor: np.ndarray
     good: Callable[[np.ndarray, np.ndarray], np.ndarray]
     log_tol: float
     ceiling: np.ndarray  # an upper bound known beforehand
     enough: np.ndarray  # an upper end that need not be lowered
+    first: np.ndarray  # the rung of LADDER to begin on
+    batch: int  # configurations in all, of which these may be the rest
 
     def take(self, rows: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
         return tuple(v[rows] for v in self.values), self.start[rows], self.floor[rows]
@@ -148,7 +162,7 @@ def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: 
     """Climb one ladder with the rows, filling in their answers."""
     lower, estimate, upper = answer
     due = np.full(lower.size, len(ladder))
-    due[rows] = 0
+    due[rows] = question.first[rows] if ladder is LADDER else 0
     for step, rung in enumerate(ladder):
         todo = np.flatnonzero(due == step)
         if todo.size == 0:
@@ -159,19 +173,18 @@ def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: 
             kernel, values = question.split, (*values, start)
         log_tol = max(question.log_tol, np.log(rung.tolerance)) if rung.tolerance else question.log_tol
         arguments = (law(parts.take(todo)), *values, np.full(todo.size, log_tol))
-        low, mid, high, ok, needs = in_chunks(*program(kernel, rung, todo.size), arguments, todo.size)
+        low, mid, high, ok, needs = in_chunks(*program(kernel, rung, todo.size, question.batch), arguments, todo.size)
         ok &= np.isfinite(low) & np.isfinite(high)
         low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
         better = ok & (high - low < upper[todo] - lower[todo])
         estimate[todo] = np.where(better, mid, estimate[todo])
-        if rung.split:
-            question.start[todo] = np.where(np.isfinite(mid), mid, start)
+        found = np.stack([mid, np.full(mid.size, np.inf if rung.split else DOUBT)], axis=1)
+        question.start[todo] = np.where(np.isfinite(mid)[:, None], found, start)
         lower[todo], upper[todo] = np.maximum(low, lower[todo]), np.minimum(high, upper[todo])
-        # the certificate says how fine a rung it wants; climb to that one, at least one up
         done = (ok & question.good(low, high)) | (upper[todo] <= question.enough[todo])
+        # the certificate says how fine a plain rung it wants; climb to that one, or to the first split one
         wanted = np.maximum(rung_for(needs, ladder), step + 1)
-        if not rung.split and ladder is LADDER:
-            wanted = np.minimum(wanted, FIRST_SPLIT)
+        wanted = np.minimum(wanted, max(first_split(ladder), step + 1))
         # against a floor a coarse bracket often suffices: try every rung on the way
         wanted = np.where(np.isfinite(floor), step + 1, wanted)
         due[todo] = np.where(done, len(ladder), wanted)
@@ -184,23 +197,28 @@ def epsilon(
     floor: np.ndarray,
     width: float,
     tolerance: float = TOLERANCE,
+    hint: Hint | None = None,
 ) -> Answer:
     """Bracket of `inf {eps : delta_fin(eps) <= delta}`, before clipping at 0, for delta known up to a slack.
 
     Rungs are climbed until the relative width is reached; where the upper end is at most `floor` (what the other
     direction already needs) it is not refined.
     """
+    if hint is None:
+        hint = Hint(np.zeros(delta.shape), np.zeros(delta.shape, int), np.full(delta.shape, delta.size))
     values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack))
     question = _Question(
         contour.epsilon,
         split_contour.epsilon,
         values,
-        np.zeros(delta.shape),
+        np.stack([hint.near, np.where(hint.near > 0, np.inf, 0.0)], axis=1),
         floor,
         lambda low, high: high - low <= width * np.abs(high),
         float(np.log(tolerance)),
         np.where(_total_variation(parts) <= delta * (1.0 - slack), 0.0, _largest_loss(parts)),
         np.maximum(floor, 0.0),
+        np.where(np.isfinite(floor), 0, hint.rung),
+        int(np.max(hint.batch, initial=1)),
     )
     return _climb(question, parts)
 
@@ -211,24 +229,22 @@ def delta(
     floor: np.ndarray,
     width: float,
     tolerance: float = TOLERANCE,
-    near: np.ndarray | None = None,
 ) -> Answer:
-    """Bracket of the finite part of delta(eps), not refined where it is at most `floor`.
-
-    near: values that delta is known to be close to.
-    """
+    """Bracket of the finite part of delta(eps), not refined where it is at most `floor`."""
     with np.errstate(divide="ignore"):
         logs = np.log(floor)
     question = _Question(
         contour.delta,
         split_contour.delta,
         (epsilon,),
-        np.full(epsilon.shape, -20.0) if near is None else np.log(near),
+        np.zeros((*epsilon.shape, 2)),
         logs,
         lambda low, high: high - low <= width,
         float(np.log(tolerance)),
         np.where(epsilon > _largest_loss(parts), -np.inf, np.inf),
         logs,
+        np.zeros(epsilon.shape, int),
+        epsilon.size,
     )
     return Answer(*(np.exp(np.minimum(x, 0.0)) for x in _climb(question, parts)))
 

@@ -16,6 +16,8 @@ import jax
 
 FEW = 8
 """Up to so many configurations are a few."""
+MANY = 256
+"""A batch of so many uses optimised programs for its stragglers too, but for those that take one at a time."""
 
 QUICK = {
     "xla_backend_optimization_level": 0,
@@ -54,10 +56,11 @@ def keep_on(shelf: Shelf | None) -> None:
     _batched.cache_clear()
 
 
-def program(kernel: Callable[..., Any], size: int, chunk: int, **static: int) -> Program:
-    """The program that suits a batch of a size; `chunk` is what the optimised one takes."""
-    quick = size <= FEW and jax.default_backend() == "cpu"
-    return Program(_batched(kernel, quick, tuple(static.items())), min(chunk, FEW) if size <= FEW else chunk)
+def program(kernel: Callable[..., Any], size: int, chunk: int, batch: int, **static: int) -> Program:
+    """The program that suits `size` configurations of a batch; `chunk` is what the optimised one takes."""
+    few = size <= FEW and (batch < MANY or chunk == 1)
+    quick = few and jax.default_backend() == "cpu"
+    return Program(_batched(kernel, quick, tuple(static.items())), min(chunk, FEW) if few else chunk)
 
 
 @functools.cache

@@ -31,6 +31,8 @@ FAR_LEVELS = 24
 ABSCISSAE = 14
 CALM_RIM = 13.0
 """Widths of the low window beyond it at which a calm step ends sharply; what is left is counted by its mass."""
+CALM_ABOUT = (0.85, 1.1)
+"""Where the bounds of calm compositions are certified, around the best abscissa of a few."""
 POINTS = 160
 """Quadrature points for choosing windows; no bound depends on them."""
 
@@ -109,8 +111,12 @@ def choose(law: Law, epsilon, log_delta, log_tol):
     lows = place_of(sigma, q, scale * jnp.geomspace(0.005, 0.8, CALM_LEVELS)) - 2.0 * low_blur(sigma)
     inside = log_ndtr((lows[:, :, None] - u[:, None, :]) / low_blur(sigma)[:, :, None])
     inside = jnp.where(u[:, None, :] < (lows + CALM_RIM * low_blur(sigma))[:, :, None], inside, -jnp.inf)
-    grown = (base[:, None, :] + (c[:, None] + 1.0) * loss[:, None, :])[:, :, None, :] + inside[:, None]
-    moments = jax.nn.logsumexp(grown, axis=3)
+    most = inside[:, -1:]  # the widest: the others are at most that
+    shares = jnp.exp(inside - jnp.where(jnp.isfinite(most), most, 0.0))
+    grown = base[:, None, :] + (c[:, None] + 1.0) * loss[:, None, :] + most
+    top = jnp.max(grown, axis=2, keepdims=True)
+    sums = jnp.einsum("jcx,jlx->jcl", jnp.exp(grown - top), shares)
+    moments = top + jnp.log(jnp.maximum(sums, 1e-300))
     bounds = jnp.einsum("j,jcl->cl", n, moments) + (plain - c * epsilon)[:, None]
     level = jnp.sum(jnp.cumprod(jnp.where(jnp.min(bounds, axis=0) <= goal, 1, 0))) - 1
     separable = (level >= 0) & (law.sign > 0)
@@ -141,7 +147,7 @@ def calm_frames(law: Law, choice: Choice, points):
     stop = choice.low + CALM_RIM * low_blur(law.gauss_sigma)
     each = jax.vmap(frame, (0, 0, None, 0, 0, None, None, None, 0))
     frames = each(law.gauss_sigma, law.gauss_q, law.sign, choice.low, choice.high, 1.0, points, None, stop)
-    return frames, choice.calm_at * jnp.array([0.85, 1.15])
+    return frames, choice.calm_at * jnp.array(CALM_ABOUT)  # the larger may be too much for the grid
 
 
 def bounds(law: Law, window: Window, choice: Choice, masses: Far, calm_at, calm_log, points) -> Aside:

@@ -136,24 +136,48 @@ def rise_and_norm(law: Law, keep, log_calm, log_jump):
     return rise, jnp.where(keep > 0, 0.0, jnp.log(-jnp.expm1(-rise)))
 
 
-def cumulants(law: Law, keep, frames: Frame, c):
-    """`K(c) = log(prod (A+B)^n - (1 - keep) prod A^n)`, pure Gaussians included, and its first two derivatives."""
-    parts = jax.vmap(tilted, (None, None, 0))(law.sign, c, frames)
-    n, loss = law.gauss_n, law.sign * frames.loss
-    rise, log_norm = rise_and_norm(law, keep, parts.log_calm, parts.log_jump)
-    means = [jnp.sum(w * loss, axis=1) for w in (parts.calm, parts.jump)]
-    spreads = [
-        jnp.sum(w * (loss - m[:, None]) ** 2, axis=1) for w, m in zip((parts.calm, parts.jump), means, strict=True)
-    ]
-    share, apart = jax.nn.sigmoid(parts.log_jump - parts.log_calm), means[1] - means[0]
-    first = jnp.sum(n * share * apart)
-    second = jnp.sum(n * share * ((1.0 - share) * apart**2 + spreads[1] - spreads[0]))
+class Shares(NamedTuple):
+    """What the cumulants need of the frames of J sampled Gaussians, whatever the tilt; (J, X) each."""
+
+    loss: jax.Array
+    log_both: jax.Array  # log of w2 phi gap
+    calm: jax.Array  # shares of the two parts, which sum to one
+    jump: jax.Array
+
+
+def shares(frames: Frame):
+    """Both parts as shares of their sum."""
+    both = jnp.logaddexp(frames.log_calm, frames.log_jump)
+    calm, jump = jnp.exp(frames.log_calm - both), jnp.exp(frames.log_jump - both)
+    return lax.optimization_barrier(Shares(frames.loss, both, calm, jump))
+
+
+def cumulants(law: Law, keep, parts: Shares, c):
+    """`K(c) = log(prod (A+B)^n - (1 - keep) prod A^n)`, pure Gaussians included, and its first two derivatives.
+
+    For placing the contour: a part smaller than e^-600 of the other is not resolved.
+    """
+    n, loss = law.gauss_n, law.sign * parts.loss
+    exponent = jnp.where(law.sign > 0, c + 1.0, -c) * parts.loss + parts.log_both
+    top = jnp.max(exponent, axis=1)
+    weight = jnp.exp(exponent - top[:, None])
+
+    def moments(share):
+        w = weight * share
+        total = jnp.maximum(jnp.sum(w, axis=1), 1e-300)
+        mean = jnp.sum(w * loss, axis=1) / total
+        return top + jnp.log(total), mean, jnp.sum(w * (loss - mean[:, None]) ** 2, axis=1) / total
+
+    (log_calm, mean_calm, spread_calm), (log_jump, mean_jump, spread_jump) = map(moments, (parts.calm, parts.jump))
+    rise, log_norm = rise_and_norm(law, keep, log_calm, log_jump)
+    share, apart = jax.nn.sigmoid(log_jump - log_calm), mean_jump - mean_calm
+    first = n @ (share * apart)
+    second = n @ (share * ((1.0 - share) * apart**2 + spread_jump - spread_calm))
     gain = jnp.exp(-log_norm)
-    calm_variance = jnp.sum(n * spreads[0])
-    value = jnp.sum(n * parts.log_calm) + rise + log_norm
-    mean = jnp.sum(n * means[0]) + gain * first
-    variance = calm_variance + gain * second - gain * (gain - 1.0) * first**2
-    variance = jnp.maximum(variance, 1e-3 * calm_variance)
+    value = n @ log_calm + rise + log_norm
+    mean = n @ mean_calm + gain * first
+    variance = n @ spread_calm + gain * second - gain * (gain - 1.0) * first**2
+    variance = jnp.maximum(variance, 1e-3 * (n @ spread_calm))
     return value + law.mu2 * c * (c + 1.0) / 2.0, mean + law.mu2 * (c + 0.5), variance + law.mu2
 
 

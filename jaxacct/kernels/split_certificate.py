@@ -6,6 +6,7 @@ real axis, and Chernoff bounds of their compositions.
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxacct.kernels import certificate
 from jaxacct.kernels.certificate import UNIT
@@ -13,8 +14,10 @@ from jaxacct.kernels.law import Law, Tilted, log_mix
 from jaxacct.kernels.special import log1p
 from jaxacct.kernels.split import Frame, Split, high_blur, low_blur, rise_and_norm
 
-SHIFTS = 6
-"""Heights tried for the shifted line, from what suits the far window to the widest strip."""
+SHIFTS = (0.0, 0.2, 0.4, 0.6)
+"""Heights tried for the shifted line, on a scale from what suits the far window to the widest strip."""
+AXIS_SHIFTS = (0.1, 0.3, 0.5)
+"""The same where t = 0."""
 HEIGHTS = (1.5, 2.8, 4.5, 7.0)
 """Heights at which the decay in t is bounded, in widths of the low window."""
 USELESS = 1e30
@@ -35,30 +38,40 @@ def _window(largest, smallest, growth):
     return jnp.minimum(growth + _log_tail(largest), jnp.logaddexp(0.0, growth + _log_tail(-smallest)))
 
 
-def _cells(sigma, q, sign, low, high, c, alpha, left, right):
-    """Upper bounds on a line at height alpha, cell by cell: (log calm, log jump, arguments at both ends)."""
-    ends = [log_mix(sigma, q, u)[0] for u in (left, right)]
-    angle = alpha / sigma
-
-    def modulus_and_argument(u, loss):
-        odds = jnp.exp(jnp.log(q) - log1p(-q) + jnp.minimum(u / sigma - 0.5 / sigma**2, 600.0))
-        shrink = 0.5 * log1p(-4.0 * odds / (1.0 + odds) ** 2 * jnp.sin(0.5 * angle) ** 2)
-        return loss + shrink, jnp.arctan2(odds * jnp.sin(angle), 1.0 + odds * jnp.cos(angle))
-
-    (modulus_l, turn_l), (modulus_r, turn_r) = map(modulus_and_argument, (left, right), ends)
-    # the modulus is monotone in u for angles up to pi/2; beyond, mix cos(v/2) <= |mix| <= mix
-    steep = angle > 0.5 * jnp.pi
-    highest = jnp.where(steep, ends[1], modulus_r)
-    lowest = jnp.where(steep, ends[0] + jnp.log(jnp.cos(0.5 * angle)), modulus_l)
-    grown = jnp.where(sign > 0, (c + 1.0) * highest, -c * lowest)
-    nearest = jnp.minimum(jnp.abs(left), jnp.abs(right)) * (left * right > 0)
-    base = grown + 0.5 * alpha**2 - 0.5 * nearest**2 + jnp.log(right - left) - 0.5 * jnp.log(2.0 * jnp.pi)
+def _windows(sigma, low, high, alpha, u):
+    """Upper bounds of the logarithm of both windows' moduli at a height, cell by cell: (calm, jump)."""
+    left, right = u[:-1], u[1:]
     far = 0.5 * (alpha / high_blur(sigma)) ** 2
     near = 0.5 * (alpha / low_blur(sigma)) ** 2
-    base = base + _window((high - left) / high_blur(sigma), (high - right) / high_blur(sigma), far)
+    base = _window((high - left) / high_blur(sigma), (high - right) / high_blur(sigma), far)
     calm = base + _window((low - left) / low_blur(sigma), (low - right) / low_blur(sigma), near)
     jump = base + _window((right - low) / low_blur(sigma), (left - low) / low_blur(sigma), near)
-    return calm, jump, turn_l, turn_r
+    return calm, jump
+
+
+def _gaussian(u):
+    """log of phi times the width at its largest in every cell."""
+    left, right = u[:-1], u[1:]
+    nearest = jnp.minimum(jnp.abs(left), jnp.abs(right)) * (left * right > 0)
+    return jnp.log(right - left) - 0.5 * nearest**2 - 0.5 * jnp.log(2.0 * jnp.pi)
+
+
+def _cells(sigma, q, sign, low, high, c, alpha, edges):
+    """Upper bounds on a line at height alpha, cell by cell: (log calm, log jump, arguments at both ends)."""
+    u, loss = edges
+    angle = alpha / sigma
+    odds = jnp.exp(jnp.log(q) - log1p(-q) + jnp.minimum(u / sigma - 0.5 / sigma**2, 600.0))
+    shrink = 1.0 - 4.0 * odds / (1.0 + odds) ** 2 * jnp.sin(0.5 * angle) ** 2
+    modulus = loss + 0.5 * jnp.log(jnp.maximum(shrink, 1e-300))
+    turn = jnp.arctan2(odds * jnp.sin(angle), 1.0 + odds * jnp.cos(angle))
+    modulus, turn = lax.optimization_barrier((modulus, turn))  # both ends of a cell read them
+    # the modulus is monotone in u for angles up to pi/2; beyond, mix cos(v/2) <= |mix| <= mix
+    steep = angle > 0.5 * jnp.pi
+    highest = jnp.where(steep, loss[1:], modulus[1:])
+    lowest = jnp.where(steep, loss[:-1] + jnp.log(jnp.cos(0.5 * angle)), modulus[:-1])
+    grown = jnp.where(sign > 0, (c + 1.0) * highest, -c * lowest) + 0.5 * alpha**2 + _gaussian(u)
+    calm, jump = _windows(sigma, low, high, alpha, u)
+    return grown + calm, grown + jump, turn[:-1], turn[1:]
 
 
 def _sides(sigma, q, sign, low, high, c, alpha, nodes: Frame):
@@ -84,11 +97,12 @@ def _log_sum(x):
     return top + jnp.log(jnp.sum(jnp.exp(x - top)))
 
 
-def _edges(nodes: Frame):
-    """Cell ends from half a step or more outside the grid on either side."""
-    first, last = nodes.u[:1] - nodes.step, nodes.u[-1:] + nodes.gap[-1]
-    u = jnp.concatenate([first, nodes.u, last])
-    return u[:-1], u[1:]
+def _edges(sigma, q, nodes: Frame):
+    """Cell ends, from half a step or more outside the grid on either side, and log mix there."""
+    outside = jnp.stack([nodes.u[0] - nodes.step, nodes.u[-1] + nodes.gap[-1]])
+    loss, _ = log_mix(sigma, q, outside)
+    join = lambda ends, inner: jnp.concatenate([ends[:1], inner, ends[1:]])
+    return lax.optimization_barrier((join(outside, nodes.u), join(loss, nodes.loss)))
 
 
 def tails(sigma, sign, c, nodes: Frame, parts: Split):
@@ -108,34 +122,65 @@ def tails(sigma, sign, c, nodes: Frame, parts: Split):
     return jnp.stack([error(parts.calm), error(parts.jump)])
 
 
+def _heights(sigma, nodes: Frame, shifts):
+    widest = jnp.minimum(0.97 * jnp.pi * sigma, 12.0)
+    lowest = jnp.minimum(4.0 * high_blur(sigma) ** 2 / nodes.step, 0.9 * widest)
+    return lowest * (widest / lowest) ** jnp.array(shifts)
+
+
+def _least(sigma, nodes: Frame, error, shifts):
+    """The smallest of the errors at some heights of the line, if the grid can see the law at all."""
+    errors = jnp.min(jax.vmap(error)(_heights(sigma, nodes, shifts)), axis=0)
+    return jnp.where(sigma > 0.05 * nodes.step, jnp.minimum(errors, USELESS), USELESS)
+
+
+def _climbed(sigma, q, sign, low, high, c, alpha, nodes: Frame, own, turning):
+    """What the sides of the path cost, relative to each part; `turning` is the phase per unit of height."""
+    climb = jnp.arange(1.0, STAIRS + 1.0) / STAIRS
+    decay = 2.0 * jnp.pi * alpha / nodes.step
+    # up a side, the integrand grows and the kernel falls: each stair by its worse ends
+    rise = jax.vmap(lambda f: _sides(sigma, q, sign, low, high, c, f * alpha, nodes))(climb)
+    turned = turning * alpha - decay * (climb - climb[0])
+    return SIDE * jnp.max(jnp.sum(jnp.exp(rise + turned[:, None, None] - own[:, None]), axis=2), axis=0)
+
+
 def step_errors(sigma, q, sign, low, high, c, nodes: Frame, parts: Split, t_max):
     """Trapezoid error of (A, B)(c + it), relative to (A, B)(c), for every |t| <= t_max, ends included.
 
     The line of integration is moved to height alpha in u.  There `Im v = alpha + warp arg mix`, so that the warp
     pays for the phase `t arg mix`.
     """
-    left, right = _edges(nodes)
-    beyond = tails(sigma, sign, c, nodes, parts)
-    climb = jnp.arange(1.0, STAIRS + 1.0) / STAIRS
+    edges = _edges(sigma, q, nodes)
+    own = jnp.stack([parts.log_calm, parts.log_jump])
     excess = t_max - 2.0 * jnp.pi * nodes.warp / nodes.step
 
     def error(alpha):
-        calm, jump, turn_l, turn_r = _cells(sigma, q, sign, low, high, c, alpha, left, right)
+        calm, jump, turn_l, turn_r = _cells(sigma, q, sign, low, high, c, alpha, edges)
         phase = excess * jnp.where(excess > 0, turn_r, turn_l)
         decay = 2.0 * jnp.pi * alpha / nodes.step
-        own = jnp.stack([parts.log_calm, parts.log_jump])
         moved = jnp.stack([_log_sum(calm + phase), _log_sum(jump + phase)]) - own
-        # up a side, the integrand grows and the kernel falls: each stair by its worse ends
-        rise = jax.vmap(lambda f: _sides(sigma, q, sign, low, high, c, f * alpha, nodes))(climb)
-        turned = jnp.maximum(excess, 0.0) * alpha / sigma - decay * (climb - climb[0])  # arg mix <= alpha/sigma
-        sides = jnp.max(jnp.sum(jnp.exp(rise + turned[:, None, None] - own[:, None]), axis=2), axis=0)
-        return 2.0 * jnp.exp(moved - decay) / (-jnp.expm1(-decay)) + SIDE * sides + beyond
+        turning = jnp.maximum(excess, 0.0) / sigma  # arg mix <= alpha/sigma
+        sides = _climbed(sigma, q, sign, low, high, c, alpha, nodes, own, turning)
+        return 2.0 * jnp.exp(moved - decay) / (-jnp.expm1(-decay)) + sides
 
-    widest = jnp.minimum(0.97 * jnp.pi * sigma, 12.0)
-    lowest = jnp.minimum(4.0 * high_blur(sigma) ** 2 / nodes.step, 0.9 * widest)
-    alphas = lowest * (widest / lowest) ** jnp.linspace(0.0, 1.0, SHIFTS)
-    errors = jnp.min(jax.vmap(error)(alphas), axis=0)
-    return jnp.where(sigma > 0.05 * nodes.step, jnp.minimum(errors, USELESS), USELESS)
+    return _least(sigma, nodes, error, SHIFTS) + tails(sigma, sign, c, nodes, parts)
+
+
+def axis_errors(sigma, q, sign, low, high, c, nodes: Frame, parts: Split):
+    """The same for t = 0 on an even grid, from `mix cos(v/2) <= |mix(x + i sigma v)| <= mix` at every height."""
+    u, loss = _edges(sigma, q, nodes)
+    own = jnp.stack([parts.log_calm, parts.log_jump])
+    flat = lax.optimization_barrier(jnp.where(sign > 0, (c + 1.0) * loss[1:], -c * loss[:-1]) + _gaussian(u))
+
+    def error(alpha):
+        calm, jump = _windows(sigma, low, high, alpha, u)
+        shrink = jnp.where(sign > 0, 0.0, -c * jnp.log(jnp.cos(0.5 * alpha / sigma)))
+        decay = 2.0 * jnp.pi * alpha / nodes.step
+        moved = jnp.stack([_log_sum(flat + calm), _log_sum(flat + jump)]) + 0.5 * alpha**2 + shrink - own
+        sides = _climbed(sigma, q, sign, low, high, c, alpha, nodes, own, 0.0)
+        return 2.0 * jnp.exp(moved - decay) / (-jnp.expm1(-decay)) + sides
+
+    return _least(sigma, nodes, error, AXIS_SHIFTS) + tails(sigma, sign, c, nodes, parts)
 
 
 def _window_rounding(distance, blur):
@@ -193,10 +238,10 @@ def decay(law: Law, window, frames: Frame, parts: Split, c, frequencies):
 
 def _jump_ceiling(sigma, q, low, high, c, nodes: Frame, log_jump, frequencies):
     """log of a bound of |B(c + it)|/B(c) for every t >= each frequency: on a shifted line e^{itL} decays (remove)."""
-    left, right = _edges(nodes)
+    edges = _edges(sigma, q, nodes)
 
     def at(alpha):
-        _, jump, turn, _ = _cells(sigma, q, 1.0, low, high, c, alpha, left, right)
+        _, jump, turn, _ = _cells(sigma, q, 1.0, low, high, c, alpha, edges)
         sides = _sides(sigma, q, 1.0, low, high, c, alpha, nodes)[1]
         sums = jax.vmap(lambda t: _log_sum(jump - t * turn))(frequencies)
         return jnp.logaddexp(sums, jnp.log(SIDE) + _log_sum(sides))

@@ -17,7 +17,7 @@ from jaxacct.kernels.aside import Aside, Choice, Far
 from jaxacct.kernels.contour import MULTIPLES, Bracketed, departures, depth, period_for, polar, trapezoid
 from jaxacct.kernels.law import Law
 from jaxacct.kernels.special import log1p
-from jaxacct.kernels.split import AWAY, FULLEST, Window, cumulants, frame, high_blur, rise_and_norm, tilted
+from jaxacct.kernels.split import AWAY, FULLEST, Window, cumulants, frame, high_blur, rise_and_norm, shares, tilted
 
 CUTS = (8.0, 4096.0, 19)
 CANCEL = 9.0
@@ -26,6 +26,8 @@ AFFORDED = 16.0
 """Nats that may be lost to cancellation in all; rounding is some e^-30."""
 AXIS = 192
 """Points for placing the contour; no bound depends on them."""
+USUAL = -20.0
+"""Where log delta starts if nothing is known."""
 SEARCH = 2.5
 """Rounds move eps by at most this factor."""
 
@@ -59,7 +61,7 @@ class Place(NamedTuple):
     window: Window
     c: jax.Array
     period: jax.Array
-    images_at: jax.Array  # abscissae for the Chernoff bounds of the images
+    images_at: jax.Array  # abscissa for the Chernoff bound of the images
     count: jax.Array  # nodes needed
     kept: jax.Array  # nodes kept, as many of those as there are
     lost: jax.Array  # nats by which the integrand exceeds delta
@@ -74,14 +76,15 @@ def _option(law: Law, window: Window, epsilon, log_delta, log_tol, count):
     """The best contour for one pair of windows."""
     start = jnp.maximum(-log_delta, 1.0) / jnp.maximum(epsilon, 1e-12)
     frames = _frames(law, window, start, AXIS)
+    both = shares(frames)
 
     def k(c):
-        return cumulants(law, window.keep, frames, c)
+        return cumulants(law, window.keep, both, c)
 
     def size(c):
         return k(c)[0] + split_certificate.log_kappa(c)
 
-    scan = start * jnp.geomspace(0.03, 8.0, 9)
+    scan = start * jnp.geomspace(0.04, 6.0, 7)
     first = scan[jnp.argmin(jax.vmap(size)(scan) - scan * epsilon)]
     point = saddle.search(k, epsilon, first, saddle.REFINEMENTS)
     at = point.c * jnp.array(MULTIPLES)
@@ -90,7 +93,7 @@ def _option(law: Law, window: Window, epsilon, log_delta, log_tol, count):
     allowed = jnp.clip(AFFORDED - least, CANCEL_LEAST, CANCEL)
     c, period = period_for(point.c, at, sizes, epsilon, log_delta, log_tol, allowed)
     right = jnp.where(at > c, sizes - at * epsilon - (at - c) * period, jnp.inf)
-    images_at = at[jnp.clip(jnp.argmin(right) + jnp.arange(-1, 2), 0, at.size - 1)]
+    images_at = at[jnp.argmin(right)]
     parts = jax.vmap(tilted, (None, None, 0))(law.sign, c, frames)
     cuts = jnp.ceil(jnp.geomspace(*CUTS))
     t = 2.0 * jnp.pi / period * cuts
@@ -173,11 +176,17 @@ def wave_at(law: Law, place: Place, points, count):
     return wave, (frames, parts, calm, jump)
 
 
-class _Axis(NamedTuple):
-    """Certified quantities on the real axis."""
+def needed(law: Law, place: Place, frames):
+    """(points, nodes) on which the contour could be followed to the end."""
+    turns = place.count * jnp.max(frames.loss[:, -1] - frames.loss[:, 0]) / place.period
+    reach = (frames.u[:, -1] - frames.u[:, 0]) / (1.1 * high_blur(law.gauss_sigma))
+    return jnp.stack([jnp.maximum(1.05 * (turns + jnp.max(reach)), 1.02 * turns / FULLEST), place.count])
 
-    wave_errors: jax.Array  # (J, 2) quadrature errors of the wave's own grid
-    even: Any  # an even grid, its parts at the contour's abscissa, and their errors
+
+class _Axis(NamedTuple):
+    """An even grid at the contour's abscissa, its parts and their errors, and Chernoff bounds on the real axis."""
+
+    even: Any
     parts: Any
     errors: jax.Array
     images_log: jax.Array
@@ -185,34 +194,27 @@ class _Axis(NamedTuple):
     calm_log: jax.Array
 
 
-def _on_the_axis(law: Law, place: Place, choice: Choice, frames, t_max, points) -> _Axis:
-    """Quadrature errors of the wave's grid, and Chernoff bounds of the images and of calm compositions.
-
-    All kinds of grid go through one trace of the bound.
-    """
-    window, images_at = place.window, place.images_at
+def _on_the_axis(law: Law, place: Place, choice: Choice, points) -> _Axis:
+    """Bound the images and the calm compositions; all grids go through one trace of the error bound."""
+    window = place.window
     calm, calm_at = aside.calm_frames(law, choice, points)
     even = _frames(law, window, place.c, points)
-    kinds = jnp.array([0, 1] + [1] * images_at.size + [2] * calm_at.size)
-    grids = jax.tree.map(lambda *x: jnp.stack(x)[kinds], frames, even, calm)
-    c = jnp.concatenate([place.c[None], place.c[None], images_at, calm_at])
-    low = jnp.stack([window.low, window.low, choice.low])[kinds]
-    t = jnp.where(kinds == 0, t_max, 0.0)
+    kinds = jnp.array([0, 0] + [1] * calm_at.size)
+    grids = jax.tree.map(lambda *x: jnp.stack(x)[kinds], even, calm)
+    lows = jnp.stack([window.low, choice.low])[kinds]
 
-    def one(grid, c, low, t):
+    def one(grid, c, low):
         parts = jax.vmap(tilted, (None, None, 0))(law.sign, c, grid)
-        bound = jax.vmap(split_certificate.step_errors, (0, 0, None, 0, 0, None, 0, 0, None))
-        return parts, bound(law.gauss_sigma, law.gauss_q, law.sign, low, window.high, c, grid, parts, t)
+        bound = jax.vmap(split_certificate.axis_errors, (0, 0, None, 0, 0, None, 0, 0))
+        return parts, bound(law.gauss_sigma, law.gauss_q, law.sign, low, window.high, c, grid, parts)
 
-    parts, errors = jax.vmap(one)(grids, c, low, t)
-    last = 2 + images_at.size
-    images = jax.vmap(split_certificate.chernoff, (None, None, 0, 0, 0))(
-        law, window.keep, jax.tree.map(lambda x: x[2:last], parts), errors[2:last], images_at
-    )
-    calm_log = jax.vmap(split_certificate.calm_chernoff, (None, 0, 0, 0))(
-        law, jax.tree.map(lambda x: x[last:], parts), errors[last:], calm_at
-    )
-    return _Axis(errors[0], even, jax.tree.map(lambda x: x[1], parts), errors[1], images, calm_at, calm_log)
+    at = jnp.concatenate([place.c[None], place.images_at[None], calm_at])
+    parts, errors = jax.vmap(one)(grids, at, lows)
+    own, image = (jax.tree.map(lambda x, i=i: x[i], parts) for i in range(2))
+    images = split_certificate.chernoff(law, window.keep, image, errors[1], place.images_at)
+    leaps = jax.tree.map(lambda x: x[2:], parts)
+    calm_log = jax.vmap(split_certificate.calm_chernoff, (None, 0, 0, 0))(law, leaps, errors[2:], calm_at)
+    return _Axis(even, own, errors[0], images, calm_at, calm_log)
 
 
 def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points) -> Proof:
@@ -221,8 +223,10 @@ def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points)
     window, c, n, count = place.window, place.c, law.gauss_n, wave.angle.size
     t, t_max = wave.h * jnp.arange(count), wave.h * place.kept
     logs = _logs(law, place, parts, calm, jump, t)
-    axis = _on_the_axis(law, place, choice, frames, t_max, points)
-    steps = axis.wave_errors
+    axis = _on_the_axis(law, place, choice, points)
+    bound = jax.vmap(split_certificate.step_errors, (0, 0, None, 0, 0, None, 0, 0, None))
+    sides = (law.gauss_sigma, law.gauss_q, law.sign, window.low, window.high)
+    steps = bound(*sides, c, frames, parts, t_max)
     rounding = jax.vmap(split_certificate.rounding_errors, (0, None, 0, 0, None, None, 0, 0, None))
     errors, at_c = [], []
     for weight, step, side in ((parts.calm, steps[:, 0], 1.0), (parts.jump, steps[:, 1], -1.0)):
@@ -253,13 +257,11 @@ def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points)
     ratio_error = jnp.where(window.keep > 0, n @ (share * at_c[1]), (1.0 + rise) * jump_error)
     size = jnp.abs(wave.k0) + jnp.abs(n @ parts.log_calm) + rise + 30.0
     common = n @ at_c[0] + ratio_error + units * size
-    turns = wave.h * place.count * jnp.max(frames.loss[:, -1] - frames.loss[:, 0]) / (2.0 * jnp.pi)
-    reach = (frames.u[:, -1] - frames.u[:, 0]) / (1.1 * high_blur(law.gauss_sigma))
-    needs = jnp.stack([jnp.maximum(1.05 * (turns + jnp.max(reach)), 1.02 * turns / FULLEST), place.count])
     left_aside = aside.bounds(law, window, choice, wave.far, axis.calm_at, axis.calm_log, points)
     # the plan's decay comes from a coarse grid without a bound of its error
     beyond = split_certificate.decay_beyond(law, window, axis.even, axis.parts, axis.errors, c, wave.k0, t_max)
     beyond = beyond + jnp.log(jnp.pi * (t_max - 0.5 * wave.h))
+    needs = needed(law, place, frames)
     return Proof(common, slack, jnp.exp(-beyond), place.images_at, axis.images_log, left_aside, needs)
 
 
@@ -281,10 +283,8 @@ def _errors(wave: Wave, proof: Proof, epsilon):
     period = 2.0 * jnp.pi / wave.h
     left = proof.aside.log_mass - wave.c * period - jnp.log(-jnp.expm1(-wave.c * period))
     gap = (proof.images_at - wave.c) * period
-    beyond = gap > 0
-    gap = jnp.where(beyond, gap, 1.0)
-    right = proof.images_log - proof.images_at * epsilon - gap - jnp.log(-jnp.expm1(-gap))
-    return both, jnp.exp(left) + jnp.exp(jnp.min(jnp.where(beyond, right, jnp.inf)))
+    right = proof.images_log - proof.images_at * epsilon - gap - jnp.log(-jnp.expm1(-jnp.where(gap > 0, gap, 1.0)))
+    return both, jnp.exp(left) + jnp.exp(jnp.where(gap > 0, right, jnp.inf))
 
 
 def ends(wave: Wave, proof: Proof, epsilon):
@@ -328,14 +328,20 @@ def _first(law: Law, log_delta, log_tol):
     """The saddle point approximation of eps when far outcomes are cut off by their mass alone."""
     high = jnp.where(law.sign > 0, aside.far_by_mass(law, log_delta + log_tol), AWAY)
     away = jnp.full_like(high, AWAY)
-    frames = _frames(law, Window(away, high, jnp.ones_like(log_delta)), 1.0, AXIS)
-    return saddle.for_delta_of(lambda c: cumulants(law, 1.0, frames, c), log_delta).epsilon
+    both = shares(_frames(law, Window(away, high, jnp.ones_like(log_delta)), 1.0, AXIS))
+    return saddle.for_delta_of(lambda c: cumulants(law, 1.0, both, c), log_delta).epsilon
 
 
 def epsilon(law: Law, log_delta_low, log_delta_high, start, log_tol, points, count, rounds):
-    """`inf {eps : delta(eps) <= delta}` for a positive solution, from a starting value (0: none is known)."""
+    """`inf {eps : delta(eps) <= delta}` for a positive solution.
+
+    start: a starting value and the factor by which the saddle point approximation may be off before the value is
+    disbelieved (inf: never; 0: there is none).
+    """
     guess = jnp.clip(_first(law, log_delta_low, log_tol), 1e-12, 1e9)
-    start = jnp.where(start > 0, start, guess)
+    value, trust = start
+    likely = (value * trust > guess) & ((value < guess * trust) | (guess < 1e-11))
+    start = jnp.where(likely, value, guess)
     solution, place, choice, wave, made_from = _rounds(
         law,
         lambda eps, wave: _solve(wave, eps, log_delta_low),
@@ -359,11 +365,12 @@ def epsilon(law: Law, log_delta_low, log_delta_high, start, log_tol, points, cou
 
 
 def delta(law: Law, eps, start, log_tol, points, count, rounds):
-    """log of (lower, estimate, upper) of delta(eps), eps > 0, from a starting value of log delta."""
+    """log of (lower, estimate, upper) of delta(eps), eps > 0; `start` as for epsilon, believed if never disbelieved."""
+    begin = jnp.where(jnp.isinf(start[1]), start[0], USUAL)
     middle, place, choice, wave, made_from = _rounds(
         law,
         lambda log_delta, wave: jnp.clip(estimate(wave, eps)[0], log_delta - 20.0, 0.0),
-        start,
+        begin,
         lambda log_delta: plan(law, eps, log_delta, log_tol, count),
         points,
         count,

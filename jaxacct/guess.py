@@ -1,0 +1,184 @@
+"""Fast vectorised solves for calibration: estimates, certified afterwards by solvers.py.
+
+Everything works on x = log(value).  The plain contour solves most rows; what it cannot follow goes to the split one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxacct.engines import contour, programs
+from jaxacct.engines.chunks import in_chunks
+from jaxacct.kernels import calibration, split_calibration
+
+ORDER = ("noise_multiplier", "sampling_probability", "steps")
+AIM = 0.15
+"""The fast path aims this far below the target, in units of rtol, so that the certificate usually holds at once."""
+TOLERANCE = 3e-7
+"""Relative accuracy of delta in the fast solves."""
+PLAIN = contour.LADDER[:2]
+"""Rungs of the plain solve."""
+CALLS = 6
+"""Calls of the split solve on one rung."""
+SETTLED = 0.15
+"""A call of the split solve that moves x by less need not be repeated with windows placed anew."""
+NEARLY = 1.5
+"""Times the nodes that a rung has on which the split solve is still near enough."""
+
+
+class Goal(NamedTuple):
+    """What to solve for, on a flat batch."""
+
+    unknown: str
+    epsilon: np.ndarray
+    delta: np.ndarray
+    known: dict[str, np.ndarray]
+    limits: tuple[float, float]
+    relation: str
+    rtol: float
+    rung: np.ndarray  # of contour.LADDER, on which the certificate should begin
+
+
+class Guess(NamedTuple):
+    """Where the solution is thought to be, row by row."""
+
+    x: np.ndarray
+    slope: np.ndarray  # d epsilon / dx; 0 where it is not known
+    solved: np.ndarray  # whether a fast solve converged
+    rung: np.ndarray  # of contour.LADDER, on which it did; 0 for the plain ones
+
+
+class _Equation(NamedTuple):
+    """The arguments of the kernels, row by row."""
+
+    sign: np.ndarray
+    base: np.ndarray
+    unknown: np.ndarray
+    epsilon: np.ndarray
+    log_delta: np.ndarray
+    log_tol: np.ndarray
+
+    def take(self, rows: np.ndarray) -> _Equation:
+        return _Equation(*(column[rows] for column in self))
+
+
+def guess(goal: Goal, rows: np.ndarray) -> Guess:
+    """Solve for some rows of a goal."""
+    epsilon, log_delta = goal.epsilon[rows] * (1.0 - AIM * goal.rtol), np.log(goal.delta[rows])
+    known = {name: column[rows] for name, column in goal.known.items()}
+    mu = _gaussian_mu_by_tail(epsilon, log_delta)
+    found = Guess(_start(goal, known, mu), np.zeros(rows.size), np.zeros(rows.size, bool), np.zeros(rows.size, int))
+    if rows.size == 0:
+        return found
+    full = known.get("sampling_probability", np.zeros(rows.size)) == 1.0
+    if full.any():
+        exact = gaussian_mu(epsilon[full], goal.delta[rows[full]])
+        if goal.unknown == "noise_multiplier":
+            found.x[full], found.slope[full] = 0.5 * np.log(known["steps"][full]) - np.log(exact), -epsilon[full]
+        else:
+            found.x[full] = 2.0 * np.log(exact * known["noise_multiplier"][full])
+            found.slope[full] = 0.5 * epsilon[full]
+        found.solved[full] = True
+    unknown = np.array([name == goal.unknown for name in ORDER], np.float64)
+    columns = [np.log(np.maximum(known.get(name, np.ones(rows.size)), 1e-300)) for name in ORDER]
+    equation = _Equation(
+        np.full(rows.size, -1.0 if goal.relation == "add_one" else 1.0),
+        np.stack(columns, axis=1) * (1.0 - unknown),
+        np.tile(unknown, (rows.size, 1)),
+        epsilon,
+        log_delta,
+        np.full(rows.size, np.log(TOLERANCE)),
+    )
+    _plainly(goal, equation, found, mu)
+    _split(goal, equation, found)
+    return found
+
+
+def gaussian_mu(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    """The mu for which mu-GDP is (epsilon, delta)-DP, by bisection in log mu (an estimate)."""
+    from jaxacct.engines import closed_form  # SciPy, which takes a while to import: only where a row needs it
+
+    low, high = np.full(epsilon.shape, -30.0), np.full(epsilon.shape, 12.0)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        above = closed_form.log_delta(np.exp(middle), epsilon)[0] > np.log(delta)
+        low, high = np.where(above, low, middle), np.where(above, middle, high)
+    return np.exp(low)
+
+
+def _gaussian_mu_by_tail(epsilon: np.ndarray, log_delta: np.ndarray) -> np.ndarray:
+    z = np.sqrt(-2.0 * log_delta)
+    return 2.0 * epsilon / (z + np.sqrt(z**2 + 2.0 * epsilon))
+
+
+def _start(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -> np.ndarray:
+    """x by the central limit theorem."""
+    with np.errstate(over="ignore", divide="ignore"):
+        if goal.unknown == "noise_multiplier":
+            x = -0.5 * np.log(np.log1p(mu**2 / (known["sampling_probability"] ** 2 * known["steps"])))
+        elif goal.unknown == "steps":
+            growth = np.expm1(np.minimum(known["noise_multiplier"] ** -2.0, 500.0))
+            x = np.log(mu**2 / (known["sampling_probability"] ** 2 * growth))
+        else:
+            growth = np.expm1(np.minimum(known["noise_multiplier"] ** -2.0, 500.0))
+            x = np.log(mu) - 0.5 * np.log(known["steps"] * growth)
+    return np.clip(x, *np.log(goal.limits))
+
+
+def _plainly(goal: Goal, equation: _Equation, found: Guess, mu: np.ndarray) -> None:
+    """Rung by rung of the plain contour, each row on the one that its kernel says it needs."""
+    low, high = np.log(goal.limits)
+    variance, size = mu**2, mu.size
+    gap = equation.epsilon - variance / 2
+    c = (gap + np.sqrt(gap**2 + 4 * variance)) / (2 * variance)
+    due = np.where(found.solved, len(PLAIN), 0)
+    for step, rung in enumerate(PLAIN):
+        todo = np.flatnonzero(due == step)
+        if todo.size == 0:
+            continue
+        static = {"points": rung.points, "count": rung.nodes, "rounds": 1 if step == 0 else 2}
+        program = programs.program(calibration.solve, todo.size, rung.chunk, size, **static)
+        part = equation.take(todo)
+        arguments = (*part[:3], found.x[todo], c[todo], *part[3:])
+        x, slope, residual, need = in_chunks(*program, arguments, todo.size)
+        inside = (x > low - 1e-9) & (x < high + 1e-9)
+        good = (np.abs(residual) < 1e-6) & (need <= rung.nodes) & inside
+        near = inside & (np.abs(residual) < 1.0)
+        found.x[todo] = np.where(near, x, found.x[todo])
+        found.slope[todo] = np.where(good, slope, found.slope[todo])
+        found.solved[todo] = good
+        wanted = np.searchsorted([r.nodes for r in PLAIN], need)
+        due[todo] = np.where(good, len(PLAIN), np.maximum(wanted, step + 1))
+
+
+def _split(goal: Goal, equation: _Equation, found: Guess) -> None:
+    """Secant steps on the split contour until they are small, for what is left."""
+    low, high = np.log(goal.limits)
+    sign = -1.0 if goal.unknown == "noise_multiplier" else 1.0
+    slope = sign * -2.0 * equation.log_delta
+    left = ~found.solved
+    for place, rung in enumerate(contour.LADDER):
+        if not rung.split or rung.chunk == 1:
+            continue
+        active = left.copy()
+        for _ in range(CALLS):
+            todo = np.flatnonzero(active)
+            if todo.size == 0:
+                break
+            static = {"points": rung.points, "count": rung.nodes}
+            program = programs.program(split_calibration.solve, todo.size, rung.chunk, left.size, **static)
+            part = equation.take(todo)
+            arguments = (*part[:3], found.x[todo], slope[todo], *part[3:])
+            x, steeper, d_epsilon, residual, moved, needs = in_chunks(*program, arguments, todo.size)
+            usable = np.isfinite(x) & np.isfinite(residual)
+            fits = (needs[:, 1] <= NEARLY * rung.nodes) & usable
+            found.x[todo] = np.where(usable, np.clip(x, low, high), found.x[todo])
+            slope[todo] = np.where(usable & (steeper * sign > 0), steeper, slope[todo])
+            close = fits & (np.abs(residual) < 1e-5) & (moved < SETTLED)
+            found.slope[todo] = np.where(close, d_epsilon, found.slope[todo])
+            found.solved[todo], found.rung[todo] = close, place
+            left[todo[close]] = False
+            stuck = usable & (found.x[todo] != x) & (moved < SETTLED)
+            active[todo] = ~close & fits & ~stuck
