@@ -37,7 +37,6 @@ def split_only(monkeypatch):
     monkeypatch.setattr(contour, "LADDER", rungs)
 
 
-
 def two_steps(sigma, q, direction, epsilon):
     """delta(eps) of two steps: the closed form of one, averaged over the other's outcome."""
     u = np.linspace(-14.0, 14.0 + 2.0 / sigma, 400_001)

@@ -16,7 +16,7 @@ FARTHEST = 0.4
 
 
 def solve(sign, base, unknown, x0, slope0, epsilon, log_delta, log_tol, points, count):
-    """(x, d log delta / dx, minus that over d log delta / d eps, residual of log delta, distance moved, needs).
+    """(x, d log delta / dx, d eps / dx, the residual of log delta before the last step, distance moved, needs).
 
     Arguments as for calibration.solve; slope0 is a first guess of d log delta / dx.
     """
@@ -38,5 +38,5 @@ def solve(sign, base, unknown, x0, slope0, epsilon, log_delta, log_tol, points, 
         return x + step, slope, x, residual, rate, needs
 
     carry = (x0, slope0, x0, 0.0 * x0, 0.0 * x0, jnp.zeros(2))
-    x, slope, evaluated, residual, rate, needs = lax.fori_loop(0, STEPS, secant, carry)
-    return x, slope, -slope / rate, slope * (x - evaluated), jnp.abs(x - x0), needs
+    x, slope, _, residual, rate, needs = lax.fori_loop(0, STEPS, secant, carry)
+    return x, slope, slope / rate, residual, jnp.abs(x - x0), needs
