@@ -2,14 +2,17 @@
 
 A few configurations are answered in milliseconds by any program, so theirs is compiled without optimisation, in a
 fraction of the time, and takes a small chunk.  Nothing relaxes IEEE arithmetic: the rounding bounds in the
-certificates hold for both.  A `Shelf`, which only the command line sets up, keeps compiled programs between runs.
+certificates hold for both.  A long job says beforehand which of the two serves it throughout (`alike`), lest it
+compile both.  A `Shelf`, which only the command line sets up, keeps compiled programs between runs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -54,10 +57,26 @@ def keep_on(shelf: Shelf | None) -> None:
     _batched.cache_clear()
 
 
+_few: contextvars.ContextVar[bool | None] = contextvars.ContextVar("few", default=None)
+
+
+@contextlib.contextmanager
+def alike(few: bool) -> Iterator[None]:
+    """Inside, all batches are taken for small ones, or none is: each kernel compiles once, whatever is left over."""
+    token = _few.set(few)
+    try:
+        yield
+    finally:
+        _few.reset(token)
+
+
 def program(kernel: Callable[..., Any], size: int, chunk: int, **static: int) -> Program:
     """The program that suits a batch of a size; `chunk` is what the optimised one takes."""
-    quick = size <= FEW and jax.default_backend() == "cpu"
-    return Program(_batched(kernel, quick, tuple(static.items())), min(chunk, FEW) if size <= FEW else chunk)
+    told = _few.get()
+    cpu = jax.default_backend() == "cpu"
+    few = size <= FEW if told is None else told and cpu
+    quick = few and cpu
+    return Program(_batched(kernel, quick, tuple(static.items())), min(chunk, FEW) if few else chunk)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxacct.account import GIBIBYTE
+from jaxacct.engines import programs
 from jaxacct.sweep.columns import layout, solved_for
 from jaxacct.sweep.grid import Grid, expand
 from jaxacct.sweep.parts import slice_of
@@ -23,6 +24,8 @@ from jaxacct.validation import COUNT, InputError, check
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
 """Rows solved between two writes: a sixteenth of the grid, within these limits."""
+FEW = 256
+"""Up to so many rows a sweep is done sooner with programs that compile quickly than with optimised ones."""
 SAMPLE = 256
 """Configurations of each quantity that a dry run solves to measure the rate."""
 
@@ -41,6 +44,11 @@ class Work:
     block: int
     shard: tuple[int, int]
     blocks: list[np.ndarray]
+
+    @property
+    def few(self) -> bool:
+        """Whether the whole grid, not only this slice of it, is small enough for quickly compiled programs."""
+        return len(self.grid) <= FEW
 
     @property
     def rows(self) -> np.ndarray:
@@ -156,7 +164,8 @@ def _configurations(grid: Any, mode: str, quantity: str | None) -> Grid:
 
 def _timed(sample: Grid, work: Work) -> float:
     begin = time.perf_counter()
-    solve(sample, work.settings, work.columns)
+    with programs.alike(work.few):
+        solve(sample, work.settings, work.columns)
     return time.perf_counter() - begin
 
 
