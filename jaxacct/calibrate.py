@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxacct import account, solvers
 from jaxacct.bounds import Bounds
+from jaxacct.engines import programs
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.validation import (
     COUNT,
@@ -181,7 +182,8 @@ def _calibrate(
         relation=relation,
         rtol=rtol,
     )
-    value, status, bounds = solvers.solve(goal, _certify)
+    with programs.large(goal.epsilon.size):
+        value, status, bounds = solvers.solve(goal, _certify)
     ok = np.isin(status, ("ok", "not_binding"))
     reshaped = Bounds(*(np.asarray(a).reshape(shape) for a in bounds))
     fine = ok.reshape(shape)

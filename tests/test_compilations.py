@@ -8,9 +8,10 @@ import sys
 import numpy as np
 import pytest
 
+import jaxacct as ja
+from jaxacct import solvers
 from jaxacct.engines import contour, programs
 from jaxacct.sweep import sweep
-from jaxacct.sweep.plan import FEW
 
 MOST = 8
 MIX = {
@@ -21,7 +22,7 @@ MIX = {
 }
 """Ends and middle of every range; together they reach every rung."""
 COUNTED = """
-import importlib, json, sys
+import json, sys
 import jax
 compiled = []
 def listen(event, seconds, fun_name="", **_):
@@ -30,17 +31,17 @@ def listen(event, seconds, fun_name="", **_):
 jax.monitoring.register_event_duration_secs_listener(listen)
 from jaxacct.engines import programs
 from jaxacct.sweep import sweep
-importlib.import_module("jaxacct.sweep.plan").FEW = int(sys.argv[1])
+programs.MANY = int(sys.argv[1])
 table = sweep(json.loads(sys.argv[2]), block=16)
 words = {name: sorted(set(table[name].tolist())) for name in ("status", "engine")}
 print(json.dumps(words | {"compiled": compiled, "programs": programs._batched.cache_info().currsize}))
 """
 
 
-@pytest.mark.parametrize("few", [10_000, pytest.param(0, marks=pytest.mark.slow)], ids=["quick", "optimised"])
-def test_a_sweep_of_everything_compiles_a_handful_of_programs(few):
+@pytest.mark.parametrize("many", [10_000, pytest.param(0, marks=pytest.mark.slow)], ids=["quick", "optimised"])
+def test_a_sweep_of_everything_compiles_a_handful_of_programs(many):
     environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
-    command = [sys.executable, "-c", COUNTED, str(few), json.dumps(MIX)]
+    command = [sys.executable, "-c", COUNTED, str(many), json.dumps(MIX)]
     told = json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, timeout=900).stdout)
     assert told["status"] == ["ok", "zero"]
     assert told["programs"] == len(contour.LADDER), "the mix does not reach every rung"
@@ -52,7 +53,7 @@ class Unhelpful:
     """A program that certifies nothing, so that every row climbs every rung."""
 
     def __init__(self, kernel, quick, static):
-        self.asked, self.quick, self.shapes = (kernel, static), quick, set()
+        self.quick, self.shapes = quick, set()
 
     def __call__(self, law, *values):
         self.shapes.add(values[0].shape)
@@ -60,11 +61,36 @@ class Unhelpful:
         return nothing, nothing, nothing, np.zeros(nothing.shape, bool), np.zeros((nothing.size, 2))
 
 
-@pytest.mark.parametrize(("rows", "quick"), [(3, True), (FEW, True), (FEW + 1, False)])
-def test_one_variant_and_one_shape_serve_a_whole_sweep(monkeypatch, rows, quick):
-    asked = {}
-    monkeypatch.setattr(programs, "_batched", lambda *what: asked.setdefault(what, Unhelpful(*what)))
-    grid = {"noise_multiplier": 1.0, "sampling_probability": 0.01, "steps": np.arange(2, rows + 2), "delta": 1e-5}
-    sweep(grid, engine="contour", block=50)
+GRID = {"noise_multiplier": 1.0, "sampling_probability": 0.01, "delta": 1e-5}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The programs asked for, none of which is any help."""
+    found = {}
+    monkeypatch.setattr(programs, "_batched", lambda *what: found.setdefault(what, Unhelpful(*what)))
+    return found
+
+
+@pytest.mark.parametrize(("rows", "quick"), [(3, True), (programs.MANY, True), (programs.MANY + 1, False)])
+def test_one_variant_and_one_shape_serve_a_whole_sweep(asked, rows, quick):
+    sweep({**GRID, "steps": np.arange(2, rows + 2)}, engine="contour", block=50)
     assert len(asked) == len(contour.LADDER) and {program.quick for program in asked.values()} == {quick}
     assert all(len(program.shapes) == 1 for program in asked.values())
+
+
+@pytest.mark.parametrize(("many", "quick"), [(1, False), (2, True)])
+def test_what_is_left_over_of_a_large_batch_is_optimised_too(monkeypatch, asked, many, quick):
+    monkeypatch.setattr(programs, "MANY", many)
+    ja.epsilon(ja.dp_sgd(1.0, 0.01, [2, 3]), 1e-5, engine="contour")
+    assert {program.quick for program in asked.values()} == {quick}
+    asked.clear()
+
+    def leftover(*_):
+        programs.program(contour.epsilon, 1, 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(solvers, "solve", leftover)
+    with pytest.raises(KeyboardInterrupt):
+        ja.calibrate_noise_multiplier([1.0, 2.0], 1e-5, 0.01, 100)
+    assert {program.quick for program in asked.values()} == {quick}

@@ -19,6 +19,8 @@ import jax
 
 FEW = 8
 """Up to so many configurations are a few."""
+MANY = 256
+"""Up to so many are done sooner with programs that compile quickly than with optimised ones, where all is compiled."""
 
 QUICK = {
     "xla_backend_optimization_level": 0,
@@ -68,6 +70,13 @@ def alike(few: bool) -> Iterator[None]:
         yield
     finally:
         _few.reset(token)
+
+
+@contextlib.contextmanager
+def large(size: int) -> Iterator[None]:
+    """Inside, many configurations have optimised programs only, also for the few of them that are left over."""
+    with alike(False) if size > MANY and _few.get() is None else contextlib.nullcontext():
+        yield
 
 
 def program(kernel: Callable[..., Any], size: int, chunk: int, **static: int) -> Program:

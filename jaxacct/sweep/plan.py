@@ -24,8 +24,6 @@ from jaxacct.validation import COUNT, InputError, check
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
 """Rows solved between two writes: a sixteenth of the grid, within these limits."""
-FEW = 256
-"""Up to so many rows a sweep is done sooner with programs that compile quickly than with optimised ones."""
 SAMPLE = 256
 """Configurations of each quantity that a dry run solves to measure the rate."""
 
@@ -48,7 +46,7 @@ class Work:
     @property
     def few(self) -> bool:
         """Whether the whole grid, not only this slice of it, is small enough for quickly compiled programs."""
-        return len(self.grid) <= FEW
+        return len(self.grid) <= programs.MANY
 
     @property
     def rows(self) -> np.ndarray:
