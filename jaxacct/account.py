@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.engines import contour
+from jaxacct.engines import contour, programs
 from jaxacct.engines.contour import Answer
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
 from jaxacct.validation import (
@@ -253,7 +253,8 @@ def _both_directions(
         if not np.array_equal(rows, np.arange(parts.mu2.size)):
             parts = parts.take(rows)
         floor = np.full(flat.shape, -np.inf) if best is None else best.answer.lower
-        side = solve(parts, flat, floor)
+        with programs.large(flat.size):
+            side = solve(parts, flat, floor)
         best = side if best is None else _larger(best, side)
     assert best is not None
     return best

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxacct import account, solvers
 from jaxacct.bounds import Bounds
+from jaxacct.engines import programs
 from jaxacct.engines.contour import Hint
 from jaxacct.guess import Goal
 from jaxacct.mechanisms import dp_sgd
@@ -184,7 +185,8 @@ def _calibrate(
         rtol=rtol,
         rung=np.zeros(flat["target_epsilon"].size, int),
     )
-    value, status, bounds = solvers.solve(goal, _certify)
+    with programs.large(goal.epsilon.size):
+        value, status, bounds = solvers.solve(goal, _certify)
     ok = np.isin(status, ("ok", "not_binding"))
     reshaped = Bounds(*(np.asarray(a).reshape(shape) for a in bounds))
     fine = ok.reshape(shape)
@@ -196,6 +198,6 @@ def _certify(goal: Goal, rows: np.ndarray, values: np.ndarray) -> Bounds:
     fields = {name: column[rows] for name, column in goal.known.items()} | {goal.unknown: values}
     effort = account.Effort(0.25 * goal.rtol, 0.25 * goal.rtol, 0.01 * goal.rtol, 0.2 * goal.rtol)
     near = np.where(goal.rung[rows] > 0, goal.epsilon[rows], 0.0)
-    hint = Hint(near, goal.rung[rows], np.full(rows.size, goal.rung.size))
+    hint = Hint(near, goal.rung[rows])
     run = dp_sgd(**fields)
     return account.bracket_epsilon(run, goal.delta[rows], goal.relation, "auto", effort, account.GIBIBYTE, hint)

@@ -136,7 +136,7 @@ def _along(law: Any, tangent: Any, epsilon: np.ndarray) -> tuple[np.ndarray, np.
         if todo.size == 0:
             continue
         arguments = jax.tree.map(lambda a, rows=todo: a[rows], (law, tangent, epsilon, log_tol))
-        program = contour.program(kernel.sensitivity, rung, todo.size, epsilon.size)
+        program = contour.program(kernel.sensitivity, rung, todo.size)
         change, rate, needs = in_chunks(*program, arguments, todo.size)
         good = contour.suits(needs, rung)
         along[todo[good]], slope[todo[good]] = change[good], rate[good]

@@ -130,7 +130,7 @@ def _start(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -> np.ndarr
 def _plainly(goal: Goal, equation: _Equation, found: Guess, mu: np.ndarray) -> None:
     """Rung by rung of the plain contour, each row on the one that its kernel says it needs."""
     low, high = np.log(goal.limits)
-    variance, size = mu**2, mu.size
+    variance = mu**2
     gap = equation.epsilon - variance / 2
     c = (gap + np.sqrt(gap**2 + 4 * variance)) / (2 * variance)
     due = np.where(found.solved, len(PLAIN), 0)
@@ -139,7 +139,7 @@ def _plainly(goal: Goal, equation: _Equation, found: Guess, mu: np.ndarray) -> N
         if todo.size == 0:
             continue
         static = {"points": rung.points, "count": rung.nodes, "rounds": 1 if step == 0 else 2}
-        program = programs.program(calibration.solve, todo.size, rung.chunk, size, **static)
+        program = programs.program(calibration.solve, todo.size, rung.chunk, **static)
         part = equation.take(todo)
         arguments = (*part[:3], found.x[todo], c[todo], *part[3:])
         x, slope, residual, need = in_chunks(*program, arguments, todo.size)
@@ -168,7 +168,7 @@ def _split(goal: Goal, equation: _Equation, found: Guess) -> None:
             if todo.size == 0:
                 break
             static = {"points": rung.points, "count": rung.nodes}
-            program = programs.program(split_calibration.solve, todo.size, rung.chunk, left.size, **static)
+            program = programs.program(split_calibration.solve, todo.size, rung.chunk, **static)
             part = equation.take(todo)
             arguments = (*part[:3], found.x[todo], slope[todo], *part[3:])
             x, steeper, d_epsilon, residual, moved, needs = in_chunks(*program, arguments, todo.size)

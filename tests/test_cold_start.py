@@ -40,7 +40,7 @@ def shelf(tmp_path):
 def answer():
     """The one-line kernel at three configurations, from a process that remembers nothing."""
     programs._batched.cache_clear()
-    program = programs.program(half, 3, 128, 3, scale=3)
+    program = programs.program(half, 3, 128, scale=3)
     (out,) = contour.in_chunks(*program, (np.arange(3.0),), 3)
     return out.tolist()
 
@@ -154,7 +154,7 @@ def test_quick_and_optimised_programs_agree(direction):
 def test_a_large_batch_is_optimised_and_a_small_one_is_not(monkeypatch):
     seen = []
     monkeypatch.setattr(programs, "_batched", lambda kernel, quick, static: seen.append(quick))
-    chunks = [programs.program(half, size, 128, size, scale=1).chunk for size in (1, programs.FEW, programs.FEW + 1)]
+    chunks = [programs.program(half, size, 128, scale=1).chunk for size in (1, programs.FEW, programs.FEW + 1)]
     assert seen == [True, True, False] and chunks[0] == chunks[1] < chunks[2] == 128
 
 

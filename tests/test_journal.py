@@ -9,21 +9,13 @@ import sys
 import time
 
 import pytest
+from helpers import refusal
 
 from jaxacct.sweep import SweepInterrupted, run, sweep
 from jaxacct.sweep.journal import MARK
-from jaxacct.validation import InputError
 
 GRID = {"noise_multiplier": [2.0, 4.0], "sampling_probability": 1.0, "steps": [1, 4, 9], "delta": 1e-5}
 """Gaussian throughout: answered by a formula, so nothing is compiled."""
-
-
-def refusal(*args, **kwargs):
-    with pytest.raises(InputError) as caught:
-        sweep(*args, **kwargs)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def stop_after(monkeypatch, blocks):
@@ -90,12 +82,12 @@ def test_resuming_without_a_journal_begins(tmp_path, whole):
 
 
 def test_a_journal_in_the_way_is_refused_unless_it_may_go(stopped, whole):
-    message = refusal(GRID, out=stopped, block=1)
+    message = refusal(sweep, GRID, out=stopped, block=1)
     assert "holds the rows of an interrupted run" in message and "--resume" in message and "--overwrite" in message
     sweep(GRID, out=stopped, block=1, overwrite=True)
     assert stopped.read_bytes() == whole
-    assert "contradict" in refusal(GRID, out=stopped, resume=True, overwrite=True)
-    assert "resume needs out" in refusal(GRID, resume=True)
+    assert "contradict" in refusal(sweep, GRID, out=stopped, resume=True, overwrite=True)
+    assert "resume needs out" in refusal(sweep, GRID, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +103,14 @@ def test_a_journal_in_the_way_is_refused_unless_it_may_go(stopped, whole):
 def test_the_journal_of_another_sweep_is_refused(stopped, change, words):
     arguments = {"grid": GRID, "block": 1} | change
     before = journal(stopped).read_bytes()
-    message = refusal(arguments.pop("grid"), out=stopped, resume=True, **arguments)
+    message = refusal(sweep, arguments.pop("grid"), out=stopped, resume=True, **arguments)
     assert words in message and "--overwrite" in message
     assert journal(stopped).read_bytes() == before
 
 
 def test_the_journal_of_another_version_is_refused(stopped, monkeypatch):
     monkeypatch.setattr("jaxacct.__version__", "9.9.9")
-    assert "jaxacct = '0.1.0' instead of '9.9.9'" in refusal(GRID, out=stopped, block=1, resume=True)
+    assert "jaxacct = '0.1.0' instead of '9.9.9'" in refusal(sweep, GRID, out=stopped, block=1, resume=True)
 
 
 def test_whatever_is_cut_off_or_damaged_is_solved_again(stopped, whole):
@@ -137,7 +129,7 @@ def test_whatever_is_cut_off_or_damaged_is_solved_again(stopped, whole):
 
 def test_a_file_that_is_no_journal_is_left_alone(stopped):
     journal(stopped).write_text("my notes")
-    assert "is no journal of a sweep" in refusal(GRID, out=stopped, block=1, resume=True)
+    assert "is no journal of a sweep" in refusal(sweep, GRID, out=stopped, block=1, resume=True)
     assert journal(stopped).read_text() == "my notes"
 
 
@@ -147,7 +139,7 @@ def test_a_journal_in_use_is_refused(stopped):
 
     with journal(stopped).open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert "another process is writing it" in refusal(GRID, out=stopped, block=1, resume=True)
+        assert "another process is writing it" in refusal(sweep, GRID, out=stopped, block=1, resume=True)
 
 
 def test_the_result_appears_only_when_it_is_complete(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
+from helpers import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,6 @@ from jaxacct.mechanisms import (
     repeat,
 )
 from jaxacct.mechanisms.finite import log_mixture
-from jaxacct.validation import InputError
 
 BOTH = "add_or_remove_one"
 MODULES = [
@@ -56,13 +56,6 @@ mechanisms = st.recursive(
     ),
     max_leaves=4,
 )
-
-
-def refusal(call, *args):
-    with pytest.raises(InputError) as caught:
-        call(*args)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def hockey_stick(p, q, alpha):

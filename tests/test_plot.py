@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from helpers import refusal
 from scipy import special
 
 from jaxacct.plots import choose, inputs, plot, profiles, style
 from jaxacct.sweep import Table, sweep
 from jaxacct.sweep.grid import concatenate, expand
-from jaxacct.validation import InputError
 
 pytest.importorskip("matplotlib")
 
@@ -28,14 +28,6 @@ def table():
 def calibrated():
     fields = {"target_epsilon": np.geomspace(0.5, 8, 9), "steps": np.geomspace(1, 1e4, 10).round()}
     return sweep({"sampling_probability": 1.0, "target_delta": 1e-5, **fields})
-
-
-def refusal(*args, **kwargs):
-    with pytest.raises(InputError) as caught:
-        plot(*args, **kwargs)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def drawn(draw, kind, view_of, **choices):
@@ -187,16 +179,16 @@ def test_labels_have_powers_of_ten_and_symbols():
     ],
 )
 def test_what_cannot_be_drawn_is_refused(tmp_path, table, arguments, words):
-    assert words in refusal(table, tmp_path / "figure.png", **arguments)
+    assert words in refusal(plot, table, tmp_path / "figure.png", **arguments)
     assert not list(tmp_path.iterdir())
 
 
 def test_other_refusals(tmp_path, table, calibrated, monkeypatch):
-    assert "must end in .png, .svg or .pdf" in refusal(table, tmp_path / "figure.jpg")
-    assert "cannot be written: No such file" in refusal(table, tmp_path / "absent" / "figure.png")
-    assert "cannot be read" in refusal(tmp_path / "absent.csv", tmp_path / "figure.png")
+    assert "must end in .png, .svg or .pdf" in refusal(plot, table, tmp_path / "figure.jpg")
+    assert "cannot be written: No such file" in refusal(plot, table, tmp_path / "absent" / "figure.png")
+    assert "cannot be read" in refusal(plot, tmp_path / "absent.csv", tmp_path / "figure.png")
     one_way = sweep({**FULL, "noise_multiplier": [1.0, 2.0], "steps": 1}, relation="add_one")
-    assert "needs both directions" in refusal(one_way, tmp_path / "figure.png", kind="tradeoff")
+    assert "needs both directions" in refusal(plot, one_way, tmp_path / "figure.png", kind="tradeoff")
     both = sweep(
         concatenate(
             [
@@ -205,10 +197,10 @@ def test_other_refusals(tmp_path, table, calibrated, monkeypatch):
             ]
         )
     )
-    assert "solves for noise_multiplier and epsilon; choose one" in refusal(both, tmp_path / "figure.png")
+    assert "solves for noise_multiplier and epsilon; choose one" in refusal(plot, both, tmp_path / "figure.png")
     zipped = sweep(
         {**FULL, "noise_multiplier": [1.0, 2.0, 3.0], "steps": [1, 2, 3], "delta": [1e-5, 1e-6, 1e-7]}, mode="zip"
     )
     assert plot(zipped, tmp_path / "figure.svg")["by"] is None
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    assert "needs matplotlib" in refusal(table, tmp_path / "figure.png")
+    assert "needs matplotlib" in refusal(plot, table, tmp_path / "figure.png")

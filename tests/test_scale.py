@@ -7,11 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+from helpers import refusal
 
 from jaxacct.sweep import merge, plan, read_table, sweep
 from jaxacct.sweep.grid import concatenate, expand
 from jaxacct.sweep.plan import LARGEST_BLOCK, SMALLEST_BLOCK, lay_out
-from jaxacct.validation import InputError
 
 GRID = {"noise_multiplier": [2.0, 4.0, 8.0], "sampling_probability": 1.0, "steps": [1, 4, 9], "delta": 1e-5}
 """Gaussian throughout: answered by a formula, so nothing is compiled."""
@@ -23,14 +23,6 @@ def mixed():
     asked = expand({**known, "noise_multiplier": 3.0, "delta": 1e-5})
     target = expand({**known, "target_epsilon": 1.0, "target_delta": 1e-5})
     return concatenate([asked, target]).take([0, 3, 1, 4, 2, 5])
-
-
-def refusal(call, *args, **kwargs):
-    with pytest.raises(InputError) as caught:
-        call(*args, **kwargs)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def parts(folder, grid, count, **arguments):
@@ -202,7 +194,7 @@ from jaxacct.engines import chunks, programs
 used = set()
 def kernel(x):
     return jax.numpy.exp(x) / 3, x
-program = programs.program(kernel, 33, 4, 33)
+program = programs.program(kernel, 33, 4)
 def spy(x):
     used.add(x.device)
     return program.run(x)

@@ -10,23 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import refusal
 
 from jaxacct.sweep import Table, read_grid, sweep
 from jaxacct.sweep.grid import FIELDS, QUANTITIES, concatenate, expand
 from jaxacct.sweep.progress import Progress, bar
-from jaxacct.validation import InputError
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "dpsgd_grid.toml"
 SMALL = {"noise_multiplier": [2.0, 4.0], "sampling_probability": 1.0, "steps": [1, 4], "delta": 1e-5}
 """Gaussian throughout: answered by a formula, so nothing is compiled."""
-
-
-def refusal(call, *args, **kwargs):
-    with pytest.raises(InputError) as caught:
-        call(*args, **kwargs)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def write(folder, name, text):

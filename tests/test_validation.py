@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from jaxacct.validation import (
     OPEN_PROBABILITY,
     POSITIVE,
     PROBABILITY,
-    InputError,
     TracerError,
     broadcast_shape,
     check,
@@ -42,15 +42,6 @@ CONSTRAINTS = {
         [0, 1.5, 2**53 + 1, 2**70, 10**400, -3, math.nan, math.inf],
     ),
 }
-
-
-def refusal(call, *args, error=InputError, **kwargs):
-    """The message of the refusal, which must be one line."""
-    with pytest.raises(error) as caught:
-        call(*args, **kwargs)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 @pytest.mark.parametrize("name", CONSTRAINTS)

@@ -93,14 +93,14 @@ def splits(parts: Components) -> np.ndarray:
     return np.any(parts.gauss_n > 0, axis=1) & ~others
 
 
-def program(kernel: Callable[..., Any], rung: Rung, size: int, batch: int) -> Program:
-    """The kernel on one rung, for `size` configurations of a batch."""
+def program(kernel: Callable[..., Any], rung: Rung, size: int) -> Program:
+    """The kernel on one rung, for a batch of a size."""
     static: dict[str, int] = {"points": rung.points, "count": rung.nodes}
     if kernel in (contour.epsilon, split_contour.epsilon):
         static["rounds"] = rung.rounds
     if kernel is split_contour.delta:  # the windows depend on delta only loosely
         static["rounds"] = 2
-    return programs.program(kernel, size, rung.chunk, batch, **static)
+    return programs.program(kernel, size, rung.chunk, **static)
 
 
 def suits(needs: np.ndarray, rung: Rung) -> np.ndarray:
@@ -124,7 +124,6 @@ class Hint(NamedTuple):
 
     near: np.ndarray  # where epsilon is expected; 0 where it is not known
     rung: np.ndarray  # of LADDER, to begin on
-    batch: np.ndarray  # the size of the batch that each row comes from
 
 
 class _Question(NamedTuple):
@@ -140,7 +139,6 @@ class _Question(NamedTuple):
     ceiling: np.ndarray  # an upper bound known beforehand
     enough: np.ndarray  # an upper end that need not be lowered
     first: np.ndarray  # the rung of LADDER to begin on
-    batch: int  # configurations in all, of which these may be the rest
 
     def take(self, rows: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
         return tuple(v[rows] for v in self.values), self.start[rows], self.floor[rows]
@@ -173,7 +171,7 @@ def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: 
             kernel, values = question.split, (*values, start)
         log_tol = max(question.log_tol, np.log(rung.tolerance)) if rung.tolerance else question.log_tol
         arguments = (law(parts.take(todo)), *values, np.full(todo.size, log_tol))
-        low, mid, high, ok, needs = in_chunks(*program(kernel, rung, todo.size, question.batch), arguments, todo.size)
+        low, mid, high, ok, needs = in_chunks(*program(kernel, rung, todo.size), arguments, todo.size)
         ok &= np.isfinite(low) & np.isfinite(high)
         low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
         better = ok & (high - low < upper[todo] - lower[todo])
@@ -205,7 +203,7 @@ def epsilon(
     direction already needs) it is not refined.
     """
     if hint is None:
-        hint = Hint(np.zeros(delta.shape), np.zeros(delta.shape, int), np.full(delta.shape, delta.size))
+        hint = Hint(np.zeros(delta.shape), np.zeros(delta.shape, int))
     values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack))
     question = _Question(
         contour.epsilon,
@@ -218,7 +216,6 @@ def epsilon(
         np.where(_total_variation(parts) <= delta * (1.0 - slack), 0.0, _largest_loss(parts)),
         np.maximum(floor, 0.0),
         np.where(np.isfinite(floor), 0, hint.rung),
-        int(np.max(hint.batch, initial=1)),
     )
     return _climb(question, parts)
 
@@ -244,7 +241,6 @@ def delta(
         np.where(epsilon > _largest_loss(parts), -np.inf, np.inf),
         logs,
         np.zeros(epsilon.shape, int),
-        epsilon.size,
     )
     return Answer(*(np.exp(np.minimum(x, 0.0)) for x in _climb(question, parts)))
 

@@ -2,14 +2,17 @@
 
 A few configurations are answered in milliseconds by any program, so theirs is compiled without optimisation, in a
 fraction of the time, and takes a small chunk.  Nothing relaxes IEEE arithmetic: the rounding bounds in the
-certificates hold for both.  A `Shelf`, which only the command line sets up, keeps compiled programs between runs.
+certificates hold for both.  A long job says beforehand which of the two serves it throughout (`alike`), lest it
+compile both.  A `Shelf`, which only the command line sets up, keeps compiled programs between runs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -17,7 +20,7 @@ import jax
 FEW = 8
 """Up to so many configurations are a few."""
 MANY = 256
-"""A batch of so many uses optimised programs for its stragglers too, but for those that take one at a time."""
+"""Up to so many are done sooner with programs that compile quickly than with optimised ones, where all is compiled."""
 
 QUICK = {
     "xla_backend_optimization_level": 0,
@@ -56,10 +59,32 @@ def keep_on(shelf: Shelf | None) -> None:
     _batched.cache_clear()
 
 
-def program(kernel: Callable[..., Any], size: int, chunk: int, batch: int, **static: int) -> Program:
-    """The program that suits `size` configurations of a batch; `chunk` is what the optimised one takes."""
-    few = size <= FEW and (batch < MANY or chunk == 1)
-    quick = few and jax.default_backend() == "cpu"
+_few: contextvars.ContextVar[bool | None] = contextvars.ContextVar("few", default=None)
+
+
+@contextlib.contextmanager
+def alike(few: bool) -> Iterator[None]:
+    """Inside, all batches are taken for small ones, or none is: each kernel compiles once, whatever is left over."""
+    token = _few.set(few)
+    try:
+        yield
+    finally:
+        _few.reset(token)
+
+
+@contextlib.contextmanager
+def large(size: int) -> Iterator[None]:
+    """Inside, many configurations have optimised programs only, also for the few of them that are left over."""
+    with alike(False) if size > MANY and _few.get() is None else contextlib.nullcontext():
+        yield
+
+
+def program(kernel: Callable[..., Any], size: int, chunk: int, **static: int) -> Program:
+    """The program that suits a batch of a size; `chunk` is what the optimised one takes."""
+    told = _few.get()
+    cpu = jax.default_backend() == "cpu"
+    few = size <= FEW if told is None else told and cpu
+    quick = few and cpu
     return Program(_batched(kernel, quick, tuple(static.items())), min(chunk, FEW) if few else chunk)
 
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxacct.account import GIBIBYTE
+from jaxacct.engines import programs
 from jaxacct.sweep.columns import layout, solved_for
 from jaxacct.sweep.grid import Grid, expand
 from jaxacct.sweep.parts import slice_of
@@ -41,6 +42,11 @@ class Work:
     block: int
     shard: tuple[int, int]
     blocks: list[np.ndarray]
+
+    @property
+    def few(self) -> bool:
+        """Whether the whole grid, not only this slice of it, is small enough for quickly compiled programs."""
+        return len(self.grid) <= programs.MANY
 
     @property
     def rows(self) -> np.ndarray:
@@ -156,7 +162,8 @@ def _configurations(grid: Any, mode: str, quantity: str | None) -> Grid:
 
 def _timed(sample: Grid, work: Work) -> float:
     begin = time.perf_counter()
-    solve(sample, work.settings, work.columns)
+    with programs.alike(work.few):
+        solve(sample, work.settings, work.columns)
     return time.perf_counter() - begin
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxacct.engines import programs
 from jaxacct.sweep import files, parts
 from jaxacct.sweep.grid import Grid
 from jaxacct.sweep.journal import Header, Journal, header
@@ -192,7 +193,8 @@ def _run(slice_: _Slice, show: bool | None, journal: Journal | None) -> Table:
     progress.update(done)
     try:
         for rows in slice_.blocks():
-            piece = solve(work.grid.take(rows), work.settings, work.columns)
+            with programs.alike(work.few):
+                piece = solve(work.grid.take(rows), work.settings, work.columns)
             if journal is not None:
                 journal.append(rows, piece)
             slice_.keep(rows, piece)
