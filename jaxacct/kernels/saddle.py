@@ -17,7 +17,7 @@ from jaxacct.kernels.law import Law, cumulants
 from jaxacct.kernels.special import log1p
 
 ITERATIONS = 14
-REFINEMENTS = 6
+REFINEMENTS = 7
 """Iterations from a start that is within a factor of two."""
 SETTLED = 1e-7
 """Newton steps in log c that need no safeguard."""

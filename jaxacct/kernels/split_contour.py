@@ -84,7 +84,10 @@ def _option(law: Law, window: Window, epsilon, log_delta, log_tol, count):
     def size(c):
         return k(c)[0] + split_certificate.log_kappa(c)
 
-    scan = start * jnp.geomspace(0.04, 6.0, 7)
+    _, mean, variance = k(1e-3 * start)
+    gap = epsilon - mean
+    normal = (gap + jnp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # where many steps make it normal
+    scan = jnp.append(start * jnp.geomspace(0.04, 6.0, 7), jnp.clip(normal, 1e-3 * start, 1e4 * start))
     first = scan[jnp.argmin(jax.vmap(size)(scan) - scan * epsilon)]
     point = saddle.search(k, epsilon, first, saddle.REFINEMENTS)
     at = point.c * jnp.array(MULTIPLES)
