@@ -21,7 +21,7 @@ AXIS_SHIFTS = (0.1, 0.3, 0.5)
 HEIGHTS = (1.5, 2.8, 4.5, 7.0)
 """Heights at which the decay in t is bounded, in widths of the low window."""
 USELESS = 1e30
-"""An error that certifies nothing; finite, for parts of weight zero."""
+"""An error that certifies nothing; finite, for parts of weight zero (jumps with keep = 1, where low = AWAY)."""
 STAIRS = 12.0
 """Steps in which the sides of the path are bounded."""
 SIDE = 24.0

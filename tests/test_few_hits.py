@@ -1,0 +1,48 @@
+"""The fast solves where few steps matter."""
+
+import jax
+import numpy as np
+
+import jaxacct as ja
+from jaxacct.engines import contour, programs
+from jaxacct.guess import ORDER
+from jaxacct.kernels import split_calibration, split_contour
+from jaxacct.mechanisms import components
+
+SIGMA, Q, STEPS = 1.1924314883792062, 0.0006182305844248414, 34042.0
+
+
+def test_a_converged_saddle_search_stays_where_it_is():
+    # rounding makes the last Newton steps leave their bracket; bisecting it then threw the answer away
+    parts = components(ja.dp_sgd(np.full(16, SIGMA), Q, STEPS), "remove_one", "remove")
+    with jax.enable_x64():
+        first = jax.jit(jax.vmap(split_contour._first, (0, None, None)))
+        found = np.asarray(first(contour.law(parts), np.log(1e-5), np.log(1e-7)))
+    np.testing.assert_allclose(found, 0.402693, rtol=1e-5)
+
+
+def test_the_split_solve_finds_the_noise_and_its_slope():
+    sigma, q, steps, delta = 0.8, 1e-3, 2000.0, 1e-5
+    ends = [ja.epsilon(ja.dp_sgd(sigma * f, q, steps), delta, relation="remove_one") for f in (1.0, 0.999, 1.001)]
+    target, low, high = (float(b.estimate) for b in ends)
+    unknown = np.array([name == "noise_multiplier" for name in ORDER], float)
+    base = np.log([1.0, q, steps])
+    x, slope = np.log([0.7]), np.array([2.0 * np.log(delta)])
+    log = np.log([delta]), np.log([1e-7])
+    with jax.enable_x64():
+        run = programs.program(split_calibration.solve, 1, 16, points=384, count=128).run
+        for _ in range(3):
+            x, slope, d_epsilon, residual, moved, _ = map(
+                np.asarray, run(np.ones(1), base[None], unknown[None], x, slope, np.array([target]), *log)
+            )
+    np.testing.assert_allclose(np.exp(x), sigma, rtol=1e-8)
+    assert abs(residual[0]) < 1e-8 and moved[0] < 1e-6
+    np.testing.assert_allclose(d_epsilon, (high - low) / np.log(1.001 / 0.999), rtol=1e-4)
+    assert slope[0] < 0 and d_epsilon[0] < 0
+
+
+def test_few_hits_are_calibrated_at_once():
+    c = ja.calibrate_noise_multiplier([0.5, 2.0, 4.0], 1e-5, [1e-3, 2e-3, 6e-3], [500, 300, 150])
+    assert np.all(c.ok) and np.all(c.epsilon.upper <= [0.5, 2.0, 4.0])
+    assert np.all(c.epsilon.upper >= np.array([0.5, 2.0, 4.0]) * (1 - 1e-4))
+    assert set(c.epsilon.engine) == {"contour"}
