@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxacct.engines import programs
 from jaxacct.engines.chunks import in_chunks
+from jaxacct.kernels.special import log1p
 
 SLOW = {
     "div": lambda x: 1.0 / x,
@@ -20,7 +21,7 @@ SLOW = {
     "exp": lambda x: jnp.exp(-x),
     "expm1": lambda x: jnp.expm1(-x),
     "log": jnp.log,
-    "log1p": jnp.log1p,
+    "log1p": log1p,
     "sin": jnp.sin,
     "cos": jnp.cos,
     "atan2": lambda x: jnp.arctan2(x, 0.7),
@@ -114,4 +115,5 @@ def seconds_each():
             taken.append(time.perf_counter() - begin)
         least[name] = min(taken[1:]) / (ROWS * WIDTH * LENGTH)
     cheap = least["cheap"] / (2 * DEPTH + 2)
+    least["log1p"] -= least["log"] - 2 * cheap  # the library's holds a logarithm, which is counted and shared
     return {name: max(each - 2 * cheap, cheap) for name, each in least.items()} | {"cheap": cheap}
