@@ -22,8 +22,10 @@ PLAIN = contour.LADDER[:2]
 """Rungs of the plain solve."""
 CALLS = 6
 """Calls of the split solve on one rung."""
-SETTLED = 0.15
-"""A call of the split solve that moves x by less need not be repeated with windows placed anew."""
+ENOUGH = 1e-6
+"""What may be left of x."""
+REACH, HALVINGS = 3.0, 14
+"""Bisection for the solution with one hit: distance either way, and steps."""
 NEARLY = 1.5
 """Times the nodes that a rung has on which the split solve is still near enough."""
 
@@ -155,10 +157,14 @@ def _plainly(goal: Goal, equation: _Equation, found: Guess, mu: np.ndarray) -> N
 
 def _split(goal: Goal, equation: _Equation, found: Guess) -> None:
     """Secant steps on the split contour until they are small, for what is left."""
+    left = ~found.solved
+    if not left.any():
+        return
     low, high = np.log(goal.limits)
     sign = -1.0 if goal.unknown == "noise_multiplier" else 1.0
     slope = sign * -2.0 * equation.log_delta
-    left = ~found.solved
+    rows = np.flatnonzero(left)
+    found.x[rows], slope[rows] = _one_hit(equation.take(rows), found.x[rows], slope[rows], sign)
     for place, rung in enumerate(contour.LADDER):
         if not rung.split or rung.chunk == 1:
             continue
@@ -171,14 +177,39 @@ def _split(goal: Goal, equation: _Equation, found: Guess) -> None:
             program = programs.program(split_calibration.solve, todo.size, rung.chunk, **static)
             part = equation.take(todo)
             arguments = (*part[:3], found.x[todo], slope[todo], *part[3:])
-            x, steeper, d_epsilon, residual, moved, needs = in_chunks(*program, arguments, todo.size)
-            usable = np.isfinite(x) & np.isfinite(residual)
-            fits = (needs[:, 1] <= NEARLY * rung.nodes) & usable
-            found.x[todo] = np.where(usable, np.clip(x, low, high), found.x[todo])
-            slope[todo] = np.where(usable & (steeper * sign > 0), steeper, slope[todo])
-            close = fits & (np.abs(residual) < 1e-5) & (moved < SETTLED)
-            found.slope[todo] = np.where(close, d_epsilon, found.slope[todo])
+            new = split_calibration.Solved(*in_chunks(*program, arguments, todo.size))
+            usable = np.isfinite(new.x) & np.isfinite(new.residual)
+            fits = (new.needs[:, 1] <= NEARLY * rung.nodes) & usable
+            found.x[todo] = np.where(usable, np.clip(new.x, low, high), found.x[todo])
+            slope[todo] = np.where(usable & (new.slope * sign > 0), new.slope, slope[todo])
+            close = fits & (new.off < ENOUGH) & (new.moved < split_calibration.SETTLED)
+            found.slope[todo] = np.where(close, new.epsilon_slope, found.slope[todo])
             found.solved[todo], found.rung[todo] = close, place
             left[todo[close]] = False
-            stuck = usable & (found.x[todo] != x) & (moved < SETTLED)
-            active[todo] = ~close & fits & ~stuck
+            stuck = usable & (found.x[todo] != new.x) & (new.moved < split_calibration.SETTLED)
+            active[todo] = ~close & usable & ~stuck & (fits | (new.moved > split_calibration.SETTLED))
+
+
+def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
+    """(x, d log delta / dx), improved where the n steps one by one leave more than x does.
+
+    n times the delta of one sampled step is nearly a lower bound, and nearly all where few hits are expected.
+    """
+    from jaxacct.engines import closed_form  # SciPy, which takes a while to import: only where a row needs it
+
+    def residual(x: np.ndarray) -> np.ndarray:
+        sigma, q, n = np.exp(equation.base + x[:, None] * equation.unknown).T
+        q = np.minimum(q, 1.0 - 1e-12)
+        value, _ = closed_form.log_delta_of_one_step(sigma, q, equation.sign > 0, equation.epsilon)
+        return np.log(n) + value - equation.log_delta
+
+    safe, bold = x + REACH * -sign, x + REACH * sign
+    for _ in range(HALVINGS):
+        middle = 0.5 * (safe + bold)
+        above = residual(middle) > 0
+        bold, safe = np.where(above, middle, bold), np.where(above, safe, middle)
+    alone = 0.5 * (safe + bold)
+    step = 1e-4
+    steep = (residual(alone + step) - residual(alone - step)) / (2.0 * step)
+    better = (sign * alone < sign * x) & np.isfinite(steep) & (sign * steep > 0)
+    return np.where(better, alone, x), np.where(better, steep, slope)

@@ -4,6 +4,9 @@ As calibration.py, with the windows and the contour of split_contour.py, which a
 call; the caller calls again until x stays where it is.  Nothing here enters a bound.
 """
 
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -13,13 +16,28 @@ from jaxacct.kernels.calibration import single
 STEPS = 3
 FARTHEST = 0.4
 """Largest step in x."""
+SETTLED = 0.15
+"""Distance in x within which windows need not be placed anew."""
+STEEPER = 50.0
+"""Times by which the slope may change from one step to the next."""
+CURVED = 3.0
+"""`|f''/2f'|` of log delta in x, about: a secant step leaves this times the product of the last two distances."""
 
 
-def solve(sign, base, unknown, x0, slope0, epsilon, log_delta, log_tol, points, count):
-    """(x, d log delta / dx, d eps / dx, the residual of log delta before the last step, distance moved, needs).
+class Solved(NamedTuple):
+    """What a call found; slopes are derivatives in x."""
 
-    Arguments as for calibration.solve; slope0 is a first guess of d log delta / dx.
-    """
+    x: jax.Array
+    slope: jax.Array  # of log delta
+    epsilon_slope: jax.Array
+    residual: jax.Array  # of log delta before the last step
+    off: jax.Array  # what the last step leaves, as secants converge
+    moved: jax.Array  # distance between x0 and x
+    needs: jax.Array  # (points, nodes)
+
+
+def solve(sign, base, unknown, x0, slope0, epsilon, log_delta, log_tol, points, count) -> Solved:
+    """Arguments as for calibration.solve; slope0 is a first guess of d log delta / dx."""
     law = lambda x: single(sign * jnp.ones_like(x0), *(base + x * unknown))
     place, _ = split_contour.plan(law(x0), epsilon, log_delta, log_tol, count)
 
@@ -32,11 +50,15 @@ def solve(sign, base, unknown, x0, slope0, epsilon, log_delta, log_tol, points, 
         x, slope, last_x, last_r, *_ = carry
         residual, rate, needs = evaluate(x)
         fresh = (residual - last_r) / jnp.where(x == last_x, 1.0, x - last_x)
-        trusted = (jnp.abs(x - last_x) > 1e-7) & (fresh / slope > 0.1) & (fresh / slope < 10.0)
+        trusted = (jnp.abs(x - last_x) > 1e-7) & (fresh / slope > 1.0 / STEEPER) & (fresh / slope < STEEPER)
         slope = jnp.where(trusted, fresh, slope)
         step = jnp.clip(-residual / slope, -FARTHEST, FARTHEST)
-        return x + step, slope, x, residual, rate, needs
+        off = jnp.abs(step) * jnp.where(x == x0, 1.0, CURVED * jnp.abs(x - last_x))
+        following = (x + step, slope, x, residual, rate, needs, off)
+        # too far from x0 the windows and the period no longer serve
+        serves = (jnp.abs(x - x0) <= SETTLED) & ((x == x0) | (jnp.abs(residual) < jnp.abs(last_r)))
+        return tuple(jnp.where(serves, new, old) for old, new in zip(carry, following, strict=True))
 
-    carry = (x0, slope0, x0, 0.0 * x0, 0.0 * x0, jnp.zeros(2))
-    x, slope, _, residual, rate, needs = lax.fori_loop(0, STEPS, secant, carry)
-    return x, slope, slope / rate, residual, jnp.abs(x - x0), needs
+    carry = (x0, slope0, x0, 0.0 * x0, 0.0 * x0, jnp.zeros(2), 0.0 * x0)
+    x, slope, _, residual, rate, needs, off = lax.fori_loop(0, STEPS, secant, carry)
+    return Solved(x, slope, slope / rate, residual, off, jnp.abs(x - x0), needs)
