@@ -345,6 +345,7 @@ def epsilon(law: Law, log_delta_low, log_delta_high, start, log_tol, points, cou
     value, trust = start
     likely = (value * trust > guess) & ((value < guess * trust) | (guess < 1e-11))
     start = jnp.where(likely, value, guess)
+    rounds = jnp.where(jnp.isinf(trust), 1, rounds)  # a value never disbelieved is one already solved for
     solution, place, choice, wave, made_from = _rounds(
         law,
         lambda eps, wave: _solve(wave, eps, log_delta_low),
