@@ -4,9 +4,8 @@ As calibration.py, with the windows and the contour of split_contour.py, which a
 call; the caller calls again until x stays where it is.  Nothing here enters a bound.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -27,13 +26,13 @@ CURVED = 3.0
 class Solved(NamedTuple):
     """What a call found; slopes are derivatives in x."""
 
-    x: jax.Array
-    slope: jax.Array  # of log delta
-    epsilon_slope: jax.Array
-    residual: jax.Array  # of log delta before the last step
-    off: jax.Array  # what the last step leaves, as secants converge
-    moved: jax.Array  # distance between x0 and x
-    needs: jax.Array  # (points, nodes)
+    x: Any
+    slope: Any  # of log delta
+    epsilon_slope: Any
+    residual: Any  # of log delta before the last step
+    off: Any  # what the last step leaves, as secants converge
+    moved: Any  # distance between x0 and x
+    needs: Any  # (points, nodes)
 
 
 def solve(sign, base, unknown, x0, slope0, epsilon, log_delta, log_tol, points, count) -> Solved:
