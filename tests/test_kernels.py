@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxacct.kernels import certificate, contour, special
+from jaxacct.kernels import certificate, contour, nodes, special
 from jaxacct.kernels.law import Law, log_mix, tilted_gaussian
 
 
@@ -50,8 +50,8 @@ def test_moments_are_within_their_certificate(sigma, q, c, t_max, sign):
     points, count = 512, 32
     grid = tilted_gaussian(sigma, q, sign, c, points)
     h = t_max / (count - 1)
-    re, im = contour.departures(grid.weight, h * sign * grid.loss, count)
-    depth = contour.depth(points, count)
+    re, im = nodes.departures(grid.weight, h * sign * grid.loss, count)
+    depth = nodes.depth(points, count)
     bound, _ = certified(certificate.gaussian_errors(sigma, q, sign, c, grid, t_max, depth), t_max)
     assert float(bound) < 1e-12
     at_c = exact_moment(sigma, q, sign, mpmath.mpf(c))

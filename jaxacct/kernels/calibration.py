@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxacct.kernels import contour, saddle
+from jaxacct.kernels import contour, nodes, saddle
 from jaxacct.kernels.law import Law, cumulants
 from jaxacct.kernels.special import log1p
 
@@ -56,11 +56,11 @@ def solve(sign, base, unknown, x0, c0, epsilon, log_delta, log_tol, points, coun
         point = saddle.for_epsilon(law_at(x), epsilon, axis, c)._replace(log_delta=log_delta)
         chosen, period = contour.place(law_at(x), point, epsilon, log_tol, axis)
         h = 2.0 * jnp.pi / period
-        need = contour.reach(law_at(x), chosen, h, log_tol, points)
+        need = nodes.reach(law_at(x), chosen, h, log_tol, points)
         slope = jax.jvp(lambda v: cumulants(law_at(v), point.c, axis)[0], (x,), (one,))[1]
 
         def residual(x):
-            return contour.log_value(law_at(x), chosen, h, need, epsilon, points, count) - log_delta
+            return nodes.log_value(law_at(x), chosen, h, need, epsilon, points, count) - log_delta
 
         def secant(_, carry):
             x, r, slope = carry

@@ -2,9 +2,7 @@
 
     delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
 
-by the trapezoid rule in t = Im z with step h = 2 pi/period, on `count` nodes.  The characteristic functions of
-all nodes come from one set of quadrature points by one matrix product, without a transcendental function per
-pair of point and node.  See README.md of this folder for the error terms.
+by the trapezoid rule in t = Im z with step h = 2 pi/period, on `count` nodes.
 """
 
 from typing import NamedTuple
@@ -14,30 +12,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxacct.kernels import certificate, saddle
-from jaxacct.kernels.law import Law, tilted_gaussian
-from jaxacct.kernels.special import log1p
+from jaxacct.kernels.law import Law
+from jaxacct.kernels.nodes import Nodes, errors, nodes_at, trapezoid
 
-CUTS = (12.0, 2048.0, 18)
-DECAY = 7.0  # nats beyond the tolerance by which the cut-off terms must have decayed
 MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
 CANCEL = 5.0
 CANCEL_FINE = 1.5  # on the fine rungs, where hidden humps make for more cancellation than Chernoff shows
-
-
-class Nodes(NamedTuple):
-    """The integrand without its dependence on eps, at t_k = k h, relative to e^{K(c)}."""
-
-    c: jax.Array
-    k0: jax.Array  # K(c)
-    common: jax.Array  # bound on the error of K(c), a factor common to all nodes
-    h: jax.Array
-    log_modulus: jax.Array  # (count,) Re K(z_k) - K(c), never above 0 but for rounding
-    angle: jax.Array  # (count,) Im K(z_k)
-    slack: jax.Array  # (count,) bound on the error of e^{K(z_k) - K(c)}
-    tail: jax.Array  # bound on the terms that were cut off, over Z
-    images_at: jax.Array  # abscissae of the Chernoff bounds for images to the right
-    images_log: jax.Array  # and their logarithms at eps = 0
-    needs: jax.Array  # (points, nodes) with which the certificate would be narrow
 
 
 class Bracketed(NamedTuple):
@@ -48,190 +28,6 @@ class Bracketed(NamedTuple):
     upper: jax.Array
     ok: jax.Array
     needs: jax.Array  # (points, nodes) that would do
-
-
-def _powers(angle, count):
-    """`e^{i k angle} - 1` for k < count by repeated rotation, as (count, X) real and imaginary parts."""
-    re1, im1 = -2.0 * jnp.sin(0.5 * angle) ** 2, jnp.sin(angle)
-
-    def turn(carry, _):
-        re, im = carry
-        return (re + re1 + re * re1 - im * im1, im + im1 + re * im1 + im * re1), carry
-
-    zero = jnp.zeros_like(angle)
-    return lax.scan(turn, (zero, zero), None, length=count)[1]
-
-
-def _split(count):
-    """count = inner * outer with both near its root, powers of two first."""
-    inner = 8
-    while inner * inner * 2 < count:
-        inner *= 2
-    return inner, count // inner
-
-
-def departures(weight, angle, count):
-    """`sum_j w_j (e^{i k angle_j} - 1)` for k < count, accurate relative to its own terms.
-
-    With k = a + inner b, `e^{ik} - 1` is the sum and the product of two short tables, so all k come from one matrix
-    product; the points are summed in blocks of certificate.BLOCK first, which keeps the summation shallow.
-    """
-    inner, outer = _split(count)
-    left = jnp.concatenate([*(weight * e for e in _powers(angle, inner)), weight[None]])
-    right = jnp.concatenate([*_powers(inner * angle, outer), jnp.ones_like(weight)[None]])
-    size = weight.size // certificate.BLOCK
-    left = left.reshape(2 * inner + 1, size, -1)
-    right = right.reshape(2 * outer + 1, size, -1)
-    product = jnp.sum(jnp.einsum("abx,cbx->bac", left, right), axis=0)
-    both, only_left, only_right = product[:-1, :-1], product[:-1, -1:], product[-1:, :-1]
-    re = both[:inner, :outer] - both[inner:, outer:] + only_left[:inner] + only_right[:, :outer]
-    im = both[:inner, outer:] + both[inner:, :outer] + only_left[inner:] + only_right[:, outer:]
-    return re.T.reshape(-1), im.T.reshape(-1)
-
-
-def polar(re, im):
-    """(log|1 + d|, arg(1 + d)) of d = re + i im, accurate for a small d and for a small 1 + d."""
-    rise = 2.0 * re + re**2 + im**2
-    whole = jnp.maximum((1.0 + re) ** 2 + im**2, 1e-300)
-    near = rise > -0.5
-    log_size = 0.5 * jnp.where(near, log1p(jnp.where(near, rise, 0.0)), jnp.log(jnp.where(near, 1.0, whole)))
-    return log_size, jnp.arctan2(im, 1.0 + re)
-
-
-def depth(points, count):
-    """Relative rounding errors, in units, that one quadrature sum collects on its way."""
-    return 24.0 + 4.5 * sum(_split(count)) + certificate.BLOCK + points / certificate.BLOCK
-
-
-def _gaussian_nodes(sigma, q, sign, c, h, points, count):
-    t = tilted_gaussian(sigma, q, sign, c, points)
-    re, im = departures(t.weight, h * sign * t.loss, count)
-    return t, re, im, *certificate.level_sets(sigma, t)
-
-
-def _laplace_nodes(scale, c, t):
-    def value(z):
-        rest = 2.0 * z * jnp.exp(-(1.0 + 2.0 * z) / scale)
-        return 0.5 * jnp.exp(z / scale) * (1.0 + (1.0 + rest) / (1.0 + 2.0 * z))
-
-    base = value(lax.complex(c, 0.0 * c)).real
-    ratio = value(lax.complex(c, t)) / base
-    error = certificate.UNIT * (40.0 + 12.0 * (c + 1.0 + t[-1]) / scale)
-    return jnp.log(base), ratio.real - 1.0, ratio.imag, jnp.full_like(t, error), error
-
-
-def _finite_nodes(loss, mass, c, t):
-    exponent = jnp.where(mass > 0, c * loss + jnp.log(jnp.where(mass > 0, mass, 1.0)), -jnp.inf)
-    top = jnp.max(exponent)
-    weight = jnp.exp(exponent - top)
-    total = jnp.sum(weight)
-    phase = t[:, None] * loss[None, :]
-    re = -2.0 * jnp.sin(0.5 * phase) ** 2 @ weight / total
-    im = jnp.sin(phase) @ weight / total
-    reach = jnp.max(jnp.where(mass > 0, jnp.abs(loss), 0.0))
-    error = certificate.UNIT * (40.0 + loss.size + 12.0 * (c + 1.0 + t[-1]) * reach)
-    return top + jnp.log(total), re, im, jnp.full_like(t, error), error
-
-
-def _cut_off(law: Law, h, levels, log_tol):
-    """(nodes needed, certified bound of -log|phi| beyond them): the first of CUTS that suffices."""
-    cuts = jnp.ceil(jnp.geomspace(*CUTS))
-    decay = law.mu2 * (h * cuts) ** 2 / 2.0
-    if law.gauss_n.size:
-        at = jax.vmap(certificate.gaussian_decay, (None, None, 0))
-        decay = decay + law.gauss_n @ jax.vmap(at, (0, 0, None))(*levels, h * cuts)
-    enough = decay >= DECAY - log_tol
-    return jnp.where(jnp.any(enough), cuts[jnp.argmax(enough)], 2.0 * cuts[-1])
-
-
-def _decay_at(law: Law, levels, frequency):
-    decay = law.mu2 * frequency**2 / 2.0
-    if law.gauss_n.size:
-        each = jax.vmap(certificate.gaussian_decay, (0, 0, None))(*levels, frequency)
-        decay = decay + law.gauss_n @ each
-    return decay
-
-
-def nodes_at(law: Law, c, h, log_tol, points, count, images):
-    """Evaluate the integrand on the contour Re z = c with step h."""
-    index = jnp.arange(count)
-    t = h * index
-    parts, levels, need_points = [], None, 0.0 * c
-    if law.gauss_n.size:
-        each = jax.vmap(_gaussian_nodes, (0, 0, None, None, None, None, None))
-        grid, re, im, *levels = each(law.gauss_sigma, law.gauss_q, law.sign, c, h, points, count)
-    need_nodes = _cut_off(law, h, levels, log_tol)
-    keep = jnp.minimum(need_nodes, float(count))
-    t_max, decay = h * (keep - 1.0), _decay_at(law, levels, h * keep)
-    if law.gauss_n.size:
-        bound = jax.vmap(certificate.gaussian_errors, (0, 0, None, None, 0, None, None))
-        flat, rate, most, at_c = bound(law.gauss_sigma, law.gauss_q, law.sign, c, grid, t_max, depth(points, count))
-        error = flat[:, None] + jnp.minimum(rate[:, None] * t, most[:, None])
-        need_points = jnp.max(jax.vmap(certificate.points_needed, (0, 0, None))(law.gauss_sigma, grid, h * need_nodes))
-        parts.append((law.gauss_n, (grid.log_m, re, im, error, at_c)))
-    if law.laplace_n.size:
-        parts.append((law.laplace_n, jax.vmap(_laplace_nodes, (0, None, None))(law.laplace_scale, c, t)))
-    if law.finite_n.size:
-        each = jax.vmap(_finite_nodes, (0, 0, None, None))
-        parts.append((law.finite_n, each(law.finite_loss, law.finite_mass, c, t)))
-
-    k0 = law.mu2 * c * (c + 1.0) / 2.0
-    log_modulus = -law.mu2 * t**2 / 2.0
-    angle = law.mu2 * t * (c + 0.5)
-    log_ceiling, relative, common = log_modulus, 0.0 * c, 0.0 * c
-    for n, (log_m, re, im, error, at_c) in parts:
-        k0 = k0 + jnp.sum(n * log_m)
-        common = common + jnp.sum(n * at_c)
-        log_size, turn = polar(re, im)
-        log_modulus = log_modulus + n @ log_size
-        angle = angle + n @ turn
-        ceiling = jnp.exp(log_size) + error
-        log_ceiling = log_ceiling + n @ jnp.log(ceiling)
-        relative = relative + n @ ((error + 8.0 * certificate.UNIT * jnp.hypot(re, im)) / ceiling)
-    # rounding of the exponent n log|phi| and of the phase n arg M - t eps, where the two nearly cancel
-    spread = jnp.abs(log_modulus) + 2.0 * jnp.abs(angle) + 20.0
-    kept = index < keep
-    slack = jnp.where(kept, jnp.exp(log_ceiling) * (relative + 8.0 * certificate.UNIT * spread), 0.0)
-    log_modulus = jnp.where(kept, log_modulus, -jnp.inf)
-    tail = jnp.exp(-decay) / (jnp.pi * t_max)
-    common = common + 8.0 * certificate.UNIT * (jnp.abs(k0) + 4.0)
-    return Nodes(c, k0, common, h, log_modulus, angle, slack, tail, *images, jnp.stack([need_points, need_nodes]))
-
-
-def _kernel(nodes):
-    t = nodes.h * jnp.arange(nodes.angle.size)
-    scale = (t**2 + nodes.c**2) * (t**2 + (1.0 + nodes.c) ** 2)
-    # 1/(z(z+1)) = conj(z(z+1)) / |z(z+1)|^2
-    re = (nodes.c * (1.0 + nodes.c) - t**2) / scale
-    im = -t * (1.0 + 2.0 * nodes.c) / scale
-    weight = nodes.h / jnp.pi * jnp.where(t > 0, 1.0, 0.5)
-    return t, weight * re, weight * im
-
-
-def trapezoid(nodes, epsilon):
-    """The trapezoid sum and minus its derivative in eps, both over `Z = e^{K(c) - c eps}`."""
-    t, re, im = _kernel(nodes)
-    phase = nodes.angle - t * epsilon
-    size = jnp.exp(nodes.log_modulus)
-    cosine, sine = size * jnp.cos(phase), size * jnp.sin(phase)
-    value = re * cosine - im * sine
-    odd = re * sine + im * cosine
-    return jnp.sum(value), jnp.sum(nodes.c * value - t * odd)
-
-
-def errors(nodes: Nodes, epsilon):
-    """(two-sided error over Z, images to subtract from the lower end, in absolute terms as logs)."""
-    t, re, im = _kernel(nodes)
-    cancel = 1.0 + 8.0 * certificate.UNIT * (t + nodes.c) * jnp.abs(epsilon) * jnp.exp(nodes.log_modulus)
-    both = jnp.sum(jnp.hypot(re, im) * (nodes.slack + (cancel - 1.0))) + nodes.tail
-    period = 2.0 * jnp.pi / nodes.h
-    left = -nodes.c * period - jnp.log(-jnp.expm1(-nodes.c * period))
-    gap = (nodes.images_at - nodes.c) * period
-    beyond = gap > 0
-    gap = jnp.where(beyond, gap, 1.0)
-    chernoff = nodes.images_log - nodes.images_at * epsilon - gap - jnp.log(-jnp.expm1(-gap))
-    right = jnp.min(jnp.where(beyond, chernoff, jnp.inf))
-    return 1.0000001 * both, jnp.logaddexp(left, right)
 
 
 def axis_nodes(points):
@@ -273,26 +69,6 @@ def plan(law: Law, point: saddle.Saddle, epsilon, log_tol, points, count):
     """The nodes for a saddle point."""
     c, period, at, log_bound = _place(law, point, epsilon, log_tol, axis_nodes(points))
     return nodes_at(law, c, 2.0 * jnp.pi / period, log_tol, points, count, (at, log_bound))
-
-
-def reach(law: Law, c, h, log_tol, points):
-    """How many nodes carry the sum, for sampled Gaussian laws."""
-    grid = jax.vmap(tilted_gaussian, (0, 0, None, None, None))(law.gauss_sigma, law.gauss_q, law.sign, c, points)
-    return _cut_off(law, h, jax.vmap(certificate.level_sets)(law.gauss_sigma, grid), log_tol)
-
-
-def log_value(law: Law, c, h, keep, epsilon, points, count):
-    """log of the trapezoid sum over the first `keep` nodes, for sampled Gaussian laws; no certificate."""
-    grid = jax.vmap(tilted_gaussian, (0, 0, None, None, None))(law.gauss_sigma, law.gauss_q, law.sign, c, points)
-    re, im = jax.vmap(departures, (0, 0, None))(grid.weight, h * law.sign * grid.loss, count)
-    kept = jnp.arange(count) < keep
-    log_size, turn = polar(re, im)
-    log_modulus = jnp.where(kept, law.gauss_n @ log_size, -jnp.inf)
-    angle = law.gauss_n @ turn
-    k0 = jnp.sum(law.gauss_n * grid.log_m)
-    zero = jnp.zeros_like(angle)
-    nodes = Nodes(c, k0, 0.0 * c, h, log_modulus, angle, zero, 0.0 * c, zero, zero, zero)
-    return k0 - c * epsilon + jnp.log(jnp.maximum(trapezoid(nodes, epsilon)[0], 1e-300))
 
 
 def _upper(nodes, epsilon):

@@ -1,6 +1,6 @@
 """Solve delta(eps; x) = delta for x where few steps matter: secant steps on the contour integral of a split law.
 
-As calibration.py, with the windows and the contour of split_contour.py, which are placed once for all steps of a
+As calibration.py, with the windows and the contour of split_place.py, which are placed once for all steps of a
 call; the caller calls again until x stays where it is.  Nothing here enters a bound.
 """
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from jaxacct.kernels import split_contour
+from jaxacct.kernels import split_place, split_wave
 from jaxacct.kernels.calibration import single
 
 STEPS = 3
@@ -38,12 +38,12 @@ class Solved(NamedTuple):
 def solve(sign, base, unknown, x0, slope0, epsilon, log_delta, log_tol, points, count) -> Solved:
     """Arguments as for calibration.solve; slope0 is a first guess of d log delta / dx."""
     law = lambda x: single(sign * jnp.ones_like(x0), *(base + x * unknown))
-    place, _ = split_contour.plan(law(x0), epsilon, log_delta, log_tol, count)
+    place, _ = split_place.plan(law(x0), epsilon, log_delta, log_tol, count)
 
     def evaluate(x):
-        wave, made_from = split_contour.wave_at(law(x), place, points, count)
-        value, rate = split_contour.estimate(wave, epsilon)
-        return value - log_delta, rate, split_contour.needed(law(x), place, made_from[0])
+        wave, made_from = split_wave.wave_at(law(x), place, points, count)
+        value, rate = split_wave.estimate(wave, epsilon)
+        return value - log_delta, rate, split_wave.needed(law(x), place, made_from[0])
 
     def secant(_, carry):
         x, slope, last_x, last_r, *_ = carry
