@@ -7,17 +7,25 @@ certificate is narrow, and the lattice engine for the rest; `Bounds.engine` says
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.engines import contour, programs
+from jaxacct.dispatch import (
+    Side,
+    absent,
+    both_directions,
+    by_engines,
+    delta_by_formula,
+    epsilon_by_formula,
+    largest_loss,
+    lattice,
+    narrow,
+)
+from jaxacct.engines import contour
 from jaxacct.engines.contour import Answer
-from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
+from jaxacct.mechanisms import Components, Mechanism, batch_shape
 from jaxacct.validation import (
     DELTA_OR_ZERO,
     NON_NEGATIVE,
@@ -43,13 +51,6 @@ class Effort(NamedTuple):
     contour_width: float
     contour_tolerance: float
     lattice_rtol: float
-
-
-class _Side(NamedTuple):
-    """One direction's answer with the engine of each element."""
-
-    answer: Answer
-    engine: np.ndarray
 
 
 def epsilon(
@@ -120,7 +121,7 @@ def bracket_epsilon(
     rtol = effort.rtol
     shape = _common_shape(mechanism, delta, "delta")
 
-    def solve(parts: Components, target: np.ndarray, floor: np.ndarray) -> _Side:
+    def solve(parts: Components, target: np.ndarray, floor: np.ndarray) -> Side:
         infinite = parts.delta_infinity
         bounded = ~((parts.mu2 > 0) | np.any(parts.gauss_n > 0, axis=1))
         unbounded = (target == 0) & ~bounded
@@ -134,13 +135,13 @@ def bracket_epsilon(
         at_infinity = finite < 0
         exact_zero = target == 0
         live = (finite > 0) & (slack < 1e-3)
-        side = _engines(
+        side = by_engines(
             parts,
             np.flatnonzero(live),
             engine,
             rtol,
             floor,
-            lambda p, rows: _epsilon_by_formula(p, finite[rows], slack[rows]),
+            lambda p, rows: epsilon_by_formula(p, finite[rows], slack[rows]),
             lambda p, rows: contour.epsilon(
                 p,
                 finite[rows],
@@ -150,7 +151,7 @@ def bracket_epsilon(
                 effort.contour_tolerance,
                 hint and contour.Hint(*(known[rows] for known in hint)),
             ),
-            lambda p, i, row: _lattice().epsilon(
+            lambda p, i, row: lattice().epsilon(
                 p,
                 i,
                 finite[row] * (1 - slack[row]),
@@ -160,19 +161,19 @@ def bracket_epsilon(
             ),
         )
         low, mid, high = (np.maximum(x, 0.0) for x in side.answer)
-        largest = _largest_loss(parts)
+        largest = largest_loss(parts)
         # what is left of delta is 0, or lost in the rounding of the mass at infinity
         edge = ~live & ~at_infinity
         low = np.where(edge, np.where(exact_zero, largest, 0.0), low)
         mid, high = (np.where(edge, np.where(bounded, largest, np.inf), x) for x in (mid, high))
         low, mid, high = (np.where(at_infinity, np.inf, x) for x in (low, mid, high))
-        absent = _absent(parts)
-        low, mid, high = (np.where(absent, 0.0, x) for x in (low, mid, high))
-        return _Side(Answer(low, mid, high), np.where(live, side.engine, "closed_form"))
+        nothing = absent(parts)
+        low, mid, high = (np.where(nothing, 0.0, x) for x in (low, mid, high))
+        return Side(Answer(low, mid, high), np.where(live, side.engine, "closed_form"))
 
-    side = _both_directions(mechanism, delta, shape, relation, solve)
+    side = both_directions(mechanism, delta, shape, relation, solve)
     low, _, high = side.answer
-    status = np.where(_narrow(low, high, rtol), "ok", "width").astype("<U16")
+    status = np.where(narrow(low, high, rtol), "ok", "width").astype("<U16")
     status = np.where(high == 0, "zero", status)
     status = np.where(np.isinf(low), "mass_at_infinity", status)
     return _bounds(shape, side, status)
@@ -201,34 +202,34 @@ def delta(
     epsilon = check("epsilon", epsilon, NON_NEGATIVE)
     choice("engine", engine, ENGINES)
 
-    def solve(parts: Components, eps: np.ndarray, floor: np.ndarray) -> _Side:
+    def solve(parts: Components, eps: np.ndarray, floor: np.ndarray) -> Side:
         infinite = parts.delta_infinity
-        side = _engines(
+        side = by_engines(
             parts,
-            np.flatnonzero(~_absent(parts)),
+            np.flatnonzero(~absent(parts)),
             engine,
             rtol,
             floor,
-            lambda p, rows: _delta_by_formula(p, eps[rows]),
+            lambda p, rows: delta_by_formula(p, eps[rows]),
             lambda p, rows: contour.delta(
                 p,
                 eps[rows],
                 np.maximum(floor - infinite, 0.0)[rows] * (1 - 8 * UNIT),
                 0.5 * min(rtol, NARROW),
             ),
-            lambda p, i, row: _lattice().delta(
+            lambda p, i, row: lattice().delta(
                 p, i, float(eps[row]), rtol=min(0.1 * rtol, NARROW), memory_bytes=memory_bytes
             ),
         )
-        low, mid, high = (np.where(_absent(parts), 0.0, x) for x in side.answer)
+        low, mid, high = (np.where(absent(parts), 0.0, x) for x in side.answer)
         low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite
         low, high = low - 4 * UNIT * low, np.minimum(high + 4 * UNIT * high, 1.0)
-        return _Side(Answer(low, np.clip(mid, low, high), high), side.engine)
+        return Side(Answer(low, np.clip(mid, low, high), high), side.engine)
 
     shape = _common_shape(mechanism, epsilon, "epsilon")
-    side = _both_directions(mechanism, epsilon, shape, relation, solve)
+    side = both_directions(mechanism, epsilon, shape, relation, solve)
     low, _, high = side.answer
-    status = np.where(_narrow(low, high, rtol), "ok", "width").astype("<U16")
+    status = np.where(narrow(low, high, rtol), "ok", "width").astype("<U16")
     return _bounds(shape, side, np.where(high == 0, "zero", status))
 
 
@@ -236,154 +237,11 @@ def _common_shape(mechanism: Mechanism, values: float | np.ndarray, name: str) -
     return broadcast_shape({"the mechanism": batch_shape(mechanism), name: np.shape(values)})
 
 
-def _both_directions(
-    mechanism: Mechanism,
-    values: float | np.ndarray,
-    shape: tuple[int, ...],
-    relation: str,
-    solve: Callable[[Components, np.ndarray, np.ndarray], _Side],
-) -> _Side:
-    """Solve every direction on the common batch and keep the larger answer, element by element."""
-    mine = batch_shape(mechanism)
-    flat = np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
-    rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
-    best: _Side | None = None
-    for direction in directions(mechanism, relation):
-        parts = components(mechanism, relation, direction)
-        if not np.array_equal(rows, np.arange(parts.mu2.size)):
-            parts = parts.take(rows)
-        floor = np.full(flat.shape, -np.inf) if best is None else best.answer.lower
-        with programs.large(flat.size):
-            side = solve(parts, flat, floor)
-        best = side if best is None else _larger(best, side)
-    assert best is not None
-    return best
-
-
-def _larger(first: _Side, second: _Side) -> _Side:
-    ends = Answer(*(np.maximum(a, b) for a, b in zip(first.answer, second.answer, strict=True)))
-    return _Side(ends, np.where(second.answer.upper > first.answer.upper, second.engine, first.engine))
-
-
-def _engines(
-    parts: Components,
-    rows: np.ndarray,
-    engine: str,
-    rtol: float,
-    floor: np.ndarray,
-    by_formula: Callable[[Components, np.ndarray], Answer],
-    by_contour: Callable[[Components, np.ndarray], Answer],
-    by_lattice: Callable[[Components, int, int], Any],
-) -> _Side:
-    """Hand each row to the engine that suits it; rows left out keep the empty answer [-inf, inf]."""
-    size = parts.mu2.size
-    low, mid, high = np.full(size, -np.inf), np.zeros(size), np.full(size, np.inf)
-    used = np.full(size, "contour" if engine == "contour" else "closed_form", dtype="<U16")
-    if engine == "auto":
-        known = _only_gaussian(parts) | _one_step(parts)
-        formula = rows[known[rows]]
-        if formula.size:
-            with np.errstate(invalid="ignore", over="ignore"):  # a mu beyond 1e154: caught as an open bracket
-                low[formula], mid[formula], high[formula] = by_formula(parts.take(formula), formula)
-            low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
-        rows = rows[~known[rows]]
-    if engine != "lattice" and rows.size:
-        if engine == "contour" and not contour.supports(parts.take(rows)).all():
-            raise InputError(
-                "engine = 'contour' needs a Gaussian part and no Poisson sampled Laplace; "
-                "use engine='auto' or 'lattice'"
-            )
-        low[rows], mid[rows], high[rows] = by_contour(parts.take(rows), rows)
-        used[rows] = "contour"
-    if engine != "contour":
-        wide = rows if engine == "lattice" else rows[~(_narrow(low, high, rtol) | (high <= floor))[rows]]
-        for row in wide:
-            with jax.enable_x64(), np.errstate(over="ignore"):
-                answer = by_lattice(parts, int(row), int(row))
-            if answer.upper - answer.lower < high[row] - low[row]:
-                mid[row], used[row] = answer.estimate, "lattice"
-            low[row], high[row] = max(low[row], answer.lower), min(high[row], answer.upper)
-    mid = np.clip(np.where(np.isnan(mid), low, mid), low, high)
-    return _Side(Answer(low, mid, high), used)
-
-
-def _narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
-    """Whether a bracket is as narrow as asked for; one that is open above never is."""
-    with np.errstate(invalid="ignore"):
-        return (high <= 0) | (low == high) | (np.isfinite(high) & (high - np.maximum(low, 0.0) <= rtol * high))
-
-
-def _only_gaussian(parts: Components) -> np.ndarray:
-    others = (parts.gauss_n, parts.laplace_n, parts.finite_n)
-    return (parts.mu2 > 0) & ~np.any([np.any(n > 0, axis=1) for n in others], axis=0)
-
-
-def _one_step(parts: Components) -> np.ndarray:
-    """One Poisson sampled Gaussian, once, and nothing else."""
-    others = (parts.laplace_n, parts.finite_n)
-    once = (np.sum(parts.gauss_n, axis=1) == 1) & (parts.mu2 == 0)
-    return once & ~np.any([np.any(n > 0, axis=1) for n in others], axis=0)
-
-
-def _single(parts: Components) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(sigma, q, whether removing) of the one sampled Gaussian of each row."""
-    column = np.argmax(parts.gauss_n, axis=1)[:, None]
-    sigma, q = (np.take_along_axis(x, column, 1)[:, 0] for x in (parts.gauss_sigma, parts.gauss_q))
-    return sigma, q, parts.sign > 0
-
-
-def _by_formula(parts: Components, plain: Callable[..., Answer], once: Callable[..., Answer], *values: Any) -> Answer:
-    """Composed Gaussians by one formula, single sampled steps by the other."""
-    ends = np.zeros((3, parts.mu2.size))
-    for rows, formula in ((np.flatnonzero(~_one_step(parts)), plain), (np.flatnonzero(_one_step(parts)), once)):
-        if rows.size:
-            part = parts.take(rows)
-            law = (part.mu2,) if formula is plain else _single(part)
-            ends[:, rows] = formula(*law, *(v[rows] for v in values))
-    return Answer(*ends)
-
-
-def _epsilon_by_formula(parts: Components, delta: np.ndarray, slack: np.ndarray) -> Answer:
-    from jaxacct.engines import closed_form  # SciPy, which takes a while to import: only where a row needs it
-
-    return _by_formula(parts, closed_form.epsilon, closed_form.epsilon_of_one_step, delta, slack)
-
-
-def _delta_by_formula(parts: Components, eps: np.ndarray) -> Answer:
-    from jaxacct.engines import closed_form
-
-    return _by_formula(parts, closed_form.delta, closed_form.delta_of_one_step, eps)
-
-
-def _lattice() -> ModuleType:
-    from jaxacct.engines import lattice  # SciPy again
-
-    return lattice
-
-
-def _absent(parts: Components) -> np.ndarray:
-    """Nothing is released: every part is sampled at rate 0."""
-    others = (parts.gauss_n, parts.laplace_n, parts.finite_n)
-    return (parts.mu2 == 0) & ~np.any([np.any(n > 0, axis=1) for n in others], axis=0)
-
-
-def _largest_loss(parts: Components) -> np.ndarray:
-    """The supremum of the loss of the Laplace and finite parts: epsilon at delta = 0 (0 if negative)."""
-    rate = parts.laplace_q
-    up = np.log1p(rate * np.expm1(1.0 / parts.laplace_scale))
-    down = -np.log1p(rate * np.expm1(-1.0 / parts.laplace_scale))
-    laplace = np.sum(parts.laplace_n * np.where(parts.sign[:, None] > 0, up, down), axis=1)
-    finite = np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf)
-    top = np.max(finite, axis=2, initial=-np.inf)
-    finite_total = np.sum(parts.finite_n * np.where(parts.finite_n > 0, top, 0.0), axis=1)
-    return np.maximum(laplace + finite_total, 0.0)
-
-
 def _index(bad: np.ndarray, shape: tuple[int, ...]) -> str:
     where = [int(i) for i in np.argwhere(bad.reshape(shape))[0]] if shape else []
     return str(where) if where else ""
 
 
-def _bounds(shape: tuple[int, ...], side: _Side, status: np.ndarray) -> Bounds:
+def _bounds(shape: tuple[int, ...], side: Side, status: np.ndarray) -> Bounds:
     low, mid, high = (x.reshape(shape) for x in side.answer)
     return Bounds(low, mid, high, "certified", status.reshape(shape), side.engine.reshape(shape))
