@@ -32,13 +32,13 @@ def test_the_split_solve_finds_the_noise_and_its_slope():
     with jax.enable_x64():
         run = programs.program(split_calibration.solve, 1, 16, points=384, count=128).run
         for _ in range(3):
-            x, slope, d_epsilon, residual, moved, _ = map(
-                np.asarray, run(np.ones(1), base[None], unknown[None], x, slope, np.array([target]), *log)
-            )
+            answer = run(np.ones(1), base[None], unknown[None], x, slope, np.array([target]), *log)
+            found = split_calibration.Solved(*map(np.asarray, answer))
+            x, slope = found.x, found.slope
     np.testing.assert_allclose(np.exp(x), sigma, rtol=1e-8)
-    assert abs(residual[0]) < 1e-8 and moved[0] < 1e-6
-    np.testing.assert_allclose(d_epsilon, (high - low) / np.log(1.001 / 0.999), rtol=1e-4)
-    assert slope[0] < 0 and d_epsilon[0] < 0
+    assert abs(found.residual[0]) < 1e-8 and found.moved[0] < 1e-6 and found.off[0] < 1e-10
+    np.testing.assert_allclose(found.epsilon_slope, (high - low) / np.log(1.001 / 0.999), rtol=1e-4)
+    assert slope[0] < 0 and found.epsilon_slope[0] < 0
 
 
 def test_few_hits_are_calibrated_at_once():
