@@ -10,11 +10,22 @@ from jaxacct.interop.documents import from_json, to_json
 
 _HOMES = {
     "CertifiedAccountant": "accountant",
+    "OpacusAccountant": "opacus_accountant",
     "from_dp_event": "dp_events",
+    "register_opacus": "opacus_accountant",
     "supports": "dp_events",
     "to_dp_event": "dp_events",
 }
-__all__ = ["CertifiedAccountant", "from_dp_event", "from_json", "supports", "to_dp_event", "to_json"]
+__all__ = [
+    "CertifiedAccountant",
+    "OpacusAccountant",
+    "from_dp_event",
+    "from_json",
+    "register_opacus",
+    "supports",
+    "to_dp_event",
+    "to_json",
+]
 
 
 def __getattr__(name: str) -> Any:
