@@ -58,7 +58,7 @@ class DiscreteGaussianNoise:
     """Adds integers with Pr[x] proportional to exp(-x^2/(2 variance)): (sensitivity^2/(2 variance))-zCDP.
 
     Sampled exactly in integer arithmetic, and the guarantee is that of Canonne, Kamath, Steinke 2020
-    (Algorithm 3, Theorem 14 for vectors). Running time depends on the noise drawn.
+    (Algorithm 3, Theorem 4 and its multivariate form). Running time depends on the noise drawn.
 
     variance : > 0, an int, float or Fraction, taken exactly.  sensitivity : > 0, the largest L2 distance
     between the counts of neighbours.
