@@ -47,7 +47,7 @@ def plan(n, universe, k, epsilon, delta):
     for updates in (3, 10, 30, 100, 300, 1000):
         parts = 2 * updates
         rough = epsilon / (parts if delta == 0 else min(parts, math.sqrt(2 * parts * math.log(1 / delta))))
-        noise = samplers.AboveThreshold(rough, 0).accuracy(0.05, k) / 2
+        noise = samplers.SparseVector(rough, 0).accuracy(0.05, k) / 2
         threshold = math.ceil(max(noise, 0.4 * n * math.sqrt(math.log(universe) / updates)))
         if best is None or threshold < best[1]:
             best = updates, threshold
@@ -59,7 +59,7 @@ def multiplicative_weights(data, queries, epsilon, delta, rng):
     n, universe = int(data.sum()), data.size
     left, each, threshold = plan(n, universe, len(queries), epsilon, delta)
     noise = samplers.DiscreteLaplaceNoise(1 / each)
-    above = samplers.AboveThreshold(each, threshold, rng=rng)
+    above = samplers.SparseVector(each, threshold, rng=rng)
     weights, answers = np.full(universe, 1.0 / universe), []
     for query in queries:
         guess, truth = float(query @ weights), int(query @ data)
@@ -69,7 +69,7 @@ def multiplicative_weights(data, queries, epsilon, delta, rng):
             weights = weights * np.exp(np.clip(2 * (answer - guess), -1, 1) * query)
             weights /= weights.sum()
             if left:
-                above = samplers.AboveThreshold(each, threshold, rng=rng)
+                above = samplers.SparseVector(each, threshold, rng=rng)
             guess = answer
         answers.append(guess)
     return np.array(answers)

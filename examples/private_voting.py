@@ -26,7 +26,7 @@ def elect(counts, sensitivity, epsilon, trials, rng):
     released = np.array([histogram.release(counts, rng) for _ in range(trials)])
     shares = {"noisy counts": np.mean(np.argmax(released, axis=1) == winner)}
     for noise in ("laplace", "exponential", "gumbel"):
-        mechanism = samplers.NoisyMax(epsilon, noise, monotone=True)
+        mechanism = samplers.NoisyMaxChoice(epsilon, noise, monotone=True)
         chosen = mechanism.sample(jax.random.key(rng.randrange(2**32)), counts, (trials,))
         shares[f"noisy max, {noise}"] = np.mean(chosen == winner)
     return shares, histogram.privacy

@@ -46,7 +46,7 @@ def main(arguments=None):
         law = generator.dirichlet(np.full(universe, 0.3))
         data = generator.multinomial(n, law) / n
         errors = np.abs((small - data) @ queries.T).max(axis=1)
-        mechanism = samplers.ExponentialMechanism(args.epsilon, sensitivity=1 / n)
+        mechanism = samplers.ExponentialChoice(args.epsilon, sensitivity=1 / n)
         chosen = mechanism.sample(jax.random.key(args.seed), -errors, (args.trials,))
         noise = generator.laplace(scale=args.queries / (n * args.epsilon), size=(args.trials, args.queries))
         loss = samplers.exponential_error(args.epsilon, args.beta, len(small), sensitivity=1 / n)

@@ -146,7 +146,7 @@ def law_of_noisy_max(utilities, noise, scale):
 
 @pytest.mark.parametrize("monotone", [False, True])
 def test_exponential_mechanism_follows_its_law(monotone):
-    mechanism = samplers.ExponentialMechanism(1.3, sensitivity=0.5, monotone=monotone)
+    mechanism = samplers.ExponentialChoice(1.3, sensitivity=0.5, monotone=monotone)
     rate = 1.3 / 0.5 / (1 if monotone else 2)
     law = np.exp(rate * UTILITIES) / np.exp(rate * UTILITIES).sum()
     np.testing.assert_allclose(mechanism.probabilities(UTILITIES), law, rtol=1e-12)
@@ -159,7 +159,7 @@ def test_exponential_mechanism_follows_its_law(monotone):
 
 @pytest.mark.parametrize("monotone", [False, True])
 def test_exponential_mechanism_privacy_by_brute_force(monotone):
-    mechanism = samplers.ExponentialMechanism(0.7, monotone=monotone)
+    mechanism = samplers.ExponentialChoice(0.7, monotone=monotone)
     first = mechanism.probabilities(UTILITIES)
     worst = 0.0
     for shift in itertools.product(SHIFTS[monotone], repeat=5):
@@ -170,20 +170,20 @@ def test_exponential_mechanism_privacy_by_brute_force(monotone):
 
 @pytest.mark.parametrize("noise", ["laplace", "exponential", "gumbel"])
 def test_noisy_max_follows_its_law(noise):
-    mechanism = samplers.NoisyMax(1.0, noise)
-    assert mechanism.scale == 2.0 and samplers.NoisyMax(1.0, noise, 3.0, monotone=True).scale == 3.0
+    mechanism = samplers.NoisyMaxChoice(1.0, noise)
+    assert mechanism.scale == 2.0 and samplers.NoisyMaxChoice(1.0, noise, 3.0, monotone=True).scale == 3.0
     chosen = mechanism.sample(jax.random.key(2), UTILITIES, (40_000,))
     law = law_of_noisy_max(UTILITIES, noise, mechanism.scale)
     assert law.sum() == pytest.approx(1.0, abs=1e-9)
     assert fits(np.bincount(chosen, minlength=5), law)
     if noise == "gumbel":
-        np.testing.assert_allclose(law, samplers.ExponentialMechanism(1.0).probabilities(UTILITIES), rtol=1e-7)
+        np.testing.assert_allclose(law, samplers.ExponentialChoice(1.0).probabilities(UTILITIES), rtol=1e-7)
 
 
 @pytest.mark.parametrize("monotone", [False, True])
 @pytest.mark.parametrize("noise", ["laplace", "exponential", "gumbel"])
 def test_noisy_max_privacy_by_brute_force(noise, monotone):
-    mechanism, utilities = samplers.NoisyMax(1.0, noise, monotone=monotone), np.array([1.0, 0.0, 0.4])
+    mechanism, utilities = samplers.NoisyMaxChoice(1.0, noise, monotone=monotone), np.array([1.0, 0.0, 0.4])
     first = law_of_noisy_max(utilities, noise, mechanism.scale)
     shifts = itertools.product(SHIFTS[monotone], repeat=3)
     laws = [law_of_noisy_max(utilities + shift, noise, mechanism.scale) for shift in shifts]
@@ -193,7 +193,11 @@ def test_noisy_max_privacy_by_brute_force(noise, monotone):
 
 @pytest.mark.parametrize("monotone", [False, True])
 def test_gaussian_noisy_max_privacy_by_brute_force(monotone):
-    mechanism, utilities, delta = samplers.NoisyMaxGaussian(1.5, monotone=monotone), np.array([1.0, 0.0, 0.4]), 1e-3
+    mechanism, utilities, delta = (
+        samplers.GaussianNoisyMaxChoice(1.5, monotone=monotone),
+        np.array([1.0, 0.0, 0.4]),
+        1e-3,
+    )
     claim = mechanism.privacy(delta, candidates=3)
     first = law_of_noisy_max(utilities, "normal", 1.5)
     for shift in itertools.product(SHIFTS[monotone], repeat=3):
@@ -208,17 +212,17 @@ def test_gaussian_noisy_max_privacy_by_brute_force(monotone):
 
 
 def test_batches_and_bad_choices():
-    mechanism = samplers.ExponentialMechanism(50.0)
+    mechanism = samplers.ExponentialChoice(50.0)
     rows = mechanism.sample(jax.random.key(0), [[0.0, 9.0, 1.0], [9.0, 0.0, 1.0]], (4,))
     assert rows.tolist() == [[1, 0]] * 4
-    assert "epsilon = 0.0 must be > 0" in refusal(samplers.NoisyMax, 0.0)
-    assert "must be one number" in refusal(samplers.ExponentialMechanism, [1.0, 2.0])
-    assert "noise = 'cauchy' is not known" in refusal(samplers.NoisyMax, 1.0, "cauchy")
+    assert "epsilon = 0.0 must be > 0" in refusal(samplers.NoisyMaxChoice, 0.0)
+    assert "must be one number" in refusal(samplers.ExponentialChoice, [1.0, 2.0])
+    assert "noise = 'cauchy' is not known" in refusal(samplers.NoisyMaxChoice, 1.0, "cauchy")
     for bad in ([1.0, math.nan], [], 3.0):
         assert "utilities must be finite numbers" in refusal(mechanism.sample, jax.random.key(0), bad)
     assert "utilities is empty" in refusal(mechanism.sample_exact, [])
     assert "utilities[1] = inf must be finite" in refusal(mechanism.sample_exact, [0, math.inf])
-    assert "candidates = 0 must be" in refusal(samplers.NoisyMaxGaussian(1.0).privacy, 1e-5, 0)
+    assert "candidates = 0 must be" in refusal(samplers.GaussianNoisyMaxChoice(1.0).privacy, 1e-5, 0)
     assert ja.epsilon(ja.repeat(mechanism.privacy, 2), 0.0).upper == pytest.approx(100.0)
 
 
@@ -228,7 +232,7 @@ def test_batches_and_bad_choices():
 @pytest.mark.parametrize("monotone", [False, True])
 def test_utility_bound_holds_exactly_and_in_simulation(monotone):
     utilities = np.concatenate([np.full(3, 50.0), np.arange(0.0, 50.0, 0.5)])
-    mechanism = samplers.ExponentialMechanism(0.8, monotone=monotone)
+    mechanism = samplers.ExponentialChoice(0.8, monotone=monotone)
     law = mechanism.probabilities(utilities)
     draws = utilities[mechanism.sample(jax.random.key(4), utilities, (20_000,))]
     for beta in (0.5, 0.1, 0.01):
@@ -273,7 +277,7 @@ def law_of_sparse(values, threshold, above, reach):
 
 @pytest.mark.parametrize("sensitivity", [1, 2])
 def test_above_threshold_privacy_by_brute_force(sensitivity):
-    above = samplers.AboveThreshold(1.0, 2, sensitivity=sensitivity)
+    above = samplers.SparseVector(1.0, 2, sensitivity=sensitivity)
     values = np.array([0, 3, 1, 2])
     first = law_of_sparse(values, 2, above, 200)
     worst = 0.0
@@ -286,19 +290,19 @@ def test_above_threshold_privacy_by_brute_force(sensitivity):
 def test_above_threshold_follows_its_law():
     values, rng, stops = [0, 3, 1, 2], random.Random(7), []
     for _ in range(6000):
-        above = samplers.AboveThreshold(Fraction(3, 2), 2, rng=rng)
+        above = samplers.SparseVector(Fraction(3, 2), 2, rng=rng)
         stops.append(next((i for i, value in enumerate(values) if above.ask(value)), 4))
     assert fits(np.bincount(stops, minlength=5), law_of_sparse(values, 2, above, 200))
 
 
 def test_above_threshold_accuracy_holds_in_simulation():
     rng, queries, threshold = random.Random(8), 20, 1000
-    alpha = samplers.AboveThreshold(1.0, threshold, rng=rng).accuracy(0.2, queries)
+    alpha = samplers.SparseVector(1.0, threshold, rng=rng).accuracy(0.2, queries)
     textbook = 8 * (math.log(queries) + math.log(2 / 0.2))
     assert 0.5 * textbook < alpha < 1.1 * textbook
     wrong, runs = 0, 1500
     for _ in range(runs):
-        above = samplers.AboveThreshold(1.0, threshold, rng=rng)
+        above = samplers.SparseVector(1.0, threshold, rng=rng)
         low, high = threshold - alpha - 1, threshold + alpha + 1
         answers = [above.ask(low) for _ in range(queries - 1) if not above.halted]
         wrong += any(answers) or not above.ask(high)
@@ -308,11 +312,11 @@ def test_above_threshold_accuracy_holds_in_simulation():
 
 
 def test_above_threshold_stops_and_refuses():
-    above = samplers.AboveThreshold(5.0, 0, rng=random.Random(0))
+    above = samplers.SparseVector(5.0, 0, rng=random.Random(0))
     assert above.ask(1000) and above.halted
     assert "has halted" in refusal(above.ask, 0)
-    assert "value = 0.5 must be an integer" in refusal(samplers.AboveThreshold(1.0, 0).ask, 0.5)
-    assert "epsilon = -1 must be > 0" in refusal(samplers.AboveThreshold, -1, 0)
-    assert "sensitivity = 0 must be >= 1" in refusal(samplers.AboveThreshold, 1, 0, sensitivity=0)
+    assert "value = 0.5 must be an integer" in refusal(samplers.SparseVector(1.0, 0).ask, 0.5)
+    assert "epsilon = -1 must be > 0" in refusal(samplers.SparseVector, -1, 0)
+    assert "sensitivity = 0 must be >= 1" in refusal(samplers.SparseVector, 1, 0, sensitivity=0)
     assert "alpha = -1 must be >= 0" in refusal(above.failure, -1, 10)
     assert above.privacy == ja.PureDP(5.0)

@@ -1,17 +1,17 @@
 """Samplers with their guarantees: exact integer noise, private choice, and their utility bounds."""
 
-from jaxacct.samplers.choice import ExponentialMechanism, NoisyMax, NoisyMaxGaussian
+from jaxacct.samplers.choice import ExponentialChoice, GaussianNoisyMaxChoice, NoisyMaxChoice
 from jaxacct.samplers.integer import DiscreteGaussianNoise, DiscreteLaplaceNoise
-from jaxacct.samplers.sparse import AboveThreshold
+from jaxacct.samplers.sparse import SparseVector
 from jaxacct.samplers.utility import exponential_epsilon, exponential_error, exponential_failure
 
 __all__ = [
-    "AboveThreshold",
     "DiscreteGaussianNoise",
     "DiscreteLaplaceNoise",
-    "ExponentialMechanism",
-    "NoisyMax",
-    "NoisyMaxGaussian",
+    "ExponentialChoice",
+    "GaussianNoisyMaxChoice",
+    "NoisyMaxChoice",
+    "SparseVector",
     "exponential_epsilon",
     "exponential_error",
     "exponential_failure",

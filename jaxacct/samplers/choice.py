@@ -16,13 +16,13 @@ from jaxacct.mechanisms import ApproximateDP, Gaussian, PureDP
 from jaxacct.samplers.exact import bernoulli_exp, generator, rational
 from jaxacct.validation import DELTA, POSITIVE, InputError, check, choice
 
-__all__ = ["ExponentialMechanism", "NoisyMax", "NoisyMaxGaussian"]
+__all__ = ["ExponentialChoice", "GaussianNoisyMaxChoice", "NoisyMaxChoice"]
 
 NOISES = ("laplace", "exponential", "gumbel")
 
 
 @dataclass(frozen=True)
-class ExponentialMechanism:
+class ExponentialChoice:
     """Chooses candidate r with probability proportional to exp(epsilon u_r / (2 Delta)): epsilon-DP.
 
     Delta, the sensitivity, is the most that one record moves any single utility. With `monotone` (one record
@@ -35,7 +35,7 @@ class ExponentialMechanism:
 
     epsilon > 0; sensitivity > 0.  InputError otherwise.
 
-    >>> votes = ExponentialMechanism(epsilon=1.0, monotone=True)
+    >>> votes = ExponentialChoice(epsilon=1.0, monotone=True)
     >>> votes.probabilities([10, 9, 2]).round(4)
     array([7.309e-01, 2.689e-01, 2.000e-04])
     >>> votes.privacy
@@ -76,7 +76,7 @@ class ExponentialMechanism:
         `random.Random` is given. About k proposals at most on average for k candidates, and the running time
         depends on the utilities: do not let it be observed.
 
-        >>> ExponentialMechanism(epsilon=50.0).sample_exact([0, 3, 1])
+        >>> ExponentialChoice(epsilon=50.0).sample_exact([0, 3, 1])
         1
         """
         exact = [rational(f"utilities[{i}]", u, positive=False) for i, u in enumerate(utilities)]
@@ -92,15 +92,15 @@ class ExponentialMechanism:
 
 
 @dataclass(frozen=True)
-class NoisyMax:
+class NoisyMaxChoice:
     """Report-noisy-max: adds independent noise to every utility and releases the index of the largest.
 
     epsilon-DP with noise of scale 2 Delta / epsilon, or Delta / epsilon for monotone utilities, where the
     noise is "laplace", "exponential" (one-sided) or "gumbel" (then it is the exponential mechanism) [Dwork
     and Roth 2014, Claim 3.9; Ding et al. 2021]. Only the index may be released. Sampled in float64: private
-    up to rounding; ExponentialMechanism.sample_exact is exact.
+    up to rounding; ExponentialChoice.sample_exact is exact.
 
-    >>> NoisyMax(epsilon=1.0).scale, NoisyMax(epsilon=1.0, monotone=True).scale
+    >>> NoisyMaxChoice(epsilon=1.0).scale, NoisyMaxChoice(epsilon=1.0, monotone=True).scale
     (2.0, 1.0)
     """
 
@@ -129,10 +129,10 @@ class NoisyMax:
 
 
 @dataclass(frozen=True)
-class NoisyMaxGaussian:
+class GaussianNoisyMaxChoice:
     """Report-noisy-max with Gaussian noise of standard deviation `noise_multiplier` * sensitivity.
 
-    >>> NoisyMaxGaussian(noise_multiplier=10.0).privacy(1e-6, candidates=100).epsilon < 1.3
+    >>> GaussianNoisyMaxChoice(noise_multiplier=10.0).privacy(1e-6, candidates=100).epsilon < 1.3
     True
     """
 

@@ -11,10 +11,10 @@ from jaxacct.mechanisms import PureDP
 from jaxacct.samplers.exact import discrete_laplace, generator, rational, round_up, whole
 from jaxacct.validation import DELTA, InputError, check
 
-__all__ = ["AboveThreshold"]
+__all__ = ["SparseVector"]
 
 
-class AboveThreshold:
+class SparseVector:
     """Says for one integer query after another whether it is above a threshold, and stops at the first yes.
 
     epsilon-DP for the whole sequence of answers, however many and however adaptively chosen the queries
@@ -27,7 +27,7 @@ class AboveThreshold:
     one record moves any query.  rng : the system's random bits unless a `random.Random` is given.
 
     >>> import random
-    >>> svt = AboveThreshold(epsilon=2.0, threshold=100, rng=random.Random(1))
+    >>> svt = SparseVector(epsilon=2.0, threshold=100, rng=random.Random(1))
     >>> [svt.ask(count) for count in (3, 20, 500)], svt.halted
     ([False, False, True], True)
     >>> svt.privacy
@@ -53,7 +53,7 @@ class AboveThreshold:
     def ask(self, value: int) -> bool:
         """Whether the noisy value reaches the noisy threshold; after the first yes no more are answered."""
         if self.halted:
-            raise InputError("AboveThreshold has halted after its positive answer; start a new one, which costs again")
+            raise InputError("SparseVector has halted after its positive answer; start a new one, which costs again")
         self.halted = whole("value", value) + discrete_laplace(self.query_scale, self._rng) >= self._noisy
         return self.halted
 
@@ -75,7 +75,7 @@ class AboveThreshold:
 
         About 8 Delta (log queries + log(2/beta)) / epsilon [Dwork and Roth 2014, Theorem 3.24].
 
-        >>> AboveThreshold(1.0, 0).accuracy(0.05, queries=100)
+        >>> SparseVector(1.0, 0).accuracy(0.05, queries=100)
         60
         """
         target = float(check("beta", beta, DELTA))
