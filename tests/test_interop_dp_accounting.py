@@ -4,6 +4,7 @@ import doctest
 import math
 
 import dp_accounting as dpa
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting import dp_event, privacy_accountant_test
@@ -270,9 +271,54 @@ def test_gaussian_against_the_closed_form(relation, sensitivity):
     assert accountant.get_delta(math.inf) == 0.0
 
 
-def test_below_the_renyi_bound_that_rdp_privacy_accountant_test_states():
+# Of rdp_privacy_accountant_test.py: events whose exact epsilon is known, and its grid of single sampled steps.
+
+
+def test_below_the_renyi_bound_of_a_gaussian():
     accountant = CertifiedAccountant().compose(Gauss(4.530877117))  # (1, 1e-6)-DP by Renyi orders
     assert accountant.get_epsilon(1e-6) < 1.0 and accountant.get_delta(1.0) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "noise, buckets, epsilon",
+    [(0.3, 10, 3.1918471524802814), (0.05, 20, 5.942799375126701), (0.01, 3, 5.697093486505405)],
+)
+def test_randomized_responses_at_the_infinite_order(noise, buckets, epsilon):
+    accountant = CertifiedAccountant(REPLACE).compose(Response(noise, buckets))
+    assert epsilon * (1 - 1e-12) <= accountant.get_epsilon(0.0) <= epsilon * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("epsilon, count", [(0.01, 1), (1.0, 1), (100.0, 1), (1.0, 100)])
+def test_laplace_at_the_infinite_order(epsilon, count):
+    accountant = CertifiedAccountant().compose(Repeat(Laplace(1 / epsilon), count))
+    assert accountant.get_epsilon(0.0) == pytest.approx(epsilon * count, rel=1e-12)
+
+
+def exact_delta(q, sigma, epsilon):
+    """delta(epsilon) of one sampled Gaussian step, both directions, in 60 digits."""
+    with mpmath.workdps(60):
+        q, s, e = mpmath.mpf(q), mpmath.mpf(sigma), mpmath.exp(epsilon)
+        cdf = lambda x: mpmath.ncdf(x / s)
+        at = s**2 * mpmath.log((e - 1 + q) / q) + mpmath.mpf(1) / 2
+        remove = q * cdf(1 - at) + (1 - q - e) * cdf(-at)
+        if 1 / e <= 1 - q:
+            return float(remove)
+        at = s**2 * mpmath.log((1 / e - 1 + q) / q) + mpmath.mpf(1) / 2
+        return float(max(remove, cdf(at) - e * ((1 - q) * cdf(at) + q * cdf(at - 1))))
+
+
+@pytest.mark.parametrize("sigma", [0.1, 1.0, 10.0, 100.0])
+def test_the_grid_of_single_sampled_steps(sigma):
+    for q in (0.01, 0.1, 0.8, 1.0):
+        event = Poisson(q, Gauss(sigma))
+        ours = CertifiedAccountant().compose(event)
+        renyi = dpa.rdp.RdpAccountant(range(2, 50)).compose(event)
+        for delta in (0.99, 0.9, 0.1, 0.01, 1e-3, 1e-5, 1e-9, 1e-12):
+            epsilon = ours.get_epsilon(delta)
+            assert epsilon <= renyi.get_epsilon(delta)
+            assert exact_delta(q, sigma, epsilon) <= delta * (1 + 1e-12)
+            assert epsilon == 0.0 or exact_delta(q, sigma, epsilon * (1 - 1e-6)) >= delta * (1 - 1e-9)
+            assert ours.get_delta(epsilon) <= delta * (1 + 1e-6)
 
 
 def bracket(sigma, q, steps, delta):
