@@ -41,9 +41,9 @@ def main(arguments=None):
     small = candidates(universe, size)
     queries = generator.integers(0, 2, (args.queries, universe))
     print(f"{len(small)} databases of {size} records over {universe}; {args.queries} queries, epsilon {args.epsilon}")
+    law = generator.dirichlet(np.full(universe, 0.3))
     columns = {"best": [], "95 % of runs": [], "theorem": [], "noisy answers, 95 %": []}
     for n in args.records:
-        law = generator.dirichlet(np.full(universe, 0.3))
         data = generator.multinomial(n, law) / n
         errors = np.abs((small - data) @ queries.T).max(axis=1)
         mechanism = samplers.ExponentialChoice(args.epsilon, sensitivity=1 / n)
