@@ -164,8 +164,9 @@ def bracket_epsilon(
         largest = largest_loss(parts)
         # what is left of delta is 0, or lost in the rounding of the mass at infinity
         edge = ~live & ~at_infinity
-        low = np.where(edge, np.where(exact_zero, largest, 0.0), low)
-        mid, high = (np.where(edge, np.where(bounded, largest, np.inf), x) for x in (mid, high))
+        low = np.where(edge, np.where(exact_zero, largest * (1.0 - 32.0 * UNIT), 0.0), low)
+        mid = np.where(edge, np.where(bounded, largest, np.inf), mid)
+        high = np.where(edge, np.where(bounded, largest * (1.0 + 32.0 * UNIT), np.inf), high)
         low, mid, high = (np.where(at_infinity, np.inf, x) for x in (low, mid, high))
         nothing = absent(parts)
         low, mid, high = (np.where(nothing, 0.0, x) for x in (low, mid, high))

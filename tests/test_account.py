@@ -44,6 +44,21 @@ def test_laplace_closed_form(scale, eps):
     assert contains(bounds, truth, 1e-9) and bounds.upper <= truth * (1 + 1e-3) + 1e-12
 
 
+@pytest.mark.parametrize("rate", [1.0, 1 - 1e-12, 0.3])
+@pytest.mark.parametrize("inverse_scale", [0.1, 20.0, 35.0, 38.0, 1000.0])
+def test_largest_loss_of_little_laplace_noise(inverse_scale, rate):
+    """epsilon(0) is log(1 - q + q e^{1/b}) for remove and -log(1 - q + q e^{-1/b}) for add."""
+    step = ja.PoissonSampled(ja.Laplace(1 / inverse_scale), rate)
+    with mpmath.workdps(60):
+        loss, q = 1 / mpmath.mpf(step.mechanism.scale), mpmath.mpf(rate)
+        exact = {
+            "remove_one": mpmath.log(1 - q + q * mpmath.exp(loss)),
+            "add_one": -mpmath.log(1 - q + q * mpmath.exp(-loss)),
+        }
+        for relation, truth in exact.items():
+            assert ja.epsilon(step, 0.0, relation=relation).upper == pytest.approx(float(truth), rel=1e-14)
+
+
 def test_laplace_composition_against_brute_force():
     """Three Laplace losses convolved on a fine independent grid, from both sides."""
     scale, eps, count = 1.5, 0.8, 40_001

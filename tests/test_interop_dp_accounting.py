@@ -1,0 +1,404 @@
+"""DpEvents in and out, and the accountant against dp_accounting's own tests, tables and accountants."""
+
+import doctest
+import math
+
+import dp_accounting as dpa
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting import dp_event, privacy_accountant_test
+from dp_accounting.pld import privacy_loss_distribution as pld
+from helpers import refusal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+import jaxacct as ja
+from jaxacct import interop
+from jaxacct.interop import accountant as accountant_module
+from jaxacct.interop import dp_events
+from jaxacct.interop.accountant import CertifiedAccountant
+
+ADD_OR_REMOVE, REPLACE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE, dpa.NeighboringRelation.REPLACE_ONE
+SPECIAL = dpa.NeighboringRelation.REPLACE_SPECIAL
+Gauss, Laplace, Poisson = dpa.GaussianDpEvent, dpa.LaplaceDpEvent, dpa.PoissonSampledDpEvent
+Repeat, Compose, Response = dpa.SelfComposedDpEvent, dpa.ComposedDpEvent, dpa.RandomizedResponseDpEvent
+
+
+@pytest.mark.parametrize("module", [accountant_module, dp_events])
+def test_doctests(module):
+    result = doctest.testmod(module)
+    assert result.attempted > 0 and result.failed == 0
+
+
+# Conversion
+
+positive = st.floats(0.01, 100.0)
+steps = st.one_of(positive.map(ja.Gaussian), positive.map(ja.Laplace), st.just(ja.PureDP(0.0)))
+steps = steps | st.builds(ja.PoissonSampled, steps, st.floats(0.0, 1.0))
+mechanisms = st.recursive(
+    steps,
+    lambda inner: (
+        st.builds(ja.repeat, inner, st.integers(1, 2**53))
+        | st.lists(inner, min_size=1, max_size=3).map(lambda m: ja.compose(*m))
+    ),
+    max_leaves=6,
+)
+
+
+@given(mechanisms)
+@settings(max_examples=60, deadline=None)
+def test_round_trip(mechanism):
+    event = interop.to_dp_event(mechanism)
+    assert isinstance(event, dpa.DpEvent) and interop.supports(event)
+    assert interop.from_dp_event(event) == mechanism
+
+
+@given(st.floats(0.0, 1.0), st.integers(2, 100))
+@settings(max_examples=200, deadline=None)
+def test_randomized_response_never_understates_the_loss(noise, k):
+    from fractions import Fraction
+
+    exact = 1 - Fraction(noise) * Fraction(k - 1, k)
+    event = Response(noise, k)
+    if not interop.supports(event):
+        assert exact > 1 - 2**-53
+        return
+    mechanism = interop.from_dp_event(event)
+    assert exact <= Fraction(mechanism.probability) < exact + Fraction(1, 2**52)
+    back = interop.to_dp_event(mechanism) if exact * k >= 1 else event
+    assert Fraction(back.noise_parameter) <= Fraction(noise) and back.num_buckets == k
+
+
+def test_what_is_not_equal_but_the_same():
+    assert interop.from_dp_event(Compose([])) == ja.PureDP(0.0)
+    assert interop.from_dp_event(Response(0.0, 1)) == ja.PureDP(0.0)
+    assert interop.from_dp_event(Poisson(0.0, Gauss(0.0))).sampling_probability == 0.0
+    assert interop.from_dp_event(Gauss(np.float32(1.5))) == ja.Gaussian(1.5)
+    assert interop.from_dp_event(Repeat(Gauss(1), np.int64(3))) == ja.repeat(ja.Gaussian(1.0), 3)
+
+
+def test_mechanisms_without_an_event_are_refused():
+    assert "batch of shape (2,) has no DpEvent" in refusal(interop.to_dp_event, ja.Gaussian([1.0, 2.0]))
+    assert "PureDP has no DpEvent" in refusal(interop.to_dp_event, ja.compose(ja.PureDP(0.1), ja.Gaussian(1.0)))
+    assert "ApproximateDP has no DpEvent" in refusal(interop.to_dp_event, ja.ApproximateDP(0.1, 1e-5))
+    assert "must be >= 1/2" in refusal(interop.to_dp_event, ja.RandomizedResponse(0.4))
+    assert "is not a mechanism" in refusal(interop.to_dp_event, Gauss(1.0))
+
+
+class Unknown(dpa.GaussianDpEvent):
+    """A user's class may mean anything, so it is not taken for its base."""
+
+
+class Trap(float):
+    def __float__(self):
+        raise AssertionError("executed")
+
+
+def cycle(through):
+    inner = Compose([])
+    inner.events.append(through(inner))
+    return inner
+
+
+def chain(levels):
+    event = Gauss(1.0)
+    for _ in range(levels):
+        event = Repeat(event, 1)
+    return event
+
+
+def doubled(levels):
+    event = Gauss(1.0)
+    for _ in range(levels):
+        event = Compose([event, event])
+    return event
+
+
+def endless():
+    while True:
+        yield Gauss(1.0)
+
+
+HOSTILE = {
+    "not an event": ("GaussianDpEvent", "str is not supported"),
+    "none": (None, "NoneType is not supported"),
+    "a class": (Gauss, "type is not supported"),
+    "a mechanism": (ja.Gaussian(1.0), "Gaussian is not supported"),
+    "unsupported": (dpa.UnsupportedDpEvent(), "UnsupportedDpEvent is not supported"),
+    "subclass": (Unknown(1.0), "Unknown is not supported"),
+    "tree aggregation": (dpa.SingleEpochTreeAggregationDpEvent(1.0, 4), "is not supported"),
+    "fixed size": (dpa.SampledWithoutReplacementDpEvent(10, 2, Gauss(1.0)), "is not supported"),
+    "with replacement": (dpa.SampledWithReplacementDpEvent(10, 2, Gauss(1.0)), "is not supported"),
+    "non-private": (dpa.NonPrivateDpEvent(), "has a part without noise and no finite epsilon"),
+    "no noise": (Compose([Gauss(1.0), Laplace(0)]), "has a part without noise and no finite epsilon"),
+    "NaN noise": (Gauss(math.nan), "event: noise_multiplier = nan must be finite and > 0"),
+    "infinite noise": (Laplace(math.inf), "event: scale = inf must be finite and > 0"),
+    "negative noise": (Compose([Gauss(1.0), Gauss(-1.0)]), "events[1]: noise_multiplier = -1.0 must be > 0"),
+    "text for noise": (Gauss("1.0"), "noise_multiplier must be a number, not str"),
+    "boolean noise": (Gauss(True), "noise_multiplier must be a number, not bool"),
+    "array noise": (Gauss(np.ones(3)), "noise_multiplier must be a number, not ndarray"),
+    "no value": (Gauss(None), "noise_multiplier must be a number, not NoneType"),
+    "float that runs code": (Gauss(Trap(1.0)), "noise_multiplier must be a number, not Trap"),
+    "rate above 1": (Poisson(1.5, Gauss(1.0)), "sampling_probability = 1.5 must be >= 0 and <= 1"),
+    "NaN rate": (Poisson(math.nan, Gauss(1.0)), "sampling_probability = nan must be finite"),
+    "rate above 1 without noise": (Poisson(1.5, Gauss(0.0)), "sampling_probability = 1.5 must be"),
+    "sampled repetition": (Poisson(0.1, Repeat(Gauss(1.0), 2)), "PoissonSampledDpEvent of SelfComposedDpEvent"),
+    "sampled composition": (Poisson(0.1, Compose([Gauss(1.0)])), "PoissonSampledDpEvent of ComposedDpEvent"),
+    "sampled responses": (Poisson(0.1, Response(0.5, 2)), "PoissonSampledDpEvent of RandomizedResponseDpEvent"),
+    "count 0": (Repeat(Gauss(1.0), 0), "event: count = 0 must be an integer >= 1"),
+    "count -1 without noise": (Repeat(Gauss(1.0), -1), "event: count = -1 must be an integer >= 1"),
+    "half a count": (Repeat(Gauss(1.0), 0.5), "event: count = 0.5 must be an integer"),
+    "NaN count": (Repeat(Gauss(1.0), math.nan), "event: count = nan must be"),
+    "huge count": (Repeat(Gauss(1.0), 10**400), "event: count = inf must be"),
+    "text for events": (Compose("Gaussian"), "events must be a list of events, not str"),
+    "no events": (Compose(None), "events must be a list of events, not NoneType"),
+    "endless events": (Compose(endless()), "events must be a list of events, not generator"),
+    "number among events": (Compose([Gauss(1.0), 3]), "events[1]: int is not supported"),
+    "noise parameter above 1": (Response(1.5, 2), "noise_parameter = 1.5 must be between 0 and 1"),
+    "NaN noise parameter": (Response(math.nan, 2), "noise_parameter = nan must be between 0 and 1"),
+    "no buckets": (Response(0.5, 0), "num_buckets = 0 must be a whole number"),
+    "half a bucket": (Response(0.5, 2.5), "num_buckets = 2.5 must be a whole number"),
+    "huge buckets": (Response(0.5, 10**40), "must be a whole number from 1 to 2**53"),
+    "deep": (chain(5000), "nested more than 64 deep"),
+    "cycle": (cycle(lambda inner: inner), "nested more than 64 deep, or in a cycle"),
+    "cycle through a repetition": (cycle(lambda inner: Repeat(inner, 2)), "nested more than 64 deep, or in a cycle"),
+    "shared events that double": (doubled(60), "more than 10000 events"),
+    "many": (Compose([Gauss(1.0)] * 10_001), "more than 10000 events"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_trees_are_refused_in_one_line(case):
+    event, expected = HOSTILE[case]
+    message = refusal(interop.from_dp_event, event)
+    assert expected in message and len(message) < 400
+    assert not interop.supports(event)
+    if isinstance(event, dpa.DpEvent) and "without noise and no finite" not in expected:
+        accountant = CertifiedAccountant()
+        assert not accountant.supports(event)
+        assert expected in refusal(accountant.compose, event, error=dpa.UnsupportedEventError)
+        assert accountant.get_epsilon(0.0) == 0.0 and isinstance(accountant.ledger, dpa.NoOpDpEvent)
+
+
+# The accountant
+
+
+class TestContract(privacy_accountant_test.PrivacyAccountantTest):
+    """dp_accounting's own abstract test of what every PrivacyAccountant must do."""
+
+    def _make_test_accountants(self):
+        return [CertifiedAccountant(), CertifiedAccountant(ADD_OR_REMOVE), CertifiedAccountant(REPLACE)]
+
+
+# Events, epsilons, deltas and tolerances of dp_accounting 0.6.0's pld_privacy_accountant_test.py:
+# (events with counts, relation, epsilon, delta, tolerance in delta, tolerance in epsilon).
+PUBLISHED = {
+    "gaussian": ([(Gauss(math.sqrt(3)), 1), (Gauss(math.sqrt(3)), 2)], ADD_OR_REMOVE, 1, 0.126936, 1e-3, 1e-3),
+    "laplace": ([(Laplace(1), 3), (Laplace(2), 2)], ADD_OR_REMOVE, 4, 1e-14, 1e-6, 1e-6),
+    "sampled laplace": ([(Poisson(0.2, Laplace(0.5)), 3)], ADD_OR_REMOVE, 2.46964, 1e-14, 1e-6, 1e-3),
+    "sampled": (
+        [(Poisson(0.2, Gauss(0.5)), 1), (Repeat(Poisson(0.2, Gauss(0.5)), 2), 1)],
+        ADD_OR_REMOVE,
+        1,
+        0.15594,
+        1e-3,
+        1e-3,
+    ),
+    "responses": ([(Response(4 / (3 + math.exp(1)), 4), 1)], REPLACE, 1.0, 0.0, 1e-7, 1e-7),
+}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case == "sampled")) for case in PUBLISHED]
+)
+def test_published_tables(case):
+    events, relation, epsilon, delta, delta_tolerance, epsilon_tolerance = PUBLISHED[case]
+    accountant = CertifiedAccountant(relation)
+    for event, count in events:
+        assert accountant.supports(event) and accountant.compose(event, count) is accountant
+    assert accountant.get_delta(epsilon) == pytest.approx(delta, abs=delta_tolerance)
+    assert accountant.get_epsilon(delta) == pytest.approx(epsilon, abs=epsilon_tolerance)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Gauss(0),
+        Laplace(0),
+        Poisson(0.1, Gauss(0)),
+        Poisson(0.1, Laplace(0)),
+        Compose([Gauss(1.0), dpa.NonPrivateDpEvent()]),
+    ],
+    ids=repr,
+)
+def test_events_without_noise_have_infinite_epsilon(event):
+    accountant = CertifiedAccountant().compose(event).compose(Gauss(1.0))
+    assert accountant.get_delta(1.0) == accountant.get_delta(math.inf) == 1.0
+    assert accountant.get_epsilon(0.01) == accountant.get_epsilon(1.0) == math.inf
+    assert "without noise" in refusal(lambda: accountant.mechanism)
+
+
+@pytest.mark.parametrize("base", [Gauss(1), Laplace(1), Gauss(0), Laplace(0)], ids=repr)
+def test_events_sampled_at_rate_zero_leak_nothing(base):
+    accountant = CertifiedAccountant().compose(Poisson(0, base))
+    assert accountant.get_delta(0) == accountant.get_epsilon(0) == accountant.get_epsilon(1e-10) == 0
+
+
+def test_relations():
+    assert CertifiedAccountant().neighboring_relation is ADD_OR_REMOVE
+    assert not CertifiedAccountant().supports(Response(0.1, 3)) and CertifiedAccountant(REPLACE).supports(
+        Response(0.1, 3)
+    )
+    assert "must be REPLACE_ONE" in refusal(
+        CertifiedAccountant().compose, Response(0.1, 3), error=dpa.UnsupportedEventError
+    )
+    assert not CertifiedAccountant(REPLACE).supports(Compose([Gauss(1.0), Poisson(0.1, Gauss(1.0))]))
+    assert CertifiedAccountant(REPLACE).supports(Poisson(1.0, Gauss(1.0)))
+    assert "REPLACE_SPECIAL" in refusal(CertifiedAccountant, SPECIAL)
+
+
+@pytest.mark.parametrize("relation, sensitivity", [(ADD_OR_REMOVE, 1.0), (REPLACE, 2.0)])
+def test_gaussian_against_the_closed_form(relation, sensitivity):
+    accountant = CertifiedAccountant(relation).compose(Gauss(10.0), 16).compose(Compose([Gauss(5.0), Gauss(20.0)]))
+    mu = sensitivity * math.sqrt(16 / 100 + 1 / 25 + 1 / 400)
+    for epsilon in (0.1, 1.0, 3.0):
+        exact = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+        assert exact * (1 - 1e-12) <= accountant.get_delta(epsilon) <= exact * (1 + 1e-6)
+        assert epsilon * (1 - 1e-12) <= accountant.get_epsilon(exact) <= epsilon * (1 + 1e-6)
+    assert accountant.get_epsilon(0.0) == math.inf and accountant.get_epsilon(1.0) == 0.0
+    assert accountant.get_delta(math.inf) == 0.0
+
+
+# Of rdp_privacy_accountant_test.py: events whose exact epsilon is known, and its grid of single sampled steps.
+
+
+def test_below_the_renyi_bound_of_a_gaussian():
+    accountant = CertifiedAccountant().compose(Gauss(4.530877117))  # (1, 1e-6)-DP by Renyi orders
+    assert accountant.get_epsilon(1e-6) < 1.0 and accountant.get_delta(1.0) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "noise, buckets, epsilon",
+    [(0.3, 10, 3.1918471524802814), (0.05, 20, 5.942799375126701), (0.01, 3, 5.697093486505405)],
+)
+def test_randomized_responses_at_the_infinite_order(noise, buckets, epsilon):
+    accountant = CertifiedAccountant(REPLACE).compose(Response(noise, buckets))
+    assert epsilon * (1 - 1e-12) <= accountant.get_epsilon(0.0) <= epsilon * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("epsilon, count", [(0.01, 1), (1.0, 1), (100.0, 1), (1.0, 100)])
+def test_laplace_at_the_infinite_order(epsilon, count):
+    accountant = CertifiedAccountant().compose(Repeat(Laplace(1 / epsilon), count))
+    assert accountant.get_epsilon(0.0) == pytest.approx(epsilon * count, rel=1e-12)
+
+
+def exact_delta(q, sigma, epsilon):
+    """delta(epsilon) of one sampled Gaussian step, both directions, in 60 digits."""
+    with mpmath.workdps(60):
+        q, s, e = mpmath.mpf(q), mpmath.mpf(sigma), mpmath.exp(epsilon)
+        cdf = lambda x: mpmath.ncdf(x / s)
+        at = s**2 * mpmath.log((e - 1 + q) / q) + mpmath.mpf(1) / 2
+        remove = q * cdf(1 - at) + (1 - q - e) * cdf(-at)
+        if 1 / e <= 1 - q:
+            return float(remove)
+        at = s**2 * mpmath.log((1 / e - 1 + q) / q) + mpmath.mpf(1) / 2
+        return float(max(remove, cdf(at) - e * ((1 - q) * cdf(at) + q * cdf(at - 1))))
+
+
+@pytest.mark.parametrize("sigma", [0.1, 1.0, 10.0, 100.0])
+def test_the_grid_of_single_sampled_steps(sigma):
+    for q in (0.01, 0.1, 0.8, 1.0):
+        event = Poisson(q, Gauss(sigma))
+        ours = CertifiedAccountant().compose(event)
+        renyi = dpa.rdp.RdpAccountant(range(2, 50)).compose(event)
+        for delta in (0.99, 0.9, 0.1, 0.01, 1e-3, 1e-5, 1e-9, 1e-12):
+            epsilon = ours.get_epsilon(delta)
+            assert epsilon <= renyi.get_epsilon(delta)
+            assert exact_delta(q, sigma, epsilon) <= delta * (1 + 1e-12)
+            assert epsilon == 0.0 or exact_delta(q, sigma, epsilon * (1 - 1e-6)) >= delta * (1 - 1e-9)
+            assert ours.get_delta(epsilon) <= delta * (1 + 1e-6)
+
+
+def bracket(sigma, q, steps, delta):
+    """dp_accounting's optimistic and pessimistic epsilon of the sampled Gaussian."""
+    kinds = (False, True)
+    laws = [pld.from_gaussian_mechanism(sigma, pessimistic_estimate=kind, sampling_prob=q) for kind in kinds]
+    return [law.self_compose(steps).get_epsilon_for_delta(delta) for law in laws]
+
+
+@pytest.mark.parametrize(
+    "sigma, q, steps, delta",
+    [(1.0, 0.01, 1000, 1e-5), (0.8, 0.05, 200, 1e-6), (2.0, 0.2, 100, 1e-8)],
+)
+def test_sampled_gaussian_lies_within_dp_accounting_s_bracket(sigma, q, steps, delta):
+    event = Repeat(Poisson(q, Gauss(sigma)), steps)
+    low, high = bracket(sigma, q, steps, delta)
+    ours = CertifiedAccountant().compose(event).get_epsilon(delta)
+    assert low <= ours <= high * (1 + 1e-9) and high < low * 1.2
+    renyi = dpa.rdp.RdpAccountant().compose(event).get_epsilon(delta)
+    assert ours < renyi
+
+
+def test_counts_add_up_however_they_are_given():
+    step = Poisson(0.05, Gauss(1.0))
+    once = CertifiedAccountant().compose(step, 6)
+    ways = [
+        CertifiedAccountant().compose(Repeat(step, 2), 3),
+        CertifiedAccountant().compose(Compose([step] * 6)),
+        CertifiedAccountant()
+        .compose(step)
+        .compose(Compose([Repeat(step, 2), step, dpa.NoOpDpEvent()]))
+        .compose(step, 2),
+    ]
+    for way in ways:
+        assert way.mechanism == once.mechanism == ja.compose(ja.dp_sgd(1.0, 0.05, 6))
+    assert not CertifiedAccountant().supports(Repeat(Repeat(step, 2**52), 3))
+    assert "2**53" in refusal(once.compose, step, 2**53, error=dpa.UnsupportedEventError)
+    assert once.ledger == Repeat(step, 6)
+    for count in (0, -1):
+        assert refusal(once.compose, step, count, error=ValueError)
+    assert refusal(once.compose, "step", error=TypeError)
+
+
+def test_targets_out_of_range_are_refused():
+    accountant = CertifiedAccountant().compose(Gauss(1.0))
+    assert "target_delta = 1.5 must be" in refusal(accountant.get_epsilon, 1.5)
+    assert "target_delta = nan must be" in refusal(accountant.get_epsilon, math.nan)
+    assert "target_epsilon = -1.0 must be" in refusal(accountant.get_delta, -1.0)
+    assert accountant.mechanism == ja.compose(ja.Gaussian(1.0))
+
+
+def test_calibrate_dp_mechanism():
+    def event(sigma):
+        return Repeat(Poisson(0.01, Gauss(sigma)), 1000)
+
+    sigma = dpa.calibrate_dp_mechanism(
+        CertifiedAccountant, event, 2.0, 1e-5, dpa.ExplicitBracketInterval(0.5, 2.0), tol=1e-4
+    )
+    assert CertifiedAccountant().compose(event(sigma)).get_epsilon(1e-5) <= 2.0
+    least = float(ja.calibrate_noise_multiplier(2.0, 1e-5, 0.01, 1000).value)
+    assert least - 1e-4 <= sigma <= least + 2e-4
+    theirs = dpa.calibrate_dp_mechanism(
+        dpa.pld.PLDAccountant, event, 2.0, 1e-5, dpa.ExplicitBracketInterval(0.5, 2.0), tol=1e-3
+    )
+    assert sigma <= theirs + 1e-3
+
+
+def test_calibrate_a_count():
+    count = dpa.calibrate_dp_mechanism(
+        CertifiedAccountant,
+        lambda n: Repeat(Gauss(10.0), n) if n else dpa.NoOpDpEvent(),
+        1.0,
+        1e-5,
+        discrete=True,
+    )
+    spent = [CertifiedAccountant().compose(Gauss(10.0), n).get_epsilon(1e-5) for n in (count, count + 1)]
+    assert spent[0] <= 1.0 < spent[1]
+
+
+def test_names_come_from_the_package():
+    assert interop.CertifiedAccountant is CertifiedAccountant and dp_event.DpEvent is dpa.DpEvent
+    with pytest.raises(AttributeError):
+        _ = interop.nothing
