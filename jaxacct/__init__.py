@@ -29,6 +29,7 @@ _HOMES = {
         "dp_sgd",
         "repeat",
     ),
+    "representations.profile": ("PrivacyProfile", "profile"),
     "sweep": ("sweep",),
     "validation": ("InputError",),
 }

@@ -30,7 +30,7 @@ RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one")
 DIRECTIONS = ("remove", "add")
 """The two directions of a dominating pair: P with the record (remove) or without it (add)."""
 
-M = TypeVar("M", bound="Mechanism")
+M = TypeVar("M")
 
 
 class Mechanism(ABC):
