@@ -34,7 +34,7 @@ def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyon
     upper = np.max(_cells(x, low, high, s, steepest), axis=-1)
     if beyond is not None:
         last = (low[-1] - high[-2]) / (x[-1] - x[-2])
-        with np.errstate(divide="ignore"):
+        with np.errstate(all="ignore"):
             share = np.where(-last > s, s / max(-last, 1e-300), 1.0) if last < 0 else np.ones_like(s)
         tail = 1.0 - share * low[-1] - (1.0 - share) * beyond - s * x[-1] + 16.0 * UNIT * (1.0 + s * x[-1])
         upper = np.maximum(upper, tail[..., 0])
@@ -55,14 +55,13 @@ def _cells(x, low, high, s, steepest: float) -> np.ndarray:
     known = np.isfinite(steepest)
     from_left = np.concatenate([[-steepest if known else 0.0], chord_low[:-1]])
     from_right = np.concatenate([chord_high[1:], [0.0]])
-    foot = low[:-1].copy()
-    if not known:
-        foot[0] = low[1]
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         share = np.where(from_right > from_left, (s + from_right) / (from_right - from_left), 1.0)
     share = np.clip(np.nan_to_num(share, nan=1.0), 0.0, 1.0)
-    at_left = share * foot + (1.0 - share) * (low[1:] - from_right * width)
-    at_right = share * (foot + from_left * width) + (1.0 - share) * low[1:]
+    if not known:
+        share[..., 0] = 0.0
+    at_left = share * low[:-1] + (1.0 - share) * (low[1:] - from_right * width)
+    at_right = share * (low[:-1] + from_left * width) + (1.0 - share) * low[1:]
     ratio = np.concatenate([[1.0], width[1:] / width[:-1]])
     back = np.concatenate([width[:-1] / width[1:], [1.0]])
     size = 4.0 + s * x[1:] + ratio + back + np.abs(from_left * width) + np.abs(from_right * width)
