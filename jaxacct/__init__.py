@@ -30,6 +30,7 @@ _HOMES = {
         "repeat",
     ),
     "representations.profile": ("PrivacyProfile", "profile"),
+    "representations.rdp": ("rdp_delta", "rdp_epsilon"),
     "sweep": ("sweep",),
     "validation": ("InputError",),
 }

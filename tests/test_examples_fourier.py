@@ -7,6 +7,9 @@ import sys
 import numpy as np
 import pytest
 
+import jaxacct as ja
+from jaxacct.representations import renyi_divergence
+
 FOLDER = pathlib.Path(__file__).parents[1] / "examples" / "zhu_dong_wang_2022"
 
 
@@ -37,6 +40,10 @@ def figure(monkeypatch, tmp_path, capsys):
 def test_figure1(figure):
     c = figure("figure1")
     assert (c["Renyi to f"] <= np.minimum(c["Gaussian"], c["randomised response"]) + 1e-9).all()
+    # the touch, and that randomised response does have this Rényi bound
+    assert np.max(c["Renyi to f"] / c["randomised response"]) == pytest.approx(1.0, abs=1e-6)
+    orders = np.geomspace(0.5, 50.0, 40)
+    assert (renyi_divergence(ja.PureDP(2 * np.arccosh(np.exp(0.25))), orders).lower <= orders).all()
     assert (c["Renyi to (eps, delta) to f"] <= c["Renyi to f"] + 5e-3).all()
     np.testing.assert_allclose(c["response by its profile"], c["randomised response"], atol=2e-3)
 

@@ -1,8 +1,10 @@
 """Figure 1: a Rényi guarantee does not pin the trade-off function down.
 
-Randomised response with ratio e^eps0 is (eps0^2/2)-zCDP, so it has the Rényi bound of the Gaussian mechanism with
-mu = eps0.  The best conversion of that bound cannot lie above either trade-off function.  The text of the paper has
-lost the parameter; appendix B speaks of 1-zCDP, so rho = 1 is chosen: eps0 = mu = sqrt(2).
+Randomised response with ratio e^eps0 has R_alpha <= rho alpha for every alpha >= 1/2 when rho = 4 log cosh(eps0/2),
+attained at alpha = 1/2; the Gaussian mechanism with mu^2 = 2 rho has R_alpha = rho alpha.  So no conversion of that
+bound can lie above either trade-off function, and the one by two-point constraints touches randomised response at its
+corner: there it cannot be improved.  The text of the paper has lost the parameter; its appendix B speaks of 1-zCDP,
+so rho = 1 is chosen, with eps0 = 2 arccosh(e^{rho/4}).
 """
 
 import numpy as np
@@ -24,16 +26,17 @@ RHO = 1.0
 
 
 def numbers(small: bool) -> dict[str, np.ndarray]:
-    fpr = np.linspace(0.01, 0.99, 9 if small else 99)
-    orders = np.concatenate([[0.55, 0.7, 0.85, 1.0], np.geomspace(1.05, 100.0, 20 if small else 120)])
+    ratio, mu = 2.0 * np.arccosh(np.exp(RHO / 4.0)), np.sqrt(2.0 * RHO)
+    corner = 1.0 / (1.0 + np.exp(ratio))
+    fpr = np.sort(np.append(np.linspace(0.01, 0.99, 9 if small else 99), corner))
+    orders = np.concatenate([[0.5, 0.55, 0.7, 0.85, 1.0], np.geomspace(1.05, 100.0, 20 if small else 120)])
     values = renyi_from_zcdp(RHO, orders)
-    ratio = np.sqrt(2.0 * RHO)
     deltas = np.geomspace(1e-6, 0.9, 15 if small else 80)
     eps = epsilon_from_renyi(orders, values, deltas).upper
     response = np.linspace(0.0, ratio, 30)
     return {
         "false positive rate": fpr,
-        "Gaussian": tradeoff_from_gdp(ratio, fpr).estimate,
+        "Gaussian": tradeoff_from_gdp(mu, fpr).estimate,
         "randomised response": tradeoff_from_approximate_dp(ratio, 0.0, fpr).estimate,
         "Renyi to f": tradeoff_from_renyi(orders, values, fpr).lower,
         "Renyi to (eps, delta) to f": tradeoff_from_profile(eps, deltas, fpr).lower,

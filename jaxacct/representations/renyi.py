@@ -95,8 +95,9 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
     if at_one.any():
         below = log_moments(parts.take(at_one), np.full(int(at_one.sum()), -NEAR_ONE))
         low[at_one] = below.high / -NEAR_ONE
-    # the order is a float64, so that order - 1 is exact, but for the rounding of orders near 0
-    low, high = low - 4.0 * _UNIT * np.abs(low), high + 4.0 * _UNIT * np.abs(high)
+    # order - 1 is rounded for orders near 0, where the divergence is proportional to the order
+    slack = 4.0 * _UNIT * (1.0 + 1.0 / order)
+    low, high = low - slack * np.abs(low), high + slack * np.abs(high)
     infinite = (parts.log_survival < 0) & (order >= 1.0)
     return Interval(np.where(infinite, np.inf, low), np.where(infinite, np.inf, high))
 
