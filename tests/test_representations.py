@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import jaxacct as ja
-from jaxacct.mechanisms import components
+from jaxacct.mechanisms import Components, components
 from jaxacct.representations.conjugate import conjugate
 from jaxacct.representations.moments import log_moments
 from jaxacct.representations.renyi import renyi_divergence, zero_concentrated
@@ -56,6 +56,12 @@ def test_sampled_gaussian_moments(sigma, q, direction):
         truth = gaussian_moment(sigma, q, c + 1 if direction == "remove" else -c)
         assert low[0] <= truth <= high[0]
         assert high[0] - low[0] <= 1e-6 * abs(float(truth))
+
+
+def test_every_kind_of_part_has_its_moment():
+    # a kind of part that is added to Components must also be added to moments, renyi, characteristic and profile
+    kinds = {name.split("_")[0] for name in Components._fields}
+    assert kinds == {"sign", "mu2", "gauss", "laplace", "finite", "log"}
 
 
 @pytest.mark.parametrize("scale,q", [(1.0, 1.0), (0.2, 1.0), (0.5, 0.1), (5.0, 0.9)])
@@ -184,6 +190,19 @@ def test_tradeoff_of_a_single_sampled_gaussian():
     assert contains(ja.profile(step, "add_one").tradeoff(RATES[1:-1]), added[1:-1], 1e-8)
     together = ja.profile(step).tradeoff(RATES)
     assert (together.lower <= np.minimum(removed, added) + 1e-8).all()
+
+
+def test_tradeoff_under_replace_one():
+    found = ja.profile(ja.Gaussian(2.0), "replace_one").tradeoff(RATES)
+    assert contains(found, gaussian_tradeoff(1.0, RATES))
+    sampled = ja.profile(ja.PoissonSampled(ja.Gaussian(2.0), 0.1), "replace_one")
+    assert "relation = 'replace_one' is not supported" in refusal(sampled.tradeoff, 0.1)
+    assert "no single direction" in refusal(sampled.cdf, 0.1)
+
+
+def test_tradeoff_where_nothing_is_released():
+    found = ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.0)).tradeoff(RATES)
+    assert contains(found, 1 - RATES) and found.ok.all()
 
 
 def test_tradeoff_of_pure_dp_is_two_lines():
