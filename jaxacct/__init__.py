@@ -29,7 +29,7 @@ _HOMES = {
         "dp_sgd",
         "repeat",
     ),
-    "representations.profile": ("PrivacyProfile", "profile"),
+    "representations.profile": ("Profile", "profile"),
     "representations.rdp": ("rdp_delta", "rdp_epsilon"),
     "sweep": ("sweep",),
     "validation": ("InputError",),

@@ -143,6 +143,13 @@ def test_renyi_with_mass_at_infinity():
     assert contains(found[0:1], [-2 * np.log(both)])
 
 
+def test_parts_that_are_absent_from_some_elements():
+    parts = (ja.PureDP(1.0), ja.Laplace(1.0), ja.Gaussian(1.0))
+    found = renyi_divergence(ja.compose(*(ja.PoissonSampled(part, [0.0, 0.5, 1.0]) for part in parts)), 2.0)
+    each = [[renyi_divergence(ja.PoissonSampled(part, q), 2.0).upper for part in parts] for q in (0.0, 0.5, 1.0)]
+    np.testing.assert_allclose(found.upper, np.sum(each, axis=1), rtol=1e-9, atol=1e-13)
+
+
 def test_renyi_broadcasts_and_refuses():
     assert renyi_divergence(ja.dp_sgd([1.0, 2.0], 0.1, 10), [[2.0], [3.0], [4.0]]).shape == (3, 2)
     assert "order[1] = -1.0 must be > 0" in refusal(renyi_divergence, ja.Gaussian(1.0), [2.0, -1.0])
@@ -302,6 +309,15 @@ def test_gdp_mu_is_certified_only_for_gaussians():
     assert rough.kind == "estimate" and 0 < rough.lower <= rough.upper < 1 / 0.7
     f = step.tradeoff([0.01, 0.1, 0.5])
     assert (gaussian_tradeoff(float(rough.upper), np.array([0.01, 0.1, 0.5])) <= f.upper).all()
+
+
+def test_a_mechanism_that_is_only_bounded_claims_no_more(monkeypatch):
+    monkeypatch.setattr(ja.Gaussian, "kind", "bound")
+    profile = ja.profile(ja.Gaussian(1.0))
+    for found in (profile.renyi(2.0), profile.zcdp(), profile.tradeoff(0.1)):
+        assert found.kind == "bound"
+    assert profile.renyi(2.0).lower == 0 and profile.zcdp().lower == 0 and profile.renyi(2.0).upper >= 1.0
+    assert profile.gdp_mu().kind == "estimate"
 
 
 def test_readings():

@@ -63,6 +63,11 @@ class Mechanism(ABC):
         """The same mechanism rebuilt through its constructor, so that every field has been checked."""
         return type(self)(**{name: _validated(value) for name, value in vars(self).items()})
 
+    @property
+    def kind(self) -> str:
+        """What an answer about the mechanism claims: "certified", or "bound" where its pair only bounds it."""
+        return "certified"
+
     def _key(self) -> tuple[Any, ...]:
         leaves, structure = jax.tree_util.tree_flatten(self)
         return structure, tuple((np.shape(x), np.asarray(x, np.float64).tobytes()) for x in leaves)

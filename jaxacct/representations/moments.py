@@ -81,26 +81,31 @@ def _where(n: np.ndarray, moment, *columns: np.ndarray) -> Interval:
 
 
 def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarray) -> Interval:
-    """Atoms (B, A): log of the sum of mass e^{c loss}, as 1 plus a small sum where that is more accurate."""
+    """Atoms (B, A): log of the sum of mass e^{c loss}, as 1 plus a small sum where that is more accurate.
+
+    Every mass may be off by 32 + 8 |log mass| units, as the lattice engine allows.
+    """
     atoms = mass.shape[1] + 8.0
     exponent = c[:, None] * loss
     with np.errstate(divide="ignore"):
-        raised = exponent + np.log(mass)
+        log_mass = np.log(mass)
+    raised, inexact = exponent + log_mass, 32.0 - 8.0 * np.where(mass > 0, log_mass, 0.0)
     top = np.max(raised, axis=1, initial=-745.0)
     weight = np.exp(raised - top[:, None])
-    total = np.sum(weight, axis=1)
-    value = top + np.log(np.maximum(total, 1e-300))
-    error = UNIT * (atoms + np.abs(top) + 8.0 * np.sum(weight * (2.0 + np.abs(exponent)), axis=1) / total)
+    total = np.maximum(np.sum(weight, axis=1), 1e-300)  # 0 where the part is absent
+    value = top + np.log(total)
+    error = UNIT * (atoms + np.abs(top) + np.sum(weight * (16.0 + inexact + 8.0 * np.abs(exponent)), axis=1) / total)
     low, high = value - error, value + error
     # exact laws sum to 1, so that only what the tilt adds is rounded
     with np.errstate(over="ignore", invalid="ignore"):
         added = mass * np.expm1(exponent)
         shift = np.sum(added, axis=1)
-        wrong = UNIT * np.sum((atoms + 8.0) * np.abs(added) + 4.0 * mass * np.abs(exponent) * np.exp(exponent), axis=1)
+        turned = 4.0 * mass * np.abs(exponent) * np.exp(exponent)
+        wrong = UNIT * np.sum((atoms + 8.0 + inexact) * np.abs(added) + turned, axis=1)
         small = ~leaking & (np.abs(shift) + wrong < 0.5)
         near_low = np.log1p(np.where(small, shift - wrong, 0.0))
         near_high = np.log1p(np.where(small, shift + wrong, 0.0))
-    spread = 4.0 * UNIT * np.abs(near_high)
+    spread = 4.0 * UNIT * np.maximum(np.abs(near_low), np.abs(near_high))
     low = np.where(small, np.maximum(low, near_low - spread), low)
     return Interval(low, np.where(small, np.minimum(high, near_high + spread), high))
 

@@ -27,7 +27,7 @@ from jaxacct.validation import (
     refuse_tracers,
 )
 
-__all__ = ["LossDistribution", "PrivacyProfile", "profile"]
+__all__ = ["LossDistribution", "Profile", "profile"]
 
 REAL = Constraint("use a finite {name}", -np.inf)
 _REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
@@ -43,7 +43,7 @@ class LossDistribution(NamedTuple):
 
 @register
 @dataclass(frozen=True)
-class PrivacyProfile:
+class Profile:
     """All representations of one mechanism (or batch) under one neighbouring relation; made by `ja.profile`.
 
     Arguments of the methods broadcast with the batch.  Under `add_or_remove_one` each is the worse of the two
@@ -62,7 +62,7 @@ class PrivacyProfile:
         Below 0 from the reverse direction: `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)` [Zhu, Dong, Wang 2022,
         Lemma 45].
         """
-        refuse_tracers("PrivacyProfile.delta", "jaxacct.kernels.contour", epsilon=epsilon)
+        refuse_tracers("Profile.delta", "jaxacct.kernels.contour", epsilon=epsilon)
         value = np.asarray(check("epsilon", epsilon, REAL))
         if np.all(value >= 0):
             return self._profile(value, self.relation)
@@ -77,7 +77,7 @@ class PrivacyProfile:
         choose = lambda word: np.broadcast_to(np.where(below, getattr(back, word), getattr(ahead, word)), shape)
         words = choose("status"), choose("engine")
         low, middle, high = ends
-        return Bounds(low, np.clip(middle, low, high), high, "certified", *words)
+        return Bounds(low, np.clip(middle, low, high), high, self.mechanism.kind, *words)
 
     def epsilon(self, delta: Any) -> Bounds:
         """The smallest eps >= 0 with delta(eps) <= delta, certified; `ja.epsilon`."""
@@ -158,7 +158,7 @@ class PrivacyProfile:
         fpr : (G,) rates strictly between 0 and 1; 0.01, 0.03, ..., 0.99 unless told.
         """
         exact = self._gaussian_mu()
-        if exact is not None:
+        if exact is not None and self.mechanism.kind == "certified":
             return exact
         grid = np.linspace(0.01, 0.99, 50) if fpr is None else np.atleast_1d(check("fpr", fpr, OPEN_PROBABILITY))
         shape = batch_shape(self.mechanism)
@@ -212,17 +212,17 @@ class PrivacyProfile:
     def _profile(self, epsilon: np.ndarray, relation: str) -> Bounds:
         return account.delta(self.mechanism, epsilon, relation=relation, **self._settings())
 
-    def _one_direction(self, direction: str) -> PrivacyProfile:
+    def _one_direction(self, direction: str) -> Profile:
         if self.mechanism.symmetric():
             return self
         if self.relation == "replace_one":
             raise InputError("relation = 'replace_one' has no single direction here; use relation='remove_one'")
-        return PrivacyProfile(self.mechanism, f"{direction}_one", self.engine, self.rtol, self.memory_bytes)
+        return Profile(self.mechanism, f"{direction}_one", self.engine, self.rtol, self.memory_bytes)
 
     def _certified(self, low: np.ndarray, high: np.ndarray, like: Bounds) -> Bounds:
         low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
         status = np.where(high - low <= 1e-3, "ok", "width")
-        return Bounds(low, 0.5 * (low + high), high, "certified", status, like.engine)
+        return Bounds(low, 0.5 * (low + high), high, like.kind, status, like.engine)
 
     def _gaussian_mu(self) -> Bounds | None:
         mu2 = np.zeros(int(np.prod(batch_shape(self.mechanism))))
@@ -234,12 +234,12 @@ class PrivacyProfile:
         mu = np.sqrt(mu2).reshape(batch_shape(self.mechanism))
         return Bounds(mu * (1.0 - 1e-14), mu, mu * (1.0 + 1e-14), "certified", engine="closed_form")
 
-    def element(self, index: tuple[int, ...]) -> PrivacyProfile:
+    def element(self, index: tuple[int, ...]) -> Profile:
         """The profile of one configuration of the batch."""
         shape = batch_shape(self.mechanism)
         take = lambda leaf: float(np.broadcast_to(leaf, shape)[index])
         one = jax.tree_util.tree_map(take, self.mechanism)
-        return PrivacyProfile(one, self.relation, self.engine, self.rtol, self.memory_bytes)
+        return Profile(one, self.relation, self.engine, self.rtol, self.memory_bytes)
 
 
 def profile(
@@ -249,7 +249,7 @@ def profile(
     engine: str = "auto",
     rtol: float = 1e-4,
     memory_bytes: int = account.GIBIBYTE,
-) -> PrivacyProfile:
+) -> Profile:
     """The privacy of a mechanism in every representation, each computed when it is asked for.
 
     Parameters are those of `jaxacct.epsilon`; InputError for anything but a mechanism, and for an unknown
@@ -263,4 +263,4 @@ def profile(
     choice("relation", relation, RELATIONS)
     choice("engine", engine, account.ENGINES)
     batch_shape(mechanism)
-    return PrivacyProfile(mechanism, relation, engine, rtol, memory_bytes)
+    return Profile(mechanism, relation, engine, rtol, memory_bytes)

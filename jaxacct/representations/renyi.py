@@ -28,8 +28,9 @@ def renyi_divergence(mechanism: Mechanism, order: Any, relation: str = "add_or_r
 
     order : finite, > 0; broadcasts with the mechanism's fields, and the answer has their common shape.
 
-    Returns Bounds of kind "certified"; (inf, inf) with status "mass_at_infinity" where an infinite loss has
-    positive probability and order >= 1.  InputError for invalid values.
+    Returns Bounds of kind "certified" ("bound" with lower 0 where the mechanism's pair only bounds it); (inf, inf)
+    with status "mass_at_infinity" where an infinite loss has positive probability and order >= 1.  InputError for
+    invalid values.
 
     >>> import jaxacct as ja
     >>> renyi_divergence(ja.Gaussian(2.0), [2.0, 8.0]).upper.round(9)
@@ -43,11 +44,12 @@ def renyi_divergence(mechanism: Mechanism, order: Any, relation: str = "add_or_r
         side = _divergence(parts, flat)
         low, high = np.maximum(low, side.low), np.maximum(high, side.high)
     low = np.minimum(np.maximum(low, 0.0), high)
+    low = low if mechanism.kind == "certified" else np.zeros_like(low)
     status = np.where(np.isinf(low), "mass_at_infinity", "ok")
     status = np.where(np.isinf(high) & np.isfinite(low), "width", status)
     middle = np.where(np.isinf(high), np.where(np.isinf(low), np.inf, low), 0.5 * (low + high))
     ends = [x.reshape(shape) for x in (low, np.clip(middle, low, high), high)]
-    return Bounds(ends[0], ends[1], ends[2], kind="certified", status=status.reshape(shape), engine="quadrature")
+    return Bounds(ends[0], ends[1], ends[2], kind=mechanism.kind, status=status.reshape(shape), engine="quadrature")
 
 
 def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one") -> Bounds:
@@ -68,11 +70,12 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
         side = _largest_ratio(components(mechanism, relation, direction))
         low, high = np.maximum(low, side.low), np.maximum(high, side.high)
     low, high = low.reshape(shape), high.reshape(shape)
+    low = low if mechanism.kind == "certified" else np.zeros_like(low)
     with np.errstate(invalid="ignore"):
         narrow = high - low <= 1e-3 * high
     status = np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
     middle = np.where(np.isinf(high), low, 0.5 * (low + np.where(np.isinf(high), low, high)))
-    return Bounds(low, np.clip(middle, low, high), high, "certified", status, "quadrature")
+    return Bounds(low, np.clip(middle, low, high), high, mechanism.kind, status, "quadrature")
 
 
 def sides(

@@ -13,7 +13,7 @@ from jaxacct.representations.moments import Interval
 from jaxacct.validation import broadcast_shape
 
 if TYPE_CHECKING:
-    from jaxacct.representations.profile import PrivacyProfile
+    from jaxacct.representations.profile import Profile
 
 __all__ = ["bracket"]
 
@@ -22,7 +22,7 @@ SMALLEST = 1e-10
 ABSOLUTE = 1e-7
 
 
-def bracket(profile: PrivacyProfile, mechanism: Mechanism, fpr: float | np.ndarray, rtol: float) -> Bounds:
+def bracket(profile: Profile, mechanism: Mechanism, fpr: float | np.ndarray, rtol: float) -> Bounds:
     """Certified f(fpr), each element of the batch with its own grid of slopes."""
     mine = batch_shape(mechanism)
     shape = broadcast_shape({"the mechanism": mine, "fpr": np.shape(fpr)})
@@ -34,10 +34,10 @@ def bracket(profile: PrivacyProfile, mechanism: Mechanism, fpr: float | np.ndarr
         one = profile.element(np.unravel_index(row, mine)) if mine else profile
         low[at], high[at] = _element(one, wanted[at], rtol)
     status = np.where(high - low <= np.maximum(rtol * high, ABSOLUTE), "ok", "width")
-    return Bounds(low, 0.5 * (low + high), high, "certified", status, "tradeoff")
+    return Bounds(low, 0.5 * (low + high), high, mechanism.kind, status, "tradeoff")
 
 
-def _element(profile: PrivacyProfile, fpr: np.ndarray, rtol: float) -> Interval:
+def _element(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
     """Start from slopes that matter for some rate, then split the cells that keep the upper end high."""
     floor = _mass_at_infinity(profile)
     farthest = float(profile.epsilon(min(1.000001 * floor + SMALLEST, 0.5)).upper)
@@ -69,7 +69,7 @@ def _element(profile: PrivacyProfile, fpr: np.ndarray, rtol: float) -> Interval:
     return conjugate(x, below, above, fpr, steepest=1.0, beyond=floor)
 
 
-def _mass_at_infinity(profile: PrivacyProfile) -> float:
+def _mass_at_infinity(profile: Profile) -> float:
     """What delta(eps) never falls below, rounded down."""
     sides = directions(profile.mechanism, profile.relation)
     parts = [components(profile.mechanism, profile.relation, side) for side in sides]
