@@ -29,6 +29,8 @@ _HOMES = {
         "dp_sgd",
         "repeat",
     ),
+    "representations.profile": ("Profile", "profile"),
+    "representations.rdp": ("rdp_delta", "rdp_epsilon"),
     "sweep": ("sweep",),
     "validation": ("InputError",),
 }

@@ -30,7 +30,7 @@ RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one")
 DIRECTIONS = ("remove", "add")
 """The two directions of a dominating pair: P with the record (remove) or without it (add)."""
 
-M = TypeVar("M", bound="Mechanism")
+M = TypeVar("M")
 
 
 class Mechanism(ABC):
@@ -62,6 +62,11 @@ class Mechanism(ABC):
     def validated(self) -> Self:
         """The same mechanism rebuilt through its constructor, so that every field has been checked."""
         return type(self)(**{name: _validated(value) for name, value in vars(self).items()})
+
+    @property
+    def kind(self) -> str:
+        """What an answer about the mechanism claims: "certified", or "bound" where its pair only bounds it."""
+        return "certified"
 
     def _key(self) -> tuple[Any, ...]:
         leaves, structure = jax.tree_util.tree_flatten(self)
