@@ -18,6 +18,9 @@ _HOMES = {
     "gradient": ("epsilon_gradient",),
     "mechanisms": (
         "ApproximateDP",
+        "DiscreteGaussian",
+        "DiscreteLaplace",
+        "FiniteOutput",
         "Gaussian",
         "Laplace",
         "Mechanism",

@@ -14,6 +14,9 @@ from jaxacct.kernels.lattice import UNIT
 
 __all__ = ["Finite", "Laplace"]
 
+GAPS = 64
+"""How many distances of a finite law steer the choice of the step."""
+
 
 @dataclass(frozen=True)
 class Laplace:
@@ -130,7 +133,8 @@ class Finite:
 
     def gaps(self) -> list[tuple[float, float]]:
         far = self.loss - self.loss.min()
-        return [(float(d), self.count * float(m)) for d, m in zip(far, self.mass, strict=True) if d > 0]
+        heaviest = np.argsort(self.mass * far)[-GAPS:]
+        return [(float(far[i]), self.count * float(self.mass[i])) for i in heaviest if far[i] > 0]
 
     def step(self, step: float, upper: bool) -> float:
         return step
@@ -144,9 +148,13 @@ class Finite:
         k = np.where(exact, nearest, np.floor(far)).astype(np.int64)
         whole = exact | (not upper)
         right = np.where(whole, 0.0, np.expm1((k - far) * step) / np.expm1(-step))
-        left = np.where(whole, 1.0, np.expm1((k + 1 - far) * step) / np.expm1(step))
+        room = np.exp((k - far) * step) * np.expm1((far - k - 1) * step) / np.expm1(-step)  # no overflow in a long step
+        left = np.where(whole, 1.0, room)
+        # a mass that came from exp(x) is off by a few units times |x|
+        rounding = UNIT * (32.0 + 8.0 * np.abs(np.log(self.mass)))
+        given = self.mass * (1.0 + rounding if upper else 1.0 - rounding)
         mass = np.zeros(nodes)
-        np.add.at(mass, k, self.mass * left)
-        np.add.at(mass, k + 1, self.mass * right)
-        mass *= 1.0 + (32.0 if upper else -32.0) * UNIT
+        np.add.at(mass, k, given * left)
+        np.add.at(mass, k + 1, given * right)
+        mass *= 1.0 + (UNIT if upper else -UNIT) * self.loss.size
         return Placed(jnp.asarray(mass), origin, 1.0, 0.0, self.count, 2.0 * float(shift), 0.0, 0.0)

@@ -3,7 +3,9 @@
 from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, BaseMechanism, Mechanism, batch_shape
 from jaxacct.mechanisms.components import Components, components, directions
 from jaxacct.mechanisms.composition import Composed, Repeated, compose, dp_sgd, repeat
+from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomisedResponse, RandomizedResponse
+from jaxacct.mechanisms.finite_output import FiniteOutput
 from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.laplace import Laplace
 from jaxacct.mechanisms.sampling import PoissonSampled
@@ -15,6 +17,9 @@ __all__ = [
     "BaseMechanism",
     "Components",
     "Composed",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
+    "FiniteOutput",
     "Gaussian",
     "Laplace",
     "Mechanism",
