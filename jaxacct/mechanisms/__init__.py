@@ -8,7 +8,9 @@ from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomisedResponse,
 from jaxacct.mechanisms.finite_output import FiniteOutput
 from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.laplace import Laplace
+from jaxacct.mechanisms.profile import PrivacyProfile
 from jaxacct.mechanisms.sampling import PoissonSampled
+from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, GaussianNoisyMax, ReportNoisyMax
 
 __all__ = [
     "DIRECTIONS",
@@ -19,15 +21,19 @@ __all__ = [
     "Composed",
     "DiscreteGaussian",
     "DiscreteLaplace",
+    "ExponentialMechanism",
     "FiniteOutput",
     "Gaussian",
+    "GaussianNoisyMax",
     "Laplace",
     "Mechanism",
     "PoissonSampled",
+    "PrivacyProfile",
     "PureDP",
     "RandomisedResponse",
     "RandomizedResponse",
     "Repeated",
+    "ReportNoisyMax",
     "batch_shape",
     "components",
     "compose",
