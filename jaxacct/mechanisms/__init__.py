@@ -7,14 +7,19 @@ from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomisedResponse, RandomizedResponse
 from jaxacct.mechanisms.finite_output import FiniteOutput
 from jaxacct.mechanisms.gaussian import Gaussian
+from jaxacct.mechanisms.gaussian_mixture import MixtureOfGaussians
 from jaxacct.mechanisms.laplace import Laplace
 from jaxacct.mechanisms.profile import PrivacyProfile
+from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
 from jaxacct.mechanisms.sampling import PoissonSampled
 from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, GaussianNoisyMax, ReportNoisyMax
+from jaxacct.mechanisms.sparse_vector import AboveThreshold, NumericSparse
+from jaxacct.mechanisms.without_replacement import SampledWithoutReplacement
 
 __all__ = [
     "DIRECTIONS",
     "RELATIONS",
+    "AboveThreshold",
     "ApproximateDP",
     "BaseMechanism",
     "Components",
@@ -27,13 +32,17 @@ __all__ = [
     "GaussianNoisyMax",
     "Laplace",
     "Mechanism",
+    "MixtureOfGaussians",
+    "NumericSparse",
     "PoissonSampled",
     "PrivacyProfile",
+    "ProposeTestRelease",
     "PureDP",
     "RandomisedResponse",
     "RandomizedResponse",
     "Repeated",
     "ReportNoisyMax",
+    "SampledWithoutReplacement",
     "batch_shape",
     "components",
     "compose",

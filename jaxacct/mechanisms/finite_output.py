@@ -11,7 +11,7 @@ from jaxacct.mechanisms.base import register
 from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair
 from jaxacct.validation import PROBABILITY, InputError, broadcast_shape, is_tracer
 
-__all__ = ["FiniteOutput"]
+__all__ = ["FiniteOutput", "refuse_sums", "sums"]
 
 SUM_LIMIT = 1e-12
 """How far a probability vector's sum may be from 1; it is divided by its sum."""
@@ -53,7 +53,7 @@ class FiniteOutput(FiniteMechanism):
                 raise InputError(f"{name} must have one or more outcomes on its last axis; give a vector")
             sizes[name] = np.shape(value)[-1]
             if not is_tracer(value):
-                _refuse_sums(name, value)
+                refuse_sums(name, value)
         if sizes["p"] != sizes["q"]:
             raise InputError(
                 f"p has {sizes['p']} outcomes and q has {sizes['q']}; give both the same, with 0 where one cannot occur"
@@ -61,7 +61,7 @@ class FiniteOutput(FiniteMechanism):
 
     def pair(self) -> FinitePair:
         shape = broadcast_shape({"p": np.shape(self.p), "q": np.shape(self.q)})
-        p, q = (np.broadcast_to(x / _sums(x)[..., None], shape) for x in (np.asarray(self.p), np.asarray(self.q)))
+        p, q = (np.broadcast_to(x / sums(x)[..., None], shape) for x in (np.asarray(self.p), np.asarray(self.q)))
         common = (p > 0.0) & (q > 0.0)
         one, two = np.where(common, p, 1.0), np.where(common, q, 1.0)
         near = np.abs(one - two) <= 0.5 * two
@@ -81,7 +81,7 @@ class FiniteOutput(FiniteMechanism):
         return bool(np.array_equal(here, there) and np.array_equal(pair.p_infinity, pair.q_infinity))
 
 
-def _sums(values: np.ndarray) -> np.ndarray:
+def sums(values: np.ndarray) -> np.ndarray:
     """Sums over the last axis whatever the order of the outcomes, so that permuting them changes nothing."""
     return np.sort(values, axis=-1).sum(-1)
 
@@ -91,8 +91,9 @@ def _whole(values: np.ndarray) -> np.ndarray:
     return np.where(values > 1.0 - 1e-15, 1.0, values)
 
 
-def _refuse_sums(name: str, values: float | np.ndarray) -> None:
-    total = _sums(np.asarray(values))
+def refuse_sums(name: str, values: float | np.ndarray) -> None:
+    """Refuse vectors that do not sum to 1 within SUM_LIMIT."""
+    total = sums(np.asarray(values))
     bad = np.abs(total - 1.0) > SUM_LIMIT
     if bad.any():
         index = [int(i) for i in np.argwhere(bad)[0]]
