@@ -1,4 +1,4 @@
-"""Parts of bounded loss on the lattice: Laplace on the ratio coordinate, finite laws on the loss itself."""
+"""Laplace parts on the lattice, on the ratio coordinate."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from jaxacct.engines.lattice_law import Placed, Sketch, atoms_on, placed_from
 from jaxacct.kernels import lattice as kernel
 from jaxacct.kernels.lattice import UNIT
 
-__all__ = ["Finite", "Laplace"]
-
-GAPS = 64
-"""How many distances of a finite law steer the choice of the step."""
+__all__ = ["Laplace"]
 
 
 @dataclass(frozen=True)
@@ -111,50 +108,3 @@ class Laplace:
         mass = (1.0 - 0.5 * np.exp(-0.5 * (edge + v))) * (1.0 - 1e-14 * (1.0 + edge))
         inexact = abs(float(self._ratio(self._log_mean(v))) - origin)
         return origin, mean, float(mass), inexact
-
-
-@dataclass(frozen=True)
-class Finite:
-    """A finite loss law in the direction asked for, composed `count` times."""
-
-    loss: np.ndarray
-    mass: np.ndarray
-    count: float
-    sign: float
-
-    def sketch(self, cut: float) -> Sketch:
-        return Sketch(self.loss, np.log(self.mass), self.count)
-
-    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
-        return float(self.loss.min()), float(self.loss.max())
-
-    def highest(self) -> float:
-        return float(self.loss.max())
-
-    def gaps(self) -> list[tuple[float, float]]:
-        far = self.loss - self.loss.min()
-        heaviest = np.argsort(self.mass * far)[-GAPS:]
-        return [(float(far[i]), self.count * float(self.mass[i])) for i in heaviest if far[i] > 0]
-
-    def step(self, step: float, upper: bool) -> float:
-        return step
-
-    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool) -> Placed:
-        origin = float(self.loss.min())
-        far = (self.loss - origin) / step
-        shift = 8.0 * UNIT * (np.abs(self.loss).max() + abs(origin) + step)
-        nearest = np.rint(far)
-        exact = np.abs(far - nearest) * step <= shift
-        k = np.where(exact, nearest, np.floor(far)).astype(np.int64)
-        whole = exact | (not upper)
-        right = np.where(whole, 0.0, np.expm1((k - far) * step) / np.expm1(-step))
-        room = np.exp((k - far) * step) * np.expm1((far - k - 1) * step) / np.expm1(-step)  # no overflow in a long step
-        left = np.where(whole, 1.0, room)
-        # a mass that came from exp(x) is off by a few units times |x|
-        rounding = UNIT * (32.0 + 8.0 * np.abs(np.log(self.mass)))
-        given = self.mass * (1.0 + rounding if upper else 1.0 - rounding)
-        mass = np.zeros(nodes)
-        np.add.at(mass, k, given * left)
-        np.add.at(mass, k + 1, given * right)
-        mass *= 1.0 + (UNIT if upper else -UNIT) * self.loss.size
-        return Placed(jnp.asarray(mass), origin, 1.0, 0.0, self.count, 2.0 * float(shift), 0.0, 0.0)
