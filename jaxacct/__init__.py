@@ -39,6 +39,7 @@ _HOMES = {
         "SampledWithoutReplacement",
         "compose",
         "dp_sgd",
+        "profile_from_cdfs",
         "repeat",
     ),
     "sweep": ("sweep",),

@@ -155,3 +155,16 @@ def test_mixture_edges_and_refusals():
     assert "sum of probabilities = 0.9" in refusal(ja.MixtureOfGaussians, 1.0, [0.0, 1.0], [0.5, 0.4])
     assert "same number" in refusal(ja.MixtureOfGaussians, 1.0, [0.0, 1.0], [1.0])
     assert "replace_one" in refusal(ja.epsilon, batch, 1e-5, relation="replace_one")
+
+
+def test_empty_batches_and_gradients():
+    empty = [
+        ja.DiscreteGaussian([]), ja.GaussianNoisyMax([], 3), ja.MixtureOfGaussians([], [0, 1], [0.5, 0.5]),
+        ja.PrivacyProfile(np.zeros((0, 1)), [0.1]), ja.FiniteOutput(np.zeros((0, 2)), [0.5, 0.5]),
+    ]  # fmt: skip
+    assert all(ja.delta(mechanism, 1.0).shape == (0,) for mechanism in empty)
+    vectors = ja.compose(ja.Gaussian(1.0), ja.repeat(ja.FiniteOutput([0.5, 0.5], [0.3, 0.7]), 2))
+    assert "this mechanism holds vectors" in refusal(ja.epsilon_gradient, vectors, 1e-5)
+    slope = ja.epsilon_gradient(ja.GaussianNoisyMax(10.0, 100), 1e-5)
+    near = [ja.epsilon(ja.GaussianNoisyMax(10.0, m), 1e-5).estimate for m in (100, 101)]
+    assert slope.candidates == pytest.approx(near[1] - near[0], rel=1e-2)

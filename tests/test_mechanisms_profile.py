@@ -103,6 +103,26 @@ def test_a_batch_of_profiles():
     np.testing.assert_allclose(ja.delta(batch, 1.0).upper, [0.1, 0.01], rtol=1e-12)
 
 
+def test_profile_from_distribution_functions():
+    """A Laplace loss, with its atoms at both ends, and a Gaussian one, composed."""
+    top = 0.5
+
+    def laplace_p(x):
+        x = np.asarray(x)
+        return np.where(x < -top, 0.0, np.where(x >= top, 1.0, 0.5 * np.exp(0.5 * (x - top))))
+
+    def laplace_q(x):
+        x = np.asarray(x)
+        return np.where(x < -top, 0.0, np.where(x >= top, 1.0, 1.0 - 0.5 * np.exp(-0.5 * (x + top))))
+
+    known = ja.profile_from_cdfs(laplace_p, laplace_q, np.linspace(0.0, 0.6, 601))
+    for relation in ("remove_one", "add_one"):
+        truth = ja.epsilon(ja.repeat(ja.Laplace(2.0), 10), 1e-4, relation=relation, rtol=1e-3)
+        bounds = ja.epsilon(ja.repeat(known, 10), 1e-4, relation=relation, rtol=1e-3)
+        assert truth.lower <= bounds.upper <= truth.upper * (1 + 1e-3)
+    assert "p_cdf[0] = 1.5" in refusal(ja.profile_from_cdfs, lambda x: x + 1.5, laplace_q, [0.0, 1.0])
+
+
 def test_refusals():
     assert "epsilon[1] = 0.5 must be 1e-09 or more above the one before" in refusal(
         ja.PrivacyProfile, [0.5, 0.5], [0.1, 0.1]

@@ -9,7 +9,7 @@ from jaxacct.mechanisms.finite_output import FiniteOutput
 from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.gaussian_mixture import MixtureOfGaussians
 from jaxacct.mechanisms.laplace import Laplace
-from jaxacct.mechanisms.profile import PrivacyProfile
+from jaxacct.mechanisms.profile import PrivacyProfile, profile_from_cdfs
 from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
 from jaxacct.mechanisms.sampling import PoissonSampled
 from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, GaussianNoisyMax, ReportNoisyMax
@@ -48,5 +48,6 @@ __all__ = [
     "compose",
     "directions",
     "dp_sgd",
+    "profile_from_cdfs",
     "repeat",
 ]

@@ -19,6 +19,7 @@ __all__ = [
     "BaseMechanism",
     "Mechanism",
     "batch_shape",
+    "holds_vectors",
     "register",
     "require_mechanism",
     "sensitivity",
@@ -165,6 +166,13 @@ def _shapes(mechanism: Mechanism, prefix: str = "") -> Iterator[tuple[str, tuple
             else:
                 shape = np.shape(item)
                 yield place, shape[:-1] if field.name in mechanism.vectors else shape
+
+
+def holds_vectors(mechanism: Mechanism) -> bool:
+    """Whether a configuration has fields that are vectors, here or in a mechanism inside."""
+    values = vars(mechanism).values()
+    inner = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
+    return bool(mechanism.vectors) or any(holds_vectors(item) for item in inner if isinstance(item, Mechanism))
 
 
 def _describe(value: object) -> str:

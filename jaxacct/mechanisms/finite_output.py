@@ -31,7 +31,7 @@ class FiniteOutput(FiniteMechanism):
     broadcast. Entries in [0, 1], each vector summing to 1 within 1e-12 (it is then divided by its sum).
     InputError otherwise.
 
-    Source: mathematics of hockey-stick divergences and of sampling as in Zhu, Dong, Wang 2022.
+    Source: Zhu, Dong, Wang 2022 (hockey-stick divergences of a pair, its two directions and its sampling).
 
     >>> import jaxacct as ja
     >>> coin = ja.FiniteOutput(p=[0.75, 0.25], q=[0.25, 0.75])

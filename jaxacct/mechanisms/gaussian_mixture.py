@@ -11,7 +11,7 @@ from jaxacct.mechanisms.base import BaseMechanism, batch_shape, register
 from jaxacct.mechanisms.finite import FinitePair, sample_pair
 from jaxacct.mechanisms.finite_output import refuse_sums, sums
 from jaxacct.mechanisms.parts import FinitePart
-from jaxacct.mechanisms.profile import pair_of_profile
+from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, is_tracer
 
 __all__ = ["MixtureOfGaussians"]
@@ -83,16 +83,7 @@ class MixtureOfGaussians(BaseMechanism):
         weights = np.asarray(self.probabilities)
         weights = np.broadcast_to(weights / sums(weights)[..., None], (*shape, size))
         rows = zip(shifts.reshape(-1, size), weights.reshape(-1, size), strict=True)
-        pairs = [_mixture_pair(*row) for row in rows]
-        most = max(pair.loss.size for pair in pairs)
-
-        def wide(values: np.ndarray) -> np.ndarray:
-            return np.pad(values, (0, most - values.size))
-
-        padded = [pair._replace(loss=wide(pair.loss), p=wide(pair.p), q=wide(pair.q)) for pair in pairs]
-        columns = [np.stack(column) for column in zip(*padded, strict=True)]
-        pair = FinitePair(*(column.reshape((*shape, *column.shape[1:])) for column in columns))
-        return sample_pair(pair, rate, direction)
+        return sample_pair(stacked([_mixture_pair(*row) for row in rows], shape), rate, direction)
 
 
 def _mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:

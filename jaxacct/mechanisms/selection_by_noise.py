@@ -10,7 +10,7 @@ import numpy as np
 from jaxacct.mechanisms.base import BaseMechanism, register
 from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair, PureDP, sample_pair
 from jaxacct.mechanisms.parts import FinitePart
-from jaxacct.mechanisms.profile import pair_of_profile
+from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.validation import COUNT, NON_NEGATIVE, POSITIVE, InputError, choice
 
 __all__ = ["ExponentialMechanism", "GaussianNoisyMax", "ReportNoisyMax"]
@@ -134,9 +134,7 @@ class GaussianNoisyMax(BaseMechanism):
         moves = 4.0 if relation == "replace_one" else 1.0 if self.monotone else 2.0
         sigma, many = np.broadcast_arrays(self.noise_multiplier, self.candidates)
         pairs = [_noisy_max_pair(moves / s, m) for s, m in zip(sigma.ravel(), many.ravel(), strict=True)]
-        columns = [np.stack(column) for column in zip(*pairs, strict=True)]
-        pair = FinitePair(*(column.reshape((*sigma.shape, *column.shape[1:])) for column in columns))
-        return sample_pair(pair, rate, direction)
+        return sample_pair(stacked(pairs, sigma.shape), rate, direction)
 
 
 def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
