@@ -89,6 +89,17 @@ def test_equal_laws_leak_nothing():
     assert ja.epsilon(ja.repeat(ja.FiniteOutput([0.3, 0.7], [0.3, 0.7]), 5), 1e-9).upper == 0.0
 
 
+def test_differences_below_rounding_of_the_sum_are_kept():
+    """p and q as given, divided by their exact sums, differ by 2^-56: a billion steps tell them apart."""
+    p, q = [0.0, 1.0], [2.0**-56, 1.0]
+    assert directions(ja.FiniteOutput(p, q), BOTH) == ("remove", "add")
+    with mpmath.workdps(40):
+        ratio = 1 / (1 + mpmath.mpf(2) ** -56)
+        truth = float(1 - ratio ** (10**9))
+    for relation in ("remove_one", "add_one"):
+        assert_brackets(ja.delta(ja.repeat(ja.FiniteOutput(p, q), 10**9), 0.0, relation=relation), truth)
+
+
 def test_a_batch_is_its_elements():
     p = np.array([[[0.5, 0.5]], [[0.6, 0.4]]])
     q = np.array([[0.3, 0.7], [0.25, 0.75], [0.5, 0.5]])

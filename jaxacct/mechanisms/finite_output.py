@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,8 +29,8 @@ class FiniteOutput(FiniteMechanism):
     larger delta at any eps. An output with q_i = 0 < p_i has infinite loss.
 
     p, q : the last axis runs over the outputs (the same number in both), the axes before it are the batch and
-    broadcast. Entries in [0, 1], each vector summing to 1 within 1e-12 (it is then divided by its sum).
-    InputError otherwise.
+    broadcast. Entries in [0, 1], each vector summing to 1 within 1e-12; the law is that of the
+    numbers as given, divided by their sum. InputError otherwise.
 
     Source: Zhu, Dong, Wang 2022 (hockey-stick divergences of a pair, its two directions and its sampling).
 
@@ -61,18 +62,18 @@ class FiniteOutput(FiniteMechanism):
 
     def pair(self) -> FinitePair:
         shape = broadcast_shape({"p": np.shape(self.p), "q": np.shape(self.q)})
-        p, q = (np.broadcast_to(x / sums(x)[..., None], shape) for x in (np.asarray(self.p), np.asarray(self.q)))
+        given = [np.broadcast_to(np.asarray(x), shape) for x in (self.p, self.q)]
+        p, q = (x / sums(x)[..., None] for x in given)
         common = (p > 0.0) & (q > 0.0)
-        one, two = np.where(common, p, 1.0), np.where(common, q, 1.0)
-        near = np.abs(one - two) <= 0.5 * two
-        with np.errstate(over="ignore"):
-            change = np.where(near, (one - two) / two, 0.0)
-        loss = np.where(near, np.log1p(change), np.log(one) - np.log(two))
-        p_infinity = np.where(q == 0.0, p, 0.0).sum(-1)
-        q_infinity = np.where(p == 0.0, q, 0.0).sum(-1)
-        return FinitePair(
-            loss, np.where(common, p, 0.0), np.where(common, q, 0.0), _whole(p_infinity), _whole(q_infinity)
-        )
+        # log p/q from the numbers as given, whose difference is exact where they are near, and that of their sums
+        one, two = (np.where(common, x, 1.0) for x in given)
+        near = np.abs(one - two) <= 0.5 * np.minimum(one, two)
+        close = 2.0 * np.arctanh(np.where(near, one - two, 0.0) / (one + two))
+        loss = np.where(near, close, np.log(one) - np.log(two))
+        loss = loss - 2.0 * np.arctanh(0.5 * sums(np.concatenate([given[0], -given[1]], -1)))[..., None]
+        apart = (np.where(other == 0.0, here, 0.0).sum(-1) for here, other in ((p, q), (q, p)))
+        infinite = (np.where(common.any(-1), np.minimum(mass, 1.0), 1.0) for mass in apart)
+        return FinitePair(*(np.where(common, x, 0.0) for x in (loss, p, q)), *infinite)
 
     def symmetric(self) -> bool:
         """Whether the loss has the same law in both directions, to the last bit; else both are computed."""
@@ -82,13 +83,9 @@ class FiniteOutput(FiniteMechanism):
 
 
 def sums(values: np.ndarray) -> np.ndarray:
-    """Sums over the last axis whatever the order of the outcomes, so that permuting them changes nothing."""
-    return np.sort(values, axis=-1).sum(-1)
-
-
-def _whole(values: np.ndarray) -> np.ndarray:
-    """A probability that rounding has put within a few units of 1, or beyond it, is 1."""
-    return np.where(values > 1.0 - 1e-15, 1.0, values)
+    """Sums over the last axis, correctly rounded, so that permuting the outcomes changes nothing."""
+    rows = values.reshape(-1, values.shape[-1])
+    return np.array([math.fsum(row) for row in rows]).reshape(values.shape[:-1])
 
 
 def refuse_sums(name: str, values: float | np.ndarray) -> None:
