@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 import jax
 import numpy as np
 
 from jaxacct.mechanisms.parts import Part
-from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer, path_name
+from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer
 
 __all__ = [
     "DIRECTIONS",
@@ -19,6 +19,7 @@ __all__ = [
     "BaseMechanism",
     "Mechanism",
     "batch_shape",
+    "holds_vectors",
     "register",
     "require_mechanism",
     "sensitivity",
@@ -43,6 +44,8 @@ class Mechanism(ABC):
     """
 
     constraints: ClassVar[Mapping[str, Constraint]] = {}
+    vectors: ClassVar[tuple[str, ...]] = ()
+    """Numeric fields whose last axis belongs to one configuration; the axes before it are the batch."""
 
     def __post_init__(self) -> None:
         for name, constraint in self.constraints.items():
@@ -135,8 +138,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     """
     if not isinstance(mechanism, Mechanism):
         raise InputError(f"{_describe(mechanism)} is not a mechanism; use one such as Gaussian(noise_multiplier=1.0)")
-    leaves = jax.tree_util.tree_flatten_with_path(mechanism)[0]
-    return broadcast_shape({path_name(path): np.shape(leaf) for path, leaf in leaves})
+    return broadcast_shape(dict(_shapes(mechanism)))
 
 
 def sensitivity(relation: str) -> float:
@@ -148,6 +150,29 @@ def require_mechanism(field: str, value: object) -> None:
     """Refuse anything but a mechanism, in one line."""
     if not isinstance(value, Mechanism):
         raise InputError(f"{field} must be a mechanism, not {_describe(value)}; use one such as Gaussian(1.0)")
+
+
+def _shapes(mechanism: Mechanism, prefix: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and batch shape of every numeric field, also of the mechanisms inside."""
+    for field in dataclasses.fields(cast(Any, mechanism)):
+        if field.metadata.get("static"):
+            continue
+        value, name = getattr(mechanism, field.name), prefix + field.name
+        inner = value if isinstance(value, tuple) else (value,)
+        for index, item in enumerate(inner):
+            place = f"{name}[{index}]" if isinstance(value, tuple) else name
+            if isinstance(item, Mechanism):
+                yield from _shapes(item, place + ".")
+            else:
+                shape = np.shape(item)
+                yield place, shape[:-1] if field.name in mechanism.vectors else shape
+
+
+def holds_vectors(mechanism: Mechanism) -> bool:
+    """Whether a configuration has fields that are vectors, here or in a mechanism inside."""
+    values = vars(mechanism).values()
+    inner = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
+    return bool(mechanism.vectors) or any(holds_vectors(item) for item in inner if isinstance(item, Mechanism))
 
 
 def _describe(value: object) -> str:
