@@ -2,6 +2,7 @@
 
 import doctest
 import math
+from fractions import Fraction
 
 import dp_accounting as dpa
 import mpmath
@@ -23,6 +24,7 @@ from jaxacct.interop.accountant import CertifiedAccountant
 ADD_OR_REMOVE, REPLACE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE, dpa.NeighboringRelation.REPLACE_ONE
 SPECIAL = dpa.NeighboringRelation.REPLACE_SPECIAL
 Gauss, Laplace, Poisson = dpa.GaussianDpEvent, dpa.LaplaceDpEvent, dpa.PoissonSampledDpEvent
+Discrete, Mixture = dpa.dp_event.DiscreteLaplaceDpEvent, dpa.dp_event.MixtureOfGaussiansDpEvent
 Repeat, Compose, Response = dpa.SelfComposedDpEvent, dpa.ComposedDpEvent, dpa.RandomizedResponseDpEvent
 
 
@@ -58,8 +60,6 @@ def test_round_trip(mechanism):
 @given(st.floats(0.0, 1.0), st.integers(2, 100))
 @settings(max_examples=200, deadline=None)
 def test_randomized_response_never_understates_the_loss(noise, k):
-    from fractions import Fraction
-
     exact = 1 - Fraction(noise) * Fraction(k - 1, k)
     event = Response(noise, k)
     if not interop.supports(event):
@@ -71,8 +71,17 @@ def test_randomized_response_never_understates_the_loss(noise, k):
     assert Fraction(back.noise_parameter) <= Fraction(noise) and back.num_buckets == k
 
 
+@given(st.floats(0.01, 99.0), st.integers(1, 5))
+@settings(max_examples=100, deadline=None)
+def test_discrete_laplace_never_overstates_the_noise(noise, sensitivity):
+    mechanism = interop.from_dp_event(Discrete(noise, sensitivity))
+    assert Fraction(mechanism.scale) * Fraction(noise) <= 1 < Fraction(mechanism.scale) * Fraction(noise) * (1 + 2**-50)
+    assert interop.to_dp_event(mechanism).noise_parameter >= noise and mechanism.sensitivity == sensitivity
+
+
 def test_what_is_not_equal_but_the_same():
     assert interop.from_dp_event(Compose([])) == ja.PureDP(0.0)
+    assert interop.from_dp_event(Mixture(0, [0], [1.0])) == ja.PureDP(0.0)
     assert interop.from_dp_event(Response(0.0, 1)) == ja.PureDP(0.0)
     assert interop.from_dp_event(Poisson(0.0, Gauss(0.0))).sampling_probability == 0.0
     assert interop.from_dp_event(Gauss(np.float32(1.5))) == ja.Gaussian(1.5)
@@ -147,6 +156,18 @@ HOSTILE = {
     "sampled repetition": (Poisson(0.1, Repeat(Gauss(1.0), 2)), "PoissonSampledDpEvent of SelfComposedDpEvent"),
     "sampled composition": (Poisson(0.1, Compose([Gauss(1.0)])), "PoissonSampledDpEvent of ComposedDpEvent"),
     "sampled responses": (Poisson(0.1, Response(0.5, 2)), "PoissonSampledDpEvent of RandomizedResponseDpEvent"),
+    "negative parameter": (Discrete(-1.0, 1), "noise_parameter = -1.0 must be >= 0"),
+    "NaN parameter": (Discrete(math.nan, 1), "noise_parameter = nan must be >= 0"),
+    "half a sensitivity": (Discrete(1.0, 1.5), "sensitivity = 1.5 must be an integer"),
+    "hardly any noise": (Discrete(1e4, 1), "must be >= 0.01; use more noise"),
+    "mixture that does not sum to 1": (Mixture(1.0, [0.0, 1.0], [0.5, 0.4]), "probabilities"),
+    "mixture of nothing": (Mixture(1.0, [], []), "sensitivities must be a list of 1 to 1000 numbers"),
+    "mixture of unequal lists": (Mixture(1.0, [1.0], [0.5, 0.5]), "sensitivities and probabilities must be vectors"),
+    "mixture of texts": (Mixture(1.0, ["1"], [1.0]), "sensitivities[0] must be a number, not str"),
+    "mixture of ragged lists": (Mixture(1.0, [[1.0]], [1.0]), "sensitivities[0] must be a number, not list"),
+    "mixture of None": (Mixture(1.0, [None], [1.0]), "sensitivities[0] must be a number, not NoneType"),
+    "mixture of NaN": (Mixture(1.0, [math.nan], [1.0]), "sensitivities[0] = nan must be finite"),
+    "mixture with NaN noise": (Mixture(math.nan, [1.0], [1.0]), "noise_multiplier = nan must be finite"),
     "count 0": (Repeat(Gauss(1.0), 0), "event: count = 0 must be an integer >= 1"),
     "count -1 without noise": (Repeat(Gauss(1.0), -1), "event: count = -1 must be an integer >= 1"),
     "half a count": (Repeat(Gauss(1.0), 0.5), "event: count = 0.5 must be an integer"),
@@ -206,6 +227,7 @@ PUBLISHED = {
         1e-3,
         1e-3,
     ),
+    "discrete laplace": ([(Discrete(1, 1), 3), (Discrete(0.5, 1), 2)], ADD_OR_REMOVE, 4, 0.0, 1e-6, 1e-6),
     "responses": ([(Response(4 / (3 + math.exp(1)), 4), 1)], REPLACE, 1.0, 0.0, 1e-7, 1e-7),
 }
 
@@ -229,6 +251,8 @@ def test_published_tables(case):
         Laplace(0),
         Poisson(0.1, Gauss(0)),
         Poisson(0.1, Laplace(0)),
+        Discrete(0, 1),
+        Mixture(0, [1, 2], [0.5, 0.5]),
         Compose([Gauss(1.0), dpa.NonPrivateDpEvent()]),
     ],
     ids=repr,
@@ -339,6 +363,14 @@ def test_sampled_gaussian_lies_within_dp_accounting_s_bracket(sigma, q, steps, d
     assert low <= ours <= high * (1 + 1e-9) and high < low * 1.2
     renyi = dpa.rdp.RdpAccountant().compose(event).get_epsilon(delta)
     assert ours < renyi
+
+
+def test_mixtures_of_gaussians_against_the_table():
+    accountant = CertifiedAccountant()
+    accountant.compose(Mixture(1.0, [0.0, 1.0, 2.0], [0.2, 0.6, 0.2]), 3)
+    accountant.compose(Mixture(2.0, [0.0, 2.0, 3.0], [0.33, 0.34, 0.33]), 2)
+    assert accountant.get_epsilon(1e-6) == pytest.approx(17.193115, rel=1e-3)  # both are upper bounds
+    assert not CertifiedAccountant(REPLACE).supports(Mixture(1.0, [1.0], [1.0]))
 
 
 def test_counts_add_up_however_they_are_given():

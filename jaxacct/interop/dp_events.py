@@ -11,9 +11,11 @@ import numpy as np
 from dp_accounting import dp_event
 
 from jaxacct.mechanisms import (
+    DiscreteLaplace,
     Gaussian,
     Laplace,
     Mechanism,
+    MixtureOfGaussians,
     PoissonSampled,
     PureDP,
     RandomizedResponse,
@@ -28,6 +30,7 @@ __all__ = ["EventError", "convert", "from_dp_event", "supports", "to_dp_event"]
 
 MAX_DEPTH = 64
 MAX_EVENTS = 10_000
+MAX_SENSITIVITIES = 1000
 
 
 class EventError(InputError):
@@ -41,8 +44,9 @@ class EventError(InputError):
 def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     """The mechanism that a DpEvent describes, for the neighbouring relation it will be asked about.
 
-    Known, by exact class: NoOp, Gaussian, Laplace, RandomizedResponse, SelfComposed, Composed, and
-    PoissonSampled of one of the first three or of another PoissonSampled. NoOp and an empty composition
+    Known, by exact class: NoOp, Gaussian, Laplace, DiscreteLaplace, MixtureOfGaussians, RandomizedResponse,
+    SelfComposed, Composed, and PoissonSampled of one of the first three or of another PoissonSampled. Discrete
+    Laplace's parameter a becomes the scale 1/a, rounded down. NoOp and an empty composition
     become PureDP(0). RandomizedResponse's noise parameter p (answer at random with probability p) becomes the
     probability 1 - p + p/k of the true answer, rounded up, so that the loss is never understated; its
     guarantee is for replacing a record.
@@ -99,6 +103,10 @@ def _event(mechanism: Mechanism) -> dp_event.DpEvent:
             return dp_event.GaussianDpEvent(mechanism.noise_multiplier)
         case Laplace():
             return dp_event.LaplaceDpEvent(mechanism.scale)
+        case DiscreteLaplace():
+            return dp_event.DiscreteLaplaceDpEvent(
+                _rounded(1 / Fraction(mechanism.scale), math.inf), mechanism.sensitivity
+            )
         case PureDP(epsilon=0.0):
             return dp_event.NoOpDpEvent()
         case RandomizedResponse():
@@ -198,11 +206,33 @@ def _response(event: Any, path: str) -> Mechanism | None:
     return _checked(event, path, lambda: RandomizedResponse(truth, k))
 
 
+def _discrete(event: Any, path: str) -> Mechanism | None:
+    noise = _number(event, "noise_parameter", path)
+    if noise == 0:
+        return None
+    if not 0 < noise < math.inf:
+        _refuse(event, path, f"noise_parameter = {noise!r:.30} must be >= 0 and finite; use the inverse of the scale")
+    scale = _rounded(1 / Fraction(noise), 0.0) if noise > 1e-300 else 1e300
+    moved: Any = _number(event, "sensitivity", path)  # the constructor refuses what is no integer
+    return _checked(event, path, lambda: DiscreteLaplace(scale, moved))
+
+
+def _mixture(event: Any, path: str) -> Mechanism | None:
+    sigma = _number(event, "standard_deviation", path)
+    shifts, chances = (_numbers(event, name, path) for name in ("sensitivities", "sampling_probs"))
+    mixture = _checked(event, path, lambda: MixtureOfGaussians(sigma or 1.0, shifts, chances))
+    if not any(shift * chance for shift, chance in zip(shifts, chances, strict=True)):
+        return PureDP(0.0)
+    return mixture if sigma != 0 else None
+
+
 _LEAVES: dict[type, Callable[[Any, str], Mechanism | None]] = {
     dp_event.NoOpDpEvent: lambda event, path: PureDP(0.0),
     dp_event.NonPrivateDpEvent: lambda event, path: None,
     dp_event.GaussianDpEvent: _additive(Gaussian),
     dp_event.LaplaceDpEvent: _additive(Laplace),
+    dp_event.DiscreteLaplaceDpEvent: _discrete,
+    dp_event.MixtureOfGaussiansDpEvent: _mixture,
     dp_event.RandomizedResponseDpEvent: _response,
 }
 _SAMPLED = (
@@ -214,9 +244,20 @@ _SAMPLED = (
 )
 
 
+def _numbers(event: Any, name: str, path: str) -> list[float]:
+    values = getattr(event, name)
+    flat = type(values) in (list, tuple) or (type(values) is np.ndarray and values.ndim == 1)
+    if not flat or not 0 < len(values) <= MAX_SENSITIVITIES:
+        _refuse(event, path, f"{name} must be a list of 1 to {MAX_SENSITIVITIES} numbers; use [0.0, 1.0]")
+    return [_plain(event, f"{name}[{i}]", value, path) for i, value in enumerate(values)]
+
+
 def _number(event: Any, name: str, path: str) -> int | float:
+    return _plain(event, name, getattr(event, name), path)
+
+
+def _plain(event: Any, name: str, value: Any, path: str) -> int | float:
     """A parameter as a Python number; nothing but plain and NumPy scalars is looked into."""
-    value = getattr(event, name)
     if isinstance(value, np.integer | np.floating):
         value = value.item()
     if type(value) not in (int, float):
