@@ -15,6 +15,9 @@ from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, d
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.validation import InputError
 
+NOTHING = 1e-300
+"""About the end of float64's range: a delta down there has no relative accuracy."""
+
 
 class Side(NamedTuple):
     """One direction's answer with the engine of each element."""
@@ -95,9 +98,9 @@ def by_engines(
 
 
 def narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
-    """Whether a bracket is as narrow as asked for; one that is open above never is."""
+    """Whether a bracket is as narrow as asked for; one that is open above never is, one below NOTHING always."""
     with np.errstate(invalid="ignore"):
-        return (high <= 0) | (low == high) | (np.isfinite(high) & (high - np.maximum(low, 0.0) <= rtol * high))
+        return (high <= NOTHING) | (low == high) | (np.isfinite(high) & (high - np.maximum(low, 0.0) <= rtol * high))
 
 
 def _only_gaussian(parts: Components) -> np.ndarray:

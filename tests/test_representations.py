@@ -357,3 +357,13 @@ def test_tradeoff_of_dp_sgd():
     eps = np.linspace(0.0, 1.0, 21)
     assert found.upper >= np.max(1 - ja.delta(run, eps).lower - np.exp(eps) * 0.05) - 1e-12
     assert found.upper - found.lower < 1e-3
+
+
+def test_a_cut_tail_leaves_moments_open_above_and_vectors_are_taken_apart():
+    p = ja.profile(ja.DiscreteGaussian(2.0))
+    r, rho = p.renyi([0.5, 2.0]), p.zcdp()
+    assert np.all(r.lower <= [0.0625 + 1e-12, 0.25 + 1e-12]) and list(r.upper) == [pytest.approx(0.0625), np.inf]
+    assert rho.lower <= 0.125 + 1e-12 and rho.upper == np.inf and rho.status == r.status[1] == "width"
+    batch = ja.FiniteOutput([[0.5, 0.5], [0.6, 0.4]], [[0.4, 0.6], [0.3, 0.7]])
+    single = [ja.profile(ja.FiniteOutput(a, b)).tradeoff(0.1) for a, b in zip(batch.p, batch.q, strict=True)]
+    np.testing.assert_array_equal(ja.profile(batch).tradeoff(0.1).upper, [b.upper for b in single])

@@ -34,6 +34,9 @@ class Rung(NamedTuple):
 TOLERANCE = 1e-8
 """Relative size of delta down to which images and cut-off terms are driven, unless a call says otherwise."""
 
+LEAST, LOWEST = 1e-305, -700.0
+"""The least upper end of delta that is not 0, and the logarithm below which lower ends are: exp loses digits there."""
+
 DOUBT = 5.0
 """An estimate by a plain rung starts the split contour if the saddle point approximation is within this factor."""
 
@@ -242,7 +245,10 @@ def delta(
         logs,
         np.zeros(epsilon.shape, int),
     )
-    return Answer(*(np.exp(np.minimum(x, 0.0)) for x in _climb(question, parts)))
+    lower, middle, upper = _climb(question, parts)
+    ends = (np.exp(np.minimum(x, 0.0)) for x in (np.where(lower > LOWEST, lower, -np.inf), middle, upper))
+    low, mid, high = ends
+    return Answer(low, mid, np.where(upper > -np.inf, np.maximum(high, LEAST), 0.0))
 
 
 def _total_variation(parts: Components) -> np.ndarray:

@@ -19,6 +19,7 @@ __all__ = [
     "BaseMechanism",
     "Mechanism",
     "batch_shape",
+    "element",
     "holds_vectors",
     "register",
     "require_mechanism",
@@ -166,6 +167,28 @@ def _shapes(mechanism: Mechanism, prefix: str = "") -> Iterator[tuple[str, tuple
             else:
                 shape = np.shape(item)
                 yield place, shape[:-1] if field.name in mechanism.vectors else shape
+
+
+def element(mechanism: M, index: tuple[Any, ...]) -> M:
+    """One configuration of a batch, as a mechanism without batch axes."""
+    shape = batch_shape(cast(Any, mechanism))
+
+    def one(owner: Any) -> Any:
+        if isinstance(owner, tuple):
+            return tuple(one(item) for item in owner)
+        taken = {}
+        for field in dataclasses.fields(owner):
+            value = getattr(owner, field.name)
+            if isinstance(value, Mechanism | tuple):
+                value = one(value)
+            elif field.name in owner.vectors:
+                value = np.broadcast_to(value, shape + np.shape(value)[-1:])[index]
+            elif not field.metadata.get("static"):
+                value = float(np.broadcast_to(value, shape)[index])
+            taken[field.name] = value
+        return type(owner)(**taken)
+
+    return cast(M, one(mechanism))
 
 
 def holds_vectors(mechanism: Mechanism) -> bool:

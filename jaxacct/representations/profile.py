@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from scipy.special import ndtri
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import DIRECTIONS, RELATIONS, Mechanism, batch_shape, components, directions
-from jaxacct.mechanisms.base import register
+from jaxacct.mechanisms.base import element, register
 from jaxacct.representations import tradeoff
 from jaxacct.representations.characteristic import LogCharacteristic, log_characteristic
 from jaxacct.representations.renyi import renyi_divergence, zero_concentrated
@@ -236,10 +235,7 @@ class Profile:
 
     def element(self, index: tuple[int, ...]) -> Profile:
         """The profile of one configuration of the batch."""
-        shape = batch_shape(self.mechanism)
-        take = lambda leaf: float(np.broadcast_to(leaf, shape)[index])
-        one = jax.tree_util.tree_map(take, self.mechanism)
-        return Profile(one, self.relation, self.engine, self.rtol, self.memory_bytes)
+        return Profile(element(self.mechanism, index), self.relation, self.engine, self.rtol, self.memory_bytes)
 
 
 def profile(

@@ -13,6 +13,8 @@ from jaxacct.validation import POSITIVE, broadcast_shape, check, refuse_tracers
 
 __all__ = ["renyi_divergence", "sides", "zero_concentrated"]
 
+CUT = 1e-290
+"""Mass at infinity below which it stands for a cut tail, as that of discrete Gaussian noise."""
 NEAR_ONE = 1e-5
 """Order 1 lies between the orders 1 -+ this: Rényi divergences increase with the order."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
@@ -72,7 +74,7 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
     low, high = low.reshape(shape), high.reshape(shape)
     low = low if mechanism.kind == "certified" else np.zeros_like(low)
     with np.errstate(invalid="ignore"):
-        narrow = high - low <= 1e-3 * high
+        narrow = np.isfinite(high) & (high - low <= 1e-3 * high)
     status = np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
     middle = np.where(np.isinf(high), low, 0.5 * (low + np.where(np.isinf(high), low, high)))
     return Bounds(low, np.clip(middle, low, high), high, mechanism.kind, status, "quadrature")
@@ -101,8 +103,8 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
     # order - 1 is rounded for orders near 0, where the divergence is proportional to the order
     slack = 4.0 * _UNIT * (1.0 + 1.0 / order)
     low, high = low - slack * np.abs(low), high + slack * np.abs(high)
-    infinite = (parts.log_survival < 0) & (order >= 1.0)
-    return Interval(np.where(infinite, np.inf, low), np.where(infinite, np.inf, high))
+    leaks, cut = (x & (order >= 1.0) for x in _leaks(parts))
+    return Interval(np.where(leaks, np.inf, low), np.where(leaks | cut, np.inf, high))
 
 
 def _largest_ratio(parts: Components) -> Interval:
@@ -127,9 +129,19 @@ def _largest_ratio(parts: Components) -> Interval:
     high = np.maximum(np.maximum(first, cells), beyond)
     gaussian = ~np.any(np.concatenate([parts.gauss_n, parts.laplace_n, parts.finite_n], axis=1) > 0, axis=1)
     high = np.where(gaussian, limit, high) * (1.0 + 1e-12)
-    infinite = parts.log_survival < 0
+    leaks, cut = _leaks(parts)
     low = np.minimum(low, high)
-    return Interval(np.where(infinite, np.inf, low), np.where(infinite, np.inf, high))
+    return Interval(np.where(leaks, np.inf, low), np.where(leaks | cut, np.inf, high))
+
+
+def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
+    """(whether a loss is infinite, whether a tail too small to matter elsewhere was cut off).
+
+    Of a cut tail nothing is known here but its mass, so that the moments above order 1 are bounded from below only.
+    """
+    lost = parts.log_survival < 0
+    cut = lost & (parts.log_survival > -CUT)
+    return lost & ~cut, cut
 
 
 def _largest_bounded(parts: Components) -> np.ndarray:
