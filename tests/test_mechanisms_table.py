@@ -1,10 +1,12 @@
-"""The table of mechanisms in the README is what the code says, and it leaves none out."""
+"""The tables of mechanisms in the READMEs are what the code says and leave none out."""
 
 import inspect
 import pathlib
 
 import jaxacct.mechanisms as mechanisms
+import jaxacct.representations as representations
 from jaxacct.mechanisms.table import EXAMPLES, table
+from jaxacct.representations import table as representations_table
 
 README = pathlib.Path(mechanisms.__file__).parent / "README.md"
 START, END = "<!-- table: made by jaxacct.mechanisms.table.table() -->\n", "<!-- end of table -->\n"
@@ -13,6 +15,12 @@ START, END = "<!-- table: made by jaxacct.mechanisms.table.table() -->\n", "<!--
 def test_readme_holds_the_table():
     text = README.read_text()
     assert text.split(START)[1].split(END)[0] == table()
+
+
+def test_readme_holds_the_table_of_representations():
+    text = pathlib.Path(representations.__file__).with_name("README.md").read_text()
+    start = START.replace("mechanisms", "representations")
+    assert text.split(start)[1].split(END)[0] == representations_table.table()
 
 
 def test_no_mechanism_is_left_out():
