@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers import refusal
+from helpers import compositions, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,14 +35,7 @@ bases = st.one_of(
     st.builds(ja.ApproximateDP, positive, batches(st.floats(0.0, 0.5))),
 )
 steps = bases | st.builds(ja.PoissonSampled, bases, rates)
-mechanisms = st.recursive(
-    steps,
-    lambda inner: (
-        st.builds(ja.repeat, inner, st.integers(1, 2**53))
-        | st.lists(inner, min_size=1, max_size=3).map(lambda m: ja.compose(*m))
-    ),
-    max_leaves=5,
-)
+mechanisms = compositions(steps)
 
 
 def test_doctests():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -39,9 +40,9 @@ class _IntegerNoise(BaseMechanism):
         object.__setattr__(self, "sensitivity", int(value))
         super().__post_init__()
 
+    @abstractmethod
     def pair(self, shift: int) -> FinitePair:
         """The pair noise + shift, noise."""
-        raise NotImplementedError
 
     def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
         return sample_pair(self.pair(self.sensitivity * int(sensitivity(relation))), rate, direction)

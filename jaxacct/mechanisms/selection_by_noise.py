@@ -11,7 +11,7 @@ from jaxacct.mechanisms.base import BaseMechanism, register
 from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair, PureDP, sample_pair
 from jaxacct.mechanisms.parts import FinitePart
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
-from jaxacct.validation import COUNT, NON_NEGATIVE, POSITIVE, InputError, choice
+from jaxacct.validation import COUNT, NON_NEGATIVE, POSITIVE, check_flag, choice
 
 __all__ = ["ExponentialMechanism", "GaussianNoisyMax", "ReportNoisyMax"]
 
@@ -122,8 +122,7 @@ class GaussianNoisyMax(BaseMechanism):
     constraints: ClassVar = {"noise_multiplier": POSITIVE, "candidates": COUNT}
 
     def __post_init__(self) -> None:
-        if not isinstance(self.monotone, bool):
-            raise InputError(f"monotone = {self.monotone!r} must be True or False; say whether all scores move alike")
+        check_flag("monotone", self.monotone, "say whether all scores move alike")
         super().__post_init__()
 
     @property

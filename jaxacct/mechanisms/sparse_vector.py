@@ -11,7 +11,7 @@ from jaxacct.mechanisms.base import BaseMechanism, Mechanism, register, sensitiv
 from jaxacct.mechanisms.finite import PureDP, sample_pair
 from jaxacct.mechanisms.laplace import Laplace
 from jaxacct.mechanisms.parts import FinitePart, Part
-from jaxacct.validation import COUNT, POSITIVE, InputError
+from jaxacct.validation import COUNT, POSITIVE, check_flag
 
 __all__ = ["AboveThreshold", "NumericSparse"]
 
@@ -48,8 +48,7 @@ class AboveThreshold(BaseMechanism):
     constraints: ClassVar = {"threshold_scale": POSITIVE, "query_scale": POSITIVE, "answers": COUNT}
 
     def __post_init__(self) -> None:
-        if not isinstance(self.monotone, bool):
-            raise InputError(f"monotone = {self.monotone!r} must be True or False; say whether all queries move alike")
+        check_flag("monotone", self.monotone, "say whether all queries move alike")
         super().__post_init__()
 
     @property

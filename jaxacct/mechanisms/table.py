@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jaxacct.mechanisms.base import BaseMechanism, Mechanism
 from jaxacct.mechanisms.components import components, directions
 from jaxacct.mechanisms.composition import Composed, Repeated
@@ -20,6 +22,9 @@ from jaxacct.mechanisms.without_replacement import SampledWithoutReplacement
 from jaxacct.validation import InputError
 
 __all__ = ["EXAMPLES", "table"]
+
+Way = Callable[[BaseMechanism, float], Mechanism]
+"""A way of sampling: a base mechanism and a rate or share."""
 
 EXAMPLES: tuple[Mechanism, ...] = (
     Gaussian(1.0),
@@ -52,7 +57,11 @@ def table() -> str:
     >>> print(table().splitlines()[2])
     | Gaussian | certified | certified | certified | refused | certified | refused | no |
     """
-    ways = {"": None, ", Poisson": PoissonSampled, ", without replacement": SampledWithoutReplacement}
+    ways: dict[str, Way | None] = {
+        "": None,
+        ", Poisson": PoissonSampled,
+        ", without replacement": SampledWithoutReplacement,
+    }
     head = [f"{name}{way}" for way in ways for name in _RELATIONS]
     lines = [
         f"| mechanism | {' | '.join(head)} | epsilon at delta 0 |",
@@ -64,12 +73,15 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _answer(example: Mechanism, way: type[Mechanism] | None, relation: str) -> str:
+def _answer(example: Mechanism, way: Way | None, relation: str) -> str:
     """The kind of the answer, or that there is none."""
-    if way is not None and not isinstance(example, BaseMechanism):
-        return "refused"
     try:
-        asked = example if way is None else way(example, 0.1)  # type: ignore[call-arg]
+        if way is None:
+            asked = example
+        elif isinstance(example, BaseMechanism):
+            asked = way(example, 0.1)
+        else:
+            return "refused"
         for direction in directions(asked, relation):
             components(asked, relation, direction)
     except InputError:

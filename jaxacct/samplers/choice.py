@@ -21,8 +21,38 @@ __all__ = ["ExponentialChoice", "GaussianNoisyMaxChoice", "NoisyMaxChoice"]
 NOISES = ("laplace", "exponential", "gumbel")
 
 
+class _PureChoice:
+    """A choice made by noise whose scale is all that makes it private."""
+
+    epsilon: float
+    sensitivity: float
+    monotone: bool
+
+    @property
+    def noise(self) -> str:
+        """The law of the noise; Gumbel's is the exponential mechanism."""
+        return "gumbel"
+
+    def __post_init__(self) -> None:
+        _check_fields(self, epsilon=self.epsilon, sensitivity=self.sensitivity)
+
+    @property
+    def privacy(self) -> PureDP:
+        """The guarantee of one choice."""
+        return PureDP(self.epsilon)
+
+    @property
+    def scale(self) -> float:
+        """The scale of the noise: 2 Delta / epsilon, or Delta / epsilon for monotone utilities."""
+        return self.sensitivity * (1.0 if self.monotone else 2.0) / self.epsilon
+
+    def sample(self, key: jax.Array, utilities: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
+        """Independent choices of the given shape for each row of utilities, as indices; shape + batch."""
+        return _noisy_argmax(key, utilities, shape, self.noise, self.scale)
+
+
 @dataclass(frozen=True)
-class ExponentialChoice:
+class ExponentialChoice(_PureChoice):
     """Chooses candidate r with probability proportional to exp(epsilon u_r / (2 Delta)): epsilon-DP.
 
     Delta, the sensitivity, is the most that one record moves any single utility. With `monotone` (one record
@@ -46,28 +76,11 @@ class ExponentialChoice:
     sensitivity: float = 1.0
     monotone: bool = False
 
-    def __post_init__(self) -> None:
-        _check_fields(self, epsilon=self.epsilon, sensitivity=self.sensitivity)
-
-    @property
-    def privacy(self) -> PureDP:
-        """The guarantee of one choice."""
-        return PureDP(self.epsilon)
-
-    @property
-    def scale(self) -> float:
-        """2 Delta / epsilon, or Delta / epsilon for monotone utilities."""
-        return _scale(self.epsilon, self.sensitivity, self.monotone)
-
     def probabilities(self, utilities: Any) -> np.ndarray:
         """The law of the choice over the last axis of `utilities` (finite numbers)."""
         u = _utilities(utilities)
         weights = np.exp((u - u.max(-1, keepdims=True)) / self.scale)
         return np.asarray(weights / weights.sum(-1, keepdims=True))
-
-    def sample(self, key: jax.Array, utilities: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
-        """Independent choices of the given shape for each row of utilities, as indices; shape + batch."""
-        return _noisy_argmax(key, utilities, shape, "gumbel", self.scale)
 
     def sample_exact(self, utilities: Sequence[Any], rng: random.Random | None = None) -> int:
         """One choice, exactly distributed: uniform proposals, accepted with probability e^{-(OPT - u)/scale}.
@@ -92,7 +105,7 @@ class ExponentialChoice:
 
 
 @dataclass(frozen=True)
-class NoisyMaxChoice:
+class NoisyMaxChoice(_PureChoice):
     """Report-noisy-max: adds independent noise to every utility and releases the index of the largest.
 
     epsilon-DP with noise of scale 2 Delta / epsilon, or Delta / epsilon for monotone utilities, where the
@@ -111,21 +124,7 @@ class NoisyMaxChoice:
 
     def __post_init__(self) -> None:
         choice("noise", self.noise, NOISES)
-        _check_fields(self, epsilon=self.epsilon, sensitivity=self.sensitivity)
-
-    @property
-    def privacy(self) -> PureDP:
-        """The guarantee of one choice."""
-        return PureDP(self.epsilon)
-
-    @property
-    def scale(self) -> float:
-        """The scale of the noise."""
-        return _scale(self.epsilon, self.sensitivity, self.monotone)
-
-    def sample(self, key: jax.Array, utilities: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
-        """Independent choices of the given shape for each row of utilities, as indices; shape + batch."""
-        return _noisy_argmax(key, utilities, shape, self.noise, self.scale)
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -161,10 +160,6 @@ class GaussianNoisyMaxChoice:
     def sample(self, key: jax.Array, utilities: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
         """Independent choices of the given shape for each row of utilities, as indices; shape + batch."""
         return _noisy_argmax(key, utilities, shape, "normal", self.noise_multiplier * self.sensitivity)
-
-
-def _scale(epsilon: float, sensitivity: float, monotone: bool) -> float:
-    return sensitivity * (1.0 if monotone else 2.0) / epsilon
 
 
 def _check_fields(sampler: Any, **fields: Any) -> None:

@@ -30,8 +30,7 @@ def exponential_error(
     >>> round(float(exponential_error(1.0, 0.05, 100)), 4)
     15.2018
     """
-    eps, b, odds, unit = _checked(monotone, epsilon=epsilon, beta=beta, k=candidates, r=optimal, Delta=sensitivity)
-    return (unit / eps * (np.log(odds) - np.log(b)))[()]
+    return _balance(monotone, epsilon=epsilon, beta=beta, k=candidates, r=optimal, Delta=sensitivity)
 
 
 def exponential_failure(
@@ -54,12 +53,17 @@ def exponential_epsilon(
     >>> round(float(exponential_epsilon(15.2018, 0.05, 100)), 4)
     1.0
     """
-    a, b, odds, unit = _checked(monotone, error=error, beta=beta, k=candidates, r=optimal, Delta=sensitivity)
-    return (unit / a * (np.log(odds) - np.log(b)))[()]
+    return _balance(monotone, error=error, beta=beta, k=candidates, r=optimal, Delta=sensitivity)
 
 
 _RULES = {"epsilon": POSITIVE, "beta": DELTA, "error": POSITIVE, "k": COUNT, "r": COUNT, "Delta": POSITIVE}
 _NAMES = {"k": "candidates", "r": "optimal", "Delta": "sensitivity"}
+
+
+def _balance(monotone: bool, **given: Any) -> Any:
+    """The error from epsilon, or epsilon from the error: their product is 2 Delta log(k / (r beta))."""
+    first, b, odds, unit = _checked(monotone, **given)
+    return (unit / first * (np.log(odds) - np.log(b)))[()]
 
 
 def _checked(monotone: bool, **given: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
