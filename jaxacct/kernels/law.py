@@ -58,7 +58,10 @@ def log_mix(sigma, q, u):
     grown = jnp.expm1(jnp.minimum(y, 30.0))
     added = jnp.where(high, q + (1.0 - q) * small, (1.0 - q) + q * small)
     apart = high | low
-    value = jnp.where(apart, jnp.where(high, y, 0.0) + jnp.log(added), log1p(q * grown))
+    # log1p as in special.py, which shares its logarithm with the other case
+    log = jnp.log(jnp.where(apart, added, 1.0 + q * grown))
+    near = jnp.where(jnp.abs(q * grown) < 0.3, jnp.log1p(q * grown), log)
+    value = jnp.where(apart, jnp.where(high, y, 0.0) + log, near)
     share = jnp.where(high, q, q * small) / added
     ratio = jnp.where(y < 0.0, small, 1.0 / small)
     return value, jnp.where(apart, share, q * ratio / (1.0 + q * grown))

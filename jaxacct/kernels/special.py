@@ -21,7 +21,10 @@ def log_ndtr(x):
     half = 0.5 * lax.erfc(jnp.abs(x) * 0.5**0.5)
     far = jnp.minimum(x, -36.0)
     square = far**-2
-    series = log1p(-square * (1.0 - 3.0 * square * (1.0 - 5.0 * square * (1.0 - 7.0 * square))))
-    beyond = -0.5 * far**2 - jnp.log(-far) - 0.5 * jnp.log(2.0 * jnp.pi) + series
-    left = jnp.where(x < -36.0, beyond, jnp.log(jnp.maximum(half, 1e-300)))
-    return jnp.where(x > 0, log1p(-half), left)
+    small = -square * (1.0 - 3.0 * square * (1.0 - 5.0 * square * (1.0 - 7.0 * square)))
+    series = small * (1.0 - small * (0.5 - small / 3.0))  # log1p(small), |small| < 1e-3
+    # one logarithm for all three cases: they are what takes the time
+    beyond, above = x < -36.0, x > 0.0
+    log = jnp.log(jnp.where(beyond, -far, jnp.where(above, 1.0 - half, half)))
+    log = jnp.where(above & (half < 0.3), jnp.log1p(-half), log)
+    return jnp.where(beyond, -0.5 * far**2 - 0.5 * jnp.log(2.0 * jnp.pi) + series - log, log)
