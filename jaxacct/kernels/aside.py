@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxacct.kernels import certificate, split_certificate
+from jaxacct.kernels import certificate
 from jaxacct.kernels.law import Law, log_mix
 from jaxacct.kernels.special import log1p, log_ndtr
 from jaxacct.kernels.split import AWAY, Window, frame, high_blur, low_blur, place_of
@@ -92,7 +92,7 @@ def choose(law: Law, epsilon, log_delta, log_tol):
     base = jnp.log(step)[:, None] - 0.5 * u**2 - 0.5 * jnp.log(2.0 * jnp.pi)
 
     c = jnp.geomspace(1.5, 150.0, ABSCISSAE) / scale
-    plain = law.mu2 * c * (c + 1.0) / 2.0 + split_certificate.log_kappa(c)
+    plain = law.mu2 * c * (c + 1.0) / 2.0 + certificate.log_kappa(c)
 
     # the lowest split above which the loss exceeds eps whatever the other steps do
     highs = place_of(sigma, q, scale * (1.0 + jnp.geomspace(0.05, 100.0, FAR_LEVELS))) + 2.0 * high_blur(sigma)

@@ -196,6 +196,11 @@ def _step_error_on_the_axis(sigma, q, sign, c, end, step):
     return jnp.where(error < 0.5, -log1p(-jnp.minimum(error, 0.5)), jnp.inf)
 
 
+def log_kappa(c):
+    """log of `c^c/(1+c)^{1+c}`, the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`, without cancellation."""
+    return -log1p(c) - c * log1p(1.0 / c)
+
+
 def chernoff(law: Law, c, nodes):
     """An upper bound of `K(c) + log kappa(c)`: `delta(eps) <= e^{K(c) - c eps} kappa(c)` for every eps and c > 0.
 
@@ -209,4 +214,4 @@ def chernoff(law: Law, c, nodes):
         axis = jax.vmap(_step_error_on_the_axis, (0, 0, None, None, 0, 0))
         each = axis(law.gauss_sigma, law.gauss_q, law.sign, c, hi + step, step)
         allowance = allowance + jnp.sum(jnp.where(law.gauss_n > 0, law.gauss_n * each, 0.0))
-    return cumulants(law, c, nodes)[0] + allowance + c * jnp.log(c) - (1.0 + c) * log1p(c)
+    return cumulants(law, c, nodes)[0] + allowance + log_kappa(c)

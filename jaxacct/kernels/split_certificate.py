@@ -250,11 +250,6 @@ def _jump_ceiling(sigma, q, low, high, c, nodes: Frame, log_jump, frequencies):
     return jnp.minimum(jnp.min(jax.vmap(at)(alphas), axis=0) - log_jump, 0.0)
 
 
-def log_kappa(c):
-    """log of `c^c/(1+c)^{1+c}`, the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`."""
-    return c * jnp.log(c) - (1.0 + c) * log1p(c)
-
-
 def _raised(law: Law, keep, parts: Split, errors, rise):
     """By how much errors (J, 2) relative to the parts can raise K(c)."""
     n = law.gauss_n
@@ -273,7 +268,7 @@ def _log_total(law: Law, keep, parts: Split, c):
 def chernoff(law: Law, keep, parts: Split, errors, c):
     """An upper bound of `K(c) + log kappa(c)` for what the contour integrates, from the (J, 2) errors of its parts."""
     own, rise = _log_total(law, keep, parts, c)
-    return own + _raised(law, keep, parts, errors, rise) + log_kappa(c)
+    return own + _raised(law, keep, parts, errors, rise) + certificate.log_kappa(c)
 
 
 def decay_beyond(law: Law, window, frames: Frame, parts: Split, errors, c, k0, frequency):
@@ -286,4 +281,4 @@ def decay_beyond(law: Law, window, frames: Frame, parts: Split, errors, c, k0, f
 def calm_chernoff(law: Law, parts: Split, errors, c):
     """The same for compositions of calm steps alone."""
     calm = law.gauss_n @ (parts.log_calm + 1.01 * errors[:, 0] + 1e-12)
-    return law.mu2 * c * (c + 1.0) / 2.0 + calm + log_kappa(c)
+    return law.mu2 * c * (c + 1.0) / 2.0 + calm + certificate.log_kappa(c)

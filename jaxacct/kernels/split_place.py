@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxacct.kernels import aside, saddle, split_certificate
+from jaxacct.kernels import aside, certificate, saddle, split_certificate
 from jaxacct.kernels.contour import MULTIPLES, period_for
 from jaxacct.kernels.law import Law
 from jaxacct.kernels.split import AWAY, Window, cumulants, frame, shares, tilted
@@ -47,7 +47,7 @@ def _option(law: Law, window: Window, epsilon, log_delta, log_tol, count):
         return cumulants(law, window.keep, both, c)
 
     def size(c):
-        return k(c)[0] + split_certificate.log_kappa(c)
+        return k(c)[0] + certificate.log_kappa(c)
 
     _, mean, variance = k(1e-3 * start)
     gap = epsilon - mean
