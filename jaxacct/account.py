@@ -177,7 +177,7 @@ def bracket_epsilon(
     status = np.where(narrow(low, high, rtol), "ok", "width").astype("<U16")
     status = np.where(high == 0, "zero", status)
     status = np.where(np.isinf(low), "mass_at_infinity", status)
-    return _bounds(shape, side, status, mechanism.kind)
+    return _bounds(shape, side, status, mechanism.kind_under(relation))
 
 
 def delta(
@@ -231,7 +231,7 @@ def delta(
     side = both_directions(mechanism, epsilon, shape, relation, solve)
     low, _, high = side.answer
     status = np.where(narrow(low, high, rtol), "ok", "width").astype("<U16")
-    return _bounds(shape, side, np.where(high == 0, "zero", status), mechanism.kind)
+    return _bounds(shape, side, np.where(high == 0, "zero", status), mechanism.kind_under(relation))
 
 
 def _common_shape(mechanism: Mechanism, values: float | np.ndarray, name: str) -> tuple[int, ...]:

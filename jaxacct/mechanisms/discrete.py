@@ -49,8 +49,11 @@ class _IntegerNoise(BaseMechanism):
     def pair(self, shift: int) -> FinitePair:
         """The pair noise + shift, noise."""
 
+    def finite_pair(self, relation: str) -> FinitePair:
+        return self.pair(self.sensitivity * int(sensitivity(relation)))
+
     def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
-        return sample_pair(self.pair(self.sensitivity * int(sensitivity(relation))), rate, direction)
+        return sample_pair(self.finite_pair(relation), rate, direction)
 
 
 @register

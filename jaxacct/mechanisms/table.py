@@ -88,7 +88,7 @@ def _answer(example: Mechanism, way: Way | None, relation: str) -> str:
             components(asked, relation, direction)
     except InputError:
         return "refused"
-    return asked.kind
+    return asked.kind_under(relation)
 
 
 def _bounded(example: Mechanism) -> str:
