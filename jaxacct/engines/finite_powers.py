@@ -15,6 +15,8 @@ __all__ = ["Atoms", "inexact", "powers", "trimmed"]
 
 PAIRS = 2**17
 """Most pairs of atoms that are added up."""
+LIGHT = 1e-6
+"""What is cut off, over what may be left out: little, as a few more deviations cost little."""
 UNIT = 2.0**-53
 UNDERFLOW = 1e-307
 """More than a product of masses loses below float64's range."""
@@ -36,10 +38,10 @@ def inexact(mass: np.ndarray) -> np.ndarray:
 
 
 def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
-    """The law in ascending order, without what has mass e^cut/8 at either end in ``count`` steps."""
+    """The law in ascending order, without what has mass e^cut times LIGHT at either end in ``count`` steps."""
     order = np.argsort(loss)
     loss, mass = loss[order], mass[order]
-    light = np.exp(cut) / 8.0 / count
+    light = np.exp(cut) * LIGHT / count
     keep = (np.cumsum(mass) > light) & (np.cumsum(mass[::-1])[::-1] > light)
     away = float(mass[~keep].sum()) * (1.0 + 1e-12)
     loss, mass = loss[keep], mass[keep]
