@@ -40,8 +40,8 @@ def _cumulants(sketches: list[Sketch], theta: float) -> tuple[float, float, floa
 
 
 def share_of(rtol: float) -> float:
-    """log of the share of delta that truncated mass may carry; a small one costs little range."""
-    return float(np.log(min(rtol, 1e-6))) - 4.0
+    """log of the share of delta that truncated mass may carry."""
+    return float(np.log(rtol)) - 4.0
 
 
 def plan_for(laws: list[Law], eps: float | None, log_delta: float, share: float) -> Plan:
