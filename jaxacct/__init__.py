@@ -37,6 +37,7 @@ _HOMES = {
         "RandomizedResponse",
         "ReportNoisyMax",
         "SampledWithoutReplacement",
+        "SmoothSensitivityGaussian",
         "compose",
         "dp_sgd",
         "profile_from_cdfs",

@@ -104,7 +104,7 @@ def epsilon(
     refuse_tracers("ja.epsilon", _KERNEL, mechanism=mechanism, delta=delta)
     delta = check("delta", delta, DELTA_OR_ZERO)
     choice("engine", engine, ENGINES)
-    effort = Effort(rtol, 0.5 * min(rtol, NARROW), contour.TOLERANCE, min(0.1 * rtol, NARROW))
+    effort = Effort(rtol, 0.5 * min(rtol, NARROW), contour.TOLERANCE, 0.1 * rtol)
     return bracket_epsilon(mechanism, delta, relation, engine, effort, memory_bytes)
 
 
@@ -177,7 +177,7 @@ def bracket_epsilon(
     status = np.where(narrow(low, high, rtol), "ok", "width").astype("<U16")
     status = np.where(high == 0, "zero", status)
     status = np.where(np.isinf(low), "mass_at_infinity", status)
-    return _bounds(shape, side, status, mechanism.kind)
+    return _bounds(shape, side, status, mechanism.kind_under(relation))
 
 
 def delta(
@@ -218,9 +218,7 @@ def delta(
                 np.maximum(floor - infinite, 0.0)[rows] * (1 - 8 * UNIT),
                 0.5 * min(rtol, NARROW),
             ),
-            lambda p, i, row: lattice().delta(
-                p, i, float(eps[row]), rtol=min(0.1 * rtol, NARROW), memory_bytes=memory_bytes
-            ),
+            lambda p, i, row: lattice().delta(p, i, float(eps[row]), rtol=0.1 * rtol, memory_bytes=memory_bytes),
         )
         low, mid, high = (np.where(absent(parts), 0.0, x) for x in side.answer)
         low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite
@@ -231,7 +229,7 @@ def delta(
     side = both_directions(mechanism, epsilon, shape, relation, solve)
     low, _, high = side.answer
     status = np.where(narrow(low, high, rtol), "ok", "width").astype("<U16")
-    return _bounds(shape, side, np.where(high == 0, "zero", status), mechanism.kind)
+    return _bounds(shape, side, np.where(high == 0, "zero", status), mechanism.kind_under(relation))
 
 
 def _common_shape(mechanism: Mechanism, values: float | np.ndarray, name: str) -> tuple[int, ...]:

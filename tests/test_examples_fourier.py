@@ -6,11 +6,18 @@ import sys
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
+from scipy.stats import binom
 
 import jaxacct as ja
 from jaxacct.representations import renyi_divergence
 
 FOLDER = pathlib.Path(__file__).parents[1] / "examples" / "zhu_dong_wang_2022"
+
+
+def gaussian_delta(mu, eps):
+    """H_{e^eps}(N(mu, 1) || N(0, 1)) for every real eps."""
+    return ndtr(mu / 2 - eps / mu) - np.exp(eps) * ndtr(-mu / 2 - eps / mu)
 
 
 @pytest.fixture
@@ -51,12 +58,18 @@ def test_figure1(figure):
 def test_figure3a(figure):
     c = figure("figure3a")
     np.testing.assert_allclose(c["Fourier"], c["exact (certified)"], rtol=1e-6)
+    np.testing.assert_allclose(gaussian_delta(np.sqrt(c["compositions"]) / 20, c["exact (certified)"]), 1e-5, rtol=1e-6)
     assert (c["Renyi"] > c["exact (certified)"]).all()
 
 
 def test_figure3b(figure):
+    """The losses of the responses are binomial, so that the profile is a mixture of Gaussian ones."""
     c = figure("figure3b")
-    np.testing.assert_allclose(c["Fourier"], c["exact (certified)"], rtol=1e-3)
+    np.testing.assert_allclose(c["Fourier"], c["exact (certified)"], rtol=1e-6)
+    for k, eps in zip(c["k"], c["exact (certified)"], strict=True):
+        right = np.arange(k + 1)
+        left = eps - (2 * right - k) * np.log(0.52 / 0.48)
+        assert binom.pmf(right, k, 0.52) @ gaussian_delta(np.sqrt(k) / 5, left) == pytest.approx(1e-6, rel=1e-6)
     assert (c["Renyi"] > c["exact (certified)"]).all()
 
 
@@ -71,6 +84,9 @@ def test_figure4a(figure):
     c = figure("figure4a")
     assert (c["H(mixture || Q)"] >= c["H(P || mixture)"] - 1e-12)[c["alpha"] > 1].all()
     assert (c["H(mixture || Q)"] <= c["H(P || mixture)"] + 1e-12)[c["alpha"] < 1].all()
+    above = c["alpha"] > 1.0  # the sampled profile by that of the base: sigma = 0.5, q = 0.3
+    moved = np.log1p((c["alpha"][above] - 1.0) / 0.3)
+    np.testing.assert_allclose(c["H(mixture || Q)"][above], 0.3 * gaussian_delta(2.0, moved), rtol=1e-9)
 
 
 def test_example15(figure):

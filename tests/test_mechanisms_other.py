@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.special
 from dp_accounting.pld import privacy_loss_distribution
 from helpers import refusal
 
@@ -108,11 +109,35 @@ def test_replace_one_without_replacement_dominates_an_enumerated_run():
         assert ja.delta(fixed, eps, relation="replace_one").upper >= truth
 
 
+@pytest.mark.parametrize("ratio", [0.01, 0.4])
+def test_replace_one_without_replacement_of_continuous_noise_is_piecewise(ratio):
+    """delta(eps) = g delta_base(log(1 + (e^eps - 1)/g)), alike in both directions, with delta_base in closed form."""
+    eps = np.array([0.0, 0.01, 0.1, 0.3])
+    moved = np.log1p(np.expm1(eps) / ratio)
+    a, b = moved * 3 / 2 - 1 / 3, moved * 3 / 2 + 1 / 3  # noise 3, sensitivity 2
+    gaussian = scipy.special.ndtr(-a) - np.exp(moved) * scipy.special.ndtr(-b)
+    laplace = np.maximum(-np.expm1(0.5 * (moved - 2 / 3)), 0.0)
+    for base, truth in ((ja.Gaussian(3.0), gaussian), (ja.Laplace(3.0), laplace)):
+        got = ja.delta(ja.SampledWithoutReplacement(base, ratio), eps, relation="replace_one")
+        assert got.kind[0] == "bound" and np.all(got.upper >= ratio * truth * (1 - 1e-12))
+        np.testing.assert_allclose(got.upper, ratio * truth, rtol=2e-4, atol=1e-6 * ratio)
+        assert ja.delta(ja.SampledWithoutReplacement(base, ratio), 0.1).kind == "certified"
+
+
+def test_replace_one_without_replacement_of_a_gaussian_dominates_its_bins():
+    """Which bin the output fell in is a post-processing with finitely many outcomes."""
+    edges = np.linspace(-9.0, 10.0, 1500)
+    q, p = (np.diff(scipy.special.ndtr(np.concatenate([[-np.inf], edges - m, [np.inf]]))) for m in (0.0, 1.0))
+    runs = (ja.FiniteOutput(p / p.sum(), q / q.sum()), ja.Gaussian(2.0))
+    bins, whole = (ja.repeat(ja.SampledWithoutReplacement(base, 0.1), 100) for base in runs)
+    low, high = (ja.epsilon(m, 1e-5, relation="replace_one", rtol=1e-3) for m in (bins, whole))
+    assert low.lower <= high.upper <= low.upper * (1 + 2e-3) and high.kind == "bound"
+    assert ja.profile(whole, relation="replace_one").delta(1.0).kind == "bound"
+
+
 def test_without_replacement_refusals():
-    gaussian = ja.SampledWithoutReplacement(ja.Gaussian(1.0), [0.5, 1.0])
-    assert "SampledWithoutReplacement of Gaussian; use relation=" in refusal(
-        ja.epsilon, gaussian, 1e-5, relation="replace_one"
-    )
+    mixture = ja.SampledWithoutReplacement(ja.MixtureOfGaussians(1.0, [1.0], [1.0]), 0.5)
+    assert "replace_one" in refusal(ja.epsilon, mixture, 1e-5, relation="replace_one")
     assert ja.epsilon(ja.SampledWithoutReplacement(ja.Gaussian(1.0), 1.0), 1e-5, relation="replace_one").ok
     assert "single step" in refusal(ja.SampledWithoutReplacement, ja.repeat(ja.Gaussian(1.0), 2), 0.1)
     assert "sampling_ratio = 1.5" in refusal(ja.SampledWithoutReplacement, ja.Gaussian(1.0), 1.5)

@@ -92,10 +92,11 @@ def epsilon(
     low, high = 0.0, _highest(laws)
     log_delta, share = float(np.log(delta_fin_lower)), share_of(rtol)
     plan = plan_for(laws, None, log_delta, share)
-    length = _next_length(0, np.inf, laws, memory_bytes)
+    pieces = pieces_of(laws, plan.cut)
+    length = _next_length(0, np.inf, pieces, memory_bytes)
     while length:
         for attempt in range(3):
-            down, up = _sides(laws, plan, length)
+            down, up = _sides(pieces, plan, length)
             tolerance = 0.02 * rtol * max(plan.centre, 1e-12)
             low = max(low, _crossing(down, delta_fin_upper, plan.centre, tolerance)[0])
             high = min(high, _crossing(up, delta_fin_lower, plan.centre, tolerance)[1])
@@ -107,7 +108,7 @@ def epsilon(
         if high == 0.0:
             return LatticeAnswer(0.0, 0.0, 0.0, "zero")
         excess = (high - low) / (rtol * high) if np.isfinite(high) else np.inf
-        length = _next_length(length, excess, laws, memory_bytes)
+        length = _next_length(length, excess, pieces, memory_bytes)
     return _answer(low, high, rtol)
 
 
@@ -126,17 +127,20 @@ def delta(
     share = share_of(rtol)
     log_delta = plan_for(laws, epsilon, 0.0, share).cut - share
     low, high = max(0.0, -float(np.expm1(epsilon))), 1.0
+    pieces = laws
     length = _next_length(0, np.inf, laws, memory_bytes)
     while length:
         for _ in range(3):
-            down, up = _sides(laws, plan_for(laws, epsilon, log_delta, share), length)
+            plan = plan_for(laws, epsilon, log_delta, share)
+            pieces = pieces_of(laws, plan.cut)
+            down, up = _sides(pieces, plan, length)
             low = max(low, _evaluate(down, epsilon)[0])
             high = min(high, _evaluate(up, epsilon)[0])
             found = float(np.log(max(0.5 * (low + high), 1e-290)))
             if found > log_delta - 0.5:
                 break
             log_delta = found
-        length = _next_length(length, (high - low) / (rtol * high), laws, memory_bytes)
+        length = _next_length(length, (high - low) / (rtol * high), pieces, memory_bytes)
     return _answer(low, high, rtol)
 
 
@@ -159,6 +163,11 @@ def laws_of(parts: Components, index: int) -> list[Law]:
         if n > 0:
             laws.append(Finite(loss[mass > 0], mass[mass > 0], float(n), sign))
     return laws
+
+
+def pieces_of(laws: list[Law], cut: float) -> list[Law]:
+    """The same composition for the lattice; what is left out of it has mass e^cut."""
+    return [piece for law in laws for piece in (law.pieces(cut) if isinstance(law, Finite) else [law])]
 
 
 def _highest(laws: list[Law]) -> float:
@@ -197,8 +206,8 @@ def _sides(laws: list[Law], plan: Plan, length: int) -> tuple[_Side, _Side]:
     margin = 1.0 + 8.0 / length
     span = max(plan.top - plan.bottom, *(1.01 * (high - low) for low, high in extents)) * margin
     step = common_step(span / (length - 4), laws)
-    gaps = [max((d for d, _ in law.gaps()), default=0.0) for law in laws]
-    main = laws[int(np.argmax(gaps))]
+    # a law that adjusts the step for itself, in every repetition: the one with the most to lose
+    main = max(laws, key=lambda law: law.count * isinstance(law, Laplace))
     return tuple(_side(laws, extents, plan, length, main.step(step, upper), upper) for upper in (False, True))
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.engines.finite_powers import inexact, powers, trimmed
 from jaxacct.engines.lattice_law import Placed, Sketch
 from jaxacct.kernels.lattice import UNIT
 
@@ -33,6 +34,17 @@ class Finite:
     mass: np.ndarray
     count: float
     sign: float
+    away: float = 0.0
+    """P-mass of losses left out: at infinity above, not there below."""
+    blur: float = 0.0
+    """How far each loss may be off."""
+    wrong: np.ndarray | None = None
+    """How far each mass may be off, as one that came from exp(x) unless told."""
+
+    def pieces(self, cut: float) -> list[Finite]:
+        """The same composition with fewer steps, but for losses of mass e^cut."""
+        laws = powers(trimmed(self.loss, self.mass, self.count, cut), self.count)
+        return [Finite(x.loss, x.mass, count, self.sign, x.away, x.blur, x.wrong) for x, count in laws]
 
     def sketch(self, cut: float) -> Sketch:
         return Sketch(self.loss, np.log(self.mass), self.count)
@@ -56,13 +68,13 @@ class Finite:
         place = sign * self.loss
         origin = float(place.min())
         far = (place - origin) / step
-        shift = 8.0 * UNIT * (np.abs(self.loss).max() + abs(origin) + step)
+        shift = 8.0 * UNIT * (np.abs(self.loss).max() + abs(origin) + step) + self.blur
         nearest = np.rint(far)
         exact = np.abs(far - nearest) * step <= shift
         cell = np.where(exact, nearest, np.floor(far)).astype(np.int64)
         inside = np.where(exact, 0.0, far - cell) * step
-        # a mass that came from exp(x) is off by a few units times |x|
-        given = self.mass * (1.0 + sign * UNIT * (32.0 + 8.0 * np.abs(np.log(self.mass))))
+        wrong = inexact(self.mass) if self.wrong is None else self.wrong
+        given = np.maximum(self.mass + sign * wrong, 0.0)
         mass = np.zeros(nodes)
         if upper:
             # of a loss inside a cell: e^-loss is kept on average
@@ -74,7 +86,8 @@ class Finite:
             for index, amount in _contracted(cell, inside, given, step):
                 np.add.at(mass, index, amount)
         mass *= 1.0 + sign * UNIT * self.loss.size
-        return Placed(jnp.asarray(mass), origin, sign, 0.0, self.count, 2.0 * float(shift), 0.0, 0.0)
+        away = self.away if upper else 0.0
+        return Placed(jnp.asarray(mass), origin, sign, 0.0, self.count, 2.0 * float(shift), away, 0.0)
 
 
 def _contracted(

@@ -13,6 +13,7 @@ from jaxacct.mechanisms.profile import PrivacyProfile, profile_from_cdfs
 from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
 from jaxacct.mechanisms.sampling import PoissonSampled
 from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, GaussianNoisyMax, ReportNoisyMax
+from jaxacct.mechanisms.smooth_sensitivity import SmoothSensitivityGaussian
 from jaxacct.mechanisms.sparse_vector import AboveThreshold, NumericSparse
 from jaxacct.mechanisms.without_replacement import SampledWithoutReplacement
 
@@ -43,6 +44,7 @@ __all__ = [
     "Repeated",
     "ReportNoisyMax",
     "SampledWithoutReplacement",
+    "SmoothSensitivityGaussian",
     "batch_shape",
     "components",
     "compose",

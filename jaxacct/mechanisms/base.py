@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import jax
 import numpy as np
 
 from jaxacct.mechanisms.parts import Part
 from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer
+
+if TYPE_CHECKING:
+    from jaxacct.mechanisms.finite import FinitePair
 
 __all__ = [
     "DIRECTIONS",
@@ -72,6 +75,10 @@ class Mechanism(ABC):
         """What an answer about the mechanism claims: "certified", or "bound" where its pair only bounds it."""
         return "certified"
 
+    def kind_under(self, relation: str) -> str:
+        """The kind under one relation; only of sampling without replacement does it depend on it."""
+        return self.kind
+
     def _key(self) -> tuple[Any, ...]:
         leaves, structure = jax.tree_util.tree_flatten(self)
         return structure, tuple((np.shape(x), np.asarray(x, np.float64).tobytes()) for x in leaves)
@@ -87,11 +94,21 @@ class Mechanism(ABC):
 
 
 class BaseMechanism(Mechanism):
-    """A mechanism that is one part, which can be Poisson sampled; symmetric when it is not sampled."""
+    """A mechanism that is one part, which can be sampled; symmetric when it is not sampled."""
+
+    finite: ClassVar[bool] = True
+    """Whether ``finite_pair`` is the pair itself; otherwise it is put on finitely many losses and dominates."""
 
     @abstractmethod
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
         """The law in one direction when each record takes part independently with probability ``rate``."""
+
+    def finite_pair(self, relation: str) -> FinitePair:
+        """A pair with finitely many losses that dominates the unsampled mechanism under a relation."""
+        raise InputError(
+            f"relation = {relation!r} is not supported for {type(self).__name__} sampled without replacement; "
+            "no finite pair is known for it, use PoissonSampled"
+        )
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         return [(self.part(np.asarray(1.0), relation, direction), np.asarray(1.0))]

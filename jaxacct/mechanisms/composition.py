@@ -48,6 +48,9 @@ class Repeated(Mechanism):
     def kind(self) -> str:
         return self.mechanism.kind
 
+    def kind_under(self, relation: str) -> str:
+        return self.mechanism.kind_under(relation)
+
 
 @register
 @dataclass(frozen=True, eq=False)
@@ -82,6 +85,10 @@ class Composed(Mechanism):
     @property
     def kind(self) -> str:
         kinds = {mechanism.kind for mechanism in self.mechanisms}
+        return "bound" if "bound" in kinds else "certified"
+
+    def kind_under(self, relation: str) -> str:
+        kinds = {mechanism.kind_under(relation) for mechanism in self.mechanisms}
         return "bound" if "bound" in kinds else "certified"
 
 

@@ -11,12 +11,17 @@ import numpy as np
 from jaxacct.mechanisms.base import BaseMechanism, register, sensitivity
 from jaxacct.mechanisms.finite import FinitePair, sample_pair
 from jaxacct.mechanisms.parts import FinitePart
+from jaxacct.mechanisms.profile import stacked
 from jaxacct.validation import Constraint, InputError
 
 __all__ = ["DiscreteGaussian", "DiscreteLaplace"]
 
 MOST_ATOMS = 4096
-"""Largest number of outcomes that a discrete mechanism may need."""
+"""Number of outcomes above which those of the discrete Gaussian are grouped; the largest for discrete Laplace."""
+MOST_ENUMERATED = 2**21
+"""Largest number of outcomes that are grouped."""
+BULK, TAIL = 3400, 250
+"""Losses that groups are put on: within 9 deviations of the two centres, and on either side beyond."""
 NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
 REACH = 37.5
 """Standard deviations of the discrete Gaussian kept on either side: e^{-REACH^2/2} is 5e-306."""
@@ -44,8 +49,11 @@ class _IntegerNoise(BaseMechanism):
     def pair(self, shift: int) -> FinitePair:
         """The pair noise + shift, noise."""
 
+    def finite_pair(self, relation: str) -> FinitePair:
+        return self.pair(self.sensitivity * int(sensitivity(relation)))
+
     def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
-        return sample_pair(self.pair(self.sensitivity * int(sensitivity(relation))), rate, direction)
+        return sample_pair(self.finite_pair(relation), rate, direction)
 
 
 @register
@@ -55,11 +63,12 @@ class DiscreteGaussian(_IntegerNoise):
 
     Pair: the noise shifted by ``sensitivity`` D, and the noise; the loss at x is D (2x - D)/(2 sigma^2). What
     lies beyond 37.5 sigma, less than 1e-303 of the mass, is counted as mass at infinity. Under
-    ``replace_one`` the sensitivity is 2 D.
+    ``replace_one`` the sensitivity is 2 D. Above 4096 outcomes, about 75 sigma + 2 D, neighbouring ones are
+    grouped so that the pair dominates (about 1e-5 in epsilon); ``kind`` is then "bound", for the whole batch.
 
     sigma : >= 0.01, in units of the statistic (not relative to the sensitivity); a scalar or an array.
-    sensitivity : a Python int >= 1, of add/remove. About 75 sigma outcomes are enumerated, at most 4096;
-    InputError beyond (sigma > 54), where the continuous Gaussian with the same sigma is close.
+    sensitivity : a Python int >= 1, of add/remove. InputError above 2^21 outcomes (sigma > 27,900), where the
+    continuous Gaussian with the same sigma is close.
 
     Source: Canonne, Kamath, Steinke 2020.
 
@@ -72,22 +81,19 @@ class DiscreteGaussian(_IntegerNoise):
     sensitivity: int = field(default=1, metadata={"static": True})
     constraints: ClassVar = {"sigma": NOISE}
 
+    @property
+    def kind(self) -> str:
+        return "bound" if np.any(self._outcomes(2 * self.sensitivity) > MOST_ATOMS) else "certified"
+
     def pair(self, shift: int) -> FinitePair:
         sigma = np.asarray(self.sigma, np.float64)
-        reach = np.ceil(REACH * sigma)
-        _refuse_atoms("sigma", sigma, 2.0 * reach + shift + 1.0, "use Gaussian, or a coarser statistic")
-        most = int(reach.max(initial=1.0))
-        at = np.arange(-most, most + shift + 1, dtype=np.float64)
-        wide = sigma[..., None]
+        _refuse_atoms("sigma", sigma, self._outcomes(shift), MOST_ENUMERATED, "use Gaussian, or a coarser statistic")
+        many = self._outcomes(2 * self.sensitivity) > MOST_ATOMS
+        rows = zip(sigma.ravel().tolist(), many.ravel().tolist(), strict=True)
+        return stacked([_gaussian_pair(one, shift, grouped) for one, grouped in rows], sigma.shape)
 
-        def mass(x: np.ndarray) -> np.ndarray:
-            return np.where(np.abs(x) <= reach[..., None], np.exp(-0.5 * np.square(x / wide)), 0.0)
-
-        total = mass(at).sum(-1, keepdims=True)
-        loss = shift * (at - 0.5 * shift) / wide / wide
-        # Pr[X >= m] <= e^{-m^2/(2 sigma^2)} on either side (Canonne, Kamath, Steinke 2020, Proposition 25)
-        beyond = np.maximum(2.0 * np.exp(-0.5 * np.square(reach / sigma)), LEAST)
-        return FinitePair(loss, mass(at - shift) / total, mass(at) / total, beyond, beyond)
+    def _outcomes(self, shift: int) -> np.ndarray:
+        return 2.0 * np.ceil(REACH * np.asarray(self.sigma, np.float64)) + shift + 1.0
 
 
 @register
@@ -128,12 +134,52 @@ class DiscreteLaplace(_IntegerNoise):
         return FinitePair((2.0 * at - shift) * rate, p, q, zero, zero)
 
 
-def _refuse_atoms(name: str, values: np.ndarray, atoms: np.ndarray, remedy: str) -> None:
-    bad = atoms > MOST_ATOMS
+def _gaussian_pair(sigma: float, shift: int, grouped: bool) -> FinitePair:
+    reach = np.ceil(REACH * sigma)
+    at = np.arange(-reach, reach + shift + 1.0)
+
+    def mass(x: np.ndarray) -> np.ndarray:
+        return np.where(np.abs(x) <= reach, np.exp(-0.5 * np.square(x / sigma)), 0.0)
+
+    q = mass(at)
+    p, q = mass(at - shift) / q.sum(), q / q.sum()
+    # Pr[X >= m] <= e^{-m^2/(2 sigma^2)} on either side (Canonne, Kamath, Steinke 2020, Proposition 25)
+    beyond = np.asarray(max(2.0 * np.exp(-0.5 * np.square(reach / sigma)), LEAST))
+    if grouped:
+        at, p, q = _grouped(at, p, q, shift / sigma / sigma, sigma, shift)
+    return FinitePair(shift * (at - 0.5 * shift) / sigma / sigma, p, q, beyond, beyond)
+
+
+def _grouped(
+    at: np.ndarray, p: np.ndarray, q: np.ndarray, slope: float, sigma: float, shift: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each outcome split between the nodes around it so that the sums of p, of q and of both at each loss stay.
+
+    The loss is ``slope`` times the outcome and a constant. With d and w the distance to the lower node and
+    between the two, in loss, the upper one takes (1 - e^{-d})/(1 - e^{-w}) of p and e^{d-w} times as much of
+    q: the profile becomes its chords (connect the dots). Rounded up.
+    """
+    low, high = -9.0 * sigma, shift + 9.0 * sigma
+    ends = (np.linspace(at[0], low, TAIL), np.linspace(low, high, BULK), np.linspace(high, at[-1], TAIL))
+    nodes = np.unique(np.rint(np.concatenate(ends)))
+    cell = np.minimum(np.searchsorted(nodes, at, side="right") - 1, nodes.size - 2)
+    below, above = slope * (at - nodes[cell]), slope * (nodes[cell + 1] - at)
+    whole = -np.expm1(-below - above)
+    rise, fall = -np.expm1(-below) / whole, -np.expm1(-above) / whole
+    many = np.bincount(cell, minlength=nodes.size)
+    grown = 1.0 + 2.0**-53 * (many + np.append(0, many[:-1]) + 16.0)
+
+    def collected(to_lower: np.ndarray, to_upper: np.ndarray) -> np.ndarray:
+        lower, upper = (np.bincount(cell + k, x, nodes.size) for k, x in enumerate((to_lower, to_upper)))
+        return (lower + upper) * grown
+
+    return nodes, collected(p * np.exp(-below) * fall, p * rise), collected(q * fall, q * np.exp(-above) * rise)
+
+
+def _refuse_atoms(name: str, values: np.ndarray, atoms: np.ndarray, most: int, remedy: str) -> None:
+    bad = atoms > most
     if bad.any():
         index = tuple(int(i) for i in np.argwhere(bad)[0])
         place = f"{name}{list(index) if index else ''}"
         needed = int(min(atoms[index], 2.0**53))
-        raise InputError(
-            f"{place} = {float(values[index])!r} needs {needed} outcomes, must be <= {MOST_ATOMS}; {remedy}"
-        )
+        raise InputError(f"{place} = {float(values[index])!r} needs {needed} outcomes, must be <= {most}; {remedy}")

@@ -48,8 +48,11 @@ class FiniteMechanism(BaseMechanism):
     def pair(self) -> FinitePair:
         """The dominating pair of the unsampled mechanism."""
 
+    def finite_pair(self, relation: str) -> FinitePair:
+        return self.pair()
+
     def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
-        return sample_pair(self.pair(), rate, direction)
+        return sample_pair(self.finite_pair(relation), rate, direction)
 
 
 @register

@@ -8,10 +8,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, register, sensitivity
+from jaxacct.mechanisms.finite import FinitePair
 from jaxacct.mechanisms.parts import GaussianPart
+from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.validation import POSITIVE
 
-__all__ = ["Gaussian"]
+__all__ = ["Gaussian", "gaussian_pair"]
+
+POINTS = (2000, 500)
+"""Points of the profile down to a delta of about e^-72, and from there to e^-684."""
 
 
 @register
@@ -34,6 +39,33 @@ class Gaussian(BaseMechanism):
 
     noise_multiplier: Any
     constraints: ClassVar = {"noise_multiplier": POSITIVE}
+    finite: ClassVar = False
 
     def part(self, rate: np.ndarray, relation: str, direction: str) -> GaussianPart:
         return GaussianPart(np.asarray(self.noise_multiplier) / sensitivity(relation), rate)
+
+    def finite_pair(self, relation: str) -> FinitePair:
+        mu = sensitivity(relation) / np.asarray(self.noise_multiplier)
+        return stacked([gaussian_pair(one, 1.0) for one in mu.ravel()], mu.shape)
+
+
+def gaussian_pair(mu: float, factor: float) -> FinitePair:
+    """The pair of min(1, factor delta(eps)) of a Gaussian of sensitivity mu and deviation 1, from above."""
+    z = np.concatenate([np.linspace(0.0, 12.0, POINTS[0], endpoint=False), np.linspace(12.0, 37.0, POINTS[1])])
+    epsilon = mu * (0.5 * mu + z)
+    below = np.linspace(0.0, epsilon[0], POINTS[1], endpoint=False)
+    epsilon = np.concatenate([below, epsilon])
+    delta = np.minimum(factor * _delta(mu, epsilon), 1.0)
+    return pair_of_profile(epsilon, delta, delta)
+
+
+def _delta(mu: float, epsilon: np.ndarray) -> np.ndarray:
+    """delta of a Gaussian of sensitivity mu and deviation 1, rounded up; with Mills ratios in the tail."""
+    from scipy import special  # takes a while to import: only where it is needed
+
+    a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
+    far = np.maximum(a, 0.0)
+    mills_a, mills_b = (np.sqrt(np.pi / 2) * special.erfcx(x / np.sqrt(2)) for x in (far, b))
+    tail = np.exp(-0.5 * far**2) / np.sqrt(2 * np.pi) * (mills_a - mills_b + 1e-13 * mills_a)
+    near = special.ndtr(-a) - np.exp(np.minimum(epsilon + special.log_ndtr(-b), 0.0)) + 1e-13
+    return np.where(a > 0.0, tail * (1.0 + 1e-12), near)

@@ -8,10 +8,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, register, sensitivity
+from jaxacct.mechanisms.finite import FinitePair
 from jaxacct.mechanisms.parts import LaplacePart
 from jaxacct.validation import POSITIVE
 
 __all__ = ["Laplace"]
+
+CELLS = 2048
+"""Cells of the loss grid of ``finite_pair``."""
 
 
 @register
@@ -31,6 +35,17 @@ class Laplace(BaseMechanism):
 
     scale: Any
     constraints: ClassVar = {"scale": POSITIVE}
+    finite: ClassVar = False
 
     def part(self, rate: np.ndarray, relation: str, direction: str) -> LaplacePart:
         return LaplacePart(np.asarray(self.scale) / sensitivity(relation), rate)
+
+    def finite_pair(self, relation: str) -> FinitePair:
+        """Hat masses e^{(l - 1/b)/2} tanh(d/4) of the density e^{(l - 1/b)/2}/4 on losses d apart, and both atoms."""
+        top = sensitivity(relation) / np.asarray(self.scale)[..., None]
+        place = np.arange(CELLS + 1) / CELLS
+        ends = (place == 0.0) | (place == 1.0)
+        height = np.tanh(0.5 * top / CELLS) * np.where(ends, 0.5, 1.0)
+        p = np.exp(-top * (1.0 - place)) * (height + np.where(ends, 0.5, 0.0))
+        zero = np.zeros(top.shape[:-1])
+        return FinitePair(top * (2.0 * place - 1.0), p, p[..., ::-1], zero, zero)

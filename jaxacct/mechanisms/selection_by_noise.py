@@ -9,16 +9,15 @@ import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, register
 from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair, PureDP, sample_pair
+from jaxacct.mechanisms.gaussian import gaussian_pair
 from jaxacct.mechanisms.parts import FinitePart
-from jaxacct.mechanisms.profile import pair_of_profile, stacked
+from jaxacct.mechanisms.profile import stacked
 from jaxacct.validation import COUNT, NON_NEGATIVE, POSITIVE, check_flag, choice
 
 __all__ = ["ExponentialMechanism", "GaussianNoisyMax", "ReportNoisyMax"]
 
 CELLS = 1024
 """Cells of the loss grid of the bounded range law."""
-POINTS = (2000, 500)
-"""Points of the noisy max profile down to a base delta of about e^-72, and from there to e^-684."""
 
 
 @register
@@ -129,11 +128,14 @@ class GaussianNoisyMax(BaseMechanism):
     def kind(self) -> str:
         return "bound"
 
-    def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
+    def finite_pair(self, relation: str) -> FinitePair:
         moves = 4.0 if relation == "replace_one" else 1.0 if self.monotone else 2.0
         sigma, many = np.broadcast_arrays(self.noise_multiplier, self.candidates)
-        pairs = [_noisy_max_pair(moves / s, m) for s, m in zip(sigma.ravel(), many.ravel(), strict=True)]
-        return sample_pair(stacked(pairs, sigma.shape), rate, direction)
+        pairs = [gaussian_pair(moves / s, m) for s, m in zip(sigma.ravel(), many.ravel(), strict=True)]
+        return stacked(pairs, sigma.shape)
+
+    def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
+        return sample_pair(self.finite_pair(relation), rate, direction)
 
 
 def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
@@ -147,25 +149,3 @@ def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
     p = ends * height[..., None] * np.exp(-epsilon[..., None] * (1.0 - place))
     zero = np.zeros(epsilon.shape)
     return FinitePair(epsilon[..., None] * (2.0 * place - 1.0), p, p[..., ::-1], zero, zero)
-
-
-def _noisy_max_pair(mu: float, candidates: float) -> FinitePair:
-    """The pair of min(1, m delta_mu(eps)) at points up to a base delta of about e^-684."""
-    z = np.concatenate([np.linspace(0.0, 12.0, POINTS[0], endpoint=False), np.linspace(12.0, 37.0, POINTS[1])])
-    epsilon = mu * (0.5 * mu + z)
-    below = np.linspace(0.0, epsilon[0], POINTS[1], endpoint=False)
-    epsilon = np.concatenate([below, epsilon])
-    delta = np.minimum(candidates * _gaussian_delta(mu, epsilon), 1.0)
-    return pair_of_profile(epsilon, delta, delta)
-
-
-def _gaussian_delta(mu: float, epsilon: np.ndarray) -> np.ndarray:
-    """delta of a Gaussian of sensitivity mu and deviation 1, rounded up; with Mills ratios in the tail."""
-    from scipy import special  # takes a while to import: only where it is needed
-
-    a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
-    far = np.maximum(a, 0.0)
-    mills_a, mills_b = (np.sqrt(np.pi / 2) * special.erfcx(x / np.sqrt(2)) for x in (far, b))
-    tail = np.exp(-0.5 * far**2) / np.sqrt(2 * np.pi) * (mills_a - mills_b + 1e-13 * mills_a)
-    near = special.ndtr(-a) - np.exp(np.minimum(epsilon + special.log_ndtr(-b), 0.0)) + 1e-13
-    return np.where(a > 0.0, tail * (1.0 + 1e-12), near)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, Mechanism, register, sensitivity
-from jaxacct.mechanisms.finite import PureDP, sample_pair
+from jaxacct.mechanisms.finite import FinitePair, PureDP, sample_pair
 from jaxacct.mechanisms.laplace import Laplace
 from jaxacct.mechanisms.parts import FinitePart, Part
 from jaxacct.validation import COUNT, POSITIVE, check_flag
@@ -55,11 +55,14 @@ class AboveThreshold(BaseMechanism):
     def kind(self) -> str:
         return "bound"
 
-    def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
+    def finite_pair(self, relation: str) -> FinitePair:
         twice = 1.0 if self.monotone and relation != "replace_one" else 2.0
         threshold, query = np.asarray(self.threshold_scale), np.asarray(self.query_scale)
         epsilon = sensitivity(relation) * (1.0 / threshold + twice * np.asarray(self.answers) / query)
-        return sample_pair(PureDP(epsilon).pair(), rate, direction)
+        return PureDP(epsilon).pair()
+
+    def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
+        return sample_pair(self.finite_pair(relation), rate, direction)
 
 
 @register

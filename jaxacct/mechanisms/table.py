@@ -17,6 +17,7 @@ from jaxacct.mechanisms.profile import PrivacyProfile
 from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
 from jaxacct.mechanisms.sampling import PoissonSampled
 from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, GaussianNoisyMax, ReportNoisyMax
+from jaxacct.mechanisms.smooth_sensitivity import SmoothSensitivityGaussian
 from jaxacct.mechanisms.sparse_vector import AboveThreshold, NumericSparse
 from jaxacct.mechanisms.without_replacement import SampledWithoutReplacement
 from jaxacct.validation import InputError
@@ -40,6 +41,7 @@ EXAMPLES: tuple[Mechanism, ...] = (
     ReportNoisyMax(1.0),
     GaussianNoisyMax(4.0, 10),
     MixtureOfGaussians(2.0, [0.0, 1.0, 2.0], [0.5, 0.4, 0.1]),
+    SmoothSensitivityGaussian(4.0, 0.05),
     AboveThreshold(4.0, 4.0),
     NumericSparse(4.0, 4.0, 4.0),
     ProposeTestRelease(Gaussian(4.0), 2.0, 40.0),
@@ -86,7 +88,7 @@ def _answer(example: Mechanism, way: Way | None, relation: str) -> str:
             components(asked, relation, direction)
     except InputError:
         return "refused"
-    return asked.kind
+    return asked.kind_under(relation)
 
 
 def _bounded(example: Mechanism) -> str:

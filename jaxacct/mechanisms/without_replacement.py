@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, Mechanism, register, require_mechanism
-from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair, log_mixture, sample_pair
+from jaxacct.mechanisms.finite import FinitePair, log_mixture, sample_pair
 from jaxacct.mechanisms.parts import Part
 from jaxacct.validation import PROBABILITY, InputError
 
@@ -23,8 +23,9 @@ class SampledWithoutReplacement(Mechanism):
     With (P, Q) the base's pair under ``replace_one`` (twice the sensitivity of add/remove), as a sample of
     fixed size changes by a replacement: remove ((1-g) Q + g P, Q), add (Q, (1-g) Q + g P), and under
     ``replace_one`` the pair with profile H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a
-    < 1. The last is for bases with finitely many outputs and refused for others. Sampling a Repeated or
-    Composed mechanism is refused, as in PoissonSampled. Not the same guarantee as Poisson sampling.
+    < 1. For Gaussian and Laplace bases the last is put on finitely many losses from above (about 1e-5 in epsilon),
+    and ``kind_under("replace_one")`` is "bound". Sampling a Repeated or Composed mechanism is refused, as in
+    PoissonSampled. Not the same guarantee as Poisson sampling.
 
     sampling_ratio : sample size over data set size (the larger one under add/remove), between 0 and 1; a
     scalar or an array.
@@ -55,17 +56,17 @@ class SampledWithoutReplacement(Mechanism):
     def kind(self) -> str:
         return self.mechanism.kind
 
+    def kind_under(self, relation: str) -> str:
+        exact = relation != "replace_one" or self._trivial() or self.mechanism.finite
+        return self.kind if exact else "bound"
+
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         ratio = np.asarray(self.sampling_ratio, np.float64)
         once = np.asarray(1.0)
         if relation != "replace_one" or self._trivial():
             return [(self.mechanism.part(ratio, "replace_one", direction), once)]
-        if not isinstance(self.mechanism, FiniteMechanism):
-            raise InputError(
-                f"relation = 'replace_one' is not supported for SampledWithoutReplacement of "
-                f"{type(self.mechanism).__name__}; use relation='add_or_remove_one', or a base with finite outputs"
-            )
-        return [(sample_pair(_replaced(self.mechanism.pair(), ratio), once, direction), once)]
+        pair = self.mechanism.finite_pair(relation)
+        return [(sample_pair(_replaced(pair, ratio), once, direction), once)]
 
     def symmetric(self) -> bool:
         return self.mechanism.symmetric() and self._trivial()

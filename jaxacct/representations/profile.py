@@ -76,7 +76,7 @@ class Profile:
         choose = lambda word: np.broadcast_to(np.where(below, getattr(back, word), getattr(ahead, word)), shape)
         words = choose("status"), choose("engine")
         low, middle, high = ends
-        return Bounds(low, np.clip(middle, low, high), high, self.mechanism.kind, *words)
+        return Bounds(low, np.clip(middle, low, high), high, self.mechanism.kind_under(self.relation), *words)
 
     def epsilon(self, delta: Any) -> Bounds:
         """The smallest eps >= 0 with delta(eps) <= delta, certified; `ja.epsilon`."""
@@ -157,7 +157,7 @@ class Profile:
         fpr : (G,) rates strictly between 0 and 1; 0.01, 0.03, ..., 0.99 unless told.
         """
         exact = self._gaussian_mu()
-        if exact is not None and self.mechanism.kind == "certified":
+        if exact is not None and self.mechanism.kind_under(self.relation) == "certified":
             return exact
         grid = np.linspace(0.01, 0.99, 50) if fpr is None else np.atleast_1d(check("fpr", fpr, OPEN_PROBABILITY))
         shape = batch_shape(self.mechanism)

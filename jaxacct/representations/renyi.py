@@ -46,12 +46,20 @@ def renyi_divergence(mechanism: Mechanism, order: Any, relation: str = "add_or_r
         side = _divergence(parts, flat)
         low, high = np.maximum(low, side.low), np.maximum(high, side.high)
     low = np.minimum(np.maximum(low, 0.0), high)
-    low = low if mechanism.kind == "certified" else np.zeros_like(low)
+    kind = mechanism.kind_under(relation)
+    low = low if kind == "certified" else np.zeros_like(low)
     status = np.where(np.isinf(low), "mass_at_infinity", "ok")
     status = np.where(np.isinf(high) & np.isfinite(low), "width", status)
     middle = np.where(np.isinf(high), np.where(np.isinf(low), np.inf, low), 0.5 * (low + high))
     ends = [x.reshape(shape) for x in (low, np.clip(middle, low, high), high)]
-    return Bounds(ends[0], ends[1], ends[2], kind=mechanism.kind, status=status.reshape(shape), engine="quadrature")
+    return Bounds(
+        ends[0],
+        ends[1],
+        ends[2],
+        kind=kind,
+        status=status.reshape(shape),
+        engine="quadrature",
+    )
 
 
 def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one") -> Bounds:
@@ -72,12 +80,13 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
         side = _largest_ratio(components(mechanism, relation, direction))
         low, high = np.maximum(low, side.low), np.maximum(high, side.high)
     low, high = low.reshape(shape), high.reshape(shape)
-    low = low if mechanism.kind == "certified" else np.zeros_like(low)
+    kind = mechanism.kind_under(relation)
+    low = low if kind == "certified" else np.zeros_like(low)
     with np.errstate(invalid="ignore"):
         narrow = np.isfinite(high) & (high - low <= 1e-3 * high)
     status = np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
     middle = np.where(np.isinf(high), low, 0.5 * (low + np.where(np.isinf(high), low, high)))
-    return Bounds(low, np.clip(middle, low, high), high, mechanism.kind, status, "quadrature")
+    return Bounds(low, np.clip(middle, low, high), high, kind, status, "quadrature")
 
 
 def sides(

@@ -34,7 +34,7 @@ def bracket(profile: Profile, mechanism: Mechanism, fpr: float | np.ndarray, rto
         one = profile.element(np.unravel_index(row, mine)) if mine else profile
         low[at], high[at] = _element(one, wanted[at], rtol)
     status = np.where(high - low <= np.maximum(rtol * high, ABSOLUTE), "ok", "width")
-    return Bounds(low, 0.5 * (low + high), high, mechanism.kind, status, "tradeoff")
+    return Bounds(low, 0.5 * (low + high), high, mechanism.kind_under(profile.relation), status, "tradeoff")
 
 
 def _element(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:

@@ -1,0 +1,80 @@
+"""Finite laws made ready for the lattice: light ends cut off, and some steps composed exactly into one.
+
+Below, an atom between two nodes costs the lattice its mass times a step of the lattice, in every step of the
+composition; many atoms per cell cost the square of that. Sums of two or more losses lie far denser than the losses
+themselves, or coincide, as in randomised response, and leave fewer steps.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["Atoms", "inexact", "powers", "trimmed"]
+
+PAIRS = 2**17
+"""Most pairs of atoms that are added up."""
+LIGHT = 1e-6
+"""What is cut off, over what may be left out: little, as a few more deviations cost little."""
+UNIT = 2.0**-53
+UNDERFLOW = 1e-307
+"""More than a product of masses loses below float64's range."""
+
+
+class Atoms(NamedTuple):
+    """Ascending losses, each off by at most ``blur``, their P-masses, each off by ``wrong``, and P-mass left out."""
+
+    loss: np.ndarray
+    mass: np.ndarray
+    wrong: np.ndarray
+    away: float
+    blur: float
+
+
+def inexact(mass: np.ndarray) -> np.ndarray:
+    """How far a mass that came from exp(x) may be off: a few units times |x|."""
+    return mass * UNIT * (32.0 + 8.0 * np.abs(np.log(mass)))
+
+
+def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
+    """The law in ascending order, without what has mass e^cut times LIGHT at either end in ``count`` steps."""
+    order = np.argsort(loss)
+    loss, mass = loss[order], mass[order]
+    light = np.exp(cut) * LIGHT / count
+    keep = (np.cumsum(mass) > light) & (np.cumsum(mass[::-1])[::-1] > light)
+    away = float(mass[~keep].sum()) * (1.0 + 1e-12)
+    loss, mass = loss[keep], mass[keep]
+    return Atoms(loss, mass, inexact(mass), away, 0.0)
+
+
+def powers(atoms: Atoms, count: float) -> list[tuple[Atoms, float]]:
+    """Laws with counts that together are the law composed ``count`` times."""
+    doubled = [atoms]
+    while 2.0 ** len(doubled) <= count and doubled[-1].loss.size ** 2 <= PAIRS:
+        doubled.append(_sum(doubled[-1], doubled[-1]))
+    whole = 2.0 ** (len(doubled) - 1)
+    repeats, rest = divmod(count, whole)
+    digits = [law for k, law in enumerate(doubled[:-1]) if int(rest) >> k & 1]
+    laws = [(doubled[-1], repeats)] if repeats > 1.0 else []
+    singles = digits if laws else [*digits, doubled[-1]]
+    while len(singles) > 1 and singles[0].loss.size * singles[1].loss.size <= PAIRS:
+        singles[:2] = [_sum(singles[0], singles[1])]
+    return laws + [(law, 1.0) for law in singles]
+
+
+def _sum(first: Atoms, second: Atoms) -> Atoms:
+    """The law of the sum of two independent losses; sums that differ by rounding are one."""
+    loss = np.add.outer(first.loss, second.loss).ravel()
+    mass = np.multiply.outer(first.mass, second.mass).ravel()
+    most = np.multiply.outer(first.mass + first.wrong, second.mass + second.wrong).ravel()
+    order = np.argsort(loss, kind="stable")
+    loss, mass, wrong = loss[order], mass[order], (most - mass)[order]
+    size = float(max(abs(loss[0]), abs(loss[-1])))
+    new = np.append(True, np.diff(loss) > 16.0 * UNIT * size)
+    group, start = np.cumsum(new) - 1, loss[new]
+    blur = first.blur + second.blur + UNIT * size + float(np.max(loss - start[group]))
+    total, many = np.bincount(group, mass), np.bincount(group)
+    wrong = np.bincount(group, wrong) + UNIT * (many + 8.0) * total + UNDERFLOW * many
+    keep = total > 0.0
+    return Atoms(start[keep], total[keep], wrong[keep], first.away + second.away + float(wrong[~keep].sum()), blur)
