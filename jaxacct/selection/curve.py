@@ -11,6 +11,8 @@ import numpy as np
 
 from jaxacct.kernels.worst_score import Polygon
 
+JOINED = 16
+"""Rows into which the cells that are hardly active are joined."""
 SLOPE = 1.0 + 1e-11
 """Slopes of cells are rounded up by this."""
 
@@ -68,16 +70,22 @@ def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray
     return u, np.minimum(np.maximum.accumulate(t), 1.0)
 
 
-def polygon(u: np.ndarray, t: np.ndarray, steepness: np.ndarray, rows: int, columns: int) -> Polygon:
-    """Rows and columns of fixed numbers from knots; `steepness` = log phi'(T) at the knots says where to cut finer."""
+def polygon(u: np.ndarray, t: np.ndarray, steepness: np.ndarray, fine: float, rows: int, columns: int) -> Polygon:
+    """Fixed numbers of rows and columns from knots.
+
+    Cells whose slope is at least `fine` are rows of their own, as far as there are rows; those between it and one,
+    which are not expected to be active, are joined.  `steepness` = log phi'(T) at the knots says where columns are
+    cut finer.
+    """
     slope = np.diff(t) / np.maximum(np.diff(u), 1e-300)
-    count = min(int(np.sum(slope > 1.0)), rows)
-    row_q = np.concatenate([u[: count + 1], np.full(rows - count, u[count])])
-    row_p = np.concatenate([t[: count + 1], np.full(rows - count, t[count])])
-    slopes = np.concatenate([slope[:count] * SLOPE, np.ones(rows - count)])
+    above = int(np.sum(slope > 1.0))
+    count = min(int(np.sum(slope >= fine)), rows - JOINED, above)
+    ends = np.unique(np.concatenate([np.arange(count + 1), np.linspace(count, above, JOINED + 1).round().astype(int)]))
+    ends = np.concatenate([ends, np.full(rows + 1 - ends.size, ends[-1])])
+    slopes = np.where(ends[:-1] < ends[1:], slope[np.minimum(ends[:-1], slope.size - 1)] * SLOPE, 1.0)
     place = _cuts(np.diff(np.maximum(steepness, steepness[-1] - 60.0)), columns)
     knots = np.arange(u.size)
-    return Polygon(row_q, row_p, slopes, np.interp(place, knots, u), np.interp(place, knots, t))
+    return Polygon(u[ends], t[ends], slopes, np.interp(place, knots, u), np.interp(place, knots, t))
 
 
 def _cuts(variation: np.ndarray, columns: int) -> np.ndarray:
@@ -90,5 +98,7 @@ def _cuts(variation: np.ndarray, columns: int) -> np.ndarray:
         else:
             high = middle
     pieces = np.ceil(np.maximum(variation / high, 1.0)).astype(int)
-    place = np.concatenate([j + np.arange(n) / n for j, n in enumerate(pieces)])
+    place = np.repeat(np.arange(variation.size), pieces).astype(float)
+    starts = np.cumsum(pieces) - pieces
+    place += (np.arange(place.size) - np.repeat(starts, pieces)) / np.repeat(pieces, pieces)
     return np.concatenate([place, np.full(columns + 1 - place.size, float(variation.size))])
