@@ -164,8 +164,9 @@ def bracket_epsilon(
         largest = largest_loss(parts)
         # what is left of delta is 0, or lost in the rounding of the mass at infinity
         edge = ~live & ~at_infinity
-        low = np.where(edge, np.where(exact_zero, largest, 0.0), low)
-        mid, high = (np.where(edge, np.where(bounded, largest, np.inf), x) for x in (mid, high))
+        low = np.where(edge, np.where(exact_zero, largest * (1.0 - 32.0 * UNIT), 0.0), low)
+        mid = np.where(edge, np.where(bounded, largest, np.inf), mid)
+        high = np.where(edge, np.where(bounded, largest * (1.0 + 32.0 * UNIT), np.inf), high)
         low, mid, high = (np.where(at_infinity, np.inf, x) for x in (low, mid, high))
         nothing = absent(parts)
         low, mid, high = (np.where(nothing, 0.0, x) for x in (low, mid, high))
@@ -176,7 +177,7 @@ def bracket_epsilon(
     status = np.where(narrow(low, high, rtol), "ok", "width").astype("<U16")
     status = np.where(high == 0, "zero", status)
     status = np.where(np.isinf(low), "mass_at_infinity", status)
-    return _bounds(shape, side, status)
+    return _bounds(shape, side, status, mechanism.kind)
 
 
 def delta(
@@ -206,7 +207,7 @@ def delta(
         infinite = parts.delta_infinity
         side = by_engines(
             parts,
-            np.flatnonzero(~absent(parts)),
+            np.flatnonzero(~absent(parts) & (infinite < 1.0)),
             engine,
             rtol,
             floor,
@@ -230,7 +231,7 @@ def delta(
     side = both_directions(mechanism, epsilon, shape, relation, solve)
     low, _, high = side.answer
     status = np.where(narrow(low, high, rtol), "ok", "width").astype("<U16")
-    return _bounds(shape, side, np.where(high == 0, "zero", status))
+    return _bounds(shape, side, np.where(high == 0, "zero", status), mechanism.kind)
 
 
 def _common_shape(mechanism: Mechanism, values: float | np.ndarray, name: str) -> tuple[int, ...]:
@@ -242,6 +243,8 @@ def _index(bad: np.ndarray, shape: tuple[int, ...]) -> str:
     return str(where) if where else ""
 
 
-def _bounds(shape: tuple[int, ...], side: Side, status: np.ndarray) -> Bounds:
+def _bounds(shape: tuple[int, ...], side: Side, status: np.ndarray, kind: str) -> Bounds:
+    """The bracket as an answer; below a bound nothing is claimed of the mechanism, so lower is 0 there."""
     low, mid, high = (x.reshape(shape) for x in side.answer)
-    return Bounds(low, mid, high, "certified", status.reshape(shape), side.engine.reshape(shape))
+    low = low if kind == "certified" else np.zeros_like(low)
+    return Bounds(low, mid, high, kind, status.reshape(shape), side.engine.reshape(shape))

@@ -12,7 +12,11 @@ import numpy as np
 from jaxacct.engines import contour, programs
 from jaxacct.engines.contour import Answer
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
+from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.validation import InputError
+
+NOTHING = 1e-300
+"""About the end of float64's range: a delta down there has no relative accuracy."""
 
 
 class Side(NamedTuple):
@@ -94,9 +98,9 @@ def by_engines(
 
 
 def narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
-    """Whether a bracket is as narrow as asked for; one that is open above never is."""
+    """Whether a bracket is as narrow as asked for; one that is open above never is, one below NOTHING always."""
     with np.errstate(invalid="ignore"):
-        return (high <= 0) | (low == high) | (np.isfinite(high) & (high - np.maximum(low, 0.0) <= rtol * high))
+        return (high <= NOTHING) | (low == high) | (np.isfinite(high) & (high - np.maximum(low, 0.0) <= rtol * high))
 
 
 def _only_gaussian(parts: Components) -> np.ndarray:
@@ -159,8 +163,8 @@ def absent(parts: Components) -> np.ndarray:
 def largest_loss(parts: Components) -> np.ndarray:
     """The supremum of the loss of the Laplace and finite parts: epsilon at delta = 0 (0 if negative)."""
     rate = parts.laplace_q
-    up = np.log1p(rate * np.expm1(1.0 / parts.laplace_scale))
-    down = -np.log1p(rate * np.expm1(-1.0 / parts.laplace_scale))
+    up = log_mixture(1.0 / parts.laplace_scale, rate)
+    down = -log_mixture(-1.0 / parts.laplace_scale, rate)
     laplace = np.sum(parts.laplace_n * np.where(parts.sign[:, None] > 0, up, down), axis=1)
     finite = np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf)
     top = np.max(finite, axis=2, initial=-np.inf)

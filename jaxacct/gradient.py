@@ -16,10 +16,13 @@ from jaxacct.engines import contour
 from jaxacct.engines.chunks import in_chunks
 from jaxacct.kernels import contour as kernel
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
-from jaxacct.validation import DELTA, broadcast_shape, check, refuse_tracers
+from jaxacct.mechanisms.base import holds_vectors
+from jaxacct.validation import DELTA, InputError, broadcast_shape, check, refuse_tracers
 
 FIELD_STEP = 1e-5
 """Relative step of the central difference for the elementary map from fields to the loss law."""
+COUNTS = ("steps", "candidates", "answers")
+"""Fields of whole numbers."""
 EPSILON_STEP = 1e-3
 """Relative step of the central difference in epsilon itself, for what the contour cannot answer."""
 
@@ -43,6 +46,11 @@ def epsilon_gradient(mechanism: Mechanism, delta: Any, *, relation: str = "add_o
     delta = check("delta", delta, DELTA)
     shape = broadcast_shape({"the mechanism": batch_shape(mechanism), "delta": np.shape(delta)})
     leaves, structure = jax.tree.flatten(mechanism)
+    if holds_vectors(mechanism):
+        raise InputError(
+            "epsilon_gradient needs fields that are one number a configuration; this mechanism holds vectors, so "
+            "difference ja.epsilon along a direction of interest"
+        )
     full = [np.broadcast_to(np.asarray(leaf, np.float64), shape).reshape(-1) for leaf in leaves]
     flat_delta = np.broadcast_to(np.asarray(delta, np.float64), shape).reshape(-1)
     gradients = [np.zeros(flat_delta.size) for _ in leaves]
@@ -117,7 +125,7 @@ def _field_names(structure: Any) -> list[str]:
 
 def _around(name: str, values: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
     """The two ends of a difference quotient, inside the field's range."""
-    if name == "steps":  # the law is linear in a count, so one whole step is exact for its tangent
+    if name in COUNTS:  # the law is linear in steps, so one whole step is exact for its tangent
         width = 1.0 if step == FIELD_STEP else np.maximum(np.round(step * values), 1.0)
         return values, values + width
     width = step * np.maximum(np.abs(values), 1e-12)

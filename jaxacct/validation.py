@@ -127,6 +127,12 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     raise InputError(f"{name} = {value!r} is not known; use one of {', '.join(map(repr, words))}")
 
 
+def check_flag(name: str, value: Any, question: str) -> None:
+    """A Python bool; ``question`` is what the caller should say."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} = {value!r:.40} must be True or False; {question}")
+
+
 def broadcast_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """The common shape of named shapes; a clash is refused naming both names and both shapes.
 

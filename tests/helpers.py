@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 
+import jaxacct as ja
 from jaxacct.validation import InputError
 
 
@@ -15,3 +17,15 @@ def refusal(call: Callable[..., Any], *args: Any, error: type[Exception] = Input
     message = str(caught.value)
     assert "\n" not in message
     return message
+
+
+def compositions(steps: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Mechanisms that repeat and compose those drawn from ``steps``, a few deep."""
+    return st.recursive(
+        steps,
+        lambda inner: (
+            st.builds(ja.repeat, inner, st.integers(1, 2**53))
+            | st.lists(inner, min_size=1, max_size=3).map(lambda m: ja.compose(*m))
+        ),
+        max_leaves=6,
+    )

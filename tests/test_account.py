@@ -44,6 +44,21 @@ def test_laplace_closed_form(scale, eps):
     assert contains(bounds, truth, 1e-9) and bounds.upper <= truth * (1 + 1e-3) + 1e-12
 
 
+@pytest.mark.parametrize("rate", [1.0, 1 - 1e-12, 0.3])
+@pytest.mark.parametrize("inverse_scale", [0.1, 20.0, 35.0, 38.0, 1000.0])
+def test_largest_loss_of_little_laplace_noise(inverse_scale, rate):
+    """epsilon(0) is log(1 - q + q e^{1/b}) for remove and -log(1 - q + q e^{-1/b}) for add."""
+    step = ja.PoissonSampled(ja.Laplace(1 / inverse_scale), rate)
+    with mpmath.workdps(60):
+        loss, q = 1 / mpmath.mpf(step.mechanism.scale), mpmath.mpf(rate)
+        exact = {
+            "remove_one": mpmath.log(1 - q + q * mpmath.exp(loss)),
+            "add_one": -mpmath.log(1 - q + q * mpmath.exp(-loss)),
+        }
+        for relation, truth in exact.items():
+            assert ja.epsilon(step, 0.0, relation=relation).upper == pytest.approx(float(truth), rel=1e-14)
+
+
 def test_laplace_composition_against_brute_force():
     """Three Laplace losses convolved on a fine independent grid, from both sides."""
     scale, eps, count = 1.5, 0.8, 40_001
@@ -103,7 +118,8 @@ def test_one_sampled_step_in_closed_form(sigma, q, eps):
         value = max(value, 0)
         bounds = ja.delta(ja.PoissonSampled(ja.Gaussian(sigma), q), eps, relation=relation)
         assert contains(bounds, float(value), 1e-9) or bounds.lower <= float(value) <= bounds.upper + 1e-15
-        assert bounds.engine == "closed_form" and bounds.relative_width < 1e-6
+        narrow = bounds.relative_width < 1e-6 or bounds.upper <= 1e-300  # the end of float64's range
+        assert bounds.engine == "closed_form" and narrow
         if 1e-250 < value < 0.5:
             back = ja.epsilon(ja.PoissonSampled(ja.Gaussian(sigma), q), float(value), relation=relation)
             assert back.lower <= eps * (1 + 1e-9) + 1e-14 and back.upper >= eps * (1 - 1e-9) - 1e-14

@@ -48,3 +48,10 @@ def test_contour_agrees_with_the_closed_form():
     formula, contour = ja.epsilon(run, 1e-8), ja.epsilon(run, 1e-8, engine="contour")
     assert np.all(contour.lower <= formula.upper) and np.all(formula.lower <= contour.upper)
     assert np.all(contour.relative_width < 1e-6)
+
+
+def test_a_delta_that_underflows_is_not_zero_above():
+    for mechanism, eps in ((ja.Gaussian(20.0), 2.0), (ja.PoissonSampled(ja.Gaussian(20.0), 0.5), 3.0)):
+        b = ja.delta(mechanism, eps)
+        assert b.lower == 0.0 and 0.0 < b.upper <= 1e-300 and b.status == "ok"
+    assert ja.delta(ja.PoissonSampled(ja.Gaussian(20.0), 0.5), 3.0, relation="add_one").upper == 0.0  # beyond log 2

@@ -90,6 +90,28 @@ def test_a_damaged_program_is_ignored_and_written_anew(shelf, monkeypatch, damag
     assert answer() == [0.0, 1.5, 3.0]
 
 
+def test_a_program_that_loads_but_does_not_run_is_compiled_anew(shelf, monkeypatch):
+    answer()
+    (kept,) = shelf.glob("*.program")
+
+    def load(self, label):
+        def run(*_):
+            raise jax.errors.JaxRuntimeError("NOT_FOUND: Function add_concatenate_fusion not found (type id: 1)")
+
+        return run
+
+    monkeypatch.setattr(Shelf, "load", load)
+    kept.unlink()
+    assert answer() == [0.0, 1.5, 3.0] and len(list(shelf.glob("*.program"))) == 1
+
+
+def test_optimised_programs_are_not_kept(shelf):
+    programs._batched.cache_clear()
+    program = programs.program(half, 300, 128, scale=3)
+    (out,) = contour.in_chunks(*program, (np.arange(300.0),), 300)
+    assert out[2] == 3.0 and not list(shelf.glob("*.program"))
+
+
 def test_programs_of_other_sources_versions_and_machines_are_not_looked_at(shelf, monkeypatch):
     answer()
     monkeypatch.setattr("jaxacct.__version__", "0.0.0")

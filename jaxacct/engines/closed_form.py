@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import special
 
+from jaxacct.engines import contour
 from jaxacct.engines.contour import Answer
 
 UNIT = 2.0**-53
@@ -66,7 +67,7 @@ def epsilon(mu2: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
 def delta(mu2: np.ndarray, epsilon: np.ndarray) -> Answer:
     """Bracket of delta(eps)."""
     value, _, error = log_delta(np.sqrt(mu2), epsilon)
-    return Answer(np.exp(value - error), np.exp(value), np.minimum(np.exp(value + error), 1.0))
+    return _exponentials(value, error)
 
 
 def log_delta_of_one_step(
@@ -89,8 +90,14 @@ def log_delta_of_one_step(
 
 def delta_of_one_step(sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> Answer:
     """Bracket of delta(eps) of one Poisson sampled Gaussian."""
-    value, error = log_delta_of_one_step(sigma, q, removing, eps)
-    return Answer(np.exp(value - error), np.exp(value), np.minimum(np.exp(value + error), 1.0))
+    return _exponentials(*log_delta_of_one_step(sigma, q, removing, eps))
+
+
+def _exponentials(value: np.ndarray, error: np.ndarray) -> Answer:
+    """A bracket of e^value; where that underflows the upper end does not."""
+    upper = np.where(value > -np.inf, np.maximum(np.exp(value + error), contour.LEAST), 0.0)
+    middle = np.exp(value)
+    return Answer(np.exp(value - error) * (value > contour.LOWEST), middle, np.minimum(upper, 1.0))
 
 
 def epsilon_of_one_step(

@@ -34,6 +34,9 @@ class Rung(NamedTuple):
 TOLERANCE = 1e-8
 """Relative size of delta down to which images and cut-off terms are driven, unless a call says otherwise."""
 
+LEAST, LOWEST = 1e-305, -700.0
+"""The least upper end of delta that is not 0, and the logarithm below which lower ends are: exp loses digits there."""
+
 DOUBT = 5.0
 """An estimate by a plain rung starts the split contour if the saddle point approximation is within this factor."""
 
@@ -176,7 +179,8 @@ def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: 
         low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
         better = ok & (high - low < upper[todo] - lower[todo])
         estimate[todo] = np.where(better, mid, estimate[todo])
-        found = np.stack([mid, np.full(mid.size, np.inf if rung.split else DOUBT)], axis=1)
+        trust = np.where(ok, np.inf, split_contour.BELIEVED) if rung.split else np.full(mid.size, DOUBT)
+        found = np.stack([mid, trust], axis=1)
         question.start[todo] = np.where(np.isfinite(mid)[:, None], found, start)
         lower[todo], upper[todo] = np.maximum(low, lower[todo]), np.minimum(high, upper[todo])
         done = (ok & question.good(low, high)) | (upper[todo] <= question.enough[todo])
@@ -242,7 +246,10 @@ def delta(
         logs,
         np.zeros(epsilon.shape, int),
     )
-    return Answer(*(np.exp(np.minimum(x, 0.0)) for x in _climb(question, parts)))
+    lower, middle, upper = _climb(question, parts)
+    ends = (np.exp(np.minimum(x, 0.0)) for x in (np.where(lower > LOWEST, lower, -np.inf), middle, upper))
+    low, mid, high = ends
+    return Answer(low, mid, np.where(upper > -np.inf, np.maximum(high, LEAST), 0.0))
 
 
 def _total_variation(parts: Components) -> np.ndarray:

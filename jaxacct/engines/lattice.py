@@ -16,8 +16,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.engines.lattice_bounded import Finite, Laplace
+from jaxacct.engines.lattice_finite import Finite
 from jaxacct.engines.lattice_gaussian import PlainGaussian, SampledGaussian
+from jaxacct.engines.lattice_laplace import Laplace
 from jaxacct.engines.lattice_law import Law, Placed
 from jaxacct.engines.lattice_plan import Plan, common_step, peak, plan_for, share_of
 from jaxacct.kernels.lattice import UNIT

@@ -114,9 +114,10 @@ class _Batched:
         return self._ready[key](*leaves)
 
     def _prepare(self, leaves: list[Any], tree: Any, label: str, device: Any) -> Run:
-        shelf = _shelf if device is None else None  # kept programs are for the first device
+        # kept programs are for the first device; optimised ones load, but miss functions when they run (jaxlib 0.10.2)
+        shelf = _shelf if device is None and self._options is not None else None
         kept = shelf.load(label) if shelf is not None else None
-        if kept is not None:
+        if kept is not None and _works(kept, leaves):
             return kept
 
         def flat(*leaves: Any) -> list[Any]:
@@ -126,6 +127,15 @@ class _Batched:
         if shelf is not None:
             shelf.save(label, compiled)
         return compiled
+
+
+def _works(kept: Run, leaves: list[Any]) -> bool:
+    """Whether a kept program runs, which loading it does not show."""
+    try:
+        jax.block_until_ready(kept(*leaves))
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def _compile(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> jax.stages.Compiled:

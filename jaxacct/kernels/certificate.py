@@ -169,19 +169,30 @@ def sinc_envelope(y):
     return jnp.where(y < 3.0, jnp.maximum(central, SIDELOBE), jnp.minimum(SIDELOBE, 1.0 / jnp.maximum(y, 1.0)))
 
 
-def _step_error_on_the_axis(sigma, sign, c, step):
-    """Bound of log M(c) less log of its trapezoid sum, from `mix cos(v/2) <= |mix(x + i sigma^2 v)| <= mix`."""
+def _step_error_on_the_axis(sigma, q, sign, c, end, step):
+    """Bound of log M(c) less log of its trapezoid sum.
 
-    def relative(alpha):
-        grown = jnp.where(sign > 0, 0.0, -c * jnp.log(jnp.cos(0.5 * alpha / sigma)))
+    With v = alpha/sigma, `mix cos(v/2) <= |mix(x + i alpha)| <= mix` on whole lines; and up to the end of a grid
+    `|mix(x + i alpha)|^2 >= mix^2 (1 - s sin^2(v/2))`, s = 4 o/(1+o)^2 at the odds o there (1 for odds beyond 1).
+    """
+    log_odds = jnp.log(q) - log1p(-q) + end / sigma - 0.5 / sigma**2
+    share = jnp.where(log_odds < 0.0, 1.0 / jnp.cosh(0.5 * log_odds) ** 2, 1.0)
+
+    def relative(alpha, s):
+        shrunk = 0.5 * log1p(-s * jnp.sin(0.5 * alpha / sigma) ** 2)
         decay = 2.0 * jnp.pi * alpha / step
-        return 2.0 * jnp.exp(0.5 * alpha**2 + grown - decay) / (-jnp.expm1(-decay))
+        return 2.0 * jnp.exp(0.5 * alpha**2 + jnp.where(sign > 0, 0.0, -c * shrunk) - decay) / (-jnp.expm1(-decay))
 
-    # cos(v/2)^-c is about e^{c v^2/8}: a tall line is no use against a large c
-    narrow = jnp.minimum(8.0 * jnp.pi * sigma**2 / (step * (c + 4.0 * sigma**2)), 0.6 * jnp.pi * sigma)
-    narrow, wide = jnp.minimum(4.0, narrow), jnp.minimum(8.0, 0.95 * jnp.pi * sigma)
+    def best(s):  # |mix|^-c grows like e^{c s v^2/8}: a tall line is no use against a large c
+        return 8.0 * jnp.pi * sigma**2 / (step * (c * s + 4.0 * sigma**2))
+
+    lines = (
+        (jnp.minimum(jnp.minimum(4.0, 0.6 * jnp.pi * sigma), best(1.0)), 1.0),
+        (jnp.minimum(8.0, 0.95 * jnp.pi * sigma), 1.0),
+        (jnp.minimum(jnp.minimum(8.0, 0.5 * jnp.pi * sigma), best(share)), share),
+    )
     # the error is relative to M(c) itself: from one half on the sum may have missed all of it
-    error = jnp.minimum(relative(narrow), relative(wide))
+    error = jnp.min(jnp.stack([relative(alpha, s) for alpha, s in lines]))
     return jnp.where(error < 0.5, -log1p(-jnp.minimum(error, 0.5)), jnp.inf)
 
 
@@ -195,7 +206,7 @@ def chernoff(law: Law, c, nodes):
     if law.gauss_n.size:
         lo, hi = jax.vmap(quadrature_range, (0, 0, None, None))(law.gauss_sigma, law.gauss_q, law.sign, c)
         step = (hi - lo) / (nodes - 1)
-        axis = jax.vmap(_step_error_on_the_axis, (0, None, None, 0))
-        each = axis(law.gauss_sigma, law.sign, c, step)
+        axis = jax.vmap(_step_error_on_the_axis, (0, 0, None, None, 0, 0))
+        each = axis(law.gauss_sigma, law.gauss_q, law.sign, c, hi + step, step)
         allowance = allowance + jnp.sum(jnp.where(law.gauss_n > 0, law.gauss_n * each, 0.0))
     return cumulants(law, c, nodes)[0] + allowance + c * jnp.log(c) - (1.0 + c) * log1p(c)

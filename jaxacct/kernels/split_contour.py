@@ -18,6 +18,8 @@ from jaxacct.kernels.split_wave import Wave, estimate, wave_at
 
 USUAL = -20.0
 """Where log delta starts if nothing is known."""
+BELIEVED = 1e6
+"""The trust in a start where a split rung has looked but certified nothing: believed, but to be improved on."""
 SEARCH = 2.5
 """Rounds move eps by at most this factor."""
 
@@ -57,13 +59,13 @@ def epsilon(law: Law, log_delta_low, log_delta_high, start, log_tol, points, cou
     """`inf {eps : delta(eps) <= delta}` for a positive solution.
 
     start: a starting value and the factor by which the saddle point approximation may be off before the value is
-    disbelieved (inf: never; 0: there is none).
+    disbelieved (0: there is none; inf: it is the solution already).
     """
     guess = jnp.clip(_first(law, log_delta_low, log_tol), 1e-12, 1e9)
     value, trust = start
     likely = (value * trust > guess) & ((value < guess * trust) | (guess < 1e-11))
     start = jnp.where(likely, value, guess)
-    rounds = jnp.where(jnp.isinf(trust), 1, rounds)  # a value never disbelieved is one already solved for
+    rounds = jnp.where(jnp.isinf(trust), 1, rounds)
     solution, place, choice, wave, made_from = _rounds(
         law,
         lambda eps, wave: _solve(wave, eps, log_delta_low),
@@ -87,8 +89,8 @@ def epsilon(law: Law, log_delta_low, log_delta_high, start, log_tol, points, cou
 
 
 def delta(law: Law, eps, start, log_tol, points, count, rounds):
-    """log of (lower, estimate, upper) of delta(eps), eps > 0; `start` as for epsilon, believed if never disbelieved."""
-    begin = jnp.where(jnp.isinf(start[1]), start[0], USUAL)
+    """log of (lower, estimate, upper) of delta(eps), eps > 0; `start` as for epsilon, used from BELIEVED on."""
+    begin = jnp.where(start[1] >= BELIEVED, start[0], USUAL)
     middle, place, choice, wave, made_from = _rounds(
         law,
         lambda log_delta, wave: jnp.clip(estimate(wave, eps)[0], log_delta - 20.0, 0.0),

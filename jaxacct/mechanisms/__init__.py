@@ -3,30 +3,51 @@
 from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, BaseMechanism, Mechanism, batch_shape
 from jaxacct.mechanisms.components import Components, components, directions
 from jaxacct.mechanisms.composition import Composed, Repeated, compose, dp_sgd, repeat
+from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomisedResponse, RandomizedResponse
+from jaxacct.mechanisms.finite_output import FiniteOutput
 from jaxacct.mechanisms.gaussian import Gaussian
+from jaxacct.mechanisms.gaussian_mixture import MixtureOfGaussians
 from jaxacct.mechanisms.laplace import Laplace
+from jaxacct.mechanisms.profile import PrivacyProfile, profile_from_cdfs
+from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
 from jaxacct.mechanisms.sampling import PoissonSampled
+from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, GaussianNoisyMax, ReportNoisyMax
+from jaxacct.mechanisms.sparse_vector import AboveThreshold, NumericSparse
+from jaxacct.mechanisms.without_replacement import SampledWithoutReplacement
 
 __all__ = [
     "DIRECTIONS",
     "RELATIONS",
+    "AboveThreshold",
     "ApproximateDP",
     "BaseMechanism",
     "Components",
     "Composed",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
+    "ExponentialMechanism",
+    "FiniteOutput",
     "Gaussian",
+    "GaussianNoisyMax",
     "Laplace",
     "Mechanism",
+    "MixtureOfGaussians",
+    "NumericSparse",
     "PoissonSampled",
+    "PrivacyProfile",
+    "ProposeTestRelease",
     "PureDP",
     "RandomisedResponse",
     "RandomizedResponse",
     "Repeated",
+    "ReportNoisyMax",
+    "SampledWithoutReplacement",
     "batch_shape",
     "components",
     "compose",
     "directions",
     "dp_sgd",
+    "profile_from_cdfs",
     "repeat",
 ]

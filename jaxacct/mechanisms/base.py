@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 import jax
 import numpy as np
 
 from jaxacct.mechanisms.parts import Part
-from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer, path_name
+from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer
 
 __all__ = [
     "DIRECTIONS",
@@ -19,6 +19,8 @@ __all__ = [
     "BaseMechanism",
     "Mechanism",
     "batch_shape",
+    "element",
+    "holds_vectors",
     "register",
     "require_mechanism",
     "sensitivity",
@@ -30,7 +32,7 @@ RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one")
 DIRECTIONS = ("remove", "add")
 """The two directions of a dominating pair: P with the record (remove) or without it (add)."""
 
-M = TypeVar("M", bound="Mechanism")
+M = TypeVar("M")
 
 
 class Mechanism(ABC):
@@ -43,6 +45,8 @@ class Mechanism(ABC):
     """
 
     constraints: ClassVar[Mapping[str, Constraint]] = {}
+    vectors: ClassVar[tuple[str, ...]] = ()
+    """Numeric fields whose last axis belongs to one configuration; the axes before it are the batch."""
 
     def __post_init__(self) -> None:
         for name, constraint in self.constraints.items():
@@ -62,6 +66,11 @@ class Mechanism(ABC):
     def validated(self) -> Self:
         """The same mechanism rebuilt through its constructor, so that every field has been checked."""
         return type(self)(**{name: _validated(value) for name, value in vars(self).items()})
+
+    @property
+    def kind(self) -> str:
+        """What an answer about the mechanism claims: "certified", or "bound" where its pair only bounds it."""
+        return "certified"
 
     def _key(self) -> tuple[Any, ...]:
         leaves, structure = jax.tree_util.tree_flatten(self)
@@ -130,8 +139,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     """
     if not isinstance(mechanism, Mechanism):
         raise InputError(f"{_describe(mechanism)} is not a mechanism; use one such as Gaussian(noise_multiplier=1.0)")
-    leaves = jax.tree_util.tree_flatten_with_path(mechanism)[0]
-    return broadcast_shape({path_name(path): np.shape(leaf) for path, leaf in leaves})
+    return broadcast_shape(dict(_shapes(mechanism)))
 
 
 def sensitivity(relation: str) -> float:
@@ -143,6 +151,51 @@ def require_mechanism(field: str, value: object) -> None:
     """Refuse anything but a mechanism, in one line."""
     if not isinstance(value, Mechanism):
         raise InputError(f"{field} must be a mechanism, not {_describe(value)}; use one such as Gaussian(1.0)")
+
+
+def _shapes(mechanism: Mechanism, prefix: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and batch shape of every numeric field, also of the mechanisms inside."""
+    for field in dataclasses.fields(cast(Any, mechanism)):
+        if field.metadata.get("static"):
+            continue
+        value, name = getattr(mechanism, field.name), prefix + field.name
+        inner = value if isinstance(value, tuple) else (value,)
+        for index, item in enumerate(inner):
+            place = f"{name}[{index}]" if isinstance(value, tuple) else name
+            if isinstance(item, Mechanism):
+                yield from _shapes(item, place + ".")
+            else:
+                shape = np.shape(item)
+                yield place, shape[:-1] if field.name in mechanism.vectors else shape
+
+
+def element(mechanism: M, index: tuple[Any, ...]) -> M:
+    """One configuration of a batch, as a mechanism without batch axes."""
+    shape = batch_shape(cast(Any, mechanism))
+
+    def one(owner: Any) -> Any:
+        if isinstance(owner, tuple):
+            return tuple(one(item) for item in owner)
+        taken = {}
+        for field in dataclasses.fields(owner):
+            value = getattr(owner, field.name)
+            if isinstance(value, Mechanism | tuple):
+                value = one(value)
+            elif field.name in owner.vectors:
+                value = np.broadcast_to(value, shape + np.shape(value)[-1:])[index]
+            elif not field.metadata.get("static"):
+                value = float(np.broadcast_to(value, shape)[index])
+            taken[field.name] = value
+        return type(owner)(**taken)
+
+    return cast(M, one(mechanism))
+
+
+def holds_vectors(mechanism: Mechanism) -> bool:
+    """Whether a configuration has fields that are vectors, here or in a mechanism inside."""
+    values = vars(mechanism).values()
+    inner = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
+    return bool(mechanism.vectors) or any(holds_vectors(item) for item in inner if isinstance(item, Mechanism))
 
 
 def _describe(value: object) -> str:

@@ -175,6 +175,7 @@ def _finite_columns(
         loss[:, f, :atoms], mass[:, f, :atoms] = part.loss, part.mass
         active = (part.loss != 0.0).any(axis=-1) | (part.infinity > 0.0)
         count[:, f] = np.where(active, times, 0.0)
-        log_survival += count[:, f] * np.log1p(-part.infinity)
+        with np.errstate(divide="ignore"):  # all mass at infinity: nothing survives
+            log_survival += np.where(active, times * np.log1p(-np.where(active, part.infinity, 0.0)), 0.0)
     keep = count.any(axis=0) if size else np.zeros(len(finite), bool)
     return loss[:, keep], mass[:, keep], count[:, keep], log_survival

@@ -44,6 +44,10 @@ class Repeated(Mechanism):
     def symmetric(self) -> bool:
         return self.mechanism.symmetric()
 
+    @property
+    def kind(self) -> str:
+        return self.mechanism.kind
+
 
 @register
 @dataclass(frozen=True, eq=False)
@@ -74,6 +78,11 @@ class Composed(Mechanism):
 
     def symmetric(self) -> bool:
         return all(mechanism.symmetric() for mechanism in self.mechanisms)
+
+    @property
+    def kind(self) -> str:
+        kinds = {mechanism.kind for mechanism in self.mechanisms}
+        return "bound" if "bound" in kinds else "certified"
 
 
 def repeat(mechanism: Mechanism, steps: Any) -> Repeated:

@@ -39,7 +39,10 @@ class FinitePair(NamedTuple):
 
 
 class FiniteMechanism(BaseMechanism):
-    """A base mechanism given by a symmetric finite pair, the same under every neighbouring relation."""
+    """A base mechanism given by a finite pair, the same under every neighbouring relation.
+
+    The pair is taken to be symmetric; a class whose pairs need not be overrides ``symmetric``.
+    """
 
     @abstractmethod
     def pair(self) -> FinitePair:

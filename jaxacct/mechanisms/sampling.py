@@ -61,6 +61,10 @@ class PoissonSampled(Mechanism):
         base, rate = self._flat()
         return base.symmetric() and bool(np.all((rate == 0.0) | (rate == 1.0)))
 
+    @property
+    def kind(self) -> str:
+        return self.mechanism.kind
+
     def _flat(self) -> tuple[BaseMechanism, np.ndarray]:
         """The base under all the sampling, and the product of the rates."""
         rate = np.asarray(self.sampling_probability, np.float64)

@@ -1,4 +1,4 @@
-"""Parts of bounded loss on the lattice: Laplace on the ratio coordinate, finite laws on the loss itself."""
+"""Laplace parts on the lattice, on the ratio coordinate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxacct.engines.lattice_law import Placed, Sketch, atoms_on, placed_from
 from jaxacct.kernels import lattice as kernel
 from jaxacct.kernels.lattice import UNIT
 
-__all__ = ["Finite", "Laplace"]
+__all__ = ["Laplace"]
 
 
 @dataclass(frozen=True)
@@ -108,45 +108,3 @@ class Laplace:
         mass = (1.0 - 0.5 * np.exp(-0.5 * (edge + v))) * (1.0 - 1e-14 * (1.0 + edge))
         inexact = abs(float(self._ratio(self._log_mean(v))) - origin)
         return origin, mean, float(mass), inexact
-
-
-@dataclass(frozen=True)
-class Finite:
-    """A finite loss law in the direction asked for, composed `count` times."""
-
-    loss: np.ndarray
-    mass: np.ndarray
-    count: float
-    sign: float
-
-    def sketch(self, cut: float) -> Sketch:
-        return Sketch(self.loss, np.log(self.mass), self.count)
-
-    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
-        return float(self.loss.min()), float(self.loss.max())
-
-    def highest(self) -> float:
-        return float(self.loss.max())
-
-    def gaps(self) -> list[tuple[float, float]]:
-        far = self.loss - self.loss.min()
-        return [(float(d), self.count * float(m)) for d, m in zip(far, self.mass, strict=True) if d > 0]
-
-    def step(self, step: float, upper: bool) -> float:
-        return step
-
-    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool) -> Placed:
-        origin = float(self.loss.min())
-        far = (self.loss - origin) / step
-        shift = 8.0 * UNIT * (np.abs(self.loss).max() + abs(origin) + step)
-        nearest = np.rint(far)
-        exact = np.abs(far - nearest) * step <= shift
-        k = np.where(exact, nearest, np.floor(far)).astype(np.int64)
-        whole = exact | (not upper)
-        right = np.where(whole, 0.0, np.expm1((k - far) * step) / np.expm1(-step))
-        left = np.where(whole, 1.0, np.expm1((k + 1 - far) * step) / np.expm1(step))
-        mass = np.zeros(nodes)
-        np.add.at(mass, k, self.mass * left)
-        np.add.at(mass, k + 1, self.mass * right)
-        mass *= 1.0 + (32.0 if upper else -32.0) * UNIT
-        return Placed(jnp.asarray(mass), origin, 1.0, 0.0, self.count, 2.0 * float(shift), 0.0, 0.0)

@@ -1,0 +1,166 @@
+"""Finite laws of the loss on the lattice: connect the dots from above, contracted from below.
+
+*Below*, atoms are placed on the coordinate l = -loss with the P-masses as base measure, as for add (see
+`kernels.lattice`), since atoms may be many steps apart, where that kernel has nothing to merge.  With v(alpha) =
+int (alpha' - alpha)_+ dP, alpha = e^l, the polygon through v at the nodes exceeds v on the cells that hold atoms
+by at most E_k = Delta_k a_k b_k/(a_k + b_k).  A polygon c with c >= E_k at both ends of these cells, straight
+between them, is subtracted; its corners lie on nodes that have mass, which pays for them.  A node whose mass
+turns negative is taken out (its neighbours share the debt, keeping mass and mean), which lowers the polygon.
+At either end the masses may be too small to pay: there atoms are moved to the next lower loss instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.engines.lattice_law import Placed, Sketch
+from jaxacct.kernels.lattice import UNIT
+
+__all__ = ["Finite"]
+
+GAPS = 64
+"""How many distances of a finite law steer the choice of the step."""
+
+
+@dataclass(frozen=True)
+class Finite:
+    """A finite loss law in the direction asked for, composed `count` times."""
+
+    loss: np.ndarray
+    mass: np.ndarray
+    count: float
+    sign: float
+
+    def sketch(self, cut: float) -> Sketch:
+        return Sketch(self.loss, np.log(self.mass), self.count)
+
+    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
+        return float(self.loss.min()), float(self.loss.max())
+
+    def highest(self) -> float:
+        return float(self.loss.max())
+
+    def gaps(self) -> list[tuple[float, float]]:
+        far = self.loss - self.loss.min()
+        heaviest = np.argsort(self.mass * far)[-GAPS:]
+        return [(float(far[i]), self.count * float(self.mass[i])) for i in heaviest if far[i] > 0]
+
+    def step(self, step: float, upper: bool) -> float:
+        return step
+
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool) -> Placed:
+        sign = 1.0 if upper else -1.0
+        place = sign * self.loss
+        origin = float(place.min())
+        far = (place - origin) / step
+        shift = 8.0 * UNIT * (np.abs(self.loss).max() + abs(origin) + step)
+        nearest = np.rint(far)
+        exact = np.abs(far - nearest) * step <= shift
+        cell = np.where(exact, nearest, np.floor(far)).astype(np.int64)
+        inside = np.where(exact, 0.0, far - cell) * step
+        # a mass that came from exp(x) is off by a few units times |x|
+        given = self.mass * (1.0 + sign * UNIT * (32.0 + 8.0 * np.abs(np.log(self.mass))))
+        mass = np.zeros(nodes)
+        if upper:
+            # of a loss inside a cell: e^-loss is kept on average
+            right = np.expm1(-inside) / np.expm1(-step)
+            left = np.exp(-inside) * np.expm1(inside - step) / np.expm1(-step)
+            np.add.at(mass, cell, given * left)
+            np.add.at(mass, cell + 1, given * right)
+        else:
+            for index, amount in _contracted(cell, inside, given, step):
+                np.add.at(mass, index, amount)
+        mass *= 1.0 + sign * UNIT * self.loss.size
+        return Placed(jnp.asarray(mass), origin, sign, 0.0, self.count, 2.0 * float(shift), 0.0, 0.0)
+
+
+def _contracted(
+    cell: np.ndarray, inside: np.ndarray, mass: np.ndarray, step: float
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(nodes, masses) of laws on the nodes whose sum is dominated by the atoms at l = cell * step + inside."""
+    order = np.lexsort((inside, cell))
+    cell, inside, mass = cell[order], inside[order], mass[order]
+    start, stop = _payers(cell, mass, step)
+    moved = cell + (inside > 0.0)  # to the next lower loss
+    first, last = moved[start], moved[stop]
+    kept = (first < moved) & (moved < last)
+    if not inside[kept].any():
+        return [(moved, mass)]
+    b = mass[kept] * np.expm1(inside[kept]) / np.expm1(step)
+    a = mass[kept] * np.expm1(inside[kept] - step) / np.expm1(-step)
+    index = np.unique(np.concatenate([[first, last], cell[kept], cell[kept][inside[kept] > 0.0] + 1]))
+    here, after = np.searchsorted(index, cell[kept]), np.searchsorted(index, cell[kept] + 1)
+    partial = inside[kept] > 0.0
+    have_a, have_b, exact = np.zeros(index.size), np.zeros(index.size), np.zeros(index.size)
+    np.add.at(have_a, here[partial], a[partial])
+    np.add.at(have_b, here[partial], b[partial])
+    np.add.at(exact, here[~partial], mass[kept][~partial])
+    exact[0], exact[-1] = mass[moved == first].sum(), mass[moved == last].sum()
+    total = exact + have_a
+    np.add.at(total, after[partial], b[partial])
+    jumps = _jumps(index, total, have_a, have_b, step)
+    found = _without_debts(index, jumps, step)
+    if found is None:
+        return [(moved, mass)]
+    rest = (moved < first) | (moved > last)
+    return [(moved[rest], mass[rest]), found]
+
+
+def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
+    """The first and the last atom with the mass to pay for a corner of c next to it."""
+    gap = np.maximum(np.diff(cell), 1) * step
+    from_right = step * np.append(mass[1:] / -np.expm1(-gap), 0.0)
+    with np.errstate(over="ignore"):
+        from_left = step * np.append(0.0, mass[:-1] / np.expm1(gap))
+    return int(np.argmax(mass >= from_right)), mass.size - 1 - int(np.argmax((mass >= from_left)[::-1]))
+
+
+def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, step: float) -> np.ndarray:
+    """Masses at the nodes less the corners of c; a_j and b_j are the hat masses of the cell that begins at node j."""
+    growth = np.expm1(step)
+    # g_j = c/alpha at the node: c >= E at both ends of a cell, but 0 at either end of the law, where the slope must do
+    excess = growth * a * (b / np.where(b > 0.0, a + b, 1.0))
+    g = excess.copy()
+    g[1:] = np.maximum(g[1:], excess[:-1] * np.exp(-step))
+    g[1] = max(g[1], a[0] * growth * np.exp(-step))
+    g[-2] = max(g[-2], b[-2] * growth)
+    g[0] = g[-1] = 0.0
+    g *= 1.0 + 32.0 * UNIT
+    distance = np.diff(index) * step
+    fall, rise = g[:-1] * np.exp(-distance) / -np.expm1(-distance), g[1:] / -np.expm1(-distance)
+    slope = rise - fall
+    size = rise + fall
+    corner = np.append(slope, 0.0) - np.append(0.0, slope)
+    return total - corner - 32.0 * UNIT * (total + np.append(size, 0.0) + np.append(0.0, size))
+
+
+def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray] | None:
+    """The nodes that are left once those with negative mass have been taken out.
+
+    The debt of the node of lowest loss is paid by the one before it, which has a higher loss and so lowers every
+    payoff more; that of the node of highest loss cannot be paid (None).
+    """
+    nodes: list[int] = []
+    masses: list[float] = []
+    waiting = list(zip(index.tolist(), jumps.tolist(), strict=True))[::-1]
+    while waiting:
+        node, mass = waiting.pop()
+        if mass >= 0.0:
+            nodes.append(node)
+            masses.append(mass)
+            continue
+        if not nodes:
+            return None
+        debt, to_left = mass * (1.0 + 16.0 * UNIT), 1.0
+        if waiting:
+            following, owned = waiting.pop()
+            before, behind = (node - nodes[-1]) * step, (following - node) * step
+            whole = -np.expm1(-before - behind)
+            to_left, to_right = -np.expm1(-behind) / whole, np.exp(-behind) * -np.expm1(-before) / whole
+            waiting.append((following, owned + debt * to_right - 4.0 * UNIT * abs(owned)))
+        # the node before is looked at again: it may now be in debt itself
+        waiting.append((nodes.pop(), masses.pop() * (1.0 - 4.0 * UNIT) + debt * to_left))
+    return np.array(nodes), np.array(masses)

@@ -1,0 +1,138 @@
+"""A certified accountant with dp_accounting's PrivacyAccountant interface (needs the dp_accounting package)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from dp_accounting import dp_event, privacy_accountant
+
+from jaxacct.account import UNIT
+from jaxacct.account import delta as certified_delta
+from jaxacct.account import epsilon as certified_epsilon
+from jaxacct.interop.dp_events import EventError, convert
+from jaxacct.mechanisms import Mechanism, PureDP, RandomizedResponse, components, compose, directions, repeat
+from jaxacct.mechanisms.composition import Composed, Repeated
+from jaxacct.validation import NON_NEGATIVE, PROBABILITY, InputError, check
+
+__all__ = ["CertifiedAccountant"]
+
+_RELATIONS = {
+    privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE: "add_or_remove_one",
+    privacy_accountant.NeighboringRelation.REPLACE_ONE: "replace_one",
+}
+
+
+class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
+    """Drops in where dp_accounting's PLDAccountant or RdpAccountant is used; answers are certified upper ends.
+
+    Events are those of `interop.from_dp_event`, and events without noise, whose epsilon is infinite. Under
+    REPLACE_ONE sampled events are refused and noise is taken relative to twice the clip norm (a record's
+    value bounded by C moves a sum by up to 2C); randomized response is refused under ADD_OR_REMOVE_ONE,
+    which does not define its neighbours. REPLACE_SPECIAL is refused.
+
+    neighboring_relation : dp_accounting.NeighboringRelation, ADD_OR_REMOVE_ONE (default) or REPLACE_ONE.
+
+    >>> import dp_accounting as dpa
+    >>> step = dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1.0))
+    >>> round(CertifiedAccountant().compose(step, 1000).get_epsilon(1e-5), 5)
+    1.82824
+    """
+
+    def __init__(
+        self,
+        neighboring_relation: privacy_accountant.NeighboringRelation = (
+            privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE
+        ),
+    ) -> None:
+        if neighboring_relation not in _RELATIONS:
+            raise InputError(
+                f"neighboring_relation = {neighboring_relation!r:.80} is not supported; "
+                "use NeighboringRelation.ADD_OR_REMOVE_ONE or REPLACE_ONE"
+            )
+        super().__init__(neighboring_relation)
+        self._relation = _RELATIONS[neighboring_relation]
+        self._counts: dict[Mechanism, int] = {}
+        self._private = True
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What has been composed so far, for `jaxacct.epsilon` and the rest of the library.
+
+        Raises InputError where an event without noise was composed.
+        """
+        if not self._private:
+            raise InputError("an event without noise was composed, so there is no mechanism; start a new accountant")
+        parts = [step if count == 1 else repeat(step, count) for step, count in self._counts.items()]
+        return compose(*parts) if parts else PureDP(0.0)
+
+    def get_epsilon(self, target_delta: float) -> float:
+        """The certified upper end of epsilon at `target_delta`, 0 to 1; infinite where nothing smaller holds."""
+        target = float(check("target_delta", target_delta, PROBABILITY))
+        if not self._private:
+            return math.inf
+        if target == 1.0:
+            return 0.0
+        if target == 0.0 and self._unbounded():
+            return math.inf
+        return float(certified_epsilon(self.mechanism, target, relation=self._relation).upper)
+
+    def get_delta(self, target_epsilon: float) -> float:
+        """The certified upper end of delta at `target_epsilon`, 0 to infinity."""
+        if not self._private:
+            return 1.0
+        if target_epsilon == math.inf:
+            return max(abs(float(side.delta_infinity[0])) for side in self._sides()) * (1 + 8 * UNIT)
+        target = float(check("target_epsilon", target_epsilon, NON_NEGATIVE))
+        return float(certified_delta(self.mechanism, target, relation=self._relation).upper)
+
+    def compose(self, event: dp_event.DpEvent, count: int = 1) -> CertifiedAccountant:
+        """Account for `count` runs of the event; UnsupportedEventError, in one line, if it is refused."""
+        if isinstance(event, dp_event.DpEvent) and isinstance(count, int):
+            details = self._maybe_compose(event, count, False)
+            if details is not None:
+                name = type(details.invalid_event).__name__
+                raise privacy_accountant.UnsupportedEventError(
+                    f"{details.error_message} [caused by subevent {name:.60}]"
+                )
+        super().compose(event, count)
+        return self
+
+    def _maybe_compose(self, event: dp_event.DpEvent, count: int, do_compose: bool) -> Any:
+        """Checks on a trial copy of the counts; nothing changes unless `do_compose`."""
+        try:
+            mechanism = convert(event)
+            counts = dict(self._counts)
+            for step, steps in [] if mechanism is None else _steps(mechanism, max(count, 1)):
+                counts[step] = counts.get(step, 0) + steps
+                self._check(step, counts[step])
+        except InputError as error:
+            at_fault = error.event if isinstance(error, EventError) else event
+            return self.CompositionErrorDetails(invalid_event=at_fault, error_message=str(error))
+        if do_compose:
+            self._counts = counts
+            self._private &= mechanism is not None
+        return None
+
+    def _check(self, step: Mechanism, count: int) -> None:
+        if self._relation == "add_or_remove_one" and isinstance(step, RandomizedResponse):
+            raise InputError("neighboring_relation must be REPLACE_ONE for RandomizedResponseDpEvent")
+        for direction in directions(step, self._relation):
+            components(repeat(step, count), self._relation, direction)
+
+    def _sides(self) -> list[Any]:
+        mechanism = self.mechanism
+        return [components(mechanism, self._relation, side) for side in directions(mechanism, self._relation)]
+
+    def _unbounded(self) -> bool:
+        return any(bool(np.any(side.mu2 > 0) or np.any(side.gauss_n > 0)) for side in self._sides())
+
+
+def _steps(mechanism: Mechanism, count: int) -> list[tuple[Mechanism, int]]:
+    """The single steps of a mechanism with their counts, compositions resolved."""
+    if isinstance(mechanism, Repeated):
+        return _steps(mechanism.mechanism, count * int(mechanism.steps))
+    if isinstance(mechanism, Composed):
+        return [item for part in mechanism.mechanisms for item in _steps(part, count)]
+    return [] if mechanism == PureDP(0.0) else [(mechanism, count)]

@@ -1,0 +1,252 @@
+"""Mechanisms as JSON documents that round-trip exactly and are safe to read from strangers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.validation import InputError, refuse_tracers
+
+__all__ = ["FORMAT", "VERSION", "from_json", "to_json"]
+
+FORMAT, VERSION = "jaxacct.mechanism", 1
+HOMES = ("jaxacct.mechanisms",)
+"""Modules whose public mechanisms can be read and written."""
+MAX_CHARACTERS = 2**23
+MAX_DEPTH = 64
+MAX_MECHANISMS = 10_000
+MAX_BATCH = 2**20
+MAX_AXES = 16
+MAX_WORD = 64
+
+
+class _Object(NamedTuple):
+    """A JSON object with its pairs in order, duplicates included."""
+
+    pairs: list[tuple[str, Any]]
+
+
+class _Refused(NamedTuple):
+    """A number that this format does not hold, and why."""
+
+    reason: str
+
+
+def to_json(mechanism: Mechanism) -> str:
+    """The mechanism as one line of JSON, which `from_json` turns back into an equal mechanism.
+
+    `{"format": "jaxacct.mechanism", "version": 1, "mechanism": {"type": "Gaussian", "noise_multiplier": 1.5}}`:
+    every mechanism is an object with its class name as `type` and its fields; a batch is `{"shape": [2, 1],
+    "values": [0.8, 1.2]}` in C order. Numbers are the shortest decimals that give the same float64.
+
+    Raises InputError for a class that is not a public mechanism of the library, an invalid field, and a
+    mechanism beyond the limits of `from_json`; TracerError for a tracer.
+
+    >>> from jaxacct.mechanisms import Gaussian
+    >>> to_json(Gaussian([0.1, 2.0]))[60:]
+    '"type": "Gaussian", "noise_multiplier": {"shape": [2], "values": [0.1, 2.0]}}}'
+    """
+    batch_shape(mechanism)
+    refuse_tracers("interop.to_json", "the mechanism outside jit", mechanism=mechanism)
+    mechanism.validated()
+    count = iter(range(MAX_MECHANISMS))
+    document = {"format": FORMAT, "version": VERSION, "mechanism": _encode(mechanism, "mechanism", 0, count)}
+    _check_batch(mechanism)
+    text = json.dumps(document, allow_nan=False)
+    if len(text) > MAX_CHARACTERS:
+        raise InputError(f"the document has {len(text)} characters, limit {MAX_CHARACTERS}; split the batch")
+    return text
+
+
+def from_json(text: str) -> Mechanism:
+    """The mechanism that a JSON document of `to_json` describes.
+
+    Safe on documents from strangers: only the public mechanism classes and their fields are known, every
+    value goes through the class's own checks, and nothing in the document is imported or executed. Refused,
+    with one line that names the place: NaN and Infinity, numbers that float64 cannot hold (overflow, nonzero
+    values that would become 0, integers beyond 2**53), duplicate, missing and unknown keys, other versions,
+    more than 2**23 characters, 64 levels, 10,000 mechanisms, 16 axes or 2**20 elements in the batch.
+
+    Raises InputError.
+
+    >>> from_json('{"format": "jaxacct.mechanism", "version": 1, "mechanism": {"type": "PureDP", "epsilon": -1}}')
+    Traceback (most recent call last):
+        ...
+    jaxacct.validation.InputError: mechanism: epsilon = -1 must be >= 0; use a finite epsilon of 0 or more
+    """
+    if not isinstance(text, str):
+        raise InputError(f"text must be a str, not {type(text).__name__}; decode bytes as UTF-8 first")
+    if len(text) > MAX_CHARACTERS:
+        raise InputError(f"text has {len(text)} characters, limit {MAX_CHARACTERS}; split the batch")
+    try:
+        document = json.loads(
+            text,
+            object_pairs_hook=_Object,
+            parse_int=_integer,
+            parse_float=_float,
+            parse_constant=lambda word: _Refused(f"{word} is not a number here"),
+        )
+    except json.JSONDecodeError as error:
+        raise InputError(f"text is not JSON: {error}; use what to_json wrote") from None
+    except RecursionError:
+        raise InputError(f"text is nested too deeply, limit {MAX_DEPTH}; compose in fewer levels") from None
+    keys = _keys(document, "document", {"format", "version", "mechanism"})
+    if keys["format"] != FORMAT:
+        _refuse("format", f"must be {FORMAT!r}", keys["format"])
+    if type(keys["version"]) is not int or keys["version"] != VERSION:
+        _refuse("version", f"must be {VERSION}, the one this release reads", keys["version"])
+    mechanism = _decode(keys["mechanism"], "mechanism", 0, iter(range(MAX_MECHANISMS)))
+    _check_batch(mechanism)
+    return mechanism
+
+
+@functools.cache
+def _classes() -> dict[str, type[Any]]:
+    """The public, concrete mechanism classes by name."""
+    found = {}
+    for home in HOMES:
+        module = importlib.import_module(home)
+        for value in (getattr(module, name) for name in module.__all__):
+            if isinstance(value, type) and issubclass(value, Mechanism) and not inspect.isabstract(value):
+                found[value.__name__] = value
+    return found
+
+
+def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int]) -> dict[str, Any]:
+    _enter(path, depth, count)
+    cls = type(mechanism)
+    if _classes().get(cls.__name__) is not cls:
+        raise InputError(f"{path}: {cls.__name__} has no JSON form; use one of {', '.join(sorted(_classes()))}")
+    out: dict[str, Any] = {"type": cls.__name__}
+    for field in dataclasses.fields(cls):
+        value = getattr(mechanism, field.name)
+        here = f"{path}.{field.name}"
+        if isinstance(value, Mechanism):
+            out[field.name] = _encode(value, here, depth + 1, count)
+        elif field.name in cls.constraints:
+            out[field.name] = _encode_numbers(value)
+        elif isinstance(value, tuple):
+            items = enumerate(value)
+            out[field.name] = [_encode(item, f"{here}[{i}]", depth + 1, count) for i, item in items]
+        else:
+            out[field.name] = _static(value, here)
+    return out
+
+
+def _encode_numbers(value: Any) -> Any:
+    array = np.asarray(value, np.float64)
+    return {"shape": list(array.shape), "values": array.ravel().tolist()} if array.shape else array.item()
+
+
+def _decode(node: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism:
+    _enter(path, depth, count)
+    name = dict(node.pairs).get("type") if isinstance(node, _Object) else None
+    classes = _classes()
+    if not isinstance(name, str) or name not in classes:
+        _refuse(path, f"must be an object whose type is one of {', '.join(sorted(classes))}", name or node)
+    cls = classes[name]
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    keys = _keys(node, path, {"type", *fields})
+    values = {}
+    for field_name, field in fields.items():
+        value, here = keys[field_name], f"{path}.{field_name}"
+        if field_name in cls.constraints:
+            values[field_name] = _decode_numbers(value, here)
+        elif field.metadata.get("static"):
+            values[field_name] = _static(value, here)
+        elif isinstance(value, list):
+            items = enumerate(value)
+            values[field_name] = tuple(_decode(item, f"{here}[{i}]", depth + 1, count) for i, item in items)
+        else:
+            values[field_name] = _decode(value, here, depth + 1, count)
+    try:
+        mechanism: Mechanism = cls(**values)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return mechanism
+
+
+def _decode_numbers(value: Any, path: str) -> Any:
+    if not isinstance(value, _Object):
+        return _number(value, path)
+    keys = _keys(value, path, {"shape", "values"})
+    shape, values = keys["shape"], keys["values"]
+    if not isinstance(values, list):
+        _refuse(f"{path}.values", "must be a list of numbers", values)
+    good = isinstance(shape, list) and 0 < len(shape) <= MAX_AXES
+    if not good or not all(type(n) is int and 0 <= n <= MAX_BATCH for n in shape) or math.prod(shape) != len(values):
+        _refuse(f"{path}.shape", f"must be 1 to {MAX_AXES} lengths whose product is {len(values)}", shape)
+    numbers = [_number(item, f"{path}.values[{i}]") for i, item in enumerate(values)]
+    return np.array(numbers, np.float64).reshape(shape)
+
+
+def _number(value: Any, path: str) -> int | float:
+    if type(value) in (int, float):
+        return value
+    _refuse(path, "must be a number that float64 holds", value)
+
+
+def _static(value: Any, path: str) -> Any:
+    if type(value) in (int, float, bool) or (type(value) is str and len(value) <= MAX_WORD):
+        return value
+    _refuse(path, f"must be a number, a boolean or a string of at most {MAX_WORD} characters", value)
+
+
+def _keys(node: Any, path: str, wanted: set[str]) -> dict[str, Any]:
+    """The object's values by key: exactly the wanted keys, each once."""
+    words = ", ".join(sorted(wanted))
+    if not isinstance(node, _Object):
+        _refuse(path, f"must be an object with the keys {words}", node)
+    names = [name for name, _ in node.pairs]
+    for name in names:
+        if name not in wanted:
+            _refuse(path, f"has an unknown key; its keys are {words}", name)
+        if names.count(name) > 1:
+            _refuse(path, "has a key twice; give each once", name)
+    for name in sorted(wanted.difference(names)):
+        _refuse(path, f"lacks a key; its keys are {words}", name)
+    return dict(node.pairs)
+
+
+def _enter(path: str, depth: int, count: Iterator[int]) -> None:
+    if depth > MAX_DEPTH:
+        raise InputError(f"the mechanism is nested more than {MAX_DEPTH} deep; compose in fewer levels")
+    if next(count, None) is None:
+        raise InputError(f"{path[:80]}: more than {MAX_MECHANISMS} mechanisms; use Repeated for equal ones")
+
+
+def _check_batch(mechanism: Mechanism) -> None:
+    shape = batch_shape(mechanism)
+    if math.prod(shape) > MAX_BATCH:
+        raise InputError(f"the batch of shape {shape} has more than {MAX_BATCH} elements; split it")
+
+
+def _integer(text: str) -> Any:
+    if len(text) > 17 or abs(int(text)) > 2**53:
+        return _Refused(f"the integer {text:.20}{'...' * (len(text) > 20)} is beyond 2**53")
+    return int(text)
+
+
+def _float(text: str) -> Any:
+    value = float(text)
+    vanished = value == 0.0 and any(digit in "123456789" for digit in text.lower().partition("e")[0])
+    return _Refused(f"{text:.20} is beyond float64") if math.isinf(value) or vanished else value
+
+
+def _refuse(path: str, rule: str, value: Any) -> NoReturn:
+    if isinstance(value, _Refused):
+        found = value.reason
+    elif isinstance(value, _Object | list):
+        found = "an object" if isinstance(value, _Object) else "a list"
+    else:
+        found = ascii(value) if len(ascii(value)) <= 60 else ascii(value)[:57] + "..."
+    raise InputError(f"{path} {rule}; found {found}")

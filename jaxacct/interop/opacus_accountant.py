@@ -1,0 +1,92 @@
+"""A certified accountant with Opacus's IAccountant interface (needs the opacus package)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from opacus.accountants import IAccountant, register_accountant
+
+from jaxacct.account import epsilon
+from jaxacct.mechanisms import Mechanism, PureDP, compose, dp_sgd
+from jaxacct.validation import COUNT, DELTA, NON_NEGATIVE, PROBABILITY, InputError, check
+
+__all__ = ["OpacusAccountant", "register_opacus"]
+
+MECHANISM = "jaxacct"
+
+
+class OpacusAccountant(IAccountant):
+    """Accounts for Opacus's DP-SGD (Poisson sampling, add or remove one record) with certified upper ends.
+
+    `history` is Opacus's: a list of (noise_multiplier, sample_rate, steps), equal neighbours joined. It may
+    be assigned, as Opacus's own `get_noise_multiplier` does, and is checked when it is read. `len` is the
+    number of steps. Steps without noise make epsilon infinite.
+
+    After `register_opacus()`: `PrivacyEngine(accountant="jaxacct")`,
+    `get_noise_multiplier(accountant="jaxacct", ...)`.
+    """
+
+    history: list[Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
+        """Record one step; InputError, in one line, for values out of range."""
+        sigma = float(check("noise_multiplier", noise_multiplier, NON_NEGATIVE))
+        rate = float(check("sample_rate", sample_rate, PROBABILITY))
+        if self.history and tuple(self.history[-1][:2]) == (sigma, rate):
+            self.history[-1] = (sigma, rate, self.history[-1][2] + 1)
+        else:
+            self.history.append((sigma, rate, 1))
+
+    def get_epsilon(self, delta: float) -> float:
+        """The certified upper end of epsilon at `delta`, strictly between 0 and 1."""
+        target = float(check("delta", delta, DELTA))
+        if any(sigma == 0 and rate > 0 for sigma, rate, _ in self._entries()):
+            return math.inf
+        return float(epsilon(self.run, target).upper)
+
+    @property
+    def run(self) -> Mechanism:
+        """What has been run so far, for `jaxacct.epsilon` and the rest of the library."""
+        steps = [dp_sgd(sigma, rate, count) for sigma, rate, count in self._entries() if rate > 0]
+        return compose(*steps) if steps else PureDP(0.0)
+
+    def __len__(self) -> int:
+        return sum(int(count) for _, _, count in self._entries())
+
+    @classmethod
+    def mechanism(cls) -> str:
+        """The name in Opacus's registry and in saved states."""
+        return MECHANISM
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Take over a saved state, of this accountant only; its history is checked before it is taken."""
+        before = self.history
+        super().load_state_dict(state_dict)
+        try:
+            self.history = self._entries()
+        except InputError:
+            self.history = before
+            raise
+
+    def _entries(self) -> list[tuple[float, float, int]]:
+        """The history with every value checked."""
+        if not isinstance(self.history, list | tuple):
+            raise InputError(f"history must be a list, not {type(self.history).__name__}; use [(1.0, 0.01, 100)]")
+        entries = []
+        for i, entry in enumerate(self.history):
+            if not isinstance(entry, list | tuple) or len(entry) != 3:
+                raise InputError(f"history[{i}] must be (noise_multiplier, sample_rate, steps); use (1.0, 0.01, 100)")
+            rules = {"noise_multiplier": NON_NEGATIVE, "sample_rate": PROBABILITY, "steps": COUNT}
+            named = zip(rules.items(), entry, strict=True)
+            sigma, rate, count = (float(check(f"history[{i}].{name}", value, rule)) for (name, rule), value in named)
+            entries.append((sigma, rate, int(count)))
+        return entries
+
+
+def register_opacus() -> None:
+    """Make `accountant="jaxacct"` known to Opacus, once or again."""
+    register_accountant(MECHANISM, OpacusAccountant, force=True)

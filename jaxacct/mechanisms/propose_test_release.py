@@ -1,0 +1,65 @@
+"""Propose-test-release: a mechanism that is only run where its data is found to be stable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxacct.mechanisms.base import Mechanism, register, require_mechanism
+from jaxacct.mechanisms.finite import ApproximateDP
+from jaxacct.mechanisms.laplace import Laplace
+from jaxacct.mechanisms.parts import Part
+from jaxacct.validation import NON_NEGATIVE, POSITIVE
+
+__all__ = ["ProposeTestRelease"]
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class ProposeTestRelease(Mechanism):
+    """Release ``mechanism`` only if the data is far enough from unstable data, by a noisy distance.
+
+    The distance to instability is the least number of steps of the neighbouring relation to data where
+    ``mechanism`` does not have its guarantee. It is released with Laplace noise of scale ``test_scale`` (it
+    moves by at most 1 under that relation, whichever it is), and the mechanism is run if it comes out above
+    ``threshold``. Two unstable neighbours are told apart at worst always, but pass with probability
+
+        delta_infinity = e^{-threshold/test_scale}/2
+
+    at most, and at any other two neighbours the mechanism has its guarantee; the composition of the Laplace
+    mechanism, a mass delta_infinity at infinite loss, and the mechanism dominates both cases. ``kind`` is
+    "bound". It cannot be sampled.
+
+    test_scale : finite, > 0.  threshold : finite, >= 0.  Scalars or arrays that broadcast with the mechanism.
+
+    Source: Dwork, Lei 2009; Dwork, Roth 2014, Section 7.3.
+
+    >>> import jaxacct as ja
+    >>> guarded = ja.ProposeTestRelease(ja.Gaussian(5.0), test_scale=2.0, threshold=30.0)
+    >>> float(ja.epsilon(guarded, 1e-7).upper)  # e^{-15}/2 is 1.5e-7
+    inf
+    """
+
+    mechanism: Any
+    test_scale: Any
+    threshold: Any
+    constraints: ClassVar = {"test_scale": POSITIVE, "threshold": NON_NEGATIVE}
+
+    def __post_init__(self) -> None:
+        require_mechanism("mechanism", self.mechanism)
+        super().__post_init__()
+
+    @property
+    def kind(self) -> str:
+        return "bound"
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        test = Laplace(self.test_scale).expand("add_or_remove_one", direction)
+        passing = 0.5 * np.exp(-np.asarray(self.threshold) / np.asarray(self.test_scale))
+        missed = ApproximateDP(0.0, passing).expand(relation, direction)
+        return [*test, *missed, *self.mechanism.expand(relation, direction)]
+
+    def symmetric(self) -> bool:
+        return self.mechanism.symmetric()

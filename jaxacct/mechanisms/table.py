@@ -1,0 +1,96 @@
+"""The table of what is answered for which mechanism, relation and sampling, made by asking the code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxacct.mechanisms.base import BaseMechanism, Mechanism
+from jaxacct.mechanisms.components import components, directions
+from jaxacct.mechanisms.composition import Composed, Repeated
+from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
+from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomizedResponse
+from jaxacct.mechanisms.finite_output import FiniteOutput
+from jaxacct.mechanisms.gaussian import Gaussian
+from jaxacct.mechanisms.gaussian_mixture import MixtureOfGaussians
+from jaxacct.mechanisms.laplace import Laplace
+from jaxacct.mechanisms.profile import PrivacyProfile
+from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
+from jaxacct.mechanisms.sampling import PoissonSampled
+from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, GaussianNoisyMax, ReportNoisyMax
+from jaxacct.mechanisms.sparse_vector import AboveThreshold, NumericSparse
+from jaxacct.mechanisms.without_replacement import SampledWithoutReplacement
+from jaxacct.validation import InputError
+
+__all__ = ["EXAMPLES", "table"]
+
+Way = Callable[[BaseMechanism, float], Mechanism]
+"""A way of sampling: a base mechanism and a rate or share."""
+
+EXAMPLES: tuple[Mechanism, ...] = (
+    Gaussian(1.0),
+    Laplace(1.0),
+    DiscreteGaussian(1.0),
+    DiscreteLaplace(1.0),
+    RandomizedResponse(0.75),
+    FiniteOutput([0.5, 0.3, 0.2], [0.2, 0.5, 0.3]),
+    PureDP(1.0),
+    ApproximateDP(1.0, 1e-6),
+    PrivacyProfile([0.0, 1.0], [0.3, 0.0]),
+    ExponentialMechanism(1.0),
+    ReportNoisyMax(1.0),
+    GaussianNoisyMax(4.0, 10),
+    MixtureOfGaussians(2.0, [0.0, 1.0, 2.0], [0.5, 0.4, 0.1]),
+    AboveThreshold(4.0, 4.0),
+    NumericSparse(4.0, 4.0, 4.0),
+    ProposeTestRelease(Gaussian(4.0), 2.0, 40.0),
+    Repeated(Gaussian(4.0), 10),
+    Composed((Gaussian(4.0), Laplace(4.0))),
+)
+"""One of every class that is not itself a way of sampling."""
+
+_RELATIONS = {"add/remove": "add_or_remove_one", "replace": "replace_one"}
+
+
+def table() -> str:
+    """Markdown: a row for every mechanism, a column for every relation and sampling; see README.md.
+
+    >>> print(table().splitlines()[2])
+    | Gaussian | certified | certified | certified | refused | certified | refused | no |
+    """
+    ways: dict[str, Way | None] = {
+        "": None,
+        ", Poisson": PoissonSampled,
+        ", without replacement": SampledWithoutReplacement,
+    }
+    head = [f"{name}{way}" for way in ways for name in _RELATIONS]
+    lines = [
+        f"| mechanism | {' | '.join(head)} | epsilon at delta 0 |",
+        "|---" * (len(head) + 2) + "|",
+    ]
+    for example in EXAMPLES:
+        cells = [_answer(example, way, relation) for way in ways.values() for relation in _RELATIONS.values()]
+        lines.append(f"| {type(example).__name__} | {' | '.join(cells)} | {_bounded(example)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _answer(example: Mechanism, way: Way | None, relation: str) -> str:
+    """The kind of the answer, or that there is none."""
+    try:
+        if way is None:
+            asked = example
+        elif isinstance(example, BaseMechanism):
+            asked = way(example, 0.1)
+        else:
+            return "refused"
+        for direction in directions(asked, relation):
+            components(asked, relation, direction)
+    except InputError:
+        return "refused"
+    return asked.kind
+
+
+def _bounded(example: Mechanism) -> str:
+    """Whether the loss is bounded, so that epsilon at delta 0 is finite."""
+    parts = components(example, "add_or_remove_one", "remove")
+    unbounded = bool((parts.mu2 > 0.0).any() or (parts.gauss_n > 0.0).any() or (parts.delta_infinity > 0.0).any())
+    return "no" if unbounded else "yes"

@@ -1,0 +1,182 @@
+"""Conversions between representations: round trips within a stated error, and independent oracles."""
+
+import doctest
+import importlib
+
+import mpmath
+import numpy as np
+import pytest
+from helpers import refusal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+import jaxacct as ja
+from jaxacct.representations import concentrated, conversions
+from jaxacct.representations.concentrated import epsilon_from_renyi, tradeoff_from_renyi
+from jaxacct.representations.conversions import profile_from_tradeoff, renyi_from_profile, tradeoff_from_profile
+
+
+def gaussian_delta(mu, eps):
+    return norm.cdf(mu / 2 - eps / mu) - np.exp(eps) * norm.cdf(-mu / 2 - eps / mu)
+
+
+@pytest.mark.parametrize("module", [conversions, concentrated])
+def test_doctests(module):
+    result = doctest.testmod(importlib.import_module(module.__name__))
+    assert result.attempted > 0 and result.failed == 0
+
+
+# Profile and trade-off function
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
+def test_profile_to_tradeoff_and_back(mu):
+    eps = np.linspace(0.0, mu**2 / 2 + 6 * mu, 601)
+    bounds = ja.delta(ja.Gaussian(1 / mu), eps)
+    a = np.unique(np.concatenate([np.geomspace(1e-9, 0.5, 400), 1 - np.geomspace(1e-9, 0.5, 400)]))
+    f = tradeoff_from_profile(eps, bounds, a)
+    truth = norm.cdf(norm.isf(a) - mu)
+    assert ((f.lower <= truth + 1e-14) & (truth <= f.upper + 1e-14)).all() and f.kind[0] == "certified"
+    assert np.max(f.upper - f.lower) < 5e-4
+    back = profile_from_tradeoff(a, f, [0.0, 0.5, 2.0])
+    wanted = gaussian_delta(mu, np.array([0.0, 0.5, 2.0]))
+    assert ((back.lower <= wanted) & (wanted <= back.upper)).all()
+    assert np.max(back.upper - back.lower) < 1e-3
+
+
+def test_guarantees_stay_guarantees():
+    eps, delta = np.array([0.0, 1.0]), np.array([0.4, 0.1])
+    a = np.linspace(0, 1, 41)
+    f = tradeoff_from_profile(eps, delta, a)
+    brute = [
+        max(0.0, *(max(1 - d - np.exp(e) * x, np.exp(-e) * (1 - d - x)) for e, d in zip(eps, delta, strict=True)))
+        for x in a
+    ]
+    np.testing.assert_allclose(f.lower, brute, atol=1e-12)
+    assert (f.kind == "bound").all() and (f.upper == 1 - a).all()
+    one_way = tradeoff_from_profile(eps, delta, a, symmetric=False)
+    assert (one_way.lower <= f.lower + 1e-15).all() and (one_way.lower < f.lower - 0.01).any()
+    again = profile_from_tradeoff(a, brute, eps)
+    np.testing.assert_allclose(again.upper, delta, atol=2e-3)
+    assert (again.upper >= delta - 1e-12).all() and (again.kind == "bound").all()
+
+
+def test_approximate_dp_tradeoff_is_that_of_its_pair():
+    a = np.array([0.0, 0.05, 0.3, 0.95, 1.0])
+    f = conversions.tradeoff_from_approximate_dp(1.0, 0.1, a)
+    exact = ja.profile(ja.ApproximateDP(1.0, 0.1), rtol=1e-3).tradeoff(a)
+    assert (f.lower <= exact.upper + 1e-12).all() and np.max(np.abs(f.lower - exact.lower)) < 1e-3
+
+
+# Gaussian differential privacy
+
+
+@given(st.floats(0.05, 6.0), st.floats(0.0, 8.0))
+@settings(max_examples=60, deadline=None)
+def test_gdp_round_trip(mu, eps):
+    delta = conversions.profile_from_gdp(mu, eps)
+    with mpmath.workdps(40):
+        m, e = mpmath.mpf(mu), mpmath.mpf(eps)
+        truth = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+        assert delta.lower <= truth <= delta.upper
+    if delta.lower > 1e-290:
+        back = conversions.gdp_from_profile(eps, delta.estimate)
+        assert back.lower <= mu * (1 + 1e-9) and back.upper >= mu * (1 - 1e-9) and back.relative_width < 1e-6
+
+
+@given(st.floats(0.0, 8.0), st.floats(1e-12, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_gdp_tradeoff(mu, a):
+    found = conversions.tradeoff_from_gdp(mu, a)
+    with mpmath.workdps(40):
+        low, high = mpmath.mpf(-45), mpmath.mpf(10)
+        for _ in range(160):
+            middle = (low + high) / 2
+            low, high = (middle, high) if mpmath.ncdf(middle) < mpmath.mpf(a) else (low, middle)
+        truth = mpmath.ncdf(-low - mpmath.mpf(mu)) if a < 1 else mpmath.mpf(0)
+        assert found.lower <= truth <= found.upper
+
+
+# Rényi divergence
+
+
+def test_profile_to_renyi():
+    mu, orders = 0.8, np.array([0.5, 1.0, 2.0, 8.0])
+    profile = lambda eps: gaussian_delta(mu, eps)
+    found = renyi_from_profile(profile, profile, orders, largest=20.0)
+    np.testing.assert_allclose(found.estimate, orders * mu**2 / 2, rtol=1e-9)
+    assert (found.kind == "estimate").all()
+    step = ja.PoissonSampled(ja.Gaussian(0.8), 0.3)
+    sides = {d: (lambda e, d=d: ja.profile(step, d).delta(e).estimate) for d in ("remove_one", "add_one")}
+    forward = renyi_from_profile(sides["remove_one"], sides["add_one"], [1.5, 3.0], largest=25.0)
+    exact = ja.profile(step, "remove_one").renyi([1.5, 3.0])
+    np.testing.assert_allclose(forward.estimate, exact.estimate, rtol=1e-7)
+
+
+def test_renyi_to_epsilon_is_the_formula_minimised():
+    orders = np.array([1.5, 2.0, 4.0, 10.0, 30.0])
+    values = orders * 0.5
+    brute = [
+        min(r + np.log((a - 1) / a) - (np.log(d) + np.log(a)) / (a - 1) for a, r in zip(orders, values, strict=True))
+        for d in (1e-5, 1e-9)
+    ]
+    np.testing.assert_allclose(epsilon_from_renyi(orders, values, [1e-5, 1e-9]).upper, brute, rtol=1e-12)
+    found = epsilon_from_renyi(orders, np.stack([values, 2 * values], 1), 1e-5)
+    assert found.shape == (2,) and found.upper[1] > found.upper[0] and (found.kind == "bound").all()
+    back = concentrated.delta_from_renyi(orders, values, epsilon_from_renyi(orders, values, 1e-5).upper)
+    assert back.upper == pytest.approx(1e-5, rel=1e-9)
+
+
+@given(st.floats(0.01, 5.0), st.floats(1e-12, 1e-2))
+@settings(max_examples=40, deadline=None)
+def test_zcdp(rho, delta):
+    found = concentrated.epsilon_from_zcdp(rho, delta).upper
+    alpha = 1 + np.geomspace(1e-3, 1e5, 20_001)
+    brute = np.min(rho * alpha + np.log((alpha - 1) / alpha) - (np.log(delta) + np.log(alpha)) / (alpha - 1))
+    assert found == pytest.approx(max(brute, 0), rel=1e-5)
+    # a Gaussian is rho-zCDP, and its exact epsilon is smaller
+    assert found >= ja.epsilon(ja.Gaussian(1 / np.sqrt(2 * rho)), delta).lower
+    back = concentrated.delta_from_zcdp(rho, found).upper
+    assert back == pytest.approx(delta, rel=1e-3) and concentrated.delta_from_zcdp(rho, 0.0).upper <= 1
+    assert concentrated.zcdp_from_renyi(alpha, concentrated.renyi_from_zcdp(rho, alpha)).estimate == pytest.approx(rho)
+
+
+def test_renyi_to_tradeoff_never_exceeds_the_truth():
+    orders = np.concatenate([[0.55, 0.75, 1.0], np.geomspace(1.1, 60.0, 30)])
+    a = np.array([1e-4, 0.01, 0.1, 0.4, 0.8])
+    for mu in (0.5, 1.0, 2.0):
+        found = tradeoff_from_renyi(orders, orders * mu**2 / 2, a)
+        truth = norm.cdf(norm.isf(a) - mu)
+        assert (found.lower <= truth).all() and (found.kind == "bound").all()
+        assert found.lower[2] > 0.4 * truth[2]
+        one = tradeoff_from_renyi(orders, orders * mu**2 / 2, a, both_directions=False)
+        assert (one.lower <= found.lower + 1e-15).all()
+
+
+def test_renyi_to_tradeoff_is_tight_for_randomised_response():
+    # Rényi divergences of randomised response come back as its trade-off function at its own error rates
+    e = 1.0
+    p = 1 / (1 + np.exp(-e))
+    orders = np.array([0.6, 1.0, 2.0, 5.0])
+    exact = ja.profile(ja.PureDP(e)).renyi(orders)
+    found = tradeoff_from_renyi(orders, exact.upper, np.array([1 - p]))
+    assert found.lower[0] == pytest.approx(1 - p, rel=2e-4) and found.lower[0] <= 1 - p
+
+
+def test_renyi_to_tradeoff_satisfies_its_constraints_with_equality():
+    order, value, x = 3.0, 0.9, 0.2
+    y = float(tradeoff_from_renyi([order], [value], x).lower)
+    pairs = [(1 - y, x), (x, 1 - y)]
+    divergences = [
+        np.log(p**order * q ** (1 - order) + (1 - p) ** order * (1 - q) ** (1 - order)) / 2 for p, q in pairs
+    ]
+    assert max(divergences) == pytest.approx(value, rel=1e-9)
+
+
+def test_refusals():
+    assert "orders of shape" in refusal(epsilon_from_renyi, [2.0, 3.0], [1.0], 1e-5)
+    assert "negative number or NaN" in refusal(epsilon_from_renyi, [2.0], [np.nan], 1e-5)
+    assert "delta = 0.0 must be > 0" in refusal(epsilon_from_renyi, [2.0], [1.0], 0.0)
+    assert "grid's shape" in refusal(tradeoff_from_profile, [0.0, 1.0], [0.1], 0.5)
+    assert "fpr[1] = 1.5" in refusal(profile_from_tradeoff, [0.0, 1.5], [0.1, 0.0], 1.0)

@@ -1,0 +1,78 @@
+"""The figures of Zhu, Dong and Wang 2022 run with tiny settings, and their numbers are in the right order."""
+
+import importlib
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+import jaxacct as ja
+from jaxacct.representations import renyi_divergence
+
+FOLDER = pathlib.Path(__file__).parents[1] / "examples" / "zhu_dong_wang_2022"
+
+
+@pytest.fixture
+def figure(monkeypatch, tmp_path, capsys):
+    """Run a script as a user would, in this process; its columns, once it has printed them and drawn."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+    def run(name):
+        pytest.importorskip("matplotlib")
+        module = importlib.import_module(name)
+        out = tmp_path / f"{name}.png"
+        found = {}
+
+        def once(small):
+            found.update(module_numbers(small))
+            return found
+
+        module_numbers = module.numbers
+        monkeypatch.setattr(sys, "argv", [name, "--small", "--out", str(out)])
+        importlib.import_module("drawing").run(module.__doc__, once, "x", "y")
+        assert out.read_bytes().startswith(b"\x89PNG") and len(capsys.readouterr().out.splitlines()) > 2
+        return found
+
+    return run
+
+
+def test_figure1(figure):
+    c = figure("figure1")
+    assert (c["Renyi to f"] <= np.minimum(c["Gaussian"], c["randomised response"]) + 1e-9).all()
+    # the touch, and that randomised response does have this Rényi bound
+    assert np.max(c["Renyi to f"] / c["randomised response"]) == pytest.approx(1.0, abs=1e-6)
+    orders = np.geomspace(0.5, 50.0, 40)
+    assert (renyi_divergence(ja.PureDP(2 * np.arccosh(np.exp(0.25))), orders).lower <= orders).all()
+    assert (c["Renyi to (eps, delta) to f"] <= c["Renyi to f"] + 5e-3).all()
+    np.testing.assert_allclose(c["response by its profile"], c["randomised response"], atol=2e-3)
+
+
+def test_figure3a(figure):
+    c = figure("figure3a")
+    np.testing.assert_allclose(c["Fourier"], c["exact (certified)"], rtol=1e-6)
+    assert (c["Renyi"] > c["exact (certified)"]).all()
+
+
+def test_figure3b(figure):
+    c = figure("figure3b")
+    np.testing.assert_allclose(c["Fourier"], c["exact (certified)"], rtol=1e-3)
+    assert (c["Renyi"] > c["exact (certified)"]).all()
+
+
+def test_figure3c(figure):
+    c = figure("figure3c")
+    assert (c["Riemann lower"] <= c["double quadrature"]).all() and (c["double quadrature"] <= c["Riemann upper"]).all()
+    np.testing.assert_allclose(c["double quadrature"], c["exact (certified)"], rtol=2e-3, atol=1e-11)
+    assert (c["Renyi"] > c["exact (certified)"]).all()
+
+
+def test_figure4a(figure):
+    c = figure("figure4a")
+    assert (c["H(mixture || Q)"] >= c["H(P || mixture)"] - 1e-12)[c["alpha"] > 1].all()
+    assert (c["H(mixture || Q)"] <= c["H(P || mixture)"] + 1e-12)[c["alpha"] < 1].all()
+
+
+def test_example15(figure):
+    c = figure("example15")
+    assert c["mode 1"][0] > c["mode 2"][0] and c["mode 1"][-1] < 1e-12 and c["mode 2"][-1] == pytest.approx(0.005)

@@ -1,0 +1,118 @@
+"""Rényi accounting against dp_accounting, mpmath and our certified engines."""
+
+import doctest
+
+import dp_accounting
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting import rdp as peer
+from helpers import refusal
+
+import jaxacct as ja
+from jaxacct.representations import rdp
+from jaxacct.representations.rdp import RenyiCurve, rdp_delta, rdp_epsilon, renyi_curve, subsampled_renyi
+
+ORDERS = [*range(2, 64), 128, 256]
+
+
+def peer_accountant(sigma, q, steps):
+    accountant = peer.RdpAccountant(ORDERS)
+    event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma))
+    return accountant.compose(dp_accounting.SelfComposedDpEvent(event, steps))
+
+
+def test_doctests():
+    result = doctest.testmod(rdp)
+    assert result.attempted > 0 and result.failed == 0
+
+
+@pytest.mark.parametrize("sigma,q,steps", [(1.0, 0.01, 1000), (2.0, 0.1, 200), (0.6, 0.001, 5000), (5.0, 0.5, 50)])
+def test_the_same_orders_as_dp_accounting(sigma, q, steps):
+    accountant, run = peer_accountant(sigma, q, steps), ja.dp_sgd(sigma, q, steps)
+    ours = rdp_epsilon(run, 1e-5, orders=ORDERS)
+    assert ours.upper == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+    assert renyi_curve(run, ORDERS).epsilon(1e-5).upper == pytest.approx(ours.upper, rel=1e-9)
+    assert rdp_delta(run, 2.0, orders=ORDERS).upper == pytest.approx(accountant.get_delta(2.0), rel=1e-6)
+    assert rdp_epsilon(run, 1e-5).upper <= ours.upper * (1 + 1e-12)
+
+
+def test_fractional_orders_of_the_sampled_gaussian():
+    # Mironov, Talwar, Zhang 2019: log E_Q[mix^alpha]/(alpha - 1), by mpmath
+    with mpmath.workdps(30):
+        mix = lambda u: mpmath.mpf("0.98") + mpmath.mpf("0.02") * mpmath.exp(u / 2 - mpmath.mpf(1) / 8)
+        for alpha in (1.7, 4.3, 30.5):
+            moment = mpmath.quad(lambda u, a=alpha: mpmath.npdf(u) * mix(u) ** a, mpmath.linspace(-12, 30, 22))
+            truth = 50 * mpmath.log(moment) / (mpmath.mpf(alpha) - 1)
+            assert renyi_curve(ja.dp_sgd(2.0, 0.02, 50), [alpha]).values[0] == pytest.approx(float(truth), rel=1e-8)
+
+
+def test_never_below_the_certified_epsilon():
+    for mechanism in (
+        ja.Gaussian([0.5, 1.0, 30.0]),
+        ja.PureDP([0.1, 2.0]),
+        ja.Laplace(1.0),
+        ja.PoissonSampled(ja.Gaussian(0.7), [0.01, 0.5]),
+        ja.compose(ja.ApproximateDP(0.5, 1e-7), ja.Gaussian(1.0)),
+    ):
+        exact, bound = ja.epsilon(mechanism, 1e-5), rdp_epsilon(mechanism, 1e-5)
+        assert (bound.upper >= exact.lower).all() and np.all(np.asarray(bound.kind) == "bound")
+        reached = rdp_delta(mechanism, bound.upper).upper
+        assert (reached <= 1e-5 * (1 + 1e-6)).all()
+        assert (reached >= ja.delta(mechanism, bound.upper).lower).all()
+
+
+def test_batches_equal_single_calls():
+    sigma, delta = np.array([0.8, 1.5, 3.0]), np.array([[1e-5], [1e-8]])
+    whole = rdp_epsilon(ja.dp_sgd(sigma, 0.02, 500), delta)
+    assert whole.shape == (2, 3)
+    for (i, j), value in np.ndenumerate(whole.upper):
+        assert rdp_epsilon(ja.dp_sgd(sigma[j], 0.02, 500), delta[i, 0]).upper == pytest.approx(value, rel=1e-9)
+
+
+def test_directions_and_edges():
+    run = ja.dp_sgd(0.7, 0.1, 20)
+    sides = [rdp_epsilon(run, 1e-6, relation=r).upper for r in ("remove_one", "add_one")]
+    assert rdp_epsilon(run, 1e-6).upper == max(sides) and sides[0] != sides[1]
+    at_infinity = rdp_epsilon(ja.ApproximateDP(1.0, 1e-3), [1e-4, 1e-2])
+    assert at_infinity.status.tolist() == ["mass_at_infinity", "ok"] and np.isinf(at_infinity.upper[0])
+    assert rdp_epsilon(ja.Gaussian(1e4), 0.1).status == "zero"
+    assert rdp_delta(ja.ApproximateDP(0.0, 0.25), 1.0).upper >= 0.25
+    assert "delta = 0.0 must be > 0" in refusal(rdp_epsilon, run, 0.0)
+    assert "orders = 1.0 must be > 1" in refusal(rdp_epsilon, run, 1e-5, orders=[1.0, 2.0])
+
+
+def test_curves_add():
+    orders = [2.0, 8.0, 32.0]
+    first, second = ja.dp_sgd(1.0, 0.1, 1), ja.Laplace(2.0)
+    together = renyi_curve(ja.compose(ja.repeat(first, 30), second), orders)
+    added = 30 * renyi_curve(first, orders) + renyi_curve(second, orders)
+    np.testing.assert_allclose(together.values, added.values, rtol=1e-9)
+    assert (added.tradeoff([0.1, 0.5]).lower <= [0.9, 0.5]).all() and 0 < added.delta(3.0).upper < 1
+    assert "different orders" in refusal(lambda: RenyiCurve(np.array([2.0]), np.array([1.0])) + together)
+
+
+@pytest.mark.parametrize("order", [2, 3, 10, 60])
+def test_subsampled_renyi(order):
+    q, sigma = 0.05, 1.2
+    found = subsampled_renyi(ja.Gaussian(sigma), q, order).upper
+    with mpmath.workdps(40):
+        rate, base = mpmath.mpf(q), lambda j: j / (2 * mpmath.mpf(sigma) ** 2)
+        total = (1 - rate) ** (order - 1) * (order * rate - rate + 1)
+        for j in range(2, order + 1):
+            factor = 3 if j > 2 else 1
+            power = rate**j * (1 - rate) ** (order - j)
+            total += factor * mpmath.binomial(order, j) * power * mpmath.exp((j - 1) * base(j))
+        truth = float(mpmath.log(total) / (order - 1))
+    assert found == pytest.approx(truth, rel=1e-9)
+    exact = renyi_curve(ja.PoissonSampled(ja.Gaussian(sigma), q), [float(order)]).values[0]
+    assert found >= exact * (1 - 1e-12)
+    laplace = renyi_curve(ja.PoissonSampled(ja.Laplace(1.0), q), [float(order)]).values[0]
+    assert subsampled_renyi(ja.Laplace(1.0), q, order).upper >= laplace * (1 - 1e-12)
+
+
+def test_subsampled_renyi_edges():
+    assert subsampled_renyi(ja.Gaussian(1.0), 1.0, 4).upper == pytest.approx(2.0)
+    assert subsampled_renyi(ja.Gaussian(1.0), 0.0, 4).upper < 1e-12
+    assert "order = 2.5 must be an integer" in refusal(subsampled_renyi, ja.Gaussian(1.0), 0.1, 2.5)
+    assert "one configuration" in refusal(subsampled_renyi, ja.Gaussian([1.0, 2.0]), 0.1, 2)

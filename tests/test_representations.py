@@ -1,0 +1,369 @@
+"""Representations of a mechanism against closed forms, mpmath, brute force and dp_accounting."""
+
+import doctest
+import importlib
+
+import jax
+import mpmath
+import numpy as np
+import pytest
+from helpers import refusal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+import jaxacct as ja
+from jaxacct.mechanisms import Components, components
+from jaxacct.representations.conjugate import conjugate
+from jaxacct.representations.moments import log_moments
+from jaxacct.representations.renyi import renyi_divergence, zero_concentrated
+
+BOTH = "add_or_remove_one"
+RATES = np.array([0.0, 1e-6, 1e-3, 0.05, 0.3, 0.5, 0.9, 0.999, 1.0])
+
+
+def contains(bounds, truth, slack=1e-14):
+    truth = np.asarray(truth, np.float64)
+    return bool(np.all((bounds.lower <= truth + slack) & (truth <= bounds.upper + slack)))
+
+
+@pytest.mark.parametrize("name", ["profile", "renyi"])
+def test_doctests(name):
+    result = doctest.testmod(importlib.import_module(f"jaxacct.representations.{name}"))
+    assert result.attempted > 0 and result.failed == 0
+
+
+# Moments
+
+
+def gaussian_moment(sigma, q, power):
+    with mpmath.workdps(30):
+        s, q, p = (mpmath.mpf(v) for v in (sigma, q, power))
+        mix = lambda u: 1 - q + q * mpmath.exp(u / s - 1 / (2 * s * s))
+        top = max(p, 1) / s
+        middle = 1 / (2 * s) + s * mpmath.log(1 / q)
+        low = -20 - abs(min(p, 0)) * q / s
+        points = sorted({low, mpmath.mpf(-6), mpmath.mpf(0), min(middle, top + 20), top, top + 25})
+        return mpmath.log(mpmath.quad(lambda u: mpmath.npdf(u) * mix(u) ** p, points))
+
+
+@pytest.mark.parametrize("sigma,q", [(0.3, 0.01), (1.0, 1e-4), (1.0, 0.5), (4.0, 0.01), (2.0, 0.999)])
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_sampled_gaussian_moments(sigma, q, direction):
+    parts = components(ja.PoissonSampled(ja.Gaussian(sigma), q), BOTH, direction)
+    for c in (-0.5, 1e-3, 1.0, 7.3, 60.0):
+        low, high = log_moments(parts, np.array([c]))
+        truth = gaussian_moment(sigma, q, c + 1 if direction == "remove" else -c)
+        assert low[0] <= truth <= high[0]
+        assert high[0] - low[0] <= 1e-6 * abs(float(truth))
+
+
+def test_every_kind_of_part_has_its_moment():
+    # a kind of part that is added to Components must also be added to moments, renyi, characteristic and profile
+    kinds = {name.split("_")[0] for name in Components._fields}
+    assert kinds == {"sign", "mu2", "gauss", "laplace", "finite", "log"}
+
+
+@pytest.mark.parametrize("scale,q", [(1.0, 1.0), (0.2, 1.0), (0.5, 0.1), (5.0, 0.9)])
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_laplace_moments(scale, q, direction):
+    parts = components(ja.PoissonSampled(ja.Laplace(scale), q), BOTH, direction)
+    with mpmath.workdps(30):
+        b, rate = mpmath.mpf(scale), mpmath.mpf(q)
+        base = lambda x: mpmath.exp(-abs(x - 1) / b) / (2 * b)
+        mix = lambda x: 1 - rate + rate * mpmath.exp((abs(x - 1) - abs(x)) / b)
+        for c in (-0.5, 0.01, 1.0, 20.0, 3000.0):
+            p = c + 1 if direction == "remove" else -mpmath.mpf(c)
+            middle = mpmath.linspace(0, 1, 5) if abs(p) / b < 100 else [0, b / p**2, 0.01, 0.5, 0.99, 1 - b / p**2, 1]
+            truth = mpmath.log(
+                mix(-1) ** p * mpmath.exp(-1 / b) / 2
+                + mix(2) ** p / 2
+                + mpmath.quad(lambda x, p=p: base(x) * mix(x) ** p, sorted(middle))
+            )
+            low, high = log_moments(parts, np.array([float(c)]))
+            slack = 1e-12 * abs(float(truth)) if c > 100 else 0.0  # the oracle's own quadrature
+            assert low[0] - slack <= truth <= high[0] + slack
+
+
+@given(
+    st.floats(1e-3, 5.0),
+    st.sampled_from([0.0, 1e-3, 0.3]),
+    st.floats(1e-3, 1.0),
+    st.floats(-0.9, 50.0).filter(lambda c: abs(c) > 1e-6),
+    st.sampled_from(["remove", "add"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_finite_moments(epsilon, delta, q, c, direction):
+    parts = components(ja.PoissonSampled(ja.ApproximateDP(epsilon, delta), q), BOTH, direction)
+    low, high = log_moments(parts, np.array([c]))
+    with mpmath.workdps(40):
+        e, d, rate = (mpmath.mpf(float(x)) for x in (epsilon, delta, q))
+        likely = (1 - d) / (1 + mpmath.exp(-e))
+        p, base = [likely, likely * mpmath.exp(-e), d, 0], [likely * mpmath.exp(-e), likely, 0, d]
+        mixed = [(1 - rate) * y + rate * x for x, y in zip(p, base, strict=True)]
+        first, second = (mixed, base) if direction == "remove" else (base, mixed)
+        terms = [x * (x / y) ** mpmath.mpf(c) for x, y in zip(first, second, strict=True) if x > 0 and y > 0]
+        assert low[0] <= mpmath.log(mpmath.fsum(terms)) <= high[0]
+        assert high[0] - low[0] <= 1e-11 * (1 + abs(c))
+
+
+# Rényi divergence and zero-concentrated privacy
+
+
+def test_renyi_of_dp_sgd_is_that_of_dp_accounting():
+    import dp_accounting
+    from dp_accounting import rdp
+
+    # integer orders: at fractional ones the peer interpolates, which gives more
+    orders = [2.0, 3.0, 32.0, 256.0]
+    for sigma, q in ((0.7, 0.01), (2.0, 0.1)):
+        peer = rdp.RdpAccountant(orders)
+        event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma))
+        peer.compose(dp_accounting.SelfComposedDpEvent(event, 100))
+        ours = renyi_divergence(ja.dp_sgd(sigma, q, 100), orders)
+        np.testing.assert_allclose(ours.upper, peer._rdp, rtol=1e-6)
+        np.testing.assert_allclose(ours.lower, ours.upper, rtol=1e-8)
+
+
+def test_renyi_in_closed_form():
+    orders = np.array([0.3, 1.0, 2.0, 10.0])
+    assert contains(renyi_divergence(ja.compose(ja.Gaussian(2.0), ja.Gaussian(1.0)), orders), orders * 0.625)
+    response = renyi_divergence(ja.PureDP(1.5), orders[[0, 2, 3]])
+    p = 1 / (1 + np.exp(-1.5))
+    truth = [np.log(p**a * (1 - p) ** (1 - a) + (1 - p) ** a * p ** (1 - a)) / (a - 1) for a in (0.3, 2.0, 10.0)]
+    assert contains(response, truth) and response.kind.tolist() == ["certified"] * 3
+    assert contains(renyi_divergence(ja.PureDP(1.5), 1.0), 1.5 * np.tanh(0.75))
+    assert contains(renyi_divergence(ja.Laplace(2.0), 1.0), 0.5 - 1 + np.exp(-0.5))
+
+
+def test_renyi_with_mass_at_infinity():
+    found = renyi_divergence(ja.ApproximateDP(1.0, 0.1), [0.5, 1.0, 2.0])
+    assert found.status.tolist() == ["ok", "mass_at_infinity", "mass_at_infinity"] and np.isinf(found.lower[1:]).all()
+    both = 0.9 * 2 * np.sqrt(np.e) / (1 + np.e)
+    assert contains(found[0:1], [-2 * np.log(both)])
+
+
+def test_parts_that_are_absent_from_some_elements():
+    parts = (ja.PureDP(1.0), ja.Laplace(1.0), ja.Gaussian(1.0))
+    found = renyi_divergence(ja.compose(*(ja.PoissonSampled(part, [0.0, 0.5, 1.0]) for part in parts)), 2.0)
+    each = [[renyi_divergence(ja.PoissonSampled(part, q), 2.0).upper for part in parts] for q in (0.0, 0.5, 1.0)]
+    np.testing.assert_allclose(found.upper, np.sum(each, axis=1), rtol=1e-9, atol=1e-13)
+
+
+def test_renyi_broadcasts_and_refuses():
+    assert renyi_divergence(ja.dp_sgd([1.0, 2.0], 0.1, 10), [[2.0], [3.0], [4.0]]).shape == (3, 2)
+    assert "order[1] = -1.0 must be > 0" in refusal(renyi_divergence, ja.Gaussian(1.0), [2.0, -1.0])
+    assert "host call" in refusal(jax.jit(lambda s: renyi_divergence(ja.Gaussian(s), 2.0).upper), 1.0)
+
+
+def test_zero_concentrated():
+    grid = np.geomspace(1.00001, 1e4, 3000)
+    for mechanism in (ja.PureDP(1.0), ja.RandomizedResponse(0.75, 3), ja.Laplace(0.5)):
+        rho = zero_concentrated(mechanism)
+        brute = np.max(renyi_divergence(mechanism, grid).upper / grid)
+        assert rho.lower <= brute * (1 + 1e-9) and brute <= rho.upper and rho.relative_width < 1e-4
+    assert contains(zero_concentrated(ja.PureDP(1.0)), np.tanh(0.5), 1e-12)
+    gaussian = zero_concentrated(ja.repeat(ja.Gaussian([1.0, 2.0]), 4))
+    np.testing.assert_allclose([gaussian.lower, gaussian.upper], [[2.0, 0.5]] * 2, rtol=1e-11)
+    sampled = zero_concentrated(ja.dp_sgd(1.0, 0.01, 100))
+    assert sampled.lower <= 50 <= sampled.upper < 50.1
+    assert np.isinf(zero_concentrated(ja.ApproximateDP(1.0, 1e-6)).lower)
+
+
+# Trade-off function
+
+
+def gaussian_tradeoff(mu, a):
+    return norm.cdf(norm.isf(a) - mu)
+
+
+@pytest.mark.parametrize("sigma", [0.2, 1.0, 20.0])
+def test_tradeoff_of_the_gaussian(sigma):
+    found = ja.profile(ja.Gaussian(sigma)).tradeoff(RATES)
+    truth = gaussian_tradeoff(1 / sigma, RATES)
+    assert contains(found, truth) and (found.kind == "certified").all() and found.ok.all()
+    assert np.max(found.upper - found.lower) < 1e-4
+
+
+def test_tradeoff_of_a_single_sampled_gaussian():
+    # remove: tests of the mixture against Q have power (1 - q) a + q (1 - f_mu(a)); add: the inverse function
+    sigma, q = 0.7, 0.2
+    step = ja.PoissonSampled(ja.Gaussian(sigma), q)
+    removed = (1 - q) * (1 - RATES) + q * gaussian_tradeoff(1 / sigma, RATES)
+    assert contains(ja.profile(step, "remove_one").tradeoff(RATES), removed)
+    fine = np.concatenate([np.geomspace(1e-12, 0.1, 20_000), np.linspace(0.1, 1, 200_001)])
+    forward = (1 - q) * (1 - fine) + q * gaussian_tradeoff(1 / sigma, fine)
+    added = np.interp(RATES, forward[::-1], fine[::-1])
+    assert contains(ja.profile(step, "add_one").tradeoff(RATES[1:-1]), added[1:-1], 1e-8)
+    together = ja.profile(step).tradeoff(RATES)
+    assert (together.lower <= np.minimum(removed, added) + 1e-8).all()
+
+
+def test_tradeoff_under_replace_one():
+    found = ja.profile(ja.Gaussian(2.0), "replace_one").tradeoff(RATES)
+    assert contains(found, gaussian_tradeoff(1.0, RATES))
+    sampled = ja.profile(ja.PoissonSampled(ja.Gaussian(2.0), 0.1), "replace_one")
+    assert "relation = 'replace_one' is not supported" in refusal(sampled.tradeoff, 0.1)
+    assert "no single direction" in refusal(sampled.cdf, 0.1)
+
+
+def test_tradeoff_where_nothing_is_released():
+    found = ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.0)).tradeoff(RATES)
+    assert contains(found, 1 - RATES) and found.ok.all()
+
+
+def test_tradeoff_of_pure_dp_is_two_lines():
+    a = np.array([0.1, 0.5])
+    found = ja.profile(ja.PureDP(1.0)).tradeoff(a)
+    assert contains(found, np.maximum(1 - np.e * a, (1 - a) / np.e)) and np.max(found.upper - found.lower) < 1e-4
+
+
+@given(st.lists(st.floats(0.0, 3.0), min_size=2, max_size=6), st.floats(0.0, 2.0), st.integers(0, 2**32 - 1))
+@settings(max_examples=100, deadline=None)
+def test_conjugate_holds_the_truth_of_any_convex_function(losses, slope, seed):
+    # H of a finite pair with Q-masses q at likelihood ratios r: sum (r - E)_+ q, known only within noise
+    rng = np.random.default_rng(seed)
+    ratio = np.exp(np.sort(np.asarray(losses)) - 1.5)
+    q = rng.dirichlet(np.ones(ratio.size))
+    ratio = ratio / (q @ ratio)
+    h = lambda e: np.maximum(ratio - np.asarray(e)[..., None], 0.0) @ q
+    x = np.concatenate([[0.0], np.sort(rng.uniform(0.0, 1.3 * ratio[-1], 12))])
+    noise = rng.uniform(0, 1e-3, (2, x.size)) * (x > 0)
+    low, high = np.maximum(h(x) - noise[0], 0), np.minimum(h(x) + noise[1], 1)
+    found = conjugate(x, low, high, slope, steepest=1.0, beyond=0.0)
+    corners = np.concatenate([[0.0], ratio])
+    truth = np.max(1 - h(corners) - slope * corners)
+    assert found.low <= truth + 1e-12 and truth <= found.high + 1e-12
+
+
+# Loss distribution, characteristic function, readings
+
+
+def test_distribution_of_the_gaussian_loss():
+    mu, loss = 0.8, np.array([-2.0, 0.0, 0.5, 3.0])
+    found = ja.profile(ja.Gaussian(1 / mu)).cdf(loss)
+    assert contains(found.p, norm.cdf((loss - mu**2 / 2) / mu)) and contains(found.q, norm.cdf((loss + mu**2 / 2) / mu))
+    assert max(np.max(b.upper - b.lower) for b in found) < 1e-4
+
+
+def test_distribution_of_one_sampled_step_by_direction():
+    sigma, q, loss = 0.7, 0.2, np.array([0.05, 0.3, 1.0])
+    profile = ja.profile(ja.PoissonSampled(ja.Gaussian(sigma), q))
+    x = sigma**2 * np.log(np.expm1(loss) / q + 1) + 0.5  # where the loss of the remove direction is `loss`
+    removed = profile.cdf(loss)
+    assert contains(removed.q, norm.cdf(x / sigma))
+    assert contains(removed.p, (1 - q) * norm.cdf(x / sigma) + q * norm.cdf((x - 1) / sigma))
+    below = np.array([-0.3, -1.0])
+    x = sigma**2 * np.log(np.expm1(-below) / q + 1) + 0.5
+    added = profile.cdf(below, "add")
+    assert contains(added.p, norm.sf(x / sigma))
+
+
+def test_distribution_at_an_atom_stays_as_wide_as_the_atom():
+    found = ja.profile(ja.RandomizedResponse(0.75)).cdf(np.log(3.0))
+    assert found.q.lower <= 0.75 + 1e-9 and found.q.upper >= 1 - 1e-9 and found.q.status == "width"
+
+
+def test_log_characteristic():
+    t = np.array([0.0, 0.5, 3.0])
+    gaussian = ja.profile(ja.Gaussian(2.0)).log_characteristic(t)
+    np.testing.assert_allclose(gaussian.value, -(t**2 - 1j * t) / 8, atol=1e-15)
+    assert gaussian.kind == "estimate"
+    b = 0.5
+    laplace = ja.profile(ja.Laplace(b)).log_characteristic(t)
+    w = 1 + 2j * t
+    formula = 0.5 * (np.exp(1j * t / b) * (1 + 1 / w) + np.exp(-(1 + 1j * t) / b) * (1 - 1 / w))
+    np.testing.assert_allclose(np.exp(laplace.value), formula, rtol=1e-13)
+    for base in (ja.Gaussian(1.0), ja.Laplace(0.7)):
+        nearly = ja.profile(ja.PoissonSampled(base, 1 - 1e-13)).log_characteristic(t).value
+        whole = ja.profile(base).log_characteristic(t).value
+        np.testing.assert_allclose(np.exp(nearly), np.exp(whole), atol=1e-11)
+    part = ja.profile(ja.compose(ja.ApproximateDP(1.0, 0.1), ja.dp_sgd(1.0, 0.1, 3)))
+    np.testing.assert_allclose(part.log_characteristic(0.0, "add").value, np.log(0.9), atol=1e-14)
+    with mpmath.workdps(20):
+        mix = lambda u: mpmath.mpf("0.9") + mpmath.mpf("0.1") * mpmath.exp(u - mpmath.mpf("0.5"))
+        removed = mpmath.quad(lambda u: mpmath.npdf(u) * mix(u) ** (1 + 2j), mpmath.linspace(-12, 14, 14))
+        added = mpmath.quad(lambda u: mpmath.npdf(u) * mix(u) ** (-2j), mpmath.linspace(-12, 14, 14))
+    step = ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.1))
+    assert np.exp(step.log_characteristic(2.0).value) == pytest.approx(complex(removed), abs=1e-13)
+    assert np.exp(step.log_characteristic(2.0, "add").value) == pytest.approx(complex(added), abs=1e-13)
+
+
+def test_profile_at_negative_epsilon():
+    step = ja.PoissonSampled(ja.Gaussian(0.7), 0.2)
+    eps = np.array([-2.0, -0.1, 0.0, 1.0])
+    profile = ja.profile(step, "remove_one")
+    grid = np.linspace(-12, 16, 400_001)
+    base = norm.pdf(grid, scale=0.7)
+    mixed = 0.8 * base + 0.2 * norm.pdf(grid, 1.0, 0.7)
+    brute = [np.trapezoid(np.maximum(mixed - np.exp(e) * base, 0), grid) for e in eps]
+    assert contains(profile.delta(eps), brute, 1e-8)
+    assert "epsilon = inf must be finite" in refusal(profile.delta, np.inf)
+
+
+def test_gdp_mu_is_certified_only_for_gaussians():
+    exact = ja.profile(ja.compose(ja.Gaussian(2.0), ja.Gaussian([1.0, 2.0]))).gdp_mu()
+    assert contains(exact, np.sqrt([1.25, 0.5])) and exact.kind.tolist() == ["certified"] * 2
+    step = ja.profile(ja.PoissonSampled(ja.Gaussian(0.7), 0.2))
+    rough = step.gdp_mu([0.01, 0.1, 0.5])
+    assert rough.kind == "estimate" and 0 < rough.lower <= rough.upper < 1 / 0.7
+    f = step.tradeoff([0.01, 0.1, 0.5])
+    assert (gaussian_tradeoff(float(rough.upper), np.array([0.01, 0.1, 0.5])) <= f.upper).all()
+
+
+def test_a_mechanism_that_is_only_bounded_claims_no_more(monkeypatch):
+    monkeypatch.setattr(ja.Gaussian, "kind", "bound")
+    profile = ja.profile(ja.Gaussian(1.0))
+    for found in (profile.renyi(2.0), profile.zcdp(), profile.tradeoff(0.1)):
+        assert found.kind == "bound"
+    assert profile.renyi(2.0).lower == 0 and profile.zcdp().lower == 0 and profile.renyi(2.0).upper >= 1.0
+    assert profile.gdp_mu().kind == "estimate"
+
+
+def test_readings():
+    profile = ja.profile(ja.Gaussian(1.0))
+    assert contains(profile.advantage(), 2 * norm.cdf(0.5) - 1)
+    power = 1 - gaussian_tradeoff(1.0, np.array([0.01, 0.1]))
+    assert contains(profile.true_positive_rate([0.01, 0.1]), power)
+    assert contains(profile.posterior(0.3, [0.01, 0.1]), 0.3 * power / (0.3 * power + 0.7 * np.array([0.01, 0.1])))
+    assert contains(profile.reconstruction([0.01, 0.1]), power)
+    assert "prior = 1.5" in refusal(profile.posterior, 1.5, 0.1) and "baseline" in refusal(profile.reconstruction, -1)
+
+
+def test_profile_is_a_frozen_pytree_and_refuses():
+    profile = ja.profile(ja.Gaussian([1.0, 2.0]))
+    leaves, structure = jax.tree_util.tree_flatten(profile)
+    assert len(leaves) == 1 and jax.tree_util.tree_unflatten(structure, leaves) == profile
+    with pytest.raises(AttributeError):
+        profile.relation = "add_one"
+    assert "relation = 'swap'" in refusal(ja.profile, ja.Gaussian(1.0), "swap")
+    assert "not a mechanism" in refusal(ja.profile, 1.0)
+    assert "fpr" in refusal(profile.tradeoff, 1.5)
+    found = profile.tradeoff([[0.1], [0.2], [0.3]])
+    assert found.shape == (3, 2)
+    assert contains(found, gaussian_tradeoff(np.array([1.0, 0.5]), np.array([[0.1], [0.2], [0.3]])))
+
+
+def test_profile_of_dp_sgd_is_that_of_the_engines():
+    run = ja.dp_sgd(1.0, 0.01, 1000)
+    profile = ja.profile(run, "remove_one")
+    assert profile.delta(1.0).upper == ja.delta(run, 1.0, relation="remove_one").upper
+
+
+@pytest.mark.slow
+def test_tradeoff_of_dp_sgd():
+    run = ja.dp_sgd(1.0, 0.01, 1000)
+    found = ja.profile(run).tradeoff(0.05)
+    eps = np.linspace(0.0, 1.0, 21)
+    assert found.upper >= np.max(1 - ja.delta(run, eps).lower - np.exp(eps) * 0.05) - 1e-12
+    assert found.upper - found.lower < 1e-3
+
+
+def test_a_cut_tail_leaves_moments_open_above_and_vectors_are_taken_apart():
+    p = ja.profile(ja.DiscreteGaussian(2.0))
+    r, rho = p.renyi([0.5, 2.0]), p.zcdp()
+    assert np.all(r.lower <= [0.0625 + 1e-12, 0.25 + 1e-12]) and list(r.upper) == [pytest.approx(0.0625), np.inf]
+    assert rho.lower <= 0.125 + 1e-12 and rho.upper == np.inf and rho.status == r.status[1] == "width"
+    batch = ja.FiniteOutput([[0.5, 0.5], [0.6, 0.4]], [[0.4, 0.6], [0.3, 0.7]])
+    single = [ja.profile(ja.FiniteOutput(a, b)).tradeoff(0.1) for a, b in zip(batch.p, batch.q, strict=True)]
+    np.testing.assert_array_equal(ja.profile(batch).tradeoff(0.1).upper, [b.upper for b in single])
