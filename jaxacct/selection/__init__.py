@@ -1,5 +1,7 @@
 """Private selection: run K times, K random and secret, and release the best; laws of K and what it costs."""
 
+from jaxacct.selection.bounds import BOUNDS, bound_delta, bound_epsilon
+from jaxacct.selection.finite import output_law
 from jaxacct.selection.laws import (
     Binomial,
     Categorical,
@@ -11,8 +13,10 @@ from jaxacct.selection.laws import (
     TruncatedNegativeBinomial,
     TwoPoint,
 )
+from jaxacct.selection.monotone_score import monotone_score_delta, monotone_score_epsilon
 
 __all__ = [
+    "BOUNDS",
     "Binomial",
     "Categorical",
     "Geometric",
@@ -22,4 +26,9 @@ __all__ = [
     "Poisson",
     "TruncatedNegativeBinomial",
     "TwoPoint",
+    "bound_delta",
+    "bound_epsilon",
+    "monotone_score_delta",
+    "monotone_score_epsilon",
+    "output_law",
 ]

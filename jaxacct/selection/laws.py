@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -37,6 +38,7 @@ __all__ = [
     "Poisson",
     "TruncatedNegativeBinomial",
     "TwoPoint",
+    "evaluated",
 ]
 
 LARGEST = 2**53
@@ -382,6 +384,16 @@ def TwoPoint(few: int, many: int, probability_of_few: Any) -> Categorical:
     probabilities = np.zeros((*share.shape, last + 1))
     probabilities[..., first], probabilities[..., last] = share, 1.0 - share
     return Categorical(probabilities)
+
+
+def evaluated(law: Law, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`law.generating(y)` on the host: NumPy float64."""
+    with jax.enable_x64():
+        value, first, second = _generating(law, np.asarray(y, np.float64))
+        return np.asarray(value), np.asarray(first), np.asarray(second)
+
+
+_generating = jax.jit(lambda law, y: law.generating(y))
 
 
 def _tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
