@@ -1,6 +1,7 @@
 """Private selection: run K times, K random and secret, and release the best; laws of K and what it costs."""
 
 from jaxacct.selection.bounds import BOUNDS, bound_delta, bound_epsilon
+from jaxacct.selection.candidates import candidates_profile, grid_noise_multipliers, line_noise_multiplier
 from jaxacct.selection.finite import output_law
 from jaxacct.selection.laws import (
     Binomial,
@@ -14,6 +15,7 @@ from jaxacct.selection.laws import (
     TwoPoint,
 )
 from jaxacct.selection.monotone_score import monotone_score_delta, monotone_score_epsilon
+from jaxacct.selection.subset import expected_cost, subset_epsilon, subset_renyi
 
 __all__ = [
     "BOUNDS",
@@ -28,7 +30,13 @@ __all__ = [
     "TwoPoint",
     "bound_delta",
     "bound_epsilon",
+    "candidates_profile",
+    "expected_cost",
+    "grid_noise_multipliers",
+    "line_noise_multiplier",
     "monotone_score_delta",
     "monotone_score_epsilon",
     "output_law",
+    "subset_epsilon",
+    "subset_renyi",
 ]

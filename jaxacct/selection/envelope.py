@@ -90,13 +90,14 @@ def _each(run: Mechanism, law: Law, relation: str, level: np.ndarray) -> Iterato
     """
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     number = np.broadcast_to(np.arange(int(np.prod(shape))).reshape(shape), level.shape)
-    level = np.maximum(level, 1e-290) + infinite_mass(run, relation)
-    last = np.broadcast_to(upper_epsilon(run, level, relation), level.shape)
+    least = np.full(int(np.prod(shape)), np.inf)
+    np.minimum.at(least, number.reshape(-1), level.reshape(-1))
+    least = np.clip(least, 1e-290, 1.0).reshape(shape) + infinite_mass(run, relation)
+    last = np.broadcast_to(upper_epsilon(run, least, relation), shape)
     for count, index in enumerate(np.ndindex(shape)):
-        here = number == count
-        top = float(np.max(last[here], initial=1e-6))
+        top = max(float(last[index]), 1e-6)
         base, one = element(run, _place(batch_shape(run), index)), law.element(_place(law.shape, index))
-        yield here, _made(base, one, top, relation), top
+        yield number == count, _made(base, one, top, relation), top
 
 
 def _made(run: Mechanism, law: Law, top: float, relation: str) -> Envelope:
