@@ -3,6 +3,14 @@
 from jaxacct.selection.bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.candidates import candidates_profile, grid_noise_multipliers, line_noise_multiplier
 from jaxacct.selection.finite import output_law
+from jaxacct.selection.guarantees import (
+    gaussian_selection,
+    noisy_max_epsilon,
+    noisy_max_renyi,
+    propose_test_release_guarantee,
+    thresholds,
+    two_point_selection,
+)
 from jaxacct.selection.laws import (
     Binomial,
     Categorical,
@@ -32,11 +40,17 @@ __all__ = [
     "bound_epsilon",
     "candidates_profile",
     "expected_cost",
+    "gaussian_selection",
     "grid_noise_multipliers",
     "line_noise_multiplier",
     "monotone_score_delta",
     "monotone_score_epsilon",
+    "noisy_max_epsilon",
+    "noisy_max_renyi",
     "output_law",
+    "propose_test_release_guarantee",
     "subset_epsilon",
     "subset_renyi",
+    "thresholds",
+    "two_point_selection",
 ]

@@ -59,10 +59,10 @@ def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
 
 
 def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> np.ndarray:
-    """Upper ends of epsilon(delta); inf where delta is 0 and the loss unbounded, 0 where delta is 1 or more."""
+    """Upper ends of epsilon(delta); inf where delta is below 1e-300, 0 where it is 1 or more."""
     target = np.asarray(target)
     found = np.asarray(epsilon(run, np.clip(target, 1e-300, 1.0 - 2.0**-53), relation=relation).upper)
-    return np.where(target >= 1.0, 0.0, found)
+    return np.where(target >= 1.0, 0.0, np.where(target < 1e-300, np.inf, found))
 
 
 def infinite_mass(run: Mechanism, relation: str) -> np.ndarray:

@@ -13,7 +13,7 @@ from jaxacct.selection.base import Sides, common_shape, sides, upper_delta, uppe
 from jaxacct.selection.laws import Binomial, Law, Poisson, TruncatedNegativeBinomial
 from jaxacct.validation import InputError
 
-__all__ = ["SUPPORTED", "delta", "epsilon", "shift"]
+__all__ = ["SUPPORTED", "delta", "epsilon", "minimiser", "shift"]
 
 SUPPORTED = (TruncatedNegativeBinomial, Binomial, Poisson)
 UP = 1.0 + 1e-12
@@ -69,21 +69,31 @@ def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
     raise InputError(f"no profile bound is published for k = {type(law).__name__}; use {names}, or bound='envelope'")
 
 
+def minimiser(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> np.ndarray:
+    """The eps_1 that minimises `e^{eps_1} + (1-gamma)/gamma delta(eps_1)`, convex in e^{eps_1}, by grids."""
+    return _least(run, law, relation)[0]
+
+
 def _negative_binomial(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> np.ndarray:
-    """The convex objective in e^{eps_1} on a grid, then on finer ones around the best point."""
+    return (np.asarray(law.eta) + 1.0) * _least(run, law, relation)[1] * UP
+
+
+def _least(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> tuple[np.ndarray, np.ndarray]:
+    """The best eps_1 and the logarithm of the objective there: a grid, then finer ones around the best point."""
     shape = common_shape(run, law, "eta", np.asarray(law.eta))
     odds = (1.0 - np.asarray(law.gamma)) / law.gamma
     low = np.zeros(shape)
     high = np.broadcast_to(upper_epsilon(run, np.asarray(_BEYOND), relation), shape)
     high = np.where(np.isfinite(high), high, 50.0)
-    best = np.full(shape, np.inf)
+    place, best = np.zeros(shape), np.full(shape, np.inf)
     for count in (POINTS[0], *(POINTS[1],) * ROUNDS):
         grid = low + (high - low) * np.linspace(0.0, 1.0, count).reshape(-1, *(1,) * len(shape))
         value = grid + np.log1p(odds * np.exp(-grid) * upper_delta(run, grid, relation))
         at = np.argmin(value, axis=0)[None]
-        best = np.minimum(best, np.take_along_axis(value, at, 0)[0])
-        low, high = (np.take_along_axis(grid, np.clip(at + d, 0, count - 1), 0)[0] for d in (-1, 1))
-    return (np.asarray(law.eta) + 1.0) * best * UP
+        low, middle, high = (np.take_along_axis(grid, np.clip(at + d, 0, count - 1), 0)[0] for d in (-1, 0, 1))
+        found = np.take_along_axis(value, at, 0)[0]
+        place, best = np.where(found < best, middle, place), np.minimum(best, found)
+    return place, best
 
 
 def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
