@@ -120,6 +120,26 @@ def test_geometric_repetition_of_pure_dp_attains_three_epsilon():
     assert 2.99 < np.log(one[2] / two[2]) <= 3.0
 
 
+def test_the_same_example_with_a_delta_of_its_own():
+    # the approximate-DP variant: with mass delta an outcome that gives the record away
+    delta, law = 1e-6, selection.Geometric(0.01)
+    rare, high = 1e-7, 1e-3
+    p, q = np.array([0.0, rare * np.e, high, delta]), np.array([0.0, rare, high * np.e, 0.0])
+    p[0], q[0] = 1 - p.sum(), 1 - q.sum()
+    found = selection.two_point_selection(law, 1.0, delta)
+    assert found.epsilon == pytest.approx(3.0, abs=1e-3)
+    assert worst_order(p, q, law, found.epsilon) <= found.delta
+    assert worst_order(p, q, law, np.array(0.99 * 3.0)) > 0.9 * found.delta  # the mass at infinity is paid in full
+
+
+def test_many_repetitions_at_small_delta():
+    law = selection.Geometric(1e-9)  # a billion runs
+    found = selection.bound_epsilon(ja.Gaussian(20.0), law, [1e-5, 1e-12], bound="envelope")
+    best = selection.bound_epsilon(ja.Gaussian(20.0), law, [1e-5, 1e-12], bound="privacy_profile")
+    assert np.all(np.isfinite(found.upper)) and np.all(found.upper < best.upper)
+    assert np.all(found.upper > ja.epsilon(ja.Gaussian(20.0), [1e-5, 1e-12]).lower)
+
+
 def test_one_score_per_outcome_leaks_most():
     """Theorem 1 of Xiang, Wang, Wang 2024: outcomes of one score, one of them released at random, leak less."""
     eps = np.array([0.0, 0.2, 0.7, 1.5])

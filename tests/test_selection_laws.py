@@ -121,6 +121,16 @@ def test_batches():
     np.testing.assert_allclose(stacked, np.exp([-0.5, -1.0]), rtol=1e-12)
 
 
+def test_generating_functions_without_implicit_promotion():
+    with jax.enable_x64(), jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        for law in LAWS:
+            leaves, structure = jax.tree.flatten(law)
+            law = jax.tree.unflatten(structure, [jax.numpy.asarray(leaf) for leaf in leaves])
+            value = law.generating(jax.numpy.asarray(0.25))[0]
+            assert value.dtype == np.float64 and value == pytest.approx(float(evaluate(law, 0.25)[0]), rel=1e-14)
+    assert Poisson(1.0).generating(0.25)[0].dtype == np.float32  # outside, JAX's default
+
+
 def test_pytrees():
     for law in LAWS:
         leaves, structure = jax.tree_util.tree_flatten(law)

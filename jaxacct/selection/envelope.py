@@ -109,7 +109,8 @@ def _made(run: Mechanism, law: Law, top: float, relation: str) -> Envelope:
     gain, cost = _lines(law, *_cells(u, t, grid.size + 3))
     kept = _upper_hull(gain, -cost)
     (sure, survived), (steep, _), _ = evaluated(law, np.array([0.0, t[0]]))
-    infinite = float(sure - survived) + 4.0 * UNIT * (1.0 + float(steep)) if t[0] > 0.0 else 0.0
+    # phi(1) - phi(1 - t) is at most t phi'(1); the difference cancels where t is small
+    infinite = float(min(sure - survived + 4.0 * UNIT * (1.0 + steep), t[0] * steep * (1.0 + INFLATED)))
     rows = height > 0.0
     return Envelope(slope[rows], height[rows], gain[kept], cost[kept], infinite)
 
