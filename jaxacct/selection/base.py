@@ -9,7 +9,7 @@ import numpy as np
 from jaxacct.account import delta, epsilon
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components
 from jaxacct.representations.profile import profile
-from jaxacct.selection.laws import Law
+from jaxacct.selection.law import Law
 from jaxacct.validation import InputError, broadcast_shape
 
 __all__ = ["Sides", "common_shape", "infinite_mass", "sides", "upper_delta", "upper_epsilon"]

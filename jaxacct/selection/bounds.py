@@ -12,7 +12,7 @@ from jaxacct.mechanisms import RELATIONS, Mechanism
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.selection import envelope, monotone_score, published, published_renyi
 from jaxacct.selection.base import common_shape
-from jaxacct.selection.laws import Law
+from jaxacct.selection.law import Law
 from jaxacct.validation import DELTA, NON_NEGATIVE, check, choice, refuse_tracers
 
 __all__ = ["BOUNDS", "Bound", "bound_delta", "bound_epsilon"]

@@ -20,7 +20,7 @@ from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import element
 from jaxacct.selection.base import common_shape, infinite_mass, sides, upper_delta, upper_epsilon
 from jaxacct.selection.curve import outer
-from jaxacct.selection.laws import Law, evaluated
+from jaxacct.selection.law import Law, evaluated
 
 __all__ = ["delta", "epsilon"]
 

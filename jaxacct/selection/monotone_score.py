@@ -18,7 +18,7 @@ from jaxacct.kernels import order_statistics
 from jaxacct.mechanisms import Mechanism, batch_shape, components
 from jaxacct.representations.concentrated import delta_from_renyi, epsilon_from_renyi
 from jaxacct.selection.base import common_shape
-from jaxacct.selection.laws import Law
+from jaxacct.selection.law import Law
 from jaxacct.validation import DELTA, NON_NEGATIVE, POSITIVE, InputError, broadcast_shape, check, choice
 
 __all__ = ["KIND", "delta", "epsilon", "gaussian_mu", "monotone_score_delta", "monotone_score_epsilon"]

@@ -20,7 +20,7 @@ from jaxacct.representations.concentrated import epsilon_from_renyi
 from jaxacct.representations.renyi import renyi_divergence
 from jaxacct.selection.base import Sides, upper_delta
 from jaxacct.selection.bounds import bound_delta, bound_epsilon
-from jaxacct.selection.laws import Law
+from jaxacct.selection.law import Law
 from jaxacct.selection.published_renyi import curve
 from jaxacct.validation import COUNT, DELTA, POSITIVE, PROBABILITY, InputError, check, choice
 
