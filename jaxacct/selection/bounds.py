@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxacct.bounds import Bounds
+from jaxacct.engines import programs
 from jaxacct.mechanisms import RELATIONS, Mechanism
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.selection import envelope, monotone_score, published, published_renyi
@@ -93,7 +94,9 @@ def _evaluated(
     best, engine = np.full(shape, np.inf), np.full(shape, names[0], dtype="<U16")
     for one in names:
         solve = BOUNDS[one].epsilon if name == "delta" else BOUNDS[one].delta
-        found = np.broadcast_to(solve(run, k, values, relation), shape)
+        # of each selection a profile of many points, by programs that compile quickly unless there are many selections
+        with programs.alike(best.size <= programs.FEW):
+            found = np.broadcast_to(solve(run, k, values, relation), shape)
         engine = np.where(found < best, one, engine)
         best = np.minimum(best, found)
     return best, engine
