@@ -8,8 +8,10 @@ from selection_cases import hockey_stick, rows, worst_order
 
 import jaxacct as ja
 from jaxacct import selection
+from jaxacct.selection import envelope
 from jaxacct.selection.base import Sides, sides, upper_delta
-from jaxacct.selection.laws import evaluated
+from jaxacct.selection.curve import outer
+from jaxacct.selection.law import evaluated
 from jaxacct.selection.published import shift
 
 COLUMNS = {
@@ -20,6 +22,7 @@ COLUMNS = {
 LAWS = [
     selection.Geometric(0.1),
     selection.TruncatedNegativeBinomial(-0.5, 0.05),
+    selection.TruncatedNegativeBinomial(-0.9, 0.01),
     selection.TruncatedNegativeBinomial(3.0, 0.3),
     selection.Logarithmic(0.02),
     selection.Poisson(4.0),
@@ -65,7 +68,39 @@ def test_bounds_hold_against_every_score_order(law):
             for name in ("envelope", "privacy_profile", "renyi"):
                 if isinstance(law, selection.BOUNDS[name].laws):
                     found = selection.bound_delta(run, law, eps, bound=name, relation=relation)
-                    assert np.all(found.upper >= leak * (1 - 1e-12)), (name, relation, p, q)
+                    assert np.all(found.upper >= leak - 1e-13), (name, relation, p, q)  # sums of 1e-14
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        selection.TruncatedNegativeBinomial(-0.999, 1e-9),
+        selection.TruncatedNegativeBinomial(-0.9, 0.01),
+        selection.TruncatedNegativeBinomial(50.0, 0.9),
+        selection.Geometric(1e-9),
+        selection.Geometric(1 - 1e-9),
+        selection.Poisson(1e-6),
+        selection.Poisson(1000.0),
+        selection.PointMass(1),
+        selection.PointMass(1000),
+        selection.Binomial(10**6, 1e-3),
+    ],
+    ids=repr,
+)
+def test_the_hull_of_lines_is_the_maximum_over_all_of_them(law):
+    for run in (ja.Gaussian(2.0), ja.RandomizedResponse(0.9)):
+        top = float(ja.epsilon(run, 1e-12).upper)
+        grid = np.linspace(-top, top, 201)
+        u, t = outer(np.exp(grid), upper_delta(run, grid, "add_or_remove_one"))
+        gain, cost = envelope._lines(law, *envelope._cells(u, t, grid.size + 3))
+        kept = envelope._upper_hull(gain, -cost)
+        ends = np.diff(cost[kept]) / np.diff(gain[kept])
+        assert np.all(np.diff(ends) >= 0)
+        at = np.geomspace(np.exp(-top), np.exp(2 * top), 50)
+        best = np.max(at[:, None] * gain - cost, axis=1)
+        chosen = np.searchsorted(ends, at)
+        value = at * gain[kept][chosen] - cost[kept][chosen]
+        assert np.all(value >= best - 1e-14 * at * gain[-1])
 
 
 def test_epsilon_and_delta_are_inverse():

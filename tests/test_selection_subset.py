@@ -1,5 +1,7 @@
 """Tuning on a random subset, and candidates that differ in their privacy."""
 
+import itertools
+
 import numpy as np
 import pytest
 from helpers import refusal
@@ -62,6 +64,24 @@ def test_profile_of_the_rest_against_enumeration(q):
     truth = grid[np.argmax(leak <= 0.05)]
     found = selection.subset_epsilon(ja.RandomizedResponse(a), ONCE, ja.RandomizedResponse(b), q, 0.05, form="profile")
     assert truth - 1e-5 <= found.upper <= truth + 0.01
+
+
+@pytest.mark.parametrize("variant", ["rest", "all"])
+def test_both_variants_hold_for_every_score_order(variant):
+    rng, delta = np.random.default_rng(5), 0.01
+    for q, law in ((0.2, selection.Geometric(0.3)), (0.6, selection.Poisson(2.0)), (0.9, selection.PointMass(3))):
+        (p1, q1), (p2, q2) = (rng.dirichlet(np.full(3, 2.0), 2) for _ in range(2))
+        found = selection.subset_epsilon(
+            ja.FiniteOutput(p1, q1), law, ja.FiniteOutput(p2, q2), q, delta, variant=variant
+        ).upper
+        for order in itertools.permutations(range(3)):
+            with_it, without = (selection.output_law(each[list(order)], law) for each in (p1, q1))
+            if variant == "rest":
+                mixed = q * np.outer(with_it, q2) + (1 - q) * np.outer(without, p2)
+            else:
+                mixed = np.outer(q * with_it + (1 - q) * without, p2)
+            mixed, base = mixed.ravel(), np.outer(without, q2).ravel()
+            assert hockey_stick(mixed, base, found) <= delta and hockey_stick(base, mixed, found) <= delta
 
 
 def test_ends_of_the_sampling_probability():

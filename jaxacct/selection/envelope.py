@@ -137,7 +137,8 @@ def _lines(law: Law, v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarr
     left = np.where(middle, least[0] - 0.5 * tilt[0] * (1.0 + INFLATED), least[1])
     right = np.where(middle, least[0] + 0.5 * tilt[0] * (1.0 - INFLATED), least[1] + tilt[1] * (1.0 - INFLATED))
     cost = np.minimum(np.append(left, np.inf), np.append(np.inf, right))
-    return gain * (1.0 + INFLATED) + 4.0 * UNIT * steeper, np.maximum(cost, 0.0)
+    gain = gain * (1.0 + INFLATED) + 4.0 * UNIT * steeper
+    return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # rounding may disorder gains that hardly differ
 
 
 def _upper_hull(x: np.ndarray, y: np.ndarray) -> list[int]:
