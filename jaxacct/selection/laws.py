@@ -1,0 +1,288 @@
+"""Laws of K, the number of candidates that a private selection tries: frozen pytrees, scalars or batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jaxacct.kernels import generating
+from jaxacct.mechanisms.base import register
+from jaxacct.selection.law import LARGEST, Law, evaluated
+from jaxacct.validation import (
+    COUNT,
+    OPEN_PROBABILITY,
+    POSITIVE,
+    PROBABILITY,
+    Constraint,
+    InputError,
+    check,
+    is_tracer,
+)
+
+__all__ = [
+    "Binomial",
+    "Categorical",
+    "Geometric",
+    "Law",
+    "Logarithmic",
+    "PointMass",
+    "Poisson",
+    "TruncatedNegativeBinomial",
+    "TwoPoint",
+    "evaluated",
+]
+
+_ETA = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
+_TRIED = Constraint("use a probability above 0 and at most 1", 0, 1, lower_open=True)
+_WHOLE = Constraint("use whole numbers of {name}", 0, LARGEST, integral=True)
+_SUM = 1e-13
+_NODES = np.arange(-420, 40) * 0.16
+"""Nodes of the trapezoid rule in log t; see `_tail`."""
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class TruncatedNegativeBinomial(Law):
+    """`Pr[K = k] = (1-gamma)^k/(gamma^-eta - 1) prod_{l<k} (l + eta)/(l + 1)`, k >= 1; at eta = 0 logarithmic.
+
+    Mean `eta (1/gamma - 1)/(1 - gamma^eta)`.  eta = 1 is geometric; the smaller eta, the less privacy it costs and
+    the more K varies.
+
+    eta : > -1.  gamma : strictly between 0 and 1.  Scalars or arrays.  Source: Papernot, Steinke 2022.
+
+    >>> TruncatedNegativeBinomial(eta=[1.0, 0.0], gamma=0.01).mean.round(5)
+    array([100.     ,  21.49758])
+    """
+
+    eta: Any
+    gamma: Any
+    constraints: ClassVar = {"eta": _ETA, "gamma": OPEN_PROBABILITY}
+
+    @property
+    def mean(self) -> Any:
+        return self._scale() * (1.0 - self.gamma) / self.gamma
+
+    def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
+        return generating.truncated_negative_binomial(self.eta, self.gamma, jnp.asarray(y))
+
+    def probability(self, k: Any) -> np.ndarray:
+        k = np.asarray(check("k", k, _WHOLE))
+        at = np.maximum(k, 1.0)
+        each = self._scale() * self.gamma**self.eta * np.exp(at * np.log1p(-self.gamma)) / at * self._rising(at - 1.0)
+        return np.where(k >= 1.0, each, 0.0)
+
+    def survival(self, k: Any) -> np.ndarray:
+        """`c (1-gamma)^{k+1} (eta+1)_k/k! int_0^1 u^k (1-(1-gamma)u)^{eta-1} du`, by Taylor's remainder of phi."""
+        k = np.asarray(check("k", k, _WHOLE))
+        scale = self._scale() * np.exp((k + 1.0) * np.log1p(-self.gamma)) * self._rising(k)
+        return np.where(k >= 1.0, np.minimum(scale * _tail(k, self.eta, self.gamma), 1.0), 1.0)
+
+    def _scale(self) -> Any:
+        """`eta/(1 - gamma^eta)`, at eta = 0 `1/log(1/gamma)`."""
+        whole = np.asarray(self.eta) * np.log(self.gamma)
+        flat = np.abs(whole) < 1e-290
+        return np.where(flat, -1.0 / np.log(self.gamma), -self.eta / np.where(flat, 1.0, np.expm1(whole)))[()]
+
+    def _rising(self, k: np.ndarray) -> np.ndarray:
+        """`(eta + 1)_k/k!`."""
+        from scipy.special import gammaln  # takes a while to import: only where it is needed
+
+        eta, z = np.asarray(self.eta), np.asarray(k) + 1.0
+        far = np.maximum(z, 30.0)  # from there by Stirling's series, whose leading terms would cancel as they stand
+        series = lambda x: (1.0 / 12.0 - (1.0 / 360.0 - (1.0 / 1260.0 - 1.0 / (1680.0 * x**2)) / x**2) / x**2) / x
+        grown = (far - 0.5) * np.log1p(eta / far) + eta * (np.log(far + eta) - 1.0) + series(far + eta) - series(far)
+        return np.exp(np.where(z < 30.0, gammaln(z + eta) - gammaln(z), grown) - gammaln(eta + 1.0))
+
+
+def Geometric(gamma: Any) -> TruncatedNegativeBinomial:
+    """`Pr[K = k] = gamma (1-gamma)^{k-1}`: the truncated negative binomial law with eta = 1, of mean 1/gamma.
+
+    >>> float(Geometric(0.1).mean.round(9))
+    10.0
+    """
+    return TruncatedNegativeBinomial(1.0, gamma)
+
+
+def Logarithmic(gamma: Any) -> TruncatedNegativeBinomial:
+    """`Pr[K = k] = (1-gamma)^k/(k log(1/gamma))`: the truncated negative binomial law with eta = 0.
+
+    >>> float(Logarithmic(0.01).mean.round(5))
+    21.49758
+    """
+    return TruncatedNegativeBinomial(0.0, gamma)
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class Poisson(Law):
+    """`Pr[K = k] = e^{-mean} mean^k/k!`; K = 0, of probability e^{-mean}, releases something independent of the data.
+
+    mean : > 0; a scalar or an array.
+
+    >>> float(Poisson(mean=10).probability(0).round(9))
+    4.54e-05
+    """
+
+    mean: Any
+    constraints: ClassVar = {"mean": POSITIVE}
+
+    def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
+        return generating.poisson(self.mean, jnp.asarray(y))
+
+    def probability(self, k: Any) -> np.ndarray:
+        from scipy.stats import poisson
+
+        return np.asarray(poisson.pmf(check("k", k, _WHOLE), self.mean))
+
+    def survival(self, k: Any) -> np.ndarray:
+        from scipy.special import pdtrc
+
+        return np.asarray(pdtrc(check("k", k, _WHOLE), self.mean))
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class Binomial(Law):
+    """`Pr[K = k] = C(n, k) p^k (1-p)^{n-k}`, n ``trials`` of ``probability_of_run`` p; K = 0 as for Poisson.
+
+    trials : whole numbers >= 1.  probability_of_run : in (0, 1].  Scalars or arrays.
+
+    >>> float(Binomial(20, 0.5).mean)
+    10.0
+    """
+
+    trials: Any
+    probability_of_run: Any
+    constraints: ClassVar = {"trials": COUNT, "probability_of_run": _TRIED}
+
+    @property
+    def mean(self) -> Any:
+        return np.multiply(self.trials, self.probability_of_run)[()]
+
+    def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
+        return generating.binomial(self.trials, self.probability_of_run, jnp.asarray(y))
+
+    def probability(self, k: Any) -> np.ndarray:
+        from scipy.stats import binom
+
+        return np.asarray(binom.pmf(check("k", k, _WHOLE), self.trials, self.probability_of_run))
+
+    def survival(self, k: Any) -> np.ndarray:
+        from scipy.stats import binom
+
+        return np.asarray(binom.sf(check("k", k, _WHOLE), self.trials, self.probability_of_run))
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class PointMass(Law):
+    """K = ``repetitions``, always: fixed, known, and by far the most costly in privacy.
+
+    repetitions : whole numbers >= 1; a scalar or an array.
+
+    >>> int(PointMass(10).quantile(0.5))
+    10
+    """
+
+    repetitions: Any
+    constraints: ClassVar = {"repetitions": COUNT}
+
+    @property
+    def mean(self) -> Any:
+        return self.repetitions
+
+    def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
+        return generating.binomial(self.repetitions, 1.0, jnp.asarray(y))
+
+    def probability(self, k: Any) -> np.ndarray:
+        return np.where(np.equal(check("k", k, _WHOLE), self.repetitions), 1.0, 0.0)
+
+    def survival(self, k: Any) -> np.ndarray:
+        return np.where(np.less(check("k", k, _WHOLE), self.repetitions), 1.0, 0.0)
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class Categorical(Law):
+    """Any law on 0, 1, ..., n - 1: Pr[K = k] = ``probabilities``[..., k].
+
+    probabilities : in [0, 1], summing to 1 (to 1e-13) along the last axis; the axes before it are the batch.
+
+    >>> float(Categorical([0.0, 0.5, 0.5]).mean)
+    1.5
+    """
+
+    probabilities: Any
+    constraints: ClassVar = {"probabilities": PROBABILITY}
+    vectors: ClassVar = ("probabilities",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if is_tracer(self.probabilities):
+            return
+        total = np.sum(self.probabilities, axis=-1) if np.ndim(self.probabilities) else np.zeros(())
+        bad = np.abs(total - 1.0) > _SUM
+        if np.any(bad):
+            index = [int(i) for i in np.argwhere(bad)[0]]
+            raise InputError(
+                f"sum of probabilities{index if index else ''} = {float(total[tuple(index)])!r} must be 1; "
+                "give Pr[K = 0], Pr[K = 1], ... along the last axis"
+            )
+
+    @property
+    def mean(self) -> Any:
+        return np.sum(self.probabilities * np.arange(np.shape(self.probabilities)[-1]), axis=-1)
+
+    def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
+        each = jnp.moveaxis(jnp.asarray(self.probabilities), -1, 0)
+        y = jnp.asarray(y)
+        return generating.categorical(each, jnp.broadcast_to(y, jnp.broadcast_shapes(y.shape, each.shape[1:])))
+
+    def probability(self, k: Any) -> np.ndarray:
+        return self._at(np.asarray(self.probabilities), check("k", k, _WHOLE))
+
+    def survival(self, k: Any) -> np.ndarray:
+        beyond = np.cumsum(np.asarray(self.probabilities)[..., ::-1], axis=-1)[..., ::-1]
+        return self._at(beyond[..., 1:], check("k", k, _WHOLE))
+
+    @staticmethod
+    def _at(values: np.ndarray, k: Any) -> np.ndarray:
+        """values[..., k], 0 beyond the last."""
+        values = np.concatenate([values, np.zeros((*values.shape[:-1], 1))], axis=-1)
+        index = np.minimum(k, values.shape[-1] - 1).astype(int)
+        shape = np.broadcast_shapes(values.shape[:-1], index.shape)
+        values = np.broadcast_to(values, shape + values.shape[-1:])
+        return np.take_along_axis(values, np.broadcast_to(index, shape)[..., None], axis=-1)[..., 0]
+
+
+def TwoPoint(few: int, many: int, probability_of_few: Any) -> Categorical:
+    """K = ``few`` with ``probability_of_few``, else ``many``: the Categorical law on 0, ..., many.
+
+    few, many : whole numbers, few < many <= 10^6.  probability_of_few : in [0, 1].
+
+    Source: Xiang, Wang, Wang 2024, equation 21.
+
+    >>> float(TwoPoint(1, 100, 0.1).mean.round(9))
+    90.1
+    """
+    last = int(check("many", many, Constraint("use a whole number from 1 to 10^6", 1, 1e6, integral=True)))
+    first = int(check("few", few, Constraint("use a whole number below many", 0, last - 1, integral=True)))
+    share = np.asarray(check("probability_of_few", probability_of_few, PROBABILITY))
+    probabilities = np.zeros((*share.shape, last + 1))
+    probabilities[..., first], probabilities[..., last] = share, 1.0 - share
+    return Categorical(probabilities)
+
+
+def _tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
+    """`int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du`, k >= 1: the trapezoid rule in v, u = e^-t, t = e^v/(k+1)."""
+    shape = np.broadcast_shapes(np.shape(k), np.shape(eta), np.shape(gamma))
+    k, eta, gamma = (np.broadcast_to(x, shape)[..., None] for x in (k, eta, gamma))
+    with np.errstate(under="ignore"):
+        scaled = np.exp(_NODES)
+        t = scaled / (k + 1.0)
+        kernel = gamma - (1.0 - gamma) * np.expm1(-t)
+        return np.sum(np.exp(-scaled) * t * kernel ** (eta - 1.0), axis=-1) * (_NODES[1] - _NODES[0])
