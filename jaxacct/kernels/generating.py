@@ -10,16 +10,27 @@ from jax import lax
 from jaxacct.kernels.special import log1p
 
 
-def truncated_negative_binomial(eta, gamma, y):
-    """`phi = ((1 - (1-gamma) x)^-eta - 1)/(gamma^-eta - 1)`, at eta = 0 `log(1 - (1-gamma) x)/log gamma`."""
+def _log_base(gamma, y):
+    """`log(1 - (1-gamma) x)`, relatively accurate for gamma near 0 and near 1."""
     base = gamma + (1.0 - gamma) * y
-    log_base = jnp.log(base)
-    whole = -eta * jnp.log(gamma)
-    flat = jnp.abs(whole) < 1e-8  # there the limit eta = 0, to second order in what is dropped
-    scale = jnp.where(flat, -1.0 / jnp.log(gamma), eta / jnp.where(flat, 1.0, jnp.expm1(whole)))
-    steep = jnp.expm1(-eta * log_base) / jnp.where(flat, 1.0, jnp.expm1(whole))
-    value = jnp.where(flat, log_base / jnp.log(gamma), steep)
-    first = scale * (1.0 - gamma) * jnp.exp(-(eta + 1.0) * log_base)
+    return jnp.where(base < 0.7, jnp.log(base), jnp.log1p(-(1.0 - gamma) * (1.0 - y)))
+
+
+def truncated_negative_binomial(eta, gamma, y):
+    """`phi = ((1 - (1-gamma) x)^-eta - 1)/(gamma^-eta - 1)`, at eta = 0 `log(1 - (1-gamma) x)/log gamma`.
+
+    Computed as `(base/gamma)^-eta expm1(eta log base)/expm1(eta log gamma)`, which neither overflows for large eta nor
+    cancels for small.
+    """
+    log_base, log_gamma = _log_base(gamma, y), _log_base(gamma, jnp.zeros_like(y))
+    whole = eta * log_gamma
+    flat = jnp.abs(whole) < 1e-290  # the limit eta = 0
+    below = jnp.where(flat, 1.0, jnp.expm1(whole))
+    grown = jnp.exp(-eta * log1p((1.0 - gamma) * y / gamma))
+    value = jnp.where(flat, log_base / log_gamma, grown * jnp.expm1(eta * log_base) / below)
+    scale = jnp.where(flat, -1.0 / log_gamma, -eta / below)
+    base = gamma + (1.0 - gamma) * y
+    first = scale * (1.0 - gamma) / base * grown
     return value, first, first * (eta + 1.0) * (1.0 - gamma) / base
 
 
@@ -31,7 +42,7 @@ def poisson(mean, y):
 
 def binomial(trials, probability, y):
     """`phi = (1 - p + p x)^n`."""
-    log_base = log1p(-probability * y)
+    log_base = jnp.maximum(log1p(-probability * y), -1e300)  # finite also where p = y = 1
     first = trials * probability * jnp.exp((trials - 1.0) * log_base)
     second = trials * (trials - 1.0) * probability**2 * jnp.exp(jnp.maximum(trials - 2.0, 0.0) * log_base)
     return jnp.exp(trials * log_base), first, second

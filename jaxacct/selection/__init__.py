@@ -1,0 +1,56 @@
+"""Private selection: run K times, K random and secret, and release the best; laws of K and what it costs."""
+
+from jaxacct.selection.bounds import BOUNDS, bound_delta, bound_epsilon
+from jaxacct.selection.candidates import candidates_profile, grid_noise_multipliers, line_noise_multiplier
+from jaxacct.selection.finite import output_law
+from jaxacct.selection.guarantees import (
+    gaussian_selection,
+    noisy_max_epsilon,
+    noisy_max_renyi,
+    propose_test_release_guarantee,
+    thresholds,
+    two_point_selection,
+)
+from jaxacct.selection.laws import (
+    Binomial,
+    Categorical,
+    Geometric,
+    Law,
+    Logarithmic,
+    PointMass,
+    Poisson,
+    TruncatedNegativeBinomial,
+    TwoPoint,
+)
+from jaxacct.selection.monotone_score import monotone_score_delta, monotone_score_epsilon
+from jaxacct.selection.subset import expected_cost, subset_epsilon, subset_renyi
+
+__all__ = [
+    "BOUNDS",
+    "Binomial",
+    "Categorical",
+    "Geometric",
+    "Law",
+    "Logarithmic",
+    "PointMass",
+    "Poisson",
+    "TruncatedNegativeBinomial",
+    "TwoPoint",
+    "bound_delta",
+    "bound_epsilon",
+    "candidates_profile",
+    "expected_cost",
+    "gaussian_selection",
+    "grid_noise_multipliers",
+    "line_noise_multiplier",
+    "monotone_score_delta",
+    "monotone_score_epsilon",
+    "noisy_max_epsilon",
+    "noisy_max_renyi",
+    "output_law",
+    "propose_test_release_guarantee",
+    "subset_epsilon",
+    "subset_renyi",
+    "thresholds",
+    "two_point_selection",
+]

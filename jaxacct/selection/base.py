@@ -1,0 +1,92 @@
+"""What the bounds of a selection take from its base: certified upper ends of its profile, direction by direction."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxacct.account import delta, epsilon
+from jaxacct.mechanisms import Components, Mechanism, batch_shape, components
+from jaxacct.representations.profile import profile
+from jaxacct.selection.laws import Law
+from jaxacct.validation import InputError, broadcast_shape
+
+__all__ = ["Sides", "common_shape", "infinite_mass", "sides", "upper_delta", "upper_epsilon"]
+
+ROUNDING = 2.0**-50
+"""Relative error allowed for a loss."""
+_RELATION = {"remove": "remove_one", "add": "add_one"}
+
+
+class Sides(NamedTuple):
+    """The relations that answer for one direction of a base, and for its reverse."""
+
+    forward: str
+    reverse: str
+
+
+def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
+    """The directions to be bounded separately; where one cannot be asked for by itself, the worse stands for both."""
+    if relation in _RELATION.values():
+        other = _RELATION["add" if relation == "remove_one" else "remove"]
+        return (Sides(relation, other),)
+    if relation == "replace_one" or run.symmetric():
+        return (Sides(relation, relation),)
+    return (Sides("remove_one", "add_one"), Sides("add_one", "remove_one"))
+
+
+def common_shape(run: Mechanism, law: Law, name: str, values: np.ndarray) -> tuple[int, ...]:
+    """The shape that a base, a law and values broadcast to; InputError for anything but a law."""
+    if not isinstance(law, Law):
+        raise InputError(f"k = {law!r:.40} must be a law of K; use one such as selection.Geometric(0.1)")
+    return broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, name: np.shape(values)})
+
+
+def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
+    """Upper ends of delta(eps), for every real eps; eps broadcasts with the batch.
+
+    Of a single finite law by summation, of everything else by the engines.
+    """
+    if batch_shape(run) == ():
+        outer = relation if relation == "replace_one" else "add_or_remove_one"
+        each = [components(run, outer, direction) for direction in _named(relation)]
+        if all(_finite_once(parts) for parts in each):
+            return np.max([_by_sum(parts, at) for parts in each], axis=0)
+    if np.all(at >= 0.0):
+        return np.asarray(delta(run, at, relation=relation).upper)
+    return np.asarray(profile(run, relation).delta(at).upper)
+
+
+def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> np.ndarray:
+    """Upper ends of epsilon(delta); inf where delta is below 1e-300, 0 where it is 1 or more."""
+    target = np.asarray(target)
+    found = np.asarray(epsilon(run, np.clip(target, 1e-300, 1.0 - 2.0**-53), relation=relation).upper)
+    return np.where(target >= 1.0, 0.0, np.where(target < 1e-300, np.inf, found))
+
+
+def infinite_mass(run: Mechanism, relation: str) -> np.ndarray:
+    """The larger mass at infinity of the directions of a relation, of the batch's shape."""
+    outer = relation if relation == "replace_one" else "add_or_remove_one"
+    each = [components(run, outer, direction).delta_infinity for direction in _named(relation)]
+    return np.max(each, axis=0).reshape(batch_shape(run))
+
+
+def _named(relation: str) -> list[str]:
+    """The directions of a relation."""
+    return [direction for direction, one in _RELATION.items() if relation in (one, "add_or_remove_one", "replace_one")]
+
+
+def _finite_once(parts: Components) -> bool:
+    others = (parts.mu2 > 0.0).any() or (parts.gauss_n > 0.0).any() or (parts.laplace_n > 0.0).any()
+    return not others and parts.finite_n.shape[1] == 1 and bool((parts.finite_n == 1.0).all())
+
+
+def _by_sum(parts: Components, at: np.ndarray) -> np.ndarray:
+    """`sum_i p_i (1 - e^{eps - l_i})_+` and the mass at infinity, rounded up."""
+    loss, mass = parts.finite_loss[0, 0], parts.finite_mass[0, 0]
+    eps = np.asarray(at)[..., None]
+    below = eps - loss - ROUNDING * (np.abs(loss) + np.abs(eps))
+    with np.errstate(over="ignore"):
+        total = np.sum(mass * np.maximum(-np.expm1(np.minimum(below, 0.0)), 0.0), axis=-1)
+    return np.minimum((total + parts.delta_infinity[0]) * (1.0 + 1e-12), 1.0)

@@ -1,0 +1,103 @@
+"""Upper bounds of what a selection leaks, by name: `selection.bound_epsilon` and `selection.bound_delta`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxacct.bounds import Bounds
+from jaxacct.mechanisms import RELATIONS, Mechanism
+from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.selection import envelope, monotone_score, published, published_renyi
+from jaxacct.selection.base import common_shape
+from jaxacct.selection.laws import Law
+from jaxacct.validation import DELTA, NON_NEGATIVE, check, choice, refuse_tracers
+
+__all__ = ["BOUNDS", "Bound", "bound_delta", "bound_epsilon"]
+
+
+class Bound(NamedTuple):
+    """How a bound is evaluated, each a function of (base, law of K, values, relation), and for which laws."""
+
+    epsilon: Callable[[Mechanism, Law, np.ndarray, str], np.ndarray]
+    delta: Callable[[Mechanism, Law, np.ndarray, str], np.ndarray]
+    kind: str = "bound"
+    laws: tuple[type[Law], ...] = (Law,)
+
+
+BOUNDS = {
+    "envelope": Bound(envelope.epsilon, envelope.delta),
+    "privacy_profile": Bound(published.epsilon, published.delta, laws=published.SUPPORTED),
+    "renyi": Bound(published_renyi.epsilon, published_renyi.delta, laws=published_renyi.SUPPORTED),
+    "monotone_score": Bound(monotone_score.epsilon, monotone_score.delta, kind=monotone_score.KIND),
+}
+_UNCONDITIONAL = [name for name, bound in BOUNDS.items() if bound.kind == "bound"]
+
+
+def bound_epsilon(
+    run: Mechanism, k: Law, delta: Any, *, bound: str = "auto", relation: str = "add_or_remove_one"
+) -> Bounds:
+    """eps for which "run K times, release the best" is (eps, delta)-DP, by a bound on the leak of any score.
+
+    "envelope": every law of K, near the exact worst case for random K (mathematics.md, 4.1).  "privacy_profile":
+    Koskela, Redberg, Wang 2024, Theorems 5.2, 5.7, Corollary 5.8.  "renyi": Papernot, Steinke 2022.
+    "monotone_score": Algorithm 3 of Xiang, Wang, Wang 2024, only true for scores that are monotone in the likelihood
+    ratio.  "auto": the smallest of the first three that applies, named in `engine`.
+
+    run : the base mechanism; k : a law of K; delta in (0, 1).  All broadcast.  What every selection guarantee
+    assumes (independent candidates, K secret, one score) is in README.md of this folder.
+
+    Returns Bounds of kind "bound" (or "conditional: monotone score"), lower 0; inf with status "width" where the
+    bound says nothing.  InputError for invalid values, and for a law that the bound does not cover.
+
+    >>> import jaxacct as ja
+    >>> from jaxacct import selection
+    >>> b = selection.bound_epsilon(ja.Gaussian(3.73), selection.Geometric(0.1), 1e-5, bound="privacy_profile")
+    >>> round(float(b.upper), 4), b.kind
+    (1.9992, 'bound')
+    """
+    target = np.asarray(check("delta", delta, DELTA))
+    upper, engine = _evaluated(run, k, "delta", target, bound, relation)
+    status = np.where(np.isinf(upper), "width", np.where(upper == 0.0, "zero", "ok"))
+    return Bounds(np.zeros(upper.shape), upper, upper, _kind(bound), status, engine)
+
+
+def bound_delta(
+    run: Mechanism, k: Law, epsilon: Any, *, bound: str = "auto", relation: str = "add_or_remove_one"
+) -> Bounds:
+    """delta at eps >= 0 of "run K times, release the best"; bounds and arguments as `bound_epsilon`.
+
+    >>> import jaxacct as ja
+    >>> from jaxacct import selection
+    >>> b = selection.bound_delta(ja.Gaussian(3.73), selection.Poisson(10), 2.3)
+    >>> b.engine, bool(b.upper < 1e-5)
+    ('envelope', True)
+    """
+    at = np.asarray(check("epsilon", epsilon, NON_NEGATIVE))
+    upper, engine = _evaluated(run, k, "epsilon", at, bound, relation)
+    return Bounds(np.zeros(upper.shape), upper, upper, _kind(bound), engine=engine)
+
+
+def _evaluated(
+    run: Mechanism, k: Law, name: str, values: np.ndarray, bound: str, relation: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Upper ends of the other quantity, and which bound gave them."""
+    require_mechanism("run", run)
+    refuse_tracers("selection.bound_" + ("epsilon" if name == "delta" else "delta"), "the kernels", run=run, k=k)
+    choice("relation", relation, RELATIONS)
+    choice("bound", bound, ("auto", *BOUNDS))
+    shape = common_shape(run, k, name, values)
+    names = [bound] if bound != "auto" else [one for one in _UNCONDITIONAL if isinstance(k, BOUNDS[one].laws)]
+    best, engine = np.full(shape, np.inf), np.full(shape, names[0], dtype="<U16")
+    for one in names:
+        solve = BOUNDS[one].epsilon if name == "delta" else BOUNDS[one].delta
+        found = np.broadcast_to(solve(run, k, values, relation), shape)
+        engine = np.where(found < best, one, engine)
+        best = np.minimum(best, found)
+    return best, engine
+
+
+def _kind(bound: str) -> str:
+    return "bound" if bound == "auto" else BOUNDS[bound].kind

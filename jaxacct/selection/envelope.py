@@ -1,0 +1,177 @@
+"""The envelope: a cheap upper bound of the worst score's leak, for every law of K and eps >= 0.
+
+With T the concave trade-off curve of the base (largest P-mass of a set of Q-mass u), L its slope and E = e^eps, the
+exact integrand `L(u) phi'(T(w) - T(u)) - E phi'(w - u)` is at most `L(u) phi'(T(v)) - E phi'(v)` at v = w - u, since
+T is concave.  So
+
+    delta_A(eps) <= int_0^1 max_v (L(u) phi'(T(v)) - E phi'(v))_+ du + phi(1) - phi(1 - T(0)),
+
+and the maximum over v is one upper envelope of lines in L/E for all u and eps (mathematics.md, section 4.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.mechanisms.base import element
+from jaxacct.selection.base import common_shape, infinite_mass, sides, upper_delta, upper_epsilon
+from jaxacct.selection.curve import outer
+from jaxacct.selection.laws import Law, evaluated
+
+__all__ = ["delta", "epsilon"]
+
+POINTS = (800, 800)
+"""Slopes above one, and below."""
+CUT = 6
+"""Points per knot at which cells are cut for the maximum over v, besides the knots."""
+NEAR = 1500
+"""Points close to v = 1, and to T(v) = 1."""
+TAIL = 1e-6
+"""Share of delta that the base's tail beyond the grid may add."""
+UNIT = 2.0**-53
+INFLATED = 1e-12
+"""More than the relative errors of generating functions and of sums."""
+STEPS = 60
+"""Bisections."""
+EXPANSIONS = 12
+"""Doublings of eps before it."""
+LARGEST = 700.0
+"""Largest eps, of which exp is finite."""
+
+
+class Envelope(NamedTuple):
+    """`leak(E) = sum_i height_i max_k (slope_i gain_k - E cost_k)_+ + infinite`, for one base, direction and law."""
+
+    slope: np.ndarray
+    height: np.ndarray
+    gain: np.ndarray
+    cost: np.ndarray
+    infinite: float
+
+    def leak(self, ratio: np.ndarray) -> np.ndarray:
+        """Upper bounds of delta at ratios E >= 1, any shape."""
+        ends = (self.cost[1:] - self.cost[:-1]) / (self.gain[1:] - self.gain[:-1])
+        at = self.slope / ratio[..., None]
+        best = np.searchsorted(ends, at)
+        value = self.slope * self.gain[best] - ratio[..., None] * self.cost[best]
+        total = np.sum(self.height * np.maximum(value, 0.0), axis=-1) + self.infinite
+        return np.minimum(total * (1.0 + INFLATED), 1.0)
+
+
+def delta(run: Mechanism, law: Law, epsilon: np.ndarray, relation: str) -> np.ndarray:
+    """Upper bounds of delta(eps), eps >= 0, of the selection; kind "bound".  run, law and epsilon broadcast."""
+    wanted = np.broadcast_to(epsilon, common_shape(run, law, "epsilon", epsilon))
+    value = np.zeros(wanted.shape)
+    for side in sides(run, relation):
+        level = upper_delta(run, wanted, side.forward) * (TAIL / np.maximum(law.mean, 1.0))
+        for here, made, _ in _each(run, law, side.forward, level):
+            value[here] = np.maximum(value[here], made.leak(np.exp(wanted[here])))
+    return value
+
+
+def epsilon(run: Mechanism, law: Law, delta: np.ndarray, relation: str) -> np.ndarray:
+    """eps for which the selection is (eps, delta)-DP, by bisection on `delta`, safe end; inf where there is none."""
+    wanted = np.broadcast_to(delta, common_shape(run, law, "delta", delta))
+    value = np.zeros(wanted.shape)
+    for side in sides(run, relation):
+        for here, made, top in _each(run, law, side.forward, wanted * (TAIL / np.maximum(law.mean, 1.0))):
+            value[here] = np.maximum(value[here], _crossing(made, wanted[here], top))
+    return value
+
+
+def _each(run: Mechanism, law: Law, relation: str, level: np.ndarray) -> Iterator[tuple[np.ndarray, Envelope, float]]:
+    """For every pair of a base and a law: where it is in the batch, its envelope and the last eps of its grid.
+
+    The grid ends where delta of the base has fallen by `level` to its mass at infinity.
+    """
+    shape = np.broadcast_shapes(batch_shape(run), law.shape)
+    number = np.broadcast_to(np.arange(int(np.prod(shape))).reshape(shape), level.shape)
+    least = np.full(int(np.prod(shape)), np.inf)
+    np.minimum.at(least, number.reshape(-1), level.reshape(-1))
+    least = np.clip(least, 1e-290, 1.0).reshape(shape) + infinite_mass(run, relation)
+    last = np.broadcast_to(upper_epsilon(run, least, relation), shape)
+    for count, index in enumerate(np.ndindex(shape)):
+        top = max(float(last[index]), 1e-6)
+        base, one = element(run, _place(batch_shape(run), index)), law.element(_place(law.shape, index))
+        yield number == count, _made(base, one, top, relation), top
+
+
+def _made(run: Mechanism, law: Law, top: float, relation: str) -> Envelope:
+    """The envelope from a profile on a grid up to eps = top."""
+    above, below = (np.linspace(0.0, top, n + 1)[1:] for n in POINTS)
+    grid = np.concatenate([-below[::-1], [0.0], above])
+    u, t = outer(np.exp(grid), upper_delta(run, grid, relation))
+    height, slope = np.diff(u), np.diff(t) / np.maximum(np.diff(u), 1e-300) * (1.0 + INFLATED)
+    gain, cost = _lines(law, *_cells(u, t, grid.size + 3))
+    kept = _upper_hull(gain, -cost)
+    (sure, survived), (steep, _), _ = evaluated(law, np.array([0.0, t[0]]))
+    infinite = float(sure - survived) + 4.0 * UNIT * (1.0 + float(steep)) if t[0] > 0.0 else 0.0
+    rows = height > 0.0
+    return Envelope(slope[rows], height[rows], gain[kept], cost[kept], infinite)
+
+
+def _cells(u: np.ndarray, t: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of cells of v on which T is linear, narrow where phi'(v) or phi'(T(v)) may vary fast; of one length."""
+    near_one = 1.0 - np.geomspace(1e-13, 1.0, NEAR)
+    knots = np.linspace(0.0, u.size - 1.0, CUT * size)
+    v = np.concatenate([u, np.ones(size - u.size), np.interp(knots, np.arange(u.size), u), near_one])
+    v = np.sort(np.concatenate([v, np.interp(near_one, t, u)]))
+    return v, np.interp(v, u, t)
+
+
+def _lines(law: Law, v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Gain and cost at the ends of the cells, so that `s phi'(T(v)) - phi'(v)` is at most the best line at any s.
+
+    On a cell phi'(T) is at most its chord and phi' at least a tangent, the middle one unless it is steep, then the
+    left one: the ends of the cell decide.
+    """
+    _, first, second = evaluated(law, 1.0 - np.stack([0.5 * (v[1:] + v[:-1]), v[:-1]]))
+    _, gain, steeper = evaluated(law, 1.0 - w)
+    least, tilt = first * (1.0 - INFLATED) - 4.0 * UNIT * second, second * np.diff(v)
+    middle = (tilt[0] < first[0]) & (first[0] > 16.0 * UNIT * second[0])
+    left = np.where(middle, least[0] - 0.5 * tilt[0] * (1.0 + INFLATED), least[1])
+    right = np.where(middle, least[0] + 0.5 * tilt[0] * (1.0 - INFLATED), least[1] + tilt[1] * (1.0 - INFLATED))
+    cost = np.minimum(np.append(left, np.inf), np.append(np.inf, right))
+    return gain * (1.0 + INFLATED) + 4.0 * UNIT * steeper, np.maximum(cost, 0.0)
+
+
+def _upper_hull(x: np.ndarray, y: np.ndarray) -> list[int]:
+    """Indices of the upper concave hull of points whose x does not decrease."""
+    chain: list[int] = []
+    for k in range(x.size):
+        if chain and x[chain[-1]] == x[k]:
+            if y[chain[-1]] >= y[k]:
+                continue
+            chain.pop()
+        while len(chain) > 1:
+            a, b = chain[-2], chain[-1]
+            if (y[b] - y[a]) * (x[k] - x[b]) > (y[k] - y[b]) * (x[b] - x[a]):
+                break
+            chain.pop()
+        chain.append(k)
+    return chain
+
+
+def _crossing(made: Envelope, target: np.ndarray, top: float) -> np.ndarray:
+    """Upper ends of the eps where the leak passes delta."""
+    low, high = np.zeros(target.shape), np.full(target.shape, top)
+    for _ in range(EXPANSIONS):
+        beyond = made.leak(np.exp(high)) > target
+        low, high = np.where(beyond, high, low), np.where(beyond, np.minimum(2.0 * high, LARGEST), high)
+    reached = made.leak(np.exp(high)) <= target
+    for _ in range(STEPS):
+        middle = 0.5 * (low + high)
+        within = made.leak(np.exp(middle)) <= target
+        low, high = np.where(within, low, middle), np.where(within, middle, high)
+    high = np.where(made.leak(np.ones(target.shape)) <= target, 0.0, high)
+    return np.where(reached, high, np.inf)
+
+
+def _place(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
+    """The index in an array of shape `own` of a place in what it broadcasts to."""
+    tail = index[len(index) - len(own) :]
+    return tuple(i if n > 1 else 0 for i, n in zip(tail, own, strict=True))

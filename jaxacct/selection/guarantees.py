@@ -1,0 +1,209 @@
+"""Theorems that turn (eps, delta) guarantees of the candidates into one of the selection, in closed form.
+
+For the truncated negative binomial law of K, all of kind "bound"; looser than `selection.bound_epsilon`, but they need
+only one or two points of the candidates' profiles.  And report noisy max, repeated and by Rényi divergences.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxacct.mechanisms import Gaussian, repeat
+from jaxacct.representations.conversions import gdp_from_profile
+from jaxacct.representations.theorems import Guarantee
+from jaxacct.selection.base import Sides, upper_delta, upper_epsilon
+from jaxacct.selection.laws import TruncatedNegativeBinomial
+from jaxacct.selection.published import minimiser
+from jaxacct.validation import (
+    COUNT,
+    DELTA,
+    DELTA_OR_ZERO,
+    NON_NEGATIVE,
+    POSITIVE,
+    Constraint,
+    InputError,
+    check,
+    check_flag,
+)
+
+__all__ = [
+    "Thresholds",
+    "gaussian_selection",
+    "noisy_max_epsilon",
+    "noisy_max_renyi",
+    "propose_test_release_guarantee",
+    "thresholds",
+    "two_point_selection",
+]
+
+UP = 1.0 + 1e-13
+"""More than the rounding of what is rounded up."""
+_ORDER = Constraint("use an order above 1", 1, lower_open=True)
+
+
+class Thresholds(NamedTuple):
+    """Two points that every candidate's profile has to meet: delta(epsilon_1) <= delta_1 and likewise for 2."""
+
+    epsilon_1: np.ndarray
+    delta_1: np.ndarray
+    epsilon_2: np.ndarray
+    delta_2: np.ndarray
+
+
+def two_point_selection(
+    k: TruncatedNegativeBinomial, epsilon_1: Any, delta_1: Any, epsilon_2: Any = None, delta_2: Any = None
+) -> Guarantee:
+    """`(eps_2 + (eta+1) log(e^{eps_1} + (1-gamma)/gamma delta_1), m delta_2)` for candidates with both guarantees.
+
+    One point alone serves as both.  Pure eps-DP (delta 0) becomes (eta+2) eps: for geometric K the 3 eps of Liu and
+    Talwar 2019, Theorem 1.3.
+
+    eps >= 0 and delta in [0, 1) of the candidates, for the relation's both directions; k : a truncated negative
+    binomial law, m its mean.  All broadcast.
+
+    Source: Koskela, Redberg, Wang 2024, Corollaries 5.3, 5.4 and 6.2.
+
+    >>> from jaxacct import selection
+    >>> round(float(two_point_selection(selection.Geometric(0.1), 0.5, 0.0).epsilon), 9)
+    1.5
+    """
+    _require(k)
+    if (epsilon_2 is None) != (delta_2 is None):
+        raise InputError("epsilon_2 and delta_2 go together; give both, or neither to use one point twice")
+    first, missed = np.asarray(check("epsilon_1", epsilon_1, NON_NEGATIVE)), check("delta_1", delta_1, DELTA_OR_ZERO)
+    second = first if epsilon_2 is None else np.asarray(check("epsilon_2", epsilon_2, NON_NEGATIVE))
+    left = missed if delta_2 is None else check("delta_2", delta_2, DELTA_OR_ZERO)
+    grown = first + np.log1p(_odds(k) * np.asarray(missed) * np.exp(-first))
+    epsilon = (second + (np.asarray(k.eta) + 1.0) * grown) * UP
+    epsilon, delta = np.broadcast_arrays(epsilon, np.minimum(k.mean * np.asarray(left) * UP, 1.0))
+    return Guarantee(epsilon, delta)
+
+
+def thresholds(k: TruncatedNegativeBinomial, epsilon: float, delta: float, target_delta: float) -> Thresholds:
+    """Two points for candidates that differ in noise, rate or length, from the Gaussian that is (epsilon, delta)-DP.
+
+    With delta_G its profile: eps_1 minimises `e^{eps_1} + (1-gamma)/gamma delta_G(eps_1)`, delta_1 = delta_G(eps_1),
+    and eps_2 is where delta_G is delta_2 = target_delta/m.  Adjust every candidate to meet both points, then
+    `two_point_selection` holds at target_delta; whether they do is for the certified engines to say.
+
+    epsilon : > 0, delta, target_delta : in (0, 1).  Scalars, k one law.
+
+    Source: Koskela, Redberg, Wang 2024, Section 6.2.
+
+    >>> from jaxacct import selection
+    >>> k = selection.Geometric(0.1)
+    >>> t = thresholds(k, 1.0, 1e-5, 1e-5)
+    >>> round(float(two_point_selection(k, *t).epsilon), 3), round(float(two_point_selection(k, *t).delta), 7)
+    (1.999, 1e-05)
+    """
+    _require(k)
+    if k.shape:
+        raise InputError(f"k is a batch of shape {k.shape} and must be one law here; call once for each")
+    at, level = check("epsilon", epsilon, POSITIVE), check("delta", delta, DELTA)
+    base = Gaussian(1.0 / gdp_from_profile(at, level).lower)
+    side = Sides("add_or_remove_one", "add_or_remove_one")
+    first = minimiser(base, k, side.reverse)
+    second = np.asarray(check("target_delta", target_delta, DELTA)) / k.mean
+    return Thresholds(
+        first, upper_delta(base, first, side.forward), upper_epsilon(base, second, side.forward), second / UP**2
+    )
+
+
+def gaussian_selection(k: TruncatedNegativeBinomial, mu: Any, delta: Any) -> Guarantee:
+    """The closed form for mu-Gaussian-DP candidates, which shows the growth like sqrt(log m).
+
+    `eps = mu^2/2 + mu sqrt(2 log(m/delta)) + (eta+1) log(e^E + 1 - gamma)`, `E = mu^2/2 + mu sqrt(2 log(1/gamma))`.
+
+    mu : > 0, delta : in (0, 1); all broadcast with k.  Source: Koskela, Redberg, Wang 2024, Corollary 5.5.
+
+    >>> from jaxacct import selection
+    >>> round(float(gaussian_selection(selection.Geometric(0.1), 0.2681, 1e-5).epsilon), 3)
+    3.463
+    """
+    _require(k)
+    mu, delta = np.asarray(check("mu", mu, POSITIVE)), np.asarray(check("delta", delta, DELTA))
+    far = 0.5 * mu**2 + mu * np.sqrt(2.0 * np.log(np.maximum(k.mean / delta, 1.0)))
+    one = 0.5 * mu**2 + mu * np.sqrt(2.0 * np.log(1.0 / np.asarray(k.gamma)))
+    grown = one + np.log1p((1.0 - np.asarray(k.gamma)) * np.exp(-one))
+    epsilon, delta = np.broadcast_arrays((far + (np.asarray(k.eta) + 1.0) * grown) * UP, delta)
+    return Guarantee(epsilon, delta)
+
+
+def propose_test_release_guarantee(
+    epsilon: Any, delta: Any, test_epsilon: Any, test_delta: Any, failure: Any
+) -> Guarantee:
+    """Generalised propose-test-release: `(eps + eps_test, delta + delta_test + failure)`-DP.
+
+    The proposal is run with a data-dependent (eps, delta) that an (eps_test, delta_test)-DP test finds to hold, wrong
+    with probability at most ``failure``.  It has no Rényi guarantee; tuned by a selection, its point goes into
+    `two_point_selection`.  All >= 0 (delta and failure below 1) and broadcast.
+
+    Source: Redberg, Zhu, Wang 2023, Algorithm 2, as Koskela, Redberg, Wang 2024, Theorem 6.1.
+
+    >>> [float(x) for x in propose_test_release_guarantee(0.5, 1e-6, 0.25, 0.0, 1e-6)[:2]]
+    [0.75, 2e-06]
+    """
+    each = check("epsilon", epsilon, NON_NEGATIVE), check("test_epsilon", test_epsilon, NON_NEGATIVE)
+    names = {"delta": delta, "test_delta": test_delta, "failure": failure}
+    losses = [np.asarray(check(name, value, DELTA_OR_ZERO)) for name, value in names.items()]
+    eps, total = np.broadcast_arrays(np.add(*each), np.minimum(losses[0] + losses[1] + losses[2], 1.0))
+    return Guarantee(eps, total)
+
+
+def noisy_max_epsilon(
+    noise_multiplier: Any, candidates: Any, steps: Any, delta: Any, *, monotone: bool = False
+) -> Guarantee:
+    """k-fold adaptive report noisy max with Gaussian noise: `m^k delta_k(eps) <= delta`, delta_k k Gaussians composed.
+
+    Each step reports which of m ``candidates`` has the largest noisy score; noise of standard deviation
+    ``noise_multiplier`` times what a score moves under the relation.  Sensitivity 2, or 1 for ``monotone`` scores,
+    which all rise or all fall with a record.  inf where delta/m^k is below 1e-300.  For few steps composing
+    `ja.GaussianNoisyMax` is never looser by more than its discretisation, and usually much tighter.
+
+    All broadcast; delta in (0, 1).  Source: Koskela, Redberg, Wang 2024, Theorem 3.3.
+
+    >>> round(float(noisy_max_epsilon(10.0, 100, 1, 1e-5).epsilon), 3)
+    0.932
+    """
+    sigma, m, k, target = _noisy(noise_multiplier, candidates, steps, delta, monotone)
+    left = np.exp(np.log(target) - k * np.log(m)) / UP
+    epsilon = upper_epsilon(repeat(Gaussian(sigma / (1.0 if monotone else 2.0)), k), left, "add_or_remove_one")
+    epsilon, target = np.broadcast_arrays(epsilon, target)
+    return Guarantee(epsilon, target)
+
+
+def noisy_max_renyi(noise_multiplier: Any, candidates: Any, order: Any, *, monotone: bool = False) -> np.ndarray:
+    """Rényi divergence of report noisy max with Gaussian noise, a bound: `a D^2/(2 sigma^2) + log(m)/(a-1)`.
+
+    D is 2, or 1 for ``monotone`` scores; order a > 1.  All broadcast; other arguments as `noisy_max_epsilon`.
+
+    Source: Zhu, Wang 2022, Theorem 8.
+
+    >>> float(noisy_max_renyi(2.0, 1, 4.0).round(9))
+    2.0
+    """
+    sigma, m, _, _ = _noisy(noise_multiplier, candidates, 1, 0.5, monotone)
+    a = np.asarray(check("order", order, _ORDER))
+    return (a * (1.0 if monotone else 4.0) / (2.0 * sigma**2) + np.log(m) / (a - 1.0)) * UP
+
+
+def _noisy(sigma: Any, candidates: Any, steps: Any, delta: Any, monotone: bool) -> tuple[np.ndarray, ...]:
+    check_flag("monotone", monotone, "say whether all scores move alike")
+    values = (
+        check("noise_multiplier", sigma, POSITIVE),
+        check("candidates", candidates, COUNT),
+        check("steps", steps, COUNT),
+        check("delta", delta, DELTA),
+    )
+    return tuple(np.asarray(x) for x in values)
+
+
+def _odds(k: TruncatedNegativeBinomial) -> np.ndarray:
+    return (1.0 - np.asarray(k.gamma)) / np.asarray(k.gamma)
+
+
+def _require(k: object) -> None:
+    if not isinstance(k, TruncatedNegativeBinomial):
+        raise InputError(f"k = {k!r:.60} must be a truncated negative binomial law; use selection.bound_epsilon")

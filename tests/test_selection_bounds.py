@@ -1,0 +1,214 @@
+"""Bounds of a selection: reference rows, and never below what an exhaustive search over score orders leaks."""
+
+import numpy as np
+import pytest
+from helpers import refusal
+from scipy.special import ndtr
+from selection_cases import hockey_stick, rows, worst_order
+
+import jaxacct as ja
+from jaxacct import selection
+from jaxacct.selection.base import Sides, sides, upper_delta
+from jaxacct.selection.laws import evaluated
+from jaxacct.selection.published import shift
+
+COLUMNS = {
+    "envelope": "epsilon_envelope",
+    "monotone_score": "epsilon_monotone_score",
+    "privacy_profile": "epsilon_published_profile_bound",
+}
+LAWS = [
+    selection.Geometric(0.1),
+    selection.TruncatedNegativeBinomial(-0.5, 0.05),
+    selection.TruncatedNegativeBinomial(3.0, 0.3),
+    selection.Logarithmic(0.02),
+    selection.Poisson(4.0),
+    selection.Poisson(0.3),
+    selection.Binomial(8, 0.4),
+    selection.Binomial(1, 0.7),
+    selection.PointMass(3),
+    selection.TwoPoint(1, 12, 0.3),
+]
+
+
+def bases(count, seed):
+    """Pairs of pmfs on 4 outcomes, some with outcomes that one of them does not have."""
+    rng = np.random.default_rng(seed)
+    for i in range(count):
+        p, q = rng.dirichlet(np.full(4, 0.7), 2)
+        if i % 3 == 2:
+            p[0] = q[1] = 0.0
+        yield p / p.sum(), q / q.sum()
+
+
+@pytest.mark.parametrize("bound", COLUMNS)
+def test_reference_rows(bound):
+    for law, row in rows():
+        truth = float(row[COLUMNS[bound]])
+        if np.isnan(truth):
+            assert "bound='envelope'" in refusal(selection.bound_epsilon, ja.Gaussian(1.0), law, 1e-5, bound=bound)
+            continue
+        found = selection.bound_epsilon(ja.Gaussian(1 / float(row["gdp_mu"])), law, float(row["delta"]), bound=bound)
+        assert found.upper == pytest.approx(truth, abs=2e-4), (law, row["gdp_mu"])
+        assert found.kind == ("bound" if bound != "monotone_score" else "conditional: monotone score")
+        if bound == "envelope":
+            assert float(row["epsilon_lower"]) <= found.upper
+
+
+@pytest.mark.parametrize("law", LAWS, ids=repr)
+def test_bounds_hold_against_every_score_order(law):
+    eps = np.array([0.0, 0.3, 1.0, 2.0, 4.0])
+    for p, q in bases(6, 1):
+        run = ja.FiniteOutput(p, q)
+        for relation, (a, b) in {"remove_one": (p, q), "add_one": (q, p)}.items():
+            leak = worst_order(a, b, law, eps)
+            for name in ("envelope", "privacy_profile", "renyi"):
+                if isinstance(law, selection.BOUNDS[name].laws):
+                    found = selection.bound_delta(run, law, eps, bound=name, relation=relation)
+                    assert np.all(found.upper >= leak * (1 - 1e-12)), (name, relation, p, q)
+
+
+def test_epsilon_and_delta_are_inverse():
+    run, delta = ja.Gaussian([2.0, 4.0]), np.array([[1e-3], [1e-8]])
+    for law in (selection.Geometric([0.1, 0.01]), selection.Poisson(5.0)):
+        for name, bound in selection.BOUNDS.items():
+            eps = selection.bound_epsilon(run, law, delta, bound=name)
+            assert eps.shape == (2, 2)
+            back = selection.bound_delta(run, law, eps.upper, bound=name)
+            np.testing.assert_allclose(
+                back.upper, np.broadcast_to(delta, (2, 2)), rtol=2e-3 if name != "renyi" else 0.5
+            )
+            assert np.all(np.asarray(back.kind) == bound.kind)
+
+
+def test_batches_agree_with_one_at_a_time():
+    run, law, delta = ja.Gaussian([[2.0], [4.0]]), selection.Geometric([0.1, 0.02]), np.array([1e-4, 1e-6])
+    for name in selection.BOUNDS:
+        whole = selection.bound_epsilon(run, law, delta, bound=name).upper
+        for i, sigma in enumerate((2.0, 4.0)):
+            for j, gamma in enumerate((0.1, 0.02)):
+                one = selection.bound_epsilon(ja.Gaussian(sigma), selection.Geometric(gamma), delta[j], bound=name)
+                assert whole[i, j] == pytest.approx(float(one.upper), rel=1e-5)
+
+
+def test_auto_takes_the_smallest_and_names_it():
+    run = ja.Gaussian(3.0)
+    for law in (selection.Geometric(0.1), selection.PointMass(4)):
+        found = selection.bound_epsilon(run, law, 1e-5)
+        each = {
+            name: float(selection.bound_epsilon(run, law, 1e-5, bound=name).upper)
+            for name in ("envelope", "privacy_profile", "renyi")
+            if isinstance(law, selection.BOUNDS[name].laws)
+        }
+        assert found.upper == min(each.values()) and found.engine == min(each, key=each.get)
+
+
+def test_pure_dp_costs_eta_plus_two():
+    for eta in (0.5, 1.0, 3.0):
+        law = selection.TruncatedNegativeBinomial(eta, 0.001)
+        found = selection.bound_epsilon(ja.PureDP(0.7), law, 1e-9, bound="privacy_profile")
+        assert found.upper == pytest.approx((eta + 2) * 0.7, rel=1e-5)
+
+
+def test_geometric_repetition_of_pure_dp_attains_three_epsilon():
+    # a rare outcome just below one that is less rare: Xiang, Wang, Wang 2024, Example 1, with a margin of one's own
+    high, rare, grown = 1e-4, 1e-9, np.e
+    p, q = np.array([0.0, rare * grown, high]), np.array([0.0, rare, high * grown])
+    p[0], q[0] = 1 - p.sum(), 1 - q.sum()
+    law = selection.Geometric(1e-7)
+    one, two = selection.output_law(p, law), selection.output_law(q, law)
+    assert 2.99 < np.log(one[2] / two[2]) <= 3.0
+
+
+def test_one_score_per_outcome_leaks_most():
+    """Theorem 1 of Xiang, Wang, Wang 2024: outcomes of one score, one of them released at random, leak less."""
+    eps = np.array([0.0, 0.2, 0.7, 1.5])
+    for p, q in bases(8, 3):
+        for law in (selection.Geometric(0.2), selection.Poisson(2.0), selection.PointMass(3)):
+            tied = []
+            for each in (p, q):
+                joined = selection.output_law(np.array([each[0], each[1] + each[2], each[3]]), law)
+                tied.append(np.array([joined[0], joined[1], joined[2] / 2, joined[2] / 2, joined[3]]))
+            for order in ([0, 1, 2, 3], [0, 2, 1, 3]):
+                strict = [selection.output_law(each[order], law) for each in (p, q)]
+                assert np.all(hockey_stick(*tied, eps) <= hockey_stick(*strict, eps) + 1e-14)
+
+
+def test_output_law_by_enumeration():
+    p = np.array([0.5, 0.2, 0.3])
+    law = selection.Categorical([0.1, 0.3, 0.6])
+    best = np.zeros(4)
+    best[0] = 0.1
+    for i in range(3):
+        best[1 + i] += 0.3 * p[i]
+        for j in range(3):
+            best[1 + max(i, j)] += 0.6 * p[i] * p[j]
+    np.testing.assert_allclose(selection.output_law(p, law), best, atol=1e-15)
+
+
+def test_monotone_score_is_not_a_bound():
+    """Base (1, 1e-5), geometric with mean 10: the score |x - 1.67| leaks more than Algorithm 3 says."""
+    mu, law = 0.2681, selection.Geometric(0.1)
+    claimed = float(selection.monotone_score_epsilon(mu, law, 1e-5).upper)
+    x = np.linspace(-14.0, 14.0, 400_001)
+    densities = []
+    for centre in (0.0, mu):
+        near = np.abs(x - 1.67)  # the score: the mass of x' with |x' - 1.67| >= near is what is scored higher
+        f = np.exp(-0.5 * (x - centre) ** 2) / np.sqrt(2 * np.pi)
+        outside = ndtr(1.67 - near - centre) + ndtr(centre - 1.67 - near)
+        densities.append(f * evaluated(law, outside)[1])
+    step = x[1] - x[0]
+    leaks = lambda eps: max(
+        step * np.sum(np.maximum(a - np.exp(eps) * b, 0.0)) for a, b in (densities, densities[::-1])
+    )
+    assert leaks(claimed) > 1e-5 and leaks(1.52) > 1e-5 > leaks(1.55)
+    assert claimed == pytest.approx(1.144, abs=1e-3)
+    assert selection.monotone_score_epsilon(mu, law, 1e-5, form="renyi").upper == pytest.approx(1.230, abs=1e-3)
+    assert selection.bound_epsilon(ja.Gaussian(1 / mu), law, 1e-5).upper >= 1.53
+
+
+def test_directions_are_taken_as_stated():
+    p, q = np.array([0.7, 0.2, 0.1]), np.array([0.3, 0.3, 0.4])
+    run = ja.FiniteOutput(p, q)
+    assert sides(run, "add_or_remove_one") == (Sides("remove_one", "add_one"), Sides("add_one", "remove_one"))
+    law = selection.Geometric(0.1)
+    grid = np.linspace(0.0, 3.0, 30001)
+    for side, (a, b) in zip(sides(run, "add_or_remove_one"), ((p, q), (q, p)), strict=True):
+        np.testing.assert_allclose(upper_delta(run, grid, side.forward), hockey_stick(a, b, grid), atol=1e-12)
+        least = 2.0 * np.min(np.log(np.exp(grid) + 9.0 * hockey_stick(b, a, grid)))
+        assert shift(run, law, side) == pytest.approx(least, rel=1e-5)
+        trial = selection.Binomial(5, 0.4)
+        meets = np.expm1(grid) * 0.6 >= 0.4 * hockey_stick(a, b, grid)
+        first = grid[meets][0]
+        value = 4.0 * np.log(1 + 0.4 * np.expm1(first) + 0.4 * hockey_stick(a, b, first))
+        assert shift(run, trial, side) == pytest.approx(value, rel=1e-3)
+
+
+def test_mass_at_infinity():
+    run = ja.ApproximateDP(0.5, 1e-6)
+    law = selection.Geometric(0.1)
+    found = selection.bound_epsilon(run, law, [1e-6, 1e-4], bound="envelope")
+    assert np.isinf(found.upper[0]) and not found.ok[0] and found.upper[1] < 1.51
+    assert selection.bound_delta(run, law, 5.0, bound="envelope").upper == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_sampled_base_in_both_directions():
+    run, law = ja.PoissonSampled(ja.Gaussian(1.0), 0.1), selection.Poisson(3.0)
+    both = selection.bound_epsilon(run, law, 1e-5, bound="privacy_profile").upper
+    each = [
+        selection.bound_epsilon(run, law, 1e-5, bound="privacy_profile", relation=r).upper
+        for r in ("remove_one", "add_one")
+    ]
+    assert both == max(each)
+
+
+def test_refusals():
+    run, law = ja.Gaussian(1.0), selection.Geometric(0.1)
+    assert "k = 3 must be a law" in refusal(selection.bound_epsilon, run, 3, 1e-5)
+    assert "bound = 'best'" in refusal(selection.bound_epsilon, run, law, 1e-5, bound="best")
+    assert "delta = 0.0" in refusal(selection.bound_epsilon, run, law, 0.0)
+    assert "do not broadcast" in refusal(selection.bound_epsilon, ja.Gaussian([1.0, 2.0]), law, [1e-5, 1e-6, 1e-7])
+    assert "Gaussians" in refusal(selection.bound_epsilon, ja.Laplace(1.0), law, 1e-5, bound="monotone_score")
+    assert "run must be a mechanism" in refusal(selection.bound_delta, 1.0, law, 1.0)
+    assert "mu = -1.0" in refusal(selection.monotone_score_epsilon, -1.0, law, 1e-5)
+    assert "sum to 1" in refusal(selection.output_law, [0.5, 0.4], law)
