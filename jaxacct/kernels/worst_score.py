@@ -145,6 +145,7 @@ def plan(found: Sketch, ratio):
     rows = ((best + 0.5 * LINES**2 * found.mass * here * change**2) / total) ** (1.0 / 3.0)
     rows = jnp.maximum(rows, jnp.where(size > 0, jnp.roll(rows, 1), 0.0))
     rows = jnp.maximum(rows, jnp.where(size > 0, jnp.roll(rows, 1), 0.0)) + 0.02 * jnp.max(rows) + 1e-6
+    rows = jnp.maximum(rows, jnp.where(jnp.cumsum(best) > 1e-6 * total, 0.15 * jnp.max(rows), 0.0))
     # a cell over which the gain grows by g is overstated by g^2/8 of it, which must not pass what the best is ahead
     ahead = best[:, None] - value + TOLERANCE * (best + total / 16.0)[:, None]
     before = jnp.concatenate([found.gain[:, :1], found.gain[:, :-1]], axis=1)
