@@ -16,18 +16,25 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-CELLS = 4096
+CELLS = 16384
 """Cells of a curve."""
 SKETCH = (96, 256)
 """Rows and columns of the sketch."""
-GROUPS, LINES = 40, 8
-"""Active rows: groups of so many lines of the curve."""
 JOINED = 48
-"""Rows that join the other slopes above one."""
-COLUMNS = 448
-"""Columns beyond the active rows."""
-TOLERANCE = 1e-4
-"""Relative error of a row that columns aim at."""
+"""Rows that join the slopes above one that are not expected to be active."""
+
+
+class Effort(NamedTuple):
+    """Sizes: how narrow the bracket gets, and what it costs; it holds for any."""
+
+    groups: int  # active rows: groups of so many
+    lines: int  # lines of the curve each
+    columns: int  # columns beyond the active rows
+    tolerance: float  # relative error of a row that columns aim at
+
+
+QUICK = Effort(40, 8, 448, 1e-4)
+FINE = Effort(160, 4, 1500, 2e-5)
 NEAR = 0.02
 """Distance from the eps for which lines were chosen beyond which they are chosen anew."""
 STEPS = 30
@@ -83,9 +90,9 @@ class Lines(NamedTuple):
     """Upper bounds that are lines in E, for one polygon: the values of cells are `gain - E cost`."""
 
     infinite: jax.Array
-    slope: jax.Array  # (G, 8)
-    weight: jax.Array  # (2, G, 8) height of a row, shared between the two ends of its group
-    own_gain: jax.Array  # (G, 8)
+    slope: jax.Array  # (G, S)
+    weight: jax.Array  # (2, G, S) height of a row, shared between the two ends of its group
+    own_gain: jax.Array  # (G, S)
     own_cost: jax.Array
     gain: jax.Array  # (G + 1, C + 1) at the corners
     cost: jax.Array  # (2, 2, G, C) tangents at the corners
@@ -124,11 +131,11 @@ def sketched_epsilon(found: Sketch, log_delta, highest):
         over = jnp.log(jnp.maximum(leak, 1e-320)) > log_delta
         return jnp.where(over, middle, low), jnp.where(over, high, middle)
 
-    low, high = lax.fori_loop(0, 14, step, (0.0 * highest, highest))
+    low, high = lax.fori_loop(0, 20, step, (0.0 * highest, highest))
     return 0.5 * (low + high)
 
 
-def plan(found: Sketch, ratio):
+def plan(found: Sketch, ratio, effort: Effort):
     """Where rows and columns are needed at E = ratio."""
     value = found.gain - ratio * found.cost
     best = jnp.maximum(jnp.max(value, axis=1), 0.0)
@@ -142,12 +149,12 @@ def plan(found: Sketch, ratio):
     steep = found.gain / jnp.maximum(found.mass, 1e-300)[:, None]
     here, after = steep[size, at], steep[jnp.minimum(size + 1, best.size - 1), at]
     change = jnp.clip(1.0 - after / jnp.maximum(here, 1e-300), 0.0, 1.0)
-    rows = ((best + 0.5 * LINES**2 * found.mass * here * change**2) / total) ** (1.0 / 3.0)
+    rows = ((best + 0.5 * effort.lines**2 * found.mass * here * change**2) / total) ** (1.0 / 3.0)
     rows = jnp.maximum(rows, jnp.where(size > 0, jnp.roll(rows, 1), 0.0))
     rows = jnp.maximum(rows, jnp.where(size > 0, jnp.roll(rows, 1), 0.0)) + 0.02 * jnp.max(rows) + 1e-6
     rows = jnp.maximum(rows, jnp.where(jnp.cumsum(best) > 1e-6 * total, 0.15 * jnp.max(rows), 0.0))
     # a cell over which the gain grows by g is overstated by g^2/8 of it, which must not pass what the best is ahead
-    ahead = best[:, None] - value + TOLERANCE * (best + total / 16.0)[:, None]
+    ahead = best[:, None] - value + effort.tolerance * (best + total / 16.0)[:, None]
     before = jnp.concatenate([found.gain[:, :1], found.gain[:, :-1]], axis=1)
     growth = jnp.clip(jnp.log(jnp.maximum(found.gain, 1e-300)) - jnp.log(jnp.maximum(before, 1e-300)), 0.0, 4.0)
     wanted = jnp.where(found.gain > 0.0, growth * jnp.sqrt(found.gain / ahead), 0.0)
@@ -206,25 +213,26 @@ def _costs(phi, q, w_q):
     return jnp.where(beyond, tangents, jnp.inf), jnp.where(beyond, least, jnp.inf)
 
 
-def lines(phi, curve: Outer, where: Plan, found: Sketch) -> Lines:
+def lines(phi, curve: Outer, where: Plan, found: Sketch, effort: Effort) -> Lines:
     """The lines of a plan; phi maps y = 1 - x to (phi, phi', phi'')."""
+    groups, each, count, _ = effort
     above = found.rows[-1]
-    index = _placed(where.rows, found.rows, 0, where.end, GROUPS * LINES).at[0].set(0)
-    bulk = _placed(where.columns, found.columns, where.end, curve.ratio.size, COLUMNS)
+    index = _placed(where.rows, found.rows, 0, where.end, groups * each).at[0].set(0)
+    bulk = _placed(where.columns, found.columns, where.end, curve.ratio.size, count)
     last = curve.ratio.size - 1
-    w_q, w_p = _meet(curve, jnp.concatenate([index[::LINES], where.end[None], bulk, jnp.array([last])]))
+    w_q, w_p = _meet(curve, jnp.concatenate([index[::each], where.end[None], bulk, jnp.array([last])]))
     w_q = jnp.concatenate([jnp.zeros(1), w_q, jnp.ones(1)])
     w_p = jnp.concatenate([curve.p[:1], w_p, jnp.ones(1)])
 
     ends_q, ends_p = _meet(curve, jnp.concatenate([index, where.end[None]]))
     ends_q, ends_p = jnp.concatenate([curve.q[:1], ends_q]), jnp.concatenate([curve.p[:1], ends_p])
-    q, p = ends_q[::LINES], ends_p[::LINES]
-    slope = curve.ratio[index].reshape(GROUPS, LINES)
-    height = jnp.diff(ends_q).reshape(GROUPS, LINES)
-    share = (_middles(ends_q).reshape(GROUPS, LINES) - q[:-1, None]) / jnp.maximum(jnp.diff(q), 1e-300)[:, None]
+    q, p = ends_q[::each], ends_p[::each]
+    slope = curve.ratio[index].reshape(groups, each)
+    height = jnp.diff(ends_q).reshape(groups, each)
+    share = (_middles(ends_q).reshape(groups, each) - q[:-1, None]) / jnp.maximum(jnp.diff(q), 1e-300)[:, None]
     share = jnp.clip(share, 0.0, 1.0)
     start = w_q[jnp.searchsorted(w_q, q[1:])]
-    own_gain, own_cost = _own(phi, slope, start[:, None] - ends_q[:-1].reshape(GROUPS, LINES))
+    own_gain, own_cost = _own(phi, slope, start[:, None] - ends_q[:-1].reshape(groups, each))
     gain = _steep(phi, w_p[None] - p[:, None], 1.0)
     joined = _joined(phi, curve, where.end, above, (ends_q[-1], ends_p[-1]), (w_q, w_p))
     weight = height * jnp.stack([1.0 - share, share])
@@ -254,7 +262,7 @@ def bound(known: Lines, ratio):
     for s in (0, 1):
         best = jnp.maximum(own, 0.0)
         for e in (0, 1):
-            corner = known.gain[s : GROUPS + s, None, e : columns + e]
+            corner = known.gain[s : known.gain.shape[0] - 1 + s, None, e : columns + e]
             value = known.slope[:, :, None] * corner - ratio * known.cost[s, e][:, None, :]
             best = jnp.maximum(best, jnp.max(value, axis=2))
         total = total + jnp.sum(known.weight[s] * best)
@@ -278,27 +286,28 @@ class Order(NamedTuple):
     active: jax.Array  # (R,) bool, the first so many
 
 
-def order(phi, curve: Inner, where: Plan, found: Sketch, ratio) -> Order:
+def order(phi, curve: Inner, where: Plan, found: Sketch, ratio, effort: Effort) -> Order:
     """The best order at E = ratio, as far as the rows and columns of the plan allow."""
+    groups, each, count, _ = effort
     cells = curve.q.size - 1
-    inside = _placed(where.rows, found.rows, 0, where.end, GROUPS * LINES)[1:]
+    inside = _placed(where.rows, found.rows, 0, where.end, groups * each)[1:]
     index = jnp.concatenate([jnp.zeros(1, inside.dtype), inside, where.end[None]])
-    bulk = _placed(where.columns, found.columns, where.end, cells, COLUMNS)
-    columns = jnp.concatenate([index[LINES::LINES], bulk, jnp.array([cells])])
+    bulk = _placed(where.columns, found.columns, where.end, cells, count)
+    columns = jnp.concatenate([index[each::each], bulk, jnp.array([cells])])
     row_q, row_p, w_q, w_p = curve.q[index], curve.p[index], curve.q[columns], curve.p[columns]
     size_q, size_p = jnp.diff(row_q), jnp.diff(row_p)
-    middle_q, middle_p = _middles(row_q[::LINES]), _middles(row_p[::LINES])
+    middle_q, middle_p = _middles(row_q[::each]), _middles(row_p[::each])
     gain, cost = _steep(phi, w_p[None] - middle_p[:, None]), _steep(phi, w_q[None] - middle_q[:, None])
-    cost = jnp.where(w_q[None] >= row_q[LINES::LINES, None], cost, jnp.inf)
-    shape = (GROUPS, LINES, 1)
+    cost = jnp.where(w_q[None] >= row_q[each::each, None], cost, jnp.inf)
+    shape = (groups, each, 1)
     value = size_p.reshape(shape) * gain[:, None] - ratio * jnp.where(
         size_q.reshape(shape) > 0.0, size_q.reshape(shape) * cost[:, None], 0.0
     )
     best = jnp.argmax(value, axis=2).reshape(-1)
     stops = (jnp.max(value, axis=2).reshape(-1) <= 0.0) & (size_q > 0.0)
-    count = jnp.where(jnp.any(stops), jnp.argmax(stops), size_q.size)
-    active = jnp.arange(size_q.size) < count
-    alpha = jnp.searchsorted(w_q, row_q[count])
+    number = jnp.where(jnp.any(stops), jnp.argmax(stops), size_q.size)
+    active = jnp.arange(size_q.size) < number
+    alpha = jnp.searchsorted(w_q, row_q[number])
     served = lax.cummax(jnp.where(active, jnp.maximum(best, alpha), 0), reverse=True)
     return Order(row_q, row_p, w_q[served], w_p[served], active)
 
@@ -317,23 +326,27 @@ def attained(phi, curve: Inner, found: Order):
     return gain, jnp.sum(jnp.where(active, cost, 0.0)) * (1.0 + ROUNDING)
 
 
-def delta(phi, above: Outer, below: Inner, ratio):
+def delta(phi, above: Outer, below: Inner, ratio, effort: Effort):
     """(lower, upper) of the worst leak at E = ratio >= 1."""
-    count = jnp.sum(above.ratio > 1.0)
-    found = sketch(phi, above.q, above.p, count)
-    upper = bound(lines(phi, above, plan(found, ratio), found), ratio)
-    found = sketch(phi, below.q, below.p, _steeper_than_one(below))
-    gain, cost = attained(phi, below, order(phi, below, plan(found, ratio), found, ratio))
-    return jnp.clip(gain - ratio * cost, 0.0, 1.0), jnp.minimum(upper, 1.0)
+    found = sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0))
+    upper = bound(lines(phi, above, plan(found, ratio, effort), found, effort), ratio)
+    gain, cost = attained(phi, below, best_order(phi, below, ratio, effort))
+    return jnp.clip(gain - ratio * cost, 0.0, 1.0), jnp.clip(upper, 0.0, 1.0)
 
 
-def epsilon(phi, above: Outer, below: Inner, log_delta, highest):
+def best_order(phi, below: Inner, ratio, effort: Effort) -> Order:
+    """The order that leaks most at E = ratio, or nearly."""
+    found = sketch(phi, below.q, below.p, jnp.sum(jnp.diff(below.p) > jnp.diff(below.q)))
+    return order(phi, below, plan(found, ratio, effort), found, ratio, effort)
+
+
+def epsilon(phi, above: Outer, below: Inner, log_delta, highest, effort: Effort):
     """(lower, upper) of eps in [0, highest]; upper is inf where even `highest` leaks more than delta."""
     found = sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0))
 
     def refine(carry):
         i, start, _, best = carry
-        known = lines(phi, above, plan(found, jnp.exp(start)), found)
+        known = lines(phi, above, plan(found, jnp.exp(start), effort), found, effort)
         upper = _crossing(lambda e: jnp.log(jnp.maximum(bound(known, jnp.exp(e)), 1e-320)) - log_delta, start, highest)
         return i + 1, jnp.minimum(upper, highest), start, jnp.minimum(best, upper)
 
@@ -342,18 +355,15 @@ def epsilon(phi, above: Outer, below: Inner, log_delta, highest):
         return (i < PASSES) & (jnp.abs(start - before) > NEAR)
 
     start = sketched_epsilon(found, log_delta, highest)
-    start, _, upper = lax.while_loop(again, refine, (0, start, jnp.inf * highest, jnp.inf * highest))[1:]
-    ratio = jnp.exp(jnp.minimum(upper, start))
-    found = sketch(phi, below.q, below.p, _steeper_than_one(below))
-    gain, cost = attained(phi, below, order(phi, below, plan(found, ratio), found, ratio))
-    room = gain - jnp.exp(log_delta) * (1.0 + 1e-12)
+    _, last, _, upper = lax.while_loop(again, refine, (0, start, jnp.inf * highest, jnp.inf * highest))
+    chosen = best_order(phi, below, jnp.exp(jnp.where(jnp.isfinite(upper), jnp.minimum(upper, last), start)), effort)
+    gain, cost = attained(phi, below, chosen)
+    target = jnp.exp(log_delta) * (1.0 + 1e-12)
+    room = gain - target
     lower = jnp.log(jnp.maximum(room, 1e-300)) - jnp.log(jnp.maximum(cost, 1e-300)) - 1e-12
     lower = jnp.where(room > 0.0, jnp.maximum(lower, 0.0), 0.0)
-    return jnp.minimum(lower, upper), upper
-
-
-def _steeper_than_one(curve: Inner):
-    return jnp.sum(jnp.diff(curve.p) > jnp.diff(curve.q))
+    infinite = below.p[0] * _steep(phi, 1.0 - below.p[0], -1.0) * (1.0 - ROUNDING)
+    return jnp.where(infinite > target, jnp.inf, jnp.minimum(lower, upper)), upper
 
 
 def _crossing(residual, start, highest):
