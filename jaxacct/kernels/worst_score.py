@@ -34,7 +34,7 @@ class Effort(NamedTuple):
 
 
 QUICK = Effort(40, 8, 448, 1e-4)
-FINE = Effort(160, 4, 1500, 2e-5)
+FINE = Effort(320, 2, 2000, 1e-5)
 NEAR = 0.02
 """Distance from the eps for which lines were chosen beyond which they are chosen anew."""
 STEPS = 30
@@ -370,19 +370,22 @@ def _crossing(residual, start, highest):
     """A certified upper end of the zero of a decreasing residual in [0, highest], by regula falsi; inf if none."""
 
     def outwards(carry):
-        low, _, at_low, at_high, width = carry
-        rising = at_high > 0.0
-        low = jnp.where(at_low > 0.0, low, jnp.maximum(start - 5.0 * width, 0.0))
-        low, high = jnp.where(rising, carry[1], low), jnp.where(rising, jnp.minimum(start + 5.0 * width, highest), carry[1])
-        return low, high, residual(low), residual(high), 5.0 * width
+        low, high, at_low, at_high, width = carry
+        low, high = (
+            jnp.where(at_high > 0.0, high, jnp.where(at_low > 0.0, low, jnp.maximum(start - width, 0.0))),
+            jnp.where(at_high > 0.0, jnp.minimum(start + width, highest), jnp.where(at_low > 0.0, high, low)),
+        )
+        at_low, at_high = lax.map(residual, jnp.stack([low, high]))
+        return low, high, at_low, at_high, 5.0 * width
 
     def open_ended(carry):
         low, high, at_low, at_high, _ = carry
         return ((at_high > 0.0) & (high < highest)) | ((at_low <= 0.0) & (low > 0.0))
 
-    low, high = jnp.maximum(start - 0.25 * NEAR, 0.0), jnp.minimum(start + 0.25 * NEAR, highest)
-    ends = low, high, residual(low), residual(high), 0.25 * NEAR
-    low, high, at_low, at_high, _ = lax.while_loop(open_ended, outwards, ends)
+    near = 0.25 * NEAR
+    first = jnp.maximum(start - near, 0.0)
+    unknown = (first, first, -jnp.inf * highest, jnp.inf * highest, near * jnp.ones_like(highest))
+    low, high, at_low, at_high, _ = lax.while_loop(open_ended, outwards, unknown)
     reached, nothing = at_high <= 0.0, at_low <= 0.0
 
     def step(carry):
