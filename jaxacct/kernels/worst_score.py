@@ -271,7 +271,9 @@ def bound(known: Lines, ratio):
         corner[:, e : columns + e] - ratio * cost[s, e] for s, corner in ((0, gain), (1, low_gain)) for e in (0, 1)
     ]
     steady = gain[:, 1:] - ratio * least
-    best = jnp.max(jnp.minimum(jnp.maximum(*map(lambda x: jnp.maximum(*x), (corners[:2], corners[2:]))), steady), axis=1)
+    best = jnp.max(
+        jnp.minimum(jnp.maximum(*map(lambda x: jnp.maximum(*x), (corners[:2], corners[2:]))), steady), axis=1
+    )
     best = jnp.maximum(jnp.maximum(best, own_gain - ratio * own_cost), 0.0)
     return (total + jnp.sum(height * best)) * (1.0 + ROUNDING)
 
