@@ -10,7 +10,7 @@ the maxima lie; it decides which lines of the curve are kept, and nothing else: 
 them lies above the curve.  jaxacct/selection/README.md has the theorem and the proofs.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,16 +55,16 @@ ROUNDING = 1e-9
 class Outer(NamedTuple):
     """A concave polygon above a curve: lines of descending slope, the last one of slope 0."""
 
-    ratio: jax.Array  # (N,) slopes
-    q: jax.Array  # (N + 1,) where the cells begin and end, from 0 to 1
-    p: jax.Array  # (N + 1,) the polygon there
+    ratio: Any  # (N,) slopes
+    q: Any  # (N + 1,) where the cells begin and end, from 0 to 1
+    p: Any  # (N + 1,) the polygon there
 
 
 class Inner(NamedTuple):
     """Knots of a concave polygon below a curve."""
 
-    q: jax.Array  # (N + 1,)
-    p: jax.Array  # (N + 1,)
+    q: Any  # (N + 1,)
+    p: Any  # (N + 1,)
 
 
 class Sketch(NamedTuple):
@@ -405,7 +405,7 @@ def _crossing(residual, start, highest):
         return i + 1, low, at_low, high, at_high, jnp.where(right, 1, -1)
 
     def wide(carry):
-        i, low, at_low, high, at_high, _ = carry
+        i, low, _, high, at_high, _ = carry
         return (i < STEPS) & reached & ~nothing & (high - low > WIDTH) & (at_high < -1e-7)
 
     carry = (0, low, jnp.maximum(at_low, 1e-12), high, jnp.minimum(at_high, -1e-12), 0)

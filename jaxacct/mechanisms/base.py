@@ -168,8 +168,8 @@ def _shapes(mechanism: Mechanism, prefix: str = "") -> Iterator[tuple[str, tuple
             place = f"{name}[{index}]" if isinstance(value, tuple) else name
             if isinstance(item, Mechanism):
                 yield from _shapes(item, place + ".")
-            elif hasattr(item, "shape") and dataclasses.is_dataclass(item):  # a law of K
-                yield place, item.shape
+            elif dataclasses.is_dataclass(item):  # a law of K
+                yield place, cast(Any, item).shape
             else:
                 shape = np.shape(item)
                 yield place, shape[:-1] if field.name in mechanism.vectors else shape

@@ -114,7 +114,8 @@ def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray) -> Curve:
     slopes, u, t = outer(ratio, high)
     below_u, below_t = inner(ratio, low, high)
     cell, place_u, place_t = _cut(u, t)
-    return Curve(Outer(slopes[cell], place_u, place_t), Inner(*_cut(below_u, below_t)[1:]))
+    _, inside_u, inside_t = _cut(below_u, below_t)
+    return Curve(Outer(slopes[cell], place_u, place_t), Inner(inside_u, inside_t))
 
 
 def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,7 +1,8 @@
-"""`selection.select`: "run K times, release the best" as a mechanism; `selection.attack`: what its worst score reaches."""
+"""`selection.select`: "run K times, release the best" as a mechanism, and `selection.attack`: its worst score."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.selection.base import infinite_mass
 from jaxacct.selection.laws import Law
-from jaxacct.selection.worst_case import bracket, known_curves
+from jaxacct.selection.worst_case import HIGHEST, bracket, known_curves
 from jaxacct.validation import DELTA, InputError, broadcast_shape, check, choice, refuse_tracers
 
 __all__ = ["Attack", "Selection", "attack", "select"]
@@ -172,14 +173,21 @@ def attack(run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remo
         one = f"{direction}_one" if len(curves) > 1 else relation
         reached = float(bracket("epsilon", run, k, target, one)[0])
         with jax.enable_x64():
-            order = worst_score.best_order(k.generating, curve.below, np.exp(min(reached, 600.0)), worst_score.QUICK)
-            gain, cost = (float(x) for x in worst_score.attained(k.generating, curve.below, order))
+            order, (gain, cost) = _order(k, curve.below, np.exp(min(reached, HIGHEST)))
+            gain, cost = float(gain), float(cost)
         count = int(np.sum(np.asarray(order.active)))
-        epsilon = max(np.log((gain - target) / cost), 0.0) if gain > target and cost > 0.0 else 0.0
+        epsilon = max(math.log((gain - target) / cost), 0.0) if gain > target and cost > 0.0 else 0.0
         found = Attack(epsilon, direction, np.asarray(order.row_q)[: count + 1], np.asarray(order.served_q)[:count])
         best = found if best is None or found.epsilon > best.epsilon else best
     assert best is not None
     return best
+
+
+@jax.jit
+def _order(law: Law, below: worst_score.Inner, ratio: Any) -> Any:
+    """The best order at E = ratio, and the gain and cost that it attains."""
+    order = worst_score.best_order(law.generating, below, ratio, worst_score.QUICK)
+    return order, worst_score.attained(law.generating, below, order)
 
 
 def _pair(chosen: Selection, relation: str) -> FinitePair:
