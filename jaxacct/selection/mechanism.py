@@ -171,7 +171,7 @@ def attack(run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remo
     for direction in names if len(curves) > 1 else names[:1]:
         curve = curves[("remove", "add").index(direction) if len(curves) > 1 else 0]
         one = f"{direction}_one" if len(curves) > 1 else relation
-        reached = float(bracket("epsilon", run, k, target, one)[0])
+        reached = float(bracket("epsilon", run, k, target, one, fine=False)[0])
         with jax.enable_x64():
             order, (gain, cost) = _order(k, curve.below, np.exp(min(reached, HIGHEST)))
             gain, cost = float(gain), float(cost)
@@ -201,7 +201,7 @@ def _pair(chosen: Selection, relation: str) -> FinitePair:
         last = np.zeros(shape)
         level = np.minimum(LAST + 2.0 * chosen.law.mean * infinite_mass(chosen.mechanism, outer), 0.5)
         for name in dict.fromkeys(names):
-            high = bracket("epsilon", chosen.mechanism, chosen.law, level, name)[1]
+            high = bracket("epsilon", chosen.mechanism, chosen.law, level, name, fine=False)[1]
             last = np.maximum(last, np.where(np.isfinite(high), high, 1.0))
         share = np.linspace(0.0, 1.0, POINTS).reshape(-1, *(1,) * len(shape))
         at = share * np.maximum(last, 1e-3)

@@ -22,7 +22,7 @@ from jaxacct.validation import broadcast_shape
 __all__ = ["HIGHEST", "bracket", "known_curves"]
 
 HIGHEST = 600.0
-"""Largest eps that is looked for."""
+"""Largest eps that is looked for; beyond it delta is that at it, or less."""
 CHUNK = 16
 """Configurations in one call of the compiled program."""
 WIDTH = 1e-4
@@ -44,8 +44,13 @@ def known_curves(run: Mechanism, relation: str) -> list[list[Curve]]:
     return _kept[key]
 
 
-def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of "epsilon" at deltas in (0, 1), or of "delta" at eps >= 0; all broadcast."""
+def bracket(
+    quantity: str, run: Mechanism, law: Law, values: Any, relation: str, fine: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) of "epsilon" at deltas in (0, 1), or of "delta" at eps >= 0; all broadcast.
+
+    fine : whether an epsilon that is not narrow is looked at again with more rows and columns.
+    """
     assert relation in RELATIONS
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
     sides = known_curves(run, "add_or_remove_one" if relation in ("add_one", "remove_one") else relation)
@@ -58,14 +63,17 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str)
         if len(sides[0]) > 1 and relation == ("remove_one", "add_one")[1 - side]:
             continue
         stacked = jax.tree.map(lambda *x: np.stack(x), *(each[side] for each in sides)) if size else None
-        ends = np.maximum(ends, _solved(quantity, stacked, base, laws, flat))
+        ends = np.maximum(ends, _solved(quantity, stacked, base, laws, np.minimum(flat, HIGHEST), fine))
+    if quantity == "delta":
+        ends[0] = np.where(flat > HIGHEST, 0.0, ends[0])
     return ends[0].reshape(shape), ends[1].reshape(shape)
 
 
-def _solved(quantity: str, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray) -> np.ndarray:
+def _solved(quantity: str, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, fine: bool) -> np.ndarray:
     """(2, B) ends for one direction; what is wide is done again with more rows and columns."""
     low, high = _in_chunks(quantity, QUICK, stacked, base, laws, values)
-    wide = np.flatnonzero((high - low > WIDTH) & (low < np.inf)) if quantity == "epsilon" else np.zeros(0, int)
+    again = fine and quantity == "epsilon"
+    wide = np.flatnonzero((high - low > WIDTH) & (low < np.inf)) if again else np.zeros(0, int)
     if wide.size:
         some = jax.tree.map(lambda x: x[wide], laws)
         finer = _in_chunks(quantity, FINE, stacked, base[wide], some, values[wide])
