@@ -119,6 +119,9 @@ def bracket_epsilon(
 ) -> Bounds:
     """`epsilon` for checked arguments, with the effort of each engine spelt out."""
     rtol = effort.rtol
+    known = mechanism.direct("epsilon", delta, relation, rtol)
+    if known is not None:
+        return known
     shape = _common_shape(mechanism, delta, "delta")
 
     def solve(parts: Components, target: np.ndarray, floor: np.ndarray) -> Side:
@@ -202,6 +205,9 @@ def delta(
     refuse_tracers("ja.delta", _KERNEL, mechanism=mechanism, epsilon=epsilon)
     epsilon = check("epsilon", epsilon, NON_NEGATIVE)
     choice("engine", engine, ENGINES)
+    known = mechanism.direct("delta", epsilon, relation, rtol)
+    if known is not None:
+        return known
 
     def solve(parts: Components, eps: np.ndarray, floor: np.ndarray) -> Side:
         infinite = parts.delta_infinity

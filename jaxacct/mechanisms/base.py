@@ -66,6 +66,10 @@ class Mechanism(ABC):
     def symmetric(self) -> bool:
         """Whether the remove and add directions coincide for every element of the batch."""
 
+    def direct(self, quantity: str, values: Any, relation: str, rtol: float) -> Any:
+        """The Bounds of "epsilon" at deltas or "delta" at eps, from a mechanism that knows better than its parts."""
+        return None
+
     def validated(self) -> Self:
         """The same mechanism rebuilt through its constructor, so that every field has been checked."""
         return type(self)(**{name: _validated(value) for name, value in vars(self).items()})
@@ -181,6 +185,8 @@ def _shapes(mechanism: Mechanism, prefix: str = "") -> Iterator[tuple[str, tuple
             place = f"{name}[{index}]" if isinstance(value, tuple) else name
             if isinstance(item, Mechanism):
                 yield from _shapes(item, place + ".")
+            elif dataclasses.is_dataclass(item):  # a law of K
+                yield place, cast(Any, item).shape
             else:
                 shape = np.shape(item)
                 yield place, shape[:-1] if field.name in mechanism.vectors else shape
@@ -198,6 +204,8 @@ def element(mechanism: M, index: tuple[Any, ...]) -> M:
             value = getattr(owner, field.name)
             if isinstance(value, Mechanism | tuple):
                 value = one(value)
+            elif dataclasses.is_dataclass(value):
+                value = cast(Any, value).element(_inside(index, cast(Any, value).shape))
             elif field.name in owner.vectors:
                 value = np.broadcast_to(value, shape + np.shape(value)[-1:])[index]
             elif not field.metadata.get("static"):
@@ -206,6 +214,11 @@ def element(mechanism: M, index: tuple[Any, ...]) -> M:
         return type(owner)(**taken)
 
     return cast(M, one(mechanism))
+
+
+def _inside(index: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """The index of a batch as one of a shape that broadcasts to it."""
+    return tuple(0 if n == 1 else i for i, n in zip(index[len(index) - len(shape) :], shape, strict=True))
 
 
 def holds_vectors(mechanism: Mechanism) -> bool:

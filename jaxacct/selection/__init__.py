@@ -22,11 +22,13 @@ from jaxacct.selection.laws import (
     TruncatedNegativeBinomial,
     TwoPoint,
 )
+from jaxacct.selection.mechanism import Attack, Selection, attack, select
 from jaxacct.selection.monotone_score import monotone_score_delta, monotone_score_epsilon
 from jaxacct.selection.subset import expected_cost, subset_epsilon, subset_renyi
 
 __all__ = [
     "BOUNDS",
+    "Attack",
     "Binomial",
     "Categorical",
     "Geometric",
@@ -34,8 +36,10 @@ __all__ = [
     "Logarithmic",
     "PointMass",
     "Poisson",
+    "Selection",
     "TruncatedNegativeBinomial",
     "TwoPoint",
+    "attack",
     "bound_delta",
     "bound_epsilon",
     "candidates_profile",
@@ -49,6 +53,7 @@ __all__ = [
     "noisy_max_renyi",
     "output_law",
     "propose_test_release_guarantee",
+    "select",
     "subset_epsilon",
     "subset_renyi",
     "thresholds",

@@ -1,4 +1,4 @@
-"""Trade-off curves as polygons, from certified brackets of a privacy profile.
+"""Trade-off curves of a base as polygons above and below, from certified brackets of its privacy profile.
 
 The concave curve `T(u) = min_r (delta(log r) + r u)` (largest P-mass of a set of Q-mass u) is convex conjugate to the
 profile, so every upper end of delta is a line above it.  Between two slopes the profile lies above the extensions of
@@ -7,98 +7,183 @@ its neighbouring chords, which makes lines that stay below it: an outer and an i
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from jaxacct.kernels.worst_score import Polygon
+from jaxacct.account import delta, epsilon
+from jaxacct.kernels.worst_score import CELLS, Inner, Outer
+from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
+from jaxacct.mechanisms.base import element
 
-JOINED = 16
-"""Rows into which the cells that are hardly active are joined."""
-SLOPE = 1.0 + 1e-11
-"""Slopes of cells are rounded up by this."""
+__all__ = ["Curve", "curves", "inner", "outer"]
+
+POINTS = {"closed_form": 3000, "contour": 640, "lattice": 40}
+"""Values of eps per direction, by what they cost with the engine that answers."""
+FLOOR = 1e-18
+"""The profile is taken down to this delta, beyond its mass at infinity."""
+ROUNDING = 1e-12
+"""Relative allowance for the arithmetic on a value of the profile."""
+UNIT = 2.0**-53
 
 
-def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(u, T) at the knots of a concave polygon above the curve, from upper ends of delta at ratios e^eps, ascending."""
-    r, d = np.concatenate([[0.0], ratio])[::-1], np.concatenate([[1.0], upper])[::-1]
-    return _envelope(r, np.minimum(d, 1.0), 1.0)
+class Curve(NamedTuple):
+    """One direction of a base: a polygon above its curve and one below, of CELLS cells each."""
+
+    above: Outer
+    below: Inner
+
+
+def curves(run: Mechanism, relation: str) -> list[list[Curve]]:
+    """For each configuration of the batch the curves of its directions: one if symmetric, else (remove, add)."""
+    shape = batch_shape(run)
+    return [_of_one(element(run, index) if shape else run, relation) for index in np.ndindex(shape)]
+
+
+def _of_one(run: Mechanism, relation: str) -> list[Curve]:
+    outer_relation = relation if relation == "replace_one" else "add_or_remove_one"
+    parts = [components(run, outer_relation, direction) for direction in DIRECTIONS]
+    ratio, low, high = (_by_sum if all(map(_finite_once, parts)) else _by_engine)(run, parts, relation)
+    sides = [_curve(*_joined(ratio, low, high))]
+    if not (run.symmetric() or relation == "replace_one"):
+        sides.append(_curve(*_joined(ratio, low[::-1], high[::-1])))
+    return sides
+
+
+def _by_engine(run: Mechanism, parts: list[Components], relation: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(eps, lower, upper) with ends of shape (2, K): delta for remove and add at eps >= 0."""
+    if relation == "replace_one" or run.symmetric():
+        names = [relation if relation == "replace_one" else "add_or_remove_one"] * 2
+    else:
+        names = ["remove_one", "add_one"]
+    known: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    infinite = max(float(part.delta_infinity[0]) for part in parts)
+    last = max(float(epsilon(run, FLOOR + 1.001 * infinite, relation=name).upper) for name in names)
+    last = min(max(last, 1e-6), 600.0)
+    engine = delta(run, 0.5 * last, relation=names[0]).engine
+    at = np.linspace(0.0, last, POINTS.get(engine, POINTS["lattice"]))
+    for name in dict.fromkeys(names):
+        found = delta(run, at, relation=name)
+        known[name] = np.asarray(found.lower), np.asarray(found.upper)
+    ends = [np.stack([known[name][i] for name in names]) for i in (0, 1)]
+    return at, ends[0], ends[1]
+
+
+def _finite_once(parts: Components) -> bool:
+    """A single finite law: its profile is a sum, and its curve has one knot for each atom."""
+    others = (parts.mu2 > 0.0).any() or (parts.gauss_n > 0.0).any() or (parts.laplace_n > 0.0).any()
+    return not others and parts.finite_n.shape[1] == 1 and bool((parts.finite_n == 1.0).all())
+
+
+def _by_sum(run: Mechanism, parts: list[Components], relation: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same for a finite law, at its atoms: delta = sum_i p_i (1 - e^{eps - l_i})_+ + p_infinity."""
+    losses = np.concatenate([np.abs(part.finite_loss[0, 0][part.finite_mass[0, 0] > 0.0]) for part in parts])
+    at = np.unique(np.concatenate([[0.0], losses]))
+    at = at[np.concatenate([[True], np.diff(at) > 1e-12])]
+    at = np.append(at, at[-1] + 50.0)  # beyond the last atom there is nothing but mass at infinity
+    low, high = [], []
+    for part in parts:
+        loss, mass = part.finite_loss[0, 0], part.finite_mass[0, 0]
+        shift = 8.0 * UNIT * (np.abs(loss)[None] + at[:, None])
+        gap = loss[None] - at[:, None]
+        error = 1.0 + ROUNDING * np.array([[-1.0], [1.0]])[:, None]
+        ends = [
+            np.sum(mass * e * np.maximum(-np.expm1(-np.maximum(gap + s * shift, 0.0)), 0.0), axis=1)
+            for s, e in zip((-1.0, 1.0), error, strict=True)
+        ]
+        low.append(ends[0] + part.delta_infinity[0] * (1.0 - ROUNDING))
+        high.append(ends[1] + part.delta_infinity[0] * (1.0 + ROUNDING))
+    return at, np.stack(low), np.minimum(np.stack(high), 1.0)
+
+
+def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(ratio ascending, lower, upper) over both signs of eps: delta(-eps) = 1 - e^-eps (1 - reverse(eps))."""
+    shrink = np.exp(-eps)
+    reverse = [-np.expm1(-eps) + shrink * end for end in (low[1], high[1])]
+    keep = eps > 0.0
+    ratio = np.concatenate([shrink[keep][::-1], np.exp(eps)])
+    lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - ROUNDING)
+    upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + ROUNDING)
+    # e^eps is rounded: delta is convex, so over that it moves by less than the chord before it says
+    upper[1:] += 4.0 * UNIT * (1.0 + np.abs(np.log(ratio[1:]))) * upper[:-1] * ratio[1:] / np.diff(ratio)
+    lower[1:] -= 4.0 * UNIT * (1.0 + np.abs(np.log(ratio[1:]))) * upper[:-1] * ratio[1:] / np.diff(ratio)
+    return ratio, np.maximum(lower, np.maximum(1.0 - ratio, 0.0)), np.minimum(upper, 1.0)
+
+
+def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray) -> Curve:
+    slopes, u, t = outer(ratio, high)
+    below_u, below_t = inner(ratio, low, high)
+    cell, place_u, place_t = _cut(u, t)
+    _, inside_u, inside_t = _cut(below_u, below_t)
+    return Curve(Outer(slopes[cell], place_u, place_t), Inner(inside_u, inside_t))
+
+
+def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(slopes, u, T) of a concave polygon above the curve, from upper ends of delta at ratios e^eps, ascending."""
+    keep = np.unique(np.linspace(0, ratio.size - 1, CELLS - 1).round().astype(int))  # any of the lines will do
+    r, d = np.concatenate([[0.0], ratio[keep]])[::-1], np.concatenate([[1.0], upper[keep]])[::-1]
+    return _envelope(r, np.minimum(d, 1.0), 1.0 + 4.0 * UNIT)
 
 
 def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same below the curve, from brackets of delta at ascending ratios."""
-    # delta(r) >= 1 - r stands in for a chord on the left; beyond the last ratio delta is only known to be >= 0
+    """(u, T) at the knots of a polygon below the curve, from brackets of delta at ascending ratios."""
+    # delta(r) >= 1 - r stands in for a chord on the left; beyond the last ratio delta is at least 0 and falls
     r = np.concatenate([[0.0], ratio])
     low, high = np.concatenate([[1.0], lower]), np.concatenate([[1.0], upper])
     fall = np.concatenate([[-1.0], (low[1:] - high[:-1]) / np.diff(r)])  # steepest slope with which delta goes on
-    rise = np.concatenate([(high[1:] - low[:-1]) / np.diff(r), [0.0]])  # flattest slope with which it came
-    rise = np.minimum(rise, 0.0)
+    rise = np.minimum(np.concatenate([(high[1:] - low[:-1]) / np.diff(r), [0.0]]), 0.0)  # flattest before it
     a, b = slice(None, -1), slice(1, None)
     # the extension from the left of r_k, low_k + fall_k (r - r_k), meets the one from the right of r_{k+1}
-    gap = low[a] - fall[a] * r[a] - low[b] + rise[b] * r[b]
     steep = rise[b] - fall[a]
-    meet = np.where(steep > 0, gap / np.where(steep > 0, steep, 1.0), r[b])
-    meet = np.clip(meet, r[a], r[b])
+    gap = low[b] - low[a] - fall[a] * (r[b] - r[a])
+    meet = np.clip(r[b] - np.where(steep > 0.0, gap / np.where(steep > 0.0, steep, 1.0), 0.0), r[a], r[b])
     at = np.maximum(low[a] + fall[a] * (meet - r[a]), low[b] + rise[b] * (meet - r[b]))
-    end = r[-1] - low[-1] / fall[-1] if fall[-1] < 0 and low[-1] > 0 else r[-1] * 2.0
+    end = r[-1] - low[-1] / fall[-1] if fall[-1] < 0.0 else 2.0 * r[-1]
     slopes = np.concatenate([r, meet, [end]])
     values = np.maximum(np.concatenate([low, at, [0.0]]), np.maximum(1.0 - slopes, 0.0))
-    order = np.lexsort((values, slopes))[::-1]
-    return _envelope(slopes[order], values[order], 1.0 - 1e-14)
+    order = np.lexsort((-values, slopes))[::-1]
+    _, u, t = _envelope(slopes[order], values[order], 1.0 - 1e-13)
+    return u, t
 
 
-def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray]:
-    """Knots in [0, 1] of min_k (d_k + r_k u) for descending slopes r, the last of which is 0."""
+def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Slopes and knots in [0, 1] of min_k (d_k + r_k u) for descending slopes r, the last of which is 0."""
     keep: list[int] = []
-    for k in range(r.size):
-        if keep and r[keep[-1]] == r[k]:
-            if d[keep[-1]] <= d[k]:
+    slopes, heights = r.tolist(), d.tolist()
+    for k, (slope, height) in enumerate(zip(slopes, heights, strict=True)):
+        if keep and slopes[keep[-1]] == slope:
+            if heights[keep[-1]] <= height:
                 continue
             keep.pop()
+        while keep and height <= heights[keep[-1]]:
+            keep.pop()  # lower and flatter: the one before never counts
         while len(keep) > 1:
             a, b = keep[-2], keep[-1]
-            if (d[k] - d[a]) * (r[a] - r[b]) > (d[b] - d[a]) * (r[a] - r[k]):
+            if (height - heights[a]) * (slopes[a] - slopes[b]) > (heights[b] - heights[a]) * (slopes[a] - slope):
                 break
             keep.pop()
-        if keep and d[k] <= d[keep[-1]]:
-            keep.pop()  # lower and flatter: the one before never counts
         keep.append(k)
     r, d = r[keep], d[keep]
     u = np.concatenate([[0.0], np.diff(d) / -np.diff(r), [1.0]])
     u = np.minimum(np.maximum.accumulate(u), 1.0)
     left, right = d[:-1] + r[:-1] * u[1:-1], d[1:] + r[1:] * u[1:-1]
-    between = np.maximum(left, right) * (1.0 + 4e-16) if rounding == 1.0 else np.minimum(left, right) * rounding
+    between = np.maximum(left, right) * rounding if rounding > 1.0 else np.minimum(left, right) * rounding
     t = np.concatenate([[d[0]], between, [1.0]])
-    return u, np.minimum(np.maximum.accumulate(t), 1.0)
+    return r, u, np.minimum(np.maximum.accumulate(t), 1.0)
 
 
-def polygon(u: np.ndarray, t: np.ndarray, steepness: np.ndarray, fine: float, rows: int, columns: int) -> Polygon:
-    """Fixed numbers of rows and columns from knots.
-
-    Cells whose slope is at least `fine` are rows of their own, as far as there are rows; those between it and one,
-    which are not expected to be active, are joined.  `steepness` = log phi'(T) at the knots says where columns are
-    cut finer.
-    """
-    slope = np.diff(t) / np.maximum(np.diff(u), 1e-300)
-    above = int(np.sum(slope > 1.0))
-    count = min(int(np.sum(slope >= fine)), rows - JOINED, above)
-    ends = np.unique(np.concatenate([np.arange(count + 1), np.linspace(count, above, JOINED + 1).round().astype(int)]))
-    ends = np.concatenate([ends, np.full(rows + 1 - ends.size, ends[-1])])
-    slopes = np.where(ends[:-1] < ends[1:], slope[np.minimum(ends[:-1], slope.size - 1)] * SLOPE, 1.0)
-    place = _cuts(np.diff(np.maximum(steepness, steepness[-1] - 60.0)), columns)
-    knots = np.arange(u.size)
-    return Polygon(u[ends], t[ends], slopes, np.interp(place, knots, u), np.interp(place, knots, t))
-
-
-def _cuts(variation: np.ndarray, columns: int) -> np.ndarray:
-    """Fractional cell indices of `columns` + 1 ends: every cell's own, and more where it varies."""
-    low, high = 1e-9, 1e3
-    for _ in range(60):
-        middle = np.sqrt(low * high)
-        if np.sum(np.ceil(np.maximum(variation / middle, 1.0))) > columns:
-            low = middle
-        else:
-            high = middle
-    pieces = np.ceil(np.maximum(variation / high, 1.0)).astype(int)
-    place = np.repeat(np.arange(variation.size), pieces).astype(float)
-    starts = np.cumsum(pieces) - pieces
-    place += (np.arange(place.size) - np.repeat(starts, pieces)) / np.repeat(pieces, pieces)
-    return np.concatenate([place, np.full(columns + 1 - place.size, float(variation.size))])
+def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(cell, u, T) of exactly CELLS cells, cut from fewer; from more (inside only) by leaving out knots."""
+    if u.size - 1 > CELLS:
+        keep = np.linspace(0, u.size - 1, CELLS + 1).round().astype(int)
+        return keep[:-1], u[keep], t[keep]
+    # finer where the odds that T stands for change fast, at both ends
+    spread = np.abs(np.diff(np.log(t + 1e-7))) + np.abs(np.diff(np.log1p(1e-4 - t))) + 1e-9
+    spare = CELLS - (u.size - 1)
+    pieces = 1 + np.floor(spare * spread / spread.sum()).astype(int)
+    pieces[np.argmax(spread)] += CELLS - pieces.sum()
+    cell = np.repeat(np.arange(u.size - 1), pieces)
+    start = np.repeat(np.cumsum(pieces) - pieces, pieces)
+    share = (np.arange(CELLS) - start) / pieces[cell]
+    cut_u, cut_t = u[cell] + share * np.diff(u)[cell], t[cell] + share * np.diff(t)[cell]
+    return cell, np.append(cut_u, 1.0), np.append(np.minimum(cut_t, 1.0), 1.0)

@@ -104,7 +104,7 @@ def _made(run: Mechanism, law: Law, top: float, relation: str) -> Envelope:
     """The envelope from a profile on a grid up to eps = top."""
     above, below = (np.linspace(0.0, top, n + 1)[1:] for n in POINTS)
     grid = np.concatenate([-below[::-1], [0.0], above])
-    u, t = outer(np.exp(grid), upper_delta(run, grid, relation))
+    _, u, t = outer(np.exp(grid), upper_delta(run, grid, relation))
     height, slope = np.diff(u), np.diff(t) / np.maximum(np.diff(u), 1e-300) * (1.0 + INFLATED)
     gain, cost = _lines(law, *_cells(u, t, grid.size + 3))
     kept = _upper_hull(gain, -cost)

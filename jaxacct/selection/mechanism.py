@@ -1,0 +1,213 @@
+"""`selection.select`: "run K times, release the best" as a mechanism, and `selection.attack`: its worst score."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from jaxacct.bounds import Bounds
+from jaxacct.kernels import worst_score
+from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
+from jaxacct.mechanisms.base import register, require_mechanism
+from jaxacct.mechanisms.finite import FinitePair, sample_pair
+from jaxacct.mechanisms.parts import Part
+from jaxacct.mechanisms.profile import pair_of_profile, stacked
+from jaxacct.selection.base import infinite_mass
+from jaxacct.selection.laws import Law
+from jaxacct.selection.worst_case import HIGHEST, bracket, known_curves
+from jaxacct.validation import DELTA, InputError, broadcast_shape, check, choice, refuse_tracers
+
+__all__ = ["Attack", "Selection", "attack", "select"]
+
+POINTS = 160
+"""Points of a selection's profile when it is composed."""
+LAST = 1e-13
+"""The profile is taken down to this delta."""
+KEPT = 8
+_pairs: OrderedDict[Any, FinitePair] = OrderedDict()
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class Selection(Mechanism):
+    """Run ``mechanism`` K times, K from ``law``, and release the best by any score: the worst case over scores.
+
+    The profile is H_E(A(X) || A(X')) of mathematics.md, section 4.1, for every score that is a total preorder of a
+    candidate's own output, the same for every K.  `ja.epsilon` and `ja.delta` of a selection by itself are brackets:
+    above the theorem's bound with all rounding, below a genuine score order.  Composed, it is the pair of the
+    profile's upper ends on a grid, and the answer a bound.  What is assumed of K is in README.md of this folder.
+
+    mechanism : a Mechanism.  law : a law of K.  They broadcast.  Made by `select`.
+
+    >>> import jaxacct as ja
+    >>> from jaxacct import selection
+    >>> m = selection.select(ja.Gaussian(2.0), selection.Geometric(0.1))
+    >>> m.law.mean, m.mechanism
+    (np.float64(10.0), Gaussian(noise_multiplier=2.0))
+    """
+
+    mechanism: Any
+    law: Any
+    constraints: ClassVar = {}
+
+    def __post_init__(self) -> None:
+        require_mechanism("run", self.mechanism)
+        if not isinstance(self.law, Law):
+            raise InputError(f"k = {self.law!r:.40} must be a law of K; use one such as selection.Geometric(0.1)")
+        broadcast_shape({"the mechanism": batch_shape(self.mechanism), "k": self.law.shape})
+
+    def validated(self) -> Selection:
+        fields = {name: getattr(self.law, name) for name in self.law.constraints}
+        return Selection(self.mechanism.validated(), type(self.law)(**fields))
+
+    def symmetric(self) -> bool:
+        return self.mechanism.symmetric()
+
+    @property
+    def kind(self) -> str:
+        return "bound"
+
+    def direct(self, quantity: str, values: Any, relation: str, rtol: float) -> Bounds:
+        """The bracket of a selection by itself: epsilon at deltas or delta at eps."""
+        choice("relation", relation, RELATIONS)
+        refuse_tracers(f"ja.{quantity}", "jaxacct.kernels.worst_score", mechanism=self)
+        values = np.asarray(values)
+        if quantity == "epsilon" and (values == 0.0).any():
+            raise InputError("delta = 0 must be > 0 for a selection; use a small positive delta such as 1e-5")
+        low, high = bracket(quantity, self.mechanism, self.law, values, relation)
+        if self.mechanism.kind != "certified":
+            low = np.zeros_like(low)
+        with np.errstate(invalid="ignore"):
+            narrow = (low == high) | (high - low <= max(rtol, 2e-4) * np.maximum(high, 1e-300))
+        status = np.where(
+            high == 0.0, "zero", np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
+        )
+        return Bounds(low, high, high, self.mechanism.kind, status, "worst_score")
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        pair = _pair(self, relation)
+        return [(sample_pair(pair, np.asarray(1.0), direction), np.asarray(1.0))]
+
+
+def select(run: Mechanism, k: Law, *, bound: str = "worst_case") -> Selection:
+    """The mechanism that runs `run` K times, K drawn from the law `k`, and releases the best candidate.
+
+    Its privacy profile is the worst case over all scores (`Selection`); for the published bounds, which are not
+    mechanisms to compose, see `selection.bound_epsilon`.
+
+    run : a Mechanism.  k : a law of K.  They broadcast, one selection per element.  InputError otherwise.
+
+    >>> import jaxacct as ja
+    >>> from jaxacct import selection
+    >>> b = ja.epsilon(selection.select(ja.Gaussian(3.73), selection.Geometric(0.1)), 1e-5)
+    >>> round(float(b.upper), 3), b.kind
+    (1.54, 'certified')
+    """
+    choice("bound", bound, ("worst_case",))
+    return Selection(run, k)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A score order and the epsilon that it reaches.
+
+    Outcomes of the base are ranked by likelihood ratio: rank u is the Q-mass of those with a higher one.  ``rank``
+    (R + 1,) are the ends of the active intervals of ranks, from 0; of them ``served`` (R,), non-increasing, are
+    scored above exactly the ranks in (u, served], and below everything else.
+
+    epsilon : a lower bound of every honest answer.  direction : "remove" or "add".
+    """
+
+    epsilon: float
+    direction: str
+    rank: np.ndarray
+    served: np.ndarray
+
+    def score(self, rank: Any) -> np.ndarray:
+        """Scores in [0, 1] of outcomes by their rank u in [0, 1]; of two candidates the larger score wins.
+
+        Outcomes with dQ = 0 have rank 0 and come before all others.
+        """
+        u = np.asarray(rank, np.float64)
+        active = u < self.rank[-1]
+        # time runs through the Q-mass: an active outcome is served when the inactive ranks up to `served` are
+        row = np.clip(np.searchsorted(self.rank, u, side="right") - 1, 0, self.served.size - 1)
+        below = self.served[row] - u
+        # an inactive outcome of rank w comes after the active ones that are served before it
+        rows = np.searchsorted(-self.served, -u, side="right")
+        before = self.rank[-1] - self.rank[np.minimum(rows, self.served.size)]
+        first = self.served[-1]
+        inactive = np.where(u <= first, first - u, u - self.rank[-1] + before)
+        return np.where(u == 0.0, 1.0, np.where(active, below, inactive))
+
+
+def attack(run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remove_one") -> Attack:
+    """The worst score at `delta`, and the epsilon that it reaches: no honest answer for the selection is below it.
+
+    run, k, delta : one configuration.  The order is that of a base whose trade-off curve is just below that of
+    `run`, so that any base with at least the curve of `run` reaches at least this.
+
+    >>> import jaxacct as ja
+    >>> from jaxacct import selection
+    >>> found = selection.attack(ja.Gaussian(3.73), selection.Geometric(0.1), delta=1e-5)
+    >>> round(found.epsilon, 3)
+    1.54
+    """
+    chosen = Selection(run, k)
+    target = float(np.asarray(check("delta", delta, DELTA)))
+    if batch_shape(chosen):
+        raise InputError(
+            f"an attack is on one selection, not on a batch of shape {batch_shape(chosen)}; take an element"
+        )
+    best: Attack | None = None
+    names = {"add_one": ("add",), "remove_one": ("remove",)}.get(relation, ("remove", "add"))
+    outer = "add_or_remove_one" if relation in ("add_one", "remove_one") else relation
+    curves = known_curves(run, outer)[0]
+    for direction in names if len(curves) > 1 else names[:1]:
+        curve = curves[("remove", "add").index(direction) if len(curves) > 1 else 0]
+        one = f"{direction}_one" if len(curves) > 1 else relation
+        reached = float(bracket("epsilon", run, k, target, one, fine=False)[0])
+        with jax.enable_x64():
+            order, (gain, cost) = _order(k, curve.below, np.exp(min(reached, HIGHEST)))
+            gain, cost = float(gain), float(cost)
+        count = int(np.sum(np.asarray(order.active)))
+        epsilon = max(math.log((gain - target) / cost), 0.0) if gain > target and cost > 0.0 else 0.0
+        found = Attack(epsilon, direction, np.asarray(order.row_q)[: count + 1], np.asarray(order.served_q)[:count])
+        best = found if best is None or found.epsilon > best.epsilon else best
+    assert best is not None
+    return best
+
+
+@jax.jit
+def _order(law: Law, below: worst_score.Inner, ratio: Any) -> Any:
+    """The best order at E = ratio, and the gain and cost that it attains."""
+    order = worst_score.best_order(law.generating, below, ratio, worst_score.QUICK)
+    return order, worst_score.attained(law.generating, below, order)
+
+
+def _pair(chosen: Selection, relation: str) -> FinitePair:
+    """The pair of the upper ends of the profile: forward at eps >= 0 and the reverse direction."""
+    outer = "add_or_remove_one" if relation in ("add_one", "remove_one") else relation
+    key = chosen, outer
+    if key not in _pairs:
+        shape = broadcast_shape({"the mechanism": batch_shape(chosen.mechanism), "k": chosen.law.shape})
+        both = outer == "replace_one" or chosen.mechanism.symmetric()
+        names = [outer, outer] if both else ["remove_one", "add_one"]
+        last = np.zeros(shape)
+        level = np.minimum(LAST + 2.0 * chosen.law.mean * infinite_mass(chosen.mechanism, outer), 0.5)
+        for name in dict.fromkeys(names):
+            high = bracket("epsilon", chosen.mechanism, chosen.law, level, name, fine=False)[1]
+            last = np.maximum(last, np.where(np.isfinite(high), high, 1.0))
+        share = np.linspace(0.0, 1.0, POINTS).reshape(-1, *(1,) * len(shape))
+        at = share * np.maximum(last, 1e-3)
+        sides = {name: bracket("delta", chosen.mechanism, chosen.law, at, name)[1] for name in dict.fromkeys(names)}
+        rows = [np.moveaxis(x, 0, -1).reshape(-1, POINTS) for x in (at, *(sides[name] for name in names))]
+        _pairs[key] = stacked([pair_of_profile(*row) for row in zip(*rows, strict=True)], shape)
+        while len(_pairs) > KEPT:
+            _pairs.popitem(last=False)
+    return _pairs[key]

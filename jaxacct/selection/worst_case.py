@@ -1,0 +1,129 @@
+"""What the worst score leaks, exactly up to a bracket: epsilon and delta of "run K times, release the best"."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.kernels import worst_score
+from jaxacct.kernels.worst_score import FINE, QUICK, Effort
+from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
+from jaxacct.selection.curve import Curve, curves
+from jaxacct.selection.laws import Law
+from jaxacct.validation import broadcast_shape
+
+__all__ = ["HIGHEST", "bracket", "known_curves"]
+
+HIGHEST = 600.0
+"""Largest eps that is looked for; beyond it delta is that at it, or less."""
+CHUNK = 16
+"""Configurations in one call of the compiled program."""
+WIDTH = 1e-4
+"""Absolute width of eps above which a configuration is looked at more finely."""
+KEPT = 8
+"""How many bases' curves are kept."""
+_kept: OrderedDict[Any, list[list[Curve]]] = OrderedDict()
+
+
+def known_curves(run: Mechanism, relation: str) -> list[list[Curve]]:
+    """The curves of a base, computed once."""
+    key = run, relation
+    if key not in _kept:
+        found = curves(run, relation)
+        _kept[key] = found
+        while len(_kept) > KEPT:
+            _kept.popitem(last=False)
+        return found
+    return _kept[key]
+
+
+def bracket(
+    quantity: str, run: Mechanism, law: Law, values: Any, relation: str, fine: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) of "epsilon" at deltas in (0, 1), or of "delta" at eps >= 0; all broadcast.
+
+    fine : whether an epsilon that is not narrow is looked at again with more rows and columns.
+    """
+    assert relation in RELATIONS
+    shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
+    sides = known_curves(run, "add_or_remove_one" if relation in ("add_one", "remove_one") else relation)
+    size = int(np.prod(shape))
+    base = np.broadcast_to(np.arange(len(sides)).reshape(batch_shape(run)), shape).reshape(-1)
+    flat = np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
+    laws = _flattened(law, shape)
+    ends = np.zeros((2, size))
+    for side in range(max((len(each) for each in sides), default=1)):
+        if len(sides[0]) > 1 and relation == ("remove_one", "add_one")[1 - side]:
+            continue
+        stacked = jax.tree.map(lambda *x: np.stack(x), *(each[side] for each in sides)) if size else None
+        ends = np.maximum(ends, _solved(quantity, stacked, base, laws, np.minimum(flat, HIGHEST), fine))
+    if quantity == "delta":
+        ends[0] = np.where(flat > HIGHEST, 0.0, ends[0])
+    return ends[0].reshape(shape), ends[1].reshape(shape)
+
+
+def _solved(quantity: str, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, fine: bool) -> np.ndarray:
+    """(2, B) ends for one direction; what is wide is done again with more rows and columns."""
+    low, high = _in_chunks(quantity, QUICK, stacked, base, laws, values)
+    again = fine and quantity == "epsilon"
+    wide = np.flatnonzero((high - low > WIDTH) & (low < np.inf)) if again else np.zeros(0, int)
+    if wide.size:
+        some = jax.tree.map(lambda x: x[wide], laws)
+        finer = _in_chunks(quantity, FINE, stacked, base[wide], some, values[wide])
+        low[wide], high[wide] = np.maximum(low[wide], finer[0]), np.minimum(high[wide], finer[1])
+    return np.stack([low, high])
+
+
+def _in_chunks(
+    quantity: str, effort: Effort, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    chunk = CHUNK if values.size > 1 else 1
+    with jax.enable_x64():
+        curve = jax.device_put(stacked)
+
+    def one(start: int) -> np.ndarray:
+        index = np.minimum(np.arange(start, start + chunk), values.size - 1)
+        with jax.enable_x64():
+            some = jax.tree.map(lambda x: x[index], laws)
+            return np.stack(_program(quantity, effort, curve, base[index], some, values[index]))
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        pieces = list(pool.map(one, range(0, values.size, chunk)))
+    found = np.concatenate(pieces, axis=1)[:, : values.size] if pieces else np.zeros((2, 0))
+    return found[0].copy(), found[1].copy()
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _program(quantity: str, effort: Effort, stacked: Any, base: Any, laws: Law, values: Any) -> Any:
+    """(lower, upper) of each configuration, one after the other, so that each stays in the cache."""
+
+    def one(item: Any) -> Any:
+        which, law, value = item
+        curve = jax.tree.map(lambda x: x[which], stacked)
+        if quantity == "epsilon":
+            return worst_score.epsilon(
+                law.generating, curve.above, curve.below, jnp.log(value), jnp.asarray(HIGHEST), effort
+            )
+        return worst_score.delta(law.generating, curve.above, curve.below, jnp.exp(value), effort)
+
+    return jax.lax.map(one, (base, laws, values))
+
+
+def _flattened(law: Law, shape: tuple[int, ...]) -> Law:
+    """The law's fields broadcast to the batch, flattened."""
+    fields = {}
+    for name in law.constraints:
+        value = np.asarray(getattr(law, name), np.float64)
+        tail = value.shape[-1:] if name in law.vectors else ()
+        fields[name] = np.broadcast_to(value, shape + tail).reshape(-1, *tail)
+    leaves, structure = jax.tree.flatten(law)
+    names = [path[-1].name for path, _ in jax.tree_util.tree_flatten_with_path(law)[0]]
+    assert len(leaves) == len(names)
+    return jax.tree.unflatten(structure, [fields[name] for name in names])

@@ -1,0 +1,161 @@
+"""The worst score: reference rows, brute force over all orders, the attack's order, and compositions."""
+
+import doctest
+
+import numpy as np
+import pytest
+from helpers import refusal
+from scipy import stats
+from selection_cases import hockey_stick, rows, worst_order
+
+import jaxacct as ja
+from jaxacct import selection
+from jaxacct.selection import curve, mechanism, worst_case
+
+EPS = np.array([-2.0, -1.0, -0.3, 0.0, 0.2, 0.7, 1.5, 3.0, 5.0])
+
+
+def known(name):
+    """Rows of the reference table of one law, its laws stacked into a batch."""
+    found = [(law, row) for law, row in rows() if row["repetitions"] == name]
+    fields = {f: np.array([getattr(law, f) for law, _ in found]) for f in found[0][0].constraints}
+    law = type(found[0][0])(**fields)
+    return law, *(np.array([float(row[c]) for _, row in found]) for c in ("gdp_mu", "epsilon_exact"))
+
+
+@pytest.mark.parametrize("name", ["truncated_negative_binomial"])
+def test_reference_rows(name):
+    _check_rows(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["poisson", "binomial", "point_mass", "two_point"])
+def test_reference_rows_of_other_laws(name):
+    _check_rows(name)
+
+
+def _check_rows(name):
+    law, mu, exact = known(name)
+    b = ja.epsilon(selection.select(ja.Gaussian(1.0 / mu), law), 1e-5)
+    assert (b.upper >= exact - 1e-6).all() and (b.lower <= exact + 1e-5).all()
+    assert (b.upper - b.lower <= 2e-4).all() and set(b.kind) == {"certified"}
+
+
+def small_base(rng, outcomes):
+    """Two random pmfs; now and then with outcomes that only one of them has."""
+    p, q = rng.dirichlet(np.full(outcomes, 0.6), 2)
+    for side in (p, q):
+        if rng.random() < 0.3:
+            side[rng.integers(outcomes)] = 0.0
+    return p / p.sum(), q / q.sum()
+
+
+def random_law(rng):
+    """A law on 0, ..., 5, half of them without K = 0."""
+    masses = rng.dirichlet(np.full(6, 0.5))
+    if rng.random() < 0.5:
+        masses[0] = 0.0
+    return masses / masses.sum()
+
+
+def above_any_order(seed, count, outcomes):
+    rng = np.random.default_rng(seed)
+    bases = [small_base(rng, outcomes) for _ in range(count)]
+    laws = np.array([random_law(rng) for _ in range(count)])
+    run = ja.FiniteOutput(*(np.array(side) for side in zip(*bases, strict=True)))
+    law = selection.Categorical(laws)
+    at = np.abs(EPS)[:, None]
+    forward = worst_case.bracket("delta", run, law, at, "remove_one")
+    reverse = worst_case.bracket("delta", run, law, at, "add_one")
+    for i, (p, q) in enumerate(bases):
+        truth = worst_order(p, q, selection.Categorical(laws[i]), EPS)
+        grown = np.exp(EPS)
+        upper = np.where(EPS >= 0.0, forward[1][:, i], 1.0 - grown + grown * reverse[1][:, i])
+        lower = np.where(EPS >= 0.0, forward[0][:, i], 1.0 - grown + grown * reverse[0][:, i])
+        assert (truth <= upper + 1e-12).all(), (p, q, laws[i], truth - upper)
+        assert (lower <= upper).all() and (upper <= 1.0 + 1e-12).all()
+
+
+def test_brute_force():
+    above_any_order(0, 12, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed, count, outcomes", [(1, 60, 4), (2, 100, 6), (3, 40, 7)])
+def test_brute_force_on_two_hundred_bases(seed, count, outcomes):
+    above_any_order(seed, count, outcomes)
+
+
+def leak_of(score, mu, law, eps):
+    """The hockey-stick of the best of K by a score of the rank, on a fine partition of N(mu, 1) against N(0, 1)."""
+    z = np.concatenate([[np.inf], np.linspace(9.0, -9.0, 40_001), [-np.inf]])
+    p, q = (np.diff(stats.norm.sf(z, shift)) for shift in (mu, 0.0))
+    order = np.argsort(score(stats.norm.sf(z)[:-1] + 0.5 * q), kind="stable")
+    return hockey_stick(*(selection.output_law(x[order], law) for x in (p, q)), eps)
+
+
+def test_attack_is_a_score_that_leaks_what_it_says():
+    mu, law = 0.5016, selection.Geometric(0.1)
+    found = selection.attack(ja.Gaussian(1.0 / mu), law, delta=1e-5)
+    assert found.epsilon == pytest.approx(3.020077, abs=3e-5)
+    assert np.all(np.diff(found.served) <= 0.0) and found.served[-1] >= found.rank[-1]
+    assert leak_of(found.score, mu, law, found.epsilon) == pytest.approx(1e-5, rel=2e-3)
+    # the natural score leaks less
+    assert leak_of(lambda u: -u, mu, law, found.epsilon) < 1e-7
+
+
+def test_polygons_enclose_the_gaussian_curve():
+    mu = 0.7
+    found = curve.curves(ja.Gaussian(1.0 / mu), "add_or_remove_one")[0][0]
+    for ends, sign in ((found.above, 1.0), (found.below, -1.0)):
+        q = ends.q[1:-1]
+        truth = stats.norm.sf(stats.norm.isf(q) - mu)
+        gap = sign * (ends.p[1:-1] - truth)
+        assert np.min(gap) >= -1e-15 and np.max(gap) < 3e-6
+
+
+def test_single_selections_compose_as_their_profile():
+    law = selection.Geometric(0.1)
+    m = selection.select(ja.Gaussian(1.0 / 0.2681), law)
+    sixteen = ja.epsilon(ja.repeat(m, 16), 1e-3)
+    assert sixteen.kind == "bound" and float(sixteen.lower) == 0.0
+    assert float(sixteen.upper) == pytest.approx(8.23, abs=0.02)
+    once = ja.epsilon(ja.compose(m), 1e-5)
+    alone = ja.epsilon(m, 1e-5)
+    assert float(alone.upper) <= float(once.upper) <= float(alone.upper) + 5e-3
+
+
+def test_composition_of_small_selections_bounds_the_direct_one():
+    p, q = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.2, 0.3, 0.3, 0.2])
+    law = selection.Geometric(0.3)
+    run = selection.select(ja.FiniteOutput(p, q), law)
+    order = np.array([2, 0, 3, 1])
+    one = [selection.output_law(x[order], law) for x in (p, q)]
+    for steps, eps in ((1, 1.0), (4, 2.0)):
+        many = one
+        for _ in range(steps - 1):
+            many = [np.multiply.outer(a, b).ravel() for a, b in zip(many, one, strict=True)]
+        for pair, relation in ((many, "remove_one"), (many[::-1], "add_one")):
+            upper = ja.delta(ja.repeat(run, steps), eps, relation=relation).upper
+            assert hockey_stick(*pair, eps) <= upper <= 1.0
+
+
+def test_profile_is_convex_and_above_its_least():
+    law = selection.Geometric(0.1)
+    at = np.linspace(0.0, 3.0, 13)
+    b = ja.delta(selection.select(ja.Gaussian(2.0), law), at)
+    slopes = np.diff(b.upper) / np.diff(np.exp(at))
+    assert (np.diff(slopes) >= -1e-4).all() and (b.lower <= b.upper).all() and (b.upper <= 1.0).all()
+
+
+def test_refusals():
+    run = ja.Gaussian(1.0)
+    assert "k = 3 must be a law of K" in refusal(selection.select, run, 3)
+    assert "run must be a mechanism" in refusal(selection.select, 1.0, selection.Geometric(0.1))
+    assert "delta = 0" in refusal(ja.epsilon, selection.select(run, selection.Geometric(0.1)), 0.0)
+    assert "do not broadcast" in refusal(selection.select, ja.Gaussian([1.0, 2.0]), selection.Geometric([0.1] * 3))
+
+
+def test_doctests():
+    result = doctest.testmod(mechanism)
+    assert result.attempted > 0 and result.failed == 0
