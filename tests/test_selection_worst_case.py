@@ -148,6 +148,20 @@ def test_profile_is_convex_and_above_its_least():
     assert (np.diff(slopes) >= -1e-4).all() and (b.lower <= b.upper).all() and (b.upper <= 1.0).all()
 
 
+def test_select_by_other_bounds():
+    run, law = ja.Gaussian(3.73), selection.Geometric([0.1, 0.01])
+    worst = ja.epsilon(selection.select(run, law), 1e-5)
+    for name in selection.BOUNDS:
+        chosen = selection.select(run, law, bound=name)
+        named, direct = ja.epsilon(chosen, 1e-5), selection.bound_epsilon(run, law, 1e-5, bound=name)
+        np.testing.assert_array_equal(named.upper, direct.upper)
+        assert set(np.unique(named.kind)) == {selection.BOUNDS[name].kind} == {chosen.kind}
+        if chosen.kind == "bound":
+            assert np.all(named.upper >= worst.lower)
+        assert "gives no pair to compose" in refusal(ja.epsilon, ja.compose(chosen, run), 1e-5)
+    assert "is not known" in refusal(selection.select, run, law, bound="best")
+
+
 def test_refusals():
     run = ja.Gaussian(1.0)
     assert "k = 3 must be a law of K" in refusal(selection.select, run, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import jax
@@ -18,12 +18,15 @@ from jaxacct.mechanisms.finite import FinitePair, sample_pair
 from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.selection.base import infinite_mass
+from jaxacct.selection.bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.laws import Law
 from jaxacct.selection.worst_case import HIGHEST, bracket, known_curves
 from jaxacct.validation import DELTA, InputError, broadcast_shape, check, choice, refuse_tracers
 
 __all__ = ["Attack", "Selection", "attack", "select"]
 
+WORST_CASE = "worst_case"
+"""The default bound: the exact worst case."""
 POINTS = 160
 """Points of a selection's profile when it is composed."""
 LAST = 1e-13
@@ -42,7 +45,7 @@ class Selection(Mechanism):
     above the theorem's bound with all rounding, below a genuine score order.  Composed, it is the pair of the
     profile's upper ends on a grid, and the answer a bound.  What is assumed of K is in README.md of this folder.
 
-    mechanism : a Mechanism.  law : a law of K.  They broadcast.  Made by `select`.
+    mechanism : a Mechanism.  law : a law of K.  They broadcast.  bound : as in `select`, which makes them.
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection
@@ -53,30 +56,35 @@ class Selection(Mechanism):
 
     mechanism: Any
     law: Any
+    bound: str = field(default=WORST_CASE, metadata={"static": True})
     constraints: ClassVar = {}
 
     def __post_init__(self) -> None:
         require_mechanism("run", self.mechanism)
+        choice("bound", self.bound, (WORST_CASE, "auto", *BOUNDS))
         if not isinstance(self.law, Law):
             raise InputError(f"k = {self.law!r:.40} must be a law of K; use one such as selection.Geometric(0.1)")
         broadcast_shape({"the mechanism": batch_shape(self.mechanism), "k": self.law.shape})
 
     def validated(self) -> Selection:
         fields = {name: getattr(self.law, name) for name in self.law.constraints}
-        return Selection(self.mechanism.validated(), type(self.law)(**fields))
+        return Selection(self.mechanism.validated(), type(self.law)(**fields), self.bound)
 
     def symmetric(self) -> bool:
         return self.mechanism.symmetric()
 
     @property
     def kind(self) -> str:
-        return "bound"
+        return BOUNDS[self.bound].kind if self.bound in BOUNDS else "bound"
 
     def direct(self, quantity: str, values: Any, relation: str, rtol: float) -> Bounds:
         """The bracket of a selection by itself: epsilon at deltas or delta at eps."""
         choice("relation", relation, RELATIONS)
         refuse_tracers(f"ja.{quantity}", "jaxacct.kernels.worst_score", mechanism=self)
         values = np.asarray(values)
+        if self.bound != WORST_CASE:
+            by_name = bound_epsilon if quantity == "epsilon" else bound_delta
+            return by_name(self.mechanism, self.law, values, bound=self.bound, relation=relation)
         if quantity == "epsilon" and (values == 0.0).any():
             raise InputError("delta = 0 must be > 0 for a selection; use a small positive delta such as 1e-5")
         low, high = bracket(quantity, self.mechanism, self.law, values, relation)
@@ -90,15 +98,18 @@ class Selection(Mechanism):
         return Bounds(low, high, high, self.mechanism.kind, status, "worst_score")
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        if self.bound != WORST_CASE:
+            raise InputError(f"bound = {self.bound!r} gives no pair to compose; use bound={WORST_CASE!r}")
         pair = _pair(self, relation)
         return [(sample_pair(pair, np.asarray(1.0), direction), np.asarray(1.0))]
 
 
-def select(run: Mechanism, k: Law, *, bound: str = "worst_case") -> Selection:
+def select(run: Mechanism, k: Law, *, bound: str = WORST_CASE) -> Selection:
     """The mechanism that runs `run` K times, K drawn from the law `k`, and releases the best candidate.
 
-    Its privacy profile is the worst case over all scores (`Selection`); for the published bounds, which are not
-    mechanisms to compose, see `selection.bound_epsilon`.
+    Its privacy profile is the worst case over all scores (`Selection`).  Other bounds, by their names in
+    `selection.bound_epsilon` ("envelope", "privacy_profile", "renyi", "monotone_score", "auto"), answer
+    `ja.epsilon` and `ja.delta` but do not compose.
 
     run : a Mechanism.  k : a law of K.  They broadcast, one selection per element.  InputError otherwise.
 
@@ -108,25 +119,30 @@ def select(run: Mechanism, k: Law, *, bound: str = "worst_case") -> Selection:
     >>> round(float(b.upper), 3), b.kind
     (1.54, 'certified')
     """
-    choice("bound", bound, ("worst_case",))
-    return Selection(run, k)
+    return Selection(run, k, bound)
 
 
-@dataclass(frozen=True)
-class Attack:
-    """A score order and the epsilon that it reaches.
+class Attack(float):
+    """The epsilon that a score order reaches, a lower bound of every honest answer, with the order.
 
     Outcomes of the base are ranked by likelihood ratio: rank u is the Q-mass of those with a higher one.  ``rank``
     (R + 1,) are the ends of the active intervals of ranks, from 0; of them ``served`` (R,), non-increasing, are
-    scored above exactly the ranks in (u, served], and below everything else.
-
-    epsilon : a lower bound of every honest answer.  direction : "remove" or "add".
+    scored above exactly the ranks in (u, served], and below everything else.  ``direction`` is "remove" or "add".
     """
 
-    epsilon: float
     direction: str
     rank: np.ndarray
     served: np.ndarray
+
+    def __new__(cls, epsilon: float, direction: str, rank: np.ndarray, served: np.ndarray) -> Attack:
+        self = super().__new__(cls, epsilon)
+        self.direction, self.rank, self.served = direction, rank, served
+        return self
+
+    @property
+    def epsilon(self) -> float:
+        """The number itself."""
+        return float(self)
 
     def score(self, rank: Any) -> np.ndarray:
         """Scores in [0, 1] of outcomes by their rank u in [0, 1]; of two candidates the larger score wins.
@@ -155,7 +171,7 @@ def attack(run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remo
     >>> import jaxacct as ja
     >>> from jaxacct import selection
     >>> found = selection.attack(ja.Gaussian(3.73), selection.Geometric(0.1), delta=1e-5)
-    >>> round(found.epsilon, 3)
+    >>> round(found, 3)
     1.54
     """
     chosen = Selection(run, k)
@@ -178,7 +194,7 @@ def attack(run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remo
         count = int(np.sum(np.asarray(order.active)))
         epsilon = max(math.log((gain - target) / cost), 0.0) if gain > target and cost > 0.0 else 0.0
         found = Attack(epsilon, direction, np.asarray(order.row_q)[: count + 1], np.asarray(order.served_q)[:count])
-        best = found if best is None or found.epsilon > best.epsilon else best
+        best = found if best is None or found > best else best
     assert best is not None
     return best
 
