@@ -60,10 +60,12 @@ def _by_engine(run: Mechanism, parts: list[Components], relation: str) -> tuple[
     infinite = max(float(part.delta_infinity[0]) for part in parts)
     last = max(float(epsilon(run, FLOOR + 1.001 * infinite, relation=name).upper) for name in names)
     last = min(max(last, 1e-6), 600.0)
-    engine = delta(run, 0.5 * last, relation=names[0]).engine
+    engine = str(delta(run, 0.5 * last, relation=names[0]).engine)
     at = np.linspace(0.0, last, POINTS.get(engine, POINTS["lattice"]))
+    # what the contour engine cannot resolve stays open: the lattice would take it value by value
+    chosen = "contour" if engine == "contour" else "auto"
     for name in dict.fromkeys(names):
-        found = delta(run, at, relation=name)
+        found = delta(run, at, relation=name, engine=chosen)
         known[name] = np.asarray(found.lower), np.asarray(found.upper)
     ends = [np.stack([known[name][i] for name in names]) for i in (0, 1)]
     return at, ends[0], ends[1]

@@ -91,7 +91,7 @@ class Selection(Mechanism):
         if self.mechanism.kind != "certified":
             low = np.zeros_like(low)
         with np.errstate(invalid="ignore"):
-            narrow = (low == high) | (high - low <= max(rtol, 2e-4) * np.maximum(high, 1e-300))
+            narrow = (low == high) | np.isfinite(high) & (high - low <= max(rtol, 2e-4) * np.maximum(high, 1e-300))
         status = np.where(
             high == 0.0, "zero", np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
         )
