@@ -38,8 +38,8 @@ from jaxacct.validation import (
 
 ENGINES = ("auto", "contour", "lattice")
 GIBIBYTE = 2**30
-NARROW = 1e-6
-"""Relative width at which the contour engine stops refining, whatever was asked for."""
+NARROW, SHARE = 1e-6, 0.01
+"""The contour engine stops refining at a relative width of this share of rtol, or at the first if that is more."""
 UNIT = 2.0**-53
 _KERNEL = "jaxacct.kernels.contour"
 
@@ -104,7 +104,7 @@ def epsilon(
     refuse_tracers("ja.epsilon", _KERNEL, mechanism=mechanism, delta=delta)
     delta = check("delta", delta, DELTA_OR_ZERO)
     choice("engine", engine, ENGINES)
-    effort = Effort(rtol, 0.5 * min(rtol, NARROW), contour.TOLERANCE, 0.1 * rtol)
+    effort = Effort(rtol, _contour_width(rtol), contour.TOLERANCE, 0.1 * rtol)
     return bracket_epsilon(mechanism, delta, relation, engine, effort, memory_bytes)
 
 
@@ -222,7 +222,7 @@ def delta(
                 p,
                 eps[rows],
                 np.maximum(floor - infinite, 0.0)[rows] * (1 - 8 * UNIT),
-                0.5 * min(rtol, NARROW),
+                _contour_width(rtol),
             ),
             lambda p, i, row: lattice().delta(p, i, float(eps[row]), rtol=0.1 * rtol, memory_bytes=memory_bytes),
         )
@@ -236,6 +236,10 @@ def delta(
     low, _, high = side.answer
     status = np.where(narrow(low, high, rtol), "ok", "width").astype("<U16")
     return _bounds(shape, side, np.where(high == 0, "zero", status), mechanism.kind_under(relation))
+
+
+def _contour_width(rtol: float) -> float:
+    return 0.5 * min(rtol, max(NARROW, SHARE * rtol))
 
 
 def _common_shape(mechanism: Mechanism, values: float | np.ndarray, name: str) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.account import delta, epsilon
+from jaxacct.engines import programs
 from jaxacct.kernels.worst_score import CELLS, Inner, Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element
@@ -22,6 +23,8 @@ POINTS = {"closed_form": 3000, "contour": 640, "lattice": 40}
 """Values of eps per direction, by what they cost with the engine that answers."""
 FLOOR = 1e-18
 """The profile is taken down to this delta, beyond its mass at infinity."""
+ROUGH = 0.01
+"""rtol of the profile: the contour engine goes a hundred times further down, which moves eps by 1e-5 or so."""
 ROUNDING = 1e-12
 """Relative allowance for the arithmetic on a value of the profile."""
 UNIT = 2.0**-53
@@ -58,17 +61,26 @@ def _by_engine(run: Mechanism, parts: list[Components], relation: str) -> tuple[
         names = ["remove_one", "add_one"]
     known: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     infinite = max(float(part.delta_infinity[0]) for part in parts)
-    last = max(float(epsilon(run, FLOOR + 1.001 * infinite, relation=name).upper) for name in names)
-    last = min(max(last, 1e-6), 600.0)
-    engine = str(delta(run, 0.5 * last, relation=names[0]).engine)
-    at = np.linspace(0.0, last, POINTS.get(engine, POINTS["lattice"]))
-    # what the contour engine cannot resolve stays open: the lattice would take it value by value
-    chosen = "contour" if engine == "contour" else "auto"
-    for name in dict.fromkeys(names):
-        found = delta(run, at, relation=name, engine=chosen)
-        known[name] = np.asarray(found.lower), np.asarray(found.upper)
+    lasts = {name: _last(run, FLOOR + 1.001 * infinite, name) for name in names}
+    at_most = max(lasts.values())
+    with programs.alike(True):  # one base's profile is over before optimised programs would be compiled
+        engine = str(delta(run, 0.5 * at_most, relation=names[0], rtol=ROUGH).engine)
+        at = np.linspace(0.0, at_most, POINTS.get(engine, POINTS["lattice"]))
+        # what the contour engine cannot resolve stays open: the lattice would take it value by value
+        chosen = "contour" if engine == "contour" else "auto"
+        for name, last in lasts.items():
+            # behind its last point a direction's delta is at most what it is there
+            found = delta(run, np.minimum(at, last), relation=name, engine=chosen, rtol=ROUGH)
+            known[name] = np.where(at > last, 0.0, found.lower), np.asarray(found.upper)
     ends = [np.stack([known[name][i] for name in names]) for i in (0, 1)]
     return at, ends[0], ends[1]
+
+
+def _last(run: Mechanism, level: float, relation: str) -> float:
+    """An eps at which delta has fallen to a level."""
+    with programs.alike(True):
+        found = float(epsilon(run, level, relation=relation, rtol=ROUGH).upper)
+    return min(max(found, 1e-6), 600.0)
 
 
 def _finite_once(parts: Components) -> bool:
