@@ -10,31 +10,27 @@ the maxima lie; it decides which lines of the curve are kept, and nothing else: 
 them lies above the curve.  jaxacct/selection/README.md has the theorem and the proofs.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-CELLS = 16384
-"""Cells of a curve."""
-SKETCH = (96, 256)
-"""Rows and columns of the sketch."""
-JOINED = 48
-"""Rows that join the slopes above one that are not expected to be active."""
+from jaxacct.kernels.worst_bound import ROUNDING, bound, lines
+from jaxacct.kernels.worst_plan import (
+    Effort,
+    Inner,
+    Outer,
+    Plan,
+    Sketch,
+    middles,
+    placed,
+    plan,
+    sketch,
+    sketched_epsilon,
+    steep,
+)
 
-
-class Effort(NamedTuple):
-    """Sizes: how narrow the bracket gets, and what it costs; it holds for any."""
-
-    groups: int  # active rows: groups of so many
-    lines: int  # lines of the curve each
-    columns: int  # columns beyond the active rows
-    tolerance: float  # relative error of a row that columns aim at
-
-
-QUICK = Effort(40, 8, 448, 1e-4)
-FINE = Effort(320, 2, 2000, 1e-5)
 NEAR = 0.02
 """Distance from the eps for which lines were chosen beyond which they are chosen anew."""
 STEPS = 30
@@ -43,239 +39,6 @@ WIDTH = 2e-7
 """Absolute width of eps at which it stops."""
 PASSES = 3
 """Most times that the lines are chosen anew."""
-UNIT = 2.0**-53
-SHIFT = 16.0 * UNIT
-"""Absolute error of a difference of two masses."""
-RELATIVE = 4e-12
-"""Relative error of phi'."""
-ROUNDING = 1e-9
-"""Relative allowance for the arithmetic of a sum of positive terms."""
-
-
-class Outer(NamedTuple):
-    """A concave polygon above a curve: lines of descending slope, the last one of slope 0."""
-
-    ratio: Any  # (N,) slopes
-    q: Any  # (N + 1,) where the cells begin and end, from 0 to 1
-    p: Any  # (N + 1,) the polygon there
-
-
-class Inner(NamedTuple):
-    """Knots of a concave polygon below a curve."""
-
-    q: Any  # (N + 1,)
-    p: Any  # (N + 1,)
-
-
-class Sketch(NamedTuple):
-    """Gain and cost of each coarse row if all of it is served at the end of a coarse column."""
-
-    gain: jax.Array  # (A, B)
-    cost: jax.Array  # (A, B)
-    infinite: jax.Array  # leak of the outcomes with dQ = 0
-    mass: jax.Array  # (A,) P-mass of the rows
-    rows: jax.Array  # (A + 1,) cells of the curve at which rows end
-    columns: jax.Array  # (B + 1,)
-
-
-class Plan(NamedTuple):
-    """Densities of rows and columns over the pieces of a sketch, and the cell with which the active rows end."""
-
-    rows: jax.Array
-    columns: jax.Array
-    end: jax.Array
-
-
-class Lines(NamedTuple):
-    """Upper bounds that are lines in E, for one polygon: the values of cells are `gain - E cost`."""
-
-    infinite: jax.Array
-    slope: jax.Array  # (G, S)
-    weight: jax.Array  # (2, G, S) height of a row, shared between the two ends of its group
-    own_gain: jax.Array  # (G, S)
-    own_cost: jax.Array
-    gain: jax.Array  # (G + 1, C + 1) at the corners
-    cost: jax.Array  # (2, 2, G, C) tangents at the corners
-    joined: tuple  # the same for joined rows: height, own gain and cost, gain, cost, gain and cost by monotonicity
-
-
-def _steep(phi, mass, side=0.0):
-    """phi' at a mass; rounded up for side 1, down for side -1."""
-    return phi(1.0 - jnp.clip(mass + side * SHIFT, 0.0, 1.0))[1] * (1.0 + side * RELATIVE)
-
-
-def _middles(ends):
-    return 0.5 * (ends[1:] + ends[:-1])
-
-
-def sketch(phi, q, p, above):
-    """A coarse look at a polygon given by N + 1 knots, of which the first `above` cells have slopes above one."""
-    rows = (jnp.arange(SKETCH[0] + 1) * above) // SKETCH[0]
-    columns = jnp.arange(SKETCH[1] + 1) * ((q.size - 1) // SKETCH[1])
-    u_q, u_p, w_q, w_p = q[rows], p[rows], q[columns[1:]], p[columns[1:]]
-    gain = jnp.diff(u_p)[:, None] * _steep(phi, w_p[None] - _middles(u_p)[:, None])
-    cost = jnp.diff(u_q)[:, None] * _steep(phi, w_q[None] - _middles(u_q)[:, None])
-    later = columns[None, 1:] >= rows[1:, None]
-    infinite = p[0] * _steep(phi, 1.0 - p[0])
-    return Sketch(jnp.where(later, gain, 0.0), jnp.where(later, cost, jnp.inf), infinite, jnp.diff(u_p), rows, columns)
-
-
-def sketched_epsilon(found: Sketch, log_delta, highest):
-    """eps in [0, highest] at which the sketch leaks delta, by bisection."""
-
-    def step(_, ends):
-        low, high = ends
-        middle = 0.5 * (low + high)
-        best = jnp.max(found.gain - jnp.exp(middle) * found.cost, axis=1)
-        leak = jnp.sum(jnp.maximum(best, 0.0)) + found.infinite
-        over = jnp.log(jnp.maximum(leak, 1e-320)) > log_delta
-        return jnp.where(over, middle, low), jnp.where(over, high, middle)
-
-    low, high = lax.fori_loop(0, 20, step, (0.0 * highest, highest))
-    return 0.5 * (low + high)
-
-
-def plan(found: Sketch, ratio, effort: Effort):
-    """Where rows and columns are needed at E = ratio."""
-    value = found.gain - ratio * found.cost
-    best = jnp.maximum(jnp.max(value, axis=1), 0.0)
-    total = jnp.sum(best) + 1e-300
-    size = jnp.arange(best.size)
-    # chords overstate a row by the square of its height, and a group by the square of what phi' changes over it; the
-    # rows after the last active one are treated as if they were
-    last = jnp.max(jnp.where(best > 3e-5 * total, size, 0))
-    end = jnp.minimum(last + 2, best.size)
-    at = jnp.argmax(value[jnp.minimum(size, last)], axis=1)
-    steep = found.gain / jnp.maximum(found.mass, 1e-300)[:, None]
-    here, after = steep[size, at], steep[jnp.minimum(size + 1, best.size - 1), at]
-    change = jnp.clip(1.0 - after / jnp.maximum(here, 1e-300), 0.0, 1.0)
-    rows = ((best + 0.5 * effort.lines**2 * found.mass * here * change**2) / total) ** (1.0 / 3.0)
-    rows = jnp.maximum(rows, jnp.where(size > 0, jnp.roll(rows, 1), 0.0))
-    rows = jnp.maximum(rows, jnp.where(size > 0, jnp.roll(rows, 1), 0.0)) + 0.02 * jnp.max(rows) + 1e-6
-    rows = jnp.maximum(rows, jnp.where(jnp.cumsum(best) > 1e-6 * total, 0.15 * jnp.max(rows), 0.0))
-    # a cell over which the gain grows by g is overstated by g^2/8 of it, which must not pass what the best is ahead
-    ahead = best[:, None] - value + effort.tolerance * (best + total / 16.0)[:, None]
-    before = jnp.concatenate([found.gain[:, :1], found.gain[:, :-1]], axis=1)
-    growth = jnp.clip(jnp.log(jnp.maximum(found.gain, 1e-300)) - jnp.log(jnp.maximum(before, 1e-300)), 0.0, 4.0)
-    wanted = jnp.where(found.gain > 0.0, growth * jnp.sqrt(found.gain / ahead), 0.0)
-    columns = jnp.max(wanted, axis=0)
-    return Plan(rows, columns + 0.2 * jnp.mean(columns) + 1e-6, found.rows[end])
-
-
-def _placed(density, pieces, first, last, count):
-    """`count` ascending cells from `first` to before `last`, where density puts them."""
-    ends = jnp.clip(pieces, first, last).astype(jnp.float64)
-    mass = jnp.concatenate([jnp.zeros(1), jnp.cumsum(density * jnp.diff(ends) / jnp.maximum(jnp.diff(pieces), 1))])
-    share = (jnp.arange(count) + 0.5) / count * mass[-1]
-    cell = jnp.floor(jnp.interp(share, mass, ends)).astype(pieces.dtype)
-    return jnp.clip(cell, first, jnp.maximum(last - 1, first))
-
-
-def _meet(curve: Outer, index):
-    """(q, p) where each line of ascending `index` meets the next."""
-    a, b = index[:-1], index[1:]
-    ratio, q, p = curve
-    fall = ratio[a] - ratio[b]
-    # beyond the end of cell a, before the start of cell b; both lines lie above the polygon in between
-    gap = p[b] - p[a + 1] - ratio[b] * (q[b] - q[a + 1])
-    ahead = jnp.where(fall > 0.0, gap / jnp.where(fall > 0.0, fall, 1.0), jnp.inf)
-    ahead = jnp.clip(ahead, 0.0, jnp.maximum(q[b] - q[a + 1], 0.0))
-    at_q = jnp.where(a == b, q[a], q[a + 1] + ahead)
-    rising, falling = p[a + 1] + ratio[a] * ahead, p[b] - ratio[b] * jnp.maximum(q[b] - at_q, 0.0)
-    return at_q, jnp.where(a == b, p[a], jnp.minimum(jnp.maximum(rising, falling), 1.0))
-
-
-def _own(phi, slope, reach):
-    """(gain, cost) of the best w with w - u <= reach, if the value is positive at all: T(w) - T(u) <= slope (w - u).
-
-    `phi'(slope x)/phi'(x)` is non-decreasing for a power series, so the value is largest at the end, or where the
-    slope has used up all mass.
-    """
-    reach = jnp.clip(reach, 0.0, 1.0 / slope)
-    return slope * _steep(phi, slope * reach, 1.0), _steep(phi, reach, -1.0)
-
-
-def _costs(phi, q, w_q):
-    """(2, 2, R, C) lower bounds of phi'(w - u) at the corners of each cell, which hold when interpolated between them.
-
-    The tangent of phi' in the middle, or, where that falls far below it, its least value.
-    """
-    middle = jnp.clip(_middles(w_q)[None] - _middles(q)[:, None], 0.0, 1.0)
-    _, first, second = phi(1.0 - middle)
-    height, width = jnp.diff(q)[:, None], jnp.diff(w_q)[None]
-    reach = 0.5 * (width + height)
-    first = first - RELATIVE * first - (RELATIVE * reach + SHIFT) * second
-    least = _steep(phi, w_q[None, :-1] - q[1:, None], -1.0)
-    flat = first - second * reach < 0.8 * least
-    corners = [[first + second * ((e - 0.5) * width - (s - 0.5) * height) for e in (0, 1)] for s in (0, 1)]
-    beyond = w_q[None, :-1] >= q[1:, None]
-    tangents = jnp.where(flat, least, jnp.stack([jnp.stack(row) for row in corners]))
-    return jnp.where(beyond, tangents, jnp.inf), jnp.where(beyond, least, jnp.inf)
-
-
-def lines(phi, curve: Outer, where: Plan, found: Sketch, effort: Effort) -> Lines:
-    """The lines of a plan; phi maps y = 1 - x to (phi, phi', phi'')."""
-    groups, each, count, _ = effort
-    above = found.rows[-1]
-    index = _placed(where.rows, found.rows, 0, where.end, groups * each).at[0].set(0)
-    bulk = _placed(where.columns, found.columns, where.end, curve.ratio.size, count)
-    last = curve.ratio.size - 1
-    w_q, w_p = _meet(curve, jnp.concatenate([index[::each], where.end[None], bulk, jnp.array([last])]))
-    w_q = jnp.concatenate([jnp.zeros(1), w_q, jnp.ones(1)])
-    w_p = jnp.concatenate([curve.p[:1], w_p, jnp.ones(1)])
-
-    ends_q, ends_p = _meet(curve, jnp.concatenate([index, where.end[None]]))
-    ends_q, ends_p = jnp.concatenate([curve.q[:1], ends_q]), jnp.concatenate([curve.p[:1], ends_p])
-    q, p = ends_q[::each], ends_p[::each]
-    slope = curve.ratio[index].reshape(groups, each)
-    height = jnp.diff(ends_q).reshape(groups, each)
-    share = (_middles(ends_q).reshape(groups, each) - q[:-1, None]) / jnp.maximum(jnp.diff(q), 1e-300)[:, None]
-    share = jnp.clip(share, 0.0, 1.0)
-    start = w_q[jnp.searchsorted(w_q, q[1:])]
-    own_gain, own_cost = _own(phi, slope, start[:, None] - ends_q[:-1].reshape(groups, each))
-    gain = _steep(phi, w_p[None] - p[:, None], 1.0)
-    joined = _joined(phi, curve, where.end, above, (ends_q[-1], ends_p[-1]), (w_q, w_p))
-    weight = height * jnp.stack([1.0 - share, share])
-    infinite = curve.p[0] * _steep(phi, 1.0, 1.0)
-    return Lines(infinite, slope, weight, own_gain, own_cost, gain, _costs(phi, q, w_q)[0], joined)
-
-
-def _joined(phi, curve: Outer, begin, above, start, columns):
-    """Rows of joined cells, with the largest slope of each, from the end of the active rows to slope one."""
-    w_q, w_p = columns
-    cuts = begin + jnp.round((jnp.arange(JOINED + 1) / JOINED) ** 2 * (above - begin)).astype(begin.dtype)
-    q, p = curve.q[cuts].at[0].set(start[0]), curve.p[cuts].at[0].set(start[1])
-    slope = curve.ratio[cuts[:-1]]
-    reach = w_q[jnp.minimum(jnp.searchsorted(w_q, q[1:]), w_q.size - 1)] - q[:-1]
-    own_gain, own_cost = _own(phi, slope, reach)
-    cost, least = _costs(phi, q, w_q)
-    gain = slope[:, None] * _steep(phi, w_p[None] - p[:-1, None], 1.0)
-    low_gain = slope[:, None] * _steep(phi, w_p[None] - p[1:, None], 1.0)
-    return jnp.diff(q), own_gain, own_cost, gain, low_gain, cost, least
-
-
-def bound(known: Lines, ratio):
-    """An upper bound of the leak at E = ratio >= 1."""
-    total = known.infinite
-    own = known.own_gain - ratio * known.own_cost
-    columns = known.cost.shape[-1]
-    for s in (0, 1):
-        best = jnp.maximum(own, 0.0)
-        for e in (0, 1):
-            corner = known.gain[s : known.gain.shape[0] - 1 + s, None, e : columns + e]
-            value = known.slope[:, :, None] * corner - ratio * known.cost[s, e][:, None, :]
-            best = jnp.maximum(best, jnp.max(value, axis=2))
-        total = total + jnp.sum(known.weight[s] * best)
-    height, own_gain, own_cost, gain, low_gain, cost, least = known.joined
-    corners = [
-        corner[:, e : columns + e] - ratio * cost[s, e] for s, corner in ((0, gain), (1, low_gain)) for e in (0, 1)
-    ]
-    steady = gain[:, 1:] - ratio * least
-    best = jnp.max(
-        jnp.minimum(jnp.maximum(*map(lambda x: jnp.maximum(*x), (corners[:2], corners[2:]))), steady), axis=1
-    )
-    best = jnp.maximum(jnp.maximum(best, own_gain - ratio * own_cost), 0.0)
-    return (total + jnp.sum(height * best)) * (1.0 + ROUNDING)
 
 
 class Order(NamedTuple):
@@ -292,14 +55,14 @@ def order(phi, curve: Inner, where: Plan, found: Sketch, ratio, effort: Effort) 
     """The best order at E = ratio, as far as the rows and columns of the plan allow."""
     groups, each, count, _ = effort
     cells = curve.q.size - 1
-    inside = _placed(where.rows, found.rows, 0, where.end, groups * each)[1:]
+    inside = placed(where.rows, found.rows, 0, where.end, groups * each)[1:]
     index = jnp.concatenate([jnp.zeros(1, inside.dtype), inside, where.end[None]])
-    bulk = _placed(where.columns, found.columns, where.end, cells, count)
+    bulk = placed(where.columns, found.columns, where.end, cells, count)
     columns = jnp.concatenate([index[each::each], bulk, jnp.array([cells])])
     row_q, row_p, w_q, w_p = curve.q[index], curve.p[index], curve.q[columns], curve.p[columns]
     size_q, size_p = jnp.diff(row_q), jnp.diff(row_p)
-    middle_q, middle_p = _middles(row_q[::each]), _middles(row_p[::each])
-    gain, cost = _steep(phi, w_p[None] - middle_p[:, None]), _steep(phi, w_q[None] - middle_q[:, None])
+    middle_q, middle_p = middles(row_q[::each]), middles(row_p[::each])
+    gain, cost = steep(phi, w_p[None] - middle_p[:, None]), steep(phi, w_q[None] - middle_q[:, None])
     cost = jnp.where(w_q[None] >= row_q[each::each, None], cost, jnp.inf)
     shape = (groups, each, 1)
     value = size_p.reshape(shape) * gain[:, None] - ratio * jnp.where(
@@ -321,9 +84,9 @@ def attained(phi, curve: Inner, found: Order):
     """
     row_q, row_p, served_q, served_p, active = found
     size_q, size_p = jnp.diff(row_q), jnp.diff(row_p)
-    gain = size_p * _steep(phi, served_p - _middles(row_p), -1.0)
-    cost = 0.5 * size_q * (_steep(phi, served_q - row_q[:-1], 1.0) + _steep(phi, served_q - row_q[1:], 1.0))
-    infinite = curve.p[0] * _steep(phi, 1.0 - curve.p[0], -1.0)
+    gain = size_p * steep(phi, served_p - middles(row_p), -1.0)
+    cost = 0.5 * size_q * (steep(phi, served_q - row_q[:-1], 1.0) + steep(phi, served_q - row_q[1:], 1.0))
+    infinite = curve.p[0] * steep(phi, 1.0 - curve.p[0], -1.0)
     gain = (jnp.sum(jnp.where(active, gain, 0.0)) + infinite) * (1.0 - ROUNDING)
     return gain, jnp.sum(jnp.where(active, cost, 0.0)) * (1.0 + ROUNDING)
 
@@ -364,7 +127,7 @@ def epsilon(phi, above: Outer, below: Inner, log_delta, highest, effort: Effort)
     room = gain - target
     lower = jnp.log(jnp.maximum(room, 1e-300)) - jnp.log(jnp.maximum(cost, 1e-300)) - 1e-12
     lower = jnp.where(room > 0.0, jnp.maximum(lower, 0.0), 0.0)
-    infinite = below.p[0] * _steep(phi, 1.0 - below.p[0], -1.0) * (1.0 - ROUNDING)
+    infinite = below.p[0] * steep(phi, 1.0 - below.p[0], -1.0) * (1.0 - ROUNDING)
     return jnp.where(infinite > target, jnp.inf, jnp.minimum(lower, upper)), upper
 
 

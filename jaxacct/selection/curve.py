@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxacct.account import delta, epsilon
 from jaxacct.engines import programs
-from jaxacct.kernels.worst_score import CELLS, Inner, Outer
+from jaxacct.kernels.worst_plan import CELLS, Inner, Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.kernels import worst_score
+from jaxacct.kernels.worst_plan import QUICK, Inner
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import register, require_mechanism
 from jaxacct.mechanisms.finite import FinitePair, sample_pair
@@ -200,9 +201,9 @@ def attack(run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remo
 
 
 @jax.jit
-def _order(law: Law, below: worst_score.Inner, ratio: Any) -> Any:
+def _order(law: Law, below: Inner, ratio: Any) -> Any:
     """The best order at E = ratio, and the gain and cost that it attains."""
-    order = worst_score.best_order(law.generating, below, ratio, worst_score.QUICK)
+    order = worst_score.best_order(law.generating, below, ratio, QUICK)
     return order, worst_score.attained(law.generating, below, order)
 
 

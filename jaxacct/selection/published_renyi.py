@@ -6,6 +6,9 @@ The auxiliary guarantee comes from the reverse direction of the one that is boun
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from jaxacct.mechanisms import Mechanism, batch_shape
@@ -25,19 +28,22 @@ UP = 1.0 + 1e-12
 
 def epsilon(run: Mechanism, law: Law, delta: np.ndarray, relation: str) -> np.ndarray:
     """eps for which the selection is (eps, delta)-DP, through the best order of its Rényi curve; kind "bound"."""
-    shape, value = common_shape(run, law, "delta", delta), np.zeros(())
-    for side in sides(run, relation):
-        values = _full(curve(run, law, ORDERS, side), shape)
-        value = np.maximum(value, np.asarray(epsilon_from_renyi(ORDERS, values, np.broadcast_to(delta, shape)).upper))
-    return value
+    return _converted(run, law, "delta", delta, relation, epsilon_from_renyi)
 
 
 def delta(run: Mechanism, law: Law, epsilon: np.ndarray, relation: str) -> np.ndarray:
     """Upper bounds of delta(eps), eps >= 0, of the selection, likewise."""
-    shape, value = common_shape(run, law, "epsilon", epsilon), np.zeros(())
+    return _converted(run, law, "epsilon", epsilon, relation, delta_from_renyi)
+
+
+def _converted(
+    run: Mechanism, law: Law, name: str, given: np.ndarray, relation: str, convert: Callable[..., Any]
+) -> np.ndarray:
+    """The larger of both directions."""
+    shape, value = common_shape(run, law, name, given), np.zeros(())
     for side in sides(run, relation):
         values = _full(curve(run, law, ORDERS, side), shape)
-        value = np.maximum(value, np.asarray(delta_from_renyi(ORDERS, values, np.broadcast_to(epsilon, shape)).upper))
+        value = np.maximum(value, np.asarray(convert(ORDERS, values, np.broadcast_to(given, shape)).upper))
     return value
 
 

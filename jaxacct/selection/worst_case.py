@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import worst_score
-from jaxacct.kernels.worst_score import FINE, QUICK, Effort
+from jaxacct.kernels.worst_plan import FINE, QUICK, Effort
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.selection.curve import Curve, curves
 from jaxacct.selection.laws import Law
