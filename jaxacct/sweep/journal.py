@@ -67,7 +67,9 @@ def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, s
     for words in (grid.name, grid.quantity):
         digest.update("\x1f".join(words).encode() + b"\x1e")
     for name, column in grid.inputs.items():
-        digest.update(name.encode() + np.ascontiguousarray(column, "<f8").tobytes())
+        text = name in TEXT
+        content = "\x1f".join(column).encode() if text else np.ascontiguousarray(column, "<f8").tobytes()
+        digest.update(name.encode() + content)
     versions = (jaxacct.__version__, jax.__version__, jax.default_backend())
     return Header(*versions, digest.hexdigest(), len(grid), columns, *chosen, block, shard)
 
