@@ -79,7 +79,8 @@ def calibrate_noise_multiplier(
 
     repetitions : a law of K (`jaxacct.selection`), which broadcasts too.  Then the target is met by the whole private
     selection, running K times and releasing the best by any score, not only by a single run; the value is within
-    about .1 % of the smallest one, and targets below .01, where the bracket of a selection is wide, may be refused.
+    about .1 % of the smallest one, and targets below .01, where the bracket of a selection is wide, may be found
+    infeasible.  Rows are solved one by one; with sampling below 1 every noise tried takes half a minute or more.
 
     Raises InputError for invalid values; infeasible targets do not raise (see `Calibration.status`).
 
