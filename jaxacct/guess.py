@@ -41,6 +41,7 @@ class Goal(NamedTuple):
     relation: str
     rtol: float
     rung: np.ndarray  # of contour.LADDER, on which the certificate should begin
+    met: float = 1e-12  # the search ends when what holds and what does not are so close, in x
 
 
 class Guess(NamedTuple):

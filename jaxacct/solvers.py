@@ -60,6 +60,14 @@ def solve(goal: Goal, certify: Certify) -> tuple[np.ndarray, np.ndarray, tuple[n
     return found.value, found.status, found.columns()
 
 
+def search(goal: Goal, certify: Certify, near: Goal) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
+    """`solve` for what has no fast path, from the fast solution of a similar goal: the same, by the search alone."""
+    found = _Found(goal.epsilon.size)
+    todo = _extreme(goal, certify, found)
+    _search(goal, certify, found, todo, guess(near, todo).x)
+    return found.value, found.status, found.columns()
+
+
 def _extreme(goal: Goal, certify: Certify, found: _Found) -> np.ndarray:
     """Settle the rows in which the least private value that is searched already meets the target."""
     rows = np.arange(goal.epsilon.size)
@@ -170,7 +178,7 @@ def _secant(goal: Goal, certify: Certify, found: _Found, rows: np.ndarray, guess
             sound = np.isfinite(fresh) & (fresh * slope[here] > 0) & (np.abs(f) < 8.0)
             slope[here] = np.where(sound, fresh, slope[here])
             step = (aim - f) / slope[here]
-            met = np.abs(safe[here] - bold[here]) < 1e-12
+            met = np.abs(safe[here] - bold[here]) < goal.met
         last_x[here], last_f[here] = at, f
         active[here[close | at_bold | at_safe | met]] = False
         following = np.clip(at + np.clip(step, -reach[here], reach[here]), low, high)

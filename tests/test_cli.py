@@ -102,10 +102,10 @@ def test_the_human_answer_says_what_may_be_claimed(capsys):
 
 
 def test_printed_numbers_are_rounded_to_the_safe_side():
-    assert output._up(1.2345678, 6) == "1.23457" and output._down(1.2345678, 6) == "1.23456"
-    assert output._up(1.5, 6) == output._down(1.5, 6) == "1.5"
-    assert output._up(3.00000001e-30, 3) == "3.01e-30" and output._up(0.0, 3) == "0"
-    assert output._up(math.inf, 3) == "inf"
+    assert output.up(1.2345678, 6) == "1.23457" and output._down(1.2345678, 6) == "1.23456"
+    assert output.up(1.5, 6) == output._down(1.5, 6) == "1.5"
+    assert output.up(3.00000001e-30, 3) == "3.01e-30" and output.up(0.0, 3) == "0"
+    assert output.up(math.inf, 3) == "inf"
 
 
 def test_an_infeasible_calibration_exits_1_and_says_why(capsys):
@@ -121,7 +121,7 @@ def test_an_infeasible_calibration_exits_1_and_says_why(capsys):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("", "jaxacct: give a command: epsilon, delta, calibrate, sweep"),
+        ("", "jaxacct: give a command: epsilon, delta, calibrate, select, sweep"),
         ("epsilom", "jaxacct epsilom: argument COMMAND: invalid choice"),
         ("epsilon", "noise_multiplier, sampling_probability, steps and delta are missing"),
         ("epsilon --noise-multiplyer 1", "--noise-multiplyer; did you mean --noise-multiplier?"),

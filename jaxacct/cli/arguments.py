@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from jaxacct import __version__
 
-COMMANDS = ("epsilon", "delta", "calibrate", "sweep", "merge", "plot")
+COMMANDS = ("epsilon", "delta", "calibrate", "select", "sweep", "merge", "plot")
 
 CONFIGURATION = {
     "noise_multiplier": "noise standard deviation relative to the clip norm",
@@ -27,12 +27,23 @@ QUESTION = {
         "target_epsilon": "epsilon to be met",
         "target_delta": "delta to be met",
     },
+    "select": {
+        "delta": "delta of the guarantee",
+        "gamma": "of geometric, logarithmic and truncated_negative_binomial",
+        "eta": "of truncated_negative_binomial",
+        "mean": "of poisson",
+        "trials": "of binomial",
+        "probability_of_run": "of binomial: that a trial runs",
+        "count": "of point_mass: how many runs",
+    },
 }
 DESCRIPTION = {
     "epsilon": "Certified epsilon of DP-SGD at a given delta.",
     "delta": "Certified delta of DP-SGD at a given epsilon.",
     "calibrate": "Solve for whichever of --noise-multiplier, --steps and --sampling-probability is left out, "
     "so that DP-SGD meets (target epsilon, target delta). Exit status 1 where that is infeasible.",
+    "select": "Epsilon of private selection at a given delta: DP-SGD is run K times, K random and secret, and the best "
+    "candidate is released. The worst case over all scores, or a published bound; beside it what a single run costs.",
     "sweep": "Solve every configuration of a grid: TOML blocks of lists and ranges, or a CSV with one "
     "configuration per row. What a configuration leaves out is solved for. Solved rows are kept in RESULT.journal "
     "until the result is complete.",
@@ -45,6 +56,8 @@ EXAMPLE = {
     "epsilon": "jaxacct epsilon --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --delta 1e-5",
     "delta": "jaxacct delta --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --epsilon 2",
     "calibrate": "jaxacct calibrate --target-epsilon 2 --target-delta 1e-5 --sampling-probability 0.01 --steps 10000",
+    "select": "jaxacct select --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --delta 1e-5 "
+    "--repetitions geometric --gamma 0.1",
     "sweep": "jaxacct sweep examples/dpsgd_grid.toml --out result.csv",
     "merge": "jaxacct merge result.csv.1-of-2.part result.csv.2-of-2.part --out result.csv",
     "plot": "jaxacct plot result.csv --out figure.pdf --x target_epsilon --by epochs",
@@ -75,6 +88,11 @@ PLOT = {
 }
 NUMBERS = ("block", "process_id", "process_count")
 ENGINES = "auto (default), contour or lattice"
+LAWS = "law of K: geometric, logarithmic, truncated_negative_binomial, poisson, binomial or point_mass"
+BOUNDS = (
+    "worst_case (default), or envelope, privacy_profile, renyi, auto (the smallest of these three), or monotone_score "
+    "(true only for scores that are monotone in the likelihood ratio)"
+)
 RELATIONS = "add_or_remove_one (default), add_one, remove_one or replace_one"
 
 
@@ -149,6 +167,14 @@ def _question_options(sub: _Parser, command: str) -> None:
     _accuracy_options(sub, engine=command != "calibrate")
 
 
+def _select_options(sub: _Parser, command: str) -> None:
+    for name, text in {**CONFIGURATION, **QUESTION[command]}.items():
+        sub.add_argument(_option(name), metavar="X", help=text)
+    sub.add_argument("--repetitions", metavar="LAW", help=LAWS)
+    sub.add_argument("--bound", default="worst_case", metavar="B", help=BOUNDS)
+    sub.add_argument("--relation", default="add_or_remove_one", metavar="R", help=RELATIONS)
+
+
 def _sweep_options(sub: _Parser, command: str) -> None:
     sub.add_argument("grid", metavar="GRID", nargs="?", help="the grid, .toml or .csv")
     sub.add_argument("--out", metavar="RESULT", help="the result, .csv or .parquet (needs pyarrow)")
@@ -173,7 +199,7 @@ def _plot_options(sub: _Parser, command: str) -> None:
         sub.add_argument(_option(name), metavar=metavar, help=text)
 
 
-_OPTIONS = {"sweep": _sweep_options, "merge": _merge_options, "plot": _plot_options}
+_OPTIONS = {"select": _select_options, "sweep": _sweep_options, "merge": _merge_options, "plot": _plot_options}
 
 
 def _accuracy_options(sub: _Parser, engine: bool) -> None:

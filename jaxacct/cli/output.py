@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
@@ -15,7 +16,7 @@ from jaxacct.bounds import explain
 from jaxacct.sweep import Plan, Table
 from jaxacct.sweep.columns import ANSWER
 
-WHOLE = ("dataset_size", "steps")
+WHOLE = ("dataset_size", "steps", "trials", "count")
 CLAIMABLE = ("certified", "bound")
 """Kinds whose upper end may be claimed without a further assumption."""
 
@@ -34,8 +35,8 @@ def dumps(thing: dict[str, Any]) -> str:
     return json.dumps(thing, indent=2, allow_nan=False)
 
 
-def as_text(table: Table, batch: bool) -> str:
-    """The answer for a person; numbers to be relied on are rounded to the safe side."""
+def as_text(table: Table, batch: bool, beside: Sequence[tuple[str, str]] = ()) -> str:
+    """The answer for a person, a single one with the lines `beside`; what is relied on is rounded to the safe side."""
     if batch:
         return _aligned_table(table)
     row = {name: column[0] for name, column in table.columns.items()}
@@ -47,9 +48,10 @@ def as_text(table: Table, batch: bool) -> str:
     if not math.isnan(row["upper"]):
         lines += [
             (measured, f"{row['estimate']:.9g}  ({row['kind']})"),
-            ("bracket", f"{_down(row['lower'], 10)} to {_up(row['upper'], 10)}"),
+            ("bracket", f"{_down(row['lower'], 10)} to {up(row['upper'], 10)}"),
             ("claim", _claim(row)),
         ]
+    lines += beside
     if row["engine"]:
         lines.append(("engine", str(row["engine"])))
     lines += [("relation", str(row["relation"])), ("status", f"{row['status']}: {explain(row['status'])}")]
@@ -132,10 +134,10 @@ def _claim(row: dict[str, Any]) -> str:
         return "none (no finite upper end)"
     measured = _measured(row)
     if measured == "delta":
-        return f"delta <= {_up(row['upper'], 6)} at epsilon = {float(row['epsilon'])!r}"
+        return f"delta <= {up(row['upper'], 6)} at epsilon = {float(row['epsilon'])!r}"
     at = row["delta"] if row["quantity"] == "epsilon" else row["target_delta"]
     target = f" (target {float(row['target_epsilon'])!r})" if "target_epsilon" in row else ""
-    return f"epsilon <= {_up(row['upper'], 6)} at delta = {float(at)!r}{target}"
+    return f"epsilon <= {up(row['upper'], 6)} at delta = {float(at)!r}{target}"
 
 
 def _measured(row: dict[str, Any]) -> str:
@@ -146,7 +148,7 @@ def _value(name: str, value: float) -> str:
     """A calibrated value, rounded to the side on which the target still holds."""
     if math.isnan(value):
         return "none"
-    return str(int(value)) if name == "steps" else (_up if name == "noise_multiplier" else _down)(value, 10)
+    return str(int(value)) if name == "steps" else (up if name == "noise_multiplier" else _down)(value, 10)
 
 
 def _aligned_table(table: Table) -> str:
@@ -160,16 +162,17 @@ def _aligned_table(table: Table) -> str:
 def _short(name: str, value: Any) -> str:
     if isinstance(value, str):
         return value or "-"
-    if name == "upper":
-        return _up(value, 8)
+    if name in ("upper", "base_upper"):
+        return up(value, 8)
     if name == "lower":
         return _down(value, 8)
     if name == "noise_multiplier":
-        return _up(value, 10)
+        return up(value, 10)
     return _down(value, 10) if name == "sampling_probability" else f"{value:.10g}"
 
 
-def _up(value: float, digits: int) -> str:
+def up(value: float, digits: int) -> str:
+    """At most so many significant digits, rounded up."""
     return _rounded(value, digits, ROUND_CEILING)
 
 

@@ -30,6 +30,8 @@ def pick(table: Table, rows: list[int] | None) -> Table:
     for row in rows:
         if not 0 <= row < len(table):
             raise InputError(f"rows: {row} must be >= 0 and < {len(table)}; rows are counted from 0")
+        if "repetitions" in table.columns and table["repetitions"][row]:
+            raise InputError(f"rows: row {row} is a private selection, of which no profile is drawn; choose another")
         if not all(np.isfinite(table[name][row]) for name in _PARAMETERS):
             raise InputError(f"rows: row {row} has no answer ({table['status'][row]}); choose another")
     if not rows:

@@ -32,6 +32,13 @@ MEANING = {
     "dataset_size": "data-set size (records)",
     "batch_size": "expected batch size (records)",
     "epochs": "epochs",
+    "repetitions": "law of $K$",
+    "eta": "$\\eta$ of the law of $K$",
+    "gamma": "$\\gamma$ of the law of $K$",
+    "mean": "expected number of candidates $E[K]$",
+    "trials": "trials of the law of $K$",
+    "probability_of_run": "probability that a trial runs",
+    "count": "number of candidates $K$",
 }
 RELATION = {
     "add_or_remove_one": "add or remove one record",

@@ -19,7 +19,7 @@ from jaxacct.selection.curve import Curve, curves
 from jaxacct.selection.laws import Law
 from jaxacct.validation import broadcast_shape
 
-__all__ = ["HIGHEST", "bracket", "known_curves"]
+__all__ = ["HIGHEST", "bracket", "flattened", "known_curves"]
 
 HIGHEST = 600.0
 """Largest eps that is looked for; beyond it delta is that at it, or less."""
@@ -57,7 +57,7 @@ def bracket(
     size = int(np.prod(shape))
     base = np.broadcast_to(np.arange(len(sides)).reshape(batch_shape(run)), shape).reshape(-1)
     flat = np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
-    laws = _flattened(law, shape)
+    laws = flattened(law, shape)
     ends = np.zeros((2, size))
     for side in range(max((len(each) for each in sides), default=1)):
         if len(sides[0]) > 1 and relation == ("remove_one", "add_one")[1 - side]:
@@ -116,7 +116,7 @@ def _program(quantity: str, effort: Effort, stacked: Any, base: Any, laws: Law, 
     return jax.lax.map(one, (base, laws, values))
 
 
-def _flattened(law: Law, shape: tuple[int, ...]) -> Law:
+def flattened(law: Law, shape: tuple[int, ...]) -> Law:
     """The law's fields broadcast to the batch, flattened."""
     fields = {}
     for name in law.constraints:

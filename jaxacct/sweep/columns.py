@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxacct.sweep.grid import FIELDS, QUANTITIES, Grid
+from jaxacct.sweep.grid import INPUTS, QUANTITIES, Grid
 from jaxacct.validation import InputError
 
 ANSWER = ("lower", "estimate", "upper")
 WORDS = ("kind", "status", "engine")
-TEXT = ("name", "quantity", "relation", *WORDS)
+TEXT = ("name", "quantity", "repetitions", "relation", *WORDS)
 """Columns of text; all others are float64."""
 
-WHOLE = ("dataset_size", "batch_size", "epochs", "steps")
+WHOLE = ("dataset_size", "batch_size", "epochs", "steps", "trials", "count")
 """Columns whose whole numbers are written without a decimal point."""
 
 _SOURCES = {"sampling_probability": "batch_size", "steps": "epochs"}
@@ -23,8 +23,8 @@ _SOURCES = {"sampling_probability": "batch_size", "steps": "epochs"}
 
 def layout(grid: Grid) -> tuple[str, ...]:
     """The columns of a grid's result: name, quantity, inputs, what is solved for, bracket, and its words."""
-    solved = [quantity for quantity in FIELDS if quantity in grid.quantity and not measures(quantity)]
-    inputs = [field for field in FIELDS if field in grid.inputs or field in solved]
+    solved = [quantity for quantity in INPUTS if quantity in grid.quantity and not measures(quantity)]
+    inputs = [field for field in INPUTS if field in grid.inputs or field in solved]
     name = ["name"] if any(grid.name) else []
     return (*name, "quantity", *inputs, "relation", *ANSWER, *WORDS)
 
@@ -43,7 +43,7 @@ def varying(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """
     solved = set(columns.get("quantity", ()))
     found = {}
-    for name in ("name", "quantity", *FIELDS):
+    for name in ("name", "quantity", *INPUTS):
         if name in solved or name not in columns or _SOURCES.get(name) in columns:
             continue
         values, first = np.unique(columns[name], return_index=True)

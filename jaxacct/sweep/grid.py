@@ -1,6 +1,7 @@
 """A grid of DP-SGD configurations: fields in, one validated row per configuration out.
 
 Of noise_multiplier, sampling_probability, steps, epsilon and delta exactly one is left out: it is solved for.
+With `repetitions`, a law of K by name, epsilon is that of running the configuration K times and releasing the best.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.sweep import repetitions
 from jaxacct.validation import (
     COUNT,
     DELTA,
@@ -37,14 +39,18 @@ FIELDS: dict[str, Constraint] = {
     "target_delta": DELTA,
     "epsilon": NON_NEGATIVE,
     "delta": DELTA,
+    **repetitions.FIELDS,
 }
-"""Every input of a configuration with the values it may take, in the order of the result's columns."""
+"""Every number of a configuration with the values it may take."""
+
+INPUTS = (*(field for field in FIELDS if field not in repetitions.FIELDS), "repetitions", *repetitions.FIELDS)
+"""Every input of a configuration, in the order of the result's columns."""
 
 QUANTITIES = ("noise_multiplier", "sampling_probability", "steps", "epsilon", "delta")
 """What a configuration may be solved for."""
 
 MODES = ("product", "zip")
-COUNTS = ("dataset_size", "batch_size", "steps")
+COUNTS = ("dataset_size", "batch_size", "steps", "trials", "count")
 LARGEST_GRID = 10_000_000
 """Most configurations in one grid; a larger product is refused before it is built."""
 
@@ -53,7 +59,10 @@ _RANGE_KEYS = ("start", "stop", "num", "scale")
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Configurations, one per row: a name, the quantity solved for, float64 inputs with NaN where absent."""
+    """Configurations, one per row: a name, the quantity solved for, and inputs.
+
+    Inputs are float64 with NaN where absent, `repetitions` text that is empty there.
+    """
 
     name: np.ndarray
     quantity: np.ndarray
@@ -75,7 +84,8 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
     included; a range of a count is rounded to whole numbers.  `dataset_size` with `batch_size` gives
     `sampling_probability = batch_size / dataset_size`, and `epochs` with them
     `steps = ceil(epochs * dataset_size / batch_size)`.  `target_epsilon` and `epsilon` are one field, and so
-    are `target_delta` and `delta`.
+    are `target_delta` and `delta`.  `repetitions` is the name of a law of K, or an array of them, and needs the
+    numbers of that law (`repetitions.LAWS`).
 
     Raises InputError, one line, for unknown or missing fields, values outside their limits (with the index),
     and zipped fields that do not broadcast.
@@ -89,10 +99,11 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
     if quantity is not None:
         choice("quantity", quantity, QUANTITIES)
     for field in fields:
-        if field not in FIELDS:
-            raise InputError(f"unknown field {field!r}{suggest(field, FIELDS)}")
+        if field not in INPUTS:
+            raise InputError(f"unknown field {field!r}{suggest(field, INPUTS)}")
     axes = {field: _axis(field, value) for field, value in fields.items()}
     solved = _quantity(axes, quantity)
+    repetitions.require(axes, solved)
     size = math.prod(np.size(axis) for axis in axes.values()) if mode == "product" else 0
     if size > LARGEST_GRID:
         raise InputError(f"the grid has {size:,} configurations; at most {LARGEST_GRID:,} fit; split it")
@@ -101,19 +112,18 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
     else:
         shape = broadcast_shape({field: np.shape(axis) for field, axis in axes.items()})
         meshed = [np.broadcast_to(axis, shape) for axis in axes.values()]
-    columns = {field: np.array(axis, np.float64).ravel() for field, axis in zip(axes, meshed, strict=True)}
+    columns = {field: np.array(axis).ravel() for field, axis in zip(axes, meshed, strict=True)}
     columns = _rename(_derive(columns), solved)
     rows = next(iter(columns.values())).size
-    inputs = {field: columns[field] for field in FIELDS if field in columns}
+    inputs = {field: columns[field] for field in INPUTS if field in columns}
     return Grid(np.full(rows, name, dtype=object), np.full(rows, solved, dtype=object), inputs)
 
 
 def concatenate(grids: Sequence[Grid]) -> Grid:
     """The rows of several grids one after the other; an input that one of them lacks is NaN there."""
-    fields = [field for field in FIELDS if any(field in grid.inputs for grid in grids)]
+    fields = [field for field in INPUTS if any(field in grid.inputs for grid in grids)]
     inputs = {
-        field: np.concatenate([grid.inputs.get(field, np.full(len(grid), np.nan)) for grid in grids])
-        for field in fields
+        field: np.concatenate([grid.inputs.get(field, _absent(field, len(grid))) for grid in grids]) for field in fields
     }
     name, quantity = (np.concatenate([getattr(g, word) for g in grids]) for word in ("name", "quantity"))
     return Grid(name, quantity, inputs)
@@ -126,10 +136,15 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; use one of {', '.join(words)}"
 
 
+def _absent(field: str, size: int) -> np.ndarray:
+    return np.full(size, "", object) if field == "repetitions" else np.full(size, np.nan)
+
+
 def _axis(field: str, value: Any) -> np.ndarray:
-    if isinstance(value, Mapping):
-        value = _range(field, value)
-    axis = np.asarray(check(field, value, FIELDS[field]))
+    if field == "repetitions":
+        axis = repetitions.words(value)
+    else:
+        axis = np.asarray(check(field, _range(field, value) if isinstance(value, Mapping) else value, FIELDS[field]))
     if axis.size == 0:
         raise InputError(f"{field} is empty; give at least one value")
     return axis

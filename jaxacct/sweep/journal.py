@@ -67,7 +67,9 @@ def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, s
     for words in (grid.name, grid.quantity):
         digest.update("\x1f".join(words).encode() + b"\x1e")
     for name, column in grid.inputs.items():
-        digest.update(name.encode() + np.ascontiguousarray(column, "<f8").tobytes())
+        text = name in TEXT
+        content = "\x1f".join(column).encode() if text else np.ascontiguousarray(column, "<f8").tobytes()
+        digest.update(name.encode() + content)
     versions = (jaxacct.__version__, jax.__version__, jax.default_backend())
     return Header(*versions, digest.hexdigest(), len(grid), columns, *chosen, block, shard)
 
@@ -100,29 +102,38 @@ class Journal:
         except OSError as error:
             raise files.unwritable(path, error) from None
         journal._hold()
-        records = _records(journal._file)
+        try:
+            journal._catch_up(head, keep)
+        except BaseException:
+            journal.close()  # refused, it may be resumed by the sweep that it belongs to
+            raise
+        return journal
+
+    def _catch_up(self, head: Header, keep: Any) -> None:
+        records = _records(self._file)
         first = next(records, None)
         if first is None:  # killed before the header was whole
-            journal._file.seek(0)
-            if not MARK.startswith(journal._file.read(len(MARK))):
-                raise InputError(f"{path}: is no journal of a sweep; move it away, or give the result another name")
-            journal._file.seek(0)
-            journal._file.truncate()
-            journal._write(json.dumps(asdict(head)).encode())
-            return journal
-        difference = head.differs(_header(first, path))
+            self._file.seek(0)
+            if not MARK.startswith(self._file.read(len(MARK))):
+                raise InputError(
+                    f"{self.path}: is no journal of a sweep; move it away, or give the result another name"
+                )
+            self._file.seek(0)
+            self._file.truncate()
+            self._write(json.dumps(asdict(head)).encode())
+            return
+        difference = head.differs(_header(first, self.path))
         if difference:
             raise InputError(
-                f"{path}: was written by another sweep, with {difference}; "
+                f"{self.path}: was written by another sweep, with {difference}; "
                 "repeat that one, or start anew with --overwrite (overwrite=True)"
             )
-        end = journal._file.tell()
+        end = self._file.tell()
         for content in records:
             keep(*_decode(content))
-            end = journal._file.tell()
-        journal._file.seek(end)
-        journal._file.truncate()
-        return journal
+            end = self._file.tell()
+        self._file.seek(end)
+        self._file.truncate()
 
     def append(self, rows: np.ndarray, piece: Table) -> None:
         """Add solved rows; they are on the disk when this returns."""

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.sweep.grid import FIELDS, Grid, concatenate, expand, suggest
+from jaxacct.sweep.grid import FIELDS, INPUTS, Grid, concatenate, expand, suggest
 from jaxacct.validation import InputError
 
 _SETTINGS = ("name", "quantity", "zip")
-_COLUMNS = ("name", "quantity", *FIELDS)
+_COLUMNS = ("name", "quantity", *INPUTS)
 
 
 def read_grid(path: str | os.PathLike[str]) -> Grid:
@@ -35,7 +35,9 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
         target_epsilon = {start = 0.25, stop = 16, num = 7, scale = "log"}
 
     Of noise_multiplier, sampling_probability, steps, epsilon (or target_epsilon) and delta (or target_delta)
-    a block leaves out exactly one, which is solved for; `quantity = "..."` may state it.  A file without
+    a block leaves out exactly one, which is solved for; `quantity = "..."` may state it.  With
+    `repetitions = "geometric"` and `gamma = [0.1, 0.01]` (or another law of K, `jaxacct.sweep.repetitions.LAWS`)
+    epsilon is that of running the configuration K times and releasing the best.  A file without
     `[[block]]` is one block.  A CSV has the same names as columns, among them `name` and `quantity`; an empty
     cell is a value left out.
     """
@@ -69,7 +71,7 @@ def _read_toml(text: str) -> Grid:
     if not isinstance(blocks, list) or not blocks or not all(isinstance(block, Mapping) for block in blocks):
         raise InputError("block must be an array of tables; write [[block]]")
     for key in document:
-        shared = key in FIELDS or key in _SETTINGS
+        shared = key in INPUTS or key in _SETTINGS
         hint = "; write shared keys under [defaults]" if shared else suggest(key, ("block", "defaults"))
         raise InputError(f"unknown top-level key {key!r}{hint}")
     return concatenate(
@@ -79,8 +81,8 @@ def _read_toml(text: str) -> Grid:
 
 def _block(entries: Mapping[str, Any], place: str) -> Grid:
     for key, value in entries.items():
-        if key not in _SETTINGS and key not in FIELDS:
-            raise InputError(f"{place}: unknown key {key!r}{suggest(key, (*FIELDS, *_SETTINGS))}")
+        if key not in _SETTINGS and key not in INPUTS:
+            raise InputError(f"{place}: unknown key {key!r}{suggest(key, (*INPUTS, *_SETTINGS))}")
         wanted = {"name": str, "quantity": str, "zip": bool}.get(key)
         if wanted and not isinstance(value, wanted):
             kind = "true or false" if wanted is bool else "text in quotes"
@@ -106,7 +108,7 @@ def _read_csv(text: str) -> Grid:
     records = [_record(header, number, cells) for number, cells in rows[1:]]
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, record in enumerate(records):
-        pattern = (record.get("quantity"), *(field for field in record if field in FIELDS))
+        pattern = (record.get("quantity"), *(field for field in record if field in INPUTS))
         groups.setdefault(pattern, []).append(index)
     order = np.concatenate([np.asarray(group) for group in groups.values()])
     numbers = [number for number, _ in rows[1:]]
@@ -123,7 +125,7 @@ def _lines(text: str) -> list[tuple[int, list[str]]]:
 
 
 def _record(header: list[str], number: int, cells: list[str]) -> dict[str, Any]:
-    """One line: text for name and quantity, numbers for the rest, nothing for empty cells."""
+    """One line: text for name, quantity and repetitions, numbers for the rest, nothing for empty cells."""
     if len(cells) != len(header):
         raise InputError(f"line {number}: {len(cells)} cells under a header of {len(header)}")
     record: dict[str, Any] = {}
@@ -141,7 +143,7 @@ def _record(header: list[str], number: int, cells: list[str]) -> dict[str, Any]:
 
 def _group(records: list[dict[str, Any]], numbers: list[int]) -> Grid:
     """Lines that fill in the same columns, as one grid; an error names the line."""
-    fields = [field for field in records[0] if field in FIELDS]
+    fields = [field for field in records[0] if field in INPUTS]
     quantity = records[0].get("quantity")
     try:
         grid = expand({f: [r[f] for r in records] for f in fields}, mode="zip", quantity=quantity)

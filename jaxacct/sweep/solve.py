@@ -10,6 +10,7 @@ import numpy as np
 from jaxacct import account, calibrate
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import RELATIONS, dp_sgd
+from jaxacct.sweep import repetitions
 from jaxacct.sweep.columns import ANSWER, WORDS
 from jaxacct.sweep.grid import Grid
 from jaxacct.sweep.table import Table, blank
@@ -33,13 +34,15 @@ class Settings(NamedTuple):
 def settings(grid: Grid, relation: str, engine: str, rtol: float) -> Settings:
     """The settings, refused where the grid cannot be solved with them.
 
-    Calibrations choose their own engine and know the add and remove relations only.
+    Calibrations choose their own engine and know the add and remove relations only; selections have one engine.
     """
     choice("relation", relation, RELATIONS)
     choice("engine", engine, account.ENGINES)
     calibrated = [word for word in _CALIBRATIONS if word in grid.quantity]
     if calibrated and engine != "auto":
         raise InputError(f"engine = {engine!r} is not available for solving {calibrated[0]}; use 'auto'")
+    if "repetitions" in grid.inputs and engine != "auto":
+        raise InputError(f"engine = {engine!r} is not available with repetitions; use 'auto'")
     if calibrated and relation == "replace_one":
         raise InputError(
             f"relation = 'replace_one' is not available for solving {calibrated[0]}; "
@@ -64,6 +67,8 @@ def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -
         found = _CALIBRATIONS[quantity](**fields, relation=chosen.relation, rtol=chosen.rtol)
         status = np.where(found.status == "ok", found.epsilon.status, found.status)
         return _columns(found.epsilon) | {quantity: found.value, "status": _shared(status)}
+    if "repetitions" in inputs and quantity == "epsilon":
+        return _columns(repetitions.epsilon(inputs, chosen.relation, chosen.rtol))
     mechanism = dp_sgd(inputs["noise_multiplier"], inputs["sampling_probability"], inputs["steps"])
     if quantity == "epsilon":
         return _columns(account.epsilon(mechanism, inputs["delta"], **chosen._asdict()))

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxacct.sweep import files
 from jaxacct.sweep.columns import ANSWER, TEXT, WHOLE, place, product_axes
-from jaxacct.sweep.grid import FIELDS
+from jaxacct.sweep.grid import INPUTS
 from jaxacct.validation import InputError
 
 PIECE = 8192
@@ -84,7 +84,7 @@ class Table:
         for name, column in self.columns.items():
             if name in axes:
                 continue
-            known = name in ("name", "quantity", "relation", *FIELDS) and name != self["quantity"][0]
+            known = name in ("name", "quantity", "relation", *INPUTS) and name != self["quantity"][0]
             alike = known and bool((column == column[0]).all())
             values = column[0] if alike else (tuple(axes), column[order].reshape(shape))
             (coordinates if known else data)[name] = values

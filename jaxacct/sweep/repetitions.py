@@ -1,0 +1,134 @@
+"""Private selection in a grid: laws of K by name, and the epsilon of "run K times, release the best" row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxacct import account
+from jaxacct.bounds import Bounds
+from jaxacct.mechanisms import dp_sgd
+from jaxacct.validation import COUNT, OPEN_PROBABILITY, POSITIVE, Constraint, InputError, choice
+
+if TYPE_CHECKING:
+    from jaxacct.selection import Law
+
+__all__ = ["FIELDS", "LAWS", "epsilon", "expected", "law", "require", "words"]
+
+LAWS: dict[str, tuple[str, ...]] = {
+    "geometric": ("gamma",),
+    "logarithmic": ("gamma",),
+    "truncated_negative_binomial": ("eta", "gamma"),
+    "poisson": ("mean",),
+    "binomial": ("trials", "probability_of_run"),
+    "point_mass": ("count",),
+}
+"""The laws that may be named, and the numbers of each."""
+
+FIELDS: dict[str, Constraint] = {
+    "eta": Constraint("use an eta above -1, such as 1, 0 or -0.5", -1, lower_open=True),
+    "gamma": OPEN_PROBABILITY,
+    "mean": POSITIVE,
+    "trials": COUNT,
+    "probability_of_run": Constraint("use a probability above 0 and at most 1", 0, 1, lower_open=True),
+    "count": COUNT,
+}
+"""The numbers of all laws, with the values that they may take."""
+
+BASES = 16
+"""Base mechanisms, each with a curve of some 2 MB, that are looked at together."""
+_PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
+
+
+def words(value: Any) -> np.ndarray:
+    """Names of laws, one or an array of them; InputError for anything else."""
+    axis = np.asarray(value, object)
+    for index, word in np.ndenumerate(axis):
+        choice(f"repetitions{list(index) if index else ''}", word, LAWS)
+    return axis
+
+
+def require(given: Mapping[str, Any], solved: str) -> None:
+    """Refuse numbers of a law without its name, a name without its numbers, and what cannot be solved for."""
+    numbers = [field for field in FIELDS if field in given]
+    if "repetitions" not in given:
+        if numbers:
+            raise InputError(f"{numbers[0]} needs repetitions; name the law of K, such as 'geometric'")
+        return
+    for word in dict.fromkeys(np.ravel(given["repetitions"])):
+        for field in (*LAWS[word], *numbers):
+            if (field in LAWS[word]) != (field in given):
+                which = f"repetitions = {word!r} takes {' and '.join(LAWS[word])}"
+                raise InputError(f"{which}; {'leave out' if field in given else 'give'} {field}")
+    if solved != "epsilon":
+        raise InputError(f"{solved} cannot be solved for with repetitions; give {solved}, and leave out epsilon")
+
+
+def law(word: str, numbers: Mapping[str, Any]) -> Law:
+    """The law of K with this name.
+
+    >>> float(law("binomial", {"trials": 20, "probability_of_run": 0.5}).mean)
+    10.0
+    """
+    from jaxacct import selection  # takes a while to import, and rows without repetitions do not need it
+
+    made: dict[str, Callable[..., Law]] = {
+        "geometric": selection.Geometric,
+        "logarithmic": selection.Logarithmic,
+        "truncated_negative_binomial": selection.TruncatedNegativeBinomial,
+        "poisson": selection.Poisson,
+        "binomial": selection.Binomial,
+        "point_mass": selection.PointMass,
+    }
+    return made[word](*(numbers[field] for field in LAWS[word]))
+
+
+def expected(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """E[K] of every row, all of which have repetitions."""
+    found = np.zeros(inputs["repetitions"].size)
+    for word in dict.fromkeys(inputs["repetitions"].tolist()):
+        rows = inputs["repetitions"] == word
+        found[rows] = law(word, {field: inputs[field][rows] for field in LAWS[word]}).mean
+    return found
+
+
+def epsilon(inputs: Mapping[str, np.ndarray], relation: str, rtol: float) -> Bounds:
+    """The epsilon of every row: of its base where it has no repetitions, else of the selection, for the worst score.
+
+    inputs : noise_multiplier, sampling_probability, steps, delta, repetitions and the numbers of the laws, each (B,).
+    """
+    size = inputs["delta"].size
+    ends, labels = np.full((3, size), np.nan), np.full((3, size), "", object)
+    for word in dict.fromkeys(inputs["repetitions"].tolist()):
+        for rows in _alike(inputs, np.flatnonzero(inputs["repetitions"] == word), word != ""):
+            found = _solved(word, {name: column[rows] for name, column in inputs.items()}, relation, rtol)
+            ends[:, rows] = found.lower, found.estimate, found.upper
+            labels[:, rows] = found.kind, found.status, found.engine
+    return Bounds(*ends, *labels)
+
+
+def _solved(word: str, some: Mapping[str, np.ndarray], relation: str, rtol: float) -> Bounds:
+    if not word:
+        runs = dp_sgd(*(some[name] for name in _PARAMETERS))
+        return account.epsilon(runs, some["delta"], relation=relation, rtol=rtol)
+    from jaxacct.selection import select
+
+    base = dp_sgd(*(some[name][:, :1] for name in _PARAMETERS))
+    return account.epsilon(select(base, law(word, some)), some["delta"], relation=relation, rtol=rtol)
+
+
+def _alike(inputs: Mapping[str, np.ndarray], rows: np.ndarray, selected: bool) -> Iterator[np.ndarray]:
+    """The rows in arrays (bases, rows of that base), so that the curve of a base is computed once."""
+    if not selected:
+        yield rows
+        return
+    parameters = np.stack([inputs[name][rows] for name in _PARAMETERS], axis=1)
+    _, which, count = np.unique(parameters, axis=0, return_inverse=True, return_counts=True)
+    sorted_rows = rows[np.argsort(which.ravel(), kind="stable")]
+    first = np.cumsum(count) - count
+    for size in np.unique(count):
+        bases = first[count == size]
+        for start in range(0, bases.size, BASES):
+            yield sorted_rows[bases[start : start + BASES, None] + np.arange(size)]
