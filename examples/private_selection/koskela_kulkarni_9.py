@@ -17,26 +17,27 @@ GAMMAS, CANDIDATES, M, DELTA = (0.01, 0.02), ((2.0, 2000), (4.0, 10_000)), 15, 1
 ORDERS = np.arange(2.0, 25.0)
 
 
-def line_epsilon(slope: np.ndarray) -> np.ndarray:
+def line_epsilon(slope: float) -> float:
     """The Poisson bound of Papernot and Steinke for candidates of Rényi divergence slope * order, at these orders."""
-    line = ORDERS[:, None] * slope
-    missed = np.array([delta_from_renyi(ORDERS, line, np.log1p(1.0 / (a - 1.0))).upper for a in ORDERS])
-    return epsilon_from_renyi(ORDERS, line + M * missed + np.log(M) / (ORDERS[:, None] - 1.0), np.full(slope.shape, DELTA)).upper
+    missed = [float(delta_from_renyi(ORDERS, slope * ORDERS, np.log1p(1.0 / (a - 1.0))).upper) for a in ORDERS]
+    tuned = slope * ORDERS + M * np.array(missed) + np.log(M) / (ORDERS - 1.0)
+    return float(epsilon_from_renyi(ORDERS, tuned, DELTA).upper)
 
 
 def numbers(small: bool) -> dict[str, dict[str, np.ndarray]]:
     panels = {}
-    sigma, steps = (np.array(x) for x in zip(*CANDIDATES, strict=True))
     for gamma in GAMMAS[:1] if small else GAMMAS:
-        base = ja.dp_sgd(sigma, gamma, steps)
-        curves = renyi_divergence(base, ORDERS[:, None]).upper
-        slope = np.max(curves / ORDERS[:, None], axis=0)
-        columns = {"order": ORDERS}
-        for (s, t), curve, c in zip(CANDIDATES, curves.T, slope, strict=True):
-            columns |= {f"sigma = {s:g}, T = {t}": curve, f"line {c:.4f} order": c * ORDERS}
+        columns, rows = {"order": ORDERS}, []
+        for sigma, steps in CANDIDATES:
+            base = ja.dp_sgd(sigma, gamma, steps)
+            curve = renyi_divergence(base, ORDERS).upper
+            slope = float(np.max(curve / ORDERS))
+            columns |= {f"sigma = {sigma:g}, T = {steps}": curve, f"line {slope:.4f} order": slope * ORDERS}
+            each = epsilons(base, selection.Poisson(M), DELTA, "renyi")
+            rows.append({"sigma": sigma, "Renyi from the line": line_epsilon(slope), **each})
         panels[f"sampling probability {gamma:g}"] = columns
-        each = epsilons(base, selection.Poisson(M), DELTA, "renyi")
-        panels[f"K Poisson of mean {M}, delta = {DELTA:g}, q = {gamma:g}"] = {"sigma": sigma, "line": line_epsilon(slope), **each}
+        tuned = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+        panels[f"K Poisson, mean {M}, delta = {DELTA:g}, rate {gamma:g}"] = tuned
     return panels
 
 
