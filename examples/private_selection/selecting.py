@@ -39,8 +39,10 @@ def draw(panels: Mapping[str, Columns], out: str, y: str, **scales: str) -> None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, every = plt.subplots(1, len(panels), figsize=(5.2 * len(panels), 4.2), layout="constrained", squeeze=False)
-    for place, (axes, (title, columns)) in enumerate(zip(every[0], panels.items(), strict=True)):
+    wide = min(len(panels), 2 if len(panels) == 4 else 3)
+    tall = -(-len(panels) // wide)
+    figure, every = plt.subplots(tall, wide, figsize=(5.2 * wide, 4.2 * tall), layout="constrained", squeeze=False)
+    for place, (axes, (title, columns)) in enumerate(zip(every.flat, panels.items(), strict=False)):
         (x, across), *rest = columns.items()
         for number, (name, values) in enumerate(rest):
             style = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))[number % 4]
