@@ -14,7 +14,7 @@ SIGMA, DELTA = 4.0, 1e-6
 
 
 def numbers(small: bool) -> dict[str, dict[str, np.ndarray]]:
-    m = np.geomspace(2, 1e5, 6 if small else 25)
+    m = np.geomspace(2, *((100, 4) if small else (1e5, 25)))
     law = selection.Geometric(1.0 / m)
     columns = {"m = E[K]": m, **epsilons(ja.Gaussian(SIGMA), law, DELTA, "renyi", "privacy_profile")}
     columns["closed form (Corollary 5.5)"] = selection.gaussian_selection(law, 1.0 / SIGMA, DELTA).epsilon
