@@ -38,4 +38,4 @@ def numbers(small: bool) -> dict[str, dict[str, np.ndarray]]:
 
 
 if __name__ == "__main__":
-    run(__doc__, numbers, "epsilon")
+    run(__doc__, numbers, "epsilon", xscale="log")
