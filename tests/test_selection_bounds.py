@@ -91,7 +91,7 @@ def test_the_hull_of_lines_is_the_maximum_over_all_of_them(law):
     for run in (ja.Gaussian(2.0), ja.RandomizedResponse(0.9)):
         top = float(ja.epsilon(run, 1e-12).upper)
         grid = np.linspace(-top, top, 201)
-        u, t = outer(np.exp(grid), upper_delta(run, grid, "add_or_remove_one"))
+        _, u, t = outer(np.exp(grid), upper_delta(run, grid, "add_or_remove_one"))
         gain, cost = envelope._lines(law, *envelope._cells(u, t, grid.size + 3))
         kept = envelope._upper_hull(gain, -cost)
         ends = np.diff(cost[kept]) / np.diff(gain[kept])

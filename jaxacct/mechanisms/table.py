@@ -57,7 +57,7 @@ def table() -> str:
     """Markdown: a row for every mechanism, a column for every relation and sampling; see README.md.
 
     >>> print(table().splitlines()[2])
-    | Gaussian | certified | certified | certified | refused | certified | refused | no |
+    | Gaussian | certified | certified | certified | refused | certified | bound | no |
     """
     ways: dict[str, Way | None] = {
         "": None,
