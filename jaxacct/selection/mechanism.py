@@ -89,14 +89,15 @@ class Selection(Mechanism):
         if quantity == "epsilon" and (values == 0.0).any():
             raise InputError("delta = 0 must be > 0 for a selection; use a small positive delta such as 1e-5")
         low, high = bracket(quantity, self.mechanism, self.law, values, relation)
-        if self.mechanism.kind != "certified":
+        kind = self.mechanism.kind_under(relation)
+        if kind != "certified":
             low = np.zeros_like(low)
         with np.errstate(invalid="ignore"):
             narrow = (low == high) | np.isfinite(high) & (high - low <= max(rtol, 2e-4) * np.maximum(high, 1e-300))
         status = np.where(
             high == 0.0, "zero", np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
         )
-        return Bounds(low, high, high, self.mechanism.kind, status, "worst_score")
+        return Bounds(low, high, high, kind, status, "worst_score")
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         if self.bound != WORST_CASE:
