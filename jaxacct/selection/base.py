@@ -12,7 +12,7 @@ from jaxacct.representations.profile import profile
 from jaxacct.selection.law import Law
 from jaxacct.validation import InputError, broadcast_shape
 
-__all__ = ["Sides", "common_shape", "infinite_mass", "sides", "upper_delta", "upper_epsilon"]
+__all__ = ["Sides", "common_shape", "finite_once", "infinite_mass", "sides", "upper_delta", "upper_epsilon"]
 
 ROUNDING = 2.0**-50
 """Relative error allowed for a loss."""
@@ -51,7 +51,7 @@ def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
     if batch_shape(run) == ():
         outer = relation if relation == "replace_one" else "add_or_remove_one"
         each = [components(run, outer, direction) for direction in _named(relation)]
-        if all(_finite_once(parts) for parts in each):
+        if all(finite_once(parts) for parts in each):
             return np.max([_by_sum(parts, at) for parts in each], axis=0)
     if np.all(at >= 0.0):
         return np.asarray(delta(run, at, relation=relation).upper)
@@ -77,7 +77,8 @@ def _named(relation: str) -> list[str]:
     return [direction for direction, one in _RELATION.items() if relation in (one, "add_or_remove_one", "replace_one")]
 
 
-def _finite_once(parts: Components) -> bool:
+def finite_once(parts: Components) -> bool:
+    """A single finite law: its profile is a sum, and its trade-off curve has one knot for each atom."""
     others = (parts.mu2 > 0.0).any() or (parts.gauss_n > 0.0).any() or (parts.laplace_n > 0.0).any()
     return not others and parts.finite_n.shape[1] == 1 and bool((parts.finite_n == 1.0).all())
 

@@ -13,7 +13,6 @@ from jaxacct.guess import Goal
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.selection.law import Law
 from jaxacct.selection.mechanism import select
-from jaxacct.selection.worst_case import flattened
 from jaxacct.validation import InputError, refuse_tracers
 
 __all__ = ["law_shape", "solve"]
@@ -34,7 +33,7 @@ def law_shape(law: Any) -> tuple[int, ...]:
 
 def solve(goal: Goal, law: Law, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
     """As `solvers.solve`, for the selection: (values, statuses, columns of Bounds) for every row of the goal."""
-    laws = flattened(law, shape)
+    laws = law.flattened(shape)
     rtol = max(goal.rtol, RTOL)
 
     def certify(asked: Goal, rows: np.ndarray, values: np.ndarray) -> Bounds:

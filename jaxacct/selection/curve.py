@@ -16,6 +16,7 @@ from jaxacct.engines import programs
 from jaxacct.kernels.worst_plan import CELLS, Inner, Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element
+from jaxacct.selection.base import finite_once
 
 __all__ = ["Curve", "curves", "inner", "outer"]
 
@@ -46,7 +47,7 @@ def curves(run: Mechanism, relation: str) -> list[list[Curve]]:
 def _of_one(run: Mechanism, relation: str) -> list[Curve]:
     outer_relation = relation if relation == "replace_one" else "add_or_remove_one"
     parts = [components(run, outer_relation, direction) for direction in DIRECTIONS]
-    ratio, low, high = (_by_sum if all(map(_finite_once, parts)) else _by_engine)(run, parts, relation)
+    ratio, low, high = (_by_sum if all(map(finite_once, parts)) else _by_engine)(run, parts, relation)
     sides = [_curve(*_joined(ratio, low, high))]
     if not (run.symmetric() or relation == "replace_one"):
         sides.append(_curve(*_joined(ratio, low[::-1], high[::-1])))
@@ -81,12 +82,6 @@ def _last(run: Mechanism, level: float, relation: str) -> float:
     with programs.alike(True):
         found = float(epsilon(run, level, relation=relation, rtol=ROUGH).upper)
     return min(max(found, 1e-6), 600.0)
-
-
-def _finite_once(parts: Components) -> bool:
-    """A single finite law: its profile is a sum, and its curve has one knot for each atom."""
-    others = (parts.mu2 > 0.0).any() or (parts.gauss_n > 0.0).any() or (parts.laplace_n > 0.0).any()
-    return not others and parts.finite_n.shape[1] == 1 and bool((parts.finite_n == 1.0).all())
 
 
 def _by_sum(run: Mechanism, parts: list[Components], relation: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

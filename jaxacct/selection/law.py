@@ -96,6 +96,15 @@ class Law(ABC):
             taken[name] = np.broadcast_to(value, self.shape + tail)[index]
         return type(self)(**taken)
 
+    def flattened(self, shape: tuple[int, ...]) -> Self:
+        """The fields broadcast to a batch and flattened, for kernels that are mapped over configurations."""
+        fields = {}
+        for name in self.constraints:
+            value = np.asarray(getattr(self, name), np.float64)
+            tail = value.shape[-1:] if name in self.vectors else ()
+            fields[name] = np.broadcast_to(value, shape + tail).reshape(-1, *tail)
+        return type(self)(**fields)
+
     def _first_at_most(self, level: np.ndarray, strict: bool = False) -> np.ndarray:
         """The least k with Pr[K > k] <= level, or < level."""
 

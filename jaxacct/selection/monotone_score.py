@@ -113,13 +113,8 @@ def _curve(mu: np.ndarray, law: Law, shape: tuple[int, ...]) -> np.ndarray:
 def _run(name: str, law: Law, shape: tuple[int, ...], *numbers: np.ndarray) -> np.ndarray:
     """A kernel over the flattened batch."""
     flat = [np.broadcast_to(x, shape).reshape(-1) for x in numbers]
-    leaves, structure = jax.tree.flatten(law)
-    tails = [
-        np.shape(leaf)[-1:] if field in law.vectors else () for field, leaf in zip(law.constraints, leaves, strict=True)
-    ]
-    rows = [np.broadcast_to(x, shape + tail).reshape(-1, *tail) for x, tail in zip(leaves, tails, strict=True)]
     with jax.enable_x64():
-        found = _kernel(name)(jax.tree.unflatten(structure, rows), *flat)
+        found = _kernel(name)(law.flattened(shape), *flat)
     return np.asarray(found).reshape(shape)
 
 

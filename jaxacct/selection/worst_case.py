@@ -19,7 +19,7 @@ from jaxacct.selection.curve import Curve, curves
 from jaxacct.selection.laws import Law
 from jaxacct.validation import broadcast_shape
 
-__all__ = ["HIGHEST", "bracket", "flattened", "known_curves"]
+__all__ = ["HIGHEST", "bracket", "known_curves"]
 
 HIGHEST = 600.0
 """Largest eps that is looked for; beyond it delta is that at it, or less."""
@@ -57,7 +57,7 @@ def bracket(
     size = int(np.prod(shape))
     base = np.broadcast_to(np.arange(len(sides)).reshape(batch_shape(run)), shape).reshape(-1)
     flat = np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
-    laws = flattened(law, shape)
+    laws = law.flattened(shape)
     ends = np.zeros((2, size))
     for side in range(max((len(each) for each in sides), default=1)):
         if len(sides[0]) > 1 and relation == ("remove_one", "add_one")[1 - side]:
@@ -114,16 +114,3 @@ def _program(quantity: str, effort: Effort, stacked: Any, base: Any, laws: Law, 
         return worst_score.delta(law.generating, curve.above, curve.below, jnp.exp(value), effort)
 
     return jax.lax.map(one, (base, laws, values))
-
-
-def flattened(law: Law, shape: tuple[int, ...]) -> Law:
-    """The law's fields broadcast to the batch, flattened."""
-    fields = {}
-    for name in law.constraints:
-        value = np.asarray(getattr(law, name), np.float64)
-        tail = value.shape[-1:] if name in law.vectors else ()
-        fields[name] = np.broadcast_to(value, shape + tail).reshape(-1, *tail)
-    leaves, structure = jax.tree.flatten(law)
-    names = [path[-1].name for path, _ in jax.tree_util.tree_flatten_with_path(law)[0]]
-    assert len(leaves) == len(names)
-    return jax.tree.unflatten(structure, [fields[name] for name in names])
