@@ -173,3 +173,13 @@ def test_refusals():
 def test_doctests():
     result = doctest.testmod(mechanism)
     assert result.attempted > 0 and result.failed == 0
+
+
+def test_tiny_deltas_have_finite_ends():
+    delta = np.array([1e-12, 1e-20, 1e-30])
+    base = ja.epsilon(ja.Gaussian(1.0), delta)
+    once = ja.epsilon(selection.select(ja.Gaussian(1.0), selection.PointMass(1)), delta)
+    assert np.all(base.lower * (1 - 1e-9) <= once.upper) and np.all(once.upper <= base.upper * 1.02)
+    one = ja.epsilon(selection.select(ja.Gaussian(1.0), selection.Geometric(0.5)), delta)
+    assert np.all(one.upper >= selection.monotone_score_epsilon(1.0, selection.Geometric(0.5), delta).upper)
+    assert np.all(np.isfinite(one.upper))

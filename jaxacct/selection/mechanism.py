@@ -28,6 +28,8 @@ __all__ = ["Attack", "Selection", "attack", "select"]
 
 WORST_CASE = "worst_case"
 """The default bound: the exact worst case."""
+LOOSE = 0.01
+"""Relative width of eps above which the envelope is tried as well."""
 POINTS = 160
 """Points of a selection's profile when it is composed."""
 LAST = 1e-13
@@ -89,6 +91,11 @@ class Selection(Mechanism):
         if quantity == "epsilon" and (values == 0.0).any():
             raise InputError("delta = 0 must be > 0 for a selection; use a small positive delta such as 1e-5")
         low, high = bracket(quantity, self.mechanism, self.law, values, relation)
+        with np.errstate(invalid="ignore"):
+            loose = bool(((np.isinf(high) | (high - low > LOOSE * high)) & np.isfinite(low)).any())
+        if quantity == "epsilon" and loose:  # the envelope reaches deltas far below those of the curve's polygon
+            wider = bound_epsilon(self.mechanism, self.law, values, bound="envelope", relation=relation)
+            high = np.minimum(high, wider.upper)
         kind = self.mechanism.kind_under(relation)
         if kind != "certified":
             low = np.zeros_like(low)
