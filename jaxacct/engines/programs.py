@@ -25,6 +25,7 @@ MANY = 256
 QUICK = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_parallel_codegen_split_count": 1,  # cutting so little code into modules costs more than threads gain
     # a third of the time: one emitter for all kernels instead of an MLIR pipeline for each
     "xla_cpu_use_fusion_emitters": False,
     # with that emitter this pass drops copies that change a layout (jaxlib 0.10.2), and with them transposes
@@ -97,7 +98,7 @@ class _Batched:
     """Compiled when first called with arguments of new shapes, or on another device; several at a time."""
 
     def __init__(self, kernel: Callable[..., Any], quick: bool, static: dict[str, int]) -> None:
-        self._function = jax.vmap(functools.partial(kernel, **static))
+        self._function = jax.vmap(jax.jit(functools.partial(kernel, **static), inline=True))
         self._options = QUICK if quick else None
         self._label = f"{kernel.__module__}.{kernel.__qualname__} {static} {self._options}"
         self._ready: dict[Any, Run] = {}

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxacct.kernels.law import Law, Tilted, cumulants, log_mix, quadrature_range
+from jaxacct.kernels.law import Law, Tilted, cumulants_and_grids, log_mix
 from jaxacct.kernels.special import log1p
 
 UNIT = 2.0**-53
@@ -23,18 +23,16 @@ STRIPS = (0.5, 0.8, 0.95)
 def _range_error(sigma, q, sign, t: Tilted):
     """Mass of the tilted integrand outside the grid, and the ends of the shifted path, over M(c)."""
     lo, hi, a = t.u[0], t.u[-1], t.power
-    tail = lambda d: jnp.where(d > 0, 0.5 * jnp.exp(-0.5 * d**2), 1.0)
     second = jnp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
-    first = (1.0 - q) * jnp.exp(-t.log_m)
-    shift = a / sigma
-    both = jnp.exp(second - t.log_m)
-    remove = first * (tail(hi) + tail(-lo)) + both * (tail(hi - shift) + tail(shift - lo))
-    c = -a
-    by_floor = -c * log1p(-q) - t.log_m + jnp.log(tail(-lo))
-    move = c * q / sigma
-    by_jensen = 0.5 * move**2 + 0.5 * move / sigma - t.log_m + jnp.log(tail(-lo - move))
-    add = jnp.exp(jnp.minimum(by_floor, by_jensen)) + jnp.exp(-c * t.loss[-1] - t.log_m) * tail(hi)
-    return PATH_ENDS * jnp.where(sign > 0, remove, add)
+    first = log1p(-q)
+    shift, move = a / sigma, -a * q / sigma
+    by_jensen = 0.5 * move * (move + 1.0 / sigma)
+    #  remove: both sides of either Gaussian;  add: above, and below by the lesser of two bounds
+    beyond = jnp.stack([hi, -lo, hi - shift, shift - lo, hi, -lo, -lo - move])
+    log_size = jnp.stack([first, first, second, second, a * t.loss[-1], a * first, by_jensen])
+    log_tail = jnp.where(beyond > 0, -jnp.log(2.0) - 0.5 * beyond**2, 0.0)
+    tail = jnp.exp(log_size - t.log_m + log_tail)
+    return PATH_ENDS * jnp.where(sign > 0, jnp.sum(tail[:4]), tail[4] + jnp.minimum(tail[5], tail[6]))
 
 
 def _step_error(sigma, q, sign, t: Tilted, t_max):
@@ -186,13 +184,12 @@ def _step_error_on_the_axis(sigma, q, sign, c, end, step):
     def best(s):  # |mix|^-c grows like e^{c s v^2/8}: a tall line is no use against a large c
         return 8.0 * jnp.pi * sigma**2 / (step * (c * s + 4.0 * sigma**2))
 
-    lines = (
-        (jnp.minimum(jnp.minimum(4.0, 0.6 * jnp.pi * sigma), best(1.0)), 1.0),
-        (jnp.minimum(8.0, 0.95 * jnp.pi * sigma), 1.0),
-        (jnp.minimum(jnp.minimum(8.0, 0.5 * jnp.pi * sigma), best(share)), share),
-    )
+    # half a period at most for the last line, and just below a whole one for the others
+    s = jnp.stack([jnp.ones_like(share), jnp.ones_like(share), share])
+    tallest = jnp.minimum(jnp.array([4.0, 8.0, 8.0]), jnp.array([0.6, 0.95, 0.5]) * jnp.pi * sigma)
+    alpha = jnp.minimum(tallest, jnp.where(jnp.array([True, False, True]), best(s), jnp.inf))
     # the error is relative to M(c) itself: from one half on the sum may have missed all of it
-    error = jnp.min(jnp.stack([relative(alpha, s) for alpha, s in lines]))
+    error = jnp.min(relative(alpha, s))
     return jnp.where(error < 0.5, -log1p(-jnp.minimum(error, 0.5)), jnp.inf)
 
 
@@ -207,11 +204,10 @@ def chernoff(law: Law, c, nodes):
     `kappa(c) = c^c/(1+c)^{1+c}` is the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`; the quadrature error
     of K is added.
     """
+    (k0, _, _), end, step = cumulants_and_grids(law, c, nodes)
     allowance = 1e-12 * jnp.sum(law.gauss_n)
     if law.gauss_n.size:
-        lo, hi = jax.vmap(quadrature_range, (0, 0, None, None))(law.gauss_sigma, law.gauss_q, law.sign, c)
-        step = (hi - lo) / (nodes - 1)
         axis = jax.vmap(_step_error_on_the_axis, (0, 0, None, None, 0, 0))
-        each = axis(law.gauss_sigma, law.gauss_q, law.sign, c, hi + step, step)
+        each = axis(law.gauss_sigma, law.gauss_q, law.sign, c, end + step, step)
         allowance = allowance + jnp.sum(jnp.where(law.gauss_n > 0, law.gauss_n * each, 0.0))
-    return cumulants(law, c, nodes)[0] + allowance + log_kappa(c)
+    return k0 + allowance + log_kappa(c)

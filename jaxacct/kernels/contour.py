@@ -71,18 +71,14 @@ def plan(law: Law, point: saddle.Saddle, epsilon, log_tol, points, count):
     return nodes_at(law, c, 2.0 * jnp.pi / period, log_tol, points, count, (at, log_bound))
 
 
-def _upper(nodes, epsilon):
-    value, _ = trapezoid(nodes, epsilon)
-    both, _ = errors(nodes, epsilon)
-    return nodes.k0 + nodes.common - nodes.c * epsilon + jnp.log(jnp.maximum(value + both, 1e-300))
-
-
-def _lower(nodes, epsilon):
+def _ends(nodes, epsilon):
+    """log delta(eps) from below and from above."""
     value, _ = trapezoid(nodes, epsilon)
     both, images = errors(nodes, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
     rest = value - both - jnp.exp(images - log_z + nodes.common)
-    return jnp.where(rest > 0, log_z - nodes.common + jnp.log(jnp.maximum(rest, 1e-300)), -jnp.inf)
+    lower = jnp.where(rest > 0, log_z - nodes.common + jnp.log(jnp.maximum(rest, 1e-300)), -jnp.inf)
+    return lower, log_z + nodes.common + jnp.log(jnp.maximum(value + both, 1e-300))
 
 
 def delta(law: Law, epsilon, log_tol, points, count):
@@ -91,7 +87,7 @@ def delta(law: Law, epsilon, log_tol, points, count):
     nodes = plan(law, point, epsilon, log_tol, points, count)
     value, _ = trapezoid(nodes, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
-    lower, upper = _lower(nodes, epsilon), _upper(nodes, epsilon)
+    lower, upper = _ends(nodes, epsilon)
     estimate = log_z + jnp.log(jnp.maximum(value, 1e-300))
     ok = (value > 0) & jnp.isfinite(upper) & (upper - estimate < 0.1)
     upper = jnp.minimum(jnp.where(ok, upper, jnp.inf), jnp.min(nodes.images_log - nodes.images_at * epsilon))
@@ -157,8 +153,9 @@ def epsilon(law: Law, log_delta_low, log_delta_high, log_tol, points, count, rou
     above = estimate + 1.02 * (both / value + off) / rate
     spread = both / value + jnp.exp(images - log_z) / value + (log_delta_high - log_delta_low)
     below = estimate - 1.02 * (spread + off) / rate
-    upper_ok = _upper(nodes, above) + grain / 4.0 <= log_delta_low
-    lower_ok = _lower(nodes, below) - grain / 4.0 >= log_delta_high
+    lowers, uppers = jax.vmap(_ends, (None, 0))(nodes, jnp.stack([below, above]))
+    upper_ok = uppers[1] + grain / 4.0 <= log_delta_low
+    lower_ok = lowers[0] - grain / 4.0 >= log_delta_high
     by_chernoff = jnp.min((nodes.images_log - log_delta_low + grain) / nodes.images_at)
     lower = jnp.where(lower_ok, below, -jnp.inf)
     upper = jnp.minimum(jnp.where(upper_ok, above, jnp.inf), by_chernoff)

@@ -81,9 +81,12 @@ def quadrature_range(sigma, q, sign, c):
         jnp.where(has_first, -first_reach, a / sigma), jnp.where(has_second, a / sigma - second_reach, 0.0)
     )
 
+    # the loss is at least log(1 - q), and at least q y by Jensen
+    floor = -c * log1p(-q)
     reach = jnp.sqrt(2.0 * TAIL)
-    add_hi = jnp.sqrt(2.0 * (TAIL + jnp.maximum(0.0, -c * log_mix(sigma, q, reach)[0])))
-    by_floor = -jnp.sqrt(2.0 * (TAIL - c * log1p(-q)))
+    by_mean = -c * q * (reach / sigma - 0.5 / sigma**2)
+    add_hi = jnp.sqrt(2.0 * (TAIL + jnp.clip(by_mean, 0.0, floor)))
+    by_floor = -jnp.sqrt(2.0 * (TAIL + floor))
     by_jensen = -c * q / sigma - jnp.sqrt(2.0 * TAIL + (c * q / sigma) ** 2 + c * q / sigma**2)
     add_lo = jnp.maximum(by_floor, by_jensen)
     removing = sign > 0
@@ -111,7 +114,7 @@ def _gaussian_cumulants(sigma, q, sign, c, nodes):
     t = tilted_gaussian(sigma, q, sign, c, nodes)
     mean = jnp.sum(t.weight * t.loss)
     variance = jnp.sum(t.weight * (t.loss - mean) ** 2)
-    return t.log_m, sign * mean, variance
+    return (t.log_m, sign * mean, variance), t.u[-1], t.step
 
 
 def _laplace_log_m(scale, c):
@@ -135,11 +138,18 @@ def _finite_cumulants(loss, mass, c):
 
 def cumulants(law: Law, c, nodes):
     """`K(c) = log E_P[e^{cL}]` of the composition, with its first two derivatives (tilted mean, variance)."""
+    return cumulants_and_grids(law, c, nodes)[0]
+
+
+def cumulants_and_grids(law: Law, c, nodes):
+    """The cumulants, and the ends (J,) and steps (J,) of the grids on which sampled Gaussians were summed."""
+    end = step = law.gauss_n
     value, mean, variance = law.mu2 * c * (c + 1.0) / 2.0, law.mu2 * (c + 0.5), law.mu2
     parts = []
     if law.gauss_n.size:
         each = jax.vmap(_gaussian_cumulants, (0, 0, None, None, None))
-        parts.append((law.gauss_n, each(law.gauss_sigma, law.gauss_q, law.sign, c, nodes)))
+        found, end, step = each(law.gauss_sigma, law.gauss_q, law.sign, c, nodes)
+        parts.append((law.gauss_n, found))
     if law.laplace_n.size:
         parts.append((law.laplace_n, jax.vmap(_laplace_cumulants, (0, None))(law.laplace_scale, c)))
     if law.finite_n.size:
@@ -147,4 +157,4 @@ def cumulants(law: Law, c, nodes):
         parts.append((law.finite_n, each(law.finite_loss, law.finite_mass, c)))
     for n, (k0, k1, k2) in parts:
         value, mean, variance = value + jnp.sum(n * k0), mean + jnp.sum(n * k1), variance + jnp.sum(n * k2)
-    return value, mean, variance
+    return (value, mean, variance), end, step

@@ -25,6 +25,8 @@ class Nodes(NamedTuple):
     k0: jax.Array  # K(c)
     common: jax.Array  # bound on the error of K(c), a factor common to all nodes
     h: jax.Array
+    t: jax.Array  # (count,)
+    weight: tuple[jax.Array, jax.Array]  # (count,) real and imaginary part of h / (pi z (z + 1)), halved at t = 0
     log_modulus: jax.Array  # (count,) Re K(z_k) - K(c), never above 0 but for rounding
     angle: jax.Array  # (count,) Im K(z_k)
     slack: jax.Array  # (count,) bound on the error of e^{K(z_k) - K(c)}
@@ -182,22 +184,20 @@ def nodes_at(law: Law, c, h, log_tol, points, count, images):
     log_modulus = jnp.where(kept, log_modulus, -jnp.inf)
     tail = jnp.exp(-decay) / (jnp.pi * t_max)
     common = common + 8.0 * certificate.UNIT * (jnp.abs(k0) + 4.0)
-    return Nodes(c, k0, common, h, log_modulus, angle, slack, tail, *images, jnp.stack([need_points, need_nodes]))
+    needs = jnp.stack([need_points, need_nodes])
+    return Nodes(c, k0, common, h, t, weight_at(c, h, t), log_modulus, angle, slack, tail, *images, needs)
 
 
-def _kernel(nodes):
-    t = nodes.h * jnp.arange(nodes.angle.size)
-    scale = (t**2 + nodes.c**2) * (t**2 + (1.0 + nodes.c) ** 2)
+def weight_at(c, h, t):
+    """`h / (pi z (z + 1))` at z = c + it, halved at t = 0: real and imaginary part."""
+    scale = jnp.where(t > 0, h, 0.5 * h) / (jnp.pi * (t**2 + c**2) * (t**2 + (1.0 + c) ** 2))
     # 1/(z(z+1)) = conj(z(z+1)) / |z(z+1)|^2
-    re = (nodes.c * (1.0 + nodes.c) - t**2) / scale
-    im = -t * (1.0 + 2.0 * nodes.c) / scale
-    weight = nodes.h / jnp.pi * jnp.where(t > 0, 1.0, 0.5)
-    return t, weight * re, weight * im
+    return (c * (1.0 + c) - t**2) * scale, -t * (1.0 + 2.0 * c) * scale
 
 
 def trapezoid(nodes, epsilon):
     """The trapezoid sum and minus its derivative in eps, both over `Z = e^{K(c) - c eps}`."""
-    t, re, im = _kernel(nodes)
+    t, (re, im) = nodes.t, nodes.weight
     phase = nodes.angle - t * epsilon
     size = jnp.exp(nodes.log_modulus)
     cosine, sine = size * jnp.cos(phase), size * jnp.sin(phase)
@@ -208,9 +208,8 @@ def trapezoid(nodes, epsilon):
 
 def errors(nodes: Nodes, epsilon):
     """(two-sided error over Z, images to subtract from the lower end, in absolute terms as logs)."""
-    t, re, im = _kernel(nodes)
-    cancel = 1.0 + 8.0 * certificate.UNIT * (t + nodes.c) * jnp.abs(epsilon) * jnp.exp(nodes.log_modulus)
-    both = jnp.sum(jnp.hypot(re, im) * (nodes.slack + (cancel - 1.0))) + nodes.tail
+    cancel = 8.0 * certificate.UNIT * (nodes.t + nodes.c) * jnp.abs(epsilon) * jnp.exp(nodes.log_modulus)
+    both = jnp.sum(jnp.hypot(*nodes.weight) * (nodes.slack + cancel)) + nodes.tail
     period = 2.0 * jnp.pi / nodes.h
     left = -nodes.c * period - jnp.log(-jnp.expm1(-nodes.c * period))
     gap = (nodes.images_at - nodes.c) * period
@@ -237,5 +236,6 @@ def log_value(law: Law, c, h, keep, epsilon, points, count):
     angle = law.gauss_n @ turn
     k0 = jnp.sum(law.gauss_n * grid.log_m)
     zero = jnp.zeros_like(angle)
-    nodes = Nodes(c, k0, 0.0 * c, h, log_modulus, angle, zero, 0.0 * c, zero, zero, zero)
+    t = h * jnp.arange(count)
+    nodes = Nodes(c, k0, 0.0 * c, h, t, weight_at(c, h, t), log_modulus, angle, zero, 0.0 * c, zero, zero, zero)
     return k0 - c * epsilon + jnp.log(jnp.maximum(trapezoid(nodes, epsilon)[0], 1e-300))

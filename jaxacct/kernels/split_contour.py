@@ -82,8 +82,9 @@ def epsilon(law: Law, log_delta_low, log_delta_high, start, log_tol, points, cou
     rate = jnp.maximum(rate, 1e-3 / solution)
     above = solution + 1.05 * (jnp.maximum(high - log_delta_low, 0.0) + grain) / rate
     below = solution - 1.05 * (jnp.maximum(log_delta_high - low, 0.0) + grain) / rate
-    upper_ok = ends(wave, shown, above)[1] <= log_delta_low
-    lower_ok = (below > 0) & (ends(wave, shown, below)[0] >= log_delta_high)
+    lowers, uppers = jax.vmap(ends, (None, None, 0))(wave, shown, jnp.stack([below, above]))
+    upper_ok = uppers[1] <= log_delta_low
+    lower_ok = (below > 0) & (lowers[0] >= log_delta_high)
     lower, upper = jnp.where(lower_ok, below, -jnp.inf), jnp.where(upper_ok, above, jnp.inf)
     return Bracketed(lower, solution, upper, upper_ok & lower_ok, shown.needs)
 

@@ -65,7 +65,7 @@ def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points)
     """Bound every error of a wave."""
     frames, parts, calm, jump = made_from
     window, c, n, count = place.window, place.c, law.gauss_n, wave.angle.size
-    t, t_max = wave.h * jnp.arange(count), wave.h * place.kept
+    t, t_max = wave.t, wave.h * place.kept
     logs = logs_of(law, place, parts, calm, jump, t)
     axis = _on_the_axis(law, place, choice, points)
     bound = jax.vmap(split_certificate.step_errors, (0, 0, None, 0, 0, None, 0, 0, None))
@@ -111,10 +111,8 @@ def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points)
 
 def _errors(wave: Wave, proof: Proof, epsilon):
     """(two-sided error over Z, images in absolute terms)."""
-    t = wave.h * jnp.arange(wave.angle.size)
-    weight = wave.h / jnp.pi / jnp.sqrt((t**2 + wave.c**2) * (t**2 + (1.0 + wave.c) ** 2))
-    turned = 8.0 * certificate.UNIT * (t + wave.c) * jnp.abs(epsilon) * jnp.exp(wave.log_modulus)
-    both = 1.0000001 * jnp.sum(weight * (proof.slack + turned)) + proof.tail
+    turned = 8.0 * certificate.UNIT * (wave.t + wave.c) * jnp.abs(epsilon) * jnp.exp(wave.log_modulus)
+    both = 1.0000001 * jnp.sum(jnp.hypot(*wave.weight) * (proof.slack + turned)) + proof.tail
     period = 2.0 * jnp.pi / wave.h
     left = proof.aside.log_mass - wave.c * period - jnp.log(-jnp.expm1(-wave.c * period))
     gap = (proof.images_at - wave.c) * period

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxacct.kernels import aside
 from jaxacct.kernels.aside import Far
 from jaxacct.kernels.law import Law
-from jaxacct.kernels.nodes import departures, polar, trapezoid
+from jaxacct.kernels.nodes import departures, polar, trapezoid, weight_at
 from jaxacct.kernels.split import FULLEST, high_blur, rise_and_norm, tilted
 from jaxacct.kernels.split_place import Place, frames_of
 
@@ -22,6 +22,8 @@ class Wave(NamedTuple):
     c: jax.Array
     k0: jax.Array
     h: jax.Array
+    t: jax.Array  # (count,)
+    weight: tuple[jax.Array, jax.Array]  # as in Nodes
     log_modulus: jax.Array  # (count,)
     angle: jax.Array  # (count,)
     far: Far
@@ -81,7 +83,8 @@ def wave_at(law: Law, place: Place, points, count):
     log_modulus = jnp.where(jnp.arange(count) < place.kept, log_modulus, -jnp.inf)
     k0 = law.mu2 * place.c * (place.c + 1.0) / 2.0 + law.gauss_n @ parts.log_calm + base
     far = aside.far_masses(law, place.window.high)
-    wave = Wave(place.c, k0, h, log_modulus, logs.plain_turn + jnp.arctan2(im, re), far)
+    angle = logs.plain_turn + jnp.arctan2(im, re)
+    wave = Wave(place.c, k0, h, t, weight_at(place.c, h, t), log_modulus, angle, far)
     return wave, (frames, parts, calm, jump)
 
 
