@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxacct.bounds import Bounds
@@ -152,7 +153,7 @@ def bracket_epsilon(
                 floor[rows],
                 effort.contour_width,
                 effort.contour_tolerance,
-                hint and contour.Hint(*(known[rows] for known in hint)),
+                jax.tree.map(lambda known: known[rows], hint),
             ),
             lambda p, i, row: lattice().epsilon(
                 p,

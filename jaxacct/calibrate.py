@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxacct import account, solvers
 from jaxacct.bounds import Bounds
 from jaxacct.engines import programs
-from jaxacct.engines.contour import Hint
+from jaxacct.engines.contour import no_hint
 from jaxacct.guess import Goal
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.validation import (
@@ -196,7 +197,7 @@ def _calibrate(
         limits=limits,
         relation=relation,
         rtol=rtol,
-        rung=np.zeros(flat["target_epsilon"].size, int),
+        hint=no_hint(flat["target_epsilon"].size),
     )
     with programs.large(goal.epsilon.size):
         solved = solvers.solve(goal, _certify) if law is None else calibrate.solve(goal, law, shape)
@@ -211,7 +212,6 @@ def _calibrate(
 def _certify(goal: Goal, rows: np.ndarray, values: np.ndarray) -> Bounds:
     fields = {name: column[rows] for name, column in goal.known.items()} | {goal.unknown: values}
     effort = account.Effort(0.25 * goal.rtol, 0.25 * goal.rtol, 0.01 * goal.rtol, 0.2 * goal.rtol)
-    near = np.where(goal.rung[rows] > 0, goal.epsilon[rows], 0.0)
-    hint = Hint(near, goal.rung[rows])
+    hint = jax.tree.map(lambda known: known[rows], goal.hint)
     run = dp_sgd(**fields)
     return account.bracket_epsilon(run, goal.delta[rows], goal.relation, "auto", effort, account.GIBIBYTE, hint)

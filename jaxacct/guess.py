@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from jaxacct.engines import contour, programs
@@ -26,6 +27,8 @@ ENOUGH = 1e-6
 """What may be left of x."""
 REACH, HALVINGS = 3.0, 14
 """Bisection for the solution with one hit: distance either way, and steps."""
+LASTING = 0.05
+"""Distance in x within which the windows and the contour also serve the certificate."""
 NEARLY = 1.5
 """Times the nodes that a rung has on which the split solve is still near enough."""
 
@@ -40,7 +43,7 @@ class Goal(NamedTuple):
     limits: tuple[float, float]
     relation: str
     rtol: float
-    rung: np.ndarray  # of contour.LADDER, on which the certificate should begin
+    hint: contour.Hint  # where the certificate should begin; filled in as it becomes known
     met: float = 1e-12  # the search ends when what holds and what does not are so close, in x
 
 
@@ -50,7 +53,7 @@ class Guess(NamedTuple):
     x: np.ndarray
     slope: np.ndarray  # d epsilon / dx; 0 where it is not known
     solved: np.ndarray  # whether a fast solve converged
-    rung: np.ndarray  # of contour.LADDER, on which it did; 0 for the plain ones
+    hint: contour.Hint
 
 
 class _Equation(NamedTuple):
@@ -72,7 +75,8 @@ def guess(goal: Goal, rows: np.ndarray) -> Guess:
     epsilon, log_delta = goal.epsilon[rows] * (1.0 - AIM * goal.rtol), np.log(goal.delta[rows])
     known = {name: column[rows] for name, column in goal.known.items()}
     mu = _gaussian_mu_by_tail(epsilon, log_delta)
-    found = Guess(_start(goal, known, mu), np.zeros(rows.size), np.zeros(rows.size, bool), np.zeros(rows.size, int))
+    nothing = np.zeros(rows.size)
+    found = Guess(_start(goal, known, mu), nothing, nothing.astype(bool), contour.no_hint(rows.size))
     if rows.size == 0:
         return found
     full = known.get("sampling_probability", np.zeros(rows.size)) == 1.0
@@ -178,17 +182,27 @@ def _split(goal: Goal, equation: _Equation, found: Guess) -> None:
             program = programs.program(split_calibration.solve, todo.size, rung.chunk, **static)
             part = equation.take(todo)
             arguments = (*part[:3], found.x[todo], slope[todo], *part[3:])
-            new = split_calibration.Solved(*in_chunks(*program, arguments, todo.size))
+            new = jax.tree.unflatten(split_calibration.SHAPE, in_chunks(*program, arguments, todo.size))
             usable = np.isfinite(new.x) & np.isfinite(new.residual)
             fits = (new.needs[:, 1] <= NEARLY * rung.nodes) & usable
             found.x[todo] = np.where(usable, np.clip(new.x, low, high), found.x[todo])
             slope[todo] = np.where(usable & (new.slope * sign > 0), new.slope, slope[todo])
             close = fits & (new.off < ENOUGH) & (new.moved < split_calibration.SETTLED)
             found.slope[todo] = np.where(close, new.epsilon_slope, found.slope[todo])
-            found.solved[todo], found.rung[todo] = close, place
+            found.solved[todo] = close
+            _note(found.hint, todo, close, place, part.epsilon, new)
             left[todo[close]] = False
             stuck = usable & (found.x[todo] != new.x) & (new.moved < split_calibration.SETTLED)
             active[todo] = ~close & usable & ~stuck & (fits | (new.moved > split_calibration.SETTLED))
+
+
+def _note(hint: contour.Hint, rows, close, rung: int, epsilon, found: split_calibration.Solved) -> None:
+    """Leave to the certificate what it need not find again."""
+    rows = rows[close]
+    hint.near[rows], hint.rung[rows] = epsilon[close], rung
+    hint.usable[rows] = found.moved[close] < LASTING
+    for kept, new in zip(jax.tree.leaves(hint.placed), jax.tree.leaves(found.placed), strict=True):
+        kept[rows] = new[close]
 
 
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:

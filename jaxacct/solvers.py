@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import numpy as np
 
 from jaxacct.bounds import Bounds
@@ -49,7 +50,8 @@ def solve(goal: Goal, certify: Certify) -> tuple[np.ndarray, np.ndarray, tuple[n
     found = _Found(goal.epsilon.size)
     todo = _extreme(goal, certify, found)
     start = guess(goal, todo)
-    goal.rung[todo] = start.rung
+    for known, found_out in zip(jax.tree.leaves(goal.hint), jax.tree.leaves(start.hint), strict=True):
+        known[todo] = found_out
     if goal.unknown == "steps":
         _integers(goal, certify, found, todo, start.x)
         return found.value, found.status, found.columns()

@@ -33,7 +33,7 @@ def test_the_split_solve_finds_the_noise_and_its_slope():
         run = programs.program(split_calibration.solve, 1, 16, points=384, count=128).run
         for _ in range(3):
             answer = run(np.ones(1), base[None], unknown[None], x, slope, np.array([target]), *log)
-            found = split_calibration.Solved(*map(np.asarray, answer))
+            found = jax.tree.unflatten(split_calibration.SHAPE, map(np.asarray, answer))
             x, slope = found.x, found.slope
     np.testing.assert_allclose(np.exp(x), sigma, rtol=1e-8)
     assert abs(found.residual[0]) < 1e-8 and found.moved[0] < 1e-6 and found.off[0] < 1e-10

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxacct.engines import programs
@@ -17,6 +18,7 @@ from jaxacct.engines.chunks import in_chunks
 from jaxacct.engines.programs import Program
 from jaxacct.kernels import contour, split_contour
 from jaxacct.kernels.law import Law
+from jaxacct.kernels.split_place import Placed, unplaced
 from jaxacct.mechanisms.components import Components
 
 
@@ -127,6 +129,13 @@ class Hint(NamedTuple):
 
     near: np.ndarray  # where epsilon is expected; 0 where it is not known
     rung: np.ndarray  # of LADDER, to begin on
+    placed: Placed  # places on that rung, if it is a split one
+    usable: np.ndarray  # where there is one
+
+
+def no_hint(size: int) -> Hint:
+    """Nothing is known; arrays to be filled in."""
+    return Hint(np.zeros(size), np.zeros(size, int), unplaced(size, 1), np.zeros(size, bool))
 
 
 class _Question(NamedTuple):
@@ -141,10 +150,20 @@ class _Question(NamedTuple):
     log_tol: float
     ceiling: np.ndarray  # an upper bound known beforehand
     enough: np.ndarray  # an upper end that need not be lowered
-    first: np.ndarray  # the rung of LADDER to begin on
+    hint: Hint
 
-    def take(self, rows: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
-        return tuple(v[rows] for v in self.values), self.start[rows], self.floor[rows]
+    def ask(self, rung: Rung, rows: np.ndarray, placed: bool, parts: Components) -> list[np.ndarray]:
+        """The answers of the kernel for some rows, on places that are known or not."""
+        values = tuple(v[rows] for v in self.values)
+        log_tol = np.full(rows.size, max(self.log_tol, np.log(rung.tolerance)) if rung.tolerance else self.log_tol)
+        if placed:
+            known = jax.tree.map(lambda a: a[rows], (self.hint.near, self.hint.placed))
+            kernel, more = split_contour.epsilon_placed, (*values, *known)
+        elif rung.split:
+            kernel, more = self.split, (*values, self.start[rows], log_tol)
+        else:
+            kernel, more = self.kernel, (*values, log_tol)
+        return in_chunks(*program(kernel, rung, rows.size), (law(parts.take(rows)), *more), rows.size)
 
 
 def _climb(question: _Question, parts: Components) -> Answer:
@@ -161,35 +180,36 @@ def _climb(question: _Question, parts: Components) -> Answer:
 
 def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: Components, answer: Answer) -> None:
     """Climb one ladder with the rows, filling in their answers."""
-    lower, estimate, upper = answer
-    due = np.full(lower.size, len(ladder))
-    due[rows] = question.first[rows] if ladder is LADDER else 0
+    due = np.full(answer.lower.size, len(ladder))
+    due[rows] = question.hint.rung[rows] if ladder is LADDER else 0
     for step, rung in enumerate(ladder):
         todo = np.flatnonzero(due == step)
-        if todo.size == 0:
-            continue
-        values, start, floor = question.take(todo)
-        kernel = question.kernel
-        if rung.split:
-            kernel, values = question.split, (*values, start)
-        log_tol = max(question.log_tol, np.log(rung.tolerance)) if rung.tolerance else question.log_tol
-        arguments = (law(parts.take(todo)), *values, np.full(todo.size, log_tol))
-        low, mid, high, ok, needs = in_chunks(*program(kernel, rung, todo.size), arguments, todo.size)
-        ok &= np.isfinite(low) & np.isfinite(high)
-        low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
-        better = ok & (high - low < upper[todo] - lower[todo])
-        estimate[todo] = np.where(better, mid, estimate[todo])
-        trust = np.where(ok, np.inf, split_contour.BELIEVED) if rung.split else np.full(mid.size, DOUBT)
-        found = np.stack([mid, trust], axis=1)
-        question.start[todo] = np.where(np.isfinite(mid)[:, None], found, start)
-        lower[todo], upper[todo] = np.maximum(low, lower[todo]), np.minimum(high, upper[todo])
-        done = (ok & question.good(low, high)) | (upper[todo] <= question.enough[todo])
-        # the certificate says how fine a plain rung it wants; climb to that one, or to the first split one
-        wanted = np.maximum(rung_for(needs, ladder), step + 1)
-        wanted = np.minimum(wanted, max(first_split(ladder), step + 1))
-        # against a floor a coarse bracket often suffices: try every rung on the way
-        wanted = np.where(np.isfinite(floor), step + 1, wanted)
-        due[todo] = np.where(done, len(ladder), wanted)
+        placed = question.hint.usable[todo] & (question.hint.rung[todo] == step) & rung.split
+        for some, known in ((todo[~placed], False), (todo[placed], True)):
+            if some.size:
+                due[some] = _step(ladder, step, some, known, question, parts, answer)
+
+
+def _step(ladder, step, rows, placed: bool, question: _Question, parts: Components, answer: Answer) -> np.ndarray:
+    """Try some rows on one rung; returns the rungs that they go to."""
+    lower, estimate, upper = answer
+    rung = ladder[step]
+    low, mid, high, ok, needs = question.ask(rung, rows, placed, parts)
+    ok &= np.isfinite(low) & np.isfinite(high)
+    low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
+    better = ok & (high - low < upper[rows] - lower[rows])
+    estimate[rows] = np.where(better, mid, estimate[rows])
+    trust = np.where(ok, np.inf, split_contour.BELIEVED) if rung.split else np.full(mid.size, DOUBT)
+    found = np.stack([mid, trust], axis=1)
+    question.start[rows] = np.where(np.isfinite(mid)[:, None], found, question.start[rows])
+    lower[rows], upper[rows] = np.maximum(low, lower[rows]), np.minimum(high, upper[rows])
+    done = (ok & question.good(low, high)) | (upper[rows] <= question.enough[rows])
+    # the certificate says how fine a plain rung it wants; climb to that one, or to the first split one
+    wanted = np.maximum(rung_for(needs, ladder), step + 1)
+    wanted = np.minimum(wanted, max(first_split(ladder), step + 1))
+    # against a floor a coarse bracket often suffices: try every rung on the way
+    wanted = np.where(np.isfinite(question.floor[rows]), step + 1, wanted)
+    return np.where(done, len(ladder), wanted)
 
 
 def epsilon(
@@ -207,7 +227,7 @@ def epsilon(
     direction already needs) it is not refined.
     """
     if hint is None:
-        hint = Hint(np.zeros(delta.shape), np.zeros(delta.shape, int))
+        hint = no_hint(delta.size)
     values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack))
     question = _Question(
         contour.epsilon,
@@ -219,7 +239,7 @@ def epsilon(
         float(np.log(tolerance)),
         np.where(_total_variation(parts) <= delta * (1.0 - slack), 0.0, _largest_loss(parts)),
         np.maximum(floor, 0.0),
-        np.where(np.isfinite(floor), 0, hint.rung),
+        hint._replace(rung=np.where(np.isfinite(floor), 0, hint.rung)),
     )
     return _climb(question, parts)
 
@@ -244,7 +264,7 @@ def delta(
         float(np.log(tolerance)),
         np.where(epsilon > _largest_loss(parts), -np.inf, np.inf),
         logs,
-        np.zeros(epsilon.shape, int),
+        no_hint(epsilon.size),
     )
     lower, middle, upper = _climb(question, parts)
     ends = (np.exp(np.minimum(x, 0.0)) for x in (np.where(lower > LOWEST, lower, -np.inf), middle, upper))

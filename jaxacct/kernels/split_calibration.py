@@ -6,11 +6,13 @@ call; the caller calls again until x stays where it is.  Nothing here enters a b
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxacct.kernels import split_place, split_wave
 from jaxacct.kernels.calibration import single
+from jaxacct.kernels.split_place import Placed
 
 STEPS = 3
 FARTHEST = 0.4
@@ -33,17 +35,22 @@ class Solved(NamedTuple):
     off: Any  # what the last step leaves, as secants converge
     moved: Any  # distance between x0 and x
     needs: Any  # (points, nodes)
+    placed: Placed  # for x0
+
+
+SHAPE = jax.tree.structure(Solved(*range(7), split_place.unplaced(1, 1)))
+"""Of what a call returns, whose leaves alone come back from compiled programs."""
 
 
 def solve(sign, base, unknown, x0, slope0, epsilon, log_delta, log_tol, points, count) -> Solved:
     """Arguments as for calibration.solve; slope0 is a first guess of d log delta / dx."""
     law = lambda x: single(sign * jnp.ones_like(x0), *(base + x * unknown))
-    place, _ = split_place.plan(law(x0), epsilon, log_delta, log_tol, count)
+    placed = split_place.plan(law(x0), epsilon, log_delta, log_tol, count)
 
     def evaluate(x):
-        wave, made_from = split_wave.wave_at(law(x), place, points, count)
+        wave, made_from = split_wave.wave_at(law(x), placed.place, points, count)
         value, rate = split_wave.estimate(wave, epsilon)
-        return value - log_delta, rate, split_wave.needed(law(x), place, made_from[0])
+        return value - log_delta, rate, split_wave.needed(law(x), placed.place, made_from[0])
 
     def secant(_, carry):
         x, slope, last_x, last_r, *_ = carry
@@ -60,4 +67,4 @@ def solve(sign, base, unknown, x0, slope0, epsilon, log_delta, log_tol, points, 
 
     carry = (x0, slope0, x0, 0.0 * x0, 0.0 * x0, jnp.zeros(2), 0.0 * x0)
     x, slope, _, residual, rate, needs, off = lax.fori_loop(0, STEPS, secant, carry)
-    return Solved(x, slope, slope / rate, residual, off, jnp.abs(x - x0), needs)
+    return Solved(x, slope, slope / rate, residual, off, jnp.abs(x - x0), needs, placed)

@@ -12,7 +12,7 @@ from jaxacct.kernels import aside, certificate, saddle
 from jaxacct.kernels.contour import Bracketed
 from jaxacct.kernels.law import Law
 from jaxacct.kernels.split import AWAY, Window, cumulants, shares
-from jaxacct.kernels.split_place import AXIS, frames_of, plan
+from jaxacct.kernels.split_place import AXIS, Placed, frames_of, plan
 from jaxacct.kernels.split_proof import ends, proof
 from jaxacct.kernels.split_wave import Wave, estimate, wave_at
 
@@ -38,9 +38,9 @@ def _rounds(law: Law, follow, start, plan_at, points, count, rounds):
     """Place the contour and follow it to the next value, again and again; the last placement is returned."""
 
     def again(_, carry):
-        place, choice = plan_at(carry[0])
-        wave, made_from = wave_at(law, place, points, count)
-        return follow(carry[0], wave), place, choice, wave, made_from
+        placed = plan_at(carry[0])
+        wave, made_from = wave_at(law, placed.place, points, count)
+        return follow(carry[0], wave), placed, wave, made_from
 
     shapes = jax.eval_shape(again, 0, (start,))[1:]
     empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
@@ -66,7 +66,7 @@ def epsilon(law: Law, log_delta_low, log_delta_high, start, log_tol, points, cou
     likely = (value * trust > guess) & ((value < guess * trust) | (guess < 1e-11))
     start = jnp.where(likely, value, guess)
     rounds = jnp.where(jnp.isinf(trust), 1, rounds)
-    solution, place, choice, wave, made_from = _rounds(
+    solution, placed, wave, made_from = _rounds(
         law,
         lambda eps, wave: _solve(wave, eps, log_delta_low),
         start,
@@ -75,7 +75,18 @@ def epsilon(law: Law, log_delta_low, log_delta_high, start, log_tol, points, cou
         count,
         rounds,
     )
-    shown = proof(law, place, choice, wave, made_from, points)
+    return _certified(law, placed, wave, made_from, solution, log_delta_low, log_delta_high, points)
+
+
+def epsilon_placed(law: Law, log_delta_low, log_delta_high, start, placed: Placed, points, count):
+    """The same from a solution and a place that are known already, from nearly the same law."""
+    wave, made_from = wave_at(law, placed.place, points, count)
+    solution = _solve(wave, start, log_delta_low)
+    return _certified(law, placed, wave, made_from, solution, log_delta_low, log_delta_high, points)
+
+
+def _certified(law: Law, placed: Placed, wave, made_from, solution, log_delta_low, log_delta_high, points):
+    shown = proof(law, placed, wave, made_from, points)
     _, rate = estimate(wave, solution)
     low, high = ends(wave, shown, solution)
     grain = 16.0 * certificate.UNIT * (jnp.abs(wave.k0) + jnp.abs(log_delta_low) + 4.0)
@@ -92,7 +103,7 @@ def epsilon(law: Law, log_delta_low, log_delta_high, start, log_tol, points, cou
 def delta(law: Law, eps, start, log_tol, points, count, rounds):
     """log of (lower, estimate, upper) of delta(eps), eps > 0; `start` as for epsilon, used from BELIEVED on."""
     begin = jnp.where(start[1] >= BELIEVED, start[0], USUAL)
-    middle, place, choice, wave, made_from = _rounds(
+    middle, placed, wave, made_from = _rounds(
         law,
         lambda log_delta, wave: jnp.clip(estimate(wave, eps)[0], log_delta - 20.0, 0.0),
         begin,
@@ -101,7 +112,7 @@ def delta(law: Law, eps, start, log_tol, points, count, rounds):
         count,
         rounds,
     )
-    shown = proof(law, place, choice, wave, made_from, points)
+    shown = proof(law, placed, wave, made_from, points)
     lower, upper = ends(wave, shown, eps)
     ok = jnp.isfinite(lower) & jnp.isfinite(upper)
     return Bracketed(lower, jnp.clip(middle, lower, upper), upper, ok, shown.needs)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxacct.kernels import aside, certificate, saddle, split_certificate
 from jaxacct.kernels.contour import MULTIPLES, period_for
@@ -15,7 +16,7 @@ CANCEL = 9.0
 CANCEL_LEAST = 1.5
 AFFORDED = 16.0
 """Nats that may be lost to cancellation in all; rounding is some e^-30."""
-AXIS = 192
+AXIS = 128
 """Points for placing the contour."""
 
 
@@ -29,6 +30,21 @@ class Place(NamedTuple):
     count: jax.Array  # nodes needed
     kept: jax.Array  # nodes kept, as many of those as there are
     lost: jax.Array  # nats by which the integrand exceeds delta
+
+
+class Placed(NamedTuple):
+    """A place with the windows' own data, which together are all that a certificate needs to know of it."""
+
+    place: Place
+    choice: aside.Choice
+
+
+def unplaced(size, parts):
+    """A batch of nothing, to be filled: NumPy arrays for `size` configurations of `parts` sampled Gaussians."""
+    one, each = np.zeros(size), np.zeros((size, parts))
+    place = Place(Window(each, each, one), one, one, one, one, one, one)
+    choice = aside.Choice(each, each, one, one, one.astype(bool))
+    return jax.tree.map(np.copy, Placed(place, choice))
 
 
 def frames_of(law: Law, window: Window, c, points, frequency=None):
@@ -74,7 +90,7 @@ def _option(law: Law, window: Window, epsilon, log_delta, log_tol, count):
     return Place(window, c, period, images_at, needed, cuts[kept], lost)
 
 
-def plan(law: Law, epsilon, log_delta, log_tol, count):
+def plan(law: Law, epsilon, log_delta, log_tol, count) -> Placed:
     """Windows and contour: with the calm compositions or without, whichever needs fewer nodes."""
     choice = aside.choose(law, epsilon, log_delta, log_tol)
     keep = jnp.array([1.0, 0.0])
@@ -84,4 +100,4 @@ def plan(law: Law, epsilon, log_delta, log_tol, count):
     cost = jnp.log(options.count) + jnp.maximum(options.lost - 12.0, 0.0)
     cost = jnp.where(jnp.isfinite(cost), cost, jnp.inf)
     cost = cost.at[1].set(jnp.where(choice.separable, cost[1], jnp.inf))
-    return jax.tree.map(lambda x: x[jnp.argmin(cost)], options), choice
+    return Placed(jax.tree.map(lambda x: x[jnp.argmin(cost)], options), choice)

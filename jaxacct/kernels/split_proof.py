@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxacct.kernels import aside, certificate, split_certificate
-from jaxacct.kernels.aside import Aside, Choice
+from jaxacct.kernels.aside import Aside
 from jaxacct.kernels.law import Law
 from jaxacct.kernels.nodes import depth, trapezoid
 from jaxacct.kernels.special import log1p
 from jaxacct.kernels.split import rise_and_norm, tilted
-from jaxacct.kernels.split_place import Place, frames_of
+from jaxacct.kernels.split_place import Placed, frames_of
 from jaxacct.kernels.split_wave import Wave, logs_of, needed
 
 
@@ -38,8 +38,9 @@ class _Axis(NamedTuple):
     calm_log: jax.Array
 
 
-def _on_the_axis(law: Law, place: Place, choice: Choice, points) -> _Axis:
+def _on_the_axis(law: Law, placed: Placed, points) -> _Axis:
     """Bound the images and the calm compositions; all grids go through one trace of the error bound."""
+    place, choice = placed
     window = place.window
     calm, calm_at = aside.calm_frames(law, choice, points)
     even = frames_of(law, window, place.c, points)
@@ -61,13 +62,14 @@ def _on_the_axis(law: Law, place: Place, choice: Choice, points) -> _Axis:
     return _Axis(even, own, errors[0], images, calm_at, calm_log)
 
 
-def proof(law: Law, place: Place, choice: Choice, wave: Wave, made_from, points) -> Proof:
+def proof(law: Law, placed: Placed, wave: Wave, made_from, points) -> Proof:
     """Bound every error of a wave."""
     frames, parts, calm, jump = made_from
+    place, choice = placed
     window, c, n, count = place.window, place.c, law.gauss_n, wave.angle.size
     t, t_max = wave.t, wave.h * place.kept
     logs = logs_of(law, place, parts, calm, jump, t)
-    axis = _on_the_axis(law, place, choice, points)
+    axis = _on_the_axis(law, placed, points)
     bound = jax.vmap(split_certificate.step_errors, (0, 0, None, 0, 0, None, 0, 0, None))
     sides = (law.gauss_sigma, law.gauss_q, law.sign, window.low, window.high)
     steps = bound(*sides, c, frames, parts, t_max)
