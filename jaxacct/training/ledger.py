@@ -140,9 +140,8 @@ class Ledger:
 
         Raises InputError for bad values, and where the ledger cannot be written.
         """
-        self._append(
-            [self._step(step, key_fingerprint, batch_fingerprint, noise_multiplier, sampling_probability, partition)]
-        )
+        entry = (step, key_fingerprint, batch_fingerprint, noise_multiplier, sampling_probability, partition)
+        self._append([self._step(*entry)])
 
     def record_many(
         self,
@@ -165,9 +164,7 @@ class Ledger:
         """Note any other release, such as a whole private selection; it is on the disk when this returns."""
         require_mechanism("mechanism", mechanism)
         if batch_shape(mechanism):
-            raise InputError(
-                f"mechanism of shape {batch_shape(mechanism)} must be one configuration; note each by itself"
-            )
+            raise InputError(f"mechanism of shape {batch_shape(mechanism)} must be one configuration; note one by one")
         self._append([Spend(self.run, mechanism, lines.words("note", note))])
 
     def releases(self, run: str | None = None) -> Counter[Release]:
@@ -249,10 +246,10 @@ class Ledger:
     def _catch_up(self, mend: bool) -> None:
         """Count every line; replace a last one that was cut off by what it counts as."""
         assert self._file is not None
-        fragment, end, number = b"", 0, 0
-        for number, (line, check, end) in enumerate(lines.read(self._file, self.path), 1):
+        fragment, end = b"", 0
+        for number, (line, check, place) in enumerate(lines.read(self._file, self.path), 1):
             if isinstance(line, bytes):
-                fragment = line
+                fragment, end = line, place
                 break
             if not isinstance(line, Run) and line.run not in self.runs:
                 raise InputError(f"{self.path}: line {number} is of a run that never began; restore it from a copy")

@@ -103,9 +103,7 @@ def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, int, int]]:
             continue
         begun = text.startswith(_KIND) or _KIND.startswith(text)
         if number == 1 and begun and not whole:
-            raise InputError(
-                f"{place} was cut off and nothing was noted after it; delete the ledger and create it anew"
-            )
+            raise InputError(f"{place} was cut off before anything was noted; delete the ledger and create it anew")
         if whole or not begun:
             raise InputError(f"{place} is damaged, or a line before it is missing; restore the ledger from a copy")
         yield text, total, file.tell() - len(raw)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -177,16 +178,22 @@ class Plan:
         self._require(step, self.steps - 1)
         if self.sampling != FIXED:
             raise InputError(f"sampling = {self.sampling!r} has no passes; only 'fixed_batches' does")
-        return next((k, first, last) for k, (first, last) in enumerate(self._passes) if step < last)
+        return next((k, first, last) for k, (first, last) in enumerate(self.passes) if step < last)
 
     @functools.cached_property
-    def _passes(self) -> list[tuple[int, int]]:
+    def passes(self) -> list[tuple[int, int]]:
+        """(first step, step after the last) of every pass of fixed batches."""
         return list(passes(self.segments, self.dataset_size))
 
-    def releases_after(self, step: int) -> dict[Release, int]:
+    def releases_after(self, step: int) -> Counter[Release]:
         """What the first `step` steps release, counted."""
         self._require(step, self.steps)
         return releases(self.segments, step, self.sampling, self.dataset_size)
+
+    @functools.cached_property
+    def whole(self) -> Counter[Release]:
+        """What all steps release, counted."""
+        return self.releases_after(self.steps)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -273,11 +280,26 @@ class Plan:
     def allows(self, ledger: Ledger, next_step: int) -> bool:
         """Whether what a ledger holds and one more step stay within the target, certified; True without a target.
 
-        Costs nothing while the ledger follows the plan.
+        Costs nothing while the ledger follows the plan.  A step of fixed batches is taken to go on with the partition
+        of the pass that is under way.  With repetitions only the current run of the ledger counts.
         """
         from jaxacct.training.budget import allows
 
         return allows(self, ledger, next_step)
+
+    @functools.cached_property
+    def within(self) -> bool:
+        """Whether the plan as it stands meets its target, as every plan does that was solved for."""
+        return self.target_epsilon is None or self.holds(self.mechanism)
+
+    def holds(self, mechanism: Mechanism) -> bool:
+        """Whether a mechanism in place of the run meets the target: certified, or by the filter where there is one."""
+        if self.filter is None:
+            known = self.epsilon if mechanism == self.mechanism else self.of_all(mechanism)
+            return bool(known.upper <= self.target_epsilon)
+        from jaxacct.training.recalibration import spent_renyi
+
+        return bool(spent_renyi(self, mechanism, self.filter) <= self.filter.budget)
 
     def of_all(self, mechanism: Mechanism) -> Bounds:
         """Epsilon at target_delta of a run, through the law of K where there are repetitions."""
