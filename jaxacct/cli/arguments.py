@@ -52,8 +52,8 @@ DESCRIPTION = {
     "that of one process.",
     "plot": "Draw the result of a sweep: a value against an input with its bracket as a band, a heat map over two "
     "inputs, or the privacy profiles or trade-off curves of some rows. What is not asked for is chosen by the data.",
-    "ledger": "What a training run has spent, from its ledger: who ran it, its steps with their noise and rates, replays "
-    "that count twice, and the certified epsilon of each run and of all.",
+    "ledger": "What a training run has spent, from its ledger: who ran it, its steps with their noise and rates, "
+    "replays that count twice, and the certified epsilon of each run and of all.",
 }
 EXAMPLE = {
     "ledger": "jaxacct ledger show run.jsonl --delta 1e-6",
@@ -67,6 +67,7 @@ EXAMPLE = {
     "plot": "jaxacct plot result.csv --out figure.pdf --x target_epsilon --by epochs",
 }
 ACTIONS = ("show",)
+POSITIONAL = ("command", "grid", "parts", "result", "action", "ledger")
 SWITCHES = {
     "dry_run": "show the plan and an estimate of the time, from a sample, and solve nothing else",
     "resume": "go on from the journal of an interrupted run, where there is one",
@@ -242,11 +243,7 @@ def _attach_negatives(arguments: Sequence[str]) -> list[str]:
 def _unknown(options: argparse.Namespace, word: str) -> str:
     if not word.startswith("-"):
         return f"unexpected {word!r}; see jaxacct {options.command} --help"
-    known = [
-        _option(name)
-        for name in vars(options)
-        if name not in ("command", "grid", "parts", "result", "action", "ledger")
-    ]
+    known = [_option(name) for name in vars(options) if name not in POSITIONAL]
     given = word.split("=")[0]
     near = difflib.get_close_matches(given, known, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else f"see jaxacct {options.command} --help"

@@ -12,14 +12,12 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.representations.concentrated import epsilon_from_renyi
-from jaxacct.representations.rdp import renyi_curve
 from jaxacct.sweep.files import sync_folder, unwritable
 from jaxacct.training import lines
+from jaxacct.training.claims import claim
 from jaxacct.training.lines import Line, Run, Spend, Step, Torn
 from jaxacct.training.plan import Plan
 from jaxacct.training.releases import Release
@@ -184,31 +182,9 @@ class Ledger:
         Of a run whose plan was recalibrated by what the data said, it is that of the plan's filter (kind "bound"), at
         the filter's order composed with the other releases; inf where the run has spent more than the filter lets pass.
         """
-        if relation is None:
-            known = {line.plan.relation for name in self._names(run) for line in self.headers[name]}
-            if len(known) > 1:
-                raise InputError(f"relation is missing; the plans have {' and '.join(sorted(known))}, choose one")
-            relation = known.pop()
-        plans = {name: self.headers[name][-1].plan for name in self._names(run)}
-        if any(plan.filter for plan in plans.values()):
-            return self._by_filters(plans, delta, relation)
-        return account.epsilon(self.spent(run), delta, relation=relation)
-
-    def _by_filters(self, plans: dict[str, Plan], delta: float, relation: str) -> Bounds:
-        """Rényi composition at the filters' order: the budgets of the runs that have one, and what the others spent."""
-        filters = {plan.filter for plan in plans.values() if plan.filter}
-        orders = {one.order for one in filters}
-        if len(orders) > 1 or any(plan.relation != relation for plan in plans.values()):
-            raise InputError("the runs have Renyi filters of different orders or relations; ask for one run at a time")
-        used = 0.0
-        for name, plan in plans.items():
-            spent = float(renyi_curve(total([self.runs[name]]), [*orders], relation).values[0])
-            if plan.filter is None:
-                used += spent
-            else:
-                used += plan.filter.budget if spent <= plan.filter.budget else np.inf
-        upper = float(epsilon_from_renyi([*orders], [used], delta).upper)
-        return Bounds(0.0, upper, upper, "bound", "width" if np.isinf(upper) else "ok", "rdp_filter")
+        names = list(self.runs) if run is None else [run]
+        several = [(self._known(name), self.headers[name]) for name in names]
+        return claim(several, delta, relation)
 
     def close(self) -> None:
         """Close the file; nothing can be noted afterwards."""
@@ -221,11 +197,6 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _names(self, run: str | None) -> list[str]:
-        if run is not None:
-            self._known(run)
-        return list(self.runs) if run is None else [run]
 
     def _known(self, run: str) -> Spent:
         if run not in self.runs:
