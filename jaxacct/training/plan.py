@@ -314,9 +314,9 @@ class Plan:
         return account.epsilon(mechanism, self.target_delta, relation=self.relation, rtol=rtol)
 
     def _promised(self, shape: tuple[int, ...] = ()) -> Bounds:
-        """What a filter promises, whenever the run ends."""
-        upper = np.full(shape, self.target_epsilon)
-        return Bounds(np.zeros(shape), upper, upper, "bound", "ok", "rdp_filter")
+        """What a filter promises, whenever the run ends; nothing where a document holds more than it lets pass."""
+        upper = np.full(shape, self.target_epsilon if self.within else np.inf)
+        return Bounds(np.zeros(shape), upper, upper, "bound", "ok" if self.within else "width", "rdp_filter")
 
     def _require(self, step: int, last: int) -> None:
         number = check("step", step, NON_NEGATIVE)
