@@ -45,6 +45,7 @@ def solve(
     bad, good = (low, np.inf), (high, -np.inf)  # (y, log(upper/target))
     answer = np.nan
     tried_bad = tried_good = False
+    margin = 1e-7 if whole else 0.05 * rtol  # for the rounding by which another evaluation may differ
     aim = np.log1p(-0.3 * rtol)
     y = np.clip(side * np.log(start) + np.linspace(-0.7, 0.7, CANDIDATES), low, high)
     for _ in range(ROUNDS):
@@ -55,11 +56,11 @@ def solve(
             excess = np.where(np.isnan(found), 8.0, np.clip(np.log(found / target), -8.0, 8.0))
         for value, f in zip(values, excess, strict=True):
             at = side * np.log(value)
-            if f <= -0.05 * rtol and (not tried_good or at < good[0]):
+            if f <= -margin and (not tried_good or at < good[0]):
                 good, tried_good, answer = (at, f), True, float(value)
-            elif f > -0.05 * rtol and (not tried_bad or at > bad[0]):
+            elif f > -margin and (not tried_bad or at > bad[0]):
                 bad, tried_bad = (at, f), True
-        if tried_good and (good[1] >= -rtol or good[0] <= low + 1e-12):
+        if tried_good and ((good[1] >= -rtol and not whole) or good[0] <= low + 1e-12):
             break
         if tried_bad and bad[0] >= high - 1e-12:
             return np.nan
