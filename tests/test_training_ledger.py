@@ -418,6 +418,18 @@ def test_the_stop_of_fixed_batches(path, replays, done):
         assert ledger.epsilon(DELTA).upper <= 1.0
 
 
+def test_another_partition_in_a_pass_costs_a_pass(path):
+    """Shuffled anew in the middle of the last pass, the steps left cost another Gaussian, for which nothing is left."""
+    plan = Plan(target_epsilon=1.0, **FIXED, expected_batch_size=100, epochs=2)
+    with Ledger.create(path, plan) as ledger:
+        for step in range(15):
+            assert plan.allows(ledger, step, partition=str(step // 10))
+            note(ledger, step, noise=plan.noise_multiplier, rate=0.1, partition=str(step // 10))
+        assert plan.allows(ledger, 15) and plan.allows(ledger, 15, partition="1")
+        assert not plan.allows(ledger, 15, partition="anew")
+        assert not plan.allows(ledger, 14, partition="1")  # in that partition it was taken already
+
+
 def test_without_a_target_everything_is_allowed(path):
     with Ledger.create(path, PLAN) as ledger:
         assert PLAN.allows(ledger, 10**6)

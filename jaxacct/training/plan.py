@@ -277,15 +277,15 @@ class Plan:
 
         return recalibrated(self, step, steps, epochs, expected_batch_size, data_dependent)
 
-    def allows(self, ledger: Ledger, next_step: int) -> bool:
+    def allows(self, ledger: Ledger, next_step: int, partition: str | None = None) -> bool:
         """Whether what a ledger holds and one more step stay within the target, certified; True without a target.
 
-        Costs nothing while the ledger follows the plan.  A step of fixed batches is taken to go on with the partition
-        of the pass that is under way.  With repetitions only the current run of the ledger counts.
+        Costs nothing while the ledger follows the plan.  partition : of fixed batches, the one that the step
+        will be noted with; left out, the step is taken to go on with that of the last entry.  With repetitions only the current run of the ledger counts.
         """
         from jaxacct.training.budget import allows
 
-        return allows(self, ledger, next_step)
+        return allows(self, ledger, next_step, partition)
 
     @functools.cached_property
     def within(self) -> bool:
