@@ -400,9 +400,18 @@ def test_the_stop_sees_other_mechanisms_runs_and_filters(path, tmp_path):
         assert not TARGETED.allows(ledger, 0)
     filtered = Plan(target_epsilon=1.0, **FULL, steps=50).recalibrate(20, steps=60, data_dependent=True)
     with Ledger.create(tmp_path / "filtered", filtered) as ledger:
+        claim_run = ledger.run
         assert trained(filtered, ledger, {50: 1.0}) == 59
         claim = ledger.epsilon(DELTA)
         assert (claim.upper, claim.kind) == (pytest.approx(1.0, rel=1e-9), "bound") and claim.upper >= 1.0 - 1e-11
+        assert "a Renyi filter of another order" in refusal(TARGETED.allows, ledger, 0)
+        ledger.begin(PLAN, "other")
+        note(ledger, 0)
+        order, budget = filtered.filter
+        renyi = budget + order / 2 / 100  # the filter's budget and one Gaussian of noise multiplier 10
+        expected = renyi + math.log((order - 1) / order) - (math.log(DELTA) + math.log(order)) / (order - 1)
+        assert ledger.epsilon(DELTA).upper == pytest.approx(expected, rel=1e-9)
+        ledger.run = claim_run
         note(ledger, 59, noise=1.0)
         assert np.isinf(ledger.epsilon(DELTA).upper)  # beyond its budget a filter says nothing
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from jaxacct.mechanisms import compose
 from jaxacct.training.releases import FIXED, Release, composed
 from jaxacct.training.spent import total
+from jaxacct.validation import InputError
 
 if TYPE_CHECKING:
     from jaxacct.training.ledger import Ledger
@@ -34,6 +35,10 @@ def allows(plan: Plan, ledger: Ledger, next_step: int, partition: str | None = N
         return False
     run = ledger.run if plan.repetitions is not None else None  # the other runs of a tuning are in the law of K
     several = [spent for name, spent in ledger.runs.items() if run in (None, name)]
+    headers = [line for name, lines in ledger.headers.items() if run in (None, name) for line in lines]
+    orders = {line.plan.filter.order for line in headers if line.plan.filter}
+    if orders - {plan.filter.order if plan.filter else None}:
+        raise InputError("the ledger has a Renyi filter of another order; nothing can be certified on top of it")
     others = sum(spent.others.total() for spent in several)
     wanted = ledger.releases(run) + _ahead(plan, ledger, next_step, 1, partition)
     if not others and plan.within and wanted <= plan.whole:

@@ -280,8 +280,11 @@ class Plan:
     def allows(self, ledger: Ledger, next_step: int, partition: str | None = None) -> bool:
         """Whether what a ledger holds and one more step stay within the target, certified; True without a target.
 
-        Costs nothing while the ledger follows the plan.  partition : of fixed batches, the one that the step
-        will be noted with; left out, the step is taken to go on with that of the last entry.  With repetitions only the current run of the ledger counts.
+        Costs nothing while the ledger follows the plan.  With repetitions only the current run of the ledger counts.
+        partition : of fixed batches, the one that the step will be noted with; left out, the step is taken to go on
+        with that of the last entry.
+
+        Raises InputError where the ledger has a Rényi filter that the plan does not share: nothing can be certified.
         """
         from jaxacct.training.budget import allows
 
