@@ -17,6 +17,8 @@ from training_cases import DELTA, FIXED, FULL, gaussian_epsilon
 import jaxacct as ja
 from jaxacct import selection
 from jaxacct.training import Plan, Segment
+from jaxacct.training.curve import dominating
+from jaxacct.training.releases import Release
 from jaxacct.training.solve import solve
 
 MODULES = ("plan", "documents", "ledger")
@@ -238,6 +240,21 @@ def test_the_noise_for_repetitions():
     plan = Plan(target_epsilon=2.0, **FULL, steps=10, repetitions=selection.Geometric(0.1))
     again = ja.epsilon(selection.select(ja.dp_sgd(plan.noise_multiplier, 1.0, 10), plan.repetitions), DELTA)
     assert 1.99 <= again.upper <= 2.0 * (1 + 1e-6) and plan.within
+
+
+def test_the_curve_of_many_different_steps_is_above_them():
+    factors = np.geomspace(3.0, 1.0, 200)
+    plan = Plan(target_epsilon=2.0, **FULL, steps=200, noise_schedule=factors)
+    steps, curve = plan.epsilon_curve(20)
+    exact = [gaussian_epsilon(math.sqrt(np.sum((plan.noise_multiplier * factors[:s]) ** -2.0))) for s in steps]
+    assert (curve.upper >= exact).all() and (curve.upper <= np.array(exact) * 1.15).all()
+    assert curve.upper[-1] <= 2.0 and set(curve.kind) == {"bound"} and (curve.lower == 0).all()
+    varied = [Release("poisson", s, q) for s in (1.0, 1.1, 2.0) for q in (0.1, 0.2, 0.4)]
+    for few, known in ((12, plan.whole), (4, varied)):
+        stand_in = dominating(known, few // 2 if known is varied else few, 2)
+        assert len(set(stand_in.values())) == few
+        for a, b in stand_in.items():
+            assert b.noise_multiplier <= a.noise_multiplier and b.sampling_probability >= a.sampling_probability
 
 
 # Refusals
