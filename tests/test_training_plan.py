@@ -191,6 +191,13 @@ def test_without_replacement_is_accounted_as_such():
     plan = Plan(**given, steps=60, noise_multiplier=5.0)
     assert plan.mechanism == ja.repeat(ja.SampledWithoutReplacement(ja.Gaussian(5.0), 0.2), 60)
     assert Plan(**given, steps=60, noise_multiplier=5.0, relation="replace_one").relation == "replace_one"
+    just_below = Plan(
+        **given | {"expected_batch_size": None}, sampling_probability=0.2 - 1e-12, steps=1, noise_multiplier=5.0
+    )
+    assert (just_below.sampling_probability, just_below.expected_batch_size) == (
+        0.2,
+        20.0,
+    )  # what is drawn is accounted
     # half the noise, Poisson sampled, is the same pair (without_replacement.py)
     assert plan.epsilon.upper == pytest.approx(float(ja.epsilon(ja.dp_sgd(2.5, 0.2, 60), DELTA).upper), rel=1e-6)
 
@@ -349,6 +356,14 @@ def test_hostile_documents_are_refused(name, value, message):
 def test_text_that_is_no_document_is_refused():
     for text in ("", "{", "[1]", '{"a": NaN}', '{"a": 1, "a": 2}', "[" * 100_000, "9" * 5000, "7"):
         assert "text is no plan" in refusal(Plan.from_json, text)
+
+
+def test_a_document_cannot_state_a_share_below_what_is_drawn():
+    document = json.loads(Plan(**FIXED, expected_batch_size=100, steps=3, noise_multiplier=1.0).to_json())
+    for row in ([3, 1.0, 0.1 - 1e-12, 100.0], [3, 1.0, 0.1, 100.00000001]):
+        assert "must be sampling_probability * dataset_size" in refusal(
+            Plan.from_json, json.dumps(document | {"segments": [row]})
+        )
 
 
 def test_a_document_cannot_claim_less_than_it_spends():
