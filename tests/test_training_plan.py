@@ -191,13 +191,9 @@ def test_without_replacement_is_accounted_as_such():
     plan = Plan(**given, steps=60, noise_multiplier=5.0)
     assert plan.mechanism == ja.repeat(ja.SampledWithoutReplacement(ja.Gaussian(5.0), 0.2), 60)
     assert Plan(**given, steps=60, noise_multiplier=5.0, relation="replace_one").relation == "replace_one"
-    just_below = Plan(
-        **given | {"expected_batch_size": None}, sampling_probability=0.2 - 1e-12, steps=1, noise_multiplier=5.0
-    )
-    assert (just_below.sampling_probability, just_below.expected_batch_size) == (
-        0.2,
-        20.0,
-    )  # what is drawn is accounted
+    given_rate = given | {"expected_batch_size": None, "sampling_probability": 0.2 - 1e-12}
+    drawn = Plan(**given_rate, steps=1, noise_multiplier=5.0)
+    assert (drawn.sampling_probability, drawn.expected_batch_size) == (0.2, 20.0)  # what is drawn is accounted for
     # half the noise, Poisson sampled, is the same pair (without_replacement.py)
     assert plan.epsilon.upper == pytest.approx(float(ja.epsilon(ja.dp_sgd(2.5, 0.2, 60), DELTA).upper), rel=1e-6)
 
