@@ -337,7 +337,9 @@ HOSTILE = [
     ("dataset_size", "__import__('os')", "dataset_size"),
     ("sampling", ["poisson"], "sampling = ['poisson'] is not known"),
     ("target_epsilon", "inf", "target_epsilon = 'inf'"),
-    ("filter_order", 0.5, "filter_order must be > 1"),
+    ("filter", [0.5, 1.0], "the order of the filter = 0.5 must be > 1"),
+    ("filter", [2.0, -1.0], "filter = -1.0 must be > 0"),
+    ("filter", [2.0], "must be a list of its order and its budget"),
     ("repetitions", {"type": "Law"}, "must be an object whose type is one of"),
     ("more", 1, "plan must be an object with the keys"),
 ]
@@ -366,5 +368,5 @@ def test_a_document_cannot_claim_less_than_it_spends():
     document = json.loads(Plan(target_epsilon=2.0, **FULL, steps=3).to_json())
     document["segments"] = [[300, 1.0, 1.0, 1000.0]]
     assert not Plan.from_json(json.dumps(document)).within
-    filtered = Plan.from_json(json.dumps(document | {"filter_order": 5.0}))
+    filtered = Plan.from_json(json.dumps(document | {"filter": [5.0, 0.1]}))
     assert not filtered.within and np.isinf(filtered.epsilon.upper) and not filtered.epsilon.ok
