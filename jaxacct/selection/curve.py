@@ -47,9 +47,11 @@ def curves(run: Mechanism, relation: str) -> list[list[Curve]]:
 def _of_one(run: Mechanism, relation: str) -> list[Curve]:
     outer_relation = relation if relation == "replace_one" else "add_or_remove_one"
     parts = [components(run, outer_relation, direction) for direction in DIRECTIONS]
-    ratio, low, high = (_by_sum if all(map(finite_once, parts)) else _by_engine)(run, parts, relation)
+    exact = all(map(finite_once, parts))
+    ratio, low, high = (_by_sum if exact else _by_engine)(run, parts, relation)
     sides = [_curve(*_joined(ratio, low, high))]
-    if not (run.symmetric() or relation == "replace_one"):
+    # the engines have answered for the worse direction of replacing a record, sums for each
+    if not (run.symmetric() or (relation == "replace_one" and not exact)):
         sides.append(_curve(*_joined(ratio, low[::-1], high[::-1])))
     return sides
 

@@ -195,7 +195,7 @@ def attack(run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remo
     curves = known_curves(run, outer)[0]
     for direction in names if len(curves) > 1 else names[:1]:
         curve = curves[("remove", "add").index(direction) if len(curves) > 1 else 0]
-        one = f"{direction}_one" if len(curves) > 1 else relation
+        one = f"{direction}_one" if len(curves) > 1 and outer != "replace_one" else relation
         reached = float(bracket("epsilon", run, k, target, one, fine=False)[0])
         with jax.enable_x64():
             order, (gain, cost) = _order(k, curve.below, np.exp(min(reached, HIGHEST)))
