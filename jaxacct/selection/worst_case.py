@@ -73,7 +73,8 @@ def _solved(quantity: str, stacked: Any, base: np.ndarray, laws: Law, values: np
     """(2, B) ends for one direction; what is wide is done again with more rows and columns."""
     low, high = _in_chunks(quantity, QUICK, stacked, base, laws, values)
     again = fine and quantity == "epsilon"
-    wide = np.flatnonzero((high - low > WIDTH) & (low < np.inf)) if again else np.zeros(0, int)
+    open_ = (low < np.inf) & (high > low + WIDTH)
+    wide = np.flatnonzero(open_) if again else np.zeros(0, int)
     if wide.size:
         some = jax.tree.map(lambda x: x[wide], laws)
         finer = _in_chunks(quantity, FINE, stacked, base[wide], some, values[wide])
