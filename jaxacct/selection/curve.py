@@ -39,12 +39,12 @@ class Curve(NamedTuple):
 
 
 def curves(run: Mechanism, relation: str) -> list[list[Curve]]:
-    """For each configuration of the batch the curves of its directions: one if symmetric, else (remove, add)."""
-    shape = batch_shape(run)
-    return [_of_one(element(run, index) if shape else run, relation) for index in np.ndindex(shape)]
+    """For each configuration the curves of its directions: one if the whole batch is symmetric, else (remove, add)."""
+    shape, both = batch_shape(run), not run.symmetric()
+    return [_of_one(element(run, index) if shape else run, relation, both) for index in np.ndindex(shape)]
 
 
-def _of_one(run: Mechanism, relation: str) -> list[Curve]:
+def _of_one(run: Mechanism, relation: str, both: bool) -> list[Curve]:
     outer_relation = relation if relation == "replace_one" else "add_or_remove_one"
     parts = [components(run, outer_relation, direction) for direction in DIRECTIONS]
     exact = all(map(finite_once, parts))
@@ -52,7 +52,7 @@ def _of_one(run: Mechanism, relation: str) -> list[Curve]:
     inside = [_by_atoms(part) for part in parts] if exact else [None, None]
     sides = [_curve(*_joined(ratio, low, high), inside[0])]
     # the engines have answered for the worse direction of replacing a record, sums for each
-    if not (run.symmetric() or (relation == "replace_one" and not exact)):
+    if both and (exact or relation != "replace_one"):
         sides.append(_curve(*_joined(ratio, low[::-1], high[::-1]), inside[1]))
     return sides
 
