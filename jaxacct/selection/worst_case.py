@@ -75,7 +75,7 @@ def _solved(quantity: str, stacked: Any, base: np.ndarray, laws: Law, values: np
     # a program more takes longer to compile than it saves on a few
     finer = () if not fine or quantity != "epsilon" else (FINE,) if values.size <= CHUNK else (MIDDLE, FINE)
     for effort in finer:
-        wide = np.flatnonzero((high - low > WIDTH) & (low < np.inf))
+        wide = np.flatnonzero((low < np.inf) & (high > low + WIDTH))
         if wide.size:
             some = jax.tree.map(lambda x, wide=wide: x[wide], laws)
             ends = _in_chunks(quantity, effort, stacked, base[wide], some, values[wide])
