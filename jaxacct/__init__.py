@@ -45,6 +45,7 @@ _HOMES = {
     ),
     "representations.profile": ("Profile", "profile"),
     "representations.rdp": ("rdp_delta", "rdp_epsilon"),
+    "selection.allowed": ("AllowedRepetitions", "repetitions_allowed"),
     "sweep": ("sweep",),
     "validation": ("InputError",),
 }

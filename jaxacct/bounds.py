@@ -43,16 +43,29 @@ _NOT_FINE = {
 STATUSES = {**_FINE, **_NOT_FINE}
 """Every status with a sentence that tells what it means and what to do."""
 
+_OK = {
+    "bound": "The bound was evaluated and nothing is claimed below it; use upper in a privacy claim.",
+    "estimate": "The numerics converged, their error is estimated only; do not use it in a privacy claim.",
+    "asymptotic": "A limit law was evaluated, which bounds nothing; do not use it in a privacy claim.",
+    "conditional": "The answer holds under the assumption that its kind names; claim nothing without that.",
+}
+"""What "ok" means of kinds whose bracket is not certified."""
 
-def explain(status: str) -> str:
-    """One sentence: what a status means and what to do about it.
+
+def explain(status: str, kind: str = "certified") -> str:
+    """One sentence: what a status means for an answer of a kind, and what to do about it.
 
     >>> explain("zero")
     'delta is at least delta(0), so epsilon is 0; nothing to do.'
+    >>> explain("ok", "bound")
+    'The bound was evaluated and nothing is claimed below it; use upper in a privacy claim.'
     """
     if status not in STATUSES:
         raise ValueError(f"status {status!r} is not known; use one of {', '.join(STATUSES)}")
-    return STATUSES[status]
+    statement = str(kind).split(":")[0]
+    if statement not in KINDS:
+        raise ValueError(f"kind {kind!r} is not known; use one of {', '.join(KINDS)}")
+    return _OK.get(statement, STATUSES[status]) if status == "ok" else STATUSES[status]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

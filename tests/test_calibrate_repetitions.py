@@ -42,3 +42,14 @@ def test_what_is_no_law_or_does_not_fit_is_refused():
 
     assert "repetitions = 10 must be a law of K" in refusal(calibrated, 10)
     assert "repetitions of shape (3,) do not broadcast" in refusal(calibrated, selection.Poisson([1.0, 2.0, 3.0]))
+
+
+@pytest.mark.slow
+def test_noise_of_a_sampled_run():
+    law, target = selection.Geometric(0.1), 2.0
+    c = ja.calibrate_noise_multiplier(target, 1e-5, 0.1, 1, repetitions=law)
+    assert c.status == "ok" and c.epsilon.kind == "certified"
+    assert target * (1 - 1e-3) <= c.epsilon.lower <= c.epsilon.upper <= target
+    noise = c.value * np.array([1.0, 0.995])
+    found = ja.epsilon(selection.select(ja.dp_sgd(noise, 0.1, 1), law), 1e-5)
+    assert found.upper[0] <= target * (1 + 1e-9) and found.lower[1] > target  # a genuine order leaks more there

@@ -10,7 +10,7 @@ import jaxacct as ja
 from jaxacct import selection
 from jaxacct.selection import envelope
 from jaxacct.selection.base import Sides, sides, upper_delta
-from jaxacct.selection.curve import outer
+from jaxacct.selection.curve import outer, upper_hull
 from jaxacct.selection.law import evaluated
 from jaxacct.selection.published import shift
 
@@ -93,7 +93,7 @@ def test_the_hull_of_lines_is_the_maximum_over_all_of_them(law):
         grid = np.linspace(-top, top, 201)
         _, u, t = outer(np.exp(grid), upper_delta(run, grid, "add_or_remove_one"))
         gain, cost = envelope._lines(law, *envelope._cells(u, t, grid.size + 3))
-        kept = envelope._upper_hull(gain, -cost)
+        kept = upper_hull(gain, -cost)
         ends = np.diff(cost[kept]) / np.diff(gain[kept])
         assert np.all(np.diff(ends) >= 0)
         at = np.geomspace(np.exp(-top), np.exp(2 * top), 50)

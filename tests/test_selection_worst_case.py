@@ -58,32 +58,51 @@ def random_law(rng):
     return masses / masses.sum()
 
 
-def above_any_order(seed, count, outcomes):
+FAMILIES = {
+    "categorical": lambda rng, n: selection.Categorical(np.array([random_law(rng) for _ in range(n)])),
+    "negative binomial": lambda rng, n: selection.TruncatedNegativeBinomial(rng.uniform(-0.9, 3, n), rng.beta(1, 3, n)),
+    "poisson": lambda rng, n: selection.Poisson(rng.gamma(1.0, 3.0, n)),
+    "binomial": lambda rng, n: selection.Binomial(rng.integers(1, 12, n), rng.uniform(0.05, 1, n)),
+    "point mass": lambda rng, n: selection.PointMass(rng.integers(1, 8, n)),
+}
+
+
+def above_any_order(seed, count, family):
+    """Bases of up to 7 outcomes: all orders, and the attack, stay below the bound at eps of either sign."""
     rng = np.random.default_rng(seed)
-    bases = [small_base(rng, outcomes) for _ in range(count)]
-    laws = np.array([random_law(rng) for _ in range(count)])
-    run = ja.FiniteOutput(*(np.array(side) for side in zip(*bases, strict=True)))
-    law = selection.Categorical(laws)
+    bases = [small_base(rng, rng.integers(2, 8)) for _ in range(count)]
+    padded = ([np.append(base[side], np.zeros(7 - base[side].size)) for base in bases] for side in (0, 1))
+    run, law = ja.FiniteOutput(*map(np.array, padded)), FAMILIES[family](rng, count)
     at = np.abs(EPS)[:, None]
     forward = worst_case.bracket("delta", run, law, at, "remove_one")
     reverse = worst_case.bracket("delta", run, law, at, "add_one")
     for i, (p, q) in enumerate(bases):
-        truth = worst_order(p, q, selection.Categorical(laws[i]), EPS)
+        truth = worst_order(p, q, law.element((i,)), EPS)
         grown = np.exp(EPS)
         upper = np.where(EPS >= 0.0, forward[1][:, i], 1.0 - grown + grown * reverse[1][:, i])
         lower = np.where(EPS >= 0.0, forward[0][:, i], 1.0 - grown + grown * reverse[0][:, i])
-        assert (truth <= upper + 1e-12).all(), (p, q, laws[i], truth - upper)
+        assert (truth <= upper + 1e-12).all(), (p, q, law.element((i,)), truth - upper)
         assert (lower <= upper).all() and (upper <= 1.0 + 1e-12).all()
 
 
 def test_brute_force():
-    above_any_order(0, 12, 5)
+    above_any_order(0, 12, "categorical")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed, count, outcomes", [(1, 60, 4), (2, 100, 6), (3, 40, 7)])
-def test_brute_force_on_two_hundred_bases(seed, count, outcomes):
-    above_any_order(seed, count, outcomes)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_brute_force_on_two_hundred_bases(family):
+    above_any_order(1, 200, family)
+
+
+def test_brute_force_attack_and_bound_meet_on_fine_splits():
+    p, q, law = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5]), selection.Geometric(0.3)
+    eps = np.array([0.3, 1.2])
+    low, high = worst_case.bracket("delta", ja.FiniteOutput(p, q), law, eps, "remove_one")
+    split = [worst_order(np.repeat(p / m, m), np.repeat(q / m, m), law, eps) for m in (1, 2, 5)]
+    gaps = np.array([high - each for each in split])
+    assert (gaps >= 0.0).all() and (np.diff(np.max(gaps, axis=1)) < -0.5 * np.max(gaps, axis=1)[:-1]).all()
+    assert (gaps[2] <= 0.02 * high).all() and (high - low <= 5e-3 * high).all()
 
 
 def leak_of(score, mu, law, eps):
@@ -92,6 +111,26 @@ def leak_of(score, mu, law, eps):
     p, q = (np.diff(stats.norm.sf(z, shift)) for shift in (mu, 0.0))
     order = np.argsort(score(stats.norm.sf(z)[:-1] + 0.5 * q), kind="stable")
     return hockey_stick(*(selection.output_law(x[order], law) for x in (p, q)), eps)
+
+
+def test_replacing_a_record_takes_the_worse_direction_of_a_finite_base():
+    p, q = np.array([0.9, 0.1]), np.array([0.5, 0.5])
+    law, at = selection.Poisson(2.0), np.array([0.3, 1.0])
+    split = np.repeat(p / 3, 3), np.repeat(q / 3, 3)  # a score may split an outcome at random
+    truth = np.maximum(worst_order(*split, law, at), worst_order(*split[::-1], law, at))
+    chosen = selection.select(ja.FiniteOutput(p, q), law)
+    found = ja.delta(chosen, at, relation="replace_one")
+    assert (truth <= found.upper).all() and (found.upper <= truth + 0.02).all()
+
+
+def test_a_batch_of_which_some_bases_are_symmetric():
+    p, q = np.array([[0.7, 0.3], [0.6, 0.4]]), np.array([[0.3, 0.7], [0.1, 0.9]])
+    whole = curve.curves(ja.FiniteOutput(p, q), "add_or_remove_one")
+    assert [len(sides) for sides in whole] == [2, 2]
+    for i, sides in enumerate(whole):
+        alone = curve.curves(ja.FiniteOutput(p[i], q[i]), "add_or_remove_one")[0]
+        for side, each in enumerate(sides):
+            np.testing.assert_array_equal(each.above.p, alone[min(side, len(alone) - 1)].above.p)
 
 
 def test_attack_is_a_score_that_leaks_what_it_says():

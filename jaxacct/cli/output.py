@@ -54,8 +54,12 @@ def as_text(table: Table, batch: bool, beside: Sequence[tuple[str, str]] = ()) -
     lines += beside
     if row["engine"]:
         lines.append(("engine", str(row["engine"])))
-    lines += [("relation", str(row["relation"])), ("status", f"{row['status']}: {explain(row['status'])}")]
+    lines += [("relation", str(row["relation"])), ("status", f"{row['status']}: {_explained(row)}")]
     return _block(lines)
+
+
+def _explained(row: dict[str, Any]) -> str:
+    return explain(str(row["status"]), str(row["kind"]) or "certified")
 
 
 def summary(table: Table, out: str, seconds: float) -> dict[str, Any]:

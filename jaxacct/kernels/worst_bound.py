@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxacct.kernels.worst_plan import RELATIVE, SHIFT, Effort, Outer, Plan, Sketch, middles, placed, steep
 
-JOINED = 48
+JOINED = 20
 """Rows that join the slopes above one that are not expected to be active."""
 ROUNDING = 1e-9
 """Relative allowance for the arithmetic of a sum of positive terms."""

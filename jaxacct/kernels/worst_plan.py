@@ -25,6 +25,7 @@ class Effort(NamedTuple):
 
 
 QUICK = Effort(40, 8, 448, 1e-4)
+MIDDLE = Effort(80, 6, 900, 3e-5)
 FINE = Effort(320, 2, 2000, 1e-5)
 UNIT = 2.0**-53
 SHIFT = 16.0 * UNIT

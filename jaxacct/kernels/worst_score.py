@@ -94,8 +94,9 @@ def attained(phi, curve: Inner, found: Order):
 def delta(phi, above: Outer, below: Inner, ratio, effort: Effort):
     """(lower, upper) of the worst leak at E = ratio >= 1."""
     found = sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0))
-    upper = bound(lines(phi, above, plan(found, ratio, effort), found, effort), ratio)
-    gain, cost = attained(phi, below, best_order(phi, below, ratio, effort))
+    where = plan(found, ratio, effort)
+    upper = bound(lines(phi, above, where, found, effort), ratio)
+    gain, cost = attained(phi, below, order(phi, below, *_moved(where, found, above, below), ratio, effort))
     return jnp.clip(gain - ratio * cost, 0.0, 1.0), jnp.clip(upper, 0.0, 1.0)
 
 
@@ -105,23 +106,33 @@ def best_order(phi, below: Inner, ratio, effort: Effort) -> Order:
     return order(phi, below, plan(found, ratio, effort), found, ratio, effort)
 
 
+def _moved(where: Plan, found: Sketch, above: Outer, below: Inner):
+    """A plan for one polygon as a plan for another."""
+    cell = lambda index: jnp.searchsorted(below.q, above.q[index]).astype(index.dtype)
+    return where._replace(end=cell(where.end)), found._replace(rows=cell(found.rows), columns=cell(found.columns))
+
+
 def epsilon(phi, above: Outer, below: Inner, log_delta, highest, effort: Effort):
     """(lower, upper) of eps in [0, highest]; upper is inf where even `highest` leaks more than delta."""
     found = sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0))
 
     def refine(carry):
-        i, start, _, best = carry
-        known = lines(phi, above, plan(found, jnp.exp(start), effort), found, effort)
+        i, start, _, best, _ = carry
+        where = plan(found, jnp.exp(start), effort)
+        known = lines(phi, above, where, found, effort)
         upper = _crossing(lambda e: jnp.log(jnp.maximum(bound(known, jnp.exp(e)), 1e-320)) - log_delta, start, highest)
-        return i + 1, jnp.minimum(upper, highest), start, jnp.minimum(best, upper)
+        return i + 1, jnp.minimum(upper, highest), start, jnp.minimum(best, upper), where
 
     def again(carry):
-        i, start, before, _ = carry
+        i, start, before, *_ = carry
         return (i < PASSES) & (jnp.abs(start - before) > NEAR)
 
     start = sketched_epsilon(found, log_delta, highest)
-    _, last, _, upper = lax.while_loop(again, refine, (0, start, jnp.inf * highest, jnp.inf * highest))
-    chosen = best_order(phi, below, jnp.exp(jnp.where(jnp.isfinite(upper), jnp.minimum(upper, last), start)), effort)
+    nowhere = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(lambda: plan(found, start, effort)))
+    carry = (0, start, jnp.inf * highest, jnp.inf * highest, nowhere)
+    _, last, _, upper, where = lax.while_loop(again, refine, carry)
+    ratio = jnp.exp(jnp.where(jnp.isfinite(upper), jnp.minimum(upper, last), start))
+    chosen = order(phi, below, *_moved(where, found, above, below), ratio, effort)
     gain, cost = attained(phi, below, chosen)
     target = jnp.exp(log_delta) * (1.0 + 1e-12)
     room = gain - target

@@ -18,7 +18,7 @@ from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, c
 from jaxacct.mechanisms.base import element
 from jaxacct.selection.base import finite_once
 
-__all__ = ["Curve", "curves", "inner", "outer"]
+__all__ = ["Curve", "curves", "inner", "outer", "upper_hull"]
 
 POINTS = {"closed_form": 3000, "contour": 640, "lattice": 40}
 """Values of eps per direction, by what they cost with the engine that answers."""
@@ -39,18 +39,21 @@ class Curve(NamedTuple):
 
 
 def curves(run: Mechanism, relation: str) -> list[list[Curve]]:
-    """For each configuration of the batch the curves of its directions: one if symmetric, else (remove, add)."""
-    shape = batch_shape(run)
-    return [_of_one(element(run, index) if shape else run, relation) for index in np.ndindex(shape)]
+    """For each configuration the curves of its directions: one if the whole batch is symmetric, else (remove, add)."""
+    shape, both = batch_shape(run), not run.symmetric()
+    return [_of_one(element(run, index) if shape else run, relation, both) for index in np.ndindex(shape)]
 
 
-def _of_one(run: Mechanism, relation: str) -> list[Curve]:
+def _of_one(run: Mechanism, relation: str, both: bool) -> list[Curve]:
     outer_relation = relation if relation == "replace_one" else "add_or_remove_one"
     parts = [components(run, outer_relation, direction) for direction in DIRECTIONS]
-    ratio, low, high = (_by_sum if all(map(finite_once, parts)) else _by_engine)(run, parts, relation)
-    sides = [_curve(*_joined(ratio, low, high))]
-    if not (run.symmetric() or relation == "replace_one"):
-        sides.append(_curve(*_joined(ratio, low[::-1], high[::-1])))
+    exact = all(map(finite_once, parts))
+    ratio, low, high = (_by_sum if exact else _by_engine)(run, parts, relation)
+    inside = [_by_atoms(part) for part in parts] if exact else [None, None]
+    sides = [_curve(*_joined(ratio, low, high), inside[0])]
+    # the engines have answered for the worse direction of replacing a record, sums for each
+    if both and (exact or relation != "replace_one"):
+        sides.append(_curve(*_joined(ratio, low[::-1], high[::-1]), inside[1]))
     return sides
 
 
@@ -105,6 +108,18 @@ def _by_sum(run: Mechanism, parts: list[Components], relation: str) -> tuple[np.
     return at, np.stack(low), np.minimum(np.stack(high), 1.0)
 
 
+def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
+    """(u, T) at the knots below the curve of a finite law: masses in order of the loss, scaled towards T = 0, u = 1."""
+    order = np.argsort(-part.finite_loss[0, 0], kind="stable")
+    loss, mass = part.finite_loss[0, 0][order], part.finite_mass[0, 0][order]
+    loss, mass = loss[mass > 0.0], mass[mass > 0.0]
+    u = np.minimum(np.cumsum(mass * np.exp(-loss)) * (1.0 + ROUNDING), 1.0)
+    t = (np.cumsum(mass) + part.delta_infinity[0]) * (1.0 - ROUNDING)
+    u, t = np.concatenate([[0.0], u, [1.0]]), np.concatenate([part.delta_infinity * (1.0 - ROUNDING), t, [1.0]])
+    chain = upper_hull(u, t)
+    return u[chain], t[chain]
+
+
 def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(ratio ascending, lower, upper) over both signs of eps: delta(-eps) = 1 - e^-eps (1 - reverse(eps))."""
     shrink = np.exp(-eps)
@@ -119,9 +134,9 @@ def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndar
     return ratio, np.maximum(lower, np.maximum(1.0 - ratio, 0.0)), np.minimum(upper, 1.0)
 
 
-def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray) -> Curve:
+def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[np.ndarray, np.ndarray] | None) -> Curve:
     slopes, u, t = outer(ratio, high)
-    below_u, below_t = inner(ratio, low, high)
+    below_u, below_t = inner(ratio, low, high) if inside is None else inside
     cell, place_u, place_t = _cut(u, t)
     _, inside_u, inside_t = _cut(below_u, below_t)
     return Curve(Outer(slopes[cell], place_u, place_t), Inner(inside_u, inside_t))
@@ -179,6 +194,23 @@ def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray
     between = np.maximum(left, right) * rounding if rounding > 1.0 else np.minimum(left, right) * rounding
     t = np.concatenate([[d[0]], between, [1.0]])
     return r, u, np.minimum(np.maximum.accumulate(t), 1.0)
+
+
+def upper_hull(x: np.ndarray, y: np.ndarray) -> list[int]:
+    """Indices of the upper concave hull of points whose x does not decrease."""
+    chain: list[int] = []
+    for k in range(x.size):
+        if chain and x[chain[-1]] == x[k]:
+            if y[chain[-1]] >= y[k]:
+                continue
+            chain.pop()
+        while len(chain) > 1:
+            a, b = chain[-2], chain[-1]
+            if (y[b] - y[a]) * (x[k] - x[b]) > (y[k] - y[b]) * (x[b] - x[a]):
+                break
+            chain.pop()
+        chain.append(k)
+    return chain
 
 
 def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -19,7 +19,7 @@ import numpy as np
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import element
 from jaxacct.selection.base import common_shape, infinite_mass, sides, upper_delta, upper_epsilon
-from jaxacct.selection.curve import outer
+from jaxacct.selection.curve import outer, upper_hull
 from jaxacct.selection.law import Law, evaluated
 
 __all__ = ["delta", "epsilon"]
@@ -107,7 +107,7 @@ def _made(run: Mechanism, law: Law, top: float, relation: str) -> Envelope:
     _, u, t = outer(np.exp(grid), upper_delta(run, grid, relation))
     height, slope = np.diff(u), np.diff(t) / np.maximum(np.diff(u), 1e-300) * (1.0 + INFLATED)
     gain, cost = _lines(law, *_cells(u, t, grid.size + 3))
-    kept = _upper_hull(gain, -cost)
+    kept = upper_hull(gain, -cost)
     (sure, survived), (steep, _), _ = evaluated(law, np.array([0.0, t[0]]))
     # phi(1) - phi(1 - t) is at most t phi'(1); the difference cancels where t is small
     infinite = float(min(sure - survived + 4.0 * UNIT * (1.0 + steep), t[0] * steep * (1.0 + INFLATED)))
@@ -139,23 +139,6 @@ def _lines(law: Law, v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarr
     cost = np.minimum(np.append(left, np.inf), np.append(np.inf, right))
     gain = gain * (1.0 + INFLATED) + 4.0 * UNIT * steeper
     return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # rounding may disorder gains that hardly differ
-
-
-def _upper_hull(x: np.ndarray, y: np.ndarray) -> list[int]:
-    """Indices of the upper concave hull of points whose x does not decrease."""
-    chain: list[int] = []
-    for k in range(x.size):
-        if chain and x[chain[-1]] == x[k]:
-            if y[chain[-1]] >= y[k]:
-                continue
-            chain.pop()
-        while len(chain) > 1:
-            a, b = chain[-2], chain[-1]
-            if (y[b] - y[a]) * (x[k] - x[b]) > (y[k] - y[b]) * (x[b] - x[a]):
-                break
-            chain.pop()
-        chain.append(k)
-    return chain
 
 
 def _crossing(made: Envelope, target: np.ndarray, top: float) -> np.ndarray:

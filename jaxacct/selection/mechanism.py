@@ -18,6 +18,7 @@ from jaxacct.mechanisms.base import register, require_mechanism
 from jaxacct.mechanisms.finite import FinitePair, sample_pair
 from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
+from jaxacct.selection import limits
 from jaxacct.selection.base import infinite_mass
 from jaxacct.selection.bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.laws import Law
@@ -29,7 +30,9 @@ __all__ = ["Attack", "Selection", "attack", "select"]
 WORST_CASE = "worst_case"
 """The default bound: the exact worst case."""
 LOOSE = 0.01
-"""Relative width of eps above which the envelope is tried as well."""
+"""Relative width above which the limits of the profile are looked at, and of eps the envelope."""
+LEAST = 1e-300
+"""delta = 0 is looked for from here, below; its upper end is the largest loss."""
 POINTS = 160
 """Points of a selection's profile when it is composed."""
 LAST = 1e-13
@@ -88,15 +91,26 @@ class Selection(Mechanism):
         if self.bound != WORST_CASE:
             by_name = bound_epsilon if quantity == "epsilon" else bound_delta
             return by_name(self.mechanism, self.law, values, bound=self.bound, relation=relation)
-        if quantity == "epsilon" and (values == 0.0).any():
-            raise InputError("delta = 0 must be > 0 for a selection; use a small positive delta such as 1e-5")
-        low, high = bracket(quantity, self.mechanism, self.law, values, relation)
-        with np.errstate(invalid="ignore"):
-            loose = bool(((np.isinf(high) | (high - low > LOOSE * high)) & np.isfinite(low)).any())
-        if quantity == "epsilon" and loose:  # the envelope reaches deltas far below those of the curve's polygon
-            wider = bound_epsilon(self.mechanism, self.law, values, bound="envelope", relation=relation)
-            high = np.minimum(high, wider.upper)
+        shape = broadcast_shape(
+            {"the mechanism": batch_shape(self.mechanism), "k": self.law.shape, quantity: values.shape}
+        )
+        if quantity == "epsilon":
+            _refuse_zero(self.mechanism, relation, np.broadcast_to(values, shape))
+        ends = np.stack(bracket(quantity, self.mechanism, self.law, np.maximum(values, LEAST), relation))
+        if quantity == "epsilon":
+            ends[1] = np.where(values == 0.0, np.inf, ends[1])
+        if (wide := _loose(*ends)).any():
+            ends = limits.narrowed(quantity, self.mechanism, self.law, values, relation, ends, wide)
+        low, high = ends
+        if quantity == "epsilon" and (_loose(low, high) & (values > 0.0)).any():
+            # the envelope reaches deltas far below those of the curve's polygon
+            positive = np.maximum(values, LEAST)
+            wider = bound_epsilon(self.mechanism, self.law, positive, bound="envelope", relation=relation)
+            high = np.where(values > 0.0, np.minimum(high, wider.upper), high)
         kind = self.mechanism.kind_under(relation)
+        if relation == "replace_one" and not self.mechanism.symmetric():
+            single = any(len(sides) == 1 for sides in known_curves(self.mechanism, relation))
+            kind = "bound" if single else kind  # a curve above those of both directions, and below neither
         if kind != "certified":
             low = np.zeros_like(low)
         with np.errstate(invalid="ignore"):
@@ -195,7 +209,7 @@ def attack(run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remo
     curves = known_curves(run, outer)[0]
     for direction in names if len(curves) > 1 else names[:1]:
         curve = curves[("remove", "add").index(direction) if len(curves) > 1 else 0]
-        one = f"{direction}_one" if len(curves) > 1 else relation
+        one = f"{direction}_one" if len(curves) > 1 and outer != "replace_one" else relation
         reached = float(bracket("epsilon", run, k, target, one, fine=False)[0])
         with jax.enable_x64():
             order, (gain, cost) = _order(k, curve.below, np.exp(min(reached, HIGHEST)))
@@ -213,6 +227,22 @@ def _order(law: Law, below: Inner, ratio: Any) -> Any:
     """The best order at E = ratio, and the gain and cost that it attains."""
     order = worst_score.best_order(law.generating, below, ratio, QUICK)
     return order, worst_score.attained(law.generating, below, order)
+
+
+def _loose(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        return (np.isinf(high) | (high - low > LOOSE * high)) & np.isfinite(low)
+
+
+def _refuse_zero(run: Mechanism, relation: str, delta: np.ndarray) -> None:
+    """delta = 0 is for bases of bounded loss."""
+    bad = (delta == 0.0) & ~(limits.bounded(run, relation) if (delta == 0.0).any() else True)
+    if bad.any():
+        index = [int(i) for i in np.argwhere(bad)[0]]
+        raise InputError(
+            f"delta{index if index else ''} = 0 must be > 0 for a selection of runs with an unbounded loss; "
+            "use a small positive delta such as 1e-5"
+        )
 
 
 def _pair(chosen: Selection, relation: str) -> FinitePair:

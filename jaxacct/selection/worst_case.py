@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import worst_score
-from jaxacct.kernels.worst_plan import FINE, QUICK, Effort
+from jaxacct.kernels.worst_plan import FINE, MIDDLE, QUICK, Effort
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.selection.curve import Curve, curves
 from jaxacct.selection.laws import Law
@@ -25,7 +25,7 @@ HIGHEST = 600.0
 """Largest eps that is looked for; beyond it delta is that at it, or less."""
 CHUNK = 16
 """Configurations in one call of the compiled program."""
-WIDTH = 1e-4
+WIDTH = 1.8e-4
 """Absolute width of eps above which a configuration is looked at more finely."""
 KEPT = 8
 """How many bases' curves are kept."""
@@ -72,12 +72,14 @@ def bracket(
 def _solved(quantity: str, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, fine: bool) -> np.ndarray:
     """(2, B) ends for one direction; what is wide is done again with more rows and columns."""
     low, high = _in_chunks(quantity, QUICK, stacked, base, laws, values)
-    again = fine and quantity == "epsilon"
-    wide = np.flatnonzero((high - low > WIDTH) & (low < np.inf)) if again else np.zeros(0, int)
-    if wide.size:
-        some = jax.tree.map(lambda x: x[wide], laws)
-        finer = _in_chunks(quantity, FINE, stacked, base[wide], some, values[wide])
-        low[wide], high[wide] = np.maximum(low[wide], finer[0]), np.minimum(high[wide], finer[1])
+    # a program more takes longer to compile than it saves on a few
+    finer = () if not fine or quantity != "epsilon" else (FINE,) if values.size <= CHUNK else (MIDDLE, FINE)
+    for effort in finer:
+        wide = np.flatnonzero((low < np.inf) & (high > low + WIDTH))
+        if wide.size:
+            some = jax.tree.map(lambda x, wide=wide: x[wide], laws)
+            ends = _in_chunks(quantity, effort, stacked, base[wide], some, values[wide])
+            low[wide], high[wide] = np.maximum(low[wide], ends[0]), np.minimum(high[wide], ends[1])
     return np.stack([low, high])
 
 

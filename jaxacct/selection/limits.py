@@ -1,0 +1,239 @@
+"""The ends of a selection's profile: what it leaks at every eps, and its largest loss where the base has one.
+
+No eps removes `phi(1) - phi(1 - p)`, p the base's mass at infinity.  Where the finite losses of the base are at most L,
+those of the selection are at most `L + log max_v phi'(T(v) - p)/phi'(v)`, T the trade-off curve: (eta + 2) L or less
+for truncated negative binomial K and a symmetric base.  README.md of this folder has the proofs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import expit
+
+from jaxacct.dispatch import largest_loss
+from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
+from jaxacct.mechanisms.finite import log_mixture
+from jaxacct.selection.curve import Curve
+from jaxacct.selection.law import Law, evaluated
+from jaxacct.selection.worst_case import known_curves
+
+__all__ = ["Limits", "bounded", "narrowed"]
+
+UNIT = 2.0**-53
+SHIFT = 16.0 * UNIT
+"""More than the absolute error of a mass."""
+RELATIVE = 4e-12
+"""More than the relative errors of phi, phi' and of masses."""
+RANGE = (-40.0, 60.0)
+"""Ends of s, v = 1/(1 + e^-s); below them one bound serves all v."""
+CELLS = 4096
+"""Cells of s at first; phi' is evaluated in multiples of so many."""
+PIECES, MOST = 4, 2**18
+"""A cell whose bound counts is cut into so many, as long as fewer than MOST count."""
+TOLERANCE = 1e-8
+"""Relative error of the largest ratio that is aimed at."""
+SERVED = np.geomspace(1e-12, 1.0, 97)[:, None]
+"""Shares of the most revealing outcome that an order may serve, and how many v are tried with each."""
+TRIED = 160
+LARGEST = 700.0
+"""Largest loss of a base that is looked at, of which exp is finite."""
+
+
+class Limits(NamedTuple):
+    """One direction of one selection; every end is certified."""
+
+    leak: tuple[float, float]  # (lower, upper) of delta at infinity
+    largest: float  # no finite loss is larger; inf where nothing is known
+    gain: np.ndarray  # for genuine orders: by how much they leak more than their cost times E
+    cost: np.ndarray
+
+    def epsilon(self, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(lower, upper) of epsilon at delta >= 0."""
+        left = np.maximum(delta - self.leak[0], 0.0) * (1.0 + RELATIVE)
+        ratio = np.max((self.gain - left[..., None]) / self.cost, axis=-1, initial=1.0)
+        low = np.where(delta < self.leak[0], np.inf, np.log(ratio))
+        return low, np.where(delta >= self.leak[1], self.largest, np.inf)
+
+    def delta(self, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(lower, upper) of delta at eps >= 0."""
+        return np.full(epsilon.shape, self.leak[0]), np.where(epsilon >= self.largest, self.leak[1], 1.0)
+
+
+def bounded(run: Mechanism, relation: str) -> np.ndarray:
+    """Whether the finite losses are bounded, of the batch's shape: where delta = 0 has a meaning."""
+    return _bounded(components(run, _outer(relation), "remove")).reshape(batch_shape(run))
+
+
+def narrowed(
+    quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
+) -> np.ndarray:
+    """Certified (2, *shape) ends of "epsilon" at delta or "delta" at eps, in some rows narrowed by the limits."""
+    shape = ends.shape[1:]
+    flat = np.broadcast_to(values, shape).reshape(-1)
+    pairs = np.broadcast_shapes(batch_shape(run), law.shape)
+    number = np.broadcast_to(np.arange(int(np.prod(pairs))).reshape(pairs), shape).reshape(-1)
+    base = np.broadcast_to(np.arange(int(np.prod(batch_shape(run)))).reshape(batch_shape(run)), pairs).reshape(-1)
+    place = np.broadcast_to(np.arange(int(np.prod(law.shape))).reshape(law.shape), pairs).reshape(-1)
+    found = ends.reshape(2, -1).copy()
+    for one in np.unique(number[rows.reshape(-1)]):
+        here = np.flatnonzero((number == one) & rows.reshape(-1))
+        low, high = np.zeros(here.size), np.zeros(here.size)
+        index = tuple(int(i) for i in np.unravel_index(int(place[one]), law.shape))
+        for limits in _limits(run, law.element(index), relation, int(base[one])):
+            side = limits.epsilon(flat[here]) if quantity == "epsilon" else limits.delta(flat[here])
+            low, high = np.maximum(low, side[0]), np.maximum(high, side[1])
+        found[:, here] = np.maximum(found[0, here], low), np.maximum(np.minimum(found[1, here], high), low)
+    return found.reshape(ends.shape)
+
+
+def _outer(relation: str) -> str:
+    return relation if relation == "replace_one" else "add_or_remove_one"
+
+
+def _limits(run: Mechanism, law: Law, relation: str, row: int) -> Iterator[Limits]:
+    """The limits of each direction that counts, for one configuration of the base."""
+    parts = [components(run, _outer(relation), direction).take(slice(row, row + 1)) for direction in DIRECTIONS]
+    curves = known_curves(run, _outer(relation))[row]
+    for side in (0,) if run.symmetric() else (0, 1):
+        if relation != ("add_one", "remove_one")[side]:
+            yield _of_one(parts[side], parts[1 - side], curves[min(side, len(curves) - 1)], law)
+
+
+def _of_one(ahead: Components, back: Components, curve: Curve, law: Law) -> Limits:
+    apart, unseen = (abs(float(each.delta_infinity[0])) for each in (ahead, back))
+    leak = _leak(law, apart)
+    if not _bounded(ahead)[0]:
+        return Limits(leak, np.inf, np.zeros(0), np.ones(0))
+    top, returned = (float(largest_loss(each)[0]) * (1.0 + 32.0 * UNIT) for each in (ahead, back))
+    returned = returned if _bounded(back)[0] else np.inf
+
+    def most(s: np.ndarray) -> np.ndarray:
+        """1 - (T(v) - p), rounded down: 1 less the smallest of three bounds of T."""
+        v = expit(s)
+        by_curve = 1.0 - (np.interp(v, curve.above.q, curve.above.p) - apart * (1.0 - RELATIVE)) - SHIFT
+        by_loss = 1.0 - np.exp(top) * v * (1.0 + RELATIVE) - SHIFT
+        by_return = np.exp(-returned) * np.maximum(expit(-s) - unseen - SHIFT, 0.0) * (1.0 - RELATIVE)
+        return np.clip(np.maximum(np.maximum(by_curve, by_loss), by_return), 0.0, 1.0)
+
+    largest = np.inf
+    if top < LARGEST:
+        ratio = _largest_ratio(law, most, np.exp(top))
+        with np.errstate(divide="ignore"):
+            largest = max(top + float(np.log(ratio)) + 1e-12, 0.0)
+    return Limits(leak, largest, *_orders(ahead, curve, law))
+
+
+def _bounded(parts: Components) -> np.ndarray:
+    return ~((parts.mu2 > 0.0) | np.any(parts.gauss_n > 0.0, axis=1))
+
+
+def _leak(law: Law, apart: float) -> tuple[float, float]:
+    """`phi(1) - phi(1 - p)` between p times phi' in the middle and p times the mean of phi' at the ends."""
+    ends = np.clip(apart * np.array([0.0, 0.5 * (1.0 + RELATIVE), 1.0 - RELATIVE, 1.0 + RELATIVE]), 0.0, 1.0)
+    value, first, _ = evaluated(law, ends)
+    rounding = RELATIVE + UNIT * first[0]
+    low = max(apart * first[1] * (1.0 - 4.0 * RELATIVE), value[0] - value[2] - rounding, 0.0)
+    high = min(apart * 0.5 * (first[0] + first[2]) * (1.0 + 4.0 * RELATIVE), value[0] - value[3] + rounding)
+    return float(low), float(high)
+
+
+def _steep(law: Law, y: np.ndarray) -> np.ndarray:
+    """phi' at 1 - y for any number of y, by a few compiled programs."""
+    flat = y.reshape(-1)
+    size = CELLS
+    while size < flat.size:
+        size *= PIECES
+    padded = np.concatenate([flat, np.zeros(size - flat.size)])
+    return evaluated(law, np.clip(padded, 0.0, 1.0))[1][: flat.size].reshape(y.shape)
+
+
+def _largest_ratio(law: Law, most, slope: float) -> float:
+    """An upper bound of `phi'(T(v) - p)/phi'(v)` over v in (0, 1], 1 or more; inf where float64 has none.
+
+    Both are non-decreasing: on a cell the ratio is at most that of its ends taken crosswise.  Before a cell, where
+    T(v) - p is at most slope * v, the ratio `phi'(slope v)/phi'(v)` is non-decreasing, since phi' has no negative
+    coefficients.
+    """
+
+    def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(2, C) ends to upper bounds on the cells, and lower bounds of the largest."""
+        gain = _steep(law, most(ends)) * (1.0 + 2.0 * RELATIVE)
+        cost = _steep(law, expit(-ends) * (1.0 + 4.0 * UNIT)) * (1.0 - 2.0 * RELATIVE)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(gain[1] > 0.0, gain[1] / cost[0], 0.0), np.where(gain[0] > 0.0, gain[0] / cost[0], 0.0)
+
+    s = np.linspace(*RANGE, CELLS + 1)
+    high, low = bounds(np.stack([s[:-1], np.append(s[1:-1], np.inf)]))
+    reach = np.minimum(expit(s[:-1]), 1.0 / slope)
+    start = _steep(law, 1.0 - slope * reach - SHIFT) * (1.0 + 2.0 * RELATIVE)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        before = start / (_steep(law, 1.0 - reach + SHIFT) * (1.0 - 2.0 * RELATIVE))
+    before = np.where(start > 0.0, np.where(np.isnan(before), np.inf, before), 0.0)
+    # from the last v before which the ratio is no more than what it is later, or where the two meet
+    after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
+    least = np.maximum(before, after)
+    first = int(np.argmin(least))
+    enough = np.flatnonzero((before <= reached * (1.0 + TOLERANCE)) & (least <= 1.1 * least[first]))
+    first = int(enough[-1]) if enough.size else first
+    ends = np.stack([s[:-1], np.append(s[1:-1], np.inf)])[:, first:]
+    settled, best = max(1.0, float(before[first])), float(reached[first])
+    high = high[first:]
+    while np.isfinite(high).all():
+        open_ = high > max(settled, best * (1.0 + TOLERANCE))
+        if not open_.any() or open_.sum() * PIECES > MOST:
+            break
+        settled = max(settled, float(np.max(high[~open_], initial=1.0)))
+        left, right = ends[:, open_]
+        cuts = left + (np.minimum(right, RANGE[1]) - left) * np.arange(PIECES + 1)[:, None] / PIECES
+        cuts[-1] = right  # beyond all numbers for the last
+        if np.any(np.diff(cuts, axis=0) <= 0.0):
+            break
+        ends = np.stack([cuts[:-1], cuts[1:]]).reshape(2, -1)
+        high, low = bounds(ends)
+        best = max(best, float(np.max(low)))
+    return max(settled, float(np.max(high)))
+
+
+def _orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
+    """(gain, cost) of orders that serve part of the most revealing outcome of finite losses above a share v of Q.
+
+    A share of Q-mass a leaks at least `a (slope phi'(T(v) - p - slope a) - E phi'(v))`, besides what has dQ = 0.
+    """
+    top, mass = _most_revealing(parts)
+    if not 0.0 < top < LARGEST:
+        return np.zeros(0), np.ones(0)
+    slope = np.exp(top) * (1.0 - RELATIVE)
+    share = mass * np.exp(-top) * (1.0 - RELATIVE) * SERVED
+    v, left = _tried(curve, law, parts.delta_infinity[0] * (1.0 + RELATIVE))
+    left = left - slope * (1.0 + 4.0 * RELATIVE) * share - SHIFT
+    gain = share * slope * np.where(left >= 0.0, _steep(law, 1.0 - left), 0.0) * (1.0 - 2.0 * RELATIVE)
+    cost = share * _steep(law, 1.0 - v - 4.0 * UNIT) * (1.0 + 2.0 * RELATIVE)
+    kept = (gain > cost) & (v >= share)
+    return gain[kept], cost[kept]
+
+
+def _most_revealing(parts: Components) -> tuple[float, float]:
+    """(loss, P-mass) of the outcomes with the largest finite loss."""
+    loss = np.where(parts.finite_mass[0] > 0.0, parts.finite_loss[0], -np.inf)
+    top, n = np.max(loss, axis=1, initial=-np.inf), parts.finite_n[0]
+    mass = np.max(np.where(loss == top[:, None], parts.finite_mass[0], 0.0), axis=1, initial=0.0)
+    rate, size = parts.laplace_q[0], 1.0 / parts.laplace_scale[0]
+    removing = parts.sign[0] > 0.0
+    kept = rate + (1.0 - rate) * np.exp(-size) if removing else np.ones_like(rate)
+    tops = np.append(top, log_mixture(size, rate) if removing else -log_mixture(-size, rate))
+    masses, counts = np.append(mass, 0.5 * kept), np.append(n, parts.laplace_n[0])
+    used = counts > 0.0
+    with np.errstate(divide="ignore"):
+        return float(np.sum(counts[used] * tops[used])), float(np.exp(np.sum(counts[used] * np.log(masses[used]))))
+
+
+def _tried(curve: Curve, law: Law, apart: float) -> tuple[np.ndarray, np.ndarray]:
+    """Some v, with the knot where phi'(T - p)/phi'(v) is largest, and T(v) - p rounded down."""
+    q, p = curve.below.q[1:], np.maximum(curve.below.p[1:] - apart, 0.0)
+    steep = _steep(law, 1.0 - np.stack([p, q]))
+    best = int(np.argmax(steep[0] / np.maximum(steep[1], 1e-300)))
+    v = np.append(expit(np.linspace(*RANGE, TRIED)), q[best])
+    return v, np.interp(v, curve.below.q, curve.below.p) - apart
