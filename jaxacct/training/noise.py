@@ -61,11 +61,11 @@ def normal(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
     True
     """
     count = int(np.prod(shape, dtype=np.int64))
-    bits = jax.random.bits(key, (3, (count + 1) // 2), jnp.uint32)
-    return jnp.concatenate(from_bits(*bits, dtype=dtype))[:count].reshape(shape)
+    high, low, turn = jax.random.bits(key, (3, (count + 1) // 2), jnp.uint32)
+    return jnp.concatenate(from_bits(high, low, turn, dtype))[:count].reshape(shape)
 
 
-def from_bits(high: Any, low: Any, turn: Any, dtype: Any = jnp.float32) -> tuple[Any, Any]:
+def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
     """Two normal draws from three words: radius sqrt(-2 log u), u = (high, low) in 64 bits; angle from ``turn``.
 
     Relative accuracy of a few units in the last place everywhere: u near 1 goes through its complement, and sine
