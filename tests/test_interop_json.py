@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxacct as ja
+from jaxacct import selection
 from jaxacct.interop import documents, from_json, to_json
 from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.base import register
@@ -59,8 +60,35 @@ def test_round_trip_is_exact(data):
 def test_every_public_class_states_how_each_field_is_stored(cls):
     for field in documents.dataclasses.fields(cls):
         numeric, static = field.name in cls.constraints, bool(field.metadata.get("static"))
-        inner = field.name in ("mechanism", "mechanisms")
+        inner = field.name in ("mechanism", "mechanisms", "law")
         assert numeric + static + inner == 1, f"{cls.__name__}.{field.name} needs a form in interop/documents.py"
+
+
+LAWS = [
+    selection.TruncatedNegativeBinomial([0.0, 1.0], 0.1),
+    selection.Poisson(3.5),
+    selection.Binomial(7, 0.25),
+    selection.PointMass(4),
+    selection.Categorical([0.5, 0.25, 0.25]),
+]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+def test_selections_round_trip_with_their_law(law):
+    assert {type(law).__name__ for law in LAWS} == set(documents._laws())
+    chosen = selection.select(ja.dp_sgd([1.0, 2.0], 0.1, 10), law)
+    assert from_json(to_json(ja.compose(chosen, ja.Laplace(1.0)))) == ja.compose(chosen, ja.Laplace(1.0))
+
+
+def test_hostile_laws_are_refused():
+    def refused(law):
+        node = {"type": "Selection", "mechanism": GAUSSIAN, "law": law, "bound": "worst_case"}
+        return refusal(from_json, document(node))
+
+    assert "mechanism.law must be an object whose type is one of Binomial" in refused({"type": "Gaussian"})
+    assert "mechanism.law: mean = -1" in refused({"type": "Poisson", "mean": -1})
+    assert "mechanism.law has an unknown key" in refused({"type": "Poisson", "mean": 1, "shape": []})
+    assert "mechanism.law must be an object" in refused(7)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0)])

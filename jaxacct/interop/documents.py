@@ -19,8 +19,8 @@ from jaxacct.validation import InputError, refuse_tracers
 __all__ = ["FORMAT", "VERSION", "from_json", "to_json"]
 
 FORMAT, VERSION = "jaxacct.mechanism", 1
-HOMES = ("jaxacct.mechanisms",)
-"""Modules whose public mechanisms can be read and written."""
+HOMES = ("jaxacct.mechanisms", "jaxacct.selection")
+"""Modules whose public mechanisms, and laws of K, can be read and written."""
 MAX_CHARACTERS = 2**23
 MAX_DEPTH = 64
 MAX_MECHANISMS = 10_000
@@ -112,11 +112,21 @@ def from_json(text: str) -> Mechanism:
 @functools.cache
 def _classes() -> dict[str, type[Any]]:
     """The public, concrete mechanism classes by name."""
+    return _public(Mechanism)
+
+
+@functools.cache
+def _laws() -> dict[str, type[Any]]:
+    """The public laws of K by name."""
+    return _public(importlib.import_module("jaxacct.selection").Law)
+
+
+def _public(base: type[Any]) -> dict[str, type[Any]]:
     found = {}
     for home in HOMES:
         module = importlib.import_module(home)
         for value in (getattr(module, name) for name in module.__all__):
-            if isinstance(value, type) and issubclass(value, Mechanism) and not inspect.isabstract(value):
+            if isinstance(value, type) and issubclass(value, base) and not inspect.isabstract(value):
                 found[value.__name__] = value
     return found
 
@@ -137,6 +147,9 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int]) -
         elif isinstance(value, tuple):
             items = enumerate(value)
             out[field.name] = [_encode(item, f"{here}[{i}]", depth + 1, count) for i, item in items]
+        elif _laws().get(type(value).__name__) is type(value):
+            numbers = {name: _encode_numbers(getattr(value, name)) for name in value.constraints}
+            out[field.name] = {"type": type(value).__name__, **numbers}
         else:
             out[field.name] = _static(value, here)
     return out
@@ -166,6 +179,8 @@ def _decode(node: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism
         elif isinstance(value, list):
             items = enumerate(value)
             values[field_name] = tuple(_decode(item, f"{here}[{i}]", depth + 1, count) for i, item in items)
+        elif field_name == "law":
+            values[field_name] = _decode_law(value, here)
         else:
             values[field_name] = _decode(value, here, depth + 1, count)
     try:
@@ -173,6 +188,19 @@ def _decode(node: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return mechanism
+
+
+def _decode_law(node: Any, path: str) -> Any:
+    name = dict(node.pairs).get("type") if isinstance(node, _Object) else None
+    laws = _laws()
+    if not isinstance(name, str) or name not in laws:
+        _refuse(path, f"must be an object whose type is one of {', '.join(sorted(laws))}", name or node)
+    fields = laws[name].constraints
+    keys = _keys(node, path, {"type", *fields})
+    try:
+        return laws[name](**{field: _decode_numbers(keys[field], f"{path}.{field}") for field in fields})
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _decode_numbers(value: Any, path: str) -> Any:

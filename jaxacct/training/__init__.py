@@ -1,0 +1,23 @@
+"""Private training: the plan of what is spent, the ledger of what has been, and the steps themselves.
+
+Names are imported when first used: what needs flax, optax or orbax imports it there.
+"""
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "Plan": "plan",
+    "Segment": "schedule",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jaxacct.training' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"jaxacct.training.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,133 @@
+"""Changing a plan under way: what is spent stays, and the rest is given the noise with which the whole holds."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxacct import calibrate
+from jaxacct.bounds import explain
+from jaxacct.mechanisms import Mechanism
+from jaxacct.representations.concentrated import log_kappa
+from jaxacct.representations.rdp import ORDERS, renyi_curve
+from jaxacct.training.releases import POISSON
+from jaxacct.training.schedule import Piece, Segment, joined, merged, steps_of
+from jaxacct.training.solve import solve
+from jaxacct.training.solving import noise_for, scaled, together
+from jaxacct.validation import COUNT, POSITIVE, InputError, check
+
+if TYPE_CHECKING:
+    from jaxacct.training.plan import Filter, Plan
+
+__all__ = ["recalibrated"]
+
+
+def recalibrated(
+    plan: Plan,
+    step: int,
+    steps: int | None,
+    epochs: float | None,
+    expected_batch_size: float | None,
+    data_dependent: bool,
+) -> Plan:
+    """`Plan.recalibrate`."""
+    target = plan.target_epsilon
+    if target is None:
+        raise InputError("target_epsilon is missing; recalibrate a plan that has one")
+    if plan.repetitions is not None:
+        raise InputError("repetitions are given, and the K runs of a tuning must all be the same; make a new plan")
+    plan.releases_after(step)  # refuses a step that is none
+    spent, rest = _split(plan, int(step), steps, epochs, expected_batch_size)
+    filter_ = plan.filter or (_filter(plan) if data_dependent else None)
+    if filter_ is None and spent and plan.epsilon_after(step).upper >= target:
+        raise InputError(
+            f"step = {step}: what is spent by then already exceeds target_epsilon = {target!r}; raise it, or stop there"
+        )
+    start = rest[0].noise_multiplier
+    relative = scaled(rest, 1.0 / start)
+    if filter_ is None:
+        scale = noise_for(plan, spent, relative, start)
+    else:
+        scale = _noise_in(filter_, plan, spent, relative, start)
+    whole = merged([*spent, *scaled(relative, scale)])
+    return type(plan).of(whole, plan, filter=filter_, noise_multiplier=scale)
+
+
+def _split(
+    plan: Plan, step: int, steps: int | None, epochs: float | None, expected_batch_size: float | None
+) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
+    """What is spent, and what is left as it is to be run but for its noise, numbered from 0."""
+    n = plan.dataset_size
+    if steps is not None and epochs is not None:
+        raise InputError("steps and epochs are both given; give one of them")
+    spent = merged([s._replace(steps=max(min(s.end, step) - s.start, 0)) for s in plan.segments])
+    left = [(s.end - step, s) for s in plan.segments if s.end > step] or [(1, plan.segments[-1])]
+    noise = [Piece(until, s.noise_multiplier) for until, s in left]
+    batches = [Piece(until, s.expected_batch_size) for until, s in left]
+    if expected_batch_size is not None:
+        size = float(check("expected_batch_size", expected_batch_size, POSITIVE))
+        if size > n or (plan.sampling != POISSON and size != int(size)):
+            what = "" if plan.sampling == POISSON else "a whole number "
+            raise InputError(f"expected_batch_size = {size!r} must be {what}<= dataset_size = {n}; use another size")
+        batches = [Piece(None, size)]
+    open_noise, open_batches = _open_end(noise), _open_end(batches)
+    if epochs is not None:
+        seen = math.fsum(s.steps * s.expected_batch_size for s in spent)
+        examples = float(check("epochs", epochs, POSITIVE)) * n - seen
+        count = steps_of(open_batches, examples) if examples > 0 else 0
+    else:
+        count = plan.steps - step if steps is None else int(check("steps", steps, COUNT)) - step
+    if count < 1:
+        raise InputError(f"step = {step} leaves no steps to recalibrate; give steps (or epochs) beyond it")
+    return spent, joined(_cut(open_noise, count), _cut(open_batches, count), count, n)
+
+
+def _open_end(schedule: list[Piece]) -> list[Piece]:
+    return [*schedule[:-1], Piece(None, schedule[-1].value)]
+
+
+def _cut(schedule: list[Piece], steps: int) -> list[Piece]:
+    """The schedule of the first steps alone."""
+    kept = [piece for piece in schedule if piece.until is not None and piece.until < steps]
+    return [*kept, Piece(None, schedule[len(kept)].value)]
+
+
+def _filter(plan: Plan) -> Filter:
+    """The order and budget of a filter, fixed by the plan: where the budget is the largest share of what it would use.
+
+    The budget at order 1 + c is what the conversion to (epsilon, delta) leaves of the target.
+    """
+    from jaxacct.training.plan import Filter
+
+    c = ORDERS - 1.0
+    budget = (plan.target_epsilon - (log_kappa(c) - np.log(plan.target_delta)) / c) * (1.0 - 1e-12)
+    used = renyi_curve(plan.mechanism, ORDERS, plan.relation).values
+    best = int(np.argmax(budget / used))
+    if budget[best] <= 0.0:
+        raise InputError(
+            f"target_epsilon = {plan.target_epsilon!r} leaves no Renyi budget at delta = {plan.target_delta!r}; "
+            "raise either of them, or make the change independent of the data"
+        )
+    return Filter(float(ORDERS[best]), float(budget[best]))
+
+
+def _noise_in(chosen: Filter, plan: Plan, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float) -> float:
+    """The least scale of the remaining noise that the filter lets pass, all of it."""
+    step = sum(s.steps for s in spent)
+    if spent and _renyi(plan, plan.mechanism_after(step), chosen) >= chosen.budget:
+        raise InputError(
+            f"step = {step}: what is spent by then already exceeds the Renyi filter of target_epsilon = "
+            f"{plan.target_epsilon!r}; raise it, stop there, or make the change independent of the data"
+        )
+    over = plan.target_epsilon - chosen.budget
+    upper = lambda scales: over + _renyi(plan, together(plan, spent, rest, scales), chosen)
+    found = solve(upper, plan.target_epsilon, start, calibrate.NOISE_RANGE, falling=True)
+    if math.isnan(found):
+        raise InputError(f"target_epsilon = {plan.target_epsilon!r} cannot be met: {explain('infeasible_noise')}")
+    return found
+
+
+def _renyi(plan: Plan, mechanism: Mechanism, chosen: Filter) -> np.ndarray:
+    return np.asarray(renyi_curve(mechanism, [chosen.order], plan.relation).values[0])

@@ -1,0 +1,89 @@
+"""A certified search over one number: batches of candidates, narrowed down to the last one that meets a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxacct.validation import InputError
+
+__all__ = ["RTOL", "solve", "tolerance"]
+
+RTOL = 1e-4
+"""How close to the target, relative to it and absolutely, the certified epsilon of a solution lies."""
+CANDIDATES = 8
+"""In one call: what the programs for a few configurations take."""
+ROUNDS = 60
+_SPREAD = np.array([-0.3, -0.1, -0.02, -0.004, 0.004, 0.02, 0.1])
+
+
+def tolerance(target: float) -> float:
+    """The relative closeness that is within RTOL both relatively and absolutely."""
+    return max(RTOL * min(1.0, 1.0 / target), 1e-6)
+
+
+def solve(
+    upper: Callable[[np.ndarray], np.ndarray],
+    target: float,
+    start: float,
+    limits: tuple[float, float],
+    *,
+    falling: bool,
+    whole: bool = False,
+    rtol: float | None = None,
+) -> float:
+    """The least private value in the limits whose upper epsilon meets the target, or NaN where none does.
+
+    `upper` answers a batch of values; it falls with the value (noise) or rises (steps, rate), at least nearly so: what
+    is returned has itself been evaluated and lies within `rtol` below the target, is the last whole number, or the
+    limit where that still meets it.
+    """
+    rtol = tolerance(target) if rtol is None else rtol
+    side = 1.0 if falling else -1.0  # y = side * log value: private for large y
+    low, high = sorted(side * np.log(np.array(limits)))
+    bad, good = (low, np.inf), (high, -np.inf)  # (y, log(upper/target))
+    tried_bad = tried_good = False
+    aim = np.log1p(-0.3 * rtol)
+    y = np.clip(side * np.log(start) + np.linspace(-0.7, 0.7, CANDIDATES), low, high)
+    for _ in range(ROUNDS):
+        values = np.clip(np.exp(side * y), *limits)
+        values = np.unique(np.round(values) if whole else values)
+        found = np.asarray(upper(values), np.float64)
+        with np.errstate(divide="ignore"):
+            excess = np.where(np.isnan(found), 8.0, np.clip(np.log(found / target), -8.0, 8.0))
+        for value, f in zip(values, excess, strict=True):
+            at = side * np.log(value)
+            if f <= -0.05 * rtol and (not tried_good or at < good[0]):
+                good, tried_good = (at, f), True
+            elif f > -0.05 * rtol and (not tried_bad or at > bad[0]):
+                bad, tried_bad = (at, f), True
+        if tried_good and (good[1] >= -rtol or good[0] <= low + 1e-12):
+            break
+        if tried_bad and bad[0] >= high - 1e-12:
+            return np.nan
+        if tried_good and tried_bad and (good[0] - bad[0] < 1e-13 or (whole and _adjacent(side, bad[0], good[0]))):
+            break
+        y = _following(bad, good, tried_bad, tried_good, aim)
+    if not tried_good:
+        raise InputError(f"target_epsilon = {target!r} was not met in {ROUNDS} rounds of search; raise it a little")
+    value = float(np.clip(np.exp(side * good[0]), *limits))
+    return float(round(value)) if whole else value
+
+
+def _following(
+    bad: tuple[float, float], good: tuple[float, float], tried_bad: bool, tried_good: bool, aim: float
+) -> np.ndarray:
+    """Where to look next: around the secant, and at the middle; outwards while one end is missing."""
+    if not tried_good:
+        return bad[0] + (good[0] - bad[0]) * np.geomspace(0.02, 1.0, CANDIDATES)
+    if not tried_bad:
+        return good[0] - (good[0] - bad[0]) * np.geomspace(0.02, 1.0, CANDIDATES)
+    width = good[0] - bad[0]
+    share = np.clip((bad[1] - aim) / max(bad[1] - good[1], 1e-300), 0.0, 1.0)
+    inside = np.clip(share + _SPREAD, 0.02, 0.98)
+    return bad[0] + width * np.append(inside, 0.5)
+
+
+def _adjacent(side: float, first: float, second: float) -> bool:
+    return abs(np.exp(side * first) - np.exp(side * second)) < 1.5
