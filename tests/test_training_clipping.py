@@ -1,5 +1,7 @@
 """Clipping: against per-example gradients in float64, between methods, and the sensitivity as a property."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,8 +81,7 @@ def per_example(loss, params, batch):
 NETWORKS = ["conv", "mlp", "text", "tied"]
 
 
-@pytest.mark.parametrize("method", ["vmap", "ghost", "auto"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name, method", [*((n, m) for n in NETWORKS for m in ("vmap", "ghost")), ("conv", "auto")])
 def test_clipped_sum_against_each_gradient_by_itself(name, method):
     loss, params, batch = problem(name)
     rows = per_example(loss, params, batch)
@@ -99,7 +100,7 @@ def test_no_contribution_exceeds_the_clip_norm(name):
     loss, params, batch = problem(name)
     for method in ("vmap", "ghost"):
         run = jax.jit(lambda m, c, method=method: clipped_sum(loss, params, batch, m, c, method).total)
-        for clip in (1e-3, 0.1, 0.77):
+        for clip in (1e-3, 0.77):
             for i in range(5):
                 length = np.linalg.norm(flat(run(np.arange(5) == i, clip)))
                 assert length <= clip
@@ -153,7 +154,7 @@ def test_products_in_every_layout():
         np.testing.assert_allclose(got, weights @ rows, rtol=1e-3, atol=1e-4)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.sampled_from([(3,), (4, 5), (6, 2, 3)]),
     st.integers(0, 2**31),
@@ -166,7 +167,7 @@ def test_neighbouring_sums_differ_by_at_most_the_clip_norm(widths, seed, clip, m
     sizes = [5, *widths]
     params = [
         (jnp.asarray(rng.normal(size=s) * 10 ** rng.uniform(-4, 4), jnp.float32), jnp.zeros(s[1]))
-        for s in zip(sizes, sizes[1:], strict=False)
+        for s in itertools.pairwise(sizes)
     ]
 
     def loss(params, x):
@@ -182,16 +183,21 @@ def test_neighbouring_sums_differ_by_at_most_the_clip_norm(widths, seed, clip, m
 
 
 @pytest.mark.parametrize("method", ["vmap", "ghost"])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_gradients_that_are_not_finite_count_as_zero(method, bad):
     loss, params, (x, y) = problem("mlp")
     poisoned = x.at[1].set(bad).at[3, 0].set(np.nan)
     mask = np.array([True, True, True, False, True])
-    scaled = lambda p, e: loss(p, e) * (1e20 if bad == 1e30 else 1.0)
-    got = clipped_sum(scaled, params, (poisoned, y), mask, 1.0, method)
-    expected = clipped_sum(scaled, params, (x, y), np.array([True, False, True, False, True]), 1.0, method)
+    got = clipped_sum(loss, params, (poisoned, y), mask, 1.0, method)
+    expected = clipped_sum(loss, params, (x, y), np.array([True, False, True, False, True]), 1.0, method)
     np.testing.assert_array_equal(flat(got.total), flat(expected.total))
     assert int(got.not_finite) == 1
+
+
+def test_a_norm_that_overflows_counts_as_not_finite():
+    x = jnp.array([[1e30, 0.0], [3.0, 4.0]])
+    got = clipped_sum(lambda p, x: jnp.dot(p, x), jnp.zeros(2), x, clip_norm=10.0)
+    assert got.total.tolist() == [3.0, 4.0] and int(got.not_finite) == 1
 
 
 def test_rows_that_do_not_exist_have_no_gradient():

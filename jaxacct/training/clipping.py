@@ -66,8 +66,9 @@ def clipped_sum(
 
     >>> import jax.numpy as jnp
     >>> loss = lambda params, example: jnp.dot(params, example)
-    >>> clipped_sum(loss, jnp.zeros(2), jnp.array([[3.0, 4.0], [0.5, 0.0]]), clip_norm=1.0).total.round(4).tolist()
-    [1.1, 0.8]
+    >>> done = clipped_sum(loss, jnp.zeros(2), jnp.array([[3.0, 4.0], [0.5, 0.0]]), clip_norm=1.0)
+    >>> done.total.round(3), int(done.clipped), int(done.not_finite)
+    (Array([1.1, 0.8], dtype=float32), 1, 0)
     """
     choice("method", method, METHODS)
     leaves, structure = jax.tree_util.tree_flatten(params)
@@ -75,7 +76,7 @@ def clipped_sum(
     norms, groups = _groups(clip_norm, params)
     examples = _batch_size(batch)
     mask = jnp.ones(examples, bool) if mask is None else mask
-    dtype = wide(jnp.result_type(*leaves))
+    dtype = jnp.dtype(wide(jnp.result_type(*leaves)))
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
     _check_loss(loss_fn, params, one)
 

@@ -138,8 +138,10 @@ def evaluate(closed: ClosedJaxpr, values: Sequence[Any], after: Callable[..., li
         if eqn.primitive.name in ("jit", "pjit"):
             outputs = evaluate(eqn.params["jaxpr"], operands)
         else:
-            functions, params = eqn.primitive.get_bind_params(eqn.params)
-            outputs = eqn.primitive.bind(*functions, *operands, **params)
+            bound = eqn.primitive.get_bind_params(eqn.params)
+            functions, params = bound if isinstance(bound, tuple) else ((), bound)  # JAX before and after 0.10
+            with eqn.ctx.manager:
+                outputs = eqn.primitive.bind(*functions, *operands, **params)
             outputs = outputs if eqn.primitive.multiple_results else [outputs]
         if after is not None:
             outputs = after(place, operands, outputs)
