@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from jaxacct import __version__
 
-COMMANDS = ("epsilon", "delta", "calibrate", "select", "sweep", "merge", "plot")
+COMMANDS = ("epsilon", "delta", "calibrate", "select", "sweep", "merge", "plot", "ledger")
 
 CONFIGURATION = {
     "noise_multiplier": "noise standard deviation relative to the clip norm",
@@ -36,6 +36,7 @@ QUESTION = {
         "probability_of_run": "of binomial: that a trial runs",
         "count": "of point_mass: how many runs",
     },
+    "ledger": {"delta": "delta of the guarantee (default: that of the last plan)"},
 }
 DESCRIPTION = {
     "epsilon": "Certified epsilon of DP-SGD at a given delta.",
@@ -51,8 +52,11 @@ DESCRIPTION = {
     "that of one process.",
     "plot": "Draw the result of a sweep: a value against an input with its bracket as a band, a heat map over two "
     "inputs, or the privacy profiles or trade-off curves of some rows. What is not asked for is chosen by the data.",
+    "ledger": "What a training run has spent, from its ledger: who ran it, its steps with their noise and rates, "
+    "replays that count twice, and the certified epsilon of each run and of all.",
 }
 EXAMPLE = {
+    "ledger": "jaxacct ledger show run.jsonl --delta 1e-6",
     "epsilon": "jaxacct epsilon --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --delta 1e-5",
     "delta": "jaxacct delta --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --epsilon 2",
     "calibrate": "jaxacct calibrate --target-epsilon 2 --target-delta 1e-5 --sampling-probability 0.01 --steps 10000",
@@ -62,6 +66,8 @@ EXAMPLE = {
     "merge": "jaxacct merge result.csv.1-of-2.part result.csv.2-of-2.part --out result.csv",
     "plot": "jaxacct plot result.csv --out figure.pdf --x target_epsilon --by epochs",
 }
+ACTIONS = ("show",)
+POSITIONAL = ("command", "grid", "parts", "result", "action", "ledger")
 SWITCHES = {
     "dry_run": "show the plan and an estimate of the time, from a sample, and solve nothing else",
     "resume": "go on from the journal of an interrupted run, where there is one",
@@ -199,7 +205,20 @@ def _plot_options(sub: _Parser, command: str) -> None:
         sub.add_argument(_option(name), metavar=metavar, help=text)
 
 
-_OPTIONS = {"select": _select_options, "sweep": _sweep_options, "merge": _merge_options, "plot": _plot_options}
+def _ledger_options(sub: _Parser, command: str) -> None:
+    sub.add_argument("action", metavar="ACTION", nargs="?", help=", ".join(ACTIONS))
+    sub.add_argument("ledger", metavar="LEDGER", nargs="?", help="the ledger of a training run")
+    for name, text in QUESTION[command].items():
+        sub.add_argument(_option(name), metavar="X", help=text)
+
+
+_OPTIONS = {
+    "select": _select_options,
+    "sweep": _sweep_options,
+    "merge": _merge_options,
+    "plot": _plot_options,
+    "ledger": _ledger_options,
+}
 
 
 def _accuracy_options(sub: _Parser, engine: bool) -> None:
@@ -224,7 +243,7 @@ def _attach_negatives(arguments: Sequence[str]) -> list[str]:
 def _unknown(options: argparse.Namespace, word: str) -> str:
     if not word.startswith("-"):
         return f"unexpected {word!r}; see jaxacct {options.command} --help"
-    known = [_option(name) for name in vars(options) if name not in ("command", "grid", "parts", "result")]
+    known = [_option(name) for name in vars(options) if name not in POSITIONAL]
     given = word.split("=")[0]
     near = difflib.get_close_matches(given, known, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else f"see jaxacct {options.command} --help"

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxacct.bounds import explain
-from jaxacct.cli import output, select
+from jaxacct.cli import ledger, output, select
 from jaxacct.cli.arguments import CONFIGURATION, NUMBERS, PLOT, QUESTION
 from jaxacct.engines import programs
 from jaxacct.sweep import Table, merge, plan, sweep
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
             raise InputError(f"{name} must be one number, not a list")
         if name in NUMBERS and value is not None and not isinstance(value, int):
             raise InputError(f"{name} = {value!r} must be a whole number")
-    known = {"select": select.run, "sweep": _sweep, "merge": _merge, "plot": _plot}
+    known = {"select": select.run, "ledger": ledger.run, "sweep": _sweep, "merge": _merge, "plot": _plot}
     return known.get(options.command, _answer)(options)
 
 

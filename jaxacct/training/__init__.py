@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "Ledger": "ledger",
     "Plan": "plan",
     "Segment": "schedule",
 }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,14 +17,14 @@ from jaxacct.bounds import Bounds
 from jaxacct.engines import programs
 from jaxacct.mechanisms import RELATIONS, Mechanism
 from jaxacct.training.releases import FIXED, POISSON, SAMPLING, Release, composed, prefixes
-from jaxacct.training.schedule import Segment, passes, releases
+from jaxacct.training.schedule import Filter, Segment, passes, releases
 from jaxacct.training.solve import tolerance
 from jaxacct.validation import COUNT, DELTA, NON_NEGATIVE, POSITIVE, PROBABILITY, Constraint, InputError, check, choice
 
 if TYPE_CHECKING:
     from jaxacct.training.ledger import Ledger
 
-__all__ = ["Filter", "Plan"]
+__all__ = ["Plan"]
 
 _RULES: dict[str, Constraint] = {
     "target_epsilon": POSITIVE,
@@ -36,13 +38,6 @@ _RULES: dict[str, Constraint] = {
 }
 CURVE_RTOL = 0.02
 """Relative width of the curve for the live epsilon: its upper ends are safe, and so it is quick."""
-
-
-class Filter(NamedTuple):
-    """A Rényi filter [Feldman and Zrnic 2021]: at this order no more than `budget` is ever spent."""
-
-    order: float
-    budget: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +142,29 @@ class Plan:
             settled["noise_multiplier"] = segments[0].noise_multiplier
         vars(self).update(settled)
 
+    def to_json(self) -> str:
+        """The plan as one line of JSON, as it is run: `Plan.from_json` gives an equal plan without solving again."""
+        from jaxacct.training.documents import plan_document
+
+        return json.dumps(plan_document(self), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that `to_json` wrote, safe on documents from strangers; InputError, in one line, for others."""
+        from jaxacct.training.documents import load, plan_from
+
+        try:
+            return plan_from(load(text))
+        except (ValueError, TypeError) as error:
+            raise InputError(f"text is no plan: {error}; use what Plan.to_json wrote") from None
+
+    def __eq__(self, other: object) -> bool:
+        """The same settings and the same segments, to the last digit."""
+        return isinstance(other, Plan) and (self is other or self.to_json() == other.to_json())
+
+    def __hash__(self) -> int:
+        return hash(self.segments)
+
     def at(self, step: int) -> Segment:
         """The segment that a step (from 0) belongs to."""
         self._require(step, self.steps - 1)
@@ -160,19 +178,22 @@ class Plan:
         self._require(step, self.steps - 1)
         if self.sampling != FIXED:
             raise InputError(f"sampling = {self.sampling!r} has no passes; only 'fixed_batches' does")
-        for number, (first, last) in enumerate(self._passes):
-            if first <= step < last:
-                return number, first, last
-        raise AssertionError(step)
+        return next((k, first, last) for k, (first, last) in enumerate(self.passes) if step < last)
 
     @functools.cached_property
-    def _passes(self) -> list[tuple[int, int]]:
+    def passes(self) -> list[tuple[int, int]]:
+        """(first step, step after the last) of every pass of fixed batches."""
         return list(passes(self.segments, self.dataset_size))
 
-    def releases_after(self, step: int) -> dict[Release, int]:
+    def releases_after(self, step: int) -> Counter[Release]:
         """What the first `step` steps release, counted."""
         self._require(step, self.steps)
         return releases(self.segments, step, self.sampling, self.dataset_size)
+
+    @functools.cached_property
+    def whole(self) -> Counter[Release]:
+        """What all steps release, counted."""
+        return self.releases_after(self.steps)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -259,11 +280,26 @@ class Plan:
     def allows(self, ledger: Ledger, next_step: int) -> bool:
         """Whether what a ledger holds and one more step stay within the target, certified; True without a target.
 
-        Costs nothing while the ledger follows the plan.
+        Costs nothing while the ledger follows the plan.  A step of fixed batches is taken to go on with the partition
+        of the pass that is under way.  With repetitions only the current run of the ledger counts.
         """
         from jaxacct.training.budget import allows
 
         return allows(self, ledger, next_step)
+
+    @functools.cached_property
+    def within(self) -> bool:
+        """Whether the plan as it stands meets its target, as every plan does that was solved for."""
+        return self.target_epsilon is None or self.holds(self.mechanism)
+
+    def holds(self, mechanism: Mechanism) -> bool:
+        """Whether a mechanism in place of the run meets the target: certified, or by the filter where there is one."""
+        if self.filter is None:
+            known = self.epsilon if mechanism == self.mechanism else self.of_all(mechanism)
+            return bool(known.upper <= self.target_epsilon)
+        from jaxacct.training.recalibration import spent_renyi
+
+        return bool(spent_renyi(self, mechanism, self.filter) <= self.filter.budget)
 
     def of_all(self, mechanism: Mechanism) -> Bounds:
         """Epsilon at target_delta of a run, through the law of K where there are repetitions."""

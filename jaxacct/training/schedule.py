@@ -13,7 +13,7 @@ import numpy as np
 from jaxacct.training.releases import FIXED, Release
 from jaxacct.validation import COUNT, POSITIVE, InputError, check
 
-__all__ = ["Piece", "Segment", "joined", "pieces", "releases", "steps_of", "steps_per_pass"]
+__all__ = ["Filter", "Piece", "Segment", "joined", "pieces", "releases", "steps_of", "steps_per_pass"]
 
 
 class Segment(NamedTuple):
@@ -33,6 +33,13 @@ class Segment(NamedTuple):
     def end(self) -> int:
         """The first step after it."""
         return self.start + self.steps
+
+
+class Filter(NamedTuple):
+    """A Rényi filter [Feldman and Zrnic 2021]: at this order no more than `budget` is ever spent."""
+
+    order: float
+    budget: float
 
 
 class Piece(NamedTuple):

@@ -1,0 +1,122 @@
+"""Plans as JSON, safe to read from strangers: the segments as they are run, nothing that has to be solved again."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+import numpy as np
+
+from jaxacct.interop.documents import from_json, to_json
+from jaxacct.mechanisms import PureDP
+from jaxacct.training.plan import Plan
+from jaxacct.training.recalibration import budget_at
+from jaxacct.training.schedule import Segment
+from jaxacct.validation import COUNT, POSITIVE, PROBABILITY, InputError, check
+
+__all__ = ["VERSION", "load", "plan_document", "plan_from"]
+
+FORMAT, VERSION = "jaxacct.plan", 1
+MAX_SEGMENTS = 10**6
+_PLAIN = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation", "noise_multiplier")
+_NUMBERS = {
+    "steps": COUNT,
+    "noise_multiplier": POSITIVE,
+    "sampling_probability": PROBABILITY,
+    "expected_batch_size": POSITIVE,
+}
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """A plan as an object that JSON can hold; `plan_from` turns it back into an equal plan.
+
+    >>> plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4)
+    >>> plan_document(plan)["segments"]
+    [[4, 5.0, 1.0, 50.0]]
+    """
+    law = None
+    if plan.repetitions is not None:
+        from jaxacct import selection
+
+        law = json.loads(to_json(selection.select(PureDP(0.0), plan.repetitions)))["mechanism"]["law"]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        **{name: getattr(plan, name) for name in _PLAIN},
+        "segments": [list(segment[1:]) for segment in plan.segments],
+        "filter_order": plan.filter.order if plan.filter else None,
+        "repetitions": law,
+    }
+
+
+def plan_from(node: Any) -> Plan:
+    """The plan of a document; InputError, in one line, for whatever is no plan.  Its epsilon is computed anew."""
+    wanted = ("format", "version", *_PLAIN, "segments", "filter_order", "repetitions")
+    if not isinstance(node, dict) or set(node) != set(wanted):
+        raise InputError(f"plan must be an object with the keys {', '.join(wanted)}")
+    if node["format"] != FORMAT or node["version"] != VERSION or type(node["version"]) is not int:
+        raise InputError(f"plan: format and version must be {FORMAT!r} and {VERSION}, which this release reads")
+    rows = node["segments"]
+    if not isinstance(rows, list) or not 0 < len(rows) <= MAX_SEGMENTS:
+        raise InputError(f"plan: segments must be a list of 1 to {MAX_SEGMENTS} segments")
+    settings = {name: node[name] for name in _PLAIN}
+    for name in ("target_delta", "dataset_size", "noise_multiplier"):
+        if settings[name] is None:
+            raise InputError(f"plan: {name} is missing; give a number")
+    settings["repetitions"] = _law(node["repetitions"])
+    plan = Plan.of(_segments(rows), **settings)
+    for place, segment in enumerate(plan.segments):
+        size = plan.dataset_size * segment.sampling_probability
+        if not math.isclose(size, segment.expected_batch_size, rel_tol=1e-9) or segment.sampling_probability == 0.0:
+            raise InputError(
+                f"plan: segments[{place}]: expected_batch_size must be sampling_probability * dataset_size"
+            )
+    order = node["filter_order"]
+    if order is not None:
+        order = float(check("filter_order", order, POSITIVE))
+        if order <= 1.0 or plan.target_epsilon is None:
+            raise InputError("plan: filter_order must be > 1, in a plan with a target_epsilon")
+        vars(plan)["filter"] = budget_at(plan, np.array([order]))[0]
+    return plan
+
+
+def load(text: str) -> Any:
+    """JSON whose objects have no key twice and whose numbers are finite; ValueError otherwise."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) != len(pairs):
+            raise ValueError("a key is there twice")
+        return dict(pairs)
+
+    def number(word: str) -> NoReturn:
+        raise ValueError(f"{word} is not a number here")
+
+    try:
+        return json.loads(text, object_pairs_hook=once, parse_constant=number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _segments(rows: list[Any]) -> list[Segment]:
+    found: list[Segment] = []
+    for place, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != len(_NUMBERS):
+            raise InputError(f"plan: segments[{place}] must be a list of {', '.join(_NUMBERS)}")
+        items = zip(_NUMBERS.items(), row, strict=True)
+        steps, *rest = (check(f"segments[{place}].{name}", value, rule) for (name, rule), value in items)
+        if any(np.ndim(value) for value in (steps, *rest)):
+            raise InputError(f"plan: segments[{place}] must hold numbers; found a list")
+        start = found[-1].end if found else 0
+        found.append(Segment(start, int(steps), *(float(value) for value in rest)))
+    return found
+
+
+def _law(node: Any) -> Any:
+    """The law of K in a document, read as that of a selection."""
+    if node is None:
+        return None
+    chosen = {"type": "Selection", "mechanism": {"type": "PureDP", "epsilon": 0.0}, "law": node, "bound": "worst_case"}
+    text = json.dumps({"format": "jaxacct.mechanism", "version": 1, "mechanism": chosen})
+    chosen_again: Any = from_json(text)
+    return chosen_again.law

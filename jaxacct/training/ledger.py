@@ -1,0 +1,295 @@
+"""Ledger: an append-only record of what a run releases, on the disk before it is released."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+
+from jaxacct.bounds import Bounds
+from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.sweep.files import sync_folder, unwritable
+from jaxacct.training import lines
+from jaxacct.training.claims import claim
+from jaxacct.training.lines import Line, Run, Spend, Step, Torn
+from jaxacct.training.plan import Plan
+from jaxacct.training.releases import Release
+from jaxacct.training.spent import Spent, total
+from jaxacct.validation import InputError
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """What one or several runs have spent: one JSON line per release, on the disk before `record` returns.
+
+    Call `record` before the noisy sum is used.  Then a crash at any moment can only make the ledger say too much:
+    a line that was cut off counts as a step, at the least noise and the highest rate that its run has known.  An entry
+    is known by its run, step, key, batch and noise: a replay of exactly the same counts once, any other counts again.
+    So equal fingerprints must mean an equal output, to the last bit; a step repeated in any other way needs a new key.
+
+    One process writes at a time.  Whatever is damaged but for the last line is refused, with the number of the line.
+
+    >>> import tempfile
+    >>> from jaxacct.training import Plan
+    >>> plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4)
+    >>> path = tempfile.mkdtemp() + "/run.jsonl"
+    >>> with Ledger.create(path, plan, by="ada") as ledger:
+    ...     ledger.record(0, "key 0", "all", 5.0, 1.0)
+    ...     ledger.record(0, "key 0", "all", 5.0, 1.0)  # resumed, and exactly the same
+    ...     ledger.record(1, "key 1", "all", 5.0, 1.0)
+    ...     ledger.spent()
+    Repeated(mechanism=PoissonSampled(mechanism=Gaussian(noise_multiplier=5.0), sampling_probability=1.0), steps=2.0)
+    """
+
+    def __init__(self, path: Path, file: BinaryIO | None) -> None:
+        self.path, self._file = path, file
+        self._total = 0
+        self.runs: dict[str, Spent] = {}
+        self.headers: dict[str, list[Run]] = {}
+        self.run = ""
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], plan: Plan, run: str | None = None, by: str = "") -> Ledger:
+        """A new ledger, for a run of a plan; a file that is there already is refused.
+
+        run : its name, by default a random one.  by : who runs it, as the caller wants it told.
+        """
+        place = Path(path)
+        try:
+            ledger = cls(place, place.open("x+b"))
+        except FileExistsError:
+            raise InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name") from None
+        except OSError as error:
+            raise unwritable(place, error) from None
+        ledger._hold()
+        ledger.begin(plan, run, by)
+        sync_folder(place)
+        return ledger
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], run: str | None = None) -> Ledger:
+        """A ledger to be continued: the named run of it, by default the last that began."""
+        place = Path(path)
+        try:
+            ledger = cls(place, place.open("r+b"))
+        except OSError as error:
+            raise InputError(f"{place}: cannot be opened: {error.strerror or error}") from None
+        ledger._hold()
+        try:
+            ledger._catch_up(mend=True)
+            if run is not None and run not in ledger.runs:
+                raise InputError(f"run = {run!r:.60} is not in {place}; it has {', '.join(map(repr, ledger.runs))}")
+        except BaseException:
+            ledger.close()
+            raise
+        ledger.run = ledger.run if run is None else run
+        return ledger
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Ledger:
+        """A ledger to look at: nothing is written, and another process may be writing."""
+        place = Path(path)
+        try:
+            with place.open("rb") as file:
+                ledger = cls(place, file)
+                ledger._catch_up(mend=False)
+        except OSError as error:
+            raise InputError(f"{place}: cannot be read: {error.strerror or error}") from None
+        ledger._file = None
+        return ledger
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the current run follows now."""
+        return self.headers[self.run][-1].plan
+
+    def begin(self, plan: Plan, run: str | None = None, by: str = "") -> str:
+        """Begin another run in the same ledger, which becomes the current one; its name."""
+        name = secrets.token_hex(8) if run is None else lines.words("run", run)
+        if name in self.runs:
+            raise InputError(f"run = {name!r} is in the ledger already; give another name, or open it")
+        self._append([Run(name, lines.words("by", by), plan)])
+        return name
+
+    def replan(self, plan: Plan) -> None:
+        """Note that the current run goes on with another plan, such as one that was recalibrated."""
+        self._append([Run(self.run, self.headers[self.run][-1].by, plan)])
+
+    def record(
+        self,
+        step: int,
+        key_fingerprint: str,
+        batch_fingerprint: str,
+        noise_multiplier: float,
+        sampling_probability: float,
+        partition: str | None = None,
+    ) -> None:
+        """Note a step that is about to be released; it is on the disk when this returns.
+
+        partition : of fixed batches, a fingerprint of how the data were cut into the batches of this pass.  Steps of
+            one partition are taken to have disjoint batches, and together cost what the dearest costs.  Without it
+            every step costs a Gaussian of its own.
+
+        Raises InputError for bad values, and where the ledger cannot be written.
+        """
+        entry = (step, key_fingerprint, batch_fingerprint, noise_multiplier, sampling_probability, partition)
+        self._append([self._step(*entry)])
+
+    def record_many(
+        self,
+        steps: Sequence[int],
+        key_fingerprints: Sequence[str],
+        batch_fingerprints: Sequence[str],
+        noise_multiplier: Any,
+        sampling_probability: Any,
+        partitions: Sequence[str | None] | None = None,
+    ) -> None:
+        """`record` for several steps in one write, before any of them is released; the numbers broadcast."""
+        count = len(steps)
+        noise, rate = (np.broadcast_to(x, count).tolist() for x in (noise_multiplier, sampling_probability))
+        columns = (steps, key_fingerprints, batch_fingerprints, noise, rate, partitions or [None] * count)
+        if {len(column) for column in columns} != {count}:
+            raise InputError(f"record_many needs {count} fingerprints of each kind, one per step; give them all")
+        self._append([self._step(*row) for row in zip(*columns, strict=True)])
+
+    def spend(self, mechanism: Mechanism, note: str = "") -> None:
+        """Note any other release, such as a whole private selection; it is on the disk when this returns."""
+        require_mechanism("mechanism", mechanism)
+        if batch_shape(mechanism):
+            raise InputError(f"mechanism of shape {batch_shape(mechanism)} must be one configuration; note one by one")
+        self._append([Spend(self.run, mechanism, lines.words("note", note))])
+
+    def releases(self, run: str | None = None) -> Counter[Release]:
+        """The training steps spent, counted: of one run, or of all."""
+        known = self.runs.values() if run is None else [self._known(run)]
+        return sum((spent.releases for spent in known), Counter())
+
+    def spent(self, run: str | None = None) -> Mechanism:
+        """Everything released by one run, or by all, as one mechanism: derived from the entries, not from the plan."""
+        return total(list(self.runs.values()) if run is None else [self._known(run)])
+
+    def epsilon(self, delta: float, relation: str | None = None, run: str | None = None) -> Bounds:
+        """Epsilon of what is spent, by one run or by all, as a certified bracket; relation by default the plans' own.
+
+        Of a run whose plan was recalibrated by what the data said, it is that of the plan's filter (kind "bound"), at
+        the filter's order composed with the other releases; inf where the run has spent more than the filter lets pass.
+        """
+        names = list(self.runs) if run is None else [run]
+        several = [(self._known(name), self.headers[name]) for name in names]
+        return claim(several, delta, relation)
+
+    def close(self) -> None:
+        """Close the file; nothing can be noted afterwards."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _known(self, run: str) -> Spent:
+        if run not in self.runs:
+            raise InputError(f"run = {run!r:.60} is not in {self.path}; it has {', '.join(map(repr, self.runs))}")
+        return self.runs[run]
+
+    def _step(self, step: int, key: str, batch: str, noise: float, rate: float, partition: str | None) -> Step:
+        return lines.checked(Step(self.run, step, key, batch, noise, rate, self.plan.sampling, partition))
+
+    def _append(self, entries: Sequence[Line]) -> None:
+        """Write, make sure that it is on the disk, and only then count."""
+        if self._file is None:
+            raise InputError(f"{self.path}: is not open for writing; use Ledger.open")
+        content, check = b"", self._total
+        for entry in entries:
+            line, check = lines.encode(entry, check)
+            content += line
+        try:
+            self._file.write(content)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.close()  # what is in the file now is not known; opened again, it is
+            self._file = None
+            raise unwritable(self.path, error) from None
+        self._total = check
+        for entry in entries:
+            self._count(entry)
+
+    def _count(self, entry: Line) -> None:
+        if isinstance(entry, Run):
+            self.headers.setdefault(entry.run, []).append(entry)
+            self.runs.setdefault(entry.run, Spent())
+            self.run = entry.run
+        else:
+            self._known(entry.run).add(entry)
+
+    def _catch_up(self, mend: bool) -> None:
+        """Count every line; replace a last one that was cut off by what it counts as."""
+        assert self._file is not None
+        fragment, end = b"", 0
+        for number, (line, check, place) in enumerate(lines.read(self._file, self.path), 1):
+            if isinstance(line, bytes):
+                fragment, end = line, place
+                break
+            if not isinstance(line, Run) and line.run not in self.runs:
+                raise InputError(f"{self.path}: line {number} is of a run that never began; restore it from a copy")
+            self._total = check
+            self._count(line)
+        if not self.runs:
+            raise InputError(f"{self.path}: is empty; delete it, nothing was ever noted in it")
+        torn = self._torn(fragment) if fragment and lines.looks_like_a_step(fragment) else None
+        if not mend:
+            if torn is not None:
+                self._count(torn)
+            return
+        if fragment:
+            self._file.truncate(end)
+            self._file.seek(end)
+        else:
+            self._file.seek(0, os.SEEK_END)
+            self._end_last_line()
+        if torn is not None:
+            self._append([torn])
+
+    def _end_last_line(self) -> None:
+        """A last line that lacks nothing but its end counts as it is; what follows begins a line of its own."""
+        assert self._file is not None
+        self._file.seek(-1, os.SEEK_END)
+        if self._file.read(1) != b"\n":
+            self._file.write(b"\n")
+
+    def _torn(self, fragment: bytes) -> Torn:
+        """The most that a step which was cut off can have been: the least noise and the highest rate of its run."""
+        name = lines.run_of(fragment)
+        name = name if name in self.runs else self.run
+        known = [*self.runs[name].releases]
+        for line in self.headers[name]:
+            known += [Release(line.plan.sampling, *segment[2:4]) for segment in line.plan.segments]
+        noise = min(release.noise_multiplier for release in known)
+        rate = max(release.sampling_probability for release in known)
+        return Torn(name, noise, rate, self.headers[name][-1].plan.sampling)
+
+    def _hold(self) -> None:
+        """Refuse a ledger that another process is writing (where the system has such locks)."""
+        if os.name != "posix":
+            return
+        import fcntl
+
+        assert self._file is not None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise InputError(f"{self.path}: another process is writing it; wait for it, or stop it first") from None

@@ -1,0 +1,172 @@
+"""The lines of a ledger: JSON objects, each with a checksum that also covers all lines before it.
+
+A line is an entry of one of four kinds.  The checksum tells damage, lines lost in the middle and lines out of order
+apart from what was written; it is no signature, and does not stop anyone who rewrites the file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from jaxacct.interop.documents import from_json, to_json
+from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.training.documents import load, plan_document, plan_from
+from jaxacct.training.plan import Plan
+from jaxacct.training.releases import SAMPLING
+from jaxacct.validation import POSITIVE, PROBABILITY, Constraint, InputError, check, choice
+
+__all__ = ["LAST_STEP", "Line", "Run", "Spend", "Step", "Torn", "encode", "read"]
+
+FORMAT, VERSION = "jaxacct.ledger", 1
+MAX_LINE, MAX_TEXT = 2**24, 256
+LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
+_SUFFIX = ', "check": "00000000"}'
+_KIND, _STEP = b'{"kind": "', b'{"kind": "step", '
+
+
+class Run(NamedTuple):
+    """A run begins, or goes on with another plan; who says so."""
+
+    run: str
+    by: str
+    plan: Plan
+
+
+class Step(NamedTuple):
+    """One training step is about to be released."""
+
+    run: str
+    step: int
+    key: str
+    batch: str
+    noise_multiplier: float
+    sampling_probability: float
+    sampling: str
+    partition: str | None
+
+
+class Spend(NamedTuple):
+    """Another mechanism is about to be released."""
+
+    run: str
+    mechanism: Mechanism
+    note: str
+
+
+class Torn(NamedTuple):
+    """A step whose line was cut off: what it counts as."""
+
+    run: str
+    noise_multiplier: float
+    sampling_probability: float
+    sampling: str
+
+
+Line = Run | Step | Spend | Torn
+
+
+def encode(line: Line, previous: int) -> tuple[bytes, int]:
+    """A line as bytes, with its checksum, which the next one continues."""
+    kind, fields = type(line).__name__.lower(), line._asdict()
+    if isinstance(line, Run):
+        fields = {"format": FORMAT, "version": VERSION, **fields, "plan": plan_document(line.plan)}
+    elif isinstance(line, Spend):
+        fields["mechanism"] = json.loads(to_json(line.mechanism))
+    body = json.dumps({"kind": kind, **fields}, allow_nan=False)[:-1].encode()
+    total = zlib.crc32(body, previous)
+    return body + f', "check": "{total:08x}"}}\n'.encode(), total
+
+
+def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, int, int]]:
+    """(line, checksum so far, where it ends) of every line; what a write was cut off in comes last, as bytes.
+
+    Raises InputError, naming the line, for anything else that is damaged.
+    """
+    total, number = 0, 0
+    while raw := file.readline(MAX_LINE + 1):
+        number += 1
+        place = f"{path}: line {number}"
+        whole = raw.endswith(b"\n")
+        if len(raw) > MAX_LINE:
+            raise InputError(f"{place} has more than {MAX_LINE} bytes; restore the ledger from a copy")
+        text = raw.rstrip(b"\n")
+        body = text[: -len(_SUFFIX)]
+        expected = zlib.crc32(body, total)
+        if text == body + f', "check": "{expected:08x}"}}'.encode() and len(text) > len(_SUFFIX):
+            total = expected
+            yield _decode(text, place, number), total, file.tell()
+            continue
+        begun = text.startswith(_KIND) or _KIND.startswith(text)
+        if number == 1 and begun and not whole:
+            raise InputError(f"{place} was cut off before anything was noted; delete the ledger and create it anew")
+        if whole or not begun:
+            raise InputError(f"{place} is damaged, or a line before it is missing; restore the ledger from a copy")
+        yield text, total, file.tell() - len(raw)
+
+
+def looks_like_a_step(fragment: bytes) -> bool:
+    """Whether the beginning of a line may be that of a step."""
+    return fragment.startswith(_STEP) or _STEP.startswith(fragment)
+
+
+def run_of(fragment: bytes) -> str | None:
+    """The run that the beginning of a line names."""
+    found = re.match(rb'\{"kind": "step", "run": ("(?:[^"\\]|\\.)*")', fragment)
+    return json.loads(found[1]) if found else None
+
+
+def words(name: str, value: Any, longest: int = MAX_TEXT) -> str:
+    """A text of bounded length."""
+    if not isinstance(value, str) or len(value) > longest:
+        raise InputError(f"{name} = {value!r:.40} must be text of at most {longest} characters; shorten it")
+    return value
+
+
+def checked(line: Step) -> Step:
+    """The step with its fields checked."""
+    step = check("step", line.step, LAST_STEP)
+    noise = check("noise_multiplier", line.noise_multiplier, POSITIVE)
+    rate = check("sampling_probability", line.sampling_probability, PROBABILITY)
+    words("run", line.run), words("key_fingerprint", line.key), words("batch_fingerprint", line.batch)
+    if line.partition is not None:
+        words("partition", line.partition)
+    choice("sampling", line.sampling, SAMPLING)
+    return line._replace(step=int(step), noise_multiplier=float(noise), sampling_probability=float(rate))
+
+
+def _decode(text: bytes, place: str, number: int) -> Line:
+    try:
+        node = load(text.decode())
+        kind = node.pop("kind", None)
+        node.pop("check")
+        if (kind == "run") != ("format" in node) or (number == 1 and kind != "run"):
+            raise ValueError("a ledger begins with a run")
+        if kind == "run":
+            if (node.pop("format"), node.pop("version")) != (FORMAT, VERSION):
+                raise ValueError(f"format and version must be {FORMAT!r} and {VERSION}, which this release reads")
+            return Run(words("run", node.pop("run")), words("by", node.pop("by")), plan_from(**_only(node, "plan")))
+        if kind == "step":
+            return checked(Step(**node))
+        if kind == "spend":
+            mechanism = from_json(json.dumps(node.pop("mechanism")))
+            if batch_shape(mechanism):
+                raise ValueError("mechanism must be one configuration")
+            return Spend(words("run", node.pop("run")), mechanism, words("note", node.pop("note")))
+        if kind == "torn":
+            torn = Torn(**node)
+            checked(Step(torn.run, 0, "", "", *torn[1:], None))
+            return torn
+        raise ValueError(f"its kind {kind!r:.40} is not known")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{place} is no entry of a ledger: {' '.join(str(error).split())}") from None
+
+
+def _only(node: dict[str, Any], name: str) -> dict[str, Any]:
+    if set(node) != {name}:
+        raise ValueError(f"its keys {', '.join(map(repr, node))[:60]} are not those of its kind")
+    return {"node": node[name]}
