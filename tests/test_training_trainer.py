@@ -195,8 +195,8 @@ def test_nothing_is_released_that_is_not_on_record(tmp_path, monkeypatch):
 
 
 def test_an_exact_replay_counts_once_and_any_other_again(tmp_path):
-    def spent(trainer, data, key=KEY, params=jnp.zeros(2)):
-        trainer.fit(trainer.init(params, key), data, ledger=tmp_path / "run", progress=False)
+    def spent(trainer, data, key=KEY, first=0.0):
+        trainer.fit(trainer.init(jnp.full(2, first), key), data, ledger=tmp_path / "run", progress=False)
         return sum(Ledger.read(tmp_path / "run").releases().values())
 
     trainer, data = small(steps=2)
@@ -205,7 +205,7 @@ def test_an_exact_replay_counts_once_and_any_other_again(tmp_path):
     assert spent(small(steps=2)[0], data) == 2
     assert spent(small(steps=2, rate=0.4)[0], data) == 4
     assert spent(trainer, data.at[0, 0].add(1.0)) == 6
-    assert spent(trainer, data, params=jnp.ones(2)) == 8
+    assert spent(trainer, data, first=1.0) == 8
     assert spent(small(steps=2, noise=2.9)[0], data) == 10
     assert spent(trainer, data, key=bytes(32)) == 12
 
@@ -326,7 +326,6 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
         for a, b in zip(jax.tree.leaves(other.opt_state), jax.tree.leaves(whole.opt_state), strict=True):
             np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(other.params, whole.params)
-    assert os.stat(tmp_path).st_mode & 0o077 == 0 or tmp_path.stat().st_mode  # see below for a folder of our own
     changed = Trainer(trainer.loss_fn, optax.sgd(0.1), trainer.plan, 1.0)
     assert "is not of this model and optimizer" in refusal(
         changed.fit, changed.init(jnp.zeros(3)), data, checkpoints=tmp_path, progress=False

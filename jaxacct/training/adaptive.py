@@ -15,6 +15,10 @@ from jaxacct.validation import OPEN_PROBABILITY, POSITIVE, InputError, check
 __all__ = ["AdaptiveClip"]
 
 
+CLIP_RANGE = (1e-9, 1e9)
+"""Where the clip norm stays, whatever the gradients do."""
+
+
 @dataclass(frozen=True)
 class AdaptiveClip:
     """A clip norm that tracks a quantile of the norms of the gradients [Andrew et al. 2021].
@@ -68,4 +72,4 @@ class AdaptiveClip:
         halves = jnp.asarray(unclipped, jnp.float32) - 0.5 * jnp.asarray(examples, jnp.float32)
         share = noise.add(key, halves, deviation) / expected + 0.5
         moved = clip_norm * jnp.exp(-self.learning_rate * (share - self.quantile))
-        return jnp.clip(moved, CLIP_NORM.lower * 2, CLIP_NORM.upper / 2)
+        return jnp.clip(moved, *CLIP_RANGE)

@@ -66,8 +66,9 @@ class Store:
         carried = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)
         if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(leaves, jax.tree.leaves(like), strict=True)):
             raise InputError(f"checkpoint {step} has other shapes than this model and optimizer; use those it is of")
-        notes = {k: bytes.fromhex(v) if isinstance(v, str) else v for k, v in found.lineage.items()}
-        return carried, Lineage(**notes)
+        notes: dict[str, Any] = dict(found.lineage)
+        values = (notes[name] for name in Lineage._fields)
+        return carried, Lineage._make(bytes.fromhex(v) if isinstance(v, str) else v for v in values)
 
     def close(self) -> None:
         """Wait for what is being written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -71,15 +72,22 @@ def clipped_sum(
     (Array([1.1, 0.8], dtype=float32), 1, 0)
     """
     choice("method", method, METHODS)
-    leaves, structure = jax.tree_util.tree_flatten(params)
     _check_params(params)
-    norms, groups = _groups(clip_norm, params)
+    _groups(clip_norm, params)
     examples = _batch_size(batch)
+    _check_loss(loss_fn, params, jax.tree.map(_one, batch))
     mask = jnp.ones(examples, bool) if mask is None else mask
-    dtype = jnp.dtype(wide(jnp.result_type(*leaves)))
-    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
-    _check_loss(loss_fn, params, one)
+    return _clipped_sum(loss_fn, params, batch, mask, clip_norm, method)
 
+
+@functools.partial(jax.jit, static_argnums=(0, 5))
+def _clipped_sum(
+    loss_fn: Callable[[Any, Any], Any], params: Any, batch: Any, mask: Any, clip_norm: Any, method: str
+) -> Clipped:
+    leaves, structure = jax.tree_util.tree_flatten(params)
+    norms, groups = _groups(clip_norm, params)
+    dtype = jnp.dtype(wide(jnp.result_type(*leaves)))
+    one = jax.tree.map(_one, batch)
     closed, sites = _sites(loss_fn, params, one, method)
     ghosts = {site.leaf for site in sites}
     direct = [i for i in range(len(leaves)) if i not in ghosts]
@@ -104,7 +112,7 @@ def clipped_sum(
     grads, pairs = jax.lax.optimization_barrier(jax.vmap(gradients)(batch))
     grads = [g.astype(dtype) for g in grads]
 
-    squares = jnp.zeros((len(norms), examples), dtype)
+    squares = jnp.zeros((len(norms), mask.shape[0]), dtype)
     for i, g in zip(direct, grads, strict=True):
         squares = squares.at[groups[i]].add(jax.vmap(ghost.sum_squares)(g))
     for site, pair in zip(sites, pairs, strict=True):
@@ -166,6 +174,18 @@ def _sites(loss_fn: Any, params: Any, example: Any, method: str) -> tuple[Any, l
     return (closed, sites) if sites else (None, [])
 
 
+class _Part:
+    """The parameters under one clip norm, kept together."""
+
+    def __init__(self, params: Any) -> None:
+        self.params = params
+
+
+def _one(leaf: Any) -> Any:
+    """The shape of one example."""
+    return jax.ShapeDtypeStruct(np.shape(leaf)[1:], jnp.result_type(leaf))
+
+
 def _kept(keep: Any, values: Any) -> Any:
     """Zeros, not products with zero, in place of examples that are left out: they may hold NaN."""
     return jnp.where(keep.reshape(-1, *(1,) * (values.ndim - 1)), values, 0)
@@ -173,15 +193,17 @@ def _kept(keep: Any, values: Any) -> Any:
 
 def _groups(clip_norm: Any, params: Any) -> tuple[list[Any], list[int]]:
     """The clip norms, and for each parameter the number of the one that it falls under."""
-    norms, structure = jax.tree_util.tree_flatten(clip_norm)
+    norms = jax.tree_util.tree_leaves(clip_norm)
     for norm in norms:
         if not is_tracer(norm) and np.ndim(check("clip_norm", norm, CLIP_NORM)):
             raise InputError(f"clip_norm has shape {np.shape(norm)}, must be a number; use one number for each part")
     try:
-        parts = structure.flatten_up_to(params)
+        parts = jax.tree_util.tree_leaves(
+            jax.tree.map(lambda _, part: _Part(part), clip_norm, params), is_leaf=lambda x: isinstance(x, _Part)
+        )
     except ValueError:
         raise InputError("clip_norm must be a number or a prefix of the parameters; give one number a part") from None
-    counts = [len(jax.tree_util.tree_leaves(part)) for part in parts]
+    counts = [len(jax.tree_util.tree_leaves(part.params)) for part in parts]
     return norms, [group for group, count in enumerate(counts) for _ in range(count)]
 
 

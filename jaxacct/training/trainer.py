@@ -304,7 +304,7 @@ def _open(ledger: Ledger | str | os.PathLike[str], state: State, plan: Plan, by:
 
 def _platform() -> str:
     device = jax.devices()[0]
-    return f"jax {jax.__version__} {device.platform} {device.device_kind} x64={jax.config.jax_enable_x64}"
+    return f"jax {jax.__version__} {device.platform} {device.device_kind} {jax.dtypes.canonicalize_dtype(float)}"
 
 
 def _of_module(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
