@@ -17,23 +17,20 @@ from flax import linen as nn
 from jaxacct.training import Plan, Trainer
 
 DELTA = 1e-5
-BATCH = 400
-EPOCHS = 60
+BATCH = 500
+EPOCHS = 40
 CLIP_NORM = 1.0
-LEARNING_RATE = 2e-3
+LEARNING_RATE = 1e-2
 
 
 class Convnet(nn.Module):
-    """Two convolutions and two dense layers, without normalisation across examples."""
+    """32 features of 3 x 3 pixels and a dense layer; few parameters, since each of them gets the same noise."""
 
     @nn.compact
     def __call__(self, x):
-        x = nn.tanh(nn.Conv(16, (3, 3))(x))
-        x = nn.avg_pool(x, (2, 2), strides=(2, 2))
         x = nn.tanh(nn.Conv(32, (3, 3))(x))
         x = nn.avg_pool(x, (2, 2), strides=(2, 2))
-        x = nn.tanh(nn.Dense(64)(x.reshape(*x.shape[:-3], -1)))
-        return nn.Dense(10)(x)
+        return nn.Dense(10)(x.reshape(*x.shape[:-3], -1))
 
 
 def load_digits():
@@ -68,7 +65,7 @@ def train_privately(epsilon, train, test, epochs=EPOCHS, ledger=None, progress=N
         epochs=epochs,
     )
     optimizer = optax.adam(LEARNING_RATE)
-    trainer = Trainer(Convnet(), optimizer, plan, CLIP_NORM, loss=loss_of, micro_batch=100)
+    trainer = Trainer(Convnet(), optimizer, plan, CLIP_NORM, loss=loss_of, micro_batch=125)
     measure, curve = accuracy_on(test), []
 
     def watch(state):
@@ -111,7 +108,7 @@ def draw(curves, path):
         steps, values = zip(*curve, strict=True)
         axes.plot(np.array(steps) / per_epoch, 100 * np.array(values), label=name)
     axes.set(xlabel="epochs", ylabel="test accuracy (%)", ylim=(0, 100))
-    axes.set_title(f"digits, {CLIP_NORM:g} clip norm, expected batch {BATCH}, $\\delta = 10^{{-5}}$", fontsize=9)
+    axes.set_title(f"digits, clip norm {CLIP_NORM:g}, expected batch {BATCH}, $\\delta = 10^{{-5}}$", fontsize=9)
     axes.grid(color="0.9")
     axes.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=200)
