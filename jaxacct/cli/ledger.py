@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.cli import output
 from jaxacct.cli.arguments import ACTIONS
-from jaxacct.training import Ledger
 from jaxacct.validation import InputError, choice
+
+if TYPE_CHECKING:
+    from jaxacct.training import Ledger
 
 
 def run(options: argparse.Namespace) -> int:
@@ -23,6 +25,8 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("LEDGER is missing; name the file, as in jaxacct ledger show run.jsonl")
     if np.ndim(options.delta or 0):
         raise InputError("delta must be one number, not a list")
+    from jaxacct.training import Ledger  # takes a while to import: only for this command
+
     report = _report(Ledger.read(options.ledger), options.ledger, options.delta)
     print(output.dumps(report) if options.json else _text(report))
     return 0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from jaxacct.mechanisms import compose
 from jaxacct.training.releases import FIXED, Release, composed
 from jaxacct.training.spent import total
+from jaxacct.validation import InputError
 
 if TYPE_CHECKING:
     from jaxacct.training.ledger import Ledger
@@ -26,7 +27,7 @@ _known: weakref.WeakKeyDictionary[Ledger, tuple[str, Counter[Release], int]] = w
 """For each ledger the last way on that was certified: of which plan, its releases, and the other entries then."""
 
 
-def allows(plan: Plan, ledger: Ledger, next_step: int) -> bool:
+def allows(plan: Plan, ledger: Ledger, next_step: int, partition: str | None = None) -> bool:
     """`Plan.allows`."""
     if plan.target_epsilon is None:
         return True
@@ -34,8 +35,12 @@ def allows(plan: Plan, ledger: Ledger, next_step: int) -> bool:
         return False
     run = ledger.run if plan.repetitions is not None else None  # the other runs of a tuning are in the law of K
     several = [spent for name, spent in ledger.runs.items() if run in (None, name)]
+    headers = [line for name, lines in ledger.headers.items() if run in (None, name) for line in lines]
+    orders = {line.plan.filter.order for line in headers if line.plan.filter}
+    if orders - {plan.filter.order if plan.filter else None}:
+        raise InputError("the ledger has a Renyi filter of another order; nothing can be certified on top of it")
     others = sum(spent.others.total() for spent in several)
-    wanted = ledger.releases(run) + _ahead(plan, ledger, next_step, 1)
+    wanted = ledger.releases(run) + _ahead(plan, ledger, next_step, 1, partition)
     if not others and plan.within and wanted <= plan.whole:
         return True
     document = plan.to_json()
@@ -44,7 +49,7 @@ def allows(plan: Plan, ledger: Ledger, next_step: int) -> bool:
         return True
 
     def holds(steps: int) -> bool:
-        return plan.holds(compose(total(several), composed(_ahead(plan, ledger, next_step, steps))))
+        return plan.holds(compose(total(several), composed(_ahead(plan, ledger, next_step, steps, partition))))
 
     if not holds(1):
         return False
@@ -54,11 +59,11 @@ def allows(plan: Plan, ledger: Ledger, next_step: int) -> bool:
     while most - least > 1:
         middle = (least + most) // 2
         least, most = (middle, most) if holds(middle) else (least, middle)
-    _known[ledger] = (document, ledger.releases(run) + _ahead(plan, ledger, next_step, least), others)
+    _known[ledger] = (document, ledger.releases(run) + _ahead(plan, ledger, next_step, least, partition), others)
     return True
 
 
-def _ahead(plan: Plan, ledger: Ledger, step: int, steps: int) -> Counter[Release]:
+def _ahead(plan: Plan, ledger: Ledger, step: int, steps: int, partition: str | None) -> Counter[Release]:
     """What the next steps release; of fixed batches, a pass that is under way only what it does not cost already."""
     if plan.sampling != FIXED:
         return plan.releases_after(step + steps) - plan.releases_after(step)
@@ -68,7 +73,7 @@ def _ahead(plan: Plan, ledger: Ledger, step: int, steps: int) -> Counter[Release
         if low >= high:
             continue
         noise = min(s.noise_multiplier for s in plan.segments if s.start < high and low < s.end)
-        already = ledger.runs[ledger.run].within(first, last, step) if first <= step else 0.0
+        already = ledger.runs[ledger.run].within(first, last, step, partition) if first <= step else 0.0
         if already < noise**-2:
             found[Release(FIXED, noise, 1.0)] += 1
     return found

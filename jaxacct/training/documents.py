@@ -12,6 +12,7 @@ from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import PureDP
 from jaxacct.training.plan import Plan
 from jaxacct.training.recalibration import budget_at
+from jaxacct.training.releases import POISSON
 from jaxacct.training.schedule import Segment
 from jaxacct.validation import COUNT, POSITIVE, PROBABILITY, InputError, check
 
@@ -67,8 +68,9 @@ def plan_from(node: Any) -> Plan:
     settings["repetitions"] = _law(node["repetitions"])
     plan = Plan.of(_segments(rows), **settings)
     for place, segment in enumerate(plan.segments):
-        size = plan.dataset_size * segment.sampling_probability
-        if not math.isclose(size, segment.expected_batch_size, rel_tol=1e-9) or segment.sampling_probability == 0.0:
+        rate, size = segment.sampling_probability, segment.expected_batch_size
+        near = math.isclose(plan.dataset_size * rate, size, rel_tol=1e-9) and rate > 0.0
+        if not near or (plan.sampling != POISSON and (rate != size / plan.dataset_size or size != round(size))):
             raise InputError(
                 f"plan: segments[{place}]: expected_batch_size must be sampling_probability * dataset_size"
             )

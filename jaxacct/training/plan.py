@@ -14,9 +14,8 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
-from jaxacct.engines import programs
 from jaxacct.mechanisms import RELATIONS, Mechanism
-from jaxacct.training.releases import FIXED, POISSON, SAMPLING, Release, composed, prefixes
+from jaxacct.training.releases import FIXED, POISSON, SAMPLING, Release, composed
 from jaxacct.training.schedule import Filter, Segment, passes, releases
 from jaxacct.training.solve import tolerance
 from jaxacct.validation import COUNT, DELTA, NON_NEGATIVE, POSITIVE, PROBABILITY, Constraint, InputError, check, choice
@@ -36,8 +35,6 @@ _RULES: dict[str, Constraint] = {
     "steps": COUNT,
     "epochs": POSITIVE,
 }
-CURVE_RTOL = 0.02
-"""Relative width of the curve for the live epsilon: its upper ends are safe, and so it is quick."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,28 +207,27 @@ class Plan:
 
         A certified bracket; after a recalibration that looked at the data, the filter's bound, which is the target.
         """
-        return self._promised() if self.filter else self.of_all(self.mechanism)
+        return self.promised() if self.filter else self.of_all(self.mechanism)
 
     def epsilon_after(self, step: int) -> Bounds:
         """Epsilon at target_delta of the first `step` steps of one run."""
         self._require(step, self.steps)
-        return self._promised() if self.filter else self._account(self.mechanism_after(step))
+        return self.promised() if self.filter else self._account(self.mechanism_after(step))
 
     def epsilon_curve(self, points: int = 64) -> tuple[np.ndarray, Bounds]:
         """(steps, epsilon after them) of one run at about `points` places, computed in one call; brackets are coarse.
+
+        Of a plan with many different steps it is an upper bound (kind "bound"): few kinds of step, each of which tells
+        at least as much as those it stands for, and never above the whole plan's.
 
         >>> plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4)
         >>> steps, curve = plan.epsilon_curve(2)
         >>> steps.tolist(), curve.upper.round(3).tolist()
         ([2, 4], [1.061, 1.555])
         """
-        count = int(check("points", points, COUNT))
-        at = np.unique(np.ceil(np.linspace(0.0, self.steps, min(count, self.steps) + 1)[1:])).astype(int)
-        if self.filter:
-            return at, self._promised(at.shape)
-        run = prefixes([self.releases_after(int(step)) for step in at])
-        with programs.alike(True):  # one program that compiles quickly
-            return at, account.epsilon(run, self.target_delta, relation=self.relation, rtol=CURVE_RTOL)
+        from jaxacct.training.curve import epsilon_curve
+
+        return epsilon_curve(self, points)
 
     @functools.cached_property
     def _curve(self) -> tuple[np.ndarray, Bounds]:
@@ -277,15 +273,18 @@ class Plan:
 
         return recalibrated(self, step, steps, epochs, expected_batch_size, data_dependent)
 
-    def allows(self, ledger: Ledger, next_step: int) -> bool:
+    def allows(self, ledger: Ledger, next_step: int, partition: str | None = None) -> bool:
         """Whether what a ledger holds and one more step stay within the target, certified; True without a target.
 
-        Costs nothing while the ledger follows the plan.  A step of fixed batches is taken to go on with the partition
-        of the pass that is under way.  With repetitions only the current run of the ledger counts.
+        Costs nothing while the ledger follows the plan.  With repetitions only the current run of the ledger counts.
+        partition : of fixed batches, the one that the step will be noted with; left out, the step is taken to go on
+        with that of the last entry.
+
+        Raises InputError where the ledger has a Rényi filter that the plan does not share: nothing can be certified.
         """
         from jaxacct.training.budget import allows
 
-        return allows(self, ledger, next_step)
+        return allows(self, ledger, next_step, partition)
 
     @functools.cached_property
     def within(self) -> bool:
@@ -313,10 +312,10 @@ class Plan:
         rtol = 0.2 * tolerance(self.target_epsilon or 1.0)
         return account.epsilon(mechanism, self.target_delta, relation=self.relation, rtol=rtol)
 
-    def _promised(self, shape: tuple[int, ...] = ()) -> Bounds:
-        """What a filter promises, whenever the run ends."""
-        upper = np.full(shape, self.target_epsilon)
-        return Bounds(np.zeros(shape), upper, upper, "bound", "ok", "rdp_filter")
+    def promised(self, shape: tuple[int, ...] = ()) -> Bounds:
+        """What a filter promises, whenever the run ends; nothing where a document holds more than it lets pass."""
+        upper = np.full(shape, self.target_epsilon if self.within else np.inf)
+        return Bounds(np.zeros(shape), upper, upper, "bound", "ok" if self.within else "width", "rdp_filter")
 
     def _require(self, step: int, last: int) -> None:
         number = check("step", step, NON_NEGATIVE)

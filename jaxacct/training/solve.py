@@ -43,7 +43,9 @@ def solve(
     side = 1.0 if falling else -1.0  # y = side * log value: private for large y
     low, high = sorted(side * np.log(np.array(limits)))
     bad, good = (low, np.inf), (high, -np.inf)  # (y, log(upper/target))
+    answer = np.nan
     tried_bad = tried_good = False
+    margin = 1e-7 if whole else 0.05 * rtol  # for the rounding by which another evaluation may differ
     aim = np.log1p(-0.3 * rtol)
     y = np.clip(side * np.log(start) + np.linspace(-0.7, 0.7, CANDIDATES), low, high)
     for _ in range(ROUNDS):
@@ -54,11 +56,11 @@ def solve(
             excess = np.where(np.isnan(found), 8.0, np.clip(np.log(found / target), -8.0, 8.0))
         for value, f in zip(values, excess, strict=True):
             at = side * np.log(value)
-            if f <= -0.05 * rtol and (not tried_good or at < good[0]):
-                good, tried_good = (at, f), True
-            elif f > -0.05 * rtol and (not tried_bad or at > bad[0]):
+            if f <= -margin and (not tried_good or at < good[0]):
+                good, tried_good, answer = (at, f), True, float(value)
+            elif f > -margin and (not tried_bad or at > bad[0]):
                 bad, tried_bad = (at, f), True
-        if tried_good and (good[1] >= -rtol or good[0] <= low + 1e-12):
+        if tried_good and ((good[1] >= -rtol and not whole) or good[0] <= low + 1e-12):
             break
         if tried_bad and bad[0] >= high - 1e-12:
             return np.nan
@@ -67,8 +69,7 @@ def solve(
         y = _following(bad, good, tried_bad, tried_good, aim)
     if not tried_good:
         raise InputError(f"target_epsilon = {target!r} was not met in {ROUNDS} rounds of search; raise it a little")
-    value = float(np.clip(np.exp(side * good[0]), *limits))
-    return float(round(value)) if whole else value
+    return answer
 
 
 def _following(

@@ -38,14 +38,15 @@ def solved(plan: Plan) -> tuple[Segment, ...]:
     noise = [Piece(None, 1.0)] if plan.noise_schedule is None else pieces("noise_schedule", plan.noise_schedule)
     if opened == "sampling_probability":
         rate, steps = _rate(plan, n)
-        return (Segment(0, steps, plan.noise_multiplier, rate, rate * n),)
+        size = rate * n if plan.sampling == POISSON else float(round(rate * n))
+        return (Segment(0, steps, plan.noise_multiplier, rate, size),)
     batches = _batches(plan, n)
     if opened == "steps":
         steps = _steps(plan, batches[0].value / n, n)
     else:
         steps = plan.steps or steps_of(batches, plan.epochs * n)
     segments = joined(noise, batches, steps, int(n))
-    if plan.sampling_probability is not None:  # as it was given, not through the batch size
+    if plan.sampling == POISSON and plan.sampling_probability is not None:  # as given, not through the batch size
         segments = tuple(s._replace(sampling_probability=plan.sampling_probability) for s in segments)
     scale = plan.noise_multiplier
     if scale is None:

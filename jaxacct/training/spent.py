@@ -76,14 +76,16 @@ class Spent:
             self.releases.update(Release(FIXED, sigma, 1.0) for sigma in mine)
             partition.dearest = mine
 
-    def within(self, first: int, last: int, step: int) -> float:
+    def within(self, first: int, last: int, step: int, label: str | None) -> float:
         """What the partition that a new step continues costs already (a sum of 1/sigma^2); 0 where it begins one.
 
-        The partition of the last entry, where all its steps are in the pass from `first` and this one is new.
+        Of the label given, or else the partition of the last entry; all its steps must be in the pass from `first`, and
+        this one be new.
         """
-        if self.last is None or self.last.partition is None:
+        label = label if label is not None or self.last is None else self.last.partition
+        if label not in self.partitions:
             return 0.0
-        partition = self.partitions[self.last.partition]
+        partition = self.partitions[label]
         goes_on = step not in partition.steps and all(first <= number < last for number in partition.steps)
         return cost(partition.dearest) if goes_on else 0.0
 

@@ -1,0 +1,370 @@
+"""Plans: what they solve for against closed forms and dp_accounting, schedules, sampling kinds, and refusals."""
+
+import doctest
+import importlib
+import json
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import pld as peer
+from helpers import refusal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_cases import DELTA, FIXED, FULL, gaussian_epsilon
+
+import jaxacct as ja
+from jaxacct import selection
+from jaxacct.training import Plan, Segment
+from jaxacct.training.curve import dominating
+from jaxacct.training.releases import Release
+from jaxacct.training.solve import solve
+
+MODULES = ("plan", "documents", "ledger")
+
+
+def mu_of(plan):
+    """mu of a plan whose batches are all of the data."""
+    return math.sqrt(sum(s.steps / s.noise_multiplier**2 for s in plan.segments))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_doctests(module):
+    result = doctest.testmod(importlib.import_module(f"jaxacct.training.{module}"))
+    assert result.attempted > 0 and result.failed == 0
+
+
+# What is left open
+
+
+@pytest.mark.parametrize("target", [0.05, 0.5, 3.0, 20.0])
+def test_the_noise_is_that_of_the_closed_form(target):
+    plan = Plan(target_epsilon=target, **FULL, steps=30)
+    assert target - 1e-4 <= gaussian_epsilon(math.sqrt(30) / plan.noise_multiplier) <= target * (1 + 1e-9)
+    assert plan.epsilon.upper <= target and plan.within and plan.epochs == 30.0 and plan.expected_batch_size == 1000
+
+
+def test_the_steps_are_the_largest_number_that_holds():
+    plan = Plan(target_epsilon=3.0, **FULL, noise_multiplier=5.0)
+    assert gaussian_epsilon(math.sqrt(plan.steps) / 5.0) <= 3.0 < gaussian_epsilon(math.sqrt(plan.steps + 1) / 5.0)
+
+
+def test_the_rate_is_the_largest_that_holds():
+    """Fixed batches: the largest batch whose passes hold, found by trying every one."""
+    settings = {**FIXED, "noise_multiplier": 5.0, "steps": 90}
+    plan = Plan(target_epsilon=3.0, **settings)
+    held = [b for b in range(1, 1001) if gaussian_epsilon(math.sqrt(math.ceil(90 / math.ceil(1000 / b))) / 5.0) <= 3.0]
+    assert plan.expected_batch_size == max(held) and plan.sampling_probability == max(held) / 1000
+
+
+def test_steps_are_the_ceiling_of_epochs_times_data_over_batch():
+    plan = Plan(target_delta=DELTA, dataset_size=1001, expected_batch_size=10, epochs=3, noise_multiplier=1.0)
+    assert plan.steps == 301 and plan.epochs == pytest.approx(3010 / 1001)
+    assert plan.at(300) == Segment(0, 301, 1.0, 10 / 1001, 10.0) == plan.segments[0]
+
+
+def test_poisson_noise_against_dp_accounting():
+    plan = Plan(target_epsilon=2.0, target_delta=DELTA, dataset_size=500, expected_batch_size=100, steps=60)
+    assert 2.0 - 1e-4 <= plan.epsilon.upper <= 2.0
+    event = dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(plan.noise_multiplier))
+    accountant = peer.PLDAccountant(value_discretization_interval=1e-4)
+    accountant.compose(dp_accounting.SelfComposedDpEvent(event, 60))
+    assert 2.0 - 1e-4 <= accountant.get_epsilon(DELTA) <= 2.0 + 1e-3  # theirs is above the truth by its grid
+    assert plan.mechanism == ja.dp_sgd(plan.noise_multiplier, 0.2, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left_open", ["steps", "sampling_probability", "epochs and rate"])
+def test_poisson_steps_and_rates_hold_and_no_more_would(left_open):
+    given = {"target_epsilon": 2.0, "target_delta": DELTA, "dataset_size": 500, "noise_multiplier": 3.0}
+    if left_open == "steps":
+        plan = Plan(**given, sampling_probability=0.2)
+        more = ja.dp_sgd(3.0, 0.2, plan.steps + 1)
+    elif left_open == "epochs and rate":
+        plan = Plan(**given, epochs=10)
+        more = ja.dp_sgd(3.0, plan.sampling_probability * 1.01, plan.steps)
+        assert plan.steps == math.ceil(10 / plan.sampling_probability)
+    else:
+        plan = Plan(**given, steps=60)
+        more = ja.dp_sgd(3.0, plan.sampling_probability * 1.001, 60)
+    assert plan.epsilon.upper <= 2.0 < ja.epsilon(more, DELTA).upper
+
+
+def test_with_nothing_open_epsilon_is_reported():
+    plan = Plan(**FULL, steps=9, noise_multiplier=4.0)
+    assert plan.epsilon.upper == pytest.approx(gaussian_epsilon(0.75), rel=1e-6) and plan.epsilon.kind == "certified"
+    assert plan.target_epsilon is None and plan.within
+
+
+def test_search_narrows_down_to_any_crossing():
+    for root in (0.11, 3.0, 9e5):
+        found = solve(lambda x, root=root: (root / x) ** 1.5, 1.0, 1.0, (0.1, 1e6), falling=True, rtol=1e-5)
+        assert root < found < root * (1 + 1e-5)
+    assert math.isnan(solve(lambda x: 2 + 0 * x, 1.0, 1.0, (0.1, 1e6), falling=True))
+    assert solve(lambda x: 0 * x, 1.0, 1.0, (0.1, 1e6), falling=True) == pytest.approx(0.1)
+    for most in (1, 2, 17, 123_456):
+        assert solve(lambda n, m=most: n / (m + 0.5), 1.0, 1e3, (1, 1e9), falling=False, whole=True) == most
+
+
+# Schedules
+
+
+def test_a_schedule_per_step_and_one_in_pieces_are_the_same():
+    factors = [1.0] * 10 + [2.0] * 20
+    per_step = Plan(target_epsilon=2.0, **FULL, steps=30, noise_schedule=factors)
+    for pieces in ([(10, 1.0), (None, 2.0)], [(10, 1.0), (30, 2.0)]):
+        assert Plan(target_epsilon=2.0, **FULL, steps=30, noise_schedule=pieces) == per_step
+    assert Plan(target_epsilon=2.0, **FULL, steps=30, noise_schedule=np.array(factors)) == per_step
+    first, second = per_step.segments
+    assert (first.steps, second.start, second.steps) == (10, 10, 20)
+    assert second.noise_multiplier == 2 * first.noise_multiplier == 2 * per_step.noise_multiplier
+    assert 2.0 - 1e-4 <= gaussian_epsilon(mu_of(per_step)) <= 2.0
+    assert [per_step.at(step) for step in (0, 9, 10, 29)] == [first, first, second, second]
+
+
+def test_a_thousand_different_steps():
+    factors = np.geomspace(1.0, 3.0, 1000)
+    plan = Plan(target_epsilon=2.0, **FULL, steps=1000, noise_schedule=factors)
+    assert len(plan.segments) == 1000
+    assert 2.0 - 1e-4 <= gaussian_epsilon(math.sqrt(np.sum((plan.noise_multiplier * factors) ** -2.0))) <= 2.0
+
+
+def test_batch_and_noise_schedules_together():
+    plan = Plan(
+        **{**FULL, "sampling_probability": None},
+        epochs=11,
+        noise_multiplier=3.0,
+        noise_schedule=[(6, 1.0), (None, 0.5)],
+        batch_schedule=[(4, 1000.0), (8, 500.0), (None, 100.0)],
+    )
+    # 4 steps of 1000, 4 of 500, and 50 of 100 are 11 epochs
+    rows = [(0, 4, 3.0, 1.0, 1000.0), (4, 2, 3.0, 0.5, 500.0), (6, 2, 1.5, 0.5, 500.0), (8, 50, 1.5, 0.1, 100.0)]
+    assert plan.segments == tuple(Segment(*row) for row in rows)
+    assert plan.steps == 58 and plan.expected_batch_size == pytest.approx(11_000 / 58)
+    assert plan.mechanism == ja.compose(*(ja.dp_sgd(s[2], s[3], s[1]) for s in rows))
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_pass_of_fixed_batches_costs_its_least_noise(data):
+    """For every place that a record can have in its passes, what it is part of costs no more than the plan says."""
+    size, batch = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 20))
+    batch = min(batch, size)
+    steps = data.draw(st.integers(1, 40))
+    noise = data.draw(st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=steps, max_size=steps))
+    plan = Plan(
+        target_delta=DELTA, dataset_size=size, expected_batch_size=batch, steps=steps, noise_multiplier=1.0,
+        noise_schedule=noise, sampling="fixed_batches",
+    )  # fmt: skip
+    length = math.ceil(size / batch)
+    worst = sum(max(s**-2 for s in noise[a : a + length]) for a in range(0, steps, length))
+    until = data.draw(st.integers(0, steps))
+    so_far = sum(max(s**-2 for s in noise[a : min(a + length, until)]) for a in range(0, until, length))
+    for step, cost in ((steps, worst), (until, so_far)):
+        counts = plan.releases_after(step)
+        assert sum(n * r.noise_multiplier**-2 for r, n in counts.items()) == pytest.approx(cost, abs=1e-12)
+        assert all(r.sampling_probability == 1.0 for r in counts)
+    at = data.draw(st.integers(0, steps - 1))
+    assert plan.pass_of(at) == (at // length, at // length * length, min((at // length + 1) * length, steps))
+
+
+def test_a_new_batch_size_begins_a_new_pass():
+    plan = Plan(**FIXED, steps=10, noise_multiplier=2.0, batch_schedule=[(6, 250), (None, 500)])
+    assert plan.passes == [(0, 4), (4, 6), (6, 8), (8, 10)]
+    assert plan.epsilon.upper == pytest.approx(gaussian_epsilon(1.0), rel=1e-6)
+
+
+# Ways of sampling
+
+
+def test_fixed_batches_are_not_amplified():
+    plan = Plan(target_epsilon=1.0, **FIXED, expected_batch_size=10, epochs=7)
+    assert plan.steps == 700 and 1.0 - 1e-4 <= gaussian_epsilon(math.sqrt(7) / plan.noise_multiplier) <= 1.0
+    twice = Plan(target_epsilon=1.0, **FIXED, expected_batch_size=10, epochs=7, relation="replace_one")
+    assert twice.noise_multiplier == pytest.approx(2 * plan.noise_multiplier, rel=1e-4)
+    assert "has no passes" in refusal(Plan(**FULL, steps=1, noise_multiplier=1.0).pass_of, 0)
+
+
+def test_without_replacement_is_accounted_as_such():
+    given = {"target_delta": DELTA, "dataset_size": 100, "expected_batch_size": 20, "sampling": "without_replacement"}
+    plan = Plan(**given, steps=60, noise_multiplier=5.0)
+    assert plan.mechanism == ja.repeat(ja.SampledWithoutReplacement(ja.Gaussian(5.0), 0.2), 60)
+    assert Plan(**given, steps=60, noise_multiplier=5.0, relation="replace_one").relation == "replace_one"
+    given_rate = given | {"expected_batch_size": None, "sampling_probability": 0.2 - 1e-12}
+    drawn = Plan(**given_rate, steps=1, noise_multiplier=5.0)
+    assert (drawn.sampling_probability, drawn.expected_batch_size) == (0.2, 20.0)  # what is drawn is accounted for
+    # half the noise, Poisson sampled, is the same pair (without_replacement.py)
+    assert plan.epsilon.upper == pytest.approx(float(ja.epsilon(ja.dp_sgd(2.5, 0.2, 60), DELTA).upper), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_without_replacement_is_solved_under_replacement():
+    given = {"target_delta": DELTA, "dataset_size": 100, "sampling": "without_replacement", "relation": "replace_one"}
+    plan = Plan(target_epsilon=2.0, **given, expected_batch_size=20, steps=20)
+    assert 2.0 - 1e-4 <= plan.epsilon.upper <= 2.0 and plan.epsilon.kind == "bound"
+    size = Plan(target_epsilon=2.0, **given, noise_multiplier=plan.noise_multiplier, steps=20).expected_batch_size
+    assert size == 20
+
+
+# Epsilon on the way
+
+
+def test_the_curve_and_the_live_epsilon_are_safe():
+    plan = Plan(target_epsilon=3.0, **FULL, steps=200, noise_schedule=[(50, 1.0), (None, 2.0)])
+    steps, curve = plan.epsilon_curve(7)
+    assert steps[-1] == 200 and len(steps) == 7 == len(curve)
+    exact = []
+    for step in range(201):
+        mu2 = sum(max(min(s.end, step) - s.start, 0) / s.noise_multiplier**2 for s in plan.segments)
+        exact.append(gaussian_epsilon(math.sqrt(mu2)) if step else 0.0)
+        assert plan.epsilon_after(step).upper == pytest.approx(exact[step], rel=1e-6, abs=1e-9)
+        live = plan.live_epsilon(step)
+        assert exact[step] * (1 - 1e-9) <= live.upper <= 3.0 and live.kind == "bound" and live.lower == 0
+        later = min(step + 4, 200)  # the table has 64 places
+        assert live.upper <= gaussian_epsilon(math.sqrt(mu2 + (later - step) / plan.noise_multiplier**2)) * (1 + 1e-6)
+    np.testing.assert_allclose(curve.upper, [exact[step] for step in steps], rtol=1e-6)
+    first, second = (s.noise_multiplier for s in plan.segments)
+    assert plan.mechanism_after(60) == ja.compose(ja.dp_sgd(first, 1.0, 50), ja.dp_sgd(second, 1.0, 10))
+
+
+@pytest.mark.slow
+def test_repetitions_cost_all_runs_together():
+    law = selection.Geometric(0.1)
+    plan = Plan(**FULL, steps=10, noise_multiplier=20.0, repetitions=law)
+    alone = Plan(**FULL, steps=10, noise_multiplier=20.0)
+    assert plan.epsilon.upper == ja.epsilon(selection.select(alone.mechanism, law), DELTA, rtol=2e-5).upper
+    assert plan.mechanism == alone.mechanism and plan.epsilon_after(10).upper == alone.epsilon.upper
+    assert plan.epsilon.upper > alone.epsilon.upper
+
+
+@pytest.mark.slow
+def test_the_noise_for_repetitions():
+    plan = Plan(target_epsilon=2.0, **FULL, steps=10, repetitions=selection.Geometric(0.1))
+    again = ja.epsilon(selection.select(ja.dp_sgd(plan.noise_multiplier, 1.0, 10), plan.repetitions), DELTA)
+    assert 1.99 <= again.upper <= 2.0 * (1 + 1e-6) and plan.within
+
+
+def test_the_curve_of_many_different_steps_is_above_them():
+    factors = np.geomspace(3.0, 1.0, 200)
+    plan = Plan(target_epsilon=2.0, **FULL, steps=200, noise_schedule=factors)
+    steps, curve = plan.epsilon_curve(20)
+    exact = [gaussian_epsilon(math.sqrt(np.sum((plan.noise_multiplier * factors[:s]) ** -2.0))) for s in steps]
+    assert (curve.upper >= exact).all() and (curve.upper <= np.array(exact) * 1.15).all()
+    assert curve.upper[-1] <= 2.0 and set(curve.kind) == {"bound"} and (curve.lower == 0).all()
+    varied = [Release("poisson", s, q) for s in (1.0, 1.1, 2.0) for q in (0.1, 0.2, 0.4)]
+    for few, known in ((12, plan.whole), (4, varied)):
+        stand_in = dominating(known, few // 2 if known is varied else few, 2)
+        assert len(set(stand_in.values())) == few
+        for a, b in stand_in.items():
+            assert b.noise_multiplier <= a.noise_multiplier and b.sampling_probability >= a.sampling_probability
+
+
+# Refusals
+
+REFUSED = [
+    ({}, "dataset_size is missing"),
+    ({"dataset_size": 10}, "steps or epochs and sampling_probability or expected_batch_size is left open without"),
+    ({**FULL, "noise_multiplier": 1.0}, "steps or epochs is left open without a target_epsilon"),
+    ({**FULL, "target_epsilon": 1.0, "noise_multiplier": 1.0, "steps": 5}, "nothing is left open"),
+    ({**FULL, "target_epsilon": 1.0}, "noise_multiplier and steps or epochs are left open; one can be solved for"),
+    ({**FULL, "steps": 5, "epochs": 2, "noise_multiplier": 1.0}, "steps and epochs are both given"),
+    ({**FULL, "expected_batch_size": 5, "steps": 5, "noise_multiplier": 1.0}, "are both given; give one of them"),
+    ({**FULL, "steps": 2.5, "noise_multiplier": 1.0}, "steps = 2.5 must be an integer"),
+    ({**FULL, "steps": 2, "noise_multiplier": [1.0, 2.0]}, "noise_multiplier must be one number, not 2"),
+    ({**FULL, "steps": 2, "noise_multiplier": -1.0}, "noise_multiplier = -1.0 must be > 0"),
+    ({**FULL, "target_delta": 0.0, "steps": 2, "noise_multiplier": 1.0}, "target_delta = 0.0 must be > 0"),
+    ({**FULL, "sampling_probability": 0.0, "steps": 2, "noise_multiplier": 1.0}, "sampling_probability = 0.0 must be"),
+    ({**FULL, "sampling": "shuffled", "steps": 2, "noise_multiplier": 1.0}, "sampling = 'shuffled' is not known"),
+    ({**FULL, "relation": "replace_one", "steps": 2, "noise_multiplier": 1.0}, "relation = 'replace_one' is not sup"),
+    ({**FIXED, "expected_batch_size": 2.5, "steps": 2, "noise_multiplier": 1.0}, "must be a whole number with"),
+    ({**FIXED, "expected_batch_size": 2000, "steps": 2, "noise_multiplier": 1.0}, "must be <= dataset_size = 1000"),
+    ({**FULL, "target_epsilon": 1.0, "noise_multiplier": 1.0, "noise_schedule": [1.0]}, "so only noise_multiplier can"),
+    ({**FULL, "steps": 3, "noise_multiplier": 1.0, "noise_schedule": [1.0, 1.0]}, "ends at step 2 but the plan has 3"),
+    ({**FULL, "steps": 3, "noise_multiplier": 1.0, "noise_schedule": []}, "noise_schedule is empty"),
+    ({**FULL, "steps": 3, "noise_multiplier": 1.0, "noise_schedule": [(2, 1.0), (1, 1.0)]}, "[1][0] = 1 must be > 2"),
+    ({**FULL, "steps": 3, "noise_multiplier": 1.0, "noise_schedule": [(2, 1.0), 3]}, "must be a pair"),
+    ({**FULL, "steps": 3, "noise_multiplier": 1.0, "noise_schedule": [1.0, -1.0, 1.0]}, "noise_schedule[1] = -1.0"),
+    ({**FIXED, "epochs": 9, "noise_multiplier": 1.0, "batch_schedule": [(3, 10)]}, "ends at step 3, before the epochs"),
+    ({**FULL, "target_delta": 1e-12, "target_epsilon": 1e-9, "steps": 2}, "cannot be met: No searched noise"),
+    ({**FULL, "target_epsilon": 0.1, "noise_multiplier": 1.0}, "cannot be met: One step already exceeds"),
+    ({**FIXED, "target_epsilon": 0.1, "noise_multiplier": 1.0, "steps": 9}, "cannot be met: No searched sampling"),
+    ({**FULL, "target_epsilon": 1.0, "noise_multiplier": 1e6}, "allows 1e+09 steps and more"),
+    ({**FULL, "steps": 3, "noise_multiplier": 1.0, "repetitions": 4}, "must be a law of K"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_refusals_are_one_line(given, message):
+    assert message in refusal(Plan, **{"target_delta": DELTA, **given})
+
+
+def test_steps_outside_the_plan_are_refused():
+    plan = Plan(**FULL, steps=5, noise_multiplier=1.0)
+    for call in (plan.at, plan.epsilon_after, plan.live_epsilon, plan.mechanism_after):
+        assert "step = 6 must be a whole number" in refusal(call, 6)
+        assert "step" in refusal(call, -1) and "step = 1.5" in refusal(call, 1.5)
+    assert "step = 5" in refusal(plan.at, 5)
+
+
+# Documents
+
+
+def plans():
+    yield Plan(target_epsilon=2.0, **FULL, steps=30, noise_schedule=[(10, 1.0), (None, 2.0)])
+    yield Plan(**FULL, steps=10, noise_multiplier=20.0, repetitions=selection.Geometric(0.1))
+    yield Plan(**FIXED, steps=10, noise_multiplier=2.0, batch_schedule=[(6, 250), (None, 500)])
+    yield Plan(target_epsilon=2.0, **FULL, steps=30).recalibrate(3, steps=40, data_dependent=True)
+
+
+@pytest.mark.parametrize("plan", list(plans()), ids=range(4))
+def test_documents_round_trip(plan):
+    again = Plan.from_json(plan.to_json())
+    assert again == plan and hash(again) == hash(plan) and again.to_json() == plan.to_json()
+    assert again.filter == plan.filter and again.segments == plan.segments and again.steps == plan.steps
+    assert again.repetitions or (again.within and again.epsilon.upper == plan.epsilon.upper)
+
+
+HOSTILE = [
+    ("version", 2, "format and version must be"),
+    ("version", True, "format and version must be"),
+    ("segments", [], "segments must be a list"),
+    ("segments", [[1, 1.0, 1.0]], "segments[0] must be a list of steps"),
+    ("segments", [[0, 1.0, 1.0, 1000.0]], "segments[0].steps = 0"),
+    ("segments", [[1, 1.0, 0.5, 1000.0]], "must be sampling_probability * dataset_size"),
+    ("segments", [[[1], 1.0, 1.0, 1000.0]], "must hold numbers"),
+    ("dataset_size", None, "dataset_size is missing"),
+    ("dataset_size", "__import__('os')", "dataset_size"),
+    ("sampling", ["poisson"], "sampling = ['poisson'] is not known"),
+    ("target_epsilon", "inf", "target_epsilon = 'inf'"),
+    ("filter_order", 0.5, "filter_order must be > 1"),
+    ("repetitions", {"type": "Law"}, "must be an object whose type is one of"),
+    ("more", 1, "plan must be an object with the keys"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_documents_are_refused(name, value, message):
+    document = json.loads(Plan(target_epsilon=2.0, **FULL, steps=3).to_json())
+    assert message in refusal(Plan.from_json, json.dumps(document | {name: value}))
+
+
+def test_text_that_is_no_document_is_refused():
+    for text in ("", "{", "[1]", '{"a": NaN}', '{"a": 1, "a": 2}', "[" * 100_000, "9" * 5000, "7"):
+        assert "text is no plan" in refusal(Plan.from_json, text)
+
+
+def test_a_document_cannot_state_a_share_below_what_is_drawn():
+    document = json.loads(Plan(**FIXED, expected_batch_size=100, steps=3, noise_multiplier=1.0).to_json())
+    for row in ([3, 1.0, 0.1 - 1e-12, 100.0], [3, 1.0, 0.1, 100.00000001]):
+        assert "must be sampling_probability * dataset_size" in refusal(
+            Plan.from_json, json.dumps(document | {"segments": [row]})
+        )
+
+
+def test_a_document_cannot_claim_less_than_it_spends():
+    document = json.loads(Plan(target_epsilon=2.0, **FULL, steps=3).to_json())
+    document["segments"] = [[300, 1.0, 1.0, 1000.0]]
+    assert not Plan.from_json(json.dumps(document)).within
+    filtered = Plan.from_json(json.dumps(document | {"filter_order": 5.0}))
+    assert not filtered.within and np.isinf(filtered.epsilon.upper) and not filtered.epsilon.ok

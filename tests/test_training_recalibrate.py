@@ -1,0 +1,170 @@
+"""Recalibration: what is spent stays, and the whole ends within 1e-4 of its target and never above."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent as Noise
+from dp_accounting import PoissonSampledDpEvent, SelfComposedDpEvent, pld, rdp
+from helpers import refusal
+from training_cases import DELTA, FIXED, FULL, gaussian_epsilon
+
+import jaxacct as ja
+from jaxacct import selection
+from jaxacct.training import Plan
+
+POISSON = {"target_delta": DELTA, "dataset_size": 500, "expected_batch_size": 100}
+"""Many hits, so that few programs answer."""
+
+
+def spent_alike(plan, again, step):
+    """The first steps of a recalibrated plan are those of the plan before."""
+    assert all(again.at(s)[2:] == plan.at(s)[2:] for s in range(step))
+
+
+def gaussians(plan):
+    """epsilon of a plan on all the data, by the closed form, its steps gone through one by one."""
+    return gaussian_epsilon(math.sqrt(sum(plan.at(s).noise_multiplier ** -2.0 for s in range(plan.steps))))
+
+
+def passes(plan, lengths):
+    """The same for fixed batches, with the lengths of the passes given."""
+    ends = np.cumsum([0, *lengths])
+    assert ends[-1] == plan.steps
+    worst = [max(plan.at(s).noise_multiplier ** -2.0 for s in range(*pair)) for pair in itertools.pairwise(ends)]
+    return gaussian_epsilon(math.sqrt(sum(worst)))
+
+
+def close(epsilon, target):
+    """Within 1e-4 of the target and not above, by an oracle that is right to 1e-9."""
+    return target - 1e-4 <= epsilon <= target * (1 + 1e-9)
+
+
+FULL_BATCH = [
+    (2.0, 30, 10, {"steps": 60}),
+    (2.0, 30, 29, {"steps": 31}),
+    (8.0, 100, 50, {"epochs": 75}),
+    (0.3, 1000, 1, {}),
+    (1.0, 10, 0, {"steps": 500}),
+]
+
+
+@pytest.mark.parametrize(("target", "steps", "at", "change"), FULL_BATCH, ids=range(len(FULL_BATCH)))
+def test_full_batches(target, steps, at, change):
+    plan = Plan(target_epsilon=target, **FULL, steps=steps)
+    again = plan.recalibrate(at, **change)
+    spent_alike(plan, again, at)
+    assert again.steps == change.get("steps", change.get("epochs", steps))
+    assert close(gaussians(again), target) and target - 1e-4 <= again.epsilon.upper <= target
+    assert again.epsilon.kind == "certified" and again.filter is None and again.within
+
+
+def test_a_scheduled_plan_recalibrated_twice():
+    plan = Plan(target_epsilon=3.0, **FULL, steps=40, noise_schedule=[(20, 1.0), (30, 2.0), (None, 3.0)])
+    once = plan.recalibrate(10, steps=50)
+    twice = once.recalibrate(25, steps=35)
+    spent_alike(plan, once, 10)
+    spent_alike(once, twice, 25)
+    for again in (once, twice):
+        assert close(gaussians(again), 3.0) and again.epsilon.upper <= 3.0
+    noise = [once.at(s).noise_multiplier for s in (10, 20, 30, 49)]
+    np.testing.assert_allclose(np.array(noise) / noise[0], [1.0, 2.0, 3.0, 3.0], rtol=1e-12)  # the schedule is kept
+    assert twice.at(25).noise_multiplier < once.at(25).noise_multiplier
+
+
+def test_fixed_batches_go_on_with_their_pass_or_begin_another():
+    plan = Plan(target_epsilon=1.0, **FIXED, expected_batch_size=100, epochs=6)  # passes of 10 steps
+    longer = plan.recalibrate(25, steps=80)
+    spent_alike(plan, longer, 25)
+    assert close(passes(longer, [10] * 8), 1.0)  # the third pass costs its dearer part
+    larger = plan.recalibrate(25, epochs=6.5, expected_batch_size=200)
+    assert close(passes(larger, [10, 10, 5, 5, 5, 5, 5]), 1.0)  # 2.5 epochs are spent, 20 steps of 200 make 4
+
+
+@pytest.fixture(scope="module")
+def poisson():
+    return Plan(target_epsilon=2.0, **POISSON, steps=60)
+
+
+def test_poisson_sampling_with_another_batch_size(poisson):
+    """The remainder at another rate, and against dp_accounting on the heterogeneous composition."""
+    again = poisson.recalibrate(25, epochs=14, expected_batch_size=150)
+    spent_alike(poisson, again, 25)
+    rest = again.at(25)
+    assert (again.steps, rest.sampling_probability) == (55, 0.3)  # 5 epochs are spent, 30 steps of .3 make 9
+    whole = ja.compose(ja.dp_sgd(poisson.noise_multiplier, 0.2, 25), ja.dp_sgd(rest.noise_multiplier, 0.3, 30))
+    assert 2.0 - 1e-4 <= ja.epsilon(whole, DELTA).upper <= 2.0 * (1 + 1e-7)
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-4)
+    for sigma, q, steps in ((poisson.noise_multiplier, 0.2, 25), (rest.noise_multiplier, 0.3, 30)):
+        accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(q, Noise(sigma)), steps))
+    assert 2.0 - 1e-4 <= accountant.get_epsilon(DELTA) <= 2.0 + 1e-3  # theirs is above the truth by its grid
+    shorter = poisson.recalibrate(25, steps=40)
+    assert 2.0 - 1e-4 <= shorter.epsilon.upper <= 2.0 and shorter.at(25).noise_multiplier < poisson.noise_multiplier
+
+
+# Changes that look at the data
+
+
+def filtered_epsilon(order, renyi, delta):
+    """The conversion of Canonne, Kamath and Steinke 2020, Proposition 12."""
+    return renyi + math.log((order - 1) / order) - (math.log(delta) + math.log(order)) / (order - 1)
+
+
+FILTERED = [FULL_BATCH[0], *FULL_BATCH[2:]]
+
+
+@pytest.mark.parametrize(("target", "steps", "at", "change"), FILTERED, ids=range(len(FILTERED)))
+def test_full_batches_through_a_filter(target, steps, at, change):
+    plan = Plan(target_epsilon=target, **FULL, steps=steps)
+    again = plan.recalibrate(at, **change, data_dependent=True)
+    spent_alike(plan, again, at)
+    order = again.filter.order
+    renyi = order / 2 * sum(again.at(s).noise_multiplier ** -2.0 for s in range(again.steps))
+    assert close(filtered_epsilon(order, renyi, DELTA), target)
+    assert filtered_epsilon(order, again.filter.budget, DELTA) == pytest.approx(target, rel=1e-9)
+    assert (again.epsilon.upper, again.epsilon.kind, again.epsilon.engine) == (target, "bound", "rdp_filter")
+    assert (
+        again.epsilon_after(1).upper == again.live_epsilon(1).upper == target
+    )  # no odometer: a claim needs the filter
+    assert gaussians(again) < target and again.within
+
+
+def test_poisson_sampling_through_a_filter_against_dp_accounting(poisson):
+    again = poisson.recalibrate(10, steps=80, data_dependent=True)
+    order = again.filter.order
+    accountant = rdp.RdpAccountant([order])
+    for segment in again.segments:
+        event = PoissonSampledDpEvent(segment.sampling_probability, Noise(segment.noise_multiplier))
+        accountant.compose(SelfComposedDpEvent(event, segment.steps))
+    renyi = float(accountant._rdp[0])
+    assert 2.0 - 1e-4 <= filtered_epsilon(order, renyi, DELTA) <= 2.0 * (1 + 1e-6)
+
+
+def test_the_filter_is_the_one_that_was_fixed_first():
+    plan = Plan(target_epsilon=4.0, **FULL, steps=40)
+    once = plan.recalibrate(10, steps=80, data_dependent=True)
+    twice = once.recalibrate(30, steps=60)  # not by the data, but what came before was
+    assert twice.filter == once.filter and twice.epsilon.kind == "bound"
+    renyi = twice.filter.order / 2 * sum(twice.at(s).noise_multiplier ** -2.0 for s in range(60))
+    assert close(filtered_epsilon(twice.filter.order, renyi, DELTA), 4.0)
+
+
+def test_what_cannot_be_recalibrated_is_refused_in_one_line():
+    plan = Plan(target_epsilon=2.0, **FULL, steps=30)
+    dear = Plan.of([plan.segments[0]._replace(noise_multiplier=1.0)], plan)
+    assert "what is spent by then already exceeds target_epsilon = 2.0" in refusal(dear.recalibrate, 20)
+    assert "exceeds the Renyi filter" in refusal(dear.recalibrate, 20, data_dependent=True)
+    assert "leaves no steps" in refusal(plan.recalibrate, 30)
+    assert "leaves no steps" in refusal(plan.recalibrate, 10, epochs=9)
+    assert "leaves no steps" in refusal(plan.recalibrate, 10, steps=10)
+    assert "steps and epochs are both given" in refusal(plan.recalibrate, 10, steps=40, epochs=50)
+    assert "expected_batch_size = 2000.0 must be <=" in refusal(plan.recalibrate, 10, expected_batch_size=2000)
+    assert "step = 31" in refusal(plan.recalibrate, 31)
+    assert "steps = 40.5" in refusal(plan.recalibrate, 3, steps=40.5)
+    reported = Plan(**FULL, steps=30, noise_multiplier=3.0)
+    assert "target_epsilon is missing" in refusal(reported.recalibrate, 3)
+    tuning = Plan.of(plan.segments, plan, repetitions=selection.Geometric(0.1))
+    assert "the K runs of a tuning must all be the same" in refusal(tuning.recalibrate, 3)
+    tiny = Plan(target_epsilon=1e-4, target_delta=1e-5, dataset_size=10, sampling_probability=1.0, steps=1)
+    assert "leaves no Renyi budget" in refusal(tiny.recalibrate, 0, data_dependent=True)
