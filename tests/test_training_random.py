@@ -126,16 +126,16 @@ def test_normal_from_bits_against_mpmath(dtype, places):
 
 
 def test_normal_has_the_law_and_the_tail():
-    draws = np.asarray(noise.normal(key(3), (400, 501)))
+    draws = np.asarray(jax.jit(noise.normal, static_argnums=1)(key(3), (400, 501)))
     assert stats.kstest(draws.ravel(), "norm").pvalue > RARE
     assert abs(np.corrcoef(draws[:, ::2].ravel(), np.roll(draws, 1, 0)[:, ::2].ravel())[0, 1]) < 5 / math.sqrt(1e5)
-    pairs = noise.from_bits(*(np.zeros(1, np.uint32),) * 2, np.full(1, 2**32 - 4, np.uint32))
+    pairs = noise.from_bits(*(np.zeros(1, np.uint32),) * 2, np.full(1, 2**32 - 4, np.uint32), "float32")
     assert float(pairs[0][0]) > 9.4  # the farthest draw there is
 
 
 def test_noise_on_a_tree():
     tree = {"a": jnp.full((300, 7), 5.0), "b": jnp.zeros(501, jnp.bfloat16), "c": jnp.float32(0.0)}
-    noisy = noise.add(key(4), tree, 3.0)
+    noisy = jax.jit(noise.add)(key(4), tree, 3.0)
     assert noisy["b"].dtype == jnp.float32 and noisy["c"].shape == ()
     draws = np.concatenate([(np.asarray(noisy[k], np.float64) - (5 if k == "a" else 0)).ravel() / 3 for k in "abc"])
     assert stats.kstest(draws, "norm").pvalue > RARE

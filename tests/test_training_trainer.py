@@ -156,7 +156,7 @@ def test_audit_catches_noise_of_the_wrong_scale(monkeypatch):
     right = noise.add
     monkeypatch.setattr(noise, "add", lambda key, tree, std: right(key, tree, std / 5))
     plan = plan_of(5)
-    assert audited_epsilon(Trainer(linear, optax.sgd(1.0), plan, 1.0)) > 1.5 * float(plan.epsilon.upper)
+    assert audited_epsilon(Trainer(linear, optax.sgd(1.0), plan, 1.0), runs=10_000) > 1.5 * float(plan.epsilon.upper)
 
 
 # The loop: ledger, budget, callbacks
@@ -195,19 +195,17 @@ def test_nothing_is_released_that_is_not_on_record(tmp_path, monkeypatch):
 
 
 def test_an_exact_replay_counts_once_and_any_other_again(tmp_path):
-    def spent(trainer, data, key=KEY, first=0.0):
-        trainer.fit(trainer.init(jnp.full(2, first), key), data, ledger=tmp_path / "run", progress=False)
+    def spent(trainer, data, first=0.0):
+        trainer.fit(trainer.init(jnp.full(2, first), KEY), data, ledger=tmp_path / "run", progress=False)
         return sum(Ledger.read(tmp_path / "run").releases().values())
 
     trainer, data = small(steps=2)
-    assert spent(trainer, data) == 2
     assert spent(trainer, data) == 2
     assert spent(small(steps=2)[0], data) == 2
     assert spent(small(steps=2, rate=0.4)[0], data) == 4
     assert spent(trainer, data.at[0, 0].add(1.0)) == 6
     assert spent(trainer, data, first=1.0) == 8
     assert spent(small(steps=2, noise=2.9)[0], data) == 10
-    assert spent(trainer, data, key=bytes(32)) == 12
 
 
 def test_keys_follow_from_everything_that_decides_a_step():
@@ -224,6 +222,22 @@ def test_keys_follow_from_everything_that_decides_a_step():
     assert len({k.key_fingerprint for k in [plain, *changed]}) == 7
     # a pass over the data keeps its order, unless it begins anew or the data are others
     assert key(first=0).partition == key(first=0, program=b"q").partition != key(first=0, data=b"e").partition
+
+
+@pytest.mark.parametrize("size", [3, 5000])
+def test_arrays_that_a_loss_closes_over_are_part_of_the_program(size):
+    """At the top, inside a loop and inside a rule of its own; also where JAX passes them as hidden arguments."""
+
+    def program(value, place):
+        array = jnp.zeros(size).at[size // 2].set(value)
+        weigh = jax.custom_jvp(lambda x: jnp.sum(x * array))
+        weigh.defjvp(lambda primals, tangents: (weigh(*primals), jnp.sum(tangents[0] * array)))
+        inside = lambda x: jax.lax.fori_loop(0, 3, lambda i, total: total + jnp.sum(x * array), 0.0)
+        function = {"top": lambda x: jnp.sum(x * array), "loop": inside, "rule": weigh}[place]
+        return lineage.digest_program(jax.jit(function).trace(np.ones(size, np.float32)))
+
+    for place in ("top", "loop", "rule"):
+        assert program(1.0, place) == program(1.0, place) != program(2.0, place)
 
 
 def test_the_budget_stops_the_run(tmp_path):

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-__all__ = ["Lineage", "StepKey", "advance", "begin", "digest", "digest_tree", "joined"]
+__all__ = ["Lineage", "StepKey", "advance", "begin", "digest", "digest_program", "digest_tree", "joined"]
 
 
 class Lineage(NamedTuple):
@@ -90,6 +91,32 @@ def digest_tree(tree: Any) -> bytes:
         array = np.asarray(leaf)
         parts += [f"{array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).tobytes()]
     return digest(*parts)
+
+
+def digest_program(traced: Any) -> bytes:
+    """SHA-256 of a traced function (`jax.jit(f).trace(...)`): its operations and every constant in them.
+
+    The lowered text alone would not do: JAX may lower arrays that a function closes over as hidden arguments.
+    """
+    constants: list[Any] = []
+
+    def collect(jaxpr: Any) -> None:
+        constants.extend(getattr(jaxpr, "consts", ()))
+        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+        for eqn in jaxpr.eqns:
+            constants.extend(var.val for var in eqn.invars if isinstance(var, Literal))
+            for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
+                if _is_jaxpr(value):
+                    collect(value)
+
+    collect(traced.jaxpr)
+    device = jax.devices()[0]
+    place = f"jax {jax.__version__} {device.platform} {device.device_kind} {jax.dtypes.canonicalize_dtype(float)}"
+    return digest(traced.lower().as_text().encode(), digest_tree(constants), place.encode())
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return isinstance(value, ClosedJaxpr | Jaxpr)
 
 
 def _words(secret: bytes) -> np.ndarray:

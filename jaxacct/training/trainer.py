@@ -201,9 +201,9 @@ class Trainer:
         first = self.plan.at(min(step, self.plan.steps - 1))
         zero = np.zeros(8, np.uint32)
         now = numbers(first, self.plan.sampling, self.adaptive, 0)
-        lowered = jax.jit(self.step_function).lower(carried, zero, zero, data, now)
-        compiled = lowered.compile()
-        program = lineage.digest(lowered.as_text().encode(), _platform().encode())
+        traced = jax.jit(self.step_function).trace(carried, zero, zero, data, now)
+        compiled = traced.lower().compile()
+        program = lineage.digest_program(traced)
         fingerprint = lineage.digest_tree(data)
         spent = functools.partial(self._spent, ledger)
         bar = Live(self.plan, step, progress)
@@ -300,11 +300,6 @@ def _open(ledger: Ledger | str | os.PathLike[str], state: State, plan: Plan, by:
     if ledger.plan != plan:
         ledger.replan(plan)
     return ledger
-
-
-def _platform() -> str:
-    device = jax.devices()[0]
-    return f"jax {jax.__version__} {device.platform} {device.device_kind} {jax.dtypes.canonicalize_dtype(float)}"
 
 
 def _of_module(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
