@@ -82,7 +82,7 @@ def test_a_heterogeneous_run_against_dp_accounting(path):
     accountant = peer.PLDAccountant(value_discretization_interval=1e-4)
     for sigma, q, count in ((3.0, 0.2, 25), (4.0, 0.3, 30)):
         accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(q, GaussianDpEvent(sigma)), count))
-    assert found.kind == "certified" and found.lower <= accountant.get_epsilon(DELTA) <= found.upper + 1e-3
+    assert found.kind == "certified" and accountant.get_epsilon(DELTA) == pytest.approx(found.upper, abs=1e-6)
 
 
 def test_other_mechanisms_compose_with_the_steps(path):
@@ -402,8 +402,7 @@ def test_the_stop_sees_other_mechanisms_runs_and_filters(path, tmp_path):
     with Ledger.create(tmp_path / "filtered", filtered) as ledger:
         claim_run = ledger.run
         assert trained(filtered, ledger, {50: 1.0}) == 59
-        claim = ledger.epsilon(DELTA)
-        assert (claim.upper, claim.kind) == (pytest.approx(1.0, rel=1e-9), "bound") and claim.upper >= 1.0 - 1e-11
+        assert ledger.epsilon(DELTA).upper == filtered.epsilon.upper and ledger.epsilon(DELTA).kind == "bound"
         assert "a Renyi filter of another order" in refusal(TARGETED.allows, ledger, 0)
         ledger.begin(PLAN, "other")
         note(ledger, 0)

@@ -70,7 +70,7 @@ def test_poisson_noise_against_dp_accounting():
     event = dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(plan.noise_multiplier))
     accountant = peer.PLDAccountant(value_discretization_interval=1e-4)
     accountant.compose(dp_accounting.SelfComposedDpEvent(event, 60))
-    assert 2.0 - 1e-4 <= accountant.get_epsilon(DELTA) <= 2.0 + 1e-3  # theirs is above the truth by its grid
+    assert accountant.get_epsilon(DELTA) == pytest.approx(plan.epsilon.upper, abs=1e-6)
     assert plan.mechanism == ja.dp_sgd(plan.noise_multiplier, 0.2, 60)
 
 
@@ -337,7 +337,9 @@ HOSTILE = [
     ("dataset_size", "__import__('os')", "dataset_size"),
     ("sampling", ["poisson"], "sampling = ['poisson'] is not known"),
     ("target_epsilon", "inf", "target_epsilon = 'inf'"),
-    ("filter_order", 0.5, "filter_order must be > 1"),
+    ("filter", [0.5, 1.0], "the order of the filter = 0.5 must be > 1"),
+    ("filter", [2.0, -1.0], "filter = -1.0 must be > 0"),
+    ("filter", [2.0], "must be a list of its order and its budget"),
     ("repetitions", {"type": "Law"}, "must be an object whose type is one of"),
     ("more", 1, "plan must be an object with the keys"),
 ]
@@ -366,5 +368,5 @@ def test_a_document_cannot_claim_less_than_it_spends():
     document = json.loads(Plan(target_epsilon=2.0, **FULL, steps=3).to_json())
     document["segments"] = [[300, 1.0, 1.0, 1000.0]]
     assert not Plan.from_json(json.dumps(document)).within
-    filtered = Plan.from_json(json.dumps(document | {"filter_order": 5.0}))
+    filtered = Plan.from_json(json.dumps(document | {"filter": [5.0, 0.1]}))
     assert not filtered.within and np.isinf(filtered.epsilon.upper) and not filtered.epsilon.ok

@@ -11,9 +11,8 @@ import numpy as np
 from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import PureDP
 from jaxacct.training.plan import Plan
-from jaxacct.training.recalibration import budget_at
 from jaxacct.training.releases import POISSON
-from jaxacct.training.schedule import Segment
+from jaxacct.training.schedule import Filter, Segment
 from jaxacct.validation import COUNT, POSITIVE, PROBABILITY, InputError, check
 
 __all__ = ["VERSION", "load", "plan_document", "plan_from"]
@@ -46,14 +45,14 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "version": VERSION,
         **{name: getattr(plan, name) for name in _PLAIN},
         "segments": [list(segment[1:]) for segment in plan.segments],
-        "filter_order": plan.filter.order if plan.filter else None,
+        "filter": list(plan.filter) if plan.filter else None,
         "repetitions": law,
     }
 
 
 def plan_from(node: Any) -> Plan:
     """The plan of a document; InputError, in one line, for whatever is no plan.  Its epsilon is computed anew."""
-    wanted = ("format", "version", *_PLAIN, "segments", "filter_order", "repetitions")
+    wanted = ("format", "version", *_PLAIN, "segments", "filter", "repetitions")
     if not isinstance(node, dict) or set(node) != set(wanted):
         raise InputError(f"plan must be an object with the keys {', '.join(wanted)}")
     if node["format"] != FORMAT or node["version"] != VERSION or type(node["version"]) is not int:
@@ -74,12 +73,13 @@ def plan_from(node: Any) -> Plan:
             raise InputError(
                 f"plan: segments[{place}]: expected_batch_size must be sampling_probability * dataset_size"
             )
-    order = node["filter_order"]
-    if order is not None:
-        order = float(check("filter_order", order, POSITIVE))
-        if order <= 1.0 or plan.target_epsilon is None:
-            raise InputError("plan: filter_order must be > 1, in a plan with a target_epsilon")
-        vars(plan)["filter"] = budget_at(plan, np.array([order]))[0]
+    if node["filter"] is not None:
+        if not isinstance(node["filter"], list) or len(node["filter"]) != 2:
+            raise InputError("plan: filter must be a list of its order and its budget, or null")
+        order, budget = (float(check("filter", value, POSITIVE)) for value in node["filter"])
+        if order <= 1.0:
+            raise InputError(f"plan: the order of the filter = {order!r} must be > 1")
+        vars(plan)["filter"] = Filter(order, budget)
     return plan
 
 

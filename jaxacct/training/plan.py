@@ -187,6 +187,11 @@ class Plan:
         self._require(step, self.steps)
         return releases(self.segments, step, self.sampling, self.dataset_size)
 
+    @property
+    def kind(self) -> str:
+        """How the steps compose: "composition", exactly, or "rdp_filter", where a recalibration looked at the data."""
+        return "rdp_filter" if self.filter else "composition"
+
     @functools.cached_property
     def whole(self) -> Counter[Release]:
         """What all steps release, counted."""
@@ -205,7 +210,7 @@ class Plan:
     def epsilon(self) -> Bounds:
         """Epsilon at target_delta of the whole plan, of all K runs where there are repetitions.
 
-        A certified bracket; after a recalibration that looked at the data, the filter's bound, which is the target.
+        A certified bracket; after a recalibration that looked at the data the filter's bound, above the target.
         """
         return self.promised() if self.filter else self.of_all(self.mechanism)
 
@@ -257,10 +262,13 @@ class Plan:
         """The plan whose first `step` steps stay and whose remaining noise is such that the whole meets the target.
 
         steps or epochs : the new total, counted from the beginning.  expected_batch_size : from here on.  What is left
-        out stays; relative noise keeps its schedule.  data_dependent : True when the change looks at the data, at any
-        output of the run or at when it happens; then the steps compose through a Rényi filter [Feldman and Zrnic
-        2021] at an order fixed by this plan, the result has `filter`, and its epsilon is that of the filter, of kind
-        "bound".  Otherwise the composition is exact (jaxacct/training/README.md).
+        out stays; relative noise keeps its schedule.
+
+        data_dependent : True if the change, or that it happens now, may depend on the data or on anything that the run
+        has put out.  Then the steps compose through a Rényi filter [Feldman and Zrnic 2021], whose order and budget are
+        those of this plan; the result has kind "rdp_filter", and its epsilon is what the filter promises, above the
+        target by what Rényi accounting is looser.  Of a run in which any change may look at the data, every change
+        must be declared so.  Otherwise the composition is exact (jaxacct/training/README.md).
 
         Raises InputError where what is spent already exceeds the target, and for repetitions: the K runs of a tuning
         must all be the same.
@@ -314,7 +322,8 @@ class Plan:
 
     def promised(self, shape: tuple[int, ...] = ()) -> Bounds:
         """What a filter promises, whenever the run ends; nothing where a document holds more than it lets pass."""
-        upper = np.full(shape, self.target_epsilon if self.within else np.inf)
+        assert self.filter is not None
+        upper = np.full(shape, self.filter.epsilon(self.target_delta) if self.within else np.inf)
         return Bounds(np.zeros(shape), upper, upper, "bound", "ok" if self.within else "width", "rdp_filter")
 
     def _require(self, step: int, last: int) -> None:

@@ -14,14 +14,14 @@ from jaxacct.representations.concentrated import log_kappa
 from jaxacct.representations.rdp import ORDERS, renyi_curve
 from jaxacct.training.releases import POISSON
 from jaxacct.training.schedule import Filter, Piece, Segment, joined, merged, steps_of
-from jaxacct.training.solve import solve
+from jaxacct.training.solve import solve, tolerance
 from jaxacct.training.solving import noise_for, scaled, together
 from jaxacct.validation import COUNT, POSITIVE, InputError, check
 
 if TYPE_CHECKING:
     from jaxacct.training.plan import Plan
 
-__all__ = ["budget_at", "recalibrated", "spent_renyi"]
+__all__ = ["recalibrated", "spent_renyi"]
 
 
 def recalibrated(
@@ -95,39 +95,27 @@ def _cut(schedule: list[Piece], steps: int) -> list[Piece]:
 
 
 def _filter(plan: Plan) -> Filter:
-    """The filter that a plan fixes: at the order where the budget is the largest share of what the plan would use."""
-    filters = budget_at(plan, ORDERS)
+    """The filter that a plan fixes: what the plan itself uses, at the order where that is worth the least epsilon.
+
+    Nothing less would do: the run in which nothing is changed spends as much.
+    """
     used = renyi_curve(plan.mechanism, ORDERS, plan.relation).values
-    best = filters[int(np.argmax([one.budget / much for one, much in zip(filters, used, strict=True)]))]
-    if best.budget <= 0.0:
-        raise InputError(
-            f"target_epsilon = {plan.target_epsilon!r} leaves no Renyi budget at delta = {plan.target_delta!r}; "
-            "raise either of them, or make the change independent of the data"
-        )
-    return best
+    c = ORDERS - 1.0
+    best = int(np.argmin(used + (log_kappa(c) - np.log(plan.target_delta)) / c))
+    return Filter(float(ORDERS[best]), float(used[best]))
 
 
 def _noise_in(chosen: Filter, plan: Plan, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float) -> float:
     """The least scale of the remaining noise that the filter lets pass, all of it."""
     step = sum(s.steps for s in spent)
     if spent and spent_renyi(plan, plan.mechanism_after(step), chosen) >= chosen.budget:
-        raise InputError(
-            f"step = {step}: what is spent by then already exceeds the Renyi filter of target_epsilon = "
-            f"{plan.target_epsilon!r}; raise it, stop there, or make the change independent of the data"
-        )
-    over = plan.target_epsilon - chosen.budget
-    upper = lambda scales: over + spent_renyi(plan, together(plan, spent, rest, scales), chosen)
-    found = solve(upper, plan.target_epsilon, start, calibrate.NOISE_RANGE, falling=True)
+        raise InputError(f"step = {step}: nothing is left of the Renyi filter, which holds what the plan uses; stop")
+    used = lambda scales: spent_renyi(plan, together(plan, spent, rest, scales), chosen)
+    rtol = tolerance(chosen.budget)  # as near in epsilon as in the divergence
+    found = solve(used, chosen.budget, start, calibrate.NOISE_RANGE, falling=True, rtol=rtol)
     if math.isnan(found):
-        raise InputError(f"target_epsilon = {plan.target_epsilon!r} cannot be met: {explain('infeasible_noise')}")
+        raise InputError(f"step = {step}: {explain('infeasible_noise')}")
     return found
-
-
-def budget_at(plan: Plan, orders: np.ndarray) -> list[Filter]:
-    """Filters at some orders: at 1 + c the budget is what the conversion to (epsilon, delta) leaves of the target."""
-    c = orders - 1.0
-    budget = (plan.target_epsilon - (log_kappa(c) - np.log(plan.target_delta)) / c) * (1.0 - 1e-12)
-    return [Filter(float(order), float(much)) for order, much in zip(orders, budget, strict=True)]
 
 
 def spent_renyi(plan: Plan, mechanism: Mechanism, chosen: Filter) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxacct.representations.concentrated import epsilon_from_renyi
 from jaxacct.training.releases import FIXED, Release
 from jaxacct.validation import COUNT, POSITIVE, InputError, check
 
@@ -40,6 +41,10 @@ class Filter(NamedTuple):
 
     order: float
     budget: float
+
+    def epsilon(self, delta: float) -> float:
+        """What it promises at delta."""
+        return float(epsilon_from_renyi([self.order], [self.budget], delta).upper)
 
 
 class Piece(NamedTuple):
