@@ -313,7 +313,7 @@ def test_a_module_with_a_loss():
     loss = lambda out, y: optax.softmax_cross_entropy_with_integer_labels(out, y)
     trainer = Trainer(nn.Dense(2), optax.adam(0.2), plan, 1.0, loss=loss)
     x = np.linspace(-1, 1, 12, dtype=np.float32)[:, None]
-    state = trainer.fit(trainer.init(example=jnp.zeros(1)), (x, (x[:, 0] > 0).astype(int)), progress=False)
+    state = trainer.fit(trainer.init(key=KEY, example=jnp.zeros(1)), (x, (x[:, 0] > 0).astype(int)), progress=False)
     assert (np.argmax(nn.Dense(2).apply(state.params, x), 1) == (x[:, 0] > 0)).all()
     assert set(trainer.ways(state.params, (x, x[:, 0].astype(int))).values()) <= {"ghost", "vmap"}
 
