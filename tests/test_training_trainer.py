@@ -255,6 +255,20 @@ def test_the_budget_stops_the_run(tmp_path):
     assert (again.step, again.stopped) == (0, "budget")
 
 
+def test_a_recalibrated_plan_goes_on_in_the_same_ledger(tmp_path):
+    plan = Plan(target_epsilon=2.0, target_delta=1e-5, dataset_size=10, sampling_probability=1.0, steps=8)
+    make = lambda plan: Trainer(lambda p, x: jnp.sum((p - x) ** 2), optax.sgd(0.1), plan, 1.0)
+    trainer, data, path = make(plan), jnp.ones((10, 2)), tmp_path / "run"
+    half = [lambda state: state.step == 4]
+    state = trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=path, callbacks=half, progress=False)
+    longer = plan.recalibrate(4, steps=20)
+    ended = make(longer).fit(state, data, ledger=path, progress=False)
+    assert (ended.step, ended.stopped) == (20, "finished")
+    mu = math.sqrt(4 / longer.segments[0].noise_multiplier ** 2 + 16 / longer.segments[1].noise_multiplier ** 2)
+    assert float(ended.epsilon.upper) == pytest.approx(gaussian_epsilon(mu), rel=1e-6)
+    assert 2.0 - 1e-4 <= float(ended.epsilon.upper) <= 2.0
+
+
 def test_callbacks_see_every_step_and_can_stop():
     trainer, data = small(steps=6)
     seen = []
