@@ -7,9 +7,23 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "AdaptiveClip": "adaptive",
+    "CHACHA20": "chacha",
+    "Clipped": "clipping",
     "Ledger": "ledger",
     "Plan": "plan",
     "Segment": "schedule",
+    "State": "trainer",
+    "Trainer": "trainer",
+    "clipped_sum": "clipping",
+    "fixed_batches": "sampler",
+    "fresh_key": "chacha",
+    "noisy_mean": "transform",
+    "over_micro_batches": "sampler",
+    "poisson": "sampler",
+    "sensitivity": "clipping",
+    "ways": "clipping",
+    "without_replacement": "sampler",
 }
 __all__ = sorted(_HOMES)
 

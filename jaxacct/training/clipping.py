@@ -1,0 +1,232 @@
+"""Per-example clipping: the sum over a batch of gradients each scaled down to a norm of at most C."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.training import ghost
+from jaxacct.training.noise import wide
+from jaxacct.validation import Constraint, InputError, check, choice, is_tracer
+
+__all__ = ["METHODS", "Clipped", "clipped_sum", "sensitivity", "ways"]
+
+METHODS = ("auto", "vmap", "ghost")
+CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
+"""Within these, squares of norms neither overflow nor vanish in float32."""
+
+
+class Clipped(NamedTuple):
+    """A sum of clipped gradients, and two counts that are *not* private: for the operator, never to be published.
+
+    total : a pytree like the parameters, at least float32; before noise.
+    clipped : examples whose gradient was longer than the clip norm (in any group, where there are several).
+    not_finite : examples with a NaN, an infinity or an overflow in their gradient, which count as zero.
+    """
+
+    total: Any
+    clipped: Any
+    not_finite: Any
+
+
+def clipped_sum(
+    loss_fn: Callable[[Any, Any], Any],
+    params: Any,
+    batch: Any,
+    mask: Any = None,
+    clip_norm: Any = 1.0,
+    method: str = "auto",
+) -> Clipped:
+    """The sum over the batch of g_i min(1, C/|g_i|), g_i the gradient of ``loss_fn(params, example_i)``.
+
+    Adding or removing one example moves the sum by at most ``sensitivity(clip_norm)``, replacing one by twice that:
+    the computed gradient of each example, as it enters the sum, has norm at most C, rounding included.
+
+    Parameters
+    ----------
+    loss_fn : (params, example) -> scalar loss of one example.
+    params : pytree of floating-point arrays.
+    batch : pytree of arrays with the examples along the first axis.
+    mask : bool, shape (examples,); False leaves an example out (padding).  By default all take part.
+    clip_norm : C > 0, a number, or a pytree of numbers that is a prefix of the parameters: each part is then
+        clipped by itself, and the sensitivity is the root of the sum of the squares.
+    method : {"auto", "vmap", "ghost"}
+        Per-example gradients in memory ("vmap"); norms from the inputs and cotangents of products, convolutions and
+        embeddings without them ("ghost", for all parameters with one such use); or for each parameter the cheaper
+        of both.  ``ways`` says which.  All agree up to rounding.
+
+    Can be called inside jit.  Raises InputError for a bad clip norm, method, or loss that is not a scalar.
+
+    Source: Abadi et al. 2016; Goodfellow 2015; Li et al. 2022 (ghost norms); Bu et al. 2023 (book-keeping).
+
+    >>> import jax.numpy as jnp
+    >>> loss = lambda params, example: jnp.dot(params, example)
+    >>> done = clipped_sum(loss, jnp.zeros(2), jnp.array([[3.0, 4.0], [0.5, 0.0]]), clip_norm=1.0)
+    >>> done.total.round(3), int(done.clipped), int(done.not_finite)
+    (Array([1.1, 0.8], dtype=float32), 1, 0)
+    """
+    choice("method", method, METHODS)
+    _check_params(params)
+    _groups(clip_norm, params)
+    examples = _batch_size(batch)
+    _check_loss(loss_fn, params, jax.tree.map(_one, batch))
+    mask = jnp.ones(examples, bool) if mask is None else mask
+    return _clipped_sum(loss_fn, params, batch, mask, clip_norm, method)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5))
+def _clipped_sum(
+    loss_fn: Callable[[Any, Any], Any], params: Any, batch: Any, mask: Any, clip_norm: Any, method: str
+) -> Clipped:
+    leaves, structure = jax.tree_util.tree_flatten(params)
+    norms, groups = _groups(clip_norm, params)
+    dtype = jnp.dtype(wide(jnp.result_type(*leaves)))
+    one = jax.tree.map(_one, batch)
+    closed, sites = _sites(loss_fn, params, one, method)
+    ghosts = {site.leaf for site in sites}
+    direct = [i for i in range(len(leaves)) if i not in ghosts]
+
+    def gradients(example: Any) -> Any:
+        taps = [jnp.zeros(site.output.shape, site.output.dtype) for site in sites]
+        if closed is None:
+            grads = jax.tree_util.tree_leaves(jax.grad(loss_fn)(params, example))
+            return grads, []
+        run = ghost.tapped(closed, sites)
+
+        def loss(taps: Any, chosen: Any) -> Any:
+            values = list(leaves)
+            for i, value in zip(direct, chosen, strict=True):
+                values[i] = value
+            return run(taps, [*values, *jax.tree_util.tree_leaves(example)])
+
+        (dys, grads), xs = jax.grad(loss, (0, 1), has_aux=True)(taps, [leaves[i] for i in direct])
+        return grads, [site.operands(x, dy, dtype) for site, x, dy in zip(sites, xs, dys, strict=True)]
+
+    # one copy of each value serves both its norm and the sum: a second, rounded otherwise, might exceed its norm
+    grads, pairs = jax.lax.optimization_barrier(jax.vmap(gradients)(batch))
+    grads = [g.astype(dtype) for g in grads]
+
+    squares = jnp.zeros((len(norms), mask.shape[0]), dtype)
+    for i, g in zip(direct, grads, strict=True):
+        squares = squares.at[groups[i]].add(jax.vmap(ghost.sum_squares)(g))
+    for site, pair in zip(sites, pairs, strict=True):
+        square, slack = jax.vmap(site.norm_squared)(*pair)
+        squares = squares.at[groups[site.leaf]].add(square + slack)
+
+    finite = jnp.all(jnp.isfinite(squares), axis=0)
+    keep = finite & mask
+    shrink = 1.0 - ghost.allowance([leaf.size for leaf in leaves], dtype)
+    limits = jnp.stack([jnp.asarray(c, dtype) * dtype.type(shrink) for c in norms])[:, None]
+    lengths = jnp.sqrt(squares)
+    longer = lengths > limits
+    weights = jnp.where(keep, jnp.where(longer, limits / lengths, 1), 0)
+
+    totals: list[Any] = [None] * len(leaves)
+    for i, g in zip(direct, grads, strict=True):
+        totals[i] = jnp.tensordot(weights[groups[i]], _kept(keep, g), 1, precision=ghost.HIGHEST)
+    for site, (x, dy) in zip(sites, pairs, strict=True):
+        dy = _kept(keep, dy) * weights[groups[site.leaf]][:, None, None]
+        totals[site.leaf] = site.total(x if site.matrix is None else _kept(keep, x), dy)
+    return Clipped(
+        jax.tree_util.tree_unflatten(structure, totals),
+        jnp.sum(keep & jnp.any(longer, axis=0), dtype=jnp.int32),
+        jnp.sum(mask & ~finite, dtype=jnp.int32),
+    )
+
+
+def ways(loss_fn: Callable[[Any, Any], Any], params: Any, example: Any, method: str = "auto") -> dict[str, str]:
+    """How each parameter's norm is found: {path: "ghost" or "vmap"}, for one example (arrays, or their shapes).
+
+    >>> import jax.numpy as jnp
+    >>> loss = lambda params, x: jnp.sum(jnp.tanh(x @ params["kernel"] + params["bias"]))
+    >>> ways(loss, {"kernel": jnp.zeros((30, 20)), "bias": jnp.zeros(20)}, jnp.zeros(30))
+    {"['bias']": 'vmap', "['kernel']": 'ghost'}
+    """
+    choice("method", method, METHODS)
+    _check_loss(loss_fn, params, example)
+    ghosts = {site.leaf for site in _sites(loss_fn, params, example, method)[1]}
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    return {path: "ghost" if i in ghosts else "vmap" for i, path in enumerate(paths)}
+
+
+def sensitivity(clip_norm: Any) -> float:
+    """The most that one example adds to a clipped sum: C, or the root of the sum of squares, rounded up.
+
+    >>> sensitivity({"layer": 3.0, "head": 4.0}) - 5.0 < 1e-15
+    True
+    """
+    norms = [float(check("clip_norm", c, CLIP_NORM)) for c in jax.tree_util.tree_leaves(clip_norm)]
+    return norms[0] if len(norms) == 1 else math.nextafter(math.hypot(*norms), math.inf)
+
+
+def _sites(loss_fn: Any, params: Any, example: Any, method: str) -> tuple[Any, list[ghost.Site]]:
+    if method == "vmap":
+        return None, []
+    closed = ghost.trace(loss_fn, params, example)
+    sites = ghost.find_sites(closed, len(jax.tree_util.tree_leaves(params)))
+    sites = [site for site in sites if site.cheap or method == "ghost"]
+    return (closed, sites) if sites else (None, [])
+
+
+class _Part:
+    """The parameters under one clip norm, kept together."""
+
+    def __init__(self, params: Any) -> None:
+        self.params = params
+
+
+def _one(leaf: Any) -> Any:
+    """The shape of one example."""
+    return jax.ShapeDtypeStruct(np.shape(leaf)[1:], jnp.result_type(leaf))
+
+
+def _kept(keep: Any, values: Any) -> Any:
+    """Zeros, not products with zero, in place of examples that are left out: they may hold NaN."""
+    return jnp.where(keep.reshape(-1, *(1,) * (values.ndim - 1)), values, 0)
+
+
+def _groups(clip_norm: Any, params: Any) -> tuple[list[Any], list[int]]:
+    """The clip norms, and for each parameter the number of the one that it falls under."""
+    norms = jax.tree_util.tree_leaves(clip_norm)
+    for norm in norms:
+        if not is_tracer(norm) and np.ndim(check("clip_norm", norm, CLIP_NORM)):
+            raise InputError(f"clip_norm has shape {np.shape(norm)}, must be a number; use one number for each part")
+    try:
+        parts = jax.tree_util.tree_leaves(
+            jax.tree.map(lambda _, part: _Part(part), clip_norm, params), is_leaf=lambda x: isinstance(x, _Part)
+        )
+    except ValueError:
+        raise InputError("clip_norm must be a number or a prefix of the parameters; give one number a part") from None
+    counts = [len(jax.tree_util.tree_leaves(part.params)) for part in parts]
+    return norms, [group for group, count in enumerate(counts) for _ in range(count)]
+
+
+def _check_params(params: Any) -> None:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            name = jax.tree_util.keystr(path)
+            raise InputError(f"params{name} has dtype {jnp.result_type(leaf)}, must be floating; close over it instead")
+
+
+def _check_loss(loss_fn: Any, params: Any, example: Any) -> None:
+    out = jax.eval_shape(loss_fn, params, example)
+    if getattr(out, "shape", None) != () or not jnp.issubdtype(out.dtype, jnp.floating):
+        shown = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", out)
+        raise InputError(
+            f"loss_fn returns {shown!s:.60} for one example, must be a scalar; take the mean over its axes"
+        )
+
+
+def _batch_size(batch: Any) -> int:
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(batch)}
+    if len(sizes) != 1 or () in sizes:
+        raise InputError(
+            f"batch has first axes {sorted(sizes)}, must all be one; put the examples along the first axis"
+        )
+    return int(sizes.pop()[0])

@@ -1,0 +1,273 @@
+"""Norms of per-example gradients without the gradients: what a parameter meets in the loss tells its gradient's form.
+
+The loss of one example is traced.  Where a parameter is used once, as the matrix of a product, the kernel of a
+convolution or the table of an embedding, its gradient is a sum of products of that operation's input and of the
+cotangent of its output; both are read off by adding a zero to the output (a tap) and differentiating by it.  The trace
+knows no layers, so this holds for Flax (linen and nnx) as for plain JAX, and any other use of a parameter is seen.
+Derivations and error bounds: jaxacct/training/README.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal
+
+HIGHEST = jax.lax.Precision.HIGHEST
+BLOCK = 64
+"""Longest run of additions: sums are formed block by block, so that their rounding stays small and known."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The one operation that uses a parameter: y = op(x, parameter), as rows of a matrix product.
+
+    leaf, equation : the parameter and the operation's place in the trace.
+    output : shape and dtype of y for one example.
+    rows : how many products make the gradient of one example; cheap : whether norms are cheaper this way.
+    matrix : (x, dy) of one example -> (rows, K) and (rows, M); None for an embedding, x being row numbers.
+    back : (K, M) -> the parameter's shape.
+    """
+
+    leaf: int
+    equation: int
+    operand: int
+    output: Any
+    rows: int
+    cheap: bool
+    shape: tuple[int, ...]
+    matrix: Callable[[Any, Any], tuple[Any, Any]] | None = None
+    back: Callable[[Any], Any] | None = None
+
+    def norm_squared(self, x: Any, dy: Any) -> tuple[Any, Any]:
+        """The squared norm of one example's gradient, and what its rounding may have taken from it."""
+        unit = jnp.finfo(dy.dtype).eps / 2
+        levels = 2 * _levels(max(math.prod(self.shape), self.rows**2))
+        if self.matrix is None:
+            # equal rows of the table add before they are squared
+            first = jnp.argmax(x[:, None] == x[None, :], axis=1)
+            square = sum_squares(jax.ops.segment_sum(dy, first, self.rows))
+            scale, terms = jnp.sum(jnp.sqrt(row_squares(dy))), 0
+        elif self.rows == 1:
+            square = sum_squares(x) * sum_squares(dy)
+            scale, terms = jnp.sqrt(square), 0
+        else:
+            products = jnp.matmul(x, x.T, precision=HIGHEST) * jnp.matmul(dy, dy.T, precision=HIGHEST)
+            square = jnp.maximum(blocked_sum(products), 0)
+            scale, terms = jnp.sum(jnp.sqrt(row_squares(x) * row_squares(dy))), x.shape[1] + dy.shape[1]
+        return square, 2 * (terms + BLOCK * levels + 2 * self.rows + 16) * unit * scale**2
+
+    def total(self, x: Any, dy: Any) -> Any:
+        """The sum of the examples' gradients; x and dy with the examples in front, dy already weighted."""
+        if self.matrix is None:
+            zero = jnp.zeros(self.shape, dy.dtype)
+            return zero.at[x.reshape(-1)].add(dy.reshape(-1, dy.shape[-1]), mode="drop")
+        assert self.back is not None
+        flat = [a.reshape(-1, a.shape[-1]) for a in (x, dy)]
+        return self.back(jnp.matmul(flat[0].T, flat[1], precision=HIGHEST))
+
+    def operands(self, x: Any, dy: Any, dtype: Any) -> tuple[Any, Any]:
+        """Input and cotangent of one example, as matrices (an embedding: row numbers and a matrix)."""
+        if self.matrix is None:
+            rows = x.reshape(-1)
+            # a row that does not exist was not read; it goes past the end, where additions are dropped
+            rows = jnp.where((rows >= 0) & (rows < self.shape[0]), rows, self.shape[0])
+            return rows, dy.reshape(rows.size, self.shape[1]).astype(dtype)
+        return self.matrix(x.astype(dtype), dy.astype(dtype))
+
+
+def trace(loss_fn: Callable[..., Any], params: Any, example: Any) -> ClosedJaxpr:
+    """The loss of one example, as operations on the flattened parameters and example, calls of jit written out."""
+    closed = jax.make_jaxpr(loss_fn)(*jax.tree.map(_shape_of, (params, example)))
+    return jax.make_jaxpr(lambda *values: evaluate(closed, values))(*closed.in_avals)
+
+
+def find_sites(closed: ClosedJaxpr, leaves: int) -> list[Site]:
+    """The parameters, among the first ``leaves`` inputs, whose only use is an operation with a known gradient."""
+    uses: dict[Any, list[int]] = {var: [] for var in closed.jaxpr.invars[:leaves]}
+    for place, eqn in enumerate(closed.jaxpr.eqns):
+        for var in eqn.invars:
+            if not isinstance(var, Literal) and var in uses:
+                uses[var].append(place)
+    for var in closed.jaxpr.outvars:
+        if not isinstance(var, Literal) and var in uses:
+            uses[var].append(-1)
+    sites, taken = [], set()
+    for leaf, places in enumerate(uses.values()):
+        if len(places) == 1 and places[0] >= 0 and places[0] not in taken:
+            eqn = closed.jaxpr.eqns[places[0]]
+            make = _FORMS.get(eqn.primitive.name)
+            site = make(eqn, leaf, places[0], closed.jaxpr.invars[leaf]) if make else None
+            if site is not None:
+                sites.append(site)
+                taken.add(places[0])
+    return sites
+
+
+def tapped(closed: ClosedJaxpr, sites: Sequence[Site]) -> Callable[..., tuple[Any, list[Any]]]:
+    """(taps, values) -> the loss with a tap added to each site's output, and the sites' inputs."""
+    places = {site.equation: number for number, site in enumerate(sites)}
+
+    def run(taps: Sequence[Any], values: Sequence[Any]) -> tuple[Any, list[Any]]:
+        inputs: list[Any] = [None] * len(sites)
+
+        def tap(place: int, operands: list[Any], outputs: list[Any]) -> list[Any]:
+            if place not in places:
+                return outputs
+            number = places[place]
+            inputs[number] = operands[sites[number].operand]
+            return [outputs[0] + taps[number]]
+
+        return evaluate(closed, values, tap)[0], inputs
+
+    return run
+
+
+def evaluate(closed: ClosedJaxpr, values: Sequence[Any], after: Callable[..., list[Any]] | None = None) -> list[Any]:
+    """Run a trace; ``after(place, operands, outputs)`` may change the outputs of each operation."""
+    env = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    env.update(zip(closed.jaxpr.invars, values, strict=True))
+    read = lambda var: var.val if isinstance(var, Literal) else env[var]
+    for place, eqn in enumerate(closed.jaxpr.eqns):
+        operands = [read(var) for var in eqn.invars]
+        if eqn.primitive.name in ("jit", "pjit"):
+            outputs = evaluate(eqn.params["jaxpr"], operands)
+        else:
+            bound = eqn.primitive.get_bind_params(eqn.params)
+            functions, params = bound if isinstance(bound, tuple) else ((), bound)  # JAX before and after 0.10
+            with eqn.ctx.manager:
+                outputs = eqn.primitive.bind(*functions, *operands, **params)
+            outputs = outputs if eqn.primitive.multiple_results else [outputs]
+        if after is not None:
+            outputs = after(place, operands, outputs)
+        env.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(var) for var in closed.jaxpr.outvars]
+
+
+def sum_squares(values: Any) -> Any:
+    """The sum of squares of all entries, block by block."""
+    return blocked_sum(jnp.square(values))
+
+
+def row_squares(values: Any) -> Any:
+    """The sum of squares of each row."""
+    return jax.vmap(sum_squares)(values)
+
+
+def blocked_sum(values: Any) -> Any:
+    """A sum of non-negative terms with at most 63 additions for each level of blocks: relative error 63 u a level."""
+    flat = values.reshape(-1)
+    while flat.size > 1:
+        flat = jnp.pad(flat, (0, -flat.size % BLOCK)).reshape(-1, BLOCK).sum(1)
+    return flat.sum()
+
+
+def allowance(sizes: Sequence[int], dtype: Any) -> float:
+    """By how much, relatively, a norm formed by ``blocked_sum`` over leaves may be too small, and a scaling too large.
+
+    Half the relative error of the sum of squares (64 units a level of blocks, one for each leaf), and 8 units for the
+    root, the quotient and the products; twice that, for devices that do not round correctly.
+    """
+    levels = max(map(_levels, sizes), default=1)
+    return (BLOCK * levels + len(sizes) + 16) * float(jnp.finfo(dtype).eps) / 2
+
+
+def _levels(size: int) -> int:
+    return max(1, math.ceil(math.log(max(size, 2), BLOCK) - 1e-9))
+
+
+def _dense(eqn: Any, leaf: int, place: int, var: Any) -> Site | None:
+    """dot_general of a matrix x with the parameter, no batch axes."""
+    (left, right), (batch, _) = eqn.params["dimension_numbers"]
+    if batch:
+        return None
+    side = 1 if eqn.invars[1] is var else 0
+    along_w, along_x = (right, left) if side else (left, right)
+    x_aval, w_aval = eqn.invars[1 - side].aval, var.aval
+    free_x = [i for i in range(x_aval.ndim) if i not in along_x]
+    free_w = [i for i in range(w_aval.ndim) if i not in along_w]
+    rows = math.prod(x_aval.shape[i] for i in free_x)
+    inner = math.prod(x_aval.shape[i] for i in along_x)
+    outer = math.prod(w_aval.shape[i] for i in free_w)
+    order = [*along_w, *free_w]
+    if rows * inner * outer == 0:
+        return None
+
+    def matrix(x: Any, dy: Any) -> tuple[Any, Any]:
+        dy = dy.reshape(rows, outer) if side else dy.reshape(outer, rows).T
+        return x.transpose(*free_x, *along_x).reshape(rows, inner), dy
+
+    def back(total: Any) -> Any:
+        return total.reshape([w_aval.shape[i] for i in order]).transpose(_inverse(order))
+
+    cheap = rows * (inner + outer) <= inner * outer
+    return Site(leaf, place, 1 - side, eqn.outvars[0].aval, rows, cheap, w_aval.shape, matrix, back)
+
+
+def _conv(eqn: Any, leaf: int, place: int, var: Any) -> Site | None:
+    """A convolution with the parameter as its kernel: a product with the patches of its input."""
+    p = eqn.params
+    if eqn.invars[1] is not var or p["feature_group_count"] != 1 or p["batch_group_count"] != 1:
+        return None
+    spec = p["dimension_numbers"]
+    kernel = [var.aval.shape[i] for i in spec.rhs_spec]  # output features, input features, space
+    y = eqn.outvars[0].aval
+    last = [spec.out_spec[0], *spec.out_spec[2:], spec.out_spec[1]]
+    rows, inner = y.size // kernel[0], math.prod(kernel[1:])
+    if y.size == 0:
+        return None
+
+    def matrix(x: Any, dy: Any) -> tuple[Any, Any]:
+        patches = jax.lax.conv_general_dilated_patches(
+            x,
+            tuple(kernel[2:]),
+            p["window_strides"],
+            p["padding"],
+            p["lhs_dilation"],
+            p["rhs_dilation"],
+            spec,
+            precision=HIGHEST,
+        )
+        return patches.transpose(last).reshape(rows, inner), dy.transpose(last).reshape(rows, kernel[0])
+
+    def back(total: Any) -> Any:
+        return jnp.moveaxis(total.reshape(*kernel[1:], kernel[0]), -1, 0).transpose(_inverse(spec.rhs_spec))
+
+    cheap = rows * (inner + kernel[0]) <= inner * kernel[0]
+    return Site(leaf, place, 0, y, rows, cheap, var.aval.shape, matrix, back)
+
+
+def _embedding(eqn: Any, leaf: int, place: int, var: Any) -> Site | None:
+    """Rows of a table by number; a number out of range reads NaN and has no gradient."""
+    p, shape = eqn.params, var.aval.shape
+    spec, y = p["dimension_numbers"], eqn.outvars[0].aval
+    whole_rows = (
+        eqn.invars[0] is var
+        and len(shape) == 2
+        and tuple(p["slice_sizes"]) == (1, shape[1])
+        and spec.collapsed_slice_dims == (0,)
+        and spec.start_index_map == (0,)
+        and spec.offset_dims == (y.ndim - 1,)
+        and not spec.operand_batching_dims
+        and p["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
+    )
+    if not whole_rows or y.size == 0:
+        return None
+    rows = y.size // shape[1]
+    return Site(leaf, place, 1, y, rows, rows <= shape[0], shape)
+
+
+_FORMS = {"dot_general": _dense, "conv_general_dilated": _conv, "gather": _embedding}
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=lambda i: order[i])
+
+
+def _shape_of(value: Any) -> Any:
+    return jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))

@@ -1,0 +1,261 @@
+"""Clipping: against per-example gradients in float64, between methods, and the sensitivity as a property."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+from helpers import refusal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxacct.training import ghost
+from jaxacct.training.clipping import clipped_sum, sensitivity, ways
+
+
+class Convnet(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Conv(5, (3, 3), strides=(2, 1), padding="SAME")(x))
+        x = nn.relu(nn.Conv(6, (2, 3), padding="VALID", kernel_dilation=(1, 2))(x))
+        x = nn.LayerNorm()(x.reshape(-1))
+        return nn.Dense(4)(nn.relu(nn.Dense(7, use_bias=False)(x)))
+
+
+class Text(nn.Module):
+    @nn.compact
+    def __call__(self, tokens):
+        x = nn.Embed(11, 6)(tokens)
+        return nn.Dense(4)(nn.gelu(nn.Dense(8)(x))).mean(0)
+
+
+class Tied(nn.Module):
+    @nn.compact
+    def __call__(self, tokens):
+        table = nn.Embed(9, 4)
+        return table.attend(nn.Dense(4)(table(tokens))).mean(0)[:4]
+
+
+def cross_entropy(model):
+    def loss(params, example):
+        x, y = example
+        return -jax.nn.log_softmax(model.apply(params, x))[y]
+
+    return loss
+
+
+@functools.cache  # one loss function for all tests, so that its programs are compiled once
+def problem(name, examples=5, seed=0):
+    """(loss, params, batch) of a small network."""
+    rng = np.random.default_rng(seed)
+    y = jnp.asarray(rng.integers(0, 4, examples))
+    key = jax.random.key(seed)
+    if name == "conv":
+        x, model = jnp.asarray(rng.normal(size=(examples, 8, 9, 2)), jnp.float32), Convnet()
+    elif name == "mlp":
+        x, model = (
+            jnp.asarray(rng.normal(size=(examples, 12)), jnp.float32),
+            nn.Sequential([nn.Dense(9), nn.tanh, nn.Dense(4)]),
+        )
+    else:
+        x, model = jnp.asarray(rng.integers(0, 8, (examples, 6))), Text() if name == "text" else Tied()
+    params = jax.jit(model.init)(key, x[0])
+    params = jax.tree.map(lambda p: p + 0.1 * jnp.asarray(rng.normal(size=p.shape), p.dtype), params)
+    return cross_entropy(model), params, (x, y)
+
+
+def flat(tree):
+    return np.concatenate([np.asarray(a, np.float64).ravel() for a in jax.tree_util.tree_leaves(tree)])
+
+
+@functools.cache
+def rows_of(name):
+    """Each example's gradient in ``problem(name)``."""
+    return per_example(*problem(name))
+
+
+def per_example(loss, params, batch):
+    """Each example's gradient by itself, one row each, in float64 once computed."""
+    grads = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(params, batch)
+    leaves = [np.asarray(g, np.float64).reshape(len(g), -1) for g in jax.tree_util.tree_leaves(grads)]
+    return np.concatenate(leaves, 1)
+
+
+NETWORKS = ["conv", "mlp", "text", "tied"]
+
+
+@pytest.mark.parametrize("name, method", [*((n, "ghost") for n in NETWORKS), ("conv", "vmap"), ("mlp", "auto")])
+def test_clipped_sum_against_each_gradient_by_itself(name, method):
+    loss, params, batch = problem(name)
+    rows = rows_of(name)
+    norms = np.linalg.norm(rows, axis=1)
+    clip = float(np.sort(norms)[2]) * 1.001
+    mask = np.array([True, True, False, True, True])
+    weights = np.minimum(1, clip / norms) * mask
+    got = clipped_sum(loss, params, batch, mask, clip, method)
+    np.testing.assert_allclose(flat(got.total), weights @ rows, atol=1e-4 * clip)
+    assert int(got.clipped) == (mask & (norms > clip)).sum() and int(got.not_finite) == 0
+
+
+@pytest.mark.parametrize("name, method", [*((n, "ghost") for n in NETWORKS), ("conv", "vmap")])
+def test_no_contribution_exceeds_the_clip_norm(name, method):
+    """Each example's part of the sum, as computed, in exact terms: C or less, and nearly C."""
+    loss, params, batch = problem(name)
+    for clip in (1e-3, 0.77):
+        for i in range(5):
+            length = np.linalg.norm(flat(clipped_sum(loss, params, batch, np.arange(5) == i, clip, method).total))
+            assert length <= clip
+            if clip < 0.1:
+                assert length >= clip * (1 - 2e-3)
+
+
+def test_which_parameters_are_found():
+    loss, params, batch = problem("conv")
+    one = jax.tree.map(lambda a: a[0], batch)
+    found = ways(loss, params, one, "ghost")
+    assert {path.split("'")[3] + "." + path.split("'")[5] for path, way in found.items() if way == "ghost"} == {
+        "Conv_0.kernel",
+        "Conv_1.kernel",
+        "Dense_0.kernel",
+        "Dense_1.kernel",
+    }
+    assert set(ways(loss, params, one, "vmap").values()) == {"vmap"}
+    loss, params, batch = problem("tied")  # the table is used twice, so that its gradients have two parts
+    found = ways(loss, params, jax.tree.map(lambda a: a[0], batch), "ghost")
+    assert found["['params']['Embed_0']['embedding']"] == "vmap"
+    assert found["['params']['Dense_0']['kernel']"] == "ghost"
+
+
+def test_nnx_and_plain_jax_are_found_too():
+    model = nnx.Sequential(nnx.Linear(12, 9, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(9, 4, rngs=nnx.Rngs(1)))
+    graph, params = nnx.split(model)
+    _, _, batch = problem("mlp")
+    loss = lambda p, example: -jax.nn.log_softmax(nnx.merge(graph, p)(example[0]))[example[1]]
+    assert list(ways(loss, params, jax.tree.map(lambda a: a[0], batch), "ghost").values()).count("ghost") == 2
+    ghostly, plain = (clipped_sum(loss, params, batch, clip_norm=0.5, method=m) for m in ("ghost", "vmap"))
+    np.testing.assert_allclose(flat(ghostly.total), flat(plain.total), atol=1e-5)
+
+
+def test_products_in_every_layout():
+    """A parameter on the left, of three axes, contracted over two, and rows that repeat."""
+    rng = np.random.default_rng(3)
+    params = [jnp.asarray(rng.normal(size=s), jnp.float32) for s in [(4, 3), (3, 2, 5), (5, 7, 2)]]
+    x = jnp.asarray(rng.normal(size=(6, 3, 8)), jnp.float32)
+
+    def loss(p, x):
+        h = jnp.tanh(p[0] @ x)  # (4, 8)
+        h = jnp.einsum("th,hde->tde", jnp.sin(h[:, :3]), p[1])
+        return jnp.sum(jnp.sin(jnp.einsum("tde,emd->tm", h, p[2])))
+
+    rows = per_example(loss, params, x)
+    assert set(ways(loss, params, x[0], "ghost").values()) == {"ghost"}
+    for clip in (1e6, 0.3):
+        weights = np.minimum(1, clip / np.linalg.norm(rows, axis=1))
+        got = flat(clipped_sum(loss, params, x, clip_norm=clip, method="ghost").total)
+        np.testing.assert_allclose(got, weights @ rows, rtol=1e-3, atol=1e-4)
+
+
+@functools.cache
+def chain(depth):
+    """The loss of a network of `depth` layers, in plain JAX."""
+
+    def loss(params, x):
+        for w, b in params:
+            x = jnp.tanh(x @ w + b) * 3
+        return jnp.sum(x)
+
+    return loss
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([(3,), (4, 5)]),
+    st.sampled_from([(), (6,)]),
+    st.integers(0, 2**31),
+    st.sampled_from([1e-6, 0.02, 1.0, 50.0]),
+    st.sampled_from(["vmap", "ghost"]),
+)
+def test_neighbouring_sums_differ_by_at_most_the_clip_norm(widths, rows, seed, clip, method):
+    """Random networks on vectors and on sequences, weights over eight decades, one example taken out."""
+    rng = np.random.default_rng(seed)
+    params = [
+        (jnp.asarray(rng.normal(size=s) * 10 ** rng.uniform(-4, 4), jnp.float32), jnp.zeros(s[1]))
+        for s in itertools.pairwise([5, *widths])
+    ]
+    x = jnp.asarray(rng.normal(size=(4, *rows, 5)), jnp.float32)
+    run = lambda mask: flat(clipped_sum(chain(len(widths)), params, x, mask, clip, method).total)
+    full, without = run(np.ones(4, bool)), run(np.arange(4) != 2)
+    # the additions over examples (and rows) round by a few units of the largest sum, 4 C
+    assert np.linalg.norm(full - without) <= clip * (1 + 24 * 2.0**-24 * 4)
+
+
+@pytest.mark.parametrize("method", ["vmap", "ghost"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_gradients_that_are_not_finite_count_as_zero(method, bad):
+    loss, params, (x, y) = problem("mlp")
+    poisoned = x.at[1].set(bad).at[3, 0].set(np.nan)
+    mask = np.array([True, True, True, False, True])
+    got = clipped_sum(loss, params, (poisoned, y), mask, 1.0, method)
+    expected = clipped_sum(loss, params, (x, y), np.array([True, False, True, False, True]), 1.0, method)
+    np.testing.assert_array_equal(flat(got.total), flat(expected.total))
+    assert int(got.not_finite) == 1
+
+
+def test_a_norm_that_overflows_counts_as_not_finite():
+    x = jnp.array([[1e30, 0.0], [3.0, 4.0]])
+    got = clipped_sum(lambda p, x: jnp.dot(p, x), jnp.zeros(2), x, clip_norm=10.0)
+    assert got.total.tolist() == [3.0, 4.0] and int(got.not_finite) == 1
+
+
+def test_rows_that_do_not_exist_have_no_gradient():
+    params = {"table": jnp.ones((3, 2)), "w": jnp.ones(2)}
+    loss = lambda p, t: jnp.sum(jnp.nan_to_num(jnp.take(p["table"], t, axis=0)) * p["w"])
+    tokens = jnp.array([[0, 0, 5], [-1, 1, 7]])
+    a, b = (clipped_sum(loss, params, tokens, clip_norm=9.0, method=m) for m in ("ghost", "vmap"))
+    np.testing.assert_allclose(flat(a.total), flat(b.total), rtol=1e-5)
+    assert ways(loss, params, tokens[0], "ghost")["['table']"] == "ghost"
+
+
+def test_a_clip_norm_for_each_part():
+    loss, params, batch = problem("mlp")
+    norms = {"params": {"layers_0": 0.05, "layers_2": {"kernel": 0.2, "bias": 0.01}}}
+    assert sensitivity(norms) == pytest.approx(np.sqrt(0.05**2 + 0.2**2 + 0.01**2), rel=1e-15)
+    got = flat(clipped_sum(loss, params, batch, clip_norm=norms, method="ghost").total)
+    rows = rows_of("mlp")
+    first, bias = 9 + 12 * 9, 4  # the first layer's parameters come first, then the last one's bias and kernel
+    for part, clip in [(slice(first), 0.05), (slice(first, first + bias), 0.01), (slice(first + bias, None), 0.2)]:
+        weights = np.minimum(1, clip / np.linalg.norm(rows[:, part], axis=1))
+        np.testing.assert_allclose(got[part], weights @ rows[:, part], atol=1e-4 * clip)
+
+
+def test_low_precision_parameters_are_summed_in_float32():
+    params = jnp.ones(1000, jnp.bfloat16)
+    got = clipped_sum(lambda p, x: jnp.sum(p * x).astype(jnp.float32), params, jnp.ones((900, 1000), jnp.bfloat16))
+    assert got.total.dtype == jnp.float32
+    np.testing.assert_allclose(flat(got.total), 900 / np.sqrt(1000), rtol=1e-4)
+
+
+def test_a_long_sum_of_squares_does_not_stand_still():
+    """2^25 equal squares: added one after the other in float32 they would stop growing at 2^24."""
+    total = float(jax.jit(ghost.blocked_sum)(jnp.ones(2**25 + 3)))
+    assert abs(total / (2**25 + 3) - 1) < 63 * 5 * 2.0**-24
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"clip_norm": 0.0}, "clip_norm = 0.0 must be"),
+        ({"clip_norm": {"other": 1.0}}, "must be a number or a prefix of the parameters"),
+        ({"method": "fast"}, "method = 'fast' is not known"),
+        ({"params": jnp.arange(3)}, "must be floating"),
+        ({"batch": (jnp.zeros((2, 3)), jnp.zeros(3))}, "must all be one"),
+        ({"loss_fn": lambda p, x: p * x}, "must be a scalar"),
+    ],
+)
+def test_bad_clipping_is_refused(change, text):
+    given = {"loss_fn": lambda p, x: jnp.dot(p, x), "params": jnp.zeros(3), "batch": jnp.ones((2, 3))}
+    assert text in refusal(lambda: clipped_sum(**(given | change)))

@@ -1,0 +1,35 @@
+"""A training run as a process of its own, to be killed: `python training_runs.py FOLDER`, prints the steps done."""
+
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxacct.training import Plan, Trainer
+
+STEPS = 40
+KEY = bytes(range(32))
+
+
+def start():
+    """(trainer, first state, data) of a small run with a target; the same in every process."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, 3)).astype(np.float32)
+    plan = Plan(target_epsilon=4.0, target_delta=1e-5, dataset_size=30, sampling_probability=1.0, steps=STEPS)
+    loss = lambda w, example: (example[0] @ w - example[1]) ** 2
+    trainer = Trainer(loss, optax.adam(0.1), plan, clip_norm=1.0)
+    return trainer, trainer.init(jnp.zeros(3), KEY), (x, x @ np.array([1.0, -2.0, 3.0], np.float32))
+
+
+if __name__ == "__main__":
+    trainer, state, data = start()
+    trainer.fit(
+        state,
+        data,
+        ledger=f"{sys.argv[1]}/run.jsonl",
+        checkpoints=f"{sys.argv[1]}/checkpoints",
+        checkpoint_every=7,
+        callbacks=[lambda state: print(state.step, flush=True)],
+        progress=False,
+    )
