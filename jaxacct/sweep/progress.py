@@ -1,4 +1,4 @@
-"""A progress bar on standard error: rows done, rate and time left."""
+"""A progress bar on standard error: what is done, rate and time left."""
 
 from __future__ import annotations
 
@@ -9,26 +9,38 @@ WIDTH = 24
 
 
 class Progress:
-    """Redraws one line on a terminal; elsewhere writes a line per update, at most one a second.
+    """Redraws one line on a terminal; elsewhere writes a line per update.
 
     `show` None means only on a terminal.  Rows that are `there` from the start do not count for the rate.
+    `pauses` are the least seconds between two updates, on a terminal and elsewhere.
     """
 
-    def __init__(self, total: int, show: bool | None, there: int = 0) -> None:
-        self._total, self._there = total, there
+    def __init__(
+        self,
+        total: int,
+        show: bool | None,
+        there: int = 0,
+        unit: str = "rows",
+        pauses: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
+        self._total, self._there, self._unit = total, there, unit
         self._terminal = sys.stderr.isatty()
+        self._pause = pauses[0 if self._terminal else 1]
         self._show = self._terminal if show is None else show
         self._begin = time.monotonic()
         self._last = 0.0
         self._widest = 0
 
-    def update(self, done: int) -> None:
-        """Show that so many rows are done."""
-        now = time.monotonic()
-        if not self._show or not (self._terminal or done == self._total or now - self._last >= 1.0):
+    def due(self, done: int) -> bool:
+        """Whether `update` would show anything now."""
+        return self._show and (done == self._total or time.monotonic() - self._last >= self._pause)
+
+    def update(self, done: int, more: str = "") -> None:
+        """Show that so many are done, and more."""
+        if not self.due(done):
             return
-        self._last = now
-        line = bar(done, self._total, now - self._begin, self._there)
+        self._last = time.monotonic()
+        line = bar(done, self._total, self._last - self._begin, self._there, self._unit) + more
         self._widest = max(self._widest, len(line))
         text = f"\r{line:<{self._widest}}" if self._terminal else f"{line}\n"
         print(text, end="", file=sys.stderr, flush=True)
@@ -39,8 +51,8 @@ class Progress:
             print(file=sys.stderr, flush=True)
 
 
-def bar(done: int, total: int, seconds: float, there: int = 0) -> str:
-    """One line of progress; the first rows, `there` before, took none of the seconds.
+def bar(done: int, total: int, seconds: float, there: int = 0, unit: str = "rows") -> str:
+    """One line of progress; the first, `there` before, took none of the seconds.
 
     >>> bar(512, 1024, 2.0)
     '[############............] 512/1,024  256 rows/s  0:02 left'
@@ -52,7 +64,7 @@ def bar(done: int, total: int, seconds: float, there: int = 0) -> str:
     rate = (done - there) / seconds
     speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
     tail = f"{_clock((total - done) / rate)} left" if done < total else f"in {_clock(seconds)}"
-    return f"{picture}  {speed} rows/s  {tail}"
+    return f"{picture}  {speed} {unit}/s  {tail}"
 
 
 def _clock(seconds: float) -> str:
