@@ -91,6 +91,7 @@ def test_hard_cases_are_narrow(sigma, q, steps, delta, epsilon):
     assert bounds.upper >= epsilon * (1 - 2e-4)
 
 
+@pytest.mark.slow
 def test_delta_and_epsilon_are_inverse(quick):
     sigma, q, steps, delta, _ = (np.array(x) for x in zip(*HARD, strict=True))
     mechanism = ja.dp_sgd(sigma, q, steps)
