@@ -22,3 +22,9 @@ def quick():
     """A middling batch by the programs of small ones, whose compilation would take most of the test."""
     with programs.alike(True):
         yield
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where a ledger goes."""
+    return tmp_path / "run.jsonl"

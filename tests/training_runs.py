@@ -1,4 +1,4 @@
-"""A training run as a process of its own, to be killed: `python training_runs.py FOLDER`, prints the steps done."""
+"""What the tests of the trainer share; `python training_runs.py FOLDER` is a run to be killed, and prints its steps."""
 
 import sys
 
@@ -10,6 +10,17 @@ from jaxacct.training import Plan, Trainer
 
 STEPS = 40
 KEY = bytes(range(32))
+
+
+def linear(params, example):
+    """Its gradient is the example."""
+    return jnp.dot(params, example)
+
+
+def plan_of(size, q=1.0, noise=1.0, steps=1, **more):
+    return Plan(
+        target_delta=1e-5, dataset_size=size, sampling_probability=q, noise_multiplier=noise, steps=steps, **more
+    )
 
 
 def start():

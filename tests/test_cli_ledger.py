@@ -1,0 +1,68 @@
+"""`jaxacct ledger show`."""
+
+import json
+import math
+
+import pytest
+from training_cases import TARGETED, gaussian_epsilon, note, written
+
+import jaxacct as ja
+from jaxacct import cli
+from jaxacct.training import Ledger
+
+
+def shown(capsys, *words):
+    status = cli.main(["ledger", *map(str, words)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_the_command_shows_each_run_and_all(path, capsys, monkeypatch):
+    monkeypatch.setenv("JAXACCT_CACHE_DIR", "")
+    with Ledger.create(path, TARGETED, run="first", by="ada\x1b[2J") as ledger:
+        for step in range(4):
+            note(ledger, step)
+        note(ledger, 1, key="again")
+        note(ledger, 3)
+        ledger.begin(TARGETED, "second")
+        note(ledger, 0, noise=5.0)
+        ledger.spend(ja.Gaussian(20.0), "labels")
+    path.write_bytes(path.read_bytes() + b'{"kind": "step", "run": "second", "st')
+    status, out, _ = shown(capsys, "show", path)
+    assert status == 0 and "\x1b" not in out
+    for words in (
+        "by         ada?[2J",
+        "target     epsilon 1 at delta 1e-05",
+        "steps      4 (1 replayed otherwise, counted again, 1 replayed exactly, counted once)",
+        "segment 1  5 steps, poisson, noise multiplier 10, rate 1",
+        "steps      1 (1 cut off, counted)",
+        "other 1    Gaussian(noise_multiplier=20.0)  labels",
+    ):
+        assert words in out
+    status, out, _ = shown(capsys, "show", path, "--json", "--delta", "1e-6")
+    report = json.loads(out)
+    first, second = report["runs"]
+    assert status == 0 and report["delta"] == 1e-6 and (first["run"], first["counted_again"]) == ("first", 1)
+    assert first["upper"] == pytest.approx(gaussian_epsilon(math.sqrt(0.05), 1e-6), rel=1e-6)
+    least = min(s.noise_multiplier for s in TARGETED.segments)
+    rest = 1 / 25 + 1 / 400 + max(1 / 25, least**-2)
+    assert second["upper"] == pytest.approx(gaussian_epsilon(math.sqrt(rest), 1e-6), rel=1e-6)
+    assert report["upper"] == pytest.approx(gaussian_epsilon(math.sqrt(0.05 + rest), 1e-6), rel=1e-6)
+    assert report["kind"] == "certified" and "epsilon" in shown(capsys, "show", path)[1]
+
+
+def test_the_command_refuses_in_one_line(path, capsys, monkeypatch):
+    monkeypatch.setenv("JAXACCT_CACHE_DIR", "")
+    lines = written(path).splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], lines[2]]))
+    for words, message in (
+        (["show", path], "line 2 is damaged"),
+        (["show", path, "--delta", "2"], "line 2 is damaged"),
+        (["show"], "LEDGER is missing"),
+        ([], "ACTION is missing"),
+        (["burn", path], "action = 'burn' is not known"),
+        (["show", path, "--delta", "1e-5,1e-6"], "delta must be one number"),
+        (["show", path, "--dleta", "1"], "did you mean --delta?"),
+    ):
+        status, out, err = shown(capsys, *words)
+        assert status == 2 and not out and message in err and err.count("\n") == 1

@@ -1,0 +1,104 @@
+"""The hard stop: it comes just in time, and costs nothing while a run follows its plan."""
+
+import math
+
+import numpy as np
+import pytest
+from helpers import refusal
+from training_cases import DELTA, FIXED, FULL, PLAN, TARGETED, gaussian_epsilon, mu2, note
+
+import jaxacct as ja
+from jaxacct.training import Ledger, Plan
+
+
+def trained(plan, ledger, replays=()):
+    """Steps until the plan forbids the next one; some are run a second time, with noise of their own."""
+    again = dict(replays)
+    for step in range(plan.steps + 5):
+        if not plan.allows(ledger, step):
+            return step
+        segment = plan.at(step)
+        label = str(plan.pass_of(step)[0]) if plan.sampling == "fixed_batches" else None
+        note(ledger, step, "first", segment.noise_multiplier, segment.sampling_probability, partition=label)
+        if step in again:
+            noise = segment.noise_multiplier * again[step]
+            note(ledger, step, "again", noise, segment.sampling_probability, partition=label)
+    raise AssertionError("the hard stop never came")
+
+
+def test_following_the_plan_needs_no_accounting(path, monkeypatch):
+    assert TARGETED.within
+
+    def counted(*_, **__):
+        raise AssertionError("accounted for")
+
+    monkeypatch.setattr(ja.account, "epsilon", counted)
+    with Ledger.create(path, TARGETED) as ledger:
+        assert trained(TARGETED, ledger) == 50
+
+
+@pytest.mark.parametrize("replays", [{3: 1.0}, {40: 1.0}, {3: 2.0, 4: 0.9}, {0: 0.7, 49: 5.0}, {10: 0.26}], ids=str)
+def test_the_stop_comes_just_in_time(path, replays):
+    """No step is allowed after which the closed form exceeds the target, and none forbidden that would not."""
+    with Ledger.create(path, TARGETED) as ledger:
+        done = trained(TARGETED, ledger, replays)
+        spent = [TARGETED.at(s).noise_multiplier ** -2.0 for s in range(done)]
+        spent += [(TARGETED.at(s).noise_multiplier * x) ** -2.0 for s, x in replays.items() if s < done]
+        if done not in (s + 1 for s in replays):  # a replay itself is not asked for
+            assert gaussian_epsilon(math.sqrt(sum(spent))) <= 1.0
+        if done < 50:
+            more = TARGETED.at(done).noise_multiplier ** -2.0
+            assert gaussian_epsilon(math.sqrt(sum(spent) + more)) > 1.0 - 1e-9
+        assert mu2(ledger) == pytest.approx(sum(spent))
+
+
+def test_the_stop_sees_other_mechanisms_runs_and_filters(path, tmp_path):
+    with Ledger.create(path, TARGETED) as ledger:
+        ledger.spend(ja.Gaussian(5.0), "look")
+        done = trained(TARGETED, ledger)
+        assert 0 < done < 50 and ledger.epsilon(DELTA).upper <= 1.0
+        ledger.begin(TARGETED)
+        assert not TARGETED.allows(ledger, 0)
+    filtered = Plan(target_epsilon=1.0, **FULL, steps=50).recalibrate(20, steps=60, data_dependent=True)
+    with Ledger.create(tmp_path / "filtered", filtered) as ledger:
+        claim_run = ledger.run
+        assert trained(filtered, ledger, {50: 1.0}) == 59
+        assert ledger.epsilon(DELTA).upper == filtered.epsilon.upper and ledger.epsilon(DELTA).kind == "bound"
+        assert "a Renyi filter of another order" in refusal(TARGETED.allows, ledger, 0)
+        ledger.begin(PLAN, "other")
+        note(ledger, 0)
+        order, budget = filtered.filter
+        renyi = budget + order / 2 / 100  # the filter's budget and one Gaussian of noise multiplier 10
+        expected = renyi + math.log((order - 1) / order) - (math.log(DELTA) + math.log(order)) / (order - 1)
+        assert ledger.epsilon(DELTA).upper == pytest.approx(expected, rel=1e-9)
+        ledger.run = claim_run
+        note(ledger, 59, noise=1.0)
+        assert np.isinf(ledger.epsilon(DELTA).upper)  # beyond its budget a filter says nothing
+
+
+@pytest.mark.parametrize(("replays", "done"), [({}, 60), ({13: 1.0}, 60), ({5: 1.0}, 30)], ids=str)
+def test_the_stop_of_fixed_batches(path, replays, done):
+    """Passes of ten steps; a replay costs a second Gaussian (2.25 later passes) unless its pass has room."""
+    plan = Plan(
+        target_epsilon=1.0, **FIXED, expected_batch_size=100, epochs=6, noise_schedule=[(13, 1.0), (None, 1.5)]
+    )  # fmt: skip
+    with Ledger.create(path, plan) as ledger:
+        assert trained(plan, ledger, replays) == done
+        assert ledger.epsilon(DELTA).upper <= 1.0
+
+
+def test_another_partition_in_a_pass_costs_a_pass(path):
+    """Shuffled anew in the middle of the last pass, the steps left cost another Gaussian, for which nothing is left."""
+    plan = Plan(target_epsilon=1.0, **FIXED, expected_batch_size=100, epochs=2)
+    with Ledger.create(path, plan) as ledger:
+        for step in range(15):
+            assert plan.allows(ledger, step, partition=str(step // 10))
+            note(ledger, step, noise=plan.noise_multiplier, rate=0.1, partition=str(step // 10))
+        assert plan.allows(ledger, 15) and plan.allows(ledger, 15, partition="1")
+        assert not plan.allows(ledger, 15, partition="anew")
+        assert not plan.allows(ledger, 14, partition="1")  # in that partition it was taken already
+
+
+def test_without_a_target_everything_is_allowed(path):
+    with Ledger.create(path, PLAN) as ledger:
+        assert PLAN.allows(ledger, 10**6)
