@@ -2,7 +2,6 @@
 
 import abc
 import copy
-import importlib
 import math
 import sys
 import types
@@ -135,8 +134,9 @@ def test_bad_steps_and_targets_are_refused(registry):
         assert "delta = " in refusal(accountant.get_epsilon, delta)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("opacus") is not None, reason="opacus is installed")
-def test_without_opacus_the_remedy_is_named():
+def test_without_opacus_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opacus", None)
+    monkeypatch.delitem(sys.modules, "jaxacct.interop.opacus_accountant", raising=False)
     assert "needs the package opacus; pip install it" in refusal(
         lambda: interop.OpacusAccountant, error=ModuleNotFoundError
     )

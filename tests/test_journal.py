@@ -133,10 +133,8 @@ def test_a_file_that_is_no_journal_is_left_alone(stopped):
     assert journal(stopped).read_text() == "my notes"
 
 
-@pytest.mark.skipif(os.name != "posix", reason="the lock is there on POSIX systems only")
 def test_a_journal_in_use_is_refused(stopped):
-    import fcntl
-
+    fcntl = pytest.importorskip("fcntl")  # journals are locked where the system has such locks
     with journal(stopped).open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert "another process is writing it" in refusal(sweep, GRID, out=stopped, block=1, resume=True)
@@ -210,13 +208,11 @@ def killed_and_resumed(folder, grid, block, kills, seed):
         hits += 1
 
 
-@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is there on POSIX systems only")
 def test_killed_and_resumed_gives_the_same_bytes(tmp_path):
     assert killed_and_resumed(tmp_path, FORMULA, 4, kills=3, seed=1) == 3
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is there on POSIX systems only")
 @pytest.mark.parametrize(("grid", "block"), [(FORMULA, 2), (SAMPLED, 5)])
 def test_killed_twenty_times_and_resumed_gives_the_same_bytes(tmp_path, grid, block):
     assert killed_and_resumed(tmp_path, grid, block, kills=20, seed=2) == 20

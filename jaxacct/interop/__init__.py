@@ -34,6 +34,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(f"jaxacct.interop.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
         raise ModuleNotFoundError(
-            f"jaxacct.interop.{name} needs the package {error.name}; pip install it", name=error.name
+            f"jaxacct.interop.{name} needs the package {package}; pip install it", name=error.name
         ) from None

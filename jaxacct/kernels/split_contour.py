@@ -79,10 +79,19 @@ def epsilon(law: Law, log_delta_low, log_delta_high, start, log_tol, points, cou
 
 
 def epsilon_placed(law: Law, log_delta_low, log_delta_high, start, placed: Placed, points, count):
-    """The same from a solution and a place that are known already, from nearly the same law."""
+    """The same from a solution and a place that are known already, from nearly the same law.
+
+    The certificate bounds every error for this law, wherever the windows are; but what is left aside assumes the
+    remove direction, so that in the other one nothing is certified for windows that cut anything off.
+    """
     wave, made_from = wave_at(law, placed.place, points, count)
     solution = _solve(wave, start, log_delta_low)
-    return _certified(law, placed, wave, made_from, solution, log_delta_low, log_delta_high, points)
+    answer = _certified(law, placed, wave, made_from, solution, log_delta_low, log_delta_high, points)
+    window = placed.place.window
+    whole = (window.keep > 0) & (jnp.minimum(jnp.min(window.low), jnp.min(window.high)) >= AWAY)
+    fits = (law.sign > 0) | whole
+    lower, upper = jnp.where(fits, answer.lower, -jnp.inf), jnp.where(fits, answer.upper, jnp.inf)
+    return answer._replace(lower=lower, upper=upper, ok=answer.ok & fits)
 
 
 def _certified(law: Law, placed: Placed, wave, made_from, solution, log_delta_low, log_delta_high, points):
