@@ -27,6 +27,8 @@ CHUNK = 16
 """Configurations in one call of the compiled program."""
 WIDTH = 1.8e-4
 """Absolute width of eps above which a configuration is looked at more finely."""
+GAIN = 0.8
+"""Share of the width that a finer look must go below, or the base's own bracket is what is left."""
 KEPT = 8
 """How many bases' curves are kept."""
 _kept: OrderedDict[Any, list[list[Curve]]] = OrderedDict()
@@ -74,12 +76,15 @@ def _solved(quantity: str, stacked: Any, base: np.ndarray, laws: Law, values: np
     low, high = _in_chunks(quantity, QUICK, stacked, base, laws, values)
     # a program more takes longer to compile than it saves on a few
     finer = () if not fine or quantity != "epsilon" else (FINE,) if values.size <= CHUNK else (MIDDLE, FINE)
+    due = low < np.inf
     for effort in finer:
-        wide = np.flatnonzero((low < np.inf) & (high > low + WIDTH))
+        wide = np.flatnonzero(due & (high > low + WIDTH))
         if wide.size:
+            before = high[wide] - low[wide]
             some = jax.tree.map(lambda x, wide=wide: x[wide], laws)
             ends = _in_chunks(quantity, effort, stacked, base[wide], some, values[wide])
             low[wide], high[wide] = np.maximum(low[wide], ends[0]), np.minimum(high[wide], ends[1])
+            due[wide] = ~(high[wide] - low[wide] > GAIN * before)
     return np.stack([low, high])
 
 
