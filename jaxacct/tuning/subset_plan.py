@@ -20,7 +20,8 @@ from jaxacct.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, c
 
 __all__ = ["Setting", "SubsetPlan", "guessed_noise"]
 
-_SHARE = Constraint("use a share of the records such as 0.1", 0, 1, lower_open=True, upper_open=True)
+_SHARE = Constraint("use a share of the records such as 0.1", 2.0**-11, 1, upper_open=True)
+"""Shares that the sampler realises exactly."""
 _RATE = Constraint("use a sampling probability above 0 and at most 1", 0, 1, lower_open=True)
 GRID = 200
 """Points of the profiles of candidates that differ in their privacy."""
@@ -50,7 +51,7 @@ class SubsetPlan:
     "rest") or on X ("all").  Winner and final model are released; rate and steps are those of the candidate, so
     the final run has a batch as many times larger as its data are (`growth`).
 
-    target_epsilon > 0, target_delta in (0, 1), dataset_size: n, public.  share : in (0, 1).
+    target_epsilon > 0, target_delta in (0, 1), dataset_size: n, public.  share : in [2^-11, 1).
     sampling_probability : of DP-SGD, in (0, 1]; epochs > 0 or steps : one of the two.  Where several rates or epochs
         are given the candidates are their product, each drawn with the same probability, each with the least noise
         for one (epsilon, target_delta) of its own that all share; the tuning is then accounted for by the mixture
