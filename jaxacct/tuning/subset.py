@@ -41,7 +41,8 @@ class SubsetTuned:
     """What `tune_on_subset` releases, all of it covered by `epsilon`.
 
     params : of the final run.  config : what it was trained with.  tuned_config : that of the winner, before
-    extrapolation.  setting : rate, steps and noise.  score : of the winner, not of the final model; NaN with status "none".
+    extrapolation.  setting : rate, steps and noise.
+    score : of the winner, not of the final model; NaN with status "none".
     epsilon : Bounds of the whole at the plan's delta.  mechanism : the whole, as it is in the ledger.
     cost : gradient evaluations, expectation and quantiles by the law of K.
     status : "tuned", or "none" where no candidate was drawn and the configuration is one drawn at random.
@@ -125,18 +126,18 @@ def tune_on_subset(
     inside, outside = _split(secret.key(b"sample"), data, plan)
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
 
-    def trained(setting: Setting, final: bool, held: Any, params: Any, configs: Any, roots: list[bytes]) -> Any:
-        run = _run_plan(plan, setting, final, held)
-        return side_by_side(_if_present(loss_fn), make_optimizer, run, **shared)(
-            params, configs, key_words(roots), held
-        )
+    def trainer(setting: Setting, final: bool) -> Callable[..., Any]:
+        """(params, configs, roots) -> params of several runs, compiled once."""
+        held = outside if final else inside
+        train = side_by_side(_if_present(loss_fn), make_optimizer, _run_plan(plan, setting, final, held), **shared)
+        return lambda params, configs, roots: train(params, configs, key_words(roots), held)
 
-    best, tuned, value = _tuned(secret, plan, space, init, score, lambda *a: trained(a[0], False, inside, *a[1:]))
+    best, tuned, value = _tuned(secret, plan, space, init, score, trainer)
     place, drawn = best
     config = extrapolated(drawn, plan.growth, extrapolate)
     first = tuned if warm_start and tuned is not None else init(secret.key(b"first"))
     one = jax.tree.map(lambda x: np.asarray(x)[None], (first, config))
-    params = trained(plan.settings[place], True, outside, *one, [secret.bytes(b"final")])
+    params = trainer(plan.settings[place], True)(*one, [secret.bytes(b"final")])
     return SubsetTuned(
         jax.tree.map(lambda x: x[0], params),
         config,
@@ -151,7 +152,7 @@ def tune_on_subset(
 
 
 def extrapolated(config: Mapping[str, Any], growth: float, rule: Any = "sgd") -> dict[str, Any]:
-    """The configuration for `growth` times as many records: by "sgd" the learning rate times growth, by "adam" as it is.
+    """The configuration for `growth` times as many records: by "sgd" the rate times growth, by "adam" as it is.
 
     DP-SGD at the same rate, noise and steps adds noise of standard deviation proportional to learning rate over batch
     size: the rule keeps that.  Source: van der Veen et al. 2018; Koskela, Kulkarni 2023, section 3.2.
@@ -184,7 +185,7 @@ class _Secret:
 
 
 def _tuned(
-    secret: _Secret, plan: SubsetPlan, space: Any, init: Any, score: Any, train: Callable[..., Any]
+    secret: _Secret, plan: SubsetPlan, space: Any, init: Any, score: Any, trainer: Callable[..., Any]
 ) -> tuple[tuple[int, dict[str, Any]], Any, float]:
     """((place of the setting, config), params, score) of the winner among K; params None where K is 0."""
     count = plan.repetitions.sample()
@@ -197,13 +198,14 @@ def _tuned(
     best: tuple[tuple[float, int], Any] | None = None
     for place, setting in enumerate(plan.settings):
         numbers = [number for number, (which, _) in enumerate(candidates) if which == place]
+        train = trainer(setting, False) if numbers else None
         for start in range(0, len(numbers), TOGETHER):
             some = numbers[start : start + TOGETHER]
             padded = some + [some[-1]] * (TOGETHER - len(some))
             firsts = [init(secret.key(b"init", number)) for number in padded]
             params = jax.tree.map(lambda *x: np.stack([np.asarray(a) for a in x]), *firsts)
             configs = {name: np.array([candidates[i][1][name] for i in padded]) for name in candidates[some[0]][1]}
-            done = jax.device_get(train(setting, params, configs, [secret.bytes(b"train", i) for i in padded]))
+            done = jax.device_get(train(params, configs, [secret.bytes(b"train", i) for i in padded]))
             for row, number in enumerate(some):
                 mine = jax.tree.map(lambda x, row=row: x[row], done)
                 value = float(score(mine))

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.mechanisms import Mechanism, PrivacyProfile
-from jaxacct.selection import Law
+from jaxacct.selection import Law, bound_delta, bound_epsilon
 from jaxacct.selection.base import upper_delta
 from jaxacct.selection.worst_case import bracket
 from jaxacct.validation import InputError
@@ -94,13 +94,11 @@ def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
     run, law : one configuration each.  delta : the target that the whole is for; the points end far below it.
     """
     both = RELATIONS[: 1 if run.symmetric() else 2]
-    level = LAST * delta
-    first = _reach(run, max(level / max(float(law.mean), 1.0), 1e-15))
-    reach = first * np.array([*np.geomspace(1.0, 4.0, 15), 30.0])
-    worst = np.max([bracket("delta", run, law, reach, name)[1] for name in both], axis=0)
-    last = reach[int(np.argmax(worst <= level))] if (worst <= level).any() else reach[-1]
-    grid = np.linspace(0.0, max(last, 1e-3), POINTS)
-    sides = [bracket("delta", run, law, grid, name)[1] for name in both]
+    envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper
+    last = float(bound_epsilon(run, law, max(LAST * delta, 1e-15), bound="envelope").upper)
+    grid = np.linspace(0.0, max(last, 1e-3) if math.isfinite(last) else 50.0, POINTS)
+    # the envelope is a little looser, but goes down to deltas that the other bracket does not resolve
+    sides = [np.minimum(bracket("delta", run, law, grid, name)[1], envelope(grid, name)) for name in both]
     return PrivacyProfile(grid, sides[0], sides[-1])
 
 
