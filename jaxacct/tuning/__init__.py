@@ -1,0 +1,25 @@
+"""Private tuning: a selection that is run, not only accounted for.
+
+Names are imported when first used: what needs optax imports it there.
+"""
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "key_words": "side_by_side",
+    "side_by_side": "side_by_side",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jaxacct.tuning' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"jaxacct.tuning.{_HOMES[name]}"), name)
+    globals()[name] = value  # also where a submodule has the name of what it holds
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

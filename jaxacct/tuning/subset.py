@@ -1,0 +1,276 @@
+"""`tune_on_subset`: tune on a secret Poisson sample of the data, then train the winner's configuration once."""
+
+from __future__ import annotations
+
+import hmac
+import math
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxacct.bounds import Bounds
+from jaxacct.mechanisms import Mechanism
+from jaxacct.training import sampler
+from jaxacct.training.chacha import key_from_bytes
+from jaxacct.training.ledger import Ledger
+from jaxacct.training.plan import Plan
+from jaxacct.training.schedule import Segment
+from jaxacct.tuning.cost import Cost
+from jaxacct.tuning.side_by_side import key_words, side_by_side
+from jaxacct.tuning.subset_plan import Setting, SubsetPlan
+from jaxacct.validation import InputError, choice
+
+__all__ = ["RULES", "SubsetTuned", "extrapolated", "tune_on_subset"]
+
+RULES = ("sgd", "adam")
+"""How a learning rate goes from the sample to more data."""
+RATE = "learning_rate"
+TOGETHER = 16
+"""Candidates in one call of the compiled program, whose shapes so depend neither on K nor on the sample."""
+MISSED = 1e-18
+"""Probability that a sample exceeds the room made for it; it then gets more, at the price of another compilation."""
+
+
+@dataclass(frozen=True)
+class SubsetTuned:
+    """What `tune_on_subset` releases, all of it covered by `epsilon`.
+
+    params : of the final run.  config : what it was trained with.  tuned_config : that of the winner, before
+    extrapolation.  setting : rate, steps and noise.
+    score : of the winner, not of the final model; NaN with status "none".
+    epsilon : Bounds of the whole at the plan's delta.  mechanism : the whole, as it is in the ledger.
+    cost : gradient evaluations, expectation and quantiles by the law of K.
+    status : "tuned", or "none" where no candidate was drawn and the configuration is one drawn at random.
+    """
+
+    params: Any
+    config: dict[str, Any]
+    tuned_config: dict[str, Any]
+    setting: Setting
+    score: float
+    status: str
+    epsilon: Bounds = field(repr=False)
+    mechanism: Mechanism = field(repr=False)
+    cost: Cost = field(repr=False)
+
+
+def tune_on_subset(
+    loss_fn: Callable[[Any, Any], Any],
+    make_optimizer: Callable[[Mapping[str, Any]], Any],
+    space: Any,
+    data: Any,
+    plan: SubsetPlan,
+    *,
+    init: Callable[[Any], Any],
+    score: Callable[[Any], Any],
+    extrapolate: str | Callable[[dict[str, Any], float], dict[str, Any]] = "sgd",
+    warm_start: bool = False,
+    clip_norm: Any = 1.0,
+    method: str = "auto",
+    micro_batch: int | None = None,
+    ledger: Ledger | str | os.PathLike[str] | None = None,
+    key: bytes | None = None,
+) -> SubsetTuned:
+    """Tune on a Poisson sample of the data, train the winner's configuration on the rest or on all, release that.
+
+    The whole has the guarantee of the plan, (plan.epsilon.upper, plan.target_delta) for adding or removing a record.
+    Sample, K, the losers and their scores stay in this function; the running time reveals K and the size of the
+    sample (README.md).  One ledger entry for everything is on the disk before the sample is drawn.
+
+    loss_fn : (params, example) -> scalar.  make_optimizer : config -> Optax transformation, as for `side_by_side`.
+    space : with ``sample(key) -> config``, a dict of numbers; draws must not depend on the data.
+    data : pytree of arrays, plan.dataset_size records along the first axis.
+    init : JAX key -> first parameters, of the same shapes for all.
+    score : params -> a number, larger is better, of public data only; NaN ranks below every number.  Equal scores
+        go to the candidate that was drawn first.
+    extrapolate : "sgd" multiplies config["learning_rate"] by how much more data the final run has (plan.growth);
+        "adam" changes nothing; or a function (config, growth) -> config.
+    warm_start : begin the final run at the winner's parameters (covered by the accounting: Remark 3 of the source).
+    ledger : a path, or an open Ledger.
+    key : 32 secret bytes for all randomness but K, by default from the operating system; never for two tunings.
+
+    Returns SubsetTuned.  InputError for data of another size, unknown rules, and configurations without a rate.
+
+    Source: Koskela, Kulkarni 2023.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from jaxacct import selection
+    >>> class Rates:
+    ...     def sample(self, key):
+    ...         return {"learning_rate": float(jax.random.choice(key, jnp.array([0.01, 0.1])))}
+    >>> plan = SubsetPlan(8.0, 1e-5, 100, 0.2, selection.Poisson(3), sampling_probability=1.0, steps=2)
+    >>> done = tune_on_subset(lambda w, x: jnp.sum((w - x) ** 2), lambda c: optax.sgd(c["learning_rate"]), Rates(),
+    ...     np.ones((100, 2)), plan, init=lambda key: jnp.zeros(2), score=lambda w: -jnp.sum((w - 1.0) ** 2))
+    >>> done.params.shape, bool(done.epsilon.upper <= 8.0)
+    ((2,), True)
+    """
+    if not isinstance(plan, SubsetPlan):
+        raise InputError("plan must be a SubsetPlan; use tuning.SubsetPlan(target_epsilon=..., ...)")
+    if not callable(extrapolate):
+        choice("extrapolate", extrapolate, RULES)
+    if not callable(score):
+        raise InputError("score must be a function of params on public data; a private score is not accounted for here")
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
+    if sizes != {(plan.dataset_size,)}:
+        raise InputError(f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},); make the plan for them")
+    if key is not None and (not isinstance(key, bytes) or len(key) != 32):
+        raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
+    secret = _Secret(secrets.token_bytes(32) if key is None else key)
+    _note(ledger, plan)
+
+    inside, outside = _split(secret.key(b"sample"), data, plan)
+    shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
+
+    def trainer(setting: Setting, final: bool) -> Callable[..., Any]:
+        """(params, configs, roots) -> params of several runs, compiled once."""
+        held = outside if final else inside
+        train = side_by_side(_if_present(loss_fn), make_optimizer, _run_plan(plan, setting, final, held), **shared)
+        return lambda params, configs, roots: train(params, configs, key_words(roots), held)
+
+    best, tuned, value = _tuned(secret, plan, space, init, score, trainer)
+    place, drawn = best
+    config = extrapolated(drawn, plan.growth, extrapolate)
+    first = tuned if warm_start and tuned is not None else init(secret.key(b"first"))
+    one = jax.tree.map(lambda x: np.asarray(x)[None], (first, config))
+    params = trainer(plan.settings[place], True)(*one, [secret.bytes(b"final")])
+    return SubsetTuned(
+        jax.tree.map(lambda x: x[0], params),
+        config,
+        drawn,
+        plan.settings[place],
+        value,
+        "none" if tuned is None else "tuned",
+        plan.epsilon,
+        plan.mechanism,
+        plan.cost,
+    )
+
+
+def extrapolated(config: Mapping[str, Any], growth: float, rule: Any = "sgd") -> dict[str, Any]:
+    """The configuration for `growth` times as many records: by "sgd" the rate times growth, by "adam" as it is.
+
+    DP-SGD at the same rate, noise and steps adds noise of standard deviation proportional to learning rate over batch
+    size: the rule keeps that.  Source: van der Veen et al. 2018; Koskela, Kulkarni 2023, section 3.2.
+
+    >>> extrapolated({"learning_rate": 0.1, "clip_norm": 1.0}, 9.0)["learning_rate"].__round__(9)
+    0.9
+    """
+    if callable(rule):
+        return dict(rule(dict(config), growth))
+    if choice("extrapolate", rule, RULES) == "adam":
+        return dict(config)
+    if RATE not in config:
+        raise InputError(
+            f"the configuration {sorted(config)} has no {RATE!r}; name it so, or give extrapolate a function"
+        )
+    return {**config, RATE: config[RATE] * growth}
+
+
+class _Secret:
+    """All keys of a tuning, from one root."""
+
+    def __init__(self, root: bytes) -> None:
+        self._root = root
+
+    def bytes(self, purpose: bytes, number: int = 0) -> bytes:
+        return hmac.digest(self._root, purpose + number.to_bytes(8, "little"), "sha256")
+
+    def key(self, purpose: bytes, number: int = 0) -> Any:
+        return key_from_bytes(self.bytes(purpose, number))
+
+
+def _tuned(
+    secret: _Secret, plan: SubsetPlan, space: Any, init: Any, score: Any, trainer: Callable[..., Any]
+) -> tuple[tuple[int, dict[str, Any]], Any, float]:
+    """((place of the setting, config), params, score) of the winner among K; params None where K is 0."""
+    count = plan.repetitions.sample()
+
+    def drawn(number: int) -> tuple[int, dict[str, Any]]:
+        share = int.from_bytes(secret.bytes(b"setting", number)[:16], "little")
+        return share * len(plan.settings) >> 128, dict(space.sample(secret.key(b"config", number)))
+
+    candidates = [drawn(number) for number in range(count)]
+    best: tuple[tuple[float, int], Any] | None = None
+    for place, setting in enumerate(plan.settings):
+        numbers = [number for number, (which, _) in enumerate(candidates) if which == place]
+        train = trainer(setting, False) if numbers else None
+        for start in range(0, len(numbers), TOGETHER):
+            some = numbers[start : start + TOGETHER]
+            padded = some + [some[-1]] * (TOGETHER - len(some))
+            firsts = [init(secret.key(b"init", number)) for number in padded]
+            params = jax.tree.map(lambda *x: np.stack([np.asarray(a) for a in x]), *firsts)
+            configs = {name: np.array([candidates[i][1][name] for i in padded]) for name in candidates[some[0]][1]}
+            done = jax.device_get(train(params, configs, [secret.bytes(b"train", i) for i in padded]))
+            for row, number in enumerate(some):
+                mine = jax.tree.map(lambda x, row=row: x[row], done)
+                value = float(score(mine))
+                rank = (-math.inf if math.isnan(value) else value, -number)
+                if best is None or rank > best[0]:
+                    best = rank, mine
+    if best is None:
+        return drawn(0), None, math.nan  # a draw that no data enter
+    return candidates[-best[0][1]], best[1], best[0][0]
+
+
+def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
+    """((examples, present), the same): the sample, and what the final run is trained on."""
+    drawn = sampler.poisson(key, plan.dataset_size, sampler.threshold(plan.share))
+    inside = np.sort(np.asarray(drawn.indices)[: int(drawn.count)])
+    rest = np.setdiff1d(np.arange(plan.dataset_size), inside)
+    other = rest if plan.variant == "rest" else np.arange(plan.dataset_size)
+    rooms = [_room(plan.dataset_size, plan.share), plan.dataset_size]
+    if plan.variant == "rest":
+        rooms[1] = _room(plan.dataset_size, 1.0 - plan.share)
+    return tuple(_held(data, rows, room) for rows, room in zip((inside, other), rooms, strict=True))
+
+
+def _room(size: int, share: float) -> int:
+    """Records that a Poisson sample will not exceed."""
+    from scipy.stats import binom
+
+    return max(min(int(binom.isf(MISSED, size, share)) + 1, size), 1)
+
+
+def _held(data: Any, rows: np.ndarray, room: int) -> tuple[Any, np.ndarray]:
+    """The rows, filled up to the room with rows that are not present."""
+    filled = np.concatenate([rows, np.zeros(max(room - len(rows), 0), rows.dtype)])
+    return jax.tree.map(lambda a: np.asarray(a)[filled], data), np.arange(len(filled)) < len(rows)
+
+
+def _if_present(loss_fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The loss of an example that is present, and a constant, without gradient, in place of one that is not."""
+
+    def loss(params: Any, held: Any) -> Any:
+        example, present = held
+        return jax.numpy.where(present, loss_fn(params, example), 0.0)
+
+    return loss
+
+
+def _run_plan(plan: SubsetPlan, setting: Setting, final: bool, held: Any) -> Plan:
+    """One run as a Plan; sums are divided by the expected batch size of a sample of the data, whatever was drawn."""
+    noise = setting.final_noise if final else setting.tuning_noise
+    batch = plan.expected_batch_size(setting, final)
+    segment = Segment(0, setting.steps, noise, setting.sampling_probability, batch)
+    return Plan.of([segment], target_delta=plan.target_delta, dataset_size=len(held[1]))
+
+
+def _note(ledger: Ledger | str | os.PathLike[str] | None, plan: SubsetPlan) -> None:
+    """The one entry, on the disk before anything is drawn."""
+    if ledger is None:
+        return
+    note = f"tuning on a share of {plan.share:g}, and a final run: {plan.variant}"
+    if isinstance(ledger, Ledger):
+        ledger.spend(plan.mechanism, note)
+        return
+    setting = plan.settings[0]
+    numbers = setting.sampling_probability, setting.final_noise, setting.steps
+    names = "sampling_probability", "noise_multiplier", "steps"
+    run = Plan(target_delta=plan.target_delta, dataset_size=plan.dataset_size, **dict(zip(names, numbers, strict=True)))
+    with Ledger.open(ledger) if os.path.exists(ledger) else Ledger.create(ledger, run) as opened:
+        opened.spend(plan.mechanism, note)

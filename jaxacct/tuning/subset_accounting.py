@@ -1,0 +1,194 @@
+"""Privacy of "tune on a Poisson sample, then train once" as one profile, and the noise for which it meets a target.
+
+Tuning and final run enter as the pairs that dominate them.  With (P_1, Q_1) of the tuning, by the exact worst case
+over scores, and (P_2, Q_2) of the final run, q the share of the sample, removing a record is dominated by
+
+    q P_1 x Q_2 + (1-q) Q_1 x P_2  against  Q_1 x Q_2      (variant "rest": the final run on what is not in the sample)
+    (q P_1 + (1-q) Q_1) x P_2      against  Q_1 x Q_2      (variant "all": the final run on all of the data)
+
+and adding by the swap (proofs: jaxacct/selection/README.md, "Tuning on a random subset").  Both pairs are finite, so
+the profile of the product is a sum over its atoms, rounded up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxacct import account
+from jaxacct.mechanisms import Mechanism, PrivacyProfile
+from jaxacct.selection import Law, bound_delta, bound_epsilon
+from jaxacct.selection.base import upper_delta
+from jaxacct.selection.worst_case import bracket
+from jaxacct.validation import InputError
+
+__all__ = ["Product", "least_noise", "product", "profile_of_run", "profile_of_tuning"]
+
+RELATIONS = ("remove_one", "add_one")
+POINTS = 112
+"""Points of a selection's profile: twice as many lower epsilon by less than 1e-3 of it."""
+WHOLE = 160
+"""Points of the profile of the whole."""
+LAST = 1e-4
+"""Profiles end where delta is this share of the target delta; what is left counts as mass at infinity."""
+ROUNDING = 1e-10
+"""Relative allowance for sums of up to 10^6 products of two masses."""
+TURNS = 30
+RTOL = 1e-3
+MARGIN = 1e-5
+"""Relative distance that is kept from the target: the profile of the whole, evaluated again, is that exact."""
+NOISE_RANGE = (1e-2, 1e5)
+
+
+class Product(NamedTuple):
+    """The pair of the whole: atoms in descending order of the likelihood ratio, with running sums from both ends."""
+
+    ratio: np.ndarray  # (A,) descending
+    p_above: np.ndarray  # (A + 1,) P-mass of the first k atoms
+    q_above: np.ndarray
+    p_below: np.ndarray  # (A + 1,) P-mass of all but the first k atoms
+    q_below: np.ndarray
+    infinite: float  # P-mass where Q has none
+
+    def delta(self, epsilon: Any, relation: str) -> np.ndarray:
+        """Upper ends of delta at eps >= 0 for one direction."""
+        grown = np.exp(np.asarray(epsilon, np.float64))
+        if relation == "remove_one":
+            k = np.searchsorted(-self.ratio, -grown, side="left")
+            value = self.p_above[k] * (1.0 + ROUNDING) - grown * self.q_above[k] * (1.0 - ROUNDING) + self.infinite
+        else:
+            k = np.searchsorted(-self.ratio, -1.0 / grown, side="right")
+            value = self.q_below[k] * (1.0 + ROUNDING) - grown * self.p_below[k] * (1.0 - ROUNDING)
+        return np.clip(value, 0.0, 1.0)
+
+    def epsilon(self, delta: float) -> float:
+        """The upper end of eps at delta, the larger of both directions; inf below the mass at infinity."""
+        worst = lambda eps: max(float(self.delta(eps, name)) for name in RELATIONS)
+        finite = self.ratio[np.isfinite(self.ratio) & (self.ratio > 0.0)]
+        low, high = 0.0, float(np.max(np.abs(np.log(finite)), initial=0.0)) + 1.0
+        if worst(low) <= delta:
+            return 0.0
+        if worst(high) > delta:
+            return math.inf
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if worst(middle) <= delta else (middle, high)
+        return high
+
+    def profile(self, *points: float, last: float = 1e-12) -> PrivacyProfile:
+        """The whole as a mechanism that composes: its profile at eps from 0 to where delta is `last`, and at points."""
+        top = self.epsilon(max(last, 2.0 * self.infinite))
+        grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, WHOLE)
+        for point in points:
+            grid = np.append(grid[np.abs(grid - point) > 1e-6], point)
+        grid = np.sort(grid)
+        return PrivacyProfile(grid, *(self.delta(grid, name) for name in RELATIONS))
+
+
+def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
+    """ "Run K times, release the best" through points of its exact worst case in both directions, upper ends.
+
+    run, law : one configuration each.  delta : the target that the whole is for; the points end far below it.
+    """
+    both = RELATIONS[: 1 if run.symmetric() else 2]
+    envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper
+    last = float(bound_epsilon(run, law, max(LAST * delta, 1e-15), bound="envelope").upper)
+    grid = np.linspace(0.0, max(last, 1e-3) if math.isfinite(last) else 50.0, POINTS)
+    # the envelope is a little looser, but goes down to deltas that the other bracket does not resolve
+    sides = [np.minimum(bracket("delta", run, law, grid, name)[1], envelope(grid, name)) for name in both]
+    return PrivacyProfile(grid, sides[0], sides[-1])
+
+
+def profile_of_run(run: Mechanism, delta: float) -> PrivacyProfile:
+    """One run through points of its profile in both directions, upper ends."""
+    if isinstance(run, PrivacyProfile):
+        return run
+    grid = np.linspace(0.0, max(_reach(run, max(LAST * delta, 1e-15)), 1e-3), 2 * POINTS)
+    return PrivacyProfile(grid, *(upper_delta(run, grid, name) for name in RELATIONS))
+
+
+def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, variant: str) -> Product:
+    """The pair of the whole from the profiles of the tuning on its sample and of the final run on its data."""
+    (p1, q1, more1), (p2, q2, more2) = (_atoms(one) for one in (tuning, trained))
+    base = np.outer(q1, q2).ravel()
+    if variant == "rest":
+        mixed = share * np.outer(p1, q2) + (1.0 - share) * np.outer(q1, p2)
+        infinite = share * more1 + (1.0 - share) * more2
+    else:
+        mixed = np.outer(share * p1 + (1.0 - share) * q1, p2)
+        infinite = share * more1 + more2
+    mixed = mixed.ravel()
+    with np.errstate(divide="ignore"):
+        ratio = np.where(base > 0.0, mixed / np.where(base > 0.0, base, 1.0), np.inf)
+    order = np.argsort(-ratio, kind="stable")
+    ratio, p, q = ratio[order], mixed[order], base[order]
+    above = [np.concatenate([[0.0], np.cumsum(x)]) for x in (p, q)]
+    below = [np.concatenate([np.cumsum(x[::-1])[::-1], [0.0]]) for x in (p, q)]
+    return Product(ratio, *above, *below, float(infinite) * (1.0 + ROUNDING))
+
+
+def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = RTOL) -> float:
+    """The least noise multiplier whose epsilon meets the target, by the secant in logarithms: a safe, tried value.
+
+    epsilon : of a noise multiplier, upper ends, falling at least nearly.  InputError where no noise is enough.
+    """
+    if near <= 0.0 or not math.isfinite(near):
+        raise InputError(f"near = {near!r} must be a positive noise multiplier")
+    aim = math.log1p(-0.3 * rtol)
+    low, high = (math.log(end) for end in NOISE_RANGE)
+    x = min(max(math.log(near), low), high)
+    bad: tuple[float, float] | None = None
+    good: tuple[float, float] | None = None
+    tried: list[tuple[float, float]] = []
+    for _ in range(TURNS):
+        at = epsilon(math.exp(x))
+        excess = min(max(math.log(max(at, 1e-12) / target), -6.0), 6.0)
+        tried.append((x, excess))
+        if excess <= -MARGIN:
+            good = (x, excess) if good is None or x < good[0] else good
+        else:
+            bad = (x, excess) if bad is None or x > bad[0] else bad
+        if good is not None and (good[1] >= -rtol or good[0] <= low):
+            return math.exp(good[0])
+        if bad is not None and bad[0] >= high:
+            break
+        x = min(max(_next(tried, bad, good, aim), low), high)
+    if good is None:
+        raise InputError(f"target_epsilon = {target!r} is met by no noise up to {NOISE_RANGE[1]:g}; raise the target")
+    return math.exp(good[0])
+
+
+def _next(
+    tried: list[tuple[float, float]], bad: tuple[float, float] | None, good: tuple[float, float] | None, aim: float
+) -> float:
+    """Along the line through the last two tries, kept between the ends that are known."""
+    x, y = tried[-1]
+    slope = -1.2
+    if len(tried) > 1 and tried[-2][0] != x:
+        slope = (y - tried[-2][1]) / (x - tried[-2][0])
+        slope = slope if -10.0 < slope < -0.2 else -1.2
+    step = x + min(max((aim - y) / slope, -1.5), 1.5)
+    if bad is not None and good is not None:
+        width = good[0] - bad[0]
+        if not bad[0] + 0.02 * width < step < good[0] - 0.02 * width:
+            step = 0.5 * (bad[0] + good[0])
+    return step
+
+
+def _reach(run: Mechanism, level: float) -> float:
+    """An eps at which the delta of a run has fallen to a level, or the last of its points."""
+    if isinstance(run, PrivacyProfile):
+        return float(np.max(run.epsilon))
+    found = float(account.epsilon(run, level, rtol=0.01).upper)
+    return found if math.isfinite(found) else 50.0
+
+
+def _atoms(known: PrivacyProfile) -> tuple[np.ndarray, np.ndarray, float]:
+    """(P-masses, Q-masses with the mass that only Q has, P-mass that only P has)."""
+    pair = known.pair()
+    p, q = np.append(pair.p, 0.0), np.append(pair.q, pair.q_infinity)
+    kept = (p > 0.0) | (q > 0.0)
+    return p[kept], q[kept], float(pair.p_infinity)

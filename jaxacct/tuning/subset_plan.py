@@ -1,0 +1,180 @@
+"""SubsetPlan: the noise for which "tune on a random subset, then train once" meets a target, solved beforehand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxacct import account
+from jaxacct.bounds import Bounds
+from jaxacct.calibrate import calibrate_noise_multiplier
+from jaxacct.mechanisms import Mechanism, PrivacyProfile, dp_sgd
+from jaxacct.selection import Law, candidates_profile
+from jaxacct.selection.subset import VARIANTS
+from jaxacct.tuning.cost import Cost
+from jaxacct.tuning.subset_accounting import Product, least_noise, product, profile_of_run, profile_of_tuning
+from jaxacct.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, check, choice
+
+__all__ = ["Setting", "SubsetPlan", "guessed_noise"]
+
+_SHARE = Constraint("use a share of the records such as 0.1", 2.0**-11, 1, upper_open=True)
+"""Shares that the sampler realises exactly."""
+_RATE = Constraint("use a sampling probability above 0 and at most 1", 0, 1, lower_open=True)
+GRID = 200
+"""Points of the profiles of candidates that differ in their privacy."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run DP-SGD: rate, steps, and its noise in tuning and in the final run."""
+
+    sampling_probability: float
+    steps: int
+    tuning_noise: float
+    final_noise: float
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the records that the run works on."""
+        return self.sampling_probability * self.steps
+
+
+@dataclass(frozen=True, eq=False)
+class SubsetPlan:
+    """Tune on a Poisson sample X_1 of the data, train the winner's configuration once; the whole meets a target.
+
+    1. Every record is in X_1 with probability `share`, secretly.  2. K is drawn from `repetitions`, secretly, and K
+    candidates are trained on X_1 by DP-SGD.  3. The winner's configuration is trained on X without X_1 (variant
+    "rest") or on X ("all").  Winner and final model are released; rate and steps are those of the candidate, so
+    the final run has a batch as many times larger as its data are (`growth`).
+
+    target_epsilon > 0, target_delta in (0, 1), dataset_size: n, public.  share : in [2^-11, 1).
+    sampling_probability : of DP-SGD, in (0, 1]; epochs > 0 or steps : one of the two.  Where several rates or epochs
+        are given the candidates are their product, each drawn with the same probability, each with the least noise
+        for one (epsilon, target_delta) of its own that all share; the tuning is then accounted for by the mixture
+        of their profiles, the final run by their maximum.
+    noise_ratio : noise multiplier of the final run over that of the candidates: how the budget is split.  By default
+        1, as in the paper; below 1 favours the final model, above 1 the tuning.
+
+    epsilon : Bounds of kind "bound" for add/remove of one record, `epsilon.upper <= target_epsilon`.
+    mechanism : the whole as a PrivacyProfile, for ledgers and composition.  settings : of every candidate.
+    Raises InputError for invalid values and for targets that no noise meets.
+
+    Source: Koskela, Kulkarni 2023; privacy by jaxacct/tuning/subset_accounting.py.
+
+    >>> from jaxacct import selection
+    >>> plan = SubsetPlan(8.0, 1e-5, 1000, 0.2, selection.Poisson(5), sampling_probability=1.0, steps=1)
+    >>> plan.settings[0].final_noise < 0.75, bool(plan.epsilon.upper <= 8.0), plan.epsilon.kind, plan.growth
+    (True, True, 'bound', 4.0)
+    """
+
+    target_epsilon: Any
+    target_delta: Any
+    dataset_size: Any
+    share: Any
+    repetitions: Law
+    sampling_probability: Any = None
+    epochs: Any = None
+    steps: Any = None
+    variant: str = "rest"
+    noise_ratio: Any = 1.0
+    settings: tuple[Setting, ...] = field(init=False)
+    epsilon: Bounds = field(init=False)
+    mechanism: PrivacyProfile = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        rules = {"target_epsilon": POSITIVE, "target_delta": DELTA, "dataset_size": COUNT, "share": _SHARE}
+        for name, rule in (rules | {"noise_ratio": POSITIVE}).items():
+            number = check(name, getattr(self, name), rule)
+            if np.ndim(number):
+                raise InputError(f"{name} must be one number, not {np.size(number)}; a plan is for one tuning")
+            vars(self)[name] = int(number) if rule is COUNT else float(number)
+        choice("variant", self.variant, VARIANTS)
+        if not isinstance(self.repetitions, Law) or self.repetitions.shape:
+            raise InputError("repetitions must be one law of K; use one such as selection.Poisson(15)")
+        rate, steps = _grid(self.sampling_probability, self.epochs, self.steps)
+        known: dict[float, Product] = {}
+
+        def upper(x: float) -> float:
+            found = self._product(rate, steps, self._noise(x, rate, steps))
+            if found is None:
+                return math.inf
+            known[x] = found
+            return found.epsilon(self.target_delta)
+
+        single = rate.size == 1
+        near = guessed_noise(self.target_epsilon, self.target_delta, rate[0], steps[0])
+        x = least_noise(upper, self.target_epsilon, near if single else 1.5 / self.target_epsilon)
+        noise = self._noise(x, rate, steps)
+        final = self.noise_ratio * noise
+        whole = known[min(known, key=lambda tried: abs(math.log(tried / x)))]
+        reached = whole.epsilon(self.target_delta)
+        rows = zip(rate, steps, noise, final, strict=True)
+        settings = tuple(Setting(float(g), int(t), float(s), float(f)) for g, t, s, f in rows)
+        vars(self).update(
+            settings=settings,
+            epsilon=Bounds(0.0, reached, reached, "bound", "ok", "profile"),
+            mechanism=whole.profile(reached),
+        )
+
+    @property
+    def growth(self) -> float:
+        """Expected records of the final run over those of a candidate: (1-q)/q or 1/q."""
+        return ((1.0 - self.share) if self.variant == "rest" else 1.0) / self.share
+
+    @property
+    def cost(self) -> Cost:
+        """Gradient evaluations, by the law of K; the final run as long as an average candidate."""
+        epochs = float(np.mean([setting.epochs for setting in self.settings]))
+        return Cost(self.repetitions, self.dataset_size, epochs, self.variant, self.share)
+
+    def expected_batch_size(self, setting: Setting, final: bool) -> float:
+        """Of a candidate, or of the final run: the rate times the expected number of records."""
+        share = self.share * (self.growth if final else 1.0)
+        return setting.sampling_probability * share * self.dataset_size
+
+    def _noise(self, x: float, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """Noise multipliers of the candidates: x itself, or for each the least that is (1/x, delta)-DP."""
+        if rate.size == 1:
+            return np.array([x])
+        found = calibrate_noise_multiplier(1.0 / x, self.target_delta, rate, steps)
+        return np.asarray(found.value)
+
+    def _product(self, rate: np.ndarray, steps: np.ndarray, noise: np.ndarray) -> Product | None:
+        if np.isnan(noise).any():
+            return None
+        tuned = [dp_sgd(*row) for row in zip(noise, rate, steps, strict=True)]
+        trained = [dp_sgd(*row) for row in zip(self.noise_ratio * noise, rate, steps, strict=True)]
+        base, final = _mixture(tuned, self.target_delta, True), _mixture(trained, self.target_delta, False)
+        tuning = profile_of_tuning(base, self.repetitions, self.target_delta)
+        return product(tuning, profile_of_run(final, self.target_delta), self.share, self.variant)
+
+
+def guessed_noise(epsilon: float, delta: float, rate: float, steps: float) -> float:
+    """A noise multiplier to begin a search at: by the central limit, of a run with 0.6 of epsilon; no bound."""
+    mu = 0.6 * epsilon / math.sqrt(2.0 * math.log(1.0 / delta) + epsilon)
+    return 1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
+
+
+def _grid(rate: Any, epochs: Any, steps: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Rates and steps of all candidates, flat."""
+    if rate is None or (epochs is None) == (steps is None):
+        raise InputError("sampling_probability and one of epochs and steps are needed; give exactly these")
+    rates = np.atleast_1d(check("sampling_probability", rate, _RATE))[:, None]
+    if steps is None:
+        count = np.ceil(np.atleast_1d(check("epochs", epochs, POSITIVE)) / rates * (1.0 - 1e-12))
+    else:
+        count = np.broadcast_to(np.atleast_1d(check("steps", steps, COUNT)), (rates.size, np.size(steps)))
+    return np.broadcast_to(rates, count.shape).ravel(), np.maximum(count, 1.0).ravel()
+
+
+def _mixture(runs: list[Mechanism], delta: float, drawn: bool) -> Mechanism:
+    """One guarantee for runs that differ: the mean of the profiles if drawn at random, else the maximum."""
+    if len(runs) == 1:
+        return runs[0]
+    top = max(float(account.epsilon(run, delta * 1e-4, rtol=0.01).upper) for run in runs)
+    grid = np.linspace(0.0, top, GRID)
+    return candidates_profile(runs, grid, np.full(len(runs), 1.0 / len(runs)) if drawn else None)

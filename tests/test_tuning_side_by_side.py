@@ -1,0 +1,133 @@
+"""Candidates side by side are the same candidates alone, and each is the trainer's DP-SGD."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from training_runs import linear, plan_of
+
+from jaxacct.training import CHACHA20, AdaptiveClip, Plan, noise
+from jaxacct.training.steps import Carried, numbers, private_step
+from jaxacct.tuning.side_by_side import CHUNK, PASS, STEP, key_words, side_by_side
+from jaxacct.validation import InputError
+
+ROOTS = [bytes([i]) * 32 for i in range(1, 6)]
+RATES = np.array([0.01, 0.1, 0.5, 1.0, 2.0], np.float32)
+NORMS = np.array([0.1, 0.5, 1.0, 2.0, 3.0], np.float32)
+
+
+def regression(params, example):
+    return (jnp.tanh(example[0] @ params["w"]).sum() + params["b"] - example[1]) ** 2
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(40, 3)).astype(np.float32)
+    return x, np.sin(x[:, 0])
+
+
+def first(count):
+    rng = np.random.default_rng(4)
+    return {"w": rng.normal(size=(count, 3, 2)).astype(np.float32), "b": np.zeros(count, np.float32)}
+
+
+def by_hand(loss, optimizer, plan, params, clip, root, data, micro, adaptive=None):
+    """A Python loop over the trainer's step, the keys derived from the root as they are named."""
+    step = jax.jit(private_step(loss, optimizer, plan.sampling, micro, "auto", adaptive))
+    carried = Carried(params, optimizer.init(params), jnp.float32(clip), jnp.int32(0))
+    key = jax.random.wrap_key_data(jnp.asarray(key_words([root])[0]), impl=CHACHA20)
+    for t in range(plan.steps):
+        begins = plan.pass_of(t)[1] if plan.sampling == "fixed_batches" else 0
+        words = [jax.random.key_data(noise.stream(key, *of)) for of in ((STEP, t), (PASS, begins))]
+        place = t - begins if plan.sampling == "fixed_batches" else 0
+        carried = step(carried, *words, data, numbers(plan.at(t), plan.sampling, adaptive, place))
+    return carried.params
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        plan_of(40, 0.3, 0.7, 6),
+        plan_of(40, 0.25, 0.7, 6, sampling="fixed_batches"),
+        Plan(target_delta=1e-5, dataset_size=40, noise_multiplier=0.8, steps=5, batch_schedule=[(2, 10), (None, 20)]),
+    ],
+    ids=["poisson", "fixed", "schedule"],
+)
+def test_each_candidate_is_the_trainers_dp_sgd(plan, data):
+    train = side_by_side(regression, lambda c: optax.adam(c["rate"]), plan, micro_batch=7)
+    params = first(5)
+    done = train(params, {"rate": RATES, "clip_norm": NORMS}, key_words(ROOTS), data)
+    mine = jax.tree.map(lambda a: jnp.asarray(a[3]), params)
+    alone = by_hand(regression, optax.adam(float(RATES[3])), plan, mine, NORMS[3], ROOTS[3], data, 7)
+    for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(done), strict=True):
+        np.testing.assert_allclose(a, b[3], rtol=2e-4, atol=2e-5)
+
+
+def test_a_candidate_alone_is_the_same_candidate(data):
+    plan = plan_of(40, 0.5, 1.0, CHUNK + 3)
+    train = side_by_side(regression, lambda c: optax.sgd(c["rate"], momentum=0.5), plan, clip_norm=0.5)
+    rates = {"rate": 0.02 * np.arange(1, 6)}
+    done = train(first(5), rates, key_words(ROOTS), data)
+    alone = train(jax.tree.map(lambda a: a[2:3], first(5)), {"rate": rates["rate"][2:3]}, key_words(ROOTS[2:3]), data)
+    for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(done), strict=True):
+        np.testing.assert_allclose(a[0], b[2], rtol=2e-4, atol=2e-5)
+        assert len(np.unique(b.reshape(5, -1)[:, 0])) == 5
+
+
+def test_the_noise_has_the_scale_of_the_plan_and_the_clip_norm():
+    plan, count = plan_of(4, 1.0, 3.0, 1), 400
+    train = side_by_side(linear, lambda c: optax.sgd(1.0), plan)
+    norms = np.where(np.arange(count) % 2, 0.5, 2.0)
+    keys = key_words([i.to_bytes(32, "little") for i in range(1, count + 1)])
+    done = np.asarray(
+        train(np.zeros((count, 50), np.float32), {"clip_norm": norms}, keys, np.zeros((4, 50), np.float32))
+    )
+    for norm in (0.5, 2.0):
+        draws = done[norms == norm].ravel() / (3.0 * norm / 4.0)  # divided by the expected batch
+        assert abs(draws.std() - 1.0) < 5.0 / np.sqrt(2 * draws.size)
+        assert abs(draws.mean()) < 5.0 / np.sqrt(draws.size)
+    assert abs(np.corrcoef(done[0], done[1])[0, 1]) < 0.8 and len(np.unique(done)) > 0.999 * done.size
+
+
+def test_a_candidate_that_is_ruined_does_not_spoil_the_others(data):
+    plan = plan_of(40, 0.5, 1.0, 5)
+    train = side_by_side(regression, lambda c: optax.sgd(c["rate"]), plan)
+    good = train(first(5), {"rate": np.full(5, 0.01)}, key_words(ROOTS), data)
+    bad = train(first(5), {"rate": np.array([0.01, np.nan, 0.01, np.inf, 0.01])}, key_words(ROOTS), data)
+    for a, b in zip(jax.tree.leaves(good), jax.tree.leaves(bad), strict=True):
+        np.testing.assert_array_equal(a[::2], b[::2])
+        assert not np.isfinite(b[1]).any()
+
+
+def test_adaptive_clip_norms_are_carried_along(data):
+    plan, rule = plan_of(40, 0.5, 1.0, 4), AdaptiveClip(0.3, count_noise=5.0)
+    train = side_by_side(regression, lambda c: optax.sgd(c["rate"]), plan, clip_norm=rule, micro_batch=7)
+    params = first(5)
+    done = train(params, {"rate": np.full(5, 0.1)}, key_words(ROOTS), data)
+    mine = jax.tree.map(lambda a: jnp.asarray(a[1]), params)
+    alone = by_hand(regression, optax.sgd(0.1), plan, mine, 0.3, ROOTS[1], data, 7, rule)
+    np.testing.assert_allclose(alone["w"], done["w"][1], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data": np.zeros((3, 2))}, "make the plan for these data"),
+        ({"configs": {"rate": np.ones(4)}}, r"rate has shape \(4,\), must begin with 5"),
+        ({"configs": {"rate": np.ones(5), "clip_norm": np.zeros(5)}}, r"clip_norm\[0\] = 0.0"),
+        ({"params": np.zeros((2, 2), np.float32)}, r"params has shape \(2, 2\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(change, words):
+    train = side_by_side(linear, lambda c: optax.sgd(c["rate"]), plan_of(4))
+    given = {
+        "params": np.zeros((5, 2), np.float32),
+        "configs": {"rate": np.ones(5)},
+        "keys": key_words(ROOTS),
+        "data": np.zeros((4, 2), np.float32),
+    }
+    with pytest.raises(InputError, match=words) as caught:
+        train(**(given | change))
+    assert "\n" not in str(caught.value)

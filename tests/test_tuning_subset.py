@@ -1,0 +1,256 @@
+"""Tuning on a random subset: its accounting, cost and plan, and what the runs of it see."""
+
+import itertools
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import refusal
+from scipy.special import ndtr
+
+import jaxacct as ja
+from jaxacct import selection
+from jaxacct.training.ledger import Ledger
+from jaxacct.tuning import cost, subset, subset_accounting, subset_plan
+
+DELTA = 1e-5
+
+
+def randomised(p):
+    """The profile of randomised response through its corners."""
+    most = float(np.log(p / (1 - p)))
+    return ja.PrivacyProfile([0.0, most], [2 * p - 1, 0.0])
+
+
+@pytest.mark.parametrize(("q", "variant"), [(0.1, "rest"), (0.6, "rest"), (0.1, "all"), (0.6, "all")])
+def test_product_against_enumeration(q, variant):
+    a, b = 0.7, 0.6
+    p1, p2 = np.array([a, 1 - a]), np.array([b, 1 - b])
+    q1, q2 = p1[::-1], p2[::-1]
+    base = np.outer(q1, q2)
+    mixed = q * np.outer(p1, q2) + (1 - q) * np.outer(q1, p2)
+    if variant == "all":
+        mixed = np.outer(q * p1 + (1 - q) * q1, p2)
+    found = subset_accounting.product(randomised(a), randomised(b), q, variant)
+    for eps in (0.0, 0.05, 0.2, 0.5, 1.0):
+        removed = np.maximum(mixed - np.exp(eps) * base, 0).sum()
+        added = np.maximum(base - np.exp(eps) * mixed, 0).sum()
+        assert found.delta(eps, "remove_one") == pytest.approx(removed, abs=1e-9)
+        assert found.delta(eps, "add_one") == pytest.approx(added, abs=1e-9)
+        assert found.delta(eps, "remove_one") >= removed - 1e-15 and found.delta(eps, "add_one") >= added - 1e-15
+    grid = np.linspace(0, 2, 200_001)
+    leak = np.maximum(mixed[..., None] - np.exp(grid) * base[..., None], 0).sum((0, 1))
+    leak = np.maximum(leak, np.maximum(base[..., None] - np.exp(grid) * mixed[..., None], 0).sum((0, 1)))
+    assert found.epsilon(0.03) == pytest.approx(grid[np.argmax(leak <= 0.03)], abs=2e-5)
+
+
+def gaussian_delta(eps, mu):
+    return ndtr(mu / 2 - eps / mu) - np.exp(eps) * ndtr(-mu / 2 - eps / mu)
+
+
+def test_without_a_share_only_the_final_run_counts_and_with_all_only_the_tuning():
+    run, law = ja.Gaussian(3.0), selection.Geometric(0.2)
+    tuning, final = subset_accounting.profile_of_tuning(run, law, DELTA), subset_accounting.profile_of_run(run, DELTA)
+    alone = subset_accounting.product(tuning, final, 0.0, "rest").epsilon(DELTA)
+    assert gaussian_delta(alone, 1 / 3) <= DELTA <= gaussian_delta(alone - 0.002, 1 / 3)
+    every = subset_accounting.product(tuning, final, 1.0, "rest").epsilon(DELTA)
+    exact = ja.epsilon(selection.select(run, law), DELTA)
+    assert exact.lower <= every <= exact.upper * 1.002
+
+
+def test_the_whole_holds_for_every_score_order_of_a_finite_base():
+    """All orders of three outputs, all of K by its generating function, against the profile of the whole."""
+    rng = np.random.default_rng(3)
+    for q, law in ((0.2, selection.Geometric(0.3)), (0.7, selection.Poisson(2.0))):
+        (p1, q1), (p2, q2) = (rng.dirichlet(np.full(3, 2.0), 2) for _ in range(2))
+        tuning = subset_accounting.profile_of_tuning(ja.FiniteOutput(p1, q1), law, 0.01)
+        final = subset_accounting.profile_of_run(ja.FiniteOutput(p2, q2), 0.01)
+        for variant in ("rest", "all"):
+            whole = subset_accounting.product(tuning, final, q, variant)
+            for order in itertools.permutations(range(3)):
+                with_it, without = (selection.output_law(each[list(order)], law) for each in (p1, q1))
+                mixed = q * np.outer(with_it, q2) + (1 - q) * np.outer(without, p2)
+                if variant == "all":
+                    mixed = np.outer(q * with_it + (1 - q) * without, p2)
+                base = np.outer(without, q2)
+                for eps in (0.0, 0.3, 1.0):
+                    removed = np.maximum(mixed - np.exp(eps) * base, 0).sum()
+                    added = np.maximum(base - np.exp(eps) * mixed, 0).sum()
+                    assert removed <= whole.delta(eps, "remove_one") + 1e-12
+                    assert added <= whole.delta(eps, "add_one") + 1e-12
+
+
+def test_exact_worst_case_is_below_the_envelope_and_renyi():
+    run, law = ja.Gaussian(4.0), selection.Poisson(15)
+    tuning, final = (
+        subset_accounting.profile_of_tuning(run, law, DELTA),
+        subset_accounting.profile_of_run(run, DELTA),
+    )
+    for variant in ("rest", "all"):
+        ours = subset_accounting.product(tuning, final, 0.1, variant).epsilon(DELTA)
+        for form in ("profile", "renyi"):
+            assert ours < selection.subset_epsilon(run, law, run, 0.1, DELTA, variant=variant, form=form).upper
+
+
+@pytest.fixture(scope="module")
+def plans():
+    make = lambda **changed: subset_plan.SubsetPlan(
+        **({"target_epsilon": 2.0, "target_delta": DELTA, "dataset_size": 200, "share": 0.25, "steps": 3}
+           | {"repetitions": selection.Poisson(4), "sampling_probability": 1.0} | changed)
+    )  # fmt: skip
+    return {
+        "rest": make(),
+        "all": make(variant="all"),
+        "final": make(noise_ratio=0.8),
+        "grid": make(steps=[2, 6], sampling_probability=[1.0]),
+        "more": make(repetitions=selection.Poisson(8)),
+        "tight": make(target_epsilon=1.0),
+    }
+
+
+def test_plans_meet_their_target(plans):
+    for plan in plans.values():
+        assert plan.target_epsilon * 0.998 <= plan.epsilon.upper <= plan.target_epsilon
+        assert plan.epsilon.kind == "bound"
+        # the mechanism in the ledger is the whole: anybody finds the same epsilon in it
+        again = ja.epsilon(plan.mechanism, DELTA).upper
+        assert plan.epsilon.upper * 0.9999 <= again <= plan.target_epsilon
+
+
+def test_noise_is_monotone(plans):
+    sigma = {name: plan.settings[0].tuning_noise for name, plan in plans.items()}
+    assert sigma["rest"] < sigma["all"] and sigma["rest"] < sigma["more"] and sigma["rest"] < sigma["tight"]
+    favoured = plans["final"].settings[0]
+    assert favoured.final_noise == pytest.approx(0.8 * favoured.tuning_noise)
+    assert favoured.final_noise < sigma["rest"] < favoured.tuning_noise
+
+
+def test_settings_share_one_guarantee(plans):
+    short, long = plans["grid"].settings
+    assert (short.steps, long.steps) == (2, 6)
+    # Gaussians with the same (epsilon, delta) have the same sigma / sqrt(steps)
+    assert long.tuning_noise / short.tuning_noise == pytest.approx(np.sqrt(3.0), rel=1e-3)
+    # of Gaussians all profiles are then one, that of a single setting
+    single = subset_plan.SubsetPlan(2.0, DELTA, 200, 0.25, selection.Poisson(4), 1.0, steps=2)
+    assert short.tuning_noise == pytest.approx(single.settings[0].tuning_noise, rel=5e-3)
+
+
+def test_cost_against_simulation(plans):
+    rng, plan = random.Random(1), plans["rest"]
+    law, n, q, epochs = plan.repetitions, 200, 0.25, 3.0
+    draws = np.array([law.sample(rng) for _ in range(4000)])
+    samples = np.random.default_rng(2).binomial(n, q, draws.size)
+    spent = draws * samples * epochs + (n - samples) * epochs
+    assert plan.cost.expected == pytest.approx(spent.mean(), rel=0.03)
+    assert plan.cost.expected == selection.expected_cost(law, q, n, epochs)
+    assert plans["all"].cost.expected == selection.expected_cost(law, q, n, epochs, variant="all")
+    exact = plan.cost.of(draws)
+    assert np.mean(exact <= plan.cost.quantile(0.9)) >= 0.9 > np.mean(exact < plan.cost.quantile(0.9))
+    everything = cost.Cost(law, n, epochs)
+    assert everything.expected == 4 * n * epochs and everything.of(0) == 0.0
+    assert plan.cost.of(0) == (1 - q) * n * epochs
+
+
+class Rates:
+    def sample(self, key):
+        return {"learning_rate": float(jax.random.uniform(key, minval=0.5, maxval=1.5))}
+
+
+def tuned(plan, data, monkeypatch, k=5, score=None, **changed):
+    monkeypatch.setattr(type(plan.repetitions), "sample", lambda self: k)
+    settings = {"init": lambda key: jnp.zeros(200), "score": score or (lambda w: float(w[0])), "clip_norm": 10.0}
+    return subset.tune_on_subset(
+        lambda w, x: -jnp.vdot(w, x),
+        lambda c: optax.sgd(c["learning_rate"]),
+        Rates(),
+        data,
+        plan,
+        **(settings | changed),
+    )
+
+
+@pytest.fixture(scope="module")
+def quiet(plans):
+    """The same plans with next to no noise, to see what a run is trained on; their epsilon is not used."""
+    made = {}
+    for name in ("rest", "all"):
+        plan = subset_plan.SubsetPlan(2.0, DELTA, 200, 0.25, selection.Poisson(4), 1.0, steps=3, variant=name)
+        vars(plan)["settings"] = (subset_plan.Setting(1.0, 3, 1e-9, 1e-9),)
+        made[name] = plan
+    return made
+
+
+@pytest.mark.parametrize("variant", ["rest", "all"])
+def test_who_sees_the_sample(variant, quiet, monkeypatch):
+    """Record i pulls coordinate i: what a run has seen is where its parameters moved."""
+    seen = []
+    score = lambda w: seen.append(np.asarray(w)) or float(w[0])
+    found = tuned(quiet[variant], np.eye(200, dtype=np.float32), monkeypatch, score=score, key=bytes(range(32)))
+    moved = np.array(seen) > 1e-4
+    assert len(seen) == 5 and (moved == moved[0]).all()  # one sample for all candidates
+    sample, final = moved[0], np.asarray(found.params) > 1e-4
+    assert 25 <= sample.sum() <= 80  # 50 expected
+    assert (final == ~sample).all() if variant == "rest" else final.all()
+
+
+def test_winner_extrapolation_and_one_sample_per_key(quiet, monkeypatch):
+    seen = []
+    score = lambda w: seen.append(float(w.max())) or seen[-1]
+    found = tuned(quiet["rest"], np.eye(200, dtype=np.float32), monkeypatch, score=score)
+    # a record that is present moves its coordinate by rate / batch per step, so the winner has the largest rate
+    assert found.score == max(seen) == pytest.approx(3 * found.tuned_config["learning_rate"] / 50, rel=1e-3)
+    assert found.config["learning_rate"] == pytest.approx(3.0 * found.tuned_config["learning_rate"])
+    assert float(found.params.max()) == pytest.approx(3 * found.config["learning_rate"] / 150, rel=1e-3)
+    kept = tuned(quiet["rest"], np.eye(200, dtype=np.float32), monkeypatch, extrapolate="adam", key=b"k" * 32)
+    assert kept.config == kept.tuned_config
+    warm = tuned(quiet["rest"], np.eye(200, dtype=np.float32), monkeypatch, warm_start=True, key=b"k" * 32)
+    assert (np.asarray(warm.params) > 1e-4).all() and not (np.asarray(kept.params) > 1e-4).all()
+
+
+def test_nan_loses_and_no_candidate_is_no_failure(quiet, monkeypatch):
+    seen = []
+    score = lambda w: seen.append(float(w.max())) or (np.nan if len(seen) != 2 else -1.0)
+    data = np.eye(200, dtype=np.float32)
+    assert tuned(quiet["rest"], data, monkeypatch, score=score).score == -1.0
+    none = tuned(quiet["rest"], data, monkeypatch, k=0)
+    assert none.status == "none" and np.isnan(none.score) and np.isfinite(none.params).all()
+
+
+def test_one_ledger_entry_before_anything_runs(plans, monkeypatch, tmp_path):
+    data, sizes = np.eye(200, dtype=np.float32), []
+    for k in (1, 17):
+        path = tmp_path / f"{k}.jsonl"
+
+        def init(key, path=path):
+            assert len(path.read_text().splitlines()) == 2  # the run and its one entry are there already
+            return jnp.zeros(200)
+
+        found = tuned(plans["rest"], data, monkeypatch, k=k, ledger=path, init=init)
+        lines = path.read_text().splitlines()
+        assert len(lines) == 2
+        sizes.append(len(lines[1]) - len(Ledger.read(path).run))
+        assert Ledger.read(path).epsilon(DELTA).upper == pytest.approx(found.epsilon.upper, rel=1e-4)
+    assert sizes[0] == sizes[1]
+
+
+def test_refusals(plans):
+    make = lambda **changed: subset_plan.SubsetPlan(
+        **({"target_epsilon": 2.0, "target_delta": DELTA, "dataset_size": 9, "share": 0.5, "sampling_probability": 1.0}
+           | {"repetitions": selection.Poisson(4), "steps": 3} | changed)
+    )  # fmt: skip
+    assert "share = 1.0" in refusal(make, share=1.0)
+    assert "variant = 'both'" in refusal(make, variant="both")
+    assert "one of epochs and steps" in refusal(make, epochs=2.0)
+    assert "law of K" in refusal(make, repetitions=5)
+    assert "one law" in refusal(cost.Cost, selection.Poisson([1.0, 2.0]), 9, 1.0)
+    assert "share = 0.5 must be 1" in refusal(cost.Cost, selection.Poisson(1.0), 9, 1.0, "everything", 0.5)
+    assert "has no 'learning_rate'" in refusal(subset.extrapolated, {"lr": 0.1}, 2.0)
+    assert "no noise" in refusal(subset_accounting.least_noise, lambda sigma: 9.0, 1.0, 2.0)
+    nothing = lambda *args: None
+    words = refusal(
+        subset.tune_on_subset, nothing, nothing, Rates(), np.ones((3, 2)), plans["rest"], init=nothing, score=nothing
+    )
+    assert "must be (200,)" in words
