@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hmac
 import math
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +14,11 @@ import numpy as np
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism
 from jaxacct.training import sampler
-from jaxacct.training.chacha import key_from_bytes
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.schedule import Segment
 from jaxacct.tuning.cost import Cost
+from jaxacct.tuning.secret import Secret, note_whole, rank
 from jaxacct.tuning.side_by_side import key_words, side_by_side
 from jaxacct.tuning.subset_plan import Setting, SubsetPlan
 from jaxacct.validation import InputError, choice
@@ -118,9 +116,7 @@ def tune_on_subset(
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
     if sizes != {(plan.dataset_size,)}:
         raise InputError(f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},); make the plan for them")
-    if key is not None and (not isinstance(key, bytes) or len(key) != 32):
-        raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
-    secret = _Secret(secrets.token_bytes(32) if key is None else key)
+    secret = Secret(key)
     _note(ledger, plan)
 
     inside, outside = _split(secret.key(b"sample"), data, plan)
@@ -171,21 +167,8 @@ def extrapolated(config: Mapping[str, Any], growth: float, rule: Any = "sgd") ->
     return {**config, RATE: config[RATE] * growth}
 
 
-class _Secret:
-    """All keys of a tuning, from one root."""
-
-    def __init__(self, root: bytes) -> None:
-        self._root = root
-
-    def bytes(self, purpose: bytes, number: int = 0) -> bytes:
-        return hmac.digest(self._root, purpose + number.to_bytes(8, "little"), "sha256")
-
-    def key(self, purpose: bytes, number: int = 0) -> Any:
-        return key_from_bytes(self.bytes(purpose, number))
-
-
 def _tuned(
-    secret: _Secret, plan: SubsetPlan, space: Any, init: Any, score: Any, trainer: Callable[..., Any]
+    secret: Secret, plan: SubsetPlan, space: Any, init: Any, score: Any, trainer: Callable[..., Any]
 ) -> tuple[tuple[int, dict[str, Any]], Any, float]:
     """((place of the setting, config), params, score) of the winner among K; params None where K is 0."""
     count = plan.repetitions.sample()
@@ -209,9 +192,8 @@ def _tuned(
             for row, number in enumerate(some):
                 mine = jax.tree.map(lambda x, row=row: x[row], done)
                 value = float(score(mine))
-                rank = (-math.inf if math.isnan(value) else value, -number)
-                if best is None or rank > best[0]:
-                    best = rank, mine
+                if best is None or rank(value, number) > best[0]:
+                    best = rank(value, number), mine
     if best is None:
         return drawn(0), None, math.nan  # a draw that no data enter
     return candidates[-best[0][1]], best[1], best[0][0]
@@ -261,16 +243,9 @@ def _run_plan(plan: SubsetPlan, setting: Setting, final: bool, held: Any) -> Pla
 
 
 def _note(ledger: Ledger | str | os.PathLike[str] | None, plan: SubsetPlan) -> None:
-    """The one entry, on the disk before anything is drawn."""
-    if ledger is None:
-        return
-    note = f"tuning on a share of {plan.share:g}, and a final run: {plan.variant}"
-    if isinstance(ledger, Ledger):
-        ledger.spend(plan.mechanism, note)
-        return
+    """The one entry, on the disk before anything is drawn; a new ledger is told of the final run."""
     setting = plan.settings[0]
     numbers = setting.sampling_probability, setting.final_noise, setting.steps
     names = "sampling_probability", "noise_multiplier", "steps"
     run = Plan(target_delta=plan.target_delta, dataset_size=plan.dataset_size, **dict(zip(names, numbers, strict=True)))
-    with Ledger.open(ledger) if os.path.exists(ledger) else Ledger.create(ledger, run) as opened:
-        opened.spend(plan.mechanism, note)
+    note_whole(ledger, run, plan.mechanism, f"tuning on a share of {plan.share:g}, and a final run: {plan.variant}")

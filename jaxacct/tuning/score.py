@@ -1,0 +1,135 @@
+"""Scores on private data: a count of sensitivity 1 with noise, and what it adds to the cost of a selection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct import account, calibrate
+from jaxacct.bounds import Bounds
+from jaxacct.mechanisms import Gaussian, Mechanism, compose
+from jaxacct.selection import Law, candidates_profile, select
+from jaxacct.training import noise
+from jaxacct.validation import POSITIVE, InputError, check, choice
+
+__all__ = ["ON", "PrivateScore", "Whole", "noise_for_score", "scored", "whole"]
+
+ON = ("validation", "training")
+UNIT = 2.0**-10
+"""Values are rounded to multiples of this, so that their sum is one of whole numbers, and exact."""
+LARGEST = 2**20
+"""Examples at most: their sum stays a whole number of 32 bits."""
+ROUND_UP = 1.0 + 2.0**-20
+POINTS = 48
+"""Points of a profile that goes into a ledger."""
+
+
+@dataclass(frozen=True)
+class PrivateScore:
+    """Scores candidates by a noisy count on private data: sum over the examples of a value in [0, 1], plus noise.
+
+    value : (params, example) -> a number, clipped to [0, 1] (NaN counts as 0), such as whether the prediction is right.
+    data : pytree of arrays, the examples along the first axis, at most 2^20.
+    on : "validation", data none of whose records is in the training data; or "training", the training data or any
+        data with records in common with them.
+    noise_multiplier : standard deviation of the Gaussian noise on the count, in examples.  For "validation" it may be
+        left out: the least with which the selection by the noisy score meets the target.
+
+    Adding, removing or replacing one record moves the count by at most 1, by construction.  With "validation" a
+    record is in one of the two sets, so that the whole is the worse of selecting among trainings and of selecting
+    among noisy scores (parallel composition); with "training" every candidate is the composition of both.
+
+    >>> score = PrivateScore(lambda w, x: x > w, np.arange(10.0), noise_multiplier=2.0)
+    >>> score.on
+    'validation'
+    """
+
+    value: Callable[[Any, Any], Any]
+    data: Any
+    on: str = "validation"
+    noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        choice("on", self.on, ON)
+        sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(self.data)}
+        if len(sizes) != 1 or () in sizes or not 1 <= next(iter(sizes))[0] <= LARGEST:
+            raise InputError(f"data has first axes {sorted(sizes)}, must be one from 1 to 2^20; put the examples there")
+        if self.noise_multiplier is None:
+            if self.on == "training":
+                raise InputError("noise_multiplier is missing; with on='training' give the noise, in examples")
+        elif np.ndim(check("noise_multiplier", self.noise_multiplier, POSITIVE)):
+            raise InputError("noise_multiplier must be one number; use the same noise for every candidate")
+
+    def mechanism(self) -> Mechanism:
+        """The noisy count of one candidate."""
+        return Gaussian(self.noise_multiplier)
+
+
+def scored(value: Callable[[Any, Any], Any], params: Any, data: Any, key: Any, noise_multiplier: Any) -> Any:
+    """The noisy count of one candidate; pure.
+
+    >>> from jaxacct.training import fresh_key
+    >>> round(float(scored(lambda w, x: x > w, 4.0, jnp.arange(10.0), fresh_key(), 1e-6)), 3)
+    5.0
+    """
+    each = jax.vmap(value, (None, 0))(params, data)
+    size = jax.tree_util.tree_leaves(data)[0].shape[0]
+    if each.shape != (size,):
+        raise InputError(f"value gives shape {each.shape[1:]} for one example, must be a number; take the mean of it")
+    each = jnp.asarray(each, jnp.float32)
+    clipped = jnp.clip(jnp.where(jnp.isnan(each), 0.0, each), 0.0, 1.0)
+    total = jnp.sum(jnp.round(clipped / UNIT).astype(jnp.int32)).astype(jnp.float32) * UNIT
+    std = jnp.asarray(noise_multiplier, jnp.float32) * ROUND_UP
+    return noise.add(key, total, std)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What a tuning costs: its epsilon, the mechanism that a ledger is told, and one candidate."""
+
+    epsilon: Bounds
+    mechanism: Mechanism
+    candidate: Mechanism
+
+
+def whole(candidate: Mechanism, law: Law, score: Any, delta: float, relation: str, known: Bounds | None = None) -> Whole:
+    """The cost of a selection among candidates by a score: public, or a PrivateScore with its noise.
+
+    candidate : the training of one.  known : epsilon of the selection by a public score, where it is at hand.
+    """
+    private = isinstance(score, PrivateScore)
+    if private and score.on == "training":
+        candidate = compose(candidate, score.mechanism())
+        known = None
+    chosen = select(candidate, law)
+    found = account.epsilon(chosen, delta, relation=relation) if known is None else known
+    if not private or score.on == "training":
+        return Whole(found, chosen, candidate)
+    by_score = select(score.mechanism(), law)
+    other = account.epsilon(by_score, delta, relation=relation)
+    worse = found if found.upper >= other.upper else other
+    lower = float(max(found.lower, other.lower))
+    both = Bounds(lower, worse.upper, worse.upper, worse.kind, worse.status, worse.engine)
+    return Whole(both, _either(chosen, by_score, float(worse.upper), relation), candidate)
+
+
+def noise_for_score(law: Law, target: float, delta: float, relation: str) -> float:
+    """The least noise on the count with which the selection among noisy scores alone meets the target."""
+    c = calibrate.calibrate_noise_multiplier(target, delta, 1.0, 1, repetitions=law, relation=relation)
+    if not c.ok:
+        raise InputError(f"target_epsilon = {target!r} cannot be met by a private score; raise the target")
+    return float(c.value)
+
+
+def _either(first: Mechanism, second: Mechanism, epsilon: float, relation: str) -> Mechanism:
+    """The pointwise larger of two profiles, as a mechanism through points, the released epsilon among them."""
+    top = max(epsilon, 1e-3)
+    grid = np.union1d(np.linspace(0.0, 2.0 * top, POINTS), [top])
+    grid = grid[np.concatenate([[True], np.diff(grid) > 1e-6])]
+    outer = relation if relation == "replace_one" else "add_or_remove_one"
+    return candidates_profile([first, second], grid, relation=outer)
