@@ -17,7 +17,7 @@ from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import RELATIONS, Mechanism
 from jaxacct.training.releases import FIXED, POISSON, SAMPLING, Release, composed
 from jaxacct.training.schedule import Filter, Segment, passes, releases
-from jaxacct.training.solve import tolerance
+from jaxacct.training.search import tolerance
 from jaxacct.validation import COUNT, DELTA, NON_NEGATIVE, POSITIVE, PROBABILITY, Constraint, InputError, check, choice
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Plan:
     filter: Filter | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        from jaxacct.training.solving import solved  # what rests on this module
+        from jaxacct.training.left_open import solved  # what rests on this module
 
         for name in ("target_delta", "dataset_size"):
             if getattr(self, name) is None:
