@@ -238,6 +238,11 @@ class Plan:
     def _curve(self) -> tuple[np.ndarray, Bounds]:
         return self.epsilon_curve()
 
+    @property
+    def has_curve(self) -> bool:
+        """Whether the table of `live_epsilon` is there, so that a look-up takes no time."""
+        return "_curve" in vars(self)
+
     def live_epsilon(self, step: int) -> Bounds:
         """An upper bound of the epsilon of the first `step` steps, from a table that is computed once.
 

@@ -12,10 +12,10 @@ from jaxacct.bounds import explain
 from jaxacct.mechanisms import Mechanism
 from jaxacct.representations.concentrated import log_kappa
 from jaxacct.representations.rdp import ORDERS, renyi_curve
+from jaxacct.training.left_open import noise_for, scaled, together
 from jaxacct.training.releases import POISSON
 from jaxacct.training.schedule import Filter, Piece, Segment, joined, merged, steps_of
 from jaxacct.training.search import search, tolerance
-from jaxacct.training.left_open import noise_for, scaled, together
 from jaxacct.validation import COUNT, POSITIVE, InputError, check
 
 if TYPE_CHECKING:
