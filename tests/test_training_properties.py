@@ -45,9 +45,9 @@ def test_live_epsilon_is_never_below_what_is_spent(factors, noise, data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kinds", [2, 20])
+@pytest.mark.parametrize("kinds", [2, MANY_KINDS + 1])
 def test_live_epsilon_of_sampled_steps_is_never_below_what_is_spent(kinds):
-    """Poisson batches of several sizes at several noises; twenty kinds are more than the table keeps apart."""
+    """Poisson batches of several sizes at several noises; the larger number of kinds is more than the table keeps."""
     noise = [(5 * (k + 1), 1.0 + 0.7 * ((7 * k) % kinds) / kinds) for k in range(kinds)]
     batches = [(5 * (k + 1), 100 + 10 * ((3 * k) % kinds)) for k in range(kinds)]
     plan = Plan(
@@ -59,9 +59,8 @@ def test_live_epsilon_of_sampled_steps_is_never_below_what_is_spent(kinds):
         batch_schedule=batches,
     )
     assert (len(plan.whole) > MANY_KINDS) == (kinds > MANY_KINDS)
-    for step in (1, plan.steps // 3, plan.steps - 1, plan.steps):
-        live = plan.live_epsilon(step).upper
-        assert plan.epsilon_after(step).lower <= live <= plan.epsilon.upper * 1.02
+    for step in (plan.steps // 2, plan.steps):
+        assert plan.epsilon_after(step).lower <= plan.live_epsilon(step).upper <= plan.epsilon.upper * 1.02
 
 
 @st.composite
