@@ -8,6 +8,7 @@ import argparse
 import sys
 import time
 
+import opacus
 import torch
 from opacus import PrivacyEngine
 from torch import nn
@@ -68,7 +69,8 @@ def main():
     network = {"convnet": convnet, "dense": dense}[args.network]
     data = TensorDataset(torch.randn(args.batch, 1, 28, 28), torch.randint(0, 10, (args.batch,)))
     steps = {mode: step_of(mode, network, data, args.noise, args.clip_norm) for mode in MODES}
-    print(sum(p.numel() for p in network().parameters()), torch.__version__, torch.get_num_threads(), flush=True)
+    count = sum(p.numel() for p in network().parameters())
+    print(count, opacus.__version__, torch.get_num_threads(), flush=True)
     for line in sys.stdin:
         begin = time.perf_counter()
         steps[line.strip()]()

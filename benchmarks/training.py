@@ -225,40 +225,34 @@ def measure(name, module, rounds, with_trainer, opacus):
         opacus.close()
 
 
-def loop(module, rounds, each):
-    """What a line of progress (five a second, as on a terminal) and a ledger add to the trainer's step."""
+def loop(module, rounds):
+    """What a line of progress after every step and a ledger add to the trainer's step, which waits for its result."""
     rng = np.random.default_rng(0)
     images = rng.normal(size=(SIZE, 28, 28, 1)).astype(np.float32)
     data = (jnp.asarray(images), jnp.asarray(rng.integers(0, 10, SIZE)))
     step = TrainerStep(module, module.init(jax.random.key(0), images[0]), data)
     jax.block_until_ready(step())
-    progress.PAUSES = (progress.PAUSES[0],) * 2
+    progress.PAUSES = (0.0, 0.0)  # on a terminal there are five lines a second at most
     begin = time.perf_counter()
     step.plan.live_epsilon(1)
     table = time.perf_counter() - begin
-    times = {"alone": [], "with the progress line": []}
-    for _ in range(rounds):
-        for label, taken in times.items():
+    bars = {label: progress.Live(step.plan, 0, shown) for label, shown in (("alone", False), ("with its line", True))}
+    times, looked, lines = {label: [] for label in bars}, [], []
+    for number in range(1, 10 * rounds + 1):
+        for label in list(bars)[:: 1 if number % 2 else -1]:
             with contextlib.redirect_stderr(io.StringIO()) as shown:
-                bar = progress.Live(step.plan, 0, label != "alone")
                 begin = time.perf_counter()
-                for number in range(1, each + 1):
-                    bar.update(number, step().clip_norm)
-                jax.block_until_ready(step.carried)
-                taken.append((time.perf_counter() - begin) / each)
-                bar.close()
+                carried = jax.block_until_ready(step())
+                done = time.perf_counter()
+                bars[label].update(number, carried.clip_norm)
+                end = time.perf_counter()
             assert ("epsilon <=" in shown.getvalue()) == (label != "alone")
-    looked, shown = [], []
-    for number in range(1, 201):
+            times[label].append(end - begin)
+            if label != "alone":
+                lines.append(end - done)
         begin = time.perf_counter()
-        upper = float(step.plan.live_epsilon(number).upper)
+        step.plan.live_epsilon(number)
         looked.append(time.perf_counter() - begin)
-        with contextlib.redirect_stderr(io.StringIO()):
-            bar = progress.Live(step.plan, 0, True)
-            begin = time.perf_counter()
-            bar.update(number, step.carried.clip_norm)
-            shown.append(time.perf_counter() - begin)
-        assert upper > 0.0
     noted = []
     with tempfile.TemporaryDirectory() as folder, Ledger.create(f"{folder}/run.jsonl", step.plan) as ledger:
         for number in range(100):
@@ -267,10 +261,12 @@ def loop(module, rounds, each):
             noted.append(time.perf_counter() - begin)
     medians = {label: statistics.median(taken) for label, taken in times.items()}
     alone = medians["alone"]
-    print(f"the trainer's loop on the convnet, {rounds} rounds of {each} steps; table of epsilon, once: {table:.1f} s")
+    print(
+        f"the trainer's loop on the convnet, {10 * rounds} steps of each; table of epsilon, once, aside: {table:.1f} s"
+    )
     for label, median in medians.items():
         print(f"  {label:30} {1e3 * median:8.2f} ms a step ({100 * (median / alone - 1):+.2f} %)")
-    for label, taken in {"live epsilon, one look": looked, "one line shown": shown, "one ledger entry": noted}.items():
+    for label, taken in {"live epsilon, one look": looked, "one line shown": lines, "one ledger entry": noted}.items():
         median = statistics.median(taken)
         print(f"  {label:30} {1e3 * median:8.3f} ms ({100 * median / alone:.3f} % of a step)")
 
@@ -286,7 +282,7 @@ def main():
             opacus = OpacusSteps(args.opacus, name) if args.opacus else None
             measure(title, module, args.rounds, name == "convnet", opacus)
     if args.only in (None, "loop"):
-        loop(Convnet(), args.rounds, 10)
+        loop(Convnet(), args.rounds)
 
 
 if __name__ == "__main__":

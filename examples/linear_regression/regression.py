@@ -13,7 +13,7 @@ RADIUS = 4.0
 TARGET_CENTRE, TARGET_SPREAD = 150.0, 200.0
 """Round numbers, taken as public: age, sex, body mass index, blood pressure, six serum values; disease progression."""
 TEST_SHARE = 5
-SEARCHED, TRIED, ROUNDS = (1e-6, 1e6), 24, 4
+SEARCHED, TRIED, ROUNDS = (1e-6, 1e6), 12, 5
 """Precisions of a posterior sample: the range, and how the largest that holds is narrowed down."""
 
 

@@ -35,6 +35,8 @@ CANDIDATES = selection.Geometric(1.0 / 30.0)
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 COPIES = (1, 40)
 RIDGES = 4.0 ** np.arange(1, 7)
+LEAST = 4.0
+"""A sample is worth releasing if its noise moves no prediction by more than 1/sqrt(LEAST), one standard deviation."""
 RADIUS = 1.0
 """The norm of theta that the methods with a constraint or a rule for their ridge reckon with."""
 TUNED = {accounting: f"tuned, {accounting}" for accounting in ACCOUNTINGS}
@@ -48,12 +50,12 @@ class Tuning:
     budget: object
 
     def candidate(self, rng, x, y):
-        """(score, theta) of one ridge drawn at random; the score is -inf where the test lets no sample pass."""
+        """(score, theta) of one ridge drawn at random; the score is -inf where the test lets no useful sample pass."""
         budget, lam = self.budget, float(rng.choice(RIDGES))
         eigenvalue_mu, norm_mu, score_mu, _ = budget.parts
         least, residual = released_bounds(rng, x, y, lam, 1.0 / eigenvalue_mu, norm_mu, budget.failure)
         precision = posterior_precision(1.0 / (lam + least), residual, *budget.proposal)
-        if precision == 0.0:
+        if precision * (lam + least) < LEAST:
             return -np.inf, None
         theta = sample_posterior(rng, *ridge(x, y, lam), precision)
         return -clipped_error(x, y, theta) + rng.normal() / score_mu, theta
@@ -92,7 +94,7 @@ def posterior_sampler(size, lam, epsilon, precision=None):
     share, residual = 1.0 / lam, residual_bound(size, lam)
     if precision is None:
         precision = posterior_precision(share, residual, epsilon, DELTA)
-    if not posterior_delta(epsilon, *posterior_pair(precision, share, residual)) <= DELTA or precision == 0.0:
+    if precision == 0.0 or not posterior_delta(epsilon, *posterior_pair(precision, share, residual)) <= DELTA:
         raise ja.InputError(f"precision = {precision!r} is not ({epsilon!r}, {DELTA!r})-DP at ridge {lam!r}; lower it")
     return lambda rng, x, y: sample_posterior(rng, *ridge(x, y, lam), precision)
 
@@ -160,16 +162,18 @@ def draw(rows, path):
     from matplotlib.figure import Figure
 
     sizes = sorted({row[:2] for row in rows})
-    figure = Figure(figsize=(5.2 * len(sizes), 4.2), layout="constrained")
+    figure = Figure(figsize=(4.6 * len(sizes) + 1.8, 4.0), layout="constrained")
     for axes, (copies, size) in zip(figure.subplots(1, len(sizes), squeeze=False).flat, sizes, strict=True):
         for name in dict.fromkeys(row[3] for row in rows):
             _, _, at, _, mean, deviation, _ = zip(*(r for r in rows if r[0] == copies and r[3] == name), strict=True)
             style = "-o" if name.startswith("tuned") else "--s" if name in PLAIN else ":"
             axes.errorbar(at, mean, deviation, fmt=style, markersize=4, capsize=2, label=name)
-        axes.set(xscale="log", yscale="log", xlabel=r"$\varepsilon$", ylabel="test error / variance")
+        axes.set(xscale="log", xlabel=r"$\varepsilon$", ylabel="test error / variance")
+        axes.set_xticks(at, [f"{value:g}" for value in at], minor=False)
+        axes.set_xticks([], minor=True)
         axes.set_title(f"diabetes, {size:,} records" + (f" (each {copies} times)" if copies > 1 else ""))
         axes.grid(color="0.9")
-    axes.legend(fontsize=8, frameon=False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
     figure.savefig(path, dpi=150)
 
 
@@ -182,7 +186,7 @@ def main(arguments=None):
     parser.add_argument(
         "--seed", type=int, default=0, help="of the splits into training and test data, not of the noise"
     )
-    parser.add_argument("--quick", action="store_true", help="two epsilons, the data once, 20 repeats")
+    parser.add_argument("--quick", action="store_true", help="one epsilon, the data once, 20 repeats")
     args = parser.parse_args(arguments)
     from sklearn.datasets import load_diabetes
 
@@ -190,7 +194,7 @@ def main(arguments=None):
     x, y = normalised(data.data, data.target)
     rows = []
     for copies in COPIES[:1] if args.quick else COPIES:
-        epsilons, repeats = ((2.0, 8.0), 20) if args.quick else (EPSILONS, args.repeats)
+        epsilons, repeats = ((4.0,), 20) if args.quick else (EPSILONS, args.repeats)
         rows += experiment(x, y, copies, epsilons, repeats, args.seed)
     for row in rows:
         print(f"{row[1]:>7,} records  epsilon {row[2]:<4g} {row[3]:22} {row[4]:.4f} +- {row[5]:.4f}")
