@@ -1,15 +1,23 @@
-"""One private training step beside one that is not, and beside jax_privacy: medians, and memory for each example.
+"""One private training step beside one that is not, and beside other libraries: medians, and memory for each example.
 
-    PYTHONPATH=. python benchmarks/training.py
+    PYTHONPATH=. python benchmarks/training.py [--opacus PYTHON]
 
 The network is the small convolutional one of 26,010 parameters for 28 x 28 images that the tutorials of DP-SGD
 libraries share; a batch has 256 examples.  Steps are timed in turn, round by round, so that what else the machine does
-falls on all alike.  Rows of jax_privacy are left out where it is not installed.
+falls on all alike.  Rows of jax_privacy are left out where it is not installed; those of Opacus come from a process of
+the interpreter that is given, which has torch and opacus, and waits while the others work.
+
+Then what the trainer's loop adds to a step: the progress line with its live epsilon, and the ledger, apart.
 """
 
 import argparse
+import contextlib
 import importlib.util
+import io
+import pathlib
 import statistics
+import subprocess
+import tempfile
 import time
 
 import jax
@@ -18,7 +26,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from jaxacct.training import Plan, Trainer, clipped_sum, fresh_key, noise
+from jaxacct.training import Ledger, Plan, Trainer, clipped_sum, fresh_key, noise, progress
 from jaxacct.training.steps import Carried, numbers
 
 BATCH, SIZE = 256, 60_000
@@ -95,20 +103,59 @@ def jax_privacy_step(loss, optimizer):
     return step
 
 
-def trainer_step(module, params, data):
-    """The trainer's own step: a Poisson batch of 256 expected from 60,000, in micro-batches of 64."""
-    plan = Plan(target_delta=1e-5, dataset_size=SIZE, expected_batch_size=BATCH, noise_multiplier=NOISE, steps=100)
-    trainer = Trainer(loss_of(module), optax.sgd(0.1), plan, CLIP_NORM)
-    now = numbers(plan.at(0), plan.sampling, None, 0)
-    carried = Carried(params, trainer.optimizer.init(params), jnp.float32(CLIP_NORM), jnp.int32(0))
-    step = jax.jit(trainer.step_function)
-    rng = np.random.default_rng(0)
+class TrainerStep:
+    """The trainer's own step, one after the other: Poisson batches of 256 expected from 60,000, micro-batches of 64."""
 
-    def run():
-        words = rng.integers(0, 2**32, 8, np.uint32)
-        return step(carried, words, words, data, now)
+    steps = 10_000
 
-    return run
+    def __init__(self, module, params, data):
+        self.plan = Plan(
+            target_delta=1e-5,
+            dataset_size=SIZE,
+            expected_batch_size=BATCH,
+            noise_multiplier=NOISE,
+            steps=self.steps,
+        )
+        self.trainer = Trainer(loss_of(module), optax.sgd(0.1), self.plan, CLIP_NORM)
+        self.now = numbers(self.plan.at(0), self.plan.sampling, None, 0)
+        self.data, self.rng = data, np.random.default_rng(0)
+        self.carried = Carried(params, self.trainer.optimizer.init(params), jnp.float32(CLIP_NORM), jnp.int32(0))
+        self.step = jax.jit(self.trainer.step_function)
+
+    def __call__(self):
+        words = self.rng.integers(0, 2**32, 8, np.uint32)
+        self.carried = self.step(self.carried, words, words, self.data, self.now)
+        return self.carried
+
+    def memory(self):
+        """Bytes of scratch memory that one more example of a micro-batch takes."""
+        used = {}
+        for size in (32, 64):
+            trainer = Trainer(self.trainer.loss_fn, optax.sgd(0.1), self.plan, CLIP_NORM, micro_batch=size)
+            words = np.zeros(8, np.uint32)
+            lowered = jax.jit(trainer.step_function).lower(self.carried, words, words, self.data, self.now)
+            used[size] = lowered.compile().memory_analysis().temp_size_in_bytes
+        return (used[64] - used[32]) / 32
+
+
+class OpacusSteps:
+    """Steps of `opacus_step.py`, in a process of another interpreter; seconds are measured there."""
+
+    def __init__(self, python, network):
+        script = pathlib.Path(__file__).with_name("opacus_step.py")
+        settings = ["--batch", str(BATCH), "--noise", str(NOISE), "--clip-norm", str(CLIP_NORM)]
+        command = [python, "-W", "ignore", str(script), network, *settings]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.parameters, self.version, self.threads = self.process.stdout.readline().split()
+
+    def seconds(self, mode):
+        self.process.stdin.write(f"{mode}\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
 
 
 def memory(step, arguments, batch_of):
@@ -122,7 +169,14 @@ def memory(step, arguments, batch_of):
     return (used[1] - used[0]) / (sizes[1] - sizes[0])
 
 
-def measure(name, module, rounds, with_trainer):
+def seconds_of(run):
+    """The same, for steps in this process."""
+    begin = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - begin
+
+
+def measure(name, module, rounds, with_trainer, opacus):
     rng = np.random.default_rng(0)
     images = rng.normal(size=(SIZE if with_trainer else BATCH, 28, 28, 1)).astype(np.float32)
     data = (jnp.asarray(images), jnp.asarray(rng.integers(0, 10, len(images))))
@@ -139,32 +193,96 @@ def measure(name, module, rounds, with_trainer):
     runs, scratch = {}, {}
     for label, (step, k) in steps.items():
         compiled = jax.jit(step)
-        runs[label] = lambda compiled=compiled, k=k: compiled(params, state, batch_of(BATCH), k)
+        run = lambda compiled=compiled, k=k: compiled(params, state, batch_of(BATCH), k)
+        runs[label] = lambda run=run: seconds_of(run)
         scratch[label] = memory(step, (params, state, k), batch_of)
     if with_trainer:
-        runs["Trainer's step, with its draw"] = trainer_step(module, params, data)
+        whole = TrainerStep(module, params, data)
+        label = "Trainer's step, with its draw"
+        runs[label], scratch[label] = lambda: seconds_of(whole), whole.memory()
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    if opacus is not None:
+        assert int(opacus.parameters) == count
+        for mode in ("not private", "hooks", "ghost"):
+            runs[f"torch, {mode}" if mode == "not private" else f"Opacus, {mode}"] = lambda m=mode: opacus.seconds(m)
     times = {label: [] for label in runs}
     for round_number in range(rounds + 1):
         for label, run in runs.items():
-            begin = time.perf_counter()
-            jax.block_until_ready(run())
+            taken = run()
             if round_number:  # the first compiles
-                times[label].append(time.perf_counter() - begin)
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+                times[label].append(taken)
     print(f"{name}, {count:,} parameters, batch {BATCH}, {jax.devices()[0].device_kind}, {rounds} rounds")
     base = statistics.median(times["not private"])
     for label in runs:
         median = statistics.median(times[label])
         each = f"{scratch[label] / 1024:8.1f} KiB an example" if label in scratch else ""
         print(f"  {label:30} {1e3 * median:8.2f} ms {median / base:6.2f} x  {each}")
+    if opacus is not None:
+        ours = statistics.median(times["private, auto"])
+        for mode in ("hooks", "ghost"):
+            ratio = statistics.median(times[f"Opacus, {mode}"]) / ours
+            print(f"  Opacus {opacus.version} {mode}, {opacus.threads} threads: {ratio:.2f} x our time")
+        opacus.close()
+
+
+def loop(module, rounds):
+    """What a line of progress after every step and a ledger add to the trainer's step, which waits for its result."""
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(SIZE, 28, 28, 1)).astype(np.float32)
+    data = (jnp.asarray(images), jnp.asarray(rng.integers(0, 10, SIZE)))
+    step = TrainerStep(module, module.init(jax.random.key(0), images[0]), data)
+    jax.block_until_ready(step())
+    progress.PAUSES = (0.0, 0.0)  # on a terminal there are five lines a second at most
+    begin = time.perf_counter()
+    step.plan.live_epsilon(1)
+    table = time.perf_counter() - begin
+    bars = {label: progress.Live(step.plan, 0, shown) for label, shown in (("alone", False), ("with its line", True))}
+    times, looked, lines = {label: [] for label in bars}, [], []
+    for number in range(1, 10 * rounds + 1):
+        for label in list(bars)[:: 1 if number % 2 else -1]:
+            with contextlib.redirect_stderr(io.StringIO()) as shown:
+                begin = time.perf_counter()
+                carried = jax.block_until_ready(step())
+                done = time.perf_counter()
+                bars[label].update(number, carried.clip_norm)
+                end = time.perf_counter()
+            assert ("epsilon <=" in shown.getvalue()) == (label != "alone")
+            times[label].append(end - begin)
+            if label != "alone":
+                lines.append(end - done)
+        begin = time.perf_counter()
+        step.plan.live_epsilon(number)
+        looked.append(time.perf_counter() - begin)
+    noted = []
+    with tempfile.TemporaryDirectory() as folder, Ledger.create(f"{folder}/run.jsonl", step.plan) as ledger:
+        for number in range(100):
+            begin = time.perf_counter()
+            ledger.record(number, f"key {number}", f"batch {number}", NOISE, BATCH / SIZE)
+            noted.append(time.perf_counter() - begin)
+    medians = {label: statistics.median(taken) for label, taken in times.items()}
+    alone = medians["alone"]
+    print(
+        f"the trainer's loop on the convnet, {10 * rounds} steps of each; table of epsilon, once, aside: {table:.1f} s"
+    )
+    for label, median in medians.items():
+        print(f"  {label:30} {1e3 * median:8.2f} ms a step ({100 * (median / alone - 1):+.2f} %)")
+    for label, taken in {"live epsilon, one look": looked, "one line shown": lines, "one ledger entry": noted}.items():
+        median = statistics.median(taken)
+        print(f"  {label:30} {1e3 * median:8.3f} ms ({100 * median / alone:.3f} % of a step)")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
-    rounds = parser.parse_args().rounds
-    measure("convnet", Convnet(), rounds, True)
-    measure("dense network", Wide(), rounds, False)
+    parser.add_argument("--opacus", metavar="PYTHON", help="an interpreter that has torch and opacus")
+    parser.add_argument("--only", choices=["convnet", "dense", "loop"], help="one of the three parts")
+    args = parser.parse_args()
+    for name, title, module in (("convnet", "convnet", Convnet()), ("dense", "dense network", Wide())):
+        if args.only in (None, name):
+            opacus = OpacusSteps(args.opacus, name) if args.opacus else None
+            measure(title, module, args.rounds, name == "convnet", opacus)
+    if args.only in (None, "loop"):
+        loop(Convnet(), args.rounds)
 
 
 if __name__ == "__main__":

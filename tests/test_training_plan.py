@@ -19,7 +19,7 @@ from jaxacct import selection
 from jaxacct.training import Plan, Segment
 from jaxacct.training.curve import dominating
 from jaxacct.training.releases import Release
-from jaxacct.training.solve import solve
+from jaxacct.training.search import search
 
 MODULES = ("plan", "documents", "ledger")
 
@@ -99,12 +99,12 @@ def test_with_nothing_open_epsilon_is_reported():
 
 def test_search_narrows_down_to_any_crossing():
     for root in (0.11, 3.0, 9e5):
-        found = solve(lambda x, root=root: (root / x) ** 1.5, 1.0, 1.0, (0.1, 1e6), falling=True, rtol=1e-5)
+        found = search(lambda x, root=root: (root / x) ** 1.5, 1.0, 1.0, (0.1, 1e6), falling=True, rtol=1e-5)
         assert root < found < root * (1 + 1e-5)
-    assert math.isnan(solve(lambda x: 2 + 0 * x, 1.0, 1.0, (0.1, 1e6), falling=True))
-    assert solve(lambda x: 0 * x, 1.0, 1.0, (0.1, 1e6), falling=True) == pytest.approx(0.1)
+    assert math.isnan(search(lambda x: 2 + 0 * x, 1.0, 1.0, (0.1, 1e6), falling=True))
+    assert search(lambda x: 0 * x, 1.0, 1.0, (0.1, 1e6), falling=True) == pytest.approx(0.1)
     for most in (1, 2, 17, 123_456):
-        assert solve(lambda n, m=most: n / (m + 0.5), 1.0, 1e3, (1, 1e9), falling=False, whole=True) == most
+        assert search(lambda n, m=most: n / (m + 0.5), 1.0, 1e3, (1, 1e9), falling=False, whole=True) == most
 
 
 # Schedules

@@ -136,8 +136,53 @@ def test_callbacks_see_every_step_and_can_stop():
         progress=False,
     )
     assert seen == [1, 2, 3, 4] and state.stopped == "callback"
+    assert state.epsilon.upper == trainer.plan.epsilon.upper  # the callback may have looked at what was put out
     rest = trainer.fit(state, data, progress=False)
     assert rest.step == 6 and float(rest.epsilon.upper) == pytest.approx(gaussian_epsilon(math.sqrt(6) / 3), rel=1e-6)
+
+
+def test_a_stop_by_outputs_costs_what_the_ledger_holds_and_the_rest_of_the_plan(tmp_path):
+    """A replay that is in the ledger counts beside the whole plan; in callbacks epsilon is what is spent."""
+    trainer, data = small(steps=6)
+    trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=tmp_path / "other", progress=False)
+    state, seen = trainer.init(jnp.zeros(2), KEY), []
+    stop = [lambda s: seen.append(float(s.epsilon.upper)), lambda s: s.step == 2]
+    half = trainer.fit(state, data, ledger=tmp_path / "run", callbacks=stop, progress=False)
+    epsilon = lambda steps: pytest.approx(gaussian_epsilon(math.sqrt(steps) / 3.0), rel=1e-6)
+    assert seen == [epsilon(1), epsilon(2)] and float(half.epsilon.upper) == epsilon(6)
+    stop = [lambda s: s.step == 3]
+    again = trainer.fit(state, data.at[0, 0].add(1.0), ledger=tmp_path / "run", callbacks=stop, progress=False)
+    assert float(again.epsilon.upper) == epsilon(2 + 6) and again.epsilon.kind == "certified"
+    ended = trainer.fit(half, data, ledger=tmp_path / "more", progress=False)
+    assert (ended.stopped, float(ended.epsilon.upper)) == ("finished", epsilon(4))  # what is in that ledger
+
+
+def test_a_stop_by_outputs_in_fixed_batches_costs_every_pass(tmp_path):
+    trainer, data = small(steps=6, q=0.5, sampling="fixed_batches")
+    stop = [lambda s: s.step == 3]
+    state = trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=tmp_path / "run", callbacks=stop, progress=False)
+    assert float(state.epsilon.upper) == pytest.approx(gaussian_epsilon(math.sqrt(3) / 3.0), rel=1e-6)
+
+
+def test_other_data_in_the_middle_of_a_pass_are_another_pass(tmp_path):
+    """Their batches were cut anew: a record may be in a batch of both, so that the step costs a Gaussian more."""
+    plan = Plan(
+        target_epsilon=1.0,
+        target_delta=1e-5,
+        dataset_size=10,
+        expected_batch_size=2,
+        epochs=1,
+        sampling="fixed_batches",
+    )
+    trainer = Trainer(lambda p, x: jnp.sum((p - x) ** 2), optax.sgd(0.1), plan, 1.0)
+    data, path = jnp.linspace(0.0, 1.0, 20).reshape(10, 2), tmp_path / "run"
+    stop = [lambda s: s.step == 2]
+    state = trainer.fit(trainer.init(jnp.zeros(2), KEY), data, ledger=path, callbacks=stop, progress=False)
+    other = trainer.fit(state, data.at[0, 0].add(1.0), ledger=path, progress=False)
+    assert (other.step, other.stopped) == (2, "budget")
+    same = trainer.fit(state, data, ledger=path, progress=False)
+    assert (same.step, same.stopped) == (5, "finished")
+    assert 1.0 - 1e-4 <= float(Ledger.read(path).epsilon(1e-5).upper) <= 1.0
 
 
 @pytest.mark.parametrize("sampling, q", [("without_replacement", 0.3), ("fixed_batches", 0.4)])

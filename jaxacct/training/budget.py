@@ -1,4 +1,4 @@
-"""The hard stop: whether what a ledger holds and one more step stay within a plan's target.
+"""The hard stop: whether what a ledger holds and one more step stay within a plan's target; and what a stop costs.
 
 While what is spent, and the step to come, are among the releases of a plan that is known to hold, nothing has to be
 accounted for: leaving releases out never costs more.  When a ledger leaves its plan (steps were replayed, noise was
@@ -12,16 +12,18 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import compose
+from jaxacct.training.claims import claim
 from jaxacct.training.releases import FIXED, Release, composed
-from jaxacct.training.spent import total
+from jaxacct.training.spent import Spent, total
 from jaxacct.validation import InputError
 
 if TYPE_CHECKING:
     from jaxacct.training.ledger import Ledger
     from jaxacct.training.plan import Plan
 
-__all__ = ["allows"]
+__all__ = ["allows", "promised"]
 
 _known: weakref.WeakKeyDictionary[Ledger, tuple[str, Counter[Release], int]] = weakref.WeakKeyDictionary()
 """For each ledger the last way on that was certified: of which plan, its releases, and the other entries then."""
@@ -61,6 +63,19 @@ def allows(plan: Plan, ledger: Ledger, next_step: int, partition: str | None = N
         least, most = (middle, most) if holds(middle) else (least, middle)
     _known[ledger] = (document, ledger.releases(run) + _ahead(plan, ledger, next_step, least, partition), others)
     return True
+
+
+def promised(plan: Plan, ledger: Ledger, step: int) -> Bounds:
+    """Epsilon of the ledger's current run and of the plan's steps from `step` on: what an early stop is covered by.
+
+    Whatever ends a run early, what it has put out is a part of what it would have put out.  A filter holds on every
+    path as it is.
+    """
+    if any(line.plan.filter for line in ledger.headers[ledger.run]):
+        return ledger.epsilon(plan.target_delta, plan.relation, ledger.run)
+    spent = ledger.runs[ledger.run]
+    rest = Spent(spent.releases + _ahead(plan, ledger, step, plan.steps - step, None), spent.others)
+    return claim([(rest, ledger.headers[ledger.run])], plan.target_delta, plan.relation)
 
 
 def _ahead(plan: Plan, ledger: Ledger, step: int, steps: int, partition: str | None) -> Counter[Release]:

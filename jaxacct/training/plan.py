@@ -17,7 +17,7 @@ from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import RELATIONS, Mechanism
 from jaxacct.training.releases import FIXED, POISSON, SAMPLING, Release, composed
 from jaxacct.training.schedule import Filter, Segment, passes, releases
-from jaxacct.training.solve import tolerance
+from jaxacct.training.search import tolerance
 from jaxacct.validation import COUNT, DELTA, NON_NEGATIVE, POSITIVE, PROBABILITY, Constraint, InputError, check, choice
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Plan:
     filter: Filter | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        from jaxacct.training.solving import solved  # what rests on this module
+        from jaxacct.training.left_open import solved  # what rests on this module
 
         for name in ("target_delta", "dataset_size"):
             if getattr(self, name) is None:
@@ -237,6 +237,11 @@ class Plan:
     @functools.cached_property
     def _curve(self) -> tuple[np.ndarray, Bounds]:
         return self.epsilon_curve()
+
+    @property
+    def has_curve(self) -> bool:
+        """Whether the table of `live_epsilon` is there, so that a look-up takes no time."""
+        return "_curve" in vars(self)
 
     def live_epsilon(self, step: int) -> Bounds:
         """An upper bound of the epsilon of the first `step` steps, from a table that is computed once.

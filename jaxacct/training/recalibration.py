@@ -12,10 +12,10 @@ from jaxacct.bounds import explain
 from jaxacct.mechanisms import Mechanism
 from jaxacct.representations.concentrated import log_kappa
 from jaxacct.representations.rdp import ORDERS, renyi_curve
+from jaxacct.training.left_open import noise_for, scaled, together
 from jaxacct.training.releases import POISSON
 from jaxacct.training.schedule import Filter, Piece, Segment, joined, merged, steps_of
-from jaxacct.training.solve import solve, tolerance
-from jaxacct.training.solving import noise_for, scaled, together
+from jaxacct.training.search import search, tolerance
 from jaxacct.validation import COUNT, POSITIVE, InputError, check
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _noise_in(chosen: Filter, plan: Plan, spent: tuple[Segment, ...], rest: tupl
         raise InputError(f"step = {step}: nothing is left of the Renyi filter, which holds what the plan uses; stop")
     used = lambda scales: spent_renyi(plan, together(plan, spent, rest, scales), chosen)
     rtol = tolerance(chosen.budget)  # as near in epsilon as in the divergence
-    found = solve(used, chosen.budget, start, calibrate.NOISE_RANGE, falling=True, rtol=rtol)
+    found = search(used, chosen.budget, start, calibrate.NOISE_RANGE, falling=True, rtol=rtol)
     if math.isnan(found):
         raise InputError(f"step = {step}: {explain('infeasible_noise')}")
     return found

@@ -17,6 +17,7 @@ import numpy as np
 from jaxacct.bounds import Bounds
 from jaxacct.training import lineage, noise
 from jaxacct.training.adaptive import AdaptiveClip
+from jaxacct.training.budget import promised
 from jaxacct.training.chacha import key_from_bytes
 from jaxacct.training.clipping import METHODS, sensitivity, ways
 from jaxacct.training.ledger import Ledger
@@ -37,12 +38,11 @@ class State:
 
     params, opt_state : what the optimizer works on; free to be published.
     step : steps taken.  clip_norm : as it is now.
-    epsilon : Bounds of what is spent, at the plan's delta; from the ledger's entries where there is a ledger.
+    epsilon : Bounds at the plan's delta of what may be claimed, of one run: from the ledger's entries where there is a
+        ledger.  Stopped by a callback, that and all steps the plan still had: the callback may have looked at outputs.
     stopped : why `fit` returned: "finished", "callback", or "budget" (one more step would exceed the target).
     not_finite : gradients so far with a NaN or an infinity, which counted as zero.  It looks at the data: not private.
     lineage : where the randomness comes from; holds the secret key of the run.
-
-    A run that is stopped because of its own outputs, by a callback, is covered by the epsilon of the *plan*.
     """
 
     params: Any
@@ -56,7 +56,7 @@ class State:
 
     @functools.cached_property
     def epsilon(self) -> Bounds:
-        """Epsilon spent so far."""
+        """Epsilon spent so far; after a stop by a callback, of the steps that were still to come as well."""
         return self.spent()
 
 
@@ -235,13 +235,22 @@ class Trainer:
                     break
         bar.close()
         line = line._replace(seal=lineage.digest_tree(carried))
-        return self._state(carried, step, line, functools.partial(spent, step), stopped)
+        return self._state(carried, step, line, functools.partial(spent, step, stopped), stopped)
 
-    def _spent(self, ledger: Ledger | None, step: int) -> Bounds:
-        """Epsilon from the ledger where there is one: what is in it, not what should be."""
+    def _spent(self, ledger: Ledger | None, step: int, stopped: str = "") -> Bounds:
+        """Epsilon from the ledger where there is one: what is in it, not what should be.
+
+        Where a callback chose to stop, with the rest of the plan: a run that outputs may end is a part of the whole
+        one, and of no shorter one.
+        """
+        chosen = stopped == "callback"
         if ledger is None:
-            return self.plan.epsilon_after(step)
-        return Ledger.read(ledger.path).epsilon(self.plan.target_delta, self.plan.relation, ledger.run)
+            return self.plan.epsilon_after(self.plan.steps if chosen else step)
+        read = Ledger.read(ledger.path)
+        read.run = ledger.run
+        if chosen:
+            return promised(self.plan, read, step)
+        return read.epsilon(self.plan.target_delta, self.plan.relation, ledger.run)
 
     def _state(
         self, carried: Carried, step: int, line: Lineage, spent: Callable[[], Bounds] | None = None, stopped: str = ""
@@ -281,7 +290,7 @@ def _note(ledger: Ledger, plan: Plan, step: int, key: lineage.StepKey, begins: i
     partition = key.partition if begins >= 0 else None
     entry = (step, key.key_fingerprint, key.batch_fingerprint, *segment[2:4])
     there = Step(ledger.run, *entry, plan.sampling, partition) in ledger.runs[ledger.run].seen
-    if not there and not plan.allows(ledger, step):
+    if not there and not plan.allows(ledger, step, partition):
         return False
     ledger.record(*entry, partition=partition)
     return True

@@ -13,7 +13,7 @@ from jaxacct.guess import gaussian_mu
 from jaxacct.mechanisms import Mechanism, compose, dp_sgd, repeat
 from jaxacct.training.releases import FIXED, POISSON, prefixes, single
 from jaxacct.training.schedule import Piece, Segment, joined, merged, pieces, releases, steps_of
-from jaxacct.training.solve import solve, tolerance
+from jaxacct.training.search import search, tolerance
 from jaxacct.validation import InputError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def noise_for(plan: Plan, spent: tuple[Segment, ...], rest: tuple[Segment, ...],
             steps = sum(releases(rest, rest[-1].end, FIXED, plan.dataset_size).values())
         mu = float(gaussian_mu(np.array([target]), np.array([plan.target_delta]))[0])
         start = float(np.log1p(mu**2 / (rate**2 * steps)) ** -0.5)
-    found = solve(upper, target, start, calibrate.NOISE_RANGE, falling=True)
+    found = search(upper, target, start, calibrate.NOISE_RANGE, falling=True)
     if math.isnan(found):
         raise InputError(f"target_epsilon = {target!r} cannot be met: {explain('infeasible_noise')}")
     return found
@@ -169,7 +169,7 @@ def _upper(plan: Plan, rate: np.ndarray, steps: np.ndarray, n: float) -> np.ndar
 def _steps(plan: Plan, rate: float, n: float) -> int:
     """The largest number of steps that meets the target."""
     target = plan.target_epsilon
-    found = solve(
+    found = search(
         lambda steps: _upper(plan, np.array(rate), steps, n), target, 1000.0, STEPS, falling=False, whole=True
     )
     if math.isnan(found):
@@ -190,9 +190,9 @@ def _rate(plan: Plan, n: float) -> tuple[float, int]:
 
     if plan.sampling == POISSON:
         limits = RATE if plan.steps is not None else (1.0 / n, 1.0)
-        found = solve(lambda q: _upper(plan, q, steps(q), n), target, 0.01, limits, falling=False)
+        found = search(lambda q: _upper(plan, q, steps(q), n), target, 0.01, limits, falling=False)
     else:
-        size = solve(
+        size = search(
             lambda b: _upper(plan, b / n, steps(b / n), n), target, 0.01 * n + 1.0, (1.0, n), falling=False, whole=True
         )
         found = size / n

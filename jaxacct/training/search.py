@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxacct.validation import InputError
 
-__all__ = ["RTOL", "solve", "tolerance"]
+__all__ = ["RTOL", "search", "tolerance"]
 
 RTOL = 1e-4
 """How close to the target, relative to it and absolutely, the certified epsilon of a solution lies."""
@@ -23,7 +23,7 @@ def tolerance(target: float) -> float:
     return max(RTOL * min(1.0, 1.0 / target), 1e-6)
 
 
-def solve(
+def search(
     upper: Callable[[np.ndarray], np.ndarray],
     target: float,
     start: float,

@@ -1,0 +1,95 @@
+"""What generalised propose-test-release costs, tuned by a private selection: three accountings of one mechanism.
+
+A candidate releases two noisy statistics (the test), one posterior sample if the test lets it pass, and a noisy score.
+README.md has the proof that its profile is at most `failure` above that of the Gaussian and the proposal composed.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+import jaxacct as ja
+from jaxacct import selection
+
+ACCOUNTINGS = ("one point", "two points", "worst case")
+POINTS = 40
+LARGEST = 6.0
+"""Largest Gaussian parameter of a candidate that is tried."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a candidate may tell, in the parameters mu of Gaussians, and with which probabilities it may fail."""
+
+    mu: float
+    law: selection.Law
+    delta: float
+    shares: tuple[float, float, float, float] = (0.05, 0.1, 0.2, 0.65)
+    """Of mu^2: least eigenvalue, norm, score, proposal."""
+
+    @property
+    def parts(self):
+        """mu of (least eigenvalue, norm, score, proposal)."""
+        return self.mu * np.sqrt(np.array(self.shares))
+
+    @property
+    def failure(self):
+        """Probability that the test is wrong; also what the proposal may miss its Gaussian by."""
+        return 0.1 * self.delta / float(self.law.mean)
+
+    @cached_property
+    def proposal(self):
+        """(epsilon, delta): what the posterior sample must meet, a Gaussian's profile and `failure` more."""
+        gaussian = ja.Gaussian(1.0 / self.parts[3])
+        epsilon = np.linspace(0.0, float(ja.epsilon(gaussian, self.failure).upper), POINTS)
+        return epsilon, np.minimum(np.asarray(ja.delta(gaussian, epsilon).upper) + self.failure, 1.0)
+
+    @cached_property
+    def test(self):
+        """The Gaussian of the test and the score together."""
+        return ja.Gaussian(1.0 / float(np.linalg.norm(self.parts[:3])))
+
+    @cached_property
+    def candidate(self):
+        """The profile of a candidate: the test, the score and the proposal composed exactly, and `failure` more."""
+        both = ja.compose(self.test, ja.PrivacyProfile(*self.proposal))
+        last = float(ja.epsilon(both, 4.0 * self.failure).upper)
+        epsilon = np.linspace(0.0, last, 2 * POINTS)
+        return ja.PrivacyProfile(epsilon, np.minimum(ja.delta(both, epsilon).upper + self.failure, 1.0))
+
+    def point(self, delta):
+        """(epsilon, delta) of a candidate by Theorem 6.1: the test's and the proposal's points add, and the failure."""
+        each = 0.5 * (delta - self.failure)
+        proposal = float(ja.epsilon(ja.PrivacyProfile(*self.proposal), each).upper)
+        test = float(ja.epsilon(self.test, each).upper)
+        return selection.propose_test_release_guarantee(proposal, each, test, each, self.failure)
+
+    def epsilon(self, accounting):
+        """Epsilon at `delta` of the tuning by one of ACCOUNTINGS; an upper bound."""
+        if accounting == "worst case":
+            return float(ja.epsilon(selection.select(self.candidate, self.law), self.delta).upper)
+        dear = self.point(self.delta / float(self.law.mean) * (1.0 - 1e-9))
+        if accounting == "one point":
+            found = [selection.two_point_selection(self.law, dear.epsilon, dear.delta)]
+        else:
+            cheap = [self.point(delta) for delta in np.geomspace(dear.delta, 0.5, 25)]
+            found = [selection.two_point_selection(self.law, *one[:2], *dear[:2]) for one in cheap]
+        assert all(one.delta <= self.delta for one in found)
+        return float(min(one.epsilon for one in found))
+
+
+def calibrated(epsilon, delta, law, accounting, rounds=14):
+    """The Budget with the largest mu whose tuning is (epsilon, delta)-DP by that accounting; mu to 1 part in 1000."""
+    low, high = np.log(1e-3), np.log(LARGEST)
+    best = None
+    for _ in range(rounds):
+        middle = 0.5 * (low + high)
+        budget = Budget(float(np.exp(middle)), law, delta)
+        if budget.epsilon(accounting) <= epsilon:
+            low, best = middle, budget
+        else:
+            high = middle
+    if best is None:
+        raise ja.InputError(f"epsilon = {epsilon!r} is too small for a tuning; use a larger one")
+    return best

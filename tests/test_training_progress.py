@@ -1,0 +1,72 @@
+"""The progress line: epsilon beside the steps, without making them wait."""
+
+import math
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from training_cases import gaussian_epsilon
+from training_runs import plan_of
+
+from jaxacct.training import Plan, Trainer, progress
+
+
+@pytest.fixture
+def every_step(monkeypatch):
+    """A line for each step."""
+    monkeypatch.setattr(progress, "PAUSES", (0.0, 0.0))
+
+
+def fitted(plan):
+    trainer = Trainer(lambda p, x: jnp.sum((p - x) ** 2), optax.sgd(0.1), plan, 1.0)
+    return trainer.fit(trainer.init(jnp.zeros(2)), jnp.ones((10, 2)), progress=True)
+
+
+def test_training_does_not_wait_for_the_table(every_step, monkeypatch, capsys):
+    """It ends while the table is still being computed; nothing is said of epsilon before it is there."""
+    real, go = Plan.epsilon_curve, threading.Event()
+
+    def slow(plan, points=64):
+        assert go.wait(60)
+        return real(plan, points)
+
+    monkeypatch.setattr(Plan, "epsilon_curve", slow)
+    plan = plan_of(10, noise=3.0, steps=5)
+    try:
+        assert fitted(plan).step == 5
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 5 and "5/5" in lines[-1] and not any("epsilon" in line for line in lines)
+        assert not plan.has_curve
+    finally:
+        go.set()
+    for thread in threading.enumerate():
+        if thread.name == "live epsilon":
+            thread.join(60)
+    assert plan.has_curve
+    fitted(plan)
+    lines = capsys.readouterr().err.splitlines()
+    shown = [float(line.rsplit("epsilon <= ", 1)[1]) for line in lines]
+    assert shown == [pytest.approx(gaussian_epsilon(math.sqrt(step) / 3.0), rel=0.03) for step in range(1, 6)]
+
+
+def test_the_table_is_the_same_from_another_thread(every_step):
+    """Double precision there too, whatever the caller's thread has."""
+    bar, plan = progress.Live(plan_of(100, q=0.3, noise=2.0, steps=40), 0, True), plan_of(100, 0.3, 2.0, 40)
+    bar.update(1, jnp.zeros(()))
+    bar.update(2, jnp.zeros(()))
+    bar.table.join(300)
+    assert not jax.config.jax_enable_x64
+    for step in (1, 20, 40):
+        assert bar._plan.live_epsilon(step).upper == plan.live_epsilon(step).upper
+        assert np.float64(plan.live_epsilon(step).upper) != np.float32(plan.live_epsilon(step).upper)
+    bar.close()
+
+
+def test_nothing_is_computed_where_nothing_is_shown(every_step):
+    bar = progress.Live(plan_of(100, q=0.3, noise=2.0, steps=40), 0, False)
+    for step in range(1, 41):
+        bar.update(step, None)
+    assert bar.table is None and not bar._plan.has_curve
