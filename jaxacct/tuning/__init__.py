@@ -7,8 +7,25 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "Choice": "spaces",
+    "Distribution": "spaces",
+    "Grid": "spaces",
+    "LogUniform": "spaces",
+    "PrivateScore": "score",
+    "Random": "spaces",
+    "Space": "spaces",
+    "SubsetPlan": "subset_plan",
+    "SubsetTuned": "subset",
+    "Tuned": "tune",
+    "Uniform": "spaces",
+    "extrapolated": "subset",
+    "grid": "spaces",
     "key_words": "side_by_side",
     "side_by_side": "side_by_side",
+    "truncated": "tune",
+    "tune": "tune",
+    "tune_on_subset": "subset",
+    "tune_with": "tune",
 }
 __all__ = sorted(_HOMES)
 

@@ -97,7 +97,9 @@ class Whole:
     candidate: Mechanism
 
 
-def whole(candidate: Mechanism, law: Law, score: Any, delta: float, relation: str, known: Bounds | None = None) -> Whole:
+def whole(
+    candidate: Mechanism, law: Law, score: Any, delta: float, relation: str, known: Bounds | None = None
+) -> Whole:
     """The cost of a selection among candidates by a score: public, or a PrivateScore with its noise.
 
     candidate : the training of one.  known : epsilon of the selection by a public score, where it is at hand.

@@ -137,7 +137,9 @@ class Grid(Space):
         object.__setattr__(self, "weights", _weights(len(points), self.weights))
         for index, point in enumerate(points):
             if set(point) != set(points[0]):
-                raise InputError(f"points[{index}] has the names {sorted(point)}, must be {sorted(points[0])} as others")
+                raise InputError(
+                    f"points[{index}] has the names {sorted(point)}, must be {sorted(points[0])} as others"
+                )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -185,7 +187,7 @@ class Random(Space):
             law = self.axes[name]
             if not isinstance(law, Choice):
                 raise InputError(
-                    f"{name} affects privacy and is drawn from {type(law).__name__}; use a Choice of finitely many values"
+                    f"{name} affects privacy and is drawn from {type(law).__name__}; use a Choice of a few values"
                 )
             rows.append([((name, value), share) for value, share in zip(law.values, law.shares, strict=True)])
         each = itertools.product(*rows)

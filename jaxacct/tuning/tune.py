@@ -1,0 +1,278 @@
+"""`tune`: draw K in secret, train K candidates, release the best, all of it within one budget."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxacct.bounds import Bounds
+from jaxacct.mechanisms import Mechanism
+from jaxacct.selection import Categorical, Law
+from jaxacct.sweep.progress import Progress
+from jaxacct.training.ledger import Ledger
+from jaxacct.training.plan import Plan
+from jaxacct.tuning.score import PrivateScore, noise_for_score, scored, whole
+from jaxacct.tuning.secret import Secret, note_whole, rank
+from jaxacct.tuning.side_by_side import key_words, side_by_side
+from jaxacct.validation import COUNT, InputError, check
+
+__all__ = ["TOGETHER", "Tuned", "truncated", "tune", "tune_with"]
+
+TOGETHER = 16
+"""Candidates in one call of the compiled program, whose shapes so do not depend on K."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a tuning releases, all of it covered by `epsilon`.
+
+    params : of the winner.  config : its hyper-parameters.  score : by which it won; NaN with status "none".
+    status : "tuned", or "none" where K was 0: first parameters and a configuration that no data enter.
+    epsilon : Bounds of the whole at the plan's delta.  mechanism : the whole, as it is in the ledger.
+    """
+
+    params: Any
+    config: dict[str, Any]
+    score: float
+    status: str
+    epsilon: Bounds = field(repr=False)
+    mechanism: Mechanism = field(repr=False)
+
+
+def tune(
+    loss_fn: Callable[[Any, Any], Any],
+    make_optimizer: Callable[[Mapping[str, Any]], Any],
+    space: Any,
+    data: Any,
+    plan: Plan,
+    *,
+    init: Callable[[Any], Any],
+    score: Callable[[Any], Any] | PrivateScore,
+    pad: int | None = None,
+    clip_norm: Any = 1.0,
+    method: str = "auto",
+    micro_batch: int | None = None,
+    ledger: Ledger | str | os.PathLike[str] | None = None,
+    key: bytes | None = None,
+    progress: bool | None = None,
+) -> Tuned:
+    """Train K candidates by DP-SGD, K random and secret, and release the best; (epsilon, delta) covers the search.
+
+    The noise is that of the plan, ``Plan(target_epsilon=..., repetitions=law, ...)``, which meets its target by all K
+    runs together (the exact worst case over scores, jaxacct/selection).  Neighbouring relation: the plan's.  K, the
+    losers and their scores stay in this function: no log, no checkpoint, no entry in a ledger of any one candidate.
+    One entry for the whole is on the disk before the first candidate is trained.
+
+    loss_fn : (params, example) -> scalar.
+    make_optimizer : config -> Optax transformation.  Candidates with equal words (such as the optimizer's name) train
+        side by side, 16 at a time, their numbers traced; "clip_norm" in a config is the clip norm.
+    space : with ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`; independent of the data.
+    data : pytree of arrays, the plan's dataset_size examples along the first axis.
+    init : JAX key -> first parameters, of the same shapes for all.
+    score : params -> a number, larger is better, of public data only; or a PrivateScore.  NaN ranks below every
+        number, equal scores go to the candidate drawn first: one rule for every K.
+    pad : how long this takes reveals K, which no guarantee covers where the time can be observed.  With pad = n always
+        n candidates are trained and scored, and those beyond K thrown away; the law must be one with K <= n, such as
+        ``truncated(law, n)``, for which the plan then accounts.  Only with pad is progress shown.
+    clip_norm, method, micro_batch : as for `side_by_side`.  ledger : a path, or an open Ledger.
+    key : 32 secret bytes for all randomness but K, by default from the operating system; never for two tunings.
+
+    InputError for a plan without repetitions, with a target that the whole with its private score exceeds, or whose law
+    passes `pad`; for data of another size.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from jaxacct import selection, tuning
+    >>> plan = Plan(target_epsilon=4.0, target_delta=1e-5, dataset_size=100, sampling_probability=1.0, steps=2,
+    ...     repetitions=selection.PointMass(2))
+    >>> best = tune(lambda w, x: jnp.sum((w - x) ** 2), lambda c: optax.sgd(c["rate"]), tuning.grid(rate=[0.01, 0.1]),
+    ...     np.ones((100, 2)), plan, init=lambda key: jnp.zeros(2), score=lambda w: -jnp.sum((w - 1.0) ** 2))
+    >>> best.status, sorted(best.config), bool(best.epsilon.upper <= 4.0)
+    ('tuned', ['rate'], True)
+    """
+    law = _law(plan, pad)
+    score = _with_noise(score, plan)
+    cost = whole(plan.mechanism, law, score, plan.target_delta, plan.relation, plan.epsilon)
+    if plan.target_epsilon is not None and not cost.epsilon.upper <= plan.target_epsilon:
+        raise InputError(
+            f"the whole with its private score costs epsilon {float(cost.epsilon.upper):.6g}, above the plan's target "
+            f"{plan.target_epsilon:.6g}; make the plan for a lower target, or give the score more noise"
+        )
+    if not isinstance(score, PrivateScore) and not callable(score):
+        raise InputError("score must be a function of params on public data, or a tuning.PrivateScore")
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
+    if sizes != {(plan.dataset_size,)}:
+        raise InputError(f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},); make the plan for them")
+    secret = Secret(key)
+    note_whole(ledger, plan, cost.mechanism, "tuning: a selection among runs of the plan")
+    shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
+
+    def group(words: Mapping[str, str | None]) -> Callable[[list[dict[str, Any]], list[int]], list[Any]]:
+        """Trains the candidates of one choice of words."""
+        train = side_by_side(loss_fn, lambda numbers: make_optimizer({**numbers, **words}), plan, **shared)
+
+        def run(configs: list[dict[str, Any]], numbers: list[int]) -> list[Any]:
+            firsts = [init(secret.key(b"init", number)) for number in numbers]
+            params = jax.tree.map(lambda *x: np.stack([np.asarray(a) for a in x]), *firsts)
+            columns = {name: np.array([c[name] for c in configs]) for name in configs[0] if name not in words}
+            done = train(params, columns, key_words([secret.bytes(b"train", n) for n in numbers]), data)
+            done = jax.device_get(done)
+            return [jax.tree.map(lambda x, row=row: x[row], done) for row in range(len(numbers))]
+
+        return run
+
+    value = _value(score, secret)
+    count, work = _sizes(law, pad)
+    configs = [dict(space.sample(secret.key(b"config", number))) for number in range(max(work, 1))]
+    found = _best(group, value, configs[:work], count, Progress(work, progress if pad else False, unit="candidates"))
+    if found is None:
+        first = jax.device_get(init(secret.key(b"init", 0)))
+        return Tuned(first, configs[0], math.nan, "none", cost.epsilon, cost.mechanism)
+    number, params, won = found
+    return Tuned(params, configs[number], won, "tuned", cost.epsilon, cost.mechanism)
+
+
+def tune_with(
+    train: Callable[[dict[str, Any], Any], Any],
+    space: Any,
+    mechanism: Mechanism,
+    repetitions: Law,
+    *,
+    target_delta: float,
+    score: Callable[[Any], Any],
+    relation: str = "add_or_remove_one",
+    pad: int | None = None,
+    ledger: Ledger | None = None,
+    key: bytes | None = None,
+    progress: bool | None = None,
+) -> Tuned:
+    """The same with your own ``train(config, key) -> result``, whatever its shapes, one candidate after the other.
+
+    mechanism : what one call of `train` costs, whatever the configuration: the guarantee is as good as this claim, and
+    holds only if `train` keeps nothing and shows nothing but its result.  Include the score if it looks at private
+    data.  score : result -> a number.  ledger : an open one.  `Tuned.params` is the winner's result, None with status
+    "none".  The rest as for `tune`; the noise for a target is `ja.calibrate_noise_multiplier(..., repetitions=law)`.
+
+    >>> import jaxacct as ja
+    >>> from jaxacct import selection, tuning
+    >>> best = tune_with(lambda config, key: config["x"], tuning.grid(x=[1, 2]), ja.Gaussian(2.0),
+    ...     selection.PointMass(3), target_delta=1e-5, score=float)
+    >>> best.status, best.params == best.config["x"], best.epsilon.kind
+    ('tuned', True, 'certified')
+    """
+    cost = whole(mechanism, repetitions, None, target_delta, relation)
+    secret = Secret(key)
+    if ledger is not None:
+        ledger.spend(cost.mechanism, "tuning: a selection among runs of one mechanism")
+    count, work = _sizes(repetitions, pad)
+    configs = [dict(space.sample(secret.key(b"config", number))) for number in range(max(work, 1))]
+
+    def group(_: Mapping[str, str | None]) -> Callable[[list[dict[str, Any]], list[int]], list[Any]]:
+        return lambda some, numbers: [
+            train(dict(c), secret.key(b"train", n)) for c, n in zip(some, numbers, strict=True)
+        ]
+
+    bar = Progress(work, progress if pad else False, unit="candidates")
+    found = _best(group, lambda result, _: float(score(result)), configs[:work], count, bar, together=1)
+    if found is None:
+        return Tuned(None, configs[0], math.nan, "none", cost.epsilon, cost.mechanism)
+    return Tuned(found[1], configs[found[0]], found[2], "tuned", cost.epsilon, cost.mechanism)
+
+
+def truncated(law: Law, most: int) -> Categorical:
+    """The law of K given K <= most, with its exact probabilities: for `pad`.
+
+    >>> from jaxacct import selection
+    >>> truncated(selection.Geometric(0.5), 2).probabilities.round(6).tolist()
+    [0.0, 0.666667, 0.333333]
+    """
+    number = int(check("most", most, COUNT))
+    if law.shape:
+        raise InputError(f"law of shape {law.shape} must be one law of K; truncate its elements one by one")
+    mass = np.asarray(law.probability(np.arange(number + 1)), np.float64)
+    total = math.fsum(mass)
+    if total < 1e-3:
+        raise InputError(f"most = {number}: K is at most that with probability {total:.2g}; raise it")
+    return Categorical(mass / total)
+
+
+def _law(plan: Plan, pad: int | None) -> Law:
+    law = plan.repetitions
+    if not isinstance(law, Law):
+        raise InputError("plan has no repetitions; make it with repetitions=law, so that its noise covers all K runs")
+    if pad is not None:
+        _fits(law, int(check("pad", pad, COUNT)))
+    return law
+
+
+def _fits(law: Law, pad: int) -> None:
+    """InputError unless K <= pad for certain."""
+    if float(law.quantile(1.0 - 2.0**-53)) > pad or not math.isclose(
+        math.fsum(law.probability(np.arange(pad + 1))), 1.0
+    ):
+        raise InputError(f"pad = {pad}: K can be larger; use tuning.truncated(law, {pad}) as the law of K")
+
+
+def _sizes(law: Law, pad: int | None) -> tuple[int, int]:
+    """(K, candidates to be trained)."""
+    if pad is not None:
+        _fits(law, pad)
+    count = law.sample()
+    return count, count if pad is None else pad
+
+
+def _with_noise(score: Any, plan: Plan) -> Any:
+    """A private score with its noise settled."""
+    if not isinstance(score, PrivateScore) or score.noise_multiplier is not None:
+        return score
+    if plan.target_epsilon is None:
+        raise InputError("noise_multiplier of the score is missing; give it, or make the plan with a target_epsilon")
+    found = noise_for_score(plan.repetitions, plan.target_epsilon, plan.target_delta, plan.relation)
+    return PrivateScore(score.value, score.data, score.on, found)
+
+
+def _value(score: Any, secret: Secret) -> Callable[[Any, int], float]:
+    """(params, number) -> the score of a candidate."""
+    if not isinstance(score, PrivateScore):
+        return lambda params, _: float(score(params))
+    held = jax.tree.map(jax.numpy.asarray, score.data)
+    noisy = jax.jit(lambda params, key: scored(score.value, params, held, key, score.noise_multiplier))
+    return lambda params, number: float(noisy(params, secret.key(b"score", number)))
+
+
+def _best(
+    group: Callable[[Mapping[str, str | None]], Callable[[list[dict[str, Any]], list[int]], list[Any]]],
+    value: Callable[[Any, int], float],
+    configs: Sequence[dict[str, Any]],
+    count: int,
+    bar: Progress,
+    together: int = TOGETHER,
+) -> tuple[int, Any, float] | None:
+    """(number, result, score) of the best of the first `count` candidates; all are trained and scored.
+
+    Groups go by words alone, and chunks are filled up with copies, so that every program has the shapes of the last.
+    """
+    groups: dict[tuple[tuple[str, str | None], ...], list[int]] = {}
+    for number, config in enumerate(configs):
+        words = tuple((name, x) for name, x in config.items() if x is None or isinstance(x, str))
+        groups.setdefault(words if together > 1 else (), []).append(number)
+    best: tuple[tuple[float, int], int, Any, float] | None = None
+    done = 0
+    for words, members in groups.items():
+        run = group(dict(words))
+        for start in range(0, len(members), together):
+            some = members[start : start + together]
+            filled = some + [some[-1]] * (together - len(some))
+            for number, result in zip(some, run([configs[n] for n in filled], filled), strict=False):
+                found = value(result, number)
+                if number < count and (best is None or rank(found, number) > best[0]):
+                    best = rank(found, number), number, result, found
+            done += len(some)
+            bar.update(done)
+    bar.close()
+    return best[1:] if best else None
