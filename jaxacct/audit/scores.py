@@ -1,0 +1,97 @@
+"""From scores of runs with and without the canary to a lower bound, with thresholds chosen so that confidence holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxacct.audit.counts import clopper_pearson, gaussian_fit, upper_limit
+from jaxacct.audit.lower import LowerBound, error_of
+from jaxacct.validation import InputError, choice
+
+__all__ = ["METHODS", "from_scores"]
+
+METHODS = ("clopper_pearson", "gaussian_fit")
+CANDIDATES = 200
+"""Thresholds looked at on the held-out half, from either end of either sample, close together in the tails."""
+
+
+def from_scores(
+    absent: Any,
+    present: Any,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    method: str = "clopper_pearson",
+    thresholds: Any = None,
+) -> LowerBound:
+    """A lower bound on epsilon from the scores of independent runs without and with the canary.
+
+    A run is taken for one with the canary if its score exceeds a threshold.
+
+    absent, present : (runs,), in an order that has nothing to do with the scores (as simulated).
+    thresholds : numbers chosen without looking at these scores; the error is divided among them (Bonferroni).  None:
+        one threshold, the best on the first half of either sample, is used on the second half, and only the second
+        half counts as trials.
+    method : "clopper_pearson"; or "gaussian_fit", true only of mechanisms that are Gaussian DP.
+
+    InputError for other shapes, NaN, or too few runs.
+
+    >>> rng = np.random.default_rng(0)
+    >>> absent, present = rng.normal(size=50_000), rng.normal(1.0, 1.0, 50_000)
+    >>> found = from_scores(absent, present, delta=1e-5, confidence=0.99, method="gaussian_fit")
+    >>> 0.9 < found.mu < 1.0, found.trials
+    (True, 50000)
+    """
+    error_of(confidence)
+    choice("method", method, METHODS)
+    samples = [_sample(name, values) for name, values in (("absent", absent), ("present", present))]
+    if thresholds is None:
+        halves = [values.size // 2 for values in samples]
+        cuts = _best(*(x[:n] for x, n in zip(samples, halves, strict=True)), delta, confidence, method)[None]
+        samples = [x[n:] for x, n in zip(samples, halves, strict=True)]
+    else:
+        cuts = np.atleast_1d(np.asarray(thresholds, np.float64))
+        if cuts.ndim != 1 or np.isnan(cuts).any() or not cuts.size:
+            raise InputError(
+                "thresholds must be a list of numbers, without NaN; leave them out to use half of the runs"
+            )
+    false_positives, false_negatives = _errors(*samples, cuts)
+    sizes = samples[0].size, samples[1].size
+    if method == "gaussian_fit":
+        return gaussian_fit(false_positives, sizes[0], false_negatives, sizes[1], delta=delta, confidence=confidence)
+    each = 1.0 - error_of(confidence) / cuts.size
+    found = clopper_pearson(false_positives, sizes[0], false_negatives, sizes[1], delta=delta, confidence=each)
+    return LowerBound(float(np.max(found.epsilon)), float(delta), confidence, sum(sizes), method)
+
+
+def _sample(name: str, values: Any) -> np.ndarray:
+    values = np.asarray(values, np.float64)
+    if values.ndim != 1 or values.size < 2 or np.isnan(values).any():
+        raise InputError(f"{name} must be scores of shape (runs,), at least 2 and without NaN; give one per run")
+    return values
+
+
+def _errors(absent: np.ndarray, present: np.ndarray, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many scores of either sample are on the wrong side of every threshold."""
+    above = absent.size - np.searchsorted(np.sort(absent), cuts, side="right")
+    return above, np.searchsorted(np.sort(present), cuts, side="right")
+
+
+def _best(absent: np.ndarray, present: np.ndarray, delta: float, confidence: float, method: str) -> np.ndarray:
+    """The threshold that would give most on these scores."""
+    from scipy.special import ndtri
+
+    cuts = []
+    for values in map(np.sort, (absent, present)):
+        ranks = np.unique(np.geomspace(1, values.size, CANDIDATES).astype(int)) - 1
+        cuts += [values[ranks], values[::-1][ranks]]
+    cuts = np.unique(np.concatenate(cuts))
+    wrong = _errors(absent, present, cuts)
+    if method == "clopper_pearson":
+        each = clopper_pearson(wrong[0], absent.size, wrong[1], present.size, delta=delta, confidence=confidence)
+        return cuts[np.argmax(each.epsilon)]
+    half = 0.5 * error_of(confidence)
+    fpr, fnr = upper_limit(wrong[0], absent.size, half), upper_limit(wrong[1], present.size, half)
+    return cuts[np.argmax(-ndtri(fpr) - ndtri(fnr))]
