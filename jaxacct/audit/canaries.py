@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -72,6 +72,7 @@ class Game:
         *,
         steps: int | None = None,
         seed: int = 0,
+        hyperparameters: Mapping[str, Any] | None = None,
         outcome: Callable[[Any], Any] | None = None,
         progress: bool | None = False,
     ) -> Played:
@@ -79,6 +80,8 @@ class Game:
 
         present : bool, one for all canaries or (canaries,): who takes part.
         steps : of the plan, from the first; None is all.  seed : of the keys, 64 bits: for audits only.
+        hyperparameters : name -> values of shape (runs,), one for each run, where the optimizer is made by
+            `optax.inject_hyperparams`: such as the learning rates of the candidates of a tuning.
         outcome : last parameters -> arrays, such as a validation loss; traceable.
 
         InputError for bad values.
@@ -91,6 +94,8 @@ class Game:
         there = np.broadcast_to(np.asarray(present, bool), (self.canaries,))
         marks = self.marks.copy()
         marks[-self.canaries :] = np.where(there, marks[-self.canaries :], ABSENT)
+        varied = {name: np.asarray(values, np.float32) for name, values in (hyperparameters or {}).items()}
+        self._check_varied(params, varied, runs)
         program = self._program(steps, outcome)
         rng = np.random.default_rng(np.random.SeedSequence([seed, *np.packbits(there).tolist()]))
         params = jax.tree.map(jnp.asarray, params)
@@ -98,12 +103,24 @@ class Game:
         passes = plan.pass_of(steps - 1)[0] + 1 if plan.sampling == FIXED else 1
         for start in range(0, runs, AT_ONCE):
             words = rng.integers(0, 2**32, (AT_ONCE, steps + passes, 8), np.uint32)
-            found.append(program(params, (self.data, marks), words))
+            rows = np.minimum(np.arange(start, start + AT_ONCE), runs - 1)
+            now = {name: values[rows] for name, values in varied.items()}
+            found.append(program(params, (self.data, marks), now, words))
             jax.block_until_ready(found[-1])
             bar.update(min(start + AT_ONCE, runs))
         bar.close()
         joined = jax.tree.map(lambda *pieces: np.concatenate([np.asarray(x) for x in pieces])[:runs], *found)
         return Played(*joined)
+
+    def _check_varied(self, params: Any, varied: Mapping[str, np.ndarray], runs: int) -> None:
+        known = getattr(self.trainer.optimizer.init(params)[0], "hyperparams", {}) if varied else {}
+        for name, values in varied.items():
+            if name not in known:
+                raise InputError(
+                    f"hyperparameters[{name!r}] is none of the optimizer's; make it by optax.inject_hyperparams"
+                )
+            if values.shape != (runs,):
+                raise InputError(f"hyperparameters[{name!r}] has shape {values.shape}, must be ({runs},); one per run")
 
     def _program(self, steps: int, outcome: Callable[[Any], Any] | None) -> Any:
         """Whole runs side by side, compiled once for every number of steps and outcome."""
@@ -117,9 +134,12 @@ class Game:
             stacked = jax.tree.map(lambda *x: np.stack(x), *each)
             which = np.array([number for number, _ in begins])
 
-            def run(params: Any, data: Any, words: Any) -> Any:
+            def run(params: Any, data: Any, varied: Any, words: Any) -> Any:
                 norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), trainer.clip_norm)
-                start = Carried(params, trainer.optimizer.init(params), norm, jnp.int32(0))
+                inner, mean = trainer.optimizer.init(params)
+                if varied:
+                    inner = inner._replace(hyperparams=inner.hyperparams | varied)
+                start = Carried(params, (inner, mean), norm, jnp.int32(0))
 
                 def step(carried: Carried, now: Any) -> Any:
                     key, pass_key, settings = now
@@ -131,7 +151,7 @@ class Game:
                 last, seen = jax.lax.scan(step, start, keys)
                 return jnp.sum(seen, axis=0), (last.params if outcome is None else outcome(last.params))
 
-            self._programs[key] = jax.jit(jax.vmap(run, in_axes=(None, None, 0)))
+            self._programs[key] = jax.jit(jax.vmap(run, in_axes=(None, None, 0, 0)))
         return self._programs[key]
 
 

@@ -79,7 +79,7 @@ class Report:
 
     >>> found = LowerBound(1.4, 1e-5, 0.99, 60_000_000, "clopper_pearson")
     >>> claim = Claim("Algorithm 3", 1.144, 1e-5, "conditional: monotone score")
-    >>> print(str(Report([Row("worst score", found, (claim,))])).splitlines()[1][-80:])
+    >>> print(str(Report([Row("worst score", found, (claim,))])).splitlines()[1][-83:])
     clopper_pearson  Algorithm 3   1.1440  conditional: monotone score  ABOVE THE CLAIM
     """
 
