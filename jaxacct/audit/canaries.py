@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.sweep.progress import Progress
-from jaxacct.training import Trainer
+from jaxacct.training import Trainer, sensitivity
 from jaxacct.training.releases import FIXED
 from jaxacct.training.steps import Carried, numbers
 from jaxacct.validation import COUNT, Constraint, InputError, check
@@ -202,8 +202,8 @@ def gradient_canaries(trainer: Trainer, data: Any, count: int = 1) -> Game:
 def input_canary(trainer: Trainer, data: Any, example: Any) -> Game:
     """One more example, crafted: an image from elsewhere, a wrong label.  All of the step is the trainer's own.
 
-    The score is the inner product of the noisy sums with the canary's own gradient, clipped to length 1, summed over
-    the steps [Nasr et al. 2023]: a rule that knows the parameters before every step.
+    The score is the inner product of the noisy sums with the canary's own gradient, clipped, in units of C^2 and summed
+    over the steps [Nasr et al. 2023]: a rule that knows the parameters before every step.
 
     trainer : its plan's dataset_size is one more than the data.  data : pytree, examples along the first axis.
     example : pytree like one of them.
@@ -217,7 +217,7 @@ def input_canary(trainer: Trainer, data: Any, example: Any) -> Game:
     [1.0, 0.0]
     """
     loss_fn = trainer.loss_fn
-    crafted = jax.tree.map(jnp.asarray, example)
+    crafted, norm = jax.tree.map(jnp.asarray, example), sensitivity(trainer.clip_norm)
     whole = jax.tree.map(lambda a, b: jnp.concatenate([jnp.asarray(a), b[None].astype(a.dtype)]), data, crafted)
     size = jax.tree_util.tree_leaves(whole)[0].shape[0]
 
@@ -227,8 +227,7 @@ def input_canary(trainer: Trainer, data: Any, example: Any) -> Game:
 
     def observe(params: Any, noisy: Any) -> Any:
         own = _flat(jax.grad(loss_fn)(params, crafted))
-        length = jnp.maximum(jnp.linalg.norm(own), 1e-30)
-        return (_flat(noisy) @ own / length)[None]
+        return (_flat(noisy) @ own / (norm * jnp.maximum(jnp.linalg.norm(own), norm)))[None]
 
     return Game(trainer, marked_loss, whole, np.full(size, REAL, np.int32), observe, 1)
 

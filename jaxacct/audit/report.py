@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.audit.lower import LowerBound
+from jaxacct.audit.lower import UNCONDITIONAL, LowerBound
 from jaxacct.bounds import Bounds
 from jaxacct.validation import InputError
 
 __all__ = ["Claim", "Report", "Row"]
 
-REFUTED = "ABOVE THE CLAIM"
+REFUTED = "!!"
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,11 @@ class Report:
 
     >>> found = LowerBound(1.4, 1e-5, 0.99, 60_000_000, "clopper_pearson")
     >>> claim = Claim("Algorithm 3", 1.144, 1e-5, "conditional: monotone score")
-    >>> print(str(Report([Row("worst score", found, (claim,))])).splitlines()[1][-83:])
-    clopper_pearson  Algorithm 3   1.1440  conditional: monotone score  ABOVE THE CLAIM
+    >>> print(Report([Row("worst score", found, (claim,))]))
+    audit          delta  lower bound  confidence      trials  method           Algorithm 3
+    worst score  1.0e-05       1.4000        0.99  60,000,000  clopper_pearson    1.1440 !!
+    Algorithm 3: conditional: monotone score
+    1 claims are below a lower bound, marked !!
     """
 
     rows: tuple[Row, ...]
@@ -114,29 +117,23 @@ class Report:
         ]
 
     def __str__(self) -> str:
-        heads = (
-            "audit",
-            "delta",
-            "lower bound",
-            "confidence",
-            "trials",
-            "method",
-            "claim",
-            "epsilon",
-            "kind",
-            "verdict",
-        )
-        lines = [heads]
-        for r in self.records():
-            method = r["method"] + ("" if ":" not in r["lower_bound_kind"] else f" ({r['lower_bound_kind']})")
-            verdict = REFUTED if r["refuted"] else "holds"
-            numbers = f"{r['lower_bound']:.4f}", f"{r['confidence']:.6g}", f"{r['trials']:,}"
-            claimed = "inf" if math.isinf(r["epsilon"]) else f"{r['epsilon']:.4f}"
-            lines.append((r["audit"], f"{r['delta']:.1e}", *numbers, method, r["claim"], claimed, r["kind"], verdict))
+        """A line for every audit, a column for every claim; the kinds of the claims below."""
+        names = list(dict.fromkeys(claim.name for row in self.rows for claim in row.claims))
+        lines = [("audit", "delta", "lower bound", "confidence", "trials", "method", *names)]
+        for row in self.rows:
+            found, claims = row.found, {claim.name: claim for claim in row.claims}
+            shown = [_shown(claims.get(name), row) for name in names]
+            method = found.method + (f" ({found.kind})" if found.kind != UNCONDITIONAL else "")
+            numbers = f"{found.delta:.1e}", f"{found.epsilon:.4f}", f"{found.confidence:.6g}", f"{found.trials:,}"
+            lines.append((row.name, *numbers, method, *shown))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        right = {1, 2, 3, 4, 7}
-        cell = lambda i, text: text.rjust(widths[i]) if i in right else text.ljust(widths[i])
-        return "\n".join("  ".join(cell(i, text) for i, text in enumerate(line)).rstrip() for line in lines)
+        left = (0, 5)
+        cell = lambda i, text: text.ljust(widths[i]) if i in left else text.rjust(widths[i])
+        table = ["  ".join(cell(i, text) for i, text in enumerate(line)).rstrip() for line in lines]
+        kinds = dict.fromkeys((claim.name, claim.kind) for row in self.rows for claim in row.claims)
+        flagged = len(self.refuted)
+        verdict = f"{flagged} claims are below a lower bound, marked {REFUTED}" if flagged else "no claim is refuted"
+        return "\n".join([*table, *(f"{name}: {kind}" for name, kind in kinds), verdict])
 
     def to_json(self) -> str:
         """The records as JSON; an infinite claim is null."""
@@ -176,3 +173,9 @@ class Report:
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
             style.title(axes, title)
             style.save(canvas, target)
+
+
+def _shown(claim: Claim | None, row: Row) -> str:
+    if claim is None:
+        return "-"
+    return f"{claim.epsilon:.4f}" + (f" {REFUTED}" if claim in row.refuted else "")

@@ -8,13 +8,13 @@ import numpy as np
 
 from jaxacct.audit.counts import clopper_pearson, gaussian_fit, upper_limit
 from jaxacct.audit.lower import LowerBound, error_of
-from jaxacct.validation import InputError, choice
+from jaxacct.validation import OPEN_PROBABILITY, InputError, check, choice
 
 __all__ = ["METHODS", "from_scores"]
 
 METHODS = ("clopper_pearson", "gaussian_fit")
 CANDIDATES = 200
-"""Thresholds looked at on the held-out half, from either end of either sample, close together in the tails."""
+"""Thresholds looked at on what is held out, from either end of either sample, close together in the tails."""
 
 
 def from_scores(
@@ -25,6 +25,7 @@ def from_scores(
     confidence: float = 0.95,
     method: str = "clopper_pearson",
     thresholds: Any = None,
+    held_out: float = 0.5,
 ) -> LowerBound:
     """A lower bound on epsilon from the scores of independent runs without and with the canary.
 
@@ -32,8 +33,9 @@ def from_scores(
 
     absent, present : (runs,), in an order that has nothing to do with the scores (as simulated).
     thresholds : numbers chosen without looking at these scores; the error is divided among them (Bonferroni).  None:
-        one threshold, the best on the first half of either sample, is used on the second half, and only the second
-        half counts as trials.
+        the threshold that is best on the first ``held_out`` of either sample is used on the rest, and only the rest
+        counts as trials.
+    held_out : a share strictly between 0 and 1.
     method : "clopper_pearson"; or "gaussian_fit", true only of mechanisms that are Gaussian DP.
 
     InputError for other shapes, NaN, or too few runs.
@@ -48,15 +50,14 @@ def from_scores(
     choice("method", method, METHODS)
     samples = [_sample(name, values) for name, values in (("absent", absent), ("present", present))]
     if thresholds is None:
-        halves = [values.size // 2 for values in samples]
+        share = float(check("held_out", held_out, OPEN_PROBABILITY))
+        halves = [min(max(int(share * values.size), 1), values.size - 1) for values in samples]
         cuts = _best(*(x[:n] for x, n in zip(samples, halves, strict=True)), delta, confidence, method)[None]
         samples = [x[n:] for x, n in zip(samples, halves, strict=True)]
     else:
         cuts = np.atleast_1d(np.asarray(thresholds, np.float64))
         if cuts.ndim != 1 or np.isnan(cuts).any() or not cuts.size:
-            raise InputError(
-                "thresholds must be a list of numbers, without NaN; leave them out to use half of the runs"
-            )
+            raise InputError("thresholds must be a list of numbers, without NaN; leave them out to hold some runs out")
     false_positives, false_negatives = _errors(*samples, cuts)
     sizes = samples[0].size, samples[1].size
     if method == "gaussian_fit":
