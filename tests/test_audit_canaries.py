@@ -46,9 +46,9 @@ def test_the_run_is_that_of_the_trainer():
     plain = Trainer(quadratic, optax.adam(0.1), plan_of(6, noise=1e-6, steps=4), 0.7)
     expected = plain.fit(plain.init(START, KEY), data, progress=False).params
     # the plan of 7 examples divides by 7 instead of 6, which Adam does not notice
-    for game in (gradient_canaries(trainer, data), input_canary(trainer, data, 9 * data[0])):
-        found = game.play(START, False, 2).outcome
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a[1], b, atol=2e-3), found, expected)
+    game = input_canary(trainer, data, 9 * data[0])
+    found = game.play(START, False, 2).outcome
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[1], b, atol=2e-3), found, expected)
     kept = game.play(START, True, 300, seed=3).scores
     assert kept.shape == (300, 1)
     np.testing.assert_array_equal(kept[:7], game.play(START, True, 7, seed=3).scores)

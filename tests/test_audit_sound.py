@@ -74,13 +74,13 @@ def of_gaussians(count, strength):
 
 
 def of_one_run(count, strength):
-    """Coins of 2000 canaries, a Gaussian each."""
-    rng, truth = np.random.default_rng(1), gaussian_epsilon(2.0, 1e-5)
+    """Coins of 1000 canaries, each through randomised response."""
+    rng, truth = np.random.default_rng(1), 2.0
     for _ in range(count):
-        included = rng.random(2000) < 0.5
-        scores = rng.normal(size=2000) + 2.0 * strength * included
-        guessed = coin_guesses(scores, included, 100, 100)
-        yield one_run(*guessed, 2000, delta=1e-5, confidence=CONFIDENCE), truth
+        included = rng.random(1000) < 0.5
+        honest = rng.random(1000) < 1 / (1 + np.exp(-strength * truth))
+        guessed = coin_guesses(np.where(honest, included, ~included) + rng.random(1000) / 2, included, 300, 300)
+        yield one_run(*guessed, 1000, delta=1e-8, confidence=CONFIDENCE), truth
 
 
 def of_steps(count, strength):

@@ -93,7 +93,7 @@ def test_all_examples_drawn_are_used_and_normalised_by_the_expected_number(varia
 
 
 def audited_epsilon(trainer, runs=60_000):
-    """Gaussian-DP fit at 99.9 % confidence: a planted gradient of norm C beside examples without one in its direction."""
+    """Gaussian-DP fit at 99.9 % confidence: a planted gradient of norm C; no other example pulls in its direction."""
     game = gradient_canaries(trainer, jnp.tile(jnp.array([[0.0, 0.5]]), (4, 1)))
     scores = [game.play(jnp.zeros(2), there, runs).scores[:, 0] for there in (False, True)]
     options = {"method": "gaussian_fit", "thresholds": [0.25, 0.5, 0.75]}
