@@ -121,7 +121,7 @@ def small(**more):
     [
         (lambda: gradient_canaries(small(), None), "data and canaries are 1 examples, must be 2"),
         (lambda: gradient_canaries(small(), None, 2).play(jnp.zeros(1), True, 1), "count = 2 must be <= 1"),
-        (lambda: gradient_canaries(small(clip_norm={"a": 1.0}), None, 2), "clip_norm must be one number"),
+        (lambda: gradient_canaries(small(clip_norm={"a": 1.0, "b": 2.0}), None, 2), "clip_norm must be one number"),
         (lambda: gradient_canaries(small(), None, 2).play(jnp.zeros(3), True, 1, steps=3), "steps = 3 must be <= 2"),
         (lambda: gradient_canaries(small(), None, 2).play(jnp.zeros(3), True, 0), "runs = 0"),
         (

@@ -175,9 +175,9 @@ def gradient_canaries(trainer: Trainer, data: Any, count: int = 1) -> Game:
     2.0
     """
     count = int(check("count", count, COUNT))
-    if trainer.adaptive is not None or np.ndim(trainer.clip_norm) or not np.isscalar(trainer.clip_norm):
+    if trainer.adaptive is not None or len(jax.tree_util.tree_leaves(trainer.clip_norm)) != 1:
         raise InputError("clip_norm must be one number for gradient canaries; use input_canary")
-    norm = float(trainer.clip_norm)
+    norm = sensitivity(trainer.clip_norm)
     loss_fn = trainer.loss_fn
 
     def planted(params: Any, marked: Any) -> Any:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from jaxacct.audit.lower import CONDITIONAL, LowerBound, error_of
+from jaxacct.account import epsilon as epsilon_of
+from jaxacct.audit.lower import CONDITIONAL, LowerBound, error_of, plain, require_at_most
+from jaxacct.mechanisms import Gaussian
 from jaxacct.validation import (
     COUNT,
     DELTA,
     DELTA_OR_ZERO,
-    OPEN_PROBABILITY,
     Constraint,
-    InputError,
     broadcast_shape,
     check,
     choice,
 )
 
-__all__ = ["clopper_pearson", "gaussian_fit", "plain", "upper_limit"]
+__all__ = ["clopper_pearson", "gaussian_fit", "upper_limit"]
 
 ROUNDING = 1e-10
 """Relative allowance for the inverse of the incomplete beta function."""
+WHOLE = Constraint("use whole numbers of {name}", 0, integral=True)
 DIRECTIONS = {"add_or_remove_one": (True, True), "remove_one": (True, False), "add_one": (False, True)}
 """Whether the present canary's law is compared with the absent one's, and the other way round."""
 
@@ -66,7 +68,7 @@ def clopper_pearson(
     LowerBound(epsilon >= 4.82941 at delta 1e-05, confidence 0.99, 2,000 trials, clopper_pearson)
     """
     error, delta = error_of(confidence), np.asarray(check("delta", delta, DELTA_OR_ZERO))
-    rates, trials = _rates(false_positives, absent, false_negatives, present, 0.5 * error, delta)
+    rates, trials = _rates((false_positives, absent, false_negatives, present), 0.5 * error, delta)
     choice("relation", relation, DIRECTIONS)
     found = np.zeros(np.broadcast_shapes(delta.shape, rates[0].shape))
     for wanted, (one, other) in zip(DIRECTIONS[relation], (rates, rates[::-1]), strict=True):
@@ -100,48 +102,29 @@ def gaussian_fit(
     """
     from scipy.special import ndtri
 
-    import jaxacct as ja
-
     error, delta = error_of(confidence), np.asarray(check("delta", delta, DELTA))
-    fields = [np.atleast_1d(np.asarray(x)) for x in (false_positives, absent, false_negatives, present)]
-    thresholds = max(x.shape[-1] for x in fields)
-    (fpr, fnr), trials = _rates(*fields, error / (2 * thresholds), np.zeros(()))
+    counts = [np.atleast_1d(np.asarray(x)) for x in (false_positives, absent, false_negatives, present)]
+    thresholds = max(x.shape[-1] for x in counts)
+    (fpr, fnr), trials = _rates(counts, error / (2 * thresholds), np.zeros(()))
     mu = np.max(-ndtri(fpr) - ndtri(fnr), axis=-1)
     mu, delta = np.broadcast_arrays(np.maximum(mu, 0.0), delta)
     known = mu > 1e-9
-    epsilon = np.where(known, ja.epsilon(ja.Gaussian(1.0 / np.where(known, mu, 1.0)), delta).lower, 0.0)
+    epsilon = np.where(known, epsilon_of(Gaussian(1.0 / np.where(known, mu, 1.0)), delta).lower, 0.0)
     return LowerBound(
         plain(epsilon), plain(delta), confidence, plain(trials.max(axis=-1)), "gaussian_fit", CONDITIONAL, plain(mu)
     )
 
 
-def plain(values: Any) -> Any:
-    """A Python number of what has no shape."""
-    values = np.asarray(values)
-    return values.item() if not values.shape else values
-
-
-def _rates(
-    false_positives: Any, absent: Any, false_negatives: Any, present: Any, error: float, delta: np.ndarray
-) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+def _rates(counts: Iterable[Any], error: float, delta: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
     """Upper limits of both error rates, and how many runs there are."""
-    check("error", error, OPEN_PROBABILITY)
+    false_positives, absent, false_negatives, present = counts
     runs = {"absent": absent, "present": present}
     hits = {"false_positives": false_positives, "false_negatives": false_negatives}
     sizes = {name: np.asarray(check(name, value, COUNT)) for name, value in runs.items()}
     checked = {}
     for (name, value), (of, size) in zip(hits.items(), sizes.items(), strict=True):
-        whole = Constraint("use whole numbers of {name}", 0, integral=True)
-        checked[name] = np.asarray(check(name, value, whole))
-        shape = broadcast_shape({name: checked[name].shape, of: size.shape})
-        bad = np.broadcast_to(checked[name] > size, shape)
-        if bad.any():
-            index = tuple(int(i) for i in np.argwhere(bad)[0])
-            place = f"[{', '.join(map(str, index))}]" if index else ""
-            raise InputError(
-                f"{name}{place} = {np.broadcast_to(checked[name], shape)[index]:g} must be <= {of} = "
-                f"{np.broadcast_to(size, shape)[index]:g}; count the wrong guesses among those runs"
-            )
+        checked[name] = np.asarray(check(name, value, WHOLE))
+        require_at_most(name, checked[name], of, size, "count the wrong guesses among those runs")
     broadcast_shape({name: x.shape for name, x in {**checked, **sizes}.items()} | {"delta": delta.shape})
     limits = [upper_limit(h, n, error) for h, n in zip(checked.values(), sizes.values(), strict=True)]
     trials = np.add(*np.broadcast_arrays(*sizes.values())).astype(np.int64)

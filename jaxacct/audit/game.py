@@ -108,7 +108,7 @@ def count_winners(
     >>> int(count_winners(gaussian(), lambda x: x, selection.PointMass(3), 1000, lambda x: x > -10.0))
     1000
     """
-    play = functools.partial(_counted, *map(_traced, (draw, score, event)))
+    play = functools.partial(_counted, _traced(draw), _traced(score), _traced(event))
 
     def one(key: Any, repetitions: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:
         return np.asarray(play(key, repetitions, np.int32(repetitions.size - size)), np.int64)
@@ -140,7 +140,7 @@ def in_chunks(
         size = sizes[place]
         drawn = np.sort(repetition_counts(law, table, size, rng))
         repetitions = np.concatenate([np.zeros(CHUNK - size, np.int32), drawn])
-        key = jax.random.wrap_key_data(sequence.generate_state(2), impl="threefry2x32")
+        key = jax.random.wrap_key_data(jnp.asarray(sequence.generate_state(2)), impl="threefry2x32")
         return one(key, repetitions.reshape(-1, BLOCK), rng, size)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.validation import OPEN_PROBABILITY, InputError, check
+from jaxacct.validation import OPEN_PROBABILITY, InputError, broadcast_shape, check
 
-__all__ = ["CONDITIONAL", "UNCONDITIONAL", "LowerBound", "error_of"]
+__all__ = ["CONDITIONAL", "UNCONDITIONAL", "LowerBound", "error_of", "plain", "require_at_most"]
 
 UNCONDITIONAL = "lower bound"
 CONDITIONAL = "conditional: Gaussian DP"
@@ -54,3 +54,20 @@ def error_of(confidence: Any) -> float:
     if np.ndim(number):
         raise InputError("confidence must be one number; ask for every statement by itself")
     return 1.0 - float(number)
+
+
+def require_at_most(name: str, values: np.ndarray, of: str, limits: np.ndarray, remedy: str) -> None:
+    """Refuse, in one line, the first value above its limit; they broadcast."""
+    shape = broadcast_shape({name: values.shape, of: limits.shape})
+    bad = np.broadcast_to(values > limits, shape)
+    if bad.any():
+        index = tuple(int(i) for i in np.argwhere(bad)[0])
+        value, limit = (np.broadcast_to(x, shape)[index] for x in (values, limits))
+        place = f"[{', '.join(map(str, index))}]" if index else ""
+        raise InputError(f"{name}{place} = {value:g} must be <= {of} = {limit:g}; {remedy}")
+
+
+def plain(values: Any) -> Any:
+    """A Python number of what has no shape."""
+    values = np.asarray(values)
+    return values.item() if not values.shape else values

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.audit.counts import plain
-from jaxacct.audit.lower import LowerBound, error_of
+from jaxacct.audit.counts import WHOLE
+from jaxacct.audit.lower import LowerBound, error_of, plain, require_at_most
 from jaxacct.validation import COUNT, DELTA_OR_ZERO, NON_NEGATIVE, Constraint, InputError, broadcast_shape, check
 
 __all__ = ["coin_guesses", "one_run", "one_run_p_value"]
@@ -16,7 +16,6 @@ STEPS = 60
 """Bisections of epsilon."""
 ROUNDING = 1e-9
 """Relative allowance for the sums of probabilities."""
-_WHOLE = Constraint("use whole numbers of {name}", 0, integral=True)
 
 
 def one_run_p_value(epsilon: Any, correct: Any, guesses: Any, canaries: Any, delta: Any) -> Any:
@@ -92,7 +91,7 @@ def _checked(correct: Any, guesses: Any, canaries: Any, delta: Any, more: tuple[
     fields = [
         np.asarray(check(name, value, rule))
         for name, value, rule in (
-            ("correct", correct, _WHOLE),
+            ("correct", correct, WHOLE),
             ("guesses", guesses, COUNT),
             ("canaries", canaries, COUNT),
             ("delta", delta, DELTA_OR_ZERO),
@@ -100,13 +99,8 @@ def _checked(correct: Any, guesses: Any, canaries: Any, delta: Any, more: tuple[
     ]
     names = ("correct", "guesses", "canaries", "delta")
     shape = broadcast_shape({name: x.shape for name, x in zip(names, fields, strict=True)} | {"epsilon": more})
-    for name, one, of, other in (("correct", 0, "guesses", 1), ("guesses", 1, "canaries", 2)):
-        bad = np.broadcast_to(fields[one] > fields[other], shape)
-        if bad.any():
-            index = tuple(int(i) for i in np.argwhere(bad)[0])
-            value, limit = (np.broadcast_to(fields[i], shape)[index] for i in (one, other))
-            place = f"[{', '.join(map(str, index))}]" if index else ""
-            raise InputError(f"{name}{place} = {value:g} must be <= {of} = {limit:g}; count every canary once")
+    for one, of in ((0, 1), (1, 2)):
+        require_at_most(names[one], fields[one], names[of], fields[of], "count every canary once")
     return fields, shape
 
 

@@ -48,18 +48,18 @@ def from_scores(
     """
     error_of(confidence)
     choice("method", method, METHODS)
-    samples = [_sample(name, values) for name, values in (("absent", absent), ("present", present))]
+    without, there = _sample("absent", absent), _sample("present", present)
     if thresholds is None:
         share = float(check("held_out", held_out, OPEN_PROBABILITY))
-        halves = [min(max(int(share * values.size), 1), values.size - 1) for values in samples]
-        cuts = _best(*(x[:n] for x, n in zip(samples, halves, strict=True)), delta, confidence, method)[None]
-        samples = [x[n:] for x, n in zip(samples, halves, strict=True)]
+        first, second = (min(max(int(share * x.size), 1), x.size - 1) for x in (without, there))
+        cuts = np.array([_best(without[:first], there[:second], delta, confidence, method)])
+        without, there = without[first:], there[second:]
     else:
         cuts = np.atleast_1d(np.asarray(thresholds, np.float64))
         if cuts.ndim != 1 or np.isnan(cuts).any() or not cuts.size:
             raise InputError("thresholds must be a list of numbers, without NaN; leave them out to hold some runs out")
-    false_positives, false_negatives = _errors(*samples, cuts)
-    sizes = samples[0].size, samples[1].size
+    false_positives, false_negatives = _errors(without, there, cuts)
+    sizes = without.size, there.size
     if method == "gaussian_fit":
         return gaussian_fit(false_positives, sizes[0], false_negatives, sizes[1], delta=delta, confidence=confidence)
     each = 1.0 - error_of(confidence) / cuts.size
@@ -80,19 +80,19 @@ def _errors(absent: np.ndarray, present: np.ndarray, cuts: np.ndarray) -> tuple[
     return above, np.searchsorted(np.sort(present), cuts, side="right")
 
 
-def _best(absent: np.ndarray, present: np.ndarray, delta: float, confidence: float, method: str) -> np.ndarray:
+def _best(absent: np.ndarray, present: np.ndarray, delta: float, confidence: float, method: str) -> float:
     """The threshold that would give most on these scores."""
     from scipy.special import ndtri
 
-    cuts = []
+    tails = []
     for values in map(np.sort, (absent, present)):
         ranks = np.unique(np.geomspace(1, values.size, CANDIDATES).astype(int)) - 1
-        cuts += [values[ranks], values[::-1][ranks]]
-    cuts = np.unique(np.concatenate(cuts))
+        tails += [values[ranks], values[::-1][ranks]]
+    cuts = np.unique(np.concatenate(tails))
     wrong = _errors(absent, present, cuts)
     if method == "clopper_pearson":
         each = clopper_pearson(wrong[0], absent.size, wrong[1], present.size, delta=delta, confidence=confidence)
-        return cuts[np.argmax(each.epsilon)]
+        return float(cuts[np.argmax(each.epsilon)])
     half = 0.5 * error_of(confidence)
     fpr, fnr = upper_limit(wrong[0], absent.size, half), upper_limit(wrong[1], present.size, half)
-    return cuts[np.argmax(-ndtri(fpr) - ndtri(fnr))]
+    return float(cuts[np.argmax(-ndtri(fpr) - ndtri(fnr))])
