@@ -118,6 +118,21 @@ def test_the_gaussian_base_has_gaussian_tails():
     assert stats.kstest(ndtr(-most.astype(float)) * 2000, "expon").pvalue > 1e-4
 
 
+def test_the_gaussian_base_is_the_inverse_of_its_bits(monkeypatch):
+    """Every tail mass, from 2^-33 to 1/2, against scipy."""
+    mass = np.unique(np.geomspace(0.5, 2**31 - 1, 20_000).astype(np.uint32))
+    for sign in (0, 1):
+        monkeypatch.setattr(
+            games.jax.random, "bits", lambda key, shape, dtype, s=sign: jnp.asarray(2 * mass + s, dtype)
+        )
+        drawn = np.asarray(gaussian()(None, mass.shape), np.float64)
+        tail = ndtr(-np.abs(drawn)) / ((mass + 0.5) * 2.0**-32) - 1
+        assert (drawn * (2 * sign - 1) >= 0).all()
+        assert np.abs(tail).max() < 0.02
+        assert np.abs(tail[mass > 2**32 * 1e-8]).max() < 1e-4
+        assert np.abs(tail[mass > 2**32 * 1e-7]).max() < 1e-5
+
+
 @pytest.fixture(scope="module")
 def example():
     """Base (1, 1e-5), geometric K of mean 10, the worst score: mathematics.md 4.3."""

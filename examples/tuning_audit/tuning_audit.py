@@ -5,7 +5,7 @@
 Needs the extras `training` and `examples`.  A logistic regression on scikit-learn's digits is trained by the library's
 own step; K, geometric of mean 10, candidates differ in their learning rate; the best by a score is released with all
 its noisy gradients.  NTNV: ordinary data, ordinary validation.  NTCV: the score is the adversary's.  ETCV: no data but
-the canary as well.  Writes tuning_audit.csv, .json, .png and, on the screen, the report.
+the canary as well.  Prints the report; --out writes tuning_audit.csv and .png.
 """
 
 import argparse
@@ -132,9 +132,9 @@ def lower_bounds(worlds, groups, score, confidence):
 
 
 def claims_of(plan):
-    """What is claimed of the tuning: of one run alone, by published bounds, by ours, and by Algorithm 3."""
+    """What is claimed: for one run alone, then for the tuning by published bounds, by ours, and by Algorithm 3."""
     base = plan.mechanism
-    yield audit.Claim(ONE_RUN, plan.epsilon, DELTA, kind="certified, of one run")
+    yield audit.Claim(ONE_RUN, plan.epsilon, DELTA)
     for name, bound in CLAIMS.items():
         yield audit.Claim(name, selection.bound_epsilon(base, LAW, DELTA, bound=bound), DELTA)
     yield audit.Claim(OURS, ja.epsilon(selection.select(base, LAW), DELTA), DELTA)
@@ -245,7 +245,7 @@ def draw(rows, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one base epsilon and few games")
-    parser.add_argument("--out", help="folder for tuning_audit.csv, .json and .png", default=None)
+    parser.add_argument("--out", help="folder for tuning_audit.csv and .png", default=None)
     arguments = parser.parse_args()
     begin, cpu = time.perf_counter(), time.process_time()
     settings = ((2.0,), 100, 1_000_000) if arguments.quick else ((1.0, 2.0, 4.0), 1500, 20_000_000)
@@ -263,7 +263,6 @@ def main():
             writer = csv.DictWriter(file, records[0])
             writer.writeheader()
             writer.writerows(records)
-        (folder / "tuning_audit.json").write_text(report.to_json() + "\n")
         draw(rows, folder / "tuning_audit.png")
 
 

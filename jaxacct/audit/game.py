@@ -31,13 +31,23 @@ TABLE = 2**16
 """Longest table of probabilities of K; what is beyond is drawn by its quantiles."""
 BEYOND = 1e-10
 """Probability of a K beyond the table, where a shorter table does."""
+_MIDDLE = np.sqrt(2.0) * np.array(
+    [2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164]
+    + [0.246640727, 1.50140941]
+)
+_TAIL = np.sqrt(2.0) * np.array(
+    [-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047]
+    + [1.00167406, 2.83297682]
+)
+"""erfinv(x)/x as polynomials of `w - 5/2` and of `sqrt(w) - 3`, w = -log(1 - x^2) below and above 5 [Giles 2012]."""
 _SEED = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
 
 
 def gaussian(mean: float = 0.0) -> Partial:
-    """The candidates of a Gaussian base: outcomes N(mean, 1), float32, by Box and Muller's method.
+    """The candidates of a Gaussian base: outcomes N(mean, 1), float32, from 32 bits each.
 
-    32 bits make the radius: outcomes end beyond 6.7 standard deviations.
+    Masses of tails are right to 1e-5 of themselves down to 1e-7, to 1e-4 down to 1e-8 and to 2 % at 1e-10, where
+    outcomes end, beyond 6.3 standard deviations.
 
     >>> draw = gaussian(1.0)
     >>> abs(float(draw(jax.random.key(0), (10_000,)).mean()) - 1.0) < 0.05
@@ -170,12 +180,16 @@ def _table(law: Law) -> np.ndarray:
 
 
 def _gaussian(mean: Any, key: Any, shape: tuple[int, ...]) -> Any:
-    size = int(np.prod(shape))
-    radius, turn = jax.random.bits(key, (2, (size + 1) // 2), jnp.uint32).astype(jnp.float32)
-    radius = jnp.sqrt(-2.0 * jnp.log((radius + 0.5) * np.float32(2.0**-32)))
-    turn = turn * np.float32(2.0**-32 * 2.0 * np.pi)
-    pair = jnp.concatenate([radius * jnp.cos(turn), radius * jnp.sin(turn)])
-    return pair[:size].reshape(shape) + mean
+    """One bit for the sign, 31 for the tail's mass p below 1/2: sqrt(2) erfinv(1 - 2p), with w from p itself."""
+    bits = jax.random.bits(key, shape, jnp.uint32)
+    p = ((bits >> np.uint32(1)).astype(jnp.float32) + 0.5) * np.float32(2.0**-32)
+    w = -jnp.log(4.0 * p * (1.0 - p))
+    middle, tail = (
+        jnp.polyval(_MIDDLE.astype(np.float32), w - 2.5),
+        jnp.polyval(_TAIL.astype(np.float32), jnp.sqrt(w) - 3.0),
+    )
+    size = jnp.where(w < 5.0, middle, tail) * (1.0 - 2.0 * p)
+    return jnp.where(bits & np.uint32(1), size, -size) + mean
 
 
 def _finite(ends: Any, key: Any, shape: tuple[int, ...]) -> Any:
