@@ -127,7 +127,7 @@ def test_coin_guesses_take_both_ends():
 @pytest.mark.parametrize("method", ["clopper_pearson", "gaussian_fit"])
 def test_scores_cover_however_thresholds_are_chosen(method, thresholds):
     """Without a held-out half or Bonferroni the best of many thresholds is wrong far too often."""
-    rng, runs, error, repeats = np.random.default_rng(2), 300, 0.2, 300
+    rng, runs, error, repeats = np.random.default_rng(2), 300, 0.2, 150
     gaussian = method == "gaussian_fit"
     delta = 1e-5 if gaussian else 0.0
     truth = gaussian_epsilon(1.0) if gaussian else 0.5
