@@ -248,7 +248,7 @@ def main():
     parser.add_argument("--out", help="folder for tuning_audit.csv and .png", default=None)
     arguments = parser.parse_args()
     begin, cpu = time.perf_counter(), time.process_time()
-    settings = ((2.0,), 100, 1_000_000) if arguments.quick else ((1.0, 2.0, 4.0), 1500, 20_000_000)
+    settings = ((2.0,), 100, 1_000_000) if arguments.quick else ((1.0, 2.0, 4.0), 1500, 100_000_000)
     rows = run(*settings)
     report = audit.Report([row for each in rows.values() for row in each])
     print(report)

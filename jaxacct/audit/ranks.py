@@ -17,7 +17,7 @@ from jaxacct.audit.counts import clopper_pearson
 from jaxacct.audit.game import in_chunks
 from jaxacct.audit.lower import LowerBound, error_of
 from jaxacct.selection import Attack, Law, output_law
-from jaxacct.validation import DELTA, PROBABILITY, InputError, check
+from jaxacct.validation import COUNT, DELTA, PROBABILITY, InputError, check
 
 __all__ = ["Cells", "attack_cells", "cell_audit", "cell_counts", "winning_ranks"]
 
@@ -119,15 +119,16 @@ def cell_audit(
     (True, 2000000)
     """
     error_of(confidence)
+    runs = int(check("runs", runs, COUNT))
     delta = float(np.asarray(check("delta", delta, DELTA)))
     one, other = output_law(cells.numerator, law), output_law(cells.denominator, law)
     with np.errstate(divide="ignore", invalid="ignore"):
         order = np.argsort(np.where(one > 0.0, -np.log(one / other), np.inf), kind="stable")
         gain, cost = np.cumsum(one[order]), np.cumsum(other[order])
-        # what a simulation can show: both masses within two standard deviations
-        room = gain - 2.0 * np.sqrt(gain / runs) - delta
-        worth = np.log(np.maximum(room, 1e-300)) - np.log(cost + 2.0 * np.sqrt(cost / runs) + 1.0 / runs)
-    event = order[: int(np.argmax(worth)) + 1]
+    # the event of which the expected counts would show most
+    wrong, missed = (np.clip(np.round(x * runs), 0, runs) for x in (cost, 1.0 - gain))
+    shown = clopper_pearson(wrong, runs, missed, runs, delta=delta, confidence=confidence).epsilon
+    event = order[: int(np.argmax(shown)) + 1]
     hits = [
         int(cell_counts(masses, law, runs, seed=2 * seed + place)[event].sum())
         for place, masses in enumerate((cells.numerator, cells.denominator))
