@@ -11,6 +11,7 @@ from scipy import stats
 from training_cases import gaussian_epsilon
 from training_runs import linear, plan_of
 
+from jaxacct.audit import from_scores, gradient_canaries
 from jaxacct.training import Trainer
 from jaxacct.training.steps import Carried, numbers
 
@@ -92,20 +93,11 @@ def test_all_examples_drawn_are_used_and_normalised_by_the_expected_number(varia
 
 
 def audited_epsilon(trainer, runs=60_000):
-    """Gaussian-DP fit at 99.9 % confidence: a canary of norm C or more against an example without gradient."""
-    rest = jnp.tile(jnp.array([[0.0, 0.5]]), (4, 1))
-    scores = []
-    for seed, canary in enumerate([jnp.array([[0.0, 0.0]]), jnp.array([[-9.0, 0.0]])]):
-        params = one_step(trainer, jnp.concatenate([rest, canary]), runs, seed)
-        scores.append(params[:, 0] * trainer.plan.expected_batch_size)
-    without, present = scores
-    cuts = np.array([0.25, 0.5, 0.75])
-    level = 1e-3 / (2 * len(cuts))
-    upper = lambda hits: stats.beta.ppf(1 - level, hits + 1, runs - hits)
-    false_alarm = upper((without[:, None] > cuts).sum(0))
-    missed = upper((present[:, None] <= cuts).sum(0))
-    mu = (stats.norm.isf(false_alarm) - stats.norm.ppf(missed)).max()
-    return gaussian_epsilon(max(mu, 1e-9))
+    """Gaussian-DP fit at 99.9 % confidence: a planted gradient of norm C; no other example pulls in its direction."""
+    game = gradient_canaries(trainer, jnp.tile(jnp.array([[0.0, 0.5]]), (4, 1)))
+    scores = [game.play(jnp.zeros(2), there, runs).scores[:, 0] for there in (False, True)]
+    options = {"method": "gaussian_fit", "thresholds": [0.25, 0.5, 0.75]}
+    return from_scores(*scores, delta=1e-5, confidence=0.999, **options).epsilon
 
 
 def test_audit_of_one_step_finds_its_epsilon_and_no_more():

@@ -1,0 +1,250 @@
+"""Canaries in the trainer's own step: its runs, many at once, with and without them, and what an adversary sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.sweep.progress import Progress
+from jaxacct.training import Trainer, sensitivity
+from jaxacct.training.releases import FIXED
+from jaxacct.training.steps import Carried, numbers
+from jaxacct.validation import COUNT, Constraint, InputError, check
+
+__all__ = ["Game", "Played", "gradient_canaries", "input_canary"]
+
+REAL, ABSENT = 0, -1
+"""Marks of examples; a gradient canary's is its number, from 1."""
+STEEP = 1e4
+"""Length of a planted gradient in units of the largest clip norm: whatever is clipped comes out at norm C."""
+AT_ONCE = 256
+"""Runs side by side."""
+_SEED = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
+
+
+class Played(NamedTuple):
+    """scores : (runs, canaries), larger if the canary took part.  outcome : what was asked of the last parameters."""
+
+    scores: np.ndarray
+    outcome: Any
+
+
+class Game:
+    """A trainer's real step on data with canaries that are in or out; made by `input_canary` or `gradient_canaries`.
+
+    The step is `steps.private_step` with the trainer's own sampling, clipping, noise and optimizer.  Two things are
+    added: examples carry a mark, by which one that is out has no gradient (its place stays, as in fixed batches; with
+    Poisson sampling that is the same law as its absence), and the optimizer notes the noisy mean that it is given.
+
+    canaries : how many there are; they are the last examples.
+    """
+
+    def __init__(
+        self, trainer: Trainer, loss_fn: Any, data: Any, marks: np.ndarray, observe: Any, canaries: int
+    ) -> None:
+        plan, size = trainer.plan, marks.shape[0]
+        if size != plan.dataset_size:
+            raise InputError(
+                f"data and canaries are {size} examples, must be {plan.dataset_size}, the plan's dataset_size; "
+                "make the plan for the data with the canaries"
+            )
+        clip_norm = trainer.adaptive if trainer.adaptive is not None else trainer.clip_norm
+        self.trainer = Trainer(
+            loss_fn,
+            _recorded(trainer.optimizer),
+            plan,
+            clip_norm,
+            method=trainer.method,
+            micro_batch=trainer.micro_batch,
+        )
+        self.data, self.marks, self.observe, self.canaries = data, marks, observe, canaries
+        self._programs: dict[Any, Any] = {}
+
+    def play(
+        self,
+        params: Any,
+        present: Any,
+        runs: int,
+        *,
+        steps: int | None = None,
+        seed: int = 0,
+        hyperparameters: Mapping[str, Any] | None = None,
+        outcome: Callable[[Any], Any] | None = None,
+        progress: bool | None = False,
+    ) -> Played:
+        """Run the trainer from `params` `runs` times, with keys of its own each, and see what the canaries left.
+
+        present : bool, one for all canaries or (canaries,): who takes part.
+        steps : of the plan, from the first; None is all.  seed : of the keys, 64 bits: for audits only.
+        hyperparameters : name -> values of shape (runs,), one for each run, where the optimizer is made by
+            `optax.inject_hyperparams`: such as the learning rates of the candidates of a tuning.
+        outcome : last parameters -> arrays, such as a validation loss; traceable.
+
+        InputError for bad values.
+        """
+        runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, _SEED))
+        plan = self.trainer.plan
+        steps = plan.steps if steps is None else int(check("steps", steps, COUNT))
+        if steps > plan.steps:
+            raise InputError(f"steps = {steps} must be <= {plan.steps}; the plan has no more")
+        there = np.broadcast_to(np.asarray(present, bool), (self.canaries,))
+        marks = self.marks.copy()
+        marks[-self.canaries :] = np.where(there, marks[-self.canaries :], ABSENT)
+        varied = {name: np.asarray(values, np.float32) for name, values in (hyperparameters or {}).items()}
+        self._check_varied(params, varied, runs)
+        program = self._program(steps, outcome)
+        rng = np.random.default_rng(np.random.SeedSequence([seed, *np.packbits(there).tolist()]))
+        params = jax.tree.map(jnp.asarray, params)
+        bar, found = Progress(runs, progress, unit="runs"), []
+        passes = plan.pass_of(steps - 1)[0] + 1 if plan.sampling == FIXED else 1
+        for start in range(0, runs, AT_ONCE):
+            words = rng.integers(0, 2**32, (AT_ONCE, steps + passes, 8), np.uint32)
+            rows = np.minimum(np.arange(start, start + AT_ONCE), runs - 1)
+            now = {name: values[rows] for name, values in varied.items()}
+            found.append(program(params, (self.data, marks), now, words))
+            jax.block_until_ready(found[-1])
+            bar.update(min(start + AT_ONCE, runs))
+        bar.close()
+        joined = jax.tree.map(lambda *pieces: np.concatenate([np.asarray(x) for x in pieces])[:runs], *found)
+        return Played(*joined)
+
+    def _check_varied(self, params: Any, varied: Mapping[str, np.ndarray], runs: int) -> None:
+        known = getattr(self.trainer.optimizer.init(params)[0], "hyperparams", {}) if varied else {}
+        for name, values in varied.items():
+            if name not in known:
+                raise InputError(
+                    f"hyperparameters[{name!r}] is none of the optimizer's; make it by optax.inject_hyperparams"
+                )
+            if values.shape != (runs,):
+                raise InputError(f"hyperparameters[{name!r}] has shape {values.shape}, must be ({runs},); one per run")
+
+    def _program(self, steps: int, outcome: Callable[[Any], Any] | None) -> Any:
+        """Whole runs side by side, compiled once for every number of steps and outcome."""
+        key = steps, outcome
+        if key not in self._programs:
+            trainer, plan = self.trainer, self.trainer.plan
+            begins = [plan.pass_of(t)[:2] if plan.sampling == FIXED else (0, t) for t in range(steps)]
+            each = [
+                numbers(plan.at(t), plan.sampling, trainer.adaptive, t - first) for t, (_, first) in enumerate(begins)
+            ]
+            stacked = jax.tree.map(lambda *x: np.stack(x), *each)
+            which = np.array([number for number, _ in begins])
+
+            def run(params: Any, data: Any, varied: Any, words: Any) -> Any:
+                norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), trainer.clip_norm)
+                inner, mean = trainer.optimizer.init(params)
+                if varied:
+                    inner = inner._replace(hyperparams=inner.hyperparams | varied)
+                start = Carried(params, (inner, mean), norm, jnp.int32(0))
+
+                def step(carried: Carried, now: Any) -> Any:
+                    key, pass_key, settings = now
+                    after = trainer.step_function(carried, key, pass_key, data, settings)
+                    noisy = jax.tree.map(lambda g: g * settings.expected_batch_size, after.opt_state[1])
+                    return after, self.observe(carried.params, noisy)
+
+                keys = words[:steps], words[steps:][which], stacked
+                last, seen = jax.lax.scan(step, start, keys)
+                return jnp.sum(seen, axis=0), (last.params if outcome is None else outcome(last.params))
+
+            self._programs[key] = jax.jit(jax.vmap(run, in_axes=(None, None, 0, 0)))
+        return self._programs[key]
+
+
+def gradient_canaries(trainer: Trainer, data: Any, count: int = 1) -> Game:
+    """Canaries whose gradients are planted: number j pulls with norm C at coordinate j of the parameters, flattened.
+
+    In every step in which it takes part the clipped sum moves by C (up to the allowance for rounding that clipping
+    takes off) in a direction of its own, whatever the parameters are: the strongest that an example can do.  The score
+    of a canary is what the noisy sums hold at its coordinate, over all steps, in units of C.
+
+    trainer : its plan's dataset_size is that of the data and ``count``.  data : pytree, examples along the first axis;
+    None for no other examples.  Planting makes clipping take per-example gradients: to audit clipping by ghost norms,
+    use `input_canary`.  One clip norm for all parameters; InputError otherwise.
+
+    >>> import optax
+    >>> from jaxacct.training import Plan
+    >>> plan = Plan(target_delta=1e-5, dataset_size=1, sampling_probability=1.0, noise_multiplier=0.1, steps=2)
+    >>> trainer = Trainer(lambda w, x: w @ x, optax.sgd(0.1), plan, clip_norm=3.0)
+    >>> game = gradient_canaries(trainer, None)
+    >>> float(game.play(jnp.zeros(4), True, runs=100).scores.mean().round(1))
+    2.0
+    """
+    count = int(check("count", count, COUNT))
+    if trainer.adaptive is not None or len(jax.tree_util.tree_leaves(trainer.clip_norm)) != 1:
+        raise InputError("clip_norm must be one number for gradient canaries; use input_canary")
+    norm = sensitivity(trainer.clip_norm)
+    loss_fn = trainer.loss_fn
+
+    def planted(params: Any, marked: Any) -> Any:
+        example, mark = marked
+        flat = _flat(params)
+        if flat.size < count:
+            raise InputError(f"count = {count} must be <= {flat.size}, the number of parameters; plant fewer")
+        # the optimizer descends: a loss that falls along the coordinate would flip the sign of the noisy sum
+        pull = jnp.where(mark > 0, STEEP * norm * flat[jnp.maximum(mark - 1, 0)], 0.0)
+        return pull if example is None else pull + jnp.where(mark == REAL, loss_fn(params, example), 0.0)
+
+    observe = lambda params, noisy: _flat(noisy)[:count] / norm
+    marks = np.arange(1, count + 1, dtype=np.int32)
+    if data is not None:
+        size = jax.tree_util.tree_leaves(data)[0].shape[0]
+        first = jax.tree.map(lambda a: jnp.repeat(jnp.asarray(a)[:1], count, axis=0), data)
+        data = jax.tree.map(lambda a, b: jnp.concatenate([jnp.asarray(a), b]), data, first)
+        marks = np.concatenate([np.full(size, REAL, np.int32), marks])
+    return Game(trainer, planted, data, marks, observe, count)
+
+
+def input_canary(trainer: Trainer, data: Any, example: Any) -> Game:
+    """One more example, crafted: an image from elsewhere, a wrong label.  All of the step is the trainer's own.
+
+    The score is the inner product of the noisy sums with the canary's own gradient, clipped, in units of C^2 and summed
+    over the steps [Nasr et al. 2023]: a rule that knows the parameters before every step.
+
+    trainer : its plan's dataset_size is one more than the data.  data : pytree, examples along the first axis.
+    example : pytree like one of them.
+
+    >>> import optax
+    >>> from jaxacct.training import Plan
+    >>> plan = Plan(target_delta=1e-5, dataset_size=3, sampling_probability=1.0, noise_multiplier=0.1, steps=1)
+    >>> trainer = Trainer(lambda w, x: w @ x, optax.sgd(0.1), plan, clip_norm=1.0)
+    >>> game = input_canary(trainer, jnp.zeros((2, 2)), jnp.array([0.0, 7.0]))
+    >>> [abs(float(game.play(jnp.zeros(2), there, runs=100).scores.mean().round(1))) for there in (True, False)]
+    [1.0, 0.0]
+    """
+    loss_fn = trainer.loss_fn
+    crafted, norm = jax.tree.map(jnp.asarray, example), sensitivity(trainer.clip_norm)
+    whole = jax.tree.map(lambda a, b: jnp.concatenate([jnp.asarray(a), b[None].astype(a.dtype)]), data, crafted)
+    size = jax.tree_util.tree_leaves(whole)[0].shape[0]
+
+    def marked_loss(params: Any, marked: Any) -> Any:
+        one, mark = marked
+        return jnp.where(mark == ABSENT, 0.0, loss_fn(params, one))
+
+    def observe(params: Any, noisy: Any) -> Any:
+        own = _flat(jax.grad(loss_fn)(params, crafted))
+        return (_flat(noisy) @ own / (norm * jnp.maximum(jnp.linalg.norm(own), norm)))[None]
+
+    return Game(trainer, marked_loss, whole, np.full(size, REAL, np.int32), observe, 1)
+
+
+def _flat(tree: Any) -> Any:
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree_util.tree_leaves(tree)])
+
+
+def _recorded(optimizer: Any) -> Any:
+    """The optimizer, with the noisy mean that it was last given beside its state."""
+    import optax
+
+    def init(params: Any) -> Any:
+        return optimizer.init(params), jax.tree.map(jnp.zeros_like, params)
+
+    def update(mean: Any, state: Any, params: Any = None) -> Any:
+        updates, inner = optimizer.update(mean, state[0], params)
+        return updates, (inner, mean)
+
+    return optax.GradientTransformation(init, update)

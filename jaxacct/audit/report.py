@@ -1,0 +1,181 @@
+"""Lower bounds and claims side by side: a table, JSON, a picture, and a flag on every claim that a run has refuted."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxacct.audit.lower import UNCONDITIONAL, LowerBound
+from jaxacct.bounds import Bounds
+from jaxacct.validation import InputError
+
+__all__ = ["Claim", "Report", "Row"]
+
+REFUTED = "!!"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is said to hold: (epsilon, delta)-DP, by whom, and what kind of statement it is.
+
+    epsilon : a number, or the Bounds of `ja.epsilon`, of which the upper end and the kind are taken.
+
+    >>> Claim("RDP", 2.31, 1e-5, kind="bound")
+    Claim(name='RDP', epsilon=2.31, delta=1e-05, kind='bound')
+    """
+
+    name: str
+    epsilon: Any
+    delta: float
+    kind: str = "bound"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.epsilon, Bounds):
+            object.__setattr__(self, "kind", str(self.epsilon.kind))
+            object.__setattr__(self, "epsilon", self.epsilon.upper)
+        if np.ndim(self.epsilon) or not float(self.epsilon) >= 0.0:
+            raise InputError(f"epsilon = {self.epsilon!r:.40} of claim {self.name!r} must be one number of 0 or more")
+        object.__setattr__(self, "epsilon", float(self.epsilon))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One audit: what was attacked, what was found, and the claims about it, at one delta."""
+
+    name: str
+    found: LowerBound
+    claims: tuple[Claim, ...]
+
+    def __post_init__(self) -> None:
+        if np.ndim(self.found.epsilon):
+            raise InputError(f"the lower bound of {self.name!r} is a batch; make a row of every element")
+        for claim in self.claims:
+            if claim.delta != self.found.delta:
+                raise InputError(
+                    f"claim {claim.name!r} is at delta {claim.delta:g} and the lower bound at {self.found.delta:g}; "
+                    "compare them at one delta"
+                )
+
+    @property
+    def refuted(self) -> tuple[Claim, ...]:
+        """The claims below the lower bound.
+
+        They are wrong with the bound's confidence; if the bound, or the claim, is conditional, they are so only where
+        its condition holds.
+        """
+        return tuple(claim for claim in self.claims if self.found.epsilon > claim.epsilon)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Rows of audits; every number with its kind, its confidence and its trials.
+
+    >>> found = LowerBound(1.4, 1e-5, 0.99, 60_000_000, "clopper_pearson")
+    >>> claim = Claim("Algorithm 3", 1.144, 1e-5, "conditional: monotone score")
+    >>> print(Report([Row("worst score", found, (claim,))]))
+    audit          delta  lower bound  confidence      trials  method           Algorithm 3
+    worst score  1.0e-05       1.4000        0.99  60,000,000  clopper_pearson    1.1440 !!
+    Algorithm 3: conditional: monotone score
+    1 claims are below a lower bound, marked !!
+    """
+
+    rows: tuple[Row, ...]
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        object.__setattr__(self, "rows", tuple(rows))
+
+    @property
+    def refuted(self) -> list[tuple[Row, Claim]]:
+        """Every claim with a lower bound above it."""
+        return [(row, claim) for row in self.rows for claim in row.refuted]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One record per lower bound and claim, of plain numbers and words: for tables and data frames."""
+        return [
+            {
+                "audit": row.name,
+                "delta": float(row.found.delta),
+                "lower_bound": float(row.found.epsilon),
+                "lower_bound_kind": row.found.kind,
+                "confidence": row.found.confidence,
+                "trials": int(row.found.trials),
+                "method": row.found.method,
+                "claim": claim.name,
+                "epsilon": claim.epsilon,
+                "kind": claim.kind,
+                "refuted": claim in row.refuted,
+            }
+            for row in self.rows
+            for claim in row.claims
+        ]
+
+    def __str__(self) -> str:
+        """A line for every audit, a column for every claim; the kinds of the claims below."""
+        names = list(dict.fromkeys(claim.name for row in self.rows for claim in row.claims))
+        lines = [("audit", "delta", "lower bound", "confidence", "trials", "method", *names)]
+        for row in self.rows:
+            found, claims = row.found, {claim.name: claim for claim in row.claims}
+            shown = [_shown(claims.get(name), row) for name in names]
+            method = found.method + (f" ({found.kind})" if found.kind != UNCONDITIONAL else "")
+            numbers = f"{found.delta:.1e}", f"{found.epsilon:.4f}", f"{found.confidence:.6g}", f"{found.trials:,}"
+            lines.append((row.name, *numbers, method, *shown))
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        left = (0, 5)
+        cell = lambda i, text: text.ljust(widths[i]) if i in left else text.rjust(widths[i])
+        table = ["  ".join(cell(i, text) for i, text in enumerate(line)).rstrip() for line in lines]
+        kinds = dict.fromkeys((claim.name, claim.kind) for row in self.rows for claim in row.claims)
+        flagged = len(self.refuted)
+        verdict = f"{flagged} claims are below a lower bound, marked {REFUTED}" if flagged else "no claim is refuted"
+        return "\n".join([*table, *(f"{name}: {kind}" for name, kind in kinds), verdict])
+
+    def to_json(self) -> str:
+        """The records as JSON; an infinite claim is null."""
+        finite = lambda value: None if isinstance(value, float) and math.isinf(value) else value
+        clean = [{name: finite(value) for name, value in record.items()} for record in self.records()]
+        return json.dumps({"rows": clean, "refuted": sum(r["refuted"] for r in clean)}, indent=1, allow_nan=False)
+
+    def plot(self, path: str | os.PathLike[str], *, title: str = "") -> None:
+        """Every audit a line: the lower bound as a bar from 0, claims as marks, a refuted one crossed out in red.
+
+        path : ends in .png, .svg or .pdf.  Needs matplotlib.
+        """
+        from jaxacct.plots import style
+
+        target = Path(path)
+        style.check_picture(target)
+        names = list(dict.fromkeys(claim.name for row in self.rows for claim in row.claims))
+        colour = dict(zip(names, style.colours(names), strict=True))
+        with style.settings():
+            canvas, axes = style.figure(False)
+            canvas.set_size_inches(7.0, 1.5 + 0.32 * len(self.rows))
+            for place, row in enumerate(self.rows):
+                axes.barh(
+                    place, row.found.epsilon, height=0.5, color="0.75", label="" if place else "audit, lower bound"
+                )
+                for claim in row.claims:
+                    wrong = claim in row.refuted
+                    mark = "x" if wrong else "|"
+                    axes.plot(claim.epsilon, place, mark, color=colour[claim.name], ms=13, mew=3.5 if wrong else 2.5)
+            for name in names:
+                axes.plot([], [], "|", color=colour[name], ms=11, mew=2.5, label=f"claim: {name}")
+            if self.refuted:
+                axes.plot([], [], "kx", ms=9, mew=2.5, label="claim below its lower bound")
+            axes.set(yticks=range(len(self.rows)), yticklabels=[row.name for row in self.rows], xlim=(0, None))
+            axes.set_xlabel(style.MEANING["epsilon"])
+            axes.invert_yaxis()
+            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+            style.title(axes, title)
+            style.save(canvas, target)
+
+
+def _shown(claim: Claim | None, row: Row) -> str:
+    if claim is None:
+        return "-"
+    return f"{claim.epsilon:.4f}" + (f" {REFUTED}" if claim in row.refuted else "")

@@ -1,0 +1,132 @@
+"""Canaries in the real step: what they plant, what audits of it find, and that a broken step is caught."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from training_cases import gaussian_epsilon
+from training_runs import KEY, linear, plan_of
+
+from jaxacct.audit import coin_guesses, from_scores, gradient_canaries, input_canary, one_run
+from jaxacct.training import Trainer
+from jaxacct.validation import InputError
+
+
+def quadratic(params, example):
+    return 0.5 * jnp.sum((params["w"] - example) ** 2) + params["b"] * example[0]
+
+
+START = {"b": jnp.zeros(()), "w": jnp.ones(3)}
+
+
+def test_a_planted_gradient_has_length_c_in_every_step_it_takes_part_in():
+    """Noise too small to see: the score counts the steps, whatever data and parameters, and 0 without the canary."""
+    data = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    trainer = Trainer(quadratic, optax.sgd(0.0), plan_of(8, noise=1e-6, steps=3), 0.7)
+    game = gradient_canaries(trainer, data, 2)
+    first, none = (game.play(START, there, 300).scores for there in ([True, False], False))
+    np.testing.assert_allclose(first - none, np.tile([3.0, 0.0], (300, 1)), atol=1e-4)
+
+    sampled = gradient_canaries(Trainer(quadratic, optax.sgd(0.1), plan_of(1, q=0.3, noise=1e-6, steps=5), 2.0), None)
+    taken = np.round(sampled.play(START, True, 4000).scores[:, 0])
+    assert abs(taken.mean() - 1.5) < 5 * np.sqrt(5 * 0.21 / 4000) and taken.max() <= 5
+    assert 0.9 < taken.var() / (5 * 0.21) < 1.1
+
+
+def test_the_run_is_that_of_the_trainer():
+    """Without noise and canary the parameters are those of Trainer.fit on the other examples."""
+    data = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
+    plan = plan_of(7, noise=1e-6, steps=4)
+    trainer = Trainer(quadratic, optax.adam(0.1), plan, 0.7, micro_batch=3)
+    plain = Trainer(quadratic, optax.adam(0.1), plan_of(6, noise=1e-6, steps=4), 0.7)
+    expected = plain.fit(plain.init(START, KEY), data, progress=False).params
+    # the plan of 7 examples divides by 7 instead of 6, which Adam does not notice
+    game = input_canary(trainer, data, 9 * data[0])
+    found = game.play(START, False, 2).outcome
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[1], b, atol=2e-3), found, expected)
+    kept = game.play(START, True, 300, seed=3).scores
+    assert kept.shape == (300, 1)
+    np.testing.assert_array_equal(kept[:7], game.play(START, True, 7, seed=3).scores)
+
+
+def test_the_clipping_of_an_input_canary_is_the_trainers_own():
+    loss = lambda params, x: jnp.sum(jnp.tanh(x @ params))
+    trainer = Trainer(loss, optax.sgd(0.1), plan_of(3, noise=1e-6), 1.0, method="ghost")
+    game = input_canary(trainer, jnp.ones((2, 5)), 3 * jnp.ones(5))
+    assert game.trainer.ways(jnp.zeros((5, 4)), (jnp.ones((3, 5)), jnp.zeros(3, jnp.int32))) == {"": "ghost"}
+    there, absent = (game.play(jnp.zeros((5, 4)), x, 1).scores.item() for x in (True, False))
+    assert there - absent == pytest.approx(1.0, abs=1e-3)
+
+
+def test_learning_rates_of_each_run():
+    trainer = Trainer(linear, optax.inject_hyperparams(optax.sgd)(learning_rate=9.0), plan_of(1, noise=1e-6), 1.0)
+    game, rates = gradient_canaries(trainer, None), np.linspace(0.1, 0.9, 300)
+    played = game.play(jnp.zeros(2), True, 300, hyperparameters={"learning_rate": rates}, outcome=lambda p: p[0])
+    np.testing.assert_allclose(played.outcome, -rates, rtol=1e-4)
+    np.testing.assert_allclose(played.scores, 1.0, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_batches"])
+def test_audit_of_a_whole_run_finds_its_epsilon_and_no_more(sampling):
+    """Four steps on all data (Gaussian DP) or two passes of two batches; data without gradient beside the canary."""
+    sizes = {"q": 1.0, "steps": 4} if sampling == "poisson" else {"q": 0.5, "steps": 4, "sampling": sampling}
+    plan = plan_of(2, noise=2.0, **sizes)
+    claimed = float(plan.epsilon.upper)
+    assert claimed == pytest.approx(gaussian_epsilon(np.sqrt(4 if sampling == "poisson" else 2) / 2.0), rel=1e-6)
+    game = gradient_canaries(Trainer(linear, optax.sgd(1.0), plan, 1.0), jnp.zeros((1, 3)))
+    without, present = (game.play(jnp.zeros(3), there, 20_000, seed=5).scores[:, 0] for there in (False, True))
+    middle = 0.5 * float(np.round(present.mean()))
+    cuts = middle + np.array([-1.0, 0.0, 1.0])
+    found = from_scores(without, present, delta=1e-5, confidence=0.999, method="gaussian_fit", thresholds=cuts)
+    # of fixed batches the adversary does not know in which steps the canary takes part: noise of all, pull of half
+    assert (0.85 if sampling == "poisson" else 0.5) * claimed <= found.epsilon <= claimed
+    assert 0.1 * claimed <= from_scores(without, present, delta=1e-5, confidence=0.999).epsilon <= claimed
+
+
+def test_one_run_with_many_canaries():
+    """Noise of 0.5: each of 400 canaries by itself in a direction of its own."""
+    plan = plan_of(400, noise=0.5)
+    game = gradient_canaries(Trainer(lambda p, x: jnp.sum(p) * 0.0, optax.sgd(1.0), plan, 1.0), None, 400)
+    included = np.random.default_rng(0).random(400) < 0.5
+    scores = game.play(jnp.zeros(400), included, 1, seed=1).scores[0]
+    found = one_run(*coin_guesses(scores, included, 60, 60), 400, delta=1e-5, confidence=0.99)
+    assert 1.5 < found.epsilon < float(plan.epsilon.upper)
+    assert found.trials == 400
+
+
+@pytest.mark.slow
+def test_one_run_catches_too_little_noise(monkeypatch):
+    from jaxacct.training import noise
+
+    right = noise.add
+    monkeypatch.setattr(noise, "add", lambda key, tree, std: right(key, tree, std / 10))
+    plan = plan_of(300, noise=4.0)
+    game = gradient_canaries(Trainer(linear, optax.sgd(1.0), plan, 1.0), None, 300)
+    included = np.random.default_rng(1).random(300) < 0.5
+    scores = game.play(jnp.zeros(300), included, 1, seed=2).scores[0]
+    found = one_run(*coin_guesses(scores, included, 100, 100), 300, delta=1e-5, confidence=0.999)
+    assert found.epsilon > 1.5 * float(plan.epsilon.upper)
+
+
+def small(**more):
+    return Trainer(linear, optax.sgd(1.0), plan_of(2, steps=2), **({"clip_norm": 1.0} | more))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: gradient_canaries(small(), None), "data and canaries are 1 examples, must be 2"),
+        (lambda: gradient_canaries(small(), None, 2).play(jnp.zeros(1), True, 1), "count = 2 must be <= 1"),
+        (lambda: gradient_canaries(small(clip_norm={"a": 1.0, "b": 2.0}), None, 2), "clip_norm must be one number"),
+        (lambda: gradient_canaries(small(), None, 2).play(jnp.zeros(3), True, 1, steps=3), "steps = 3 must be <= 2"),
+        (lambda: gradient_canaries(small(), None, 2).play(jnp.zeros(3), True, 0), "runs = 0"),
+        (
+            lambda: gradient_canaries(small(), None, 2).play(jnp.zeros(3), True, 1, hyperparameters={"rate": [1.0]}),
+            "hyperparameters\\['rate'\\] is none of the optimizer's",
+        ),
+    ],
+)
+def test_bad_input_is_refused(call, words):
+    with pytest.raises(InputError, match=words):
+        call()
