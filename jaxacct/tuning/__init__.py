@@ -7,7 +7,9 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "Advice": "advisor",
     "Choice": "spaces",
+    "Cost": "cost",
     "Distribution": "spaces",
     "Grid": "spaces",
     "LogUniform": "spaces",
@@ -18,6 +20,7 @@ _HOMES = {
     "SubsetTuned": "subset",
     "Tuned": "tune",
     "Uniform": "spaces",
+    "advise": "advisor",
     "extrapolated": "subset",
     "grid": "spaces",
     "key_words": "side_by_side",
