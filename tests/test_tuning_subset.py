@@ -1,5 +1,6 @@
 """Tuning on a random subset: its accounting, cost and plan, and what the runs of it see."""
 
+import copy
 import itertools
 import random
 
@@ -135,7 +136,8 @@ def test_settings_share_one_guarantee(plans):
     assert long.tuning_noise / short.tuning_noise == pytest.approx(np.sqrt(3.0), rel=1e-3)
     # of Gaussians all profiles are then one, that of a single setting
     single = subset_plan.SubsetPlan(2.0, DELTA, 200, 0.25, selection.Poisson(4), 1.0, steps=2)
-    assert short.tuning_noise == pytest.approx(single.settings[0].tuning_noise, rel=5e-3)
+    alone = single.settings[0].tuning_noise  # a mixture goes through points of its profile, which costs a little
+    assert alone <= short.tuning_noise <= 1.01 * alone
 
 
 def test_cost_against_simulation(plans):
@@ -175,11 +177,9 @@ def tuned(plan, data, monkeypatch, k=5, score=None, **changed):
 @pytest.fixture(scope="module")
 def quiet(plans):
     """The same plans with next to no noise, to see what a run is trained on; their epsilon is not used."""
-    made = {}
-    for name in ("rest", "all"):
-        plan = subset_plan.SubsetPlan(2.0, DELTA, 200, 0.25, selection.Poisson(4), 1.0, steps=3, variant=name)
+    made = {name: copy.copy(plans[name]) for name in ("rest", "all")}
+    for plan in made.values():
         vars(plan)["settings"] = (subset_plan.Setting(1.0, 3, 1e-9, 1e-9),)
-        made[name] = plan
     return made
 
 
