@@ -18,17 +18,17 @@ _HOMES = {
     "Space": "spaces",
     "SubsetPlan": "subset_plan",
     "SubsetTuned": "subset",
-    "Tuned": "tune",
+    "Tuned": "run",
     "Uniform": "spaces",
     "advise": "advisor",
     "extrapolated": "subset",
     "grid": "spaces",
-    "key_words": "side_by_side",
-    "side_by_side": "side_by_side",
-    "truncated": "tune",
-    "tune": "tune",
+    "key_words": "candidates",
+    "side_by_side": "candidates",
+    "truncated": "run",
+    "tune": "run",
     "tune_on_subset": "subset",
-    "tune_with": "tune",
+    "tune_with": "run",
 }
 __all__ = sorted(_HOMES)
 
@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'jaxacct.tuning' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"jaxacct.tuning.{_HOMES[name]}"), name)
-    globals()[name] = value  # also where a submodule has the name of what it holds
+    globals()[name] = value
     return value
 
 

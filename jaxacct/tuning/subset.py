@@ -17,9 +17,9 @@ from jaxacct.training import sampler
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.schedule import Segment
+from jaxacct.tuning.candidates import key_words, side_by_side
 from jaxacct.tuning.cost import Cost
 from jaxacct.tuning.secret import Secret, note_whole, rank
-from jaxacct.tuning.side_by_side import key_words, side_by_side
 from jaxacct.tuning.subset_plan import Setting, SubsetPlan
 from jaxacct.validation import InputError, choice
 

@@ -17,9 +17,9 @@ from jaxacct.selection import Categorical, Law
 from jaxacct.sweep.progress import Progress
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
+from jaxacct.tuning.candidates import key_words, side_by_side
 from jaxacct.tuning.score import PrivateScore, noise_for_score, scored, whole
 from jaxacct.tuning.secret import Secret, note_whole, rank
-from jaxacct.tuning.side_by_side import key_words, side_by_side
 from jaxacct.validation import COUNT, InputError, check
 
 __all__ = ["TOGETHER", "Tuned", "truncated", "tune", "tune_with"]

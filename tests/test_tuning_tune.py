@@ -1,0 +1,229 @@
+"""`tune`: within its budget, the best of K, and nothing that tells K."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import refusal
+
+import jaxacct as ja
+from jaxacct import selection, tuning
+from jaxacct.selection import law as laws
+from jaxacct.training import Ledger, Plan
+from jaxacct.tuning.run import _best
+from jaxacct.tuning.score import noise_for_score, scored, whole
+
+SIZE = 40
+DATA = np.ones((SIZE, 2), np.float32)
+SPACE = tuning.Random({"rate": tuning.LogUniform(0.01, 0.5), "clip_norm": tuning.Choice([0.5, 1.0])})
+KEY = bytes(range(32))
+
+
+def plan_of(law, target=8.0, steps=2):
+    return Plan(
+        target_epsilon=target,
+        target_delta=1e-5,
+        dataset_size=SIZE,
+        sampling_probability=1.0,
+        steps=steps,
+        repetitions=law,
+    )
+
+
+def run(plan, space=SPACE, score=lambda w: -float(np.sum((w - 1.0) ** 2)), optimizer=None, **more):
+    make = optimizer or (lambda config: optax.sgd(config["rate"]))
+    loss = lambda w, x: jnp.sum((w - x) ** 2)
+    return tuning.tune(loss, make, space, DATA, plan, init=lambda key: jnp.zeros(2), score=score, **more)
+
+
+@pytest.fixture
+def forced(monkeypatch):
+    """Forces K, whatever the law."""
+
+    def force(count):
+        monkeypatch.setattr(laws.Law, "sample", lambda law, rng=None: count)
+
+    return force
+
+
+GEOMETRIC = plan_of(selection.Geometric(0.1))
+
+
+def test_the_whole_meets_its_target():
+    best = run(GEOMETRIC)
+    again = ja.epsilon(selection.select(GEOMETRIC.mechanism, selection.Geometric(0.1)), 1e-5)
+    assert 7.99 < best.epsilon.upper <= 8.0 and best.epsilon.kind == "certified"
+    assert again.lower <= best.epsilon.upper and best.epsilon.lower <= again.upper
+    assert ja.epsilon(GEOMETRIC.mechanism, 1e-5).upper < 6.0  # one run alone is not what the budget is for
+
+
+def test_the_best_of_all_candidates_wins(forced):
+    """The scores that were seen, by a score that remembers them."""
+    seen = []
+
+    def score(w):
+        seen.append(float(np.sum(w)))
+        return seen[-1]
+
+    forced(20)
+    best = run(GEOMETRIC, score=score, key=KEY)
+    assert len(seen) == 20 and best.score == max(seen) == pytest.approx(float(np.sum(best.params)))
+    assert set(best.config) == {"rate", "clip_norm"} and best.status == "tuned"
+    seen.clear()
+    forced(5)
+    fewer = run(GEOMETRIC, score=score, key=KEY)
+    assert len(seen) == 5 and fewer.score == max(seen)  # the same first five candidates
+    same = [run(GEOMETRIC, score=score, key=KEY).params for _ in range(2)]
+    assert np.array_equal(*same)
+
+
+def test_a_ruined_candidate_and_a_nan_score_lose(forced):
+    forced(12)
+    space = tuning.Random({"rate": tuning.Choice([0.1, 1e30])})
+    best = run(GEOMETRIC, space, key=KEY, score=lambda w: math.nan if abs(w[0]) > 1e3 else -1.0)
+    assert best.config["rate"] == 0.1 and best.score == -1.0 and np.isfinite(best.params).all()
+    lost = run(GEOMETRIC, space, key=KEY, score=lambda w: math.nan)
+    assert lost.status == "tuned" and math.isnan(lost.score)  # somebody wins, always
+
+
+def test_ties_go_to_the_candidate_drawn_first(forced):
+    space = tuning.Random({"rate": tuning.LogUniform(0.01, 0.5), "name": tuning.Choice(["sgd", "adam"])})
+    make = lambda c: optax.sgd(c["rate"]) if c["name"] == "sgd" else optax.adam(c["rate"])
+    configs = []
+    for count in (1, 9):
+        forced(count)
+        configs.append(run(GEOMETRIC, space, lambda w: 0.0, make, key=KEY).config)
+    assert configs[0] == configs[1]  # though candidates are trained in groups, by their words
+
+
+def test_no_candidate_at_all_looks_at_no_data(forced):
+    forced(0)
+    plan = plan_of(selection.Poisson(3.0))
+    ends = [run(plan, key=KEY, score=s) for s in (lambda w: 1.0, lambda w: -1.0)]
+    for end in ends:
+        assert end.status == "none" and math.isnan(end.score) and np.array_equal(end.params, np.zeros(2))
+    assert ends[0].config == ends[1].config
+
+
+@pytest.mark.parametrize("pad", [None, 50])
+def test_everything_that_is_left_looks_the_same_for_1_and_50_candidates(forced, tmp_path, capfd, pad):
+    plan = plan_of(tuning.truncated(selection.Geometric(0.1), 50) if pad else selection.Geometric(0.1))
+    left = []
+    for count in (1, 50):
+        forced(count)
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        best = run(plan, ledger=folder / "ledger.jsonl", pad=pad)
+        shown = capfd.readouterr()
+        files = sorted((path.name, path.stat().st_size) for path in folder.iterdir())
+        lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+        shape = [sorted(line) for line in lines]
+        leaves = [(np.shape(x), np.asarray(x).dtype) for x in jax.tree_util.tree_leaves(best.params)]
+        fields = sorted(vars(best)), sorted(best.config), type(best.score), best.status, best.epsilon.upper
+        left.append((shown, files, shape, leaves, fields, ja.interop.to_json(best.mechanism)))
+    assert left[0] == left[1]
+    assert left[0][0] == ("", "")
+
+
+def test_one_entry_is_on_the_disk_before_anything_is_trained(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+
+    def score(w):
+        held = Ledger.read(path)
+        assert held.epsilon(1e-5).upper > 7.9
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(plan_of(selection.PointMass(2)), score=score, ledger=path)
+    kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+    assert kinds.count("spend") == 1 and "step" not in kinds
+    assert Ledger.read(path).epsilon(1e-5).upper <= 8.0
+
+
+def test_padding_needs_a_law_that_ends(forced):
+    assert "use tuning.truncated(law, 10)" in refusal(run, GEOMETRIC, pad=10)
+    law = tuning.truncated(selection.Geometric(0.1), 10)
+    exact = 0.9 ** np.arange(10) * 0.1
+    np.testing.assert_allclose(law.probability(np.arange(1, 11)), exact / exact.sum(), rtol=1e-12)
+    seen = []
+    forced(3)
+    best = run(plan_of(law), score=lambda w: seen.append(w) or float(len(seen)), pad=10, key=KEY)
+    assert len(seen) == 10 and best.score == 3.0  # those beyond K count for nothing
+
+
+def test_plans_and_data_that_do_not_fit_are_refused():
+    alone = Plan(target_epsilon=8.0, target_delta=1e-5, dataset_size=SIZE, sampling_probability=1.0, steps=2)
+    assert "plan has no repetitions" in refusal(run, alone)
+    other = Plan(
+        target_epsilon=8.0,
+        target_delta=1e-5,
+        dataset_size=SIZE + 1,
+        sampling_probability=1.0,
+        steps=2,
+        repetitions=selection.PointMass(2),
+    )
+    assert "must be (41,)" in refusal(run, other)
+    assert "key must be 32 bytes" in refusal(run, GEOMETRIC, key=b"short")
+    assert "score must be a function" in refusal(run, GEOMETRIC, score=3)
+
+
+def test_a_score_on_private_validation_data_costs_no_more_than_the_worse_of_both():
+    score = tuning.PrivateScore(lambda w, x: x > w[0], np.linspace(-1.0, 1.0, 30))
+    best = run(GEOMETRIC, score=score)
+    noise = noise_for_score(selection.Geometric(0.1), 8.0, 1e-5, "add_or_remove_one")
+    alone = ja.epsilon(selection.select(ja.Gaussian(noise), selection.Geometric(0.1)), 1e-5)
+    assert 7.99 < alone.upper <= 8.0 and best.epsilon.upper <= 8.0
+    found = ja.epsilon(best.mechanism, 1e-5).upper  # through points of both profiles, at that epsilon too
+    assert found <= 8.0 * (1 + 3e-4)
+    louder = tuning.PrivateScore(score.value, score.data, noise_multiplier=0.9 * noise)
+    assert "above the plan's target" in refusal(run, GEOMETRIC, score=louder)
+
+
+def test_a_score_on_the_training_data_is_composed_with_every_candidate():
+    score = tuning.PrivateScore(lambda w, x: x[0] > w[0], DATA, on="training", noise_multiplier=5.0)
+    law = selection.Geometric(0.1)
+    assert "above the plan's target" in refusal(run, GEOMETRIC, score=score)
+    cost = whole(GEOMETRIC.mechanism, law, score, 1e-5, "add_or_remove_one")
+    both = math.sqrt(2.0 / GEOMETRIC.noise_multiplier**2 + 1 / 25.0)
+    direct = ja.epsilon(selection.select(ja.Gaussian(1.0 / both), law), 1e-5)
+    assert cost.epsilon.upper == pytest.approx(float(direct.upper), rel=1e-4)
+
+
+def test_the_noise_of_a_private_score_is_there():
+    value = lambda w, x: x > w
+    draw = jax.jit(jax.vmap(lambda key: scored(value, 4.0, jnp.arange(10.0), key, 3.0)))
+    keys = jax.random.split(jax.random.key(1), 20_000)
+    found = np.asarray(draw(keys), np.float64)
+    assert abs(found.mean() - 5.0) < 4.5 * 3.0 / math.sqrt(20_000)
+    assert abs(found.std() / 3.0 - 1.0) < 4.5 / math.sqrt(40_000)
+
+
+def test_tune_with_a_function_of_ones_own(forced):
+    forced(7)
+    calls = []
+    best = tuning.tune_with(
+        lambda config, key: calls.append(config) or config["x"],
+        tuning.grid(x=list(range(50))),
+        ja.Gaussian(2.0),
+        selection.Geometric(0.2),
+        target_delta=1e-5,
+        score=float,
+        key=KEY,
+    )
+    assert len(calls) == 7 and best.params == max(c["x"] for c in calls) == best.config["x"]
+    expected = ja.epsilon(selection.select(ja.Gaussian(2.0), selection.Geometric(0.2)), 1e-5)
+    assert best.epsilon.upper == expected.upper
+
+
+def test_chunks_do_not_change_a_candidate(forced, monkeypatch):
+    forced(5)
+    ends = []
+    for together in (2, 16):
+        monkeypatch.setattr(_best, "__defaults__", (together,))
+        ends.append(run(GEOMETRIC, key=KEY))
+    assert ends[0].config == ends[1].config
+    np.testing.assert_allclose(ends[0].params, ends[1].params, rtol=1e-5)
