@@ -55,14 +55,16 @@ def test_subset_options_against_plans(by_noise):
 
 def test_noise_is_monotone(by_noise):
     few, many, few_on_sample, many_on_sample = (one.noise_multiplier for one in by_noise.options)
-    assert by_noise.untuned_noise < few_on_sample < few < many and few_on_sample < many_on_sample
+    assert by_noise.untuned_noise < few < many and few_on_sample < many_on_sample
+    # every record is in one of the two runs only, so that a sample with few candidates costs less than a single run
+    assert few_on_sample < few and many_on_sample < many
 
 
 def test_most_candidates_meet_the_target_and_a_few_more_do_not(by_candidates):
     (one,) = by_candidates.options
     run = ja.dp_sgd(6.0, 1.0, 2)
     more = selection.Poisson(one.candidates * 1.03)
-    assert one.epsilon <= TARGET < ja.epsilon(selection.select(run, more), DELTA).lower
+    assert one.epsilon <= TARGET < ja.epsilon(selection.select(run, more), DELTA).upper
     allowed = ja.repetitions_allowed(run, TARGET, DELTA, family="poisson")
     assert one.candidates == pytest.approx(float(allowed.repetitions), rel=0.02)
     assert by_candidates.best() == one

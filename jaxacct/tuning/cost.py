@@ -36,7 +36,7 @@ class Cost:
 
     >>> from jaxacct import selection
     >>> cost = Cost(selection.Poisson(15), 60_000, 40, "rest", 0.1)
-    >>> cost.expected, cost.quantile(0.95), round(Cost(selection.Poisson(15), 60_000, 40).expected / cost.expected, 2)
+    >>> cost.expected, float(cost.quantile(0.95)), Cost(selection.Poisson(15), 60_000, 40).expected / cost.expected
     (5760000.0, 7440000.0, 6.25)
     """
 
