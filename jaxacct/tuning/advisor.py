@@ -115,7 +115,7 @@ class Advice:
 
     def __str__(self) -> str:
         head = ("split", "share", "law of K", "E[K]", "sigma", "noise/batch", "epsilon", "gradients", "95 %", "status")
-        lines = [head]
+        lines: list[tuple[str, ...]] = [head]
         for one in self.options:
             law = f"{one.family} {one.parameter:.4g}"
             numbers = [f"{x:.4g}" for x in (one.candidates, one.noise_multiplier, one.released_noise)]
@@ -184,15 +184,17 @@ def advise(
         for variant in (_known_variants(variants) if share < 1.0 else ("",))
     ]
     task = _Task(target, delta, n, rate, count)
-    means = [None] if candidates is None else list(np.atleast_1d(check("candidates", candidates, _MEAN)))
-    sigma = None if noise_multiplier is None else _one("noise_multiplier", noise_multiplier, POSITIVE)
-    todo = [(split, family, mean) for split in splits for family in families for mean in means]
-    line, options = Progress(len(todo), progress, unit="options"), []
-    for (split, share), family, mean in todo:
+    if noise_multiplier is None:
+        solve, known = task.noise, np.atleast_1d(check("candidates", candidates, _MEAN)).tolist()
+    else:
+        solve, known = task.candidates, [_one("noise_multiplier", noise_multiplier, POSITIVE)]
+    todo = [(split, family, value) for split in splits for family in families for value in known]
+    line = Progress(len(todo), progress, unit="options")
+    options: list[Option] = []
+    for (split, share), family, value in todo:
         line.update(len(options))
         law = lambda m, family=family: law_of_mean(family, m, eta)
-        solve = task.noise if sigma is None else task.candidates
-        options.append(solve(split, share, family, law, mean if sigma is None else sigma))
+        options.append(solve(split, share, family, law, value))
     line.update(len(options))
     line.close()
     alone = calibrate_noise_multiplier(target, delta, rate, count)
@@ -291,7 +293,7 @@ class _Task:
         cost = Cost(law, self.n, self.rate * self.steps, split, share)
         batch = self.rate * self.n
         released = {"everything": 1.0, "rest": 1.0 - share, "all": 1.0}[split]
-        parameter = float(law.mean) if isinstance(law, Poisson) else float(law.gamma)
+        parameter = float(law.gamma) if isinstance(law, TruncatedNegativeBinomial) else float(law.mean)
         noises = (sigma, sigma / (batch * released), sigma / (batch * share))
         gradients = (cost.expected, float(cost.quantile(0.95)))
         return Option(split, share, family, parameter, float(law.mean), *noises, epsilon, *gradients, status)

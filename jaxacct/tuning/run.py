@@ -120,7 +120,7 @@ def tune(
             firsts = [init(secret.key(b"init", number)) for number in numbers]
             params = jax.tree.map(lambda *x: np.stack([np.asarray(a) for a in x]), *firsts)
             columns = {name: np.array([c[name] for c in configs]) for name in configs[0] if name not in words}
-            done = train(params, columns, key_words([secret.bytes(b"train", n) for n in numbers]), data)
+            done = train(params, columns, key_words([secret.root(b"train", n) for n in numbers]), data)
             done = jax.device_get(done)
             return [jax.tree.map(lambda x, row=row: x[row], done) for row in range(len(numbers))]
 

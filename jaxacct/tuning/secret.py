@@ -25,11 +25,13 @@ class Secret:
             raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
         self._root = secrets.token_bytes(32) if root is None else root
 
-    def bytes(self, purpose: bytes, number: int = 0) -> bytes:
+    def root(self, purpose: bytes, number: int = 0) -> bytes:
+        """32 bytes for one purpose and candidate."""
         return hmac.digest(self._root, purpose + number.to_bytes(8, "little"), "sha256")
 
     def key(self, purpose: bytes, number: int = 0) -> Any:
-        return key_from_bytes(self.bytes(purpose, number))
+        """The same as a key of ChaCha20."""
+        return key_from_bytes(self.root(purpose, number))
 
 
 def rank(score: float, number: int) -> tuple[float, int]:

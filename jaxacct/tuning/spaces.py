@@ -101,7 +101,10 @@ class Choice(Distribution):
 class Space(ABC):
     """A law of configurations {name: value}.  Draws with different keys are independent."""
 
-    names: tuple[str, ...]
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The names of the hyper-parameters."""
 
     @abstractmethod
     def sample(self, key: Any) -> dict[str, Any]:
@@ -191,7 +194,9 @@ class Random(Space):
                 )
             rows.append([((name, value), share) for value, share in zip(law.values, law.shares, strict=True)])
         each = itertools.product(*rows)
-        return _merged([(dict(pair for pair, _ in one), math.prod(share for _, share in one)) for one in each])
+        return _merged(
+            [(dict(pair for pair, _ in one), math.prod((share for _, share in one), start=Fraction(1))) for one in each]
+        )
 
 
 def grid(**axes: Sequence[Any]) -> Grid:
@@ -256,4 +261,5 @@ def _ends(law: Any, rule: Constraint) -> None:
     low, high = (float(check(name, getattr(law, name), rule)) for name in ("low", "high"))
     if not low < high:
         raise InputError(f"low = {low!r} must be < high = {high!r}; exchange them, or use a Choice of one value")
-    object.__setattr__(law, "low", low), object.__setattr__(law, "high", high)
+    object.__setattr__(law, "low", low)
+    object.__setattr__(law, "high", high)

@@ -133,7 +133,7 @@ def tune_on_subset(
     config = extrapolated(drawn, plan.growth, extrapolate)
     first = tuned if warm_start and tuned is not None else init(secret.key(b"first"))
     one = jax.tree.map(lambda x: np.asarray(x)[None], (first, config))
-    params = trainer(plan.settings[place], True)(*one, [secret.bytes(b"final")])
+    params = trainer(plan.settings[place], True)(*one, [secret.root(b"final")])
     return SubsetTuned(
         jax.tree.map(lambda x: x[0], params),
         config,
@@ -174,21 +174,23 @@ def _tuned(
     count = plan.repetitions.sample()
 
     def drawn(number: int) -> tuple[int, dict[str, Any]]:
-        share = int.from_bytes(secret.bytes(b"setting", number)[:16], "little")
+        share = int.from_bytes(secret.root(b"setting", number)[:16], "little")
         return share * len(plan.settings) >> 128, dict(space.sample(secret.key(b"config", number)))
 
     candidates = [drawn(number) for number in range(count)]
     best: tuple[tuple[float, int], Any] | None = None
     for place, setting in enumerate(plan.settings):
         numbers = [number for number, (which, _) in enumerate(candidates) if which == place]
-        train = trainer(setting, False) if numbers else None
+        if not numbers:
+            continue
+        train = trainer(setting, False)
         for start in range(0, len(numbers), TOGETHER):
             some = numbers[start : start + TOGETHER]
             padded = some + [some[-1]] * (TOGETHER - len(some))
             firsts = [init(secret.key(b"init", number)) for number in padded]
             params = jax.tree.map(lambda *x: np.stack([np.asarray(a) for a in x]), *firsts)
             configs = {name: np.array([candidates[i][1][name] for i in padded]) for name in candidates[some[0]][1]}
-            done = jax.device_get(train(params, configs, [secret.bytes(b"train", i) for i in padded]))
+            done = jax.device_get(train(params, configs, [secret.root(b"train", i) for i in padded]))
             for row, number in enumerate(some):
                 mine = jax.tree.map(lambda x, row=row: x[row], done)
                 value = float(score(mine))
@@ -208,7 +210,7 @@ def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
     rooms = [_room(plan.dataset_size, plan.share), plan.dataset_size]
     if plan.variant == "rest":
         rooms[1] = _room(plan.dataset_size, 1.0 - plan.share)
-    return tuple(_held(data, rows, room) for rows, room in zip((inside, other), rooms, strict=True))
+    return _held(data, inside, rooms[0]), _held(data, other, rooms[1])
 
 
 def _room(size: int, share: float) -> int:
@@ -245,7 +247,11 @@ def _run_plan(plan: SubsetPlan, setting: Setting, final: bool, held: Any) -> Pla
 def _note(ledger: Ledger | str | os.PathLike[str] | None, plan: SubsetPlan) -> None:
     """The one entry, on the disk before anything is drawn; a new ledger is told of the final run."""
     setting = plan.settings[0]
-    numbers = setting.sampling_probability, setting.final_noise, setting.steps
-    names = "sampling_probability", "noise_multiplier", "steps"
-    run = Plan(target_delta=plan.target_delta, dataset_size=plan.dataset_size, **dict(zip(names, numbers, strict=True)))
+    run = Plan(
+        target_delta=plan.target_delta,
+        dataset_size=plan.dataset_size,
+        sampling_probability=setting.sampling_probability,
+        noise_multiplier=setting.final_noise,
+        steps=setting.steps,
+    )
     note_whole(ledger, run, plan.mechanism, f"tuning on a share of {plan.share:g}, and a final run: {plan.variant}")

@@ -127,7 +127,7 @@ def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, varia
     ratio, p, q = ratio[order], mixed[order], base[order]
     above = [np.concatenate([[0.0], np.cumsum(x)]) for x in (p, q)]
     below = [np.concatenate([np.cumsum(x[::-1])[::-1], [0.0]]) for x in (p, q)]
-    return Product(ratio, *above, *below, float(infinite) * (1.0 + ROUNDING))
+    return Product(ratio, above[0], above[1], below[0], below[1], float(infinite) * (1.0 + ROUNDING))
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = RTOL) -> float:

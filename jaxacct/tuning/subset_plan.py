@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,7 +172,7 @@ def _grid(rate: Any, epochs: Any, steps: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.broadcast_to(rates, count.shape).ravel(), np.maximum(count, 1.0).ravel()
 
 
-def _mixture(runs: list[Mechanism], delta: float, drawn: bool) -> Mechanism:
+def _mixture(runs: Sequence[Mechanism], delta: float, drawn: bool) -> Mechanism:
     """One guarantee for runs that differ: the mean of the profiles if drawn at random, else the maximum."""
     if len(runs) == 1:
         return runs[0]
