@@ -184,6 +184,7 @@ def advise(
         for variant in (_known_variants(variants) if share < 1.0 else ("",))
     ]
     task = _Task(target, delta, n, rate, count)
+    solve: Callable[[str, float, str, Callable[[float], Law], float], Option]
     if noise_multiplier is None:
         solve, known = task.noise, np.atleast_1d(check("candidates", candidates, _MEAN)).tolist()
     else:
