@@ -147,6 +147,7 @@ def test_edges():
         jax.jit(lambda s: ja.epsilon(ja.Gaussian(s), 1e-5).upper)(1.0)
 
 
+@pytest.mark.slow
 def test_heterogeneous_composition_brackets_intersect():
     run = ja.compose(ja.dp_sgd([0.8, 1.2], 0.01, 500), ja.Laplace(10.0), ja.ApproximateDP(0.1, 1e-7))
     contour = ja.epsilon(run, 1e-5, engine="contour")

@@ -31,6 +31,7 @@ def test_noise_multipliers_of_a_batch(quick):
     assert np.all(again.upper <= eps)
 
 
+@pytest.mark.slow
 def test_sampling_probabilities_of_a_batch():
     sigma, q, steps, delta, eps = typical(40, 1)
     c = ja.calibrate_sampling_probability(eps, delta, sigma, steps)

@@ -47,6 +47,7 @@ def test_noisy_max(figure):
     assert by_m["m"][0] == 2 and by_m[ATTACK][0] == pytest.approx(np.max(two), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_more_candidates(figure):
     """Koskela, Redberg, Wang, Figure 3: about three times as many candidates as Rényi, and ours ten times or more."""
     c, times = figure("koskela_redberg_wang_3")

@@ -22,6 +22,7 @@ def test_gradient_of_dp_sgd():
     np.testing.assert_allclose(g.steps, by_n, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_gradient_of_a_heterogeneous_composition():
     def run(b, e, d):
         return ja.compose(ja.dp_sgd(1.0, 0.01, 1000), ja.Laplace(b), ja.ApproximateDP(e, d))

@@ -92,6 +92,7 @@ def test_mass_at_infinity_is_that_of_the_outcomes_on_top(law):
     assert low <= high < np.inf
 
 
+@pytest.mark.slow
 def test_selections_of_bounded_loss_at_tiny_delta_and_none():
     law = selection.Geometric(0.1)
     run = ja.ApproximateDP([[0.7], [0.5]], [[0.0], [1e-6]])

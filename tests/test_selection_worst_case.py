@@ -214,6 +214,7 @@ def test_doctests():
     assert result.attempted > 0 and result.failed == 0
 
 
+@pytest.mark.slow
 def test_tiny_deltas_have_finite_ends():
     delta = np.array([1e-12, 1e-20, 1e-30])
     base = ja.epsilon(ja.Gaussian(1.0), delta)

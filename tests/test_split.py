@@ -102,6 +102,7 @@ def test_delta_and_epsilon_are_inverse(quick):
     assert np.all(above.upper / delta < 1.001)
 
 
+@pytest.mark.slow
 def test_heterogeneous_compositions_agree_with_the_lattice(monkeypatch):
     split_only(monkeypatch)
     mechanism = ja.compose(ja.dp_sgd(1.0, 1e-3, 60), ja.dp_sgd(2.0, 5e-3, 40), ja.Gaussian(30.0))

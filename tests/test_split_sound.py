@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxacct.kernels import aside, split_contour
 from jaxacct.kernels.law import Law
@@ -13,6 +14,7 @@ def law(sigma, q, n):
     return Law(1.0, 0.0, np.array([sigma]), np.array([q]), np.array([float(n)]), none, none, flat, flat, none)
 
 
+@pytest.mark.slow
 def test_many_jumps_claim_no_decay():
     # more than 600 expected jumps: the bound of the cut-off is of their difference, not of a capped exponential
     with jax.enable_x64():

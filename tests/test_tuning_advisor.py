@@ -64,6 +64,7 @@ def test_noise_is_monotone(by_noise):
     assert few_on_sample < few and many_on_sample < many
 
 
+@pytest.mark.slow
 def test_most_candidates_meet_the_target_and_a_few_more_do_not(by_candidates):
     (one,) = by_candidates.options
     run = ja.dp_sgd(6.0, 1.0, 2)

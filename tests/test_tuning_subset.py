@@ -213,6 +213,7 @@ def test_winner_extrapolation_and_one_sample_per_key(quiet, monkeypatch):
     assert (np.asarray(warm.params) > 1e-4).all() and not (np.asarray(kept.params) > 1e-4).all()
 
 
+@pytest.mark.slow
 def test_nan_loses_and_no_candidate_is_no_failure(quiet, monkeypatch):
     seen = []
     score = lambda w: seen.append(float(w.max())) or (np.nan if len(seen) != 2 else -1.0)
@@ -222,6 +223,7 @@ def test_nan_loses_and_no_candidate_is_no_failure(quiet, monkeypatch):
     assert none.status == "none" and np.isnan(none.score) and np.isfinite(none.params).all()
 
 
+@pytest.mark.slow
 def test_one_ledger_entry_before_anything_runs(plans, monkeypatch, tmp_path):
     data, sizes = np.eye(200, dtype=np.float32), []
     for k in (1, 17):

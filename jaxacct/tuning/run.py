@@ -88,8 +88,8 @@ def tune(
 
     >>> import jax.numpy as jnp, optax
     >>> from jaxacct import selection, tuning
-    >>> plan = Plan(target_epsilon=4.0, target_delta=1e-5, dataset_size=100, sampling_probability=1.0, steps=2,
-    ...     repetitions=selection.PointMass(2))
+    >>> plan = Plan(target_delta=1e-5, dataset_size=100, sampling_probability=1.0, steps=2, noise_multiplier=2.5,
+    ...     repetitions=selection.PointMass(2))  # with target_epsilon the noise is solved for
     >>> best = tune(lambda w, x: jnp.sum((w - x) ** 2), lambda c: optax.sgd(c["rate"]), tuning.grid(rate=[0.01, 0.1]),
     ...     np.ones((100, 2)), plan, init=lambda key: jnp.zeros(2), score=lambda w: -jnp.sum((w - 1.0) ** 2))
     >>> best.status, sorted(best.config), bool(best.epsilon.upper <= 4.0)
