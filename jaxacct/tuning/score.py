@@ -20,10 +20,12 @@ from jaxacct.validation import POSITIVE, InputError, check, choice
 __all__ = ["ON", "PrivateScore", "Whole", "noise_for_score", "scored", "whole"]
 
 ON = ("validation", "training")
-UNIT = 2.0**-10
-"""Values are rounded to multiples of this, so that their sum is one of whole numbers, and exact."""
+FINEST = 10
+"""Values are rounded to multiples of 2^-10, or coarser ones, so that their sum is exact."""
+EXACT = 24
+"""Whole numbers up to 2^24 are exact in float32: beyond, rounding would let one record move a sum by more than 1."""
 LARGEST = 2**20
-"""Examples at most: their sum stays a whole number of 32 bits."""
+"""Examples at most: values are then still rounded to sixteenths."""
 ROUND_UP = 1.0 + 2.0**-20
 POINTS = 48
 """Points of a profile that goes into a ledger."""
@@ -83,7 +85,8 @@ def scored(value: Callable[[Any, Any], Any], params: Any, data: Any, key: Any, n
         raise InputError(f"value gives shape {each.shape[1:]} for one example, must be a number; take the mean of it")
     each = jnp.asarray(each, jnp.float32)
     clipped = jnp.clip(jnp.where(jnp.isnan(each), 0.0, each), 0.0, 1.0)
-    total = jnp.sum(jnp.round(clipped / UNIT).astype(jnp.int32)).astype(jnp.float32) * UNIT
+    unit = 2.0 ** -min(FINEST, EXACT - (size - 1).bit_length())
+    total = jnp.sum(jnp.round(clipped / unit).astype(jnp.int32)).astype(jnp.float32) * unit
     std = jnp.asarray(noise_multiplier, jnp.float32) * ROUND_UP
     return noise.add(key, total, std)
 
@@ -116,7 +119,8 @@ def whole(
     other = account.epsilon(by_score, delta, relation=relation)
     worse = found if found.upper >= other.upper else other
     lower = float(max(found.lower, other.lower))
-    both = Bounds(lower, worse.upper, worse.upper, worse.kind, worse.status, worse.engine)
+    kind = "certified" if found.kind == other.kind == "certified" else "bound"
+    both = Bounds(lower, worse.upper, worse.upper, kind, worse.status, worse.engine)
     return Whole(both, _either(chosen, by_score, float(worse.upper), relation), candidate)
 
 
