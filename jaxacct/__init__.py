@@ -3,8 +3,7 @@
 Public names are imported when first used, so that `import jaxacct` and `jaxacct --help` are quick.
 """
 
-import importlib
-from typing import Any
+from jaxacct.lazy import names
 
 _HOMES = {
     "account": ("delta", "epsilon"),
@@ -52,15 +51,4 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME)
 __version__ = "0.1.0"
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'jaxacct' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"jaxacct.{_HOME[name]}"), name)
-    globals()[name] = value  # also where a submodule has the name of what it holds
-    return value
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+__getattr__, __dir__ = names(__name__, _HOME, "__version__")

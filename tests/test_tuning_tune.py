@@ -14,7 +14,7 @@ import jaxacct as ja
 from jaxacct import selection, tuning
 from jaxacct.selection import law as laws
 from jaxacct.training import Ledger, Plan
-from jaxacct.tuning.run import _best
+from jaxacct.tuning.best import best_of
 from jaxacct.tuning.score import noise_for_score, scored, whole
 
 SIZE = 40
@@ -146,6 +146,19 @@ def test_one_entry_is_on_the_disk_before_anything_is_trained(forced, tmp_path):
     assert Ledger.read(path).epsilon(1e-5).upper <= 8.0
 
 
+def test_a_second_tuning_into_a_ledger_that_has_no_room_for_it_is_refused(forced, tmp_path):
+    forced(1)
+    path = tmp_path / "ledger.jsonl"
+    run(GEOMETRIC, ledger=path)
+    before = path.read_bytes()
+    words = refusal(run, GEOMETRIC, ledger=path)
+    assert "above the plan's target 8;" in words and path.read_bytes() == before
+    # a plan without a target of its own only reports
+    free = Plan.of(GEOMETRIC.segments, GEOMETRIC, target_epsilon=None)
+    run(free, ledger=path)
+    assert len(path.read_bytes().splitlines()) == len(before.splitlines()) + 1
+
+
 def test_padding_needs_a_law_that_ends(forced):
     assert "use tuning.truncated(law, 10)" in refusal(run, GEOMETRIC, pad=10)
     law = tuning.truncated(selection.Geometric(0.1), 10)
@@ -229,7 +242,7 @@ def test_chunks_do_not_change_a_candidate(forced, monkeypatch):
     forced(5)
     ends = []
     for together in (2, 16):
-        monkeypatch.setattr(_best, "__defaults__", (together,))
+        monkeypatch.setattr(best_of, "__defaults__", (None, together))
         ends.append(run(GEOMETRIC, key=KEY))
     assert ends[0].config == ends[1].config
     np.testing.assert_allclose(ends[0].params, ends[1].params, rtol=1e-5)

@@ -3,10 +3,8 @@
 What needs another library imports it when first used.
 """
 
-import importlib
-from typing import Any
-
 from jaxacct.interop.documents import from_json, to_json
+from jaxacct.lazy import names
 
 _HOMES = {
     "CertifiedAccountant": "accountant",
@@ -26,15 +24,4 @@ __all__ = [
     "to_dp_event",
     "to_json",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'jaxacct.interop' has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(f"jaxacct.interop.{_HOMES[name]}"), name)
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        raise ModuleNotFoundError(
-            f"jaxacct.interop.{name} needs the package {package}; pip install it", name=error.name
-        ) from None
+__getattr__, __dir__ = names(__name__, _HOMES, "from_json", "to_json")

@@ -3,8 +3,7 @@
 Names are imported when first used: what needs flax, optax or orbax imports it there.
 """
 
-import importlib
-from typing import Any
+from jaxacct.lazy import names
 
 _HOMES = {
     "AdaptiveClip": "adaptive",
@@ -26,13 +25,4 @@ _HOMES = {
     "without_replacement": "sampler",
 }
 __all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'jaxacct.training' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"jaxacct.training.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = names(__name__, _HOMES)

@@ -3,8 +3,7 @@
 Names are imported when first used: what needs optax imports it there.
 """
 
-import importlib
-from typing import Any
+from jaxacct.lazy import names
 
 _HOMES = {
     "Advice": "advisor",
@@ -31,15 +30,4 @@ _HOMES = {
     "tune_with": "run",
 }
 __all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'jaxacct.tuning' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"jaxacct.tuning.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = names(__name__, _HOMES)

@@ -17,15 +17,13 @@ from jaxacct.selection import Categorical, Law
 from jaxacct.sweep.progress import Progress
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
-from jaxacct.tuning.candidates import key_words, side_by_side
+from jaxacct.tuning.best import best_of, several
+from jaxacct.tuning.candidates import side_by_side
 from jaxacct.tuning.score import PrivateScore, noise_for_score, scored, whole
-from jaxacct.tuning.secret import Secret, note_whole, rank
+from jaxacct.tuning.secret import Secret, note_whole
 from jaxacct.validation import COUNT, InputError, check
 
-__all__ = ["TOGETHER", "Tuned", "truncated", "tune", "tune_with"]
-
-TOGETHER = 16
-"""Candidates in one call of the compiled program, whose shapes so do not depend on K."""
+__all__ = ["Tuned", "truncated", "tune", "tune_with"]
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,12 @@ def tune(
     pad : how long this takes reveals K, which no guarantee covers where the time can be observed.  With pad = n always
         n candidates are trained and scored, and those beyond K thrown away; the law must be one with K <= n, such as
         ``truncated(law, n)``, for which the plan then accounts.  Only with pad is progress shown.
-    clip_norm, method, micro_batch : as for `side_by_side`.  ledger : a path, or an open Ledger.
+    clip_norm, method, micro_batch : as for `side_by_side`.
+    ledger : a path, or an open Ledger.  What it holds already counts against the plan's target.
     key : 32 secret bytes for all randomness but K, by default from the operating system; never for two tunings.
 
-    InputError for a plan without repetitions, with a target that the whole with its private score exceeds, or whose law
-    passes `pad`; for data of another size.
+    InputError for a plan without repetitions, with a target that the whole with its private score or with what the
+    ledger holds exceeds, or whose law passes `pad`; for data of another size.
 
     >>> import jax.numpy as jnp, optax
     >>> from jaxacct import selection, tuning
@@ -109,27 +108,19 @@ def tune(
     if sizes != {(plan.dataset_size,)}:
         raise InputError(f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},); make the plan for them")
     secret = Secret(key)
-    note_whole(ledger, plan, cost.mechanism, "tuning: a selection among runs of the plan")
+    note_whole(ledger, plan, cost.mechanism, "tuning: a selection among runs of the plan", plan.target_epsilon)
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
 
-    def group(words: Mapping[str, str | None]) -> Callable[[list[dict[str, Any]], list[int]], list[Any]]:
-        """Trains the candidates of one choice of words."""
-        train = side_by_side(loss_fn, lambda numbers: make_optimizer({**numbers, **words}), plan, **shared)
-
-        def run(configs: list[dict[str, Any]], numbers: list[int]) -> list[Any]:
-            firsts = [init(secret.key(b"init", number)) for number in numbers]
-            params = jax.tree.map(lambda *x: np.stack([np.asarray(a) for a in x]), *firsts)
-            columns = {name: np.array([c[name] for c in configs]) for name in configs[0] if name not in words}
-            done = train(params, columns, key_words([secret.root(b"train", n) for n in numbers]), data)
-            done = jax.device_get(done)
-            return [jax.tree.map(lambda x, row=row: x[row], done) for row in range(len(numbers))]
-
-        return run
-
-    value = _value(score, secret)
     count, work = _sizes(law, pad)
     configs = [dict(space.sample(secret.key(b"config", number))) for number in range(max(work, 1))]
-    found = _best(group, value, configs[:work], count, Progress(work, progress if pad else False, unit="candidates"))
+
+    def group(words: tuple[tuple[str, str | None], ...]) -> Callable[[Sequence[int]], list[Any]]:
+        """Trains the candidates of one choice of words."""
+        train = side_by_side(loss_fn, lambda numbers: make_optimizer({**numbers, **dict(words)}), plan, **shared)
+        return several(lambda params, columns, keys: train(params, columns, keys, data), secret, init, configs)
+
+    bar = Progress(work, progress if pad else False, unit="candidates")
+    found = best_of([_words(config) for config in configs[:work]], group, _value(score, secret), count, bar)
     if found is None:
         first = jax.device_get(init(secret.key(b"init", 0)))
         return Tuned(first, configs[0], math.nan, "none", cost.epsilon, cost.mechanism)
@@ -172,13 +163,9 @@ def tune_with(
     count, work = _sizes(repetitions, pad)
     configs = [dict(space.sample(secret.key(b"config", number))) for number in range(max(work, 1))]
 
-    def group(_: Mapping[str, str | None]) -> Callable[[list[dict[str, Any]], list[int]], list[Any]]:
-        return lambda some, numbers: [
-            train(dict(c), secret.key(b"train", n)) for c, n in zip(some, numbers, strict=True)
-        ]
-
+    one_by_one = lambda numbers: [train(dict(configs[n]), secret.key(b"train", n)) for n in numbers]
     bar = Progress(work, progress if pad else False, unit="candidates")
-    found = _best(group, lambda result, _: float(score(result)), configs[:work], count, bar, together=1)
+    found = best_of([None] * work, lambda _: one_by_one, lambda x, _: float(score(x)), count, bar, together=1)
     if found is None:
         return Tuned(None, configs[0], math.nan, "none", cost.epsilon, cost.mechanism)
     return Tuned(found[1], configs[found[0]], found[2], "tuned", cost.epsilon, cost.mechanism)
@@ -218,6 +205,11 @@ def _fits(law: Law, pad: int) -> None:
         raise InputError(f"pad = {pad}: K can be larger; use tuning.truncated(law, {pad}) as the law of K")
 
 
+def _words(config: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...]:
+    """What candidates that are trained side by side have in common."""
+    return tuple((name, x) for name, x in config.items() if x is None or isinstance(x, str))
+
+
 def _sizes(law: Law, pad: int | None) -> tuple[int, int]:
     """(K, candidates to be trained)."""
     if pad is not None:
@@ -243,36 +235,3 @@ def _value(score: Any, secret: Secret) -> Callable[[Any, int], float]:
     held = jax.tree.map(jax.numpy.asarray, score.data)
     noisy = jax.jit(lambda params, key: scored(score.value, params, held, key, score.noise_multiplier))
     return lambda params, number: float(noisy(params, secret.key(b"score", number)))
-
-
-def _best(
-    group: Callable[[Mapping[str, str | None]], Callable[[list[dict[str, Any]], list[int]], list[Any]]],
-    value: Callable[[Any, int], float],
-    configs: Sequence[dict[str, Any]],
-    count: int,
-    bar: Progress,
-    together: int = TOGETHER,
-) -> tuple[int, Any, float] | None:
-    """(number, result, score) of the best of the first `count` candidates; all are trained and scored.
-
-    Groups go by words alone, and chunks are filled up with copies, so that every program has the shapes of the last.
-    """
-    groups: dict[tuple[tuple[str, str | None], ...], list[int]] = {}
-    for number, config in enumerate(configs):
-        words = tuple((name, x) for name, x in config.items() if x is None or isinstance(x, str))
-        groups.setdefault(words if together > 1 else (), []).append(number)
-    best: tuple[tuple[float, int], int, Any, float] | None = None
-    done = 0
-    for words, members in groups.items():
-        run = group(dict(words))
-        for start in range(0, len(members), together):
-            some = members[start : start + together]
-            filled = some + [some[-1]] * (together - len(some))
-            for number, result in zip(some, run([configs[n] for n in filled], filled), strict=False):
-                found = value(result, number)
-                if number < count and (best is None or rank(found, number) > best[0]):
-                    best = rank(found, number), number, result, found
-            done += len(some)
-            bar.update(done)
-    bar.close()
-    return best[1:] if best else None

@@ -1,20 +1,23 @@
-"""What every tuning shares: keys from one secret root, the winner's rank, and the one entry in a ledger."""
+"""What every tuning shares: keys from one secret root, and the one entry in a ledger."""
 
 from __future__ import annotations
 
 import hmac
-import math
 import os
 import secrets
+from collections import Counter
 from typing import Any
 
 from jaxacct.mechanisms import Mechanism
 from jaxacct.training.chacha import key_from_bytes
+from jaxacct.training.claims import claim
 from jaxacct.training.ledger import Ledger
+from jaxacct.training.lines import Run
 from jaxacct.training.plan import Plan
+from jaxacct.training.spent import Spent
 from jaxacct.validation import InputError
 
-__all__ = ["Secret", "note_whole", "rank"]
+__all__ = ["Secret", "note_whole"]
 
 
 class Secret:
@@ -34,21 +37,42 @@ class Secret:
         return key_from_bytes(self.root(purpose, number))
 
 
-def rank(score: float, number: int) -> tuple[float, int]:
-    """One order for every K: the larger score, NaN below every number; of equals the candidate drawn first.
+def note_whole(
+    ledger: Ledger | str | os.PathLike[str] | None,
+    plan: Plan,
+    mechanism: Mechanism,
+    note: str,
+    target: float | None,
+) -> None:
+    """Note a whole tuning, in an open ledger or at a path; it is on the disk when this returns.
 
-    >>> max(rank(0.5, 0), rank(0.5, 1), rank(math.nan, 2))
-    (0.5, 0)
+    Refused, and nothing written, where it would cost more than the target together with what the ledger holds already.
     """
-    return (-math.inf if math.isnan(score) else score, -number)
-
-
-def note_whole(ledger: Ledger | str | os.PathLike[str] | None, plan: Plan, mechanism: Mechanism, note: str) -> None:
-    """Note a whole tuning, in an open ledger or at a path; it is on the disk when this returns."""
     if ledger is None:
         return
     if isinstance(ledger, Ledger):
+        _require_room(ledger, plan, mechanism, target)
         ledger.spend(mechanism, note)
         return
-    with Ledger.open(ledger) if os.path.exists(ledger) else Ledger.create(ledger, plan) as opened:
+    if not os.path.exists(ledger):
+        with Ledger.create(ledger, plan) as opened:
+            opened.spend(mechanism, note)
+        return
+    with Ledger.open(ledger) as opened:
+        _require_room(opened, plan, mechanism, target)
         opened.spend(mechanism, note)
+
+
+def _require_room(ledger: Ledger, plan: Plan, mechanism: Mechanism, target: float | None) -> None:
+    """InputError where a ledger's releases and one more exceed a target."""
+    held = [spent for spent in ledger.runs.values() if spent.releases or spent.others]
+    if target is None or not held:
+        return
+    several = [(spent, ledger.headers[name]) for name, spent in ledger.runs.items()]
+    several.append((Spent(others=Counter([mechanism])), [Run("", "", plan)]))
+    upper = float(claim(several, plan.target_delta, plan.relation).upper)
+    if not upper <= target:
+        raise InputError(
+            f"ledger holds releases already: with this tuning they would cost epsilon {upper:.6g}, above the plan's "
+            f"target {target:.6g}; use a ledger of its own if the data are others, or plan for what is left"
+        )

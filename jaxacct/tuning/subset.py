@@ -17,9 +17,10 @@ from jaxacct.training import sampler
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.schedule import Segment
+from jaxacct.tuning.best import best_of, several
 from jaxacct.tuning.candidates import key_words, side_by_side
 from jaxacct.tuning.cost import Cost
-from jaxacct.tuning.secret import Secret, note_whole, rank
+from jaxacct.tuning.secret import Secret, note_whole
 from jaxacct.tuning.subset_plan import Setting, SubsetPlan
 from jaxacct.validation import InputError, choice
 
@@ -28,8 +29,6 @@ __all__ = ["RULES", "SubsetTuned", "extrapolated", "tune_on_subset"]
 RULES = ("sgd", "adam")
 """How a learning rate goes from the sample to more data."""
 RATE = "learning_rate"
-TOGETHER = 16
-"""Candidates in one call of the compiled program, whose shapes so depend neither on K nor on the sample."""
 MISSED = 1e-18
 """Probability that a sample exceeds the room made for it; it then gets more, at the price of another compilation."""
 
@@ -89,7 +88,7 @@ def tune_on_subset(
     extrapolate : "sgd" multiplies config["learning_rate"] by how much more data the final run has (plan.growth);
         "adam" changes nothing; or a function (config, growth) -> config.
     warm_start : begin the final run at the winner's parameters (covered by the accounting: Remark 3 of the source).
-    ledger : a path, or an open Ledger.
+    ledger : a path, or an open Ledger.  What it holds already counts against the plan's target.
     key : 32 secret bytes for all randomness but K, by default from the operating system; never for two tunings.
 
     Returns SubsetTuned.  InputError for data of another size, unknown rules, and configurations without a rate.
@@ -123,17 +122,17 @@ def tune_on_subset(
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
 
     def trainer(setting: Setting, final: bool) -> Callable[..., Any]:
-        """(params, configs, roots) -> params of several runs, compiled once."""
+        """(params, configs, keys) -> params of several runs, compiled once."""
         held = outside if final else inside
         train = side_by_side(_if_present(loss_fn), make_optimizer, _run_plan(plan, setting, final, held), **shared)
-        return lambda params, configs, roots: train(params, configs, key_words(roots), held)
+        return lambda params, configs, keys: train(params, configs, keys, held)
 
     best, tuned, value = _tuned(secret, plan, space, init, score, trainer)
     place, drawn = best
     config = extrapolated(drawn, plan.growth, extrapolate)
     first = tuned if warm_start and tuned is not None else init(secret.key(b"first"))
     one = jax.tree.map(lambda x: np.asarray(x)[None], (first, config))
-    params = trainer(plan.settings[place], True)(*one, [secret.root(b"final")])
+    params = trainer(plan.settings[place], True)(*one, key_words([secret.root(b"final")]))
     return SubsetTuned(
         jax.tree.map(lambda x: x[0], params),
         config,
@@ -177,28 +176,14 @@ def _tuned(
         share = int.from_bytes(secret.root(b"setting", number)[:16], "little")
         return share * len(plan.settings) >> 128, dict(space.sample(secret.key(b"config", number)))
 
-    candidates = [drawn(number) for number in range(count)]
-    best: tuple[tuple[float, int], Any] | None = None
-    for place, setting in enumerate(plan.settings):
-        numbers = [number for number, (which, _) in enumerate(candidates) if which == place]
-        if not numbers:
-            continue
-        train = trainer(setting, False)
-        for start in range(0, len(numbers), TOGETHER):
-            some = numbers[start : start + TOGETHER]
-            padded = some + [some[-1]] * (TOGETHER - len(some))
-            firsts = [init(secret.key(b"init", number)) for number in padded]
-            params = jax.tree.map(lambda *x: np.stack([np.asarray(a) for a in x]), *firsts)
-            configs = {name: np.array([candidates[i][1][name] for i in padded]) for name in candidates[some[0]][1]}
-            done = jax.device_get(train(params, configs, [secret.root(b"train", i) for i in padded]))
-            for row, number in enumerate(some):
-                mine = jax.tree.map(lambda x, row=row: x[row], done)
-                value = float(score(mine))
-                if best is None or rank(value, number) > best[0]:
-                    best = rank(value, number), mine
-    if best is None:
-        return drawn(0), None, math.nan  # a draw that no data enter
-    return candidates[-best[0][1]], best[1], best[0][0]
+    candidates = [drawn(number) for number in range(max(count, 1))]
+    configs = [config for _, config in candidates]
+    group = lambda place: several(trainer(plan.settings[place], False), secret, init, configs)
+    kinds = [place for place, _ in candidates[:count]]
+    found = best_of(kinds, group, lambda params, _: float(score(params)), count)
+    if found is None:
+        return candidates[0], None, math.nan  # a draw that no data enter
+    return candidates[found[0]], *found[1:]
 
 
 def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
@@ -254,4 +239,5 @@ def _note(ledger: Ledger | str | os.PathLike[str] | None, plan: SubsetPlan) -> N
         noise_multiplier=setting.final_noise,
         steps=setting.steps,
     )
-    note_whole(ledger, run, plan.mechanism, f"tuning on a share of {plan.share:g}, and a final run: {plan.variant}")
+    note = f"tuning on a share of {plan.share:g}, and a final run: {plan.variant}"
+    note_whole(ledger, run, plan.mechanism, note, plan.target_epsilon)

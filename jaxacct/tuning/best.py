@@ -1,0 +1,85 @@
+"""The best of K candidates: trained in chunks whose shapes do not depend on K, compared by one order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxacct.sweep.progress import Progress
+from jaxacct.tuning.candidates import key_words
+from jaxacct.tuning.secret import Secret
+
+__all__ = ["TOGETHER", "best_of", "rank", "several"]
+
+TOGETHER = 16
+"""Candidates in one call of the compiled program, whose shapes so do not depend on K."""
+
+
+def rank(score: float, number: int) -> tuple[float, int]:
+    """One order for every K: the larger score, NaN below every number; of equals the candidate drawn first.
+
+    >>> max(rank(0.5, 0), rank(0.5, 1), rank(math.nan, 2))
+    (0.5, 0)
+    """
+    return (-math.inf if math.isnan(score) else score, -number)
+
+
+def several(
+    train: Callable[[Any, Mapping[str, np.ndarray], np.ndarray], Any],
+    secret: Secret,
+    init: Callable[[Any], Any],
+    configs: Sequence[Mapping[str, Any]],
+) -> Callable[[Sequence[int]], list[Any]]:
+    """A function from the numbers of some candidates to their parameters, all trained in one call of `train`.
+
+    Words and None in the configs are left out: candidates trained together have them in common.
+    """
+
+    def run(numbers: Sequence[int]) -> list[Any]:
+        firsts = [init(secret.key(b"init", number)) for number in numbers]
+        params = jax.tree.map(lambda *x: np.stack([np.asarray(a) for a in x]), *firsts)
+        names = [name for name, x in configs[numbers[0]].items() if not (x is None or isinstance(x, str))]
+        columns = {name: np.array([configs[number][name] for number in numbers]) for name in names}
+        done = jax.device_get(train(params, columns, key_words([secret.root(b"train", n) for n in numbers])))
+        return [jax.tree.map(lambda x, row=row: x[row], done) for row in range(len(numbers))]
+
+    return run
+
+
+def best_of(
+    kinds: Sequence[Hashable],
+    group: Callable[[Any], Callable[[Sequence[int]], Sequence[Any]]],
+    value: Callable[[Any, int], float],
+    count: int,
+    bar: Progress | None = None,
+    together: int = TOGETHER,
+) -> tuple[int, Any, float] | None:
+    """(number, result, score) of the best of the first `count` candidates; all of them are trained and scored.
+
+    kinds : of each candidate; those of one kind are trained in chunks by ``group(kind)``, a chunk being filled up with
+    copies, so that every program has the shapes of the last.  value : (result, number) -> score.  None if count is 0.
+    """
+    members: dict[Hashable, list[int]] = {}
+    for number, kind in enumerate(kinds):
+        members.setdefault(kind, []).append(number)
+    best: tuple[tuple[float, int], int, Any, float] | None = None
+    done = 0
+    for kind, numbers in members.items():
+        run = group(kind)
+        for start in range(0, len(numbers), together):
+            some = numbers[start : start + together]
+            filled = some + [some[-1]] * (together - len(some))
+            for number, result in zip(some, run(filled), strict=False):
+                found = value(result, number)
+                if number < count and (best is None or rank(found, number) > best[0]):
+                    best = rank(found, number), number, result, found
+            done += len(some)
+            if bar is not None:
+                bar.update(done)
+    if bar is not None:
+        bar.close()
+    return best[1:] if best else None
