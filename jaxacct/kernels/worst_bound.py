@@ -3,6 +3,7 @@
 Proofs in jaxacct/selection/README.md.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -10,8 +11,6 @@ import jax.numpy as jnp
 
 from jaxacct.kernels.worst_plan import RELATIVE, SHIFT, Effort, Outer, Plan, Sketch, middles, placed, steep
 
-JOINED = 20
-"""Rows that join the slopes above one that are not expected to be active."""
 ROUNDING = 1e-9
 """Relative allowance for the arithmetic of a sum of positive terms."""
 
@@ -26,7 +25,7 @@ class Lines(NamedTuple):
     own_cost: jax.Array
     gain: jax.Array  # (G + 1, C + 1) at the corners
     cost: jax.Array  # (2, 2, G, C) tangents at the corners
-    joined: tuple  # the same for joined rows: height, own gain and cost, gain, cost, gain and cost by monotonicity
+    joined: tuple  # the same for joined rows: height, own gain and cost, gains and costs, which cells begin in the row
 
 
 def _meet(curve: Outer, index):
@@ -64,7 +63,7 @@ def _costs(phi, q, w_q):
     reach = 0.5 * (width + height)
     first = first - RELATIVE * first - (RELATIVE * reach + SHIFT) * second
     least = steep(phi, w_q[None, :-1] - q[1:, None], -1.0)
-    flat = first - second * reach < 0.8 * least
+    flat = first - second * reach < 0.8 * least - 0.05 * first
     corners = [[first + second * ((e - 0.5) * width - (s - 0.5) * height) for e in (0, 1)] for s in (0, 1)]
     beyond = w_q[None, :-1] >= q[1:, None]
     tangents = jnp.where(flat, least, jnp.stack([jnp.stack(row) for row in corners]))
@@ -73,7 +72,7 @@ def _costs(phi, q, w_q):
 
 def lines(phi, curve: Outer, where: Plan, found: Sketch, effort: Effort) -> Lines:
     """The lines of a plan; phi maps y = 1 - x to (phi, phi', phi'')."""
-    groups, each, count, _ = effort
+    groups, each, count = effort[:3]
     above = found.rows[-1]
     index = placed(where.rows, found.rows, 0, where.end, groups * each).at[0].set(0)
     bulk = placed(where.columns, found.columns, where.end, curve.ratio.size, count)
@@ -92,24 +91,26 @@ def lines(phi, curve: Outer, where: Plan, found: Sketch, effort: Effort) -> Line
     start = w_q[jnp.searchsorted(w_q, q[1:])]
     own_gain, own_cost = _own(phi, slope, start[:, None] - ends_q[:-1].reshape(groups, each))
     gain = steep(phi, w_p[None] - p[:, None], 1.0)
-    joined = _joined(phi, curve, where.end, above, (ends_q[-1], ends_p[-1]), (w_q, w_p))
+    cuts = placed(where.joined, found.rows, where.end, above, effort.joined - 1)
+    cuts = jnp.concatenate([where.end[None], cuts, above[None]])
+    joined = _joined(phi, curve, cuts, (ends_q[-1], ends_p[-1]), (w_q, w_p))
     weight = height * jnp.stack([1.0 - share, share])
     infinite = curve.p[0] * steep(phi, 1.0, 1.0)
     return Lines(infinite, slope, weight, own_gain, own_cost, gain, _costs(phi, q, w_q)[0], joined)
 
 
-def _joined(phi, curve: Outer, begin, above, start, columns):
+def _joined(phi, curve: Outer, cuts, start, columns):
     """Rows of joined cells, with the largest slope of each, from the end of the active rows to slope one."""
     w_q, w_p = columns
-    cuts = begin + jnp.round((jnp.arange(JOINED + 1) / JOINED) ** 2 * (above - begin)).astype(begin.dtype)
     q, p = curve.q[cuts].at[0].set(start[0]), curve.p[cuts].at[0].set(start[1])
     slope = curve.ratio[cuts[:-1]]
-    reach = w_q[jnp.minimum(jnp.searchsorted(w_q, q[1:]), w_q.size - 1)] - q[:-1]
-    own_gain, own_cost = _own(phi, slope, reach)
+    # cells that begin in the row have nothing but this; others the smallest of three bounds
+    own_gain, own_cost = _own(phi, slope[:, None], w_q[None, 1:] - q[:-1, None])
     cost, least = _costs(phi, q, w_q)
     gain = slope[:, None] * steep(phi, w_p[None] - p[:-1, None], 1.0)
     low_gain = slope[:, None] * steep(phi, w_p[None] - p[1:, None], 1.0)
-    return jnp.diff(q), own_gain, own_cost, gain, low_gain, cost, least
+    within = w_q[None, :-1] < q[1:, None]
+    return jnp.diff(q), own_gain, own_cost, gain, low_gain, cost, least, within
 
 
 def bound(known: Lines, ratio):
@@ -124,13 +125,9 @@ def bound(known: Lines, ratio):
             value = known.slope[:, :, None] * corner - ratio * known.cost[s, e][:, None, :]
             best = jnp.maximum(best, jnp.max(value, axis=2))
         total = total + jnp.sum(known.weight[s] * best)
-    height, own_gain, own_cost, gain, low_gain, cost, least = known.joined
-    corners = [
-        corner[:, e : columns + e] - ratio * cost[s, e] for s, corner in ((0, gain), (1, low_gain)) for e in (0, 1)
-    ]
-    steady = gain[:, 1:] - ratio * least
-    best = jnp.max(
-        jnp.minimum(jnp.maximum(*map(lambda x: jnp.maximum(*x), (corners[:2], corners[2:]))), steady), axis=1
-    )
-    best = jnp.maximum(jnp.maximum(best, own_gain - ratio * own_cost), 0.0)
+    height, own_gain, own_cost, gain, low_gain, cost, least, within = known.joined
+    corners = [corner[:, e : columns + e] - ratio * cost[s, e] for s, corner in ((0, gain), (1, low_gain)) for e in (0, 1)]
+    steady = jnp.minimum(gain[:, 1:] - ratio * least, functools.reduce(jnp.maximum, corners))
+    own = own_gain - ratio * own_cost
+    best = jnp.max(jnp.minimum(jnp.where(within, jnp.inf, steady), jnp.maximum(own, 0.0)), axis=1)
     return (total + jnp.sum(height * best)) * (1.0 + ROUNDING)

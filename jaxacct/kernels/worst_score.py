@@ -23,10 +23,10 @@ from jaxacct.kernels.worst_plan import (
     Outer,
     Plan,
     Sketch,
+    looked_at,
     middles,
     placed,
     plan,
-    sketch,
     sketched_epsilon,
     steep,
 )
@@ -53,7 +53,7 @@ class Order(NamedTuple):
 
 def order(phi, curve: Inner, where: Plan, found: Sketch, ratio, effort: Effort) -> Order:
     """The best order at E = ratio, as far as the rows and columns of the plan allow."""
-    groups, each, count, _ = effort
+    groups, each, count = effort[:3]
     cells = curve.q.size - 1
     inside = placed(where.rows, found.rows, 0, where.end, groups * each)[1:]
     index = jnp.concatenate([jnp.zeros(1, inside.dtype), inside, where.end[None]])
@@ -93,7 +93,7 @@ def attained(phi, curve: Inner, found: Order):
 
 def delta(phi, above: Outer, below: Inner, ratio, effort: Effort):
     """(lower, upper) of the worst leak at E = ratio >= 1."""
-    found = sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0))
+    found, _ = looked_at(phi, above.q, above.p, jnp.sum(above.ratio > 1.0), lambda _: ratio, effort)
     where = plan(found, ratio, effort)
     upper = bound(lines(phi, above, where, found, effort), ratio)
     gain, cost = attained(phi, below, order(phi, below, *_moved(where, found, above, below), ratio, effort))
@@ -102,7 +102,8 @@ def delta(phi, above: Outer, below: Inner, ratio, effort: Effort):
 
 def best_order(phi, below: Inner, ratio, effort: Effort) -> Order:
     """The order that leaks most at E = ratio, or nearly."""
-    found = sketch(phi, below.q, below.p, jnp.sum(jnp.diff(below.p) > jnp.diff(below.q)))
+    count = jnp.sum(jnp.diff(below.p) > jnp.diff(below.q))
+    found, _ = looked_at(phi, below.q, below.p, count, lambda _: ratio, effort)
     return order(phi, below, plan(found, ratio, effort), found, ratio, effort)
 
 
@@ -114,7 +115,8 @@ def _moved(where: Plan, found: Sketch, above: Outer, below: Inner):
 
 def epsilon(phi, above: Outer, below: Inner, log_delta, highest, effort: Effort):
     """(lower, upper) of eps in [0, highest]; upper is inf where even `highest` leaks more than delta."""
-    found = sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0))
+    guess = lambda seen: jnp.exp(sketched_epsilon(seen, log_delta, highest))
+    found, first = looked_at(phi, above.q, above.p, jnp.sum(above.ratio > 1.0), guess, effort)
 
     def refine(carry):
         i, start, _, best, _ = carry
@@ -127,7 +129,7 @@ def epsilon(phi, above: Outer, below: Inner, log_delta, highest, effort: Effort)
         i, start, before, *_ = carry
         return (i < PASSES) & (jnp.abs(start - before) > NEAR)
 
-    start = sketched_epsilon(found, log_delta, highest)
+    start = jnp.log(first)
     nowhere = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(lambda: plan(found, start, effort)))
     carry = (0, start, jnp.inf * highest, jnp.inf * highest, nowhere)
     _, last, _, upper, where = lax.while_loop(again, refine, carry)

@@ -102,11 +102,12 @@ class Selection(Mechanism):
         if (wide := _loose(*ends)).any():
             ends = limits.narrowed(quantity, self.mechanism, self.law, values, relation, ends, wide)
         low, high = ends
-        if quantity == "epsilon" and (_loose(low, high) & (values > 0.0)).any():
+        if (wide := _loose(low, high) & (values > 0.0)).any():
             # the envelope reaches deltas far below those of the curve's polygon
-            positive = np.maximum(values, LEAST)
-            wider = bound_epsilon(self.mechanism, self.law, positive, bound="envelope", relation=relation)
-            high = np.where(values > 0.0, np.minimum(high, wider.upper), high)
+            other = bound_epsilon if quantity == "epsilon" else bound_delta
+            at = np.maximum(values, LEAST)
+            wider = other(self.mechanism, self.law, at, bound="envelope", relation=relation)
+            high = np.where(wide, np.maximum(np.minimum(high, wider.upper), low), high)
         kind = self.mechanism.kind_under(relation)
         if relation == "replace_one" and not self.mechanism.symmetric():
             single = any(len(sides) == 1 for sides in known_curves(self.mechanism, relation))
