@@ -1,12 +1,37 @@
-"""Shared data: the reference table of the Poisson sampled Gaussian; and programs that compile quickly."""
+"""Shared data: the reference table of the Poisson sampled Gaussian; and programs compiled once, or quickly."""
 
 import csv
 import pathlib
+import shutil
+import tempfile
 
+import jax
 import numpy as np
 import pytest
 
 from jaxacct.engines import programs
+
+FOLDER = pytest.StashKey[str]()
+
+
+def pytest_configure(config):
+    """One folder of compiled programs for all workers of a run, and for no other run: compiling is most of the time."""
+    if hasattr(config, "workerinput"):
+        folder = config.workerinput["programs"]
+    else:
+        folder = config.stash[FOLDER] = tempfile.mkdtemp(prefix="jaxacct-tests-")
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    node.workerinput["programs"] = node.config.stash[FOLDER]
+
+
+def pytest_unconfigure(config):
+    if FOLDER in config.stash:
+        shutil.rmtree(config.stash[FOLDER], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

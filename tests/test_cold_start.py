@@ -134,7 +134,9 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path, shelf):
 
 
 def test_the_library_keeps_nothing():
-    assert programs._shelf is None and jax.config.jax_compilation_cache_dir is None
+    code = "import jax, jaxacct as ja; from jaxacct.engines import programs; ja.epsilon(ja.Gaussian(1.0), 1e-5)\n"
+    code += "assert programs._shelf is None and jax.config.jax_compilation_cache_dir is None"
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": ":".join(sys.path)}, check=True)
 
 
 def test_an_option_that_xla_has_dropped_does_no_harm(monkeypatch):

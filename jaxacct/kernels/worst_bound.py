@@ -126,7 +126,9 @@ def bound(known: Lines, ratio):
             best = jnp.maximum(best, jnp.max(value, axis=2))
         total = total + jnp.sum(known.weight[s] * best)
     height, own_gain, own_cost, gain, low_gain, cost, least, within = known.joined
-    corners = [corner[:, e : columns + e] - ratio * cost[s, e] for s, corner in ((0, gain), (1, low_gain)) for e in (0, 1)]
+    corners = [
+        corner[:, e : columns + e] - ratio * cost[s, e] for s, corner in ((0, gain), (1, low_gain)) for e in (0, 1)
+    ]
     steady = jnp.minimum(gain[:, 1:] - ratio * least, functools.reduce(jnp.maximum, corners))
     own = own_gain - ratio * own_cost
     best = jnp.max(jnp.minimum(jnp.where(within, jnp.inf, steady), jnp.maximum(own, 0.0)), axis=1)

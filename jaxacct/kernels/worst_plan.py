@@ -29,7 +29,7 @@ class Effort(NamedTuple):
 
 
 QUICK = Effort(40, 8, 448, 36, 1, 1e-4)
-MIDDLE = Effort(80, 6, 900, 64, 2, 3e-5)
+MIDDLE = Effort(80, 6, 900, 64, 3, 3e-5)
 FINE = Effort(320, 2, 2000, 200, 3, 1e-5)
 UNIT = 2.0**-53
 SHIFT = 16.0 * UNIT

@@ -27,8 +27,9 @@ CHUNK = 16
 """Configurations in one call of the compiled program."""
 WIDTH = 1.8e-4
 """Absolute width of eps above which a configuration is looked at more finely."""
-GAIN = 0.8
-"""Share of the width that a finer look must go below, or the base's own bracket is what is left."""
+GAIN, BASE = 0.8, 1e-3
+"""A finer look that leaves more than this share of the width, where that is small relative to eps, has found that the
+base's own bracket is what is left."""
 KEPT = 8
 """How many bases' curves are kept."""
 _kept: OrderedDict[Any, list[list[Curve]]] = OrderedDict()
@@ -84,7 +85,8 @@ def _solved(quantity: str, stacked: Any, base: np.ndarray, laws: Law, values: np
             some = jax.tree.map(lambda x, wide=wide: x[wide], laws)
             ends = _in_chunks(quantity, effort, stacked, base[wide], some, values[wide])
             low[wide], high[wide] = np.maximum(low[wide], ends[0]), np.minimum(high[wide], ends[1])
-            due[wide] = ~(high[wide] - low[wide] > GAIN * before)
+            after = high[wide] - low[wide]
+            due[wide] = ~((after > GAIN * before) & (after <= BASE * np.maximum(high[wide], 1.0)))
     return np.stack([low, high])
 
 
