@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import ctypes
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -125,6 +127,8 @@ class _Batched:
             return jax.tree.leaves(self._function(*jax.tree.unflatten(tree, leaves)))
 
         compiled = _compile(jax.jit(flat, keep_unused=True).lower(*leaves), self._options)
+        if self._options is None:
+            _trim()
         if shelf is not None:
             shelf.save(label, compiled)
         return compiled
@@ -137,6 +141,13 @@ def _works(kept: Run, leaves: list[Any]) -> bool:
     except jax.errors.JaxRuntimeError:
         return False
     return True
+
+
+def _trim() -> None:
+    """Give the system back what compiling has freed: glibc keeps it, some 100 MiB for each optimised program."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _compile(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> jax.stages.Compiled:
