@@ -58,6 +58,7 @@ def registry(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus", package)
     monkeypatch.setitem(sys.modules, "opacus.accountants", accountants)
     monkeypatch.delitem(sys.modules, "jaxacct.interop.opacus_accountant", raising=False)
+    monkeypatch.delitem(vars(interop), "OpacusAccountant", raising=False)  # what was once imported stays
     yield known
     sys.modules.pop("jaxacct.interop.opacus_accountant", None)
 
@@ -137,6 +138,7 @@ def test_bad_steps_and_targets_are_refused(registry):
 def test_without_opacus_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus", None)
     monkeypatch.delitem(sys.modules, "jaxacct.interop.opacus_accountant", raising=False)
+    monkeypatch.delitem(vars(interop), "OpacusAccountant", raising=False)  # what was once imported stays
     assert "needs the package opacus; pip install it" in refusal(
         lambda: interop.OpacusAccountant, error=ModuleNotFoundError
     )

@@ -66,7 +66,7 @@ def two_steps(sigma, q, direction, epsilon):
     return np.sum(density * value) * (u[1] - u[0])
 
 
-@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("direction", [pytest.param("remove", marks=pytest.mark.slow), "add"])
 def test_two_steps_by_quadrature(monkeypatch, direction):
     split_only(monkeypatch)
     cases = [(1.0, 0.01, 0.05), (0.6, 0.001, 0.2), (2.0, 0.2, 0.1), (1.0, 0.3, 1.0), (0.5, 0.1, 3.0), (5.0, 0.01, 1e-3)]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.calibrate import NOISE_RANGE, Calibration, calibrate_noise_multiplier
+from jaxacct.engines import programs
 from jaxacct.mechanisms import Mechanism, PrivacyProfile, batch_shape, dp_sgd
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.representations.renyi import renyi_divergence
@@ -58,7 +59,8 @@ def candidates_profile(
     if relation not in ("add_or_remove_one", "replace_one"):
         raise InputError(f"relation = {relation!r} has one direction; use 'add_or_remove_one' or 'replace_one'")
     names = ("remove_one", "add_one") if relation == "add_or_remove_one" else (relation, relation)
-    each = np.array([[upper_delta(one, grid, name) for name in names] for one in candidates])
+    with programs.alike(True):  # a few profiles are over before optimised programs would be compiled
+        each = np.array([[upper_delta(one, grid, name) for name in names] for one in candidates])
     if weights is None:
         return PrivacyProfile(grid, *np.max(each, axis=0))
     share = np.atleast_1d(check("weights", weights, PROBABILITY))

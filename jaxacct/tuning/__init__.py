@@ -12,6 +12,7 @@ _HOMES = {
     "Distribution": "spaces",
     "Grid": "spaces",
     "LogUniform": "spaces",
+    "MatchedPlan": "matched",
     "PrivateScore": "score",
     "Random": "spaces",
     "Space": "spaces",

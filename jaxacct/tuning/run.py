@@ -19,6 +19,7 @@ from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.tuning.best import best_of, several
 from jaxacct.tuning.candidates import side_by_side
+from jaxacct.tuning.matched import MatchedPlan
 from jaxacct.tuning.score import PrivateScore, noise_for_score, scored, whole
 from jaxacct.tuning.secret import Secret, note_whole
 from jaxacct.validation import COUNT, InputError, check
@@ -33,6 +34,7 @@ class Tuned:
     params : of the winner.  config : its hyper-parameters.  score : by which it won; NaN with status "none".
     status : "tuned", or "none" where K was 0: first parameters and a configuration that no data enter.
     epsilon : Bounds of the whole at the plan's delta.  mechanism : the whole, as it is in the ledger.
+    plan : by which the winner was trained, None of `tune_with`.
     """
 
     params: Any
@@ -41,6 +43,7 @@ class Tuned:
     status: str
     epsilon: Bounds = field(repr=False)
     mechanism: Mechanism = field(repr=False)
+    plan: Plan | None = field(repr=False, default=None)
 
 
 def tune(
@@ -48,7 +51,7 @@ def tune(
     make_optimizer: Callable[[Mapping[str, Any]], Any],
     space: Any,
     data: Any,
-    plan: Plan,
+    plan: Plan | MatchedPlan,
     *,
     init: Callable[[Any], Any],
     score: Callable[[Any], Any] | PrivateScore,
@@ -72,6 +75,7 @@ def tune(
         side by side, 16 at a time, their numbers traced; "clip_norm" in a config is the clip norm.
     space : with ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`; independent of the data.
     data : pytree of arrays, the plan's dataset_size examples along the first axis.
+    plan : with repetitions; a `MatchedPlan` where candidates are to differ in sampling probability and length too.
     init : JAX key -> first parameters, of the same shapes for all.
     score : params -> a number, larger is better, of public data only; or a PrivateScore.  NaN ranks below every
         number, equal scores go to the candidate drawn first: one rule for every K.
@@ -108,24 +112,30 @@ def tune(
     if sizes != {(plan.dataset_size,)}:
         raise InputError(f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},); make the plan for them")
     secret = Secret(key)
-    note_whole(ledger, plan, cost.mechanism, "tuning: a selection among runs of the plan", plan.target_epsilon)
+    plans = plan.plans if isinstance(plan, MatchedPlan) else (plan,)
+    note_whole(ledger, plans[0], cost.mechanism, "tuning: a selection among runs of the plan", plan.target_epsilon)
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
 
     count, work = _sizes(law, pad)
     configs = [dict(space.sample(secret.key(b"config", number))) for number in range(max(work, 1))]
 
-    def group(words: tuple[tuple[str, str | None], ...]) -> Callable[[Sequence[int]], list[Any]]:
-        """Trains the candidates of one choice of words."""
-        train = side_by_side(loss_fn, lambda numbers: make_optimizer({**numbers, **dict(words)}), plan, **shared)
+    places = [secret.choice(b"setting", number, len(plans)) for number in range(len(configs))]
+
+    def group(kind: tuple[int, tuple[tuple[str, str | None], ...]]) -> Callable[[Sequence[int]], list[Any]]:
+        """Trains the candidates of one plan and choice of words."""
+        place, words = kind
+        optimizer = lambda numbers: make_optimizer({**numbers, **dict(words)})
+        train = side_by_side(loss_fn, optimizer, plans[place], **shared)
         return several(lambda params, columns, keys: train(params, columns, keys, data), secret, init, configs)
 
     bar = Progress(work, progress if pad else False, unit="candidates")
-    found = best_of([_words(config) for config in configs[:work]], group, _value(score, secret), count, bar)
+    kinds = [(place, _words(config)) for place, config in zip(places, configs, strict=True)]
+    found = best_of(kinds[:work], group, _value(score, secret), count, bar)
     if found is None:
         first = jax.device_get(init(secret.key(b"init", 0)))
-        return Tuned(first, configs[0], math.nan, "none", cost.epsilon, cost.mechanism)
+        return Tuned(first, configs[0], math.nan, "none", cost.epsilon, cost.mechanism, plans[places[0]])
     number, params, won = found
-    return Tuned(params, configs[number], won, "tuned", cost.epsilon, cost.mechanism)
+    return Tuned(params, configs[number], won, "tuned", cost.epsilon, cost.mechanism, plans[places[number]])
 
 
 def tune_with(
@@ -188,7 +198,7 @@ def truncated(law: Law, most: int) -> Categorical:
     return Categorical(mass / total)
 
 
-def _law(plan: Plan, pad: int | None) -> Law:
+def _law(plan: Plan | MatchedPlan, pad: int | None) -> Law:
     law = plan.repetitions
     if not isinstance(law, Law):
         raise InputError("plan has no repetitions; make it with repetitions=law, so that its noise covers all K runs")
@@ -218,7 +228,7 @@ def _sizes(law: Law, pad: int | None) -> tuple[int, int]:
     return count, count if pad is None else pad
 
 
-def _with_noise(score: Any, plan: Plan) -> Any:
+def _with_noise(score: Any, plan: Plan | MatchedPlan) -> Any:
     """A private score with its noise settled."""
     if not isinstance(score, PrivateScore) or score.noise_multiplier is not None:
         return score

@@ -108,11 +108,14 @@ def whole(
     candidate : the training of one.  known : epsilon of the selection by a public score, where it is at hand.
     """
     private = isinstance(score, PrivateScore)
+    bound = known is not None and known.kind == "bound"
     if private and score.on == "training":
         candidate = compose(candidate, score.mechanism())
         known = None
     chosen = select(candidate, law)
     found = account.epsilon(chosen, delta, relation=relation) if known is None else known
+    if bound and found.kind == "certified":
+        found = Bounds(0.0, found.upper, found.upper, "bound", found.status, found.engine)
     if not private or score.on == "training":
         return Whole(found, chosen, candidate)
     by_score = select(score.mechanism(), law)

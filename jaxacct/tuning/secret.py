@@ -32,6 +32,10 @@ class Secret:
         """32 bytes for one purpose and candidate."""
         return hmac.digest(self._root, purpose + number.to_bytes(8, "little"), "sha256")
 
+    def choice(self, purpose: bytes, number: int, size: int) -> int:
+        """A whole number below `size`, all equally likely."""
+        return int.from_bytes(self.root(purpose, number)[:16], "little") * size >> 128
+
     def key(self, purpose: bytes, number: int = 0) -> Any:
         """The same as a key of ChaCha20."""
         return key_from_bytes(self.root(purpose, number))

@@ -173,8 +173,8 @@ def _tuned(
     count = plan.repetitions.sample()
 
     def drawn(number: int) -> tuple[int, dict[str, Any]]:
-        share = int.from_bytes(secret.root(b"setting", number)[:16], "little")
-        return share * len(plan.settings) >> 128, dict(space.sample(secret.key(b"config", number)))
+        config = dict(space.sample(secret.key(b"config", number)))
+        return secret.choice(b"setting", number, len(plan.settings)), config
 
     candidates = [drawn(number) for number in range(max(count, 1))]
     configs = [config for _, config in candidates]

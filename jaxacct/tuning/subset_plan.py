@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from jaxacct import account
 from jaxacct.bounds import Bounds
-from jaxacct.calibrate import calibrate_noise_multiplier
-from jaxacct.mechanisms import Mechanism, PrivacyProfile, dp_sgd
-from jaxacct.selection import Law, candidates_profile
+from jaxacct.mechanisms import PrivacyProfile, dp_sgd
+from jaxacct.selection import Law
 from jaxacct.selection.subset import VARIANTS
 from jaxacct.tuning.cost import Cost
+from jaxacct.tuning.matched import drawn_or_any, matched_noise, settings_grid
 from jaxacct.tuning.subset_accounting import Product, least_noise, product, profile_of_run, profile_of_tuning
 from jaxacct.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, check, choice
 
@@ -23,9 +21,6 @@ __all__ = ["Setting", "SubsetPlan", "guessed_noise"]
 
 _SHARE = Constraint("use a share of the records such as 0.1", 2.0**-11, 1, upper_open=True)
 """Shares that the sampler realises exactly."""
-_RATE = Constraint("use a sampling probability above 0 and at most 1", 0, 1, lower_open=True)
-GRID = 200
-"""Points of the profiles of candidates that differ in their privacy."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +91,11 @@ class SubsetPlan:
         choice("variant", self.variant, VARIANTS)
         if not isinstance(self.repetitions, Law) or self.repetitions.shape:
             raise InputError("repetitions must be one law of K; use one such as selection.Poisson(15)")
-        rate, steps = _grid(self.sampling_probability, self.epochs, self.steps)
+        rate, steps = settings_grid(self.sampling_probability, self.epochs, self.steps)
         known: dict[float, Product] = {}
 
         def upper(x: float) -> float:
-            found = self._product(rate, steps, self._noise(x, rate, steps))
+            found = self._product(rate, steps, matched_noise(x, self.target_delta, rate, steps))
             if found is None:
                 return math.inf
             known[x] = found
@@ -109,7 +104,7 @@ class SubsetPlan:
         single = rate.size == 1
         near = guessed_noise(self.target_epsilon, self.target_delta, rate[0], steps[0])
         x = least_noise(upper, self.target_epsilon, near if single else 1.5 / self.target_epsilon)
-        noise = self._noise(x, rate, steps)
+        noise = matched_noise(x, self.target_delta, rate, steps)
         final = self.noise_ratio * noise
         whole = known[min(known, key=lambda tried: abs(math.log(tried / x)))]
         reached = whole.epsilon(self.target_delta)
@@ -137,19 +132,12 @@ class SubsetPlan:
         share = self.share * (self.growth if final else 1.0)
         return setting.sampling_probability * share * self.dataset_size
 
-    def _noise(self, x: float, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """Noise multipliers of the candidates: x itself, or for each the least that is (1/x, delta)-DP."""
-        if rate.size == 1:
-            return np.array([x])
-        found = calibrate_noise_multiplier(1.0 / x, self.target_delta, rate, steps)
-        return np.asarray(found.value)
-
     def _product(self, rate: np.ndarray, steps: np.ndarray, noise: np.ndarray) -> Product | None:
         if np.isnan(noise).any():
             return None
         tuned = [dp_sgd(*row) for row in zip(noise, rate, steps, strict=True)]
         trained = [dp_sgd(*row) for row in zip(self.noise_ratio * noise, rate, steps, strict=True)]
-        base, final = _mixture(tuned, self.target_delta, True), _mixture(trained, self.target_delta, False)
+        base, final = drawn_or_any(tuned, self.target_delta, True), drawn_or_any(trained, self.target_delta, False)
         tuning = profile_of_tuning(base, self.repetitions, self.target_delta)
         return product(tuning, profile_of_run(final, self.target_delta), self.share, self.variant)
 
@@ -158,24 +146,3 @@ def guessed_noise(epsilon: float, delta: float, rate: float, steps: float) -> fl
     """A noise multiplier to begin a search at: by the central limit, of a run with 0.6 of epsilon; no bound."""
     mu = 0.6 * epsilon / math.sqrt(2.0 * math.log(1.0 / delta) + epsilon)
     return 1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
-
-
-def _grid(rate: Any, epochs: Any, steps: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Rates and steps of all candidates, flat."""
-    if rate is None or (epochs is None) == (steps is None):
-        raise InputError("sampling_probability and one of epochs and steps are needed; give exactly these")
-    rates = np.atleast_1d(check("sampling_probability", rate, _RATE))[:, None]
-    if steps is None:
-        count = np.ceil(np.atleast_1d(check("epochs", epochs, POSITIVE)) / rates * (1.0 - 1e-12))
-    else:
-        count = np.broadcast_to(np.atleast_1d(check("steps", steps, COUNT)), (rates.size, np.size(steps)))
-    return np.broadcast_to(rates, count.shape).ravel(), np.maximum(count, 1.0).ravel()
-
-
-def _mixture(runs: Sequence[Mechanism], delta: float, drawn: bool) -> Mechanism:
-    """One guarantee for runs that differ: the mean of the profiles if drawn at random, else the maximum."""
-    if len(runs) == 1:
-        return runs[0]
-    top = max(float(account.epsilon(run, delta * 1e-4, rtol=0.01).upper) for run in runs)
-    grid = np.linspace(0.0, top, GRID)
-    return candidates_profile(runs, grid, np.full(len(runs), 1.0 / len(runs)) if drawn else None)
