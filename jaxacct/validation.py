@@ -24,6 +24,7 @@ __all__ = [
     "TracerError",
     "broadcast_shape",
     "check",
+    "check_one",
     "choice",
     "is_tracer",
     "refuse_tracers",
@@ -117,6 +118,18 @@ def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:
         return float(values)
     values.setflags(write=False)
     return values
+
+
+def check_one(name: str, value: Any, constraint: Constraint, reason: str) -> int | float:
+    """One Python number, an int where the constraint is COUNT; a batch is refused, with the reason why.
+
+    >>> check_one("steps", 1e4, COUNT, "a plan is for one run")
+    10000
+    """
+    number = check(name, value, constraint)
+    if np.ndim(number):
+        raise InputError(f"{name} must be one number, not {np.size(number)}; {reason}")
+    return int(number) if constraint is COUNT else float(number)
 
 
 def choice(name: str, value: Any, allowed: Iterable[str]) -> str:

@@ -40,6 +40,7 @@ def test_directions_are_taken_at_the_end(dp_sgd_table):
     assert np.all(both.upper >= np.max(single, axis=0) * (1 - 1e-6))
 
 
+@pytest.mark.slow
 def test_delta_inverts_epsilon(dp_sgd_table):
     t = {key: column[:30:4] for key, column in dp_sgd_table.items()}
     run = ja.dp_sgd(t["noise_multiplier"], t["sampling_probability"], t["steps"])

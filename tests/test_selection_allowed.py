@@ -11,6 +11,7 @@ from jaxacct import selection
 SIGMA = 1 / 0.2681
 
 
+@pytest.mark.slow
 def test_the_numbers_of_the_reference_table_come_back():
     """The exact epsilon of a Gaussian base and a geometric K as target gives that K back, from below."""
     known = [

@@ -55,7 +55,8 @@ def test_copies_are_above_the_composition_of_every_order(base):
             assert (truth <= upper + 1e-12).all() and (upper <= 1.0).all(), (relation, copies)
 
 
-@pytest.mark.parametrize("copies", [4, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("copies", [4, 16])
 def test_copies_are_close_where_one_order_is_worst_throughout(copies):
     # at most one run: the order does not matter, and nothing is released with probability .4
     p, q, share = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.3, 0.6]), 0.6

@@ -17,7 +17,7 @@ HARD = [
     pytest.param(selection.PointMass(2), lambda x: 2.0 * x, 4.0, marks=pytest.mark.slow),
     pytest.param(selection.PointMass(5), lambda x: 5.0 * x**4, 4.0, marks=pytest.mark.slow),
     pytest.param(selection.PointMass(20), lambda x: 20.0 * x**19, 10.0, marks=pytest.mark.slow),
-    (selection.Geometric(0.001), GEOMETRIC(0.001), 10.0),
+    pytest.param(selection.Geometric(0.001), GEOMETRIC(0.001), 10.0, marks=pytest.mark.slow),
 ]
 
 

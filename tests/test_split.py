@@ -66,7 +66,8 @@ def two_steps(sigma, q, direction, epsilon):
     return np.sum(density * value) * (u[1] - u[0])
 
 
-@pytest.mark.parametrize("direction", [pytest.param("remove", marks=pytest.mark.slow), "add"])
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", ["remove", "add"])
 def test_two_steps_by_quadrature(monkeypatch, direction):
     split_only(monkeypatch)
     cases = [(1.0, 0.01, 0.05), (0.6, 0.001, 0.2), (2.0, 0.2, 0.1), (1.0, 0.3, 1.0), (0.5, 0.1, 3.0), (5.0, 0.01, 1e-3)]
@@ -120,7 +121,7 @@ def test_a_coarse_grid_proves_nothing():
     assert answer.lower[0] <= 9.65188151e-05 and answer.upper[0] >= 9.65188102e-05
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("sign", [pytest.param(1.0, marks=pytest.mark.slow), -1.0])
 def test_quadrature_is_within_its_certificate(sign):
     """A and B on a warped grid of 384 points against mpmath, at the highest frequency the grid follows."""
     sigma, q, c = 0.8, 1e-2, 6.0

@@ -18,7 +18,18 @@ from jaxacct.mechanisms import RELATIONS, Mechanism
 from jaxacct.training.releases import FIXED, POISSON, SAMPLING, Release, composed
 from jaxacct.training.schedule import Filter, Segment, passes, releases
 from jaxacct.training.search import tolerance
-from jaxacct.validation import COUNT, DELTA, NON_NEGATIVE, POSITIVE, PROBABILITY, Constraint, InputError, check, choice
+from jaxacct.validation import (
+    COUNT,
+    DELTA,
+    NON_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    Constraint,
+    InputError,
+    check,
+    check_one,
+    choice,
+)
 
 if TYPE_CHECKING:
     from jaxacct.training.ledger import Ledger
@@ -112,14 +123,8 @@ class Plan:
                 "use relation='add_or_remove_one' or sampling='without_replacement'"
             )
         for name, rule in _RULES.items():
-            value = getattr(self, name)
-            if value is None:
-                continue
-            number = check(name, value, rule)
-            if np.ndim(number):
-                raise InputError(f"{name} must be one number, not {np.size(number)}; a plan is for one run")
-            kept = int(number) if rule is COUNT else float(number)
-            vars(self)[name] = kept
+            if (value := getattr(self, name)) is not None:
+                vars(self)[name] = check_one(name, value, rule, "a plan is for one run")
         if self.repetitions is not None:
             from jaxacct.selection.calibrate import law_shape
 

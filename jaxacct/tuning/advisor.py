@@ -22,7 +22,7 @@ from jaxacct.sweep.progress import Progress
 from jaxacct.tuning.cost import Cost
 from jaxacct.tuning.subset_accounting import least_noise, product, profile_of_run, profile_of_tuning
 from jaxacct.tuning.subset_plan import guessed_noise
-from jaxacct.validation import COUNT, DELTA, POSITIVE, PROBABILITY, Constraint, InputError, check, choice
+from jaxacct.validation import COUNT, DELTA, POSITIVE, PROBABILITY, Constraint, InputError, check, check_one, choice
 
 __all__ = ["FAMILIES", "Advice", "Option", "advise", "law_of_mean"]
 
@@ -31,6 +31,7 @@ MOST = 1e6
 """Largest E[K] that is looked for."""
 CLOSE = 0.01
 """Relative closeness of E[K] to one that no longer meets the target."""
+ASKED = "ask for one target at a time"
 _MEAN = Constraint("use an expected number of candidates above 0", 0, MOST, lower_open=True)
 _ETA = Constraint("use an eta above -1, such as 0.5", -1, lower_open=True)
 
@@ -164,16 +165,17 @@ def advise(
     >>> 10.5 < advice.options[0].candidates < 11.5, advice.options[0].epsilon <= 4.0
     (True, True)
     """
-    target = _one("target_epsilon", target_epsilon, POSITIVE)
-    delta, n = _one("target_delta", target_delta, DELTA), int(_one("dataset_size", dataset_size, COUNT))
-    rate = _one("sampling_probability", sampling_probability, PROBABILITY)
+    target = check_one("target_epsilon", target_epsilon, POSITIVE, ASKED)
+    delta = check_one("target_delta", target_delta, DELTA, ASKED)
+    n = int(check_one("dataset_size", dataset_size, COUNT, ASKED))
+    rate = check_one("sampling_probability", sampling_probability, PROBABILITY, ASKED)
     if (epochs is None) == (steps is None) or (candidates is None) == (noise_multiplier is None):
         raise InputError("one of epochs and steps, and one of candidates and noise_multiplier, are needed; give these")
     if rate == 0.0:
         raise InputError("sampling_probability = 0.0 must be > 0; a run that sees nothing needs no tuning")
     if steps is None:
-        steps = math.ceil(_one("epochs", epochs, POSITIVE) / rate * (1.0 - 1e-12))
-    count = int(_one("steps", steps, COUNT))
+        steps = math.ceil(check_one("epochs", epochs, POSITIVE, ASKED) / rate * (1.0 - 1e-12))
+    count = int(check_one("steps", steps, COUNT, ASKED))
     for family in families:
         choice("families", family, FAMILIES)
     if (eta is None) == ("truncated_negative_binomial" in families):
@@ -188,7 +190,7 @@ def advise(
     if noise_multiplier is None:
         solve, known = task.noise, np.atleast_1d(check("candidates", candidates, _MEAN)).tolist()
     else:
-        solve, known = task.candidates, [_one("noise_multiplier", noise_multiplier, POSITIVE)]
+        solve, known = task.candidates, [check_one("noise_multiplier", noise_multiplier, POSITIVE, ASKED)]
     todo = [(split, family, value) for split in splits for family in families for value in known]
     line = Progress(len(todo), progress, unit="options")
     options: list[Option] = []
@@ -215,13 +217,13 @@ def law_of_mean(family: str, mean: float, eta: float | None = None) -> Law:
     (0.01, Poisson(mean=3.0))
     """
     choice("family", family, FAMILIES)
-    mean = _one("mean", mean, _MEAN)
+    mean = check_one("mean", mean, _MEAN, ASKED)
     if family == "poisson":
         return Poisson(mean)
     if mean <= 1.0:
         raise InputError(f"mean = {mean!r} must be > 1 for the family {family!r}; use 'poisson', or more candidates")
     shape = {"geometric": 1.0, "logarithmic": 0.0}.get(family, eta)
-    shape = _one("eta", shape, _ETA)
+    shape = check_one("eta", shape, _ETA, ASKED)
     if shape == 1.0:
         return TruncatedNegativeBinomial(1.0, 1.0 / mean)
     from scipy.optimize import brentq
@@ -328,10 +330,3 @@ def _lines(advice: Advice, axes: Any, point: Callable[[Option], tuple[float, flo
     style.scale(axes, "x", [p[0] for points in named.values() for p in points])
     style.scale(axes, "y", [p[1] for points in named.values() for p in points])
     style.legend(axes, len(named))
-
-
-def _one(name: str, value: Any, rule: Constraint) -> float:
-    number = check(name, value, rule)
-    if np.ndim(number):
-        raise InputError(f"{name} must be one number, not {np.size(number)}; ask for one target at a time")
-    return float(number)

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 
 from jaxacct.selection import Law
-from jaxacct.validation import COUNT, NON_NEGATIVE, POSITIVE, PROBABILITY, Constraint, InputError, check, choice
+from jaxacct.validation import (
+    COUNT,
+    NON_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    Constraint,
+    InputError,
+    check,
+    check_one,
+    choice,
+)
 
 __all__ = ["SPLITS", "Cost"]
 
@@ -53,13 +63,8 @@ class Cost:
         choice("split", self.split, SPLITS)
         rules = {"dataset_size": COUNT, "epochs": POSITIVE, "share": _SHARE, "tuning_epochs": POSITIVE}
         for name, rule in rules.items():
-            value = getattr(self, name)
-            if value is None:
-                continue
-            number = check(name, value, rule)
-            if np.ndim(number):
-                raise InputError(f"{name} must be one number, not {np.size(number)}; a cost is of one tuning")
-            object.__setattr__(self, name, float(number))
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, float(check_one(name, value, rule, "a cost is of one tuning")))
         if self.tuning_epochs is None:
             object.__setattr__(self, "tuning_epochs", self.epochs)
         if self.split == "everything" and self.share != 1.0:

@@ -16,7 +16,7 @@ from jaxacct.selection import Law, candidates_profile, select
 from jaxacct.training.plan import Plan
 from jaxacct.training.schedule import Segment
 from jaxacct.tuning.subset_accounting import least_noise
-from jaxacct.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, check
+from jaxacct.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, check, check_one
 
 __all__ = ["MatchedPlan", "drawn_or_any", "matched_noise", "settings_grid"]
 
@@ -66,10 +66,7 @@ class MatchedPlan:
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
-            number = check(name, getattr(self, name), rule)
-            if np.ndim(number):
-                raise InputError(f"{name} must be one number, not {np.size(number)}; a plan is for one tuning")
-            vars(self)[name] = int(number) if rule is COUNT else float(number)
+            vars(self)[name] = check_one(name, getattr(self, name), rule, "a plan is for one tuning")
         if not isinstance(self.repetitions, Law) or self.repetitions.shape:
             raise InputError("repetitions must be one law of K; use one such as selection.Geometric(0.1)")
         rate, steps = settings_grid(self.sampling_probability, self.epochs, self.steps)

@@ -15,7 +15,7 @@ from jaxacct.selection.subset import VARIANTS
 from jaxacct.tuning.cost import Cost
 from jaxacct.tuning.matched import drawn_or_any, matched_noise, settings_grid
 from jaxacct.tuning.subset_accounting import Product, least_noise, product, profile_of_run, profile_of_tuning
-from jaxacct.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, check, choice
+from jaxacct.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, check_one, choice
 
 __all__ = ["Setting", "SubsetPlan", "guessed_noise"]
 
@@ -84,10 +84,7 @@ class SubsetPlan:
     def __post_init__(self) -> None:
         rules = {"target_epsilon": POSITIVE, "target_delta": DELTA, "dataset_size": COUNT, "share": _SHARE}
         for name, rule in (rules | {"noise_ratio": POSITIVE}).items():
-            number = check(name, getattr(self, name), rule)
-            if np.ndim(number):
-                raise InputError(f"{name} must be one number, not {np.size(number)}; a plan is for one tuning")
-            vars(self)[name] = int(number) if rule is COUNT else float(number)
+            vars(self)[name] = check_one(name, getattr(self, name), rule, "a plan is for one tuning")
         choice("variant", self.variant, VARIANTS)
         if not isinstance(self.repetitions, Law) or self.repetitions.shape:
             raise InputError("repetitions must be one law of K; use one such as selection.Poisson(15)")
