@@ -15,6 +15,19 @@ ROUNDING = 1e-9
 """Relative allowance for the arithmetic of a sum of positive terms."""
 
 
+class Joined(NamedTuple):
+    """The same for R joined rows, from the end of the active ones to slope one."""
+
+    height: jax.Array  # (R,)
+    own_gain: jax.Array  # (R, C + 1)
+    own_cost: jax.Array
+    gain: jax.Array  # (R, C + 2) at the starts of rows
+    low_gain: jax.Array  # at their ends
+    cost: jax.Array  # (2, 2, R, C + 1) tangents at the corners
+    least: jax.Array  # (R, C + 1) phi' where it is least
+    within: jax.Array  # (R, C + 1) bool, cells that begin in the row
+
+
 class Lines(NamedTuple):
     """Upper bounds that are lines in E, for one polygon: the values of cells are `gain - E cost`."""
 
@@ -25,7 +38,7 @@ class Lines(NamedTuple):
     own_cost: jax.Array
     gain: jax.Array  # (G + 1, C + 1) at the corners
     cost: jax.Array  # (2, 2, G, C) tangents at the corners
-    joined: tuple  # the same for joined rows: height, own gain and cost, gains and costs, which cells begin in the row
+    joined: Joined
 
 
 def _meet(curve: Outer, index):
@@ -72,7 +85,7 @@ def _costs(phi, q, w_q):
 
 def lines(phi, curve: Outer, where: Plan, found: Sketch, effort: Effort) -> Lines:
     """The lines of a plan; phi maps y = 1 - x to (phi, phi', phi'')."""
-    groups, each, count = effort[:3]
+    groups, each, count = effort.groups, effort.lines, effort.columns
     above = found.rows[-1]
     index = placed(where.rows, found.rows, 0, where.end, groups * each).at[0].set(0)
     bulk = placed(where.columns, found.columns, where.end, curve.ratio.size, count)
@@ -99,7 +112,7 @@ def lines(phi, curve: Outer, where: Plan, found: Sketch, effort: Effort) -> Line
     return Lines(infinite, slope, weight, own_gain, own_cost, gain, _costs(phi, q, w_q)[0], joined)
 
 
-def _joined(phi, curve: Outer, cuts, start, columns):
+def _joined(phi, curve: Outer, cuts, start, columns) -> Joined:
     """Rows of joined cells, with the largest slope of each, from the end of the active rows to slope one."""
     w_q, w_p = columns
     q, p = curve.q[cuts].at[0].set(start[0]), curve.p[cuts].at[0].set(start[1])
@@ -110,7 +123,7 @@ def _joined(phi, curve: Outer, cuts, start, columns):
     gain = slope[:, None] * steep(phi, w_p[None] - p[:-1, None], 1.0)
     low_gain = slope[:, None] * steep(phi, w_p[None] - p[1:, None], 1.0)
     within = w_q[None, :-1] < q[1:, None]
-    return jnp.diff(q), own_gain, own_cost, gain, low_gain, cost, least, within
+    return Joined(jnp.diff(q), own_gain, own_cost, gain, low_gain, cost, least, within)
 
 
 def bound(known: Lines, ratio):
@@ -125,11 +138,14 @@ def bound(known: Lines, ratio):
             value = known.slope[:, :, None] * corner - ratio * known.cost[s, e][:, None, :]
             best = jnp.maximum(best, jnp.max(value, axis=2))
         total = total + jnp.sum(known.weight[s] * best)
-    height, own_gain, own_cost, gain, low_gain, cost, least, within = known.joined
+    joined = known.joined
     corners = [
-        corner[:, e : columns + e] - ratio * cost[s, e] for s, corner in ((0, gain), (1, low_gain)) for e in (0, 1)
+        corner[:, e : columns + e] - ratio * joined.cost[s, e]
+        for s, corner in ((0, joined.gain), (1, joined.low_gain))
+        for e in (0, 1)
     ]
-    steady = jnp.minimum(gain[:, 1:] - ratio * least, functools.reduce(jnp.maximum, corners))
-    own = own_gain - ratio * own_cost
-    best = jnp.max(jnp.minimum(jnp.where(within, jnp.inf, steady), jnp.maximum(own, 0.0)), axis=1)
-    return (total + jnp.sum(height * best)) * (1.0 + ROUNDING)
+    steady = jnp.minimum(joined.gain[:, 1:] - ratio * joined.least, functools.reduce(jnp.maximum, corners))
+    own = jnp.maximum(joined.own_gain - ratio * joined.own_cost, 0.0)
+    cells = jnp.minimum(jnp.where(joined.within, jnp.inf, steady), own)
+    best = jnp.maximum(jnp.max(cells, axis=1), 0.0)
+    return (total + jnp.sum(joined.height * best)) * (1.0 + ROUNDING)

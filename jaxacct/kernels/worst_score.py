@@ -53,7 +53,7 @@ class Order(NamedTuple):
 
 def order(phi, curve: Inner, where: Plan, found: Sketch, ratio, effort: Effort) -> Order:
     """The best order at E = ratio, as far as the rows and columns of the plan allow."""
-    groups, each, count = effort[:3]
+    groups, each, count = effort.groups, effort.lines, effort.columns
     cells = curve.q.size - 1
     inside = placed(where.rows, found.rows, 0, where.end, groups * each)[1:]
     index = jnp.concatenate([jnp.zeros(1, inside.dtype), inside, where.end[None]])

@@ -266,8 +266,7 @@ class _Task:
             sigma = least_noise(upper, self.target, guessed_noise(self.target, self.delta, self.rate, self.steps))
         except InputError:
             return self._option(split, share, family, law(mean), math.nan, math.nan, "infeasible")
-        reached = known[min(known, key=lambda tried: abs(tried - sigma))]
-        return self._option(split, share, family, law(mean), sigma, reached, "ok")
+        return self._option(split, share, family, law(mean), sigma, known[sigma], "ok")
 
     def candidates(self, split: str, share: float, family: str, law: Callable[[float], Law], sigma: float) -> Option:
         """The largest E[K] that a noise allows, by bisection on log E[K]: tried, and met the target."""

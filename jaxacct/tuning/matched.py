@@ -83,7 +83,7 @@ class MatchedPlan:
             return float(found.upper)
 
         x = least_noise(upper, self.target_epsilon, 1.5 / self.target_epsilon)
-        noise, one, found = known[min(known, key=lambda tried: abs(np.log(tried / x)))]
+        noise, one, found = known[x]
         plans = tuple(self._plan(*row) for row in zip(rate, steps, noise, strict=True))
         # the mixture is known through upper ends: nothing is certified from below
         claimed = Bounds(0.0, found.upper, found.upper, "bound", found.status, found.engine)

@@ -131,7 +131,7 @@ def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, varia
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = RTOL) -> float:
-    """The least noise multiplier whose epsilon meets the target, by the secant in logarithms: a safe, tried value.
+    """The least noise multiplier whose epsilon meets the target, by the secant in logarithms: one of the tried, safe.
 
     epsilon : of a noise multiplier, upper ends, falling at least nearly.  InputError where no noise is enough.
     """

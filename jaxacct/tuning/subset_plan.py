@@ -103,7 +103,7 @@ class SubsetPlan:
         x = least_noise(upper, self.target_epsilon, near if single else 1.5 / self.target_epsilon)
         noise = matched_noise(x, self.target_delta, rate, steps)
         final = self.noise_ratio * noise
-        whole = known[min(known, key=lambda tried: abs(math.log(tried / x)))]
+        whole = known[x]
         reached = whole.epsilon(self.target_delta)
         rows = zip(rate, steps, noise, final, strict=True)
         settings = tuple(Setting(float(g), int(t), float(s), float(f)) for g, t, s, f in rows)
