@@ -1,50 +1,44 @@
 """An upper bound of the worst score's leak as lines in E, on the rows and columns of a plan.
 
-Proofs in jaxacct/selection/README.md.
+Proofs in jaxacct/selection/README.md.  Cells of columns run along the first axis, groups of rows along the last.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxacct.kernels.worst_plan import RELATIVE, SHIFT, Effort, Outer, Plan, Sketch, middles, placed, steep
+from jaxacct.kernels.worst_plan import RELATIVE, SHIFT, Effort, Outer, Plan, middles, steep
 
 ROUNDING = 1e-9
 """Relative allowance for the arithmetic of a sum of positive terms."""
+MARGIN = 2
+"""Shared columns by which a window reaches beyond the places that it is given."""
 
 
-class Joined(NamedTuple):
-    """The same for R joined rows, from the end of the active ones to slope one."""
-
-    height: jax.Array  # (R,)
-    own_gain: jax.Array  # (R, C + 1)
-    own_cost: jax.Array
-    gain: jax.Array  # (R, C + 2) at the starts of rows
-    low_gain: jax.Array  # at their ends
-    cost: jax.Array  # (2, 2, R, C + 1) tangents at the corners
-    least: jax.Array  # (R, C + 1) phi' where it is least
-    within: jax.Array  # (R, C + 1) bool, cells that begin in the row
+EVERY = 4
+"""Groups of rows whose first line is a shared column."""
 
 
 class Lines(NamedTuple):
-    """Upper bounds that are lines in E, for one polygon: the values of cells are `gain - E cost`."""
+    """Upper bounds that are lines in E, for one polygon: the values of cells are `slope gain - E cost`."""
 
     infinite: jax.Array
-    slope: jax.Array  # (G, S)
-    weight: jax.Array  # (2, G, S) height of a row, shared between the two ends of its group
-    own_gain: jax.Array  # (G, S)
+    slope: jax.Array  # (2, G) largest and smallest of a group
+    gain: jax.Array  # (2, 2, C, G) at both ends of a group and of a cell
+    cost: jax.Array  # (2, 2, C, G)
+    height: jax.Array  # (S, G) Q-mass of a line's rows
+    share: jax.Array  # (S, G) where in their group they are
+    blend: jax.Array  # (S, G) where between the group's slopes theirs is
+    own_gain: jax.Array  # (S, G) of cells too near for corners
     own_cost: jax.Array
-    gain: jax.Array  # (G + 1, C + 1) at the corners
-    cost: jax.Array  # (2, 2, G, C) tangents at the corners
-    joined: Joined
+    after: jax.Array  # Q-mass after the last group, up to slope one
 
 
 def _meet(curve: Outer, index):
-    """(q, p) where each line of ascending `index` meets the next."""
+    """(q, p) where each line of ascending `index` meets the next, along the first axis."""
     a, b = index[:-1], index[1:]
-    ratio, q, p = curve
+    ratio, q, p, _ = curve
     fall = ratio[a] - ratio[b]
     # beyond the end of cell a, before the start of cell b; both lines lie above the polygon in between
     gap = p[b] - p[a + 1] - ratio[b] * (q[b] - q[a + 1])
@@ -65,87 +59,88 @@ def _own(phi, slope, reach):
     return slope * steep(phi, slope * reach, 1.0), steep(phi, reach, -1.0)
 
 
-def _costs(phi, q, w_q):
-    """(2, 2, R, C) lower bounds of phi'(w - u) at the corners of each cell, which hold when interpolated between them.
+def _costs(phi, u, w):
+    """(2, 2, C, G) lower bounds of phi'(w - u) at the corners of each cell, which hold when interpolated between them.
 
-    The tangent of phi' in the middle, or, where that falls far below it, its least value.
+    The tangent of phi' in the middle, or, where that falls far below it, its least value.  u : (2, G), w : (2, C, G).
     """
-    middle = jnp.clip(middles(w_q)[None] - middles(q)[:, None], 0.0, 1.0)
-    _, first, second = phi(1.0 - middle)
-    height, width = jnp.diff(q)[:, None], jnp.diff(w_q)[None]
+    _, first, second = phi(1.0 - jnp.clip(0.5 * (w[0] + w[1] - u[0] - u[1]), 0.0, 1.0))
+    height, width = u[1] - u[0], w[1] - w[0]
     reach = 0.5 * (width + height)
     first = first - RELATIVE * first - (RELATIVE * reach + SHIFT) * second
-    least = steep(phi, w_q[None, :-1] - q[1:, None], -1.0)
+    least = steep(phi, w[0] - u[1], -1.0)
     flat = first - second * reach < 0.8 * least - 0.05 * first
     corners = [[first + second * ((e - 0.5) * width - (s - 0.5) * height) for e in (0, 1)] for s in (0, 1)]
-    beyond = w_q[None, :-1] >= q[1:, None]
     tangents = jnp.where(flat, least, jnp.stack([jnp.stack(row) for row in corners]))
-    return jnp.where(beyond, tangents, jnp.inf), jnp.where(beyond, least, jnp.inf)
+    return jnp.where(w[0] >= u[1], tangents, jnp.inf)
 
 
-def lines(phi, curve: Outer, where: Plan, found: Sketch, effort: Effort) -> Lines:
-    """The lines of a plan; phi maps y = 1 - x to (phi, phi', phi'')."""
-    groups, each, count = effort.groups, effort.lines, effort.columns
-    above = found.rows[-1]
-    index = placed(where.rows, found.rows, 0, where.end, groups * each).at[0].set(0)
-    bulk = placed(where.columns, found.columns, where.end, curve.ratio.size, count)
-    last = curve.ratio.size - 1
-    w_q, w_p = _meet(curve, jnp.concatenate([index[::each], where.end[None], bulk, jnp.array([last])]))
-    w_q = jnp.concatenate([jnp.zeros(1), w_q, jnp.ones(1)])
-    w_p = jnp.concatenate([curve.p[:1], w_p, jnp.ones(1)])
-
-    ends_q, ends_p = _meet(curve, jnp.concatenate([index, where.end[None]]))
+def lines(phi, curve: Outer, where: Plan, served, effort: Effort) -> Lines:
+    """The lines of a plan; phi maps y = 1 - x to (phi, phi', phi''); served : (G + 1,) about where groups' ends are."""
+    groups, each = effort.groups, effort.lines
+    index, end = where.rows[:-1], where.rows[-1:]
+    ends_q, ends_p = _meet(curve, where.rows)
     ends_q, ends_p = jnp.concatenate([curve.q[:1], ends_q]), jnp.concatenate([curve.p[:1], ends_p])
     q, p = ends_q[::each], ends_p[::each]
-    slope = curve.ratio[index].reshape(groups, each)
-    height = jnp.diff(ends_q).reshape(groups, each)
-    share = (middles(ends_q).reshape(groups, each) - q[:-1, None]) / jnp.maximum(jnp.diff(q), 1e-300)[:, None]
-    share = jnp.clip(share, 0.0, 1.0)
-    start = w_q[jnp.searchsorted(w_q, q[1:])]
-    own_gain, own_cost = _own(phi, slope, start[:, None] - ends_q[:-1].reshape(groups, each))
-    gain = steep(phi, w_p[None] - p[:, None], 1.0)
-    cuts = placed(where.joined, found.rows, where.end, above, effort.joined - 1)
-    cuts = jnp.concatenate([where.end[None], cuts, above[None]])
-    joined = _joined(phi, curve, cuts, (ends_q[-1], ends_p[-1]), (w_q, w_p))
-    weight = height * jnp.stack([1.0 - share, share])
-    infinite = curve.p[0] * steep(phi, 1.0, 1.0)
-    return Lines(infinite, slope, weight, own_gain, own_cost, gain, _costs(phi, q, w_q)[0], joined)
+    grouped = lambda x: x.reshape(groups, each).T
+    slope, height = grouped(curve.ratio[index]), grouped(jnp.diff(ends_q))
+    fraction = lambda part, whole: jnp.clip(part / jnp.where(whole > 0.0, whole, 1.0), 0.0, 1.0)
+    share = fraction(grouped(middles(ends_q)) - q[:-1], jnp.diff(q))
+    blend = fraction(slope[0] - slope, slope[0] - slope[-1])
 
+    few = index[:: EVERY * each]
+    shared = jnp.concatenate([few, index[-1:], end, where.columns, jnp.array([curve.ratio.size - 1])])
+    w_q, w_p = _meet(curve, shared)
+    w_q = jnp.concatenate([jnp.zeros(1), w_q, jnp.ones(1)])
+    w_p = jnp.concatenate([curve.p[:1], w_p, jnp.ones(1)])
+    start = w_q[jnp.searchsorted(w_q, q[1:], method="compare_all")]
+    own_gain, own_cost = _own(phi, slope, start - grouped(ends_q[:-1]))
 
-def _joined(phi, curve: Outer, cuts, start, columns) -> Joined:
-    """Rows of joined cells, with the largest slope of each, from the end of the active rows to slope one."""
-    w_q, w_p = columns
-    q, p = curve.q[cuts].at[0].set(start[0]), curve.p[cuts].at[0].set(start[1])
-    slope = curve.ratio[cuts[:-1]]
-    # cells that begin in the row have nothing but this; others the smallest of three bounds
-    own_gain, own_cost = _own(phi, slope[:, None], w_q[None, 1:] - q[:-1, None])
-    cost, least = _costs(phi, q, w_q)
-    gain = slope[:, None] * steep(phi, w_p[None] - p[:-1, None], 1.0)
-    low_gain = slope[:, None] * steep(phi, w_p[None] - p[1:, None], 1.0)
-    within = w_q[None, :-1] < q[1:, None]
-    return Joined(jnp.diff(q), own_gain, own_cost, gain, low_gain, cost, least, within)
+    # a window replaces the shared cells from first to last
+    cell = jnp.searchsorted(w_q, served.at[0].set(1.0), side="right", method="compare_all") - 1
+    first = jnp.clip(jnp.minimum(cell[1:], cell[:-1]) - MARGIN, few.size + 1, shared.size - 1)
+    last = jnp.clip(jnp.maximum(cell[1:], cell[:-1]) + MARGIN, first, shared.size - 1)
+    step = jnp.arange(effort.window)[:, None] * (last - first)
+    below, part = first + step // (effort.window - 1), step % (effort.window - 1)
+    after = jnp.minimum(below + 1, shared.size - 1)
+    inside = shared[below] + (shared[after] - shared[below]) * part // (effort.window - 1)
+    v_q, v_p = _meet(curve, inside)
+    v_q = jnp.concatenate([w_q[first][None], v_q, w_q[last + 1][None]])
+    v_p = jnp.concatenate([w_p[first][None], v_p, w_p[last + 1][None]])
+
+    ends = lambda x: jnp.stack([x[:-1], x[1:]])
+    u = ends(q)
+    gain = steep(phi, w_p[:, None] - p, 1.0)
+    gain = jnp.stack([ends(gain[:, :-1]), ends(gain[:, 1:])])
+    size = jnp.arange(shared.size)[:, None]
+    cost = jnp.where((size >= first) & (size <= last), jnp.inf, _costs(phi, u, ends(w_q)[:, :, None]))
+    near = jnp.stack([ends(steep(phi, v_p - p[s : groups + s], 1.0)) for s in (0, 1)])
+    both = lambda a, b: jnp.concatenate([a, b], axis=2)
+    return Lines(
+        infinite=curve.p[0] * steep(phi, 1.0, 1.0),
+        slope=slope[jnp.array([0, -1])],
+        gain=both(gain, near),
+        cost=both(cost, _costs(phi, u, ends(v_q))),
+        height=height,
+        share=share,
+        blend=blend,
+        own_gain=own_gain,
+        own_cost=own_cost,
+        after=jnp.maximum(curve.q[where.above] - q[-1], 0.0),
+    )
 
 
 def bound(known: Lines, ratio):
-    """An upper bound of the leak at E = ratio >= 1."""
-    total = known.infinite
-    own = known.own_gain - ratio * known.own_cost
-    columns = known.cost.shape[-1]
+    """An upper bound of the leak at E = ratio >= 1, convex in E."""
+    ends = []
     for s in (0, 1):
-        best = jnp.maximum(own, 0.0)
-        for e in (0, 1):
-            corner = known.gain[s : known.gain.shape[0] - 1 + s, None, e : columns + e]
-            value = known.slope[:, :, None] * corner - ratio * known.cost[s, e][:, None, :]
-            best = jnp.maximum(best, jnp.max(value, axis=2))
-        total = total + jnp.sum(known.weight[s] * best)
-    joined = known.joined
-    corners = [
-        corner[:, e : columns + e] - ratio * joined.cost[s, e]
-        for s, corner in ((0, joined.gain), (1, joined.low_gain))
-        for e in (0, 1)
-    ]
-    steady = jnp.minimum(joined.gain[:, 1:] - ratio * joined.least, functools.reduce(jnp.maximum, corners))
-    own = jnp.maximum(joined.own_gain - ratio * joined.own_cost, 0.0)
-    cells = jnp.minimum(jnp.where(joined.within, jnp.inf, steady), own)
-    best = jnp.maximum(jnp.max(cells, axis=1), 0.0)
-    return (total + jnp.sum(joined.height * best)) * (1.0 + ROUNDING)
+        first, last = (
+            jnp.maximum(jnp.max(slope * known.gain[s] - ratio * known.cost[s], axis=(0, 1)), -1e300)
+            for slope in known.slope
+        )
+        ends.append((1.0 - known.blend) * first + known.blend * last)
+    own = jnp.maximum(known.own_gain - ratio * known.own_cost, 0.0)
+    best = jnp.maximum(own, (1.0 - known.share) * ends[0] + known.share * ends[1])
+    # what is to be won does not grow from row to row
+    after = known.after * jnp.maximum(own[-1, -1], ends[1][-1, -1])
+    return (known.infinite + jnp.sum(known.height * best) + after) * (1.0 + ROUNDING)

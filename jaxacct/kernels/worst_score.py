@@ -22,23 +22,27 @@ from jaxacct.kernels.worst_plan import (
     Inner,
     Outer,
     Plan,
-    Sketch,
-    looked_at,
     middles,
-    placed,
     plan,
+    sketch,
     sketched_epsilon,
     steep,
 )
 
+PLACES = 32
+"""Places between two columns that are looked at for the end of a group."""
+SETTLED = 1e-3
+"""Distance of two eps below which the order that is best at one is as good as best at the other."""
+ORDERS = 5
+"""Most orders that are tried for eps."""
 NEAR = 0.02
 """Distance from the eps for which lines were chosen beyond which they are chosen anew."""
-STEPS = 30
-"""Most steps of regula falsi for eps; its end is certified wherever it stops."""
-WIDTH = 2e-7
-"""Absolute width of eps at which it stops."""
 PASSES = 3
-"""Most times that the lines are chosen anew."""
+"""Most times that the lines are chosen."""
+FIRST, WIDTH = 4e-4, 2e-3
+"""First step to the right of an eps, and the width below which the chord of a convex bound is near it."""
+STEPS = 30
+"""Most steps of regula falsi; its end is certified wherever it stops."""
 
 
 class Order(NamedTuple):
@@ -49,32 +53,54 @@ class Order(NamedTuple):
     served_q: jax.Array  # (R,) non-increasing, at least the end of the active rows
     served_p: jax.Array
     active: jax.Array  # (R,) bool, the first so many
+    places: jax.Array  # (G + 1,) w where the ends of groups of rows are best served
 
 
-def order(phi, curve: Inner, where: Plan, found: Sketch, ratio, effort: Effort) -> Order:
+def order(phi, curve: Inner, where: Plan, ratio, effort: Effort) -> Order:
     """The best order at E = ratio, as far as the rows and columns of the plan allow."""
-    groups, each, count = effort.groups, effort.lines, effort.columns
-    cells = curve.q.size - 1
-    inside = placed(where.rows, found.rows, 0, where.end, groups * each)[1:]
-    index = jnp.concatenate([jnp.zeros(1, inside.dtype), inside, where.end[None]])
-    bulk = placed(where.columns, found.columns, where.end, cells, count)
-    columns = jnp.concatenate([index[each::each], bulk, jnp.array([cells])])
-    row_q, row_p, w_q, w_p = curve.q[index], curve.p[index], curve.q[columns], curve.p[columns]
+    groups, each = effort.groups, effort.lines
+    row_q, row_p = curve.q[where.rows], curve.p[where.rows]
     size_q, size_p = jnp.diff(row_q), jnp.diff(row_p)
-    middle_q, middle_p = middles(row_q[::each]), middles(row_p[::each])
-    gain, cost = steep(phi, w_p[None] - middle_p[:, None]), steep(phi, w_q[None] - middle_q[:, None])
-    cost = jnp.where(w_q[None] >= row_q[each::each, None], cost, jnp.inf)
-    shape = (groups, each, 1)
-    value = size_p.reshape(shape) * gain[:, None] - ratio * jnp.where(
-        size_q.reshape(shape) > 0.0, size_q.reshape(shape) * cost[:, None], 0.0
-    )
-    best = jnp.argmax(value, axis=2).reshape(-1)
-    stops = (jnp.max(value, axis=2).reshape(-1) <= 0.0) & (size_q > 0.0)
+
+    def value(at, size_q, size_p, u_q, u_p):
+        """Of rows of such sizes at u, served at cells `at`: what they win, and the cost of it."""
+        cost = jnp.where(size_q > 0.0, ratio * size_q * steep(phi, curve.q[at] - u_q), 0.0)
+        return size_p * steep(phi, curve.p[at] - u_p) - cost, cost
+
+    def best_of(at):
+        """The best of the cells `at` for each group's end; where nothing is won, what loses the least of its cost."""
+        win, cost = value(at, *around, row_q[::each], row_p[::each])
+        win = jnp.where(jnp.max(win, axis=0) > 0.0, win, win / jnp.maximum(cost, 1e-300))
+        return jnp.argmax(win, axis=0)
+
+    # the ends of groups: the best column, then the best place near it
+    node = jnp.arange(groups + 1)
+    before, after = jnp.maximum(node - 1, 0) * each, jnp.minimum(node + 1, groups) * each
+    around = row_q[after] - row_q[before], row_p[after] - row_p[before]
+    columns = jnp.concatenate([where.rows[-1:], where.columns, jnp.array([curve.q.size - 1])])
+    best = best_of(columns[:, None])
+    first, last = columns[jnp.maximum(best - 1, 0)], columns[jnp.minimum(best + 1, columns.size - 1)]
+    near = first + (last - first) * jnp.arange(PLACES + 1)[:, None] // PLACES
+    best = jnp.take_along_axis(near, best_of(near)[None], axis=0)[0]
+    # rows in a group: between its ends, or at one of them
+    a, b = best[:-1, None], best[1:, None]
+    between = a + (b - a) * (2 * jnp.arange(each) + 1) // (2 * each)
+    tried = jnp.stack([x.reshape(-1) for x in jnp.broadcast_arrays(a, b, between)])
+    values = value(tried, size_q, size_p, middles(row_q), middles(row_p))[0]
+    stops = (jnp.max(values, axis=0) <= 0.0) & (size_q > 0.0)
     number = jnp.where(jnp.any(stops), jnp.argmax(stops), size_q.size)
     active = jnp.arange(size_q.size) < number
-    alpha = jnp.searchsorted(w_q, row_q[number])
-    served = lax.cummax(jnp.where(active, jnp.maximum(best, alpha), 0), reverse=True)
-    return Order(row_q, row_p, w_q[served], w_p[served], active)
+    served = jnp.take_along_axis(tried, jnp.argmax(values, axis=0)[None], axis=0)[0]
+    served = _latest(jnp.where(active, served, where.rows[-1]).reshape(groups, each)).reshape(-1)
+    return Order(row_q, row_p, curve.q[served], curve.p[served], active, curve.q[best])
+
+
+def _latest(served):
+    """The largest entry from each on, rows after rows: `lax.cummax` in two steps."""
+    later = lambda n: jnp.arange(n)[:, None] <= jnp.arange(n)
+    within = jnp.max(jnp.where(later(served.shape[1]), served[:, None, :], 0), axis=2)
+    whole = jnp.max(jnp.where(later(served.shape[0]), within[:, 0], 0), axis=1)
+    return jnp.maximum(within, jnp.append(whole[1:], 0)[:, None])
 
 
 def attained(phi, curve: Inner, found: Order):
@@ -82,7 +108,7 @@ def attained(phi, curve: Inner, found: Order):
 
     phi' is convex, so phi(x + h) - phi(x) is at least h times phi' in the middle and at most h times its mean.
     """
-    row_q, row_p, served_q, served_p, active = found
+    row_q, row_p, served_q, served_p, active, _ = found
     size_q, size_p = jnp.diff(row_q), jnp.diff(row_p)
     gain = size_p * steep(phi, served_p - middles(row_p), -1.0)
     cost = 0.5 * size_q * (steep(phi, served_q - row_q[:-1], 1.0) + steep(phi, served_q - row_q[1:], 1.0))
@@ -93,97 +119,103 @@ def attained(phi, curve: Inner, found: Order):
 
 def delta(phi, above: Outer, below: Inner, ratio, effort: Effort):
     """(lower, upper) of the worst leak at E = ratio >= 1."""
-    found, _ = looked_at(phi, above.q, above.p, jnp.sum(above.ratio > 1.0), lambda _: ratio, effort)
-    where = plan(found, ratio, effort)
-    upper = bound(lines(phi, above, where, found, effort), ratio)
-    gain, cost = attained(phi, below, order(phi, below, *_moved(where, found, above, below), ratio, effort))
+    where = plan(sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0)), ratio, effort)
+    found = order(phi, below, _moved(where, above), ratio, effort)
+    gain, cost = attained(phi, below, found)
+    upper = bound(lines(phi, above, where, found.places, effort), ratio)
     return jnp.clip(gain - ratio * cost, 0.0, 1.0), jnp.clip(upper, 0.0, 1.0)
 
 
 def best_order(phi, below: Inner, ratio, effort: Effort) -> Order:
     """The order that leaks most at E = ratio, or nearly."""
     count = jnp.sum(jnp.diff(below.p) > jnp.diff(below.q))
-    found, _ = looked_at(phi, below.q, below.p, count, lambda _: ratio, effort)
-    return order(phi, below, plan(found, ratio, effort), found, ratio, effort)
+    return order(phi, below, plan(sketch(phi, below.q, below.p, count), ratio, effort), ratio, effort)
 
 
-def _moved(where: Plan, found: Sketch, above: Outer, below: Inner):
-    """A plan for one polygon as a plan for another."""
-    cell = lambda index: jnp.searchsorted(below.q, above.q[index]).astype(index.dtype)
-    return where._replace(end=cell(where.end)), found._replace(rows=cell(found.rows), columns=cell(found.columns))
+def _moved(where: Plan, above: Outer) -> Plan:
+    """A plan for the polygon above as one for the polygon below."""
+    return Plan(*(above.twin[index] for index in where))
 
 
 def epsilon(phi, above: Outer, below: Inner, log_delta, highest, effort: Effort):
     """(lower, upper) of eps in [0, highest]; upper is inf where even `highest` leaks more than delta."""
-    guess = lambda seen: jnp.exp(sketched_epsilon(seen, log_delta, highest))
-    found, first = looked_at(phi, above.q, above.p, jnp.sum(above.ratio > 1.0), guess, effort)
+    seen = sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0))
+    target = jnp.exp(log_delta) * (1.0 + 1e-12)
+    infinite = below.p[0] * steep(phi, 1.0 - below.p[0], -1.0) * (1.0 - ROUNDING)
+
+    def reached(start):
+        """eps at which the order that is best at `start` leaks delta, and where its groups are served."""
+        found = order(phi, below, _moved(plan(seen, jnp.exp(start), effort), above), jnp.exp(start), effort)
+        gain, cost = attained(phi, below, found)
+        room = gain - target
+        end = jnp.log(jnp.maximum(room, 1e-300)) - jnp.log(jnp.maximum(cost, 1e-300)) - 1e-12
+        return jnp.clip(jnp.where(room > 0.0, end, 0.0), 0.0, highest), found.places
+
+    def better(carry):
+        i, start, low, _ = carry
+        next_low, places = reached(jnp.where(i == 0, start, low))
+        return i + 1, jnp.where(i == 0, start, low), jnp.maximum(next_low, low), places
+
+    def unsettled(carry):
+        i, start, low, _ = carry
+        return (i < 1) | ((i < ORDERS) & (jnp.abs(low - start) > SETTLED) & (low > 0.0))
+
+    start = sketched_epsilon(seen, log_delta, highest)
+    carry = (0, start, 0.0 * start, jnp.zeros(effort.groups + 1))
+    _, _, lower, places = lax.while_loop(unsettled, better, carry)
 
     def refine(carry):
-        i, start, _, best, _ = carry
-        where = plan(found, jnp.exp(start), effort)
-        known = lines(phi, above, where, found, effort)
-        upper = _crossing(lambda e: jnp.log(jnp.maximum(bound(known, jnp.exp(e)), 1e-320)) - log_delta, start, highest)
-        return i + 1, jnp.minimum(upper, highest), start, jnp.minimum(best, upper), where
+        i, _, here, best = carry
+        known = lines(phi, above, plan(seen, jnp.exp(here), effort), places, effort)
+        upper = _crossing(lambda e: bound(known, jnp.exp(e)), lower, jnp.exp(log_delta), highest)
+        return i + 1, here, jnp.minimum(upper, highest), jnp.minimum(best, upper)
 
     def again(carry):
-        i, start, before, *_ = carry
-        return (i < PASSES) & (jnp.abs(start - before) > NEAR)
+        i, before, here, _ = carry
+        return (i < PASSES) & (jnp.abs(here - before) > NEAR)
 
-    start = jnp.log(first)
-    nowhere = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(lambda: plan(found, start, effort)))
-    carry = (0, start, jnp.inf * highest, jnp.inf * highest, nowhere)
-    _, last, _, upper, where = lax.while_loop(again, refine, carry)
-    ratio = jnp.exp(jnp.where(jnp.isfinite(upper), jnp.minimum(upper, last), start))
-    chosen = order(phi, below, *_moved(where, found, above, below), ratio, effort)
-    gain, cost = attained(phi, below, chosen)
-    target = jnp.exp(log_delta) * (1.0 + 1e-12)
-    room = gain - target
-    lower = jnp.log(jnp.maximum(room, 1e-300)) - jnp.log(jnp.maximum(cost, 1e-300)) - 1e-12
-    lower = jnp.where(room > 0.0, jnp.maximum(lower, 0.0), 0.0)
-    infinite = below.p[0] * steep(phi, 1.0 - below.p[0], -1.0) * (1.0 - ROUNDING)
+    first = jnp.where(lower > 0.0, lower, start)
+    carry = (0, jnp.inf * highest, first, jnp.inf * highest)
+    upper = lax.while_loop(again, refine, carry)[3]
     return jnp.where(infinite > target, jnp.inf, jnp.minimum(lower, upper)), upper
 
 
-def _crossing(residual, start, highest):
-    """A certified upper end of the zero of a decreasing residual in [0, highest], by regula falsi; inf if none."""
+def _crossing(leak, start, delta, highest):
+    """A certified upper end of the eps in [start, highest] from which a leak convex in e^eps is at most delta.
+
+    inf if even `highest` leaks more; `start` where that leaks no more.
+    """
 
     def outwards(carry):
-        low, high, at_low, at_high, width = carry
-        low, high = (
-            jnp.where(at_high > 0.0, high, jnp.where(at_low > 0.0, low, jnp.maximum(start - width, 0.0))),
-            jnp.where(at_high > 0.0, jnp.minimum(start + width, highest), jnp.where(at_low > 0.0, high, low)),
-        )
-        at_low, at_high = lax.map(residual, jnp.stack([low, high]))
-        return low, high, at_low, at_high, 5.0 * width
+        _, _, right, at_right, width = carry
+        further = jnp.minimum(right + width, highest)
+        return right, at_right, further, leak(further), 5.0 * width
 
-    def open_ended(carry):
-        low, high, at_low, at_high, _ = carry
-        return ((at_high > 0.0) & (high < highest)) | ((at_low <= 0.0) & (low > 0.0))
+    def short(carry):
+        _, _, right, at_right, _ = carry
+        return (at_right > delta) & (right < highest)
 
-    near = 0.25 * NEAR
-    first = jnp.maximum(start - near, 0.0)
-    unknown = (first, first, -jnp.inf * highest, jnp.inf * highest, near * jnp.ones_like(highest))
-    low, high, at_low, at_high, _ = lax.while_loop(open_ended, outwards, unknown)
-    reached, nothing = at_high <= 0.0, at_low <= 0.0
+    at_start = leak(start)
+    carry = (start, at_start, start, at_start, FIRST * jnp.ones_like(highest))
+    left, at_left, right, at_right, _ = lax.while_loop(short, outwards, carry)
+    excess = lambda value: jnp.log(jnp.maximum(value, 1e-320)) - jnp.log(delta)
 
     def step(carry):
-        i, low, at_low, high, at_high, kept = carry
-        share = jnp.clip(at_low / (at_low - at_high), 0.005, 0.995)
-        middle = low + (high - low) * jnp.where(i % 6 == 5, 0.5, share)
-        here = residual(middle)
-        right = here > 0.0
-        # Illinois: an end that is kept twice in a row counts for half
-        at_low, at_high = (
-            jnp.where(right, here, jnp.where(kept < 0, 0.5 * at_low, at_low)),
-            jnp.where(right, jnp.where(kept > 0, 0.5 * at_high, at_high), here),
-        )
-        low, high = jnp.where(right, middle, low), jnp.where(right, high, middle)
-        return i + 1, low, at_low, high, at_high, jnp.where(right, 1, -1)
+        i, left, at_left, right, at_right = carry
+        share = jnp.clip(excess(at_left) / (excess(at_left) - excess(at_right)), 0.02, 0.98)
+        middle = left + (right - left) * jnp.where(i % 3 == 2, 0.5, share)
+        here = leak(middle)
+        over = here > delta
+        pick = lambda a, b: jnp.where(over, a, b)
+        return i + 1, pick(middle, left), pick(here, at_left), pick(right, middle), pick(at_right, here)
 
     def wide(carry):
-        i, low, _, high, at_high, _ = carry
-        return (i < STEPS) & reached & ~nothing & (high - low > WIDTH) & (at_high < -1e-7)
+        i, left, at_left, right, at_right = carry
+        return (i < STEPS) & (right - left > WIDTH) & (at_left > delta) & (at_right <= delta)
 
-    carry = (0, low, jnp.maximum(at_low, 1e-12), high, jnp.minimum(at_high, -1e-12), 0)
-    high = lax.while_loop(wide, step, carry)[3]
-    return jnp.where(nothing, 0.0, jnp.where(reached, high, jnp.inf))
+    _, left, at_left, right, at_right = lax.while_loop(wide, step, (0, left, at_left, right, at_right))
+    # a convex function lies below its chord
+    share = (at_left - delta) / jnp.where(at_left > at_right, at_left - at_right, 1.0)
+    crossed = left + jnp.log1p(jnp.clip(share, 0.0, 1.0) * jnp.expm1(right - left)) + 1e-12
+    crossed = jnp.minimum(jnp.where(at_left > at_right, crossed, right), right)
+    return jnp.where(at_left <= delta, left, jnp.where(at_right <= delta, crossed, jnp.inf))

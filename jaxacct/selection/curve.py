@@ -53,7 +53,8 @@ def _of_one(run: Mechanism, relation: str, both: bool) -> list[Curve]:
     sides = [_curve(*_joined(ratio, low, high), inside[0])]
     # the engines have answered for the worse direction of replacing a record, sums for each
     if both and (exact or relation != "replace_one"):
-        sides.append(_curve(*_joined(ratio, low[::-1], high[::-1]), inside[1]))
+        alike = run.symmetric()
+        sides.append(sides[0] if alike else _curve(*_joined(ratio, low[::-1], high[::-1]), inside[1]))
     return sides
 
 
@@ -139,7 +140,8 @@ def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[n
     below_u, below_t = inner(ratio, low, high) if inside is None else inside
     cell, place_u, place_t = _cut(u, t)
     _, inside_u, inside_t = _cut(below_u, below_t)
-    return Curve(Outer(slopes[cell], place_u, place_t), Inner(inside_u, inside_t))
+    twin = np.searchsorted(inside_u, place_u)
+    return Curve(Outer(slopes[cell], place_u, place_t, twin), Inner(inside_u, inside_t))
 
 
 def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

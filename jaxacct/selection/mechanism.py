@@ -29,6 +29,8 @@ __all__ = ["Attack", "Selection", "attack", "select"]
 
 WORST_CASE = "worst_case"
 """The default bound: the exact worst case."""
+NARROW = 2e-4
+"""Relative width up to which a bracket is called ok whatever rtol."""
 LOOSE = 0.01
 """Relative width above which the limits of the profile are looked at, and of eps the envelope."""
 LEAST = 1e-300
@@ -96,7 +98,8 @@ class Selection(Mechanism):
         )
         if quantity == "epsilon":
             _refuse_zero(self.mechanism, relation, np.broadcast_to(values, shape))
-        ends = np.stack(bracket(quantity, self.mechanism, self.law, np.maximum(values, LEAST), relation))
+        width = rtol if rtol > NARROW else 0.0
+        ends = np.stack(bracket(quantity, self.mechanism, self.law, np.maximum(values, LEAST), relation, width))
         if quantity == "epsilon":
             ends[1] = np.where(values == 0.0, np.inf, ends[1])
         if (wide := _loose(*ends)).any():
@@ -115,7 +118,7 @@ class Selection(Mechanism):
         if kind != "certified":
             low = np.zeros_like(low)
         with np.errstate(invalid="ignore"):
-            narrow = (low == high) | np.isfinite(high) & (high - low <= max(rtol, 2e-4) * np.maximum(high, 1e-300))
+            narrow = (low == high) | np.isfinite(high) & (high - low <= max(rtol, NARROW) * np.maximum(high, 1e-300))
         status = np.where(
             high == 0.0, "zero", np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
         )
@@ -211,7 +214,7 @@ def attack(run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remo
     for direction in names if len(curves) > 1 else names[:1]:
         curve = curves[("remove", "add").index(direction) if len(curves) > 1 else 0]
         one = f"{direction}_one" if len(curves) > 1 and outer != "replace_one" else relation
-        reached = float(bracket("epsilon", run, k, target, one, fine=False)[0])
+        reached = float(bracket("epsilon", run, k, target, one, math.inf)[0])
         with jax.enable_x64():
             order, (gain, cost) = _order(k, curve.below, np.exp(min(reached, HIGHEST)))
             gain, cost = float(gain), float(cost)
@@ -257,11 +260,13 @@ def _pair(chosen: Selection, relation: str) -> FinitePair:
         last = np.zeros(shape)
         level = np.minimum(LAST + 2.0 * chosen.law.mean * infinite_mass(chosen.mechanism, outer), 0.5)
         for name in dict.fromkeys(names):
-            high = bracket("epsilon", chosen.mechanism, chosen.law, level, name, fine=False)[1]
+            high = bracket("epsilon", chosen.mechanism, chosen.law, level, name, math.inf)[1]
             last = np.maximum(last, np.where(np.isfinite(high), high, 1.0))
         share = np.linspace(0.0, 1.0, POINTS).reshape(-1, *(1,) * len(shape))
         at = share * np.maximum(last, 1e-3)
-        sides = {name: bracket("delta", chosen.mechanism, chosen.law, at, name)[1] for name in dict.fromkeys(names)}
+        sides = {
+            name: bracket("delta", chosen.mechanism, chosen.law, at, name, math.inf)[1] for name in dict.fromkeys(names)
+        }
         rows = [np.moveaxis(x, 0, -1).reshape(-1, POINTS) for x in (at, *(sides[name] for name in names))]
         _pairs[key] = stacked([pair_of_profile(*row) for row in zip(*rows, strict=True)], shape)
         while len(_pairs) > KEPT:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import worst_score
-from jaxacct.kernels.worst_plan import FINE, MIDDLE, QUICK, Effort
+from jaxacct.kernels.worst_plan import FINE, GLANCE, MIDDLE, QUICK, Effort
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.selection.curve import Curve, curves
 from jaxacct.selection.laws import Law
@@ -26,7 +26,7 @@ HIGHEST = 600.0
 CHUNK = 16
 """Configurations in one call of the compiled program."""
 WIDTH = 1.8e-4
-"""Absolute width of eps above which a configuration is looked at more finely."""
+"""Absolute width of eps, relative width of delta, above which a configuration is looked at more finely."""
 GAIN, BASE = 0.8, 1e-3
 """A finer look that leaves more than this share of the width, where that is small relative to eps, has found that the
 base's own bracket is what is left."""
@@ -48,11 +48,12 @@ def known_curves(run: Mechanism, relation: str) -> list[list[Curve]]:
 
 
 def bracket(
-    quantity: str, run: Mechanism, law: Law, values: Any, relation: str, fine: bool = True
+    quantity: str, run: Mechanism, law: Law, values: Any, relation: str, width: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """(lower, upper) of "epsilon" at deltas in (0, 1), or of "delta" at eps >= 0; all broadcast.
 
-    fine : whether an epsilon that is not narrow is looked at again with more rows and columns.
+    width : what is not as narrow as WIDTH (of a delta: as this share of it), or as the share `width` of it, is looked
+    at again with more rows and columns; inf: nothing is, and points of a profile of delta are within some 1e-3.
     """
     assert relation in RELATIONS
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
@@ -60,33 +61,45 @@ def bracket(
     size = int(np.prod(shape))
     base = np.broadcast_to(np.arange(len(sides)).reshape(batch_shape(run)), shape).reshape(-1)
     flat = np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
-    laws = law.flattened(shape)
+    laws, at = law.flattened(shape), np.minimum(flat, HIGHEST)
     ends = np.zeros((2, size))
-    for side in range(max((len(each) for each in sides), default=1)):
-        if len(sides[0]) > 1 and relation == ("remove_one", "add_one")[1 - side]:
+    count = max((len(each) for each in sides), default=1)
+    for side in range(count):
+        if count > 1 and relation == ("remove_one", "add_one")[1 - side]:
             continue
         stacked = jax.tree.map(lambda *x: np.stack(x), *(each[side] for each in sides)) if size else None
-        ends = np.maximum(ends, _solved(quantity, stacked, base, laws, np.minimum(flat, HIGHEST), fine))
+        due = np.flatnonzero([side == 0 or sides[i][side] is not sides[i][0] for i in base])
+        if quantity == "epsilon" and size > CHUNK and ends.any():
+            # the other direction's eps, where a glance shows that this one leaks no more than delta there
+            due = due[ends[0, due] < np.inf]
+            some = jax.tree.map(lambda x, due=due: x[due], laws)
+            leak = _in_chunks("delta", GLANCE, stacked, base[due], some, np.minimum(ends[0, due], HIGHEST))[1]
+            due = due[leak > flat[due]]
+        if due.size:
+            some = jax.tree.map(lambda x, due=due: x[due], laws)
+            ends[:, due] = np.maximum(ends[:, due], _solved(quantity, stacked, base[due], some, at[due], width))
     if quantity == "delta":
         ends[0] = np.where(flat > HIGHEST, 0.0, ends[0])
     return ends[0].reshape(shape), ends[1].reshape(shape)
 
 
-def _solved(quantity: str, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, fine: bool) -> np.ndarray:
+def _solved(quantity: str, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, width: float) -> np.ndarray:
     """(2, B) ends for one direction; what is wide is done again with more rows and columns."""
-    low, high = _in_chunks(quantity, QUICK, stacked, base, laws, values)
+    once = width == np.inf
+    low, high = _in_chunks(quantity, MIDDLE if once and quantity == "delta" else QUICK, stacked, base, laws, values)
     # a program more takes longer to compile than it saves on a few
-    finer = () if not fine or quantity != "epsilon" else (FINE,) if values.size <= CHUNK else (MIDDLE, FINE)
+    finer = () if once else (FINE,) if values.size <= CHUNK else (MIDDLE, FINE)
     due = low < np.inf
     for effort in finer:
-        wide = np.flatnonzero(due & (high > low + WIDTH))
+        aim = np.maximum(WIDTH, width * low) if quantity == "epsilon" else max(WIDTH, width) * low
+        wide = np.flatnonzero(due & ~(high <= low + aim))
         if wide.size:
             before = high[wide] - low[wide]
             some = jax.tree.map(lambda x, wide=wide: x[wide], laws)
             ends = _in_chunks(quantity, effort, stacked, base[wide], some, values[wide])
             low[wide], high[wide] = np.maximum(low[wide], ends[0]), np.minimum(high[wide], ends[1])
-            after = high[wide] - low[wide]
-            due[wide] = ~((after > GAIN * before) & (after <= BASE * np.maximum(high[wide], 1.0)))
+            after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
+            due[wide] = ~((after > GAIN * before) & (after <= BASE * scale))
     return np.stack([low, high])
 
 

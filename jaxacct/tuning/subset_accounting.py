@@ -98,7 +98,7 @@ def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
     last = float(bound_epsilon(run, law, max(LAST * delta, 1e-15), bound="envelope").upper)
     grid = np.linspace(0.0, max(last, 1e-3) if math.isfinite(last) else 50.0, POINTS)
     # the envelope is a little looser, but goes down to deltas that the other bracket does not resolve
-    sides = [np.minimum(bracket("delta", run, law, grid, name)[1], envelope(grid, name)) for name in both]
+    sides = [np.minimum(bracket("delta", run, law, grid, name, math.inf)[1], envelope(grid, name)) for name in both]
     return PrivacyProfile(grid, sides[0], sides[-1])
 
 
