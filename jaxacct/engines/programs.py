@@ -150,6 +150,23 @@ def _trim() -> None:
         trim(0)
 
 
+@functools.cache
+def known(**options: Any) -> dict[str, Any]:
+    """Those of the compile options that this XLA has."""
+    lowered = jax.jit(lambda x: x).lower(0)
+
+    def has(name: str) -> bool:
+        try:
+            lowered.compile(compiler_options={name: options[name]})
+        except jax.errors.JaxRuntimeError as error:
+            if "No such compile option" not in str(error):
+                raise
+            return False
+        return True
+
+    return {name: value for name, value in options.items() if has(name)}
+
+
 def _compile(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> jax.stages.Compiled:
     try:
         return lowered.compile(compiler_options=options)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.engines import programs
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_plan import FINE, GLANCE, MIDDLE, QUICK, Effort
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
@@ -114,7 +115,7 @@ def _in_chunks(
         index = np.minimum(np.arange(start, start + chunk), values.size - 1)
         with jax.enable_x64():
             some = jax.tree.map(lambda x: x[index], laws)
-            return np.stack(_program(quantity, effort, curve, base[index], some, values[index]))
+            return np.stack(_compiled()(quantity, effort, curve, base[index], some, values[index]))
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         pieces = list(pool.map(one, range(0, values.size, chunk)))
@@ -122,7 +123,12 @@ def _in_chunks(
     return found[0].copy(), found[1].copy()
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.cache
+def _compiled() -> Any:
+    # a quarter faster on CPUs that have vectors so wide, and nothing to others
+    return jax.jit(_program, static_argnums=(0, 1), compiler_options=programs.known(xla_cpu_prefer_vector_width=512))
+
+
 def _program(quantity: str, effort: Effort, stacked: Any, base: Any, laws: Law, values: Any) -> Any:
     """(lower, upper) of each configuration, one after the other, so that each stays in the cache."""
 

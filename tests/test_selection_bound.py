@@ -1,0 +1,103 @@
+"""What the bound of the worst score rests on: the integrand falls, and one look at the other direction is enough."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxacct as ja
+from jaxacct import selection
+from jaxacct.kernels import worst_bound, worst_plan, worst_score
+from jaxacct.selection.curve import curves
+from jaxacct.selection.worst_case import CHUNK, bracket
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32 - 1), ratio=st.floats(0.2, 30.0))
+def test_what_is_to_be_won_does_not_grow_from_row_to_row(seed, ratio):
+    """max over w >= u of L(u) phi'(T(w) - T(u)) - E phi'(w - u), on random concave T, for random laws of K."""
+    rng = np.random.default_rng(seed)
+    slopes = np.sort(rng.gamma(0.5, 2.0, 6))[::-1]
+    ends = np.concatenate([[0.0], np.sort(rng.random(5)), [1.0]])
+    heights = np.concatenate([[rng.choice([0.0, 0.1])], np.diff(ends) * slopes])
+    knots = np.cumsum(heights)
+    slopes, knots = slopes / knots[-1], knots / knots[-1]
+    masses = rng.dirichlet(np.full(8, 0.4))
+    first = np.polynomial.Polynomial(masses).deriv()
+    u = np.linspace(0.0, 1.0, 601)
+    t, slope = np.interp(u, ends, knots), slopes[np.clip(np.searchsorted(ends, u, side="right") - 1, 0, 5)]
+    gap_t, gap_u = t[None] - t[:, None], u[None] - u[:, None]
+    value = slope[:, None] * first(np.maximum(gap_t, 0.0)) - ratio * first(np.maximum(gap_u, 0.0))
+    best = np.max(np.where(gap_u >= 0.0, value, -np.inf), axis=1)
+    assert np.all(np.diff(best) <= 1e-9 * (1.0 + np.abs(best[1:])))
+
+
+CASES = [
+    (ja.compose(ja.Gaussian(2.0), ja.ApproximateDP(0.3, 1e-3)), selection.Geometric(0.05), 1.0, worst_plan.GLANCE),
+    (ja.Gaussian(1.0), selection.Poisson(20.0), 3.0, worst_plan.GLANCE),
+    (ja.Laplace(1.0), selection.PointMass(4), 1.5, worst_plan.QUICK),
+]
+
+
+@pytest.mark.parametrize(("run", "law", "eps", "effort"), CASES, ids=["infinite mass", "large K", "fixed K"])
+def test_upper_bounds_are_convex_and_above_plain_sums(run, law, eps, effort):
+    """At many E from the lines for one, wherever its groups are said to be served."""
+    with jax.enable_x64():
+        above, below = jax.tree.map(jnp.asarray, curves(run, "add_or_remove_one")[0][0])
+        phi, at = law.generating, np.exp(np.linspace(0.05, 2.0 * eps, 41))
+        sums = leak(np.asarray(below.q), np.asarray(below.p), phi, at)
+
+        @jax.jit
+        def bounds(served):
+            seen = worst_plan.sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0))
+            known = worst_bound.lines(phi, above, worst_plan.plan(seen, jnp.exp(eps), effort), served, effort)
+            return jax.lax.map(lambda e: worst_bound.bound(known, e), jnp.asarray(at))
+
+        for served in (np.linspace(1.0, 0.4, effort.groups + 1), np.ones(effort.groups + 1)):
+            found = np.asarray(bounds(served))
+            slope = np.diff(found) / np.diff(at)
+            assert np.all(slope <= 0.0) and np.all(np.diff(slope) >= -1e-9 * np.abs(slope[1:]))
+            assert np.all(found >= sums * (1.0 - 1e-9))
+
+
+def leak(q, p, phi, ratios, rows=500, columns=1000):
+    """A lower bound of the worst leak on a polygon: gains at least, costs at most, of rows served at its knots."""
+    first = lambda x: np.asarray(phi(jnp.clip(1.0 - x, 0.0, 1.0))[1])
+    last = int(np.sum(np.diff(p) > np.diff(q)))
+    row = np.unique(np.linspace(0, last, rows + 1).astype(int))
+    column = np.unique(np.concatenate([row, np.linspace(0, q.size - 1, columns).astype(int)]))
+    a, b = row[:-1, None], row[1:, None]
+    gain = (p[b] - p[a]) * first(np.maximum(p[column] - 0.5 * (p[a] + p[b]), 0.0))
+    cost = 0.5 * (q[b] - q[a]) * sum(first(np.maximum(q[column] - q[end], 0.0)) for end in (a, b))
+    value = lambda e: np.max(np.where(column[None] >= b, gain - e * cost, 0.0), axis=1)
+    return np.array([np.sum(np.maximum(value(e), 0.0)) for e in ratios])
+
+
+def test_both_directions_of_many_are_the_larger_of_each():
+    """More than one chunk, so that the second direction is only glanced at where the first one decides."""
+    p = np.array([[0.6, 0.3, 0.1], [0.2, 0.3, 0.5]])
+    run = ja.FiniteOutput(p, p[::-1])  # two bases, each the reverse of the other
+    law, delta = selection.Geometric(np.array([[0.5], [0.1]])), 10.0 ** -np.linspace(1.0, 8.0, CHUNK)[:, None, None]
+    ask = lambda relation: np.stack(bracket("epsilon", run, law, delta, relation, np.inf))
+    both, remove, add = map(ask, ("add_or_remove_one", "remove_one", "add_one"))
+    assert both[0].size > CHUNK
+    larger = np.maximum(remove, add)
+    assert np.all(both[0] <= larger[1] + 1e-12) and np.all(larger[0] <= both[1] + 1e-12)
+    assert np.all(both[1] - both[0] <= 0.01 * np.maximum(both[1], 1.0))
+    np.testing.assert_allclose(remove[..., 0], add[..., 1], rtol=1e-6)
+
+
+def test_a_larger_rtol_leaves_wider_brackets_that_hold():
+    run, law = ja.Gaussian(0.5), selection.Poisson(200.0)
+    narrow, wide = (ja.epsilon(selection.select(run, law), 1e-5, rtol=rtol) for rtol in (1e-4, 0.05))
+    assert wide.upper - wide.lower <= 0.05 * wide.upper and wide.status == "ok"
+    assert wide.lower <= narrow.upper and narrow.lower <= wide.upper
+    assert narrow.upper - narrow.lower <= wide.upper - wide.lower
+
+
+def test_the_largest_served_from_each_row_on():
+    served = np.random.default_rng(0).integers(0, 100, (7, 4))
+    exact = np.maximum.accumulate(served.reshape(-1)[::-1])[::-1].reshape(7, 4)
+    np.testing.assert_array_equal(worst_score._latest(jnp.asarray(served)), exact)
