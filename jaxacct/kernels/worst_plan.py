@@ -10,9 +10,9 @@ from jax import lax
 
 CELLS = 16384
 """Cells of a curve."""
-SKETCH = (48, 128)
+SKETCH = (36, 96)
 """Rows and columns of the sketch."""
-SAMPLE = 512
+SAMPLE = 384
 """Cells at which the growth of phi' is looked at to place them."""
 
 
@@ -25,8 +25,8 @@ class Effort(NamedTuple):
     window: int  # columns of each group where its best is
 
 
-GLANCE = Effort(20, 4, 64, 16)
-QUICK = Effort(48, 6, 96, 32)
+GLANCE = Effort(16, 4, 48, 16)
+QUICK = Effort(36, 6, 80, 24)
 MIDDLE = Effort(96, 6, 192, 48)
 FINE = Effort(192, 6, 384, 96)
 LEAST = 1e-18

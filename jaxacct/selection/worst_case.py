@@ -71,11 +71,11 @@ def bracket(
         stacked = jax.tree.map(lambda *x: np.stack(x), *(each[side] for each in sides)) if size else None
         due = np.flatnonzero([side == 0 or sides[i][side] is not sides[i][0] for i in base])
         if quantity == "epsilon" and size > CHUNK and ends.any():
-            # the other direction's eps, where a glance shows that this one leaks no more than delta there
-            due = due[ends[0, due] < np.inf]
+            # the other direction's bracket is that of both, where a glance shows that this one leaks at most delta at
+            # its upper end
             some = jax.tree.map(lambda x, due=due: x[due], laws)
-            leak = _in_chunks("delta", GLANCE, stacked, base[due], some, np.minimum(ends[0, due], HIGHEST))[1]
-            due = due[leak > flat[due]]
+            leak = _in_chunks("delta", GLANCE, stacked, base[due], some, np.minimum(ends[1, due], HIGHEST))[1]
+            due = due[(leak > flat[due]) & (ends[0, due] < np.inf)]
         if due.size:
             some = jax.tree.map(lambda x, due=due: x[due], laws)
             ends[:, due] = np.maximum(ends[:, due], _solved(quantity, stacked, base[due], some, at[due], width))
