@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.kernels import worst_score
-from jaxacct.kernels.worst_plan import QUICK, Inner
+from jaxacct.kernels.worst_plan import FINE, Inner
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import register, require_mechanism
 from jaxacct.mechanisms.finite import FinitePair, sample_pair
@@ -229,7 +229,7 @@ def attack(run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remo
 @jax.jit
 def _order(law: Law, below: Inner, ratio: Any) -> Any:
     """The best order at E = ratio, and the gain and cost that it attains."""
-    order = worst_score.best_order(law.generating, below, ratio, QUICK)
+    order = worst_score.best_order(law.generating, below, ratio, FINE)
     return order, worst_score.attained(law.generating, below, order)
 
 

@@ -26,7 +26,7 @@ HIGHEST = 600.0
 """Largest eps that is looked for; beyond it delta is that at it, or less."""
 CHUNK = 16
 """Configurations in one call of the compiled program."""
-WIDTH = 1.8e-4
+WIDTH = 1e-4
 """Absolute width of eps, relative width of delta, above which a configuration is looked at more finely."""
 GAIN, BASE = 0.8, 1e-3
 """A finer look that leaves more than this share of the width, where that is small relative to eps, has found that the
