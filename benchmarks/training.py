@@ -4,8 +4,9 @@
 
 The network is the small convolutional one of 26,010 parameters for 28 x 28 images that the tutorials of DP-SGD
 libraries share; a batch has 256 examples.  Steps are timed in turn, round by round, so that what else the machine does
-falls on all alike.  Rows of jax_privacy are left out where it is not installed; those of Opacus come from a process of
-the interpreter that is given, which has torch and opacus, and waits while the others work.
+falls on all alike, each right after an untimed one of its own.  Rows of jax_privacy are left out where it is not
+installed; those of Opacus come from a process of the interpreter that is given, which has torch and opacus, and waits
+while the others work.
 
 Then what the trainer's loop adds to a step: the progress line with its live epsilon, and the ledger, apart.
 """
@@ -206,11 +207,10 @@ def measure(name, module, rounds, with_trainer, opacus):
         for mode in ("not private", "hooks", "ghost"):
             runs[f"torch, {mode}" if mode == "not private" else f"Opacus, {mode}"] = lambda m=mode: opacus.seconds(m)
     times = {label: [] for label in runs}
-    for round_number in range(rounds + 1):
+    for _ in range(rounds):
         for label, run in runs.items():
-            taken = run()
-            if round_number:  # the first compiles
-                times[label].append(taken)
+            run()  # the first compiles, and all clear away what others have left in the caches
+            times[label].append(run())
     print(f"{name}, {count:,} parameters, batch {BATCH}, {jax.devices()[0].device_kind}, {rounds} rounds")
     base = statistics.median(times["not private"])
     for label in runs:
@@ -273,7 +273,7 @@ def loop(module, rounds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--opacus", metavar="PYTHON", help="an interpreter that has torch and opacus")
     parser.add_argument("--only", choices=["convnet", "dense", "loop"], help="one of the three parts")
     args = parser.parse_args()

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -217,26 +218,37 @@ def _conv(eqn: Any, leaf: int, place: int, var: Any) -> Site | None:
     spec = p["dimension_numbers"]
     kernel = [var.aval.shape[i] for i in spec.rhs_spec]  # output features, input features, space
     y = eqn.outvars[0].aval
-    last = [spec.out_spec[0], *spec.out_spec[2:], spec.out_spec[1]]
+    first, last = ([x_spec[0], *x_spec[2:], x_spec[1]] for x_spec in (spec.lhs_spec, spec.out_spec))
     rows, inner = y.size // kernel[0], math.prod(kernel[1:])
     if y.size == 0:
         return None
-
-    def matrix(x: Any, dy: Any) -> tuple[Any, Any]:
-        patches = jax.lax.conv_general_dilated_patches(
-            x,
-            tuple(kernel[2:]),
+    space = list(
+        zip(
+            kernel[2:],
+            [y.shape[i] for i in spec.out_spec[2:]],
             p["window_strides"],
             p["padding"],
             p["lhs_dilation"],
             p["rhs_dilation"],
-            spec,
-            precision=HIGHEST,
+            strict=True,
         )
-        return patches.transpose(last).reshape(rows, inner), dy.transpose(last).reshape(rows, kernel[0])
+    )
+
+    def matrix(x: Any, dy: Any) -> tuple[Any, Any]:
+        x = x.transpose(first)
+        spread = [(*pad, apart - 1) for _, _, _, pad, apart, _ in space]
+        x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *spread, (0, 0, 0)])
+        # each axis of space becomes two, where the window is and where in it: by rows, several times faster than
+        # jax.lax.conv_general_dilated_patches
+        for axis, (width, places, stride, _, _, apart) in enumerate(space):
+            index = np.arange(places)[:, None] * stride + np.arange(width) * apart
+            x = jnp.take(x, index, 1 + 2 * axis, mode="clip")
+        order = [0, *range(1, 2 * len(space), 2), *range(2, 2 * len(space) + 1, 2), x.ndim - 1]
+        return x.transpose(order).reshape(rows, inner), dy.transpose(last).reshape(rows, kernel[0])
 
     def back(total: Any) -> Any:
-        return jnp.moveaxis(total.reshape(*kernel[1:], kernel[0]), -1, 0).transpose(_inverse(spec.rhs_spec))
+        total = total.reshape(*kernel[2:], kernel[1], kernel[0])
+        return jnp.moveaxis(total, (-1, -2), (0, 1)).transpose(_inverse(spec.rhs_spec))
 
     cheap = rows * (inner + kernel[0]) <= inner * kernel[0]
     return Site(leaf, place, 0, y, rows, cheap, var.aval.shape, matrix, back)
