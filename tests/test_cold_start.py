@@ -64,6 +64,12 @@ def test_a_plain_query_imports_no_scipy_and_answers_alike_from_the_kept_program(
     assert outputs[0] == outputs[1]
 
 
+def test_options_that_this_xla_lacks_are_left_out_and_no_others():
+    options = {"xla_no_such_option": True, "xla_llvm_disable_expensive_passes": True}
+    assert programs.known(**options) == {"xla_llvm_disable_expensive_passes": True}
+    assert programs._compile(jax.jit(lambda x: 2 * x).lower(1), options)(3) == 6
+
+
 def test_a_kept_program_is_not_compiled_again(shelf, monkeypatch):
     assert answer() == [0.0, 1.5, 3.0]
     refuse_to_compile(monkeypatch)

@@ -82,6 +82,12 @@ def large(size: int) -> Iterator[None]:
         yield
 
 
+def quickly(size: int) -> bool:
+    """Whether a batch of this size is over sooner with programs that compile quickly, where all is compiled."""
+    told = _few.get()
+    return jax.default_backend() == "cpu" and (size <= MANY if told is None else told)
+
+
 def program(kernel: Callable[..., Any], size: int, chunk: int, **static: int) -> Program:
     """The program that suits a batch of a size; `chunk` is what the optimised one takes."""
     told = _few.get()
@@ -173,4 +179,4 @@ def _compile(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> jax
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise
-        return lowered.compile()  # another XLA, which has dropped one of them
+        return lowered.compile(compiler_options=known(**options or {}))  # another XLA, which has dropped some

@@ -7,7 +7,7 @@ return (phi, phi', phi'') with derivatives in x; phi' and phi'' are convex and n
 import jax.numpy as jnp
 from jax import lax
 
-from jaxacct.kernels.special import log1p
+from jaxacct.kernels.special import log1p_inline
 
 
 def _log_base(gamma, y):
@@ -26,7 +26,7 @@ def truncated_negative_binomial(eta, gamma, y):
     whole = eta * log_gamma
     flat = jnp.abs(whole) < 1e-290  # the limit eta = 0
     below = jnp.where(flat, 1.0, jnp.expm1(whole))
-    grown = jnp.exp(-eta * log1p((1.0 - gamma) * y / gamma))
+    grown = jnp.exp(-eta * log1p_inline((1.0 - gamma) * y / gamma))
     value = jnp.where(flat, log_base / log_gamma, grown * jnp.expm1(eta * log_base) / below)
     scale = jnp.where(flat, -1.0 / log_gamma, -eta / below)
     base = gamma + (1.0 - gamma) * y
@@ -42,7 +42,7 @@ def poisson(mean, y):
 
 def binomial(trials, probability, y):
     """`phi = (1 - p + p x)^n`."""
-    log_base = jnp.maximum(log1p(-probability * y), -1e300)  # finite also where p = y = 1
+    log_base = jnp.maximum(log1p_inline(-probability * y), -1e300)  # finite also where p = y = 1
     first = trials * probability * jnp.exp((trials - 1.0) * log_base)
     second = trials * (trials - 1.0) * probability**2 * jnp.exp(jnp.maximum(trials - 2.0, 0.0) * log_base)
     return jnp.exp(trials * log_base), first, second

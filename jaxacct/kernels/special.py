@@ -1,15 +1,14 @@
 """Special functions whose ready-made versions are not accurate enough; tested against mpmath.
 
-XLA's float64 log1p is off by up to 240 units in the last place for x in (-.45, -.35) (JAX 0.10.2, CPU), and takes twice
-as long as ours.  `jax.scipy.special.log_ndtr`
-is off by 4e-9 at -20.
+XLA's float64 log1p is off by up to 240 units in the last place for x in (-.45, -.35) (JAX 0.10.2, CPU).
+`jax.scipy.special.log_ndtr` is off by 4e-9 at -20.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-__all__ = ["log1p", "log_ndtr"]
+__all__ = ["log1p", "log1p_inline", "log_ndtr"]
 
 _ROOT_HALF = 0x3FE6A09E667F3BCD
 """The bits of sqrt(1/2)."""
@@ -27,10 +26,16 @@ _ARTANH = (
 """Coefficients of `2 artanh(s)/s - 2` in s^2."""
 
 
-@jax.custom_jvp
 def log1p(x):
-    """`log(1 + x)` for x >= -1 to one unit in the last place.
+    """`log(1 + x)` for x > -1 to 5 units in the last place."""
+    return jnp.where(jnp.abs(x) < 0.3, jnp.log1p(x), jnp.log(1.0 + x))
 
+
+@jax.custom_jvp
+def log1p_inline(x):
+    """`log(1 + x)` for x >= -1 to one unit in the last place; half the time of `log1p`, more to compile.
+
+    For kernels that do little else: the engines' run no faster with it, and compile for a fifth longer.
     1 + x = 2^k m with m in (sqrt(1/2), sqrt 2), `log m = 2 artanh s`, s = (m - 1)/(m + 1), by the polynomial in s^2 of
     fdlibm's e_log.c (Sun Microsystems 1993); and what 1 + x has rounded off, over 1 + x.
     """
@@ -51,9 +56,9 @@ def log1p(x):
     )
 
 
-@log1p.defjvp
+@log1p_inline.defjvp
 def _(primals, tangents):
-    return log1p(primals[0]), tangents[0] / (1.0 + primals[0])
+    return log1p_inline(primals[0]), tangents[0] / (1.0 + primals[0])
 
 
 def log_ndtr(x):
