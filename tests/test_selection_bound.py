@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import jaxacct as ja
 from jaxacct import selection
 from jaxacct.kernels import worst_bound, worst_plan, worst_score
-from jaxacct.selection.curve import curves
+from jaxacct.mechanisms import RELATIONS
+from jaxacct.selection.curve import curves, inner
 from jaxacct.selection.worst_case import CHUNK, bracket
 
 
@@ -45,13 +46,13 @@ CASES = [
 def test_upper_bounds_are_convex_and_above_plain_sums(run, law, eps, effort):
     """At many E from the lines for one, wherever its groups are said to be served."""
     with jax.enable_x64():
-        above, below = jax.tree.map(jnp.asarray, curves(run, "add_or_remove_one")[0][0])
+        above, below = jax.tree.map(jnp.asarray, curves(run)[0][0])
         phi, at = law.generating, np.exp(np.linspace(0.05, 2.0 * eps, 41))
         sums = leak(np.asarray(below.q), np.asarray(below.p), phi, at)
 
         @jax.jit
         def bounds(served):
-            seen = worst_plan.sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0))
+            seen = worst_plan.sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0), effort)
             known = worst_bound.lines(phi, above, worst_plan.plan(seen, jnp.exp(eps), effort), served, effort)
             return jax.lax.map(lambda e: worst_bound.bound(known, e), jnp.asarray(at))
 
@@ -87,6 +88,62 @@ def test_both_directions_of_many_are_the_larger_of_each():
     assert np.all(both[0] <= larger[1] + 1e-12) and np.all(larger[0] <= both[1] + 1e-12)
     assert np.all(both[1] - both[0] <= 0.01 * np.maximum(both[1], 1.0))
     np.testing.assert_allclose(remove[..., 0], add[..., 1], rtol=1e-6)
+
+
+FACING = np.array([[0.5, 0.3, 0.2], [0.2, 0.3, 0.5]])
+ASKEW = np.array([[0.1, 0.3, 0.6], [0.2, 0.2, 0.6]])
+
+
+@pytest.mark.parametrize(("order", "count"), [(1, 1), (-1, np.array([1, 2]))], ids=["first", "last, repeated"])
+def test_a_symmetric_base_among_others_is_answered_in_every_direction(order, count):
+    """Its two directions are one curve: answered by the one that was asked for, not by one that was not."""
+    bases = np.stack([FACING, ASKEW])[::order]
+    run = ja.repeat(ja.FiniteOutput(bases[:, 0], bases[:, 1]), count)
+    law = selection.Geometric(0.1)
+    for ask, value in ((ja.epsilon, 1e-3), (ja.delta, 0.7)):
+        found = {name: ask(selection.select(run, law), value, relation=name) for name in RELATIONS}
+        for name, ends in found.items():
+            for i, base in enumerate(bases):
+                alone = ja.repeat(ja.FiniteOutput(*base), np.broadcast_to(count, 2)[i])
+                single = ask(selection.select(alone, law), value, relation=name)
+                assert ends.upper[i] > 0.0 and ends.lower[i] <= single.upper and single.lower <= ends.upper[i]
+        facing = [0, 1][::order][0]
+        np.testing.assert_allclose(found["remove_one"].upper[facing], found["add_one"].upper[facing], rtol=1e-3)
+
+
+def test_replacing_a_record_is_answered_in_each_direction():
+    """Replacing moves a Gaussian's statistic twice as far, and a finite pair as it stands: half the noise."""
+    finite, law = ja.FiniteOutput([0.5, 0.3, 0.2], [0.2, 0.2, 0.6]), selection.Poisson(3.0)
+    replaced, alike = (ja.compose(finite, ja.Gaussian(sigma)) for sigma in (2.0, 1.0))
+    for ask, value in ((ja.epsilon, 1e-3), (ja.delta, 1.5)):
+        found = ask(selection.select(replaced, law), value, relation="replace_one")
+        same = ask(selection.select(alike, law), value)
+        assert found.kind == "certified" and same.lower <= found.upper and found.lower <= same.upper
+        assert found.upper - found.lower <= 1e-3 * found.upper
+    reached = selection.attack(replaced, law, delta=1e-3, relation="replace_one")
+    assert reached == pytest.approx(selection.attack(alike, law, delta=1e-3), rel=1e-6)
+
+
+def test_composed_selections_of_a_mixed_batch_are_those_of_each_base():
+    bases, law = np.stack([FACING, ASKEW]), selection.Geometric(0.3)
+    of = lambda p, q: ja.repeat(selection.select(ja.FiniteOutput(p, q), law), 4)
+    for name in RELATIONS:
+        together = ja.epsilon(of(bases[:, 0], bases[:, 1]), 1e-3, relation=name).upper
+        alone = [float(ja.epsilon(of(*base), 1e-3, relation=name).upper) for base in bases]
+        np.testing.assert_allclose(together, alone, rtol=1e-3)
+
+
+def test_an_open_bracket_does_not_flatten_the_polygon_below():
+    """Of a profile known everywhere but at eps = 0, the inner polygon is within the grid's own error of the truth."""
+    eps = np.linspace(-4.0, 4.0, 401)
+    true = np.asarray(ja.delta(ja.Gaussian(1.0), np.abs(eps)).upper)
+    true = np.where(eps < 0.0, 1.0 - np.exp(eps) * (1.0 - true), true)
+    low = np.where(eps == 0.0, 0.0, true * (1.0 - 1e-9))
+    u, t = inner(np.exp(eps), low, true * (1.0 + 1e-9))
+    at = np.linspace(-2.0, 3.0, 31)
+    reached = np.max(t[None] - np.exp(at)[:, None] * u[None], axis=1)
+    exact = np.interp(at, eps, true)
+    assert np.all(reached <= exact * (1.0 + 1e-3)) and np.all(reached >= exact * (1.0 - 5e-3))
 
 
 def test_a_larger_rtol_leaves_wider_brackets_that_hold():

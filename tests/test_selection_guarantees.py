@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 from helpers import refusal
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.special import ndtr
 from selection_cases import hockey_stick, worst_order
 
@@ -21,6 +23,29 @@ def test_selection_from_one_point_holds_for_every_score_order(law, eps, delta):
     assert worst_order(p, p[::-1], law, found.epsilon) <= found.delta + 1e-15
     again = selection.two_point_selection(law, eps, delta, eps, delta)
     assert (again.epsilon, again.delta) == (found.epsilon, found.delta)
+
+
+@settings(deadline=None)
+@given(
+    gamma=st.floats(1e-6, 1.0, exclude_max=True),
+    eps=st.floats(0.0, 10.0),
+    delta=st.one_of(st.just(0.0), st.floats(-40, -0.001).map(lambda x: 10.0**x)),
+    cut=st.floats(-30, -0.001).map(lambda x: 10.0**x),
+)
+def test_random_stopping_is_never_below_two_points(gamma, eps, delta, cut):
+    """Which is what it rests on; where its delta is 1 it claims nothing."""
+    law = selection.Geometric(gamma)
+    theirs, ours = selection.random_stopping(law, eps, delta, cut), selection.two_point_selection(law, eps, delta)
+    assert theirs.delta == 1.0 or (
+        theirs.epsilon >= ours.epsilon * (1 - 1e-12) and theirs.delta >= ours.delta * (1 - 1e-12)
+    )
+
+
+def test_random_stopping_of_pure_candidates_triples_epsilon_for_geometric_laws_only():
+    found = selection.random_stopping(selection.Geometric(0.2), 0.7, 0.0, 1e-9)
+    assert found.epsilon == pytest.approx(2.1) and found.delta == pytest.approx(1e-9)
+    with pytest.raises(ja.InputError, match="geometric"):
+        selection.random_stopping(selection.Logarithmic(0.1), 0.7, 0.0, 1e-9)
 
 
 def test_two_thresholds_of_a_gaussian_are_the_optimised_theorem():

@@ -92,6 +92,31 @@ def test_mass_at_infinity_is_that_of_the_outcomes_on_top(law):
     assert low <= high < np.inf
 
 
+@pytest.mark.parametrize(
+    "run",
+    [pytest.param(ja.Laplace(2.0), marks=pytest.mark.slow), ja.Gaussian(2.0), ja.ApproximateDP(1.0, 1e-3)],
+    ids=repr,
+)
+def test_a_symmetric_base_leaks_alike_in_every_direction_at_the_ends_too(run):
+    """Where the limits of the profile take over from the curve: tiny delta, large eps."""
+    chosen = selection.select(run, selection.Geometric(0.1))
+    for ask, values in ((ja.epsilon, [1e-3, 1e-10, 1e-20, 1e-40]), (ja.delta, [0.5, 3.0, 8.0, 30.0])):
+        both, *single = (ask(chosen, values, relation=r) for r in ("add_or_remove_one", "remove_one", "add_one"))
+        for one in single:
+            np.testing.assert_array_equal(one.upper, both.upper)
+            np.testing.assert_array_equal(one.lower, both.lower)
+        assert both.upper[0] > 0.0
+
+
+def test_deltas_on_both_sides_of_the_mass_at_infinity_in_one_batch():
+    """One of them decides how far a grid of eps goes, for all."""
+    run = ja.compose(ja.Gaussian(1.0), ja.ApproximateDP(0.3, 1e-3))
+    b = ja.epsilon(selection.select(run, selection.PointMass(1)), [0.1, 1e-2, 1e-3, 1e-40])
+    alone = ja.epsilon(run, [0.1, 1e-2])
+    assert np.all(b.upper[:2] >= alone.lower) and np.all(np.isfinite(b.upper[:2]))
+    assert np.all(np.isinf(b.upper[2:])) and b.status[3] == "mass_at_infinity"
+
+
 @pytest.mark.slow
 def test_selections_of_bounded_loss_at_tiny_delta_and_none():
     law = selection.Geometric(0.1)

@@ -125,10 +125,10 @@ def test_replacing_a_record_takes_the_worse_direction_of_a_finite_base():
 
 def test_a_batch_of_which_some_bases_are_symmetric():
     p, q = np.array([[0.7, 0.3], [0.6, 0.4]]), np.array([[0.3, 0.7], [0.1, 0.9]])
-    whole = curve.curves(ja.FiniteOutput(p, q), "add_or_remove_one")
+    whole = curve.curves(ja.FiniteOutput(p, q))
     assert [len(sides) for sides in whole] == [2, 2]
     for i, sides in enumerate(whole):
-        alone = curve.curves(ja.FiniteOutput(p[i], q[i]), "add_or_remove_one")[0]
+        alone = curve.curves(ja.FiniteOutput(p[i], q[i]))[0]
         for side, each in enumerate(sides):
             np.testing.assert_array_equal(each.above.p, alone[min(side, len(alone) - 1)].above.p)
 
@@ -145,7 +145,7 @@ def test_attack_is_a_score_that_leaks_what_it_says():
 
 def test_polygons_enclose_the_gaussian_curve():
     mu = 0.7
-    found = curve.curves(ja.Gaussian(1.0 / mu), "add_or_remove_one")[0][0]
+    found = curve.curves(ja.Gaussian(1.0 / mu))[0][0]
     for ends, sign in ((found.above, 1.0), (found.below, -1.0)):
         q = ends.q[1:-1]
         truth = stats.norm.sf(stats.norm.isf(q) - mu)

@@ -10,8 +10,6 @@ from jax import lax
 
 CELLS = 16384
 """Cells of a curve."""
-SKETCH = (36, 96)
-"""Rows and columns of the sketch."""
 SAMPLE = 384
 """Cells at which the growth of phi' is looked at to place them."""
 
@@ -23,12 +21,14 @@ class Effort(NamedTuple):
     lines: int  # lines of the curve each
     columns: int  # columns beyond the active rows, for all groups
     window: int  # columns of each group where its best is
+    sketch: tuple[int, int]  # rows and columns of the look that places all these
 
 
-GLANCE = Effort(16, 4, 48, 16)
-QUICK = Effort(36, 6, 80, 24)
-MIDDLE = Effort(96, 6, 192, 48)
-FINE = Effort(192, 6, 384, 96)
+GLANCE = Effort(16, 4, 48, 16, (36, 96))
+QUICK = Effort(36, 6, 80, 24, (36, 96))
+MIDDLE = Effort(96, 6, 192, 48, (36, 96))
+FINE = Effort(256, 6, 768, 192, (36, 96))
+FINEST = FINE._replace(sketch=(144, 192))  # sees turns of the order that FINE misses here and there; not always better
 LEAST = 1e-18
 """P-mass of rows below which they are all one."""
 UNIT = 2.0**-53
@@ -85,7 +85,7 @@ def middles(ends):
     return 0.5 * (ends[1:] + ends[:-1])
 
 
-def sketch(phi, q, p, above) -> Sketch:
+def sketch(phi, q, p, above, effort: Effort) -> Sketch:
     """A coarse look at a polygon given by N + 1 knots; `above` of its cells have slopes above one.
 
     Rows and columns end at equal shares of cells and of what log phi' grows by, rows of what log p does as well.
@@ -102,8 +102,8 @@ def sketch(phi, q, p, above) -> Sketch:
         return jnp.round(_between(levels, reach, sample.astype(q.dtype))).astype(sample.dtype)
 
     rows, columns = (jnp.arange(SAMPLE + 1) * above) // SAMPLE, (jnp.arange(SAMPLE + 1) * cells) // SAMPLE
-    rows = ends(rows, SKETCH[0], log(steep(phi, 1.0 - p[rows]), 1e-300), log(p[rows], LEAST))
-    columns = ends(columns, SKETCH[1], log(steep(phi, p[columns]), 1e-300))
+    rows = ends(rows, effort.sketch[0], log(steep(phi, 1.0 - p[rows]), 1e-300), log(p[rows], LEAST))
+    columns = ends(columns, effort.sketch[1], log(steep(phi, p[columns]), 1e-300))
     u_q, u_p, w_q, w_p = q[rows], p[rows], q[columns[1:]], p[columns[1:]]
     height = steep(phi, w_p[None] - middles(u_p)[:, None])
     growth = jnp.diff(log(height, 1e-300), axis=1, prepend=jnp.inf)

@@ -119,7 +119,7 @@ def attained(phi, curve: Inner, found: Order):
 
 def delta(phi, above: Outer, below: Inner, ratio, effort: Effort):
     """(lower, upper) of the worst leak at E = ratio >= 1."""
-    where = plan(sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0)), ratio, effort)
+    where = plan(sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0), effort), ratio, effort)
     found = order(phi, below, _moved(where, above), ratio, effort)
     gain, cost = attained(phi, below, found)
     upper = bound(lines(phi, above, where, found.places, effort), ratio)
@@ -129,7 +129,7 @@ def delta(phi, above: Outer, below: Inner, ratio, effort: Effort):
 def best_order(phi, below: Inner, ratio, effort: Effort) -> Order:
     """The order that leaks most at E = ratio, or nearly."""
     count = jnp.sum(jnp.diff(below.p) > jnp.diff(below.q))
-    return order(phi, below, plan(sketch(phi, below.q, below.p, count), ratio, effort), ratio, effort)
+    return order(phi, below, plan(sketch(phi, below.q, below.p, count, effort), ratio, effort), ratio, effort)
 
 
 def _moved(where: Plan, above: Outer) -> Plan:
@@ -139,7 +139,7 @@ def _moved(where: Plan, above: Outer) -> Plan:
 
 def epsilon(phi, above: Outer, below: Inner, log_delta, highest, effort: Effort):
     """(lower, upper) of eps in [0, highest]; upper is inf where even `highest` leaks more than delta."""
-    seen = sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0))
+    seen = sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0), effort)
     target = jnp.exp(log_delta) * (1.0 + 1e-12)
     infinite = below.p[0] * steep(phi, 1.0 - below.p[0], -1.0) * (1.0 - ROUNDING)
 

@@ -8,6 +8,7 @@ from jaxacct.selection.guarantees import (
     noisy_max_epsilon,
     noisy_max_renyi,
     propose_test_release_guarantee,
+    random_stopping,
     thresholds,
     two_point_selection,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "noisy_max_renyi",
     "output_law",
     "propose_test_release_guarantee",
+    "random_stopping",
     "select",
     "subset_epsilon",
     "subset_renyi",

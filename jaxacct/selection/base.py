@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxacct.account import delta, epsilon
-from jaxacct.mechanisms import Components, Mechanism, batch_shape, components
+from jaxacct.mechanisms import Components, Mechanism, SampledWithoutReplacement, batch_shape, components
+from jaxacct.mechanisms.base import register
+from jaxacct.mechanisms.parts import Part
 from jaxacct.representations.profile import profile
 from jaxacct.selection.law import Law
 from jaxacct.validation import InputError, broadcast_shape
 
-__all__ = ["Sides", "common_shape", "finite_once", "infinite_mass", "sides", "upper_delta", "upper_epsilon"]
+__all__ = ["Sides", "common_shape", "finite_once", "infinite_mass", "sides", "under", "upper_delta", "upper_epsilon"]
 
 ROUNDING = 2.0**-50
 """Relative error allowed for a loss."""
 _RELATION = {"remove": "remove_one", "add": "add_one"}
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class _Replaced(Mechanism):
+    """A run under replace_one: its two directions there, to be asked for like removing and adding a record."""
+
+    mechanism: Any
+    constraints: ClassVar = {}
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        return self.mechanism.expand("replace_one", direction)
+
+    def symmetric(self) -> bool:
+        return self.mechanism.symmetric()
+
+    @property
+    def kind(self) -> str:
+        # its pair is that of several pairs of data sets, each the worst for some eps, and a selection takes all of them
+        sampled = lambda x: isinstance(x, SampledWithoutReplacement)
+        found = filter(sampled, jax.tree.leaves(self.mechanism, is_leaf=sampled))
+        joined = any(np.any((np.asarray(x.sampling_ratio) > 0.0) & (np.asarray(x.sampling_ratio) < 1.0)) for x in found)
+        return "bound" if joined else self.mechanism.kind_under("replace_one")
+
+
+def under(run: Mechanism, relation: str) -> tuple[Mechanism, str]:
+    """(run, relation) with a relation whose directions have names: nothing below asks for replace_one."""
+    return (_Replaced(run), "add_or_remove_one") if relation == "replace_one" else (run, relation)
 
 
 class Sides(NamedTuple):
@@ -27,11 +59,11 @@ class Sides(NamedTuple):
 
 
 def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
-    """The directions to be bounded separately; where one cannot be asked for by itself, the worse stands for both."""
+    """The directions to be bounded separately: one where they are alike."""
     if relation in _RELATION.values():
         other = _RELATION["add" if relation == "remove_one" else "remove"]
         return (Sides(relation, other),)
-    if relation == "replace_one" or run.symmetric():
+    if run.symmetric():
         return (Sides(relation, relation),)
     return (Sides("remove_one", "add_one"), Sides("add_one", "remove_one"))
 
@@ -49,8 +81,7 @@ def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
     Of a single finite law by summation, of everything else by the engines.
     """
     if batch_shape(run) == ():
-        outer = relation if relation == "replace_one" else "add_or_remove_one"
-        each = [components(run, outer, direction) for direction in _named(relation)]
+        each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
         if all(finite_once(parts) for parts in each):
             return np.max([_by_sum(parts, at) for parts in each], axis=0)
     if np.all(at >= 0.0):
@@ -67,14 +98,13 @@ def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> np.ndarr
 
 def infinite_mass(run: Mechanism, relation: str) -> np.ndarray:
     """The larger mass at infinity of the directions of a relation, of the batch's shape."""
-    outer = relation if relation == "replace_one" else "add_or_remove_one"
-    each = [components(run, outer, direction).delta_infinity for direction in _named(relation)]
+    each = [components(run, "add_or_remove_one", direction).delta_infinity for direction in _named(relation)]
     return np.max(each, axis=0).reshape(batch_shape(run))
 
 
 def _named(relation: str) -> list[str]:
     """The directions of a relation."""
-    return [direction for direction, one in _RELATION.items() if relation in (one, "add_or_remove_one", "replace_one")]
+    return [direction for direction, one in _RELATION.items() if relation in (one, "add_or_remove_one")]
 
 
 def finite_once(parts: Components) -> bool:

@@ -12,7 +12,7 @@ from jaxacct.engines import programs
 from jaxacct.mechanisms import RELATIONS, Mechanism
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.selection import envelope, monotone_score, published, published_renyi
-from jaxacct.selection.base import common_shape
+from jaxacct.selection.base import common_shape, under
 from jaxacct.selection.law import Law
 from jaxacct.validation import DELTA, NON_NEGATIVE, check, choice, refuse_tracers
 
@@ -89,6 +89,7 @@ def _evaluated(
     refuse_tracers("selection.bound_" + ("epsilon" if name == "delta" else "delta"), "the kernels", run=run, k=k)
     choice("relation", relation, RELATIONS)
     choice("bound", bound, ("auto", *BOUNDS))
+    run, relation = under(run, relation)
     shape = common_shape(run, k, name, values)
     names = [bound] if bound != "auto" else [one for one in _UNCONDITIONAL if isinstance(k, BOUNDS[one].laws)]
     best, engine = np.full(shape, np.inf), np.full(shape, names[0], dtype="<U16")

@@ -17,7 +17,7 @@ from jaxacct.engines import programs
 from jaxacct.mechanisms import Mechanism, PrivacyProfile, batch_shape, dp_sgd
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.representations.renyi import renyi_divergence
-from jaxacct.selection.base import upper_delta
+from jaxacct.selection.base import under, upper_delta
 from jaxacct.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, broadcast_shape, check
 
 __all__ = ["candidates_profile", "grid_noise_multipliers", "line_noise_multiplier"]
@@ -58,9 +58,9 @@ def candidates_profile(
     grid = np.atleast_1d(check("epsilon", epsilon, NON_NEGATIVE))
     if relation not in ("add_or_remove_one", "replace_one"):
         raise InputError(f"relation = {relation!r} has one direction; use 'add_or_remove_one' or 'replace_one'")
-    names = ("remove_one", "add_one") if relation == "add_or_remove_one" else (relation, relation)
+    runs = [under(one, relation)[0] for one in candidates]
     with programs.alike(True):  # a few profiles are over before optimised programs would be compiled
-        each = np.array([[upper_delta(one, grid, name) for name in names] for one in candidates])
+        each = np.array([[upper_delta(run, grid, name) for name in ("remove_one", "add_one")] for run in runs])
     if weights is None:
         return PrivacyProfile(grid, *np.max(each, axis=0))
     share = np.atleast_1d(check("weights", weights, PROBABILITY))

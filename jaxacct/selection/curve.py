@@ -26,6 +26,8 @@ FLOOR = 1e-18
 """The profile is taken down to this delta, beyond its mass at infinity."""
 ROUGH = 0.01
 """rtol of the profile: the contour engine goes a hundred times further down, which moves eps by 1e-5 or so."""
+CLOSED = 0.5
+"""A bracket whose lower end is below this share of its upper end is left out of the inner polygon."""
 ROUNDING = 1e-12
 """Relative allowance for the arithmetic on a value of the profile."""
 UNIT = 2.0**-53
@@ -38,45 +40,50 @@ class Curve(NamedTuple):
     below: Inner
 
 
-def curves(run: Mechanism, relation: str) -> list[list[Curve]]:
-    """For each configuration the curves of its directions: one if the whole batch is symmetric, else (remove, add)."""
-    shape, both = batch_shape(run), not run.symmetric()
-    return [_of_one(element(run, index) if shape else run, relation, both) for index in np.ndindex(shape)]
+def curves(run: Mechanism) -> list[list[Curve]]:
+    """For each configuration the curves of its directions: one if the whole batch is symmetric, else (remove, add).
+
+    A symmetric base of an asymmetric batch has its curve twice, as one object.
+    """
+    shape = batch_shape(run)
+    each = [_of_one(element(run, index) if shape else run) for index in np.ndindex(shape)]
+    count = max(map(len, each), default=1)
+    return [sides * count if len(sides) < count else sides for sides in each]
 
 
-def _of_one(run: Mechanism, relation: str, both: bool) -> list[Curve]:
-    outer_relation = relation if relation == "replace_one" else "add_or_remove_one"
-    parts = [components(run, outer_relation, direction) for direction in DIRECTIONS]
+def _of_one(run: Mechanism) -> list[Curve]:
+    parts = [components(run, "add_or_remove_one", direction) for direction in DIRECTIONS]
     exact = all(map(finite_once, parts))
-    ratio, low, high = (_by_sum if exact else _by_engine)(run, parts, relation)
+    ratio, low, high = (_by_sum if exact else _by_engine)(run, parts)
     inside = [_by_atoms(part) for part in parts] if exact else [None, None]
     sides = [_curve(*_joined(ratio, low, high), inside[0])]
-    # the engines have answered for the worse direction of replacing a record, sums for each
-    if both and (exact or relation != "replace_one"):
-        alike = run.symmetric()
-        sides.append(sides[0] if alike else _curve(*_joined(ratio, low[::-1], high[::-1]), inside[1]))
+    if not run.symmetric():
+        sides.append(_curve(*_joined(ratio, low[::-1], high[::-1]), inside[1]))
     return sides
 
 
-def _by_engine(run: Mechanism, parts: list[Components], relation: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _by_engine(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(eps, lower, upper) with ends of shape (2, K): delta for remove and add at eps >= 0."""
-    if relation == "replace_one" or run.symmetric():
-        names = [relation if relation == "replace_one" else "add_or_remove_one"] * 2
-    else:
-        names = ["remove_one", "add_one"]
+    names = ["add_or_remove_one"] * 2 if run.symmetric() else ["remove_one", "add_one"]
     known: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     infinite = max(float(part.delta_infinity[0]) for part in parts)
     lasts = {name: _last(run, FLOOR + 1.001 * infinite, name) for name in names}
-    at_most = max(lasts.values())
+    first, at_most = min(lasts.values()), max(lasts.values())
     with programs.alike(True):  # one base's profile is over before optimised programs would be compiled
         engine = str(delta(run, 0.5 * at_most, relation=names[0], rtol=ROUGH).engine)
-        at = np.linspace(0.0, at_most, POINTS.get(engine, POINTS["lattice"]))
+        count = POINTS.get(engine, POINTS["lattice"])
+        early = round(count * max(first / at_most, 0.5))  # as far as both go; behind that there is one direction
+        at = np.concatenate([np.linspace(0.0, first, early), np.linspace(first, at_most, count - early + 1)[1:]])
         # what the contour engine cannot resolve stays open: the lattice would take it value by value
         chosen = "contour" if engine == "contour" else "auto"
         for name, last in lasts.items():
-            # behind its last point a direction's delta is at most what it is there
-            found = delta(run, np.minimum(at, last), relation=name, engine=chosen, rtol=ROUGH)
-            known[name] = np.where(at > last, 0.0, found.lower), np.asarray(found.upper)
+            within = at[at <= last]
+            found = delta(run, within, relation=name, engine=chosen, rtol=ROUGH)
+            behind = np.full(at.size - within.size, found.upper[-1])  # at most what it is at the last point
+            known[name] = (
+                np.concatenate([found.lower, np.zeros(behind.size)]),
+                np.concatenate([found.upper, behind]),
+            )
     ends = [np.stack([known[name][i] for name in names]) for i in (0, 1)]
     return at, ends[0], ends[1]
 
@@ -88,7 +95,7 @@ def _last(run: Mechanism, level: float, relation: str) -> float:
     return min(max(found, 1e-6), 600.0)
 
 
-def _by_sum(run: Mechanism, parts: list[Components], relation: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _by_sum(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The same for a finite law, at its atoms: delta = sum_i p_i (1 - e^{eps - l_i})_+ + p_infinity."""
     losses = np.concatenate([np.abs(part.finite_loss[0, 0][part.finite_mass[0, 0] > 0.0]) for part in parts])
     at = np.unique(np.concatenate([[0.0], losses]))
@@ -152,7 +159,11 @@ def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 
 def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(u, T) at the knots of a polygon below the curve, from brackets of delta at ascending ratios."""
+    """(u, T) at the knots of a polygon below the curve, from brackets of delta at ascending ratios.
+
+    An open bracket would pull the polygon down to its line everywhere; its neighbours' chords say more.
+    """
+    ratio, lower, upper = (x[lower >= CLOSED * upper] for x in (ratio, lower, upper))
     # delta(r) >= 1 - r stands in for a chord on the left; beyond the last ratio delta is at least 0 and falls
     r = np.concatenate([[0.0], ratio])
     low, high = np.concatenate([[1.0], lower]), np.concatenate([[1.0], upper])

@@ -86,16 +86,17 @@ def epsilon(run: Mechanism, law: Law, delta: np.ndarray, relation: str) -> np.nd
 def _each(run: Mechanism, law: Law, relation: str, level: np.ndarray) -> Iterator[tuple[np.ndarray, Envelope, float]]:
     """For every pair of a base and a law: where it is in the batch, its envelope and the last eps of its grid.
 
-    The grid ends where delta of the base has fallen by `level` to its mass at infinity.
+    The grid ends where delta of the base has fallen by `level`, or the share TAIL of it, to its mass at infinity.
     """
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     number = np.broadcast_to(np.arange(int(np.prod(shape))).reshape(shape), level.shape)
     least = np.full(int(np.prod(shape)), np.inf)
     np.minimum.at(least, number.reshape(-1), level.reshape(-1))
-    least = np.clip(least, 1e-290, 1.0).reshape(shape) + infinite_mass(run, relation)
+    infinite = infinite_mass(run, relation)
+    least = np.clip(np.maximum(least.reshape(shape), TAIL * infinite), 1e-290, 1.0) + infinite
     last = np.broadcast_to(upper_epsilon(run, least, relation), shape)
     for count, index in enumerate(np.ndindex(shape)):
-        top = max(float(last[index]), 1e-6)
+        top = min(max(float(last[index]), 1e-6), LARGEST)
         base, one = element(run, _place(batch_shape(run), index)), law.element(_place(law.shape, index))
         yield number == count, _made(base, one, top, relation), top
 

@@ -34,6 +34,7 @@ __all__ = [
     "noisy_max_epsilon",
     "noisy_max_renyi",
     "propose_test_release_guarantee",
+    "random_stopping",
     "thresholds",
     "two_point_selection",
 ]
@@ -79,6 +80,30 @@ def two_point_selection(
     epsilon = (second + (np.asarray(k.eta) + 1.0) * grown) * UP
     epsilon, delta = np.broadcast_arrays(epsilon, np.minimum(k.mean * np.asarray(left) * UP, 1.0))
     return Guarantee(epsilon, delta)
+
+
+def random_stopping(k: TruncatedNegativeBinomial, epsilon: Any, delta: Any, cut: Any) -> Guarantee:
+    """Liu and Talwar's form for geometric K: `(3 eps + 3 s, s T + cut)`, `s = sqrt(2 delta)`, `T = log(1/cut)/gamma`.
+
+    For the comparison: `two_point_selection` is never larger in either number, which is also why this one holds for K
+    without a limit at T (README.md of this folder).
+
+    k : geometric; eps >= 0, delta in [0, 1), of the candidates; cut in (0, 1).  All broadcast; InputError otherwise.
+
+    Source: Liu, Talwar 2019, Theorem 3.5.
+
+    >>> from jaxacct import selection
+    >>> [float(x.round(5)) for x in random_stopping(selection.Geometric(0.1), 0.5, 1e-10, 1e-6)[:2]]
+    [1.50004, 0.00195]
+    """
+    _require(k)
+    if np.any(np.asarray(k.eta) != 1.0):
+        raise InputError("k must be geometric (eta = 1) here; use two_point_selection for other laws")
+    eps, missed = np.asarray(check("epsilon", epsilon, NON_NEGATIVE)), np.asarray(check("delta", delta, DELTA_OR_ZERO))
+    cut, root = np.asarray(check("cut", cut, DELTA)), np.sqrt(2.0 * missed)
+    total = np.minimum((root * np.log(1.0 / cut) / np.asarray(k.gamma) + cut) * UP, 1.0)
+    found, total = np.broadcast_arrays(3.0 * (eps + root) * UP, total)
+    return Guarantee(found, total)
 
 
 def thresholds(k: TruncatedNegativeBinomial, epsilon: float, delta: float, target_delta: float) -> Thresholds:

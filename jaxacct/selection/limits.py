@@ -62,9 +62,9 @@ class Limits(NamedTuple):
         return np.full(epsilon.shape, self.leak[0]), np.where(epsilon >= self.largest, self.leak[1], 1.0)
 
 
-def bounded(run: Mechanism, relation: str) -> np.ndarray:
+def bounded(run: Mechanism) -> np.ndarray:
     """Whether the finite losses are bounded, of the batch's shape: where delta = 0 has a meaning."""
-    return _bounded(components(run, _outer(relation), "remove")).reshape(batch_shape(run))
+    return _bounded(components(run, "add_or_remove_one", "remove")).reshape(batch_shape(run))
 
 
 def narrowed(
@@ -82,23 +82,22 @@ def narrowed(
         here = np.flatnonzero((number == one) & rows.reshape(-1))
         low, high = np.zeros(here.size), np.zeros(here.size)
         index = tuple(int(i) for i in np.unravel_index(int(place[one]), law.shape))
-        for limits in _limits(run, law.element(index), relation, int(base[one])):
+        each = list(_limits(run, law.element(index), relation, int(base[one])))
+        assert each, "without a direction there would be no leak"
+        for limits in each:
             side = limits.epsilon(flat[here]) if quantity == "epsilon" else limits.delta(flat[here])
             low, high = np.maximum(low, side[0]), np.maximum(high, side[1])
         found[:, here] = np.maximum(found[0, here], low), np.maximum(np.minimum(found[1, here], high), low)
     return found.reshape(ends.shape)
 
 
-def _outer(relation: str) -> str:
-    return relation if relation == "replace_one" else "add_or_remove_one"
-
-
 def _limits(run: Mechanism, law: Law, relation: str, row: int) -> Iterator[Limits]:
-    """The limits of each direction that counts, for one configuration of the base."""
-    parts = [components(run, _outer(relation), direction).take(slice(row, row + 1)) for direction in DIRECTIONS]
-    curves = known_curves(run, _outer(relation))[row]
-    for side in (0,) if run.symmetric() else (0, 1):
-        if relation != ("add_one", "remove_one")[side]:
+    """The limits of each direction that counts, at least one, for one configuration of the base."""
+    parts = [components(run, "add_or_remove_one", direction).take(slice(row, row + 1)) for direction in DIRECTIONS]
+    curves = known_curves(run)[row]
+    alike = run.symmetric()  # one direction then stands for both
+    for side in (0,) if alike else (0, 1):
+        if alike or relation != ("add_one", "remove_one")[side]:
             yield _of_one(parts[side], parts[1 - side], curves[min(side, len(curves) - 1)], law)
 
 

@@ -13,13 +13,13 @@ import numpy as np
 from jaxacct.bounds import Bounds
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_plan import FINE, Inner
-from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
+from jaxacct.mechanisms import DIRECTIONS, RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import register, require_mechanism
 from jaxacct.mechanisms.finite import FinitePair, sample_pair
 from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.selection import limits
-from jaxacct.selection.base import infinite_mass
+from jaxacct.selection.base import infinite_mass, under
 from jaxacct.selection.bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.laws import Law
 from jaxacct.selection.worst_case import HIGHEST, bracket, known_curves
@@ -40,7 +40,7 @@ POINTS = 160
 LAST = 1e-13
 """The profile is taken down to this delta."""
 KEPT = 8
-_pairs: OrderedDict[Any, FinitePair] = OrderedDict()
+_pairs: OrderedDict[Selection, FinitePair] = OrderedDict()
 
 
 @register
@@ -90,31 +90,27 @@ class Selection(Mechanism):
         choice("relation", relation, RELATIONS)
         refuse_tracers(f"ja.{quantity}", "jaxacct.kernels.worst_score", mechanism=self)
         values = np.asarray(values)
+        run, relation = under(self.mechanism, relation)
         if self.bound != WORST_CASE:
             by_name = bound_epsilon if quantity == "epsilon" else bound_delta
-            return by_name(self.mechanism, self.law, values, bound=self.bound, relation=relation)
-        shape = broadcast_shape(
-            {"the mechanism": batch_shape(self.mechanism), "k": self.law.shape, quantity: values.shape}
-        )
+            return by_name(run, self.law, values, bound=self.bound, relation=relation)
+        shape = broadcast_shape({"the mechanism": batch_shape(run), "k": self.law.shape, quantity: values.shape})
         if quantity == "epsilon":
-            _refuse_zero(self.mechanism, relation, np.broadcast_to(values, shape))
+            _refuse_zero(run, np.broadcast_to(values, shape))
         width = rtol if rtol > NARROW else 0.0
-        ends = np.stack(bracket(quantity, self.mechanism, self.law, np.maximum(values, LEAST), relation, width))
+        ends = np.stack(bracket(quantity, run, self.law, np.maximum(values, LEAST), relation, width))
         if quantity == "epsilon":
             ends[1] = np.where(values == 0.0, np.inf, ends[1])
         if (wide := _loose(*ends)).any():
-            ends = limits.narrowed(quantity, self.mechanism, self.law, values, relation, ends, wide)
+            ends = limits.narrowed(quantity, run, self.law, values, relation, ends, wide)
         low, high = ends
         if (wide := _loose(low, high) & (values > 0.0)).any():
             # the envelope reaches deltas far below those of the curve's polygon
             other = bound_epsilon if quantity == "epsilon" else bound_delta
             at = np.maximum(values, LEAST)
-            wider = other(self.mechanism, self.law, at, bound="envelope", relation=relation)
+            wider = other(run, self.law, at, bound="envelope", relation=relation)
             high = np.where(wide, np.maximum(np.minimum(high, wider.upper), low), high)
-        kind = self.mechanism.kind_under(relation)
-        if relation == "replace_one" and not self.mechanism.symmetric():
-            single = any(len(sides) == 1 for sides in known_curves(self.mechanism, relation))
-            kind = "bound" if single else kind  # a curve above those of both directions, and below neither
+        kind = run.kind_under(relation)
         if kind != "certified":
             low = np.zeros_like(low)
         with np.errstate(invalid="ignore"):
@@ -127,7 +123,7 @@ class Selection(Mechanism):
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         if self.bound != WORST_CASE:
             raise InputError(f"bound = {self.bound!r} gives no pair to compose; use bound={WORST_CASE!r}")
-        pair = _pair(self, relation)
+        pair = _pair(Selection(under(self.mechanism, relation)[0], self.law))
         return [(sample_pair(pair, np.asarray(1.0), direction), np.asarray(1.0))]
 
 
@@ -208,13 +204,12 @@ def attack(run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remo
             f"an attack is on one selection, not on a batch of shape {batch_shape(chosen)}; take an element"
         )
     best: Attack | None = None
-    names = {"add_one": ("add",), "remove_one": ("remove",)}.get(relation, ("remove", "add"))
-    outer = "add_or_remove_one" if relation in ("add_one", "remove_one") else relation
-    curves = known_curves(run, outer)[0]
+    run, relation = under(run, relation)
+    curves = known_curves(run)[0]
+    names = [name for name in DIRECTIONS if relation in ("add_or_remove_one", f"{name}_one")]
     for direction in names if len(curves) > 1 else names[:1]:
-        curve = curves[("remove", "add").index(direction) if len(curves) > 1 else 0]
-        one = f"{direction}_one" if len(curves) > 1 and outer != "replace_one" else relation
-        reached = float(bracket("epsilon", run, k, target, one, math.inf)[0])
+        curve = curves[DIRECTIONS.index(direction) if len(curves) > 1 else 0]
+        reached = float(bracket("epsilon", run, k, target, f"{direction}_one", math.inf)[0])
         with jax.enable_x64():
             order, (gain, cost) = _order(k, curve.below, np.exp(min(reached, HIGHEST)))
             gain, cost = float(gain), float(cost)
@@ -238,9 +233,9 @@ def _loose(low: np.ndarray, high: np.ndarray) -> np.ndarray:
         return (np.isinf(high) | (high - low > LOOSE * high)) & np.isfinite(low)
 
 
-def _refuse_zero(run: Mechanism, relation: str, delta: np.ndarray) -> None:
+def _refuse_zero(run: Mechanism, delta: np.ndarray) -> None:
     """delta = 0 is for bases of bounded loss."""
-    bad = (delta == 0.0) & ~(limits.bounded(run, relation) if (delta == 0.0).any() else True)
+    bad = (delta == 0.0) & ~(limits.bounded(run) if (delta == 0.0).any() else True)
     if bad.any():
         index = [int(i) for i in np.argwhere(bad)[0]]
         raise InputError(
@@ -249,16 +244,13 @@ def _refuse_zero(run: Mechanism, relation: str, delta: np.ndarray) -> None:
         )
 
 
-def _pair(chosen: Selection, relation: str) -> FinitePair:
+def _pair(chosen: Selection) -> FinitePair:
     """The pair of the upper ends of the profile: forward at eps >= 0 and the reverse direction."""
-    outer = "add_or_remove_one" if relation in ("add_one", "remove_one") else relation
-    key = chosen, outer
-    if key not in _pairs:
+    if chosen not in _pairs:
         shape = broadcast_shape({"the mechanism": batch_shape(chosen.mechanism), "k": chosen.law.shape})
-        both = outer == "replace_one" or chosen.mechanism.symmetric()
-        names = [outer, outer] if both else ["remove_one", "add_one"]
+        names = ["add_or_remove_one"] * 2 if chosen.mechanism.symmetric() else ["remove_one", "add_one"]
         last = np.zeros(shape)
-        level = np.minimum(LAST + 2.0 * chosen.law.mean * infinite_mass(chosen.mechanism, outer), 0.5)
+        level = np.minimum(LAST + 2.0 * chosen.law.mean * infinite_mass(chosen.mechanism, "add_or_remove_one"), 0.5)
         for name in dict.fromkeys(names):
             high = bracket("epsilon", chosen.mechanism, chosen.law, level, name, math.inf)[1]
             last = np.maximum(last, np.where(np.isfinite(high), high, 1.0))
@@ -268,7 +260,7 @@ def _pair(chosen: Selection, relation: str) -> FinitePair:
             name: bracket("delta", chosen.mechanism, chosen.law, at, name, math.inf)[1] for name in dict.fromkeys(names)
         }
         rows = [np.moveaxis(x, 0, -1).reshape(-1, POINTS) for x in (at, *(sides[name] for name in names))]
-        _pairs[key] = stacked([pair_of_profile(*row) for row in zip(*rows, strict=True)], shape)
+        _pairs[chosen] = stacked([pair_of_profile(*row) for row in zip(*rows, strict=True)], shape)
         while len(_pairs) > KEPT:
             _pairs.popitem(last=False)
-    return _pairs[key]
+    return _pairs[chosen]

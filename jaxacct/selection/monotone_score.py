@@ -77,18 +77,18 @@ def monotone_score_delta(mu: Any, k: Law, epsilon: Any, *, form: str = "hockey_s
 def epsilon(run: Mechanism, law: Law, delta: np.ndarray, relation: str) -> np.ndarray:
     """`monotone_score_epsilon` of a base that is Gaussian throughout."""
     common_shape(run, law, "delta", delta)
-    return np.asarray(monotone_score_epsilon(gaussian_mu(run, relation), law, delta).upper)
+    return np.asarray(monotone_score_epsilon(gaussian_mu(run), law, delta).upper)
 
 
 def delta(run: Mechanism, law: Law, epsilon: np.ndarray, relation: str) -> np.ndarray:
     """`monotone_score_delta` of a base that is Gaussian throughout."""
     common_shape(run, law, "epsilon", epsilon)
-    return np.asarray(monotone_score_delta(gaussian_mu(run, relation), law, epsilon).upper)
+    return np.asarray(monotone_score_delta(gaussian_mu(run), law, epsilon).upper)
 
 
-def gaussian_mu(run: Mechanism, relation: str) -> np.ndarray:
+def gaussian_mu(run: Mechanism) -> np.ndarray:
     """mu of unsampled Gaussians, composed; InputError for any other base."""
-    parts = components(run, relation if relation == "replace_one" else "add_or_remove_one", "remove")
+    parts = components(run, "add_or_remove_one", "remove")
     if any(np.any(n > 0) for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)) or np.any(parts.mu2 == 0):
         raise InputError(
             "bound = 'monotone_score' needs a base of unsampled Gaussians; use bound='worst_case', or "

@@ -14,8 +14,8 @@ import numpy as np
 
 from jaxacct.engines import programs
 from jaxacct.kernels import worst_score
-from jaxacct.kernels.worst_plan import FINE, GLANCE, MIDDLE, QUICK, Effort
-from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
+from jaxacct.kernels.worst_plan import FINE, FINEST, GLANCE, MIDDLE, QUICK, Effort
+from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.selection.curve import Curve, curves
 from jaxacct.selection.laws import Law
 from jaxacct.validation import broadcast_shape
@@ -24,6 +24,8 @@ __all__ = ["HIGHEST", "bracket", "known_curves"]
 
 HIGHEST = 600.0
 """Largest eps that is looked for; beyond it delta is that at it, or less."""
+SINGLE = "remove_one", "add_one"
+"""The relations that are one direction, in the order of a base's curves."""
 CHUNK = 16
 """Configurations in one call of the compiled program."""
 WIDTH = 1e-4
@@ -33,19 +35,18 @@ GAIN, BASE = 0.8, 1e-3
 base's own bracket is what is left."""
 KEPT = 8
 """How many bases' curves are kept."""
-_kept: OrderedDict[Any, list[list[Curve]]] = OrderedDict()
+_kept: OrderedDict[Mechanism, list[list[Curve]]] = OrderedDict()
 
 
-def known_curves(run: Mechanism, relation: str) -> list[list[Curve]]:
+def known_curves(run: Mechanism) -> list[list[Curve]]:
     """The curves of a base, computed once."""
-    key = run, relation
-    if key not in _kept:
-        found = curves(run, relation)
-        _kept[key] = found
+    if run not in _kept:
+        found = curves(run)
+        _kept[run] = found
         while len(_kept) > KEPT:
             _kept.popitem(last=False)
         return found
-    return _kept[key]
+    return _kept[run]
 
 
 def bracket(
@@ -56,48 +57,51 @@ def bracket(
     width : what is not as narrow as WIDTH (of a delta: as this share of it), or as the share `width` of it, is looked
     at again with more rows and columns; inf: nothing is, and points of a profile of delta are within some 1e-3.
     """
-    assert relation in RELATIONS
+    assert relation in ("add_or_remove_one", *SINGLE)
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
-    sides = known_curves(run, "add_or_remove_one" if relation in ("add_one", "remove_one") else relation)
+    sides = known_curves(run)
     size = int(np.prod(shape))
     base = np.broadcast_to(np.arange(len(sides)).reshape(batch_shape(run)), shape).reshape(-1)
     flat = np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
     laws, at = law.flattened(shape), np.minimum(flat, HIGHEST)
-    ends = np.zeros((2, size))
+    ends, quick = np.zeros((2, size)), programs.quickly(size)
     count = max((len(each) for each in sides), default=1)
-    for side in range(count):
-        if count > 1 and relation == ("remove_one", "add_one")[1 - side]:
-            continue
+    wanted = [side for side in range(count) if count == 1 or relation != SINGLE[1 - side]]
+    for side in wanted:
         stacked = jax.tree.map(lambda *x: np.stack(x), *(each[side] for each in sides)) if size else None
-        due = np.flatnonzero([side == 0 or sides[i][side] is not sides[i][0] for i in base])
+        # a symmetric base among others has one curve twice: answered by the first direction, where that one is wanted
+        due = np.flatnonzero([side == wanted[0] or sides[i][side] is not sides[i][wanted[0]] for i in base])
         if quantity == "epsilon" and size > CHUNK and ends.any():
             # the other direction's bracket is that of both, where a glance shows that this one leaks at most delta at
             # its upper end
             some = jax.tree.map(lambda x, due=due: x[due], laws)
-            leak = _in_chunks("delta", GLANCE, stacked, base[due], some, np.minimum(ends[1, due], HIGHEST))[1]
+            leak = _in_chunks("delta", GLANCE, stacked, base[due], some, np.minimum(ends[1, due], HIGHEST), quick)[1]
             due = due[(leak > flat[due]) & (ends[0, due] < np.inf)]
         if due.size:
             some = jax.tree.map(lambda x, due=due: x[due], laws)
-            ends[:, due] = np.maximum(ends[:, due], _solved(quantity, stacked, base[due], some, at[due], width))
+            ends[:, due] = np.maximum(ends[:, due], _solved(quantity, stacked, base[due], some, at[due], width, quick))
     if quantity == "delta":
         ends[0] = np.where(flat > HIGHEST, 0.0, ends[0])
     return ends[0].reshape(shape), ends[1].reshape(shape)
 
 
-def _solved(quantity: str, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, width: float) -> np.ndarray:
+def _solved(
+    quantity: str, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, width: float, quick: bool
+) -> np.ndarray:
     """(2, B) ends for one direction; what is wide is done again with more rows and columns."""
     once = width == np.inf
-    low, high = _in_chunks(quantity, MIDDLE if once and quantity == "delta" else QUICK, stacked, base, laws, values)
+    first = MIDDLE if once and quantity == "delta" else QUICK
+    low, high = _in_chunks(quantity, first, stacked, base, laws, values, quick)
     # a program more takes longer to compile than it saves on a few
-    finer = () if once else (FINE,) if values.size <= CHUNK else (MIDDLE, FINE)
+    finer = () if once else (FINE, FINEST) if values.size <= CHUNK else (MIDDLE, FINE)
     due = low < np.inf
     for effort in finer:
-        aim = np.maximum(WIDTH, width * low) if quantity == "epsilon" else max(WIDTH, width) * low
+        aim = np.maximum(WIDTH, width * np.where(due, low, 0.0)) if quantity == "epsilon" else max(WIDTH, width) * low
         wide = np.flatnonzero(due & ~(high <= low + aim))
         if wide.size:
             before = high[wide] - low[wide]
             some = jax.tree.map(lambda x, wide=wide: x[wide], laws)
-            ends = _in_chunks(quantity, effort, stacked, base[wide], some, values[wide])
+            ends = _in_chunks(quantity, effort, stacked, base[wide], some, values[wide], quick)
             low[wide], high[wide] = np.maximum(low[wide], ends[0]), np.minimum(high[wide], ends[1])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
             due[wide] = ~((after > GAIN * before) & (after <= BASE * scale))
@@ -105,9 +109,9 @@ def _solved(quantity: str, stacked: Any, base: np.ndarray, laws: Law, values: np
 
 
 def _in_chunks(
-    quantity: str, effort: Effort, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray
+    quantity: str, effort: Effort, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, quick: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    chunk = CHUNK if values.size > 1 else 1
+    chunk, run = CHUNK if values.size > 1 else 1, _compiled(quick)
     with jax.enable_x64():
         curve = jax.device_put(stacked)
 
@@ -115,7 +119,7 @@ def _in_chunks(
         index = np.minimum(np.arange(start, start + chunk), values.size - 1)
         with jax.enable_x64():
             some = jax.tree.map(lambda x: x[index], laws)
-            return np.stack(_compiled()(quantity, effort, curve, base[index], some, values[index]))
+            return np.stack(run(quantity, effort, curve, base[index], some, values[index]))
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         pieces = list(pool.map(one, range(0, values.size, chunk)))
@@ -124,9 +128,10 @@ def _in_chunks(
 
 
 @functools.cache
-def _compiled() -> Any:
+def _compiled(quick: bool) -> Any:
     # a quarter faster on CPUs that have vectors so wide, and nothing to others
-    return jax.jit(_program, static_argnums=(0, 1), compiler_options=programs.known(xla_cpu_prefer_vector_width=512))
+    options = programs.QUICK if quick else {"xla_cpu_prefer_vector_width": 512}
+    return jax.jit(_program, static_argnums=(0, 1), compiler_options=programs.known(**options))
 
 
 def _program(quantity: str, effort: Effort, stacked: Any, base: Any, laws: Law, values: Any) -> Any:
