@@ -1,6 +1,7 @@
 """Shared data: the reference table of the Poisson sampled Gaussian; and programs compiled once, or quickly."""
 
 import csv
+import gc
 import pathlib
 import shutil
 import tempfile
@@ -9,19 +10,25 @@ import jax
 import numpy as np
 import pytest
 
+from jaxacct.cli.shelf import Shelf
 from jaxacct.engines import programs
 
 FOLDER = pytest.StashKey[str]()
 
 
 def pytest_configure(config):
-    """One folder of compiled programs for all workers of a run, and for no other run: compiling is most of the time."""
+    """One folder of compiled programs for all workers of a run, and for no other run.
+
+    Tracing and compiling are most of the time: what one worker has compiled the others load.
+    """
     if hasattr(config, "workerinput"):
         folder = config.workerinput["programs"]
     else:
         folder = config.stash[FOLDER] = tempfile.mkdtemp(prefix="jaxacct-tests-")
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    programs.keep_on(Shelf(pathlib.Path(folder)))
+    gc.set_threshold(50_000, 20, 20)  # tracing makes millions of objects that stay
 
 
 @pytest.hookimpl(optionalhook=True)

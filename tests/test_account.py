@@ -157,10 +157,20 @@ def test_heterogeneous_composition_brackets_intersect():
     assert np.all(contour.upper > ja.epsilon(ja.dp_sgd([0.8, 1.2], 0.01, 500), 1e-5).upper)
 
 
-@settings(deadline=None, max_examples=3)
-@given(st.floats(-0.3, 1.5), st.floats(-4, -0.1), st.integers(1, 10**5), st.floats(-20, -2))
+@settings(deadline=None, max_examples=10)
+@given(st.floats(-0.1, 1.0), st.floats(-3, -0.5), st.integers(300, 10**5), st.floats(-12, -3))
 def test_monotone_in_everything(log_sigma, log_q, steps, log_delta):
-    sigma, q, delta = 10.0**log_sigma, 10.0**log_q, 10.0**log_delta
+    check_monotone(10.0**log_sigma, 10.0**log_q, steps, 10.0**log_delta)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=60)
+@given(st.floats(-0.7, 3.0), st.floats(-6, 0.0), st.integers(1, 10**7), st.floats(-30, -2))
+def test_monotone_in_everything_to_the_ends(log_sigma, log_q, steps, log_delta):
+    check_monotone(10.0**log_sigma, 10.0**log_q, steps, 10.0**log_delta)
+
+
+def check_monotone(sigma, q, steps, delta):
     sigmas, rates = [sigma, 1.1 * sigma, sigma, sigma, sigma], [q, q, 0.9 * q, q, q]
     counts, deltas = (
         [steps, steps, steps, max(steps - 1, 1), steps],

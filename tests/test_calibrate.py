@@ -20,8 +20,9 @@ def typical(count, seed):
     return sigma[keep], q[keep], steps[keep], delta[keep], eps[keep]
 
 
-def test_noise_multipliers_of_a_batch(quick):
-    sigma, q, steps, delta, eps = typical(60, 0)
+@pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.slow)])
+def test_noise_multipliers_of_a_batch(quick, count):
+    sigma, q, steps, delta, eps = typical(count, 0)
     c = ja.calibrate_noise_multiplier(eps, delta, q, steps)
     assert np.all(c.ok) and set(c.status) == {"ok"}
     assert np.all(c.epsilon.upper <= eps)

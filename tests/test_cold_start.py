@@ -31,10 +31,10 @@ def dot_of_a_stack(x, y):
 
 @pytest.fixture
 def shelf(tmp_path):
-    kept = Shelf(tmp_path)
+    before, kept = programs._shelf, Shelf(tmp_path)
     programs.keep_on(kept)
     yield tmp_path
-    programs.keep_on(None)
+    programs.keep_on(before)
 
 
 def answer():

@@ -39,7 +39,8 @@ print(json.dumps(words | {"compiled": compiled, "programs": programs._batched.ca
 """
 
 
-@pytest.mark.parametrize("many", [10_000, pytest.param(0, marks=pytest.mark.slow)], ids=["quick", "optimised"])
+@pytest.mark.slow
+@pytest.mark.parametrize("many", [10_000, 0], ids=["quick", "optimised"])
 def test_a_sweep_of_everything_compiles_a_handful_of_programs(many):
     # what other tests have compiled is loaded, and counts all the same
     folder = jax.config.jax_compilation_cache_dir

@@ -226,6 +226,12 @@ def test_directions_are_taken_as_stated():
     p, q = np.array([0.7, 0.2, 0.1]), np.array([0.3, 0.3, 0.4])
     run = ja.FiniteOutput(p, q)
     assert sides(run, "add_or_remove_one") == (Sides("remove_one", "add_one"), Sides("add_one", "remove_one"))
+    for relation in (
+        "add_or_remove_one",
+        "remove_one",
+        "add_one",
+    ):  # the one direction of a symmetric run is not left out
+        assert [side.forward for side in sides(ja.Gaussian(1.0), relation)] == [relation]
     law = selection.Geometric(0.1)
     grid = np.linspace(0.0, 3.0, 30001)
     for side, (a, b) in zip(sides(run, "add_or_remove_one"), ((p, q), (q, p)), strict=True):

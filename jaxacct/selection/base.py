@@ -57,9 +57,22 @@ class Sides(NamedTuple):
     forward: str
     reverse: str
 
+    @property
+    def direction(self) -> str:
+        """Its name."""
+        return "add" if self.forward == "add_one" else "remove"
+
+    @property
+    def opposite(self) -> str:
+        """The name of its reverse."""
+        return "remove" if self.forward == "add_one" else "add"
+
 
 def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
-    """The directions to be bounded separately: one where they are alike."""
+    """The directions to be bounded separately, at least one: one where they are alike.
+
+    All of a selection takes its directions from here, so that none skips the only one.
+    """
     if relation in _RELATION.values():
         other = _RELATION["add" if relation == "remove_one" else "remove"]
         return (Sides(relation, other),)

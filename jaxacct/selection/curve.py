@@ -40,26 +40,20 @@ class Curve(NamedTuple):
     below: Inner
 
 
-def curves(run: Mechanism) -> list[list[Curve]]:
-    """For each configuration the curves of its directions: one if the whole batch is symmetric, else (remove, add).
-
-    A symmetric base of an asymmetric batch has its curve twice, as one object.
-    """
+def curves(run: Mechanism) -> list[dict[str, Curve]]:
+    """For each configuration the curves of its directions; where it is symmetric they are one object."""
     shape = batch_shape(run)
-    each = [_of_one(element(run, index) if shape else run) for index in np.ndindex(shape)]
-    count = max(map(len, each), default=1)
-    return [sides * count if len(sides) < count else sides for sides in each]
+    return [_of_one(element(run, index) if shape else run) for index in np.ndindex(shape)]
 
 
-def _of_one(run: Mechanism) -> list[Curve]:
+def _of_one(run: Mechanism) -> dict[str, Curve]:
     parts = [components(run, "add_or_remove_one", direction) for direction in DIRECTIONS]
     exact = all(map(finite_once, parts))
     ratio, low, high = (_by_sum if exact else _by_engine)(run, parts)
     inside = [_by_atoms(part) for part in parts] if exact else [None, None]
-    sides = [_curve(*_joined(ratio, low, high), inside[0])]
-    if not run.symmetric():
-        sides.append(_curve(*_joined(ratio, low[::-1], high[::-1]), inside[1]))
-    return sides
+    remove = _curve(*_joined(ratio, low, high), inside[0])
+    add = remove if run.symmetric() else _curve(*_joined(ratio, low[::-1], high[::-1]), inside[1])
+    return dict(zip(DIRECTIONS, (remove, add), strict=True))
 
 
 def _by_engine(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -16,6 +16,7 @@ from scipy.special import expit
 from jaxacct.dispatch import largest_loss
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.finite import log_mixture
+from jaxacct.selection.base import sides
 from jaxacct.selection.curve import Curve
 from jaxacct.selection.law import Law, evaluated
 from jaxacct.selection.worst_case import known_curves
@@ -82,9 +83,7 @@ def narrowed(
         here = np.flatnonzero((number == one) & rows.reshape(-1))
         low, high = np.zeros(here.size), np.zeros(here.size)
         index = tuple(int(i) for i in np.unravel_index(int(place[one]), law.shape))
-        each = list(_limits(run, law.element(index), relation, int(base[one])))
-        assert each, "without a direction there would be no leak"
-        for limits in each:
+        for limits in _limits(run, law.element(index), relation, int(base[one])):
             side = limits.epsilon(flat[here]) if quantity == "epsilon" else limits.delta(flat[here])
             low, high = np.maximum(low, side[0]), np.maximum(high, side[1])
         found[:, here] = np.maximum(found[0, here], low), np.maximum(np.minimum(found[1, here], high), low)
@@ -92,13 +91,11 @@ def narrowed(
 
 
 def _limits(run: Mechanism, law: Law, relation: str, row: int) -> Iterator[Limits]:
-    """The limits of each direction that counts, at least one, for one configuration of the base."""
-    parts = [components(run, "add_or_remove_one", direction).take(slice(row, row + 1)) for direction in DIRECTIONS]
+    """The limits of each direction for one configuration of the base."""
+    parts = {name: components(run, "add_or_remove_one", name).take(slice(row, row + 1)) for name in DIRECTIONS}
     curves = known_curves(run)[row]
-    alike = run.symmetric()  # one direction then stands for both
-    for side in (0,) if alike else (0, 1):
-        if alike or relation != ("add_one", "remove_one")[side]:
-            yield _of_one(parts[side], parts[1 - side], curves[min(side, len(curves) - 1)], law)
+    for side in sides(run, relation):
+        yield _of_one(parts[side.direction], parts[side.opposite], curves[side.direction], law)
 
 
 def _of_one(ahead: Components, back: Components, curve: Curve, law: Law) -> Limits:

@@ -13,13 +13,13 @@ import numpy as np
 from jaxacct.bounds import Bounds
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_plan import FINE, Inner
-from jaxacct.mechanisms import DIRECTIONS, RELATIONS, Mechanism, batch_shape
+from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import register, require_mechanism
 from jaxacct.mechanisms.finite import FinitePair, sample_pair
 from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.selection import limits
-from jaxacct.selection.base import infinite_mass, under
+from jaxacct.selection.base import infinite_mass, sides, under
 from jaxacct.selection.bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.laws import Law
 from jaxacct.selection.worst_case import HIGHEST, bracket, known_curves
@@ -206,10 +206,9 @@ def attack(run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remo
     best: Attack | None = None
     run, relation = under(run, relation)
     curves = known_curves(run)[0]
-    names = [name for name in DIRECTIONS if relation in ("add_or_remove_one", f"{name}_one")]
-    for direction in names if len(curves) > 1 else names[:1]:
-        curve = curves[DIRECTIONS.index(direction) if len(curves) > 1 else 0]
-        reached = float(bracket("epsilon", run, k, target, f"{direction}_one", math.inf)[0])
+    for side in sides(run, relation):
+        curve, direction = curves[side.direction], side.direction
+        reached = float(bracket("epsilon", run, k, target, side.forward, math.inf)[0])
         with jax.enable_x64():
             order, (gain, cost) = _order(k, curve.below, np.exp(min(reached, HIGHEST)))
             gain, cost = float(gain), float(cost)
@@ -248,7 +247,8 @@ def _pair(chosen: Selection) -> FinitePair:
     """The pair of the upper ends of the profile: forward at eps >= 0 and the reverse direction."""
     if chosen not in _pairs:
         shape = broadcast_shape({"the mechanism": batch_shape(chosen.mechanism), "k": chosen.law.shape})
-        names = ["add_or_remove_one"] * 2 if chosen.mechanism.symmetric() else ["remove_one", "add_one"]
+        both = sides(chosen.mechanism, "add_or_remove_one")
+        names = [both[0].forward, both[-1].forward]
         last = np.zeros(shape)
         level = np.minimum(LAST + 2.0 * chosen.law.mean * infinite_mass(chosen.mechanism, "add_or_remove_one"), 0.5)
         for name in dict.fromkeys(names):
@@ -256,10 +256,10 @@ def _pair(chosen: Selection) -> FinitePair:
             last = np.maximum(last, np.where(np.isfinite(high), high, 1.0))
         share = np.linspace(0.0, 1.0, POINTS).reshape(-1, *(1,) * len(shape))
         at = share * np.maximum(last, 1e-3)
-        sides = {
+        upper = {
             name: bracket("delta", chosen.mechanism, chosen.law, at, name, math.inf)[1] for name in dict.fromkeys(names)
         }
-        rows = [np.moveaxis(x, 0, -1).reshape(-1, POINTS) for x in (at, *(sides[name] for name in names))]
+        rows = [np.moveaxis(x, 0, -1).reshape(-1, POINTS) for x in (at, *(upper[name] for name in names))]
         _pairs[chosen] = stacked([pair_of_profile(*row) for row in zip(*rows, strict=True)], shape)
         while len(_pairs) > KEPT:
             _pairs.popitem(last=False)

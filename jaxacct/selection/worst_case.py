@@ -16,6 +16,7 @@ from jaxacct.engines import programs
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_plan import FINE, FINEST, GLANCE, MIDDLE, QUICK, Effort
 from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.selection.base import sides
 from jaxacct.selection.curve import Curve, curves
 from jaxacct.selection.laws import Law
 from jaxacct.validation import broadcast_shape
@@ -24,8 +25,6 @@ __all__ = ["HIGHEST", "bracket", "known_curves"]
 
 HIGHEST = 600.0
 """Largest eps that is looked for; beyond it delta is that at it, or less."""
-SINGLE = "remove_one", "add_one"
-"""The relations that are one direction, in the order of a base's curves."""
 CHUNK = 16
 """Configurations in one call of the compiled program."""
 WIDTH = 1e-4
@@ -35,10 +34,10 @@ GAIN, BASE = 0.8, 1e-3
 base's own bracket is what is left."""
 KEPT = 8
 """How many bases' curves are kept."""
-_kept: OrderedDict[Mechanism, list[list[Curve]]] = OrderedDict()
+_kept: OrderedDict[Mechanism, list[dict[str, Curve]]] = OrderedDict()
 
 
-def known_curves(run: Mechanism) -> list[list[Curve]]:
+def known_curves(run: Mechanism) -> list[dict[str, Curve]]:
     """The curves of a base, computed once."""
     if run not in _kept:
         found = curves(run)
@@ -57,20 +56,20 @@ def bracket(
     width : what is not as narrow as WIDTH (of a delta: as this share of it), or as the share `width` of it, is looked
     at again with more rows and columns; inf: nothing is, and points of a profile of delta are within some 1e-3.
     """
-    assert relation in ("add_or_remove_one", *SINGLE)
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
-    sides = known_curves(run)
+    known = known_curves(run)
     size = int(np.prod(shape))
-    base = np.broadcast_to(np.arange(len(sides)).reshape(batch_shape(run)), shape).reshape(-1)
+    base = np.broadcast_to(np.arange(len(known)).reshape(batch_shape(run)), shape).reshape(-1)
     flat = np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
     laws, at = law.flattened(shape), np.minimum(flat, HIGHEST)
     ends, quick = np.zeros((2, size)), programs.quickly(size)
-    count = max((len(each) for each in sides), default=1)
-    wanted = [side for side in range(count) if count == 1 or relation != SINGLE[1 - side]]
-    for side in wanted:
-        stacked = jax.tree.map(lambda *x: np.stack(x), *(each[side] for each in sides)) if size else None
-        # a symmetric base among others has one curve twice: answered by the first direction, where that one is wanted
-        due = np.flatnonzero([side == wanted[0] or sides[i][side] is not sides[i][wanted[0]] for i in base])
+    before: list[str] = []
+    for direction in (side.direction for side in sides(run, relation)):
+        stacked = jax.tree.map(lambda *x: np.stack(x), *(each[direction] for each in known)) if size else None
+        # a symmetric base among others has one curve twice, and has then been answered
+        open_ = [all(each[direction] is not each[name] for name in before) for each in known]
+        due = np.flatnonzero(np.asarray(open_, bool)[base])
+        before.append(direction)
         if quantity == "epsilon" and size > CHUNK and ends.any():
             # the other direction's bracket is that of both, where a glance shows that this one leaks at most delta at
             # its upper end
