@@ -53,3 +53,33 @@ def worst_order(p, q, law, eps):
             added = one[after] - one[here] - grown * (two[after] - two[here])
             best[:, after] = np.maximum(best[:, after], best[:, here] + np.maximum(added, 0.0))
     return best[:, -1].reshape(np.shape(eps))
+
+
+def worst_of_two(p, q, law, eps):
+    """U(e^eps) of a finite base where K is at most 2: phi' is linear, and what is to be won is piecewise linear.
+
+    It is integrated exactly, between the crossings of its lines; no cell, chord or column is shared with the kernel.
+    """
+    first, last = evaluated(law, np.array([1.0, 0.0]))[1]  # phi' at x = 0 and 1
+    slope = last - first
+    seen, apart = q > 0.0, p[q == 0.0].sum()
+    order = np.argsort(-p[seen] / q[seen], kind="stable")
+    knots = np.concatenate([[0.0], np.cumsum(q[seen][order])])
+    curve = apart + np.concatenate([[0.0], np.cumsum(p[seen][order])])
+    value, steep = evaluated(law, np.array([0.0, apart]))[0], lambda x: first + slope * x
+    total = value[0] - value[1]
+    for k in range(knots.size - 1):
+        size, rise = knots[k + 1] - knots[k], curve[k + 1] - curve[k]
+        ends = []
+        for u, t in ((knots[k], curve[k]), (knots[k + 1], curve[k + 1])):
+            later = rise / size * steep(curve[k + 1 :] - t) - np.exp(eps) * steep(knots[k + 1 :] - u)
+            ends.append(np.concatenate([later, [(rise / size - np.exp(eps)) * first, 0.0]]))
+        ends = np.array(ends)
+        fall = (ends[1] - ends[0])[:, None] - (ends[1] - ends[0])
+        gap = -(ends[0][:, None] - ends[0])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            cut = (gap / fall)[np.isfinite(gap / fall)]
+        share = np.unique(np.concatenate([[0.0, 1.0], cut[(cut > 0.0) & (cut < 1.0)]]))
+        best = np.max((1.0 - share)[:, None] * ends[0] + share[:, None] * ends[1], axis=1)
+        total += size * np.sum(np.diff(share) * 0.5 * (best[1:] + best[:-1]))
+    return total

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxacct.kernels.worst_plan import RELATIVE, SHIFT, Effort, Outer, Plan, middles, steep
+from jaxacct.kernels.worst_plan import RELATIVE, SHIFT, Effort, Outer, Plan, steep
 
 ROUNDING = 1e-9
 """Relative allowance for the arithmetic of a sum of positive terms."""
@@ -28,7 +28,7 @@ class Lines(NamedTuple):
     gain: jax.Array  # (2, 2, C, G) at both ends of a group and of a cell
     cost: jax.Array  # (2, 2, C, G)
     height: jax.Array  # (S, G) Q-mass of a line's rows
-    share: jax.Array  # (S, G) where in their group they are
+    share: jax.Array  # (2, S, G) where in their group they begin and end
     blend: jax.Array  # (S, G) where between the group's slopes theirs is
     own_gain: jax.Array  # (S, G) of cells too near for corners
     own_cost: jax.Array
@@ -85,7 +85,7 @@ def lines(phi, curve: Outer, where: Plan, served, effort: Effort) -> Lines:
     grouped = lambda x: x.reshape(groups, each).T
     slope, height = grouped(curve.ratio[index]), grouped(jnp.diff(ends_q))
     fraction = lambda part, whole: jnp.clip(part / jnp.where(whole > 0.0, whole, 1.0), 0.0, 1.0)
-    share = fraction(grouped(middles(ends_q)) - q[:-1], jnp.diff(q))
+    share = jnp.stack([fraction(grouped(x) - q[:-1], jnp.diff(q)) for x in (ends_q[:-1], ends_q[1:])])
     blend = fraction(slope[0] - slope, slope[0] - slope[-1])
 
     few = index[:: EVERY * each]
@@ -130,6 +130,13 @@ def lines(phi, curve: Outer, where: Plan, served, effort: Effort) -> Lines:
     )
 
 
+def _mean_above(least, a, b):
+    """The mean of `max(x, least)` where x runs linearly from a to b."""
+    low, high = jnp.minimum(a, b) - least, jnp.maximum(a, b) - least
+    crossing = jnp.maximum(high, 0.0) ** 2 / jnp.where(high > low, 2.0 * (high - low), 1.0)
+    return least + jnp.where(low >= 0.0, 0.5 * (low + high), crossing)
+
+
 def bound(known: Lines, ratio):
     """An upper bound of the leak at E = ratio >= 1, convex in E."""
     ends = []
@@ -140,7 +147,7 @@ def bound(known: Lines, ratio):
         )
         ends.append((1.0 - known.blend) * first + known.blend * last)
     own = jnp.maximum(known.own_gain - ratio * known.own_cost, 0.0)
-    best = jnp.maximum(own, (1.0 - known.share) * ends[0] + known.share * ends[1])
+    best = _mean_above(own, *((1.0 - share) * ends[0] + share * ends[1] for share in known.share))
     # what is to be won does not grow from row to row
     after = known.after * jnp.maximum(own[-1, -1], ends[1][-1, -1])
     return (known.infinite + jnp.sum(known.height * best) + after) * (1.0 + ROUNDING)

@@ -24,7 +24,7 @@ class Effort(NamedTuple):
     sketch: tuple[int, int]  # rows and columns of the look that places all these
 
 
-GLANCE = Effort(16, 4, 48, 16, (36, 96))
+GLANCE = Effort(24, 4, 64, 16, (24, 64))
 QUICK = Effort(36, 6, 80, 24, (36, 96))
 MIDDLE = Effort(96, 6, 192, 48, (36, 96))
 FINE = Effort(256, 6, 768, 192, (36, 96))
