@@ -53,7 +53,7 @@ def _of_one(run: Mechanism) -> dict[str, Curve]:
     inside = [_by_atoms(part) for part in parts] if exact else [None, None]
     remove = _curve(*_joined(ratio, low, high), inside[0])
     # the directions may be alike at some parameters only, such as a sampling probability of 1
-    alike = run.symmetric() or not exact and np.array_equal(low[0], low[1]) and np.array_equal(high[0], high[1])
+    alike = run.symmetric() or (not exact and np.array_equal(low[0], low[1]) and np.array_equal(high[0], high[1]))
     add = remove if alike else _curve(*_joined(ratio, low[::-1], high[::-1]), inside[1])
     return dict(zip(DIRECTIONS, (remove, add), strict=True))
 
