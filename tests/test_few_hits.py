@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 import jaxacct as ja
 from jaxacct.engines import contour, programs
@@ -41,6 +42,7 @@ def test_the_split_solve_finds_the_noise_and_its_slope():
     assert slope[0] < 0 and found.epsilon_slope[0] < 0
 
 
+@pytest.mark.slow
 def test_few_hits_are_calibrated_at_once():
     c = ja.calibrate_noise_multiplier([0.5, 2.0, 4.0], 1e-5, [1e-3, 2e-3, 6e-3], [500, 300, 150])
     assert np.all(c.ok) and np.all(c.epsilon.upper <= [0.5, 2.0, 4.0])
