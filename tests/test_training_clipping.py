@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxacct.training import ghost
+from jaxacct.training.channels_last import channels_last
 from jaxacct.training.clipping import clipped_sum, sensitivity, ways
 
 
@@ -259,3 +260,42 @@ def test_a_long_sum_of_squares_does_not_stand_still():
 def test_bad_clipping_is_refused(change, text):
     given = {"loss_fn": lambda p, x: jnp.dot(p, x), "params": jnp.zeros(3), "batch": jnp.ones((2, 3))}
     assert text in refusal(lambda: clipped_sum(**(given | change)))
+
+
+FORMS = [  # dimension numbers, shapes of input and kernel, and the rest
+    (("NCH", "OIH", "NCH"), (2, 3, 9), (4, 3, 2), {"window_strides": (2,), "padding": [(1, 0)]}),
+    (("NHWC", "HWIO", "NHWC"), (2, 7, 6, 4), (3, 2, 4, 5), {"window_strides": (1, 2), "padding": "SAME"}),
+    (("CHWN", "IHWO", "HWNC"), (4, 7, 6, 2), (2, 3, 2, 6), {"feature_group_count": 2, "rhs_dilation": (2, 1)}),
+    (("NDHWC", "DHWIO", "NDHWC"), (2, 4, 5, 3, 2), (2, 2, 2, 2, 3), {"lhs_dilation": (1, 2, 1), "padding": [(0, 0), (1, 0), (0, 1)]}),
+    (("HNC", "OHI", "CNH"), (9, 4, 3), (6, 2, 3), {"batch_group_count": 2}),
+]
+
+
+@pytest.mark.parametrize(("form", "x", "kernel", "more"), FORMS, ids=["".join(form[0]) for form in FORMS])
+def test_convolutions_with_channels_last_are_the_same(form, x, kernel, more):
+    """Values and both gradients, and no convolution of another form is left, those of the gradients included."""
+    rng = np.random.default_rng(0)
+    x, kernel = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in (x, kernel))
+    settings = {"window_strides": (1,) * (x.ndim - 2), "padding": "VALID", **more}
+    conv = lambda x, kernel: jax.lax.conv_general_dilated(x, kernel, dimension_numbers=form, **settings)
+
+    def whole(x, kernel):
+        y, pull = jax.vjp(conv, x, kernel)
+        return y, *pull(jnp.cos(y))
+
+    for found, expected in zip(channels_last(whole)(x, kernel), whole(x, kernel), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    traced = jax.make_jaxpr(channels_last(whole))(x, kernel)
+    specs = {e.params["dimension_numbers"] for e in traced.jaxpr.eqns if e.primitive.name == "conv_general_dilated"}
+    space, last = tuple(range(1, x.ndim - 1)), x.ndim - 1
+    assert specs == {((0, last, *space), (last, last - 1, *range(x.ndim - 2)), (0, last, *space))}
+
+
+def test_a_step_s_convolutions_are_in_the_one_form():
+    loss, params, batch = problem("conv")
+    lowered = jax.jit(lambda p: clipped_sum(loss, p, batch)).lower(params).as_text()
+    forms = [
+        line.split("dim_numbers = ")[1].split(",  window")[0] for line in lowered.splitlines() if "dim_numbers" in line
+    ]
+    assert len(forms) >= 4
+    assert all("[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]" in form for form in forms)

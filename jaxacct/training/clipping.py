@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.training import ghost
+from jaxacct.training.channels_last import channels_last
 from jaxacct.training.noise import wide
 from jaxacct.validation import Constraint, InputError, check, choice, is_tracer
 
@@ -109,7 +110,7 @@ def _clipped_sum(
         return grads, [site.operands(x, dy, dtype) for site, x, dy in zip(sites, xs, dys, strict=True)]
 
     # one copy of each value serves both its norm and the sum: a second, rounded otherwise, might exceed its norm
-    grads, pairs = jax.lax.optimization_barrier(jax.vmap(gradients)(batch))
+    grads, pairs = jax.lax.optimization_barrier(channels_last(jax.vmap(gradients))(batch))
     grads = [g.astype(dtype) for g in grads]
 
     squares = jnp.zeros((len(norms), mask.shape[0]), dtype)

@@ -111,13 +111,14 @@ def find_sites(closed: ClosedJaxpr, leaves: int) -> list[Site]:
 
 
 def tapped(closed: ClosedJaxpr, sites: Sequence[Site]) -> Callable[..., tuple[Any, list[Any]]]:
-    """(taps, values) -> the loss with a tap added to each site's output, and the sites' inputs."""
+    """(taps, values) -> the loss of a `trace` with a tap added to each site's output, and the sites' inputs."""
     places = {site.equation: number for number, site in enumerate(sites)}
 
     def run(taps: Sequence[Any], values: Sequence[Any]) -> tuple[Any, list[Any]]:
         inputs: list[Any] = [None] * len(sites)
 
-        def tap(place: int, operands: list[Any], outputs: list[Any]) -> list[Any]:
+        def tap(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
+            outputs = bind(place, eqn, operands)
             if place not in places:
                 return outputs
             number = places[place]
@@ -129,25 +130,31 @@ def tapped(closed: ClosedJaxpr, sites: Sequence[Site]) -> Callable[..., tuple[An
     return run
 
 
-def evaluate(closed: ClosedJaxpr, values: Sequence[Any], after: Callable[..., list[Any]] | None = None) -> list[Any]:
-    """Run a trace; ``after(place, operands, outputs)`` may change the outputs of each operation."""
+def evaluate(
+    closed: ClosedJaxpr, values: Sequence[Any], operation: Callable[..., list[Any]] | None = None
+) -> list[Any]:
+    """Run a trace, calls of jit written out; each operation is ``operation(place, equation, operands)``."""
+    operation = operation or bind
     env = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     env.update(zip(closed.jaxpr.invars, values, strict=True))
     read = lambda var: var.val if isinstance(var, Literal) else env[var]
     for place, eqn in enumerate(closed.jaxpr.eqns):
         operands = [read(var) for var in eqn.invars]
         if eqn.primitive.name in ("jit", "pjit"):
-            outputs = evaluate(eqn.params["jaxpr"], operands)
+            outputs = evaluate(eqn.params["jaxpr"], operands, operation)
         else:
-            bound = eqn.primitive.get_bind_params(eqn.params)
-            functions, params = bound if isinstance(bound, tuple) else ((), bound)  # JAX before and after 0.10
-            with eqn.ctx.manager:
-                outputs = eqn.primitive.bind(*functions, *operands, **params)
-            outputs = outputs if eqn.primitive.multiple_results else [outputs]
-        if after is not None:
-            outputs = after(place, operands, outputs)
+            outputs = operation(place, eqn, operands)
         env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(var) for var in closed.jaxpr.outvars]
+
+
+def bind(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
+    """An operation of a trace as it stands there."""
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)  # JAX before and after 0.10
+    with eqn.ctx.manager:
+        outputs = eqn.primitive.bind(*functions, *operands, **params)
+    return outputs if eqn.primitive.multiple_results else [outputs]
 
 
 def sum_squares(values: Any) -> Any:
