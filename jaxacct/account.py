@@ -155,14 +155,17 @@ def bracket_epsilon(
                 effort.contour_tolerance,
                 jax.tree.map(lambda known: known[rows], hint),
             ),
-            lambda p, i, row: lattice().epsilon(
-                p,
-                i,
-                finite[row] * (1 - slack[row]),
-                finite[row] * (1 + slack[row]),
-                rtol=effort.lattice_rtol,
-                memory_bytes=memory_bytes,
-            ),
+            lambda p, rows: [
+                lattice().epsilon(
+                    p,
+                    row,
+                    finite[row] * (1 - slack[row]),
+                    finite[row] * (1 + slack[row]),
+                    rtol=effort.lattice_rtol,
+                    memory_bytes=memory_bytes,
+                )
+                for row in rows
+            ],
         )
         low, mid, high = (np.maximum(x, 0.0) for x in side.answer)
         largest = largest_loss(parts)
@@ -225,7 +228,7 @@ def delta(
                 np.maximum(floor - infinite, 0.0)[rows] * (1 - 8 * UNIT),
                 _contour_width(rtol),
             ),
-            lambda p, i, row: lattice().delta(p, i, float(eps[row]), rtol=0.1 * rtol, memory_bytes=memory_bytes),
+            lambda p, rows: lattice().deltas(p, rows, eps[rows], rtol=0.1 * rtol, memory_bytes=memory_bytes),
         )
         low, mid, high = (np.where(absent(parts), 0.0, x) for x in side.answer)
         low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite

@@ -63,7 +63,7 @@ def by_engines(
     floor: np.ndarray,
     by_formula: Callable[[Components, np.ndarray], Answer],
     by_contour: Callable[[Components, np.ndarray], Answer],
-    by_lattice: Callable[[Components, int, int], Any],
+    by_lattice: Callable[[Components, np.ndarray], list[Any]],
 ) -> Side:
     """Hand each row to the engine that suits it; rows left out keep the empty answer [-inf, inf]."""
     size = parts.mu2.size
@@ -87,9 +87,9 @@ def by_engines(
         used[rows] = "contour"
     if engine != "contour":
         wide = rows if engine == "lattice" else rows[~(narrow(low, high, rtol) | (high <= floor))[rows]]
-        for row in wide:
-            with jax.enable_x64(), np.errstate(over="ignore"):
-                answer = by_lattice(parts, int(row), int(row))
+        with jax.enable_x64(), np.errstate(over="ignore"):
+            answers = by_lattice(parts, wide)
+        for row, answer in zip(wide, answers, strict=True):
             if answer.upper - answer.lower < high[row] - low[row]:
                 mid[row], used[row] = answer.estimate, "lattice"
             low[row], high[row] = max(low[row], answer.lower), min(high[row], answer.upper)

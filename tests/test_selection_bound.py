@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -163,3 +164,31 @@ def test_the_largest_served_from_each_row_on():
     served = np.random.default_rng(0).integers(0, 100, (7, 4))
     exact = np.maximum.accumulate(served.reshape(-1)[::-1])[::-1].reshape(7, 4)
     np.testing.assert_array_equal(worst_score._latest(jnp.asarray(served)), exact)
+
+
+@pytest.mark.parametrize("law", [selection.Poisson(30.0), selection.Geometric(1e-3), selection.Binomial(50, 0.3)])
+@pytest.mark.parametrize("mass", [1e-12, 1e-7, 1e-3, 0.4])
+def test_the_mass_at_infinity_is_exact(law, mass):
+    """phi(1) - phi(1 - p) by mpmath, and a selection whose delta is a little more than that."""
+    with mpmath.workdps(40):
+        p = mpmath.mpf(mass)
+        if isinstance(law, selection.Poisson):
+            exact = -mpmath.expm1(-30 * p)
+        elif isinstance(law, selection.Binomial):
+            exact = 1 - (1 - mpmath.mpf(0.3) * p) ** 50
+        else:
+            gamma = mpmath.mpf(1e-3)
+            exact = 1 - gamma * (1 - p) / (1 - (1 - gamma) * (1 - p))
+    with jax.enable_x64():
+        low, high = (float(worst_plan.at_infinity(law.generating, jnp.float64(mass), side)) for side in (-1.0, 1.0))
+    assert low <= exact <= high
+    assert high - low <= 1e-5 * high
+    base = ja.FiniteOutput([0.6 * (1.0 - mass), 0.4 * (1.0 - mass), mass], [0.4, 0.6, 0.0])
+    found = ja.epsilon(selection.select(base, law), min(1.01 * high, 0.5 * (1.0 + high)), relation="remove_one")
+    assert found.upper - found.lower <= 3e-3
+
+
+@pytest.mark.parametrize("run", [ja.repeat(ja.Laplace(10.0), 50), ja.repeat(ja.DiscreteGaussian(4.0), 20)])
+def test_selections_over_bases_of_the_lattice_engine_are_narrow(run):
+    found = ja.epsilon(selection.select(run, selection.Poisson(10.0)), [1e-2, 1e-5])
+    assert np.all(found.upper - found.lower <= 1e-3)

@@ -11,6 +11,7 @@ of masses, tilt, transforms, power and sums.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from jaxacct.kernels.lattice import UNIT
 from jaxacct.kernels.tilted_fft import Composition, compose, payoff
 from jaxacct.mechanisms.components import Components
 
-__all__ = ["LatticeAnswer", "delta", "epsilon"]
+__all__ = ["LatticeAnswer", "delta", "deltas", "epsilon"]
 
 LENGTHS = (2**12, 2**15, 2**18, 2**20, 2**21, 2**22)
 ESTIMATE = 2.0 / 3.0
@@ -119,29 +120,83 @@ def delta(
 
     Arguments as in `epsilon`; the width is relative here too.
     """
-    laws = laws_of(parts, index)
-    if not laws:
-        return LatticeAnswer(0.0, 0.0, 0.0, "ok")
-    if epsilon >= _highest(laws):
-        return LatticeAnswer(0.0, 0.0, 0.0, "ok")
+    return deltas(parts, [index], np.array([epsilon]), rtol=rtol, memory_bytes=memory_bytes)[0]
+
+
+def deltas(
+    parts: Components, rows: Sequence[int], epsilon: np.ndarray, *, rtol: float = 1e-4, memory_bytes: int = 2**30
+) -> list[LatticeAnswer]:
+    """`delta` of configuration `rows[i]` at `epsilon[i]`, for each i.
+
+    Rows of the same numbers are one configuration, whose compositions are shared.
+    """
+    alike: dict[tuple[bytes, ...], list[int]] = {}
+    for place, row in enumerate(rows):
+        alike.setdefault(tuple(x[row].tobytes() for x in parts), []).append(place)
+    answers = [LatticeAnswer(0.0, 0.0, 0.0, "ok")] * len(rows)
+    for places in alike.values():
+        laws = laws_of(parts, rows[places[0]])
+        highest = _highest(laws) if laws else -np.inf
+        places = sorted((place for place in places if epsilon[place] < highest), key=lambda place: epsilon[place])
+        brackets = _along(laws, [float(epsilon[place]) for place in places], rtol, memory_bytes)
+        for place, (low, high) in zip(places, brackets, strict=True):
+            answers[place] = _answer(low, high, rtol)
+    return answers
+
+
+def _along(laws: list[Law], epsilon: list[float], rtol: float, memory_bytes: int) -> list[tuple[float, float]]:
+    """(lower, upper) of delta at ascending eps.
+
+    A composition made for one eps brackets delta at others too, and as narrowly where they are near: the middle one of
+    those that are left is composed for, and its neighbours are read off for as long as that is narrow enough.
+    """
+    found = [(0.0, 1.0)] * len(epsilon)
+    left = [range(len(epsilon))]
+    while left:
+        now = left.pop()
+        if not now:
+            continue
+        middle = now[len(now) // 2]
+        low, high, sides = _composed_for(laws, epsilon[middle], rtol, memory_bytes)
+        found[middle] = low, high
+        for side in (range(middle - 1, now[0] - 1, -1), range(middle + 1, now[-1] + 1)):
+            for done, place in enumerate(side):
+                low, high = _read(sides, epsilon[place])
+                if not high - low <= rtol * high:
+                    left.append(range(min(side[done:]), max(side[done:]) + 1))
+                    break
+                found[place] = low, high
+    return found
+
+
+def _composed_for(
+    laws: list[Law], epsilon: float, rtol: float, memory_bytes: int
+) -> tuple[float, float, tuple[_Side, _Side]]:
+    """(lower, upper) of delta at one eps, and the last compositions that gave it."""
     share = share_of(rtol)
     log_delta = plan_for(laws, epsilon, 0.0, share).cut - share
-    low, high = max(0.0, -float(np.expm1(epsilon))), 1.0
+    low, high = 0.0, 1.0
     pieces = laws
     length = _next_length(0, np.inf, laws, memory_bytes)
     while length:
         for _ in range(3):
             plan = plan_for(laws, epsilon, log_delta, share)
             pieces = pieces_of(laws, plan.cut)
-            down, up = _sides(pieces, plan, length)
-            low = max(low, _evaluate(down, epsilon)[0])
-            high = min(high, _evaluate(up, epsilon)[0])
+            sides = _sides(pieces, plan, length)
+            here = _read(sides, epsilon)
+            low, high = max(low, here[0]), min(high, here[1])
             found = float(np.log(max(0.5 * (low + high), 1e-290)))
             if found > log_delta - 0.5:
                 break
             log_delta = found
         length = _next_length(length, (high - low) / (rtol * high), pieces, memory_bytes)
-    return _answer(low, high, rtol)
+    return low, high, sides
+
+
+def _read(sides: tuple[_Side, _Side], epsilon: float) -> tuple[float, float]:
+    """(lower, upper) of delta at an eps, from compositions for this or another."""
+    down, up = sides
+    return max(0.0, -float(np.expm1(epsilon)), _evaluate(down, epsilon)[0]), min(1.0, _evaluate(up, epsilon)[0])
 
 
 def laws_of(parts: Components, index: int) -> list[Law]:

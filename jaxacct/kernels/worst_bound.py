@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxacct.kernels.worst_plan import RELATIVE, SHIFT, Effort, Outer, Plan, steep
+from jaxacct.kernels.worst_plan import RELATIVE, SHIFT, Effort, Outer, Plan, at_infinity, steep
 
 ROUNDING = 1e-9
 """Relative allowance for the arithmetic of a sum of positive terms."""
@@ -117,7 +117,7 @@ def lines(phi, curve: Outer, where: Plan, served, effort: Effort) -> Lines:
     near = jnp.stack([ends(steep(phi, v_p - p[s : groups + s], 1.0)) for s in (0, 1)])
     both = lambda a, b: jnp.concatenate([a, b], axis=2)
     return Lines(
-        infinite=curve.p[0] * steep(phi, 1.0, 1.0),
+        infinite=at_infinity(phi, curve.p[0], 1.0),
         slope=slope[jnp.array([0, -1])],
         gain=both(gain, near),
         cost=both(cost, _costs(phi, u, ends(v_q))),

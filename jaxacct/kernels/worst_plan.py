@@ -81,6 +81,18 @@ def steep(phi, mass, side=0.0):
     return phi(1.0 - jnp.clip(mass + side * SHIFT, 0.0, 1.0))[1] * (1.0 + side * RELATIVE)
 
 
+def at_infinity(phi, mass, side):
+    """phi(1) - phi(1 - mass): the leak of outcomes with dQ = 0 and so much P-mass, rounded as `steep` is.
+
+    Between mass phi'(1 - mass) and mass phi'(1); the difference itself cancels where mass is small.
+    """
+    sure, survived = phi(jnp.zeros_like(mass)), phi(mass)
+    difference = sure[0] - survived[0] + side * (RELATIVE * sure[0] + SHIFT * sure[1])
+    if side > 0.0:
+        return jnp.minimum(mass * steep(phi, jnp.ones_like(mass), side), difference)
+    return jnp.maximum(mass * steep(phi, 1.0 - mass, side), difference)
+
+
 def middles(ends):
     return 0.5 * (ends[1:] + ends[:-1])
 
@@ -110,7 +122,7 @@ def sketch(phi, q, p, above, effort: Effort) -> Sketch:
     gain = jnp.diff(u_p)[:, None] * height
     cost = jnp.diff(u_q)[:, None] * steep(phi, w_q[None] - middles(u_q)[:, None])
     later = columns[None, 1:] >= rows[1:, None]
-    infinite = p[0] * steep(phi, 1.0 - p[0])
+    infinite = at_infinity(phi, p[0], -1.0)
     mass = jnp.stack([jnp.diff(u_p), jnp.diff(u_q)])
     gain, cost = jnp.where(later, gain, 0.0), jnp.where(later, cost, jnp.inf)
     return Sketch(gain, cost, jnp.clip(growth, 0.0, 4.0), infinite, mass, rows, columns)

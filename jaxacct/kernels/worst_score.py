@@ -22,6 +22,7 @@ from jaxacct.kernels.worst_plan import (
     Inner,
     Outer,
     Plan,
+    at_infinity,
     middles,
     plan,
     sketch,
@@ -112,7 +113,7 @@ def attained(phi, curve: Inner, found: Order):
     size_q, size_p = jnp.diff(row_q), jnp.diff(row_p)
     gain = size_p * steep(phi, served_p - middles(row_p), -1.0)
     cost = 0.5 * size_q * (steep(phi, served_q - row_q[:-1], 1.0) + steep(phi, served_q - row_q[1:], 1.0))
-    infinite = curve.p[0] * steep(phi, 1.0 - curve.p[0], -1.0)
+    infinite = at_infinity(phi, curve.p[0], -1.0)
     gain = (jnp.sum(jnp.where(active, gain, 0.0)) + infinite) * (1.0 - ROUNDING)
     return gain, jnp.sum(jnp.where(active, cost, 0.0)) * (1.0 + ROUNDING)
 
@@ -141,7 +142,7 @@ def epsilon(phi, above: Outer, below: Inner, log_delta, highest, effort: Effort)
     """(lower, upper) of eps in [0, highest]; upper is inf where even `highest` leaks more than delta."""
     seen = sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0), effort)
     target = jnp.exp(log_delta) * (1.0 + 1e-12)
-    infinite = below.p[0] * steep(phi, 1.0 - below.p[0], -1.0) * (1.0 - ROUNDING)
+    infinite = at_infinity(phi, below.p[0], -1.0) * (1.0 - ROUNDING)
 
     def reached(start):
         """eps at which the order that is best at `start` leaks delta, and where its groups are served."""

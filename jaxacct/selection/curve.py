@@ -20,7 +20,7 @@ from jaxacct.selection.base import finite_once
 
 __all__ = ["Curve", "curves", "inner", "outer", "upper_hull"]
 
-POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 40}
+POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
 """Values of eps per direction, by what they cost with the engine that answers."""
 FLOOR = 1e-18
 """The profile is taken down to this delta, beyond its mass at infinity."""
