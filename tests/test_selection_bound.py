@@ -192,3 +192,16 @@ def test_the_mass_at_infinity_is_exact(law, mass):
 def test_selections_over_bases_of_the_lattice_engine_are_narrow(run):
     found = ja.epsilon(selection.select(run, selection.Poisson(10.0)), [1e-2, 1e-5])
     assert np.all(found.upper - found.lower <= 1e-3)
+
+
+@pytest.mark.slow
+def test_a_large_batch_is_as_narrow_as_its_status_says_and_agrees_with_single_answers():
+    run, deltas = ja.Gaussian(np.linspace(0.5, 20.0, 300)), np.geomspace(1e-2, 1e-9, 300)
+    law = selection.Poisson(np.linspace(1.0, 40.0, 300))
+    found = ja.epsilon(selection.select(run, law), deltas)
+    assert np.all(found.upper - found.lower <= np.where(found.status == "ok", 2e-4 * found.upper, np.inf))
+    assert np.mean(found.status == "ok") > 0.95
+    for i in range(0, 300, 37):
+        one = selection.select(ja.Gaussian(run.noise_multiplier[i]), selection.Poisson(law.mean[i]))
+        alone = ja.epsilon(one, deltas[i])
+        assert max(alone.lower, found.lower[i]) <= min(alone.upper, found.upper[i])

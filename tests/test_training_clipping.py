@@ -262,11 +262,12 @@ def test_bad_clipping_is_refused(change, text):
     assert text in refusal(lambda: clipped_sum(**(given | change)))
 
 
+SPREAD = {"lhs_dilation": (1, 2, 1), "padding": [(0, 0), (1, 0), (0, 1)]}
 FORMS = [  # dimension numbers, shapes of input and kernel, and the rest
     (("NCH", "OIH", "NCH"), (2, 3, 9), (4, 3, 2), {"window_strides": (2,), "padding": [(1, 0)]}),
     (("NHWC", "HWIO", "NHWC"), (2, 7, 6, 4), (3, 2, 4, 5), {"window_strides": (1, 2), "padding": "SAME"}),
     (("CHWN", "IHWO", "HWNC"), (4, 7, 6, 2), (2, 3, 2, 6), {"feature_group_count": 2, "rhs_dilation": (2, 1)}),
-    (("NDHWC", "DHWIO", "NDHWC"), (2, 4, 5, 3, 2), (2, 2, 2, 2, 3), {"lhs_dilation": (1, 2, 1), "padding": [(0, 0), (1, 0), (0, 1)]}),
+    (("NDHWC", "DHWIO", "NDHWC"), (2, 4, 5, 3, 2), (2, 2, 2, 2, 3), SPREAD),
     (("HNC", "OHI", "CNH"), (9, 4, 3), (6, 2, 3), {"batch_group_count": 2}),
 ]
 

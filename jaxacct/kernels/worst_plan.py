@@ -26,6 +26,7 @@ class Effort(NamedTuple):
 
 GLANCE = Effort(24, 4, 64, 16, (24, 64))
 QUICK = Effort(36, 6, 80, 24, (36, 96))
+STEADY = Effort(60, 6, 120, 32, (36, 96))
 MIDDLE = Effort(96, 6, 192, 48, (36, 96))
 FINE = Effort(256, 6, 768, 192, (36, 96))
 FINEST = FINE._replace(sketch=(144, 192))  # sees turns of the order that FINE misses here and there; not always better

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxacct.bounds import Bounds
+from jaxacct.engines import programs
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_plan import FINE, Inner
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
@@ -97,7 +98,7 @@ class Selection(Mechanism):
         shape = broadcast_shape({"the mechanism": batch_shape(run), "k": self.law.shape, quantity: values.shape})
         if quantity == "epsilon":
             _refuse_zero(run, np.broadcast_to(values, shape))
-        width = rtol if rtol > NARROW else 0.0
+        width = rtol if rtol > NARROW else NARROW if np.prod(shape) > programs.MANY else 0.0
         ends = np.stack(bracket(quantity, run, self.law, np.maximum(values, LEAST), relation, width))
         if quantity == "epsilon":
             ends[1] = np.where(values == 0.0, np.inf, ends[1])

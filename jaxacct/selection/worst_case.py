@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxacct.engines import programs
 from jaxacct.kernels import worst_score
-from jaxacct.kernels.worst_plan import FINE, FINEST, GLANCE, MIDDLE, QUICK, Effort
+from jaxacct.kernels.worst_plan import FINE, FINEST, GLANCE, MIDDLE, QUICK, STEADY, Effort
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.selection.base import sides
 from jaxacct.selection.curve import Curve, curves
@@ -92,7 +92,8 @@ def _solved(
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _in_chunks(quantity, first, stacked, base, laws, values, quick)
     # a program more takes longer to compile than it saves on a few
-    finer = () if once else (FINE, FINEST) if values.size <= CHUNK else (MIDDLE, FINE)
+    some_more = (MIDDLE, FINE) if width == 0.0 else (STEADY, MIDDLE, FINE)
+    finer = () if once else (FINE, FINEST) if values.size <= CHUNK else some_more
     due = low < np.inf
     for effort in finer:
         aim = np.maximum(WIDTH, width * np.where(due, low, 0.0)) if quantity == "epsilon" else max(WIDTH, width) * low
