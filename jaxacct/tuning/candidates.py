@@ -24,6 +24,8 @@ STEP, PASS = 5, 6
 """Purposes of a candidate's streams besides those of `jaxacct.training.noise`."""
 CHUNK = 128
 """Steps between two moments at which training can be interrupted."""
+ROOM = 96
+"""Examples of a micro-batch by default."""
 CLIP = "clip_norm"
 """The hyper-parameter that is not the optimizer's."""
 
@@ -46,7 +48,7 @@ def side_by_side(
     loss_fn : (params, example) -> scalar loss of one example.
     make_optimizer : config -> Optax transformation.  Called under vmap: the values of a config are traced numbers.
     clip_norm : C > 0, a pytree of norms, or an AdaptiveClip, where a config has no "clip_norm" of its own.
-    method, micro_batch : as for the Trainer.
+    method : as for the Trainer.  micro_batch : examples of each candidate at a time, by default at most 96.
 
     Of the function that is returned: params, a pytree whose leaves have the n candidates along the first axis;
     configs, {name: (n,) numbers}; keys, uint32 (n, 8) from `key_words`, each for one candidate and never used again;
@@ -70,9 +72,9 @@ def side_by_side(
     first_clip = adaptive.initial if adaptive else clip_norm
     sensitivity(first_clip)  # refuses what is no clip norm
     largest = max(segment.expected_batch_size for segment in plan.segments)
-    size = (
-        min(64, max(int(np.ceil(largest)), 1)) if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
-    )
+    # all wait for the one that has drawn most: room for that in one round where batches are small
+    room = min(ROOM, int(np.ceil(largest + 3.0 * np.sqrt(largest))))
+    size = room if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
     schedule = _schedule(plan, adaptive)
 
     def one(start: Any, stop: Any, carried: Carried, config: Mapping[str, Any], words: Any, data: Any) -> Carried:
