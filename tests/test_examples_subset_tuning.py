@@ -27,7 +27,7 @@ def test_plain_and_subset_runs_learn_from_the_data_they_are_given(script):
     experiment, digits = script("subset_tuning"), script("digits")
     train, valid, test = digits.load()
     data = (tuple(a[:300] for a in train), valid, test)
-    law, settings = selection.Poisson(3), [(0.5, 20, 0.05, 0.05)]
+    law, settings = selection.Poisson(12), [(0.5, 20, 0.05, 0.05)]
     for split, share in (("", 1.0), ("rest", 0.4), ("all", 0.4)):
         cost = Cost(law, 300, 10.0, split or "everything", share)
         arm = experiment.Arm(split, share, split, settings, cost, np.nan)

@@ -205,3 +205,31 @@ def test_a_large_batch_is_as_narrow_as_its_status_says_and_agrees_with_single_an
         one = selection.select(ja.Gaussian(run.noise_multiplier[i]), selection.Poisson(law.mean[i]))
         alone = ja.epsilon(one, deltas[i])
         assert max(alone.lower, found.lower[i]) <= min(alone.upper, found.upper[i])
+
+
+@pytest.mark.parametrize("effort", [worst_plan.GLANCE, worst_plan.QUICK], ids=["glance", "quick"])
+def test_slopes_of_a_group_may_differ_by_any_factor(effort):
+    """Weights of a group's steepest and flattest line make every slope between, also beside one of 1e22."""
+    base = ja.FiniteOutput([1e-3, 0.02, 0.03, 0.15, 0.3, 0.499], [0.0, 0.001, 0.01, 0.139, 0.35, 0.5])
+    phi = selection.Poisson(10.0).generating
+    with jax.enable_x64():
+        above = jax.tree.map(jnp.asarray, curves(base)[0]["remove"].above)
+        seen = worst_plan.sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0), effort)
+        where = worst_plan.plan(seen, 2.0, effort)
+        first = np.sort(np.unique(above.ratio, return_index=True)[1])[: effort.lines]
+        rows = jnp.concatenate(
+            [jnp.resize(first, effort.lines).sort(), jnp.maximum(where.rows[effort.lines :], first[-1])]
+        )
+        where = where._replace(rows=rows)  # the first group spans several slopes
+        known = worst_bound.lines(phi, above, where, jnp.zeros(effort.groups + 1), effort)
+        slopes = above.ratio[rows[:-1]].reshape(effort.groups, effort.lines).T
+        assert slopes[0, 0] / slopes[1, 0] > 1e18
+        assert np.unique(slopes[:, 0]).size > 3
+        made = known.weight[0] * known.slope[0] + known.weight[1] * known.slope[1]
+        np.testing.assert_allclose(made, slopes, rtol=1e-12)
+
+
+def test_a_selection_of_few_outcomes_with_mass_at_infinity_is_narrow():
+    base = ja.FiniteOutput([0.6, 0.399, 0.001], [0.4, 0.6, 0.0])
+    found = ja.epsilon(selection.select(base, selection.PointMass(5)), 0.01)
+    assert found.status == "ok"

@@ -29,7 +29,7 @@ class Lines(NamedTuple):
     cost: jax.Array  # (2, 2, C, G)
     height: jax.Array  # (S, G) Q-mass of a line's rows
     share: jax.Array  # (2, S, G) where in their group they begin and end
-    blend: jax.Array  # (S, G) where between the group's slopes theirs is
+    weight: jax.Array  # (2, S, G) of the group's slopes in theirs
     own_gain: jax.Array  # (S, G) of cells too near for corners
     own_cost: jax.Array
     after: jax.Array  # Q-mass after the last group, up to slope one
@@ -86,7 +86,11 @@ def lines(phi, curve: Outer, where: Plan, served, effort: Effort) -> Lines:
     slope, height = grouped(curve.ratio[index]), grouped(jnp.diff(ends_q))
     fraction = lambda part, whole: jnp.clip(part / jnp.where(whole > 0.0, whole, 1.0), 0.0, 1.0)
     share = jnp.stack([fraction(grouped(x) - q[:-1], jnp.diff(q)) for x in (ends_q[:-1], ends_q[1:])])
-    blend = fraction(slope[0] - slope, slope[0] - slope[-1])
+    # each by itself: slopes may differ by 1e23, and one minus a weight would lose what the other line is worth
+    weight = jnp.stack(
+        [fraction(slope - slope[-1], slope[0] - slope[-1]), fraction(slope[0] - slope, slope[0] - slope[-1])]
+    )
+    weight = jnp.where(slope[0] > slope[-1], weight, jnp.array([0.0, 1.0])[:, None, None])
 
     few = index[:: EVERY * each]
     shared = jnp.concatenate([few, index[-1:], end, where.columns, jnp.array([curve.ratio.size - 1])])
@@ -123,7 +127,7 @@ def lines(phi, curve: Outer, where: Plan, served, effort: Effort) -> Lines:
         cost=both(cost, _costs(phi, u, ends(v_q))),
         height=height,
         share=share,
-        blend=blend,
+        weight=weight,
         own_gain=own_gain,
         own_cost=own_cost,
         after=jnp.maximum(curve.q[where.above] - q[-1], 0.0),
@@ -145,7 +149,7 @@ def bound(known: Lines, ratio):
             jnp.maximum(jnp.max(slope * known.gain[s] - ratio * known.cost[s], axis=(0, 1)), -1e300)
             for slope in known.slope
         )
-        ends.append((1.0 - known.blend) * first + known.blend * last)
+        ends.append(known.weight[0] * first + known.weight[1] * last)
     own = jnp.maximum(known.own_gain - ratio * known.own_cost, 0.0)
     best = _mean_above(own, *((1.0 - share) * ends[0] + share * ends[1] for share in known.share))
     # what is to be won does not grow from row to row
