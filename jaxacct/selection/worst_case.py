@@ -78,16 +78,26 @@ def bracket(
             due = due[(leak > flat[due]) & (ends[0, due] < np.inf)]
         if due.size:
             some = jax.tree.map(lambda x, due=due: x[due], laws)
-            ends[:, due] = np.maximum(ends[:, due], _solved(quantity, stacked, base[due], some, at[due], width, quick))
+            ends[:, due] = _solved(quantity, stacked, base[due], some, at[due], width, quick, ends[:, due])
     if quantity == "delta":
         ends[0] = np.where(flat > HIGHEST, 0.0, ends[0])
     return ends[0].reshape(shape), ends[1].reshape(shape)
 
 
 def _solved(
-    quantity: str, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, width: float, quick: bool
+    quantity: str,
+    stacked: Any,
+    base: np.ndarray,
+    laws: Law,
+    values: np.ndarray,
+    width: float,
+    quick: bool,
+    other: np.ndarray,
 ) -> np.ndarray:
-    """(2, B) ends for one direction; what is wide is done again with more rows and columns."""
+    """(2, B) ends of one direction and the other, whose ends are known or 0, together.
+
+    What is wide is done again with more rows and columns, unless it is the other direction that is.
+    """
     once = width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _in_chunks(quantity, first, stacked, base, laws, values, quick)
@@ -96,8 +106,11 @@ def _solved(
     finer = () if once else (FINE, FINEST) if values.size <= CHUNK else some_more
     due = low < np.inf
     for effort in finer:
-        aim = np.maximum(WIDTH, width * np.where(due, low, 0.0)) if quantity == "epsilon" else max(WIDTH, width) * low
-        wide = np.flatnonzero(due & ~(high <= low + aim))
+        least, most = np.maximum(low, other[0]), np.maximum(high, other[1])
+        aim = (
+            np.maximum(WIDTH, width * np.where(due, least, 0.0)) if quantity == "epsilon" else max(WIDTH, width) * least
+        )
+        wide = np.flatnonzero(due & (high > other[1]) & ~(most <= least + aim))
         if wide.size:
             before = high[wide] - low[wide]
             some = jax.tree.map(lambda x, wide=wide: x[wide], laws)
@@ -105,7 +118,7 @@ def _solved(
             low[wide], high[wide] = np.maximum(low[wide], ends[0]), np.minimum(high[wide], ends[1])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
             due[wide] = ~((after > GAIN * before) & (after <= BASE * scale))
-    return np.stack([low, high])
+    return np.maximum(np.stack([low, high]), other)
 
 
 def _in_chunks(
