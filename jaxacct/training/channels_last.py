@@ -1,7 +1,7 @@
 """Convolutions in the one form that XLA's CPU compiler runs fast everywhere.
 
 It brings convolutions into the form that its library of them takes, channels last, in a program's outermost
-computation only (jaxlib 0.7 to 0.10); inside a loop all others are plain loops over their indices, three to ten times
+computation only (seen in jaxlib 0.10.2); inside a loop all others are plain loops over their indices, several times
 slower.  A step's micro-batches are a loop, and the gradients of a convolution are convolutions of another form.
 """
 
@@ -43,12 +43,11 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
         return bind(place, eqn, operands)
     params = dict(eqn.params)
     spec = params.pop("dimension_numbers")
-    left, right, out = ((*order[2:], order[1]) for order in (spec.lhs_spec, spec.rhs_spec, spec.out_spec))
-    left, right, out = (spec.lhs_spec[0], *left), (*right, spec.rhs_spec[0]), (spec.out_spec[0], *out)
+    left, out = ((order[0], *order[2:], order[1]) for order in (spec.lhs_spec, spec.out_spec))
+    right = (*spec.rhs_spec[2:], spec.rhs_spec[1], spec.rhs_spec[0])
     last = tuple(range(len(left)))
-    form = jax.lax.ConvDimensionNumbers(
-        (0, last[-1], *last[1:-1]), (last[-1], last[-2], *last[:-2]), (0, last[-1], *last[1:-1])
-    )
+    batched, kernel = (0, last[-1], *last[1:-1]), (last[-1], last[-2], *last[:-2])
+    form = jax.lax.ConvDimensionNumbers(batched, kernel, batched)
     operands = [operands[0].transpose(left), operands[1].transpose(right)]
     with eqn.ctx.manager:
         found = eqn.primitive.bind(*operands, dimension_numbers=form, **params)

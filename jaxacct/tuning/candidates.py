@@ -14,7 +14,7 @@ from jaxacct.training.adaptive import AdaptiveClip
 from jaxacct.training.chacha import CHACHA20, key_from_bytes
 from jaxacct.training.clipping import CLIP_NORM, METHODS, sensitivity
 from jaxacct.training.plan import Plan
-from jaxacct.training.releases import FIXED
+from jaxacct.training.releases import FIXED, POISSON
 from jaxacct.training.steps import Carried, Numbers, numbers, private_step
 from jaxacct.validation import COUNT, InputError, check, choice
 
@@ -25,7 +25,7 @@ STEP, PASS = 5, 6
 CHUNK = 128
 """Steps between two moments at which training can be interrupted."""
 ROOM = 96
-"""Examples of a micro-batch by default."""
+"""Most examples of a micro-batch by default."""
 CLIP = "clip_norm"
 """The hyper-parameter that is not the optimizer's."""
 
@@ -71,10 +71,7 @@ def side_by_side(
     adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
     first_clip = adaptive.initial if adaptive else clip_norm
     sensitivity(first_clip)  # refuses what is no clip norm
-    largest = max(segment.expected_batch_size for segment in plan.segments)
-    # all wait for the one that has drawn most: room for that in one round where batches are small
-    room = min(ROOM, int(np.ceil(largest + 3.0 * np.sqrt(largest))))
-    size = room if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
+    size = _room(plan) if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
     schedule = _schedule(plan, adaptive)
 
     def one(start: Any, stop: Any, carried: Carried, config: Mapping[str, Any], words: Any, data: Any) -> Carried:
@@ -125,6 +122,17 @@ def key_words(roots: Sequence[bytes]) -> np.ndarray:
     (2, 8)
     """
     return np.array([jax.random.key_data(key_from_bytes(root)) for root in roots], np.uint32).reshape(-1, 8)
+
+
+def _room(plan: Plan) -> int:
+    """Examples of a micro-batch: equal rounds of at most ROOM, for about the most that any candidate draws.
+
+    All candidates wait in every round for the one that has drawn most.
+    """
+    largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
+    expected, q = largest.expected_batch_size, largest.sampling_probability
+    most = np.ceil(expected + 3.0 * np.sqrt(expected * (1.0 - q)) * (plan.sampling == POISSON))
+    return max(int(np.ceil(most / np.ceil(most / ROOM))), 1)
 
 
 def _schedule(plan: Plan, adaptive: AdaptiveClip | None) -> tuple[Numbers, np.ndarray]:
