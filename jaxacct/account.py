@@ -14,12 +14,15 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import (
+    Methods,
     Side,
     absent,
     both_directions,
     by_engines,
     delta_by_formula,
+    delta_limits,
     epsilon_by_formula,
+    epsilon_limits,
     largest_loss,
     lattice,
     narrow,
@@ -127,7 +130,7 @@ def bracket_epsilon(
 
     def solve(parts: Components, target: np.ndarray, floor: np.ndarray) -> Side:
         infinite = parts.delta_infinity
-        bounded = ~((parts.mu2 > 0) | np.any(parts.gauss_n > 0, axis=1))
+        bounded = ~((parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1))
         unbounded = (target == 0) & ~bounded
         if unbounded.any():
             raise InputError(
@@ -139,12 +142,7 @@ def bracket_epsilon(
         at_infinity = finite < 0
         exact_zero = target == 0
         live = (finite > 0) & (slack < 1e-3)
-        side = by_engines(
-            parts,
-            np.flatnonzero(live),
-            engine,
-            rtol,
-            floor,
+        methods = Methods(
             lambda p, rows: epsilon_by_formula(p, finite[rows], slack[rows]),
             lambda p, rows: contour.epsilon(
                 p,
@@ -166,7 +164,9 @@ def bracket_epsilon(
                 )
                 for row in rows
             ],
+            lambda p, rows, thorough: epsilon_limits(p, finite[rows], slack[rows], thorough),
         )
+        side = by_engines(parts, np.flatnonzero(live), engine, rtol, floor, methods)
         low, mid, high = (np.maximum(x, 0.0) for x in side.answer)
         largest = largest_loss(parts)
         # what is left of delta is 0, or lost in the rounding of the mass at infinity
@@ -177,11 +177,12 @@ def bracket_epsilon(
         low, mid, high = (np.where(at_infinity, np.inf, x) for x in (low, mid, high))
         nothing = absent(parts)
         low, mid, high = (np.where(nothing, 0.0, x) for x in (low, mid, high))
-        return Side(Answer(low, mid, high), np.where(live, side.engine, "closed_form"))
+        return Side(Answer(low, mid, high), np.where(live, side.engine, "closed_form"), side.contradicted)
 
     side = both_directions(mechanism, delta, shape, relation, solve)
     low, _, high = side.answer
     status = np.where(narrow(low, high, rtol), "ok", "width").astype("<U16")
+    status = np.where(side.contradicted, "contradiction", status)
     status = np.where(high == 0, "zero", status)
     status = np.where(np.isinf(low), "mass_at_infinity", status)
     return _bounds(shape, side, status, mechanism.kind_under(relation))
@@ -215,12 +216,7 @@ def delta(
 
     def solve(parts: Components, eps: np.ndarray, floor: np.ndarray) -> Side:
         infinite = parts.delta_infinity
-        side = by_engines(
-            parts,
-            np.flatnonzero(~absent(parts) & (infinite < 1.0)),
-            engine,
-            rtol,
-            floor,
+        methods = Methods(
             lambda p, rows: delta_by_formula(p, eps[rows]),
             lambda p, rows: contour.delta(
                 p,
@@ -229,16 +225,20 @@ def delta(
                 _contour_width(rtol),
             ),
             lambda p, rows: lattice().deltas(p, rows, eps[rows], rtol=0.1 * rtol, memory_bytes=memory_bytes),
+            lambda p, rows, thorough: delta_limits(p, eps[rows], thorough),
         )
+        asked = np.flatnonzero(~absent(parts) & (infinite < 1.0))
+        side = by_engines(parts, asked, engine, rtol, floor, methods)
         low, mid, high = (np.where(absent(parts), 0.0, x) for x in side.answer)
         low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite
         low, high = low - 4 * UNIT * low, np.minimum(high + 4 * UNIT * high, 1.0)
-        return Side(Answer(low, np.clip(mid, low, high), high), side.engine)
+        return Side(Answer(low, np.clip(mid, low, high), high), side.engine, side.contradicted)
 
     shape = _common_shape(mechanism, epsilon, "epsilon")
     side = both_directions(mechanism, epsilon, shape, relation, solve)
     low, _, high = side.answer
     status = np.where(narrow(low, high, rtol), "ok", "width").astype("<U16")
+    status = np.where(side.contradicted, "contradiction", status)
     return _bounds(shape, side, np.where(high == 0, "zero", status), mechanism.kind_under(relation))
 
 

@@ -30,6 +30,8 @@ _FINE = {
 _NOT_FINE = {
     "width": "The bracket holds but is wider than asked for; use upper, raise the memory limit, loosen the "
     "tolerance or choose the other engine.",
+    "contradiction": "Two ways of computing this contradict each other, so that neither is used; the bracket is "
+    "what simple theorems give and holds. Please report the configuration.",
     "infeasible": "No value meets the target; raise the target epsilon or delta.",
     "infeasible_mass_at_infinity": "The mass at infinity alone exceeds the target delta; raise the target "
     "delta, or lower the delta of an approximate-DP part.",

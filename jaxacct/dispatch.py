@@ -1,7 +1,14 @@
-"""Which engine answers: both directions of the relation, row by row, closed form, contour and lattice."""
+"""Which engine answers: both directions of the relation, row by row, closed form, contour and lattice.
+
+No engine has the last word.  Every bracket is held against theorems that share nothing with the engines
+(`engines.threshold_tests` from below, `engines.simple_bounds` from above), and those of two engines against each other.
+What contradicts is not used, neither of the two where engines contradict; then the theorems answer.  Where a bracket
+is wider than asked for, the theorems narrow it.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -12,7 +19,7 @@ import numpy as np
 from jaxacct.engines import contour, programs
 from jaxacct.engines.contour import Answer
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
-from jaxacct.mechanisms.finite import log_mixture
+from jaxacct.mechanisms.components import LEAST_SQUARE
 from jaxacct.validation import InputError
 
 NOTHING = 1e-300
@@ -20,10 +27,11 @@ NOTHING = 1e-300
 
 
 class Side(NamedTuple):
-    """One direction's answer with the engine of each element."""
+    """One direction's answer with the engine of each element, and where answers contradicted each other."""
 
     answer: Answer
     engine: np.ndarray
+    contradicted: np.ndarray
 
 
 def both_directions(
@@ -52,30 +60,37 @@ def both_directions(
 
 def _larger(first: Side, second: Side) -> Side:
     ends = Answer(*(np.maximum(a, b) for a, b in zip(first.answer, second.answer, strict=True)))
-    return Side(ends, np.where(second.answer.upper > first.answer.upper, second.engine, first.engine))
+    engine = np.where(second.answer.upper > first.answer.upper, second.engine, first.engine)
+    return Side(ends, engine, first.contradicted | second.contradicted)
+
+
+class Methods(NamedTuple):
+    """How a question is answered, each for the components of some rows and the places of these rows in the batch."""
+
+    by_formula: Callable[[Components, np.ndarray], Answer]
+    by_contour: Callable[[Components, np.ndarray], Answer]
+    by_lattice: Callable[[Components, np.ndarray], list[Any]]
+    limits: Callable[[Components, np.ndarray, bool], tuple[np.ndarray, np.ndarray]]
+    """(lower, upper) by theorems; quick ones, or all of them."""
 
 
 def by_engines(
-    parts: Components,
-    rows: np.ndarray,
-    engine: str,
-    rtol: float,
-    floor: np.ndarray,
-    by_formula: Callable[[Components, np.ndarray], Answer],
-    by_contour: Callable[[Components, np.ndarray], Answer],
-    by_lattice: Callable[[Components, np.ndarray], list[Any]],
+    parts: Components, rows: np.ndarray, engine: str, rtol: float, floor: np.ndarray, methods: Methods
 ) -> Side:
     """Hand each row to the engine that suits it; rows left out keep the empty answer [-inf, inf]."""
     size = parts.mu2.size
-    low, mid, high = np.full(size, -np.inf), np.zeros(size), np.full(size, np.inf)
+    asked = rows
+    answer = Answer(np.full(size, -np.inf), np.full(size, np.nan), np.full(size, np.inf))
     used = np.full(size, "contour" if engine == "contour" else "closed_form", dtype="<U16")
+    contradicted = np.zeros(size, bool)
+    rows = rows[~_beyond_kernels(parts)[rows]]
     if engine == "auto":
         known = _only_gaussian(parts) | _one_step(parts)
         formula = rows[known[rows]]
         if formula.size:
-            with np.errstate(invalid="ignore", over="ignore"):  # a mu beyond 1e154: caught as an open bracket
-                low[formula], mid[formula], high[formula] = by_formula(parts.take(formula), formula)
-            low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+            with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+                found = methods.by_formula(parts.take(formula), formula)
+            contradicted[formula] |= _narrowed(answer, formula, found)
         rows = rows[~known[rows]]
     if engine != "lattice" and rows.size:
         if engine == "contour" and not contour.supports(parts.take(rows)).all():
@@ -83,18 +98,86 @@ def by_engines(
                 "engine = 'contour' needs a Gaussian part and no Poisson sampled Laplace; "
                 "use engine='auto' or 'lattice'"
             )
-        low[rows], mid[rows], high[rows] = by_contour(parts.take(rows), rows)
+        contradicted[rows] |= _narrowed(answer, rows, methods.by_contour(parts.take(rows), rows))
         used[rows] = "contour"
+    if asked.size:
+        contradicted[asked] |= _against(answer, asked, *methods.limits(parts.take(asked), asked, False))
+    doubtful = asked[(_open(answer, rtol, floor) | contradicted)[asked]]
+    if doubtful.size:
+        limits = methods.limits(parts.take(doubtful), doubtful, True)
+        contradicted[doubtful] |= _by_theorems(answer, used, doubtful, *limits)
     if engine != "contour":
-        wide = rows if engine == "lattice" else rows[~(narrow(low, high, rtol) | (high <= floor))[rows]]
-        with jax.enable_x64(), np.errstate(over="ignore"):
-            answers = by_lattice(parts, wide)
-        for row, answer in zip(wide, answers, strict=True):
-            if answer.upper - answer.lower < high[row] - low[row]:
-                mid[row], used[row] = answer.estimate, "lattice"
-            low[row], high[row] = max(low[row], answer.lower), min(high[row], answer.upper)
+        wide = rows if engine == "lattice" else rows[_open(answer, rtol, floor)[rows]]
+        if wide.size:
+            with jax.enable_x64(), np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
+                found = _by_lattice(methods, parts, wide)
+            better = found.upper - found.lower < answer.upper[wide] - answer.lower[wide]
+            used[wide[better]] = "lattice"
+            answer.estimate[wide[better]] = np.nan
+            contradicted[wide] |= _narrowed(answer, wide, found)
+            if doubtful.size:  # a contradiction leaves nothing; theorems stand
+                again = _by_theorems(answer, used, doubtful, *limits)
+                contradicted[doubtful] |= again
+    low, mid, high = answer
     mid = np.clip(np.where(np.isnan(mid), low, mid), low, high)
-    return Side(Answer(low, mid, high), used)
+    return Side(Answer(low, mid, high), used, contradicted)
+
+
+def _narrowed(answer: Answer, rows: np.ndarray, found: Answer) -> np.ndarray:
+    """Intersect the brackets of some rows with what an engine found; where that contradicts, neither is kept.
+
+    An end that is NaN says nothing.  Returns the rows that contradict, as a mask.
+    """
+    low = np.where(np.isnan(found.lower), -np.inf, found.lower)
+    high = np.where(np.isnan(found.upper), np.inf, found.upper)
+    low, high = np.maximum(low, answer.lower[rows]), np.minimum(high, answer.upper[rows])
+    agree = low <= high
+    answer.lower[rows], answer.upper[rows] = np.where(agree, low, -np.inf), np.where(agree, high, np.inf)
+    known = answer.estimate[rows]
+    answer.estimate[rows] = np.where(agree, np.where(np.isnan(known), found.estimate, known), np.nan)
+    return ~agree
+
+
+def _open(answer: Answer, rtol: float, floor: np.ndarray) -> np.ndarray:
+    """Where a bracket is wider than asked for, and not below what the other direction needs."""
+    return ~(narrow(answer.lower, answer.upper, rtol) | (answer.upper <= floor))
+
+
+def _by_theorems(answer: Answer, used: np.ndarray, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Hold the brackets of rows against theorems and narrow them by these; returns which contradict, as a mask."""
+    contradicting = _against(answer, rows, low, high)
+    better = (high < answer.upper[rows]) | contradicting
+    used[rows[better]] = "theorem"
+    answer.lower[rows], answer.upper[rows] = np.fmax(answer.lower[rows], low), np.fmin(answer.upper[rows], high)
+    return contradicting
+
+
+def _against(answer: Answer, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Drop the brackets of rows that contradict theorems: the truth lies in [low, high]; returns which, as a mask."""
+    agree = (answer.lower[rows] <= high) & (answer.upper[rows] >= low)
+    answer.lower[rows] = np.where(agree, answer.lower[rows], -np.inf)
+    answer.upper[rows] = np.where(agree, answer.upper[rows], np.inf)
+    answer.estimate[rows] = np.where(agree, answer.estimate[rows], np.nan)
+    return ~agree
+
+
+def _by_lattice(methods: Methods, parts: Components, rows: np.ndarray) -> Answer:
+    """The lattice engine's answers; a row on which it fails has none, and does not end the others."""
+    try:
+        answers = methods.by_lattice(parts, rows)
+    except (ArithmeticError, ValueError, RuntimeError):
+        answers = [_one_by_lattice(methods, parts, row) for row in rows]
+    ends = np.array([(x.lower, x.estimate, x.upper) for x in answers], np.float64).reshape(-1, 3)
+    return Answer(*ends.T)
+
+
+def _one_by_lattice(methods: Methods, parts: Components, row: int) -> Answer:
+    try:
+        (answer,) = methods.by_lattice(parts, np.array([row]))
+    except (ArithmeticError, ValueError, RuntimeError) as error:
+        warnings.warn(f"the lattice engine failed on configuration {row} ({error}); a theorem answers", stacklevel=2)
+        return Answer(-np.inf, np.nan, np.inf)
+    return answer
 
 
 def narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
@@ -103,15 +186,21 @@ def narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
         return (high <= NOTHING) | (low == high) | (np.isfinite(high) & (high - np.maximum(low, 0.0) <= rtol * high))
 
 
+def _beyond_kernels(parts: Components) -> np.ndarray:
+    """Gaussians whose mu^2 under- or overflows beside other parts: the kernels would take them for nothing."""
+    square = (parts.mu > 0) & ~((parts.mu2 > LEAST_SQUARE) & (parts.mu2 < 1.0 / LEAST_SQUARE))
+    return square & ~_only_gaussian(parts)
+
+
 def _only_gaussian(parts: Components) -> np.ndarray:
     others = (parts.gauss_n, parts.laplace_n, parts.finite_n)
-    return (parts.mu2 > 0) & ~np.any([np.any(n > 0, axis=1) for n in others], axis=0)
+    return (parts.mu > 0) & ~np.any([np.any(n > 0, axis=1) for n in others], axis=0)
 
 
 def _one_step(parts: Components) -> np.ndarray:
     """One Poisson sampled Gaussian, once, and nothing else."""
     others = (parts.laplace_n, parts.finite_n)
-    once = (np.sum(parts.gauss_n, axis=1) == 1) & (parts.mu2 == 0)
+    once = (np.sum(parts.gauss_n, axis=1) == 1) & (parts.mu == 0)
     return once & ~np.any([np.any(n > 0, axis=1) for n in others], axis=0)
 
 
@@ -128,7 +217,7 @@ def _by_formula(parts: Components, plain: Callable[..., Answer], once: Callable[
     for rows, formula in ((np.flatnonzero(~_one_step(parts)), plain), (np.flatnonzero(_one_step(parts)), once)):
         if rows.size:
             part = parts.take(rows)
-            law = (part.mu2,) if formula is plain else _single(part)
+            law = (part.mu,) if formula is plain else _single(part)
             ends[:, rows] = formula(*law, *(v[rows] for v in values))
     return Answer(*ends)
 
@@ -157,16 +246,29 @@ def lattice() -> ModuleType:
 def absent(parts: Components) -> np.ndarray:
     """Nothing is released: every part is sampled at rate 0."""
     others = (parts.gauss_n, parts.laplace_n, parts.finite_n)
-    return (parts.mu2 == 0) & ~np.any([np.any(n > 0, axis=1) for n in others], axis=0)
+    return (parts.mu == 0) & ~np.any([np.any(n > 0, axis=1) for n in others], axis=0)
+
+
+def epsilon_limits(
+    parts: Components, delta: np.ndarray, slack: np.ndarray, thorough: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) of epsilon by theorems."""
+    from jaxacct.engines import simple_bounds, threshold_tests
+
+    low = threshold_tests.best_epsilon(threshold_tests.tests_of(parts, thorough), delta * (1.0 + slack))
+    return low, simple_bounds.least_epsilon(parts, delta, slack, thorough)
+
+
+def delta_limits(parts: Components, eps: np.ndarray, thorough: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) of the finite part's delta by theorems."""
+    from jaxacct.engines import simple_bounds, threshold_tests
+
+    low = threshold_tests.best_delta(threshold_tests.tests_of(parts, thorough), eps)
+    return low, simple_bounds.least_delta(parts, eps, thorough)
 
 
 def largest_loss(parts: Components) -> np.ndarray:
     """The supremum of the loss of the Laplace and finite parts: epsilon at delta = 0 (0 if negative)."""
-    rate = parts.laplace_q
-    up = log_mixture(1.0 / parts.laplace_scale, rate)
-    down = -log_mixture(-1.0 / parts.laplace_scale, rate)
-    laplace = np.sum(parts.laplace_n * np.where(parts.sign[:, None] > 0, up, down), axis=1)
-    finite = np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf)
-    top = np.max(finite, axis=2, initial=-np.inf)
-    finite_total = np.sum(parts.finite_n * np.where(parts.finite_n > 0, top, 0.0), axis=1)
-    return np.maximum(laplace + finite_total, 0.0)
+    from jaxacct.engines import simple_bounds
+
+    return simple_bounds.largest_loss(parts)

@@ -13,7 +13,7 @@ from scipy.special import gammaln, log_ndtr
 
 from jaxacct.engines import lattice
 from jaxacct.engines.lattice_law import Placed
-from jaxacct.kernels.lattice import gaussian_cells, gaussian_nodes, lower_masses, upper_masses
+from jaxacct.kernels.lattice import Cells, cancelled, gaussian_cells, gaussian_nodes, lower_masses, upper_masses
 from jaxacct.kernels.tilted_fft import compose as compose_lattices
 from jaxacct.mechanisms import (
     ApproximateDP,
@@ -208,45 +208,83 @@ def test_edges():
     assert wide.status == "width" and wide.lower <= 6.18771239 <= wide.upper
 
 
-def profile(masses: np.ndarray, ratios: np.ndarray, at: np.ndarray) -> np.ndarray:
-    return np.array([np.sum(masses * np.maximum(ratios - a, 0.0)) for a in at])
+def payoff(masses: np.ndarray, losses: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """E_P[(1 - e^{eps - L})_+] at each eps."""
+    return np.array([np.sum(masses * -np.expm1(np.minimum(eps - losses, 0.0))) for eps in at])
 
 
-@pytest.mark.parametrize("ascending", [True, False])
-@pytest.mark.parametrize("seed", range(6))
-def test_rough_laws_stay_between_their_lattice_laws(seed, ascending):
+@pytest.mark.parametrize("turned", [True, False])
+@pytest.mark.parametrize("h, size", [(0.05, 1.0), (2.0, 1.0), (900.0, 1.0), (0.05, 1e-290), (0.05, 1e-170)])
+@pytest.mark.parametrize("seed", range(4))
+def test_rough_laws_stay_between_their_lattice_laws(seed, h, size, turned):
+    """Masses of 1e-290 and steps of the loss of 900, whose products and ratios no float64 holds, among them."""
     rng = np.random.default_rng(seed)
-    nodes, last, h = 64, 40, 0.05
+    nodes, last = 64, 40
     where = np.sort(rng.uniform(0.0, last * h, rng.integers(2, 300)))
-    mass = rng.dirichlet(np.full(where.size, 0.2)) * np.exp(-rng.uniform(0, 8) * where)
+    mass = rng.dirichlet(np.full(where.size, 0.2)) * np.exp(-rng.uniform(-8, 8) * where / (20.0 * h)) * size
     cell = np.minimum((where / h).astype(int), last - 1)
-    share = np.expm1(where - cell * h) / math.expm1(h)
-    a, b = np.zeros(nodes), np.zeros(nodes)
-    np.add.at(a, cell, mass * (1 - share))
-    np.add.at(b, cell, mass * share)
-    eta, atoms = np.full(nodes, 1e-15), np.zeros(nodes)
-    up = np.asarray(upper_masses(a, b, eta, atoms))
-    down, deficit = lower_masses(a, b, eta, atoms, h, last, ascending)
-    down, ratio = np.asarray(down), np.exp(h * np.arange(nodes))
-    at = np.linspace(0.01, 1.2 * ratio[last], 400)
-    assert down.min() >= 0.0
-    sign = 1.0 if ascending else -1.0
-    truth, high, low = (profile(m, sign * r, sign * at) for m, r in ((mass, np.exp(where)), (up, ratio), (down, ratio)))
-    slack = 1e-13 * ratio[last] + float(deficit) * ratio[last]
-    assert np.all(low <= truth + slack) and np.all(truth <= high + slack)
+    share = np.expm1(cell * h - where) / math.expm1(-h)
+    low, high = np.zeros(nodes), np.zeros(nodes)
+    np.add.at(low, cell, mass * np.exp(cell * h - where) * np.expm1(where - (cell + 1) * h) / math.expm1(-h))
+    np.add.at(high, cell, mass * share)
+    cells = Cells(low, high, np.full(nodes, 1e-15), np.zeros(nodes))
+    first, end, losses, atoms = 0, last, h * np.arange(nodes), np.zeros(nodes)
+    if turned:  # the same law in descending order, turned round
+        flipped = [np.append(x[:-1][::-1], 0.0) for x in (high, low, cells.eta, cells.whole)]
+        cells = Cells(*(jnp.asarray(x) for x in flipped)).reversed()
+    up = np.asarray(upper_masses(cells, atoms))
+    signed = lower_masses(cells, atoms, h, first, end)
+    down, missing = cancelled(np.asarray(signed), h)
+    at = np.concatenate([np.linspace(-h, 1.2 * last * h, 400), losses])
+    assert down.min() >= 0.0 and missing <= 1e-9 * size
+    truth, above, below = (payoff(m, x, at) for m, x in ((mass, where), (up, losses), (down, losses)))
+    slack = 1e-13 * mass.sum() + missing
+    assert np.all(below <= truth + slack) and np.all(truth <= above + slack)
+    assert below.max() > 0.0 or truth.max() < 1e-3 * size
+
+
+def test_debts_are_paid_from_above():
+    mass, missing = cancelled(np.array([0.5, -0.2, 0.1, 0.4, -0.01, 0.3]), 0.1)
+    np.testing.assert_allclose(mass, [0.5, 0.0, 0.0, 0.3, 0.0, 0.29], rtol=1e-12)
+    assert missing == 0.0
+
+
+def test_a_debt_at_the_top_lowers_the_payoff_to_zero_there():
+    signed, h = np.array([0.5, 0.3, 0.1, -0.02]), 0.1
+    mass, missing = cancelled(signed, h)
+    losses, at = h * np.arange(4), np.linspace(-1.0, 0.4, 57)
+    given = np.maximum(payoff(signed, losses, at), 0.0)
+    assert missing == 0.0 and mass.min() >= 0.0 and mass.sum() > 0.3
+    assert np.all(payoff(mass, losses, at) <= given + 1e-15)
 
 
 @pytest.mark.parametrize("sigma, q, h", [(2.0, 0.02, 1e-3), (0.3, 1e-4, 1e-2), (50.0, 0.5, 1e-3)])
-def test_gaussian_cells_keep_mass_and_mean(sigma, q, h):
-    u = gaussian_nodes(sigma, q, 0.0, h, 4096)
-    a, b, eta = gaussian_cells(u, 4000, 1.0 / sigma, True)
-    masses = np.asarray(a) + np.append(0.0, np.asarray(b)[:-1])
+@pytest.mark.parametrize("remove", [True, False])
+def test_gaussian_cells_keep_both_masses(sigma, q, h, remove):
+    """The mass under the law that is N(0, 1), whichever of P and Q that is, and the other's from it."""
+    u, node = gaussian_nodes(sigma, q, 0.0, h, 4096), math.log1p(-q) + h * np.arange(4096)
+    cells = gaussian_cells(u, 4000, 1.0 / sigma, node * remove, q * remove, True)
+    low, high = np.asarray(cells.low) * np.exp(-node * remove), np.asarray(cells.high)
+    masses = low + np.append(0.0, high[:-1]) * np.exp(-node * remove)
     inside = float(np.exp(log_ndtr(float(u[4000]))))
-    mean = np.sum(masses * (1 - q) * np.exp(h * np.arange(4096)))
-    assert abs(masses.sum() / inside - 1) < 1e-13 and float(jnp.sum(eta * (a + b))) < 1e-12
-    assert mean <= 1 + 1e-13 and mean >= inside * (1 - q) - 1e-13
-    several = jax.vmap(lambda x: gaussian_cells(x, 4000, 1.0 / sigma, True)[0])(jnp.stack([u, u]))
-    np.testing.assert_allclose(several[1], a, rtol=1e-11)
+    mean = np.sum(masses * np.exp(node))
+    assert abs(masses.sum() / inside - 1) < 1e-12 and float(jnp.sum(cells.eta * (cells.low + cells.high))) < 1e-12
+    assert float(cells.whole.sum()) == 0.0
+    assert mean <= 1 + 1e-12 and mean >= inside * (1 - q) - 1e-12
+
+
+@pytest.mark.parametrize("sigma", [0.02, 1e-3, 1e-6, 1e-12])
+def test_no_hit_is_lost_however_large_its_loss(sigma):
+    """P-masses of remove: a mass relative to Q would be e^-1250 and less (it was 0, and multiplied back)."""
+    q, n = 0.3, 4096
+    law = lattice.laws_of(components(dp_sgd(sigma, q, 5), RELATION, "remove"), 0)[0]
+    top = 0.5 / sigma**2 + 40.0 / sigma
+    for upper in (True, False):
+        placed = law.place((math.log1p(-q), top), top / (n - 10), n, upper)
+        mass, loss = np.asarray(placed.mass), placed.origin + top / (n - 10) * np.arange(n)
+        hits = mass[loss > 0.25 * top].sum() + placed.infinity
+        assert (hits >= q) if upper else (0.9 * q <= hits <= q)
+        assert hits <= 1.2 * q
 
 
 @pytest.mark.parametrize("count", [1.0, 3.0, 40.0])
@@ -284,11 +322,11 @@ def test_a_lattice_as_coarse_as_a_step_stays_sound(direction, low, high):
 
 
 def test_overstated_mass_compounds():
-    placed = Placed(jnp.ones(1), 0.0, 1.0, 1.0, 1e6, 0.0, 0.0, 5e-7)
+    placed = Placed(jnp.ones(1), 0.0, 1.0, 1e6, 0.0, 0.0, 5e-7)
     compounded = math.expm1(1e6 * math.log1p(5e-7))
     assert compounded <= lattice._extra([placed], False) <= compounded * (1.0 + 1e-9)
     assert lattice._extra([placed._replace(deficit=7e-7)], False) == math.inf
-    assert lattice._extra([placed._replace(deficit=0.0)], False) == 0.0
+    assert lattice._extra([placed._replace(deficit=0.0)], False) < 1e-280
 
 
 MANY = [

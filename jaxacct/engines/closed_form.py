@@ -3,12 +3,16 @@
     delta(eps) = Phi(-a) - e^eps Phi(-b),   a = eps/mu - mu/2,  b = eps/mu + mu/2.
 
 With the Mills ratio `R(x) = Phi(-x)/phi(x)` and `e^eps phi(b) = phi(a)` this is `phi(a) (R(a) - R(b))`, accurate
-relative to delta itself down to 1e-300. One Poisson sampled Gaussian reduces to the same function G of the Gaussian:
+relative to delta itself down to 1e-300.  For small mu the difference is `int_a^b K(x) dx` with `K = -R' = 1 - x R`,
+which is positive, by Gauss-Legendre.  One Poisson sampled Gaussian reduces to the same function G of the Gaussian:
 
     remove: delta(eps) = q G(log(1 + (e^eps - 1)/q)),
     add:    delta(eps) = k G(log(q e^eps/k)),   k = 1 - (1 - q) e^eps, and 0 once k <= 0.
 
-  Rounding is bounded and put into the bracket.
+Rounding is bounded and put into the bracket.  An end of epsilon is used only where the bound evaluated there is on
+the right side of the target; two inequalities stand in for it where mu is so large that rounding leaves nothing:
+
+    delta(eps) <= Phi(-a) <= e^{-a^2/2}/2,      delta(eps) >= (1 - 1/e) Phi(-a - 1/mu).
 """
 
 from __future__ import annotations
@@ -20,53 +24,85 @@ from jaxacct.engines import contour
 from jaxacct.engines.contour import Answer
 
 UNIT = 2.0**-53
+LEAST_GAP = 1e-300
 ROUNDING = 64.0
 """Units in the last place allowed for erfcx, log_ndtr, and the arithmetic around them."""
+SMALL = 0.1
+"""The largest mu for which the difference of Mills ratios is integrated."""
+_NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
 
 
 def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(log delta, minus its derivative in eps, bound on the error of log delta)."""
+    mu, epsilon = np.broadcast_arrays(np.asarray(mu, np.float64), np.asarray(epsilon, np.float64))
     a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
-    right = a > 0
-    safe = np.where(right, a, 1.0)
-    mills_a = np.sqrt(np.pi / 2) * special.erfcx(safe / np.sqrt(2))
+    right, small = a > 0, mu < SMALL
+    far = np.where(right | small, a, 1.0)
+    mills_a = np.sqrt(np.pi / 2) * special.erfcx(far / np.sqrt(2))
     mills_b = np.sqrt(np.pi / 2) * special.erfcx(np.maximum(b, 0.0) / np.sqrt(2))
-    gap = np.maximum(mills_a - mills_b, 1e-300)
-    far = -0.5 * safe**2 - 0.5 * np.log(2 * np.pi) + np.log(gap)
+    gap, rounding = mills_a - mills_b, mills_a + mills_b
+    if small.any():
+        some, x = mu[small], a[small] + 0.5 * mu[small]
+        at = x[:, None] + some[:, None] * _NODES
+        k = 1.0 - at * np.sqrt(np.pi / 2) * special.erfcx(at / np.sqrt(2))
+        gap[small] = some * (np.maximum(k, 0.0) @ _WEIGHTS)
+        # K > 1/(x^2 + 3) is known to a few units of 1 + x^2 K
+        rounding[small] = gap[small] * (8.0 + np.square(np.abs(x) + some))
+    gap = np.maximum(gap, LEAST_GAP)
+    log_far = -0.5 * far**2 - 0.5 * np.log(2 * np.pi) + np.log(gap)
     second = np.exp(np.minimum(epsilon + special.log_ndtr(-b), 0.0))
-    near_value = np.maximum(special.ndtr(-a) - second, 1e-300)
-    value = np.where(right, far, np.log(near_value))
-    slope = np.where(right, mills_b / gap, second / near_value)
+    near_value = np.maximum(special.ndtr(-a) - second, LEAST_GAP)
+    by_gap = right | small
+    value = np.where(by_gap, log_far, np.log(near_value))
+    slope = np.where(by_gap, mills_b / gap, second / near_value)
     # the arguments a and b are off by a few units; the Mills difference and the exponent feel it
-    shift = (np.abs(epsilon / mu) + mu) * np.where(right, np.abs(safe) + 1.0, 1.0)
-    amplify = np.where(right, (mills_a + mills_b) / gap, 1.0 / near_value)
-    error = ROUNDING * UNIT * (1.0 + np.abs(value) + shift + amplify * (1.0 + np.where(right, 0.0, shift)))
+    shift = (np.abs(epsilon / mu) + mu) * np.where(by_gap, np.abs(far) + 1.0, 1.0)
+    amplify = np.where(by_gap, rounding / gap, 1.0 / near_value)
+    error = ROUNDING * UNIT * (1.0 + np.abs(value) + shift + amplify * (1.0 + np.where(by_gap, 0.0, shift)))
     return value, slope, error
 
 
-def epsilon(mu2: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
+def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
     """Bracket of `inf {eps >= 0 : delta(eps) <= delta}`; log delta is concave in eps, so Newton from the right."""
-    mu = np.sqrt(mu2)
     target = np.log(delta)
-    eps = 0.5 * mu2 + mu * np.sqrt(np.maximum(-2.0 * target, 0.0))
-    for _ in range(40):
-        value, slope, _ = log_delta(mu, eps)
-        eps = np.maximum(eps + (value - target) / np.maximum(slope, 1e-300), 0.0)
-    value, slope, error = log_delta(mu, eps)
-    reach = 4.0 * (np.abs(value - target) * (eps > 0) + error + slack) / np.maximum(slope, 1e-300) + 4 * UNIT * eps
-    upper, lower = eps + reach, np.maximum(eps - reach, 0.0)
-    value_up, _, error_up = log_delta(mu, upper)
-    value_low, _, error_low = log_delta(mu, lower)
-    zero_value, _, zero_error = log_delta(mu, np.zeros_like(mu))
-    zero = zero_value + zero_error <= target - slack
-    upper = np.where(value_up + error_up <= target - slack, upper, np.inf)
-    lower = np.where(value_low - error_low >= target + slack, lower, 0.0)
+    reach = np.sqrt(np.maximum(-2.0 * target, 0.0))
+    eps = mu * (0.5 * mu + reach)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        for _ in range(40):
+            value, slope, _ = log_delta(mu, eps)
+            eps = np.maximum(eps + (value - target) / np.maximum(slope, LEAST_GAP), 0.0)
+        value, slope, error = log_delta(mu, eps)
+        move = 4.0 * (np.abs(value - target) * (eps > 0) + error + slack) / np.maximum(slope, LEAST_GAP)
+        move += 4 * UNIT * eps
+        upper, lower = eps + move, np.maximum(eps - move, 0.0)
+        value_up, _, error_up = log_delta(mu, upper)
+        value_low, _, error_low = log_delta(mu, lower)
+        zero_value, _, zero_error = log_delta(mu, np.zeros_like(mu))
+        zero = (zero_value + zero_error <= target - slack) | (np.log(mu / np.sqrt(2 * np.pi)) <= target - slack - 1e-12)
+        upper = np.where(value_up + error_up <= target - slack, upper, np.inf)
+        lower = np.where(value_low - error_low >= target + slack, lower, 0.0)
+        simple = simple_epsilon(mu, target, slack)
+        upper, lower = np.fmin(upper, simple.upper), np.fmax(lower, simple.lower)
+        eps = np.clip(np.where(np.isnan(eps), lower, eps), lower, upper)
     return Answer(np.where(zero, 0.0, lower), np.where(zero, 0.0, eps), np.where(zero, 0.0, upper))
 
 
-def delta(mu2: np.ndarray, epsilon: np.ndarray) -> Answer:
+def simple_epsilon(mu: np.ndarray, log_delta: np.ndarray, slack: np.ndarray) -> Answer:
+    """Ends by the two inequalities alone; they are `mu (2 |z| + 1)` apart at most, and never fail."""
+    z = np.sqrt(np.maximum(-2.0 * (log_delta - slack + np.log(2.0)), 0.0))
+    upper = mu * (0.5 * mu + z) * (1.0 + 16.0 * UNIT)
+    share = np.exp(np.minimum(log_delta + slack, 0.0)) / -np.expm1(-1.0)
+    quantile = -special.ndtri(np.minimum(share * (1.0 + 1e-12), 1.0))
+    quantile = np.where(share < 1.0, quantile, -np.inf)
+    lower = (0.5 * mu**2 + mu * (quantile - 1e-9 * (1.0 + np.abs(quantile))) - 1.0) * (1.0 - 16.0 * UNIT)
+    lower = np.where(lower > 0.0, lower, 0.0)
+    return Answer(lower, lower, upper)
+
+
+def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
     """Bracket of delta(eps)."""
-    value, _, error = log_delta(np.sqrt(mu2), epsilon)
+    with np.errstate(invalid="ignore", over="ignore"):
+        value, _, error = log_delta(mu, epsilon)
     return _exponentials(value, error)
 
 
@@ -78,8 +114,9 @@ def log_delta_of_one_step(
     k = np.where(removing, 1.0, -np.expm1(-np.maximum(room, 0.0)))
     alive = k > 0
     k = np.where(alive, k, 1.0)
-    with np.errstate(over="ignore"):
-        shifted = np.where(removing, np.log1p(np.expm1(eps) / q), np.log(q) + eps - np.log(k))
+    small = np.minimum(eps, 1.0)
+    rising = np.where(eps > 1.0, eps - np.log(q) + np.log1p((q - 1.0) * np.exp(-eps)), np.log1p(np.expm1(small) / q))
+    shifted = np.where(removing, rising, np.log(q) + eps - np.log(k))
     value, slope, error = log_delta(1.0 / sigma, np.maximum(shifted, 0.0))
     through_k = np.where(removing, 0.0, (np.abs(room) + 2.0 * np.abs(eps) + q) / k)
     moved = 16.0 * UNIT * (1.0 + np.abs(shifted) + np.abs(np.log(q)) + through_k)
@@ -94,32 +131,42 @@ def delta_of_one_step(sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, ep
 
 
 def _exponentials(value: np.ndarray, error: np.ndarray) -> Answer:
-    """A bracket of e^value; where that underflows the upper end does not."""
-    upper = np.where(value > -np.inf, np.maximum(np.exp(value + error), contour.LEAST), 0.0)
-    middle = np.exp(value)
-    return Answer(np.exp(value - error) * (value > contour.LOWEST), middle, np.minimum(upper, 1.0))
+    """A bracket of e^value; where that underflows the upper end does not, and where nothing is known it is [0, 1]."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        high, low = np.exp(value + error), np.exp(value - error)
+        upper = np.where(value > -np.inf, np.maximum(high, contour.LEAST), 0.0)
+        upper = np.where((upper <= 1.0) & np.isfinite(error), upper, 1.0)
+        lower = np.where((value > contour.LOWEST) & (low <= upper), low, 0.0)
+        middle = np.clip(np.where(np.isnan(value), 0.0, np.exp(value)), lower, upper)
+    return Answer(lower, middle, upper)
 
 
 def epsilon_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, delta: np.ndarray, slack: np.ndarray
 ) -> Answer:
-    """Bracket of epsilon of one Poisson sampled Gaussian: each end by bisection on the bound that it must meet."""
+    """Bracket of epsilon of one Poisson sampled Gaussian: each end by bisection on the bound that it must meet.
+
+    The bisection begins where a theorem holds the upper end: the Gaussian that is not sampled, or the largest loss.
+    """
     target = np.log(delta)
-    largest = 0.5 / sigma**2 + (np.sqrt(np.maximum(-2.0 * target, 0.0)) + 1.0) / sigma
-    top = np.where(removing, largest, np.minimum(largest, -np.log1p(-q)))
+    largest = simple_epsilon(1.0 / sigma, target, slack).upper
+    top = np.where(removing, largest, np.minimum(largest, -np.log1p(-q) * (1.0 + 4.0 * UNIT)))
 
-    def crossing(side: float) -> tuple[np.ndarray, np.ndarray]:
+    def crossing(certain: bool) -> tuple[np.ndarray, np.ndarray]:
+        """(low, high) around the point beyond which the bound is met (`certain`), or may be."""
         low, high = np.zeros_like(top), top.copy()
-        for _ in range(200):
-            middle = 0.5 * (low + high)
-            value, error = log_delta_of_one_step(sigma, q, removing, middle)
-            above = value + side * error > target - side * slack
-            low, high = np.where(above, middle, low), np.where(above, high, middle)
-        value, error = log_delta_of_one_step(sigma, q, removing, np.zeros_like(top))
-        zero = value + side * error <= target - side * slack
-        return np.where(zero, 0.0, low), np.where(zero, 0.0, high)
+        for turn in range(201):
+            at = np.zeros_like(top) if turn == 0 else 0.5 * (low + high)
+            value, error = log_delta_of_one_step(sigma, q, removing, at)
+            with np.errstate(invalid="ignore"):
+                met = value + error <= target - slack if certain else ~(value - error >= target + slack)
+            if turn == 0:
+                high = np.where(met, 0.0, high)
+            else:
+                low, high = np.where(met, low, at), np.where(met, at, high)
+        return np.where(high == 0.0, 0.0, low), high
 
-    _, upper = crossing(1.0)
-    lower, _ = crossing(-1.0)
-    lower = np.minimum(lower, upper)
+    _, upper = crossing(True)
+    lower, _ = crossing(False)
+    lower = np.where(lower <= upper, lower, 0.0)
     return Answer(lower, 0.5 * (lower + upper), upper)

@@ -21,7 +21,7 @@ from jaxacct.engines.lattice_finite import Finite
 from jaxacct.engines.lattice_gaussian import PlainGaussian, SampledGaussian
 from jaxacct.engines.lattice_laplace import Laplace
 from jaxacct.engines.lattice_law import Law, Placed
-from jaxacct.engines.lattice_plan import Plan, common_step, peak, plan_for, share_of
+from jaxacct.engines.lattice_plan import Plan, common_step, peak, plan_for, share_of, unresolved
 from jaxacct.kernels.lattice import UNIT
 from jaxacct.kernels.tilted_fft import Composition, compose, payoff
 from jaxacct.mechanisms.components import Components
@@ -36,12 +36,17 @@ UNDERFLOW = 1e-300
 
 Times e^700, at which the scale of delta is capped, it is above 1, so that the cap is an upper bound too.
 """
+LOST = 1e-290
+"""More P-mass than underflow takes from one law on the lattice, or moves on it."""
 LARGEST_GROWTH = 0.69
 """log of the P-mass of a lower composition above which no lower bound is drawn from it; below log 2."""
 
 
 class LatticeAnswer(NamedTuple):
-    """lower <= truth <= upper; status "ok", "zero" (epsilon is 0) or "width" (wider than asked for)."""
+    """lower <= truth <= upper; status "ok", "zero" (epsilon is 0), "width" (wider than asked for), or "contradiction".
+
+    Ends that contradict each other are not used; the bracket is then (-inf, inf).
+    """
 
     lower: float
     estimate: float
@@ -95,6 +100,8 @@ def epsilon(
     plan = plan_for(laws, None, log_delta, share)
     pieces = pieces_of(laws, plan.cut)
     length = _next_length(0, np.inf, pieces, memory_bytes)
+    if unresolved(laws, plan, _longest(pieces, memory_bytes)):
+        length = 0
     while length:
         for attempt in range(3):
             down, up = _sides(pieces, plan, length)
@@ -232,10 +239,10 @@ def _highest(laws: list[Law]) -> float:
 
 
 def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
-    if low > high:
-        raise ArithmeticError(f"lattice bracket is empty: lower {low!r} > upper {high!r}")
+    if not low <= high:
+        return LatticeAnswer(-np.inf, np.nan, np.inf, "contradiction")
     middle = low + ESTIMATE * (high - low) if np.isfinite(high) else high
-    status = "ok" if high - low <= rtol * high else "width"
+    status = "ok" if np.isfinite(high) and high - low <= rtol * high else "width"
     return LatticeAnswer(float(low), float(middle), float(high), status)
 
 
@@ -244,7 +251,7 @@ def _next_length(length: int, excess: float, laws: list[Law], memory_bytes: int)
 
     A length N needs about 40 + 12 R float64 arrays of N elements for R laws (measured).
     """
-    fitting = [n for n in LENGTHS if 8 * n * (40 + 12 * len(laws)) <= memory_bytes] or [LENGTHS[0]]
+    fitting = _fitting(laws, memory_bytes)
     if length == 0:
         return fitting[min(1, len(fitting) - 1)]
     longer = [n for n in fitting if n > length]
@@ -253,6 +260,14 @@ def _next_length(length: int, excess: float, laws: list[Law], memory_bytes: int)
     if not np.isfinite(excess):
         return longer[0]
     return next((n for n in longer if 2.0 * excess * (length / n) ** 2 <= 1.0), longer[-1])
+
+
+def _fitting(laws: list[Law], memory_bytes: int) -> list[int]:
+    return [n for n in LENGTHS if 8 * n * (40 + 12 * len(laws)) <= memory_bytes] or [LENGTHS[0]]
+
+
+def _longest(laws: list[Law], memory_bytes: int) -> int:
+    return _fitting(laws, memory_bytes)[-1]
 
 
 def _sides(laws: list[Law], plan: Plan, length: int) -> tuple[_Side, _Side]:
@@ -271,10 +286,10 @@ def _side(
 ) -> _Side:
     placed = [law.place(extent, step, length, upper) for law, extent in zip(laws, extents, strict=True)]
     tilts = np.array([plan.theta, plan.theta + plan.above, plan.theta - plan.below])
-    direction, unit, count, origin = (
-        np.array([getattr(x, name) for x in placed]) for name in ("direction", "unit", "repeats", "origin")
+    direction, count, origin = (
+        np.array([getattr(x, name) for x in placed]) for name in ("direction", "repeats", "origin")
     )
-    coefficient = unit[:, None] + direction[:, None] * tilts
+    coefficient = direction[:, None] * tilts
     base = float(np.sum(count * direction * origin))
     centred = 0.5 * (plan.top + plan.bottom) - 0.5 * length * step
     roll = int(np.floor((centred - base) / step))
@@ -283,7 +298,8 @@ def _side(
     k, k_above, k_below = logs.sum(axis=0)
     sizes = np.abs(coefficient[:, 0] * origin) + np.abs(np.asarray(composed.log_moments)[:, 0])
     start, span = base + roll * step, length * step
-    growth = 1.0 + 1e-9 + 8.0 * UNIT * float(np.abs(logs).sum())
+    # moments are sums in any order: n times as many units as there are nodes, over all parts
+    growth = float(np.exp(min(1e-9 + UNIT * (8.0 * np.abs(logs).sum() + 2.0 * length * count.sum()), 700.0)))
     above = growth * np.exp(min(k_above - k - plan.above * (start + span), 0.0))
     below = growth * np.exp(min(k_below - k + plan.below * start, 0.0))
     rounding = 8.0 * UNIT * (2.0 * abs(base) + span + abs(start))
@@ -314,9 +330,8 @@ def _extra(placed: list[Placed], upper: bool) -> float:
     """
     if upper:
         survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - UNIT)) for x in placed)
-        underflow = 1e-290 * sum(x.repeats for x in placed)
-        return float(-np.expm1(survival) * (1.0 + 1e-12) + underflow)
-    growth = float(sum(x.repeats * np.log1p(x.deficit) for x in placed))
+        return float(-np.expm1(survival) * (1.0 + 1e-12) + LOST * sum(x.repeats for x in placed))
+    growth = float(sum(x.repeats * np.log1p(x.deficit + LOST) for x in placed))
     return float(np.expm1(growth) * (1.0 + 1e-12)) if growth < LARGEST_GROWTH else float("inf")
 
 
@@ -340,13 +355,16 @@ def _evaluate(side: _Side, eps: float) -> tuple[float, float]:
     else:
         wrong += (side.above + side.below) * peak(theta)
         result = scale * (value - wrong) * (1.0 - 1e-14) - side.extra
+    if not np.isfinite(result):  # nothing is known, and nothing may follow from a comparison
+        result = 1.0 if side.upper else 0.0
     return float(result), -slope / value if value > 0 else -theta
 
 
 def _crossing(side: _Side, target: float, guess: float, tolerance: float) -> tuple[float, float]:
     """(a, b) with delta(a) > target >= delta(b), evaluated at both but for a = 0, which needs no proof.
 
-    Newton on log delta, kept inside the bracket; b is 0 if already delta(0) <= target, inf if none was found.
+    Newton on log delta, kept inside the bracket; b is 0 if already delta(0) <= target, inf if none was found.  An upper
+    delta of 1 and a lower one of 0, which say nothing, move neither end to the wrong side.
     """
     if side.upper and _evaluate(side, 0.0)[0] <= target:
         return 0.0, 0.0

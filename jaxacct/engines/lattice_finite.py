@@ -87,7 +87,7 @@ class Finite:
                 np.add.at(mass, index, amount)
         mass *= 1.0 + sign * UNIT * self.loss.size
         away = self.away if upper else 0.0
-        return Placed(jnp.asarray(mass), origin, sign, 0.0, self.count, 2.0 * float(shift), away, 0.0)
+        return Placed(jnp.asarray(mass), origin, sign, self.count, 2.0 * float(shift), away, 0.0)
 
 
 def _contracted(

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
-from jaxacct.engines.lattice_law import Placed, Sketch, atoms_on, last_node, placed_from
+from jaxacct.engines.lattice_law import Placed, Sketch, last_node, placed_from
 from jaxacct.kernels import lattice as kernel
 from jaxacct.kernels.lattice import UNIT
 
@@ -50,17 +50,24 @@ class PlainGaussian:
         s, origin = self.deviation, max(extent[0], -37.0 * self.deviation - 0.5 * self.deviation**2)
         last = last_node(extent, origin, step, nodes)
         u = kernel.plain_gaussian_nodes(s, origin, step, nodes)
-        cells = kernel.gaussian_cells(u, last, s, upper)
-        low, high = float(u[0]), float(u[last])
-        grown = 1.0 + 1e-12 * (1.0 + max(low * low, high * high))
-        below, above = ndtr(low) * grown, ndtr(-high) * grown
+        remove = self.sign > 0
+        lift = (origin + step * np.arange(nodes)) * remove
+        cells = kernel.gaussian_cells(u, last, s, lift, float(remove), upper)
+        low, high, moved = float(u[0]), float(u[last]), s * remove
         infinity, pairs = 0.0, []
-        if upper and self.sign > 0:
-            infinity, pairs = float(ndtr(s - high) * grown), [(0, below)]
+        if upper and remove:
+            infinity, pairs = _above(high, moved), [(0, _above(-low, -moved))]
         elif upper:
-            infinity, pairs = float(below), [(last, above)]
+            infinity, pairs = _above(-low, 0.0), [(last, _above(high, 0.0))]
         shift = 8.0 * UNIT * (abs(origin) + last * step + s * s + s)
-        return placed_from(self, cells, atoms_on(nodes, pairs, upper), origin, step, last, upper, shift, infinity)
+        return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity)
+
+
+def _above(u: float, mean: float) -> float:
+    """A bound of the mass of N(mean, 1) above u, just above it."""
+    x = mean - u
+    x += 8.0 * UNIT * (abs(mean) + abs(u))
+    return min(float(ndtr(x)) * (1.0 + 1e-12 * (1.0 + x * x)) + 1e-307, 1.0)
 
 
 @dataclass(frozen=True)
@@ -83,16 +90,25 @@ class SampledGaussian:
         return float(np.logaddexp(0.0, log_mean + np.log(self.q) - np.log1p(-self.q)))
 
     def sketch(self, cut: float) -> Sketch:
-        top = self._top(cut) if self.sign > 0 else 38.0
-        u = np.linspace(-38.0, top, int(min(2e5, max(2000.0, 4 * (top + 38.0) / min(1.0, self.sigma)))))
+        top, mode = (self._top(cut), 1.0 / self.sigma) if self.sign > 0 else (38.0, 0.0)
+        count = int(min(2e5, max(2000.0, 4 * (min(top, 1e5) + 38.0) / min(1.0, self.sigma))))
+        u = np.linspace(-38.0, top, count)
+        if mode > 2.0 * 38.0:  # two modes, and nothing between them
+            u = np.append(np.linspace(-38.0, 38.0, count), np.linspace(mode - 38.0, max(top, mode), count))
+        weight = np.log(np.gradient(u) / np.sqrt(2 * np.pi))
         ratio = np.log1p(-self.q) + self._rise(u)
-        base = -0.5 * u * u + np.log((u[1] - u[0]) / np.sqrt(2 * np.pi))
-        return Sketch(self.sign * ratio, base + (ratio if self.sign > 0 else 0.0), self.count)
+        if self.sign < 0:
+            return Sketch(-ratio, weight - 0.5 * u * u, self.count)
+        unhit, hit = np.log1p(-self.q) - 0.5 * u * u, np.log(self.q) - 0.5 * (u - mode) ** 2
+        return Sketch(ratio, weight + np.logaddexp(unhit, hit), self.count)
 
     def _top(self, cut: float) -> float:
         """Standard quantile above which the P-mass for remove, times the count, is at most e^cut."""
-        u = np.linspace(0.0, 38.0 + 1.0 / self.sigma, 4001)
-        unhit, hit = log_ndtr(-u), log_ndtr(1.0 / self.sigma - u)
+        mode = 1.0 / self.sigma
+        u = np.linspace(0.0, 38.0 + mode, 4001)
+        if mode > 2.0 * 38.0:
+            u = np.append(np.linspace(0.0, 38.0, 2001), np.linspace(mode - 38.0, mode + 38.0, 2001))
+        unhit, hit = log_ndtr(-u), log_ndtr(mode - u)
         log_tail = np.logaddexp(np.log1p(-self.q) + unhit, np.log(self.q) + hit)
         small = log_tail + np.log(self.count) <= cut
         return float(u[np.argmax(small)] if small.any() else u[-1])
@@ -120,22 +136,20 @@ class SampledGaussian:
         origin = float(np.log1p(-self.q)) + rise
         last = last_node(extent, origin, step, nodes)
         u = kernel.gaussian_nodes(self.sigma, self.q, rise, step, nodes)
-        a, b, eta = kernel.gaussian_cells(u, last, 1.0 / self.sigma, upper)
+        remove, mode = self.sign > 0, 1.0 / self.sigma
+        lift = (origin + step * np.arange(nodes)) * remove
+        cells = kernel.gaussian_cells(u, last, mode, lift, self.q * remove, upper)
         pairs: list[tuple[int, float]] = []
         infinity, high = 0.0, float(u[last])
-        if upper:
-            grown = 1.0 + 1e-12 * (1.0 + high * high)
-            if self.sign > 0:
-                tail = (1 - self.q) * ndtr(-high) + self.q * ndtr(1.0 / self.sigma - high)
-                infinity = float(tail * grown)
-            else:
-                pairs = [(last, float(ndtr(-high) * grown))]
+        if upper and remove:
+            infinity = (1.0 - self.q) * _above(high, 0.0) + self.q * _above(high, mode)
+        elif upper:
+            pairs = [(last, _above(high, 0.0))]
         else:
-            a, b = a.at[0].set(0.0), b.at[0].set(0.0)
-            pairs = [(0, bottom)]
-        atoms = atoms_on(nodes, pairs, upper)
+            cells = kernel.Cells(*(x.at[0].set(0.0) for x in cells))
+            pairs = [(0, bottom * float(np.exp(origin * remove)))]
         shift = self._shift(rise, last * step) + inexact
-        return placed_from(self, (a, b, eta), atoms, origin, step, last, upper, shift, infinity)
+        return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity)
 
     def _contracted(self, step: float) -> tuple[float, float, float]:
         """Rise of a node 0 at the mean ratio of all below node 1 = node 0 + step, that mass, and the error.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import brentq
 
-from jaxacct.engines.lattice_law import Placed, Sketch, atoms_on, placed_from
+from jaxacct.engines.lattice_law import Placed, Sketch, placed_from
 from jaxacct.kernels import lattice as kernel
 from jaxacct.kernels.lattice import UNIT
 
@@ -73,24 +73,37 @@ class Laplace:
         snap = 32.0 * UNIT * (abs(top) + abs(origin) + top - origin)
         on_node = abs(cells - round(cells)) * step <= snap
         last = int(np.clip(round(cells) if on_node else np.ceil(cells), 1, nodes - 2))
+        zero = jnp.zeros(nodes)
         if not upper and bottom == 1.0:
-            zero, atom = jnp.zeros(nodes), atoms_on(nodes, [(0, 1.0)], upper)
-            return placed_from(self, (zero, zero, zero), atom, 0.0, step, 1, upper, 0.0, 0.0)
-        lift = float(np.exp(origin - first)) / self.q
-        a, b, eta = kernel.laplace_cells(self.scale, first, lift, step, last, nodes=nodes)
+            nothing = kernel.Cells(zero, zero, zero, zero)
+            return placed_from(self, nothing, [(0, 1.0)], 0.0, step, 1, upper, 0.0, 0.0)
+        remove = self.sign > 0
+        # log of what turns the base's masses into P-masses, at the lowest ratio and at the highest
+        lift_low, lift_high = (origin, top) if remove else (0.0, 0.0)
+        cells = kernel.laplace_cells(self.scale, first, origin, self.q, step, last, remove, nodes=nodes)
         if not upper:
-            a, b = a.at[0].set(0.0), b.at[0].set(0.0)
-        pairs, atom = [(0, bottom)], 0.5 * np.exp(-edge)
+            cells = kernel.Cells(*(x.at[0].set(0.0) for x in cells))
+        pairs, atom = [(0, bottom * float(np.exp(lift_low)))], 0.5 * float(np.exp(lift_high - edge))
+        outward = 8.0 * UNIT * (abs(lift_high) + edge + 1.0)
+        atom *= 1.0 + outward if upper else max(1.0 - outward, 0.0)
         if on_node:
             pairs.append((last, atom))
         else:
-            share = float(np.clip(np.expm1(top - origin - (last - 1) * step) / np.expm1(step), 0.0, 1.0))
-            a, b = a.at[last - 1].add(atom * (1 - share)), b.at[last - 1].add(atom * share)
-            eta = eta.at[last - 1].add(1e-9)
-        heavy = self.q * np.exp(edge - top)
+            inside = float(np.clip(top - origin - (last - 1) * step, 0.0, step))
+            cells = self._with(cells, last - 1, atom, inside, step)
+        heavy = min(self.q * np.exp(edge - top), 1.0)
         shift = 8.0 * UNIT * heavy * (4 * edge + abs(np.log(self.q)) + 4.0) + snap + inexact
-        atoms = atoms_on(nodes, pairs, upper)
-        return placed_from(self, (a, b, eta), atoms, origin, step, last, upper, float(shift), 0.0)
+        return placed_from(self, cells, pairs, origin, step, last, upper, float(shift), 0.0)
+
+    def _with(self, cells: kernel.Cells, cell: int, atom: float, inside: float, step: float) -> kernel.Cells:
+        """The cells with an atom so far inside one of them, split as everything else in it."""
+        down = np.exp(-inside) if self.sign > 0 else 1.0
+        up = 1.0 if self.sign > 0 else np.exp(inside - step)
+        low = atom * down * np.expm1(inside - step) / np.expm1(-step)
+        high = atom * up * np.expm1(-inside) / np.expm1(-step)
+        return cells._replace(
+            low=cells.low.at[cell].add(low), high=cells.high.at[cell].add(high), eta=cells.eta.at[cell].add(1e-9)
+        )
 
     def _contracted(self, step: float) -> tuple[float, float, float, float]:
         """Origin, base loss and mass of the mean of all below node 1, and its error (see SampledGaussian)."""

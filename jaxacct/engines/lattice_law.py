@@ -15,6 +15,9 @@ from jaxacct.kernels import lattice as kernel
 
 __all__ = ["Law", "Placed", "Sketch", "atoms_on", "last_node", "placed_from"]
 
+SUM_ERROR = 1e-8
+"""How far below 1 the sum of up to 2^22 masses may come out by rounding alone, 4e-10, with room to spare."""
+
 
 class Sketch(NamedTuple):
     """Losses and log masses under P of one part, and how often it is composed; approximate."""
@@ -27,16 +30,14 @@ class Sketch(NamedTuple):
 class Placed(NamedTuple):
     """One part on the lattice, rounded up or down.
 
-    Mass k sits at loss `direction (origin + k h)` up to an error `shift`; its tilt by theta is
-    e^{c (origin + k h)} with c = unit + direction theta.  `infinity` is P-mass moved to +infinity (upper
-    law); `deficit` bounds P-mass by which losses are overstated (lower law: rounding, and a tail that falls
-    off within a few steps), so that its P-mass is at most 1 + deficit.
+    P-mass k sits at loss `direction (origin + k h)` up to an error `shift`.  `infinity` is P-mass moved to
+    +infinity (upper law); `deficit` bounds P-mass by which losses are overstated (lower law), so that its P-mass is
+    at most 1 + deficit.
     """
 
     mass: Array
     origin: float
     direction: float
-    unit: float
     repeats: float
     shift: float
     infinity: float
@@ -87,8 +88,8 @@ def atoms_on(nodes: int, pairs: list[tuple[int, float]], upper: bool) -> Array:
 
 def placed_from(
     law: Law,
-    cells: tuple[Array, Array, Array],
-    atoms: Array,
+    cells: kernel.Cells,
+    pairs: list[tuple[int, float]],
     origin: float,
     step: float,
     last: int,
@@ -96,13 +97,28 @@ def placed_from(
     shift: float,
     infinity: float,
 ) -> Placed:
-    """Masses from cells for the two kinds of law that live on the ratio coordinate."""
-    ascending = law.sign > 0
+    """Masses from cells and from atoms on nodes, for the laws that live on the ratio coordinate.
+
+    For remove the loss ascends with the coordinate.  For add it descends: the masses are made in ascending order of
+    the loss, node k as node N - 1 - k, and turned round again.  The laws are probabilities.  Above, what their masses
+    do not sum up to is at infinity; below, a sum above 1 is no bound.
+    """
+    atoms = atoms_on(cells.low.shape[0], pairs, upper)
+    turned = law.sign < 0
+    first, end = 0, atoms.shape[0] - 1
+    if turned:
+        cells, atoms = cells.reversed(), atoms[::-1]
+        first, last = end - last, end
     if upper:
-        mass, deficit = kernel.upper_masses(*cells, atoms), 0.0
+        mass, missing = kernel.upper_masses(cells, atoms), 0.0
     else:
-        mass, lost = kernel.lower_masses(*cells, atoms, step, last, ascending)
-        largest = origin + last * step if ascending else 0.0
-        deficit = float(np.exp(np.log(float(lost)) + largest + shift) * (1.0 + 1e-12)) if lost > 0 else 0.0
-    unit = 1.0 if ascending else 0.0
-    return Placed(mass, origin, law.sign, unit, law.count, shift, infinity, deficit)
+        mass, missing = kernel.cancelled(np.asarray(kernel.lower_masses(cells, atoms, step, first, last)), step)
+    total = float(np.sum(np.asarray(mass)))
+    if upper:
+        lost = 1.0 - total - infinity
+        if not lost <= SUM_ERROR:
+            infinity = infinity + lost * (1.0 + 1e-9) if np.isfinite(lost) else 1.0
+    elif not total <= 1.0 + SUM_ERROR:
+        missing = float("inf")
+    mass = jnp.asarray(mass)
+    return Placed(mass[::-1] if turned else mass, origin, law.sign, law.count, shift, infinity, missing)

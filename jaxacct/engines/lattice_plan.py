@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxacct.engines.lattice_law import Law, Sketch
 
-__all__ = ["Plan", "common_step", "peak", "plan_for", "share_of"]
+__all__ = ["Plan", "common_step", "peak", "plan_for", "share_of", "unresolved"]
 
 
 class Plan(NamedTuple):
@@ -60,7 +60,9 @@ def plan_for(laws: list[Law], eps: float | None, log_delta: float, share: float)
         curvature = variance + theta**-2.0 + (1.0 + theta) ** -2.0
         return k, at, k - theta * at - np.log(theta * (theta + 1.0)) - 0.5 * np.log(2 * np.pi * curvature)
 
-    low, high = np.log(1e-3), np.log(1e6)
+    # tilts are of the order of one over the spread of the loss
+    spread = max(1.0, float(np.sqrt(_cumulants(sketches, 0.0)[2])))
+    low, high = np.log(1e-3 / spread), np.log(1e6)
     for _ in range(45):
         theta = float(np.exp(0.5 * (low + high)))
         _, at, value = state(theta)
@@ -73,7 +75,7 @@ def plan_for(laws: list[Law], eps: float | None, log_delta: float, share: float)
         log_delta = min(k - theta * centre + np.log(peak(theta)), 0.0)
     # delta over e^{K - theta eps}: small where the tilted law has two modes, as with few hits
     left_out = share - 3.0 + min(log_delta - (k - theta * centre), -3.0)
-    grid = np.geomspace(1e-2, 1e3, 41) * max(1.0, 0.1 * theta)
+    grid = np.geomspace(1e-2, 1e3, 41) * max(1.0 / spread, 0.1 * theta)
     up = np.array([(_cumulants(sketches, theta + t)[0] - k - left_out) / t for t in grid])
     down = np.array([(k - _cumulants(sketches, theta - t)[0] + left_out) / t for t in grid])
     top, bottom = float(np.min(up)), float(np.max(down))
@@ -87,6 +89,19 @@ def plan_for(laws: list[Law], eps: float | None, log_delta: float, share: float)
         float(grid[np.argmin(up)]),
         float(grid[np.argmax(down)]),
     )
+
+
+def unresolved(laws: list[Law], plan: Plan, length: int) -> bool:
+    """Whether the longest lattice is so coarse that rounding every step's loss up to a node exceeds eps itself."""
+    step = (plan.top - plan.bottom) / length
+    moved = 0.0
+    for law in laws:
+        sketch = law.sketch(plan.cut)
+        _, _, variance = _cumulants([sketch._replace(repeats=1.0)], 0.0)
+        if variance < (step / 30.0) ** 2:
+            share = np.exp(sketch.log_mass) @ -np.expm1(sketch.loss.min() - sketch.loss)
+            moved += sketch.repeats * step * float(share)
+    return moved > max(plan.centre, step)
 
 
 def common_step(step: float, laws: list[Law]) -> float:

@@ -1,20 +1,21 @@
 """Discretisation of a privacy loss on a uniform lattice, from above (connect the dots) and from below.
 
-A law is held as a base measure H on the likelihood ratio alpha = e^l: remove has Q = H, P = alpha H and loss
-+l, add has P = H, Q = alpha H and loss -l, so one discretisation serves both directions.  Nodes are
-alpha_k = e^{o + k h}, cell k lies between nodes k and k + 1, and its *hat masses* are
+Nodes lie at the losses l_k = o + k h, and cell k between nodes k and k + 1.  With the likelihood ratio alpha = e^l,
+dP = alpha dQ, the *hat masses* of a cell keep its P-mass and its Q-mass:
 
-    a_k = int_cell (alpha_{k+1} - alpha) dH / Delta_k,  b_k = int_cell (alpha - alpha_k) dH / Delta_k,
+    low_k = int_cell (alpha_{k+1}/alpha - 1) dP/(e^h - 1)  at node k,
+    high_k = int_cell (1 - alpha_k/alpha) dP/(1 - e^-h)    at node k + 1,
 
-Delta_k = alpha_{k+1} - alpha_k, both integrals of positive functions, so that each comes with a *relative*
-error `eta`.
+both integrals of positive functions, so that each comes with a *relative* error `eta`.  All masses are P-masses:
+a Q-mass e^-l times as large would underflow where the loss is large.
 
-*Above.* H_k = a_k + b_{k-1} keeps both masses of every cell and dominates the law (Doroshenko et al. 2022).
+*Above.* low_k + high_{k-1} on node k keeps both masses of every cell and dominates the law (Doroshenko et al. 2022).
 
-*Below.* With E_k = Delta_k a_k b_k / (a_k + b_k), which is at least the chord minus the profile v(alpha) =
-int (alpha' - alpha)_+ dH on cell k, and g_k = max(E_{k-1}, E_k), the chords of v(alpha_k) - g_k lie below v;
-the mass is the jump of their slope.  Negative jumps are spread on the neighbours (greatest convex minorant),
-and what stays negative is cancelled against mass of higher loss; both only lower the profile.
+*Below.* The chord of v(alpha) = int (alpha' - alpha)_+ dQ over cell k exceeds v by at most E_k =
+(alpha_{k+1} - alpha_k) a b/(a + b), with the Q-masses a = low_k/alpha_k and b = high_k/alpha_{k+1}.  With g_k = max(E_{k-1}, E_k) the chords of
+v(alpha_k) - g_k lie below v; the mass is the jump of their slope.  Negative jumps are spread on the neighbours
+(greatest convex minorant), and what stays negative is cancelled against mass of higher loss; both only lower the
+profile.  Whatever cannot be stored goes to a higher loss above, and to a lower one or to nothing below.
 
 Rounding moves masses up (above) or down (below), so that the statements hold for the stored numbers.
 """
@@ -22,6 +23,7 @@ Rounding moves masses up (above) or down (below), so that the statements hold fo
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +34,8 @@ from jaxacct.kernels.special import log1p
 
 __all__ = [
     "UNIT",
+    "Cells",
+    "cancelled",
     "gaussian_cells",
     "gaussian_nodes",
     "laplace_cells",
@@ -43,10 +47,31 @@ __all__ = [
 UNIT = 2.0**-53
 LOWEST = -37.5
 """Standard normal quantile below which mass (4.7e-308) is dropped; the caller adds it back absolutely."""
+REACH = 38.0
+"""Distance from a mode of the P-density beyond which its mass (2.9e-316) is less than what underflow may take."""
 PANELS = 4096
 ORDER = 5
 SWEEPS = 32
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(ORDER)
+
+
+class Cells(NamedTuple):
+    """P-masses of the cells between the nodes, each array (N,).
+
+    ``low``, ``high`` : hat masses at the node of lower and of higher loss.  ``eta`` : bound of their relative error,
+    below 1/4.  ``whole`` : the mass of those parts of a cell for which no useful bound is known, to be moved to the
+    node of higher (above) or lower loss (below) as a whole.
+    """
+
+    low: Array
+    high: Array
+    eta: Array
+    whole: Array
+
+    def reversed(self) -> Cells:
+        """Cells in ascending order of minus the coordinate in which they were made: cell k becomes N - 2 - k."""
+        flipped = (jnp.concatenate([x[-2::-1], x[-1:]]) for x in (self.high, self.low, self.eta, self.whole))
+        return Cells(*flipped)
 
 
 def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int) -> Array:
@@ -65,63 +90,89 @@ def plain_gaussian_nodes(deviation: Array, origin: Array, step: Array, nodes: in
 
 
 @jax.jit
-def gaussian_cells(u: Array, last: Array, rate: Array, upper: Array) -> tuple[Array, Array, Array]:
-    """Hat masses of the standard normal base on cells between nodes u_k, ratio affine in e^{rate u}.
+def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, upper: Array) -> Cells:
+    """Hat masses on cells between standard quantiles u_k, in ascending order of u.
 
-    Gauss-Legendre of order 5 on the panels cut by the nodes and by a fine uniform grid.  The error of a panel
-    of half width r about c is bounded on the Bernstein ellipse rho (Trefethen, ATAP, Theorem 19.3), on which
-    the normal density grows by at most e^{|c|R + R^2/2}, R = r (rho + 1/rho)/2, and the hat function,
-    relative to its mean, by 2 (1 + rho) e^{rho r rate}.
+    Under P the quantile has the density (1 - hit) N(u) + hit N(u - rate), and e^lift_k N(u) (X_{k+1} - X) /
+    (X_{k+1} - X_k) with X = e^{rate u} is the density of the hat mass at node k: lift_k is log alpha_k and hit the
+    sampling rate where P is the mixture (remove), both are 0 where P is N(0, 1) (add).
+
+    Gauss-Legendre of order 5 on the panels cut by the nodes and by a fine grid around the modes.  The error of a panel
+    of half width r about c is bounded on the Bernstein ellipse rho (Trefethen, ATAP, Theorem 19.3), on which the
+    normal density grows by at most e^{|c|R + R^2/2}, R = r (rho + 1/rho)/2, and the hat function, relative to its
+    mean, by 2 (1 + rho) e^{rho r rate}.  A panel without a useful bound counts as a whole: width times the largest
+    (above) or least (below) P-density on it.
 
     Parameters
     ----------
     u : (N,) increasing node quantiles (u_0 may be -inf);  last : index of the last node in use;
-    rate : 1/sigma for a Gaussian of noise multiplier sigma;  upper : whether a panel without a useful bound
-        carries width times the largest density (True) or nothing (False).
+    rate : 1/sigma for a Gaussian of noise multiplier sigma;  lift : (N,);  hit : in [0, 1];
+    upper : whether whole panels are rounded up (True) or down.
 
     Returns
     -------
-    a, b, eta : (N,)  hat masses of cell k and the bound of their relative error, below 1/4; cells from `last`
-        on are empty.
+    Cells : cells from `last` on are empty.  The node of higher quantile counts as that of higher loss.
     """
     nodes = u.shape[0]
     top = u[last]
-    bottom = jnp.maximum(u[0], LOWEST)
-    grid = jnp.linspace(bottom, top, PANELS)
+    bottom = jnp.minimum(jnp.maximum(u[0], LOWEST), top)
+    mode = jnp.where(hit > 0, rate, 0.0)
+    end_of_grid = jnp.clip(mode + REACH, bottom, top)
+    # one grid where the modes are near each other, else one around each
+    turn = jnp.clip(REACH, bottom, 0.5 * (bottom + end_of_grid))
+    again = jnp.clip(mode - REACH, turn, end_of_grid)
+    grid = jnp.concatenate([jnp.linspace(bottom, turn, PANELS // 2), jnp.linspace(again, end_of_grid, PANELS // 2)])
     clipped = jnp.clip(u, bottom, top)
     before = jnp.searchsorted(clipped, grid, side="right")
     earlier = jnp.cumsum(jnp.zeros(nodes + 1, jnp.int64).at[before].add(1))[:nodes]
     of_node, of_grid = jnp.arange(nodes) + earlier, before + jnp.arange(PANELS)
     merged = jnp.zeros(nodes + PANELS).at[of_node].set(clipped).at[of_grid].set(grid)
     cell = jnp.zeros(nodes + PANELS, jnp.int64).at[of_node].set(jnp.arange(nodes)).at[of_grid].set(before - 1)
-    cell = cell[:-1]
+    cell = jnp.maximum(cell[:-1], 0)
     start, end = merged[:-1], merged[1:]
-    left, right = u[cell], u[jnp.minimum(cell + 1, nodes - 1)]
+    following = jnp.minimum(cell + 1, nodes - 1)
+    left, right = u[cell], u[following]
     width = end - start
     half = 0.5 * width
     used = (width > 0) & (cell < last)
     span = rate * jnp.where(used, right - left, 1.0)
     to_left, to_right = (jnp.where(used, x, 1.0) for x in (rate * (start - left), rate * (right - end)))
-    a, b = jnp.zeros_like(width), jnp.zeros_like(width)
+    lift_left, lift_right = lift[cell], lift[following]
+    low, high = jnp.zeros_like(width), jnp.zeros_like(width)
     for x, w in zip(_ABSCISSAE, _WEIGHTS, strict=True):
         up, down = half * (1.0 + x), half * (1.0 - x)
         below, above = -jnp.expm1(-(to_left + rate * up)), -jnp.expm1(-(to_right + rate * down))
-        density = w * jnp.exp(-0.5 * jnp.square(start + up))
-        a += density * above
-        b += density * below * jnp.exp(-(to_right + rate * down))
+        exponent = -0.5 * jnp.square(start + up)
+        low += w * jnp.exp(exponent + lift_left) * above
+        high += w * jnp.exp(exponent + (lift_right - (to_right + rate * down))) * below
     scale = jnp.where(used, half / (jnp.sqrt(2 * jnp.pi) * -jnp.expm1(-span)), 0.0)
     eta = _quadrature_error(jnp.abs(start + half), half, rate)
-    rounding = UNIT * (80.0 + 8.0 * jnp.square(start + half))
-    bad = used & ~(eta < 0.1)
-    nearest = jnp.maximum(jnp.abs(start + half) - half, 0.0)
-    crude = jnp.where(upper, width * jnp.exp(-0.5 * nearest * nearest), 0.0)
-    a, b = (jnp.where(bad, crude, x * scale) for x in (a, b))
-    eta = jnp.where(used, jnp.where(bad, 0.0, 1.2 * eta) + rounding, 0.0)
+    size = jnp.square(start + half) + jnp.maximum(jnp.abs(lift_left), jnp.abs(lift_right)) + to_right + rate * width
+    eta = 1.2 * eta + UNIT * (80.0 + 8.0 * size)
+    fine = used & (eta < 0.1) & jnp.isfinite(low * scale) & jnp.isfinite(high * scale)
+    # a distance from the mode is known to a few units of the mode, and matters REACH-fold
+    rounding = 1.0 + jnp.where(upper, 1.0, -1.0) * UNIT * (64.0 + 8.0 * REACH * (REACH + mode))
+    rounding = jnp.maximum(rounding, 0.0)
+    density = (1.0 - hit) * _extreme(start, end, upper) + hit * _extreme(start - mode, end - mode, upper)
+    crude = jnp.where(used & ~fine, width * density * rounding, 0.0)
+    low, high, eta = (jnp.where(fine, x, 0.0) for x in (low * scale, high * scale, eta))
     total = partial(jax.ops.segment_sum, segment_ids=cell, num_segments=nodes, indices_are_sorted=True)
-    sum_a, sum_b = total(a), total(b)
-    wrong_a, wrong_b = total(a * eta), total(b * eta)
-    worst = jnp.maximum(wrong_a / jnp.maximum(sum_a, 1e-300), wrong_b / jnp.maximum(sum_b, 1e-300))
-    return sum_a, sum_b, worst + 4.0 * UNIT
+    sum_low, sum_high = total(low), total(high)
+    wrong_low, wrong_high = total(low * eta), total(high * eta)
+    worst = jnp.maximum(
+        jnp.where(sum_low > 0, wrong_low / sum_low, 0.0), jnp.where(sum_high > 0, wrong_high / sum_high, 0.0)
+    )
+    # sums of segments, in any order: as many units as there are panels in the cell
+    panels = total(jnp.where(used, 1.0, 0.0))
+    outward = 1.0 + jnp.where(upper, 1.0, -1.0) * UNIT * (panels + 4.0)
+    return Cells(sum_low, sum_high, worst * (1.0 + 1e-9) + (4.0 + panels) * UNIT, total(crude) * outward)
+
+
+def _extreme(start: Array, end: Array, upper: Array) -> Array:
+    """The largest (upper) or the least standard normal density on [start, end]."""
+    nearest = jnp.maximum(jnp.maximum(start, -end), 0.0)
+    farthest = jnp.maximum(jnp.abs(start), jnp.abs(end))
+    return jnp.exp(-0.5 * jnp.square(jnp.where(upper, nearest, farthest))) / jnp.sqrt(2.0 * jnp.pi)
 
 
 def _quadrature_error(centre: Array, half: Array, rate: Array) -> Array:
@@ -137,72 +188,145 @@ def _quadrature_error(centre: Array, half: Array, rate: Array) -> Array:
 
 @partial(jax.jit, static_argnames="nodes")
 def laplace_cells(
-    scale: Array, first: Array, ratio: Array, step: Array, last: Array, *, nodes: int
-) -> tuple[Array, Array, Array]:
-    """Hat masses of the Laplace base on the lattice, in closed form, the upper atom not included.
+    scale: Array,
+    first: Array,
+    origin: Array,
+    q: Array,
+    step: Array,
+    last: Array,
+    lifted: Array,
+    *,
+    nodes: int,
+) -> Cells:
+    """Hat masses of the Laplace law on the lattice, in closed form, in ascending order of the ratio; no upper atom.
 
-    The base loss v lies in [-1/b, 1/b] with Q-density e^{-1/(2b)} e^{-v/2}/4 inside and ratio 1 - q + q e^v.
-    Node k sits at v_k = first + log1p(ratio expm1(k step)), ratio = (1 - q + q e^first)/(q e^first).  On a
-    cell of width d of which c is inside, b = 2 e^{-c/2} expm1(c/2)^2/expm1(d) and a = 2 expm1(c/2)
-    expm1(d - c/2)/expm1(d), times the density at v_k.  Returns a, b, eta (nodes,), as `gaussian_cells`.
+    The base loss v lies in [-1/b, 1/b] with Q-density e^{-1/(2b)} e^{-v/2}/4 inside and ratio 1 - q + q e^v.  Node k
+    has the log ratio origin + k step, and `first` is the base loss of node 0, hence v_k = log(e^first + e^{origin + k
+    step}(1 - e^{-k step})/q).  On a cell of width d of which c is inside, the Q-masses are the density at v_k times
+    2 (1 - e^{-c/2})(1 - e^{-(d - c/2)})/(1 - e^-d) at node k and 2 e^{c/2 - d} (1 - e^{-c/2})^2/(1 - e^-d) at the
+    next.
+    `lifted` turns them into P-masses of the mixture, by the ratios of the nodes.  A cell without a useful bound is
+    empty; what is missing shows in the sum of the masses.
     """
-    position = first + log1p(ratio * jnp.expm1(step * jnp.arange(nodes + 1)))
+    rise = step * jnp.arange(nodes + 1)
+    node = origin + rise
+    position = jnp.logaddexp(first, node - jnp.log(q) + jnp.log(-jnp.expm1(-rise)))
     v, width = position[:-1], jnp.diff(position)
     inside = jnp.clip(1.0 / scale - v, 0.0, width)
     used = (jnp.arange(nodes) < last) & (inside > 0)
     width, inside = jnp.where(used, width, 1.0), jnp.where(used, inside, 0.0)
-    density = jnp.where(used, 0.25 * jnp.exp(-0.5 * (1.0 / scale + v)), 0.0)
-    rise = jnp.expm1(0.5 * inside)
-    b = density * 2.0 * jnp.exp(-0.5 * inside) * rise * rise / jnp.expm1(width)
-    a = density * 2.0 * rise * jnp.expm1(width - 0.5 * inside) / jnp.expm1(width)
-    return a, b, jnp.where(used, UNIT * (40.0 + 2.0 * (jnp.abs(v) + 1.0 / scale)), 0.0)
+    log_density = -0.5 * (1.0 / scale + v)
+    lift_left, lift_right = (jnp.where(lifted, x, 0.0) for x in (node[:-1], node[1:]))
+    part = -jnp.expm1(-0.5 * inside)
+    whole = -2.0 * jnp.expm1(-width)
+    low = jnp.exp(log_density + lift_left) * part * -jnp.expm1(0.5 * inside - width) / whole
+    high = jnp.exp(log_density + (lift_right + 0.5 * inside - width)) * part * part / whole
+    size = jnp.abs(v) + 1.0 / scale + jnp.abs(lift_left) + jnp.abs(lift_right) + width
+    eta = jnp.where(used, UNIT * (40.0 + 4.0 * size), 0.0)
+    fine = used & (eta < 0.1) & jnp.isfinite(low) & jnp.isfinite(high)
+    return Cells(*(jnp.where(fine, x, 0.0) for x in (low, high, eta)), jnp.zeros(nodes))
 
 
 @jax.jit
-def upper_masses(a: Array, b: Array, eta: Array, atoms: Array) -> Array:
-    """Connect-the-dots masses on the nodes, rounded up: a dominating law.  All arguments (N,)."""
-    grown = 1.0 + 1.5 * eta + 8.0 * UNIT
-    return a * grown + jnp.concatenate([jnp.zeros(1), (b * grown)[:-1]]) + atoms
+def upper_masses(cells: Cells, atoms: Array) -> Array:
+    """Connect-the-dots masses on the nodes in ascending order of the loss, rounded up: a dominating law; (N,)."""
+    grown = 1.0 + 1.5 * cells.eta + 8.0 * UNIT
+    return cells.low * grown + _from_left(cells.high * grown + cells.whole) * (1.0 + 4.0 * UNIT) + atoms
 
 
 @jax.jit
-def lower_masses(
-    a: Array, b: Array, eta: Array, atoms: Array, step: Array, last: Array, ascending: Array
-) -> tuple[Array, Array]:
-    """Masses on the nodes of a law that is dominated by the given one, second order in the step.
+def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
+    """Signed masses on the nodes of a law that is dominated by the given one, second order in the step.
 
-    At the two ends the profile may not be lowered (no mass can be merged onto an extreme point), so there
-    g_0 = g_last = 0 and the neighbours take the whole hat mass, g_1 >= a_0 Delta_0 and
-    g_{last-1} >= b_{last-1} Delta_{last-1}, which puts the chord below the tangent at the end.
+    At the two ends the profile may not be lowered (no mass can be merged onto an extreme point).  At the lower end all
+    mass of the first cell moves to its node of lower loss.  At the upper end g_{last-1} >= b_{last-1} (alpha_last -
+    alpha_{last-1}), which puts the chord below the tangent there.  With P-masses at the nodes and M_k =
+    e^h g_k/(e^h - 1), P-relative, the jump of the slope of -g is (1 + e^-h) M_k - e^-h M_{k+1} - M_{k-1}.
 
     Parameters
     ----------
-    a, b, eta, atoms : (N,) hat masses of the open cells, their relative error, and masses exactly on nodes.
-    step : h;  last : index of the last node in use;  ascending : True for remove (loss grows with the ratio).
+    cells : hat masses of the open cells;  atoms : (N,) masses exactly on nodes;  step : h;
+    first, last : indices of the first and the last node in use.
 
     Returns
     -------
-    masses : (N,) non-negative;  deficit : base mass by which some loss was overstated (to be charged at the
-        largest ratio in use), 0 but for rounding.
+    (N,) masses, few of them negative; `cancelled` takes those away.
     """
-    index = jnp.arange(a.shape[0])
-    open_cell = (index < last) & (last >= 2)
-    a, b = jnp.where(open_cell, a, 0.0), jnp.where(open_cell, b, 0.0)
-    e, back = jnp.exp(step), jnp.exp(-step)
-    spread = jnp.where(a + b > 0, a * b / jnp.maximum(a + b, 1e-300), 0.0)
-    spread = spread * (1.0 + 4.0 * eta + 16.0 * UNIT)
-    lowered = jnp.maximum(_from_left(spread) * back, spread)
-    lowered = jnp.where(index == 1, jnp.maximum(lowered, a[0] * back * (1.0 + 2.0 * eta[0])), lowered)
-    final = jnp.maximum(last - 1, 0)
-    lowered = jnp.where(index == final, jnp.maximum(lowered, b[final] * (1.0 + 2.0 * eta[final])), lowered)
-    lowered = jnp.where((index == 0) | (index >= last), 0.0, lowered)
-    kept = a * (1.0 - eta) + _from_left(b * (1.0 - eta)) + atoms
-    given = (1.0 + e) * lowered
-    taken = e * _from_right(lowered) + _from_left(lowered)
+    index = jnp.arange(atoms.shape[0])
+    open_cell = (index >= first) & (index < last)
+    low, high, eta, whole = (jnp.where(open_cell, x, 0.0) for x in cells)
+    crossing = (index == first) | (last < first + 2)
+    low, high = low + jnp.where(crossing, high, 0.0), jnp.where(crossing, 0.0, high)
+    back = jnp.exp(-step)
+    # low high/(low + high e^-h), at most high; neither product nor quotient may underflow or overflow
+    larger = low >= high
+    ratio = jnp.where(larger, high, low) / jnp.where(low + high > 0, jnp.maximum(low, high), 1.0)
+    denominator = jnp.where(larger, 1.0 + ratio * back, ratio + back)
+    spread = jnp.where(larger, high, low) / jnp.where(denominator > 0, denominator, 1.0)
+    spread = jnp.where(denominator > 0, jnp.minimum(spread, high), high) * (1.0 + 4.0 * eta + 16.0 * UNIT)
+    lowered = jnp.maximum(_from_left(spread), spread)
+    final = last - 1
+    lowered = jnp.where(index == final, jnp.maximum(lowered, high * (1.0 + 2.0 * eta)), lowered)
+    lowered = jnp.where((index <= first) | (index >= last), 0.0, lowered)
+    kept = low * (1.0 - eta) + _from_left(high * (1.0 - eta)) + whole + atoms
+    given = (1.0 + back) * lowered
+    taken = back * _from_right(lowered) + _from_left(lowered)
     jump = kept + given - taken - 16.0 * UNIT * (kept + given + taken)
-    jump = jnp.where(index <= last, jump, 0.0)
-    jump = _convex_minorant(jump, e, last)
-    return _cancel(jump, ascending)
+    jump = jnp.where((index >= first) & (index <= last), jump, 0.0)
+    return _convex_minorant(jump, back, first, last)
+
+
+def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
+    """(masses without negative ones, P-mass that was missing): each debt is paid by the next masses of higher loss.
+
+    That lowers every payoff that rises with the loss.  What no mass of higher loss can pay is returned; it overstates
+    a payoff of at most 1 by as much.
+    """
+    if not np.any(jump < 0.0):
+        return jump, 0.0
+    mass = _above_zero(jump.copy(), step)
+    missing = 0.0
+    above = np.flatnonzero(mass > 0.0)
+    for k in np.flatnonzero(mass < 0.0)[::-1]:  # those of highest loss first
+        debt, mass[k] = -mass[k] * (1.0 + 4.0 * UNIT), 0.0
+        place = first = int(np.searchsorted(above, k))
+        while debt > 0.0 and place < above.size:
+            j = above[place]
+            if mass[j] > debt:
+                mass[j] = (mass[j] - debt) * (1.0 - 4.0 * UNIT)
+                debt = 0.0
+            else:
+                debt = max(debt - mass[j], 0.0) * (1.0 + 4.0 * UNIT)
+                mass[j] = 0.0
+                place += 1
+        if place > first:
+            above = np.delete(above, slice(first, place))
+        missing += debt
+    return mass, missing * (1.0 + 1e-9)
+
+
+def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
+    """The measure of max(c, 0), c being the payoff of the given one, where c is negative at its upper end.
+
+    With c_k = E[(1 - e^{l_k - L})_+] and k the last node with c_k > 0, c is set to 0 from node k on: the chord from
+    c_{k-1} to 0 lies below that to c_k.  The mass of node k becomes c_{k-1}/(1 - e^-h).
+    """
+    some = np.flatnonzero(mass)
+    if some.size == 0 or mass[some[-1]] > 0.0:
+        return mass
+    back, total, discounted, size = np.exp(-step), 0.0, 0.0, 0.0
+    for k in range(int(some[-1]) - 1, 0, -1):
+        total, discounted = total + mass[k + 1], back * (discounted + mass[k + 1])
+        size += abs(mass[k + 1])
+        here = total - discounted
+        if here > 0.0:
+            before = (total + mass[k]) - back * (discounted + mass[k])
+            whole, slack = -np.expm1(-step), 64.0 * UNIT * (some[-1] - k + 2.0) * (size + abs(mass[k]))
+            mass[k + 1 :] = 0.0
+            mass[k] = max(before - slack, 0.0) / whole * (1.0 - 8.0 * UNIT)
+            mass[k - 1] -= (here + slack) * back / whole * (1.0 + 8.0 * UNIT)
+            return mass
+    return np.zeros_like(mass)
 
 
 def _from_left(x: Array) -> Array:
@@ -213,10 +337,10 @@ def _from_right(x: Array) -> Array:
     return jnp.concatenate([x[1:], jnp.zeros(1)])
 
 
-def _convex_minorant(jump: Array, e: Array, last: Array) -> Array:
-    """Spread negative slope jumps on the two neighbours, keeping mass and mean, a capped number of times."""
+def _convex_minorant(jump: Array, back: Array, first: Array, last: Array) -> Array:
+    """Spread negative slope jumps on the two neighbours, keeping both masses, a capped number of times."""
     index = jnp.arange(jump.shape[0])
-    inner = (index > 0) & (index < last)
+    inner = (index > first) & (index < last)
 
     def negative(x: Array) -> Array:
         return jnp.where(inner & (x < 0), x, 0.0)
@@ -227,33 +351,8 @@ def _convex_minorant(jump: Array, e: Array, last: Array) -> Array:
     def sweep(state: tuple[Array, Array]) -> tuple[Array, Array]:
         done, x = state
         debt = negative(x)
-        share = _from_right(debt) * (e / (1.0 + e)) + _from_left(debt) / (1.0 + e)
+        share = _from_right(debt) * (back / (1.0 + back)) + _from_left(debt) / (1.0 + back)
         rest = x - debt
         return done + 1, rest + share - 8.0 * UNIT * (jnp.abs(rest) - share) * (share < 0)
 
     return jax.lax.while_loop(going, sweep, (jnp.zeros((), jnp.int64), jump))[1]
-
-
-def _cancel(jump: Array, ascending: Array) -> tuple[Array, Array]:
-    """Cancel negative masses against masses of higher loss (first order dominance), where any are left.
-
-    The mass above node k becomes min_{j <= k} of the signed mass above node j, and 0 where that is negative;
-    the most negative one is the deficit.
-    """
-
-    def repair(x: Array) -> tuple[Array, Array]:
-        x = jnp.where(ascending, x, x[::-1])
-        size = 256.0 * UNIT * jnp.cumsum(jnp.abs(x)[::-1])[::-1]
-        total = jnp.cumsum(x[::-1])[::-1]
-        lowest = jnp.min(total)
-        tail = jnp.maximum(jax.lax.cummin(total), 0.0)
-        untouched = (tail == total) & (_from_right(tail) == _from_right(total)) & (x >= 0)
-        mass = jnp.where(untouched, x, tail - _from_right(tail) - size)
-        mass = jnp.maximum(mass, 0.0)
-        lost = jnp.where(lowest < 0, size[jnp.argmin(total)] - lowest, 0.0)
-        return jnp.where(ascending, mass, mass[::-1]), lost
-
-    def keep(x: Array) -> tuple[Array, Array]:
-        return x, jnp.zeros(())
-
-    return jax.lax.cond(jnp.any(jump < 0), repair, keep, jump)

@@ -13,6 +13,9 @@ from jaxacct.validation import choice, refuse_tracers
 
 __all__ = ["Components", "components", "directions"]
 
+LEAST_SQUARE = 1e-280
+"""Below it a square may have lost digits to underflow, and above its inverse its root is taken by itself."""
+
 P = TypeVar("P", GaussianPart, LaplacePart, FinitePart)
 
 
@@ -43,6 +46,7 @@ class Components(NamedTuple):
         minus the part's mass at infinity.
     finite_n : (B, F)  how many times each finite part is composed; 0 is absent.
     log_survival : (B,)  sum of n * log1p(-mass at infinity) over the finite parts.
+    mu : (B,)  square root of mu2, which is neither 0 nor inf where mu2 under- or overflows.
     """
 
     sign: np.ndarray
@@ -57,6 +61,7 @@ class Components(NamedTuple):
     finite_mass: np.ndarray
     finite_n: np.ndarray
     log_survival: np.ndarray
+    mu: np.ndarray
 
     @property
     def delta_infinity(self) -> np.ndarray:
@@ -93,10 +98,12 @@ def components(mechanism: Mechanism, relation: str, direction: str) -> Component
     finite = _merged(counted, FinitePart, shape)
     size = int(np.prod(shape, dtype=np.int64))
 
-    mu2 = np.zeros(size)
+    mu2, mu = np.zeros(size), np.zeros(size)
     for part, count in gauss:
         with np.errstate(over="ignore"):
             mu2 += np.where(part.rate == 1.0, count / part.sigma / part.sigma, 0.0)
+            mu = np.hypot(mu, np.where(part.rate == 1.0, np.sqrt(count) / part.sigma, 0.0))
+    mu = np.where((mu2 > LEAST_SQUARE) & (mu2 < 1.0 / LEAST_SQUARE), np.sqrt(mu2), mu)
     proper = [(part, np.where((part.rate > 0.0) & (part.rate < 1.0), count, 0.0)) for part, count in gauss]
     taken = [(part, np.where(part.rate > 0.0, count, 0.0)) for part, count in laplace]
     loss, mass, finite_n, log_survival = _finite_columns(finite, size)
@@ -109,6 +116,7 @@ def components(mechanism: Mechanism, relation: str, direction: str) -> Component
         mass,
         finite_n,
         log_survival,
+        mu,
     )
 
 

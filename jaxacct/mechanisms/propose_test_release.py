@@ -15,6 +15,9 @@ from jaxacct.validation import NON_NEGATIVE, POSITIVE
 
 __all__ = ["ProposeTestRelease"]
 
+LEAST = 5e-324
+"""The least positive float64."""
+
 
 @register
 @dataclass(frozen=True, eq=False)
@@ -58,6 +61,7 @@ class ProposeTestRelease(Mechanism):
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         test = Laplace(self.test_scale).expand("add_or_remove_one", direction)
         passing = 0.5 * np.exp(-np.asarray(self.threshold) / np.asarray(self.test_scale))
+        passing = np.maximum(passing, LEAST)  # never 0, however small: then epsilon at delta 0 would be finite
         missed = ApproximateDP(0.0, passing).expand(relation, direction)
         return [*test, *missed, *self.mechanism.expand(relation, direction)]
 
