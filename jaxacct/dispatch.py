@@ -176,7 +176,7 @@ def _one_by_lattice(methods: Methods, parts: Components, row: int) -> Answer:
         (answer,) = methods.by_lattice(parts, np.array([row]))
     except (ArithmeticError, ValueError, RuntimeError) as error:
         warnings.warn(f"the lattice engine failed on configuration {row} ({error}); a theorem answers", stacklevel=2)
-        return Answer(-np.inf, np.nan, np.inf)
+        return Answer(np.array(-np.inf), np.array(np.nan), np.array(np.inf))
     return answer
 
 

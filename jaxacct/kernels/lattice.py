@@ -12,10 +12,11 @@ a Q-mass e^-l times as large would underflow where the loss is large.
 *Above.* low_k + high_{k-1} on node k keeps both masses of every cell and dominates the law (Doroshenko et al. 2022).
 
 *Below.* The chord of v(alpha) = int (alpha' - alpha)_+ dQ over cell k exceeds v by at most E_k =
-(alpha_{k+1} - alpha_k) a b/(a + b), with the Q-masses a = low_k/alpha_k and b = high_k/alpha_{k+1}.  With g_k = max(E_{k-1}, E_k) the chords of
-v(alpha_k) - g_k lie below v; the mass is the jump of their slope.  Negative jumps are spread on the neighbours
-(greatest convex minorant), and what stays negative is cancelled against mass of higher loss; both only lower the
-profile.  Whatever cannot be stored goes to a higher loss above, and to a lower one or to nothing below.
+(alpha_{k+1} - alpha_k) a b/(a + b), with the Q-masses a = low_k/alpha_k and b = high_k/alpha_{k+1}.  With g_k =
+max(E_{k-1}, E_k) the chords of v(alpha_k) - g_k lie below v; the mass is the jump of their slope.  Negative jumps are
+spread on the neighbours (greatest convex minorant), and what stays negative is cancelled against mass of higher loss;
+both only lower the profile.  Whatever cannot be stored goes to a higher loss above, and to a lower one or to nothing
+below.
 
 Rounding moves masses up (above) or down (below), so that the statements hold for the stored numbers.
 """

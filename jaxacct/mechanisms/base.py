@@ -80,8 +80,15 @@ class Mechanism(ABC):
         return "certified"
 
     def kind_under(self, relation: str) -> str:
-        """The kind under one relation; only of sampling without replacement does it depend on it."""
+        """The kind under one relation; of replaced records and of sampling without replacement it depends on it."""
         return self.kind
+
+    def joins_orders(self, relation: str) -> bool:
+        """Whether the pair joins several pairs of neighbours, each the worst at some eps.
+
+        Then it is attained by one step, and only bounds a composition.
+        """
+        return False
 
     def _key(self) -> tuple[Any, ...]:
         leaves, structure = jax.tree_util.tree_flatten(self)

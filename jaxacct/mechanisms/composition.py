@@ -7,9 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.mechanisms.base import Mechanism, register, require_mechanism
+from jaxacct.mechanisms.base import DIRECTIONS, Mechanism, register, require_mechanism
+from jaxacct.mechanisms.either_order import either_order
+from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.gaussian import Gaussian
-from jaxacct.mechanisms.parts import Part
+from jaxacct.mechanisms.parts import FinitePart, Part
 from jaxacct.mechanisms.sampling import PoissonSampled
 from jaxacct.validation import COUNT, LARGEST_COUNT, InputError
 
@@ -49,7 +51,11 @@ class Repeated(Mechanism):
         return self.mechanism.kind
 
     def kind_under(self, relation: str) -> str:
-        return self.mechanism.kind_under(relation)
+        several = bool(np.any(np.asarray(self.steps) > 1.0))
+        return "bound" if several and self.joins_orders(relation) else self.mechanism.kind_under(relation)
+
+    def joins_orders(self, relation: str) -> bool:
+        return self.mechanism.joins_orders(relation)
 
 
 @register
@@ -58,7 +64,9 @@ class Composed(Mechanism):
     """Several mechanisms run one after the other on the same data, each free to depend on earlier outputs.
 
     Each direction composes by itself and the worse is taken at the end [Zhu, Dong, Wang 2022, Theorem 10].
-    Which mechanisms are run must be fixed in advance, whatever the earlier outputs.
+    Under ``replace_one`` mechanisms whose two laws are not alike may each have them in either order: of two or more
+    such mechanisms each is taken with the larger of its two profiles, and the answer is a bound. Which
+    mechanisms are run must be fixed in advance, whatever the earlier outputs.
 
     >>> Composed((Gaussian(1.0), Gaussian(2.0)))
     Composed(mechanisms=(Gaussian(noise_multiplier=1.0), Gaussian(noise_multiplier=2.0)))
@@ -77,10 +85,22 @@ class Composed(Mechanism):
         super().__post_init__()
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        return [item for mechanism in self.mechanisms for item in mechanism.expand(relation, direction)]
+        return [
+            item
+            for mechanism in self.mechanisms
+            for item in (
+                _in_either_order(mechanism, relation)
+                if self._mixes_orders(relation) and not mechanism.symmetric()
+                else mechanism.expand(relation, direction)
+            )
+        ]
 
     def symmetric(self) -> bool:
         return all(mechanism.symmetric() for mechanism in self.mechanisms)
+
+    def _mixes_orders(self, relation: str) -> bool:
+        """Whether several mechanisms each have an order of their own under a relation."""
+        return relation == "replace_one" and sum(not m.symmetric() for m in self.mechanisms) > 1
 
     @property
     def kind(self) -> str:
@@ -89,7 +109,22 @@ class Composed(Mechanism):
 
     def kind_under(self, relation: str) -> str:
         kinds = {mechanism.kind_under(relation) for mechanism in self.mechanisms}
-        return "bound" if "bound" in kinds else "certified"
+        joined = self._mixes_orders(relation) or (len(self.mechanisms) > 1 and self.joins_orders(relation))
+        return "bound" if joined or "bound" in kinds else "certified"
+
+    def joins_orders(self, relation: str) -> bool:
+        return self._mixes_orders(relation) or any(m.joins_orders(relation) for m in self.mechanisms)
+
+
+def _in_either_order(mechanism: Mechanism, relation: str) -> list[tuple[Part, np.ndarray]]:
+    """The parts of a mechanism under a symmetric relation, each finite one with its two laws in either order."""
+    parts: list[tuple[Part, np.ndarray]] = []
+    forward, reverse = (mechanism.expand(relation, direction) for direction in DIRECTIONS)
+    for (one, count), (two, _) in zip(forward, reverse, strict=True):
+        if isinstance(one, FinitePart) and isinstance(two, FinitePart):
+            one = sample_pair(either_order(one, two), np.asarray(1.0), "remove")
+        parts.append((one, count))
+    return parts
 
 
 def repeat(mechanism: Mechanism, steps: Any) -> Repeated:

@@ -24,7 +24,8 @@ class FiniteOutput(FiniteMechanism):
     """A mechanism with finitely many outputs: probabilities ``p`` with the record and ``q`` without it.
 
     delta(eps) = sum_i (p_i - e^eps q_i)_+ for remove, and with p and q exchanged for add; under
-    ``replace_one`` both are taken, p and q being then the two laws of the replaced record. The answer is for
+    ``replace_one`` both are taken, p and q being then the two laws of the replaced record, in either order; the
+    steps of a repetition all have the same order, different mechanisms of a composition each its own. The answer is for
     these two laws: they must be the worst neighbours, in the sense that no other pair of neighbours has a
     larger delta at any eps. An output with q_i = 0 < p_i has infinite loss.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from jaxacct.mechanisms.base import BaseMechanism, Mechanism, register, require_mechanism
+from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, register, require_mechanism
+from jaxacct.mechanisms.either_order import either_order
 from jaxacct.mechanisms.finite import FinitePair, log_mixture, sample_pair
-from jaxacct.mechanisms.parts import Part
+from jaxacct.mechanisms.parts import FinitePart, Part
 from jaxacct.validation import PROBABILITY, InputError
 
 __all__ = ["SampledWithoutReplacement"]
@@ -23,8 +24,9 @@ class SampledWithoutReplacement(Mechanism):
     With (P, Q) the base's pair under ``replace_one`` (twice the sensitivity of add/remove), as a sample of
     fixed size changes by a replacement: remove ((1-g) Q + g P, Q), add (Q, (1-g) Q + g P), and under
     ``replace_one`` the pair with profile H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a
-    < 1. For Gaussian and Laplace bases the last is put on finitely many losses from above (about 1e-5 in epsilon),
-    and ``kind_under("replace_one")`` is "bound". Sampling a Repeated or Composed mechanism is refused, as in
+    < 1. A base whose two laws are not alike is replaced in either order, and (P, Q) has the larger of the two profiles
+    (see ``either_order``); repeated or composed, that is a bound. For Gaussian and Laplace
+    bases the last is put on finitely many losses from above (about 1e-5 in epsilon), and ``kind_under("replace_one")`` is "bound". Sampling a Repeated or Composed mechanism is refused, as in
     PoissonSampled. Not the same guarantee as Poisson sampling.
 
     sampling_ratio : sample size over data set size (the larger one under add/remove), between 0 and 1; a
@@ -63,13 +65,22 @@ class SampledWithoutReplacement(Mechanism):
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         ratio = np.asarray(self.sampling_ratio, np.float64)
         once = np.asarray(1.0)
-        if relation != "replace_one" or self._trivial():
-            return [(self.mechanism.part(ratio, "replace_one", direction), once)]
-        pair = self.mechanism.finite_pair(relation)
+        if self.mechanism.symmetric():
+            if relation != "replace_one" or self._trivial():
+                return [(self.mechanism.part(ratio, "replace_one", direction), once)]
+            pair = self.mechanism.finite_pair(relation)
+        else:
+            base = [self.mechanism.part(once, "replace_one", each) for each in DIRECTIONS]
+            pair = either_order(*(cast(FinitePart, part) for part in base))
+            if relation != "replace_one" or self._trivial():
+                return [(sample_pair(pair, ratio, direction), once)]
         return [(sample_pair(_replaced(pair, ratio), once, direction), once)]
 
     def symmetric(self) -> bool:
-        return self.mechanism.symmetric() and self._trivial()
+        return self._trivial()
+
+    def joins_orders(self, relation: str) -> bool:
+        return not self.mechanism.symmetric()
 
     def _trivial(self) -> bool:
         ratio = np.asarray(self.sampling_ratio, np.float64)
