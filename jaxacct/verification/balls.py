@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from jaxacct.verification.record import OutOfTime
 
 try:
     from flint import acb, acb_mat, arb, ctx
@@ -27,10 +30,13 @@ __all__ = [
     "integrate",
     "outward",
     "precision",
+    "tick",
+    "until",
     "within",
 ]
 
 _LOCK = threading.RLock()
+_CLOCK = threading.local()
 
 
 @contextmanager
@@ -43,6 +49,22 @@ def precision(bits: int) -> Iterator[None]:
             yield
         finally:
             ctx.prec = before
+
+
+@contextmanager
+def until(deadline: float) -> Iterator[None]:
+    """Let `tick` raise OutOfTime after a moment of `time.monotonic`."""
+    before, _CLOCK.deadline = getattr(_CLOCK, "deadline", math.inf), deadline
+    try:
+        yield
+    finally:
+        _CLOCK.deadline = before
+
+
+def tick() -> None:
+    """Called between pieces of work."""
+    if time.monotonic() > getattr(_CLOCK, "deadline", math.inf):
+        raise OutOfTime
 
 
 def ball(value: Any) -> Any:

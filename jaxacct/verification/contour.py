@@ -7,14 +7,13 @@ The trapezoid rule of step 2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from jaxacct.verification.balls import acb, arb, ball, between, precision, within
-from jaxacct.verification.record import OutOfTime, Unplanned
+from jaxacct.verification.balls import acb, arb, ball, between, precision, tick, within
+from jaxacct.verification.record import Unplanned
 from jaxacct.verification.smooth import Gauss
 
 __all__ = ["enclose"]
@@ -36,7 +35,7 @@ class Plan:
     bits: float
 
 
-def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, deadline: float) -> Any:
+def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int) -> Any:
     """Enclose the finite part of delta(epsilon) to about `digits` digits of e^log_scale, with at most `most` nodes.
 
     build() gives the (part, count) pairs at the current precision.
@@ -44,7 +43,7 @@ def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int
     with precision(128):
         plan = _plan(build(), epsilon, log_scale - digits * np.log(10.0), most)
     with precision(int(96 + 2.2 * plan.bits + plan.bits)):
-        return _sum(build(), plan, ball(epsilon), deadline)
+        return _sum(build(), plan, ball(epsilon))
 
 
 def _plan(parts: Any, epsilon: float, log_tolerance: float, most: int) -> Plan:
@@ -99,7 +98,7 @@ def _plan(parts: Any, epsilon: float, log_tolerance: float, most: int) -> Plan:
     return Plan(c, least, float(above[right]), period, count, smoothing, float(bits))
 
 
-def _sum(parts: Any, plan: Plan, epsilon: Any, deadline: float) -> Any:
+def _sum(parts: Any, plan: Plan, epsilon: Any) -> Any:
     c, period = arb(plan.c), arb(plan.period)
     step = 2 * arb.pi() / period
     width = max(1, int(np.sqrt(plan.count)))
@@ -111,8 +110,7 @@ def _sum(parts: Any, plan: Plan, epsilon: Any, deadline: float) -> Any:
     turns = [acb(0, -step * j * epsilon).exp() for j in range(width)]
     index = 0
     for row in rows:
-        if time.monotonic() > deadline:
-            raise OutOfTime
+        tick()
         found = [next(line) for line in lines]
         place = acb(0, -step * (row * width) * epsilon).exp()
         for j in range(width):
@@ -150,7 +148,7 @@ def _sum(parts: Any, plan: Plan, epsilon: Any, deadline: float) -> Any:
 
 
 def _aliases(parts: Any, plan: Plan, epsilon: Any) -> Any:
-    """The ball [0, bound] of what the sum counts too much: delta at epsilon + j period, j = 1, 2, ... and -1, -2, ..."""
+    """The ball [0, bound] of what the sum counts too much: delta at epsilon + j period, j = +-1, +-2, ..."""
     c, period = arb(plan.c), arb(plan.period)
     above, below = arb(plan.above), arb(plan.below)
     bound = _chernoff(parts, above, epsilon) / (((above - c) * period).exp() - 1)

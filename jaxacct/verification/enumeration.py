@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from typing import Any
 
-from jaxacct.verification.balls import arb
-from jaxacct.verification.record import OutOfTime
+from jaxacct.verification.balls import arb, tick
 
 __all__ = ["enumerate_totals", "states"]
 
@@ -28,14 +26,14 @@ def states(parts: Any) -> int:
     return total
 
 
-def enumerate_totals(parts: Any, epsilon: Any, deadline: float) -> Any:
+def enumerate_totals(parts: Any, epsilon: Any) -> Any:
     """Sum of mass (1 - e^{eps - loss})_+ over the totals of the losses."""
     *rest, last = parts
     fixed = [(arb(0), arb(1))]
     for part, count in rest:
-        fixed = [(x + y, m * n) for x, m in fixed for y, n in _totals(part, count, deadline)]
+        fixed = [(x + y, m * n) for x, m in fixed for y, n in _totals(part, count)]
     total = arb(0)
-    for loss, mass in _totals(*last, deadline):
+    for loss, mass in _totals(*last):
         for start, share in fixed:
             gap = epsilon - loss - start
             if not gap >= 0:
@@ -43,13 +41,13 @@ def enumerate_totals(parts: Any, epsilon: Any, deadline: float) -> Any:
     return total
 
 
-def _totals(part: Any, count: int, deadline: float) -> Iterator[tuple[Any, Any]]:
+def _totals(part: Any, count: int) -> Iterator[tuple[Any, Any]]:
     """Loss and mass of every way to distribute the steps over the outcomes."""
     if len(part.loss) == 1:
         yield count * part.loss[0], part.p[0] ** count
         return
     if len(part.loss) == 2:
-        yield from _binomial(part, count, deadline)
+        yield from _binomial(part, count)
         return
     powers = []
     for p in part.p:
@@ -57,26 +55,23 @@ def _totals(part: Any, count: int, deadline: float) -> Iterator[tuple[Any, Any]]
         for k in range(1, count + 1):
             line.append(line[-1] * p / k)
         powers.append(line)
-    yield from _multinomial(part.loss, powers, count, arb(0), arb(count).gamma() * count, deadline)
+    yield from _multinomial(part.loss, powers, count, arb(0), arb(count).gamma() * count)
 
 
-def _binomial(part: Any, count: int, deadline: float) -> Iterator[tuple[Any, Any]]:
+def _binomial(part: Any, count: int) -> Iterator[tuple[Any, Any]]:
     (one, two), (p, q) = part.loss, part.p
     mass, ratio = q**count, p / q
     for k in range(count + 1):
-        if k % 4096 == 0 and time.monotonic() > deadline:
-            raise OutOfTime
+        if k % 4096 == 0:
+            tick()
         yield k * one + (count - k) * two, mass
         mass *= ratio * (count - k) / (k + 1)
 
 
-def _multinomial(
-    losses: Any, powers: Any, left: int, loss: Any, mass: Any, deadline: float
-) -> Iterator[tuple[Any, Any]]:
+def _multinomial(losses: Any, powers: Any, left: int, loss: Any, mass: Any) -> Iterator[tuple[Any, Any]]:
     if len(losses) == 1:
         yield loss + left * losses[0], mass * powers[0][left]
         return
-    if time.monotonic() > deadline:
-        raise OutOfTime
+    tick()
     for k in range(left + 1):
-        yield from _multinomial(losses[1:], powers[1:], left - k, loss + k * losses[0], mass * powers[0][k], deadline)
+        yield from _multinomial(losses[1:], powers[1:], left - k, loss + k * losses[0], mass * powers[0][k])

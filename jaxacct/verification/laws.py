@@ -10,10 +10,10 @@ from jaxacct.mechanisms.composition import Composed, Repeated
 from jaxacct.validation import InputError
 from jaxacct.verification.balls import arb, ball
 from jaxacct.verification.finite import Finite, from_masses
-from jaxacct.verification.smooth import BoundedRange, Gauss, LaplaceLoss
 from jaxacct.verification.record import NotCovered
 from jaxacct.verification.sampled_gaussian import SampledGauss
 from jaxacct.verification.sampled_laplace import SampledLaplace
+from jaxacct.verification.smooth import BoundedRange, Gauss, LaplaceLoss
 
 __all__ = ["Composition", "directions", "expand"]
 

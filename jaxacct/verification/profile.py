@@ -23,7 +23,7 @@ DIGITS, NODES = (4, 10, 15, 22), (20_000, 100_000, 400_000, 1_000_000)
 STATES = (300_000, 300_000, 300_000, 2_000_000)
 
 
-def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, level: int, deadline: float) -> Any:
+def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, level: int) -> Any:
     """delta(epsilon) of one direction; log_scale is the logarithm of what it is compared with."""
     with precision(BITS[level]):
         composition = build()
@@ -31,17 +31,17 @@ def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, 
         if math.isinf(epsilon) or not parts:
             return infinite
         left_out = between(0, composition.cut.abs_upper())
-        exact = _exactly(parts, ball(epsilon), level, deadline)
+        exact = _exactly(parts, ball(epsilon), level)
         if exact is not None:
             return exact + infinite + left_out
     for part, _ in parts:
         if not hasattr(part, "log_mgf"):
             raise NotCovered(f"a composition with {part.key[0]}")
-    finite = contour.enclose(lambda: build().parts, epsilon, log_scale, DIGITS[level], NODES[level], deadline)
+    finite = contour.enclose(lambda: build().parts, epsilon, log_scale, DIGITS[level], NODES[level])
     return finite.max(0) + infinite + left_out
 
 
-def _exactly(parts: Any, epsilon: Any, level: int, deadline: float) -> Any:
+def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
     """The finite part by a formula or by enumeration, None where there is neither."""
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0].hockey_stick(epsilon)
@@ -50,5 +50,5 @@ def _exactly(parts: Any, epsilon: Any, level: int, deadline: float) -> Any:
             return arb(0)
         many = states(parts)
         if many <= STATES[level]:
-            return enumerate_totals(sorted(parts, key=lambda item: states([item])), epsilon, deadline)
+            return enumerate_totals(sorted(parts, key=lambda item: states([item])), epsilon)
     return None

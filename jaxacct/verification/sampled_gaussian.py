@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.verification.balls import acb, acb_mat, arb, between, ctx, within
+from jaxacct.verification.balls import acb, acb_mat, arb, between, ctx, tick, within
 from jaxacct.verification.smooth import Gauss
 
 __all__ = ["SampledGauss"]
@@ -45,27 +45,42 @@ class SampledGauss:
 
     def log_mgf(self, c: np.ndarray) -> np.ndarray:
         """In floats, for planning only."""
-        exponent = self._exponent(c)
-        low, high = self._span(c, 9.0)
-        u = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, 1500)
-        logs = -0.5 * u * u + exponent[:, None] * self._log_mix(u)
-        top = logs.max(-1)
-        step = (high - low) / 1499
-        found = top + np.log(np.exp(logs - top[:, None]).sum(-1) * step / np.sqrt(2 * np.pi))
-        return np.where(step < 0.2, found, np.nan)
+        exponent = self._exponent(c)[:, None]
+        total = np.full(c.shape, -np.inf)
+        for low, high in self._windows(c, 9.0):
+            step = (high - low) / 1000
+            u = low[:, None] + step[:, None] * np.arange(1001)
+            logs = -0.5 * u * u + exponent * self._log_mix(u)
+            top = logs.max(-1)
+            found = top + np.log(np.exp(logs - top[:, None]).sum(-1) * step / np.sqrt(2 * np.pi))
+            total = np.logaddexp(total, np.where(step > 0, found, -np.inf))
+        return total
 
-    def _span(self, c: np.ndarray, far: float) -> tuple[np.ndarray, np.ndarray]:
-        """Where N(u) mix^e has its mass: around 0 and (c + 1)/sigma for remove, around its one peak for add."""
-        sigma = float(self.sigma.mid())
-        if self.direction == "remove":
-            return np.full(c.shape, -far), (c + 1) / sigma + far
-        low, high = -c / sigma, np.zeros(c.shape)
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            log_share = np.log(float(self.rate.mid())) + middle / sigma - 0.5 / sigma**2 - self._log_mix(middle)
-            right = -middle > c * np.exp(log_share) / sigma
-            low, high = np.where(right, middle, low), np.where(right, high, middle)
-        return low - far, high + far
+    def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Where N(u) mix^e has its mass, in floats: around its peak (add), or around its lowest and highest (remove).
+
+        A peak is where u is e/sigma times the share of rate e^y in mix, which rises with u.
+        """
+        sigma, scale = float(self.sigma.mid()), self._exponent(c) / float(self.sigma.mid())
+
+        def slope(u: np.ndarray) -> np.ndarray:
+            share = np.log(float(self.rate.mid())) + u / sigma - 0.5 / sigma**2 - self._log_mix(u)
+            return scale * np.exp(np.minimum(share, 0.0))
+
+        if self.direction == "add":
+            low, high = scale.copy(), np.zeros(c.shape)
+            for _ in range(60):
+                middle = 0.5 * (low + high)
+                left = slope(middle) > middle
+                low, high = np.where(left, middle, low), np.where(left, high, middle)
+            return [(low - far, high + far)]
+        low, high = np.zeros(c.shape), scale.copy()
+        for _ in range(200):
+            low, high = slope(low), slope(high)
+        high = np.maximum(high, low)
+        apart = high - low > 80.0
+        one = (low - far, np.where(apart, low + 25.0 + far, high + far))
+        return [one, (np.where(apart, high - 25.0 - far, high), np.where(apart, high + far, high))]
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
         """Upper bound of |M(c + is)| for all s >= t: the line is moved by an angle, where mix^{it} decays."""
@@ -89,13 +104,19 @@ class SampledGauss:
         size = len(nodes.weights)
         # each power by its own exponential: a product of many balls would be blown up by each turn
         places = [acb(0, step * b) for b in range(width)]
-        matrix = acb_mat(size, width, [(place * x).exp() for x in nodes.logs for place in places])
+        right = []
+        for x in nodes.logs:
+            tick()
+            right += [(place * x).exp() for place in places]
+        matrix = acb_mat(size, width, right)
         block = max(1, min(len(rows), width))
         start = list(rows)
         for at in range(0, len(start), block):
+            tick()
             some = start[at : at + block]
             left = []
             for row in some:
+                tick()
                 place = acb(0, step * (row * width))
                 left += [w * (place * x).exp() for w, x in zip(nodes.weights, nodes.logs, strict=True)]
             product = acb_mat(len(some), size, left) * matrix
@@ -120,14 +141,15 @@ class SampledGauss:
     def _best_angle(self, c: float, t: float) -> tuple[float, float]:
         """log of the bound of |M| at t and the angle that gives it, in floats."""
         sigma, exponent = float(self.sigma.mid()), float(self._exponent(c))
-        low, high = (float(x[0]) for x in self._span(np.array([c]), 9.0))
-        u = np.linspace(low, high, 400)
+        u = np.concatenate([np.linspace(low[0], high[0], 400) for low, high in self._windows(np.array([c]), 9.0)])
+        weight = np.gradient(u[:400]), np.gradient(u[400:]) if u.size > 400 else np.zeros(0)
+        log_weight = np.log(np.maximum(np.concatenate(weight), 1e-300))
         best = (np.inf, 0.0)
-        for angle in ANGLES[ANGLES < (1.5 if self.direction == "remove" else 1.0)]:
+        for angle in ANGLES[(1.5 if self.direction == "remove" else 1.0) > ANGLES]:
             logs = self._log_mix(u, angle)
-            value = -0.5 * u * u + exponent * logs.real - t * logs.imag
+            value = -0.5 * u * u + exponent * logs.real - t * logs.imag + log_weight
             top = value.max()
-            found = top + np.log(np.exp(value - top).sum() * (u[1] - u[0]) / np.sqrt(2 * np.pi))
+            found = top + np.log(np.exp(value - top).sum() / np.sqrt(2 * np.pi))
             found += 0.5 * (sigma * angle) ** 2
             if found < best[0]:
                 best = (float(found), float(angle))
@@ -143,12 +165,14 @@ class SampledGauss:
         low, high = self._range(float(c.mid()), wanted)
         total = arb(0)
         for j in _between(low, high, h):
+            tick()
             u = j * h
             mixed = self._mix(u, angle).log()
             total += (-u * u / 2 + exponent * mixed.real - t * mixed.imag).exp()
         total *= h / (2 * arb.pi()).sqrt() * ((self.sigma * angle) ** 2 / 2).exp()
         total += self._trapezoid(c, strip, angle + strip, h) * self.mean(c).upper()
-        total += self._outside(c, low, high, h) * self._grown(c, angle)
+        small = self.mean(c) * (-arb(wanted)).exp()
+        total += self._outside(c, low, high, h, small) * self._grown(c, angle)
         return total.abs_upper()
 
     def mean(self, c: Any) -> Any:
@@ -162,11 +186,12 @@ class SampledGauss:
         low, high = self._range(float(c.mid()), wanted)
         exponent, total = self._exponent(c), arb(0)
         for j in _between(low, high, h):
+            tick()
             u = j * h
             y = u / self.sigma - 1 / (2 * self.sigma**2)
             total += (-u * u / 2 + exponent * (1 - self.rate + self.rate * y.exp()).log()).exp()
         total *= h / (2 * arb.pi()).sqrt()
-        total = between(total, total + self._outside(c, low, high, h))
+        total = between(total, total + self._outside(c, low, high, h, total * arb(-60).exp()))
         share = within(self._trapezoid(c, strip, strip, h))
         found = total / (1 - share)
         self._means[(c.str(40), ctx.prec)] = found
@@ -190,36 +215,53 @@ class SampledGauss:
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _range(self, c: float, wanted: float) -> tuple[Any, Any]:
-        """Where N(u) mix^e has fallen to e^-wanted of M(c); any range with a slope that falls is sound."""
-        sigma, exponent = float(self.sigma.mid()), float(self._exponent(c))
-        first, last = (float(x[0]) for x in self._span(np.array([c]), float(np.sqrt(2 * wanted)) + 4.0))
-        u = np.linspace(first, last, 4001)
-        logs = -0.5 * u * u + exponent * self._log_mix(u) - float(self.log_mgf(np.array([c]))[0])
-        inside = np.flatnonzero(logs > -wanted - 2.0)
-        low, high = u[max(inside[0] - 1, 0)], u[min(inside[-1] + 1, 4000)]
-        return arb(float(min(low, -1.0))), arb(float(max(high, max(exponent / sigma, 0.0) + 1.0)))
+        """Where N(u) mix^e has fallen to e^-wanted of M(c), in floats; whatever it is, `_outside` bounds the rest."""
+        exponent, mean = float(self._exponent(c)), float(self.log_mgf(np.array([c]))[0])
+        inside = []
+        for low, high in self._windows(np.array([c]), float(np.sqrt(2 * wanted)) + 4.0):
+            u = np.linspace(low[0], high[0], 2001)
+            inside.append(u[-0.5 * u * u + exponent * self._log_mix(u) - mean > -wanted - 3.0])
+        kept = np.concatenate(inside)
+        return arb(float(min(kept.min() - 0.1, -1.0))), arb(float(max(kept.max() + 0.1, 1.0)))
 
-    def _outside(self, c: Any, low: Any, high: Any, h: Any) -> Any:
+    def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
         """Bound of h times the sum of N(u) mix^e over the nodes beyond the range, on the real line.
 
         Beyond an end U the slope of log mix^e is at most g away from it, so that the sum is at most the value at U
-        times h + 1/(|U| - g).
+        times h + 1/(|U| - g).  For remove g is (c + 1)/sigma; up to there, piece by piece: on [a, b] the value is at
+        most N(a) mix(b)^e.  Pieces are halved until their bounds are small, compared with `small`.
         """
         exponent, total = self._exponent(c), arb(0)
+        if self.direction == "remove":
+            last = arb(float((exponent / self.sigma).upper()) + 1.0)
+            pieces = [(high, last)] if last > high else []
+            high = last if pieces else high
+            while pieces:
+                tick()
+                a, b = pieces.pop()
+                bound = self._value(a, b, exponent) * (b - a + h)
+                if bound > small and b - a > 1e-6:
+                    pieces += [(a, (a + b) / 2), ((a + b) / 2, b)]
+                else:
+                    total += bound
         for end in (low, high):
-            y = end / self.sigma - 1 / (2 * self.sigma**2)
-            mixed = 1 - self.rate + self.rate * y.exp()
             slope = arb(0)
             if self.direction == "remove" and end is high:
                 slope = exponent / self.sigma
             if self.direction == "add" and end is low:
-                slope = c * self.rate * y.exp() / mixed / self.sigma
+                y = end / self.sigma - 1 / (2 * self.sigma**2)
+                slope = c * self.rate * y.exp() / (1 - self.rate + self.rate * y.exp()) / self.sigma
             gap = abs(end) - slope
             if not gap > 0:
                 return arb("inf")
-            value = (-end * end / 2 + exponent * mixed.log()).exp() / (2 * arb.pi()).sqrt()
-            total += value * (h + 1 / gap)
+            total += self._value(end, end, exponent) * (h + 1 / gap)
         return total.abs_upper()
+
+    def _value(self, a: Any, b: Any, exponent: Any) -> Any:
+        """N(a) mix(b)^exponent."""
+        y = b / self.sigma - 1 / (2 * self.sigma**2)
+        mixed = 1 - self.rate + self.rate * y.exp()
+        return (-a * a / 2 + exponent * mixed.log()).exp() / (2 * arb.pi()).sqrt()
 
 
 class _Nodes:
@@ -235,20 +277,21 @@ class _Nodes:
         self.weights, self.logs = [], []
         scale = h / (2 * arb.pi()).sqrt()
         for j in _between(low, high, h):
+            tick()
             u = j * h
             moved = acb(u, sign * law.sigma * angle)
             log = law._mix(u, sign * angle).log()
             self.weights.append(scale * (-moved * moved / 2 + exponent * log).exp())
             self.logs.append(sign * log)
         self.error = law._trapezoid(c, angle, 2 * angle, h) * law.mean(c).upper()
-        self.error += law._outside(c, low, high, h) * law._grown(c, angle)
+        self.error += law._outside(c, low, high, h, law.mean(c) * (-arb(wanted)).exp()) * law._grown(c, angle)
 
 
 def _plan(law: SampledGauss, c: float, bits: float) -> tuple[float, float, float, int]:
     """Angle of the line, 2 pi over the step, natural digits wanted, number of nodes; the fewest nodes."""
     sigma = float(law.sigma.mid())
     best: tuple[float, float, float, int] | None = None
-    for angle in ANGLES[ANGLES < (1.5 if law.direction == "remove" else 1.0)]:
+    for angle in ANGLES[(1.5 if law.direction == "remove" else 1.0) > ANGLES]:
         wanted = bits + law._log_grown(c, 2 * float(angle))
         turn = wanted / (sigma * float(angle))
         nodes = int(2.5 * np.sqrt(2 * wanted) * turn / 6.28) + 2

@@ -22,7 +22,7 @@ from jaxacct.validation import (
     refuse_tracers,
 )
 from jaxacct.verification import profile
-from jaxacct.verification.balls import arb, ball, outward, precision
+from jaxacct.verification.balls import arb, ball, outward, precision, until
 from jaxacct.verification.laws import directions, expand
 from jaxacct.verification.record import NotCovered, OutOfTime, Unplanned, Verification
 
@@ -209,9 +209,8 @@ class _One:
                 if name in last and any(last[name] < last[other] for other in last if other != name):
                     continue
                 try:
-                    found = profile.enclose(
-                        lambda name=name: self._composition(name), epsilon, log_scale, level, self.deadline
-                    )
+                    with until(self.deadline):
+                        found = profile.enclose(lambda name=name: self._composition(name), epsilon, log_scale, level)
                 except (OutOfTime, Unplanned) as error:
                     self.reason = str(error) or "the time was up"
                     continue
