@@ -20,6 +20,8 @@ __all__ = ["enclose"]
 
 WIDEST = 40_000_000
 """Most products of a node in t and a node in x for one sum."""
+SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
+"""Where the line may be, relative to the saddle point."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,9 @@ def _plan(parts: Any, epsilon: float, log_tolerance: float, most: int) -> Plan:
                 raise Unplanned("its saddle point is out of reach")
             best = int(np.nanargmin(np.where(np.isfinite(values), values, np.nan)))
             grid = np.geomspace(grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)], 60)
-        c = float(grid[30])
+        # below the saddle point the aliases above may fall much faster, at the price of digits that cancel
         wanted = log_tolerance - 2.0
-        below, above = c * np.linspace(0.02, 0.98, 49), c * np.geomspace(1.02, 30.0, 60)
-        low = np.append((action(below) - wanted) / (c - below), -wanted / c)
-        high = (action(above) - wanted) / (above - c)
-        low, high = (np.where(np.isfinite(x), x, np.inf) for x in (low, high))
-        left, right = int(np.argmin(low)), int(np.argmin(high))
-        period = float(max(low[left], high[right], 1e-12 / c, 0.5 / c))
+        period, c, least, above = min(_period(action, float(grid[30]) * share, wanted) for share in SHARES)[1:]
         if not np.isfinite(period):
             raise Unplanned("its aliases cannot be bounded")
     start = float(action(np.array([c]))[0])
@@ -94,8 +91,20 @@ def _plan(parts: Any, epsilon: float, log_tolerance: float, most: int) -> Plan:
             low_t, high_t = (middle, high_t) if left_over(middle) > wanted else (low_t, middle)
         last = high_t
     count = max(int(np.ceil(last / step)) + 1, 2)
-    least = 0.0 if left == below.size else float(below[left])
-    return Plan(c, least, float(above[right]), period, count, smoothing, float(bits))
+    return Plan(c, least, above, period, count, smoothing, float(bits))
+
+
+def _period(action: Any, c: float, wanted: float) -> tuple[float, float, float, float, float]:
+    """Cost of a line, its period, c, and the two orders of the Chernoff bounds of its aliases (0 for delta <= 1)."""
+    below, above = c * np.linspace(0.02, 0.98, 49), c * (1.0 + np.geomspace(1e-3, 30.0, 100))
+    low = np.append((action(below) - wanted) / (c - below), -wanted / c)
+    high = (action(above) - wanted) / (above - c)
+    low, high = (np.where(np.isfinite(x), x, np.inf) for x in (low, high))
+    left, right = int(np.argmin(low)), int(np.argmin(high))
+    period = float(max(low[left], high[right], 0.5 / c))
+    lost = float(action(np.array([c]))[0]) - wanted
+    cost = period * np.sqrt(max(lost, 1.0)) if np.isfinite(period * lost) else np.inf
+    return cost, period, c, 0.0 if left == below.size else float(below[left]), float(above[right])
 
 
 def _sum(parts: Any, plan: Plan, epsilon: Any) -> Any:

@@ -31,6 +31,9 @@ def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, 
         if math.isinf(epsilon) or not parts:
             return infinite
         left_out = between(0, composition.cut.abs_upper())
+        largest = composition.largest
+        if largest is not None and largest <= ball(epsilon):
+            return infinite + left_out
         exact = _exactly(parts, ball(epsilon), level)
         if exact is not None:
             return exact + infinite + left_out

@@ -13,7 +13,7 @@ from jaxacct.verification.smooth import Gauss
 
 __all__ = ["SampledGauss"]
 
-ANGLES = np.concatenate([np.geomspace(1e-5, 0.05, 40), np.linspace(0.06, 1.5, 40)])
+ANGLES = np.geomspace(1e-5, 1.45, 32)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SampledGauss:
             u = low[:, None] + step[:, None] * np.arange(1001)
             logs = -0.5 * u * u + exponent * self._log_mix(u)
             top = logs.max(-1)
-            found = top + np.log(np.exp(logs - top[:, None]).sum(-1) * step / np.sqrt(2 * np.pi))
+            found = top + np.log(np.exp(logs - top[:, None]).sum(-1) * np.maximum(step, 1e-300) / np.sqrt(2 * np.pi))
             total = np.logaddexp(total, np.where(step > 0, found, -np.inf))
         return total
 
@@ -75,7 +75,7 @@ class SampledGauss:
                 low, high = np.where(left, middle, low), np.where(left, high, middle)
             return [(low - far, high + far)]
         low, high = np.zeros(c.shape), scale.copy()
-        for _ in range(200):
+        for _ in range(60):
             low, high = slope(low), slope(high)
         high = np.maximum(high, low)
         apart = high - low > 80.0
