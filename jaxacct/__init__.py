@@ -47,6 +47,7 @@ _HOMES = {
     "selection.allowed": ("AllowedRepetitions", "repetitions_allowed"),
     "sweep": ("sweep",),
     "validation": ("InputError",),
+    "verification": ("Verification", "verify"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME)

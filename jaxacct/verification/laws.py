@@ -1,0 +1,123 @@
+"""The mechanism's definition: its privacy loss in one direction, as independent losses each with a count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxacct import mechanisms as known
+from jaxacct.mechanisms.composition import Composed, Repeated
+from jaxacct.validation import InputError
+from jaxacct.verification.balls import arb, ball
+from jaxacct.verification.finite import Finite, from_masses
+from jaxacct.verification.record import NotCovered
+from jaxacct.verification.sampled_gaussian import SampledGauss
+from jaxacct.verification.sampled_laplace import SampledLaplace
+from jaxacct.verification.smooth import BoundedRange, Gauss, LaplaceLoss
+
+__all__ = ["Composition", "directions", "expand"]
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Independent losses with their counts; `infinity` is the P-mass of an infinite loss, `cut` of what is left out."""
+
+    parts: tuple[tuple[Any, int], ...]
+
+    @property
+    def infinity(self) -> Any:
+        """1 less the product of what each part keeps finite."""
+        kept = arb(1)
+        for part, count in self.parts:
+            if isinstance(part, Finite) and not part.infinity.is_zero():
+                kept *= (1 - part.infinity) ** count
+        return 1 - kept
+
+    @property
+    def cut(self) -> Any:
+        """Upper bound of the P-mass of what is left out of integer noise, in any of the steps."""
+        return sum((count * part.cut for part, count in self.parts if isinstance(part, Finite)), arb(0))
+
+    @property
+    def keys(self) -> frozenset[Any]:
+        """What is composed, alike for both directions where they coincide."""
+        return frozenset((part.key, count) for part, count in self.parts)
+
+    @property
+    def largest(self) -> Any:
+        """The largest finite loss; None where the losses are unbounded."""
+        total = arb(0)
+        for part, count in self.parts:
+            if part.largest is None:
+                return None
+            total += count * part.largest
+        return total
+
+
+def expand(mechanism: Any, relation: str, direction: str) -> Composition:
+    """The losses of one configuration in one direction, "remove" or "add", of a neighbouring relation."""
+    square, counts = arb(0), {}  # type: ignore[var-annotated]
+    for part, count in _parts(mechanism, relation, direction, 1):
+        if isinstance(part, Gauss):
+            square += count * part.square
+            continue
+        before = counts.get(part.key, (part, 0))[1]
+        counts[part.key] = (part, before + count)
+    parts = list(counts.values())
+    if not square.is_zero():
+        parts.append((Gauss(square), 1))
+    return Composition(tuple(parts))
+
+
+def directions(mechanism: Any, relation: str) -> tuple[str, ...]:
+    """The directions whose larger delta is the relation's; both, unless the relation names one."""
+    if relation in ("add_one", "remove_one"):
+        return (relation.split("_")[0],)
+    return ("remove", "add")
+
+
+def _parts(mechanism: Any, relation: str, direction: str, count: int) -> list[tuple[Any, int]]:
+    if isinstance(mechanism, Repeated):
+        return _parts(mechanism.mechanism, relation, direction, count * int(mechanism.steps))
+    if isinstance(mechanism, Composed):
+        return [item for inner in mechanism.mechanisms for item in _parts(inner, relation, direction, count)]
+    rate, base = arb(1), mechanism
+    while isinstance(base, known.PoissonSampled):
+        rate *= ball(base.sampling_probability)
+        base = base.mechanism
+    if not (rate == 1 or rate.is_zero()) and relation == "replace_one":
+        raise InputError("relation = 'replace_one' is not defined for Poisson sampling; use 'add_or_remove_one'")
+    if isinstance(base, known.SampledWithoutReplacement) and base is mechanism:
+        rate, base = ball(base.sampling_ratio), base.mechanism
+        if relation == "replace_one" and not (rate == 1 or rate.is_zero()):
+            raise NotCovered("sampling without replacement under replace_one")
+        if isinstance(base, known.FiniteOutput | known.PrivacyProfile):
+            raise NotCovered(f"{type(base).__name__} sampled without replacement")
+        relation = "replace_one"
+    if rate.is_zero():
+        return []
+    return [(part, count * n) for part, n in _sampled(base, rate, relation, direction)]
+
+
+def _sampled(base: Any, rate: Any, relation: str, direction: str) -> list[tuple[Any, int]]:
+    """A base mechanism Poisson sampled at a rate in (0, 1]."""
+    moved = 2 if relation == "replace_one" else 1
+    whole = bool(rate == 1)
+    if isinstance(base, known.Gaussian):
+        deviation = ball(base.noise_multiplier) / moved
+        return [(Gauss(1 / deviation**2) if whole else SampledGauss(deviation, rate, direction), 1)]
+    if isinstance(base, known.Laplace):
+        top = moved / ball(base.scale)
+        return [(LaplaceLoss(top) if whole else SampledLaplace(top, rate, direction), 1)]
+    if isinstance(base, known.ExponentialMechanism) or (
+        isinstance(base, known.ReportNoisyMax) and base.noise == "gumbel"
+    ):
+        if not whole:
+            raise NotCovered(f"{type(base).__name__} under sampling")
+        top = ball(base.epsilon)
+        return [(BoundedRange(top), 1)] if not top.is_zero() else []
+    if isinstance(base, known.NumericSparse) and whole:
+        finding = known.AboveThreshold(base.threshold_scale, base.query_scale, base.answers, base.monotone)
+        found = _sampled(finding, rate, relation, direction)
+        return [*found, (LaplaceLoss(moved / ball(base.value_scale)), int(base.answers))]
+    return [(from_masses(base, rate, relation, direction, moved), 1)]

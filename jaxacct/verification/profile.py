@@ -1,0 +1,57 @@
+"""Enclosures of delta(eps) of one direction, by whichever way suits the law; each level of effort is finer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from jaxacct.verification import contour
+from jaxacct.verification.balls import arb, ball, between, precision
+from jaxacct.verification.enumeration import enumerate_totals, states
+from jaxacct.verification.finite import Finite
+from jaxacct.verification.laws import Composition
+from jaxacct.verification.record import NotCovered
+
+__all__ = ["LEVELS", "enclose"]
+
+LEVELS = 4
+BITS = (160, 320, 1280, 5120)
+"""Precision of the closed forms and of enumeration, by level."""
+DIGITS, NODES = (4, 10, 15, 22), (20_000, 100_000, 400_000, 1_000_000)
+"""Digits wanted of a sum over a line and the most nodes in it, by level."""
+STATES = (300_000, 300_000, 300_000, 2_000_000)
+
+
+def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, level: int) -> Any:
+    """delta(epsilon) of one direction; log_scale is the logarithm of what it is compared with."""
+    with precision(BITS[level]):
+        composition = build()
+        parts, infinite = composition.parts, composition.infinity
+        if math.isinf(epsilon) or not parts:
+            return infinite
+        left_out = between(0, composition.cut.abs_upper())
+        largest = composition.largest
+        if largest is not None and largest <= ball(epsilon):
+            return infinite + left_out
+        exact = _exactly(parts, ball(epsilon), level)
+        if exact is not None:
+            return exact + infinite + left_out
+    for part, _ in parts:
+        if not hasattr(part, "log_mgf"):
+            raise NotCovered(f"a composition with {part.key[0]}")
+    finite = contour.enclose(lambda: build().parts, epsilon, log_scale, DIGITS[level], NODES[level])
+    return finite.max(0) + infinite + left_out
+
+
+def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
+    """The finite part by a formula or by enumeration, None where there is neither."""
+    if len(parts) == 1 and parts[0][1] == 1:
+        return parts[0][0].hockey_stick(epsilon)
+    if all(isinstance(part, Finite) for part, _ in parts):
+        if not all(part.loss for part, _ in parts):
+            return arb(0)
+        many = states(parts)
+        if many <= STATES[level]:
+            return enumerate_totals(sorted(parts, key=lambda item: states([item])), epsilon)
+    return None

@@ -1,0 +1,143 @@
+"""Losses whose moment generating function is a closed form: Gaussian, Laplace, bounded range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxacct.verification.balls import acb, arb, gaussian_tail
+
+__all__ = ["BoundedRange", "ClosedForm", "Gauss", "LaplaceLoss"]
+
+
+class ClosedForm:
+    """A law with mgf(z) = E_P[e^{zL}] in closed form."""
+
+    infinity = None
+
+    def mgf(self, z: Any) -> Any:
+        raise NotImplementedError
+
+    def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Iterator[list[Any]]:
+        """Enclosures of M(c + i j step) for j = row * width + 0 ... width - 1, one row at a time."""
+        for row in rows:
+            yield [self.mgf(acb(c, (row * width + j) * step)) for j in range(width)]
+
+
+@dataclass(frozen=True)
+class Gauss(ClosedForm):
+    """Loss N(square/2, square): Gaussians composed, square the sum of 1/sigma^2."""
+
+    square: Any
+    largest = None
+
+    @property
+    def key(self) -> Any:
+        return ("Gauss", self.square.str(40))
+
+    def mgf(self, z: Any) -> Any:
+        return (self.square * z * (z + 1) / 2).exp()
+
+    def log_mgf(self, c: np.ndarray) -> np.ndarray:
+        return 0.5 * float(self.square.mid()) * c * (c + 1.0)
+
+    def decay(self, c: Any, t: Any, count: int) -> Any:
+        return (self.square * (c * (c + 1) - t * t) / 2).exp().abs_upper()
+
+    def log_decay(self, c: float, t: float) -> float:
+        return 0.5 * float(self.square.mid()) * (c * (c + 1.0) - t * t)
+
+    def hockey_stick(self, epsilon: Any) -> Any:
+        mu = self.square.sqrt()
+        return gaussian_tail(epsilon / mu - mu / 2) - epsilon.exp() * gaussian_tail(epsilon / mu + mu / 2)
+
+
+@dataclass(frozen=True)
+class LaplaceLoss(ClosedForm):
+    """The loss of Lap(0, 1/top) against Lap(1, 1/top): atoms at -top and top, and a density between."""
+
+    top: Any
+
+    @property
+    def key(self) -> Any:
+        return ("Laplace", self.top.str(40))
+
+    @property
+    def largest(self) -> Any:
+        return self.top
+
+    def mgf(self, z: Any) -> Any:
+        share = 1 / (1 + 2 * z)
+        return ((z * self.top).exp() * (1 + share) + (-(1 + z) * self.top).exp() * (1 - share)) / 2
+
+    def log_mgf(self, c: np.ndarray) -> np.ndarray:
+        top, share = float(self.top.mid()), 1.0 / (1.0 + 2.0 * c)
+        return c * top + np.log1p(share) + np.log1p(np.exp(-(1 + 2 * c) * top) * (1 - share) / (1 + share)) - np.log(2)
+
+    def decay(self, c: Any, t: Any, count: int) -> Any:
+        """|1 + 2z| grows with t, so that both terms are largest at t."""
+        share = 1 / acb(1 + 2 * c, 2 * t).abs_lower()
+        whole = ((c * self.top).exp() * (1 + share) + (-(1 + c) * self.top).exp() * (1 + share)) / 2
+        return whole.abs_upper()
+
+    def log_decay(self, c: float, t: float) -> float:
+        top, share = float(self.top.mid()), 1.0 / np.hypot(1 + 2 * c, 2 * t)
+        return float(c * top + np.log1p(share) + np.log1p(np.exp(-(1 + 2 * c) * top)) - np.log(2))
+
+    def hockey_stick(self, epsilon: Any) -> Any:
+        """1 - e^{(eps - top)/2} for |eps| <= top; 0 above, 1 - e^eps below."""
+        inside = 1 - ((epsilon - self.top) / 2).exp()
+        if epsilon >= self.top:
+            return arb(0)
+        below = 1 - epsilon.exp()
+        if epsilon <= -self.top:
+            return below
+        if epsilon > -self.top and epsilon < self.top:
+            return inside
+        return inside.max(0).max(below)
+
+
+@dataclass(frozen=True)
+class BoundedRange(ClosedForm):
+    """Density e^{l/2}/(4 sinh(top/2)) of the loss on [-top, top]: the exponential mechanism's bound."""
+
+    top: Any
+
+    @property
+    def key(self) -> Any:
+        return ("BoundedRange", self.top.str(40))
+
+    @property
+    def largest(self) -> Any:
+        return self.top
+
+    def mgf(self, z: Any) -> Any:
+        return ((z + arb(0.5)) * self.top).sinh() / ((2 * z + 1) * (self.top / 2).sinh())
+
+    def log_mgf(self, c: np.ndarray) -> np.ndarray:
+        top = float(self.top.mid())
+        return (c * top) + np.log(-np.expm1(-(2 * c + 1) * top) / -np.expm1(-top) / (2 * c + 1))
+
+    def decay(self, c: Any, t: Any, count: int) -> Any:
+        top = ((c + arb(0.5)) * self.top).cosh() / (acb(1 + 2 * c, 2 * t).abs_lower() * (self.top / 2).sinh())
+        return top.abs_upper()
+
+    def log_decay(self, c: float, t: float) -> float:
+        top = float(self.top.mid())
+        return float(
+            c * top
+            - np.log(-np.expm1(-top))
+            - np.log(np.hypot(1 + 2 * c, 2 * t))
+            + np.log1p(np.exp(-(2 * c + 1) * top))
+        )
+
+    def hockey_stick(self, epsilon: Any) -> Any:
+        """(e^{top/2} - e^{eps/2})^2/(e^top - 1) inside."""
+        if epsilon >= self.top:
+            return arb(0)
+        if epsilon <= -self.top:
+            return 1 - epsilon.exp()
+        return ((self.top / 2).exp() - (epsilon / 2).exp()) ** 2 / self.top.expm1()
