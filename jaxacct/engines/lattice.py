@@ -211,15 +211,15 @@ def laws_of(parts: Components, index: int) -> list[Law]:
     sign = float(parts.sign[index])
     laws: list[Law] = []
     if parts.mu2[index] > 0:
-        laws.append(PlainGaussian(float(np.sqrt(parts.mu2[index])), sign))
+        laws.append(PlainGaussian(np.sqrt(parts.mu2[index]), sign))
     gauss = (parts.gauss_sigma[index], parts.gauss_q[index], parts.gauss_n[index])
     for sigma, q, n in zip(*gauss, strict=True):
         if n > 0:
-            laws.append(SampledGaussian(float(sigma), float(q), float(n), sign))
+            laws.append(SampledGaussian(sigma, q, n, sign))
     laplace = (parts.laplace_scale[index], parts.laplace_q[index], parts.laplace_n[index])
     for scale, q, n in zip(*laplace, strict=True):
         if n > 0:
-            laws.append(Laplace(float(scale), float(q), float(n), sign))
+            laws.append(Laplace(scale, q, n, sign))
     finite = (parts.finite_loss[index], parts.finite_mass[index], parts.finite_n[index])
     for loss, mass, n in zip(*finite, strict=True):
         if n > 0:
