@@ -145,7 +145,7 @@ def test_the_result_appears_only_when_it_is_complete(tmp_path, monkeypatch):
     out.write_text("the earlier result")
     stop_after(monkeypatch, 3)
     with pytest.raises(SweepInterrupted):
-        sweep(GRID, out=out, block=1)
+        sweep(GRID, out=out, block=1, overwrite=True)
     assert out.read_text() == "the earlier result"
 
 

@@ -236,7 +236,7 @@ HEAD = "noise_multiplier,sampling_probability,steps,delta\n"
     ("text", "words"),
     [
         (HEAD + "1,0.1,10,1e-5\n-1,0.1,10,1e-5\n", "line 3: noise_multiplier = -1.0 must be > 0"),
-        (HEAD + "1,0.1,ten,1e-5\n", "line 2: steps = 'ten' must be a number an integer >= 1"),
+        (HEAD + "1,0.1,ten,1e-5\n", "line 2: steps = 'ten' must be an integer >= 1"),
         (HEAD + "1,0.1,10\n", "line 2: 3 cells under a header of 4"),
         (HEAD + "1,0.1,,1e-5\n", "line 2: steps and epsilon are missing"),
         (HEAD + "1,nan,10,1e-5\n", "line 2: sampling_probability = nan must be finite"),
