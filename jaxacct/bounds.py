@@ -69,13 +69,14 @@ def explain(status: Any, kind: Any = "certified") -> Any:
     >>> explain(["zero", "zero"]).tolist() == 2 * [explain("zero")]
     True
     """
-    if np.ndim(status) == 0 and np.ndim(kind) == 0:
+    if isinstance(status, str) and isinstance(kind, str):
         return _sentence(status, kind)
     try:
         words, kinds = np.broadcast_arrays(np.asarray(status, object), np.asarray(kind, object))
     except ValueError:
-        shapes = f"status of shape {np.shape(status)} and kind of shape {np.shape(kind)}"
-        raise InputError(f"{shapes} do not broadcast; give one kind, or one for each status") from None
+        raise InputError("status and kind do not broadcast; give one kind, or one for each status") from None
+    if words.ndim == 0:
+        return _sentence(words[()], kinds[()])
     sentences = np.full(words.shape, "", object)
     for index, word in np.ndenumerate(words):
         sentences[index] = _sentence(word, kinds[index], str(list(index)))

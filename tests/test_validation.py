@@ -331,6 +331,7 @@ def test_kinds_and_statuses_are_known():
         explain("ok", "exact")
     for wrong in ("fine", None, 3, {"a": 1}, {"ok"}, ["ok", "fine"]):
         assert "is not known" in refusal(explain, wrong)
+    assert "is not known" in refusal(explain, [["ok"], ["ok", "ok"]])
     assert refusal(explain, ["ok", "fine"]).startswith("status[1] = 'fine' is not known")
 
 
