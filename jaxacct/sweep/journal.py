@@ -144,9 +144,29 @@ class Journal:
         self._write(_encode(rows, piece))
 
     def discard(self) -> None:
-        """Remove it, as long as it is held."""
+        """Remove it."""
+        self._let_go_to_rename()
         self.path.unlink(missing_ok=True)
-        self.close()
+
+    def become(self, path: Path) -> None:
+        """Give it another name, which it takes at once."""
+        self._move(self.path, path)
+
+    def take_over(self, path: Path) -> None:
+        """Put a file in its place; it is to be held anew."""
+        self._move(path, self.path)
+
+    def _move(self, source: Path, target: Path) -> None:
+        self._let_go_to_rename()
+        try:
+            os.replace(source, target)
+            files.sync_folder(target)
+        except OSError as error:
+            raise files.unwritable(target, error) from None
+
+    def _let_go_to_rename(self) -> None:
+        if os.name != "posix":  # elsewhere what is open cannot be renamed
+            self.close()
 
     def close(self) -> None:
         self._file.close()

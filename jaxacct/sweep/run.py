@@ -159,14 +159,13 @@ class _Run:
         if part.exists() and self.resume:
             with contextlib.closing(Journal.hold(self.path)) as journal:
                 if journal.fresh:
-                    os.replace(part, self.path)
+                    journal.take_over(part)
         taken = {part: f"keep it with --resume (resume=True), or {REPLACE}"} | ({self.out: REPLACE} if merged else {})
         journal = self._begun(taken)
         part.unlink(missing_ok=True)  # an earlier one, which is not to be taken for this one
 
         def finish(table: Table, journal: Journal) -> None:
-            os.replace(self.path, part)
-            files.sync_folder(part)
+            journal.become(part)
 
         return self._solve(show, journal, finish)
 
