@@ -1,13 +1,13 @@
-"""An attack on the certificates: random configurations over the whole range of float64, each answer held against others.
+"""An attack on the certificates: random configurations over the whole range of float64.
 
     python benchmarks/soundness.py --out soundness.jsonl [--configurations 100000] [--seconds 3600]
     python benchmarks/soundness.py --out verified.jsonl --stage verify [--configurations 2000]
 
 Both stages go on where the file ends; a block that was cut off is done again.
 
-*attack* (the default): noise 1e-12 to 1e170, Laplace scales 1e-10 to 1e10, sampling probabilities 1e-300 to 1, steps 1 to
-2^53, delta 1e-300 to .999, eps 0 to 1e300, finite laws with atoms of 1e-300, compositions of up to 50 unlike mechanisms,
-every relation.  An answer is *false* where
+*attack* (the default): noise 1e-12 to 1e170, Laplace scales 1e-10 to 1e10, sampling probabilities 1e-300 to 1, steps 1
+to 2^53, delta 1e-300 to .999, eps 0 to 1e300, finite laws with atoms of 1e-300, compositions of up to 50 unlike
+mechanisms, every relation.  An answer is *false* where
 
 * a threshold test by mpmath, on one output, on any of them, on all of them, or on their sum, exceeds what it allows;
 * it exceeds the answer without sampling;
@@ -161,7 +161,7 @@ def keep_widths(record, sigma, bounds):
 
 
 def batch(rng, record, sigma, q, steps):
-    """A batch of DP-SGD runs: epsilon, tests, the run without sampling, a more private neighbour; delta now and then."""
+    """A batch of DP-SGD runs: epsilon, tests, the run without sampling, a more private neighbour; delta."""
     size = sigma.size
     delta, relation = deltas(rng, size), str(rng.choice(RELATIONS))
     run = ja.dp_sgd(sigma, q, steps)
@@ -188,8 +188,8 @@ def batch(rng, record, sigma, q, steps):
     if private is not None:
         for i in np.flatnonzero(private.lower > bounds.upper):
             record["false"].append(
-                f"argument {change} of dp_sgd({sigma[i]!r}, {q[i]!r}, {steps[i]!r}), {delta[i]!r}, {relation}, changed to "
-                f"{weaker[i]!r}: {private[i]!r} above {bounds[i]!r}"
+                f"argument {change} of dp_sgd({sigma[i]!r}, {q[i]!r}, {steps[i]!r}), {delta[i]!r}, {relation}, "
+                f"changed to {weaker[i]!r}: {private[i]!r} above {bounds[i]!r}"
             )
     eps = np.where(np.isfinite(bounds.upper), bounds.upper, 1.0) * log_uniform(rng, 0.5, 1.5, size)
     back = ask(record, lambda: ja.delta(run, eps, relation=relation, memory_bytes=MEMORY))
@@ -202,8 +202,8 @@ def batch(rng, record, sigma, q, steps):
         )
         if false:
             record["false"].append(
-                f"dp_sgd({sigma[i]!r}, {q[i]!r}, {steps[i]!r}), {relation}: delta({eps[i]!r}) = {back[i]!r} contradicts "
-                f"epsilon({delta[i]!r}) = {bounds[i]!r}"
+                f"dp_sgd({sigma[i]!r}, {q[i]!r}, {steps[i]!r}), {relation}: delta({eps[i]!r}) = {back[i]!r} "
+                f"contradicts epsilon({delta[i]!r}) = {bounds[i]!r}"
             )
 
 

@@ -30,18 +30,16 @@ from jaxacct.dispatch import (
 from jaxacct.engines import contour
 from jaxacct.engines.contour import Answer
 from jaxacct.mechanisms import Components, Mechanism, batch_shape
+from jaxacct.options import GIBIBYTE, mechanism_for, options
 from jaxacct.validation import (
     DELTA_OR_ZERO,
     NON_NEGATIVE,
     InputError,
     broadcast_shape,
     check,
-    choice,
     refuse_tracers,
 )
 
-ENGINES = ("auto", "contour", "lattice")
-GIBIBYTE = 2**30
 NARROW, SHARE = 1e-6, 0.01
 """The contour engine stops refining at a relative width of this share of rtol, or at the first if that is more."""
 UNIT = 2.0**-53
@@ -80,10 +78,10 @@ def epsilon(
         0 is allowed where the privacy loss is bounded.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
     engine : {"auto", "contour", "lattice"}
-    rtol : float
+    rtol : float in (0, 1)
         Wanted relative width (upper - lower)/upper; where it is not reached the bracket still holds and the
         status is "width".
-    memory_bytes : int
+    memory_bytes : int of 2**24 or more
         Limit on the lattice engine's memory.
 
     Returns
@@ -106,8 +104,11 @@ def epsilon(
     (1.993091, 'certified')
     """
     refuse_tracers("ja.epsilon", _KERNEL, mechanism=mechanism, delta=delta)
+    relation, engine, rtol, memory_bytes = options(
+        relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes
+    )
+    mechanism = mechanism_for(mechanism, engine)
     delta = check("delta", delta, DELTA_OR_ZERO)
-    choice("engine", engine, ENGINES)
     effort = Effort(rtol, _contour_width(rtol), contour.TOLERANCE, 0.1 * rtol)
     return bracket_epsilon(mechanism, delta, relation, engine, effort, memory_bytes)
 
@@ -208,8 +209,11 @@ def delta(
     0.33782
     """
     refuse_tracers("ja.delta", _KERNEL, mechanism=mechanism, epsilon=epsilon)
+    relation, engine, rtol, memory_bytes = options(
+        relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes
+    )
+    mechanism = mechanism_for(mechanism, engine)
     epsilon = check("epsilon", epsilon, NON_NEGATIVE)
-    choice("engine", engine, ENGINES)
     known = mechanism.direct("delta", epsilon, relation, rtol)
     if known is not None:
         return known

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.validation import InputError, shown
+
 __all__ = ["KINDS", "STATUSES", "Bounds", "explain"]
 
 KINDS = {
@@ -32,6 +34,8 @@ _NOT_FINE = {
     "tolerance or choose the other engine.",
     "contradiction": "Two ways of computing this contradict each other, so that neither is used; the bracket is "
     "what simple theorems give and holds. Please report the configuration.",
+    "failed": "The engines failed on this configuration, and the bracket is only what always holds; claim nothing, "
+    "try another engine or a configuration near it, and report it.",
     "infeasible": "No value meets the target; raise the target epsilon or delta.",
     "infeasible_mass_at_infinity": "The mass at infinity alone exceeds the target delta; raise the target "
     "delta, or lower the delta of an approximate-DP part.",
@@ -54,20 +58,40 @@ _OK = {
 """What "ok" means of kinds whose bracket is not certified."""
 
 
-def explain(status: str, kind: str = "certified") -> str:
-    """One sentence: what a status means for an answer of a kind, and what to do about it.
+def explain(status: Any, kind: Any = "certified") -> Any:
+    """What a status means for an answer of a kind, and what to do about it: one sentence each.
+
+    status, kind : text, or arrays of text that broadcast, such as `b.status` and `b.kind` of a batch of Bounds.
+    Returns a `str` for one status, a text array of the common shape for arrays.  InputError for an unknown word.
 
     >>> explain("zero")
     'delta is at least delta(0), so epsilon is 0; nothing to do.'
     >>> explain("ok", "bound")
     'The bound was evaluated and nothing is claimed below it; use upper in a privacy claim.'
+    >>> explain(["zero", "zero"]).tolist() == 2 * [explain("zero")]
+    True
     """
-    if status not in STATUSES:
-        raise ValueError(f"status {status!r} is not known; use one of {', '.join(STATUSES)}")
-    statement = str(kind).split(":")[0]
+    if isinstance(status, str) and isinstance(kind, str):
+        return _sentence(status, kind)
+    try:
+        words, kinds = np.broadcast_arrays(np.asarray(status, object), np.asarray(kind, object))
+    except ValueError:
+        raise InputError("status and kind do not broadcast; give one kind, or one for each status") from None
+    if words.ndim == 0:
+        return _sentence(words[()], kinds[()])
+    sentences = np.full(words.shape, "", object)
+    for index, word in np.ndenumerate(words):
+        sentences[index] = _sentence(word, kinds[index], str(list(index)))
+    return sentences.astype(np.str_)
+
+
+def _sentence(status: Any, kind: Any, place: str = "") -> str:
+    word, statement = str(status), str(kind).split(":")[0]
+    if word not in STATUSES:
+        raise InputError(f"status{place} = {shown(status)} is not known; use one of {', '.join(STATUSES)}")
     if statement not in KINDS:
-        raise ValueError(f"kind {kind!r} is not known; use one of {', '.join(KINDS)}")
-    return _OK.get(statement, STATUSES[status]) if status == "ok" else STATUSES[status]
+        raise InputError(f"kind{place} = {shown(kind)} is not known; use one of {', '.join(KINDS)}")
+    return _OK.get(statement, STATUSES[word]) if word == "ok" else STATUSES[word]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -19,16 +19,16 @@ from jaxacct.engines import programs
 from jaxacct.engines.contour import no_hint
 from jaxacct.guess import Goal
 from jaxacct.mechanisms import dp_sgd
+from jaxacct.options import GIBIBYTE, SIDED, options
 from jaxacct.validation import (
     COUNT,
     DELTA,
     POSITIVE,
     PROBABILITY,
     Constraint,
-    InputError,
     broadcast_shape,
     check,
-    choice,
+    check_one,
     refuse_tracers,
 )
 
@@ -38,6 +38,8 @@ RATE_RANGE = (1e-12, 1.0)
 """Sampling probabilities that are searched."""
 MAX_STEPS = 10**9
 """The largest number of steps that is searched, unless the call says otherwise."""
+LEAST_RTOL = 1e-7
+"""The smallest rtol: brackets narrower than that cannot be relied on to be found."""
 
 _CONSTRAINTS: dict[str, Constraint] = {
     "noise_multiplier": POSITIVE,
@@ -152,7 +154,7 @@ def calibrate_steps(
     >>> int(c.value), bool(c.epsilon.upper <= 2.0)
     (8681, True)
     """
-    limit = check("max_steps", max_steps, COUNT)
+    limit = check_one("max_steps", max_steps, COUNT, "one limit serves the whole batch")
     return _calibrate(
         "steps",
         {"noise_multiplier": noise_multiplier, "sampling_probability": sampling_probability},
@@ -177,11 +179,9 @@ def _calibrate(
     call = f"ja.calibrate_{unknown}"
     given = {"target_epsilon": target_epsilon, "target_delta": target_delta, **known}
     refuse_tracers(call, "jaxacct.kernels.calibration", **given)
-    choice("relation", relation, ("add_or_remove_one", "add_one", "remove_one"))
+    relation, _, rtol, _ = options(relation=relation, rtol=rtol, relations=SIDED, least_rtol=LEAST_RTOL)
     rules = {"target_epsilon": POSITIVE, "target_delta": DELTA, **_CONSTRAINTS}
     checked = {name: check(name, value, rules[name]) for name, value in given.items()}
-    if not 1e-7 <= rtol < 1:
-        raise InputError(f"rtol = {rtol} must be >= 1e-07 and < 1; use 1e-4 or so")
     shapes = {name: np.shape(value) for name, value in checked.items()}
     if law is not None:
         from jaxacct.selection import calibrate  # what rests on this module, where it is asked for
@@ -214,4 +214,4 @@ def _certify(goal: Goal, rows: np.ndarray, values: np.ndarray) -> Bounds:
     effort = account.Effort(0.25 * goal.rtol, 0.25 * goal.rtol, 0.01 * goal.rtol, 0.2 * goal.rtol)
     hint = jax.tree.map(lambda known: known[rows], goal.hint)
     run = dp_sgd(**fields)
-    return account.bracket_epsilon(run, goal.delta[rows], goal.relation, "auto", effort, account.GIBIBYTE, hint)
+    return account.bracket_epsilon(run, goal.delta[rows], goal.relation, "auto", effort, GIBIBYTE, hint)

@@ -255,7 +255,11 @@ def epsilon_limits(
     """(lower, upper) of epsilon by theorems."""
     from jaxacct.engines import simple_bounds, threshold_tests
 
-    low = threshold_tests.best_epsilon(threshold_tests.tests_of(parts, thorough), delta * (1.0 + slack))
+    most = delta * (1.0 + slack)
+    low = threshold_tests.best_epsilon(threshold_tests.tests_of(parts, thorough), most)
+    if thorough:
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            low = np.fmax(low, threshold_tests.one_step_epsilon(parts, most))
     return low, simple_bounds.least_epsilon(parts, delta, slack, thorough)
 
 
@@ -264,6 +268,9 @@ def delta_limits(parts: Components, eps: np.ndarray, thorough: bool) -> tuple[np
     from jaxacct.engines import simple_bounds, threshold_tests
 
     low = threshold_tests.best_delta(threshold_tests.tests_of(parts, thorough), eps)
+    if thorough:
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            low = np.fmax(low, threshold_tests.one_step_delta(parts, eps))
     return low, simple_bounds.least_delta(parts, eps, thorough)
 
 

@@ -70,8 +70,9 @@ class _Equation(NamedTuple):
         return _Equation(*(column[rows] for column in self))
 
 
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # targets at the ends of float64: x may be anything
 def guess(goal: Goal, rows: np.ndarray) -> Guess:
-    """Solve for some rows of a goal."""
+    """Solve for some rows of a goal; where that fails x is in the middle of the limits, and not solved."""
     epsilon, log_delta = goal.epsilon[rows] * (1.0 - AIM * goal.rtol), np.log(goal.delta[rows])
     known = {name: column[rows] for name, column in goal.known.items()}
     mu = _gaussian_mu_by_tail(epsilon, log_delta)
@@ -100,6 +101,9 @@ def guess(goal: Goal, rows: np.ndarray) -> Guess:
     )
     _plainly(goal, equation, found, mu)
     _split(goal, equation, found)
+    known_x = np.isfinite(found.x)
+    found.x[~known_x] = 0.5 * np.sum(np.log(goal.limits))
+    found.solved[~known_x] = False
     return found
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
-__all__ = ["names"]
+__all__ = ["make_callable", "names"]
 
 
 def names(package: str, homes: Mapping[str, str], *more: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -29,7 +31,37 @@ def names(package: str, homes: Mapping[str, str], *more: str) -> tuple[Callable[
             lacking = (error.name or "").partition(".")[0]
             words = f"{package}.{name} needs the package {lacking}; pip install it"
             raise ModuleNotFoundError(words, name=error.name) from None
-        setattr(sys.modules[package], name, value)  # also where a submodule has the name of what it holds
+        package_of_that_name = sys.modules.get(f"{package}.{name}")
+        if isinstance(package_of_that_name, CallableModule):
+            value = package_of_that_name
+        setattr(sys.modules[package], name, value)
         return value
 
     return __getattr__, lambda: sorted([*homes, *more])
+
+
+class CallableModule(ModuleType):
+    """A package that can be called as the function that has its name."""
+
+    __call_function__: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__call_function__(*args, **kwargs)
+
+
+def make_callable(module: str, function: Callable[..., Any]) -> None:
+    """Let a package be called as the function that has its name.
+
+    `jaxacct.sweep` is a package and a function: the import system binds the package to that name whenever something
+    inside it is imported, so the package itself answers the call, whatever was imported before.
+
+    >>> import jaxacct as ja
+    >>> from jaxacct.sweep import merge
+    >>> callable(ja.sweep), ja.sweep.merge is merge
+    (True, True)
+    """
+
+    package = cast(Any, sys.modules[module])
+    package.__class__ = CallableModule
+    package.__call_function__ = function
+    package.__signature__ = inspect.signature(function)

@@ -38,8 +38,16 @@ class _Found:
             word[rows] = getattr(bounds, name)[mask]
 
     def fail(self, rows: np.ndarray, status: str) -> None:
+        """No value: also none that was kept before, which did not meet the whole target."""
         self.status[rows] = status
         self.word[1][rows] = status
+        for column in (self.value, *self.ends):
+            column[rows] = np.nan
+
+    def only_what_holds(self, target: np.ndarray) -> None:
+        """Fail whatever claims a value without a certified epsilon, at that value, that meets the target."""
+        claimed = np.isin(self.status, ("ok", "not_binding"))
+        self.fail(np.flatnonzero(claimed & ~((self.ends[2] <= target) & np.isfinite(self.value))), "infeasible")
 
     def columns(self) -> tuple[np.ndarray, ...]:
         return (*self.ends, *self.word)
@@ -54,11 +62,12 @@ def solve(goal: Goal, certify: Certify) -> tuple[np.ndarray, np.ndarray, tuple[n
         known[todo] = found_out
     if goal.unknown == "steps":
         _integers(goal, certify, found, todo, start.x)
-        return found.value, found.status, found.columns()
-    left = _polish(goal, certify, found, todo, start)
-    if left.size:
-        position = np.searchsorted(todo, left)
-        _search(goal, certify, found, left, start.x[position])
+    else:
+        left = _polish(goal, certify, found, todo, start)
+        if left.size:
+            position = np.searchsorted(todo, left)
+            _search(goal, certify, found, left, start.x[position])
+    found.only_what_holds(goal.epsilon)
     return found.value, found.status, found.columns()
 
 
@@ -67,6 +76,7 @@ def search(goal: Goal, certify: Certify, near: Goal) -> tuple[np.ndarray, np.nda
     found = _Found(goal.epsilon.size)
     todo = _extreme(goal, certify, found)
     _search(goal, certify, found, todo, guess(near, todo).x)
+    found.only_what_holds(goal.epsilon)
     return found.value, found.status, found.columns()
 
 
@@ -90,7 +100,8 @@ def _extreme(goal: Goal, certify: Certify, found: _Found) -> np.ndarray:
 def _values(goal: Goal, x: np.ndarray) -> np.ndarray:
     """e^x inside the limits, exactly at them where x is."""
     low, high = goal.limits
-    values = np.clip(np.exp(x), low, high)
+    with np.errstate(over="ignore"):
+        values = np.clip(np.exp(x), low, high)
     values = np.where(np.abs(x - np.log(low)) < 1e-12, low, values)
     return np.where(np.abs(x - np.log(high)) < 1e-12, high, values)
 
@@ -113,8 +124,11 @@ def _polish(goal: Goal, certify: Certify, found: _Found, rows: np.ndarray, start
         holds = (bounds.upper <= target) & (bounds.upper >= target * (1.0 - 0.5 * goal.rtol))
         found.keep(rows, values, bounds, holds, "ok")
         finite = np.where(np.isfinite(bounds.upper), bounds.upper, 2.0 * target)
-        move = (target * (1.0 - 2.0 * AIM * goal.rtol) - finite) / np.where(slope == 0, _usual_slope(goal, rows), slope)
-        x = (x + np.clip(1.1 * move, -0.1, 0.1))[~holds]
+        usual = ~np.isfinite(slope) | (slope == 0)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            gap = target * (1.0 - 2.0 * AIM * goal.rtol) - finite
+            move = gap / np.where(usual, _usual_slope(goal, rows), slope)
+        x = (x + np.clip(np.where(np.isnan(move), 0.0, 1.1 * move), -0.1, 0.1))[~holds]
         rows, slope = rows[~holds], slope[~holds]
     return np.sort(np.concatenate([missed, rows]))
 
@@ -163,16 +177,18 @@ def _secant(goal: Goal, certify: Certify, found: _Found, rows: np.ndarray, guess
         values = _values(goal, at)
         bounds = certify(goal, rows[here], values)
         with np.errstate(divide="ignore", invalid="ignore"):
-            f = np.clip(np.log(bounds.upper / target), -8.0, 8.0)
+            ratio = np.log(bounds.upper / target)
+        f = np.where(np.isnan(ratio), 8.0, np.clip(ratio, -8.0, 8.0))  # what is not known is taken for far too much
         holds = bounds.upper <= target
         close = holds & (bounds.upper >= target * (1.0 - 0.5 * goal.rtol))
         at_bold = holds & (np.abs(at - bold_limit) < 1e-12)
         at_safe = ~holds & (np.abs(at - safe_limit) < 1e-12)
+        never = at_safe & ~np.isfinite(safe[here])
         nearer = np.abs(at - bold_limit) < np.abs(kept[here] - bold_limit)
         better = holds & (nearer | (found.status[rows[here]] == "infeasible"))
         found.keep(rows[here], values, bounds, better, "ok")
         found.keep(rows[here], values, bounds, at_bold, "not_binding")
-        found.fail(rows[here[at_safe]], infeasible)
+        found.fail(rows[here[never]], infeasible)
         kept[here[better]] = at[better]
         safe[here], bold[here] = np.where(holds, at, safe[here]), np.where(holds, bold[here], at)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -196,7 +212,8 @@ def _integers(goal: Goal, certify: Certify, found: _Found, rows: np.ndarray, gue
     """The largest whole number that holds: gallop away from the guess, then bisect."""
     limit = goal.limits[1]
     holds_at, fails_at = np.zeros(rows.size), np.full(rows.size, np.inf)
-    n = np.clip(np.floor(np.exp(guess) * (1 + AIM * goal.rtol)), 1.0, limit)
+    with np.errstate(over="ignore"):
+        n = np.clip(np.floor(np.exp(guess) * (1 + AIM * goal.rtol)), 1.0, limit)
     stride = np.ones(rows.size)
     active = np.ones(rows.size, bool)
     while active.any():

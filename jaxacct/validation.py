@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -28,14 +29,20 @@ __all__ = [
     "choice",
     "is_tracer",
     "refuse_tracers",
+    "shown",
 ]
 
 LARGEST_COUNT = 2**53
 """Largest step count: every integer up to here is exact in float64."""
+SHOWN = 60
+"""Most characters of a refused value in a message."""
 
 
 class InputError(ValueError):
     """An input was refused.  The message is one line: name (with index), value, limit and remedy."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(re.sub(r"\s*\n\s*", " ", message))
 
 
 class TracerError(InputError, TypeError):
@@ -69,7 +76,8 @@ class Constraint:
     @property
     def limit(self) -> str:
         """The set in words, for messages: ``> 0``, ``>= 0 and <= 1``."""
-        ends = [f"{'>' if self.lower_open else '>='} {self.lower:g}"]
+        lower = self.lower if isinstance(self.lower, int) else f"{self.lower:g}"
+        ends = [f"{'>' if self.lower_open else '>='} {lower}"]
         if self.upper is not None:
             upper = "2**53" if self.upper == LARGEST_COUNT else f"{self.upper:g}"
             ends.append(f"{'<' if self.upper_open else '<='} {upper}")
@@ -137,13 +145,26 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     words = tuple(allowed)
     if isinstance(value, str) and value in words:
         return value
-    raise InputError(f"{name} = {value!r} is not known; use one of {', '.join(map(repr, words))}")
+    raise InputError(f"{name} = {shown(value)} is not known; use one of {', '.join(map(repr, words))}")
 
 
 def check_flag(name: str, value: Any, question: str) -> None:
     """A Python bool; ``question`` is what the caller should say."""
     if not isinstance(value, bool):
-        raise InputError(f"{name} = {value!r:.40} must be True or False; {question}")
+        raise InputError(f"{name} = {shown(value)} must be True or False; {question}")
+
+
+def shown(value: Any) -> str:
+    """A value as a message may show it: at most 60 characters, on one line, whatever it is.
+
+    >>> shown("x" * 100)
+    "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
+    """
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an integer of too many digits, an object that cannot be shown
+        text = f"an object of type {type(value).__name__}"
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 def broadcast_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
@@ -189,7 +210,7 @@ def _numeric(name: str, value: Any, constraint: Constraint) -> np.ndarray:
         raise TracerError(f"{name} is a tracer and has no value to check; pass a number, or stay outside jit")
     expected = f"must be {'' if constraint.integral else 'a number '}{constraint.limit}"
     if isinstance(value, str | bytes) or value is None:
-        raise InputError(f"{name} = {value!r} {expected}; {_remedy(name, constraint)}")
+        raise InputError(f"{name} = {shown(value)} {expected}; {_remedy(name, constraint)}")
     try:
         raw = np.asarray(value)
     except ValueError:
@@ -209,7 +230,7 @@ def _from_objects(name: str, raw: np.ndarray, expected: str, constraint: Constra
     for index, item in np.ndenumerate(raw):
         real = isinstance(item, numbers.Real) and not isinstance(item, bool)
         if not real:
-            raise InputError(f"{_place(name, index)} = {item!r} {expected}; {_remedy(name, constraint)}")
+            raise InputError(f"{_place(name, index)} = {shown(item)} {expected}; {_remedy(name, constraint)}")
         try:
             values[index] = float(item)
         except OverflowError:

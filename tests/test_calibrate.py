@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
+from jaxacct import calibrate, solvers
+from jaxacct.bounds import STATUSES, Bounds
+from jaxacct.engines import contour
+from jaxacct.guess import Guess
 
 
 def typical(count, seed):
@@ -103,3 +107,73 @@ def test_a_thousand_random_targets():
     assert np.all(c.epsilon.upper[c.ok] <= eps[c.ok])
     assert np.all(c.epsilon.upper[solved] >= eps[solved] * (1 - 1e-4))
     assert set(c.status) <= {"ok", "not_binding", "infeasible_noise"}
+
+
+# What is not known of a value never makes it count: certificates that are wrong in every way
+
+
+def unknown_everywhere(noise, target):
+    return np.full(noise.size, np.nan)
+
+
+def infinite_everywhere(noise, target):
+    return np.full(noise.size, np.inf)
+
+
+def unknown_here_and_there(noise, target):
+    wave = np.sin(1e4 * np.log(noise))
+    return np.where(wave > 0.3, np.nan, target * np.exp(0.2 * wave))
+
+
+def infinite_here_and_there(noise, target):
+    return np.where(np.sin(1e4 * np.log(noise)) > 0, np.inf, target / np.minimum(noise, 1e300) ** 0.01)
+
+
+def true_but_for_a_hole(noise, target):
+    return np.where(np.abs(np.log(noise / 8.0)) < 0.2, np.nan, 8.0 * target / noise)
+
+
+@pytest.mark.parametrize(
+    "upper",
+    [unknown_everywhere, infinite_everywhere, unknown_here_and_there, infinite_here_and_there, true_but_for_a_hole],
+)
+@pytest.mark.parametrize("unknown", ["noise_multiplier", "steps", "sampling_probability"])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_what_is_not_known_never_counts(monkeypatch, upper, unknown):
+    seen = {}
+
+    def certify(goal, rows, values):
+        assert np.all((values >= goal.limits[0]) & (values <= goal.limits[1]))  # dp_sgd would refuse the whole batch
+        noise = values if unknown == "noise_multiplier" else 1.0 / values
+        top = upper(noise, goal.epsilon[rows])
+        seen.update({(int(row), float(value)): end for row, value, end in zip(rows, values, top, strict=True)})
+        lower = np.where(np.isnan(top), np.nan, 0.0)
+        return Bounds(lower, top, top, status="width", engine="none")
+
+    def no_guess(goal, rows):
+        x = np.array([np.nan, np.inf, -np.inf, 0.0, 2.0])[: rows.size]
+        x = np.where(np.isfinite(x), x, 0.5 * np.sum(np.log(goal.limits)))
+        return Guess(x, np.full(rows.size, np.nan), np.arange(rows.size) % 2 == 0, contour.no_hint(rows.size))
+
+    monkeypatch.setattr(calibrate, "_certify", certify)
+    monkeypatch.setattr(solvers, "guess", no_guess)
+    target = np.array([1e-300, 1e-10, 1.0, 1e10, 1e300])
+    known = {"noise_multiplier": 1.0, "steps": 4, "sampling_probability": 0.5}
+    known.pop(unknown)
+    found = getattr(ja, f"calibrate_{unknown}")(target, 1e-5, **known)
+    assert (np.isfinite(found.value) == found.ok).all() and (np.isnan(found.epsilon.upper) == ~found.ok).all()
+    for row in np.flatnonzero(found.ok):
+        assert seen[row, float(found.value[row])] == found.epsilon.upper[row] <= target[row]
+    if upper in (unknown_everywhere, infinite_everywhere):
+        assert not found.ok.any()
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_targets_at_the_ends_of_float64_are_answered_and_met():
+    target, delta = np.meshgrid([1e-300, 1e-10, 1.0, 1e10, 1e300], [1e-300, 1e-30, 0.5, 0.999, 1 - 1e-16])
+    for steps in (1, 2**53):
+        found = [ja.calibrate_noise_multiplier(target, delta, 1.0, steps)]
+        found += [ja.calibrate_steps(target, delta, s, 1.0, max_steps=steps) for s in (1e-300, 0.1, 1e6, 1e300)]
+        for c in found:
+            assert (np.isfinite(c.value) == c.ok).all() and not (c.ok & ~(c.epsilon.upper <= target)).any()
+            assert set(np.unique(c.status)) <= set(STATUSES)

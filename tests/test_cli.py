@@ -5,6 +5,7 @@ Configurations with sampling probability 1 are answered by a formula, so these t
 
 import json
 import math
+import os
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import pytest
 from jaxacct import cli
 from jaxacct.cli import cache, commands, output
 from jaxacct.cli.arguments import COMMANDS, DESCRIPTION, EXAMPLE, UsageError, number, parse
+from jaxacct.sweep import solve
 
 GAUSSIAN = "--noise-multiplier 2 --sampling-probability 1 --steps 1"
 TARGET = "calibrate --target-epsilon 1 --target-delta 1e-5 --sampling-probability 1"
@@ -140,6 +142,11 @@ def test_an_infeasible_calibration_exits_1_and_says_why(capsys):
         (query("1,-2", "1", "1"), "noise_multiplier[1] = -2 must be"),
         (query("0", "1", "1"), "noise_multiplier = 0 must be > 0"),
         (query("nan", "1", "1"), "noise_multiplier = nan must be"),
+        (query("1e400", "1", "1"), "noise_multiplier = inf must be finite and > 0"),
+        (query("1", "1", "1e20"), "steps = 1e+20 must be an integer >= 1 and <= 2**53"),
+        (query("1", "1", str(2**53 + 1)), "steps = 9007199254740993 must be an integer"),
+        (query("1", "1", "1" * 5000), "steps = inf must be finite"),
+        (f"epsilon {GAUSSIAN} --delta 1e-5 --rtol nan", "rtol = nan must be finite and > 0 and < 1"),
         (query("1,", "1", "1"), "noise_multiplier[1] = '' must be"),
         (query("1", "1.1", "1"), "sampling_probability = 1.1 must be"),
         (query("1", "1", "1.5"), "steps = 1.5 must be an integer"),
@@ -185,10 +192,11 @@ def test_sweep_writes_a_csv_and_a_summary(capsys, tmp_path):
     text = answered(capsys, f"sweep {grid} --out {out}")
     assert "rows      4" in text and "status    4 ok" in text and str(out) in text
     assert len(out.read_text().splitlines()) == 5
-    report = json.loads(answered(capsys, f"sweep {grid} --out {out} --json"))
+    assert "is there already; replace it with --overwrite" in refused(capsys, f"sweep {grid} --out {out}")
+    report = json.loads(answered(capsys, f"sweep {grid} --out {out} --overwrite --json"))
     assert (report["rows"], report["status"], report["kind"]) == (4, {"ok": 4}, {"certified": 4})
     assert report["lower"]["max"] <= report["upper"]["max"] and report["out"] == str(out)
-    status, _, err = run(capsys, f"sweep {grid} --out {out} --progress")
+    status, _, err = run(capsys, f"sweep {grid} --out {out} --overwrite --progress")
     assert status == 0 and "4/4" in err
     grid.write_text(grid.read_text().replace("steps", "stesp"))
     assert "did you mean 'steps'?" in refused(capsys, f"sweep {grid} --out {out}")
@@ -211,14 +219,36 @@ def test_slices_are_merged_and_plotted(capsys, tmp_path):
     parts = [f"{out}.{i}-of-2.part" for i in (1, 2)]
     for i, part in enumerate(parts, 1):
         assert part in answered(capsys, f"sweep {grid} --out {out} --shard {i}/2 --block 2")
-    report = json.loads(answered(capsys, f"merge {' '.join(parts)} --out {out} --json"))
+    answered(capsys, f"merge {' '.join(parts)} --out {out}")
+    assert "is there already" in refused(capsys, f"merge {' '.join(parts)} --out {out}")
+    report = json.loads(answered(capsys, f"merge {' '.join(parts)} --out {out} --overwrite --json"))
     assert (report["rows"], report["out"], report["status"]) == (6, str(out), {"ok": 6})
-    assert "--resume (resume=True), or --overwrite it" in refused(capsys, f"sweep {grid} --out {out} --shard 1/2")
+    assert "--resume (resume=True), or replace it with --overwrite" in refused(
+        capsys, f"sweep {grid} --out {out} --shard 1/2"
+    )
     figure = tmp_path / "figure.svg"
     text = answered(capsys, f"plot {out} --out {figure} --where noise-multiplier=2")
     assert "x        steps" in text and "noise_multiplier = 2" in text and figure.exists()
     report = json.loads(answered(capsys, f"plot {out} --out {figure} --kind profile --rows 0,5 --json"))
     assert (report["kind"], report["curves"]) == ("profile", 2)
+
+
+def test_rows_that_failed_are_told_in_one_line_and_exit_1(capsys, tmp_path, monkeypatch):
+    def raises(*args, **kwargs):
+        raise ArithmeticError("lattice bracket is empty")
+
+    monkeypatch.setattr(solve.account, "epsilon", raises)
+    status, out, err = run(capsys, f"epsilon {GAUSSIAN} --delta 1e-5 --json")
+    answer = json.loads(out)
+    assert (status, answer["status"], answer["lower"], answer["upper"]) == (1, "failed", 0.0, "inf")
+    assert err.startswith("jaxacct epsilon: epsilon failed at noise_multiplier = 2.0") and err.count("\n") == 1
+    status, out, _ = run(capsys, f"epsilon {GAUSSIAN} --delta 1e-5")
+    assert status == 1 and "claim     none" in out and "failed: The engines failed" in out
+    grid, result = tmp_path / "grid.toml", tmp_path / "result.csv"
+    grid.write_text("noise_multiplier = [2, 4]\nsampling_probability = 1\nsteps = 1\ndelta = 1e-5\n")
+    status, out, err = run(capsys, f"sweep {grid} --out {result}")
+    assert status == 1 and "status    2 failed" in out and "(and 1 more in its block)" in err
+    assert len(result.read_text().splitlines()) == 3
 
 
 def test_an_interrupt_is_one_line_and_130(capsys, monkeypatch):
@@ -271,3 +301,13 @@ def test_processes_exit_with_the_documented_status(tmp_path):
     assert bad.stderr.startswith("jaxacct epsilon: noise_multiplier = -1.0 must be > 0; ")
     line = f"{TARGET.replace('1 ', '1e-9 ', 1)} --noise-multiplier 1"
     assert process(line, tmp_path).returncode == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
+def test_standard_output_that_is_full_is_one_line(tmp_path):
+    environment = {"PATH": "", "JAXACCT_CACHE_DIR": "", "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-m", "jaxacct", *f"epsilon {GAUSSIAN} --delta 1e-5".split()]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "jaxacct epsilon: standard output: cannot be written: No space left on device\n"

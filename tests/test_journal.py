@@ -1,5 +1,6 @@
 """Interruption: whatever ends a sweep, what it had solved is kept, and going on gives the same bytes."""
 
+import errno
 import itertools
 import os
 import random
@@ -11,11 +12,15 @@ import time
 import pytest
 from helpers import refusal
 
-from jaxacct.sweep import SweepInterrupted, run, sweep
-from jaxacct.sweep.journal import MARK
+from jaxacct.sweep import SweepInterrupted, merge, run, sweep
+from jaxacct.sweep.journal import MARK, Journal, peek
 
 GRID = {"noise_multiplier": [2.0, 4.0], "sampling_probability": 1.0, "steps": [1, 4, 9], "delta": 1e-5}
 """Gaussian throughout: answered by a formula, so nothing is compiled."""
+
+
+TEXT_GRID = "noise_multiplier = [2, 4]\nsampling_probability = 1\nsteps = [1, 4, 9]\ndelta = 1e-5\n"
+"""The same as a file."""
 
 
 def stop_after(monkeypatch, blocks):
@@ -73,6 +78,20 @@ def test_resuming_solves_only_the_rest_and_gives_the_same_bytes(stopped, whole, 
     ]  # fmt: skip
     shown = capsys.readouterr().err.splitlines()
     assert "2/6" in shown[0] and "rows/s" not in shown[0] and "6/6" in shown[-1]
+
+
+def test_resuming_takes_the_block_from_the_journal(stopped, whole, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        sweep(GRID, out=stopped, resume=True)
+    assert stopped.read_bytes() == whole
+    out = stopped.with_name("sliced.csv")
+    sweep(GRID, out=out, block=2, shard="2/2")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 0)
+        with pytest.raises(SweepInterrupted):
+            sweep(GRID, out=out, resume=True, shard="1/2")  # another slice has a part, which knows the block
+    assert peek(journal(out.with_name(f"{out.name}.1-of-2"))).block == 2
 
 
 def test_resuming_without_a_journal_begins(tmp_path, whole):
@@ -133,11 +152,127 @@ def test_a_file_that_is_no_journal_is_left_alone(stopped):
     assert journal(stopped).read_text() == "my notes"
 
 
-def test_a_journal_in_use_is_refused(stopped):
+@pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}, {}])
+def test_a_journal_in_use_is_refused(stopped, options):
     fcntl = pytest.importorskip("fcntl")  # journals are locked where the system has such locks
+    before = journal(stopped).read_bytes()
     with journal(stopped).open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert "another process is writing it" in refusal(sweep, GRID, out=stopped, block=1, resume=True)
+        assert "another process is writing it" in refusal(sweep, GRID, out=stopped, block=1, **options)
+    assert journal(stopped).read_bytes() == before
+
+
+def test_a_second_run_beside_the_first_leaves_it_alone(tmp_path, whole, monkeypatch):
+    pytest.importorskip("fcntl")
+    out, solve, calls = tmp_path / "result.csv", run.solve, itertools.count()
+
+    def beside(*args):
+        if next(calls) == 2:
+            for options in ({"overwrite": True}, {"resume": True}, {}):
+                assert "another process is writing it" in refusal(sweep, GRID, out=out, block=1, **options)
+        return solve(*args)
+
+    monkeypatch.setattr(run, "solve", beside)
+    sweep(GRID, out=out, block=1)
+    assert out.read_bytes() == whole and not journal(out).exists()
+
+
+def test_a_lock_on_a_name_that_is_gone_is_taken_again(tmp_path, monkeypatch):
+    from jaxacct.sweep import journal as module
+
+    path, lock, calls = tmp_path / "r.journal", module._lock, itertools.count()
+
+    def late(file, name):
+        if next(calls) == 0:
+            path.unlink()  # the run that had it finishes between our opening and our locking
+        lock(file, name)
+
+    monkeypatch.setattr(module, "_lock", late)
+    held = Journal.hold(path)
+    assert path.exists() and held.fresh and next(calls) == 2
+    held.close()
+
+
+def test_a_result_that_is_there_is_not_written_over(tmp_path, whole):
+    out = tmp_path / "result.csv"
+    sweep(GRID, out=out, block=1)
+    for options in ({}, {"resume": True}):
+        message = refusal(sweep, GRID, out=out, **options)
+        assert "result.csv: is there already" in message and "--overwrite (overwrite=True)" in message
+        assert out.read_bytes() == whole and not journal(out).exists()
+    out.write_text("my notes")
+    assert "is there already" in refusal(sweep, GRID, out=out)
+    assert out.read_text() == "my notes"
+    sweep(GRID, out=out, block=1, overwrite=True)
+    assert out.read_bytes() == whole
+
+
+def test_a_run_that_may_replace_the_result_may_be_resumed(tmp_path, whole, monkeypatch):
+    out = tmp_path / "result.csv"
+    out.write_text("an earlier result")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(SweepInterrupted):
+            sweep(GRID, out=out, block=1, overwrite=True)
+    assert out.read_text() == "an earlier result"
+    sweep(GRID, out=out, resume=True)
+    assert out.read_bytes() == whole
+
+
+def test_merging_does_not_write_over_a_result(tmp_path, whole):
+    out = tmp_path / "result.csv"
+    for shard in ("1/2", "2/2"):
+        sweep(GRID, out=out, block=1, shard=shard)
+    parts = [f"{out}.{i}-of-2.part" for i in (1, 2)]
+    out.write_text("an earlier result")
+    assert "is there already; replace it with --overwrite" in refusal(merge, parts, out)
+    assert out.read_text() == "an earlier result"
+    merge(parts, out, overwrite=True)
+    assert out.read_bytes() == whole
+
+
+FULL = """
+import resource, sys
+from jaxacct import cli
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))  # no file may be longer: EFBIG
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("room", [0, 100, 2000])
+def test_a_full_disk_is_one_line_and_what_is_solved_is_kept(tmp_path, whole, room):
+    pytest.importorskip("resource")
+    (tmp_path / "grid.toml").write_text(TEXT_GRID)
+    out = tmp_path / "result.csv"
+    environment = os.environ | {"JAXACCT_CACHE_DIR": "", "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-c", FULL, str(room), "sweep", "grid.toml", "--out", "result.csv", "--block", "1"]
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1), run.stderr
+    assert "cannot be written: File too large" in run.stderr and not out.exists()
+    assert sorted(p.name for p in tmp_path.iterdir() if p.suffix == ".tmp") == []
+    if journal(out).exists():
+        assert "rows are kept in result.csv.journal" in run.stderr and "--resume" in run.stderr
+    sweep(tmp_path / "grid.toml", out=out, resume=True)
+    rows = [line.split(",") for line in out.read_text().splitlines()]
+    assert [row[-6:] for row in rows] == [line.split(",")[-6:] for line in whole.decode().splitlines()]
+
+
+def test_a_full_disk_where_the_result_goes_keeps_every_row(tmp_path, whole, monkeypatch):
+    out = tmp_path / "result.csv"
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxacct.sweep.files.os.fsync", full)
+        assert "cannot be written: No space left on device" in refusal(sweep, GRID, out=out, block=1)
+        patch.undo()
+        patch.setattr("jaxacct.sweep.files.os.replace", full)
+        message = refusal(sweep, GRID, out=out, block=1, overwrite=True)
+    assert "6 of 6 rows are kept in" in message and "--resume" in message and not out.exists()
+    stop_after(monkeypatch, 0)  # nothing is solved again
+    sweep(GRID, out=out, resume=True)
+    assert out.read_bytes() == whole and [p.name for p in tmp_path.glob("*.tmp")] == []
 
 
 def test_the_result_appears_only_when_it_is_complete(tmp_path, monkeypatch):
@@ -145,7 +280,7 @@ def test_the_result_appears_only_when_it_is_complete(tmp_path, monkeypatch):
     out.write_text("the earlier result")
     stop_after(monkeypatch, 3)
     with pytest.raises(SweepInterrupted):
-        sweep(GRID, out=out, block=1)
+        sweep(GRID, out=out, block=1, overwrite=True)
     assert out.read_text() == "the earlier result"
 
 
@@ -210,6 +345,20 @@ def killed_and_resumed(folder, grid, block, kills, seed):
 
 def test_killed_and_resumed_gives_the_same_bytes(tmp_path):
     assert killed_and_resumed(tmp_path, FORMULA, 4, kills=3, seed=1) == 3
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_terminated_it_says_how_to_go_on(tmp_path, number, status):
+    (tmp_path / "grid.toml").write_text(FORMULA.replace("num = 60", "num = 5"))
+    process, written = start(tmp_path, "result.csv", "--block", "4"), tmp_path / "result.csv.journal"
+    while process.poll() is None and size(written) < 4_000:
+        time.sleep(0.001)
+    process.send_signal(number)
+    error = process.communicate(timeout=600)[1].decode()
+    assert process.returncode == status and error.count("\n") == 1
+    assert "rows, kept in result.csv.journal; continue with --resume (resume=True)" in error
+    process = start(tmp_path, "result.csv", "--resume")
+    assert process.wait(timeout=600) == 0 and len((tmp_path / "result.csv").read_text().splitlines()) == 401
 
 
 @pytest.mark.slow

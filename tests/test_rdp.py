@@ -1,6 +1,7 @@
 """Rényi accounting against dp_accounting, mpmath and our certified engines."""
 
 import doctest
+import math
 
 import dp_accounting
 import mpmath
@@ -116,3 +117,9 @@ def test_subsampled_renyi_edges():
     assert subsampled_renyi(ja.Gaussian(1.0), 0.0, 4).upper < 1e-12
     assert "order = 2.5 must be an integer" in refusal(subsampled_renyi, ja.Gaussian(1.0), 0.1, 2.5)
     assert "one configuration" in refusal(subsampled_renyi, ja.Gaussian([1.0, 2.0]), 0.1, 2)
+
+
+@pytest.mark.parametrize("orders", [[], [1.0], [2.0, math.nan], "x"])
+def test_orders_that_cannot_be_used_are_refused(orders):
+    assert refusal(rdp_epsilon, ja.Gaussian(1.0), 1e-5, orders=orders).startswith("orders")
+    assert refusal(rdp_delta, ja.Gaussian(1.0), 1.0, orders=orders).startswith("orders")

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from helpers import refusal
 
-from jaxacct.sweep import Table, read_grid, sweep
+from jaxacct.sweep import Table, read_grid, read_table, solve, sweep
 from jaxacct.sweep.grid import FIELDS, QUANTITIES, concatenate, expand
 from jaxacct.sweep.progress import Progress, bar
+from jaxacct.validation import InputError
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "dpsgd_grid.toml"
 SMALL = {"noise_multiplier": [2.0, 4.0], "sampling_probability": 1.0, "steps": [1, 4], "delta": 1e-5}
@@ -201,6 +202,9 @@ FLAT = "noise_multiplier = 1\nsampling_probability = 0.1\nsteps = [1, 2]\ndelta 
         ("defaults = 1", "defaults must be a table"),
         ("[[block]]\nname = 'A'\n" + FLAT.replace("1e-5", "2"), "block 'A': delta = 2 must be > 0 and < 1"),
         ("", "are missing"),
+        (FLAT.replace("[1, 2]", "1" * 5000), "not valid TOML"),
+        (FLAT.replace("[1, 2]", "[" * 5000 + "]" * 5000), "nested too deeply"),
+        (FLAT.replace("[1, 2]", "[[1, 2], [3]]"), "not a ragged sequence"),
     ],
 )
 def test_a_bad_toml_is_refused_in_one_line_with_its_place(tmp_path, text, words):
@@ -236,7 +240,7 @@ HEAD = "noise_multiplier,sampling_probability,steps,delta\n"
     ("text", "words"),
     [
         (HEAD + "1,0.1,10,1e-5\n-1,0.1,10,1e-5\n", "line 3: noise_multiplier = -1.0 must be > 0"),
-        (HEAD + "1,0.1,ten,1e-5\n", "line 2: steps = 'ten' must be a number an integer >= 1"),
+        (HEAD + "1,0.1,ten,1e-5\n", "line 2: steps = 'ten' must be an integer >= 1"),
         (HEAD + "1,0.1,10\n", "line 2: 3 cells under a header of 4"),
         (HEAD + "1,0.1,,1e-5\n", "line 2: steps and epsilon are missing"),
         (HEAD + "1,nan,10,1e-5\n", "line 2: sampling_probability = nan must be finite"),
@@ -301,6 +305,71 @@ def test_quantities_mix_in_one_sweep(tmp_path):
     rows = list(csv.DictReader((tmp_path / "mixed.csv").open(newline="")))
     assert rows[4]["steps"] == rows[4]["upper"] == "nan"
     assert rows[0]["target_epsilon"] == "" and rows[2]["target_epsilon"] == "1.0"
+
+
+@pytest.fixture
+def breaking(monkeypatch):
+    """Engines that raise on whatever batch has a noise multiplier of 3."""
+    answer = solve._answer
+
+    def breaks(quantity, inputs, chosen):
+        if (inputs["noise_multiplier"] == 3.0).any():
+            raise ArithmeticError("lattice bracket is empty:\n2.0 > 1.0")
+        return answer(quantity, inputs, chosen)
+
+    monkeypatch.setattr(solve, "_answer", breaks)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "ends"),
+    [("epsilon", (0.0, math.inf, math.inf)), ("delta", (0.0, 1.0, 1.0)), ("steps", (math.nan,) * 3)],
+)
+def test_a_row_that_raises_leaves_the_others_alone(tmp_path, breaking, quantity, ends):
+    noise = [2.5, 3.0, 2.0, 4.0, 5.0]
+    fields = {"noise_multiplier": noise, "sampling_probability": 1.0, "steps": 2, "epsilon": 2.0, "delta": 1e-5}
+    fields.pop(quantity)
+    good = sweep(fields | {"noise_multiplier": [x for x in noise if x != 3.0]})
+    out = tmp_path / "result.csv"
+    with pytest.warns(solve.FailedRows, match=r"noise_multiplier = 3\.0.*: ArithmeticError: lattice bracket") as told:
+        table = sweep(fields, out=out)
+    assert len(told) == 1 and "\n" not in str(told[0].message)
+    for name, column in table.columns.items():
+        assert np.delete(column, 1).tolist() == good[name].tolist()
+    np.testing.assert_array_equal([table[name][1] for name in ("lower", "estimate", "upper")], ends)
+    assert (table["status"][1], table["kind"][1], table["noise_multiplier"][1]) == ("failed", "certified", 3.0)
+    assert quantity != "steps" or math.isnan(table["steps"][1])
+    assert read_table(out)["status"].tolist() == ["ok", "failed", "ok", "ok", "ok"]
+
+
+def test_only_the_rows_that_raise_fail_also_where_there_are_several(breaking):
+    with pytest.warns(solve.FailedRows, match=r"\(and 1 more in its block\)"):
+        table = sweep({**SMALL, "noise_multiplier": [2.0, 3.0, 4.0]})
+    assert table["status"].tolist() == ["ok"] * 2 + ["failed"] * 2 + ["ok"] * 2
+    with pytest.warns(solve.FailedRows):
+        assert sweep({**SMALL, "noise_multiplier": 3.0, "steps": 1})["status"].tolist() == ["failed"]
+
+
+def test_bad_input_that_an_engine_finds_is_bad_input_of_the_call(monkeypatch):
+    def refuses(*args, **kwargs):
+        raise InputError("engine = 'contour' needs a Gaussian part")
+
+    monkeypatch.setattr(solve.account, "epsilon", refuses)
+    assert "needs a Gaussian part" in refusal(sweep, SMALL)
+    assert "needs a Gaussian part" in refusal(sweep, {**SMALL, "noise_multiplier": 2.0, "steps": 1})
+
+
+@pytest.mark.parametrize("grid", [None, 5, [1, 2], ["a"], b"grid.csv", SMALL.items()])
+def test_what_is_no_grid_is_refused(grid):
+    assert "is no grid; give a dict of fields, or the path" in refusal(sweep, grid)
+
+
+def test_switches_and_names_of_results_are_checked(tmp_path):
+    for name in ("resume", "overwrite", "distributed"):
+        assert f"{name} = 'no' must be True or False" in refusal(sweep, SMALL, out=tmp_path / "r.csv", **{name: "no"})
+    for out in (5, "", b"r.csv", ["r.csv"]):
+        assert "must be the path of a file" in refusal(sweep, SMALL, out=out)
+    fields = {"epsilon": 1.0, "delta": 1e-5, "sampling_probability": 1.0, "steps": 4}
+    assert "rtol = 1e-09 must be >= 1e-07" in refusal(sweep, fields, rtol=1e-9)  # before anything is solved
 
 
 def test_calibration_settings_that_do_not_exist_are_refused():

@@ -1,7 +1,13 @@
 """Inputs are refused in one line that names the index; results never claim more than they have."""
 
+import importlib
+import inspect
 import math
+import os
+import pkgutil
 import re
+import subprocess
+import sys
 from fractions import Fraction
 
 import jax
@@ -12,6 +18,9 @@ from helpers import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jaxacct
+import jaxacct as ja
+from jaxacct import selection
 from jaxacct.bounds import KINDS, STATUSES, Bounds, explain
 from jaxacct.mechanisms import Gaussian, components, compose, dp_sgd
 from jaxacct.validation import (
@@ -22,6 +31,7 @@ from jaxacct.validation import (
     OPEN_PROBABILITY,
     POSITIVE,
     PROBABILITY,
+    InputError,
     TracerError,
     broadcast_shape,
     check,
@@ -132,6 +142,125 @@ def test_components_and_check_refuse_tracers():
     assert "tracer" in refusal(jax.jit(lambda d: check("delta", d, DELTA)), 0.1, error=TracerError)
 
 
+def test_messages_are_one_short_line_whatever_is_refused():
+    class Strange:
+        def __repr__(self):
+            raise RuntimeError("no")
+
+    for value in ("x" * 10**6, "a\nb", np.ones((30, 30)), 10**5000, Strange(), ["auto"] * 10**5):
+        assert len(refusal(choice, "engine", value, ("auto", "lattice"))) < 200
+    for value in ("x" * 10**6, "a\nb", Strange(), [Strange()]):
+        assert len(refusal(check, "steps", value, COUNT)) < 200
+    assert str(InputError("first\n   second")) == "first second"
+
+
+# Options
+
+SINGLE = Gaussian(2.0)
+CHOSEN = selection.select(ja.RandomizedResponse(0.75), selection.PointMass(1))
+GRID = {"noise_multiplier": 2.0, "sampling_probability": 1, "steps": 1, "delta": 1e-5}
+CALLS = {
+    "epsilon": (lambda **k: ja.epsilon(SINGLE, 1e-5, **k), ("relation", "engine", "rtol", "memory_bytes")),
+    "delta": (lambda **k: ja.delta(SINGLE, 1.0, **k), ("relation", "engine", "rtol", "memory_bytes")),
+    "epsilon of a selection": (lambda **k: ja.epsilon(CHOSEN, 1e-5, **k), ("relation", "rtol", "memory_bytes")),
+    "delta of a selection": (lambda **k: ja.delta(CHOSEN, 1.0, **k), ("relation", "rtol", "memory_bytes")),
+    "profile": (lambda **k: ja.profile(SINGLE, **k), ("relation", "engine", "rtol", "memory_bytes")),
+    "gradient": (lambda **k: ja.epsilon_gradient(SINGLE, 1e-5, **k), ("relation",)),
+    "noise": (lambda **k: ja.calibrate_noise_multiplier(1.0, 1e-5, 1.0, 1, **k), ("relation", "rtol")),
+    "rate": (lambda **k: ja.calibrate_sampling_probability(1.0, 1e-5, 9.0, 1, **k), ("relation", "rtol")),
+    "steps": (lambda **k: ja.calibrate_steps(1.0, 1e-5, 9.0, 1.0, **k), ("relation", "rtol", "max_steps")),
+    "sweep": (lambda **k: ja.sweep(GRID, **k), ("relation", "engine", "rtol", "block")),
+    "repetitions_allowed": (lambda **k: ja.repetitions_allowed(SINGLE, 1.0, 1e-5, **k), ("relation", "rtol")),
+    "bound_epsilon": (lambda **k: selection.bound_epsilon(SINGLE, selection.PointMass(2), 1e-5, **k), ("relation",)),
+    "rdp_epsilon": (lambda **k: ja.rdp_epsilon(SINGLE, 1e-5, **k), ("relation",)),
+}
+WRONG = {
+    "relation": ["swap", None, 3, ["add_one"]],
+    "engine": ["fft", None, 3, ["auto"]],
+    "rtol": ["x", math.nan, math.inf, -1, 0, 1, 2, None, True, 1j, [1e-4, 1e-3], {}],
+    "memory_bytes": [-5, 0, 1, "x", None, 2**30 + 0.5, math.nan, math.inf, 2**70, [2**30, 2**30], True],
+    "max_steps": [-5, 0, "x", None, 1.5, math.nan, [1, 2], 2**53 + 1],
+    "block": [-5, 0, "x", 1.5, math.nan, [1, 2], 2**53 + 1],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_options_are_refused_alike_wherever_they_appear(name):
+    call, takes = CALLS[name]
+    for option in takes:
+        for value in WRONG[option]:
+            message = refusal(call, **{option: value})
+            assert (message.startswith(option) and "use" in message) or "one" in message, (option, value, message)
+
+
+def test_options_that_can_be_used_are():
+    assert ja.epsilon(SINGLE, 1e-5, rtol=np.float64(0.01), memory_bytes=2.0**30, engine="lattice").engine == "lattice"
+    assert ja.profile(SINGLE, "add_one", rtol=0.01, memory_bytes=2**24).memory_bytes == 2**24
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1.0,
+        None,
+        "x",
+        Gaussian,
+        {},
+        [Gaussian(1.0), Gaussian(2.0)],
+        (Gaussian(1.0),),
+        np.ones((3, 40)),
+        selection.PointMass(2),
+    ],
+)
+def test_what_is_no_mechanism_is_refused(value):
+    for call in (ja.epsilon, ja.delta, ja.epsilon_gradient):
+        assert refusal(call, value, 1e-5).startswith("mechanism ")
+    assert refusal(ja.profile, value).startswith("mechanism ")
+    assert "ja.compose" in refusal(ja.epsilon, [Gaussian(1.0)], 1e-5)
+
+
+@pytest.mark.parametrize("engine", ["lattice", "contour"])
+def test_an_engine_that_cannot_answer_refuses(engine):
+    words = f"engine = {engine!r} cannot answer for a Selection, which has a method of its own; use 'auto'"
+    assert refusal(ja.epsilon, CHOSEN, 1e-5, engine=engine) == words
+    assert refusal(ja.delta, CHOSEN, 1.0, engine=engine) == words
+    assert refusal(ja.profile, CHOSEN, engine=engine) == words
+    assert ja.epsilon(CHOSEN, 1e-5).engine == "worst_score"
+
+
+# Names
+
+ORDERS = [
+    "import jaxacct as ja; ja.sweep; from jaxacct.sweep import merge, plan, read_table",
+    "from jaxacct.sweep import merge, plan, read_table; import jaxacct as ja",
+    "import jaxacct.sweep.grid; import jaxacct as ja; from jaxacct.sweep import merge, plan, read_table",
+    "import jaxacct as ja; ja.sweep(G); import jaxacct.sweep.read; from jaxacct.sweep import merge, plan, read_table",
+    "from jaxacct import sweep; import jaxacct as ja; from jaxacct.sweep import merge, plan, read_table; sweep(G)",
+]
+
+
+def test_a_package_with_the_name_of_a_function_is_that_function_in_every_order():
+    after = "; assert len(ja.sweep(G)) == 1 and ja.sweep.merge is merge and ja.sweep.plan is plan and callable(plan)"
+    first = f"import jax; G = {GRID!r}; "
+    script = "import os, sys\n" + "".join(  # each order in a process of its own, which has imported nothing of ours
+        f"if os.fork() == 0:\n    exec({first + order + after!r})\n    os._exit(0)\n"
+        f"if os.wait()[1]:\n    sys.exit({order!r})\n"
+        for order in ORDERS
+    )
+    environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "noise" not in str(inspect.signature(ja.sweep)) and "shard" in str(inspect.signature(ja.sweep))
+
+
+def test_no_other_lazy_name_is_also_a_module():
+    for name in ("", ".interop", ".training", ".tuning"):
+        package = importlib.import_module(f"jaxacct{name}")
+        lazy = getattr(package, "_HOME", None) or package._HOMES
+        modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
+        assert set(lazy) & modules == ({"sweep"} if package is jaxacct else set())
+
+
 # Bounds
 
 
@@ -200,6 +329,23 @@ def test_kinds_and_statuses_are_known():
     assert "assumption" in explain("ok", "conditional: monotone score")
     with pytest.raises(ValueError, match="is not known"):
         explain("ok", "exact")
+    for wrong in ("fine", None, 3, {"a": 1}, {"ok"}, ["ok", "fine"]):
+        assert "is not known" in refusal(explain, wrong)
+    assert "is not known" in refusal(explain, [["ok"], ["ok", "ok"]])
+    assert refusal(explain, ["ok", "fine"]).startswith("status[1] = 'fine' is not known")
+
+
+def test_statuses_are_explained_one_by_one():
+    b = Bounds([0, 1], [0, 1], [0, 2], status=["zero", "width"])
+    assert explain(b.status, b.kind).tolist() == [STATUSES["zero"], STATUSES["width"]]
+    assert explain(b.status).dtype.kind == "U" and explain([["ok"], ["zero"]]).shape == (2, 1)
+    assert explain("ok", ["bound", "certified"]).tolist() == [explain("ok", "bound"), explain("ok")]
+    assert explain(b[0].status) == STATUSES["zero"] and type(explain(b[0].status)) is str
+    assert explain(np.array([], str)).shape == (0,)
+    assert "do not broadcast" in refusal(explain, ["ok", "ok"], ["bound"] * 3)
+
+
+def test_known_words_are_what_bounds_may_hold():
     for wrong in ({"kind": "exact"}, {"status": "fine"}):
         with pytest.raises(ValueError, match="is not known"):
             Bounds(0, 1, 2, **wrong)

@@ -7,29 +7,44 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from jaxacct.cli.arguments import UsageError, parse
 
 __all__ = ["command", "main"]
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 BROKEN_PIPE = 141
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
 
 
 def command() -> int:
     """`main` as a process of its own, which ends before there is much garbage to look for."""
     gc.set_threshold(200_000)
+    received: list[int] = []
+
+    def terminate(number: int, frame: Any) -> None:
+        received.append(number)
+        raise Terminated("terminated")
+
+    signal.signal(signal.SIGTERM, terminate)
     status = main()
     gc.freeze()
-    return status
+    return TERMINATED if received and status == INTERRUPTED else status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (`sys.argv[1:]` by default) and return its exit status.
 
-    0: answered.  1: answered, but a calibration is infeasible.  2: bad input.  130: interrupted.
+    0: answered.  1: answered, but a calibration is infeasible or a row failed.  2: bad input, or a file or standard
+    output that cannot be written.  130: interrupted (143 as a process that was told to terminate).
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     command = f"jaxacct {arguments[0]}" if arguments and not arguments[0].startswith("-") else "jaxacct"
@@ -41,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             commands.join(options)  # before anything asks JAX for its devices
             cache.enable()
-            status = commands.run(options)
+            with warnings.catch_warnings():
+                warnings.showwarning = _shown(command, warnings.showwarning)
+                status = commands.run(options)
             sys.stdout.flush()
             return status
         except InputError as error:
@@ -52,8 +69,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{command}: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return BROKEN_PIPE
+    except OSError as error:
+        if error.filename is None:
+            _drop_output()
+        place = error.filename or "standard output: cannot be written"
+        return _refuse(command, f"{place}: {error.strerror or error}")
+
+
+def _shown(command: str, usual: Any) -> Any:
+    """How warnings are shown: rows that failed in one line, others as usual."""
+    from jaxacct.sweep.solve import FailedRows
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, FailedRows):
+            print(f"{command}: {message}", file=sys.stderr)
+        else:
+            usual(message, category, *place, **more)
+
+    return show
+
+
+def _drop_output() -> None:
+    """Nothing more can be written to standard output, also not when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refuse(command: str, message: str) -> int:

@@ -47,7 +47,7 @@ DESCRIPTION = {
     "candidate is released. The worst case over all scores, or a published bound; beside it what a single run costs.",
     "sweep": "Solve every configuration of a grid: TOML blocks of lists and ranges, or a CSV with one "
     "configuration per row. What a configuration leaves out is solved for. Solved rows are kept in RESULT.journal "
-    "until the result is complete.",
+    "until the result is complete, also where Ctrl-C or SIGTERM ends it. Exit status 1 where a row has failed.",
     "merge": "Merge the parts that sweep --shard 1/n to n/n has written into one result, the same to the last byte as "
     "that of one process.",
     "plot": "Draw the result of a sweep: a value against an input with its bracket as a band, a heat map over two "
@@ -70,8 +70,8 @@ ACTIONS = ("show",)
 POSITIONAL = ("command", "grid", "parts", "result", "action", "ledger")
 SWITCHES = {
     "dry_run": "show the plan and an estimate of the time, from a sample, and solve nothing else",
-    "resume": "go on from the journal of an interrupted run, where there is one",
-    "overwrite": "discard such a journal and start anew",
+    "resume": "go on from the journal of an interrupted run, where there is one, in its blocks",
+    "overwrite": "discard such a journal, and replace a RESULT that is there already",
     "distributed": "one of several processes under jax.distributed: solve a slice each, the first one merges",
 }
 SWEEP = {
@@ -196,6 +196,7 @@ def _sweep_options(sub: _Parser, command: str) -> None:
 def _merge_options(sub: _Parser, command: str) -> None:
     sub.add_argument("parts", metavar="PART", nargs="*", help="the part files of all slices")
     sub.add_argument("--out", metavar="RESULT", help="the result, .csv or .parquet (needs pyarrow)")
+    sub.add_argument("--overwrite", action="store_true", help="replace a RESULT that is there already")
 
 
 def _plot_options(sub: _Parser, command: str) -> None:

@@ -50,7 +50,7 @@ def _answer(options: argparse.Namespace) -> int:
     table = sweep(grid, relation=options.relation, engine=engine, rtol=options.rtol, progress=False)
     batch = any(np.ndim(value) for value in fields.values())
     print(output.as_json(table, batch) if options.json else output.as_text(table, batch))
-    return _infeasible(table, batch) if solved in CALIBRATED else 0
+    return _infeasible(table, batch) if solved in CALIBRATED else _failed(table)
 
 
 def _infeasible(table: Table, batch: bool) -> int:
@@ -61,6 +61,11 @@ def _infeasible(table: Table, batch: bool) -> int:
         status = table["status"][index]
         print(f"jaxacct calibrate: {status}{place}: {explain(status)}", file=sys.stderr)
     return int(np.isnan(solved).any())
+
+
+def _failed(table: Table) -> int:
+    """Exit status 1 where the engines failed on a row; a warning has said on which."""
+    return int((table["status"] == "failed").any())
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -77,7 +82,8 @@ def _sweep(options: argparse.Namespace) -> int:
     switches = {name: getattr(options, name) for name in ("progress", "resume", "overwrite", "distributed")}
     table = sweep(options.grid, out=options.out, **settings, **switches)
     out = str(part_path(Path(options.out), slice_of(options.shard)))
-    return _report(output.summary(table, out, time.monotonic() - begin), output.summary_text, options)
+    _report(output.summary(table, out, time.monotonic() - begin), output.summary_text, options)
+    return _failed(table)
 
 
 def join(options: argparse.Namespace) -> None:
@@ -113,8 +119,9 @@ def _merge(options: argparse.Namespace) -> int:
     if options.out is None:
         raise InputError("--out is missing; name the result, such as --out result.csv")
     begin = time.monotonic()
-    table = merge(options.parts, options.out)
-    return _report(output.summary(table, options.out, time.monotonic() - begin), output.summary_text, options)
+    table = merge(options.parts, options.out, overwrite=options.overwrite)
+    _report(output.summary(table, options.out, time.monotonic() - begin), output.summary_text, options)
+    return _failed(table)
 
 
 def _plot(options: argparse.Namespace) -> int:

@@ -25,6 +25,7 @@ from jaxacct.engines.contour import Answer
 
 UNIT = 2.0**-53
 LEAST_GAP = 1e-300
+LARGEST = np.finfo(np.float64).max
 ROUNDING = 64.0
 """Units in the last place allowed for erfcx, log_ndtr, and the arithmetic around them."""
 SMALL = 0.1
@@ -95,7 +96,7 @@ def simple_epsilon(mu: np.ndarray, log_delta: np.ndarray, slack: np.ndarray) -> 
     quantile = -special.ndtri(np.minimum(share * (1.0 + 1e-12), 1.0))
     quantile = np.where(share < 1.0, quantile, -np.inf)
     lower = (0.5 * mu**2 + mu * (quantile - 1e-9 * (1.0 + np.abs(quantile))) - 1.0) * (1.0 - 16.0 * UNIT)
-    lower = np.where(lower > 0.0, lower, 0.0)
+    lower = np.where(lower > 0.0, np.minimum(lower, LARGEST), 0.0)
     return Answer(lower, lower, upper)
 
 

@@ -6,13 +6,14 @@ A set S of outputs has `P(S) <= e^eps Q(S) + delta`, so every test with known ma
 
 Each part of a composition is tested by itself, the others are not looked at:
 
+* *one step*: of a sampled Gaussian, in closed form, which is the best of all tests on it;
 * *counts*: in how many of its n steps does the output lie beyond a threshold (on the side where P is likelier)?  At
   least k times, for several k; the tails are those of a binomial law, bounded in `binomial`;
 * *means*, for Gaussians with many steps: is the sum of the n outputs beyond a threshold?  Under the law without hits it
   is normal; under the mixture both tails are bounded by Chernoff, `E e^{v x} = e^{v^2/2} (1 - q + q e^{v s})`.
 
-Everything is in logarithms, so that masses of e^{-10^300} are ordinary.  Nothing here is shared with the engines that
-are held against it.
+Everything is in logarithms, so that masses of e^{-10^300} are ordinary.  Nothing here is shared with the contour and
+the lattice engine, which are held against it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_ndtr
 
+from jaxacct.engines import closed_form
 from jaxacct.engines.binomial import Chance, chance, log_tail_above, log_tail_below
 from jaxacct.mechanisms.components import Components
 
-__all__ = ["Tests", "best_delta", "best_epsilon", "tests_of"]
+__all__ = ["Tests", "best_delta", "best_epsilon", "one_step_delta", "one_step_epsilon", "tests_of"]
 
 UNIT = 2.0**-53
 QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 36.0])
@@ -81,6 +83,26 @@ def best_delta(tests: Tests, epsilon: np.ndarray) -> np.ndarray:
         left = p - cost
     left = np.where(np.isnan(left), 0.0, left)
     return np.max(left - 4.0 * UNIT * p, axis=1, initial=0.0)
+
+
+def one_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
+    """(B,) the largest epsilon of a single step of a sampled Gaussian, from below."""
+    best, removing = np.zeros(delta.size), parts.sign > 0
+    for column in range(parts.gauss_n.shape[1]):
+        law = parts.gauss_sigma[:, column], parts.gauss_q[:, column], removing
+        found = closed_form.epsilon_of_one_step(*law, delta, np.full(delta.size, 8.0 * UNIT)).lower
+        best = np.fmax(best, np.where(parts.gauss_n[:, column] > 0, found, 0.0))
+    return best
+
+
+def one_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
+    """(B,) the largest delta of a single step of a sampled Gaussian, from below."""
+    best, removing = np.zeros(epsilon.size), parts.sign > 0
+    for column in range(parts.gauss_n.shape[1]):
+        law = parts.gauss_sigma[:, column], parts.gauss_q[:, column], removing
+        found = closed_form.delta_of_one_step(*law, epsilon).lower
+        best = np.fmax(best, np.where(parts.gauss_n[:, column] > 0, found, 0.0))
+    return best
 
 
 def _log_tail(u: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,8 +10,9 @@ from scipy.special import ndtri
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
-from jaxacct.mechanisms import DIRECTIONS, RELATIONS, Mechanism, batch_shape, components, directions
+from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import element, register
+from jaxacct.options import GIBIBYTE, mechanism_for, options
 from jaxacct.representations import tradeoff
 from jaxacct.representations.characteristic import LogCharacteristic, log_characteristic
 from jaxacct.representations.renyi import renyi_divergence, zero_concentrated
@@ -244,7 +245,7 @@ def profile(
     *,
     engine: str = "auto",
     rtol: float = 1e-4,
-    memory_bytes: int = account.GIBIBYTE,
+    memory_bytes: int = GIBIBYTE,
 ) -> Profile:
     """The privacy of a mechanism in every representation, each computed when it is asked for.
 
@@ -256,7 +257,5 @@ def profile(
     >>> round(float(p.delta(1.0).upper), 9), round(float(p.tradeoff(0.05).lower), 4), float(p.gdp_mu().estimate)
     (0.006829595, 0.8739, 0.5)
     """
-    choice("relation", relation, RELATIONS)
-    choice("engine", engine, account.ENGINES)
-    batch_shape(mechanism)
-    return Profile(mechanism, relation, engine, rtol, memory_bytes)
+    chosen = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes)
+    return Profile(mechanism_for(mechanism, chosen.engine), *chosen)

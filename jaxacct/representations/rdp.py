@@ -183,6 +183,8 @@ def _minimise(
     size = parts.mu2.size
     fixed = orders is not None
     grid = _START if orders is None else np.atleast_1d(check("orders", orders, POSITIVE))
+    if grid.size == 0:
+        raise InputError("orders is empty; give at least one order above 1, or leave it out")
     if np.any(grid <= 1.0):
         raise InputError(f"orders = {float(np.min(grid))!r} must be > 1; use orders above 1")
     c = np.sort(grid - 1.0)[:, None] + np.zeros(size)

@@ -15,6 +15,7 @@ from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.options import tolerance
 from jaxacct.selection.laws import Law, PointMass, Poisson, TruncatedNegativeBinomial
 from jaxacct.selection.mechanism import select
 from jaxacct.validation import DELTA, POSITIVE, Constraint, InputError, broadcast_shape, check, choice, refuse_tracers
@@ -93,8 +94,7 @@ def repetitions_allowed(
     if (eta is None) == (family == "truncated_negative_binomial"):
         needs = "needs eta; give one above -1" if eta is None else "takes no eta; leave it out"
         raise InputError(f"family = {family!r} {needs}")
-    if not 1e-4 <= rtol < 1:
-        raise InputError(f"rtol = {rtol} must be >= 1e-4 and < 1; use 1e-3 or so")
+    rtol = tolerance(rtol, 1e-4, usual="1e-3")
     target = np.asarray(check("target_epsilon", target_epsilon, POSITIVE))
     level = np.asarray(check("target_delta", target_delta, DELTA))
     shaped = {"geometric": 1.0, "logarithmic": 0.0}.get(family, eta)

@@ -12,9 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.validation import InputError
+from jaxacct.validation import InputError, shown
 
 ENDINGS = (".csv", ".parquet")
+REPLACE = "replace it with --overwrite (overwrite=True)"
+
+
+class Unwritable(InputError):
+    """A file cannot be written, in the system's words."""
+
+
+def out_path(out: Any) -> Path:
+    """The path of a result; what is no path is refused."""
+    if not isinstance(out, str | os.PathLike) or not os.fspath(out):
+        raise InputError(f"out = {shown(out)} must be the path of a file; name the result, such as 'result.csv'")
+    return Path(out)
+
+
+def refuse_existing(path: Path, remedy: str = REPLACE) -> None:
+    """Refuse to write over a file that is there."""
+    if path.exists():
+        raise InputError(f"{path}: is there already; {remedy}, or give another name")
 
 
 def check_result(path: Path) -> None:
@@ -120,6 +138,6 @@ def extra(module: str, purpose: str) -> Any:
         ) from None
 
 
-def unwritable(path: Path, error: OSError) -> InputError:
+def unwritable(path: Path, error: OSError) -> Unwritable:
     """A refusal in the system's words."""
-    return InputError(f"{path}: cannot be written: {error.strerror or error}")
+    return Unwritable(f"{path}: cannot be written: {error.strerror or error}")

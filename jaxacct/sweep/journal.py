@@ -7,15 +7,17 @@ has left behind it is dropped.  Every record is on the disk before the next bloc
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import jax
 import numpy as np
@@ -75,93 +77,152 @@ def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, s
 
 
 class Journal:
-    """A journal open for appending, held against other processes.
+    """A journal open for appending, held against other processes: it is also the lock of its sweep.
 
-    `create` refuses a name that is taken; `resume` first hands every whole record to `keep`, cuts off what
-    follows them and goes on from there.
+    `hold` opens it, and creates it where there is none; then `begin` starts it anew or `catch_up` goes on with it.
     """
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
+    def __init__(self, path: Path, file: io.FileIO) -> None:
         self.path, self._file = path, file
+        self._end = 0
 
     @classmethod
-    def create(cls, path: Path, head: Header) -> Journal:
-        try:
-            journal = cls(path, path.open("x+b"))
-        except OSError as error:
-            raise files.unwritable(path, error) from None
-        journal._hold()
-        journal._write(json.dumps(asdict(head)).encode())
-        files.sync_folder(path)
-        return journal
+    def hold(cls, path: Path) -> Journal:
+        """The journal of this name; InputError where another process has it (on systems that have such locks)."""
+        while True:
+            try:
+                file = cast(io.FileIO, path.open("a+b", buffering=0))
+            except OSError as error:
+                raise files.unwritable(path, error) from None
+            try:
+                _lock(file, path)
+                if _is_at(file, path):
+                    return cls(path, file)
+            except BaseException:
+                file.close()
+                raise
+            file.close()  # the run that had it has just finished and removed it
 
-    @classmethod
-    def resume(cls, path: Path, head: Header, keep: Any) -> Journal:
-        try:
-            journal = cls(path, path.open("r+b"))
-        except OSError as error:
-            raise files.unwritable(path, error) from None
-        journal._hold()
-        try:
-            journal._catch_up(head, keep)
-        except BaseException:
-            journal.close()  # refused, it may be resumed by the sweep that it belongs to
-            raise
-        return journal
+    @property
+    def fresh(self) -> bool:
+        """Whether there is nothing in it, as in one that has just been created."""
+        return os.fstat(self._file.fileno()).st_size == 0
 
-    def _catch_up(self, head: Header, keep: Any) -> None:
-        records = _records(self._file)
-        first = next(records, None)
-        if first is None:  # killed before the header was whole
-            self._file.seek(0)
-            if not MARK.startswith(self._file.read(len(MARK))):
+    def begin(self, head: Header) -> None:
+        """Discard what is in it and write the header of a sweep; a file that is no journal is left alone."""
+        with self.path.open("rb") as file:
+            if not MARK.startswith(file.read(len(MARK))):
                 raise InputError(
                     f"{self.path}: is no journal of a sweep; move it away, or give the result another name"
                 )
-            self._file.seek(0)
-            self._file.truncate()
-            self._write(json.dumps(asdict(head)).encode())
-            return
-        difference = head.differs(_header(first, self.path))
-        if difference:
-            raise InputError(
-                f"{self.path}: was written by another sweep, with {difference}; "
-                "repeat that one, or start anew with --overwrite (overwrite=True)"
-            )
-        end = self._file.tell()
-        for content in records:
-            keep(*_decode(content))
-            end = self._file.tell()
-        self._file.seek(end)
-        self._file.truncate()
+        self._cut(0)
+        self._write(json.dumps(asdict(head)).encode())
+        files.sync_folder(self.path)
+
+    def catch_up(self, head: Header, keep: Callable[[np.ndarray, Table], None]) -> None:
+        """Hand every whole record to `keep` and cut off what follows them; refused if of another sweep."""
+        with self.path.open("rb") as file:
+            records = _records(file)
+            first = next(records, None)
+            if first is None:  # killed before the header was whole
+                self.begin(head)
+                return
+            difference = head.differs(_header(first, self.path))
+            if difference:
+                raise InputError(
+                    f"{self.path}: was written by another sweep, with {difference}; "
+                    "repeat that one, or start anew with --overwrite (overwrite=True)"
+                )
+            end = file.tell()
+            for content in records:
+                keep(*_decode(content))
+                end = file.tell()
+        self._cut(end)
 
     def append(self, rows: np.ndarray, piece: Table) -> None:
         """Add solved rows; they are on the disk when this returns."""
         self._write(_encode(rows, piece))
 
+    def discard(self) -> None:
+        """Remove it."""
+        self._let_go_to_rename()
+        self.path.unlink(missing_ok=True)
+
+    def become(self, path: Path) -> None:
+        """Give it another name, which it takes at once."""
+        self._move(self.path, path)
+
+    def take_over(self, path: Path) -> None:
+        """Put a file in its place; it is to be held anew."""
+        self._move(path, self.path)
+
+    def _move(self, source: Path, target: Path) -> None:
+        self._let_go_to_rename()
+        try:
+            os.replace(source, target)
+            files.sync_folder(target)
+        except OSError as error:
+            raise files.unwritable(target, error) from None
+
+    def _let_go_to_rename(self) -> None:
+        if os.name != "posix":  # elsewhere what is open cannot be renamed
+            self.close()
+
     def close(self) -> None:
         self._file.close()
 
     def _write(self, content: bytes) -> None:
-        frame = _FRAME.pack(MARK, len(content), zlib.crc32(content))
+        left = memoryview(_FRAME.pack(MARK, len(content), zlib.crc32(content)) + content)
+        size = len(left)
         try:
-            self._file.write(frame + content)
-            self._file.flush()
+            while left:
+                left = left[self._file.write(left) :]
             os.fsync(self._file.fileno())
         except OSError as error:
+            with contextlib.suppress(OSError):
+                self._cut(self._end)  # whole records only, and the room that half a one has taken is given back
             raise files.unwritable(self.path, error) from None
+        self._end += size
 
-    def _hold(self) -> None:
-        """Refuse a journal that another process is writing (where the system has such locks)."""
-        if os.name != "posix":
-            return
-        import fcntl
-
+    def _cut(self, end: int) -> None:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise InputError(f"{self.path}: another process is writing it; wait for it, or stop it first") from None
+            self._file.truncate(end)
+        except OSError as error:
+            raise files.unwritable(self.path, error) from None
+        self._end = end
+
+
+def _lock(file: io.FileIO, path: Path) -> None:
+    """Hold a file until it is closed, where the system and the file system have such locks."""
+    if os.name != "posix":
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(
+            f"{path}: another process is writing it; wait for it, stop it first, or give the result another name"
+        ) from None
+    except OSError:
+        pass
+
+
+def _is_at(file: io.FileIO, path: Path) -> bool:
+    """Whether the open file still has its name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def kept_block(paths: Iterable[Path]) -> int | None:
+    """The block of the first of these journals and parts that says one."""
+    for path in paths:
+        if path.is_file():
+            with contextlib.suppress(InputError):
+                return peek(path).block
+    return None
 
 
 def peek(path: Path) -> Header:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from jaxacct.sweep import files, journal
 from jaxacct.sweep.journal import Header
 from jaxacct.sweep.table import Table, blank, fill, write
-from jaxacct.validation import InputError
+from jaxacct.validation import InputError, check_flag
 
 POLL = 0.2
 """Seconds between two looks for the files of other processes."""
@@ -43,15 +43,27 @@ def part_path(out: Path, shard: tuple[int, int]) -> Path:
     return out if shard == (1, 1) else out.with_name(f"{_slice_name(out, shard)}.part")
 
 
+def traces(out: Path, shard: tuple[int, int]) -> Iterator[Path]:
+    """Where a run of this sweep may have left its settings: the journal and part of the slice, then of the others."""
+    number, count = shard
+    for i in (number, *(i for i in range(1, count + 1) if i != number)):
+        yield journal_path(out, (i, count))
+        if count > 1:
+            yield part_path(out, (i, count))
+
+
 def _slice_name(out: Path, shard: tuple[int, int]) -> str:
     return out.name if shard == (1, 1) else f"{out.name}.{shard[0]}-of-{shard[1]}"
 
 
-def merge(parts: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] | None = None) -> Table:
+def merge(
+    parts: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] | None = None, *, overwrite: bool = False
+) -> Table:
     """The table of a sweep from the part files of all its slices, in the order of the grid.
 
     The parts are those that `sweep(grid, out=..., shard="i/n")` leaves, for i from 1 to n; `out`, ending in .csv
-    or .parquet, receives the table.  It is the same to the last byte as that of one process.
+    or .parquet, receives the table; an earlier one is replaced only with `overwrite`.  It is the same to the last byte
+    as that of one process.
 
     Raises InputError, one line, where a part is missing, unfinished, given twice, or of another sweep.
 
@@ -67,8 +79,12 @@ def merge(parts: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] |
     """
     if isinstance(parts, str | os.PathLike) or not parts:
         raise InputError("parts is empty; give the .part files of all slices" if not parts else "parts must be a list")
+    check_flag("overwrite", overwrite, "True replaces an earlier result")
     if out is not None:
-        files.check_result(Path(out))
+        out = files.out_path(out)
+        files.check_result(out)
+        if not overwrite:
+            files.refuse_existing(out)
     owner: dict[int, Path] = {}
     reference: Header | None = None
     for path in map(Path, parts):
@@ -121,7 +137,7 @@ def wait_and_merge(out: Path, head: Header) -> Table:
     paths = [part_path(out, (number, count)) for number in range(1, count + 1)]
     while not all(_ready(path, head) for path in paths):
         time.sleep(POLL)
-    table = merge(paths, out)
+    table = merge(paths, out, overwrite=True)  # the run was not begun if it may not replace it
     for path in paths:
         path.unlink()
     return table

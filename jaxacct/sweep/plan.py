@@ -13,14 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxacct.account import GIBIBYTE
 from jaxacct.engines import programs
+from jaxacct.options import GIBIBYTE
 from jaxacct.sweep.columns import layout, solved_for
 from jaxacct.sweep.grid import Grid, expand
 from jaxacct.sweep.parts import slice_of
 from jaxacct.sweep.read import read_grid
 from jaxacct.sweep.solve import Settings, settings, solve
-from jaxacct.validation import COUNT, InputError, check
+from jaxacct.validation import COUNT, InputError, check_one, shown
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
 """Rows solved between two writes: a sixteenth of the grid, within these limits."""
@@ -92,7 +92,7 @@ def lay_out(
     if block is None:
         sixteenth = 1 << math.ceil(math.log2(max(len(configurations) / 16, 1)))
         block = min(max(sixteenth, SMALLEST_BLOCK), LARGEST_BLOCK)
-    size = int(np.asarray(check("block", block, COUNT)).item())
+    size = int(check_one("block", block, COUNT, "one length serves the whole sweep"))
     mine = slice_of(shard)
     blocks = []
     for word in solved_for({"quantity": configurations.quantity}):
@@ -157,13 +157,20 @@ def _configurations(grid: Any, mode: str, quantity: str | None) -> Grid:
         return expand(grid, mode=mode, quantity=quantity)
     if mode != "product" or quantity is not None:
         raise InputError("mode and quantity are for a dict of arrays; a grid file states them itself")
-    return grid if isinstance(grid, Grid) else read_grid(grid)
+    if isinstance(grid, Grid):
+        return grid
+    if not isinstance(grid, str | os.PathLike):
+        raise InputError(
+            f"grid = {shown(grid)} of type {type(grid).__name__} is no grid; give a dict of fields, or the path of a "
+            ".toml or .csv file"
+        )
+    return read_grid(grid)
 
 
 def _timed(sample: Grid, work: Work) -> float:
     begin = time.perf_counter()
     with programs.alike(work.few):
-        solve(sample, work.settings, work.columns)
+        solve(sample, work.settings, work.columns, len(work.grid) == 1)
     return time.perf_counter() - begin
 
 

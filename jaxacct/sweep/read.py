@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.sweep.grid import FIELDS, INPUTS, Grid, concatenate, expand, suggest
-from jaxacct.validation import InputError
+from jaxacct.validation import InputError, shown
 
 _SETTINGS = ("name", "quantity", "zip")
 _COLUMNS = ("name", "quantity", *INPUTS)
@@ -60,8 +60,10 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
 def _read_toml(text: str) -> Grid:
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also a whole number of more digits than Python converts
         raise InputError(f"not valid TOML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise InputError("not valid TOML: its arrays or tables are nested too deeply") from None
     defaults = document.pop("defaults", {})
     if not isinstance(defaults, dict):
         raise InputError("defaults must be a table; write [defaults]")
@@ -134,8 +136,9 @@ def _record(header: list[str], number: int, cells: list[str]) -> dict[str, Any]:
             try:
                 record[column] = float(cell)
             except ValueError:
-                limit = FIELDS[column].limit
-                raise InputError(f"line {number}: {column} = {cell!r} must be a number {limit}") from None
+                rule = FIELDS[column]
+                wanted = f"{'' if rule.integral else 'a number '}{rule.limit}"
+                raise InputError(f"line {number}: {column} = {shown(cell)} must be {wanted}") from None
         elif cell:
             record[column] = cell
     return record

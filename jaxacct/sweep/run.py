@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import numpy as np
 
 from jaxacct.engines import programs
 from jaxacct.sweep import files, parts
+from jaxacct.sweep.files import REPLACE, refuse_existing
 from jaxacct.sweep.grid import Grid
-from jaxacct.sweep.journal import Header, Journal, header
+from jaxacct.sweep.journal import Journal, header, kept_block
 from jaxacct.sweep.plan import Work, lay_out
 from jaxacct.sweep.progress import Progress
 from jaxacct.sweep.solve import solve
 from jaxacct.sweep.table import Table, blank, fill, write
-from jaxacct.validation import InputError
+from jaxacct.validation import InputError, check_flag
 
 
 class SweepInterrupted(KeyboardInterrupt):
@@ -62,7 +64,7 @@ def sweep(
     quantity : str, optional
         For a dict: what is solved for, as a check on what the fields leave out.
     out : path ending in .csv or .parquet, optional
-        The result; an earlier one is replaced when this one is complete.
+        The result, which must not be there already (see overwrite).
     relation, engine, rtol
         As in `jaxacct.epsilon` and `jaxacct.calibrate_noise_multiplier` (calibrations choose the engine).
     progress : bool, optional
@@ -70,14 +72,17 @@ def sweep(
     block : int, optional
         Rows solved between two writes; by default a sixteenth of the grid, at least 512 and at most 4096.
     resume : bool
-        Go on from the journal of an interrupted run, where there is one.
+        Go on from the journal of an interrupted run, where there is one, in its blocks.
     overwrite : bool
-        Discard such a journal instead.
+        Discard such a journal, and replace an earlier result when this one is complete.
     shard : "i/n", optional
         Solve the i-th of n slices into the part file OUT.i-of-n.part, for `jaxacct.sweep.merge`.
     distributed : bool
         After `jax.distributed.initialize()`: every process solves its slice, the first one merges them.  `out`
         must be on a file system that all of them share.
+
+    A row on which the engines raise has the status "failed" and the bracket that always holds; the others are not
+    touched, and a warning says what was raised.
 
     Returns
     -------
@@ -89,8 +94,8 @@ def sweep(
     Raises
     ------
     InputError
-        One line for invalid values, an unreadable file, or a journal that is in the way or of another sweep,
-        before anything is solved.
+        One line for invalid values, an unreadable file, a result that is there already, or a journal that is in the
+        way, of another sweep or in use, before anything is solved; also for a disk that is full, with what is kept.
     SweepInterrupted
         Ctrl-C; a KeyboardInterrupt that says how many rows are done and where they are.
 
@@ -99,74 +104,116 @@ def sweep(
     >>> [round(x, 4) for x in t["upper"].tolist()]
     [1.9931, 0.9263]
     """
+    for name, value in {"resume": resume, "overwrite": overwrite, "distributed": distributed}.items():
+        check_flag(name, value, "True does what its name says")
     if distributed and shard is not None:
         raise InputError("shard and distributed both slice the grid; leave one of them out")
     if resume and overwrite:
         raise InputError("resume and overwrite contradict each other; leave one of them out")
     if distributed:
         shard = f"{jax.process_index() + 1}/{jax.process_count()}"
+    path = None if out is None else files.out_path(out)
+    if path is not None and resume and block is None:
+        block = kept_block(parts.traces(path, parts.slice_of(shard)))
     work = lay_out(grid, mode, quantity, relation, engine, rtol, block, shard)
-    if out is None:
+    if path is None:
         for name, given in {"resume": resume, "overwrite": overwrite, "shard": shard is not None}.items():
             if given:
                 raise InputError(f"{name} needs out; name the result, such as out='result.csv'")
         return _run(_Slice(work), progress, None)
-    path = Path(out)
     files.check_result(path)
     if isinstance(grid, str | os.PathLike) and path.exists() and path.samefile(grid):
         raise InputError(f"{path}: the result would overwrite the grid; give another name")
-    head = header(work.grid, work.columns, work.settings, work.block, work.shard)
+    run = _Run(work, path, resume, overwrite)
     if work.shard[1] == 1:
-        return _whole(work, head, path, progress, resume, overwrite)
-    table = _part(work, head, path, progress if work.shard[0] == 1 or not distributed else False, resume, overwrite)
+        return run.whole(progress)
+    table = run.part(progress if work.shard[0] == 1 or not distributed else False, merged=distributed)
     if distributed and work.shard[0] == 1:
-        return parts.wait_and_merge(path, head)
+        return parts.wait_and_merge(path, run.head)
     if distributed:
         parts.wait_for_merge(path, work.shard)
     return table
 
 
-def _whole(work: Work, head: Header, out: Path, show: bool | None, resume: bool, overwrite: bool) -> Table:
-    """All blocks: into the journal, then the result, then the journal is done with."""
-    path = parts.journal_path(out, work.shard)
-    table = _journalled(work, head, path, show, resume, overwrite)
-    write(table, out)
-    path.unlink()
-    return table
+class _Run:
+    """The rows of one slice on their way to its file, by way of a journal that is held while this runs."""
 
+    def __init__(self, work: Work, out: Path, resume: bool, overwrite: bool) -> None:
+        self.work, self.out, self.resume, self.overwrite = work, out, resume, overwrite
+        self.head = header(work.grid, work.columns, work.settings, work.block, work.shard)
+        self.path = parts.journal_path(out, work.shard)
+        self.slice = _Slice(work)
 
-def _part(work: Work, head: Header, out: Path, show: bool | None, resume: bool, overwrite: bool) -> Table:
-    """The blocks of one slice, into a journal that becomes its part; a part that is there already is kept."""
-    path, part = parts.journal_path(out, work.shard), parts.part_path(out, work.shard)
-    if part.exists() and resume and not path.exists():
-        os.replace(part, path)
-    elif part.exists() and not overwrite:
-        raise InputError(f"{part}: is there already; keep it with --resume (resume=True), or --overwrite it")
-    part.unlink(missing_ok=True)
-    table = _journalled(work, head, path, show, resume, overwrite)
-    os.replace(path, part)
-    files.sync_folder(part)
-    return table
+    def whole(self, show: bool | None) -> Table:
+        """All blocks: into the journal, then the result, then the journal is done with."""
 
+        def finish(table: Table, journal: Journal) -> None:
+            write(table, self.out)
+            journal.discard()
 
-def _journalled(work: Work, head: Header, path: Path, show: bool | None, resume: bool, overwrite: bool) -> Table:
-    """Solve what the journal does not hold yet."""
-    if overwrite:
-        path.unlink(missing_ok=True)
-    slice_ = _Slice(work)
-    if resume and path.exists():
-        journal = Journal.resume(path, head, slice_.keep)
-    elif path.exists():
-        raise InputError(
-            f"{path}: holds the rows of an interrupted run; continue it with --resume (resume=True), "
-            "or discard it with --overwrite (overwrite=True)"
-        )
-    else:
-        journal = Journal.create(path, head)
-    try:
-        return _run(slice_, show, journal)
-    finally:
-        journal.close()
+        return self._solve(show, self._begun({self.out: REPLACE}), finish)
+
+    def part(self, show: bool | None, merged: bool) -> Table:
+        """The blocks of one slice, into a journal that becomes its part; a part that is there already is kept."""
+        part = parts.part_path(self.out, self.work.shard)
+        if part.exists() and self.resume:
+            with contextlib.closing(Journal.hold(self.path)) as journal:
+                if journal.fresh:
+                    journal.take_over(part)
+        taken = {part: f"keep it with --resume (resume=True), or {REPLACE}"} | ({self.out: REPLACE} if merged else {})
+        journal = self._begun(taken)
+        part.unlink(missing_ok=True)  # an earlier one, which is not to be taken for this one
+
+        def finish(table: Table, journal: Journal) -> None:
+            journal.become(part)
+
+        return self._solve(show, journal, finish)
+
+    def _begun(self, taken: dict[Path, str]) -> Journal:
+        """The journal, held, with the rows that it keeps from an interrupted run handed to the slice.
+
+        taken : the files that must not be there already, with the remedy.  A journal is begun only where they are
+        not there, or may be replaced, so one that is there permits that.
+        """
+        journal = Journal.hold(self.path)
+        try:
+            if journal.fresh and not self.overwrite:
+                for path, remedy in taken.items():
+                    refuse_existing(path, remedy)
+            if not journal.fresh and not self.overwrite and not self.resume:
+                raise InputError(
+                    f"{self.path}: holds the rows of an interrupted run; continue it with --resume (resume=True), "
+                    "or discard it with --overwrite (overwrite=True)"
+                )
+            if journal.fresh or self.overwrite:
+                journal.begin(self.head)
+            else:
+                journal.catch_up(self.head, self.slice.keep)
+        except BaseException:
+            if journal.fresh:
+                journal.discard()
+            journal.close()
+            raise
+        return journal
+
+    def _solve(self, show: bool | None, journal: Journal, finish: Callable[[Table, Journal], None]) -> Table:
+        """Solve what the journal does not hold yet, and leave the rows in their file; the journal stays until then."""
+        try:
+            table = _run(self.slice, show, journal)
+            finish(table, journal)
+        except files.Unwritable as error:
+            done, total = int(np.sum(self.slice.done)), self.slice.rows.size
+            raise files.Unwritable(
+                f"{error}; {done:,} of {total:,} rows are kept in {self.path}: make room, or permit the writing, "
+                "and continue with --resume (resume=True)"
+            ) from None
+        except SweepInterrupted:
+            raise
+        except KeyboardInterrupt:  # while the result was written
+            raise SweepInterrupted(int(np.sum(self.slice.done)), self.slice.rows.size, self.path) from None
+        finally:
+            journal.close()
+        return table
 
 
 class _Slice:
@@ -189,12 +236,13 @@ class _Slice:
 
 def _run(slice_: _Slice, show: bool | None, journal: Journal | None) -> Table:
     work, total, done = slice_.work, slice_.rows.size, int(np.sum(slice_.done))
+    alone = len(work.grid) == 1
     progress = Progress(total, show, done)
     progress.update(done)
     try:
         for rows in slice_.blocks():
             with programs.alike(work.few):
-                piece = solve(work.grid.take(rows), work.settings, work.columns)
+                piece = solve(work.grid.take(rows), work.settings, work.columns, alone)
             if journal is not None:
                 journal.append(rows, piece)
             slice_.keep(rows, piece)

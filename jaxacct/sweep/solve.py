@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -9,18 +10,23 @@ import numpy as np
 
 from jaxacct import account, calibrate
 from jaxacct.bounds import Bounds
-from jaxacct.mechanisms import RELATIONS, dp_sgd
+from jaxacct.mechanisms import dp_sgd
+from jaxacct.options import options, tolerance
 from jaxacct.sweep import repetitions
 from jaxacct.sweep.columns import ANSWER, WORDS
 from jaxacct.sweep.grid import Grid
 from jaxacct.sweep.table import Table, blank
-from jaxacct.validation import OPEN_PROBABILITY, InputError, check, choice
+from jaxacct.validation import InputError
 
 _CALIBRATIONS: dict[str, Callable[..., calibrate.Calibration]] = {
     "noise_multiplier": calibrate.calibrate_noise_multiplier,
     "sampling_probability": calibrate.calibrate_sampling_probability,
     "steps": calibrate.calibrate_steps,
 }
+
+
+class FailedRows(UserWarning):
+    """The engines raised on some rows, which are in the table with the status "failed"."""
 
 
 class Settings(NamedTuple):
@@ -36,8 +42,7 @@ def settings(grid: Grid, relation: str, engine: str, rtol: float) -> Settings:
 
     Calibrations choose their own engine and know the add and remove relations only; selections have one engine.
     """
-    choice("relation", relation, RELATIONS)
-    choice("engine", engine, account.ENGINES)
+    chosen = options(relation=relation, engine=engine, rtol=rtol)
     calibrated = [word for word in _CALIBRATIONS if word in grid.quantity]
     if calibrated and engine != "auto":
         raise InputError(f"engine = {engine!r} is not available for solving {calibrated[0]}; use 'auto'")
@@ -48,15 +53,62 @@ def settings(grid: Grid, relation: str, engine: str, rtol: float) -> Settings:
             f"relation = 'replace_one' is not available for solving {calibrated[0]}; "
             "use 'add_or_remove_one', 'add_one' or 'remove_one'"
         )
-    return Settings(relation, engine, float(np.asarray(check("rtol", rtol, OPEN_PROBABILITY)).item()))
+    if calibrated:
+        tolerance(rtol, calibrate.LEAST_RTOL)
+    return Settings(chosen.relation, chosen.engine, chosen.rtol)
 
 
-def solve(grid: Grid, chosen: Settings, names: tuple[str, ...]) -> Table:
-    """The rows of a grid that has one quantity, with their answers, in the columns named."""
+def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = False) -> Table:
+    """The rows of a grid that has one quantity, with their answers, in the columns named.
+
+    alone : the sweep has no other rows.
+    """
     size = len(grid)
     given = {"name": grid.name, "quantity": grid.quantity, "relation": np.full(size, chosen.relation, object)}
-    columns = blank(names, size).columns | given | grid.inputs | _answer(str(grid.quantity[0]), grid.inputs, chosen)
+    answer = _answer_or_failed(str(grid.quantity[0]), grid.inputs, chosen, size, alone)
+    columns = blank(names, size).columns | given | grid.inputs | answer
     return Table({name: columns[name] for name in names})
+
+
+def _answer_or_failed(
+    quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings, size: int, alone: bool
+) -> dict[str, Any]:
+    """`_answer`, in which a row that raises is a row of status "failed" and leaves the others as they are.
+
+    What every row of a block, or the only row of a sweep, refuses as bad input is bad input of the call.
+    """
+    failures: list[tuple[int, Exception]] = []
+
+    def attempt(rows: np.ndarray) -> dict[str, Any]:
+        try:
+            return _answer(quantity, {name: column[rows] for name, column in inputs.items()}, chosen)
+        except ImportError:
+            raise
+        except Exception as error:
+            if rows.size == 1:
+                failures.append((int(rows[0]), error))
+                return _failed(quantity)
+        first, second = (attempt(half) for half in np.array_split(rows, 2))
+        return {name: np.concatenate([first[name], second[name]]) for name in first}
+
+    answer = attempt(np.arange(size))
+    if failures:
+        row, error = failures[0]
+        if len(failures) == size and (alone or size > 1) and all(isinstance(e, InputError) for _, e in failures):
+            raise error
+        given = ", ".join(f"{name} = {column[row]}" for name, column in inputs.items() if column[row] == column[row])
+        more = f" (and {len(failures) - 1:,} more in its block)" if len(failures) > 1 else ""
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        warnings.warn(f"{quantity} failed at {given}: {reason}{more}", FailedRows, stacklevel=2)
+    return answer
+
+
+def _failed(quantity: str) -> dict[str, Any]:
+    """The columns of one row of which nothing is known: what always holds, and no calibrated value."""
+    ends = {"epsilon": (0.0, np.inf, np.inf), "delta": (0.0, 1.0, 1.0)}.get(quantity, (np.nan,) * 3)
+    columns: dict[str, Any] = {name: np.array([end]) for name, end in zip(ANSWER, ends, strict=True)}
+    columns |= {name: np.array([word], object) for name, word in zip(WORDS, ("certified", "failed", ""), strict=True)}
+    return columns | ({quantity: np.array([np.nan])} if quantity in _CALIBRATIONS else {})
 
 
 def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -> dict[str, Any]:
