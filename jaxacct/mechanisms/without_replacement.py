@@ -26,7 +26,8 @@ class SampledWithoutReplacement(Mechanism):
     ``replace_one`` the pair with profile H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a
     < 1. A base whose two laws are not alike is replaced in either order, and (P, Q) has the larger of the two profiles
     (see ``either_order``); repeated or composed, that is a bound. For Gaussian and Laplace
-    bases the last is put on finitely many losses from above (about 1e-5 in epsilon), and ``kind_under("replace_one")`` is "bound". Sampling a Repeated or Composed mechanism is refused, as in
+    bases the last is put on finitely many losses from above (about 1e-5 in epsilon), and
+    ``kind_under("replace_one")`` is "bound". Sampling a Repeated or Composed mechanism is refused, as in
     PoissonSampled. Not the same guarantee as Poisson sampling.
 
     sampling_ratio : sample size over data set size (the larger one under add/remove), between 0 and 1; a
