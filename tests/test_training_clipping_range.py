@@ -98,8 +98,11 @@ def worst(layer, method, dtype, count, seed=0):
     run, rng = program(layer, method, dtype), np.random.default_rng(seed)
     ratio, clipped, refused = 0.0, 0, 0
     for number in range(count):
-        x, dy, clip = draw(rng, layer, dtype)
-        got = run((x[None], dy[None]), np.ones(1, bool), clip)
+        if number % 3 == 0:
+            draws = [draw(rng, layer, dtype) for _ in range(3)]
+            batch = tuple(np.stack(values) for values in zip(*draws, strict=True))[:2]
+        x, dy, clip = draws[number % 3]
+        got = run(batch, np.arange(3) == number % 3, clip)
         norm, not_finite = length(got.total), int(got.not_finite)
         where = f"number {number} of seed {seed}: x = {x!r}, dy = {dy!r}, C = {clip!r}, contribution {norm!r}"
         assert norm <= float(clip), where
@@ -137,13 +140,14 @@ def test_factors_far_apart_are_clipped_like_any_others(layer, method):
         )
         g = truth(layer, x, dy)
         for clip in (1e-3, 0.3 * length(g), 2 * length(g)):
-            got = run((x[None], dy[None]), np.ones(1, bool), np.float32(clip))
+            batch = tuple(np.stack([a, np.zeros_like(a), a]) for a in (x, dy))
+            got = run(batch, np.array([True, True, False]), np.float32(clip))
             expected = g * min(1.0, clip / length(g))
             assert length(got.total - expected) <= 1e-3 * length(expected)
             assert (int(got.clipped), int(got.not_finite)) == (clip < length(g), 0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layer, method", CASES)
 def test_a_bad_row_counts_and_changes_no_other(layer, method, dtype):
     run, rng = program(layer, method, dtype), np.random.default_rng(4)
@@ -180,19 +184,22 @@ def test_squares_that_vanish_do_not_hide_a_gradient(method, x, target, weight, c
 @pytest.mark.parametrize("clip", [np.nan, np.inf, -1.0, 0.0, 1e-40, 1e35])
 def test_a_traced_clip_norm_that_holds_nothing_lets_nothing_through(clip):
     run = program("bias", "vmap", "float32")
-    ones = np.ones((2, 4, 6), np.float32)
-    got = run((ones, ones), np.ones(2, bool), np.float32(clip))
+    ones = np.ones((3, 4, 6), np.float32)
+    got = run((ones, ones), np.arange(3) < 2, np.float32(clip))
     assert not got.total.any() and int(got.not_finite) == 2
 
 
-@pytest.mark.parametrize("index", [jnp.uint8, jnp.int8, jnp.int16, jnp.int32, jnp.uint32])
-@pytest.mark.parametrize("rows", [100, 200, 256, 300])
+@pytest.mark.parametrize("index", [jnp.uint8, jnp.int8, jnp.int32, jnp.uint32])
+@pytest.mark.parametrize("rows", [100, 300])
 def test_the_rows_of_an_embedding_by_indices_of_any_integer(index, rows):
-    if rows > 127 and index == jnp.int8:
-        pytest.skip("JAX refuses to look such rows up")
-    loss = lambda w, e: jnp.sum(jnp.nan_to_num(jnp.take(w, e[0], axis=0)) * e[1])
+    """Numbers of rows that do not fit the index's dtype, and indices that no row has."""
+    form = jax.lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
+    table = lambda w, i: jax.lax.gather(w, i[:, None], form, (1, 2), mode="fill", fill_value=0)
+    loss = lambda w, e: jnp.sum(table(w, e[0]) * e[1])
     tokens = np.array([[0, 99, 3, 3], [7, rows - 1, rows, 120], [1, 2, 3, 127]])
-    tokens = jnp.asarray(np.minimum(tokens, np.iinfo(index).max).astype(index))
+    tokens = jnp.asarray(np.minimum(tokens, np.iinfo(index).max)).astype(index)
+    if index == jnp.int8:
+        tokens = tokens.at[2, 0].set(-1)
     batch = (tokens, jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 2)), jnp.float32))
     w = jnp.ones((rows, 2))
     assert ways(loss, w, jax.tree.map(lambda a: a[0], batch), "ghost") == {"": "ghost"}
