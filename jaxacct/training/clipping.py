@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.training import ghost, powers
-from jaxacct.training.channels_last import channels_last
-from jaxacct.training.mixing import refuse_mixing
+from jaxacct.training.mixing import for_each, one_of
 from jaxacct.training.noise import wide
 from jaxacct.validation import Constraint, InputError, check, choice, is_tracer
 
@@ -79,7 +78,7 @@ def clipped_sum(
     _check_params(params)
     _groups(clip_norm, params)
     examples = _batch_size(batch)
-    _check_loss(loss_fn, params, jax.tree.map(_one, batch))
+    _check_loss(loss_fn, params, one_of(batch))
     mask = jnp.ones(examples, bool) if mask is None else mask
     return _clipped_sum(loss_fn, params, batch, mask, clip_norm, method)
 
@@ -92,34 +91,27 @@ def _clipped_sum(
     norms, groups = _groups(clip_norm, params)
     members = [np.flatnonzero(np.asarray(groups) == group) for group in range(len(norms))]
     dtype = jnp.dtype(wide(jnp.result_type(*leaves)))
-    one = jax.tree.map(_one, batch)
-    form = jax.tree_util.tree_structure(one)
-    closed, sites = _sites(loss_fn, params, one, method)
+    closed, sites = _sites(loss_fn, params, one_of(batch), method)
     ghosts = {site.leaf for site in sites}
     direct = [i for i in range(len(leaves)) if i not in ghosts]
 
-    def gradients(*example: Any) -> Any:
+    def gradients(example: Any) -> Any:
         if closed is None:
-            return jax.tree_util.tree_leaves(jax.grad(loss_fn)(params, jax.tree_util.tree_unflatten(form, example))), []
+            return jax.tree_util.tree_leaves(jax.grad(loss_fn)(params, example)), []
         run = ghost.tapped(closed, sites)
 
         def loss(taps: Any, chosen: Any) -> Any:
             values = list(leaves)
             for i, value in zip(direct, chosen, strict=True):
                 values[i] = value
-            return run(taps, [*values, *example])
+            return run(taps, [*values, *jax.tree_util.tree_leaves(example)])
 
         taps = [jnp.zeros(site.output.shape, site.output.dtype) for site in sites]
         (dys, grads), xs = jax.grad(loss, (0, 1), has_aux=True)(taps, [leaves[i] for i in direct])
         return grads, [site.operands(x, dy, dtype) for site, x, dy in zip(sites, xs, dys, strict=True)]
 
-    # what is checked is what is run: every example goes through this one trace
-    traced, outputs = jax.make_jaxpr(gradients, return_shape=True)(*jax.tree_util.tree_leaves(one))
-    refuse_mixing(traced)
-    apart = jax.vmap(lambda *example: ghost.evaluate(traced, example))
     # one copy of each value serves both its norm and the sum: a second, rounded otherwise, might exceed its norm
-    values = jax.lax.optimization_barrier(channels_last(apart)(*jax.tree_util.tree_leaves(batch)))
-    grads, pairs = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(outputs), values)
+    grads, pairs = jax.lax.optimization_barrier(for_each("loss_fn", gradients, batch))
     grads = [g.astype(dtype) for g in grads]
 
     # each part of a gradient as 2^exponent times one with an ordinary norm
@@ -236,11 +228,6 @@ class _Part:
 
     def __init__(self, params: Any) -> None:
         self.params = params
-
-
-def _one(leaf: Any) -> Any:
-    """The shape of one example."""
-    return jax.ShapeDtypeStruct(np.shape(leaf)[1:], jnp.result_type(leaf))
 
 
 def _kept(keep: Any, values: Any) -> Any:

@@ -1,19 +1,24 @@
-"""Losses through which examples of a batch could reach one another are refused: their gradients are no one's own.
+"""A function of one example, for every example of a batch; refused if examples could reach one another through it.
 
-Every example is evaluated by the same trace, of one example, under vmap.  An operation then sees the other examples
-only if its rule for batches is the user's own code, if it runs code on the host, or if it speaks with other devices.
+What is traced, with one example, is what is run, under vmap.  An operation then sees the other examples only if its
+rule for batches is the user's own code, if it runs code on the host, or if it speaks with other devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from jaxacct.training.channels_last import channels_last
+from jaxacct.training.ghost import evaluate
 from jaxacct.validation import InputError
 
-__all__ = ["refuse_mixing"]
+__all__ = ["for_each", "one_of"]
 
 OWN_RULE = "is given all examples at once by its own rule"
 HOST = "runs code on the host that can be given all examples at once or remember them"
@@ -29,25 +34,45 @@ HARMLESS_AXES = ("pvary", "pcast")
 """Operations that name an axis of devices and move nothing along it."""
 
 
-def refuse_mixing(closed: ClosedJaxpr) -> None:
-    """InputError if the trace, of one example's gradient, holds an operation that could see other examples.
+def one_of(batch: Any) -> Any:
+    """Shapes and dtypes of one example."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf)[1:], jnp.result_type(leaf)), batch)
 
-    Refused by name: custom_vmap, callbacks that return something, foreign functions, collectives along an axis that
-    is not made within the trace, and references to mutable arrays from outside.
+
+def for_each(name: str, function: Callable[[Any], Any], batch: Any) -> Any:
+    """``jax.vmap(function)(batch)``, each example by itself: InputError if the function could see other examples.
+
+    name : of the function that the user gave.  Refused by name are custom_vmap, callbacks that return something,
+    foreign functions, collectives along an axis that begins outside of the function, and mutable arrays from outside.
+
+    >>> for_each("loss_fn", jnp.sum, jnp.ones((2, 3))).tolist()
+    [3.0, 3.0]
+    >>> for_each("loss_fn", jax.custom_batching.sequential_vmap(jnp.sum), jnp.ones((2, 3)))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    jaxacct.validation.InputError: loss_fn calls jax.custom_batching.custom_vmap, which ...
     """
-    for name, along in _operations(closed.jaxpr, frozenset()):
-        if name in MIXING:
-            call, why, remedy = MIXING[name]
-            raise InputError(f"loss_fn calls {call}, which {why}, must keep examples apart; {remedy}")
+    leaves, form = jax.tree_util.tree_flatten(batch)
+    flat = lambda *example: function(jax.tree_util.tree_unflatten(form, example))
+    traced, shapes = jax.make_jaxpr(flat, return_shape=True)(*one_of(leaves))
+    _refuse_mixing(name, traced)
+    outputs = channels_last(jax.vmap(lambda *example: evaluate(traced, example)))(*leaves)
+    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shapes), outputs)
+
+
+def _refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
+    for operation, along in _operations(closed.jaxpr, frozenset()):
+        if operation in MIXING:
+            call, why, remedy = MIXING[operation]
+            raise InputError(f"{name} calls {call}, which {why}, must keep examples apart; {remedy}")
         if along:
             axes = ", ".join(map(repr, along))
             raise InputError(
-                f"loss_fn calls {name} along axis {axes}, which mixes examples of several devices, "
+                f"{name} calls {operation} along axis {axes}, which mixes examples of several devices, "
                 "must keep examples apart; sum over devices after clipping"
             )
-    for aval in (*closed.in_avals, *(var.aval for var in closed.jaxpr.constvars)):
-        if type(aval).__name__ == "AbstractRef":
-            raise InputError("loss_fn uses a mutable array, which examples can share, must be pure; pass its value")
+    if any(type(var.aval).__name__ == "AbstractRef" for var in closed.jaxpr.constvars):
+        raise InputError(f"{name} uses a mutable array, which examples can share, must be pure; pass its value")
 
 
 def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
