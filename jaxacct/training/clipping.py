@@ -130,7 +130,7 @@ def _clipped_sum(
     for i, g in zip(direct, grads, strict=True):
         weights = jnp.where(keep, scales[groups[i]].weight, 0)
         totals[i] = jnp.tensordot(weights, _kept(keep, g), 1, precision=ghost.HIGHEST)
-    for site, (x, dy, _) in zip(sites, pairs, strict=True):
+    for site, (x, dy, *_) in zip(sites, pairs, strict=True):
         group = groups[site.leaf]
         dy = _kept(keep, dy) * _kept(keep, scales[group].parts[members[group] == site.leaf][0])[:, None, None]
         totals[site.leaf] = site.total(x if site.matrix is None else _kept(keep, x), dy)
@@ -143,9 +143,10 @@ def _clipped_sum(
 
 def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
     """Of one example's gradient for one parameter: E, the square of |g|/2^E, and whether g is finite."""
-    top, last = powers.exponent(powers.peak(g)), jnp.finfo(g.dtype).maxexp
-    usual = jnp.minimum(top, last - 2)  # 2^-127 would be subnormal
-    return usual, ghost.sum_squares(g * powers.power(-usual, g.dtype)), top < last
+    # 2^-127 would be subnormal
+    top = jnp.minimum(powers.exponent(jnp.max(jnp.abs(g))), jnp.finfo(g.dtype).maxexp - 2)
+    square = ghost.sum_squares(g * powers.power(-top, g.dtype))
+    return top, square, jnp.isfinite(square)
 
 
 class _Scales(NamedTuple):

@@ -49,28 +49,29 @@ class Site:
     matrix: Callable[[Any, Any], tuple[Any, Any]] | None = None
     back: Callable[[Any], Any] | None = None
 
-    def normalised(self, x: Any, dy: Any) -> tuple[Any, Any, Any]:
-        """(x', dy', E) of one example with gradient 2^E sum_t x'_t dy'_t^T and max_t max|x'_t| max|dy'_t| in [1, 8).
+    def normalised(self, x: Any, dy: Any) -> tuple[Any, Any, Any, Any]:
+        """(x', dy', E, m) of one example: its gradient is 2^E sum_t x'_t dy'_t^T, and no entry of the sum exceeds m.
 
-        Each row of x has a power of two of its own, and hands it to its row of dy.
+        m = sum_t max|x'_t| max|dy'_t|, whose largest term is in [1, 8).  Each row of x has a power of two of its own,
+        and hands it to its row of dy.
         """
-        dy = powers.normal(dy)
-        along_dy = powers.exponent(powers.peak(dy, 1))
+        peak_dy = jnp.max(jnp.abs(dy), axis=1)
+        along_dy = powers.exponent(peak_dy)
         if self.matrix is None:
             top = jnp.max(along_dy)
-            return x, powers.scaled(dy, -top), top
-        x = powers.normal(x)
+            return x, powers.scaled(powers.normal(dy), -top), top, jnp.sum(powers.scaled(peak_dy, -top))
+        peak_x = jnp.max(jnp.abs(x), axis=1)
         # 2^-127 would be subnormal
-        along_x = jnp.minimum(powers.exponent(powers.peak(x, 1)), jnp.finfo(x.dtype).maxexp - 2)
+        along_x = jnp.minimum(powers.exponent(peak_x), jnp.finfo(x.dtype).maxexp - 2)
         top = jnp.max(along_x + along_dy)
-        x = x * powers.power(-along_x, x.dtype)[:, None]
-        return x, powers.scaled(dy, (along_x - top)[:, None]), top
+        from_x, to_dy = powers.power(-along_x, x.dtype), along_x - top
+        most = jnp.sum(peak_x * from_x * powers.scaled(peak_dy, to_dy))
+        return powers.normal(x) * from_x[:, None], powers.scaled(powers.normal(dy), to_dy[:, None]), top, most
 
-    def norm_squared(self, x: Any, dy: Any, top: Any) -> tuple[Any, Any]:
+    def norm_squared(self, x: Any, dy: Any, top: Any, most: Any) -> tuple[Any, Any]:
         """Of one normalised example: an upper bound on the square of |g|/2^E, and whether g is sure to be finite."""
         unit = jnp.finfo(dy.dtype).eps / 2
         levels = 2 * _levels(max(math.prod(self.shape), self.rows**2))
-        peaks = powers.peak(dy, 1)
         if self.matrix is None:
             # equal rows of the table add before they are squared
             first = jnp.argmax(x[:, None] == x[None, :], axis=1)
@@ -84,11 +85,9 @@ class Site:
             square = jnp.maximum(blocked_sum(products), 0)
             scale, terms = jnp.sum(jnp.sqrt(row_squares(x) * row_squares(dy))), x.shape[1] + dy.shape[1]
         square = square + 2 * (terms + BLOCK * levels + 2 * self.rows + 16) * unit * scale**2
-        if self.matrix is not None:
-            peaks = peaks * powers.peak(x, 1)
-        # no entry of g/2^E exceeds either of these
+        # no entry of g/2^E exceeds its norm or m; a NaN or an infinity anywhere is in the square
         largest = powers.scaled(dy.dtype.type(jnp.finfo(self.dtype).max), -top)
-        return square, jnp.isfinite(square) & ((jnp.sum(peaks) <= largest) | (jnp.sqrt(square) <= largest))
+        return square, jnp.isfinite(square) & ((most <= largest) | (jnp.sqrt(square) <= largest))
 
     def total(self, x: Any, dy: Any) -> Any:
         """The sum of the examples' gradients; x and dy with the examples in front, dy already weighted."""

@@ -1,7 +1,7 @@
 """Powers of two taken out of arrays: products with them are exact, so that no norm overflows or vanishes.
 
-Exponents are read from the bits.  They are then right for subnormal numbers too, which XLA's arithmetic takes for zero
-on some devices and not on others.  All arrays are float32 or float64.
+Exponents are read from the bits.  Subnormal numbers, which XLA's arithmetic takes for zero in some places and not in
+others, are told from the bits too.  All arrays are float32 or float64.
 """
 
 from __future__ import annotations
@@ -12,15 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["NOTHING", "exponent", "normal", "peak", "power", "scaled"]
+__all__ = ["NOTHING", "exponent", "normal", "power", "scaled"]
 
 NOTHING = -(2**20)
 """The exponent of an array without any normal number: below all others, also where a few of them are added."""
-
-
-def peak(values: Any, axis: Any = None) -> Any:
-    """The largest absolute value along the axes; NaN or infinity if there is one."""
-    return jax.lax.bitcast_convert_type(jnp.max(_magnitude(values), axis), values.dtype)
 
 
 def exponent(values: Any) -> Any:
