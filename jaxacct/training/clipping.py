@@ -30,7 +30,8 @@ class Clipped(NamedTuple):
 
     total : a pytree like the parameters, at least float32; before noise.
     clipped : examples whose gradient was longer than the clip norm (in any group, where there are several).
-    not_finite : examples with a NaN, an infinity or an overflow in their gradient, which count as zero.
+    not_finite : examples that contribute nothing, because their gradient has a NaN, an infinity or an overflow in the
+        parameter's dtype, or is more than 2^126 clip norms long; all of them under a clip norm of NaN.
     """
 
     total: Any
@@ -49,7 +50,8 @@ def clipped_sum(
     """The sum over the batch of g_i min(1, C/|g_i|), g_i the gradient of ``loss_fn(params, example_i)``.
 
     Adding or removing one example moves the sum by at most ``sensitivity(clip_norm)``, replacing one by twice that:
-    the computed gradient of each example, as it enters the sum, has norm at most C, rounding included.
+    the computed gradient of each example, as it enters the sum, has norm at most C, rounding included, whatever the
+    numbers: gradients that are not finite contribute nothing and are counted.
 
     Parameters
     ----------
@@ -64,7 +66,9 @@ def clipped_sum(
         embeddings without them ("ghost", for all parameters with one such use); or for each parameter the cheaper
         of both.  ``ways`` says which.  All agree up to rounding.
 
-    Can be called inside jit.  Raises InputError for a bad clip norm, method, or loss that is not a scalar.
+    Can be called inside jit; a traced clip norm outside [2^-100, 2^100], or NaN, lets nothing through.
+    Raises InputError for a bad clip norm, method, or loss that is not a scalar, and for a loss through which examples
+    could reach one another: custom_vmap, callbacks, collectives.
 
     Source: Abadi et al. 2016; Goodfellow 2015; Li et al. 2022 (ghost norms); Bu et al. 2023 (book-keeping).
 

@@ -47,7 +47,7 @@ def for_each(name: str, function: Callable[[Any], Any], batch: Any) -> Any:
 
     >>> for_each("loss_fn", jnp.sum, jnp.ones((2, 3))).tolist()
     [3.0, 3.0]
-    >>> for_each("loss_fn", jax.custom_batching.sequential_vmap(jnp.sum), jnp.ones((2, 3)))  # doctest: +ELLIPSIS
+    >>> for_each("loss_fn", jax.custom_batching.sequential_vmap(jnp.sin), jnp.ones((2, 3)))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
     jaxacct.validation.InputError: loss_fn calls jax.custom_batching.custom_vmap, which ...
