@@ -205,4 +205,4 @@ def test_the_rows_of_an_embedding_by_indices_of_any_integer(index, rows):
     assert ways(loss, w, jax.tree.map(lambda a: a[0], batch), "ghost") == {"": "ghost"}
     ghostly, plain = (clipped_sum(loss, w, batch, clip_norm=1.5, method=method) for method in ("ghost", "vmap"))
     np.testing.assert_allclose(ghostly.total, plain.total, atol=1e-3)
-    assert np.count_nonzero(plain.total[:, 0]) >= 6
+    assert np.count_nonzero(plain.total[:, 0]) >= 5

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from helpers import refusal
 
+from jaxacct.training import fresh_key
 from jaxacct.training.clipping import clipped_sum
+from jaxacct.tuning.score import scored
 
 BATCH = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
 FLOAT = jax.ShapeDtypeStruct((3,), jnp.float32)
@@ -82,6 +84,11 @@ def test_collectives_along_an_axis_from_outside_are_refused(name, function):
 def test_mutable_arrays_from_outside_are_refused():
     memory = jax.new_ref(jnp.zeros(3))
     assert "uses a mutable array" in refusal(clipped_sum, loss_of(lambda x: x + memory[...]), jnp.ones(3), BATCH)
+
+
+def test_private_scores_that_mix_records_are_refused():
+    count = lambda data: scored(lambda _, x: centred(x)[0], 0.0, data, fresh_key(), 1.0)
+    assert "value calls jax.custom_batching.custom_vmap" in refusal(count, BATCH)
 
 
 def printed(x):
