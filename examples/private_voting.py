@@ -15,6 +15,7 @@ import numpy as np
 
 import jaxacct as ja
 from jaxacct import samplers
+from jaxacct.training.chacha import CHACHA20
 
 EPSILONS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -27,7 +28,7 @@ def elect(counts, sensitivity, epsilon, trials, rng):
     shares = {"noisy counts": np.mean(np.argmax(released, axis=1) == winner)}
     for noise in ("laplace", "exponential", "gumbel"):
         mechanism = samplers.NoisyMaxChoice(epsilon, noise, monotone=True)
-        chosen = mechanism.sample(jax.random.key(rng.randrange(2**32)), counts, (trials,))
+        chosen = mechanism.sample(jax.random.key(rng.randrange(2**31), impl=CHACHA20), counts, (trials,))
         shares[f"noisy max, {noise}"] = np.mean(chosen == winner)
     return shares, histogram.privacy
 

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxacct import samplers
+from jaxacct.training.chacha import CHACHA20
 
 
 def candidates(universe, size):
@@ -47,7 +48,7 @@ def main(arguments=None):
         data = generator.multinomial(n, law) / n
         errors = np.abs((small - data) @ queries.T).max(axis=1)
         mechanism = samplers.ExponentialChoice(args.epsilon, sensitivity=1 / n)
-        chosen = mechanism.sample(jax.random.key(args.seed), -errors, (args.trials,))
+        chosen = mechanism.sample(jax.random.key(args.seed, impl=CHACHA20), -errors, (args.trials,))
         noise = generator.laplace(scale=args.queries / (n * args.epsilon), size=(args.trials, args.queries))
         loss = samplers.exponential_error(args.epsilon, args.beta, len(small), sensitivity=1 / n)
         values = (

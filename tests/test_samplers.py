@@ -14,6 +14,13 @@ from scipy import stats
 import jaxacct as ja
 from jaxacct import samplers
 from jaxacct.samplers import exact
+from jaxacct.training import fresh_key
+from jaxacct.training.chacha import CHACHA20
+
+
+def seeded(number):
+    """A key of 256 bits that anyone can guess, for tests."""
+    return jax.random.key(number, impl=CHACHA20)
 
 
 def fits(counts, law, least=1e-4):
@@ -153,7 +160,7 @@ def test_exponential_mechanism_follows_its_law(monotone):
     rate = 1.3 / 0.5 / (1 if monotone else 2)
     law = np.exp(rate * UTILITIES) / np.exp(rate * UTILITIES).sum()
     np.testing.assert_allclose(mechanism.probabilities(UTILITIES), law, rtol=1e-12)
-    fast = mechanism.sample(jax.random.key(1), UTILITIES, (40_000,))
+    fast = mechanism.sample(seeded(1), UTILITIES, (40_000,))
     assert fast.shape == (40_000,) and fits(np.bincount(fast, minlength=5), law)
     rng = random.Random(6)
     slow = [mechanism.sample_exact(UTILITIES.tolist(), rng) for _ in range(5000)]
@@ -175,7 +182,7 @@ def test_exponential_mechanism_privacy_by_brute_force(monotone):
 def test_noisy_max_follows_its_law(noise):
     mechanism = samplers.NoisyMaxChoice(1.0, noise)
     assert mechanism.scale == 2.0 and samplers.NoisyMaxChoice(1.0, noise, 3.0, monotone=True).scale == 3.0
-    chosen = mechanism.sample(jax.random.key(2), UTILITIES, (40_000,))
+    chosen = mechanism.sample(seeded(2), UTILITIES, (40_000,))
     law = law_of_noisy_max(UTILITIES, noise, mechanism.scale)
     assert law.sum() == pytest.approx(1.0, abs=1e-9)
     assert fits(np.bincount(chosen, minlength=5), law)
@@ -210,23 +217,36 @@ def test_gaussian_noisy_max_privacy_by_brute_force(monotone):
     by_vector = ja.epsilon(ja.Gaussian(1.5 / math.sqrt(3)), delta).upper
     by_choice = ja.epsilon(ja.Gaussian(1.5 / (1 if monotone else 2)), delta / 3).upper
     assert claim.epsilon == pytest.approx(min(by_vector, by_choice), rel=1e-9)
-    chosen = mechanism.sample(jax.random.key(3), utilities, (40_000,))
+    chosen = mechanism.sample(seeded(3), utilities, (40_000,))
     assert fits(np.bincount(chosen, minlength=3), first)
 
 
 def test_batches_and_bad_choices():
     mechanism = samplers.ExponentialChoice(50.0)
-    rows = mechanism.sample(jax.random.key(0), [[0.0, 9.0, 1.0], [9.0, 0.0, 1.0]], (4,))
+    rows = mechanism.sample(seeded(0), [[0.0, 9.0, 1.0], [9.0, 0.0, 1.0]], (4,))
     assert rows.tolist() == [[1, 0]] * 4
     assert "epsilon = 0.0 must be > 0" in refusal(samplers.NoisyMaxChoice, 0.0)
     assert "must be one number" in refusal(samplers.ExponentialChoice, [1.0, 2.0])
     assert "noise = 'cauchy' is not known" in refusal(samplers.NoisyMaxChoice, 1.0, "cauchy")
     for bad in ([1.0, math.nan], [], 3.0):
-        assert "utilities must be finite numbers" in refusal(mechanism.sample, jax.random.key(0), bad)
+        assert "utilities must be finite numbers" in refusal(mechanism.sample, seeded(0), bad)
     assert "utilities is empty" in refusal(mechanism.sample_exact, [])
     assert "utilities[1] = inf must be finite" in refusal(mechanism.sample_exact, [0, math.inf])
     assert "candidates = 0 must be" in refusal(samplers.GaussianNoisyMaxChoice(1.0).privacy, 1e-5, 0)
     assert ja.epsilon(ja.repeat(mechanism.privacy, 2), 0.0).upper == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("mechanism", [samplers.NoisyMaxChoice(2.0), samplers.GaussianNoisyMaxChoice(1.0)])
+def test_keys_that_can_be_tried_are_refused(mechanism):
+    for key, text in [
+        (jax.random.key(0), "key has 64 bits"),
+        (jax.random.key(0, impl="rbg"), "key has 128 bits"),
+        (jax.random.PRNGKey(0), "must be a typed JAX key"),
+        (7, "must be a typed JAX key"),
+    ]:
+        assert text in refusal(mechanism.sample, key, UTILITIES) and "fresh_key" in refusal(mechanism.sample, key, [1])
+    chosen = [mechanism.sample(key, np.zeros(5), (200,)) for key in (None, None, fresh_key(), seeded(1), seeded(1))]
+    assert len({row.tobytes() for row in chosen}) == 4  # equal for the equal key only
 
 
 # Utility
@@ -237,7 +257,7 @@ def test_utility_bound_holds_exactly_and_in_simulation(monotone):
     utilities = np.concatenate([np.full(3, 50.0), np.arange(0.0, 50.0, 0.5)])
     mechanism = samplers.ExponentialChoice(0.8, monotone=monotone)
     law = mechanism.probabilities(utilities)
-    draws = utilities[mechanism.sample(jax.random.key(4), utilities, (20_000,))]
+    draws = utilities[mechanism.sample(seeded(4), utilities, (20_000,))]
     for beta in (0.5, 0.1, 0.01):
         error = samplers.exponential_error(0.8, beta, utilities.size, optimal=3, monotone=monotone)
         assert law[utilities <= 50.0 - error].sum() <= beta

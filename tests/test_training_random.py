@@ -11,7 +11,7 @@ import pytest
 from helpers import refusal
 from scipy import stats
 
-from jaxacct.training import chacha, noise, sampler
+from jaxacct.training import chacha, noise, noisy_mean, sampler
 
 RARE = 1e-6
 """Every statistical test here has fixed seeds and would fail by chance less often than this."""
@@ -277,6 +277,10 @@ def test_fixed_batches_take_every_example_once_an_epoch():
         (lambda: sampler.poisson(key(0), 0, 0.5), "dataset_size = 0 must be an integer from 1"),
         (lambda: sampler.poisson(key(0), 10, 1.5), "sampling_probability = 1.5 must be"),
         (lambda: sampler.threshold([0.1, 0.2]), "one step has one rate"),
+        (lambda: sampler.poisson(jax.random.key(0), 4, 0.5), "key has 64 bits"),
+        (lambda: sampler.fixed_batches(jax.random.key(0), 4, 2, 0), "key has 64 bits"),
+        (lambda: jax.jit(noise.add)(jax.random.key(0), {"w": jnp.zeros(2)}, 1.0), "key has 64 bits"),
+        (lambda: noisy_mean(jax.random.PRNGKey(0), 1.0, 1.0, 10.0), "must be a typed JAX key"),
         (lambda: sampler.over_micro_batches(sampler.poisson(key(0), 4, 1.0), 2.5, max, 0), "micro_batch = 2.5 must be"),
     ],
 )

@@ -14,6 +14,7 @@ import jaxacct as ja
 from jaxacct import selection, tuning
 from jaxacct.selection import law as laws
 from jaxacct.training import Ledger, Plan
+from jaxacct.training.chacha import CHACHA20
 from jaxacct.tuning.best import best_of
 from jaxacct.tuning.score import noise_for_score, scored, whole
 
@@ -204,7 +205,7 @@ def test_a_score_on_the_training_data_is_composed_with_every_candidate():
 def test_the_noise_of_a_private_score_is_there():
     value = lambda w, x: x > w
     draw = jax.jit(jax.vmap(lambda key: scored(value, 4.0, jnp.arange(10.0), key, 3.0)))
-    keys = jax.random.split(jax.random.key(1), 20_000)
+    keys = jax.random.split(jax.random.key(1, impl=CHACHA20), 20_000)
     found = np.asarray(draw(keys), np.float64)
     assert abs(found.mean() - 5.0) < 4.5 * 3.0 / math.sqrt(20_000)
     assert abs(found.std() / 3.0 - 1.0) < 4.5 / math.sqrt(40_000)
@@ -212,7 +213,7 @@ def test_the_noise_of_a_private_score_is_there():
 
 def test_one_record_moves_a_count_by_at_most_one_whatever_the_size():
     """Across 2^29 units of 2^-10 float32 doubles its spacing, and rounding a sum there once made 1.03125 of 1."""
-    count = jax.jit(lambda data: scored(lambda _, x: x, 0.0, data, jax.random.key(0), 1e-30))
+    count = jax.jit(lambda data: scored(lambda _, x: x, 0.0, data, jax.random.key(0, impl=CHACHA20), 1e-30))
     data = np.zeros(2**20, np.float32)
     data[1 : 2**19] = 1.0
     data[-1] = 33 / 1024

@@ -14,6 +14,7 @@ import numpy as np
 from jaxacct.account import epsilon as certified_epsilon
 from jaxacct.mechanisms import ApproximateDP, Gaussian, PureDP
 from jaxacct.samplers.exact import bernoulli_exp, generator, rational
+from jaxacct.training.chacha import fresh_key, secret
 from jaxacct.validation import DELTA, POSITIVE, InputError, check, choice
 
 __all__ = ["ExponentialChoice", "GaussianNoisyMaxChoice", "NoisyMaxChoice"]
@@ -46,8 +47,13 @@ class _PureChoice:
         """The scale of the noise: 2 Delta / epsilon, or Delta / epsilon for monotone utilities."""
         return self.sensitivity * (1.0 if self.monotone else 2.0) / self.epsilon
 
-    def sample(self, key: jax.Array, utilities: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
-        """Independent choices of the given shape for each row of utilities, as indices; shape + batch."""
+    def sample(self, key: jax.Array | None, utilities: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
+        """Independent choices of the given shape for each row of utilities, as indices; shape + batch.
+
+        key : None for 256 bits from the operating system, which is what a release should use; or a JAX key of at least
+        256 bits (``jaxacct.training.fresh_key()``), never used for anything else: whoever has it knows the noise.  Keys
+        of fewer bits, such as ``jax.random.key(0)``, are refused: all can be tried.
+        """
         return _noisy_argmax(key, utilities, shape, self.noise, self.scale)
 
 
@@ -59,7 +65,7 @@ class ExponentialChoice(_PureChoice):
     moves all utilities the same way) the exponent is epsilon u_r / Delta with the same guarantee [McSherry
     and Talwar 2007; Dwork and Roth 2014, section 3.4].
 
-    `sample` adds Gumbel noise and takes the largest, in float64 with an explicit JAX key: fast, batched, and
+    `sample` adds Gumbel noise and takes the largest, in float64: fast, batched, and
     differentially private up to rounding only (a choice whose probability is below about 1e-16 is never made).
     `sample_exact` has exactly the stated law for the utilities as given.
 
@@ -157,8 +163,13 @@ class GaussianNoisyMaxChoice:
         bounds = certified_epsilon(Gaussian(self.noise_multiplier / moved), targets)
         return ApproximateDP(float(np.min(bounds.upper)), target)
 
-    def sample(self, key: jax.Array, utilities: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
-        """Independent choices of the given shape for each row of utilities, as indices; shape + batch."""
+    def sample(self, key: jax.Array | None, utilities: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
+        """Independent choices of the given shape for each row of utilities, as indices; shape + batch.
+
+        key : None for 256 bits from the operating system, which is what a release should use; or a JAX key of at least
+        256 bits (``jaxacct.training.fresh_key()``), never used for anything else: whoever has it knows the noise.  Keys
+        of fewer bits, such as ``jax.random.key(0)``, are refused: all can be tried.
+        """
         return _noisy_argmax(key, utilities, shape, "normal", self.noise_multiplier * self.sensitivity)
 
 
@@ -178,8 +189,11 @@ def _utilities(utilities: Any) -> np.ndarray:
     return u
 
 
-def _noisy_argmax(key: jax.Array, utilities: Any, shape: tuple[int, ...], noise: str, scale: float) -> np.ndarray:
+def _noisy_argmax(
+    key: jax.Array | None, utilities: Any, shape: tuple[int, ...], noise: str, scale: float
+) -> np.ndarray:
     u = _utilities(utilities)
+    key = fresh_key() if key is None else secret(key)
     with jax.enable_x64():
         draws = getattr(jax.random, noise)(key, (*shape, *u.shape), dtype=jax.numpy.float64)
         return np.asarray(jax.numpy.argmax(u + scale * draws, axis=-1))

@@ -17,7 +17,7 @@ from jax.extend.random import define_prng_impl
 
 from jaxacct.validation import InputError
 
-__all__ = ["CHACHA20", "block", "fresh_key", "key_from_bytes"]
+__all__ = ["CHACHA20", "block", "fresh_key", "key_from_bytes", "secret"]
 
 _CONSTANTS = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint32)
 """The text "expand 32-byte k"."""
@@ -144,3 +144,22 @@ def key_from_bytes(data: bytes) -> jax.Array:
     if not isinstance(data, bytes) or len(data) != 32:
         raise InputError(f"key must be 32 bytes, not {data!r:.20}; use secrets.token_bytes(32)")
     return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(data, "<u4").astype(np.uint32)), impl=CHACHA20)
+
+
+def secret(key: Any) -> Any:
+    """The key, if it is of a generator with keys of at least 256 bits; InputError otherwise.
+
+    A shorter key can be found by trying all.  How many of the bits are random cannot be seen: ``jax.random.key(0,
+    impl=CHACHA20)`` is for tests.  Can be called inside jit.
+
+    >>> secret(jax.random.key(0))
+    Traceback (most recent call last):
+        ...
+    jaxacct.validation.InputError: key has 64 bits, must have at least 256; use jaxacct.training.fresh_key()
+    """
+    if not jnp.issubdtype(getattr(key, "dtype", np.dtype(object)), jax.dtypes.prng_key):
+        raise InputError(f"key = {key!r:.40} must be a typed JAX key of 256 bits; use jaxacct.training.fresh_key()")
+    bits = 32 * math.prod(jax.random.key_data(key).shape[key.ndim :])
+    if not bits >= 256:
+        raise InputError(f"key has {bits} bits, must have at least 256; use jaxacct.training.fresh_key()")
+    return key

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.training import ghost
-from jaxacct.training.channels_last import channels_last
+from jaxacct.training import ghost, powers
+from jaxacct.training.mixing import for_each, one_of
 from jaxacct.training.noise import wide
 from jaxacct.validation import Constraint, InputError, check, choice, is_tracer
 
@@ -20,7 +20,9 @@ __all__ = ["METHODS", "Clipped", "clipped_sum", "sensitivity", "ways"]
 
 METHODS = ("auto", "vmap", "ghost")
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
-"""Within these, squares of norms neither overflow nor vanish in float32."""
+"""Within these, noise in proportion to the clip norm, and squares of clip norms, are ordinary in float32."""
+SMALLEST, LARGEST = 2.0**-100, 2.0**100
+"""A traced clip norm outside of these, or NaN, lets nothing through."""
 
 
 class Clipped(NamedTuple):
@@ -28,7 +30,8 @@ class Clipped(NamedTuple):
 
     total : a pytree like the parameters, at least float32; before noise.
     clipped : examples whose gradient was longer than the clip norm (in any group, where there are several).
-    not_finite : examples with a NaN, an infinity or an overflow in their gradient, which count as zero.
+    not_finite : examples that contribute nothing, because their gradient has a NaN, an infinity or an overflow in the
+        parameter's dtype, or is more than 2^126 clip norms long; all of them under a clip norm of NaN.
     """
 
     total: Any
@@ -47,7 +50,8 @@ def clipped_sum(
     """The sum over the batch of g_i min(1, C/|g_i|), g_i the gradient of ``loss_fn(params, example_i)``.
 
     Adding or removing one example moves the sum by at most ``sensitivity(clip_norm)``, replacing one by twice that:
-    the computed gradient of each example, as it enters the sum, has norm at most C, rounding included.
+    the computed gradient of each example, as it enters the sum, has norm at most C, rounding included, whatever the
+    numbers: gradients that are not finite contribute nothing and are counted.
 
     Parameters
     ----------
@@ -62,7 +66,9 @@ def clipped_sum(
         embeddings without them ("ghost", for all parameters with one such use); or for each parameter the cheaper
         of both.  ``ways`` says which.  All agree up to rounding.
 
-    Can be called inside jit.  Raises InputError for a bad clip norm, method, or loss that is not a scalar.
+    Can be called inside jit; a traced clip norm outside [2^-100, 2^100], or NaN, lets nothing through.
+    Raises InputError for a bad clip norm, method, or loss that is not a scalar, and for a loss through which examples
+    could reach one another: custom_vmap, callbacks, collectives.
 
     Source: Abadi et al. 2016; Goodfellow 2015; Li et al. 2022 (ghost norms); Bu et al. 2023 (book-keeping).
 
@@ -76,7 +82,7 @@ def clipped_sum(
     _check_params(params)
     _groups(clip_norm, params)
     examples = _batch_size(batch)
-    _check_loss(loss_fn, params, jax.tree.map(_one, batch))
+    _check_loss(loss_fn, params, one_of(batch))
     mask = jnp.ones(examples, bool) if mask is None else mask
     return _clipped_sum(loss_fn, params, batch, mask, clip_norm, method)
 
@@ -87,17 +93,15 @@ def _clipped_sum(
 ) -> Clipped:
     leaves, structure = jax.tree_util.tree_flatten(params)
     norms, groups = _groups(clip_norm, params)
+    members = [np.flatnonzero(np.asarray(groups) == group) for group in range(len(norms))]
     dtype = jnp.dtype(wide(jnp.result_type(*leaves)))
-    one = jax.tree.map(_one, batch)
-    closed, sites = _sites(loss_fn, params, one, method)
+    closed, sites = _sites(loss_fn, params, one_of(batch), method)
     ghosts = {site.leaf for site in sites}
     direct = [i for i in range(len(leaves)) if i not in ghosts]
 
     def gradients(example: Any) -> Any:
-        taps = [jnp.zeros(site.output.shape, site.output.dtype) for site in sites]
         if closed is None:
-            grads = jax.tree_util.tree_leaves(jax.grad(loss_fn)(params, example))
-            return grads, []
+            return jax.tree_util.tree_leaves(jax.grad(loss_fn)(params, example)), []
         run = ghost.tapped(closed, sites)
 
         def loss(taps: Any, chosen: Any) -> Any:
@@ -106,39 +110,88 @@ def _clipped_sum(
                 values[i] = value
             return run(taps, [*values, *jax.tree_util.tree_leaves(example)])
 
+        taps = [jnp.zeros(site.output.shape, site.output.dtype) for site in sites]
         (dys, grads), xs = jax.grad(loss, (0, 1), has_aux=True)(taps, [leaves[i] for i in direct])
         return grads, [site.operands(x, dy, dtype) for site, x, dy in zip(sites, xs, dys, strict=True)]
 
     # one copy of each value serves both its norm and the sum: a second, rounded otherwise, might exceed its norm
-    grads, pairs = jax.lax.optimization_barrier(channels_last(jax.vmap(gradients))(batch))
+    grads, pairs = jax.lax.optimization_barrier(for_each("loss_fn", gradients, batch))
     grads = [g.astype(dtype) for g in grads]
 
-    squares = jnp.zeros((len(norms), mask.shape[0]), dtype)
-    for i, g in zip(direct, grads, strict=True):
-        squares = squares.at[groups[i]].add(jax.vmap(ghost.sum_squares)(g))
+    # each part of a gradient as 2^exponent times one with an ordinary norm
+    parts = {i: jax.vmap(_norm_squared)(g) for i, g in zip(direct, grads, strict=True)}
+    pairs = [jax.vmap(site.normalised)(*pair) for site, pair in zip(sites, pairs, strict=True)]
     for site, pair in zip(sites, pairs, strict=True):
-        square, slack = jax.vmap(site.norm_squared)(*pair)
-        squares = squares.at[groups[site.leaf]].add(square + slack)
-
-    finite = jnp.all(jnp.isfinite(squares), axis=0)
+        parts[site.leaf] = (pair[2], *jax.vmap(site.norm_squared)(*pair))
+    exponents, squares, sure = (
+        jnp.stack(column) for column in zip(*(parts[i] for i in range(len(leaves))), strict=True)
+    )
+    scales = [_scales(exponents[m], squares[m], _limit(c, leaves, sites)) for c, m in zip(norms, members, strict=True)]
+    finite = jnp.all(sure, axis=0) & functools.reduce(jnp.logical_and, (scale.usable for scale in scales))
     keep = finite & mask
-    shrink = 1.0 - ghost.allowance([leaf.size for leaf in leaves], dtype)
-    limits = jnp.stack([jnp.asarray(c, dtype) * dtype.type(shrink) for c in norms])[:, None]
-    lengths = jnp.sqrt(squares)
-    longer = lengths > limits
-    weights = jnp.where(keep, jnp.where(longer, limits / lengths, 1), 0)
 
     totals: list[Any] = [None] * len(leaves)
     for i, g in zip(direct, grads, strict=True):
-        totals[i] = jnp.tensordot(weights[groups[i]], _kept(keep, g), 1, precision=ghost.HIGHEST)
-    for site, (x, dy) in zip(sites, pairs, strict=True):
-        dy = _kept(keep, dy) * weights[groups[site.leaf]][:, None, None]
+        weights = jnp.where(keep, scales[groups[i]].weight, 0)
+        totals[i] = jnp.tensordot(weights, _kept(keep, g), 1, precision=ghost.HIGHEST)
+    for site, (x, dy, *_) in zip(sites, pairs, strict=True):
+        group = groups[site.leaf]
+        dy = _kept(keep, dy) * _kept(keep, scales[group].parts[members[group] == site.leaf][0])[:, None, None]
         totals[site.leaf] = site.total(x if site.matrix is None else _kept(keep, x), dy)
     return Clipped(
         jax.tree_util.tree_unflatten(structure, totals),
-        jnp.sum(keep & jnp.any(longer, axis=0), dtype=jnp.int32),
+        jnp.sum(keep & ~functools.reduce(jnp.logical_and, (scale.fits for scale in scales)), dtype=jnp.int32),
         jnp.sum(mask & ~finite, dtype=jnp.int32),
     )
+
+
+def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
+    """Of one example's gradient for one parameter: E, the square of |g|/2^E, and whether g is finite."""
+    # 2^-127 would be subnormal
+    top = jnp.minimum(powers.exponent(jnp.max(jnp.abs(g))), jnp.finfo(g.dtype).maxexp - 2)
+    square = ghost.sum_squares(g * powers.power(-top, g.dtype))
+    return top, square, jnp.isfinite(square)
+
+
+class _Scales(NamedTuple):
+    """What the examples' gradients under one clip norm are multiplied with, each of shape (examples,).
+
+    fits : nothing is clipped.  weight : min(1, C/|g|).  parts : 2^E min(1, C/|g|), one row for each part.
+    usable : neither of the last two is lost below the normal numbers.
+    """
+
+    fits: Any
+    weight: Any
+    parts: Any
+    usable: Any
+
+
+def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
+    """From the parts' E and squares of |g|/2^E, shape (parts, examples).  NaN does not fit and is not usable."""
+    top = jnp.max(exponents, axis=0, initial=powers.NOTHING)
+    apart = exponents - top[None]
+    length = jnp.sqrt(jnp.sum(squares * powers.power(2 * apart, squares.dtype), axis=0))
+    fits = length <= powers.scaled(limit, -top)
+    quotient = limit / length
+    weight = powers.scaled(quotient, -top)
+    least = jnp.finfo(squares.dtype).tiny
+    return _Scales(
+        fits,
+        jnp.where(fits, 1, weight),
+        jnp.where(fits[None], powers.power(exponents, squares.dtype), powers.scaled(quotient[None], apart)),
+        fits | ((quotient >= least) & (weight >= least)),
+    )
+
+
+def _limit(clip_norm: Any, leaves: Sequence[Any], sites: Sequence[ghost.Site]) -> Any:
+    """The clip norm, less the rounding of norms and contributions; 0 for one that no contribution can be held to."""
+    dtype = jnp.dtype(wide(jnp.result_type(*leaves)))
+    sizes = [leaf.size for leaf in leaves]
+    rows = max((site.rows for site in sites), default=1)
+    below_normal = 16 * rows * math.sqrt(sum(sizes)) * float(jnp.finfo(dtype).tiny)
+    c = jnp.asarray(clip_norm, dtype)
+    held = (c >= SMALLEST) & (c <= LARGEST)
+    return jnp.where(held, c * (1 - ghost.allowance(sizes, dtype)) - below_normal, 0)
 
 
 def ways(loss_fn: Callable[[Any, Any], Any], params: Any, example: Any, method: str = "auto") -> dict[str, str]:
@@ -180,11 +233,6 @@ class _Part:
 
     def __init__(self, params: Any) -> None:
         self.params = params
-
-
-def _one(leaf: Any) -> Any:
-    """The shape of one example."""
-    return jax.ShapeDtypeStruct(np.shape(leaf)[1:], jnp.result_type(leaf))
 
 
 def _kept(keep: Any, values: Any) -> Any:

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
+from jaxacct.training import powers
+
 HIGHEST = jax.lax.Precision.HIGHEST
 BLOCK = 64
 """Longest run of additions: sums are formed block by block, so that their rounding stays small and known."""
@@ -31,6 +33,7 @@ class Site:
     leaf, equation : the parameter and the operation's place in the trace.
     output : shape and dtype of y for one example.
     rows : how many products make the gradient of one example; cheap : whether norms are cheaper this way.
+    shape, dtype : the parameter's.
     matrix : (x, dy) of one example -> (rows, K) and (rows, M); None for an embedding, x being row numbers.
     back : (K, M) -> the parameter's shape.
     """
@@ -42,11 +45,31 @@ class Site:
     rows: int
     cheap: bool
     shape: tuple[int, ...]
+    dtype: Any
     matrix: Callable[[Any, Any], tuple[Any, Any]] | None = None
     back: Callable[[Any], Any] | None = None
 
-    def norm_squared(self, x: Any, dy: Any) -> tuple[Any, Any]:
-        """The squared norm of one example's gradient, and what its rounding may have taken from it."""
+    def normalised(self, x: Any, dy: Any) -> tuple[Any, Any, Any, Any]:
+        """(x', dy', E, m) of one example: its gradient is 2^E sum_t x'_t dy'_t^T, and no entry of the sum exceeds m.
+
+        m = sum_t max|x'_t| max|dy'_t|, whose largest term is in [1, 8).  Each row of x has a power of two of its own,
+        and hands it to its row of dy.
+        """
+        peak_dy = jnp.max(jnp.abs(dy), axis=1)
+        along_dy = powers.exponent(peak_dy)
+        if self.matrix is None:
+            top = jnp.max(along_dy)
+            return x, powers.scaled(powers.normal(dy), -top), top, jnp.sum(powers.scaled(peak_dy, -top))
+        peak_x = jnp.max(jnp.abs(x), axis=1)
+        # 2^-127 would be subnormal
+        along_x = jnp.minimum(powers.exponent(peak_x), jnp.finfo(x.dtype).maxexp - 2)
+        top = jnp.max(along_x + along_dy)
+        from_x, to_dy = powers.power(-along_x, x.dtype), along_x - top
+        most = jnp.sum(peak_x * from_x * powers.scaled(peak_dy, to_dy))
+        return powers.normal(x) * from_x[:, None], powers.scaled(powers.normal(dy), to_dy[:, None]), top, most
+
+    def norm_squared(self, x: Any, dy: Any, top: Any, most: Any) -> tuple[Any, Any]:
+        """Of one normalised example: an upper bound on the square of |g|/2^E, and whether g is sure to be finite."""
         unit = jnp.finfo(dy.dtype).eps / 2
         levels = 2 * _levels(max(math.prod(self.shape), self.rows**2))
         if self.matrix is None:
@@ -61,7 +84,10 @@ class Site:
             products = jnp.matmul(x, x.T, precision=HIGHEST) * jnp.matmul(dy, dy.T, precision=HIGHEST)
             square = jnp.maximum(blocked_sum(products), 0)
             scale, terms = jnp.sum(jnp.sqrt(row_squares(x) * row_squares(dy))), x.shape[1] + dy.shape[1]
-        return square, 2 * (terms + BLOCK * levels + 2 * self.rows + 16) * unit * scale**2
+        square = square + 2 * (terms + BLOCK * levels + 2 * self.rows + 16) * unit * scale**2
+        # no entry of g/2^E exceeds its norm or m; a NaN or an infinity anywhere is in the square
+        largest = powers.scaled(dy.dtype.type(jnp.finfo(self.dtype).max), -top)
+        return square, jnp.isfinite(square) & ((most <= largest) | (jnp.sqrt(square) <= largest))
 
     def total(self, x: Any, dy: Any) -> Any:
         """The sum of the examples' gradients; x and dy with the examples in front, dy already weighted."""
@@ -75,10 +101,13 @@ class Site:
     def operands(self, x: Any, dy: Any, dtype: Any) -> tuple[Any, Any]:
         """Input and cotangent of one example, as matrices (an embedding: row numbers and a matrix)."""
         if self.matrix is None:
-            rows = x.reshape(-1)
+            rows, dy = x.reshape(-1), dy.reshape(-1, self.shape[1]).astype(dtype)
+            inside = rows >= 0
+            if self.shape[0] <= jnp.iinfo(rows.dtype).max:
+                inside &= rows < self.shape[0]
             # a row that does not exist was not read; it goes past the end, where additions are dropped
-            rows = jnp.where((rows >= 0) & (rows < self.shape[0]), rows, self.shape[0])
-            return rows, dy.reshape(rows.size, self.shape[1]).astype(dtype)
+            rows = jnp.where(inside, jnp.where(inside, rows, 0).astype(jnp.int32), self.shape[0])
+            return rows, jnp.where(inside[:, None], dy, 0)
         return self.matrix(x.astype(dtype), dy.astype(dtype))
 
 
@@ -214,7 +243,7 @@ def _dense(eqn: Any, leaf: int, place: int, var: Any) -> Site | None:
         return total.reshape([w_aval.shape[i] for i in order]).transpose(_inverse(order))
 
     cheap = rows * (inner + outer) <= inner * outer
-    return Site(leaf, place, 1 - side, eqn.outvars[0].aval, rows, cheap, w_aval.shape, matrix, back)
+    return Site(leaf, place, 1 - side, eqn.outvars[0].aval, rows, cheap, w_aval.shape, w_aval.dtype, matrix, back)
 
 
 def _conv(eqn: Any, leaf: int, place: int, var: Any) -> Site | None:
@@ -258,7 +287,7 @@ def _conv(eqn: Any, leaf: int, place: int, var: Any) -> Site | None:
         return jnp.moveaxis(total, (-1, -2), (0, 1)).transpose(_inverse(spec.rhs_spec))
 
     cheap = rows * (inner + kernel[0]) <= inner * kernel[0]
-    return Site(leaf, place, 0, y, rows, cheap, var.aval.shape, matrix, back)
+    return Site(leaf, place, 0, y, rows, cheap, var.aval.shape, var.aval.dtype, matrix, back)
 
 
 def _embedding(eqn: Any, leaf: int, place: int, var: Any) -> Site | None:
@@ -275,10 +304,10 @@ def _embedding(eqn: Any, leaf: int, place: int, var: Any) -> Site | None:
         and not spec.operand_batching_dims
         and p["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
     )
-    if not whole_rows or y.size == 0:
+    if not whole_rows or y.size == 0 or shape[0] >= 2**31 - 1:
         return None
     rows = y.size // shape[1]
-    return Site(leaf, place, 1, y, rows, rows <= shape[0], shape)
+    return Site(leaf, place, 1, y, rows, rows <= shape[0], shape, var.aval.dtype)
 
 
 _FORMS = {"dot_general": _dense, "conv_general_dilated": _conv, "gather": _embedding}

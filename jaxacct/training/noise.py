@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.training.chacha import secret
+
 __all__ = ["INITIALISATION", "NOISE", "QUANTILE", "SAMPLING", "add", "normal", "stream"]
 
 INITIALISATION, SAMPLING, NOISE, QUANTILE = range(1, 5)
@@ -37,7 +39,7 @@ def add(key: Any, tree: Any, std: Any) -> Any:
 
     std is noise_multiplier times the clip norm; the relation (replacing an example moves the sum by up to twice the
     clip norm) is the accountant's affair.  Divide by the *expected* batch size afterwards, never by the drawn one.
-    The result has the dtype of the tree, at least float32.
+    The result has the dtype of the tree, at least float32.  Keys of less than 256 bits are refused.
 
     >>> import jax.numpy as jnp
     >>> from jaxacct.training.chacha import fresh_key
@@ -46,7 +48,7 @@ def add(key: Any, tree: Any, std: Any) -> Any:
     (2, 3)
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    noisy = []
+    noisy, key = [], secret(key)
     for place, leaf in enumerate(leaves):
         dtype = wide(leaf.dtype)
         draw = normal(jax.random.fold_in(key, place), leaf.shape, dtype)

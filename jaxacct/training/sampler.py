@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.training.chacha import secret
 from jaxacct.validation import PROBABILITY, InputError, check
 
 __all__ = [
@@ -58,7 +59,7 @@ def poisson(key: Any, dataset_size: int, sampling_probability: Any) -> Selection
 
     Parameters
     ----------
-    key : a JAX key.
+    key : a JAX key of at least 256 bits, such as ``fresh_key()``; who can guess it knows who takes part.
     dataset_size : int, static.
     sampling_probability : a number, or its ``threshold`` where it is traced.
 
@@ -72,7 +73,7 @@ def poisson(key: Any, dataset_size: int, sampling_probability: Any) -> Selection
     size = _size("dataset_size", dataset_size)
     words = sampling_probability if np.shape(sampling_probability) == (3,) else threshold(sampling_probability)
     certain, high, low = (jnp.asarray(words, jnp.uint32)[i] for i in range(3))
-    bits = jax.random.bits(key, (2, size), jnp.uint32)
+    bits = jax.random.bits(secret(key), (2, size), jnp.uint32)
     taken = (certain > 0) | (bits[0] < high) | ((bits[0] == high) & (bits[1] < low))
     indices = jnp.nonzero(taken, size=size, fill_value=0)[0]
     return Selection(indices.astype(jnp.int32), jnp.sum(taken, dtype=jnp.int32))
@@ -119,7 +120,7 @@ def permutation(key: Any, size: int) -> Any:
         high, low, order = jax.lax.sort((bits[0], bits[1], jnp.arange(size, dtype=jnp.int32)), num_keys=2)
         return key, order, jnp.any((high[1:] == high[:-1]) & (low[1:] == low[:-1]))
 
-    return jax.lax.while_loop(lambda drawn: drawn[2], lambda drawn: draw(drawn[0]), draw(key))[1]
+    return jax.lax.while_loop(lambda drawn: drawn[2], lambda drawn: draw(drawn[0]), draw(secret(key)))[1]
 
 
 def over_micro_batches(

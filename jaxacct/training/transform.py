@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxacct.training import noise
+from jaxacct.training.chacha import secret
 from jaxacct.training.clipping import sensitivity
 from jaxacct.validation import POSITIVE, check
 
@@ -49,6 +50,7 @@ def noisy_mean(key: Any, noise_multiplier: float, clip_norm: Any, expected_batch
     """
     import optax
 
+    secret(key)
     expected = check("expected_batch_size", expected_batch_size, POSITIVE)
     std = check("noise_multiplier", noise_multiplier, POSITIVE) * sensitivity(clip_norm)
 

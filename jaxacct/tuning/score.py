@@ -15,6 +15,7 @@ from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Gaussian, Mechanism, compose
 from jaxacct.selection import Law, candidates_profile, select
 from jaxacct.training import noise
+from jaxacct.training.mixing import for_each
 from jaxacct.validation import POSITIVE, InputError, check, choice
 
 __all__ = ["ON", "PrivateScore", "Whole", "noise_for_score", "scored", "whole"]
@@ -79,7 +80,7 @@ def scored(value: Callable[[Any, Any], Any], params: Any, data: Any, key: Any, n
     >>> round(float(scored(lambda w, x: x > w, 4.0, jnp.arange(10.0), fresh_key(), 1e-6)), 3)
     5.0
     """
-    each = jax.vmap(value, (None, 0))(params, data)
+    each = for_each("value", lambda example: value(params, example), data)
     size = jax.tree_util.tree_leaves(data)[0].shape[0]
     if each.shape != (size,):
         raise InputError(f"value gives shape {each.shape[1:]} for one example, must be a number; take the mean of it")
