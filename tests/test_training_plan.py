@@ -314,7 +314,7 @@ def plans():
     yield Plan(target_epsilon=2.0, **FULL, steps=30, noise_schedule=[(10, 1.0), (None, 2.0)])
     yield Plan(**FULL, steps=10, noise_multiplier=20.0, repetitions=selection.Geometric(0.1))
     yield Plan(**FIXED, steps=10, noise_multiplier=2.0, batch_schedule=[(6, 250), (None, 500)])
-    yield Plan(target_epsilon=2.0, **FULL, steps=30).recalibrate(3, steps=40, data_dependent=True)
+    yield Plan(target_epsilon=2.0, **FULL, steps=30, data_dependent=True).recalibrate(3, steps=40)
 
 
 @pytest.mark.parametrize("plan", list(plans()), ids=range(4))
