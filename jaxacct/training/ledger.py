@@ -244,6 +244,7 @@ class Ledger:
             content += line
             chains.append(chain)
         try:
+            self._require_in_place(self._end)
             self._file.write(content)
             self._file.flush()
             os.fsync(self._file.fileno())

@@ -5,31 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxacct.mechanisms import Mechanism, compose
 from jaxacct.training import lineage
 from jaxacct.training.budget import counted, furthest, one_filter
-from jaxacct.training.checkpoints import Checkpoint
+from jaxacct.training.checkpoints import Checkpoint, Store
 from jaxacct.training.history import History, Stretch, followed, released
 from jaxacct.training.ledger import Ledger
+from jaxacct.training.plan import Plan
 from jaxacct.training.releases import composed
 from jaxacct.training.spent import total
+from jaxacct.training.state import State
 from jaxacct.validation import InputError
-
-if TYPE_CHECKING:
-    from jaxacct.training.plan import Plan
-    from jaxacct.training.trainer import State
 
 __all__ = ["last_checkpoint", "open_ledger", "reach", "require_ledger", "require_same_relation"]
 
 
-def last_checkpoint(store: Any, state: State, like: Any) -> Checkpoint | None:
+def last_checkpoint(store: Store, state: State, like: Any) -> Checkpoint | None:
     """The last checkpoint of a folder, or None; InputError where the state is of another run, or of another moment."""
     number = store.latest()
     if number is None:
         return None
-    found: Checkpoint = store.load(number, like)
+    found = store.load(number, like)
     if state.step == 0 and not state.history.stretches and state.history.ledger is None:
         return found
     if state.lineage.root != found.lineage.root:
@@ -134,10 +132,11 @@ def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: S
     """InputError where a run may not go on with another plan."""
     if not before or before[-1] == plan:
         return
-    if state.stopped == "callback" and state.seen and (plan.filter is None or before[-1].filter != plan.filter):
+    ended_by_itself = state.stopped in ("finished", "budget")
+    if state.seen and not ended_by_itself and (plan.filter is None or before[-1].filter != plan.filter):
         raise InputError(
-            "the run was stopped by a callback after callbacks looked at its outputs, and so may not go on with "
-            "another plan; go on with the same one, or begin with Plan(..., data_dependent=True) and recalibrate that"
+            "the run was stopped after callbacks had looked at its outputs, and so may not go on with another plan; "
+            "go on with the same one, or begin with Plan(..., data_dependent=True) and recalibrate that"
         )
     if not plan.holds(spent):
         limit = f"target_epsilon = {plan.target_epsilon!r}" if plan.target_epsilon is not None else "filter"

@@ -2,79 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.bounds import Bounds
 from jaxacct.training import lineage, noise
 from jaxacct.training.adaptive import AdaptiveClip
 from jaxacct.training.chacha import key_from_bytes
 from jaxacct.training.checkpoints import Checkpoint, Store
 from jaxacct.training.clipping import METHODS, sensitivity, ways
-from jaxacct.training.history import NOTHING, History, claimed, followed
+from jaxacct.training.history import NOTHING, History, followed
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.lineage import Lineage
 from jaxacct.training.lines import Step
 from jaxacct.training.plan import Plan
 from jaxacct.training.program import Program
 from jaxacct.training.progress import Live
 from jaxacct.training.resume import last_checkpoint, open_ledger, reach, require_ledger
+from jaxacct.training.state import State, shown
 from jaxacct.training.steps import Carried, numbers, private_step
 from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["State", "Trainer"]
-
-
-@dataclass(frozen=True)
-class State:
-    """A run between two steps.
-
-    params, opt_state : what the optimizer works on; free to be published.
-    step : steps taken.  clip_norm : as it is now.
-    epsilon : Bounds at the plan's delta of what may be claimed: of all steps that led here, under whatever plans, or of
-        all that the ledger holds where there is one.  Stopped by a callback, that and all steps the plan still had: the
-        callback may have looked at outputs.  (Of a plan with repetitions, that of this one of the K runs.)
-    stopped : why `fit` returned: "finished", "callback", or "budget" (one more step would exceed the target).
-    not_finite : gradients so far with a NaN or an infinity, which counted as zero.  It looks at the data: not private.
-    lineage : where the randomness comes from; holds the secret key of the run.
-    history : what was spent on the way, or how far the ledger was that holds it.  plan : the last one.
-    seen : whether callbacks have looked at outputs.
-    """
-
-    params: Any
-    opt_state: Any
-    clip_norm: Any
-    step: int
-    not_finite: int = field(repr=False)
-    lineage: Lineage = field(repr=False)
-    history: History = field(repr=False)
-    plan: Plan = field(repr=False)
-    stopped: str = ""
-    seen: bool = field(default=False, repr=False)
-
-    @functools.cached_property
-    def epsilon(self) -> Bounds:
-        """Epsilon spent so far; after a stop by a callback, of the steps that were still to come as well."""
-        return claimed(self.history, self.plan, self.step, self.stopped)
-
-
-class _Shown(State):
-    """A state as callbacks get it: notes when one of them looks at outputs."""
-
-    looks: list[str]
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("params", "opt_state", "clip_norm", "not_finite"):
-            object.__getattribute__(self, "looks").append(name)
-        return super().__getattribute__(name)
 
 
 class Trainer:
@@ -223,19 +177,23 @@ class Trainer:
     ) -> State:
         plan, step, stopped = self.plan, state.step, "finished"
         carried, line, stretches = program.carried, program.line, state.history.stretches
-        until = plan.steps
-        if ledger is None:
-            partition = program.advance(line, step)[3] if step < plan.steps else ""
-            until = reach(plan, stretches, state, partition)
+        partition = program.advance(line, step)[3] if step < plan.steps else ""
+        until = plan.steps if ledger is not None else reach(plan, stretches, state, partition)
+        if until == step < plan.steps and found is not None and state.history != found.history:
+            raise InputError(
+                f"checkpoint of step {step} is of another plan, program, machine or data, and steps after it may have "
+                "been released that no ledger holds; go on with the same ones, and keep a ledger"
+            )
         looks = ["before"] if state.seen else []
 
-        def now(session: bytes = b"", stopped: str = "") -> Checkpoint:
-            history = History(stretches) if ledger is None else History((), ledger.mark())
+        def now(stopped: str = "", session: bytes = b"") -> Checkpoint:
+            done = followed(stretches, plan, step, step, partition) if session else stretches
+            history = History(done) if ledger is None else History((), ledger.mark())
             return Checkpoint(step, carried, line, history, session, stopped, bool(looks))
 
         saved = found
         if store is not None and step < plan.steps and not _goes_on(found, program, ledger):
-            saved = now(program.session)  # before anything is released: a crash can then be replayed
+            saved = now(session=program.session)  # before anything is released: a crash can then be replayed
             store.save(saved)
         compiled: Any = program.compiled() if step < until else None
         bar = Live(plan, step, progress)
@@ -250,16 +208,16 @@ class Trainer:
             bar.update(step, carried.clip_norm)
             if store is not None and step % every == 0 and step < plan.steps:
                 line = line._replace(seal=lineage.digest_tree(carried))
-                saved = now(program.session)
+                saved = now(session=program.session)
                 store.save(saved)
             if callbacks:
-                shown = _shown(self._state(now()), looks)
-                if any([callback(shown) for callback in callbacks]):
+                view = shown(self._state(now()), looks)
+                if any([callback(view) for callback in callbacks]):
                     stopped = "callback"
                     break
         bar.close()
         line = line._replace(seal=lineage.digest_tree(carried))
-        last = now(stopped=stopped)
+        last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # nothing was released after it
         return self._state(last)
@@ -297,13 +255,6 @@ def _carried(state: State) -> Carried:
 def _goes_on(found: Checkpoint | None, program: Program, ledger: Ledger | None) -> bool:
     """Whether the last checkpoint says already with which program and ledger steps are taken after it."""
     return found is not None and found.session == program.session and (found.history.ledger is None) == (ledger is None)
-
-
-def _shown(state: State, looks: list[str]) -> _Shown:
-    """A state for callbacks, whose looks are noted in a list."""
-    shown = object.__new__(_Shown)
-    vars(shown).update(vars(state), looks=looks)
-    return shown
 
 
 def _note(ledger: Ledger, plan: Plan, step: int, key: lineage.StepKey, partition: str | None) -> bool:
