@@ -20,7 +20,7 @@ from jaxacct.validation import InputError
 STEPS, CRASH = 8, 7
 STATES = {"fresh": 0, "older": 3, "same": 6, "newer": 7}
 FOLDERS = {"none": None, "begun": 0, "older": 2, "same": 6, "newer": 8}
-LEDGERS = {"not given": None, "missing": 0, "older": 3, "same": 7, "newer": 8}
+LEDGERS = {"not given": None, "missing": 0, "older": 3, "same": 7, "newer": 8, "of another run": -1}
 OTHERS = ("same", "other plan", "other program")
 DATA = jnp.linspace(0.0, 1.0, 20).reshape(10, 2)
 
@@ -85,6 +85,8 @@ def begun(folder, with_ledger, drawn):
     keys = list(drawn)
     trainer.fit(trainer.init(jnp.zeros(2)), DATA, **more)
     shutil.copytree(folder / "run", folder / "run at 8")
+    with Ledger.create(folder / "ledger at -1", trainer.plan) as other:
+        other.record(0, "key", "batch", 1.0, 1.0)
     if with_ledger:
         shutil.copy(folder / "ledger", folder / "ledger at 8")
     assert list(drawn)[:CRASH] == keys and len(drawn) == STEPS
@@ -92,7 +94,7 @@ def begun(folder, with_ledger, drawn):
 
 
 def cells(with_ledger):
-    ledgers = LEDGERS if with_ledger else {"not given": None, "missing": 0}
+    ledgers = LEDGERS if with_ledger else ["not given", "missing", "of another run"]
     return list(itertools.product(STATES, FOLDERS, ledgers, OTHERS))
 
 
@@ -173,6 +175,7 @@ def failures(tmp_path, with_ledger, drawn, chosen):
         if ended is None:
             continue
         noises = {key: 1.0 for key in spent_at_least(cell, keys, with_ledger)} | used
+        noises |= {"of another run": 1.0} if cell[2] == "of another run" else {}
         truth = gaussian_epsilon(math.sqrt(sum(z**-2.0 for z in noises.values())))
         on[cell] = claimed / truth
         if not claimed >= truth * (1 - 1e-6):

@@ -249,7 +249,9 @@ class Plan:
     def epsilon_after(self, step: int) -> Bounds:
         """Epsilon at target_delta of the first `step` steps of one run."""
         self._require(step, self.steps)
-        return self.promised() if self.filter else self._account(self.mechanism_after(step))
+        if self.filter or (step == self.steps and self.repetitions is None):
+            return self.epsilon
+        return self._account(self.mechanism_after(step))
 
     def epsilon_curve(self, points: int = 64) -> tuple[np.ndarray, Bounds]:
         """(steps, epsilon after them) of one run at about `points` places, computed in one call; brackets are coarse.

@@ -133,10 +133,11 @@ class Trainer:
 
         data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.
         ledger : a path (a new file, or one to go on with) or an open Ledger; every step is in it, on the disk, before
-            its noisy gradient is used.  What else it holds counts against the target.
+            its noisy gradient is used.  What else it holds counts against the target.  A state or checkpoint that is
+            noted in a ledger goes on with that one only: another, an older one, or none is refused.
         callbacks : called with the state after every step.
         checkpoints : a folder; a run found there is resumed, from its last checkpoint, bit by bit.  It holds the
-            secret key of the run.  checkpoint_every : in steps.
+            secret key of the run, and is made its owner's alone.  checkpoint_every : in steps.
         progress : a line with rate, time left and an upper bound of epsilon; None only on a terminal.
         """
         self._check_data(data)
