@@ -314,7 +314,11 @@ class Ledger:
         assert self._file is not None
         self._file.seek(-1, os.SEEK_END)
         if self._file.read(1) != b"\n":
-            self._file.write(b"\n")
+            try:
+                self._file.write(b"\n")
+                self._file.flush()
+            except OSError as error:
+                raise unwritable(self.path, error) from None
             self._end += 1
 
     def _torn(self, fragment: bytes) -> Torn:
