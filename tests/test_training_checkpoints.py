@@ -3,6 +3,7 @@
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import training_runs
 from helpers import refusal
 
-from jaxacct.training import Trainer
+from jaxacct.training import Trainer, checkpoints
 from jaxacct.training.ledger import Ledger
 
 
@@ -76,3 +77,87 @@ def test_a_run_killed_fifty_times_loses_nothing(tmp_path):
         folder = tmp_path / str(seed)
         folder.mkdir()
         killed_run(folder, kills=5, seed=seed)
+
+
+def modes(folder):
+    return {path.stat().st_mode & 0o777 for path in [folder, *folder.rglob("*")]}
+
+
+def test_checkpoints_are_their_owners_alone_whatever_was_there(tmp_path):
+    trainer, state, data = training_runs.start()
+    folder = tmp_path / "run"
+    before = os.umask(0o000)
+    try:
+        folder.mkdir(mode=0o755)
+        stop = [lambda s: s.step == 3]
+        trainer.fit(state, data, checkpoints=folder, callbacks=stop, progress=False)
+        assert modes(folder) <= {0o700, 0o600}
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(0o777 if path.is_dir() else 0o666)
+        trainer.fit(state, data, checkpoints=folder, progress=False)
+        assert modes(folder) <= {0o700, 0o600}
+        folder.chmod(0o755)
+        (folder / "notes.txt").write_text("mine")
+        assert "holds 'notes.txt', which is no checkpoint" in refusal(
+            trainer.fit, state, data, checkpoints=folder, progress=False
+        )
+        assert (folder / "notes.txt").stat().st_mode & 0o777 == 0o666
+    finally:
+        os.umask(before)
+
+
+def test_files_are_private_while_they_are_written(tmp_path, monkeypatch):
+    seen = []
+    real = checkpoints.Store.save
+
+    def save(self, found):
+        manager, write = self._manager, self._manager.save
+        monkeypatch.setattr(manager, "save", lambda *a, **k: (seen.append(os.umask(0o077)), write(*a, **k)))
+        real(self, found)
+
+    monkeypatch.setattr(checkpoints.Store, "save", save)
+    trainer, state, data = training_runs.start()
+    trainer.fit(state, data, checkpoints=tmp_path / "run", callbacks=[lambda s: True], progress=False)
+    assert len(seen) >= 2 and set(seen) == {0o077}
+
+
+def test_checkpoints_that_do_not_say_what_was_spent_are_refused(tmp_path):
+    """Those of earlier versions: parameters and keys, and nothing of the plan."""
+    trainer, state, data = training_runs.start()
+    trainer.fit(state, data, checkpoints=tmp_path, callbacks=[lambda s: s.step == 2], progress=False)
+    last = max(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
+    shutil.rmtree(tmp_path / str(last) / "run")
+    assert "does not say what was spent" in refusal(trainer.fit, state, data, checkpoints=tmp_path, progress=False)
+
+
+def test_a_state_that_is_not_the_last_checkpoint_is_refused(tmp_path):
+    trainer, state, data = training_runs.start()
+    seen = []
+    trainer.fit(state, data, checkpoints=tmp_path, callbacks=[lambda s: seen.append(s) or s.step == 4], progress=False)
+    other = trainer.fit(trainer.init(jnp.zeros(3)), data, callbacks=[lambda s: s.step == 4], progress=False)
+    early, last = seen[1], seen[3]
+    again = lambda start: refusal(trainer.fit, start, data, checkpoints=tmp_path, progress=False)
+    assert "is not the last checkpoint, 4" in again(early) and "are of two runs" in again(other)
+    assert trainer.fit(last, data, checkpoints=tmp_path, progress=False).step == training_runs.STEPS
+
+
+def test_a_checkpoint_of_another_program_needs_a_ledger(tmp_path):
+    """Steps after it may have been released, of which it says nothing."""
+    trainer, state, data = training_runs.start()
+
+    def crash(state):
+        if state.step == 10:
+            raise RuntimeError
+
+    for with_ledger in (False, True):
+        folder = tmp_path / str(with_ledger)
+        more = {"checkpoints": folder, "checkpoint_every": 7, "progress": False}
+        more |= {"ledger": f"{folder}.jsonl"} if with_ledger else {}
+        with pytest.raises(RuntimeError):
+            trainer.fit(state, data, callbacks=[crash], **more)
+        changed = Trainer(trainer.loss_fn, optax.adam(0.2), trainer.plan, 1.0)
+        if not with_ledger:
+            assert "keep a ledger" in refusal(changed.fit, changed.init(jnp.zeros(3)), data, **more)
+            continue
+        ended = changed.fit(changed.init(jnp.zeros(3)), data, **more)
+        assert (ended.step, ended.stopped) == (training_runs.STEPS - 3, "budget")  # steps 8 to 10 were taken twice

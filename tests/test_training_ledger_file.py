@@ -201,3 +201,37 @@ def test_files_that_cannot_be_used_are_refused(path, tmp_path):
     assert "cannot be opened" in refusal(Ledger.open, tmp_path / "none")
     assert "cannot be read" in refusal(Ledger.read, tmp_path)
     assert "cannot be written" in refusal(Ledger.create, tmp_path / "none" / "run", PLAN)
+
+
+def test_a_ledger_is_its_owners_alone(path):
+    before = os.umask(0o000)
+    try:
+        Ledger.create(path, PLAN).close()
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_mark_holds_of_what_goes_on_from_it_alone(path, tmp_path):
+    with Ledger.create(path, PLAN, run="r") as ledger:
+        note(ledger, 0)
+        early = path.read_bytes()
+        note(ledger, 1)
+        mark = ledger.mark()
+        note(ledger, 2)
+        ledger.begin(PLAN, "s")
+    Ledger.read(path).require(mark)
+    other = tmp_path / "other"
+    other.write_bytes(early)
+    assert "has 2 lines, but 3 were noted" in refusal(Ledger.read(other).require, mark)
+    with Ledger.open(other) as ledger:
+        note(ledger, 1, noise=9.0)
+        assert "is another ledger" in refusal(ledger.require, mark)
+    assert "is another ledger" in refusal(Ledger.read(path).require, mark._replace(lines=0))
+    assert "is another ledger" in refusal(Ledger.read(path).require, mark._replace(run="t"))
+
+
+def test_a_run_name_that_was_cut_off_in_an_escape_is_read(path):
+    whole = written(path)
+    path.write_bytes(whole + b'{"kind": "step", "run": "\\x", "st')
+    assert Ledger.read(path).runs["r"].torn == 1

@@ -4,6 +4,7 @@ import doctest
 import importlib
 import json
 import math
+from collections import Counter
 
 import dp_accounting
 import numpy as np
@@ -16,7 +17,7 @@ from training_cases import DELTA, FIXED, FULL, gaussian_epsilon
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.training import Plan, Segment
+from jaxacct.training import Ledger, Plan, Segment
 from jaxacct.training.curve import dominating
 from jaxacct.training.releases import Release
 from jaxacct.training.search import search
@@ -314,7 +315,7 @@ def plans():
     yield Plan(target_epsilon=2.0, **FULL, steps=30, noise_schedule=[(10, 1.0), (None, 2.0)])
     yield Plan(**FULL, steps=10, noise_multiplier=20.0, repetitions=selection.Geometric(0.1))
     yield Plan(**FIXED, steps=10, noise_multiplier=2.0, batch_schedule=[(6, 250), (None, 500)])
-    yield Plan(target_epsilon=2.0, **FULL, steps=30).recalibrate(3, steps=40, data_dependent=True)
+    yield Plan(target_epsilon=2.0, **FULL, steps=30, data_dependent=True).recalibrate(3, steps=40)
 
 
 @pytest.mark.parametrize("plan", list(plans()), ids=range(4))
@@ -370,3 +371,63 @@ def test_a_document_cannot_claim_less_than_it_spends():
     assert not Plan.from_json(json.dumps(document)).within
     filtered = Plan.from_json(json.dumps(document | {"filter": [5.0, 0.1]}))
     assert not filtered.within and np.isinf(filtered.epsilon.upper) and not filtered.epsilon.ok
+
+
+def test_a_run_of_a_trillion_fixed_batches():
+    """Passes are counted, not gone through."""
+    plan = Plan(
+        **FIXED, expected_batch_size=100, steps=10**12, noise_multiplier=1e6, noise_schedule=[(55, 1.0), (None, 2.0)]
+    )
+    truth = math.sqrt(6 * 1e-12 + (10**11 - 6) * 2.5e-13)  # of the sixth pass the first half has less noise
+    assert plan.epsilon.upper == pytest.approx(gaussian_epsilon(truth), rel=1e-6)
+    assert plan.pass_of(10**12 - 1) == (10**11 - 1, 10**12 - 10, 10**12) and plan.at(10**12 - 1).noise_multiplier == 2e6
+    assert plan.live_epsilon(10**11).upper >= plan.epsilon_after(10**11).upper
+    with_target = Plan(target_epsilon=10.0, **FIXED, expected_batch_size=100, steps=10**12)
+    assert with_target.epsilon.upper <= 10.0 and with_target.recalibrate(10**11, steps=10**11 + 7).within
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_what_lies_between_two_steps_of_fixed_batches(data):
+    """Gone through step by step: every pass that is met costs its least noise there."""
+    size = data.draw(st.integers(1, 30))
+    rows = data.draw(
+        st.lists(
+            st.tuples(st.integers(1, 12), st.sampled_from([1.0, 2.0, 3.0]), st.sampled_from([1, 3, 7])),
+            min_size=1,
+            max_size=6,
+        )
+    )
+    segments, start = [], 0
+    for steps, noise, batch in rows:
+        batch = float(min(batch, size))
+        segments.append(Segment(start, steps, noise, batch / size, batch))
+        start += steps
+    plan = Plan.of(segments, target_delta=DELTA, dataset_size=size, sampling="fixed_batches")
+    walked, at = [], 0
+    while at < start:
+        batch, end = plan.at(at).expected_batch_size, at
+        while end < min(start, at + math.ceil(size / batch)) and plan.at(end).expected_batch_size == batch:
+            end += 1
+        walked.append((at, end))
+        at = end
+    assert plan.passes == walked
+    first, last = data.draw(st.integers(0, start)), data.draw(st.integers(0, start))
+    met = [range(max(a, first), min(b, last)) for a, b in walked]
+    cost = Counter(min(plan.at(s).noise_multiplier for s in steps) for steps in met if steps)
+    assert {r.noise_multiplier: n for r, n in plan.releases_between(first, last).items()} == dict(cost)
+
+
+@pytest.mark.parametrize("target", [None, 1e6])
+def test_a_filter_in_a_document_is_held_against_its_segments(tmp_path, target):
+    node = json.loads(Plan(**FULL, steps=30, noise_multiplier=0.3).to_json()) | {"target_epsilon": target}
+    plan = Plan.from_json(json.dumps(node | {"filter": [2, 1e-300]}))
+    for claim in (plan.epsilon, plan.epsilon_after(1), plan.live_epsilon(3), plan.epsilon_curve(3)[1]):
+        assert np.all(np.isinf(claim.upper)) and not np.any(claim.ok)
+    assert not plan.within
+    with Ledger.create(tmp_path / "run", plan) as ledger:
+        assert not plan.allows(ledger, 0)  # without a target, too
+    for node_filter in ([1.0, 1.0], [math.nan, 1.0], [2], [2, 0], ["2", 1], [2, 1, 1], {}):
+        refusal(Plan.from_json, json.dumps(node | {"filter": node_filter}))
+    large = Plan.from_json(json.dumps(node | {"filter": [2, 1e6]}))
+    assert large.epsilon.upper >= 877.0 and large.within == (target is None or large.epsilon.upper <= target)

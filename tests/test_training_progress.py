@@ -1,6 +1,9 @@
 """The progress line: epsilon beside the steps, without making them wait."""
 
 import math
+import os
+import subprocess
+import sys
 import threading
 
 import jax
@@ -71,3 +74,28 @@ def test_nothing_is_computed_where_nothing_is_shown(every_step):
     for step in range(1, 41):
         bar.update(step, None)
     assert bar.table is None and not bar._plan.has_curve
+
+
+def test_a_short_script_ends_quietly():
+    """The interpreter is ending while the table is computed, and takes no new work."""
+    program = """
+import time
+from concurrent.futures import ThreadPoolExecutor, thread
+import jax.numpy as jnp, optax
+from jaxacct.training import Plan, Trainer
+
+def table(plan, points=64):
+    while not thread._shutdown:
+        time.sleep(0.01)
+    ThreadPoolExecutor().submit(int)
+
+Plan.epsilon_curve = table
+plan = Plan(target_delta=1e-5, dataset_size=10, sampling_probability=1.0, noise_multiplier=3.0, steps=3)
+trainer = Trainer(lambda p, x: jnp.sum((p - x) ** 2), optax.sgd(0.1), plan, 1.0)
+trainer.fit(trainer.init(jnp.zeros(2)), jnp.ones((10, 2)), progress=True)
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 0 and "1/3" in ended.stderr and "Traceback" not in ended.stderr

@@ -121,47 +121,79 @@ FILTERED = [*FULL_BATCH, (2.0, 30, 10, {"expected_batch_size": 1000, "epochs": 2
 
 @pytest.mark.parametrize(("target", "steps", "at", "change"), FILTERED, ids=range(len(FILTERED)))
 def test_full_batches_through_a_filter(target, steps, at, change):
-    """The whole ends within 1e-4 of what the filter promises, which is what the plan is worth in Rényi accounting."""
-    plan = Plan(target_epsilon=target, **FULL, steps=steps)
+    """The plan declares it, and so claims the filter from the start; both ends are within 1e-4 of the target."""
+    plan = Plan(target_epsilon=target, **FULL, steps=steps, data_dependent=True)
     again = plan.recalibrate(at, **change, data_dependent=True)
     spent_alike(plan, again, at)
-    order, budget = again.filter
+    order, budget = plan.filter
+    assert again.filter == plan.filter and again.data_dependent
     assert budget == pytest.approx(renyi_of(plan, order), rel=1e-9)  # the run in which nothing is changed fits in
     promised = filtered_epsilon(order, budget)
-    assert again.epsilon.upper == pytest.approx(promised, rel=1e-9) and promised > target
+    assert plan.epsilon.upper == again.epsilon.upper == pytest.approx(promised, rel=1e-9) and close(promised, target)
     assert promised <= min(filtered_epsilon(a, renyi_of(plan, a)) for a in np.geomspace(1.02, 900, 200)) + 0.01 * target
-    assert close(filtered_epsilon(order, renyi_of(again, order)), promised) and again.within
-    assert (again.kind, again.epsilon.kind, again.epsilon.engine) == ("rdp_filter", "bound", "rdp_filter")
-    assert again.epsilon_after(1).upper == again.live_epsilon(1).upper == again.epsilon.upper  # no odometer
+    assert close(filtered_epsilon(order, renyi_of(again, order)), target)
+    assert gaussians(plan) < target and gaussians(again) < target  # exact composition would allow less noise
+    for each in (plan, again):
+        assert (each.kind, each.epsilon.kind, each.epsilon.engine) == ("rdp_filter", "bound", "rdp_filter")
+        assert each.within and each.epsilon_after(1).upper == each.live_epsilon(1).upper == each.epsilon.upper
 
 
-def test_poisson_sampling_through_a_filter_against_dp_accounting(poisson):
-    again = poisson.recalibrate(10, steps=80, data_dependent=True)
-    spent = []
-    for plan in (poisson, again):
-        accountant = rdp.RdpAccountant([again.filter.order])
-        for segment in plan.segments:
-            event = PoissonSampledDpEvent(segment.sampling_probability, Noise(segment.noise_multiplier))
-            accountant.compose(SelfComposedDpEvent(event, segment.steps))
-        spent.append(accountant.get_epsilon(DELTA))
-    assert spent[0] == pytest.approx(again.epsilon.upper, rel=1e-6)
-    assert again.epsilon.upper - 1e-4 <= spent[1] <= again.epsilon.upper * (1 + 1e-6)
+def test_what_is_left_open_is_solved_for_through_the_filter(poisson):
+    """Against dp_accounting at the filter's order: steps, rates and noise that meet the target just so."""
+    sigma = poisson.noise_multiplier
+    rates = {"target_delta": DELTA, "dataset_size": 500, "sampling_probability": 0.2}
+    for settings in ({**rates, "noise_multiplier": sigma}, {**POISSON, "steps": 60}):
+        plan = Plan(target_epsilon=2.0, **settings, data_dependent=True)
+        spent = renyi_epsilon(plan, plan.filter.order)
+        assert plan.epsilon.upper == pytest.approx(spent, rel=1e-6) and plan.epsilon.upper <= 2.0
+        more = Plan.of([plan.segments[0]._replace(steps=plan.steps + 1)], plan)
+        assert renyi_epsilon(more, plan.filter.order) > 2.0 or plan.epsilon.upper >= 2.0 - 1e-4
+    assert plan.noise_multiplier > sigma
+
+
+def renyi_epsilon(plan, order):
+    accountant = rdp.RdpAccountant([order])
+    for segment in plan.segments:
+        event = PoissonSampledDpEvent(segment.sampling_probability, Noise(segment.noise_multiplier))
+        accountant.compose(SelfComposedDpEvent(event, segment.steps))
+    return accountant.get_epsilon(DELTA)
+
+
+def test_poisson_sampling_through_a_filter_against_dp_accounting():
+    plan = Plan(target_epsilon=2.0, **POISSON, steps=60, data_dependent=True)
+    again = plan.recalibrate(10, steps=80, data_dependent=True)
+    first, after = (renyi_epsilon(each, plan.filter.order) for each in (plan, again))
+    assert first == pytest.approx(again.epsilon.upper, rel=1e-6)
+    assert again.epsilon.upper - 1e-4 <= after <= again.epsilon.upper * (1 + 1e-6) <= 2.0 * (1 + 1e-6)
 
 
 def test_the_filter_is_the_one_that_was_fixed_first():
-    plan = Plan(target_epsilon=4.0, **FULL, steps=40)
+    plan = Plan(target_epsilon=4.0, **FULL, steps=40, data_dependent=True)
     once = plan.recalibrate(10, steps=80, data_dependent=True)
     twice = once.recalibrate(30, steps=60)  # not by the data, but what came before was
-    assert twice.filter == once.filter and twice.kind == "rdp_filter" and twice.epsilon.kind == "bound"
+    assert twice.filter == once.filter == plan.filter and twice.kind == "rdp_filter" and twice.epsilon.kind == "bound"
     assert close(renyi_of(twice, twice.filter.order), twice.filter.budget)
     spent_alike(once, twice, 30)
+
+
+def test_a_change_that_looks_at_the_data_must_be_declared_before_the_first_step():
+    """Otherwise the run in which the rule changes nothing would claim the exact composition."""
+    plan = Plan(target_epsilon=2.0, **FULL, steps=30)
+    assert "Plan(..., data_dependent=True)" in refusal(plan.recalibrate, 10, steps=60, data_dependent=True)
+    reported = Plan(**FULL, steps=30, noise_multiplier=10.0, data_dependent=True)
+    assert reported.epsilon.upper == pytest.approx(filtered_epsilon(*reported.filter), rel=1e-9)
+    assert "must be True or False" in refusal(Plan, **FULL, steps=30, noise_multiplier=10.0, data_dependent=1)
+    law = selection.Geometric(0.1)
+    wanted = {**FULL, "steps": 30, "noise_multiplier": 10.0, "repetitions": law, "data_dependent": True}
+    assert "the K runs of a tuning must all be the same" in refusal(Plan, **wanted)
 
 
 def test_what_cannot_be_recalibrated_is_refused_in_one_line():
     plan = Plan(target_epsilon=2.0, **FULL, steps=30)
     dear = Plan.of([plan.segments[0]._replace(noise_multiplier=1.0)], plan)
     assert "what is spent by then already exceeds target_epsilon = 2.0" in refusal(dear.recalibrate, 20)
-    assert "nothing is left of the Renyi filter" in refusal(plan.recalibrate, 30, steps=31, data_dependent=True)
+    filtered = Plan(target_epsilon=2.0, **FULL, steps=30, data_dependent=True)
+    assert "nothing is left of the Renyi filter" in refusal(filtered.recalibrate, 30, steps=31)
     assert "leaves no steps" in refusal(plan.recalibrate, 30)
     assert "leaves no steps" in refusal(plan.recalibrate, 10, epochs=9)
     assert "leaves no steps" in refusal(plan.recalibrate, 10, steps=10)

@@ -59,7 +59,7 @@ def test_the_stop_sees_other_mechanisms_runs_and_filters(path, tmp_path):
         assert 0 < done < 50 and ledger.epsilon(DELTA).upper <= 1.0
         ledger.begin(TARGETED)
         assert not TARGETED.allows(ledger, 0)
-    filtered = Plan(target_epsilon=1.0, **FULL, steps=50).recalibrate(20, steps=60, data_dependent=True)
+    filtered = Plan(target_epsilon=1.0, **FULL, steps=50, data_dependent=True).recalibrate(20, steps=60)
     with Ledger.create(tmp_path / "filtered", filtered) as ledger:
         claim_run = ledger.run
         assert trained(filtered, ledger, {50: 1.0}) == 59

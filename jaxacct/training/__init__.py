@@ -12,7 +12,7 @@ _HOMES = {
     "Ledger": "ledger",
     "Plan": "plan",
     "Segment": "schedule",
-    "State": "trainer",
+    "State": "state",
     "Trainer": "trainer",
     "clipped_sum": "clipping",
     "fixed_batches": "sampler",

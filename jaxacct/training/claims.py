@@ -24,15 +24,16 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
         if len(relations) > 1:
             raise InputError(f"relation is missing; the plans have {' and '.join(sorted(relations))}, choose one")
         relation = next(iter(relations))
-    filters = [next((line.plan.filter for line in headers if line.plan.filter), None) for _, headers in runs]
-    orders = {one.order for one in filters if one}
+    every = [[line.plan.filter for line in headers if line.plan.filter] for _, headers in runs]
+    orders = {one.order for several in every for one in several}
     if not orders:
         return account.epsilon(total([spent for spent, _ in runs]), delta, relation=relation)
     if len(orders) > 1 or relations != {relation}:
         raise InputError("the runs have Renyi filters of different orders or relations; ask for one run at a time")
     used = 0.0  # at the filters' order: the budgets of the runs that have one, and what the others have spent
-    for (spent, _), one in zip(runs, filters, strict=True):
+    for (spent, _), several in zip(runs, every, strict=True):
         renyi = float(renyi_curve(total([spent]), [*orders], relation).values[0])
-        used += renyi if one is None else one.budget if renyi <= one.budget else np.inf
+        budget = max((one.budget for one in several), default=renyi)
+        used += budget if renyi <= budget else np.inf
     upper = float(epsilon_from_renyi([*orders], [used], delta).upper)
     return Bounds(0.0, upper, upper, "bound", "width" if np.isinf(upper) else "ok", "rdp_filter")

@@ -65,6 +65,7 @@ def plan_from(node: Any) -> Plan:
         if settings[name] is None:
             raise InputError(f"plan: {name} is missing; give a number")
     settings["repetitions"] = _law(node["repetitions"])
+    settings["filter"] = _filter(node["filter"])
     plan = Plan.of(_segments(rows), **settings)
     for place, segment in enumerate(plan.segments):
         rate, size = segment.sampling_probability, segment.expected_batch_size
@@ -73,13 +74,6 @@ def plan_from(node: Any) -> Plan:
             raise InputError(
                 f"plan: segments[{place}]: expected_batch_size must be sampling_probability * dataset_size"
             )
-    if node["filter"] is not None:
-        if not isinstance(node["filter"], list) or len(node["filter"]) != 2:
-            raise InputError("plan: filter must be a list of its order and its budget, or null")
-        order, budget = (float(check("filter", value, POSITIVE)) for value in node["filter"])
-        if order <= 1.0:
-            raise InputError(f"plan: the order of the filter = {order!r} must be > 1")
-        vars(plan)["filter"] = Filter(order, budget)
     return plan
 
 
@@ -112,6 +106,18 @@ def _segments(rows: list[Any]) -> list[Segment]:
         start = found[-1].end if found else 0
         found.append(Segment(start, int(steps), *(float(value) for value in rest)))
     return found
+
+
+def _filter(node: Any) -> Filter | None:
+    """The filter of a document.  What it promises is claimed only where the segments fit in it (`Plan.promised`)."""
+    if node is None:
+        return None
+    if not isinstance(node, list) or len(node) != 2:
+        raise InputError("plan: filter must be a list of its order and its budget, or null")
+    order, budget = (float(check("filter", value, POSITIVE)) for value in node)
+    if not order > 1.0:
+        raise InputError(f"plan: the order of the filter = {order!r} must be > 1")
+    return Filter(order, budget)
 
 
 def _law(node: Any) -> Any:

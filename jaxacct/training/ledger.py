@@ -8,7 +8,7 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 
@@ -24,7 +24,16 @@ from jaxacct.training.releases import Release
 from jaxacct.training.spent import Spent, total
 from jaxacct.validation import InputError
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "Mark"]
+
+
+class Mark(NamedTuple):
+    """How far a ledger was: its path then, the run, the number of lines, and a SHA-256 digest of all of them."""
+
+    path: str
+    run: str
+    lines: int
+    head: str
 
 
 class Ledger:
@@ -51,20 +60,21 @@ class Ledger:
 
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
         self.path, self._file = path, file
-        self._total = 0
+        self._chains, self._end = [lines.BEGINNING], 0  # before the first line, and after each
         self.runs: dict[str, Spent] = {}
         self.headers: dict[str, list[Run]] = {}
         self.run = ""
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], plan: Plan, run: str | None = None, by: str = "") -> Ledger:
-        """A new ledger, for a run of a plan; a file that is there already is refused.
+        """A new ledger, for a run of a plan, readable by its owner alone; a file that is there already is refused.
 
         run : its name, by default a random one.  by : who runs it, as the caller wants it told.
         """
         place = Path(path)
         try:
-            ledger = cls(place, place.open("x+b"))
+            file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+            ledger = cls(place, os.fdopen(file, "r+b"))
         except FileExistsError:
             raise InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name") from None
         except OSError as error:
@@ -186,6 +196,24 @@ class Ledger:
         several = [(self._known(name), self.headers[name]) for name in names]
         return claim(several, delta, relation)
 
+    def mark(self) -> Mark:
+        """How far the ledger is, for `require` later on."""
+        return Mark(str(self.path.absolute()), self.run, len(self._chains) - 1, self._chains[-1].head.hex())
+
+    def require(self, mark: Mark) -> None:
+        """InputError, in one line, unless the ledger goes on from where it was at a mark."""
+        have = len(self._chains) - 1
+        if have < mark.lines:
+            raise InputError(
+                f"{self.path}: has {have} lines, but {mark.lines} were noted for this state; it is an "
+                f"older copy or another ledger: restore the one that was {mark.path}"
+            )
+        if mark.lines < 1 or self._chains[mark.lines].head.hex() != mark.head or mark.run not in self.runs:
+            raise InputError(
+                f"{self.path}: its first {mark.lines} lines are not those that were noted for this state; "
+                f"it is another ledger: give the one that was {mark.path}"
+            )
+
     def close(self) -> None:
         """Close the file; nothing can be noted afterwards."""
         if self._file is not None:
@@ -210,22 +238,39 @@ class Ledger:
         """Write, make sure that it is on the disk, and only then count."""
         if self._file is None:
             raise InputError(f"{self.path}: is not open for writing; use Ledger.open")
-        content, check = b"", self._total
+        content, chains = b"", self._chains[-1:]
         for entry in entries:
-            line, check = lines.encode(entry, check)
+            line, chain = lines.encode(entry, chains[-1])
             content += line
+            chains.append(chain)
         try:
+            self._require_in_place(self._end)
             self._file.write(content)
             self._file.flush()
             os.fsync(self._file.fileno())
-        except OSError as error:
+            self._require_in_place(self._end + len(content))
+        except (OSError, InputError) as error:
             with contextlib.suppress(OSError):
                 self.close()  # what is in the file now is not known; opened again, it is
             self._file = None
-            raise unwritable(self.path, error) from None
-        self._total = check
+            raise error if isinstance(error, InputError) else unwritable(self.path, error) from None
+        self._chains += chains[1:]
+        self._end += len(content)
         for entry in entries:
             self._count(entry)
+
+    def _require_in_place(self, end: int) -> None:
+        """InputError unless the file that is open is still the one at the path, and holds just what was written."""
+        assert self._file is not None
+        mine = os.fstat(self._file.fileno())
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            there = None
+        if there is None or not os.path.samestat(mine, there):
+            raise InputError(f"{self.path}: was deleted or replaced while it was open; restore it from a copy")
+        if mine.st_size != end:
+            raise InputError(f"{self.path}: was changed by something else while it was open; restore it from a copy")
 
     def _count(self, entry: Line) -> None:
         if isinstance(entry, Run):
@@ -239,13 +284,14 @@ class Ledger:
         """Count every line; replace a last one that was cut off by what it counts as."""
         assert self._file is not None
         fragment, end = b"", 0
-        for number, (line, check, place) in enumerate(lines.read(self._file, self.path), 1):
+        for number, (line, chain, place) in enumerate(lines.read(self._file, self.path), 1):
             if isinstance(line, bytes):
                 fragment, end = line, place
                 break
             if not isinstance(line, Run) and line.run not in self.runs:
                 raise InputError(f"{self.path}: line {number} is of a run that never began; restore it from a copy")
-            self._total = check
+            self._chains.append(chain)
+            self._end = place
             self._count(line)
         if not self.runs:
             raise InputError(f"{self.path}: is empty; delete it, nothing was ever noted in it")
@@ -268,7 +314,12 @@ class Ledger:
         assert self._file is not None
         self._file.seek(-1, os.SEEK_END)
         if self._file.read(1) != b"\n":
-            self._file.write(b"\n")
+            try:
+                self._file.write(b"\n")
+                self._file.flush()
+            except OSError as error:
+                raise unwritable(self.path, error) from None
+            self._end += 1
 
     def _torn(self, fragment: bytes) -> Torn:
         """The most that a step which was cut off can have been: the least noise and the highest rate of its run."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxacct import account, calibrate
-from jaxacct.bounds import Bounds, explain
+from jaxacct.bounds import explain
 from jaxacct.guess import gaussian_mu
 from jaxacct.mechanisms import Mechanism, compose, dp_sgd, repeat
+from jaxacct.training.filters import promises
 from jaxacct.training.releases import FIXED, POISSON, prefixes, single
 from jaxacct.training.schedule import Piece, Segment, joined, merged, pieces, releases, steps_of
 from jaxacct.training.search import search, tolerance
@@ -65,7 +66,7 @@ def noise_for(plan: Plan, spent: tuple[Segment, ...], rest: tuple[Segment, ...],
     target = plan.target_epsilon
 
     def upper(scales: np.ndarray) -> np.ndarray:
-        return np.asarray(_bounds(plan, together(plan, spent, rest, scales)).upper)
+        return _epsilon(plan, together(plan, spent, rest, scales))
 
     if start is None:
         steps = math.fsum(s.steps for s in rest)
@@ -126,7 +127,8 @@ def _open(plan: Plan) -> str | None:
 
 def _own(plan: Plan) -> bool:
     """Whether the noise is found by the search of this module, not by ja.calibrate_noise_multiplier."""
-    return plan.sampling != POISSON or plan.noise_schedule is not None or plan.batch_schedule is not None
+    scheduled = plan.noise_schedule is not None or plan.batch_schedule is not None
+    return plan.sampling != POISSON or scheduled or plan.data_dependent
 
 
 def _batches(plan: Plan, n: float) -> list[Piece]:
@@ -152,9 +154,12 @@ def _batches(plan: Plan, n: float) -> list[Piece]:
     return found if plan.sampling == POISSON else [Piece(until, float(round(size))) for until, size in found]
 
 
-def _bounds(plan: Plan, mechanism: Mechanism) -> Bounds:
+def _epsilon(plan: Plan, mechanism: Mechanism) -> np.ndarray:
+    """Upper ends of epsilon of a batch of runs, as the plan will claim it: exactly, or through its filter."""
+    if plan.data_dependent:
+        return promises(plan, mechanism)
     rtol = 0.2 * tolerance(plan.target_epsilon or 1.0)
-    return account.epsilon(mechanism, plan.target_delta, relation=plan.relation, rtol=rtol)
+    return np.asarray(account.epsilon(mechanism, plan.target_delta, relation=plan.relation, rtol=rtol).upper)
 
 
 def _upper(plan: Plan, rate: np.ndarray, steps: np.ndarray, n: float) -> np.ndarray:
@@ -162,8 +167,8 @@ def _upper(plan: Plan, rate: np.ndarray, steps: np.ndarray, n: float) -> np.ndar
     sigma = np.full(np.broadcast_shapes(rate.shape, steps.shape), plan.noise_multiplier)
     if plan.sampling == FIXED:
         length = np.ceil(n / np.round(rate * n))
-        return np.asarray(_bounds(plan, repeat(single(FIXED, sigma, 1.0), np.ceil(steps / length))).upper)
-    return np.asarray(_bounds(plan, repeat(single(plan.sampling, sigma, rate), steps)).upper)
+        return _epsilon(plan, repeat(single(FIXED, sigma, 1.0), np.ceil(steps / length)))
+    return _epsilon(plan, repeat(single(plan.sampling, sigma, rate), steps))
 
 
 def _steps(plan: Plan, rate: float, n: float) -> int:
@@ -216,6 +221,6 @@ def _calibrated_noise(plan: Plan, segment: Segment) -> float:
         if plan.repetitions is not None:
             vars(plan)["epsilon"] = c.epsilon  # each takes half a minute
             return sigma
-        if _bounds(plan, dp_sgd(sigma, **fields)).upper <= target:
+        if _epsilon(plan, dp_sgd(sigma, **fields)) <= target:
             return sigma
     raise InputError(f"target_epsilon = {target!r} was met by no more than rounding; raise it a little")

@@ -2,20 +2,24 @@
 
 If a run is repeated from a checkpoint, a step must either come out the same to the last bit, or have randomness of its
 own: the same noise under two different gradients would give their difference away.  So the key of a step is derived
-from the root *and* from a chain of digests of whatever decides the outcome: the first parameters, the program, the
-data, and the noise and batch size of every step so far.  The ledger is told a fingerprint of that key, and so counts a
-replay once exactly if it is one.
+from the root *and* from a chain of digests of whatever decides the outcome: the first parameters, the program, what
+runs it (`machine`), the data, and the noise and batch size of every step so far.  A program that may come out otherwise
+when it is run again gets a number in the chain that is drawn anew for every `fit`.  The ledger is told a fingerprint of
+that key, and so counts a replay once exactly if it is one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from jaxacct.training.machine import machine, repeats
 
 __all__ = ["Lineage", "StepKey", "advance", "begin", "digest", "digest_program", "digest_tree", "joined"]
 
@@ -94,25 +98,28 @@ def digest_tree(tree: Any) -> bytes:
 
 
 def digest_program(traced: Any) -> bytes:
-    """SHA-256 of a traced function (`jax.jit(f).trace(...)`): its operations and every constant in them.
+    """SHA-256 of a traced function (`jax.jit(f).trace(...)`), every constant in it, and of what runs it.
 
-    The lowered text alone would not do: JAX may lower arrays that a function closes over as hidden arguments.
+    Equal digests mean equal outputs for equal inputs, to the last bit: a program that may come out otherwise when it is
+    run again has another digest every time.  The lowered text alone would not do: JAX may lower arrays that a function
+    closes over as hidden arguments.
     """
     constants: list[Any] = []
+    primitives: set[str] = set()
 
     def collect(jaxpr: Any) -> None:
         constants.extend(getattr(jaxpr, "consts", ()))
         jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
         for eqn in jaxpr.eqns:
+            primitives.add(eqn.primitive.name)
             constants.extend(var.val for var in eqn.invars if isinstance(var, Literal))
             for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
                 if _is_jaxpr(value):
                     collect(value)
 
     collect(traced.jaxpr)
-    device = jax.devices()[0]
-    place = f"jax {jax.__version__} {device.platform} {device.device_kind} {jax.dtypes.canonicalize_dtype(float)}"
-    return digest(traced.lower().as_text().encode(), digest_tree(constants), place.encode())
+    own = b"" if repeats(primitives) else secrets.token_bytes(16)
+    return digest(traced.lower().as_text().encode(), digest_tree(constants), machine().encode(), own)
 
 
 def _is_jaxpr(value: Any) -> bool:

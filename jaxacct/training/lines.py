@@ -6,6 +6,7 @@ apart from what was written; it is no signature, and does not stop anyone who re
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import zlib
@@ -20,7 +21,7 @@ from jaxacct.training.plan import Plan
 from jaxacct.training.releases import SAMPLING
 from jaxacct.validation import POSITIVE, PROBABILITY, Constraint, InputError, check, choice
 
-__all__ = ["LAST_STEP", "Line", "Run", "Spend", "Step", "Torn", "encode", "read"]
+__all__ = ["BEGINNING", "LAST_STEP", "Chain", "Line", "Run", "Spend", "Step", "Torn", "encode", "read"]
 
 FORMAT, VERSION = "jaxacct.ledger", 1
 MAX_LINE, MAX_TEXT = 2**24, 256
@@ -70,24 +71,39 @@ class Torn(NamedTuple):
 Line = Run | Step | Spend | Torn
 
 
-def encode(line: Line, previous: int) -> tuple[bytes, int]:
-    """A line as bytes, with its checksum, which the next one continues."""
+class Chain(NamedTuple):
+    """Checksums of all lines so far: the CRC-32 that the file holds, and a SHA-256 digest that it does not."""
+
+    check: int
+    head: bytes
+
+    def then(self, body: bytes) -> Chain:
+        """With one more line, given without its checksum."""
+        return Chain(zlib.crc32(body, self.check), hashlib.sha256(self.head + body).digest())
+
+
+BEGINNING = Chain(0, b"")
+"""Before the first line."""
+
+
+def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
+    """A line as bytes, with its checksum, and the checksums that the next one continues."""
     kind, fields = type(line).__name__.lower(), line._asdict()
     if isinstance(line, Run):
         fields = {"format": FORMAT, "version": VERSION, **fields, "plan": plan_document(line.plan)}
     elif isinstance(line, Spend):
         fields["mechanism"] = json.loads(to_json(line.mechanism))
     body = json.dumps({"kind": kind, **fields}, allow_nan=False)[:-1].encode()
-    total = zlib.crc32(body, previous)
-    return body + f', "check": "{total:08x}"}}\n'.encode(), total
+    chain = previous.then(body)
+    return body + f', "check": "{chain.check:08x}"}}\n'.encode(), chain
 
 
-def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, int, int]]:
-    """(line, checksum so far, where it ends) of every line; what a write was cut off in comes last, as bytes.
+def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]]:
+    """(line, checksums so far, where it ends) of every line; what a write was cut off in comes last, as bytes.
 
     Raises InputError, naming the line, for anything else that is damaged.
     """
-    total, number = 0, 0
+    chain, number = BEGINNING, 0
     while raw := file.readline(MAX_LINE + 1):
         number += 1
         place = f"{path}: line {number}"
@@ -96,17 +112,17 @@ def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, int, int]]:
             raise InputError(f"{place} has more than {MAX_LINE} bytes; restore the ledger from a copy")
         text = raw.rstrip(b"\n")
         body = text[: -len(_SUFFIX)]
-        expected = zlib.crc32(body, total)
-        if text == body + f', "check": "{expected:08x}"}}'.encode() and len(text) > len(_SUFFIX):
-            total = expected
-            yield _decode(text, place, number), total, file.tell()
+        following = chain.then(body)
+        if text == body + f', "check": "{following.check:08x}"}}'.encode() and len(text) > len(_SUFFIX):
+            chain = following
+            yield _decode(text, place, number), chain, file.tell()
             continue
         begun = text.startswith(_KIND) or _KIND.startswith(text)
         if number == 1 and begun and not whole:
             raise InputError(f"{place} was cut off before anything was noted; delete the ledger and create it anew")
         if whole or not begun:
             raise InputError(f"{place} is damaged, or a line before it is missing; restore the ledger from a copy")
-        yield text, total, file.tell() - len(raw)
+        yield text, chain, file.tell() - len(raw)
 
 
 def looks_like_a_step(fragment: bytes) -> bool:
@@ -117,7 +133,10 @@ def looks_like_a_step(fragment: bytes) -> bool:
 def run_of(fragment: bytes) -> str | None:
     """The run that the beginning of a line names."""
     found = re.match(rb'\{"kind": "step", "run": ("(?:[^"\\]|\\.)*")', fragment)
-    return json.loads(found[1]) if found else None
+    try:
+        return json.loads(found[1]) if found else None
+    except ValueError:
+        return None
 
 
 def words(name: str, value: Any, longest: int = MAX_TEXT) -> str:

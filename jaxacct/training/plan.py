@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import json
 import math
@@ -16,7 +17,7 @@ from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import RELATIONS, Mechanism
 from jaxacct.training.releases import FIXED, POISSON, SAMPLING, Release, composed
-from jaxacct.training.schedule import Filter, Segment, passes, releases
+from jaxacct.training.schedule import Block, Filter, Segment, blocks, pass_at, passes, releases
 from jaxacct.training.search import tolerance
 from jaxacct.validation import (
     COUNT,
@@ -68,6 +69,8 @@ class Plan:
         Then the overall scale of the noise is what `noise_multiplier` is, given or solved for.
     batch_schedule : expected batch sizes in the same forms, in place of sampling_probability.
     repetitions : a law of K (`jaxacct.selection`): the target is met by all K runs of a tuning together.
+    data_dependent : True where `recalibrate` may be decided by the data or by outputs, used in the end or not.  The
+        steps compose through a Renyi filter, fixed here, which meets the target on every path and needs more noise.
 
     Schedules must be fixed beforehand, or follow rules that do not look at the data.
     Raises InputError for bad values, over- and under-determined plans, and targets that cannot be met.
@@ -90,6 +93,7 @@ class Plan:
     noise_schedule: Any = None
     batch_schedule: Any = None
     repetitions: Any = None
+    data_dependent: bool = False
     segments: tuple[Segment, ...] = field(init=False, repr=False)
     filter: Filter | None = field(init=False, repr=False, default=None)
 
@@ -101,6 +105,10 @@ class Plan:
                 raise InputError(f"{name} is missing; a plan needs the {name.replace('_', ' ')}")
         self._check()
         self._settle(solved(self))
+        if self.data_dependent:
+            from jaxacct.training.filters import filter_of
+
+            vars(self)["filter"] = filter_of(self)
 
     @classmethod
     def of(cls, segments: Sequence[Segment], like: Plan | None = None, **changed: Any) -> Plan:
@@ -109,6 +117,7 @@ class Plan:
         plan = object.__new__(cls)
         defaults = {name: f.default for name, f in cls.__dataclass_fields__.items() if f.init}
         vars(plan).update(defaults | {"filter": None} | settings | changed)
+        vars(plan)["data_dependent"] = plan.filter is not None
         plan._check()
         plan._settle(tuple(segments))
         return plan
@@ -130,6 +139,12 @@ class Plan:
 
             if law_shape(self.repetitions):
                 raise InputError("repetitions must be one law of K, not a batch; a plan is for one run")
+        if not isinstance(self.data_dependent, bool):
+            raise InputError(f"data_dependent = {self.data_dependent!r:.40} must be True or False")
+        if self.data_dependent and self.repetitions is not None:
+            raise InputError(
+                "data_dependent = True with repetitions: the K runs of a tuning must all be the same; drop it"
+            )
 
     def _settle(self, segments: tuple[Segment, ...]) -> None:
         """Take the segments, and the averages over them."""
@@ -170,7 +185,15 @@ class Plan:
     def at(self, step: int) -> Segment:
         """The segment that a step (from 0) belongs to."""
         self._require(step, self.steps - 1)
-        return next(segment for segment in self.segments if step < segment.end)
+        return self.segments[bisect.bisect_right(self._ends, step)]
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        return [segment.end for segment in self.segments]
+
+    @functools.cached_property
+    def _blocks(self) -> list[Block]:
+        return blocks(self.segments, self.dataset_size)
 
     def pass_of(self, step: int) -> tuple[int, int, int]:
         """Of fixed batches: (number of the pass, its first step, the step after its last) in which a step is.
@@ -180,21 +203,25 @@ class Plan:
         self._require(step, self.steps - 1)
         if self.sampling != FIXED:
             raise InputError(f"sampling = {self.sampling!r} has no passes; only 'fixed_batches' does")
-        return next((k, first, last) for k, (first, last) in enumerate(self.passes) if step < last)
+        return pass_at(self._blocks, int(step))
 
     @functools.cached_property
     def passes(self) -> list[tuple[int, int]]:
-        """(first step, step after the last) of every pass of fixed batches."""
+        """(first step, step after the last) of every pass of fixed batches, all in one list."""
         return list(passes(self.segments, self.dataset_size))
 
     def releases_after(self, step: int) -> Counter[Release]:
         """What the first `step` steps release, counted."""
         self._require(step, self.steps)
-        return releases(self.segments, step, self.sampling, self.dataset_size)
+        return self.releases_between(0, step)
+
+    def releases_between(self, first: int, end: int) -> Counter[Release]:
+        """What the steps from `first` to before `end` release; a pass that is cut at either end counts whole."""
+        return releases(self.segments, end, self.sampling, self.dataset_size, first)
 
     @property
     def kind(self) -> str:
-        """How the steps compose: "composition", exactly, or "rdp_filter", where a recalibration looked at the data."""
+        """How the steps compose: "composition", exactly, or "rdp_filter", where recalibrations may look at the data."""
         return "rdp_filter" if self.filter else "composition"
 
     @functools.cached_property
@@ -215,14 +242,16 @@ class Plan:
     def epsilon(self) -> Bounds:
         """Epsilon at target_delta of the whole plan, of all K runs where there are repetitions.
 
-        A certified bracket; after a recalibration that looked at the data the filter's bound, above the target.
+        A certified bracket; where recalibrations may look at the data the filter's bound, from the first step on.
         """
         return self.promised() if self.filter else self.of_all(self.mechanism)
 
     def epsilon_after(self, step: int) -> Bounds:
         """Epsilon at target_delta of the first `step` steps of one run."""
         self._require(step, self.steps)
-        return self.promised() if self.filter else self._account(self.mechanism_after(step))
+        if self.filter or (step == self.steps and self.repetitions is None):
+            return self.epsilon
+        return self._account(self.mechanism_after(step))
 
     def epsilon_curve(self, points: int = 64) -> tuple[np.ndarray, Bounds]:
         """(steps, epsilon after them) of one run at about `points` places, computed in one call; brackets are coarse.
@@ -258,7 +287,7 @@ class Plan:
             return Bounds(0.0, 0.0, 0.0, "bound", "zero")
         steps, curve = self._curve
         upper = np.maximum.accumulate(curve.upper)[np.searchsorted(steps, step)]
-        return Bounds(0.0, upper, upper, "bound", "zero" if upper == 0 else "ok")
+        return Bounds(0.0, upper, upper, "bound", "zero" if upper == 0 else "ok" if np.isfinite(upper) else "width")
 
     def recalibrate(
         self,
@@ -275,10 +304,10 @@ class Plan:
         out stays; relative noise keeps its schedule.
 
         data_dependent : True if the change, or that it happens now, may depend on the data or on anything that the run
-        has put out.  Then the steps compose through a Rényi filter [Feldman and Zrnic 2021], whose order and budget are
-        those of this plan; the result has kind "rdp_filter", and its epsilon is what the filter promises, above the
-        target by what Rényi accounting is looser.  Of a run in which any change may look at the data, every change
-        must be declared so.  Otherwise the composition is exact (jaxacct/training/README.md).
+        has put out.  This is refused unless the plan declared it from its first step, Plan(..., data_dependent=True):
+        the run in which nothing is changed is one of the paths, and must be claimed through the filter as well.  Of
+        such a plan every change goes through its filter.  Otherwise the composition is exact, and True only of changes
+        that look at neither (jaxacct/training/README.md).
 
         Raises InputError where what is spent already exceeds the target, and for repetitions: the K runs of a tuning
         must all be the same.
@@ -294,6 +323,8 @@ class Plan:
     def allows(self, ledger: Ledger, next_step: int, partition: str | None = None) -> bool:
         """Whether what a ledger holds and one more step stay within the target, certified; True without a target.
 
+        Of a plan with a Renyi filter they must stay within its budget, too.
+
         Costs nothing while the ledger follows the plan.  With repetitions only the current run of the ledger counts.
         partition : of fixed batches, the one that the step will be noted with; left out, the step is taken to go on
         with that of the last entry.
@@ -306,17 +337,29 @@ class Plan:
 
     @functools.cached_property
     def within(self) -> bool:
-        """Whether the plan as it stands meets its target, as every plan does that was solved for."""
-        return self.target_epsilon is None or self.holds(self.mechanism)
+        """Whether the plan as it stands meets its target and its filter, as every plan does that was solved for."""
+        return self.holds(self.mechanism)
 
     def holds(self, mechanism: Mechanism) -> bool:
         """Whether a mechanism in place of the run meets the target: certified, or by the filter where there is one."""
-        if self.filter is None:
-            known = self.epsilon if mechanism == self.mechanism else self.of_all(mechanism)
-            return bool(known.upper <= self.target_epsilon)
-        from jaxacct.training.recalibration import spent_renyi
+        if self.filter is not None:
+            promise = self.filter.epsilon(self.target_delta)
+            return self._fits(mechanism) and (self.target_epsilon is None or promise <= self.target_epsilon)
+        if self.target_epsilon is None:
+            return True
+        known = self.epsilon if mechanism == self.mechanism else self.of_all(mechanism)
+        return bool(known.upper <= self.target_epsilon)
 
+    def _fits(self, mechanism: Mechanism) -> bool:
+        """Whether the filter lets a mechanism pass in place of the run."""
+        from jaxacct.training.filters import spent_renyi
+
+        assert self.filter is not None
         return bool(spent_renyi(self, mechanism, self.filter) <= self.filter.budget)
+
+    @functools.cached_property
+    def _whole_fits(self) -> bool:
+        return self._fits(self.mechanism)
 
     def of_all(self, mechanism: Mechanism) -> Bounds:
         """Epsilon at target_delta of a run, through the law of K where there are repetitions."""
@@ -333,8 +376,8 @@ class Plan:
     def promised(self, shape: tuple[int, ...] = ()) -> Bounds:
         """What a filter promises, whenever the run ends; nothing where a document holds more than it lets pass."""
         assert self.filter is not None
-        upper = np.full(shape, self.filter.epsilon(self.target_delta) if self.within else np.inf)
-        return Bounds(np.zeros(shape), upper, upper, "bound", "ok" if self.within else "width", "rdp_filter")
+        upper = np.full(shape, self.filter.epsilon(self.target_delta) if self._whole_fits else np.inf)
+        return Bounds(np.zeros(shape), upper, upper, "bound", "ok" if self._whole_fits else "width", "rdp_filter")
 
     def _require(self, step: int, last: int) -> None:
         number = check("step", step, NON_NEGATIVE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -21,7 +22,8 @@ class Live:
 
     The table is computed in a thread of its own, begun with the first line that is shown: training does not wait for
     the programs to be compiled, and lines say nothing of epsilon until it is there.  (No daemon: a compilation must not
-    be cut off when the interpreter ends, which waits for it.)
+    be cut off when the interpreter ends, which waits for it.)  A table that cannot be computed, as when the interpreter
+    is ending, is not shown.
     """
 
     def __init__(self, plan: Plan, there: int, show: bool | None) -> None:
@@ -39,9 +41,13 @@ class Live:
         if self._plan.has_curve:
             return f"  epsilon <= {float(self._plan.live_epsilon(step).upper):.3g}"
         if self.table is None and step < self._plan.steps:
-            self.table = threading.Thread(target=self._plan.live_epsilon, args=(step,), name="live epsilon")
+            self.table = threading.Thread(target=self._compute, args=(step,), name="live epsilon")
             self.table.start()
         return ""
+
+    def _compute(self, step: int) -> None:
+        with contextlib.suppress(Exception):  # it is only for the line; the state's own epsilon tells of what fails
+            self._plan.live_epsilon(step)
 
     def close(self) -> None:
         """Leave the line as it stands."""

@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from jaxacct import calibrate
 from jaxacct.bounds import explain
-from jaxacct.mechanisms import Mechanism
-from jaxacct.representations.concentrated import log_kappa
-from jaxacct.representations.rdp import ORDERS, renyi_curve
+from jaxacct.training.filters import spent_renyi
 from jaxacct.training.left_open import noise_for, scaled, together
 from jaxacct.training.releases import POISSON
 from jaxacct.training.schedule import Filter, Piece, Segment, joined, merged, steps_of
@@ -21,7 +17,7 @@ from jaxacct.validation import COUNT, POSITIVE, InputError, check
 if TYPE_CHECKING:
     from jaxacct.training.plan import Plan
 
-__all__ = ["recalibrated", "spent_renyi"]
+__all__ = ["recalibrated"]
 
 
 def recalibrated(
@@ -40,7 +36,12 @@ def recalibrated(
         raise InputError("repetitions are given, and the K runs of a tuning must all be the same; make a new plan")
     plan.releases_after(step)  # refuses a step that is none
     spent, rest = _split(plan, int(step), steps, epochs, expected_batch_size)
-    filter_ = plan.filter or (_filter(plan) if data_dependent else None)
+    filter_ = plan.filter
+    if data_dependent and filter_ is None:
+        raise InputError(
+            "data_dependent = True needs a plan that declared it from its first step; make it with "
+            "Plan(..., data_dependent=True), whose claim holds whether anything is changed or not"
+        )
     if filter_ is None and spent and plan.epsilon_after(step).upper >= target:
         raise InputError(
             f"step = {step}: what is spent by then already exceeds target_epsilon = {target!r}; raise it, or stop there"
@@ -94,21 +95,10 @@ def _cut(schedule: list[Piece], steps: int) -> list[Piece]:
     return [*kept, Piece(None, schedule[len(kept)].value)]
 
 
-def _filter(plan: Plan) -> Filter:
-    """The filter that a plan fixes: what the plan itself uses, at the order where that is worth the least epsilon.
-
-    Nothing less would do: the run in which nothing is changed spends as much.
-    """
-    used = renyi_curve(plan.mechanism, ORDERS, plan.relation).values
-    c = ORDERS - 1.0
-    best = int(np.argmin(used + (log_kappa(c) - np.log(plan.target_delta)) / c))
-    return Filter(float(ORDERS[best]), float(used[best]))
-
-
 def _noise_in(chosen: Filter, plan: Plan, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float) -> float:
     """The least scale of the remaining noise that the filter lets pass, all of it."""
     step = sum(s.steps for s in spent)
-    if spent and spent_renyi(plan, plan.mechanism_after(step), chosen) >= chosen.budget:
+    if spent and not (spent_renyi(plan, plan.mechanism_after(step), chosen) < chosen.budget * (1.0 - 1e-9)):
         raise InputError(f"step = {step}: nothing is left of the Renyi filter, which holds what the plan uses; stop")
     used = lambda scales: spent_renyi(plan, together(plan, spent, rest, scales), chosen)
     rtol = tolerance(chosen.budget)  # as near in epsilon as in the divergence
@@ -116,8 +106,3 @@ def _noise_in(chosen: Filter, plan: Plan, spent: tuple[Segment, ...], rest: tupl
     if math.isnan(found):
         raise InputError(f"step = {step}: {explain('infeasible_noise')}")
     return found
-
-
-def spent_renyi(plan: Plan, mechanism: Mechanism, chosen: Filter) -> np.ndarray:
-    """What a mechanism takes from a filter."""
-    return np.asarray(renyi_curve(mechanism, [chosen.order], plan.relation).values[0])

@@ -2,62 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.bounds import Bounds
 from jaxacct.training import lineage, noise
 from jaxacct.training.adaptive import AdaptiveClip
-from jaxacct.training.budget import promised
 from jaxacct.training.chacha import key_from_bytes
+from jaxacct.training.checkpoints import Checkpoint, Store
 from jaxacct.training.clipping import METHODS, sensitivity, ways
+from jaxacct.training.history import NOTHING, History, followed
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.lineage import Lineage
 from jaxacct.training.lines import Step
 from jaxacct.training.plan import Plan
+from jaxacct.training.program import Program
 from jaxacct.training.progress import Live
-from jaxacct.training.releases import FIXED
+from jaxacct.training.resume import last_checkpoint, open_ledger, reach, require_ledger
+from jaxacct.training.state import State, shown
 from jaxacct.training.steps import Carried, numbers, private_step
 from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["State", "Trainer"]
-
-
-@dataclass(frozen=True)
-class State:
-    """A run between two steps.
-
-    params, opt_state : what the optimizer works on; free to be published.
-    step : steps taken.  clip_norm : as it is now.
-    epsilon : Bounds at the plan's delta of what may be claimed, of one run: from the ledger's entries where there is a
-        ledger.  Stopped by a callback, that and all steps the plan still had: the callback may have looked at outputs.
-    stopped : why `fit` returned: "finished", "callback", or "budget" (one more step would exceed the target).
-    not_finite : gradients so far with a NaN or an infinity, which counted as zero.  It looks at the data: not private.
-    lineage : where the randomness comes from; holds the secret key of the run.
-    """
-
-    params: Any
-    opt_state: Any
-    clip_norm: Any
-    step: int
-    not_finite: int = field(repr=False)
-    lineage: Lineage = field(repr=False)
-    spent: Callable[[], Bounds] = field(repr=False, compare=False)
-    stopped: str = ""
-
-    @functools.cached_property
-    def epsilon(self) -> Bounds:
-        """Epsilon spent so far; after a stop by a callback, of the steps that were still to come as well."""
-        return self.spent()
 
 
 class Trainer:
@@ -138,7 +109,8 @@ class Trainer:
                 )
         params = jax.tree.map(jnp.asarray, params)
         clip_norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), self.clip_norm)
-        return self._state(Carried(params, self.optimizer.init(params), clip_norm, 0), 0, lineage.begin(root))
+        carried = Carried(params, self.optimizer.init(params), clip_norm, 0)
+        return self._state(Checkpoint(0, carried, lineage.begin(root), NOTHING, b""))
 
     def ways(self, params: Any, data: Any) -> dict[str, str]:
         """How each parameter's norms are found: "ghost" or "vmap"."""
@@ -161,113 +133,110 @@ class Trainer:
 
         data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.
         ledger : a path (a new file, or one to go on with) or an open Ledger; every step is in it, on the disk, before
-            its noisy gradient is used.  What else it holds counts against the target.
+            its noisy gradient is used.  What else it holds counts against the target.  A state or checkpoint that is
+            noted in a ledger goes on with that one only: another, an older one, or none is refused.
         callbacks : called with the state after every step.
         checkpoints : a folder; a run found there is resumed, from its last checkpoint, bit by bit.  It holds the
-            secret key of the run.  checkpoint_every : in steps.
+            secret key of the run, and is made its owner's alone.  checkpoint_every : in steps.
         progress : a line with rate, time left and an upper bound of epsilon; None only on a terminal.
         """
         self._check_data(data)
         every = int(check("checkpoint_every", checkpoint_every, COUNT))
         data = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), data)
-        store = None
+        store: Store | None = None
+        found: Checkpoint | None = None
         if checkpoints is not None:
-            from jaxacct.training.checkpoints import Store
-
             store = Store(checkpoints)
-            state = self._resumed(store, state)
-        opened = None if ledger is None else _open(ledger, state, self.plan, by)
+        opened: Ledger | None = None
+        own = False
         try:
-            return self._run(state, data, opened, list(callbacks), store, every, progress)
+            if store is not None and (found := last_checkpoint(store, state, _carried(state))) is not None:
+                state = self._state(found)
+            require_ledger(state.history, ledger)
+            program = Program(self, _carried(state), state.lineage, state.step, data)
+            if found is not None and found.session not in (b"", program.session):
+                # steps may have been taken after the checkpoint, of which nothing is known: all that its plan had
+                state = replace(state, history=state.history.whole())
+            opened, own = open_ledger(ledger, state, self.plan, by)
+            return self._run(state, program, opened, list(callbacks), store, found, every, progress)
         finally:
             if store is not None:
                 store.close()
-            if opened is not None and not isinstance(ledger, Ledger):
+            if opened is not None and own:
                 opened.close()
 
     def _run(
         self,
         state: State,
-        data: Any,
+        program: Program,
         ledger: Ledger | None,
         callbacks: list[Callable[[State], Any]],
-        store: Any,
+        store: Store | None,
+        found: Checkpoint | None,
         every: int,
         progress: bool | None,
     ) -> State:
-        carried = _carried(state)
-        line = lineage.joined(state.lineage, lineage.digest_tree(carried))
-        step, stopped = state.step, "finished"
-        first = self.plan.at(min(step, self.plan.steps - 1))
-        zero = np.zeros(8, np.uint32)
-        now = numbers(first, self.plan.sampling, self.adaptive, 0)
-        traced = jax.jit(self.step_function).trace(carried, zero, zero, data, now)
-        compiled = traced.lower().compile()
-        program = lineage.digest_program(traced)
-        fingerprint = lineage.digest_tree(data)
-        spent = functools.partial(self._spent, ledger)
-        bar = Live(self.plan, step, progress)
-        if store is not None and store.latest() is None:
-            store.save(step, carried, line)  # before anything is released: a crash can then be replayed
-        while step < self.plan.steps:
-            segment = self.plan.at(step)
-            begins, place = -1, 0
-            if self.plan.sampling == FIXED:
-                begins = self.plan.pass_of(step)[1]
-                place = step - begins
-            settings = (step, *segment[2:], place)
-            after, key = lineage.advance(line, program, fingerprint, settings, begins)
-            if ledger is not None and not _note(ledger, self.plan, step, key, begins):
+        plan, step, stopped = self.plan, state.step, "finished"
+        carried, line, stretches = program.carried, program.line, state.history.stretches
+        partition = program.advance(line, step)[3] if step < plan.steps else ""
+        until = plan.steps if ledger is not None else reach(plan, stretches, state, partition)
+        if until == step < plan.steps and found is not None and state.history != found.history:
+            raise InputError(
+                f"checkpoint of step {step} is of another plan, program, machine or data, and steps after it may have "
+                "been released that no ledger holds; go on with the same ones, and keep a ledger"
+            )
+        looks = ["before"] if state.seen else []
+
+        def now(stopped: str = "", session: bytes = b"") -> Checkpoint:
+            done = followed(stretches, plan, step, step, partition) if session else stretches
+            history = History(done) if ledger is None else History((), ledger.mark())
+            return Checkpoint(step, carried, line, history, session, stopped, bool(looks))
+
+        saved = found
+        if store is not None and step < plan.steps and not _goes_on(found, program, ledger):
+            saved = now(session=program.session)  # before anything is released: a crash can then be replayed
+            store.save(saved)
+        compiled: Any = program.compiled() if step < until else None
+        bar = Live(plan, step, progress)
+        while step < plan.steps:
+            after, key, settings, partition = program.advance(line, step)
+            if step >= until or (ledger is not None and not _note(ledger, plan, step, key, partition or None)):
                 stopped = "budget"
                 break
-            now = numbers(segment, self.plan.sampling, self.adaptive, place)
-            carried = compiled(carried, key.words, key.pass_words, data, now)
+            carried = compiled(carried, key.words, key.pass_words, program.data, settings)
+            stretches = followed(stretches, plan, step, step + 1, partition)
             line, step = after, step + 1
             bar.update(step, carried.clip_norm)
-            snapshot = None
-            if store is not None and (step % every == 0 or step == self.plan.steps):
+            if store is not None and step % every == 0 and step < plan.steps:
                 line = line._replace(seal=lineage.digest_tree(carried))
-                store.save(step, carried, line)
+                saved = now(session=program.session)
+                store.save(saved)
             if callbacks:
-                snapshot = self._state(carried, step, line, functools.partial(spent, step))
-                if any([callback(snapshot) for callback in callbacks]):
+                view = shown(self._state(now()), looks)
+                if any([callback(view) for callback in callbacks]):
                     stopped = "callback"
                     break
         bar.close()
         line = line._replace(seal=lineage.digest_tree(carried))
-        return self._state(carried, step, line, functools.partial(spent, step, stopped), stopped)
+        last = now(stopped)
+        if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
+            store.save(last)  # nothing was released after it
+        return self._state(last)
 
-    def _spent(self, ledger: Ledger | None, step: int, stopped: str = "") -> Bounds:
-        """Epsilon from the ledger where there is one: what is in it, not what should be.
-
-        Where a callback chose to stop, with the rest of the plan: a run that outputs may end is a part of the whole
-        one, and of no shorter one.
-        """
-        chosen = stopped == "callback"
-        if ledger is None:
-            return self.plan.epsilon_after(self.plan.steps if chosen else step)
-        read = Ledger.read(ledger.path)
-        read.run = ledger.run
-        if chosen:
-            return promised(self.plan, read, step)
-        return read.epsilon(self.plan.target_delta, self.plan.relation, ledger.run)
-
-    def _state(
-        self, carried: Carried, step: int, line: Lineage, spent: Callable[[], Bounds] | None = None, stopped: str = ""
-    ) -> State:
-        report = spent or functools.partial(self._spent, None, step)
-        params, opt_state, clip_norm, not_finite = carried
-        return State(params, opt_state, clip_norm, step, not_finite, line, report, stopped)
-
-    def _resumed(self, store: Any, state: State) -> State:
-        """The last checkpoint of the folder, or the state where there is none."""
-        last = store.latest()
-        if last is None:
-            return state
-        if state.step > last:
-            raise InputError(f"state.step = {state.step} is past the last checkpoint, {last}; use another folder")
-        carried, line = store.load(last, _carried(state))
-        return self._state(carried, last, line)
+    def _state(self, found: Checkpoint) -> State:
+        carried = found.carried
+        return State(
+            carried.params,
+            carried.opt_state,
+            carried.clip_norm,
+            found.step,
+            carried.not_finite,
+            found.lineage,
+            found.history,
+            self.plan,
+            found.stopped,
+            found.seen,
+        )
 
     def _check_data(self, data: Any) -> None:
         sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
@@ -284,31 +253,20 @@ def _carried(state: State) -> Carried:
     return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), carried)
 
 
-def _note(ledger: Ledger, plan: Plan, step: int, key: lineage.StepKey, begins: int) -> bool:
+def _goes_on(found: Checkpoint | None, program: Program, ledger: Ledger | None) -> bool:
+    """Whether the last checkpoint says already with which program and ledger steps are taken after it."""
+    return found is not None and found.session == program.session and (found.history.ledger is None) == (ledger is None)
+
+
+def _note(ledger: Ledger, plan: Plan, step: int, key: lineage.StepKey, partition: str | None) -> bool:
     """Put a step on record, if it is in the ledger already or the budget allows it."""
     segment = plan.at(step)
-    partition = key.partition if begins >= 0 else None
     entry = (step, key.key_fingerprint, key.batch_fingerprint, *segment[2:4])
     there = Step(ledger.run, *entry, plan.sampling, partition) in ledger.runs[ledger.run].seen
     if not there and not plan.allows(ledger, step, partition):
         return False
     ledger.record(*entry, partition=partition)
     return True
-
-
-def _open(ledger: Ledger | str | os.PathLike[str], state: State, plan: Plan, by: str) -> Ledger:
-    """The ledger, at the run of this state: its name comes from its secret key."""
-    name = lineage.digest(b"run", state.lineage.root).hex()[:16]
-    if not isinstance(ledger, Ledger):
-        if not Path(ledger).exists():
-            return Ledger.create(ledger, plan, name, by)
-        ledger = Ledger.open(ledger)
-    if name not in ledger.runs:
-        ledger.begin(plan, name, by)
-    ledger.run = name
-    if ledger.plan != plan:
-        ledger.replan(plan)
-    return ledger
 
 
 def _of_module(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

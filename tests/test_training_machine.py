@@ -1,0 +1,88 @@
+"""What a fingerprint covers besides the program: versions, processors, flags, settings, and what may not repeat."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxacct.training import lineage, machine
+
+
+def digest(function=lambda x: jnp.sum(x * x)):
+    return lineage.digest_program(jax.jit(function).trace(np.ones(3, np.float32)))
+
+
+def test_the_same_twice():
+    assert digest() == digest() and machine.machine() == machine.machine()
+
+
+@pytest.mark.parametrize("name", ["XLA_FLAGS", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "NVIDIA_TF32_OVERRIDE"])
+def test_flags_are_part_of_it(monkeypatch, name):
+    before = digest()
+    monkeypatch.setenv(name, os.environ.get(name, "") + " 1")
+    assert digest() != before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("jax_default_matmul_precision", "float32"), ("jax_threefry_partitionable", False)]
+)
+def test_settings_are_part_of_it(name, value):
+    before, old = digest(), jax.config.values[name]
+    try:
+        jax.config.update(name, value)
+        assert digest() != before
+    finally:
+        jax.config.update(name, old)
+    assert digest() == before
+
+
+def test_libraries_and_processors_are_part_of_it(monkeypatch):
+    before, told = digest(), json.loads(machine.machine())
+    assert (told["libraries"]["jaxlib"] and "flags:" in str(told["processor"])) or sys.platform != "linux"
+    for name, other in (("_libraries", {**told["libraries"], "jaxlib": "0"}), ("_processor", ["another"])):
+        with monkeypatch.context() as changed:
+            changed.setattr(machine, name, lambda other=other: other)
+            assert digest() != before
+
+
+def test_another_instruction_set_is_another_program():
+    """The flag of XLA that gave other gradients under the same noise."""
+    program = (
+        "import jax, jax.numpy as jnp, numpy as np; from jaxacct.training import lineage;"
+        "print(lineage.digest_program(jax.jit(lambda x: jnp.sum(x * x)).trace(np.ones(3, np.float32))).hex())"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    flags = os.environ.get("XLA_FLAGS", "")
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", program], env=environment | more, check=True, capture_output=True, text=True
+        ).stdout
+        for more in ({}, {}, {"XLA_FLAGS": f"{flags} --xla_cpu_max_isa=AVX"})
+    ]
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_program_that_may_come_out_otherwise_never_repeats_a_key(monkeypatch):
+    """Calls of the host, and devices that add in any order."""
+
+    def outside(x):
+        return jnp.sum(jax.pure_callback(np.asarray, jax.ShapeDtypeStruct((3,), np.float32), x))
+
+    looped = lambda x: jax.lax.fori_loop(0, 2, lambda i, y: y + outside(x), 0.0)
+    assert digest(looped) != digest(looped)
+
+    class Device:
+        platform, device_kind, client = "gpu", "some", type("Client", (), {"platform_version": "1"})
+
+    monkeypatch.setattr(jax, "devices", lambda: [Device])
+    assert not machine.repeats(set())
+    for flags, same in (("--xla_gpu_deterministic_ops=true", True), ("--xla_gpu_deterministic_ops", True)):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        assert machine.repeats(set()) == same and not machine.repeats({"io_callback"})
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=false")
+    assert not machine.repeats(set())
