@@ -68,6 +68,7 @@ class Plan:
         Then the overall scale of the noise is what `noise_multiplier` is, given or solved for.
     batch_schedule : expected batch sizes in the same forms, in place of sampling_probability.
     repetitions : a law of K (`jaxacct.selection`): the target is met by all K runs of a tuning together.
+    candidates : "iid" or "adaptive", what these runs are taken for (`jaxacct.selection.select`).
 
     Schedules must be fixed beforehand, or follow rules that do not look at the data.
     Raises InputError for bad values, over- and under-determined plans, and targets that cannot be met.
@@ -90,6 +91,7 @@ class Plan:
     noise_schedule: Any = None
     batch_schedule: Any = None
     repetitions: Any = None
+    candidates: str = "iid"
     segments: tuple[Segment, ...] = field(init=False, repr=False)
     filter: Filter | None = field(init=False, repr=False, default=None)
 
@@ -117,6 +119,7 @@ class Plan:
         """Numbers as Python numbers, words as known ones."""
         choice("sampling", self.sampling, SAMPLING)
         choice("relation", self.relation, RELATIONS)
+        choice("candidates", self.candidates, ("iid", "adaptive"))
         if self.sampling == POISSON and self.relation == "replace_one":
             raise InputError(
                 "relation = 'replace_one' is not supported with sampling = 'poisson'; "
@@ -324,7 +327,7 @@ class Plan:
             return self._account(mechanism)
         from jaxacct import selection
 
-        return self._account(selection.select(mechanism, self.repetitions))
+        return self._account(selection.select(mechanism, self.repetitions, candidates=self.candidates))
 
     def _account(self, mechanism: Mechanism) -> Bounds:
         rtol = 0.2 * tolerance(self.target_epsilon or 1.0)
@@ -342,4 +345,13 @@ class Plan:
             raise InputError(f"step = {step!r} must be a whole number <= {last}; the plan has {self.steps} steps")
 
 
-_KEPT = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation", "repetitions", "filter")
+_KEPT = (
+    "target_epsilon",
+    "target_delta",
+    "dataset_size",
+    "sampling",
+    "relation",
+    "repetitions",
+    "candidates",
+    "filter",
+)
