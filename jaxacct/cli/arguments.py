@@ -99,7 +99,7 @@ BOUNDS = (
     "worst_case (default), or envelope, privacy_profile, renyi, auto (the smallest of these three), or monotone_score "
     "(true only for scores that are monotone in the likelihood ratio)"
 )
-CANDIDATES = "iid (default): drawn afresh from one law, each by itself; or adaptive: each may depend on the outputs of those before"
+CANDIDATES = "iid (default: each drawn afresh from one law), or adaptive (each may depend on the outputs before)"
 RELATIONS = "add_or_remove_one (default), add_one, remove_one or replace_one"
 
 

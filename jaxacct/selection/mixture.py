@@ -114,10 +114,15 @@ class Mixture:
             return 0.0, 0.0
         if not search.bracketed(self._guess(target)):
             return search.low, search.high
-        for width in (max(self.rtol, 0.01), self.rtol):
+        for width in (max(self.rtol, 0.01), *[self.rtol] * ROUNDS):
             search.narrow(0.1)
-            self.at(search.root()[0], width)  # places nodes, so that what was seen of the middle may have moved
+            before = self.nodes.size
+            # places nodes, also where the sum may fall in a step, so that what was seen of the middle may have moved
+            self.at(search.left[0], width)
+            self.at(search.root()[0], width)
             search.around()
+            if self.nodes.size <= 1.1 * before and width == self.rtol:
+                break
         search.narrow(0.1 * self.rtol)
         search.tighten()
         return search.low, search.high
