@@ -47,7 +47,7 @@ def weights(law: Law, tail: float) -> Weights:
     >>> from jaxacct.selection import Geometric
     >>> found = weights(Geometric(0.5), 1e-9)
     >>> found.k[:3].tolist(), bool((found.low <= 0.5**found.k).all()), bool((0.5**found.k <= found.high).all())
-    ([1, 2, 3], True, True)
+    ([1.0, 2.0, 3.0], True, True)
     """
     if isinstance(law, Categorical):
         each = np.asarray(law.probabilities)
