@@ -71,6 +71,7 @@ def calibrate_noise_multiplier(
     steps: Any,
     *,
     repetitions: Any = None,
+    candidates: str = "iid",
     relation: str = "add_or_remove_one",
     rtol: float = 1e-4,
 ) -> Calibration:
@@ -84,6 +85,7 @@ def calibrate_noise_multiplier(
     selection, running K times and releasing the best by any score, not only by a single run; the value is within
     about .1 % of the smallest one, and targets below .01, where the bracket of a selection is wide, may be found
     infeasible.  Rows are solved one by one; with sampling below 1 every noise tried takes half a minute or more.
+    candidates : "iid" or "adaptive", what is assumed of them (`jaxacct.selection.select`).
 
     Raises InputError for invalid values; infeasible targets do not raise (see `Calibration.status`).
 
@@ -101,6 +103,7 @@ def calibrate_noise_multiplier(
         rtol,
         NOISE_RANGE,
         repetitions,
+        candidates,
     )
 
 
@@ -175,6 +178,7 @@ def _calibrate(
     rtol: float,
     limits: tuple[float, float],
     law: Any = None,
+    candidates: str = "iid",
 ) -> Calibration:
     call = f"ja.calibrate_{unknown}"
     given = {"target_epsilon": target_epsilon, "target_delta": target_delta, **known}
@@ -185,7 +189,9 @@ def _calibrate(
     shapes = {name: np.shape(value) for name, value in checked.items()}
     if law is not None:
         from jaxacct.selection import calibrate  # what rests on this module, where it is asked for
+        from jaxacct.selection.mechanism import CANDIDATES
 
+        choice("candidates", candidates, CANDIDATES)
         shapes["repetitions"] = calibrate.law_shape(law)
     shape = broadcast_shape(shapes)
     flat = {k: np.broadcast_to(np.asarray(v, np.float64), shape).reshape(-1) for k, v in checked.items()}
@@ -200,7 +206,7 @@ def _calibrate(
         hint=no_hint(flat["target_epsilon"].size),
     )
     with programs.large(goal.epsilon.size):
-        solved = solvers.solve(goal, _certify) if law is None else calibrate.solve(goal, law, shape)
+        solved = solvers.solve(goal, _certify) if law is None else calibrate.solve(goal, law, shape, candidates)
         value, status, bounds = solved
     ok = np.isin(status, ("ok", "not_binding"))
     reshaped = Bounds(*(np.asarray(a).reshape(shape) for a in bounds))

@@ -97,6 +97,11 @@ def test_lists_and_several_laws_answer_for_a_batch(capsys):
         ("--repetitions point_mass --count 1.5", "count = 1.5 must be an integer >= 1"),
         ("--repetitions poisson --mean 3 --bound best", "bound = 'best' is not known; use one of 'worst_case'"),
         ("--repetitions point_mass --count 3 --bound renyi", "no Rényi bound is published for k = PointMass"),
+        ("--repetitions poisson --mean 3 --candidates any", "candidates = 'any' is not known; use one of 'iid'"),
+        (
+            "--repetitions poisson --mean 3 --bound auto --candidates adaptive",
+            "bound = 'auto' is for i.i.d. candidates",
+        ),
         ("--repetitions poisson --mean 3 --relation swap", "relation = 'swap' is not known"),
         ("--repetitions poisson --mean 3 --rtol 1e-3", "unknown option --rtol"),
         ("--repetitions poisson --mean 3 --epsilon 1", "unknown option --epsilon"),
@@ -106,3 +111,12 @@ def test_lists_and_several_laws_answer_for_a_batch(capsys):
 def test_bad_input_exits_2_with_one_line(capsys, words, message):
     refusal = refused(capsys, f"{ONE} {words}")
     assert refusal.startswith("jaxacct select: ") and message in refusal
+
+
+def test_adaptive_candidates_cost_more_and_the_answer_says_so(capsys):
+    words = f"select --noise-multiplier {1 / 0.2680511!r} {BASE} --repetitions poisson --mean 10,8 --json"
+    found = {which: json.loads(answered(capsys, f"{words} --candidates {which}")) for which in ("iid", "adaptive")}
+    assert [round(x, 3) for x in found["adaptive"]["upper"]] == [4.266, 3.843]
+    for which, answer in found.items():
+        assert answer["candidates"] == [which] * 2 and answer["kind"] == ["certified"] * 2
+    assert all(a > 1.9 * b for a, b in zip(found["adaptive"]["upper"], found["iid"]["upper"], strict=True))

@@ -171,7 +171,7 @@ def tuned(plan, data, monkeypatch, k=5, score=None, **changed):
         Rates(),
         data,
         plan,
-        **(settings | changed),
+        **({"candidates": "iid"} | settings | changed),
     )
 
 
@@ -255,7 +255,9 @@ def test_refusals(plans):
     assert "has no 'learning_rate'" in refusal(subset.extrapolated, {"lr": 0.1}, 2.0)
     assert "no noise" in refusal(subset_accounting.least_noise, lambda sigma: 9.0, 1.0, 2.0)
     nothing = lambda *args: None
-    words = refusal(
-        subset.tune_on_subset, nothing, nothing, Rates(), np.ones((3, 2)), plans["rest"], init=nothing, score=nothing
-    )
+    arguments = nothing, nothing, Rates(), np.ones((3, 2)), plans["rest"]
+    words = refusal(subset.tune_on_subset, *arguments, init=nothing, score=nothing, candidates="iid")
     assert "must be (200,)" in words
+    assert "space of type Rates may keep state" in refusal(
+        subset.tune_on_subset, *arguments, init=nothing, score=nothing
+    )

@@ -224,19 +224,23 @@ def test_one_record_moves_a_count_by_at_most_one_whatever_the_size():
 
 def test_tune_with_a_function_of_ones_own(forced):
     forced(7)
-    calls = []
-    best = tuning.tune_with(
-        lambda config, key: calls.append(config) or config["x"],
-        tuning.grid(x=list(range(50))),
-        ja.Gaussian(2.0),
-        selection.Geometric(0.2),
-        target_delta=1e-5,
-        score=float,
-        key=KEY,
-    )
-    assert len(calls) == 7 and best.params == max(c["x"] for c in calls) == best.config["x"]
-    expected = ja.epsilon(selection.select(ja.Gaussian(2.0), selection.Geometric(0.2)), 1e-5)
-    assert best.epsilon.upper == expected.upper
+    law = selection.Geometric(0.2)
+    for declared, word in ((None, "adaptive"), ("adaptive", "adaptive"), ("iid", "iid, declared")):
+        calls = []
+        best = tuning.tune_with(
+            lambda config, key, calls=calls: calls.append(config) or config["x"],
+            tuning.grid(x=list(range(50))),
+            ja.Gaussian(2.0),
+            law,
+            target_delta=1e-5,
+            score=float,
+            key=KEY,
+            **({"candidates": declared} if declared else {}),
+        )
+        assert len(calls) == 7 and best.params == max(c["x"] for c in calls) == best.config["x"]
+        chosen = selection.select(ja.Gaussian(2.0), law, candidates=declared or "adaptive")
+        assert best.epsilon.upper == ja.epsilon(chosen, 1e-5).upper
+        assert best.candidates == word and best.mechanism == chosen
 
 
 def test_chunks_do_not_change_a_candidate(forced, monkeypatch):

@@ -99,6 +99,7 @@ BOUNDS = (
     "worst_case (default), or envelope, privacy_profile, renyi, auto (the smallest of these three), or monotone_score "
     "(true only for scores that are monotone in the likelihood ratio)"
 )
+CANDIDATES = "iid (default: each drawn afresh from one law), or adaptive (each may depend on the outputs before)"
 RELATIONS = "add_or_remove_one (default), add_one, remove_one or replace_one"
 
 
@@ -178,6 +179,7 @@ def _select_options(sub: _Parser, command: str) -> None:
         sub.add_argument(_option(name), metavar="X", help=text)
     sub.add_argument("--repetitions", metavar="LAW", help=LAWS)
     sub.add_argument("--bound", default="worst_case", metavar="B", help=BOUNDS)
+    sub.add_argument("--candidates", default="iid", metavar="C", help=CANDIDATES)
     sub.add_argument("--relation", default="add_or_remove_one", metavar="R", help=RELATIONS)
 
 

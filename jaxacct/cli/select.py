@@ -26,18 +26,19 @@ def run(options: argparse.Namespace) -> int:
     laws = [word.strip() for word in options.repetitions.split(",")]
     fields["repetitions"] = laws if len(laws) > 1 else laws[0]
     grid = expand(fields, mode="zip", quantity="epsilon")
-    table = _solved(grid, options.bound, options.relation)
+    table = _solved(grid, options.bound, options.relation, options.candidates)
     batch = any(np.ndim(value) for value in fields.values())
-    table = Table(table.columns | _beside(grid, options.relation))
+    said = {"candidates": np.full(len(grid), options.candidates, object)}
+    table = Table(table.columns | said | _beside(grid, options.relation))
     print(output.as_json(table, batch) if options.json else _text(table, batch))
     return 0
 
 
-def _solved(grid: Grid, bound: str, relation: str) -> Table:
+def _solved(grid: Grid, bound: str, relation: str, candidates: str) -> Table:
     from jaxacct import selection
 
     choice("bound", bound, ("worst_case", "auto", *selection.BOUNDS))
-    if bound == "worst_case":
+    if bound == "worst_case" and candidates == "iid":
         return sweep(grid, relation=relation, progress=False)
     inputs, size = grid.inputs, len(grid)
     answer = {name: np.zeros(size) for name in ANSWER} | {name: np.full(size, "", object) for name in WORDS}
@@ -45,7 +46,11 @@ def _solved(grid: Grid, bound: str, relation: str) -> Table:
         rows = np.flatnonzero(inputs["repetitions"] == word)
         some = {name: column[rows] for name, column in inputs.items()}
         law = repetitions.law(word, some)
-        found = selection.bound_epsilon(_base(some), law, some["delta"], bound=bound, relation=relation)
+        if candidates == "iid":
+            found = selection.bound_epsilon(_base(some), law, some["delta"], bound=bound, relation=relation)
+        else:
+            chosen = selection.select(_base(some), law, bound=bound, candidates=candidates)
+            found = account.epsilon(chosen, some["delta"], relation=relation)
         for name, column in answer.items():
             column[rows] = getattr(found, name)
     return Table({"quantity": grid.quantity, **inputs, "relation": np.full(size, relation, object), **answer})

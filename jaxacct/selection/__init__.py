@@ -1,5 +1,6 @@
 """Private selection: run K times, K random and secret, and release the best; laws of K and what it costs."""
 
+from jaxacct.selection.adaptive import AdaptiveSelection
 from jaxacct.selection.bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.candidates import candidates_profile, grid_noise_multipliers, line_noise_multiplier
 from jaxacct.selection.finite import output_law
@@ -29,6 +30,7 @@ from jaxacct.selection.subset import expected_cost, subset_epsilon, subset_renyi
 
 __all__ = [
     "BOUNDS",
+    "AdaptiveSelection",
     "Attack",
     "Binomial",
     "Categorical",

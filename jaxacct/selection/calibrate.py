@@ -31,7 +31,9 @@ def law_shape(law: Any) -> tuple[int, ...]:
     return law.shape
 
 
-def solve(goal: Goal, law: Law, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
+def solve(
+    goal: Goal, law: Law, shape: tuple[int, ...], candidates: str = "iid"
+) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
     """As `solvers.solve`, for the selection: (values, statuses, columns of Bounds) for every row of the goal."""
     laws = law.flattened(shape)
     rtol = max(goal.rtol, RTOL)
@@ -40,7 +42,7 @@ def solve(goal: Goal, law: Law, shape: tuple[int, ...]) -> tuple[np.ndarray, np.
         pieces = []
         for row, value in zip(rows, values, strict=True):  # each has a curve of its own, and one program serves all
             run = dp_sgd(noise_multiplier=[value], **{name: column[[row]] for name, column in asked.known.items()})
-            chosen = select(run, jax.tree.map(lambda x, row=row: x[[row]], laws))
+            chosen = select(run, jax.tree.map(lambda x, row=row: x[[row]], laws), candidates=candidates)
             pieces.append(account.epsilon(chosen, asked.delta[[row]], relation=asked.relation, rtol=rtol))
         names = ("lower", "estimate", "upper", "kind", "status", "engine")
         return Bounds(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in names))

@@ -20,14 +20,17 @@ from jaxacct.mechanisms.finite import FinitePair, sample_pair
 from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.selection import limits
+from jaxacct.selection.adaptive import AdaptiveSelection, refuse_zero
 from jaxacct.selection.base import infinite_mass, sides, under
 from jaxacct.selection.bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.laws import Law
 from jaxacct.selection.worst_case import HIGHEST, bracket, known_curves
 from jaxacct.validation import DELTA, InputError, broadcast_shape, check, choice, refuse_tracers
 
-__all__ = ["Attack", "Selection", "attack", "select"]
+__all__ = ["CANDIDATES", "Attack", "Selection", "attack", "select"]
 
+CANDIDATES = ("iid", "adaptive")
+"""What may be assumed of the candidates."""
 WORST_CASE = "worst_case"
 """The default bound: the exact worst case."""
 NARROW = 2e-4
@@ -50,7 +53,8 @@ class Selection(Mechanism):
     """Run ``mechanism`` K times, K from ``law``, and release the best by any score: the worst case over scores.
 
     The profile is H_E(A(X) || A(X')) of mathematics.md, section 4.1, for every score that is a total preorder of a
-    candidate's own output, the same for every K.  `ja.epsilon` and `ja.delta` of a selection by itself are brackets:
+    candidate's own output, the same for every K.  Candidates must be i.i.d. given the data; `AdaptiveSelection` is for
+    others.  `ja.epsilon` and `ja.delta` of a selection by itself are brackets:
     above the theorem's bound with all rounding, below a genuine score order.  Composed, it is the pair of the
     profile's upper ends on a grid, and the answer a bound.  What is assumed of K is in README.md of this folder.
 
@@ -67,6 +71,8 @@ class Selection(Mechanism):
     law: Any
     bound: str = field(default=WORST_CASE, metadata={"static": True})
     constraints: ClassVar = {}
+    candidates: ClassVar[str] = "iid"
+    """What is assumed of the candidates."""
 
     def __post_init__(self) -> None:
         require_mechanism("run", self.mechanism)
@@ -97,7 +103,7 @@ class Selection(Mechanism):
             return by_name(run, self.law, values, bound=self.bound, relation=relation)
         shape = broadcast_shape({"the mechanism": batch_shape(run), "k": self.law.shape, quantity: values.shape})
         if quantity == "epsilon":
-            _refuse_zero(run, np.broadcast_to(values, shape))
+            refuse_zero(run, np.broadcast_to(values, shape))
         width = rtol if rtol > NARROW else NARROW if np.prod(shape) > programs.MANY else 0.0
         ends = np.stack(bracket(quantity, run, self.law, np.maximum(values, LEAST), relation, width))
         if quantity == "epsilon":
@@ -128,12 +134,19 @@ class Selection(Mechanism):
         return [(sample_pair(pair, np.asarray(1.0), direction), np.asarray(1.0))]
 
 
-def select(run: Mechanism, k: Law, *, bound: str = WORST_CASE) -> Selection:
+def select(
+    run: Mechanism, k: Law, *, bound: str = WORST_CASE, candidates: str = "iid"
+) -> Selection | AdaptiveSelection:
     """The mechanism that runs `run` K times, K drawn from the law `k`, and releases the best candidate.
 
-    Its privacy profile is the worst case over all scores (`Selection`).  Other bounds, by their names in
-    `selection.bound_epsilon` ("envelope", "privacy_profile", "renyi", "monotone_score", "auto"), answer
-    `ja.epsilon` and `ja.delta` but do not compose.
+    With candidates = "iid" its privacy profile is the worst case over all scores (`Selection`), for candidates that
+    are i.i.d. given the data: each is drawn afresh from one law of configurations and run with fresh randomness.  A
+    list tried in order, a shuffled list, a sampler that keeps state, pruning and warm starts are not: they leak more.
+    With "adaptive" candidates may depend on all outputs before in any way, and all of them may be released
+    (`AdaptiveSelection`), which costs more and more the more K varies.
+
+    Other bounds, by their names in `selection.bound_epsilon` ("envelope", "privacy_profile", "renyi",
+    "monotone_score", "auto"), are for i.i.d. candidates, and answer `ja.epsilon` and `ja.delta` but do not compose.
 
     run : a Mechanism.  k : a law of K.  They broadcast, one selection per element.  InputError otherwise.
 
@@ -143,7 +156,11 @@ def select(run: Mechanism, k: Law, *, bound: str = WORST_CASE) -> Selection:
     >>> round(float(b.upper), 3), b.kind
     (1.54, 'certified')
     """
-    return Selection(run, k, bound)
+    if choice("candidates", candidates, CANDIDATES) == "iid":
+        return Selection(run, k, bound)
+    if bound != WORST_CASE:
+        raise InputError(f"bound = {bound!r} is for i.i.d. candidates; leave it out with candidates='adaptive'")
+    return AdaptiveSelection(run, k)
 
 
 class Attack(float):
@@ -186,11 +203,14 @@ class Attack(float):
         return np.where(u == 0.0, 1.0, np.where(active, below, inactive))
 
 
-def attack(run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remove_one") -> Attack:
+def attack(
+    run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remove_one", candidates: str = "iid"
+) -> Attack:
     """The worst score at `delta`, and the epsilon that it reaches: no honest answer for the selection is below it.
 
-    run, k, delta : one configuration.  The order is that of a base whose trade-off curve is just below that of
-    `run`, so that any base with at least the curve of `run` reaches at least this.
+    run, k, delta : one configuration.  candidates : "iid"; of adaptive ones the lower end of `ja.epsilon` is reached.
+    The order is that of a base whose trade-off curve is just below that of `run`, so that any base with at least the
+    curve of `run` reaches at least this.
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection
@@ -198,6 +218,11 @@ def attack(run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remo
     >>> round(found, 3)
     1.54
     """
+    if choice("candidates", candidates, CANDIDATES) != "iid":
+        raise InputError(
+            "candidates = 'adaptive' has no worst order of scores: candidates that carry their history reach the lower "
+            "end of ja.epsilon(select(..., candidates='adaptive'), delta); use that"
+        )
     chosen = Selection(run, k)
     target = float(np.asarray(check("delta", delta, DELTA)))
     if batch_shape(chosen):
@@ -231,17 +256,6 @@ def _order(law: Law, below: Inner, ratio: Any) -> Any:
 def _loose(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         return (np.isinf(high) | (high - low > LOOSE * high)) & np.isfinite(low)
-
-
-def _refuse_zero(run: Mechanism, delta: np.ndarray) -> None:
-    """delta = 0 is for bases of bounded loss."""
-    bad = (delta == 0.0) & ~(limits.bounded(run) if (delta == 0.0).any() else True)
-    if bad.any():
-        index = [int(i) for i in np.argwhere(bad)[0]]
-        raise InputError(
-            f"delta{index if index else ''} = 0 must be > 0 for a selection of runs with an unbounded loss; "
-            "use a small positive delta such as 1e-5"
-        )
 
 
 def _pair(chosen: Selection) -> FinitePair:

@@ -47,13 +47,15 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "segments": [list(segment[1:]) for segment in plan.segments],
         "filter": list(plan.filter) if plan.filter else None,
         "repetitions": law,
+        **({} if plan.candidates == "iid" else {"candidates": plan.candidates}),
     }
 
 
 def plan_from(node: Any) -> Plan:
     """The plan of a document; InputError, in one line, for whatever is no plan.  Its epsilon is computed anew."""
     wanted = ("format", "version", *_PLAIN, "segments", "filter", "repetitions")
-    if not isinstance(node, dict) or set(node) != set(wanted):
+    # without a word on its candidates a plan is for i.i.d. ones, as all plans were before there was such a word
+    if not isinstance(node, dict) or set(node) - {"candidates"} != set(wanted):
         raise InputError(f"plan must be an object with the keys {', '.join(wanted)}")
     if node["format"] != FORMAT or node["version"] != VERSION or type(node["version"]) is not int:
         raise InputError(f"plan: format and version must be {FORMAT!r} and {VERSION}, which this release reads")
@@ -66,6 +68,7 @@ def plan_from(node: Any) -> Plan:
             raise InputError(f"plan: {name} is missing; give a number")
     settings["repetitions"] = _law(node["repetitions"])
     settings["filter"] = _filter(node["filter"])
+    settings["candidates"] = node.get("candidates", "iid")
     plan = Plan.of(_segments(rows), **settings)
     for place, segment in enumerate(plan.segments):
         rate, size = segment.sampling_probability, segment.expected_batch_size

@@ -213,7 +213,13 @@ def _calibrated_noise(plan: Plan, segment: Segment) -> float:
     rtol = tolerance(target)
     for aim in (target, target * (1.0 - 0.2 * rtol)):  # the second where two brackets differ by their rounding
         c = calibrate.calibrate_noise_multiplier(
-            aim, plan.target_delta, **fields, repetitions=plan.repetitions, relation=plan.relation, rtol=rtol
+            aim,
+            plan.target_delta,
+            **fields,
+            repetitions=plan.repetitions,
+            candidates=plan.candidates,
+            relation=plan.relation,
+            rtol=rtol,
         )
         if not c.ok:
             raise InputError(f"target_epsilon = {target!r} cannot be met: {explain(str(c.status))}")

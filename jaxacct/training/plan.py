@@ -71,6 +71,7 @@ class Plan:
     repetitions : a law of K (`jaxacct.selection`): the target is met by all K runs of a tuning together.
     data_dependent : True where `recalibrate` may be decided by the data or by outputs, used in the end or not.  The
         steps compose through a Renyi filter, fixed here, which meets the target on every path and needs more noise.
+    candidates : "iid" or "adaptive", what these runs are taken for (`jaxacct.selection.select`).
 
     Schedules must be fixed beforehand, or follow rules that do not look at the data.
     Raises InputError for bad values, over- and under-determined plans, and targets that cannot be met.
@@ -94,6 +95,7 @@ class Plan:
     batch_schedule: Any = None
     repetitions: Any = None
     data_dependent: bool = False
+    candidates: str = "iid"
     segments: tuple[Segment, ...] = field(init=False, repr=False)
     filter: Filter | None = field(init=False, repr=False, default=None)
 
@@ -126,6 +128,7 @@ class Plan:
         """Numbers as Python numbers, words as known ones."""
         choice("sampling", self.sampling, SAMPLING)
         choice("relation", self.relation, RELATIONS)
+        choice("candidates", self.candidates, ("iid", "adaptive"))
         if self.sampling == POISSON and self.relation == "replace_one":
             raise InputError(
                 "relation = 'replace_one' is not supported with sampling = 'poisson'; "
@@ -367,7 +370,7 @@ class Plan:
             return self._account(mechanism)
         from jaxacct import selection
 
-        return self._account(selection.select(mechanism, self.repetitions))
+        return self._account(selection.select(mechanism, self.repetitions, candidates=self.candidates))
 
     def _account(self, mechanism: Mechanism) -> Bounds:
         rtol = 0.2 * tolerance(self.target_epsilon or 1.0)
@@ -385,4 +388,13 @@ class Plan:
             raise InputError(f"step = {step!r} must be a whole number <= {last}; the plan has {self.steps} steps")
 
 
-_KEPT = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation", "repetitions", "filter")
+_KEPT = (
+    "target_epsilon",
+    "target_delta",
+    "dataset_size",
+    "sampling",
+    "relation",
+    "repetitions",
+    "candidates",
+    "filter",
+)

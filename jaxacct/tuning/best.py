@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,19 +13,35 @@ from jaxacct.sweep.progress import Progress
 from jaxacct.tuning.candidates import key_words
 from jaxacct.tuning.secret import Secret
 
-__all__ = ["TOGETHER", "best_of", "rank", "several"]
+__all__ = ["TOGETHER", "Raised", "attempt", "best_of", "rank", "several"]
 
 TOGETHER = 16
 """Candidates in one call of the compiled program, whose shapes so do not depend on K."""
 
 
-def rank(score: float, number: int) -> tuple[float, int]:
-    """One order for every K: the larger score, NaN below every number; of equals the candidate drawn first.
+class Raised(NamedTuple):
+    """In place of the result of a candidate whose training raised an exception, of which nothing else is kept."""
 
-    >>> max(rank(0.5, 0), rank(0.5, 1), rank(math.nan, 2))
-    (0.5, 0)
+
+def rank(score: float, number: int) -> tuple[bool, float, int]:
+    """One total order for every K: the larger score, NaN below -inf; of equals the candidate drawn first.
+
+    >>> max(rank(-math.inf, 3), rank(math.nan, 0), rank(-math.inf, 4))
+    (True, -inf, -3)
     """
-    return (-math.inf if math.isnan(score) else score, -number)
+    known = not math.isnan(score)
+    return known, score if known else 0.0, -number
+
+
+def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function of the user's gives, or Raised: an exception would tell its message, and how many came before.
+
+    What is no Exception, such as KeyboardInterrupt and SystemExit, goes on.
+    """
+    try:
+        return function(*arguments)
+    except Exception:  # whatever it is, it is part of what the candidate puts out
+        return Raised()
 
 
 def several(
@@ -61,20 +77,25 @@ def best_of(
     """(number, result, score) of the best of the first `count` candidates; all of them are trained and scored.
 
     kinds : of each candidate; those of one kind are trained in chunks by ``group(kind)``, a chunk being filled up with
-    copies, so that every program has the shapes of the last.  value : (result, number) -> score.  None if count is 0.
+    copies, so that every program has the shapes of the last.  value : (result, number) -> score.  A candidate whose
+    training or score raises an exception has the score NaN and no result.  None if count is 0 or such a one wins.
     """
     members: dict[Hashable, list[int]] = {}
     for number, kind in enumerate(kinds):
         members.setdefault(kind, []).append(number)
-    best: tuple[tuple[float, int], int, Any, float] | None = None
+    best: tuple[tuple[bool, float, int], int, Any, float] | None = None
     done = 0
     for kind, numbers in members.items():
         run = group(kind)
         for start in range(0, len(numbers), together):
             some = numbers[start : start + together]
             filled = some + [some[-1]] * (together - len(some))
-            for number, result in zip(some, run(filled), strict=False):
-                found = value(result, number)
+            for number, result in zip(some, _results(run, some, filled), strict=True):
+                scored = result if isinstance(result, Raised) else attempt(value, result, number)
+                if isinstance(scored, Raised):
+                    result, found = Raised(), math.nan
+                else:
+                    found = scored
                 if number < count and (best is None or rank(found, number) > best[0]):
                     best = rank(found, number), number, result, found
             done += len(some)
@@ -82,4 +103,18 @@ def best_of(
                 bar.update(done)
     if bar is not None:
         bar.close()
-    return best[1:] if best else None
+    return None if best is None or isinstance(best[2], Raised) else best[1:]
+
+
+def _results(run: Callable[[Sequence[int]], Sequence[Any]], some: list[int], filled: list[int]) -> list[Any]:
+    """Of each candidate; where training them together raises, of each by itself, lest one ruin the others.
+
+    A candidate's result depends on its own key alone, so that the second training is the first one once more.
+    """
+    together = attempt(run, filled)
+    if not isinstance(together, Raised):
+        return list(together)[: len(some)]
+    if len(filled) == 1:
+        return [together]
+    alone = (attempt(run, [number] * len(filled)) for number in some)
+    return [one if isinstance(one, Raised) else one[0] for one in alone]

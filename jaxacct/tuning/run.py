@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism
 from jaxacct.selection import Categorical, Law
+from jaxacct.selection.mechanism import CANDIDATES
 from jaxacct.sweep.progress import Progress
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
@@ -22,7 +23,8 @@ from jaxacct.tuning.candidates import side_by_side
 from jaxacct.tuning.matched import MatchedPlan
 from jaxacct.tuning.score import PrivateScore, noise_for_score, scored, whole
 from jaxacct.tuning.secret import Secret, note_whole
-from jaxacct.validation import COUNT, InputError, check
+from jaxacct.tuning.spaces import draws_alike
+from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["Tuned", "truncated", "tune", "tune_with"]
 
@@ -32,9 +34,12 @@ class Tuned:
     """What a tuning releases, all of it covered by `epsilon`.
 
     params : of the winner.  config : its hyper-parameters.  score : by which it won; NaN with status "none".
-    status : "tuned", or "none" where K was 0: first parameters and a configuration that no data enter.
+    status : "tuned", or "none" where K was 0 or a candidate wins that raised an exception (all did, or all others are
+        NaN): first parameters and a configuration that no data enter.
     epsilon : Bounds of the whole at the plan's delta.  mechanism : the whole, as it is in the ledger.
     plan : by which the winner was trained, None of `tune_with`.
+    candidates : what the claim takes them for: "iid" of the library's spaces, "iid, declared" where that is the user's
+        word, or "adaptive".
     """
 
     params: Any
@@ -44,6 +49,7 @@ class Tuned:
     epsilon: Bounds = field(repr=False)
     mechanism: Mechanism = field(repr=False)
     plan: Plan | None = field(repr=False, default=None)
+    candidates: str = "iid"
 
 
 def tune(
@@ -55,6 +61,7 @@ def tune(
     *,
     init: Callable[[Any], Any],
     score: Callable[[Any], Any] | PrivateScore,
+    candidates: str | None = None,
     pad: int | None = None,
     clip_norm: Any = 1.0,
     method: str = "auto",
@@ -74,11 +81,16 @@ def tune(
     make_optimizer : config -> Optax transformation.  Candidates with equal words (such as the optimizer's name) train
         side by side, 16 at a time, their numbers traced; "clip_norm" in a config is the clip norm.
     space : with ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`; independent of the data.
+    candidates : "iid" or "adaptive", as for `selection.select`.  Left out, "iid" for a `Grid`, and for a `Random` with
+        the library's distributions, unless the plan is for adaptive ones, and "adaptive" for any other space, which may
+        keep state.  "iid" declares that every draw of the space is independent and from one law; `Tuned.candidates`
+        and the ledger say so.
     data : pytree of arrays, the plan's dataset_size examples along the first axis.
     plan : with repetitions; a `MatchedPlan` where candidates are to differ in sampling probability and length too.
     init : JAX key -> first parameters, of the same shapes for all.
-    score : params -> a number, larger is better, of public data only; or a PrivateScore.  NaN ranks below every
-        number, equal scores go to the candidate drawn first: one rule for every K.
+    score : params -> a number, larger is better, of public data only; or a PrivateScore.  NaN ranks below -inf, equal
+        scores go to the candidate drawn first: one rule for every K.  An exception in training or scoring a candidate
+        is a NaN, and nothing of it is shown; try both on made-up data before.
     pad : how long this takes reveals K, which no guarantee covers where the time can be observed.  With pad = n always
         n candidates are trained and scored, and those beyond K thrown away; the law must be one with K <= n, such as
         ``truncated(law, n)``, for which the plan then accounts.  Only with pad is progress shown.
@@ -99,13 +111,12 @@ def tune(
     ('tuned', ['rate'], True)
     """
     law = _law(plan, pad)
-    score = _with_noise(score, plan)
-    cost = whole(plan.mechanism, law, score, plan.target_delta, plan.relation, plan.epsilon)
+    planned = getattr(plan, "candidates", "iid")
+    kind, word = _candidates(candidates or ("adaptive" if planned == "adaptive" else None), draws_alike(space))
+    score = _with_noise(score, plan, kind)
+    cost = whole(plan.mechanism, law, score, plan.target_delta, plan.relation, plan.epsilon, kind, planned)
     if plan.target_epsilon is not None and not cost.epsilon.upper <= plan.target_epsilon:
-        raise InputError(
-            f"the whole with its private score costs epsilon {float(cost.epsilon.upper):.6g}, above the plan's target "
-            f"{plan.target_epsilon:.6g}; make the plan for a lower target, or give the score more noise"
-        )
+        raise InputError(_too_much(float(cost.epsilon.upper), plan.target_epsilon, kind != planned))
     if not isinstance(score, PrivateScore) and not callable(score):
         raise InputError("score must be a function of params on public data, or a tuning.PrivateScore")
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
@@ -113,7 +124,8 @@ def tune(
         raise InputError(f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},); make the plan for them")
     secret = Secret(key)
     plans = plan.plans if isinstance(plan, MatchedPlan) else (plan,)
-    note_whole(ledger, plans[0], cost.mechanism, "tuning: a selection among runs of the plan", plan.target_epsilon)
+    note = f"tuning: a selection among runs of the plan; candidates {word}"
+    note_whole(ledger, plans[0], cost.mechanism, note, plan.target_epsilon)
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
 
     count, work = _sizes(law, pad)
@@ -133,9 +145,9 @@ def tune(
     found = best_of(kinds[:work], group, _value(score, secret), count, bar)
     if found is None:
         first = jax.device_get(init(secret.key(b"init", 0)))
-        return Tuned(first, configs[0], math.nan, "none", cost.epsilon, cost.mechanism, plans[places[0]])
+        return Tuned(first, configs[0], math.nan, "none", cost.epsilon, cost.mechanism, plans[places[0]], word)
     number, params, won = found
-    return Tuned(params, configs[number], won, "tuned", cost.epsilon, cost.mechanism, plans[places[number]])
+    return Tuned(params, configs[number], won, "tuned", cost.epsilon, cost.mechanism, plans[places[number]], word)
 
 
 def tune_with(
@@ -147,6 +159,7 @@ def tune_with(
     target_delta: float,
     score: Callable[[Any], Any],
     relation: str = "add_or_remove_one",
+    candidates: str = "adaptive",
     pad: int | None = None,
     ledger: Ledger | None = None,
     key: bytes | None = None,
@@ -155,30 +168,40 @@ def tune_with(
     """The same with your own ``train(config, key) -> result``, whatever its shapes, one candidate after the other.
 
     mechanism : what one call of `train` costs, whatever the configuration: the guarantee is as good as this claim, and
-    holds only if `train` keeps nothing and shows nothing but its result.  Include the score if it looks at private
-    data.  score : result -> a number.  ledger : an open one.  `Tuned.params` is the winner's result, None with status
-    "none".  The rest as for `tune`; the noise for a target is `ja.calibrate_noise_multiplier(..., repetitions=law)`.
+    holds only if `train` shows nothing but its result; that it raises an exception is part of that, what the exception
+    says is not shown.  Include the score if it looks at private data.  score : result -> a number.
+
+    candidates : "adaptive" (`selection.select`): `train` and `space` may remember what came before, warm starts and
+    pruning included, and `mechanism` is what a call costs whatever came before.  "iid" declares that they do not: every
+    call of `space.sample` and of `train` is independent of all others and has one law, and the score is of the
+    candidate's own result.  A list tried in order, shuffled lists and samplers with state are not i.i.d.
+
+    ledger : an open one.  `Tuned.params` is the winner's result, None with status "none".  The rest as for `tune`; the
+    noise for a target is `ja.calibrate_noise_multiplier(..., repetitions=law, candidates=...)`.
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection, tuning
     >>> best = tune_with(lambda config, key: config["x"], tuning.grid(x=[1, 2]), ja.Gaussian(2.0),
     ...     selection.PointMass(3), target_delta=1e-5, score=float)
-    >>> best.status, best.params == best.config["x"], best.epsilon.kind
-    ('tuned', True, 'certified')
+    >>> best.status, best.params == best.config["x"], best.epsilon.kind, best.candidates
+    ('tuned', True, 'certified', 'adaptive')
     """
-    cost = whole(mechanism, repetitions, None, target_delta, relation)
+    kind, word = _candidates(candidates, False)
+    cost = whole(mechanism, repetitions, None, target_delta, relation, candidates=kind)
     secret = Secret(key)
     if ledger is not None:
-        ledger.spend(cost.mechanism, "tuning: a selection among runs of one mechanism")
+        ledger.spend(cost.mechanism, f"tuning: a selection among runs of one mechanism; candidates {word}")
     count, work = _sizes(repetitions, pad)
     configs = [dict(space.sample(secret.key(b"config", number))) for number in range(max(work, 1))]
 
-    one_by_one = lambda numbers: [train(dict(configs[n]), secret.key(b"train", n)) for n in numbers]
+    def one_by_one(numbers: Sequence[int]) -> list[Any]:
+        return [train(dict(configs[number]), secret.key(b"train", number)) for number in numbers]
+
     bar = Progress(work, progress if pad else False, unit="candidates")
     found = best_of([None] * work, lambda _: one_by_one, lambda x, _: float(score(x)), count, bar, together=1)
     if found is None:
-        return Tuned(None, configs[0], math.nan, "none", cost.epsilon, cost.mechanism)
-    return Tuned(found[1], configs[found[0]], found[2], "tuned", cost.epsilon, cost.mechanism)
+        return Tuned(None, configs[0], math.nan, "none", cost.epsilon, cost.mechanism, None, word)
+    return Tuned(found[1], configs[found[0]], found[2], "tuned", cost.epsilon, cost.mechanism, None, word)
 
 
 def truncated(law: Law, most: int) -> Categorical:
@@ -207,6 +230,28 @@ def _law(plan: Plan | MatchedPlan, pad: int | None) -> Law:
     return law
 
 
+def _candidates(declared: str | None, known: bool) -> tuple[str, str]:
+    """("iid" or "adaptive", the same with who says so); known : whether the space is i.i.d. by construction."""
+    if declared is None:
+        return ("iid", "iid") if known else ("adaptive", "adaptive")
+    kind = choice("candidates", declared, CANDIDATES)
+    return kind, "iid, declared" if kind == "iid" and not known else kind
+
+
+def _too_much(cost: float, target: float, unplanned: bool) -> str:
+    """What the whole costs, and what would help."""
+    if unplanned:
+        return (
+            f"candidates = 'adaptive' cost epsilon {cost:.6g} with this plan, above the plan's target {target:.6g}; "
+            "make the plan with candidates='adaptive', or declare candidates='iid' if all draws of the space are "
+            "independent and from one law"
+        )
+    return (
+        f"the whole with its private score costs epsilon {cost:.6g}, above the plan's target "
+        f"{target:.6g}; make the plan for a lower target, or give the score more noise"
+    )
+
+
 def _fits(law: Law, pad: int) -> None:
     """InputError unless K <= pad for certain."""
     if float(law.quantile(1.0 - 2.0**-53)) > pad or not math.isclose(
@@ -228,14 +273,14 @@ def _sizes(law: Law, pad: int | None) -> tuple[int, int]:
     return count, count if pad is None else pad
 
 
-def _with_noise(score: Any, plan: Plan | MatchedPlan) -> Any:
+def _with_noise(score: Any, plan: Plan | MatchedPlan, kind: str) -> Any:
     """A private score with its noise settled."""
     if not isinstance(score, PrivateScore) or score.noise_multiplier is not None:
         return score
     if plan.target_epsilon is None:
         raise InputError("noise_multiplier of the score is missing; give it, or make the plan with a target_epsilon")
-    found = noise_for_score(plan.repetitions, plan.target_epsilon, plan.target_delta, plan.relation)
-    return PrivateScore(score.value, score.data, score.on, found)
+    found = noise_for_score(plan.repetitions, plan.target_epsilon, plan.target_delta, plan.relation, kind)
+    return replace(score, noise_multiplier=found)
 
 
 def _value(score: Any, secret: Secret) -> Callable[[Any, int], float]:
@@ -243,5 +288,5 @@ def _value(score: Any, secret: Secret) -> Callable[[Any, int], float]:
     if not isinstance(score, PrivateScore):
         return lambda params, _: float(score(params))
     held = jax.tree.map(jax.numpy.asarray, score.data)
-    noisy = jax.jit(lambda params, key: scored(score.value, params, held, key, score.noise_multiplier))
+    noisy = jax.jit(lambda params, key: scored(score.value, params, held, key, score.noise_multiplier, score.unit))
     return lambda params, number: float(noisy(params, secret.key(b"score", number)))

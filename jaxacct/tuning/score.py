@@ -15,18 +15,23 @@ from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Gaussian, Mechanism, compose
 from jaxacct.selection import Law, candidates_profile, select
 from jaxacct.training import noise
+from jaxacct.training.chacha import secret
 from jaxacct.training.mixing import for_each
 from jaxacct.validation import POSITIVE, InputError, check, choice
 
 __all__ = ["ON", "PrivateScore", "Whole", "noise_for_score", "scored", "whole"]
 
 ON = ("validation", "training")
-FINEST = 10
-"""Values are rounded to multiples of 2^-10, or coarser ones, so that their sum is exact."""
-EXACT = 24
-"""Whole numbers up to 2^24 are exact in float32: beyond, rounding would let one record move a sum by more than 1."""
+UNIT = 2.0**-20
+"""Values are rounded to multiples of this unless told otherwise; it must not depend on the data."""
+FINEST = 20
+"""A unit is at least 2^-20."""
+HALF = 10
+"""Bits of the lower of the two parts of a rounded value, each of which is summed in 32 bits."""
 LARGEST = 2**20
-"""Examples at most: values are then still rounded to sixteenths."""
+"""Examples at most: the parts, at most 2^10 each, then sum to at most 2^30."""
+BLOCK = 256
+"""Examples whose values are computed together, by one program however many there are."""
 ROUND_UP = 1.0 + 2.0**-20
 POINTS = 48
 """Points of a profile that goes into a ledger."""
@@ -36,14 +41,17 @@ POINTS = 48
 class PrivateScore:
     """Scores candidates by a noisy count on private data: sum over the examples of a value in [0, 1], plus noise.
 
-    value : (params, example) -> a number, clipped to [0, 1] (NaN counts as 0), such as whether the prediction is right.
+    value : (params, example) -> a number, clipped to [0, 1] (NaN counts as 0), such as whether the prediction is right;
+        of that example alone.
     data : pytree of arrays, the examples along the first axis, at most 2^20.
     on : "validation", data none of whose records is in the training data; or "training", the training data or any
         data with records in common with them.
     noise_multiplier : standard deviation of the Gaussian noise on the count, in examples.  For "validation" it may be
         left out: the least with which the selection by the noisy score meets the target.
+    unit : values are rounded to multiples of it, a power of two from 2^-20 to 1, declared and never found from data.
 
-    Adding, removing or replacing one record moves the count by at most 1, by construction.  With "validation" a
+    The multiples are whole numbers from 0 to 1/unit, and their sum is exact.  So adding, removing or replacing one
+    record moves the count by at most 1, however many records there are.  With "validation" a
     record is in one of the two sets, so that the whole is the worse of selecting among trainings and of selecting
     among noisy scores (parallel composition); with "training" every candidate is the composition of both.
 
@@ -56,9 +64,12 @@ class PrivateScore:
     data: Any
     on: str = "validation"
     noise_multiplier: float | None = None
+    unit: float = UNIT
 
     def __post_init__(self) -> None:
         choice("on", self.on, ON)
+        if self.unit not in [2.0**-k for k in range(FINEST + 1)]:
+            raise InputError(f"unit = {self.unit!r:.40} must be a power of two from 2^-20 to 1; use 2.0**-20")
         sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(self.data)}
         if len(sizes) != 1 or () in sizes or not 1 <= next(iter(sizes))[0] <= LARGEST:
             raise InputError(f"data has first axes {sorted(sizes)}, must be one from 1 to 2^20; put the examples there")
@@ -73,23 +84,50 @@ class PrivateScore:
         return Gaussian(self.noise_multiplier)
 
 
-def scored(value: Callable[[Any, Any], Any], params: Any, data: Any, key: Any, noise_multiplier: Any) -> Any:
-    """The noisy count of one candidate; pure.
+def scored(
+    value: Callable[[Any, Any], Any], params: Any, data: Any, key: Any, noise_multiplier: Any, unit: float = UNIT
+) -> Any:
+    """The noisy count of one candidate, in float64; pure.
+
+    Every value is a whole number of units; the lower and the upper bits of them are summed by themselves in 32 bits,
+    put together in float64, which holds them exactly, and the noise is added once.
 
     >>> from jaxacct.training import fresh_key
     >>> round(float(scored(lambda w, x: x > w, 4.0, jnp.arange(10.0), fresh_key(), 1e-6)), 3)
     5.0
     """
-    each = for_each("value", lambda example: value(params, example), data)
+
+    def of_block(held: tuple[Any, Any]) -> Any:
+        examples, present = held
+        each = for_each("value", lambda example: value(params, example), examples)
+        if each.shape != present.shape:
+            raise InputError(
+                f"value gives shape {each.shape[1:]} for one example, must be a number; take the mean of it"
+            )
+        each = jnp.asarray(each, jnp.float32)
+        clipped = jnp.clip(jnp.where(jnp.isnan(each) | ~present, 0.0, each), 0.0, 1.0)
+        units = jnp.round(clipped * (1.0 / unit)).astype(jnp.int32)
+        return jnp.sum(units >> HALF), jnp.sum(units & (2**HALF - 1))
+
+    upper, lower = (jnp.sum(part) for part in jax.lax.map(of_block, _blocks(data)))
+    draw = noise.normal(jax.random.fold_in(secret(key), 0), ())
+    with jax.enable_x64():
+        upper, lower, draw, std = (
+            jax.lax.convert_element_type(x, np.float64) for x in (upper, lower, draw, noise_multiplier)
+        )
+        return (upper * 2.0**HALF + lower) * unit + std * ROUND_UP * draw
+
+
+def _blocks(data: Any) -> tuple[Any, Any]:
+    """(examples, present) in blocks of one size, the last filled up with zeros that do not count."""
     size = jax.tree_util.tree_leaves(data)[0].shape[0]
-    if each.shape != (size,):
-        raise InputError(f"value gives shape {each.shape[1:]} for one example, must be a number; take the mean of it")
-    each = jnp.asarray(each, jnp.float32)
-    clipped = jnp.clip(jnp.where(jnp.isnan(each), 0.0, each), 0.0, 1.0)
-    unit = 2.0 ** -min(FINEST, EXACT - (size - 1).bit_length())
-    total = jnp.sum(jnp.round(clipped / unit).astype(jnp.int32)).astype(jnp.float32) * unit
-    std = jnp.asarray(noise_multiplier, jnp.float32) * ROUND_UP
-    return noise.add(key, total, std)
+    count = -(-size // BLOCK)
+
+    def cut(a: Any) -> Any:
+        a = jnp.asarray(a)
+        return jnp.pad(a, [(0, count * BLOCK - size)] + [(0, 0)] * (a.ndim - 1)).reshape(count, BLOCK, *a.shape[1:])
+
+    return jax.tree.map(cut, data), jnp.arange(count * BLOCK).reshape(count, BLOCK) < size
 
 
 @dataclass(frozen=True)
@@ -102,24 +140,33 @@ class Whole:
 
 
 def whole(
-    candidate: Mechanism, law: Law, score: Any, delta: float, relation: str, known: Bounds | None = None
+    candidate: Mechanism,
+    law: Law,
+    score: Any,
+    delta: float,
+    relation: str,
+    known: Bounds | None = None,
+    candidates: str = "iid",
+    planned: str = "iid",
 ) -> Whole:
     """The cost of a selection among candidates by a score: public, or a PrivateScore with its noise.
 
     candidate : the training of one.  known : epsilon of the selection by a public score, where it is at hand.
+    candidates : "iid" or "adaptive", as for `select`; planned : the same, of those that `known` is for.
     """
     private = isinstance(score, PrivateScore)
     bound = known is not None and known.kind == "bound"
+    known = known if candidates == planned else None
     if private and score.on == "training":
         candidate = compose(candidate, score.mechanism())
         known = None
-    chosen = select(candidate, law)
+    chosen = select(candidate, law, candidates=candidates)
     found = account.epsilon(chosen, delta, relation=relation) if known is None else known
     if bound and found.kind == "certified":
         found = Bounds(0.0, found.upper, found.upper, "bound", found.status, found.engine)
     if not private or score.on == "training":
         return Whole(found, chosen, candidate)
-    by_score = select(score.mechanism(), law)
+    by_score = select(score.mechanism(), law, candidates=candidates)
     other = account.epsilon(by_score, delta, relation=relation)
     worse = found if found.upper >= other.upper else other
     lower = float(max(found.lower, other.lower))
@@ -128,9 +175,11 @@ def whole(
     return Whole(both, _either(chosen, by_score, float(worse.upper), relation), candidate)
 
 
-def noise_for_score(law: Law, target: float, delta: float, relation: str) -> float:
+def noise_for_score(law: Law, target: float, delta: float, relation: str, candidates: str = "iid") -> float:
     """The least noise on the count with which the selection among noisy scores alone meets the target."""
-    c = calibrate.calibrate_noise_multiplier(target, delta, 1.0, 1, repetitions=law, relation=relation)
+    c = calibrate.calibrate_noise_multiplier(
+        target, delta, 1.0, 1, repetitions=law, candidates=candidates, relation=relation
+    )
     if not c.ok:
         raise InputError(f"target_epsilon = {target!r} cannot be met by a private score; raise the target")
     return float(c.value)

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxacct.validation import POSITIVE, PROBABILITY, Constraint, InputError, check
 
-__all__ = ["Choice", "Distribution", "Grid", "LogUniform", "Random", "Space", "Uniform", "grid"]
+__all__ = ["Choice", "Distribution", "Grid", "LogUniform", "Random", "Space", "Uniform", "draws_alike", "grid"]
 
 FINITE = Constraint("use finite ends", -1.7e308, 1.7e308)
 WORDS = 4
@@ -99,7 +99,11 @@ class Choice(Distribution):
 
 
 class Space(ABC):
-    """A law of configurations {name: value}.  Draws with different keys are independent."""
+    """A law of configurations {name: value}.  Draws with different keys are independent.
+
+    That is so of `Grid` and of `Random` with the distributions of this module (`draws_alike`).  Of anything else it is
+    what the user declares.
+    """
 
     @property
     @abstractmethod
@@ -197,6 +201,16 @@ class Random(Space):
         return _merged(
             [(dict(pair for pair, _ in one), math.prod((share for _, share in one), start=Fraction(1))) for one in each]
         )
+
+
+def draws_alike(space: Any) -> bool:
+    """Whether draws with independent keys are known to be i.i.d.: classes of this module, and no subclass of theirs.
+
+    >>> draws_alike(grid(rate=[0.1, 0.2])), draws_alike(iter([{"rate": 0.1}]))
+    (True, False)
+    """
+    known = (Choice, LogUniform, Uniform)
+    return type(space) is Grid or (type(space) is Random and all(type(law) in known for law in space.axes.values()))
 
 
 def grid(**axes: Sequence[Any]) -> Grid:

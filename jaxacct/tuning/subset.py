@@ -21,6 +21,7 @@ from jaxacct.tuning.best import best_of, several
 from jaxacct.tuning.candidates import key_words, side_by_side
 from jaxacct.tuning.cost import Cost
 from jaxacct.tuning.secret import Secret, note_whole
+from jaxacct.tuning.spaces import draws_alike
 from jaxacct.tuning.subset_plan import Setting, SubsetPlan
 from jaxacct.validation import InputError, choice
 
@@ -65,6 +66,7 @@ def tune_on_subset(
     *,
     init: Callable[[Any], Any],
     score: Callable[[Any], Any],
+    candidates: str | None = None,
     extrapolate: str | Callable[[dict[str, Any], float], dict[str, Any]] = "sgd",
     warm_start: bool = False,
     clip_norm: Any = 1.0,
@@ -81,6 +83,8 @@ def tune_on_subset(
 
     loss_fn : (params, example) -> scalar.  make_optimizer : config -> Optax transformation, as for `side_by_side`.
     space : with ``sample(key) -> config``, a dict of numbers; draws must not depend on the data.
+    candidates : "iid" declares that all draws of a space of your own are independent and from one law, as those of
+        `Grid` and `Random` are.  For others there is no guarantee here.
     data : pytree of arrays, plan.dataset_size records along the first axis.
     init : JAX key -> first parameters, of the same shapes for all.
     score : params -> a number, larger is better, of public data only; NaN ranks below every number.  Equal scores
@@ -97,17 +101,21 @@ def tune_on_subset(
 
     >>> import jax.numpy as jnp, optax
     >>> from jaxacct import selection
-    >>> class Rates:
-    ...     def sample(self, key):
-    ...         return {"learning_rate": float(jax.random.choice(key, jnp.array([0.01, 0.1])))}
+    >>> from jaxacct.tuning import grid
     >>> plan = SubsetPlan(8.0, 1e-5, 100, 0.2, selection.Poisson(3), sampling_probability=1.0, steps=2)
-    >>> done = tune_on_subset(lambda w, x: jnp.sum((w - x) ** 2), lambda c: optax.sgd(c["learning_rate"]), Rates(),
+    >>> done = tune_on_subset(lambda w, x: jnp.sum((w - x) ** 2), lambda c: optax.sgd(c["learning_rate"]),
+    ...     grid(learning_rate=[0.01, 0.1]),
     ...     np.ones((100, 2)), plan, init=lambda key: jnp.zeros(2), score=lambda w: -jnp.sum((w - 1.0) ** 2))
     >>> done.params.shape, bool(done.epsilon.upper <= 8.0)
     ((2,), True)
     """
     if not isinstance(plan, SubsetPlan):
         raise InputError("plan must be a SubsetPlan; use tuning.SubsetPlan(target_epsilon=..., ...)")
+    if choice("candidates", candidates or "iid", ("iid",)) and candidates is None and not draws_alike(space):
+        raise InputError(
+            f"space of type {type(space).__name__} may keep state, which is not covered here; use tuning.Random or "
+            "tuning.Grid, or declare candidates='iid' if all its draws are independent and from one law"
+        )
     if not callable(extrapolate):
         choice("extrapolate", extrapolate, RULES)
     if not callable(score):
@@ -116,7 +124,7 @@ def tune_on_subset(
     if sizes != {(plan.dataset_size,)}:
         raise InputError(f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},); make the plan for them")
     secret = Secret(key)
-    _note(ledger, plan)
+    _note(ledger, plan, "iid" if draws_alike(space) else "iid, declared")
 
     inside, outside = _split(secret.key(b"sample"), data, plan)
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
@@ -229,7 +237,7 @@ def _run_plan(plan: SubsetPlan, setting: Setting, final: bool, held: Any) -> Pla
     return Plan.of([segment], target_delta=plan.target_delta, dataset_size=len(held[1]))
 
 
-def _note(ledger: Ledger | str | os.PathLike[str] | None, plan: SubsetPlan) -> None:
+def _note(ledger: Ledger | str | os.PathLike[str] | None, plan: SubsetPlan, word: str) -> None:
     """The one entry, on the disk before anything is drawn; a new ledger is told of the final run."""
     setting = plan.settings[0]
     run = Plan(
@@ -239,5 +247,5 @@ def _note(ledger: Ledger | str | os.PathLike[str] | None, plan: SubsetPlan) -> N
         noise_multiplier=setting.final_noise,
         steps=setting.steps,
     )
-    note = f"tuning on a share of {plan.share:g}, and a final run: {plan.variant}"
+    note = f"tuning on a share of {plan.share:g}, and a final run: {plan.variant}; candidates {word}"
     note_whole(ledger, run, plan.mechanism, note, plan.target_epsilon)

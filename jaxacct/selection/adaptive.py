@@ -1,0 +1,215 @@
+"""A selection among candidates that may depend on each other: `sum_k Pr[K=k] delta_k`, exact for the class."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxacct import account
+from jaxacct.bounds import Bounds
+from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape, repeat
+from jaxacct.mechanisms.base import element, register, require_mechanism
+from jaxacct.mechanisms.finite import FinitePair, sample_pair
+from jaxacct.mechanisms.parts import Part
+from jaxacct.mechanisms.profile import pair_of_profile, stacked
+from jaxacct.selection import limits
+from jaxacct.selection.base import sides, under
+from jaxacct.selection.laws import Law, PointMass
+from jaxacct.selection.mixture import Mixture
+from jaxacct.selection.weights import largest, weights
+from jaxacct.validation import InputError, broadcast_shape, choice, refuse_tracers
+
+__all__ = ["AdaptiveSelection", "refuse_zero"]
+
+TAIL = 1e-7
+"""What the law of K has beyond the numbers that are looked at, as a share of delta."""
+NARROW = 2e-4
+"""Relative width up to which a bracket is called ok whatever rtol."""
+POINTS = 160
+"""Points of the profile when it is composed."""
+LAST = 1e-13
+"""The profile is taken down to this delta."""
+LEAST = 1e-290
+"""delta is looked for from here."""
+KEPT = 8
+_pairs: OrderedDict[AdaptiveSelection, FinitePair] = OrderedDict()
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class AdaptiveSelection(Mechanism):
+    """Run K candidates, each free to depend on the outputs of those before, and release any or all of them.
+
+        delta(eps) = sum_k Pr[K = k] delta_k(eps),    delta_k that of ``mechanism`` composed k times, direction by
+        direction; nothing is released at k = 0
+
+    Candidate k may be chosen after seeing all earlier outputs, K and public randomness, as long as each is dominated
+    by ``mechanism``; K is independent of the data and need not be secret.  It is the exact supremum of that class
+    (README.md of this folder, with the proof), so that `ja.epsilon` and `ja.delta` of it are brackets of kind
+    "certified".  Composed, it is the pair of the profile's upper ends on a grid, kind "bound"; with K fixed it is the
+    k-fold composition itself.
+
+    mechanism : a Mechanism.  law : a law of K.  They broadcast.  Made by `select(..., candidates="adaptive")`.
+
+    >>> import jaxacct as ja
+    >>> from jaxacct import selection
+    >>> m = selection.select(ja.Gaussian(3.73), selection.Poisson(10.0), candidates="adaptive")
+    >>> b = ja.epsilon(m, 1e-5)
+    >>> round(float(b.upper), 2), b.kind
+    (4.27, 'certified')
+    """
+
+    mechanism: Any
+    law: Any
+    constraints: ClassVar = {}
+    candidates: ClassVar[str] = "adaptive"
+    """What is assumed of the candidates."""
+
+    def __post_init__(self) -> None:
+        require_mechanism("run", self.mechanism)
+        if not isinstance(self.law, Law):
+            raise InputError(f"k = {self.law!r:.40} must be a law of K; use one such as selection.Geometric(0.1)")
+        broadcast_shape({"the mechanism": batch_shape(self.mechanism), "k": self.law.shape})
+
+    def validated(self) -> AdaptiveSelection:
+        fields = {name: getattr(self.law, name) for name in self.law.constraints}
+        return AdaptiveSelection(self.mechanism.validated(), type(self.law)(**fields))
+
+    def symmetric(self) -> bool:
+        return self.mechanism.symmetric()
+
+    @property
+    def kind(self) -> str:
+        return self.mechanism.kind if self._fixed else "bound"
+
+    def kind_under(self, relation: str) -> str:
+        return self.mechanism.kind_under(relation) if self._fixed else "bound"
+
+    @property
+    def _fixed(self) -> bool:
+        return isinstance(self.law, PointMass)
+
+    def direct(self, quantity: str, values: Any, relation: str, rtol: float) -> Bounds | None:
+        """The bracket of a selection by itself: epsilon at deltas or delta at eps; none for fixed K, a composition."""
+        choice("relation", relation, RELATIONS)
+        refuse_tracers(f"ja.{quantity}", "jaxacct.kernels.contour", mechanism=self)
+        if self._fixed:
+            return None
+        run, relation = under(self.mechanism, relation)
+        values = np.asarray(values, np.float64)
+        shape = broadcast_shape({"the mechanism": batch_shape(run), "k": self.law.shape, quantity: values.shape})
+        values = np.broadcast_to(values, shape)
+        if quantity == "epsilon":
+            refuse_zero(run, values)
+        ends = np.zeros((2, *shape))
+        for index in np.ndindex(shape):
+            base, law = _element(run, index), self.law.element(_inside(index, self.law.shape))
+            solve = _epsilon if quantity == "epsilon" else _delta
+            ends[:, *index] = solve(base, law, float(values[index]), relation, rtol)
+        low, high = ends
+        kind = run.kind_under(relation)
+        if kind != "certified":
+            low = np.zeros_like(low)
+        with np.errstate(invalid="ignore"):
+            narrow = (low == high) | np.isfinite(high) & (high - low <= max(rtol, NARROW) * np.maximum(high, 1e-300))
+        status = np.where(
+            high == 0.0, "zero", np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
+        )
+        return Bounds(low, high, high, kind, status, "adaptive_mixture")
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        if self._fixed:
+            return repeat(self.mechanism, self.law.repetitions).expand(relation, direction)
+        pair = _pair(AdaptiveSelection(under(self.mechanism, relation)[0], self.law))
+        return [(sample_pair(pair, np.asarray(1.0), direction), np.asarray(1.0))]
+
+
+def refuse_zero(run: Mechanism, delta: np.ndarray) -> None:
+    """delta = 0 is for bases of bounded loss."""
+    bad = (delta == 0.0) & ~(limits.bounded(run) if (delta == 0.0).any() else True)
+    if bad.any():
+        index = [int(i) for i in np.argwhere(bad)[0]]
+        raise InputError(
+            f"delta{index if index else ''} = 0 must be > 0 for a selection of runs with an unbounded loss; "
+            "use a small positive delta such as 1e-5"
+        )
+
+
+def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float) -> tuple[float, float]:
+    """Ends of epsilon of one selection: the larger of its directions."""
+    if delta < LEAST:
+        bounded = bool(np.all(limits.bounded(run)))
+        low, high = _without_delta(run, law, relation) if bounded else (0.0, np.inf)
+        return (low, high) if delta == 0.0 else (_epsilon(run, law, LEAST, relation, rtol)[0], high)
+    listed = weights(law, TAIL * delta)
+    each = [Mixture(run, listed, side.forward, rtol).epsilon(delta) for side in sides(run, relation)]
+    return max(low for low, _ in each), max(high for _, high in each)
+
+
+def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
+    """Ends of delta of one selection; what the law leaves out is made small against delta itself."""
+    ends = (0.0, 1.0)
+    for tail in (1e-12, 1e-40, 1e-150, LEAST):
+        listed = weights(law, tail)
+        each = [Mixture(run, listed, side.forward, rtol).at(eps, 0.5 * rtol) for side in sides(run, relation)]
+        ends = max(found.low for found in each), max(found.high for found in each)
+        if listed.above + listed.below <= 0.1 * rtol * ends[1]:
+            break
+    return ends
+
+
+def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:
+    """Ends of epsilon at a delta of (nearly) 0, for a base of bounded loss: what the largest K adds up to."""
+    most = largest(law)
+    if not np.isfinite(most):
+        one = account.epsilon(run, 0.0, relation=relation)
+        return (np.inf, np.inf) if one.lower > 0.0 else (0.0, 0.0 if one.upper == 0.0 else np.inf)
+    if not most >= 1.0:
+        return 0.0, 0.0
+    found = account.epsilon(repeat(run, most), 0.0, relation=relation)
+    return float(found.lower), float(found.upper)
+
+
+def _pair(chosen: AdaptiveSelection) -> FinitePair:
+    """The pair of the upper ends of the profile: forward at eps >= 0 and the reverse direction."""
+    if chosen not in _pairs:
+        run, law = chosen.mechanism, chosen.law
+        shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape})
+        rows = []
+        for index in np.ndindex(shape):
+            rows.append(_row(_element(run, index), law.element(_inside(index, law.shape))))
+        _pairs[chosen] = stacked([pair_of_profile(*row) for row in rows], shape)
+        while len(_pairs) > KEPT:
+            _pairs.popitem(last=False)
+    return _pairs[chosen]
+
+
+def _row(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(eps, upper ends of delta, those of the reverse direction) of one selection."""
+    listed = weights(law, 1e-3 * LAST)
+    both = sides(run, "add_or_remove_one")
+    each = {name: Mixture(run, listed, name, 1e-3) for name in dict.fromkeys((both[0].forward, both[-1].forward))}
+    last = 1e-3
+    for mixture in each.values():
+        level = min(LAST + 2.0 * mixture.at_infinity()[1], 0.5)
+        high = mixture.epsilon(level)[1]
+        last = max(last, high if np.isfinite(high) else 1.0)
+    grid = np.linspace(0.0, 1.0, POINTS) * last
+    for mixture in each.values():
+        for eps in grid[[8, 40, 80]]:
+            mixture.at(float(eps), 1e-3)  # places more nodes
+    upper = {name: np.array([found.high for found in mixture.sums(grid)]) for name, mixture in each.items()}
+    return grid, upper[both[0].forward], upper[both[-1].forward]
+
+
+def _element(run: Mechanism, index: tuple[int, ...]) -> Mechanism:
+    """The base of one element of a shape that the batch broadcasts to."""
+    return element(run, _inside(index, batch_shape(run)))
+
+
+def _inside(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The index of a batch as one of a shape that broadcasts to it."""
+    return tuple(0 if n == 1 else i for i, n in zip(index[len(index) - len(shape) :], shape, strict=True))
