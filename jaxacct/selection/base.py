@@ -16,10 +16,24 @@ from jaxacct.representations.profile import profile
 from jaxacct.selection.law import Law
 from jaxacct.validation import InputError, broadcast_shape
 
-__all__ = ["Sides", "common_shape", "finite_once", "infinite_mass", "sides", "under", "upper_delta", "upper_epsilon"]
+__all__ = [
+    "MOST",
+    "Sides",
+    "bounded_loss",
+    "common_shape",
+    "finite_once",
+    "infinite_mass",
+    "meet",
+    "sides",
+    "under",
+    "upper_delta",
+    "upper_epsilon",
+]
 
 ROUNDING = 2.0**-50
 """Relative error allowed for a loss."""
+MOST = {"epsilon": np.inf, "delta": 1.0}
+"""Upper ends that say nothing."""
 _RELATION = {"remove": "remove_one", "add": "add_one"}
 
 
@@ -106,13 +120,29 @@ def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> np.ndarr
     """Upper ends of epsilon(delta); inf where delta is below 1e-300, 0 where it is 1 or more."""
     target = np.asarray(target)
     found = np.asarray(epsilon(run, np.clip(target, 1e-300, 1.0 - 2.0**-53), relation=relation).upper)
-    return np.where(target >= 1.0, 0.0, np.where(target < 1e-300, np.inf, found))
+    return np.where(target >= 1.0, 0.0, np.where(target >= 1e-300, found, np.inf))
+
+
+def meet(one: Any, other: Any, most: float) -> np.ndarray:
+    """(2, *shape) what two brackets (lower, upper) have in common; where they have nothing, (0, most).
+
+    Which of two brackets that contradict each other is true cannot be known, so that neither is used.  NaN ends say
+    nothing.
+    """
+    low, high = np.fmax(np.fmax(one[0], other[0]), 0.0), np.fmin(np.fmin(one[1], other[1]), most)
+    agree = low <= high
+    return np.stack([np.where(agree, low, 0.0), np.where(agree, high, most)])
 
 
 def infinite_mass(run: Mechanism, relation: str) -> np.ndarray:
     """The larger mass at infinity of the directions of a relation, of the batch's shape."""
     each = [components(run, "add_or_remove_one", direction).delta_infinity for direction in _named(relation)]
     return np.max(each, axis=0).reshape(batch_shape(run))
+
+
+def bounded_loss(parts: Components) -> np.ndarray:
+    """(B,) whether the finite losses are bounded."""
+    return ~((parts.mu2 > 0.0) | np.any(parts.gauss_n > 0.0, axis=1))
 
 
 def _named(relation: str) -> list[str]:

@@ -19,8 +19,8 @@ from jaxacct.mechanisms.base import register, require_mechanism
 from jaxacct.mechanisms.finite import FinitePair, sample_pair
 from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
-from jaxacct.selection import limits
-from jaxacct.selection.base import infinite_mass, sides, under
+from jaxacct.selection import limits, simple
+from jaxacct.selection.base import MOST, infinite_mass, meet, sides, under
 from jaxacct.selection.bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.laws import Law
 from jaxacct.selection.worst_case import HIGHEST, bracket, known_curves
@@ -35,7 +35,7 @@ NARROW = 2e-4
 LOOSE = 0.01
 """Relative width above which the limits of the profile are looked at, and of eps the envelope."""
 LEAST = 1e-300
-"""delta = 0 is looked for from here, below; its upper end is the largest loss."""
+"""Smaller deltas are looked for from here, below; their upper end is the largest loss."""
 POINTS = 160
 """Points of a selection's profile when it is composed."""
 LAST = 1e-13
@@ -101,16 +101,20 @@ class Selection(Mechanism):
         width = rtol if rtol > NARROW else NARROW if np.prod(shape) > programs.MANY else 0.0
         ends = np.stack(bracket(quantity, run, self.law, np.maximum(values, LEAST), relation, width))
         if quantity == "epsilon":
-            ends[1] = np.where(values == 0.0, np.inf, ends[1])
+            ends[1] = np.where(values >= LEAST, ends[1], np.inf)
         if (wide := _loose(*ends)).any():
             ends = limits.narrowed(quantity, run, self.law, values, relation, ends, wide)
         low, high = ends
-        if (wide := _loose(low, high) & (values > 0.0)).any():
+        if (wide := _loose(low, high) & ((values >= LEAST) | (quantity == "delta"))).any():
             # the envelope reaches deltas far below those of the curve's polygon
             other = bound_epsilon if quantity == "epsilon" else bound_delta
-            at = np.maximum(values, LEAST)
+            at = np.maximum(values, LEAST) if quantity == "epsilon" else values
             wider = other(run, self.law, at, bound="envelope", relation=relation)
-            high = np.where(wide, np.maximum(np.minimum(high, wider.upper), low), high)
+            met = meet((low, high), (np.zeros(shape), wider.upper), MOST[quantity])
+            low, high = np.where(wide, met, (low, high))
+        if (wide := _loose(low, high)).any():
+            met = meet((low, high), simple.ends(quantity, run, self.law, values, relation), MOST[quantity])
+            low, high = np.where(wide, met, (low, high))
         kind = run.kind_under(relation)
         if kind != "certified":
             low = np.zeros_like(low)
@@ -230,7 +234,7 @@ def _order(law: Law, below: Inner, ratio: Any) -> Any:
 
 def _loose(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):
-        return (np.isinf(high) | (high - low > LOOSE * high)) & np.isfinite(low)
+        return ~(high - low <= LOOSE * high) & np.isfinite(low)
 
 
 def _refuse_zero(run: Mechanism, delta: np.ndarray) -> None:
