@@ -24,6 +24,7 @@ __all__ = [
     "finite_once",
     "infinite_mass",
     "meet",
+    "place",
     "sides",
     "under",
     "upper_delta",
@@ -132,6 +133,12 @@ def meet(one: Any, other: Any, most: float) -> np.ndarray:
     low, high = np.fmax(np.fmax(one[0], other[0]), 0.0), np.fmin(np.fmin(one[1], other[1]), most)
     agree = low <= high
     return np.stack([np.where(agree, low, 0.0), np.where(agree, high, most)])
+
+
+def place(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
+    """The index in an array of shape `own` of a place in what it broadcasts to."""
+    tail = index[len(index) - len(own) :]
+    return tuple(i if n > 1 else 0 for i, n in zip(tail, own, strict=True))
 
 
 def infinite_mass(run: Mechanism, relation: str) -> np.ndarray:

@@ -141,7 +141,7 @@ def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndar
     ratio = np.concatenate([shrink[keep][::-1], np.exp(eps)])
     lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - ROUNDING)
     upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + ROUNDING)
-    # e^eps is rounded: delta is convex, so over that it moves by less than the chord before it says, and than e^eps does
+    # e^eps is rounded: delta is convex, so over that it moves by less than the chord before it says, and than e^eps
     steepest = np.minimum(upper[:-1] / np.diff(ratio), 1.0)
     moved = 4.0 * UNIT * (1.0 + np.abs(np.log(ratio[1:]))) * ratio[1:] * steepest
     upper[1:] += moved

@@ -19,14 +19,14 @@ from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, c
 from jaxacct.mechanisms.base import element
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.selection.base import MOST as OPEN
-from jaxacct.selection.base import Sides, bounded_loss, meet, sides, upper_delta
+from jaxacct.selection.base import Sides, bounded_loss, meet, place, sides, upper_delta
 from jaxacct.selection.curve import Curve
 from jaxacct.selection.law import Law, evaluated
 from jaxacct.selection.laws import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
 from jaxacct.selection.simple import growth, growth_of
 from jaxacct.selection.worst_case import known_curves
 
-__all__ = ["Limits", "bounded", "narrowed"]
+__all__ = ["Limits", "bounded", "last", "narrowed"]
 
 UNIT = 2.0**-53
 SHIFT = 16.0 * UNIT
@@ -102,6 +102,19 @@ def narrowed(
     return found.reshape(ends.shape)
 
 
+def last(run: Mechanism, law: Law, relation: str) -> tuple[np.ndarray, np.ndarray]:
+    """(largest finite loss, mass at infinity), upper ends, of the shape of base and law; inf where unbounded."""
+    mine = batch_shape(run)
+    shape = np.broadcast_shapes(mine, law.shape)
+    base = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape)
+    found = np.zeros((2, *shape))
+    for index in np.ndindex(shape):
+        some = law.element(place(law.shape, index)) if law.shape else law
+        for one in _limits(run, some, relation, int(base[index])):
+            found[:, *index] = np.maximum(found[:, *index], (one.largest, one.leak[1]))
+    return found[0], found[1]
+
+
 def _limits(run: Mechanism, law: Law, relation: str, row: int) -> Iterator[Limits]:
     """The limits of each direction for one configuration of the base."""
     parts = {name: components(run, "add_or_remove_one", name).take(slice(row, row + 1)) for name in DIRECTIONS}
@@ -149,7 +162,7 @@ def _leak(law: Law, apart: float) -> tuple[float, float]:
 
 
 def _at_knots(above: Outer, law: Law, apart: float) -> float:
-    """An upper bound of `log phi'(T(v) - p) - log phi'(v)` from the knots of T, between which it is monotone; or inf."""
+    """An upper bound of `log phi'(T(v) - p) - log phi'(v)`, monotone between the knots of T; inf if unknown."""
     if isinstance(law, Categorical):
         return np.inf
     gain, cost = _logs(law, 1.0 - above.p + apart * (1.0 - RELATIVE) - SHIFT, 1.0), _logs(law, 1.0 - above.q, -1.0)

@@ -1,4 +1,4 @@
-"""Simple bounds of a selection from its base alone, for every law of K: they hold where the worst score is out of reach.
+"""Simple bounds of a selection from its base alone, for every law of K, for where the worst score is out of reach.
 
 With m = E[K], phi the generating function of K, T the trade-off curve of the base in one direction and p its mass at
 infinity:
@@ -20,7 +20,7 @@ from jaxacct.dispatch import largest_loss
 from jaxacct.mechanisms import Mechanism, batch_shape, components, repeat
 from jaxacct.mechanisms.base import element
 from jaxacct.mechanisms.finite import log_mixture
-from jaxacct.selection.base import MOST, Sides, bounded_loss, sides, upper_delta
+from jaxacct.selection.base import MOST, Sides, bounded_loss, place, sides, upper_delta
 from jaxacct.selection.law import Law, evaluated
 from jaxacct.selection.laws import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
 
@@ -87,8 +87,8 @@ def ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: 
     found = np.empty((2, flat.size))
     for count, index in enumerate(np.ndindex(pairs)):
         here = np.flatnonzero(number == count)
-        one = element(run, _place(mine, index)) if mine else run
-        some = law.element(_place(law.shape, index)) if law.shape else law
+        one = element(run, place(mine, index)) if mine else run
+        some = law.element(place(law.shape, index)) if law.shape else law
         sided = [_of_one(quantity, one, some, flat[here], side) for side in sides(one, relation)]
         found[:, here] = np.max(sided, axis=0)
     return found.reshape(2, *shape)
@@ -146,7 +146,8 @@ def growth_of(run: Mechanism, distance: float, side: Sides) -> Growth:
     """What bounds the growth of phi' for one configuration."""
     ahead, back = (components(run, "add_or_remove_one", name) for name in (side.direction, side.opposite))
     losses = [
-        float(largest_loss(each)[0]) * (1.0 + 32.0 * UNIT) if bounded_loss(each)[0] else np.inf for each in (ahead, back)
+        float(largest_loss(each)[0]) * (1.0 + 32.0 * UNIT) if bounded_loss(each)[0] else np.inf
+        for each in (ahead, back)
     ]
     return Growth(distance, losses[0], losses[1] if float(back.delta_infinity[0]) == 0.0 else np.inf)
 
@@ -156,9 +157,3 @@ def _gaussian(run: Mechanism) -> bool:
     parts = components(run, "add_or_remove_one", "remove")
     others = (parts.gauss_n, parts.laplace_n, parts.finite_n)
     return bool(np.all(parts.mu2 > 0.0)) and not any(np.any(n > 0.0) for n in others)
-
-
-def _place(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
-    """The index in an array of shape `own` of a place in what it broadcasts to."""
-    tail = index[len(index) - len(own) :]
-    return tuple(i if n > 1 else 0 for i, n in zip(tail, own, strict=True))
