@@ -101,7 +101,6 @@ def _solved(
     once = width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _in_chunks(quantity, first, stacked, base, laws, values, quick)
-    most = MOST[quantity]
     # a program more takes longer to compile than it saves on a few
     some_more = (MIDDLE, FINE) if width == 0.0 else (STEADY, MIDDLE, FINE)
     finer = () if once else (FINE, FINEST) if values.size <= CHUNK else some_more
@@ -116,7 +115,7 @@ def _solved(
             before = high[wide] - low[wide]
             some = jax.tree.map(lambda x, wide=wide: x[wide], laws)
             ends = _in_chunks(quantity, effort, stacked, base[wide], some, values[wide], quick)
-            low[wide], high[wide] = meet((low[wide], high[wide]), ends, most)
+            low[wide], high[wide] = meet((low[wide], high[wide]), ends, MOST[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
             due[wide] = ~((after > GAIN * before) & (after <= BASE * scale))
     return np.maximum(np.stack([low, high]), other)
