@@ -82,7 +82,9 @@ class TruncatedNegativeBinomial(Law):
         """`c (1-gamma)^{k+1} (eta+1)_k/k! int_0^1 u^k (1-(1-gamma)u)^{eta-1} du`, by Taylor's remainder of phi."""
         k = np.asarray(check("k", k, _WHOLE))
         if np.any(np.asarray(self.eta) > _LARGEST_ETA):
-            raise InputError(f"eta = {np.max(self.eta)!r} must be at most {_LARGEST_ETA:g} for tails; use a smaller eta")
+            raise InputError(
+                f"eta = {np.max(self.eta)!r} must be at most {_LARGEST_ETA:g} for tails; use a smaller eta"
+            )
         log = (k + 1.0) * np.log1p(-self.gamma) + self._log_rising(k) + _log_tail(k, self.eta, self.gamma)
         return np.where(k >= 1.0, np.minimum(self._scale() * np.exp(np.minimum(log, 700.0)), 1.0), 1.0)
 

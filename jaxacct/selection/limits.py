@@ -156,9 +156,9 @@ def _leak(law: Law, apart: float) -> tuple[float, float]:
     rounding = RELATIVE + UNIT * first[0]
     low = np.fmax(apart * first[1] * (1.0 - 4.0 * RELATIVE), value[0] - value[2] - rounding)
     high = np.fmin(apart * 0.5 * (first[0] + first[2]) * (1.0 + 4.0 * RELATIVE), value[0] - value[3] + rounding)
-    ends = (np.nextafter(low, -1.0), 1.0), (0.0, np.nextafter(high, 2.0) if apart > 0.0 else high)
-    low, high = meet(*ends, 1.0)
-    return float(low), float(high)
+    above = np.nextafter(high, 2.0) if apart > 0.0 else high
+    found = meet((np.nextafter(low, -1.0), 1.0), (0.0, above), 1.0)
+    return float(found[0]), float(found[1])
 
 
 def _at_knots(above: Outer, law: Law, apart: float) -> float:

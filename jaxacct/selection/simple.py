@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct import account
 from jaxacct.dispatch import largest_loss
 from jaxacct.mechanisms import Mechanism, batch_shape, components, repeat
 from jaxacct.mechanisms.base import element
 from jaxacct.mechanisms.finite import log_mixture
-from jaxacct.selection.base import MOST, Sides, bounded_loss, place, sides, upper_delta
+from jaxacct.selection.base import LEAST, MOST, Sides, base_delta, base_epsilon, bounded_loss, place, sides, upper_delta
 from jaxacct.selection.law import Law, evaluated
 from jaxacct.selection.laws import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
 
@@ -29,10 +28,8 @@ __all__ = ["Growth", "ends", "growth", "growth_of", "most_runs"]
 UP = 1.0 + 1e-11
 """More than the rounding of what is rounded up; phi and phi' are accurate to 4e-12."""
 UNIT = 2.0**-53
-COPIES = 16
-"""K up to which copies of any base are composed; of Gaussians any number are."""
-LEAST = 1e-300
-"""Smallest delta that a base is asked for."""
+COPIES, LARGEST = 16, 600.0
+"""K up to which copies of any base are composed, if no bounded loss is above that; of Gaussians any number."""
 
 
 class Growth(NamedTuple):
@@ -102,28 +99,26 @@ def _of_one(quantity: str, run: Mechanism, law: Law, values: np.ndarray, side: S
     (none,), (once,), _ = evaluated(law, np.ones(1))
     mean, tried = float(law.mean) * UP, max(1.0 - none * UP - 4.0 * UNIT, once / UP)
     distance = float(upper_delta(run, np.zeros(()), side.forward))
-    grown = growth(law, growth_of(run, distance, side))
+    base = growth_of(run, distance, side)
+    grown = growth(law, base)
     moved = _moved(law, distance)
     if quantity == "delta":
-        low = tried * np.asarray(account.delta(run, values, relation=side.forward).lower)
+        low = tried * base_delta(run, values, side.forward)[0]
         shifted = values - grown
         below = np.maximum(-shifted, 0.0)  # delta(-x) = 1 - e^-x + e^-x reverse(x), which is at most reverse(0)
-        base = np.where(
+        known = np.where(
             shifted >= 0.0, upper_delta(run, np.maximum(shifted, 0.0), side.forward), -np.expm1(-below) + distance
         )
-        high = np.fmin(np.fmin(mean * base * UP, moved), 1.0)
+        high = np.fmin(np.fmin(mean * known * UP, moved), 1.0)
     else:
-        low = _epsilon(run, values / tried if tried > LEAST else np.ones(values.shape), side.forward)[0]
-        high = (_epsilon(run, values / mean / UP, side.forward)[1] + grown) * UP
+        low = base_epsilon(run, values / tried if tried > LEAST else np.ones(values.shape), side.forward)[0]
+        high = (base_epsilon(run, values / mean / UP, side.forward)[1] + grown) * UP
         high = np.where(moved <= values, 0.0, high)
     copies = most_runs(law)
-    if copies <= COPIES or (np.isfinite(copies) and _gaussian(run)):
+    if 1.0 < copies < np.inf and (_gaussian(run) or (copies <= COPIES and not LARGEST < base.ahead < np.inf)):
         many = repeat(run, copies)
-        if quantity == "delta":
-            other = np.asarray(account.delta(many, values, relation=side.forward).upper)
-        else:
-            other = _epsilon(many, values, side.forward)[1]
-        high = np.fmin(high, other)
+        ask = base_delta if quantity == "delta" else base_epsilon
+        high = np.fmin(high, ask(many, values, side.forward)[1])
     return np.stack([np.where(low >= 0.0, low, 0.0), np.where(high >= 0.0, high, most)])
 
 
@@ -132,14 +127,6 @@ def _moved(law: Law, distance: float) -> float:
     (sure, survived), (steep, _), _ = evaluated(law, np.array([0.0, min(distance, 1.0)]))
     difference = sure - survived + 4.0 * UNIT * (1.0 + steep) + (UP - 1.0)
     return float(np.fmin(np.fmin(difference, steep * distance * UP), 1.0))
-
-
-def _epsilon(run: Mechanism, delta: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of the base's epsilon; 0 at delta of 1 or more, [that at the least delta, inf] below that."""
-    found = account.epsilon(run, np.clip(delta, LEAST, 1.0 - UNIT), relation=relation)
-    low, high = np.asarray(found.lower), np.asarray(found.upper)
-    some = np.broadcast_to(delta, low.shape)
-    return np.where(some >= 1.0, 0.0, low), np.where(some >= 1.0, 0.0, np.where(some >= LEAST, high, np.inf))
 
 
 def growth_of(run: Mechanism, distance: float, side: Sides) -> Growth:
