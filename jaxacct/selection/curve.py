@@ -34,6 +34,8 @@ LARGEST = 650.0
 """Largest eps of a line, of which exp is far from overflow; mass beyond counts as mass at infinity, above."""
 LEAST = 1e-290
 """Least Q-mass of a knot below: where float64 loses it, more of it is still below the curve."""
+HIGHEST = 600.0
+"""Largest eps that the engines are asked for."""
 FAR = 1e290
 """Slope at which the polygon below ends at the latest."""
 UNIT = 2.0**-53
@@ -71,6 +73,10 @@ def _by_engine(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.
     infinite = max(float(part.delta_infinity[0]) for part in parts)
     lasts = {name: _last(run, FLOOR + 1.001 * infinite, name) for name in names}
     first, at_most = min(lasts.values()), max(lasts.values())
+    if first == HIGHEST and all(float(epsilon(run, 0.5, relation=name, rtol=ROUGH).lower) > HIGHEST for name in names):
+        # half of the mass is out of reach: what little the profile would say is left to simpler bounds
+        at = np.array([0.0, 0.5 * HIGHEST, HIGHEST])
+        return at, np.zeros((2, 3)), np.ones((2, 3))
     with programs.alike(True):  # one base's profile is over before optimised programs would be compiled
         engine = str(delta(run, 0.5 * at_most, relation=names[0], rtol=ROUGH).engine)
         count = POINTS.get(engine, POINTS["lattice"])
@@ -94,7 +100,7 @@ def _last(run: Mechanism, level: float, relation: str) -> float:
     """An eps at which delta has fallen to a level."""
     with programs.alike(True):
         found = float(epsilon(run, min(level, 1.0 - UNIT), relation=relation, rtol=ROUGH).upper)
-    return min(max(found, 1e-6), 600.0)
+    return min(max(found, 1e-6), HIGHEST)
 
 
 def _by_sum(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
