@@ -18,7 +18,7 @@ from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_plan import GLANCE
 from jaxacct.selection import answers, limits, simple, worst_case
 from jaxacct.selection.base import meet
-from jaxacct.selection.curve import curves
+from jaxacct.selection.curve import curves, inner
 from jaxacct.selection.envelope import Envelope
 
 DELTAS = np.array([0.0, 1e-310, 1e-300, 1e-100, 1e-12, 1e-5, 0.1, 0.9])
@@ -214,3 +214,10 @@ def test_random_cases_of_the_whole_range(seed):
     module = attacks()
     wrong = [line for case in itertools.islice(module.cases(seed), 8) for line in module.check(case)]
     assert not wrong, "\n".join(wrong)
+
+
+def test_brackets_that_are_open_where_slopes_exceed_one_claim_nothing_below():
+    """Only negative eps are known: delta is 1 - ratio or more there, and no outcome has mass without Q-mass."""
+    ratio = np.array([1e-200, 1e-100, 1.0, 1e100])
+    u, t = inner(ratio, np.array([1.0, 1.0, 0.0, 0.0]), np.ones(4))
+    np.testing.assert_array_equal(t, u)

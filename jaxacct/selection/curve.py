@@ -190,6 +190,8 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
     at = np.maximum(low[a] + fall[a] * (meet - r[a]), low[b] + rise[b] * (meet - r[b]))
     with np.errstate(over="ignore"):
         end = r[-1] - low[-1] / fall[-1] if fall[-1] < 0.0 else 2.0 * r[-1]
+    if not end >= 1.0:  # all that is known is for slopes below one: nothing lies below T(u) >= u
+        return np.array([0.0, 1.0]), np.array([0.0, 1.0])
     slopes = np.concatenate([r, meet, [min(end, FAR)]])
     values = np.maximum(np.concatenate([low, at, [0.0]]), np.maximum(1.0 - slopes, 0.0))
     order = np.lexsort((-values, slopes))[::-1]
