@@ -29,6 +29,7 @@ from jaxacct.validation import (
     broadcast_shape,
     check,
     check_one,
+    choice,
     refuse_tracers,
 )
 

@@ -47,7 +47,8 @@ def test_no_order_has_a_larger_loss_and_a_fine_split_nearly_that(law):
         share = np.array([1e-6, 0.05, 0.2, 0.75 - 1e-6])  # splits of the most revealing outcome, at random
         fine = [np.concatenate([np.delete(x, top), x[top] * share]) for x in (p, q)]
         losses = np.log(orders(fine[0], law) / orders(fine[1], law))
-        assert losses.max() <= high + 1e-9 and high <= low * (1 + 2e-4)
+        # of three candidates the least outcome has 1e-17 of the mass, so that losses are known to 1e-8 or so
+        assert losses.max() <= high + 1e-8 and high <= low * (1 + 2e-4)
         knots = not isinstance(law, selection.Categorical) and law != selection.PointMass(3)
         if knots:  # phi'(a + b v)/phi'(v) is monotone in v: the largest loss is at a knot, where these orders reach
             assert losses.max() == pytest.approx(float(high), abs=2e-5)

@@ -120,8 +120,10 @@ def lines(phi, curve: Outer, where: Plan, served, effort: Effort) -> Lines:
     cost = jnp.where((size >= first) & (size <= last), jnp.inf, _costs(phi, u, ends(w_q)[:, :, None]))
     near = jnp.stack([ends(steep(phi, v_p - p[s : groups + s], 1.0)) for s in (0, 1)])
     both = lambda a, b: jnp.concatenate([a, b], axis=2)
+    # a sketch without numbers places nothing: then nothing is known
+    placed = jnp.all(jnp.diff(shared) >= 0) & jnp.all(height >= 0.0) & jnp.all(jnp.diff(where.rows) >= 0)
     return Lines(
-        infinite=at_infinity(phi, curve.p[0], 1.0),
+        infinite=jnp.where(placed, at_infinity(phi, curve.p[0], 1.0), jnp.inf),
         slope=slope[jnp.array([0, -1])],
         gain=both(gain, near),
         cost=both(cost, _costs(phi, u, ends(v_q))),

@@ -37,6 +37,8 @@ SHIFT = 16.0 * UNIT
 """Absolute error of a difference of two masses."""
 RELATIVE = 4e-12
 """Relative error of phi'."""
+FLOOR = 1e-300
+"""phi' rounded up is at least this: below it float64 may have lost it."""
 NEAR_BEST, NEAR_ALL = 0.3, 1e-4
 """Share of a row's best, and of the whole leak, by which a column may overstate: windows see to what is nearer."""
 
@@ -79,7 +81,8 @@ class Plan(NamedTuple):
 
 def steep(phi, mass, side=0.0):
     """phi' at a mass; rounded up for side 1, down for side -1."""
-    return phi(1.0 - jnp.clip(mass + side * SHIFT, 0.0, 1.0))[1] * (1.0 + side * RELATIVE)
+    value = phi(1.0 - jnp.clip(mass + side * SHIFT, 0.0, 1.0))[1] * (1.0 + side * RELATIVE)
+    return jnp.maximum(value, FLOOR) if side > 0.0 else value
 
 
 def at_infinity(phi, mass, side):

@@ -115,16 +115,21 @@ def attained(phi, curve: Inner, found: Order):
     cost = 0.5 * size_q * (steep(phi, served_q - row_q[:-1], 1.0) + steep(phi, served_q - row_q[1:], 1.0))
     infinite = at_infinity(phi, curve.p[0], -1.0)
     gain = (jnp.sum(jnp.where(active, gain, 0.0)) + infinite) * (1.0 - ROUNDING)
-    return gain, jnp.sum(jnp.where(active, cost, 0.0)) * (1.0 + ROUNDING)
+    genuine = jnp.all(size_q >= 0.0) & jnp.all(jnp.diff(served_q) <= 0.0) & (served_q[-1] >= row_q[-1])
+    # more than all mass is not released: then the sum is not to be trusted
+    return jnp.where(genuine & (gain <= 1.0), gain, 0.0), jnp.sum(jnp.where(active, cost, 0.0)) * (1.0 + ROUNDING)
 
 
 def delta(phi, above: Outer, below: Inner, ratio, effort: Effort):
-    """(lower, upper) of the worst leak at E = ratio >= 1."""
+    """(lower, upper) of the worst leak at E = ratio >= 1; (0, 1) where the two contradict each other."""
     where = plan(sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0), effort), ratio, effort)
     found = order(phi, below, _moved(where, above), ratio, effort)
     gain, cost = attained(phi, below, found)
     upper = bound(lines(phi, above, where, found.places, effort), ratio)
-    return jnp.clip(gain - ratio * cost, 0.0, 1.0), jnp.clip(upper, 0.0, 1.0)
+    lower = gain - ratio * cost
+    lower, upper = jnp.where(lower > 0.0, lower, 0.0), jnp.where(upper <= 1.0, upper, 1.0)
+    agree = lower <= upper
+    return jnp.where(agree, lower, 0.0), jnp.where(agree, upper, 1.0)
 
 
 def best_order(phi, below: Inner, ratio, effort: Effort) -> Order:
@@ -139,7 +144,10 @@ def _moved(where: Plan, above: Outer) -> Plan:
 
 
 def epsilon(phi, above: Outer, below: Inner, log_delta, highest, effort: Effort):
-    """(lower, upper) of eps in [0, highest]; upper is inf where even `highest` leaks more than delta."""
+    """(lower, upper) of eps in [0, highest]; upper is inf where even `highest` leaks more than delta.
+
+    (0, inf) where the two contradict each other.
+    """
     seen = sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0), effort)
     target = jnp.exp(log_delta) * (1.0 + 1e-12)
     infinite = at_infinity(phi, below.p[0], -1.0) * (1.0 - ROUNDING)
@@ -169,6 +177,8 @@ def epsilon(phi, above: Outer, below: Inner, log_delta, highest, effort: Effort)
         i, _, here, best = carry
         known = lines(phi, above, plan(seen, jnp.exp(here), effort), places, effort)
         upper = _crossing(lambda e: bound(known, jnp.exp(e)), lower, jnp.exp(log_delta), highest)
+        # whichever lines were chosen: where they find no more than delta at `lower`, one of the two ends is false
+        upper = jnp.where((upper > lower) | (lower == 0.0) & (upper >= 0.0), upper, -jnp.inf)
         return i + 1, here, jnp.minimum(upper, highest), jnp.minimum(best, upper)
 
     def again(carry):
@@ -178,7 +188,9 @@ def epsilon(phi, above: Outer, below: Inner, log_delta, highest, effort: Effort)
     first = jnp.where(lower > 0.0, lower, start)
     carry = (0, jnp.inf * highest, first, jnp.inf * highest)
     upper = lax.while_loop(again, refine, carry)[3]
-    return jnp.where(infinite > target, jnp.inf, jnp.minimum(lower, upper)), upper
+    lower = jnp.where(infinite > target, jnp.inf, lower)
+    agree = lower <= upper
+    return jnp.where(agree, lower, 0.0), jnp.where(agree, upper, jnp.inf)
 
 
 def _crossing(leak, start, delta, highest):

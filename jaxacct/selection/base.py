@@ -16,10 +16,31 @@ from jaxacct.representations.profile import profile
 from jaxacct.selection.law import Law
 from jaxacct.validation import InputError, broadcast_shape
 
-__all__ = ["Sides", "common_shape", "finite_once", "infinite_mass", "sides", "under", "upper_delta", "upper_epsilon"]
+__all__ = [
+    "MOST",
+    "Sides",
+    "base_delta",
+    "base_epsilon",
+    "bounded_loss",
+    "common_shape",
+    "finite_once",
+    "infinite_mass",
+    "meet",
+    "place",
+    "sides",
+    "under",
+    "upper_delta",
+    "upper_epsilon",
+]
 
+LEAST = 1e-300
+"""Smallest delta that a base is asked for."""
+STEPS = 100
+"""Bisections for the epsilon of a finite law."""
 ROUNDING = 2.0**-50
 """Relative error allowed for a loss."""
+MOST = {"epsilon": np.inf, "delta": 1.0}
+"""Upper ends that say nothing."""
 _RELATION = {"remove": "remove_one", "add": "add_one"}
 
 
@@ -102,17 +123,75 @@ def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
     return np.asarray(profile(run, relation).delta(at).upper)
 
 
+def base_delta(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) of delta(eps >= 0) of one configuration: of a single finite law by summation, of any size."""
+    each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
+    if all(finite_once(parts) for parts in each):
+        low, high = (np.max([_by_sum(parts, at, side) for parts in each], axis=0) for side in (-1.0, 1.0))
+        return low, high
+    found = delta(run, at, relation=relation)
+    return np.asarray(found.lower), np.asarray(found.upper)
+
+
+def base_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) of epsilon(delta) of one configuration, likewise; (0, 0) at 1 or more, open below 1e-300."""
+    each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
+    at = np.clip(target, LEAST, 1.0 - 2.0**-53)
+    if all(finite_once(parts) for parts in each):
+        low = np.max([_crossing(parts, at, -1.0) for parts in each], axis=0)
+        high = np.max([_crossing(parts, at, 1.0) for parts in each], axis=0)
+    else:
+        found = epsilon(run, at, relation=relation)
+        low, high = np.asarray(found.lower), np.asarray(found.upper)
+    return np.where(target >= 1.0, 0.0, low), np.where(target >= 1.0, 0.0, np.where(target >= LEAST, high, np.inf))
+
+
+def _crossing(parts: Components, target: np.ndarray, side: float) -> np.ndarray:
+    """Where the sum falls to delta: an end by bisection, the upper one for side 1; inf below the mass at infinity."""
+    top = float(np.max(np.where(parts.finite_mass[0, 0] > 0.0, parts.finite_loss[0, 0], 0.0), initial=0.0))
+    low, high = np.zeros(target.shape), np.full(target.shape, top * (1.0 + 4.0 * ROUNDING))
+    beyond = _by_sum(parts, high, side) > target
+    at_zero = _by_sum(parts, low, side) <= target
+    for _ in range(STEPS):
+        middle = low + 0.5 * (high - low)
+        within = _by_sum(parts, middle, side) <= target
+        low, high = np.where(within, low, middle), np.where(within, middle, high)
+    return np.where(beyond, np.inf, np.where(at_zero, 0.0, high if side > 0.0 else low))
+
+
 def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> np.ndarray:
     """Upper ends of epsilon(delta); inf where delta is below 1e-300, 0 where it is 1 or more."""
     target = np.asarray(target)
     found = np.asarray(epsilon(run, np.clip(target, 1e-300, 1.0 - 2.0**-53), relation=relation).upper)
-    return np.where(target >= 1.0, 0.0, np.where(target < 1e-300, np.inf, found))
+    return np.where(target >= 1.0, 0.0, np.where(target >= 1e-300, found, np.inf))
+
+
+def meet(one: Any, other: Any, most: float) -> np.ndarray:
+    """(2, *shape) what two brackets (lower, upper) have in common; where they have nothing, (0, most).
+
+    Which of two brackets that contradict each other is true cannot be known, so that neither is used.  NaN ends say
+    nothing.
+    """
+    low, high = np.fmax(np.fmax(one[0], other[0]), 0.0), np.fmin(np.fmin(one[1], other[1]), most)
+    agree = low <= high
+    return np.stack([np.where(agree, low, 0.0), np.where(agree, high, most)])
+
+
+def place(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
+    """The index in an array of shape `own` of a place in what it broadcasts to."""
+    tail = index[len(index) - len(own) :]
+    return tuple(i if n > 1 else 0 for i, n in zip(tail, own, strict=True))
 
 
 def infinite_mass(run: Mechanism, relation: str) -> np.ndarray:
     """The larger mass at infinity of the directions of a relation, of the batch's shape."""
     each = [components(run, "add_or_remove_one", direction).delta_infinity for direction in _named(relation)]
     return np.max(each, axis=0).reshape(batch_shape(run))
+
+
+def bounded_loss(parts: Components) -> np.ndarray:
+    """(B,) whether the finite losses are bounded."""
+    return ~((parts.mu2 > 0.0) | np.any(parts.gauss_n > 0.0, axis=1))
 
 
 def _named(relation: str) -> list[str]:
@@ -126,11 +205,11 @@ def finite_once(parts: Components) -> bool:
     return not others and parts.finite_n.shape[1] == 1 and bool((parts.finite_n == 1.0).all())
 
 
-def _by_sum(parts: Components, at: np.ndarray) -> np.ndarray:
-    """`sum_i p_i (1 - e^{eps - l_i})_+` and the mass at infinity, rounded up."""
+def _by_sum(parts: Components, at: np.ndarray, side: float = 1.0) -> np.ndarray:
+    """`sum_i p_i (1 - e^{eps - l_i})_+` and the mass at infinity, rounded up for side 1 and down for side -1."""
     loss, mass = parts.finite_loss[0, 0], parts.finite_mass[0, 0]
     eps = np.asarray(at)[..., None]
-    below = eps - loss - ROUNDING * (np.abs(loss) + np.abs(eps))
+    below = eps - loss - side * ROUNDING * (np.abs(loss) + np.abs(eps))
     with np.errstate(over="ignore"):
         total = np.sum(mass * np.maximum(-np.expm1(np.minimum(below, 0.0)), 0.0), axis=-1)
-    return np.minimum((total + parts.delta_infinity[0]) * (1.0 + 1e-12), 1.0)
+    return np.minimum((total + parts.delta_infinity[0]) * (1.0 + side * 1e-12), 1.0)

@@ -12,7 +12,7 @@ from jaxacct.engines import programs
 from jaxacct.mechanisms import RELATIONS, Mechanism
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.selection import envelope, monotone_score, published, published_renyi
-from jaxacct.selection.base import common_shape, under
+from jaxacct.selection.base import MOST, common_shape, under
 from jaxacct.selection.law import Law
 from jaxacct.validation import DELTA, NON_NEGATIVE, check, choice, refuse_tracers
 
@@ -92,12 +92,14 @@ def _evaluated(
     run, relation = under(run, relation)
     shape = common_shape(run, k, name, values)
     names = [bound] if bound != "auto" else [one for one in _UNCONDITIONAL if isinstance(k, BOUNDS[one].laws)]
-    best, engine = np.full(shape, np.inf), np.full(shape, names[0], dtype="<U16")
+    most = MOST["epsilon" if name == "delta" else "delta"]
+    best, engine = np.full(shape, most), np.full(shape, names[0], dtype="<U16")
     for one in names:
         solve = BOUNDS[one].epsilon if name == "delta" else BOUNDS[one].delta
         # of each selection a profile of many points, by programs that compile quickly unless there are many selections
         with programs.alike(best.size <= programs.FEW):
             found = np.broadcast_to(solve(run, k, values, relation), shape)
+        found = np.where((found >= 0.0) & (found <= most), found, most)  # what is not a number says nothing
         engine = np.where(found < best, one, engine)
         best = np.minimum(best, found)
     return best, engine

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.account import delta, epsilon
-from jaxacct.engines import programs
+from jaxacct.engines import contour, programs
 from jaxacct.kernels.worst_plan import CELLS, Inner, Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element
@@ -30,6 +30,14 @@ CLOSED = 0.5
 """A bracket whose lower end is below this share of its upper end is left out of the inner polygon."""
 ROUNDING = 1e-12
 """Relative allowance for the arithmetic on a value of the profile."""
+LARGEST = 650.0
+"""Largest eps of a line, of which exp is far from overflow; mass beyond counts as mass at infinity, above."""
+LEAST = 1e-290
+"""Least Q-mass of a knot below: where float64 loses it, more of it is still below the curve."""
+HIGHEST = 600.0
+"""Largest eps that the engines are asked for."""
+FAR = 1e290
+"""Slope at which the polygon below ends at the latest."""
 UNIT = 2.0**-53
 
 
@@ -65,13 +73,17 @@ def _by_engine(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.
     infinite = max(float(part.delta_infinity[0]) for part in parts)
     lasts = {name: _last(run, FLOOR + 1.001 * infinite, name) for name in names}
     first, at_most = min(lasts.values()), max(lasts.values())
+    if first == HIGHEST and all(float(epsilon(run, 0.5, relation=name, rtol=ROUGH).lower) > HIGHEST for name in names):
+        # half of the mass is out of reach: what little the profile would say is left to simpler bounds
+        at = np.array([0.0, 0.5 * HIGHEST, HIGHEST])
+        return at, np.zeros((2, 3)), np.ones((2, 3))
     with programs.alike(True):  # one base's profile is over before optimised programs would be compiled
         engine = str(delta(run, 0.5 * at_most, relation=names[0], rtol=ROUGH).engine)
         count = POINTS.get(engine, POINTS["lattice"])
         early = round(count * max(first / at_most, 0.5))  # as far as both go; behind that there is one direction
         at = np.concatenate([np.linspace(0.0, first, early), np.linspace(first, at_most, count - early + 1)[1:]])
         # what the contour engine cannot resolve stays open: the lattice would take it value by value
-        chosen = "contour" if engine == "contour" else "auto"
+        chosen = "contour" if engine == "contour" and all(contour.supports(part).all() for part in parts) else "auto"
         for name, last in lasts.items():
             within = at[at <= last]
             found = delta(run, within, relation=name, engine=chosen, rtol=ROUGH)
@@ -87,8 +99,8 @@ def _by_engine(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.
 def _last(run: Mechanism, level: float, relation: str) -> float:
     """An eps at which delta has fallen to a level."""
     with programs.alike(True):
-        found = float(epsilon(run, level, relation=relation, rtol=ROUGH).upper)
-    return min(max(found, 1e-6), 600.0)
+        found = float(epsilon(run, min(level, 1.0 - UNIT), relation=relation, rtol=ROUGH).upper)
+    return min(max(found, 1e-6), HIGHEST)
 
 
 def _by_sum(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -96,7 +108,8 @@ def _by_sum(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.nda
     losses = np.concatenate([np.abs(part.finite_loss[0, 0][part.finite_mass[0, 0] > 0.0]) for part in parts])
     at = np.unique(np.concatenate([[0.0], losses]))
     at = at[np.concatenate([[True], np.diff(at) > 1e-12])]
-    at = np.append(at, at[-1] + 50.0)  # beyond the last atom there is nothing but mass at infinity
+    # beyond the last atom there is nothing but mass at infinity
+    at = np.append(at, at[-1] + 50.0) if at[-1] < LARGEST - 50.0 else np.append(at[at < LARGEST], LARGEST)
     low, high = [], []
     for part in parts:
         loss, mass = part.finite_loss[0, 0], part.finite_mass[0, 0]
@@ -117,7 +130,9 @@ def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
     order = np.argsort(-part.finite_loss[0, 0], kind="stable")
     loss, mass = part.finite_loss[0, 0][order], part.finite_mass[0, 0][order]
     loss, mass = loss[mass > 0.0], mass[mass > 0.0]
-    u = np.minimum(np.cumsum(mass * np.exp(-loss)) * (1.0 + ROUNDING), 1.0)
+    with np.errstate(over="ignore"):
+        u = np.cumsum(np.maximum(mass * np.exp(-loss), LEAST))
+    u = np.minimum(u * (1.0 + ROUNDING), 1.0)
     t = (np.cumsum(mass) + part.delta_infinity[0]) * (1.0 - ROUNDING)
     u, t = np.concatenate([[0.0], u, [1.0]]), np.concatenate([part.delta_infinity * (1.0 - ROUNDING), t, [1.0]])
     chain = upper_hull(u, t)
@@ -132,9 +147,11 @@ def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndar
     ratio = np.concatenate([shrink[keep][::-1], np.exp(eps)])
     lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - ROUNDING)
     upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + ROUNDING)
-    # e^eps is rounded: delta is convex, so over that it moves by less than the chord before it says
-    upper[1:] += 4.0 * UNIT * (1.0 + np.abs(np.log(ratio[1:]))) * upper[:-1] * ratio[1:] / np.diff(ratio)
-    lower[1:] -= 4.0 * UNIT * (1.0 + np.abs(np.log(ratio[1:]))) * upper[:-1] * ratio[1:] / np.diff(ratio)
+    # e^eps is rounded: delta is convex, so over that it moves by less than the chord before it says, and than e^eps
+    steepest = np.minimum(upper[:-1] / np.diff(ratio), 1.0)
+    moved = 4.0 * UNIT * (1.0 + np.abs(np.log(ratio[1:]))) * ratio[1:] * steepest
+    upper[1:] += moved
+    lower[1:] -= moved
     return ratio, np.maximum(lower, np.maximum(1.0 - ratio, 0.0)), np.minimum(upper, 1.0)
 
 
@@ -171,8 +188,11 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
     gap = low[b] - low[a] - fall[a] * (r[b] - r[a])
     meet = np.clip(r[b] - np.where(steep > 0.0, gap / np.where(steep > 0.0, steep, 1.0), 0.0), r[a], r[b])
     at = np.maximum(low[a] + fall[a] * (meet - r[a]), low[b] + rise[b] * (meet - r[b]))
-    end = r[-1] - low[-1] / fall[-1] if fall[-1] < 0.0 else 2.0 * r[-1]
-    slopes = np.concatenate([r, meet, [end]])
+    with np.errstate(over="ignore"):
+        end = r[-1] - low[-1] / fall[-1] if fall[-1] < 0.0 else 2.0 * r[-1]
+    if not end >= 1.0:  # all that is known is for slopes below one: nothing lies below T(u) >= u
+        return np.array([0.0, 1.0]), np.array([0.0, 1.0])
+    slopes = np.concatenate([r, meet, [min(end, FAR)]])
     values = np.maximum(np.concatenate([low, at, [0.0]]), np.maximum(1.0 - slopes, 0.0))
     order = np.lexsort((-values, slopes))[::-1]
     _, u, t = _envelope(slopes[order], values[order], 1.0 - 1e-13)

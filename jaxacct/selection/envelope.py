@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import element
-from jaxacct.selection.base import common_shape, infinite_mass, sides, upper_delta, upper_epsilon
+from jaxacct.selection.base import common_shape, infinite_mass, place, sides, upper_delta, upper_epsilon
 from jaxacct.selection.curve import outer, upper_hull
 from jaxacct.selection.law import Law, evaluated
 
@@ -33,8 +33,10 @@ NEAR = 1500
 TAIL = 1e-6
 """Share of delta that the base's tail beyond the grid may add."""
 UNIT = 2.0**-53
-INFLATED = 1e-12
+INFLATED = 4e-12
 """More than the relative errors of generating functions and of sums."""
+FLOOR = 1e-300
+"""A gain is at least this: below it float64 may have lost it."""
 STEPS = 60
 """Bisections."""
 EXPANSIONS = 12
@@ -54,12 +56,15 @@ class Envelope(NamedTuple):
 
     def leak(self, ratio: np.ndarray) -> np.ndarray:
         """Upper bounds of delta at ratios E >= 1, any shape."""
+        if not all(np.isfinite(x).all() for x in (self.slope, self.height, self.gain, self.cost)):
+            return np.ones(ratio.shape)
         ends = (self.cost[1:] - self.cost[:-1]) / (self.gain[1:] - self.gain[:-1])
         at = self.slope / ratio[..., None]
         best = np.searchsorted(ends, at)
         value = self.slope * self.gain[best] - ratio[..., None] * self.cost[best]
         total = np.sum(self.height * np.maximum(value, 0.0), axis=-1) + self.infinite
-        return np.minimum(total * (1.0 + INFLATED), 1.0)
+        total = total * (1.0 + INFLATED)
+        return np.where(total <= 1.0, total, 1.0)
 
 
 def delta(run: Mechanism, law: Law, epsilon: np.ndarray, relation: str) -> np.ndarray:
@@ -93,11 +98,11 @@ def _each(run: Mechanism, law: Law, relation: str, level: np.ndarray) -> Iterato
     least = np.full(int(np.prod(shape)), np.inf)
     np.minimum.at(least, number.reshape(-1), level.reshape(-1))
     infinite = infinite_mass(run, relation)
-    least = np.clip(np.maximum(least.reshape(shape), TAIL * infinite), 1e-290, 1.0) + infinite
+    least = np.minimum(np.clip(np.maximum(least.reshape(shape), TAIL * infinite), 1e-290, 1.0) + infinite, 1.0)
     last = np.broadcast_to(upper_epsilon(run, least, relation), shape)
     for count, index in enumerate(np.ndindex(shape)):
         top = min(max(float(last[index]), 1e-6), LARGEST)
-        base, one = element(run, _place(batch_shape(run), index)), law.element(_place(law.shape, index))
+        base, one = element(run, place(batch_shape(run), index)), law.element(place(law.shape, index))
         yield number == count, _made(base, one, top, relation), top
 
 
@@ -111,7 +116,8 @@ def _made(run: Mechanism, law: Law, top: float, relation: str) -> Envelope:
     kept = upper_hull(gain, -cost)
     (sure, survived), (steep, _), _ = evaluated(law, np.array([0.0, t[0]]))
     # phi(1) - phi(1 - t) is at most t phi'(1); the difference cancels where t is small
-    infinite = float(min(sure - survived + 4.0 * UNIT * (1.0 + steep), t[0] * steep * (1.0 + INFLATED)))
+    difference = sure - survived + 4.0 * UNIT * (1.0 + steep) + 2.0 * INFLATED
+    infinite = float(np.fmin(difference, t[0] * steep * (1.0 + 2.0 * INFLATED)))
     rows = height > 0.0
     return Envelope(slope[rows], height[rows], gain[kept], cost[kept], infinite)
 
@@ -138,7 +144,7 @@ def _lines(law: Law, v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarr
     left = np.where(middle, least[0] - 0.5 * tilt[0] * (1.0 + INFLATED), least[1])
     right = np.where(middle, least[0] + 0.5 * tilt[0] * (1.0 - INFLATED), least[1] + tilt[1] * (1.0 - INFLATED))
     cost = np.minimum(np.append(left, np.inf), np.append(np.inf, right))
-    gain = gain * (1.0 + INFLATED) + 4.0 * UNIT * steeper
+    gain = np.maximum(gain * (1.0 + INFLATED) + 4.0 * UNIT * steeper, FLOOR)
     return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # rounding may disorder gains that hardly differ
 
 
@@ -155,9 +161,3 @@ def _crossing(made: Envelope, target: np.ndarray, top: float) -> np.ndarray:
         low, high = np.where(within, low, middle), np.where(within, middle, high)
     high = np.where(made.leak(np.ones(target.shape)) <= target, 0.0, high)
     return np.where(reached, high, np.inf)
-
-
-def _place(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
-    """The index in an array of shape `own` of a place in what it broadcasts to."""
-    tail = index[len(index) - len(own) :]
-    return tuple(i if n > 1 else 0 for i, n in zip(tail, own, strict=True))

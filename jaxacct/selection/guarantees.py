@@ -76,7 +76,8 @@ def two_point_selection(
     first, missed = np.asarray(check("epsilon_1", epsilon_1, NON_NEGATIVE)), check("delta_1", delta_1, DELTA_OR_ZERO)
     second = first if epsilon_2 is None else np.asarray(check("epsilon_2", epsilon_2, NON_NEGATIVE))
     left = missed if delta_2 is None else check("delta_2", delta_2, DELTA_OR_ZERO)
-    grown = first + np.log1p(_odds(k) * np.asarray(missed) * np.exp(-first))
+    missed = np.asarray(missed)
+    grown = first + np.log1p(np.where(missed > 0.0, _odds(k), 0.0) * missed * np.exp(-first))
     epsilon = (second + (np.asarray(k.eta) + 1.0) * grown) * UP
     epsilon, delta = np.broadcast_arrays(epsilon, np.minimum(k.mean * np.asarray(left) * UP, 1.0))
     return Guarantee(epsilon, delta)
@@ -101,7 +102,7 @@ def random_stopping(k: TruncatedNegativeBinomial, epsilon: Any, delta: Any, cut:
         raise InputError("k must be geometric (eta = 1) here; use two_point_selection for other laws")
     eps, missed = np.asarray(check("epsilon", epsilon, NON_NEGATIVE)), np.asarray(check("delta", delta, DELTA_OR_ZERO))
     cut, root = np.asarray(check("cut", cut, DELTA)), np.sqrt(2.0 * missed)
-    total = np.minimum((root * np.log(1.0 / cut) / np.asarray(k.gamma) + cut) * UP, 1.0)
+    total = np.minimum((root * -np.log(cut) / np.asarray(k.gamma) + cut) * UP, 1.0)
     found, total = np.broadcast_arrays(3.0 * (eps + root) * UP, total)
     return Guarantee(found, total)
 
@@ -149,8 +150,8 @@ def gaussian_selection(k: TruncatedNegativeBinomial, mu: Any, delta: Any) -> Gua
     """
     _require(k)
     mu, delta = np.asarray(check("mu", mu, POSITIVE)), np.asarray(check("delta", delta, DELTA))
-    far = 0.5 * mu**2 + mu * np.sqrt(2.0 * np.log(np.maximum(k.mean / delta, 1.0)))
-    one = 0.5 * mu**2 + mu * np.sqrt(2.0 * np.log(1.0 / np.asarray(k.gamma)))
+    far = 0.5 * mu**2 + mu * np.sqrt(2.0 * np.maximum(np.log(k.mean) - np.log(delta), 0.0))
+    one = 0.5 * mu**2 + mu * np.sqrt(2.0 * -np.log(k.gamma))
     grown = one + np.log1p((1.0 - np.asarray(k.gamma)) * np.exp(-one))
     epsilon, delta = np.broadcast_arrays((far + (np.asarray(k.eta) + 1.0) * grown) * UP, delta)
     return Guarantee(epsilon, delta)
@@ -226,7 +227,8 @@ def _noisy(sigma: Any, candidates: Any, steps: Any, delta: Any, monotone: bool) 
 
 
 def _odds(k: TruncatedNegativeBinomial) -> np.ndarray:
-    return (1.0 - np.asarray(k.gamma)) / np.asarray(k.gamma)
+    with np.errstate(over="ignore"):
+        return (1.0 - np.asarray(k.gamma)) / np.asarray(k.gamma)
 
 
 def _require(k: object) -> None:

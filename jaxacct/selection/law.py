@@ -78,8 +78,8 @@ class Law(ABC):
         """One draw of K, from the operating system's randomness unless a generator is given: a secret.
 
         Whoever learns K, or how long the selection ran, has more than the privacy guarantees account for.  It is an
-        inverse of float64 probabilities at a uniform multiple of 2^-53, within 1e-11 of the law in total variation.
-        InputError for a batch.
+        inverse of float64 tails, relatively accurate to r = 1e-11, at a uniform multiple of 2^-53: for every n within
+        `2 r E[K] + 2^-53 (n + 2) + 2 Pr[K > n]` of the law in total variation (README.md).  InputError for a batch.
 
         rng : a ``random.Random``, only to repeat an experiment without private data.
         """

@@ -40,8 +40,10 @@ _ETA = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) o
 _TRIED = Constraint("use a probability above 0 and at most 1", 0, 1, lower_open=True)
 _WHOLE = Constraint("use whole numbers of {name}", 0, LARGEST, integral=True)
 _SUM = 1e-13
-_NODES = np.arange(-420, 40) * 0.16
-"""Nodes of the trapezoid rule in log t; see `_tail`."""
+_STEP, _SHARP = 0.16, 16.0
+"""Step of the trapezoid rule in log t, and the eta from which on it is finer; see `_log_tail`."""
+_LARGEST_ETA = 1e6
+"""Largest eta of which tails are known."""
 
 
 @register
@@ -72,14 +74,19 @@ class TruncatedNegativeBinomial(Law):
     def probability(self, k: Any) -> np.ndarray:
         k = np.asarray(check("k", k, _WHOLE))
         at = np.maximum(k, 1.0)
-        each = self._scale() * self.gamma**self.eta * np.exp(at * np.log1p(-self.gamma)) / at * self._rising(at - 1.0)
-        return np.where(k >= 1.0, each, 0.0)
+        # in logarithms: for large eta the factors leave float64 while their product does not
+        grown = np.asarray(self.eta) * np.log(self.gamma) + at * np.log1p(-self.gamma) + self._log_rising(at - 1.0)
+        return np.where(k >= 1.0, self._scale() / at * np.exp(grown), 0.0)
 
     def survival(self, k: Any) -> np.ndarray:
         """`c (1-gamma)^{k+1} (eta+1)_k/k! int_0^1 u^k (1-(1-gamma)u)^{eta-1} du`, by Taylor's remainder of phi."""
         k = np.asarray(check("k", k, _WHOLE))
-        scale = self._scale() * np.exp((k + 1.0) * np.log1p(-self.gamma)) * self._rising(k)
-        return np.where(k >= 1.0, np.minimum(scale * _tail(k, self.eta, self.gamma), 1.0), 1.0)
+        if np.any(np.asarray(self.eta) > _LARGEST_ETA):
+            raise InputError(
+                f"eta = {np.max(self.eta)!r} must be at most {_LARGEST_ETA:g} for tails; use a smaller eta"
+            )
+        log = (k + 1.0) * np.log1p(-self.gamma) + self._log_rising(k) + _log_tail(k, self.eta, self.gamma)
+        return np.where(k >= 1.0, np.minimum(self._scale() * np.exp(np.minimum(log, 700.0)), 1.0), 1.0)
 
     def _scale(self) -> Any:
         """`eta/(1 - gamma^eta)`, at eta = 0 `1/log(1/gamma)`."""
@@ -87,15 +94,15 @@ class TruncatedNegativeBinomial(Law):
         flat = np.abs(whole) < 1e-290
         return np.where(flat, -1.0 / np.log(self.gamma), -self.eta / np.where(flat, 1.0, np.expm1(whole)))[()]
 
-    def _rising(self, k: np.ndarray) -> np.ndarray:
-        """`(eta + 1)_k/k!`."""
+    def _log_rising(self, k: np.ndarray) -> np.ndarray:
+        """`log (eta + 1)_k/k!`."""
         from scipy.special import gammaln  # takes a while to import: only where it is needed
 
         eta, z = np.asarray(self.eta), np.asarray(k) + 1.0
         far = np.maximum(z, 30.0)  # from there by Stirling's series, whose leading terms would cancel as they stand
         series = lambda x: (1.0 / 12.0 - (1.0 / 360.0 - (1.0 / 1260.0 - 1.0 / (1680.0 * x**2)) / x**2) / x**2) / x
         grown = (far - 0.5) * np.log1p(eta / far) + eta * (np.log(far + eta) - 1.0) + series(far + eta) - series(far)
-        return np.exp(np.where(z < 30.0, gammaln(z + eta) - gammaln(z), grown) - gammaln(eta + 1.0))
+        return np.where(z < 30.0, gammaln(z + eta) - gammaln(z), grown) - gammaln(eta + 1.0)
 
 
 def Geometric(gamma: Any) -> TruncatedNegativeBinomial:
@@ -277,12 +284,15 @@ def TwoPoint(few: int, many: int, probability_of_few: Any) -> Categorical:
     return Categorical(probabilities)
 
 
-def _tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
-    """`int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du`, k >= 1: the trapezoid rule in v, u = e^-t, t = e^v/(k+1)."""
+def _log_tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
+    """`log int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du`, k >= 1: the trapezoid rule in v, u = e^-t, t = e^v/(k+1)."""
     shape = np.broadcast_shapes(np.shape(k), np.shape(eta), np.shape(gamma))
     k, eta, gamma = (np.broadcast_to(x, shape)[..., None] for x in (k, eta, gamma))
-    with np.errstate(under="ignore"):
-        scaled = np.exp(_NODES)
-        t = scaled / (k + 1.0)
-        kernel = gamma - (1.0 - gamma) * np.expm1(-t)
-        return np.sum(np.exp(-scaled) * t * kernel ** (eta - 1.0), axis=-1) * (_NODES[1] - _NODES[0])
+    most = float(np.max(eta, initial=1.0))
+    step = _STEP * min(np.sqrt(_SHARP / most), 1.0)  # for large eta the integrand has a peak of width eta^-1/2
+    scaled = np.exp(np.arange(np.floor(-67.2 / step), np.log(600.0 + 2.0 * most) / step) * step)
+    t = scaled / (k + 1.0)
+    kernel = gamma - (1.0 - gamma) * np.expm1(-t)
+    log = np.log(t) - scaled + (eta - 1.0) * np.log(kernel)
+    top = np.max(log, axis=-1, keepdims=True)
+    return np.log(np.sum(np.exp(log - top), axis=-1) * step) + top[..., 0]

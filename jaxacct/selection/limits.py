@@ -14,14 +14,19 @@ import numpy as np
 from scipy.special import expit
 
 from jaxacct.dispatch import largest_loss
+from jaxacct.kernels.worst_plan import Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
+from jaxacct.mechanisms.base import element
 from jaxacct.mechanisms.finite import log_mixture
-from jaxacct.selection.base import sides
+from jaxacct.selection.base import MOST as OPEN
+from jaxacct.selection.base import Sides, bounded_loss, meet, place, sides, upper_delta
 from jaxacct.selection.curve import Curve
 from jaxacct.selection.law import Law, evaluated
+from jaxacct.selection.laws import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
+from jaxacct.selection.simple import growth, growth_of
 from jaxacct.selection.worst_case import known_curves
 
-__all__ = ["Limits", "bounded", "narrowed"]
+__all__ = ["Limits", "bounded", "last", "narrowed"]
 
 UNIT = 2.0**-53
 SHIFT = 16.0 * UNIT
@@ -39,8 +44,10 @@ TOLERANCE = 1e-8
 SERVED = np.geomspace(1e-12, 1.0, 97)[:, None]
 """Shares of the most revealing outcome that an order may serve, and how many v are tried with each."""
 TRIED = 160
-LARGEST = 700.0
-"""Largest loss of a base that is looked at, of which exp is finite."""
+LARGEST = 650.0
+"""Largest loss of a base up to which all this is looked at: exp of it is far from overflow."""
+FLOOR = 1e-290
+"""phi' rounded up is at least this, and no order counts whose cost is less: below it float64 may have lost it."""
 
 
 class Limits(NamedTuple):
@@ -50,12 +57,14 @@ class Limits(NamedTuple):
     largest: float  # no finite loss is larger; inf where nothing is known
     gain: np.ndarray  # for genuine orders: by how much they leak more than their cost times E
     cost: np.ndarray
+    reached: float  # orders have losses up to this
 
     def epsilon(self, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(lower, upper) of epsilon at delta >= 0."""
         left = np.maximum(delta - self.leak[0], 0.0) * (1.0 + RELATIVE)
         ratio = np.max((self.gain - left[..., None]) / self.cost, axis=-1, initial=1.0)
-        low = np.where(delta < self.leak[0], np.inf, np.log(ratio))
+        low = np.where(left > 0.0, np.log(ratio), np.maximum(np.log(ratio), self.reached))
+        low = np.where(delta < self.leak[0], np.inf, low)
         return low, np.where(delta >= self.leak[1], self.largest, np.inf)
 
     def delta(self, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -65,13 +74,16 @@ class Limits(NamedTuple):
 
 def bounded(run: Mechanism) -> np.ndarray:
     """Whether the finite losses are bounded, of the batch's shape: where delta = 0 has a meaning."""
-    return _bounded(components(run, "add_or_remove_one", "remove")).reshape(batch_shape(run))
+    return bounded_loss(components(run, "add_or_remove_one", "remove")).reshape(batch_shape(run))
 
 
 def narrowed(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Certified (2, *shape) ends of "epsilon" at delta or "delta" at eps, in some rows narrowed by the limits."""
+    """Certified (2, *shape) ends of "epsilon" at delta or "delta" at eps, in some rows narrowed by the limits.
+
+    Where the limits contradict the ends that were given, (0, inf) or (0, 1).
+    """
     shape = ends.shape[1:]
     flat = np.broadcast_to(values, shape).reshape(-1)
     pairs = np.broadcast_shapes(batch_shape(run), law.shape)
@@ -86,25 +98,39 @@ def narrowed(
         for limits in _limits(run, law.element(index), relation, int(base[one])):
             side = limits.epsilon(flat[here]) if quantity == "epsilon" else limits.delta(flat[here])
             low, high = np.maximum(low, side[0]), np.maximum(high, side[1])
-        found[:, here] = np.maximum(found[0, here], low), np.maximum(np.minimum(found[1, here], high), low)
+        found[:, here] = meet(found[:, here], (low, high), OPEN[quantity])
     return found.reshape(ends.shape)
+
+
+def last(run: Mechanism, law: Law, relation: str) -> tuple[np.ndarray, np.ndarray]:
+    """(largest finite loss, mass at infinity), upper ends, of the shape of base and law; inf where unbounded."""
+    mine = batch_shape(run)
+    shape = np.broadcast_shapes(mine, law.shape)
+    base = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape)
+    found = np.zeros((2, *shape))
+    for index in np.ndindex(shape):
+        some = law.element(place(law.shape, index)) if law.shape else law
+        for one in _limits(run, some, relation, int(base[index])):
+            found[:, *index] = np.maximum(found[:, *index], (one.largest, one.leak[1]))
+    return found[0], found[1]
 
 
 def _limits(run: Mechanism, law: Law, relation: str, row: int) -> Iterator[Limits]:
     """The limits of each direction for one configuration of the base."""
     parts = {name: components(run, "add_or_remove_one", name).take(slice(row, row + 1)) for name in DIRECTIONS}
     curves = known_curves(run)[row]
+    one = element(run, np.unravel_index(row, batch_shape(run))) if batch_shape(run) else run
     for side in sides(run, relation):
-        yield _of_one(parts[side.direction], parts[side.opposite], curves[side.direction], law)
+        yield _of_one(one, parts[side.direction], parts[side.opposite], curves[side.direction], law, side)
 
 
-def _of_one(ahead: Components, back: Components, curve: Curve, law: Law) -> Limits:
+def _of_one(run: Mechanism, ahead: Components, back: Components, curve: Curve, law: Law, side: Sides) -> Limits:
     apart, unseen = (abs(float(each.delta_infinity[0])) for each in (ahead, back))
     leak = _leak(law, apart)
-    if not _bounded(ahead)[0]:
-        return Limits(leak, np.inf, np.zeros(0), np.ones(0))
+    if not bounded_loss(ahead)[0]:
+        return Limits(leak, np.inf, np.zeros(0), np.ones(0), 0.0)
     top, returned = (float(largest_loss(each)[0]) * (1.0 + 32.0 * UNIT) for each in (ahead, back))
-    returned = returned if _bounded(back)[0] else np.inf
+    returned = returned if bounded_loss(back)[0] else np.inf
 
     def most(s: np.ndarray) -> np.ndarray:
         """1 - (T(v) - p), rounded down: 1 less the smallest of three bounds of T."""
@@ -117,13 +143,10 @@ def _of_one(ahead: Components, back: Components, curve: Curve, law: Law) -> Limi
     largest = np.inf
     if top < LARGEST:
         ratio = _largest_ratio(law, most, np.exp(top))
-        with np.errstate(divide="ignore"):
-            largest = max(top + float(np.log(ratio)) + 1e-12, 0.0)
-    return Limits(leak, largest, *_orders(ahead, curve, law))
-
-
-def _bounded(parts: Components) -> np.ndarray:
-    return ~((parts.mu2 > 0.0) | np.any(parts.gauss_n > 0.0, axis=1))
+        largest = top + float(np.log(ratio)) + 1e-12 if ratio >= 1.0 else np.inf
+    grown = growth(law, growth_of(run, float(upper_delta(run, np.zeros(()), side.forward)), side))
+    simple = (top + np.fmin(grown, _at_knots(curve.above, law, apart))) * (1.0 + 4.0 * UNIT)
+    return Limits(leak, float(np.fmin(largest, simple)), *_orders(ahead, curve, law), _reached(ahead, curve, law))
 
 
 def _leak(law: Law, apart: float) -> tuple[float, float]:
@@ -131,9 +154,55 @@ def _leak(law: Law, apart: float) -> tuple[float, float]:
     ends = np.clip(apart * np.array([0.0, 0.5 * (1.0 + RELATIVE), 1.0 - RELATIVE, 1.0 + RELATIVE]), 0.0, 1.0)
     value, first, _ = evaluated(law, ends)
     rounding = RELATIVE + UNIT * first[0]
-    low = max(apart * first[1] * (1.0 - 4.0 * RELATIVE), value[0] - value[2] - rounding, 0.0)
-    high = min(apart * 0.5 * (first[0] + first[2]) * (1.0 + 4.0 * RELATIVE), value[0] - value[3] + rounding)
-    return float(low), float(high)
+    low = np.fmax(apart * first[1] * (1.0 - 4.0 * RELATIVE), value[0] - value[2] - rounding)
+    high = np.fmin(apart * 0.5 * (first[0] + first[2]) * (1.0 + 4.0 * RELATIVE), value[0] - value[3] + rounding)
+    above = np.nextafter(high, 2.0) if apart > 0.0 else high
+    found = meet((np.nextafter(low, -1.0), 1.0), (0.0, above), 1.0)
+    return float(found[0]), float(found[1])
+
+
+def _at_knots(above: Outer, law: Law, apart: float) -> float:
+    """An upper bound of `log phi'(T(v) - p) - log phi'(v)`, monotone between the knots of T; inf if unknown."""
+    if isinstance(law, Categorical):
+        return np.inf
+    gain, cost = _logs(law, 1.0 - above.p + apart * (1.0 - RELATIVE) - SHIFT, 1.0), _logs(law, 1.0 - above.q, -1.0)
+    with np.errstate(invalid="ignore"):
+        found = float(np.max(gain - cost))
+    return found if found >= 0.0 else np.inf
+
+
+def _reached(parts: Components, curve: Curve, law: Law) -> float:
+    """Orders have losses up to this: a small share of the most revealing outcome above the ranks of each knot."""
+    top = _most_revealing(parts)[0] * (1.0 - 32.0 * UNIT)
+    if not top > 0.0:
+        return 0.0
+    below = 1.0 - curve.below.p + parts.delta_infinity[0] * (1.0 + RELATIVE) + SHIFT
+    gain, cost = _logs(law, below, -1.0), _logs(law, 1.0 - curve.below.q, 1.0)
+    with np.errstate(invalid="ignore"):
+        grown = np.where(below <= 1.0, gain - cost, 0.0)
+    return top + float(np.max(grown, initial=0.0, where=np.isfinite(grown)))
+
+
+def _logs(law: Law, y: np.ndarray, side: float) -> np.ndarray:
+    """log phi' at 1 - y, also where phi' underflows, but for a constant of the law; rounded up for side 1, down for -1.
+
+    -inf and NaN where it is not known.
+    """
+    y = np.clip(y, 0.0, 1.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if isinstance(law, TruncatedNegativeBinomial):
+            value = -(law.eta + 1.0) * np.log(law.gamma + (1.0 - law.gamma) * y)
+            error = 8.0 * UNIT * (law.eta + 1.0)
+        elif isinstance(law, Poisson):
+            value, error = -law.mean * y, 0.0
+        elif isinstance(law, Binomial | PointMass):
+            n, p = (law.trials, law.probability_of_run) if isinstance(law, Binomial) else (law.repetitions, 1.0)
+            value = (n - 1.0) * np.log1p(-p * y) if n > 1.0 else np.zeros(y.shape)
+            error = 8.0 * UNIT * (n - 1.0) / np.maximum(1.0 - p * y, UNIT)
+        else:
+            steep = _steep(law, y)
+            value, error = np.where(steep > FLOOR, np.log(np.maximum(steep, FLOOR)), np.nan), 2.0 * RELATIVE
+        return value + side * (error + 8.0 * UNIT * np.abs(value))
 
 
 def _steep(law: Law, y: np.ndarray) -> np.ndarray:
@@ -156,18 +225,17 @@ def _largest_ratio(law: Law, most, slope: float) -> float:
 
     def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(2, C) ends to upper bounds on the cells, and lower bounds of the largest."""
-        gain = _steep(law, most(ends)) * (1.0 + 2.0 * RELATIVE)
+        gain = np.maximum(_steep(law, most(ends)) * (1.0 + 2.0 * RELATIVE), FLOOR)
         cost = _steep(law, expit(-ends) * (1.0 + 4.0 * UNIT)) * (1.0 - 2.0 * RELATIVE)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(gain[1] > 0.0, gain[1] / cost[0], 0.0), np.where(gain[0] > 0.0, gain[0] / cost[0], 0.0)
+        with np.errstate(divide="ignore", over="ignore"):
+            return gain[1] / cost[0], gain[0] / cost[0]
 
     s = np.linspace(*RANGE, CELLS + 1)
     high, low = bounds(np.stack([s[:-1], np.append(s[1:-1], np.inf)]))
     reach = np.minimum(expit(s[:-1]), 1.0 / slope)
-    start = _steep(law, 1.0 - slope * reach - SHIFT) * (1.0 + 2.0 * RELATIVE)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    start = np.maximum(_steep(law, 1.0 - slope * reach - SHIFT) * (1.0 + 2.0 * RELATIVE), FLOOR)
+    with np.errstate(divide="ignore", over="ignore"):
         before = start / (_steep(law, 1.0 - reach + SHIFT) * (1.0 - 2.0 * RELATIVE))
-    before = np.where(start > 0.0, np.where(np.isnan(before), np.inf, before), 0.0)
     # from the last v before which the ratio is no more than what it is later, or where the two meet
     after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
     least = np.maximum(before, after)
@@ -207,7 +275,7 @@ def _orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.n
     left = left - slope * (1.0 + 4.0 * RELATIVE) * share - SHIFT
     gain = share * slope * np.where(left >= 0.0, _steep(law, 1.0 - left), 0.0) * (1.0 - 2.0 * RELATIVE)
     cost = share * _steep(law, 1.0 - v - 4.0 * UNIT) * (1.0 + 2.0 * RELATIVE)
-    kept = (gain > cost) & (v >= share)
+    kept = (gain > cost) & (v >= share) & (cost > FLOOR)
     return gain[kept], cost[kept]
 
 

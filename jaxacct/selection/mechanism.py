@@ -18,12 +18,11 @@ from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import register, require_mechanism
 from jaxacct.mechanisms.finite import FinitePair, sample_pair
 from jaxacct.mechanisms.parts import Part
-from jaxacct.mechanisms.profile import pair_of_profile, stacked
-from jaxacct.selection import limits
 from jaxacct.selection.adaptive import AdaptiveSelection, refuse_zero
-from jaxacct.selection.base import infinite_mass, sides, under
+from jaxacct.selection.answers import certified, pair
+from jaxacct.selection.base import sides, under
 from jaxacct.selection.bounds import BOUNDS, bound_delta, bound_epsilon
-from jaxacct.selection.laws import Law
+from jaxacct.selection.laws import Law, PointMass
 from jaxacct.selection.worst_case import HIGHEST, bracket, known_curves
 from jaxacct.validation import DELTA, InputError, broadcast_shape, check, choice, refuse_tracers
 
@@ -35,14 +34,6 @@ WORST_CASE = "worst_case"
 """The default bound: the exact worst case."""
 NARROW = 2e-4
 """Relative width up to which a bracket is called ok whatever rtol."""
-LOOSE = 0.01
-"""Relative width above which the limits of the profile are looked at, and of eps the envelope."""
-LEAST = 1e-300
-"""delta = 0 is looked for from here, below; its upper end is the largest loss."""
-POINTS = 160
-"""Points of a selection's profile when it is composed."""
-LAST = 1e-13
-"""The profile is taken down to this delta."""
 KEPT = 8
 _pairs: OrderedDict[Selection, FinitePair] = OrderedDict()
 
@@ -105,18 +96,7 @@ class Selection(Mechanism):
         if quantity == "epsilon":
             refuse_zero(run, np.broadcast_to(values, shape))
         width = rtol if rtol > NARROW else NARROW if np.prod(shape) > programs.MANY else 0.0
-        ends = np.stack(bracket(quantity, run, self.law, np.maximum(values, LEAST), relation, width))
-        if quantity == "epsilon":
-            ends[1] = np.where(values == 0.0, np.inf, ends[1])
-        if (wide := _loose(*ends)).any():
-            ends = limits.narrowed(quantity, run, self.law, values, relation, ends, wide)
-        low, high = ends
-        if (wide := _loose(low, high) & (values > 0.0)).any():
-            # the envelope reaches deltas far below those of the curve's polygon
-            other = bound_epsilon if quantity == "epsilon" else bound_delta
-            at = np.maximum(values, LEAST)
-            wider = other(run, self.law, at, bound="envelope", relation=relation)
-            high = np.where(wide, np.maximum(np.minimum(high, wider.upper), low), high)
+        low, high = certified(quantity, run, self.law, values, relation, width)
         kind = run.kind_under(relation)
         if kind != "certified":
             low = np.zeros_like(low)
@@ -130,8 +110,10 @@ class Selection(Mechanism):
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         if self.bound != WORST_CASE:
             raise InputError(f"bound = {self.bound!r} gives no pair to compose; use bound={WORST_CASE!r}")
-        pair = _pair(Selection(under(self.mechanism, relation)[0], self.law))
-        return [(sample_pair(pair, np.asarray(1.0), direction), np.asarray(1.0))]
+        if isinstance(self.law, PointMass) and np.all(np.equal(self.law.repetitions, 1.0)):
+            return self.mechanism.expand(relation, direction)  # one candidate is the base itself
+        known = _pair(Selection(under(self.mechanism, relation)[0], self.law))
+        return [(sample_pair(known, np.asarray(1.0), direction), np.asarray(1.0))]
 
 
 def select(
@@ -253,29 +235,10 @@ def _order(law: Law, below: Inner, ratio: Any) -> Any:
     return order, worst_score.attained(law.generating, below, order)
 
 
-def _loose(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore"):
-        return (np.isinf(high) | (high - low > LOOSE * high)) & np.isfinite(low)
-
-
 def _pair(chosen: Selection) -> FinitePair:
     """The pair of the upper ends of the profile: forward at eps >= 0 and the reverse direction."""
     if chosen not in _pairs:
-        shape = broadcast_shape({"the mechanism": batch_shape(chosen.mechanism), "k": chosen.law.shape})
-        both = sides(chosen.mechanism, "add_or_remove_one")
-        names = [both[0].forward, both[-1].forward]
-        last = np.zeros(shape)
-        level = np.minimum(LAST + 2.0 * chosen.law.mean * infinite_mass(chosen.mechanism, "add_or_remove_one"), 0.5)
-        for name in dict.fromkeys(names):
-            high = bracket("epsilon", chosen.mechanism, chosen.law, level, name, math.inf)[1]
-            last = np.maximum(last, np.where(np.isfinite(high), high, 1.0))
-        share = np.linspace(0.0, 1.0, POINTS).reshape(-1, *(1,) * len(shape))
-        at = share * np.maximum(last, 1e-3)
-        upper = {
-            name: bracket("delta", chosen.mechanism, chosen.law, at, name, math.inf)[1] for name in dict.fromkeys(names)
-        }
-        rows = [np.moveaxis(x, 0, -1).reshape(-1, POINTS) for x in (at, *(upper[name] for name in names))]
-        _pairs[chosen] = stacked([pair_of_profile(*row) for row in zip(*rows, strict=True)], shape)
+        _pairs[chosen] = pair(chosen.mechanism, chosen.law)
         while len(_pairs) > KEPT:
             _pairs.popitem(last=False)
     return _pairs[chosen]

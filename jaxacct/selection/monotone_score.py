@@ -54,7 +54,7 @@ def monotone_score_epsilon(mu: Any, k: Law, delta: Any, *, form: str = "hockey_s
     else:
         highest = 2.0 * mu * (40.0 + mu) * np.maximum(1.0, np.minimum(k.quantile(0.999), 1e6))
         upper = _run("epsilon", k, shape, mu, delta, np.minimum(highest, LARGEST))
-        upper = np.where(upper >= np.minimum(np.broadcast_to(highest, shape), LARGEST) * (1 - 1e-9), np.inf, upper)
+        upper = np.where(upper < np.minimum(np.broadcast_to(highest, shape), LARGEST) * (1 - 1e-9), upper, np.inf)
     return Bounds(np.zeros(shape), upper, upper, KIND, np.where(np.isinf(upper), "width", "ok"), form)
 
 
@@ -70,7 +70,8 @@ def monotone_score_delta(mu: Any, k: Law, epsilon: Any, *, form: str = "hockey_s
     if choice("form", form, FORMS) == "renyi":
         upper = np.asarray(delta_from_renyi(ORDERS, _curve(mu, k, shape), np.broadcast_to(epsilon, shape)).upper)
     else:
-        upper = np.minimum(_run("hockey_stick", k, shape, mu, epsilon), 1.0)
+        upper = _run("hockey_stick", k, shape, mu, epsilon)
+        upper = np.where(upper <= 1.0, upper, 1.0)
     return Bounds(np.zeros(shape), upper, upper, KIND, engine=form)
 
 

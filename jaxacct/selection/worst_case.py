@@ -16,7 +16,7 @@ from jaxacct.engines import programs
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_plan import FINE, FINEST, GLANCE, MIDDLE, QUICK, STEADY, Effort
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.selection.base import sides
+from jaxacct.selection.base import MOST, meet, sides
 from jaxacct.selection.curve import Curve, curves
 from jaxacct.selection.laws import Law
 from jaxacct.validation import broadcast_shape
@@ -75,7 +75,7 @@ def bracket(
             # its upper end
             some = jax.tree.map(lambda x, due=due: x[due], laws)
             leak = _in_chunks("delta", GLANCE, stacked, base[due], some, np.minimum(ends[1, due], HIGHEST), quick)[1]
-            due = due[(leak > flat[due]) & (ends[0, due] < np.inf)]
+            due = due[~(leak <= flat[due]) & (ends[0, due] < np.inf)]
         if due.size:
             some = jax.tree.map(lambda x, due=due: x[due], laws)
             ends[:, due] = _solved(quantity, stacked, base[due], some, at[due], width, quick, ends[:, due])
@@ -115,7 +115,7 @@ def _solved(
             before = high[wide] - low[wide]
             some = jax.tree.map(lambda x, wide=wide: x[wide], laws)
             ends = _in_chunks(quantity, effort, stacked, base[wide], some, values[wide], quick)
-            low[wide], high[wide] = np.maximum(low[wide], ends[0]), np.minimum(high[wide], ends[1])
+            low[wide], high[wide] = meet((low[wide], high[wide]), ends, MOST[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
             due[wide] = ~((after > GAIN * before) & (after <= BASE * scale))
     return np.maximum(np.stack([low, high]), other)

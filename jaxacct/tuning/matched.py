@@ -26,6 +26,8 @@ GRID = 200
 """Points of the profiles of candidates that differ in their privacy."""
 LAST = 1e-4
 """They end where delta is this share of the target delta; what is left counts as mass at infinity."""
+FEW = 10.0
+"""E[K] from which on they end further down: the mass at infinity of a selection is up to E[K] times theirs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +79,7 @@ class MatchedPlan:
             if np.isnan(noise).any():
                 return np.inf
             runs = [dp_sgd(*row) for row in zip(noise, rate, steps, strict=True)]
-            one = drawn_or_any(runs, self.target_delta, True)
+            one = drawn_or_any(runs, self.target_delta, True, float(self.repetitions.mean))
             found = account.epsilon(select(one, self.repetitions), self.target_delta)
             known[x] = noise, one, found
             return float(found.upper)
@@ -113,10 +115,14 @@ def matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) -
     return np.asarray(calibrate_noise_multiplier(1.0 / x, delta, rate, steps).value)
 
 
-def drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool) -> Mechanism:
-    """One guarantee for runs that differ: the mean of the profiles if drawn at random, else the maximum."""
+def drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidates: float = 1.0) -> Mechanism:
+    """One guarantee for runs that differ: the mean of the profiles if drawn at random, else the maximum.
+
+    candidates : E[K] of the selection that it is for, which multiplies the mass at infinity.
+    """
     if len(runs) == 1:
         return runs[0]
-    top = max(float(account.epsilon(run, delta * LAST, rtol=0.01).upper) for run in runs)
+    left = max(delta * LAST / max(candidates / FEW, 1.0), 1e-300)
+    top = max(float(account.epsilon(run, left, rtol=0.01).upper) for run in runs)
     grid = np.linspace(0.0, top, GRID)
     return candidates_profile(runs, grid, np.full(len(runs), 1.0 / len(runs)) if drawn else None)

@@ -1,0 +1,146 @@
+"""Simple bounds of a selection from its base alone, for every law of K, for where the worst score is out of reach.
+
+With m = E[K], phi the generating function of K, T the trade-off curve of the base in one direction and p its mass at
+infinity:
+
+    (1 - phi(0)) delta_base(eps)  <=  delta(eps)  <=  min(m delta_base(eps - log R), 1 - phi(1 - delta_base(0))),
+
+R at least `sup_v phi'(T(v) - p)/phi'(v)`, and `delta(eps) <= delta_{n copies of the base}(eps)` where K <= n.
+README.md of this folder has the proofs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxacct.dispatch import largest_loss
+from jaxacct.mechanisms import Mechanism, batch_shape, components, repeat
+from jaxacct.mechanisms.base import element
+from jaxacct.mechanisms.finite import log_mixture
+from jaxacct.selection.base import LEAST, MOST, Sides, base_delta, base_epsilon, bounded_loss, place, sides, upper_delta
+from jaxacct.selection.law import Law, evaluated
+from jaxacct.selection.laws import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
+
+__all__ = ["Growth", "ends", "growth", "growth_of", "most_runs"]
+
+UP = 1.0 + 1e-11
+"""More than the rounding of what is rounded up; phi and phi' are accurate to 4e-12."""
+UNIT = 2.0**-53
+COPIES, LARGEST = 16, 600.0
+"""K up to which copies of any base are composed, if no bounded loss is above that; of Gaussians any number."""
+
+
+class Growth(NamedTuple):
+    """What bounds `phi'(T(v) - p)/phi'(v)` for one configuration of the base, in one direction."""
+
+    distance: float  # delta_base(0), at least the largest T(v) - p - v
+    ahead: float  # largest finite loss; inf where it is unbounded
+    back: float  # that of the reverse direction; inf also where the reverse direction has mass at infinity
+
+
+def growth(law: Law, base: Growth) -> float:
+    """An upper bound of `log phi'(T(v) - p) - log phi'(v)` over all v, for one law; inf where nothing is known."""
+    distance, ahead, back = base
+    with np.errstate(divide="ignore", over="ignore"):
+        if isinstance(law, TruncatedNegativeBinomial):
+            value = (law.eta + 1.0) * min(back, float(np.log1p(distance * ((1.0 - law.gamma) / law.gamma))))
+        elif isinstance(law, Poisson):
+            value = law.mean * distance
+        elif isinstance(law, Binomial) and law.trials > 1.0:
+            p = np.asarray(law.probability_of_run)
+            by_loss = -float(log_mixture(-np.asarray(ahead), p)) if np.isfinite(ahead) else -float(np.log1p(-p))
+            by_distance = float(np.log1p(p * distance / (1.0 - p))) if p < 1.0 else np.inf
+            value = (law.trials - 1.0) * min(by_loss, by_distance)
+        elif (most := most_runs(law)) <= 1.0:
+            value = 0.0
+        else:  # a polynomial of degree n - 1 with coefficients >= 0
+            value = (most - 1.0) * ahead
+            _, first, _ = evaluated(law, np.array([0.0, 1.0]))
+            value = min(value, float(np.log(first[0] / first[1]))) if first[1] > 0.0 else value
+    value = float(value) * UP
+    return value if value >= 0.0 else np.inf
+
+
+def most_runs(law: Law) -> float:
+    """The largest value of K; inf where there is none."""
+    if isinstance(law, Binomial):
+        return float(law.trials)
+    if isinstance(law, PointMass):
+        return float(law.repetitions)
+    if isinstance(law, Categorical):
+        return float(np.max(np.flatnonzero(law.probabilities), initial=0))
+    return np.inf
+
+
+def ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str) -> np.ndarray:
+    """(2, *shape) lower and upper ends of "epsilon" at delta in [0, 1) or "delta" at eps >= 0; all broadcast."""
+    mine = batch_shape(run)
+    pairs = np.broadcast_shapes(mine, law.shape)
+    shape = np.broadcast_shapes(pairs, np.shape(values))
+    flat = np.broadcast_to(values, shape).reshape(-1)
+    number = np.broadcast_to(np.arange(int(np.prod(pairs))).reshape(pairs), shape).reshape(-1)
+    found = np.empty((2, flat.size))
+    for count, index in enumerate(np.ndindex(pairs)):
+        here = np.flatnonzero(number == count)
+        one = element(run, place(mine, index)) if mine else run
+        some = law.element(place(law.shape, index)) if law.shape else law
+        sided = [_of_one(quantity, one, some, flat[here], side) for side in sides(one, relation)]
+        found[:, here] = np.max(sided, axis=0)
+    return found.reshape(2, *shape)
+
+
+def _of_one(quantity: str, run: Mechanism, law: Law, values: np.ndarray, side: Sides) -> np.ndarray:
+    """The ends of one configuration in one direction."""
+    most = MOST[quantity]
+    if not law.mean > 0.0:  # nothing is ever released
+        return np.zeros((2, *values.shape))
+    (none,), (once,), _ = evaluated(law, np.ones(1))
+    mean, tried = float(law.mean) * UP, max(1.0 - none * UP - 4.0 * UNIT, once / UP)
+    distance = float(upper_delta(run, np.zeros(()), side.forward))
+    base = growth_of(run, distance, side)
+    grown = growth(law, base)
+    moved = _moved(law, distance)
+    if quantity == "delta":
+        low = tried * base_delta(run, values, side.forward)[0]
+        shifted = values - grown
+        below = np.maximum(-shifted, 0.0)  # delta(-x) = 1 - e^-x + e^-x reverse(x), which is at most reverse(0)
+        known = np.where(
+            shifted >= 0.0, upper_delta(run, np.maximum(shifted, 0.0), side.forward), -np.expm1(-below) + distance
+        )
+        high = np.fmin(np.fmin(mean * known * UP, moved), 1.0)
+    else:
+        low = base_epsilon(run, values / tried if tried > LEAST else np.ones(values.shape), side.forward)[0]
+        high = (base_epsilon(run, values / mean / UP, side.forward)[1] + grown) * UP
+        high = np.where(moved <= values, 0.0, high)
+    copies = most_runs(law)
+    if 1.0 < copies < np.inf and (_gaussian(run) or (copies <= COPIES and not LARGEST < base.ahead < np.inf)):
+        many = repeat(run, copies)
+        ask = base_delta if quantity == "delta" else base_epsilon
+        high = np.fmin(high, ask(many, values, side.forward)[1])
+    return np.stack([np.where(low >= 0.0, low, 0.0), np.where(high >= 0.0, high, most)])
+
+
+def _moved(law: Law, distance: float) -> float:
+    """`1 - phi(1 - distance)`, rounded up: with probability phi(1 - distance) coupled candidates are all the same."""
+    (sure, survived), (steep, _), _ = evaluated(law, np.array([0.0, min(distance, 1.0)]))
+    difference = sure - survived + 4.0 * UNIT * (1.0 + steep) + (UP - 1.0)
+    return float(np.fmin(np.fmin(difference, steep * distance * UP), 1.0))
+
+
+def growth_of(run: Mechanism, distance: float, side: Sides) -> Growth:
+    """What bounds the growth of phi' for one configuration."""
+    ahead, back = (components(run, "add_or_remove_one", name) for name in (side.direction, side.opposite))
+    losses = [
+        float(largest_loss(each)[0]) * (1.0 + 32.0 * UNIT) if bounded_loss(each)[0] else np.inf
+        for each in (ahead, back)
+    ]
+    return Growth(distance, losses[0], losses[1] if float(back.delta_infinity[0]) == 0.0 else np.inf)
+
+
+def _gaussian(run: Mechanism) -> bool:
+    """Whether the base is Gaussian throughout, so that copies of it have a closed form."""
+    parts = components(run, "add_or_remove_one", "remove")
+    others = (parts.gauss_n, parts.laplace_n, parts.finite_n)
+    return bool(np.all(parts.mu2 > 0.0)) and not any(np.any(n > 0.0) for n in others)
