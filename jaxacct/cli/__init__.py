@@ -29,7 +29,8 @@ def command() -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (`sys.argv[1:]` by default) and return its exit status.
 
-    0: answered.  1: answered, but a calibration is infeasible.  2: bad input.  130: interrupted.
+    0: answered.  1: answered, but a calibration is infeasible.  2: bad input.  3, 4: a verification refuted a
+    bracket, or left one undecided.  130: interrupted.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     command = f"jaxacct {arguments[0]}" if arguments and not arguments[0].startswith("-") else "jaxacct"
