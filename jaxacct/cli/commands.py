@@ -33,7 +33,14 @@ def run(options: argparse.Namespace) -> int:
             raise InputError(f"{name} must be one number, not a list")
         if name in NUMBERS and value is not None and not isinstance(value, int):
             raise InputError(f"{name} = {value!r} must be a whole number")
-    known = {"select": select.run, "ledger": ledger.run, "sweep": _sweep, "merge": _merge, "plot": _plot}
+    known = {
+        "select": select.run,
+        "ledger": ledger.run,
+        "sweep": _sweep,
+        "merge": _merge,
+        "plot": _plot,
+        "verify": _verify,
+    }
     return known.get(options.command, _answer)(options)
 
 
@@ -49,8 +56,30 @@ def _answer(options: argparse.Namespace) -> int:
     engine = getattr(options, "engine", "auto")
     table = sweep(grid, relation=options.relation, engine=engine, rtol=options.rtol, progress=False)
     batch = any(np.ndim(value) for value in fields.values())
+    if options.verify:
+        return _answer_verified(table, batch, options)
     print(output.as_json(table, batch) if options.json else output.as_text(table, batch))
     return _infeasible(table, batch) if solved in CALIBRATED else _failed(table)
+
+
+def _answer_verified(table: Table, batch: bool, options: argparse.Namespace) -> int:
+    """The answer with what the second program says of it."""
+    from jaxacct.cli import verification
+
+    rows = verification.checked(table, 60.0)
+    if options.json:
+        print(output.as_json(table, batch, {name: [row[name] for row in rows] for name in rows[0]}))
+    else:
+        print(output.as_text(table, batch))
+        print("\n".join(verification.line(row) for row in rows))
+    infeasible = _infeasible(table, batch) if str(table["quantity"][0]) in CALIBRATED else 0
+    return verification.exit_status(rows) or infeasible
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from jaxacct.cli import verification
+
+    return verification.run(options)
 
 
 def _infeasible(table: Table, batch: bool) -> int:

@@ -21,13 +21,13 @@ CLAIMABLE = ("certified", "bound")
 """Kinds whose upper end may be claimed without a further assumption."""
 
 
-def as_json(table: Table, batch: bool) -> str:
+def as_json(table: Table, batch: bool, more: dict[str, list[Any]] | None = None) -> str:
     """The columns as one object: lists for a batch, single values otherwise.
 
     Strict JSON: a missing number is null, an infinite one the text "inf" (`float()` reads it).
     """
     constant = ("quantity", "relation")
-    rows = {name: [_plain(name, x) for x in column.tolist()] for name, column in table.columns.items()}
+    rows = {name: [_plain(name, x) for x in column.tolist()] for name, column in table.columns.items()} | (more or {})
     return dumps({name: row if batch and name not in constant else row[0] for name, row in rows.items()})
 
 

@@ -34,6 +34,11 @@ def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, 
         largest = composition.largest
         if largest is not None and largest <= ball(epsilon):
             return infinite + left_out
+        if level == 0 and all(count > 0 and hasattr(part, "hockey_stick") for part, count in parts):
+            # total variations add up, and delta(eps) <= delta(0): enough where next to nothing leaks
+            most = sum((count * part.hockey_stick(ball(0.0)) for part, count in parts), infinite + left_out)
+            if most.abs_upper() < ball(log_scale).exp():
+                return between(0, most.abs_upper())
         exact = _exactly(parts, ball(epsilon), level)
         if exact is not None:
             return exact + infinite + left_out

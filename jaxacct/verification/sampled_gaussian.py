@@ -84,8 +84,9 @@ class SampledGauss:
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
         """Upper bound of |M(c + is)| for all s >= t: the line is moved by an angle, where mix^{it} decays."""
-        angle = self._best_angle(float(c.mid()), float(t.mid()))[1]
-        return self._moved_bound(c, t, arb(angle), count)
+        value, angle = self._best_angle(float(c.mid()), float(t.mid()))
+        fallen = max(float(self.log_mgf(np.array([float(c.mid())]))[0]) - value, 0.0)
+        return self._moved_bound(c, t, arb(angle), float(np.log(count) + 12.0) + fallen)
 
     def log_decay(self, c: float, t: float) -> float:
         return self._best_angle(c, t)[0]
@@ -155,12 +156,12 @@ class SampledGauss:
                 best = (float(found), float(angle))
         return best
 
-    def _moved_bound(self, c: Any, t: Any, angle: Any, count: int) -> Any:
+    def _moved_bound(self, c: Any, t: Any, angle: Any, wanted: float) -> Any:
         """e^{(sigma angle)^2/2} E[|mix|^e e^{-t arg mix}] on the line at an angle, by the trapezoid rule."""
         exponent = self._exponent(c)
         farthest = arb(3.0 if self.direction == "remove" else 2.0)
         strip = (arb("1.57") - angle).max(angle.min(farthest - angle))
-        wanted = float(np.log(count) + 12.0) + self._log_grown(float(c.mid()), float((angle + strip).mid()))
+        wanted += self._log_grown(float(c.mid()), float((angle + strip).mid()))
         h = 2 * arb.pi() / arb(max(wanted / float((self.sigma * strip).mid()), 1.0))
         low, high = self._range(float(c.mid()), wanted)
         total = arb(0)
@@ -268,8 +269,8 @@ class _Nodes:
     """Weights w and exponents l with M(c + it) = sum of w e^{itl} within `error`, for every t >= 0."""
 
     def __init__(self, law: SampledGauss, c: Any, count: int, bits: float) -> None:
-        angle, turn, wanted, _ = _plan(law, float(c.mid()), bits + float(np.log(count)))
-        angle = arb(angle)
+        found, turn, wanted, _ = _plan(law, float(c.mid()), bits + float(np.log(count)))
+        angle = arb(found)
         h = 2 * arb.pi() / arb(turn)
         exponent = law._exponent(c)
         low, high = law._range(float(c.mid()), wanted)

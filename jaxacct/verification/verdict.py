@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Iterator
@@ -210,7 +211,8 @@ class _One:
                     continue
                 try:
                     with until(self.deadline):
-                        found = profile.enclose(lambda name=name: self._composition(name), epsilon, log_scale, level)
+                        build = functools.partial(self._composition, name)
+                        found = profile.enclose(build, epsilon, log_scale, level)
                 except (OutOfTime, Unplanned) as error:
                     self.reason = str(error) or "the time was up"
                     continue

@@ -1,0 +1,276 @@
+"""ja.verify against closed forms, mpmath, the reference values and tampered brackets."""
+
+import csv
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import mpmath
+import numpy as np
+import pytest
+
+import jaxacct as ja
+from jaxacct.validation import InputError
+
+flint = pytest.importorskip("flint")
+
+from jaxacct.verification import contour, laws, profile  # noqa: E402
+from jaxacct.verification.balls import arb, integrate, precision  # noqa: E402
+
+REFERENCE = list(csv.DictReader((Path(__file__).parent / "data" / "dp_sgd.csv").open()))
+LENGTH = 1e-4
+
+
+def mean_value(x):
+    return mpmath.mpf(x.mid().str(30, radius=False))
+
+
+def bracket(lower, upper):
+    return SimpleNamespace(lower=lower, upper=upper)
+
+
+def tampered(lower, upper):
+    """Brackets with one end moved the wrong way by 1e-4."""
+    return bracket(lower, lower * (1 - LENGTH)), bracket(upper * (1 + LENGTH), upper * 2)
+
+
+CASES = {
+    "gaussian": (ja.Gaussian(2.0), 1e-5),
+    "far tail": (ja.Gaussian(1e3), 1e-300),
+    "one sampled step": (ja.PoissonSampled(ja.Gaussian(2.0), 0.01), 1e-5),
+    "dp-sgd": (ja.dp_sgd(1.0, 0.01, 1000), 1e-5),
+    "few hits": (ja.dp_sgd(0.6, 1e-4, 1000), 1e-7),
+    "laplace": (ja.Laplace(2.0), 1e-5),
+    "laplace at delta 0": (ja.Laplace(2.0), 0.0),
+    "sampled laplace": (ja.PoissonSampled(ja.Laplace(2.0), 0.1), 1e-5),
+    "three answers": (ja.repeat(ja.RandomizedResponse(0.6, 3), 50), 1e-5),
+    "sampled response": (ja.repeat(ja.PoissonSampled(ja.RandomizedResponse(0.75), 0.1), 100), 1e-5),
+    "approximate": (ja.repeat(ja.ApproximateDP(0.1, 1e-9), 300), 1e-5),
+    "finite": (ja.repeat(ja.FiniteOutput([0.5, 0.3, 0.2], [0.1, 0.3, 0.6]), 12), 1e-4),
+    "large losses": (ja.PureDP(1e5), 1e-3),
+    "discrete gaussian": (ja.DiscreteGaussian(2.0), 1e-5),
+    "discrete laplace": (ja.repeat(ja.DiscreteLaplace(2.0, 3), 5), 1e-5),
+    "mixed": (ja.compose(ja.Gaussian(1.0), ja.repeat(ja.PureDP(0.1), 20)), 1e-6),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_engines_brackets_are_verified_and_tampered_ones_refuted(name):
+    mechanism, delta = CASES[name]
+    answer = ja.epsilon(mechanism, delta)
+    found = ja.verify(mechanism, answer, delta=delta)
+    assert found.status == "verified", found.explanation
+    assert found.lower <= found.upper <= delta * (1 + 1e-12) + 1e-323
+    for wrong in tampered(float(answer.lower), float(answer.upper)):
+        assert ja.verify(mechanism, wrong, delta=delta).status == "refuted"
+
+
+@pytest.mark.parametrize("row", REFERENCE[::6], ids=lambda row: "-".join(list(row.values())[:4]))
+def test_the_reference_values_are_bracketed(row):
+    """They are correct to 2e-7; half as much again on either side must hold, 1e-5 on the wrong side must not."""
+    delta = float(row["delta"])
+    run = ja.dp_sgd(*(float(row[name]) for name in ("noise_multiplier", "sampling_probability", "steps")))
+    for direction in ("remove", "add"):
+        truth, relation = float(row[f"epsilon_{direction}"]), f"{direction}_one"
+        around = bracket(truth * (1 - 3e-7), truth * (1 + 3e-7))
+        assert ja.verify(run, around, delta=delta, relation=relation).status == "verified"
+        for wrong in (bracket(truth * (1 + 1e-5), math.inf), bracket(0.0, truth * (1 - 1e-5))):
+            assert ja.verify(run, wrong, delta=delta, relation=relation).status == "refuted"
+
+
+def test_composed_gaussians_by_the_sum_equal_the_closed_form():
+    """The sum over a line, with its aliases, tail and quadrature, against Phi: 20 digits."""
+    run = ja.repeat(ja.Gaussian(3.0), 40)
+    with mpmath.workdps(60):
+        mu, epsilon = mpmath.sqrt(mpmath.mpf(40) / 9), mpmath.mpf(4)
+        upper = mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
+        truth = mpmath.nstr(upper, 40)
+    build = lambda: laws.expand(run, "add_or_remove_one", "remove").parts
+    with precision(200):
+        found = contour.enclose(build, 4.0, float(mpmath.log(upper)), 20, 100_000)
+        assert found.overlaps(arb(truth))
+        assert found.rad() < arb(truth) * arb("1e-17")
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_two_sampled_steps_equal_a_double_integral(direction):
+    """delta of two steps from its definition, by mpmath: the inner integral is a closed form."""
+    sigma, rate, epsilon = 0.9, 0.2, 0.3
+    run = ja.dp_sgd(sigma, rate, 2)
+    with mpmath.workdps(25):
+        log_mix = lambda x: mpmath.log(1 - rate + rate * mpmath.exp((2 * x - 1) / (2 * sigma**2)))
+        density = lambda x: mpmath.npdf(x / sigma) / sigma
+
+        def one(left):
+            """H at e^left of one step, left any real number."""
+            grown = mpmath.exp(left)
+            if direction == "remove":
+                above = 1 + (grown - 1) / rate
+                if above <= 0:
+                    return 1 - grown
+                at = sigma**2 * mpmath.log(above) + 0.5
+                p = (1 - rate) * mpmath.ncdf(-at / sigma) + rate * mpmath.ncdf((1 - at) / sigma)
+                return p - grown * mpmath.ncdf(-at / sigma)
+            above = (1 / grown - 1 + rate) / rate
+            if above <= 0:
+                return mpmath.mpf(0)
+            at = sigma**2 * mpmath.log(above) + 0.5
+            q = (1 - rate) * mpmath.ncdf(at / sigma) + rate * mpmath.ncdf((at - 1) / sigma)
+            return mpmath.ncdf(at / sigma) - grown * q
+
+        def outer(x):
+            loss = log_mix(x) if direction == "remove" else -log_mix(x)
+            weight = mpmath.exp(log_mix(x)) if direction == "remove" else 1
+            return density(x) * weight * one(epsilon - loss)
+
+        kinks = [sigma**2 * mpmath.log(1 + (mpmath.exp(k) - 1) / rate) + 0.5 for k in (epsilon,)]
+        truth = mpmath.quad(outer, sorted([-12, -4, -1, 0, 1, 2, 4, 12, *kinks]))
+    found = profile.enclose(
+        lambda: laws.expand(run, "add_or_remove_one", direction), epsilon, float(mpmath.log(truth)), 1
+    )
+    assert abs(float(found.mid()) / float(truth) - 1) < 1e-9
+    assert float(found.rad()) < 1e-8 * float(truth)
+
+
+def test_smoothing_brackets_the_truth():
+    """A sum that is cut short is smoothed, and still holds the truth."""
+    run = ja.repeat(ja.RandomizedResponse(0.6, 3), 40)
+    build = lambda: laws.expand(run, "add_or_remove_one", "remove")
+    exact = profile.enclose(build, 10.0, -5.0, 0)
+    short = contour.enclose(lambda: build().parts, 10.0, -5.0, 4, 3000)
+    assert short.rad() > exact.rad()
+    assert short.overlaps(exact)
+    assert short.rad() < exact / 10
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("sigma", [0.2, 1.0, 30.0])
+def test_moments_equal_a_direct_integral(sigma, direction):
+    """M(c + it) from the nodes against mpmath's integral of the definition, t where the phase turns fast."""
+    rate, c, t = 0.05, 2.5, 7.0
+    run = ja.dp_sgd(sigma, rate, 10)
+    with precision(200):
+        ((law, _),) = laws.expand(run, "add_or_remove_one", direction).parts
+        (line,) = law.values(arb(c), arb(t), range(1), 2, 10, 40.0)
+        bound, mean = law.decay(arb(c), arb(t), 10), law.mean(arb(c))
+    with mpmath.workdps(30):
+        z = mpmath.mpc(c, t)
+        power = z + 1 if direction == "remove" else -z
+
+        def integrand(u):
+            mix = 1 - rate + rate * mpmath.exp(u / sigma - mpmath.mpf(0.5) / sigma**2)
+            return mpmath.npdf(u) * mix**power
+
+        middle = (c + 1) / sigma if direction == "remove" else 0
+        points = sorted({float(x) for x in [*np.linspace(-14, 14 + middle, 120)]})
+        truth = mpmath.quad(integrand, points)
+    with precision(200):
+        error = arb(mpmath.nstr(abs(truth) * 1e-13 + abs(mean_value(mean)) * 1e-18, 5))
+        near = flint.acb(arb(mpmath.nstr(truth.real, 25)), arb(mpmath.nstr(truth.imag, 25)))
+        assert (line[1] - near).abs_lower() <= error
+        assert max(line[1].real.rad(), line[1].imag.rad()) <= mean * arb("1e-16")
+    assert bound >= line[1].abs_lower()
+
+
+def test_a_wrong_mechanism_is_refuted():
+    answer = ja.epsilon(ja.dp_sgd(1.0, 0.01, 1000), 1e-5)
+    for sigma in (0.999, 1.001):
+        assert ja.verify(ja.dp_sgd(sigma, 0.01, 1000), answer, delta=1e-5).status == "refuted"
+
+
+def test_known_false_certificates_are_refuted():
+    """Answers that earlier engines certified (defects of November 2026)."""
+    false = [
+        (ja.Laplace(1 / 400), 1e-5, 1e-11, "add_or_remove_one"),
+        (ja.PoissonSampled(ja.Laplace(1e-3), 0.5), 1e-5, 0.693, "add_or_remove_one"),
+        (ja.dp_sgd(0.01, 0.01, 1), 1e-5, 705.18, "add_or_remove_one"),
+        (ja.dp_sgd(0.03, 0.1, 2), 1e-6, 1279.899, "remove_one"),
+    ]
+    for mechanism, delta, upper, relation in false:
+        assert ja.verify(mechanism, bracket(0.0, upper), delta=delta, relation=relation).status == "refuted"
+    for upper, status in ((0.0, "refuted"), (5e-171, "verified")):
+        found = ja.verify(ja.Gaussian(1e170), bracket(0.0, upper), epsilon=0.0)
+        assert found.status == status, found.explanation
+
+
+@pytest.mark.parametrize("lower, upper", [(math.nan, 3.0), (0.0, math.nan), (math.nan, math.nan)])
+def test_nan_is_never_verified(lower, upper):
+    assert ja.verify(ja.Gaussian(2.0), bracket(lower, upper), delta=1e-5).status != "verified"
+    assert ja.verify(ja.Gaussian(2.0), bracket(lower, upper), epsilon=1.0).status != "verified"
+
+
+def test_ends_that_always_hold_and_mass_at_infinity():
+    run = ja.repeat(ja.ApproximateDP(0.1, 1e-6), 1000)
+    assert ja.verify(run, bracket(0.0, math.inf), delta=1e-5).status == "verified"
+    assert ja.verify(run, bracket(math.inf, math.inf), delta=1e-5).status == "verified"
+    assert ja.verify(run, bracket(math.inf, math.inf), delta=2e-3).status == "refuted"
+    assert ja.verify(run, bracket(0.0, 1e6), delta=1e-5).status == "refuted"
+    assert ja.verify(run, bracket(0.0, 1.0), epsilon=50.0).status == "verified"
+
+
+def test_a_bracket_of_delta():
+    run = ja.dp_sgd(1.0, 0.01, 1000)
+    answer = ja.delta(run, 2.0)
+    assert ja.verify(run, answer, epsilon=2.0).status == "verified"
+    for wrong in tampered(float(answer.lower), float(answer.upper)):
+        assert ja.verify(run, wrong, epsilon=2.0).status == "refuted"
+
+
+def test_a_batch_is_decided_element_by_element():
+    found = ja.verify(
+        ja.Gaussian([1.0, 2.0, 3.0]), bracket([4.0, 1.99, 1.0], [4.5, 2.0, 1.1]), delta=1e-5, seconds=10.0
+    )
+    assert found.status.tolist() == ["verified", "verified", "refuted"]
+    assert found.digits.shape == found.lower.shape == (3,)
+
+
+def test_both_orders_of_a_replaced_record():
+    asymmetric = ja.FiniteOutput([0.9, 0.1], [0.5, 0.5])
+    forward, reverse = 0.9 - 0.5 * math.exp(0.2), 0.5 - 0.1 * math.exp(0.2)
+    larger = max(forward, reverse)
+    around = bracket(larger * (1 - 1e-9), larger * (1 + 1e-9))
+    assert ja.verify(asymmetric, around, epsilon=0.2, relation="replace_one").status == "verified"
+    assert ja.verify(asymmetric, bracket(0.0, min(forward, reverse)), epsilon=0.2).status == "refuted"
+
+
+def test_a_branch_crossing_is_refused():
+    """int of sqrt over a path through the cut: without its flag the answer is wrong, with it the truth is held."""
+    with precision(64):
+        truth = (flint.acb(-5, 1) ** (arb(4) / 3) - flint.acb(-5, -1) ** (arb(4) / 3)) * 3 / 4
+        # the primitive jumps across the cut: the truth of the principal branch is the sum of both halves
+        half = flint.acb(-5) ** (arb(4) / 3)
+        truth = truth - (half - half.conjugate()) * 3 / 4
+        flagged = integrate(lambda z, analytic: z.pow(arb(1) / 3, analytic), flint.acb(-5, -1), flint.acb(-5, 1), 1e-10)
+        careless = integrate(lambda z, analytic: z.pow(arb(1) / 3), flint.acb(-5, -1), flint.acb(-5, 1), 1e-10)
+    assert flagged.overlaps(truth)
+    assert not careless.overlaps(truth)
+
+
+def test_refusals_are_one_line():
+    with pytest.raises(InputError, match="not both"):
+        ja.verify(ja.Gaussian(1.0), bracket(0, 1))
+    with pytest.raises(InputError, match="lower and upper"):
+        ja.verify(ja.Gaussian(1.0), 3.0, delta=1e-5)
+    with pytest.raises(InputError, match="relation"):
+        ja.verify(ja.Gaussian(1.0), bracket(0, 1), delta=1e-5, relation="both")
+    with pytest.raises(InputError, match="seconds"):
+        ja.verify(ja.Gaussian(1.0), bracket(0, 1), delta=1e-5, seconds=0)
+
+
+def test_what_is_not_covered_says_so():
+    known = ja.PrivacyProfile(epsilon=[0.0, 1.0], delta=[0.3, 1e-6])
+    found = ja.verify(known, bracket(0.0, 5.0), delta=1e-5)
+    assert found.status == "undecided" and "PrivacyProfile" in found.explanation
+
+
+def test_the_time_limit_is_kept():
+    found = ja.verify(ja.dp_sgd(0.02, 0.01, 100), bracket(1.0, 1.1), delta=1e-5, seconds=0.01)
+    assert found.status == "undecided" and "time" in found.explanation
+
+
+def test_no_code_is_shared_with_the_engines():
+    folder = Path(contour.__file__).parent
+    for file in folder.glob("*.py"):
+        words = file.read_text()
+        for name in ("engines", "kernels", "components", "dispatch", "account"):
+            assert f"jaxacct.{name}" not in words and f"import {name}" not in words, (file.name, name)

@@ -1,0 +1,53 @@
+"""--verify and jaxacct verify."""
+
+import json
+
+import pytest
+
+from jaxacct.cli import main
+
+pytest.importorskip("flint")
+
+HEAD = "quantity,noise_multiplier,sampling_probability,steps,delta,relation,lower,estimate,upper,kind,status,engine\n"
+ROW = "epsilon,1.0,0.01,1000,1e-05,add_or_remove_one,{},{},{},certified,ok,contour\n"
+TRUE, FALSE = ROW.format(1.82823, 1.82824, 1.82825), ROW.format(1.828, 1.8281, 1.8282)
+
+
+def test_epsilon_with_verify(capsys):
+    command = ["epsilon", "--noise-multiplier", "2", "--sampling-probability", "1", "--steps", "1", "--delta", "1e-5"]
+    assert main([*command, "--verify"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("verified to ")
+    assert main([*command, "--verify", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["verification"] == "verified" and found["verification_digits"] > 6
+    assert {"lower", "estimate", "upper", "kind", "status"} <= set(found)
+
+
+def test_a_result_is_verified_row_by_row(tmp_path, capsys):
+    path = tmp_path / "result.csv"
+    path.write_text(HEAD + TRUE)
+    assert main(["verify", str(path)]) == 0
+    path.write_text(HEAD + TRUE + FALSE)
+    capsys.readouterr()
+    assert main(["verify", str(path), "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert found["counts"] == {"verified": 1, "refuted": 1}
+    assert [row["verification"] for row in found["results"]] == ["verified", "refuted"]
+
+
+def test_a_ledger_is_verified(tmp_path, capsys):
+    from jaxacct.training import Ledger, Plan
+
+    plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4)
+    path = tmp_path / "run.jsonl"
+    with Ledger.create(path, plan) as ledger:
+        ledger.record(0, "key 0", "all", 5.0, 1.0)
+        ledger.record(1, "key 1", "all", 5.0, 1.0)
+    assert main(["verify", str(path)]) == 0
+    assert "verified" in capsys.readouterr().out
+
+
+def test_bad_input_is_one_line(tmp_path, capsys):
+    assert main(["verify"]) == 2
+    assert main(["verify", str(tmp_path / "nothing.csv")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
