@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
+from jaxacct.mechanisms import components
 from jaxacct.mechanisms.finite import log_mixture
 
 UNITS, ABSOLUTE = 16, 1e-26  # mechanisms/README.md, "Rounding of finite laws"
@@ -94,3 +95,17 @@ def test_no_small_mass_is_lost_in_the_wrong_direction():
             assert part.mass.sum() + part.infinity == 1.0
             top = 800.0 + np.log(rate) if direction == "remove" else (800.0 if rate == 1.0 else -np.log1p(-rate))
             assert part.loss[part.mass > 0].max() == pytest.approx(top, rel=1e-15)
+
+
+def test_summed_mass_at_infinity_is_within_its_units():
+    rng = np.random.default_rng(0)
+    for parts in (1, 3, 20):
+        mass = 10.0 ** rng.uniform(-12, -3, parts)
+        counts = [int(n) for n in rng.integers(1, 2000, parts)]
+        run = ja.compose(*(ja.repeat(ja.ApproximateDP(0.1, d), n) for d, n in zip(mass, counts, strict=True)))
+        found = components(run, "add_or_remove_one", "remove")
+        with mpmath.workdps(60):
+            survival = mpmath.fprod((1 - mpmath.mpf(float(d))) ** n for d, n in zip(mass, counts, strict=True))
+            exact = 1 - survival
+            off = abs(mpmath.mpf(float(found.delta_infinity[0])) - exact)
+            assert off <= found.infinity_units * mpmath.mpf(2) ** -53 * exact
