@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-import jaxacct as ja
-from jaxacct.kernels import nodes, rounding, special
-from jaxacct.kernels.law import log_mix
+from jaxacct.kernels import certificate, nodes, rounding, special
+from jaxacct.kernels.law import Law, log_mix
 
 RNG = np.random.default_rng(0)
 WIDE = 10.0 ** RNG.uniform(-300, 20, 300) * RNG.choice([-1.0, 1.0], 300)
@@ -81,12 +80,23 @@ def test_log_mix_where_the_sampling_probability_is_tiny():
             assert abs(mpmath.mpf(float(found)) - exact) <= allowed * rounding.UNIT
 
 
-def test_a_chernoff_bound_that_is_not_finite_bounds_nothing():
-    """Once epsilon = 0 was certified here: the nodes of the grid could not be told apart, and log M was -inf."""
-    sigma, q, steps, delta = 0.4252111651324522, 3.3175719982713695e-26, 113.0, 6.7364472326387346e-195
-    bounds = ja.epsilon(ja.dp_sgd(sigma, q, steps), delta, relation="remove_one", engine="contour")
-    # delta(eps) >= P(max u > c) - e^eps T Q(u > c), at c = 20
-    with mpmath.workdps(60):
-        hit = 1 - (mpmath.mpf(1) - mpmath.mpf(q) * mpmath.ncdf(1 / mpmath.mpf(sigma) - 20)) ** int(steps)
-        assert hit - mpmath.exp(1) * steps * mpmath.ncdf(-20) > delta
-    assert bounds.upper > 1.0 and bounds.lower <= bounds.upper
+@jax.jit
+def chernoff(sigma, q, c, sign):
+    none = np.zeros(0)
+    law = lambda s, r, d: Law(d, 0.0, s[None], r[None], np.ones(1), none, none, none[:, None], none[:, None], none)
+    return jax.vmap(lambda s, r, x, d: certificate.chernoff(law(s, r, d), x, 32))(sigma, q, c, sign)
+
+
+def test_a_chernoff_bound_is_never_below_the_least_that_it_can_be():
+    """log M(c) >= 0. Once it was -inf where float64 cannot tell the grid's nodes apart, and epsilon = 0 certified."""
+    size = 2000
+    sigma, q = 10.0 ** RNG.uniform(-12, 12, size), 10.0 ** RNG.uniform(-300, -0.01, size)
+    c, sign = 10.0 ** RNG.uniform(-10, 60, size), RNG.choice([-1.0, 1.0], size)
+    bound = np.asarray(chernoff(sigma, q, c, sign))
+    assert not np.isnan(bound).any() and np.isfinite(bound).sum() > 100
+    least = -np.log1p(c) - c * np.log1p(1.0 / c)
+    assert np.all(bound >= least - 1e-12 * np.abs(least))
+    # and log M(c) >= (c + 1) (log q + c/(2 sigma^2)) to remove
+    grown = (c + 1.0) * (np.log(q) + c / (2.0 * sigma**2)) + least
+    removing = sign > 0
+    assert np.all(bound[removing] >= (grown - 1e-12 * np.abs(grown) - 1e-12)[removing])

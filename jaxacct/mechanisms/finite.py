@@ -102,8 +102,8 @@ class RandomizedResponse(FiniteMechanism):
             mass.append((k - 2) * other)
             base.append((k - 2) * other)
         zero = np.zeros_like(p)
-        stacked = (np.stack(x, -1) for x in (loss, mass, base))
-        return FinitePair(*stacked, zero, zero, np.stack(ratios, -1))
+        losses, masses, bases, excesses = (np.stack(x, -1) for x in (loss, mass, base, ratios))
+        return FinitePair(losses, masses, bases, zero, zero, excesses)
 
 
 RandomisedResponse = RandomizedResponse

@@ -75,9 +75,9 @@ class FiniteOutput(FiniteMechanism):
             loss = log_of_ratio(one - two, one, two) + 2.0 * np.arctanh((above_q - above_p) / (2.0 + above_p + above_q))
             excess = excess + shift * (1.0 + excess)
         apart = (np.where(other == 0.0, here, 0.0).sum(-1) for here, other in ((p, q), (q, p)))
-        infinite = (np.where(common.any(-1), np.minimum(mass, 1.0), 1.0) for mass in apart)
+        p_infinity, q_infinity = (np.where(common.any(-1), np.minimum(mass, 1.0), 1.0) for mass in apart)
         loss, p, q, excess = (np.where(common, x, 0.0) for x in (loss, p, q, excess))
-        return FinitePair(loss, p, q, *infinite, excess)
+        return FinitePair(loss, p, q, p_infinity, q_infinity, excess)
 
     def symmetric(self) -> bool:
         """Whether the loss has the same law in both directions, to the last bit; else both are computed."""
