@@ -52,7 +52,7 @@ def test_moments_are_within_their_certificate(sigma, q, c, t_max, sign):
     h = t_max / (count - 1)
     re, im = nodes.departures(grid.weight, h * sign * grid.loss, count)
     depth = nodes.depth(points, count)
-    bound, _ = certified(certificate.gaussian_errors(sigma, q, sign, c, grid, t_max, depth), t_max)
+    bound, _ = certified(certificate.gaussian_errors(sigma, q, sign, grid, t_max, depth), t_max)
     assert float(bound) < 1e-12
     at_c = exact_moment(sigma, q, sign, mpmath.mpf(c))
     assert abs(float(grid.log_m - float(mpmath.log(at_c)))) < 1e-12 * max(1.0, abs(float(grid.log_m)))
@@ -84,7 +84,7 @@ def coarse_error(sigma, q, sign, c, turns, points):
         return scale * jnp.sum(grid.weight * jnp.exp(1j * t * grid.loss))
 
     return jnp.abs(moment(coarse) - moment(fine)), certified(
-        certificate.gaussian_errors(sigma, q, sign, c, coarse, t, 200.0), t
+        certificate.gaussian_errors(sigma, q, sign, coarse, t, 200.0), t
     )[0]
 
 
@@ -111,7 +111,7 @@ def decay_and_truth(sigma, q, sign, c, turns):
     t = start * jnp.geomspace(1.0, 30.0, 200)
     resolved = t * jnp.max(fine.posterior) * fine.step / sigma < 1.0
     modulus = jnp.abs(jnp.exp(1j * t[:, None] * fine.loss) @ fine.weight)
-    return certificate.gaussian_decay(*certificate.level_sets(sigma, grid), start), modulus, resolved
+    return certificate.gaussian_decay(*certificate.level_sets(sigma, q, grid), start), modulus, resolved
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

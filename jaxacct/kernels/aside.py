@@ -23,6 +23,7 @@ from jax import lax
 
 from jaxacct.kernels import certificate
 from jaxacct.kernels.law import Law, log_mix
+from jaxacct.kernels.rounding import UNIT
 from jaxacct.kernels.special import log1p, log_ndtr
 from jaxacct.kernels.split import AWAY, Window, frame, high_blur, low_blur, place_of
 
@@ -180,7 +181,14 @@ def _far_moment(sigma, q, high, c, points):
     left = start + step * jnp.arange(points)
     window = jnp.minimum(-0.5 * jnp.maximum((high - left - step) / high_blur(sigma), 0.0) ** 2, 0.0)
     nearest = jnp.maximum(left, 0.0)
-    cells = jnp.exp(window - c * log_mix(sigma, q, left)[0] - 0.5 * nearest**2)
+    loss, posterior = log_mix(sigma, q, left)
+    in_y = (
+        4.0 * (jnp.abs(left) / sigma + 0.5 / sigma**2)
+        + 4.0 * (jnp.abs(start) + jnp.abs(end)) / sigma
+        - 3.0 * jnp.log(q)
+    )
+    rounding = UNIT * c * (2.0 * certificate.LOSS * jnp.abs(loss) + posterior * in_y)
+    cells = jnp.exp(window - c * loss + rounding - 0.5 * nearest**2)
     below = jnp.exp(-312.0 - c * log1p(-q))  # w2 there, and mix >= 1 - q
     last = jnp.exp(-c * log_mix(sigma, q, end)[0] - 0.5 * jnp.maximum(end, 0.0) ** 2)
     return jnp.sum(cells) * step / jnp.sqrt(2.0 * jnp.pi) * 1.0000001 + below + last
@@ -200,9 +208,9 @@ def far_above(a: Aside, epsilon):
     scaled = jnp.exp(jnp.minimum(epsilon, 600.0)) * a.far.q
     linear = a.far.p * (1.0 + 1e-11) - scaled * (1.0 - 1e-11)
     cut = 1e-60 * a.far.p  # beyond the last node, 17 widths out
-    return jnp.minimum(jnp.maximum(linear, 0.0) + excess + cut, a.far.p * (1.0 + 1e-11))
+    return jnp.minimum(jnp.maximum(linear, 0.0) + 1.000001 * excess + cut, a.far.p * (1.0 + 1e-11))
 
 
 def calm(a: Aside, epsilon):
     """An upper bound of the calm compositions' share of delta."""
-    return jnp.exp(jnp.minimum(jnp.min(a.calm_log - a.calm_at * epsilon), 0.0)) + a.calm_mass
+    return 1.000001 * jnp.exp(jnp.minimum(jnp.min(a.calm_log - a.calm_at * epsilon), 0.0)) + a.calm_mass

@@ -5,17 +5,23 @@ Every function bounds one source of error, relative to the tilted mass `M(c)` of
 t-sum, and the periodic images.  All are for one configuration and are vmapped by their callers.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxacct.kernels.law import Law, Tilted, cumulants_and_grids, log_mix
+from jaxacct.kernels.law import Law, Tilted, laplace_log_m, log_mix, tilted_gaussian
+from jaxacct.kernels.rounding import TINY, UNIT, sum_depth
 from jaxacct.kernels.special import log1p
 
-UNIT = 2.0**-53
 LEVELS = 20
-BLOCK = 64  # points that are summed at a stretch
+FACTOR = 0.999
+"""What rounding leaves of the level sets' masses at least."""
 SIDELOBE = 0.217235  # sup of |sin y / y| beyond its first zero
+OFF = 1e-26
+"""What a finite loss is off besides 16 units of itself (mechanisms/README.md)."""
+LOSS = 18.0  # units of itself by which log mix is off, besides what is off in y
 PATH_ENDS = 25.0  # 1 + 2 * 12 shifts at most, each at most the density at the end
 STRIPS = (0.5, 0.8, 0.95)
 
@@ -48,6 +54,10 @@ def _step_error(sigma, q, sign, t: Tilted, t_max):
     y = u / sigma - 0.5 / sigma**2
     odds = jnp.exp(jnp.log(q) - log1p(-q) + jnp.minimum(y, 600.0))
     nearest = jnp.minimum(jnp.abs(u[:-1]), jnp.abs(u[1:])) * (u[:-1] * u[1:] > 0)
+    # what rounding can add to an exponent, but for a factor of its argument
+    off = 4.0 * UNIT * (jnp.maximum(jnp.abs(u[0]), jnp.abs(u[-1])) / sigma + 0.5 / sigma**2 + 1.0)
+    z = jnp.abs(t.power) + 1.0
+    blurred = z * (odds / (1.0 + odds) * off + 4.0 * LOSS * UNIT * jnp.abs(loss)) + 16.0 * TINY * t_max
 
     def log_error(alpha):
         angle = alpha / sigma
@@ -59,7 +69,8 @@ def _step_error(sigma, q, sign, t: Tilted, t_max):
         lowest = jnp.where(angle <= 0.5 * jnp.pi, log_modulus, floor)
         upper = jnp.where(angle <= 0.5 * jnp.pi, log_modulus, loss)
         grown = jnp.where(sign > 0, t.power * upper[1:], t.power * lowest[:-1])
-        exponent = grown + t_max * argument[1:] - 0.5 * nearest**2
+        turned = (1.0 + 8.0 * off) * t_max * argument[1:] + jnp.maximum(blurred[:-1], blurred[1:])
+        exponent = grown + turned - 0.5 * nearest**2
         top = jnp.max(exponent)
         total = top + jnp.log(jnp.sum(jnp.exp(exponent - top)) * t.step) - 0.5 * jnp.log(2.0 * jnp.pi)
         decay = 2.0 * jnp.pi * alpha / t.step
@@ -79,33 +90,57 @@ def points_needed(sigma, t: Tilted, t_max):
     return (t.u[-1] - t.u[0]) * (turning + 0.5 * reach + 45.0 / reach) / (2.0 * jnp.pi)
 
 
-def _rounding_errors(sigma, c, t: Tilted, t_max, depth):
+class Rounding(NamedTuple):
+    """Rounding of one quadrature sum's terms, in units; (X,) unless said otherwise."""
+
+    weight: jax.Array  # of the logarithm of a weight
+    loss: jax.Array  # of the loss, absolute
+    y: jax.Array  # () the largest error of y, no units
+    doubt: jax.Array  # () the largest error of the logarithm of a weight and of y, no units
+
+
+def per_term(sigma, q, t: Tilted) -> Rounding:
+    """Bounds of the rounding of every term of a grid's sum (README.md, section 4)."""
+    edge = jnp.maximum(jnp.abs(t.u[0]), jnp.abs(t.u[-1]))
+    through_y = 4.0 * (jnp.abs(t.u) / sigma + 0.5 / sigma**2)
+    z, size = jnp.abs(t.power) + 1.0, jnp.abs(t.loss)
+    y = through_y - 3.0 * jnp.log(q)
+    placed = 3.0 * edge * jnp.abs(t.power * t.posterior / sigma - t.u)
+    weight = 20.0 + jnp.abs(t.log_m) + (LOSS + 2.0) * z * size + 2.0 * t.u**2 + placed + z * t.posterior * y
+    loss = LOSS * size + t.posterior * (y + 3.0 * edge / sigma) + 16.0 * TINY / UNIT
+    y = UNIT * (jnp.max(through_y) + 3.0 * edge / sigma)
+    return Rounding(weight, loss, y, jnp.maximum(UNIT * jnp.max(weight), y))
+
+
+def _rounding_errors(sigma, q, t: Tilted, t_max, depth):
     """Rounding of `M(c+it)/M(c) - 1`, per unit of t and at most up to t_max, and of log M(c).
 
     Every weight is off by its own argument's rounding, and so is every `e^{it loss} - 1`, which is at most
     `min(2, t |loss|)`: small losses and small t leave small errors.
     """
-    z = jnp.abs(c) + 1.0
-    through_y = 4.0 * t.posterior * (jnp.abs(t.u) / sigma + 0.5 / sigma**2)
-    weight = depth + 12.0 * z * jnp.abs(t.loss) + 4.0 * t.u**2 + z * through_y
-    rotated = 2.0 * weight + depth
-    rate = jnp.abs(t.loss) * (rotated + 12.0) + through_y
-    ceiling = 2.0 * rotated + 12.0 * t_max * jnp.abs(t.loss) + t_max * through_y
+    units = per_term(sigma, q, t)
+    rotated = units.weight + depth
+    turned = units.loss + 12.0 * jnp.abs(t.loss)
+    # first order in the errors; at a doubt of .1 or more nothing is certified
+    grown = UNIT * jnp.where(units.doubt < 0.1, 1.0 + 2.0 * units.doubt, jnp.inf)
+    own = sum_depth(t.u.size) + 40.0 + 8.0 * jnp.abs(t.log_m)
     return (
-        UNIT * jnp.sum(t.weight * rate),
-        UNIT * jnp.sum(t.weight * ceiling),
-        UNIT * jnp.sum(t.weight * weight),
+        grown * jnp.sum(t.weight * (jnp.abs(t.loss) * rotated + turned)),
+        grown * jnp.sum(t.weight * (2.0 * rotated + t_max * turned)),
+        grown * (jnp.sum(t.weight * units.weight) + own),
     )
 
 
-def gaussian_errors(sigma, q, sign, c, t: Tilted, t_max, depth):
+def gaussian_errors(sigma, q, sign, t: Tilted, t_max, depth):
     """(a, b, m, e): M(c + it)/M(c) is off by at most a + min(b t, m) for |t| <= t_max, and log M(c) by e."""
-    quadrature = 2.0 * (_range_error(sigma, q, sign, t) + _step_error(sigma, q, sign, t, t_max))
-    rate, ceiling, weight = _rounding_errors(sigma, c, t, t_max, depth)
-    return quadrature, rate, ceiling, quadrature + 2.0 * weight
+    quadrature = 1.001 * (_range_error(sigma, q, sign, t) + _step_error(sigma, q, sign, t, t_max))
+    # of the numerator and of the denominator
+    quadrature = jnp.where(quadrature < 0.5, 2.0 * quadrature / (1.0 - jnp.minimum(quadrature, 0.5)), jnp.inf)
+    rate, ceiling, weight = _rounding_errors(sigma, q, t, t_max, depth)
+    return quadrature, rate, ceiling, quadrature + weight
 
 
-def level_sets(sigma, t: Tilted):
+def level_sets(sigma, q, t: Tilted):
     """Level sets of the tilted density f of the loss: (heights of slabs, lengths that they at least have).
 
     f is a stack of level sets, and a level set that contains an interval of length lambda contributes a
@@ -115,8 +150,10 @@ def level_sets(sigma, t: Tilted):
     points and the integral by its lower Riemann sum.
     """
     size = t.u.size
-    log_f = jnp.log(jnp.maximum(t.weight, 1e-300)) - jnp.log(t.step) - jnp.log(t.posterior) + jnp.log(sigma)
-    log_f = lax.optimization_barrier(log_f)
+    log_f = jnp.log(t.weight) - jnp.log(t.step) - jnp.log(t.posterior) + jnp.log(sigma)
+    log_f = jnp.where(t.weight > 0.0, log_f, -jnp.inf)
+    units = per_term(sigma, q, t)
+    log_f, off = lax.optimization_barrier((log_f, UNIT * (units.loss + 4.0 * jnp.abs(t.loss))))
     # log f is concave up to this much convexity; a chord then over-estimates it by at most `sag`
     convexity = -1.0 + (jnp.abs(t.power) + 1.0) / (4.0 * sigma**2)
     sag = jnp.maximum(convexity, 0.0) * t.step**2 / 8.0
@@ -143,7 +180,9 @@ def level_sets(sigma, t: Tilted):
         # the loss is convex in u: tangent below on the right, chord above on the left
         end_r = t.loss[inner_r] + part_r * t.step * t.posterior[inner_r] / sigma
         end_l = t.loss[inner_l] + part_l * (t.loss[outer_l] - t.loss[inner_l])
-        return jnp.maximum(end_r - end_l, 0.0)
+        # either end moves with the rounding of the two losses that it is made from
+        moved = 2.0 * (off[inner_r] + off[inner_l] + off[outer_l])
+        return jnp.maximum(end_r - end_l - moved, 0.0)
 
     def stack(mode, floor):
         levels = jnp.maximum(log_f[mode] - jnp.linspace(0.0, 5.5, LEVELS) ** 2 / 2.0, floor)
@@ -152,12 +191,17 @@ def level_sets(sigma, t: Tilted):
         return heights[:-1] - heights[1:], lengths
 
     slabs, lengths = jax.vmap(stack)(jnp.stack([peak, other]), floors)
-    return slabs.ravel(), lengths.ravel()
+    # heights are off by a part in 2,000 at most, which FACTOR allows for, or prove nothing
+    inside = log_f > jnp.min(log_f[jnp.stack([peak, other])]) - 16.0
+    doubt = UNIT * jnp.max(jnp.where(inside, units.weight + 16.0 * (1.0 + jnp.abs(log_f)), 0.0)) + 3.0 * units.y
+    return jnp.where(doubt < 2.5e-4, slabs, 0.0).ravel(), lengths.ravel()
 
 
 def gaussian_decay(slabs, lengths, frequency):
     """A lower bound of `1 - |M(c + it)|/M(c)` that holds for every t >= frequency."""
-    return 0.999 * jnp.sum(slabs * lengths * (1.0 - sinc_envelope(0.5 * frequency * lengths)))
+    lost = jnp.sum(slabs * lengths * (1.0 - sinc_envelope(0.5 * frequency * lengths)))
+    # 1 - s(y) is off by 16 units of 1 at most, and all masses together are at most 1
+    return jnp.maximum(FACTOR * lost - 20.0 * UNIT, 0.0)
 
 
 def sinc_envelope(y):
@@ -174,7 +218,8 @@ def _step_error_on_the_axis(sigma, q, sign, c, end, step):
     `|mix(x + i alpha)|^2 >= mix^2 (1 - s sin^2(v/2))`, s = 4 o/(1+o)^2 at the odds o there (1 for odds beyond 1).
     """
     log_odds = jnp.log(q) - log1p(-q) + end / sigma - 0.5 / sigma**2
-    share = jnp.where(log_odds < 0.0, 1.0 / jnp.cosh(0.5 * log_odds) ** 2, 1.0)
+    off = 1e-12 + 16.0 * UNIT * (jnp.abs(end) / sigma + 0.5 / sigma**2)
+    share = jnp.where(log_odds < 0.0, jnp.minimum((1.0 + off) / jnp.cosh(0.5 * log_odds) ** 2, 1.0), 1.0)
 
     def relative(alpha, s):
         shrunk = 0.5 * log1p(-s * jnp.sin(0.5 * alpha / sigma) ** 2)
@@ -193,21 +238,64 @@ def _step_error_on_the_axis(sigma, q, sign, c, end, step):
     return jnp.where(error < 0.5, -log1p(-jnp.minimum(error, 0.5)), jnp.inf)
 
 
+def _laplace_above(scale, c):
+    return laplace_log_m(scale, c) + UNIT * (120.0 + 24.0 * (c + 1.0) / scale)
+
+
 def log_kappa(c):
     """log of `c^c/(1+c)^{1+c}`, the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`, without cancellation."""
     return -log1p(c) - c * log1p(1.0 / c)
+
+
+def _log_m_above(sigma, q, sign, c, nodes):
+    """An upper bound of log M(c) of one sampled Gaussian: its trapezoid sum, quadrature error and rounding."""
+    t = tilted_gaussian(sigma, q, sign, c, nodes)
+    edge = jnp.maximum(jnp.abs(t.u[0]), jnp.abs(t.u[-1]))
+    units, z = per_term(sigma, q, t), jnp.abs(t.power) + 1.0
+    # small errors count by their mean, large ones by the largest: log sum exp moves by no more
+    worst = 20.0 + jnp.abs(t.log_m) + (LOSS + 2.0) * z * jnp.abs(t.loss) + 2.0 * t.u**2
+    worst = worst + 3.0 * edge * (z / sigma + jnp.abs(t.u))
+    worst = worst + z * (4.0 * (jnp.abs(t.u) / sigma + 0.5 / sigma**2) - 3.0 * jnp.log(q))
+    mean = jnp.sum(t.weight * units.weight) * (1.0 + 2.0 * units.doubt)
+    rounding = jnp.where(units.doubt < 0.1, mean, 1.001 * jnp.max(worst))
+    rounding = UNIT * (rounding + sum_depth(nodes) + 40.0 + 8.0 * jnp.abs(t.log_m))
+    above = t.log_m + 1.001 * _step_error_on_the_axis(sigma, q, sign, c, t.u[-1] + t.step, t.step) + rounding
+    # the range leaves out 2 e^-42 at most, if its ends are places that float64 can tell apart
+    return jnp.where((t.step > 0.0) & (edge < 1e14), above + 1e-17, jnp.inf)
+
+
+def finite_units(loss, mass, weight):
+    """Units by which a sum of finitely many weights `mass e^{c loss}` over their sum is off, c aside."""
+    log_mass = jnp.log(jnp.where(mass > 0, mass, 1.0))
+    # a mass that came from exp(x) is off by a few units times |x|
+    return 100.0 + 4.0 * loss.size + 10.0 * (weight @ jnp.abs(log_mass)) / jnp.sum(weight)
+
+
+def _finite_above(loss, mass, c):
+    exponent = jnp.where(mass > 0, c * loss + jnp.log(jnp.where(mass > 0, mass, 1.0)), -jnp.inf)
+    top = jnp.max(exponent)
+    weight = jnp.exp(exponent - top)
+    log_m = top + jnp.log(jnp.sum(weight))
+    reach = jnp.max(jnp.where(mass > 0, jnp.abs(loss), 0.0))
+    return log_m + UNIT * (finite_units(loss, mass, weight) + 24.0 * c * reach + 8.0 * jnp.abs(log_m)) + c * OFF
 
 
 def chernoff(law: Law, c, nodes):
     """An upper bound of `K(c) + log kappa(c)`: `delta(eps) <= e^{K(c) - c eps} kappa(c)` for every eps and c > 0.
 
     `kappa(c) = c^c/(1+c)^{1+c}` is the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`; the quadrature error
-    of K is added.
+    of K and all rounding are added.  inf where nothing is certain.
     """
-    (k0, _, _), end, step = cumulants_and_grids(law, c, nodes)
-    allowance = 1e-12 * jnp.sum(law.gauss_n)
-    if law.gauss_n.size:
-        axis = jax.vmap(_step_error_on_the_axis, (0, 0, None, None, 0, 0))
-        each = axis(law.gauss_sigma, law.gauss_q, law.sign, c, end + step, step)
-        allowance = allowance + jnp.sum(jnp.where(law.gauss_n > 0, law.gauss_n * each, 0.0))
-    return k0 + allowance + log_kappa(c)
+    terms = [law.mu2 * c * (c + 1.0) / 2.0, log_kappa(c)]
+    kinds = (
+        (_log_m_above, law.gauss_n, (law.gauss_sigma, law.gauss_q), (law.sign, c, nodes)),
+        (_laplace_above, law.laplace_n, (law.laplace_scale,), (c,)),
+        (_finite_above, law.finite_n, (law.finite_loss, law.finite_mass), (c,)),
+    )
+    for above, n, own, common in kinds:
+        if n.size:
+            each = jax.vmap(above, (*[0] * len(own), *[None] * len(common)))(*own, *common)
+            terms.append(jnp.where(n > 0, n * each, 0.0))
+    terms = jnp.hstack(terms)
+    value = jnp.sum(terms) + UNIT * (terms.size + 16.0) * (jnp.sum(jnp.abs(terms)) + 4.0)
+    return jnp.where(jnp.isfinite(value), value, jnp.inf)

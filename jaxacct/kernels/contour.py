@@ -14,6 +14,7 @@ from jax import lax
 from jaxacct.kernels import certificate, saddle
 from jaxacct.kernels.law import Law
 from jaxacct.kernels.nodes import Nodes, errors, nodes_at, trapezoid
+from jaxacct.kernels.rounding import UNIT
 
 MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
 CANCEL = 5.0
@@ -76,9 +77,23 @@ def _ends(nodes, epsilon):
     value, _ = trapezoid(nodes, epsilon)
     both, images = errors(nodes, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
-    rest = value - both - jnp.exp(images - log_z + nodes.common)
-    lower = jnp.where(rest > 0, log_z - nodes.common + jnp.log(jnp.maximum(rest, 1e-300)), -jnp.inf)
-    return lower, log_z + nodes.common + jnp.log(jnp.maximum(value + both, 1e-300))
+    # value and both are sums of the same terms; here they are only subtracted and added
+    both = both + 4.0 * UNIT * jnp.abs(value)
+    rest = value - both - jnp.exp(images - log_z + nodes.common + 8.0 * UNIT * (jnp.abs(images) + jnp.abs(log_z)))
+    low, high = (jnp.log(jnp.maximum(x, 1e-300)) for x in (rest, value + both))
+    grain = 8.0 * UNIT * (jnp.abs(log_z) + 4.0)
+    lower = log_z - nodes.common + low - grain - 8.0 * UNIT * jnp.abs(low)
+    upper = log_z + nodes.common + high + grain + 8.0 * UNIT * jnp.abs(high)
+    # a true value has an upper end above 0: else the bounds contradict each other
+    certain = (value + both > 0.0) & (upper < jnp.inf)
+    return jnp.where(certain & (rest > 1e-300), lower, -jnp.inf), jnp.where(certain, upper, jnp.inf)
+
+
+def _by_chernoff(nodes, epsilon):
+    """log delta(eps) from above by the bounds that serve the images."""
+    found = nodes.images_log - nodes.images_at * epsilon
+    found = found + 8.0 * UNIT * (jnp.abs(nodes.images_log) + jnp.abs(found))
+    return jnp.min(jnp.where(found > -jnp.inf, found, jnp.inf))
 
 
 def delta(law: Law, epsilon, log_tol, points, count):
@@ -90,10 +105,9 @@ def delta(law: Law, epsilon, log_tol, points, count):
     lower, upper = _ends(nodes, epsilon)
     estimate = log_z + jnp.log(jnp.maximum(value, 1e-300))
     ok = (value > 0) & jnp.isfinite(upper) & (upper - estimate < 0.1)
-    upper = jnp.minimum(jnp.where(ok, upper, jnp.inf), jnp.min(nodes.images_log - nodes.images_at * epsilon))
+    upper = jnp.minimum(jnp.where(ok, upper, jnp.inf), _by_chernoff(nodes, epsilon))
     lower, estimate = jnp.where(ok, lower, -jnp.inf), jnp.where(ok, estimate, upper)
-    margin = 4.0 * certificate.UNIT * (jnp.abs(log_z) + 4.0)
-    return Bracketed(lower - margin, jnp.clip(estimate, lower - margin, upper), upper + margin, ok, nodes.needs)
+    return Bracketed(lower, jnp.clip(estimate, lower, upper), upper, ok, nodes.needs)
 
 
 def sensitivity(law: Law, tangent: Law, epsilon, log_tol, points, count):
@@ -147,16 +161,21 @@ def epsilon(law: Law, log_delta_low, log_delta_high, log_tol, points, count, rou
     rate = jnp.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
     both, images = errors(nodes, estimate)
     log_z = nodes.k0 - nodes.c * estimate
-    grain = 16.0 * certificate.UNIT * (jnp.abs(log_z) + jnp.abs(log_delta_low) + 4.0)
+    grain = 16.0 * UNIT * (jnp.abs(log_z) + jnp.abs(log_delta_low) + 4.0)
     off = jnp.abs(log_z + jnp.log(value) - log_delta_low) + grain
     off = off + nodes.common
     above = estimate + 1.02 * (both / value + off) / rate
     spread = both / value + jnp.exp(images - log_z) / value + (log_delta_high - log_delta_low)
     below = estimate - 1.02 * (spread + off) / rate
     lowers, uppers = jax.vmap(_ends, (None, 0))(nodes, jnp.stack([below, above]))
-    upper_ok = uppers[1] + grain / 4.0 <= log_delta_low
-    lower_ok = lowers[0] - grain / 4.0 >= log_delta_high
-    by_chernoff = jnp.min((nodes.images_log - log_delta_low + grain) / nodes.images_at)
+    # the logarithms of delta come from outside, to a few units
+    upper_ok = uppers[1] + 4.0 * UNIT * jnp.abs(log_delta_low) <= log_delta_low
+    lower_ok = (lowers[0] - 4.0 * UNIT * jnp.abs(log_delta_high) >= log_delta_high) & (below < jnp.inf)
+    rest = nodes.images_log - log_delta_low
+    rest = rest + 8.0 * UNIT * (jnp.abs(nodes.images_log) + jnp.abs(log_delta_low))
+    by_chernoff = rest / nodes.images_at
+    by_chernoff = by_chernoff + 4.0 * UNIT * jnp.abs(by_chernoff)
+    by_chernoff = jnp.min(jnp.where(by_chernoff > -jnp.inf, by_chernoff, jnp.inf))
     lower = jnp.where(lower_ok, below, -jnp.inf)
     upper = jnp.minimum(jnp.where(upper_ok, above, jnp.inf), by_chernoff)
     return Bracketed(lower, estimate, upper, upper_ok & lower_ok, nodes.needs)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxacct.kernels.rounding import total
 from jaxacct.kernels.special import log1p
 
 TAIL = 42.0
@@ -52,10 +53,10 @@ def log_mix(sigma, q, u):
     """`log(1 - q + q e^y)` with `y = u/sigma - 1/(2 sigma^2)`, and `q e^y / mix`; 0 < q < 1."""
     y = u / sigma - 0.5 / sigma**2
     # log1p(q expm1(y)) is exact to a few units but where e^y overflows or 1 + q expm1(y) cancels; there the two
-    # positive terms are added
-    high, low = y > 30.0, (q > 0.5) & (y < -1.0)
+    # positive terms are added (not where q e^y is small still, since y + log q would cancel)
+    high, low = (y > 30.0) & (y > -jnp.log(q)), (q > 0.5) & (y < -1.0)
     small = jnp.exp(-jnp.abs(y))
-    grown = jnp.expm1(jnp.minimum(y, 30.0))
+    grown = jnp.expm1(jnp.where(high, 0.0, jnp.minimum(y, 709.0)))
     added = jnp.where(high, q + (1.0 - q) * small, (1.0 - q) + q * small)
     apart = high | low
     # log1p as in special.py, which shares its logarithm with the other case
@@ -70,12 +71,15 @@ def log_mix(sigma, q, u):
 def quadrature_range(sigma, q, sign, c):
     """Ends in u that keep all but e^-TAIL of M(c); from Gaussian bounds on the tilted integrand."""
     a = c + 1.0
-    second = jnp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
-    below = jnp.maximum(0.0, a * jnp.log(q) + a * (a - 1.0) / (2.0 * sigma**2))
+    grown = a * (a - 1.0) / (2.0 * sigma**2)
+    below = a * jnp.log(q) + grown
+    # of the second Gaussian's size less that bound of log M(c) which is larger: written so that nothing cancels
+    second = jnp.where(below > 0.0, -c * jnp.log(q), jnp.log(q) + grown)
+    below = jnp.maximum(0.0, below)
     first_reach = jnp.sqrt(2.0 * jnp.maximum(TAIL - below, 0.0))
-    second_reach = jnp.sqrt(2.0 * jnp.maximum(TAIL + second - below, 0.0))
+    second_reach = jnp.sqrt(2.0 * jnp.maximum(TAIL + second, 0.0))
     has_first = below < TAIL
-    has_second = TAIL + second > below
+    has_second = TAIL + second > 0.0
     remove_hi = jnp.maximum(first_reach, jnp.where(has_second, a / sigma + second_reach, first_reach))
     remove_lo = jnp.minimum(
         jnp.where(has_first, -first_reach, a / sigma), jnp.where(has_second, a / sigma - second_reach, 0.0)
@@ -104,52 +108,45 @@ def tilted_gaussian(sigma, q, sign, c, nodes):
     exponent = power * loss - 0.5 * u**2
     top = jnp.max(exponent)
     weight = jnp.exp(exponent - top)
-    total = jnp.sum(weight)
-    log_m = top + jnp.log(total) + jnp.log(step) - 0.5 * jnp.log(2.0 * jnp.pi)
+    mass = total(weight)
+    log_m = top + jnp.log(mass) + jnp.log(step) - 0.5 * jnp.log(2.0 * jnp.pi)
     # without the barrier XLA would evaluate the logarithms again inside every consumer's loop
-    return lax.optimization_barrier(Tilted(u, step, loss, posterior, weight / total, log_m, power))
+    return lax.optimization_barrier(Tilted(u, step, loss, posterior, weight / mass, log_m, power))
 
 
 def _gaussian_cumulants(sigma, q, sign, c, nodes):
     t = tilted_gaussian(sigma, q, sign, c, nodes)
     mean = jnp.sum(t.weight * t.loss)
     variance = jnp.sum(t.weight * (t.loss - mean) ** 2)
-    return (t.log_m, sign * mean, variance), t.u[-1], t.step
+    return t.log_m, sign * mean, variance
 
 
-def _laplace_log_m(scale, c):
+def laplace_log_m(scale, c):
     rest = -(1.0 + 2.0 * c) / scale
     return c / scale - jnp.log(2.0) + log1p((1.0 + 2.0 * c * jnp.exp(rest)) / (1.0 + 2.0 * c))
 
 
 def _laplace_cumulants(scale, c):
-    first = jax.grad(_laplace_log_m, argnums=1)
-    return _laplace_log_m(scale, c), first(scale, c), jax.grad(first, argnums=1)(scale, c)
+    first = jax.grad(laplace_log_m, argnums=1)
+    return laplace_log_m(scale, c), first(scale, c), jax.grad(first, argnums=1)(scale, c)
 
 
 def _finite_cumulants(loss, mass, c):
     exponent = jnp.where(mass > 0, c * loss + jnp.log(jnp.where(mass > 0, mass, 1.0)), -jnp.inf)
     top = jnp.max(exponent)
     weight = jnp.exp(exponent - top)
-    total = jnp.sum(weight)
-    mean = jnp.sum(weight * loss) / total
-    return top + jnp.log(total), mean, jnp.sum(weight * (loss - mean) ** 2) / total
+    mass = jnp.sum(weight)
+    mean = jnp.sum(weight * loss) / mass
+    return top + jnp.log(mass), mean, jnp.sum(weight * (loss - mean) ** 2) / mass
 
 
 def cumulants(law: Law, c, nodes):
     """`K(c) = log E_P[e^{cL}]` of the composition, with its first two derivatives (tilted mean, variance)."""
-    return cumulants_and_grids(law, c, nodes)[0]
-
-
-def cumulants_and_grids(law: Law, c, nodes):
-    """The cumulants, and the ends (J,) and steps (J,) of the grids on which sampled Gaussians were summed."""
-    end = step = law.gauss_n
     value, mean, variance = law.mu2 * c * (c + 1.0) / 2.0, law.mu2 * (c + 0.5), law.mu2
     parts = []
     if law.gauss_n.size:
         each = jax.vmap(_gaussian_cumulants, (0, 0, None, None, None))
-        found, end, step = each(law.gauss_sigma, law.gauss_q, law.sign, c, nodes)
-        parts.append((law.gauss_n, found))
+        parts.append((law.gauss_n, each(law.gauss_sigma, law.gauss_q, law.sign, c, nodes)))
     if law.laplace_n.size:
         parts.append((law.laplace_n, jax.vmap(_laplace_cumulants, (0, None))(law.laplace_scale, c)))
     if law.finite_n.size:
@@ -157,4 +154,4 @@ def cumulants_and_grids(law: Law, c, nodes):
         parts.append((law.finite_n, each(law.finite_loss, law.finite_mass, c)))
     for n, (k0, k1, k2) in parts:
         value, mean, variance = value + jnp.sum(n * k0), mean + jnp.sum(n * k1), variance + jnp.sum(n * k2)
-    return (value, mean, variance), end, step
+    return value, mean, variance

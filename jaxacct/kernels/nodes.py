@@ -12,6 +12,7 @@ from jax import lax
 
 from jaxacct.kernels import certificate
 from jaxacct.kernels.law import Law, tilted_gaussian
+from jaxacct.kernels.rounding import UNIT, blocks, sum_depth
 from jaxacct.kernels.special import log1p
 
 CUTS = (12.0, 2048.0, 18)
@@ -60,15 +61,15 @@ def departures(weight, angle, count):
     """`sum_j w_j (e^{i k angle_j} - 1)` for k < count, accurate relative to its own terms.
 
     With k = a + inner b, `e^{ik} - 1` is the sum and the product of two short tables, so all k come from one matrix
-    product; the points are summed in blocks of certificate.BLOCK first, which keeps the summation shallow.
+    product; the points are summed in blocks of rounding.BLOCK first, which keeps the summation shallow.
     """
     inner, outer = _split(count)
     left = jnp.concatenate([*(weight * e for e in _powers(angle, inner)), weight[None]])
     right = jnp.concatenate([*_powers(inner * angle, outer), jnp.ones_like(weight)[None]])
-    size = weight.size // certificate.BLOCK
+    size = blocks(weight.size)
     left = left.reshape(2 * inner + 1, size, -1)
     right = right.reshape(2 * outer + 1, size, -1)
-    product = jnp.sum(jnp.einsum("abx,cbx->bac", left, right), axis=0)
+    product = jnp.sum(lax.optimization_barrier(jnp.einsum("abx,cbx->bac", left, right)), axis=0)
     both, only_left, only_right = product[:-1, :-1], product[:-1, -1:], product[-1:, :-1]
     re = both[:inner, :outer] - both[inner:, outer:] + only_left[:inner] + only_right[:, :outer]
     im = both[:inner, outer:] + both[inner:, :outer] + only_left[inner:] + only_right[:, outer:]
@@ -85,14 +86,17 @@ def polar(re, im):
 
 
 def depth(points, count):
-    """Relative rounding errors, in units, that one quadrature sum collects on its way."""
-    return 24.0 + 4.5 * sum(_split(count)) + certificate.BLOCK + points / certificate.BLOCK
+    """Units of `w_j min(2, t |loss_j|)` by which the terms of `departures` are off, weights and losses aside.
+
+    5.1 a step of either table, 4.9 for every rounding of a sum of products, and the weights' own sum.
+    """
+    return 5.1 * sum(_split(count)) + 4.9 * (sum_depth(points) + 4.0) + sum_depth(points)
 
 
 def _gaussian_nodes(sigma, q, sign, c, h, points, count):
     t = tilted_gaussian(sigma, q, sign, c, points)
     re, im = departures(t.weight, h * sign * t.loss, count)
-    return t, re, im, *certificate.level_sets(sigma, t)
+    return t, re, im, *certificate.level_sets(sigma, q, t)
 
 
 def _laplace_nodes(scale, c, t):
@@ -102,7 +106,7 @@ def _laplace_nodes(scale, c, t):
 
     base = value(lax.complex(c, 0.0 * c)).real
     ratio = value(lax.complex(c, t)) / base
-    error = certificate.UNIT * (40.0 + 12.0 * (c + 1.0 + t[-1]) / scale)
+    error = UNIT * (120.0 + 24.0 * (c + 1.0 + t[-1]) / scale)
     return jnp.log(base), ratio.real - 1.0, ratio.imag, jnp.full_like(t, error), error
 
 
@@ -116,9 +120,8 @@ def _finite_nodes(loss, mass, c, t):
     re = -2.0 * jnp.sin(0.5 * phase) ** 2 @ weight / total
     im = jnp.sin(phase) @ weight / total
     reach = jnp.max(jnp.where(mass > 0, jnp.abs(loss), 0.0))
-    # a mass that came from exp(x) is off by a few units times |x|
-    given = 8.0 * (weight @ jnp.abs(log_mass)) / total
-    error = certificate.UNIT * (40.0 + loss.size + given + 12.0 * (c + 1.0 + t[-1]) * reach)
+    error = UNIT * (certificate.finite_units(loss, mass, weight) + 24.0 * (c + 1.0 + t[-1]) * reach)
+    error = error + (c + t[-1]) * certificate.OFF
     return top + jnp.log(total), re, im, jnp.full_like(t, error), error
 
 
@@ -133,12 +136,13 @@ def _cut_off(law: Law, h, levels, log_tol):
     return jnp.where(jnp.any(enough), cuts[jnp.argmax(enough)], 2.0 * cuts[-1])
 
 
-def _decay_at(law: Law, levels, frequency):
+def _decay_at(law: Law, levels, frequency, at_c):
+    """The same at one frequency, for heights that are off as M(c) is."""
     decay = law.mu2 * frequency**2 / 2.0
     if law.gauss_n.size:
         each = jax.vmap(certificate.gaussian_decay, (0, 0, None))(*levels, frequency)
-        decay = decay + law.gauss_n @ each
-    return decay
+        decay = decay + law.gauss_n @ (each * jnp.maximum(1.0 - 2.0 * at_c, 0.0))
+    return decay * (1.0 - 1e-9)
 
 
 def nodes_at(law: Law, c, h, log_tol, points, count, images):
@@ -151,13 +155,14 @@ def nodes_at(law: Law, c, h, log_tol, points, count, images):
         grid, re, im, *levels = each(law.gauss_sigma, law.gauss_q, law.sign, c, h, points, count)
     need_nodes = _cut_off(law, h, levels, log_tol)
     keep = jnp.minimum(need_nodes, float(count))
-    t_max, decay = h * (keep - 1.0), _decay_at(law, levels, h * keep)
+    t_max, at_c = h * (keep - 1.0), None
     if law.gauss_n.size:
-        bound = jax.vmap(certificate.gaussian_errors, (0, 0, None, None, 0, None, None))
-        flat, rate, most, at_c = bound(law.gauss_sigma, law.gauss_q, law.sign, c, grid, t_max, depth(points, count))
+        bound = jax.vmap(certificate.gaussian_errors, (0, 0, None, 0, None, None))
+        flat, rate, most, at_c = bound(law.gauss_sigma, law.gauss_q, law.sign, grid, t_max, depth(points, count))
         error = flat[:, None] + jnp.minimum(rate[:, None] * t, most[:, None])
         need_points = jnp.max(jax.vmap(certificate.points_needed, (0, 0, None))(law.gauss_sigma, grid, h * need_nodes))
         parts.append((law.gauss_n, (grid.log_m, re, im, error, at_c)))
+    decay = _decay_at(law, levels, h * keep, at_c)
     if law.laplace_n.size:
         parts.append((law.laplace_n, jax.vmap(_laplace_nodes, (0, None, None))(law.laplace_scale, c, t)))
     if law.finite_n.size:
@@ -168,22 +173,25 @@ def nodes_at(law: Law, c, h, log_tol, points, count, images):
     log_modulus = -law.mu2 * t**2 / 2.0
     angle = law.mu2 * t * (c + 0.5)
     log_ceiling, relative, common = log_modulus, 0.0 * c, 0.0 * c
+    sizes, turns, terms = k0, jnp.abs(angle), 1.0  # of the sums' terms, which may cancel
     for n, (log_m, re, im, error, at_c) in parts:
         k0 = k0 + jnp.sum(n * log_m)
+        sizes, terms = sizes + jnp.sum(jnp.abs(n * log_m)), terms + n.size
         common = common + jnp.sum(n * at_c)
         log_size, turn = polar(re, im)
         log_modulus = log_modulus + n @ log_size
-        angle = angle + n @ turn
+        angle, turns = angle + n @ turn, turns + n @ jnp.abs(turn)
         ceiling = jnp.exp(log_size) + error
         log_ceiling = log_ceiling + n @ jnp.log(ceiling)
-        relative = relative + n @ ((error + 8.0 * certificate.UNIT * jnp.hypot(re, im)) / ceiling)
-    # rounding of the exponent n log|phi| and of the phase n arg M - t eps, where the two nearly cancel
-    spread = jnp.abs(log_modulus) + 2.0 * jnp.abs(angle) + 20.0
+        relative = relative + n @ ((error + 16.0 * UNIT * jnp.hypot(re, im)) / ceiling)
+    # rounding of the exponent n log|phi| and of the phase n arg M - t eps, where the two nearly cancel; of the
+    # factors of a term, and of the sum of `count` of them
+    spread = (terms + 8.0) * (jnp.abs(log_modulus) + turns) + 48.0 + count
     kept = index < keep
-    slack = jnp.where(kept, jnp.exp(log_ceiling) * (relative + 8.0 * certificate.UNIT * spread), 0.0)
+    slack = jnp.where(kept, jnp.exp(log_ceiling) * (relative + UNIT * spread), 0.0)
     log_modulus = jnp.where(kept, log_modulus, -jnp.inf)
-    tail = jnp.exp(-decay) / (jnp.pi * t_max)
-    common = common + 8.0 * certificate.UNIT * (jnp.abs(k0) + 4.0)
+    tail = 1.000001 * jnp.exp(-decay) / (jnp.pi * t_max)
+    common = common + UNIT * (terms + 8.0) * (sizes + 4.0)
     needs = jnp.stack([need_points, need_nodes])
     return Nodes(c, k0, common, h, t, weight_at(c, h, t), log_modulus, angle, slack, tail, *images, needs)
 
@@ -208,7 +216,7 @@ def trapezoid(nodes, epsilon):
 
 def errors(nodes: Nodes, epsilon):
     """(two-sided error over Z, images to subtract from the lower end, in absolute terms as logs)."""
-    cancel = 8.0 * certificate.UNIT * (nodes.t + nodes.c) * jnp.abs(epsilon) * jnp.exp(nodes.log_modulus)
+    cancel = 8.0 * UNIT * (nodes.t + nodes.c) * jnp.abs(epsilon) * jnp.exp(nodes.log_modulus)
     both = jnp.sum(jnp.hypot(*nodes.weight) * (nodes.slack + cancel)) + nodes.tail
     period = 2.0 * jnp.pi / nodes.h
     left = -nodes.c * period - jnp.log(-jnp.expm1(-nodes.c * period))
@@ -223,7 +231,7 @@ def errors(nodes: Nodes, epsilon):
 def reach(law: Law, c, h, log_tol, points):
     """How many nodes carry the sum, for sampled Gaussian laws."""
     grid = jax.vmap(tilted_gaussian, (0, 0, None, None, None))(law.gauss_sigma, law.gauss_q, law.sign, c, points)
-    return _cut_off(law, h, jax.vmap(certificate.level_sets)(law.gauss_sigma, grid), log_tol)
+    return _cut_off(law, h, jax.vmap(certificate.level_sets)(law.gauss_sigma, law.gauss_q, grid), log_tol)
 
 
 def log_value(law: Law, c, h, keep, epsilon, points, count):

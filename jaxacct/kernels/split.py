@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxacct.kernels.law import TAIL, Law, log_mix, quadrature_range
+from jaxacct.kernels.rounding import total
 from jaxacct.kernels.special import log1p, log_ndtr
 
 RIM = 17.0
@@ -126,8 +127,8 @@ def tilted(sign, c, nodes: Frame):
 def _normalised(exponent):
     top = jnp.max(exponent)
     weight = jnp.exp(exponent - top)
-    total = jnp.sum(weight)
-    return weight / total, top + jnp.log(total)
+    mass = total(weight)
+    return weight / mass, top + jnp.log(mass)
 
 
 def rise_and_norm(law: Law, keep, log_calm, log_jump):
@@ -164,9 +165,9 @@ def cumulants(law: Law, keep, parts: Shares, c):
 
     def moments(share):
         w = weight * share
-        total = jnp.maximum(jnp.sum(w, axis=1), 1e-300)
-        mean = jnp.sum(w * loss, axis=1) / total
-        return top + jnp.log(total), mean, jnp.sum(w * (loss - mean[:, None]) ** 2, axis=1) / total
+        mass = jnp.maximum(jnp.sum(w, axis=1), 1e-300)
+        mean = jnp.sum(w * loss, axis=1) / mass
+        return top + jnp.log(mass), mean, jnp.sum(w * (loss - mean[:, None]) ** 2, axis=1) / mass
 
     (log_calm, mean_calm, spread_calm), (log_jump, mean_jump, spread_jump) = map(moments, (parts.calm, parts.jump))
     rise, log_norm = rise_and_norm(law, keep, log_calm, log_jump)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxacct.kernels import certificate
-from jaxacct.kernels.certificate import UNIT
 from jaxacct.kernels.law import Law, Tilted, log_mix
+from jaxacct.kernels.rounding import UNIT, sum_depth
 from jaxacct.kernels.special import log1p
 from jaxacct.kernels.split import Frame, Split, high_blur, low_blur, rise_and_norm
 
@@ -24,6 +24,8 @@ USELESS = 1e30
 """An error that certifies nothing; finite, for parts of weight zero (jumps with keep = 1, where low = AWAY)."""
 STAIRS = 12.0
 """Steps in which the sides of the path are bounded."""
+LEAST_SIGMA = 2e-3
+"""Below this nothing is certified: 1/sigma is then too large for the closed forms of aside.py."""
 SIDE = 24.0
 """Twice the height of a shifted line at most; on the sides the kernel is at most 1.41 e^{-2 pi Im v/h} (README.md)."""
 
@@ -57,21 +59,25 @@ def _gaussian(u):
 
 
 def _cells(sigma, q, sign, low, high, c, alpha, edges):
-    """Upper bounds on a line at height alpha, cell by cell: (log calm, log jump, arguments at both ends)."""
+    """Upper bounds on a line at height alpha, cell by cell: (log calm, log jump, least and largest argument)."""
     u, loss = edges
     angle = alpha / sigma
     odds = jnp.exp(jnp.log(q) - log1p(-q) + jnp.minimum(u / sigma - 0.5 / sigma**2, 600.0))
     shrink = 1.0 - 4.0 * odds / (1.0 + odds) ** 2 * jnp.sin(0.5 * angle) ** 2
     modulus = loss + 0.5 * jnp.log(jnp.maximum(shrink, 1e-300))
     turn = jnp.arctan2(odds * jnp.sin(angle), 1.0 + odds * jnp.cos(angle))
-    modulus, turn = lax.optimization_barrier((modulus, turn))  # both ends of a cell read them
+    # what rounding can add to the exponents
+    off = 4.0 * UNIT * (jnp.maximum(jnp.abs(u[0]), jnp.abs(u[-1])) / sigma + 0.5 / sigma**2 + 1.0)
+    blurred = (c + 1.0) * (odds / (1.0 + odds) * off + 4.0 * certificate.LOSS * UNIT * jnp.abs(loss))
+    modulus, turn, blurred = lax.optimization_barrier((modulus, turn, blurred))  # both ends of a cell read them
     # the modulus is monotone in u for angles up to pi/2; beyond, mix cos(v/2) <= |mix| <= mix
     steep = angle > 0.5 * jnp.pi
     highest = jnp.where(steep, loss[1:], modulus[1:])
     lowest = jnp.where(steep, loss[:-1] + jnp.log(jnp.cos(0.5 * angle)), modulus[:-1])
-    grown = jnp.where(sign > 0, (c + 1.0) * highest, -c * lowest) + 0.5 * alpha**2 + _gaussian(u)
+    grown = jnp.where(sign > 0, (c + 1.0) * highest, -c * lowest) + jnp.maximum(blurred[:-1], blurred[1:])
+    grown = grown + 0.5 * alpha**2 + _gaussian(u)
     calm, jump = _windows(sigma, low, high, alpha, u)
-    return grown + calm, grown + jump, turn[:-1], turn[1:]
+    return grown + calm, grown + jump, turn[:-1] * (1.0 - 8.0 * off), turn[1:] * (1.0 + 8.0 * off)
 
 
 def _sides(sigma, q, sign, low, high, c, alpha, nodes: Frame):
@@ -130,8 +136,9 @@ def _heights(sigma, nodes: Frame, shifts):
 
 def _least(sigma, nodes: Frame, error, shifts):
     """The smallest of the errors at some heights of the line, if the grid can see the law at all."""
-    errors = jnp.min(jax.vmap(error)(_heights(sigma, nodes, shifts)), axis=0)
-    return jnp.where(sigma > 0.05 * nodes.step, jnp.minimum(errors, USELESS), USELESS)
+    errors = 1.001 * jnp.min(jax.vmap(error)(_heights(sigma, nodes, shifts)), axis=0)
+    seen = (sigma > 0.05 * nodes.step) & (sigma > LEAST_SIGMA)
+    return jnp.where(seen, jnp.minimum(errors, USELESS), USELESS)
 
 
 def _climbed(sigma, q, sign, low, high, c, alpha, nodes: Frame, own, turning):
@@ -189,26 +196,30 @@ def _window_rounding(distance, blur):
     return 20.0 + 6.0 * jnp.minimum(x, 0.0) ** 2, jnp.where(x < 8.5, jnp.maximum(-x, 0.0) + 1.0, 0.0) / blur
 
 
-def rounding_errors(sigma, c, nodes: Frame, weight, t_max, depth, low, high, side):
+def rounding_errors(sigma, q, c, nodes: Frame, weight, log_part, t_max, depth, low, high, side):
     """(rate, ceiling, weight) as in certificate.py, with the nodes' own errors and the windows'.
 
     side is 1 for the calm part and -1 for the jumps.
     """
-    z = jnp.abs(c) + 1.0
+    z, size = jnp.abs(c) + 1.0, jnp.abs(nodes.loss)
     slope = nodes.posterior / sigma
-    through_y = 4.0 * nodes.posterior * (jnp.abs(nodes.u) / sigma + 0.5 / sigma**2)
+    edge = jnp.maximum(jnp.abs(nodes.u[0]), jnp.abs(nodes.u[-1]))
+    in_y = 4.0 * (jnp.abs(nodes.u) / sigma + 0.5 / sigma**2)
+    through_y = nodes.posterior * (in_y - 3.0 * jnp.log(q))
     growth = nodes.step / nodes.gap
-    node = nodes.slack / UNIT + 6.0 * (jnp.abs(nodes.u) + nodes.warp * (jnp.abs(nodes.loss) + through_y)) / growth
+    # of a node's place, and of its gap by the posterior
+    node = nodes.slack / UNIT + (4.0 * edge + nodes.warp * ((certificate.LOSS + 6.0) * size + through_y)) / growth
     near, near_slope = _window_rounding(side * (low - nodes.u), low_blur(sigma))
     far, far_slope = _window_rounding(high - nodes.u, high_blur(sigma))
-    windows = near + far
     steepness = jnp.abs(nodes.u) + z * slope + near_slope + far_slope + 1.0 / sigma
-    own = depth + 12.0 * z * jnp.abs(nodes.loss) + 4.0 * nodes.u**2 + z * through_y + windows + node * steepness
-    rotated = 2.0 * own + depth
-    turning = through_y + node * slope
-    rate = jnp.abs(nodes.loss) * (rotated + 12.0) + turning
-    ceiling = 2.0 * rotated + t_max * (12.0 * jnp.abs(nodes.loss) + turning)
-    return UNIT * jnp.stack([jnp.sum(weight * rate), jnp.sum(weight * ceiling), jnp.sum(weight * own)])
+    own = 32.0 + jnp.abs(log_part) + (certificate.LOSS + 2.0) * z * size + 2.0 * nodes.u**2 + z * through_y + in_y
+    own = own + near + far + node * steepness
+    doubt = UNIT * jnp.max(jnp.where(weight > 0.0, own, 0.0))
+    rotated = own + depth
+    turned = (certificate.LOSS + 12.0) * size + through_y + node * slope
+    common = sum_depth(nodes.u.size) + 40.0 + 8.0 * jnp.abs(log_part)
+    bounds = jnp.stack([size * rotated + turned, 2.0 * rotated + t_max * turned, own + common])
+    return jnp.where(doubt < 0.1, UNIT * (1.0 + 2.0 * doubt) * (bounds @ weight), USELESS)
 
 
 def _total(nodes: Frame, parts: Split, sign, c):
@@ -223,7 +234,7 @@ def decay(law: Law, window, frames: Frame, parts: Split, c, frequencies):
     """-log of a bound, over e^{K(c)}, of the integrand's modulus at every t >= each of the frequencies."""
     plain = law.mu2 * frequencies**2 / 2.0
     total = jax.vmap(_total, (0, 0, None, None))(frames, parts, law.sign, c)
-    slabs, lengths = jax.vmap(certificate.level_sets)(law.gauss_sigma, total)
+    slabs, lengths = jax.vmap(certificate.level_sets)(law.gauss_sigma, law.gauss_q, total)
     each = jax.vmap(certificate.gaussian_decay, (0, 0, None))
     by_levels = law.gauss_n @ jax.vmap(each, (None, None, 0), 1)(slabs, lengths, frequencies)
     ceilings = jax.vmap(_jump_ceiling, (0, 0, 0, 0, None, 0, 0, None))(
@@ -233,7 +244,8 @@ def decay(law: Law, window, frames: Frame, parts: Split, c, frequencies):
     rise, log_norm = rise_and_norm(law, window.keep, parts.log_calm, parts.log_jump)
     reached = law.gauss_n @ jnp.logaddexp(0.0, odds[:, None] + ceilings)
     by_jumps = rise - reached + log_norm - jnp.log(-jnp.expm1(-reached))
-    return plain + jnp.where(window.keep > 0, by_levels, by_jumps) - 0.01
+    by_jumps = by_jumps - 1e-9 * (rise + reached)
+    return (plain + jnp.where(window.keep > 0, by_levels, by_jumps)) * (1.0 - 1e-9) - 0.01
 
 
 def _jump_ceiling(sigma, q, low, high, c, nodes: Frame, log_jump, frequencies):
@@ -257,7 +269,7 @@ def _raised(law: Law, keep, parts: Split, errors, rise):
     # raising both parts alike adds n (error of A); raising B further, d log(e^R - 1) <= (1 + R)/R dR, dR <= R error
     without = n @ errors[:, 0] + (1.0 + rise) * jnp.sum(jnp.where(n > 0, errors[:, 1], 0.0))
     with_calm = n @ ((1.0 - share) * errors[:, 0] + share * errors[:, 1])
-    return 1.01 * jnp.where(keep > 0, with_calm, without) + 1e-12 * jnp.sum(n)
+    return 1.01 * jnp.where(keep > 0, with_calm, without)
 
 
 def _log_total(law: Law, keep, parts: Split, c):
@@ -268,17 +280,26 @@ def _log_total(law: Law, keep, parts: Split, c):
 def chernoff(law: Law, keep, parts: Split, errors, c):
     """An upper bound of `K(c) + log kappa(c)` for what the contour integrates, from the (J, 2) errors of its parts."""
     own, rise = _log_total(law, keep, parts, c)
-    return own + _raised(law, keep, parts, errors, rise) + certificate.log_kappa(c)
+    value = own + _raised(law, keep, parts, errors, rise) + certificate.log_kappa(c)
+    return value + _sum_rounding(law, parts, rise, c)
+
+
+def _sum_rounding(law: Law, parts: Split, rise, c):
+    """Rounding of sums of `n log A`, `n log(1 + B/A)` and the logarithm of kappa(c), about twice over."""
+    size = law.mu2 * c * (c + 1.0) + law.gauss_n @ jnp.abs(parts.log_calm) + rise + jnp.abs(certificate.log_kappa(c))
+    return UNIT * (law.gauss_n.size + 24.0) * (size + 40.0)
 
 
 def decay_beyond(law: Law, window, frames: Frame, parts: Split, errors, c, k0, frequency):
     """`decay` at one frequency over e^{k0}, with the quadrature errors of the parts that it is made from."""
     own, rise = _log_total(law, window.keep, parts, c)
     bound = decay(law, window, frames, parts, c, frequency[None])[0]
-    return bound - _raised(law, window.keep, parts, errors, rise) + k0 - own
+    rounding = 2.0 * _sum_rounding(law, parts, rise, c)
+    return bound - _raised(law, window.keep, parts, errors, rise) + k0 - own - rounding
 
 
 def calm_chernoff(law: Law, parts: Split, errors, c):
     """The same for compositions of calm steps alone."""
-    calm = law.gauss_n @ (parts.log_calm + 1.01 * errors[:, 0] + 1e-12)
-    return law.mu2 * c * (c + 1.0) / 2.0 + calm + certificate.log_kappa(c)
+    calm = law.gauss_n @ (parts.log_calm + 1.01 * errors[:, 0])
+    value = law.mu2 * c * (c + 1.0) / 2.0 + calm + certificate.log_kappa(c)
+    return value + _sum_rounding(law, parts, 0.0, c)

@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxacct.kernels import aside, certificate, split_certificate
+from jaxacct.kernels import aside, split_certificate
 from jaxacct.kernels.aside import Aside
 from jaxacct.kernels.law import Law
 from jaxacct.kernels.nodes import depth, trapezoid
+from jaxacct.kernels.rounding import UNIT
 from jaxacct.kernels.special import log1p
 from jaxacct.kernels.split import rise_and_norm, tilted
 from jaxacct.kernels.split_place import Placed, frames_of
@@ -38,6 +39,9 @@ class _Axis(NamedTuple):
     calm_log: jax.Array
 
 
+_rounding = jax.vmap(split_certificate.rounding_errors, (0, 0, None, 0, 0, 0, None, None, 0, 0, None))
+
+
 def _on_the_axis(law: Law, placed: Placed, points) -> _Axis:
     """Bound the images and the calm compositions; all grids go through one trace of the error bound."""
     place, choice = placed
@@ -50,8 +54,13 @@ def _on_the_axis(law: Law, placed: Placed, points) -> _Axis:
 
     def one(grid, c, low):
         parts = jax.vmap(tilted, (None, None, 0))(law.sign, c, grid)
+        sides = (law.gauss_sigma, law.gauss_q)
         bound = jax.vmap(split_certificate.axis_errors, (0, 0, None, 0, 0, None, 0, 0))
-        return parts, bound(law.gauss_sigma, law.gauss_q, law.sign, low, window.high, c, grid, parts)
+        own = [
+            _rounding(*sides, c, grid, weight, log_part, 0.0, 0.0, low, window.high, side)[:, 2]
+            for weight, log_part, side in ((parts.calm, parts.log_calm, 1.0), (parts.jump, parts.log_jump, -1.0))
+        ]
+        return parts, bound(*sides, law.sign, low, window.high, c, grid, parts) + jnp.stack(own, axis=1)
 
     at = jnp.concatenate([place.c[None], place.images_at[None], calm_at])
     parts, errors = jax.vmap(one)(grids, at, lows)
@@ -73,14 +82,15 @@ def proof(law: Law, placed: Placed, wave: Wave, made_from, points) -> Proof:
     bound = jax.vmap(split_certificate.step_errors, (0, 0, None, 0, 0, None, 0, 0, None))
     sides = (law.gauss_sigma, law.gauss_q, law.sign, window.low, window.high)
     steps = bound(*sides, c, frames, parts, t_max)
-    rounding = jax.vmap(split_certificate.rounding_errors, (0, None, 0, 0, None, None, 0, 0, None))
+    # of the numerator and of the denominator
+    steps = jnp.where(steps < 0.5, 2.0 * steps / (1.0 - jnp.minimum(steps, 0.5)), split_certificate.USELESS)
     errors, at_c = [], []
-    for weight, step, side in ((parts.calm, steps[:, 0], 1.0), (parts.jump, steps[:, 1], -1.0)):
-        rate, most, own = rounding(
-            law.gauss_sigma, c, frames, weight, t_max, depth(points, count), window.low, window.high, side
-        ).T
-        errors.append(2.0 * step[:, None] + jnp.minimum(rate[:, None] * t, most[:, None]))
-        at_c.append(2.0 * step + 2.0 * own)
+    kinds = ((parts.calm, parts.log_calm, steps[:, 0], 1.0), (parts.jump, parts.log_jump, steps[:, 1], -1.0))
+    for weight, log_part, step, side in kinds:
+        both = (law.gauss_sigma, law.gauss_q, c, frames, weight, log_part, t_max, depth(points, count))
+        rate, most, own = _rounding(*both, window.low, window.high, side).T
+        errors.append(step[:, None] + jnp.minimum(rate[:, None] * t, most[:, None]))
+        at_c.append(step + own)
 
     odds = parts.log_jump - parts.log_calm
     rise, log_norm = rise_and_norm(law, window.keep, parts.log_calm, parts.log_jump)
@@ -90,19 +100,19 @@ def proof(law: Law, placed: Placed, wave: Wave, made_from, points) -> Proof:
     ratio = jnp.exp(odds)[:, None] * jumps / ceilings
     most = n @ log1p(ratio)
     gain = -jnp.expm1(-most) + window.keep * jnp.exp(-most)  # (e^R - 1 + keep) / e^R at its largest
-    units = 8.0 * certificate.UNIT
+    units = UNIT * (16.0 + n.size)
     moved = n @ ((errors[0] + units * jnp.hypot(*calm)) / ceilings)
-    jumped = n @ (ratio / (1.0 + ratio) * (errors[1] / jumps + units))
-    angles = jnp.abs(logs.plain_turn) + jnp.abs(logs.rise_turn)
-    spread = jnp.abs(logs.plain) + jnp.abs(logs.rise) + most + 2.0 * angles + 30.0
+    jumped = n @ (ratio / (1.0 + ratio) * (errors[1] / jumps + 2.0 * units))
+    # the last two: rounding of the factors of a term, and of the sum of `count` of them
+    spread = jnp.abs(logs.plain) + jnp.abs(logs.rise) + most + logs.turned + 6.0 + count / 16.0
     ceiling = n @ jnp.log(ceilings) - law.mu2 * t**2 / 2.0 + most - base
     slack = jnp.exp(ceiling) * (gain * (moved + units * spread) + jumped)
     slack = jnp.where(jnp.isfinite(wave.log_modulus), slack, 0.0)
 
     jump_error = jnp.sum(jnp.where(n > 0, at_c[1], 0.0))
     ratio_error = jnp.where(window.keep > 0, n @ (share * at_c[1]), (1.0 + rise) * jump_error)
-    size = jnp.abs(wave.k0) + jnp.abs(n @ parts.log_calm) + rise + 30.0
-    common = n @ at_c[0] + ratio_error + units * size
+    size = jnp.abs(wave.k0) + n @ jnp.abs(parts.log_calm) + law.mu2 * c * (c + 1.0) + rise + 30.0
+    common = 1.01 * (n @ at_c[0] + ratio_error) + units * size
     left_aside = aside.bounds(law, window, choice, wave.far, axis.calm_at, axis.calm_log, points)
     # the plan's decay comes from a coarse grid without a bound of its error
     beyond = split_certificate.decay_beyond(law, window, axis.even, axis.parts, axis.errors, c, wave.k0, t_max)
@@ -113,7 +123,7 @@ def proof(law: Law, placed: Placed, wave: Wave, made_from, points) -> Proof:
 
 def _errors(wave: Wave, proof: Proof, epsilon):
     """(two-sided error over Z, images in absolute terms)."""
-    turned = 8.0 * certificate.UNIT * (wave.t + wave.c) * jnp.abs(epsilon) * jnp.exp(wave.log_modulus)
+    turned = 8.0 * UNIT * (wave.t + wave.c) * jnp.abs(epsilon) * jnp.exp(wave.log_modulus)
     both = 1.0000001 * jnp.sum(jnp.hypot(*wave.weight) * (proof.slack + turned)) + proof.tail
     period = 2.0 * jnp.pi / wave.h
     left = proof.aside.log_mass - wave.c * period - jnp.log(-jnp.expm1(-wave.c * period))
@@ -128,9 +138,14 @@ def ends(wave: Wave, proof: Proof, epsilon):
     both, images = _errors(wave, proof, epsilon)
     far, _ = aside.far(wave.far, epsilon)
     log_z = wave.k0 - wave.c * epsilon
-    z, up, down = jnp.exp(log_z), jnp.exp(proof.common), jnp.exp(-proof.common)
+    both = both + 8.0 * UNIT * jnp.abs(value)
+    z, up, down = jnp.exp(jnp.maximum(log_z, -690.0)), jnp.exp(proof.common), jnp.exp(-proof.common)
     high = z * (value + both) * up + aside.far_above(proof.aside, epsilon) + aside.calm(proof.aside, epsilon)
-    low = z * (value * jnp.where(value > 0, down, up) - both * up) - images * up + far
-    margin = 8.0 * certificate.UNIT * (jnp.abs(log_z) + 4.0)
-    low = jnp.where(low > 0, jnp.log(jnp.maximum(low, 1e-300)) - margin, -jnp.inf)
-    return low, jnp.log(jnp.maximum(high, 1e-300)) + margin
+    least = jnp.where(log_z < -690.0, jnp.minimum(0.0, value - both), value - both)
+    low = z * least * jnp.where(least > 0, down, up) - 1.000001 * images * up + far
+    log_low, log_high = (jnp.log(jnp.maximum(x, 1e-300)) for x in (low, high))
+    margin = 16.0 * UNIT * (jnp.abs(log_z) + jnp.abs(wave.c * epsilon) + 8.0)
+    # what the contour integrates is at least 0: else the bounds contradict each other
+    certain = (value + both >= 0.0) & (high < jnp.inf)
+    low = jnp.where(certain & (low > 1e-300), log_low - margin - 8.0 * UNIT * jnp.abs(log_low), -jnp.inf)
+    return low, jnp.where(certain, log_high + margin + 8.0 * UNIT * jnp.abs(log_high), jnp.inf)

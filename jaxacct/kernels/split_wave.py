@@ -53,6 +53,7 @@ class _Logs(NamedTuple):
     plain_turn: jax.Array
     rise: jax.Array
     rise_turn: jax.Array
+    turned: jax.Array  # the angles' terms, which may cancel, in magnitude
 
 
 def logs_of(law: Law, place: Place, parts, calm, jump, t):
@@ -61,7 +62,9 @@ def logs_of(law: Law, place: Place, parts, calm, jump, t):
     added, added_turn = polar(*_ratio(parts.log_jump - parts.log_calm, calm, jump))
     n = law.gauss_n
     plain = n @ log_size - law.mu2 * t**2 / 2.0
-    return _Logs(plain, n @ turned + law.mu2 * t * (place.c + 0.5), n @ added, n @ added_turn)
+    pure = law.mu2 * t * (place.c + 0.5)
+    sizes = jnp.abs(pure) + n @ (jnp.abs(turned) + jnp.abs(added_turn))
+    return _Logs(plain, n @ turned + pure, n @ added, n @ added_turn, sizes)
 
 
 def wave_at(law: Law, place: Place, points, count):

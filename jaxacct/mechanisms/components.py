@@ -68,6 +68,11 @@ class Components(NamedTuple):
         """(B,) probability under P of an infinite loss, -expm1(log_survival)."""
         return -np.expm1(self.log_survival)
 
+    @property
+    def infinity_units(self) -> int:
+        """How many units of 2^-53 of itself delta_infinity is off at most (README.md, "Rounding of finite laws")."""
+        return 16 + self.finite_loss.shape[1] + self.finite_loss.shape[2]
+
     def take(self, index: np.ndarray | slice) -> Components:
         """The same components restricted to some batch elements (an index array, a mask or a slice)."""
         return Components(*(field[index] for field in self))

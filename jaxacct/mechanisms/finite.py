@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ __all__ = [
     "RandomisedResponse",
     "RandomizedResponse",
     "log_mixture",
+    "log_of_ratio",
     "sample_pair",
 ]
 
@@ -28,7 +30,8 @@ class FinitePair(NamedTuple):
     """A dominating pair (P, Q) with finitely many likelihood ratios.
 
     ``loss``, ``p`` and ``q`` have a trailing atom axis: outcomes with log p/q = loss. ``p_infinity`` is the
-    P-mass where dQ = 0, ``q_infinity`` the Q-mass where dP = 0 (batch shape).
+    P-mass where dQ = 0, ``q_infinity`` the Q-mass where dP = 0 (batch shape). ``excess`` is p/q - 1 where that is
+    known better than through the loss (README.md, "Rounding of finite laws").
     """
 
     loss: np.ndarray
@@ -36,6 +39,7 @@ class FinitePair(NamedTuple):
     q: np.ndarray
     p_infinity: np.ndarray
     q_infinity: np.ndarray
+    excess: np.ndarray | None = None
 
 
 class FiniteMechanism(BaseMechanism):
@@ -87,16 +91,19 @@ class RandomizedResponse(FiniteMechanism):
         p = np.asarray(self.probability, np.float64)
         k = self.categories
         other = (1.0 - p) / (k - 1)
-        excess = (k * p - 1.0) / (1.0 - p)
-        near = np.abs(excess) <= 0.5
-        log_ratio = np.where(near, np.log1p(np.where(near, excess, 0.0)), np.log(p) - np.log1p(-p) + np.log(k - 1.0))
+        above = _product_less_one(k, p)
+        excess = above / (1.0 - p)
+        log_ratio = log_of_ratio(above / (k - 1), p, other)
         loss, mass, base = [log_ratio, -log_ratio], [p, other], [other, p]
+        ratios = [excess, -above / (k - 1) / p]
         if k > 2:
             loss.append(np.zeros_like(p))
+            ratios.append(np.zeros_like(p))
             mass.append((k - 2) * other)
             base.append((k - 2) * other)
         zero = np.zeros_like(p)
-        return FinitePair(np.stack(loss, -1), np.stack(mass, -1), np.stack(base, -1), zero, zero)
+        losses, masses, bases, excesses = (np.stack(x, -1) for x in (loss, mass, base, ratios))
+        return FinitePair(losses, masses, bases, zero, zero, excesses)
 
 
 RandomisedResponse = RandomizedResponse
@@ -157,7 +164,7 @@ def sample_pair(pair: FinitePair, rate: np.ndarray, direction: str) -> FinitePar
     Source: Zhu, Dong, Wang 2022, Theorem 11.
     """
     q = np.asarray(rate, np.float64)
-    atoms = log_mixture(pair.loss, q[..., None])
+    atoms = log_mixture(pair.loss, q[..., None], pair.excess)
     certain = q == 1.0
     apart = np.log1p(-np.where(certain, 0.0, q))
     if direction == "remove":
@@ -175,22 +182,51 @@ def sample_pair(pair: FinitePair, rate: np.ndarray, direction: str) -> FinitePar
     return FinitePart(np.where(mass > 0.0, loss, 0.0), mass, np.broadcast_to(infinity, shape))
 
 
-def log_mixture(loss: np.ndarray, rate: np.ndarray) -> np.ndarray:
-    """log(1 - q + q e^loss) to relative accuracy for every finite loss and 0 <= q <= 1.
+def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = None) -> np.ndarray:
+    """log(1 - q + q e^loss) within 16 units of itself and 1e-323, for every finite loss and 0 <= q <= 1.
 
-    Branches: q = 1 returns the loss; loss > 700 avoids overflow as loss + log(q + (1-q) e^-loss); q (1 -
-    e^loss) > 1/2 avoids cancellation as log((1-q) + q e^loss); otherwise log1p(q expm1(loss)).
+    With x = q (e^loss - 1): log1p(x), or log((1-q) + q e^loss) where x < -1/2, since 1 + x would cancel. Beyond a
+    loss of 700, e^loss is taken by halves; where x overflows, the loss + log(q) is at least 700 and does not cancel.
+    excess: e^loss - 1, where it is known better than through the loss; it is used where it is finite.
     """
-    loss, q = np.broadcast_arrays(np.asarray(loss, np.float64), np.asarray(rate, np.float64))
+    given = np.nan if excess is None else excess
+    loss, q, given = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (loss, rate, given)))
     large = loss > 700.0
-    change = q * np.expm1(np.where(large, 0.0, loss))
-    deep = change < -0.5
+    with np.errstate(over="ignore", invalid="ignore"):
+        half = np.exp(0.5 * np.where(large, loss, 0.0))
+        risen = np.where(np.isfinite(given), given, np.expm1(np.where(large, 0.0, loss)))
+        change = np.where(large, q * half * half, q * risen)
+    vast = ~(change < np.inf)
     proper = (q > 0.0) & (q < 1.0)
-    ordinary = np.log1p(np.where(deep, 0.0, change))
-    below = np.log(np.where(deep & proper, (1.0 - q) + q * np.exp(np.where(deep, loss, 0.0)), 1.0))
-    above = loss + np.log(np.where(large & proper, q + (1.0 - q) * np.exp(-np.where(large, loss, 0.0)), 1.0))
-    mixed = np.where(large, above, np.where(deep, below, ordinary))
+    deep = (change < -0.5) & proper
+    ordinary = np.log1p(np.where(deep | vast | ~proper, 0.0, change))
+    ratio = np.where(np.isfinite(given), 1.0 + given, np.exp(np.where(deep, loss, 0.0)))
+    below = np.log(np.where(deep, (1.0 - q) + q * ratio, 1.0))
+    above = loss + np.log(np.where(vast & proper, q, 1.0))
+    mixed = np.where(vast, above, np.where(deep, below, ordinary))
     return np.where(q == 1.0, loss, np.where(q == 0.0, 0.0, mixed))
+
+
+def log_of_ratio(difference: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """log(p/q) within 8 units of itself for positive masses p and q; exchanging them changes the sign alone.
+
+    By the difference p - q, known to a few units, where they are near; else by the logarithm of the ratio, whose
+    rounding is a few units against at least .4; by the difference of logarithms only beyond 690, where it is safe.
+    """
+    large, small = np.maximum(p, q), np.minimum(p, q)
+    near = np.abs(difference) <= 0.5 * small
+    close = 2.0 * np.arctanh(np.where(near, difference, 0.0) / (large + small))
+    with np.errstate(over="ignore"):
+        ratio = large / small
+    plain = ratio < 1e300
+    apart = np.where(plain, np.log(np.where(plain, ratio, 1.0)), np.log(large) - np.log(small))
+    return np.where(near, close, np.sign(p - q) * apart)
+
+
+def _product_less_one(k: int, p: np.ndarray) -> np.ndarray:
+    """k p - 1, rounded once."""
+    exact = [float(k * Fraction(float(x)) - 1) for x in p.ravel()]
+    return np.array(exact, np.float64).reshape(p.shape)
 
 
 def _response_pair(epsilon: np.ndarray, delta: np.ndarray) -> FinitePair:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import register
-from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair
+from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair, log_of_ratio
 from jaxacct.validation import PROBABILITY, InputError, broadcast_shape, is_tracer
 
 __all__ = ["FiniteOutput", "refuse_sums", "sums"]
@@ -64,17 +64,21 @@ class FiniteOutput(FiniteMechanism):
     def pair(self) -> FinitePair:
         shape = broadcast_shape({"p": np.shape(self.p), "q": np.shape(self.q)})
         given = [np.broadcast_to(np.asarray(x), shape) for x in (self.p, self.q)]
-        p, q = (x / sums(x)[..., None] for x in given)
+        above_p, above_q = (sums(np.concatenate([x, -np.ones_like(x[..., :1])], -1))[..., None] for x in given)
+        p, q = (x / (1.0 + above) for x, above in zip(given, (above_p, above_q), strict=True))
         common = (p > 0.0) & (q > 0.0)
-        # log p/q from the numbers as given, whose difference is exact where they are near, and that of their sums
+        # p/q - 1 and log p/q from the numbers as given, whose difference is exact where they are near, and what
+        # their sums have above 1, to its own accuracy
         one, two = (np.where(common, x, 1.0) for x in given)
-        near = np.abs(one - two) <= 0.5 * np.minimum(one, two)
-        close = 2.0 * np.arctanh(np.where(near, one - two, 0.0) / (one + two))
-        loss = np.where(near, close, np.log(one) - np.log(two))
-        loss = loss - 2.0 * np.arctanh(0.5 * sums(np.concatenate([given[0], -given[1]], -1)))[..., None]
+        with np.errstate(over="ignore"):
+            excess = (one - two) / two
+            shift = (above_q - above_p) / (1.0 + above_p)
+            loss = log_of_ratio(one - two, one, two) + 2.0 * np.arctanh((above_q - above_p) / (2.0 + above_p + above_q))
+            excess = excess + shift * (1.0 + excess)
         apart = (np.where(other == 0.0, here, 0.0).sum(-1) for here, other in ((p, q), (q, p)))
-        infinite = (np.where(common.any(-1), np.minimum(mass, 1.0), 1.0) for mass in apart)
-        return FinitePair(*(np.where(common, x, 0.0) for x in (loss, p, q)), *infinite)
+        p_infinity, q_infinity = (np.where(common.any(-1), np.minimum(mass, 1.0), 1.0) for mass in apart)
+        loss, p, q, excess = (np.where(common, x, 0.0) for x in (loss, p, q, excess))
+        return FinitePair(loss, p, q, p_infinity, q_infinity, excess)
 
     def symmetric(self) -> bool:
         """Whether the loss has the same law in both directions, to the last bit; else both are computed."""

@@ -1,0 +1,102 @@
+"""The model of rounding in kernels/rounding.py, held against mpmath on this machine; and what rests on it."""
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxacct.kernels import certificate, nodes, rounding, special
+from jaxacct.kernels.law import Law, log_mix
+
+RNG = np.random.default_rng(0)
+WIDE = 10.0 ** RNG.uniform(-300, 20, 300) * RNG.choice([-1.0, 1.0], 300)
+NEAR = RNG.uniform(-40.0, 40.0, 300)
+POSITIVE = np.concatenate([10.0 ** RNG.uniform(-307, 308, 300), 1.0 + 10.0 ** RNG.uniform(-15, -0.5, 100)])
+SIMPLE, COMPOUND = (lambda x: rounding.SIMPLE), (lambda x: rounding.COMPOUND)
+FUNCTIONS = {
+    "exp": (jnp.exp, mpmath.exp, np.concatenate([NEAR, RNG.uniform(-708.0, 709.0, 300)]), SIMPLE),
+    "log": (jnp.log, mpmath.log, POSITIVE, SIMPLE),
+    "sin": (jnp.sin, mpmath.sin, np.concatenate([NEAR, WIDE, np.pi * np.arange(1, 200)]), SIMPLE),
+    "cos": (jnp.cos, mpmath.cos, np.concatenate([NEAR, WIDE, np.pi * (np.arange(200) + 0.5)]), SIMPLE),
+    "expm1": (jnp.expm1, mpmath.expm1, np.concatenate([NEAR, WIDE[np.abs(WIDE) < 700], NEAR / 40.0]), COMPOUND),
+    "log1p": (
+        special.log1p,
+        mpmath.log1p,
+        np.concatenate([POSITIVE, -(10.0 ** RNG.uniform(-300, -0.01, 300))]),
+        COMPOUND,
+    ),
+    "erfc": (lax.erfc, mpmath.erfc, RNG.uniform(-6.0, 26.0, 400), lambda x: rounding.SIMPLE * (4.0 + x * x)),
+}
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64():
+        yield
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_elementary_functions_keep_to_their_units(name):
+    ours, exactly, arguments, units = FUNCTIONS[name]
+    values = np.asarray(jax.jit(ours)(jnp.asarray(arguments)))
+    with mpmath.workdps(60):
+        for x, value in zip(arguments, values, strict=True):
+            exact = exactly(mpmath.mpf(float(x)))
+            if abs(exact) < rounding.TINY:
+                assert abs(value) <= rounding.TINY
+                continue
+            assert abs(mpmath.mpf(float(value)) - exact) <= units(float(x)) * rounding.UNIT * abs(exact), (x, value)
+
+
+@pytest.mark.parametrize("turn", [1e-9, 0.01, 1.0, 2.26])
+def test_departures_are_within_their_depth(turn):
+    """Sums of e^{i k angle} - 1, against mpmath, in units of the sum of w min(2, k angle)."""
+    points, count = 128, 64
+    weight = RNG.random(points)
+    weight /= weight.sum()
+    angle = turn * RNG.random(points)
+    re, im = jax.jit(lambda w, a: nodes.departures(w, a, count))(weight, angle)
+    with mpmath.workdps(40):
+        for k in (1, 2, 7, 8, 37, count - 1):
+            terms = [(mpmath.mpf(float(w)), mpmath.mpf(float(a)) * k) for w, a in zip(weight, angle, strict=True)]
+            exact = mpmath.fsum(w * mpmath.expm1(1j * x) for w, x in terms)
+            allowed = sum(w * (min(2, x) * nodes.depth(points, count) + 12 * x) for w, x in terms) * rounding.UNIT
+            assert abs(mpmath.mpc(float(re[k]), float(im[k])) - exact) <= allowed
+
+
+def test_log_mix_where_the_sampling_probability_is_tiny():
+    """y + log q cancels there: it was off by thousands of units."""
+    y = np.array([40.0, 300.0, 600.0, 690.0, 691.5, 706.0])
+    q = np.array([1e-20, 1e-132, 1e-262, 1e-300, 1e-300, 1e-307])
+    ours = np.asarray(jax.jit(lambda q, u: log_mix(1.0, q, u)[0])(q, y + 0.5))
+    with mpmath.workdps(60):
+        for x, r, found in zip(y, q, ours, strict=True):
+            r = mpmath.mpf(float(r))
+            exact = mpmath.log1p(r * mpmath.expm1(mpmath.mpf(float(x))))
+            share = r * mpmath.exp(mpmath.mpf(float(x))) / mpmath.exp(exact)
+            allowed = 18 * exact + share * (4 * (mpmath.mpf(float(x)) + 1) - 3 * mpmath.log(r))
+            assert abs(mpmath.mpf(float(found)) - exact) <= allowed * rounding.UNIT
+
+
+@jax.jit
+def chernoff(sigma, q, c, sign):
+    none = np.zeros(0)
+    law = lambda s, r, d: Law(d, 0.0, s[None], r[None], np.ones(1), none, none, none[:, None], none[:, None], none)
+    return jax.vmap(lambda s, r, x, d: certificate.chernoff(law(s, r, d), x, 32))(sigma, q, c, sign)
+
+
+def test_a_chernoff_bound_is_never_below_the_least_that_it_can_be():
+    """log M(c) >= 0. Once it was -inf where float64 cannot tell the grid's nodes apart, and epsilon = 0 certified."""
+    size = 2000
+    sigma, q = 10.0 ** RNG.uniform(-12, 12, size), 10.0 ** RNG.uniform(-300, -0.01, size)
+    c, sign = 10.0 ** RNG.uniform(-10, 60, size), RNG.choice([-1.0, 1.0], size)
+    bound = np.asarray(chernoff(sigma, q, c, sign))
+    assert not np.isnan(bound).any() and np.isfinite(bound).sum() > 100
+    least = -np.log1p(c) - c * np.log1p(1.0 / c)
+    assert np.all(bound >= least - 1e-12 * np.abs(least))
+    # and log M(c) >= (c + 1) (log q + c/(2 sigma^2)) to remove
+    grown = (c + 1.0) * (np.log(q) + c / (2.0 * sigma**2)) + least
+    removing = sign > 0
+    assert np.all(bound[removing] >= (grown - 1e-12 * np.abs(grown) - 1e-12)[removing])
