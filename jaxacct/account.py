@@ -43,6 +43,8 @@ from jaxacct.validation import (
 NARROW, SHARE = 1e-6, 0.01
 """The contour engine stops refining at a relative width of this share of rtol, or at the first if that is more."""
 UNIT = 2.0**-53
+SMALLEST = 5e-324
+"""The least positive float64."""
 _KERNEL = "jaxacct.kernels.contour"
 
 
@@ -139,8 +141,10 @@ def bracket_epsilon(
                 "use a small positive delta such as 1e-5"
             )
         finite = target - infinite
-        slack = 4.0 * UNIT * (target + infinite) / np.maximum(finite, 1e-300)
-        at_infinity = finite < 0
+        wrong = parts.infinity_units * UNIT * infinite
+        with np.errstate(over="ignore"):
+            slack = (4.0 * UNIT * target + wrong) / np.maximum(finite, SMALLEST)
+        at_infinity = finite < -wrong
         exact_zero = target == 0
         live = (finite > 0) & (slack < 1e-3)
         methods = Methods(
@@ -167,7 +171,7 @@ def bracket_epsilon(
             ],
             lambda p, rows, thorough: epsilon_limits(p, finite[rows], slack[rows], thorough),
         )
-        side = by_engines(parts, np.flatnonzero(live), engine, rtol, floor, methods)
+        side = by_engines(parts, np.flatnonzero(live & ~absent(parts)), engine, rtol, floor, methods)
         low, mid, high = (np.maximum(x, 0.0) for x in side.answer)
         largest = largest_loss(parts)
         # what is left of delta is 0, or lost in the rounding of the mass at infinity
@@ -235,7 +239,9 @@ def delta(
         side = by_engines(parts, asked, engine, rtol, floor, methods)
         low, mid, high = (np.where(absent(parts), 0.0, x) for x in side.answer)
         low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite
-        low, high = low - 4 * UNIT * low, np.minimum(high + 4 * UNIT * high, 1.0)
+        wrong = parts.infinity_units * UNIT * infinite
+        low = np.maximum(low - 4 * UNIT * low - wrong, 0.0)
+        high = np.minimum(high + 4 * UNIT * high + wrong, 1.0)
         return Side(Answer(low, np.clip(mid, low, high), high), side.engine, side.contradicted)
 
     shape = _common_shape(mechanism, epsilon, "epsilon")

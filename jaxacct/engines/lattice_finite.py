@@ -22,6 +22,9 @@ from jaxacct.kernels.lattice import UNIT
 
 __all__ = ["Finite"]
 
+LOSS_UNITS = 128.0
+"""Units in the last place that a loss may be off by: 16 of the finite classes, `16 + 4 (1 + 1.45 |log q|)` of others
+that are sampled at q, down to 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
 GAPS = 64
 """How many distances of a finite law steer the choice of the step."""
 
@@ -68,7 +71,7 @@ class Finite:
         place = sign * self.loss
         origin = float(place.min())
         far = (place - origin) / step
-        shift = 8.0 * UNIT * (np.abs(self.loss).max() + abs(origin) + step) + self.blur
+        shift = UNIT * (LOSS_UNITS * np.abs(self.loss).max() + 8.0 * (abs(origin) + step)) + 1e-26 + self.blur
         nearest = np.rint(far)
         exact = np.abs(far - nearest) * step <= shift
         cell = np.where(exact, nearest, np.floor(far)).astype(np.int64)

@@ -126,7 +126,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return [components(mechanism, self._relation, side) for side in directions(mechanism, self._relation)]
 
     def _unbounded(self) -> bool:
-        return any(bool(np.any(side.mu2 > 0) or np.any(side.gauss_n > 0)) for side in self._sides())
+        return any(bool(np.any(side.mu > 0) or np.any(side.gauss_n > 0)) for side in self._sides())
 
 
 def _steps(mechanism: Mechanism, count: int) -> list[tuple[Mechanism, int]]:

@@ -147,7 +147,7 @@ def stacked(pairs: list[FinitePair], shape: tuple[int, ...]) -> FinitePair:
     most = max((pair.loss.size for pair in pairs), default=1)
     atoms = np.zeros((3, len(pairs), most))
     for row, pair in enumerate(pairs):
-        for column, values in zip(atoms, pair, strict=False):
+        for column, values in zip(atoms, pair[:3], strict=True):
             column[row, : values.size] = values
     loss, p, q = atoms.reshape(3, *shape, most)
     ends = np.array([[pair.p_infinity, pair.q_infinity] for pair in pairs], np.float64).reshape(-1, 2)

@@ -94,5 +94,5 @@ def _answer(example: Mechanism, way: Way | None, relation: str) -> str:
 def _bounded(example: Mechanism) -> str:
     """Whether the loss is bounded, so that epsilon at delta 0 is finite."""
     parts = components(example, "add_or_remove_one", "remove")
-    unbounded = bool((parts.mu2 > 0.0).any() or (parts.gauss_n > 0.0).any() or (parts.delta_infinity > 0.0).any())
+    unbounded = bool((parts.mu > 0.0).any() or (parts.gauss_n > 0.0).any() or (parts.delta_infinity > 0.0).any())
     return "no" if unbounded else "yes"

@@ -191,7 +191,7 @@ def infinite_mass(run: Mechanism, relation: str) -> np.ndarray:
 
 def bounded_loss(parts: Components) -> np.ndarray:
     """(B,) whether the finite losses are bounded."""
-    return ~((parts.mu2 > 0.0) | np.any(parts.gauss_n > 0.0, axis=1))
+    return ~((parts.mu > 0.0) | np.any(parts.gauss_n > 0.0, axis=1))
 
 
 def _named(relation: str) -> list[str]:
@@ -201,7 +201,7 @@ def _named(relation: str) -> list[str]:
 
 def finite_once(parts: Components) -> bool:
     """A single finite law: its profile is a sum, and its trade-off curve has one knot for each atom."""
-    others = (parts.mu2 > 0.0).any() or (parts.gauss_n > 0.0).any() or (parts.laplace_n > 0.0).any()
+    others = (parts.mu > 0.0).any() or (parts.gauss_n > 0.0).any() or (parts.laplace_n > 0.0).any()
     return not others and parts.finite_n.shape[1] == 1 and bool((parts.finite_n == 1.0).all())
 
 

@@ -177,6 +177,7 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
     An open bracket would pull the polygon down to its line everywhere; its neighbours' chords say more.
     """
     ratio, lower, upper = (x[lower >= CLOSED * upper] for x in (ratio, lower, upper))
+    lower = np.maximum(lower, 1.0 - ratio)
     # delta(r) >= 1 - r stands in for a chord on the left; beyond the last ratio delta is at least 0 and falls
     r = np.concatenate([[0.0], ratio])
     low, high = np.concatenate([[1.0], lower]), np.concatenate([[1.0], upper])
@@ -193,7 +194,7 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
     if not end >= 1.0:  # all that is known is for slopes below one: nothing lies below T(u) >= u
         return np.array([0.0, 1.0]), np.array([0.0, 1.0])
     slopes = np.concatenate([r, meet, [min(end, FAR)]])
-    values = np.maximum(np.concatenate([low, at, [0.0]]), np.maximum(1.0 - slopes, 0.0))
+    values = np.concatenate([low, at, [0.0]])
     order = np.lexsort((-values, slopes))[::-1]
     _, u, t = _envelope(slopes[order], values[order], 1.0 - 1e-13)
     return u, t

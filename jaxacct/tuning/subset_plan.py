@@ -134,7 +134,8 @@ class SubsetPlan:
             return None
         tuned = [dp_sgd(*row) for row in zip(noise, rate, steps, strict=True)]
         trained = [dp_sgd(*row) for row in zip(self.noise_ratio * noise, rate, steps, strict=True)]
-        base, final = drawn_or_any(tuned, self.target_delta, True), drawn_or_any(trained, self.target_delta, False)
+        base = drawn_or_any(tuned, self.target_delta, True, float(self.repetitions.mean))
+        final = drawn_or_any(trained, self.target_delta, False)
         tuning = profile_of_tuning(base, self.repetitions, self.target_delta)
         return product(tuning, profile_of_run(final, self.target_delta), self.share, self.variant)
 
