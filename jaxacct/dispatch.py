@@ -22,6 +22,8 @@ from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, d
 from jaxacct.mechanisms.components import LEAST_SQUARE
 from jaxacct.validation import InputError
 
+FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
+"""What an engine may raise on a configuration that it cannot answer."""
 NOTHING = 1e-300
 """About the end of float64's range: a delta down there has no relative accuracy."""
 
@@ -165,7 +167,7 @@ def _by_lattice(methods: Methods, parts: Components, rows: np.ndarray) -> Answer
     """The lattice engine's answers; a row on which it fails has none, and does not end the others."""
     try:
         answers = methods.by_lattice(parts, rows)
-    except (ArithmeticError, ValueError, RuntimeError):
+    except FAILURES:
         answers = [_one_by_lattice(methods, parts, row) for row in rows]
     ends = np.array([(x.lower, x.estimate, x.upper) for x in answers], np.float64).reshape(-1, 3)
     return Answer(*ends.T)
@@ -174,7 +176,7 @@ def _by_lattice(methods: Methods, parts: Components, rows: np.ndarray) -> Answer
 def _one_by_lattice(methods: Methods, parts: Components, row: int) -> Answer:
     try:
         (answer,) = methods.by_lattice(parts, np.array([row]))
-    except (ArithmeticError, ValueError, RuntimeError) as error:
+    except FAILURES as error:
         warnings.warn(f"the lattice engine failed on configuration {row} ({error}); a theorem answers", stacklevel=2)
         return Answer(np.array(-np.inf), np.array(np.nan), np.array(np.inf))
     return answer

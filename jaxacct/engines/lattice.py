@@ -275,6 +275,7 @@ def _sides(laws: list[Law], plan: Plan, length: int) -> tuple[_Side, _Side]:
     extents = [law.extent(plan.theta, plan.cut, plan.share) for law in laws]
     margin = 1.0 + 8.0 / length
     span = max(plan.top - plan.bottom, *(1.01 * (high - low) for low, high in extents)) * margin
+    span = max(span, 1e-12 * (abs(plan.top) + abs(plan.bottom)), 1e-290)  # a law of one atom has no extent
     step = common_step(span / (length - 4), laws)
     # a law that adjusts the step for itself, in every repetition: the one with the most to lose
     main = max(laws, key=lambda law: law.count * isinstance(law, Laplace))
