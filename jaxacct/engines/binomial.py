@@ -32,7 +32,7 @@ class Chance(NamedTuple):
 
 
 def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_rest: np.ndarray) -> Chance:
-    """From log p and log(1 - p) and their errors; the one that is near 0 is taken from the other."""
+    """From log p and log(1 - p) and their errors; the one that is near 0 from the other, where that knows it better."""
     log_p, log_rest, error_p, error_rest = np.broadcast_arrays(log_p, log_rest, error_p, error_rest)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         likely = log_p > -np.log(2.0)
@@ -41,11 +41,12 @@ def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_r
         other = np.log1p(-np.minimum(np.exp(far), 0.75))
         small = 4.0 * np.expm1(np.minimum(error, 700.0)) * odds + 4.0 * UNIT * np.abs(other) + 1e-307
         small = np.where(odds < 0.75, small, np.inf)
+    for_p, for_rest = likely & (small < error_p), ~likely & (small < error_rest)
     return Chance(
-        np.where(likely, other, log_p),
-        np.where(likely, log_rest, other),
-        np.where(likely, small, error),
-        np.where(likely, error, small),
+        np.where(for_p, other, log_p),
+        np.where(for_rest, other, log_rest),
+        np.where(for_p, small, error_p),
+        np.where(for_rest, small, error_rest),
     )
 
 

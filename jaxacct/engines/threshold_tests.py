@@ -51,15 +51,14 @@ class Tests(NamedTuple):
 
 def tests_of(parts: Components, thorough: bool = True) -> Tests:
     """All tests of every row of the batch, or a few that are made in microseconds."""
-    few = slice(None) if thorough else slice(1, None, 4)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         found = [_plain(parts)]
         for column in range(parts.gauss_n.shape[1]):
-            found += [_gaussian_counts(parts, column, few), _gaussian_means(parts, column)]
+            found += [_gaussian_counts(parts, column, thorough), _gaussian_means(parts, column)]
         for column in range(parts.laplace_n.shape[1]):
-            found.append(_laplace_counts(parts, column))
+            found.append(_laplace_counts(parts, column, thorough))
         for column in range(parts.finite_n.shape[1]):
-            found.append(_finite_counts(parts, column))
+            found.append(_finite_counts(parts, column, thorough))
     log_p, log_q = (np.concatenate(columns, axis=1) for columns in zip(*found, strict=True))
     known = np.isfinite(log_p) & (log_p <= 0.0) & ~np.isnan(log_q)
     return Tests(np.where(known, log_p, -np.inf), np.where(known, np.minimum(log_q, 0.0), 0.0))
@@ -122,14 +121,15 @@ def _plain(parts: Components) -> Tests:
     return Tests(log_p, np.where(mu > 0.0, np.minimum(log_q + error, 0.0), 0.0))
 
 
-def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
+def _counts(n: np.ndarray, under_p: Chance, under_q: Chance, thorough: bool) -> Tests:
     """Tests on the number of hits, for chances of a hit (B, C): k from the deviations, 1 and n."""
     n = n[:, None, None]
     under_p, under_q = (Chance(*(x[:, :, None] for x in hit)) for hit in (under_p, under_q))
     expected = n * np.exp(under_p.log_p)
-    k = np.ceil(expected - DEVIATIONS * np.sqrt(expected * np.exp(under_p.log_rest)))
+    deviations, tails = (DEVIATIONS, FEW) if thorough else (DEVIATIONS[2:6:3], FEW[1:4:2])
+    k = np.ceil(expected - deviations * np.sqrt(expected * np.exp(under_p.log_rest)))
     # in the tail of a law of few hits deviations do not reach: the k of Poisson's tail, roughly
-    few = np.ceil(FEW / np.maximum(1.0 - np.log(expected), 1.0))
+    few = np.ceil(tails / np.maximum(1.0 - np.log(expected), 1.0))
     k = np.concatenate([k, few, np.ones_like(expected), np.broadcast_to(n, expected.shape)], axis=2)
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
     low, high = (
@@ -139,11 +139,12 @@ def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
     return Tests(np.where(present, low, -np.inf), np.where(present, high, 0.0))
 
 
-def _gaussian_counts(parts: Components, column: int, few: slice) -> Tests:
+def _gaussian_counts(parts: Components, column: int, thorough: bool) -> Tests:
     sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
     s, rate = 1.0 / sigma[:, None], q[:, None]
-    about = QUANTILES[few]
-    u = np.concatenate([np.broadcast_to(about, (n.size, about.size)), s - about], axis=1)
+    about = QUANTILES if thorough else QUANTILES[5:6]
+    around = [np.broadcast_to(about, (n.size, about.size))] if thorough else []
+    u = np.concatenate([*around, s - about], axis=1)
     hit, miss = np.log(rate), np.log1p(-rate)
 
     def mixture(side: float) -> tuple[np.ndarray, np.ndarray]:
@@ -167,7 +168,7 @@ def _gaussian_counts(parts: Components, column: int, few: slice) -> Tests:
         Chance(*(np.where(removing, *pair) for pair in zip(*order, strict=True)))
         for order in ((of_mixture, of_pure), (of_pure, of_mixture))
     )
-    return _counts(n, under_p, under_q)
+    return _counts(n, under_p, under_q, thorough)
 
 
 def _gaussian_means(parts: Components, column: int) -> Tests:
@@ -202,11 +203,11 @@ def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarra
     return best
 
 
-def _laplace_counts(parts: Components, column: int) -> Tests:
+def _laplace_counts(parts: Components, column: int, thorough: bool) -> Tests:
     """Base losses at least v: Pr_P >= v is 1 - e^{(v - 1/b)/2}/2, Pr_Q >= v is e^{-(v + 1/b)/2}/2, -1/b < v <= 1/b."""
     scale, q, n = (x[:, column] for x in (parts.laplace_scale, parts.laplace_q, parts.laplace_n))
     edge, rate = 1.0 / scale[:, None], q[:, None]
-    drop = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
+    drop = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0] if thorough else [0.0, 1.0])
     removing = parts.sign[:, None] > 0
     # remove: {v >= edge - d}, d < 2 edge; add: {v <= -(edge - d)}, its mirror image
     drop = np.minimum(drop, 1.999 * edge)
@@ -225,10 +226,10 @@ def _laplace_counts(parts: Components, column: int) -> Tests:
     other = np.where(removing, far, mix(near, far))
     other_rest = np.where(removing, far_rest, mix(near_rest, far_rest))
     error = 64.0 * UNIT * (1.0 + edge - hit) + 0.0 * p
-    return _counts(n, chance(p, p_rest, error, error), chance(other, other_rest, error, error))
+    return _counts(n, chance(p, p_rest, error, error), chance(other, other_rest, error, error), thorough)
 
 
-def _finite_counts(parts: Components, column: int) -> Tests:
+def _finite_counts(parts: Components, column: int, thorough: bool) -> Tests:
     """Losses at least l, for the atoms l; Q-masses are P-masses times e^-loss."""
     loss, mass, n = parts.finite_loss[:, column], parts.finite_mass[:, column], parts.finite_n[:, column]
     order = np.argsort(np.where(mass > 0.0, -loss, np.inf), axis=1)
@@ -236,11 +237,12 @@ def _finite_counts(parts: Components, column: int) -> Tests:
     p = np.log(np.cumsum(mass, axis=1))
     q_terms = np.where(mass > 0.0, np.log(mass) - loss, -np.inf)
     other = np.logaddexp.accumulate(q_terms, axis=1)
-    take = np.unique(np.linspace(0, loss.shape[1] - 1, min(loss.shape[1], 24)).astype(int))
+    take = np.unique(np.linspace(0, loss.shape[1] - 1, min(loss.shape[1], 24 if thorough else 3)).astype(int))
     p, other, loss = p[:, take], other[:, take], np.abs(loss[:, take])
     error = 1e-12 + 8.0 * UNIT * (mass.shape[1] + loss + np.abs(p) + np.where(np.isfinite(other), np.abs(other), 0.0))
     p, other = np.minimum(p, 0.0), np.minimum(other, 0.0)
     p_rest, other_rest = (np.log1p(-np.exp(np.minimum(x, -1e-18))) for x in (p, other))
     # what is not in the set is known to the error of what is, over what is left
     spread = error * (1.0 + np.exp(-np.minimum(p_rest, other_rest)))
-    return _counts(n, chance(p, p_rest, spread, spread), chance(other, other_rest, spread, spread))
+    under_p, under_q = chance(p, p_rest, error, spread), chance(other, other_rest, error, spread)
+    return _counts(n, under_p, under_q, thorough)
