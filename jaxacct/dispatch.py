@@ -98,7 +98,7 @@ def by_engines(
                 "engine = 'contour' needs a Gaussian part and no Poisson sampled Laplace; "
                 "use engine='auto' or 'lattice'"
             )
-        contradicted[rows] |= _narrowed(answer, rows, methods.by_contour(parts.take(rows), rows))
+        contradicted[rows] |= _narrowed(answer, rows, _by_contour(methods, parts.take(rows), rows))
         used[rows] = "contour"
     if asked.size:
         contradicted[asked] |= _against(answer, asked, *methods.limits(parts.take(asked), asked, False))
@@ -159,6 +159,18 @@ def _against(answer: Answer, rows: np.ndarray, low: np.ndarray, high: np.ndarray
     answer.upper[rows] = np.where(agree, answer.upper[rows], np.inf)
     answer.estimate[rows] = np.where(agree, answer.estimate[rows], np.nan)
     return ~agree
+
+
+def _by_contour(methods: Methods, parts: Components, rows: np.ndarray) -> Answer:
+    """The contour engine's answers; where it fails there are none, and the lattice engine or a theorem answers."""
+    try:
+        return methods.by_contour(parts, rows)
+    except InputError:
+        raise
+    except (ArithmeticError, ValueError, RuntimeError) as error:
+        warnings.warn(f"the contour engine failed ({error}); the others answer", stacklevel=2)
+        nothing = np.full(rows.size, np.inf)
+        return Answer(-nothing, np.nan * nothing, nothing)
 
 
 def _by_lattice(methods: Methods, parts: Components, rows: np.ndarray) -> Answer:

@@ -106,5 +106,5 @@ def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
             factor = factor * np.maximum(rest - j, 0.0) / (k + j + 1.0) * odds * (1.0 - 1e-14)
             total = total + np.where(np.isfinite(factor), factor, 0.0)
         terms = np.minimum(term + np.log(total) - 1e-12, 0.0)
-        left = np.log1p(-np.exp(np.minimum(log_below(n, k, hit) + 1e-12, 0.0)))
+        left = np.log1p(-np.exp(np.minimum(log_below(n, k, hit) + 1e-12, 0.0))) - 1e-307
     return np.where(k > n, -np.inf, np.fmax(np.where(np.isnan(terms), -np.inf, terms), left))

@@ -56,7 +56,7 @@ def _bounded(parts: Components) -> np.ndarray:
 
 def total_variation(parts: Components) -> np.ndarray:
     """`sum n TV` of the parts, at least delta(0) of the finite losses, rounded up."""
-    mu, s = parts.mu / np.sqrt(8.0), 1.0 / (parts.gauss_sigma * np.sqrt(8.0))
+    mu, s = parts.mu / np.sqrt(8.0), 1.0 / parts.gauss_sigma / np.sqrt(8.0)
     total = erf(mu) + np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * erf(s), 0.0), axis=1)
     laplace = parts.laplace_q * -np.expm1(-0.5 / parts.laplace_scale)
     total += np.sum(np.where(parts.laplace_n > 0, parts.laplace_n * laplace, 0.0), axis=1)
@@ -107,7 +107,7 @@ def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray, thoro
         best = np.fmin(_bounded(parts), _with(bounded, solve(_all_gaussians(parts), safe, zero).upper))
         if thorough and np.any(parts.gauss_n > 0):
             for share in SPLITS:
-                mu = _hits(parts, np.log(safe) + np.log(share))
+                mu = _hits(parts, np.log(safe) + np.log(share) - 1e-12)
                 best = np.fmin(best, _with(bounded, _upper_epsilon(mu, safe * (1.0 - share) * (1.0 - 4.0 * UNIT))))
         return np.where(total_variation(parts) <= safe, 0.0, np.where(np.isnan(best), np.inf, best))
 

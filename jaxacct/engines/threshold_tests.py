@@ -12,6 +12,9 @@ Each part of a composition is tested by itself, the others are not looked at:
 * *means*, for Gaussians with many steps: is the sum of the n outputs beyond a threshold?  Under the law without hits it
   is normal; under the mixture both tails are bounded by Chernoff, `E e^{v x} = e^{v^2/2} (1 - q + q e^{v s})`.
 
+What is bounded is the finite part of delta: P is the law given that every loss is finite, times the probability of
+that, in the part that is tested and in all the others.
+
 Everything is in logarithms, so that masses of e^{-10^300} are ordinary.  Nothing here is shared with the contour and
 the lattice engine, which are held against it.
 """
@@ -39,7 +42,9 @@ DEVIATIONS = np.array([8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.0, -4.0, -5.
 FEW = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
 """Minus logarithms of tails in which counts are looked for."""
 EXP = 1024.0 * UNIT
-"""What e^x may be off by, relatively, for x in (-746, 0]."""
+"""What e^x may be off by, relatively, where it is above SUBNORMAL."""
+SUBNORMAL = 1e-307
+"""More than rounding can take from what is below the normal numbers."""
 
 
 class Tests(NamedTuple):
@@ -61,13 +66,14 @@ def tests_of(parts: Components, thorough: bool = True) -> Tests:
         for column in range(parts.finite_n.shape[1]):
             found.append(_finite_counts(parts, column))
     log_p, log_q = (np.concatenate(columns, axis=1) for columns in zip(*found, strict=True))
+    log_p = log_p + _log_survival(parts)[:, None]
     known = np.isfinite(log_p) & (log_p <= 0.0) & ~np.isnan(log_q)
     return Tests(np.where(known, log_p, -np.inf), np.where(known, np.minimum(log_q, 0.0), 0.0))
 
 
 def best_epsilon(tests: Tests, delta: np.ndarray) -> np.ndarray:
     """(B,) the largest of the lower bounds of epsilon at the finite part's delta, at least 0."""
-    left = np.exp(tests.log_p) * (1.0 - EXP) - delta[:, None] * (1.0 + 4.0 * UNIT)
+    left = np.exp(tests.log_p) * (1.0 - EXP) - delta[:, None] * (1.0 + 4.0 * UNIT) - SUBNORMAL
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         gain = np.log(left) - tests.log_q
         gain -= 16.0 * UNIT * (np.abs(tests.log_q) + np.abs(np.log(left)) + 1.0)
@@ -82,16 +88,19 @@ def best_delta(tests: Tests, epsilon: np.ndarray) -> np.ndarray:
         cost = np.exp(cost + 16.0 * UNIT * (np.abs(cost) + np.abs(tests.log_q)) + UNIT) * (1.0 + EXP)
         left = p - cost
     left = np.where(np.isnan(left), 0.0, left)
-    return np.max(left - 4.0 * UNIT * p, axis=1, initial=0.0)
+    return np.max(left - 4.0 * UNIT * p - SUBNORMAL, axis=1, initial=0.0)
 
 
 def one_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
     """(B,) the largest epsilon of a single step of a sampled Gaussian, from below."""
     best, removing = np.zeros(delta.size), parts.sign > 0
+    delta = delta * np.exp(-_log_survival(parts)) * (1.0 + EXP)
+    known = delta < 1.0
+    delta = np.where(known, delta, 0.5)
     for column in range(parts.gauss_n.shape[1]):
         law = parts.gauss_sigma[:, column], parts.gauss_q[:, column], removing
         found = closed_form.epsilon_of_one_step(*law, delta, np.full(delta.size, 8.0 * UNIT)).lower
-        best = np.fmax(best, np.where(parts.gauss_n[:, column] > 0, found, 0.0))
+        best = np.fmax(best, np.where((parts.gauss_n[:, column] > 0) & known, found, 0.0))
     return best
 
 
@@ -102,7 +111,19 @@ def one_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
         law = parts.gauss_sigma[:, column], parts.gauss_q[:, column], removing
         found = closed_form.delta_of_one_step(*law, epsilon).lower
         best = np.fmax(best, np.where(parts.gauss_n[:, column] > 0, found, 0.0))
-    return best
+    return best * np.exp(_log_survival(parts)) * (1.0 - EXP)
+
+
+def _log_survival(parts: Components) -> np.ndarray:
+    """(B,) log of the probability that every loss is finite, rounded down; 0 where all losses are."""
+    atoms = parts.finite_mass.shape[2]
+    left = np.sum(parts.finite_mass, axis=2)
+    # 1 less the mass at infinity, of which that is known to its units, and the sum to as many as there are atoms
+    wrong = parts.infinity_units * UNIT * (np.maximum(1.0 - left, 0.0) + 2.0 * atoms * UNIT)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        each = np.where(parts.finite_n > 0, parts.finite_n * wrong / left, 0.0)
+        lowest = parts.log_survival * (1.0 + 16.0 * UNIT) - 2.0 * np.sum(each, axis=1)
+    return np.where(parts.log_survival < 0.0, np.where(np.isnan(lowest), -np.inf, lowest), 0.0)
 
 
 def _log_tail(u: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -229,11 +250,12 @@ def _laplace_counts(parts: Components, column: int) -> Tests:
 
 
 def _finite_counts(parts: Components, column: int) -> Tests:
-    """Losses at least l, for the atoms l; Q-masses are P-masses times e^-loss."""
+    """Losses at least l, for the atoms l; Q-masses are P-masses times e^-loss, and P is given a finite loss."""
     loss, mass, n = parts.finite_loss[:, column], parts.finite_mass[:, column], parts.finite_n[:, column]
     order = np.argsort(np.where(mass > 0.0, -loss, np.inf), axis=1)
     loss, mass = np.take_along_axis(loss, order, 1), np.take_along_axis(mass, order, 1)
-    p = np.log(np.cumsum(mass, axis=1))
+    p = np.cumsum(mass, axis=1)
+    p = np.log(p / p[:, -1:])
     q_terms = np.where(mass > 0.0, np.log(mass) - loss, -np.inf)
     other = np.logaddexp.accumulate(q_terms, axis=1)
     take = np.unique(np.linspace(0, loss.shape[1] - 1, min(loss.shape[1], 24)).astype(int))
@@ -243,4 +265,5 @@ def _finite_counts(parts: Components, column: int) -> Tests:
     p_rest, other_rest = (np.log1p(-np.exp(np.minimum(x, -1e-18))) for x in (p, other))
     # what is not in the set is known to the error of what is, over what is left
     spread = error * (1.0 + np.exp(-np.minimum(p_rest, other_rest)))
+    spread = np.where(spread < 0.25, 1.2 * spread, np.inf)  # -log(1 - x) <= 1.2 x for x <= 1/4
     return _counts(n, chance(p, p_rest, spread, spread), chance(other, other_rest, spread, spread))
