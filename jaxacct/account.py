@@ -23,12 +23,12 @@ from jaxacct.dispatch import (
     delta_limits,
     epsilon_by_formula,
     epsilon_limits,
-    largest_loss,
     lattice,
     narrow,
 )
 from jaxacct.engines import contour
 from jaxacct.engines.contour import Answer
+from jaxacct.engines.quick_bounds import largest_loss
 from jaxacct.mechanisms import Components, Mechanism, batch_shape
 from jaxacct.options import GIBIBYTE, mechanism_for, options
 from jaxacct.validation import (

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxacct.engines import contour, programs
+from jaxacct.engines import contour, programs, quick_bounds
 from jaxacct.engines.contour import Answer
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.components import LEAST_SQUARE
@@ -24,6 +24,7 @@ from jaxacct.validation import InputError
 
 FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
 """What an engine may raise on a configuration that it cannot answer."""
+ENOUGH = 0.01
 NOTHING = 1e-300
 """About the end of float64's range: a delta down there has no relative accuracy."""
 
@@ -100,16 +101,18 @@ def by_engines(
                 "engine = 'contour' needs a Gaussian part and no Poisson sampled Laplace; "
                 "use engine='auto' or 'lattice'"
             )
-        contradicted[rows] |= _narrowed(answer, rows, methods.by_contour(parts.take(rows), rows))
+        contradicted[rows] |= _narrowed(answer, rows, _by_contour(methods, parts.take(rows), rows))
         used[rows] = "contour"
     if asked.size:
         contradicted[asked] |= _against(answer, asked, *methods.limits(parts.take(asked), asked, False))
-    doubtful = asked[(_open(answer, rtol, floor) | contradicted)[asked]]
+    wanting = _open(answer, rtol, floor) | contradicted
+    doubtful = asked[wanting[asked]]
     if doubtful.size:
         limits = methods.limits(parts.take(doubtful), doubtful, True)
         contradicted[doubtful] |= _by_theorems(answer, used, doubtful, *limits)
     if engine != "contour":
-        wide = rows if engine == "lattice" else rows[_open(answer, rtol, floor)[rows]]
+        # a bracket by theorems alone is left at that only where it is far narrower than asked for
+        wide = rows if engine == "lattice" else rows[(wanting & _open(answer, ENOUGH * rtol, floor))[rows]]
         if wide.size:
             with jax.enable_x64(), np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
                 found = _by_lattice(methods, parts, wide)
@@ -161,6 +164,18 @@ def _against(answer: Answer, rows: np.ndarray, low: np.ndarray, high: np.ndarray
     answer.upper[rows] = np.where(agree, answer.upper[rows], np.inf)
     answer.estimate[rows] = np.where(agree, answer.estimate[rows], np.nan)
     return ~agree
+
+
+def _by_contour(methods: Methods, parts: Components, rows: np.ndarray) -> Answer:
+    """The contour engine's answers; where it fails there are none, and the lattice engine or a theorem answers."""
+    try:
+        return methods.by_contour(parts, rows)
+    except InputError:
+        raise
+    except (ArithmeticError, ValueError, RuntimeError) as error:
+        warnings.warn(f"the contour engine failed ({error}); the others answer", stacklevel=2)
+        nothing = np.full(rows.size, np.inf)
+        return Answer(-nothing, np.nan * nothing, nothing)
 
 
 def _by_lattice(methods: Methods, parts: Components, rows: np.ndarray) -> Answer:
@@ -255,29 +270,24 @@ def epsilon_limits(
     parts: Components, delta: np.ndarray, slack: np.ndarray, thorough: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """(lower, upper) of epsilon by theorems."""
+    if not thorough:
+        return quick_bounds.epsilon_limits(parts, delta, slack)
     from jaxacct.engines import simple_bounds, threshold_tests
 
     most = delta * (1.0 + slack)
-    low = threshold_tests.best_epsilon(threshold_tests.tests_of(parts, thorough), most)
-    if thorough:
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            low = np.fmax(low, threshold_tests.one_step_epsilon(parts, most))
-    return low, simple_bounds.least_epsilon(parts, delta, slack, thorough)
+    low = threshold_tests.best_epsilon(threshold_tests.tests_of(parts), most)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        low = np.fmax(low, threshold_tests.one_step_epsilon(parts, most))
+    return low, simple_bounds.least_epsilon(parts, delta, slack)
 
 
 def delta_limits(parts: Components, eps: np.ndarray, thorough: bool) -> tuple[np.ndarray, np.ndarray]:
     """(lower, upper) of the finite part's delta by theorems."""
+    if not thorough:
+        return quick_bounds.delta_limits(parts, eps)
     from jaxacct.engines import simple_bounds, threshold_tests
 
-    low = threshold_tests.best_delta(threshold_tests.tests_of(parts, thorough), eps)
-    if thorough:
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            low = np.fmax(low, threshold_tests.one_step_delta(parts, eps))
-    return low, simple_bounds.least_delta(parts, eps, thorough)
-
-
-def largest_loss(parts: Components) -> np.ndarray:
-    """The supremum of the loss of the Laplace and finite parts: epsilon at delta = 0 (0 if negative)."""
-    from jaxacct.engines import simple_bounds
-
-    return simple_bounds.largest_loss(parts)
+    low = threshold_tests.best_delta(threshold_tests.tests_of(parts), eps)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        low = np.fmax(low, threshold_tests.one_step_delta(parts, eps))
+    return low, simple_bounds.least_delta(parts, eps)

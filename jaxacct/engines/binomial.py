@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import xlogy
 
 __all__ = ["Chance", "chance", "log_below", "log_tail_above", "log_tail_below"]
 
@@ -54,7 +53,8 @@ def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, 
     """(n kl(k/n, p), bound of its error)."""
     x = k / n
     with np.errstate(divide="ignore", invalid="ignore"):
-        at_hits, at_misses = xlogy(k, x), np.where(k < n, (n - k) * np.log1p(-np.minimum(x, 1.0)), 0.0)
+        at_hits = np.where(k > 0, k * np.log(np.where(k > 0, x, 1.0)), 0.0)
+        at_misses = np.where(k < n, (n - k) * np.log1p(-np.minimum(x, 1.0)), 0.0)
         hits = np.where(k > 0, k * hit.log_p, 0.0)
         misses = np.where(k < n, (n - k) * hit.log_rest, 0.0)
         error = np.where(k > 0, k * hit.error_p, 0.0) + np.where(k < n, (n - k) * hit.error_rest, 0.0)
@@ -107,5 +107,5 @@ def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
             factor = factor * np.maximum(rest - j, 0.0) / (k + j + 1.0) * odds * (1.0 - 1e-14)
             total = total + np.where(np.isfinite(factor), factor, 0.0)
         terms = np.minimum(term + np.log(total) - 1e-12, 0.0)
-        left = np.log1p(-np.exp(np.minimum(log_below(n, k, hit) + 1e-12, 0.0)))
+        left = np.log1p(-np.exp(np.minimum(log_below(n, k, hit) + 1e-12, 0.0))) - 1e-307
     return np.where(k > n, -np.inf, np.fmax(np.where(np.isnan(terms), -np.inf, terms), left))

@@ -35,7 +35,8 @@ _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
 
 def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(log delta, minus its derivative in eps, bound on the error of log delta)."""
-    mu, epsilon = np.broadcast_arrays(np.asarray(mu, np.float64), np.asarray(epsilon, np.float64))
+    shape = np.broadcast_shapes(np.shape(mu), np.shape(epsilon))
+    mu, epsilon = (np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1) for x in (mu, epsilon))
     a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
     right, small = a > 0, mu < SMALL
     far = np.where(right | small, a, 1.0)
@@ -60,7 +61,7 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
     shift = (np.abs(epsilon / mu) + mu) * np.where(by_gap, np.abs(far) + 1.0, 1.0)
     amplify = np.where(by_gap, rounding / gap, 1.0 / near_value)
     error = ROUNDING * UNIT * (1.0 + np.abs(value) + shift + amplify * (1.0 + np.where(by_gap, 0.0, shift)))
-    return value, slope, error
+    return value.reshape(shape), slope.reshape(shape), error.reshape(shape)
 
 
 def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:

@@ -52,6 +52,9 @@ LADDER = (
 )
 """For compositions of Gaussians."""
 
+LEAST_SPLIT = 0.06
+"""Noise multiplier below which no split rung has been seen to certify; their programs would be compiled for nothing."""
+
 PLAIN = (
     *LADDER[:3],
     Rung(1536, 512, 3, 2),
@@ -172,7 +175,9 @@ def _climb(question: _Question, parts: Components) -> Answer:
     split = splits(parts)
     answer.upper[:] = np.minimum(answer.upper, question.ceiling)
     settled = answer.upper <= question.enough
-    for ladder, rows in ((LADDER, split & ~settled), (PLAIN, supports(parts) & ~split & ~settled)):
+    far = np.any((parts.gauss_n > 0) & (parts.gauss_sigma < LEAST_SPLIT), axis=1)
+    ladders = ((LADDER, split & ~far), (LADDER[:3], split & far), (PLAIN, supports(parts) & ~split))
+    for ladder, rows in ((ladder, rows & ~settled) for ladder, rows in ladders):
         if rows.any():
             _on(ladder, np.flatnonzero(rows), question, parts, answer)
     return answer._replace(estimate=np.clip(answer.estimate, answer.lower, answer.upper))

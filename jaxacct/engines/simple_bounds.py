@@ -23,26 +23,14 @@ from scipy.special import erf
 
 from jaxacct.engines import closed_form
 from jaxacct.engines.binomial import chance, log_tail_above
+from jaxacct.engines.quick_bounds import largest_loss
 from jaxacct.mechanisms.components import Components
-from jaxacct.mechanisms.finite import log_mixture
 
-__all__ = ["largest_loss", "least_delta", "least_epsilon", "total_variation"]
+__all__ = ["least_delta", "least_epsilon", "total_variation"]
 
 UNIT = 2.0**-53
 SPLITS = (0.5, 0.9, 0.999, 1e-3)
 """Shares of delta that are given to rare numbers of hits."""
-
-
-def largest_loss(parts: Components) -> np.ndarray:
-    """The supremum of the loss of the Laplace and finite parts (0 if negative), to 32 units."""
-    rate = parts.laplace_q
-    up = log_mixture(1.0 / parts.laplace_scale, rate)
-    down = -log_mixture(-1.0 / parts.laplace_scale, rate)
-    laplace = np.sum(parts.laplace_n * np.where(parts.sign[:, None] > 0, up, down), axis=1)
-    finite = np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf)
-    top = np.max(finite, axis=2, initial=-np.inf)
-    finite_total = np.sum(parts.finite_n * np.where((parts.finite_n > 0) & (top > -np.inf), top, 0.0), axis=1)
-    return np.maximum(laplace + finite_total, 0.0)
 
 
 def _bounded(parts: Components) -> np.ndarray:
@@ -56,13 +44,14 @@ def _bounded(parts: Components) -> np.ndarray:
 
 def total_variation(parts: Components) -> np.ndarray:
     """`sum n TV` of the parts, at least delta(0) of the finite losses, rounded up."""
-    mu, s = parts.mu / np.sqrt(8.0), 1.0 / (parts.gauss_sigma * np.sqrt(8.0))
+    mu, s = parts.mu / np.sqrt(8.0), 1.0 / parts.gauss_sigma / np.sqrt(8.0)
     total = erf(mu) + np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * erf(s), 0.0), axis=1)
     laplace = parts.laplace_q * -np.expm1(-0.5 / parts.laplace_scale)
     total += np.sum(np.where(parts.laplace_n > 0, parts.laplace_n * laplace, 0.0), axis=1)
     finite = np.sum(parts.finite_mass * -np.expm1(-np.maximum(parts.finite_loss, 0.0)), axis=2)
     total += np.sum(np.where(parts.finite_n > 0, parts.finite_n * finite, 0.0), axis=1)
-    return total * (1.0 + 1e-12) + 1e-307
+    terms = sum(n.shape[1] for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)) + parts.finite_mass.shape[2]
+    return total * (1.0 + UNIT * (64.0 + terms)) + 1e-307
 
 
 def _all_gaussians(parts: Components) -> np.ndarray:
@@ -97,23 +86,17 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
     return mu * (1.0 + (8.0 + 4.0 * columns) * UNIT)
 
 
-def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray, thorough: bool = True) -> np.ndarray:
+def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np.ndarray:
     """(B,) the smallest upper bound of epsilon at the finite part's delta, known up to a relative slack."""
     safe = delta * (1.0 - slack) * (1.0 - 4.0 * UNIT)
     bounded = largest_loss(parts) * (1.0 + 64.0 * UNIT)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        solve = closed_form.epsilon if thorough else _simple
-        zero = np.zeros_like(safe)
-        best = np.fmin(_bounded(parts), _with(bounded, solve(_all_gaussians(parts), safe, zero).upper))
-        if thorough and np.any(parts.gauss_n > 0):
+        best = np.fmin(_bounded(parts), _with(bounded, _upper_epsilon(_all_gaussians(parts), safe)))
+        if np.any(parts.gauss_n > 0):
             for share in SPLITS:
-                mu = _hits(parts, np.log(safe) + np.log(share))
+                mu = _hits(parts, np.log(safe) + np.log(share) - 1e-12)
                 best = np.fmin(best, _with(bounded, _upper_epsilon(mu, safe * (1.0 - share) * (1.0 - 4.0 * UNIT))))
         return np.where(total_variation(parts) <= safe, 0.0, np.where(np.isnan(best), np.inf, best))
-
-
-def _simple(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> closed_form.Answer:
-    return closed_form.simple_epsilon(mu, np.log(delta), slack)
 
 
 def _upper_epsilon(mu: np.ndarray, delta: np.ndarray) -> np.ndarray:
@@ -127,13 +110,13 @@ def _with(bounded: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
     return (bounded + epsilon) * (1.0 + 4.0 * UNIT)
 
 
-def least_delta(parts: Components, epsilon: np.ndarray, thorough: bool = True) -> np.ndarray:
+def least_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
     """(B,) the smallest upper bound of the finite part's delta at eps."""
     left = epsilon - largest_loss(parts) * (1.0 + 64.0 * UNIT)
     left = left - 4.0 * UNIT * np.abs(epsilon)
     best = np.fmin(total_variation(parts), 1.0)
     best = np.fmin(best, _upper_delta(_all_gaussians(parts), left))
-    if thorough and np.any(parts.gauss_n > 0):
+    if np.any(parts.gauss_n > 0):
         for log_share in (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0):
             mu = _hits(parts, np.full(left.shape, log_share))
             best = np.fmin(best, (_upper_delta(mu, left) + np.exp(log_share)) * (1.0 + 1e-12))

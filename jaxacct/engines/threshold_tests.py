@@ -12,6 +12,9 @@ Each part of a composition is tested by itself, the others are not looked at:
 * *means*, for Gaussians with many steps: is the sum of the n outputs beyond a threshold?  Under the law without hits it
   is normal; under the mixture both tails are bounded by Chernoff, `E e^{v x} = e^{v^2/2} (1 - q + q e^{v s})`.
 
+What is bounded is the finite part of delta: P is the law given that every loss is finite, times the probability of
+that, in the part that is tested and in all the others.
+
 Everything is in logarithms, so that masses of e^{-10^300} are ordinary.  Nothing here is shared with the contour and
 the lattice engine, which are held against it.
 """
@@ -39,7 +42,9 @@ DEVIATIONS = np.array([8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.0, -4.0, -5.
 FEW = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
 """Minus logarithms of tails in which counts are looked for."""
 EXP = 1024.0 * UNIT
-"""What e^x may be off by, relatively, for x in (-746, 0]."""
+"""What e^x may be off by, relatively, where it is above SUBNORMAL."""
+SUBNORMAL = 1e-307
+"""More than rounding can take from what is below the normal numbers."""
 
 
 class Tests(NamedTuple):
@@ -49,24 +54,25 @@ class Tests(NamedTuple):
     log_q: np.ndarray
 
 
-def tests_of(parts: Components, thorough: bool = True) -> Tests:
-    """All tests of every row of the batch, or a few that are made in microseconds."""
+def tests_of(parts: Components) -> Tests:
+    """All tests of every row of the batch."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         found = [_plain(parts)]
         for column in range(parts.gauss_n.shape[1]):
-            found += [_gaussian_counts(parts, column, thorough), _gaussian_means(parts, column)]
+            found += [_gaussian_counts(parts, column), _gaussian_means(parts, column)]
         for column in range(parts.laplace_n.shape[1]):
-            found.append(_laplace_counts(parts, column, thorough))
+            found.append(_laplace_counts(parts, column))
         for column in range(parts.finite_n.shape[1]):
-            found.append(_finite_counts(parts, column, thorough))
+            found.append(_finite_counts(parts, column))
     log_p, log_q = (np.concatenate(columns, axis=1) for columns in zip(*found, strict=True))
+    log_p = log_p + _log_survival(parts)[:, None]
     known = np.isfinite(log_p) & (log_p <= 0.0) & ~np.isnan(log_q)
     return Tests(np.where(known, log_p, -np.inf), np.where(known, np.minimum(log_q, 0.0), 0.0))
 
 
 def best_epsilon(tests: Tests, delta: np.ndarray) -> np.ndarray:
     """(B,) the largest of the lower bounds of epsilon at the finite part's delta, at least 0."""
-    left = np.exp(tests.log_p) * (1.0 - EXP) - delta[:, None] * (1.0 + 4.0 * UNIT)
+    left = np.exp(tests.log_p) * (1.0 - EXP) - delta[:, None] * (1.0 + 4.0 * UNIT) - SUBNORMAL
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         gain = np.log(left) - tests.log_q
         gain -= 16.0 * UNIT * (np.abs(tests.log_q) + np.abs(np.log(left)) + 1.0)
@@ -81,16 +87,19 @@ def best_delta(tests: Tests, epsilon: np.ndarray) -> np.ndarray:
         cost = np.exp(cost + 16.0 * UNIT * (np.abs(cost) + np.abs(tests.log_q)) + UNIT) * (1.0 + EXP)
         left = p - cost
     left = np.where(np.isnan(left), 0.0, left)
-    return np.max(left - 4.0 * UNIT * p, axis=1, initial=0.0)
+    return np.max(left - 4.0 * UNIT * p - SUBNORMAL, axis=1, initial=0.0)
 
 
 def one_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
     """(B,) the largest epsilon of a single step of a sampled Gaussian, from below."""
     best, removing = np.zeros(delta.size), parts.sign > 0
+    delta = delta * np.exp(-_log_survival(parts)) * (1.0 + EXP)
+    known = delta < 1.0
+    delta = np.where(known, delta, 0.5)
     for column in range(parts.gauss_n.shape[1]):
         law = parts.gauss_sigma[:, column], parts.gauss_q[:, column], removing
         found = closed_form.epsilon_of_one_step(*law, delta, np.full(delta.size, 8.0 * UNIT)).lower
-        best = np.fmax(best, np.where(parts.gauss_n[:, column] > 0, found, 0.0))
+        best = np.fmax(best, np.where((parts.gauss_n[:, column] > 0) & known, found, 0.0))
     return best
 
 
@@ -101,7 +110,19 @@ def one_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
         law = parts.gauss_sigma[:, column], parts.gauss_q[:, column], removing
         found = closed_form.delta_of_one_step(*law, epsilon).lower
         best = np.fmax(best, np.where(parts.gauss_n[:, column] > 0, found, 0.0))
-    return best
+    return best * np.exp(_log_survival(parts)) * (1.0 - EXP)
+
+
+def _log_survival(parts: Components) -> np.ndarray:
+    """(B,) log of the probability that every loss is finite, rounded down; 0 where all losses are."""
+    atoms = parts.finite_mass.shape[2]
+    left = np.sum(parts.finite_mass, axis=2)
+    # 1 less the mass at infinity, of which that is known to its units, and the sum to as many as there are atoms
+    wrong = parts.infinity_units * UNIT * (np.maximum(1.0 - left, 0.0) + 2.0 * atoms * UNIT)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        each = np.where(parts.finite_n > 0, parts.finite_n * wrong / left, 0.0)
+        lowest = parts.log_survival * (1.0 + 16.0 * UNIT) - 2.0 * np.sum(each, axis=1)
+    return np.where(parts.log_survival < 0.0, np.where(np.isnan(lowest), -np.inf, lowest), 0.0)
 
 
 def _log_tail(u: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -121,15 +142,14 @@ def _plain(parts: Components) -> Tests:
     return Tests(log_p, np.where(mu > 0.0, np.minimum(log_q + error, 0.0), 0.0))
 
 
-def _counts(n: np.ndarray, under_p: Chance, under_q: Chance, thorough: bool) -> Tests:
+def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
     """Tests on the number of hits, for chances of a hit (B, C): k from the deviations, 1 and n."""
     n = n[:, None, None]
     under_p, under_q = (Chance(*(x[:, :, None] for x in hit)) for hit in (under_p, under_q))
     expected = n * np.exp(under_p.log_p)
-    deviations, tails = (DEVIATIONS, FEW) if thorough else (DEVIATIONS[2:6:3], FEW[1:4:2])
-    k = np.ceil(expected - deviations * np.sqrt(expected * np.exp(under_p.log_rest)))
+    k = np.ceil(expected - DEVIATIONS * np.sqrt(expected * np.exp(under_p.log_rest)))
     # in the tail of a law of few hits deviations do not reach: the k of Poisson's tail, roughly
-    few = np.ceil(tails / np.maximum(1.0 - np.log(expected), 1.0))
+    few = np.ceil(FEW / np.maximum(1.0 - np.log(expected), 1.0))
     k = np.concatenate([k, few, np.ones_like(expected), np.broadcast_to(n, expected.shape)], axis=2)
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
     low, high = (
@@ -139,12 +159,10 @@ def _counts(n: np.ndarray, under_p: Chance, under_q: Chance, thorough: bool) -> 
     return Tests(np.where(present, low, -np.inf), np.where(present, high, 0.0))
 
 
-def _gaussian_counts(parts: Components, column: int, thorough: bool) -> Tests:
+def _gaussian_counts(parts: Components, column: int) -> Tests:
     sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
     s, rate = 1.0 / sigma[:, None], q[:, None]
-    about = QUANTILES if thorough else QUANTILES[5:6]
-    around = [np.broadcast_to(about, (n.size, about.size))] if thorough else []
-    u = np.concatenate([*around, s - about], axis=1)
+    u = np.concatenate([np.broadcast_to(QUANTILES, (n.size, QUANTILES.size)), s - QUANTILES], axis=1)
     hit, miss = np.log(rate), np.log1p(-rate)
 
     def mixture(side: float) -> tuple[np.ndarray, np.ndarray]:
@@ -168,7 +186,7 @@ def _gaussian_counts(parts: Components, column: int, thorough: bool) -> Tests:
         Chance(*(np.where(removing, *pair) for pair in zip(*order, strict=True)))
         for order in ((of_mixture, of_pure), (of_pure, of_mixture))
     )
-    return _counts(n, under_p, under_q, thorough)
+    return _counts(n, under_p, under_q)
 
 
 def _gaussian_means(parts: Components, column: int) -> Tests:
@@ -203,11 +221,11 @@ def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarra
     return best
 
 
-def _laplace_counts(parts: Components, column: int, thorough: bool) -> Tests:
+def _laplace_counts(parts: Components, column: int) -> Tests:
     """Base losses at least v: Pr_P >= v is 1 - e^{(v - 1/b)/2}/2, Pr_Q >= v is e^{-(v + 1/b)/2}/2, -1/b < v <= 1/b."""
     scale, q, n = (x[:, column] for x in (parts.laplace_scale, parts.laplace_q, parts.laplace_n))
     edge, rate = 1.0 / scale[:, None], q[:, None]
-    drop = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0] if thorough else [0.0, 1.0])
+    drop = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
     removing = parts.sign[:, None] > 0
     # remove: {v >= edge - d}, d < 2 edge; add: {v <= -(edge - d)}, its mirror image
     drop = np.minimum(drop, 1.999 * edge)
@@ -226,23 +244,24 @@ def _laplace_counts(parts: Components, column: int, thorough: bool) -> Tests:
     other = np.where(removing, far, mix(near, far))
     other_rest = np.where(removing, far_rest, mix(near_rest, far_rest))
     error = 64.0 * UNIT * (1.0 + edge - hit) + 0.0 * p
-    return _counts(n, chance(p, p_rest, error, error), chance(other, other_rest, error, error), thorough)
+    return _counts(n, chance(p, p_rest, error, error), chance(other, other_rest, error, error))
 
 
-def _finite_counts(parts: Components, column: int, thorough: bool) -> Tests:
-    """Losses at least l, for the atoms l; Q-masses are P-masses times e^-loss."""
+def _finite_counts(parts: Components, column: int) -> Tests:
+    """Losses at least l, for the atoms l; Q-masses are P-masses times e^-loss, and P is given a finite loss."""
     loss, mass, n = parts.finite_loss[:, column], parts.finite_mass[:, column], parts.finite_n[:, column]
     order = np.argsort(np.where(mass > 0.0, -loss, np.inf), axis=1)
     loss, mass = np.take_along_axis(loss, order, 1), np.take_along_axis(mass, order, 1)
-    p = np.log(np.cumsum(mass, axis=1))
+    p = np.cumsum(mass, axis=1)
+    p = np.log(p / p[:, -1:])
     q_terms = np.where(mass > 0.0, np.log(mass) - loss, -np.inf)
     other = np.logaddexp.accumulate(q_terms, axis=1)
-    take = np.unique(np.linspace(0, loss.shape[1] - 1, min(loss.shape[1], 24 if thorough else 3)).astype(int))
+    take = np.unique(np.linspace(0, loss.shape[1] - 1, min(loss.shape[1], 24)).astype(int))
     p, other, loss = p[:, take], other[:, take], np.abs(loss[:, take])
     error = 1e-12 + 8.0 * UNIT * (mass.shape[1] + loss + np.abs(p) + np.where(np.isfinite(other), np.abs(other), 0.0))
     p, other = np.minimum(p, 0.0), np.minimum(other, 0.0)
     p_rest, other_rest = (np.log1p(-np.exp(np.minimum(x, -1e-18))) for x in (p, other))
     # what is not in the set is known to the error of what is, over what is left
     spread = error * (1.0 + np.exp(-np.minimum(p_rest, other_rest)))
-    under_p, under_q = chance(p, p_rest, error, spread), chance(other, other_rest, error, spread)
-    return _counts(n, under_p, under_q, thorough)
+    spread = np.where(spread < 0.25, 1.2 * spread, np.inf)  # -log(1 - x) <= 1.2 x for x <= 1/4
+    return _counts(n, chance(p, p_rest, error, spread), chance(other, other_rest, error, spread))

@@ -320,9 +320,10 @@ def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
         total, discounted = total + mass[k + 1], back * (discounted + mass[k + 1])
         size += abs(mass[k + 1])
         here = total - discounted
-        if here > 0.0:
+        slack = 64.0 * UNIT * (some[-1] - k + 2.0) * (size + abs(mass[k]))
+        if here > slack:  # else c_k may not be above 0, and the chord to 0 not below the profile
             before = (total + mass[k]) - back * (discounted + mass[k])
-            whole, slack = -np.expm1(-step), 64.0 * UNIT * (some[-1] - k + 2.0) * (size + abs(mass[k]))
+            whole = -np.expm1(-step)
             mass[k + 1 :] = 0.0
             mass[k] = max(before - slack, 0.0) / whole * (1.0 - 8.0 * UNIT)
             mass[k - 1] -= (here + slack) * back / whole * (1.0 + 8.0 * UNIT)

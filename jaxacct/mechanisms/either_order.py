@@ -16,7 +16,7 @@ from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 __all__ = ["either_order"]
 
-ROUNDING = 2.0**-50
+UNIT = 2.0**-53
 LARGEST_STEP = 600.0
 """Distance of two losses up to which the point is looked for where the two profiles cross between them."""
 
@@ -52,16 +52,16 @@ def _of_row(forward, reverse) -> FinitePair:  # type: ignore[no-untyped-def]
 def _profile(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.ndarray) -> np.ndarray:
     """delta(eps) of a finite law of the loss, rounded up."""
     below = eps[:, None] - loss
-    below = np.minimum(below - ROUNDING * (np.abs(loss) + eps[:, None]), 0.0)
+    below = np.minimum(below - 2.0 * UNIT * (np.abs(loss) + eps[:, None]), 0.0)
     total = np.sum(mass * -np.expm1(below), axis=1) + infinite
-    return np.minimum(total * (1.0 + ROUNDING * (8.0 + loss.size)), 1.0)
+    return np.minimum(total * (1.0 + UNIT * (8.0 + loss.size)), 1.0)
 
 
 def _apart(points: np.ndarray) -> np.ndarray:
     """Ascending points without those too near the one before; a profile without some of its knots only rises."""
     kept = [points[0]]
     for point in points[1:]:
-        if point - kept[-1] >= max(LEAST_GAP, 8.0 * ROUNDING * point):
+        if point - kept[-1] >= max(LEAST_GAP, 64.0 * UNIT * point):
             kept.append(point)
     if kept[-1] < points[-1]:  # the largest loss stays, beyond it only the mass at infinity is left
         kept[-1] = points[-1]

@@ -144,7 +144,7 @@ def profile_from_gdp(mu: Any, epsilon: Any) -> Bounds:
     0.006829595
     """
     mu, eps = np.broadcast_arrays(check("mu", mu, POSITIVE), check("epsilon", epsilon, NON_NEGATIVE))
-    low, middle, high = closed_form.delta(mu**2, eps)
+    low, middle, high = closed_form.delta(mu, eps)
     high = np.maximum(high, _SMALLEST)  # below it exp underflows
     return Bounds(low, np.clip(middle, low, high), high, "certified", engine="closed_form")
 
@@ -164,7 +164,7 @@ def gdp_from_profile(epsilon: Any, delta: Any) -> Bounds:
         below, above = np.full(eps.shape, np.log(1e-8)), np.log(np.sqrt(2.0 * eps) + 80.0)
         for _ in range(90):
             middle = 0.5 * (below + above)
-            met = getattr(closed_form.delta(np.exp(2.0 * middle), eps), end) <= target
+            met = getattr(closed_form.delta(np.exp(middle), eps), end) <= target
             below, above = np.where(met, middle, below), np.where(met, above, middle)
         return np.exp(below), np.exp(above)
 

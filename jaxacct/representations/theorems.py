@@ -146,7 +146,7 @@ def clt_epsilon(
     live = (flat > 0) & np.isfinite(flat)
     value = np.where(flat > 0, np.inf, 0.0)
     if live.any():
-        value[live] = closed_form.epsilon(flat[live] ** 2, target[live], np.zeros(int(live.sum()))).estimate
+        value[live] = closed_form.epsilon(flat[live], target[live], np.zeros(int(live.sum()))).estimate
     value = value.reshape(mu.shape)
     return Bounds(value, value, value, "asymptotic", engine="clt")
 

@@ -1,0 +1,167 @@
+"""The cheapest of the theorems that answers are held against, in microseconds a row and without SciPy.
+
+From above, as in `simple_bounds`: all Gaussians as if none were sampled, on top of the largest losses of bounded
+parts, by `delta_mu(eps) <= e^{-a^2/2}/2`, a = eps/mu - mu/2 > 0.
+
+From below, as in `threshold_tests`, one part by itself and crude tails (`Phi(-x) <= e^{-x^2/2}/2`, a hit counted with
+less than its chance under P and more than it under Q):
+
+* plain Gaussians: the sum of the outputs;
+* sampled Gaussians: the sum of the outputs, and the number of outputs beyond one deviation below a hit;
+* Laplace and finite parts: one step's largest losses.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from jaxacct.engines.binomial import Chance, log_tail_above, log_tail_below
+from jaxacct.mechanisms.components import Components
+from jaxacct.mechanisms.finite import log_mixture
+
+__all__ = ["delta_limits", "epsilon_limits", "largest_loss"]
+
+UNIT = 2.0**-53
+SAFE = 1e-12
+"""What logarithms of size 1 may be off by; times their size where they are larger."""
+DEVIATIONS = np.array([6.0, 3.0, 1.5, 0.0, -3.0, -6.0])
+_BELOW = np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in DEVIATIONS])
+_HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - 1e-12)
+"""Pr[N(0, 1) > -1]."""
+
+
+def largest_loss(parts: Components) -> np.ndarray:
+    """The supremum of the loss of the Laplace and finite parts (0 if negative), to 32 units."""
+    rate = parts.laplace_q
+    up = log_mixture(1.0 / parts.laplace_scale, rate)
+    down = -log_mixture(-1.0 / parts.laplace_scale, rate)
+    laplace = np.sum(parts.laplace_n * np.where(parts.sign[:, None] > 0, up, down), axis=1)
+    finite = np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf)
+    top = np.max(finite, axis=2, initial=-np.inf)
+    finite_total = np.sum(parts.finite_n * np.where((parts.finite_n > 0) & (top > -np.inf), top, 0.0), axis=1)
+    return np.maximum(laplace + finite_total, 0.0)
+
+
+def epsilon_limits(parts: Components, delta: np.ndarray, slack: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) of epsilon at the finite part's delta, known up to a relative slack."""
+    log_p, log_q = _tests(parts)
+    with np.errstate(all="ignore"):
+        left = np.exp(log_p) * (1.0 - SAFE) - (delta * (1.0 + slack))[:, None] * (1.0 + SAFE)
+        gain = np.log(np.maximum(left, 5e-324)) - log_q
+        gain -= SAFE * (1.0 + np.abs(gain) + np.abs(log_q))
+        lower = np.max(np.where((left > 0.0) & (gain > 0.0), gain, 0.0), axis=1)
+        mu, safe = _mu(parts), delta * (1.0 - slack) * (1.0 - SAFE)
+        z = np.sqrt(np.maximum(-2.0 * np.log(2.0 * safe), 0.0))
+        upper = (mu * (0.5 * mu + z) + largest_loss(parts)) * (1.0 + SAFE)
+    return lower, np.where(np.isnan(upper), np.inf, upper)
+
+
+def delta_limits(parts: Components, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) of the finite part's delta at eps."""
+    log_p, log_q = _tests(parts)
+    with np.errstate(all="ignore"):
+        cost = eps[:, None] + log_q
+        cost += SAFE * (1.0 + np.abs(eps[:, None]) + np.abs(log_q))
+        left = np.exp(log_p) * (1.0 - SAFE) - np.exp(np.minimum(cost, 1.0)) * (1.0 + SAFE)
+        lower = np.max(np.where(left > 0.0, left, 0.0), axis=1)
+        mu = _mu(parts)
+        at = (eps - largest_loss(parts) * (1.0 + SAFE)) * (1.0 - SAFE)
+        a = np.where(mu > 0.0, at / mu - 0.5 * mu, np.where(at >= 0.0, np.inf, -np.inf))
+        a -= SAFE * (np.abs(at / np.where(mu > 0.0, mu, 1.0)) + mu)
+        upper = np.where((a > 0.0) & (at >= 0.0), 0.5 * np.exp(-0.5 * a * a) * (1.0 + SAFE) + 1e-300, 1.0)
+    return lower, np.where(np.isnan(upper), 1.0, upper)
+
+
+def _mu(parts: Components) -> np.ndarray:
+    """mu of all Gaussians as if none were sampled, rounded up."""
+    with np.errstate(over="ignore"):
+        each = np.where(parts.gauss_n > 0, np.sqrt(parts.gauss_n) / parts.gauss_sigma, 0.0)
+    largest = np.max(each, axis=1, initial=0.0)
+    return np.hypot(parts.mu, largest * math.sqrt(max(each.shape[1], 1))) * (1.0 + SAFE)
+
+
+def _tests(parts: Components) -> tuple[np.ndarray, np.ndarray]:
+    """(log P(S) from below, log Q(S) from above), each (B, M), for the finite part of P."""
+    found = [_plain(parts.mu[:, None])]
+    with np.errstate(all="ignore"):
+        for column in range(parts.gauss_n.shape[1]):
+            law = (x[:, column][:, None] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
+            found += _sampled(*law, parts.sign[:, None] > 0)
+        for column in range(parts.laplace_n.shape[1]):
+            edge, q = 1.0 / parts.laplace_scale[:, column], parts.laplace_q[:, column]
+            found.append(_laplace(edge, q, parts.laplace_n[:, column], parts.sign > 0))
+        for column in range(parts.finite_n.shape[1]):
+            found.append(_finite(*(x[:, column] for x in (parts.finite_loss, parts.finite_mass, parts.finite_n))))
+        survival = np.minimum(parts.log_survival, 0.0) * (1.0 + SAFE)
+    log_p, log_q = (np.concatenate(columns, axis=1) for columns in zip(*found, strict=True))
+    log_p = log_p + survival[:, None]
+    known = np.isfinite(log_p) & ~np.isnan(log_q)
+    return np.where(known, log_p, -np.inf), np.where(known, np.minimum(log_q, 0.0), 0.0)
+
+
+def _crude_tail(x: np.ndarray) -> np.ndarray:
+    """At least log Pr[N(0, 1) > x]."""
+    return np.where(x > 0.0, -0.5 * x * x * (1.0 - SAFE) - math.log(2.0), 0.0)
+
+
+def _plain(mu: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    z = -DEVIATIONS[None, :]
+    log_p = np.where(mu > 0.0, np.log(_BELOW)[None, :] - SAFE, -np.inf)
+    return log_p, np.where(mu > 0.0, _crude_tail((z + mu) - SAFE * (1.0 + mu)), 0.0)
+
+
+def _sampled(
+    sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    s, root = 1.0 / sigma, np.sqrt(n)
+    # the sum of the outputs over its deviation without hits; the mixture's lower tail by Chernoff
+    spread = np.sqrt(1.0 + q * (1.0 - q) * s * s)
+    x = np.where(removing, root * q * s - DEVIATIONS * spread, DEVIATIONS)
+    v = np.maximum(root * q * s - x, 0.0) / root
+    terms = (0.5 * n * v * v, n * np.log1p(q * np.expm1(-v * s)), v * root * x)
+    low = sum(terms) + SAFE * (1.0 + sum(np.abs(t) for t in terms))
+    low = np.minimum(np.where(np.isnan(low), 0.0, low), 0.0)
+    of_mixture = np.where(low < -SAFE, np.log(-np.expm1(np.minimum(low, -SAFE))) - SAFE, -np.inf)
+    log_p = np.where(removing, of_mixture, np.log(_BELOW) - SAFE)
+    log_q = np.where(removing, _crude_tail(x * (1.0 - SAFE)), low)
+    # outputs beyond one deviation below a hit: at least q Phi(1) of them under the mixture
+    u = (s - 1.0) * (1.0 - SAFE)
+    hit, tail = np.log(q) + math.log(_HIT), np.minimum(_crude_tail(u), -math.log(2.0))
+    zero = np.zeros_like(u)
+    under_p = Chance(hit, np.log1p(-np.exp(hit)), zero + SAFE, SAFE * np.exp(hit))
+    under_q = Chance(tail, np.log1p(-np.exp(tail)), SAFE * (1.0 - tail), 2.0 * SAFE * (1.0 - tail) * np.exp(tail))
+    expected = n * np.exp(hit)
+    k = np.ceil(np.concatenate([expected - 6.0 * np.sqrt(expected), expected - 2.0 * np.sqrt(expected), zero + 1.0], 1))
+    k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
+    above = log_tail_below(n, k, under_p), log_tail_above(n, k, under_q)
+    # add: no output in any step beyond four deviations below a hit, or within what Q has without hits
+    none = n * np.log1p(-np.exp(np.minimum(_crude_tail(s - 4.0), -math.log(2.0)))) * (1.0 + SAFE)
+    never = n * np.log1p(-q * (1.0 - 4e-5)) * (1.0 - SAFE)
+    counts = [np.where(removing, above[0], none), np.where(removing, above[1], np.minimum(never, 0.0))]
+    useful = (n > 0) & (s > np.where(removing, 2.0, 8.0))
+    counts = [np.where(useful, counts[0], -np.inf), np.where(useful, counts[1], 0.0)]
+    present = n > 0
+    return [(np.where(present, log_p, -np.inf), np.where(present, log_q, 0.0)), (counts[0], counts[1])]
+
+
+def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The atom of the largest loss in one step: P-mass (1 - q) e^-edge/2 + q/2, its Q-mass e^-edge/2; add: the mirror."""
+    near, far = np.full_like(edge, -math.log(2.0)), -math.log(2.0) - edge
+    mixed = log_mixture(np.where(removing, edge, -edge), q) + np.where(removing, far, near)
+    log_p, log_q = np.where(removing, mixed, near), np.where(removing, far, mixed)
+    error = SAFE * (1.0 + edge)
+    present = n > 0
+    return np.where(present, log_p - error, -np.inf)[:, None], np.where(present, log_q + error, 0.0)[:, None]
+
+
+def _finite(loss: np.ndarray, mass: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The atom of the largest loss in one step, given that the loss is finite."""
+    top = np.argmax(np.where(mass > 0.0, loss, -np.inf), axis=1)[:, None]
+    loss, atom = np.take_along_axis(loss, top, 1), np.take_along_axis(mass, top, 1)
+    log_p = np.log(atom) - np.log(np.sum(mass, axis=1, keepdims=True))
+    log_q = np.log(atom) - loss
+    error = SAFE * (1.0 + np.abs(loss) + np.abs(log_p))
+    present = (n > 0)[:, None]
+    return np.where(present, log_p - error, -np.inf), np.where(present, log_q + error, 0.0)

@@ -1,0 +1,153 @@
+"""Tails of the binomial law, held against mpmath: the bound is always on its side, and near where that matters."""
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxacct.engines.binomial import Chance, chance, log_below, log_tail_above, log_tail_below
+
+UNIT = 2.0**-53
+
+
+def known(p, side="hit"):
+    """A chance of the float64 p of a hit (or of a miss), and p as mpmath has it."""
+    p = np.float64(p)
+    log_p, log_rest = np.log(p), np.log1p(-p)
+    wrong_p, wrong_rest = 4.0 * UNIT * (1.0 + abs(log_p)), 4.0 * UNIT * (1.0 + abs(log_rest))
+    if side == "miss":
+        log_p, log_rest, wrong_p, wrong_rest = log_rest, log_p, wrong_rest, wrong_p
+    exact = mpmath.mpf(float(p))
+    return chance(*(np.array([x]) for x in (log_p, log_rest, wrong_p, wrong_rest))), (
+        exact if side == "hit" else 1 - exact
+    )
+
+
+def log_tail(n, k, p):
+    """log Pr[N >= k] and log Pr[N < k], to 40 digits at least."""
+    n, k = int(n), int(k)
+    if n <= 400:
+        terms = [mpmath.binomial(n, j) * p**j * (1 - p) ** (n - j) for j in range(n + 1)]
+        tail, rest = mpmath.fsum(terms[k:]), mpmath.fsum(terms[:k])
+        if tail < rest:  # the larger one is 1 less the other
+            return mpmath.log(tail), mpmath.log1p(-tail)
+        return mpmath.log1p(-rest), mpmath.log(rest)
+    return tuple(
+        mpmath.log(series(n, start, p, way)) if direct else mpmath.log1p(-series(n, other, p, -way))
+        for start, other, way, direct in (
+            (k, k - 1, 1, k > n * p),
+            (k - 1, k, -1, k <= n * p),
+        )
+    )
+
+
+def series(n, k, p, way):
+    """The sum of the terms from k on in one direction, where they fall; the rest of the series is below 1e-45 of it."""
+    if k < 0 or k > n:
+        return mpmath.mpf(0)
+    log_term = mpmath.loggamma(n + 1) - mpmath.loggamma(k + 1) - mpmath.loggamma(n - k + 1)
+    term = mpmath.exp(log_term + k * mpmath.log(p) + (n - k) * mpmath.log1p(-p))
+    total, j = term, k
+    while 0 <= j + way <= n:
+        up = mpmath.mpf(n - j) / (j + 1) * p / (1 - p) if way > 0 else mpmath.mpf(j) / (n - j + 1) * (1 - p) / p
+        term, j = term * up, j + way
+        total += term
+        if up < 1 and term < total * mpmath.mpf(10) ** -45 * (1 - up):
+            break
+    return total
+
+
+def check(n, k, p, side="hit"):
+    """(above, below) less the truth, in logarithms, after both are seen to be on their side."""
+    with mpmath.workdps(80):
+        hit, exact = known(p, side)
+        at = np.array([float(n)]), np.array([float(k)])
+        above, below, lower = (float(f(*at, hit)[0]) for f in (log_tail_above, log_tail_below, log_below))
+        tail, rest = log_tail(n, k, exact)
+        assert above <= 0.0 and below <= 0.0 and lower <= 0.0
+        assert mpmath.mpf(above) >= tail, (n, k, p, above, tail)
+        assert mpmath.mpf(below) <= tail, (n, k, p, below, tail)
+        assert mpmath.mpf(lower) >= rest, (n, k, p, lower, rest)
+        return float(above - tail), float(below - tail)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(1, 60), st.data(), st.floats(-690.0, -1e-15), st.sampled_from(["hit", "miss"]))
+def test_small_laws(n, data, log_p, side):
+    k = data.draw(st.integers(1, n))
+    p = float(np.exp(log_p))
+    if 0.0 < p < 1.0:
+        check(n, k, p, side)
+
+
+@pytest.mark.parametrize("p", [1e-300, 1e-20, 1e-6, 0.01, 0.3, 0.5, 0.9, 1 - 1e-6, 1 - 2.0**-53])
+def test_every_count_of_a_few_steps(p):
+    for side in ("hit", "miss"):
+        for n in (1, 2, 3, 17):
+            for k in range(1, n + 1):
+                check(n, k, p, side)
+
+
+@pytest.mark.parametrize("n", [1000, 2**20, 10**12, 2**53])
+@pytest.mark.parametrize("p", [1e-300, 1e-17, 1e-9, 1e-4, 0.3, 0.999])
+def test_large_laws_in_their_tails(n, p):
+    # where the mean is large, terms are added up by the thousand at most: only tails many deviations out
+    mean, deviation = n * p, np.sqrt(n * p * (1 - p))
+    for z in (-40.0, -9.0, 9.0, 40.0, 300.0):
+        k = np.ceil(mean + z * deviation)
+        if 1 <= k <= n and deviation < 1e3:
+            check(n, k, p)
+    if mean < 1e3:
+        for k in (1, 2, 5, 100, n):
+            if k > mean + 5 * deviation:
+                check(n, k, p)
+
+
+def test_ends_of_large_laws_are_exact_powers():
+    for n in (2**40, 2**53):
+        for p in (1e-300, 1e-12, 0.5, 1 - 1e-10):
+            hit, exact = known(p)
+            n_, one = np.array([float(n)]), np.array([1.0])
+            with mpmath.workdps(60):
+                all_hit, none = n * mpmath.log(exact), n * mpmath.log1p(-exact)
+                some = mpmath.log(-mpmath.expm1(none))
+            assert log_tail_above(n_, n_, hit)[0] >= all_hit >= log_tail_below(n_, n_, hit)[0]
+            assert log_tail_above(n_, one, hit)[0] >= some >= log_tail_below(n_, one, hit)[0]
+            assert log_below(n_, one, hit)[0] >= none
+            np.testing.assert_allclose(float(log_below(n_, one, hit)[0]), float(none), rtol=1e-12, atol=n * 1e-306)
+
+
+def test_the_bounds_are_near():
+    for n, p in ((50, 0.1), (400, 0.02), (10**6, 1e-6), (10**12, 1e-13)):
+        for k in range(max(int(2 * n * p), 1), max(int(2 * n * p), 1) + 10):
+            above, below = check(n, k, p)
+            assert above < 0.8 and below > -0.2, (n, k, p)  # the lower one leaves out 1/12 in Stirling's series
+    above, below = check(2**53, 2, 1e-30)
+    assert above < 0.1 and below > -0.1
+    # far below the mean a tail is 1 but for what Chernoff leaves
+    assert check(10**6, 100, 1e-3)[1] > -1e-100
+
+
+def test_what_is_not_known_gives_nothing():
+    nothing = np.array([np.inf])
+    blind = Chance(np.array([-1e-20]), np.array([-46.0]), nothing, nothing)
+    n, k = np.array([10.0]), np.array([5.0])
+    assert log_tail_above(n, k, blind)[0] == 0.0
+    assert log_below(n, k, blind)[0] == 0.0
+    assert not log_tail_below(n, k, blind)[0] > -np.inf
+    for bad in (np.nan, np.array([np.nan])):
+        of_nan = chance(np.array([bad]).ravel(), np.array([-1.0]), np.array([1e-16]), np.array([1e-16]))
+        assert log_tail_above(n, k, of_nan)[0] == 0.0
+        assert not log_tail_below(n, k, of_nan)[0] > -np.inf
+
+
+def test_a_chance_near_one_is_taken_from_its_rest():
+    rest = -80.0
+    hit = chance(*(np.array([x]) for x in (0.0, rest, 1e-15, 1e-13)))
+    with mpmath.workdps(60):
+        exact = mpmath.log1p(-mpmath.exp(rest))
+    assert abs(hit.log_p[0] - exact) <= hit.error_p[0] < 1e-40
+    # a rest of 3/4 or more is not near 1, and known to nothing
+    vague = chance(*(np.array([x]) for x in (-0.6, -0.8, 1.0, 1.0)))
+    assert np.isinf(vague.error_p[0])
