@@ -43,6 +43,8 @@ from jaxacct.validation import (
 NARROW, SHARE = 1e-6, 0.01
 """The contour engine stops refining at a relative width of this share of rtol, or at the first if that is more."""
 UNIT = 2.0**-53
+EDGE = 256.0
+"""Units in the last place that the largest loss of a composition may be off by: 128 of each loss, and their sum."""
 SMALLEST = 5e-324
 """The least positive float64."""
 _KERNEL = "jaxacct.kernels.contour"
@@ -176,9 +178,9 @@ def bracket_epsilon(
         largest = largest_loss(parts)
         # what is left of delta is 0, or lost in the rounding of the mass at infinity
         edge = ~live & ~at_infinity
-        low = np.where(edge, np.where(exact_zero, largest * (1.0 - 32.0 * UNIT), 0.0), low)
+        low = np.where(edge, np.where(exact_zero, largest * (1.0 - EDGE * UNIT), 0.0), low)
         mid = np.where(edge, np.where(bounded, largest, np.inf), mid)
-        high = np.where(edge, np.where(bounded, largest * (1.0 + 32.0 * UNIT), np.inf), high)
+        high = np.where(edge, np.where(bounded, largest * (1.0 + EDGE * UNIT), np.inf), high)
         low, mid, high = (np.where(at_infinity, np.inf, x) for x in (low, mid, high))
         nothing = absent(parts)
         low, mid, high = (np.where(nothing, 0.0, x) for x in (low, mid, high))

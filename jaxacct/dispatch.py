@@ -25,6 +25,7 @@ from jaxacct.validation import InputError
 FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
 """What an engine may raise on a configuration that it cannot answer."""
 ENOUGH = 0.01
+"""Share of rtol at which a bracket by theorems alone is as good as an engine's."""
 NOTHING = 1e-300
 """About the end of float64's range: a delta down there has no relative accuracy."""
 

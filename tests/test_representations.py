@@ -61,7 +61,7 @@ def test_sampled_gaussian_moments(sigma, q, direction):
 def test_every_kind_of_part_has_its_moment():
     # a kind of part that is added to Components must also be added to moments, renyi, characteristic and profile
     kinds = {name.split("_")[0] for name in Components._fields}
-    assert kinds == {"sign", "mu2", "gauss", "laplace", "finite", "log"}
+    assert kinds == {"sign", "mu2", "mu", "gauss", "laplace", "finite", "log"}
 
 
 @pytest.mark.parametrize("scale,q", [(1.0, 1.0), (0.2, 1.0), (0.5, 0.1), (5.0, 0.9)])

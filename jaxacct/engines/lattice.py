@@ -235,7 +235,7 @@ def pieces_of(laws: list[Law], cut: float) -> list[Law]:
 def _highest(laws: list[Law]) -> float:
     """A loss that the composition cannot exceed, inf where there is none; at least 0."""
     size = sum(law.count * abs(law.highest()) for law in laws)
-    return max(sum(law.count * law.highest() for law in laws) + 16.0 * UNIT * size, 0.0)
+    return max(sum(law.count * law.highest() for law in laws) + 256.0 * UNIT * size, 0.0)
 
 
 def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:

@@ -33,7 +33,7 @@ _HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - 1e-12)
 
 
 def largest_loss(parts: Components) -> np.ndarray:
-    """The supremum of the loss of the Laplace and finite parts (0 if negative), to 32 units."""
+    """The supremum of the loss of the Laplace and finite parts (0 if negative), to 256 units."""
     rate = parts.laplace_q
     up = log_mixture(1.0 / parts.laplace_scale, rate)
     down = -log_mixture(-1.0 / parts.laplace_scale, rate)
@@ -147,7 +147,7 @@ def _sampled(
 
 
 def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The atom of the largest loss in one step: P-mass (1 - q) e^-edge/2 + q/2, its Q-mass e^-edge/2; add: the mirror."""
+    """The atom of the largest loss in one step: P-mass (1 - q) e^-edge/2 + q/2, Q-mass e^-edge/2; add: the mirror."""
     near, far = np.full_like(edge, -math.log(2.0)), -math.log(2.0) - edge
     mixed = log_mixture(np.where(removing, edge, -edge), q) + np.where(removing, far, near)
     log_p, log_q = np.where(removing, mixed, near), np.where(removing, far, mixed)

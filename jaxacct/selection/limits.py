@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit
 
-from jaxacct.dispatch import largest_loss
+from jaxacct.engines.quick_bounds import largest_loss
 from jaxacct.kernels.worst_plan import Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element
