@@ -111,25 +111,38 @@ def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
 def log_delta_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(log delta, bound on its error) of one Poisson sampled Gaussian, 0 < q < 1; -inf where delta is 0."""
-    room = -np.log1p(-q) - eps
-    k = np.where(removing, 1.0, -np.expm1(-np.maximum(room, 0.0)))
-    alive = k > 0
-    k = np.where(alive, k, 1.0)
-    small = np.minimum(eps, 1.0)
-    rising = np.where(eps > 1.0, eps - np.log(q) + np.log1p((q - 1.0) * np.exp(-eps)), np.log1p(np.expm1(small) / q))
-    shifted = np.where(removing, rising, np.log(q) + eps - np.log(k))
-    value, slope, error = log_delta(1.0 / sigma, np.maximum(shifted, 0.0))
-    through_k = np.where(removing, 0.0, (np.abs(room) + 2.0 * np.abs(eps) + q) / k)
-    moved = 16.0 * UNIT * (1.0 + np.abs(shifted) + np.abs(np.log(q)) + through_k)
+    """(log delta, bound on its error) of one Poisson sampled Gaussian, 0 < q < 1; -inf where delta is 0.
+
+    The Gaussian's epsilon is `log1p((e^eps - 1)/q)` or `log1p((e^eps - 1)/k)`, known relative to itself.  By
+    `R(b) <= 1/b` and `K(b) > 1/(b^2 + 3)` its log delta falls by at most (b + 4)/mu per unit of it.
+    """
+    k, wrong = _factor(q, eps)
+    alive, known = removing | (k + wrong > 0.0), removing | (wrong < 0.01 * k)
+    k = np.where(removing | ~known, 1.0, k)
+    inexact = 16.0 * UNIT + np.where(removing | ~known, 0.0, 1.1 * wrong / k)
+    below = np.minimum(eps, 1.0)
+    rising = np.where(eps > 1.0, eps - np.log(q) + np.log1p((q - 1.0) * np.exp(-eps)), np.log1p(np.expm1(below) / q))
+    falling = np.log1p(np.expm1(np.where(removing, 0.0, np.minimum(eps, 700.0))) / k)
+    shifted, mu = np.where(removing, rising, falling), 1.0 / sigma
+    value, _, error = log_delta(mu, shifted)
+    b = shifted / mu + 0.5 * mu
     total = np.where(removing, np.log(q), np.log(k)) + value
-    bound = error + (slope + 1.0) * moved + 8.0 * UNIT * np.abs(total)
-    return np.where(alive, total, -np.inf), np.where(alive, bound, 0.0)
+    bound = error + 1.1 * inexact * (shifted / mu * (b + 4.0) + 1.0) + 8.0 * UNIT * np.abs(total)
+    return np.where(alive, total, -np.inf), np.where(alive, np.where(known, bound, np.inf), 0.0)
+
+
+def _factor(q: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(k = 1 - (1 - q) e^eps, bound on its error); k is at most 0 beyond the largest loss."""
+    largest = -np.log1p(-q)
+    k = -np.expm1(np.clip(eps - largest, -np.inf, 1.0))
+    return k, 8.0 * UNIT * (np.abs(k) + 3.0 * (largest + np.minimum(eps, largest + 1.0)))
 
 
 def delta_of_one_step(sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> Answer:
     """Bracket of delta(eps) of one Poisson sampled Gaussian."""
-    return _exponentials(*log_delta_of_one_step(sigma, q, removing, eps))
+    found = _exponentials(*log_delta_of_one_step(sigma, q, removing, eps))
+    most = np.where(removing, q, np.maximum(np.sum(_factor(q, eps), axis=0), 0.0)) * (1.0 + 4.0 * UNIT)
+    return Answer(*(np.minimum(end, most) for end in found))
 
 
 def _exponentials(value: np.ndarray, error: np.ndarray) -> Answer:

@@ -189,7 +189,8 @@ def _first_is_above(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre
 
 def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -> float:
     """Minus the slope in e^eps on the way from the centre to the first point of a chain."""
-    return float((centre - f[chain[0]]) / np.expm1(epsilon[chain[0]])) if chain else 0.0
+    with np.errstate(over="ignore"):
+        return float((centre - f[chain[0]]) / np.expm1(epsilon[chain[0]])) if chain else 0.0
 
 
 def _bridge(

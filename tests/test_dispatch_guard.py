@@ -1,0 +1,157 @@
+"""An engine that is wrong: theorems and the other engine stand, no exception ends the batch, and the status says so."""
+
+import numpy as np
+import pytest
+
+import jaxacct as ja
+from jaxacct import dispatch
+from jaxacct.engines import contour, lattice
+from jaxacct.engines.contour import Answer
+from jaxacct.engines.lattice import LatticeAnswer
+
+DELTA, EPS = 1e-5, 1.0
+WRONG = {
+    "too low": (1e-9, 2e-9),
+    "too high": (1e7, 2e7),
+    "negative": (-3.0, -2.0),
+    "nothing": (np.nan, np.nan),
+    "half of nothing": (np.nan, 1e-9),
+    "turned round": (3.0, 1.0),
+    "infinite": (np.inf, np.inf),
+}
+RAISED = [ArithmeticError("numbers"), ValueError("values"), ZeroDivisionError("zero"), RuntimeError("compiler")]
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Both engines answer as told: (lower, upper), an exception, or "none" for a bracket that says nothing."""
+
+    def breaking(by_contour, by_lattice):
+        def raised_or(value):
+            if isinstance(value, Exception):
+                raise value
+            return (-np.inf, np.inf) if value == "none" else value
+
+        def of_contour(parts, *others):
+            low, high = raised_or(by_contour)
+            size = parts.mu2.size
+            return Answer(np.full(size, low), np.full(size, 0.5 * (low + high)), np.full(size, high))
+
+        def of_lattice(*others, **options):
+            low, high = raised_or(by_lattice)
+            return LatticeAnswer(low, 0.5 * (low + high), high, "ok")
+
+        monkeypatch.setattr(contour, "epsilon", of_contour)
+        monkeypatch.setattr(contour, "delta", of_contour)
+        monkeypatch.setattr(lattice, "epsilon", of_lattice)
+        monkeypatch.setattr(lattice, "deltas", lambda p, rows, *a, **k: [of_lattice() for _ in rows])
+
+    return breaking
+
+
+RUN = ja.dp_sgd(1.0, 0.01, 1000)
+
+
+def contains(bounds, low, high):
+    return bool(np.all(bounds.lower <= high) and np.all(bounds.upper >= low))
+
+
+@pytest.fixture(scope="module")
+def truth():
+    """From an accountant of its own: two epsilons that hold the truth, and two deltas."""
+    from dp_accounting import dp_event
+    from dp_accounting.pld import PLDAccountant
+
+    event = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0)), 1000)
+    accountant = PLDAccountant(value_discretization_interval=1e-4).compose(event)
+    eps, delta = accountant.get_epsilon(DELTA), accountant.get_delta(EPS)
+    return (0.98 * eps, 1.001 * eps), (0.95 * delta, 1.001 * delta)
+
+
+@pytest.mark.parametrize("where", ["contour", "lattice", "both"])
+@pytest.mark.parametrize("case", sorted(WRONG))
+@pytest.mark.filterwarnings("ignore")
+def test_a_wrong_bracket_is_not_the_answer(broken, truth, where, case):
+    wrong = WRONG[case]
+    broken(wrong if where != "lattice" else "none", wrong if where != "contour" else "none")
+    for engine in ("auto", "lattice"):
+        bounds = ja.epsilon(RUN, DELTA, engine=engine)
+        assert contains(bounds, *truth[0]), (engine, bounds)
+        assert bounds.status in ("contradiction", "width")
+        assert bounds.lower >= 0 and np.isfinite(bounds.upper)
+        if case in ("too low", "too high", "negative") and (engine == "auto" or where != "contour"):
+            assert bounds.status == "contradiction"
+        found = ja.delta(RUN, EPS, engine=engine)
+        assert contains(found, *truth[1]) and found.status in ("contradiction", "width")
+        assert 0 <= found.lower <= found.upper <= 1
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda e: type(e).__name__)
+@pytest.mark.filterwarnings("ignore")
+def test_an_engine_that_fails_ends_nothing(broken, truth, error):
+    for by_contour, by_lattice in ((error, "none"), ("none", error), (error, error)):
+        broken(by_contour, by_lattice)
+        bounds, found = ja.epsilon(RUN, DELTA), ja.delta(RUN, EPS)
+        assert contains(bounds, *truth[0]) and contains(found, *truth[1])
+        assert bounds.status == "width" and found.status == "width"
+        assert bounds.engine == "theorem"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_of_two_engines_that_contradict_neither_is_used(broken, truth):
+    low, high = truth[0]
+    # both within the theorems' limits, so that nothing else speaks against them; the first is wide, so the second runs
+    broken((0.2 * low, 0.7 * low), (0.9 * low, 0.95 * low))
+    bounds = ja.epsilon(RUN, DELTA)
+    assert bounds.status == "contradiction" and contains(bounds, low, high)
+    assert bounds.engine == "theorem"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_other_rows_are_not_touched(monkeypatch):
+    sigma = np.array([1.0, 2.0, 4.0])
+    steps, q = 50, 0.5
+    right = ja.epsilon(ja.dp_sgd(sigma, q, steps), DELTA, relation="remove_one")
+    real = contour.epsilon
+
+    def wrong_once(parts, *others):
+        answer = Answer(*(np.array(x, float) for x in real(parts, *others)))
+        bad = parts.gauss_sigma[:, 0] == 2.0
+        for end, value in zip(answer, (1e6, 1.5e6, 2e6), strict=True):
+            end[bad] = value
+        return answer
+
+    monkeypatch.setattr(contour, "epsilon", wrong_once)
+    monkeypatch.setattr(lattice, "epsilon", lambda *a, **k: LatticeAnswer(np.nan, np.nan, np.nan, "width"))
+    bounds = ja.epsilon(ja.dp_sgd(sigma, q, steps), DELTA, relation="remove_one")
+    assert bounds.status.tolist() == ["ok", "contradiction", "ok"]
+    for end in ("lower", "upper"):
+        assert np.array_equal(getattr(bounds, end)[[0, 2]], getattr(right, end)[[0, 2]])
+    assert bounds.lower[1] <= right.lower[1] and bounds.upper[1] >= right.upper[1]
+    assert np.isfinite(bounds.upper[1]) and bounds.engine[1] == "theorem"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_row_on_which_the_lattice_fails_leaves_the_others(broken, monkeypatch):
+    broken("none", "none")
+
+    def fails_on_one(parts, row, *others, **options):
+        if parts.gauss_sigma[row, 0] == 2.0:
+            raise FloatingPointError("this one")
+        return LatticeAnswer(0.0, 1.0, 1e4, "width")
+
+    monkeypatch.setattr(lattice, "epsilon", fails_on_one)
+    with pytest.warns(UserWarning, match="failed on configuration 1"):
+        bounds = ja.epsilon(ja.dp_sgd([1.0, 2.0], 0.5, 50), DELTA, relation="remove_one")
+    assert np.all(np.isfinite(bounds.upper)) and set(bounds.status) == {"width"}
+
+
+def test_brackets_that_are_held_against_each_other():
+    answer = Answer(np.array([0.0, 1.0, 1.0, 1.0]), np.array([np.nan] * 4), np.array([2.0, 2.0, 2.0, 2.0]))
+    found = Answer(np.array([1.0, 3.0, np.nan, 1.5]), np.full(4, 1.5), np.array([3.0, 4.0, 1.5, np.nan]))
+    clash = dispatch._narrowed(answer, np.arange(4), found)
+    assert clash.tolist() == [False, True, False, False]
+    assert answer.lower.tolist() == [1.0, -np.inf, 1.0, 1.5] and answer.upper.tolist() == [2.0, np.inf, 1.5, 2.0]
+    clash = dispatch._against(answer, np.arange(4), np.array([0.0, 5.0, np.nan, 2.5]), np.array([9.0, 9.0, 9.0, 9.0]))
+    assert clash.tolist() == [False, False, True, True]
+    assert answer.lower[3] == -np.inf and answer.upper[3] == np.inf

@@ -1,0 +1,146 @@
+"""The larger of two profiles: against the brute-force maximum over both orders, step by step."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import jaxacct as ja
+from jaxacct.mechanisms import components
+from jaxacct.mechanisms.either_order import either_order
+from jaxacct.mechanisms.parts import FinitePart
+
+
+def parts_of(p, q):
+    """The laws of the loss in the two orders of two laws p, q on the same outcomes."""
+
+    def one(a, b):
+        both = (a > 0) & (b > 0)
+        loss = np.where(both, np.log(np.where(both, a, 1.0)) - np.log(np.where(both, b, 1.0)), 0.0)
+        return FinitePart(loss, np.where(both, a, 0.0), np.asarray(np.sum(a[b == 0])))
+
+    return one(p, q), one(q, p)
+
+
+def delta_of(p, q, eps):
+    return np.sum(np.maximum(p - np.exp(eps) * q, 0.0))
+
+
+def delta_of_pair(pair, eps):
+    p, q = (np.asarray(x, float) for x in (pair.p, pair.q))
+    return np.sum(np.where(pair.loss > eps, p - np.exp(eps) * q, 0.0)) + pair.p_infinity
+
+
+def delta_reverse(pair, eps):
+    p, q = (np.asarray(x, float) for x in (pair.p, pair.q))
+    return np.sum(np.where(-pair.loss > eps, q - np.exp(eps) * p, 0.0)) + pair.q_infinity
+
+
+def random_pair(rng, lost):
+    size = int(rng.integers(2, 6))
+    p, q = rng.dirichlet(np.full(size, rng.choice([0.3, 1.0, 5.0]))), rng.dirichlet(np.full(size, 1.0))
+    if lost & 1:
+        q[0] = 0.0
+    if lost & 2:
+        p[-1] = 0.0
+    if rng.integers(3) == 0:  # equal losses
+        p, q = np.repeat(p, 2) / 2, np.repeat(q, 2) / 2
+    return p / p.sum(), q / q.sum()
+
+
+def test_the_pair_has_the_larger_profile():
+    rng = np.random.default_rng(5)
+    for turn in range(60):
+        p, q = random_pair(rng, turn % 4)
+        pair = either_order(*parts_of(p, q))
+        for eps in np.concatenate([[0.0], rng.exponential(0.7, 12), rng.exponential(5.0, 3)]):
+            true = max(delta_of(p, q, eps), delta_of(q, p, eps))
+            for found in (delta_of_pair(pair, eps), delta_reverse(pair, eps)):
+                assert found >= true * (1 - 1e-14) - 1e-15, (p, q, eps)
+                assert found <= true + 1e-7, (p, q, eps, found, true)
+        assert np.sum(pair.p) + pair.p_infinity >= 1 - 1e-14
+
+
+def test_batches_are_taken_row_by_row():
+    rng = np.random.default_rng(6)
+    p, q = rng.dirichlet(np.ones(3), (2, 2)), rng.dirichlet(np.ones(3), (2, 2))
+    loss = np.log(p / q)
+    zero = np.zeros((2, 2))
+    pair = either_order(FinitePart(loss, p, zero), FinitePart(-loss, q, zero))
+    for i, j in np.ndindex(2, 2):
+        alone = either_order(*parts_of(p[i, j], q[i, j]))
+        for eps in (0.0, 0.1, 0.5, 2.0):
+            mine = np.sum(np.where(pair.loss[i, j] > eps, pair.p[i, j] - np.exp(eps) * pair.q[i, j], 0.0))
+            np.testing.assert_allclose(mine, delta_of_pair(alone, eps), atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        ([0.5, 0.5], [0.5, 0.5]),
+        ([1.0, 0.0], [0.0, 1.0]),
+        ([1 - 1e-300, 1e-300], [0.5, 0.5]),
+        ([1e-300, 1.0], [1.0, 1e-300]),
+        ([0.5, 0.5 - 1e-12, 1e-12], [0.5, 0.5 - 2e-12, 2e-12]),
+        ([5e-324, 1.0], [1.0, 5e-324]),
+    ],
+)
+def test_ends_of_the_range(p, q):
+    p, q = np.array(p), np.array(q)
+    pair = either_order(*parts_of(p, q))
+    for eps in (0.0, 1e-9, 0.3, 1.0, 300.0, 600.0, 700.0):
+        true = max(delta_of(p, q, eps), delta_of(q, p, eps))
+        for found in (delta_of_pair(pair, eps), delta_reverse(pair, eps)):
+            assert np.isfinite(found) and found >= true * (1 - 1e-13) - 1e-15, (eps, found, true)
+
+
+def exact_delta(parts, eps):
+    """delta of a composition of finite parts, by brute force over all outcomes; the total one."""
+    losses, masses = np.zeros(1), np.ones(1)
+    for loss, mass, n in zip(parts.finite_loss[0], parts.finite_mass[0], parts.finite_n[0], strict=True):
+        for _ in range(int(n)):
+            losses = (losses[:, None] + loss[mass > 0]).ravel()
+            masses = (masses[:, None] * mass[mass > 0]).ravel()
+    return np.sum(masses * np.maximum(-np.expm1(eps - losses), 0.0)) + parts.delta_infinity[0]
+
+
+def sampled_orders(p, q, g):
+    """What a replacement does to a sample of a share g: each law, the other one, and who is replaced by whom."""
+    for one, two in ((p, q), (q, p)):
+        for common in (one, two):
+            yield (1 - g) * common + g * one, (1 - g) * common + g * two
+
+
+def composed(orders, eps):
+    first, second = np.ones(1), np.ones(1)
+    for one, two in orders:
+        first, second = np.outer(first, one).ravel(), np.outer(second, two).ravel()
+    return delta_of(first, second, eps)
+
+
+def test_a_replacement_in_a_sample_of_asymmetric_laws():
+    p, q = np.array([0.9, 0.1]), np.array([0.5, 0.5])
+    fixed = ja.SampledWithoutReplacement(ja.FiniteOutput([0.9, 0.1], [0.5, 0.5]), 0.5)
+    for eps, true in ((0.6, 0.1178), (0.2, 0.17786)):
+        found = max(exact_delta(components(fixed, "replace_one", d), eps) for d in ("remove", "add"))
+        brute = max(delta_of(a, b, eps) for a, b in sampled_orders(p, q, 0.5))
+        np.testing.assert_allclose(brute, true, rtol=2e-4)
+        assert found >= brute * (1 - 1e-12)
+
+
+def test_compositions_hold_for_every_order_of_every_step():
+    rng = np.random.default_rng(9)
+    for _ in range(6):
+        laws = [random_pair(rng, 0)[:2] for _ in range(2)]
+        steps = [ja.FiniteOutput(p, q) for p, q in laws]
+        for eps in (0.0, 0.2, 0.7, 1.5):
+            run = ja.compose(*steps)
+            found = max(exact_delta(components(run, "replace_one", d), eps) for d in ("remove", "add"))
+            orders = itertools.product(*[[(p, q), (q, p)] for p, q in laws])
+            assert found >= max(composed(order, eps) for order in orders) * (1 - 1e-12)
+            g = float(rng.uniform(0.1, 0.9))
+            fixed = ja.repeat(ja.SampledWithoutReplacement(steps[0], g), 2)
+            found = max(exact_delta(components(fixed, "replace_one", d), eps) for d in ("remove", "add"))
+            choices = itertools.product(list(sampled_orders(*laws[0], g)), repeat=2)
+            assert found >= max(composed(order, eps) for order in choices) * (1 - 1e-12)
+        assert run.kind_under("replace_one") == "bound" and fixed.kind_under("replace_one") == "bound"
