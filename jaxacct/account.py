@@ -28,7 +28,7 @@ from jaxacct.dispatch import (
 )
 from jaxacct.engines import contour
 from jaxacct.engines.contour import Answer
-from jaxacct.engines.quick_bounds import largest_loss
+from jaxacct.engines.quick_bounds import largest_loss, largest_loss_above
 from jaxacct.mechanisms import Components, Mechanism, batch_shape
 from jaxacct.options import GIBIBYTE, mechanism_for, options
 from jaxacct.validation import (
@@ -43,8 +43,6 @@ from jaxacct.validation import (
 NARROW, SHARE = 1e-6, 0.01
 """The contour engine stops refining at a relative width of this share of rtol, or at the first if that is more."""
 UNIT = 2.0**-53
-EDGE = 256.0
-"""Units in the last place that the largest loss of a composition may be off by: 128 of each loss, and their sum."""
 SMALLEST = 5e-324
 """The least positive float64."""
 _KERNEL = "jaxacct.kernels.contour"
@@ -178,9 +176,9 @@ def bracket_epsilon(
         largest = largest_loss(parts)
         # what is left of delta is 0, or lost in the rounding of the mass at infinity
         edge = ~live & ~at_infinity
-        low = np.where(edge, np.where(exact_zero, largest * (1.0 - EDGE * UNIT), 0.0), low)
+        low = np.where(edge, np.where(exact_zero, np.maximum(2.0 * largest - largest_loss_above(parts), 0.0), 0.0), low)
         mid = np.where(edge, np.where(bounded, largest, np.inf), mid)
-        high = np.where(edge, np.where(bounded, largest * (1.0 + EDGE * UNIT), np.inf), high)
+        high = np.where(edge, np.where(bounded, largest_loss_above(parts), np.inf), high)
         low, mid, high = (np.where(at_infinity, np.inf, x) for x in (low, mid, high))
         nothing = absent(parts)
         low, mid, high = (np.where(nothing, 0.0, x) for x in (low, mid, high))
@@ -244,7 +242,9 @@ def delta(
         wrong = parts.infinity_units * UNIT * infinite
         low = np.maximum(low - 4 * UNIT * low - wrong, 0.0)
         high = np.minimum(high + 4 * UNIT * high + wrong, 1.0)
-        return Side(Answer(low, np.clip(mid, low, high), high), side.engine, side.contradicted)
+        agree = low <= high
+        low, high = np.where(agree, low, np.maximum(infinite - wrong, 0.0)), np.where(agree, high, 1.0)
+        return Side(Answer(low, np.clip(mid, low, high), high), side.engine, side.contradicted | ~agree)
 
     shape = _common_shape(mechanism, epsilon, "epsilon")
     side = both_directions(mechanism, epsilon, shape, relation, solve)

@@ -132,9 +132,10 @@ def by_engines(
 def _narrowed(answer: Answer, rows: np.ndarray, found: Answer) -> np.ndarray:
     """Intersect the brackets of some rows with what an engine found; where that contradicts, neither is kept.
 
-    An end that is NaN says nothing.  Returns the rows that contradict, as a mask.
+    An end that is NaN says nothing, nor does a lower end of inf: what is infinite is known before.
+    Returns the rows that contradict, as a mask.
     """
-    low = np.where(np.isnan(found.lower), -np.inf, found.lower)
+    low = np.where(np.isnan(found.lower) | (found.lower == np.inf), -np.inf, found.lower)
     high = np.where(np.isnan(found.upper), np.inf, found.upper)
     low, high = np.maximum(low, answer.lower[rows]), np.minimum(high, answer.upper[rows])
     agree = low <= high
@@ -276,10 +277,10 @@ def epsilon_limits(
     from jaxacct.engines import simple_bounds, threshold_tests
 
     most = delta * (1.0 + slack)
-    low = threshold_tests.best_epsilon(threshold_tests.tests_of(parts), most)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+    with np.errstate(all="ignore"):
+        low = threshold_tests.best_epsilon(threshold_tests.tests_of(parts), most)
         low = np.fmax(low, threshold_tests.one_step_epsilon(parts, most))
-    return low, simple_bounds.least_epsilon(parts, delta, slack)
+        return low, simple_bounds.least_epsilon(parts, delta, slack)
 
 
 def delta_limits(parts: Components, eps: np.ndarray, thorough: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -288,7 +289,7 @@ def delta_limits(parts: Components, eps: np.ndarray, thorough: bool) -> tuple[np
         return quick_bounds.delta_limits(parts, eps)
     from jaxacct.engines import simple_bounds, threshold_tests
 
-    low = threshold_tests.best_delta(threshold_tests.tests_of(parts), eps)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+    with np.errstate(all="ignore"):
+        low = threshold_tests.best_delta(threshold_tests.tests_of(parts), eps)
         low = np.fmax(low, threshold_tests.one_step_delta(parts, eps))
-    return low, simple_bounds.least_delta(parts, eps)
+        return low, simple_bounds.least_delta(parts, eps)

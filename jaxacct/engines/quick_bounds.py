@@ -21,9 +21,11 @@ from jaxacct.engines.binomial import Chance, log_tail_above, log_tail_below
 from jaxacct.mechanisms.components import Components
 from jaxacct.mechanisms.finite import log_mixture
 
-__all__ = ["delta_limits", "epsilon_limits", "largest_loss"]
+__all__ = ["EDGE", "delta_limits", "epsilon_limits", "largest_loss", "largest_loss_above"]
 
 UNIT = 2.0**-53
+EDGE = 256.0
+"""Units in the last place that a largest loss may be off by: 128 of a finite part's loss itself, and their sum."""
 SAFE = 1e-12
 """What logarithms of size 1 may be off by; times their size where they are larger."""
 DEVIATIONS = np.array([6.0, 3.0, 1.5, 0.0, -3.0, -6.0])
@@ -33,15 +35,30 @@ _HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - 1e-12)
 
 
 def largest_loss(parts: Components) -> np.ndarray:
-    """The supremum of the loss of the Laplace and finite parts (0 if negative), to 256 units."""
+    """The supremum of the loss of the Laplace and finite parts (0 if negative), to 256 units of its terms."""
+    return np.maximum(sum(_largest_losses(parts)), 0.0)
+
+
+def largest_loss_above(parts: Components) -> np.ndarray:
+    """The same, rounded up."""
+    terms, laplace = _largest_losses(parts), parts.laplace_n.shape[1]
+    with np.errstate(over="ignore", invalid="ignore"):
+        units = [32.0 if place < laplace else EDGE for place in range(len(terms))]
+        value = sum(terms) + UNIT * sum(unit * np.abs(x) for unit, x in zip(units, terms, strict=True))
+    return np.where(np.isnan(value), np.inf, np.maximum(value, 0.0))
+
+
+def _largest_losses(parts: Components) -> list[np.ndarray]:
+    """n times the largest loss of each Laplace and each finite part."""
     rate = parts.laplace_q
-    up = log_mixture(1.0 / parts.laplace_scale, rate)
-    down = -log_mixture(-1.0 / parts.laplace_scale, rate)
-    laplace = np.sum(parts.laplace_n * np.where(parts.sign[:, None] > 0, up, down), axis=1)
-    finite = np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf)
-    top = np.max(finite, axis=2, initial=-np.inf)
-    finite_total = np.sum(parts.finite_n * np.where((parts.finite_n > 0) & (top > -np.inf), top, 0.0), axis=1)
-    return np.maximum(laplace + finite_total, 0.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        up = log_mixture(1.0 / parts.laplace_scale, rate)
+        down = -log_mixture(-1.0 / parts.laplace_scale, rate)
+        laplace = parts.laplace_n * np.where(parts.sign[:, None] > 0, up, down)
+        finite = np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf)
+        top = np.max(finite, axis=2, initial=-np.inf)
+        finite = parts.finite_n * np.where((parts.finite_n > 0) & (top > -np.inf), top, 0.0)
+    return [*laplace.T, *finite.T, np.zeros(parts.sign.shape)]
 
 
 def epsilon_limits(parts: Components, delta: np.ndarray, slack: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +71,7 @@ def epsilon_limits(parts: Components, delta: np.ndarray, slack: np.ndarray) -> t
         lower = np.max(np.where((left > 0.0) & (gain > 0.0), gain, 0.0), axis=1)
         mu, safe = _mu(parts), delta * (1.0 - slack) * (1.0 - SAFE)
         z = np.sqrt(np.maximum(-2.0 * np.log(2.0 * safe), 0.0))
-        upper = (mu * (0.5 * mu + z) + largest_loss(parts)) * (1.0 + SAFE)
+        upper = (mu * (0.5 * mu + z) + largest_loss_above(parts)) * (1.0 + SAFE)
     return lower, np.where(np.isnan(upper), np.inf, upper)
 
 
@@ -67,7 +84,7 @@ def delta_limits(parts: Components, eps: np.ndarray) -> tuple[np.ndarray, np.nda
         left = np.exp(log_p) * (1.0 - SAFE) - np.exp(np.minimum(cost, 1.0)) * (1.0 + SAFE)
         lower = np.max(np.where(left > 0.0, left, 0.0), axis=1)
         mu = _mu(parts)
-        at = (eps - largest_loss(parts) * (1.0 + SAFE)) * (1.0 - SAFE)
+        at = (eps - largest_loss_above(parts) * (1.0 + SAFE)) * (1.0 - SAFE)
         a = np.where(mu > 0.0, at / mu - 0.5 * mu, np.where(at >= 0.0, np.inf, -np.inf))
         a -= SAFE * (np.abs(at / np.where(mu > 0.0, mu, 1.0)) + mu)
         upper = np.where((a > 0.0) & (at >= 0.0), 0.5 * np.exp(-0.5 * a * a) * (1.0 + SAFE) + 1e-300, 1.0)
@@ -162,6 +179,6 @@ def _finite(loss: np.ndarray, mass: np.ndarray, n: np.ndarray) -> tuple[np.ndarr
     loss, atom = np.take_along_axis(loss, top, 1), np.take_along_axis(mass, top, 1)
     log_p = np.log(atom) - np.log(np.sum(mass, axis=1, keepdims=True))
     log_q = np.log(atom) - loss
-    error = SAFE * (1.0 + np.abs(loss) + np.abs(log_p))
+    error = SAFE * (1.0 + np.abs(log_p))
     present = (n > 0)[:, None]
-    return np.where(present, log_p - error, -np.inf), np.where(present, log_q + error, 0.0)
+    return np.where(present, log_p - error, -np.inf), np.where(present, log_q + error + SAFE * np.abs(loss), 0.0)

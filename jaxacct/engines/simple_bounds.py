@@ -23,7 +23,7 @@ from scipy.special import erf
 
 from jaxacct.engines import closed_form
 from jaxacct.engines.binomial import chance, log_tail_above
-from jaxacct.engines.quick_bounds import largest_loss
+from jaxacct.engines.quick_bounds import largest_loss_above
 from jaxacct.mechanisms.components import Components
 
 __all__ = ["least_delta", "least_epsilon", "total_variation"]
@@ -39,7 +39,7 @@ def _bounded(parts: Components) -> np.ndarray:
     with np.errstate(divide="ignore"):
         sampled = -np.sum(np.where(gauss, parts.gauss_n * np.log1p(-parts.gauss_q), 0.0), axis=1)
     open_above = (parts.mu > 0) | (np.any(gauss, axis=1) & (parts.sign > 0))
-    return np.where(open_above, np.inf, (largest_loss(parts) + sampled) * (1.0 + 256.0 * UNIT))
+    return np.where(open_above, np.inf, (largest_loss_above(parts) + sampled) * (1.0 + 256.0 * UNIT))
 
 
 def total_variation(parts: Components) -> np.ndarray:
@@ -89,7 +89,7 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
 def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np.ndarray:
     """(B,) the smallest upper bound of epsilon at the finite part's delta, known up to a relative slack."""
     safe = delta * (1.0 - slack) * (1.0 - 4.0 * UNIT)
-    bounded = largest_loss(parts) * (1.0 + 256.0 * UNIT)
+    bounded = largest_loss_above(parts)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         best = np.fmin(_bounded(parts), _with(bounded, _upper_epsilon(_all_gaussians(parts), safe)))
         if np.any(parts.gauss_n > 0):
@@ -112,7 +112,7 @@ def _with(bounded: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
 
 def least_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
     """(B,) the smallest upper bound of the finite part's delta at eps."""
-    left = epsilon - largest_loss(parts) * (1.0 + 256.0 * UNIT)
+    left = epsilon - largest_loss_above(parts)
     left = left - 4.0 * UNIT * np.abs(epsilon)
     best = np.fmin(total_variation(parts), 1.0)
     best = np.fmin(best, _upper_delta(_all_gaussians(parts), left))

@@ -258,10 +258,17 @@ def _finite_counts(parts: Components, column: int) -> Tests:
     other = np.logaddexp.accumulate(q_terms, axis=1)
     take = np.unique(np.linspace(0, loss.shape[1] - 1, min(loss.shape[1], 24)).astype(int))
     p, other, loss = p[:, take], other[:, take], np.abs(loss[:, take])
-    error = 1e-12 + 8.0 * UNIT * (mass.shape[1] + loss + np.abs(p) + np.where(np.isfinite(other), np.abs(other), 0.0))
+    error = 1e-12 + 8.0 * UNIT * (mass.shape[1] + np.abs(p))
+    error_q = error + 8.0 * UNIT * (loss + np.where(np.isfinite(other), np.abs(other), 0.0))
     p, other = np.minimum(p, 0.0), np.minimum(other, 0.0)
     p_rest, other_rest = (np.log1p(-np.exp(np.minimum(x, -1e-18))) for x in (p, other))
     # what is not in the set is known to the error of what is, over what is left
-    spread = error * (1.0 + np.exp(-np.minimum(p_rest, other_rest)))
-    spread = np.where(spread < 0.25, 1.2 * spread, np.inf)  # -log(1 - x) <= 1.2 x for x <= 1/4
-    return _counts(n, chance(p, p_rest, error, spread), chance(other, other_rest, error, spread))
+    spread, spread_q = (
+        _grown(x * (1.0 + np.exp(-rest))) for x, rest in ((error, p_rest), (error_q * np.exp(other), other_rest))
+    )
+    return _counts(n, chance(p, p_rest, error, spread), chance(other, other_rest, error_q, spread_q))
+
+
+def _grown(x: np.ndarray) -> np.ndarray:
+    """At least -log(1 - x), for what may be off by x of itself; inf above 1/4."""
+    return np.where(x < 0.25, 1.2 * x, np.inf)
