@@ -107,7 +107,8 @@ def by_engines(
     if asked.size:
         contradicted[asked] |= _against(answer, asked, *methods.limits(parts.take(asked), asked, False))
     wanting = _open(answer, rtol, floor) | contradicted
-    doubtful = asked[wanting[asked]]
+    doubtful = asked[(wanting | _hardly_sampled(parts))[asked]]
+    limits = None
     if doubtful.size:
         limits = methods.limits(parts.take(doubtful), doubtful, True)
         contradicted[doubtful] |= _by_theorems(answer, used, doubtful, *limits)
@@ -121,7 +122,7 @@ def by_engines(
             used[wide[better]] = "lattice"
             answer.estimate[wide[better]] = np.nan
             contradicted[wide] |= _narrowed(answer, wide, found)
-            if doubtful.size:  # a contradiction leaves nothing; theorems stand
+            if limits is not None:  # a contradiction leaves nothing; theorems stand
                 again = _by_theorems(answer, used, doubtful, *limits)
                 contradicted[doubtful] |= again
     low, mid, high = answer
@@ -209,6 +210,11 @@ def _beyond_kernels(parts: Components) -> np.ndarray:
     """Gaussians whose mu^2 under- or overflows beside other parts: the kernels would take them for nothing."""
     square = (parts.mu > 0) & ~((parts.mu2 > LEAST_SQUARE) & (parts.mu2 < 1.0 / LEAST_SQUARE))
     return square & ~_only_gaussian(parts)
+
+
+def _hardly_sampled(parts: Components) -> np.ndarray:
+    """Where sampling changes so little that the answer without it may be below the upper end of a narrow bracket."""
+    return np.any((parts.gauss_n > 0) & (parts.gauss_q > 0.9), axis=1)
 
 
 def _only_gaussian(parts: Components) -> np.ndarray:
