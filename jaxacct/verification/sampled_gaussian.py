@@ -11,7 +11,7 @@ import numpy as np
 from jaxacct.verification.balls import acb, acb_mat, arb, between, ctx, tick, within
 from jaxacct.verification.smooth import Gauss
 
-__all__ = ["SampledGauss"]
+__all__ = ["SampledGauss", "sampled_hockey_stick", "whole_between"]
 
 ANGLES = np.geomspace(1e-5, 1.45, 32)
 
@@ -165,7 +165,7 @@ class SampledGauss:
         h = 2 * arb.pi() / arb(max(wanted / float((self.sigma * strip).mid()), 1.0))
         low, high = self._range(float(c.mid()), wanted)
         total = arb(0)
-        for j in _between(low, high, h):
+        for j in whole_between(low, high, h):
             tick()
             u = j * h
             mixed = self._mix(u, angle).log()
@@ -186,7 +186,7 @@ class SampledGauss:
         h = 2 * arb.pi() / arb(wanted / float((self.sigma * strip).mid()))
         low, high = self._range(float(c.mid()), wanted)
         exponent, total = self._exponent(c), arb(0)
-        for j in _between(low, high, h):
+        for j in whole_between(low, high, h):
             tick()
             u = j * h
             y = u / self.sigma - 1 / (2 * self.sigma**2)
@@ -277,7 +277,7 @@ class _Nodes:
         sign = 1 if law.direction == "remove" else -1
         self.weights, self.logs = [], []
         scale = h / (2 * arb.pi()).sqrt()
-        for j in _between(low, high, h):
+        for j in whole_between(low, high, h):
             tick()
             u = j * h
             moved = acb(u, sign * law.sigma * angle)
@@ -302,7 +302,7 @@ def _plan(law: SampledGauss, c: float, bits: float) -> tuple[float, float, float
     return best
 
 
-def _between(low: Any, high: Any, h: Any) -> range:
+def whole_between(low: Any, high: Any, h: Any) -> range:
     """The whole numbers j with low <= j h <= high, and no fewer."""
     return range(int(float((low / h).floor().lower())), int(float((high / h).ceil().upper())) + 1)
 
