@@ -38,6 +38,8 @@ class Panel:
     count: int
     size: float
     """log of the bound of |f| on the ellipse, in floats."""
+    angles: tuple[Any, ...]
+    """For each part the angle of the line that its bound is taken on, None for the real line."""
 
 
 def fits(parts: Any) -> bool:
@@ -109,18 +111,27 @@ def _panel(parts: Any, epsilon: float, middle: complex, half: complex, wanted: f
     best: Panel | None = None
     for rho in ELLIPSES:
         reach = abs(half) * (rho + 1 / rho) / 2
-        gap = (abs(middle) - reach) * (abs(middle + 1) - reach)
         if abs(middle) < 1.05 * reach or abs(middle + 1) < 1.05 * reach:
             continue
-        t = max(middle.imag - reach, 0.0)
-        size = max(_log_size(parts, middle.real + s * reach, t, epsilon) for s in (-1, 1)) - np.log(gap)
+        gap = (abs(middle) - reach) * (abs(middle + 1) - reach)
+        t, sides = max(middle.imag - reach, 0.0), (middle.real - reach, middle.real + reach)
+        sizes, angles = np.array([-x * epsilon for x in sides]), []
+        for law, count in parts:
+            places = [_place(law, x) for x in sides]
+            grid = count * np.array([same.log_moved(c, t) if t > 0 else np.full(ANGLES.shape, np.inf) for same, c in places])
+            flat = count * np.array([float(same.log_mgf(np.array([c]))[0]) for same, c in places])
+            each = int(np.argmin(np.max(sizes[:, None] + grid, axis=0)))
+            moved = np.max(sizes + grid[:, each]) < np.max(sizes + flat)
+            angles.append(float(ANGLES[each]) if moved else None)
+            sizes = sizes + (grid[:, each] if moved else flat)
+        size = float(np.max(sizes) - np.log(gap))
         if not np.isfinite(size):
             continue
         # 64/15 B rho^(2 - 2n)/(1 - rho^-2) |half|
         needed = size + np.log(abs(half)) + 1.5 - np.log(1 - rho**-2) - wanted
         count = max(int(np.ceil(1 + needed / (2 * np.log(rho)))), 2)
         if best is None or count < best.count:
-            best = Panel(middle, half, rho, count, float(size))
+            best = Panel(middle, half, rho, count, size, tuple(angles))
     return best
 
 
@@ -160,20 +171,15 @@ def _largest(parts: Any, panel: Panel, epsilon: Any) -> Any:
     # M(x + it) is conj M(x - it): with t < 0 on the square, t = 0 is its worst
     t = low.max(0).lower()
     factors = [arb(1), arb(1)]
-    for part, count in parts:
-        places = [_place(part, x) for x in sides]
-        angles = [law._best_angle(float(c.mid()), float(t)) for law, c in places] if t > 0 else []
-        flat = max(float(law.log_mgf(np.array([float(c.mid())]))[0]) for law, c in places)
-        moved = bool(angles) and max(angles)[0] < flat
-        angle = arb(max(angles)[1]) if moved else arb(0)
-        if moved and any(law.direction == "add" for law, _ in places):
-            angle = arb(min(float(angle), float(ANGLES[ANGLES < 1.0][-1])))
-        for side, (law, c) in enumerate(places):
-            if moved:
-                fallen = max(flat - max(angles)[0], 0.0)
-                bound = law._moved_bound(c, t, angle, float(np.log(count) + 6.0) + fallen)
-            else:
+    for (part, count), angle in zip(parts, panel.angles, strict=True):
+        for side, x in enumerate(sides):
+            law, c = _place(part, x)
+            if angle is None:
                 bound = law.mean(c).abs_upper()
+            else:
+                flat = float(law.log_mgf(np.array([float(c.mid())]))[0])
+                fallen = max(flat - law.log_decay(float(c.mid()), float(t)), 0.0)
+                bound = law._moved_bound(c, t, arb(angle), float(np.log(count) + 6.0) + fallen)
             factors[side] *= bound**count
     gap = (middle.abs_lower() - reach) * ((middle + 1).abs_lower() - reach)
     if not (middle.abs_lower() > reach and (middle + 1).abs_lower() > reach):

@@ -37,13 +37,15 @@ class Plan:
     bits: float
 
 
-def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int) -> Any:
+def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, smooth: bool = True) -> Any:
     """Enclose the finite part of delta(epsilon) to about `digits` digits of e^log_scale, with at most `most` nodes.
 
-    build() gives the (part, count) pairs at the current precision.
+    smooth : whether a sum that is too long may be smoothed; Unplanned is raised otherwise.  build() gives the (part, count) pairs at the current precision.
     """
     with precision(128):
         plan = _plan(build(), epsilon, log_scale - digits * np.log(10.0), most)
+    if plan.smoothing and not smooth:
+        raise Unplanned("its sum is too long")
     with precision(int(96 + 2.2 * plan.bits + plan.bits)):
         return _sum(build(), plan, ball(epsilon))
 

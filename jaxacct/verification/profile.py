@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from jaxacct.verification import contour
+from jaxacct.verification import bent, contour
 from jaxacct.verification.balls import arb, ball, between, precision
 from jaxacct.verification.enumeration import enumerate_totals, states
 from jaxacct.verification.finite import Finite
 from jaxacct.verification.laws import Composition
-from jaxacct.verification.record import NotCovered
+from jaxacct.verification.record import NotCovered, Unplanned
 
 __all__ = ["LEVELS", "enclose"]
 
@@ -20,6 +20,8 @@ BITS = (160, 320, 1280, 5120)
 """Precision of the closed forms and of enumeration, by level."""
 DIGITS, NODES = (4, 10, 15, 22), (20_000, 100_000, 400_000, 1_000_000)
 """Digits wanted of a sum over a line and the most nodes in it, by level."""
+BENT_DIGITS = (8, 13, 18, 25)
+"""Digits wanted of a sum along a bent line, by level."""
 STATES = (300_000, 300_000, 300_000, 2_000_000)
 
 
@@ -45,8 +47,21 @@ def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, 
     for part, _ in parts:
         if not hasattr(part, "log_mgf"):
             raise NotCovered(f"a composition with {part.key[0]}")
-    finite = contour.enclose(lambda: build().parts, epsilon, log_scale, DIGITS[level], NODES[level])
-    return finite.max(0) + infinite + left_out
+    return _by_a_line(lambda: build().parts, parts, epsilon, log_scale, level).max(0) + infinite + left_out
+
+
+def _by_a_line(build: Callable[[], Any], parts: Any, epsilon: float, log_scale: float, level: int) -> Any:
+    """The finite part by a sum over a vertical line, or along a bent one where the vertical one would be smoothed."""
+    if bent.fits(parts):
+        for way in (
+            lambda: contour.enclose(build, epsilon, log_scale, DIGITS[level], NODES[level], smooth=False),
+            lambda: bent.enclose(build, epsilon, log_scale, BENT_DIGITS[level]),
+        ):
+            try:
+                return way()
+            except Unplanned:
+                pass
+    return contour.enclose(build, epsilon, log_scale, DIGITS[level], NODES[level])
 
 
 def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
