@@ -54,7 +54,7 @@ def _by_a_line(build: Callable[[], Any], parts: Any, epsilon: float, log_scale: 
     """The finite part by a sum over a vertical line, or along a bent one where the vertical one would be smoothed."""
     if bent.fits(parts):
         for way in (
-            lambda: contour.enclose(build, epsilon, log_scale, DIGITS[level], NODES[level], smooth=False),
+            lambda: contour.enclose(build, epsilon, log_scale, max(DIGITS[level], 10), max(NODES[level], 100_000), smooth=False),
             lambda: bent.enclose(build, epsilon, log_scale, BENT_DIGITS[level]),
         ):
             try:
