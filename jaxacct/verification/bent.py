@@ -97,6 +97,7 @@ def _plan(parts: Any, epsilon: float, wanted: float) -> tuple[list[Panel], compl
                 return panels, at
             panel = None
             while panel is None or panel.count > MOST_NODES:
+                tick()
                 sizes = {
                     way: _log_size(parts, (at + step * way).real, step + at.imag, epsilon)
                     for way in (complex(sign * lean, 1.0) for lean in LEANS)
@@ -126,7 +127,9 @@ def _panel(parts: Any, epsilon: float, start: complex, stop: complex, wanted: fl
         sizes, angles = np.array([-x * epsilon for x in sides]), []
         for law, count in parts:
             places = [_place(law, x) for x in sides]
-            grid = count * np.array([same.log_moved(c, t) if t > 0 else np.full(ANGLES.shape, np.inf) for same, c in places])
+            grid = count * np.array(
+                [same.log_moved(c, t) if t > 0 else np.full(ANGLES.shape, np.inf) for same, c in places]
+            )
             flat = count * np.array([float(same.log_mgf(np.array([c]))[0]) for same, c in places])
             each = int(np.argmin(np.max(sizes[:, None] + grid, axis=0)))
             moved = np.max(sizes + grid[:, each]) < np.max(sizes + flat)
@@ -239,6 +242,7 @@ def _line(laws: list[tuple[SampledGauss, Any]], bits: float) -> tuple[Any, list[
     law = laws[0][0]
     squares, logs = [], []
     for j in whole_between(low, high, h):
+        tick()
         u = j * h
         moved = acb(u, law.sigma * angle)
         squares.append(-moved * moved / 2)

@@ -37,20 +37,20 @@ class Plan:
     bits: float
 
 
-def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, smooth: bool = True) -> Any:
+def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, widest: int = 0) -> Any:
     """Enclose the finite part of delta(epsilon) to about `digits` digits of e^log_scale, with at most `most` nodes.
 
-    smooth : whether a sum that is too long may be smoothed; Unplanned is raised otherwise.  build() gives the (part, count) pairs at the current precision.
+    widest : where given, a sum of more products than this, or one that is smoothed, raises Unplanned.  build() gives the (part, count) pairs at the current precision.
     """
     with precision(128):
-        plan = _plan(build(), epsilon, log_scale - digits * np.log(10.0), most)
-    if plan.smoothing and not smooth:
+        plan = _plan(build(), epsilon, log_scale - digits * np.log(10.0), most, widest or WIDEST)
+    if plan.smoothing and widest:
         raise Unplanned("its sum is too long")
     with precision(int(96 + 2.2 * plan.bits + plan.bits)):
         return _sum(build(), plan, ball(epsilon))
 
 
-def _plan(parts: Any, epsilon: float, log_tolerance: float, most: int) -> Plan:
+def _plan(parts: Any, epsilon: float, log_tolerance: float, most: int, widest: int) -> Plan:
     """Choose the line near the saddle point, the period by the aliases and the cut-off by the decay."""
 
     def action(c: np.ndarray) -> np.ndarray:
@@ -72,7 +72,7 @@ def _plan(parts: Any, epsilon: float, log_tolerance: float, most: int) -> Plan:
 
     step = 2 * np.pi / period
     nodes = max([1] + [part.cost(c, bits) for part, _ in parts if hasattr(part, "cost")])
-    most = int(min(most, WIDEST / nodes))
+    most = int(min(most, widest / nodes))
     last = most * step
     smoothing = 0.0
     if left_over(last) > wanted:

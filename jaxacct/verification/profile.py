@@ -22,6 +22,8 @@ DIGITS, NODES = (4, 10, 15, 22), (20_000, 100_000, 400_000, 1_000_000)
 """Digits wanted of a sum over a line and the most nodes in it, by level."""
 BENT_DIGITS = (8, 13, 18, 25)
 """Digits wanted of a sum along a bent line, by level."""
+NARROW = 4_000_000
+"""Most products of a sum over a vertical line that is tried before a bent one."""
 STATES = (300_000, 300_000, 300_000, 2_000_000)
 
 
@@ -53,9 +55,11 @@ def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, 
 def _by_a_line(build: Callable[[], Any], parts: Any, epsilon: float, log_scale: float, level: int) -> Any:
     """The finite part by a sum over a vertical line, or along a bent one where the vertical one would be smoothed."""
     if bent.fits(parts):
+        digits, most = max(DIGITS[level], 10), max(NODES[level], 100_000)
         for way in (
-            lambda: contour.enclose(build, epsilon, log_scale, max(DIGITS[level], 10), max(NODES[level], 100_000), smooth=False),
+            lambda: contour.enclose(build, epsilon, log_scale, digits, most, NARROW),
             lambda: bent.enclose(build, epsilon, log_scale, BENT_DIGITS[level]),
+            lambda: contour.enclose(build, epsilon, log_scale, digits, most, contour.WIDEST),
         ):
             try:
                 return way()
