@@ -228,7 +228,7 @@ def _line(laws: list[tuple[SampledGauss, Any]], bits: float) -> tuple[Any, list[
 
     Trapezoid rule and range have bounds that are log-convex in Re w, so that the larger of the ends' serves between.
     """
-    angles = ANGLES[ANGLES < (1.0 if any(law.direction == "add" for law, _ in laws) else 1.5)]
+    angles = ANGLES[(1.0 if any(law.direction == "add" for law, _ in laws) else 1.5) > ANGLES]
     sigma = float(laws[0][0].sigma.mid())
     nodes, found, wanted, turn = np.inf, 0.0, 0.0, 1.0
     for each in angles:

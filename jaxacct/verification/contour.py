@@ -40,7 +40,8 @@ class Plan:
 def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, widest: int = 0) -> Any:
     """Enclose the finite part of delta(epsilon) to about `digits` digits of e^log_scale, with at most `most` nodes.
 
-    widest : where given, a sum of more products than this, or one that is smoothed, raises Unplanned.  build() gives the (part, count) pairs at the current precision.
+    widest : where given, a sum of more products than this, or one that is smoothed, raises Unplanned.
+    build() gives the (part, count) pairs at the current precision.
     """
     with precision(128):
         plan = _plan(build(), epsilon, log_scale - digits * np.log(10.0), most, widest or WIDEST)

@@ -8,10 +8,11 @@ from typing import Any
 
 from jaxacct.verification import bent, contour
 from jaxacct.verification.balls import arb, ball, between, precision
-from jaxacct.verification.enumeration import enumerate_totals, states
+from jaxacct.verification.enumeration import enumerate_totals, power_of_grid, repeated_laplace, states
 from jaxacct.verification.finite import Finite
 from jaxacct.verification.laws import Composition
 from jaxacct.verification.record import NotCovered, Unplanned
+from jaxacct.verification.smooth import LaplaceLoss
 
 __all__ = ["LEVELS", "enclose"]
 
@@ -24,6 +25,8 @@ BENT_DIGITS = (8, 13, 18, 25)
 """Digits wanted of a sum along a bent line, by level."""
 NARROW = 4_000_000
 """Most products of a sum over a vertical line that is tried before a bent one."""
+LAPLACES, GRID = 300, 200_000
+"""Most repetitions of Laplace, and most totals on a grid, that are added up."""
 STATES = (300_000, 300_000, 300_000, 2_000_000)
 
 
@@ -72,6 +75,16 @@ def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
     """The finite part by a formula or by enumeration, None where there is neither."""
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0].hockey_stick(epsilon)
+    if len(parts) == 1:
+        ((part, count),) = parts
+        if isinstance(part, LaplaceLoss) and count <= LAPLACES:
+            # the powers cancel: digits in proportion to their number
+            with precision(BITS[level] + 8 * count):
+                return repeated_laplace(part.top, count, epsilon)
+        if isinstance(part, Finite):
+            found = power_of_grid(part, count, epsilon, GRID)
+            if found is not None:
+                return found
     if all(isinstance(part, Finite) for part, _ in parts):
         if not all(part.loss for part, _ in parts):
             return arb(0)

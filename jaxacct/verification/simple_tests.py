@@ -1,14 +1,14 @@
 """A wide enclosure of delta(eps) at almost no cost: enough to refute what is grossly false.
 
 From below: delta(eps) >= P(S) - e^eps Q(S) for every set S of outcomes, among them the best test of a single step.
-From above: Poisson sampling of Gaussians leaks at most what they leak unsampled, as H_E(P || Q) is convex in P and in Q.
+From above: Poisson sampled Gaussians leak at most what they leak unsampled, as H_E(P || Q) is convex in P and in Q.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from jaxacct.verification.balls import acb, arb, between, gaussian_tail
+from jaxacct.verification.balls import arb, between, gaussian_tail
 from jaxacct.verification.finite import Finite
 from jaxacct.verification.sampled_gaussian import SampledGauss
 from jaxacct.verification.smooth import Gauss
@@ -40,7 +40,7 @@ def enclose(composition: Any, epsilon: Any) -> Any:
         high = high.min(Gauss(square).hockey_stick(epsilon))
     low, high = low.lower(), high.upper()
     # what is left out of integer noise counts for neither side: masses are those of the whole law
-    return between(low.max(0), high) if low <= high and high.is_finite() else acb("nan").real
+    return between(low.max(0), high) if low <= high and high.is_finite() else arb("nan")
 
 
 def _any_output(law: SampledGauss, count: int, epsilon: Any) -> Any:
