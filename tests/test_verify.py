@@ -14,7 +14,7 @@ from jaxacct.validation import InputError
 
 flint = pytest.importorskip("flint")
 
-from jaxacct.verification import contour, laws, profile  # noqa: E402
+from jaxacct.verification import bent, contour, laws, profile, simple_tests  # noqa: E402
 from jaxacct.verification.balls import arb, integrate, precision  # noqa: E402
 
 REFERENCE = list(csv.DictReader((Path(__file__).parent / "data" / "dp_sgd.csv").open()))
@@ -39,7 +39,6 @@ CASES = {
     "far tail": (ja.Gaussian(1e3), 1e-300),
     "one sampled step": (ja.PoissonSampled(ja.Gaussian(2.0), 0.01), 1e-5),
     "dp-sgd": (ja.dp_sgd(1.0, 0.01, 1000), 1e-5),
-    "few hits": (ja.dp_sgd(0.6, 1e-4, 1000), 1e-7),
     "laplace": (ja.Laplace(2.0), 1e-5),
     "laplace at delta 0": (ja.Laplace(2.0), 0.0),
     "sampled laplace": (ja.PoissonSampled(ja.Laplace(2.0), 0.1), 1e-5),
@@ -54,9 +53,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = {"few hits": (ja.dp_sgd(0.6, 1e-4, 1000), 1e-7)}
+
+
+@pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_the_engines_brackets_are_verified_and_tampered_ones_refuted(name):
-    mechanism, delta = CASES[name]
+    mechanism, delta = {**CASES, **SLOW}[name]
     answer = ja.epsilon(mechanism, delta)
     found = ja.verify(mechanism, answer, delta=delta)
     assert found.status == "verified", found.explanation
@@ -264,8 +266,82 @@ def test_what_is_not_covered_says_so():
 
 
 def test_the_time_limit_is_kept():
-    found = ja.verify(ja.dp_sgd(0.02, 0.01, 100), bracket(1.0, 1.1), delta=1e-5, seconds=0.01)
+    found = ja.verify(ja.dp_sgd(1.0, 0.01, 1000), bracket(1.82823, 1.82825), delta=1e-5, seconds=1e-4)
     assert found.status == "undecided" and "time" in found.explanation
+
+
+@pytest.mark.parametrize(
+    "run, epsilon, scale",
+    [(ja.dp_sgd(1.0, 0.01, 1000), 1.8, -11.5), (ja.dp_sgd(2.366, 0.010143, 96), 0.7952, -66.0)],
+    ids=["many hits", "few hits"],
+)
+def test_the_bent_line_equals_the_vertical_one(run, epsilon, scale):
+    """Two lines, two rules and two bounds, each held by the other: a gap between panels of 1e-15 was seen here."""
+    for direction in ("remove", "add"):
+        build = lambda direction=direction: laws.expand(run, "add_or_remove_one", direction).parts
+        found = bent.enclose(build, epsilon, scale, 9)
+        truth = contour.enclose(build, epsilon, scale, 15, 400_000)
+        with precision(200):
+            assert found.overlaps(truth)
+            assert found.rad() < arb(scale).exp() * arb("1e-8")
+            assert truth.rad() < arb(scale).exp() * arb("1e-10")
+
+
+@pytest.mark.slow
+def test_few_hits_are_decided():
+    """A vertical line does not fall here; it left this undecided."""
+    run, delta = ja.dp_sgd(0.2228, 0.006244, 14), 1e-25
+    answer = ja.epsilon(run, delta)
+    assert ja.verify(run, answer, delta=delta).status == "verified"
+    for wrong in tampered(float(answer.lower), float(answer.upper)):
+        assert ja.verify(run, wrong, delta=delta).status == "refuted"
+
+
+@pytest.mark.parametrize("lower, upper", [(0.0, 1.005), (1e6, math.inf)])
+def test_what_is_grossly_false_is_refuted_at_once(lower, upper):
+    found = ja.verify(ja.dp_sgd(0.02, 0.01, 100), bracket(lower, upper), delta=1e-5, seconds=0.5)
+    assert found.status == "refuted" and found.seconds < 0.5
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_simple_tests_hold_the_truth(direction):
+    with precision(160):
+        for run, epsilon in ((ja.dp_sgd(1.0, 0.01, 1000), 1.8), (ja.dp_sgd(0.5, 0.3, 4), 3.0)):
+            build = lambda run=run: laws.expand(run, "add_or_remove_one", direction)
+            wide = simple_tests.enclose(build(), arb(epsilon))
+            assert wide.contains(profile.enclose(build, epsilon, -20.0, 1).mid())
+
+
+def test_one_step_without_replacement_takes_the_larger_order():
+    """g H_{1 + (E-1)/g}(P || Q) and its add counterpart, of either order of two unlike laws, by plain sums."""
+    p, q, g, epsilon = np.array([0.7, 0.2, 0.1]), np.array([0.3, 0.3, 0.4]), 0.3, 0.15
+    grown = math.exp(epsilon)
+    apart = lambda one, two: float(np.maximum(one - grown * two, 0).sum())
+    remove = max(apart((1 - g) * b + g * a, b) for a, b in ((p, q), (q, p)))
+    add = max(apart(b, (1 - g) * b + g * a) for a, b in ((p, q), (q, p)))
+    fixed = ja.SampledWithoutReplacement(ja.FiniteOutput(p, q), g)
+    truths = {
+        "remove_one": remove,
+        "add_one": add,
+        "replace_one": remove,
+        "add_or_remove_one": max(remove, add),
+    }
+    for relation, truth in truths.items():
+        for share, status in ((1e-9, "verified"), (-1e-4, "refuted")):
+            around = bracket(truth * (1 - share), truth * (1 + share))
+            assert ja.verify(fixed, around, epsilon=epsilon, relation=relation).status == status
+    found = ja.verify(ja.repeat(fixed, 2), bracket(0.1, 0.2), epsilon=epsilon)
+    assert found.status == "undecided" and "composed" in found.explanation
+
+
+def test_repeated_laplace_and_powers_on_a_grid_equal_the_sum_over_a_line():
+    for run, epsilon in ((ja.repeat(ja.Laplace(2.0), 5), 1.3), (ja.repeat(ja.DiscreteGaussian(2.0), 4), 3.0)):
+        build = lambda run=run: laws.expand(run, "add_or_remove_one", "remove")
+        exact = profile.enclose(build, epsilon, -8.0, 0)
+        line = contour.enclose(lambda build=build: build().parts, epsilon, -8.0, 4, 20_000)
+        with precision(200):
+            assert line.overlaps(exact)
+            assert exact.rad() < exact * arb("1e-15") < line.rad() < exact * arb("0.01")
 
 
 def test_no_code_is_shared_with_the_engines():

@@ -16,7 +16,7 @@ from jaxacct.verification.balls import acb, arb, ball, between, precision, tick,
 from jaxacct.verification.record import Unplanned
 from jaxacct.verification.smooth import Gauss
 
-__all__ = ["enclose"]
+__all__ = ["enclose", "saddle"]
 
 WIDEST = 40_000_000
 """Most products of a node in t and a node in x for one sum."""
@@ -37,34 +37,31 @@ class Plan:
     bits: float
 
 
-def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int) -> Any:
+def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, widest: int = 0) -> Any:
     """Enclose the finite part of delta(epsilon) to about `digits` digits of e^log_scale, with at most `most` nodes.
 
+    widest : where given, a sum of more products than this, or one that is smoothed, raises Unplanned.
     build() gives the (part, count) pairs at the current precision.
     """
     with precision(128):
-        plan = _plan(build(), epsilon, log_scale - digits * np.log(10.0), most)
+        plan = _plan(build(), epsilon, log_scale - digits * np.log(10.0), most, widest or WIDEST)
+    if plan.smoothing and widest:
+        raise Unplanned("its sum is too long")
     with precision(int(96 + 2.2 * plan.bits + plan.bits)):
         return _sum(build(), plan, ball(epsilon))
 
 
-def _plan(parts: Any, epsilon: float, log_tolerance: float, most: int) -> Plan:
+def _plan(parts: Any, epsilon: float, log_tolerance: float, most: int, widest: int) -> Plan:
     """Choose the line near the saddle point, the period by the aliases and the cut-off by the decay."""
 
     def action(c: np.ndarray) -> np.ndarray:
         return sum(count * part.log_mgf(c) for part, count in parts) - c * epsilon  # type: ignore[no-any-return]
 
     with np.errstate(all="ignore"):
-        grid = np.geomspace(1e-4, 1e7, 300)
-        for _ in range(3):
-            values = action(grid) - np.log(grid) - np.log1p(grid)
-            if not np.isfinite(values).any():
-                raise Unplanned("its saddle point is out of reach")
-            best = int(np.nanargmin(np.where(np.isfinite(values), values, np.nan)))
-            grid = np.geomspace(grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)], 60)
+        middle = saddle(parts, epsilon)
         # below the saddle point the aliases above may fall much faster, at the price of digits that cancel
         wanted = log_tolerance - 2.0
-        period, c, least, above = min(_period(action, float(grid[30]) * share, wanted) for share in SHARES)[1:]
+        period, c, least, above = min(_period(action, middle * share, wanted) for share in SHARES)[1:]
         if not np.isfinite(period):
             raise Unplanned("its aliases cannot be bounded")
     start = float(action(np.array([c]))[0])
@@ -76,7 +73,7 @@ def _plan(parts: Any, epsilon: float, log_tolerance: float, most: int) -> Plan:
 
     step = 2 * np.pi / period
     nodes = max([1] + [part.cost(c, bits) for part, _ in parts if hasattr(part, "cost")])
-    most = int(min(most, WIDEST / nodes))
+    most = int(min(most, widest / nodes))
     last = most * step
     smoothing = 0.0
     if left_over(last) > wanted:
@@ -92,6 +89,19 @@ def _plan(parts: Any, epsilon: float, log_tolerance: float, most: int) -> Plan:
         last = high_t
     count = max(int(np.ceil(last / step)) + 1, 2)
     return Plan(c, least, above, period, count, smoothing, float(bits))
+
+
+def saddle(parts: Any, epsilon: float) -> float:
+    """Where M(c) e^{-c eps}/(c (c + 1)) is least, c > 0, in floats."""
+    grid = np.geomspace(1e-4, 1e7, 300)
+    for _ in range(3):
+        values = sum(count * part.log_mgf(grid) for part, count in parts) - grid * epsilon
+        values = values - np.log(grid) - np.log1p(grid)
+        if not np.isfinite(values).any():
+            raise Unplanned("its saddle point is out of reach")
+        best = int(np.nanargmin(np.where(np.isfinite(values), values, np.nan)))
+        grid = np.geomspace(grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)], 60)
+    return float(grid[30])
 
 
 def _period(action: Any, c: float, wanted: float) -> tuple[float, float, float, float, float]:

@@ -6,9 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from jaxacct.verification.balls import arb, tick
+from flint import arb_poly
 
-__all__ = ["enumerate_totals", "states"]
+from jaxacct.verification.balls import arb, tick
+from jaxacct.verification.finite import spread
+
+__all__ = ["enumerate_totals", "power_of_grid", "repeated_laplace", "states"]
 
 
 def states(parts: Any) -> int:
@@ -39,6 +42,50 @@ def enumerate_totals(parts: Any, epsilon: Any) -> Any:
             if not gap >= 0:
                 total += mass * share * (-gap.expm1()).max(0)
     return total
+
+
+def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
+    """The same for one law on a grid, by a power of its generating function; None where that is longer than `most`."""
+    if part.grid is None or len(part.loss) < 3:
+        return None
+    offset, step, ks = part.grid
+    low, by = min(ks), spread(part.grid)
+    if (max(ks) - low) // by * count > most:
+        return None
+    masses = [arb(0)] * ((max(ks) - low) // by + 1)
+    for k, p in zip(ks, part.p, strict=True):
+        masses[(k - low) // by] += p
+    tick()
+    total = arb(0)
+    for j, mass in enumerate((arb_poly(masses) ** count).coeffs()):
+        gap = epsilon - count * offset - (count * low + j * by) * step
+        if not gap >= 0:
+            total += mass * (-gap.expm1()).max(0)
+    return total
+
+
+def repeated_laplace(top: Any, count: int, epsilon: Any) -> Any:
+    """delta(eps) of n Laplace mechanisms: with w = 1 + 2z, M^n is a sum of powers of 1/w times exponentials of z.
+
+    I_m = (1/2 pi i) int e^{zd}/(z(z + 1) w^m) dz is 0 for d <= 0.  Above, I_0 = 1 - e^{-d}, I_1 = (1 - e^{-d/2})^2
+    and I_m = I_{m-2} - 2 e^{-d/2} (d/2)^{m-1}/(m-1)!, since 1/((w^2 - 1) w^m) = 1/((w^2 - 1) w^{m-2}) - 1/w^m.
+    """
+    total = arb(0)
+    for k in range(count + 1):
+        tick()
+        d = (2 * k - count) * top - epsilon
+        if d <= 0:
+            continue
+        d = d.max(0)
+        small = (-d / 2).exp()
+        integrals, term = [-(-d).expm1(), (1 - small) ** 2], 2 * small
+        for m in range(2, count + 1):
+            term *= d / 2 / (m - 1)
+            integrals.append(integrals[m - 2] - term)
+        powers = arb_poly([1, 1]) ** k * arb_poly([1, -1]) ** (count - k)
+        inner = sum((a * b for a, b in zip(powers.coeffs(), integrals, strict=False)), arb(0))
+        total += math.comb(count, k) * (-(count - k) * top).exp() * inner
+    return total / arb(2) ** count
 
 
 def _totals(part: Any, count: int) -> Iterator[tuple[Any, Any]]:

@@ -17,6 +17,8 @@ from jaxacct.verification.smooth import BoundedRange, Gauss, LaplaceLoss
 
 __all__ = ["Composition", "directions", "expand"]
 
+REVERSED = " of the laws in reverse"
+
 
 @dataclass(frozen=True)
 class Composition:
@@ -55,9 +57,19 @@ class Composition:
 
 
 def expand(mechanism: Any, relation: str, direction: str) -> Composition:
-    """The losses of one configuration in one direction, "remove" or "add", of a neighbouring relation."""
+    """The losses of one configuration in one of `directions` of a neighbouring relation."""
+    if isinstance(mechanism, known.SampledWithoutReplacement):
+        base = mechanism.mechanism
+        if direction.endswith(REVERSED):
+            base = known.FiniteOutput(base.q, base.p)
+        if isinstance(base, known.PrivacyProfile):
+            raise NotCovered("PrivacyProfile sampled without replacement")
+        rate, way = ball(mechanism.sampling_ratio), direction.removesuffix(REVERSED)
+        found = [] if rate.is_zero() else _sampled(base, rate, "replace_one", way)
+    else:
+        found = _parts(mechanism, relation, direction, 1)
     square, counts = arb(0), {}  # type: ignore[var-annotated]
-    for part, count in _parts(mechanism, relation, direction, 1):
+    for part, count in found:
         if isinstance(part, Gauss):
             square += count * part.square
             continue
@@ -70,10 +82,20 @@ def expand(mechanism: Any, relation: str, direction: str) -> Composition:
 
 
 def directions(mechanism: Any, relation: str) -> tuple[str, ...]:
-    """The directions whose larger delta is the relation's; both, unless the relation names one."""
+    """What the relation's delta is the largest of: its directions; both, unless the relation names one.
+
+    One step without replacement: under replace_one delta is the remove direction's for eps >= 0, and the two laws of
+    FiniteOutput stand either way round.
+    """
+    names: tuple[str, ...] = ("remove", "add")
     if relation in ("add_one", "remove_one"):
-        return (relation.split("_")[0],)
-    return ("remove", "add")
+        names = (relation.split("_")[0],)
+    if isinstance(mechanism, known.SampledWithoutReplacement):
+        if relation == "replace_one":
+            names = ("remove",) if not bool(mechanism.sampling_ratio == 1) else names
+        if isinstance(mechanism.mechanism, known.FiniteOutput):
+            names = (*names, *(name + REVERSED for name in names))
+    return names
 
 
 def _parts(mechanism: Any, relation: str, direction: str, count: int) -> list[tuple[Any, int]]:
@@ -90,9 +112,9 @@ def _parts(mechanism: Any, relation: str, direction: str, count: int) -> list[tu
     if isinstance(base, known.SampledWithoutReplacement) and base is mechanism:
         rate, base = ball(base.sampling_ratio), base.mechanism
         if relation == "replace_one" and not (rate == 1 or rate.is_zero()):
-            raise NotCovered("sampling without replacement under replace_one")
+            raise NotCovered("sampling without replacement, composed, under replace_one")
         if isinstance(base, known.FiniteOutput | known.PrivacyProfile):
-            raise NotCovered(f"{type(base).__name__} sampled without replacement")
+            raise NotCovered(f"{type(base).__name__} sampled without replacement and composed")
         relation = "replace_one"
     if rate.is_zero():
         return []

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from jaxacct.verification import contour
+from jaxacct.verification import bent, contour
 from jaxacct.verification.balls import arb, ball, between, precision
-from jaxacct.verification.enumeration import enumerate_totals, states
+from jaxacct.verification.enumeration import enumerate_totals, power_of_grid, repeated_laplace, states
 from jaxacct.verification.finite import Finite
 from jaxacct.verification.laws import Composition
-from jaxacct.verification.record import NotCovered
+from jaxacct.verification.record import NotCovered, Unplanned
+from jaxacct.verification.smooth import LaplaceLoss
 
 __all__ = ["LEVELS", "enclose"]
 
@@ -20,6 +21,12 @@ BITS = (160, 320, 1280, 5120)
 """Precision of the closed forms and of enumeration, by level."""
 DIGITS, NODES = (4, 10, 15, 22), (20_000, 100_000, 400_000, 1_000_000)
 """Digits wanted of a sum over a line and the most nodes in it, by level."""
+BENT_DIGITS = (8, 13, 18, 25)
+"""Digits wanted of a sum along a bent line, by level."""
+NARROW = 4_000_000
+"""Most products of a sum over a vertical line that is tried before a bent one."""
+LAPLACES, GRID = 300, 200_000
+"""Most repetitions of Laplace, and most totals on a grid, that are added up."""
 STATES = (300_000, 300_000, 300_000, 2_000_000)
 
 
@@ -45,14 +52,39 @@ def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, 
     for part, _ in parts:
         if not hasattr(part, "log_mgf"):
             raise NotCovered(f"a composition with {part.key[0]}")
-    finite = contour.enclose(lambda: build().parts, epsilon, log_scale, DIGITS[level], NODES[level])
-    return finite.max(0) + infinite + left_out
+    return _by_a_line(lambda: build().parts, parts, epsilon, log_scale, level).max(0) + infinite + left_out
+
+
+def _by_a_line(build: Callable[[], Any], parts: Any, epsilon: float, log_scale: float, level: int) -> Any:
+    """The finite part by a sum over a vertical line, or along a bent one where the vertical one would be smoothed."""
+    if bent.fits(parts):
+        digits, most = max(DIGITS[level], 10), max(NODES[level], 100_000)
+        for way in (
+            lambda: contour.enclose(build, epsilon, log_scale, digits, most, NARROW),
+            lambda: bent.enclose(build, epsilon, log_scale, BENT_DIGITS[level]),
+            lambda: contour.enclose(build, epsilon, log_scale, digits, most, contour.WIDEST),
+        ):
+            try:
+                return way()
+            except Unplanned:
+                pass
+    return contour.enclose(build, epsilon, log_scale, DIGITS[level], NODES[level])
 
 
 def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
     """The finite part by a formula or by enumeration, None where there is neither."""
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0].hockey_stick(epsilon)
+    if len(parts) == 1:
+        ((part, count),) = parts
+        if isinstance(part, LaplaceLoss) and count <= LAPLACES:
+            # the powers cancel: digits in proportion to their number
+            with precision(BITS[level] + 8 * count):
+                return repeated_laplace(part.top, count, epsilon)
+        if isinstance(part, Finite):
+            found = power_of_grid(part, count, epsilon, GRID)
+            if found is not None:
+                return found
     if all(isinstance(part, Finite) for part, _ in parts):
         if not all(part.loss for part, _ in parts):
             return arb(0)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxacct.verification.balls import acb, acb_mat, arb, between, ctx, tick, within
 from jaxacct.verification.smooth import Gauss
 
-__all__ = ["SampledGauss"]
+__all__ = ["SampledGauss", "sampled_hockey_stick", "whole_between"]
 
 ANGLES = np.geomspace(1e-5, 1.45, 32)
 
@@ -69,14 +69,19 @@ class SampledGauss:
 
         if self.direction == "add":
             low, high = scale.copy(), np.zeros(c.shape)
-            for _ in range(60):
+            while np.max(high - low) > 1e-3:
                 middle = 0.5 * (low + high)
+                if not np.all(np.isfinite(middle)) or np.any((middle == low) & (high - low > 1e-3)):
+                    break
                 left = slope(middle) > middle
                 low, high = np.where(left, middle, low), np.where(left, high, middle)
             return [(low - far, high + far)]
         low, high = np.zeros(c.shape), scale.copy()
         for _ in range(60):
+            before = low, high
             low, high = slope(low), slope(high)
+            if np.max(np.abs(low - before[0])) < 1e-3 and np.max(np.abs(high - before[1])) < 1e-3:
+                break
         high = np.maximum(high, low)
         apart = high - low > 80.0
         one = (low - far, np.where(apart, low + 25.0 + far, high + far))
@@ -131,30 +136,38 @@ class SampledGauss:
     def _exponent(self, c: Any) -> Any:
         return c + 1 if self.direction == "remove" else -c
 
-    def _log_mix(self, u: np.ndarray, angle: float = 0.0) -> Any:
+    def _log_mix(self, u: np.ndarray, angle: Any = None) -> Any:
         sigma, rate = float(self.sigma.mid()), float(self.rate.mid())
         y = u / sigma - 0.5 / sigma**2
-        if not angle:
+        if angle is None:
             return np.logaddexp(np.log1p(-rate), np.log(rate) + y)
         top = np.maximum(y, 0.0)
         return top + np.log((1 - rate) * np.exp(-top) + rate * np.exp(y - top + 1j * angle))
 
     def _best_angle(self, c: float, t: float) -> tuple[float, float]:
         """log of the bound of |M| at t and the angle that gives it, in floats."""
+        values = self.log_moved(c, t)
+        best = int(np.argmin(values))
+        return float(values[best]), float(ANGLES[best])
+
+    def log_moved(self, c: float, t: float) -> np.ndarray:
+        """log of the bound of |M| at t on the line at each of ANGLES, in floats; inf where it is not to be used."""
         sigma, exponent = float(self.sigma.mid()), float(self._exponent(c))
-        u = np.concatenate([np.linspace(low[0], high[0], 400) for low, high in self._windows(np.array([c]), 9.0)])
-        weight = np.gradient(u[:400]), np.gradient(u[400:]) if u.size > 400 else np.zeros(0)
-        log_weight = np.log(np.maximum(np.concatenate(weight), 1e-300))
-        best = (np.inf, 0.0)
-        for angle in ANGLES[(1.5 if self.direction == "remove" else 1.0) > ANGLES]:
-            logs = self._log_mix(u, angle)
-            value = -0.5 * u * u + exponent * logs.real - t * logs.imag + log_weight
-            top = value.max()
-            found = top + np.log(np.exp(value - top).sum() / np.sqrt(2 * np.pi))
-            found += 0.5 * (sigma * angle) ** 2
-            if found < best[0]:
-                best = (float(found), float(angle))
-        return best
+        values = np.full(ANGLES.shape, np.inf)
+        total = np.full(ANGLES.shape, -np.inf)
+        allowed = (1.5 if self.direction == "remove" else 1.0) > ANGLES
+        angles = ANGLES[allowed]
+        for low, high in self._windows(np.array([c]), 9.0):
+            if not high[0] > low[0]:
+                continue
+            u = np.linspace(low[0], high[0], 300)
+            logs = self._log_mix(u, angles[:, None])
+            found = -0.5 * u * u + exponent * logs.real - t * logs.imag
+            top = found.max(-1)
+            found = top + np.log(np.exp(found - top[:, None]).sum(-1) * (u[1] - u[0]) / np.sqrt(2 * np.pi))
+            total[allowed] = np.logaddexp(total[allowed], found)
+        values[allowed] = total[allowed] + 0.5 * (sigma * angles) ** 2
+        return np.where(np.isnan(values), np.inf, values)
 
     def _moved_bound(self, c: Any, t: Any, angle: Any, wanted: float) -> Any:
         """e^{(sigma angle)^2/2} E[|mix|^e e^{-t arg mix}] on the line at an angle, by the trapezoid rule."""
@@ -165,7 +178,7 @@ class SampledGauss:
         h = 2 * arb.pi() / arb(max(wanted / float((self.sigma * strip).mid()), 1.0))
         low, high = self._range(float(c.mid()), wanted)
         total = arb(0)
-        for j in _between(low, high, h):
+        for j in whole_between(low, high, h):
             tick()
             u = j * h
             mixed = self._mix(u, angle).log()
@@ -186,7 +199,7 @@ class SampledGauss:
         h = 2 * arb.pi() / arb(wanted / float((self.sigma * strip).mid()))
         low, high = self._range(float(c.mid()), wanted)
         exponent, total = self._exponent(c), arb(0)
-        for j in _between(low, high, h):
+        for j in whole_between(low, high, h):
             tick()
             u = j * h
             y = u / self.sigma - 1 / (2 * self.sigma**2)
@@ -277,7 +290,7 @@ class _Nodes:
         sign = 1 if law.direction == "remove" else -1
         self.weights, self.logs = [], []
         scale = h / (2 * arb.pi()).sqrt()
-        for j in _between(low, high, h):
+        for j in whole_between(low, high, h):
             tick()
             u = j * h
             moved = acb(u, sign * law.sigma * angle)
@@ -302,7 +315,7 @@ def _plan(law: SampledGauss, c: float, bits: float) -> tuple[float, float, float
     return best
 
 
-def _between(low: Any, high: Any, h: Any) -> range:
+def whole_between(low: Any, high: Any, h: Any) -> range:
     """The whole numbers j with low <= j h <= high, and no fewer."""
     return range(int(float((low / h).floor().lower())), int(float((high / h).ceil().upper())) + 1)
 

@@ -22,7 +22,7 @@ from jaxacct.validation import (
     choice,
     refuse_tracers,
 )
-from jaxacct.verification import profile
+from jaxacct.verification import profile, simple_tests
 from jaxacct.verification.balls import arb, ball, outward, precision, until
 from jaxacct.verification.laws import directions, expand
 from jaxacct.verification.record import NotCovered, OutOfTime, Unplanned, Verification
@@ -199,8 +199,15 @@ class _One:
         log_scale = math.log(target) if target > 0 else -800.0
         names = directions(self.mechanism, self.relation)
         with precision(160):
-            keys = [self._composition(name).keys for name in names]
-        names = names[:1] if len(names) == 2 and keys[0] == keys[1] else names
+            alike = {self._composition(name).keys: name for name in reversed(names)}
+            names = tuple(reversed(alike.values()))
+            if not math.isinf(epsilon):
+                top = arb(0)
+                for name in names:
+                    top = top.max(simple_tests.enclose(self._composition(name), ball(epsilon)))
+                if top.is_finite():
+                    self.known[epsilon] = top
+                    yield top, aim
         last: dict[str, Any] = {}
         for level in range(profile.LEVELS):
             for name in names:
