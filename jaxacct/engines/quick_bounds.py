@@ -101,8 +101,8 @@ def _mu(parts: Components) -> np.ndarray:
 
 def _tests(parts: Components) -> tuple[np.ndarray, np.ndarray]:
     """(log P(S) from below, log Q(S) from above), each (B, M), for the finite part of P."""
-    found = [_plain(parts.mu[:, None])]
     with np.errstate(all="ignore"):
+        found = [_plain(parts.mu[:, None])]
         for column in range(parts.gauss_n.shape[1]):
             law = (x[:, column][:, None] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
             found += _sampled(*law, parts.sign[:, None] > 0)
