@@ -21,7 +21,7 @@ BITS = (160, 320, 1280, 5120)
 """Precision of the closed forms and of enumeration, by level."""
 DIGITS, NODES = (4, 10, 15, 22), (20_000, 100_000, 400_000, 1_000_000)
 """Digits wanted of a sum over a line and the most nodes in it, by level."""
-BENT_DIGITS = (8, 13, 18, 25)
+BENT_DIGITS = (11, 15, 19, 25)
 """Digits wanted of a sum along a bent line, by level."""
 NARROW = 4_000_000
 """Most products of a sum over a vertical line that is tried before a bent one."""
