@@ -60,7 +60,8 @@ def series(n, k, p, way):
 
 def check(n, k, p, side="hit"):
     """(above, below) less the truth, in logarithms, after both are seen to be on their side."""
-    with mpmath.workdps(80):
+    # 1 - p is held exactly, with digits to spare
+    with mpmath.workdps(80 + (int(-np.log10(p)) if side == "miss" else 0)):
         hit, exact = known(p, side)
         at = np.array([float(n)]), np.array([float(k)])
         above, below, lower = (float(f(*at, hit)[0]) for f in (log_tail_above, log_tail_below, log_below))
