@@ -149,14 +149,16 @@ def bracket_epsilon(
         live = (finite > 0) & (slack < 1e-3)
         methods = Methods(
             lambda p, rows: epsilon_by_formula(p, finite[rows], slack[rows]),
-            lambda p, rows: contour.epsilon(
-                p,
-                finite[rows],
-                slack[rows],
-                floor[rows],
-                effort.contour_width,
-                effort.contour_tolerance,
-                jax.tree.map(lambda known: known[rows], hint),
+            lambda p, rows: _not_negative(
+                contour.epsilon(
+                    p,
+                    finite[rows],
+                    slack[rows],
+                    floor[rows],
+                    effort.contour_width,
+                    effort.contour_tolerance,
+                    jax.tree.map(lambda known: known[rows], hint),
+                )
             ),
             lambda p, rows: [
                 lattice().epsilon(
@@ -252,6 +254,11 @@ def delta(
     status = np.where(narrow(low, high, rtol), "ok", "width").astype("<U16")
     status = np.where(side.contradicted, "contradiction", status)
     return _bounds(shape, side, np.where(high == 0, "zero", status), mechanism.kind_under(relation))
+
+
+def _not_negative(answer: Answer) -> Answer:
+    """A bracket of `inf {eps : delta(eps) <= delta}` over all eps as one over eps >= 0."""
+    return Answer(*(np.maximum(end, 0.0) for end in answer))
 
 
 def _contour_width(rtol: float) -> float:

@@ -155,3 +155,12 @@ def test_brackets_that_are_held_against_each_other():
     clash = dispatch._against(answer, np.arange(4), np.array([0.0, 5.0, np.nan, 2.5]), np.array([9.0, 9.0, 9.0, 9.0]))
     assert clash.tolist() == [False, False, True, True]
     assert answer.lower[3] == -np.inf and answer.upper[3] == np.inf
+
+
+def test_an_upper_end_below_zero_contradicts_nothing():
+    """Where delta(0) is below the target the contour's upper end is negative before it is clipped: epsilon is 0."""
+    bounds = ja.epsilon(
+        ja.dp_sgd([5.0, 1427141.3321317164], [1e-3, 0.0011638808717497767], [100, 37695771171123]), 0.012
+    )
+    assert bounds.upper.tolist() == [0.0, 0.0] and bounds.status.tolist() == ["zero", "zero"]
+    assert set(bounds.engine.tolist()) <= {"contour", "closed_form"}
