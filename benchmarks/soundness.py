@@ -120,7 +120,10 @@ def refuted_from_below(tests, delta, upper):
     """Whether some test shows that delta(upper) > delta."""
     if not np.isfinite(upper):
         return False
-    delta, grown = mp.mpf(delta) * (1 + mp.mpf(10) ** -12), mp.exp(mp.mpf(upper) * (1 + mp.mpf(10) ** -12))
+    delta, grown = (
+        mp.mpf(float(delta)) * (1 + mp.mpf(10) ** -12),
+        mp.exp(mp.mpf(float(upper)) * (1 + mp.mpf(10) ** -12)),
+    )
     return any(p - grown * other > delta for p, other in tests)
 
 
@@ -177,7 +180,11 @@ def batch(rng, record, sigma, q, steps):
         if q[i] == 1.0:
             continue
         for direction in directions(relation):
-            if refuted_from_below(gaussian_tests(sigma[i], q[i], steps[i], direction), delta[i], bounds.upper[i]):
+            # P(S) - e^eps Q(S) may cancel to delta, or to the size of 1/sigma
+            with mp.workdps(60 + int(2 * abs(np.log10(sigma[i])) - np.log10(delta[i]) - np.log10(q[i]))):
+                tests = gaussian_tests(sigma[i], q[i], steps[i], direction)
+                refuted = refuted_from_below(tests, delta[i], bounds.upper[i])
+            if refuted:
                 record["false"].append(f"{case} = {bounds[i]!r} contradicts a threshold test")
     change = int(rng.integers(4))
     more = rng.uniform(1.0, 3.0, size)
