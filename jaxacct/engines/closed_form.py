@@ -105,7 +105,12 @@ def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
     """Bracket of delta(eps)."""
     with np.errstate(invalid="ignore", over="ignore"):
         value, _, error = log_delta(mu, epsilon)
-    return _exponentials(value, error)
+        # delta <= Phi(-a) stands where the rounding of so large an a leaves nothing else
+        a = epsilon / mu - 0.5 * mu - 16.0 * UNIT * (epsilon / mu + mu)
+        most = np.where(a > 0.0, np.maximum(0.5 * np.exp(-0.5 * a * a) * (1.0 + 1e-9), contour.LEAST), 1.0)
+    low, middle, high = _exponentials(value, error)
+    high = np.where(low <= most, np.minimum(high, most), high)
+    return Answer(low, np.minimum(middle, high), high)
 
 
 def log_delta_of_one_step(

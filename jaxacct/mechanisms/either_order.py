@@ -8,6 +8,8 @@ attains it at every a in one order or the other, a composition in general does n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jaxacct.mechanisms.finite import FinitePair
@@ -30,10 +32,10 @@ def either_order(forward: FinitePart, reverse: FinitePart) -> FinitePair:
     shape = forward.infinity.shape
     rows = int(np.prod(shape, dtype=np.int64))
     flat = [[np.reshape(x, (rows, -1)) for x in part] for part in (forward, reverse)]
-    return stacked([_of_row(*((x[row] for x in part) for part in flat)) for row in range(rows)], shape)
+    return stacked([_of_row(*([x[row] for x in part] for part in flat)) for row in range(rows)], shape)
 
 
-def _of_row(forward, reverse) -> FinitePair:  # type: ignore[no-untyped-def]
+def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> FinitePair:
     (one, mass_one, infinite_one), (two, mass_two, infinite_two) = forward, reverse
     losses = np.concatenate([[0.0], one[(mass_one > 0.0) & (one > 0.0)], two[(mass_two > 0.0) & (two > 0.0)]])
     knots = _apart(np.unique(losses))
