@@ -134,20 +134,20 @@ def directions(relation):
 # --- one block of each family -------------------------------------------------------------------------------------
 
 
-def ask(record, call):
-    """The bounds, or None where the call raised; ends are looked at, and what is wrong with them is counted."""
+def ask(record, question, *given, **options):
+    """The bounds, or None where the question raised; ends are looked at, and what is wrong with them is counted."""
     try:
-        bounds = call()
+        bounds = question(*given, memory_bytes=MEMORY, **options)
     except Exception as error:
-        record["raised"].append(f"{type(error).__name__}: {error}"[:300])
+        record["raised"].append(f"{type(error).__name__}: {error}; {given!r}, {options!r}"[:600])
         return None
     low, mid, high = (np.atleast_1d(x) for x in (bounds.lower, bounds.estimate, bounds.upper))
     if not np.all((low <= mid) & (mid <= high)) or np.any(np.isnan(low)):
         record["false"].append(f"ends out of order: {bounds!r}"[:300])
-    for engine, status in zip(*(np.atleast_1d(x) for x in (bounds.engine, bounds.status)), strict=True):
+    for i, (engine, status) in enumerate(zip(*map(np.atleast_1d, (bounds.engine, bounds.status)), strict=True)):
         record["tally"][f"{engine} {status}"] += 1
         if status == "contradiction":
-            record["contradictions"] += 1
+            record["contradictions"].append(f"row {i} of {question.__name__}{given!r}, {options!r}"[:6000])
     return bounds
 
 
@@ -168,7 +168,7 @@ def batch(rng, record, sigma, q, steps):
     size = sigma.size
     delta, relation = deltas(rng, size), str(rng.choice(RELATIONS))
     run = ja.dp_sgd(sigma, q, steps)
-    bounds = ask(record, lambda: ja.epsilon(run, delta, relation=relation, memory_bytes=MEMORY))
+    bounds = ask(record, ja.epsilon, run, delta, relation=relation)
     if bounds is None:
         return
     keep_widths(record, sigma, bounds)
@@ -191,7 +191,7 @@ def batch(rng, record, sigma, q, steps):
     weaker = [sigma * more, q / more, np.maximum(np.floor(steps / more), 1.0), np.minimum(delta * more, 0.999)][change]
     given = [sigma, q, steps, delta]
     given[change] = weaker
-    private = ask(record, lambda: ja.epsilon(ja.dp_sgd(*given[:3]), given[3], relation=relation, memory_bytes=MEMORY))
+    private = ask(record, ja.epsilon, ja.dp_sgd(*given[:3]), given[3], relation=relation)
     if private is not None:
         for i in np.flatnonzero(private.lower > bounds.upper):
             record["false"].append(
@@ -199,7 +199,7 @@ def batch(rng, record, sigma, q, steps):
                 f"changed to {weaker[i]!r}: {private[i]!r} above {bounds[i]!r}"
             )
     eps = np.where(np.isfinite(bounds.upper), bounds.upper, 1.0) * log_uniform(rng, 0.5, 1.5, size)
-    back = ask(record, lambda: ja.delta(run, eps, relation=relation, memory_bytes=MEMORY))
+    back = ask(record, ja.delta, run, eps, relation=relation)
     if back is None:
         return
     for i in range(size):
@@ -218,8 +218,8 @@ def both_engines(rng, record):
     """A few ordinary runs by the contour engine and by the lattice engine."""
     sigma, q, steps = (float(log_uniform(rng, *x)) for x in ((0.3, 30.0), (1e-4, 0.5), (1.0, 1e5)))
     run, delta = ja.dp_sgd(sigma, q, np.floor(steps)), float(log_uniform(rng, 1e-15, 0.1))
-    one = ask(record, lambda: ja.epsilon(run, delta, engine="contour"))
-    two = ask(record, lambda: ja.epsilon(run, delta, engine="lattice", memory_bytes=MEMORY))
+    one = ask(record, ja.epsilon, run, delta, engine="contour")
+    two = ask(record, ja.epsilon, run, delta, engine="lattice")
     if one is not None and two is not None and max(one.lower, two.lower) > min(one.upper, two.upper):
         record["false"].append(f"dp_sgd({sigma!r}, {q!r}, {np.floor(steps)!r}) at {delta!r}: {one!r} and {two!r}")
 
@@ -227,18 +227,18 @@ def both_engines(rng, record):
 def single(rng, record, mechanism, relation):
     """Any mechanism: epsilon against delta, and a repetition or a weaker question against it."""
     delta = float(deltas(rng, ()))
-    bounds = ask(record, lambda: ja.epsilon(mechanism, delta, relation=relation, memory_bytes=MEMORY))
+    bounds = ask(record, ja.epsilon, mechanism, delta, relation=relation)
     if bounds is None:
         return
     keep_widths(record, [1.0], bounds)
     weaker = min(delta * float(rng.uniform(1.0, 10.0)), 0.999)
-    private = ask(record, lambda: ja.epsilon(mechanism, weaker, relation=relation, memory_bytes=MEMORY))
+    private = ask(record, ja.epsilon, mechanism, weaker, relation=relation)
     if private is not None and private.lower > bounds.upper:
         record["false"].append(f"{mechanism!r:.400} at {weaker!r} {private!r}, at {delta!r} {bounds!r}")
     for at in {float(bounds.upper), float(bounds.lower), float(log_uniform(rng, 1e-300, 1e300))}:
         if not np.isfinite(at):
             continue
-        back = ask(record, lambda at=at: ja.delta(mechanism, at, relation=relation, memory_bytes=MEMORY))
+        back = ask(record, ja.delta, mechanism, at, relation=relation)
         if back is None:
             continue
         false = (at >= bounds.upper and back.lower > delta * (1 + 1e-9)) or (
@@ -254,7 +254,7 @@ def block(number_of_block, size):
     """One block of the attack, from its number alone."""
     rng = np.random.default_rng([20261123, number_of_block])
     record = {"block": number_of_block, "tally": collections.Counter(), "false": [], "raised": [], "widths": []}
-    record["contradictions"] = 0
+    record["contradictions"] = []
     begin = time.perf_counter()
     family = FAMILIES[number_of_block % len(FAMILIES)]
     few = max(size // 8, 1)
@@ -363,11 +363,13 @@ def report_attack(records):
     tally = collections.Counter()
     for record in records:
         tally.update(record["tally"])
-    false, raised = ([x for record in records for x in record[name]] for name in ("false", "raised"))
+    false, raised, contradictions = (
+        [x for record in records for x in record[name]] for name in ("false", "raised", "contradictions")
+    )
     total = sum(tally.values())
     print(
         f"answers {total}  false {len(false)}  raised {len(raised)}  contradictions seen and voided "
-        f"{sum(r['contradictions'] for r in records)}  seconds {sum(r['seconds'] for r in records):.0f}"
+        f"{len(contradictions)}  seconds {sum(r['seconds'] for r in records):.0f}"
     )
     for name, count in tally.most_common():
         print(f"  {name:32s} {count:8d}")
@@ -379,7 +381,7 @@ def report_attack(records):
         print(f"median relative width by {title}:")
         order = sorted(groups, key=lambda x: float(x) if x != "inf" else np.inf)
         print("  " + ", ".join(f"{x}: {statistics.median(groups[x]):.1e} ({len(groups[x])})" for x in order))
-    for line in (false + raised)[:40]:
+    for line in (false + raised + contradictions)[:40]:
         print("  !", line)
 
 

@@ -1,8 +1,9 @@
 """epsilon and delta of a mechanism, as certified brackets: mechanism + engine -> Bounds.
 
 The two directions of the neighbouring relation are composed separately and the larger is taken at the end.
-`engine="auto"` uses the closed form where the mechanism is Gaussian throughout, the contour engine where its
-certificate is narrow, and the lattice engine for the rest; `Bounds.engine` says which one answered.
+`engine="auto"` uses the closed form where the mechanism is Gaussian throughout, the average of one for two sampled
+steps, the contour engine where its certificate is narrow, and the lattice engine for the rest; `Bounds.engine` says
+which one answered.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from jaxacct.dispatch import (
     both_directions,
     by_engines,
     delta_by_formula,
+    delta_by_two_steps,
     delta_limits,
     epsilon_by_formula,
+    epsilon_by_two_steps,
     epsilon_limits,
     lattice,
     narrow,
@@ -149,6 +152,7 @@ def bracket_epsilon(
         live = (finite > 0) & (slack < 1e-3)
         methods = Methods(
             lambda p, rows: epsilon_by_formula(p, finite[rows], slack[rows]),
+            lambda p, rows: epsilon_by_two_steps(p, finite[rows], slack[rows], floor[rows]),
             lambda p, rows: _not_negative(
                 contour.epsilon(
                     p,
@@ -228,6 +232,7 @@ def delta(
         infinite = parts.delta_infinity
         methods = Methods(
             lambda p, rows: delta_by_formula(p, eps[rows]),
+            lambda p, rows: delta_by_two_steps(p, eps[rows]),
             lambda p, rows: contour.delta(
                 p,
                 eps[rows],

@@ -1,4 +1,4 @@
-"""Which engine answers: both directions of the relation, row by row, closed form, contour and lattice.
+"""Which engine answers: both directions of the relation, row by row, closed form, two steps, contour and lattice.
 
 No engine has the last word.  Every bracket is held against theorems that share nothing with the engines
 (`engines.threshold_tests` from below, `engines.simple_bounds` from above), and those of two engines against each other.
@@ -72,6 +72,7 @@ class Methods(NamedTuple):
     """How a question is answered, each for the components of some rows and the places of these rows in the batch."""
 
     by_formula: Callable[[Components, np.ndarray], Answer]
+    by_two_steps: Callable[[Components, np.ndarray], Answer]
     by_contour: Callable[[Components, np.ndarray], Answer]
     by_lattice: Callable[[Components, np.ndarray], list[Any]]
     limits: Callable[[Components, np.ndarray, bool], tuple[np.ndarray, np.ndarray]]
@@ -96,14 +97,22 @@ def by_engines(
                 found = methods.by_formula(parts.take(formula), formula)
             contradicted[formula] |= _narrowed(answer, formula, found)
         rows = rows[~known[rows]]
-    if engine != "lattice" and rows.size:
-        if engine == "contour" and not contour.supports(parts.take(rows)).all():
+        pairs = rows[_two_steps(parts)[rows]]
+        if pairs.size:
+            found = _guarded(methods.by_two_steps, "two-step", parts.take(pairs), pairs)
+            contradicted[pairs] |= _narrowed(answer, pairs, found)
+            used[pairs] = "two_steps"
+    left = rows[~_two_steps(parts)[rows] | _open(answer, rtol, floor)[rows]] if engine == "auto" else rows
+    if engine != "lattice" and left.size:
+        if engine == "contour" and not contour.supports(parts.take(left)).all():
             raise InputError(
                 "engine = 'contour' needs a Gaussian part and no Poisson sampled Laplace; "
                 "use engine='auto' or 'lattice'"
             )
-        contradicted[rows] |= _narrowed(answer, rows, _by_contour(methods, parts.take(rows), rows))
-        used[rows] = "contour"
+        found = _guarded(methods.by_contour, "contour", parts.take(left), left)
+        better = found.upper - found.lower < answer.upper[left] - answer.lower[left]
+        contradicted[left] |= _narrowed(answer, left, found)
+        used[left[better | (used[left] != "two_steps")]] = "contour"
     if asked.size:
         contradicted[asked] |= _against(answer, asked, *methods.limits(parts.take(asked), asked, False))
     wanting = _open(answer, rtol, floor) | contradicted
@@ -170,14 +179,16 @@ def _against(answer: Answer, rows: np.ndarray, low: np.ndarray, high: np.ndarray
     return ~agree
 
 
-def _by_contour(methods: Methods, parts: Components, rows: np.ndarray) -> Answer:
-    """The contour engine's answers; where it fails there are none, and the lattice engine or a theorem answers."""
+def _guarded(
+    method: Callable[[Components, np.ndarray], Answer], name: str, parts: Components, rows: np.ndarray
+) -> Answer:
+    """An engine's answers; where it fails there are none, and another engine or a theorem answers."""
     try:
-        return methods.by_contour(parts, rows)
+        return method(parts, rows)
     except InputError:
         raise
     except (ArithmeticError, ValueError, RuntimeError) as error:
-        warnings.warn(f"the contour engine failed ({error}); the others answer", stacklevel=2)
+        warnings.warn(f"the {name} engine failed ({error}); the others answer", stacklevel=2)
         nothing = np.full(rows.size, np.inf)
         return Answer(-nothing, np.nan * nothing, nothing)
 
@@ -230,6 +241,13 @@ def _one_step(parts: Components) -> np.ndarray:
     return once & ~np.any([np.any(n > 0, axis=1) for n in others], axis=0)
 
 
+def _two_steps(parts: Components) -> np.ndarray:
+    """Two Poisson sampled Gaussians, alike or not, and nothing else."""
+    others = (parts.laplace_n, parts.finite_n)
+    twice = (np.sum(parts.gauss_n, axis=1) == 2) & (parts.mu == 0)
+    return twice & ~np.any([np.any(n > 0, axis=1) for n in others], axis=0)
+
+
 def _single(parts: Components) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(sigma, q, whether removing) of the one sampled Gaussian of each row."""
     column = np.argmax(parts.gauss_n, axis=1)[:, None]
@@ -262,6 +280,20 @@ def delta_by_formula(parts: Components, eps: np.ndarray) -> Answer:
     return _by_formula(parts, closed_form.delta, closed_form.delta_of_one_step, eps)
 
 
+def epsilon_by_two_steps(parts: Components, delta: np.ndarray, slack: np.ndarray, floor: np.ndarray) -> Answer:
+    """Brackets of epsilon of two steps, not refined where the upper end is at most `floor`."""
+    from jaxacct.engines import two_steps
+
+    return two_steps.epsilon(parts, delta, slack, floor)
+
+
+def delta_by_two_steps(parts: Components, eps: np.ndarray) -> Answer:
+    """Brackets of delta of two steps."""
+    from jaxacct.engines import two_steps
+
+    return two_steps.delta(parts, eps)
+
+
 def lattice() -> ModuleType:
     """The lattice engine."""
     from jaxacct.engines import lattice  # SciPy again
@@ -286,7 +318,7 @@ def epsilon_limits(
     most = delta * (1.0 + slack)
     with np.errstate(all="ignore"):
         low = threshold_tests.best_epsilon(threshold_tests.tests_of(parts), most)
-        low = np.fmax(low, threshold_tests.one_step_epsilon(parts, most))
+        low = np.fmax(low, threshold_tests.rare_step_epsilon(parts, most))
         return low, simple_bounds.least_epsilon(parts, delta, slack)
 
 
@@ -298,5 +330,5 @@ def delta_limits(parts: Components, eps: np.ndarray, thorough: bool) -> tuple[np
 
     with np.errstate(all="ignore"):
         low = threshold_tests.best_delta(threshold_tests.tests_of(parts), eps)
-        low = np.fmax(low, threshold_tests.one_step_delta(parts, eps))
+        low = np.fmax(low, threshold_tests.rare_step_delta(parts, eps))
         return low, simple_bounds.least_delta(parts, eps)

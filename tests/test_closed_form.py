@@ -55,3 +55,32 @@ def test_a_delta_that_underflows_is_not_zero_above():
         b = ja.delta(mechanism, eps)
         assert b.lower == 0.0 and 0.0 < b.upper <= 1e-300 and b.status == "ok"
     assert ja.delta(ja.PoissonSampled(ja.Gaussian(20.0), 0.5), 3.0, relation="add_one").upper == 0.0  # beyond log 2
+
+
+def exact_delta_of_one_step(sigma, q, removing, eps):
+    """By the definition, with as many digits as eps is small."""
+    q, eps = mpmath.mpf(q), mpmath.mpf(eps)
+    if removing:
+        return q * exact_delta_of_gaussian(1 / mpmath.mpf(sigma), mpmath.log1p(mpmath.expm1(eps) / q))
+    k = 1 - (1 - q) * mpmath.exp(eps)
+    return k * exact_delta_of_gaussian(1 / mpmath.mpf(sigma), mpmath.log(q * mpmath.exp(eps) / k)) if k > 0 else 0
+
+
+def exact_delta_of_gaussian(mu, eps):
+    tail = lambda x: mpmath.erfc(x / mpmath.sqrt(2)) / 2
+    return tail(eps / mu - mu / 2) - mpmath.exp(eps) * tail(eps / mu + mu / 2)
+
+
+@pytest.mark.parametrize("removing", [True, False])
+@pytest.mark.parametrize(
+    ("sigma", "q", "delta"),
+    [(1.08, 3.52e-141, 1.38e-197), (0.19, 5.6e-257, 9.7e-262), (1e50, 0.1, 1e-60), (2.0, 1e-40, 1e-45)],
+)
+def test_one_step_of_next_to_no_epsilon(sigma, q, delta, removing):
+    """The bisection once ended at absolute steps of 1e-59: [0, 1.7e-59] where the truth is 1e-134."""
+    law = (np.array([x]) for x in (sigma, q, removing, delta, 1e-15))
+    low, _, high = (float(x[0]) for x in closed_form.epsilon_of_one_step(*law))
+    assert 0 < low <= high <= low * (1 + 1e-9)
+    with mpmath.workdps(700):
+        assert exact_delta_of_one_step(sigma, q, removing, high) <= delta
+        assert exact_delta_of_one_step(sigma, q, removing, low) >= delta

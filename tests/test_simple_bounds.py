@@ -333,3 +333,48 @@ def test_one_step_up_to_its_largest_loss(sigma, q, delta):
     with np.errstate(all="ignore"):
         low, _, high = (x[0] for x in closed_form.epsilon_of_one_step(*law, np.array([delta]), np.zeros(1)))
     assert sampled(sigma, q, False, high) <= delta <= sampled(sigma, q, False, low) and high - low < 1e-12 * high
+
+
+@pytest.mark.parametrize(
+    ("sigma", "q", "steps", "delta"),
+    [(5.87, 2.02e-23, 364_000, 2e-197), (0.191, 5.6e-257, 77, 9.7e-262), (1.9e53, 1.54e-13, 45, 6.45e-273)],
+)
+def test_basic_composition_where_hits_are_rare(sigma, q, steps, delta):
+    """The answer without sampling, 17, 195 and 5e-52, once stood above these."""
+    bounds = ja.epsilon(ja.dp_sgd(sigma, q, steps), delta)
+    most = max(
+        steps * float(ja.epsilon(ja.dp_sgd(sigma, q, 1), delta / steps, relation=relation).upper)
+        for relation in ("remove_one", "add_one")
+    )
+    least = ja.epsilon(ja.dp_sgd(sigma, q, 1), delta).lower
+    assert least * (1 - 1e-9) <= bounds.lower <= bounds.upper <= most * (1 + 1e-9) < 1e-9
+    back = ja.delta(ja.dp_sgd(sigma, q, steps), float(bounds.upper))
+    assert back.lower <= delta <= back.upper * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "q", "n"), [(0.7, 2.06e-9, 1000), (1.0, 1e-6, 100), (2.0, 1e-12, 10), (0.5, 1e-3, 2), (1.0, 0.3, 2)]
+)
+@pytest.mark.parametrize("eps", [1e-12, 1e-6, 1e-3, 0.01, 0.5, 3.0])
+def test_any_step_is_a_test(sigma, q, n, eps):
+    """Its bound is at most the test's own gain, and next to that gain where hits are rare."""
+    law = (np.array([x]) for x in (sigma, q, float(n), True, eps))
+    found = float(threshold_tests._any_step(*law)[0])
+    with mpmath.workdps(400):
+        s, rate = 1 / mpmath.mpf(sigma), mpmath.mpf(q)
+        u = mpmath.log1p(mpmath.expm1(mpmath.mpf(eps)) / rate) / s + s / 2
+        tail = lambda x: mpmath.erfc(x / mpmath.sqrt(2)) / 2
+        p, other = (1 - rate) * tail(u) + rate * tail(u - s), tail(u)
+        gain = 1 - (1 - p) ** n - mpmath.exp(mpmath.mpf(eps)) * (1 - (1 - other) ** n)
+        assert 0 <= found <= max(gain, 0)
+        if n * p < 1e-6:
+            assert found >= gain * (1 - 1e-5) - 1e-300
+
+
+def test_rare_large_losses_are_found():
+    """[.0037, .0100] was said of these 1,000 steps: the test on any one of them was missing."""
+    run = ja.dp_sgd(0.7, 2.0557e-9, 1000)
+    low, high = limits(run, "remove", delta=1e-30)
+    assert 0.00995 < low <= high
+    back = limits(run, "remove", eps=low)
+    assert back[0] <= 1e-30 * (1 + 1e-6) and back[0] > 0.999e-30

@@ -2,6 +2,7 @@
 
 import csv
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from jaxacct.validation import InputError
 
 flint = pytest.importorskip("flint")
 
-from jaxacct.verification import bent, contour, laws, profile, simple_tests  # noqa: E402
+from jaxacct.verification import calm, contour, laws, planning, profile, simple_tests  # noqa: E402
 from jaxacct.verification.balls import arb, integrate, precision  # noqa: E402
 
 REFERENCE = list(csv.DictReader((Path(__file__).parent / "data" / "dp_sgd.csv").open()))
@@ -270,21 +271,41 @@ def test_the_time_limit_is_kept():
     assert found.status == "undecided" and "time" in found.explanation
 
 
+@pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize(
     "run, epsilon, scale",
-    [(ja.dp_sgd(1.0, 0.01, 1000), 1.8, -11.5), (ja.dp_sgd(2.366, 0.010143, 96), 0.7952, -66.0)],
+    [(ja.dp_sgd(1.0, 0.01, 1000), 1.8, -11.5), (ja.dp_sgd(0.8, 0.02, 50), 0.4, -14.0)],
     ids=["many hits", "few hits"],
 )
-def test_the_bent_line_equals_the_vertical_one(run, epsilon, scale):
-    """Two lines, two rules and two bounds, each held by the other: a gap between panels of 1e-15 was seen here."""
-    for direction in ("remove", "add"):
-        build = lambda direction=direction: laws.expand(run, "add_or_remove_one", direction).parts
-        found = bent.enclose(build, epsilon, scale, 9)
-        truth = contour.enclose(build, epsilon, scale, 15, 400_000)
-        with precision(200):
-            assert found.overlaps(truth)
-            assert found.rad() < arb(scale).exp() * arb("1e-8")
-            assert truth.rad() < arb(scale).exp() * arb("1e-10")
+def test_calm_steps_taken_apart_change_nothing(run, epsilon, scale, direction):
+    """Two sums over different values, with different tails and aliases, each held by the other."""
+    build = lambda: laws.expand(run, "add_or_remove_one", direction).parts
+    with precision(160):
+        parts = build()
+    aim = scale - 9 * math.log(10.0)
+    apart = planning._plan(parts, epsilon, aim, 400_000, True)
+    assert apart.calm is not None
+    found = contour.Sum(build, apart).at(arb(epsilon))
+    truth = contour.Sum(build, planning._plan(parts, epsilon, aim, 400_000, False)).at(arb(epsilon))
+    with precision(200):
+        assert found.overlaps(truth)
+        assert found.rad() < arb(scale).exp() * arb("1e-8")
+        assert truth.rad() < arb(scale).exp() * arb("1e-8")
+
+
+@pytest.mark.parametrize("width", calm.TOP_WIDTHS)
+def test_outputs_left_out_cost_no_more_than_their_mass(width):
+    build = lambda: laws.expand(ja.dp_sgd(1.0, 0.01, 1000), "add_or_remove_one", "remove").parts
+    with precision(160):
+        parts = build()
+    aim = -11.5 - 9 * math.log(10.0)
+    kept = calm.without_largest(parts, aim - 2.0, width)
+    plan = planning._plan(kept, 1.8, aim, 400_000, False)
+    cut = contour.Sum(build, replace(plan, cuts=tuple(part.cuts for part, _ in kept)))
+    whole = contour.enclose(build, 1.8, -11.5, 15, 400_000)
+    with precision(200):
+        assert cut.at(arb(1.8)).overlaps(whole)
+        assert 0 < cut.rest.upper() < arb(aim).exp()
 
 
 @pytest.mark.slow

@@ -28,6 +28,9 @@ LEAST_GAP = 1e-300
 LARGEST = np.finfo(np.float64).max
 ROUNDING = 64.0
 """Units in the last place allowed for erfcx, log_ndtr, and the arithmetic around them."""
+LEAST_EPSILON = 2.0**-1060
+TURNS = 78
+"""Of a bisection: eleven or twelve for the exponent of epsilon, 53 for its digits, and some to spare."""
 SMALL = 0.1
 """The largest mu for which the difference of Mills ratios is integrated."""
 _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
@@ -114,25 +117,35 @@ def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
 
 
 def log_delta_of_one_step(
-    sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray
+    sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray | float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """(log delta, bound on its error) of one Poisson sampled Gaussian, 0 < q < 1; -inf where delta is 0.
 
     The Gaussian's epsilon is `log1p((e^eps - 1)/q)` or `log1p((e^eps - 1)/k)`, known relative to itself.  By
     `R(b) <= 1/b` and `K(b) > 1/(b^2 + 3)` its log delta falls by at most (b + 4)/mu per unit of it.
+
+    off : how far eps itself may be off, on either side; the Gaussian's epsilon then is by e^eps/(q + e^eps - 1) times
+        as much (remove) or 1/k times (add), within 5 % where that quotient moves by 2 %, and log k by off/k.
     """
     k, wrong = _factor(q, eps)
-    alive, known = removing | (k + wrong > 0.0), removing | (wrong < 0.01 * k)
+    alive, known = removing | (k + wrong + 1.1 * off > 0.0), removing | (wrong < 0.01 * k)
     k = np.where(removing | ~known, 1.0, k)
     inexact = 16.0 * UNIT + np.where(removing | ~known, 0.0, 1.1 * wrong / k)
     below = np.minimum(eps, 1.0)
-    rising = np.where(eps > 1.0, eps - np.log(q) + np.log1p((q - 1.0) * np.exp(-eps)), np.log1p(np.expm1(below) / q))
+    rising = np.where(
+        eps > 1.0, eps - np.log(q) + np.log1p((q - 1.0) * np.exp(-np.maximum(eps, 1.0))), np.log1p(np.expm1(below) / q)
+    )
     falling = np.log1p(np.expm1(np.where(removing, 0.0, np.minimum(eps, 700.0))) / k)
     shifted, mu = np.where(removing, rising, falling), 1.0 / sigma
     value, _, error = log_delta(mu, shifted)
     b = shifted / mu + 0.5 * mu
     total = np.where(removing, np.log(q), np.log(k)) + value
     bound = error + 1.1 * inexact * (shifted / mu * (b + 4.0) + 1.0) + 8.0 * UNIT * np.abs(total)
+    if np.any(off):
+        divisor = np.where(removing, q + np.expm1(below), k)
+        known = known & (off <= 0.01 * divisor)
+        moved = 1.1 * off * np.where(removing, np.exp(below), 1.0) / divisor
+        bound = bound + moved / mu * (b + 4.0 + moved / mu) + np.where(removing, 0.0, moved)
     return np.where(alive, total, -np.inf), np.where(alive, np.where(known, bound, np.inf), 0.0)
 
 
@@ -143,11 +156,56 @@ def _factor(q: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return k, 8.0 * UNIT * (np.abs(k) + 3.0 * (largest + np.minimum(eps, largest + 1.0)))
 
 
-def delta_of_one_step(sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> Answer:
-    """Bracket of delta(eps) of one Poisson sampled Gaussian."""
-    found = _exponentials(*log_delta_of_one_step(sigma, q, removing, eps))
-    most = np.where(removing, q, np.maximum(np.sum(_factor(q, eps), axis=0), 0.0)) * (1.0 + 4.0 * UNIT)
-    return Answer(*(np.minimum(end, most) for end in found))
+def delta_of_one_step(
+    sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray | float = 0.0
+) -> Answer:
+    """Bracket of delta(eps) of one Poisson sampled Gaussian, eps >= 0 known up to `off`."""
+    value, error = log_delta_of_one_step(sigma, q, removing, eps, off)
+    low, middle, high = _exponentials(value, error)
+    most = np.where(removing, q, np.maximum(np.sum(_factor(q, eps), axis=0) + 1.1 * off, 0.0)) * (1.0 + 4.0 * UNIT)
+    doubtful = ~np.isfinite(error)
+    if doubtful.any():
+        some = (np.broadcast_to(x, doubtful.shape)[doubtful] for x in (sigma, q, removing, eps, off))
+        most = np.broadcast_to(most, doubtful.shape).copy()
+        most[doubtful] = np.fmin(most[doubtful], _most_of_one_step(*some))
+    return Answer(*(np.minimum(end, most) for end in (low, middle, high)))
+
+
+def _most_of_one_step(
+    sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray
+) -> np.ndarray:
+    """Upper bound of delta(eps) where k or eps is hardly known: delta at the least eps, and with the largest k there.
+
+    `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k.
+    """
+    eps = np.maximum(eps - off - 2.0 * UNIT * eps, 0.0)
+    k, mu = np.maximum(np.sum(_factor(q, eps), axis=0), 0.0), 1.0 / sigma
+    falling = np.log(q) + eps - np.log(k)
+    inexact = 8.0 * UNIT * (np.abs(np.log(q)) + eps + np.abs(np.log(k)))
+    usable = falling > 0.0
+    value, _, error = log_delta(mu, np.where(usable, falling, 0.0))
+    error += inexact + inexact / mu * (falling / mu + 0.5 * mu + 4.0 + inexact / mu)
+    high = np.where(removing, log_delta_of_one_step(sigma, q, True, eps), (np.log(k) + value, error))
+    return np.where(removing | usable, _exponentials(*high).upper, np.where(k > 0.0, k, 0.0) + contour.LEAST)
+
+
+def profile_of_one_step(
+    sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) of `H_{e^eps}(P || Q)` of one Poisson sampled Gaussian for any real eps, known up to `off`.
+
+    Below 0 it is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`, the other direction's delta.
+    """
+    negative = eps < 0.0
+    low, _, high = delta_of_one_step(sigma, q, removing ^ negative, np.abs(eps), off)
+    factor, line = np.exp(np.minimum(eps, 0.0)), np.maximum(-np.expm1(eps), 0.0)
+    wrong = np.where(negative, 1.1 * off, 0.0) + 4.0 * UNIT * line
+    moved = np.where(negative, 1.1 * off + 4.0 * UNIT, 0.0)
+    lower = np.maximum(line - wrong, 0.0) + factor * low * (1.0 - moved)
+    upper = line + wrong + factor * high * (1.0 + moved)
+    known = off <= 0.05
+    lower = np.where(known, np.maximum(lower, 0.0) * (1.0 - 4.0 * UNIT), 0.0)
+    return lower, np.where(known & (upper <= 1.0), upper * (1.0 + 4.0 * UNIT), 1.0)
 
 
 def _exponentials(value: np.ndarray, error: np.ndarray) -> Answer:
@@ -175,8 +233,11 @@ def epsilon_of_one_step(
     def crossing(certain: bool) -> tuple[np.ndarray, np.ndarray]:
         """(low, high) around the point beyond which the bound is met (`certain`), or may be."""
         low, high = np.zeros_like(top), top.copy()
-        for turn in range(201):
-            at = np.zeros_like(top) if turn == 0 else 0.5 * (low + high)
+        for turn in range(TURNS):
+            # the exponent is halved first: epsilon may be as small as float64 goes
+            root = np.sqrt(np.maximum(low, LEAST_EPSILON)) * np.sqrt(high)
+            at = np.where(high > 4.0 * np.maximum(low, LEAST_EPSILON), root, 0.5 * (low + high))
+            at = np.zeros_like(top) if turn == 0 else at
             value, error = log_delta_of_one_step(sigma, q, removing, at)
             with np.errstate(invalid="ignore"):
                 met = value + error <= target - slack if certain else ~(value - error >= target + slack)

@@ -54,6 +54,8 @@ LADDER = (
 
 LEAST_SPLIT = 0.06
 """Noise multiplier below which no split rung has been seen to certify; their programs would be compiled for nothing."""
+LEAST_SPLIT_RATE = 1e-13
+"""Sampling probability below which none has: losses that small are lost beside 1."""
 
 PLAIN = (
     *LADDER[:3],
@@ -175,7 +177,8 @@ def _climb(question: _Question, parts: Components) -> Answer:
     split = splits(parts)
     answer.upper[:] = np.minimum(answer.upper, question.ceiling)
     settled = answer.upper <= question.enough
-    far = np.any((parts.gauss_n > 0) & (parts.gauss_sigma < LEAST_SPLIT), axis=1)
+    beyond = (parts.gauss_sigma < LEAST_SPLIT) | (parts.gauss_q < LEAST_SPLIT_RATE)
+    far = np.any((parts.gauss_n > 0) & beyond, axis=1)
     ladders = ((LADDER, split & ~far), (LADDER[:3], split & far), (PLAIN, supports(parts) & ~split))
     for ladder, rows in ((ladder, rows & ~settled) for ladder, rows in ladders):
         if rows.any():

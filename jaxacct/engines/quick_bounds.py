@@ -50,6 +50,8 @@ def largest_loss_above(parts: Components) -> np.ndarray:
 
 def _largest_losses(parts: Components) -> list[np.ndarray]:
     """n times the largest loss of each Laplace and each finite part."""
+    if parts.laplace_n.shape[1] + parts.finite_n.shape[1] == 0:
+        return [np.zeros(parts.sign.shape)]
     rate = parts.laplace_q
     with np.errstate(over="ignore", invalid="ignore"):
         up = log_mixture(1.0 / parts.laplace_scale, rate)

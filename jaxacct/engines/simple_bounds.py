@@ -9,6 +9,9 @@ bounded parts:
   has loss 0 and one that was has the loss of the base: given k hits, at most `delta_k`, a Gaussian of mu^2 =
   k/sigma^2.  Hence
   `delta(eps) <= Pr[N > k] + delta_k(eps)` for every k, N binomial;
+* *basic composition*, of sampled Gaussians alone: with N steps in all, `eps(delta) <= sum n eps_1(delta/N)` and
+  `delta(eps) <= sum n delta_1(eps/N)`, by the closed form of one step.  It is the best of these where hits are rarer
+  than delta;
 * *total variation*: `delta(eps) <= delta(0) <= sum n TV`;
 * *bounded*: `delta(eps) = 0` from B on, where there are no Gaussians; sampled ones have losses of at most
   `-n log(1-q)` when a record is added.
@@ -86,6 +89,38 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
     return mu * (1.0 + (8.0 + 4.0 * columns) * UNIT)
 
 
+def _only_sampled(parts: Components) -> np.ndarray:
+    others = np.any(parts.laplace_n > 0, axis=1) | np.any(parts.finite_n > 0, axis=1)
+    return np.any(parts.gauss_n > 0, axis=1) & (parts.mu == 0.0) & ~others
+
+
+def _basic_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
+    """Basic composition's epsilon, rounded up; inf where it does not apply."""
+    total, most = np.zeros(delta.size), np.sum(parts.gauss_n, axis=1)
+    each = delta / most * (1.0 - (8.0 + parts.gauss_n.shape[1]) * UNIT)
+    # a delta near the end of float64's range has no relative accuracy
+    usable = _only_sampled(parts) & (each > 1e-306) & (each < 1.0)
+    each = np.where(usable, each, 0.5)
+    for column in range(parts.gauss_n.shape[1]):
+        sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
+        law = np.where(n > 0, sigma, 1.0), np.where(n > 0, q, 0.5), parts.sign > 0
+        step = closed_form.epsilon_of_one_step(*law, each, np.full(delta.size, 8.0 * UNIT)).upper
+        total += np.where(n > 0, n * step, 0.0)
+    return np.where(usable, total * (1.0 + (8.0 + 4.0 * parts.gauss_n.shape[1]) * UNIT), np.inf)
+
+
+def _basic_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
+    """Basic composition's delta, rounded up; 1 where it does not apply."""
+    total, most = np.zeros(epsilon.size), np.sum(parts.gauss_n, axis=1)
+    usable = _only_sampled(parts) & (epsilon >= 0.0)
+    each = np.where(usable, epsilon / most * (1.0 - (8.0 + parts.gauss_n.shape[1]) * UNIT), 0.0)
+    for column in range(parts.gauss_n.shape[1]):
+        sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
+        law = np.where(n > 0, sigma, 1.0), np.where(n > 0, q, 0.5), parts.sign > 0
+        total += np.where(n > 0, n * closed_form.delta_of_one_step(*law, each).upper, 0.0)
+    return np.where(usable, np.fmin(total * (1.0 + (8.0 + 4.0 * parts.gauss_n.shape[1]) * UNIT), 1.0), 1.0)
+
+
 def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np.ndarray:
     """(B,) the smallest upper bound of epsilon at the finite part's delta, known up to a relative slack."""
     safe = delta * (1.0 - slack) * (1.0 - 4.0 * UNIT)
@@ -93,6 +128,7 @@ def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         best = np.fmin(_bounded(parts), _with(bounded, _upper_epsilon(_all_gaussians(parts), safe)))
         if np.any(parts.gauss_n > 0):
+            best = np.fmin(best, _basic_epsilon(parts, safe))
             for share in SPLITS:
                 mu = _hits(parts, np.log(safe) + np.log(share) - 1e-12)
                 best = np.fmin(best, _with(bounded, _upper_epsilon(mu, safe * (1.0 - share) * (1.0 - 4.0 * UNIT))))
@@ -117,6 +153,7 @@ def least_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
     best = np.fmin(total_variation(parts), 1.0)
     best = np.fmin(best, _upper_delta(_all_gaussians(parts), left))
     if np.any(parts.gauss_n > 0):
+        best = np.fmin(best, _basic_delta(parts, left))
         for log_share in (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0):
             mu = _hits(parts, np.full(left.shape, log_share))
             best = np.fmin(best, (_upper_delta(mu, left) + np.exp(log_share)) * (1.0 + 1e-12))

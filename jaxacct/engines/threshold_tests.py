@@ -7,6 +7,9 @@ A set S of outputs has `P(S) <= e^eps Q(S) + delta`, so every test with known ma
 Each part of a composition is tested by itself, the others are not looked at:
 
 * *one step*: of a sampled Gaussian, in closed form, which is the best of all tests on it;
+* *any step*: is some output of the n beyond the threshold of that best test, which accepts with probability p under P
+  and p - d under Q?  `1 - (1-p)^n - e^eps (1 - (1-p+d)^n) >= n (d (1-p)^{n-1} - (e^eps - 1)(p - d))`, by the mean
+  value theorem and Bernoulli, so that `delta_n(eps) >= n (delta_1(eps) - (n-1) p d)`;
 * *counts*: in how many of its n steps does the output lie beyond a threshold (on the side where P is likelier)?  At
   least k times, for several k; the tails are those of a binomial law, bounded in `binomial`;
 * *means*, for Gaussians with many steps: is the sum of the n outputs beyond a threshold?  Under the law without hits it
@@ -30,7 +33,7 @@ from jaxacct.engines import closed_form
 from jaxacct.engines.binomial import Chance, chance, log_tail_above, log_tail_below
 from jaxacct.mechanisms.components import Components
 
-__all__ = ["Tests", "best_delta", "best_epsilon", "one_step_delta", "one_step_epsilon", "tests_of"]
+__all__ = ["Tests", "best_delta", "best_epsilon", "rare_step_delta", "rare_step_epsilon", "tests_of"]
 
 UNIT = 2.0**-53
 QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 36.0])
@@ -41,6 +44,8 @@ DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.
 
 FEW = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
 """Minus logarithms of tails in which counts are looked for."""
+MARGINS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)
+"""By how much more than its share of delta one of many steps is given, for what p d takes."""
 EXP = 1024.0 * UNIT
 """What e^x may be off by, relatively, where it is above SUBNORMAL."""
 SUBNORMAL = 1e-307
@@ -90,27 +95,54 @@ def best_delta(tests: Tests, epsilon: np.ndarray) -> np.ndarray:
     return np.max(left - 4.0 * UNIT * p - SUBNORMAL, axis=1, initial=0.0)
 
 
-def one_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
-    """(B,) the largest epsilon of a single step of a sampled Gaussian, from below."""
+def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
+    """(B,) the largest epsilon by a single step of a sampled Gaussian, or by any one of its steps, from below."""
     best, removing = np.zeros(delta.size), parts.sign > 0
     delta = delta * np.exp(-_log_survival(parts)) * (1.0 + EXP)
     known = delta < 1.0
     delta = np.where(known, delta, 0.5)
+    slack = np.full(delta.size, 8.0 * UNIT)
     for column in range(parts.gauss_n.shape[1]):
-        law = parts.gauss_sigma[:, column], parts.gauss_q[:, column], removing
-        found = closed_form.epsilon_of_one_step(*law, delta, np.full(delta.size, 8.0 * UNIT)).lower
-        best = np.fmax(best, np.where((parts.gauss_n[:, column] > 0) & known, found, 0.0))
+        sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
+        present = known & (n > 0)
+        found = closed_form.epsilon_of_one_step(sigma, q, removing, delta, slack).lower
+        best = np.fmax(best, np.where(present, found, 0.0))
+        several = present & removing & (n > 1)
+        if not several.any():
+            continue
+        for more in MARGINS:
+            share = delta / np.maximum(n, 1.0) * (1.0 + more)
+            usable = several & (share > 1e-306) & (share < 1.0)
+            found = closed_form.epsilon_of_one_step(sigma, q, removing, np.where(usable, share, 0.5), slack).lower
+            holds = _any_step(sigma, q, n, removing, found) >= delta
+            best = np.fmax(best, np.where(usable & holds, found, 0.0))
     return best
 
 
-def one_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
-    """(B,) the largest delta of a single step of a sampled Gaussian, from below."""
+def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
+    """(B,) the largest delta by a single step of a sampled Gaussian, or by any one of its steps, from below."""
     best, removing = np.zeros(epsilon.size), parts.sign > 0
     for column in range(parts.gauss_n.shape[1]):
-        law = parts.gauss_sigma[:, column], parts.gauss_q[:, column], removing
-        found = closed_form.delta_of_one_step(*law, epsilon).lower
-        best = np.fmax(best, np.where(parts.gauss_n[:, column] > 0, found, 0.0))
+        sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
+        found = closed_form.delta_of_one_step(sigma, q, removing, epsilon).lower
+        found = np.fmax(found, _any_step(sigma, q, n, removing, epsilon))
+        best = np.fmax(best, np.where(n > 0, found, 0.0))
     return best * np.exp(_log_survival(parts)) * (1.0 - EXP)
+
+
+def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> np.ndarray:
+    """`n (delta_1(eps) - (n - 1) p d)`, rounded down, when a record is removed; 0 where that says nothing."""
+    single = closed_form.delta_of_one_step(sigma, q, removing, eps).lower
+    with np.errstate(all="ignore"):
+        s = 1.0 / sigma
+        odds = np.where(eps > 1.0, eps - np.log(q), np.log1p(np.expm1(np.minimum(eps, 1.0)) / q))
+        u = (odds * sigma + 0.5 * s) * (1.0 - 64.0 * UNIT)
+        # u rounded down and the tails rounded up: p and d are those of the best test or larger
+        (far, wrong), (near, off) = _log_tail(u, 0.0 * s), _log_tail(u, s)
+        d = np.exp(np.log(q) + near + off) * (1.0 + EXP)
+        p = (np.exp(far + wrong) + d) * (1.0 + EXP)
+        value = n * (single - (n - 1.0) * p * d) * (1.0 - 8.0 * UNIT) - SUBNORMAL
+    return np.where(removing & (value > 0.0), np.minimum(value, 1.0), 0.0)
 
 
 def _log_survival(parts: Components) -> np.ndarray:

@@ -251,13 +251,18 @@ def _log_m_above(sigma, q, sign, c, nodes):
     """An upper bound of log M(c) of one sampled Gaussian: its trapezoid sum, quadrature error and rounding."""
     t = tilted_gaussian(sigma, q, sign, c, nodes)
     edge = jnp.maximum(jnp.abs(t.u[0]), jnp.abs(t.u[-1]))
-    units, z = per_term(sigma, q, t), jnp.abs(t.power) + 1.0
-    # small errors count by their mean, large ones by the largest: log sum exp moves by no more
-    worst = 20.0 + jnp.abs(t.log_m) + (LOSS + 2.0) * z * jnp.abs(t.loss) + 2.0 * t.u**2
-    worst = worst + 3.0 * edge * (z / sigma + jnp.abs(t.u))
-    worst = worst + z * (4.0 * (jnp.abs(t.u) / sigma + 0.5 / sigma**2) - 3.0 * jnp.log(q))
-    mean = jnp.sum(t.weight * units.weight) * (1.0 + 2.0 * units.doubt)
-    rounding = jnp.where(units.doubt < 0.1, mean, 1.001 * jnp.max(worst))
+    # units of the logarithm of a weight as in `per_term`, by the means (or largest values) of its parts:
+    # small errors count by their mean, large ones by the largest, since log sum exp moves by no more
+    z, through_y = jnp.abs(t.power) + 1.0, 4.0 * (edge / sigma + 0.5 / sigma**2) - 3.0 * jnp.log(q)
+
+    def units(loss, square, posterior):
+        placed = 3.0 * edge * (z * posterior / sigma + jnp.sqrt(square))
+        return 20.0 + jnp.abs(t.log_m) + (LOSS + 2.0) * z * loss + 2.0 * square + placed + z * posterior * through_y
+
+    worst = 1.001 * units(jnp.maximum(jnp.abs(t.loss[0]), jnp.abs(t.loss[-1])), edge**2, 1.0)
+    mean = units(t.weight @ jnp.abs(t.loss), t.weight @ t.u**2, t.weight @ t.posterior)
+    doubt = UNIT * worst
+    rounding = jnp.where(doubt < 0.1, (1.001 + 2.0 * doubt) * mean, worst)
     rounding = UNIT * (rounding + sum_depth(nodes) + 40.0 + 8.0 * jnp.abs(t.log_m))
     above = t.log_m + 1.001 * _step_error_on_the_axis(sigma, q, sign, c, t.u[-1] + t.step, t.step) + rounding
     # the range leaves out 2 e^-42 at most, if its ends are places that float64 can tell apart

@@ -47,6 +47,20 @@ class Finite:
             top = top.max(loss)
         return top
 
+    @property
+    def least(self) -> Any:
+        if self.unbounded:
+            return None
+        low = arb("inf")
+        for loss in self.loss:
+            low = low.min(loss)
+        return low
+
+    @property
+    def masses(self) -> tuple[Any, Any]:
+        """P- and Q-mass of the finite losses, M(0) and M(-1)."""
+        return sum(self.p, arb(0)), sum(self.q, arb(0))
+
     def log_mgf(self, c: np.ndarray) -> np.ndarray:
         """log E_P[e^{cL}] in floats, for planning only."""
         loss, mass = self._floats

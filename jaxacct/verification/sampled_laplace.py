@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from jaxacct.verification.sampled_gaussian import sampled_hockey_stick
-from jaxacct.verification.smooth import ClosedForm, LaplaceLoss
+from jaxacct.verification.smooth import ClosedForm, LaplaceLoss, sampled_hockey_stick
 
 __all__ = ["SampledLaplace"]
 

@@ -10,13 +10,15 @@ import numpy as np
 
 from jaxacct.verification.balls import acb, arb, gaussian_tail
 
-__all__ = ["BoundedRange", "ClosedForm", "Gauss", "LaplaceLoss"]
+__all__ = ["BoundedRange", "ClosedForm", "Gauss", "LaplaceLoss", "sampled_hockey_stick"]
 
 
 class ClosedForm:
     """A law with mgf(z) = E_P[e^{zL}] in closed form."""
 
     infinity = None
+    masses = (arb(1), arb(1))
+    """P- and Q-mass of the finite losses, M(0) and M(-1)."""
 
     def mgf(self, z: Any) -> Any:
         raise NotImplementedError
@@ -141,3 +143,21 @@ class BoundedRange(ClosedForm):
         if epsilon <= -self.top:
             return 1 - epsilon.exp()
         return ((self.top / 2).exp() - (epsilon / 2).exp()) ** 2 / self.top.expm1()
+
+
+def sampled_hockey_stick(base: Any, rate: Any, direction: str, epsilon: Any) -> Any:
+    """One sampled step, from the profile of a pair that is alike in both directions.
+
+    remove: H_E((1-q)Q + qP || Q) = q H_{1 + (E-1)/q}(P || Q); add: H_E(Q || (1-q)Q + qP) = a H_{Eq/a}(Q || P) with a =
+    1 - E(1-q), and 0 where a <= 0.
+    """
+    grown = epsilon.exp()
+    if direction == "remove":
+        inner = 1 + (grown - 1) / rate
+        return rate * base.hockey_stick(inner.log())
+    left = 1 - grown * (1 - rate)
+    if left <= 0:
+        return arb(0)
+    if not left > 0:
+        return left.max(0).union(arb(0))
+    return left * base.hockey_stick((grown * rate / left).log())

@@ -23,7 +23,7 @@ from jaxacct.validation import (
     refuse_tracers,
 )
 from jaxacct.verification import profile, simple_tests
-from jaxacct.verification.balls import arb, ball, outward, precision, until
+from jaxacct.verification.balls import arb, ball, between, outward, precision, until
 from jaxacct.verification.laws import directions, expand
 from jaxacct.verification.record import NotCovered, OutOfTime, Unplanned, Verification
 
@@ -197,41 +197,51 @@ class _One:
         with precision(128):
             aim = ball(target)
         log_scale = math.log(target) if target > 0 else -800.0
-        names = directions(self.mechanism, self.relation)
-        with precision(160):
-            alike = {self._composition(name).keys: name for name in reversed(names)}
-            names = tuple(reversed(alike.values()))
-            if not math.isinf(epsilon):
-                top = arb(0)
-                for name in names:
-                    top = top.max(simple_tests.enclose(self._composition(name), ball(epsilon)))
-                if top.is_finite():
-                    self.known[epsilon] = top
-                    yield top, aim
-        last: dict[str, Any] = {}
+        found = self._wide(epsilon)
+        yield self._larger(found, epsilon, 160), aim
         for level in range(profile.LEVELS):
-            for name in names:
+            # the direction that may leak most comes first, and often decides alone
+            for name in sorted(found, key=lambda each: -float(found[each].abs_upper())):
                 if time.monotonic() > self.deadline:
                     self.reason = "the time was up"
                     return
-                if name in last and any(last[name] < last[other] for other in last if other != name):
+                if any(found[name] < found[other] for other in found if other != name):
                     continue
                 try:
                     with until(self.deadline):
                         build = functools.partial(self._composition, name)
-                        found = profile.enclose(build, epsilon, log_scale, level)
+                        closer = profile.enclose(build, epsilon, log_scale, level)
                 except (OutOfTime, Unplanned) as error:
                     self.reason = str(error) or "the time was up"
                     continue
-                if found.is_finite():
-                    last[name] = found
-            if len(last) == len(names):
-                with precision(profile.BITS[level]):
-                    top = last[names[0]]
-                    for name in names[1:]:
-                        top = top.max(last[name])
-                self.known[epsilon] = top
-                yield top, aim
+                if closer.is_finite():
+                    found[name] = closer
+                    yield self._larger(found, epsilon, profile.BITS[level]), aim
+
+    def _wide(self, epsilon: float) -> dict[str, Any]:
+        """An enclosure of each direction at almost no cost; directions that are alike are one."""
+        names = directions(self.mechanism, self.relation)
+        with precision(160):
+            alike = {self._composition(name).keys: name for name in reversed(names)}
+            found = {}
+            for name in reversed(alike.values()):
+                composition, wide = self._composition(name), between(0, 1)
+                if not math.isinf(epsilon):
+                    simple = simple_tests.enclose(composition, ball(epsilon))
+                    wide = simple if simple.is_finite() else wide
+                if len(alike) > 1:
+                    # often a direction cannot reach the other
+                    most = profile.at_most(composition, epsilon)
+                    low, high = wide.lower().max(0), wide.upper()
+                    wide = between(low.min(most), high.min(most)) if most.is_finite() else wide
+                found[name] = wide
+        return found
+
+    def _larger(self, found: dict[str, Any], epsilon: float, bits: int) -> Any:
+        with precision(bits):
+            top = functools.reduce(lambda one, two: one.max(two), found.values())
+        self.known[epsilon] = top
+        return top
 
     def _composition(self, direction: str) -> Any:
         return expand(self.mechanism, self.relation, direction)

@@ -1,0 +1,229 @@
+"""Epsilon and delta of two steps of Poisson sampled Gaussians, which `two_steps_bound` brackets on given cells.
+
+An end of epsilon is used only where the bound of delta there is on the right side of the target.  Either step may be
+the one that is integrated over; it is the one with the smaller total variation, which leaves G the smoother.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy import special
+
+from jaxacct.engines import closed_form
+from jaxacct.engines.contour import Answer
+from jaxacct.engines.two_steps_bound import Cells, Steps, bounds, cells
+from jaxacct.engines.two_steps_cells import placed, surveyed
+from jaxacct.mechanisms.components import Components
+
+__all__ = ["delta", "epsilon"]
+
+UNIT = 2.0**-53
+COUNTS, WIDE = (800, 5000), 1e-6
+"""Cells of a configuration, and of one that came out wider than this with fewer."""
+ELEMENTS = 2**25 // (8 * 60)
+"""Cells of all configurations at a time: some 60 float64 arrays of them are alive at once, 32 MiB in all."""
+TINY, NOTHING = 1e-305, 1e-300
+"""What is taken for 0 in a logarithm, and a delta down to which none need be narrow."""
+MIDDLE, CLOSE, FAR = 12, 1e-4, 30.0
+"""Steps towards epsilon at most; the logarithm of delta over its target that is close enough, and the largest that
+counts."""
+ENDS = 6
+"""Steps towards either end at most."""
+ROUGHLY, NEAR = 30, 0.05
+"""Estimates of delta at most, before cells are placed, and how near its logarithm and v should come."""
+
+
+def _steps(parts: Components) -> Steps:
+    """The two steps of every row, the one with the larger total variation second."""
+    order = np.argsort(-parts.gauss_n, axis=1, kind="stable")
+    first, other = order[:, :1], order[:, :2][:, -1:]
+    twice = np.take_along_axis(parts.gauss_n, first, 1) == 2
+    columns = np.concatenate([first, np.where(twice, first, other)], axis=1)
+    sigma, q = (np.take_along_axis(x, columns, 1) for x in (parts.gauss_sigma, parts.gauss_q))
+    swap = np.diff(q * special.erf(8.0**-0.5 / sigma), axis=1) < 0.0
+    first = [np.where(swap, x[:, 1:], x[:, :1]) for x in (sigma, q)]
+    second = [np.where(swap, x[:, :1], x[:, 1:]) for x in (sigma, q)]
+    return Steps(*first, *second, parts.sign[:, None] > 0)
+
+
+def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarray, *values: np.ndarray) -> Answer:
+    """Solve some rows at a time, and once more with more cells those that came out wide."""
+    size = parts.mu2.size
+    answer = Answer(np.zeros(size), np.zeros(size), np.full(size, np.inf))
+    steps = _steps(parts)
+    with np.errstate(all="ignore"):
+        for count in COUNTS:
+            wide = np.flatnonzero(~((answer.upper * (1.0 - WIDE) <= answer.lower) | (answer.upper <= enough)))
+            for start in range(0, wide.size, ELEMENTS // count):
+                rows = wide[start : start + ELEMENTS // count]
+                found = solve(steps.take(rows), count, *(v[rows] for v in values))
+                for end, known in zip(answer, found, strict=True):
+                    end[rows] = known
+    return answer
+
+
+def delta(parts: Components, eps: np.ndarray) -> Answer:
+    """Bracket of delta(eps)."""
+    return _in_blocks(_delta, parts, np.full_like(eps, NOTHING), eps)
+
+
+def epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray, floor: np.ndarray) -> Answer:
+    """Bracket of `inf {eps >= 0 : delta(eps) <= delta}`, delta known up to a relative slack.
+
+    Where the upper end is at most `floor` it is not refined.
+    """
+    return _in_blocks(_epsilon, parts, np.maximum(floor, 0.0), delta, slack, floor)
+
+
+def _made(steps: Steps, eps: np.ndarray, count: int) -> Cells:
+    return cells(steps, placed(steps, eps, count, surveyed(steps, eps)))
+
+
+def _largest(steps: Steps) -> np.ndarray:
+    """(B,) the largest loss, rounded up; inf in the remove direction."""
+    most = -(np.log1p(-steps.q) + np.log1p(-steps.second_q)) * (1.0 + 16.0 * UNIT)
+    return np.where(steps.removing, np.inf, most)[:, 0]
+
+
+def _delta(steps: Steps, count: int, eps: np.ndarray) -> Answer:
+    low, high = bounds(steps, _made(steps, eps, count), eps)
+    beyond = eps > _largest(steps)
+    low, high = np.where(beyond, 0.0, low), np.where(beyond, 0.0, high)
+    return Answer(low, 0.5 * (low + high), high)
+
+
+class _Found:
+    """Ends of epsilon, each of which an evaluated bound of delta has shown to be on its side of the target."""
+
+    def __init__(self, steps: Steps, delta: np.ndarray, slack: np.ndarray) -> None:
+        self.steps = steps
+        self.small = delta * (1.0 - slack) * (1.0 - 4.0 * UNIT)
+        self.large = delta * (1.0 + slack) * (1.0 + 4.0 * UNIT)
+        self.lower, self.upper = np.zeros_like(delta), _largest(steps)
+
+    def look(self, made: Cells, eps: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Logarithms of the bounds of delta(eps) over what they must exceed or fall below, and what they say.
+
+        made, eps : of these rows.
+        """
+        low, high = bounds(self.steps.take(rows), made, eps)
+        large, small = self.large[rows], self.small[rows]
+        self.lower[rows] = np.where(low >= large, np.maximum(self.lower[rows], eps), self.lower[rows])
+        self.upper[rows] = np.where(high <= small, np.minimum(self.upper[rows], eps), self.upper[rows])
+        return np.log(np.maximum(low, TINY) / large), np.log(high / small)
+
+
+def _epsilon(steps: Steps, count: int, delta: np.ndarray, slack: np.ndarray, floor: np.ndarray) -> Answer:
+    found = _Found(steps, delta, slack)
+    zero = np.zeros_like(delta)
+    least = surveyed(steps, zero).delta
+    excess = np.full_like(delta, np.nan)  # log of delta(0) over the target, where that is near 0
+    # at 0, where that may be the answer, and at the floor, below which nothing is asked
+    for eps, some in ((zero, least < 1.2 * delta), (floor, (floor > 0.0) & np.isfinite(floor))):
+        rows = np.flatnonzero(some & (found.upper > eps))
+        if rows.size:
+            low, high = found.look(_made(steps.take(rows), eps[rows], count), eps[rows], rows)
+            if eps is zero:
+                excess[rows] = 0.5 * (low + high)
+    rows = np.flatnonzero(found.upper > np.maximum(floor, 0.0))
+    middle = np.zeros_like(delta)
+    if rows.size:
+        middle[rows] = _search(found, rows, count, delta[rows], slack[rows], least[rows], excess[rows])
+    lower = np.where(found.lower <= found.upper, found.lower, 0.0)
+    return Answer(lower, np.clip(middle, lower, found.upper), found.upper)
+
+
+def _search(
+    found: _Found,
+    asked: np.ndarray,
+    count: int,
+    delta: np.ndarray,
+    slack: np.ndarray,
+    least: np.ndarray,
+    excess: np.ndarray,
+) -> np.ndarray:
+    """Newton's method in `v = log(eps/(top - eps))`, top being an upper bound: for the middle, then for either end.
+
+    Each row takes its own steps, so that its answer does not depend on the others.
+    """
+    steps = found.steps.take(asked)
+    mu = np.hypot(1.0 / steps.sigma, 1.0 / steps.second_sigma)[:, 0]
+    top = np.fmin(closed_form.simple_epsilon(mu, np.log(delta), slack).upper, _largest(steps))
+    bias = np.where(np.isnan(excess), 0.0, np.log(least / delta) - excess)
+    v, slope = _rough(steps, np.log(delta) + bias, top, least)
+    before, value, gap = np.full_like(v, -np.inf), excess.copy(), np.zeros_like(v)
+    rows = np.arange(asked.size)
+    for turn in range(MIDDLE):
+        eps = top[rows] * special.expit(v[rows])
+        part = _made(steps.take(rows), eps, count)
+        if turn == 0:
+            made = part
+        else:
+            for whole, new in zip(made, part, strict=True):
+                whole[rows] = new
+        low, high = found.look(part, eps, asked[rows])
+        risen = 0.5 * (np.maximum(low, -FAR) + np.minimum(high, FAR))
+        slope[rows] = _secant(v[rows], risen, before[rows], value[rows], slope[rows])
+        before[rows], value[rows], gap[rows] = v[rows], risen, high - low
+        v[rows] = _moved(v[rows], -risen / slope[rows])
+        rows = rows[~((np.abs(risen) < CLOSE) & (np.abs(risen / slope[rows]) < NEAR))]
+        if not rows.size:
+            break
+    left, right, margin, units = v + gap / slope, v - gap / slope, 0.05 * gap + 2.0**-45, 4.0 * UNIT
+    rows = np.arange(asked.size)
+    for _ in range(ENDS):
+        part, most, rise, near = made.take(rows), top[rows], slope[rows], margin[rows]
+        low, _ = found.look(part, most * special.expit(left[rows]) * (1.0 - units), asked[rows])
+        _, high = found.look(part, most * special.expit(right[rows]) * (1.0 + units), asked[rows])
+        left[rows] = _moved(left[rows], (near - low) / rise)
+        right[rows] = _moved(right[rows], (-near - high) / rise)
+        rows = rows[~((low >= 0.0) & (low < 3.0 * near) & (high <= 0.0) & (high > -3.0 * near))]
+        units *= 64.0
+        if not rows.size:
+            break
+    return top * special.expit(v)
+
+
+def _moved(v: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """v after a step of Newton's method, which for small eps = top e^v is one in eps."""
+    return v + np.where(v < 0.0, np.log1p(np.clip(step, -0.95, 1e9)), np.clip(step, -3.0, 3.0))
+
+
+def _secant(v: np.ndarray, value: np.ndarray, before: np.ndarray, old: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    """The slope in v at v by two values, where that is of use; for small eps by the chord in eps."""
+    apart = v - before
+    secant = (value - old) / np.where(v < 0.0, -np.expm1(-apart), apart)
+    return np.where((np.abs(apart) > 1e-6) & (secant < 0.0) & np.isfinite(secant), secant, slope)
+
+
+def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(v, slope of log delta there) by estimates; delta falls by 1 per unit of e^eps at most, which is where it begins.
+
+    Newton's method with secants, and a bisection wherever that leaves the interval or comes no nearer.
+    """
+
+    def value(v: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        estimate = surveyed(steps.take(rows), top[rows] * special.expit(v)).delta
+        return np.log(np.maximum(estimate, TINY)) - log_delta[rows]
+
+    excess = 0.9 * (least - np.exp(log_delta))
+    low = np.clip(excess, 1e-9 * np.exp(log_delta), 0.5 * top)
+    a = np.log(low / (top - low))
+    b, slope = np.full_like(a, 37.0), np.full_like(a, -1.0)
+    v, at = np.full_like(a, -np.inf), np.log(least) - log_delta  # at eps = 0
+    rows, new = np.arange(a.size), a + 1.0
+    for turn in range(ROUGHLY):
+        risen = value(new[rows], rows)
+        slope[rows] = _secant(new[rows], risen, v[rows], at[rows], slope[rows])
+        nearer = np.abs(risen) < 0.5 * np.abs(at[rows])
+        v[rows], at[rows] = new[rows], risen
+        a[rows], b[rows] = np.where(risen > 0.0, v[rows], a[rows]), np.where(risen > 0.0, b[rows], v[rows])
+        step = _moved(v, -at / slope)
+        new = np.where((step > a) & (step < b), step, 0.5 * (a + b))
+        new[rows] = np.where(nearer | (turn < 2), new[rows], 0.5 * (a + b)[rows])
+        rows = np.flatnonzero(~((np.abs(at) < NEAR) & (np.abs(at / slope) < NEAR)) & (b - a > 1e-6))
+        if not rows.size:
+            break
+    return v, slope
