@@ -293,6 +293,21 @@ def test_calm_steps_taken_apart_change_nothing(run, epsilon, scale, direction):
         assert truth.rad() < arb(scale).exp() * arb("1e-8")
 
 
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_the_tail_of_calm_steps_taken_apart_bounds_the_integrand(direction):
+    """|M^n - A^n| at nodes of the line, against the bound of everything beyond each of them."""
+    build = lambda: laws.expand(ja.dp_sgd(0.8, 0.02, 50), "add_or_remove_one", direction).parts
+    with precision(300):
+        parts = build()
+        plan = planning._plan(parts, 0.4, -35.0, 400_000, True)
+        line = contour.Sum(build, plan)
+        for j in (1, 2, line.width, len(line.values) - 1):
+            z = flint.acb(plan.line.c, j * line.step)
+            size = (line.values[j] * z * (z + 1)).abs_lower()
+            bound = plan.calm.tail(parts, arb(plan.line.c), j * line.step)
+            assert 0 < size <= bound, j
+
+
 @pytest.mark.parametrize("width", calm.TOP_WIDTHS)
 def test_outputs_left_out_cost_no_more_than_their_mass(width):
     build = lambda: laws.expand(ja.dp_sgd(1.0, 0.01, 1000), "add_or_remove_one", "remove").parts
