@@ -32,6 +32,7 @@ from jaxacct.dispatch import (
 from jaxacct.engines import contour
 from jaxacct.engines.contour import Answer
 from jaxacct.engines.quick_bounds import largest_loss, largest_loss_above
+from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms import Components, Mechanism, batch_shape
 from jaxacct.options import GIBIBYTE, mechanism_for, options
 from jaxacct.validation import (
@@ -45,9 +46,6 @@ from jaxacct.validation import (
 
 NARROW, SHARE = 1e-6, 0.01
 """The contour engine stops refining at a relative width of this share of rtol, or at the first if that is more."""
-UNIT = 2.0**-53
-SMALLEST = 5e-324
-"""The least positive float64."""
 _KERNEL = "jaxacct.kernels.contour"
 
 
@@ -144,9 +142,9 @@ def bracket_epsilon(
                 "use a small positive delta such as 1e-5"
             )
         finite = target - infinite
-        wrong = parts.infinity_units * UNIT * infinite
+        wrong = parts.infinity_units * ROUNDOFF * infinite
         with np.errstate(over="ignore"):
-            slack = (4.0 * UNIT * target + wrong) / np.maximum(finite, SMALLEST)
+            slack = (4.0 * ROUNDOFF * target + wrong) / np.maximum(finite, SMALLEST_POSITIVE)
         at_infinity = finite < -wrong
         exact_zero = target == 0
         live = (finite > 0) & (slack < 1e-3)
@@ -236,7 +234,7 @@ def delta(
             lambda p, rows: contour.delta(
                 p,
                 eps[rows],
-                np.maximum(floor - infinite, 0.0)[rows] * (1 - 8 * UNIT),
+                np.maximum(floor - infinite, 0.0)[rows] * (1 - 8 * ROUNDOFF),
                 _contour_width(rtol),
             ),
             lambda p, rows: lattice().deltas(p, rows, eps[rows], rtol=0.1 * rtol, memory_bytes=memory_bytes),
@@ -246,9 +244,9 @@ def delta(
         side = by_engines(parts, asked, engine, rtol, floor, methods)
         low, mid, high = (np.where(absent(parts), 0.0, x) for x in side.answer)
         low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite
-        wrong = parts.infinity_units * UNIT * infinite
-        low = np.maximum(low - 4 * UNIT * low - wrong, 0.0)
-        high = np.minimum(high + 4 * UNIT * high + wrong, 1.0)
+        wrong = parts.infinity_units * ROUNDOFF * infinite
+        low = np.maximum(low - 4 * ROUNDOFF * low - wrong, 0.0)
+        high = np.minimum(high + 4 * ROUNDOFF * high + wrong, 1.0)
         agree = low <= high
         low, high = np.where(agree, low, np.maximum(infinite - wrong, 0.0)), np.where(agree, high, 1.0)
         return Side(Answer(low, np.clip(mid, low, high), high), side.engine, side.contradicted | ~agree)

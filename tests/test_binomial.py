@@ -7,15 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxacct.engines.binomial import Chance, chance, log_below, log_tail_above, log_tail_below
-
-UNIT = 2.0**-53
+from jaxacct.floats import ROUNDOFF
 
 
 def known(p, side="hit"):
     """A chance of the float64 p of a hit (or of a miss), and p as mpmath has it."""
     p = np.float64(p)
     log_p, log_rest = np.log(p), np.log1p(-p)
-    wrong_p, wrong_rest = 4.0 * UNIT * (1.0 + abs(log_p)), 4.0 * UNIT * (1.0 + abs(log_rest))
+    wrong_p, wrong_rest = 4.0 * ROUNDOFF * (1.0 + abs(log_p)), 4.0 * ROUNDOFF * (1.0 + abs(log_rest))
     if side == "miss":
         log_p, log_rest, wrong_p, wrong_rest = log_rest, log_p, wrong_rest, wrong_p
     exact = mpmath.mpf(float(p))

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.selection.laws import Law
 from jaxacct.sweep.progress import Progress
 from jaxacct.validation import COUNT, PROBABILITY, Constraint, InputError, check
@@ -166,7 +167,7 @@ def repetition_counts(law: Law, table: np.ndarray, size: int, rng: np.random.Gen
     drawn = np.repeat(np.arange(table.size - 1, dtype=np.int32), counts[:-1])
     if not counts[-1]:
         return drawn
-    far = law.quantile(np.minimum(1.0 - table[-1] * rng.random(counts[-1]), 1.0 - 2.0**-53))
+    far = law.quantile(np.minimum(1.0 - table[-1] * rng.random(counts[-1]), 1.0 - ROUNDOFF))
     if np.max(far) >= 2**31:
         raise InputError("K exceeds 2**31 candidates; simulate a law with fewer")
     return np.concatenate([drawn, np.maximum(far, table.size - 1).astype(np.int32)])

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxacct.floats import ROUNDOFF
+
 __all__ = ["Chance", "chance", "log_below", "log_tail_above", "log_tail_below"]
 
-UNIT = 2.0**-53
 TERMS = 16
 """How many terms of a tail are added up from below."""
 
@@ -38,7 +39,7 @@ def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_r
         far, error = np.where(likely, log_rest, log_p), np.where(likely, error_rest, error_p)
         odds = np.exp(far + error)
         other = np.log1p(-np.minimum(np.exp(far), 0.75))
-        small = 4.0 * np.expm1(np.minimum(error, 700.0)) * odds + 4.0 * UNIT * np.abs(other) + 1e-307
+        small = 4.0 * np.expm1(np.minimum(error, 700.0)) * odds + 4.0 * ROUNDOFF * np.abs(other) + 1e-307
         small = np.where(odds < 0.75, small, np.inf)
     for_p, for_rest = likely & (small < error_p), ~likely & (small < error_rest)
     return Chance(
@@ -59,7 +60,7 @@ def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, 
         misses = np.where(k < n, (n - k) * hit.log_rest, 0.0)
         error = np.where(k > 0, k * hit.error_p, 0.0) + np.where(k < n, (n - k) * hit.error_rest, 0.0)
     size = np.abs(at_hits) + np.abs(at_misses) + np.abs(hits) + np.abs(misses) + k + 1.0
-    return (at_hits - hits) + (at_misses - misses), error + 16.0 * UNIT * size
+    return (at_hits - hits) + (at_misses - misses), error + 16.0 * ROUNDOFF * size
 
 
 def _log_term(n: np.ndarray, k: np.ndarray, divergence: np.ndarray) -> np.ndarray:
@@ -76,8 +77,8 @@ def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
         log_ratio = np.log(np.maximum(n - k, 0.0)) - np.log(k + 1.0) + most - (hit.log_rest - hit.error_rest)
         ratio = np.exp(log_ratio) * (1.0 + 1e-12)
         term = _log_term(n, k, divergence) + error
-        term = np.where(k >= n, n * most * (1.0 - 4.0 * UNIT), term)
-        tail = np.where(ratio < 1.0, term - np.log1p(-np.minimum(ratio, 1.0 - UNIT)) + 1e-12, 0.0)
+        term = np.where(k >= n, n * most * (1.0 - 4.0 * ROUNDOFF), term)
+        tail = np.where(ratio < 1.0, term - np.log1p(-np.minimum(ratio, 1.0 - ROUNDOFF)) + 1e-12, 0.0)
         union = np.minimum(np.log(n) + most + 1e-12, 0.0)
     return np.fmin(np.fmin(np.fmin(chernoff, tail), union), 0.0)
 
@@ -88,7 +89,7 @@ def log_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
     with np.errstate(invalid="ignore", over="ignore"):
         least = n * np.exp(hit.log_p - hit.error_p) * (1.0 - 1e-12)
         bound = np.where(k - 1.0 <= least, np.minimum(error - divergence, 0.0), 0.0)
-        none = n * np.minimum(hit.log_rest + hit.error_rest, 0.0) * (1.0 - 4.0 * UNIT)
+        none = n * np.minimum(hit.log_rest + hit.error_rest, 0.0) * (1.0 - 4.0 * ROUNDOFF)
     return np.fmin(np.where(k <= 1.0, none, bound), 0.0)
 
 
@@ -99,7 +100,7 @@ def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
         rest = n - k
         correction = 1.0 / (12.0 * k) + 1.0 / (12.0 * np.maximum(rest, 1.0))
         term = _log_term(n, k, divergence) - error - correction
-        last = n * (hit.log_p - hit.error_p) * (1.0 + 4.0 * UNIT)
+        last = n * (hit.log_p - hit.error_p) * (1.0 + 4.0 * ROUNDOFF)
         term = np.where(rest > 0, term, np.where(k == n, last, -np.inf))
         odds = np.exp(np.minimum(hit.log_p - hit.log_rest - hit.error_p - hit.error_rest, 700.0)) * (1.0 - 1e-12)
         total = factor = np.ones_like(term)

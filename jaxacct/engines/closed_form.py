@@ -22,8 +22,8 @@ from scipy import special
 
 from jaxacct.engines import contour
 from jaxacct.engines.contour import Answer
+from jaxacct.floats import ROUNDOFF
 
-UNIT = 2.0**-53
 LEAST_GAP = 1e-300
 LARGEST = np.finfo(np.float64).max
 ROUNDING = 64.0
@@ -63,7 +63,7 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
     # the arguments a and b are off by a few units; the Mills difference and the exponent feel it
     shift = (np.abs(epsilon / mu) + mu) * np.where(by_gap, np.abs(far) + 1.0, 1.0)
     amplify = np.where(by_gap, rounding / gap, 1.0 / near_value)
-    error = ROUNDING * UNIT * (1.0 + np.abs(value) + shift + amplify * (1.0 + np.where(by_gap, 0.0, shift)))
+    error = ROUNDING * ROUNDOFF * (1.0 + np.abs(value) + shift + amplify * (1.0 + np.where(by_gap, 0.0, shift)))
     return value.reshape(shape), slope.reshape(shape), error.reshape(shape)
 
 
@@ -78,7 +78,7 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
             eps = np.maximum(eps + (value - target) / np.maximum(slope, LEAST_GAP), 0.0)
         value, slope, error = log_delta(mu, eps)
         move = 4.0 * (np.abs(value - target) * (eps > 0) + error + slack) / np.maximum(slope, LEAST_GAP)
-        move += 4 * UNIT * eps
+        move += 4 * ROUNDOFF * eps
         upper, lower = eps + move, np.maximum(eps - move, 0.0)
         value_up, _, error_up = log_delta(mu, upper)
         value_low, _, error_low = log_delta(mu, lower)
@@ -95,11 +95,11 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
 def simple_epsilon(mu: np.ndarray, log_delta: np.ndarray, slack: np.ndarray) -> Answer:
     """Ends by the two inequalities alone; they are `mu (2 |z| + 1)` apart at most, and never fail."""
     z = np.sqrt(np.maximum(-2.0 * (log_delta - slack + np.log(2.0)), 0.0))
-    upper = mu * (0.5 * mu + z) * (1.0 + 16.0 * UNIT)
+    upper = mu * (0.5 * mu + z) * (1.0 + 16.0 * ROUNDOFF)
     share = np.exp(np.minimum(log_delta + slack, 0.0)) / -np.expm1(-1.0)
     quantile = -special.ndtri(np.minimum(share * (1.0 + 1e-12), 1.0))
     quantile = np.where(share < 1.0, quantile, -np.inf)
-    lower = (0.5 * mu**2 + mu * (quantile - 1e-9 * (1.0 + np.abs(quantile))) - 1.0) * (1.0 - 16.0 * UNIT)
+    lower = (0.5 * mu**2 + mu * (quantile - 1e-9 * (1.0 + np.abs(quantile))) - 1.0) * (1.0 - 16.0 * ROUNDOFF)
     lower = np.where(lower > 0.0, np.minimum(lower, LARGEST), 0.0)
     return Answer(lower, lower, upper)
 
@@ -109,7 +109,7 @@ def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
     with np.errstate(invalid="ignore", over="ignore"):
         value, _, error = log_delta(mu, epsilon)
         # delta <= Phi(-a) stands where the rounding of so large an a leaves nothing else
-        a = epsilon / mu - 0.5 * mu - 16.0 * UNIT * (epsilon / mu + mu)
+        a = epsilon / mu - 0.5 * mu - 16.0 * ROUNDOFF * (epsilon / mu + mu)
         most = np.where(a > 0.0, np.maximum(0.5 * np.exp(-0.5 * a * a) * (1.0 + 1e-9), contour.LEAST), 1.0)
     low, middle, high = _exponentials(value, error)
     high = np.where(low <= most, np.minimum(high, most), high)
@@ -130,7 +130,7 @@ def log_delta_of_one_step(
     k, wrong = _factor(q, eps)
     alive, known = removing | (k + wrong + 1.1 * off > 0.0), removing | (wrong < 0.01 * k)
     k = np.where(removing | ~known, 1.0, k)
-    inexact = 16.0 * UNIT + np.where(removing | ~known, 0.0, 1.1 * wrong / k)
+    inexact = 16.0 * ROUNDOFF + np.where(removing | ~known, 0.0, 1.1 * wrong / k)
     below = np.minimum(eps, 1.0)
     rising = np.where(
         eps > 1.0, eps - np.log(q) + np.log1p((q - 1.0) * np.exp(-np.maximum(eps, 1.0))), np.log1p(np.expm1(below) / q)
@@ -140,7 +140,7 @@ def log_delta_of_one_step(
     value, _, error = log_delta(mu, shifted)
     b = shifted / mu + 0.5 * mu
     total = np.where(removing, np.log(q), np.log(k)) + value
-    bound = error + 1.1 * inexact * (shifted / mu * (b + 4.0) + 1.0) + 8.0 * UNIT * np.abs(total)
+    bound = error + 1.1 * inexact * (shifted / mu * (b + 4.0) + 1.0) + 8.0 * ROUNDOFF * np.abs(total)
     if np.any(off):
         divisor = np.where(removing, q + np.expm1(below), k)
         known = known & (off <= 0.01 * divisor)
@@ -153,7 +153,7 @@ def _factor(q: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(k = 1 - (1 - q) e^eps, bound on its error); k is at most 0 beyond the largest loss."""
     largest = -np.log1p(-q)
     k = -np.expm1(np.clip(eps - largest, -np.inf, 1.0))
-    return k, 8.0 * UNIT * (np.abs(k) + 3.0 * (largest + np.minimum(eps, largest + 1.0)))
+    return k, 8.0 * ROUNDOFF * (np.abs(k) + 3.0 * (largest + np.minimum(eps, largest + 1.0)))
 
 
 def delta_of_one_step(
@@ -162,7 +162,7 @@ def delta_of_one_step(
     """Bracket of delta(eps) of one Poisson sampled Gaussian, eps >= 0 known up to `off`."""
     value, error = log_delta_of_one_step(sigma, q, removing, eps, off)
     low, middle, high = _exponentials(value, error)
-    most = np.where(removing, q, np.maximum(np.sum(_factor(q, eps), axis=0) + 1.1 * off, 0.0)) * (1.0 + 4.0 * UNIT)
+    most = np.where(removing, q, np.maximum(np.sum(_factor(q, eps), axis=0) + 1.1 * off, 0.0)) * (1.0 + 4.0 * ROUNDOFF)
     doubtful = ~np.isfinite(error)
     if doubtful.any():
         some = (np.broadcast_to(x, doubtful.shape)[doubtful] for x in (sigma, q, removing, eps, off))
@@ -178,10 +178,10 @@ def _most_of_one_step(
 
     `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k.
     """
-    eps = np.maximum(eps - off - 2.0 * UNIT * eps, 0.0)
+    eps = np.maximum(eps - off - 2.0 * ROUNDOFF * eps, 0.0)
     k, mu = np.maximum(np.sum(_factor(q, eps), axis=0), 0.0), 1.0 / sigma
     falling = np.log(q) + eps - np.log(k)
-    inexact = 8.0 * UNIT * (np.abs(np.log(q)) + eps + np.abs(np.log(k)))
+    inexact = 8.0 * ROUNDOFF * (np.abs(np.log(q)) + eps + np.abs(np.log(k)))
     usable = falling > 0.0
     value, _, error = log_delta(mu, np.where(usable, falling, 0.0))
     error += inexact + inexact / mu * (falling / mu + 0.5 * mu + 4.0 + inexact / mu)
@@ -199,13 +199,13 @@ def profile_of_one_step(
     negative = eps < 0.0
     low, _, high = delta_of_one_step(sigma, q, removing ^ negative, np.abs(eps), off)
     factor, line = np.exp(np.minimum(eps, 0.0)), np.maximum(-np.expm1(eps), 0.0)
-    wrong = np.where(negative, 1.1 * off, 0.0) + 4.0 * UNIT * line
-    moved = np.where(negative, 1.1 * off + 4.0 * UNIT, 0.0)
+    wrong = np.where(negative, 1.1 * off, 0.0) + 4.0 * ROUNDOFF * line
+    moved = np.where(negative, 1.1 * off + 4.0 * ROUNDOFF, 0.0)
     lower = np.maximum(line - wrong, 0.0) + factor * low * (1.0 - moved)
     upper = line + wrong + factor * high * (1.0 + moved)
     known = off <= 0.05
-    lower = np.where(known, np.maximum(lower, 0.0) * (1.0 - 4.0 * UNIT), 0.0)
-    return lower, np.where(known & (upper <= 1.0), upper * (1.0 + 4.0 * UNIT), 1.0)
+    lower = np.where(known, np.maximum(lower, 0.0) * (1.0 - 4.0 * ROUNDOFF), 0.0)
+    return lower, np.where(known & (upper <= 1.0), upper * (1.0 + 4.0 * ROUNDOFF), 1.0)
 
 
 def _exponentials(value: np.ndarray, error: np.ndarray) -> Answer:
@@ -228,7 +228,7 @@ def epsilon_of_one_step(
     """
     target = np.log(delta)
     largest = simple_epsilon(1.0 / sigma, target, slack).upper
-    top = np.where(removing, largest, np.minimum(largest, -np.log1p(-q) * (1.0 + 4.0 * UNIT)))
+    top = np.where(removing, largest, np.minimum(largest, -np.log1p(-q) * (1.0 + 4.0 * ROUNDOFF)))
 
     def crossing(certain: bool) -> tuple[np.ndarray, np.ndarray]:
         """(low, high) around the point beyond which the bound is met (`certain`), or may be."""

@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxacct.floats import ROUNDOFF
+
 __all__ = ["Atoms", "inexact", "powers", "trimmed"]
 
 PAIRS = 2**17
 """Most pairs of atoms that are added up."""
 LIGHT = 1e-6
 """What is cut off, over what may be left out: little, as a few more deviations cost little."""
-UNIT = 2.0**-53
 UNDERFLOW = 1e-307
 """More than a product of masses loses below float64's range."""
 
@@ -34,7 +35,7 @@ class Atoms(NamedTuple):
 
 def inexact(mass: np.ndarray) -> np.ndarray:
     """How far a mass that came from exp(x) may be off: a few units times |x|."""
-    return mass * UNIT * (32.0 + 8.0 * np.abs(np.log(mass)))
+    return mass * ROUNDOFF * (32.0 + 8.0 * np.abs(np.log(mass)))
 
 
 def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
@@ -71,10 +72,10 @@ def _sum(first: Atoms, second: Atoms) -> Atoms:
     order = np.argsort(loss, kind="stable")
     loss, mass, wrong = loss[order], mass[order], (most - mass)[order]
     size = float(max(abs(loss[0]), abs(loss[-1])))
-    new = np.append(True, np.diff(loss) > 16.0 * UNIT * size)
+    new = np.append(True, np.diff(loss) > 16.0 * ROUNDOFF * size)
     group, start = np.cumsum(new) - 1, loss[new]
-    blur = first.blur + second.blur + UNIT * size + float(np.max(loss - start[group]))
+    blur = first.blur + second.blur + ROUNDOFF * size + float(np.max(loss - start[group]))
     total, many = np.bincount(group, mass), np.bincount(group)
-    wrong = np.bincount(group, wrong) + UNIT * (many + 8.0) * total + UNDERFLOW * many
+    wrong = np.bincount(group, wrong) + ROUNDOFF * (many + 8.0) * total + UNDERFLOW * many
     keep = total > 0.0
     return Atoms(start[keep], total[keep], wrong[keep], first.away + second.away + float(wrong[~keep].sum()), blur)

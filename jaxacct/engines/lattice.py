@@ -22,7 +22,7 @@ from jaxacct.engines.lattice_gaussian import PlainGaussian, SampledGaussian
 from jaxacct.engines.lattice_laplace import Laplace
 from jaxacct.engines.lattice_law import Law, Placed
 from jaxacct.engines.lattice_plan import Plan, common_step, peak, plan_for, share_of, unresolved
-from jaxacct.kernels.lattice import UNIT
+from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.tilted_fft import Composition, compose, payoff
 from jaxacct.mechanisms.components import Components
 
@@ -235,7 +235,7 @@ def pieces_of(laws: list[Law], cut: float) -> list[Law]:
 def _highest(laws: list[Law]) -> float:
     """A loss that the composition cannot exceed, inf where there is none; at least 0."""
     size = sum(law.count * abs(law.highest()) for law in laws)
-    return max(sum(law.count * law.highest() for law in laws) + 256.0 * UNIT * size, 0.0)
+    return max(sum(law.count * law.highest() for law in laws) + 256.0 * ROUNDOFF * size, 0.0)
 
 
 def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
@@ -300,10 +300,10 @@ def _side(
     sizes = np.abs(coefficient[:, 0] * origin) + np.abs(np.asarray(composed.log_moments)[:, 0])
     start, span = base + roll * step, length * step
     # moments are sums in any order: n times as many units as there are nodes, over all parts
-    growth = float(np.exp(min(1e-9 + UNIT * (8.0 * np.abs(logs).sum() + 2.0 * length * count.sum()), 700.0)))
+    growth = float(np.exp(min(1e-9 + ROUNDOFF * (8.0 * np.abs(logs).sum() + 2.0 * length * count.sum()), 700.0)))
     above = growth * np.exp(min(k_above - k - plan.above * (start + span), 0.0))
     below = growth * np.exp(min(k_below - k + plan.below * start, 0.0))
-    rounding = 8.0 * UNIT * (2.0 * abs(base) + span + abs(start))
+    rounding = 8.0 * ROUNDOFF * (2.0 * abs(base) + span + abs(start))
     return _Side(
         composed=composed,
         theta=plan.theta,
@@ -330,7 +330,7 @@ def _extra(placed: list[Placed], upper: bool) -> float:
     prod (1 + d_i)^{n_i} - 1: more than sum n_i d_i, and nothing is known (inf) where it is near 1.
     """
     if upper:
-        survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - UNIT)) for x in placed)
+        survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - ROUNDOFF)) for x in placed)
         return float(-np.expm1(survival) * (1.0 + 1e-12) + LOST * sum(x.repeats for x in placed))
     growth = float(sum(x.repeats * np.log1p(x.deficit + LOST) for x in placed))
     return float(np.expm1(growth) * (1.0 + 1e-12)) if growth < LARGEST_GROWTH else float("inf")
@@ -338,15 +338,15 @@ def _extra(placed: list[Placed], upper: bool) -> float:
 
 def _evaluate(side: _Side, eps: float) -> tuple[float, float]:
     """delta(eps) rounded outward, and the derivative of log delta."""
-    theta, outward = side.theta, side.shift + 8.0 * UNIT * abs(eps)
+    theta, outward = side.theta, side.shift + 8.0 * ROUNDOFF * abs(eps)
     eps = eps - outward if side.upper else eps + outward
     sums = payoff(side.composed.mass, side.start - eps, side.step, theta)
     value, slope, norm, magnitude = (float(x) for x in sums)
     length, end = side.composed.mass.shape[0], side.start + side.span - eps
-    rounding = UNIT * (length + 32.0 + 8.0 * theta * side.span) * magnitude
+    rounding = ROUNDOFF * (length + 32.0 + 8.0 * theta * side.span) * magnitude
     wrong = float(side.composed.error) * norm * (1.0 + 1e-9) + rounding + UNDERFLOW
     log_scale = side.log_moment - theta * eps
-    relative = outward + 8.0 * UNIT * (side.log_size + theta * abs(eps) + 8.0)
+    relative = outward + 8.0 * ROUNDOFF * (side.log_size + theta * abs(eps) + 8.0)
     scale = np.exp(min(log_scale + (relative if side.upper else -relative), 700.0))
     if side.upper:
         beyond = np.log1p(1.0 / theta)

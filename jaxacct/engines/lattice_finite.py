@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxacct.engines.finite_powers import inexact, powers, trimmed
 from jaxacct.engines.lattice_law import Placed, Sketch
-from jaxacct.kernels.lattice import UNIT
+from jaxacct.floats import ROUNDOFF
 
 __all__ = ["Finite"]
 
@@ -71,7 +71,7 @@ class Finite:
         place = sign * self.loss
         origin = float(place.min())
         far = (place - origin) / step
-        shift = UNIT * (LOSS_UNITS * np.abs(self.loss).max() + 8.0 * (abs(origin) + step)) + 1e-26 + self.blur
+        shift = ROUNDOFF * (LOSS_UNITS * np.abs(self.loss).max() + 8.0 * (abs(origin) + step)) + 1e-26 + self.blur
         nearest = np.rint(far)
         exact = np.abs(far - nearest) * step <= shift
         cell = np.where(exact, nearest, np.floor(far)).astype(np.int64)
@@ -88,7 +88,7 @@ class Finite:
         else:
             for index, amount in _contracted(cell, inside, given, step):
                 np.add.at(mass, index, amount)
-        mass *= 1.0 + sign * UNIT * self.loss.size
+        mass *= 1.0 + sign * ROUNDOFF * self.loss.size
         away = self.away if upper else 0.0
         return Placed(jnp.asarray(mass), origin, sign, self.count, 2.0 * float(shift), away, 0.0)
 
@@ -144,13 +144,13 @@ def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, s
     g[1] = max(g[1], a[0] * growth * np.exp(-step))
     g[-2] = max(g[-2], b[-2] * growth)
     g[0] = g[-1] = 0.0
-    g *= 1.0 + 32.0 * UNIT
+    g *= 1.0 + 32.0 * ROUNDOFF
     distance = np.diff(index) * step
     fall, rise = g[:-1] * np.exp(-distance) / -np.expm1(-distance), g[1:] / -np.expm1(-distance)
     slope = rise - fall
     size = rise + fall
     corner = np.append(slope, 0.0) - np.append(0.0, slope)
-    return total - corner - 32.0 * UNIT * (total + np.append(size, 0.0) + np.append(0.0, size))
+    return total - corner - 32.0 * ROUNDOFF * (total + np.append(size, 0.0) + np.append(0.0, size))
 
 
 def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray] | None:
@@ -170,13 +170,13 @@ def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[n
             continue
         if not nodes:
             return None
-        debt, to_left = mass * (1.0 + 16.0 * UNIT), 1.0
+        debt, to_left = mass * (1.0 + 16.0 * ROUNDOFF), 1.0
         if waiting:
             following, owned = waiting.pop()
             before, behind = (node - nodes[-1]) * step, (following - node) * step
             whole = -np.expm1(-before - behind)
             to_left, to_right = -np.expm1(-behind) / whole, np.exp(-behind) * -np.expm1(-before) / whole
-            waiting.append((following, owned + debt * to_right - 4.0 * UNIT * abs(owned)))
+            waiting.append((following, owned + debt * to_right - 4.0 * ROUNDOFF * abs(owned)))
         # the node before is looked at again: it may now be in debt itself
-        waiting.append((nodes.pop(), masses.pop() * (1.0 - 4.0 * UNIT) + debt * to_left))
+        waiting.append((nodes.pop(), masses.pop() * (1.0 - 4.0 * ROUNDOFF) + debt * to_left))
     return np.array(nodes), np.array(masses)

@@ -9,8 +9,8 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from jaxacct.engines.lattice_law import Placed, Sketch, last_node, placed_from
+from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import lattice as kernel
-from jaxacct.kernels.lattice import UNIT
 
 __all__ = ["PlainGaussian", "SampledGaussian"]
 
@@ -59,14 +59,14 @@ class PlainGaussian:
             infinity, pairs = _above(high, moved), [(0, _above(-low, -moved))]
         elif upper:
             infinity, pairs = _above(-low, 0.0), [(last, _above(high, 0.0))]
-        shift = 8.0 * UNIT * (abs(origin) + last * step + s * s + s)
+        shift = 8.0 * ROUNDOFF * (abs(origin) + last * step + s * s + s)
         return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity)
 
 
 def _above(u: float, mean: float) -> float:
     """A bound of the mass of N(mean, 1) above u, just above it."""
     x = mean - u
-    x += 8.0 * UNIT * (abs(mean) + abs(u))
+    x += 8.0 * ROUNDOFF * (abs(mean) + abs(u))
     return min(float(ndtr(x)) * (1.0 + 1e-12 * (1.0 + x * x)) + 1e-307, 1.0)
 
 
@@ -168,7 +168,7 @@ class SampledGaussian:
             return -float(np.log1p(-self.q)), 1.0, 0.0
         rise = self._mean_rise(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15)))
         edge = float(kernel.gaussian_nodes(self.sigma, self.q, rise, step, 2)[1])
-        mass = float(ndtr(edge)) * (1.0 - UNIT * (8.0 + 8.0 * min(edge, 0.0) ** 2))
+        mass = float(ndtr(edge)) * (1.0 - ROUNDOFF * (8.0 + 8.0 * min(edge, 0.0) ** 2))
         return rise, mass, abs(self._mean_rise(edge) - rise)
 
     def _shift(self, rise: float, span: float) -> float:
@@ -177,4 +177,4 @@ class SampledGaussian:
         heavy = -np.expm1(-(rise + span))
         far = abs(np.log(self.q)) + 0.5 / self.sigma**2 + 4.0
         top = max(span + rise + far, 0.0)
-        return float(8.0 * UNIT * (heavy * (top + far) + min(odds, np.log1p(odds) + 0.4)) + 2e-12 * rise)
+        return float(8.0 * ROUNDOFF * (heavy * (top + far) + min(odds, np.log1p(odds) + 0.4)) + 2e-12 * rise)

@@ -9,8 +9,8 @@ import numpy as np
 from scipy.optimize import brentq
 
 from jaxacct.engines.lattice_law import Placed, Sketch, placed_from
+from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import lattice as kernel
-from jaxacct.kernels.lattice import UNIT
 
 __all__ = ["Laplace"]
 
@@ -70,7 +70,7 @@ class Laplace:
         edge, (low, top) = 1.0 / self.scale, self.extent(0.0, 0.0, 0.0)
         origin, first, bottom, inexact = (low, -edge, 0.5, 0.0) if upper else self._contracted(step)
         cells = (top - origin) / step
-        snap = 32.0 * UNIT * (abs(top) + abs(origin) + top - origin)
+        snap = 32.0 * ROUNDOFF * (abs(top) + abs(origin) + top - origin)
         on_node = abs(cells - round(cells)) * step <= snap
         last = int(np.clip(round(cells) if on_node else np.ceil(cells), 1, nodes - 2))
         zero = jnp.zeros(nodes)
@@ -84,7 +84,7 @@ class Laplace:
         if not upper:
             cells = kernel.Cells(*(x.at[0].set(0.0) for x in cells))
         pairs, atom = [(0, bottom * float(np.exp(lift_low)))], 0.5 * float(np.exp(lift_high - edge))
-        outward = 8.0 * UNIT * (abs(lift_high) + edge + 1.0)
+        outward = 8.0 * ROUNDOFF * (abs(lift_high) + edge + 1.0)
         atom *= 1.0 + outward if upper else max(1.0 - outward, 0.0)
         if on_node:
             pairs.append((last, atom))
@@ -92,7 +92,7 @@ class Laplace:
             inside = float(np.clip(top - origin - (last - 1) * step, 0.0, step))
             cells = self._with(cells, last - 1, atom, inside, step)
         heavy = min(self.q * np.exp(edge - top), 1.0)
-        shift = 8.0 * UNIT * heavy * (4 * edge + abs(np.log(self.q)) + 4.0) + snap + inexact
+        shift = 8.0 * ROUNDOFF * heavy * (4 * edge + abs(np.log(self.q)) + 4.0) + snap + inexact
         return placed_from(self, cells, pairs, origin, step, last, upper, float(shift), 0.0)
 
     def _with(self, cells: kernel.Cells, cell: int, atom: float, inside: float, step: float) -> kernel.Cells:

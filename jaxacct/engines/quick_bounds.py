@@ -18,12 +18,12 @@ import math
 import numpy as np
 
 from jaxacct.engines.binomial import Chance, log_tail_above, log_tail_below
+from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms.components import Components
 from jaxacct.mechanisms.finite import log_mixture
 
 __all__ = ["EDGE", "delta_limits", "epsilon_limits", "largest_loss", "largest_loss_above"]
 
-UNIT = 2.0**-53
 EDGE = 256.0
 """Units in the last place that a largest loss may be off by: 128 of a finite part's loss itself, and their sum."""
 SAFE = 1e-12
@@ -44,7 +44,7 @@ def largest_loss_above(parts: Components) -> np.ndarray:
     terms, laplace = _largest_losses(parts), parts.laplace_n.shape[1]
     with np.errstate(over="ignore", invalid="ignore"):
         units = [32.0 if place < laplace else EDGE for place in range(len(terms))]
-        value = sum(terms) + UNIT * sum(unit * np.abs(x) for unit, x in zip(units, terms, strict=True))
+        value = sum(terms) + ROUNDOFF * sum(unit * np.abs(x) for unit, x in zip(units, terms, strict=True))
     return np.where(np.isnan(value), np.inf, np.maximum(value, 0.0))
 
 
@@ -68,7 +68,7 @@ def epsilon_limits(parts: Components, delta: np.ndarray, slack: np.ndarray) -> t
     log_p, log_q = _tests(parts)
     with np.errstate(all="ignore"):
         left = np.exp(log_p) * (1.0 - SAFE) - (delta * (1.0 + slack))[:, None] * (1.0 + SAFE)
-        gain = np.log(np.maximum(left, 5e-324)) - log_q
+        gain = np.log(np.maximum(left, SMALLEST_POSITIVE)) - log_q
         gain -= SAFE * (1.0 + np.abs(gain) + np.abs(log_q))
         lower = np.max(np.where((left > 0.0) & (gain > 0.0), gain, 0.0), axis=1)
         mu, safe = _mu(parts), delta * (1.0 - slack) * (1.0 - SAFE)

@@ -27,11 +27,11 @@ from scipy.special import erf
 from jaxacct.engines import closed_form
 from jaxacct.engines.binomial import chance, log_tail_above
 from jaxacct.engines.quick_bounds import largest_loss_above
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.components import Components
 
 __all__ = ["least_delta", "least_epsilon", "total_variation"]
 
-UNIT = 2.0**-53
 SPLITS = (0.5, 0.9, 0.999, 1e-3)
 """Shares of delta that are given to rare numbers of hits."""
 
@@ -42,7 +42,7 @@ def _bounded(parts: Components) -> np.ndarray:
     with np.errstate(divide="ignore"):
         sampled = -np.sum(np.where(gauss, parts.gauss_n * np.log1p(-parts.gauss_q), 0.0), axis=1)
     open_above = (parts.mu > 0) | (np.any(gauss, axis=1) & (parts.sign > 0))
-    return np.where(open_above, np.inf, (largest_loss_above(parts) + sampled) * (1.0 + 256.0 * UNIT))
+    return np.where(open_above, np.inf, (largest_loss_above(parts) + sampled) * (1.0 + 256.0 * ROUNDOFF))
 
 
 def total_variation(parts: Components) -> np.ndarray:
@@ -54,7 +54,7 @@ def total_variation(parts: Components) -> np.ndarray:
     finite = np.sum(parts.finite_mass * -np.expm1(-np.maximum(parts.finite_loss, 0.0)), axis=2)
     total += np.sum(np.where(parts.finite_n > 0, parts.finite_n * finite, 0.0), axis=1)
     terms = sum(n.shape[1] for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)) + parts.finite_mass.shape[2]
-    return total * (1.0 + UNIT * (64.0 + terms)) + 1e-307
+    return total * (1.0 + ROUNDOFF * (64.0 + terms)) + 1e-307
 
 
 def _all_gaussians(parts: Components) -> np.ndarray:
@@ -64,7 +64,7 @@ def _all_gaussians(parts: Components) -> np.ndarray:
     mu = parts.mu
     for column in range(each.shape[1]):
         mu = np.hypot(mu, each[:, column])
-    return mu * (1.0 + (8.0 + 4.0 * each.shape[1]) * UNIT)
+    return mu * (1.0 + (8.0 + 4.0 * each.shape[1]) * ROUNDOFF)
 
 
 def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
@@ -77,7 +77,7 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
         sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
         present_here = n > 0
         n = np.where(present_here, n, 1.0)
-        error = 4.0 * UNIT * (1.0 + np.abs(np.log(q)))
+        error = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(q)))
         hit = chance(np.log(q), np.log1p(-q), error, error)
         low, high = np.zeros_like(n), n.copy()  # Pr[N > high] is small enough, always so at n
         for _ in range(60):
@@ -86,7 +86,7 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
             high, low = np.where(enough, middle, high), np.where(enough, low, np.minimum(middle + 1.0, high))
         with np.errstate(over="ignore"):
             mu = np.hypot(mu, np.where(present_here, np.sqrt(high) / sigma, 0.0))
-    return mu * (1.0 + (8.0 + 4.0 * columns) * UNIT)
+    return mu * (1.0 + (8.0 + 4.0 * columns) * ROUNDOFF)
 
 
 def _only_sampled(parts: Components) -> np.ndarray:
@@ -97,33 +97,33 @@ def _only_sampled(parts: Components) -> np.ndarray:
 def _basic_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
     """Basic composition's epsilon, rounded up; inf where it does not apply."""
     total, most = np.zeros(delta.size), np.sum(parts.gauss_n, axis=1)
-    each = delta / most * (1.0 - (8.0 + parts.gauss_n.shape[1]) * UNIT)
+    each = delta / most * (1.0 - (8.0 + parts.gauss_n.shape[1]) * ROUNDOFF)
     # a delta near the end of float64's range has no relative accuracy
     usable = _only_sampled(parts) & (each > 1e-306) & (each < 1.0)
     each = np.where(usable, each, 0.5)
     for column in range(parts.gauss_n.shape[1]):
         sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
         law = np.where(n > 0, sigma, 1.0), np.where(n > 0, q, 0.5), parts.sign > 0
-        step = closed_form.epsilon_of_one_step(*law, each, np.full(delta.size, 8.0 * UNIT)).upper
+        step = closed_form.epsilon_of_one_step(*law, each, np.full(delta.size, 8.0 * ROUNDOFF)).upper
         total += np.where(n > 0, n * step, 0.0)
-    return np.where(usable, total * (1.0 + (8.0 + 4.0 * parts.gauss_n.shape[1]) * UNIT), np.inf)
+    return np.where(usable, total * (1.0 + (8.0 + 4.0 * parts.gauss_n.shape[1]) * ROUNDOFF), np.inf)
 
 
 def _basic_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
     """Basic composition's delta, rounded up; 1 where it does not apply."""
     total, most = np.zeros(epsilon.size), np.sum(parts.gauss_n, axis=1)
     usable = _only_sampled(parts) & (epsilon >= 0.0)
-    each = np.where(usable, epsilon / most * (1.0 - (8.0 + parts.gauss_n.shape[1]) * UNIT), 0.0)
+    each = np.where(usable, epsilon / most * (1.0 - (8.0 + parts.gauss_n.shape[1]) * ROUNDOFF), 0.0)
     for column in range(parts.gauss_n.shape[1]):
         sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
         law = np.where(n > 0, sigma, 1.0), np.where(n > 0, q, 0.5), parts.sign > 0
         total += np.where(n > 0, n * closed_form.delta_of_one_step(*law, each).upper, 0.0)
-    return np.where(usable, np.fmin(total * (1.0 + (8.0 + 4.0 * parts.gauss_n.shape[1]) * UNIT), 1.0), 1.0)
+    return np.where(usable, np.fmin(total * (1.0 + (8.0 + 4.0 * parts.gauss_n.shape[1]) * ROUNDOFF), 1.0), 1.0)
 
 
 def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np.ndarray:
     """(B,) the smallest upper bound of epsilon at the finite part's delta, known up to a relative slack."""
-    safe = delta * (1.0 - slack) * (1.0 - 4.0 * UNIT)
+    safe = delta * (1.0 - slack) * (1.0 - 4.0 * ROUNDOFF)
     bounded = largest_loss_above(parts)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         best = np.fmin(_bounded(parts), _with(bounded, _upper_epsilon(_all_gaussians(parts), safe)))
@@ -131,7 +131,7 @@ def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np
             best = np.fmin(best, _basic_epsilon(parts, safe))
             for share in SPLITS:
                 mu = _hits(parts, np.log(safe) + np.log(share) - 1e-12)
-                best = np.fmin(best, _with(bounded, _upper_epsilon(mu, safe * (1.0 - share) * (1.0 - 4.0 * UNIT))))
+                best = np.fmin(best, _with(bounded, _upper_epsilon(mu, safe * (1.0 - share) * (1.0 - 4.0 * ROUNDOFF))))
         return np.where(total_variation(parts) <= safe, 0.0, np.where(np.isnan(best), np.inf, best))
 
 
@@ -143,13 +143,13 @@ def _upper_epsilon(mu: np.ndarray, delta: np.ndarray) -> np.ndarray:
 
 
 def _with(bounded: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    return (bounded + epsilon) * (1.0 + 4.0 * UNIT)
+    return (bounded + epsilon) * (1.0 + 4.0 * ROUNDOFF)
 
 
 def least_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
     """(B,) the smallest upper bound of the finite part's delta at eps."""
     left = epsilon - largest_loss_above(parts)
-    left = left - 4.0 * UNIT * np.abs(epsilon)
+    left = left - 4.0 * ROUNDOFF * np.abs(epsilon)
     best = np.fmin(total_variation(parts), 1.0)
     best = np.fmin(best, _upper_delta(_all_gaussians(parts), left))
     if np.any(parts.gauss_n > 0):

@@ -31,11 +31,11 @@ from scipy.special import log_ndtr
 
 from jaxacct.engines import closed_form
 from jaxacct.engines.binomial import Chance, chance, log_tail_above, log_tail_below
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.components import Components
 
 __all__ = ["Tests", "best_delta", "best_epsilon", "rare_step_delta", "rare_step_epsilon", "tests_of"]
 
-UNIT = 2.0**-53
 QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 36.0])
 """Thresholds: standard quantiles about either mode."""
 DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -9.0, -12.0])
@@ -46,7 +46,7 @@ FEW = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
 """Minus logarithms of tails in which counts are looked for."""
 MARGINS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)
 """By how much more than its share of delta one of many steps is given, for what p d takes."""
-EXP = 1024.0 * UNIT
+EXP = 1024.0 * ROUNDOFF
 """What e^x may be off by, relatively, where it is above SUBNORMAL."""
 SUBNORMAL = 1e-307
 """More than rounding can take from what is below the normal numbers."""
@@ -77,10 +77,10 @@ def tests_of(parts: Components) -> Tests:
 
 def best_epsilon(tests: Tests, delta: np.ndarray) -> np.ndarray:
     """(B,) the largest of the lower bounds of epsilon at the finite part's delta, at least 0."""
-    left = np.exp(tests.log_p) * (1.0 - EXP) - delta[:, None] * (1.0 + 4.0 * UNIT) - SUBNORMAL
+    left = np.exp(tests.log_p) * (1.0 - EXP) - delta[:, None] * (1.0 + 4.0 * ROUNDOFF) - SUBNORMAL
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         gain = np.log(left) - tests.log_q
-        gain -= 16.0 * UNIT * (np.abs(tests.log_q) + np.abs(np.log(left)) + 1.0)
+        gain -= 16.0 * ROUNDOFF * (np.abs(tests.log_q) + np.abs(np.log(left)) + 1.0)
     return np.max(np.where((left > 0.0) & ~np.isnan(gain), gain, 0.0), axis=1, initial=0.0)
 
 
@@ -89,10 +89,10 @@ def best_delta(tests: Tests, epsilon: np.ndarray) -> np.ndarray:
     p = np.exp(tests.log_p) * (1.0 - EXP)
     with np.errstate(over="ignore", invalid="ignore"):
         cost = epsilon[:, None] + tests.log_q
-        cost = np.exp(cost + 16.0 * UNIT * (np.abs(cost) + np.abs(tests.log_q)) + UNIT) * (1.0 + EXP)
+        cost = np.exp(cost + 16.0 * ROUNDOFF * (np.abs(cost) + np.abs(tests.log_q)) + ROUNDOFF) * (1.0 + EXP)
         left = p - cost
     left = np.where(np.isnan(left), 0.0, left)
-    return np.max(left - 4.0 * UNIT * p - SUBNORMAL, axis=1, initial=0.0)
+    return np.max(left - 4.0 * ROUNDOFF * p - SUBNORMAL, axis=1, initial=0.0)
 
 
 def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
@@ -101,7 +101,7 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
     delta = delta * np.exp(-_log_survival(parts)) * (1.0 + EXP)
     known = delta < 1.0
     delta = np.where(known, delta, 0.5)
-    slack = np.full(delta.size, 8.0 * UNIT)
+    slack = np.full(delta.size, 8.0 * ROUNDOFF)
     for column in range(parts.gauss_n.shape[1]):
         sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
         present = known & (n > 0)
@@ -136,12 +136,12 @@ def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndar
     with np.errstate(all="ignore"):
         s = 1.0 / sigma
         odds = np.where(eps > 1.0, eps - np.log(q), np.log1p(np.expm1(np.minimum(eps, 1.0)) / q))
-        u = (odds * sigma + 0.5 * s) * (1.0 - 64.0 * UNIT)
+        u = (odds * sigma + 0.5 * s) * (1.0 - 64.0 * ROUNDOFF)
         # u rounded down and the tails rounded up: p and d are those of the best test or larger
         (far, wrong), (near, off) = _log_tail(u, 0.0 * s), _log_tail(u, s)
         d = np.exp(np.log(q) + near + off) * (1.0 + EXP)
         p = (np.exp(far + wrong) + d) * (1.0 + EXP)
-        value = n * (single - (n - 1.0) * p * d) * (1.0 - 8.0 * UNIT) - SUBNORMAL
+        value = n * (single - (n - 1.0) * p * d) * (1.0 - 8.0 * ROUNDOFF) - SUBNORMAL
     return np.where(removing & (value > 0.0), np.minimum(value, 1.0), 0.0)
 
 
@@ -150,10 +150,10 @@ def _log_survival(parts: Components) -> np.ndarray:
     atoms = parts.finite_mass.shape[2]
     left = np.sum(parts.finite_mass, axis=2)
     # 1 less the mass at infinity, of which that is known to its units, and the sum to as many as there are atoms
-    wrong = parts.infinity_units * UNIT * (np.maximum(1.0 - left, 0.0) + 2.0 * atoms * UNIT)
+    wrong = parts.infinity_units * ROUNDOFF * (np.maximum(1.0 - left, 0.0) + 2.0 * atoms * ROUNDOFF)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         each = np.where(parts.finite_n > 0, parts.finite_n * wrong / left, 0.0)
-        lowest = parts.log_survival * (1.0 + 16.0 * UNIT) - 2.0 * np.sum(each, axis=1)
+        lowest = parts.log_survival * (1.0 + 16.0 * ROUNDOFF) - 2.0 * np.sum(each, axis=1)
     return np.where(parts.log_survival < 0.0, np.where(np.isnan(lowest), -np.inf, lowest), 0.0)
 
 
@@ -162,7 +162,7 @@ def _log_tail(u: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     x = mean - u
     value = log_ndtr(x)
     size = np.square(np.minimum(x, 0.0)) + (1.0 + np.minimum(np.abs(x), -np.minimum(x, -40.0))) * np.abs(mean)
-    return value, UNIT * (64.0 + 8.0 * size) + 1e-13 * np.abs(value)
+    return value, ROUNDOFF * (64.0 + 8.0 * size) + 1e-13 * np.abs(value)
 
 
 def _plain(parts: Components) -> Tests:
@@ -201,7 +201,7 @@ def _gaussian_counts(parts: Components, column: int) -> Tests:
         (zero, error), (one, wrong) = _log_tail(side * u, 0.0 * s), _log_tail(side * u, side * s)
         value = np.logaddexp(miss + zero, hit + one)
         most = np.logaddexp(miss + zero + error, hit + one + wrong)
-        return value, most - value + 8.0 * UNIT * (1.0 - hit - miss + np.abs(value))
+        return value, most - value + 8.0 * ROUNDOFF * (1.0 - hit - miss + np.abs(value))
 
     def normal(side: float) -> tuple[np.ndarray, np.ndarray]:
         return _log_tail(side * u, 0.0 * s)
@@ -248,7 +248,7 @@ def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarra
         shrink = -np.expm1(-v * s)
         terms = (0.5 * n * v * v, n * np.log1p(-q * shrink), v * root * x)
         value = terms[0] + terms[1] + terms[2]
-        value += 32.0 * UNIT * (sum(np.abs(t) for t in terms) + 1.0)
+        value += 32.0 * ROUNDOFF * (sum(np.abs(t) for t in terms) + 1.0)
         best = np.where(np.isfinite(value), np.minimum(best, value), best)
     return best
 
@@ -275,7 +275,7 @@ def _laplace_counts(parts: Components, column: int) -> Tests:
     p, p_rest = np.where(removing, mix(far, near), near), np.where(removing, mix(far_rest, near_rest), near_rest)
     other = np.where(removing, far, mix(near, far))
     other_rest = np.where(removing, far_rest, mix(near_rest, far_rest))
-    error = 64.0 * UNIT * (1.0 + edge - hit) + 0.0 * p
+    error = 64.0 * ROUNDOFF * (1.0 + edge - hit) + 0.0 * p
     return _counts(n, chance(p, p_rest, error, error), chance(other, other_rest, error, error))
 
 
@@ -290,8 +290,8 @@ def _finite_counts(parts: Components, column: int) -> Tests:
     other = np.logaddexp.accumulate(q_terms, axis=1)
     take = np.unique(np.linspace(0, loss.shape[1] - 1, min(loss.shape[1], 24)).astype(int))
     p, other, loss = p[:, take], other[:, take], np.abs(loss[:, take])
-    error = 1e-12 + 8.0 * UNIT * (mass.shape[1] + np.abs(p))
-    error_q = error + 8.0 * UNIT * (loss + np.where(np.isfinite(other), np.abs(other), 0.0))
+    error = 1e-12 + 8.0 * ROUNDOFF * (mass.shape[1] + np.abs(p))
+    error_q = error + 8.0 * ROUNDOFF * (loss + np.where(np.isfinite(other), np.abs(other), 0.0))
     p, other = np.minimum(p, 0.0), np.minimum(other, 0.0)
     p_rest, other_rest = (np.log1p(-np.exp(np.minimum(x, -1e-18))) for x in (p, other))
     # what is not in the set is known to the error of what is, over what is left

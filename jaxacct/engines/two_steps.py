@@ -15,11 +15,11 @@ from jaxacct.engines import closed_form
 from jaxacct.engines.contour import Answer
 from jaxacct.engines.two_steps_bound import Cells, Steps, bounds, cells
 from jaxacct.engines.two_steps_cells import placed, surveyed
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.components import Components
 
 __all__ = ["delta", "epsilon"]
 
-UNIT = 2.0**-53
 COUNTS, WIDE = (800, 5000), 1e-6
 """Cells of a configuration, and of one that came out wider than this with fewer."""
 ELEMENTS = 2**25 // (8 * 60)
@@ -83,7 +83,7 @@ def _made(steps: Steps, eps: np.ndarray, count: int) -> Cells:
 
 def _largest(steps: Steps) -> np.ndarray:
     """(B,) the largest loss, rounded up; inf in the remove direction."""
-    most = -(np.log1p(-steps.q) + np.log1p(-steps.second_q)) * (1.0 + 16.0 * UNIT)
+    most = -(np.log1p(-steps.q) + np.log1p(-steps.second_q)) * (1.0 + 16.0 * ROUNDOFF)
     return np.where(steps.removing, np.inf, most)[:, 0]
 
 
@@ -99,8 +99,8 @@ class _Found:
 
     def __init__(self, steps: Steps, delta: np.ndarray, slack: np.ndarray) -> None:
         self.steps = steps
-        self.small = delta * (1.0 - slack) * (1.0 - 4.0 * UNIT)
-        self.large = delta * (1.0 + slack) * (1.0 + 4.0 * UNIT)
+        self.small = delta * (1.0 - slack) * (1.0 - 4.0 * ROUNDOFF)
+        self.large = delta * (1.0 + slack) * (1.0 + 4.0 * ROUNDOFF)
         self.lower, self.upper = np.zeros_like(delta), _largest(steps)
 
     def look(self, made: Cells, eps: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -171,7 +171,7 @@ def _search(
         rows = rows[~((np.abs(risen) < CLOSE) & (np.abs(risen / slope[rows]) < NEAR))]
         if not rows.size:
             break
-    left, right, margin, units = v + gap / slope, v - gap / slope, 0.05 * gap + 2.0**-45, 4.0 * UNIT
+    left, right, margin, units = v + gap / slope, v - gap / slope, 0.05 * gap + 2.0**-45, 4.0 * ROUNDOFF
     rows = np.arange(asked.size)
     for _ in range(ENDS):
         part, most, rise, near = made.take(rows), top[rows], slope[rows], margin[rows]

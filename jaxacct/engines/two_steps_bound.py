@@ -45,10 +45,10 @@ import numpy as np
 from scipy import special
 
 from jaxacct.engines import closed_form
+from jaxacct.floats import ROUNDOFF
 
 __all__ = ["Cells", "Steps", "bounds", "cells", "first_loss", "log_bend", "shifted"]
 
-UNIT = 2.0**-53
 LONGEST = 0.25
 """The longest cell, in deviations."""
 TURN = 2.0
@@ -114,9 +114,9 @@ def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     far = np.logaddexp(np.log1p(-q), np.log(q) + y)
     loss = np.where(small, np.log1p(np.where(small, part, 0.0)), far)
     share = np.exp(np.minimum(np.log(q) + y - loss, 0.0))
-    off = share * 4.0 * UNIT * (np.abs(s * u) + s * s) * 1.01
+    off = share * 4.0 * ROUNDOFF * (np.abs(s * u) + s * s) * 1.01
     rounding = np.where(small, np.abs(loss), 1.0 + np.abs(loss) + np.abs(np.log(q)) + np.abs(y) * share)
-    return loss, off + 16.0 * UNIT * rounding
+    return loss, off + 16.0 * ROUNDOFF * rounding
 
 
 def cells(steps: Steps, nodes: np.ndarray) -> Cells:
@@ -142,8 +142,8 @@ def cells(steps: Steps, nodes: np.ndarray) -> Cells:
     moved = np.where(steps.removing, off[:, :-1] + off[:, 1:], 0.0)
     y = s * (left - 0.5 * s)
     log_bend = log_scale + 2.0 * (y + np.log(divisor)) + np.log(np.where(short, bend, 1.0)) - np.log(2.0)
-    bend_wrong = BENT + 16.0 * UNIT * (size + np.abs(s * left) + s * s + np.abs(np.log(divisor)) + np.abs(log_bend))
-    wrong = QUADRATURE + 8.0 * UNIT * size + 1.1 * moved
+    bend_wrong = BENT + 16.0 * ROUNDOFF * (size + np.abs(s * left) + s * s + np.abs(np.log(divisor)) + np.abs(log_bend))
+    wrong = QUADRATURE + 8.0 * ROUNDOFF * size + 1.1 * moved
     empty = w == 0.0
     return Cells(
         nodes,
@@ -166,7 +166,7 @@ def _tail(steps: Steps, at: np.ndarray, side: float) -> np.ndarray:
     mass, wrong = np.zeros_like(at), np.zeros_like(at)
     for share, x in ((1.0 - q, -side * at), (q, -side * (at - s))):
         term = share * special.ndtr(x)
-        mass, wrong = mass + term, wrong + term * UNIT * (64.0 + 8.0 * (np.abs(x) + 1.0) * (np.abs(at) + s))
+        mass, wrong = mass + term, wrong + term * ROUNDOFF * (64.0 + 8.0 * (np.abs(x) + 1.0) * (np.abs(at) + s))
     return np.concatenate([np.maximum(mass - wrong, 0.0), np.minimum(mass + wrong, 1.0)], axis=1)
 
 
@@ -184,25 +184,25 @@ def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     mu = 1.0 / steps.second_sigma
     grown = np.where(steps.removing, 2.0, -1.0) * eps
     terms = (2.0 * np.log(steps.q), -np.log(steps.second_q), -np.log(mu), grown, -0.125 * mu * mu, LOG_NORMAL)
-    return sum(terms), 16.0 * UNIT * (1.0 + sum(np.abs(term) for term in terms))
+    return sum(terms), 16.0 * ROUNDOFF * (1.0 + sum(np.abs(term) for term in terms))
 
 
 def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(m C/2, M C/2) of every cell, rounded down and up."""
     t = np.where(steps.removing, eps, -eps) - made.loss
     value, mu2 = shifted(steps, t), np.square(1.0 / steps.second_sigma)
-    off = made.off + 2.0 * UNIT * (np.abs(eps) + np.abs(made.loss))
+    off = made.off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(made.loss))
     with np.errstate(over="ignore", invalid="ignore"):
         # lambda moves by e^t/(q_2 + e^t - 1) = 1 + (1 - q_2) e^-lambda/q_2 per unit of t, by 10 % more .09 further down
         inverse = np.exp(-value)
         moved = 1.1 * off * (1.0 + (1.0 - steps.second_q) / steps.second_q * inverse)
-        moved += 16.0 * UNIT * (np.abs(value) + np.where(t < 0.0, inverse, 0.0))
+        moved += 16.0 * ROUNDOFF * (np.abs(value) + np.where(t < 0.0, inverse, 0.0))
         exponent = -value * (1.5 + 0.5 * value / mu2)
         size = np.abs(value)
-        wrong = moved * (1.5 + (size + moved) / mu2) + 16.0 * UNIT * size * (1.5 + size / mu2)
+        wrong = moved * (1.5 + (size + moved) / mu2) + 16.0 * ROUNDOFF * size * (1.5 + size / mu2)
         known = (moved < 0.09) & np.isfinite(wrong)
-    top = 1.125 * mu2 * (1.0 + 8.0 * UNIT)
-    straight = np.expm1(np.minimum(t, 1.0) + off) < -steps.second_q * (1.0 + 4.0 * UNIT)
+    top = 1.125 * mu2 * (1.0 + 8.0 * ROUNDOFF)
+    straight = np.expm1(np.minimum(t, 1.0) + off) < -steps.second_q * (1.0 + 4.0 * ROUNDOFF)
     low = np.where(known, exponent - wrong, -np.inf)
     high = np.where(straight, -np.inf, np.where(known, exponent + wrong, top))
     peak = -1.5 * mu2
@@ -213,8 +213,8 @@ def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.n
     error = error + made.bend_wrong
     three, loose = 3.0 * made.loss, 3.1 * made.off
     base = made.log_bend + fixed
-    up = base - three[:, :-1] + most + error + loose[:, :-1] + 8.0 * UNIT * (np.abs(base) + np.abs(three[:, :-1]))
-    down = base - three[:, 1:] + least - error - loose[:, 1:] - 8.0 * UNIT * (np.abs(base) + np.abs(three[:, 1:]))
+    up = base - three[:, :-1] + most + error + loose[:, :-1] + 8.0 * ROUNDOFF * (np.abs(base) + np.abs(three[:, :-1]))
+    down = base - three[:, 1:] + least - error - loose[:, 1:] - 8.0 * ROUNDOFF * (np.abs(base) + np.abs(three[:, 1:]))
     return np.exp(np.minimum(down, 700.0)) * (1.0 - 1e-12), np.exp(np.minimum(up, 700.0)) * (1.0 + 1e-12)
 
 
@@ -223,9 +223,9 @@ def bounds(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.n
     eps = eps[:, None]
     sign = np.where(steps.removing, -1.0, 1.0)
     end = np.log1p(-steps.q)
-    loss, off = np.concatenate([end, made.loss], axis=1), np.concatenate([-4.0 * UNIT * end, made.off], axis=1)
+    loss, off = np.concatenate([end, made.loss], axis=1), np.concatenate([-4.0 * ROUNDOFF * end, made.off], axis=1)
     at = eps + sign * loss
-    off = off + 2.0 * UNIT * (np.abs(eps) + np.abs(loss))
+    off = off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(loss))
     low, high = closed_form.profile_of_one_step(steps.second_sigma, steps.second_q, steps.removing, at, off)
     least, most = _bends(steps, made, eps)
     # h rises with u in the remove direction and falls in the add direction
@@ -239,7 +239,7 @@ def bounds(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.n
     upper = np.sum(np.maximum(chord - least, 0.0), axis=1)
     lower += made.below[:, 0] * np.minimum(lowest, low[:, 0]) + made.above[:, 0] * np.minimum(limit, low[:, -1])
     upper += made.below[:, 1] * np.maximum(highest, high[:, 0]) + made.above[:, 1] * np.maximum(limit, high[:, -1])
-    rounding = UNIT * (made.nodes.shape[1] + 64.0)
+    rounding = ROUNDOFF * (made.nodes.shape[1] + 64.0)
     lower, upper = np.maximum(lower * (1.0 - rounding) - UNDERFLOW, 0.0), upper * (1.0 + rounding) + UNDERFLOW
     known = made.sound & (lower <= upper)
     return np.where(known, np.minimum(lower, 1.0), 0.0), np.where(known, np.minimum(upper, 1.0), 1.0)

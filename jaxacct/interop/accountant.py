@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from dp_accounting import dp_event, privacy_accountant
 
-from jaxacct.account import UNIT
 from jaxacct.account import delta as certified_delta
 from jaxacct.account import epsilon as certified_epsilon
+from jaxacct.floats import ROUNDOFF
 from jaxacct.interop.dp_events import EventError, convert
 from jaxacct.mechanisms import Mechanism, PureDP, RandomizedResponse, components, compose, directions, repeat
 from jaxacct.mechanisms.composition import Composed, Repeated
@@ -83,7 +83,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         if not self._private:
             return 1.0
         if target_epsilon == math.inf:
-            return max(abs(float(side.delta_infinity[0])) for side in self._sides()) * (1 + 8 * UNIT)
+            return max(abs(float(side.delta_infinity[0])) for side in self._sides()) * (1 + 8 * ROUNDOFF)
         target = float(check("target_epsilon", target_epsilon, NON_NEGATIVE))
         return float(certified_delta(self.mechanism, target, relation=self._relation).upper)
 

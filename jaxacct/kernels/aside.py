@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import certificate
 from jaxacct.kernels.law import Law, log_mix
-from jaxacct.kernels.rounding import UNIT
 from jaxacct.kernels.special import log1p, log_ndtr
 from jaxacct.kernels.split import AWAY, Window, frame, high_blur, low_blur, place_of
 
@@ -187,7 +187,7 @@ def _far_moment(sigma, q, high, c, points):
         + 4.0 * (jnp.abs(start) + jnp.abs(end)) / sigma
         - 3.0 * jnp.log(q)
     )
-    rounding = UNIT * c * (2.0 * certificate.LOSS * jnp.abs(loss) + posterior * in_y)
+    rounding = ROUNDOFF * c * (2.0 * certificate.LOSS * jnp.abs(loss) + posterior * in_y)
     cells = jnp.exp(window - c * loss + rounding - 0.5 * nearest**2)
     below = jnp.exp(-312.0 - c * log1p(-q))  # w2 there, and mix >= 1 - q
     last = jnp.exp(-c * log_mix(sigma, q, end)[0] - 0.5 * jnp.maximum(end, 0.0) ** 2)

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.law import Law, Tilted, laplace_log_m, log_mix, tilted_gaussian
-from jaxacct.kernels.rounding import TINY, UNIT, sum_depth
+from jaxacct.kernels.rounding import TINY, sum_depth
 from jaxacct.kernels.special import log1p
 
 LEVELS = 20
@@ -55,9 +56,9 @@ def _step_error(sigma, q, sign, t: Tilted, t_max):
     odds = jnp.exp(jnp.log(q) - log1p(-q) + jnp.minimum(y, 600.0))
     nearest = jnp.minimum(jnp.abs(u[:-1]), jnp.abs(u[1:])) * (u[:-1] * u[1:] > 0)
     # what rounding can add to an exponent, but for a factor of its argument
-    off = 4.0 * UNIT * (jnp.maximum(jnp.abs(u[0]), jnp.abs(u[-1])) / sigma + 0.5 / sigma**2 + 1.0)
+    off = 4.0 * ROUNDOFF * (jnp.maximum(jnp.abs(u[0]), jnp.abs(u[-1])) / sigma + 0.5 / sigma**2 + 1.0)
     z = jnp.abs(t.power) + 1.0
-    blurred = z * (odds / (1.0 + odds) * off + 4.0 * LOSS * UNIT * jnp.abs(loss)) + 16.0 * TINY * t_max
+    blurred = z * (odds / (1.0 + odds) * off + 4.0 * LOSS * ROUNDOFF * jnp.abs(loss)) + 16.0 * TINY * t_max
 
     def log_error(alpha):
         angle = alpha / sigma
@@ -107,9 +108,9 @@ def per_term(sigma, q, t: Tilted) -> Rounding:
     y = through_y - 3.0 * jnp.log(q)
     placed = 3.0 * edge * jnp.abs(t.power * t.posterior / sigma - t.u)
     weight = 20.0 + jnp.abs(t.log_m) + (LOSS + 2.0) * z * size + 2.0 * t.u**2 + placed + z * t.posterior * y
-    loss = LOSS * size + t.posterior * (y + 3.0 * edge / sigma) + 16.0 * TINY / UNIT
-    y = UNIT * (jnp.max(through_y) + 3.0 * edge / sigma)
-    return Rounding(weight, loss, y, jnp.maximum(UNIT * jnp.max(weight), y))
+    loss = LOSS * size + t.posterior * (y + 3.0 * edge / sigma) + 16.0 * TINY / ROUNDOFF
+    y = ROUNDOFF * (jnp.max(through_y) + 3.0 * edge / sigma)
+    return Rounding(weight, loss, y, jnp.maximum(ROUNDOFF * jnp.max(weight), y))
 
 
 def _rounding_errors(sigma, q, t: Tilted, t_max, depth):
@@ -122,7 +123,7 @@ def _rounding_errors(sigma, q, t: Tilted, t_max, depth):
     rotated = units.weight + depth
     turned = units.loss + 12.0 * jnp.abs(t.loss)
     # first order in the errors; at a doubt of .1 or more nothing is certified
-    grown = UNIT * jnp.where(units.doubt < 0.1, 1.0 + 2.0 * units.doubt, jnp.inf)
+    grown = ROUNDOFF * jnp.where(units.doubt < 0.1, 1.0 + 2.0 * units.doubt, jnp.inf)
     own = sum_depth(t.u.size) + 40.0 + 8.0 * jnp.abs(t.log_m)
     return (
         grown * jnp.sum(t.weight * (jnp.abs(t.loss) * rotated + turned)),
@@ -153,7 +154,7 @@ def level_sets(sigma, q, t: Tilted):
     log_f = jnp.log(t.weight) - jnp.log(t.step) - jnp.log(t.posterior) + jnp.log(sigma)
     log_f = jnp.where(t.weight > 0.0, log_f, -jnp.inf)
     units = per_term(sigma, q, t)
-    log_f, off = lax.optimization_barrier((log_f, UNIT * (units.loss + 4.0 * jnp.abs(t.loss))))
+    log_f, off = lax.optimization_barrier((log_f, ROUNDOFF * (units.loss + 4.0 * jnp.abs(t.loss))))
     # log f is concave up to this much convexity; a chord then over-estimates it by at most `sag`
     convexity = -1.0 + (jnp.abs(t.power) + 1.0) / (4.0 * sigma**2)
     sag = jnp.maximum(convexity, 0.0) * t.step**2 / 8.0
@@ -193,7 +194,7 @@ def level_sets(sigma, q, t: Tilted):
     slabs, lengths = jax.vmap(stack)(jnp.stack([peak, other]), floors)
     # heights are off by a part in 2,000 at most, which FACTOR allows for, or prove nothing
     inside = log_f > jnp.min(log_f[jnp.stack([peak, other])]) - 16.0
-    doubt = UNIT * jnp.max(jnp.where(inside, units.weight + 16.0 * (1.0 + jnp.abs(log_f)), 0.0)) + 3.0 * units.y
+    doubt = ROUNDOFF * jnp.max(jnp.where(inside, units.weight + 16.0 * (1.0 + jnp.abs(log_f)), 0.0)) + 3.0 * units.y
     return jnp.where(doubt < 2.5e-4, slabs, 0.0).ravel(), lengths.ravel()
 
 
@@ -201,7 +202,7 @@ def gaussian_decay(slabs, lengths, frequency):
     """A lower bound of `1 - |M(c + it)|/M(c)` that holds for every t >= frequency."""
     lost = jnp.sum(slabs * lengths * (1.0 - sinc_envelope(0.5 * frequency * lengths)))
     # 1 - s(y) is off by 16 units of 1 at most, and all masses together are at most 1
-    return jnp.maximum(FACTOR * lost - 20.0 * UNIT, 0.0)
+    return jnp.maximum(FACTOR * lost - 20.0 * ROUNDOFF, 0.0)
 
 
 def sinc_envelope(y):
@@ -218,7 +219,7 @@ def _step_error_on_the_axis(sigma, q, sign, c, end, step):
     `|mix(x + i alpha)|^2 >= mix^2 (1 - s sin^2(v/2))`, s = 4 o/(1+o)^2 at the odds o there (1 for odds beyond 1).
     """
     log_odds = jnp.log(q) - log1p(-q) + end / sigma - 0.5 / sigma**2
-    off = 1e-12 + 16.0 * UNIT * (jnp.abs(end) / sigma + 0.5 / sigma**2)
+    off = 1e-12 + 16.0 * ROUNDOFF * (jnp.abs(end) / sigma + 0.5 / sigma**2)
     share = jnp.where(log_odds < 0.0, jnp.minimum((1.0 + off) / jnp.cosh(0.5 * log_odds) ** 2, 1.0), 1.0)
 
     def relative(alpha, s):
@@ -239,7 +240,7 @@ def _step_error_on_the_axis(sigma, q, sign, c, end, step):
 
 
 def _laplace_above(scale, c):
-    return laplace_log_m(scale, c) + UNIT * (120.0 + 24.0 * (c + 1.0) / scale)
+    return laplace_log_m(scale, c) + ROUNDOFF * (120.0 + 24.0 * (c + 1.0) / scale)
 
 
 def log_kappa(c):
@@ -261,9 +262,9 @@ def _log_m_above(sigma, q, sign, c, nodes):
 
     worst = 1.001 * units(jnp.maximum(jnp.abs(t.loss[0]), jnp.abs(t.loss[-1])), edge**2, 1.0)
     mean = units(t.weight @ jnp.abs(t.loss), t.weight @ t.u**2, t.weight @ t.posterior)
-    doubt = UNIT * worst
+    doubt = ROUNDOFF * worst
     rounding = jnp.where(doubt < 0.1, (1.001 + 2.0 * doubt) * mean, worst)
-    rounding = UNIT * (rounding + sum_depth(nodes) + 40.0 + 8.0 * jnp.abs(t.log_m))
+    rounding = ROUNDOFF * (rounding + sum_depth(nodes) + 40.0 + 8.0 * jnp.abs(t.log_m))
     above = t.log_m + 1.001 * _step_error_on_the_axis(sigma, q, sign, c, t.u[-1] + t.step, t.step) + rounding
     # the range leaves out 2 e^-42 at most, if its ends are places that float64 can tell apart
     return jnp.where((t.step > 0.0) & (edge < 1e14), above + 1e-17, jnp.inf)
@@ -282,7 +283,7 @@ def _finite_above(loss, mass, c):
     weight = jnp.exp(exponent - top)
     log_m = top + jnp.log(jnp.sum(weight))
     reach = jnp.max(jnp.where(mass > 0, jnp.abs(loss), 0.0))
-    return log_m + UNIT * (finite_units(loss, mass, weight) + 24.0 * c * reach + 8.0 * jnp.abs(log_m)) + c * OFF
+    return log_m + ROUNDOFF * (finite_units(loss, mass, weight) + 24.0 * c * reach + 8.0 * jnp.abs(log_m)) + c * OFF
 
 
 def chernoff(law: Law, c, nodes):
@@ -302,5 +303,5 @@ def chernoff(law: Law, c, nodes):
             each = jax.vmap(above, (*[0] * len(own), *[None] * len(common)))(*own, *common)
             terms.append(jnp.where(n > 0, n * each, 0.0))
     terms = jnp.hstack(terms)
-    value = jnp.sum(terms) + UNIT * (terms.size + 16.0) * (jnp.sum(jnp.abs(terms)) + 4.0)
+    value = jnp.sum(terms) + ROUNDOFF * (terms.size + 16.0) * (jnp.sum(jnp.abs(terms)) + 4.0)
     return jnp.where(jnp.isfinite(value), value, jnp.inf)

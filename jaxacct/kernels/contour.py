@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import certificate, saddle
 from jaxacct.kernels.law import Law
 from jaxacct.kernels.nodes import Nodes, errors, nodes_at, trapezoid
-from jaxacct.kernels.rounding import UNIT
 
 MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
 CANCEL = 5.0
@@ -78,12 +78,12 @@ def _ends(nodes, epsilon):
     both, images = errors(nodes, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
     # value and both are sums of the same terms; here they are only subtracted and added
-    both = both + 4.0 * UNIT * jnp.abs(value)
-    rest = value - both - jnp.exp(images - log_z + nodes.common + 8.0 * UNIT * (jnp.abs(images) + jnp.abs(log_z)))
+    both = both + 4.0 * ROUNDOFF * jnp.abs(value)
+    rest = value - both - jnp.exp(images - log_z + nodes.common + 8.0 * ROUNDOFF * (jnp.abs(images) + jnp.abs(log_z)))
     low, high = (jnp.log(jnp.maximum(x, 1e-300)) for x in (rest, value + both))
-    grain = 8.0 * UNIT * (jnp.abs(log_z) + 4.0)
-    lower = log_z - nodes.common + low - grain - 8.0 * UNIT * jnp.abs(low)
-    upper = log_z + nodes.common + high + grain + 8.0 * UNIT * jnp.abs(high)
+    grain = 8.0 * ROUNDOFF * (jnp.abs(log_z) + 4.0)
+    lower = log_z - nodes.common + low - grain - 8.0 * ROUNDOFF * jnp.abs(low)
+    upper = log_z + nodes.common + high + grain + 8.0 * ROUNDOFF * jnp.abs(high)
     # a true value has an upper end above 0: else the bounds contradict each other
     certain = (value + both > 0.0) & (upper < jnp.inf)
     return jnp.where(certain & (rest > 1e-300), lower, -jnp.inf), jnp.where(certain, upper, jnp.inf)
@@ -92,7 +92,7 @@ def _ends(nodes, epsilon):
 def _by_chernoff(nodes, epsilon):
     """log delta(eps) from above by the bounds that serve the images."""
     found = nodes.images_log - nodes.images_at * epsilon
-    found = found + 8.0 * UNIT * (jnp.abs(nodes.images_log) + jnp.abs(found))
+    found = found + 8.0 * ROUNDOFF * (jnp.abs(nodes.images_log) + jnp.abs(found))
     return jnp.min(jnp.where(found > -jnp.inf, found, jnp.inf))
 
 
@@ -161,7 +161,7 @@ def epsilon(law: Law, log_delta_low, log_delta_high, log_tol, points, count, rou
     rate = jnp.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
     both, images = errors(nodes, estimate)
     log_z = nodes.k0 - nodes.c * estimate
-    grain = 16.0 * UNIT * (jnp.abs(log_z) + jnp.abs(log_delta_low) + 4.0)
+    grain = 16.0 * ROUNDOFF * (jnp.abs(log_z) + jnp.abs(log_delta_low) + 4.0)
     off = jnp.abs(log_z + jnp.log(value) - log_delta_low) + grain
     off = off + nodes.common
     above = estimate + 1.02 * (both / value + off) / rate
@@ -169,12 +169,12 @@ def epsilon(law: Law, log_delta_low, log_delta_high, log_tol, points, count, rou
     below = estimate - 1.02 * (spread + off) / rate
     lowers, uppers = jax.vmap(_ends, (None, 0))(nodes, jnp.stack([below, above]))
     # the logarithms of delta come from outside, to a few units
-    upper_ok = uppers[1] + 4.0 * UNIT * jnp.abs(log_delta_low) <= log_delta_low
-    lower_ok = (lowers[0] - 4.0 * UNIT * jnp.abs(log_delta_high) >= log_delta_high) & (below < jnp.inf)
+    upper_ok = uppers[1] + 4.0 * ROUNDOFF * jnp.abs(log_delta_low) <= log_delta_low
+    lower_ok = (lowers[0] - 4.0 * ROUNDOFF * jnp.abs(log_delta_high) >= log_delta_high) & (below < jnp.inf)
     rest = nodes.images_log - log_delta_low
-    rest = rest + 8.0 * UNIT * (jnp.abs(nodes.images_log) + jnp.abs(log_delta_low))
+    rest = rest + 8.0 * ROUNDOFF * (jnp.abs(nodes.images_log) + jnp.abs(log_delta_low))
     by_chernoff = rest / nodes.images_at
-    by_chernoff = by_chernoff + 4.0 * UNIT * jnp.abs(by_chernoff)
+    by_chernoff = by_chernoff + 4.0 * ROUNDOFF * jnp.abs(by_chernoff)
     by_chernoff = jnp.min(jnp.where(by_chernoff > -jnp.inf, by_chernoff, jnp.inf))
     lower = jnp.where(lower_ok, below, -jnp.inf)
     upper = jnp.minimum(jnp.where(upper_ok, above, jnp.inf), by_chernoff)

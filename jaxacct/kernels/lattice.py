@@ -31,10 +31,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.special import log1p
 
 __all__ = [
-    "UNIT",
     "Cells",
     "cancelled",
     "gaussian_cells",
@@ -45,7 +45,6 @@ __all__ = [
     "upper_masses",
 ]
 
-UNIT = 2.0**-53
 LOWEST = -37.5
 """Standard normal quantile below which mass (4.7e-308) is dropped; the caller adds it back absolutely."""
 REACH = 38.0
@@ -149,10 +148,10 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     scale = jnp.where(used, half / (jnp.sqrt(2 * jnp.pi) * -jnp.expm1(-span)), 0.0)
     eta = _quadrature_error(jnp.abs(start + half), half, rate)
     size = jnp.square(start + half) + jnp.maximum(jnp.abs(lift_left), jnp.abs(lift_right)) + to_right + rate * width
-    eta = 1.2 * eta + UNIT * (80.0 + 8.0 * size)
+    eta = 1.2 * eta + ROUNDOFF * (80.0 + 8.0 * size)
     fine = used & (eta < 0.1) & jnp.isfinite(low * scale) & jnp.isfinite(high * scale)
     # a distance from the mode is known to a few units of the mode, and matters REACH-fold
-    rounding = 1.0 + jnp.where(upper, 1.0, -1.0) * UNIT * (64.0 + 8.0 * REACH * (REACH + mode))
+    rounding = 1.0 + jnp.where(upper, 1.0, -1.0) * ROUNDOFF * (64.0 + 8.0 * REACH * (REACH + mode))
     rounding = jnp.maximum(rounding, 0.0)
     density = (1.0 - hit) * _extreme(start, end, upper) + hit * _extreme(start - mode, end - mode, upper)
     crude = jnp.where(used & ~fine, width * density * rounding, 0.0)
@@ -165,8 +164,8 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     )
     # sums of segments, in any order: as many units as there are panels in the cell
     panels = total(jnp.where(used, 1.0, 0.0))
-    outward = 1.0 + jnp.where(upper, 1.0, -1.0) * UNIT * (panels + 4.0)
-    return Cells(sum_low, sum_high, worst * (1.0 + 1e-9) + (4.0 + panels) * UNIT, total(crude) * outward)
+    outward = 1.0 + jnp.where(upper, 1.0, -1.0) * ROUNDOFF * (panels + 4.0)
+    return Cells(sum_low, sum_high, worst * (1.0 + 1e-9) + (4.0 + panels) * ROUNDOFF, total(crude) * outward)
 
 
 def _extreme(start: Array, end: Array, upper: Array) -> Array:
@@ -223,7 +222,7 @@ def laplace_cells(
     low = jnp.exp(log_density + lift_left) * part * -jnp.expm1(0.5 * inside - width) / whole
     high = jnp.exp(log_density + (lift_right + 0.5 * inside - width)) * part * part / whole
     size = jnp.abs(v) + 1.0 / scale + jnp.abs(lift_left) + jnp.abs(lift_right) + width
-    eta = jnp.where(used, UNIT * (40.0 + 4.0 * size), 0.0)
+    eta = jnp.where(used, ROUNDOFF * (40.0 + 4.0 * size), 0.0)
     fine = used & (eta < 0.1) & jnp.isfinite(low) & jnp.isfinite(high)
     return Cells(*(jnp.where(fine, x, 0.0) for x in (low, high, eta)), jnp.zeros(nodes))
 
@@ -231,8 +230,8 @@ def laplace_cells(
 @jax.jit
 def upper_masses(cells: Cells, atoms: Array) -> Array:
     """Connect-the-dots masses on the nodes in ascending order of the loss, rounded up: a dominating law; (N,)."""
-    grown = 1.0 + 1.5 * cells.eta + 8.0 * UNIT
-    return cells.low * grown + _from_left(cells.high * grown + cells.whole) * (1.0 + 4.0 * UNIT) + atoms
+    grown = 1.0 + 1.5 * cells.eta + 8.0 * ROUNDOFF
+    return cells.low * grown + _from_left(cells.high * grown + cells.whole) * (1.0 + 4.0 * ROUNDOFF) + atoms
 
 
 @jax.jit
@@ -264,7 +263,7 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
     ratio = jnp.where(larger, high, low) / jnp.where(low + high > 0, jnp.maximum(low, high), 1.0)
     denominator = jnp.where(larger, 1.0 + ratio * back, ratio + back)
     spread = jnp.where(larger, high, low) / jnp.where(denominator > 0, denominator, 1.0)
-    spread = jnp.where(denominator > 0, jnp.minimum(spread, high), high) * (1.0 + 4.0 * eta + 16.0 * UNIT)
+    spread = jnp.where(denominator > 0, jnp.minimum(spread, high), high) * (1.0 + 4.0 * eta + 16.0 * ROUNDOFF)
     lowered = jnp.maximum(_from_left(spread), spread)
     final = last - 1
     lowered = jnp.where(index == final, jnp.maximum(lowered, high * (1.0 + 2.0 * eta)), lowered)
@@ -272,7 +271,7 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
     kept = low * (1.0 - eta) + _from_left(high * (1.0 - eta)) + whole + atoms
     given = (1.0 + back) * lowered
     taken = back * _from_right(lowered) + _from_left(lowered)
-    jump = kept + given - taken - 16.0 * UNIT * (kept + given + taken)
+    jump = kept + given - taken - 16.0 * ROUNDOFF * (kept + given + taken)
     jump = jnp.where((index >= first) & (index <= last), jump, 0.0)
     return _convex_minorant(jump, back, first, last)
 
@@ -289,15 +288,15 @@ def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
     missing = 0.0
     above = np.flatnonzero(mass > 0.0)
     for k in np.flatnonzero(mass < 0.0)[::-1]:  # those of highest loss first
-        debt, mass[k] = -mass[k] * (1.0 + 4.0 * UNIT), 0.0
+        debt, mass[k] = -mass[k] * (1.0 + 4.0 * ROUNDOFF), 0.0
         place = first = int(np.searchsorted(above, k))
         while debt > 0.0 and place < above.size:
             j = above[place]
             if mass[j] > debt:
-                mass[j] = (mass[j] - debt) * (1.0 - 4.0 * UNIT)
+                mass[j] = (mass[j] - debt) * (1.0 - 4.0 * ROUNDOFF)
                 debt = 0.0
             else:
-                debt = max(debt - mass[j], 0.0) * (1.0 + 4.0 * UNIT)
+                debt = max(debt - mass[j], 0.0) * (1.0 + 4.0 * ROUNDOFF)
                 mass[j] = 0.0
                 place += 1
         if place > first:
@@ -320,13 +319,13 @@ def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
         total, discounted = total + mass[k + 1], back * (discounted + mass[k + 1])
         size += abs(mass[k + 1])
         here = total - discounted
-        slack = 64.0 * UNIT * (some[-1] - k + 2.0) * (size + abs(mass[k]))
+        slack = 64.0 * ROUNDOFF * (some[-1] - k + 2.0) * (size + abs(mass[k]))
         if here > slack:  # else c_k may not be above 0, and the chord to 0 not below the profile
             before = (total + mass[k]) - back * (discounted + mass[k])
             whole = -np.expm1(-step)
             mass[k + 1 :] = 0.0
-            mass[k] = max(before - slack, 0.0) / whole * (1.0 - 8.0 * UNIT)
-            mass[k - 1] -= (here + slack) * back / whole * (1.0 + 8.0 * UNIT)
+            mass[k] = max(before - slack, 0.0) / whole * (1.0 - 8.0 * ROUNDOFF)
+            mass[k - 1] -= (here + slack) * back / whole * (1.0 + 8.0 * ROUNDOFF)
             return mass
     return np.zeros_like(mass)
 
@@ -355,6 +354,6 @@ def _convex_minorant(jump: Array, back: Array, first: Array, last: Array) -> Arr
         debt = negative(x)
         share = _from_right(debt) * (back / (1.0 + back)) + _from_left(debt) / (1.0 + back)
         rest = x - debt
-        return done + 1, rest + share - 8.0 * UNIT * (jnp.abs(rest) - share) * (share < 0)
+        return done + 1, rest + share - 8.0 * ROUNDOFF * (jnp.abs(rest) - share) * (share < 0)
 
     return jax.lax.while_loop(going, sweep, (jnp.zeros((), jnp.int64), jump))[1]

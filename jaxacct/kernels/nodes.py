@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import certificate
 from jaxacct.kernels.law import Law, tilted_gaussian
-from jaxacct.kernels.rounding import UNIT, blocks, sum_depth
+from jaxacct.kernels.rounding import blocks, sum_depth
 from jaxacct.kernels.special import log1p
 
 CUTS = (12.0, 2048.0, 18)
@@ -106,7 +107,7 @@ def _laplace_nodes(scale, c, t):
 
     base = value(lax.complex(c, 0.0 * c)).real
     ratio = value(lax.complex(c, t)) / base
-    error = UNIT * (120.0 + 24.0 * (c + 1.0 + t[-1]) / scale)
+    error = ROUNDOFF * (120.0 + 24.0 * (c + 1.0 + t[-1]) / scale)
     return jnp.log(base), ratio.real - 1.0, ratio.imag, jnp.full_like(t, error), error
 
 
@@ -120,7 +121,7 @@ def _finite_nodes(loss, mass, c, t):
     re = -2.0 * jnp.sin(0.5 * phase) ** 2 @ weight / total
     im = jnp.sin(phase) @ weight / total
     reach = jnp.max(jnp.where(mass > 0, jnp.abs(loss), 0.0))
-    error = UNIT * (certificate.finite_units(loss, mass, weight) + 24.0 * (c + 1.0 + t[-1]) * reach)
+    error = ROUNDOFF * (certificate.finite_units(loss, mass, weight) + 24.0 * (c + 1.0 + t[-1]) * reach)
     error = error + (c + t[-1]) * certificate.OFF
     return top + jnp.log(total), re, im, jnp.full_like(t, error), error
 
@@ -183,15 +184,15 @@ def nodes_at(law: Law, c, h, log_tol, points, count, images):
         angle, turns = angle + n @ turn, turns + n @ jnp.abs(turn)
         ceiling = jnp.exp(log_size) + error
         log_ceiling = log_ceiling + n @ jnp.log(ceiling)
-        relative = relative + n @ ((error + 16.0 * UNIT * jnp.hypot(re, im)) / ceiling)
+        relative = relative + n @ ((error + 16.0 * ROUNDOFF * jnp.hypot(re, im)) / ceiling)
     # rounding of the exponent n log|phi| and of the phase n arg M - t eps, where the two nearly cancel; of the
     # factors of a term, and of the sum of `count` of them
     spread = (terms + 8.0) * (jnp.abs(log_modulus) + turns) + 48.0 + count
     kept = index < keep
-    slack = jnp.where(kept, jnp.exp(log_ceiling) * (relative + UNIT * spread), 0.0)
+    slack = jnp.where(kept, jnp.exp(log_ceiling) * (relative + ROUNDOFF * spread), 0.0)
     log_modulus = jnp.where(kept, log_modulus, -jnp.inf)
     tail = 1.000001 * jnp.exp(-decay) / (jnp.pi * t_max)
-    common = common + UNIT * (terms + 8.0) * (sizes + 4.0)
+    common = common + ROUNDOFF * (terms + 8.0) * (sizes + 4.0)
     needs = jnp.stack([need_points, need_nodes])
     return Nodes(c, k0, common, h, t, weight_at(c, h, t), log_modulus, angle, slack, tail, *images, needs)
 
@@ -216,7 +217,7 @@ def trapezoid(nodes, epsilon):
 
 def errors(nodes: Nodes, epsilon):
     """(two-sided error over Z, images to subtract from the lower end, in absolute terms as logs)."""
-    cancel = 8.0 * UNIT * (nodes.t + nodes.c) * jnp.abs(epsilon) * jnp.exp(nodes.log_modulus)
+    cancel = 8.0 * ROUNDOFF * (nodes.t + nodes.c) * jnp.abs(epsilon) * jnp.exp(nodes.log_modulus)
     both = jnp.sum(jnp.hypot(*nodes.weight) * (nodes.slack + cancel)) + nodes.tail
     period = 2.0 * jnp.pi / nodes.h
     left = -nodes.c * period - jnp.log(-jnp.expm1(-nodes.c * period))

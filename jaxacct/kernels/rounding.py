@@ -14,7 +14,6 @@ Stated here once; README.md of this folder, section 4, uses it, and the tests ho
 import jax.numpy as jnp
 from jax import lax
 
-UNIT = 2.0**-53
 SIMPLE = 4.0
 COMPOUND = 6.0
 TINY = 2.0**-1022

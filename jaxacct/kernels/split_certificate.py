@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import certificate
 from jaxacct.kernels.law import Law, Tilted, log_mix
-from jaxacct.kernels.rounding import UNIT, sum_depth
+from jaxacct.kernels.rounding import sum_depth
 from jaxacct.kernels.special import log1p
 from jaxacct.kernels.split import Frame, Split, high_blur, low_blur, rise_and_norm
 
@@ -67,8 +68,8 @@ def _cells(sigma, q, sign, low, high, c, alpha, edges):
     modulus = loss + 0.5 * jnp.log(jnp.maximum(shrink, 1e-300))
     turn = jnp.arctan2(odds * jnp.sin(angle), 1.0 + odds * jnp.cos(angle))
     # what rounding can add to the exponents
-    off = 4.0 * UNIT * (jnp.maximum(jnp.abs(u[0]), jnp.abs(u[-1])) / sigma + 0.5 / sigma**2 + 1.0)
-    blurred = (c + 1.0) * (odds / (1.0 + odds) * off + 4.0 * certificate.LOSS * UNIT * jnp.abs(loss))
+    off = 4.0 * ROUNDOFF * (jnp.maximum(jnp.abs(u[0]), jnp.abs(u[-1])) / sigma + 0.5 / sigma**2 + 1.0)
+    blurred = (c + 1.0) * (odds / (1.0 + odds) * off + 4.0 * certificate.LOSS * ROUNDOFF * jnp.abs(loss))
     modulus, turn, blurred = lax.optimization_barrier((modulus, turn, blurred))  # both ends of a cell read them
     # the modulus is monotone in u for angles up to pi/2; beyond, mix cos(v/2) <= |mix| <= mix
     steep = angle > 0.5 * jnp.pi
@@ -208,18 +209,18 @@ def rounding_errors(sigma, q, c, nodes: Frame, weight, log_part, t_max, depth, l
     through_y = nodes.posterior * (in_y - 3.0 * jnp.log(q))
     growth = nodes.step / nodes.gap
     # of a node's place, and of its gap by the posterior
-    node = nodes.slack / UNIT + (4.0 * edge + nodes.warp * ((certificate.LOSS + 6.0) * size + through_y)) / growth
+    node = nodes.slack / ROUNDOFF + (4.0 * edge + nodes.warp * ((certificate.LOSS + 6.0) * size + through_y)) / growth
     near, near_slope = _window_rounding(side * (low - nodes.u), low_blur(sigma))
     far, far_slope = _window_rounding(high - nodes.u, high_blur(sigma))
     steepness = jnp.abs(nodes.u) + z * slope + near_slope + far_slope + 1.0 / sigma
     own = 32.0 + jnp.abs(log_part) + (certificate.LOSS + 2.0) * z * size + 2.0 * nodes.u**2 + z * through_y + in_y
     own = own + near + far + node * steepness
-    doubt = UNIT * jnp.max(jnp.where(weight > 0.0, own, 0.0))
+    doubt = ROUNDOFF * jnp.max(jnp.where(weight > 0.0, own, 0.0))
     rotated = own + depth
     turned = (certificate.LOSS + 12.0) * size + through_y + node * slope
     common = sum_depth(nodes.u.size) + 40.0 + 8.0 * jnp.abs(log_part)
     bounds = jnp.stack([size * rotated + turned, 2.0 * rotated + t_max * turned, own + common])
-    return jnp.where(doubt < 0.1, UNIT * (1.0 + 2.0 * doubt) * (bounds @ weight), USELESS)
+    return jnp.where(doubt < 0.1, ROUNDOFF * (1.0 + 2.0 * doubt) * (bounds @ weight), USELESS)
 
 
 def _total(nodes: Frame, parts: Split, sign, c):
@@ -287,7 +288,7 @@ def chernoff(law: Law, keep, parts: Split, errors, c):
 def _sum_rounding(law: Law, parts: Split, rise, c):
     """Rounding of sums of `n log A`, `n log(1 + B/A)` and the logarithm of kappa(c), about twice over."""
     size = law.mu2 * c * (c + 1.0) + law.gauss_n @ jnp.abs(parts.log_calm) + rise + jnp.abs(certificate.log_kappa(c))
-    return UNIT * (law.gauss_n.size + 24.0) * (size + 40.0)
+    return ROUNDOFF * (law.gauss_n.size + 24.0) * (size + 40.0)
 
 
 def decay_beyond(law: Law, window, frames: Frame, parts: Split, errors, c, k0, frequency):

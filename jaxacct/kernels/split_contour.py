@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import aside, saddle
 from jaxacct.kernels.contour import Bracketed
 from jaxacct.kernels.law import Law
-from jaxacct.kernels.rounding import UNIT
 from jaxacct.kernels.split import AWAY, Window, cumulants, shares
 from jaxacct.kernels.split_place import AXIS, Placed, frames_of, plan
 from jaxacct.kernels.split_proof import ends, proof
@@ -99,14 +99,16 @@ def _certified(law: Law, placed: Placed, wave, made_from, solution, log_delta_lo
     shown = proof(law, placed, wave, made_from, points)
     _, rate = estimate(wave, solution)
     low, high = ends(wave, shown, solution)
-    grain = 16.0 * UNIT * (jnp.abs(wave.k0) + jnp.abs(log_delta_low) + 4.0)
+    grain = 16.0 * ROUNDOFF * (jnp.abs(wave.k0) + jnp.abs(log_delta_low) + 4.0)
     rate = jnp.maximum(rate, 1e-3 / solution)
     above = solution + 1.05 * (jnp.maximum(high - log_delta_low, 0.0) + grain) / rate
     below = solution - 1.05 * (jnp.maximum(log_delta_high - low, 0.0) + grain) / rate
     lowers, uppers = jax.vmap(ends, (None, None, 0))(wave, shown, jnp.stack([below, above]))
     # the logarithms of delta come from outside, to a few units
-    upper_ok = uppers[1] + 4.0 * UNIT * jnp.abs(log_delta_low) <= log_delta_low
-    lower_ok = (below > 0) & (below < jnp.inf) & (lowers[0] - 4.0 * UNIT * jnp.abs(log_delta_high) >= log_delta_high)
+    upper_ok = uppers[1] + 4.0 * ROUNDOFF * jnp.abs(log_delta_low) <= log_delta_low
+    lower_ok = (
+        (below > 0) & (below < jnp.inf) & (lowers[0] - 4.0 * ROUNDOFF * jnp.abs(log_delta_high) >= log_delta_high)
+    )
     lower, upper = jnp.where(lower_ok, below, -jnp.inf), jnp.where(upper_ok, above, jnp.inf)
     return Bracketed(lower, solution, upper, upper_ok & lower_ok, shown.needs)
 

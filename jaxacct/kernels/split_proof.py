@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import aside, split_certificate
 from jaxacct.kernels.aside import Aside
 from jaxacct.kernels.law import Law
 from jaxacct.kernels.nodes import depth, trapezoid
-from jaxacct.kernels.rounding import UNIT
 from jaxacct.kernels.special import log1p
 from jaxacct.kernels.split import rise_and_norm, tilted
 from jaxacct.kernels.split_place import Placed, frames_of
@@ -100,7 +100,7 @@ def proof(law: Law, placed: Placed, wave: Wave, made_from, points) -> Proof:
     ratio = jnp.exp(odds)[:, None] * jumps / ceilings
     most = n @ log1p(ratio)
     gain = -jnp.expm1(-most) + window.keep * jnp.exp(-most)  # (e^R - 1 + keep) / e^R at its largest
-    units = UNIT * (16.0 + n.size)
+    units = ROUNDOFF * (16.0 + n.size)
     moved = n @ ((errors[0] + units * jnp.hypot(*calm)) / ceilings)
     jumped = n @ (ratio / (1.0 + ratio) * (errors[1] / jumps + 2.0 * units))
     # the last two: rounding of the factors of a term, and of the sum of `count` of them
@@ -123,7 +123,7 @@ def proof(law: Law, placed: Placed, wave: Wave, made_from, points) -> Proof:
 
 def _errors(wave: Wave, proof: Proof, epsilon):
     """(two-sided error over Z, images in absolute terms)."""
-    turned = 8.0 * UNIT * (wave.t + wave.c) * jnp.abs(epsilon) * jnp.exp(wave.log_modulus)
+    turned = 8.0 * ROUNDOFF * (wave.t + wave.c) * jnp.abs(epsilon) * jnp.exp(wave.log_modulus)
     both = 1.0000001 * jnp.sum(jnp.hypot(*wave.weight) * (proof.slack + turned)) + proof.tail
     period = 2.0 * jnp.pi / wave.h
     left = proof.aside.log_mass - wave.c * period - jnp.log(-jnp.expm1(-wave.c * period))
@@ -138,14 +138,14 @@ def ends(wave: Wave, proof: Proof, epsilon):
     both, images = _errors(wave, proof, epsilon)
     far, _ = aside.far(wave.far, epsilon)
     log_z = wave.k0 - wave.c * epsilon
-    both = both + 8.0 * UNIT * jnp.abs(value)
+    both = both + 8.0 * ROUNDOFF * jnp.abs(value)
     z, up, down = jnp.exp(jnp.maximum(log_z, -690.0)), jnp.exp(proof.common), jnp.exp(-proof.common)
     high = z * (value + both) * up + aside.far_above(proof.aside, epsilon) + aside.calm(proof.aside, epsilon)
     least = jnp.where(log_z < -690.0, jnp.minimum(0.0, value - both), value - both)
     low = z * least * jnp.where(least > 0, down, up) - 1.000001 * images * up + far
     log_low, log_high = (jnp.log(jnp.maximum(x, 1e-300)) for x in (low, high))
-    margin = 16.0 * UNIT * (jnp.abs(log_z) + jnp.abs(wave.c * epsilon) + 8.0)
+    margin = 16.0 * ROUNDOFF * (jnp.abs(log_z) + jnp.abs(wave.c * epsilon) + 8.0)
     # what the contour integrates is at least 0: else the bounds contradict each other
     certain = (value + both >= 0.0) & (high < jnp.inf)
-    low = jnp.where(certain & (low > 1e-300), log_low - margin - 8.0 * UNIT * jnp.abs(log_low), -jnp.inf)
-    return low, jnp.where(certain, log_high + margin + 8.0 * UNIT * jnp.abs(log_high), jnp.inf)
+    low = jnp.where(certain & (low > 1e-300), log_low - margin - 8.0 * ROUNDOFF * jnp.abs(log_low), -jnp.inf)
+    return low, jnp.where(certain, log_high + margin + 8.0 * ROUNDOFF * jnp.abs(log_high), jnp.inf)

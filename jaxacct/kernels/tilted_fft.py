@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxacct.kernels.lattice import UNIT
+from jaxacct.floats import ROUNDOFF
 
 __all__ = ["Composition", "Payoff", "compose", "payoff"]
 
@@ -76,21 +76,21 @@ def compose(
     tilted = tilt[:, :1] * place
     exponent = log_mass + tilted - log_moments[:, :1]
     size = jnp.where(mass > 0, jnp.abs(log_mass) + jnp.abs(tilted), 0.0)
-    slack = UNIT * (8.0 + 4.0 * (size + jnp.abs(log_moments[:, :1])))
+    slack = ROUNDOFF * (8.0 + 4.0 * (size + jnp.abs(log_moments[:, :1])))
     weight = jnp.where(mass > 0, jnp.exp(exponent) * (1.0 + jnp.where(upper, slack, -slack)), 0.0)
 
     first, rest = weight[:, :1], weight.at[:, 0].set(0.0)
-    relative = FFT_CONSTANT * UNIT * jnp.log2(length)
+    relative = FFT_CONSTANT * ROUNDOFF * jnp.log2(length)
     phi = jnp.fft.rfft(rest, axis=1) + first
     modulus = jnp.abs(phi)
-    wrong = relative * jnp.sum(rest, axis=1, keepdims=True) + 2.0 * UNIT * modulus
+    wrong = relative * jnp.sum(rest, axis=1, keepdims=True) + 2.0 * ROUNDOFF * modulus
     log_modulus, log_bound = jnp.log(modulus), jnp.log(modulus + wrong)
     times = count[:, None]
     angle = jnp.sum(direction[:, None] * times * jnp.angle(phi), axis=0)
     power = jnp.exp(jnp.sum(times * log_modulus, axis=0))
     largest = jnp.exp(jnp.sum(times * log_bound, axis=0))
-    factor = jnp.sum(times * (wrong / (modulus + wrong) + UNIT * (14.0 + 4.0 * jnp.abs(log_bound))), axis=0)
-    error = largest * (factor + UNIT * 8.0 * mass.shape[0])
+    factor = jnp.sum(times * (wrong / (modulus + wrong) + ROUNDOFF * (14.0 + 4.0 * jnp.abs(log_bound))), axis=0)
+    error = largest * (factor + ROUNDOFF * 8.0 * mass.shape[0])
     spectrum = power * jax.lax.complex(jnp.cos(angle), jnp.sin(angle))
     composed = jnp.roll(jnp.fft.irfft(spectrum, n=length), -roll)
 

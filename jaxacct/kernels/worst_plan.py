@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from jaxacct.floats import ROUNDOFF
+
 CELLS = 16384
 """Cells of a curve."""
 SAMPLE = 384
@@ -32,8 +34,7 @@ FINE = Effort(256, 6, 768, 192, (36, 96))
 FINEST = FINE._replace(sketch=(144, 192))  # sees turns of the order that FINE misses here and there; not always better
 LEAST = 1e-18
 """P-mass of rows below which they are all one."""
-UNIT = 2.0**-53
-SHIFT = 16.0 * UNIT
+SHIFT = 16.0 * ROUNDOFF
 """Absolute error of a difference of two masses."""
 RELATIVE = 4e-12
 """Relative error of phi'."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.base import BaseMechanism, register, sensitivity
 from jaxacct.mechanisms.finite import FinitePair, sample_pair
 from jaxacct.mechanisms.parts import FinitePart
@@ -167,7 +168,7 @@ def _grouped(
     whole = -np.expm1(-below - above)
     rise, fall = -np.expm1(-below) / whole, -np.expm1(-above) / whole
     many = np.bincount(cell, minlength=nodes.size)
-    grown = 1.0 + 2.0**-53 * (many + np.append(0, many[:-1]) + 16.0)
+    grown = 1.0 + ROUNDOFF * (many + np.append(0, many[:-1]) + 16.0)
 
     def collected(to_lower: np.ndarray, to_upper: np.ndarray) -> np.ndarray:
         lower, upper = (np.bincount(cell + k, x, nodes.size) for k, x in enumerate((to_lower, to_upper)))

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.finite import FinitePair
 from jaxacct.mechanisms.parts import FinitePart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 __all__ = ["either_order"]
 
-UNIT = 2.0**-53
 LARGEST_STEP = 600.0
 """Distance of two losses up to which the point is looked for where the two profiles cross between them."""
 
@@ -54,16 +54,16 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
 def _profile(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.ndarray) -> np.ndarray:
     """delta(eps) of a finite law of the loss, rounded up."""
     below = eps[:, None] - loss
-    below = np.minimum(below - 2.0 * UNIT * (np.abs(loss) + eps[:, None]), 0.0)
+    below = np.minimum(below - 2.0 * ROUNDOFF * (np.abs(loss) + eps[:, None]), 0.0)
     total = np.sum(mass * -np.expm1(below), axis=1) + infinite
-    return np.minimum(total * (1.0 + UNIT * (8.0 + loss.size)), 1.0)
+    return np.minimum(total * (1.0 + ROUNDOFF * (8.0 + loss.size)), 1.0)
 
 
 def _apart(points: np.ndarray) -> np.ndarray:
     """Ascending points without those too near the one before; a profile without some of its knots only rises."""
     kept = [points[0]]
     for point in points[1:]:
-        if point - kept[-1] >= max(LEAST_GAP, 64.0 * UNIT * point):
+        if point - kept[-1] >= max(LEAST_GAP, 64.0 * ROUNDOFF * point):
             kept.append(point)
     if kept[-1] < points[-1]:  # the largest loss stays, beyond it only the mass at infinity is left
         kept[-1] = points[-1]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.base import batch_shape, register
 from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair
 from jaxacct.validation import NON_NEGATIVE, PROBABILITY, InputError, check, is_tracer
@@ -16,7 +17,6 @@ __all__ = ["PrivacyProfile", "pair_of_profile", "profile_from_cdfs", "stacked"]
 
 CDF_ERROR = 2e-15
 """Absolute error allowed for a distribution function, and for 1 less its value."""
-UNIT = 2.0**-53
 LEAST_GAP = 1e-9
 """Least distance of two points: slopes lose digits as it shrinks."""
 ROUNDING = 8.0
@@ -125,10 +125,16 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
         for values, chain in ((f, right), (r, left)):
             while _first_is_above(epsilon, values, chain, centre):
                 chain.pop(0)
-        rest = 1.0 + 2.0 * ROUNDING * UNIT - centre - _fall(epsilon, f, right, centre) - _fall(epsilon, r, left, centre)
+        rest = (
+            1.0
+            + 2.0 * ROUNDING * ROUNDOFF
+            - centre
+            - _fall(epsilon, f, right, centre)
+            - _fall(epsilon, r, left, centre)
+        )
     if away.size and (epsilon[0] > 0.0 or rest < 0.0):
         centre, right, left = _bridge(epsilon, f, r, right, left)
-        rest, doubt = 0.0, ROUNDING * UNIT * centre
+        rest, doubt = 0.0, ROUNDING * ROUNDOFF * centre
     size = epsilon.size
     p, q = np.zeros(2 * size + 1), np.zeros(2 * size + 1)
     p[size] = q[size] = max(rest, 0.0)
@@ -168,7 +174,7 @@ def _mass(epsilon: np.ndarray, f: np.ndarray, chain: list[int], place: int, cent
     before = chain[place - 1] if place else -1
     after = chain[place + 1] if place + 1 < len(chain) else -1
     rise, fall = _terms(epsilon, f, before, chain[place], after, centre)
-    rounding = ROUNDING * UNIT * (rise + fall) + (0.0 if place else doubt / -np.expm1(-epsilon[chain[0]]))
+    rounding = ROUNDING * ROUNDOFF * (rise + fall) + (0.0 if place else doubt / -np.expm1(-epsilon[chain[0]]))
     return max(rise - fall, 0.0) + rounding
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.base import batch_shape, register
 from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
@@ -16,7 +17,6 @@ __all__ = ["SmoothSensitivityGaussian"]
 
 BULK, TAIL = 2500, 400
 """Quantiles at which the profile is taken: up to 9 deviations, and beyond up to 37."""
-UNIT = 2.0**-53
 SMOOTHNESS = Constraint("use a smoother bound of the sensitivity", 0, 10)
 
 
@@ -119,4 +119,4 @@ def _narrower(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
 
 def _rounding(epsilon: np.ndarray) -> np.ndarray:
     """Relative error allowed for the two terms whose difference is a point of the profile."""
-    return 1e-12 + 32.0 * UNIT * epsilon
+    return 1e-12 + 32.0 * ROUNDOFF * epsilon

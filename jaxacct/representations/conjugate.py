@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.representations.moments import UNIT, Interval
+from jaxacct.floats import ROUNDOFF
+from jaxacct.representations.moments import Interval
 
 __all__ = ["best_cells", "conjugate"]
 
@@ -30,13 +31,13 @@ def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyon
     """
     x, low, high = (np.asarray(v, np.float64) for v in (x, low, high))
     s = np.asarray(slope, np.float64)[..., None]
-    lower = np.max(1.0 - high - s * x - 8.0 * UNIT * (1.0 + s * x), axis=-1)
+    lower = np.max(1.0 - high - s * x - 8.0 * ROUNDOFF * (1.0 + s * x), axis=-1)
     upper = np.max(_cells(x, low, high, s, steepest), axis=-1)
     if beyond is not None:
         last = (low[-1] - high[-2]) / (x[-1] - x[-2])
         with np.errstate(all="ignore"):
             share = np.where(-last > s, s / max(-last, 1e-300), 1.0) if last < 0 else np.ones_like(s)
-        tail = 1.0 - share * low[-1] - (1.0 - share) * beyond - s * x[-1] + 16.0 * UNIT * (1.0 + s * x[-1])
+        tail = 1.0 - share * low[-1] - (1.0 - share) * beyond - s * x[-1] + 16.0 * ROUNDOFF * (1.0 + s * x[-1])
         upper = np.maximum(upper, tail[..., 0])
     lower, upper = np.clip(lower, 0.0, 1.0), np.clip(upper, 0.0, 1.0)
     return Interval(np.minimum(lower, upper), upper)
@@ -65,4 +66,4 @@ def _cells(x, low, high, s, steepest: float) -> np.ndarray:
     ratio = np.concatenate([[1.0], width[1:] / width[:-1]])
     back = np.concatenate([width[:-1] / width[1:], [1.0]])
     size = 4.0 + s * x[1:] + ratio + back + np.abs(from_left * width) + np.abs(from_right * width)
-    return np.maximum(1.0 - at_left - s * x[:-1], 1.0 - at_right - s * x[1:]) + 16.0 * UNIT * size
+    return np.maximum(1.0 - at_left - s * x[:-1], 1.0 - at_right - s * x[1:]) + 16.0 * ROUNDOFF * size

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Components
 from jaxacct.mechanisms.finite import log_mixture
 
-UNIT = 2.0**-53
 NATS = 75.0
 """What the trapezoid rule and its ends are planned to leave out, relative to the moment: e^-75."""
 MOST_NODES = 2**16
@@ -47,7 +47,7 @@ def log_moments(parts: Components, c: np.ndarray) -> Interval:
     Where nothing is known within the limit on nodes, the bracket is open: [-inf, inf].
     """
     low = high = parts.mu2 * c * (c + 1.0) / 2.0
-    slack = 4.0 * UNIT * np.abs(low)
+    slack = 4.0 * ROUNDOFF * np.abs(low)
     low, high = low - slack, high + slack
     power = np.where(parts.sign > 0, c + 1.0, -c)
     for j in range(parts.gauss_n.shape[1]):
@@ -68,7 +68,7 @@ def _add(low: np.ndarray, high: np.ndarray, n: np.ndarray, each: Interval) -> tu
     used = n > 0
     low = low + np.where(used, n * np.where(used, each.low, 0.0), 0.0)
     high = high + np.where(used, n * np.where(used, each.high, 0.0), 0.0)
-    return low - 2.0 * UNIT * np.abs(low), high + 2.0 * UNIT * np.abs(high)
+    return low - 2.0 * ROUNDOFF * np.abs(low), high + 2.0 * ROUNDOFF * np.abs(high)
 
 
 def _where(n: np.ndarray, moment, *columns: np.ndarray) -> Interval:
@@ -94,18 +94,20 @@ def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarr
     weight = np.exp(raised - top[:, None])
     total = np.maximum(np.sum(weight, axis=1), 1e-300)  # 0 where the part is absent
     value = top + np.log(total)
-    error = UNIT * (atoms + np.abs(top) + np.sum(weight * (16.0 + inexact + 8.0 * np.abs(exponent)), axis=1) / total)
+    error = ROUNDOFF * (
+        atoms + np.abs(top) + np.sum(weight * (16.0 + inexact + 8.0 * np.abs(exponent)), axis=1) / total
+    )
     low, high = value - error, value + error
     # exact laws sum to 1, so that only what the tilt adds is rounded
     with np.errstate(over="ignore", invalid="ignore"):
         added = mass * np.expm1(exponent)
         shift = np.sum(added, axis=1)
         turned = 4.0 * mass * np.abs(exponent) * np.exp(exponent)
-        wrong = UNIT * np.sum((atoms + 8.0 + inexact) * np.abs(added) + turned, axis=1)
+        wrong = ROUNDOFF * np.sum((atoms + 8.0 + inexact) * np.abs(added) + turned, axis=1)
         small = ~leaking & (np.abs(shift) + wrong < 0.5)
         near_low = np.log1p(np.where(small, shift - wrong, 0.0))
         near_high = np.log1p(np.where(small, shift + wrong, 0.0))
-    spread = 4.0 * UNIT * np.maximum(np.abs(near_low), np.abs(near_high))
+    spread = 4.0 * ROUNDOFF * np.maximum(np.abs(near_low), np.abs(near_high))
     low = np.where(small, np.maximum(low, near_low - spread), low)
     return Interval(low, np.where(small, np.minimum(high, near_high + spread), high))
 
@@ -116,7 +118,7 @@ def _laplace(scale: np.ndarray, c: np.ndarray) -> Interval:
     safe = np.where(x == 0.0, 1.0, x)
     g = np.where(x == 0.0, 1.0, -np.expm1(-safe) / safe)
     value = s + np.log1p(-s * g)
-    error = 24.0 * UNIT * (np.abs(s) + np.abs(s * g) * (1.0 + np.abs(x)) + np.abs(value))
+    error = 24.0 * ROUNDOFF * (np.abs(s) + np.abs(s * g) * (1.0 + np.abs(x)) + np.abs(value))
     return Interval(value - error, value + error)
 
 
@@ -149,7 +151,7 @@ def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float
     """mix^p is largest at an atom: the moment lies between that atom's share and the largest value."""
     at, log_mass = (1.0, -np.log(2.0) - 1.0 / scale) if power > 0 else (-1.0, -np.log(2.0))
     largest = power * float(log_mixture(np.asarray(at / scale), np.asarray(q)))
-    slack = 32.0 * UNIT * (largest + 1.0 / scale + 1.0)
+    slack = 32.0 * ROUNDOFF * (largest + 1.0 / scale + 1.0)
     return max(log_mass + largest - slack, 0.0), largest + slack
 
 
@@ -213,7 +215,7 @@ def _evaluate(nodes: _Nodes, p: np.ndarray) -> Interval:
     total = np.sum(weight, axis=1, keepdims=True)
     value = top + np.log(total)
     per_node = nodes.weight_rounding + 8.0 * np.abs(exponent) + np.abs(p) * nodes.loss_rounding
-    error = UNIT * (64.0 + np.abs(value) + np.abs(top) + np.sum(weight * per_node, axis=1, keepdims=True) / total)
+    error = ROUNDOFF * (64.0 + np.abs(value) + np.abs(top) + np.sum(weight * per_node, axis=1, keepdims=True) / total)
     error = error + 2.0 * nodes.relative
     known = nodes.relative < 0.1
     low, high = np.where(known, value - error, -np.inf), np.where(known, value + error, np.inf)
@@ -222,7 +224,7 @@ def _evaluate(nodes: _Nodes, p: np.ndarray) -> Interval:
     small = known & (np.abs(value) < 0.4) & (np.abs(shift) + spread < 0.6)
     near_low = np.log1p(np.where(small, shift - spread, 0.0))
     near_high = np.log1p(np.where(small, shift + spread, 0.0))
-    near_low, near_high = near_low - 4.0 * UNIT * np.abs(near_low), near_high + 4.0 * UNIT * np.abs(near_high)
+    near_low, near_high = near_low - 4.0 * ROUNDOFF * np.abs(near_low), near_high + 4.0 * ROUNDOFF * np.abs(near_high)
     low = np.where(small, np.maximum(low, near_low), low)
     high = np.where(small, np.minimum(high, near_high), high)
     return Interval(low[:, 0], high[:, 0])
@@ -244,5 +246,5 @@ def _difference(nodes: _Nodes, p, exponent, raised) -> tuple[np.ndarray, np.ndar
     steep = np.abs(raised) * lifted + np.abs(nodes.log_weight) * base
     wrong += 8.0 * np.where(gentle, 0.0, steep)
     wrong += 8.0 * np.abs(p) * np.where(np.abs(nodes.loss) < 1.0, 0.0, np.abs(nodes.log_weight + nodes.loss) * mixed)
-    spread = UNIT * np.sum(wrong, axis=1, keepdims=True)
+    spread = ROUNDOFF * np.sum(wrong, axis=1, keepdims=True)
     return np.sum(added, axis=1, keepdims=True), spread + nodes.relative * (3.0 + np.abs(p)) * 2.0

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.bounds import Bounds
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
 from jaxacct.representations.moments import Interval, log_moments
 from jaxacct.validation import POSITIVE, broadcast_shape, check, refuse_tracers
@@ -18,7 +19,6 @@ CUT = 1e-290
 NEAR_ONE = 1e-5
 """Order 1 lies between the orders 1 -+ this: Rényi divergences increase with the order."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
-_UNIT = 2.0**-53
 
 
 def renyi_divergence(mechanism: Mechanism, order: Any, relation: str = "add_or_remove_one") -> Bounds:
@@ -110,7 +110,7 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
         below = log_moments(parts.take(at_one), np.full(int(at_one.sum()), -NEAR_ONE))
         low[at_one] = below.high / -NEAR_ONE
     # order - 1 is rounded for orders near 0, where the divergence is proportional to the order
-    slack = 4.0 * _UNIT * (1.0 + 1.0 / order)
+    slack = 4.0 * ROUNDOFF * (1.0 + 1.0 / order)
     low, high = low - slack * np.abs(low), high + slack * np.abs(high)
     leaks, cut = (x & (order >= 1.0) for x in _leaks(parts))
     return Interval(np.where(leaks, np.inf, low), np.where(leaks | cut, np.inf, high))
@@ -124,7 +124,7 @@ def _largest_ratio(parts: Components) -> Interval:
     k_low, k_high = (x.reshape(size, grid.size) for x in moments)
     limit = 0.5 * (parts.mu2 + np.sum(parts.gauss_n / parts.gauss_sigma**2, axis=1))
     ratio = grid * (grid + 1.0)
-    low = np.maximum(np.max(k_low / ratio, axis=1), limit * (1.0 - 8.0 * _UNIT))
+    low = np.maximum(np.max(k_low / ratio, axis=1), limit * (1.0 - 8.0 * ROUNDOFF))
     first = k_high[:, 0] / grid[0]  # K(c) <= c K(c_0)/c_0 on the first cell
     # the chord A + B c of a cell, over c (c + 1), is largest at an end or where B c^2 + 2 A c + A = 0
     slope = (k_high[:, 1:] - k_high[:, :-1]) / np.diff(grid)

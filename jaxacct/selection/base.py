@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxacct.account import delta, epsilon
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Components, Mechanism, SampledWithoutReplacement, batch_shape, components
 from jaxacct.mechanisms.base import register
 from jaxacct.mechanisms.parts import Part
@@ -136,7 +137,7 @@ def base_delta(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarra
 def base_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
     """(lower, upper) of epsilon(delta) of one configuration, likewise; (0, 0) at 1 or more, open below 1e-300."""
     each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
-    at = np.clip(target, LEAST, 1.0 - 2.0**-53)
+    at = np.clip(target, LEAST, 1.0 - ROUNDOFF)
     if all(finite_once(parts) for parts in each):
         low = np.max([_crossing(parts, at, -1.0) for parts in each], axis=0)
         high = np.max([_crossing(parts, at, 1.0) for parts in each], axis=0)
@@ -162,7 +163,7 @@ def _crossing(parts: Components, target: np.ndarray, side: float) -> np.ndarray:
 def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> np.ndarray:
     """Upper ends of epsilon(delta); inf where delta is below 1e-300, 0 where it is 1 or more."""
     target = np.asarray(target)
-    found = np.asarray(epsilon(run, np.clip(target, 1e-300, 1.0 - 2.0**-53), relation=relation).upper)
+    found = np.asarray(epsilon(run, np.clip(target, 1e-300, 1.0 - ROUNDOFF), relation=relation).upper)
     return np.where(target >= 1.0, 0.0, np.where(target >= 1e-300, found, np.inf))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxacct.account import delta, epsilon
 from jaxacct.engines import contour, programs
+from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.worst_plan import CELLS, Inner, Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element
@@ -38,7 +39,6 @@ HIGHEST = 600.0
 """Largest eps that the engines are asked for."""
 FAR = 1e290
 """Slope at which the polygon below ends at the latest."""
-UNIT = 2.0**-53
 
 
 class Curve(NamedTuple):
@@ -99,7 +99,7 @@ def _by_engine(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.
 def _last(run: Mechanism, level: float, relation: str) -> float:
     """An eps at which delta has fallen to a level."""
     with programs.alike(True):
-        found = float(epsilon(run, min(level, 1.0 - UNIT), relation=relation, rtol=ROUGH).upper)
+        found = float(epsilon(run, min(level, 1.0 - ROUNDOFF), relation=relation, rtol=ROUGH).upper)
     return min(max(found, 1e-6), HIGHEST)
 
 
@@ -113,7 +113,7 @@ def _by_sum(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.nda
     low, high = [], []
     for part in parts:
         loss, mass = part.finite_loss[0, 0], part.finite_mass[0, 0]
-        shift = 8.0 * UNIT * (np.abs(loss)[None] + at[:, None])
+        shift = 8.0 * ROUNDOFF * (np.abs(loss)[None] + at[:, None])
         gap = loss[None] - at[:, None]
         error = 1.0 + ROUNDING * np.array([[-1.0], [1.0]])[:, None]
         ends = [
@@ -149,7 +149,7 @@ def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndar
     upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + ROUNDING)
     # e^eps is rounded: delta is convex, so over that it moves by less than the chord before it says, and than e^eps
     steepest = np.minimum(upper[:-1] / np.diff(ratio), 1.0)
-    moved = 4.0 * UNIT * (1.0 + np.abs(np.log(ratio[1:]))) * ratio[1:] * steepest
+    moved = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(ratio[1:]))) * ratio[1:] * steepest
     upper[1:] += moved
     lower[1:] -= moved
     return ratio, np.maximum(lower, np.maximum(1.0 - ratio, 0.0)), np.minimum(upper, 1.0)
@@ -168,7 +168,7 @@ def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     """(slopes, u, T) of a concave polygon above the curve, from upper ends of delta at ratios e^eps, ascending."""
     keep = np.unique(np.linspace(0, ratio.size - 1, CELLS - 1).round().astype(int))  # any of the lines will do
     r, d = np.concatenate([[0.0], ratio[keep]])[::-1], np.concatenate([[1.0], upper[keep]])[::-1]
-    return _envelope(r, np.minimum(d, 1.0), 1.0 + 4.0 * UNIT)
+    return _envelope(r, np.minimum(d, 1.0), 1.0 + 4.0 * ROUNDOFF)
 
 
 def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import element
 from jaxacct.selection.base import common_shape, infinite_mass, place, sides, upper_delta, upper_epsilon
@@ -32,7 +33,6 @@ NEAR = 1500
 """Points close to v = 1, and to T(v) = 1."""
 TAIL = 1e-6
 """Share of delta that the base's tail beyond the grid may add."""
-UNIT = 2.0**-53
 INFLATED = 4e-12
 """More than the relative errors of generating functions and of sums."""
 FLOOR = 1e-300
@@ -116,7 +116,7 @@ def _made(run: Mechanism, law: Law, top: float, relation: str) -> Envelope:
     kept = upper_hull(gain, -cost)
     (sure, survived), (steep, _), _ = evaluated(law, np.array([0.0, t[0]]))
     # phi(1) - phi(1 - t) is at most t phi'(1); the difference cancels where t is small
-    difference = sure - survived + 4.0 * UNIT * (1.0 + steep) + 2.0 * INFLATED
+    difference = sure - survived + 4.0 * ROUNDOFF * (1.0 + steep) + 2.0 * INFLATED
     infinite = float(np.fmin(difference, t[0] * steep * (1.0 + 2.0 * INFLATED)))
     rows = height > 0.0
     return Envelope(slope[rows], height[rows], gain[kept], cost[kept], infinite)
@@ -139,12 +139,12 @@ def _lines(law: Law, v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarr
     """
     _, first, second = evaluated(law, 1.0 - np.stack([0.5 * (v[1:] + v[:-1]), v[:-1]]))
     _, gain, steeper = evaluated(law, 1.0 - w)
-    least, tilt = first * (1.0 - INFLATED) - 4.0 * UNIT * second, second * np.diff(v)
-    middle = (tilt[0] < first[0]) & (first[0] > 16.0 * UNIT * second[0])
+    least, tilt = first * (1.0 - INFLATED) - 4.0 * ROUNDOFF * second, second * np.diff(v)
+    middle = (tilt[0] < first[0]) & (first[0] > 16.0 * ROUNDOFF * second[0])
     left = np.where(middle, least[0] - 0.5 * tilt[0] * (1.0 + INFLATED), least[1])
     right = np.where(middle, least[0] + 0.5 * tilt[0] * (1.0 - INFLATED), least[1] + tilt[1] * (1.0 - INFLATED))
     cost = np.minimum(np.append(left, np.inf), np.append(np.inf, right))
-    gain = np.maximum(gain * (1.0 + INFLATED) + 4.0 * UNIT * steeper, FLOOR)
+    gain = np.maximum(gain * (1.0 + INFLATED) + 4.0 * ROUNDOFF * steeper, FLOOR)
     return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # rounding may disorder gains that hardly differ
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from scipy.special import expit
 
 from jaxacct.engines.quick_bounds import largest_loss_above
+from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.worst_plan import Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element
@@ -28,8 +29,7 @@ from jaxacct.selection.worst_case import known_curves
 
 __all__ = ["Limits", "bounded", "last", "narrowed"]
 
-UNIT = 2.0**-53
-SHIFT = 16.0 * UNIT
+SHIFT = 16.0 * ROUNDOFF
 """More than the absolute error of a mass."""
 RELATIVE = 4e-12
 """More than the relative errors of phi, phi' and of masses."""
@@ -145,7 +145,7 @@ def _of_one(run: Mechanism, ahead: Components, back: Components, curve: Curve, l
         ratio = _largest_ratio(law, most, np.exp(top))
         largest = top + float(np.log(ratio)) + 1e-12 if ratio >= 1.0 else np.inf
     grown = growth(law, growth_of(run, float(upper_delta(run, np.zeros(()), side.forward)), side))
-    simple = (top + np.fmin(grown, _at_knots(curve.above, law, apart))) * (1.0 + 4.0 * UNIT)
+    simple = (top + np.fmin(grown, _at_knots(curve.above, law, apart))) * (1.0 + 4.0 * ROUNDOFF)
     return Limits(leak, float(np.fmin(largest, simple)), *_orders(ahead, curve, law), _reached(ahead, curve, law))
 
 
@@ -153,7 +153,7 @@ def _leak(law: Law, apart: float) -> tuple[float, float]:
     """`phi(1) - phi(1 - p)` between p times phi' in the middle and p times the mean of phi' at the ends."""
     ends = np.clip(apart * np.array([0.0, 0.5 * (1.0 + RELATIVE), 1.0 - RELATIVE, 1.0 + RELATIVE]), 0.0, 1.0)
     value, first, _ = evaluated(law, ends)
-    rounding = RELATIVE + UNIT * first[0]
+    rounding = RELATIVE + ROUNDOFF * first[0]
     low = np.fmax(apart * first[1] * (1.0 - 4.0 * RELATIVE), value[0] - value[2] - rounding)
     high = np.fmin(apart * 0.5 * (first[0] + first[2]) * (1.0 + 4.0 * RELATIVE), value[0] - value[3] + rounding)
     above = np.nextafter(high, 2.0) if apart > 0.0 else high
@@ -173,7 +173,7 @@ def _at_knots(above: Outer, law: Law, apart: float) -> float:
 
 def _reached(parts: Components, curve: Curve, law: Law) -> float:
     """Orders have losses up to this: a small share of the most revealing outcome above the ranks of each knot."""
-    top = _most_revealing(parts)[0] * (1.0 - 32.0 * UNIT)
+    top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0
     below = 1.0 - curve.below.p + parts.delta_infinity[0] * (1.0 + RELATIVE) + SHIFT
@@ -192,17 +192,17 @@ def _logs(law: Law, y: np.ndarray, side: float) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         if isinstance(law, TruncatedNegativeBinomial):
             value = -(law.eta + 1.0) * np.log(law.gamma + (1.0 - law.gamma) * y)
-            error = 8.0 * UNIT * (law.eta + 1.0)
+            error = 8.0 * ROUNDOFF * (law.eta + 1.0)
         elif isinstance(law, Poisson):
             value, error = -law.mean * y, 0.0
         elif isinstance(law, Binomial | PointMass):
             n, p = (law.trials, law.probability_of_run) if isinstance(law, Binomial) else (law.repetitions, 1.0)
             value = (n - 1.0) * np.log1p(-p * y) if n > 1.0 else np.zeros(y.shape)
-            error = 8.0 * UNIT * (n - 1.0) / np.maximum(1.0 - p * y, UNIT)
+            error = 8.0 * ROUNDOFF * (n - 1.0) / np.maximum(1.0 - p * y, ROUNDOFF)
         else:
             steep = _steep(law, y)
             value, error = np.where(steep > FLOOR, np.log(np.maximum(steep, FLOOR)), np.nan), 2.0 * RELATIVE
-        return value + side * (error + 8.0 * UNIT * np.abs(value))
+        return value + side * (error + 8.0 * ROUNDOFF * np.abs(value))
 
 
 def _steep(law: Law, y: np.ndarray) -> np.ndarray:
@@ -226,7 +226,7 @@ def _largest_ratio(law: Law, most, slope: float) -> float:
     def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(2, C) ends to upper bounds on the cells, and lower bounds of the largest."""
         gain = np.maximum(_steep(law, most(ends)) * (1.0 + 2.0 * RELATIVE), FLOOR)
-        cost = _steep(law, expit(-ends) * (1.0 + 4.0 * UNIT)) * (1.0 - 2.0 * RELATIVE)
+        cost = _steep(law, expit(-ends) * (1.0 + 4.0 * ROUNDOFF)) * (1.0 - 2.0 * RELATIVE)
         with np.errstate(divide="ignore", over="ignore"):
             return gain[1] / cost[0], gain[0] / cost[0]
 
@@ -274,7 +274,7 @@ def _orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.n
     v, left = _tried(curve, law, parts.delta_infinity[0] * (1.0 + RELATIVE))
     left = left - slope * (1.0 + 4.0 * RELATIVE) * share - SHIFT
     gain = share * slope * np.where(left >= 0.0, _steep(law, 1.0 - left), 0.0) * (1.0 - 2.0 * RELATIVE)
-    cost = share * _steep(law, 1.0 - v - 4.0 * UNIT) * (1.0 + 2.0 * RELATIVE)
+    cost = share * _steep(law, 1.0 - v - 4.0 * ROUNDOFF) * (1.0 + 2.0 * RELATIVE)
     kept = (gain > cost) & (v >= share) & (cost > FLOOR)
     return gain[kept], cost[kept]
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.engines import contour, programs
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, components, repeat
 from jaxacct.selection.base import infinite_mass
-from jaxacct.selection.weights import UNIT, Weights
+from jaxacct.selection.weights import Weights
 
 __all__ = ["Mixture"]
 
@@ -131,7 +132,7 @@ class Mixture:
         """Where the search begins: the epsilon of the mean of the listed numbers."""
         k, mass = self.weights.k, self.weights.high
         mean = max(round(float(np.sum(k * mass) / np.sum(mass))), 1) if k.size else 1
-        level = min(target, 1.0 - UNIT)
+        level = min(target, 1.0 - ROUNDOFF)
         found = float(account.epsilon(repeat(self.run, mean), level, relation=self.relation, rtol=1e-2).upper)
         return found if 1e-12 < found < HIGHEST else 1.0
 
@@ -151,7 +152,7 @@ class Mixture:
         """From ends at the nodes."""
         weights, nodes = self.weights, self.nodes
         before = np.concatenate([[0.0], low])
-        slack = 4.0 * UNIT * (weights.k.size + 64.0)
+        slack = 4.0 * ROUNDOFF * (weights.k.size + 64.0)
         least = weights.low[nodes] @ low + self._between(weights.low) @ before[:-1] + weights.above_low * before[-1]
         most = weights.high[nodes] @ high + self._between(weights.high) @ high
         beyond = weights.above + weights.below * (high[0] if high.size else 1.0)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.engines.quick_bounds import largest_loss_above
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, batch_shape, components, repeat
 from jaxacct.mechanisms.base import element
 from jaxacct.mechanisms.finite import log_mixture
@@ -27,7 +28,6 @@ __all__ = ["Growth", "ends", "growth", "growth_of", "most_runs"]
 
 UP = 1.0 + 1e-11
 """More than the rounding of what is rounded up; phi and phi' are accurate to 4e-12."""
-UNIT = 2.0**-53
 COPIES, LARGEST = 16, 600.0
 """K up to which copies of any base are composed, if no bounded loss is above that; of Gaussians any number."""
 
@@ -97,7 +97,7 @@ def _of_one(quantity: str, run: Mechanism, law: Law, values: np.ndarray, side: S
     if not law.mean > 0.0:  # nothing is ever released
         return np.zeros((2, *values.shape))
     (none,), (once,), _ = evaluated(law, np.ones(1))
-    mean, tried = float(law.mean) * UP, max(1.0 - none * UP - 4.0 * UNIT, once / UP)
+    mean, tried = float(law.mean) * UP, max(1.0 - none * UP - 4.0 * ROUNDOFF, once / UP)
     distance = float(upper_delta(run, np.zeros(()), side.forward))
     base = growth_of(run, distance, side)
     grown = growth(law, base)
@@ -125,7 +125,7 @@ def _of_one(quantity: str, run: Mechanism, law: Law, values: np.ndarray, side: S
 def _moved(law: Law, distance: float) -> float:
     """`1 - phi(1 - distance)`, rounded up: with probability phi(1 - distance) coupled candidates are all the same."""
     (sure, survived), (steep, _), _ = evaluated(law, np.array([0.0, min(distance, 1.0)]))
-    difference = sure - survived + 4.0 * UNIT * (1.0 + steep) + (UP - 1.0)
+    difference = sure - survived + 4.0 * ROUNDOFF * (1.0 + steep) + (UP - 1.0)
     return float(np.fmin(np.fmin(difference, steep * distance * UP), 1.0))
 
 

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.selection.law import Law
 from jaxacct.selection.laws import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
 from jaxacct.validation import InputError
 
 __all__ = ["Weights", "largest", "weights"]
 
-UNIT = 2.0**-53
 PER_STEP = 8.0
 """Units by which one more factor of a product of ratios, or one more term of a sum, may be off."""
 SUM = 4e-13
@@ -69,7 +69,7 @@ def weights(law: Law, tail: float) -> Weights:
         up, down = _ratios(law, np.arange(mode, stop)), 1.0 / _ratios(law, np.arange(start, mode))[::-1]
         with np.errstate(under="ignore"):
             value = np.concatenate([np.cumprod(down)[::-1], [1.0], np.cumprod(up)])
-        slack = PER_STEP * UNIT * (k.size + 8.0)
+        slack = PER_STEP * ROUNDOFF * (k.size + 8.0)
         low = np.where(value < TINY, 0.0, value * (1.0 - slack))
         high = value * (1.0 + slack) + np.where(value < TINY, 2.0 * TINY, 0.0)
         above = 0.0 if stop == last else high[-1] * _series(_ratios(law, np.array([stop]))[0], _gap(law))
@@ -94,7 +94,7 @@ def largest(law: Law) -> float:
 
 def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, above: float) -> Weights:
     """Without K = 0, which costs nothing, and without what has no probability."""
-    slack = PER_STEP * UNIT * (k.size + 8.0)
+    slack = PER_STEP * ROUNDOFF * (k.size + 8.0)
     left = 1.0 - np.sum(high) * (1.0 + slack) - below - slack
     kept = (k >= 1.0) & (high > 0.0)
     rest = min(above * (1.0 + slack), 1.0)
@@ -128,6 +128,6 @@ def _gap(law: Any) -> float:
 def _series(ratio: float, gap: float) -> float:
     """`r + r^2 + ...`, r at most 1 - gap where gap > 0, else at most `ratio`."""
     if gap > 0.0:
-        return 1.0 / gap * (1.0 + PER_STEP * UNIT)
-    left = 1.0 - ratio * (1.0 + PER_STEP * UNIT)
-    return float(ratio / left * (1.0 + PER_STEP * UNIT)) if left > 0.0 else np.inf
+        return 1.0 / gap * (1.0 + PER_STEP * ROUNDOFF)
+    left = 1.0 - ratio * (1.0 + PER_STEP * ROUNDOFF)
+    return float(ratio / left * (1.0 + PER_STEP * ROUNDOFF)) if left > 0.0 else np.inf

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxacct.bounds import Bounds
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism
 from jaxacct.selection import Categorical, Law
 from jaxacct.selection.mechanism import CANDIDATES
@@ -254,7 +255,7 @@ def _too_much(cost: float, target: float, unplanned: bool) -> str:
 
 def _fits(law: Law, pad: int) -> None:
     """InputError unless K <= pad for certain."""
-    if float(law.quantile(1.0 - 2.0**-53)) > pad or not math.isclose(
+    if float(law.quantile(1.0 - ROUNDOFF)) > pad or not math.isclose(
         math.fsum(law.probability(np.arange(pad + 1))), 1.0
     ):
         raise InputError(f"pad = {pad}: K can be larger; use tuning.truncated(law, {pad}) as the law of K")
