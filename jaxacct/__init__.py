@@ -8,8 +8,9 @@ from jaxacct.lazy import names
 _HOMES = {
     "account": ("delta", "epsilon"),
     "bounds": ("Bounds", "explain"),
-    "calibrate": (
+    "calibration": (
         "Calibration",
+        "calibrate",
         "calibrate_noise_multiplier",
         "calibrate_sampling_probability",
         "calibrate_steps",

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
+from jaxacct.calibration_start import ORDER
 from jaxacct.engines import contour, programs
-from jaxacct.guess import ORDER
 from jaxacct.kernels import split_calibration, split_contour, split_place
 from jaxacct.mechanisms import components
 
