@@ -26,7 +26,7 @@ from jaxacct.dp_sgd_calibration import (
     result,
 )
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.options import GIBIBYTE, mechanism_for, options
+from jaxacct.options import mechanism_for, options
 from jaxacct.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_shape, check, check_flag, check_one, choice
 
 if TYPE_CHECKING:
@@ -122,14 +122,13 @@ def calibrate(
     if not (low < high).all():
         index = list(np.argwhere(~(low < high).reshape(shape))[0]) if shape else ""
         raise InputError(f"bracket{index} must be (lowest, highest) with lowest < highest; give a wider one")
-    effort = account.Effort(0.25 * rtol, 0.25 * rtol, 0.01 * rtol, 0.2 * rtol)
+    effort = account.effort_of_search(rtol)
     values = low.copy()  # of all rows: a function may hold arrays of the shape of the batch
 
     def evaluate(rows: np.ndarray, some: np.ndarray) -> Bounds:
         values[rows] = some
         made = _made(mechanism, values.reshape(shape))
-        everything = np.broadcast_to(delta.reshape(shape), shape)
-        found = account.bracket_epsilon(made, everything, relation, "auto", effort, GIBIBYTE)
+        found = account.bracket_epsilon(made, delta.reshape(shape), relation, effort)
         flat = Bounds(*(np.asarray(x).reshape(-1) for x in _columns(found)))
         return flat[rows]
 

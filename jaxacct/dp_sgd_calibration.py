@@ -18,7 +18,7 @@ from jaxacct.certified_search import Found, Search, Start, certified_search
 from jaxacct.engines import programs
 from jaxacct.engines.contour import no_hint
 from jaxacct.mechanisms import dp_sgd
-from jaxacct.options import GIBIBYTE, SIDED, options
+from jaxacct.options import SIDED, options
 from jaxacct.validation import COUNT, DELTA, POSITIVE, PROBABILITY, Constraint, broadcast_shape, check, refuse_tracers
 
 __all__ = ["Calibration", "calibrated", "certified", "checked_goal", "result", "search_for"]
@@ -127,9 +127,9 @@ def search_for(goal: Goal, evaluate: Any) -> Search:
 def certified(goal: Goal, relation: str, rows: np.ndarray, values: np.ndarray) -> Bounds:
     """The certified epsilon of some rows at some values, as narrow as a search needs it."""
     fields = {name: column[rows] for name, column in goal.known.items()} | {goal.unknown: values}
-    effort = account.Effort(0.25 * goal.rtol, 0.25 * goal.rtol, 0.01 * goal.rtol, 0.2 * goal.rtol)
+    effort = account.effort_of_search(goal.rtol)
     hint = jax.tree.map(lambda known: known[rows], goal.hint)
-    return account.bracket_epsilon(dp_sgd(**fields), goal.delta[rows], relation, "auto", effort, GIBIBYTE, hint)
+    return account.bracket_epsilon(dp_sgd(**fields), goal.delta[rows], relation, effort, hint=hint)
 
 
 def result(found: Found, shape: tuple[int, ...], best: Any = True) -> Calibration:

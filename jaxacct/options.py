@@ -61,11 +61,8 @@ def tolerance(rtol: Any, least: float = 0.0, usual: str = "1e-4") -> float:
     return float(check_one("rtol", rtol, rule, "one tolerance serves the whole batch"))
 
 
-def mechanism_for(value: Any, engine: str = "auto") -> Mechanism:
-    """The value, if it is a mechanism that this engine can answer for; refused in one line otherwise.
-
-    A mechanism that answers by itself (a selection) has one method, whatever its parts would be answered by.
-    """
+def mechanism_for(value: Any) -> Mechanism:
+    """The value, if it is a mechanism; refused in one line otherwise."""
     if isinstance(value, list | tuple) and any(isinstance(item, Mechanism) for item in value):
         raise InputError(
             f"mechanism is a {type(value).__name__} of {len(value)}; compose them with ja.compose(*mechanisms), "
@@ -75,8 +72,4 @@ def mechanism_for(value: Any, engine: str = "auto") -> Mechanism:
         raise InputError(f"mechanism = {value.__name__} is a class; {_HINT}")
     if not isinstance(value, Mechanism):
         raise InputError(f"mechanism = {shown(value)} of type {type(value).__name__} is not a mechanism; {_HINT}")
-    if engine != "auto" and type(value).direct is not Mechanism.direct:
-        raise InputError(
-            f"engine = {engine!r} cannot answer for a {type(value).__name__}, which has a method of its own; use 'auto'"
-        )
     return value

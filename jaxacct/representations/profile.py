@@ -10,6 +10,7 @@ from scipy.special import ndtri
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
+from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import element, register
 from jaxacct.options import GIBIBYTE, mechanism_for, options
@@ -258,4 +259,6 @@ def profile(
     (0.006829595, 0.8739, 0.5)
     """
     chosen = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes)
-    return Profile(mechanism_for(mechanism, chosen.engine), *chosen)
+    mechanism = mechanism_for(mechanism)
+    engine_of_mechanism(mechanism, chosen.engine)  # refuses an engine that cannot answer
+    return Profile(mechanism, *chosen)
