@@ -12,8 +12,9 @@ import pytest
 from scipy.special import gammaln, log_ndtr
 
 from jaxacct.engines import lattice
-from jaxacct.engines.lattice_law import Placed
-from jaxacct.kernels.lattice import Cells, cancelled, gaussian_cells, gaussian_nodes, lower_masses, upper_masses
+from jaxacct.engines.lattice_part import Placed
+from jaxacct.kernels.lattice_cells import Cells, gaussian_cells, gaussian_nodes
+from jaxacct.kernels.lattice_masses import cancelled, lower_masses, upper_masses
 from jaxacct.kernels.tilted_fft import compose as compose_lattices
 from jaxacct.mechanisms import (
     ApproximateDP,

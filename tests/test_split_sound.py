@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct.kernels import aside, split_contour
-from jaxacct.kernels.law import Law
+from jaxacct.kernels.split import contour as split_contour
+from jaxacct.kernels.split import remainder
+from jaxacct.kernels.law import LossLaw
 
 
 def law(sigma, q, n):
     none, flat = np.zeros(0), np.zeros((0, 1))
-    return Law(1.0, 0.0, np.array([sigma]), np.array([q]), np.array([float(n)]), none, none, flat, flat, none)
+    return LossLaw(1.0, 0.0, np.array([sigma]), np.array([q]), np.array([float(n)]), none, none, flat, flat, none)
 
 
 @pytest.mark.slow
@@ -26,6 +27,6 @@ def test_many_jumps_claim_no_decay():
 
 def test_far_proves_nothing_where_its_masses_vanish():
     with jax.enable_x64():
-        masses = aside.far_masses(law(0.05, 0.001, 1), jnp.array([41.0]))
+        masses = remainder.far_masses(law(0.05, 0.001, 1), jnp.array([41.0]))
         assert masses.p > 0
-        assert aside.far(masses, 620.0)[0] == 0.0
+        assert remainder.far(masses, 620.0)[0] == 0.0

@@ -16,9 +16,10 @@ import numpy as np
 from jaxacct.engines import programs
 from jaxacct.engines.chunks import in_chunks
 from jaxacct.engines.programs import Program
-from jaxacct.kernels import contour, split_contour
-from jaxacct.kernels.law import Law
-from jaxacct.kernels.split_place import Placed, unplaced
+from jaxacct.kernels import contour
+from jaxacct.kernels.law import LossLaw
+from jaxacct.kernels.split import contour as split_contour
+from jaxacct.kernels.split.placement import Placement, no_placements
 from jaxacct.mechanisms.components import Components
 
 
@@ -74,9 +75,9 @@ class Answer(NamedTuple):
     upper: np.ndarray
 
 
-def law(parts: Components) -> Law:
+def law(parts: Components) -> LossLaw:
     """The components as the kernels take them."""
-    return Law(
+    return LossLaw(
         parts.sign,
         parts.mu2,
         parts.gauss_sigma,
@@ -134,13 +135,13 @@ class Hint(NamedTuple):
 
     near: np.ndarray  # where epsilon is expected; 0 where it is not known
     rung: np.ndarray  # of LADDER, to begin on
-    placed: Placed  # places on that rung, if it is a split one
+    placed: Placement  # places on that rung, if it is a split one
     usable: np.ndarray  # where there is one
 
 
 def no_hint(size: int) -> Hint:
     """Nothing is known; arrays to be filled in."""
-    return Hint(np.zeros(size), np.zeros(size, int), unplaced(size, 1), np.zeros(size, bool))
+    return Hint(np.zeros(size), np.zeros(size, int), no_placements(size, 1), np.zeros(size, bool))
 
 
 class _Question(NamedTuple):

@@ -20,8 +20,8 @@ import numpy as np
 from jaxacct.engines.lattice_finite import Finite
 from jaxacct.engines.lattice_gaussian import PlainGaussian, SampledGaussian
 from jaxacct.engines.lattice_laplace import Laplace
-from jaxacct.engines.lattice_law import Law, Placed
-from jaxacct.engines.lattice_plan import Plan, common_step, peak, plan_for, share_of, unresolved
+from jaxacct.engines.lattice_part import LatticePart, Placed
+from jaxacct.engines.lattice_plan import LatticePlan, common_step, peak, plan_for, share_of, unresolved
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.tilted_fft import Composition, compose, payoff
 from jaxacct.mechanisms.components import Components
@@ -151,7 +151,7 @@ def deltas(
     return answers
 
 
-def _along(laws: list[Law], epsilon: list[float], rtol: float, memory_bytes: int) -> list[tuple[float, float]]:
+def _along(laws: list[LatticePart], epsilon: list[float], rtol: float, memory_bytes: int) -> list[tuple[float, float]]:
     """(lower, upper) of delta at ascending eps.
 
     A composition made for one eps brackets delta at others too, and as narrowly where they are near: the middle one of
@@ -177,7 +177,7 @@ def _along(laws: list[Law], epsilon: list[float], rtol: float, memory_bytes: int
 
 
 def _composed_for(
-    laws: list[Law], epsilon: float, rtol: float, memory_bytes: int
+    laws: list[LatticePart], epsilon: float, rtol: float, memory_bytes: int
 ) -> tuple[float, float, tuple[_Side, _Side]]:
     """(lower, upper) of delta at one eps, and the last compositions that gave it."""
     share = share_of(rtol)
@@ -206,10 +206,10 @@ def _read(sides: tuple[_Side, _Side], epsilon: float) -> tuple[float, float]:
     return max(0.0, -float(np.expm1(epsilon)), _evaluate(down, epsilon)[0]), min(1.0, _evaluate(up, epsilon)[0])
 
 
-def laws_of(parts: Components, index: int) -> list[Law]:
+def laws_of(parts: Components, index: int) -> list[LatticePart]:
     """The parts of configuration `index` that are present."""
     sign = float(parts.sign[index])
-    laws: list[Law] = []
+    laws: list[LatticePart] = []
     if parts.mu2[index] > 0:
         laws.append(PlainGaussian(np.sqrt(parts.mu2[index]), sign))
     gauss = (parts.gauss_sigma[index], parts.gauss_q[index], parts.gauss_n[index])
@@ -227,12 +227,12 @@ def laws_of(parts: Components, index: int) -> list[Law]:
     return laws
 
 
-def pieces_of(laws: list[Law], cut: float) -> list[Law]:
+def pieces_of(laws: list[LatticePart], cut: float) -> list[LatticePart]:
     """The same composition for the lattice; what is left out of it has mass e^cut."""
     return [piece for law in laws for piece in (law.pieces(cut) if isinstance(law, Finite) else [law])]
 
 
-def _highest(laws: list[Law]) -> float:
+def _highest(laws: list[LatticePart]) -> float:
     """A loss that the composition cannot exceed, inf where there is none; at least 0."""
     size = sum(law.count * abs(law.highest()) for law in laws)
     return max(sum(law.count * law.highest() for law in laws) + 256.0 * ROUNDOFF * size, 0.0)
@@ -246,7 +246,7 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
     return LatticeAnswer(float(low), float(middle), float(high), status)
 
 
-def _next_length(length: int, excess: float, laws: list[Law], memory_bytes: int) -> int:
+def _next_length(length: int, excess: float, laws: list[LatticePart], memory_bytes: int) -> int:
     """The next lattice length, 0 to stop: `excess` is the width over the wanted one, and falls as length^-2.
 
     A length N needs about 40 + 12 R float64 arrays of N elements for R laws (measured).
@@ -262,15 +262,15 @@ def _next_length(length: int, excess: float, laws: list[Law], memory_bytes: int)
     return next((n for n in longer if 2.0 * excess * (length / n) ** 2 <= 1.0), longer[-1])
 
 
-def _fitting(laws: list[Law], memory_bytes: int) -> list[int]:
+def _fitting(laws: list[LatticePart], memory_bytes: int) -> list[int]:
     return [n for n in LENGTHS if 8 * n * (40 + 12 * len(laws)) <= memory_bytes] or [LENGTHS[0]]
 
 
-def _longest(laws: list[Law], memory_bytes: int) -> int:
+def _longest(laws: list[LatticePart], memory_bytes: int) -> int:
     return _fitting(laws, memory_bytes)[-1]
 
 
-def _sides(laws: list[Law], plan: Plan, length: int) -> tuple[_Side, _Side]:
+def _sides(laws: list[LatticePart], plan: LatticePlan, length: int) -> tuple[_Side, _Side]:
     """The dominated and the dominating composition on lattices of one length."""
     extents = [law.extent(plan.theta, plan.cut, plan.share) for law in laws]
     margin = 1.0 + 8.0 / length
@@ -283,7 +283,7 @@ def _sides(laws: list[Law], plan: Plan, length: int) -> tuple[_Side, _Side]:
 
 
 def _side(
-    laws: list[Law], extents: list[tuple[float, float]], plan: Plan, length: int, step: float, upper: bool
+    laws: list[LatticePart], extents: list[tuple[float, float]], plan: LatticePlan, length: int, step: float, upper: bool
 ) -> _Side:
     placed = [law.place(extent, step, length, upper) for law, extent in zip(laws, extents, strict=True)]
     tilts = np.array([plan.theta, plan.theta + plan.above, plan.theta - plan.below])

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.engines.finite_powers import inexact, powers, trimmed
-from jaxacct.engines.lattice_law import Placed, Sketch
+from jaxacct.engines.lattice_part import Placed, ApproximateLaw
 from jaxacct.floats import ROUNDOFF
 
 __all__ = ["Finite"]
@@ -49,8 +49,8 @@ class Finite:
         laws = powers(trimmed(self.loss, self.mass, self.count, cut), self.count)
         return [Finite(x.loss, x.mass, count, self.sign, x.away, x.blur, x.wrong) for x, count in laws]
 
-    def sketch(self, cut: float) -> Sketch:
-        return Sketch(self.loss, np.log(self.mass), self.count)
+    def sketch(self, cut: float) -> ApproximateLaw:
+        return ApproximateLaw(self.loss, np.log(self.mass), self.count)
 
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
         return float(self.loss.min()), float(self.loss.max())

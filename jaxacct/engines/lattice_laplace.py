@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import brentq
 
-from jaxacct.engines.lattice_law import Placed, Sketch, placed_from
+from jaxacct.engines.lattice_part import Placed, ApproximateLaw, placed_from
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels import lattice as kernel
+from jaxacct.kernels import lattice_cells as kernel
 
 __all__ = ["Laplace"]
 
@@ -37,7 +37,7 @@ class Laplace:
         edge = 1.0 / self.scale
         return float(0.5 * (v - edge) - np.log(2.0 - np.exp(-0.5 * (v + edge))))
 
-    def sketch(self, cut: float) -> Sketch:
+    def sketch(self, cut: float) -> ApproximateLaw:
         edge = 1.0 / self.scale
         v = np.linspace(-edge, edge, 4001)
         middle = 0.5 * (v[1:] + v[:-1])
@@ -45,7 +45,7 @@ class Laplace:
         at = np.concatenate([[-edge], middle, [edge]])
         base = np.concatenate([[np.log(0.5)], inside, [np.log(0.5) - edge]])
         ratio = self._ratio(at)
-        return Sketch(self.sign * ratio, base + (ratio if self.sign > 0 else 0.0), self.count)
+        return ApproximateLaw(self.sign * ratio, base + (ratio if self.sign > 0 else 0.0), self.count)
 
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
         return float(self._ratio(-1.0 / self.scale)), float(self._ratio(1.0 / self.scale))

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.engines.lattice_law import Law, Sketch
+from jaxacct.engines.lattice_part import LatticePart, ApproximateLaw
 
-__all__ = ["Plan", "common_step", "peak", "plan_for", "share_of", "unresolved"]
+__all__ = ["LatticePlan", "common_step", "peak", "plan_for", "share_of", "unresolved"]
 
 HALVINGS = 26
 """Of a range of 40 in log theta: the tilt is found to a millionth, far finer than it matters."""
@@ -16,7 +16,7 @@ TILTS = 41
 """Tilts that are tried on either side for the ends of the window."""
 
 
-class Plan(NamedTuple):
+class LatticePlan(NamedTuple):
     """Tilt, expected eps, logs of what may be left out, window, tilts added for the Chernoff bounds."""
 
     theta: float
@@ -29,7 +29,7 @@ class Plan(NamedTuple):
     below: float
 
 
-def _cumulants(sketches: list[Sketch], theta: float) -> tuple[float, float, float]:
+def _cumulants(sketches: list[ApproximateLaw], theta: float) -> tuple[float, float, float]:
     """K(theta) = log E[e^{theta L}] of the composition, its mean and its variance under the tilt."""
     total, mean, variance = 0.0, 0.0, 0.0
     for loss, log_mass, count in sketches:
@@ -44,7 +44,7 @@ def _cumulants(sketches: list[Sketch], theta: float) -> tuple[float, float, floa
     return float(total), float(mean), float(variance)
 
 
-def _log_m(sketches: list[Sketch], theta: float) -> float:
+def _log_m(sketches: list[ApproximateLaw], theta: float) -> float:
     """K(theta) alone."""
     total = 0.0
     for loss, log_mass, count in sketches:
@@ -59,7 +59,7 @@ def share_of(rtol: float) -> float:
     return float(np.log(rtol)) - 4.0
 
 
-def plan_for(laws: list[Law], eps: float | None, log_delta: float, share: float) -> Plan:
+def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share: float) -> LatticePlan:
     """Tilt and window for a given eps, or for the eps at which delta is given; eps is taken as at least 0.
 
     The tilt is the saddle point of K(theta) - theta eps - log theta(theta + 1), under the law without the
@@ -94,7 +94,7 @@ def plan_for(laws: list[Law], eps: float | None, log_delta: float, share: float)
     up = np.array([(_log_m(sketches, theta + t) - k - left_out) / t for t in grid])
     down = np.array([(k - _log_m(sketches, theta - t) + left_out) / t for t in grid])
     top, bottom = float(np.min(up)), float(np.max(down))
-    return Plan(
+    return LatticePlan(
         theta,
         centre,
         float(log_delta + share),
@@ -106,7 +106,7 @@ def plan_for(laws: list[Law], eps: float | None, log_delta: float, share: float)
     )
 
 
-def unresolved(laws: list[Law], plan: Plan, length: int) -> bool:
+def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
     """Whether the longest lattice is so coarse that rounding every step's loss up to a node exceeds eps itself."""
     step = (plan.top - plan.bottom) / length
     moved = 0.0
@@ -119,7 +119,7 @@ def unresolved(laws: list[Law], plan: Plan, length: int) -> bool:
     return moved > max(plan.centre, step)
 
 
-def common_step(step: float, laws: list[Law]) -> float:
+def common_step(step: float, laws: list[LatticePart]) -> float:
     """The step in [step, 1.5 step] for which the laws' own gaps are closest to whole numbers of steps."""
     gaps = [pair for law in laws for pair in law.gaps() if pair[0] >= step]
     if not gaps:

@@ -3,7 +3,7 @@
 A few configurations are answered in milliseconds by any program, so theirs is compiled without optimisation, in a
 fraction of the time, and takes a small chunk.  Nothing relaxes IEEE arithmetic: the rounding bounds in the
 certificates hold for both.  A long job says beforehand which of the two serves it throughout (`alike`), lest it
-compile both.  A `Shelf`, which only the command line sets up, keeps compiled programs between runs.
+compile both.  A `ExecutableStore`, which only the command line sets up, keeps compiled programs between runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ QUICK = {
 Run = Callable[..., Sequence[Any]]
 
 
-class Shelf(Protocol):
+class ExecutableStore(Protocol):
     """Keeps compiled programs under labels that say all about them but the versions and the machine."""
 
     def load(self, label: str) -> Run | None: ...
@@ -52,13 +52,13 @@ class Program(NamedTuple):
     chunk: int
 
 
-_shelf: Shelf | None = None
+_executables: ExecutableStore | None = None
 
 
-def keep_on(shelf: Shelf | None) -> None:
+def keep_on(shelf: ExecutableStore | None) -> None:
     """Load programs from a shelf and save them there from now on (None: no longer)."""
-    global _shelf
-    _shelf = shelf
+    global _executables
+    _executables = shelf
     _batched.cache_clear()
 
 
@@ -124,7 +124,7 @@ class _Batched:
 
     def _prepare(self, leaves: list[Any], tree: Any, label: str, device: Any) -> Run:
         # kept programs are for the first device; optimised ones load, but miss functions when they run (jaxlib 0.10.2)
-        shelf = _shelf if device is None and self._options is not None else None
+        shelf = _executables if device is None and self._options is not None else None
         kept = shelf.load(label) if shelf is not None else None
         if kept is not None and _works(kept, leaves):
             return kept

@@ -9,17 +9,18 @@ from typing import NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from jaxacct.kernels import lattice as kernel
+from jaxacct.kernels import lattice_masses
+from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.lattice_cells import Cells
 
-__all__ = ["Law", "Placed", "Sketch", "atoms_on", "last_node", "placed_from"]
+__all__ = ["LatticePart", "Placed", "ApproximateLaw", "atoms_on", "last_node", "placed_from"]
 
 SUM_ERROR = 1e-8
 """How far below 1 the sum of up to 2^22 masses may come out by rounding alone, 4e-10, with room to spare."""
 
 
-class Sketch(NamedTuple):
+class ApproximateLaw(NamedTuple):
     """Losses and log masses under P of one part, and how often it is composed; approximate."""
 
     loss: np.ndarray
@@ -44,13 +45,18 @@ class Placed(NamedTuple):
     deficit: float
 
 
-class Law(Protocol):
+class LatticePart(Protocol):
     """What the engine asks of a part."""
 
-    count: float
-    sign: float
+    @property
+    def count(self) -> float:
+        """How often it is composed."""
 
-    def sketch(self, cut: float) -> Sketch:
+    @property
+    def sign(self) -> float:
+        """+1 remove, -1 add."""
+
+    def sketch(self, cut: float) -> ApproximateLaw:
         """Approximate loss law under P without the highest losses, of mass e^cut in the composition."""
 
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
@@ -87,8 +93,8 @@ def atoms_on(nodes: int, pairs: list[tuple[int, float]], upper: bool) -> Array:
 
 
 def placed_from(
-    law: Law,
-    cells: kernel.Cells,
+    law: LatticePart,
+    cells: Cells,
     pairs: list[tuple[int, float]],
     origin: float,
     step: float,
@@ -110,9 +116,9 @@ def placed_from(
         cells, atoms = cells.reversed(), atoms[::-1]
         first, last = end - last, end
     if upper:
-        mass, missing = kernel.upper_masses(cells, atoms), 0.0
+        mass, missing = lattice_masses.upper_masses(cells, atoms), 0.0
     else:
-        mass, missing = kernel.cancelled(np.asarray(kernel.lower_masses(cells, atoms, step, first, last)), step)
+        mass, missing = lattice_masses.cancelled(np.asarray(lattice_masses.lower_masses(cells, atoms, step, first, last)), step)
     total = float(np.sum(np.asarray(mass)))
     if upper:
         lost = 1.0 - total - infinity

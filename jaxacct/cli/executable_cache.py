@@ -26,7 +26,7 @@ DIGEST = hashlib.sha256
 CPU_FIELDS = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
 
 
-class Shelf:
+class ExecutableCache:
     """The programs of this machine and these versions in a folder; for one device, the CPU."""
 
     def __init__(self, folder: Path) -> None:
