@@ -112,7 +112,11 @@ def decay_and_truth(sigma, q, sign, c, turns):
     t = start * jnp.geomspace(1.0, 30.0, 200)
     resolved = t * jnp.max(fine.posterior) * fine.step / sigma < 1.0
     modulus = jnp.abs(jnp.exp(1j * t[:, None] * fine.loss) @ fine.weight)
-    return characteristic_decay.gaussian_decay(*characteristic_decay.level_sets(sigma, q, grid), start), modulus, resolved
+    return (
+        characteristic_decay.gaussian_decay(*characteristic_decay.level_sets(sigma, q, grid), start),
+        modulus,
+        resolved,
+    )
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxacct.kernels.law import LossLaw
 from jaxacct.kernels.split import contour as split_contour
 from jaxacct.kernels.split import remainder
-from jaxacct.kernels.law import LossLaw
 
 
 def law(sigma, q, n):
@@ -19,7 +19,9 @@ def law(sigma, q, n):
 def test_many_jumps_claim_no_decay():
     # more than 600 expected jumps: the bound of the cut-off is of their difference, not of a capped exponential
     with jax.enable_x64():
-        run = jax.jit(lambda law, eps: split_contour.delta(law, eps, jnp.zeros(2), np.log(1e-7), 384, 128, 4))
+        run = jax.jit(
+            lambda law, eps: split_contour.delta(law, eps, split_contour.Start(0.0, 0.0), np.log(1e-7), 384, 128, 4)
+        )
         for sigma, q, n, eps in [(0.66232, 0.22855, 7788, 0.73581), (0.32318, 0.184535, 5805, 0.50759)]:
             lower = run(law(sigma, q, n), eps).lower
             assert not lower > 1e-12, (sigma, q, n, eps, lower)

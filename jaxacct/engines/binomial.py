@@ -18,8 +18,8 @@ from jaxacct.floats import ROUNDOFF
 
 __all__ = ["Chance", "chance", "log_below", "log_tail_above", "log_tail_below"]
 
-TERMS = 16
-"""How many terms of a tail are added up from below."""
+TAIL_TERMS = 16
+"""How many terms of a tail are added up from below: nearly all of it where few hits are expected."""
 
 
 class Chance(NamedTuple):
@@ -104,7 +104,7 @@ def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
         term = np.where(rest > 0, term, np.where(k == n, last, -np.inf))
         odds = np.exp(np.minimum(hit.log_p - hit.log_rest - hit.error_p - hit.error_rest, 700.0)) * (1.0 - 1e-12)
         total = factor = np.ones_like(term)
-        for j in range(TERMS):
+        for j in range(TAIL_TERMS):
             factor = factor * np.maximum(rest - j, 0.0) / (k + j + 1.0) * odds * (1.0 - 1e-14)
             total = total + np.where(np.isfinite(factor), factor, 0.0)
         terms = np.minimum(term + np.log(total) - 1e-12, 0.0)

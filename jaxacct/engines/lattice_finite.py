@@ -17,16 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.engines.finite_powers import inexact, powers, trimmed
-from jaxacct.engines.lattice_part import Placed, ApproximateLaw
+from jaxacct.engines.lattice_part import ApproximateLaw, Placed
 from jaxacct.floats import ROUNDOFF
+from jaxacct.kernels.certificate import FINITE_LOSS_ERROR
 
 __all__ = ["Finite"]
 
 LOSS_UNITS = 128.0
-"""Units in the last place that a loss may be off by: 16 of the finite classes, `16 + 4 (1 + 1.45 |log q|)` of others
+"""Units of rounding that a loss may be off by: 16 of the finite classes, `16 + 4 (1 + 1.45 |log q|)` of others
 that are sampled at q, down to 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
-GAPS = 64
-"""How many distances of a finite law steer the choice of the step."""
+MOST_GAPS = 64
+"""How many distances of a finite law steer the choice of the step: those of the heaviest atoms."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Finite:
 
     def gaps(self) -> list[tuple[float, float]]:
         far = self.loss - self.loss.min()
-        heaviest = np.argsort(self.mass * far)[-GAPS:]
+        heaviest = np.argsort(self.mass * far)[-MOST_GAPS:]
         return [(float(far[i]), self.count * float(self.mass[i])) for i in heaviest if far[i] > 0]
 
     def step(self, step: float, upper: bool) -> float:
@@ -71,7 +72,11 @@ class Finite:
         place = sign * self.loss
         origin = float(place.min())
         far = (place - origin) / step
-        shift = ROUNDOFF * (LOSS_UNITS * np.abs(self.loss).max() + 8.0 * (abs(origin) + step)) + 1e-26 + self.blur
+        shift = (
+            ROUNDOFF * (LOSS_UNITS * np.abs(self.loss).max() + 8.0 * (abs(origin) + step))
+            + FINITE_LOSS_ERROR
+            + self.blur
+        )
         nearest = np.rint(far)
         exact = np.abs(far - nearest) * step <= shift
         cell = np.where(exact, nearest, np.floor(far)).astype(np.int64)

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
-from jaxacct.engines.lattice_part import Placed, ApproximateLaw, last_node, placed_from
+from jaxacct.engines.lattice_part import ApproximateLaw, Placed, last_node, placed_from
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import lattice_cells as kernel
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import brentq
 
-from jaxacct.engines.lattice_part import Placed, ApproximateLaw, placed_from
+from jaxacct.engines.lattice_part import ApproximateLaw, Placed, placed_from
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import lattice_cells as kernel
 
@@ -69,10 +69,10 @@ class Laplace:
     def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool) -> Placed:
         edge, (low, top) = 1.0 / self.scale, self.extent(0.0, 0.0, 0.0)
         origin, first, bottom, inexact = (low, -edge, 0.5, 0.0) if upper else self._contracted(step)
-        cells = (top - origin) / step
+        steps = (top - origin) / step
         snap = 32.0 * ROUNDOFF * (abs(top) + abs(origin) + top - origin)
-        on_node = abs(cells - round(cells)) * step <= snap
-        last = int(np.clip(round(cells) if on_node else np.ceil(cells), 1, nodes - 2))
+        on_node = abs(steps - round(steps)) * step <= snap
+        last = int(np.clip(round(steps) if on_node else np.ceil(steps), 1, nodes - 2))
         zero = jnp.zeros(nodes)
         if not upper and bottom == 1.0:
             nothing = kernel.Cells(zero, zero, zero, zero)

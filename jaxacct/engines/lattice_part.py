@@ -1,6 +1,6 @@
-"""A part of a composition as the lattice engine sees it: sketched for planning, placed for the bracket.
+"""A part of a composition as the lattice engine sees it: approximated for planning, placed for the bracket.
 
-A sketch only steers choices of tilt, window and range; nothing certified depends on it.
+The approximation only steers choices of tilt, window and range; nothing certified depends on it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from jaxacct.kernels import lattice_masses
 from jaxacct.kernels.arrays import Array
 from jaxacct.kernels.lattice_cells import Cells
 
-__all__ = ["LatticePart", "Placed", "ApproximateLaw", "atoms_on", "last_node", "placed_from"]
+__all__ = ["ApproximateLaw", "LatticePart", "Placed", "atoms_on", "last_node", "placed_from"]
 
-SUM_ERROR = 1e-8
+SUM_ROUNDING = 1e-8
 """How far below 1 the sum of up to 2^22 masses may come out by rounding alone, 4e-10, with room to spare."""
 
 
@@ -118,13 +118,15 @@ def placed_from(
     if upper:
         mass, missing = lattice_masses.upper_masses(cells, atoms), 0.0
     else:
-        mass, missing = lattice_masses.cancelled(np.asarray(lattice_masses.lower_masses(cells, atoms, step, first, last)), step)
+        mass, missing = lattice_masses.cancelled(
+            np.asarray(lattice_masses.lower_masses(cells, atoms, step, first, last)), step
+        )
     total = float(np.sum(np.asarray(mass)))
     if upper:
         lost = 1.0 - total - infinity
-        if not lost <= SUM_ERROR:
+        if not lost <= SUM_ROUNDING:
             infinity = infinity + lost * (1.0 + 1e-9) if np.isfinite(lost) else 1.0
-    elif not total <= 1.0 + SUM_ERROR:
+    elif not total <= 1.0 + SUM_ROUNDING:
         missing = float("inf")
     mass = jnp.asarray(mass)
     return Placed(mass[::-1] if turned else mass, origin, law.sign, law.count, shift, infinity, missing)

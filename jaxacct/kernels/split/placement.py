@@ -25,7 +25,7 @@ LARGEST_CANCELLATION = 9.0
 SURE_CANCELLATION = 1.5
 """Nats that this may cost in any case: less would leave hardly any choice of abscissa."""
 AFFORDED_CANCELLATION = 16.0
-"""Nats that may be lost to cancellation in all.  Rounding is some e^-30, so that e^-14 is left of it."""
+"""Nats that may be lost to cancellation in all.  Rounding is some e^-30, which leaves a relative accuracy of e^-14."""
 FREE_CANCELLATION = 12.0
 """Nats lost to cancellation that do not count against a choice of windows."""
 SPARE_NATS = 2.0
