@@ -1,7 +1,7 @@
 """The lattice engine: certified brackets of epsilon and delta for one configuration of any composition.
 
 A plan (tilt, window, range) is made on a sketch of the laws; then each lattice length in turn gives a
-dominating and a dominated composition (`kernels.lattice`, `kernels.tilted_fft`) and with them a bracket,
+dominating and a dominated composition (`kernels.lattice_masses`, `kernels.tilted_fft`) and with them a bracket,
 until it is narrow enough or the memory limit is reached.  Brackets of several lengths are intersected.
 
 What is charged to the bracket besides the discretisation is in `lattice_sides.py`.

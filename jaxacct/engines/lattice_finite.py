@@ -1,7 +1,7 @@
 """Finite laws of the loss on the lattice: connect the dots from above, contracted from below.
 
 *Below*, atoms are placed on the coordinate l = -loss with the P-masses as base measure, as for add (see
-`kernels.lattice`), since atoms may be many steps apart, where that kernel has nothing to merge.  With v(alpha) =
+`kernels.lattice_masses`), since atoms may be many steps apart, where that kernel has nothing to merge.  With v(alpha) =
 int (alpha' - alpha)_+ dP, alpha = e^l, the polygon through v at the nodes exceeds v on the cells that hold atoms
 by at most E_k = Delta_k a_k b_k/(a_k + b_k).  A polygon c with c >= E_k at both ends of these cells, straight
 between them, is subtracted; its corners lie on nodes that have mass, which pays for them.  A node whose mass

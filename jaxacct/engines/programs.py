@@ -3,7 +3,7 @@
 Any program answers a few configurations in milliseconds.  Theirs is therefore compiled without optimisation, in a
 fraction of the time, and takes a small chunk.  Neither relaxes IEEE arithmetic: the rounding bounds in the
 certificates hold for both.  A long job says beforehand which of the two serves it throughout (`alike`), since it would
-otherwise compile both.  An `ExecutableStore`, which only the command line sets up, keeps compiled programs between runs.
+otherwise compile both.  An `ExecutableStore`, which only the command line sets up, keeps programs between runs.
 """
 
 from __future__ import annotations
