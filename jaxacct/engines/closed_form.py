@@ -27,6 +27,7 @@ from jaxacct.floats import ROUNDOFF
 LEAST_GAP = 1e-300
 """Least difference of two Mills ratios, or slope, that is divided by."""
 LARGEST_FLOAT = np.finfo(np.float64).max
+"""A lower end of epsilon beyond it is cut to it, and stays a lower end."""
 ROUNDING_UNITS = 64.0
 """Units of rounding allowed for erfcx, log_ndtr, and the arithmetic around them."""
 LEAST_EPSILON = 2.0**-1060
@@ -98,7 +99,7 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
 
 
 def simple_epsilon(mu: np.ndarray, log_delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Ends by the two inequalities alone; they are `mu (2 |z| + 1)` apart at most, and never fail."""
+    """Ends by the two inequalities alone.  They always hold, and are at most `mu (2 |z| + 1)` apart."""
     z = np.sqrt(np.maximum(-2.0 * (log_delta - slack + np.log(2.0)), 0.0))
     upper = mu * (0.5 * mu + z) * (1.0 + 16.0 * ROUNDOFF)
     share = np.exp(np.minimum(log_delta + slack, 0.0)) / -np.expm1(-1.0)
@@ -214,7 +215,7 @@ def profile_of_one_step(
 
 
 def _exponentials(value: np.ndarray, error: np.ndarray) -> Answer:
-    """A bracket of e^value; where that underflows the upper end does not, and where nothing is known it is [0, 1]."""
+    """A bracket of e^value.  Its upper end does not underflow; where nothing is known the bracket is [0, 1]."""
     with np.errstate(invalid="ignore", over="ignore"):
         high, low = np.exp(value + error), np.exp(value - error)
         upper = np.where(value > -np.inf, np.maximum(high, contour.LEAST_DELTA), 0.0)

@@ -27,18 +27,18 @@ from jaxacct.mechanisms.components import Components
 
 
 class Rung(NamedTuple):
-    """Quadrature points, contour nodes, placements of the contour, configurations per call, least tolerance."""
+    """A program of fixed size; a ladder has them in ascending order."""
 
-    points: int
-    nodes: int
-    rounds: int
-    chunk: int
-    split: bool = False
-    tolerance: float = 0.0
+    points: int  # of the quadrature in u
+    nodes: int  # of the contour
+    rounds: int  # placements of the contour
+    chunk: int  # configurations per call of an optimised program
+    split: bool = False  # whether it is the split contour
+    tolerance: float = 0.0  # least tolerance of images and cut-off, which so few nodes can reach
 
 
 TOLERANCE = 1e-8
-"""Relative size of delta down to which images and cut-off terms are driven, unless a call says otherwise."""
+"""Size of images and cut-off terms relative to delta, unless a call says otherwise."""
 
 LEAST_DELTA = 1e-305
 """The least upper end of delta that is not 0."""
@@ -80,7 +80,7 @@ PLAIN = (
 
 
 class Answer(NamedTuple):
-    """Ends and estimate of a batch; NaN-free, with lower = -inf and upper = inf where nothing is known."""
+    """Ends and estimate of a batch, without NaN; lower = -inf and upper = inf where nothing is known."""
 
     lower: np.ndarray
     estimate: np.ndarray
@@ -127,7 +127,7 @@ def program(kernel: Callable[..., Any], rung: Rung, size: int) -> Program:
 
 
 def suits(needs: np.ndarray, rung: Rung) -> np.ndarray:
-    """Whether a rung has the (points, nodes) that a kernel asked for."""
+    """Whether a rung has the (points, nodes) that a kernel asked for; needs : (B, 2)."""
     return (needs[:, 0] <= rung.points) & (needs[:, 1] <= rung.nodes)
 
 
@@ -171,7 +171,7 @@ class _Question(NamedTuple):
     hint: Hint
 
     def ask(self, rung: Rung, rows: np.ndarray, placed: bool, parts: Components) -> list[np.ndarray]:
-        """The answers of the kernel for some rows, on places that are known or not."""
+        """The answers of the kernel for some rows, on the placements of the hint (`placed`) or on new ones."""
         values = tuple(v[rows] for v in self.values)
         log_tol = np.full(rows.size, max(self.log_tol, np.log(rung.tolerance)) if rung.tolerance else self.log_tol)
         if placed:
@@ -200,7 +200,7 @@ def _climb(question: _Question, parts: Components) -> Answer:
 
 
 def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: Components, answer: Answer) -> None:
-    """Climb one ladder with the rows, filling in their answers."""
+    """Climb one ladder with some rows, and fill in their answers."""
     due = np.full(answer.lower.size, len(ladder))
     due[rows] = question.hint.rung[rows] if ladder is LADDER else 0
     for step, rung in enumerate(ladder):
@@ -220,7 +220,7 @@ def _step(
     parts: Components,
     answer: Answer,
 ) -> np.ndarray:
-    """Try some rows on one rung; returns the rungs that they go to."""
+    """Try some rows on one rung; returns the rung that each goes to next, the ladder's length where it is done."""
     lower, estimate, upper = answer
     rung = ladder[step]
     low, mid, high, ok, needs = question.ask(rung, rows, placed, parts)

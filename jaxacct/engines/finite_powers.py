@@ -24,13 +24,13 @@ UNDERFLOW = 1e-307
 
 
 class Atoms(NamedTuple):
-    """Ascending losses, each off by at most ``blur``, their P-masses, each off by ``wrong``, and P-mass left out."""
+    """A finite law of the loss."""
 
-    loss: np.ndarray
-    mass: np.ndarray
-    wrong: np.ndarray
-    away: float
-    blur: float
+    loss: np.ndarray  # (A,) ascending
+    mass: np.ndarray  # (A,) P-masses
+    wrong: np.ndarray  # (A,) how far each mass may be off
+    away: float  # P-mass of what was left out
+    blur: float  # how far each loss may be off
 
 
 def inexact(mass: np.ndarray) -> np.ndarray:
@@ -65,7 +65,7 @@ def powers(atoms: Atoms, count: float) -> list[tuple[Atoms, float]]:
 
 
 def _sum(first: Atoms, second: Atoms) -> Atoms:
-    """The law of the sum of two independent losses; sums that differ by rounding are one."""
+    """The law of the sum of two independent losses; sums that differ by no more than rounding are taken for one."""
     loss = np.add.outer(first.loss, second.loss).ravel()
     mass = np.multiply.outer(first.mass, second.mass).ravel()
     most = np.multiply.outer(first.mass + first.wrong, second.mass + second.wrong).ravel()

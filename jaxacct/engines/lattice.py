@@ -64,7 +64,7 @@ def epsilon(
     ----------
     parts : Components of one direction.
     delta_fin_lower, delta_fin_upper : ends of what is known of d > 0, the target for the finite part of the
-        loss; `upper` holds for the first, `lower` for the second.
+        loss.  The answer's `upper` holds for the first, its `lower` for the second.
     rtol : wanted (upper - lower)/upper.
     memory_bytes : limit that decides the longest lattice.
 
@@ -132,8 +132,8 @@ def deltas(
 def _along(laws: list[LatticePart], epsilon: list[float], rtol: float, memory_bytes: int) -> list[tuple[float, float]]:
     """(lower, upper) of delta at ascending eps.
 
-    A composition made for one eps brackets delta at others too, and as narrowly where they are near: the middle one of
-    those that are left is composed for, and its neighbours are read off for as long as that is narrow enough.
+    A composition made for one eps brackets delta at others too, and as narrowly where they are near.  So one is made
+    for the middle eps of those that are left.  Its neighbours are read off as long as their brackets are narrow enough.
     """
     found = [(0.0, 1.0)] * len(epsilon)
     left = [range(len(epsilon))]

@@ -64,7 +64,7 @@ class PlainGaussian:
 
 
 def _above(u: float, mean: float) -> float:
-    """A bound of the mass of N(mean, 1) above u, just above it."""
+    """The mass of N(mean, 1) above u, rounded up."""
     x = mean - u
     x += 8.0 * ROUNDOFF * (abs(mean) + abs(u))
     return min(float(ndtr(x)) * (1.0 + 1e-12 * (1.0 + x * x)) + 1e-307, 1.0)

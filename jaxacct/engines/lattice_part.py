@@ -21,28 +21,23 @@ SUM_ROUNDING = 1e-8
 
 
 class ApproximateLaw(NamedTuple):
-    """Losses and log masses under P of one part, and how often it is composed; approximate."""
+    """An approximation of one part's law."""
 
     loss: np.ndarray
-    log_mass: np.ndarray
-    repeats: float
+    log_mass: np.ndarray  # under P
+    repeats: float  # how often it is composed
 
 
 class Placed(NamedTuple):
-    """One part on the lattice, rounded up or down.
+    """One part on the lattice, rounded up or down: P-mass k sits at the loss `direction (origin + k h)`."""
 
-    P-mass k sits at loss `direction (origin + k h)` up to an error `shift`.  `infinity` is P-mass moved to
-    +infinity (upper law); `deficit` bounds P-mass by which losses are overstated (lower law), so that its P-mass is
-    at most 1 + deficit.
-    """
-
-    mass: Array
+    mass: Array  # (N,)
     origin: float
-    direction: float
-    repeats: float
-    shift: float
-    infinity: float
-    deficit: float
+    direction: float  # +1 or -1
+    repeats: float  # how often it is composed
+    shift: float  # bound of the error of the losses
+    infinity: float  # P-mass moved to +infinity (upper law)
+    deficit: float  # bounds P-mass by which losses are overstated (lower law); its P-mass is at most 1 + deficit
 
 
 class LatticePart(Protocol):

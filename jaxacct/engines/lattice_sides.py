@@ -155,7 +155,7 @@ def crossing(side: Side, target: float, guess: float, tolerance: float) -> tuple
     """(a, b) with delta(a) > target >= delta(b), evaluated at both but for a = 0, which needs no proof.
 
     Newton on log delta, kept inside the bracket; b is 0 if already delta(0) <= target, inf if none was found.  An upper
-    delta of 1 and a lower one of 0, which say nothing, move neither end to the wrong side.
+    delta of 1 and a lower one of 0 are no bounds; they move neither end to the wrong side.
     """
     if side.upper and evaluate(side, 0.0)[0] <= target:
         return 0.0, 0.0

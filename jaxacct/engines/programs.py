@@ -46,10 +46,10 @@ class ExecutableStore(Protocol):
 
 
 class Program(NamedTuple):
-    """A kernel vmapped over configurations, which returns the leaves of its answer, and how many it takes."""
+    """A kernel vmapped over configurations."""
 
-    run: Run
-    chunk: int
+    run: Run  # returns the leaves of the answer
+    chunk: int  # configurations that it takes
 
 
 _executables: ExecutableStore | None = None
@@ -89,7 +89,7 @@ def quickly(size: int) -> bool:
 
 
 def program(kernel: Callable[..., Any], size: int, chunk: int, **static: int) -> Program:
-    """The program that suits a batch of a size; `chunk` is what the optimised one takes."""
+    """The program for a batch of a size; `chunk` is the number of configurations that the optimised one takes."""
     told = _few.get()
     cpu = jax.default_backend() == "cpu"
     few = size <= FEW if told is None else told and cpu
@@ -103,7 +103,7 @@ def _batched(kernel: Callable[..., Any], quick: bool, static: tuple[tuple[str, i
 
 
 class _Batched:
-    """Compiled when first called with arguments of new shapes, or on another device; several at a time."""
+    """Compiles when first called with arguments of new shapes, or on another device; several threads may call it."""
 
     def __init__(self, kernel: Callable[..., Any], quick: bool, static: dict[str, int]) -> None:
         self._function = jax.vmap(jax.jit(functools.partial(kernel, **static), inline=True))
@@ -141,7 +141,7 @@ class _Batched:
 
 
 def _works(kept: Run, leaves: list[Any]) -> bool:
-    """Whether a kept program runs, which loading it does not show."""
+    """Whether a kept program runs: some load and fail when they are called."""
     try:
         jax.block_until_ready(kept(*leaves))
     except jax.errors.JaxRuntimeError:

@@ -1,10 +1,10 @@
-"""Lower bounds from tests: whoever sees the outputs may accept or reject, and no accounting may say that he cannot.
+"""Lower bounds from tests: whoever sees the outputs can run any test on them, so delta is at least what a test shows.
 
 A set S of outputs has `P(S) <= e^eps Q(S) + delta`, so every test with known masses gives
 
     delta(eps) >= P(S) - e^eps Q(S),        eps >= log((P(S) - delta)/Q(S)).
 
-Each part of a composition is tested by itself, the others are not looked at:
+Each part of a composition is tested by itself; the outputs of the others are ignored:
 
 * *one step*: of a sampled Gaussian, in closed form, which is the best of all tests on it;
 * *any step*: is some output of the n beyond the threshold of that best test, which accepts with probability p under P
@@ -18,8 +18,8 @@ Each part of a composition is tested by itself, the others are not looked at:
 What is bounded is the finite part of delta: P is the law given that every loss is finite, times the probability of
 that, in the part that is tested and in all the others.
 
-Everything is in logarithms, so that masses of e^{-10^300} are ordinary.  Nothing here is shared with the contour and
-the lattice engine, which are held against it.
+Everything is in logarithms, so that masses as small as e^{-10^300} do no harm.  The contour and the lattice engine,
+which are checked against these bounds, share no code with them.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _steps(parts: Components) -> Steps:
 
 
 def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarray, *values: np.ndarray) -> Answer:
-    """Solve some rows at a time, and once more with more cells those that came out wide."""
+    """Solve some rows at a time, and those that came out wide once more with more cells."""
     size = parts.mu2.size
     answer = Answer(np.zeros(size), np.zeros(size), np.full(size, np.inf))
     steps = _steps(parts)
@@ -210,8 +210,9 @@ def _secant(v: np.ndarray, value: np.ndarray, before: np.ndarray, old: np.ndarra
 
 
 def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(v, slope of log delta there) by estimates; delta falls by 1 per unit of e^eps at most, which is where it begins.
+    """(v, slope of log delta there) by estimates of delta.
 
+    The search begins where delta would be on target if it fell by 1 per unit of e^eps, the most it can fall by.  It is
     Newton's method with secants, and a bisection wherever that leaves the interval or comes no nearer.
     """
 

@@ -38,7 +38,7 @@ MARGIN = 1.02
 
 
 class Bracketed(NamedTuple):
-    """A value with certified ends; where `ok` is false only the Chernoff bound stands above, and nothing below."""
+    """A value with certified ends.  Where `ok` is false the upper end is the Chernoff bound and the lower end -inf."""
 
     lower: Array
     estimate: Array
@@ -163,7 +163,9 @@ def _newton(nodes: Nodes, start: Array, log_delta: Array) -> Array:
 def epsilon(
     law: LossLaw, log_delta_low: Array, log_delta_high: Array, log_tol: Array, points: int, count: int, rounds: int = 1
 ) -> Bracketed:
-    """`inf {eps : delta(eps) <= delta}` before clipping at 0; the upper end serves the low, the lower the high.
+    """`inf {eps : delta(eps) <= delta}` before clipping at 0, for a delta between two ends.
+
+    The answer's upper end holds for log_delta_low, its lower end for log_delta_high.
 
     The saddle point approximation supplies the first contour.  It is poor where rare large losses put a second
     hump into the tilted law, so every further round places the contour anew at the solution so far.

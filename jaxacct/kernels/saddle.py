@@ -65,7 +65,7 @@ def _safeguarded(
     like: Array,
     iterations: int = NEWTON_STEPS,
 ) -> Saddle:
-    """Newton in w = log c; bisection where a step leaves the bracket or fails to halve the one before.
+    """Newton's method in w = log c; bisection where a step leaves the bracket or fails to halve the one before.
 
     `first` maps the variance at a small abscissa to a starting value of w, or is that value itself.  Returns the
     last saddle point that was evaluated.

@@ -60,9 +60,10 @@ def _own(phi: Generating, slope: Array, reach: Array) -> tuple[Array, Array]:
 
 
 def _costs(phi: Generating, u: Array, w: Array) -> Array:
-    """(2, 2, C, G) lower bounds of phi'(w - u) at the corners of each cell, which hold when interpolated between them.
+    """(2, 2, C, G) lower bounds of phi'(w - u) at the corners of each cell; interpolated, they hold within it.
 
-    The tangent of phi' in the middle, or, where that falls far below it, its least value.  u : (2, G), w : (2, C, G).
+    They are the tangent of phi' in the middle or, where the tangent falls far below phi', its least value.
+    u : (2, G), w : (2, C, G).
     """
     _, first, second = phi(1.0 - jnp.clip(0.5 * (w[0] + w[1] - u[0] - u[1]), 0.0, 1.0))
     height, width = u[1] - u[0], w[1] - w[0]

@@ -18,7 +18,7 @@ SKETCH_SAMPLES = 384
 
 
 class Resolution(NamedTuple):
-    """Sizes of a mesh: how narrow the bracket gets, and what it costs; it holds for any."""
+    """Sizes of a mesh.  They decide how narrow the bracket gets and what it costs; it holds for any sizes."""
 
     groups: int  # of active rows
     lines: int  # lines of the curve in each group
@@ -32,8 +32,11 @@ GLANCE = Resolution(24, 4, 64, 16, (24, 64))
 QUICK = Resolution(36, 6, 80, 24, (36, 96))
 """The first look at every configuration; those below have more rows and columns, take longer and are narrower."""
 STEADY = Resolution(60, 6, 120, 32, (36, 96))
+"""The second look at many configurations."""
 MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
+"""The first look where nothing is looked at twice, and the one before FINE."""
 FINE = Resolution(256, 6, 768, 192, (36, 96))
+"""The last look at many configurations, and the second at a few."""
 FINEST = FINE._replace(sketch=(144, 192))
 """Sees turns of the order that FINE misses here and there; not always better."""
 LEAST_ROW_MASS = 1e-18

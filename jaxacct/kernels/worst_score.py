@@ -56,7 +56,7 @@ LEAST_LEAK = 1e-320
 
 
 class Order(NamedTuple):
-    """A genuine score order of an inner polygon: active rows of Q-mass (q_k, q_{k+1}], served where w is w_k."""
+    """A score order of an inner polygon: the row of Q-mass (q_k, q_{k+1}] is served where w is w_k."""
 
     row_q: Array  # (R + 1,)
     row_p: Array  # (R + 1,)
@@ -73,12 +73,12 @@ def order(phi: Generating, curve: Inner, where: Mesh, ratio: Array, resolution: 
     size_q, size_p = jnp.diff(row_q), jnp.diff(row_p)
 
     def value(at: Array, size_q: Array, size_p: Array, u_q: Array, u_p: Array) -> tuple[Array, Array]:
-        """Of rows of such sizes at u, served at cells `at`: what they win, and the cost of it."""
+        """(what rows of these sizes at u win when served at cells `at`, its cost)."""
         cost = jnp.where(size_q > 0.0, ratio * size_q * steep(phi, curve.q[at] - u_q), 0.0)
         return size_p * steep(phi, curve.p[at] - u_p) - cost, cost
 
     def best_of(at: Array) -> Array:
-        """The best of the cells `at` for each group's end; where nothing is won, what loses the least of its cost."""
+        """The best of the cells `at` for each group's end; where none wins, what loses the least of its cost."""
         win, cost = value(at, around_q, around_p, row_q[::each], row_p[::each])
         win = jnp.where(jnp.max(win, axis=0) > 0.0, win, win / jnp.maximum(cost, 1e-300))
         return jnp.argmax(win, axis=0)
@@ -106,7 +106,7 @@ def order(phi: Generating, curve: Inner, where: Mesh, ratio: Array, resolution: 
 
 
 def _latest(served: Array) -> Array:
-    """The largest entry from each on, rows after rows: `lax.cummax` in two steps."""
+    """The largest entry from each one on, in row-major order: a reversed `lax.cummax` in two steps."""
     later = lambda n: jnp.arange(n)[:, None] <= jnp.arange(n)
     within = jnp.max(jnp.where(later(served.shape[1]), served[:, None, :], 0), axis=2)
     whole = jnp.max(jnp.where(later(served.shape[0]), within[:, 0], 0), axis=1)

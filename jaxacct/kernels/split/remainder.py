@@ -50,8 +50,8 @@ EXCESS_ABSCISSA_FACTORS = (0.8, 1.25)
 """The same for the bounds of the excess."""
 CHOICE_POINTS = 160
 """Quadrature points for choosing windows; no bound depends on them."""
-LOWEST_OUTCOME = -9.0
-"""Where that quadrature begins in u: below are 1e-19 of the outcomes."""
+CHOICE_REACH = 9.0
+"""How far that quadrature reaches below 0 in u: beyond are 1e-19 of the outcomes."""
 LARGEST_EXPONENT = 600.0
 """Largest eps whose exponential is used: e^600 is far from float64's limits."""
 LARGEST_MOMENT = 1e200
@@ -115,8 +115,8 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
     scale = jnp.maximum(epsilon, 1e-12)
     widest = far_by_mass(law, log_delta + log_tol)
     sigma, q, n = law.gauss_sigma[:, None], law.gauss_q[:, None], law.gauss_n
-    step = (widest - LOWEST_OUTCOME) / (CHOICE_POINTS - 1)
-    u = LOWEST_OUTCOME + step[:, None] * jnp.arange(CHOICE_POINTS)
+    step = (widest + CHOICE_REACH) / (CHOICE_POINTS - 1)
+    u = -CHOICE_REACH + step[:, None] * jnp.arange(CHOICE_POINTS)
     loss, _ = jax.vmap(log_mix)(law.gauss_sigma, law.gauss_q, u)
     base = jnp.log(step)[:, None] - 0.5 * u**2 - 0.5 * jnp.log(2.0 * jnp.pi)
 
