@@ -96,7 +96,7 @@ class Laplace:
         return placed_from(self, cells, pairs, origin, step, last, upper, float(shift), 0.0)
 
     def _with(self, cells: kernel.Cells, cell: int, atom: float, inside: float, step: float) -> kernel.Cells:
-        """The cells with an atom at a distance `inside` into one of them, split between its ends like all else there."""
+        """The cells with an atom at a distance `inside` into one of them, split between its ends as all else is."""
         down = np.exp(-inside) if self.sign > 0 else 1.0
         up = 1.0 if self.sign > 0 else np.exp(inside - step)
         low = atom * down * np.expm1(inside - step) / np.expm1(-step)
