@@ -13,7 +13,8 @@ import numpy as np
 from jaxacct.certified_search import AIM, Start
 from jaxacct.engines import contour, programs
 from jaxacct.engines.chunks import in_chunks
-from jaxacct.kernels import calibration, split_calibration
+from jaxacct.kernels import calibration
+from jaxacct.kernels.split import calibration as split_calibration
 
 ORDER = ("noise_multiplier", "sampling_probability", "steps")
 TOLERANCE = 3e-7

@@ -5,6 +5,7 @@ Most engines use SciPy, which takes a while to import: they are imported when th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -92,19 +93,23 @@ class Lattice(Engine):
     def epsilon(self, question: Question) -> Answer:
         from jaxacct.engines import lattice
 
-        effort, (low, high) = question.effort, (question.target * (1.0 + s * question.slack) for s in (-1.0, 1.0))
-        settings = {"rtol": effort.lattice_rtol, "memory_bytes": effort.memory_bytes}
+        ask = functools.partial(
+            lattice.epsilon, rtol=question.effort.lattice_rtol, memory_bytes=question.effort.memory_bytes
+        )
+        low, high = question.target * (1.0 - question.slack), question.target * (1.0 + question.slack)
         with jax.enable_x64():
-            found = [lattice.epsilon(question.parts, row, low[row], high[row], **settings) for row in range(low.size)]
+            found = [ask(question.parts, row, low[row], high[row]) for row in range(low.size)]
         return _stacked(found)
 
     def delta(self, question: Question) -> Answer:
         from jaxacct.engines import lattice
 
-        effort, rows = question.effort, np.arange(question.target.size)
-        settings = {"rtol": effort.lattice_rtol, "memory_bytes": effort.memory_bytes}
+        effort, rows = question.effort, range(question.target.size)
         with jax.enable_x64():
-            return _stacked(lattice.deltas(question.parts, rows, question.target, **settings))
+            found = lattice.deltas(
+                question.parts, rows, question.target, rtol=effort.lattice_rtol, memory_bytes=effort.memory_bytes
+            )
+        return _stacked(found)
 
 
 def _by_formula(

@@ -73,8 +73,9 @@ class Question(NamedTuple):
 
     def take(self, rows: np.ndarray) -> Question:
         """The same question for some of the configurations."""
-        taken = jax.tree.map(lambda known: known[rows], self._replace(effort=None))
-        return taken._replace(effort=self.effort)
+        arrays = self.parts, self.kinds, self.target, self.slack, self.floor, self.hint
+        parts, kinds, target, slack, floor, hint = jax.tree.map(lambda known: known[rows], arrays)
+        return Question(parts, kinds, target, slack, floor, self.effort, hint)
 
 
 class Engine(ABC):

@@ -15,7 +15,7 @@ from jaxacct.engines import programs
 from jaxacct.engines.protocol import MechanismEngine
 from jaxacct.engines.protocol import register as register_engine
 from jaxacct.kernels import worst_score
-from jaxacct.kernels.worst_plan import FINE, Inner
+from jaxacct.kernels.worst_mesh import FINE, Inner
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import register, require_mechanism
 from jaxacct.mechanisms.finite import FinitePair, sample_pair
