@@ -12,7 +12,7 @@ import jaxacct as ja
 from jaxacct import selection
 from jaxacct.kernels import worst_bound, worst_plan, worst_score
 from jaxacct.mechanisms import RELATIONS
-from jaxacct.selection.curve import curves, inner
+from jaxacct.selection.tradeoff_polygons import curves, inner
 from jaxacct.selection.worst_case import CHUNK, bracket
 
 

@@ -10,7 +10,7 @@ from selection_cases import hockey_stick
 import jaxacct as ja
 from jaxacct import selection
 from jaxacct.representations import subsampled_renyi
-from jaxacct.selection.subset import ORDERS
+from jaxacct.selection.subset_privacy import ORDERS
 
 ONCE = selection.PointMass(1)
 

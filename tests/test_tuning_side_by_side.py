@@ -9,7 +9,7 @@ from training_runs import linear, plan_of
 
 from jaxacct.training import CHACHA20, AdaptiveClip, Plan, noise
 from jaxacct.training.steps import Carried, numbers, private_step
-from jaxacct.tuning.candidates import CHUNK, PASS, STEP, key_words, side_by_side
+from jaxacct.tuning.side_by_side_training import CHUNK, PASS, STEP, key_words, side_by_side
 from jaxacct.validation import InputError
 
 ROOTS = [bytes([i]) * 32 for i in range(1, 6)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.audit.lower import UNCONDITIONAL, LowerBound
+from jaxacct.audit.lower_bound import UNCONDITIONAL, LowerBound
 from jaxacct.bounds import Bounds
 from jaxacct.validation import InputError
 

@@ -1,10 +1,7 @@
 """Private selection: run K times, K random and secret, and release the best; laws of K and what it costs."""
 
 from jaxacct.selection.adaptive import AdaptiveSelection
-from jaxacct.selection.bounds import BOUNDS, bound_delta, bound_epsilon
-from jaxacct.selection.candidates import candidates_profile, grid_noise_multipliers, line_noise_multiplier
-from jaxacct.selection.finite import output_law
-from jaxacct.selection.guarantees import (
+from jaxacct.selection.closed_form_guarantees import (
     gaussian_selection,
     noisy_max_epsilon,
     noisy_max_renyi,
@@ -13,7 +10,9 @@ from jaxacct.selection.guarantees import (
     thresholds,
     two_point_selection,
 )
-from jaxacct.selection.laws import (
+from jaxacct.selection.differing_candidates import candidates_profile, grid_noise_multipliers, line_noise_multiplier
+from jaxacct.selection.finite_base import output_law
+from jaxacct.selection.law_families import (
     Binomial,
     Categorical,
     Geometric,
@@ -26,7 +25,8 @@ from jaxacct.selection.laws import (
 )
 from jaxacct.selection.mechanism import Attack, Selection, attack, select
 from jaxacct.selection.monotone_score import monotone_score_delta, monotone_score_epsilon
-from jaxacct.selection.subset import expected_cost, subset_epsilon, subset_renyi
+from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
+from jaxacct.selection.subset_privacy import expected_cost, subset_epsilon, subset_renyi
 
 __all__ = [
     "BOUNDS",

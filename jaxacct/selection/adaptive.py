@@ -15,11 +15,11 @@ from jaxacct.mechanisms.base import element, register, require_mechanism
 from jaxacct.mechanisms.finite import FinitePair, sample_pair
 from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
-from jaxacct.selection import limits
-from jaxacct.selection.base import sides, under
-from jaxacct.selection.laws import Law, PointMass
-from jaxacct.selection.mixture import Mixture
-from jaxacct.selection.weights import largest, weights
+from jaxacct.selection import profile_ends
+from jaxacct.selection.base_profile import sides, under
+from jaxacct.selection.law_families import Law, PointMass
+from jaxacct.selection.mixture_over_k import Mixture
+from jaxacct.selection.probabilities_of_k import largest, weights
 from jaxacct.validation import InputError, broadcast_shape, choice, refuse_tracers
 
 __all__ = ["AdaptiveSelection", "refuse_zero"]
@@ -129,7 +129,7 @@ class AdaptiveSelection(Mechanism):
 
 def refuse_zero(run: Mechanism, delta: np.ndarray) -> None:
     """delta = 0 is for bases of bounded loss."""
-    bad = (delta == 0.0) & ~(limits.bounded(run) if (delta == 0.0).any() else True)
+    bad = (delta == 0.0) & ~(profile_ends.bounded(run) if (delta == 0.0).any() else True)
     if bad.any():
         index = [int(i) for i in np.argwhere(bad)[0]]
         raise InputError(
@@ -141,7 +141,7 @@ def refuse_zero(run: Mechanism, delta: np.ndarray) -> None:
 def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float) -> tuple[float, float]:
     """Ends of epsilon of one selection: the larger of its directions."""
     if delta < LEAST:
-        bounded = bool(np.all(limits.bounded(run)))
+        bounded = bool(np.all(profile_ends.bounded(run)))
         low, high = _without_delta(run, law, relation) if bounded else (0.0, np.inf)
         return (low, high) if delta == 0.0 else (_epsilon(run, law, LEAST, relation, rtol)[0], high)
     listed = weights(law, TAIL * delta)

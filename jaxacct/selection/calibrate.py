@@ -11,7 +11,7 @@ from jaxacct import account, solvers
 from jaxacct.bounds import Bounds
 from jaxacct.guess import Goal
 from jaxacct.mechanisms import dp_sgd
-from jaxacct.selection.law import Law
+from jaxacct.selection.law_of_k import Law
 from jaxacct.selection.mechanism import select
 from jaxacct.validation import InputError, refuse_tracers
 

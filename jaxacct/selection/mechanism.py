@@ -19,10 +19,10 @@ from jaxacct.mechanisms.base import register, require_mechanism
 from jaxacct.mechanisms.finite import FinitePair, sample_pair
 from jaxacct.mechanisms.parts import Part
 from jaxacct.selection.adaptive import AdaptiveSelection, refuse_zero
-from jaxacct.selection.answers import certified, pair
-from jaxacct.selection.base import sides, under
-from jaxacct.selection.bounds import BOUNDS, bound_delta, bound_epsilon
-from jaxacct.selection.laws import Law, PointMass
+from jaxacct.selection.base_profile import sides, under
+from jaxacct.selection.certified_ends import certified, pair
+from jaxacct.selection.law_families import Law, PointMass
+from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.worst_case import HIGHEST, bracket, known_curves
 from jaxacct.validation import DELTA, InputError, broadcast_shape, check, choice, refuse_tracers
 

@@ -17,8 +17,8 @@ from jaxacct.bounds import Bounds
 from jaxacct.kernels import order_statistics
 from jaxacct.mechanisms import Mechanism, batch_shape, components
 from jaxacct.representations.concentrated import delta_from_renyi, epsilon_from_renyi
-from jaxacct.selection.base import common_shape
-from jaxacct.selection.law import Law
+from jaxacct.selection.base_profile import common_shape
+from jaxacct.selection.law_of_k import Law
 from jaxacct.validation import DELTA, NON_NEGATIVE, POSITIVE, InputError, broadcast_shape, check, choice
 
 __all__ = ["KIND", "delta", "epsilon", "gaussian_mu", "monotone_score_delta", "monotone_score_epsilon"]

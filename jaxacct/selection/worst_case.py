@@ -16,9 +16,9 @@ from jaxacct.engines import programs
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_plan import FINE, FINEST, GLANCE, MIDDLE, QUICK, STEADY, Effort
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.selection.base import MOST, meet, sides
-from jaxacct.selection.curve import Curve, curves
-from jaxacct.selection.laws import Law
+from jaxacct.selection.base_profile import MOST, meet, sides
+from jaxacct.selection.law_families import Law
+from jaxacct.selection.tradeoff_polygons import Curve, curves
 from jaxacct.validation import broadcast_shape
 
 __all__ = ["HIGHEST", "bracket", "known_curves"]

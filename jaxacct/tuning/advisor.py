@@ -16,7 +16,7 @@ from jaxacct import account
 from jaxacct.calibrate import calibrate_noise_multiplier
 from jaxacct.mechanisms import PrivacyProfile, dp_sgd
 from jaxacct.selection import Law, Poisson, TruncatedNegativeBinomial, select
-from jaxacct.selection.subset import VARIANTS
+from jaxacct.selection.subset_privacy import VARIANTS
 from jaxacct.sweep.files import extra, write_csv
 from jaxacct.sweep.progress import Progress
 from jaxacct.tuning.cost import Cost

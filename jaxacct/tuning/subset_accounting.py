@@ -21,7 +21,7 @@ import numpy as np
 from jaxacct import account
 from jaxacct.mechanisms import Mechanism, PrivacyProfile
 from jaxacct.selection import Law, bound_delta, bound_epsilon
-from jaxacct.selection.base import upper_delta
+from jaxacct.selection.base_profile import upper_delta
 from jaxacct.selection.worst_case import bracket
 from jaxacct.validation import InputError
 

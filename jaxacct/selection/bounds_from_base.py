@@ -20,9 +20,19 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, batch_shape, components, repeat
 from jaxacct.mechanisms.base import element
 from jaxacct.mechanisms.finite import log_mixture
-from jaxacct.selection.base import LEAST, MOST, Sides, base_delta, base_epsilon, bounded_loss, place, sides, upper_delta
-from jaxacct.selection.law import Law, evaluated
-from jaxacct.selection.laws import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
+from jaxacct.selection.base_profile import (
+    LEAST,
+    MOST,
+    Sides,
+    base_delta,
+    base_epsilon,
+    bounded_loss,
+    place,
+    sides,
+    upper_delta,
+)
+from jaxacct.selection.law_families import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
+from jaxacct.selection.law_of_k import Law, evaluated
 
 __all__ = ["Growth", "ends", "growth", "growth_of", "most_runs"]
 

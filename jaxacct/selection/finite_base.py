@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.selection.law import Law, evaluated
+from jaxacct.selection.law_of_k import Law, evaluated
 from jaxacct.validation import PROBABILITY, InputError, check
 
 __all__ = ["output_law"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from jaxacct.mechanisms import Mechanism
-from jaxacct.selection.base import Sides, common_shape, sides, upper_delta, upper_epsilon
-from jaxacct.selection.laws import Binomial, Law, Poisson, TruncatedNegativeBinomial
+from jaxacct.selection.base_profile import Sides, common_shape, sides, upper_delta, upper_epsilon
+from jaxacct.selection.law_families import Binomial, Law, Poisson, TruncatedNegativeBinomial
 from jaxacct.validation import InputError
 
 __all__ = ["SUPPORTED", "delta", "epsilon", "minimiser", "shift"]

@@ -13,9 +13,9 @@ import numpy as np
 from jaxacct.mechanisms import Gaussian, repeat
 from jaxacct.representations.conversions import gdp_from_profile
 from jaxacct.representations.theorems import Guarantee
-from jaxacct.selection.base import Sides, upper_delta, upper_epsilon
-from jaxacct.selection.laws import TruncatedNegativeBinomial
-from jaxacct.selection.published import minimiser
+from jaxacct.selection.base_profile import Sides, upper_delta, upper_epsilon
+from jaxacct.selection.law_families import TruncatedNegativeBinomial
+from jaxacct.selection.published_profile_bounds import minimiser
 from jaxacct.validation import (
     COUNT,
     DELTA,

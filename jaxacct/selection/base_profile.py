@@ -14,7 +14,7 @@ from jaxacct.mechanisms import Components, Mechanism, SampledWithoutReplacement,
 from jaxacct.mechanisms.base import register
 from jaxacct.mechanisms.parts import Part
 from jaxacct.representations.profile import profile
-from jaxacct.selection.law import Law
+from jaxacct.selection.law_of_k import Law
 from jaxacct.validation import InputError, broadcast_shape
 
 __all__ = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxacct.mechanisms import ApproximateDP, PureDP
-from jaxacct.samplers.exact import discrete_gaussian, discrete_laplace, generator, rational, round_up, whole
+from jaxacct.samplers.exact_draws import discrete_gaussian, discrete_laplace, generator, rational, round_up, whole
 from jaxacct.validation import DELTA, InputError, check
 
 __all__ = ["DiscreteGaussianNoise", "DiscreteLaplaceNoise"]

@@ -19,12 +19,12 @@ from jaxacct.selection.mechanism import CANDIDATES
 from jaxacct.sweep.progress import Progress
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
-from jaxacct.tuning.best import best_of, several
-from jaxacct.tuning.candidates import side_by_side
-from jaxacct.tuning.matched import MatchedPlan
-from jaxacct.tuning.score import PrivateScore, noise_for_score, scored, whole
-from jaxacct.tuning.secret import Secret, note_whole
-from jaxacct.tuning.spaces import draws_alike
+from jaxacct.tuning.best_candidate import best_of, several
+from jaxacct.tuning.keys_and_ledger import Secret, note_whole
+from jaxacct.tuning.matched_plan import MatchedPlan
+from jaxacct.tuning.private_score import PrivateScore, noise_for_score, scored, whole
+from jaxacct.tuning.search_spaces import draws_alike
+from jaxacct.tuning.side_by_side_training import side_by_side
 from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["Tuned", "truncated", "tune", "tune_with"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.audit.counts import WHOLE
-from jaxacct.audit.lower import LowerBound, error_of, plain, require_at_most
+from jaxacct.audit.error_counts import WHOLE
+from jaxacct.audit.lower_bound import LowerBound, error_of, plain, require_at_most
 from jaxacct.validation import COUNT, DELTA_OR_ZERO, NON_NEGATIVE, Constraint, InputError, broadcast_shape, check
 
 __all__ = ["coin_guesses", "one_run", "one_run_p_value"]

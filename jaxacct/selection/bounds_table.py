@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxacct.mechanisms import Gaussian
-from jaxacct.selection.bounds import BOUNDS, bound_epsilon
-from jaxacct.selection.laws import (
+from jaxacct.selection.law_families import (
     Binomial,
     Geometric,
     Law,
@@ -18,6 +17,7 @@ from jaxacct.selection.laws import (
     TruncatedNegativeBinomial,
     TwoPoint,
 )
+from jaxacct.selection.named_bounds import BOUNDS, bound_epsilon
 
 __all__ = ["BASES", "LAWS", "table"]
 

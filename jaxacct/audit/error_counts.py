@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.account import epsilon as epsilon_of
-from jaxacct.audit.lower import CONDITIONAL, LowerBound, error_of, plain, require_at_most
+from jaxacct.audit.lower_bound import CONDITIONAL, LowerBound, error_of, plain, require_at_most
 from jaxacct.mechanisms import Gaussian
 from jaxacct.validation import (
     COUNT,

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from jaxacct.sweep.progress import Progress
-from jaxacct.tuning.candidates import key_words
-from jaxacct.tuning.secret import Secret
+from jaxacct.tuning.keys_and_ledger import Secret
+from jaxacct.tuning.side_by_side_training import key_words
 
 __all__ = ["TOGETHER", "Raised", "attempt", "best_of", "rank", "several"]
 

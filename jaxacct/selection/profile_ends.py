@@ -19,12 +19,12 @@ from jaxacct.kernels.worst_plan import Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element
 from jaxacct.mechanisms.finite import log_mixture
-from jaxacct.selection.base import MOST as OPEN
-from jaxacct.selection.base import Sides, bounded_loss, meet, place, sides, upper_delta
-from jaxacct.selection.curve import Curve
-from jaxacct.selection.law import Law, evaluated
-from jaxacct.selection.laws import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
-from jaxacct.selection.simple import growth, growth_of
+from jaxacct.selection.base_profile import MOST as OPEN
+from jaxacct.selection.base_profile import Sides, bounded_loss, meet, place, sides, upper_delta
+from jaxacct.selection.bounds_from_base import growth, growth_of
+from jaxacct.selection.law_families import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
+from jaxacct.selection.law_of_k import Law, evaluated
+from jaxacct.selection.tradeoff_polygons import Curve
 from jaxacct.selection.worst_case import known_curves
 
 __all__ = ["Limits", "bounded", "last", "narrowed"]

@@ -19,9 +19,9 @@ import numpy as np
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import element
-from jaxacct.selection.base import common_shape, infinite_mass, place, sides, upper_delta, upper_epsilon
-from jaxacct.selection.curve import outer, upper_hull
-from jaxacct.selection.law import Law, evaluated
+from jaxacct.selection.base_profile import common_shape, infinite_mass, place, sides, upper_delta, upper_epsilon
+from jaxacct.selection.law_of_k import Law, evaluated
+from jaxacct.selection.tradeoff_polygons import outer, upper_hull
 
 __all__ = ["delta", "epsilon"]
 

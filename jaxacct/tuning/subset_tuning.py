@@ -17,11 +17,11 @@ from jaxacct.training import sampler
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.schedule import Segment
-from jaxacct.tuning.best import best_of, several
-from jaxacct.tuning.candidates import key_words, side_by_side
+from jaxacct.tuning.best_candidate import best_of, several
 from jaxacct.tuning.cost import Cost
-from jaxacct.tuning.secret import Secret, note_whole
-from jaxacct.tuning.spaces import draws_alike
+from jaxacct.tuning.keys_and_ledger import Secret, note_whole
+from jaxacct.tuning.search_spaces import draws_alike
+from jaxacct.tuning.side_by_side_training import key_words, side_by_side
 from jaxacct.tuning.subset_plan import Setting, SubsetPlan
 from jaxacct.validation import InputError, choice
 

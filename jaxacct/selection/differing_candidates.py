@@ -17,7 +17,7 @@ from jaxacct.engines import programs
 from jaxacct.mechanisms import Mechanism, PrivacyProfile, batch_shape, dp_sgd
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.representations.renyi import renyi_divergence
-from jaxacct.selection.base import under, upper_delta
+from jaxacct.selection.base_profile import under, upper_delta
 from jaxacct.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, broadcast_shape, check
 
 __all__ = ["candidates_profile", "grid_noise_multipliers", "line_noise_multiplier"]

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.selection.law import Law
-from jaxacct.selection.laws import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
+from jaxacct.selection.law_families import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
+from jaxacct.selection.law_of_k import Law
 from jaxacct.validation import InputError
 
 __all__ = ["Weights", "largest", "weights"]

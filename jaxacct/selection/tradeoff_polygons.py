@@ -17,7 +17,7 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.worst_plan import CELLS, Inner, Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element
-from jaxacct.selection.base import finite_once
+from jaxacct.selection.base_profile import finite_once
 
 __all__ = ["Curve", "curves", "inner", "outer", "upper_hull"]
 

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from jaxacct.kernels import generating
 from jaxacct.mechanisms.base import register
-from jaxacct.selection.law import LARGEST, Law, evaluated
+from jaxacct.selection.law_of_k import LARGEST, Law, evaluated
 from jaxacct.validation import (
     COUNT,
     OPEN_PROBABILITY,

@@ -18,10 +18,10 @@ from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.mechanisms.finite import FinitePair
 from jaxacct.representations.concentrated import epsilon_from_renyi
 from jaxacct.representations.renyi import renyi_divergence
-from jaxacct.selection.base import Sides, upper_delta
-from jaxacct.selection.bounds import bound_delta, bound_epsilon
-from jaxacct.selection.law import Law
-from jaxacct.selection.published_renyi import curve
+from jaxacct.selection.base_profile import Sides, upper_delta
+from jaxacct.selection.law_of_k import Law
+from jaxacct.selection.named_bounds import bound_delta, bound_epsilon
+from jaxacct.selection.published_renyi_bounds import curve
 from jaxacct.validation import COUNT, DELTA, POSITIVE, PROBABILITY, InputError, check, choice
 
 __all__ = ["VARIANTS", "expected_cost", "subset_epsilon", "subset_renyi"]

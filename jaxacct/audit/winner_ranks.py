@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.audit.counts import clopper_pearson
-from jaxacct.audit.game import in_chunks
-from jaxacct.audit.lower import LowerBound, error_of
+from jaxacct.audit.error_counts import clopper_pearson
+from jaxacct.audit.lower_bound import LowerBound, error_of
+from jaxacct.audit.selection_game import in_chunks
 from jaxacct.selection import Attack, Law, output_law
 from jaxacct.validation import COUNT, DELTA, PROBABILITY, InputError, check
 

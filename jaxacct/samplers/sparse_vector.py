@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from jaxacct.mechanisms import PureDP
-from jaxacct.samplers.exact import discrete_laplace, generator, rational, round_up, whole
+from jaxacct.samplers.exact_draws import discrete_laplace, generator, rational, round_up, whole
 from jaxacct.validation import DELTA, InputError, check
 
 __all__ = ["SparseVector"]

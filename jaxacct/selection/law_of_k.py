@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxacct.samplers.exact import generator
+from jaxacct.samplers.exact_draws import generator
 from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer
 
 __all__ = ["LARGEST", "Law", "evaluated"]

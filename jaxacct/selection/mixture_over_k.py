@@ -11,8 +11,8 @@ from jaxacct import account
 from jaxacct.engines import contour, programs
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, components, repeat
-from jaxacct.selection.base import infinite_mass
-from jaxacct.selection.weights import Weights
+from jaxacct.selection.base_profile import infinite_mass
+from jaxacct.selection.probabilities_of_k import Weights
 
 __all__ = ["Mixture"]
 

@@ -11,9 +11,9 @@ from jaxacct.bounds import Bounds
 from jaxacct.engines import programs
 from jaxacct.mechanisms import RELATIONS, Mechanism
 from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.selection import envelope, monotone_score, published, published_renyi
-from jaxacct.selection.base import MOST, common_shape, under
-from jaxacct.selection.law import Law
+from jaxacct.selection import envelope_bound, monotone_score, published_profile_bounds, published_renyi_bounds
+from jaxacct.selection.base_profile import MOST, common_shape, under
+from jaxacct.selection.law_of_k import Law
 from jaxacct.validation import DELTA, NON_NEGATIVE, check, choice, refuse_tracers
 
 __all__ = ["BOUNDS", "Bound", "bound_delta", "bound_epsilon"]
@@ -29,9 +29,11 @@ class Bound(NamedTuple):
 
 
 BOUNDS = {
-    "envelope": Bound(envelope.epsilon, envelope.delta),
-    "privacy_profile": Bound(published.epsilon, published.delta, laws=published.SUPPORTED),
-    "renyi": Bound(published_renyi.epsilon, published_renyi.delta, laws=published_renyi.SUPPORTED),
+    "envelope": Bound(envelope_bound.epsilon, envelope_bound.delta),
+    "privacy_profile": Bound(
+        published_profile_bounds.epsilon, published_profile_bounds.delta, laws=published_profile_bounds.SUPPORTED
+    ),
+    "renyi": Bound(published_renyi_bounds.epsilon, published_renyi_bounds.delta, laws=published_renyi_bounds.SUPPORTED),
     "monotone_score": Bound(monotone_score.epsilon, monotone_score.delta, kind=monotone_score.KIND),
 }
 _UNCONDITIONAL = [name for name, bound in BOUNDS.items() if bound.kind == "bound"]

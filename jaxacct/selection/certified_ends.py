@@ -7,10 +7,10 @@ import numpy as np
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.finite import FinitePair
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
-from jaxacct.selection import limits, simple
-from jaxacct.selection.base import MOST, infinite_mass, meet, sides
-from jaxacct.selection.bounds import bound_delta, bound_epsilon
-from jaxacct.selection.law import Law
+from jaxacct.selection import bounds_from_base, profile_ends
+from jaxacct.selection.base_profile import MOST, infinite_mass, meet, sides
+from jaxacct.selection.law_of_k import Law
+from jaxacct.selection.named_bounds import bound_delta, bound_epsilon
 from jaxacct.selection.worst_case import bracket
 from jaxacct.validation import broadcast_shape
 
@@ -40,7 +40,7 @@ def certified(
     known = np.broadcast_to((values >= LEAST) | (quantity == "delta"), ends.shape[1:])
     ends[1] = np.where(known, ends[1], most)
     if (wide := _loose(*ends)).any():
-        ends = limits.narrowed(quantity, run, law, values, relation, ends, wide)
+        ends = profile_ends.narrowed(quantity, run, law, values, relation, ends, wide)
     if (wide := _loose(*ends) & known).any():
         # the envelope reaches deltas far below those of the curve's polygon
         other = bound_epsilon if quantity == "epsilon" else bound_delta
@@ -48,7 +48,7 @@ def certified(
         above = other(run, law, at, bound="envelope", relation=relation).upper
         ends = np.where(wide, meet(ends, (np.zeros_like(above), above), most), ends)
     if (wide := _loose(*ends)).any():
-        ends = np.where(wide, meet(ends, simple.ends(quantity, run, law, values, relation), most), ends)
+        ends = np.where(wide, meet(ends, bounds_from_base.ends(quantity, run, law, values, relation), most), ends)
     return ends
 
 
@@ -74,7 +74,7 @@ def pair(run: Mechanism, law: Law) -> FinitePair:
     share = np.linspace(0.0, 1.0, POINTS).reshape(-1, *(1,) * len(shape))
     at = share * np.maximum(last, POINTS * LEAST_GAP)
     upper = {name: ask("delta", at, name) for name in unique}
-    ends = {name: limits.last(run, law, name) for name in unique}
+    ends = {name: profile_ends.last(run, law, name) for name in unique}
     largest = np.max([loss for loss, _ in ends.values()], axis=0)
     if np.isfinite(largest).all():
         at = np.concatenate([at, largest[None]])

@@ -16,7 +16,7 @@ from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.options import tolerance
-from jaxacct.selection.laws import Law, PointMass, Poisson, TruncatedNegativeBinomial
+from jaxacct.selection.law_families import Law, PointMass, Poisson, TruncatedNegativeBinomial
 from jaxacct.selection.mechanism import select
 from jaxacct.validation import DELTA, POSITIVE, Constraint, InputError, broadcast_shape, check, choice, refuse_tracers
 

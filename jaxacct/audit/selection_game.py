@@ -18,7 +18,7 @@ import numpy as np
 from jax.tree_util import Partial
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.selection.laws import Law
+from jaxacct.selection.law_families import Law
 from jaxacct.sweep.progress import Progress
 from jaxacct.validation import COUNT, PROBABILITY, Constraint, InputError, check
 
