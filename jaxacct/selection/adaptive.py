@@ -17,17 +17,17 @@ from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.selection import profile_ends
 from jaxacct.selection.base_profile import sides, under
-from jaxacct.selection.law_families import Law, PointMass
+from jaxacct.selection.certified_ends import as_bounds
+from jaxacct.selection.law_families import Law, PointMass, largest_k
+from jaxacct.selection.law_of_k import require_law
 from jaxacct.selection.mixture_over_k import Mixture
-from jaxacct.selection.probabilities_of_k import largest, weights
+from jaxacct.selection.probabilities_of_k import weights
 from jaxacct.validation import InputError, broadcast_shape, choice, refuse_tracers
 
 __all__ = ["AdaptiveSelection", "refuse_zero"]
 
 TAIL = 1e-7
 """What the law of K has beyond the numbers that are looked at, as a share of delta."""
-NARROW = 2e-4
-"""Relative width up to which a bracket is called ok whatever rtol."""
 POINTS = 160
 """Points of the profile when it is composed."""
 LAST = 1e-13
@@ -70,8 +70,7 @@ class AdaptiveSelection(Mechanism):
 
     def __post_init__(self) -> None:
         require_mechanism("run", self.mechanism)
-        if not isinstance(self.law, Law):
-            raise InputError(f"k = {self.law!r:.40} must be a law of K; use one such as selection.Geometric(0.1)")
+        require_law("k", self.law)
         broadcast_shape({"the mechanism": batch_shape(self.mechanism), "k": self.law.shape})
 
     def validated(self) -> AdaptiveSelection:
@@ -109,16 +108,7 @@ class AdaptiveSelection(Mechanism):
             base, law = _element(run, index), self.law.element(_inside(index, self.law.shape))
             solve = _epsilon if quantity == "epsilon" else _delta
             ends[:, *index] = solve(base, law, float(values[index]), relation, rtol)
-        low, high = ends
-        kind = run.kind_under(relation)
-        if kind != "certified":
-            low = np.zeros_like(low)
-        with np.errstate(invalid="ignore"):
-            narrow = (low == high) | np.isfinite(high) & (high - low <= max(rtol, NARROW) * np.maximum(high, 1e-300))
-        status = np.where(
-            high == 0.0, "zero", np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
-        )
-        return Bounds(low, high, high, kind, status, "adaptive_mixture")
+        return as_bounds(ends[0], ends[1], run.kind_under(relation), rtol, "adaptive_mixture")
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         if self._fixed:
@@ -163,7 +153,7 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
 
 def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:
     """Ends of epsilon at a delta of (nearly) 0, for a base of bounded loss: what the largest K adds up to."""
-    most = largest(law)
+    most = largest_k(law)
     if not np.isfinite(most):
         one = account.epsilon(run, 0.0, relation=relation)
         return (np.inf, np.inf) if one.lower > 0.0 else (0.0, 0.0 if one.upper == 0.0 else np.inf)

@@ -14,8 +14,8 @@ from jaxacct.mechanisms import Components, Mechanism, SampledWithoutReplacement,
 from jaxacct.mechanisms.base import register
 from jaxacct.mechanisms.parts import Part
 from jaxacct.representations.profile import profile
-from jaxacct.selection.law_of_k import Law
-from jaxacct.validation import InputError, broadcast_shape
+from jaxacct.selection.law_of_k import Law, require_law
+from jaxacct.validation import broadcast_shape
 
 __all__ = [
     "MOST",
@@ -105,8 +105,7 @@ def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
 
 def common_shape(run: Mechanism, law: Law, name: str, values: np.ndarray) -> tuple[int, ...]:
     """The shape that a base, a law and values broadcast to; InputError for anything but a law."""
-    if not isinstance(law, Law):
-        raise InputError(f"k = {law!r:.40} must be a law of K; use one such as selection.Geometric(0.1)")
+    require_law("k", law)
     return broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, name: np.shape(values)})
 
 

@@ -31,10 +31,10 @@ from jaxacct.selection.base_profile import (
     sides,
     upper_delta,
 )
-from jaxacct.selection.law_families import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
+from jaxacct.selection.law_families import Binomial, Poisson, TruncatedNegativeBinomial, largest_k
 from jaxacct.selection.law_of_k import Law, evaluated
 
-__all__ = ["Growth", "ends", "growth", "growth_of", "most_runs"]
+__all__ = ["Growth", "ends", "growth", "growth_of"]
 
 UP = 1.0 + 1e-11
 """More than the rounding of what is rounded up; phi and phi' are accurate to 4e-12."""
@@ -63,7 +63,7 @@ def growth(law: Law, base: Growth) -> float:
             by_loss = -float(log_mixture(-np.asarray(ahead), p)) if np.isfinite(ahead) else -float(np.log1p(-p))
             by_distance = float(np.log1p(p * distance / (1.0 - p))) if p < 1.0 else np.inf
             value = (law.trials - 1.0) * min(by_loss, by_distance)
-        elif (most := most_runs(law)) <= 1.0:
+        elif (most := largest_k(law)) <= 1.0:
             value = 0.0
         else:  # a polynomial of degree n - 1 with coefficients >= 0
             value = (most - 1.0) * ahead
@@ -71,17 +71,6 @@ def growth(law: Law, base: Growth) -> float:
             value = min(value, float(np.log(first[0] / first[1]))) if first[1] > 0.0 else value
     value = float(value) * UP
     return value if value >= 0.0 else np.inf
-
-
-def most_runs(law: Law) -> float:
-    """The largest value of K; inf where there is none."""
-    if isinstance(law, Binomial):
-        return float(law.trials)
-    if isinstance(law, PointMass):
-        return float(law.repetitions)
-    if isinstance(law, Categorical):
-        return float(np.max(np.flatnonzero(law.probabilities), initial=0))
-    return np.inf
 
 
 def ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str) -> np.ndarray:
@@ -124,7 +113,7 @@ def _of_one(quantity: str, run: Mechanism, law: Law, values: np.ndarray, side: S
         low = base_epsilon(run, values / tried if tried > LEAST else np.ones(values.shape), side.forward)[0]
         high = (base_epsilon(run, values / mean / UP, side.forward)[1] + grown) * UP
         high = np.where(moved <= values, 0.0, high)
-    copies = most_runs(law)
+    copies = largest_k(law)
     if 1.0 < copies < np.inf and (_gaussian(run) or (copies <= COPIES and not LARGEST < base.ahead < np.inf)):
         many = repeat(run, copies)
         ask = base_delta if quantity == "delta" else base_epsilon

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.finite import FinitePair
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
@@ -14,7 +15,11 @@ from jaxacct.selection.named_bounds import bound_delta, bound_epsilon
 from jaxacct.selection.worst_case import bracket
 from jaxacct.validation import broadcast_shape
 
-__all__ = ["certified", "pair"]
+__all__ = ["OK_WIDTH", "as_bounds", "certified", "pair"]
+
+OK_WIDTH = 2e-4
+"""Relative width up to which a bracket has the status "ok" however small rtol is: the bracket of a selection is hardly
+ever narrower than that, and asking for less is no failure."""
 
 LOOSE = 0.01
 """Relative width above which the limits of the profile, the envelope and the simple bounds are looked at."""
@@ -50,6 +55,19 @@ def certified(
     if (wide := _loose(*ends)).any():
         ends = np.where(wide, meet(ends, bounds_from_base.ends(quantity, run, law, values, relation), most), ends)
     return ends
+
+
+def as_bounds(low: np.ndarray, high: np.ndarray, kind: str, rtol: float, engine: str) -> Bounds:
+    """The ends of a selection as Bounds: the status says how narrow they are, the kind what is known of its base.
+
+    Of a base whose pair is only known to dominate (kind "bound") nothing is claimed from below.
+    """
+    if kind != "certified":
+        low = np.zeros_like(low)
+    with np.errstate(invalid="ignore"):
+        narrow = (low == high) | np.isfinite(high) & (high - low <= max(rtol, OK_WIDTH) * np.maximum(high, 1e-300))
+    status = np.where(high == 0.0, "zero", np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width")))
+    return Bounds(low, high, high, kind, status, engine)
 
 
 def _loose(low: np.ndarray, high: np.ndarray) -> np.ndarray:

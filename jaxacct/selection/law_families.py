@@ -34,6 +34,7 @@ __all__ = [
     "TruncatedNegativeBinomial",
     "TwoPoint",
     "evaluated",
+    "largest_k",
 ]
 
 _ETA = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
@@ -282,6 +283,17 @@ def TwoPoint(few: int, many: int, probability_of_few: Any) -> Categorical:
     probabilities = np.zeros((*share.shape, last + 1))
     probabilities[..., first], probabilities[..., last] = share, 1.0 - share
     return Categorical(probabilities)
+
+
+def largest_k(law: Law) -> float:
+    """The largest k of positive probability of one law; inf where there is none."""
+    if isinstance(law, PointMass):
+        return float(law.repetitions)
+    if isinstance(law, Binomial):
+        return float(law.trials)
+    if isinstance(law, Categorical):
+        return float(np.max(np.flatnonzero(np.asarray(law.probabilities) > 0.0), initial=0))
+    return np.inf
 
 
 def _log_tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:

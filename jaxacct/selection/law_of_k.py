@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from jaxacct.samplers.exact_draws import generator
 from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer
 
-__all__ = ["LARGEST", "Law", "evaluated"]
+__all__ = ["LARGEST", "Law", "evaluated", "require_law"]
 
 LARGEST = 2**53
 """Quantiles beyond this are refused."""
@@ -133,6 +133,12 @@ class Law(ABC):
 
     def __hash__(self) -> int:
         return hash((type(self), *(np.asarray(getattr(self, name)).tobytes() for name in self.constraints)))
+
+
+def require_law(name: str, value: Any) -> None:
+    """InputError, naming the argument, for anything but a law of K."""
+    if not isinstance(value, Law):
+        raise InputError(f"{name} = {value!r:.40} must be a law of K; use one such as selection.Geometric(0.1)")
 
 
 def evaluated(law: Law, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -20,8 +20,9 @@ from jaxacct.mechanisms.finite import FinitePair, sample_pair
 from jaxacct.mechanisms.parts import Part
 from jaxacct.selection.adaptive import AdaptiveSelection, refuse_zero
 from jaxacct.selection.base_profile import sides, under
-from jaxacct.selection.certified_ends import certified, pair
+from jaxacct.selection.certified_ends import OK_WIDTH, as_bounds, certified, pair
 from jaxacct.selection.law_families import Law, PointMass
+from jaxacct.selection.law_of_k import require_law
 from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.worst_case import HIGHEST, bracket, known_curves
 from jaxacct.validation import DELTA, InputError, broadcast_shape, check, choice, refuse_tracers
@@ -32,8 +33,6 @@ CANDIDATES = ("iid", "adaptive")
 """What may be assumed of the candidates."""
 WORST_CASE = "worst_case"
 """The default bound: the exact worst case."""
-NARROW = 2e-4
-"""Relative width up to which a bracket is called ok whatever rtol."""
 KEPT = 8
 _pairs: OrderedDict[Selection, FinitePair] = OrderedDict()
 
@@ -68,8 +67,7 @@ class Selection(Mechanism):
     def __post_init__(self) -> None:
         require_mechanism("run", self.mechanism)
         choice("bound", self.bound, (WORST_CASE, "auto", *BOUNDS))
-        if not isinstance(self.law, Law):
-            raise InputError(f"k = {self.law!r:.40} must be a law of K; use one such as selection.Geometric(0.1)")
+        require_law("k", self.law)
         broadcast_shape({"the mechanism": batch_shape(self.mechanism), "k": self.law.shape})
 
     def validated(self) -> Selection:
@@ -95,17 +93,9 @@ class Selection(Mechanism):
         shape = broadcast_shape({"the mechanism": batch_shape(run), "k": self.law.shape, quantity: values.shape})
         if quantity == "epsilon":
             refuse_zero(run, np.broadcast_to(values, shape))
-        width = rtol if rtol > NARROW else NARROW if np.prod(shape) > programs.MANY else 0.0
+        width = rtol if rtol > OK_WIDTH else OK_WIDTH if np.prod(shape) > programs.MANY else 0.0
         low, high = certified(quantity, run, self.law, values, relation, width)
-        kind = run.kind_under(relation)
-        if kind != "certified":
-            low = np.zeros_like(low)
-        with np.errstate(invalid="ignore"):
-            narrow = (low == high) | np.isfinite(high) & (high - low <= max(rtol, NARROW) * np.maximum(high, 1e-300))
-        status = np.where(
-            high == 0.0, "zero", np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
-        )
-        return Bounds(low, high, high, kind, status, "worst_score")
+        return as_bounds(low, high, run.kind_under(relation), rtol, "worst_score")
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         if self.bound != WORST_CASE:

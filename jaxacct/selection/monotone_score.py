@@ -18,7 +18,7 @@ from jaxacct.kernels import order_statistics
 from jaxacct.mechanisms import Mechanism, batch_shape, components
 from jaxacct.representations.concentrated import delta_from_renyi, epsilon_from_renyi
 from jaxacct.selection.base_profile import common_shape
-from jaxacct.selection.law_of_k import Law
+from jaxacct.selection.law_of_k import Law, require_law
 from jaxacct.validation import DELTA, NON_NEGATIVE, POSITIVE, InputError, broadcast_shape, check, choice
 
 __all__ = ["KIND", "delta", "epsilon", "gaussian_mu", "monotone_score_delta", "monotone_score_epsilon"]
@@ -99,8 +99,7 @@ def gaussian_mu(run: Mechanism) -> np.ndarray:
 
 
 def _checked(mu: Any, k: Law, name: str, values: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
-    if not isinstance(k, Law):
-        raise InputError(f"k = {k!r:.40} must be a law of K; use one such as selection.Geometric(0.1)")
+    require_law("k", k)
     mu = np.asarray(check("mu", mu, POSITIVE))
     return mu, broadcast_shape({"mu": mu.shape, "k": k.shape, name: values.shape})
 

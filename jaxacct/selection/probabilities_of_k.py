@@ -7,11 +7,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.selection.law_families import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
+from jaxacct.selection.law_families import (
+    Binomial,
+    Categorical,
+    PointMass,
+    Poisson,
+    TruncatedNegativeBinomial,
+    largest_k,
+)
 from jaxacct.selection.law_of_k import Law
 from jaxacct.validation import InputError
 
-__all__ = ["Weights", "largest", "weights"]
+__all__ = ["Weights", "weights"]
 
 PER_STEP = 8.0
 """Units by which one more factor of a product of ratios, or one more term of a sum, may be off."""
@@ -53,7 +60,7 @@ def weights(law: Law, tail: float) -> Weights:
         each = np.asarray(law.probabilities)
         return _listed(np.arange(each.size, dtype=np.float64), each * (1.0 - SUM), each * (1.0 + SUM), 0.0, 0.0)
     if isinstance(law, PointMass) or (isinstance(law, Binomial) and float(law.probability_of_run) == 1.0):
-        return Weights(np.array([largest(law)]), np.ones(1), np.ones(1), 0.0, 0.0, 0.0)
+        return Weights(np.array([largest_k(law)]), np.ones(1), np.ones(1), 0.0, 0.0, 0.0)
     if not isinstance(law, TruncatedNegativeBinomial | Poisson | Binomial):
         raise InputError(
             f"k of type {type(law).__name__} has no certified probabilities; use a law of jaxacct.selection, "
@@ -79,17 +86,6 @@ def weights(law: Law, tail: float) -> Weights:
         half *= 2.0
     least, most = np.sum(low) * (1.0 - slack), np.sum(high) * (1.0 + slack) + above + below
     return _listed(k, low / most * (1.0 - slack), high / least * (1.0 + slack), below / least, above / least)
-
-
-def largest(law: Law) -> float:
-    """The largest k of positive probability; inf where there is none."""
-    if isinstance(law, PointMass):
-        return float(law.repetitions)
-    if isinstance(law, Binomial):
-        return float(law.trials)
-    if isinstance(law, Categorical):
-        return float(np.max(np.flatnonzero(np.asarray(law.probabilities) > 0.0), initial=0))
-    return np.inf
 
 
 def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, above: float) -> Weights:

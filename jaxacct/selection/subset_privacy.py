@@ -24,7 +24,7 @@ from jaxacct.selection.named_bounds import bound_delta, bound_epsilon
 from jaxacct.selection.published_renyi_bounds import curve
 from jaxacct.validation import COUNT, DELTA, POSITIVE, PROBABILITY, InputError, check, choice
 
-__all__ = ["VARIANTS", "expected_cost", "subset_epsilon", "subset_renyi"]
+__all__ = ["VARIANTS", "atoms", "expected_cost", "subset_epsilon", "subset_renyi"]
 
 VARIANTS = ("rest", "all")
 ORDERS = np.arange(2.0, 129.0)
@@ -178,7 +178,7 @@ def _profile_of(run: Mechanism, target: float) -> PrivacyProfile:
 
 def _rest(tuning: PrivacyProfile, training: PrivacyProfile, q: float, target: float) -> float:
     """The larger eps of the two directions of the product pair, by bisection, safe end."""
-    (p1, q1, inf1), (p2, q2, inf2) = (_atoms(x.pair()) for x in (tuning, training))
+    (p1, q1, inf1), (p2, q2, inf2) = (atoms(x.pair()) for x in (tuning, training))
     base = np.outer(q1, q2).ravel()
     mixed = (q * np.outer(p1, q2) + (1.0 - q) * np.outer(q1, p2)).ravel()
     infinite = (q * inf1 + (1.0 - q) * inf2) * UP
@@ -200,7 +200,7 @@ def _rest(tuning: PrivacyProfile, training: PrivacyProfile, q: float, target: fl
     return high
 
 
-def _atoms(pair: FinitePair) -> tuple[np.ndarray, np.ndarray, float]:
+def atoms(pair: FinitePair) -> tuple[np.ndarray, np.ndarray, float]:
     """(P-masses, Q-masses with the mass that only Q has, P-mass that only P has)."""
     p, q = np.append(pair.p, 0.0), np.append(pair.q, pair.q_infinity)
     kept = (p > 0.0) | (q > 0.0)

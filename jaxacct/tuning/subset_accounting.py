@@ -22,6 +22,7 @@ from jaxacct import account
 from jaxacct.mechanisms import Mechanism, PrivacyProfile
 from jaxacct.selection import Law, bound_delta, bound_epsilon
 from jaxacct.selection.base_profile import upper_delta
+from jaxacct.selection.subset_privacy import atoms
 from jaxacct.selection.worst_case import bracket
 from jaxacct.validation import InputError
 
@@ -112,7 +113,7 @@ def profile_of_run(run: Mechanism, delta: float) -> PrivacyProfile:
 
 def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, variant: str) -> Product:
     """The pair of the whole from the profiles of the tuning on its sample and of the final run on its data."""
-    (p1, q1, more1), (p2, q2, more2) = (_atoms(one) for one in (tuning, trained))
+    (p1, q1, more1), (p2, q2, more2) = (atoms(one.pair()) for one in (tuning, trained))
     base = np.outer(q1, q2).ravel()
     if variant == "rest":
         mixed = share * np.outer(p1, q2) + (1.0 - share) * np.outer(q1, p2)
@@ -184,11 +185,3 @@ def _reach(run: Mechanism, level: float) -> float:
         return float(np.max(run.epsilon))
     found = float(account.epsilon(run, level, rtol=0.01).upper)
     return found if math.isfinite(found) else 50.0
-
-
-def _atoms(known: PrivacyProfile) -> tuple[np.ndarray, np.ndarray, float]:
-    """(P-masses, Q-masses with the mass that only Q has, P-mass that only P has)."""
-    pair = known.pair()
-    p, q = np.append(pair.p, 0.0), np.append(pair.q, pair.q_infinity)
-    kept = (p > 0.0) | (q > 0.0)
-    return p[kept], q[kept], float(pair.p_infinity)
