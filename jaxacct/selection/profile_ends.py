@@ -15,39 +15,17 @@ from scipy.special import expit
 
 from jaxacct.engines.quick_bounds import largest_loss_above
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels.worst_plan import Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element
-from jaxacct.mechanisms.finite import log_mixture
-from jaxacct.selection.base_profile import MOST as OPEN
-from jaxacct.selection.base_profile import Sides, bounded_loss, meet, place, sides, upper_delta
+from jaxacct.selection.base_profile import MOST, Sides, bounded_loss, meet, place, sides, upper_delta
 from jaxacct.selection.bounds_from_base import growth, growth_of
-from jaxacct.selection.law_families import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
+from jaxacct.selection.largest_ratio import LARGEST_LOSS, MASS_ERROR, RELATIVE_ERROR, largest_ratio, log_ratio_at_knots
 from jaxacct.selection.law_of_k import Law, evaluated
+from jaxacct.selection.revealing_orders import largest_loss_reached, orders
 from jaxacct.selection.tradeoff_polygons import Curve
 from jaxacct.selection.worst_case import known_curves
 
 __all__ = ["Limits", "bounded", "last", "narrowed"]
-
-SHIFT = 16.0 * ROUNDOFF
-"""More than the absolute error of a mass."""
-RELATIVE = 4e-12
-"""More than the relative errors of phi, phi' and of masses."""
-RANGE = (-40.0, 60.0)
-"""Ends of s, v = 1/(1 + e^-s); below them one bound serves all v."""
-CELLS = 4096
-"""Cells of s at first; phi' is evaluated in multiples of so many."""
-PIECES, MOST = 4, 2**18
-"""A cell whose bound counts is cut into so many, as long as fewer than MOST count."""
-TOLERANCE = 1e-8
-"""Relative error of the largest ratio that is aimed at."""
-SERVED = np.geomspace(1e-12, 1.0, 97)[:, None]
-"""Shares of the most revealing outcome that an order may serve, and how many v are tried with each."""
-TRIED = 160
-LARGEST = 650.0
-"""Largest loss of a base up to which all this is looked at: exp of it is far from overflow."""
-FLOOR = 1e-290
-"""phi' rounded up is at least this, and no order counts whose cost is less: below it float64 may have lost it."""
 
 
 class Limits(NamedTuple):
@@ -61,7 +39,7 @@ class Limits(NamedTuple):
 
     def epsilon(self, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(lower, upper) of epsilon at delta >= 0."""
-        left = np.maximum(delta - self.leak[0], 0.0) * (1.0 + RELATIVE)
+        left = np.maximum(delta - self.leak[0], 0.0) * (1.0 + RELATIVE_ERROR)
         ratio = np.max((self.gain - left[..., None]) / self.cost, axis=-1, initial=1.0)
         low = np.where(left > 0.0, np.log(ratio), np.maximum(np.log(ratio), self.reached))
         low = np.where(delta < self.leak[0], np.inf, low)
@@ -98,7 +76,7 @@ def narrowed(
         for limits in _limits(run, law.element(index), relation, int(base[one])):
             side = limits.epsilon(flat[here]) if quantity == "epsilon" else limits.delta(flat[here])
             low, high = np.maximum(low, side[0]), np.maximum(high, side[1])
-        found[:, here] = meet(found[:, here], (low, high), OPEN[quantity])
+        found[:, here] = meet(found[:, here], (low, high), MOST[quantity])
     return found.reshape(ends.shape)
 
 
@@ -135,169 +113,30 @@ def _of_one(run: Mechanism, ahead: Components, back: Components, curve: Curve, l
     def most(s: np.ndarray) -> np.ndarray:
         """1 - (T(v) - p), rounded down: 1 less the smallest of three bounds of T."""
         v = expit(s)
-        by_curve = 1.0 - (np.interp(v, curve.above.q, curve.above.p) - apart * (1.0 - RELATIVE)) - SHIFT
-        by_loss = 1.0 - np.exp(top) * v * (1.0 + RELATIVE) - SHIFT
-        by_return = np.exp(-returned) * np.maximum(expit(-s) - unseen - SHIFT, 0.0) * (1.0 - RELATIVE)
+        by_curve = 1.0 - (np.interp(v, curve.above.q, curve.above.p) - apart * (1.0 - RELATIVE_ERROR)) - MASS_ERROR
+        by_loss = 1.0 - np.exp(top) * v * (1.0 + RELATIVE_ERROR) - MASS_ERROR
+        by_return = np.exp(-returned) * np.maximum(expit(-s) - unseen - MASS_ERROR, 0.0) * (1.0 - RELATIVE_ERROR)
         return np.clip(np.maximum(np.maximum(by_curve, by_loss), by_return), 0.0, 1.0)
 
     largest = np.inf
-    if top < LARGEST:
-        ratio = _largest_ratio(law, most, np.exp(top))
+    if top < LARGEST_LOSS:
+        ratio = largest_ratio(law, most, np.exp(top))
         largest = top + float(np.log(ratio)) + 1e-12 if ratio >= 1.0 else np.inf
     grown = growth(law, growth_of(run, float(upper_delta(run, np.zeros(()), side.forward)), side))
-    simple = (top + np.fmin(grown, _at_knots(curve.above, law, apart))) * (1.0 + 4.0 * ROUNDOFF)
-    return Limits(leak, float(np.fmin(largest, simple)), *_orders(ahead, curve, law), _reached(ahead, curve, law))
+    simple = (top + np.fmin(grown, log_ratio_at_knots(curve.above, law, apart))) * (1.0 + 4.0 * ROUNDOFF)
+    return Limits(
+        leak, float(np.fmin(largest, simple)), *orders(ahead, curve, law), largest_loss_reached(ahead, curve, law)
+    )
 
 
 def _leak(law: Law, apart: float) -> tuple[float, float]:
     """`phi(1) - phi(1 - p)` between p times phi' in the middle and p times the mean of phi' at the ends."""
-    ends = np.clip(apart * np.array([0.0, 0.5 * (1.0 + RELATIVE), 1.0 - RELATIVE, 1.0 + RELATIVE]), 0.0, 1.0)
+    factors = np.array([0.0, 0.5 * (1.0 + RELATIVE_ERROR), 1.0 - RELATIVE_ERROR, 1.0 + RELATIVE_ERROR])
+    ends = np.clip(apart * factors, 0.0, 1.0)
     value, first, _ = evaluated(law, ends)
-    rounding = RELATIVE + ROUNDOFF * first[0]
-    low = np.fmax(apart * first[1] * (1.0 - 4.0 * RELATIVE), value[0] - value[2] - rounding)
-    high = np.fmin(apart * 0.5 * (first[0] + first[2]) * (1.0 + 4.0 * RELATIVE), value[0] - value[3] + rounding)
+    rounding = RELATIVE_ERROR + ROUNDOFF * first[0]
+    low = np.fmax(apart * first[1] * (1.0 - 4.0 * RELATIVE_ERROR), value[0] - value[2] - rounding)
+    high = np.fmin(apart * 0.5 * (first[0] + first[2]) * (1.0 + 4.0 * RELATIVE_ERROR), value[0] - value[3] + rounding)
     above = np.nextafter(high, 2.0) if apart > 0.0 else high
     found = meet((np.nextafter(low, -1.0), 1.0), (0.0, above), 1.0)
     return float(found[0]), float(found[1])
-
-
-def _at_knots(above: Outer, law: Law, apart: float) -> float:
-    """An upper bound of `log phi'(T(v) - p) - log phi'(v)`, monotone between the knots of T; inf if unknown."""
-    if isinstance(law, Categorical):
-        return np.inf
-    gain, cost = _logs(law, 1.0 - above.p + apart * (1.0 - RELATIVE) - SHIFT, 1.0), _logs(law, 1.0 - above.q, -1.0)
-    with np.errstate(invalid="ignore"):
-        found = float(np.max(gain - cost))
-    return found if found >= 0.0 else np.inf
-
-
-def _reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Orders have losses up to this: a small share of the most revealing outcome above the ranks of each knot."""
-    top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
-    if not top > 0.0:
-        return 0.0
-    below = 1.0 - curve.below.p + parts.delta_infinity[0] * (1.0 + RELATIVE) + SHIFT
-    gain, cost = _logs(law, below, -1.0), _logs(law, 1.0 - curve.below.q, 1.0)
-    with np.errstate(invalid="ignore"):
-        grown = np.where(below <= 1.0, gain - cost, 0.0)
-    return top + float(np.max(grown, initial=0.0, where=np.isfinite(grown)))
-
-
-def _logs(law: Law, y: np.ndarray, side: float) -> np.ndarray:
-    """log phi' at 1 - y, also where phi' underflows, but for a constant of the law; rounded up for side 1, down for -1.
-
-    -inf and NaN where it is not known.
-    """
-    y = np.clip(y, 0.0, 1.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        if isinstance(law, TruncatedNegativeBinomial):
-            value = -(law.eta + 1.0) * np.log(law.gamma + (1.0 - law.gamma) * y)
-            error = 8.0 * ROUNDOFF * (law.eta + 1.0)
-        elif isinstance(law, Poisson):
-            value, error = -law.mean * y, 0.0
-        elif isinstance(law, Binomial | PointMass):
-            n, p = (law.trials, law.probability_of_run) if isinstance(law, Binomial) else (law.repetitions, 1.0)
-            value = (n - 1.0) * np.log1p(-p * y) if n > 1.0 else np.zeros(y.shape)
-            error = 8.0 * ROUNDOFF * (n - 1.0) / np.maximum(1.0 - p * y, ROUNDOFF)
-        else:
-            steep = _steep(law, y)
-            value, error = np.where(steep > FLOOR, np.log(np.maximum(steep, FLOOR)), np.nan), 2.0 * RELATIVE
-        return value + side * (error + 8.0 * ROUNDOFF * np.abs(value))
-
-
-def _steep(law: Law, y: np.ndarray) -> np.ndarray:
-    """phi' at 1 - y for any number of y, by a few compiled programs."""
-    flat = y.reshape(-1)
-    size = CELLS
-    while size < flat.size:
-        size *= PIECES
-    padded = np.concatenate([flat, np.zeros(size - flat.size)])
-    return evaluated(law, np.clip(padded, 0.0, 1.0))[1][: flat.size].reshape(y.shape)
-
-
-def _largest_ratio(law: Law, most, slope: float) -> float:
-    """An upper bound of `phi'(T(v) - p)/phi'(v)` over v in (0, 1], 1 or more; inf where float64 has none.
-
-    Both are non-decreasing: on a cell the ratio is at most that of its ends taken crosswise.  Before a cell, where
-    T(v) - p is at most slope * v, the ratio `phi'(slope v)/phi'(v)` is non-decreasing, since phi' has no negative
-    coefficients.
-    """
-
-    def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(2, C) ends to upper bounds on the cells, and lower bounds of the largest."""
-        gain = np.maximum(_steep(law, most(ends)) * (1.0 + 2.0 * RELATIVE), FLOOR)
-        cost = _steep(law, expit(-ends) * (1.0 + 4.0 * ROUNDOFF)) * (1.0 - 2.0 * RELATIVE)
-        with np.errstate(divide="ignore", over="ignore"):
-            return gain[1] / cost[0], gain[0] / cost[0]
-
-    s = np.linspace(*RANGE, CELLS + 1)
-    high, low = bounds(np.stack([s[:-1], np.append(s[1:-1], np.inf)]))
-    reach = np.minimum(expit(s[:-1]), 1.0 / slope)
-    start = np.maximum(_steep(law, 1.0 - slope * reach - SHIFT) * (1.0 + 2.0 * RELATIVE), FLOOR)
-    with np.errstate(divide="ignore", over="ignore"):
-        before = start / (_steep(law, 1.0 - reach + SHIFT) * (1.0 - 2.0 * RELATIVE))
-    # from the last v before which the ratio is no more than what it is later, or where the two meet
-    after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
-    least = np.maximum(before, after)
-    first = int(np.argmin(least))
-    enough = np.flatnonzero((before <= reached * (1.0 + TOLERANCE)) & (least <= 1.1 * least[first]))
-    first = int(enough[-1]) if enough.size else first
-    ends = np.stack([s[:-1], np.append(s[1:-1], np.inf)])[:, first:]
-    settled, best = max(1.0, float(before[first])), float(reached[first])
-    high = high[first:]
-    while np.isfinite(high).all():
-        open_ = high > max(settled, best * (1.0 + TOLERANCE))
-        if not open_.any() or open_.sum() * PIECES > MOST:
-            break
-        settled = max(settled, float(np.max(high[~open_], initial=1.0)))
-        left, right = ends[:, open_]
-        cuts = left + (np.minimum(right, RANGE[1]) - left) * np.arange(PIECES + 1)[:, None] / PIECES
-        cuts[-1] = right  # beyond all numbers for the last
-        if np.any(np.diff(cuts, axis=0) <= 0.0):
-            break
-        ends = np.stack([cuts[:-1], cuts[1:]]).reshape(2, -1)
-        high, low = bounds(ends)
-        best = max(best, float(np.max(low)))
-    return max(settled, float(np.max(high)))
-
-
-def _orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """(gain, cost) of orders that serve part of the most revealing outcome of finite losses above a share v of Q.
-
-    A share of Q-mass a leaks at least `a (slope phi'(T(v) - p - slope a) - E phi'(v))`, besides what has dQ = 0.
-    """
-    top, mass = _most_revealing(parts)
-    if not 0.0 < top < LARGEST:
-        return np.zeros(0), np.ones(0)
-    slope = np.exp(top) * (1.0 - RELATIVE)
-    share = mass * np.exp(-top) * (1.0 - RELATIVE) * SERVED
-    v, left = _tried(curve, law, parts.delta_infinity[0] * (1.0 + RELATIVE))
-    left = left - slope * (1.0 + 4.0 * RELATIVE) * share - SHIFT
-    gain = share * slope * np.where(left >= 0.0, _steep(law, 1.0 - left), 0.0) * (1.0 - 2.0 * RELATIVE)
-    cost = share * _steep(law, 1.0 - v - 4.0 * ROUNDOFF) * (1.0 + 2.0 * RELATIVE)
-    kept = (gain > cost) & (v >= share) & (cost > FLOOR)
-    return gain[kept], cost[kept]
-
-
-def _most_revealing(parts: Components) -> tuple[float, float]:
-    """(loss, P-mass) of the outcomes with the largest finite loss."""
-    loss = np.where(parts.finite_mass[0] > 0.0, parts.finite_loss[0], -np.inf)
-    top, n = np.max(loss, axis=1, initial=-np.inf), parts.finite_n[0]
-    mass = np.max(np.where(loss == top[:, None], parts.finite_mass[0], 0.0), axis=1, initial=0.0)
-    rate, size = parts.laplace_q[0], 1.0 / parts.laplace_scale[0]
-    removing = parts.sign[0] > 0.0
-    kept = rate + (1.0 - rate) * np.exp(-size) if removing else np.ones_like(rate)
-    tops = np.append(top, log_mixture(size, rate) if removing else -log_mixture(-size, rate))
-    masses, counts = np.append(mass, 0.5 * kept), np.append(n, parts.laplace_n[0])
-    used = counts > 0.0
-    with np.errstate(divide="ignore"):
-        return float(np.sum(counts[used] * tops[used])), float(np.exp(np.sum(counts[used] * np.log(masses[used]))))
-
-
-def _tried(curve: Curve, law: Law, apart: float) -> tuple[np.ndarray, np.ndarray]:
-    """Some v, with the knot where phi'(T - p)/phi'(v) is largest, and T(v) - p rounded down."""
-    q, p = curve.below.q[1:], np.maximum(curve.below.p[1:] - apart, 0.0)
-    steep = _steep(law, 1.0 - np.stack([p, q]))
-    best = int(np.argmax(steep[0] / np.maximum(steep[1], 1e-300)))
-    v = np.append(expit(np.linspace(*RANGE, TRIED)), q[best])
-    return v, np.interp(v, curve.below.q, curve.below.p) - apart

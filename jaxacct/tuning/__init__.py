@@ -6,7 +6,7 @@ Names are imported when first used: what needs optax imports it there.
 from jaxacct.lazy import names
 
 _HOMES = {
-    "Advice": "advisor",
+    "Advice": "advice",
     "Choice": "search_spaces",
     "Cost": "cost",
     "Distribution": "search_spaces",
