@@ -26,15 +26,16 @@ from jaxacct.validation import InputError, broadcast_shape, choice, refuse_trace
 
 __all__ = ["AdaptiveSelection", "refuse_zero"]
 
-TAIL = 1e-7
-"""What the law of K has beyond the numbers that are looked at, as a share of delta."""
-POINTS = 160
-"""Points of the profile when it is composed."""
-LAST = 1e-13
-"""The profile is taken down to this delta."""
-LEAST = 1e-290
-"""delta is looked for from here."""
-KEPT = 8
+TAIL_SHARE = 1e-7
+"""Probability of the numbers of K that are not listed, as a share of delta: it widens the bracket by no more."""
+COMPOSED_POINTS = 160
+"""Values of eps at which the profile is taken when the selection is composed with other mechanisms."""
+LAST_DELTA = 1e-13
+"""The profile that is composed ends where delta has fallen to this."""
+LEAST_DELTA = 1e-290
+"""Smallest positive delta that is solved for: for a smaller one its upper end is the largest loss."""
+PAIRS_KEPT = 8
+"""Pairs of composed selections that are kept, since each direction of each question asks for the same one."""
 _pairs: OrderedDict[AdaptiveSelection, FinitePair] = OrderedDict()
 
 
@@ -130,11 +131,11 @@ def refuse_zero(run: Mechanism, delta: np.ndarray) -> None:
 
 def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float) -> tuple[float, float]:
     """Ends of epsilon of one selection: the larger of its directions."""
-    if delta < LEAST:
+    if delta < LEAST_DELTA:
         bounded = bool(np.all(profile_ends.bounded(run)))
         low, high = _without_delta(run, law, relation) if bounded else (0.0, np.inf)
-        return (low, high) if delta == 0.0 else (_epsilon(run, law, LEAST, relation, rtol)[0], high)
-    listed = weights(law, TAIL * delta)
+        return (low, high) if delta == 0.0 else (_epsilon(run, law, LEAST_DELTA, relation, rtol)[0], high)
+    listed = weights(law, TAIL_SHARE * delta)
     each = [Mixture(run, listed, side.forward, rtol).epsilon(delta) for side in sides(run, relation)]
     return max(low for low, _ in each), max(high for _, high in each)
 
@@ -142,7 +143,7 @@ def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float)
 def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
     """Ends of delta of one selection; what the law leaves out is made small against delta itself."""
     ends = (0.0, 1.0)
-    for tail in (1e-12, 1e-40, 1e-150, LEAST):
+    for tail in (1e-12, 1e-40, 1e-150, LEAST_DELTA):
         listed = weights(law, tail)
         each = [Mixture(run, listed, side.forward, rtol).at(eps, 0.5 * rtol) for side in sides(run, relation)]
         ends = max(found.low for found in each), max(found.high for found in each)
@@ -172,22 +173,22 @@ def _pair(chosen: AdaptiveSelection) -> FinitePair:
         for index in np.ndindex(shape):
             rows.append(_row(_element(run, index), law.element(_inside(index, law.shape))))
         _pairs[chosen] = stacked([pair_of_profile(*row) for row in rows], shape)
-        while len(_pairs) > KEPT:
+        while len(_pairs) > PAIRS_KEPT:
             _pairs.popitem(last=False)
     return _pairs[chosen]
 
 
 def _row(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(eps, upper ends of delta, those of the reverse direction) of one selection."""
-    listed = weights(law, 1e-3 * LAST)
+    listed = weights(law, 1e-3 * LAST_DELTA)
     both = sides(run, "add_or_remove_one")
     each = {name: Mixture(run, listed, name, 1e-3) for name in dict.fromkeys((both[0].forward, both[-1].forward))}
     last = 1e-3
     for mixture in each.values():
-        level = min(LAST + 2.0 * mixture.at_infinity()[1], 0.5)
+        level = min(LAST_DELTA + 2.0 * mixture.at_infinity()[1], 0.5)
         high = mixture.epsilon(level)[1]
         last = max(last, high if np.isfinite(high) else 1.0)
-    grid = np.linspace(0.0, 1.0, POINTS) * last
+    grid = np.linspace(0.0, 1.0, COMPOSED_POINTS) * last
     for mixture in each.values():
         for eps in grid[[8, 40, 80]]:
             mixture.at(float(eps), 1e-3)  # places more nodes

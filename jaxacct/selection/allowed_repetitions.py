@@ -23,12 +23,17 @@ from jaxacct.validation import DELTA, POSITIVE, Constraint, InputError, broadcas
 __all__ = ["FAMILIES", "AllowedRepetitions", "repetitions_allowed"]
 
 FAMILIES = ("geometric", "truncated_negative_binomial", "logarithmic", "poisson", "point_mass")
-GAMMA_RANGE = (1e-9, 1.0 - 1e-6)
-"""gamma of the truncated negative binomial laws that are searched."""
-MEAN_RANGE = (1e-3, 1e6)
-"""E[K] that is searched: of Poisson laws from the first, of point masses from 1, of all laws up to the second."""
-TURNS = 40
-"""Most laws of K that are tried for one target."""
+"""Families of laws of K, each with one free number, that can be searched."""
+LEAST_GAMMA = 1e-9
+"""Smallest gamma of a truncated negative binomial law that is searched: the largest E[K] of the family."""
+LARGEST_GAMMA = 1.0 - 1e-6
+"""Largest gamma that is searched: E[K] is 1 up to 1e-6 there."""
+LEAST_MEAN = 1e-3
+"""Smallest mean of a Poisson law that is searched: nearly always nothing is released."""
+LARGEST_MEAN = 1e6
+"""Largest E[K] that is searched, of every family: more candidates than anybody trains."""
+MOST_TRIALS = 40
+"""Laws of K that are tried for one target, at most; every third is the middle of what is open."""
 _ETA = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
 
 
@@ -116,7 +121,7 @@ def repetitions_allowed(
     kept = _chosen(status == "not_binding", last, first)
     holds, fails = np.array(least), np.array(most)
     at_holds, at_fails = np.array(first.upper), np.array(last.upper)
-    for turn in range(TURNS):
+    for turn in range(MOST_TRIALS):
         wide = search & (_mean(law(fails)) > _mean(law(holds)) * (1.0 + rtol))
         if family == "point_mass":
             wide = search & (_parameter(family, fails) - _parameter(family, holds) > 1.0)
@@ -168,16 +173,16 @@ def _whole(family: str, x: np.ndarray, holds: np.ndarray, fails: np.ndarray) -> 
 def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
     """The ends of x."""
     if family == "point_mass":
-        return np.zeros(()), np.log(MEAN_RANGE[1])
+        return np.zeros(()), np.log(LARGEST_MEAN)
     if family == "poisson":
-        return tuple(np.log(MEAN_RANGE))
-    low, high = (np.full(eta.shape, np.log(1.0 / end - 1.0)) for end in GAMMA_RANGE[::-1])
+        return tuple(np.log((LEAST_MEAN, LARGEST_MEAN)))
+    low, high = (np.full(eta.shape, np.log(1.0 / end - 1.0)) for end in (LARGEST_GAMMA, LEAST_GAMMA))
     most = high.copy()
     for _ in range(60):  # where the mean passes the largest that is searched
         middle = 0.5 * (low + most)
-        beyond = _mean(_law(family, eta, _parameter(family, middle))) > MEAN_RANGE[1]
+        beyond = _mean(_law(family, eta, _parameter(family, middle))) > LARGEST_MEAN
         low, most = np.where(beyond, low, middle), np.where(beyond, middle, most)
-    return np.full(eta.shape, np.log(1.0 / GAMMA_RANGE[1] - 1.0)), most
+    return np.full(eta.shape, np.log(1.0 / LARGEST_GAMMA - 1.0)), most
 
 
 def _chosen(where: np.ndarray, one: Bounds, other: Bounds) -> Bounds:

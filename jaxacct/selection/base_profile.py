@@ -18,7 +18,7 @@ from jaxacct.selection.law_of_k import Law, require_law
 from jaxacct.validation import broadcast_shape
 
 __all__ = [
-    "MOST",
+    "SAYS_NOTHING",
     "Sides",
     "base_delta",
     "base_epsilon",
@@ -34,15 +34,16 @@ __all__ = [
     "upper_epsilon",
 ]
 
-LEAST = 1e-300
-"""Smallest delta that a base is asked for."""
-STEPS = 100
-"""Bisections for the epsilon of a finite law."""
-ROUNDING = 2.0**-50
-"""Relative error allowed for a loss."""
-MOST = {"epsilon": np.inf, "delta": 1.0}
-"""Upper ends that say nothing."""
-_RELATION = {"remove": "remove_one", "add": "add_one"}
+LEAST_DELTA = 1e-300
+"""Smallest delta that the engines are asked for: below it float64 soon loses relative accuracy."""
+BISECTIONS = 100
+"""Bisections for the epsilon of a finite law: more than there are bits in a float64."""
+LOSS_ERROR = 2.0**-50
+"""Relative error allowed for a loss and for the difference of a loss and eps: eight units."""
+SAYS_NOTHING = {"epsilon": np.inf, "delta": 1.0}
+"""For each quantity the upper end that says nothing, which is the largest value that it can have."""
+_RELATION_OF = {"remove": "remove_one", "add": "add_one"}
+"""The relation that has one direction alone, by the name of the direction."""
 
 
 @register
@@ -95,8 +96,8 @@ def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
 
     All of a selection takes its directions from here, so that none skips the only one.
     """
-    if relation in _RELATION.values():
-        other = _RELATION["add" if relation == "remove_one" else "remove"]
+    if relation in _RELATION_OF.values():
+        other = _RELATION_OF["add" if relation == "remove_one" else "remove"]
         return (Sides(relation, other),)
     if run.symmetric():
         return (Sides(relation, relation),)
@@ -136,23 +137,25 @@ def base_delta(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarra
 def base_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
     """(lower, upper) of epsilon(delta) of one configuration, likewise; (0, 0) at 1 or more, open below 1e-300."""
     each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
-    at = np.clip(target, LEAST, 1.0 - ROUNDOFF)
+    at = np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF)
     if all(finite_once(parts) for parts in each):
         low = np.max([_crossing(parts, at, -1.0) for parts in each], axis=0)
         high = np.max([_crossing(parts, at, 1.0) for parts in each], axis=0)
     else:
         found = epsilon(run, at, relation=relation)
         low, high = np.asarray(found.lower), np.asarray(found.upper)
-    return np.where(target >= 1.0, 0.0, low), np.where(target >= 1.0, 0.0, np.where(target >= LEAST, high, np.inf))
+    return np.where(target >= 1.0, 0.0, low), np.where(
+        target >= 1.0, 0.0, np.where(target >= LEAST_DELTA, high, np.inf)
+    )
 
 
 def _crossing(parts: Components, target: np.ndarray, side: float) -> np.ndarray:
     """Where the sum falls to delta: an end by bisection, the upper one for side 1; inf below the mass at infinity."""
     top = float(np.max(np.where(parts.finite_mass[0, 0] > 0.0, parts.finite_loss[0, 0], 0.0), initial=0.0))
-    low, high = np.zeros(target.shape), np.full(target.shape, top * (1.0 + 4.0 * ROUNDING))
+    low, high = np.zeros(target.shape), np.full(target.shape, top * (1.0 + 4.0 * LOSS_ERROR))
     beyond = _by_sum(parts, high, side) > target
     at_zero = _by_sum(parts, low, side) <= target
-    for _ in range(STEPS):
+    for _ in range(BISECTIONS):
         middle = low + 0.5 * (high - low)
         within = _by_sum(parts, middle, side) <= target
         low, high = np.where(within, low, middle), np.where(within, middle, high)
@@ -196,7 +199,7 @@ def bounded_loss(parts: Components) -> np.ndarray:
 
 def _named(relation: str) -> list[str]:
     """The directions of a relation."""
-    return [direction for direction, one in _RELATION.items() if relation in (one, "add_or_remove_one")]
+    return [direction for direction, one in _RELATION_OF.items() if relation in (one, "add_or_remove_one")]
 
 
 def finite_once(parts: Components) -> bool:
@@ -209,7 +212,7 @@ def _by_sum(parts: Components, at: np.ndarray, side: float = 1.0) -> np.ndarray:
     """`sum_i p_i (1 - e^{eps - l_i})_+` and the mass at infinity, rounded up for side 1 and down for side -1."""
     loss, mass = parts.finite_loss[0, 0], parts.finite_mass[0, 0]
     eps = np.asarray(at)[..., None]
-    below = eps - loss - side * ROUNDING * (np.abs(loss) + np.abs(eps))
+    below = eps - loss - side * LOSS_ERROR * (np.abs(loss) + np.abs(eps))
     with np.errstate(over="ignore"):
         total = np.sum(mass * np.maximum(-np.expm1(np.minimum(below, 0.0)), 0.0), axis=-1)
     return np.minimum((total + parts.delta_infinity[0]) * (1.0 + side * 1e-12), 1.0)

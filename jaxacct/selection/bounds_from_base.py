@@ -21,8 +21,8 @@ from jaxacct.mechanisms import Mechanism, batch_shape, components, repeat
 from jaxacct.mechanisms.base import element
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.selection.base_profile import (
-    LEAST,
-    MOST,
+    LEAST_DELTA,
+    SAYS_NOTHING,
     Sides,
     base_delta,
     base_epsilon,
@@ -36,10 +36,12 @@ from jaxacct.selection.law_of_k import Law, evaluated
 
 __all__ = ["Growth", "ends", "growth", "growth_of"]
 
-UP = 1.0 + 1e-11
-"""More than the rounding of what is rounded up; phi and phi' are accurate to 4e-12."""
-COPIES, LARGEST = 16, 600.0
-"""K up to which copies of any base are composed, if no bounded loss is above that; of Gaussians any number."""
+ROUNDED_UP = 1.0 + 1e-11
+"""A factor larger than the rounding of any of these formulas; phi and phi' are accurate to 4e-12."""
+MOST_COPIES = 16
+"""Where K is at most this, copies of any base are composed; copies of Gaussians, in closed form, are any number."""
+LARGEST_LOSS = 600.0
+"""Largest finite loss of a base whose copies are composed: the engines go so far."""
 
 
 class Growth(NamedTuple):
@@ -69,7 +71,7 @@ def growth(law: Law, base: Growth) -> float:
             value = (most - 1.0) * ahead
             _, first, _ = evaluated(law, np.array([0.0, 1.0]))
             value = min(value, float(np.log(first[0] / first[1]))) if first[1] > 0.0 else value
-    value = float(value) * UP
+    value = float(value) * ROUNDED_UP
     return value if value >= 0.0 else np.inf
 
 
@@ -92,11 +94,11 @@ def ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: 
 
 def _of_one(quantity: str, run: Mechanism, law: Law, values: np.ndarray, side: Sides) -> np.ndarray:
     """The ends of one configuration in one direction."""
-    most = MOST[quantity]
+    most = SAYS_NOTHING[quantity]
     if not law.mean > 0.0:  # nothing is ever released
         return np.zeros((2, *values.shape))
     (none,), (once,), _ = evaluated(law, np.ones(1))
-    mean, tried = float(law.mean) * UP, max(1.0 - none * UP - 4.0 * ROUNDOFF, once / UP)
+    mean, tried = float(law.mean) * ROUNDED_UP, max(1.0 - none * ROUNDED_UP - 4.0 * ROUNDOFF, once / ROUNDED_UP)
     distance = float(upper_delta(run, np.zeros(()), side.forward))
     base = growth_of(run, distance, side)
     grown = growth(law, base)
@@ -108,13 +110,13 @@ def _of_one(quantity: str, run: Mechanism, law: Law, values: np.ndarray, side: S
         known = np.where(
             shifted >= 0.0, upper_delta(run, np.maximum(shifted, 0.0), side.forward), -np.expm1(-below) + distance
         )
-        high = np.fmin(np.fmin(mean * known * UP, moved), 1.0)
+        high = np.fmin(np.fmin(mean * known * ROUNDED_UP, moved), 1.0)
     else:
-        low = base_epsilon(run, values / tried if tried > LEAST else np.ones(values.shape), side.forward)[0]
-        high = (base_epsilon(run, values / mean / UP, side.forward)[1] + grown) * UP
+        low = base_epsilon(run, values / tried if tried > LEAST_DELTA else np.ones(values.shape), side.forward)[0]
+        high = (base_epsilon(run, values / mean / ROUNDED_UP, side.forward)[1] + grown) * ROUNDED_UP
         high = np.where(moved <= values, 0.0, high)
     copies = largest_k(law)
-    if 1.0 < copies < np.inf and (_gaussian(run) or (copies <= COPIES and not LARGEST < base.ahead < np.inf)):
+    if 1.0 < copies < np.inf and (_gaussian(run) or (copies <= MOST_COPIES and not LARGEST_LOSS < base.ahead < np.inf)):
         many = repeat(run, copies)
         ask = base_delta if quantity == "delta" else base_epsilon
         high = np.fmin(high, ask(many, values, side.forward)[1])
@@ -124,8 +126,8 @@ def _of_one(quantity: str, run: Mechanism, law: Law, values: np.ndarray, side: S
 def _moved(law: Law, distance: float) -> float:
     """`1 - phi(1 - distance)`, rounded up: with probability phi(1 - distance) coupled candidates are all the same."""
     (sure, survived), (steep, _), _ = evaluated(law, np.array([0.0, min(distance, 1.0)]))
-    difference = sure - survived + 4.0 * ROUNDOFF * (1.0 + steep) + (UP - 1.0)
-    return float(np.fmin(np.fmin(difference, steep * distance * UP), 1.0))
+    difference = sure - survived + 4.0 * ROUNDOFF * (1.0 + steep) + (ROUNDED_UP - 1.0)
+    return float(np.fmin(np.fmin(difference, steep * distance * ROUNDED_UP), 1.0))
 
 
 def growth_of(run: Mechanism, distance: float, side: Sides) -> Growth:

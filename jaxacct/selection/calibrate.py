@@ -17,10 +17,11 @@ from jaxacct.validation import InputError, refuse_tracers
 
 __all__ = ["law_shape", "solve"]
 
-RTOL = 1e-3
-"""Wanted relative closeness to the target: the bracket of a selection is not narrower than some 1e-4."""
-SHARE = 0.65
-"""The search begins where a single run takes this share of the target."""
+LEAST_RTOL = 1e-3
+"""Smallest relative closeness to the target that is asked for: the bracket of a selection is hardly narrower than
+1e-4."""
+SINGLE_RUN_SHARE = 0.65
+"""The search begins at the noise with which a single run takes this share of the target epsilon."""
 
 
 def law_shape(law: Any) -> tuple[int, ...]:
@@ -36,7 +37,7 @@ def solve(
 ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
     """As `solvers.solve`, for the selection: (values, statuses, columns of Bounds) for every row of the goal."""
     laws = law.flattened(shape)
-    rtol = max(goal.rtol, RTOL)
+    rtol = max(goal.rtol, LEAST_RTOL)
 
     def certify(asked: Goal, rows: np.ndarray, values: np.ndarray) -> Bounds:
         pieces = []
@@ -47,5 +48,5 @@ def solve(
         names = ("lower", "estimate", "upper", "kind", "status", "engine")
         return Bounds(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in names))
 
-    near = goal._replace(epsilon=SHARE * goal.epsilon)
+    near = goal._replace(epsilon=SINGLE_RUN_SHARE * goal.epsilon)
     return solvers.search(goal._replace(rtol=rtol, met=0.25 * rtol), certify, near)

@@ -9,7 +9,7 @@ from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.finite import FinitePair
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 from jaxacct.selection import bounds_from_base, profile_ends
-from jaxacct.selection.base_profile import MOST, infinite_mass, meet, sides
+from jaxacct.selection.base_profile import SAYS_NOTHING, infinite_mass, meet, sides
 from jaxacct.selection.law_of_k import Law
 from jaxacct.selection.named_bounds import bound_delta, bound_epsilon
 from jaxacct.selection.worst_case import bracket
@@ -21,15 +21,16 @@ OK_WIDTH = 2e-4
 """Relative width up to which a bracket has the status "ok" however small rtol is: the bracket of a selection is hardly
 ever narrower than that, and asking for less is no failure."""
 
-LOOSE = 0.01
-"""Relative width above which the limits of the profile, the envelope and the simple bounds are looked at."""
-LEAST = 1e-300
-"""Smaller deltas are looked for from here, below; their upper end is the largest loss."""
-POINTS = 160
-"""Points of a selection's profile when it is composed."""
-LAST = 1e-13
-"""So far down the points lie evenly."""
-BEYOND = 10.0 ** -np.array([16.0, 20.0, 30.0, 60.0, 120.0, 250.0])
+WIDE = 0.01
+"""Relative width above which the ends of the profile, the envelope and the bounds from the base are evaluated too."""
+LEAST_DELTA = 1e-300
+"""Smallest delta that the worst score is solved for: a smaller one has the lower end of this one, and the largest loss
+as its upper end."""
+COMPOSED_POINTS = 160
+"""Values of eps at which the profile is taken when the selection is composed with other mechanisms."""
+LAST_DELTA = 1e-13
+"""The points lie evenly up to the eps at which delta has fallen to this."""
+FAR_DELTAS = 10.0 ** -np.array([16.0, 20.0, 30.0, 60.0, 120.0, 250.0])
 """Deltas of the points after them where losses are unbounded: what is left at the last counts as mass at infinity."""
 
 
@@ -40,16 +41,16 @@ def certified(
 
     width : as for `worst_case.bracket`.
     """
-    most = MOST[quantity]
-    ends = meet(*(bracket(quantity, run, law, np.maximum(values, LEAST), relation, width),) * 2, most)
-    known = np.broadcast_to((values >= LEAST) | (quantity == "delta"), ends.shape[1:])
+    most = SAYS_NOTHING[quantity]
+    ends = meet(*(bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width),) * 2, most)
+    known = np.broadcast_to((values >= LEAST_DELTA) | (quantity == "delta"), ends.shape[1:])
     ends[1] = np.where(known, ends[1], most)
     if (wide := _loose(*ends)).any():
         ends = profile_ends.narrowed(quantity, run, law, values, relation, ends, wide)
     if (wide := _loose(*ends) & known).any():
         # the envelope reaches deltas far below those of the curve's polygon
         other = bound_epsilon if quantity == "epsilon" else bound_delta
-        at = np.maximum(values, LEAST) if quantity == "epsilon" else values
+        at = np.maximum(values, LEAST_DELTA) if quantity == "epsilon" else values
         above = other(run, law, at, bound="envelope", relation=relation).upper
         ends = np.where(wide, meet(ends, (np.zeros_like(above), above), most), ends)
     if (wide := _loose(*ends)).any():
@@ -72,7 +73,7 @@ def as_bounds(low: np.ndarray, high: np.ndarray, kind: str, rtol: float, engine:
 
 def _loose(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):
-        return (~np.isfinite(high) | ~(high - low <= LOOSE * high)) & np.isfinite(low)
+        return (~np.isfinite(high) | ~(high - low <= WIDE * high)) & np.isfinite(low)
 
 
 def pair(run: Mechanism, law: Law) -> FinitePair:
@@ -83,14 +84,14 @@ def pair(run: Mechanism, law: Law) -> FinitePair:
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape})
     both = sides(run, "add_or_remove_one")
     names = [both[0].forward, both[-1].forward]
-    level = np.minimum(LAST + 2.0 * law.mean * infinite_mass(run, "add_or_remove_one"), 0.5)
-    beyond = np.maximum(BEYOND.reshape(-1, *(1,) * len(shape)), np.minimum(level - LAST, 0.5))
+    level = np.minimum(LAST_DELTA + 2.0 * law.mean * infinite_mass(run, "add_or_remove_one"), 0.5)
+    beyond = np.maximum(FAR_DELTAS.reshape(-1, *(1,) * len(shape)), np.minimum(level - LAST_DELTA, 0.5))
     unique = dict.fromkeys(names)
     ask = lambda quantity, at, name: certified(quantity, run, law, at, name, np.inf)[1]
     last = np.max([np.broadcast_to(ask("epsilon", level, name), shape) for name in unique], axis=0)
     last = np.where(np.isfinite(last), last, 1.0)
-    share = np.linspace(0.0, 1.0, POINTS).reshape(-1, *(1,) * len(shape))
-    at = share * np.maximum(last, POINTS * LEAST_GAP)
+    share = np.linspace(0.0, 1.0, COMPOSED_POINTS).reshape(-1, *(1,) * len(shape))
+    at = share * np.maximum(last, COMPOSED_POINTS * LEAST_GAP)
     upper = {name: ask("delta", at, name) for name in unique}
     ends = {name: profile_ends.last(run, law, name) for name in unique}
     largest = np.max([loss for loss, _ in ends.values()], axis=0)

@@ -39,8 +39,8 @@ __all__ = [
     "two_point_selection",
 ]
 
-UP = 1.0 + 1e-13
-"""More than the rounding of what is rounded up."""
+ROUNDED_UP = 1.0 + 1e-13
+"""A factor larger than the rounding of any of these formulas, by which their values are rounded up."""
 _ORDER = Constraint("use an order above 1", 1, lower_open=True)
 
 
@@ -78,8 +78,8 @@ def two_point_selection(
     left = missed if delta_2 is None else check("delta_2", delta_2, DELTA_OR_ZERO)
     missed = np.asarray(missed)
     grown = first + np.log1p(np.where(missed > 0.0, _odds(k), 0.0) * missed * np.exp(-first))
-    epsilon = (second + (np.asarray(k.eta) + 1.0) * grown) * UP
-    epsilon, delta = np.broadcast_arrays(epsilon, np.minimum(k.mean * np.asarray(left) * UP, 1.0))
+    epsilon = (second + (np.asarray(k.eta) + 1.0) * grown) * ROUNDED_UP
+    epsilon, delta = np.broadcast_arrays(epsilon, np.minimum(k.mean * np.asarray(left) * ROUNDED_UP, 1.0))
     return Guarantee(epsilon, delta)
 
 
@@ -102,8 +102,8 @@ def random_stopping(k: TruncatedNegativeBinomial, epsilon: Any, delta: Any, cut:
         raise InputError("k must be geometric (eta = 1) here; use two_point_selection for other laws")
     eps, missed = np.asarray(check("epsilon", epsilon, NON_NEGATIVE)), np.asarray(check("delta", delta, DELTA_OR_ZERO))
     cut, root = np.asarray(check("cut", cut, DELTA)), np.sqrt(2.0 * missed)
-    total = np.minimum((root * -np.log(cut) / np.asarray(k.gamma) + cut) * UP, 1.0)
-    found, total = np.broadcast_arrays(3.0 * (eps + root) * UP, total)
+    total = np.minimum((root * -np.log(cut) / np.asarray(k.gamma) + cut) * ROUNDED_UP, 1.0)
+    found, total = np.broadcast_arrays(3.0 * (eps + root) * ROUNDED_UP, total)
     return Guarantee(found, total)
 
 
@@ -133,7 +133,7 @@ def thresholds(k: TruncatedNegativeBinomial, epsilon: float, delta: float, targe
     first = minimiser(base, k, side.reverse)
     second = np.asarray(check("target_delta", target_delta, DELTA)) / k.mean
     return Thresholds(
-        first, upper_delta(base, first, side.forward), upper_epsilon(base, second, side.forward), second / UP**2
+        first, upper_delta(base, first, side.forward), upper_epsilon(base, second, side.forward), second / ROUNDED_UP**2
     )
 
 
@@ -153,7 +153,7 @@ def gaussian_selection(k: TruncatedNegativeBinomial, mu: Any, delta: Any) -> Gua
     far = 0.5 * mu**2 + mu * np.sqrt(2.0 * np.maximum(np.log(k.mean) - np.log(delta), 0.0))
     one = 0.5 * mu**2 + mu * np.sqrt(2.0 * -np.log(k.gamma))
     grown = one + np.log1p((1.0 - np.asarray(k.gamma)) * np.exp(-one))
-    epsilon, delta = np.broadcast_arrays((far + (np.asarray(k.eta) + 1.0) * grown) * UP, delta)
+    epsilon, delta = np.broadcast_arrays((far + (np.asarray(k.eta) + 1.0) * grown) * ROUNDED_UP, delta)
     return Guarantee(epsilon, delta)
 
 
@@ -194,7 +194,7 @@ def noisy_max_epsilon(
     0.932
     """
     sigma, m, k, target = _noisy(noise_multiplier, candidates, steps, delta, monotone)
-    left = np.exp(np.log(target) - k * np.log(m)) / UP
+    left = np.exp(np.log(target) - k * np.log(m)) / ROUNDED_UP
     epsilon = upper_epsilon(repeat(Gaussian(sigma / (1.0 if monotone else 2.0)), k), left, "add_or_remove_one")
     epsilon, target = np.broadcast_arrays(epsilon, target)
     return Guarantee(epsilon, target)
@@ -212,7 +212,7 @@ def noisy_max_renyi(noise_multiplier: Any, candidates: Any, order: Any, *, monot
     """
     sigma, m, _, _ = _noisy(noise_multiplier, candidates, 1, 0.5, monotone)
     a = np.asarray(check("order", order, _ORDER))
-    return (a * (1.0 if monotone else 4.0) / (2.0 * sigma**2) + np.log(m) / (a - 1.0)) * UP
+    return (a * (1.0 if monotone else 4.0) / (2.0 * sigma**2) + np.log(m) / (a - 1.0)) * ROUNDED_UP
 
 
 def _noisy(sigma: Any, candidates: Any, steps: Any, delta: Any, monotone: bool) -> tuple[np.ndarray, ...]:

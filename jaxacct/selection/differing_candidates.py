@@ -22,9 +22,10 @@ from jaxacct.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, 
 
 __all__ = ["candidates_profile", "grid_noise_multipliers", "line_noise_multiplier"]
 
-ORDERS = np.arange(2.0, 65.0)
-STEPS = 32
-"""Bisections, in log sigma."""
+LINE_ORDERS = np.arange(2.0, 65.0)
+"""Orders at which the line bounds Rényi divergences unless others are given: whole orders up to 64."""
+BISECTIONS = 32
+"""Bisections in log sigma over the range of noise that is searched: to a relative 4e-9."""
 
 
 def candidates_profile(
@@ -90,7 +91,7 @@ def grid_noise_multipliers(
     return calibrate_noise_multiplier(target_epsilon, target_delta, q[:, None], np.atleast_1d(steps), relation=relation)
 
 
-def line_noise_multiplier(slope: Any, sampling_probability: Any, steps: Any, orders: Any = ORDERS) -> np.ndarray:
+def line_noise_multiplier(slope: Any, sampling_probability: Any, steps: Any, orders: Any = LINE_ORDERS) -> np.ndarray:
     """Random search: the least noise for which DP-SGD has Rényi divergences at most `slope * order` at all orders.
 
     Candidates drawn from any distribution of (sampling probability, steps), each with its own noise, then share one
@@ -116,7 +117,7 @@ def line_noise_multiplier(slope: Any, sampling_probability: Any, steps: Any, ord
 
     low, high = (np.full(shape, np.log(end)) for end in NOISE_RANGE)
     enough, all_enough = meets(high), meets(low)
-    for _ in range(STEPS):
+    for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
         good = meets(middle)
         low, high = np.where(good, low, middle), np.where(good, middle, high)

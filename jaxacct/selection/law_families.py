@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from jaxacct.kernels import generating
 from jaxacct.mechanisms.base import register
-from jaxacct.selection.law_of_k import LARGEST, Law, evaluated
+from jaxacct.selection.law_of_k import LARGEST_K, Law, evaluated
 from jaxacct.validation import (
     COUNT,
     OPEN_PROBABILITY,
@@ -39,12 +39,15 @@ __all__ = [
 
 _ETA = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
 _TRIED = Constraint("use a probability above 0 and at most 1", 0, 1, lower_open=True)
-_WHOLE = Constraint("use whole numbers of {name}", 0, LARGEST, integral=True)
-_SUM = 1e-13
-_STEP, _SHARP = 0.16, 16.0
-"""Step of the trapezoid rule in log t, and the eta from which on it is finer; see `_log_tail`."""
+_WHOLE = Constraint("use whole numbers of {name}", 0, LARGEST_K, integral=True)
+_SUM_ERROR = 1e-13
+"""The probabilities of a Categorical law sum to 1 up to this: a few roundings of a sum of many."""
+_TAIL_STEP = 0.16
+"""Step of the trapezoid rule in log t that computes tails; see `_log_tail`."""
+_SHARP_ETA = 16.0
+"""eta from which on that step is finer, since the integrand has a peak of width eta^-1/2."""
 _LARGEST_ETA = 1e6
-"""Largest eta of which tails are known."""
+"""Largest eta of which tails are computed; beyond it the integrand is too sharp for the number of terms."""
 
 
 @register
@@ -233,7 +236,7 @@ class Categorical(Law):
         if is_tracer(self.probabilities):
             return
         total = np.sum(self.probabilities, axis=-1) if np.ndim(self.probabilities) else np.zeros(())
-        bad = np.abs(total - 1.0) > _SUM
+        bad = np.abs(total - 1.0) > _SUM_ERROR
         if np.any(bad):
             index = [int(i) for i in np.argwhere(bad)[0]]
             raise InputError(
@@ -301,7 +304,7 @@ def _log_tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
     shape = np.broadcast_shapes(np.shape(k), np.shape(eta), np.shape(gamma))
     k, eta, gamma = (np.broadcast_to(x, shape)[..., None] for x in (k, eta, gamma))
     most = float(np.max(eta, initial=1.0))
-    step = _STEP * min(np.sqrt(_SHARP / most), 1.0)  # for large eta the integrand has a peak of width eta^-1/2
+    step = _TAIL_STEP * min(np.sqrt(_SHARP_ETA / most), 1.0)  # for large eta the integrand has a peak of width eta^-1/2
     scaled = np.exp(np.arange(np.floor(-67.2 / step), np.log(600.0 + 2.0 * most) / step) * step)
     t = scaled / (k + 1.0)
     kernel = gamma - (1.0 - gamma) * np.expm1(-t)

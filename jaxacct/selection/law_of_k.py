@@ -14,10 +14,10 @@ from jax.typing import ArrayLike
 from jaxacct.samplers.exact_draws import generator
 from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer
 
-__all__ = ["LARGEST", "Law", "evaluated", "require_law"]
+__all__ = ["LARGEST_K", "Law", "evaluated", "require_law"]
 
-LARGEST = 2**53
-"""Quantiles beyond this are refused."""
+LARGEST_K = 2**53
+"""Largest number of candidates: the whole numbers up to it are float64 exactly.  Quantiles beyond are refused."""
 _BELOW_ONE = Constraint("use a {name} in [0, 1)", 0, 1, upper_open=True)
 
 
@@ -115,7 +115,7 @@ class Law(ABC):
         shape = np.broadcast_shapes(self.shape, level.shape)
         below, above = np.full(shape, -1.0), np.zeros(shape)
         while not np.all(found := done(above)):
-            if np.any(2.0 * above >= LARGEST):
+            if np.any(2.0 * above >= LARGEST_K):
                 raise InputError("the quantile exceeds 2**53 candidates; use a larger gamma or a smaller p")
             below, above = np.where(found, below, above), np.where(found, above, 2.0 * above + 1.0)
         while np.any(above - below > 1.0):

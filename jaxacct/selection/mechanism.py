@@ -24,7 +24,7 @@ from jaxacct.selection.certified_ends import OK_WIDTH, as_bounds, certified, pai
 from jaxacct.selection.law_families import Law, PointMass
 from jaxacct.selection.law_of_k import require_law
 from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
-from jaxacct.selection.worst_case import HIGHEST, bracket, known_curves
+from jaxacct.selection.worst_case import LARGEST_EPS, bracket, known_curves
 from jaxacct.validation import DELTA, InputError, broadcast_shape, check, choice, refuse_tracers
 
 __all__ = ["CANDIDATES", "Attack", "Selection", "attack", "select"]
@@ -33,7 +33,8 @@ CANDIDATES = ("iid", "adaptive")
 """What may be assumed of the candidates."""
 WORST_CASE = "worst_case"
 """The default bound: the exact worst case."""
-KEPT = 8
+PAIRS_KEPT = 8
+"""Pairs of composed selections that are kept, since each direction of each question asks for the same one."""
 _pairs: OrderedDict[Selection, FinitePair] = OrderedDict()
 
 
@@ -208,7 +209,7 @@ def attack(
         curve, direction = curves[side.direction], side.direction
         reached = float(bracket("epsilon", run, k, target, side.forward, math.inf)[0])
         with jax.enable_x64():
-            order, (gain, cost) = _order(k, curve.below, np.exp(min(reached, HIGHEST)))
+            order, (gain, cost) = _order(k, curve.below, np.exp(min(reached, LARGEST_EPS)))
             gain, cost = float(gain), float(cost)
         count = int(np.sum(np.asarray(order.active)))
         epsilon = max(math.log((gain - target) / cost), 0.0) if gain > target and cost > 0.0 else 0.0
@@ -229,6 +230,6 @@ def _pair(chosen: Selection) -> FinitePair:
     """The pair of the upper ends of the profile: forward at eps >= 0 and the reverse direction."""
     if chosen not in _pairs:
         _pairs[chosen] = pair(chosen.mechanism, chosen.law)
-        while len(_pairs) > KEPT:
+        while len(_pairs) > PAIRS_KEPT:
             _pairs.popitem(last=False)
     return _pairs[chosen]

@@ -16,20 +16,26 @@ from jaxacct.selection.probabilities_of_k import Weights
 
 __all__ = ["Mixture"]
 
-SPREAD = (0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-5, 1e-8)
-"""delta_k is computed first at those k beyond which K lies with these probabilities."""
-MOST, MOST_BY_LATTICE = 3000, 96
-"""Numbers k at which delta_k is computed at most; on the lattice each takes some 20 ms."""
-BY_LATTICE, WIDE = 8, 0.02
-"""For so many of them at most the lattice takes the place of the contour engine, which leaves this share open."""
-PIECES = 9
-"""Into which the numbers between two nodes are cut at a time."""
-ROUNDS = 12
-STEPS = np.array([-0.2, -0.04, -5e-3, -3e-4, 0.0, 3e-4, 5e-3, 0.04, 0.2])
+FIRST_NODES_BEYOND = (0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-5, 1e-8)
+"""delta_k is computed first at those k beyond which K lies with these probabilities, from the bulk into the tail."""
+MOST_NODES = 3000
+"""Numbers k at which delta_k is computed, at most."""
+MOST_NODES_ON_LATTICE = 96
+"""The same where the lattice engine answers, on which each takes some 20 ms."""
+NODES_BY_LATTICE = 8
+"""At so many numbers k, at most, the lattice engine takes the place of a contour engine that leaves the sum wide."""
+OPEN_SHARE = 0.02
+"""It does so where the contour brackets leave more than this share of the sum open, or more than is asked for."""
+MOST_PIECES = 9
+"""The numbers between two nodes are cut into at most so many pieces at a time, where much is open."""
+MOST_ROUNDS = 12
+"""Rounds of new nodes for one eps, and of searches for one delta, at most; each adds nodes where most is open."""
+CHORD_STEPS = np.array([-0.2, -0.04, -5e-3, -3e-4, 0.0, 3e-4, 5e-3, 0.04, 0.2])
 """Where a search looks about the root of a chord, in shares of the interval; of one k they share a composition."""
-HIGHEST = 1e300
-"""Largest eps that is looked at."""
-DELTAS_RTOL = 1e-4
+LAST_EPS = 1e300
+"""Largest eps that is looked at, short of overflow."""
+DELTA_RTOL = 1e-4
+"""rtol with which delta_k is asked for: the default of `ja.delta`."""
 
 
 class Sum(NamedTuple):
@@ -53,10 +59,10 @@ class Mixture:
         parts = components(run, "add_or_remove_one", "add" if relation == "add_one" else "remove")
         sampled = bool(np.any(parts.gauss_n > 0.0)) and bool(contour.supports(parts).all())
         self.engine = "contour" if sampled else "auto"
-        self.most, self.hard = MOST, np.zeros(0, np.intp)
+        self.most, self.hard = MOST_NODES, np.zeros(0, np.intp)
         size = weights.k.size
         beyond = np.cumsum(weights.high[::-1])[::-1]
-        spread = np.searchsorted(-beyond, -beyond[0] * np.array(SPREAD)) if size else []
+        spread = np.searchsorted(-beyond, -beyond[0] * np.array(FIRST_NODES_BEYOND)) if size else []
         self.nodes = np.unique(np.clip([*spread, size - 1], 0, size - 1)).astype(np.intp) if size else np.zeros(0, int)
 
     def deltas(self, nodes: np.ndarray, eps: np.ndarray) -> np.ndarray:
@@ -68,9 +74,9 @@ class Mixture:
                 continue
             runs = repeat(self.run, self.weights.k[nodes[some]])
             with programs.alike(True):  # over before optimised programs would be compiled
-                found = account.delta(runs, eps[:, None], relation=self.relation, engine=engine, rtol=DELTAS_RTOL)
+                found = account.delta(runs, eps[:, None], relation=self.relation, engine=engine, rtol=DELTA_RTOL)
             if self.engine == "auto" and np.any(np.asarray(found.engine) == "lattice"):
-                self.most = MOST_BY_LATTICE
+                self.most = MOST_NODES_ON_LATTICE
             ends[:, :, some] = found.lower, found.upper
         low, high = ends
         return np.stack([np.where(low >= 0.0, np.minimum(low, 1.0), 0.0), np.where(high <= 1.0, high, 1.0)])
@@ -83,15 +89,15 @@ class Mixture:
     def at(self, eps: float, width: float) -> Sum:
         """The sum at one eps, with as many new nodes as make it relatively as narrow as `width`."""
         known: dict[int, np.ndarray] = {}
-        for _ in range(ROUNDS):
+        for _ in range(MOST_ROUNDS):
             low, high = self._known(known, eps)
             found = self._summed(low, high)
             if not self._refined(low, high, width * found.high):
                 break
         own = self.weights.high[self.nodes] * (high - low)
-        if self.engine == "contour" and np.sum(own) > max(width, WIDE) * found.high:
-            hard = self.nodes[np.argsort(-own, kind="stable")[:BY_LATTICE]]
-            self.hard = np.union1d(self.hard, hard[: max(BY_LATTICE - self.hard.size, 0)])
+        if self.engine == "contour" and np.sum(own) > max(width, OPEN_SHARE) * found.high:
+            hard = self.nodes[np.argsort(-own, kind="stable")[:NODES_BY_LATTICE]]
+            self.hard = np.union1d(self.hard, hard[: max(NODES_BY_LATTICE - self.hard.size, 0)])
             for node in self.hard.tolist():
                 known.pop(node, None)
             found = self._summed(*self._known(known, eps))
@@ -115,7 +121,7 @@ class Mixture:
             return 0.0, 0.0
         if not search.bracketed(self._guess(target)):
             return search.low, search.high
-        for width in (max(self.rtol, 0.01), *[self.rtol] * ROUNDS):
+        for width in (max(self.rtol, 0.01), *[self.rtol] * MOST_ROUNDS):
             search.narrow(0.1)
             before = self.nodes.size
             # places nodes, also where the sum may fall in a step, so that what was seen of the middle may have moved
@@ -134,7 +140,7 @@ class Mixture:
         mean = max(round(float(np.sum(k * mass) / np.sum(mass))), 1) if k.size else 1
         level = min(target, 1.0 - ROUNDOFF)
         found = float(account.epsilon(repeat(self.run, mean), level, relation=self.relation, rtol=1e-2).upper)
-        return found if 1e-12 < found < HIGHEST else 1.0
+        return found if 1e-12 < found < LAST_EPS else 1.0
 
     def at_infinity(self) -> tuple[float, float]:
         """Ends of `sum_k p_k (1 - (1 - q)^k)`, q the mass at infinity of one run."""
@@ -180,7 +186,7 @@ class Mixture:
         rows = np.flatnonzero(between > 0.5 * share)
         rows = rows[np.argsort(-between[rows], kind="stable")][:room]
         pieces = np.clip(np.ceil(np.sqrt(between[rows] / share)), 2, max(room // rows.size + 1, 2))
-        pieces = np.minimum(pieces, PIECES)
+        pieces = np.minimum(pieces, MOST_PIECES)
         fresh = [before[row] + np.arange(1, int(n)) * gaps[row] // int(n) for row, n in zip(rows, pieces, strict=True)]
         nodes = np.unique(np.concatenate([self.nodes, *fresh]))
         nodes = nodes[nodes >= 0]
@@ -221,8 +227,8 @@ class _Search:
 
     def bracketed(self, guess: float) -> bool:
         """Whether the middle was seen on both sides of the target."""
-        while math.isinf(self.right[0]) and guess <= HIGHEST:
-            self.fan(np.minimum(guess * np.array([0.06, 0.25, 0.5, 0.9, 1.2, 2.0, 4.0, 16.0, 256.0]), HIGHEST))
+        while math.isinf(self.right[0]) and guess <= LAST_EPS:
+            self.fan(np.minimum(guess * np.array([0.06, 0.25, 0.5, 0.9, 1.2, 2.0, 4.0, 16.0, 256.0]), LAST_EPS))
             guess *= 4096.0
         return math.isfinite(self.right[0])
 
@@ -241,7 +247,7 @@ class _Search:
             if close or not below < above:
                 return
             x, _ = self.root()
-            fan = np.concatenate([x + (above - below) * STEPS, [0.5 * (below + above)]])
+            fan = np.concatenate([x + (above - below) * CHORD_STEPS, [0.5 * (below + above)]])
             self.fan(np.unique(np.clip(fan, below, above)))
 
     def around(self) -> None:
@@ -250,7 +256,7 @@ class _Search:
         self.left, self.right = (0.0, 1.0), (math.inf, 0.0)
         reach = max(0.01 * x, 0.1 / max(slope, 1e-2), 1e-12)
         for grown in (1.0, 30.0, 1e3, 1e6, 1e300):
-            self.fan(np.clip(x + min(grown * reach, HIGHEST) * np.array([-1.0, -0.1, 0.0, 0.1, 1.0]), 0.0, HIGHEST))
+            self.fan(np.clip(x + min(grown * reach, LAST_EPS) * np.array([-1.0, -0.1, 0.0, 0.1, 1.0]), 0.0, LAST_EPS))
             if self.left[1] < 1.0 and math.isfinite(self.right[0]):
                 return
 
@@ -264,4 +270,4 @@ class _Search:
         for sign, end in ((1.0, found.high), (-1.0, found.low)):
             distance = abs(math.log(max(end, 1e-320) / self.target)) / slope + 2.0**-46 * x
             places.append(x + sign * distance * np.array([1.01, 1.1, 1.5, 3.0, 10.0]))
-        self.fan(np.clip(np.unique(np.concatenate(places)), 0.0, HIGHEST))
+        self.fan(np.clip(np.unique(np.concatenate(places)), 0.0, LAST_EPS))

@@ -24,10 +24,13 @@ from jaxacct.validation import DELTA, NON_NEGATIVE, POSITIVE, InputError, broadc
 __all__ = ["KIND", "delta", "epsilon", "gaussian_mu", "monotone_score_delta", "monotone_score_epsilon"]
 
 KIND = "conditional: monotone score"
-ORDERS = 1.0 + np.geomspace(0.05, 60.0, 40)
-"""Orders of the Rényi form."""
+"""The kind of every answer here, which is no guarantee for other scores."""
+RENYI_ORDERS = 1.0 + np.geomspace(0.05, 60.0, 40)
+"""Orders of the Rényi form, from 1.05 to 61, evenly in the logarithm of `order - 1`."""
 FORMS = ("hockey_stick", "renyi")
-LARGEST = 700.0
+"""The two laws are compared by the hockey-stick divergence itself or through Rényi divergences."""
+LARGEST_EPS = 700.0
+"""Largest eps that is searched: its exp is finite."""
 
 
 def monotone_score_epsilon(mu: Any, k: Law, delta: Any, *, form: str = "hockey_stick") -> Bounds:
@@ -50,11 +53,11 @@ def monotone_score_epsilon(mu: Any, k: Law, delta: Any, *, form: str = "hockey_s
     delta = np.asarray(check("delta", delta, DELTA))
     mu, shape = _checked(mu, k, "delta", delta)
     if choice("form", form, FORMS) == "renyi":
-        upper = np.asarray(epsilon_from_renyi(ORDERS, _curve(mu, k, shape), np.broadcast_to(delta, shape)).upper)
+        upper = np.asarray(epsilon_from_renyi(RENYI_ORDERS, _curve(mu, k, shape), np.broadcast_to(delta, shape)).upper)
     else:
         highest = 2.0 * mu * (40.0 + mu) * np.maximum(1.0, np.minimum(k.quantile(0.999), 1e6))
-        upper = _run("epsilon", k, shape, mu, delta, np.minimum(highest, LARGEST))
-        upper = np.where(upper < np.minimum(np.broadcast_to(highest, shape), LARGEST) * (1 - 1e-9), upper, np.inf)
+        upper = _run("epsilon", k, shape, mu, delta, np.minimum(highest, LARGEST_EPS))
+        upper = np.where(upper < np.minimum(np.broadcast_to(highest, shape), LARGEST_EPS) * (1 - 1e-9), upper, np.inf)
     return Bounds(np.zeros(shape), upper, upper, KIND, np.where(np.isinf(upper), "width", "ok"), form)
 
 
@@ -68,7 +71,7 @@ def monotone_score_delta(mu: Any, k: Law, epsilon: Any, *, form: str = "hockey_s
     epsilon = np.asarray(check("epsilon", epsilon, NON_NEGATIVE))
     mu, shape = _checked(mu, k, "epsilon", epsilon)
     if choice("form", form, FORMS) == "renyi":
-        upper = np.asarray(delta_from_renyi(ORDERS, _curve(mu, k, shape), np.broadcast_to(epsilon, shape)).upper)
+        upper = np.asarray(delta_from_renyi(RENYI_ORDERS, _curve(mu, k, shape), np.broadcast_to(epsilon, shape)).upper)
     else:
         upper = _run("hockey_stick", k, shape, mu, epsilon)
         upper = np.where(upper <= 1.0, upper, 1.0)
@@ -106,8 +109,8 @@ def _checked(mu: Any, k: Law, name: str, values: np.ndarray) -> tuple[np.ndarray
 
 def _curve(mu: np.ndarray, law: Law, shape: tuple[int, ...]) -> np.ndarray:
     """Rényi divergences (O, *shape)."""
-    orders = ORDERS.reshape(-1, *(1,) * len(shape))
-    return np.maximum(_run("renyi", law, ORDERS.shape + shape, mu, orders), 0.0)
+    orders = RENYI_ORDERS.reshape(-1, *(1,) * len(shape))
+    return np.maximum(_run("renyi", law, RENYI_ORDERS.shape + shape, mu, orders), 0.0)
 
 
 def _run(name: str, law: Law, shape: tuple[int, ...], *numbers: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from jaxacct.engines import programs
 from jaxacct.mechanisms import RELATIONS, Mechanism
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.selection import envelope_bound, monotone_score, published_profile_bounds, published_renyi_bounds
-from jaxacct.selection.base_profile import MOST, common_shape, under
+from jaxacct.selection.base_profile import SAYS_NOTHING, common_shape, under
 from jaxacct.selection.law_of_k import Law
 from jaxacct.validation import DELTA, NON_NEGATIVE, check, choice, refuse_tracers
 
@@ -31,9 +31,9 @@ class Bound(NamedTuple):
 BOUNDS = {
     "envelope": Bound(envelope_bound.epsilon, envelope_bound.delta),
     "privacy_profile": Bound(
-        published_profile_bounds.epsilon, published_profile_bounds.delta, laws=published_profile_bounds.SUPPORTED
+        published_profile_bounds.epsilon, published_profile_bounds.delta, laws=published_profile_bounds.LAWS
     ),
-    "renyi": Bound(published_renyi_bounds.epsilon, published_renyi_bounds.delta, laws=published_renyi_bounds.SUPPORTED),
+    "renyi": Bound(published_renyi_bounds.epsilon, published_renyi_bounds.delta, laws=published_renyi_bounds.LAWS),
     "monotone_score": Bound(monotone_score.epsilon, monotone_score.delta, kind=monotone_score.KIND),
 }
 _UNCONDITIONAL = [name for name, bound in BOUNDS.items() if bound.kind == "bound"]
@@ -94,7 +94,7 @@ def _evaluated(
     run, relation = under(run, relation)
     shape = common_shape(run, k, name, values)
     names = [bound] if bound != "auto" else [one for one in _UNCONDITIONAL if isinstance(k, BOUNDS[one].laws)]
-    most = MOST["epsilon" if name == "delta" else "delta"]
+    most = SAYS_NOTHING["epsilon" if name == "delta" else "delta"]
     best, engine = np.full(shape, most), np.full(shape, names[0], dtype="<U16")
     for one in names:
         solve = BOUNDS[one].epsilon if name == "delta" else BOUNDS[one].delta

@@ -20,15 +20,16 @@ from jaxacct.validation import InputError
 
 __all__ = ["Weights", "weights"]
 
-PER_STEP = 8.0
-"""Units by which one more factor of a product of ratios, or one more term of a sum, may be off."""
-SUM = 4e-13
+ROUNDINGS_PER_TERM = 8.0
+"""Units of rounding by which one more factor of a product of ratios, or one more term of a sum, may be off."""
+SUM_ERROR = 4e-13
 """Relative error of a Categorical's probabilities, which sum to 1 up to 1e-13."""
-TINY = 1e-290
+LEAST_PRODUCT = 1e-290
 """Below this a product may have lost its relative accuracy."""
-MOST = 2**21
-"""Numbers that are listed, at most."""
-FAR = 2.0**52
+MOST_LISTED = 2**21
+"""Numbers k that are listed, at most; the rest is in the bounds of what lies beyond."""
+LARGEST_MODE = 2.0**52
+"""A law whose mode is beyond this is not listed at all: neighbouring whole numbers are hardly told apart there."""
 
 
 class Weights(NamedTuple):
@@ -58,7 +59,13 @@ def weights(law: Law, tail: float) -> Weights:
     """
     if isinstance(law, Categorical):
         each = np.asarray(law.probabilities)
-        return _listed(np.arange(each.size, dtype=np.float64), each * (1.0 - SUM), each * (1.0 + SUM), 0.0, 0.0)
+        return _listed(
+            np.arange(each.size, dtype=np.float64),
+            each * (1.0 - SUM_ERROR),
+            each * (1.0 + SUM_ERROR),
+            0.0,
+            0.0,
+        )
     if isinstance(law, PointMass) or (isinstance(law, Binomial) and float(law.probability_of_run) == 1.0):
         return Weights(np.array([largest_k(law)]), np.ones(1), np.ones(1), 0.0, 0.0, 0.0)
     if not isinstance(law, TruncatedNegativeBinomial | Poisson | Binomial):
@@ -67,7 +74,7 @@ def weights(law: Law, tail: float) -> Weights:
             "such as Categorical"
         )
     first, mode, last = _range(law)
-    if not mode < FAR:
+    if not mode < LARGEST_MODE:
         return Weights(np.zeros(0), np.zeros(0), np.zeros(0), 1.0, 0.0, 1.0)
     half = 64.0
     while True:
@@ -76,12 +83,12 @@ def weights(law: Law, tail: float) -> Weights:
         up, down = _ratios(law, np.arange(mode, stop)), 1.0 / _ratios(law, np.arange(start, mode))[::-1]
         with np.errstate(under="ignore"):
             value = np.concatenate([np.cumprod(down)[::-1], [1.0], np.cumprod(up)])
-        slack = PER_STEP * ROUNDOFF * (k.size + 8.0)
-        low = np.where(value < TINY, 0.0, value * (1.0 - slack))
-        high = value * (1.0 + slack) + np.where(value < TINY, 2.0 * TINY, 0.0)
+        slack = ROUNDINGS_PER_TERM * ROUNDOFF * (k.size + 8.0)
+        low = np.where(value < LEAST_PRODUCT, 0.0, value * (1.0 - slack))
+        high = value * (1.0 + slack) + np.where(value < LEAST_PRODUCT, 2.0 * LEAST_PRODUCT, 0.0)
         above = 0.0 if stop == last else high[-1] * _series(_ratios(law, np.array([stop]))[0], _gap(law))
         below = 0.0 if start == first else high[0] * _series(1.0 / _ratios(law, np.array([start - 1.0]))[0], 0.0)
-        if max(above, below) <= tail * (1.0 - 1e-6) or k.size >= MOST:
+        if max(above, below) <= tail * (1.0 - 1e-6) or k.size >= MOST_LISTED:
             break
         half *= 2.0
     least, most = np.sum(low) * (1.0 - slack), np.sum(high) * (1.0 + slack) + above + below
@@ -90,7 +97,7 @@ def weights(law: Law, tail: float) -> Weights:
 
 def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, above: float) -> Weights:
     """Without K = 0, which costs nothing, and without what has no probability."""
-    slack = PER_STEP * ROUNDOFF * (k.size + 8.0)
+    slack = ROUNDINGS_PER_TERM * ROUNDOFF * (k.size + 8.0)
     left = 1.0 - np.sum(high) * (1.0 + slack) - below - slack
     kept = (k >= 1.0) & (high > 0.0)
     rest = min(above * (1.0 + slack), 1.0)
@@ -124,6 +131,6 @@ def _gap(law: Any) -> float:
 def _series(ratio: float, gap: float) -> float:
     """`r + r^2 + ...`, r at most 1 - gap where gap > 0, else at most `ratio`."""
     if gap > 0.0:
-        return 1.0 / gap * (1.0 + PER_STEP * ROUNDOFF)
-    left = 1.0 - ratio * (1.0 + PER_STEP * ROUNDOFF)
-    return float(ratio / left * (1.0 + PER_STEP * ROUNDOFF)) if left > 0.0 else np.inf
+        return 1.0 / gap * (1.0 + ROUNDINGS_PER_TERM * ROUNDOFF)
+    left = 1.0 - ratio * (1.0 + ROUNDINGS_PER_TERM * ROUNDOFF)
+    return float(ratio / left * (1.0 + ROUNDINGS_PER_TERM * ROUNDOFF)) if left > 0.0 else np.inf

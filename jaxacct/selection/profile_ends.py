@@ -17,7 +17,7 @@ from jaxacct.engines.quick_bounds import largest_loss_above
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element
-from jaxacct.selection.base_profile import MOST, Sides, bounded_loss, meet, place, sides, upper_delta
+from jaxacct.selection.base_profile import SAYS_NOTHING, Sides, bounded_loss, meet, place, sides, upper_delta
 from jaxacct.selection.bounds_from_base import growth, growth_of
 from jaxacct.selection.largest_ratio import LARGEST_LOSS, MASS_ERROR, RELATIVE_ERROR, largest_ratio, log_ratio_at_knots
 from jaxacct.selection.law_of_k import Law, evaluated
@@ -76,7 +76,7 @@ def narrowed(
         for limits in _limits(run, law.element(index), relation, int(base[one])):
             side = limits.epsilon(flat[here]) if quantity == "epsilon" else limits.delta(flat[here])
             low, high = np.maximum(low, side[0]), np.maximum(high, side[1])
-        found[:, here] = meet(found[:, here], (low, high), MOST[quantity])
+        found[:, here] = meet(found[:, here], (low, high), SAYS_NOTHING[quantity])
     return found.reshape(ends.shape)
 
 

@@ -13,16 +13,20 @@ from jaxacct.selection.base_profile import Sides, common_shape, sides, upper_del
 from jaxacct.selection.law_families import Binomial, Law, Poisson, TruncatedNegativeBinomial
 from jaxacct.validation import InputError
 
-__all__ = ["SUPPORTED", "delta", "epsilon", "minimiser", "shift"]
+__all__ = ["LAWS", "delta", "epsilon", "minimiser", "shift"]
 
-SUPPORTED = (TruncatedNegativeBinomial, Binomial, Poisson)
-UP = 1.0 + 1e-12
-"""More than the rounding of what is rounded up."""
-POINTS = (49, 17)
-"""Values of eps_1 tried at first, and in each refinement."""
-ROUNDS = 4
-_BEYOND = 1e-12
-"""Largest eps_1: where delta of the base has fallen to this, nothing is to be gained."""
+LAWS = (TruncatedNegativeBinomial, Binomial, Poisson)
+"""Laws of K for which such a theorem is published."""
+ROUNDED_UP = 1.0 + 1e-12
+"""A factor larger than the rounding of any of these formulas, by which their values are rounded up."""
+FIRST_POINTS = 49
+"""Values of eps_1 that are tried at first."""
+REFINED_POINTS = 17
+"""Values of eps_1 in each refinement, around the best one before."""
+REFINEMENTS = 4
+"""Refinements: each is 8 times finer.  Any eps_1 gives a true bound, a better one only a smaller number."""
+_LEAST_BASE_DELTA = 1e-12
+"""The largest eps_1 tried is where delta of the base has fallen to this: beyond it nothing is to be gained."""
 
 
 def epsilon(run: Mechanism, law: Law, delta: np.ndarray, relation: str) -> np.ndarray:
@@ -34,8 +38,8 @@ def epsilon(run: Mechanism, law: Law, delta: np.ndarray, relation: str) -> np.nd
     shape = common_shape(run, law, "delta", delta)
     value = np.zeros(shape)
     for side in sides(run, relation):
-        left = np.broadcast_to(delta / law.mean, shape) / UP
-        value = np.maximum(value, (upper_epsilon(run, left, side.forward) + shift(run, law, side)) * UP)
+        left = np.broadcast_to(delta / law.mean, shape) / ROUNDED_UP
+        value = np.maximum(value, (upper_epsilon(run, left, side.forward) + shift(run, law, side)) * ROUNDED_UP)
     return value
 
 
@@ -44,9 +48,9 @@ def delta(run: Mechanism, law: Law, epsilon: np.ndarray, relation: str) -> np.nd
     shape = common_shape(run, law, "epsilon", epsilon)
     value = np.zeros(shape)
     for side in sides(run, relation):
-        moved = np.broadcast_to(epsilon / UP - shift(run, law, side), shape)
+        moved = np.broadcast_to(epsilon / ROUNDED_UP - shift(run, law, side), shape)
         base = upper_delta(run, np.maximum(moved, -700.0), side.forward)
-        value = np.maximum(value, np.where(moved > -700.0, np.minimum(law.mean * base * UP, 1.0), 1.0))
+        value = np.maximum(value, np.where(moved > -700.0, np.minimum(law.mean * base * ROUNDED_UP, 1.0), 1.0))
     return value
 
 
@@ -64,8 +68,8 @@ def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
         return _binomial(run, law, side.forward)
     if isinstance(law, Poisson):
         # e^{eps_1} + delta(eps_1) does not decrease: the best eps_1 is 0, where both directions are the same
-        return np.asarray(law.mean) * upper_delta(run, np.zeros(()), side.forward) * UP
-    names = ", ".join(kind.__name__ for kind in SUPPORTED)
+        return np.asarray(law.mean) * upper_delta(run, np.zeros(()), side.forward) * ROUNDED_UP
+    names = ", ".join(kind.__name__ for kind in LAWS)
     raise InputError(f"no profile bound is published for k = {type(law).__name__}; use {names}, or bound='envelope'")
 
 
@@ -75,7 +79,7 @@ def minimiser(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> 
 
 
 def _negative_binomial(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> np.ndarray:
-    return (np.asarray(law.eta) + 1.0) * _least(run, law, relation)[1] * UP
+    return (np.asarray(law.eta) + 1.0) * _least(run, law, relation)[1] * ROUNDED_UP
 
 
 def _least(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> tuple[np.ndarray, np.ndarray]:
@@ -83,10 +87,10 @@ def _least(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> tup
     shape = common_shape(run, law, "eta", np.asarray(law.eta))
     odds = (1.0 - np.asarray(law.gamma)) / law.gamma
     low = np.zeros(shape)
-    high = np.broadcast_to(upper_epsilon(run, np.asarray(_BEYOND), relation), shape)
+    high = np.broadcast_to(upper_epsilon(run, np.asarray(_LEAST_BASE_DELTA), relation), shape)
     high = np.where(np.isfinite(high), high, 50.0)
     place, best = np.zeros(shape), np.full(shape, np.inf)
-    for count in (POINTS[0], *(POINTS[1],) * ROUNDS):
+    for count in (FIRST_POINTS, *(REFINED_POINTS,) * REFINEMENTS):
         grid = low + (high - low) * np.linspace(0.0, 1.0, count).reshape(-1, *(1,) * len(shape))
         value = grid + np.log1p(odds * np.exp(-grid) * upper_delta(run, grid, relation))
         at = np.argmin(value, axis=0)[None]
@@ -102,13 +106,13 @@ def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
     n, p = np.broadcast_to(law.trials, shape), np.broadcast_to(law.probability_of_run, shape)
     low, high = np.zeros(shape), np.log1p(p / np.maximum(1.0 - p, 1e-300))  # at the end it holds for delta = 1
     best = np.full(shape, np.inf)
-    for count in (POINTS[0], *(POINTS[1],) * ROUNDS):
+    for count in (FIRST_POINTS, *(REFINED_POINTS,) * REFINEMENTS):
         grid = low + (high - low) * np.linspace(0.0, 1.0, count).reshape(-1, *(1,) * len(shape))
         base = upper_delta(run, grid, relation)
-        meets = np.expm1(grid) * (1.0 - p) >= p * base * UP
+        meets = np.expm1(grid) * (1.0 - p) >= p * base * ROUNDED_UP
         value = np.where(meets, np.log1p(p * (np.expm1(grid) + base)), np.inf)
         best = np.minimum(best, np.min(value, axis=0))
         first = np.where(np.any(meets, axis=0), np.argmax(meets, axis=0), count - 1)[None]
         low, high = (np.take_along_axis(grid, np.clip(first + d, 0, count - 1), 0)[0] for d in (-1, 0))
     alone = np.where(p == 1.0, np.inf, best)
-    return np.where(n == 1.0, 0.0, np.maximum(n - 1.0, 1.0) * alone) * UP
+    return np.where(n == 1.0, 0.0, np.maximum(n - 1.0, 1.0) * alone) * ROUNDED_UP

@@ -18,12 +18,14 @@ from jaxacct.selection.base_profile import Sides, common_shape, sides, upper_del
 from jaxacct.selection.law_families import Law, Poisson, TruncatedNegativeBinomial
 from jaxacct.validation import InputError
 
-__all__ = ["ORDERS", "SUPPORTED", "curve", "delta", "epsilon"]
+__all__ = ["LAWS", "RENYI_ORDERS", "curve", "delta", "epsilon"]
 
-SUPPORTED = (TruncatedNegativeBinomial, Poisson)
-ORDERS = 1.0 + np.geomspace(1e-2, 1e4, 241)
-UP = 1.0 + 1e-12
-"""More than the rounding of what is rounded up."""
+LAWS = (TruncatedNegativeBinomial, Poisson)
+"""Laws of K for which such a theorem is published."""
+RENYI_ORDERS = 1.0 + np.geomspace(1e-2, 1e4, 241)
+"""Orders that are tried, 40 for each power of ten of `order - 1`.  Any order gives a true bound."""
+ROUNDED_UP = 1.0 + 1e-12
+"""A factor larger than the rounding of any of these formulas, by which their values are rounded up."""
 
 
 def epsilon(run: Mechanism, law: Law, delta: np.ndarray, relation: str) -> np.ndarray:
@@ -42,8 +44,8 @@ def _converted(
     """The larger of both directions."""
     shape, value = common_shape(run, law, name, given), np.zeros(())
     for side in sides(run, relation):
-        values = _full(curve(run, law, ORDERS, side), shape)
-        value = np.maximum(value, np.asarray(convert(ORDERS, values, np.broadcast_to(given, shape)).upper))
+        values = _full(curve(run, law, RENYI_ORDERS, side), shape)
+        value = np.maximum(value, np.asarray(convert(RENYI_ORDERS, values, np.broadcast_to(given, shape)).upper))
     return value
 
 
@@ -65,9 +67,9 @@ def curve(run: Mechanism, law: Law, orders: np.ndarray, side: Sides) -> np.ndarr
         grown = np.log(law.mean) + (along - 1.0) * (base + law.mean * missed)
         value = np.logaddexp(-np.asarray(law.mean), grown) / (along - 1.0)
     else:
-        names = ", ".join(kind.__name__ for kind in SUPPORTED)
+        names = ", ".join(kind.__name__ for kind in LAWS)
         raise InputError(f"no Rényi bound is published for k = {type(law).__name__}; use {names}, or bound='envelope'")
-    return np.maximum(value, 0.0) * UP
+    return np.maximum(value, 0.0) * ROUNDED_UP
 
 
 def _renyi(run: Mechanism, orders: np.ndarray, relation: str) -> np.ndarray:

@@ -27,13 +27,15 @@ from jaxacct.validation import COUNT, DELTA, POSITIVE, PROBABILITY, InputError, 
 __all__ = ["VARIANTS", "atoms", "expected_cost", "subset_epsilon", "subset_renyi"]
 
 VARIANTS = ("rest", "all")
-ORDERS = np.arange(2.0, 129.0)
-"""Whole orders of the Rényi form."""
-POINTS = 400
-"""Points of each profile in the product of two pairs."""
-UP = 1.0 + 1e-12
-"""More than the rounding of what is rounded up."""
-DIRECTIONS = (Sides("remove_one", "add_one"), Sides("add_one", "remove_one"))
+"""What the final run is trained on: the data outside the sample, or all data."""
+WHOLE_ORDERS = np.arange(2.0, 129.0)
+"""Whole orders of the Rényi form, for which the published sums are finite."""
+PROFILE_POINTS = 400
+"""Values of eps of each profile: the product of two pairs has the square of it as atoms."""
+ROUNDED_UP = 1.0 + 1e-12
+"""A factor larger than the rounding of any of these sums, by which they are rounded up."""
+BOTH_SIDES = (Sides("remove_one", "add_one"), Sides("add_one", "remove_one"))
+"""Removing and adding a record, each with its reverse."""
 
 
 def subset_epsilon(
@@ -75,9 +77,9 @@ def subset_epsilon(
     target = _scalar("delta", check("delta", delta, DELTA))
     choice("variant", variant, VARIANTS)
     if choice("form", form, ("profile", "renyi")) == "renyi":
-        tuning = np.stack([curve(tuned, k, ORDERS, side) for side in DIRECTIONS])
-        run = np.stack([np.asarray(renyi_divergence(trained, ORDERS, side.forward).upper) for side in DIRECTIONS])
-        value = float(epsilon_from_renyi(ORDERS, subset_renyi(tuning, run, q, variant=variant), target).upper)
+        tuning = np.stack([curve(tuned, k, WHOLE_ORDERS, side) for side in BOTH_SIDES])
+        run = np.stack([np.asarray(renyi_divergence(trained, WHOLE_ORDERS, side.forward).upper) for side in BOTH_SIDES])
+        value = float(epsilon_from_renyi(WHOLE_ORDERS, subset_renyi(tuning, run, q, variant=variant), target).upper)
         return Bounds(0.0, value, value, "bound", "ok" if np.isfinite(value) else "width", "renyi")
     pair = _tuning(tuned, k, target)
     if variant == "all":
@@ -109,7 +111,7 @@ def subset_renyi(tuning: Any, training: Any, sampling_probability: float, *, var
         value = np.array([_amplified(worst, q, order) for order in orders]) + np.max(training, axis=0)
     else:
         value = np.array([max(_removed(tuning, training, q, a), _added(tuning, training, q, a)) for a in orders])
-    return np.maximum(value, 0.0) * UP
+    return np.maximum(value, 0.0) * ROUNDED_UP
 
 
 def expected_cost(k: Law, sampling_probability: Any, dataset_size: Any, epochs: Any, *, variant: str = "rest") -> Any:
@@ -165,15 +167,15 @@ def _sum(n: int, j: np.ndarray, q: float, kept: Any, left: Any, first: Any, seco
 def _tuning(tuned: Mechanism, k: Law, target: float) -> PrivacyProfile:
     """The selection through points of its envelope in both directions."""
     top = float(bound_epsilon(tuned, k, max(target * 1e-4, 1e-300), bound="envelope").upper)
-    grid = np.linspace(0.0, top if np.isfinite(top) else 50.0, POINTS)
-    each = [bound_delta(tuned, k, grid, bound="envelope", relation=side.forward).upper for side in DIRECTIONS]
+    grid = np.linspace(0.0, top if np.isfinite(top) else 50.0, PROFILE_POINTS)
+    each = [bound_delta(tuned, k, grid, bound="envelope", relation=side.forward).upper for side in BOTH_SIDES]
     return PrivacyProfile(grid, *each)
 
 
 def _profile_of(run: Mechanism, target: float) -> PrivacyProfile:
     top = float(account.epsilon(run, max(target * 1e-4, 1e-300)).upper)
-    grid = np.linspace(0.0, max(top, 1e-6) if np.isfinite(top) else 50.0, POINTS)
-    return PrivacyProfile(grid, *(upper_delta(run, grid, side.forward) for side in DIRECTIONS))
+    grid = np.linspace(0.0, max(top, 1e-6) if np.isfinite(top) else 50.0, PROFILE_POINTS)
+    return PrivacyProfile(grid, *(upper_delta(run, grid, side.forward) for side in BOTH_SIDES))
 
 
 def _rest(tuning: PrivacyProfile, training: PrivacyProfile, q: float, target: float) -> float:
@@ -181,14 +183,14 @@ def _rest(tuning: PrivacyProfile, training: PrivacyProfile, q: float, target: fl
     (p1, q1, inf1), (p2, q2, inf2) = (atoms(x.pair()) for x in (tuning, training))
     base = np.outer(q1, q2).ravel()
     mixed = (q * np.outer(p1, q2) + (1.0 - q) * np.outer(q1, p2)).ravel()
-    infinite = (q * inf1 + (1.0 - q) * inf2) * UP
+    infinite = (q * inf1 + (1.0 - q) * inf2) * ROUNDED_UP
     if infinite > target:
         return float(np.inf)
     low, high = 0.0, float(np.max(tuning.epsilon) + np.max(training.epsilon)) + 1.0
 
     def leak(eps: float) -> float:
-        forward = np.sum(np.maximum(mixed * UP - np.exp(eps) * base, 0.0)) + infinite
-        return float(max(forward, np.sum(np.maximum(base * UP - np.exp(eps) * mixed, 0.0))))
+        forward = np.sum(np.maximum(mixed * ROUNDED_UP - np.exp(eps) * base, 0.0)) + infinite
+        return float(max(forward, np.sum(np.maximum(base * ROUNDED_UP - np.exp(eps) * mixed, 0.0))))
 
     if leak(0.0) <= target:
         return 0.0

@@ -21,24 +21,25 @@ from jaxacct.selection.base_profile import finite_once
 
 __all__ = ["Curve", "curves", "inner", "outer", "upper_hull"]
 
-POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
-"""Values of eps per direction, by what they cost with the engine that answers."""
-FLOOR = 1e-18
-"""The profile is taken down to this delta, beyond its mass at infinity."""
-ROUGH = 0.01
+EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
+"""Values of eps per direction, by the engine that answers: the more a value costs, the fewer are taken."""
+LAST_DELTA = 1e-18
+"""The profile is taken down to this delta above its mass at infinity."""
+PROFILE_RTOL = 0.01
 """rtol of the profile: the contour engine goes a hundred times further down, which moves eps by 1e-5 or so."""
-CLOSED = 0.5
-"""A bracket whose lower end is below this share of its upper end is left out of the inner polygon."""
-ROUNDING = 1e-12
+CLOSED_SHARE = 0.5
+"""A bracket whose lower end is below this share of its upper end is left out of the polygon below, which it would pull
+down on either side; the chords of its neighbours say more."""
+VALUE_ERROR = 1e-12
 """Relative allowance for the arithmetic on a value of the profile."""
-LARGEST = 650.0
-"""Largest eps of a line, of which exp is far from overflow; mass beyond counts as mass at infinity, above."""
-LEAST = 1e-290
-"""Least Q-mass of a knot below: where float64 loses it, more of it is still below the curve."""
-HIGHEST = 600.0
+LINE_EPS = 650.0
+"""Largest eps of a line: its exp is far from overflow.  Above, mass of larger losses counts as mass at infinity."""
+LEAST_Q_MASS = 1e-290
+"""Least Q-mass of an atom, below: where float64 loses the mass, a larger one is still below the curve."""
+ASKED_EPS = 600.0
 """Largest eps that the engines are asked for."""
-FAR = 1e290
-"""Slope at which the polygon below ends at the latest."""
+STEEPEST_SLOPE = 1e290
+"""Largest slope of the polygon below, far from overflow."""
 
 
 class Curve(NamedTuple):
@@ -71,22 +72,24 @@ def _by_engine(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.
     names = ["add_or_remove_one"] * 2 if run.symmetric() else ["remove_one", "add_one"]
     known: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     infinite = max(float(part.delta_infinity[0]) for part in parts)
-    lasts = {name: _last(run, FLOOR + 1.001 * infinite, name) for name in names}
+    lasts = {name: _last(run, LAST_DELTA + 1.001 * infinite, name) for name in names}
     first, at_most = min(lasts.values()), max(lasts.values())
-    if first == HIGHEST and all(float(epsilon(run, 0.5, relation=name, rtol=ROUGH).lower) > HIGHEST for name in names):
+    if first == ASKED_EPS and all(
+        float(epsilon(run, 0.5, relation=name, rtol=PROFILE_RTOL).lower) > ASKED_EPS for name in names
+    ):
         # half of the mass is out of reach: what little the profile would say is left to simpler bounds
-        at = np.array([0.0, 0.5 * HIGHEST, HIGHEST])
+        at = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS])
         return at, np.zeros((2, 3)), np.ones((2, 3))
     with programs.alike(True):  # one base's profile is over before optimised programs would be compiled
-        engine = str(delta(run, 0.5 * at_most, relation=names[0], rtol=ROUGH).engine)
-        count = POINTS.get(engine, POINTS["lattice"])
+        engine = str(delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL).engine)
+        count = EPS_POINTS.get(engine, EPS_POINTS["lattice"])
         early = round(count * max(first / at_most, 0.5))  # as far as both go; behind that there is one direction
         at = np.concatenate([np.linspace(0.0, first, early), np.linspace(first, at_most, count - early + 1)[1:]])
         # what the contour engine cannot resolve stays open: the lattice would take it value by value
         chosen = "contour" if engine == "contour" and all(contour.supports(part).all() for part in parts) else "auto"
         for name, last in lasts.items():
             within = at[at <= last]
-            found = delta(run, within, relation=name, engine=chosen, rtol=ROUGH)
+            found = delta(run, within, relation=name, engine=chosen, rtol=PROFILE_RTOL)
             behind = np.full(at.size - within.size, found.upper[-1])  # at most what it is at the last point
             known[name] = (
                 np.concatenate([found.lower, np.zeros(behind.size)]),
@@ -99,8 +102,8 @@ def _by_engine(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.
 def _last(run: Mechanism, level: float, relation: str) -> float:
     """An eps at which delta has fallen to a level."""
     with programs.alike(True):
-        found = float(epsilon(run, min(level, 1.0 - ROUNDOFF), relation=relation, rtol=ROUGH).upper)
-    return min(max(found, 1e-6), HIGHEST)
+        found = float(epsilon(run, min(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper)
+    return min(max(found, 1e-6), ASKED_EPS)
 
 
 def _by_sum(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -109,19 +112,19 @@ def _by_sum(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.nda
     at = np.unique(np.concatenate([[0.0], losses]))
     at = at[np.concatenate([[True], np.diff(at) > 1e-12])]
     # beyond the last atom there is nothing but mass at infinity
-    at = np.append(at, at[-1] + 50.0) if at[-1] < LARGEST - 50.0 else np.append(at[at < LARGEST], LARGEST)
+    at = np.append(at, at[-1] + 50.0) if at[-1] < LINE_EPS - 50.0 else np.append(at[at < LINE_EPS], LINE_EPS)
     low, high = [], []
     for part in parts:
         loss, mass = part.finite_loss[0, 0], part.finite_mass[0, 0]
         shift = 8.0 * ROUNDOFF * (np.abs(loss)[None] + at[:, None])
         gap = loss[None] - at[:, None]
-        error = 1.0 + ROUNDING * np.array([[-1.0], [1.0]])[:, None]
+        error = 1.0 + VALUE_ERROR * np.array([[-1.0], [1.0]])[:, None]
         ends = [
             np.sum(mass * e * np.maximum(-np.expm1(-np.maximum(gap + s * shift, 0.0)), 0.0), axis=1)
             for s, e in zip((-1.0, 1.0), error, strict=True)
         ]
-        low.append(ends[0] + part.delta_infinity[0] * (1.0 - ROUNDING))
-        high.append(ends[1] + part.delta_infinity[0] * (1.0 + ROUNDING))
+        low.append(ends[0] + part.delta_infinity[0] * (1.0 - VALUE_ERROR))
+        high.append(ends[1] + part.delta_infinity[0] * (1.0 + VALUE_ERROR))
     return at, np.stack(low), np.minimum(np.stack(high), 1.0)
 
 
@@ -131,10 +134,10 @@ def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
     loss, mass = part.finite_loss[0, 0][order], part.finite_mass[0, 0][order]
     loss, mass = loss[mass > 0.0], mass[mass > 0.0]
     with np.errstate(over="ignore"):
-        u = np.cumsum(np.maximum(mass * np.exp(-loss), LEAST))
-    u = np.minimum(u * (1.0 + ROUNDING), 1.0)
-    t = (np.cumsum(mass) + part.delta_infinity[0]) * (1.0 - ROUNDING)
-    u, t = np.concatenate([[0.0], u, [1.0]]), np.concatenate([part.delta_infinity * (1.0 - ROUNDING), t, [1.0]])
+        u = np.cumsum(np.maximum(mass * np.exp(-loss), LEAST_Q_MASS))
+    u = np.minimum(u * (1.0 + VALUE_ERROR), 1.0)
+    t = (np.cumsum(mass) + part.delta_infinity[0]) * (1.0 - VALUE_ERROR)
+    u, t = np.concatenate([[0.0], u, [1.0]]), np.concatenate([part.delta_infinity * (1.0 - VALUE_ERROR), t, [1.0]])
     chain = upper_hull(u, t)
     return u[chain], t[chain]
 
@@ -145,8 +148,8 @@ def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndar
     reverse = [-np.expm1(-eps) + shrink * end for end in (low[1], high[1])]
     keep = eps > 0.0
     ratio = np.concatenate([shrink[keep][::-1], np.exp(eps)])
-    lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - ROUNDING)
-    upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + ROUNDING)
+    lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - VALUE_ERROR)
+    upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + VALUE_ERROR)
     # e^eps is rounded: delta is convex, so over that it moves by less than the chord before it says, and than e^eps
     steepest = np.minimum(upper[:-1] / np.diff(ratio), 1.0)
     moved = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(ratio[1:]))) * ratio[1:] * steepest
@@ -176,7 +179,7 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
 
     An open bracket would pull the polygon down to its line everywhere; its neighbours' chords say more.
     """
-    ratio, lower, upper = (x[lower >= CLOSED * upper] for x in (ratio, lower, upper))
+    ratio, lower, upper = (x[lower >= CLOSED_SHARE * upper] for x in (ratio, lower, upper))
     lower = np.maximum(lower, 1.0 - ratio)
     # delta(r) >= 1 - r stands in for a chord on the left; beyond the last ratio delta is at least 0 and falls
     r = np.concatenate([[0.0], ratio])
@@ -193,7 +196,7 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
         end = r[-1] - low[-1] / fall[-1] if fall[-1] < 0.0 else 2.0 * r[-1]
     if not end >= 1.0:  # all that is known is for slopes below one: nothing lies below T(u) >= u
         return np.array([0.0, 1.0]), np.array([0.0, 1.0])
-    slopes = np.concatenate([r, meet, [min(end, FAR)]])
+    slopes = np.concatenate([r, meet, [min(end, STEEPEST_SLOPE)]])
     values = np.concatenate([low, at, [0.0]])
     order = np.lexsort((-values, slopes))[::-1]
     _, u, t = _envelope(slopes[order], values[order], 1.0 - 1e-13)
