@@ -82,7 +82,7 @@ def test_cells_are_won_as_often_as_they_should_be(law):
 
 
 def test_counts_are_those_of_the_winners_whatever_the_chunks():
-    runs = selection_game.CHUNK + 12_345
+    runs = selection_game.SELECTIONS_PER_CALL + 12_345
     law, inside = selection.Poisson(2.0), lambda x: (x > 1.0) & (x < 2.0)
     kept = winners(gaussian(0.5), from_worst, law, runs, seed=4)
     assert kept.shape == (runs,) and kept.dtype == np.float32
@@ -94,7 +94,7 @@ def test_counts_are_those_of_the_winners_whatever_the_chunks():
 
 
 def test_draws_of_k_beyond_the_table(monkeypatch):
-    monkeypatch.setattr(selection_game, "TABLE", 8)
+    monkeypatch.setattr(selection_game, "LONGEST_TABLE", 8)
     law, runs = selection.Logarithmic(1e-3), 3000
     table = selection_game._table(law)
     assert table.size == 10

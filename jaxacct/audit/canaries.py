@@ -17,12 +17,14 @@ from jaxacct.validation import COUNT, Constraint, InputError, check
 
 __all__ = ["Game", "Played", "gradient_canaries", "input_canary"]
 
-REAL, ABSENT = 0, -1
-"""Marks of examples; a gradient canary's is its number, from 1."""
-STEEP = 1e4
+REAL_MARK = 0
+"""Mark of an example of the data; a gradient canary's mark is its number, from 1."""
+ABSENT_MARK = -1
+"""Mark of a canary that does not take part."""
+PLANTED_LENGTH = 1e4
 """Length of a planted gradient in units of the largest clip norm: whatever is clipped comes out at norm C."""
-AT_ONCE = 256
-"""Runs side by side."""
+RUNS_AT_ONCE = 256
+"""Runs side by side in one call of the compiled program."""
 _SEED = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
 
 
@@ -93,7 +95,7 @@ class Game:
             raise InputError(f"steps = {steps} must be <= {plan.steps}; the plan has no more")
         there = np.broadcast_to(np.asarray(present, bool), (self.canaries,))
         marks = self.marks.copy()
-        marks[-self.canaries :] = np.where(there, marks[-self.canaries :], ABSENT)
+        marks[-self.canaries :] = np.where(there, marks[-self.canaries :], ABSENT_MARK)
         varied = {name: np.asarray(values, np.float32) for name, values in (hyperparameters or {}).items()}
         self._check_varied(params, varied, runs)
         program = self._program(steps, outcome)
@@ -101,13 +103,13 @@ class Game:
         params = jax.tree.map(jnp.asarray, params)
         bar, found = Progress(runs, progress, unit="runs"), []
         passes = plan.pass_of(steps - 1)[0] + 1 if plan.sampling == FIXED else 1
-        for start in range(0, runs, AT_ONCE):
-            words = rng.integers(0, 2**32, (AT_ONCE, steps + passes, 8), np.uint32)
-            rows = np.minimum(np.arange(start, start + AT_ONCE), runs - 1)
+        for start in range(0, runs, RUNS_AT_ONCE):
+            words = rng.integers(0, 2**32, (RUNS_AT_ONCE, steps + passes, 8), np.uint32)
+            rows = np.minimum(np.arange(start, start + RUNS_AT_ONCE), runs - 1)
             now = {name: values[rows] for name, values in varied.items()}
             found.append(program(params, (self.data, marks), now, words))
             jax.block_until_ready(found[-1])
-            bar.update(min(start + AT_ONCE, runs))
+            bar.update(min(start + RUNS_AT_ONCE, runs))
         bar.close()
         joined = jax.tree.map(lambda *pieces: np.concatenate([np.asarray(x) for x in pieces])[:runs], *found)
         return Played(*joined)
@@ -186,8 +188,8 @@ def gradient_canaries(trainer: Trainer, data: Any, count: int = 1) -> Game:
         if flat.size < count:
             raise InputError(f"count = {count} must be <= {flat.size}, the number of parameters; plant fewer")
         # the optimizer descends: a loss that falls along the coordinate would flip the sign of the noisy sum
-        pull = jnp.where(mark > 0, STEEP * norm * flat[jnp.maximum(mark - 1, 0)], 0.0)
-        return pull if example is None else pull + jnp.where(mark == REAL, loss_fn(params, example), 0.0)
+        pull = jnp.where(mark > 0, PLANTED_LENGTH * norm * flat[jnp.maximum(mark - 1, 0)], 0.0)
+        return pull if example is None else pull + jnp.where(mark == REAL_MARK, loss_fn(params, example), 0.0)
 
     observe = lambda params, noisy: _flat(noisy)[:count] / norm
     marks = np.arange(1, count + 1, dtype=np.int32)
@@ -195,7 +197,7 @@ def gradient_canaries(trainer: Trainer, data: Any, count: int = 1) -> Game:
         size = jax.tree_util.tree_leaves(data)[0].shape[0]
         first = jax.tree.map(lambda a: jnp.repeat(jnp.asarray(a)[:1], count, axis=0), data)
         data = jax.tree.map(lambda a, b: jnp.concatenate([jnp.asarray(a), b]), data, first)
-        marks = np.concatenate([np.full(size, REAL, np.int32), marks])
+        marks = np.concatenate([np.full(size, REAL_MARK, np.int32), marks])
     return Game(trainer, planted, data, marks, observe, count)
 
 
@@ -223,13 +225,13 @@ def input_canary(trainer: Trainer, data: Any, example: Any) -> Game:
 
     def marked_loss(params: Any, marked: Any) -> Any:
         one, mark = marked
-        return jnp.where(mark == ABSENT, 0.0, loss_fn(params, one))
+        return jnp.where(mark == ABSENT_MARK, 0.0, loss_fn(params, one))
 
     def observe(params: Any, noisy: Any) -> Any:
         own = _flat(jax.grad(loss_fn)(params, crafted))
         return (_flat(noisy) @ own / (norm * jnp.maximum(jnp.linalg.norm(own), norm)))[None]
 
-    return Game(trainer, marked_loss, whole, np.full(size, REAL, np.int32), observe, 1)
+    return Game(trainer, marked_loss, whole, np.full(size, REAL_MARK, np.int32), observe, 1)
 
 
 def _flat(tree: Any) -> Any:

@@ -22,11 +22,12 @@ from jaxacct.validation import (
 
 __all__ = ["clopper_pearson", "gaussian_fit", "upper_limit"]
 
-ROUNDING = 1e-10
+LIMIT_ERROR = 1e-10
 """Relative allowance for the inverse of the incomplete beta function."""
-WHOLE = Constraint("use whole numbers of {name}", 0, integral=True)
-DIRECTIONS = {"add_or_remove_one": (True, True), "remove_one": (True, False), "add_one": (False, True)}
-"""Whether the present canary's law is compared with the absent one's, and the other way round."""
+WHOLE_NUMBERS = Constraint("use whole numbers of {name}", 0, integral=True)
+"""What counts must be."""
+COMPARED = {"add_or_remove_one": (True, True), "remove_one": (True, False), "add_one": (False, True)}
+"""For each relation, whether the law with the canary is compared with the law without it, and the other way round."""
 
 
 def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
@@ -42,7 +43,7 @@ def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
     hits, trials = np.asarray(hits, np.float64), np.asarray(trials, np.float64)
     open_end = hits >= trials
     limit = betainccinv(hits + 1.0, np.where(open_end, 1.0, trials - hits), error)
-    return np.where(open_end, 1.0, np.minimum(limit * (1.0 + ROUNDING), 1.0))
+    return np.where(open_end, 1.0, np.minimum(limit * (1.0 + LIMIT_ERROR), 1.0))
 
 
 def clopper_pearson(
@@ -69,9 +70,9 @@ def clopper_pearson(
     """
     error, delta = error_of(confidence), np.asarray(check("delta", delta, DELTA_OR_ZERO))
     rates, trials = _rates((false_positives, absent, false_negatives, present), 0.5 * error, delta)
-    choice("relation", relation, DIRECTIONS)
+    choice("relation", relation, COMPARED)
     found = np.zeros(np.broadcast_shapes(delta.shape, rates[0].shape))
-    for wanted, (one, other) in zip(DIRECTIONS[relation], (rates, rates[::-1]), strict=True):
+    for wanted, (one, other) in zip(COMPARED[relation], (rates, rates[::-1]), strict=True):
         if wanted:
             found = np.maximum(found, np.log(np.maximum(1.0 - delta - other, 1e-300)) - np.log(one))
     return LowerBound(plain(found), plain(delta), confidence, plain(trials), "clopper_pearson")
@@ -123,7 +124,7 @@ def _rates(counts: Iterable[Any], error: float, delta: np.ndarray) -> tuple[tupl
     sizes = {name: np.asarray(check(name, value, COUNT)) for name, value in runs.items()}
     checked = {}
     for (name, value), (of, size) in zip(hits.items(), sizes.items(), strict=True):
-        checked[name] = np.asarray(check(name, value, WHOLE))
+        checked[name] = np.asarray(check(name, value, WHOLE_NUMBERS))
         require_at_most(name, checked[name], of, size, "count the wrong guesses among those runs")
     broadcast_shape({name: x.shape for name, x in {**checked, **sizes}.items()} | {"delta": delta.shape})
     limits = [upper_limit(h, n, error) for h, n in zip(checked.values(), sizes.values(), strict=True)]

@@ -12,7 +12,9 @@ from jaxacct.validation import OPEN_PROBABILITY, InputError, broadcast_shape, ch
 __all__ = ["CONDITIONAL", "UNCONDITIONAL", "LowerBound", "error_of", "plain", "require_at_most"]
 
 UNCONDITIONAL = "lower bound"
+"""Kind of a bound that assumes nothing of the mechanism."""
 CONDITIONAL = "conditional: Gaussian DP"
+"""Kind of a bound that holds only where the trade-off curve is that of a Gaussian."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,8 @@ from jaxacct.validation import InputError
 
 __all__ = ["Claim", "Report", "Row"]
 
-REFUTED = "!!"
+REFUTED_MARK = "!!"
+"""Stands behind a claim that is below a lower bound."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,9 @@ class Report:
         table = ["  ".join(cell(i, text) for i, text in enumerate(line)).rstrip() for line in lines]
         kinds = dict.fromkeys((claim.name, claim.kind) for row in self.rows for claim in row.claims)
         flagged = len(self.refuted)
-        verdict = f"{flagged} claims are below a lower bound, marked {REFUTED}" if flagged else "no claim is refuted"
+        verdict = (
+            f"{flagged} claims are below a lower bound, marked {REFUTED_MARK}" if flagged else "no claim is refuted"
+        )
         return "\n".join([*table, *(f"{name}: {kind}" for name, kind in kinds), verdict])
 
     def to_json(self) -> str:
@@ -178,4 +181,4 @@ class Report:
 def _shown(claim: Claim | None, row: Row) -> str:
     if claim is None:
         return "-"
-    return f"{claim.epsilon:.4f}" + (f" {REFUTED}" if claim in row.refuted else "")
+    return f"{claim.epsilon:.4f}" + (f" {REFUTED_MARK}" if claim in row.refuted else "")

@@ -13,8 +13,9 @@ from jaxacct.validation import OPEN_PROBABILITY, InputError, check, choice
 __all__ = ["METHODS", "from_scores"]
 
 METHODS = ("clopper_pearson", "gaussian_fit")
-CANDIDATES = 200
-"""Thresholds looked at on what is held out, from either end of either sample, close together in the tails."""
+"""How error counts become a lower bound."""
+THRESHOLDS_PER_END = 200
+"""Thresholds that are tried on the runs held out, from either end of either sample: close together in the tails."""
 
 
 def from_scores(
@@ -86,7 +87,7 @@ def _best(absent: np.ndarray, present: np.ndarray, delta: float, confidence: flo
 
     tails = []
     for values in map(np.sort, (absent, present)):
-        ranks = np.unique(np.geomspace(1, values.size, CANDIDATES).astype(int)) - 1
+        ranks = np.unique(np.geomspace(1, values.size, THRESHOLDS_PER_END).astype(int)) - 1
         tails += [values[ranks], values[::-1][ranks]]
     cuts = np.unique(np.concatenate(tails))
     wrong = _errors(absent, present, cuts)

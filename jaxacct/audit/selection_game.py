@@ -22,25 +22,26 @@ from jaxacct.selection.law_families import Law
 from jaxacct.sweep.progress import Progress
 from jaxacct.validation import COUNT, PROBABILITY, Constraint, InputError, check
 
-__all__ = ["CHUNK", "count_winners", "finite", "gaussian", "in_chunks", "repetition_counts", "winners"]
+__all__ = ["SELECTIONS_PER_CALL", "count_winners", "finite", "gaussian", "in_chunks", "repetition_counts", "winners"]
 
-BLOCK = 2**13
-"""Selections that draw their candidates side by side: a block stays in the cache."""
-CHUNK = 2**18
-"""Selections of one call of the compiled program."""
-TABLE = 2**16
-"""Longest table of probabilities of K; what is beyond is drawn by its quantiles."""
-BEYOND = 1e-10
-"""Probability of a K beyond the table, where a shorter table does."""
-_MIDDLE = np.sqrt(2.0) * np.array(
+SELECTIONS_PER_BLOCK = 2**13
+"""Selections that draw their candidates side by side: few enough for a block to stay in the processor's cache."""
+SELECTIONS_PER_CALL = 2**18
+"""Selections in one call of the compiled program; calls run on all cores."""
+LONGEST_TABLE = 2**16
+"""Longest table of the probabilities of K.  A K beyond the table is drawn by the quantiles of its law."""
+BEYOND_TABLE = 1e-10
+"""The table ends where the probability of a larger K has fallen to this, if that is earlier."""
+_ERFINV_MIDDLE = np.sqrt(2.0) * np.array(
     [2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164]
     + [0.246640727, 1.50140941]
 )
-_TAIL = np.sqrt(2.0) * np.array(
+"""erfinv(x)/x times sqrt(2) as a polynomial of `w - 5/2`, w = -log(1 - x^2) below 5 [Giles 2012]."""
+_ERFINV_TAIL = np.sqrt(2.0) * np.array(
     [-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047]
     + [1.00167406, 2.83297682]
 )
-"""erfinv(x)/x as polynomials of `w - 5/2` and of `sqrt(w) - 3`, w = -log(1 - x^2) below and above 5 [Giles 2012]."""
+"""The same as a polynomial of `sqrt(w) - 3` for w above 5."""
 _SEED = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
 
 
@@ -136,13 +137,13 @@ def in_chunks(
 ) -> Iterator[Any]:
     """`one(key, repetitions, rng, size)` for chunks of selections, on all cores, in order.
 
-    repetitions are of shape (CHUNK/BLOCK, BLOCK), ascending; the last `size` count, those before are 0.
+    repetitions : (blocks, SELECTIONS_PER_BLOCK), ascending; the last `size` of them count, and those before are 0.
     """
     if not isinstance(law, Law) or law.shape:
         raise InputError(f"law = {law!r:.60} must be one law of K; use one such as selection.Geometric(0.1)")
     runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, _SEED))
     table = _table(law)
-    sizes = [min(CHUNK, runs - start) for start in range(0, runs, CHUNK)]
+    sizes = [min(SELECTIONS_PER_CALL, runs - start) for start in range(0, runs, SELECTIONS_PER_CALL)]
     bar = Progress(runs, progress, unit="selections")
 
     def chunk(place: int) -> Any:
@@ -150,9 +151,9 @@ def in_chunks(
         rng = np.random.default_rng(sequence)
         size = sizes[place]
         drawn = np.sort(repetition_counts(law, table, size, rng))
-        repetitions = np.concatenate([np.zeros(CHUNK - size, np.int32), drawn])
+        repetitions = np.concatenate([np.zeros(SELECTIONS_PER_CALL - size, np.int32), drawn])
         key = jax.random.wrap_key_data(jnp.asarray(sequence.generate_state(2)), impl="threefry2x32")
-        return one(key, repetitions.reshape(-1, BLOCK), rng, size)
+        return one(key, repetitions.reshape(-1, SELECTIONS_PER_BLOCK), rng, size)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for place, found in enumerate(pool.map(chunk, range(len(sizes)))):
@@ -175,7 +176,7 @@ def repetition_counts(law: Law, table: np.ndarray, size: int, rng: np.random.Gen
 
 def _table(law: Law) -> np.ndarray:
     """Pr[K = 0], Pr[K = 1], ..., and last the probability of all that is beyond."""
-    last = int(min(float(law.quantile(1.0 - BEYOND)), TABLE))
+    last = int(min(float(law.quantile(1.0 - BEYOND_TABLE)), LONGEST_TABLE))
     each = np.append(law.probability(np.arange(last + 1.0)), law.survival(np.asarray(float(last))))
     return each / each.sum()
 
@@ -186,8 +187,8 @@ def _gaussian(mean: Any, key: Any, shape: tuple[int, ...]) -> Any:
     p = ((bits >> np.uint32(1)).astype(jnp.float32) + 0.5) * np.float32(2.0**-32)
     w = -jnp.log(4.0 * p * (1.0 - p))
     middle, tail = (
-        jnp.polyval(_MIDDLE.astype(np.float32), w - 2.5),
-        jnp.polyval(_TAIL.astype(np.float32), jnp.sqrt(w) - 3.0),
+        jnp.polyval(_ERFINV_MIDDLE.astype(np.float32), w - 2.5),
+        jnp.polyval(_ERFINV_TAIL.astype(np.float32), jnp.sqrt(w) - 3.0),
     )
     size = jnp.where(w < 5.0, middle, tail) * (1.0 - 2.0 * p)
     return jnp.where(bits & np.uint32(1), size, -size) + mean

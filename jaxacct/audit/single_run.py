@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.audit.error_counts import WHOLE
+from jaxacct.audit.error_counts import WHOLE_NUMBERS
 from jaxacct.audit.lower_bound import LowerBound, error_of, plain, require_at_most
 from jaxacct.validation import COUNT, DELTA_OR_ZERO, NON_NEGATIVE, Constraint, InputError, broadcast_shape, check
 
 __all__ = ["coin_guesses", "one_run", "one_run_p_value"]
 
-STEPS = 60
-"""Bisections of epsilon."""
-ROUNDING = 1e-9
-"""Relative allowance for the sums of probabilities."""
+BISECTIONS = 60
+"""Bisections of epsilon: more than there are bits in a float64."""
+LOG_ERROR = 1e-9
+"""Allowance for the rounding of the logarithm of a p-value."""
 
 
 def one_run_p_value(epsilon: Any, correct: Any, guesses: Any, canaries: Any, delta: Any) -> Any:
@@ -52,11 +52,11 @@ def one_run(correct: Any, guesses: Any, canaries: Any, *, delta: Any, confidence
     error = error_of(confidence)
     fields, shape = _checked(correct, guesses, canaries, delta, ())
     v, r, m, d = (np.broadcast_to(x, shape).reshape(-1) for x in fields)
-    rejected = lambda at: _log_p(at, v, r, m, d) < np.log(error) - ROUNDING
+    rejected = lambda at: _log_p(at, v, r, m, d) < np.log(error) - LOG_ERROR
     # at the right end even r of r guesses have probability q^r >= error
     low, high = np.zeros(v.size), np.maximum(np.log(r / -np.log(error)) + 1.0, 1.0)
     some = rejected(low)
-    for _ in range(STEPS):
+    for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
         right = rejected(middle)
         low, high = np.where(right, middle, low), np.where(right, high, middle)
@@ -91,7 +91,7 @@ def _checked(correct: Any, guesses: Any, canaries: Any, delta: Any, more: tuple[
     fields = [
         np.asarray(check(name, value, rule))
         for name, value, rule in (
-            ("correct", correct, WHOLE),
+            ("correct", correct, WHOLE_NUMBERS),
             ("guesses", guesses, COUNT),
             ("canaries", canaries, COUNT),
             ("delta", delta, DELTA_OR_ZERO),

@@ -57,7 +57,9 @@ def exponential_epsilon(
 
 
 _RULES = {"epsilon": POSITIVE, "beta": DELTA, "error": POSITIVE, "k": COUNT, "r": COUNT, "Delta": POSITIVE}
+"""What each argument must be, by its symbol in the formula."""
 _NAMES = {"k": "candidates", "r": "optimal", "Delta": "sensitivity"}
+"""The name of the argument, where it is not the symbol."""
 
 
 def _balance(monotone: bool, **given: Any) -> Any:

@@ -19,7 +19,8 @@ from jaxacct.validation import DELTA, POSITIVE, InputError, check, choice
 
 __all__ = ["ExponentialChoice", "GaussianNoisyMaxChoice", "NoisyMaxChoice"]
 
-NOISES = ("laplace", "exponential", "gumbel")
+PURE_NOISES = ("laplace", "exponential", "gumbel")
+"""Laws of noise with which report-noisy-max is epsilon-DP."""
 
 
 class _PureChoice:
@@ -129,7 +130,7 @@ class NoisyMaxChoice(_PureChoice):
     monotone: bool = False
 
     def __post_init__(self) -> None:
-        choice("noise", self.noise, NOISES)
+        choice("noise", self.noise, PURE_NOISES)
         super().__post_init__()
 
 

@@ -36,7 +36,9 @@ BOUNDS = {
     "renyi": Bound(published_renyi_bounds.epsilon, published_renyi_bounds.delta, laws=published_renyi_bounds.LAWS),
     "monotone_score": Bound(monotone_score.epsilon, monotone_score.delta, kind=monotone_score.KIND),
 }
-_UNCONDITIONAL = [name for name, bound in BOUNDS.items() if bound.kind == "bound"]
+"""The bounds by the names that `bound_epsilon`, `bound_delta` and `select` take."""
+_TRUE_FOR_ANY_SCORE = [name for name, bound in BOUNDS.items() if bound.kind == "bound"]
+"""Those that hold whatever the score: "auto" takes the smallest of them."""
 
 
 def bound_epsilon(
@@ -93,7 +95,7 @@ def _evaluated(
     choice("bound", bound, ("auto", *BOUNDS))
     run, relation = under(run, relation)
     shape = common_shape(run, k, name, values)
-    names = [bound] if bound != "auto" else [one for one in _UNCONDITIONAL if isinstance(k, BOUNDS[one].laws)]
+    names = [bound] if bound != "auto" else [one for one in _TRUE_FOR_ANY_SCORE if isinstance(k, BOUNDS[one].laws)]
     most = SAYS_NOTHING["epsilon" if name == "delta" else "delta"]
     best, engine = np.full(shape, most), np.full(shape, names[0], dtype="<U16")
     for one in names:

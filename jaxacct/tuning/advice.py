@@ -107,6 +107,7 @@ class Advice:
 
 
 _COLUMNS = tuple(f.name for f in dataclasses.fields(Option))
+"""The header of the CSV."""
 
 
 def _draw_noise(advice: Advice, axes: Any) -> None:

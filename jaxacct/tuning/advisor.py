@@ -23,12 +23,14 @@ from jaxacct.validation import COUNT, DELTA, POSITIVE, PROBABILITY, Constraint, 
 __all__ = ["FAMILIES", "advise", "law_of_mean"]
 
 FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial")
-MOST = 1e6
-"""Largest E[K] that is looked for."""
-CLOSE = 0.01
-"""Relative closeness of E[K] to one that no longer meets the target."""
-ASKED = "ask for one target at a time"
-_MEAN = Constraint("use an expected number of candidates above 0", 0, MOST, lower_open=True)
+"""Families of laws of K that the advisor compares; each has one free number, which its mean decides."""
+LARGEST_MEAN = 1e6
+"""Largest E[K] that is looked for: more candidates than anybody trains."""
+MEAN_RTOL = 0.01
+"""How close, relatively, E[K] comes to one that no longer meets the target; finer is of no use for advice."""
+ONE_TARGET = "ask for one target at a time"
+"""The remedy in errors about arguments that must be single numbers."""
+_MEAN = Constraint("use an expected number of candidates above 0", 0, LARGEST_MEAN, lower_open=True)
 _ETA = Constraint("use an eta above -1, such as 0.5", -1, lower_open=True)
 
 
@@ -68,17 +70,17 @@ def advise(
     >>> 10.5 < advice.options[0].candidates < 11.5, advice.options[0].epsilon <= 4.0
     (True, True)
     """
-    target = check_one("target_epsilon", target_epsilon, POSITIVE, ASKED)
-    delta = check_one("target_delta", target_delta, DELTA, ASKED)
-    n = int(check_one("dataset_size", dataset_size, COUNT, ASKED))
-    rate = check_one("sampling_probability", sampling_probability, PROBABILITY, ASKED)
+    target = check_one("target_epsilon", target_epsilon, POSITIVE, ONE_TARGET)
+    delta = check_one("target_delta", target_delta, DELTA, ONE_TARGET)
+    n = int(check_one("dataset_size", dataset_size, COUNT, ONE_TARGET))
+    rate = check_one("sampling_probability", sampling_probability, PROBABILITY, ONE_TARGET)
     if (epochs is None) == (steps is None) or (candidates is None) == (noise_multiplier is None):
         raise InputError("one of epochs and steps, and one of candidates and noise_multiplier, are needed; give these")
     if rate == 0.0:
         raise InputError("sampling_probability = 0.0 must be > 0; a run that sees nothing needs no tuning")
     if steps is None:
-        steps = math.ceil(check_one("epochs", epochs, POSITIVE, ASKED) / rate * (1.0 - 1e-12))
-    count = int(check_one("steps", steps, COUNT, ASKED))
+        steps = math.ceil(check_one("epochs", epochs, POSITIVE, ONE_TARGET) / rate * (1.0 - 1e-12))
+    count = int(check_one("steps", steps, COUNT, ONE_TARGET))
     for family in families:
         choice("families", family, FAMILIES)
     if (eta is None) == ("truncated_negative_binomial" in families):
@@ -93,7 +95,7 @@ def advise(
     if noise_multiplier is None:
         solve, known = task.noise, np.atleast_1d(check("candidates", candidates, _MEAN)).tolist()
     else:
-        solve, known = task.candidates, [check_one("noise_multiplier", noise_multiplier, POSITIVE, ASKED)]
+        solve, known = task.candidates, [check_one("noise_multiplier", noise_multiplier, POSITIVE, ONE_TARGET)]
     todo = [(split, family, value) for split in splits for family in families for value in known]
     line = Progress(len(todo), progress, unit="options")
     options: list[Option] = []
@@ -120,13 +122,13 @@ def law_of_mean(family: str, mean: float, eta: float | None = None) -> Law:
     (0.01, Poisson(mean=3.0))
     """
     choice("family", family, FAMILIES)
-    mean = check_one("mean", mean, _MEAN, ASKED)
+    mean = check_one("mean", mean, _MEAN, ONE_TARGET)
     if family == "poisson":
         return Poisson(mean)
     if mean <= 1.0:
         raise InputError(f"mean = {mean!r} must be > 1 for the family {family!r}; use 'poisson', or more candidates")
     shape = {"geometric": 1.0, "logarithmic": 0.0}.get(family, eta)
-    shape = check_one("eta", shape, _ETA, ASKED)
+    shape = check_one("eta", shape, _ETA, ONE_TARGET)
     if shape == 1.0:
         return TruncatedNegativeBinomial(1.0, 1.0 / mean)
     from scipy.optimize import brentq
@@ -173,7 +175,7 @@ class _Task:
 
     def candidates(self, split: str, share: float, family: str, law: Callable[[float], Law], sigma: float) -> Option:
         """The largest E[K] that a noise allows, by bisection on log E[K]: tried, and met the target."""
-        low, high = (math.log(x) for x in (0.05 if family == "poisson" else 1.0 + 1e-6, MOST))
+        low, high = (math.log(x) for x in (0.05 if family == "poisson" else 1.0 + 1e-6, LARGEST_MEAN))
         value = lambda x: self.epsilon(split, share, law(math.exp(x)), sigma)
         held = value(low)
         if held > self.target:
@@ -182,9 +184,9 @@ class _Task:
         while x < high and (found := value(x)) <= self.target:  # outwards, in growing steps
             low, held, x, step = x, found, min(x + step, high), 2.0 * step
         if x >= high and (found := value(high)) <= self.target:
-            return self._option(split, share, family, law(MOST), sigma, found, "not_binding")
+            return self._option(split, share, family, law(LARGEST_MEAN), sigma, found, "not_binding")
         high = x
-        while high - low > CLOSE:
+        while high - low > MEAN_RTOL:
             middle = 0.5 * (low + high)
             if (found := value(middle)) <= self.target:
                 low, held = middle, found

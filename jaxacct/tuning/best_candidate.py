@@ -13,10 +13,10 @@ from jaxacct.sweep.progress import Progress
 from jaxacct.tuning.keys_and_ledger import Secret
 from jaxacct.tuning.side_by_side_training import key_words
 
-__all__ = ["TOGETHER", "Raised", "attempt", "best_of", "rank", "several"]
+__all__ = ["CANDIDATES_PER_CALL", "Raised", "attempt", "best_of", "rank", "several"]
 
-TOGETHER = 16
-"""Candidates in one call of the compiled program, whose shapes so do not depend on K."""
+CANDIDATES_PER_CALL = 16
+"""Candidates in one call of the compiled program.  A fixed number, so that shapes do not depend on K."""
 
 
 class Raised(NamedTuple):
@@ -72,7 +72,7 @@ def best_of(
     value: Callable[[Any, int], float],
     count: int,
     bar: Progress | None = None,
-    together: int = TOGETHER,
+    together: int = CANDIDATES_PER_CALL,
 ) -> tuple[int, Any, float] | None:
     """(number, result, score) of the best of the first `count` candidates; all of them are trained and scored.
 

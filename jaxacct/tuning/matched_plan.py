@@ -22,12 +22,12 @@ __all__ = ["MatchedPlan", "drawn_or_any", "matched_noise", "settings_grid"]
 
 _RULES = {"target_epsilon": POSITIVE, "target_delta": DELTA, "dataset_size": COUNT}
 _RATE = Constraint("use a sampling probability above 0 and at most 1", 0, 1, lower_open=True)
-GRID = 200
-"""Points of the profiles of candidates that differ in their privacy."""
-LAST = 1e-4
-"""They end where delta is this share of the target delta; what is left counts as mass at infinity."""
-FEW = 10.0
-"""E[K] from which on they end further down: the mass at infinity of a selection is up to E[K] times theirs."""
+MIXTURE_POINTS = 200
+"""Values of eps through which the mixture of the candidates' profiles is taken."""
+LAST_DELTA_SHARE = 1e-4
+"""The points end where delta is this share of the target delta; what is left counts as mass at infinity."""
+FEW_CANDIDATES = 10.0
+"""E[K] from which on the points end further down: the mass at infinity of a selection is up to E[K] times theirs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ def drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidate
     """
     if len(runs) == 1:
         return runs[0]
-    left = max(delta * LAST / max(candidates / FEW, 1.0), 1e-300)
+    left = max(delta * LAST_DELTA_SHARE / max(candidates / FEW_CANDIDATES, 1.0), 1e-300)
     top = max(float(account.epsilon(run, left, rtol=0.01).upper) for run in runs)
-    grid = np.linspace(0.0, top, GRID)
+    grid = np.linspace(0.0, top, MIXTURE_POINTS)
     return candidates_profile(runs, grid, np.full(len(runs), 1.0 / len(runs)) if drawn else None)

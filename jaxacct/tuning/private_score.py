@@ -19,22 +19,24 @@ from jaxacct.training.chacha import secret
 from jaxacct.training.mixing import for_each
 from jaxacct.validation import POSITIVE, InputError, check, choice
 
-__all__ = ["ON", "PrivateScore", "Whole", "noise_for_score", "scored", "whole"]
+__all__ = ["ON_DATA", "PrivateScore", "Whole", "noise_for_score", "scored", "whole"]
 
-ON = ("validation", "training")
-UNIT = 2.0**-20
+ON_DATA = ("validation", "training")
+"""Which data a score looks at: data apart from the training data, or data with records in common with them."""
+DEFAULT_UNIT = 2.0**-20
 """Values are rounded to multiples of this unless told otherwise; it must not depend on the data."""
-FINEST = 20
-"""A unit is at least 2^-20."""
-HALF = 10
-"""Bits of the lower of the two parts of a rounded value, each of which is summed in 32 bits."""
-LARGEST = 2**20
-"""Examples at most: the parts, at most 2^10 each, then sum to at most 2^30."""
-BLOCK = 256
-"""Examples whose values are computed together, by one program however many there are."""
-ROUND_UP = 1.0 + 2.0**-20
-POINTS = 48
-"""Points of a profile that goes into a ledger."""
+UNIT_BITS = 20
+"""A unit is at least 2 to the minus this, so that a value has at most 2^20 units."""
+LOWER_BITS = 10
+"""Bits of the lower of the two parts of a rounded value, which are summed in 32 bits by themselves."""
+MOST_EXAMPLES = 2**20
+"""Examples at most: each part is at most 2^10, so that its sum is at most 2^30."""
+BLOCK_SIZE = 256
+"""Examples whose values are computed together: one program serves any number of examples."""
+NOISE_ROUNDED_UP = 1.0 + 2.0**-20
+"""The noise is larger by this factor than accounted for: more than the roundings of a normal draw and of its scale."""
+LEDGER_POINTS = 48
+"""Values of eps through which the profile that goes into a ledger is taken."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,14 @@ class PrivateScore:
     data: Any
     on: str = "validation"
     noise_multiplier: float | None = None
-    unit: float = UNIT
+    unit: float = DEFAULT_UNIT
 
     def __post_init__(self) -> None:
-        choice("on", self.on, ON)
-        if self.unit not in [2.0**-k for k in range(FINEST + 1)]:
+        choice("on", self.on, ON_DATA)
+        if self.unit not in [2.0**-k for k in range(UNIT_BITS + 1)]:
             raise InputError(f"unit = {self.unit!r:.40} must be a power of two from 2^-20 to 1; use 2.0**-20")
         sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(self.data)}
-        if len(sizes) != 1 or () in sizes or not 1 <= next(iter(sizes))[0] <= LARGEST:
+        if len(sizes) != 1 or () in sizes or not 1 <= next(iter(sizes))[0] <= MOST_EXAMPLES:
             raise InputError(f"data has first axes {sorted(sizes)}, must be one from 1 to 2^20; put the examples there")
         if self.noise_multiplier is None:
             if self.on == "training":
@@ -85,7 +87,12 @@ class PrivateScore:
 
 
 def scored(
-    value: Callable[[Any, Any], Any], params: Any, data: Any, key: Any, noise_multiplier: Any, unit: float = UNIT
+    value: Callable[[Any, Any], Any],
+    params: Any,
+    data: Any,
+    key: Any,
+    noise_multiplier: Any,
+    unit: float = DEFAULT_UNIT,
 ) -> Any:
     """The noisy count of one candidate, in float64; pure.
 
@@ -107,7 +114,7 @@ def scored(
         each = jnp.asarray(each, jnp.float32)
         clipped = jnp.clip(jnp.where(jnp.isnan(each) | ~present, 0.0, each), 0.0, 1.0)
         units = jnp.round(clipped * (1.0 / unit)).astype(jnp.int32)
-        return jnp.sum(units >> HALF), jnp.sum(units & (2**HALF - 1))
+        return jnp.sum(units >> LOWER_BITS), jnp.sum(units & (2**LOWER_BITS - 1))
 
     upper, lower = (jnp.sum(part) for part in jax.lax.map(of_block, _blocks(data)))
     draw = noise.normal(jax.random.fold_in(secret(key), 0), ())
@@ -115,19 +122,21 @@ def scored(
         upper, lower, draw, std = (
             jax.lax.convert_element_type(x, np.float64) for x in (upper, lower, draw, noise_multiplier)
         )
-        return (upper * 2.0**HALF + lower) * unit + std * ROUND_UP * draw
+        return (upper * 2.0**LOWER_BITS + lower) * unit + std * NOISE_ROUNDED_UP * draw
 
 
 def _blocks(data: Any) -> tuple[Any, Any]:
     """(examples, present) in blocks of one size, the last filled up with zeros that do not count."""
     size = jax.tree_util.tree_leaves(data)[0].shape[0]
-    count = -(-size // BLOCK)
+    count = -(-size // BLOCK_SIZE)
 
     def cut(a: Any) -> Any:
         a = jnp.asarray(a)
-        return jnp.pad(a, [(0, count * BLOCK - size)] + [(0, 0)] * (a.ndim - 1)).reshape(count, BLOCK, *a.shape[1:])
+        return jnp.pad(a, [(0, count * BLOCK_SIZE - size)] + [(0, 0)] * (a.ndim - 1)).reshape(
+            count, BLOCK_SIZE, *a.shape[1:]
+        )
 
-    return jax.tree.map(cut, data), jnp.arange(count * BLOCK).reshape(count, BLOCK) < size
+    return jax.tree.map(cut, data), jnp.arange(count * BLOCK_SIZE).reshape(count, BLOCK_SIZE) < size
 
 
 @dataclass(frozen=True)
@@ -188,7 +197,7 @@ def noise_for_score(law: Law, target: float, delta: float, relation: str, candid
 def _either(first: Mechanism, second: Mechanism, epsilon: float, relation: str) -> Mechanism:
     """The pointwise larger of two profiles, as a mechanism through points, the released epsilon among them."""
     top = max(epsilon, 1e-3)
-    grid = np.union1d(np.linspace(0.0, 2.0 * top, POINTS), [top])
+    grid = np.union1d(np.linspace(0.0, 2.0 * top, LEDGER_POINTS), [top])
     grid = grid[np.concatenate([[True], np.diff(grid) > 1e-6])]
     outer = relation if relation == "replace_one" else "add_or_remove_one"
     return candidates_profile([first, second], grid, relation=outer)

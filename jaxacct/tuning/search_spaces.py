@@ -19,9 +19,10 @@ from jaxacct.validation import POSITIVE, PROBABILITY, Constraint, InputError, ch
 
 __all__ = ["Choice", "Distribution", "Grid", "LogUniform", "Random", "Space", "Uniform", "draws_alike", "grid"]
 
-FINITE = Constraint("use finite ends", -1.7e308, 1.7e308)
-WORDS = 4
-"""Words of 32 bits for one draw."""
+FINITE_END = Constraint("use finite ends", -1.7e308, 1.7e308)
+"""What the ends of a uniform law must be."""
+WORDS_PER_DRAW = 4
+"""Words of 32 bits for one draw: 128 bits, so that probabilities are right to 2^-128."""
 
 
 class Distribution(ABC):
@@ -44,11 +45,13 @@ class Uniform(Distribution):
     high: float
 
     def __post_init__(self) -> None:
-        _ends(self, FINITE)
+        _ends(self, FINITE_END)
 
     def at(self, bits: int) -> float:
         low, high = Fraction(self.low), Fraction(self.high)
-        return min(float(low + (high - low) * Fraction(bits, 2 ** (32 * WORDS))), math.nextafter(self.high, self.low))
+        return min(
+            float(low + (high - low) * Fraction(bits, 2 ** (32 * WORDS_PER_DRAW))), math.nextafter(self.high, self.low)
+        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class LogUniform(Distribution):
         _ends(self, POSITIVE)
 
     def at(self, bits: int) -> float:
-        share = float(Fraction(bits, 2 ** (32 * WORDS)))
+        share = float(Fraction(bits, 2 ** (32 * WORDS_PER_DRAW)))
         value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
         return min(max(value, self.low), math.nextafter(self.high, self.low))
 
@@ -224,13 +227,13 @@ def grid(**axes: Sequence[Any]) -> Grid:
 
 def _bits(key: Any, count: int) -> list[int]:
     """Whole numbers below 2^128, one for each draw."""
-    words = np.asarray(jax.random.bits(key, (count, WORDS), jnp.uint32))
+    words = np.asarray(jax.random.bits(key, (count, WORDS_PER_DRAW), jnp.uint32))
     return [int.from_bytes(row.astype("<u4").tobytes(), "little") for row in words]
 
 
 def _place(bits: int, shares: list[Fraction]) -> int:
     """The index drawn: the first whose cumulative probability exceeds bits/2^128."""
-    point, total = Fraction(bits, 2 ** (32 * WORDS)), Fraction(0)
+    point, total = Fraction(bits, 2 ** (32 * WORDS_PER_DRAW)), Fraction(0)
     for index, share in enumerate(shares):
         total += share
         if point < total:

@@ -18,16 +18,18 @@ from jaxacct.training.releases import FIXED, POISSON
 from jaxacct.training.steps import Carried, Numbers, numbers, private_step
 from jaxacct.validation import COUNT, InputError, check, choice
 
-__all__ = ["CHUNK", "CLIP", "key_words", "side_by_side"]
+__all__ = ["CLIP_NAME", "STEPS_PER_CALL", "key_words", "side_by_side"]
 
-STEP, PASS = 5, 6
-"""Purposes of a candidate's streams besides those of `jaxacct.training.noise`."""
-CHUNK = 128
-"""Steps between two moments at which training can be interrupted."""
-ROOM = 96
-"""Most examples of a micro-batch by default."""
-CLIP = "clip_norm"
-"""The hyper-parameter that is not the optimizer's."""
+STEP_STREAM = 5
+"""Purpose of the stream of keys that has one key for every step; `jaxacct.training.noise` has the purposes 1 to 4."""
+PASS_STREAM = 6
+"""Purpose of the stream that has one key for every pass over fixed batches."""
+STEPS_PER_CALL = 128
+"""Steps in one call of the compiled program: between two calls training can be interrupted."""
+MOST_EXAMPLES_AT_ONCE = 96
+"""Examples of a micro-batch of each candidate, at most, unless told otherwise: it bounds the memory that is used."""
+CLIP_NAME = "clip_norm"
+"""Name of the hyper-parameter that is not the optimizer's but the clip norm."""
 
 
 def side_by_side(
@@ -82,7 +84,7 @@ def side_by_side(
 
         def body(t: Any, carried: Carried) -> Carried:
             now, begins = jax.tree.map(lambda a: jnp.asarray(a)[t], schedule)
-            key, pass_key = noise.stream(root, STEP, t), noise.stream(root, PASS, begins)
+            key, pass_key = noise.stream(root, STEP_STREAM, t), noise.stream(root, PASS_STREAM, begins)
             after = step(carried, jax.random.key_data(key), jax.random.key_data(pass_key), data, now)
             return jax.tree.map(lambda new, old: new.astype(old.dtype), after, carried)
 
@@ -91,7 +93,7 @@ def side_by_side(
     @jax.jit
     def begin(params: Any, config: Mapping[str, Any]) -> Carried:
         def of_one(params: Any, config: Mapping[str, Any]) -> Carried:
-            clip = config.get(CLIP, first_clip)
+            clip = config.get(CLIP_NAME, first_clip)
             state = make_optimizer(config).init(params)
             # a state that is made of numbers of the config must be one array like all others
             state = jax.tree.map(jnp.asarray, state)
@@ -107,8 +109,8 @@ def side_by_side(
         configs = {name: jnp.asarray(np.asarray(value), jnp.float32) for name, value in configs.items()}
         carried = begin(jax.tree.map(jnp.asarray, params), configs)
         words = jnp.asarray(keys, jnp.uint32).reshape(count, 8)
-        for start in range(0, plan.steps, CHUNK):
-            carried = steps(start, min(start + CHUNK, plan.steps), carried, configs, words, data)
+        for start in range(0, plan.steps, STEPS_PER_CALL):
+            carried = steps(start, min(start + STEPS_PER_CALL, plan.steps), carried, configs, words, data)
             jax.block_until_ready(carried.params)
         return carried.params
 
@@ -125,14 +127,16 @@ def key_words(roots: Sequence[bytes]) -> np.ndarray:
 
 
 def _room(plan: Plan) -> int:
-    """Examples of a micro-batch: equal rounds of at most ROOM, for about the most that any candidate draws.
+    """Examples of a micro-batch: equal rounds of at most MOST_EXAMPLES_AT_ONCE.
+
+    Together the rounds hold about the most that any candidate draws.
 
     All candidates wait in every round for the one that has drawn most.
     """
     largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
     expected, q = largest.expected_batch_size, largest.sampling_probability
     most = np.ceil(expected + 3.0 * np.sqrt(expected * (1.0 - q)) * (plan.sampling == POISSON))
-    return max(int(np.ceil(most / np.ceil(most / ROOM))), 1)
+    return max(int(np.ceil(most / np.ceil(most / MOST_EXAMPLES_AT_ONCE))), 1)
 
 
 def _schedule(plan: Plan, adaptive: AdaptiveClip | None) -> tuple[Numbers, np.ndarray]:
@@ -161,6 +165,6 @@ def _check(plan: Plan, params: Any, configs: Mapping[str, Any], keys: Any, data:
     for name, value in [*configs.items(), *(("params", leaf) for leaf in jax.tree_util.tree_leaves(params))]:
         if np.shape(value)[:1] != (count,):
             raise InputError(f"{name} has shape {np.shape(value)}, must begin with {count}, the number of keys")
-    if CLIP in configs:
-        check(CLIP, configs[CLIP], CLIP_NORM)
+    if CLIP_NAME in configs:
+        check(CLIP_NAME, configs[CLIP_NAME], CLIP_NORM)
     return count

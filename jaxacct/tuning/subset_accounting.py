@@ -29,19 +29,25 @@ from jaxacct.validation import InputError
 __all__ = ["Product", "least_noise", "product", "profile_of_run", "profile_of_tuning"]
 
 RELATIONS = ("remove_one", "add_one")
-POINTS = 112
-"""Points of a selection's profile: twice as many lower epsilon by less than 1e-3 of it."""
-WHOLE = 160
-"""Points of the profile of the whole."""
-LAST = 1e-4
+"""The two directions, in the order of the profiles."""
+TUNING_POINTS = 112
+"""Values of eps of a selection's profile: twice as many lower epsilon by less than 1e-3 of it."""
+WHOLE_POINTS = 160
+"""Values of eps of the profile of the whole."""
+LAST_DELTA_SHARE = 1e-4
 """Profiles end where delta is this share of the target delta; what is left counts as mass at infinity."""
-ROUNDING = 1e-10
+SUM_ERROR = 1e-10
 """Relative allowance for sums of up to 10^6 products of two masses."""
-TURNS = 30
-RTOL = 1e-3
-MARGIN = 1e-5
+MOST_TRIALS = 30
+"""Noise multipliers that are tried for one target, at most."""
+NOISE_RTOL = 1e-3
+"""The search ends at an epsilon within this share below the target."""
+TARGET_MARGIN = 1e-5
 """Relative distance that is kept from the target: the profile of the whole, evaluated again, is that exact."""
-NOISE_RANGE = (1e-2, 1e5)
+LEAST_NOISE = 1e-2
+"""Smallest noise multiplier that is searched."""
+LARGEST_NOISE = 1e5
+"""Largest noise multiplier that is searched; a target that it does not meet is refused."""
 
 
 class Product(NamedTuple):
@@ -59,10 +65,10 @@ class Product(NamedTuple):
         grown = np.exp(np.asarray(epsilon, np.float64))
         if relation == "remove_one":
             k = np.searchsorted(-self.ratio, -grown, side="left")
-            value = self.p_above[k] * (1.0 + ROUNDING) - grown * self.q_above[k] * (1.0 - ROUNDING) + self.infinite
+            value = self.p_above[k] * (1.0 + SUM_ERROR) - grown * self.q_above[k] * (1.0 - SUM_ERROR) + self.infinite
         else:
             k = np.searchsorted(-self.ratio, -1.0 / grown, side="right")
-            value = self.q_below[k] * (1.0 + ROUNDING) - grown * self.p_below[k] * (1.0 - ROUNDING)
+            value = self.q_below[k] * (1.0 + SUM_ERROR) - grown * self.p_below[k] * (1.0 - SUM_ERROR)
         return np.clip(value, 0.0, 1.0)
 
     def epsilon(self, delta: float) -> float:
@@ -82,7 +88,7 @@ class Product(NamedTuple):
     def profile(self, *points: float, last: float = 1e-12) -> PrivacyProfile:
         """The whole as a mechanism that composes: its profile at eps from 0 to where delta is `last`, and at points."""
         top = self.epsilon(max(last, 2.0 * self.infinite))
-        grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, WHOLE)
+        grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, WHOLE_POINTS)
         for point in points:
             grid = np.append(grid[np.abs(grid - point) > 1e-6], point)
         grid = np.sort(grid)
@@ -96,8 +102,8 @@ def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
     """
     both = RELATIONS[: 1 if run.symmetric() else 2]
     envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper
-    last = float(bound_epsilon(run, law, max(LAST * delta, 1e-15), bound="envelope").upper)
-    grid = np.linspace(0.0, max(last, 1e-3) if math.isfinite(last) else 50.0, POINTS)
+    last = float(bound_epsilon(run, law, max(LAST_DELTA_SHARE * delta, 1e-15), bound="envelope").upper)
+    grid = np.linspace(0.0, max(last, 1e-3) if math.isfinite(last) else 50.0, TUNING_POINTS)
     # the envelope is a little looser, but goes down to deltas that the other bracket does not resolve
     sides = [np.minimum(bracket("delta", run, law, grid, name, math.inf)[1], envelope(grid, name)) for name in both]
     return PrivacyProfile(grid, sides[0], sides[-1])
@@ -107,7 +113,7 @@ def profile_of_run(run: Mechanism, delta: float) -> PrivacyProfile:
     """One run through points of its profile in both directions, upper ends."""
     if isinstance(run, PrivacyProfile):
         return run
-    grid = np.linspace(0.0, max(_reach(run, max(LAST * delta, 1e-15)), 1e-3), 2 * POINTS)
+    grid = np.linspace(0.0, max(_reach(run, max(LAST_DELTA_SHARE * delta, 1e-15)), 1e-3), 2 * TUNING_POINTS)
     return PrivacyProfile(grid, *(upper_delta(run, grid, name) for name in RELATIONS))
 
 
@@ -128,10 +134,10 @@ def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, varia
     ratio, p, q = ratio[order], mixed[order], base[order]
     above = [np.concatenate([[0.0], np.cumsum(x)]) for x in (p, q)]
     below = [np.concatenate([np.cumsum(x[::-1])[::-1], [0.0]]) for x in (p, q)]
-    return Product(ratio, above[0], above[1], below[0], below[1], float(infinite) * (1.0 + ROUNDING))
+    return Product(ratio, above[0], above[1], below[0], below[1], float(infinite) * (1.0 + SUM_ERROR))
 
 
-def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = RTOL) -> float:
+def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = NOISE_RTOL) -> float:
     """The least noise multiplier whose epsilon meets the target, by the secant in logarithms: one of the tried, safe.
 
     epsilon : of a noise multiplier, upper ends, falling at least nearly.  InputError where no noise is enough.
@@ -139,16 +145,16 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float, r
     if near <= 0.0 or not math.isfinite(near):
         raise InputError(f"near = {near!r} must be a positive noise multiplier")
     aim = math.log1p(-0.3 * rtol)
-    low, high = (math.log(end) for end in NOISE_RANGE)
+    low, high = (math.log(end) for end in (LEAST_NOISE, LARGEST_NOISE))
     x = min(max(math.log(near), low), high)
     bad: tuple[float, float] | None = None
     good: tuple[float, float] | None = None
     tried: list[tuple[float, float]] = []
-    for _ in range(TURNS):
+    for _ in range(MOST_TRIALS):
         at = epsilon(math.exp(x))
         excess = min(max(math.log(max(at, 1e-12) / target), -6.0), 6.0)
         tried.append((x, excess))
-        if excess <= -MARGIN:
+        if excess <= -TARGET_MARGIN:
             good = (x, excess) if good is None or x < good[0] else good
         else:
             bad = (x, excess) if bad is None or x > bad[0] else bad
@@ -158,7 +164,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float, r
             break
         x = min(max(_next(tried, bad, good, aim), low), high)
     if good is None:
-        raise InputError(f"target_epsilon = {target!r} is met by no noise up to {NOISE_RANGE[1]:g}; raise the target")
+        raise InputError(f"target_epsilon = {target!r} is met by no noise up to {LARGEST_NOISE:g}; raise the target")
     return math.exp(good[0])
 
 

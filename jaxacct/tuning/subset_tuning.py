@@ -25,12 +25,13 @@ from jaxacct.tuning.side_by_side_training import key_words, side_by_side
 from jaxacct.tuning.subset_plan import Setting, SubsetPlan
 from jaxacct.validation import InputError, choice
 
-__all__ = ["RULES", "SubsetTuned", "extrapolated", "tune_on_subset"]
+__all__ = ["EXTRAPOLATIONS", "SubsetTuned", "extrapolated", "tune_on_subset"]
 
-RULES = ("sgd", "adam")
+EXTRAPOLATIONS = ("sgd", "adam")
 """How a learning rate goes from the sample to more data."""
-RATE = "learning_rate"
-MISSED = 1e-18
+RATE_NAME = "learning_rate"
+"""Name of the hyper-parameter that is extrapolated."""
+ROOM_EXCEEDED = 1e-18
 """Probability that a sample exceeds the room made for it; it then gets more, at the price of another compilation."""
 
 
@@ -117,7 +118,7 @@ def tune_on_subset(
             "tuning.Grid, or declare candidates='iid' if all its draws are independent and from one law"
         )
     if not callable(extrapolate):
-        choice("extrapolate", extrapolate, RULES)
+        choice("extrapolate", extrapolate, EXTRAPOLATIONS)
     if not callable(score):
         raise InputError("score must be a function of params on public data; a private score is not accounted for here")
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
@@ -165,13 +166,13 @@ def extrapolated(config: Mapping[str, Any], growth: float, rule: Any = "sgd") ->
     """
     if callable(rule):
         return dict(rule(dict(config), growth))
-    if choice("extrapolate", rule, RULES) == "adam":
+    if choice("extrapolate", rule, EXTRAPOLATIONS) == "adam":
         return dict(config)
-    if RATE not in config:
+    if RATE_NAME not in config:
         raise InputError(
-            f"the configuration {sorted(config)} has no {RATE!r}; name it so, or give extrapolate a function"
+            f"the configuration {sorted(config)} has no {RATE_NAME!r}; name it so, or give extrapolate a function"
         )
-    return {**config, RATE: config[RATE] * growth}
+    return {**config, RATE_NAME: config[RATE_NAME] * growth}
 
 
 def _tuned(
@@ -210,7 +211,7 @@ def _room(size: int, share: float) -> int:
     """Records that a Poisson sample will not exceed."""
     from scipy.stats import binom
 
-    return max(min(int(binom.isf(MISSED, size, share)) + 1, size), 1)
+    return max(min(int(binom.isf(ROOM_EXCEEDED, size, share)) + 1, size), 1)
 
 
 def _held(data: Any, rows: np.ndarray, room: int) -> tuple[Any, np.ndarray]:
