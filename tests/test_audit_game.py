@@ -34,7 +34,7 @@ LAWS = [
     selection.TwoPoint(0, 30, 0.3),
 ]
 WORST = 1.67
-"""Of the score |x - WORST|, mathematics.md 4.3."""
+"""Of the score |x - WORST|: jaxacct/selection/README.md, "The condition of monotone_score"."""
 
 
 def from_worst(x):
@@ -135,7 +135,7 @@ def test_the_gaussian_base_is_the_inverse_of_its_bits(monkeypatch):
 
 @pytest.fixture(scope="module")
 def example():
-    """Base (1, 1e-5), geometric K of mean 10, the worst score: mathematics.md 4.3."""
+    """Base (1, 1e-5), geometric K of mean 10, the worst score: jaxacct/selection/README.md, "Bounds"."""
     mu, law = float(gdp_from_profile(1.0, 1e-5).lower), selection.Geometric(0.1)
     found = selection.attack(ja.Gaussian(1 / mu), law, delta=1e-5)
     return mu, law, found, attack_cells(found, lambda u: ndtr(ndtri(u) + mu))
