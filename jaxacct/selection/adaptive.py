@@ -44,16 +44,30 @@ _pairs: OrderedDict[AdaptiveSelection, FinitePair] = OrderedDict()
 class AdaptiveSelection(Mechanism):
     """Run K candidates, each free to depend on the outputs of those before, and release any or all of them.
 
-        delta(eps) = sum_k Pr[K = k] delta_k(eps),    delta_k that of ``mechanism`` composed k times, direction by
-        direction; nothing is released at k = 0
+        delta(eps) = sum_k Pr[K = k] delta_k(eps)
 
-    Candidate k may be chosen after seeing all earlier outputs, K and public randomness, as long as each is dominated
-    by ``mechanism``; K is independent of the data and need not be secret.  It is the exact supremum of that class
-    (README.md of this folder, with the proof), so that `ja.epsilon` and `ja.delta` of it are brackets of kind
-    "certified".  Composed, it is the pair of the profile's upper ends on a grid, kind "bound"; with K fixed it is the
-    k-fold composition itself.
+    in each direction by itself, where delta_k is the profile of ``mechanism`` composed k times; nothing is released at
+    k = 0.  Candidate k may be chosen after seeing all earlier outputs, K and public randomness, as long as
+    ``mechanism`` dominates each.  K is independent of the data and need not be secret.  The sum is the exact supremum
+    of that class, so that `ja.epsilon` and `ja.delta` of it are brackets of kind "certified".  Composed with other
+    mechanisms it is the pair of the profile's upper ends on a grid, kind "bound".  With K fixed it is the k-fold
+    composition itself.
 
-    mechanism : a Mechanism.  law : a law of K.  They broadcast.  Made by `select(..., candidates="adaptive")`.
+    Parameters
+    ----------
+    mechanism : Mechanism
+        One candidate.
+    law : Law
+        The law of K.  They broadcast.  `select(..., candidates="adaptive")` makes these objects.
+
+    Raises
+    ------
+    InputError
+        Another type, or shapes that do not broadcast.
+
+    References
+    ----------
+    README.md of this folder, "Candidates that depend on each other", has the theorem and the proof.
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection

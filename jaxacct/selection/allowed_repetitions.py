@@ -39,12 +39,26 @@ _ETA = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) o
 
 @dataclass(frozen=True, eq=False)
 class AllowedRepetitions:
-    """The largest numbers of candidates with the certified epsilon that they give.
+    """The largest numbers of candidates with the certified epsilon that they give; made by `ja.repetitions_allowed`.
 
-    repetitions : E[K], of the batch shape; NaN where `ok` is False.
-    parameter : of the law of K with this mean: gamma, of Poisson laws the mean, of point masses the number itself.
-    epsilon : Bounds at that law; `epsilon.upper <= target_epsilon` wherever `ok`, else those of the least K searched.
-    status : "ok", "not_binding" (the largest number searched meets the target) or "infeasible".
+    Parameters
+    ----------
+    repetitions : float or numpy.ndarray
+        E[K], of the batch shape; NaN where `ok` is False.
+    parameter : float or numpy.ndarray
+        Of the law of K with this mean: gamma, of Poisson laws the mean, of point masses the number itself.
+    epsilon : Bounds
+        At that law.  `epsilon.upper <= target_epsilon` wherever `ok`; elsewhere the Bounds of the least K searched.
+    status : str or numpy.ndarray
+        "ok", "not_binding" (the largest number searched meets the target) or "infeasible".
+    ok : bool or numpy.ndarray
+    family : str
+    eta : float or numpy.ndarray
+
+    >>> import jaxacct as ja
+    >>> found = ja.repetitions_allowed(ja.Gaussian(3.73), 1.6, 1e-5)
+    >>> found.law.mean == found.repetitions, bool(found.ok)
+    (np.True_, True)
     """
 
     repetitions: Any
@@ -75,17 +89,38 @@ def repetitions_allowed(
 ) -> AllowedRepetitions:
     """How many candidates a budget allows: the largest E[K] for which "run K times, release the best" meets it.
 
-    The noise is fixed, the law of K is of one family: "geometric", "logarithmic", "truncated_negative_binomial" with
-    a given eta, "poisson" or "point_mass" (K always the same).  The target is met by the certified upper end of the
-    worst case over all scores, `ja.epsilon(selection.select(run, law), target_delta)`.
+    The noise is fixed, and the law of K is of one family.  The target is met by the certified upper end of the worst
+    case over all scores, `ja.epsilon(selection.select(run, law), target_delta)`.
 
-    run : one mechanism or a batch.  target_epsilon > 0, target_delta in (0, 1), eta > -1: all broadcast.
-    relation : as for `ja.epsilon`.  rtol : how close, relatively, E[K] comes to one that no longer meets the target (a
-    point mass to the next whole number).  Searched are E[K] up to 10^6 and gamma down to 10^-9: where these meet the
-    target, the status is "not_binding"; where E[K] of 1 (Poisson .001) does not, "infeasible".
+    Parameters
+    ----------
+    run : Mechanism
+        One mechanism or a batch; it broadcasts with the targets and eta.
+    target_epsilon : array_like > 0
+    target_delta : array_like in (0, 1)
+    family : {"geometric", "logarithmic", "truncated_negative_binomial", "poisson", "point_mass"}
+        The family of laws of K; "point_mass" is K always the same.
+    eta : array_like > -1, optional
+        Of the truncated negative binomial laws, and only of these.
+    relation : str
+        As for `ja.epsilon`.
+    rtol : float
+        How close, relatively, E[K] comes to one that no longer meets the target; a point mass to the next whole number.
 
-    Returns AllowedRepetitions.  InputError for invalid values.  What a selection assumes of K is in
-    jaxacct/selection/README.md; source: the theorem there.
+    Returns
+    -------
+    AllowedRepetitions
+        E[K] up to 10^6 and gamma down to 10^-9 are searched: where these meet the target, the status is "not_binding".
+        Where E[K] of 1 (Poisson .001) does not meet it, the status is "infeasible".
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    README.md of this folder: "How many candidates a target allows", and "What every guarantee here assumes".
 
     >>> import jaxacct as ja
     >>> found = ja.repetitions_allowed(ja.Gaussian(3.73), 1.6, 1e-5)

@@ -59,12 +59,29 @@ def two_point_selection(
     """`(eps_2 + (eta+1) log(e^{eps_1} + (1-gamma)/gamma delta_1), m delta_2)` for candidates with both guarantees.
 
     One point alone serves as both.  Pure eps-DP (delta 0) becomes (eta+2) eps: for geometric K the 3 eps of Liu and
-    Talwar 2019, Theorem 1.3.
+    Talwar.
 
-    eps >= 0 and delta in [0, 1) of the candidates, for the relation's both directions; k : a truncated negative
-    binomial law, m its mean.  All broadcast.
+    Parameters
+    ----------
+    k : TruncatedNegativeBinomial
+        The law of K, m its mean; all arguments broadcast.
+    epsilon_1, epsilon_2 : array_like >= 0
+    delta_1, delta_2 : array_like in [0, 1)
+        Two guarantees of every candidate, each for both directions of the relation; the second by default the first.
 
-    Source: Koskela, Redberg, Wang 2024, Corollaries 5.3, 5.4 and 6.2.
+    Returns
+    -------
+    Guarantee
+        epsilon and delta of the selection, kind "bound".
+
+    Raises
+    ------
+    InputError
+        Invalid values, another law, or half of the second point.
+
+    References
+    ----------
+    Koskela, Redberg and Wang (2024), Corollaries 5.3, 5.4 and 6.2.  Liu and Talwar (2019), Theorem 1.3.
 
     >>> from jaxacct import selection
     >>> round(float(two_point_selection(selection.Geometric(0.1), 0.5, 0.0).epsilon), 9)
@@ -86,12 +103,31 @@ def two_point_selection(
 def random_stopping(k: TruncatedNegativeBinomial, epsilon: Any, delta: Any, cut: Any) -> Guarantee:
     """Liu and Talwar's form for geometric K: `(3 eps + 3 s, s T + cut)`, `s = sqrt(2 delta)`, `T = log(1/cut)/gamma`.
 
-    For the comparison: `two_point_selection` is never larger in either number, which is also why this one holds for K
-    without a limit at T (README.md of this folder).
+    It is here for comparison.  `two_point_selection` is never larger in either number, which is also why this form
+    holds for K without a limit at T.
 
-    k : geometric; eps >= 0, delta in [0, 1), of the candidates; cut in (0, 1).  All broadcast; InputError otherwise.
+    Parameters
+    ----------
+    k : TruncatedNegativeBinomial
+        Geometric; all arguments broadcast.
+    epsilon : array_like >= 0
+    delta : array_like in [0, 1)
+        The guarantee of every candidate.
+    cut : array_like in (0, 1)
 
-    Source: Liu, Talwar 2019, Theorem 3.5.
+    Returns
+    -------
+    Guarantee
+        epsilon and delta of the selection, kind "bound".
+
+    Raises
+    ------
+    InputError
+        Invalid values, or a law that is not geometric.
+
+    References
+    ----------
+    Liu and Talwar (2019), Theorem 3.5; README.md of this folder, "Liu and Talwar's (eps, delta) form".
 
     >>> from jaxacct import selection
     >>> [float(x.round(5)) for x in random_stopping(selection.Geometric(0.1), 0.5, 1e-10, 1e-6)[:2]]
@@ -110,13 +146,30 @@ def random_stopping(k: TruncatedNegativeBinomial, epsilon: Any, delta: Any, cut:
 def thresholds(k: TruncatedNegativeBinomial, epsilon: float, delta: float, target_delta: float) -> Thresholds:
     """Two points for candidates that differ in noise, rate or length, from the Gaussian that is (epsilon, delta)-DP.
 
-    With delta_G its profile: eps_1 minimises `e^{eps_1} + (1-gamma)/gamma delta_G(eps_1)`, delta_1 = delta_G(eps_1),
-    and eps_2 is where delta_G is delta_2 = target_delta/m.  Adjust every candidate to meet both points, then
-    `two_point_selection` holds at target_delta; whether they do is for the certified engines to say.
+    Let delta_G be its profile.  eps_1 minimises `e^{eps_1} + (1-gamma)/gamma delta_G(eps_1)`, delta_1 = delta_G(eps_1),
+    and eps_2 is where delta_G is delta_2 = target_delta/m.  Adjust every candidate to meet both points.  Then
+    `two_point_selection` holds at target_delta; whether the candidates meet them is for the certified engines to say.
 
-    epsilon : > 0, delta, target_delta : in (0, 1).  Scalars, k one law.
+    Parameters
+    ----------
+    k : TruncatedNegativeBinomial
+        One law of K.
+    epsilon : float > 0
+    delta, target_delta : float in (0, 1)
 
-    Source: Koskela, Redberg, Wang 2024, Section 6.2.
+    Returns
+    -------
+    Thresholds
+        epsilon_1, delta_1, epsilon_2 and delta_2.
+
+    Raises
+    ------
+    InputError
+        Invalid values, another law, or a batch of laws.
+
+    References
+    ----------
+    Koskela, Redberg and Wang (2024), Section 6.2.
 
     >>> from jaxacct import selection
     >>> k = selection.Geometric(0.1)
@@ -142,7 +195,26 @@ def gaussian_selection(k: TruncatedNegativeBinomial, mu: Any, delta: Any) -> Gua
 
     `eps = mu^2/2 + mu sqrt(2 log(m/delta)) + (eta+1) log(e^E + 1 - gamma)`, `E = mu^2/2 + mu sqrt(2 log(1/gamma))`.
 
-    mu : > 0, delta : in (0, 1); all broadcast with k.  Source: Koskela, Redberg, Wang 2024, Corollary 5.5.
+    Parameters
+    ----------
+    k : TruncatedNegativeBinomial
+        The law of K, m its mean; all arguments broadcast.
+    mu : array_like > 0
+    delta : array_like in (0, 1)
+
+    Returns
+    -------
+    Guarantee
+        epsilon and delta of the selection, kind "bound".
+
+    Raises
+    ------
+    InputError
+        Invalid values, or another law.
+
+    References
+    ----------
+    Koskela, Redberg and Wang (2024), Corollary 5.5.
 
     >>> from jaxacct import selection
     >>> round(float(gaussian_selection(selection.Geometric(0.1), 0.2681, 1e-5).epsilon), 3)
@@ -162,11 +234,29 @@ def propose_test_release_guarantee(
 ) -> Guarantee:
     """Generalised propose-test-release: `(eps + eps_test, delta + delta_test + failure)`-DP.
 
-    The proposal is run with a data-dependent (eps, delta) that an (eps_test, delta_test)-DP test finds to hold, wrong
-    with probability at most ``failure``.  It has no Rényi guarantee; tuned by a selection, its point goes into
-    `two_point_selection`.  All >= 0 (delta and failure below 1) and broadcast.
+    The proposal is run with a data-dependent (eps, delta) that an (eps_test, delta_test)-DP test finds to hold, and the
+    test is wrong with probability at most ``failure``.  It has no Rényi guarantee; tuned by a selection, its point goes
+    into `two_point_selection`.
 
-    Source: Redberg, Zhu, Wang 2023, Algorithm 2, as Koskela, Redberg, Wang 2024, Theorem 6.1.
+    Parameters
+    ----------
+    epsilon, test_epsilon : array_like >= 0
+    delta, test_delta, failure : array_like in [0, 1)
+        All broadcast.
+
+    Returns
+    -------
+    Guarantee
+        kind "bound".
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Redberg, Zhu and Wang (2023), Algorithm 2, as in Koskela, Redberg and Wang (2024), Theorem 6.1.
 
     >>> [float(x) for x in propose_test_release_guarantee(0.5, 1e-6, 0.25, 0.0, 1e-6)[:2]]
     [0.75, 2e-06]
@@ -183,12 +273,32 @@ def noisy_max_epsilon(
 ) -> Guarantee:
     """k-fold adaptive report noisy max with Gaussian noise: `m^k delta_k(eps) <= delta`, delta_k k Gaussians composed.
 
-    Each step reports which of m ``candidates`` has the largest noisy score; noise of standard deviation
-    ``noise_multiplier`` times what a score moves under the relation.  Sensitivity 2, or 1 for ``monotone`` scores,
-    which all rise or all fall with a record.  inf where delta/m^k is below 1e-300.  For few steps composing
+    Each step reports which of m ``candidates`` has the largest noisy score.  For few steps composing
     `ja.GaussianNoisyMax` is never looser by more than its discretisation, and usually much tighter.
 
-    All broadcast; delta in (0, 1).  Source: Koskela, Redberg, Wang 2024, Theorem 3.3.
+    Parameters
+    ----------
+    noise_multiplier : array_like > 0
+        Standard deviation of the noise, in units of what a score moves under the relation.
+    candidates, steps : array_like of whole numbers >= 1
+    delta : array_like in (0, 1)
+        All broadcast.
+    monotone : bool
+        Whether all scores rise or all fall with a record: then the sensitivity is 1, otherwise 2.
+
+    Returns
+    -------
+    Guarantee
+        kind "bound"; epsilon is inf where delta/m^k is below 1e-300.
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Koskela, Redberg and Wang (2024), Theorem 3.3.
 
     >>> round(float(noisy_max_epsilon(10.0, 100, 1, 1e-5).epsilon), 3)
     0.932
@@ -203,9 +313,25 @@ def noisy_max_epsilon(
 def noisy_max_renyi(noise_multiplier: Any, candidates: Any, order: Any, *, monotone: bool = False) -> np.ndarray:
     """Rényi divergence of report noisy max with Gaussian noise, a bound: `a D^2/(2 sigma^2) + log(m)/(a-1)`.
 
-    D is 2, or 1 for ``monotone`` scores; order a > 1.  All broadcast; other arguments as `noisy_max_epsilon`.
+    Parameters
+    ----------
+    noise_multiplier, candidates, monotone
+        As for `noisy_max_epsilon`; D is 2, or 1 for monotone scores.
+    order : array_like > 1
+        The order a; all broadcast.
 
-    Source: Zhu, Wang 2022, Theorem 8.
+    Returns
+    -------
+    numpy.ndarray
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Zhu and Wang (2022), Theorem 8.
 
     >>> float(noisy_max_renyi(2.0, 1, 4.0).round(9))
     2.0

@@ -33,14 +33,33 @@ def candidates_profile(
 ) -> PrivacyProfile:
     """One guarantee for candidates drawn at random, as a mechanism through points at `epsilon`.
 
-    Without weights the pointwise maximum of the candidates' profiles: for whatever rule of drawing that does not
-    depend on the data.  With weights, which must be those by which the candidate is drawn, `sum_j w_j delta_j(eps)`,
-    direction by direction, also when the index is released.
+    Without weights it is the pointwise maximum of the candidates' profiles, for whatever rule of drawing that does not
+    depend on the data.  With weights it is `sum_j w_j delta_j(eps)`, direction by direction, also when the index is
+    released.
 
-    candidates : mechanisms, one configuration each.  epsilon : (G,) >= 0, ascending by 1e-9 or more.
-    weights : one per candidate, >= 0 and summing to 1.  InputError otherwise.
+    Parameters
+    ----------
+    candidates : sequence of Mechanism
+        One configuration each.
+    epsilon : array_like, shape (G,)
+        Values >= 0, ascending by 1e-9 or more.
+    weights : array_like, optional
+        One per candidate, >= 0 and summing to 1: the probabilities with which the candidate is drawn.
+    relation : {"add_or_remove_one", "replace_one"}
 
-    Source: Koskela, Kulkarni 2023, Lemma 1 (for Rényi divergences); joint convexity of the hockey-stick divergence.
+    Returns
+    -------
+    PrivacyProfile
+
+    Raises
+    ------
+    InputError
+        No candidates, batches, weights that do not sum to 1, or a relation of one direction.
+
+    References
+    ----------
+    Koskela and Kulkarni (2023), Lemma 1 (for Rényi divergences); README.md of this folder, "Candidates that differ in
+    their privacy".
 
     >>> import jaxacct as ja
     >>> two = [ja.Gaussian(2.0), ja.Gaussian(4.0)]
@@ -80,8 +99,29 @@ def grid_noise_multipliers(
 ) -> Calibration:
     """Grid search: for every pair of a sampling probability and a number of steps the least noise for the target.
 
-    sampling_probability : (S,).  steps : (T,).  Returns the Calibration of shape (S, T); the candidates
-    `dp_sgd(value[s, t], sampling_probability[s], steps[t])` then go into `candidates_profile`.
+    The candidates `dp_sgd(value[s, t], sampling_probability[s], steps[t])` then go into `candidates_profile`.
+
+    Parameters
+    ----------
+    target_epsilon : float > 0
+    target_delta : float in (0, 1)
+    sampling_probability : array_like in [0, 1], shape (S,)
+    steps : array_like of whole numbers, shape (T,)
+    relation : str
+        As for `ja.epsilon`.
+
+    Returns
+    -------
+    Calibration, shape (S, T)
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Koskela and Kulkarni (2023), section 4.
 
     >>> c = grid_noise_multipliers(2.0, 1e-5, [1.0], [1, 4])  # 0.01 and the like in practice
     >>> c.value.round(3).tolist(), bool(np.all(c.epsilon.upper <= 2.0))
@@ -95,10 +135,30 @@ def line_noise_multiplier(slope: Any, sampling_probability: Any, steps: Any, ord
     """Random search: the least noise for which DP-SGD has Rényi divergences at most `slope * order` at all orders.
 
     Candidates drawn from any distribution of (sampling probability, steps), each with its own noise, then share one
-    Rényi guarantee, the line, and a selection among them can be bounded by it.
+    Rényi guarantee, the line.  A selection among them can be bounded by it.
 
-    slope : > 0.  sampling_probability in (0, 1] and steps broadcast with it.  orders : (O,) > 1, those that will be
-    used later.  Returns the noise multipliers, the safe ends of bisections up to 1e6; NaN where none is enough.
+    Parameters
+    ----------
+    slope : array_like > 0
+    sampling_probability : array_like in (0, 1]
+    steps : array_like of whole numbers
+        All three broadcast.
+    orders : array_like > 1, shape (O,)
+        The orders that will be used later.
+
+    Returns
+    -------
+    numpy.ndarray
+        Noise multipliers, the safe ends of bisections up to 1e6; NaN where none is enough.
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Koskela and Kulkarni (2023), appendix D.
 
     >>> float(line_noise_multiplier(0.5, 1.0, 4).round(6))
     2.0

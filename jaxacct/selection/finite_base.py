@@ -16,13 +16,28 @@ def output_law(probabilities: Any, k: Law) -> np.ndarray:
     """Probabilities with which "run K times, release the best" releases each outcome of a finite base.
 
     `Pr[y] = sum_k Pr[K = k] (F(<= y)^k - F(< y)^k) = phi(F(<= y)) - phi(F(< y))`, F the distribution function of the
-    base along the order of the scores, one outcome per score.
+    base along the order of the scores, one outcome per score.  Accurate to 1e-14 absolutely.
 
-    probabilities : (..., n), outcomes in ascending order of their score, summing to 1 (to 1e-13); k : one law of K.
-    Returns (..., n + 1): first the probability that K = 0 and nothing is released, then each outcome's.
-    InputError otherwise.  Accurate to 1e-14 absolutely.
+    Parameters
+    ----------
+    probabilities : array_like, shape (..., n)
+        Of the base's outcomes, in ascending order of their score; they sum to 1 (to 1e-13).
+    k : Law
+        One law of K.
 
-    Source: Xiang, Wang, Wang 2024, Theorem 2.
+    Returns
+    -------
+    numpy.ndarray, shape (..., n + 1)
+        First the probability that K = 0 and nothing is released, then that of each outcome.
+
+    Raises
+    ------
+    InputError
+        The probabilities do not sum to 1, or k is not one law.
+
+    References
+    ----------
+    Xiang, Wang and Wang (2024), Theorem 2.
 
     >>> from jaxacct import selection
     >>> output_law([0.5, 0.5], selection.PointMass(2)).tolist()

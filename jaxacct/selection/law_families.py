@@ -55,10 +55,22 @@ _LARGEST_ETA = 1e6
 class TruncatedNegativeBinomial(Law):
     """`Pr[K = k] = (1-gamma)^k/(gamma^-eta - 1) prod_{l<k} (l + eta)/(l + 1)`, k >= 1; at eta = 0 logarithmic.
 
-    Mean `eta (1/gamma - 1)/(1 - gamma^eta)`.  eta = 1 is geometric; the smaller eta, the less privacy it costs and
-    the more K varies.
+    The mean is `eta (1/gamma - 1)/(1 - gamma^eta)`.  eta = 1 is the geometric law.  The smaller eta, the less privacy K
+    candidates cost and the more K varies.
 
-    eta : > -1.  gamma : strictly between 0 and 1.  Scalars or arrays.  Source: Papernot, Steinke 2022.
+    Parameters
+    ----------
+    eta : array_like > -1
+    gamma : array_like in (0, 1)
+
+    Raises
+    ------
+    InputError
+        A field is outside its range, or the fields do not broadcast.
+
+    References
+    ----------
+    Papernot and Steinke (2022).
 
     >>> TruncatedNegativeBinomial(eta=[1.0, 0.0], gamma=0.01).mean.round(5)
     array([100.     ,  21.49758])
@@ -112,6 +124,19 @@ class TruncatedNegativeBinomial(Law):
 def Geometric(gamma: Any) -> TruncatedNegativeBinomial:
     """`Pr[K = k] = gamma (1-gamma)^{k-1}`: the truncated negative binomial law with eta = 1, of mean 1/gamma.
 
+    Parameters
+    ----------
+    gamma : array_like in (0, 1)
+
+    Returns
+    -------
+    TruncatedNegativeBinomial
+
+    Raises
+    ------
+    InputError
+        gamma is outside its range.
+
     >>> float(Geometric(0.1).mean.round(9))
     10.0
     """
@@ -120,6 +145,19 @@ def Geometric(gamma: Any) -> TruncatedNegativeBinomial:
 
 def Logarithmic(gamma: Any) -> TruncatedNegativeBinomial:
     """`Pr[K = k] = (1-gamma)^k/(k log(1/gamma))`: the truncated negative binomial law with eta = 0.
+
+    Parameters
+    ----------
+    gamma : array_like in (0, 1)
+
+    Returns
+    -------
+    TruncatedNegativeBinomial
+
+    Raises
+    ------
+    InputError
+        gamma is outside its range.
 
     >>> float(Logarithmic(0.01).mean.round(5))
     21.49758
@@ -130,9 +168,18 @@ def Logarithmic(gamma: Any) -> TruncatedNegativeBinomial:
 @register
 @dataclass(frozen=True, eq=False)
 class Poisson(Law):
-    """`Pr[K = k] = e^{-mean} mean^k/k!`; K = 0, of probability e^{-mean}, releases something independent of the data.
+    """`Pr[K = k] = e^{-mean} mean^k/k!`.
 
-    mean : > 0; a scalar or an array.
+    K = 0, of probability e^{-mean}, releases something that is independent of the data.
+
+    Parameters
+    ----------
+    mean : array_like > 0
+
+    Raises
+    ------
+    InputError
+        mean is not positive and finite.
 
     >>> float(Poisson(mean=10).probability(0).round(9))
     4.54e-05
@@ -158,9 +205,19 @@ class Poisson(Law):
 @register
 @dataclass(frozen=True, eq=False)
 class Binomial(Law):
-    """`Pr[K = k] = C(n, k) p^k (1-p)^{n-k}`, n ``trials`` of ``probability_of_run`` p; K = 0 as for Poisson.
+    """`Pr[K = k] = C(n, k) p^k (1-p)^{n-k}`, n ``trials`` of ``probability_of_run`` p.
 
-    trials : whole numbers >= 1.  probability_of_run : in (0, 1].  Scalars or arrays.
+    K = 0, of probability (1-p)^n, releases something that is independent of the data.
+
+    Parameters
+    ----------
+    trials : array_like of whole numbers >= 1
+    probability_of_run : array_like in (0, 1]
+
+    Raises
+    ------
+    InputError
+        A field is outside its range, or the fields do not broadcast.
 
     >>> float(Binomial(20, 0.5).mean)
     10.0
@@ -191,9 +248,16 @@ class Binomial(Law):
 @register
 @dataclass(frozen=True, eq=False)
 class PointMass(Law):
-    """K = ``repetitions``, always: fixed, known, and by far the most costly in privacy.
+    """K = ``repetitions``, always: fixed, known, and for i.i.d. candidates the most costly in privacy.
 
-    repetitions : whole numbers >= 1; a scalar or an array.
+    Parameters
+    ----------
+    repetitions : array_like of whole numbers >= 1
+
+    Raises
+    ------
+    InputError
+        repetitions is no whole number of 1 or more.
 
     >>> int(PointMass(10).quantile(0.5))
     10
@@ -221,7 +285,15 @@ class PointMass(Law):
 class Categorical(Law):
     """Any law on 0, 1, ..., n - 1: Pr[K = k] = ``probabilities``[..., k].
 
-    probabilities : in [0, 1], summing to 1 (to 1e-13) along the last axis; the axes before it are the batch.
+    Parameters
+    ----------
+    probabilities : array_like in [0, 1]
+        They sum to 1 (to 1e-13) along the last axis; the axes before it are the batch.
+
+    Raises
+    ------
+    InputError
+        A probability is outside [0, 1], or a sum is not 1.
 
     >>> float(Categorical([0.0, 0.5, 0.5]).mean)
     1.5
@@ -273,9 +345,24 @@ class Categorical(Law):
 def TwoPoint(few: int, many: int, probability_of_few: Any) -> Categorical:
     """K = ``few`` with ``probability_of_few``, else ``many``: the Categorical law on 0, ..., many.
 
-    few, many : whole numbers, few < many <= 10^6.  probability_of_few : in [0, 1].
+    Parameters
+    ----------
+    few, many : int
+        Whole numbers, few < many <= 10^6.
+    probability_of_few : array_like in [0, 1]
 
-    Source: Xiang, Wang, Wang 2024, equation 21.
+    Returns
+    -------
+    Categorical
+
+    Raises
+    ------
+    InputError
+        The numbers are not whole or not in order, or the probability is outside [0, 1].
+
+    References
+    ----------
+    Xiang, Wang and Wang (2024), equation 21.
 
     >>> float(TwoPoint(1, 100, 0.1).mean.round(9))
     90.1

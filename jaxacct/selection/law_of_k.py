@@ -22,10 +22,26 @@ _BELOW_ONE = Constraint("use a {name} in [0, 1)", 0, 1, upper_open=True)
 
 
 class Law(ABC):
-    """A law of K, or a batch of them: one per element of the broadcast of its numeric fields.
+    """A law of K, the number of candidates of a selection, or a batch of laws: one per element of its fields' shape.
 
-    K must be drawn independently of the data and kept secret, the running time included (README.md).
-    Subclasses are frozen dataclasses made pytrees by ``register``, checked as mechanisms are; tracers pass.
+    K must be drawn independently of the data and be kept secret, the running time included (README.md of this folder,
+    "What every guarantee here assumes").  Subclasses are frozen dataclasses that ``register`` makes pytrees.  They are
+    checked as mechanisms are, and tracers pass.
+
+    Parameters
+    ----------
+    fields
+        Those of the subclass, named in ``constraints``; scalars or arrays that broadcast.
+
+    Raises
+    ------
+    InputError
+        A field is outside its range, or the fields do not broadcast.
+
+    >>> from jaxacct import selection
+    >>> law = selection.Geometric([0.5, 0.1])
+    >>> isinstance(law, selection.Law), law.shape, law.element((1,)).mean
+    (True, (2,), np.float64(10.0))
     """
 
     constraints: ClassVar[Mapping[str, Constraint]] = {}
@@ -67,7 +83,7 @@ class Law(ABC):
         """Pr[K > k] for whole numbers k >= 0 that broadcast with the batch."""
 
     def quantile(self, p: Any) -> np.ndarray:
-        """The least k with Pr[K <= k] >= p, p in [0, 1) broadcasting with the batch.
+        """The least k with Pr[K <= k] >= p, for p in [0, 1) that broadcasts with the batch.
 
         InputError where it is above 2**53.
         """
@@ -75,13 +91,26 @@ class Law(ABC):
         return self._first_at_most(1.0 - p)
 
     def sample(self, rng: random.Random | None = None) -> int:
-        """One draw of K, from the operating system's randomness unless a generator is given: a secret.
+        """One draw of K, which must stay secret.
 
-        Whoever learns K, or how long the selection ran, has more than the privacy guarantees account for.  It is an
-        inverse of float64 tails, relatively accurate to r = 1e-11, at a uniform multiple of 2^-53: for every n within
-        `2 r E[K] + 2^-53 (n + 2) + 2 Pr[K > n]` of the law in total variation (README.md).  InputError for a batch.
+        Whoever learns K, or how long the selection ran, has more than the privacy guarantees account for.  The draw
+        inverts float64 tails, which are relatively accurate to r = 1e-11, at a uniform multiple of 2^-53.  For every n
+        it is within `2 r E[K] + 2^-53 (n + 2) + 2 Pr[K > n]` of the law in total variation (README.md of this folder,
+        "What is drawn").
 
-        rng : a ``random.Random``, only to repeat an experiment without private data.
+        Parameters
+        ----------
+        rng : random.Random, optional
+            Only to repeat an experiment without private data; by default the operating system's randomness.
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        InputError
+            The law is a batch.
         """
         if self.shape:
             raise InputError(f"a batch of laws of shape {self.shape} has no single K; sample one law at a time")

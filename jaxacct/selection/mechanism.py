@@ -43,13 +43,29 @@ _pairs: OrderedDict[Selection, FinitePair] = OrderedDict()
 class Selection(Mechanism):
     """Run ``mechanism`` K times, K from ``law``, and release the best by any score: the worst case over scores.
 
-    The profile is H_E(A(X) || A(X')) of mathematics.md, section 4.1, for every score that is a total preorder of a
-    candidate's own output, the same for every K.  Candidates must be i.i.d. given the data; `AdaptiveSelection` is for
-    others.  `ja.epsilon` and `ja.delta` of a selection by itself are brackets:
-    above the theorem's bound with all rounding, below a genuine score order.  Composed, it is the pair of the
-    profile's upper ends on a grid, and the answer a bound.  What is assumed of K is in README.md of this folder.
+    The profile is H_E(A(X) || A(X')) of README.md of this folder, "The worst score", for every score that is a total
+    preorder of a candidate's own output, the same for every K.  Candidates must be i.i.d. given the data;
+    `AdaptiveSelection` is for others.  `ja.epsilon` and `ja.delta` of a selection by itself are brackets: the upper end
+    is the theorem's bound with all rounding, the lower end is what a genuine score order leaks.  Composed with other
+    mechanisms it is the pair of the profile's upper ends on a grid, and the answer is a bound.
 
-    mechanism : a Mechanism.  law : a law of K.  They broadcast.  bound : as in `select`, which makes them.
+    Parameters
+    ----------
+    mechanism : Mechanism
+        The base, one candidate.
+    law : Law
+        The law of K.  They broadcast.
+    bound : str
+        As for `select`, which makes these objects.
+
+    Raises
+    ------
+    InputError
+        Another type, an unknown bound, or shapes that do not broadcast.
+
+    References
+    ----------
+    README.md of this folder: "The worst score", and "What every guarantee here assumes".
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection
@@ -112,16 +128,37 @@ def select(
 ) -> Selection | AdaptiveSelection:
     """The mechanism that runs `run` K times, K drawn from the law `k`, and releases the best candidate.
 
-    With candidates = "iid" its privacy profile is the worst case over all scores (`Selection`), for candidates that
-    are i.i.d. given the data: each is drawn afresh from one law of configurations and run with fresh randomness.  A
-    list tried in order, a shuffled list, a sampler that keeps state, pruning and warm starts are not: they leak more.
-    With "adaptive" candidates may depend on all outputs before in any way, and all of them may be released
-    (`AdaptiveSelection`), which costs more and more the more K varies.
+    With candidates="iid" its privacy profile is the worst case over all scores (`Selection`), for candidates that are
+    i.i.d. given the data: each is drawn afresh from one law of configurations and run with fresh randomness.  A list
+    tried in order, a shuffled list, a sampler that keeps state, pruning and warm starts are not i.i.d., and leak more.
+    With candidates="adaptive" a candidate may depend on all outputs before it in any way, and all of them may be
+    released (`AdaptiveSelection`).  That costs more, and the more so the more K varies.
 
-    Other bounds, by their names in `selection.bound_epsilon` ("envelope", "privacy_profile", "renyi",
-    "monotone_score", "auto"), are for i.i.d. candidates, and answer `ja.epsilon` and `ja.delta` but do not compose.
+    Parameters
+    ----------
+    run : Mechanism
+        The base, one candidate.
+    k : Law
+        The law of K.  They broadcast, one selection per element.
+    bound : str
+        "worst_case", or another bound by its name in `selection.bound_epsilon` ("envelope", "privacy_profile", "renyi",
+        "monotone_score", "auto").  The others are for i.i.d. candidates.  They answer `ja.epsilon` and `ja.delta` but
+        do not compose.
+    candidates : {"iid", "adaptive"}
+        What is assumed of the candidates.
 
-    run : a Mechanism.  k : a law of K.  They broadcast, one selection per element.  InputError otherwise.
+    Returns
+    -------
+    Selection or AdaptiveSelection
+
+    Raises
+    ------
+    InputError
+        Another type, unknown names, a bound for adaptive candidates, or shapes that do not broadcast.
+
+    References
+    ----------
+    README.md of this folder: "The worst score", and "Candidates that depend on each other".
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection
@@ -137,11 +174,27 @@ def select(
 
 
 class Attack(float):
-    """The epsilon that a score order reaches, a lower bound of every honest answer, with the order.
+    """The epsilon that a score order reaches, which is a lower bound of every honest answer, together with the order.
 
-    Outcomes of the base are ranked by likelihood ratio: rank u is the Q-mass of those with a higher one.  ``rank``
-    (R + 1,) are the ends of the active intervals of ranks, from 0; of them ``served`` (R,), non-increasing, are
-    scored above exactly the ranks in (u, served], and below everything else.  ``direction`` is "remove" or "add".
+    Outcomes of the base are ranked by likelihood ratio: rank u is the Q-mass of those with a higher one.  The active
+    ranks are scored above exactly the ranks in (u, served], and below everything else.
+
+    Parameters
+    ----------
+    epsilon : float
+    direction : {"remove", "add"}
+    rank : numpy.ndarray, shape (R + 1,)
+        The ends of the active intervals of ranks, from 0.
+    served : numpy.ndarray, shape (R,)
+        Up to which rank each interval is served; it does not increase.
+
+    References
+    ----------
+    README.md of this folder, "The worst score".
+
+    >>> found = Attack(0.6, "remove", np.array([0.0, 0.1]), np.array([0.3]))
+    >>> found.epsilon, found.score([0.0, 0.05, 0.2, 0.5]).round(2).tolist()
+    (0.6, [1.0, 0.25, 0.1, 0.5])
     """
 
     direction: str
@@ -181,9 +234,31 @@ def attack(
 ) -> Attack:
     """The worst score at `delta`, and the epsilon that it reaches: no honest answer for the selection is below it.
 
-    run, k, delta : one configuration.  candidates : "iid"; of adaptive ones the lower end of `ja.epsilon` is reached.
     The order is that of a base whose trade-off curve is just below that of `run`, so that any base with at least the
     curve of `run` reaches at least this.
+
+    Parameters
+    ----------
+    run : Mechanism
+    k : Law
+    delta : float in (0, 1)
+        One configuration of each.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    candidates : {"iid"}
+        Of adaptive candidates the lower end of `ja.epsilon` is reached.
+
+    Returns
+    -------
+    Attack
+
+    Raises
+    ------
+    InputError
+        Invalid values, batches, or adaptive candidates.
+
+    References
+    ----------
+    README.md of this folder, "The worst score".
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection

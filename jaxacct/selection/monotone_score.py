@@ -36,14 +36,33 @@ LARGEST_EPS = 700.0
 def monotone_score_epsilon(mu: Any, k: Law, delta: Any, *, form: str = "hockey_stick") -> Bounds:
     """eps of a selection among mu-Gaussian-DP candidates **if** the score is monotone in the likelihood ratio.
 
-    The best of K draws of N(mu, 1) against the best of K draws of N(0, 1), both directions, by the hockey-stick
-    divergence directly or through Rényi divergences (which is looser).  By trapezoid sums, to about 1e-4.
+    The best of K draws of N(mu, 1) is compared with the best of K draws of N(0, 1), in both directions, by trapezoid
+    sums: to about 1e-4.  It must never be used as a guarantee for other scores.
 
-    mu : > 0, of a Gaussian base sqrt(steps)/noise_multiplier; a mu from a central limit theorem makes the answer
-    asymptotic besides.  k : a law of K.  delta : in (0, 1).  All broadcast.  form : "hockey_stick" or "renyi".
+    Parameters
+    ----------
+    mu : array_like > 0
+        Of a Gaussian base sqrt(steps)/noise_multiplier.  A mu from a central limit theorem makes the answer asymptotic
+        besides.
+    k : Law
+        The law of K; mu, k and delta broadcast.
+    delta : array_like in (0, 1)
+    form : {"hockey_stick", "renyi"}
+        By the hockey-stick divergence directly, or through Rényi divergences, which is looser.
 
-    Returns Bounds of kind "conditional: monotone score", lower 0: never to be used as a guarantee for other scores.
-    InputError for invalid values.
+    Returns
+    -------
+    Bounds
+        kind "conditional: monotone score", lower 0.
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Xiang, Wang and Wang (2024), Algorithm 3; README.md of this folder, "The condition of monotone_score".
 
     >>> from jaxacct import selection
     >>> b = selection.monotone_score_epsilon(0.2681, selection.Geometric(0.1), 1e-5)
@@ -62,7 +81,27 @@ def monotone_score_epsilon(mu: Any, k: Law, delta: Any, *, form: str = "hockey_s
 
 
 def monotone_score_delta(mu: Any, k: Law, epsilon: Any, *, form: str = "hockey_stick") -> Bounds:
-    """delta at eps >= 0, under the same condition and with the same arguments as `monotone_score_epsilon`.
+    """delta at eps >= 0 of a selection **if** the score is monotone in the likelihood ratio.
+
+    Parameters
+    ----------
+    mu, k, form
+        As for `monotone_score_epsilon`.
+    epsilon : array_like >= 0
+
+    Returns
+    -------
+    Bounds
+        kind "conditional: monotone score", lower 0.
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    As for `monotone_score_epsilon`.
 
     >>> from jaxacct import selection
     >>> round(float(selection.monotone_score_delta(0.2681, selection.Geometric(0.1), 1.14372).upper), 6)

@@ -46,16 +46,35 @@ def bound_epsilon(
 ) -> Bounds:
     """eps for which "run K times, release the best" is (eps, delta)-DP, by a bound on the leak of any score.
 
-    "envelope": every law of K, near the exact worst case for random K (mathematics.md, 4.1).  "privacy_profile":
-    Koskela, Redberg, Wang 2024, Theorems 5.2, 5.7, Corollary 5.8.  "renyi": Papernot, Steinke 2022.
-    "monotone_score": Algorithm 3 of Xiang, Wang, Wang 2024, only true for scores that are monotone in the likelihood
-    ratio.  "auto": the smallest of the first three that applies, named in `engine`.
+    Parameters
+    ----------
+    run : Mechanism
+        The base; it broadcasts with k and delta.
+    k : Law
+        The law of K.
+    delta : array_like in (0, 1)
+    bound : {"auto", "envelope", "privacy_profile", "renyi", "monotone_score"}
+        "envelope" is for every law of K, and near the exact worst case for random K.  "privacy_profile" and "renyi" are
+        published theorems for some laws.  "monotone_score" is Algorithm 3 of Xiang, Wang and Wang, which is only true
+        for scores that are monotone in the likelihood ratio.  "auto" is the smallest of the first three that applies,
+        named in `engine`.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
 
-    run : the base mechanism; k : a law of K; delta in (0, 1).  All broadcast.  What every selection guarantee
-    assumes (independent candidates, K secret, one score) is in README.md of this folder.
+    Returns
+    -------
+    Bounds
+        kind "bound" (or "conditional: monotone score"), lower 0; inf with status "width" where the bound says nothing.
+        It holds under README.md of this folder, "What every guarantee here assumes".
 
-    Returns Bounds of kind "bound" (or "conditional: monotone score"), lower 0; inf with status "width" where the
-    bound says nothing.  InputError for invalid values, and for a law that the bound does not cover.
+    Raises
+    ------
+    InputError
+        Invalid values, or a law that the bound does not cover.
+
+    References
+    ----------
+    The envelope: README.md of this folder, "The envelope".  Koskela, Redberg and Wang (2024), Theorems 5.2 and 5.7,
+    Corollary 5.8.  Papernot and Steinke (2022).  Xiang, Wang and Wang (2024), Algorithm 3.
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection
@@ -72,7 +91,31 @@ def bound_epsilon(
 def bound_delta(
     run: Mechanism, k: Law, epsilon: Any, *, bound: str = "auto", relation: str = "add_or_remove_one"
 ) -> Bounds:
-    """delta at eps >= 0 of "run K times, release the best"; bounds and arguments as `bound_epsilon`.
+    """delta at eps >= 0 of "run K times, release the best", by a bound on the leak of any score.
+
+    Parameters
+    ----------
+    run : Mechanism
+        The base; it broadcasts with k and epsilon.
+    k : Law
+        The law of K.
+    epsilon : array_like >= 0
+    bound, relation : str
+        As for `bound_epsilon`.
+
+    Returns
+    -------
+    Bounds
+        kind "bound" (or "conditional: monotone score"), lower 0.
+
+    Raises
+    ------
+    InputError
+        Invalid values, or a law that the bound does not cover.
+
+    References
+    ----------
+    As for `bound_epsilon`.
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection

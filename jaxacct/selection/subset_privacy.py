@@ -50,16 +50,40 @@ def subset_epsilon(
 ) -> Bounds:
     """eps of "tune on a Poisson sample, then train once" for the release of the tuning's winner and the final run.
 
-    Neighbours differ by adding or removing one record.  Form "renyi": Theorem 1 (equations 3.6, 3.7) of Koskela and
-    Kulkarni 2023 for "rest", subsampled tuning (Zhu, Wang 2019) composed with the run for "all", whole orders from 2
-    to 128; laws Poisson and truncated negative binomial.  Form "profile": any law; for "rest" the pair
-    `q P_1 x Q_2 + (1-q) Q_1 x P_2` against `Q_1 x Q_2`, (P_1, Q_1) dominating the tuning by the envelope and
-    (P_2, Q_2) the run; for "all" the sampled tuning and the run composed.
+    Neighbours differ by adding or removing one record.
 
-    tuned : one run of a candidate on the sample; trained : the final run; k : the law of K; one configuration each.
-    sampling_probability : of the sample, in [0, 1].  delta : in (0, 1).  Scalars.
+    Parameters
+    ----------
+    tuned : Mechanism
+        One run of a candidate on the sample, one configuration.
+    k : Law
+        One law of K; for form "renyi" Poisson or truncated negative binomial.
+    trained : Mechanism
+        The final run, one configuration.
+    sampling_probability : float in [0, 1]
+        Of the sample.
+    delta : float in (0, 1)
+    variant : {"rest", "all"}
+        The final run is on the data outside the sample, or on all data.
+    form : {"profile", "renyi"}
+        "profile": for "rest" the pair `q P_1 x Q_2 + (1-q) Q_1 x P_2` against `Q_1 x Q_2`, (P_1, Q_1) dominating the
+        tuning by the envelope and (P_2, Q_2) the run; for "all" the sampled tuning and the run composed.  "renyi": for
+        "rest" the published theorem, for "all" subsampled tuning composed with the run; whole orders from 2 to 128.
 
-    Returns Bounds of kind "bound", lower 0.  InputError for invalid values and for batches.
+    Returns
+    -------
+    Bounds
+        kind "bound", lower 0.
+
+    Raises
+    ------
+    InputError
+        Invalid values, and batches.
+
+    References
+    ----------
+    Koskela and Kulkarni (2023), Theorem 1 (equations 3.6, 3.7).  Zhu and Wang (2019).  README.md of this folder,
+    "Tuning on a random subset".
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection
@@ -91,10 +115,28 @@ def subset_epsilon(
 
 
 def subset_renyi(tuning: Any, training: Any, sampling_probability: float, *, variant: str = "rest") -> np.ndarray:
-    """Rényi divergences at whole orders 2, ..., A of tuning on a sample and training, the larger direction: (A - 1,).
+    """Rényi divergences at whole orders 2, ..., A of tuning on a sample and training, the larger direction.
 
-    tuning, training : (2, A - 1), upper bounds at orders 2, ..., A for removing and for adding a record, of the
-    tuning on its data and of the final run.  Sources as `subset_epsilon`.
+    Parameters
+    ----------
+    tuning, training : array_like, shape (2, A - 1)
+        Upper bounds at orders 2, ..., A for removing and for adding a record, of the tuning on its data and of the
+        final run.
+    sampling_probability : float in [0, 1]
+    variant : {"rest", "all"}
+
+    Returns
+    -------
+    numpy.ndarray, shape (A - 1,)
+
+    Raises
+    ------
+    InputError
+        Invalid values or shapes.
+
+    References
+    ----------
+    Koskela and Kulkarni (2023), equations 3.6 and 3.7.  Zhu and Wang (2019).
 
     >>> tuning, training = np.full((2, 3), 0.5), np.full((2, 3), 0.2)
     >>> subset_renyi(tuning, training, 0.0).round(12).tolist()
@@ -117,7 +159,32 @@ def subset_renyi(tuning: Any, training: Any, sampling_probability: float, *, var
 def expected_cost(k: Law, sampling_probability: Any, dataset_size: Any, epochs: Any, *, variant: str = "rest") -> Any:
     """Expected gradient evaluations: `E (m q n + (1-q) n)` for "rest", `E (m q n + n)` for "all"; m = E[K].
 
-    Tuning on everything costs `E m n`.  n records, E epochs per run; all broadcast [Koskela, Kulkarni 2023, 3.4].
+    Tuning on everything costs `E m n`.
+
+    Parameters
+    ----------
+    k : Law
+        The law of K; all arguments broadcast.
+    sampling_probability : array_like in [0, 1]
+        q, of the sample.
+    dataset_size : array_like of whole numbers
+        n records.
+    epochs : array_like > 0
+        E passes per run.
+    variant : {"rest", "all"}
+
+    Returns
+    -------
+    float or numpy.ndarray
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Koskela and Kulkarni (2023), section 3.4.
 
     >>> from jaxacct import selection
     >>> float(expected_cost(selection.Poisson(15), 0.1, 60_000, 40))
