@@ -3,8 +3,6 @@
 from jaxacct.selection.adaptive import AdaptiveSelection
 from jaxacct.selection.closed_form_guarantees import (
     gaussian_selection,
-    noisy_max_epsilon,
-    noisy_max_renyi,
     propose_test_release_guarantee,
     random_stopping,
     thresholds,
@@ -23,10 +21,12 @@ from jaxacct.selection.law_families import (
     TruncatedNegativeBinomial,
     TwoPoint,
 )
-from jaxacct.selection.mechanism import Attack, Selection, attack, select
+from jaxacct.selection.mechanism import Selection, select
 from jaxacct.selection.monotone_score import monotone_score_delta, monotone_score_epsilon
 from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
+from jaxacct.selection.noisy_max_guarantees import noisy_max_epsilon, noisy_max_renyi
 from jaxacct.selection.subset_privacy import expected_cost, subset_epsilon, subset_renyi
+from jaxacct.selection.worst_order import Attack, attack
 
 __all__ = [
     "BOUNDS",

@@ -6,7 +6,7 @@ infinity:
     (1 - phi(0)) delta_base(eps)  <=  delta(eps)  <=  min(m delta_base(eps - log R), 1 - phi(1 - delta_base(0))),
 
 R at least `sup_v phi'(T(v) - p)/phi'(v)`, and `delta(eps) <= delta_{n copies of the base}(eps)` where K <= n.
-README.md of this folder has the proofs.
+README.md of this folder, "Bounds from the base alone", has the proofs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of bounds by law of K and base, made by asking the code; see README.md of this folder."""
+"""The table of bounds by law of K and base, made by asking the code: README.md of this folder, "Bounds"."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ T is concave.  So
 
     delta_A(eps) <= int_0^1 max_v (L(u) phi'(T(v)) - E phi'(v))_+ du + phi(1) - phi(1 - T(0)),
 
-and the maximum over v is one upper envelope of lines in L/E for all u and eps (mathematics.md, section 4.1).
+and the maximum over v is one upper envelope of lines in L/E for all u and eps (README.md of this folder, "The
+envelope").
 """
 
 from __future__ import annotations

@@ -14,10 +14,12 @@ from jax.typing import ArrayLike
 from jaxacct.samplers.exact_draws import generator
 from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer
 
-__all__ = ["LARGEST_K", "Law", "evaluated", "require_law"]
+__all__ = ["LARGEST_K", "WHOLE_K", "Law", "evaluated", "require_law"]
 
 LARGEST_K = 2**53
 """Largest number of candidates: the whole numbers up to it are float64 exactly.  Quantiles beyond are refused."""
+WHOLE_K = Constraint("use whole numbers of {name}", 0, LARGEST_K, integral=True)
+"""What a number k of candidates must be."""
 _BELOW_ONE = Constraint("use a {name} in [0, 1)", 0, 1, upper_open=True)
 
 

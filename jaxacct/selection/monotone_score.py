@@ -1,7 +1,8 @@
 """Algorithm 3 of Xiang, Wang, Wang 2024: what a selection leaks when its score is monotone in the likelihood ratio.
 
 **Not a bound for general scores**: for a base of (1, 1e-5)-DP and geometric K of mean 10 it says 1.144, and the score
-|x - 1.67| leaks 1.531.  So every answer is of kind "conditional: monotone score".  See README.md of this folder.
+|x - 1.67| leaks 1.531.  So every answer is of kind "conditional: monotone score"
+(README.md of this folder, "The condition of monotone_score").
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The ends of a selection's profile: what it leaks at every eps, and its largest loss where the base has one.
 
-No eps removes `phi(1) - phi(1 - p)`, p the base's mass at infinity.  Where the finite losses of the base are at most L,
-those of the selection are at most `L + log max_v phi'(T(v) - p)/phi'(v)`, T the trade-off curve: (eta + 2) L or less
-for truncated negative binomial K and a symmetric base.  README.md of this folder has the proofs.
+At every eps a selection leaks at least `phi(1) - phi(1 - p)`, p the base's mass at infinity.  Where the finite losses
+of the base are at most L, those of the selection are at most `L + log max_v phi'(T(v) - p)/phi'(v)`, T the trade-off
+curve.  For truncated negative binomial K and a symmetric base that is at most (eta + 2) L.  README.md of this folder,
+"The ends of the profile", has the proofs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Published bounds of a selection by the base's privacy profile, one per law of K, with their free parameter optimised.
 
-Each has the form `delta_A(eps) <= m delta(eps - shift)`, m = E[K], where the shift depends on eps_1 >= 0, which is
-free, through (eps_1, delta(eps_1)) taken from the direction in which the theorem is true (mathematics.md, 4.2).
+Each has the form `delta_A(eps) <= m delta(eps - shift)`, m = E[K].  The shift depends on eps_1 >= 0, which is free, and
+on delta(eps_1), taken from the direction in which the theorem is true (README.md of this folder, "Which direction").
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rényi bounds of a selection for the truncated negative binomial and the Poisson law [Papernot and Steinke 2022].
 
-The auxiliary guarantee comes from the reverse direction of the one that is bounded, where the two differ
-(mathematics.md, section 4.2); the Poisson bound keeps K = 0, without which the published one is false for mean < 1.
+The auxiliary guarantee comes from the reverse direction of the one that is bounded, where the two differ (README.md of
+this folder, "Which direction").  The Poisson bound keeps K = 0, without which the published one is false for mean < 1.
 """
 
 from __future__ import annotations

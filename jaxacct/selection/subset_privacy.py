@@ -1,7 +1,8 @@
 """Tuning on a random subset of the data: X_1 a Poisson sample of rate q, tuned on; then one training run.
 
 Variant "rest" trains on what is left, X without X_1; variant "all" trains on X [Koskela and Kulkarni 2023].  By Rényi
-divergences as published, or by privacy profiles, which are rigorous for both variants (README.md of this folder).
+divergences as published, or by privacy profiles, which are rigorous for both variants (README.md of this
+folder, "Tuning on a random subset").
 """
 
 from __future__ import annotations

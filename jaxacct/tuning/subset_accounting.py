@@ -1,7 +1,7 @@
 """Privacy of "tune on a Poisson sample, then train once" as one profile, and the noise for which it meets a target.
 
-Tuning and final run enter as the pairs that dominate them.  With (P_1, Q_1) of the tuning, by the exact worst case
-over scores, and (P_2, Q_2) of the final run, q the share of the sample, removing a record is dominated by
+Tuning and final run enter as the pairs that dominate them: (P_1, Q_1) that of the tuning, by the exact worst case over
+scores, and (P_2, Q_2) that of the final run.  With q the share of the sample, removing a record is dominated by
 
     q P_1 x Q_2 + (1-q) Q_1 x P_2  against  Q_1 x Q_2      (variant "rest": the final run on what is not in the sample)
     (q P_1 + (1-q) Q_1) x P_2      against  Q_1 x Q_2      (variant "all": the final run on all of the data)
