@@ -20,14 +20,28 @@ __all__ = ["Advice", "Option"]
 class Option:
     """One way to spend the budget.
 
-    split : "everything" (candidates on all data, the winner released), "rest" or "all" (on a sample, then a final run).
-    share : of the sample; 1 for "everything".  family, parameter : the law of K: gamma, of Poisson laws the mean.
-    candidates : E[K].  noise_multiplier : of candidates and final run.
-    released_noise, candidate_noise : noise multiplier over expected batch size, of the released model and of the
-        candidates: the standard deviation of the noise on a mean gradient, per clip norm.
-    epsilon : certified upper end for the whole, at most the target; NaN where nothing meets it.
-    gradients, gradients_95 : gradient evaluations, expectation and 95 % quantile by the law of K.
-    status : "ok", "not_binding" (E[K] of a million meets the target) or "infeasible".
+    Parameters
+    ----------
+    split : {"everything", "rest", "all"}
+        "everything": candidates on all data, the winner released.  "rest" or "all": candidates on a sample, then a
+        final run on the other data, or on all data.
+    share : float
+        Of the sample; 1 for "everything".
+    family, parameter : str, float
+        The law of K: gamma, of Poisson laws the mean.
+    candidates : float
+        E[K].
+    noise_multiplier : float
+        Of candidates and final run.
+    released_noise, candidate_noise : float
+        Noise multiplier over expected batch size, of the released model and of the candidates: the standard deviation
+        of the noise on a mean gradient, per clip norm.
+    epsilon : float
+        Certified upper end for the whole, at most the target; NaN where nothing meets it.
+    gradients, gradients_95 : float
+        Gradient evaluations: their expectation and their 95 % quantile by the law of K.
+    status : {"ok", "not_binding", "infeasible"}
+        "not_binding" is that an E[K] of a million meets the target.
     """
 
     split: str
@@ -46,10 +60,23 @@ class Option:
 
 @dataclass(frozen=True)
 class Advice:
-    """The options for one target, in the order of the grid.
+    """The options for one target, in the order of the grid; made by `advise`.
 
-    solved : "noise_multiplier" or "candidates", what was solved for.  untuned_noise : of a single run that takes the
-    whole budget.  `print(advice)` is a table; `to_csv`, `to_pandas` and `draw` write it.
+    `print(advice)` is a table; `to_csv`, `to_pandas` and `draw` write it.
+
+    Parameters
+    ----------
+    options : tuple of Option
+    target_epsilon, target_delta : float
+    solved : {"noise_multiplier", "candidates"}
+        What was solved for.
+    untuned_noise : float
+        Noise multiplier of a single run that takes the whole budget.
+
+    >>> from jaxacct import tuning
+    >>> advice = tuning.advise(4.0, 1e-5, 1000, 1.0, steps=1, noise_multiplier=2.0, shares=[1.0], families=["poisson"])
+    >>> advice.solved, advice.best().family, len(advice.rows())
+    ('candidates', 'poisson', 1)
     """
 
     options: tuple[Option, ...]

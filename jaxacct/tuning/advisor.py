@@ -52,19 +52,49 @@ def advise(
 ) -> Advice:
     """Which split of data and budget buys the most candidates at one target (epsilon, delta).
 
-    Options are the product of `shares` (1: candidates on all data, nothing else; below 1: on a Poisson sample, with
-    a final run, in each of the `variants` "rest" and "all"), `families` of the law of K, and `candidates`.  With
-    `candidates`, the E[K] to look at, each is given the least noise that meets the target; with `noise_multiplier`
-    instead, the largest E[K] that it allows.  Rate and steps are the same in all runs, so a run on a share of the
-    data has batches that are as much smaller.
+    Options are the product of `shares`, `variants` (for shares below 1), `families` and `candidates`.  Rate and steps
+    are the same in all runs, so a run on a share of the data has batches that are as much smaller.  It takes some
+    seconds per option.
 
-    target_epsilon > 0, target_delta in (0, 1), dataset_size n, sampling_probability of DP-SGD in (0, 1], and epochs
-    or steps: numbers.  families : "geometric", "poisson", "logarithmic", or "truncated_negative_binomial" with eta.
-    progress : a line on standard error; None only on a terminal.  Some seconds per option.
+    Parameters
+    ----------
+    target_epsilon : float > 0
+    target_delta : float in (0, 1)
+    dataset_size : int
+        Number of records n.
+    sampling_probability : float in (0, 1]
+        Of DP-SGD.
+    epochs, steps : float > 0, int
+        One of the two.
+    candidates : sequence of float
+        The E[K] to look at: each is given the least noise that meets the target.
+    noise_multiplier : float > 0
+        Given in place of candidates: the largest E[K] that it allows is found.
+    shares : sequence of float in (0, 1]
+        1 is candidates on all data and nothing else; below 1 they are on a Poisson sample, with a final run.
+    variants : sequence of {"rest", "all"}
+        What the final run is on: the other data, or all data.
+    families : sequence of {"geometric", "poisson", "logarithmic", "truncated_negative_binomial"}
+        Of the law of K.
+    eta : float > -1, optional
+        Of "truncated_negative_binomial", and only of it.
+    progress : bool, optional
+        A line on standard error; None only on a terminal.
 
-    All epsilons are upper ends of the certified accounting (exact worst case over scores, README.md), for adding or
-    removing one record, and none exceeds the target.  What no noise or no E[K] meets has the status "infeasible".
-    InputError for invalid values.
+    Returns
+    -------
+    Advice
+        All epsilons are upper ends of the certified accounting (exact worst case over scores), for adding or removing
+        one record, and none exceeds the target.  What no noise or no E[K] meets has the status "infeasible".
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    README.md of this folder, "Budget advisor".
 
     >>> advice = advise(4.0, 1e-5, 1000, 1.0, steps=1, noise_multiplier=2.0, shares=[1.0], families=["poisson"])
     >>> 10.5 < advice.options[0].candidates < 11.5, advice.options[0].epsilon <= 4.0

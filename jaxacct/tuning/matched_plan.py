@@ -35,18 +35,35 @@ class MatchedPlan:
     """Plans that differ in sampling probability and length, for a `tune` that searches over these as well.
 
     The candidates are the product of the sampling probabilities with the epochs or steps.  Each has the least noise for
-    one (epsilon, target_delta) that all share; which of them is trained is drawn with equal probabilities, apart from
+    one (epsilon, target_delta) that all share.  Which of them is trained is drawn with equal probabilities, apart from
     the space and the data, and released with the winner.  The tuning is accounted for by the exact worst case over
-    scores of the mixture of their profiles.  That epsilon is solved for, so that all K runs meet the target.
+    scores of the mixture of their profiles.  The shared epsilon is solved for, so that all K runs meet the target.
 
-    target_epsilon > 0, target_delta in (0, 1), dataset_size: n, public.  repetitions : one law of K.
-    sampling_probability : in (0, 1], one or several.  epochs > 0 or steps : one of the two, one or several.
+    The solved plan has `plans`, a Plan for each candidate, rates first, its noise in ``plans[i].noise_multiplier``;
+    `epsilon`, Bounds of kind "bound" for adding or removing one record; and `mechanism`, one candidate, drawn.
 
-    plans : a Plan for each candidate, rates first; its noise is ``plans[i].noise_multiplier``.
-    epsilon : Bounds of kind "bound" for add/remove of one record.  mechanism : one candidate, drawn.
-    Raises InputError for invalid values and for targets that no noise meets.
+    Parameters
+    ----------
+    target_epsilon : float > 0
+    target_delta : float in (0, 1)
+    dataset_size : int
+        Number of records n, which is public.
+    repetitions : Law
+        One law of K.
+    sampling_probability : array_like in (0, 1]
+        One or several.
+    epochs, steps : array_like > 0, array_like of whole numbers
+        One of the two, one or several values.
 
-    Source: Koskela, Kulkarni 2023, section 4 and Lemma 1, with profiles in place of Renyi divergences.
+    Raises
+    ------
+    InputError
+        Invalid values, and targets that no noise meets.
+
+    References
+    ----------
+    Koskela and Kulkarni (2023), section 4 and Lemma 1, with profiles in place of Rényi divergences; README.md of this
+    folder, "Candidates that differ in privacy".
 
     >>> from jaxacct import selection
     >>> plan = MatchedPlan(8.0, 1e-5, 1000, selection.PointMass(2), sampling_probability=1.0, steps=[1, 4])

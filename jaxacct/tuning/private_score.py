@@ -43,19 +43,35 @@ LEDGER_POINTS = 48
 class PrivateScore:
     """Scores candidates by a noisy count on private data: sum over the examples of a value in [0, 1], plus noise.
 
-    value : (params, example) -> a number, clipped to [0, 1] (NaN counts as 0), such as whether the prediction is right;
-        of that example alone.
-    data : pytree of arrays, the examples along the first axis, at most 2^20.
-    on : "validation", data none of whose records is in the training data; or "training", the training data or any
-        data with records in common with them.
-    noise_multiplier : standard deviation of the Gaussian noise on the count, in examples.  For "validation" it may be
-        left out: the least with which the selection by the noisy score meets the target.
-    unit : values are rounded to multiples of it, a power of two from 2^-20 to 1, declared and never found from data.
+    Values are rounded to whole numbers of units from 0 to 1/unit, and their sum is exact.  So adding, removing or
+    replacing one record moves the count by at most 1, however many records there are.  With "validation" a record is in
+    one of the two sets, so that the whole is the worse of selecting among trainings and of selecting among noisy scores
+    (parallel composition).  With "training" every candidate is the composition of both.
 
-    The multiples are whole numbers from 0 to 1/unit, and their sum is exact.  So adding, removing or replacing one
-    record moves the count by at most 1, however many records there are.  With "validation" a
-    record is in one of the two sets, so that the whole is the worse of selecting among trainings and of selecting
-    among noisy scores (parallel composition); with "training" every candidate is the composition of both.
+    Parameters
+    ----------
+    value : callable
+        (params, example) -> a number, clipped to [0, 1] (NaN counts as 0), such as whether the prediction is right; a
+        function of that example alone.
+    data : pytree of arrays
+        The examples along the first axis, at most 2^20.
+    on : {"validation", "training"}
+        "validation" is data none of whose records is in the training data.  "training" is the training data, or any
+        data with records in common with them.
+    noise_multiplier : float > 0, optional
+        Standard deviation of the Gaussian noise on the count, in examples.  For "validation" it may be left out: it is
+        then the least with which the selection by the noisy score meets the target.
+    unit : float
+        Values are rounded to multiples of it: a power of two from 2^-20 to 1, declared and never found from data.
+
+    Raises
+    ------
+    InputError
+        Invalid values, or data without examples or with too many.
+
+    References
+    ----------
+    README.md of this folder, "Private scores".
 
     >>> score = PrivateScore(lambda w, x: x > w, np.arange(10.0), noise_multiplier=2.0)
     >>> score.on

@@ -26,7 +26,17 @@ WORDS_PER_DRAW = 4
 
 
 class Distribution(ABC):
-    """The law of one hyper-parameter."""
+    """The law of one hyper-parameter; `Uniform`, `LogUniform` and `Choice` are such laws.
+
+    A law of your own may keep state, so that candidates drawn from it count as adaptive unless they are declared i.i.d.
+
+    >>> from jaxacct import tuning
+    >>> class Always(tuning.Distribution):
+    ...     def at(self, bits):
+    ...         return 0.1
+    >>> tuning.Random({"rate": Always()}).sample(jax.random.key(0))
+    {'rate': 0.1}
+    """
 
     @abstractmethod
     def at(self, bits: int) -> Any:
@@ -36,6 +46,16 @@ class Distribution(ABC):
 @dataclass(frozen=True)
 class Uniform(Distribution):
     """Uniform on [low, high): from 128 random bits, rounded once to float64.
+
+    Parameters
+    ----------
+    low, high : float
+        Finite, low < high.
+
+    Raises
+    ------
+    InputError
+        The ends are not finite, or not in order.
 
     >>> Uniform(1.0, 3.0).at(2**127)
     2.0
@@ -56,7 +76,17 @@ class Uniform(Distribution):
 
 @dataclass(frozen=True)
 class LogUniform(Distribution):
-    """exp of a uniform law on [log low, log high), 0 < low < high.
+    """exp of a uniform law on [log low, log high).
+
+    Parameters
+    ----------
+    low, high : float
+        0 < low < high.
+
+    Raises
+    ------
+    InputError
+        The ends are not positive and finite, or not in order.
 
     >>> round(LogUniform(0.01, 1.0).at(2**127), 12)
     0.1
@@ -76,9 +106,18 @@ class LogUniform(Distribution):
 
 @dataclass(frozen=True)
 class Choice(Distribution):
-    """One of a few values, with equal weights or with given ones, which sum to 1 (to 1e-9) and are made to.
+    """One of a few values, with equal weights or with given ones.
 
-    A value's probability is that of its weight up to 2^-128.
+    Parameters
+    ----------
+    values : sequence of numbers and words
+    weights : sequence of float, optional
+        They sum to 1 (to 1e-9) and are made to; a value's probability is that of its weight up to 2^-128.
+
+    Raises
+    ------
+    InputError
+        No values, values of another type, or weights that do not fit.
 
     >>> Choice(["adam", "sgd"], [0.25, 0.75]).at(2**126)
     'sgd'
@@ -102,10 +141,14 @@ class Choice(Distribution):
 
 
 class Space(ABC):
-    """A law of configurations {name: value}.  Draws with different keys are independent.
+    """A law of configurations {name: value}; `Grid` and `Random` are spaces.
 
-    That is so of `Grid` and of `Random` with the distributions of this module (`draws_alike`).  Of anything else it is
-    what the user declares.
+    Draws of `Grid`, and of `Random` with the distributions of this module, with different keys are independent
+    (`draws_alike`).  Of any other space that is what the user declares.
+
+    >>> from jaxacct import tuning
+    >>> isinstance(tuning.grid(rate=[0.1, 0.2]), tuning.Space)
+    True
     """
 
     @property
@@ -129,7 +172,19 @@ class Space(ABC):
 class Grid(Space):
     """A finite list of configurations with the same names, drawn with equal weights or with given ones.
 
-    Draws are independent: unlike grid search, one configuration may come twice, another not at all.
+    Draws are independent: unlike in grid search, one configuration may come twice and another not at all.
+
+    Parameters
+    ----------
+    points : sequence of mappings
+        Of names to numbers and words.
+    weights : sequence of float, optional
+        They sum to 1 (to 1e-9).
+
+    Raises
+    ------
+    InputError
+        No points, points with different names, values of another type, or weights that do not fit.
 
     >>> space = Grid([{"rate": 0.1, "steps": 20}, {"rate": 0.2, "steps": 10}], [0.25, 0.75])
     >>> [(one, str(share)) for one, share in space.settings(["steps"])]
@@ -168,6 +223,16 @@ class Grid(Space):
 @dataclass(frozen=True)
 class Random(Space):
     """Independent hyper-parameters, each with a law of its own; a number or a word stands for itself.
+
+    Parameters
+    ----------
+    axes : mapping
+        Of names to a `Distribution`, a number or a word.
+
+    Raises
+    ------
+    InputError
+        No axes, or values of another type.
 
     >>> space = Random({"rate": LogUniform(1e-3, 1.0), "clip_norm": Choice([0.5, 1.0])})
     >>> sorted(space.sample(jax.random.key(0)))
@@ -218,6 +283,20 @@ def draws_alike(space: Any) -> bool:
 
 def grid(**axes: Sequence[Any]) -> Grid:
     """The product of lists of values as a Grid, all points equally likely.
+
+    Parameters
+    ----------
+    **axes : sequence of numbers and words
+        The values of each hyper-parameter.
+
+    Returns
+    -------
+    Grid
+
+    Raises
+    ------
+    InputError
+        A list is empty, or a value has another type.
 
     >>> len(grid(rate=[0.1, 0.2, 0.4], clip_norm=[0.5, 1.0]).points)
     6

@@ -43,23 +43,42 @@ def side_by_side(
 ) -> Callable[[Any, Mapping[str, Any], Any, Any], Any]:
     """A function (params, configs, keys, data) -> params that trains n candidates of one plan at once.
 
-    Each candidate is the trainer's DP-SGD (`training.steps.private_step`) over all steps of the plan, with batches and
-    noise from its own key: by itself it costs ``plan.mechanism``.  What may differ between candidates are numbers that
-    change neither shapes nor privacy: whatever ``make_optimizer`` reads, and the clip norm.
-
-    loss_fn : (params, example) -> scalar loss of one example.
-    make_optimizer : config -> Optax transformation.  Called under vmap: the values of a config are traced numbers.
-    clip_norm : C > 0, a pytree of norms, or an AdaptiveClip, where a config has no "clip_norm" of its own.
-    method : as for the Trainer.  micro_batch : examples of each candidate at a time, by default at most 96.
-
-    Of the function that is returned: params, a pytree whose leaves have the n candidates along the first axis;
-    configs, {name: (n,) numbers}; keys, uint32 (n, 8) from `key_words`, each for one candidate and never used again;
-    data, the plan's dataset_size examples along the first axis.  Returns the trained parameters, shaped like params.
-    A candidate that is ruined (NaN) leaves the others as they are.  The function is compiled once for each n.
+    Each candidate is the trainer's DP-SGD over all steps of the plan, with batches and noise from its own key: by
+    itself it costs ``plan.mechanism``.  What may differ between candidates are numbers that change neither shapes nor
+    privacy: whatever ``make_optimizer`` reads, and the clip norm.
 
     Nothing here makes a selection private: the parameters of all candidates are n releases.  `tune` keeps one.
 
-    InputError for data of another size, clip norms out of range and configs of unequal length.
+    Parameters
+    ----------
+    loss_fn : callable
+        (params, example) -> scalar loss of one example.
+    make_optimizer : callable
+        config -> Optax transformation.  It is called under vmap: the values of a config are traced numbers.
+    plan : Plan
+    clip_norm : float > 0, pytree of norms, or AdaptiveClip
+        Used where a config has no "clip_norm" of its own.
+    method : str
+        As for the Trainer.
+    micro_batch : int, optional
+        Examples of each candidate at a time, by default at most 96.
+
+    Returns
+    -------
+    callable
+        Of params, a pytree whose leaves have the n candidates along the first axis; configs, {name: (n,) numbers};
+        keys, uint32 (n, 8) from `key_words`, each for one candidate and never used again; and data, the plan's
+        dataset_size examples along the first axis.  It returns the trained parameters, shaped like params.  A candidate
+        that is ruined (NaN) leaves the others as they are.  The function is compiled once for each n.
+
+    Raises
+    ------
+    InputError
+        Data of another size, clip norms out of range, or configs of unequal length.
+
+    References
+    ----------
+    README.md of this folder, "Candidates side by side".
 
     >>> import optax, secrets
     >>> plan = Plan(target_epsilon=2.0, target_delta=1e-5, dataset_size=50, sampling_probability=1.0, steps=3)
@@ -118,7 +137,16 @@ def side_by_side(
 
 
 def key_words(roots: Sequence[bytes]) -> np.ndarray:
-    """The keys of several candidates, from 32 secret bytes each: uint32, shape (n, 8).
+    """The keys of several candidates, from 32 secret bytes each.
+
+    Parameters
+    ----------
+    roots : sequence of bytes
+        32 secret bytes for each candidate, used for nothing else.
+
+    Returns
+    -------
+    numpy.ndarray of uint32, shape (n, 8)
 
     >>> key_words([bytes(32), bytes(range(32))]).shape
     (2, 8)

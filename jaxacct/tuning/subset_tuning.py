@@ -37,14 +37,28 @@ ROOM_EXCEEDED = 1e-18
 
 @dataclass(frozen=True)
 class SubsetTuned:
-    """What `tune_on_subset` releases, all of it covered by `epsilon`.
+    """What `tune_on_subset` releases, all of it covered by `epsilon`; its doctest makes one.
 
-    params : of the final run.  config : what it was trained with.  tuned_config : that of the winner, before
-    extrapolation.  setting : rate, steps and noise.
-    score : of the winner, not of the final model; NaN with status "none".
-    epsilon : Bounds of the whole at the plan's delta.  mechanism : the whole, as it is in the ledger.
-    cost : gradient evaluations, expectation and quantiles by the law of K.
-    status : "tuned", or "none" where no candidate was drawn and the configuration is one drawn at random.
+    Parameters
+    ----------
+    params : pytree
+        Of the final run.
+    config : dict
+        What the final run was trained with.
+    tuned_config : dict
+        The configuration of the winner, before extrapolation.
+    setting : Setting
+        Rate, steps and noise.
+    score : float
+        Of the winner, not of the final model; NaN with status "none".
+    status : {"tuned", "none"}
+        "none" where no candidate was drawn and the configuration is one drawn at random.
+    epsilon : Bounds
+        Of the whole at the plan's delta.
+    mechanism : Mechanism
+        The whole, as it is in the ledger.
+    cost : Cost
+        Gradient evaluations, expectation and quantiles by the law of K.
     """
 
     params: Any
@@ -79,26 +93,52 @@ def tune_on_subset(
     """Tune on a Poisson sample of the data, train the winner's configuration on the rest or on all, release that.
 
     The whole has the guarantee of the plan, (plan.epsilon.upper, plan.target_delta) for adding or removing a record.
-    Sample, K, the losers and their scores stay in this function; the running time reveals K and the size of the
-    sample (README.md).  One ledger entry for everything is on the disk before the sample is drawn.
+    The sample, K, the losers and their scores stay in this function.  The running time reveals K and the size of the
+    sample. One ledger entry for everything is on the disk before the sample is drawn.
 
-    loss_fn : (params, example) -> scalar.  make_optimizer : config -> Optax transformation, as for `side_by_side`.
-    space : with ``sample(key) -> config``, a dict of numbers; draws must not depend on the data.
-    candidates : "iid" declares that all draws of a space of your own are independent and from one law, as those of
-        `Grid` and `Random` are.  For others there is no guarantee here.
-    data : pytree of arrays, plan.dataset_size records along the first axis.
-    init : JAX key -> first parameters, of the same shapes for all.
-    score : params -> a number, larger is better, of public data only; NaN ranks below every number.  Equal scores
-        go to the candidate that was drawn first.
-    extrapolate : "sgd" multiplies config["learning_rate"] by how much more data the final run has (plan.growth);
-        "adam" changes nothing; or a function (config, growth) -> config.
-    warm_start : begin the final run at the winner's parameters (covered by the accounting: Remark 3 of the source).
-    ledger : a path, or an open Ledger.  What it holds already counts against the plan's target.
-    key : 32 secret bytes for all randomness but K, by default from the operating system; never for two tunings.
+    Parameters
+    ----------
+    loss_fn : callable
+        (params, example) -> scalar.
+    make_optimizer : callable
+        config -> Optax transformation, as for `side_by_side`.
+    space : Space
+        With ``sample(key) -> config``, a dict of numbers; draws must not depend on the data.
+    data : pytree of arrays
+        plan.dataset_size records along the first axis.
+    plan : SubsetPlan
+    init : callable
+        JAX key -> first parameters, of the same shapes for all.
+    score : callable
+        params -> a number, larger is better, of public data only; NaN ranks below every number.  Equal scores go to the
+        candidate that was drawn first.
+    candidates : {"iid"}, optional
+        Declares that all draws of a space of your own are independent and from one law, as those of `Grid` and `Random`
+        are.  For others there is no guarantee here.
+    extrapolate : {"sgd", "adam"} or callable
+        "sgd" multiplies config["learning_rate"] by how much more data the final run has (plan.growth); "adam" changes
+        nothing; a function maps (config, growth) to a config.
+    warm_start : bool
+        Begin the final run at the winner's parameters (covered by the accounting: Remark 3 of the source).
+    clip_norm, method, micro_batch
+        As for `side_by_side`.
+    ledger : path or Ledger, optional
+        What it holds already counts against the plan's target.
+    key : bytes, optional
+        32 secret bytes for all randomness but K, by default from the operating system; never for two tunings.
 
-    Returns SubsetTuned.  InputError for data of another size, unknown rules, and configurations without a rate.
+    Returns
+    -------
+    SubsetTuned
 
-    Source: Koskela, Kulkarni 2023.
+    Raises
+    ------
+    InputError
+        Data of another size, unknown rules, and configurations without a rate.
+
+    References
+    ----------
+    Koskela and Kulkarni (2023); README.md of this folder, "Tuning on a random subset".
 
     >>> import jax.numpy as jnp, optax
     >>> from jaxacct import selection
@@ -159,7 +199,27 @@ def extrapolated(config: Mapping[str, Any], growth: float, rule: Any = "sgd") ->
     """The configuration for `growth` times as many records: by "sgd" the rate times growth, by "adam" as it is.
 
     DP-SGD at the same rate, noise and steps adds noise of standard deviation proportional to learning rate over batch
-    size: the rule keeps that.  Source: van der Veen et al. 2018; Koskela, Kulkarni 2023, section 3.2.
+    size: the rule keeps that.
+
+    Parameters
+    ----------
+    config : mapping
+    growth : float
+    rule : {"sgd", "adam"} or callable
+        A function maps (config, growth) to a config.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    InputError
+        An unknown rule, or no "learning_rate" to multiply.
+
+    References
+    ----------
+    van der Veen et al. (2018); Koskela and Kulkarni (2023), section 3.2.
 
     >>> extrapolated({"learning_rate": 0.1, "clip_norm": 1.0}, 9.0)["learning_rate"].__round__(9)
     0.9

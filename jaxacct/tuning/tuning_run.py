@@ -32,15 +32,28 @@ __all__ = ["Tuned", "truncated", "tune", "tune_with"]
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a tuning releases, all of it covered by `epsilon`.
+    """What a tuning releases, all of it covered by `epsilon`; the doctest of `tune` makes one.
 
-    params : of the winner.  config : its hyper-parameters.  score : by which it won; NaN with status "none".
-    status : "tuned", or "none" where K was 0 or a candidate wins that raised an exception (all did, or all others are
-        NaN): first parameters and a configuration that no data enter.
-    epsilon : Bounds of the whole at the plan's delta.  mechanism : the whole, as it is in the ledger.
-    plan : by which the winner was trained, None of `tune_with`.
-    candidates : what the claim takes them for: "iid" of the library's spaces, "iid, declared" where that is the user's
-        word, or "adaptive".
+    Parameters
+    ----------
+    params : pytree
+        Of the winner.
+    config : dict
+        The hyper-parameters of the winner.
+    score : float
+        By which it won; NaN with status "none".
+    status : {"tuned", "none"}
+        "none" where K was 0 or a candidate wins that raised an exception (all did, or all others are NaN): params are
+        first parameters and config is a configuration that no data enter.
+    epsilon : Bounds
+        Of the whole at the plan's delta.
+    mechanism : Mechanism
+        The whole, as it is in the ledger.
+    plan : Plan, optional
+        By which the winner was trained; None of `tune_with`.
+    candidates : {"iid", "iid, declared", "adaptive"}
+        What the claim takes the candidates for: "iid" of the library's spaces, "iid, declared" where that is the user's
+        word.
     """
 
     params: Any
@@ -74,33 +87,60 @@ def tune(
     """Train K candidates by DP-SGD, K random and secret, and release the best; (epsilon, delta) covers the search.
 
     The noise is that of the plan, ``Plan(target_epsilon=..., repetitions=law, ...)``, which meets its target by all K
-    runs together (the exact worst case over scores, jaxacct/selection).  Neighbouring relation: the plan's.  K, the
-    losers and their scores stay in this function: no log, no checkpoint, no entry in a ledger of any one candidate.
-    One entry for the whole is on the disk before the first candidate is trained.
+    runs together: the exact worst case over scores, for the plan's neighbouring relation.  K, the losers and their
+    scores stay in this function: no log, no checkpoint, no entry in a ledger of any one candidate.  One entry for the
+    whole is on the disk before the first candidate is trained.
 
-    loss_fn : (params, example) -> scalar.
-    make_optimizer : config -> Optax transformation.  Candidates with equal words (such as the optimizer's name) train
-        side by side, 16 at a time, their numbers traced; "clip_norm" in a config is the clip norm.
-    space : with ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`; independent of the data.
-    candidates : "iid" or "adaptive", as for `selection.select`.  Left out, "iid" for a `Grid`, and for a `Random` with
-        the library's distributions, unless the plan is for adaptive ones, and "adaptive" for any other space, which may
-        keep state.  "iid" declares that every draw of the space is independent and from one law; `Tuned.candidates`
-        and the ledger say so.
-    data : pytree of arrays, the plan's dataset_size examples along the first axis.
-    plan : with repetitions; a `MatchedPlan` where candidates are to differ in sampling probability and length too.
-    init : JAX key -> first parameters, of the same shapes for all.
-    score : params -> a number, larger is better, of public data only; or a PrivateScore.  NaN ranks below -inf, equal
+    Parameters
+    ----------
+    loss_fn : callable
+        (params, example) -> scalar.
+    make_optimizer : callable
+        config -> Optax transformation.  Candidates with equal words (such as the optimizer's name) train side by side,
+        16 at a time, with their numbers traced; "clip_norm" in a config is the clip norm.
+    space : Space
+        With ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`; independent of the data.
+    data : pytree of arrays
+        The plan's dataset_size examples along the first axis.
+    plan : Plan or MatchedPlan
+        With repetitions; a `MatchedPlan` where candidates are to differ in sampling probability and length too.
+    init : callable
+        JAX key -> first parameters, of the same shapes for all.
+    score : callable or PrivateScore
+        params -> a number, larger is better, of public data only; or a PrivateScore.  NaN ranks below -inf, and equal
         scores go to the candidate drawn first: one rule for every K.  An exception in training or scoring a candidate
         is a NaN, and nothing of it is shown; try both on made-up data before.
-    pad : how long this takes reveals K, which no guarantee covers where the time can be observed.  With pad = n always
-        n candidates are trained and scored, and those beyond K thrown away; the law must be one with K <= n, such as
+    candidates : {"iid", "adaptive"}, optional
+        As for `selection.select`.  Left out, it is "iid" for a `Grid`, and for a `Random` with the library's
+        distributions, unless the plan is for adaptive ones; it is "adaptive" for any other space, which may keep state.
+        "iid" declares that every draw of the space is independent and from one law; `Tuned.candidates` and the ledger
+        say so.
+    pad : int, optional
+        How long this takes reveals K, which no guarantee covers where the time can be observed.  With pad = n always n
+        candidates are trained and scored, and those beyond K thrown away.  The law must be one with K <= n, such as
         ``truncated(law, n)``, for which the plan then accounts.  Only with pad is progress shown.
-    clip_norm, method, micro_batch : as for `side_by_side`.
-    ledger : a path, or an open Ledger.  What it holds already counts against the plan's target.
-    key : 32 secret bytes for all randomness but K, by default from the operating system; never for two tunings.
+    clip_norm, method, micro_batch
+        As for `side_by_side`.
+    ledger : path or Ledger, optional
+        What it holds already counts against the plan's target.
+    key : bytes, optional
+        32 secret bytes for all randomness but K, by default from the operating system; never for two tunings.
+    progress : bool, optional
+        A line on standard error, only with pad; None only on a terminal.
 
-    InputError for a plan without repetitions, with a target that the whole with its private score or with what the
-    ledger holds exceeds, or whose law passes `pad`; for data of another size.
+    Returns
+    -------
+    Tuned
+
+    Raises
+    ------
+    InputError
+        A plan without repetitions, with a target that the whole with its private score or with what the ledger holds
+        exceeds, or whose law passes `pad`; data of another size.
+
+    References
+    ----------
+    README.md of this folder, "What is guaranteed"; jaxacct/selection/README.md, "The worst score".
 
     >>> import jax.numpy as jnp, optax
     >>> from jaxacct import selection, tuning
@@ -166,19 +206,47 @@ def tune_with(
     key: bytes | None = None,
     progress: bool | None = None,
 ) -> Tuned:
-    """The same with your own ``train(config, key) -> result``, whatever its shapes, one candidate after the other.
+    """Tune with your own ``train(config, key) -> result``, whatever its shapes, one candidate after the other.
 
-    mechanism : what one call of `train` costs, whatever the configuration: the guarantee is as good as this claim, and
-    holds only if `train` shows nothing but its result; that it raises an exception is part of that, what the exception
-    says is not shown.  Include the score if it looks at private data.  score : result -> a number.
+    Parameters
+    ----------
+    train : callable
+        (config, key) -> result.
+    space, pad, key, progress
+        As for `tune`.
+    mechanism : Mechanism
+        What one call of `train` costs, whatever the configuration.  The guarantee is as good as this claim.  It holds
+        only if `train` shows nothing but its result.  That it raises an exception is part of that; what the exception
+        says is not shown.  Include the score if it looks at private data.
+    repetitions : Law
+        One law of K.
+    target_delta : float in (0, 1)
+    score : callable
+        result -> a number.
+    relation : str
+        As for `ja.epsilon`.
+    candidates : {"adaptive", "iid"}
+        "adaptive": `train` and `space` may remember what came before, warm starts and pruning included, and `mechanism`
+        is what a call costs whatever came before.  "iid" declares that they do not: every call of `space.sample` and of
+        `train` is independent of all others and has one law, and the score is of the candidate's own result.  A list
+        tried in order, shuffled lists and samplers with state are not i.i.d.
+    ledger : Ledger, optional
+        An open one.
 
-    candidates : "adaptive" (`selection.select`): `train` and `space` may remember what came before, warm starts and
-    pruning included, and `mechanism` is what a call costs whatever came before.  "iid" declares that they do not: every
-    call of `space.sample` and of `train` is independent of all others and has one law, and the score is of the
-    candidate's own result.  A list tried in order, shuffled lists and samplers with state are not i.i.d.
+    Returns
+    -------
+    Tuned
+        `params` is the winner's result, None with status "none".  The noise for a target is
+        `ja.calibrate_noise_multiplier(..., repetitions=law, candidates=...)`.
 
-    ledger : an open one.  `Tuned.params` is the winner's result, None with status "none".  The rest as for `tune`; the
-    noise for a target is `ja.calibrate_noise_multiplier(..., repetitions=law, candidates=...)`.
+    Raises
+    ------
+    InputError
+        Invalid values, or a law that passes `pad`.
+
+    References
+    ----------
+    README.md of this folder, "What is guaranteed"; jaxacct/selection/README.md, "Candidates that depend on each other".
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection, tuning
@@ -207,6 +275,21 @@ def tune_with(
 
 def truncated(law: Law, most: int) -> Categorical:
     """The law of K given K <= most, with its exact probabilities: for `pad`.
+
+    Parameters
+    ----------
+    law : Law
+        One law of K.
+    most : int
+
+    Returns
+    -------
+    Categorical
+
+    Raises
+    ------
+    InputError
+        A batch of laws, or a `most` that K hardly ever stays below.
 
     >>> from jaxacct import selection
     >>> truncated(selection.Geometric(0.5), 2).probabilities.round(6).tolist()
