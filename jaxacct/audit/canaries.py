@@ -29,7 +29,18 @@ _SEED = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
 
 
 class Played(NamedTuple):
-    """scores : (runs, canaries), larger if the canary took part.  outcome : what was asked of the last parameters."""
+    """What runs of a `Game` have shown.
+
+    Parameters
+    ----------
+    scores : numpy.ndarray, shape (runs, canaries)
+        Larger if the canary took part.
+    outcome : pytree
+        What was asked of the last parameters.
+
+    >>> Played(np.zeros((100, 1)), None).scores.shape
+    (100, 1)
+    """
 
     scores: np.ndarray
     outcome: Any
@@ -38,11 +49,38 @@ class Played(NamedTuple):
 class Game:
     """A trainer's real step on data with canaries that are in or out; made by `input_canary` or `gradient_canaries`.
 
-    The step is `steps.private_step` with the trainer's own sampling, clipping, noise and optimizer.  Two things are
-    added: examples carry a mark, by which one that is out has no gradient (its place stays, as in fixed batches; with
-    Poisson sampling that is the same law as its absence), and the optimizer notes the noisy mean that it is given.
+    The step is the trainer's, with its own sampling, clipping, noise and optimizer.  Two things are added.  Examples
+    carry a mark, by which one that is out has no gradient: its place stays, as in fixed batches, and with Poisson
+    sampling that is the same law as its absence.  And the optimizer notes the noisy mean that it is given.
 
-    canaries : how many there are; they are the last examples.
+    Parameters
+    ----------
+    trainer : Trainer
+    loss_fn : callable
+        (params, (example, mark)) -> scalar loss.
+    data : pytree of arrays
+        The canaries are the last examples.
+    marks : numpy.ndarray
+    observe : callable
+        (params, noisy sum) -> one score for each canary.
+    canaries : int
+        How many there are.
+
+    Raises
+    ------
+    InputError
+        Data and canaries are not as many as the plan says.
+
+    References
+    ----------
+    README.md of this folder, "Canaries".
+
+    >>> import optax
+    >>> from jaxacct.training import Plan
+    >>> plan = Plan(target_delta=1e-5, dataset_size=1, sampling_probability=1.0, noise_multiplier=0.1, steps=1)
+    >>> game = gradient_canaries(Trainer(lambda w, x: w @ x, optax.sgd(0.1), plan), None)
+    >>> isinstance(game, Game), game.canaries
+    (True, 1)
     """
 
     def __init__(
@@ -80,13 +118,32 @@ class Game:
     ) -> Played:
         """Run the trainer from `params` `runs` times, with keys of its own each, and see what the canaries left.
 
-        present : bool, one for all canaries or (canaries,): who takes part.
-        steps : of the plan, from the first; None is all.  seed : of the keys, 64 bits: for audits only.
-        hyperparameters : name -> values of shape (runs,), one for each run, where the optimizer is made by
+        Parameters
+        ----------
+        params : pytree
+        present : bool or array_like of bool, shape (canaries,)
+            Who takes part.
+        runs : int
+        steps : int, optional
+            Of the plan, from the first; by default all.
+        seed : int
+            Of the keys, 64 bits: for audits only.
+        hyperparameters : mapping, optional
+            name -> values of shape (runs,), one for each run, where the optimizer is made by
             `optax.inject_hyperparams`: such as the learning rates of the candidates of a tuning.
-        outcome : last parameters -> arrays, such as a validation loss; traceable.
+        outcome : callable, optional
+            last parameters -> arrays, such as a validation loss; traceable.
+        progress : bool, optional
+            A line on standard error; None only on a terminal.
 
-        InputError for bad values.
+        Returns
+        -------
+        Played
+
+        Raises
+        ------
+        InputError
+            Invalid values.
         """
         runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, _SEED))
         plan = self.trainer.plan
@@ -162,11 +219,30 @@ def gradient_canaries(trainer: Trainer, data: Any, count: int = 1) -> Game:
 
     In every step in which it takes part the clipped sum moves by C (up to the allowance for rounding that clipping
     takes off) in a direction of its own, whatever the parameters are: the strongest that an example can do.  The score
-    of a canary is what the noisy sums hold at its coordinate, over all steps, in units of C.
+    of a canary is what the noisy sums hold at its coordinate, over all steps, in units of C.  Planting makes clipping
+    take per-example gradients: to audit clipping by ghost norms, use `input_canary`.
 
-    trainer : its plan's dataset_size is that of the data and ``count``.  data : pytree, examples along the first axis;
-    None for no other examples.  Planting makes clipping take per-example gradients: to audit clipping by ghost norms,
-    use `input_canary`.  One clip norm for all parameters; InputError otherwise.
+    Parameters
+    ----------
+    trainer : Trainer
+        Its plan's dataset_size is that of the data and ``count``; it has one clip norm for all parameters.
+    data : pytree of arrays, or None
+        Examples along the first axis; None for no other examples.
+    count : int
+        How many canaries.
+
+    Returns
+    -------
+    Game
+
+    Raises
+    ------
+    InputError
+        Several clip norms, or more canaries than parameters.
+
+    References
+    ----------
+    README.md of this folder, "Canaries".
 
     >>> import optax
     >>> from jaxacct.training import Plan
@@ -205,10 +281,29 @@ def input_canary(trainer: Trainer, data: Any, example: Any) -> Game:
     """One more example, crafted: an image from elsewhere, a wrong label.  All of the step is the trainer's own.
 
     The score is the inner product of the noisy sums with the canary's own gradient, clipped, in units of C^2 and summed
-    over the steps [Nasr et al. 2023]: a rule that knows the parameters before every step.
+    over the steps: a rule that knows the parameters before every step.
 
-    trainer : its plan's dataset_size is one more than the data.  data : pytree, examples along the first axis.
-    example : pytree like one of them.
+    Parameters
+    ----------
+    trainer : Trainer
+        Its plan's dataset_size is one more than the data.
+    data : pytree of arrays
+        Examples along the first axis.
+    example : pytree
+        Like one of the data.
+
+    Returns
+    -------
+    Game
+
+    Raises
+    ------
+    InputError
+        The data do not fit the plan.
+
+    References
+    ----------
+    Nasr et al. (2023).
 
     >>> import optax
     >>> from jaxacct.training import Plan

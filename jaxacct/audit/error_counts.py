@@ -58,12 +58,34 @@ def clopper_pearson(
 ) -> LowerBound:
     """epsilon >= log((1 - delta - FNR)/FPR) and log((1 - delta - FPR)/FNR), at Clopper and Pearson's upper limits.
 
-    false_positives : how many of ``absent`` runs without the canary were taken for runs with it.  false_negatives : how
-    many of ``present`` runs with it were taken for runs without.  The rule of guessing must not depend on these runs.
-    delta : in [0, 1).  All broadcast, and each element is a statement by itself.  Either limit fails with probability
-    at most (1 - confidence)/2.  relation : "remove_one" is the first inequality alone, "add_one" the second.
+    Parameters
+    ----------
+    false_positives : array_like of whole numbers
+        How many of ``absent`` runs without the canary were taken for runs with it.
+    absent, present : array_like of whole numbers
+        Runs without and with the canary.  The rule of guessing must not depend on these runs.
+    false_negatives : array_like of whole numbers
+        How many of ``present`` runs with the canary were taken for runs without.
+    delta : array_like in [0, 1)
+        All broadcast, and each element is a statement by itself.
+    confidence : float in (0, 1)
+        Either limit fails with probability at most (1 - confidence)/2.
+    relation : {"add_or_remove_one", "remove_one", "add_one"}
+        "remove_one" is the first inequality alone, "add_one" the second.
 
-    InputError for invalid counts.  Source: Jagielski, Ullman, Oprea 2020; Kairouz, Oh, Viswanath 2015.
+    Returns
+    -------
+    LowerBound
+
+    Raises
+    ------
+    InputError
+        Invalid counts.
+
+    References
+    ----------
+    Clopper and Pearson (1934); Kairouz, Oh and Viswanath (2015); Jagielski, Ullman and Oprea (2020).  README.md of this
+    folder, "What a lower bound says".
 
     >>> clopper_pearson(0, 1000, 300, 1000, delta=1e-5, confidence=0.99)
     LowerBound(epsilon >= 4.82941 at delta 1e-05, confidence 0.99, 2,000 trials, clopper_pearson)
@@ -89,13 +111,32 @@ def gaussian_fit(
 ) -> LowerBound:
     """mu >= max over thresholds of Phi^-1(1 - FPR) - Phi^-1(FNR), and the epsilon of mu-Gaussian DP at delta.
 
-    The counts have one element per threshold along the last axis, of the same runs, with the thresholds chosen without
-    looking at them; every limit fails with probability at most (1 - confidence)/(2 thresholds).
-
     **Conditional**: true only if the mechanism's trade-off curve is that of a Gaussian, such as that of a step on all
-    data, not of subsampled or tuned training.  Source: Nasr et al. 2023.
+    data, not of subsampled or tuned training.
 
-    delta : in (0, 1), broadcasting with the axes before the last.  InputError for invalid counts.
+    Parameters
+    ----------
+    false_positives, absent, false_negatives, present : array_like of whole numbers
+        As for `clopper_pearson`, with one element per threshold along the last axis.  The thresholds are of the same
+        runs and chosen without looking at them.
+    delta : array_like in (0, 1)
+        It broadcasts with the axes before the last.
+    confidence : float in (0, 1)
+        Every limit fails with probability at most (1 - confidence)/(2 thresholds).
+
+    Returns
+    -------
+    LowerBound
+        kind "conditional: Gaussian DP", with mu.
+
+    Raises
+    ------
+    InputError
+        Invalid counts.
+
+    References
+    ----------
+    Nasr et al. (2023).
 
     >>> found = gaussian_fit([1587, 500], 10_000, [1587, 3612], 10_000, delta=1e-5, confidence=0.99)
     >>> round(found.mu, 3), round(found.epsilon, 3), found.kind

@@ -24,9 +24,23 @@ class LowerBound:
     The probability is over the trials of the audit.  A batch holds each element at ``confidence`` by itself; for k
     statements that hold together ask each for 1 - (1 - confidence)/k.
 
-    epsilon : float or array; 0 says nothing.  mu : the Gaussian-DP parameter of a Gaussian fit, else None.
-    trials : runs, both worlds together; of an audit in one run its canaries.
-    kind : "lower bound", or "conditional: Gaussian DP": true if the trade-off curve is that of a Gaussian.
+    Parameters
+    ----------
+    epsilon : float or numpy.ndarray
+        0 says nothing.
+    delta : float or numpy.ndarray
+    confidence : float
+    trials : int or numpy.ndarray
+        Runs, both worlds together; of an audit in one run its canaries.
+    method : str
+    kind : str
+        "lower bound", or "conditional: Gaussian DP": true if the trade-off curve is that of a Gaussian.
+    mu : float or numpy.ndarray, optional
+        The Gaussian-DP parameter of a Gaussian fit.
+
+    References
+    ----------
+    README.md of this folder, "What a lower bound says".
 
     >>> LowerBound(0.75, 1e-5, 0.99, 20_000, "clopper_pearson")
     LowerBound(epsilon >= 0.75 at delta 1e-05, confidence 0.99, 20,000 trials, clopper_pearson)

@@ -26,7 +26,18 @@ REFUTED_MARK = "!!"
 class Claim:
     """What is said to hold: (epsilon, delta)-DP, by whom, and what kind of statement it is.
 
-    epsilon : a number, or the Bounds of `ja.epsilon`, of which the upper end and the kind are taken.
+    Parameters
+    ----------
+    name : str
+    epsilon : float or Bounds
+        Of the Bounds of `ja.epsilon` the upper end and the kind are taken.
+    delta : float
+    kind : str
+
+    Raises
+    ------
+    InputError
+        epsilon is not one number of 0 or more.
 
     >>> Claim("RDP", 2.31, 1e-5, kind="bound")
     Claim(name='RDP', epsilon=2.31, delta=1e-05, kind='bound')
@@ -48,7 +59,24 @@ class Claim:
 
 @dataclass(frozen=True)
 class Row:
-    """One audit: what was attacked, what was found, and the claims about it, at one delta."""
+    """One audit: what was attacked, what was found, and the claims about it, at one delta.
+
+    Parameters
+    ----------
+    name : str
+    found : LowerBound
+    claims : tuple of Claim
+
+    Raises
+    ------
+    InputError
+        The lower bound is a batch, or a claim is at another delta.
+
+    >>> found = LowerBound(1.4, 1e-5, 0.99, 60_000_000, "clopper_pearson")
+    >>> row = Row("worst score", found, (Claim("RDP", 2.31, 1e-5), Claim("too low", 1.0, 1e-5)))
+    >>> [claim.name for claim in row.refuted]
+    ['too low']
+    """
 
     name: str
     found: LowerBound
@@ -77,6 +105,10 @@ class Row:
 @dataclass(frozen=True)
 class Report:
     """Rows of audits; every number with its kind, its confidence and its trials.
+
+    Parameters
+    ----------
+    rows : iterable of Row
 
     >>> found = LowerBound(1.4, 1e-5, 0.99, 60_000_000, "clopper_pearson")
     >>> claim = Claim("Algorithm 3", 1.144, 1e-5, "conditional: monotone score")

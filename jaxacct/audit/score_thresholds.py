@@ -32,14 +32,32 @@ def from_scores(
 
     A run is taken for one with the canary if its score exceeds a threshold.
 
-    absent, present : (runs,), in an order that has nothing to do with the scores (as simulated).
-    thresholds : numbers chosen without looking at these scores; the error is divided among them (Bonferroni).  None:
-        the threshold that is best on the first ``held_out`` of either sample is used on the rest, and only the rest
-        counts as trials.
-    held_out : a share strictly between 0 and 1.
-    method : "clopper_pearson"; or "gaussian_fit", true only of mechanisms that are Gaussian DP.
+    Parameters
+    ----------
+    absent, present : array_like, shape (runs,)
+        Scores, in an order that has nothing to do with them (as simulated).
+    delta : float
+    confidence : float in (0, 1)
+    method : {"clopper_pearson", "gaussian_fit"}
+        "gaussian_fit" is true only of mechanisms that are Gaussian DP.
+    thresholds : array_like, optional
+        Numbers chosen without looking at these scores; the error is divided among them (Bonferroni).  By default the
+        threshold that is best on the first ``held_out`` of either sample is used on the rest, and only the rest counts
+        as trials.
+    held_out : float in (0, 1)
 
-    InputError for other shapes, NaN, or too few runs.
+    Returns
+    -------
+    LowerBound
+
+    Raises
+    ------
+    InputError
+        Other shapes, NaN, or too few runs.
+
+    References
+    ----------
+    As for `clopper_pearson` and `gaussian_fit`.
 
     >>> rng = np.random.default_rng(0)
     >>> absent, present = rng.normal(size=50_000), rng.normal(1.0, 1.0, 50_000)

@@ -51,6 +51,24 @@ def gaussian(mean: float = 0.0) -> Partial:
     Masses of tails are right to 1e-5 of themselves down to 1e-7, to 1e-4 down to 1e-8 and to 2 % at 1e-10, where
     outcomes end, beyond 6.3 standard deviations.
 
+    Parameters
+    ----------
+    mean : float
+
+    Returns
+    -------
+    callable
+        (key, shape) -> outcomes, traceable.
+
+    Raises
+    ------
+    InputError
+        The mean is not finite.
+
+    References
+    ----------
+    Giles (2012), for the polynomials.
+
     >>> draw = gaussian(1.0)
     >>> abs(float(draw(jax.random.key(0), (10_000,)).mean()) - 1.0) < 0.05
     True
@@ -61,7 +79,20 @@ def gaussian(mean: float = 0.0) -> Partial:
 def finite(probabilities: Any) -> Partial:
     """The candidates of a base with outcomes 0, 1, ..., n - 1, int32, or of a curve cut into cells.
 
-    Probabilities are realised to 2^-32.
+    Parameters
+    ----------
+    probabilities : array_like, shape (n,)
+        They sum to 1, and are realised to 2^-32.
+
+    Returns
+    -------
+    callable
+        (key, shape) -> outcomes, traceable.
+
+    Raises
+    ------
+    InputError
+        No vector that sums to 1.
 
     >>> finite([0.2, 0.8])(jax.random.key(0), (5,)).shape
     (5,)
@@ -81,11 +112,35 @@ def winners(
     seed: int = 0,
     progress: bool | None = False,
 ) -> np.ndarray:
-    """The outcome that is released in each of `runs` selections: shape (runs,), float32; NaN where K = 0.
+    """The outcome that is released in each of `runs` selections.
 
-    draw : (key, shape) -> outcomes of candidates, traceable: `gaussian`, `finite`, or any other.
-    score : outcomes -> numbers of the same shape, traceable; the largest wins, of equal ones the first, NaN never.
-    law : one law of K.  seed : the same seed gives the same winners, whatever the number of threads.
+    Parameters
+    ----------
+    draw : callable
+        (key, shape) -> outcomes of candidates, traceable: `gaussian`, `finite`, or any other.
+    score : callable
+        outcomes -> numbers of the same shape, traceable; the largest wins, of equal ones the first, NaN never.
+    law : Law
+        One law of K.
+    runs : int
+    seed : int
+        The same seed gives the same winners, whatever the number of threads.
+    progress : bool, optional
+        A line on standard error; None only on a terminal.
+
+    Returns
+    -------
+    numpy.ndarray of float32, shape (runs,)
+        NaN where K = 0.
+
+    Raises
+    ------
+    InputError
+        Invalid values, or a batch of laws.
+
+    References
+    ----------
+    README.md of this folder, "The selection game".
 
     >>> from jaxacct import selection
     >>> best = winners(gaussian(), lambda x: x, selection.PointMass(100), 1000)
@@ -113,8 +168,21 @@ def count_winners(
 ) -> np.ndarray:
     """How many of `runs` winners are in an event: for more runs than are to be kept.
 
-    event : outcomes of shape (n,) -> bool of shape (n,), or (events, n) for several, traceable; NaN is K = 0.
-    Other arguments as `winners`.  Returns int64 counts, of shape () or (events,).
+    Parameters
+    ----------
+    draw, score, law, runs, seed, progress
+        As for `winners`.
+    event : callable
+        outcomes of shape (n,) -> bool of shape (n,), or (events, n) for several, traceable; NaN is K = 0.
+
+    Returns
+    -------
+    numpy.ndarray of int64, shape () or (events,)
+
+    Raises
+    ------
+    InputError
+        Invalid values, or a batch of laws.
 
     >>> from jaxacct import selection
     >>> int(count_winners(gaussian(), lambda x: x, selection.PointMass(3), 1000, lambda x: x > -10.0))

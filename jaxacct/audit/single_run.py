@@ -23,10 +23,30 @@ def one_run_p_value(epsilon: Any, correct: Any, guesses: Any, canaries: Any, del
 
     With `q = e^eps/(1 + e^eps)`, m canaries and B = Bin(r, q):
     `Pr[B >= v] + 2 m delta max_{1<=i<=v} (Pr[B >= v - i] - Pr[B >= v])/i`.
-    Where 2 m delta > 1 this need not grow with epsilon; then a majorant that does is returned (README.md).
+    Where 2 m delta > 1 this need not grow with epsilon; then a larger value is returned that does.  In logarithms
+    throughout.
 
-    epsilon >= 0; correct <= guesses <= canaries, whole numbers; delta in [0, 1).  All broadcast; InputError otherwise.
-    In logarithms throughout.  Source: Steinke, Nasr, Jagielski 2023, Theorem 5.2 and Proposition 5.7.
+    Parameters
+    ----------
+    epsilon : array_like >= 0
+    correct, guesses, canaries : array_like of whole numbers
+        v, r and m: correct <= guesses <= canaries.
+    delta : array_like in [0, 1)
+        All broadcast.
+
+    Returns
+    -------
+    float or numpy.ndarray
+
+    Raises
+    ------
+    InputError
+        Invalid counts.
+
+    References
+    ----------
+    Steinke, Nasr and Jagielski (2023), Theorem 5.2 and Proposition 5.7; README.md of this folder, "What a lower bound
+    says".
 
     >>> round(one_run_p_value(0.0, 60, 100, 100, 0.0), 6)  # Pr[Bin(100, 1/2) >= 60]
     0.028444
@@ -40,11 +60,30 @@ def one_run_p_value(epsilon: Any, correct: Any, guesses: Any, canaries: Any, del
 def one_run(correct: Any, guesses: Any, canaries: Any, *, delta: Any, confidence: float = 0.95) -> LowerBound:
     """The largest epsilon at which so many right guesses would have probability below 1 - confidence.
 
-    m ``canaries`` were each put in by a fair coin of its own, the mechanism ran once, and ``correct`` of ``guesses``
-    coins, of those that were chosen by looking at the output alone, were guessed right (`coin_guesses`).  Adding or
-    removing one canary is what the (epsilon, delta) is about.
+    m ``canaries`` were each put in by a fair coin of its own, and the mechanism ran once.  ``guesses`` of the coins
+    were chosen by looking at the output alone, and ``correct`` of them were guessed right (`coin_guesses`).  The
+    (epsilon, delta) is about adding or removing one canary.
 
-    correct, guesses, canaries, delta : broadcast.  InputError for invalid counts.  Source: as `one_run_p_value`.
+    Parameters
+    ----------
+    correct, guesses, canaries : array_like of whole numbers
+        correct <= guesses <= canaries.
+    delta : array_like in [0, 1)
+        All broadcast.
+    confidence : float in (0, 1)
+
+    Returns
+    -------
+    LowerBound
+
+    Raises
+    ------
+    InputError
+        Invalid counts.
+
+    References
+    ----------
+    As for `one_run_p_value`.
 
     >>> one_run(95, 100, 1000, delta=1e-5, confidence=0.95)
     LowerBound(epsilon >= 2.165176 at delta 1e-05, confidence 0.95, 1,000 trials, one_run)
@@ -68,7 +107,22 @@ def one_run(correct: Any, guesses: Any, canaries: Any, *, delta: Any, confidence
 def coin_guesses(scores: Any, included: Any, positive: int, negative: int) -> tuple[int, int]:
     """(correct, guesses): the `positive` highest scores are guessed to be in, the `negative` lowest to be out.
 
-    scores, included : (canaries,).  How many are guessed must be fixed before the scores are seen.
+    Parameters
+    ----------
+    scores : array_like, shape (canaries,)
+    included : array_like of bool, shape (canaries,)
+        Whether each canary was in.
+    positive, negative : int
+        How many are guessed; they must be fixed before the scores are seen.
+
+    Returns
+    -------
+    tuple of int
+
+    Raises
+    ------
+    InputError
+        Other shapes, NaN, or more guesses than canaries.
 
     >>> coin_guesses([3.0, 0.1, 2.0, -1.0], [True, False, False, False], positive=2, negative=1)
     (2, 3)

@@ -25,8 +25,15 @@ __all__ = ["Cells", "attack_cells", "cell_audit", "cell_counts", "winning_ranks"
 class Cells(NamedTuple):
     """Cells of a base's outcomes in ascending order of their score, and their masses under either law.
 
-    numerator, denominator : (cells,), each summing to 1; with the record and without it for the direction "remove".
-    rank : (cells, 2) the ends of each cell's interval of ranks u, the denominator's mass of larger likelihood ratios.
+    Parameters
+    ----------
+    numerator, denominator : numpy.ndarray, shape (cells,)
+        Each sums to 1; with the record and without it for the direction "remove".
+    rank : numpy.ndarray, shape (cells, 2)
+        The ends of each cell's interval of ranks u, the denominator's mass of larger likelihood ratios.
+
+    >>> Cells(np.array([0.75, 0.25]), np.array([0.25, 0.75]), np.zeros((2, 2))).numerator.tolist()
+    [0.75, 0.25]
     """
 
     numerator: np.ndarray
@@ -37,8 +44,22 @@ class Cells(NamedTuple):
 def attack_cells(found: Attack, curve: Any) -> Cells:
     """The worst-case score of `selection.attack` as an order on the cells between which it jumps.
 
-    curve : T(u), the largest numerator mass of a set of denominator mass u, in the attack's direction: a function of
-    arrays.  Within a cell the order makes no difference to what the cell as a whole is given.
+    Within a cell the order makes no difference to what the cell as a whole is given.
+
+    Parameters
+    ----------
+    found : Attack
+    curve : callable
+        T(u), the largest numerator mass of a set of denominator mass u, in the attack's direction; of arrays.
+
+    Returns
+    -------
+    Cells
+
+    Raises
+    ------
+    InputError
+        The curve is no trade-off curve.
 
     >>> found = Attack(0.6, "remove", np.array([0.0, 0.1]), np.array([0.3]))  # as `selection.attack` finds them
     >>> cells = attack_cells(found, np.sqrt)
@@ -59,9 +80,28 @@ def attack_cells(found: Attack, curve: Any) -> Cells:
 
 
 def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None = False) -> np.ndarray:
-    """1 - V of the winner in each of `runs` selections, accurate near 0, float64; NaN where K = 0.
+    """1 - V of the winner in each of `runs` selections, V its rank: accurate near 0.
 
     A candidate scores above the winner with this probability: through the quantiles of any score it is the winner.
+
+    Parameters
+    ----------
+    law, runs, seed, progress
+        As for `winners`.
+
+    Returns
+    -------
+    numpy.ndarray of float64, shape (runs,)
+        NaN where K = 0.
+
+    Raises
+    ------
+    InputError
+        Invalid values, or a batch of laws.
+
+    References
+    ----------
+    README.md of this folder, "The selection game".
 
     >>> from jaxacct import selection
     >>> top = winning_ranks(selection.PointMass(9), 10_000)
@@ -78,11 +118,24 @@ def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None =
 
 
 def cell_counts(masses: Any, law: Law, runs: int, *, seed: int = 0, progress: bool | None = False) -> np.ndarray:
-    """How many of `runs` selections each cell wins, cells in ascending order of their score: int64, (cells + 1,).
+    """How many of `runs` selections each cell wins, cells in ascending order of their score.
 
-    The first is of K = 0, as in `selection.output_law`, the probabilities of which these are counts.
+    Parameters
+    ----------
+    masses : array_like in [0, 1], shape (cells,)
+        They sum to 1.
+    law, runs, seed, progress
+        As for `winners`.
 
-    masses : (cells,), in [0, 1], summing to 1.  law : one law of K.
+    Returns
+    -------
+    numpy.ndarray of int64, shape (cells + 1,)
+        The first is of K = 0, as in `selection.output_law`, the probabilities of which these are counts.
+
+    Raises
+    ------
+    InputError
+        Invalid values, or a batch of laws.
 
     >>> from jaxacct import selection
     >>> counts = cell_counts([0.5, 0.5], selection.PointMass(2), 1000)
@@ -110,7 +163,30 @@ def cell_audit(
     """A lower bound on the epsilon of a selection whose score orders `cells`, from `runs` selections in either world.
 
     The adversary's event, the winners with the largest likelihood ratios, is chosen from the cells' exact laws
-    (`selection.output_law`) and not from what is simulated, so that Clopper and Pearson's limits hold as they stand.
+    (`selection.output_law`) and not from what is simulated.  So Clopper and Pearson's limits hold as they stand.
+
+    Parameters
+    ----------
+    cells : Cells
+    law : Law
+        One law of K.
+    delta : float in (0, 1)
+    runs : int
+    confidence : float in (0, 1)
+    seed : int
+
+    Returns
+    -------
+    LowerBound
+
+    Raises
+    ------
+    InputError
+        Invalid values, or a batch of laws.
+
+    References
+    ----------
+    As for `clopper_pearson`.
 
     >>> from jaxacct import selection
     >>> cells = Cells(np.array([0.75, 0.25]), np.array([0.25, 0.75]), np.zeros((2, 2)))  # randomised response, log 3

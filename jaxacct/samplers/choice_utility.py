@@ -25,7 +25,30 @@ def exponential_error(
 ) -> Any:
     """The shortfall that is reached or exceeded with probability at most `beta`, in units of the utility.
 
-    epsilon > 0; beta in (0, 1); candidates >= optimal >= 1; sensitivity > 0. InputError otherwise.
+    Parameters
+    ----------
+    epsilon : array_like > 0
+    beta : array_like in (0, 1)
+    candidates : array_like of whole numbers
+    optimal : array_like of whole numbers
+        How many candidates reach the optimum, at most ``candidates``.
+    sensitivity : array_like > 0
+        The most that one record moves any single utility; all broadcast.
+    monotone : bool
+        Whether one record moves all utilities the same way.
+
+    Returns
+    -------
+    float or numpy.ndarray
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    McSherry and Talwar (2007); Dwork and Roth (2014), Theorem 3.11.
 
     >>> round(float(exponential_error(1.0, 0.05, 100)), 4)
     15.2018
@@ -36,7 +59,26 @@ def exponential_error(
 def exponential_failure(
     epsilon: Any, error: Any, candidates: Any, *, optimal: Any = 1, sensitivity: Any = 1.0, monotone: bool = False
 ) -> Any:
-    """The probability, at most, that the choice falls short of the optimum by `error` (> 0) or more.
+    """The probability, at most, that the choice falls short of the optimum by `error` or more.
+
+    Parameters
+    ----------
+    epsilon, error : array_like > 0
+    candidates, optimal, sensitivity, monotone
+        As for `exponential_error`.
+
+    Returns
+    -------
+    float or numpy.ndarray
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    As for `exponential_error`.
 
     >>> round(float(exponential_failure(1.0, 15.2018, 100)), 4)
     0.05
@@ -49,6 +91,26 @@ def exponential_epsilon(
     error: Any, beta: Any, candidates: Any, *, optimal: Any = 1, sensitivity: Any = 1.0, monotone: bool = False
 ) -> Any:
     """The epsilon with which the shortfall stays below `error` except with probability `beta`.
+
+    Parameters
+    ----------
+    error : array_like > 0
+    beta : array_like in (0, 1)
+    candidates, optimal, sensitivity, monotone
+        As for `exponential_error`.
+
+    Returns
+    -------
+    float or numpy.ndarray
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    As for `exponential_error`.
 
     >>> round(float(exponential_epsilon(15.2018, 0.05, 100)), 4)
     1.0

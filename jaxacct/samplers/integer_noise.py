@@ -19,11 +19,24 @@ __all__ = ["DiscreteGaussianNoise", "DiscreteLaplaceNoise"]
 class DiscreteLaplaceNoise:
     """Adds integers with Pr[x] proportional to exp(-|x|/scale) to integer counts: (sensitivity/scale)-DP.
 
-    Sampled exactly in integer arithmetic [Canonne, Kamath, Steinke 2020, Algorithm 2], so the guarantee holds
-    as implemented. Running time depends on the noise drawn: do not let it be observed.
+    Sampled exactly in integer arithmetic, so the guarantee holds as implemented.  The running time depends on the noise
+    drawn: do not let it be observed.
 
-    scale : > 0, an int, float or Fraction, taken exactly.  sensitivity : > 0, the largest L1 distance between
-    the counts of neighbours, for whichever neighbouring relation it was worked out.
+    Parameters
+    ----------
+    scale : int, float or Fraction > 0
+        Taken exactly.
+    sensitivity : int, float or Fraction > 0
+        The largest L1 distance between the counts of neighbours, for whichever neighbouring relation it was worked out.
+
+    Raises
+    ------
+    InputError
+        A field is not positive and finite.
+
+    References
+    ----------
+    Canonne, Kamath and Steinke (2020), Algorithm 2.
 
     >>> noise = DiscreteLaplaceNoise(scale=2)
     >>> noise.privacy
@@ -57,11 +70,23 @@ class DiscreteLaplaceNoise:
 class DiscreteGaussianNoise:
     """Adds integers with Pr[x] proportional to exp(-x^2/(2 variance)): (sensitivity^2/(2 variance))-zCDP.
 
-    Sampled exactly in integer arithmetic, and the guarantee is that of Canonne, Kamath, Steinke 2020
-    (Algorithm 3, Theorem 4 and its multivariate form). Running time depends on the noise drawn.
+    Sampled exactly in integer arithmetic.  The running time depends on the noise drawn: do not let it be observed.
 
-    variance : > 0, an int, float or Fraction, taken exactly.  sensitivity : > 0, the largest L2 distance
-    between the counts of neighbours.
+    Parameters
+    ----------
+    variance : int, float or Fraction > 0
+        Taken exactly.
+    sensitivity : int, float or Fraction > 0
+        The largest L2 distance between the counts of neighbours.
+
+    Raises
+    ------
+    InputError
+        A field is not positive and finite.
+
+    References
+    ----------
+    Canonne, Kamath and Steinke (2020), Algorithm 3, Theorem 4 and its multivariate form.
 
     >>> noise = DiscreteGaussianNoise(variance=100)
     >>> noise.rho, round(noise.privacy(1e-5).epsilon, 6)

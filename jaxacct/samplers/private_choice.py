@@ -62,15 +62,27 @@ class _PureChoice:
 class ExponentialChoice(_PureChoice):
     """Chooses candidate r with probability proportional to exp(epsilon u_r / (2 Delta)): epsilon-DP.
 
-    Delta, the sensitivity, is the most that one record moves any single utility. With `monotone` (one record
-    moves all utilities the same way) the exponent is epsilon u_r / Delta with the same guarantee [McSherry
-    and Talwar 2007; Dwork and Roth 2014, section 3.4].
+    `sample` adds Gumbel noise and takes the largest, in float64: fast, batched, and differentially private up to
+    rounding only (a choice whose probability is below about 1e-16 is never made).  `sample_exact` has exactly the
+    stated law for the utilities as given.
 
-    `sample` adds Gumbel noise and takes the largest, in float64: fast, batched, and
-    differentially private up to rounding only (a choice whose probability is below about 1e-16 is never made).
-    `sample_exact` has exactly the stated law for the utilities as given.
+    Parameters
+    ----------
+    epsilon : float > 0
+    sensitivity : float > 0
+        Delta, the most that one record moves any single utility.
+    monotone : bool
+        Whether one record moves all utilities the same way.  Then the exponent is epsilon u_r / Delta, with the same
+        guarantee.
 
-    epsilon > 0; sensitivity > 0.  InputError otherwise.
+    Raises
+    ------
+    InputError
+        A field is not positive and finite.
+
+    References
+    ----------
+    McSherry and Talwar (2007); Dwork and Roth (2014), section 3.4.
 
     >>> votes = ExponentialChoice(epsilon=1.0, monotone=True)
     >>> votes.probabilities([10, 9, 2]).round(4)
@@ -115,10 +127,28 @@ class ExponentialChoice(_PureChoice):
 class NoisyMaxChoice(_PureChoice):
     """Report-noisy-max: adds independent noise to every utility and releases the index of the largest.
 
-    epsilon-DP with noise of scale 2 Delta / epsilon, or Delta / epsilon for monotone utilities, where the
-    noise is "laplace", "exponential" (one-sided) or "gumbel" (then it is the exponential mechanism) [Dwork
-    and Roth 2014, Claim 3.9; Ding et al. 2021]. Only the index may be released. Sampled in float64: private
-    up to rounding; ExponentialChoice.sample_exact is exact.
+    epsilon-DP with noise of scale 2 Delta / epsilon, or Delta / epsilon for monotone utilities.  Only the index may be
+    released.  Sampled in float64: private up to rounding; `ExponentialChoice.sample_exact` is exact.
+
+    Parameters
+    ----------
+    epsilon : float > 0
+    noise : {"laplace", "exponential", "gumbel"}
+        "exponential" is one-sided; with "gumbel" it is the exponential mechanism.
+    sensitivity : float > 0
+        Delta, the most that one record moves any single utility.
+    monotone : bool
+        Whether one record moves all utilities the same way.
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Dwork and Roth (2014), Claim 3.9; Ding et al. (2021); README.md of this folder, "Report-noisy-max: one proof for all
+    the noises".
 
     >>> NoisyMaxChoice(epsilon=1.0).scale, NoisyMaxChoice(epsilon=1.0, monotone=True).scale
     (2.0, 1.0)
@@ -138,6 +168,24 @@ class NoisyMaxChoice(_PureChoice):
 class GaussianNoisyMaxChoice:
     """Report-noisy-max with Gaussian noise of standard deviation `noise_multiplier` * sensitivity.
 
+    Parameters
+    ----------
+    noise_multiplier : float > 0
+    sensitivity : float > 0
+        Delta, the most that one record moves any single utility.
+    monotone : bool
+        Whether one record moves all utilities the same way.
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Koskela, Redberg and Wang (2024), Theorem 3.2; README.md of this folder, "Report-noisy-max: one proof for all the
+    noises".
+
     >>> GaussianNoisyMaxChoice(noise_multiplier=10.0).privacy(1e-6, candidates=100).epsilon < 1.3
     True
     """
@@ -153,7 +201,7 @@ class GaussianNoisyMaxChoice:
         """(epsilon, delta)-DP of one choice among `candidates`, epsilon the smaller of two bounds.
 
         By candidates: delta <= candidates * delta_G(epsilon) where G is the Gaussian of sensitivity 2 Delta,
-        or Delta for monotone utilities (privacy_profiles paper, Theorem 3.2). By the noisy vector, whose
+        or Delta for monotone utilities [Koskela, Redberg, Wang 2024, Theorem 3.2]. By the noisy vector, whose
         sensitivity is sqrt(candidates) Delta. Both by the certified Gaussian profile.
         """
         target = float(check("delta", delta, DELTA))

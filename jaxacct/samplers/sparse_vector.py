@@ -17,14 +17,28 @@ __all__ = ["SparseVector"]
 class SparseVector:
     """Says for one integer query after another whether it is above a threshold, and stops at the first yes.
 
-    epsilon-DP for the whole sequence of answers, however many and however adaptively chosen the queries
-    [Dwork and Roth 2014, Theorem 3.23]: the threshold gets discrete Laplace noise of scale 2 Delta / epsilon,
-    each query of scale 4 Delta / epsilon. The proof shifts noise by Delta and 2 Delta, which are integers
-    here, so it holds word for word for the discrete noise, which is sampled exactly. Fractions of n people
-    are counts once multiplied by n. For c positive answers use c instances, `ja.repeat(privacy, c)`.
+    epsilon-DP for the whole sequence of answers, however many and however adaptively chosen the queries.  The threshold
+    gets discrete Laplace noise of scale 2 Delta / epsilon, each query noise of scale 4 Delta / epsilon.  Fractions of n
+    people are counts once multiplied by n.  For c positive answers use c instances, `ja.repeat(privacy, c)`.
 
-    epsilon > 0, taken exactly.  threshold : an integer.  sensitivity : an integer >= 1, the most by which
-    one record moves any query.  rng : the system's random bits unless a `random.Random` is given.
+    Parameters
+    ----------
+    epsilon : int, float or Fraction > 0
+        Taken exactly.
+    threshold : int
+    sensitivity : int >= 1
+        The most by which one record moves any query.
+    rng : random.Random, optional
+        Only for tests; by default the system's random bits.
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Dwork and Roth (2014), Theorem 3.23; README.md of this folder, "AboveThreshold with discrete noise".
 
     >>> import random
     >>> svt = SparseVector(epsilon=2.0, threshold=100, rng=random.Random(1))
