@@ -45,7 +45,7 @@ _HOMES = {
     ),
     "representations.profile": ("Profile", "profile"),
     "representations.rdp": ("rdp_delta", "rdp_epsilon"),
-    "selection.allowed": ("AllowedRepetitions", "repetitions_allowed"),
+    "selection.allowed_repetitions": ("AllowedRepetitions", "repetitions_allowed"),
     "sweep": ("sweep",),
     "validation": ("InputError",),
     "verification": ("Verification", "verify"),

@@ -30,7 +30,7 @@ from jaxacct.options import mechanism_for, options
 from jaxacct.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_shape, check, check_flag, check_one, choice
 
 if TYPE_CHECKING:
-    from jaxacct.selection.law import Law
+    from jaxacct.selection.law_of_k import Law
 
 __all__ = [
     "Calibration",

@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 
 from jaxacct import selection
-from jaxacct.selection.law import evaluated
+from jaxacct.selection.law_of_k import evaluated
 
 
 def rows():

@@ -10,7 +10,7 @@ from scipy import stats
 from training_cases import gaussian_epsilon
 
 from jaxacct.audit import clopper_pearson, coin_guesses, from_scores, gaussian_fit, one_run, one_run_p_value
-from jaxacct.audit.counts import upper_limit
+from jaxacct.audit.error_counts import upper_limit
 from jaxacct.validation import InputError
 
 

@@ -16,12 +16,12 @@ from jaxacct.audit import (
     count_winners,
     finite,
     gaussian,
+    selection_game,
     winners,
     winning_ranks,
 )
-from jaxacct.audit import game as games
 from jaxacct.representations.conversions import gdp_from_profile
-from jaxacct.selection.law import evaluated
+from jaxacct.selection.law_of_k import evaluated
 from jaxacct.validation import InputError
 
 LAWS = [
@@ -34,7 +34,7 @@ LAWS = [
     selection.TwoPoint(0, 30, 0.3),
 ]
 WORST = 1.67
-"""Of the score |x - WORST|, mathematics.md 4.3."""
+"""Of the score |x - WORST|: jaxacct/selection/README.md, "The condition of monotone_score"."""
 
 
 def from_worst(x):
@@ -82,7 +82,7 @@ def test_cells_are_won_as_often_as_they_should_be(law):
 
 
 def test_counts_are_those_of_the_winners_whatever_the_chunks():
-    runs = games.CHUNK + 12_345
+    runs = selection_game.SELECTIONS_PER_CALL + 12_345
     law, inside = selection.Poisson(2.0), lambda x: (x > 1.0) & (x < 2.0)
     kept = winners(gaussian(0.5), from_worst, law, runs, seed=4)
     assert kept.shape == (runs,) and kept.dtype == np.float32
@@ -94,11 +94,11 @@ def test_counts_are_those_of_the_winners_whatever_the_chunks():
 
 
 def test_draws_of_k_beyond_the_table(monkeypatch):
-    monkeypatch.setattr(games, "TABLE", 8)
+    monkeypatch.setattr(selection_game, "LONGEST_TABLE", 8)
     law, runs = selection.Logarithmic(1e-3), 3000
-    table = games._table(law)
+    table = selection_game._table(law)
     assert table.size == 10
-    drawn = games.repetition_counts(law, table, runs, np.random.default_rng(0))
+    drawn = selection_game.repetition_counts(law, table, runs, np.random.default_rng(0))
     for k in (1, 5, 8, 9, 20, 100, 1000):
         expected = float(law.survival(k))
         assert abs((drawn > k).mean() - expected) < 5 * np.sqrt(expected / runs)
@@ -123,7 +123,7 @@ def test_the_gaussian_base_is_the_inverse_of_its_bits(monkeypatch):
     mass = np.unique(np.geomspace(0.5, 2**31 - 1, 20_000).astype(np.uint32))
     for sign in (0, 1):
         monkeypatch.setattr(
-            games.jax.random, "bits", lambda key, shape, dtype, s=sign: jnp.asarray(2 * mass + s, dtype)
+            selection_game.jax.random, "bits", lambda key, shape, dtype, s=sign: jnp.asarray(2 * mass + s, dtype)
         )
         drawn = np.asarray(gaussian()(None, mass.shape), np.float64)
         tail = ndtr(-np.abs(drawn)) / ((mass + 0.5) * 2.0**-32) - 1
@@ -135,7 +135,7 @@ def test_the_gaussian_base_is_the_inverse_of_its_bits(monkeypatch):
 
 @pytest.fixture(scope="module")
 def example():
-    """Base (1, 1e-5), geometric K of mean 10, the worst score: mathematics.md 4.3."""
+    """Base (1, 1e-5), geometric K of mean 10, the worst score: jaxacct/selection/README.md, "Bounds"."""
     mu, law = float(gdp_from_profile(1.0, 1e-5).lower), selection.Geometric(0.1)
     found = selection.attack(ja.Gaussian(1 / mu), law, delta=1e-5)
     return mu, law, found, attack_cells(found, lambda u: ndtr(ndtri(u) + mu))

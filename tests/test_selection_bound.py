@@ -12,8 +12,8 @@ import jaxacct as ja
 from jaxacct import selection
 from jaxacct.kernels import worst_bound, worst_mesh, worst_score
 from jaxacct.mechanisms import RELATIONS
-from jaxacct.selection.curve import curves, inner
-from jaxacct.selection.worst_case import CHUNK, bracket
+from jaxacct.selection.tradeoff_polygons import curves, inner
+from jaxacct.selection.worst_case import PER_CALL, bracket
 
 
 @settings(deadline=None, max_examples=60)
@@ -81,10 +81,13 @@ def test_both_directions_of_many_are_the_larger_of_each():
     """More than one chunk, so that the second direction is only glanced at where the first one decides."""
     p = np.array([[0.6, 0.3, 0.1], [0.2, 0.3, 0.5]])
     run = ja.FiniteOutput(p, p[::-1])  # two bases, each the reverse of the other
-    law, delta = selection.Geometric(np.array([[0.5], [0.1]])), 10.0 ** -np.linspace(1.0, 8.0, CHUNK)[:, None, None]
+    law, delta = (
+        selection.Geometric(np.array([[0.5], [0.1]])),
+        10.0 ** -np.linspace(1.0, 8.0, PER_CALL)[:, None, None],
+    )
     ask = lambda relation: np.stack(bracket("epsilon", run, law, delta, relation, np.inf))
     both, remove, add = map(ask, ("add_or_remove_one", "remove_one", "add_one"))
-    assert both[0].size > CHUNK
+    assert both[0].size > PER_CALL
     larger = np.maximum(remove, add)
     assert np.all(both[0] <= larger[1] + 1e-12) and np.all(larger[0] <= both[1] + 1e-12)
     assert np.all(both[1] - both[0] <= 0.01 * np.maximum(both[1], 1.0))

@@ -8,11 +8,11 @@ from selection_cases import hockey_stick, rows, worst_order
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.selection import envelope
-from jaxacct.selection.base import Sides, sides, upper_delta
-from jaxacct.selection.curve import outer, upper_hull
-from jaxacct.selection.law import evaluated
-from jaxacct.selection.published import shift
+from jaxacct.selection import envelope_bound
+from jaxacct.selection.base_profile import Sides, sides, upper_delta
+from jaxacct.selection.law_of_k import evaluated
+from jaxacct.selection.published_profile_bounds import shift
+from jaxacct.selection.tradeoff_polygons import outer, upper_hull
 
 COLUMNS = {
     "envelope": "epsilon_envelope",
@@ -92,7 +92,7 @@ def test_the_hull_of_lines_is_the_maximum_over_all_of_them(law):
         top = float(ja.epsilon(run, 1e-12).upper)
         grid = np.linspace(-top, top, 201)
         _, u, t = outer(np.exp(grid), upper_delta(run, grid, "add_or_remove_one"))
-        gain, cost = envelope._lines(law, *envelope._cells(u, t, grid.size + 3))
+        gain, cost = envelope_bound._lines(law, *envelope_bound._cells(u, t, grid.size + 3))
         kept = upper_hull(gain, -cost)
         ends = np.diff(cost[kept]) / np.diff(gain[kept])
         assert np.all(np.diff(ends) >= 0)

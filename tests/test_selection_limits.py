@@ -9,7 +9,7 @@ from selection_cases import hockey_stick
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.selection import limits
+from jaxacct.selection import profile_ends
 
 LAWS = [
     selection.Geometric(0.1),
@@ -26,7 +26,7 @@ def ends(run, law, delta, relation="add_or_remove_one"):
     """(lower, upper) of epsilon at delta by the limits alone."""
     shape = np.broadcast_shapes(np.shape(delta), law.shape)
     nothing = np.stack([np.zeros(shape), np.full(shape, np.inf)])
-    return limits.narrowed(
+    return profile_ends.narrowed(
         "epsilon", run, law, np.asarray(delta), relation, nothing, np.ones(np.broadcast_shapes(shape), bool)
     )
 
@@ -136,7 +136,7 @@ def test_selections_of_bounded_loss_at_tiny_delta_and_none():
     assert set(b.status[0]) == {"ok"} and set(b.kind[0]) == {"certified"} and (b.upper[0] <= 2.1).all()
     assert (np.diff(b.upper[0]) <= 1e-9).all() and (b.lower[0] > 1.8).all()
     assert set(b.status[1]) == {"mass_at_infinity"} and np.isinf(b.lower[1]).all()
-    ends = limits.narrowed("delta", ja.PureDP(0.7), law, 2.1, "add_one", np.array([0.0, 1.0]), np.array(True))
+    ends = profile_ends.narrowed("delta", ja.PureDP(0.7), law, 2.1, "add_one", np.array([0.0, 1.0]), np.array(True))
     assert (ends == 0.0).all()
     assert "delta[1] = 0" in refusal(
         ja.epsilon, selection.select(ja.Gaussian(1.0), selection.Geometric(0.1)), [1e-5, 0.0]

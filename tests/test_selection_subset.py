@@ -10,7 +10,7 @@ from selection_cases import hockey_stick
 import jaxacct as ja
 from jaxacct import selection
 from jaxacct.representations import subsampled_renyi
-from jaxacct.selection.subset import ORDERS
+from jaxacct.selection.subset_privacy import WHOLE_ORDERS
 
 ONCE = selection.PointMass(1)
 
@@ -146,4 +146,4 @@ def test_refusals():
     assert "sum to 1" in refusal(selection.candidates_profile, [run], [0.0], [0.5])
     assert "one direction" in refusal(selection.candidates_profile, [run], [0.0], relation="add_one")
     assert "orders = 1.0" in refusal(selection.line_noise_multiplier, 1.0, 0.1, 10, [1.0])
-    assert ORDERS[0] == 2.0
+    assert WHOLE_ORDERS[0] == 2.0

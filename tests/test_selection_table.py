@@ -3,7 +3,7 @@
 import pathlib
 
 import jaxacct
-from jaxacct.selection.table import table
+from jaxacct.selection.bounds_table import table
 
 
 def test_readme_shows_the_table():

@@ -12,12 +12,12 @@ from helpers import refusal
 
 import jaxacct as ja
 from jaxacct import selection, tuning
-from jaxacct.selection import law as laws
+from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan
 from jaxacct.training.chacha import CHACHA20
-from jaxacct.tuning.best import best_of, rank
-from jaxacct.tuning.score import scored
-from jaxacct.tuning.spaces import draws_alike
+from jaxacct.tuning.best_candidate import best_of, rank
+from jaxacct.tuning.private_score import scored
+from jaxacct.tuning.search_spaces import draws_alike
 
 SIZE = 40
 DATA = np.ones((SIZE, 2), np.float32)
@@ -46,7 +46,7 @@ def plans():
 @pytest.fixture
 def forced(monkeypatch):
     def force(count):
-        monkeypatch.setattr(laws.Law, "sample", lambda law, rng=None: count)
+        monkeypatch.setattr(law_of_k.Law, "sample", lambda law, rng=None: count)
 
     return force
 

@@ -9,7 +9,7 @@ from training_runs import linear, plan_of
 
 from jaxacct.training import CHACHA20, AdaptiveClip, Plan, noise
 from jaxacct.training.steps import Carried, numbers, private_step
-from jaxacct.tuning.candidates import CHUNK, PASS, STEP, key_words, side_by_side
+from jaxacct.tuning.side_by_side_training import PASS_STREAM, STEP_STREAM, STEPS_PER_CALL, key_words, side_by_side
 from jaxacct.validation import InputError
 
 ROOTS = [bytes([i]) * 32 for i in range(1, 6)]
@@ -40,7 +40,7 @@ def by_hand(loss, optimizer, plan, params, clip, root, data, micro, adaptive=Non
     key = jax.random.wrap_key_data(jnp.asarray(key_words([root])[0]), impl=CHACHA20)
     for t in range(plan.steps):
         begins = plan.pass_of(t)[1] if plan.sampling == "fixed_batches" else 0
-        words = [jax.random.key_data(noise.stream(key, *of)) for of in ((STEP, t), (PASS, begins))]
+        words = [jax.random.key_data(noise.stream(key, *of)) for of in ((STEP_STREAM, t), (PASS_STREAM, begins))]
         place = t - begins if plan.sampling == "fixed_batches" else 0
         carried = step(carried, *words, data, numbers(plan.at(t), plan.sampling, adaptive, place))
     return carried.params
@@ -66,7 +66,7 @@ def test_each_candidate_is_the_trainers_dp_sgd(plan, data):
 
 
 def test_a_candidate_alone_is_the_same_candidate(data):
-    plan = plan_of(40, 0.5, 1.0, CHUNK + 3)
+    plan = plan_of(40, 0.5, 1.0, STEPS_PER_CALL + 3)
     train = side_by_side(regression, lambda c: optax.sgd(c["rate"], momentum=0.5), plan, clip_norm=0.5)
     rates = {"rate": 0.02 * np.arange(1, 6)}
     done = train(first(5), rates, key_words(ROOTS), data)

@@ -15,7 +15,7 @@ from scipy.special import ndtr
 import jaxacct as ja
 from jaxacct import selection
 from jaxacct.training.ledger import Ledger
-from jaxacct.tuning import cost, subset, subset_accounting, subset_plan
+from jaxacct.tuning import cost, subset_accounting, subset_plan, subset_tuning
 
 DELTA = 1e-5
 
@@ -165,7 +165,7 @@ class Rates:
 def tuned(plan, data, monkeypatch, k=5, score=None, **changed):
     monkeypatch.setattr(type(plan.repetitions), "sample", lambda self: k)
     settings = {"init": lambda key: jnp.zeros(200), "score": score or (lambda w: float(w[0])), "clip_norm": 10.0}
-    return subset.tune_on_subset(
+    return subset_tuning.tune_on_subset(
         lambda w, x: -jnp.vdot(w, x),
         lambda c: optax.sgd(c["learning_rate"]),
         Rates(),
@@ -252,12 +252,12 @@ def test_refusals(plans):
     assert "law of K" in refusal(make, repetitions=5)
     assert "one law" in refusal(cost.Cost, selection.Poisson([1.0, 2.0]), 9, 1.0)
     assert "share = 0.5 must be 1" in refusal(cost.Cost, selection.Poisson(1.0), 9, 1.0, "everything", 0.5)
-    assert "has no 'learning_rate'" in refusal(subset.extrapolated, {"lr": 0.1}, 2.0)
+    assert "has no 'learning_rate'" in refusal(subset_tuning.extrapolated, {"lr": 0.1}, 2.0)
     assert "no noise" in refusal(subset_accounting.least_noise, lambda sigma: 9.0, 1.0, 2.0)
     nothing = lambda *args: None
     arguments = nothing, nothing, Rates(), np.ones((3, 2)), plans["rest"]
-    words = refusal(subset.tune_on_subset, *arguments, init=nothing, score=nothing, candidates="iid")
+    words = refusal(subset_tuning.tune_on_subset, *arguments, init=nothing, score=nothing, candidates="iid")
     assert "must be (200,)" in words
     assert "space of type Rates may keep state" in refusal(
-        subset.tune_on_subset, *arguments, init=nothing, score=nothing
+        subset_tuning.tune_on_subset, *arguments, init=nothing, score=nothing
     )

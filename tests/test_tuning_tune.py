@@ -12,11 +12,11 @@ from helpers import refusal
 
 import jaxacct as ja
 from jaxacct import selection, tuning
-from jaxacct.selection import law as laws
+from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan
 from jaxacct.training.chacha import CHACHA20
-from jaxacct.tuning.best import best_of
-from jaxacct.tuning.score import noise_for_score, scored, whole
+from jaxacct.tuning.best_candidate import best_of
+from jaxacct.tuning.private_score import noise_for_score, scored, whole
 
 SIZE = 40
 DATA = np.ones((SIZE, 2), np.float32)
@@ -46,7 +46,7 @@ def forced(monkeypatch):
     """Forces K, whatever the law."""
 
     def force(count):
-        monkeypatch.setattr(laws.Law, "sample", lambda law, rng=None: count)
+        monkeypatch.setattr(law_of_k.Law, "sample", lambda law, rng=None: count)
 
     return force
 

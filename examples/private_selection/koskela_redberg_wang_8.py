@@ -10,7 +10,7 @@ from selecting import epsilons, run
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.selection.guarantees import Thresholds
+from jaxacct.selection.closed_form_guarantees import Thresholds
 
 TARGET, DELTA, RATE, SIGMAS, M = 1.5, 1e-6, 0.01, (2.0, 3.0, 4.0), 10.0
 STEPS = 100

@@ -1,13 +1,13 @@
 """Audits: lower bounds on what a mechanism leaks, from runs of it, to hold against what is claimed of it."""
 
 from jaxacct.audit.canaries import Game, Played, gradient_canaries, input_canary
-from jaxacct.audit.counts import clopper_pearson, gaussian_fit
-from jaxacct.audit.game import count_winners, finite, gaussian, winners
-from jaxacct.audit.lower import LowerBound
-from jaxacct.audit.one_run import coin_guesses, one_run, one_run_p_value
-from jaxacct.audit.ranks import Cells, attack_cells, cell_audit, cell_counts, winning_ranks
+from jaxacct.audit.error_counts import clopper_pearson, gaussian_fit
+from jaxacct.audit.lower_bound import LowerBound
 from jaxacct.audit.report import Claim, Report, Row
-from jaxacct.audit.scores import from_scores
+from jaxacct.audit.score_thresholds import from_scores
+from jaxacct.audit.selection_game import count_winners, finite, gaussian, winners
+from jaxacct.audit.single_run import coin_guesses, one_run, one_run_p_value
+from jaxacct.audit.winner_ranks import Cells, attack_cells, cell_audit, cell_counts, winning_ranks
 
 __all__ = [
     "Cells",

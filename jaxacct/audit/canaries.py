@@ -17,17 +17,30 @@ from jaxacct.validation import COUNT, Constraint, InputError, check
 
 __all__ = ["Game", "Played", "gradient_canaries", "input_canary"]
 
-REAL, ABSENT = 0, -1
-"""Marks of examples; a gradient canary's is its number, from 1."""
-STEEP = 1e4
+REAL_MARK = 0
+"""Mark of an example of the data; a gradient canary's mark is its number, from 1."""
+ABSENT_MARK = -1
+"""Mark of a canary that does not take part."""
+PLANTED_LENGTH = 1e4
 """Length of a planted gradient in units of the largest clip norm: whatever is clipped comes out at norm C."""
-AT_ONCE = 256
-"""Runs side by side."""
+RUNS_AT_ONCE = 256
+"""Runs side by side in one call of the compiled program."""
 _SEED = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
 
 
 class Played(NamedTuple):
-    """scores : (runs, canaries), larger if the canary took part.  outcome : what was asked of the last parameters."""
+    """What runs of a `Game` have shown.
+
+    Parameters
+    ----------
+    scores : numpy.ndarray, shape (runs, canaries)
+        Larger if the canary took part.
+    outcome : pytree
+        What was asked of the last parameters.
+
+    >>> Played(np.zeros((100, 1)), None).scores.shape
+    (100, 1)
+    """
 
     scores: np.ndarray
     outcome: Any
@@ -36,11 +49,38 @@ class Played(NamedTuple):
 class Game:
     """A trainer's real step on data with canaries that are in or out; made by `input_canary` or `gradient_canaries`.
 
-    The step is `steps.private_step` with the trainer's own sampling, clipping, noise and optimizer.  Two things are
-    added: examples carry a mark, by which one that is out has no gradient (its place stays, as in fixed batches; with
-    Poisson sampling that is the same law as its absence), and the optimizer notes the noisy mean that it is given.
+    The step is the trainer's, with its own sampling, clipping, noise and optimizer.  Two things are added.  Examples
+    carry a mark, by which one that is out has no gradient: its place stays, as in fixed batches, and with Poisson
+    sampling that is the same law as its absence.  And the optimizer notes the noisy mean that it is given.
 
-    canaries : how many there are; they are the last examples.
+    Parameters
+    ----------
+    trainer : Trainer
+    loss_fn : callable
+        (params, (example, mark)) -> scalar loss.
+    data : pytree of arrays
+        The canaries are the last examples.
+    marks : numpy.ndarray
+    observe : callable
+        (params, noisy sum) -> one score for each canary.
+    canaries : int
+        How many there are.
+
+    Raises
+    ------
+    InputError
+        Data and canaries are not as many as the plan says.
+
+    References
+    ----------
+    README.md of this folder, "Canaries".
+
+    >>> import optax
+    >>> from jaxacct.training import Plan
+    >>> plan = Plan(target_delta=1e-5, dataset_size=1, sampling_probability=1.0, noise_multiplier=0.1, steps=1)
+    >>> game = gradient_canaries(Trainer(lambda w, x: w @ x, optax.sgd(0.1), plan), None)
+    >>> isinstance(game, Game), game.canaries
+    (True, 1)
     """
 
     def __init__(
@@ -78,13 +118,32 @@ class Game:
     ) -> Played:
         """Run the trainer from `params` `runs` times, with keys of its own each, and see what the canaries left.
 
-        present : bool, one for all canaries or (canaries,): who takes part.
-        steps : of the plan, from the first; None is all.  seed : of the keys, 64 bits: for audits only.
-        hyperparameters : name -> values of shape (runs,), one for each run, where the optimizer is made by
+        Parameters
+        ----------
+        params : pytree
+        present : bool or array_like of bool, shape (canaries,)
+            Who takes part.
+        runs : int
+        steps : int, optional
+            Of the plan, from the first; by default all.
+        seed : int
+            Of the keys, 64 bits: for audits only.
+        hyperparameters : mapping, optional
+            name -> values of shape (runs,), one for each run, where the optimizer is made by
             `optax.inject_hyperparams`: such as the learning rates of the candidates of a tuning.
-        outcome : last parameters -> arrays, such as a validation loss; traceable.
+        outcome : callable, optional
+            last parameters -> arrays, such as a validation loss; traceable.
+        progress : bool, optional
+            A line on standard error; None only on a terminal.
 
-        InputError for bad values.
+        Returns
+        -------
+        Played
+
+        Raises
+        ------
+        InputError
+            Invalid values.
         """
         runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, _SEED))
         plan = self.trainer.plan
@@ -93,7 +152,7 @@ class Game:
             raise InputError(f"steps = {steps} must be <= {plan.steps}; the plan has no more")
         there = np.broadcast_to(np.asarray(present, bool), (self.canaries,))
         marks = self.marks.copy()
-        marks[-self.canaries :] = np.where(there, marks[-self.canaries :], ABSENT)
+        marks[-self.canaries :] = np.where(there, marks[-self.canaries :], ABSENT_MARK)
         varied = {name: np.asarray(values, np.float32) for name, values in (hyperparameters or {}).items()}
         self._check_varied(params, varied, runs)
         program = self._program(steps, outcome)
@@ -101,13 +160,13 @@ class Game:
         params = jax.tree.map(jnp.asarray, params)
         bar, found = Progress(runs, progress, unit="runs"), []
         passes = plan.pass_of(steps - 1)[0] + 1 if plan.sampling == FIXED else 1
-        for start in range(0, runs, AT_ONCE):
-            words = rng.integers(0, 2**32, (AT_ONCE, steps + passes, 8), np.uint32)
-            rows = np.minimum(np.arange(start, start + AT_ONCE), runs - 1)
+        for start in range(0, runs, RUNS_AT_ONCE):
+            words = rng.integers(0, 2**32, (RUNS_AT_ONCE, steps + passes, 8), np.uint32)
+            rows = np.minimum(np.arange(start, start + RUNS_AT_ONCE), runs - 1)
             now = {name: values[rows] for name, values in varied.items()}
             found.append(program(params, (self.data, marks), now, words))
             jax.block_until_ready(found[-1])
-            bar.update(min(start + AT_ONCE, runs))
+            bar.update(min(start + RUNS_AT_ONCE, runs))
         bar.close()
         joined = jax.tree.map(lambda *pieces: np.concatenate([np.asarray(x) for x in pieces])[:runs], *found)
         return Played(*joined)
@@ -160,11 +219,30 @@ def gradient_canaries(trainer: Trainer, data: Any, count: int = 1) -> Game:
 
     In every step in which it takes part the clipped sum moves by C (up to the allowance for rounding that clipping
     takes off) in a direction of its own, whatever the parameters are: the strongest that an example can do.  The score
-    of a canary is what the noisy sums hold at its coordinate, over all steps, in units of C.
+    of a canary is what the noisy sums hold at its coordinate, over all steps, in units of C.  Planting makes clipping
+    take per-example gradients: to audit clipping by ghost norms, use `input_canary`.
 
-    trainer : its plan's dataset_size is that of the data and ``count``.  data : pytree, examples along the first axis;
-    None for no other examples.  Planting makes clipping take per-example gradients: to audit clipping by ghost norms,
-    use `input_canary`.  One clip norm for all parameters; InputError otherwise.
+    Parameters
+    ----------
+    trainer : Trainer
+        Its plan's dataset_size is that of the data and ``count``; it has one clip norm for all parameters.
+    data : pytree of arrays, or None
+        Examples along the first axis; None for no other examples.
+    count : int
+        How many canaries.
+
+    Returns
+    -------
+    Game
+
+    Raises
+    ------
+    InputError
+        Several clip norms, or more canaries than parameters.
+
+    References
+    ----------
+    README.md of this folder, "Canaries".
 
     >>> import optax
     >>> from jaxacct.training import Plan
@@ -186,8 +264,8 @@ def gradient_canaries(trainer: Trainer, data: Any, count: int = 1) -> Game:
         if flat.size < count:
             raise InputError(f"count = {count} must be <= {flat.size}, the number of parameters; plant fewer")
         # the optimizer descends: a loss that falls along the coordinate would flip the sign of the noisy sum
-        pull = jnp.where(mark > 0, STEEP * norm * flat[jnp.maximum(mark - 1, 0)], 0.0)
-        return pull if example is None else pull + jnp.where(mark == REAL, loss_fn(params, example), 0.0)
+        pull = jnp.where(mark > 0, PLANTED_LENGTH * norm * flat[jnp.maximum(mark - 1, 0)], 0.0)
+        return pull if example is None else pull + jnp.where(mark == REAL_MARK, loss_fn(params, example), 0.0)
 
     observe = lambda params, noisy: _flat(noisy)[:count] / norm
     marks = np.arange(1, count + 1, dtype=np.int32)
@@ -195,7 +273,7 @@ def gradient_canaries(trainer: Trainer, data: Any, count: int = 1) -> Game:
         size = jax.tree_util.tree_leaves(data)[0].shape[0]
         first = jax.tree.map(lambda a: jnp.repeat(jnp.asarray(a)[:1], count, axis=0), data)
         data = jax.tree.map(lambda a, b: jnp.concatenate([jnp.asarray(a), b]), data, first)
-        marks = np.concatenate([np.full(size, REAL, np.int32), marks])
+        marks = np.concatenate([np.full(size, REAL_MARK, np.int32), marks])
     return Game(trainer, planted, data, marks, observe, count)
 
 
@@ -203,10 +281,29 @@ def input_canary(trainer: Trainer, data: Any, example: Any) -> Game:
     """One more example, crafted: an image from elsewhere, a wrong label.  All of the step is the trainer's own.
 
     The score is the inner product of the noisy sums with the canary's own gradient, clipped, in units of C^2 and summed
-    over the steps [Nasr et al. 2023]: a rule that knows the parameters before every step.
+    over the steps: a rule that knows the parameters before every step.
 
-    trainer : its plan's dataset_size is one more than the data.  data : pytree, examples along the first axis.
-    example : pytree like one of them.
+    Parameters
+    ----------
+    trainer : Trainer
+        Its plan's dataset_size is one more than the data.
+    data : pytree of arrays
+        Examples along the first axis.
+    example : pytree
+        Like one of the data.
+
+    Returns
+    -------
+    Game
+
+    Raises
+    ------
+    InputError
+        The data do not fit the plan.
+
+    References
+    ----------
+    Nasr et al. (2023).
 
     >>> import optax
     >>> from jaxacct.training import Plan
@@ -223,13 +320,13 @@ def input_canary(trainer: Trainer, data: Any, example: Any) -> Game:
 
     def marked_loss(params: Any, marked: Any) -> Any:
         one, mark = marked
-        return jnp.where(mark == ABSENT, 0.0, loss_fn(params, one))
+        return jnp.where(mark == ABSENT_MARK, 0.0, loss_fn(params, one))
 
     def observe(params: Any, noisy: Any) -> Any:
         own = _flat(jax.grad(loss_fn)(params, crafted))
         return (_flat(noisy) @ own / (norm * jnp.maximum(jnp.linalg.norm(own), norm)))[None]
 
-    return Game(trainer, marked_loss, whole, np.full(size, REAL, np.int32), observe, 1)
+    return Game(trainer, marked_loss, whole, np.full(size, REAL_MARK, np.int32), observe, 1)
 
 
 def _flat(tree: Any) -> Any:

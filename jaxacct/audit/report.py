@@ -12,20 +12,32 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.audit.lower import UNCONDITIONAL, LowerBound
+from jaxacct.audit.lower_bound import UNCONDITIONAL, LowerBound
 from jaxacct.bounds import Bounds
 from jaxacct.validation import InputError
 
 __all__ = ["Claim", "Report", "Row"]
 
-REFUTED = "!!"
+REFUTED_MARK = "!!"
+"""Stands behind a claim that is below a lower bound."""
 
 
 @dataclass(frozen=True)
 class Claim:
     """What is said to hold: (epsilon, delta)-DP, by whom, and what kind of statement it is.
 
-    epsilon : a number, or the Bounds of `ja.epsilon`, of which the upper end and the kind are taken.
+    Parameters
+    ----------
+    name : str
+    epsilon : float or Bounds
+        Of the Bounds of `ja.epsilon` the upper end and the kind are taken.
+    delta : float
+    kind : str
+
+    Raises
+    ------
+    InputError
+        epsilon is not one number of 0 or more.
 
     >>> Claim("RDP", 2.31, 1e-5, kind="bound")
     Claim(name='RDP', epsilon=2.31, delta=1e-05, kind='bound')
@@ -47,7 +59,24 @@ class Claim:
 
 @dataclass(frozen=True)
 class Row:
-    """One audit: what was attacked, what was found, and the claims about it, at one delta."""
+    """One audit: what was attacked, what was found, and the claims about it, at one delta.
+
+    Parameters
+    ----------
+    name : str
+    found : LowerBound
+    claims : tuple of Claim
+
+    Raises
+    ------
+    InputError
+        The lower bound is a batch, or a claim is at another delta.
+
+    >>> found = LowerBound(1.4, 1e-5, 0.99, 60_000_000, "clopper_pearson")
+    >>> row = Row("worst score", found, (Claim("RDP", 2.31, 1e-5), Claim("too low", 1.0, 1e-5)))
+    >>> [claim.name for claim in row.refuted]
+    ['too low']
+    """
 
     name: str
     found: LowerBound
@@ -76,6 +105,10 @@ class Row:
 @dataclass(frozen=True)
 class Report:
     """Rows of audits; every number with its kind, its confidence and its trials.
+
+    Parameters
+    ----------
+    rows : iterable of Row
 
     >>> found = LowerBound(1.4, 1e-5, 0.99, 60_000_000, "clopper_pearson")
     >>> claim = Claim("Algorithm 3", 1.144, 1e-5, "conditional: monotone score")
@@ -132,7 +165,9 @@ class Report:
         table = ["  ".join(cell(i, text) for i, text in enumerate(line)).rstrip() for line in lines]
         kinds = dict.fromkeys((claim.name, claim.kind) for row in self.rows for claim in row.claims)
         flagged = len(self.refuted)
-        verdict = f"{flagged} claims are below a lower bound, marked {REFUTED}" if flagged else "no claim is refuted"
+        verdict = (
+            f"{flagged} claims are below a lower bound, marked {REFUTED_MARK}" if flagged else "no claim is refuted"
+        )
         return "\n".join([*table, *(f"{name}: {kind}" for name, kind in kinds), verdict])
 
     def to_json(self) -> str:
@@ -178,4 +213,4 @@ class Report:
 def _shown(claim: Claim | None, row: Row) -> str:
     if claim is None:
         return "-"
-    return f"{claim.epsilon:.4f}" + (f" {REFUTED}" if claim in row.refuted else "")
+    return f"{claim.epsilon:.4f}" + (f" {REFUTED_MARK}" if claim in row.refuted else "")

@@ -1,19 +1,16 @@
 """Private selection: run K times, K random and secret, and release the best; laws of K and what it costs."""
 
 from jaxacct.selection.adaptive import AdaptiveSelection
-from jaxacct.selection.bounds import BOUNDS, bound_delta, bound_epsilon
-from jaxacct.selection.candidates import candidates_profile, grid_noise_multipliers, line_noise_multiplier
-from jaxacct.selection.finite import output_law
-from jaxacct.selection.guarantees import (
+from jaxacct.selection.closed_form_guarantees import (
     gaussian_selection,
-    noisy_max_epsilon,
-    noisy_max_renyi,
     propose_test_release_guarantee,
     random_stopping,
     thresholds,
     two_point_selection,
 )
-from jaxacct.selection.laws import (
+from jaxacct.selection.differing_candidates import candidates_profile, grid_noise_multipliers, line_noise_multiplier
+from jaxacct.selection.finite_base import output_law
+from jaxacct.selection.law_families import (
     Binomial,
     Categorical,
     Geometric,
@@ -24,9 +21,12 @@ from jaxacct.selection.laws import (
     TruncatedNegativeBinomial,
     TwoPoint,
 )
-from jaxacct.selection.mechanism import Attack, Selection, attack, select
+from jaxacct.selection.mechanism import Selection, select
 from jaxacct.selection.monotone_score import monotone_score_delta, monotone_score_epsilon
-from jaxacct.selection.subset import expected_cost, subset_epsilon, subset_renyi
+from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
+from jaxacct.selection.noisy_max_guarantees import noisy_max_epsilon, noisy_max_renyi
+from jaxacct.selection.subset_privacy import expected_cost, subset_epsilon, subset_renyi
+from jaxacct.selection.worst_order import Attack, attack
 
 __all__ = [
     "BOUNDS",

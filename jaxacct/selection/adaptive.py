@@ -12,31 +12,32 @@ from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.engines.protocol import MechanismEngine
 from jaxacct.engines.protocol import register as register_engine
-from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape, repeat
+from jaxacct.mechanisms import Mechanism, batch_shape, repeat
 from jaxacct.mechanisms.base import element, register, require_mechanism
 from jaxacct.mechanisms.finite import FinitePair, sample_pair
 from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
-from jaxacct.selection import limits
-from jaxacct.selection.base import sides, under
-from jaxacct.selection.laws import Law, PointMass
-from jaxacct.selection.mixture import Mixture
-from jaxacct.selection.weights import largest, weights
-from jaxacct.validation import InputError, broadcast_shape, choice
+from jaxacct.selection import profile_ends
+from jaxacct.selection.base_profile import sides, under
+from jaxacct.selection.certified_ends import as_bounds
+from jaxacct.selection.law_families import Law, PointMass, largest_k
+from jaxacct.selection.law_of_k import require_law
+from jaxacct.selection.mixture_over_k import Mixture
+from jaxacct.selection.probabilities_of_k import weights
+from jaxacct.validation import InputError, broadcast_shape
 
 __all__ = ["AdaptiveSelection", "refuse_zero"]
 
-TAIL = 1e-7
-"""What the law of K has beyond the numbers that are looked at, as a share of delta."""
-NARROW = 2e-4
-"""Relative width up to which a bracket is called ok whatever rtol."""
-POINTS = 160
-"""Points of the profile when it is composed."""
-LAST = 1e-13
-"""The profile is taken down to this delta."""
-LEAST = 1e-290
-"""delta is looked for from here."""
-KEPT = 8
+TAIL_SHARE = 1e-7
+"""Probability of the numbers of K that are not listed, as a share of delta: it widens the bracket by no more."""
+COMPOSED_POINTS = 160
+"""Values of eps at which the profile is taken when the selection is composed with other mechanisms."""
+LAST_DELTA = 1e-13
+"""The profile that is composed ends where delta has fallen to this."""
+LEAST_DELTA = 1e-290
+"""Smallest positive delta that is solved for: for a smaller one its upper end is the largest loss."""
+PAIRS_KEPT = 8
+"""Pairs of composed selections that are kept, since each direction of each question asks for the same one."""
 _pairs: OrderedDict[AdaptiveSelection, FinitePair] = OrderedDict()
 
 
@@ -45,16 +46,30 @@ _pairs: OrderedDict[AdaptiveSelection, FinitePair] = OrderedDict()
 class AdaptiveSelection(Mechanism):
     """Run K candidates, each free to depend on the outputs of those before, and release any or all of them.
 
-        delta(eps) = sum_k Pr[K = k] delta_k(eps),    delta_k that of ``mechanism`` composed k times, direction by
-        direction; nothing is released at k = 0
+        delta(eps) = sum_k Pr[K = k] delta_k(eps)
 
-    Candidate k may be chosen after seeing all earlier outputs, K and public randomness, as long as each is dominated
-    by ``mechanism``; K is independent of the data and need not be secret.  It is the exact supremum of that class
-    (README.md of this folder, with the proof), so that `ja.epsilon` and `ja.delta` of it are brackets of kind
-    "certified".  Composed, it is the pair of the profile's upper ends on a grid, kind "bound"; with K fixed it is the
-    k-fold composition itself.
+    in each direction by itself, where delta_k is the profile of ``mechanism`` composed k times; nothing is released at
+    k = 0.  Candidate k may be chosen after seeing all earlier outputs, K and public randomness, as long as
+    ``mechanism`` dominates each.  K is independent of the data and need not be secret.  The sum is the exact supremum
+    of that class, so that `ja.epsilon` and `ja.delta` of it are brackets of kind "certified".  Composed with other
+    mechanisms it is the pair of the profile's upper ends on a grid, kind "bound".  With K fixed it is the k-fold
+    composition itself.
 
-    mechanism : a Mechanism.  law : a law of K.  They broadcast.  Made by `select(..., candidates="adaptive")`.
+    Parameters
+    ----------
+    mechanism : Mechanism
+        One candidate.
+    law : Law
+        The law of K.  They broadcast.  `select(..., candidates="adaptive")` makes these objects.
+
+    Raises
+    ------
+    InputError
+        Another type, or shapes that do not broadcast.
+
+    References
+    ----------
+    README.md of this folder, "Candidates that depend on each other", has the theorem and the proof.
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection
@@ -72,8 +87,7 @@ class AdaptiveSelection(Mechanism):
 
     def __post_init__(self) -> None:
         require_mechanism("run", self.mechanism)
-        if not isinstance(self.law, Law):
-            raise InputError(f"k = {self.law!r:.40} must be a law of K; use one such as selection.Geometric(0.1)")
+        require_law("k", self.law)
         broadcast_shape({"the mechanism": batch_shape(self.mechanism), "k": self.law.shape})
 
     def validated(self) -> AdaptiveSelection:
@@ -103,11 +117,11 @@ class AdaptiveSelection(Mechanism):
 
 
 class AdaptiveMixture(MechanismEngine):
-    """The engine of `AdaptiveSelection`; with K fixed the selection is a composition, and its parts are asked."""
+    """The engine of `AdaptiveSelection`; with K fixed that is a composition, whose parts are asked."""
 
     name = "adaptive_mixture"
 
-    def supports(self, mechanism: Any) -> bool:
+    def supports(self, mechanism: Mechanism) -> bool:
         return isinstance(mechanism, AdaptiveSelection) and not mechanism.fixed
 
     def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
@@ -122,7 +136,6 @@ register_engine(AdaptiveMixture())
 
 def _bracket(quantity: str, chosen: AdaptiveSelection, values: np.ndarray, relation: str, rtol: float) -> Bounds:
     """The bracket of a selection by itself: epsilon at deltas or delta at eps."""
-    choice("relation", relation, RELATIONS)
     run, relation = under(chosen.mechanism, relation)
     values = np.asarray(values, np.float64)
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": chosen.law.shape, quantity: values.shape})
@@ -134,19 +147,12 @@ def _bracket(quantity: str, chosen: AdaptiveSelection, values: np.ndarray, relat
         base, law = _element(run, index), chosen.law.element(_inside(index, chosen.law.shape))
         solve = _epsilon if quantity == "epsilon" else _delta
         ends[:, *index] = solve(base, law, float(values[index]), relation, rtol)
-    low, high = ends
-    kind = run.kind_under(relation)
-    if kind != "certified":
-        low = np.zeros_like(low)
-    with np.errstate(invalid="ignore"):
-        narrow = (low == high) | np.isfinite(high) & (high - low <= max(rtol, NARROW) * np.maximum(high, 1e-300))
-    status = np.where(high == 0.0, "zero", np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width")))
-    return Bounds(low, high, high, kind, status, "adaptive_mixture")
+    return as_bounds(ends[0], ends[1], run.kind_under(relation), rtol, "adaptive_mixture")
 
 
 def refuse_zero(run: Mechanism, delta: np.ndarray) -> None:
     """delta = 0 is for bases of bounded loss."""
-    bad = (delta == 0.0) & ~(limits.bounded(run) if (delta == 0.0).any() else True)
+    bad = (delta == 0.0) & ~(profile_ends.bounded(run) if (delta == 0.0).any() else True)
     if bad.any():
         index = [int(i) for i in np.argwhere(bad)[0]]
         raise InputError(
@@ -157,11 +163,11 @@ def refuse_zero(run: Mechanism, delta: np.ndarray) -> None:
 
 def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float) -> tuple[float, float]:
     """Ends of epsilon of one selection: the larger of its directions."""
-    if delta < LEAST:
-        bounded = bool(np.all(limits.bounded(run)))
+    if delta < LEAST_DELTA:
+        bounded = bool(np.all(profile_ends.bounded(run)))
         low, high = _without_delta(run, law, relation) if bounded else (0.0, np.inf)
-        return (low, high) if delta == 0.0 else (_epsilon(run, law, LEAST, relation, rtol)[0], high)
-    listed = weights(law, TAIL * delta)
+        return (low, high) if delta == 0.0 else (_epsilon(run, law, LEAST_DELTA, relation, rtol)[0], high)
+    listed = weights(law, TAIL_SHARE * delta)
     each = [Mixture(run, listed, side.forward, rtol).epsilon(delta) for side in sides(run, relation)]
     return max(low for low, _ in each), max(high for _, high in each)
 
@@ -169,7 +175,7 @@ def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float)
 def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
     """Ends of delta of one selection; what the law leaves out is made small against delta itself."""
     ends = (0.0, 1.0)
-    for tail in (1e-12, 1e-40, 1e-150, LEAST):
+    for tail in (1e-12, 1e-40, 1e-150, LEAST_DELTA):
         listed = weights(law, tail)
         each = [Mixture(run, listed, side.forward, rtol).at(eps, 0.5 * rtol) for side in sides(run, relation)]
         ends = max(found.low for found in each), max(found.high for found in each)
@@ -180,7 +186,7 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
 
 def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:
     """Ends of epsilon at a delta of (nearly) 0, for a base of bounded loss: what the largest K adds up to."""
-    most = largest(law)
+    most = largest_k(law)
     if not np.isfinite(most):
         one = account.epsilon(run, 0.0, relation=relation)
         return (np.inf, np.inf) if one.lower > 0.0 else (0.0, 0.0 if one.upper == 0.0 else np.inf)
@@ -199,22 +205,22 @@ def _pair(chosen: AdaptiveSelection) -> FinitePair:
         for index in np.ndindex(shape):
             rows.append(_row(_element(run, index), law.element(_inside(index, law.shape))))
         _pairs[chosen] = stacked([pair_of_profile(*row) for row in rows], shape)
-        while len(_pairs) > KEPT:
+        while len(_pairs) > PAIRS_KEPT:
             _pairs.popitem(last=False)
     return _pairs[chosen]
 
 
 def _row(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(eps, upper ends of delta, those of the reverse direction) of one selection."""
-    listed = weights(law, 1e-3 * LAST)
+    listed = weights(law, 1e-3 * LAST_DELTA)
     both = sides(run, "add_or_remove_one")
     each = {name: Mixture(run, listed, name, 1e-3) for name in dict.fromkeys((both[0].forward, both[-1].forward))}
     last = 1e-3
     for mixture in each.values():
-        level = min(LAST + 2.0 * mixture.at_infinity()[1], 0.5)
+        level = min(LAST_DELTA + 2.0 * mixture.at_infinity()[1], 0.5)
         high = mixture.epsilon(level)[1]
         last = max(last, high if np.isfinite(high) else 1.0)
-    grid = np.linspace(0.0, 1.0, POINTS) * last
+    grid = np.linspace(0.0, 1.0, COMPOSED_POINTS) * last
     for mixture in each.values():
         for eps in grid[[8, 40, 80]]:
             mixture.at(float(eps), 1e-3)  # places more nodes

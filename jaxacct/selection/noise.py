@@ -14,7 +14,7 @@ from jaxacct.certified_search import Found, certified_search
 from jaxacct.dp_sgd_calibration import search_for
 from jaxacct.engines import programs
 from jaxacct.mechanisms import dp_sgd
-from jaxacct.selection.law import Law
+from jaxacct.selection.law_of_k import Law
 from jaxacct.selection.mechanism import select
 from jaxacct.validation import InputError, refuse_tracers
 

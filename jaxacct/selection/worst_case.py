@@ -16,36 +16,38 @@ from jaxacct.engines import programs
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_mesh import FINE, FINEST, GLANCE, MIDDLE, QUICK, STEADY, Resolution
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.selection.base import MOST, meet, sides
-from jaxacct.selection.curve import Curve, curves
-from jaxacct.selection.laws import Law
+from jaxacct.selection.base_profile import SAYS_NOTHING, meet, sides
+from jaxacct.selection.law_families import Law
+from jaxacct.selection.tradeoff_polygons import Curve, curves
 from jaxacct.validation import broadcast_shape
 
-__all__ = ["HIGHEST", "bracket", "known_curves"]
+__all__ = ["LARGEST_EPS", "bracket", "known_curves"]
 
-HIGHEST = 600.0
-"""Largest eps that is looked for; beyond it delta is that at it, or less."""
-CHUNK = 16
-"""Configurations in one call of the compiled program."""
+LARGEST_EPS = 600.0
+"""Largest eps that is looked for, short of the overflow of exp; beyond it delta is at most what it is at this eps."""
+PER_CALL = 16
+"""Configurations in one call of the compiled program; calls run on all cores."""
 WIDTH = 1e-4
 """Absolute width of eps, relative width of delta, above which a configuration is looked at more finely."""
-GAIN, BASE = 0.8, 1e-3
-"""A finer look that leaves more than this share of the width, where that is small relative to eps, has found that the
-base's own bracket is what is left."""
-KEPT = 8
-"""How many bases' curves are kept."""
-_kept: OrderedDict[Mechanism, list[dict[str, Curve]]] = OrderedDict()
+LITTLE_GAINED = 0.8
+"""A finer look that leaves more than this share of the width has gained little: the width is that of the base's own
+bracket, provided that it is small (`BASE_WIDTH`), and no further look follows."""
+BASE_WIDTH = 1e-3
+"""Widths that a base's own bracket may explain, relative to eps (to 1 where that is less), or to delta."""
+BASES_KEPT = 8
+"""Bases whose curves are kept: a curve takes seconds for DP-SGD, and every question about a base uses it."""
+_curves_of: OrderedDict[Mechanism, list[dict[str, Curve]]] = OrderedDict()
 
 
 def known_curves(run: Mechanism) -> list[dict[str, Curve]]:
     """The curves of a base, computed once."""
-    if run not in _kept:
+    if run not in _curves_of:
         found = curves(run)
-        _kept[run] = found
-        while len(_kept) > KEPT:
-            _kept.popitem(last=False)
+        _curves_of[run] = found
+        while len(_curves_of) > BASES_KEPT:
+            _curves_of.popitem(last=False)
         return found
-    return _kept[run]
+    return _curves_of[run]
 
 
 def bracket(
@@ -53,15 +55,15 @@ def bracket(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(lower, upper) of "epsilon" at deltas in (0, 1), or of "delta" at eps >= 0; all broadcast.
 
-    width : what is not as narrow as WIDTH (of a delta: as this share of it), or as the share `width` of it, is looked
-    at again with more rows and columns; inf: nothing is, and points of a profile of delta are within some 1e-3.
+    width : what is not as narrow as WIDTH (of a delta: as this share of it), or as the share `width` of it, is
+    looked at again with more rows and columns; inf: nothing is, and points of a profile of delta are within some 1e-3.
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
     known = known_curves(run)
     size = int(np.prod(shape))
     base = np.broadcast_to(np.arange(len(known)).reshape(batch_shape(run)), shape).reshape(-1)
     flat = np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
-    laws, at = law.flattened(shape), np.minimum(flat, HIGHEST)
+    laws, at = law.flattened(shape), np.minimum(flat, LARGEST_EPS)
     ends, quick = np.zeros((2, size)), programs.quickly(size)
     before: list[str] = []
     for direction in (side.direction for side in sides(run, relation)):
@@ -70,17 +72,19 @@ def bracket(
         open_ = [all(each[direction] is not each[name] for name in before) for each in known]
         due = np.flatnonzero(np.asarray(open_, bool)[base])
         before.append(direction)
-        if quantity == "epsilon" and size > CHUNK and ends.any():
+        if quantity == "epsilon" and size > PER_CALL and ends.any():
             # the other direction's bracket is that of both, where a glance shows that this one leaks at most delta at
             # its upper end
             some = jax.tree.map(lambda x, due=due: x[due], laws)
-            leak = _in_chunks("delta", GLANCE, stacked, base[due], some, np.minimum(ends[1, due], HIGHEST), quick)[1]
+            leak = _in_chunks("delta", GLANCE, stacked, base[due], some, np.minimum(ends[1, due], LARGEST_EPS), quick)[
+                1
+            ]
             due = due[~(leak <= flat[due]) & (ends[0, due] < np.inf)]
         if due.size:
             some = jax.tree.map(lambda x, due=due: x[due], laws)
             ends[:, due] = _solved(quantity, stacked, base[due], some, at[due], width, quick, ends[:, due])
     if quantity == "delta":
-        ends[0] = np.where(flat > HIGHEST, 0.0, ends[0])
+        ends[0] = np.where(flat > LARGEST_EPS, 0.0, ends[0])
     return ends[0].reshape(shape), ends[1].reshape(shape)
 
 
@@ -103,7 +107,7 @@ def _solved(
     low, high = _in_chunks(quantity, first, stacked, base, laws, values, quick)
     # a program more takes longer to compile than it saves on a few
     some_more = (MIDDLE, FINE) if width == 0.0 else (STEADY, MIDDLE, FINE)
-    finer = () if once else (FINE, FINEST) if values.size <= CHUNK else some_more
+    finer = () if once else (FINE, FINEST) if values.size <= PER_CALL else some_more
     due = low < np.inf
     for effort in finer:
         least, most = np.maximum(low, other[0]), np.maximum(high, other[1])
@@ -115,16 +119,16 @@ def _solved(
             before = high[wide] - low[wide]
             some = jax.tree.map(lambda x, wide=wide: x[wide], laws)
             ends = _in_chunks(quantity, effort, stacked, base[wide], some, values[wide], quick)
-            low[wide], high[wide] = meet((low[wide], high[wide]), ends, MOST[quantity])
+            low[wide], high[wide] = meet((low[wide], high[wide]), ends, SAYS_NOTHING[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
-            due[wide] = ~((after > GAIN * before) & (after <= BASE * scale))
+            due[wide] = ~((after > LITTLE_GAINED * before) & (after <= BASE_WIDTH * scale))
     return np.maximum(np.stack([low, high]), other)
 
 
 def _in_chunks(
     quantity: str, effort: Resolution, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, quick: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    chunk, run = CHUNK if values.size > 1 else 1, _compiled(quick)
+    chunk, run = PER_CALL if values.size > 1 else 1, _compiled(quick)
     with jax.enable_x64():
         curve = jax.device_put(stacked)
 
@@ -155,7 +159,7 @@ def _program(quantity: str, effort: Resolution, stacked: Any, base: Any, laws: L
         curve = jax.tree.map(lambda x: x[which], stacked)
         if quantity == "epsilon":
             return worst_score.epsilon(
-                law.generating, curve.above, curve.below, jnp.log(value), jnp.asarray(HIGHEST), effort
+                law.generating, curve.above, curve.below, jnp.log(value), jnp.asarray(LARGEST_EPS), effort
             )
         return worst_score.delta(law.generating, curve.above, curve.below, jnp.exp(value), effort)
 

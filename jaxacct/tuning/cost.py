@@ -32,17 +32,34 @@ class Cost:
     """Gradient evaluations of "draw K, train K candidates", and of the final run if there is one.
 
     Given K they are, in expectation over the samples, ``K E' q n + E n_2``: q n records per candidate for E' epochs,
-    and n_2 records for E epochs: (1 - q) n for split "rest", n for "all".  Split "everything" is ``K E' n``.
-    An epoch is `sampling_probability * steps` of DP-SGD: passes over the records that a run works on.
+    and n_2 records for E epochs, where n_2 is (1 - q) n for split "rest" and n for "all".  Split "everything" is ``K E'
+    n``. An epoch is `sampling_probability * steps` of DP-SGD: passes over the records that a run works on.
 
-    What a tuning has *really* cost is a function of K and thus secret, so it is not noted anywhere; expectation and
-    quantiles depend on the law of K alone and may be published.
+    What a tuning has *really* cost is a function of K and thus secret, so it is not noted anywhere.  The expectation
+    and the quantiles depend on the law of K alone and may be published.
 
-    law : of K, one law.  dataset_size : n.  epochs : E of the final run (of the candidates for "everything").
-    split : "everything", "rest" or "all".  share : q in (0, 1], 1 for "everything".
-    tuning_epochs : E', by default E; where candidates differ in it, their mean.
+    Parameters
+    ----------
+    law : Law
+        One law of K.
+    dataset_size : float
+        Number of records n.
+    epochs : float > 0
+        E, of the final run (of the candidates for "everything").
+    split : {"everything", "rest", "all"}
+    share : float in (0, 1]
+        q, of the sample; 1 for "everything".
+    tuning_epochs : float > 0, optional
+        E', by default E; where candidates differ in it, their mean.
 
-    InputError for invalid values.  Source: Koskela, Kulkarni 2023, section 3.4.
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Koskela and Kulkarni (2023), section 3.4.
 
     >>> from jaxacct import selection
     >>> cost = Cost(selection.Poisson(15), 60_000, 40, "rest", 0.1)

@@ -1,7 +1,7 @@
 """Privacy of "tune on a Poisson sample, then train once" as one profile, and the noise for which it meets a target.
 
-Tuning and final run enter as the pairs that dominate them.  With (P_1, Q_1) of the tuning, by the exact worst case
-over scores, and (P_2, Q_2) of the final run, q the share of the sample, removing a record is dominated by
+Tuning and final run enter as the pairs that dominate them: (P_1, Q_1) that of the tuning, by the exact worst case over
+scores, and (P_2, Q_2) that of the final run.  With q the share of the sample, removing a record is dominated by
 
     q P_1 x Q_2 + (1-q) Q_1 x P_2  against  Q_1 x Q_2      (variant "rest": the final run on what is not in the sample)
     (q P_1 + (1-q) Q_1) x P_2      against  Q_1 x Q_2      (variant "all": the final run on all of the data)
@@ -21,26 +21,33 @@ import numpy as np
 from jaxacct import account
 from jaxacct.mechanisms import Mechanism, PrivacyProfile
 from jaxacct.selection import Law, bound_delta, bound_epsilon
-from jaxacct.selection.base import upper_delta
+from jaxacct.selection.base_profile import upper_delta
+from jaxacct.selection.subset_privacy import atoms
 from jaxacct.selection.worst_case import bracket
 from jaxacct.validation import InputError
 
 __all__ = ["Product", "least_noise", "product", "profile_of_run", "profile_of_tuning"]
 
 RELATIONS = ("remove_one", "add_one")
-POINTS = 112
-"""Points of a selection's profile: twice as many lower epsilon by less than 1e-3 of it."""
-WHOLE = 160
-"""Points of the profile of the whole."""
-LAST = 1e-4
+"""The two directions, in the order of the profiles."""
+TUNING_POINTS = 112
+"""Values of eps of a selection's profile: twice as many lower epsilon by less than 1e-3 of it."""
+WHOLE_POINTS = 160
+"""Values of eps of the profile of the whole."""
+LAST_DELTA_SHARE = 1e-4
 """Profiles end where delta is this share of the target delta; what is left counts as mass at infinity."""
-ROUNDING = 1e-10
+SUM_ERROR = 1e-10
 """Relative allowance for sums of up to 10^6 products of two masses."""
-TURNS = 30
-RTOL = 1e-3
-MARGIN = 1e-5
+MOST_TRIALS = 30
+"""Noise multipliers that are tried for one target, at most."""
+NOISE_RTOL = 1e-3
+"""The search ends at an epsilon within this share below the target."""
+TARGET_MARGIN = 1e-5
 """Relative distance that is kept from the target: the profile of the whole, evaluated again, is that exact."""
-NOISE_RANGE = (1e-2, 1e5)
+LEAST_NOISE = 1e-2
+"""Smallest noise multiplier that is searched."""
+LARGEST_NOISE = 1e5
+"""Largest noise multiplier that is searched; a target that it does not meet is refused."""
 
 
 class Product(NamedTuple):
@@ -58,10 +65,10 @@ class Product(NamedTuple):
         grown = np.exp(np.asarray(epsilon, np.float64))
         if relation == "remove_one":
             k = np.searchsorted(-self.ratio, -grown, side="left")
-            value = self.p_above[k] * (1.0 + ROUNDING) - grown * self.q_above[k] * (1.0 - ROUNDING) + self.infinite
+            value = self.p_above[k] * (1.0 + SUM_ERROR) - grown * self.q_above[k] * (1.0 - SUM_ERROR) + self.infinite
         else:
             k = np.searchsorted(-self.ratio, -1.0 / grown, side="right")
-            value = self.q_below[k] * (1.0 + ROUNDING) - grown * self.p_below[k] * (1.0 - ROUNDING)
+            value = self.q_below[k] * (1.0 + SUM_ERROR) - grown * self.p_below[k] * (1.0 - SUM_ERROR)
         return np.clip(value, 0.0, 1.0)
 
     def epsilon(self, delta: float) -> float:
@@ -81,7 +88,7 @@ class Product(NamedTuple):
     def profile(self, *points: float, last: float = 1e-12) -> PrivacyProfile:
         """The whole as a mechanism that composes: its profile at eps from 0 to where delta is `last`, and at points."""
         top = self.epsilon(max(last, 2.0 * self.infinite))
-        grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, WHOLE)
+        grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, WHOLE_POINTS)
         for point in points:
             grid = np.append(grid[np.abs(grid - point) > 1e-6], point)
         grid = np.sort(grid)
@@ -95,8 +102,8 @@ def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
     """
     both = RELATIONS[: 1 if run.symmetric() else 2]
     envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper
-    last = float(bound_epsilon(run, law, max(LAST * delta, 1e-15), bound="envelope").upper)
-    grid = np.linspace(0.0, max(last, 1e-3) if math.isfinite(last) else 50.0, POINTS)
+    last = float(bound_epsilon(run, law, max(LAST_DELTA_SHARE * delta, 1e-15), bound="envelope").upper)
+    grid = np.linspace(0.0, max(last, 1e-3) if math.isfinite(last) else 50.0, TUNING_POINTS)
     # the envelope is a little looser, but goes down to deltas that the other bracket does not resolve
     sides = [np.minimum(bracket("delta", run, law, grid, name, math.inf)[1], envelope(grid, name)) for name in both]
     return PrivacyProfile(grid, sides[0], sides[-1])
@@ -106,13 +113,13 @@ def profile_of_run(run: Mechanism, delta: float) -> PrivacyProfile:
     """One run through points of its profile in both directions, upper ends."""
     if isinstance(run, PrivacyProfile):
         return run
-    grid = np.linspace(0.0, max(_reach(run, max(LAST * delta, 1e-15)), 1e-3), 2 * POINTS)
+    grid = np.linspace(0.0, max(_reach(run, max(LAST_DELTA_SHARE * delta, 1e-15)), 1e-3), 2 * TUNING_POINTS)
     return PrivacyProfile(grid, *(upper_delta(run, grid, name) for name in RELATIONS))
 
 
 def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, variant: str) -> Product:
     """The pair of the whole from the profiles of the tuning on its sample and of the final run on its data."""
-    (p1, q1, more1), (p2, q2, more2) = (_atoms(one) for one in (tuning, trained))
+    (p1, q1, more1), (p2, q2, more2) = (atoms(one.pair()) for one in (tuning, trained))
     base = np.outer(q1, q2).ravel()
     if variant == "rest":
         mixed = share * np.outer(p1, q2) + (1.0 - share) * np.outer(q1, p2)
@@ -127,10 +134,10 @@ def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, varia
     ratio, p, q = ratio[order], mixed[order], base[order]
     above = [np.concatenate([[0.0], np.cumsum(x)]) for x in (p, q)]
     below = [np.concatenate([np.cumsum(x[::-1])[::-1], [0.0]]) for x in (p, q)]
-    return Product(ratio, above[0], above[1], below[0], below[1], float(infinite) * (1.0 + ROUNDING))
+    return Product(ratio, above[0], above[1], below[0], below[1], float(infinite) * (1.0 + SUM_ERROR))
 
 
-def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = RTOL) -> float:
+def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = NOISE_RTOL) -> float:
     """The least noise multiplier whose epsilon meets the target, by the secant in logarithms: one of the tried, safe.
 
     epsilon : of a noise multiplier, upper ends, falling at least nearly.  InputError where no noise is enough.
@@ -138,16 +145,16 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float, r
     if near <= 0.0 or not math.isfinite(near):
         raise InputError(f"near = {near!r} must be a positive noise multiplier")
     aim = math.log1p(-0.3 * rtol)
-    low, high = (math.log(end) for end in NOISE_RANGE)
+    low, high = (math.log(end) for end in (LEAST_NOISE, LARGEST_NOISE))
     x = min(max(math.log(near), low), high)
     bad: tuple[float, float] | None = None
     good: tuple[float, float] | None = None
     tried: list[tuple[float, float]] = []
-    for _ in range(TURNS):
+    for _ in range(MOST_TRIALS):
         at = epsilon(math.exp(x))
         excess = min(max(math.log(max(at, 1e-12) / target), -6.0), 6.0)
         tried.append((x, excess))
-        if excess <= -MARGIN:
+        if excess <= -TARGET_MARGIN:
             good = (x, excess) if good is None or x < good[0] else good
         else:
             bad = (x, excess) if bad is None or x > bad[0] else bad
@@ -157,7 +164,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float, r
             break
         x = min(max(_next(tried, bad, good, aim), low), high)
     if good is None:
-        raise InputError(f"target_epsilon = {target!r} is met by no noise up to {NOISE_RANGE[1]:g}; raise the target")
+        raise InputError(f"target_epsilon = {target!r} is met by no noise up to {LARGEST_NOISE:g}; raise the target")
     return math.exp(good[0])
 
 
@@ -184,11 +191,3 @@ def _reach(run: Mechanism, level: float) -> float:
         return float(np.max(run.epsilon))
     found = float(account.epsilon(run, level, rtol=0.01).upper)
     return found if math.isfinite(found) else 50.0
-
-
-def _atoms(known: PrivacyProfile) -> tuple[np.ndarray, np.ndarray, float]:
-    """(P-masses, Q-masses with the mass that only Q has, P-mass that only P has)."""
-    pair = known.pair()
-    p, q = np.append(pair.p, 0.0), np.append(pair.q, pair.q_infinity)
-    kept = (p > 0.0) | (q > 0.0)
-    return p[kept], q[kept], float(pair.p_infinity)

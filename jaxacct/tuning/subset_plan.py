@@ -11,9 +11,9 @@ import numpy as np
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import PrivacyProfile, dp_sgd
 from jaxacct.selection import Law
-from jaxacct.selection.subset import VARIANTS
+from jaxacct.selection.subset_privacy import VARIANTS
 from jaxacct.tuning.cost import Cost
-from jaxacct.tuning.matched import drawn_or_any, matched_noise, settings_grid
+from jaxacct.tuning.matched_plan import drawn_or_any, matched_noise, settings_grid
 from jaxacct.tuning.subset_accounting import Product, least_noise, product, profile_of_run, profile_of_tuning
 from jaxacct.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, check_one, choice
 
@@ -43,23 +43,44 @@ class SubsetPlan:
     """Tune on a Poisson sample X_1 of the data, train the winner's configuration once; the whole meets a target.
 
     1. Every record is in X_1 with probability `share`, secretly.  2. K is drawn from `repetitions`, secretly, and K
-    candidates are trained on X_1 by DP-SGD.  3. The winner's configuration is trained on X without X_1 (variant
-    "rest") or on X ("all").  Winner and final model are released; rate and steps are those of the candidate, so
-    the final run has a batch as many times larger as its data are (`growth`).
+    candidates are trained on X_1 by DP-SGD.  3. The winner's configuration is trained on X without X_1 (variant "rest")
+    or on X ("all").  Winner and final model are released.  Rate and steps are those of the candidate, so the final run
+    has a batch as many times larger as its data are (`growth`).
 
-    target_epsilon > 0, target_delta in (0, 1), dataset_size: n, public.  share : in [2^-11, 1).
-    sampling_probability : of DP-SGD, in (0, 1]; epochs > 0 or steps : one of the two.  Where several rates or epochs
-        are given the candidates are their product, each drawn with the same probability, each with the least noise
-        for one (epsilon, target_delta) of its own that all share; the tuning is then accounted for by the mixture
-        of their profiles, the final run by their maximum.
-    noise_ratio : noise multiplier of the final run over that of the candidates: how the budget is split.  By default
-        1, as in the paper; below 1 favours the final model, above 1 the tuning.
+    Where several rates or epochs are given the candidates are their product, each drawn with the same probability, each
+    with the least noise for one (epsilon, target_delta) that all share.  The tuning is then accounted for by the
+    mixture of their profiles, and the final run by their maximum.
 
-    epsilon : Bounds of kind "bound" for add/remove of one record, `epsilon.upper <= target_epsilon`.
-    mechanism : the whole as a PrivacyProfile, for ledgers and composition.  settings : of every candidate.
-    Raises InputError for invalid values and for targets that no noise meets.
+    The solved plan has `settings`, of every candidate; `epsilon`, Bounds of kind "bound" for adding or removing one
+    record, with `epsilon.upper <= target_epsilon`; and `mechanism`, the whole as a PrivacyProfile for ledgers and
+    composition.
 
-    Source: Koskela, Kulkarni 2023; privacy by jaxacct/tuning/subset_accounting.py.
+    Parameters
+    ----------
+    target_epsilon : float > 0
+    target_delta : float in (0, 1)
+    dataset_size : int
+        Number of records n, which is public.
+    share : float in [2^-11, 1)
+    repetitions : Law
+        One law of K.
+    sampling_probability : array_like in (0, 1]
+        Of DP-SGD, one or several.
+    epochs, steps : array_like > 0, array_like of whole numbers
+        One of the two, one or several values.
+    variant : {"rest", "all"}
+    noise_ratio : float > 0
+        Noise multiplier of the final run over that of the candidates: how the budget is split.  By default 1, as in the
+        paper; below 1 favours the final model, above 1 the tuning.
+
+    Raises
+    ------
+    InputError
+        Invalid values, and targets that no noise meets.
+
+    References
+    ----------
+    Koskela and Kulkarni (2023); README.md of this folder, "Tuning on a random subset".
 
     >>> from jaxacct import selection
     >>> plan = SubsetPlan(8.0, 1e-5, 1000, 0.2, selection.Poisson(5), sampling_probability=1.0, steps=1)

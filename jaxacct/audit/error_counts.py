@@ -1,0 +1,173 @@
+"""Lower bounds on epsilon from error counts: Clopper and Pearson's limits, and a fit of Gaussian DP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from jaxacct.account import epsilon as epsilon_of
+from jaxacct.audit.lower_bound import CONDITIONAL, LowerBound, error_of, plain, require_at_most
+from jaxacct.mechanisms import Gaussian
+from jaxacct.validation import (
+    COUNT,
+    DELTA,
+    DELTA_OR_ZERO,
+    Constraint,
+    broadcast_shape,
+    check,
+    choice,
+)
+
+__all__ = ["clopper_pearson", "gaussian_fit", "upper_limit"]
+
+LIMIT_ERROR = 1e-10
+"""Relative allowance for the inverse of the incomplete beta function."""
+WHOLE_NUMBERS = Constraint("use whole numbers of {name}", 0, integral=True)
+"""What counts must be."""
+COMPARED = {"add_or_remove_one": (True, True), "remove_one": (True, False), "add_one": (False, True)}
+"""For each relation, whether the law with the canary is compared with the law without it, and the other way round."""
+
+
+def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
+    """The p above which `hits` of `trials` or fewer have probability less than `error`, rounded up: arrays broadcast.
+
+    Source: Clopper and Pearson 1934, one-sided.
+
+    >>> float(upper_limit(0, 100, 0.05).round(6))  # 1 - 0.05^(1/100)
+    0.029513
+    """
+    from scipy.special import betainccinv  # takes a while to import: only where it is needed
+
+    hits, trials = np.asarray(hits, np.float64), np.asarray(trials, np.float64)
+    open_end = hits >= trials
+    limit = betainccinv(hits + 1.0, np.where(open_end, 1.0, trials - hits), error)
+    return np.where(open_end, 1.0, np.minimum(limit * (1.0 + LIMIT_ERROR), 1.0))
+
+
+def clopper_pearson(
+    false_positives: Any,
+    absent: Any,
+    false_negatives: Any,
+    present: Any,
+    *,
+    delta: Any,
+    confidence: float = 0.95,
+    relation: str = "add_or_remove_one",
+) -> LowerBound:
+    """epsilon >= log((1 - delta - FNR)/FPR) and log((1 - delta - FPR)/FNR), at Clopper and Pearson's upper limits.
+
+    Parameters
+    ----------
+    false_positives : array_like of whole numbers
+        How many of ``absent`` runs without the canary were taken for runs with it.
+    absent, present : array_like of whole numbers
+        Runs without and with the canary.  The rule of guessing must not depend on these runs.
+    false_negatives : array_like of whole numbers
+        How many of ``present`` runs with the canary were taken for runs without.
+    delta : array_like in [0, 1)
+        All broadcast, and each element is a statement by itself.
+    confidence : float in (0, 1)
+        Either limit fails with probability at most (1 - confidence)/2.
+    relation : {"add_or_remove_one", "remove_one", "add_one"}
+        "remove_one" is the first inequality alone, "add_one" the second.
+
+    Returns
+    -------
+    LowerBound
+
+    Raises
+    ------
+    InputError
+        Invalid counts.
+
+    References
+    ----------
+    Clopper and Pearson (1934); Kairouz, Oh and Viswanath (2015); Jagielski, Ullman and Oprea (2020).  README.md of this
+    folder, "What a lower bound says".
+
+    >>> clopper_pearson(0, 1000, 300, 1000, delta=1e-5, confidence=0.99)
+    LowerBound(epsilon >= 4.82941 at delta 1e-05, confidence 0.99, 2,000 trials, clopper_pearson)
+    """
+    error, delta = error_of(confidence), np.asarray(check("delta", delta, DELTA_OR_ZERO))
+    rates, trials = _rates((false_positives, absent, false_negatives, present), 0.5 * error, delta)
+    choice("relation", relation, COMPARED)
+    found = np.zeros(np.broadcast_shapes(delta.shape, rates[0].shape))
+    for wanted, (one, other) in zip(COMPARED[relation], (rates, rates[::-1]), strict=True):
+        if wanted:
+            found = np.maximum(found, np.log(np.maximum(1.0 - delta - other, 1e-300)) - np.log(one))
+    return LowerBound(plain(found), plain(delta), confidence, plain(trials), "clopper_pearson")
+
+
+def gaussian_fit(
+    false_positives: Any,
+    absent: Any,
+    false_negatives: Any,
+    present: Any,
+    *,
+    delta: Any,
+    confidence: float = 0.95,
+) -> LowerBound:
+    """mu >= max over thresholds of Phi^-1(1 - FPR) - Phi^-1(FNR), and the epsilon of mu-Gaussian DP at delta.
+
+    **Conditional**: true only if the mechanism's trade-off curve is that of a Gaussian, such as that of a step on all
+    data, not of subsampled or tuned training.
+
+    Parameters
+    ----------
+    false_positives, absent, false_negatives, present : array_like of whole numbers
+        As for `clopper_pearson`, with one element per threshold along the last axis.  The thresholds are of the same
+        runs and chosen without looking at them.
+    delta : array_like in (0, 1)
+        It broadcasts with the axes before the last.
+    confidence : float in (0, 1)
+        Every limit fails with probability at most (1 - confidence)/(2 thresholds).
+
+    Returns
+    -------
+    LowerBound
+        kind "conditional: Gaussian DP", with mu.
+
+    Raises
+    ------
+    InputError
+        Invalid counts.
+
+    References
+    ----------
+    Nasr et al. (2023).
+
+    >>> found = gaussian_fit([1587, 500], 10_000, [1587, 3612], 10_000, delta=1e-5, confidence=0.99)
+    >>> round(found.mu, 3), round(found.epsilon, 3), found.kind
+    (1.915, 9.476, 'conditional: Gaussian DP')
+    """
+    from scipy.special import ndtri
+
+    error, delta = error_of(confidence), np.asarray(check("delta", delta, DELTA))
+    counts = [np.atleast_1d(np.asarray(x)) for x in (false_positives, absent, false_negatives, present)]
+    thresholds = max(x.shape[-1] for x in counts)
+    (fpr, fnr), trials = _rates(counts, error / (2 * thresholds), np.zeros(()))
+    mu = np.max(-ndtri(fpr) - ndtri(fnr), axis=-1)
+    mu, delta = np.broadcast_arrays(np.maximum(mu, 0.0), delta)
+    known = mu > 1e-9
+    epsilon = np.where(known, epsilon_of(Gaussian(1.0 / np.where(known, mu, 1.0)), delta).lower, 0.0)
+    return LowerBound(
+        plain(epsilon), plain(delta), confidence, plain(trials.max(axis=-1)), "gaussian_fit", CONDITIONAL, plain(mu)
+    )
+
+
+def _rates(counts: Iterable[Any], error: float, delta: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """Upper limits of both error rates, and how many runs there are."""
+    false_positives, absent, false_negatives, present = counts
+    runs = {"absent": absent, "present": present}
+    hits = {"false_positives": false_positives, "false_negatives": false_negatives}
+    sizes = {name: np.asarray(check(name, value, COUNT)) for name, value in runs.items()}
+    checked = {}
+    for (name, value), (of, size) in zip(hits.items(), sizes.items(), strict=True):
+        checked[name] = np.asarray(check(name, value, WHOLE_NUMBERS))
+        require_at_most(name, checked[name], of, size, "count the wrong guesses among those runs")
+    broadcast_shape({name: x.shape for name, x in {**checked, **sizes}.items()} | {"delta": delta.shape})
+    limits = [upper_limit(h, n, error) for h, n in zip(checked.values(), sizes.values(), strict=True)]
+    trials = np.add(*np.broadcast_arrays(*sizes.values())).astype(np.int64)
+    return (limits[0], limits[1]), trials

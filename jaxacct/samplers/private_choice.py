@@ -1,0 +1,248 @@
+"""Private choice among candidates: the exponential mechanism and report-noisy-max."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxacct.account import epsilon as certified_epsilon
+from jaxacct.mechanisms import ApproximateDP, Gaussian, PureDP
+from jaxacct.samplers.exact_draws import bernoulli_exp, generator, rational
+from jaxacct.training.chacha import fresh_key, secret
+from jaxacct.validation import DELTA, POSITIVE, InputError, check, choice
+
+__all__ = ["ExponentialChoice", "GaussianNoisyMaxChoice", "NoisyMaxChoice"]
+
+PURE_NOISES = ("laplace", "exponential", "gumbel")
+"""Laws of noise with which report-noisy-max is epsilon-DP."""
+
+
+class _PureChoice:
+    """A choice made by noise whose scale is all that makes it private."""
+
+    epsilon: float
+    sensitivity: float
+    monotone: bool
+
+    @property
+    def noise(self) -> str:
+        """The law of the noise; Gumbel's is the exponential mechanism."""
+        return "gumbel"
+
+    def __post_init__(self) -> None:
+        _check_fields(self, epsilon=self.epsilon, sensitivity=self.sensitivity)
+
+    @property
+    def privacy(self) -> PureDP:
+        """The guarantee of one choice."""
+        return PureDP(self.epsilon)
+
+    @property
+    def scale(self) -> float:
+        """The scale of the noise: 2 Delta / epsilon, or Delta / epsilon for monotone utilities."""
+        return self.sensitivity * (1.0 if self.monotone else 2.0) / self.epsilon
+
+    def sample(self, key: jax.Array | None, utilities: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
+        """Independent choices of the given shape for each row of utilities, as indices; shape + batch.
+
+        key : None for 256 bits from the operating system, which is what a release should use; or a JAX key of at least
+        256 bits (``jaxacct.training.fresh_key()``), never used for anything else: whoever has it knows the noise.  Keys
+        of fewer bits, such as ``jax.random.key(0)``, are refused: all can be tried.
+        """
+        return _noisy_argmax(key, utilities, shape, self.noise, self.scale)
+
+
+@dataclass(frozen=True)
+class ExponentialChoice(_PureChoice):
+    """Chooses candidate r with probability proportional to exp(epsilon u_r / (2 Delta)): epsilon-DP.
+
+    `sample` adds Gumbel noise and takes the largest, in float64: fast, batched, and differentially private up to
+    rounding only (a choice whose probability is below about 1e-16 is never made).  `sample_exact` has exactly the
+    stated law for the utilities as given.
+
+    Parameters
+    ----------
+    epsilon : float > 0
+    sensitivity : float > 0
+        Delta, the most that one record moves any single utility.
+    monotone : bool
+        Whether one record moves all utilities the same way.  Then the exponent is epsilon u_r / Delta, with the same
+        guarantee.
+
+    Raises
+    ------
+    InputError
+        A field is not positive and finite.
+
+    References
+    ----------
+    McSherry and Talwar (2007); Dwork and Roth (2014), section 3.4.
+
+    >>> votes = ExponentialChoice(epsilon=1.0, monotone=True)
+    >>> votes.probabilities([10, 9, 2]).round(4)
+    array([7.309e-01, 2.689e-01, 2.000e-04])
+    >>> votes.privacy
+    PureDP(epsilon=1.0)
+    """
+
+    epsilon: float
+    sensitivity: float = 1.0
+    monotone: bool = False
+
+    def probabilities(self, utilities: Any) -> np.ndarray:
+        """The law of the choice over the last axis of `utilities` (finite numbers)."""
+        u = _utilities(utilities)
+        weights = np.exp((u - u.max(-1, keepdims=True)) / self.scale)
+        return np.asarray(weights / weights.sum(-1, keepdims=True))
+
+    def sample_exact(self, utilities: Sequence[Any], rng: random.Random | None = None) -> int:
+        """One choice, exactly distributed: uniform proposals, accepted with probability e^{-(OPT - u)/scale}.
+
+        Utilities are ints, floats or Fractions, taken exactly; random bits come from the system unless a
+        `random.Random` is given. About k proposals at most on average for k candidates, and the running time
+        depends on the utilities: do not let it be observed.
+
+        >>> ExponentialChoice(epsilon=50.0).sample_exact([0, 3, 1])
+        1
+        """
+        exact = [rational(f"utilities[{i}]", u, positive=False) for i, u in enumerate(utilities)]
+        if not exact:
+            raise InputError("utilities is empty; give one number for each candidate")
+        rate = rational("epsilon", self.epsilon) / rational("sensitivity", self.sensitivity)
+        rate /= 1 if self.monotone else 2
+        source, best = generator(rng), max(exact)
+        while True:
+            candidate = source.randrange(len(exact))
+            if bernoulli_exp((best - exact[candidate]) * rate, source):
+                return candidate
+
+
+@dataclass(frozen=True)
+class NoisyMaxChoice(_PureChoice):
+    """Report-noisy-max: adds independent noise to every utility and releases the index of the largest.
+
+    epsilon-DP with noise of scale 2 Delta / epsilon, or Delta / epsilon for monotone utilities.  Only the index may be
+    released.  Sampled in float64: private up to rounding; `ExponentialChoice.sample_exact` is exact.
+
+    Parameters
+    ----------
+    epsilon : float > 0
+    noise : {"laplace", "exponential", "gumbel"}
+        "exponential" is one-sided; with "gumbel" it is the exponential mechanism.
+    sensitivity : float > 0
+        Delta, the most that one record moves any single utility.
+    monotone : bool
+        Whether one record moves all utilities the same way.
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Dwork and Roth (2014), Claim 3.9; Ding et al. (2021); README.md of this folder, "Report-noisy-max: one proof for all
+    the noises".
+
+    >>> NoisyMaxChoice(epsilon=1.0).scale, NoisyMaxChoice(epsilon=1.0, monotone=True).scale
+    (2.0, 1.0)
+    """
+
+    epsilon: float
+    noise: str = "laplace"
+    sensitivity: float = 1.0
+    monotone: bool = False
+
+    def __post_init__(self) -> None:
+        choice("noise", self.noise, PURE_NOISES)
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class GaussianNoisyMaxChoice:
+    """Report-noisy-max with Gaussian noise of standard deviation `noise_multiplier` * sensitivity.
+
+    Parameters
+    ----------
+    noise_multiplier : float > 0
+    sensitivity : float > 0
+        Delta, the most that one record moves any single utility.
+    monotone : bool
+        Whether one record moves all utilities the same way.
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Koskela, Redberg and Wang (2024), Theorem 3.2; README.md of this folder, "Report-noisy-max: one proof for all the
+    noises".
+
+    >>> GaussianNoisyMaxChoice(noise_multiplier=10.0).privacy(1e-6, candidates=100).epsilon < 1.3
+    True
+    """
+
+    noise_multiplier: float
+    sensitivity: float = 1.0
+    monotone: bool = False
+
+    def __post_init__(self) -> None:
+        _check_fields(self, noise_multiplier=self.noise_multiplier, sensitivity=self.sensitivity)
+
+    def privacy(self, delta: float, candidates: int) -> ApproximateDP:
+        """(epsilon, delta)-DP of one choice among `candidates`, epsilon the smaller of two bounds.
+
+        By candidates: delta <= candidates * delta_G(epsilon) where G is the Gaussian of sensitivity 2 Delta,
+        or Delta for monotone utilities [Koskela, Redberg, Wang 2024, Theorem 3.2]. By the noisy vector, whose
+        sensitivity is sqrt(candidates) Delta. Both by the certified Gaussian profile.
+        """
+        target = float(check("delta", delta, DELTA))
+        if isinstance(candidates, bool) or not isinstance(candidates, int | np.integer) or candidates < 1:
+            raise InputError(f"candidates = {candidates!r} must be an integer >= 1; count the utilities")
+        moved = np.array([1.0 if self.monotone else 2.0, math.sqrt(candidates)]) * (1 + 2.0**-50)
+        targets = np.array([target / candidates * (1 - 2.0**-50), target])
+        bounds = certified_epsilon(Gaussian(self.noise_multiplier / moved), targets)
+        return ApproximateDP(float(np.min(bounds.upper)), target)
+
+    def sample(self, key: jax.Array | None, utilities: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
+        """Independent choices of the given shape for each row of utilities, as indices; shape + batch.
+
+        key : None for 256 bits from the operating system, which is what a release should use; or a JAX key of at least
+        256 bits (``jaxacct.training.fresh_key()``), never used for anything else: whoever has it knows the noise.  Keys
+        of fewer bits, such as ``jax.random.key(0)``, are refused: all can be tried.
+        """
+        return _noisy_argmax(key, utilities, shape, "normal", self.noise_multiplier * self.sensitivity)
+
+
+def _check_fields(sampler: Any, **fields: Any) -> None:
+    """Positive scalars, stored as Python floats."""
+    for name, value in fields.items():
+        number = check(name, value, POSITIVE)
+        if not isinstance(number, float):
+            raise InputError(f"{name} has shape {np.shape(number)} and must be one number; make one sampler for each")
+        object.__setattr__(sampler, name, number)
+
+
+def _utilities(utilities: Any) -> np.ndarray:
+    u = np.asarray(utilities, np.float64)
+    if not u.ndim or not u.shape[-1] or not np.isfinite(u).all():
+        raise InputError("utilities must be finite numbers, one for each candidate on the last axis; use [3, 1, 4]")
+    return u
+
+
+def _noisy_argmax(
+    key: jax.Array | None, utilities: Any, shape: tuple[int, ...], noise: str, scale: float
+) -> np.ndarray:
+    u = _utilities(utilities)
+    key = fresh_key() if key is None else secret(key)
+    with jax.enable_x64():
+        draws = getattr(jax.random, noise)(key, (*shape, *u.shape), dtype=jax.numpy.float64)
+        return np.asarray(jax.numpy.argmax(u + scale * draws, axis=-1))

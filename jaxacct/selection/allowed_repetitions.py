@@ -1,0 +1,225 @@
+"""How many candidates a budget allows: `ja.repetitions_allowed`, the largest E[K] for which a selection meets a target.
+
+Every number of candidates that is tried is evaluated by the certified upper end of `selection.select`, and the one
+returned met the target, whether or not epsilon grows with the number everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxacct import account
+from jaxacct.bounds import Bounds
+from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
+from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.options import tolerance
+from jaxacct.selection.law_families import Law, PointMass, Poisson, TruncatedNegativeBinomial
+from jaxacct.selection.mechanism import select
+from jaxacct.validation import DELTA, POSITIVE, Constraint, InputError, broadcast_shape, check, choice, refuse_tracers
+
+__all__ = ["FAMILIES", "AllowedRepetitions", "repetitions_allowed"]
+
+FAMILIES = ("geometric", "truncated_negative_binomial", "logarithmic", "poisson", "point_mass")
+"""Families of laws of K, each with one free number, that can be searched."""
+LEAST_GAMMA = 1e-9
+"""Smallest gamma of a truncated negative binomial law that is searched: the largest E[K] of the family."""
+LARGEST_GAMMA = 1.0 - 1e-6
+"""Largest gamma that is searched: E[K] is 1 up to 1e-6 there."""
+LEAST_MEAN = 1e-3
+"""Smallest mean of a Poisson law that is searched: nearly always nothing is released."""
+LARGEST_MEAN = 1e6
+"""Largest E[K] that is searched, of every family: more candidates than anybody trains."""
+MOST_TRIALS = 40
+"""Laws of K that are tried for one target, at most; every third is the middle of what is open."""
+_ETA = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
+
+
+@dataclass(frozen=True, eq=False)
+class AllowedRepetitions:
+    """The largest numbers of candidates with the certified epsilon that they give; made by `ja.repetitions_allowed`.
+
+    Parameters
+    ----------
+    repetitions : float or numpy.ndarray
+        E[K], of the batch shape; NaN where `ok` is False.
+    parameter : float or numpy.ndarray
+        Of the law of K with this mean: gamma, of Poisson laws the mean, of point masses the number itself.
+    epsilon : Bounds
+        At that law.  `epsilon.upper <= target_epsilon` wherever `ok`; elsewhere the Bounds of the least K searched.
+    status : str or numpy.ndarray
+        "ok", "not_binding" (the largest number searched meets the target) or "infeasible".
+    ok : bool or numpy.ndarray
+    family : str
+    eta : float or numpy.ndarray
+
+    >>> import jaxacct as ja
+    >>> found = ja.repetitions_allowed(ja.Gaussian(3.73), 1.6, 1e-5)
+    >>> found.law.mean == found.repetitions, bool(found.ok)
+    (np.True_, True)
+    """
+
+    repetitions: Any
+    parameter: Any
+    epsilon: Bounds
+    status: Any
+    ok: Any
+    family: str
+    eta: Any
+
+    @property
+    def law(self) -> Law:
+        """The law of K, a batch where there are several; InputError where one is not ok."""
+        if not np.all(self.ok):
+            raise InputError("no law of K meets every target; take the elements of parameter that are ok")
+        return _law(self.family, self.eta, self.parameter)
+
+
+def repetitions_allowed(
+    run: Mechanism,
+    target_epsilon: Any,
+    target_delta: Any,
+    *,
+    family: str = "geometric",
+    eta: Any = None,
+    relation: str = "add_or_remove_one",
+    rtol: float = 1e-3,
+) -> AllowedRepetitions:
+    """How many candidates a budget allows: the largest E[K] for which "run K times, release the best" meets it.
+
+    The noise is fixed, and the law of K is of one family.  The target is met by the certified upper end of the worst
+    case over all scores, `ja.epsilon(selection.select(run, law), target_delta)`.
+
+    Parameters
+    ----------
+    run : Mechanism
+        One mechanism or a batch; it broadcasts with the targets and eta.
+    target_epsilon : array_like > 0
+    target_delta : array_like in (0, 1)
+    family : {"geometric", "logarithmic", "truncated_negative_binomial", "poisson", "point_mass"}
+        The family of laws of K; "point_mass" is K always the same.
+    eta : array_like > -1, optional
+        Of the truncated negative binomial laws, and only of these.
+    relation : str
+        As for `ja.epsilon`.
+    rtol : float
+        How close, relatively, E[K] comes to one that no longer meets the target; a point mass to the next whole number.
+
+    Returns
+    -------
+    AllowedRepetitions
+        E[K] up to 10^6 and gamma down to 10^-9 are searched: where these meet the target, the status is "not_binding".
+        Where E[K] of 1 (Poisson .001) does not meet it, the status is "infeasible".
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    README.md of this folder: "How many candidates a target allows", and "What every guarantee here assumes".
+
+    >>> import jaxacct as ja
+    >>> found = ja.repetitions_allowed(ja.Gaussian(3.73), 1.6, 1e-5)
+    >>> 10.0 < float(found.repetitions) < 14.0, bool(found.epsilon.upper <= 1.6), found.status
+    (True, True, 'ok')
+    """
+    require_mechanism("run", run)
+    refuse_tracers("ja.repetitions_allowed", "jaxacct.kernels.worst_score", run=run, target_epsilon=target_epsilon)
+    choice("family", family, FAMILIES)
+    choice("relation", relation, RELATIONS)
+    if (eta is None) == (family == "truncated_negative_binomial"):
+        needs = "needs eta; give one above -1" if eta is None else "takes no eta; leave it out"
+        raise InputError(f"family = {family!r} {needs}")
+    rtol = tolerance(rtol, 1e-4, usual="1e-3")
+    target = np.asarray(check("target_epsilon", target_epsilon, POSITIVE))
+    level = np.asarray(check("target_delta", target_delta, DELTA))
+    shaped = {"geometric": 1.0, "logarithmic": 0.0}.get(family, eta)
+    shape_of = np.asarray(check("eta", 1.0 if shaped is None else shaped, _ETA))
+    known = {"target_epsilon": target, "target_delta": level, "eta": shape_of}
+    shape = broadcast_shape({"the mechanism": batch_shape(run)} | {name: x.shape for name, x in known.items()})
+
+    def law(x: np.ndarray) -> Law:
+        return _law(family, shape_of, _parameter(family, x))
+
+    def epsilon(x: np.ndarray) -> Bounds:
+        return account.epsilon(select(run, law(x)), np.broadcast_to(level, shape), relation=relation)
+
+    least, most = (np.broadcast_to(x, shape) for x in _ends(family, shape_of))
+    first, last = epsilon(least), epsilon(most)
+    status = np.where(last.upper <= target, "not_binding", np.where(first.upper <= target, "ok", "infeasible"))
+    search = status == "ok"
+    held = np.where(status == "not_binding", most, least)
+    kept = _chosen(status == "not_binding", last, first)
+    holds, fails = np.array(least), np.array(most)
+    at_holds, at_fails = np.array(first.upper), np.array(last.upper)
+    for turn in range(MOST_TRIALS):
+        wide = search & (_mean(law(fails)) > _mean(law(holds)) * (1.0 + rtol))
+        if family == "point_mass":
+            wide = search & (_parameter(family, fails) - _parameter(family, holds) > 1.0)
+        if not wide.any():
+            break
+        with np.errstate(invalid="ignore"):
+            share = (target - at_holds) / (at_fails - at_holds)
+        share = np.where(np.isfinite(share) & (turn % 3 != 2), np.clip(share, 0.02, 0.98), 0.5)
+        x = np.where(wide, holds + share * (fails - holds), holds)
+        x = np.where(wide, _whole(family, x, holds, fails), x)
+        found = epsilon(x)
+        good = wide & (found.upper <= target)
+        held, kept = np.where(good, x, held), _chosen(good, found, kept)
+        holds, at_holds = np.where(good, x, holds), np.where(good, found.upper, at_holds)
+        bad = wide & ~good
+        fails, at_fails = np.where(bad, x, fails), np.where(bad, found.upper, at_fails)
+    ok = status != "infeasible"
+    parameter = np.where(ok, np.broadcast_to(_parameter(family, held), shape), np.nan)
+    mean = np.where(ok, np.broadcast_to(_mean(law(held)), shape), np.nan)
+    word = str(status) if shape == () else status
+    return AllowedRepetitions(mean[()], parameter[()], kept, word, ok[()], family, shape_of[()])
+
+
+def _law(family: str, eta: Any, parameter: Any) -> Law:
+    if family == "poisson":
+        return Poisson(parameter)
+    return PointMass(parameter) if family == "point_mass" else TruncatedNegativeBinomial(eta, parameter)
+
+
+def _mean(law: Law) -> np.ndarray:
+    return np.asarray(law.mean)
+
+
+def _parameter(family: str, x: np.ndarray) -> np.ndarray:
+    """The number of a law at x: log(1/gamma - 1), or the logarithm of the mean."""
+    if family == "point_mass":
+        return np.maximum(np.round(np.exp(x)), 1.0)
+    return np.exp(x) if family == "poisson" else 1.0 / (1.0 + np.exp(x))
+
+
+def _whole(family: str, x: np.ndarray, holds: np.ndarray, fails: np.ndarray) -> np.ndarray:
+    """x moved to a whole number strictly between the ends, for point masses."""
+    if family != "point_mass":
+        return x
+    low, high = (_parameter(family, end) for end in (holds, fails))
+    return np.log(np.clip(np.round(np.exp(x)), low + 1.0, np.maximum(high - 1.0, low + 1.0)))
+
+
+def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
+    """The ends of x."""
+    if family == "point_mass":
+        return np.zeros(()), np.log(LARGEST_MEAN)
+    if family == "poisson":
+        return tuple(np.log((LEAST_MEAN, LARGEST_MEAN)))
+    low, high = (np.full(eta.shape, np.log(1.0 / end - 1.0)) for end in (LARGEST_GAMMA, LEAST_GAMMA))
+    most = high.copy()
+    for _ in range(60):  # where the mean passes the largest that is searched
+        middle = 0.5 * (low + most)
+        beyond = _mean(_law(family, eta, _parameter(family, middle))) > LARGEST_MEAN
+        low, most = np.where(beyond, low, middle), np.where(beyond, middle, most)
+    return np.full(eta.shape, np.log(1.0 / LARGEST_GAMMA - 1.0)), most
+
+
+def _chosen(where: np.ndarray, one: Bounds, other: Bounds) -> Bounds:
+    names = ("lower", "estimate", "upper", "kind", "status", "engine")
+    return Bounds(*(np.where(where, getattr(one, name), getattr(other, name)) for name in names))

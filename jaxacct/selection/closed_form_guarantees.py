@@ -1,0 +1,272 @@
+"""Theorems that turn (eps, delta) guarantees of the candidates into one of the selection, in closed form.
+
+For the truncated negative binomial law of K, all of kind "bound"; looser than `selection.bound_epsilon`, but they need
+only one or two points of the candidates' profiles.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxacct.mechanisms import Gaussian
+from jaxacct.representations.conversions import gdp_from_profile
+from jaxacct.representations.theorems import Guarantee
+from jaxacct.selection.base_profile import Sides, upper_delta, upper_epsilon
+from jaxacct.selection.law_families import TruncatedNegativeBinomial
+from jaxacct.selection.published_profile_bounds import minimiser
+from jaxacct.validation import (
+    DELTA,
+    DELTA_OR_ZERO,
+    NON_NEGATIVE,
+    POSITIVE,
+    InputError,
+    check,
+)
+
+__all__ = [
+    "Thresholds",
+    "gaussian_selection",
+    "propose_test_release_guarantee",
+    "random_stopping",
+    "thresholds",
+    "two_point_selection",
+]
+
+ROUNDED_UP = 1.0 + 1e-13
+"""A factor larger than the rounding of any of these formulas, by which their values are rounded up."""
+
+
+class Thresholds(NamedTuple):
+    """Two points that every candidate's profile has to meet: delta(epsilon_1) <= delta_1 and likewise for 2."""
+
+    epsilon_1: np.ndarray
+    delta_1: np.ndarray
+    epsilon_2: np.ndarray
+    delta_2: np.ndarray
+
+
+def two_point_selection(
+    k: TruncatedNegativeBinomial, epsilon_1: Any, delta_1: Any, epsilon_2: Any = None, delta_2: Any = None
+) -> Guarantee:
+    """`(eps_2 + (eta+1) log(e^{eps_1} + (1-gamma)/gamma delta_1), m delta_2)` for candidates with both guarantees.
+
+    One point alone serves as both.  Pure eps-DP (delta 0) becomes (eta+2) eps: for geometric K the 3 eps of Liu and
+    Talwar.
+
+    Parameters
+    ----------
+    k : TruncatedNegativeBinomial
+        The law of K, m its mean; all arguments broadcast.
+    epsilon_1, epsilon_2 : array_like >= 0
+    delta_1, delta_2 : array_like in [0, 1)
+        Two guarantees of every candidate, each for both directions of the relation; the second by default the first.
+
+    Returns
+    -------
+    Guarantee
+        epsilon and delta of the selection, kind "bound".
+
+    Raises
+    ------
+    InputError
+        Invalid values, another law, or half of the second point.
+
+    References
+    ----------
+    Koskela, Redberg and Wang (2024), Corollaries 5.3, 5.4 and 6.2.  Liu and Talwar (2019), Theorem 1.3.
+
+    >>> from jaxacct import selection
+    >>> round(float(two_point_selection(selection.Geometric(0.1), 0.5, 0.0).epsilon), 9)
+    1.5
+    """
+    _require(k)
+    if (epsilon_2 is None) != (delta_2 is None):
+        raise InputError("epsilon_2 and delta_2 go together; give both, or neither to use one point twice")
+    first, missed = np.asarray(check("epsilon_1", epsilon_1, NON_NEGATIVE)), check("delta_1", delta_1, DELTA_OR_ZERO)
+    second = first if epsilon_2 is None else np.asarray(check("epsilon_2", epsilon_2, NON_NEGATIVE))
+    left = missed if delta_2 is None else check("delta_2", delta_2, DELTA_OR_ZERO)
+    missed = np.asarray(missed)
+    grown = first + np.log1p(np.where(missed > 0.0, _odds(k), 0.0) * missed * np.exp(-first))
+    epsilon = (second + (np.asarray(k.eta) + 1.0) * grown) * ROUNDED_UP
+    epsilon, delta = np.broadcast_arrays(epsilon, np.minimum(k.mean * np.asarray(left) * ROUNDED_UP, 1.0))
+    return Guarantee(epsilon, delta)
+
+
+def random_stopping(k: TruncatedNegativeBinomial, epsilon: Any, delta: Any, cut: Any) -> Guarantee:
+    """Liu and Talwar's form for geometric K: `(3 eps + 3 s, s T + cut)`, `s = sqrt(2 delta)`, `T = log(1/cut)/gamma`.
+
+    It is here for comparison.  `two_point_selection` is never larger in either number, which is also why this form
+    holds for K without a limit at T.
+
+    Parameters
+    ----------
+    k : TruncatedNegativeBinomial
+        Geometric; all arguments broadcast.
+    epsilon : array_like >= 0
+    delta : array_like in [0, 1)
+        The guarantee of every candidate.
+    cut : array_like in (0, 1)
+
+    Returns
+    -------
+    Guarantee
+        epsilon and delta of the selection, kind "bound".
+
+    Raises
+    ------
+    InputError
+        Invalid values, or a law that is not geometric.
+
+    References
+    ----------
+    Liu and Talwar (2019), Theorem 3.5; README.md of this folder, "Liu and Talwar's (eps, delta) form".
+
+    >>> from jaxacct import selection
+    >>> [float(x.round(5)) for x in random_stopping(selection.Geometric(0.1), 0.5, 1e-10, 1e-6)[:2]]
+    [1.50004, 0.00195]
+    """
+    _require(k)
+    if np.any(np.asarray(k.eta) != 1.0):
+        raise InputError("k must be geometric (eta = 1) here; use two_point_selection for other laws")
+    eps, missed = np.asarray(check("epsilon", epsilon, NON_NEGATIVE)), np.asarray(check("delta", delta, DELTA_OR_ZERO))
+    cut, root = np.asarray(check("cut", cut, DELTA)), np.sqrt(2.0 * missed)
+    total = np.minimum((root * -np.log(cut) / np.asarray(k.gamma) + cut) * ROUNDED_UP, 1.0)
+    found, total = np.broadcast_arrays(3.0 * (eps + root) * ROUNDED_UP, total)
+    return Guarantee(found, total)
+
+
+def thresholds(k: TruncatedNegativeBinomial, epsilon: float, delta: float, target_delta: float) -> Thresholds:
+    """Two points for candidates that differ in noise, rate or length, from the Gaussian that is (epsilon, delta)-DP.
+
+    Let delta_G be its profile.  eps_1 minimises `e^{eps_1} + (1-gamma)/gamma delta_G(eps_1)`, delta_1 = delta_G(eps_1),
+    and eps_2 is where delta_G is delta_2 = target_delta/m.  Adjust every candidate to meet both points.  Then
+    `two_point_selection` holds at target_delta; whether the candidates meet them is for the certified engines to say.
+
+    Parameters
+    ----------
+    k : TruncatedNegativeBinomial
+        One law of K.
+    epsilon : float > 0
+    delta, target_delta : float in (0, 1)
+
+    Returns
+    -------
+    Thresholds
+        epsilon_1, delta_1, epsilon_2 and delta_2.
+
+    Raises
+    ------
+    InputError
+        Invalid values, another law, or a batch of laws.
+
+    References
+    ----------
+    Koskela, Redberg and Wang (2024), Section 6.2.
+
+    >>> from jaxacct import selection
+    >>> k = selection.Geometric(0.1)
+    >>> t = thresholds(k, 1.0, 1e-5, 1e-5)
+    >>> round(float(two_point_selection(k, *t).epsilon), 3), round(float(two_point_selection(k, *t).delta), 7)
+    (1.999, 1e-05)
+    """
+    _require(k)
+    if k.shape:
+        raise InputError(f"k is a batch of shape {k.shape} and must be one law here; call once for each")
+    at, level = check("epsilon", epsilon, POSITIVE), check("delta", delta, DELTA)
+    base = Gaussian(1.0 / gdp_from_profile(at, level).lower)
+    side = Sides("add_or_remove_one", "add_or_remove_one")
+    first = minimiser(base, k, side.reverse)
+    second = np.asarray(check("target_delta", target_delta, DELTA)) / k.mean
+    return Thresholds(
+        first, upper_delta(base, first, side.forward), upper_epsilon(base, second, side.forward), second / ROUNDED_UP**2
+    )
+
+
+def gaussian_selection(k: TruncatedNegativeBinomial, mu: Any, delta: Any) -> Guarantee:
+    """The closed form for mu-Gaussian-DP candidates, which shows the growth like sqrt(log m).
+
+    `eps = mu^2/2 + mu sqrt(2 log(m/delta)) + (eta+1) log(e^E + 1 - gamma)`, `E = mu^2/2 + mu sqrt(2 log(1/gamma))`.
+
+    Parameters
+    ----------
+    k : TruncatedNegativeBinomial
+        The law of K, m its mean; all arguments broadcast.
+    mu : array_like > 0
+    delta : array_like in (0, 1)
+
+    Returns
+    -------
+    Guarantee
+        epsilon and delta of the selection, kind "bound".
+
+    Raises
+    ------
+    InputError
+        Invalid values, or another law.
+
+    References
+    ----------
+    Koskela, Redberg and Wang (2024), Corollary 5.5.
+
+    >>> from jaxacct import selection
+    >>> round(float(gaussian_selection(selection.Geometric(0.1), 0.2681, 1e-5).epsilon), 3)
+    3.463
+    """
+    _require(k)
+    mu, delta = np.asarray(check("mu", mu, POSITIVE)), np.asarray(check("delta", delta, DELTA))
+    far = 0.5 * mu**2 + mu * np.sqrt(2.0 * np.maximum(np.log(k.mean) - np.log(delta), 0.0))
+    one = 0.5 * mu**2 + mu * np.sqrt(2.0 * -np.log(k.gamma))
+    grown = one + np.log1p((1.0 - np.asarray(k.gamma)) * np.exp(-one))
+    epsilon, delta = np.broadcast_arrays((far + (np.asarray(k.eta) + 1.0) * grown) * ROUNDED_UP, delta)
+    return Guarantee(epsilon, delta)
+
+
+def propose_test_release_guarantee(
+    epsilon: Any, delta: Any, test_epsilon: Any, test_delta: Any, failure: Any
+) -> Guarantee:
+    """Generalised propose-test-release: `(eps + eps_test, delta + delta_test + failure)`-DP.
+
+    The proposal is run with a data-dependent (eps, delta) that an (eps_test, delta_test)-DP test finds to hold, and the
+    test is wrong with probability at most ``failure``.  It has no Rényi guarantee; tuned by a selection, its point goes
+    into `two_point_selection`.
+
+    Parameters
+    ----------
+    epsilon, test_epsilon : array_like >= 0
+    delta, test_delta, failure : array_like in [0, 1)
+        All broadcast.
+
+    Returns
+    -------
+    Guarantee
+        kind "bound".
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Redberg, Zhu and Wang (2023), Algorithm 2, as in Koskela, Redberg and Wang (2024), Theorem 6.1.
+
+    >>> [float(x) for x in propose_test_release_guarantee(0.5, 1e-6, 0.25, 0.0, 1e-6)[:2]]
+    [0.75, 2e-06]
+    """
+    each = check("epsilon", epsilon, NON_NEGATIVE), check("test_epsilon", test_epsilon, NON_NEGATIVE)
+    names = {"delta": delta, "test_delta": test_delta, "failure": failure}
+    losses = [np.asarray(check(name, value, DELTA_OR_ZERO)) for name, value in names.items()]
+    eps, total = np.broadcast_arrays(np.add(*each), np.minimum(losses[0] + losses[1] + losses[2], 1.0))
+    return Guarantee(eps, total)
+
+
+def _odds(k: TruncatedNegativeBinomial) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return (1.0 - np.asarray(k.gamma)) / np.asarray(k.gamma)
+
+
+def _require(k: object) -> None:
+    if not isinstance(k, TruncatedNegativeBinomial):
+        raise InputError(f"k = {k!r:.60} must be a truncated negative binomial law; use selection.bound_epsilon")

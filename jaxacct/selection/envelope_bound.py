@@ -1,0 +1,166 @@
+"""The envelope: a cheap upper bound of the worst score's leak, for every law of K and eps >= 0.
+
+With T the concave trade-off curve of the base (largest P-mass of a set of Q-mass u), L its slope and E = e^eps, the
+exact integrand `L(u) phi'(T(w) - T(u)) - E phi'(w - u)` is at most `L(u) phi'(T(v)) - E phi'(v)` at v = w - u, since
+T is concave.  So
+
+    delta_A(eps) <= int_0^1 max_v (L(u) phi'(T(v)) - E phi'(v))_+ du + phi(1) - phi(1 - T(0)),
+
+and the maximum over v is one upper envelope of lines in L/E for all u and eps (README.md of this folder, "The
+envelope").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxacct.floats import ROUNDOFF
+from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.mechanisms.base import element
+from jaxacct.selection.base_profile import common_shape, infinite_mass, place, sides, upper_delta, upper_epsilon
+from jaxacct.selection.law_of_k import Law, evaluated
+from jaxacct.selection.tradeoff_polygons import outer, upper_hull
+
+__all__ = ["delta", "epsilon"]
+
+POINTS_ABOVE = 800
+"""Values of eps > 0 at which the profile of the base is taken: slopes of the curve above one."""
+POINTS_BELOW = 800
+"""Values of eps < 0: slopes of the curve below one, where v is."""
+CUTS_PER_KNOT = 6
+"""Points per knot at which the cells are cut for the maximum over v, besides the knots."""
+POINTS_NEAR_ONE = 1500
+"""Points that crowd towards v = 1, and as many towards T(v) = 1, where phi' may vary fast."""
+TAIL_SHARE = 1e-6
+"""Share of delta that the tail of the base beyond the grid of eps may add to the answer."""
+INFLATED = 4e-12
+"""More than the relative errors of generating functions and of sums."""
+LEAST_GAIN = 1e-300
+"""A gain is at least this: below it float64 may have lost it."""
+BISECTIONS = 60
+"""Bisections for eps: more than there are bits in a float64."""
+DOUBLINGS = 12
+"""Doublings of eps before them, until the leak is below delta."""
+LARGEST_EPS = 700.0
+"""Largest eps that is looked at: its exp is finite."""
+
+
+class Envelope(NamedTuple):
+    """`leak(E) = sum_i height_i max_k (slope_i gain_k - E cost_k)_+ + infinite`, for one base, direction and law."""
+
+    slope: np.ndarray
+    height: np.ndarray
+    gain: np.ndarray
+    cost: np.ndarray
+    infinite: float
+
+    def leak(self, ratio: np.ndarray) -> np.ndarray:
+        """Upper bounds of delta at ratios E >= 1, any shape."""
+        if not all(np.isfinite(x).all() for x in (self.slope, self.height, self.gain, self.cost)):
+            return np.ones(ratio.shape)
+        ends = (self.cost[1:] - self.cost[:-1]) / (self.gain[1:] - self.gain[:-1])
+        at = self.slope / ratio[..., None]
+        best = np.searchsorted(ends, at)
+        value = self.slope * self.gain[best] - ratio[..., None] * self.cost[best]
+        total = np.sum(self.height * np.maximum(value, 0.0), axis=-1) + self.infinite
+        total = total * (1.0 + INFLATED)
+        return np.where(total <= 1.0, total, 1.0)
+
+
+def delta(run: Mechanism, law: Law, epsilon: np.ndarray, relation: str) -> np.ndarray:
+    """Upper bounds of delta(eps), eps >= 0, of the selection; kind "bound".  run, law and epsilon broadcast."""
+    wanted = np.broadcast_to(epsilon, common_shape(run, law, "epsilon", epsilon))
+    value = np.zeros(wanted.shape)
+    for side in sides(run, relation):
+        level = upper_delta(run, wanted, side.forward) * (TAIL_SHARE / np.maximum(law.mean, 1.0))
+        for here, made, _ in _each(run, law, side.forward, level):
+            value[here] = np.maximum(value[here], made.leak(np.exp(wanted[here])))
+    return value
+
+
+def epsilon(run: Mechanism, law: Law, delta: np.ndarray, relation: str) -> np.ndarray:
+    """eps for which the selection is (eps, delta)-DP, by bisection on `delta`, safe end; inf where there is none."""
+    wanted = np.broadcast_to(delta, common_shape(run, law, "delta", delta))
+    value = np.zeros(wanted.shape)
+    for side in sides(run, relation):
+        for here, made, top in _each(run, law, side.forward, wanted * (TAIL_SHARE / np.maximum(law.mean, 1.0))):
+            value[here] = np.maximum(value[here], _crossing(made, wanted[here], top))
+    return value
+
+
+def _each(run: Mechanism, law: Law, relation: str, level: np.ndarray) -> Iterator[tuple[np.ndarray, Envelope, float]]:
+    """For every pair of a base and a law: where it is in the batch, its envelope and the last eps of its grid.
+
+    The grid ends where delta of the base has fallen by `level`, or the share TAIL_SHARE of it, to its mass at infinity.
+    """
+    shape = np.broadcast_shapes(batch_shape(run), law.shape)
+    number = np.broadcast_to(np.arange(int(np.prod(shape))).reshape(shape), level.shape)
+    least = np.full(int(np.prod(shape)), np.inf)
+    np.minimum.at(least, number.reshape(-1), level.reshape(-1))
+    infinite = infinite_mass(run, relation)
+    least = np.minimum(np.clip(np.maximum(least.reshape(shape), TAIL_SHARE * infinite), 1e-290, 1.0) + infinite, 1.0)
+    last = np.broadcast_to(upper_epsilon(run, least, relation), shape)
+    for count, index in enumerate(np.ndindex(shape)):
+        top = min(max(float(last[index]), 1e-6), LARGEST_EPS)
+        base, one = element(run, place(batch_shape(run), index)), law.element(place(law.shape, index))
+        yield number == count, _made(base, one, top, relation), top
+
+
+def _made(run: Mechanism, law: Law, top: float, relation: str) -> Envelope:
+    """The envelope from a profile on a grid up to eps = top."""
+    above, below = (np.linspace(0.0, top, n + 1)[1:] for n in (POINTS_ABOVE, POINTS_BELOW))
+    grid = np.concatenate([-below[::-1], [0.0], above])
+    _, u, t = outer(np.exp(grid), upper_delta(run, grid, relation))
+    height, slope = np.diff(u), np.diff(t) / np.maximum(np.diff(u), 1e-300) * (1.0 + INFLATED)
+    gain, cost = _lines(law, *_cells(u, t, grid.size + 3))
+    kept = upper_hull(gain, -cost)
+    (sure, survived), (steep, _), _ = evaluated(law, np.array([0.0, t[0]]))
+    # phi(1) - phi(1 - t) is at most t phi'(1); the difference cancels where t is small
+    difference = sure - survived + 4.0 * ROUNDOFF * (1.0 + steep) + 2.0 * INFLATED
+    infinite = float(np.fmin(difference, t[0] * steep * (1.0 + 2.0 * INFLATED)))
+    rows = height > 0.0
+    return Envelope(slope[rows], height[rows], gain[kept], cost[kept], infinite)
+
+
+def _cells(u: np.ndarray, t: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of cells of v on which T is linear, narrow where phi'(v) or phi'(T(v)) may vary fast; of one length."""
+    near_one = 1.0 - np.geomspace(1e-13, 1.0, POINTS_NEAR_ONE)
+    knots = np.linspace(0.0, u.size - 1.0, CUTS_PER_KNOT * size)
+    v = np.concatenate([u, np.ones(size - u.size), np.interp(knots, np.arange(u.size), u), near_one])
+    v = np.sort(np.concatenate([v, np.interp(near_one, t, u)]))
+    return v, np.interp(v, u, t)
+
+
+def _lines(law: Law, v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Gain and cost at the ends of the cells, so that `s phi'(T(v)) - phi'(v)` is at most the best line at any s.
+
+    On a cell phi'(T) is at most its chord and phi' at least a tangent, the middle one unless it is steep, then the
+    left one: the ends of the cell decide.
+    """
+    _, first, second = evaluated(law, 1.0 - np.stack([0.5 * (v[1:] + v[:-1]), v[:-1]]))
+    _, gain, steeper = evaluated(law, 1.0 - w)
+    least, tilt = first * (1.0 - INFLATED) - 4.0 * ROUNDOFF * second, second * np.diff(v)
+    middle = (tilt[0] < first[0]) & (first[0] > 16.0 * ROUNDOFF * second[0])
+    left = np.where(middle, least[0] - 0.5 * tilt[0] * (1.0 + INFLATED), least[1])
+    right = np.where(middle, least[0] + 0.5 * tilt[0] * (1.0 - INFLATED), least[1] + tilt[1] * (1.0 - INFLATED))
+    cost = np.minimum(np.append(left, np.inf), np.append(np.inf, right))
+    gain = np.maximum(gain * (1.0 + INFLATED) + 4.0 * ROUNDOFF * steeper, LEAST_GAIN)
+    return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # rounding may disorder gains that hardly differ
+
+
+def _crossing(made: Envelope, target: np.ndarray, top: float) -> np.ndarray:
+    """Upper ends of the eps where the leak passes delta."""
+    low, high = np.zeros(target.shape), np.full(target.shape, top)
+    for _ in range(DOUBLINGS):
+        beyond = made.leak(np.exp(high)) > target
+        low, high = np.where(beyond, high, low), np.where(beyond, np.minimum(2.0 * high, LARGEST_EPS), high)
+    reached = made.leak(np.exp(high)) <= target
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        within = made.leak(np.exp(middle)) <= target
+        low, high = np.where(within, low, middle), np.where(within, middle, high)
+    high = np.where(made.leak(np.ones(target.shape)) <= target, 0.0, high)
+    return np.where(reached, high, np.inf)

@@ -1,0 +1,219 @@
+"""Scores on private data: a count of sensitivity 1 with noise, and what it adds to the cost of a selection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct import account, calibration
+from jaxacct.bounds import Bounds
+from jaxacct.mechanisms import Gaussian, Mechanism, compose
+from jaxacct.selection import Law, candidates_profile, select
+from jaxacct.training import noise
+from jaxacct.training.chacha import secret
+from jaxacct.training.mixing import for_each
+from jaxacct.validation import POSITIVE, InputError, check, choice
+
+__all__ = ["ON_DATA", "PrivateScore", "Whole", "noise_for_score", "scored", "whole"]
+
+ON_DATA = ("validation", "training")
+"""Which data a score looks at: data apart from the training data, or data with records in common with them."""
+DEFAULT_UNIT = 2.0**-20
+"""Values are rounded to multiples of this unless told otherwise; it must not depend on the data."""
+UNIT_BITS = 20
+"""A unit is at least 2 to the minus this, so that a value has at most 2^20 units."""
+LOWER_BITS = 10
+"""Bits of the lower of the two parts of a rounded value, which are summed in 32 bits by themselves."""
+MOST_EXAMPLES = 2**20
+"""Examples at most: each part is at most 2^10, so that its sum is at most 2^30."""
+BLOCK_SIZE = 256
+"""Examples whose values are computed together: one program serves any number of examples."""
+NOISE_ROUNDED_UP = 1.0 + 2.0**-20
+"""The noise is larger by this factor than accounted for: more than the roundings of a normal draw and of its scale."""
+LEDGER_POINTS = 48
+"""Values of eps through which the profile that goes into a ledger is taken."""
+
+
+@dataclass(frozen=True)
+class PrivateScore:
+    """Scores candidates by a noisy count on private data: sum over the examples of a value in [0, 1], plus noise.
+
+    Values are rounded to whole numbers of units from 0 to 1/unit, and their sum is exact.  So adding, removing or
+    replacing one record moves the count by at most 1, however many records there are.  With "validation" a record is in
+    one of the two sets, so that the whole is the worse of selecting among trainings and of selecting among noisy scores
+    (parallel composition).  With "training" every candidate is the composition of both.
+
+    Parameters
+    ----------
+    value : callable
+        (params, example) -> a number, clipped to [0, 1] (NaN counts as 0), such as whether the prediction is right; a
+        function of that example alone.
+    data : pytree of arrays
+        The examples along the first axis, at most 2^20.
+    on : {"validation", "training"}
+        "validation" is data none of whose records is in the training data.  "training" is the training data, or any
+        data with records in common with them.
+    noise_multiplier : float > 0, optional
+        Standard deviation of the Gaussian noise on the count, in examples.  For "validation" it may be left out: it is
+        then the least with which the selection by the noisy score meets the target.
+    unit : float
+        Values are rounded to multiples of it: a power of two from 2^-20 to 1, declared and never found from data.
+
+    Raises
+    ------
+    InputError
+        Invalid values, or data without examples or with too many.
+
+    References
+    ----------
+    README.md of this folder, "Private scores".
+
+    >>> score = PrivateScore(lambda w, x: x > w, np.arange(10.0), noise_multiplier=2.0)
+    >>> score.on
+    'validation'
+    """
+
+    value: Callable[[Any, Any], Any]
+    data: Any
+    on: str = "validation"
+    noise_multiplier: float | None = None
+    unit: float = DEFAULT_UNIT
+
+    def __post_init__(self) -> None:
+        choice("on", self.on, ON_DATA)
+        if self.unit not in [2.0**-k for k in range(UNIT_BITS + 1)]:
+            raise InputError(f"unit = {self.unit!r:.40} must be a power of two from 2^-20 to 1; use 2.0**-20")
+        sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(self.data)}
+        if len(sizes) != 1 or () in sizes or not 1 <= next(iter(sizes))[0] <= MOST_EXAMPLES:
+            raise InputError(f"data has first axes {sorted(sizes)}, must be one from 1 to 2^20; put the examples there")
+        if self.noise_multiplier is None:
+            if self.on == "training":
+                raise InputError("noise_multiplier is missing; with on='training' give the noise, in examples")
+        elif np.ndim(check("noise_multiplier", self.noise_multiplier, POSITIVE)):
+            raise InputError("noise_multiplier must be one number; use the same noise for every candidate")
+
+    def mechanism(self) -> Mechanism:
+        """The noisy count of one candidate."""
+        return Gaussian(self.noise_multiplier)
+
+
+def scored(
+    value: Callable[[Any, Any], Any],
+    params: Any,
+    data: Any,
+    key: Any,
+    noise_multiplier: Any,
+    unit: float = DEFAULT_UNIT,
+) -> Any:
+    """The noisy count of one candidate, in float64; pure.
+
+    Every value is a whole number of units; the lower and the upper bits of them are summed by themselves in 32 bits,
+    put together in float64, which holds them exactly, and the noise is added once.
+
+    >>> from jaxacct.training import fresh_key
+    >>> round(float(scored(lambda w, x: x > w, 4.0, jnp.arange(10.0), fresh_key(), 1e-6)), 3)
+    5.0
+    """
+
+    def of_block(held: tuple[Any, Any]) -> Any:
+        examples, present = held
+        each = for_each("value", lambda example: value(params, example), examples)
+        if each.shape != present.shape:
+            raise InputError(
+                f"value gives shape {each.shape[1:]} for one example, must be a number; take the mean of it"
+            )
+        each = jnp.asarray(each, jnp.float32)
+        clipped = jnp.clip(jnp.where(jnp.isnan(each) | ~present, 0.0, each), 0.0, 1.0)
+        units = jnp.round(clipped * (1.0 / unit)).astype(jnp.int32)
+        return jnp.sum(units >> LOWER_BITS), jnp.sum(units & (2**LOWER_BITS - 1))
+
+    upper, lower = (jnp.sum(part) for part in jax.lax.map(of_block, _blocks(data)))
+    draw = noise.normal(jax.random.fold_in(secret(key), 0), ())
+    with jax.enable_x64():
+        upper, lower, draw, std = (
+            jax.lax.convert_element_type(x, np.float64) for x in (upper, lower, draw, noise_multiplier)
+        )
+        return (upper * 2.0**LOWER_BITS + lower) * unit + std * NOISE_ROUNDED_UP * draw
+
+
+def _blocks(data: Any) -> tuple[Any, Any]:
+    """(examples, present) in blocks of one size, the last filled up with zeros that do not count."""
+    size = jax.tree_util.tree_leaves(data)[0].shape[0]
+    count = -(-size // BLOCK_SIZE)
+
+    def cut(a: Any) -> Any:
+        a = jnp.asarray(a)
+        return jnp.pad(a, [(0, count * BLOCK_SIZE - size)] + [(0, 0)] * (a.ndim - 1)).reshape(
+            count, BLOCK_SIZE, *a.shape[1:]
+        )
+
+    return jax.tree.map(cut, data), jnp.arange(count * BLOCK_SIZE).reshape(count, BLOCK_SIZE) < size
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What a tuning costs: its epsilon, the mechanism that a ledger is told, and one candidate."""
+
+    epsilon: Bounds
+    mechanism: Mechanism
+    candidate: Mechanism
+
+
+def whole(
+    candidate: Mechanism,
+    law: Law,
+    score: Any,
+    delta: float,
+    relation: str,
+    known: Bounds | None = None,
+    candidates: str = "iid",
+    planned: str = "iid",
+) -> Whole:
+    """The cost of a selection among candidates by a score: public, or a PrivateScore with its noise.
+
+    candidate : the training of one.  known : epsilon of the selection by a public score, where it is at hand.
+    candidates : "iid" or "adaptive", as for `select`; planned : the same, of those that `known` is for.
+    """
+    private = isinstance(score, PrivateScore)
+    bound = known is not None and known.kind == "bound"
+    known = known if candidates == planned else None
+    if private and score.on == "training":
+        candidate = compose(candidate, score.mechanism())
+        known = None
+    chosen = select(candidate, law, candidates=candidates)
+    found = account.epsilon(chosen, delta, relation=relation) if known is None else known
+    if bound and found.kind == "certified":
+        found = Bounds(0.0, found.upper, found.upper, "bound", found.status, found.engine)
+    if not private or score.on == "training":
+        return Whole(found, chosen, candidate)
+    by_score = select(score.mechanism(), law, candidates=candidates)
+    other = account.epsilon(by_score, delta, relation=relation)
+    worse = found if found.upper >= other.upper else other
+    lower = float(max(found.lower, other.lower))
+    kind = "certified" if found.kind == other.kind == "certified" else "bound"
+    both = Bounds(lower, worse.upper, worse.upper, kind, worse.status, worse.engine)
+    return Whole(both, _either(chosen, by_score, float(worse.upper), relation), candidate)
+
+
+def noise_for_score(law: Law, target: float, delta: float, relation: str, candidates: str = "iid") -> float:
+    """The least noise on the count with which the selection among noisy scores alone meets the target."""
+    c = calibration.calibrate_noise_multiplier(
+        target, delta, 1.0, 1, repetitions=law, candidates=candidates, relation=relation
+    )
+    if not c.ok:
+        raise InputError(f"target_epsilon = {target!r} cannot be met by a private score; raise the target")
+    return float(c.value)
+
+
+def _either(first: Mechanism, second: Mechanism, epsilon: float, relation: str) -> Mechanism:
+    """The pointwise larger of two profiles, as a mechanism through points, the released epsilon among them."""
+    top = max(epsilon, 1e-3)
+    grid = np.union1d(np.linspace(0.0, 2.0 * top, LEDGER_POINTS), [top])
+    grid = grid[np.concatenate([[True], np.diff(grid) > 1e-6])]
+    outer = relation if relation == "replace_one" else "add_or_remove_one"
+    return candidates_profile([first, second], grid, relation=outer)

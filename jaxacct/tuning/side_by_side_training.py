@@ -1,0 +1,198 @@
+"""Many candidates of one plan trained side by side: the trainer's step under vmap, each with a key of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.training import noise
+from jaxacct.training.adaptive import AdaptiveClip
+from jaxacct.training.chacha import CHACHA20, key_from_bytes
+from jaxacct.training.clipping import CLIP_NORM, METHODS, sensitivity
+from jaxacct.training.plan import Plan
+from jaxacct.training.releases import FIXED, POISSON
+from jaxacct.training.steps import Carried, Numbers, numbers, private_step
+from jaxacct.validation import COUNT, InputError, check, choice
+
+__all__ = ["CLIP_NAME", "STEPS_PER_CALL", "key_words", "side_by_side"]
+
+STEP_STREAM = 5
+"""Purpose of the stream of keys that has one key for every step; `jaxacct.training.noise` has the purposes 1 to 4."""
+PASS_STREAM = 6
+"""Purpose of the stream that has one key for every pass over fixed batches."""
+STEPS_PER_CALL = 128
+"""Steps in one call of the compiled program: between two calls training can be interrupted."""
+MOST_EXAMPLES_AT_ONCE = 96
+"""Examples of a micro-batch of each candidate, at most, unless told otherwise: it bounds the memory that is used."""
+CLIP_NAME = "clip_norm"
+"""Name of the hyper-parameter that is not the optimizer's but the clip norm."""
+
+
+def side_by_side(
+    loss_fn: Callable[[Any, Any], Any],
+    make_optimizer: Callable[[Mapping[str, Any]], Any],
+    plan: Plan,
+    *,
+    clip_norm: Any = 1.0,
+    method: str = "auto",
+    micro_batch: int | None = None,
+) -> Callable[[Any, Mapping[str, Any], Any, Any], Any]:
+    """A function (params, configs, keys, data) -> params that trains n candidates of one plan at once.
+
+    Each candidate is the trainer's DP-SGD over all steps of the plan, with batches and noise from its own key: by
+    itself it costs ``plan.mechanism``.  What may differ between candidates are numbers that change neither shapes nor
+    privacy: whatever ``make_optimizer`` reads, and the clip norm.
+
+    Nothing here makes a selection private: the parameters of all candidates are n releases.  `tune` keeps one.
+
+    Parameters
+    ----------
+    loss_fn : callable
+        (params, example) -> scalar loss of one example.
+    make_optimizer : callable
+        config -> Optax transformation.  It is called under vmap: the values of a config are traced numbers.
+    plan : Plan
+    clip_norm : float > 0, pytree of norms, or AdaptiveClip
+        Used where a config has no "clip_norm" of its own.
+    method : str
+        As for the Trainer.
+    micro_batch : int, optional
+        Examples of each candidate at a time, by default at most 96.
+
+    Returns
+    -------
+    callable
+        Of params, a pytree whose leaves have the n candidates along the first axis; configs, {name: (n,) numbers};
+        keys, uint32 (n, 8) from `key_words`, each for one candidate and never used again; and data, the plan's
+        dataset_size examples along the first axis.  It returns the trained parameters, shaped like params.  A candidate
+        that is ruined (NaN) leaves the others as they are.  The function is compiled once for each n.
+
+    Raises
+    ------
+    InputError
+        Data of another size, clip norms out of range, or configs of unequal length.
+
+    References
+    ----------
+    README.md of this folder, "Candidates side by side".
+
+    >>> import optax, secrets
+    >>> plan = Plan(target_epsilon=2.0, target_delta=1e-5, dataset_size=50, sampling_probability=1.0, steps=3)
+    >>> train = side_by_side(lambda w, x: jnp.sum((w - x) ** 2), lambda c: optax.sgd(c["rate"]), plan)
+    >>> keys = key_words([secrets.token_bytes(32) for _ in range(4)])
+    >>> done = train(jnp.zeros((4, 2)), {"rate": np.array([0.0, 0.1, 0.2, np.nan])}, keys, jnp.ones((50, 2)))
+    >>> done.shape, bool(jnp.all(done[0] == 0.0)), np.isfinite(done).all(axis=1).tolist()
+    ((4, 2), True, [True, True, True, False])
+    """
+    choice("method", method, METHODS)
+    adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
+    first_clip = adaptive.initial if adaptive else clip_norm
+    sensitivity(first_clip)  # refuses what is no clip norm
+    size = _room(plan) if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
+    schedule = _schedule(plan, adaptive)
+
+    def one(start: Any, stop: Any, carried: Carried, config: Mapping[str, Any], words: Any, data: Any) -> Carried:
+        """Steps start to stop - 1 of one candidate."""
+        optimizer = make_optimizer(config)
+        step = private_step(loss_fn, optimizer, plan.sampling, size, method, adaptive)
+        root = jax.random.wrap_key_data(words, impl=CHACHA20)
+
+        def body(t: Any, carried: Carried) -> Carried:
+            now, begins = jax.tree.map(lambda a: jnp.asarray(a)[t], schedule)
+            key, pass_key = noise.stream(root, STEP_STREAM, t), noise.stream(root, PASS_STREAM, begins)
+            after = step(carried, jax.random.key_data(key), jax.random.key_data(pass_key), data, now)
+            return jax.tree.map(lambda new, old: new.astype(old.dtype), after, carried)
+
+        return jax.lax.fori_loop(start, stop, body, carried)
+
+    @jax.jit
+    def begin(params: Any, config: Mapping[str, Any]) -> Carried:
+        def of_one(params: Any, config: Mapping[str, Any]) -> Carried:
+            clip = config.get(CLIP_NAME, first_clip)
+            state = make_optimizer(config).init(params)
+            # a state that is made of numbers of the config must be one array like all others
+            state = jax.tree.map(jnp.asarray, state)
+            return Carried(params, state, jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), clip), jnp.int32(0))
+
+        return jax.vmap(of_one)(params, config)
+
+    steps = jax.jit(jax.vmap(one, (None, None, 0, 0, 0, None)))
+
+    def train(params: Any, configs: Mapping[str, Any], keys: Any, data: Any) -> Any:
+        count = _check(plan, params, configs, keys, data)
+        data = jax.tree.map(jnp.asarray, data)
+        configs = {name: jnp.asarray(np.asarray(value), jnp.float32) for name, value in configs.items()}
+        carried = begin(jax.tree.map(jnp.asarray, params), configs)
+        words = jnp.asarray(keys, jnp.uint32).reshape(count, 8)
+        for start in range(0, plan.steps, STEPS_PER_CALL):
+            carried = steps(start, min(start + STEPS_PER_CALL, plan.steps), carried, configs, words, data)
+            jax.block_until_ready(carried.params)
+        return carried.params
+
+    return train
+
+
+def key_words(roots: Sequence[bytes]) -> np.ndarray:
+    """The keys of several candidates, from 32 secret bytes each.
+
+    Parameters
+    ----------
+    roots : sequence of bytes
+        32 secret bytes for each candidate, used for nothing else.
+
+    Returns
+    -------
+    numpy.ndarray of uint32, shape (n, 8)
+
+    >>> key_words([bytes(32), bytes(range(32))]).shape
+    (2, 8)
+    """
+    return np.array([jax.random.key_data(key_from_bytes(root)) for root in roots], np.uint32).reshape(-1, 8)
+
+
+def _room(plan: Plan) -> int:
+    """Examples of a micro-batch: equal rounds of at most MOST_EXAMPLES_AT_ONCE.
+
+    Together the rounds hold about the most that any candidate draws.
+
+    All candidates wait in every round for the one that has drawn most.
+    """
+    largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
+    expected, q = largest.expected_batch_size, largest.sampling_probability
+    most = np.ceil(expected + 3.0 * np.sqrt(expected * (1.0 - q)) * (plan.sampling == POISSON))
+    return max(int(np.ceil(most / np.ceil(most / MOST_EXAMPLES_AT_ONCE))), 1)
+
+
+def _schedule(plan: Plan, adaptive: AdaptiveClip | None) -> tuple[Numbers, np.ndarray]:
+    """The numbers of every step along the first axis, and of fixed batches the first step of its pass."""
+    begins, rows = np.zeros(plan.steps, np.int32), []
+    if plan.sampling == FIXED:
+        for first, last in plan.passes:
+            begins[first:last] = first
+    for segment in plan.segments:
+        each = numbers(segment, plan.sampling, adaptive, 0)
+        rows.append(jax.tree.map(lambda a, n=segment.steps: np.repeat(np.asarray(a)[None], n, axis=0), each))
+    table = jax.tree.map(lambda *parts: np.concatenate(parts), *rows)
+    place = np.arange(plan.steps, dtype=np.int32) - begins if plan.sampling == FIXED else np.zeros_like(begins)
+    return table._replace(position=place), begins
+
+
+def _check(plan: Plan, params: Any, configs: Mapping[str, Any], keys: Any, data: Any) -> int:
+    """The number of candidates; InputError where something does not fit the others or the plan."""
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
+    if sizes != {(plan.dataset_size,)}:
+        raise InputError(
+            f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},), the plan's dataset_size; "
+            "make the plan for these data"
+        )
+    count = int(np.shape(keys)[0])
+    for name, value in [*configs.items(), *(("params", leaf) for leaf in jax.tree_util.tree_leaves(params))]:
+        if np.shape(value)[:1] != (count,):
+            raise InputError(f"{name} has shape {np.shape(value)}, must begin with {count}, the number of keys")
+    if CLIP_NAME in configs:
+        check(CLIP_NAME, configs[CLIP_NAME], CLIP_NORM)
+    return count

@@ -1,0 +1,312 @@
+"""`tune_on_subset`: tune on a secret Poisson sample of the data, then train the winner's configuration once."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxacct.bounds import Bounds
+from jaxacct.mechanisms import Mechanism
+from jaxacct.training import sampler
+from jaxacct.training.ledger import Ledger
+from jaxacct.training.plan import Plan
+from jaxacct.training.schedule import Segment
+from jaxacct.tuning.best_candidate import best_of, several
+from jaxacct.tuning.cost import Cost
+from jaxacct.tuning.keys_and_ledger import Secret, note_whole
+from jaxacct.tuning.search_spaces import draws_alike
+from jaxacct.tuning.side_by_side_training import key_words, side_by_side
+from jaxacct.tuning.subset_plan import Setting, SubsetPlan
+from jaxacct.validation import InputError, choice
+
+__all__ = ["EXTRAPOLATIONS", "SubsetTuned", "extrapolated", "tune_on_subset"]
+
+EXTRAPOLATIONS = ("sgd", "adam")
+"""How a learning rate goes from the sample to more data."""
+RATE_NAME = "learning_rate"
+"""Name of the hyper-parameter that is extrapolated."""
+ROOM_EXCEEDED = 1e-18
+"""Probability that a sample exceeds the room made for it; it then gets more, at the price of another compilation."""
+
+
+@dataclass(frozen=True)
+class SubsetTuned:
+    """What `tune_on_subset` releases, all of it covered by `epsilon`; its doctest makes one.
+
+    Parameters
+    ----------
+    params : pytree
+        Of the final run.
+    config : dict
+        What the final run was trained with.
+    tuned_config : dict
+        The configuration of the winner, before extrapolation.
+    setting : Setting
+        Rate, steps and noise.
+    score : float
+        Of the winner, not of the final model; NaN with status "none".
+    status : {"tuned", "none"}
+        "none" where no candidate was drawn and the configuration is one drawn at random.
+    epsilon : Bounds
+        Of the whole at the plan's delta.
+    mechanism : Mechanism
+        The whole, as it is in the ledger.
+    cost : Cost
+        Gradient evaluations, expectation and quantiles by the law of K.
+    """
+
+    params: Any
+    config: dict[str, Any]
+    tuned_config: dict[str, Any]
+    setting: Setting
+    score: float
+    status: str
+    epsilon: Bounds = field(repr=False)
+    mechanism: Mechanism = field(repr=False)
+    cost: Cost = field(repr=False)
+
+
+def tune_on_subset(
+    loss_fn: Callable[[Any, Any], Any],
+    make_optimizer: Callable[[Mapping[str, Any]], Any],
+    space: Any,
+    data: Any,
+    plan: SubsetPlan,
+    *,
+    init: Callable[[Any], Any],
+    score: Callable[[Any], Any],
+    candidates: str | None = None,
+    extrapolate: str | Callable[[dict[str, Any], float], dict[str, Any]] = "sgd",
+    warm_start: bool = False,
+    clip_norm: Any = 1.0,
+    method: str = "auto",
+    micro_batch: int | None = None,
+    ledger: Ledger | str | os.PathLike[str] | None = None,
+    key: bytes | None = None,
+) -> SubsetTuned:
+    """Tune on a Poisson sample of the data, train the winner's configuration on the rest or on all, release that.
+
+    The whole has the guarantee of the plan, (plan.epsilon.upper, plan.target_delta) for adding or removing a record.
+    The sample, K, the losers and their scores stay in this function.  The running time reveals K and the size of the
+    sample. One ledger entry for everything is on the disk before the sample is drawn.
+
+    Parameters
+    ----------
+    loss_fn : callable
+        (params, example) -> scalar.
+    make_optimizer : callable
+        config -> Optax transformation, as for `side_by_side`.
+    space : Space
+        With ``sample(key) -> config``, a dict of numbers; draws must not depend on the data.
+    data : pytree of arrays
+        plan.dataset_size records along the first axis.
+    plan : SubsetPlan
+    init : callable
+        JAX key -> first parameters, of the same shapes for all.
+    score : callable
+        params -> a number, larger is better, of public data only; NaN ranks below every number.  Equal scores go to the
+        candidate that was drawn first.
+    candidates : {"iid"}, optional
+        Declares that all draws of a space of your own are independent and from one law, as those of `Grid` and `Random`
+        are.  For others there is no guarantee here.
+    extrapolate : {"sgd", "adam"} or callable
+        "sgd" multiplies config["learning_rate"] by how much more data the final run has (plan.growth); "adam" changes
+        nothing; a function maps (config, growth) to a config.
+    warm_start : bool
+        Begin the final run at the winner's parameters (covered by the accounting: Remark 3 of the source).
+    clip_norm, method, micro_batch
+        As for `side_by_side`.
+    ledger : path or Ledger, optional
+        What it holds already counts against the plan's target.
+    key : bytes, optional
+        32 secret bytes for all randomness but K, by default from the operating system; never for two tunings.
+
+    Returns
+    -------
+    SubsetTuned
+
+    Raises
+    ------
+    InputError
+        Data of another size, unknown rules, and configurations without a rate.
+
+    References
+    ----------
+    Koskela and Kulkarni (2023); README.md of this folder, "Tuning on a random subset".
+
+    >>> import jax.numpy as jnp, optax
+    >>> from jaxacct import selection
+    >>> from jaxacct.tuning import grid
+    >>> plan = SubsetPlan(8.0, 1e-5, 100, 0.2, selection.Poisson(3), sampling_probability=1.0, steps=2)
+    >>> done = tune_on_subset(lambda w, x: jnp.sum((w - x) ** 2), lambda c: optax.sgd(c["learning_rate"]),
+    ...     grid(learning_rate=[0.01, 0.1]),
+    ...     np.ones((100, 2)), plan, init=lambda key: jnp.zeros(2), score=lambda w: -jnp.sum((w - 1.0) ** 2))
+    >>> done.params.shape, bool(done.epsilon.upper <= 8.0)
+    ((2,), True)
+    """
+    if not isinstance(plan, SubsetPlan):
+        raise InputError("plan must be a SubsetPlan; use tuning.SubsetPlan(target_epsilon=..., ...)")
+    if choice("candidates", candidates or "iid", ("iid",)) and candidates is None and not draws_alike(space):
+        raise InputError(
+            f"space of type {type(space).__name__} may keep state, which is not covered here; use tuning.Random or "
+            "tuning.Grid, or declare candidates='iid' if all its draws are independent and from one law"
+        )
+    if not callable(extrapolate):
+        choice("extrapolate", extrapolate, EXTRAPOLATIONS)
+    if not callable(score):
+        raise InputError("score must be a function of params on public data; a private score is not accounted for here")
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
+    if sizes != {(plan.dataset_size,)}:
+        raise InputError(f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},); make the plan for them")
+    secret = Secret(key)
+    _note(ledger, plan, "iid" if draws_alike(space) else "iid, declared")
+
+    inside, outside = _split(secret.key(b"sample"), data, plan)
+    shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
+
+    def trainer(setting: Setting, final: bool) -> Callable[..., Any]:
+        """(params, configs, keys) -> params of several runs, compiled once."""
+        held = outside if final else inside
+        train = side_by_side(_if_present(loss_fn), make_optimizer, _run_plan(plan, setting, final, held), **shared)
+        return lambda params, configs, keys: train(params, configs, keys, held)
+
+    best, tuned, value = _tuned(secret, plan, space, init, score, trainer)
+    place, drawn = best
+    config = extrapolated(drawn, plan.growth, extrapolate)
+    first = tuned if warm_start and tuned is not None else init(secret.key(b"first"))
+    one = jax.tree.map(lambda x: np.asarray(x)[None], (first, config))
+    params = trainer(plan.settings[place], True)(*one, key_words([secret.root(b"final")]))
+    return SubsetTuned(
+        jax.tree.map(lambda x: x[0], params),
+        config,
+        drawn,
+        plan.settings[place],
+        value,
+        "none" if tuned is None else "tuned",
+        plan.epsilon,
+        plan.mechanism,
+        plan.cost,
+    )
+
+
+def extrapolated(config: Mapping[str, Any], growth: float, rule: Any = "sgd") -> dict[str, Any]:
+    """The configuration for `growth` times as many records: by "sgd" the rate times growth, by "adam" as it is.
+
+    DP-SGD at the same rate, noise and steps adds noise of standard deviation proportional to learning rate over batch
+    size: the rule keeps that.
+
+    Parameters
+    ----------
+    config : mapping
+    growth : float
+    rule : {"sgd", "adam"} or callable
+        A function maps (config, growth) to a config.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    InputError
+        An unknown rule, or no "learning_rate" to multiply.
+
+    References
+    ----------
+    van der Veen et al. (2018); Koskela and Kulkarni (2023), section 3.2.
+
+    >>> extrapolated({"learning_rate": 0.1, "clip_norm": 1.0}, 9.0)["learning_rate"].__round__(9)
+    0.9
+    """
+    if callable(rule):
+        return dict(rule(dict(config), growth))
+    if choice("extrapolate", rule, EXTRAPOLATIONS) == "adam":
+        return dict(config)
+    if RATE_NAME not in config:
+        raise InputError(
+            f"the configuration {sorted(config)} has no {RATE_NAME!r}; name it so, or give extrapolate a function"
+        )
+    return {**config, RATE_NAME: config[RATE_NAME] * growth}
+
+
+def _tuned(
+    secret: Secret, plan: SubsetPlan, space: Any, init: Any, score: Any, trainer: Callable[..., Any]
+) -> tuple[tuple[int, dict[str, Any]], Any, float]:
+    """((place of the setting, config), params, score) of the winner among K; params None where K is 0."""
+    count = plan.repetitions.sample()
+
+    def drawn(number: int) -> tuple[int, dict[str, Any]]:
+        config = dict(space.sample(secret.key(b"config", number)))
+        return secret.choice(b"setting", number, len(plan.settings)), config
+
+    candidates = [drawn(number) for number in range(max(count, 1))]
+    configs = [config for _, config in candidates]
+    group = lambda place: several(trainer(plan.settings[place], False), secret, init, configs)
+    kinds = [place for place, _ in candidates[:count]]
+    found = best_of(kinds, group, lambda params, _: float(score(params)), count)
+    if found is None:
+        return candidates[0], None, math.nan  # a draw that no data enter
+    return candidates[found[0]], *found[1:]
+
+
+def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
+    """((examples, present), the same): the sample, and what the final run is trained on."""
+    drawn = sampler.poisson(key, plan.dataset_size, sampler.threshold(plan.share))
+    inside = np.sort(np.asarray(drawn.indices)[: int(drawn.count)])
+    rest = np.setdiff1d(np.arange(plan.dataset_size), inside)
+    other = rest if plan.variant == "rest" else np.arange(plan.dataset_size)
+    rooms = [_room(plan.dataset_size, plan.share), plan.dataset_size]
+    if plan.variant == "rest":
+        rooms[1] = _room(plan.dataset_size, 1.0 - plan.share)
+    return _held(data, inside, rooms[0]), _held(data, other, rooms[1])
+
+
+def _room(size: int, share: float) -> int:
+    """Records that a Poisson sample will not exceed."""
+    from scipy.stats import binom
+
+    return max(min(int(binom.isf(ROOM_EXCEEDED, size, share)) + 1, size), 1)
+
+
+def _held(data: Any, rows: np.ndarray, room: int) -> tuple[Any, np.ndarray]:
+    """The rows, filled up to the room with rows that are not present."""
+    filled = np.concatenate([rows, np.zeros(max(room - len(rows), 0), rows.dtype)])
+    return jax.tree.map(lambda a: np.asarray(a)[filled], data), np.arange(len(filled)) < len(rows)
+
+
+def _if_present(loss_fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The loss of an example that is present, and a constant, without gradient, in place of one that is not."""
+
+    def loss(params: Any, held: Any) -> Any:
+        example, present = held
+        return jax.numpy.where(present, loss_fn(params, example), 0.0)
+
+    return loss
+
+
+def _run_plan(plan: SubsetPlan, setting: Setting, final: bool, held: Any) -> Plan:
+    """One run as a Plan; sums are divided by the expected batch size of a sample of the data, whatever was drawn."""
+    noise = setting.final_noise if final else setting.tuning_noise
+    batch = plan.expected_batch_size(setting, final)
+    segment = Segment(0, setting.steps, noise, setting.sampling_probability, batch)
+    return Plan.of([segment], target_delta=plan.target_delta, dataset_size=len(held[1]))
+
+
+def _note(ledger: Ledger | str | os.PathLike[str] | None, plan: SubsetPlan, word: str) -> None:
+    """The one entry, on the disk before anything is drawn; a new ledger is told of the final run."""
+    setting = plan.settings[0]
+    run = Plan(
+        target_delta=plan.target_delta,
+        dataset_size=plan.dataset_size,
+        sampling_probability=setting.sampling_probability,
+        noise_multiplier=setting.final_noise,
+        steps=setting.steps,
+    )
+    note = f"tuning on a share of {plan.share:g}, and a final run: {plan.variant}; candidates {word}"
+    note_whole(ledger, run, plan.mechanism, note, plan.target_epsilon)
