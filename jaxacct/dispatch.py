@@ -19,7 +19,7 @@ import numpy as np
 from jaxacct.engines import contour, programs, quick_bounds
 from jaxacct.engines.contour import Answer
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
-from jaxacct.mechanisms.components import LEAST_SQUARE
+from jaxacct.mechanisms.loss_components import LEAST_SQUARE
 from jaxacct.validation import InputError
 
 FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)

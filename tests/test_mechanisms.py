@@ -35,7 +35,7 @@ from jaxacct.mechanisms.finite import log_mixture
 BOTH = "add_or_remove_one"
 MODULES = [
     *(f"mechanisms.{name}" for name in ("base", "gaussian", "laplace", "finite", "sampling", "composition")),
-    *("mechanisms.components", "bounds", "validation"),
+    *("mechanisms.loss_components", "bounds", "validation"),
 ]
 
 positive = st.floats(0.01, 100.0)

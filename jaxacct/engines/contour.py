@@ -19,7 +19,7 @@ from jaxacct.engines.programs import Program
 from jaxacct.kernels import contour, split_contour
 from jaxacct.kernels.law import Law
 from jaxacct.kernels.split_place import Placed, unplaced
-from jaxacct.mechanisms.components import Components
+from jaxacct.mechanisms.loss_components import Components
 
 
 class Rung(NamedTuple):

@@ -24,7 +24,7 @@ from jaxacct.engines.lattice_law import Law, Placed
 from jaxacct.engines.lattice_plan import Plan, common_step, peak, plan_for, share_of, unresolved
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.tilted_fft import Composition, compose, payoff
-from jaxacct.mechanisms.components import Components
+from jaxacct.mechanisms.loss_components import Components
 
 __all__ = ["LatticeAnswer", "delta", "deltas", "epsilon"]
 

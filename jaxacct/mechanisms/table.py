@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxacct.mechanisms.base import BaseMechanism, Mechanism
-from jaxacct.mechanisms.components import components, directions
 from jaxacct.mechanisms.composition import Composed, Repeated
 from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomizedResponse
@@ -13,6 +12,7 @@ from jaxacct.mechanisms.finite_output import FiniteOutput
 from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.gaussian_mixture import MixtureOfGaussians
 from jaxacct.mechanisms.laplace import Laplace
+from jaxacct.mechanisms.loss_components import components, directions
 from jaxacct.mechanisms.profile import PrivacyProfile
 from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
 from jaxacct.mechanisms.sampling import PoissonSampled

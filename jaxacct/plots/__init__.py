@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxacct.plots import choose, inputs, profiles, style
-from jaxacct.sweep.table import Table, read_table
+from jaxacct.sweeps.table import Table, read_table
 from jaxacct.validation import InputError, choice
 
 __all__ = ["plot"]
@@ -53,7 +53,7 @@ def plot(
 
     >>> import tempfile
     >>> from jaxacct.plots import plot
-    >>> from jaxacct.sweep import sweep
+    >>> from jaxacct.sweeps import sweep
     >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": [1, 4, 9], "delta": 1e-5})
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     done = plot(t, f"{folder}/figure.png")

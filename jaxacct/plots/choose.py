@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.sweep.columns import ANSWER, TEXT, measures, solved_for, varying
-from jaxacct.sweep.grid import suggest
-from jaxacct.sweep.table import Table
+from jaxacct.sweeps.columns import ANSWER, TEXT, measures, solved_for, varying
+from jaxacct.sweeps.grid import suggest
+from jaxacct.sweeps.table import Table
 from jaxacct.validation import InputError, choice
 
 KINDS = ("curve", "heatmap", "profile", "tradeoff")

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxacct.plots import style
 from jaxacct.plots.choose import View, measured
-from jaxacct.sweep.columns import TEXT, place
+from jaxacct.sweeps.columns import TEXT, place
 
 MARKED = 25
 """A curve of at most so many points has them marked."""

@@ -9,8 +9,8 @@ import numpy as np
 from jaxacct import account
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.plots import style
-from jaxacct.sweep.columns import TEXT
-from jaxacct.sweep.table import Table
+from jaxacct.sweeps.columns import TEXT
+from jaxacct.sweeps.table import Table
 from jaxacct.validation import InputError
 
 POINTS = 64

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.sweep.files import extra, replacing
+from jaxacct.files import optional_package, replacing
 from jaxacct.validation import InputError
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -71,7 +71,7 @@ _SETTINGS = {
 
 def settings() -> Any:
     """The context in which a figure is drawn and saved; matplotlib's own settings come back after it."""
-    return extra("matplotlib", "a picture").rc_context(_SETTINGS)
+    return optional_package("matplotlib", "a picture").rc_context(_SETTINGS)
 
 
 def figure(square: bool) -> tuple[Any, Any]:
@@ -86,7 +86,7 @@ def check_picture(path: Path) -> None:
     """Refuse a picture that could not be written, before any work is done for it."""
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"{path}: a picture must end in .png, .svg or .pdf")
-    extra("matplotlib", "a picture")
+    optional_package("matplotlib", "a picture")
 
 
 def save(canvas: Any, path: Path) -> None:

@@ -14,11 +14,11 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.calibrate import calibrate_noise_multiplier
+from jaxacct.files import optional_package, write_csv
 from jaxacct.mechanisms import PrivacyProfile, dp_sgd
+from jaxacct.progress import Progress
 from jaxacct.selection import Law, Poisson, TruncatedNegativeBinomial, select
 from jaxacct.selection.subset import VARIANTS
-from jaxacct.sweep.files import extra, write_csv
-from jaxacct.sweep.progress import Progress
 from jaxacct.tuning.cost import Cost
 from jaxacct.tuning.subset_accounting import least_noise, product, profile_of_run, profile_of_tuning
 from jaxacct.tuning.subset_plan import guessed_noise
@@ -99,7 +99,7 @@ class Advice:
 
     def to_pandas(self) -> Any:
         """The table as a pandas.DataFrame (needs pandas)."""
-        return extra("pandas", "a DataFrame").DataFrame([dataclasses.asdict(one) for one in self.options])
+        return optional_package("pandas", "a DataFrame").DataFrame([dataclasses.asdict(one) for one in self.options])
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Draw released noise, or the candidates that were solved for: .png, .svg or .pdf (needs matplotlib)."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxacct.sweep.progress import Progress
+from jaxacct.progress import Progress
 from jaxacct.tuning.candidates import key_words
 from jaxacct.tuning.secret import Secret
 

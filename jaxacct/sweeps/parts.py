@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxacct.sweep import files, journal
-from jaxacct.sweep.journal import Header
-from jaxacct.sweep.table import Table, blank, fill, write
+from jaxacct.sweeps import journal, result_files
+from jaxacct.sweeps.journal import Header
+from jaxacct.sweeps.table import Table, blank, fill, write
 from jaxacct.validation import InputError, check_flag
 
 POLL = 0.2
@@ -68,7 +68,7 @@ def merge(
     Raises InputError, one line, where a part is missing, unfinished, given twice, or of another sweep.
 
     >>> import tempfile
-    >>> from jaxacct.sweep import merge, sweep
+    >>> from jaxacct.sweeps import merge, sweep
     >>> grid = {"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": [1, 4], "delta": 1e-5}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for shard in ("1/2", "2/2"):
@@ -81,10 +81,10 @@ def merge(
         raise InputError("parts is empty; give the .part files of all slices" if not parts else "parts must be a list")
     check_flag("overwrite", overwrite, "True replaces an earlier result")
     if out is not None:
-        out = files.out_path(out)
-        files.check_result(out)
+        out = result_files.out_path(out)
+        result_files.check_result(out)
         if not overwrite:
-            files.refuse_existing(out)
+            result_files.refuse_existing(out)
     owner: dict[int, Path] = {}
     reference: Header | None = None
     for path in map(Path, parts):

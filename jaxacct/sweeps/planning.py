@@ -15,11 +15,11 @@ import numpy as np
 
 from jaxacct.engines import programs
 from jaxacct.options import GIBIBYTE
-from jaxacct.sweep.columns import layout, solved_for
-from jaxacct.sweep.grid import Grid, expand
-from jaxacct.sweep.parts import slice_of
-from jaxacct.sweep.read import read_grid
-from jaxacct.sweep.solve import Settings, settings, solve
+from jaxacct.sweeps.columns import layout, solved_for
+from jaxacct.sweeps.grid import Grid, expand
+from jaxacct.sweeps.parts import slice_of
+from jaxacct.sweeps.read import read_grid
+from jaxacct.sweeps.solve import Settings, settings, solve
 from jaxacct.validation import COUNT, InputError, check_one, shown
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
@@ -117,7 +117,7 @@ def plan(
     The sample has up to 256 configurations of each quantity, evenly spread over the grid; its first solution
     compiles the programs, the second one is timed.
 
-    >>> from jaxacct.sweep import plan
+    >>> from jaxacct.sweeps import plan
     >>> p = plan({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": [1, 2], "delta": 1e-5})
     >>> p.configurations, p.quantities, p.blocks, p.sample
     (4, {'epsilon': 4}, 1, 4)

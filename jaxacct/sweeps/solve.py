@@ -12,10 +12,10 @@ from jaxacct import account, calibrate
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.options import options, tolerance
-from jaxacct.sweep import repetitions
-from jaxacct.sweep.columns import ANSWER, WORDS
-from jaxacct.sweep.grid import Grid
-from jaxacct.sweep.table import Table, blank
+from jaxacct.sweeps import repetitions
+from jaxacct.sweeps.columns import ANSWER, WORDS
+from jaxacct.sweeps.grid import Grid
+from jaxacct.sweeps.table import Table, blank
 from jaxacct.validation import InputError
 
 _CALIBRATIONS: dict[str, Callable[..., calibrate.Calibration]] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxacct.sweep.grid import INPUTS, QUANTITIES, Grid
+from jaxacct.sweeps.grid import INPUTS, QUANTITIES, Grid
 from jaxacct.validation import InputError
 
 ANSWER = ("lower", "estimate", "upper")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.sweep.grid import FIELDS, INPUTS, Grid, concatenate, expand, suggest
+from jaxacct.sweeps.grid import FIELDS, INPUTS, Grid, concatenate, expand, suggest
 from jaxacct.validation import InputError, shown
 
 _SETTINGS = ("name", "quantity", "zip")
@@ -36,7 +36,7 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
 
     Of noise_multiplier, sampling_probability, steps, epsilon (or target_epsilon) and delta (or target_delta)
     a block leaves out exactly one, which is solved for; `quantity = "..."` may state it.  With
-    `repetitions = "geometric"` and `gamma = [0.1, 0.01]` (or another law of K, `jaxacct.sweep.repetitions.LAWS`)
+    `repetitions = "geometric"` and `gamma = [0.1, 0.01]` (or another law of K, `jaxacct.sweeps.repetitions.LAWS`)
     epsilon is that of running the configuration K times and releasing the best.  A file without
     `[[block]]` is one block.  A CSV has the same names as columns, among them `name` and `quantity`; an empty
     cell is a value left out.

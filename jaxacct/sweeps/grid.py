@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.sweep import repetitions
+from jaxacct.sweeps import repetitions
 from jaxacct.validation import (
     COUNT,
     DELTA,

@@ -23,11 +23,11 @@ import jax
 import numpy as np
 
 import jaxacct
-from jaxacct.sweep import files
-from jaxacct.sweep.columns import TEXT
-from jaxacct.sweep.grid import Grid
-from jaxacct.sweep.solve import Settings
-from jaxacct.sweep.table import Table
+from jaxacct import files
+from jaxacct.sweeps.columns import TEXT
+from jaxacct.sweeps.grid import Grid
+from jaxacct.sweeps.solve import Settings
+from jaxacct.sweeps.table import Table
 from jaxacct.validation import InputError
 
 MARK = b"jxa1"
@@ -193,13 +193,9 @@ class Journal:
 
 
 def _lock(file: io.FileIO, path: Path) -> None:
-    """Hold a file until it is closed, where the system and the file system have such locks."""
-    if os.name != "posix":
-        return
-    import fcntl
-
+    """Hold a journal until it is closed, where the system and the file system have such locks."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        files.lock(file)
     except BlockingIOError:
         raise InputError(
             f"{path}: another process is writing it; wait for it, stop it first, or give the result another name"

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.sweep import files
-from jaxacct.sweep.columns import ANSWER, TEXT, WHOLE, place, product_axes
-from jaxacct.sweep.grid import INPUTS
+from jaxacct.files import optional_package, write_csv
+from jaxacct.sweeps.columns import ANSWER, TEXT, WHOLE, place, product_axes
+from jaxacct.sweeps.grid import INPUTS
+from jaxacct.sweeps.result_files import read_columns, write_parquet
 from jaxacct.validation import InputError
 
 PIECE = 8192
@@ -53,15 +54,15 @@ class Table:
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write a CSV with a header line; reading it back gives the same numbers."""
-        files.write_csv(Path(path), tuple(self.columns), self.rows())
+        write_csv(Path(path), tuple(self.columns), self.rows())
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write a Parquet file (needs pyarrow)."""
-        files.write_parquet(Path(path), TEXT, tuple(self.columns), (piece.columns for piece in self._pieces()))
+        write_parquet(Path(path), TEXT, tuple(self.columns), (piece.columns for piece in self._pieces()))
 
     def to_pandas(self) -> Any:
         """The table as a pandas.DataFrame (needs pandas)."""
-        return files.extra("pandas", "a DataFrame").DataFrame(self.columns)
+        return optional_package("pandas", "a DataFrame").DataFrame(self.columns)
 
     def to_xarray(self) -> Any:
         """The table as an xarray.Dataset with a labelled axis for every input that varies (needs xarray).
@@ -69,13 +70,13 @@ class Table:
         Inputs that do not vary are scalar coordinates, those that follow from others (steps from epochs)
         coordinates along all axes.  Raises InputError for a table that is no product of its inputs.
 
-        >>> from jaxacct.sweep import sweep
+        >>> from jaxacct.sweeps import sweep
         >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": [1, 4], "delta": 1e-5})
         >>> d = t.to_xarray()
         >>> round(float(d.upper.sel(noise_multiplier=4.0, steps=1)), 4)
         0.9263
         """
-        xarray = files.extra("xarray", "a Dataset")
+        xarray = optional_package("xarray", "a Dataset")
         axes = product_axes(self.columns)
         shape = tuple(len(values) for values in axes.values())
         order = np.argsort(place(self.columns, axes))
@@ -97,7 +98,7 @@ class Table:
 
 def read_table(path: str | os.PathLike[str]) -> Table:
     """The table in a result file, .csv or .parquet."""
-    columns = files.read_columns(Path(path), TEXT)
+    columns = read_columns(Path(path), TEXT)
     missing = [name for name in ("quantity", "relation", *ANSWER) if name not in columns]
     if missing:
         raise InputError(f"{path}: is no result of a sweep: it has no column {missing[0]!r}")
