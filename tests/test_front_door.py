@@ -164,7 +164,7 @@ def test_a_public_name_stays_what_it_is_in_every_order_of_imports():
     [
         "import jaxacct as ja; ja.sweep; from jaxacct.sweep import merge, plan, read_table",
         "from jaxacct.sweep import merge, plan, read_table; import jaxacct as ja",
-        "import jaxacct.sweep, jaxacct.sweeps; import jaxacct as ja; from jaxacct.sweeps import merge, plan, read_table",
+        "import jaxacct.sweep, jaxacct.sweeps; ja = jaxacct; from jaxacct.sweeps import merge, plan, read_table",
         "import jaxacct as ja; import jaxacct.sweeps.read; from jaxacct.sweep import merge, plan, read_table",
         "from jaxacct import sweep; import jaxacct as ja; from jaxacct.sweep import merge, plan, read_table; sweep(G)",
     ],

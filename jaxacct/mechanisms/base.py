@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import jax
 import numpy as np
 
-from jaxacct.mechanisms.parts import Part
+from jaxacct.mechanisms.parts import FinitePair, Part
 from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer
-
-if TYPE_CHECKING:
-    from jaxacct.mechanisms.finite import FinitePair
 
 __all__ = [
     "DIRECTIONS",

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.mechanisms.finite import FinitePair
-from jaxacct.mechanisms.parts import FinitePart
+from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 __all__ = ["either_order"]

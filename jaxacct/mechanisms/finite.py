@@ -5,18 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, register
-from jaxacct.mechanisms.parts import FinitePart
+from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.validation import DELTA_OR_ZERO, NON_NEGATIVE, OPEN_PROBABILITY, InputError
 
 __all__ = [
     "ApproximateDP",
     "FiniteMechanism",
-    "FinitePair",
     "PureDP",
     "RandomisedResponse",
     "RandomizedResponse",
@@ -24,22 +23,6 @@ __all__ = [
     "log_of_ratio",
     "sample_pair",
 ]
-
-
-class FinitePair(NamedTuple):
-    """A dominating pair (P, Q) with finitely many likelihood ratios.
-
-    ``loss``, ``p`` and ``q`` have a trailing atom axis: outcomes with log p/q = loss. ``p_infinity`` is the
-    P-mass where dQ = 0, ``q_infinity`` the Q-mass where dP = 0 (batch shape). ``excess`` is p/q - 1 where that is
-    known better than through the loss (README.md, "Rounding of finite laws").
-    """
-
-    loss: np.ndarray
-    p: np.ndarray
-    q: np.ndarray
-    p_infinity: np.ndarray
-    q_infinity: np.ndarray
-    excess: np.ndarray | None = None
 
 
 class FiniteMechanism(BaseMechanism):

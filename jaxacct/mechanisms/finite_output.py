@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import register
-from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair, log_of_ratio
+from jaxacct.mechanisms.finite import FiniteMechanism, log_of_ratio
+from jaxacct.mechanisms.parts import FinitePair
 from jaxacct.validation import PROBABILITY, InputError, broadcast_shape, is_tracer
 
 __all__ = ["FiniteOutput", "refuse_sums", "sums"]

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, register, sensitivity
-from jaxacct.mechanisms.finite import FinitePair
-from jaxacct.mechanisms.parts import GaussianPart
+from jaxacct.mechanisms.parts import FinitePair, GaussianPart
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.validation import POSITIVE
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, batch_shape, register
-from jaxacct.mechanisms.finite import FinitePair, sample_pair
+from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.finite_output import refuse_sums, sums
-from jaxacct.mechanisms.parts import FinitePart
+from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, is_tracer
 

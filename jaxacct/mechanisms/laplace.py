@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, register, sensitivity
-from jaxacct.mechanisms.finite import FinitePair
-from jaxacct.mechanisms.parts import LaplacePart
+from jaxacct.mechanisms.parts import FinitePair, LaplacePart
 from jaxacct.validation import POSITIVE
 
 __all__ = ["Laplace"]

@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.base import batch_shape, register
-from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair
+from jaxacct.mechanisms.finite import FiniteMechanism
+from jaxacct.mechanisms.parts import FinitePair
 from jaxacct.validation import NON_NEGATIVE, PROBABILITY, InputError, check, is_tracer
 
 __all__ = ["PrivacyProfile", "pair_of_profile", "profile_from_cdfs", "stacked"]

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, register
-from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair, PureDP, sample_pair
+from jaxacct.mechanisms.finite import FiniteMechanism, PureDP, sample_pair
 from jaxacct.mechanisms.gaussian import gaussian_pair
-from jaxacct.mechanisms.parts import FinitePart
+from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.mechanisms.profile import stacked
 from jaxacct.validation import COUNT, NON_NEGATIVE, POSITIVE, check_flag, choice
 

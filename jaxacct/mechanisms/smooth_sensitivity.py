@@ -9,7 +9,8 @@ import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.base import batch_shape, register
-from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair
+from jaxacct.mechanisms.finite import FiniteMechanism
+from jaxacct.mechanisms.parts import FinitePair
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.validation import POSITIVE, Constraint
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, Mechanism, register, sensitivity
-from jaxacct.mechanisms.finite import FinitePair, PureDP, sample_pair
+from jaxacct.mechanisms.finite import PureDP, sample_pair
 from jaxacct.mechanisms.laplace import Laplace
-from jaxacct.mechanisms.parts import FinitePart, Part
+from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
 from jaxacct.validation import COUNT, POSITIVE, check_flag
 
 __all__ = ["AboveThreshold", "NumericSparse"]

@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, register, require_mechanism
 from jaxacct.mechanisms.either_order import either_order
-from jaxacct.mechanisms.finite import FinitePair, log_mixture, sample_pair
-from jaxacct.mechanisms.parts import FinitePart, Part
+from jaxacct.mechanisms.finite import log_mixture, sample_pair
+from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
 from jaxacct.validation import PROBABILITY, InputError
 
 __all__ = ["SampledWithoutReplacement"]

@@ -12,8 +12,8 @@ from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape, repeat
 from jaxacct.mechanisms.base import element, register, require_mechanism
-from jaxacct.mechanisms.finite import FinitePair, sample_pair
-from jaxacct.mechanisms.parts import Part
+from jaxacct.mechanisms.finite import sample_pair
+from jaxacct.mechanisms.parts import FinitePair, Part
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.selection import limits
 from jaxacct.selection.base import sides, under

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.mechanisms.finite import FinitePair
+from jaxacct.mechanisms.parts import FinitePair
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 from jaxacct.selection import limits, simple
 from jaxacct.selection.base import MOST, infinite_mass, meet, sides

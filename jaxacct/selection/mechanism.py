@@ -16,8 +16,8 @@ from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_plan import FINE, Inner
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import register, require_mechanism
-from jaxacct.mechanisms.finite import FinitePair, sample_pair
-from jaxacct.mechanisms.parts import Part
+from jaxacct.mechanisms.finite import sample_pair
+from jaxacct.mechanisms.parts import FinitePair, Part
 from jaxacct.selection.adaptive import AdaptiveSelection, refuse_zero
 from jaxacct.selection.answers import certified, pair
 from jaxacct.selection.base import sides, under
