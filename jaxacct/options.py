@@ -1,23 +1,28 @@
-"""The options that public calls share (relation, engine, rtol, memory_bytes), checked alike wherever they appear."""
+"""The options that public calls share (relation, engine, rtol, memory_bytes), checked alike wherever they appear.
+
+A further option (a backend, say) is one more field of `Options` and one more line of `options`: callers read the fields
+by name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxacct.mechanisms.base import RELATIONS, Mechanism
-from jaxacct.validation import LARGEST_COUNT, Constraint, InputError, check_one, choice, shown
+from jaxacct.mechanisms.base import RELATIONS, Mechanism, require_mechanism
+from jaxacct.validation import LARGEST_COUNT, Constraint, InputError, check_one, choice
 
 __all__ = ["ENGINES", "GIBIBYTE", "SIDED", "Options", "mechanism_for", "options", "tolerance"]
 
 ENGINES = ("auto", "contour", "lattice")
+"""The words that `engine` may be; "auto" lets every engine answer where it suits."""
 GIBIBYTE = 2**30
+"""Bytes; the usual limit on the lattice engine's memory."""
 SIDED = RELATIONS[:3]
 """The relations that calibrations know."""
 LEAST_MEMORY = 2**24
 """Below this the shortest lattice of a large composition does not fit."""
 _MEMORY = Constraint("use a whole number of bytes, such as 2**30", LEAST_MEMORY, LARGEST_COUNT, integral=True)
-_HINT = "use one such as Gaussian(noise_multiplier=1.0)"
 
 
 class Options(NamedTuple):
@@ -66,17 +71,9 @@ def mechanism_for(value: Any, engine: str = "auto") -> Mechanism:
 
     A mechanism that answers by itself (a selection) has one method, whatever its parts would be answered by.
     """
-    if isinstance(value, list | tuple) and any(isinstance(item, Mechanism) for item in value):
-        raise InputError(
-            f"mechanism is a {type(value).__name__} of {len(value)}; compose them with ja.compose(*mechanisms), "
-            "or for a batch give one mechanism whose fields are arrays"
-        )
-    if isinstance(value, type) and issubclass(value, Mechanism):
-        raise InputError(f"mechanism = {value.__name__} is a class; {_HINT}")
-    if not isinstance(value, Mechanism):
-        raise InputError(f"mechanism = {shown(value)} of type {type(value).__name__} is not a mechanism; {_HINT}")
+    mechanism = require_mechanism("mechanism", value)
     if engine != "auto" and type(value).direct is not Mechanism.direct:
         raise InputError(
             f"engine = {engine!r} cannot answer for a {type(value).__name__}, which has a method of its own; use 'auto'"
         )
-    return value
+    return mechanism

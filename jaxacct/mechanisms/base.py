@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxacct.mechanisms.parts import FinitePair, Part
-from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer
+from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer, shown
 
 __all__ = [
     "DIRECTIONS",
@@ -162,9 +162,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     >>> batch_shape(dp_sgd([0.8, 1.0, 1.2], 0.01, 10_000))
     (3,)
     """
-    if not isinstance(mechanism, Mechanism):
-        raise InputError(f"{_describe(mechanism)} is not a mechanism; use one such as Gaussian(noise_multiplier=1.0)")
-    return broadcast_shape(dict(_shapes(mechanism)))
+    return broadcast_shape(dict(_shapes(require_mechanism("mechanism", mechanism))))
 
 
 def sensitivity(relation: str) -> float:
@@ -172,10 +170,26 @@ def sensitivity(relation: str) -> float:
     return 2.0 if relation == "replace_one" else 1.0
 
 
-def require_mechanism(field: str, value: object) -> None:
-    """Refuse anything but a mechanism, in one line."""
-    if not isinstance(value, Mechanism):
-        raise InputError(f"{field} must be a mechanism, not {_describe(value)}; use one such as Gaussian(1.0)")
+def require_mechanism(name: str, value: object) -> Mechanism:
+    """The value, if it is a mechanism; anything else is refused in one line, under the name of the argument or field.
+
+    >>> require_mechanism("mechanism", 1.0)
+    Traceback (most recent call last):
+        ...
+    jaxacct.validation.InputError: mechanism = 1.0 of type float is not a mechanism; use one such as \
+Gaussian(noise_multiplier=1.0)
+    """
+    if isinstance(value, Mechanism):
+        return value
+    hint = "use one such as Gaussian(noise_multiplier=1.0)"
+    if isinstance(value, list | tuple) and any(isinstance(item, Mechanism) for item in value):
+        raise InputError(
+            f"{name} is a {type(value).__name__} of {len(value)}; compose them with ja.compose(*mechanisms), "
+            "or for a batch give one mechanism whose fields are arrays"
+        )
+    if isinstance(value, type) and issubclass(value, Mechanism):
+        raise InputError(f"{name} = {value.__name__} is a class; {hint}")
+    raise InputError(f"{name} = {shown(value)} of type {type(value).__name__} is not a mechanism; {hint}")
 
 
 def _shapes(mechanism: Mechanism, prefix: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -230,10 +244,6 @@ def holds_vectors(mechanism: Mechanism) -> bool:
     values = vars(mechanism).values()
     inner = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
     return bool(mechanism.vectors) or any(holds_vectors(item) for item in inner if isinstance(item, Mechanism))
-
-
-def _describe(value: object) -> str:
-    return f"{value!r:.40} of type {type(value).__name__}"
 
 
 def _validated(value: Any) -> Any:
