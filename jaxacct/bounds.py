@@ -61,8 +61,22 @@ _OK = {
 def explain(status: Any, kind: Any = "certified") -> Any:
     """What a status means for an answer of a kind, and what to do about it: one sentence each.
 
-    status, kind : text, or arrays of text that broadcast, such as `b.status` and `b.kind` of a batch of Bounds.
-    Returns a `str` for one status, a text array of the common shape for arrays.  InputError for an unknown word.
+    Parameters
+    ----------
+    status : str, or array of str
+        Such as `b.status` of a Bounds or a Calibration.
+    kind : str, or array of str
+        Such as `b.kind`; broadcasts with the status.
+
+    Returns
+    -------
+    str or numpy.ndarray
+        A `str` for one status, a text array of the common shape for arrays.
+
+    Raises
+    ------
+    InputError
+        An unknown word, with its index, or shapes that do not broadcast.
 
     >>> explain("zero")
     'delta is at least delta(0), so epsilon is 0; nothing to do.'
@@ -98,13 +112,24 @@ def _sentence(status: Any, kind: Any, place: str = "") -> str:
 class Bounds:
     """A bracket lower <= estimate <= upper of a privacy quantity, one element per configuration of the batch.
 
-    Ends are NumPy float64 of the batch shape (NumPy scalars for one configuration); ``kind``, ``status`` and
-    ``engine`` are text arrays of that shape (plain ``str`` for one). ``ok`` is True where the status needs
-    no action. All three ends may be NaN together only where ``ok`` is False, for a question without an
-    answer.
+    ``ok`` is True where the status needs no action.  All three ends may be NaN together only where ``ok`` is False, for
+    a question without an answer.  What a kind and a status mean: `jaxacct.explain`.
 
-    Raises ValueError, naming the index, when the ends are out of order or missing where the status claims
-    them, and for an unknown kind or status.
+    Parameters
+    ----------
+    lower, estimate, upper : array_like
+        The ends, which broadcast; kept as NumPy float64 of the batch shape (NumPy scalars for one configuration).
+    kind : str, or array of str
+        What kind of statement it is, one of `jaxacct.bounds.KINDS`.
+    status : str, or array of str
+        One of `jaxacct.bounds.STATUSES`.
+    engine : str, or array of str
+        What answered.
+
+    Raises
+    ------
+    ValueError
+        Ends out of order, or missing where the status claims them, with the index; an unknown kind or status.
 
     >>> b = Bounds(1.0, 1.25, 1.5, kind="certified", engine="contour")
     >>> b

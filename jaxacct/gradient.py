@@ -31,12 +31,31 @@ EPSILON_STEP = 1e-3
 def epsilon_gradient(mechanism: Mechanism, delta: Any, *, relation: str = "add_or_remove_one") -> Mechanism:
     """`d epsilon / d field` for every numeric field, at fixed delta, as a pytree like the mechanism.
 
-    Leaves are float64 arrays of the common batch shape. In the neighbouring relation's larger direction; kind:
-    estimate (relative accuracy about 1e-6 where the contour engine answers; about 1e-3, by differences of the
-    lattice engine's estimates, elsewhere). Where epsilon is 0 or infinite it does not move, and the
-    derivative is 0. Counts are differentiated as if they were real.
+    By the implicit function theorem it is (d log delta/d field) / (-d log delta/d epsilon), in the larger direction of
+    the neighbouring relation.  An estimate: its relative accuracy is about 1e-6 where the contour engine answers, and
+    about 1e-3, by differences of the lattice engine's estimates, elsewhere.  Where epsilon is 0 or infinite it does not
+    move, and the derivative is 0.  Counts are differentiated as if they were real.
 
-    Raises InputError for invalid values or a tracer.
+    Parameters
+    ----------
+    mechanism : Mechanism
+        Its numeric fields and `delta` broadcast; each field is one number a configuration.
+    delta : array_like in (0, 1)
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+
+    Returns
+    -------
+    Mechanism
+        Of the same structure; its leaves are float64 arrays of the common batch shape: epsilon per unit of the field.
+
+    Raises
+    ------
+    InputError
+        Invalid values, shapes that do not broadcast, fields that are vectors, or a tracer.
+
+    References
+    ----------
+    jaxacct/kernels/README.md (the contour integral whose derivatives are taken).
 
     >>> import jaxacct as ja
     >>> g = ja.epsilon_gradient(ja.dp_sgd(1.0, 0.01, 1000), 1e-5)

@@ -39,7 +39,19 @@ SHOWN = 60
 
 
 class InputError(ValueError):
-    """An input was refused.  The message is one line: name (with index), value, limit and remedy."""
+    """An input was refused.  The message is one line: name (with index), value, limit and remedy.
+
+    Parameters
+    ----------
+    message : str
+        Line breaks in it become spaces.
+
+    >>> import jaxacct as ja
+    >>> ja.Gaussian([1.0, -1.0])
+    Traceback (most recent call last):
+        ...
+    jaxacct.validation.InputError: noise_multiplier[1] = -1.0 must be > 0; use a positive, finite noise multiplier
+    """
 
     def __init__(self, message: str = "") -> None:
         super().__init__(re.sub(r"\s*\n\s*", " ", message))

@@ -41,7 +41,16 @@ class Mechanism(ABC):
     Subclasses are frozen dataclasses made pytrees by ``register``. A field named in ``constraints`` is
     numeric: the constructor checks it and stores it as float64 (a Python float, or a read-only NumPy array).
     Tracers pass unchecked, and so does whatever a pytree transformation puts in a field; ``validated``
-    checks again.
+    checks again. Two mechanisms are equal if they have the same class, structure and numbers.
+
+    Raises
+    ------
+    InputError
+        A field outside its limits, with its index, or fields that do not broadcast.
+
+    >>> from jaxacct.mechanisms import Gaussian
+    >>> isinstance(Gaussian(1.0), Mechanism), Gaussian(1.0) == Gaussian(1), Gaussian(1.0).kind
+    (True, True, 'certified')
     """
 
     constraints: ClassVar[Mapping[str, Constraint]] = {}
@@ -102,7 +111,19 @@ class Mechanism(ABC):
 
 
 class BaseMechanism(Mechanism):
-    """A mechanism that is one part, which can be sampled; symmetric when it is not sampled."""
+    """A mechanism that is one part, which can be sampled; symmetric when it is not sampled.
+
+    Subclasses give ``part``, and ``finite_pair`` where they can be sampled without replacement under ``replace_one``.
+
+    Raises
+    ------
+    InputError
+        A field outside its limits, with its index, or fields that do not broadcast.
+
+    >>> from jaxacct.mechanisms import Gaussian, repeat
+    >>> isinstance(Gaussian(1.0), BaseMechanism), isinstance(repeat(Gaussian(1.0), 10), BaseMechanism)
+    (True, False)
+    """
 
     finite: ClassVar[bool] = True
     """Whether ``finite_pair`` is the pair itself; otherwise it is put on finitely many losses and dominates."""
@@ -156,7 +177,19 @@ def register(cls: type[M]) -> type[M]:
 def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     """The shape that all numeric fields broadcast to: one configuration per element.
 
-    A clash raises InputError naming two fields and their shapes.
+    Parameters
+    ----------
+    mechanism : Mechanism
+
+    Returns
+    -------
+    tuple of int
+        () for a single configuration.
+
+    Raises
+    ------
+    InputError
+        No mechanism, or a clash, naming two fields and their shapes.
 
     >>> from jaxacct.mechanisms import dp_sgd
     >>> batch_shape(dp_sgd([0.8, 1.0, 1.2], 0.01, 10_000))

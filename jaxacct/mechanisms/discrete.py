@@ -67,11 +67,22 @@ class DiscreteGaussian(_IntegerNoise):
     ``replace_one`` the sensitivity is 2 D. Above 4096 outcomes, about 75 sigma + 2 D, neighbouring ones are
     grouped so that the pair dominates (about 1e-5 in epsilon); ``kind`` is then "bound", for the whole batch.
 
-    sigma : >= 0.01, in units of the statistic (not relative to the sensitivity); a scalar or an array.
-    sensitivity : a Python int >= 1, of add/remove. InputError above 2^21 outcomes (sigma > 27,900), where the
-    continuous Gaussian with the same sigma is close.
+    Parameters
+    ----------
+    sigma : array_like >= 0.01
+        In units of the statistic, not relative to the sensitivity; one configuration per element.
+    sensitivity : int >= 1
+        The most that a record moves the statistic under add/remove.
 
-    Source: Canonne, Kamath, Steinke 2020.
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index; when it is asked about, also more than 2^21 outcomes (sigma >
+        27,900), where the continuous Gaussian with the same sigma is close.
+
+    References
+    ----------
+    Canonne, Kamath, Steinke (2020), The Discrete Gaussian for Differential Privacy.
 
     >>> import jaxacct as ja
     >>> round(float(ja.epsilon(ja.DiscreteGaussian(sigma=2.0), 1e-5).upper), 6)
@@ -106,10 +117,21 @@ class DiscreteLaplace(_IntegerNoise):
     with mass 1/(1 + r), -D/scale with mass r^D/(1 + r), and (2x - D)/scale with mass (1-r)/(1+r) r^{D-x} for
     0 < x < D: (D/scale)-DP. Under ``replace_one`` the sensitivity is 2 D.
 
-    scale : >= 0.01, in units of the statistic; a scalar or an array.  sensitivity : a Python int >= 1, of
-    add/remove, at most 4095 (InputError beyond).
+    Parameters
+    ----------
+    scale : array_like >= 0.01
+        In units of the statistic; one configuration per element.
+    sensitivity : int >= 1
+        The most that a record moves the statistic under add/remove.
 
-    Source: Ghosh, Roughgarden, Sundararajan 2009.
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index; when it is asked about, also a shift of 4096 or more.
+
+    References
+    ----------
+    Ghosh, Roughgarden, Sundararajan (2009), Universally Utility-Maximizing Privacy Mechanisms.
 
     >>> import jaxacct as ja
     >>> b = ja.delta(ja.DiscreteLaplace(scale=1.0), 0.5)  # (1 - e^{1/2 - 1})/(1 + e^-1)

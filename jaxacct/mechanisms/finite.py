@@ -48,10 +48,25 @@ class RandomizedResponse(FiniteMechanism):
     """Tell the true answer with probability ``probability``, else one of the other categories uniformly.
 
     Two categories: pair (p, 1-p), (1-p, p), loss +-log(p/(1-p)). With k categories the true answer has mass
-    p and each other r = (1-p)/(k-1): loss log(p/r) with mass p, -log(p/r) with mass r, 0 with mass (k-2) r
-    [Warner 1965; Kairouz, Oh, Viswanath 2014]. Taken per record, so the same under every relation.
+    p and each other r = (1-p)/(k-1): loss log(p/r) with mass p, -log(p/r) with mass r, 0 with mass (k-2) r.
+    Taken per record, so the same under every neighbouring relation.
 
-    probability : strictly between 0 and 1; a scalar or an array.  categories : a Python int >= 2.
+    Parameters
+    ----------
+    probability : array_like, strictly between 0 and 1
+        p; one configuration per element.
+    categories : int >= 2
+        k, the number of possible answers.
+
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index.
+
+    References
+    ----------
+    Warner (1965), Randomized Response. Kairouz, Oh, Viswanath (2014), Extremal Mechanisms for Local Differential
+    Privacy.
 
     >>> RandomizedResponse(probability=0.75)
     RandomizedResponse(probability=0.75, categories=2)
@@ -97,10 +112,22 @@ RandomisedResponse = RandomizedResponse
 class PureDP(FiniteMechanism):
     """Any ``epsilon``-DP mechanism, through the pair that dominates them all: randomised response.
 
-    Loss +epsilon with mass 1/(1 + e^-epsilon), -epsilon with the rest [Kairouz, Oh, Viswanath 2015]. The
-    guarantee is taken as stated for the neighbouring relation in use.
+    Loss +epsilon with mass 1/(1 + e^-epsilon), -epsilon with the rest. The guarantee is taken as stated for the
+    neighbouring relation in use.
 
-    epsilon : finite, >= 0; a scalar or an array.
+    Parameters
+    ----------
+    epsilon : array_like >= 0, finite
+        One configuration per element.
+
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index.
+
+    References
+    ----------
+    Kairouz, Oh, Viswanath (2015), The Composition Theorem for Differential Privacy.
 
     >>> PureDP(epsilon=0.5)
     PureDP(epsilon=0.5)
@@ -119,10 +146,22 @@ class ApproximateDP(FiniteMechanism):
     """Any (``epsilon``, ``delta``)-DP mechanism, through the pair that dominates them all.
 
     Mass delta at +infinity (and Q-mass delta where dP = 0), and 1 - delta times randomised response with
-    e^epsilon [Kairouz, Oh, Viswanath 2015]. The guarantee is taken as stated for the neighbouring relation
-    in use.
+    e^epsilon. The guarantee is taken as stated for the neighbouring relation in use.
 
-    epsilon : finite, >= 0.  delta : at least 0 and below 1.  Scalars or arrays.
+    Parameters
+    ----------
+    epsilon : array_like >= 0, finite
+    delta : array_like in [0, 1)
+        Broadcasts with epsilon.
+
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index, or shapes that do not broadcast.
+
+    References
+    ----------
+    Kairouz, Oh, Viswanath (2015), The Composition Theorem for Differential Privacy.
 
     >>> ApproximateDP(epsilon=0.1, delta=1e-7)
     ApproximateDP(epsilon=0.1, delta=1e-07)

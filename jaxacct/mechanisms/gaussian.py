@@ -24,11 +24,21 @@ class Gaussian(BaseMechanism):
     """Gaussian noise of standard deviation ``noise_multiplier`` times the add/remove sensitivity.
 
     Pair N(1, s^2), N(0, s^2); the loss is N(1/(2 s^2), 1/s^2) in both directions, and delta(eps) =
-    Phi(1/(2s) - eps s) - e^eps Phi(-1/(2s) - eps s) [Balle and Wang 2018]. Under ``replace_one`` the
-    sensitivity is 2, so s is halved.
+    Phi(1/(2s) - eps s) - e^eps Phi(-1/(2s) - eps s). Under ``replace_one`` the sensitivity is 2, so s is halved.
 
-    noise_multiplier : finite, > 0; a scalar or an array, one configuration per element. InputError
-    otherwise.
+    Parameters
+    ----------
+    noise_multiplier : array_like > 0, finite
+        s, relative to the add/remove sensitivity; one configuration per element.
+
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index.
+
+    References
+    ----------
+    Balle, Wang (2018), Improving the Gaussian Mechanism for Differential Privacy.
 
     >>> Gaussian(noise_multiplier=1.5)
     Gaussian(noise_multiplier=1.5)

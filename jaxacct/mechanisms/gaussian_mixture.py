@@ -35,11 +35,23 @@ class MixtureOfGaussians(BaseMechanism):
     their norms. The pair's profile is put on 2500 losses from above (about 1e-4 in epsilon): ``kind`` is
     "bound". For add and remove; ``replace_one`` is refused.
 
-    noise_multiplier : sigma, finite, > 0, in the units of the sensitivities.  sensitivities : >= 0, on the
-    last axis.  probabilities : on the last axis, as many, summing to 1 within 1e-12 (then divided by the
-    sum). The axes before are the batch. InputError otherwise.
+    Parameters
+    ----------
+    noise_multiplier : array_like > 0, finite
+        sigma, in the units of the sensitivities.
+    sensitivities : array_like >= 0
+        s_i on the last axis; the axes before it are the batch.
+    probabilities : array_like in [0, 1]
+        p_i on the last axis, as many, summing to 1 within 1e-12 (then divided by the sum).
 
-    Source: Choquette-Choo et al. 2024 (mixture of Gaussians mechanisms).
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index; vectors that do not sum to 1, or of different lengths.
+
+    References
+    ----------
+    Choquette-Choo et al. (2024), on mixture of Gaussians mechanisms.
 
     >>> import jaxacct as ja
     >>> pair_of_records = ja.MixtureOfGaussians(2.0, sensitivities=[0, 1, 2], probabilities=[0.81, 0.18, 0.01])

@@ -22,11 +22,23 @@ CELLS = 2048
 class Laplace(BaseMechanism):
     """Laplace noise of scale ``scale`` times the add/remove sensitivity: (1/scale)-DP.
 
-    Pair Lap(0, b), Lap(1, b); the loss lies in [-1/b, 1/b] with atoms at both ends, alike in both
-    directions, and delta(eps) = 1 - e^{(eps - 1/b)/2} for 0 <= eps <= 1/b [Dwork et al. 2006; Balle et al.
-    2018]. Under ``replace_one`` the sensitivity is 2, so b is halved.
+    Pair Lap(0, b), Lap(1, b); the loss lies in [-1/b, 1/b] with atoms at both ends, alike in both directions, and
+    delta(eps) = 1 - e^{(eps - 1/b)/2} for 0 <= eps <= 1/b. Under ``replace_one`` the sensitivity is 2, so b is halved.
 
-    scale : finite, > 0; a scalar or an array, one configuration per element.  InputError otherwise.
+    Parameters
+    ----------
+    scale : array_like > 0, finite
+        b, relative to the add/remove sensitivity; one configuration per element.
+
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index.
+
+    References
+    ----------
+    Dwork, McSherry, Nissim, Smith (2006), Calibrating Noise to Sensitivity in Private Data Analysis.
+    Balle, Barthe, Gaboardi (2018), Privacy Amplification by Subsampling (the profile).
 
     >>> Laplace(scale=10.0)
     Laplace(scale=10.0)

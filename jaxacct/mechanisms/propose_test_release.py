@@ -35,9 +35,24 @@ class ProposeTestRelease(Mechanism):
     mechanism, a mass delta_infinity at infinite loss, and the mechanism dominates both cases. ``kind`` is
     "bound". It cannot be sampled.
 
-    test_scale : finite, > 0.  threshold : finite, >= 0.  Scalars or arrays that broadcast with the mechanism.
+    Parameters
+    ----------
+    mechanism : Mechanism
+        What is released.
+    test_scale : array_like > 0, finite
+        Scale of the Laplace noise on the distance; broadcasts with the mechanism's fields.
+    threshold : array_like >= 0, finite
+        The noisy distance above which the mechanism is run.
 
-    Source: Dwork, Lei 2009; Dwork, Roth 2014, Section 7.3.
+    Raises
+    ------
+    InputError
+        No mechanism, a value outside its limits, with its index, or shapes that do not broadcast.
+
+    References
+    ----------
+    Dwork, Lei (2009), Differential Privacy and Robust Statistics. Dwork, Roth (2014), The Algorithmic Foundations of
+    Differential Privacy, Section 7.3.
 
     >>> import jaxacct as ja
     >>> guarded = ja.ProposeTestRelease(ja.Gaussian(5.0), test_scale=2.0, threshold=30.0)

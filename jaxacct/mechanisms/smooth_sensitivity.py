@@ -33,14 +33,26 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
         N(m, 1), N(0, 1);   N(m, R^2), N(0, 1);   N(m, 1), N(0, R^2)
 
-    (proof in README.md). The loss has no moment generating function beyond 1/(R^2 - 1), so no Renyi divergence
-    of orders above 1 + 1/(R^2 - 1), yet its delta is small. The profile is put on 2900 losses from above (about
-    1e-5 in epsilon where b is small): ``kind`` is "bound". Alike in both directions.
+    (proof in README.md, "Smooth sensitivity"). The loss has no moment generating function beyond 1/(R^2 - 1), so no
+    Renyi divergence of orders above 1 + 1/(R^2 - 1), yet its delta is small. The profile is put on 2900 losses from
+    above (about 1e-5 in epsilon where b is small): ``kind`` is "bound". Alike in both directions.
 
-    noise_multiplier : finite, > 0.  smoothness : b, from 0 (the Gaussian) to 10.  Scalars or arrays. InputError
-    otherwise.
+    Parameters
+    ----------
+    noise_multiplier : array_like > 0, finite
+        Standard deviation of the noise over S(X).
+    smoothness : array_like in [0, 10]
+        b; 0 is the Gaussian mechanism. Broadcasts with the noise multiplier.
 
-    Source: Nissim, Raskhodnikova, Smith 2007 (smooth sensitivity); Zhu, Dong, Wang 2022, Example 14.
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index, or shapes that do not broadcast.
+
+    References
+    ----------
+    Nissim, Raskhodnikova, Smith (2007), Smooth Sensitivity and Sampling in Private Data Analysis.
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function, Example 14.
 
     >>> import jaxacct as ja
     >>> b = ja.epsilon(ja.SmoothSensitivityGaussian(noise_multiplier=4.0, smoothness=0.05), 1e-6)

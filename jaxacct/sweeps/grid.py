@@ -61,7 +61,22 @@ _RANGE_KEYS = ("start", "stop", "num", "scale")
 class Grid:
     """Configurations, one per row: a name, the quantity solved for, and inputs.
 
-    Inputs are float64 with NaN where absent, `repetitions` text that is empty there.
+    `jaxacct.sweeps.read_grid` makes one from a file, `jaxacct.sweeps.grid.expand` from a dict.
+
+    Parameters
+    ----------
+    name : array of str, shape (rows,)
+        Empty where there is none.
+    quantity : array of str, shape (rows,)
+        What each row is solved for.
+    inputs : dict of arrays, each of shape (rows,)
+        float64 with NaN where absent; `repetitions` is text that is empty there.
+
+    >>> import jaxacct.sweeps.grid
+    >>> fields = {"noise_multiplier": [1.0, 2.0], "sampling_probability": 0.01, "steps": 10, "delta": 1e-5}
+    >>> g = jaxacct.sweeps.grid.expand(fields)
+    >>> len(g), g.take([1]).inputs["noise_multiplier"].tolist()
+    (2, [2.0])
     """
 
     name: np.ndarray

@@ -61,11 +61,25 @@ def merge(
 ) -> Table:
     """The table of a sweep from the part files of all its slices, in the order of the grid.
 
-    The parts are those that `sweep(grid, out=..., shard="i/n")` leaves, for i from 1 to n; `out`, ending in .csv
-    or .parquet, receives the table; an earlier one is replaced only with `overwrite`.  It is the same to the last byte
-    as that of one process.
+    It is the same to the last byte as that of one process.
 
-    Raises InputError, one line, where a part is missing, unfinished, given twice, or of another sweep.
+    Parameters
+    ----------
+    parts : list of paths
+        The part files that `sweep(grid, out=..., shard="i/n")` leaves, for i from 1 to n.
+    out : path ending in .csv or .parquet, optional
+        The file that receives the table.
+    overwrite : bool
+        Replace an earlier result.
+
+    Returns
+    -------
+    Table
+
+    Raises
+    ------
+    InputError
+        A part that is missing, unfinished, given twice, or of another sweep; a result that is there already.
 
     >>> import tempfile
     >>> from jaxacct.sweeps import merge, sweep

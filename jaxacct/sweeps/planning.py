@@ -56,11 +56,35 @@ class Work:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweep would do: counts, and what a sample of it took.
+    """What a sweep would do: counts, and what a sample of it took.  `jaxacct.sweeps.plan` makes one.
 
-    seconds : estimate for solving the rows of this slice, from `sample` configurations spread over it.
-    first_seconds : what compiling the programs took here, once, for that sample.
-    memory_bytes : the process with the sample solved, the whole table, and the limit of the lattice engine.
+    Parameters
+    ----------
+    configurations : int
+        Rows of the whole grid.
+    quantities : dict of str and int
+        How many rows are solved for each quantity.
+    shard : (i, n)
+        The slice, i-th of n.
+    own : int
+        Rows of this slice.
+    blocks, block : int
+        Blocks of this slice, and rows in a block.
+    devices : str
+        Their number and platform.
+    sample : int
+        Configurations that were solved to measure the rate, spread over the slice.
+    seconds : float
+        Estimate for solving the rows of this slice.
+    first_seconds : float
+        What compiling the programs took here, once, for that sample.
+    memory_bytes : int
+        The process with the sample solved, the whole table, and the limit of the lattice engine.
+
+    >>> from jaxacct.sweeps import plan
+    >>> p = plan({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
+    >>> p.own, p.shard, p.seconds >= 0
+    (2, (1, 1), True)
     """
 
     configurations: int
@@ -112,10 +136,24 @@ def plan(
     block: int | None = None,
     shard: str | None = None,
 ) -> Plan:
-    """What `sweep` with these arguments would do and about how long it would take; solves a small sample twice.
+    """What `jaxacct.sweep` with these arguments would do and about how long it would take; solves a small sample twice.
 
     The sample has up to 256 configurations of each quantity, evenly spread over the grid; its first solution
     compiles the programs, the second one is timed.
+
+    Parameters
+    ----------
+    grid, mode, quantity, relation, engine, rtol, block, shard
+        As in `jaxacct.sweep`.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    InputError
+        Invalid values, or an unreadable grid file.
 
     >>> from jaxacct.sweeps import plan
     >>> p = plan({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": [1, 2], "delta": 1e-5})

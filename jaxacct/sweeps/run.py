@@ -25,7 +25,18 @@ from jaxacct.validation import InputError, check_flag
 
 
 class SweepInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a sweep: how many rows were done, and the journal that holds them (None without one)."""
+    """Ctrl-C during a sweep: how many rows were done, and the journal that holds them.
+
+    Parameters
+    ----------
+    done, total : int
+        Rows done, and rows of this slice.
+    journal : Path or None
+        None for a sweep without `out`, of which nothing is kept.
+
+    >>> print(SweepInterrupted(512, 1024, None))
+    interrupted after 512 of 1,024 rows
+    """
 
     def __init__(self, done: int, total: int, journal: Path | None) -> None:
         kept = f", kept in {journal}; continue with --resume (resume=True)" if journal is not None else ""
@@ -52,7 +63,9 @@ def sweep(
     """Solve every DP-SGD configuration of a grid: epsilon, delta, or a calibrated parameter.
 
     All local devices share the work.  With `out`, solved blocks go to a journal beside it (its name with .journal
-    added), which survives whatever ends the process; the result appears when it is complete.
+    added), which survives whatever ends the process; the result appears when it is complete.  A row on which the
+    engines raise has the status "failed" and the bracket that always holds; the others are not touched, and a warning
+    says what was raised.
 
     Parameters
     ----------
@@ -81,9 +94,6 @@ def sweep(
     distributed : bool
         After `jax.distributed.initialize()`: every process solves its slice, the first one merges them.  `out`
         must be on a file system that all of them share.
-
-    A row on which the engines raise has the status "failed" and the bracket that always holds; the others are not
-    touched, and a warning says what was raised.
 
     Returns
     -------

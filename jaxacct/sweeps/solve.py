@@ -26,7 +26,11 @@ _CALIBRATIONS: dict[str, Callable[..., calibrate.Calibration]] = {
 
 
 class FailedRows(UserWarning):
-    """The engines raised on some rows, which are in the table with the status "failed"."""
+    """A warning: the engines raised on some rows, which are in the table with the status "failed".
+
+    >>> issubclass(FailedRows, UserWarning)
+    True
+    """
 
 
 class Settings(NamedTuple):

@@ -28,6 +28,16 @@ class Table:
     Numbers are float64, words are text.  `lower`, `estimate` and `upper` bracket the epsilon or delta asked
     for, and in a calibration the epsilon that the solved value gives.  NaN marks an input that does not
     apply, and the answer of an infeasible configuration, whose `status` says why.
+
+    Parameters
+    ----------
+    columns : dict of arrays, each of shape (rows,)
+        One column is `quantity`.
+
+    >>> from jaxacct.sweeps import sweep
+    >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
+    >>> len(t), t["status"].tolist(), [round(x, 4) for x in t.take([1])["upper"].tolist()]
+    (2, ['ok', 'ok'], [0.9263])
     """
 
     columns: dict[str, np.ndarray]
@@ -97,7 +107,30 @@ class Table:
 
 
 def read_table(path: str | os.PathLike[str]) -> Table:
-    """The table in a result file, .csv or .parquet."""
+    """The table in a result file.
+
+    Parameters
+    ----------
+    path : path of a .csv or .parquet file
+
+    Returns
+    -------
+    Table
+
+    Raises
+    ------
+    InputError
+        A file that cannot be read, or is no result of a sweep.
+
+    >>> import tempfile
+    >>> from jaxacct.sweeps import read_table, sweep
+    >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     t.to_csv(f"{folder}/result.csv")
+    ...     again = read_table(f"{folder}/result.csv")
+    >>> bool((again["upper"] == t["upper"]).all())
+    True
+    """
     columns = read_columns(Path(path), TEXT)
     missing = [name for name in ("quantity", "relation", *ANSWER) if name not in columns]
     if missing:
