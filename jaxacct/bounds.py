@@ -21,7 +21,7 @@ KINDS = {
 }
 """What kind of statement a result is; "conditional: monotone score" names its assumption."""
 
-_FINE = {
+_NEEDS_NO_ACTION = {
     "ok": "The bracket is as narrow as asked for; use upper in a privacy claim.",
     "zero": "delta is at least delta(0), so epsilon is 0; nothing to do.",
     "mass_at_infinity": "delta is below the mass at infinity, so epsilon is infinite; ask for a larger "
@@ -29,7 +29,8 @@ _FINE = {
     "not_binding": "Every value searched meets the target; the value is the end of the search range, and the "
     "target could be tightened.",
 }
-_NOT_FINE = {
+"""Statuses under which an answer is ok."""
+_NEEDS_ACTION = {
     "width": "The bracket holds but is wider than asked for; use upper, raise the memory limit, loosen the "
     "tolerance or choose the other engine.",
     "contradiction": "Two ways of computing this contradict each other, so that neither is used; the bracket is "
@@ -46,10 +47,11 @@ _NOT_FINE = {
     "infeasible_rate": "No searched sampling probability meets the target; raise the noise multiplier or the "
     "target, or lower the steps.",
 }
-STATUSES = {**_FINE, **_NOT_FINE}
+"""Statuses under which it is not."""
+STATUSES = {**_NEEDS_NO_ACTION, **_NEEDS_ACTION}
 """Every status with a sentence that tells what it means and what to do."""
 
-_OK = {
+_OK_BUT_NOT_CERTIFIED = {
     "bound": "The bound was evaluated and nothing is claimed below it; use upper in a privacy claim.",
     "estimate": "The numerics converged, their error is estimated only; do not use it in a privacy claim.",
     "asymptotic": "A limit law was evaluated, which bounds nothing; do not use it in a privacy claim.",
@@ -105,7 +107,7 @@ def _sentence(status: Any, kind: Any, place: str = "") -> str:
         raise InputError(f"status{place} = {shown(status)} is not known; use one of {', '.join(STATUSES)}")
     if statement not in KINDS:
         raise InputError(f"kind{place} = {shown(kind)} is not known; use one of {', '.join(KINDS)}")
-    return _OK.get(statement, STATUSES[word]) if word == "ok" else STATUSES[word]
+    return _OK_BUT_NOT_CERTIFIED.get(statement, STATUSES[word]) if word == "ok" else STATUSES[word]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -157,7 +159,7 @@ class Bounds:
                 raise ValueError(f"kind {str(word)!r} is not known; use one of {', '.join(KINDS)}")
         for word in np.unique(status):
             explain(str(word))
-        ok = np.asarray(np.isin(status, list(_FINE)))
+        ok = np.asarray(np.isin(status, list(_NEEDS_NO_ACTION)))
         unanswered = ~ok & np.isnan(lower) & np.isnan(estimate) & np.isnan(upper)
         bad = ~((lower <= estimate) & (estimate <= upper)) & ~unanswered
         if bad.any():

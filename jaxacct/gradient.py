@@ -21,11 +21,15 @@ from jaxacct.options import mechanism_for, options
 from jaxacct.validation import DELTA, InputError, broadcast_shape, check, refuse_tracers
 
 FIELD_STEP = 1e-5
-"""Relative step of the central difference for the elementary map from fields to the loss law."""
-COUNTS = ("steps", "candidates", "answers")
+"""Relative step of the central difference for the elementary map from fields to the loss law.
+
+Near the cube root of the unit roundoff, where rounding and curvature cost alike."""
+COUNT_FIELDS = ("steps", "candidates", "answers")
 """Fields of whole numbers."""
 EPSILON_STEP = 1e-3
-"""Relative step of the central difference in epsilon itself, for what the contour cannot answer."""
+"""Relative step of the central difference in epsilon itself, for what the contour cannot answer.
+
+The lattice engine's estimates are good to about 1e-5 there, which a smaller step would magnify."""
 
 
 def epsilon_gradient(mechanism: Mechanism, delta: Any, *, relation: str = "add_or_remove_one") -> Mechanism:
@@ -146,7 +150,7 @@ def _field_names(structure: Any) -> list[str]:
 
 def _around(name: str, values: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
     """The two ends of a difference quotient, inside the field's range."""
-    if name in COUNTS:  # the law is linear in steps, so one whole step is exact for its tangent
+    if name in COUNT_FIELDS:  # the law is linear in steps, so one whole step is exact for its tangent
         width = 1.0 if step == FIELD_STEP else np.maximum(np.round(step * values), 1.0)
         return values, values + width
     width = step * np.maximum(np.abs(values), 1e-12)

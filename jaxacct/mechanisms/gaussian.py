@@ -14,8 +14,10 @@ from jaxacct.validation import POSITIVE
 
 __all__ = ["Gaussian", "gaussian_pair"]
 
-POINTS = (2000, 500)
-"""Points of the profile down to a delta of about e^-72, and from there to e^-684."""
+PROFILE_POINTS = (2000, 500)
+"""Points of the profile down to a delta of about e^-72, and from there to e^-684.
+
+So many cost about 1e-5 in epsilon; e^-684 is near the least float64."""
 
 
 @register
@@ -60,9 +62,11 @@ class Gaussian(BaseMechanism):
 
 def gaussian_pair(mu: float, factor: float) -> FinitePair:
     """The pair of min(1, factor delta(eps)) of a Gaussian of sensitivity mu and deviation 1, from above."""
-    z = np.concatenate([np.linspace(0.0, 12.0, POINTS[0], endpoint=False), np.linspace(12.0, 37.0, POINTS[1])])
+    z = np.concatenate(
+        [np.linspace(0.0, 12.0, PROFILE_POINTS[0], endpoint=False), np.linspace(12.0, 37.0, PROFILE_POINTS[1])]
+    )
     epsilon = mu * (0.5 * mu + z)
-    below = np.linspace(0.0, epsilon[0], POINTS[1], endpoint=False)
+    below = np.linspace(0.0, epsilon[0], PROFILE_POINTS[1], endpoint=False)
     epsilon = np.concatenate([below, epsilon])
     delta = np.minimum(factor * _delta(mu, epsilon), 1.0)
     return pair_of_profile(epsilon, delta, delta)

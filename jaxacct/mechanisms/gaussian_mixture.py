@@ -16,12 +16,18 @@ from jaxacct.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, 
 
 __all__ = ["MixtureOfGaussians"]
 
-BULK, TAIL = 2000, 250
-"""Quantiles at which the profile is taken: within 9 deviations of the two ends, and beyond up to 37."""
-ROUNDING = 1e-12
-"""Relative error allowed for the two terms whose difference is a point of the profile."""
-CLOSE = 1e-7
-"""Points nearer than this, relative to the largest shift in deviations, are left out."""
+CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
+"""Quantiles at which the profile is taken: within 9 deviations of the two ends, and beyond up to 37.
+
+So many cost about 1e-4 in epsilon; at 37 deviations the normal tail is 6e-300."""
+PROFILE_ROUNDING = 1e-12
+"""Relative error allowed for the two terms whose difference is a point of the profile.
+
+Ample for a few roundings of logarithms up to 700 in magnitude, 8e-14 each."""
+LEAST_RELATIVE_GAP = 1e-7
+"""Points nearer than this, relative to the largest shift in deviations, are left out.
+
+Slopes between nearer points lose their digits."""
 
 
 @register
@@ -106,8 +112,14 @@ def _mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:
     widest = float(shift.max())
     if widest == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
-    bulk = np.linspace(-9.0, 9.0 + widest, BULK)
-    u = np.concatenate([np.linspace(-37.0, -9.0, TAIL)[:-1], bulk, np.linspace(9.0, 37.0, TAIL)[1:] + widest])
+    bulk = np.linspace(-9.0, 9.0 + widest, CENTRAL_QUANTILES)
+    u = np.concatenate(
+        [
+            np.linspace(-37.0, -9.0, QUANTILES_PER_TAIL)[:-1],
+            bulk,
+            np.linspace(9.0, 37.0, QUANTILES_PER_TAIL)[1:] + widest,
+        ]
+    )
     each = np.log(weight) + shift * u[:, None] - 0.5 * shift**2
     loss = special.logsumexp(each, axis=1)
 
@@ -117,7 +129,7 @@ def _mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:
         of_p = special.logsumexp(np.log(weight) + special.log_ndtr(sign * (shift - u[:, None])), axis=1)
         first, second = (of_p, of_q + loss) if sign > 0 else (of_q, of_p - loss)
         gain, cost = np.exp(first), np.exp(second)
-        eps, delta = sign * loss, np.maximum(gain - cost, 0.0) + ROUNDING * (gain + cost)
+        eps, delta = sign * loss, np.maximum(gain - cost, 0.0) + PROFILE_ROUNDING * (gain + cost)
         order = np.flatnonzero(eps > 0.0)[:: int(sign)]
         return eps[order], np.minimum(delta[order], 1.0)
 
@@ -134,5 +146,5 @@ def _mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:
     epsilon, delta, back = epsilon[order], delta[order], back[order]
     # of points that nearly coincide only the last is kept, with what the earlier ones say
     delta, back = np.minimum.accumulate(delta), np.minimum.accumulate(back)
-    keep = np.append(np.diff(epsilon) > CLOSE * widest, True) & (epsilon > CLOSE * widest)
+    keep = np.append(np.diff(epsilon) > LEAST_RELATIVE_GAP * widest, True) & (epsilon > LEAST_RELATIVE_GAP * widest)
     return pair_of_profile(epsilon[keep], delta[keep], back[keep])

@@ -17,11 +17,13 @@ from jaxacct.validation import NON_NEGATIVE, PROBABILITY, InputError, check, is_
 __all__ = ["PrivacyProfile", "pair_of_profile", "profile_from_cdfs", "stacked"]
 
 CDF_ERROR = 2e-15
-"""Absolute error allowed for a distribution function, and for 1 less its value."""
+"""Absolute error allowed for a distribution function, and for 1 less its value: 1e-15 that it may be off, and two
+roundings."""
 LEAST_GAP = 1e-9
-"""Least distance of two points: slopes lose digits as it shrinks."""
-ROUNDING = 8.0
-"""Units by which each of the two terms of a mass is rounded up."""
+"""Least distance of two epsilons of a profile: slopes lose digits as it shrinks."""
+MASS_ROUNDING_UNITS = 8.0
+"""Unit roundoffs by which each of the two terms of a mass is rounded up; each is a difference, an exponential and a
+quotient."""
 
 
 @register
@@ -155,14 +157,14 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
                 chain.pop(0)
         rest = (
             1.0
-            + 2.0 * ROUNDING * ROUNDOFF
+            + 2.0 * MASS_ROUNDING_UNITS * ROUNDOFF
             - centre
             - _fall(epsilon, f, right, centre)
             - _fall(epsilon, r, left, centre)
         )
     if away.size and (epsilon[0] > 0.0 or rest < 0.0):
         centre, right, left = _bridge(epsilon, f, r, right, left)
-        rest, doubt = 0.0, ROUNDING * ROUNDOFF * centre
+        rest, doubt = 0.0, MASS_ROUNDING_UNITS * ROUNDOFF * centre
     size = epsilon.size
     p, q = np.zeros(2 * size + 1), np.zeros(2 * size + 1)
     p[size] = q[size] = max(rest, 0.0)
@@ -202,7 +204,9 @@ def _mass(epsilon: np.ndarray, f: np.ndarray, chain: list[int], place: int, cent
     before = chain[place - 1] if place else -1
     after = chain[place + 1] if place + 1 < len(chain) else -1
     rise, fall = _terms(epsilon, f, before, chain[place], after, centre)
-    rounding = ROUNDING * ROUNDOFF * (rise + fall) + (0.0 if place else doubt / -np.expm1(-epsilon[chain[0]]))
+    rounding = MASS_ROUNDING_UNITS * ROUNDOFF * (rise + fall) + (
+        0.0 if place else doubt / -np.expm1(-epsilon[chain[0]])
+    )
     return max(rise - fall, 0.0) + rounding
 
 

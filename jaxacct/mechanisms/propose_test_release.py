@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.floats import SMALLEST_POSITIVE
 from jaxacct.mechanisms.base import Mechanism, register, require_mechanism
 from jaxacct.mechanisms.finite import ApproximateDP
 from jaxacct.mechanisms.laplace import Laplace
@@ -14,9 +15,6 @@ from jaxacct.mechanisms.parts import Part
 from jaxacct.validation import NON_NEGATIVE, POSITIVE
 
 __all__ = ["ProposeTestRelease"]
-
-LEAST = 5e-324
-"""The least positive float64."""
 
 
 @register
@@ -76,7 +74,9 @@ class ProposeTestRelease(Mechanism):
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         test = Laplace(self.test_scale).expand("add_or_remove_one", direction)
         passing = 0.5 * np.exp(-np.asarray(self.threshold) / np.asarray(self.test_scale))
-        passing = np.maximum(passing, LEAST)  # never 0, however small: then epsilon at delta 0 would be finite
+        passing = np.maximum(
+            passing, SMALLEST_POSITIVE
+        )  # never 0, however small: then epsilon at delta 0 would be finite
         missed = ApproximateDP(0.0, passing).expand(relation, direction)
         return [*test, *missed, *self.mechanism.expand(relation, direction)]
 

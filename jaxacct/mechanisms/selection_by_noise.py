@@ -16,8 +16,8 @@ from jaxacct.validation import COUNT, NON_NEGATIVE, POSITIVE, check_flag, choice
 
 __all__ = ["ExponentialMechanism", "GaussianNoisyMax", "ReportNoisyMax"]
 
-CELLS = 1024
-"""Cells of the loss grid of the bounded range law."""
+LOSS_CELLS = 1024
+"""Cells of the loss grid of the bounded range law; so many cost about 1e-6 of epsilon."""
 
 
 @register
@@ -179,11 +179,11 @@ class GaussianNoisyMax(BaseMechanism):
 
 def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
     """Hat masses of the density e^{l/2}/(4 sinh(epsilon/2)) on losses d apart: e^{l/2} tanh(d/4)/sinh(epsilon/2)."""
-    place = np.arange(CELLS + 1) / CELLS
-    step = 2.0 * epsilon / CELLS
+    place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
+    step = 2.0 * epsilon / LOSS_CELLS
     # sinh(epsilon/2) = e^{epsilon/2} (1 - e^-epsilon)/2
     positive = np.where(epsilon > 0.0, epsilon, 1.0)
-    height = np.where(epsilon > 0.0, 2.0 * np.tanh(0.25 * step) / -np.expm1(-positive), 1.0 / CELLS)
+    height = np.where(epsilon > 0.0, 2.0 * np.tanh(0.25 * step) / -np.expm1(-positive), 1.0 / LOSS_CELLS)
     ends = np.where((place == 0.0) | (place == 1.0), 0.5, 1.0)
     p = ends * height[..., None] * np.exp(-epsilon[..., None] * (1.0 - place))
     zero = np.zeros(epsilon.shape)

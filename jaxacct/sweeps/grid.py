@@ -50,11 +50,14 @@ QUANTITIES = ("noise_multiplier", "sampling_probability", "steps", "epsilon", "d
 """What a configuration may be solved for."""
 
 MODES = ("product", "zip")
+"""How arrays become rows: every combination, or side by side."""
 COUNTS = ("dataset_size", "batch_size", "steps", "trials", "count")
+"""Fields of which a range is rounded to whole numbers."""
 LARGEST_GRID = 10_000_000
-"""Most configurations in one grid; a larger product is refused before it is built."""
+"""Most configurations in one grid, about a gigabyte of columns; a larger product is refused before it is built."""
 
 _RANGE_KEYS = ("start", "stop", "num", "scale")
+"""Keys of a range; the first three are required."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,8 @@ from jaxacct.sweeps.journal import Header
 from jaxacct.sweeps.table import Table, blank, fill, write
 from jaxacct.validation import InputError, check_flag
 
-POLL = 0.2
-"""Seconds between two looks for the files of other processes."""
+POLL_SECONDS = 0.2
+"""Between two looks for the files of other processes: short beside any sweep, and no load on a shared file system."""
 
 
 def slice_of(shard: str | None) -> tuple[int, int]:
@@ -150,7 +150,7 @@ def wait_and_merge(out: Path, head: Header) -> Table:
     count = head.shard[1]
     paths = [part_path(out, (number, count)) for number in range(1, count + 1)]
     while not all(_ready(path, head) for path in paths):
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
     table = merge(paths, out, overwrite=True)  # the run was not begun if it may not replace it
     for path in paths:
         path.unlink()
@@ -165,4 +165,4 @@ def _ready(path: Path, head: Header) -> bool:
 def wait_for_merge(out: Path, shard: tuple[int, int]) -> None:
     """For the other processes: until the first one has merged, and so removed, this one's part."""
     while part_path(out, shard).exists():
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)

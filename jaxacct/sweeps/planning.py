@@ -23,9 +23,11 @@ from jaxacct.sweeps.solve import Settings, settings, solve
 from jaxacct.validation import COUNT, InputError, check_one, shown
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
-"""Rows solved between two writes: a sixteenth of the grid, within these limits."""
-SAMPLE = 256
-"""Configurations of each quantity that a dry run solves to measure the rate."""
+"""Rows solved between two writes: a sixteenth of the grid, within these limits.
+
+Fewer would not fill the compiled programs, more would be lost when a process is killed."""
+SAMPLE_ROWS = 256
+"""Configurations of each quantity that a dry run solves to measure the rate, in a second or so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +171,7 @@ def plan(
         rows = mine[work.grid.quantity[mine] == word]
         if rows.size == 0:
             continue
-        sample = work.grid.take(rows[np.linspace(0, rows.size - 1, min(rows.size, SAMPLE)).astype(int)])
+        sample = work.grid.take(rows[np.linspace(0, rows.size - 1, min(rows.size, SAMPLE_ROWS)).astype(int)])
         cold, warm = (_timed(sample, work) for _ in range(2))
         seconds += warm * rows.size / len(sample)
         first += max(cold - warm, 0.0)

@@ -15,7 +15,9 @@ from jaxacct.sweeps.grid import FIELDS, INPUTS, Grid, concatenate, expand, sugge
 from jaxacct.validation import InputError, shown
 
 _SETTINGS = ("name", "quantity", "zip")
+"""Keys of a block that are no inputs."""
 _COLUMNS = ("name", "quantity", *INPUTS)
+"""Columns of a CSV grid."""
 
 
 def read_grid(path: str | os.PathLike[str]) -> Grid:

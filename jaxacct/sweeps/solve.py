@@ -23,6 +23,7 @@ _CALIBRATIONS: dict[str, Callable[..., calibrate.Calibration]] = {
     "sampling_probability": calibrate.calibrate_sampling_probability,
     "steps": calibrate.calibrate_steps,
 }
+"""What solves for each quantity that is calibrated."""
 
 
 class FailedRows(UserWarning):

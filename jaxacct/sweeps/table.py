@@ -17,8 +17,8 @@ from jaxacct.sweeps.grid import INPUTS
 from jaxacct.sweeps.result_files import read_columns, write_parquet
 from jaxacct.validation import InputError
 
-PIECE = 8192
-"""Rows that are turned into text, or into a Parquet row group, at a time."""
+ROWS_PER_PIECE = 8192
+"""Rows that are turned into text, or into a Parquet row group, at a time: a few megabytes of text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ class Table:
 
     def _pieces(self) -> Iterator[Table]:
         """The rows a few thousand at a time."""
-        return (self.take(slice(start, start + PIECE)) for start in range(0, len(self), PIECE))
+        return (self.take(slice(start, start + ROWS_PER_PIECE)) for start in range(0, len(self), ROWS_PER_PIECE))
 
 
 def read_table(path: str | os.PathLike[str]) -> Table:
