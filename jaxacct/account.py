@@ -19,7 +19,8 @@ from jaxacct.engines.protocol import Effort, Kinds, Question
 from jaxacct.engines.quick_bounds import largest_loss, largest_loss_above
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
-from jaxacct.options import GIBIBYTE, Options, mechanism_for, options
+from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.options import GIBIBYTE, Options, options
 from jaxacct.validation import DELTA_OR_ZERO, NON_NEGATIVE, InputError, broadcast_shape, check, refuse_tracers
 
 __all__ = ["bracket_epsilon", "delta", "effort_of", "effort_of_search", "epsilon"]
@@ -80,7 +81,7 @@ def epsilon(
     """
     refuse_tracers("ja.epsilon", _KERNEL, mechanism=mechanism, delta=delta)
     given = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes)
-    mechanism = mechanism_for(mechanism)
+    mechanism = require_mechanism("mechanism", mechanism)
     delta = check("delta", delta, DELTA_OR_ZERO)
     return bracket_epsilon(mechanism, delta, given.relation, effort_of(given), given.engine)
 
@@ -133,7 +134,7 @@ def delta(
     """
     refuse_tracers("ja.delta", _KERNEL, mechanism=mechanism, epsilon=epsilon)
     given = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes)
-    mechanism = mechanism_for(mechanism)
+    mechanism = require_mechanism("mechanism", mechanism)
     epsilon = check("epsilon", epsilon, NON_NEGATIVE)
     effort = effort_of(given)
     whole = engine_of_mechanism(mechanism, given.engine)

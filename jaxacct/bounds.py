@@ -21,7 +21,7 @@ KINDS = {
 }
 """What kind of statement a result is; "conditional: monotone score" names its assumption."""
 
-_FINE = {
+_NEEDS_NO_ACTION = {
     "ok": "The bracket is as narrow as asked for; use upper in a privacy claim.",
     "zero": "delta is at least delta(0), so epsilon is 0; nothing to do.",
     "mass_at_infinity": "delta is below the mass at infinity, so epsilon is infinite; ask for a larger "
@@ -29,7 +29,8 @@ _FINE = {
     "not_binding": "Every value searched meets the target; the value is the end of the search range, and the "
     "target could be tightened.",
 }
-_NOT_FINE = {
+"""Statuses under which an answer is ok."""
+_NEEDS_ACTION = {
     "width": "The bracket holds but is wider than asked for; use upper, raise the memory limit, loosen the "
     "tolerance or choose the other engine.",
     "contradiction": "Two ways of computing this contradict each other, so that neither is used; the bracket is "
@@ -46,10 +47,11 @@ _NOT_FINE = {
     "infeasible_rate": "No searched sampling probability meets the target; raise the noise multiplier or the "
     "target, or lower the steps.",
 }
-STATUSES = {**_FINE, **_NOT_FINE}
+"""Statuses under which it is not."""
+STATUSES = {**_NEEDS_NO_ACTION, **_NEEDS_ACTION}
 """Every status with a sentence that tells what it means and what to do."""
 
-_OK = {
+_OK_BUT_NOT_CERTIFIED = {
     "bound": "The bound was evaluated and nothing is claimed below it; use upper in a privacy claim.",
     "estimate": "The numerics converged, their error is estimated only; do not use it in a privacy claim.",
     "asymptotic": "A limit law was evaluated, which bounds nothing; do not use it in a privacy claim.",
@@ -61,8 +63,22 @@ _OK = {
 def explain(status: Any, kind: Any = "certified") -> Any:
     """What a status means for an answer of a kind, and what to do about it: one sentence each.
 
-    status, kind : text, or arrays of text that broadcast, such as `b.status` and `b.kind` of a batch of Bounds.
-    Returns a `str` for one status, a text array of the common shape for arrays.  InputError for an unknown word.
+    Parameters
+    ----------
+    status : str, or array of str
+        Such as `b.status` of a Bounds or a Calibration.
+    kind : str, or array of str
+        Such as `b.kind`; broadcasts with the status.
+
+    Returns
+    -------
+    str or numpy.ndarray
+        A `str` for one status, a text array of the common shape for arrays.
+
+    Raises
+    ------
+    InputError
+        An unknown word, with its index, or shapes that do not broadcast.
 
     >>> explain("zero")
     'delta is at least delta(0), so epsilon is 0; nothing to do.'
@@ -91,20 +107,31 @@ def _sentence(status: Any, kind: Any, place: str = "") -> str:
         raise InputError(f"status{place} = {shown(status)} is not known; use one of {', '.join(STATUSES)}")
     if statement not in KINDS:
         raise InputError(f"kind{place} = {shown(kind)} is not known; use one of {', '.join(KINDS)}")
-    return _OK.get(statement, STATUSES[word]) if word == "ok" else STATUSES[word]
+    return _OK_BUT_NOT_CERTIFIED.get(statement, STATUSES[word]) if word == "ok" else STATUSES[word]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bounds:
     """A bracket lower <= estimate <= upper of a privacy quantity, one element per configuration of the batch.
 
-    Ends are NumPy float64 of the batch shape (NumPy scalars for one configuration); ``kind``, ``status`` and
-    ``engine`` are text arrays of that shape (plain ``str`` for one). ``ok`` is True where the status needs
-    no action. All three ends may be NaN together only where ``ok`` is False, for a question without an
-    answer.
+    ``ok`` is True where the status needs no action.  All three ends may be NaN together only where ``ok`` is False, for
+    a question without an answer.  What a kind and a status mean: `jaxacct.explain`.
 
-    Raises ValueError, naming the index, when the ends are out of order or missing where the status claims
-    them, and for an unknown kind or status.
+    Parameters
+    ----------
+    lower, estimate, upper : array_like
+        The ends, which broadcast; kept as NumPy float64 of the batch shape (NumPy scalars for one configuration).
+    kind : str, or array of str
+        What kind of statement it is, one of `jaxacct.bounds.KINDS`.
+    status : str, or array of str
+        One of `jaxacct.bounds.STATUSES`.
+    engine : str, or array of str
+        What answered.
+
+    Raises
+    ------
+    ValueError
+        Ends out of order, or missing where the status claims them, with the index; an unknown kind or status.
 
     >>> b = Bounds(1.0, 1.25, 1.5, kind="certified", engine="contour")
     >>> b
@@ -132,7 +159,7 @@ class Bounds:
                 raise ValueError(f"kind {str(word)!r} is not known; use one of {', '.join(KINDS)}")
         for word in np.unique(status):
             explain(str(word))
-        ok = np.asarray(np.isin(status, list(_FINE)))
+        ok = np.asarray(np.isin(status, list(_NEEDS_NO_ACTION)))
         unanswered = ~ok & np.isnan(lower) & np.isnan(estimate) & np.isnan(upper)
         bad = ~((lower <= estimate) & (estimate <= upper)) & ~unanswered
         if bad.any():

@@ -26,7 +26,8 @@ from jaxacct.dp_sgd_calibration import (
     result,
 )
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.options import mechanism_for, options
+from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.options import options
 from jaxacct.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_shape, check, check_flag, check_one, choice
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def calibrate(
 
 def _made(mechanism: Callable[[Any], Mechanism], values: np.ndarray) -> Mechanism:
     """What the function returns for values of the shape of the batch."""
-    return mechanism_for(mechanism(values if values.shape else float(values)))
+    return require_mechanism("mechanism", mechanism(values if values.shape else float(values)))
 
 
 def _columns(found: Bounds) -> tuple[Any, ...]:

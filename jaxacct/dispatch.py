@@ -16,7 +16,7 @@ import numpy as np
 from jaxacct.engines import entries, quick_bounds
 from jaxacct.engines.protocol import ENGINES, Answer, Engine, MechanismEngine, Question, register
 from jaxacct.mechanisms import Mechanism
-from jaxacct.mechanisms.components import LEAST_SQUARE
+from jaxacct.mechanisms.loss_components import LEAST_SQUARE
 from jaxacct.validation import InputError
 
 __all__ = ["Side", "ask_engines", "engine_of_mechanism", "is_narrow", "limits_by_theorems"]

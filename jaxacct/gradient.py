@@ -16,27 +16,50 @@ from jaxacct.engines import contour
 from jaxacct.engines.chunks import in_chunks
 from jaxacct.kernels import contour as kernel
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
-from jaxacct.mechanisms.base import holds_vectors
-from jaxacct.options import mechanism_for, options
+from jaxacct.mechanisms.base import holds_vectors, require_mechanism
+from jaxacct.options import options
 from jaxacct.validation import DELTA, InputError, broadcast_shape, check, refuse_tracers
 
 FIELD_STEP = 1e-5
-"""Relative step of the central difference for the elementary map from fields to the loss law."""
-COUNTS = ("steps", "candidates", "answers")
+"""Relative step of the central difference for the elementary map from fields to the loss law.
+
+Near the cube root of the unit roundoff, where rounding and curvature cost alike."""
+COUNT_FIELDS = ("steps", "candidates", "answers")
 """Fields of whole numbers."""
 EPSILON_STEP = 1e-3
-"""Relative step of the central difference in epsilon itself, for what the contour cannot answer."""
+"""Relative step of the central difference in epsilon itself, for what the contour cannot answer.
+
+The lattice engine's estimates are good to about 1e-5 there, which a smaller step would magnify."""
 
 
 def epsilon_gradient(mechanism: Mechanism, delta: Any, *, relation: str = "add_or_remove_one") -> Mechanism:
     """`d epsilon / d field` for every numeric field, at fixed delta, as a pytree like the mechanism.
 
-    Leaves are float64 arrays of the common batch shape. In the neighbouring relation's larger direction; kind:
-    estimate (relative accuracy about 1e-6 where the contour engine answers; about 1e-3, by differences of the
-    lattice engine's estimates, elsewhere). Where epsilon is 0 or infinite it does not move, and the
-    derivative is 0. Counts are differentiated as if they were real.
+    By the implicit function theorem it is (d log delta/d field) / (-d log delta/d epsilon), in the larger direction of
+    the neighbouring relation.  An estimate: its relative accuracy is about 1e-6 where the contour engine answers, and
+    about 1e-3, by differences of the lattice engine's estimates, elsewhere.  Where epsilon is 0 or infinite it does not
+    move, and the derivative is 0.  Counts are differentiated as if they were real.
 
-    Raises InputError for invalid values or a tracer.
+    Parameters
+    ----------
+    mechanism : Mechanism
+        Its numeric fields and `delta` broadcast; each field is one number a configuration.
+    delta : array_like in (0, 1)
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+
+    Returns
+    -------
+    Mechanism
+        Of the same structure; its leaves are float64 arrays of the common batch shape: epsilon per unit of the field.
+
+    Raises
+    ------
+    InputError
+        Invalid values, shapes that do not broadcast, fields that are vectors, or a tracer.
+
+    References
+    ----------
+    jaxacct/kernels/README.md (the contour integral whose derivatives are taken).
 
     >>> import jaxacct as ja
     >>> g = ja.epsilon_gradient(ja.dp_sgd(1.0, 0.01, 1000), 1e-5)
@@ -44,7 +67,7 @@ def epsilon_gradient(mechanism: Mechanism, delta: Any, *, relation: str = "add_o
     -3.823
     """
     refuse_tracers("ja.epsilon_gradient", "jaxacct.kernels.contour", mechanism=mechanism, delta=delta)
-    mechanism, relation = mechanism_for(mechanism), options(relation=relation).relation
+    mechanism, relation = require_mechanism("mechanism", mechanism), options(relation=relation).relation
     delta = check("delta", delta, DELTA)
     shape = broadcast_shape({"the mechanism": batch_shape(mechanism), "delta": np.shape(delta)})
     leaves, structure = jax.tree.flatten(mechanism)
@@ -127,7 +150,7 @@ def _field_names(structure: Any) -> list[str]:
 
 def _around(name: str, values: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
     """The two ends of a difference quotient, inside the field's range."""
-    if name in COUNTS:  # the law is linear in steps, so one whole step is exact for its tangent
+    if name in COUNT_FIELDS:  # the law is linear in steps, so one whole step is exact for its tangent
         width = 1.0 if step == FIELD_STEP else np.maximum(np.round(step * values), 1.0)
         return values, values + width
     width = step * np.maximum(np.abs(values), 1e-12)

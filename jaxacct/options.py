@@ -1,23 +1,28 @@
-"""The options that public calls share (relation, engine, rtol, memory_bytes), checked alike wherever they appear."""
+"""The options that public calls share (relation, engine, rtol, memory_bytes), checked alike wherever they appear.
+
+A further option (a backend, say) is one more field of `Options` and one more line of `options`: callers read the fields
+by name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxacct.mechanisms.base import RELATIONS, Mechanism
-from jaxacct.validation import LARGEST_COUNT, Constraint, InputError, check_one, choice, shown
+from jaxacct.mechanisms.base import RELATIONS
+from jaxacct.validation import LARGEST_COUNT, Constraint, check_one, choice
 
-__all__ = ["ENGINES", "GIBIBYTE", "SIDED", "Options", "mechanism_for", "options", "tolerance"]
+__all__ = ["ENGINES", "GIBIBYTE", "SIDED", "Options", "options", "tolerance"]
 
 ENGINES = ("auto", "contour", "lattice")
+"""The words that `engine` may be; "auto" lets every engine answer where it suits."""
 GIBIBYTE = 2**30
+"""Bytes; the usual limit on the lattice engine's memory."""
 SIDED = RELATIONS[:3]
 """The relations that calibrations know."""
 LEAST_MEMORY = 2**24
 """Below this the shortest lattice of a large composition does not fit."""
 _MEMORY = Constraint("use a whole number of bytes, such as 2**30", LEAST_MEMORY, LARGEST_COUNT, integral=True)
-_HINT = "use one such as Gaussian(noise_multiplier=1.0)"
 
 
 class Options(NamedTuple):
@@ -59,17 +64,3 @@ def tolerance(rtol: Any, least: float = 0.0, usual: str = "1e-4") -> float:
     """A relative width: one number from `least` (above it where that is 0) to below 1."""
     rule = Constraint(f"use {usual} or so", least, 1, lower_open=least == 0.0, upper_open=True)
     return float(check_one("rtol", rtol, rule, "one tolerance serves the whole batch"))
-
-
-def mechanism_for(value: Any) -> Mechanism:
-    """The value, if it is a mechanism; refused in one line otherwise."""
-    if isinstance(value, list | tuple) and any(isinstance(item, Mechanism) for item in value):
-        raise InputError(
-            f"mechanism is a {type(value).__name__} of {len(value)}; compose them with ja.compose(*mechanisms), "
-            "or for a batch give one mechanism whose fields are arrays"
-        )
-    if isinstance(value, type) and issubclass(value, Mechanism):
-        raise InputError(f"mechanism = {value.__name__} is a class; {_HINT}")
-    if not isinstance(value, Mechanism):
-        raise InputError(f"mechanism = {shown(value)} of type {type(value).__name__} is not a mechanism; {_HINT}")
-    return value

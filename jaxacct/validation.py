@@ -34,12 +34,24 @@ __all__ = [
 
 LARGEST_COUNT = 2**53
 """Largest step count: every integer up to here is exact in float64."""
-SHOWN = 60
-"""Most characters of a refused value in a message."""
+MOST_SHOWN_CHARACTERS = 60
+"""Of a refused value in a message, which stays one readable line."""
 
 
 class InputError(ValueError):
-    """An input was refused.  The message is one line: name (with index), value, limit and remedy."""
+    """An input was refused.  The message is one line: name (with index), value, limit and remedy.
+
+    Parameters
+    ----------
+    message : str
+        Line breaks in it become spaces.
+
+    >>> import jaxacct as ja
+    >>> ja.Gaussian([1.0, -1.0])
+    Traceback (most recent call last):
+        ...
+    jaxacct.validation.InputError: noise_multiplier[1] = -1.0 must be > 0; use a positive, finite noise multiplier
+    """
 
     def __init__(self, message: str = "") -> None:
         super().__init__(re.sub(r"\s*\n\s*", " ", message))
@@ -91,6 +103,7 @@ OPEN_PROBABILITY = Constraint("use a {name} strictly between 0 and 1", 0, 1, low
 DELTA = Constraint("use a small positive {name} such as 1e-5", 0, 1, lower_open=True, upper_open=True)
 DELTA_OR_ZERO = Constraint("use 0 or a small positive {name} such as 1e-5", 0, 1, upper_open=True)
 COUNT = Constraint("use a whole number of {name}", 1, LARGEST_COUNT, integral=True)
+"""What numbers may be: each name says the set, each remedy what to use instead."""
 
 
 def is_tracer(value: Any) -> bool:
@@ -164,7 +177,7 @@ def shown(value: Any) -> str:
         text = " ".join(repr(value).split())
     except Exception:  # an integer of too many digits, an object that cannot be shown
         text = f"an object of type {type(value).__name__}"
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[: MOST_SHOWN_CHARACTERS - 3]}..."
 
 
 def broadcast_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ import pytest
 from jaxacct import cli
 from jaxacct.cli import cache, commands, output
 from jaxacct.cli.arguments import COMMANDS, DESCRIPTION, EXAMPLE, UsageError, number, parse
-from jaxacct.sweep import solve
+from jaxacct.sweeps import solve
 
 GAUSSIAN = "--noise-multiplier 2 --sampling-probability 1 --steps 1"
 TARGET = "calibrate --target-epsilon 1 --target-delta 1e-5 --sampling-probability 1"

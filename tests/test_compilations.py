@@ -12,7 +12,7 @@ import pytest
 import jaxacct as ja
 from jaxacct import dp_sgd_calibration
 from jaxacct.engines import contour, programs
-from jaxacct.sweep import sweep
+from jaxacct.sweeps import sweep
 
 MOST = 8
 MIX = {
@@ -31,7 +31,7 @@ def listen(event, seconds, fun_name="", **_):
         compiled.append(fun_name)
 jax.monitoring.register_event_duration_secs_listener(listen)
 from jaxacct.engines import programs
-from jaxacct.sweep import sweep
+from jaxacct.sweeps import sweep
 programs.MANY = int(sys.argv[1])
 table = sweep(json.loads(sys.argv[2]), block=16)
 words = {name: sorted(set(table[name].tolist())) for name in ("status", "engine")}

@@ -169,7 +169,10 @@ HOSTILE = {
     "batch that broadcasts to 4e6": (document({"type": "Composed", "mechanisms": WIDE}), "has more than 1048576"),
     "empty composition": (document({"type": "Composed", "mechanisms": []}), "mechanism: mechanisms is empty"),
     "one for many": (document({"type": "Composed", "mechanisms": GAUSSIAN}), "mechanism: mechanisms must be a tuple"),
-    "many for one": (document({"type": "Repeated", "mechanism": [GAUSSIAN], "steps": 1}), "mechanism: mechanism must"),
+    "many for one": (
+        document({"type": "Repeated", "mechanism": [GAUSSIAN], "steps": 1}),
+        "mechanism: mechanism is a tuple of 1",
+    ),
     "number in a composition": (
         document({"type": "Composed", "mechanisms": [GAUSSIAN, 3]}),
         "mechanism.mechanisms[1] must be an object",

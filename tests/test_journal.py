@@ -12,8 +12,8 @@ import time
 import pytest
 from helpers import refusal
 
-from jaxacct.sweep import SweepInterrupted, merge, run, sweep
-from jaxacct.sweep.journal import MARK, Journal, peek
+from jaxacct.sweeps import SweepInterrupted, merge, run, sweep
+from jaxacct.sweeps.journal import MARK, Journal, peek
 
 GRID = {"noise_multiplier": [2.0, 4.0], "sampling_probability": 1.0, "steps": [1, 4, 9], "delta": 1e-5}
 """Gaussian throughout: answered by a formula, so nothing is compiled."""
@@ -178,7 +178,7 @@ def test_a_second_run_beside_the_first_leaves_it_alone(tmp_path, whole, monkeypa
 
 
 def test_a_lock_on_a_name_that_is_gone_is_taken_again(tmp_path, monkeypatch):
-    from jaxacct.sweep import journal as module
+    from jaxacct.sweeps import journal as module
 
     path, lock, calls = tmp_path / "r.journal", module._lock, itertools.count()
 
@@ -264,10 +264,10 @@ def test_a_full_disk_where_the_result_goes_keeps_every_row(tmp_path, whole, monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("jaxacct.sweep.files.os.fsync", full)
+        patch.setattr("jaxacct.files.os.fsync", full)
         assert "cannot be written: No space left on device" in refusal(sweep, GRID, out=out, block=1)
         patch.undo()
-        patch.setattr("jaxacct.sweep.files.os.replace", full)
+        patch.setattr("jaxacct.files.os.replace", full)
         message = refusal(sweep, GRID, out=out, block=1, overwrite=True)
     assert "6 of 6 rows are kept in" in message and "--resume" in message and not out.exists()
     stop_after(monkeypatch, 0)  # nothing is solved again

@@ -35,7 +35,7 @@ from jaxacct.mechanisms.finite import log_mixture
 BOTH = "add_or_remove_one"
 MODULES = [
     *(f"mechanisms.{name}" for name in ("base", "gaussian", "laplace", "finite", "sampling", "composition")),
-    *("mechanisms.components", "bounds", "validation"),
+    *("mechanisms.loss_components", "bounds", "validation"),
 ]
 
 positive = st.floats(0.01, 100.0)
@@ -263,8 +263,9 @@ def test_bad_structures_are_refused():
     assert "mechanisms[1]" in refusal(compose, Gaussian(1.0), 2.0)
     assert "compose(first, second)" in refusal(Composed, Gaussian(1.0))
     assert "steps = 1.5" in refusal(repeat, Gaussian(1.0), 1.5)
-    for other in (3.0, None, Gaussian):
-        assert "mechanism must be a mechanism" in refusal(PoissonSampled, other, 0.1)
+    for other in (3.0, None):
+        assert refusal(PoissonSampled, other, 0.1).startswith(f"mechanism = {other} of type ")
+    assert "is a class; use one such as Gaussian(noise_multiplier=1.0)" in refusal(PoissonSampled, Gaussian, 0.1)
     assert "not a mechanism" in refusal(components, 1.0, BOTH, "remove")
     assert "categories = 1" in refusal(RandomizedResponse, 0.5, 1)
     assert "relation = 'swap'" in refusal(components, Gaussian(1.0), "swap", "remove")

@@ -8,8 +8,8 @@ from helpers import refusal
 from scipy import special
 
 from jaxacct.plots import choose, inputs, plot, profiles, style
-from jaxacct.sweep import Table, sweep
-from jaxacct.sweep.grid import concatenate, expand
+from jaxacct.sweeps import Table, sweep
+from jaxacct.sweeps.grid import concatenate, expand
 
 pytest.importorskip("matplotlib")
 

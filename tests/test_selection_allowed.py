@@ -65,6 +65,6 @@ def test_refusals():
     assert "needs eta" in refusal(ja.repetitions_allowed, run, 1.0, 1e-5, family="truncated_negative_binomial")
     assert "takes no eta" in refusal(ja.repetitions_allowed, run, 1.0, 1e-5, eta=0.5)
     assert "target_epsilon = 0.0 must be > 0" in refusal(ja.repetitions_allowed, run, 0.0, 1e-5)
-    assert "run must be a mechanism" in refusal(ja.repetitions_allowed, 1.0, 1.0, 1e-5)
+    assert "run = 1.0 of type float is not a mechanism" in refusal(ja.repetitions_allowed, 1.0, 1.0, 1e-5)
     assert "rtol = 0 must be" in refusal(ja.repetitions_allowed, run, 1.0, 1e-5, rtol=0)
     assert "do not broadcast" in refusal(ja.repetitions_allowed, ja.Gaussian([1.0, 2.0]), [1.0, 2.0, 3.0], 1e-5)

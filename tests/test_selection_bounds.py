@@ -270,6 +270,6 @@ def test_refusals():
     assert "delta = 0.0" in refusal(selection.bound_epsilon, run, law, 0.0)
     assert "do not broadcast" in refusal(selection.bound_epsilon, ja.Gaussian([1.0, 2.0]), law, [1e-5, 1e-6, 1e-7])
     assert "Gaussians" in refusal(selection.bound_epsilon, ja.Laplace(1.0), law, 1e-5, bound="monotone_score")
-    assert "run must be a mechanism" in refusal(selection.bound_delta, 1.0, law, 1.0)
+    assert "run = 1.0 of type float is not a mechanism" in refusal(selection.bound_delta, 1.0, law, 1.0)
     assert "mu = -1.0" in refusal(selection.monotone_score_epsilon, -1.0, law, 1e-5)
     assert "sum to 1" in refusal(selection.output_law, [0.5, 0.4], law)

@@ -223,7 +223,7 @@ def test_select_by_other_bounds():
 def test_refusals():
     run = ja.Gaussian(1.0)
     assert "k = 3 must be a law of K" in refusal(selection.select, run, 3)
-    assert "run must be a mechanism" in refusal(selection.select, 1.0, selection.Geometric(0.1))
+    assert "run = 1.0 of type float is not a mechanism" in refusal(selection.select, 1.0, selection.Geometric(0.1))
     assert "delta = 0" in refusal(ja.epsilon, selection.select(run, selection.Geometric(0.1)), 0.0)
     assert "do not broadcast" in refusal(selection.select, ja.Gaussian([1.0, 2.0]), selection.Geometric([0.1] * 3))
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from helpers import refusal
 
-from jaxacct.sweep import Table, read_grid, read_table, solve, sweep
-from jaxacct.sweep.grid import FIELDS, QUANTITIES, concatenate, expand
-from jaxacct.sweep.progress import Progress, bar
+from jaxacct.progress import Progress, bar
+from jaxacct.sweeps import Table, read_grid, read_table, solve, sweep
+from jaxacct.sweeps.grid import FIELDS, QUANTITIES, concatenate, expand
 from jaxacct.validation import InputError
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "dpsgd_grid.toml"

@@ -6,9 +6,9 @@ from helpers import refusal
 from selection_cases import rows
 
 from jaxacct.plots import plot
-from jaxacct.sweep import merge, read_grid, read_table, repetitions, run, sweep
-from jaxacct.sweep.grid import expand
-from jaxacct.sweep.run import SweepInterrupted
+from jaxacct.sweeps import merge, read_grid, read_table, repetitions, run, sweep
+from jaxacct.sweeps.grid import expand
+from jaxacct.sweeps.run import SweepInterrupted
 
 BASE = {"noise_multiplier": 2.0, "sampling_probability": 1.0, "steps": 1, "delta": 1e-5}
 GEOMETRIC = BASE | {"repetitions": "geometric", "gamma": [0.1, 0.01]}

@@ -71,7 +71,7 @@ def test_other_mechanisms_compose_with_the_steps(path):
     assert whole == Ledger.read(path).spent()
     assert set(whole.mechanisms) == {ja.dp_sgd(10.0, 1.0, 1), ja.repeat(ja.Laplace(50.0), 2), chosen}
     with Ledger.open(path) as ledger:
-        assert "must be a mechanism" in refusal(ledger.spend, "Laplace")
+        assert "is not a mechanism" in refusal(ledger.spend, "Laplace")
         assert "must be one configuration" in refusal(ledger.spend, ja.Laplace([1.0, 2.0]))
 
 

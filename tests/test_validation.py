@@ -1,13 +1,7 @@
 """Inputs are refused in one line that names the index; results never claim more than they have."""
 
-import importlib
-import inspect
 import math
-import os
-import pkgutil
 import re
-import subprocess
-import sys
 from fractions import Fraction
 
 import jax
@@ -18,11 +12,10 @@ from helpers import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
-import jaxacct
 import jaxacct as ja
-from jaxacct import selection
+from jaxacct import interop, representations, selection, tuning
 from jaxacct.bounds import KINDS, STATUSES, Bounds, explain
-from jaxacct.mechanisms import Gaussian, components, compose, dp_sgd
+from jaxacct.mechanisms import Gaussian, batch_shape, components, compose, directions, dp_sgd
 from jaxacct.validation import (
     COUNT,
     DELTA,
@@ -213,10 +206,42 @@ def test_options_that_can_be_used_are():
     ],
 )
 def test_what_is_no_mechanism_is_refused(value):
-    for call in (ja.epsilon, ja.delta, ja.epsilon_gradient):
-        assert refusal(call, value, 1e-5).startswith("mechanism ")
-    assert refusal(ja.profile, value).startswith("mechanism ")
-    assert "ja.compose" in refusal(ja.epsilon, [Gaussian(1.0)], 1e-5)
+    """By every public call that takes a mechanism, in one line and one style, which names the argument."""
+    law = selection.Geometric(0.1)
+    calls = {
+        "mechanism": [
+            *(
+                lambda m, f=f: f(m, 1e-5)
+                for f in (ja.epsilon, ja.delta, ja.epsilon_gradient, ja.rdp_epsilon, ja.repeat)
+            ),
+            *(lambda m, f=f: f(m, 0.1) for f in (ja.PoissonSampled, ja.SampledWithoutReplacement, ja.rdp_delta)),
+            *(lambda m, f=f: f(m, 2.0) for f in (representations.fourier_delta, representations.renyi_divergence)),
+            *(lambda m, f=f: f(m) for f in (ja.profile, batch_shape, representations.renyi_curve, interop.to_json)),
+            *(lambda m, f=f: f(m) for f in (representations.zero_concentrated, interop.to_dp_event)),
+            lambda m: components(m, "add_one", "add"),
+            lambda m: directions(m, "add_or_remove_one"),
+            lambda m: representations.subsampled_renyi(m, 0.1, 2),
+            lambda m: ja.ProposeTestRelease(m, 1.0, 1.0),
+            lambda m: ja.verify(m, ja.Bounds(1, 1, 1), delta=1e-5),
+        ],
+        "mechanisms[0]": [lambda m: ja.compose(m, SINGLE)],
+        "candidates[0]": [lambda m: selection.candidates_profile([m], [0.0, 1.0])],
+        "run": [
+            *(lambda m, f=f: f(m, law) for f in (selection.select, selection.Selection, selection.AdaptiveSelection)),
+            *(lambda m, f=f: f(m, law, 1e-5) for f in (selection.bound_epsilon, selection.bound_delta)),
+            lambda m: selection.attack(m, law, delta=1e-5),
+            lambda m: ja.repetitions_allowed(m, 3.0, 1e-5),
+            lambda m: tuning.tune_with(float, tuning.grid(a=[1]), m, law, target_delta=1e-5, score=float),
+        ],
+        "tuned": [lambda m: selection.subset_epsilon(m, law, SINGLE, 0.1, 1e-5)],
+        "trained": [lambda m: selection.subset_epsilon(SINGLE, law, m, 0.1, 1e-5)],
+    }
+    for name, takers in calls.items():
+        for call in takers:
+            message = refusal(call, value)
+            assert message.startswith(f"{name} "), message
+            assert "compose" in message or message.endswith("; use one such as Gaussian(noise_multiplier=1.0)"), message
+            assert len(message) < 200, message
 
 
 @pytest.mark.parametrize("engine", ["lattice", "contour"])
@@ -226,39 +251,6 @@ def test_an_engine_that_cannot_answer_refuses(engine):
     assert refusal(ja.delta, CHOSEN, 1.0, engine=engine) == words
     assert refusal(ja.profile, CHOSEN, engine=engine) == words
     assert ja.epsilon(CHOSEN, 1e-5).engine == "worst_score"
-
-
-# Names
-
-ORDERS = [
-    "import jaxacct as ja; ja.sweep; from jaxacct.sweep import merge, plan, read_table",
-    "from jaxacct.sweep import merge, plan, read_table; import jaxacct as ja",
-    "import jaxacct.sweep.grid; import jaxacct as ja; from jaxacct.sweep import merge, plan, read_table",
-    "import jaxacct as ja; ja.sweep(G); import jaxacct.sweep.read; from jaxacct.sweep import merge, plan, read_table",
-    "from jaxacct import sweep; import jaxacct as ja; from jaxacct.sweep import merge, plan, read_table; sweep(G)",
-]
-
-
-def test_a_package_with_the_name_of_a_function_is_that_function_in_every_order():
-    after = "; assert len(ja.sweep(G)) == 1 and ja.sweep.merge is merge and ja.sweep.plan is plan and callable(plan)"
-    first = f"import jax; G = {GRID!r}; "
-    script = "import os, sys\n" + "".join(  # each order in a process of its own, which has imported nothing of ours
-        f"if os.fork() == 0:\n    exec({first + order + after!r})\n    os._exit(0)\n"
-        f"if os.wait()[1]:\n    sys.exit({order!r})\n"
-        for order in ORDERS
-    )
-    environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "noise" not in str(inspect.signature(ja.sweep)) and "shard" in str(inspect.signature(ja.sweep))
-
-
-def test_no_other_lazy_name_is_also_a_module():
-    for name in ("", ".interop", ".training", ".tuning"):
-        package = importlib.import_module(f"jaxacct{name}")
-        lazy = getattr(package, "_HOME", None) or package._HOMES
-        modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
-        assert set(lazy) & modules == ({"sweep"} if package is jaxacct else set())
 
 
 # Bounds

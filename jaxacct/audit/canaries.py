@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.sweep.progress import Progress
+from jaxacct.progress import Progress
 from jaxacct.training import Trainer, sensitivity
 from jaxacct.training.releases import FIXED
 from jaxacct.training.steps import Carried, numbers

@@ -18,8 +18,8 @@ import numpy as np
 from jax.tree_util import Partial
 
 from jaxacct.floats import ROUNDOFF
+from jaxacct.progress import Progress
 from jaxacct.selection.law_families import Law
-from jaxacct.sweep.progress import Progress
 from jaxacct.validation import COUNT, PROBABILITY, Constraint, InputError, check
 
 __all__ = ["SELECTIONS_PER_CALL", "count_winners", "finite", "gaussian", "in_chunks", "repetition_counts", "winners"]

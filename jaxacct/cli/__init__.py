@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _shown(command: str, usual: Any) -> Any:
     """How warnings are shown: rows that failed in one line, others as usual."""
-    from jaxacct.sweep.solve import FailedRows
+    from jaxacct.sweeps.solve import FailedRows
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, FailedRows):

@@ -17,9 +17,9 @@ from jaxacct.bounds import explain
 from jaxacct.cli import ledger, output, select
 from jaxacct.cli.arguments import CONFIGURATION, NUMBERS, PLOT, QUESTION
 from jaxacct.engines import programs
-from jaxacct.sweep import Table, merge, plan, sweep
-from jaxacct.sweep.grid import expand
-from jaxacct.sweep.parts import part_path, slice_of
+from jaxacct.sweeps import Table, merge, plan, sweep
+from jaxacct.sweeps.grid import expand
+from jaxacct.sweeps.parts import part_path, slice_of
 from jaxacct.validation import InputError
 
 CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from jaxacct.bounds import explain
-from jaxacct.sweep import Plan, Table
-from jaxacct.sweep.columns import ANSWER
+from jaxacct.sweeps import Plan, Table
+from jaxacct.sweeps.columns import ANSWER
 
 WHOLE = ("dataset_size", "steps", "trials", "count")
 CLAIMABLE = ("certified", "bound")

@@ -11,9 +11,9 @@ from jaxacct import account
 from jaxacct.cli import output
 from jaxacct.cli.arguments import CONFIGURATION, QUESTION
 from jaxacct.mechanisms import dp_sgd
-from jaxacct.sweep import Table, repetitions, sweep
-from jaxacct.sweep.columns import ANSWER, WORDS
-from jaxacct.sweep.grid import Grid, expand
+from jaxacct.sweeps import Table, repetitions, sweep
+from jaxacct.sweeps.columns import ANSWER, WORDS
+from jaxacct.sweeps.grid import Grid, expand
 from jaxacct.validation import InputError, choice
 
 

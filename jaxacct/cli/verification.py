@@ -12,9 +12,9 @@ import numpy as np
 
 from jaxacct.cli import output
 from jaxacct.mechanisms import dp_sgd
-from jaxacct.sweep import Table
-from jaxacct.sweep.files import ENDINGS
-from jaxacct.sweep.table import read_table
+from jaxacct.sweeps import Table
+from jaxacct.sweeps.result_files import ENDINGS
+from jaxacct.sweeps.table import read_table
 from jaxacct.validation import InputError
 
 REFUTED, UNDECIDED = 3, 4

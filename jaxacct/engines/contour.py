@@ -23,7 +23,7 @@ from jaxacct.kernels.law import LossLaw
 from jaxacct.kernels.split import contour as split_contour
 from jaxacct.kernels.split.contour import Start
 from jaxacct.kernels.split.placement import Placement, no_placements
-from jaxacct.mechanisms.components import Components
+from jaxacct.mechanisms.loss_components import Components
 
 
 class Rung(NamedTuple):

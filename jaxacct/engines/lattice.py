@@ -21,7 +21,7 @@ from jaxacct.engines.lattice_part import LatticePart
 from jaxacct.engines.lattice_plan import plan_for, share_of, unresolved
 from jaxacct.engines.lattice_sides import Side, crossing, evaluate, sides_of
 from jaxacct.floats import ROUNDOFF
-from jaxacct.mechanisms.components import Components
+from jaxacct.mechanisms.loss_components import Components
 
 __all__ = ["LatticeAnswer", "delta", "deltas", "epsilon"]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.engines.contour import Answer, Hint
-from jaxacct.mechanisms.components import Components
+from jaxacct.mechanisms.loss_components import Components
 
 __all__ = ["ENGINES", "Answer", "Effort", "Engine", "Kinds", "MechanismEngine", "Question", "register"]
 

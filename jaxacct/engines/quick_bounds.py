@@ -19,8 +19,8 @@ import numpy as np
 
 from jaxacct.engines.binomial import Chance, log_tail_above, log_tail_below
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
-from jaxacct.mechanisms.components import Components
 from jaxacct.mechanisms.finite import log_mixture
+from jaxacct.mechanisms.loss_components import Components
 
 __all__ = ["LARGEST_LOSS_UNITS", "delta_limits", "epsilon_limits", "largest_loss", "largest_loss_above"]
 

@@ -28,7 +28,7 @@ from jaxacct.engines import closed_form
 from jaxacct.engines.binomial import chance, log_tail_above
 from jaxacct.engines.quick_bounds import largest_loss_above
 from jaxacct.floats import ROUNDOFF
-from jaxacct.mechanisms.components import Components
+from jaxacct.mechanisms.loss_components import Components
 
 __all__ = ["least_delta", "least_epsilon", "total_variation"]
 

@@ -9,7 +9,7 @@ from scipy.special import log_ndtr
 
 from jaxacct.engines.binomial import Chance, chance, log_tail_above, log_tail_below
 from jaxacct.floats import ROUNDOFF
-from jaxacct.mechanisms.components import Components
+from jaxacct.mechanisms.loss_components import Components
 
 __all__ = [
     "Tests",

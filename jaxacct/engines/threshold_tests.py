@@ -37,7 +37,7 @@ from jaxacct.engines.threshold_masses import (
     plain,
 )
 from jaxacct.floats import ROUNDOFF
-from jaxacct.mechanisms.components import Components
+from jaxacct.mechanisms.loss_components import Components
 
 __all__ = ["Tests", "best_delta", "best_epsilon", "rare_step_delta", "rare_step_epsilon", "tests_of"]
 

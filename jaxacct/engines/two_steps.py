@@ -16,7 +16,7 @@ from jaxacct.engines.contour import Answer
 from jaxacct.engines.two_steps_bound import Cells, Steps, bounds, cells
 from jaxacct.engines.two_steps_cells import placed, surveyed
 from jaxacct.floats import ROUNDOFF
-from jaxacct.mechanisms.components import Components
+from jaxacct.mechanisms.loss_components import Components
 
 __all__ = ["delta", "epsilon"]
 

@@ -3,17 +3,16 @@
 What needs another library imports it when first used.
 """
 
-from jaxacct.interop.documents import from_json, to_json
-from jaxacct.lazy import names
+from typing import TYPE_CHECKING
 
-_HOMES = {
-    "CertifiedAccountant": "accountant",
-    "OpacusAccountant": "opacus_accountant",
-    "from_dp_event": "dp_events",
-    "register_opacus": "opacus_accountant",
-    "supports": "dp_events",
-    "to_dp_event": "dp_events",
-}
+from jaxacct.interop.documents import from_json, to_json
+from jaxacct.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from jaxacct.interop.accountant import CertifiedAccountant
+    from jaxacct.interop.dp_events import from_dp_event, supports, to_dp_event
+    from jaxacct.interop.opacus_accountant import OpacusAccountant, register_opacus
+
 __all__ = [
     "CertifiedAccountant",
     "OpacusAccountant",
@@ -24,4 +23,14 @@ __all__ = [
     "to_dp_event",
     "to_json",
 ]
-__getattr__, __dir__ = names(__name__, _HOMES, "from_json", "to_json")
+
+_HOMES = {
+    "CertifiedAccountant": "accountant",
+    "OpacusAccountant": "opacus_accountant",
+    "from_dp_event": "dp_events",
+    "register_opacus": "opacus_accountant",
+    "supports": "dp_events",
+    "to_dp_event": "dp_events",
+}
+if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name
+    __getattr__, __dir__ = lazy_exports(__name__, _HOMES, "from_json", "to_json")

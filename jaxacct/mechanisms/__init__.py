@@ -1,7 +1,6 @@
 """Mechanisms: frozen pytrees that describe what is run, and the components that the engines consume."""
 
 from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, BaseMechanism, Mechanism, batch_shape
-from jaxacct.mechanisms.components import Components, components, directions
 from jaxacct.mechanisms.composition import Composed, Repeated, compose, dp_sgd, repeat
 from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomisedResponse, RandomizedResponse
@@ -9,6 +8,7 @@ from jaxacct.mechanisms.finite_output import FiniteOutput
 from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.gaussian_mixture import MixtureOfGaussians
 from jaxacct.mechanisms.laplace import Laplace
+from jaxacct.mechanisms.loss_components import Components, components, directions
 from jaxacct.mechanisms.profile import PrivacyProfile, profile_from_cdfs
 from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
 from jaxacct.mechanisms.sampling import PoissonSampled

@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import jax
 import numpy as np
 
-from jaxacct.mechanisms.parts import Part
-from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer
-
-if TYPE_CHECKING:
-    from jaxacct.mechanisms.finite import FinitePair
+from jaxacct.mechanisms.parts import FinitePair, Part
+from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer, shown
 
 __all__ = [
     "DIRECTIONS",
@@ -44,7 +41,16 @@ class Mechanism(ABC):
     Subclasses are frozen dataclasses made pytrees by ``register``. A field named in ``constraints`` is
     numeric: the constructor checks it and stores it as float64 (a Python float, or a read-only NumPy array).
     Tracers pass unchecked, and so does whatever a pytree transformation puts in a field; ``validated``
-    checks again.
+    checks again. Two mechanisms are equal if they have the same class, structure and numbers.
+
+    Raises
+    ------
+    InputError
+        A field outside its limits, with its index, or fields that do not broadcast.
+
+    >>> from jaxacct.mechanisms import Gaussian
+    >>> isinstance(Gaussian(1.0), Mechanism), Gaussian(1.0) == Gaussian(1), Gaussian(1.0).kind
+    (True, True, 'certified')
     """
 
     constraints: ClassVar[Mapping[str, Constraint]] = {}
@@ -101,7 +107,19 @@ class Mechanism(ABC):
 
 
 class BaseMechanism(Mechanism):
-    """A mechanism that is one part, which can be sampled; symmetric when it is not sampled."""
+    """A mechanism that is one part, which can be sampled; symmetric when it is not sampled.
+
+    Subclasses give ``part``, and ``finite_pair`` where they can be sampled without replacement under ``replace_one``.
+
+    Raises
+    ------
+    InputError
+        A field outside its limits, with its index, or fields that do not broadcast.
+
+    >>> from jaxacct.mechanisms import Gaussian, repeat
+    >>> isinstance(Gaussian(1.0), BaseMechanism), isinstance(repeat(Gaussian(1.0), 10), BaseMechanism)
+    (True, False)
+    """
 
     finite: ClassVar[bool] = True
     """Whether ``finite_pair`` is the pair itself; otherwise it is put on finitely many losses and dominates."""
@@ -155,15 +173,25 @@ def register(cls: type[M]) -> type[M]:
 def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     """The shape that all numeric fields broadcast to: one configuration per element.
 
-    A clash raises InputError naming two fields and their shapes.
+    Parameters
+    ----------
+    mechanism : Mechanism
+
+    Returns
+    -------
+    tuple of int
+        () for a single configuration.
+
+    Raises
+    ------
+    InputError
+        No mechanism, or a clash, naming two fields and their shapes.
 
     >>> from jaxacct.mechanisms import dp_sgd
     >>> batch_shape(dp_sgd([0.8, 1.0, 1.2], 0.01, 10_000))
     (3,)
     """
-    if not isinstance(mechanism, Mechanism):
-        raise InputError(f"{_describe(mechanism)} is not a mechanism; use one such as Gaussian(noise_multiplier=1.0)")
-    return broadcast_shape(dict(_shapes(mechanism)))
+    return broadcast_shape(dict(_shapes(require_mechanism("mechanism", mechanism))))
 
 
 def sensitivity(relation: str) -> float:
@@ -171,10 +199,26 @@ def sensitivity(relation: str) -> float:
     return 2.0 if relation == "replace_one" else 1.0
 
 
-def require_mechanism(field: str, value: object) -> None:
-    """Refuse anything but a mechanism, in one line."""
-    if not isinstance(value, Mechanism):
-        raise InputError(f"{field} must be a mechanism, not {_describe(value)}; use one such as Gaussian(1.0)")
+def require_mechanism(name: str, value: object) -> Mechanism:
+    """The value, if it is a mechanism; anything else is refused in one line, under the name of the argument or field.
+
+    >>> require_mechanism("mechanism", 1.0)
+    Traceback (most recent call last):
+        ...
+    jaxacct.validation.InputError: mechanism = 1.0 of type float is not a mechanism; use one such as \
+Gaussian(noise_multiplier=1.0)
+    """
+    if isinstance(value, Mechanism):
+        return value
+    hint = "use one such as Gaussian(noise_multiplier=1.0)"
+    if isinstance(value, list | tuple) and any(isinstance(item, Mechanism) for item in value):
+        raise InputError(
+            f"{name} is a {type(value).__name__} of {len(value)}; compose them with ja.compose(*mechanisms), "
+            "or for a batch give one mechanism whose fields are arrays"
+        )
+    if isinstance(value, type) and issubclass(value, Mechanism):
+        raise InputError(f"{name} = {value.__name__} is a class; {hint}")
+    raise InputError(f"{name} = {shown(value)} of type {type(value).__name__} is not a mechanism; {hint}")
 
 
 def _shapes(mechanism: Mechanism, prefix: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -229,10 +273,6 @@ def holds_vectors(mechanism: Mechanism) -> bool:
     values = vars(mechanism).values()
     inner = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
     return bool(mechanism.vectors) or any(holds_vectors(item) for item in inner if isinstance(item, Mechanism))
-
-
-def _describe(value: object) -> str:
-    return f"{value!r:.40} of type {type(value).__name__}"
 
 
 def _validated(value: Any) -> Any:

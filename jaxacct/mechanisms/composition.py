@@ -21,10 +21,26 @@ __all__ = ["Composed", "Repeated", "compose", "dp_sgd", "exact_product", "exact_
 @register
 @dataclass(frozen=True, eq=False)
 class Repeated(Mechanism):
-    """A mechanism composed with itself ``steps`` times, adaptively: losses add (mathematics.md, section 3).
+    """A mechanism composed with itself ``steps`` times, adaptively: losses add (README.md, "Composition").
 
-    steps : whole numbers from 1 to 2**53, integral floats accepted; a scalar or an array that broadcasts
-    with the mechanism's fields. Nested repetitions multiply their counts, which must stay within 2**53.
+    Nested repetitions multiply their counts, which must stay within 2**53. The neighbouring relation is that of the
+    question; ``kind`` is that of the mechanism.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        What is repeated.
+    steps : array_like of whole numbers from 1 to 2**53
+        Integral floats are accepted; broadcasts with the mechanism's fields.
+
+    Raises
+    ------
+    InputError
+        No mechanism, or a value outside its limits, with its index.
+
+    References
+    ----------
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function, Theorem 10.
 
     >>> Repeated(Gaussian(2.0), steps=100)
     Repeated(mechanism=Gaussian(noise_multiplier=2.0), steps=100.0)
@@ -63,10 +79,24 @@ class Repeated(Mechanism):
 class Composed(Mechanism):
     """Several mechanisms run one after the other on the same data, each free to depend on earlier outputs.
 
-    Each direction composes by itself and the worse is taken at the end [Zhu, Dong, Wang 2022, Theorem 10].
-    Under ``replace_one`` mechanisms whose two laws are not alike may each have them in either order: of two or more
-    such mechanisms each is taken with the larger of its two profiles, and the answer is a bound. Which
-    mechanisms are run must be fixed in advance, whatever the earlier outputs.
+    Each direction composes by itself and the worse is taken at the end. Under ``replace_one`` mechanisms whose two
+    laws are not alike may each have them in either order: of two or more such mechanisms each is taken with the larger
+    of its two profiles, and the answer is a bound. Which mechanisms are run must be fixed in advance, whatever the
+    earlier outputs.
+
+    Parameters
+    ----------
+    mechanisms : tuple of Mechanism
+        One or more; their fields broadcast against each other.
+
+    Raises
+    ------
+    InputError
+        No mechanisms, something that is no mechanism, or fields that do not broadcast.
+
+    References
+    ----------
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function, Theorem 10.
 
     >>> Composed((Gaussian(1.0), Gaussian(2.0)))
     Composed(mechanisms=(Gaussian(noise_multiplier=1.0), Gaussian(noise_multiplier=2.0)))
@@ -128,7 +158,27 @@ def _in_either_order(mechanism: Mechanism, relation: str) -> list[tuple[Part, np
 
 
 def repeat(mechanism: Mechanism, steps: Any) -> Repeated:
-    """The mechanism composed with itself ``steps`` times (an integer from 1 to 2**53, or an array of them).
+    """The mechanism composed with itself ``steps`` times.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        What is repeated.
+    steps : array_like of whole numbers from 1 to 2**53
+        Broadcasts with the mechanism's fields.
+
+    Returns
+    -------
+    Repeated
+
+    Raises
+    ------
+    InputError
+        No mechanism, or a value outside its limits, with its index.
+
+    References
+    ----------
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function, Theorem 10.
 
     >>> repeat(Gaussian(noise_multiplier=2.0), 100).steps
     100.0
@@ -139,6 +189,24 @@ def repeat(mechanism: Mechanism, steps: Any) -> Repeated:
 def compose(*mechanisms: Mechanism) -> Composed:
     """The composition of different mechanisms; their fields broadcast against each other.
 
+    Parameters
+    ----------
+    *mechanisms : Mechanism
+        One or more, fixed in advance; each may depend on the outputs of those before it.
+
+    Returns
+    -------
+    Composed
+
+    Raises
+    ------
+    InputError
+        No mechanisms, something that is no mechanism, or fields that do not broadcast.
+
+    References
+    ----------
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function, Theorem 10.
+
     >>> len(compose(Gaussian(1.0), Gaussian(2.0)).mechanisms)
     2
     """
@@ -146,11 +214,32 @@ def compose(*mechanisms: Mechanism) -> Composed:
 
 
 def dp_sgd(noise_multiplier: Any, sampling_probability: Any, steps: Any) -> Repeated:
-    """DP-SGD: ``steps`` Poisson-sampled Gaussian steps [Abadi et al. 2016].
+    """DP-SGD: ``steps`` Poisson sampled Gaussian steps, under adding or removing one record.
 
-    The noise multiplier is relative to the clip norm, the add/remove sensitivity. All three arguments
-    broadcast, one configuration per element: an array of noise multipliers is a batch of runs, not a
-    schedule (for a schedule, compose the steps).
+    All three arguments broadcast, one configuration per element: an array of noise multipliers is a batch of runs, not
+    a schedule (for a schedule, compose the steps).
+
+    Parameters
+    ----------
+    noise_multiplier : array_like > 0, finite
+        Standard deviation of the noise over the clip norm, the add/remove sensitivity.
+    sampling_probability : array_like in [0, 1]
+        The chance of each record to be in a batch.
+    steps : array_like of whole numbers from 1 to 2**53
+
+    Returns
+    -------
+    Repeated
+        ``repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps)``.
+
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index, or shapes that do not broadcast.
+
+    References
+    ----------
+    Abadi et al. (2016), Deep Learning with Differential Privacy.
 
     >>> dp_sgd(noise_multiplier=1.0, sampling_probability=0.01, steps=1000).mechanism
     PoissonSampled(mechanism=Gaussian(noise_multiplier=1.0), sampling_probability=0.01)

@@ -10,23 +10,29 @@ import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.base import BaseMechanism, register, sensitivity
-from jaxacct.mechanisms.finite import FinitePair, sample_pair
-from jaxacct.mechanisms.parts import FinitePart
+from jaxacct.mechanisms.finite import sample_pair
+from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.mechanisms.profile import stacked
 from jaxacct.validation import Constraint, InputError
 
 __all__ = ["DiscreteGaussian", "DiscreteLaplace"]
 
-MOST_ATOMS = 4096
-"""Number of outcomes above which those of the discrete Gaussian are grouped; the largest for discrete Laplace."""
-MOST_ENUMERATED = 2**21
-"""Largest number of outcomes that are grouped."""
-BULK, TAIL = 3400, 250
-"""Losses that groups are put on: within 9 deviations of the two centres, and on either side beyond."""
-NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
-REACH = 37.5
-"""Standard deviations of the discrete Gaussian kept on either side: e^{-REACH^2/2} is 5e-306."""
-LEAST = 1e-320
+MOST_UNGROUPED_OUTCOMES = 4096
+"""Outcomes above which those of the discrete Gaussian are grouped; the discrete Laplace takes no more.
+
+The lattice engine's work grows with the number of losses."""
+MOST_GROUPED_OUTCOMES = 2**21
+"""Outcomes of the discrete Gaussian above which it is refused: all of them are held in memory at once."""
+CENTRAL_LOSSES, LOSSES_PER_TAIL = 3400, 250
+"""Losses that groups are put on: within 9 deviations of the two centres, and on either side beyond.
+
+In all about MOST_UNGROUPED_OUTCOMES; with so many, grouping costs about 1e-5 in epsilon."""
+ENOUGH_NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
+"""Noise in units of the statistic; with less, what is released is all but always the statistic itself."""
+REACH_IN_DEVIATIONS = 37.5
+"""Standard deviations of the discrete Gaussian kept on either side: e^{-37.5^2/2} is 5e-306, near the least normal
+float64."""
+LEAST_MASS_AT_INFINITY = 1e-320
 """Mass at infinity of every cut discrete Gaussian: however small, its loss is unbounded."""
 
 
@@ -67,11 +73,22 @@ class DiscreteGaussian(_IntegerNoise):
     ``replace_one`` the sensitivity is 2 D. Above 4096 outcomes, about 75 sigma + 2 D, neighbouring ones are
     grouped so that the pair dominates (about 1e-5 in epsilon); ``kind`` is then "bound", for the whole batch.
 
-    sigma : >= 0.01, in units of the statistic (not relative to the sensitivity); a scalar or an array.
-    sensitivity : a Python int >= 1, of add/remove. InputError above 2^21 outcomes (sigma > 27,900), where the
-    continuous Gaussian with the same sigma is close.
+    Parameters
+    ----------
+    sigma : array_like >= 0.01
+        In units of the statistic, not relative to the sensitivity; one configuration per element.
+    sensitivity : int >= 1
+        The most that a record moves the statistic under add/remove.
 
-    Source: Canonne, Kamath, Steinke 2020.
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index; when it is asked about, also more than 2^21 outcomes (sigma >
+        27,900), where the continuous Gaussian with the same sigma is close.
+
+    References
+    ----------
+    Canonne, Kamath, Steinke (2020), The Discrete Gaussian for Differential Privacy.
 
     >>> import jaxacct as ja
     >>> round(float(ja.epsilon(ja.DiscreteGaussian(sigma=2.0), 1e-5).upper), 6)
@@ -80,21 +97,23 @@ class DiscreteGaussian(_IntegerNoise):
 
     sigma: Any
     sensitivity: int = field(default=1, metadata={"static": True})
-    constraints: ClassVar = {"sigma": NOISE}
+    constraints: ClassVar = {"sigma": ENOUGH_NOISE}
 
     @property
     def kind(self) -> str:
-        return "bound" if np.any(self._outcomes(2 * self.sensitivity) > MOST_ATOMS) else "certified"
+        return "bound" if np.any(self._outcomes(2 * self.sensitivity) > MOST_UNGROUPED_OUTCOMES) else "certified"
 
     def pair(self, shift: int) -> FinitePair:
         sigma = np.asarray(self.sigma, np.float64)
-        _refuse_atoms("sigma", sigma, self._outcomes(shift), MOST_ENUMERATED, "use Gaussian, or a coarser statistic")
-        many = self._outcomes(2 * self.sensitivity) > MOST_ATOMS
+        _refuse_atoms(
+            "sigma", sigma, self._outcomes(shift), MOST_GROUPED_OUTCOMES, "use Gaussian, or a coarser statistic"
+        )
+        many = self._outcomes(2 * self.sensitivity) > MOST_UNGROUPED_OUTCOMES
         rows = zip(sigma.ravel().tolist(), many.ravel().tolist(), strict=True)
         return stacked([_gaussian_pair(one, shift, grouped) for one, grouped in rows], sigma.shape)
 
     def _outcomes(self, shift: int) -> np.ndarray:
-        return 2.0 * np.ceil(REACH * np.asarray(self.sigma, np.float64)) + shift + 1.0
+        return 2.0 * np.ceil(REACH_IN_DEVIATIONS * np.asarray(self.sigma, np.float64)) + shift + 1.0
 
 
 @register
@@ -106,10 +125,21 @@ class DiscreteLaplace(_IntegerNoise):
     with mass 1/(1 + r), -D/scale with mass r^D/(1 + r), and (2x - D)/scale with mass (1-r)/(1+r) r^{D-x} for
     0 < x < D: (D/scale)-DP. Under ``replace_one`` the sensitivity is 2 D.
 
-    scale : >= 0.01, in units of the statistic; a scalar or an array.  sensitivity : a Python int >= 1, of
-    add/remove, at most 4095 (InputError beyond).
+    Parameters
+    ----------
+    scale : array_like >= 0.01
+        In units of the statistic; one configuration per element.
+    sensitivity : int >= 1
+        The most that a record moves the statistic under add/remove.
 
-    Source: Ghosh, Roughgarden, Sundararajan 2009.
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index; when it is asked about, also a shift of 4096 or more.
+
+    References
+    ----------
+    Ghosh, Roughgarden, Sundararajan (2009), Universally Utility-Maximizing Privacy Mechanisms.
 
     >>> import jaxacct as ja
     >>> b = ja.delta(ja.DiscreteLaplace(scale=1.0), 0.5)  # (1 - e^{1/2 - 1})/(1 + e^-1)
@@ -119,12 +149,14 @@ class DiscreteLaplace(_IntegerNoise):
 
     scale: Any
     sensitivity: int = field(default=1, metadata={"static": True})
-    constraints: ClassVar = {"scale": NOISE}
+    constraints: ClassVar = {"scale": ENOUGH_NOISE}
 
     def pair(self, shift: int) -> FinitePair:
         scale = np.asarray(self.scale, np.float64)
-        if shift >= MOST_ATOMS:
-            raise InputError(f"sensitivity = {shift} needs {shift + 1} outcomes, must be <= {MOST_ATOMS}; use Laplace")
+        if shift >= MOST_UNGROUPED_OUTCOMES:
+            raise InputError(
+                f"sensitivity = {shift} needs {shift + 1} outcomes, must be <= {MOST_UNGROUPED_OUTCOMES}; use Laplace"
+            )
         at = np.arange(shift + 1, dtype=np.float64)
         rate = 1.0 / scale[..., None]
         ratio = np.exp(-rate)
@@ -136,7 +168,7 @@ class DiscreteLaplace(_IntegerNoise):
 
 
 def _gaussian_pair(sigma: float, shift: int, grouped: bool) -> FinitePair:
-    reach = np.ceil(REACH * sigma)
+    reach = np.ceil(REACH_IN_DEVIATIONS * sigma)
     at = np.arange(-reach, reach + shift + 1.0)
 
     def mass(x: np.ndarray) -> np.ndarray:
@@ -145,7 +177,7 @@ def _gaussian_pair(sigma: float, shift: int, grouped: bool) -> FinitePair:
     q = mass(at)
     p, q = mass(at - shift) / q.sum(), q / q.sum()
     # Pr[X >= m] <= e^{-m^2/(2 sigma^2)} on either side (Canonne, Kamath, Steinke 2020, Proposition 25)
-    beyond = np.asarray(max(2.0 * np.exp(-0.5 * np.square(reach / sigma)), LEAST))
+    beyond = np.asarray(max(2.0 * np.exp(-0.5 * np.square(reach / sigma)), LEAST_MASS_AT_INFINITY))
     if grouped:
         at, p, q = _grouped(at, p, q, shift / sigma / sigma, sigma, shift)
     return FinitePair(shift * (at - 0.5 * shift) / sigma / sigma, p, q, beyond, beyond)
@@ -161,7 +193,11 @@ def _grouped(
     q: the profile becomes its chords (connect the dots). Rounded up.
     """
     low, high = -9.0 * sigma, shift + 9.0 * sigma
-    ends = (np.linspace(at[0], low, TAIL), np.linspace(low, high, BULK), np.linspace(high, at[-1], TAIL))
+    ends = (
+        np.linspace(at[0], low, LOSSES_PER_TAIL),
+        np.linspace(low, high, CENTRAL_LOSSES),
+        np.linspace(high, at[-1], LOSSES_PER_TAIL),
+    )
     nodes = np.unique(np.rint(np.concatenate(ends)))
     cell = np.minimum(np.searchsorted(nodes, at, side="right") - 1, nodes.size - 2)
     below, above = slope * (at - nodes[cell]), slope * (nodes[cell + 1] - at)

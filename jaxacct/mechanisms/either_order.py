@@ -13,14 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.mechanisms.finite import FinitePair
-from jaxacct.mechanisms.parts import FinitePart
+from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 __all__ = ["either_order"]
 
-LARGEST_STEP = 600.0
-"""Distance of two losses up to which the point is looked for where the two profiles cross between them."""
+LARGEST_LOSS_STEP = 600.0
+"""Distance of two losses up to which the point is looked for where the two profiles cross between them.
+
+Beyond it e^step overflows soon; without the crossing the profile only rises."""
 
 
 def either_order(forward: FinitePart, reverse: FinitePart) -> FinitePair:
@@ -45,7 +46,7 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         share = gap[:-1] / (gap[:-1] - gap[1:])
         crossing = knots[:-1] + np.log1p(np.expm1(step) * share)
-    inside = (gap[:-1] * gap[1:] < 0.0) & (step < LARGEST_STEP) & np.isfinite(crossing)
+    inside = (gap[:-1] * gap[1:] < 0.0) & (step < LARGEST_LOSS_STEP) & np.isfinite(crossing)
     knots = _apart(np.unique(np.concatenate([knots, crossing[inside]])))
     delta = np.maximum(*(_profile(*law, knots) for law in laws))
     return pair_of_profile(knots, delta, delta)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, register
-from jaxacct.mechanisms.parts import FinitePart
+from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.validation import DELTA_OR_ZERO, NON_NEGATIVE, OPEN_PROBABILITY, InputError
 
 __all__ = [
     "ApproximateDP",
     "FiniteMechanism",
-    "FinitePair",
     "PureDP",
     "RandomisedResponse",
     "RandomizedResponse",
@@ -24,22 +23,6 @@ __all__ = [
     "log_of_ratio",
     "sample_pair",
 ]
-
-
-class FinitePair(NamedTuple):
-    """A dominating pair (P, Q) with finitely many likelihood ratios.
-
-    ``loss``, ``p`` and ``q`` have a trailing atom axis: outcomes with log p/q = loss. ``p_infinity`` is the
-    P-mass where dQ = 0, ``q_infinity`` the Q-mass where dP = 0 (batch shape). ``excess`` is p/q - 1 where that is
-    known better than through the loss (README.md, "Rounding of finite laws").
-    """
-
-    loss: np.ndarray
-    p: np.ndarray
-    q: np.ndarray
-    p_infinity: np.ndarray
-    q_infinity: np.ndarray
-    excess: np.ndarray | None = None
 
 
 class FiniteMechanism(BaseMechanism):
@@ -65,10 +48,25 @@ class RandomizedResponse(FiniteMechanism):
     """Tell the true answer with probability ``probability``, else one of the other categories uniformly.
 
     Two categories: pair (p, 1-p), (1-p, p), loss +-log(p/(1-p)). With k categories the true answer has mass
-    p and each other r = (1-p)/(k-1): loss log(p/r) with mass p, -log(p/r) with mass r, 0 with mass (k-2) r
-    [Warner 1965; Kairouz, Oh, Viswanath 2014]. Taken per record, so the same under every relation.
+    p and each other r = (1-p)/(k-1): loss log(p/r) with mass p, -log(p/r) with mass r, 0 with mass (k-2) r.
+    Taken per record, so the same under every neighbouring relation.
 
-    probability : strictly between 0 and 1; a scalar or an array.  categories : a Python int >= 2.
+    Parameters
+    ----------
+    probability : array_like, strictly between 0 and 1
+        p; one configuration per element.
+    categories : int >= 2
+        k, the number of possible answers.
+
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index.
+
+    References
+    ----------
+    Warner (1965), Randomized Response. Kairouz, Oh, Viswanath (2014), Extremal Mechanisms for Local Differential
+    Privacy.
 
     >>> RandomizedResponse(probability=0.75)
     RandomizedResponse(probability=0.75, categories=2)
@@ -114,10 +112,22 @@ RandomisedResponse = RandomizedResponse
 class PureDP(FiniteMechanism):
     """Any ``epsilon``-DP mechanism, through the pair that dominates them all: randomised response.
 
-    Loss +epsilon with mass 1/(1 + e^-epsilon), -epsilon with the rest [Kairouz, Oh, Viswanath 2015]. The
-    guarantee is taken as stated for the neighbouring relation in use.
+    Loss +epsilon with mass 1/(1 + e^-epsilon), -epsilon with the rest. The guarantee is taken as stated for the
+    neighbouring relation in use.
 
-    epsilon : finite, >= 0; a scalar or an array.
+    Parameters
+    ----------
+    epsilon : array_like >= 0, finite
+        One configuration per element.
+
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index.
+
+    References
+    ----------
+    Kairouz, Oh, Viswanath (2015), The Composition Theorem for Differential Privacy.
 
     >>> PureDP(epsilon=0.5)
     PureDP(epsilon=0.5)
@@ -136,10 +146,22 @@ class ApproximateDP(FiniteMechanism):
     """Any (``epsilon``, ``delta``)-DP mechanism, through the pair that dominates them all.
 
     Mass delta at +infinity (and Q-mass delta where dP = 0), and 1 - delta times randomised response with
-    e^epsilon [Kairouz, Oh, Viswanath 2015]. The guarantee is taken as stated for the neighbouring relation
-    in use.
+    e^epsilon. The guarantee is taken as stated for the neighbouring relation in use.
 
-    epsilon : finite, >= 0.  delta : at least 0 and below 1.  Scalars or arrays.
+    Parameters
+    ----------
+    epsilon : array_like >= 0, finite
+    delta : array_like in [0, 1)
+        Broadcasts with epsilon.
+
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index, or shapes that do not broadcast.
+
+    References
+    ----------
+    Kairouz, Oh, Viswanath (2015), The Composition Theorem for Differential Privacy.
 
     >>> ApproximateDP(epsilon=0.1, delta=1e-7)
     ApproximateDP(epsilon=0.1, delta=1e-07)

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import register
-from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair, log_of_ratio
+from jaxacct.mechanisms.finite import FiniteMechanism, log_of_ratio
+from jaxacct.mechanisms.parts import FinitePair
 from jaxacct.validation import PROBABILITY, InputError, broadcast_shape, is_tracer
 
 __all__ = ["FiniteOutput", "refuse_sums", "sums"]
@@ -23,17 +24,27 @@ SUM_LIMIT = 1e-12
 class FiniteOutput(FiniteMechanism):
     """A mechanism with finitely many outputs: probabilities ``p`` with the record and ``q`` without it.
 
-    delta(eps) = sum_i (p_i - e^eps q_i)_+ for remove, and with p and q exchanged for add; under
-    ``replace_one`` both are taken, p and q being then the two laws of the replaced record, in either order; the
-    steps of a repetition all have the same order, different mechanisms of a composition each its own. The answer is for
-    these two laws: they must be the worst neighbours, in the sense that no other pair of neighbours has a
-    larger delta at any eps. An output with q_i = 0 < p_i has infinite loss.
+    delta(eps) = sum_i (p_i - e^eps q_i)_+ for remove, and with p and q exchanged for add. An output with q_i = 0 < p_i
+    has infinite loss. Under ``replace_one`` p and q are the two laws of the replaced record, in either order: the steps
+    of a repetition all have the same order, different mechanisms of a composition each have their own. The answer is
+    for these two laws: they must be the worst neighbours, in the sense that no other pair of neighbours has a larger
+    delta at any eps.
 
-    p, q : the last axis runs over the outputs (the same number in both), the axes before it are the batch and
-    broadcast. Entries in [0, 1], each vector summing to 1 within 1e-12; the law is that of the
-    numbers as given, divided by their sum. InputError otherwise.
+    Parameters
+    ----------
+    p, q : array_like in [0, 1]
+        The last axis runs over the outputs (the same number in both), the axes before it are the batch and
+        broadcast. Each vector sums to 1 within 1e-12; the law is that of the numbers as given, divided by their sum.
 
-    Source: Zhu, Dong, Wang 2022 (hockey-stick divergences of a pair, its two directions and its sampling).
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index; vectors that do not sum to 1, or of different lengths.
+
+    References
+    ----------
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function
+    (hockey-stick divergences of a pair, its two directions and its sampling).
 
     >>> import jaxacct as ja
     >>> coin = ja.FiniteOutput(p=[0.75, 0.25], q=[0.25, 0.75])

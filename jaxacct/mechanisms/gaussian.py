@@ -8,15 +8,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, register, sensitivity
-from jaxacct.mechanisms.finite import FinitePair
-from jaxacct.mechanisms.parts import GaussianPart
+from jaxacct.mechanisms.parts import FinitePair, GaussianPart
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.validation import POSITIVE
 
 __all__ = ["Gaussian", "gaussian_pair"]
 
-POINTS = (2000, 500)
-"""Points of the profile down to a delta of about e^-72, and from there to e^-684."""
+PROFILE_POINTS = (2000, 500)
+"""Points of the profile down to a delta of about e^-72, and from there to e^-684.
+
+So many cost about 1e-5 in epsilon; e^-684 is near the least float64."""
 
 
 @register
@@ -25,11 +26,21 @@ class Gaussian(BaseMechanism):
     """Gaussian noise of standard deviation ``noise_multiplier`` times the add/remove sensitivity.
 
     Pair N(1, s^2), N(0, s^2); the loss is N(1/(2 s^2), 1/s^2) in both directions, and delta(eps) =
-    Phi(1/(2s) - eps s) - e^eps Phi(-1/(2s) - eps s) [Balle and Wang 2018]. Under ``replace_one`` the
-    sensitivity is 2, so s is halved.
+    Phi(1/(2s) - eps s) - e^eps Phi(-1/(2s) - eps s). Under ``replace_one`` the sensitivity is 2, so s is halved.
 
-    noise_multiplier : finite, > 0; a scalar or an array, one configuration per element. InputError
-    otherwise.
+    Parameters
+    ----------
+    noise_multiplier : array_like > 0, finite
+        s, relative to the add/remove sensitivity; one configuration per element.
+
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index.
+
+    References
+    ----------
+    Balle, Wang (2018), Improving the Gaussian Mechanism for Differential Privacy.
 
     >>> Gaussian(noise_multiplier=1.5)
     Gaussian(noise_multiplier=1.5)
@@ -51,9 +62,11 @@ class Gaussian(BaseMechanism):
 
 def gaussian_pair(mu: float, factor: float) -> FinitePair:
     """The pair of min(1, factor delta(eps)) of a Gaussian of sensitivity mu and deviation 1, from above."""
-    z = np.concatenate([np.linspace(0.0, 12.0, POINTS[0], endpoint=False), np.linspace(12.0, 37.0, POINTS[1])])
+    z = np.concatenate(
+        [np.linspace(0.0, 12.0, PROFILE_POINTS[0], endpoint=False), np.linspace(12.0, 37.0, PROFILE_POINTS[1])]
+    )
     epsilon = mu * (0.5 * mu + z)
-    below = np.linspace(0.0, epsilon[0], POINTS[1], endpoint=False)
+    below = np.linspace(0.0, epsilon[0], PROFILE_POINTS[1], endpoint=False)
     epsilon = np.concatenate([below, epsilon])
     delta = np.minimum(factor * _delta(mu, epsilon), 1.0)
     return pair_of_profile(epsilon, delta, delta)

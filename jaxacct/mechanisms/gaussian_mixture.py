@@ -8,20 +8,26 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, batch_shape, register
-from jaxacct.mechanisms.finite import FinitePair, sample_pair
+from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.finite_output import refuse_sums, sums
-from jaxacct.mechanisms.parts import FinitePart
+from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, is_tracer
 
 __all__ = ["MixtureOfGaussians"]
 
-BULK, TAIL = 2000, 250
-"""Quantiles at which the profile is taken: within 9 deviations of the two ends, and beyond up to 37."""
-ROUNDING = 1e-12
-"""Relative error allowed for the two terms whose difference is a point of the profile."""
-CLOSE = 1e-7
-"""Points nearer than this, relative to the largest shift in deviations, are left out."""
+CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
+"""Quantiles at which the profile is taken: within 9 deviations of the two ends, and beyond up to 37.
+
+So many cost about 1e-4 in epsilon; at 37 deviations the normal tail is 6e-300."""
+PROFILE_ROUNDING = 1e-12
+"""Relative error allowed for the two terms whose difference is a point of the profile.
+
+Ample for a few roundings of logarithms up to 700 in magnitude, 8e-14 each."""
+LEAST_RELATIVE_GAP = 1e-7
+"""Points nearer than this, relative to the largest shift in deviations, are left out.
+
+Slopes between nearer points lose their digits."""
 
 
 @register
@@ -35,11 +41,23 @@ class MixtureOfGaussians(BaseMechanism):
     their norms. The pair's profile is put on 2500 losses from above (about 1e-4 in epsilon): ``kind`` is
     "bound". For add and remove; ``replace_one`` is refused.
 
-    noise_multiplier : sigma, finite, > 0, in the units of the sensitivities.  sensitivities : >= 0, on the
-    last axis.  probabilities : on the last axis, as many, summing to 1 within 1e-12 (then divided by the
-    sum). The axes before are the batch. InputError otherwise.
+    Parameters
+    ----------
+    noise_multiplier : array_like > 0, finite
+        sigma, in the units of the sensitivities.
+    sensitivities : array_like >= 0
+        s_i on the last axis; the axes before it are the batch.
+    probabilities : array_like in [0, 1]
+        p_i on the last axis, as many, summing to 1 within 1e-12 (then divided by the sum).
 
-    Source: Choquette-Choo et al. 2024 (mixture of Gaussians mechanisms).
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index; vectors that do not sum to 1, or of different lengths.
+
+    References
+    ----------
+    Choquette-Choo et al. (2024), on mixture of Gaussians mechanisms.
 
     >>> import jaxacct as ja
     >>> pair_of_records = ja.MixtureOfGaussians(2.0, sensitivities=[0, 1, 2], probabilities=[0.81, 0.18, 0.01])
@@ -94,8 +112,14 @@ def _mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:
     widest = float(shift.max())
     if widest == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
-    bulk = np.linspace(-9.0, 9.0 + widest, BULK)
-    u = np.concatenate([np.linspace(-37.0, -9.0, TAIL)[:-1], bulk, np.linspace(9.0, 37.0, TAIL)[1:] + widest])
+    bulk = np.linspace(-9.0, 9.0 + widest, CENTRAL_QUANTILES)
+    u = np.concatenate(
+        [
+            np.linspace(-37.0, -9.0, QUANTILES_PER_TAIL)[:-1],
+            bulk,
+            np.linspace(9.0, 37.0, QUANTILES_PER_TAIL)[1:] + widest,
+        ]
+    )
     each = np.log(weight) + shift * u[:, None] - 0.5 * shift**2
     loss = special.logsumexp(each, axis=1)
 
@@ -105,7 +129,7 @@ def _mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:
         of_p = special.logsumexp(np.log(weight) + special.log_ndtr(sign * (shift - u[:, None])), axis=1)
         first, second = (of_p, of_q + loss) if sign > 0 else (of_q, of_p - loss)
         gain, cost = np.exp(first), np.exp(second)
-        eps, delta = sign * loss, np.maximum(gain - cost, 0.0) + ROUNDING * (gain + cost)
+        eps, delta = sign * loss, np.maximum(gain - cost, 0.0) + PROFILE_ROUNDING * (gain + cost)
         order = np.flatnonzero(eps > 0.0)[:: int(sign)]
         return eps[order], np.minimum(delta[order], 1.0)
 
@@ -122,5 +146,5 @@ def _mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:
     epsilon, delta, back = epsilon[order], delta[order], back[order]
     # of points that nearly coincide only the last is kept, with what the earlier ones say
     delta, back = np.minimum.accumulate(delta), np.minimum.accumulate(back)
-    keep = np.append(np.diff(epsilon) > CLOSE * widest, True) & (epsilon > CLOSE * widest)
+    keep = np.append(np.diff(epsilon) > LEAST_RELATIVE_GAP * widest, True) & (epsilon > LEAST_RELATIVE_GAP * widest)
     return pair_of_profile(epsilon[keep], delta[keep], back[keep])

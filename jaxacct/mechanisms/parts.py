@@ -1,4 +1,4 @@
-"""Parts: the laws that a mechanism expands into, in one direction of one relation."""
+"""Parts: the laws that a mechanism expands into, in one direction of one relation; and finite dominating pairs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["FinitePart", "GaussianPart", "LaplacePart", "Part"]
+__all__ = ["FinitePair", "FinitePart", "GaussianPart", "LaplacePart", "Part"]
 
 
 class GaussianPart(NamedTuple):
@@ -33,6 +33,22 @@ class FinitePart(NamedTuple):
     loss: np.ndarray
     mass: np.ndarray
     infinity: np.ndarray
+
+
+class FinitePair(NamedTuple):
+    """A dominating pair (P, Q) with finitely many likelihood ratios.
+
+    ``loss``, ``p`` and ``q`` have a trailing atom axis: outcomes with log p/q = loss. ``p_infinity`` is the
+    P-mass where dQ = 0, ``q_infinity`` the Q-mass where dP = 0 (batch shape). ``excess`` is p/q - 1 where that is
+    known better than through the loss (README.md, "Rounding of finite laws").
+    """
+
+    loss: np.ndarray
+    p: np.ndarray
+    q: np.ndarray
+    p_infinity: np.ndarray
+    q_infinity: np.ndarray
+    excess: np.ndarray | None = None
 
 
 Part = GaussianPart | LaplacePart | FinitePart

@@ -10,17 +10,20 @@ import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.base import batch_shape, register
-from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair
+from jaxacct.mechanisms.finite import FiniteMechanism
+from jaxacct.mechanisms.parts import FinitePair
 from jaxacct.validation import NON_NEGATIVE, PROBABILITY, InputError, check, is_tracer
 
 __all__ = ["PrivacyProfile", "pair_of_profile", "profile_from_cdfs", "stacked"]
 
 CDF_ERROR = 2e-15
-"""Absolute error allowed for a distribution function, and for 1 less its value."""
+"""Absolute error allowed for a distribution function, and for 1 less its value: 1e-15 that it may be off, and two
+roundings."""
 LEAST_GAP = 1e-9
-"""Least distance of two points: slopes lose digits as it shrinks."""
-ROUNDING = 8.0
-"""Units by which each of the two terms of a mass is rounded up."""
+"""Least distance of two epsilons of a profile: slopes lose digits as it shrinks."""
+MASS_ROUNDING_UNITS = 8.0
+"""Unit roundoffs by which each of the two terms of a mass is rounded up; each is a difference, an exponential and a
+quotient."""
 
 
 @register
@@ -29,17 +32,29 @@ class PrivacyProfile(FiniteMechanism):
     """Any mechanism known to be (``epsilon``_k, ``delta``_k)-DP for every k, through the pair that dominates it.
 
     The guarantee is delta(eps_k) <= delta_k for H_{e^eps}(P || Q) (remove) and H_{e^eps}(Q || P) <=
-    ``reverse_delta``_k (add; the same as ``delta`` unless given). The pair has the largest profile that these
-    points allow: the lower convex hull of the points in (e^eps, delta), joined to the other direction by H_a(P
-    || Q) = 1 - a + a H_{1/a}(Q || P), constant after the last point, so that the last delta is mass at
-    infinity. It composes, and is sampled, like any other pair. The points are taken as they stand for the
-    neighbouring relation in use; one point is ApproximateDP.
+    ``reverse_delta``_k (add). The pair has the largest profile that these points allow: the lower convex hull of the
+    points in (e^eps, delta), joined to the other direction by H_a(P || Q) = 1 - a + a H_{1/a}(Q || P), constant after
+    the last point, so that the last delta is mass at infinity. It composes, and is sampled, like any other pair. The
+    points are taken as they stand for the neighbouring relation in use; one point is ApproximateDP.
 
-    epsilon : >= 0, ascending along the last axis by 1e-9 or more.  delta, reverse_delta : in [0, 1].
-    The last axis runs over the points, as many in each; the axes before it are the batch and broadcast.
-    InputError otherwise.
+    Parameters
+    ----------
+    epsilon : array_like >= 0
+        Ascending along the last axis by 1e-9 or more; the axes before it are the batch.
+    delta : array_like in [0, 1]
+        As many on the last axis.
+    reverse_delta : array_like in [0, 1], optional
+        As many on the last axis; the same as ``delta`` unless given.
 
-    Source: Doroshenko et al. 2022 (connect the dots); Zhu, Dong, Wang 2022, Proposition 8.
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index; points that do not ascend, or vectors of different lengths.
+
+    References
+    ----------
+    Doroshenko et al. (2022), Connect the Dots: Tighter Discrete Approximations of Privacy Loss Distributions.
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function, Proposition 8.
 
     >>> import jaxacct as ja
     >>> known = ja.PrivacyProfile(epsilon=[0.0, 0.5, 1.0], delta=[0.3, 0.1, 1e-6])
@@ -78,13 +93,28 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
 
     At the epsilons of the grid delta = Pr_P[L > eps] - e^eps Pr_Q[L > eps] for remove, and Pr_Q[L <= -eps] -
     e^eps Pr_P[L <= -eps] for add; between them the profile is the chord, after them constant, so that the
-    answers are upper bounds whatever the grid: a fine one gives narrow ones. The functions take an array and
-    return Pr[L <= x]; they are trusted to 1e-15 absolutely, which is added, so that deltas of interest should
-    be above 1e-14 e^eps.
+    answers are upper bounds whatever the grid: a fine one gives narrow ones.
 
-    grid : epsilons >= 0, ascending, shape (K,).  InputError as PrivacyProfile, and for values outside [0, 1].
+    Parameters
+    ----------
+    p_cdf, q_cdf : callable
+        Take an array x and return Pr[L <= x] under P and under Q. They are trusted to 1e-15 absolutely, which is added,
+        so that deltas of interest should be above 1e-14 e^eps.
+    grid : array_like >= 0
+        Epsilons, ascending, shape (K,).
 
-    Source: Doroshenko et al. 2022.
+    Returns
+    -------
+    PrivacyProfile
+
+    Raises
+    ------
+    InputError
+        As PrivacyProfile, and for values of the functions outside [0, 1].
+
+    References
+    ----------
+    Doroshenko et al. (2022), Connect the Dots: Tighter Discrete Approximations of Privacy Loss Distributions.
 
     >>> import jaxacct as ja
     >>> import numpy as np
@@ -127,14 +157,14 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
                 chain.pop(0)
         rest = (
             1.0
-            + 2.0 * ROUNDING * ROUNDOFF
+            + 2.0 * MASS_ROUNDING_UNITS * ROUNDOFF
             - centre
             - _fall(epsilon, f, right, centre)
             - _fall(epsilon, r, left, centre)
         )
     if away.size and (epsilon[0] > 0.0 or rest < 0.0):
         centre, right, left = _bridge(epsilon, f, r, right, left)
-        rest, doubt = 0.0, ROUNDING * ROUNDOFF * centre
+        rest, doubt = 0.0, MASS_ROUNDING_UNITS * ROUNDOFF * centre
     size = epsilon.size
     p, q = np.zeros(2 * size + 1), np.zeros(2 * size + 1)
     p[size] = q[size] = max(rest, 0.0)
@@ -174,7 +204,9 @@ def _mass(epsilon: np.ndarray, f: np.ndarray, chain: list[int], place: int, cent
     before = chain[place - 1] if place else -1
     after = chain[place + 1] if place + 1 < len(chain) else -1
     rise, fall = _terms(epsilon, f, before, chain[place], after, centre)
-    rounding = ROUNDING * ROUNDOFF * (rise + fall) + (0.0 if place else doubt / -np.expm1(-epsilon[chain[0]]))
+    rounding = MASS_ROUNDING_UNITS * ROUNDOFF * (rise + fall) + (
+        0.0 if place else doubt / -np.expm1(-epsilon[chain[0]])
+    )
     return max(rise - fall, 0.0) + rounding
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.floats import SMALLEST_POSITIVE
 from jaxacct.mechanisms.base import Mechanism, register, require_mechanism
 from jaxacct.mechanisms.finite import ApproximateDP
 from jaxacct.mechanisms.laplace import Laplace
@@ -14,9 +15,6 @@ from jaxacct.mechanisms.parts import Part
 from jaxacct.validation import NON_NEGATIVE, POSITIVE
 
 __all__ = ["ProposeTestRelease"]
-
-LEAST = 5e-324
-"""The least positive float64."""
 
 
 @register
@@ -35,9 +33,24 @@ class ProposeTestRelease(Mechanism):
     mechanism, a mass delta_infinity at infinite loss, and the mechanism dominates both cases. ``kind`` is
     "bound". It cannot be sampled.
 
-    test_scale : finite, > 0.  threshold : finite, >= 0.  Scalars or arrays that broadcast with the mechanism.
+    Parameters
+    ----------
+    mechanism : Mechanism
+        What is released.
+    test_scale : array_like > 0, finite
+        Scale of the Laplace noise on the distance; broadcasts with the mechanism's fields.
+    threshold : array_like >= 0, finite
+        The noisy distance above which the mechanism is run.
 
-    Source: Dwork, Lei 2009; Dwork, Roth 2014, Section 7.3.
+    Raises
+    ------
+    InputError
+        No mechanism, a value outside its limits, with its index, or shapes that do not broadcast.
+
+    References
+    ----------
+    Dwork, Lei (2009), Differential Privacy and Robust Statistics. Dwork, Roth (2014), The Algorithmic Foundations of
+    Differential Privacy, Section 7.3.
 
     >>> import jaxacct as ja
     >>> guarded = ja.ProposeTestRelease(ja.Gaussian(5.0), test_scale=2.0, threshold=30.0)
@@ -61,7 +74,9 @@ class ProposeTestRelease(Mechanism):
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         test = Laplace(self.test_scale).expand("add_or_remove_one", direction)
         passing = 0.5 * np.exp(-np.asarray(self.threshold) / np.asarray(self.test_scale))
-        passing = np.maximum(passing, LEAST)  # never 0, however small: then epsilon at delta 0 would be finite
+        passing = np.maximum(
+            passing, SMALLEST_POSITIVE
+        )  # never 0, however small: then epsilon at delta 0 would be finite
         missed = ApproximateDP(0.0, passing).expand(relation, direction)
         return [*test, *missed, *self.mechanism.expand(relation, direction)]
 

@@ -19,13 +19,26 @@ __all__ = ["PoissonSampled"]
 class PoissonSampled(Mechanism):
     """A base mechanism run on a Poisson sample: each record is in it with ``sampling_probability`` q.
 
-    With (P, Q) the base pair: remove ((1-q) Q + q P, Q), add (Q, (1-q) Q + q P) [Zhu, Dong, Wang 2022,
-    Theorem 11]. The two directions differ for 0 < q < 1; q = 1 is the base and q = 0 leaks nothing. Sampling
-    a sample multiplies the rates. ``replace_one`` is refused for 0 < q < 1. Sampling a Repeated or Composed
-    mechanism is refused: sampling once and composing inside is another mechanism than composing sampled
-    steps.
+    With (P, Q) the base pair: remove ((1-q) Q + q P, Q), add (Q, (1-q) Q + q P). The two directions differ for
+    0 < q < 1; q = 1 is the base and q = 0 leaks nothing. Sampling a sample multiplies the rates. ``replace_one`` is
+    refused for 0 < q < 1. Sampling a Repeated or Composed mechanism is refused: sampling once and composing inside is
+    another mechanism than composing sampled steps.
 
-    sampling_probability : between 0 and 1; a scalar or an array that broadcasts with the base's fields.
+    Parameters
+    ----------
+    mechanism : BaseMechanism or PoissonSampled
+        A single step.
+    sampling_probability : array_like in [0, 1]
+        q; broadcasts with the base's fields.
+
+    Raises
+    ------
+    InputError
+        Something that cannot be sampled, a value outside its limits, with its index, or shapes that do not broadcast.
+
+    References
+    ----------
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function, Theorem 11.
 
     >>> from jaxacct.mechanisms import Gaussian
     >>> PoissonSampled(Gaussian(noise_multiplier=1.0), sampling_probability=0.01)

@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, register
-from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair, PureDP, sample_pair
+from jaxacct.mechanisms.finite import FiniteMechanism, PureDP, sample_pair
 from jaxacct.mechanisms.gaussian import gaussian_pair
-from jaxacct.mechanisms.parts import FinitePart
+from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.mechanisms.profile import stacked
 from jaxacct.validation import COUNT, NON_NEGATIVE, POSITIVE, check_flag, choice
 
 __all__ = ["ExponentialMechanism", "GaussianNoisyMax", "ReportNoisyMax"]
 
-CELLS = 1024
-"""Cells of the loss grid of the bounded range law."""
+LOSS_CELLS = 1024
+"""Cells of the loss grid of the bounded range law; so many cost about 1e-6 of epsilon."""
 
 
 @register
@@ -37,9 +37,21 @@ class ExponentialMechanism(FiniteMechanism):
     (``kind`` "bound"; a fixed t would be smaller). It is put on 1025 losses from above, which costs about
     1e-6 relatively.
 
-    epsilon : finite, >= 0; a scalar or an array.
+    Parameters
+    ----------
+    epsilon : array_like >= 0, finite
+        One configuration per element.
 
-    Source: McSherry, Talwar 2007; Durfee, Rogers 2019; Dong, Durfee, Rogers 2020.
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index.
+
+    References
+    ----------
+    McSherry, Talwar (2007), Mechanism Design via Differential Privacy.
+    Durfee, Rogers (2019), Practical Differentially Private Top-k Selection with Pay-what-you-get Composition.
+    Dong, Durfee, Rogers (2020), Optimal Differential Privacy Composition for Exponential Mechanisms.
 
     >>> import jaxacct as ja
     >>> b = ja.epsilon(ja.repeat(ja.ExponentialMechanism(0.1), 100), 1e-6)
@@ -68,9 +80,22 @@ class ReportNoisyMax(FiniteMechanism):
     and nothing more is used. "gumbel": the law of ExponentialMechanism. The scores' values are not released.
     For Gaussian noise see GaussianNoisyMax. A theorem's bound: ``kind`` is "bound".
 
-    epsilon : finite, >= 0; a scalar or an array.  noise : "laplace", "exponential" or "gumbel".
+    Parameters
+    ----------
+    epsilon : array_like >= 0, finite
+        One configuration per element.
+    noise : {"laplace", "exponential", "gumbel"}
 
-    Source: Dwork, Roth 2014, Section 3.3; McKenna, Sheldon 2020; Ding et al. 2021.
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index, or another noise.
+
+    References
+    ----------
+    Dwork, Roth (2014), The Algorithmic Foundations of Differential Privacy, Section 3.3.
+    McKenna, Sheldon (2020), Permute-and-Flip: A New Mechanism for Differentially Private Selection.
+    Ding et al. (2021), on permute and flip as report noisy max with exponential noise.
 
     >>> import jaxacct as ja
     >>> round(float(ja.epsilon(ja.ReportNoisyMax(0.5, noise="exponential"), 0.0).upper), 6)
@@ -101,13 +126,27 @@ class GaussianNoisyMax(BaseMechanism):
     """Report which of ``candidates`` has the largest score after adding Gaussian noise to each.
 
     delta(eps) <= candidates * delta_Gaussian(eps; D = 2), or D = 1 for ``monotone`` scores, which all rise or
-    all fall with a record. Noise of standard deviation ``noise_multiplier`` times what a score moves under
-    add/remove; ``replace_one`` doubles that, and exchanging two records is not monotone (D = 4). Where the
-    bound is not convex in e^eps its hull is used; it is put on 3000 losses from above; ``kind`` is "bound".
+    all fall with a record. ``replace_one`` doubles what a score moves, and exchanging two records is not monotone
+    (D = 4). Where the bound is not convex in e^eps its hull is used; it is put on 3000 losses from above; ``kind`` is
+    "bound".
 
-    noise_multiplier : finite, > 0.  candidates : whole numbers >= 1.  Scalars or arrays.  monotone : a bool.
+    Parameters
+    ----------
+    noise_multiplier : array_like > 0, finite
+        Standard deviation of the noise over what a score moves under add/remove.
+    candidates : array_like of whole numbers >= 1
+        Broadcasts with the noise multiplier.
+    monotone : bool
+        Whether all scores rise, or all fall, with a record.
 
-    Source: Koskela, Redberg, Wang 2024, Theorem 3.2.
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index, or shapes that do not broadcast.
+
+    References
+    ----------
+    Koskela, Redberg, Wang (2024), Privacy Profiles for Private Selection, Theorem 3.2.
 
     >>> import jaxacct as ja
     >>> b = ja.delta(ja.GaussianNoisyMax(10.0, candidates=100), 1.0)
@@ -140,11 +179,11 @@ class GaussianNoisyMax(BaseMechanism):
 
 def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
     """Hat masses of the density e^{l/2}/(4 sinh(epsilon/2)) on losses d apart: e^{l/2} tanh(d/4)/sinh(epsilon/2)."""
-    place = np.arange(CELLS + 1) / CELLS
-    step = 2.0 * epsilon / CELLS
+    place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
+    step = 2.0 * epsilon / LOSS_CELLS
     # sinh(epsilon/2) = e^{epsilon/2} (1 - e^-epsilon)/2
     positive = np.where(epsilon > 0.0, epsilon, 1.0)
-    height = np.where(epsilon > 0.0, 2.0 * np.tanh(0.25 * step) / -np.expm1(-positive), 1.0 / CELLS)
+    height = np.where(epsilon > 0.0, 2.0 * np.tanh(0.25 * step) / -np.expm1(-positive), 1.0 / LOSS_CELLS)
     ends = np.where((place == 0.0) | (place == 1.0), 0.5, 1.0)
     p = ends * height[..., None] * np.exp(-epsilon[..., None] * (1.0 - place))
     zero = np.zeros(epsilon.shape)

@@ -9,15 +9,19 @@ import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.base import batch_shape, register
-from jaxacct.mechanisms.finite import FiniteMechanism, FinitePair
+from jaxacct.mechanisms.finite import FiniteMechanism
+from jaxacct.mechanisms.parts import FinitePair
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.validation import POSITIVE, Constraint
 
 __all__ = ["SmoothSensitivityGaussian"]
 
-BULK, TAIL = 2500, 400
-"""Quantiles at which the profile is taken: up to 9 deviations, and beyond up to 37."""
+CENTRAL_QUANTILES, TAIL_QUANTILES = 2500, 400
+"""Quantiles at which the profile is taken: up to 9 deviations, and beyond up to 37.
+
+So many cost about 1e-5 in epsilon; at 37 deviations the normal tail is 6e-300."""
 SMOOTHNESS = Constraint("use a smoother bound of the sensitivity", 0, 10)
+"""Range of b: at 10 the noise of two neighbours may differ by a factor of e^10, beyond any use."""
 
 
 @register
@@ -32,14 +36,26 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
         N(m, 1), N(0, 1);   N(m, R^2), N(0, 1);   N(m, 1), N(0, R^2)
 
-    (proof in README.md). The loss has no moment generating function beyond 1/(R^2 - 1), so no Renyi divergence
-    of orders above 1 + 1/(R^2 - 1), yet its delta is small. The profile is put on 2900 losses from above (about
-    1e-5 in epsilon where b is small): ``kind`` is "bound". Alike in both directions.
+    (proof in README.md, "Smooth sensitivity"). The loss has no moment generating function beyond 1/(R^2 - 1), so no
+    Renyi divergence of orders above 1 + 1/(R^2 - 1), yet its delta is small. The profile is put on 2900 losses from
+    above (about 1e-5 in epsilon where b is small): ``kind`` is "bound". Alike in both directions.
 
-    noise_multiplier : finite, > 0.  smoothness : b, from 0 (the Gaussian) to 10.  Scalars or arrays. InputError
-    otherwise.
+    Parameters
+    ----------
+    noise_multiplier : array_like > 0, finite
+        Standard deviation of the noise over S(X).
+    smoothness : array_like in [0, 10]
+        b; 0 is the Gaussian mechanism. Broadcasts with the noise multiplier.
 
-    Source: Nissim, Raskhodnikova, Smith 2007 (smooth sensitivity); Zhu, Dong, Wang 2022, Example 14.
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index, or shapes that do not broadcast.
+
+    References
+    ----------
+    Nissim, Raskhodnikova, Smith (2007), Smooth Sensitivity and Sampling in Private Data Analysis.
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function, Example 14.
 
     >>> import jaxacct as ja
     >>> b = ja.epsilon(ja.SmoothSensitivityGaussian(noise_multiplier=4.0, smoothness=0.05), 1e-6)
@@ -65,7 +81,7 @@ def _pair(m: float, smoothness: float) -> FinitePair:
     """The pair of the profile at the losses of a grid of quantiles of N(m, R^2)."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
-    z = np.append(np.linspace(first, 9.0, BULK), np.linspace(9.0, 37.0, TAIL)[1:])
+    z = np.append(np.linspace(first, 9.0, CENTRAL_QUANTILES), np.linspace(9.0, 37.0, TAIL_QUANTILES)[1:])
     loss = 0.5 * (m * m + 2.0 * m * ratio * z + more * z * z) - smoothness
     epsilon = np.append(0.0, loss[loss > 1e-9 * loss[-1]])
     families = (_wider(m, 0.0, epsilon), _wider(m, smoothness, epsilon), _narrower(m, smoothness, epsilon))

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, Mechanism, register, sensitivity
-from jaxacct.mechanisms.finite import FinitePair, PureDP, sample_pair
+from jaxacct.mechanisms.finite import PureDP, sample_pair
 from jaxacct.mechanisms.laplace import Laplace
-from jaxacct.mechanisms.parts import FinitePart, Part
+from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
 from jaxacct.validation import COUNT, POSITIVE, check_flag
 
 __all__ = ["AboveThreshold", "NumericSparse"]
@@ -26,14 +26,28 @@ class AboveThreshold(BaseMechanism):
 
         epsilon = 1/threshold_scale + 2 answers/query_scale,
 
-    without the 2 if all queries rise, or all fall, with a record (``monotone``). However many queries are
-    below. Scales are relative to what a query moves under add/remove; ``replace_one`` doubles that, and its
-    queries are never taken as monotone. The pair is that of every epsilon-DP mechanism: ``kind`` is "bound".
+    without the 2 if the queries are ``monotone``. However many queries are below. ``replace_one`` doubles what a query
+    moves, and its queries are never taken as monotone. The pair is that of every epsilon-DP mechanism: ``kind`` is
+    "bound".
 
-    threshold_scale, query_scale : finite, > 0.  answers : whole numbers >= 1.  Scalars or arrays.  monotone : a
-    bool.  InputError otherwise.
+    Parameters
+    ----------
+    threshold_scale, query_scale : array_like > 0, finite
+        Scales of the noise over what a query moves under add/remove; all fields broadcast.
+    answers : array_like of whole numbers >= 1
+        How many queries above the threshold are told before it stops.
+    monotone : bool
+        Whether all queries rise, or all fall, with a record.
 
-    Source: Lyu, Su, Li 2017, Theorems 2 and 5 (Algorithm 7); Dwork, Roth 2014, Section 3.6.
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index, or shapes that do not broadcast.
+
+    References
+    ----------
+    Lyu, Su, Li (2017), Understanding the Sparse Vector Technique for Differential Privacy, Theorems 2 and 5
+    (Algorithm 7). Dwork, Roth (2014), The Algorithmic Foundations of Differential Privacy, Section 3.6.
 
     >>> import jaxacct as ja
     >>> b = ja.epsilon(ja.AboveThreshold(threshold_scale=4.0, query_scale=8.0), 0.0)
@@ -74,9 +88,24 @@ class NumericSparse(Mechanism):
     Laplace mechanisms of scale ``value_scale``, interleaved (concurrent composition is no worse than
     composition one after the other). Relations and units as there; it cannot be sampled. ``kind`` is "bound".
 
-    value_scale : finite, > 0; a scalar or an array.  The others as in AboveThreshold.
+    Parameters
+    ----------
+    threshold_scale, query_scale : array_like > 0, finite
+        As in AboveThreshold.
+    value_scale : array_like > 0, finite
+        Scale of the noise on a released value over what a query moves under add/remove.
+    answers, monotone
+        As in AboveThreshold.
 
-    Source: Lyu, Su, Li 2017; Vadhan, Zhang 2023.
+    Raises
+    ------
+    InputError
+        A value outside its limits, with its index, or shapes that do not broadcast.
+
+    References
+    ----------
+    Lyu, Su, Li (2017), Understanding the Sparse Vector Technique for Differential Privacy.
+    Vadhan, Zhang (2023), Concurrent Composition Theorems for Differential Privacy.
 
     >>> import jaxacct as ja
     >>> sparse = ja.NumericSparse(threshold_scale=10.0, query_scale=100.0, value_scale=50.0, answers=5)

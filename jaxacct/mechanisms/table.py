@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxacct.mechanisms.base import BaseMechanism, Mechanism
-from jaxacct.mechanisms.components import components, directions
 from jaxacct.mechanisms.composition import Composed, Repeated
 from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomizedResponse
@@ -13,6 +12,7 @@ from jaxacct.mechanisms.finite_output import FiniteOutput
 from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.gaussian_mixture import MixtureOfGaussians
 from jaxacct.mechanisms.laplace import Laplace
+from jaxacct.mechanisms.loss_components import components, directions
 from jaxacct.mechanisms.profile import PrivacyProfile
 from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
 from jaxacct.mechanisms.sampling import PoissonSampled
@@ -24,8 +24,8 @@ from jaxacct.validation import InputError
 
 __all__ = ["EXAMPLES", "table"]
 
-Way = Callable[[BaseMechanism, float], Mechanism]
-"""A way of sampling: a base mechanism and a rate or share."""
+Sampling = Callable[[BaseMechanism, float], Mechanism]
+"""A class of sampled mechanisms: takes a base mechanism and a rate or share."""
 
 EXAMPLES: tuple[Mechanism, ...] = (
     Gaussian(1.0),
@@ -48,9 +48,10 @@ EXAMPLES: tuple[Mechanism, ...] = (
     Repeated(Gaussian(4.0), 10),
     Composed((Gaussian(4.0), Laplace(4.0))),
 )
-"""One of every class that is not itself a way of sampling."""
+"""One of every class that is not itself a sampling of another."""
 
 _RELATIONS = {"add/remove": "add_or_remove_one", "replace": "replace_one"}
+"""How the table calls the two relations that it has columns for."""
 
 
 def table() -> str:
@@ -59,29 +60,31 @@ def table() -> str:
     >>> print(table().splitlines()[2])
     | Gaussian | certified | certified | certified | refused | certified | bound | no |
     """
-    ways: dict[str, Way | None] = {
+    samplings: dict[str, Sampling | None] = {
         "": None,
         ", Poisson": PoissonSampled,
         ", without replacement": SampledWithoutReplacement,
     }
-    head = [f"{name}{way}" for way in ways for name in _RELATIONS]
+    head = [f"{name}{sampling}" for sampling in samplings for name in _RELATIONS]
     lines = [
         f"| mechanism | {' | '.join(head)} | epsilon at delta 0 |",
         "|---" * (len(head) + 2) + "|",
     ]
     for example in EXAMPLES:
-        cells = [_answer(example, way, relation) for way in ways.values() for relation in _RELATIONS.values()]
+        cells = [
+            _answer(example, sampling, relation) for sampling in samplings.values() for relation in _RELATIONS.values()
+        ]
         lines.append(f"| {type(example).__name__} | {' | '.join(cells)} | {_bounded(example)} |")
     return "\n".join(lines) + "\n"
 
 
-def _answer(example: Mechanism, way: Way | None, relation: str) -> str:
+def _answer(example: Mechanism, sampling: Sampling | None, relation: str) -> str:
     """The kind of the answer, or that there is none."""
     try:
-        if way is None:
+        if sampling is None:
             asked = example
         elif isinstance(example, BaseMechanism):
-            asked = way(example, 0.1)
+            asked = sampling(example, 0.1)
         else:
             return "refused"
         for direction in directions(asked, relation):

@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, register, require_mechanism
 from jaxacct.mechanisms.either_order import either_order
-from jaxacct.mechanisms.finite import FinitePair, log_mixture, sample_pair
-from jaxacct.mechanisms.parts import FinitePart, Part
+from jaxacct.mechanisms.finite import log_mixture, sample_pair
+from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
 from jaxacct.validation import PROBABILITY, InputError
 
 __all__ = ["SampledWithoutReplacement"]
@@ -21,19 +21,30 @@ __all__ = ["SampledWithoutReplacement"]
 class SampledWithoutReplacement(Mechanism):
     """A base mechanism run on a sample of fixed size without replacement, a share ``sampling_ratio`` g of the data.
 
-    With (P, Q) the base's pair under ``replace_one`` (twice the sensitivity of add/remove), as a sample of
-    fixed size changes by a replacement: remove ((1-g) Q + g P, Q), add (Q, (1-g) Q + g P), and under
-    ``replace_one`` the pair with profile H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a
-    < 1. A base whose two laws are not alike is replaced in either order, and (P, Q) has the larger of the two profiles
-    (see ``either_order``); repeated or composed, that is a bound. For Gaussian and Laplace
-    bases the last is put on finitely many losses from above (about 1e-5 in epsilon), and
-    ``kind_under("replace_one")`` is "bound". Sampling a Repeated or Composed mechanism is refused, as in
-    PoissonSampled. Not the same guarantee as Poisson sampling.
+    A sample of fixed size changes by a replacement, so (P, Q) is the base's pair under ``replace_one`` (twice the
+    sensitivity of add/remove). Remove is ((1-g) Q + g P, Q), add is (Q, (1-g) Q + g P), and ``replace_one`` is the pair
+    with profile H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. A base whose two laws are not
+    alike is replaced in either order, and (P, Q) has the larger of the two profiles (README.md, "Two orders of a
+    replaced record"); repeated or composed, that is a bound. For Gaussian and Laplace bases ``replace_one`` is put on
+    finitely many losses from above (about 1e-5 in epsilon), and ``kind_under("replace_one")`` is "bound". Sampling a
+    Repeated or Composed mechanism is refused, as in PoissonSampled. Not the same guarantee as Poisson sampling.
 
-    sampling_ratio : sample size over data set size (the larger one under add/remove), between 0 and 1; a
-    scalar or an array.
+    Parameters
+    ----------
+    mechanism : BaseMechanism
+        A single step.
+    sampling_ratio : array_like in [0, 1]
+        Sample size over data set size (the larger one under add/remove); broadcasts with the base's fields.
 
-    Source: Zhu, Dong, Wang 2022, Theorem 11 and Corollary 31; Lebeda et al. 2024.
+    Raises
+    ------
+    InputError
+        Something that cannot be sampled, a value outside its limits, with its index, or shapes that do not broadcast.
+
+    References
+    ----------
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function, Theorem 11 and
+    Corollary 31. Lebeda et al. (2024), on accounting for sampling without replacement.
 
     >>> import jaxacct as ja
     >>> fixed = ja.SampledWithoutReplacement(ja.Gaussian(2.0), 0.01)

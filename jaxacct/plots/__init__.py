@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxacct.plots import choose, inputs, profiles, style
-from jaxacct.sweep.table import Table, read_table
+from jaxacct.sweeps.table import Table, read_table
 from jaxacct.validation import InputError, choice
 
 __all__ = ["plot"]
@@ -30,6 +30,7 @@ def plot(
     Parameters
     ----------
     result : Table, or the path of a .csv or .parquet result
+    out : path ending in .png, .svg or .pdf
     kind : {"curve", "heatmap", "profile", "tradeoff"}
         A value against an input with its bracket as a band; a value as colour over two inputs; delta against
         epsilon, or the trade-off function, of some rows.  By default a curve, or a heat map where two inputs
@@ -49,11 +50,18 @@ def plot(
     dict
         kind, what was drawn along the axes, what was held fixed, and the file.
 
-    Raises InputError, one line, for whatever cannot be drawn.
+    Raises
+    ------
+    InputError
+        One line for whatever cannot be drawn or written.
+
+    References
+    ----------
+    Dong, Roth, Su (2022), Gaussian Differential Privacy, Proposition 2.5 (the trade-off function from a profile).
 
     >>> import tempfile
     >>> from jaxacct.plots import plot
-    >>> from jaxacct.sweep import sweep
+    >>> from jaxacct.sweeps import sweep
     >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": [1, 4, 9], "delta": 1e-5})
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     done = plot(t, f"{folder}/figure.png")

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.sweep.columns import ANSWER, TEXT, measures, solved_for, varying
-from jaxacct.sweep.grid import suggest
-from jaxacct.sweep.table import Table
+from jaxacct.sweeps.columns import ANSWER, TEXT, measures, solved_for, varying
+from jaxacct.sweeps.grid import suggest
+from jaxacct.sweeps.table import Table
 from jaxacct.validation import InputError, choice
 
 KINDS = ("curve", "heatmap", "profile", "tradeoff")
-FAMILY = 8
-"""Most curves that are put into one picture unasked."""
+"""The kinds of pictures."""
+MOST_CURVES = 8
+"""Most curves that are put into one picture unasked: more could not be told apart."""
 
 _FOLLOWS = {"sampling_probability": ("batch_size", "dataset_size"), "steps": ("epochs",)}
 """Inputs that say the same as a derived one, when that is along an axis."""
@@ -94,7 +95,7 @@ def choose(
     if by is None:
         by = _family(table, kind, others, value)
     if kind is None:
-        many = by is not None and by not in TEXT and len(np.unique(table[by])) > FAMILY
+        many = by is not None and by not in TEXT and len(np.unique(table[by])) > MOST_CURVES
         kind = "heatmap" if many else "curve"
     if kind == "heatmap" and (by is None or by in TEXT or x in TEXT):
         raise InputError("a heat map needs two inputs that are numbers and differ; name them with --x and --by")
@@ -153,6 +154,6 @@ def _family(table: Table, kind: str | None, others: list[str], value: str) -> st
     count = {name: len(np.unique(table[name].astype(str) if name in TEXT else table[name])) for name in others}
     numbers = [name for name in others if name not in TEXT]
     largest = max(numbers, key=lambda name: count[name], default=None)
-    if kind == "heatmap" or (kind is None and largest is not None and count[largest] > FAMILY):
+    if kind == "heatmap" or (kind is None and largest is not None and count[largest] > MOST_CURVES):
         return largest
-    return max((name for name in others if count[name] <= FAMILY), key=lambda name: count[name], default=None)
+    return max((name for name in others if count[name] <= MOST_CURVES), key=lambda name: count[name], default=None)

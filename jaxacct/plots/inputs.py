@@ -8,10 +8,10 @@ import numpy as np
 
 from jaxacct.plots import style
 from jaxacct.plots.choose import View, measured
-from jaxacct.sweep.columns import TEXT, place
+from jaxacct.sweeps.columns import TEXT, place
 
-MARKED = 25
-"""A curve of at most so many points has them marked."""
+MOST_MARKED_POINTS = 25
+"""Points of a curve up to which each is marked; beyond, the marks would hide the curve."""
 
 
 def draw_curves(view: View, canvas: Any, axes: Any) -> int:
@@ -26,7 +26,7 @@ def draw_curves(view: View, canvas: Any, axes: Any) -> int:
         at = table[view.x][rows]
         shown = np.where(np.isfinite(middle[rows]), middle[rows], np.nan)
         name = family if isinstance(family, str) or family is None else style.number(family)
-        marker = "o" if rows.size <= MARKED else None
+        marker = "o" if rows.size <= MOST_MARKED_POINTS else None
         axes.plot(at, shown, dash, color=colour, label=name, marker=marker, markersize=3.2)
         axes.fill_between(at, low[rows], high[rows], color=colour, alpha=0.25, linewidth=0)
     style.scale(axes, "x", table[view.x])

@@ -9,15 +9,16 @@ import numpy as np
 from jaxacct import account
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.plots import style
-from jaxacct.sweep.columns import TEXT
-from jaxacct.sweep.table import Table
+from jaxacct.sweeps.columns import TEXT
+from jaxacct.sweeps.table import Table
 from jaxacct.validation import InputError
 
-POINTS = 64
-"""Values of epsilon per profile."""
+EPSILONS_PER_PROFILE = 64
+"""Values of epsilon at which a profile is computed: enough for a smooth curve."""
 SMALLEST_DELTA = 1e-10
-"""Profiles are drawn down to here."""
+"""The delta down to which profiles are drawn, below any that is claimed in practice."""
 MOST_ROWS = 6
+"""Rows that are drawn unless rows are asked for: their legend still fits."""
 _PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
 
 
@@ -50,7 +51,7 @@ def profile(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
     relation = str(table["relation"][0])
     fields = [table[name][:, None] for name in _PARAMETERS]
     ends = account.epsilon(dp_sgd(*fields), SMALLEST_DELTA, relation=relation).upper
-    epsilon = np.linspace(0.0, 1.0, POINTS) ** 3 * np.maximum(ends, 1e-3)
+    epsilon = np.linspace(0.0, 1.0, EPSILONS_PER_PROFILE) ** 3 * np.maximum(ends, 1e-3)
     bounds = account.delta(dp_sgd(*fields), epsilon, relation=relation)
     return epsilon, bounds.lower, bounds.estimate, bounds.upper
 

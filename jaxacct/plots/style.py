@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.sweep.files import extra, replacing
+from jaxacct.files import optional_package, replacing
 from jaxacct.validation import InputError
 
 FORMATS = (".png", ".svg", ".pdf")
+"""How the name of a picture may end."""
 SYMBOL = {
     "noise_multiplier": "$\\sigma$",
     "sampling_probability": "$q$",
@@ -21,6 +22,7 @@ SYMBOL = {
     "target_epsilon": "target $\\varepsilon$",
     "target_delta": "target $\\delta$",
 }
+"""The symbols of inputs, for titles and legends."""
 MEANING = {
     "noise_multiplier": "noise multiplier $\\sigma$ (noise s.d. / clip norm)",
     "sampling_probability": "sampling probability $q$ per step",
@@ -40,13 +42,15 @@ MEANING = {
     "probability_of_run": "probability that a trial runs",
     "count": "number of candidates $K$",
 }
+"""What inputs mean, for the labels of axes."""
 RELATION = {
     "add_or_remove_one": "add or remove one record",
     "add_one": "add one record",
     "remove_one": "remove one record",
     "replace_one": "replace one record",
 }
-SPREAD = 8.0
+"""The neighbouring relations in words."""
+LEAST_RATIO_OF_LOG_AXIS = 8.0
 """Positive values whose ratio reaches this are drawn on a logarithmic axis."""
 
 _DISTINCT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c8c00")
@@ -71,7 +75,7 @@ _SETTINGS = {
 
 def settings() -> Any:
     """The context in which a figure is drawn and saved; matplotlib's own settings come back after it."""
-    return extra("matplotlib", "a picture").rc_context(_SETTINGS)
+    return optional_package("matplotlib", "a picture").rc_context(_SETTINGS)
 
 
 def figure(square: bool) -> tuple[Any, Any]:
@@ -86,7 +90,7 @@ def check_picture(path: Path) -> None:
     """Refuse a picture that could not be written, before any work is done for it."""
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"{path}: a picture must end in .png, .svg or .pdf")
-    extra("matplotlib", "a picture")
+    optional_package("matplotlib", "a picture")
 
 
 def save(canvas: Any, path: Path) -> None:
@@ -105,7 +109,7 @@ def spread_over_decades(values: Any) -> bool:
     """
     known = np.asarray(values, np.float64)
     known = known[np.isfinite(known)]
-    return bool(known.size and known.min() > 0.0 and known.max() >= SPREAD * known.min())
+    return bool(known.size and known.min() > 0.0 and known.max() >= LEAST_RATIO_OF_LOG_AXIS * known.min())
 
 
 def scale(axes: Any, side: str, values: Any) -> None:

@@ -14,8 +14,8 @@ from jaxacct.engines.protocol import MechanismEngine
 from jaxacct.engines.protocol import register as register_engine
 from jaxacct.mechanisms import Mechanism, batch_shape, repeat
 from jaxacct.mechanisms.base import element, register, require_mechanism
-from jaxacct.mechanisms.finite import FinitePair, sample_pair
-from jaxacct.mechanisms.parts import Part
+from jaxacct.mechanisms.finite import sample_pair
+from jaxacct.mechanisms.parts import FinitePair, Part
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.selection import profile_ends
 from jaxacct.selection.base_profile import sides, under

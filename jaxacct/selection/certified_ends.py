@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.mechanisms.finite import FinitePair
+from jaxacct.mechanisms.parts import FinitePair
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 from jaxacct.selection import bounds_from_base, profile_ends
 from jaxacct.selection.base_profile import SAYS_NOTHING, infinite_mass, meet, sides

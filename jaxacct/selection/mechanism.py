@@ -14,8 +14,8 @@ from jaxacct.engines.protocol import MechanismEngine
 from jaxacct.engines.protocol import register as register_engine
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import register, require_mechanism
-from jaxacct.mechanisms.finite import FinitePair, sample_pair
-from jaxacct.mechanisms.parts import Part
+from jaxacct.mechanisms.finite import sample_pair
+from jaxacct.mechanisms.parts import FinitePair, Part
 from jaxacct.selection.adaptive import AdaptiveSelection, refuse_zero
 from jaxacct.selection.base_profile import under
 from jaxacct.selection.certified_ends import OK_WIDTH, as_bounds, certified, pair

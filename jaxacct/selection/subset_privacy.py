@@ -16,7 +16,7 @@ from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism, PoissonSampled, PrivacyProfile, batch_shape, compose
 from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.mechanisms.finite import FinitePair
+from jaxacct.mechanisms.parts import FinitePair
 from jaxacct.representations.concentrated import epsilon_from_renyi
 from jaxacct.representations.renyi import renyi_divergence
 from jaxacct.selection.base_profile import Sides, upper_delta

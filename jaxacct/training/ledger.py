@@ -13,9 +13,9 @@ from typing import Any, BinaryIO, NamedTuple, Self
 import numpy as np
 
 from jaxacct.bounds import Bounds
+from jaxacct.files import sync_folder, unwritable
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.sweep.files import sync_folder, unwritable
 from jaxacct.training import lines
 from jaxacct.training.claims import claim
 from jaxacct.training.lines import Line, Run, Spend, Step, Torn

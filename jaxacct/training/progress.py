@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxacct.sweep.progress import Progress
+from jaxacct.progress import Progress
 from jaxacct.training.plan import Plan
 
 __all__ = ["Live"]

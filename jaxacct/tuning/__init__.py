@@ -3,7 +3,46 @@
 Names are imported when first used: what needs optax imports it there.
 """
 
-from jaxacct.lazy import names
+from typing import TYPE_CHECKING
+
+from jaxacct.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from jaxacct.tuning.advisor import Advice, advise
+    from jaxacct.tuning.candidates import key_words, side_by_side
+    from jaxacct.tuning.cost import Cost
+    from jaxacct.tuning.matched import MatchedPlan
+    from jaxacct.tuning.run import Tuned, truncated, tune, tune_with
+    from jaxacct.tuning.score import PrivateScore
+    from jaxacct.tuning.spaces import Choice, Distribution, Grid, LogUniform, Random, Space, Uniform, grid
+    from jaxacct.tuning.subset import SubsetTuned, extrapolated, tune_on_subset
+    from jaxacct.tuning.subset_plan import SubsetPlan
+
+__all__ = [
+    "Advice",
+    "Choice",
+    "Cost",
+    "Distribution",
+    "Grid",
+    "LogUniform",
+    "MatchedPlan",
+    "PrivateScore",
+    "Random",
+    "Space",
+    "SubsetPlan",
+    "SubsetTuned",
+    "Tuned",
+    "Uniform",
+    "advise",
+    "extrapolated",
+    "grid",
+    "key_words",
+    "side_by_side",
+    "truncated",
+    "tune",
+    "tune_on_subset",
+    "tune_with",
+]
 
 _HOMES = {
     "Advice": "advice",
@@ -30,5 +69,5 @@ _HOMES = {
     "tune_on_subset": "subset_tuning",
     "tune_with": "tuning_run",
 }
-__all__ = sorted(_HOMES)
-__getattr__, __dir__ = names(__name__, _HOMES)
+if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name
+    __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

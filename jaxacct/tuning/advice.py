@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxacct.sweep.files import extra, write_csv
+from jaxacct.files import optional_package, write_csv
 from jaxacct.validation import POSITIVE, InputError, check
 
 __all__ = ["Advice", "Option"]
@@ -106,7 +106,7 @@ class Advice:
 
     def to_pandas(self) -> Any:
         """The table as a pandas.DataFrame (needs pandas)."""
-        return extra("pandas", "a DataFrame").DataFrame([dataclasses.asdict(one) for one in self.options])
+        return optional_package("pandas", "a DataFrame").DataFrame([dataclasses.asdict(one) for one in self.options])
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Draw released noise, or the candidates that were solved for: .png, .svg or .pdf (needs matplotlib)."""

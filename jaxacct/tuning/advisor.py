@@ -11,9 +11,9 @@ import numpy as np
 from jaxacct import account
 from jaxacct.calibration import calibrate_noise_multiplier
 from jaxacct.mechanisms import PrivacyProfile, dp_sgd
+from jaxacct.progress import Progress
 from jaxacct.selection import Law, Poisson, TruncatedNegativeBinomial, select
 from jaxacct.selection.subset_privacy import VARIANTS
-from jaxacct.sweep.progress import Progress
 from jaxacct.tuning.advice import Advice, Option
 from jaxacct.tuning.cost import Cost
 from jaxacct.tuning.subset_accounting import least_noise, product, profile_of_run, profile_of_tuning

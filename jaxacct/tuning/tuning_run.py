@@ -14,9 +14,9 @@ import numpy as np
 from jaxacct.bounds import Bounds
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism
+from jaxacct.progress import Progress
 from jaxacct.selection import Categorical, Law
 from jaxacct.selection.mechanism import CANDIDATES
-from jaxacct.sweep.progress import Progress
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.tuning.best_candidate import best_of, several

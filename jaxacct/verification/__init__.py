@@ -1,7 +1,21 @@
 """Verification: a second program, in ball arithmetic, that shares no code with the engines."""
 
-from jaxacct.lazy import names
+from typing import TYPE_CHECKING
 
-_HOMES = {"Verification": "record", "verify": "verdict"}
-__all__ = sorted(_HOMES)
-__getattr__, __dir__ = names(__name__, _HOMES)
+from jaxacct.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from jaxacct.verification.record import Verification
+    from jaxacct.verification.verdict import verify
+
+__all__ = [
+    "Verification",
+    "verify",
+]
+
+_HOMES = {
+    "Verification": "record",
+    "verify": "verdict",
+}
+if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name
+    __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

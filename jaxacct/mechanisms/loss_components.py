@@ -22,8 +22,8 @@ P = TypeVar("P", GaussianPart, LaplacePart, FinitePart)
 class Components(NamedTuple):
     """One direction of a composed mechanism; every array float64 NumPy with leading batch axis B.
 
-    The loss of the composition is the sum of the independent losses of the parts below (mathematics.md,
-    section 3). A Gaussian part is the pair N(1, s^2), N(0, s^2); with u = x/s and y = u/s - 1/(2 s^2) the
+    The loss of the composition is the sum of the independent losses of the parts below (README.md,
+    "Composition"). A Gaussian part is the pair N(1, s^2), N(0, s^2); with u = x/s and y = u/s - 1/(2 s^2) the
     sampled likelihood ratio is mix = 1 - q + q e^y. Remove: P has density N(u) mix, Q has N(u), loss = +log
     mix. Add: P has density N(u), Q has N(u) mix, loss = -log mix. Laplace parts follow the same rule with
     the pair Lap(0, b), Lap(1, b).
@@ -33,20 +33,34 @@ class Components(NamedTuple):
     -expm1(log_survival), and the finite expectation taken over the product of the finite parts as they stand
     (their masses sum to the survival).
 
-    Fields
-    ------
-    sign : (B,)  +1 remove (P is the mixture, Q the base Q); -1 add (P is the base Q, Q the mixture).
-    mu2 : (B,)  sum of n / sigma^2 over Gaussians sampled at q == 1; their total loss is N(mu2/2, mu2).
-    gauss_sigma, gauss_q, gauss_n : (B, J)  Poisson-sampled Gaussians, 0 < q < 1, composed n times; n = 0 is
-        absent (then sigma = 1 and q = 0.5 are dummies).
-    laplace_scale, laplace_q, laplace_n : (B, K)  Laplace of sensitivity 1 and scale b, 0 < q <= 1; n = 0 is
-        absent (dummies scale = 1, q = 0.5).
-    finite_loss, finite_mass : (B, F, A)  finite losses and P-masses of a finite-output part in this
-        direction, with sampling and sign already applied; padding has mass 0 and loss 0. Masses sum to 1
-        minus the part's mass at infinity.
-    finite_n : (B, F)  how many times each finite part is composed; 0 is absent.
-    log_survival : (B,)  sum of n * log1p(-mass at infinity) over the finite parts.
-    mu : (B,)  square root of mu2, which is neither 0 nor inf where mu2 under- or overflows.
+    Parameters
+    ----------
+    sign : (B,)
+        +1 remove (P is the mixture, Q the base Q); -1 add (P is the base Q, Q the mixture).
+    mu2 : (B,)
+        Sum of n / sigma^2 over Gaussians sampled at q == 1; their total loss is N(mu2/2, mu2).
+    gauss_sigma, gauss_q, gauss_n : (B, J)
+        Poisson-sampled Gaussians, 0 < q < 1, composed n times; n = 0 is absent (dummies sigma = 1, q = 0.5).
+    laplace_scale, laplace_q, laplace_n : (B, K)
+        Laplace of sensitivity 1 and scale b, 0 < q <= 1; n = 0 is absent (dummies scale = 1, q = 0.5).
+    finite_loss, finite_mass : (B, F, A)
+        Finite losses and P-masses of a finite-output part in this direction, with sampling and sign already applied;
+        padding has mass 0 and loss 0. Masses sum to 1 minus the part's mass at infinity.
+    finite_n : (B, F)
+        How many times each finite part is composed; 0 is absent.
+    log_survival : (B,)
+        Sum of n * log1p(-mass at infinity) over the finite parts.
+    mu : (B,)
+        Square root of mu2, which is neither 0 nor inf where mu2 under- or overflows.
+
+    References
+    ----------
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function (dominating pairs,
+    their composition and their sampling).
+
+    >>> from jaxacct.mechanisms import Laplace, components
+    >>> components(Laplace([2.0, 4.0]), "add_or_remove_one", "remove").laplace_scale.tolist()
+    [[2.0], [4.0]]
     """
 
     sign: np.ndarray
@@ -84,8 +98,26 @@ def components(mechanism: Mechanism, relation: str, direction: str) -> Component
     The batch is flattened to B = prod(batch_shape(mechanism)), in C order. Every field is checked again, so
     a mechanism altered by a pytree transformation is refused here at the latest. Equal parts are merged.
 
-    Raises InputError for an invalid field, a relation the mechanism does not support, or a total step count
-    above 2**53, and TracerError for a tracer.
+    Parameters
+    ----------
+    mechanism : Mechanism
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    direction : {"remove", "add"}
+
+    Returns
+    -------
+    Components
+
+    Raises
+    ------
+    InputError
+        An invalid field, a relation that the mechanism does not support, or a total step count above 2**53.
+    TracerError
+        A tracer in a field.
+
+    References
+    ----------
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function, Theorems 10 and 11.
 
     >>> from jaxacct.mechanisms import Gaussian, compose, dp_sgd
     >>> run = compose(dp_sgd([0.8, 1.2], 0.01, 1000), Gaussian(2.0))
@@ -130,6 +162,25 @@ def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
 
     remove_one and add_one need their own; add_or_remove_one and replace_one need both, or only
     ``("remove",)`` where the two coincide (nothing sampled at 0 < q < 1).
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+
+    Returns
+    -------
+    tuple of str
+        "remove", "add", or both.
+
+    Raises
+    ------
+    InputError
+        No mechanism, or another relation.
+
+    References
+    ----------
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function, Theorem 10.
 
     >>> from jaxacct.mechanisms import Gaussian, dp_sgd
     >>> directions(Gaussian(1.0), "add_or_remove_one"), directions(dp_sgd(1.0, 0.01, 10), "add_or_remove_one")

@@ -12,10 +12,10 @@ from jaxacct import account, calibration
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.options import options, tolerance
-from jaxacct.sweep import repetitions
-from jaxacct.sweep.columns import ANSWER, WORDS
-from jaxacct.sweep.grid import Grid
-from jaxacct.sweep.table import Table, blank
+from jaxacct.sweeps import repetitions
+from jaxacct.sweeps.columns import ANSWER, WORDS
+from jaxacct.sweeps.grid import Grid
+from jaxacct.sweeps.table import Table, blank
 from jaxacct.validation import InputError
 
 _CALIBRATIONS: dict[str, Callable[..., calibration.Calibration]] = {
@@ -23,10 +23,15 @@ _CALIBRATIONS: dict[str, Callable[..., calibration.Calibration]] = {
     "sampling_probability": calibration.calibrate_sampling_probability,
     "steps": calibration.calibrate_steps,
 }
+"""What solves for each quantity that is calibrated."""
 
 
 class FailedRows(UserWarning):
-    """The engines raised on some rows, which are in the table with the status "failed"."""
+    """A warning: the engines raised on some rows, which are in the table with the status "failed".
+
+    >>> issubclass(FailedRows, UserWarning)
+    True
+    """
 
 
 class Settings(NamedTuple):

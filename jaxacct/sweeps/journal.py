@@ -23,16 +23,19 @@ import jax
 import numpy as np
 
 import jaxacct
-from jaxacct.sweep import files
-from jaxacct.sweep.columns import TEXT
-from jaxacct.sweep.grid import Grid
-from jaxacct.sweep.solve import Settings
-from jaxacct.sweep.table import Table
+from jaxacct import files
+from jaxacct.sweeps.columns import TEXT
+from jaxacct.sweeps.grid import Grid
+from jaxacct.sweeps.solve import Settings
+from jaxacct.sweeps.table import Table
 from jaxacct.validation import InputError
 
 MARK = b"jxa1"
-_FRAME = struct.Struct("<4sQI")
-_SIZE = struct.Struct("<I")
+"""Begins every record; the digit is the version of the format."""
+_RECORD_HEAD = struct.Struct("<4sQI")
+"""Mark, bytes of the content, CRC-32 of the content."""
+_FRONT_SIZE = struct.Struct("<I")
+"""Bytes of the JSON text that a record of rows begins with."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ class Journal:
         self._file.close()
 
     def _write(self, content: bytes) -> None:
-        left = memoryview(_FRAME.pack(MARK, len(content), zlib.crc32(content)) + content)
+        left = memoryview(_RECORD_HEAD.pack(MARK, len(content), zlib.crc32(content)) + content)
         size = len(left)
         try:
             while left:
@@ -193,13 +196,9 @@ class Journal:
 
 
 def _lock(file: io.FileIO, path: Path) -> None:
-    """Hold a file until it is closed, where the system and the file system have such locks."""
-    if os.name != "posix":
-        return
-    import fcntl
-
+    """Hold a journal until it is closed, where the system and the file system have such locks."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        files.lock(file)
     except BlockingIOError:
         raise InputError(
             f"{path}: another process is writing it; wait for it, stop it first, or give the result another name"
@@ -255,10 +254,10 @@ def _read(path: Path) -> Iterator[Any]:
 def _records(file: BinaryIO) -> Iterator[bytes]:
     """The contents of the whole records, as far as they go."""
     while True:
-        frame = file.read(_FRAME.size)
-        if len(frame) < _FRAME.size:
+        frame = file.read(_RECORD_HEAD.size)
+        if len(frame) < _RECORD_HEAD.size:
             return
-        mark, length, checksum = _FRAME.unpack(frame)
+        mark, length, checksum = _RECORD_HEAD.unpack(frame)
         if mark != MARK or length > os.fstat(file.fileno()).st_size - file.tell():
             return
         content = file.read(length)
@@ -286,12 +285,12 @@ def _encode(rows: np.ndarray, piece: Table) -> bytes:
         else:
             arrays.append(column.astype("<f8"))
     front = json.dumps({"rows": rows.size, "columns": list(piece.columns), "words": words}).encode()
-    return b"".join([_SIZE.pack(len(front)), front, *(array.tobytes() for array in arrays)])
+    return b"".join([_FRONT_SIZE.pack(len(front)), front, *(array.tobytes() for array in arrays)])
 
 
 def _decode(content: bytes) -> tuple[np.ndarray, Table]:
-    start = _SIZE.size + _SIZE.unpack_from(content)[0]
-    front = json.loads(content[_SIZE.size : start])
+    start = _FRONT_SIZE.size + _FRONT_SIZE.unpack_from(content)[0]
+    front = json.loads(content[_FRONT_SIZE.size : start])
     count = front["rows"]
 
     def take(dtype: str) -> np.ndarray:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxacct.sweep.grid import INPUTS, QUANTITIES, Grid
+from jaxacct.sweeps.grid import INPUTS, QUANTITIES, Grid
 from jaxacct.validation import InputError
 
 ANSWER = ("lower", "estimate", "upper")
+"""Columns of the bracket."""
 WORDS = ("kind", "status", "engine")
+"""Columns of text that belong to the bracket."""
 TEXT = ("name", "quantity", "repetitions", "relation", *WORDS)
 """Columns of text; all others are float64."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.sweep import repetitions
+from jaxacct.sweeps import repetitions
 from jaxacct.validation import (
     COUNT,
     DELTA,
@@ -50,18 +50,36 @@ QUANTITIES = ("noise_multiplier", "sampling_probability", "steps", "epsilon", "d
 """What a configuration may be solved for."""
 
 MODES = ("product", "zip")
+"""How arrays become rows: every combination, or side by side."""
 COUNTS = ("dataset_size", "batch_size", "steps", "trials", "count")
+"""Fields of which a range is rounded to whole numbers."""
 LARGEST_GRID = 10_000_000
-"""Most configurations in one grid; a larger product is refused before it is built."""
+"""Most configurations in one grid, about a gigabyte of columns; a larger product is refused before it is built."""
 
 _RANGE_KEYS = ("start", "stop", "num", "scale")
+"""Keys of a range; the first three are required."""
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
     """Configurations, one per row: a name, the quantity solved for, and inputs.
 
-    Inputs are float64 with NaN where absent, `repetitions` text that is empty there.
+    `jaxacct.sweeps.read_grid` makes one from a file, `jaxacct.sweeps.grid.expand` from a dict.
+
+    Parameters
+    ----------
+    name : array of str, shape (rows,)
+        Empty where there is none.
+    quantity : array of str, shape (rows,)
+        What each row is solved for.
+    inputs : dict of arrays, each of shape (rows,)
+        float64 with NaN where absent; `repetitions` is text that is empty there.
+
+    >>> import jaxacct.sweeps.grid
+    >>> fields = {"noise_multiplier": [1.0, 2.0], "sampling_probability": 0.01, "steps": 10, "delta": 1e-5}
+    >>> g = jaxacct.sweeps.grid.expand(fields)
+    >>> len(g), g.take([1]).inputs["noise_multiplier"].tolist()
+    (2, [2.0])
     """
 
     name: np.ndarray

@@ -37,9 +37,10 @@ FIELDS: dict[str, Constraint] = {
 }
 """The numbers of all laws, with the values that they may take."""
 
-BASES = 16
-"""Base mechanisms, each with a curve of some 2 MB, that are looked at together."""
+BASES_AT_ONCE = 16
+"""Base mechanisms, each with a curve of some 2 MB, that are solved together."""
 _PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
+"""What a base mechanism is made from."""
 
 
 def words(value: Any) -> np.ndarray:
@@ -130,5 +131,5 @@ def _alike(inputs: Mapping[str, np.ndarray], rows: np.ndarray, selected: bool) -
     first = np.cumsum(count) - count
     for size in np.unique(count):
         bases = first[count == size]
-        for start in range(0, bases.size, BASES):
-            yield sorted_rows[bases[start : start + BASES, None] + np.arange(size)]
+        for start in range(0, bases.size, BASES_AT_ONCE):
+            yield sorted_rows[bases[start : start + BASES_AT_ONCE, None] + np.arange(size)]

@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.sweep.grid import FIELDS, INPUTS, Grid, concatenate, expand, suggest
+from jaxacct.sweeps.grid import FIELDS, INPUTS, Grid, concatenate, expand, suggest
 from jaxacct.validation import InputError, shown
 
 _SETTINGS = ("name", "quantity", "zip")
+"""Keys of a block that are no inputs."""
 _COLUMNS = ("name", "quantity", *INPUTS)
+"""Columns of a CSV grid."""
 
 
 def read_grid(path: str | os.PathLike[str]) -> Grid:
-    """Read and validate a grid file; whatever is wrong with it raises InputError, one line, with the place.
+    r"""Read and validate a grid file; whatever is wrong with it is refused in one line, with the place.
 
     A TOML grid is a list of blocks; every block is the product of its lists and ranges (the last one written
     varies fastest), or with `zip = true` its lists side by side::
@@ -36,10 +38,32 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
 
     Of noise_multiplier, sampling_probability, steps, epsilon (or target_epsilon) and delta (or target_delta)
     a block leaves out exactly one, which is solved for; `quantity = "..."` may state it.  With
-    `repetitions = "geometric"` and `gamma = [0.1, 0.01]` (or another law of K, `jaxacct.sweep.repetitions.LAWS`)
+    `repetitions = "geometric"` and `gamma = [0.1, 0.01]` (or another law of K, `jaxacct.sweeps.repetitions.LAWS`)
     epsilon is that of running the configuration K times and releasing the best.  A file without
     `[[block]]` is one block.  A CSV has the same names as columns, among them `name` and `quantity`; an empty
     cell is a value left out.
+
+    Parameters
+    ----------
+    path : path of a .toml or .csv file
+
+    Returns
+    -------
+    Grid
+
+    Raises
+    ------
+    InputError
+        A file that cannot be read or is no grid, unknown or missing fields, or values outside their limits.
+
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "grid.csv")
+    ...     text = "noise_multiplier,sampling_probability,steps,delta\n1,0.01,10,1e-5\n2,0.01,10,1e-5\n"
+    ...     size = path.write_text(text)
+    ...     grid = read_grid(path)
+    >>> len(grid), grid.inputs["noise_multiplier"].tolist()
+    (2, [1.0, 2.0])
     """
     path = Path(path)
     readers = {".toml": _read_toml, ".csv": _read_csv}

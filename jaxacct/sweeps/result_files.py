@@ -1,25 +1,23 @@
-"""Result files: CSV and Parquet, written beside their name and renamed when complete."""
+"""Result files of sweeps: CSV and Parquet, refused before the work where they could not be written or read."""
 
 from __future__ import annotations
 
 import csv
 import importlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxacct.files import optional_package, replacing
 from jaxacct.validation import InputError, shown
 
 ENDINGS = (".csv", ".parquet")
+"""How the name of a result may end."""
 REPLACE = "replace it with --overwrite (overwrite=True)"
-
-
-class Unwritable(InputError):
-    """A file cannot be written, in the system's words."""
+"""What to do about a result that is there already."""
 
 
 def out_path(out: Any) -> Path:
@@ -40,48 +38,14 @@ def check_result(path: Path) -> None:
     if path.suffix.lower() not in ENDINGS:
         raise InputError(f"{path}: the result must end in .csv or .parquet")
     if path.suffix.lower() == ".parquet":
-        extra("pyarrow", "a Parquet file")
+        optional_package("pyarrow", "a Parquet file")
     if path.is_dir():
         raise InputError(f"{path}: cannot be written: it is a folder")
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write to; it takes the place of `path` at once, when everything is on the disk."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise unwritable(path, error) from None
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the creation or renaming of a file survive a power cut, where the system knows how."""
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def write_csv(path: Path, names: Sequence[str], rows: Iterable[list[str]]) -> None:
-    """A header line and one line per row."""
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(names)
-        writer.writerows(rows)
-
-
 def write_parquet(path: Path, text: Sequence[str], names: Sequence[str], pieces: Iterable[dict[str, Any]]) -> None:
     """One row group per piece; the columns named in `text` are strings, the others float64."""
-    arrow = extra("pyarrow", "a Parquet file")
+    arrow = optional_package("pyarrow", "a Parquet file")
     schema = arrow.schema([(name, arrow.string() if name in text else arrow.float64()) for name in names])
     with (
         replacing(path) as temporary,
@@ -123,21 +87,6 @@ def _read_csv(path: Path, text: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _read_parquet(path: Path, text: Sequence[str]) -> dict[str, np.ndarray]:
-    extra("pyarrow", "a Parquet file")
+    optional_package("pyarrow", "a Parquet file")
     columns = importlib.import_module("pyarrow.parquet").read_table(str(path)).to_pydict()
     return {name: np.array(column, object if name in text else np.float64) for name, column in columns.items()}
-
-
-def extra(module: str, purpose: str) -> Any:
-    """An optional package, or one line that says how to get it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise InputError(
-            f"{purpose} needs {module}, which is not installed; run pip install {module}, or write a .csv"
-        ) from None
-
-
-def unwritable(path: Path, error: OSError) -> Unwritable:
-    """A refusal in the system's words."""
-    return Unwritable(f"{path}: cannot be written: {error.strerror or error}")

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.sweep import files
-from jaxacct.sweep.columns import ANSWER, TEXT, WHOLE, place, product_axes
-from jaxacct.sweep.grid import INPUTS
+from jaxacct.files import optional_package, write_csv
+from jaxacct.sweeps.columns import ANSWER, TEXT, WHOLE, place, product_axes
+from jaxacct.sweeps.grid import INPUTS
+from jaxacct.sweeps.result_files import read_columns, write_parquet
 from jaxacct.validation import InputError
 
-PIECE = 8192
-"""Rows that are turned into text, or into a Parquet row group, at a time."""
+ROWS_PER_PIECE = 8192
+"""Rows that are turned into text, or into a Parquet row group, at a time: a few megabytes of text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +28,16 @@ class Table:
     Numbers are float64, words are text.  `lower`, `estimate` and `upper` bracket the epsilon or delta asked
     for, and in a calibration the epsilon that the solved value gives.  NaN marks an input that does not
     apply, and the answer of an infeasible configuration, whose `status` says why.
+
+    Parameters
+    ----------
+    columns : dict of arrays, each of shape (rows,)
+        One column is `quantity`.
+
+    >>> from jaxacct.sweeps import sweep
+    >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
+    >>> len(t), t["status"].tolist(), [round(x, 4) for x in t.take([1])["upper"].tolist()]
+    (2, ['ok', 'ok'], [0.9263])
     """
 
     columns: dict[str, np.ndarray]
@@ -53,15 +64,15 @@ class Table:
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write a CSV with a header line; reading it back gives the same numbers."""
-        files.write_csv(Path(path), tuple(self.columns), self.rows())
+        write_csv(Path(path), tuple(self.columns), self.rows())
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write a Parquet file (needs pyarrow)."""
-        files.write_parquet(Path(path), TEXT, tuple(self.columns), (piece.columns for piece in self._pieces()))
+        write_parquet(Path(path), TEXT, tuple(self.columns), (piece.columns for piece in self._pieces()))
 
     def to_pandas(self) -> Any:
         """The table as a pandas.DataFrame (needs pandas)."""
-        return files.extra("pandas", "a DataFrame").DataFrame(self.columns)
+        return optional_package("pandas", "a DataFrame").DataFrame(self.columns)
 
     def to_xarray(self) -> Any:
         """The table as an xarray.Dataset with a labelled axis for every input that varies (needs xarray).
@@ -69,13 +80,13 @@ class Table:
         Inputs that do not vary are scalar coordinates, those that follow from others (steps from epochs)
         coordinates along all axes.  Raises InputError for a table that is no product of its inputs.
 
-        >>> from jaxacct.sweep import sweep
+        >>> from jaxacct.sweeps import sweep
         >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": [1, 4], "delta": 1e-5})
         >>> d = t.to_xarray()
         >>> round(float(d.upper.sel(noise_multiplier=4.0, steps=1)), 4)
         0.9263
         """
-        xarray = files.extra("xarray", "a Dataset")
+        xarray = optional_package("xarray", "a Dataset")
         axes = product_axes(self.columns)
         shape = tuple(len(values) for values in axes.values())
         order = np.argsort(place(self.columns, axes))
@@ -92,12 +103,35 @@ class Table:
 
     def _pieces(self) -> Iterator[Table]:
         """The rows a few thousand at a time."""
-        return (self.take(slice(start, start + PIECE)) for start in range(0, len(self), PIECE))
+        return (self.take(slice(start, start + ROWS_PER_PIECE)) for start in range(0, len(self), ROWS_PER_PIECE))
 
 
 def read_table(path: str | os.PathLike[str]) -> Table:
-    """The table in a result file, .csv or .parquet."""
-    columns = files.read_columns(Path(path), TEXT)
+    """The table in a result file.
+
+    Parameters
+    ----------
+    path : path of a .csv or .parquet file
+
+    Returns
+    -------
+    Table
+
+    Raises
+    ------
+    InputError
+        A file that cannot be read, or is no result of a sweep.
+
+    >>> import tempfile
+    >>> from jaxacct.sweeps import read_table, sweep
+    >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     t.to_csv(f"{folder}/result.csv")
+    ...     again = read_table(f"{folder}/result.csv")
+    >>> bool((again["upper"] == t["upper"]).all())
+    True
+    """
+    columns = read_columns(Path(path), TEXT)
     missing = [name for name in ("quantity", "relation", *ANSWER) if name not in columns]
     if missing:
         raise InputError(f"{path}: is no result of a sweep: it has no column {missing[0]!r}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
-WIDTH = 24
+BAR_WIDTH = 24
+"""Characters of the bar: with counts, rate and time left the line fits 80 columns."""
 
 
 class Progress:
@@ -57,8 +58,8 @@ def bar(done: int, total: int, seconds: float, there: int = 0, unit: str = "rows
     >>> bar(512, 1024, 2.0)
     '[############............] 512/1,024  256 rows/s  0:02 left'
     """
-    filled = WIDTH * done // total if total else WIDTH
-    picture = f"[{'#' * filled}{'.' * (WIDTH - filled)}] {done:,}/{total:,}"
+    filled = BAR_WIDTH * done // total if total else BAR_WIDTH
+    picture = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {done:,}/{total:,}"
     if done == there or seconds <= 0.0:
         return picture
     rate = (done - there) / seconds

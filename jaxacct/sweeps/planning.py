@@ -15,17 +15,19 @@ import numpy as np
 
 from jaxacct.engines import programs
 from jaxacct.options import GIBIBYTE
-from jaxacct.sweep.columns import layout, solved_for
-from jaxacct.sweep.grid import Grid, expand
-from jaxacct.sweep.parts import slice_of
-from jaxacct.sweep.read import read_grid
-from jaxacct.sweep.solve import Settings, settings, solve
+from jaxacct.sweeps.columns import layout, solved_for
+from jaxacct.sweeps.grid import Grid, expand
+from jaxacct.sweeps.parts import slice_of
+from jaxacct.sweeps.read import read_grid
+from jaxacct.sweeps.solve import Settings, settings, solve
 from jaxacct.validation import COUNT, InputError, check_one, shown
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
-"""Rows solved between two writes: a sixteenth of the grid, within these limits."""
-SAMPLE = 256
-"""Configurations of each quantity that a dry run solves to measure the rate."""
+"""Rows solved between two writes: a sixteenth of the grid, within these limits.
+
+Fewer would not fill the compiled programs, more would be lost when a process is killed."""
+SAMPLE_ROWS = 256
+"""Configurations of each quantity that a dry run solves to measure the rate, in a second or so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +58,35 @@ class Work:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweep would do: counts, and what a sample of it took.
+    """What a sweep would do: counts, and what a sample of it took.  `jaxacct.sweeps.plan` makes one.
 
-    seconds : estimate for solving the rows of this slice, from `sample` configurations spread over it.
-    first_seconds : what compiling the programs took here, once, for that sample.
-    memory_bytes : the process with the sample solved, the whole table, and the limit of the lattice engine.
+    Parameters
+    ----------
+    configurations : int
+        Rows of the whole grid.
+    quantities : dict of str and int
+        How many rows are solved for each quantity.
+    shard : (i, n)
+        The slice, i-th of n.
+    own : int
+        Rows of this slice.
+    blocks, block : int
+        Blocks of this slice, and rows in a block.
+    devices : str
+        Their number and platform.
+    sample : int
+        Configurations that were solved to measure the rate, spread over the slice.
+    seconds : float
+        Estimate for solving the rows of this slice.
+    first_seconds : float
+        What compiling the programs took here, once, for that sample.
+    memory_bytes : int
+        The process with the sample solved, the whole table, and the limit of the lattice engine.
+
+    >>> from jaxacct.sweeps import plan
+    >>> p = plan({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
+    >>> p.own, p.shard, p.seconds >= 0
+    (2, (1, 1), True)
     """
 
     configurations: int
@@ -112,12 +138,26 @@ def plan(
     block: int | None = None,
     shard: str | None = None,
 ) -> Plan:
-    """What `sweep` with these arguments would do and about how long it would take; solves a small sample twice.
+    """What `jaxacct.sweep` with these arguments would do and about how long it would take; solves a small sample twice.
 
     The sample has up to 256 configurations of each quantity, evenly spread over the grid; its first solution
     compiles the programs, the second one is timed.
 
-    >>> from jaxacct.sweep import plan
+    Parameters
+    ----------
+    grid, mode, quantity, relation, engine, rtol, block, shard
+        As in `jaxacct.sweep`.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    InputError
+        Invalid values, or an unreadable grid file.
+
+    >>> from jaxacct.sweeps import plan
     >>> p = plan({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": [1, 2], "delta": 1e-5})
     >>> p.configurations, p.quantities, p.blocks, p.sample
     (4, {'epsilon': 4}, 1, 4)
@@ -131,7 +171,7 @@ def plan(
         rows = mine[work.grid.quantity[mine] == word]
         if rows.size == 0:
             continue
-        sample = work.grid.take(rows[np.linspace(0, rows.size - 1, min(rows.size, SAMPLE)).astype(int)])
+        sample = work.grid.take(rows[np.linspace(0, rows.size - 1, min(rows.size, SAMPLE_ROWS)).astype(int)])
         cold, warm = (_timed(sample, work) for _ in range(2))
         seconds += warm * rows.size / len(sample)
         first += max(cold - warm, 0.0)

@@ -12,19 +12,31 @@ import jax
 import numpy as np
 
 from jaxacct.engines import programs
-from jaxacct.sweep import files, parts
-from jaxacct.sweep.files import REPLACE, refuse_existing
-from jaxacct.sweep.grid import Grid
-from jaxacct.sweep.journal import Journal, header, kept_block
-from jaxacct.sweep.plan import Work, lay_out
-from jaxacct.sweep.progress import Progress
-from jaxacct.sweep.solve import solve
-from jaxacct.sweep.table import Table, blank, fill, write
+from jaxacct.files import Unwritable
+from jaxacct.progress import Progress
+from jaxacct.sweeps import parts
+from jaxacct.sweeps.grid import Grid
+from jaxacct.sweeps.journal import Journal, header, kept_block
+from jaxacct.sweeps.planning import Work, lay_out
+from jaxacct.sweeps.result_files import REPLACE, check_result, out_path, refuse_existing
+from jaxacct.sweeps.solve import solve
+from jaxacct.sweeps.table import Table, blank, fill, write
 from jaxacct.validation import InputError, check_flag
 
 
 class SweepInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a sweep: how many rows were done, and the journal that holds them (None without one)."""
+    """Ctrl-C during a sweep: how many rows were done, and the journal that holds them.
+
+    Parameters
+    ----------
+    done, total : int
+        Rows done, and rows of this slice.
+    journal : Path or None
+        None for a sweep without `out`, of which nothing is kept.
+
+    >>> print(SweepInterrupted(512, 1024, None))
+    interrupted after 512 of 1,024 rows
+    """
 
     def __init__(self, done: int, total: int, journal: Path | None) -> None:
         kept = f", kept in {journal}; continue with --resume (resume=True)" if journal is not None else ""
@@ -51,14 +63,16 @@ def sweep(
     """Solve every DP-SGD configuration of a grid: epsilon, delta, or a calibrated parameter.
 
     All local devices share the work.  With `out`, solved blocks go to a journal beside it (its name with .journal
-    added), which survives whatever ends the process; the result appears when it is complete.
+    added), which survives whatever ends the process; the result appears when it is complete.  A row on which the
+    engines raise has the status "failed" and the bracket that always holds; the others are not touched, and a warning
+    says what was raised.
 
     Parameters
     ----------
     grid : dict of numbers, arrays and ranges, or the path of a .toml or .csv grid
         Its fields are noise_multiplier, sampling_probability, steps, epsilon and delta (for calibrations also
         called target_epsilon and target_delta); the one left out is solved for.  dataset_size, batch_size and
-        epochs may stand for sampling_probability and steps.  See `jaxacct.sweep.read_grid` for files.
+        epochs may stand for sampling_probability and steps.  See `jaxacct.sweeps.read_grid` for files.
     mode : {"product", "zip"}
         For a dict: every combination (the last field varies fastest), or the arrays broadcast together.
     quantity : str, optional
@@ -76,13 +90,10 @@ def sweep(
     overwrite : bool
         Discard such a journal, and replace an earlier result when this one is complete.
     shard : "i/n", optional
-        Solve the i-th of n slices into the part file OUT.i-of-n.part, for `jaxacct.sweep.merge`.
+        Solve the i-th of n slices into the part file OUT.i-of-n.part, for `jaxacct.sweeps.merge`.
     distributed : bool
         After `jax.distributed.initialize()`: every process solves its slice, the first one merges them.  `out`
         must be on a file system that all of them share.
-
-    A row on which the engines raise has the status "failed" and the bracket that always holds; the others are not
-    touched, and a warning says what was raised.
 
     Returns
     -------
@@ -99,7 +110,7 @@ def sweep(
     SweepInterrupted
         Ctrl-C; a KeyboardInterrupt that says how many rows are done and where they are.
 
-    >>> from jaxacct.sweep import sweep
+    >>> from jaxacct.sweeps import sweep
     >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
     >>> [round(x, 4) for x in t["upper"].tolist()]
     [1.9931, 0.9263]
@@ -112,7 +123,7 @@ def sweep(
         raise InputError("resume and overwrite contradict each other; leave one of them out")
     if distributed:
         shard = f"{jax.process_index() + 1}/{jax.process_count()}"
-    path = None if out is None else files.out_path(out)
+    path = None if out is None else out_path(out)
     if path is not None and resume and block is None:
         block = kept_block(parts.traces(path, parts.slice_of(shard)))
     work = lay_out(grid, mode, quantity, relation, engine, rtol, block, shard)
@@ -121,7 +132,7 @@ def sweep(
             if given:
                 raise InputError(f"{name} needs out; name the result, such as out='result.csv'")
         return _run(_Slice(work), progress, None)
-    files.check_result(path)
+    check_result(path)
     if isinstance(grid, str | os.PathLike) and path.exists() and path.samefile(grid):
         raise InputError(f"{path}: the result would overwrite the grid; give another name")
     run = _Run(work, path, resume, overwrite)
@@ -201,9 +212,9 @@ class _Run:
         try:
             table = _run(self.slice, show, journal)
             finish(table, journal)
-        except files.Unwritable as error:
+        except Unwritable as error:
             done, total = int(np.sum(self.slice.done)), self.slice.rows.size
-            raise files.Unwritable(
+            raise Unwritable(
                 f"{error}; {done:,} of {total:,} rows are kept in {self.path}: make room, or permit the writing, "
                 "and continue with --resume (resume=True)"
             ) from None

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxacct.sweep import files, journal
-from jaxacct.sweep.journal import Header
-from jaxacct.sweep.table import Table, blank, fill, write
+from jaxacct.sweeps import journal, result_files
+from jaxacct.sweeps.journal import Header
+from jaxacct.sweeps.table import Table, blank, fill, write
 from jaxacct.validation import InputError, check_flag
 
-POLL = 0.2
-"""Seconds between two looks for the files of other processes."""
+POLL_SECONDS = 0.2
+"""Between two looks for the files of other processes: short beside any sweep, and no load on a shared file system."""
 
 
 def slice_of(shard: str | None) -> tuple[int, int]:
@@ -61,14 +61,28 @@ def merge(
 ) -> Table:
     """The table of a sweep from the part files of all its slices, in the order of the grid.
 
-    The parts are those that `sweep(grid, out=..., shard="i/n")` leaves, for i from 1 to n; `out`, ending in .csv
-    or .parquet, receives the table; an earlier one is replaced only with `overwrite`.  It is the same to the last byte
-    as that of one process.
+    It is the same to the last byte as that of one process.
 
-    Raises InputError, one line, where a part is missing, unfinished, given twice, or of another sweep.
+    Parameters
+    ----------
+    parts : list of paths
+        The part files that `sweep(grid, out=..., shard="i/n")` leaves, for i from 1 to n.
+    out : path ending in .csv or .parquet, optional
+        The file that receives the table.
+    overwrite : bool
+        Replace an earlier result.
+
+    Returns
+    -------
+    Table
+
+    Raises
+    ------
+    InputError
+        A part that is missing, unfinished, given twice, or of another sweep; a result that is there already.
 
     >>> import tempfile
-    >>> from jaxacct.sweep import merge, sweep
+    >>> from jaxacct.sweeps import merge, sweep
     >>> grid = {"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": [1, 4], "delta": 1e-5}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for shard in ("1/2", "2/2"):
@@ -81,10 +95,10 @@ def merge(
         raise InputError("parts is empty; give the .part files of all slices" if not parts else "parts must be a list")
     check_flag("overwrite", overwrite, "True replaces an earlier result")
     if out is not None:
-        out = files.out_path(out)
-        files.check_result(out)
+        out = result_files.out_path(out)
+        result_files.check_result(out)
         if not overwrite:
-            files.refuse_existing(out)
+            result_files.refuse_existing(out)
     owner: dict[int, Path] = {}
     reference: Header | None = None
     for path in map(Path, parts):
@@ -136,7 +150,7 @@ def wait_and_merge(out: Path, head: Header) -> Table:
     count = head.shard[1]
     paths = [part_path(out, (number, count)) for number in range(1, count + 1)]
     while not all(_ready(path, head) for path in paths):
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
     table = merge(paths, out, overwrite=True)  # the run was not begun if it may not replace it
     for path in paths:
         path.unlink()
@@ -151,4 +165,4 @@ def _ready(path: Path, head: Header) -> bool:
 def wait_for_merge(out: Path, shard: tuple[int, int]) -> None:
     """For the other processes: until the first one has merged, and so removed, this one's part."""
     while part_path(out, shard).exists():
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,81 @@
+"""Files: written beside their name and renamed when complete, held against other processes, refused in one line."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from jaxacct.validation import InputError
+
+__all__ = ["Unwritable", "lock", "optional_package", "replacing", "sync_folder", "unwritable", "write_csv"]
+
+
+class Unwritable(InputError):
+    """A file cannot be written, in the system's words."""
+
+
+def unwritable(path: Path, error: OSError) -> Unwritable:
+    """A refusal in the system's words."""
+    return Unwritable(f"{path}: cannot be written: {error.strerror or error}")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name to write to; it takes the place of `path` at once, when everything is on the disk."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise unwritable(path, error) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the creation or renaming of a file survive a power cut, where the system knows how."""
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def lock(file: io.FileIO | BinaryIO) -> None:
+    """Hold an open file until it is closed; BlockingIOError where another process holds it.
+
+    A system without such locks lets every process have it.  A file system without them raises OSError.
+    """
+    if os.name != "posix":
+        return
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def write_csv(path: Path, names: Sequence[str], rows: Iterable[list[str]]) -> None:
+    """A header line and one line per row."""
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(names)
+        writer.writerows(rows)
+
+
+def optional_package(module: str, purpose: str) -> Any:
+    """An optional package, or one line that says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise InputError(
+            f"{purpose} needs {module}, which is not installed; run pip install {module}, or write a .csv"
+        ) from None

@@ -1,0 +1,25 @@
+"""Sweeps: a grid of DP-SGD configurations, solved in blocks on all devices and processes, as a table.
+
+`jaxacct.sweep` is the function `sweep` of this package.
+"""
+
+from jaxacct.sweeps.grid import Grid
+from jaxacct.sweeps.parts import merge
+from jaxacct.sweeps.planning import Plan, plan
+from jaxacct.sweeps.read import read_grid
+from jaxacct.sweeps.run import SweepInterrupted, sweep
+from jaxacct.sweeps.solve import FailedRows
+from jaxacct.sweeps.table import Table, read_table
+
+__all__ = [
+    "FailedRows",
+    "Grid",
+    "Plan",
+    "SweepInterrupted",
+    "Table",
+    "merge",
+    "plan",
+    "read_grid",
+    "read_table",
+    "sweep",
+]

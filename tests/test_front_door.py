@@ -1,0 +1,248 @@
+"""The front door: what a type checker sees, what is imported when first used, and names that mean one thing."""
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import os
+import pathlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import jaxacct
+
+ROOT = pathlib.Path(jaxacct.__file__).parent
+USER_SCRIPT = pathlib.Path(__file__).parent / "typing" / "user_script.py"
+PACKAGES = (
+    "jaxacct",
+    *(
+        f"jaxacct.{name}"
+        for name in (
+            "audit",
+            "interop",
+            "mechanisms",
+            "plots",
+            "representations",
+            "samplers",
+            "selection",
+            "sweeps",
+            "training",
+            "tuning",
+            "verification",
+        )
+    ),
+)
+"""The packages whose `__all__` is public."""
+KNOWN_CLASHES = {("jaxacct.audit", "one_run")}
+"""Public names that a module of the same package still has; owner: the audit room, which renames the module."""
+
+
+def source(package: str) -> ast.Module:
+    return ast.parse((ROOT.joinpath(*package.split(".")[1:]) / "__init__.py").read_text())
+
+
+def public(package: str) -> list[str]:
+    """The literal list `__all__`, which checkers read too."""
+    (value,) = (
+        node.value
+        for node in source(package).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    return ast.literal_eval(value)
+
+
+def imported(body: list[ast.stmt], package: str) -> dict[str, str]:
+    """The names that statements import from within a package, each with its submodule."""
+    return {
+        alias.asname or alias.name: (node.module or "").removeprefix(f"{package}.")
+        for node in body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package}.")
+        for alias in node.names
+    }
+
+
+def modules(package: str) -> set[str]:
+    """The modules and packages directly inside a package."""
+    return {module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__)}
+
+
+def run(code: str) -> str:
+    """Run code in a process that has imported nothing; its standard error, empty if all went well."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT.parent), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    return done.stderr if done.returncode else ""
+
+
+# What is imported when first used
+
+
+def test_every_package_with_public_names_is_listed():
+    found = {
+        f"jaxacct.{name}"
+        for name in modules("jaxacct")
+        if (ROOT / name / "__init__.py").is_file() and "__all__" in (ROOT / name / "__init__.py").read_text()
+    }
+    assert found == set(PACKAGES[1:]) | {"jaxacct.cli"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_table_the_checkers_imports_and_all_agree(package):
+    body = source(package).body
+    checked = [node for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    seen_by_checkers = imported([statement for node in checked for statement in node.body], package)
+    table = getattr(importlib.import_module(package), "_HOMES", {})
+    assert table == seen_by_checkers
+    defined = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    eager = set(imported(body, package)) - {"lazy_exports"}
+    assert set(public(package)) == set(table) | (eager & set(public(package))) | (defined & set(public(package)))
+    assert len(public(package)) == len(set(public(package)))
+    assert not table or set(public(package)) >= eager | set(table)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_is_there_and_listed(package):
+    module = importlib.import_module(package)
+    for name in public(package):
+        if name == "register_opacus" or (name == "OpacusAccountant" and not importlib.util.find_spec("opacus")):
+            continue
+        assert getattr(module, name) is getattr(module, name)
+        assert name in dir(module)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        module.no_such_name  # noqa: B018
+
+
+def test_a_package_that_is_not_installed_is_named_in_one_line():
+    hidden = "import sys; sys.modules['dp_accounting'] = None; from jaxacct import interop; interop.supports"
+    last = run(hidden).strip().splitlines()[-1]
+    assert last == "ModuleNotFoundError: jaxacct.interop.supports needs the package dp_accounting; pip install it"
+
+
+def test_importing_the_library_imports_neither_jax_nor_scipy():
+    assert run("import sys, jaxacct; assert not {'jax', 'scipy', 'flax'} & set(sys.modules)") == ""
+
+
+def test_the_marker_of_a_typed_package_is_there():
+    assert (ROOT / "py.typed").is_file()
+
+
+# Names that mean one thing
+
+
+def test_no_public_name_is_a_module_of_its_package():
+    """Importing such a module would put it in the place of the name; `jaxacct.sweep` puts the function there itself."""
+    clashes = {(package, name) for package in PACKAGES for name in public(package) if name in modules(package)}
+    assert clashes == KNOWN_CLASHES | {("jaxacct", "sweep")}
+
+
+def test_a_public_name_stays_what_it_is_in_every_order_of_imports():
+    """Every module of every package is imported, before the name is asked for and after."""
+    everything = "import importlib\nfor name in MODULES:\n    importlib.import_module(name)\n"
+    optional = () if importlib.util.find_spec("opacus") else ("jaxacct.interop.opacus_accountant",)
+    names = [(p, n) for p in PACKAGES for n in public(p) if (p, n) not in KNOWN_CLASHES and "pacus" not in n]
+    walked = [
+        module.name
+        for module in pkgutil.walk_packages([str(ROOT)], "jaxacct.")
+        if not module.name.startswith(("jaxacct.__main__", *optional))
+    ]
+    ask = "found = {(p, n): getattr(importlib.import_module(p), n) for p, n in NAMES}\n"
+    check = (
+        "import types\nwrong = [key for key, value in found.items() if isinstance(value, types.ModuleType)]\n"
+        "assert not wrong, wrong\n"
+        "again = {(p, n): getattr(importlib.import_module(p), n) for p, n in NAMES}\n"
+        "assert all(again[key] is value for key, value in found.items())\n"
+    )
+    given = f"import importlib\nMODULES, NAMES = {walked!r}, {names!r}\n"
+    for order in (everything + ask + check, ask + everything + check):
+        assert run(given + order) == ""
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "import jaxacct as ja; ja.sweep; from jaxacct.sweep import merge, plan, read_table",
+        "from jaxacct.sweep import merge, plan, read_table; import jaxacct as ja",
+        "import jaxacct.sweep, jaxacct.sweeps; ja = jaxacct; from jaxacct.sweeps import merge, plan, read_table",
+        "import jaxacct as ja; import jaxacct.sweeps.read; from jaxacct.sweep import merge, plan, read_table",
+        "from jaxacct import sweep; import jaxacct as ja; from jaxacct.sweep import merge, plan, read_table; sweep(G)",
+    ],
+)
+def test_the_old_address_of_sweeps_goes_on_working(order):
+    grid = {"noise_multiplier": 2.0, "sampling_probability": 1, "steps": 1, "delta": 1e-5}
+    after = (
+        "; import jaxacct.sweeps as new; assert len(ja.sweep(G)) == 1 and ja.sweep is new.sweep and plan is new.plan"
+        "; assert ja.sweep.merge is merge is new.merge and callable(plan) and jaxacct.sweep is ja.sweep"
+    )
+    assert run(f"import jaxacct; G = {grid!r}; {order}{after}") == ""
+
+
+def test_the_signature_of_sweep_is_its_own():
+    assert "noise" not in str(inspect.signature(jaxacct.sweep)) and "shard" in str(inspect.signature(jaxacct.sweep))
+
+
+# What a type checker knows
+
+
+def test_the_users_script_names_every_public_name():
+    tree = ast.parse(USER_SCRIPT.read_text())
+    named: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            named |= {alias.asname or alias.name: alias.name for alias in node.names if "jaxacct" in alias.name}
+        elif isinstance(node, ast.ImportFrom) and node.module == "jaxacct":
+            named |= {alias.asname or alias.name: f"jaxacct.{alias.name}" for alias in node.names}
+    used = {
+        (named[node.value.id], node.attr)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in named
+    }
+    missing = {(package, name) for package in PACKAGES for name in public(package)} - used
+    assert not missing, "add these names to tests/typing/user_script.py"
+
+
+def test_a_strict_checker_accepts_the_users_script_and_reports_what_is_misspelt(tmp_path):
+    """As if jaxacct were installed: what is wrong inside it is not reported, so that the script alone is judged."""
+    pytest.importorskip("mypy", reason="the test extra installs mypy")
+    text = USER_SCRIPT.read_text()
+    broken = {"misspelt_function": ("ja.epsilon(", "ja.epsilonn("), "misspelt_keyword": ("relation=", "relatoin=")}
+    files = {"sound": text} | {name: text.replace(*words, 1) for name, words in broken.items()}
+    for name, content in files.items():
+        (tmp_path / f"{name}.py").write_text(content)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [*command, "--cache-dir", str(tmp_path / "cache"), *(f"{name}.py" for name in files)],
+        cwd=tmp_path,
+        env=environment | {"MYPYPATH": str(ROOT.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    errors = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert done.stderr == "" and sorted(line.partition(".py")[0] for line in errors) == sorted(broken)
+    assert 'Module has no attribute "epsilonn"' in done.stdout
+    assert 'Unexpected keyword argument "relatoin"' in done.stdout
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_function_and_method_is_annotated(package):
+    module = importlib.import_module(package)
+    wrong = []
+    for name in public(package):
+        if "pacus" in name and not importlib.util.find_spec("opacus"):
+            continue
+        value = getattr(module, name)
+        parts = vars(value).items() if inspect.isclass(value) else [("", value)]
+        for part, member in parts:
+            function = getattr(member, "__func__", getattr(member, "fget", member))
+            if not inspect.isfunction(function) or (part.startswith("_") and part != "__init__"):
+                continue
+            if "dataclasses" in (function.__globals__.get("__name__"), getattr(function, "__module__", "")):
+                continue
+            signature = inspect.signature(function)
+            given = [p.annotation for key, p in signature.parameters.items() if key not in ("self", "cls", "_cls")]
+            if signature.empty in (*given, signature.return_annotation) and "namedtuple" not in str(function.__code__):
+                wrong.append(f"{name}.{part}".rstrip("."))
+    assert not wrong

@@ -1,0 +1,279 @@
+"""A user's script that names every public name of every public package: `mypy --strict` accepts it.
+
+`tests/test_front_door.py` checks it, and two broken copies of it, as if jaxacct were installed; nothing runs it.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import jaxacct as ja
+from jaxacct import audit, interop, mechanisms, plots, representations, samplers, selection, sweeps, training, tuning
+from jaxacct import verification as verifying
+from jaxacct.sweep import merge
+
+
+def mechanisms_of_every_kind() -> list[ja.Mechanism]:
+    gaussian = ja.Gaussian(noise_multiplier=[0.8, 1.0, 1.2])
+    sampled = ja.PoissonSampled(gaussian, sampling_probability=0.01)
+    points = ja.PrivacyProfile(epsilon=[0.0, 1.0], delta=[0.3, 1e-6], reverse_delta=[0.3, 1e-6])
+    pure: list[ja.Mechanism] = [
+        ja.AboveThreshold(threshold_scale=4.0, query_scale=8.0, answers=2, monotone=True),
+        ja.ApproximateDP(epsilon=0.1, delta=1e-7),
+        ja.DiscreteGaussian(sigma=2.0, sensitivity=1),
+        ja.DiscreteLaplace(scale=2.0, sensitivity=1),
+        ja.ExponentialMechanism(epsilon=0.5),
+        ja.FiniteOutput(p=[0.75, 0.25], q=[0.25, 0.75]),
+        ja.GaussianNoisyMax(noise_multiplier=10.0, candidates=100, monotone=False),
+        ja.Laplace(scale=10.0),
+        ja.MixtureOfGaussians(2.0, sensitivities=[0, 1], probabilities=[0.9, 0.1]),
+        ja.NumericSparse(threshold_scale=4.0, query_scale=8.0, value_scale=4.0),
+        ja.ProposeTestRelease(gaussian, test_scale=2.0, threshold=30.0),
+        ja.PureDP(epsilon=1.0),
+        ja.RandomisedResponse(probability=0.75),
+        ja.RandomizedResponse(probability=0.75, categories=3),
+        ja.ReportNoisyMax(epsilon=0.5, noise="gumbel"),
+        ja.SampledWithoutReplacement(gaussian, sampling_ratio=0.1),
+        ja.SmoothSensitivityGaussian(noise_multiplier=4.0, smoothness=0.05),
+    ]
+    run: mechanisms.Repeated = ja.repeat(sampled, steps=1000)
+    total: mechanisms.Composed = ja.compose(run, *pure)
+    return [total, points, ja.dp_sgd(noise_multiplier=1.0, sampling_probability=0.01, steps=1000)]
+
+
+def from_distribution_functions(cdf: Callable[[Any], Any]) -> ja.PrivacyProfile:
+    return ja.profile_from_cdfs(cdf, cdf, grid=np.linspace(0.0, 6.0, 601))
+
+
+def parts_of(mechanism: mechanisms.Mechanism) -> mechanisms.Components:
+    assert mechanisms.batch_shape(mechanism) == ()
+    words: tuple[str, ...] = mechanisms.directions(mechanism, mechanisms.RELATIONS[0])
+    same: list[Any] = [
+        mechanisms.AboveThreshold,
+        mechanisms.ApproximateDP,
+        mechanisms.BaseMechanism,
+        mechanisms.DiscreteGaussian,
+        mechanisms.DiscreteLaplace,
+        mechanisms.ExponentialMechanism,
+        mechanisms.FiniteOutput,
+        mechanisms.Gaussian,
+        mechanisms.GaussianNoisyMax,
+        mechanisms.Laplace,
+        mechanisms.MixtureOfGaussians,
+        mechanisms.NumericSparse,
+        mechanisms.PoissonSampled,
+        mechanisms.PrivacyProfile,
+        mechanisms.ProposeTestRelease,
+        mechanisms.PureDP,
+        mechanisms.RandomisedResponse,
+        mechanisms.RandomizedResponse,
+        mechanisms.ReportNoisyMax,
+        mechanisms.SampledWithoutReplacement,
+        mechanisms.SmoothSensitivityGaussian,
+    ]
+    made = (mechanisms.compose, mechanisms.dp_sgd, mechanisms.profile_from_cdfs, mechanisms.repeat)
+    print(mechanisms.DIRECTIONS, words, same, made)
+    return mechanisms.components(mechanism, "add_or_remove_one", "remove")
+
+
+def accounted(run: ja.Mechanism) -> float:
+    b: ja.Bounds = ja.epsilon(
+        run, delta=1e-5, relation="add_or_remove_one", engine="auto", rtol=1e-4, memory_bytes=2**30
+    )
+    d: ja.Bounds = ja.delta(run, epsilon=2.0, relation="add_one")
+    p: ja.Profile = ja.profile(run, relation="remove_one", engine="lattice")
+    gradient: ja.Mechanism = ja.epsilon_gradient(run, delta=1e-5)
+    renyi: list[ja.Bounds] = [ja.rdp_epsilon(run, 1e-5, orders=[2.0]), ja.rdp_delta(run, 1.0)]
+    c: ja.Calibration = ja.calibrate_noise_multiplier(
+        target_epsilon=2.0, target_delta=1e-5, sampling_probability=0.01, steps=10_000, candidates="iid"
+    )
+    more = [
+        ja.calibrate_steps(2.0, 1e-5, noise_multiplier=1.0, sampling_probability=0.01, max_steps=10**6),
+        ja.calibrate_sampling_probability(2.0, 1e-5, noise_multiplier=1.0, steps=100),
+    ]
+    allowed: ja.AllowedRepetitions = ja.repetitions_allowed(run, target_epsilon=3.0, target_delta=1e-5)
+    checked: ja.Verification = ja.verify(run, b, delta=1e-5, seconds=10.0)
+    again: verifying.Verification = verifying.verify(run, d, epsilon=2.0)
+    try:
+        print(ja.explain(b.status, b.kind), c.value, more, allowed.repetitions, gradient, renyi, p.tradeoff(0.05))
+    except ja.InputError as error:
+        print(error, checked.status, again.digits, ja.__version__)
+    return float(b.upper)
+
+
+def swept(out: Path) -> sweeps.Table:
+    grid = {"noise_multiplier": [0.8, 1.0], "sampling_probability": 0.01, "steps": 1000, "delta": 1e-5}
+    planned: sweeps.Plan = sweeps.plan(grid, mode="product")
+    print(planned.seconds, ja.sweep is sweeps.sweep)
+    try:
+        table: sweeps.Table = ja.sweep(grid, out=out, resume=True)
+    except (sweeps.SweepInterrupted, sweeps.FailedRows) as stopped:
+        print(stopped)
+        table = merge([out]) if out.exists() else sweeps.merge([out], overwrite=True)
+    read: sweeps.Grid = sweeps.read_grid("grid.toml")
+    drawn: dict[str, Any] = plots.plot(table, "figure.png", kind="curve")
+    print(len(read), drawn)
+    return sweeps.read_table(out)
+
+
+def selected(run: ja.Mechanism) -> ja.Bounds:
+    laws: list[selection.Law] = [
+        selection.Binomial(trials=20, probability_of_run=0.5),
+        selection.Categorical(probabilities=[0.5, 0.5]),
+        selection.Geometric(gamma=0.1),
+        selection.Logarithmic(gamma=0.1),
+        selection.PointMass(repetitions=3),
+        selection.Poisson(mean=10.0),
+        selection.TruncatedNegativeBinomial(eta=0.5, gamma=0.1),
+        selection.TwoPoint(few=1, many=10, probability_of_few=0.5),
+    ]
+    k = selection.TruncatedNegativeBinomial(eta=1.0, gamma=0.1)
+    chosen: selection.Selection | selection.AdaptiveSelection = selection.select(run, laws[0], bound="worst_case")
+    worst: selection.Attack = selection.attack(run, laws[0], delta=1e-5)
+    bounds: list[ja.Bounds] = [
+        selection.bound_delta(run, k, 1.0),
+        selection.bound_epsilon(run, k, 1e-5, bound="renyi"),
+        selection.monotone_score_delta(1.0, k, 1.0),
+        selection.monotone_score_epsilon(1.0, k, 1e-5),
+        selection.subset_epsilon(run, k, run, 0.1, 1e-5),
+    ]
+    guarantees: list[representations.Guarantee] = [
+        selection.gaussian_selection(k, 1.0, 1e-5),
+        selection.noisy_max_epsilon(10.0, 100, 1, 1e-5),
+        selection.propose_test_release_guarantee(1.0, 1e-6, 0.1, 1e-6, 1e-6),
+        selection.random_stopping(k, 1.0, 1e-6, 100),
+        selection.two_point_selection(k, 1.0, 1e-6),
+    ]
+    others: list[Any] = [
+        selection.candidates_profile([run], [0.0, 1.0]),
+        selection.expected_cost(k, 0.1, 60_000, 10),
+        selection.grid_noise_multipliers(2.0, 1e-5, 0.01, 1000),
+        selection.line_noise_multiplier(0.1, 0.01, 1000),
+        selection.noisy_max_renyi(10.0, 100, 2.0),
+        selection.output_law([0.5, 0.5], k),
+        selection.subset_renyi([0.1], [0.1], 0.1),
+        selection.thresholds(k, 1.0, 1e-6, 1e-5),
+    ]
+    print(selection.BOUNDS, worst.epsilon, bounds, guarantees, others)
+    return ja.epsilon(chosen, 1e-5)
+
+
+def represented(run: ja.Mechanism) -> list[ja.Bounds]:
+    curve: representations.RenyiCurve = representations.renyi_curve(run)
+    print(
+        representations.advanced_composition(0.1, 1e-6, 10, 1e-6),
+        representations.basic_composition([0.1], [1e-6]),
+        representations.parallel_composition([0.1], [1e-6]),
+        representations.gdp_clt(1.0, 0.01, 1000),
+        representations.renyi_from_zcdp(0.1, [2.0]),
+        curve.orders,
+    )
+    return [
+        representations.clt_epsilon(1.0, 0.01, 1000, 1e-5),
+        representations.delta_from_renyi([2.0], [0.1], 1.0),
+        representations.delta_from_zcdp(0.1, 1.0),
+        representations.epsilon_from_renyi([2.0], [0.1], 1e-5),
+        representations.epsilon_from_zcdp(0.1, 1e-5),
+        representations.exact_composition(0.1, 0.0, 10, 1e-6),
+        representations.fourier_delta(run, 1.0),
+        representations.gdp_from_profile([0.0, 1.0], [0.3, 0.1]),
+        representations.profile_from_gdp(1.0, 1.0),
+        representations.profile_from_tradeoff([0.0, 1.0], [1.0, 0.0], 1.0),
+        representations.rdp_delta(run, 1.0),
+        representations.rdp_epsilon(run, 1e-5),
+        representations.renyi_divergence(run, 2.0),
+        representations.renyi_from_profile(lambda e: np.exp(-e), lambda e: np.exp(-e), 2.0, largest=10.0),
+        representations.riemann_delta(1.0, 0.01, 1000, 1.0),
+        representations.subsampled_renyi(run, 0.01, 2.0),
+        representations.tradeoff_from_approximate_dp(1.0, 1e-5, 0.1),
+        representations.tradeoff_from_gdp(1.0, 0.1),
+        representations.tradeoff_from_profile([0.0, 1.0], [0.3, 0.1], 0.1),
+        representations.tradeoff_from_renyi([2.0], [0.1], 0.1),
+        representations.zcdp_from_renyi([2.0], [0.1]),
+        representations.zero_concentrated(run),
+    ]
+
+
+def trained(loss: Callable[[Any, Any], Any], optimizer: Any, params: Any, data: Any) -> training.State:
+    plan = training.Plan(target_epsilon=3.0, target_delta=1e-5, dataset_size=60_000, expected_batch_size=512, epochs=20)
+    clip = training.AdaptiveClip(1.0, quantile=0.5)
+    trainer = training.Trainer(loss, optimizer, plan, clip_norm=clip, micro_batch=64)
+    clipped: training.Clipped = training.clipped_sum(loss, params, data, clip_norm=1.0)
+    key = training.fresh_key()
+    batches = [training.poisson(key, 100, 0.1), training.fixed_batches(key, 100, 10, 0)]
+    batches.append(training.without_replacement(key, 100, 10))
+    total: int = training.over_micro_batches(batches[0], 8, lambda carry, rows, mask: carry, 0)
+    print(clipped.total, total, training.CHACHA20, training.sensitivity(1.0), training.ways(loss, params, data))
+    print(training.noisy_mean(key, 1.0, 1.0, 512.0), training.Segment, training.Ledger.open("run.jsonl"))
+    return trainer.fit(trainer.init(params), data, ledger="run.jsonl")
+
+
+def tuned(loss: Callable[[Any, Any], Any], make: Callable[[Mapping[str, Any]], Any], data: Any) -> tuning.Tuned:
+    law = selection.Geometric(0.1)
+    rate: tuning.Distribution = tuning.LogUniform(1e-3, 1.0)
+    space: tuning.Space = tuning.Random({"rate": rate, "clip": tuning.Choice([1, 2]), "decay": tuning.Uniform(0, 1)})
+    points: tuning.Grid = tuning.grid(rate=[0.1, 0.2])
+    matched = tuning.MatchedPlan(3.0, 1e-5, 60_000, law, sampling_probability=0.01, epochs=10)
+    subset = tuning.SubsetPlan(3.0, 1e-5, 60_000, 0.1, law, sampling_probability=0.01, epochs=10)
+    score = tuning.PrivateScore(lambda params, data: 0.5, data, noise_multiplier=10.0)
+    small: tuning.SubsetTuned = tuning.tune_on_subset(
+        loss, make, points, data, subset, init=lambda key: 0.0, score=lambda params: 0.5
+    )
+    cost = tuning.Cost(law, 60_000, 10)
+    advice: tuning.Advice = tuning.advise(3.0, 1e-5, 60_000, 0.01, epochs=10)
+    words = tuning.key_words([bytes(32)])
+    train = tuning.side_by_side(loss, make, training.Plan(noise_multiplier=1.0), clip_norm=1.0)
+    other = tuning.tune_with(lambda config, key: 0.0, space, ja.Gaussian(1.0), law, target_delta=1e-5, score=float)
+    print(small.config, cost, advice.options, words, train, tuning.extrapolated({"rate": 0.1}, 10.0), other.status)
+    print(tuning.truncated(law, 100))
+    return tuning.tune(loss, make, space, data, matched, init=lambda key: 0.0, score=score, clip_norm=1.0)
+
+
+def audited(trainer: training.Trainer, data: Any, run: ja.Mechanism) -> audit.Report:
+    law = selection.Geometric(0.1)
+    found: audit.LowerBound = audit.clopper_pearson(1, 100, 1, 100, delta=1e-5, confidence=0.95)
+    cells: audit.Cells = audit.attack_cells(selection.attack(run, law, delta=1e-5), run)
+    game: audit.Game = audit.gradient_canaries(trainer, data, count=10)
+    played: type[audit.Played] = audit.Played
+    others = [
+        audit.gaussian_fit(1, 100, 1, 100, delta=1e-5),
+        audit.from_scores([0.0], [1.0], delta=1e-5),
+        audit.one_run(60, 100, 100, delta=1e-5),
+        audit.cell_audit(cells, law, delta=1e-5, runs=1000),
+    ]
+    counts = [
+        audit.cell_counts([0.5, 0.5], law, 1000),
+        audit.count_winners(audit.gaussian(1.0), lambda x: x, law, 1000, lambda x: x > 0),
+        audit.winners(audit.finite([0.5, 0.5]), lambda x: x, law, 1000, seed=1),
+        audit.winning_ranks(law, 1000),
+    ]
+    print(others, counts, played, audit.one_run_p_value(1.0, 60, 100, 100, 1e-5), audit.coin_guesses([0.0], [1], 1, 1))
+    print(game, audit.input_canary(trainer, data, 0))
+    return audit.Report([audit.Row("run", found, (audit.Claim("claimed", 3.0, 1e-5, kind="bound"),))])
+
+
+def exchanged(run: ja.Mechanism, event: Any) -> str:
+    interop.register_opacus()
+    accountants: tuple[Any, ...] = (interop.CertifiedAccountant(), interop.OpacusAccountant())
+    if interop.supports(event):
+        run = interop.from_dp_event(event)
+    print(accountants, interop.to_dp_event(interop.from_json(interop.to_json(run))))
+    return interop.to_json(run)
+
+
+def sampled_exactly() -> list[Any]:
+    sparse = samplers.SparseVector(epsilon=1, threshold=10, sensitivity=1, rng=random.Random(0))
+    return [
+        samplers.DiscreteGaussianNoise(variance=100).release([12, 7]),
+        samplers.DiscreteLaplaceNoise(scale=10).release([12]),
+        samplers.ExponentialChoice(epsilon=1.0).sample_exact([10, 9, 2]),
+        samplers.GaussianNoisyMaxChoice(noise_multiplier=10.0, monotone=True),
+        samplers.NoisyMaxChoice(epsilon=1.0, noise="laplace"),
+        samplers.exponential_epsilon(1.0, 0.1, 10, optimal=1),
+        samplers.exponential_error(1.0, 0.1, 10),
+        samplers.exponential_failure(1.0, 1.0, 10),
+        sparse,
+    ]
