@@ -2,6 +2,6 @@
 
 from jaxacct.lazy import names
 
-_HOMES = {"Verification": "record", "verify": "verdict"}
+_HOMES = {"Verification": "result", "verify": "bracket_check"}
 __all__ = sorted(_HOMES)
 __getattr__, __dir__ = names(__name__, _HOMES)

@@ -22,10 +22,10 @@ from jaxacct.validation import (
     choice,
     refuse_tracers,
 )
-from jaxacct.verification import profile, simple_tests
-from jaxacct.verification.balls import arb, ball, between, outward, precision, until
-from jaxacct.verification.laws import directions, expand
-from jaxacct.verification.record import NotCovered, OutOfTime, Unplanned, Verification
+from jaxacct.verification import delta_enclosure, quick_enclosure
+from jaxacct.verification.ball_arithmetic import ball, between, digits_of, outward, precision, until
+from jaxacct.verification.loss_definition import directions, expand
+from jaxacct.verification.result import NotCovered, OutOfTime, Unplanned, Verification
 
 __all__ = ["verify"]
 
@@ -41,8 +41,8 @@ def verify(
 ) -> Verification:
     """Check a bracket of epsilon (give `delta`) or of delta (give `epsilon`) in ball arithmetic.
 
-    A second program: it starts from the definition of the privacy loss and shares no code with the engines.  With
-    delta(eps) the larger of the relation's directions, a bracket [lower, upper] of epsilon is
+    This is a second program.  It starts from the definition of the privacy loss and shares no code with the engines.
+    With delta(eps) the larger of the relation's directions, a bracket [lower, upper] of epsilon is
 
         verified where delta(upper) <= delta and delta(lower) >= delta were both enclosed,
         refuted where one of them was enclosed on the other side,
@@ -56,8 +56,10 @@ def verify(
     mechanism : Mechanism
     bounds : Bounds, anything with `lower` and `upper`, or the result of a calibration (its `epsilon`)
     delta, epsilon : array_like
-        The one that the bracket is not of.  Mechanism, bounds and this broadcast.
-    relation : as in `ja.epsilon`
+        Give one: delta where the bracket is of epsilon, epsilon where it is of delta.  It broadcasts with the mechanism
+        and the bounds.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+        The neighbouring relation for which the bracket was computed.
     seconds : float
         Time limit of each configuration.
 
@@ -71,6 +73,12 @@ def verify(
     ------
     InputError
         Invalid values, or shapes that do not broadcast.
+    ModuleNotFoundError
+        The package python-flint is not installed (extra `verify`).
+
+    References
+    ----------
+    jaxacct/verification/README.md has every formula with its proof; Johansson (2017), Arb, is the ball arithmetic.
 
     >>> import jaxacct as ja
     >>> b = ja.epsilon(ja.Gaussian(2.0), 1e-5)
@@ -98,7 +106,7 @@ def verify(
         place = np.unravel_index(int(rows[index]), mine) if mine else ()
         one = element(mechanism, tuple(int(i) for i in place))
         row = (float(low[index]), float(high[index]), float(values[index]))
-        results[index] = _One(one, relation, quantity, seconds).decide(*row)
+        results[index] = _Configuration(one, relation, quantity, seconds).decide(*row)
     columns = [np.empty(shape, kind) for kind in ("<U9", int, float, float, float, float, object)]
     for index in np.ndindex(shape):
         for column, value in zip(columns, results[index], strict=True):
@@ -125,8 +133,8 @@ def _bracket(bounds: Any) -> tuple[np.ndarray, np.ndarray]:
     return ends[0], ends[1]
 
 
-class _One:
-    """One configuration."""
+class _Configuration:
+    """The check of one configuration, with every enclosure of delta that was found on the way."""
 
     def __init__(self, mechanism: Mechanism, relation: str, quantity: str, seconds: float) -> None:
         self.mechanism, self.relation, self.quantity, self.seconds = mechanism, relation, quantity, seconds
@@ -193,13 +201,13 @@ class _One:
         return 0
 
     def _enclosures(self, epsilon: float, target: float) -> Iterator[tuple[Any, Any]]:
-        """Finer and finer enclosures of delta(epsilon), the larger of the directions, each with the target."""
+        """Finer and finer enclosures of delta(epsilon), the larger of the directions, each beside the target."""
         with precision(128):
             aim = ball(target)
         log_scale = math.log(target) if target > 0 else -800.0
         found = self._wide(epsilon)
         yield self._larger(found, epsilon, 160), aim
-        for level in range(profile.LEVELS):
+        for level in range(delta_enclosure.LEVELS):
             # the direction that may leak most comes first, and often decides alone
             for name in sorted(found, key=lambda each: -float(found[each].abs_upper())):
                 if time.monotonic() > self.deadline:
@@ -210,16 +218,16 @@ class _One:
                 try:
                     with until(self.deadline):
                         build = functools.partial(self._composition, name)
-                        closer = profile.enclose(build, epsilon, log_scale, level)
+                        closer = delta_enclosure.enclose(build, epsilon, log_scale, level)
                 except (OutOfTime, Unplanned) as error:
                     self.reason = str(error) or "the time was up"
                     continue
                 if closer.is_finite():
                     found[name] = closer
-                    yield self._larger(found, epsilon, profile.BITS[level]), aim
+                    yield self._larger(found, epsilon, delta_enclosure.BITS[level]), aim
 
     def _wide(self, epsilon: float) -> dict[str, Any]:
-        """An enclosure of each direction at almost no cost; directions that are alike are one."""
+        """An enclosure of each direction at almost no cost; two directions with equal losses appear once."""
         names = directions(self.mechanism, self.relation)
         with precision(160):
             alike = {self._composition(name).keys: name for name in reversed(names)}
@@ -227,11 +235,11 @@ class _One:
             for name in reversed(alike.values()):
                 composition, wide = self._composition(name), between(0, 1)
                 if not math.isinf(epsilon):
-                    simple = simple_tests.enclose(composition, ball(epsilon))
+                    simple = quick_enclosure.enclose(composition, ball(epsilon))
                     wide = simple if simple.is_finite() else wide
                 if len(alike) > 1:
-                    # often a direction cannot reach the other
-                    most = profile.at_most(composition, epsilon)
+                    # often this shows that one direction leaks less than the other
+                    most = delta_enclosure.at_most(composition, epsilon)
                     low, high = wide.lower().max(0), wide.upper()
                     wide = between(low.min(most), high.min(most)) if most.is_finite() else wide
                 found[name] = wide
@@ -248,7 +256,7 @@ class _One:
 
     def _reaches(self, end: float) -> int:
         """Whether epsilon at delta 0, the largest loss, is at least `end`."""
-        for bits in profile.BITS:
+        for bits in delta_enclosure.BITS:
             with precision(bits):
                 sides = []
                 for name in directions(self.mechanism, self.relation):
@@ -267,7 +275,7 @@ class _One:
         seconds = time.monotonic() - self.begin
         low, high = outward(self.known[at]) if at in self.known else (0.0, 1.0)
         low, high = max(low, 0.0), min(high, 1.0)
-        digits = min((_digits(found) for found in self.known.values()), default=99)
+        digits = min((digits_of(found) for found in self.known.values()), default=99)
         wrong = [name for name, side in sides.items() if side == -1]
         open_ = [name for name, side in sides.items() if side == 0]
         bracket = f"{self.quantity} in [{ends[0]!r}, {ends[1]!r}]"
@@ -282,16 +290,3 @@ class _One:
             digits = 0
         words += f" (ball arithmetic, {digits} digits, {seconds:.1f} s)"
         return status, digits, low, high, at, seconds, words
-
-
-def _digits(found: Any) -> int:
-    """Decimal digits to which a ball is known."""
-    if not found.is_finite():
-        return 0
-    with precision(64):
-        size, radius = found.abs_upper(), arb(found.rad())
-        if radius.is_zero():
-            return 99
-        if size.is_zero():
-            return 0
-        return max(0, min(99, math.floor(float((size / radius).log().mid()) / math.log(10.0))))

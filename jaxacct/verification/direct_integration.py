@@ -4,8 +4,8 @@ With m_i = 1 - q_i + q_i e^{y_i}, the ratio of step i at its output u_i ~ N(0, 1
 
     remove: delta = E[(m_1 ... m_n - E)_+],    add: delta = E times E[(1/E - m_1 ... m_n)_+].
 
-The plane (or space) is cut where each step has an equal share of the loss, so that no integral meets the point where
-the last step's threshold leaves the real line.  See README.md.
+The outputs are cut where each step has an equal share of the loss.  No integral then meets the point where the last
+step's threshold leaves the real line.  Proofs: README.md of this folder, "Two and three steps".
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxacct.verification.balls import acb, arb, ball, between, precision, tick
-from jaxacct.verification.record import Unplanned
-from jaxacct.verification.sampled_gaussian import SampledGauss
+from jaxacct.verification.ball_arithmetic import acb, arb, ball, between, precision, tick
+from jaxacct.verification.result import Unplanned
+from jaxacct.verification.sampled_gaussian import SampledGaussian
 
 __all__ = ["enclose", "fits"]
 
-MOST = 3
-"""Steps."""
-FARTHEST = 60
-"""Deviations below the cut at which the search for an end of the range gives up."""
+MOST_STEPS = 3
+"""Most steps: four would nest three integrals, and are left to the sum over a line."""
+FARTHEST_DEVIATIONS = 60
+"""The search for the lower end of a range gives up at this distance below the cut, in deviations of the noise."""
 WIDE_EVALUATIONS = 300
-"""Limit of an inner integral whose outer variable is a wide ball: it only bounds an outer rule's error."""
+"""Most evaluations in an inner integral whose outer variable is a wide ball: it need only bound an outer error."""
 
 
 def fits(parts: Any) -> bool:
     """Whether these are two or three sampled Gaussian steps."""
-    return all(isinstance(part, SampledGauss) for part, _ in parts) and 2 <= sum(n for _, n in parts) <= MOST
+    return all(isinstance(part, SampledGaussian) for part, _ in parts) and 2 <= sum(n for _, n in parts) <= MOST_STEPS
 
 
 def enclose(build: Callable[[], Any], epsilon: float, log_scale: float, digits: int) -> Any:
@@ -57,9 +57,9 @@ class _Aims:
 
 @dataclass(frozen=True)
 class _Step:
-    """One step; for remove sign = 1 and outputs above a threshold count, for add sign = -1 and those below."""
+    """One step.  For remove, sign = 1 and outputs above a threshold count; for add, sign = -1 and those below."""
 
-    law: SampledGauss
+    law: SampledGaussian
     sign: int
 
     def ratio(self, u: Any) -> Any:
@@ -95,7 +95,7 @@ def _last(step: _Step, grown: Any) -> Any:
 
 
 def _cuts(steps: list[_Step], grown: Any) -> list[Any]:
-    """Outputs whose ratios multiply to `grown`, each as much above its infimum 1 - q as the others."""
+    """Outputs whose ratios multiply to `grown`, each ratio the same multiple of its infimum 1 - q."""
     floors = [1 - step.law.rate for step in steps]
     share = grown
     for floor in floors:
@@ -114,6 +114,7 @@ def _whole(steps: list[_Step], grown: Any, aims: _Aims) -> Any:
         rest, others = _without(steps, i), _without(cuts, i)
         inner: Callable[[Any], Any]
         if len(rest) == 1:
+            # the checker cannot infer the type of a default argument of a lambda
             inner = lambda m, other=rest[0]: _last(other, grown / m)  # type: ignore[misc]
         else:
             inner = _Two(rest, others, grown, 1 - steps[i].law.rate, steps[i].ratio(cuts[i]), aims)
@@ -124,8 +125,9 @@ def _whole(steps: list[_Step], grown: Any, aims: _Aims) -> Any:
 class _Two:
     """What two steps add to a third whose ratio is m, where the third's output is below its cut.
 
-    +-payoff at the cuts b of grown/m, and for each step the integral of the other's closed form: from its own cut a to
-    b whole, and below a by half, since there the third and this one change places.
+    It is +-payoff at the cuts b of grown/m, and for each step the integral of the other's closed form.  The integral
+    counts fully from the step's own cut a to b.  Below a it counts by half, since there the third step and this one
+    could change places and the outputs are counted in the terms of both.
     """
 
     def __init__(self, steps: list[_Step], cuts: list[Any], grown: Any, least: Any, most: Any, aims: _Aims) -> None:
@@ -139,7 +141,7 @@ class _Two:
             self.lows[i] = _end(steps[i], cuts[i], inner, aims.tolerance)[0]
 
     def __call__(self, m: Any) -> Any:
-        # where m is wide, its integrals are no closer than it is
+        # where m is a wide ball, its integrals cannot be known more closely than m
         wide = (m.rad() / m.abs_lower()).abs_upper()
         if not wide < 1:
             return acb("nan")
@@ -161,7 +163,7 @@ def _without(items: list[Any], i: int) -> list[Any]:
 
 
 def _distinct(steps: list[_Step]) -> list[tuple[int, int]]:
-    """The first of each law, and how many are like it."""
+    """The index of the first step of each law, and how many steps have that law."""
     keys = [step.law.key for step in steps]
     return [(i, keys.count(key)) for i, key in enumerate(keys) if key not in keys[:i]]
 
@@ -189,9 +191,9 @@ def _left(step: _Step, low: Any, inner: Callable[[Any], Any]) -> Any:
 
 
 def _end(step: _Step, cut: Any, inner: Callable[[Any], Any], tolerance: Any) -> tuple[Any, Any]:
-    """Where the range begins, and what is below it."""
+    """The lower end of the range, and what the integral below it adds."""
     top = min(float(cut.real.mid()), 0.0)
-    for away in range(1, FARTHEST):
+    for away in range(1, FARTHEST_DEVIATIONS):
         tick()
         low = acb(top - away)
         left = _left(step, low, inner)
@@ -201,9 +203,9 @@ def _end(step: _Step, cut: Any, inner: Callable[[Any], Any], tolerance: Any) -> 
 
 
 def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, wide: Any) -> Any:
-    """From one ball to another, whatever their members: the variable is the share t of the way.
+    """The integral from any member of one ball to any member of another: the variable is the share t of the way.
 
-    wide : how far the function is from being known, as a share of its variable; its integral need be no closer.
+    wide : relative radius of what the function depends on; the integral need not be known more closely.
     """
     way = high - low
 

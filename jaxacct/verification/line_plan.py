@@ -1,6 +1,7 @@
-"""Where the line of a sum is, its period, how far it goes and what is taken out of it: planning, in floats.
+"""Planning of a sum over a vertical line, in floats.
 
-Nothing here enters a bound without being bounded again in balls.
+A plan says where the line is, the period of the sum, how far the sum goes, and what is taken out of it.  Nothing
+planned enters a bound without being bounded again in ball arithmetic: a bad plan costs width, and never truth.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.verification import calm
-from jaxacct.verification.record import Unplanned
-from jaxacct.verification.sampled_floats import Cut
+from jaxacct.verification import small_loss_steps
+from jaxacct.verification.result import Unplanned
+from jaxacct.verification.sampled_gaussian_planning import Cut
 
 __all__ = ["Line", "Plan", "plans", "saddle"]
 
-SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
-"""Where the line may be, relative to the saddle point."""
-SLACK = 3e-3
-"""Share of epsilon by which a period is longer than the gap to the end of the losses: it serves neighbours too."""
-LONG = 400_000
-"""Products of a node in t and a node in x above which a composition of sampled Gaussians is taken apart."""
+LINE_SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
+"""Positions of the line that are tried, as shares of the saddle point.  See `_line` for why one may lie below it."""
+PERIOD_SLACK = 3e-3
+"""A period exceeds the gap to the end of the losses by this share of epsilon, so that it serves near epsilons too."""
+LONG_SUM_PRODUCTS = 400_000
+"""Products (of a node in t and a node in x) from which on a sum is long, and a plan with cuts is tried instead."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where the line is, how far the sum goes and how much it is smoothed; nothing here enters a bound unproved.
+    """Everything that is chosen before a sum over a line is made.
 
-    calm : where the sum is of what the calm steps do not give, their cuts.
-    cuts : where the largest outputs are left out, the cuts of each part.
+    line : the line and the period of the sum along it.
+    count : nodes of the sum.
+    smoothing : deviation of the extra Gaussian loss, 0 where there is none; see "Smoothing" in README.md.
+    bits : accuracy of the values of M, in natural digits.
+    cost : products (of a node in t and a node in x) that the sum takes.
+    small_loss : the cuts by which steps with small loss are taken apart, None where they are not.
+    cuts : the cuts of each part above which its largest outputs are left out; empty where none are.
     """
 
     line: Line
@@ -52,36 +58,41 @@ class Plan:
     smoothing: float
     bits: float
     cost: float
-    calm: calm.Calm | None = None
+    small_loss: small_loss_steps.SmallLossSteps | None = None
     cuts: tuple[tuple[Cut, ...], ...] = ()
 
 
 def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
-    """Ways to the sum, until one is short: as it is; for sampled Gaussians with calm steps apart, or cut above."""
+    """Plans in the order in which they are tried, until one is short.
+
+    The first sum is of the composition as it is.  For sampled Gaussians there follow the sum with the steps of small
+    loss taken apart, and, for remove, both sums again with the largest outputs left out.
+    """
     first = _plan(parts, epsilon, aim, most, False)
     yield first
-    if first.cost < LONG or not calm.fits(parts):
+    if first.cost < LONG_SUM_PRODUCTS or not small_loss_steps.only_sampled_gaussians(parts):
         return
     best = _plan(parts, epsilon, aim, most, True)
     yield best
-    if best.cost < LONG or parts[0][0].direction == "add":
+    if best.cost < LONG_SUM_PRODUCTS or parts[0][0].direction == "add":
         return
-    for width in calm.TOP_WIDTHS:
-        kept = calm.without_largest(parts, aim - 2.0, width)
+    for width in small_loss_steps.LARGEST_CUT_WIDTHS:
+        kept = small_loss_steps.without_largest(parts, aim - 2.0, width)
         for apart in (False, True):
             found = _plan(kept, epsilon, aim, most, apart)
             yield replace(found, cuts=tuple(part.cuts for part, _ in kept))
-            if found.cost < LONG:
+            if found.cost < LONG_SUM_PRODUCTS:
                 return
 
 
 def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Plan:
     """Choose the line near the saddle point, the period by the aliases and the cut-off by the decay.
 
-    apart : the sum is of what the calm steps do not give.
+    apart : whether the steps with small loss are taken apart.
     """
 
     def action(c: np.ndarray) -> np.ndarray:
+        # parts have no common type that says log_mgf returns an array
         return sum(count * part.log_mgf(c) for part, count in parts) - c * epsilon  # type: ignore[no-any-return]
 
     wanted = aim - 2.0
@@ -99,13 +110,13 @@ def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Pla
 
     step, smoothing = 2 * np.pi / period, 0.0
     if apart:
-        found = calm.plan(parts, c, epsilon, wanted, step, most, bits)
+        found = small_loss_steps.plan_split(parts, c, epsilon, wanted, step, most, bits)
         if found is None:
             return Plan(line, 2, 0.0, bits, float("inf"))
         count = max(int(np.ceil(found.far / step)) + 1, 2)
-        return Plan(line, count, 0.0, bits, found.cost + count * nodes, found.calm)
-    last = calm.falls_to(left_over, step, most * step, wanted)
-    if not np.isfinite(last) and calm.fits(parts):
+        return Plan(line, count, 0.0, bits, found.cost + count * nodes, found.small_loss)
+    last = small_loss_steps.where_it_falls_to(left_over, step, most * step, wanted)
+    if not np.isfinite(last) and small_loss_steps.only_sampled_gaussians(parts):
         return Plan(line, 2, 0.0, bits, float("inf"))
     if not np.isfinite(last):
         # a smoothed loss has no ends
@@ -132,28 +143,32 @@ def saddle(parts: Any, epsilon: float) -> float:
 
 
 def _gaps(parts: Any, epsilon: float) -> tuple[float, float]:
-    """How far the least loss lies below epsilon and the largest above it, in floats, a little more; inf for none."""
+    """How far the least loss lies below epsilon and the largest above it, in floats and a little enlarged.
+
+    inf where the losses have no such end.
+    """
     sides = []
     for name, sign in (("least", -1.0), ("largest", 1.0)):
         ends: list[Any] = [getattr(part, name, None) for part, _ in parts]
         gap = np.inf
         if all(end is not None for end in ends):
             total = sum(count * float(end.mid()) for end, (_, count) in zip(ends, parts, strict=True))
-            gap = max(sign * (total - epsilon), 0.0) + SLACK * (abs(total) + abs(epsilon))
+            gap = max(sign * (total - epsilon), 0.0) + PERIOD_SLACK * (abs(total) + abs(epsilon))
         sides.append(float(gap))
     return sides[0], sides[1]
 
 
 def _line(action: Any, saddle: float, wanted: float, gaps: tuple[float, float]) -> Line:
-    """The line and the shortest period whose aliases are below e^wanted.
+    """The line that costs least, and for it the shortest period whose aliases are below e^wanted.
 
-    Below the saddle point the aliases above may fall much faster, at the price of digits that cancel.
+    On a line below the saddle point the aliases above epsilon may fall much faster; the price is that more leading
+    digits of the sum cancel.
     """
     orders = saddle * np.geomspace(0.01, 30.0, 120)
     beneath = -1.0 - (saddle + 1.0) * np.geomspace(1e-2, 1e2, 30)
-    sizes, deeper, starts = action(orders), action(beneath), action(saddle * np.array(SHARES))
+    sizes, deeper, starts = action(orders), action(beneath), action(saddle * np.array(LINE_SHARES))
     found = []
-    for share, start in zip(SHARES, starts, strict=True):
+    for share, start in zip(LINE_SHARES, starts, strict=True):
         c = share * saddle
         inside, above = orders < 0.99 * c, orders > 1.001 * c
         below = np.append(orders[inside], beneath)

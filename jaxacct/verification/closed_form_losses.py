@@ -1,4 +1,4 @@
-"""Losses whose moment generating function is a closed form: Gaussian, Laplace, bounded range."""
+"""Losses with closed forms: Gaussian, Laplace and bounded range, and one step of Poisson-sampled Laplace."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.verification.balls import acb, arb, gaussian_tail
+from jaxacct.verification.ball_arithmetic import acb, arb, gaussian_tail
 
-__all__ = ["BoundedRange", "ClosedForm", "Gauss", "LaplaceLoss", "sampled_hockey_stick"]
+__all__ = ["BoundedRange", "ClosedForm", "GaussianLoss", "LaplaceLoss", "SampledLaplace", "sampled_hockey_stick"]
 
 
 class ClosedForm:
@@ -30,7 +30,7 @@ class ClosedForm:
 
 
 @dataclass(frozen=True)
-class Gauss(ClosedForm):
+class GaussianLoss(ClosedForm):
     """Loss N(square/2, square): Gaussians composed, square the sum of 1/sigma^2."""
 
     square: Any
@@ -143,6 +143,28 @@ class BoundedRange(ClosedForm):
         if epsilon <= -self.top:
             return 1 - epsilon.exp()
         return ((self.top / 2).exp() - (epsilon / 2).exp()) ** 2 / self.top.expm1()
+
+
+@dataclass(frozen=True)
+class SampledLaplace(ClosedForm):
+    """Lap(0, 1/top) against Lap(1, 1/top), sampled at a rate in (0, 1); the unsampled loss is alike both ways."""
+
+    top: Any
+    rate: Any
+    direction: str
+
+    @property
+    def key(self) -> Any:
+        return ("SampledLaplace", self.top.str(40), self.rate.str(40), self.direction)
+
+    @property
+    def largest(self) -> Any:
+        if self.direction == "remove":
+            return (1 - self.rate + self.rate * self.top.exp()).log()
+        return -(1 - self.rate + self.rate * (-self.top).exp()).log()
+
+    def hockey_stick(self, epsilon: Any) -> Any:
+        return sampled_hockey_stick(LaplaceLoss(self.top), self.rate, self.direction, epsilon)
 
 
 def sampled_hockey_stick(base: Any, rate: Any, direction: str, epsilon: Any) -> Any:

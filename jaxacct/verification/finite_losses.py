@@ -1,4 +1,4 @@
-"""Laws with finitely many losses, or integer noise cut far out: two vectors of masses."""
+"""Laws with finitely many losses, as two vectors of masses; integer noise is one after its far tails are cut off."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from typing import Any
 import numpy as np
 
 from jaxacct import mechanisms as known
-from jaxacct.verification.balls import acb, arb, ball
-from jaxacct.verification.record import NotCovered
+from jaxacct.verification.ball_arithmetic import acb, arb, ball
+from jaxacct.verification.result import NotCovered
 
-__all__ = ["Finite", "from_masses"]
+__all__ = ["FiniteLosses", "from_masses"]
 
-REACH = 24
-"""Deviations of integer Gaussian noise kept on either side: what is cut is below e^{-288}."""
+REACH_DEVIATIONS = 24
+"""Deviations of integer Gaussian noise that are kept on either side: the mass cut off is below e^{-288}."""
 MOST_OUTCOMES = 20_000
+"""Most outcomes of integer noise that are covered: each has balls of its own."""
 
 
 @dataclass(frozen=True)
-class Finite:
+class FiniteLosses:
     """Outcomes with a finite loss log p/q, and the P-mass `infinity` where dQ = 0.
 
     grid : (offset, step, whole numbers k) where loss = offset + k step is known exactly, else None.
-    cut : upper bound of the P-mass of outcomes that are left out (0 but for integer Gaussian noise).
+    cut : upper bound of the P-mass of outcomes that are left out; 0 except for integer Gaussian noise.
+    unbounded : whether the whole law, with what is left out, has unbounded losses.
     """
 
     key: Any
@@ -111,7 +113,7 @@ class Finite:
         return total
 
 
-def from_masses(base: Any, rate: Any, relation: str, direction: str, moved: int) -> Finite:
+def from_masses(base: Any, rate: Any, relation: str, direction: str, moved: int) -> FiniteLosses:
     """A base mechanism given by masses, Poisson sampled at a rate in (0, 1], in one direction."""
     alike = rate == 1 and not isinstance(base, known.FiniteOutput)
     way = "both" if alike else direction
@@ -146,7 +148,7 @@ def from_masses(base: Any, rate: Any, relation: str, direction: str, moved: int)
         if low < high:
             grid = (low, high - low, [int(row[2] is high) for row in kept])
     columns = list(zip(*kept, strict=True)) if kept else [(), (), (), ()]
-    return Finite(key, columns[2], columns[0], columns[1], infinity, grid, cut, unbounded)
+    return FiniteLosses(key, columns[2], columns[0], columns[1], infinity, grid, cut, unbounded)
 
 
 def _numbers(base: Any) -> list[Any]:
@@ -154,7 +156,7 @@ def _numbers(base: Any) -> list[Any]:
 
 
 def _masses(base: Any, relation: str, moved: int) -> tuple[Any, ...]:
-    """P-masses, Q-masses, losses (None where they are to be computed), grid, cut-off mass, whether unbounded."""
+    """P-masses, Q-masses, losses (None where log p/q is to be computed), grid, cut-off mass, whether unbounded."""
     none = arb(0)
     if isinstance(base, known.RandomizedResponse):
         p, k = ball(base.probability), base.categories
@@ -186,7 +188,7 @@ def _masses(base: Any, relation: str, moved: int) -> tuple[Any, ...]:
 
 
 def _response(epsilon: Any, delta: Any) -> tuple[Any, ...]:
-    """delta on each side apart, and randomised response with ratio e^epsilon for the rest."""
+    """The pair of (epsilon, delta)-DP: mass delta on each side alone, randomised response of ratio e^epsilon else."""
     rare = (1 - delta) / (1 + epsilon.exp())
     likely = (1 - delta) / (1 + (-epsilon).exp())
     p, q = [likely, rare], [rare, likely]
@@ -216,7 +218,7 @@ def _discrete_laplace(scale: Any, shift: int) -> tuple[Any, ...]:
 
 def _discrete_gaussian(sigma: float, shift: int) -> tuple[Any, ...]:
     """Pr[x] proportional to e^{-x^2/(2 sigma^2)}; Pr[X >= m] <= e^{-m^2/(2 sigma^2)} on either side."""
-    reach = math.ceil(REACH * sigma) + 1
+    reach = math.ceil(REACH_DEVIATIONS * sigma) + 1
     if 2 * reach + shift > MOST_OUTCOMES:
         raise NotCovered(f"DiscreteGaussian with sigma = {sigma}")
     square = 2 * ball(sigma) ** 2

@@ -1,4 +1,7 @@
-"""The Poisson-sampled Gaussian in floats: for planning only, nothing here enters a bound unproved."""
+"""The Poisson-sampled Gaussian in floats: where its integrands are large, and which lines suit them.
+
+This is for planning only: nothing here enters a bound without being bounded again in ball arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ from typing import Any, Self
 import numpy as np
 from scipy.special import log_ndtr
 
-from jaxacct.verification.balls import arb
+from jaxacct.verification.ball_arithmetic import arb
 
-__all__ = ["ANGLES", "Cut", "SampledFloats"]
+__all__ = ["ANGLES", "Cut", "SampledGaussianPlanning"]
 
 ANGLES = np.geomspace(1e-5, 1.45, 32)
+"""Angles of a moved line that are tried, in radians: the bounds hold below a right angle."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,13 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class SampledFloats:
-    """The fields of a sampled Gaussian, where its integrands are large, and which lines suit them."""
+class SampledGaussianPlanning:
+    """The fields of a sampled Gaussian and all that is planned about it.
+
+    sigma, rate, direction : its noise multiplier, its sampling probability, and "remove" or "add".
+    cuts : shares of every output that are kept, none unless outputs are cut.
+    _means, _terms : values that were computed before, by their arguments.
+    """
 
     sigma: Any
     rate: Any
@@ -48,7 +57,7 @@ class SampledFloats:
         return self.altered(direction="add" if self.direction == "remove" else "remove")
 
     def altered(self, **fields: Any) -> Self:
-        """With other fields, and nothing kept."""
+        """With other fields, and without the values computed before."""
         return replace(self, **fields, _means={}, _terms={})
 
     def log_mgf(self, c: np.ndarray) -> np.ndarray:
@@ -59,7 +68,7 @@ class SampledFloats:
         total = np.full(c.shape, -np.inf)
         windows = self._windows(c, 9.0)
         if self.cuts:
-            # one for all c, as shares cost the most
+            # one window for all c, since the shares of the cuts cost most and are then computed once
             windows = [(np.min(low, keepdims=True), np.max(high, keepdims=True)) for low, high in windows]
         for low, high in windows:
             count = self._points(float(np.max(high - low)))
@@ -85,7 +94,8 @@ class SampledFloats:
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
         """Where N(u) mix^e has its mass, in floats: around its peak (add), or around its lowest and highest (remove).
 
-        A peak is where u is e/sigma times the share of rate e^y in mix, which rises with u.  Cuts are in the first.
+        At a peak, u is e/sigma times the share of rate e^y in mix.  That share rises with u.  All cuts lie in the first
+        window.
         """
         sigma, scale = float(self.sigma.mid()), self._exponent(c) / float(self.sigma.mid())
 
@@ -189,7 +199,7 @@ class SampledFloats:
         return arb(best[0]), best[1], best[2]
 
     def _top(self, far: float) -> float:
-        """So many widths above the lowest of the cuts of large outputs, inf where there is none."""
+        """The place `far` widths above the lowest of the cuts of large outputs; inf where there is none."""
         return min((cut.place + far * cut.width for cut in self.cuts if cut.side < 0), default=float("inf"))
 
     @property
@@ -199,12 +209,12 @@ class SampledFloats:
 
     @property
     def _steepest(self) -> float:
-        """No line is moved by more; the bound of the step is taken at twice as much."""
+        """The largest angle of a moved line; the error of the step is bounded on lines at up to twice that angle."""
         return 1.5 if self.direction == "remove" else 1.0
 
     @property
     def _stretch(self) -> float:
-        """sigma^2, and with cuts sigma^2 (1 + sum of 1/width^2): N and the shares grow by e^{stretch angle^2/2}."""
+        """sigma^2 (1 + the sum of 1/width^2 over the cuts): N and the shares grow by e^{stretch angle^2/2}."""
         return float(self.sigma.mid()) ** 2 * (1.0 + sum(cut.width**-2 for cut in self.cuts))
 
     def _log_grown(self, c: float, angle: float) -> float:
@@ -238,7 +248,7 @@ class SampledFloats:
         return total / rise
 
     def line(self, c: float, bits: float, farthest: float = 2.0) -> tuple[float, float, float, int]:
-        """Angle of the line, 2 pi over the step, natural digits wanted, number of nodes; the fewest nodes.
+        """The line that takes fewest nodes: its angle, 2 pi over the step, natural digits wanted, and nodes.
 
         farthest : the bound of the step is taken at so many times the angle.
         """

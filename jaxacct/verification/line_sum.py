@@ -2,7 +2,8 @@
 
     delta(eps) = (1/2 pi i) int M(z) e^{-z eps}/(z (z + 1)) dz,   M(z) = prod_i M_i(z)^{n_i},   Re z = c > 0
 
-The trapezoid rule of step 2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j p) exactly.  See README.md.
+The trapezoid rule of step 2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j p) exactly.  Proofs: README.md of this
+folder, "The sum over a line".
 """
 
 from __future__ import annotations
@@ -11,21 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.verification import calm
-from jaxacct.verification.balls import acb, arb, ball, between, precision, tick, within
-from jaxacct.verification.planning import Plan, plans, saddle
-from jaxacct.verification.record import Unplanned
-from jaxacct.verification.smooth import Gauss
+from jaxacct.verification import small_loss_steps
+from jaxacct.verification.ball_arithmetic import acb, arb, ball, between, precision, tick, within
+from jaxacct.verification.closed_form_losses import GaussianLoss
+from jaxacct.verification.line_plan import Plan, plans, saddle
+from jaxacct.verification.result import Unplanned
 
 __all__ = ["at_most", "enclose"]
 
-DEAREST = 3_000
-"""Most nodes of the value of M that bounds delta at next to no cost."""
-NEAR = 1e-3
-"""How far, as a share, the epsilon of a question may lie from one whose sum is kept."""
-KEPT = 4
-"""How many sums are kept: M on a line serves every epsilon near the one it was made for."""
-_kept: list[tuple[Any, float, float, Sum]] = []
+QUICK_BOUND_NODES = 3_000
+"""Most nodes of the quadrature for one value of M in `at_most`, which is meant to cost next to nothing."""
+REUSE_SHARE = 1e-3
+"""A sum that is kept serves an epsilon that differs from its own by at most this share."""
+SUMS_KEPT = 4
+"""How many sums are kept at most, so that memory stays bounded."""
+_kept: list[tuple[Any, float, float, LineSum]] = []
+"""(key, epsilon, log_scale, sum) of the latest sums: M on a line serves every epsilon near the one it was made for."""
 
 
 def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, dearest: float = float("inf")) -> Any:
@@ -38,15 +40,15 @@ def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int
         parts = build()
         key = (tuple((part.key, count) for part, count in parts), digits, most)
         for known, at, scale, line in _kept:
-            if known == key and abs(epsilon - at) <= NEAR * at and abs(log_scale - scale) <= NEAR:
+            if known == key and abs(epsilon - at) <= REUSE_SHARE * at and abs(log_scale - scale) <= REUSE_SHARE:
                 return line.at(ball(epsilon))
         plan = min(plans(parts, epsilon, log_scale - digits * np.log(10.0), most), key=lambda each: each.cost)
     if not plan.cost < dearest:
         raise Unplanned("its sum is too long")
-    line = Sum(build, plan)
+    line = LineSum(build, plan)
     with precision(128):
         _kept.insert(0, (key, epsilon, log_scale, line))
-        del _kept[KEPT:]
+        del _kept[SUMS_KEPT:]
     return line.at(ball(epsilon))
 
 
@@ -55,7 +57,7 @@ def at_most(parts: Any, epsilon: float) -> Any:
     with np.errstate(all="ignore"):
         c = saddle(parts, epsilon)
         for _ in range(20):
-            if all(part.cost(c, 60.0) <= DEAREST for part, _ in parts if hasattr(part, "cost")):
+            if all(part.cost(c, 60.0) <= QUICK_BOUND_NODES for part, _ in parts if hasattr(part, "cost")):
                 break
             c /= 2
         else:
@@ -63,7 +65,7 @@ def at_most(parts: Any, epsilon: float) -> Any:
     return _chernoff(parts, arb(c), ball(epsilon)).abs_upper()
 
 
-class Sum:
+class LineSum:
     """M on the nodes of a line, for any epsilon near the one it was planned for."""
 
     def __init__(self, build: Any, plan: Plan) -> None:
@@ -72,7 +74,7 @@ class Sum:
             self.parts, self.rest = build(), arb(0)
             if plan.cuts:
                 self.parts = [(part.altered(cuts=x), n) for (part, n), x in zip(self.parts, plan.cuts, strict=True)]
-                self.rest = between(0, calm.mass_of_largest(self.parts))
+                self.rest = between(0, small_loss_steps.mass_of_largest(self.parts))
             self.step = 2 * arb.pi() / arb(plan.line.period)
             self.width = max(1, int(np.sqrt(plan.count)))
             self.rows = range((plan.count + self.width - 1) // self.width)
@@ -81,24 +83,24 @@ class Sum:
             self.tail = self._tail()
 
     def _values(self) -> list[Any]:
-        """M(z)/(z (z + 1)) at every node, less what the calm steps give; half of it at the first."""
+        """M(z)/(z (z + 1)) at every node, half of it at the first; M - A if steps with small loss are taken apart."""
         c, plan, step, width = arb(self.plan.line.c), self.plan, self.step, self.width
         lines = [part.values(c, step, self.rows, width, count, plan.bits) for part, count in self.parts]
-        apart = plan.calm.lines(self.parts, c, step, self.rows, width, plan.bits) if plan.calm else []
+        apart = plan.small_loss.along_line(self.parts, c, step, self.rows, width, plan.bits) if plan.small_loss else []
         values: list[Any] = []
         for _ in self.rows:
             tick()
-            found, rare = [next(line) for line in lines], [next(line) for line in apart]
+            found, large = [next(line) for line in lines], [next(line) for line in apart]
             for j in range(width):
                 z = acb(c, len(values) * step)
                 value = acb(1)
                 for (_, count), line in zip(self.parts, found, strict=True):
                     value *= line[j] ** count
-                if rare:
-                    quiet = acb(1)
-                    for (_, count), line, other in zip(self.parts, found, rare, strict=True):
-                        quiet *= (line[j] - other[j]) ** count
-                    value -= quiet
+                if large:
+                    small = acb(1)
+                    for (_, count), line, other in zip(self.parts, found, large, strict=True):
+                        small *= (line[j] - other[j]) ** count
+                    value -= small
                 values.append(value / (z * (z + 1)))
         values[0] /= 2
         return values
@@ -106,8 +108,8 @@ class Sum:
     def _tail(self) -> Any:
         """Upper bound of what `values` would be beyond the last node, without the denominator."""
         c, plan = arb(self.plan.line.c), self.plan
-        if plan.calm:
-            return plan.calm.tail(self.parts, c, self.last)
+        if plan.small_loss:
+            return plan.small_loss.tail(self.parts, c, self.last)
         tail = (arb(plan.smoothing) ** 2 * (c * (c + 1) - self.last * self.last) / 2).exp()
         for part, count in self.parts:
             tail *= part.decay(c, self.last, count) ** count
@@ -140,10 +142,10 @@ class Sum:
         first = plain * scale * step + error
         if not plan.smoothing:
             whole = first - _aliases(self.parts, plan, epsilon)
-            return whole + plan.calm.delta(self.parts, epsilon) if plan.calm else whole
-        # the second sum has 4 times the square: e^{4 x} where the first has e^x; its tail is below the first's
+            return whole + plan.small_loss.delta(self.parts, epsilon) if plan.small_loss else whole
+        # the second sum is smoothed with 4 times the square: it has e^{4x} where the first has e^x, and a smaller tail
         most = arb(4)
-        aliases = _aliases([*self.parts, (Gauss(most * square), 1)], plan, epsilon)
+        aliases = _aliases([*self.parts, (GaussianLoss(most * square), 1)], plan, epsilon)
         first -= aliases
         second = twice * scale * step + error * (3 * square * c * (c + 1) / 2).exp() - aliases
         ratio = (3 * square / 8).exp() / 2
@@ -152,7 +154,7 @@ class Sum:
 
 
 def _aliases(parts: Any, plan: Plan, epsilon: Any) -> Any:
-    """What the sum counts too much: delta at epsilon + j period, j = +-1, +-2, ..."""
+    """What the sum has beyond delta(epsilon): the aliases, delta at epsilon + j period for j = +-1, +-2, ..."""
     c, period, orders = arb(plan.line.c), arb(plan.line.period), plan.line
     total, bound = arb(0), arb(0)
     if orders.above is not None:
@@ -166,8 +168,8 @@ def _aliases(parts: Any, plan: Plan, epsilon: Any) -> Any:
     else:
         # delta(e) = P - e^e Q + E_P[(e^{e - loss} - 1)_+]
         p, q = _masses(parts)
-        if plan.calm:
-            one, two = plan.calm.masses(parts)
+        if plan.small_loss:
+            one, two = plan.small_loss.masses(parts)
             p, q = p - one, q - two
         total += p / ((c * period).exp() - 1) - q * epsilon.exp() / (((c + 1) * period).exp() - 1)
         if orders.below is not None:

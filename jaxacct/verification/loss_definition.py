@@ -1,4 +1,7 @@
-"""The mechanism's definition: its privacy loss in one direction, as independent losses each with a count."""
+"""The definition of each mechanism: its privacy loss in one direction, as independent losses each with a count.
+
+This is written from the mechanisms' documentation and shares no code with `Mechanism.expand`, which the engines use.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +11,41 @@ from typing import Any
 from jaxacct import mechanisms as known
 from jaxacct.mechanisms.composition import Composed, Repeated
 from jaxacct.validation import InputError
-from jaxacct.verification.balls import arb, ball
-from jaxacct.verification.finite import Finite, from_masses
-from jaxacct.verification.record import NotCovered
-from jaxacct.verification.sampled_gaussian import SampledGauss
-from jaxacct.verification.sampled_laplace import SampledLaplace
-from jaxacct.verification.smooth import BoundedRange, Gauss, LaplaceLoss
+from jaxacct.verification.ball_arithmetic import arb, ball
+from jaxacct.verification.closed_form_losses import BoundedRange, GaussianLoss, LaplaceLoss, SampledLaplace
+from jaxacct.verification.finite_losses import FiniteLosses, from_masses
+from jaxacct.verification.result import NotCovered
+from jaxacct.verification.sampled_gaussian import SampledGaussian
 
 __all__ = ["Composition", "directions", "expand"]
 
 REVERSED = " of the laws in reverse"
+"""Ending of the name of a direction in which the two laws of FiniteOutput have changed places."""
 
 
 @dataclass(frozen=True)
 class Composition:
-    """Independent losses with their counts; `infinity` is the P-mass of an infinite loss, `cut` of what is left out."""
+    """Independent losses, each with its count."""
 
     parts: tuple[tuple[Any, int], ...]
 
     @property
     def infinity(self) -> Any:
-        """1 less the product of what each part keeps finite."""
+        """The P-mass of an infinite loss: 1 less the product of what each part keeps finite."""
         kept = arb(1)
         for part, count in self.parts:
-            if isinstance(part, Finite) and not part.infinity.is_zero():
+            if isinstance(part, FiniteLosses) and not part.infinity.is_zero():
                 kept *= (1 - part.infinity) ** count
         return 1 - kept
 
     @property
     def cut(self) -> Any:
-        """Upper bound of the P-mass of what is left out of integer noise, in any of the steps."""
-        return sum((count * part.cut for part, count in self.parts if isinstance(part, Finite)), arb(0))
+        """Upper bound of the P-mass of runs in which a step of integer noise leaves the outcomes that are kept."""
+        return sum((count * part.cut for part, count in self.parts if isinstance(part, FiniteLosses)), arb(0))
 
     @property
     def keys(self) -> frozenset[Any]:
-        """What is composed, alike for both directions where they coincide."""
+        """What is composed; equal for two directions whose losses have the same law."""
         return frozenset((part.key, count) for part, count in self.parts)
 
     @property
@@ -68,21 +71,22 @@ def expand(mechanism: Any, relation: str, direction: str) -> Composition:
         found = [] if rate.is_zero() else _sampled(base, rate, "replace_one", way)
     else:
         found = _parts(mechanism, relation, direction, 1)
-    square, counts = arb(0), {}  # type: ignore[var-annotated]
+    square = arb(0)
+    counts: dict[Any, tuple[Any, int]] = {}
     for part, count in found:
-        if isinstance(part, Gauss):
+        if isinstance(part, GaussianLoss):
             square += count * part.square
             continue
         before = counts.get(part.key, (part, 0))[1]
         counts[part.key] = (part, before + count)
     parts = list(counts.values())
     if not square.is_zero():
-        parts.append((Gauss(square), 1))
+        parts.append((GaussianLoss(square), 1))
     return Composition(tuple(parts))
 
 
 def directions(mechanism: Any, relation: str) -> tuple[str, ...]:
-    """What the relation's delta is the largest of: its directions; both, unless the relation names one.
+    """The directions of which the relation's delta is the largest: both, unless the relation names one.
 
     One step without replacement: under replace_one delta is the remove direction's for eps >= 0, and the two laws of
     FiniteOutput stand either way round.
@@ -127,7 +131,7 @@ def _sampled(base: Any, rate: Any, relation: str, direction: str) -> list[tuple[
     whole = bool(rate == 1)
     if isinstance(base, known.Gaussian):
         deviation = ball(base.noise_multiplier) / moved
-        return [(Gauss(1 / deviation**2) if whole else SampledGauss(deviation, rate, direction), 1)]
+        return [(GaussianLoss(1 / deviation**2) if whole else SampledGaussian(deviation, rate, direction), 1)]
     if isinstance(base, known.Laplace):
         top = moved / ball(base.scale)
         return [(LaplaceLoss(top) if whole else SampledLaplace(top, rate, direction), 1)]
