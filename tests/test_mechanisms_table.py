@@ -6,7 +6,7 @@ import pathlib
 import jaxacct.mechanisms as mechanisms
 import jaxacct.representations as representations
 from jaxacct.mechanisms.table import EXAMPLES, table
-from jaxacct.representations import table as representations_table
+from jaxacct.representations import readme_table as representations_table
 
 README = pathlib.Path(mechanisms.__file__).parent / "README.md"
 START, END = "<!-- table: made by jaxacct.mechanisms.table.table() -->\n", "<!-- end of table -->\n"

@@ -16,7 +16,7 @@ from jaxacct.calibrate import NOISE_RANGE, Calibration, calibrate_noise_multipli
 from jaxacct.engines import programs
 from jaxacct.mechanisms import Mechanism, PrivacyProfile, batch_shape, dp_sgd
 from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.representations.renyi import renyi_divergence
+from jaxacct.representations.renyi_divergences import renyi_divergence
 from jaxacct.selection.base import under, upper_delta
 from jaxacct.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, broadcast_shape, check
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
-from jaxacct.representations.conjugate import best_cells, conjugate
-from jaxacct.representations.moments import Interval
+from jaxacct.representations.convex_conjugate import best_cells, conjugate
+from jaxacct.representations.loss_moments import Interval
 from jaxacct.validation import broadcast_shape
 
 if TYPE_CHECKING:
-    from jaxacct.representations.profile import Profile
+    from jaxacct.representations.mechanism_profile import Profile
 
 __all__ = ["bracket"]
 

@@ -13,9 +13,9 @@ from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import element, register
 from jaxacct.options import GIBIBYTE, mechanism_for, options
-from jaxacct.representations import tradeoff
-from jaxacct.representations.characteristic import LogCharacteristic, log_characteristic
-from jaxacct.representations.renyi import renyi_divergence, zero_concentrated
+from jaxacct.representations import tradeoff_bracket
+from jaxacct.representations.characteristic_function import LogCharacteristic, log_characteristic
+from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 from jaxacct.validation import (
     OPEN_PROBABILITY,
     PROBABILITY,
@@ -94,7 +94,7 @@ class Profile:
         fpr : between 0 and 1.  Source: Dong, Roth, Su 2022, Proposition 2.12; README.md of this folder.
         """
         fpr = check("fpr", fpr, PROBABILITY)
-        return tradeoff.bracket(self, self.mechanism, fpr, self.rtol)
+        return tradeoff_bracket.bracket(self, self.mechanism, fpr, self.rtol)
 
     def renyi(self, order: Any) -> Bounds:
         """Rényi divergence of order `order` > 0, certified: `renyi_divergence`."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.representations.moments import Interval
+from jaxacct.representations.loss_moments import Interval
 
 __all__ = ["best_cells", "conjugate"]
 

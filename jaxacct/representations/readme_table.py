@@ -6,8 +6,8 @@ from typing import Any
 
 from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.table import EXAMPLES
-from jaxacct.representations.profile import Profile, profile
-from jaxacct.representations.rdp import rdp_epsilon
+from jaxacct.representations.mechanism_profile import Profile, profile
+from jaxacct.representations.renyi_accounting import rdp_epsilon
 from jaxacct.validation import InputError
 
 __all__ = ["table"]

@@ -15,7 +15,7 @@ from scipy.special import ndtr, ndtri
 
 from jaxacct.bounds import Bounds
 from jaxacct.engines import closed_form
-from jaxacct.representations.conjugate import conjugate
+from jaxacct.representations.convex_conjugate import conjugate
 from jaxacct.validation import (
     DELTA_OR_ZERO,
     NON_NEGATIVE,

@@ -16,9 +16,9 @@ from scipy.special import gammaln, logsumexp
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Components, Mechanism, batch_shape
 from jaxacct.mechanisms.base import register
-from jaxacct.representations import concentrated
-from jaxacct.representations.moments import log_moments
-from jaxacct.representations.renyi import renyi_divergence, sides
+from jaxacct.representations import renyi_conversions
+from jaxacct.representations.loss_moments import log_moments
+from jaxacct.representations.renyi_divergences import renyi_divergence, sides
 from jaxacct.validation import (
     DELTA,
     NON_NEGATIVE,
@@ -68,15 +68,15 @@ class RenyiCurve:
 
     def epsilon(self, delta: Any) -> Bounds:
         """`epsilon_from_renyi` of this curve."""
-        return concentrated.epsilon_from_renyi(self.orders, self.values, delta)
+        return renyi_conversions.epsilon_from_renyi(self.orders, self.values, delta)
 
     def delta(self, epsilon: Any) -> Bounds:
         """`delta_from_renyi` of this curve."""
-        return concentrated.delta_from_renyi(self.orders, self.values, epsilon)
+        return renyi_conversions.delta_from_renyi(self.orders, self.values, epsilon)
 
     def tradeoff(self, fpr: Any) -> Bounds:
         """`tradeoff_from_renyi` of this curve, which must bound both directions."""
-        return concentrated.tradeoff_from_renyi(self.orders, self.values, fpr)
+        return renyi_conversions.tradeoff_from_renyi(self.orders, self.values, fpr)
 
 
 def renyi_curve(mechanism: Mechanism, orders: Any = ORDERS, relation: str = "add_or_remove_one") -> RenyiCurve:
@@ -114,7 +114,7 @@ def rdp_epsilon(mechanism: Mechanism, delta: Any, *, orders: Any = None, relatio
     for parts in each:
         left = flat - parts.delta_infinity * (1.0 + 1e-14)
         log_left = np.log(np.where(left > 0, left, 1.0))
-        objective = lambda c, k, target=log_left: (k + concentrated.log_kappa(c) - target) / c
+        objective = lambda c, k, target=log_left: (k + renyi_conversions.log_kappa(c) - target) / c
         best, least = _minimise(parts, objective, orders)
         near = (parts.log_survival == 0) & (flat**2 * (1.0 - 1e-14) >= -np.expm1(-np.maximum(least, 0.0)))
         side = np.where(near, 0.0, np.maximum(best + 1e-13 * np.abs(best), 0.0))
@@ -136,7 +136,7 @@ def rdp_delta(mechanism: Mechanism, epsilon: Any, *, orders: Any = None, relatio
     shape, each, flat = sides(mechanism, epsilon, "epsilon", relation)
     delta = np.zeros(flat.shape)
     for parts in each:
-        best, least = _minimise(parts, lambda c, k: k - c * flat + concentrated.log_kappa(c), orders)
+        best, least = _minimise(parts, lambda c, k: k - c * flat + renyi_conversions.log_kappa(c), orders)
         finite = np.exp(np.minimum(best, 0.0)) * (1.0 + 1e-12)
         near = np.where(parts.log_survival == 0, np.sqrt(-np.expm1(-np.maximum(least, 0.0))), 1.0)
         delta = np.maximum(delta, np.minimum(np.minimum(finite, near) + parts.delta_infinity, 1.0) * (1.0 + 1e-15))

@@ -19,7 +19,7 @@ from scipy.special import ndtr
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.finite import log_mixture
-from jaxacct.representations.characteristic import log_characteristic
+from jaxacct.representations.characteristic_function import log_characteristic
 from jaxacct.validation import (
     COUNT,
     NON_NEGATIVE,
