@@ -20,7 +20,7 @@ from jaxacct.audit import (
     winning_ranks,
 )
 from jaxacct.audit import game as games
-from jaxacct.representations.profile_conversions import gdp_from_profile
+from jaxacct.representations.gdp_conversions import gdp_from_profile
 from jaxacct.selection.law import evaluated
 from jaxacct.validation import InputError
 

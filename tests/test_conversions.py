@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import jaxacct as ja
-from jaxacct.representations import profile_conversions, renyi_conversions
+from jaxacct.representations import gdp_conversions, profile_conversions, renyi_conversions, zcdp_conversions
 from jaxacct.representations.profile_conversions import profile_from_tradeoff, renyi_from_profile, tradeoff_from_profile
 from jaxacct.representations.renyi_conversions import epsilon_from_renyi, tradeoff_from_renyi
 
@@ -21,7 +21,7 @@ def gaussian_delta(mu, eps):
     return norm.cdf(mu / 2 - eps / mu) - np.exp(eps) * norm.cdf(-mu / 2 - eps / mu)
 
 
-@pytest.mark.parametrize("module", [profile_conversions, renyi_conversions])
+@pytest.mark.parametrize("module", [profile_conversions, renyi_conversions, gdp_conversions, zcdp_conversions])
 def test_doctests(module):
     result = doctest.testmod(importlib.import_module(module.__name__))
     assert result.attempted > 0 and result.failed == 0
@@ -75,20 +75,20 @@ def test_approximate_dp_tradeoff_is_that_of_its_pair():
 @given(st.floats(0.05, 6.0), st.floats(0.0, 8.0))
 @settings(max_examples=60, deadline=None)
 def test_gdp_round_trip(mu, eps):
-    delta = profile_conversions.profile_from_gdp(mu, eps)
+    delta = gdp_conversions.profile_from_gdp(mu, eps)
     with mpmath.workdps(40):
         m, e = mpmath.mpf(mu), mpmath.mpf(eps)
         truth = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
         assert delta.lower <= truth <= delta.upper
     if delta.lower > 1e-290:
-        back = profile_conversions.gdp_from_profile(eps, delta.estimate)
+        back = gdp_conversions.gdp_from_profile(eps, delta.estimate)
         assert back.lower <= mu * (1 + 1e-9) and back.upper >= mu * (1 - 1e-9) and back.relative_width < 1e-6
 
 
 @given(st.floats(0.0, 8.0), st.floats(1e-12, 1.0))
 @settings(max_examples=60, deadline=None)
 def test_gdp_tradeoff(mu, a):
-    found = profile_conversions.tradeoff_from_gdp(mu, a)
+    found = gdp_conversions.tradeoff_from_gdp(mu, a)
     with mpmath.workdps(40):
         low, high = mpmath.mpf(-45), mpmath.mpf(10)
         for _ in range(160):
@@ -131,15 +131,15 @@ def test_renyi_to_epsilon_is_the_formula_minimised():
 @given(st.floats(0.01, 5.0), st.floats(1e-12, 1e-2))
 @settings(max_examples=40, deadline=None)
 def test_zcdp(rho, delta):
-    found = renyi_conversions.epsilon_from_zcdp(rho, delta).upper
+    found = zcdp_conversions.epsilon_from_zcdp(rho, delta).upper
     alpha = 1 + np.geomspace(1e-3, 1e5, 20_001)
     brute = np.min(rho * alpha + np.log((alpha - 1) / alpha) - (np.log(delta) + np.log(alpha)) / (alpha - 1))
     assert found == pytest.approx(max(brute, 0), rel=1e-5)
     # a Gaussian is rho-zCDP, and its exact epsilon is smaller
     assert found >= ja.epsilon(ja.Gaussian(1 / np.sqrt(2 * rho)), delta).lower
-    back = renyi_conversions.delta_from_zcdp(rho, found).upper
-    assert back == pytest.approx(delta, rel=1e-3) and renyi_conversions.delta_from_zcdp(rho, 0.0).upper <= 1
-    found = renyi_conversions.zcdp_from_renyi(alpha, renyi_conversions.renyi_from_zcdp(rho, alpha))
+    back = zcdp_conversions.delta_from_zcdp(rho, found).upper
+    assert back == pytest.approx(delta, rel=1e-3) and zcdp_conversions.delta_from_zcdp(rho, 0.0).upper <= 1
+    found = zcdp_conversions.zcdp_from_renyi(alpha, zcdp_conversions.renyi_from_zcdp(rho, alpha))
     assert found.estimate == pytest.approx(rho)
 
 

@@ -8,6 +8,7 @@ from helpers import refusal
 from scipy.stats import norm
 
 import jaxacct as ja
+from jaxacct.representations import fourier_accountant
 from jaxacct.representations.fourier_accountant import fourier_delta, riemann_delta
 
 

@@ -11,6 +11,7 @@ from dp_accounting import rdp as peer
 from helpers import refusal
 
 import jaxacct as ja
+from jaxacct.representations import renyi_accounting
 from jaxacct.representations.renyi_accounting import RenyiCurve, rdp_delta, rdp_epsilon, renyi_curve, subsampled_renyi
 
 ORDERS = [*range(2, 64), 128, 256]

@@ -9,6 +9,7 @@ from helpers import refusal
 from scipy.stats import binom
 
 import jaxacct as ja
+from jaxacct.representations import composition_theorems
 from jaxacct.representations.composition_theorems import (
     advanced_composition,
     basic_composition,

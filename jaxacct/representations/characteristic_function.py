@@ -12,6 +12,9 @@ from jaxacct.mechanisms.finite import log_mixture
 __all__ = ["LogCharacteristic", "log_characteristic"]
 
 _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(16)
+"""Gauss-Legendre rule of a panel: 16 nodes resolve the few turns of the phase that a panel is planned to hold."""
+_BLOCK_TERMS = 2**20
+"""Most exponentials formed at a time, 16 MiB of complex numbers."""
 
 
 class LogCharacteristic(NamedTuple):
@@ -24,9 +27,9 @@ class LogCharacteristic(NamedTuple):
 def log_characteristic(parts: Components, row: int, t: np.ndarray) -> np.ndarray:
     """`log E_P[e^{itL} ; L < inf]` of one configuration at frequencies t (T,): the sum over its parts.
 
-    Closed form for Gaussian, Laplace and finite parts; quadrature (the inner one of "double quadrature" of Zhu,
-    Dong, Wang 2022, appendix E) for sampled Gaussian and Laplace parts.  n equal parts contribute n times the
-    principal logarithm of one, so that the imaginary part is continuous from 0 only up to multiples of 2 pi.
+    Gaussian, Laplace and finite parts have a closed form.  Sampled Gaussian and Laplace parts are integrated: this is
+    the inner quadrature of the "double quadrature" of Zhu, Dong and Wang 2022, appendix E.  n equal parts contribute n
+    times the principal logarithm of one, so that the imaginary part may jump by multiples of 2 pi.
     """
     z = 1j * np.asarray(t, np.float64)
     value = parts.mu2[row] * z * (z + 1.0) / 2.0
@@ -71,7 +74,7 @@ def _sampled_laplace(b: float, q: float, power: np.ndarray) -> np.ndarray:
 
 
 def _integrate(power: np.ndarray, loss: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """sum of weight e^{power loss}, a block of frequencies at a time."""
-    block = max(1, 2**20 // loss.size)
+    """The sum of weight e^{power loss} over the nodes, a block of frequencies at a time."""
+    block = max(1, _BLOCK_TERMS // loss.size)
     pieces = [np.exp(np.multiply.outer(power[i : i + block], loss)) @ weight for i in range(0, power.size, block)]
     return np.concatenate(pieces)

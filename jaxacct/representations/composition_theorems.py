@@ -1,7 +1,8 @@
 """Composition theorems in closed form, and limit theorems, each with its kind.
 
-`basic_composition`, `advanced_composition` and `parallel_composition` are bounds; `exact_composition` is the optimum
-for what is known of (eps, delta)-DP steps; `gdp_clt` and `clt_epsilon` are asymptotic and bound nothing.
+`basic_composition`, `advanced_composition` and `parallel_composition` are bounds.  `exact_composition` is the best
+possible where no more is known than that each step is (eps, delta)-DP.  `gdp_clt` and `clt_epsilon` are asymptotic and
+bound nothing.
 """
 
 from __future__ import annotations
@@ -38,12 +39,25 @@ __all__ = [
 ]
 
 _UP = 1.0 + 1e-14
-"""More than the rounding of what is rounded up."""
+"""Factor by which results are rounded up, more than the rounding of the operations behind them."""
 CLT_VARIANTS = ("poisson", "simplified", "uniform")
+"""Limit theorems of `gdp_clt`, whose docstring has their formulas."""
 
 
 class Guarantee(NamedTuple):
-    """An (epsilon, delta) guarantee, delta at most 1, with the kind of statement it is."""
+    """An (epsilon, delta) guarantee, delta at most 1, with the kind of statement it is.
+
+    Parameters
+    ----------
+    epsilon, delta : numpy.ndarray
+        Of one shape.
+    kind : str
+        "bound": epsilon and delta hold, and need not be the least.
+
+    >>> guarantee = basic_composition([0.1, 0.2], 1e-6)
+    >>> guarantee.kind
+    'bound'
+    """
 
     epsilon: np.ndarray
     delta: np.ndarray
@@ -51,9 +65,29 @@ class Guarantee(NamedTuple):
 
 
 def basic_composition(epsilon: Any, delta: Any) -> Guarantee:
-    """The composition of (eps_i, delta_i)-DP mechanisms is (sum eps_i, sum delta_i)-DP; adaptive, any relation.
+    """The composition of (eps_i, delta_i)-DP mechanisms is (sum eps_i, sum delta_i)-DP, under any relation.
 
-    epsilon >= 0 and delta in [0, 1) broadcast; the sum runs over the last axis [Dwork et al. 2006].
+    It holds for mechanisms that are chosen adaptively as well.
+
+    Parameters
+    ----------
+    epsilon : array_like, >= 0
+    delta : array_like in [0, 1)
+        They broadcast; the sum runs over the last axis.
+
+    Returns
+    -------
+    Guarantee
+        kind "bound".
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Dwork, Kenthapadi, McSherry, Mironov and Naor (2006).
 
     >>> [round(float(x), 12) for x in basic_composition([0.1, 0.2], 1e-6)[:2]]
     [0.3, 2e-06]
@@ -65,8 +99,28 @@ def basic_composition(epsilon: Any, delta: Any) -> Guarantee:
 def parallel_composition(epsilon: Any, delta: Any) -> Guarantee:
     """Mechanisms on disjoint parts of the data, each record in one part fixed in advance: (max eps_i, max delta_i).
 
-    For add_or_remove_one, where a record changes one part only; under replace_one a record may change two parts,
-    and those compose.  Shapes as in `basic_composition` [McSherry 2009].
+    This is for add_or_remove_one, where a record changes one part only.  Under replace_one a record may change two
+    parts, and those compose.
+
+    Parameters
+    ----------
+    epsilon : array_like, >= 0
+    delta : array_like in [0, 1)
+        They broadcast; the maximum runs over the last axis.
+
+    Returns
+    -------
+    Guarantee
+        kind "bound".
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    McSherry (2009).
 
     >>> [float(x) for x in parallel_composition([0.1, 0.2], [1e-6, 1e-7])[:2]]
     [0.2, 1e-06]
@@ -78,10 +132,31 @@ def parallel_composition(epsilon: Any, delta: Any) -> Guarantee:
 def advanced_composition(epsilon: Any, delta: Any, steps: Any, slack: Any, *, form: str = "tight") -> Guarantee:
     """k-fold adaptive composition of (eps, delta)-DP: `(eps sqrt(2k log(1/slack)) + k d(eps), k delta + slack)`.
 
-    d(eps) = eps tanh(eps/2) in the "tight" form (the largest mean loss, that of randomised response), and
-    eps (e^eps - 1) in the "textbook" form [Dwork, Rothblum, Vadhan 2010; Dwork and Roth 2014, Theorem 3.20].
+    In the "tight" form d(eps) = eps tanh(eps/2), the largest mean loss, which is that of randomised response.  In the
+    "textbook" form d(eps) = eps (e^eps - 1).
 
-    epsilon >= 0, delta in [0, 1), steps k >= 1, slack in (0, 1); they broadcast.
+    Parameters
+    ----------
+    epsilon : array_like, >= 0
+    delta : array_like in [0, 1)
+    steps : array_like, whole numbers k >= 1
+    slack : array_like in (0, 1)
+        What is added to delta.  All four broadcast.
+    form : {"tight", "textbook"}
+
+    Returns
+    -------
+    Guarantee
+        kind "bound".
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Dwork, Rothblum and Vadhan (2010); Dwork and Roth (2014), Theorem 3.20.
 
     >>> float(advanced_composition(0.1, 0.0, 100, 1e-5).epsilon.round(6))
     5.29811
@@ -97,8 +172,30 @@ def advanced_composition(epsilon: Any, delta: Any, steps: Any, slack: Any, *, fo
 def exact_composition(epsilon: Any, delta: Any, steps: Any, total_delta: Any) -> Bounds:
     """The smallest epsilon of any k-fold adaptive composition of (eps, delta)-DP mechanisms, certified.
 
-    The composition of the pair that dominates them all [Kairouz, Oh and Viswanath 2015]:
+    One pair of laws dominates all (eps, delta)-DP mechanisms, and this is the epsilon of its composition:
     `ja.epsilon(ja.repeat(ja.ApproximateDP(epsilon, delta), steps), total_delta)`.
+
+    Parameters
+    ----------
+    epsilon : array_like, >= 0
+    delta : array_like in [0, 1)
+    steps : array_like, whole numbers >= 1
+    total_delta : array_like in [0, 1)
+        delta of the composition.  All four broadcast.
+
+    Returns
+    -------
+    Bounds
+        kind "certified".
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Kairouz, Oh and Viswanath (2015).
 
     >>> float(exact_composition(0.1, 0.0, 2, 0.0).upper.round(9))
     0.2
@@ -107,11 +204,35 @@ def exact_composition(epsilon: Any, delta: Any, steps: Any, total_delta: Any) ->
 
 
 def gdp_clt(noise_multiplier: Any, sampling_probability: Any, steps: Any, *, variant: str = "poisson") -> np.ndarray:
-    """mu of the Gaussian limit of DP-SGD, of kind "asymptotic": no bound in either direction at any finite size.
+    """mu of the Gaussian limit of DP-SGD, which at any finite size bounds nothing in either direction.
 
-    "poisson": `q sqrt(T (e^{1/s^2} - 1))` [Bu, Dong, Long, Su 2020];  "simplified": `q sqrt(T)/s` [Xiang et al.
-    2024, eq. 18];  "uniform": `sqrt(2) q sqrt(T) sqrt(e^{1/s^2} Phi(1.5/s) + 3 Phi(-0.5/s) - 2)`, for batches of fixed
-    size [Dong, Roth, Su 2022, Corollary 5.4].  s noise multiplier, q sampling probability, T steps; they broadcast.
+    With noise multiplier s, sampling probability q and T steps, the variants are
+
+    * "poisson": `q sqrt(T (e^{1/s^2} - 1))`;
+    * "simplified": `q sqrt(T)/s`;
+    * "uniform", for batches of fixed size: `sqrt(2) q sqrt(T) sqrt(e^{1/s^2} Phi(1.5/s) + 3 Phi(-0.5/s) - 2)`.
+
+    Parameters
+    ----------
+    noise_multiplier : array_like, > 0
+    sampling_probability : array_like in [0, 1]
+    steps : array_like, whole numbers >= 1
+        All three broadcast.
+    variant : {"poisson", "simplified", "uniform"}
+
+    Returns
+    -------
+    numpy.ndarray
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    "poisson": Bu, Dong, Long and Su (2020).  "simplified": Xiang et al. (2024), equation 18.  "uniform": Dong, Roth
+    and Su (2022), Corollary 5.4.
 
     >>> [round(float(gdp_clt(0.8, 0.01, 2000, variant=v)), 6) for v in CLT_VARIANTS]
     [0.868416, 0.559017, 1.170244]
@@ -132,10 +253,30 @@ def gdp_clt(noise_multiplier: Any, sampling_probability: Any, steps: Any, *, var
 def clt_epsilon(
     noise_multiplier: Any, sampling_probability: Any, steps: Any, delta: Any, *, variant: str = "poisson"
 ) -> Bounds:
-    """epsilon of DP-SGD by the central limit theorem, kind "asymptotic": not a privacy guarantee.
+    """epsilon of DP-SGD by the central limit theorem.  This is not a privacy guarantee.
 
-    lower, estimate and upper are one number; the truth may lie on either side.  Arguments as `gdp_clt`, delta in
-    (0, 1).  `ja.epsilon(ja.dp_sgd(...), delta)` is certified.
+    `ja.epsilon(ja.dp_sgd(...), delta)` is certified.
+
+    Parameters
+    ----------
+    noise_multiplier, sampling_probability, steps, variant
+        As in `gdp_clt`.
+    delta : array_like in (0, 1)
+        Broadcasts with the first three.
+
+    Returns
+    -------
+    Bounds
+        kind "asymptotic": lower, estimate and upper are one number, and the truth may lie on either side.
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Those of `gdp_clt`; the profile of the limit is Dong, Roth and Su (2022), Corollary 2.13.
 
     >>> round(float(clt_epsilon(0.8, 0.01, 2000, 1e-5).estimate), 3)
     3.72

@@ -21,8 +21,9 @@ __all__ = ["best_cells", "conjugate"]
 def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyond: float | None) -> Interval:
     """Bracket of `sup_x {1 - g(x) - slope x}` for a convex non-increasing g known to lie in [low, high] at x.
 
-    Lower end: every grid point is a candidate.  Upper end: on each cell g lies above the two chords extended from
-    the neighbouring cells, and a mixture of two lines with slope near `-slope` is largest at an end of the cell.
+    Lower end: every grid point is a candidate.  Upper end: on each cell g lies above the chords of the two neighbouring
+    cells, extended.  So it lies above any mixture of the two lines, and `1 - mixture - slope x` is largest at an end of
+    the cell.
 
     x, low, high : (G,) with x increasing from the left end of the domain.
     slope : any shape, >= 0; the answer has this shape.
@@ -48,11 +49,11 @@ def best_cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, slope: np.ndarr
     return np.argmax(_cells(x, low, high, slope[..., None], steepest), axis=-1)
 
 
-def _cells(x, low, high, s, steepest: float) -> np.ndarray:
+def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, steepest: float) -> np.ndarray:
     """Upper bound of the supremum over each of the G - 1 cells, for slopes s of shape (..., 1)."""
     width = np.diff(x)
-    chord_low = (low[1:] - high[:-1]) / width  # at most the slope of g's chord, extended to the right
-    chord_high = np.minimum((high[1:] - low[:-1]) / width, 0.0)  # at least it, extended to the left
+    chord_low = (low[1:] - high[:-1]) / width  # at most the slope of the chord of g; extended to the right
+    chord_high = np.minimum((high[1:] - low[:-1]) / width, 0.0)  # at least that slope; extended to the left
     known = np.isfinite(steepest)
     from_left = np.concatenate([[-steepest if known else 0.0], chord_low[:-1]])
     from_right = np.concatenate([chord_high[1:], [0.0]])

@@ -4,8 +4,9 @@ Losses compose by adding log characteristic functions; distribution functions co
 
     F(l) = phi(0)/2 - (1/pi) int_0^inf Im(e^{-itl} phi(t)) / t dt,      delta(eps) = P(L > eps) - e^eps Q(L > eps),
 
-with Gaussian quadrature in t.  Everything here is of kind "estimate": the errors are absolute, so that delta far below
-1e-12 is lost, and the quadrature error is estimated from two resolutions.  `ja.delta` has neither limit.
+with Gaussian quadrature in t.  Everything here is of kind "estimate".  The errors are absolute, so that
+delta far below 1e-12 is lost, and the quadrature error is estimated from two resolutions.  `ja.delta` has neither
+limit.
 """
 
 from __future__ import annotations
@@ -35,11 +36,18 @@ from jaxacct.validation import (
 __all__ = ["FOURIER_METHODS", "fourier_delta", "riemann_delta"]
 
 FOURIER_METHODS = ("analytical", "double_quadrature")
+"""Ways to the characteristic function; the docstring of `fourier_delta` says what each is for."""
 LogPhi = Callable[[np.ndarray], np.ndarray]
 _NEGLIGIBLE = -37.0
+"""log |phi| from which on phi is left out: e^-37 is below the unit roundoff."""
+_DEVIATIONS = 8.6
+"""Inverse deviations of the loss to which t goes at first: there a Gaussian phi is e^-37."""
 DOUBLINGS = 4
-"""How far beyond 8.6 inverse deviations the characteristic function is followed where it does not decay."""
+"""How often the end of t is doubled where the characteristic function has not decayed by then."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
+"""Gauss-Legendre rule of a panel in t."""
+_BLOCK_TERMS = 2**20
+"""Most exponentials formed at a time, 16 MiB of complex numbers."""
 _CELLS = Constraint("use between 100 and 1000000 cells", 100, 10**6, integral=True)
 
 
@@ -53,14 +61,32 @@ class _Tail(NamedTuple):
 def fourier_delta(
     mechanism: Mechanism, epsilon: Any, *, method: str = "double_quadrature", relation: str = "add_or_remove_one"
 ) -> Bounds:
-    """delta(eps) by Lévy's formula from the characteristic functions under P and Q (Algorithm 1).
+    """delta(eps) by Lévy's formula from the characteristic functions under P and Q.
 
-    mechanism : one configuration.  epsilon : >= 0, any shape.
-    method : "analytical" where characteristic functions are closed form (Gaussian, Laplace and finite parts);
-        "double_quadrature" also for Poisson sampled parts, whose characteristic function is itself integrated.
+    Parameters
+    ----------
+    mechanism : Mechanism
+        One configuration.
+    epsilon : array_like, >= 0
+    method : {"double_quadrature", "analytical"}
+        "analytical" is for Gaussian, Laplace and finite parts, whose characteristic functions are closed forms.
+        "double_quadrature" is also for Poisson sampled parts, whose characteristic function is itself integrated.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
 
-    Returns Bounds of kind "estimate", status "width" where the characteristic function does not decay (few steps
-    with atoms) or the estimated error exceeds 1e-6.  InputError for a batch and for a method that does not apply.
+    Returns
+    -------
+    Bounds
+        kind "estimate"; status "width" where the characteristic function does not decay (few steps with atoms) or the
+        estimated error exceeds 1e-6.
+
+    Raises
+    ------
+    InputError
+        Invalid values, a batch, or a method that does not apply.
+
+    References
+    ----------
+    Zhu, Dong and Wang (2022), Algorithm 1.
 
     >>> import jaxacct as ja
     >>> float(fourier_delta(ja.Gaussian(1.0), 1.0, method="analytical").estimate.round(9))
@@ -99,15 +125,41 @@ def riemann_delta(
     cells: int = 20_000,
     reach: float = 9.0,
 ) -> Bounds:
-    """delta(eps) of DP-SGD by Algorithm 2: Riemann sums of the characteristic function over the output (Theorem 43).
+    """delta(eps) of DP-SGD by Riemann sums of the characteristic function over the output.
 
-    The output is cut into cells; each carries its exact mass under P and Q, at the loss of its worse end (upper) or
-    its better end (lower).  The loss is monotone in the output, so the two distribution functions bracket the true
-    ones, and so does delta once the mass beyond `reach` standard deviations, steps times over, is added.
+    The output is cut into cells.  Each cell carries its exact mass under P and Q, at the loss of its worse end (for
+    the upper end of delta) or of its better end (for the lower).  The loss is monotone in the output, so the two
+    distribution functions bracket the true ones.  So does delta once the mass beyond `reach` standard deviations is
+    added, steps times over.  The width falls only like steps/cells.
 
-    noise_multiplier > 0, 0 < sampling_probability < 1, steps, epsilon >= 0 : scalars.  direction : "remove" or "add".
-    cells : a whole number.  Returns Bounds of kind "estimate": ends bracket delta but for the estimated quadrature
-    error in t, which is added.  The width falls only like steps/cells.
+    Parameters
+    ----------
+    noise_multiplier : float, > 0
+    sampling_probability : float in (0, 1)
+    steps : int, >= 1
+    epsilon : float, >= 0
+    direction : {"remove", "add"}
+    cells : int from 100 to 1,000,000
+    reach : float, > 0
+        Standard deviations of the noise beyond which outputs are left out.
+
+    Returns
+    -------
+    Bounds
+        kind "estimate": the ends bracket delta, except that the quadrature error in t is only estimated and added.
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Zhu, Dong and Wang (2022), Algorithm 2 and Theorem 43.
+
+    >>> found = riemann_delta(1.0, 0.1, 1, 0.5, cells=1000)
+    >>> bool(found.lower <= found.upper <= 1.0), found.kind
+    (True, 'estimate')
     """
     choice("direction", direction, DIRECTIONS)
     sigma = float(check("noise_multiplier", noise_multiplier, POSITIVE))
@@ -148,7 +200,7 @@ def _of(parts: Components, turn: Callable[[np.ndarray], np.ndarray]) -> LogPhi:
 
 def _atoms(loss: np.ndarray, mass: np.ndarray, n: float) -> LogPhi:
     def log_phi(t: np.ndarray) -> np.ndarray:
-        block = max(1, 2**20 // loss.size)
+        block = max(1, _BLOCK_TERMS // loss.size)
         pieces = [np.exp(1j * np.multiply.outer(t[i : i + block], loss)) @ mass for i in range(0, t.size, block)]
         return n * np.log(np.concatenate(pieces))
 
@@ -164,7 +216,7 @@ def _exceeds(log_phi: LogPhi, eps: float) -> _Tail:
         deviation = np.sqrt(max(-2.0 * first.real, 1e-24)) / probe
         probe = min(0.05 / max(deviation, 1e-12), 1e6)
     mean = first.imag / probe if abs(first.imag) < 3.0 else 0.0
-    end = 8.6 / deviation
+    end = _DEVIATIONS / deviation
     for _ in range(DOUBLINGS):
         if np.max(log_phi(np.linspace(end, 1.5 * end, 16)).real) < _NEGLIGIBLE:
             break

@@ -1,13 +1,15 @@
 """Certified brackets of `log E_P[e^{cL}]`, the moments of the privacy loss behind every Rényi divergence.
 
 With Q the base law and mix = 1 - q + q dP/dQ, one Poisson sampled step has `E_P[e^{cL}] = E_Q[mix^p]`, p = c + 1
-(remove) or p = -c (add).  Sampled Gaussians are integrated by the trapezoid rule, sampled Laplace by Gauss-Legendre,
-the rest is closed.  Since E_Q[mix] = 1, `E_Q[mix^p] - 1 = E_Q[mix^p - 1 - p (mix - 1)]`, whose integrand has one sign:
-small moments keep their relative accuracy.  Error bounds are proved in README.md of this folder.
+(remove) or p = -c (add).  Sampled Gaussians are integrated by the trapezoid rule and sampled Laplace by Gauss-Legendre;
+the other laws have closed forms.  Since E_Q[mix] = 1, `E_Q[mix^p] - 1 = E_Q[mix^p - 1 - p (mix - 1)]`.  That integrand
+has one sign, so that small moments keep their relative accuracy.  The error bounds are proved in README.md of this
+folder, "Moments".  Where they count roundings, the number before ROUNDOFF is an upper bound of that count.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +21,15 @@ from jaxacct.mechanisms.finite import log_mixture
 NATS = 75.0
 """What the trapezoid rule and its ends are planned to leave out, relative to the moment: e^-75."""
 MOST_NODES = 2**16
-ROWS_AT_ONCE = 2**21
+"""Most nodes of one quadrature; where more are needed the bracket is wide, or open."""
+NODES_AT_ONCE = 2**21
+"""Most nodes, of all rows together, that are evaluated at a time: 16 MiB for each array."""
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(20)
+"""Gauss-Legendre rule of a panel between the two atoms of sampled Laplace noise."""
 _LEGENDRE_ERROR = 1e-22
+"""Relative error of that rule on a panel, proved in README.md."""
+_LARGEST_EXPONENT = 700.0
+"""Exponents are kept below this, where e^x is still finite."""
 
 
 class Interval(NamedTuple):
@@ -32,7 +40,12 @@ class Interval(NamedTuple):
 
 
 class _Nodes(NamedTuple):
-    """A quadrature of E_Q: log weights and losses (rows, nodes), their rounding in units, relative error (rows, 1)."""
+    """A quadrature of E_Q.
+
+    log_weight, loss : (rows, nodes).
+    weight_rounding, loss_rounding : their rounding errors in units of ROUNDOFF.
+    relative : (rows, 1), the error of the rule relative to the moment.
+    """
 
     log_weight: np.ndarray
     loss: np.ndarray
@@ -71,7 +84,7 @@ def _add(low: np.ndarray, high: np.ndarray, n: np.ndarray, each: Interval) -> tu
     return low - 2.0 * ROUNDOFF * np.abs(low), high + 2.0 * ROUNDOFF * np.abs(high)
 
 
-def _where(n: np.ndarray, moment, *columns: np.ndarray) -> Interval:
+def _where(n: np.ndarray, moment: Callable[..., Interval], *columns: np.ndarray) -> Interval:
     """The moment on the rows with n > 0, zeros elsewhere."""
     rows = np.flatnonzero(n > 0)
     low, high = np.zeros(n.size), np.zeros(n.size)
@@ -113,7 +126,7 @@ def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarr
 
 
 def _laplace(scale: np.ndarray, c: np.ndarray) -> Interval:
-    """Unsampled: `log M = s + log1p(-s g(x))`, s = c/b, x = (1 + 2c)/b, g(x) = (1 - e^-x)/x."""
+    """Unsampled Laplace: `log M = s + log1p(-s g(x))`, s = c/b, x = (1 + 2c)/b, g(x) = (1 - e^-x)/x."""
     s, x = c / scale, (1.0 + 2.0 * c) / scale
     safe = np.where(x == 0.0, 1.0, x)
     g = np.where(x == 0.0, 1.0, -np.expm1(-safe) / safe)
@@ -123,7 +136,7 @@ def _laplace(scale: np.ndarray, c: np.ndarray) -> Interval:
 
 
 def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
-    """Atoms at both ends and a density between, on panels so short that mix^p hardly varies on one."""
+    """Sampled Laplace: atoms at both ends, and a density between on panels so short that mix^p hardly varies on one."""
     low, high = np.empty(scale.size), np.empty(scale.size)
     for row in range(scale.size):
         b, p = scale[row], power[row]
@@ -156,7 +169,7 @@ def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float
 
 
 def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
-    """Rows in groups of like size, the trapezoid rule in u = x/sigma."""
+    """Sampled Gaussian: the trapezoid rule in u = x/sigma, for rows in groups that need like numbers of nodes."""
     bottom, top, height, growth, step = _plan(sigma, q, power)
     count = np.ceil((top - bottom) / step) + 1.0
     count = np.where(np.isfinite(count), np.minimum(count, MOST_NODES), MOST_NODES)
@@ -165,7 +178,7 @@ def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> In
     start = 0
     while start < order.size:
         end = start + 1
-        while end < order.size and (end + 1 - start) * count[order[end]] <= ROWS_AT_ONCE:
+        while end < order.size and (end + 1 - start) * count[order[end]] <= NODES_AT_ONCE:
             end += 1
         rows = order[start:end]
         plan = (x[rows, None] for x in (sigma, q, bottom, top, height, growth))
@@ -191,7 +204,16 @@ def _plan(sigma: np.ndarray, q: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, 
     return bottom, above / sigma + reach, height, growth, 2.0 * np.pi * height / (NATS + growth)
 
 
-def _trapezoid(count: int, sigma, q, bottom, top, height, growth) -> _Nodes:
+def _trapezoid(
+    count: int,
+    sigma: np.ndarray,
+    q: np.ndarray,
+    bottom: np.ndarray,
+    top: np.ndarray,
+    height: np.ndarray,
+    growth: np.ndarray,
+) -> _Nodes:
+    """The trapezoid rule of `count` nodes from bottom to top, all columns (rows, 1)."""
     step = (top - bottom) / (count - 1)
     u = bottom + step * np.arange(count)
     y = u / sigma - 0.5 / sigma**2
@@ -231,11 +253,13 @@ def _evaluate(nodes: _Nodes, p: np.ndarray) -> Interval:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _difference(nodes: _Nodes, p, exponent, raised) -> tuple[np.ndarray, np.ndarray]:
+def _difference(
+    nodes: _Nodes, p: np.ndarray, exponent: np.ndarray, raised: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """`E_Q[mix^p - 1 - p (mix - 1)]` and a bound on its error, for moments below 2."""
     base = np.exp(nodes.log_weight)
-    lifted = np.exp(np.minimum(raised, 700.0))
-    mixed = np.exp(np.minimum(nodes.log_weight + nodes.loss, 700.0))
+    lifted = np.exp(np.minimum(raised, _LARGEST_EXPONENT))
+    mixed = np.exp(np.minimum(nodes.log_weight + nodes.loss, _LARGEST_EXPONENT))
     gentle = np.abs(exponent) < 1.0
     rise = np.where(gentle, base * np.expm1(np.where(gentle, exponent, 0.0)), lifted - base)
     line = np.where(np.abs(nodes.loss) < 1.0, base * np.expm1(np.minimum(nodes.loss, 1.0)), mixed - base)

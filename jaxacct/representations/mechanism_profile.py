@@ -1,4 +1,7 @@
-"""The privacy of one mechanism in every representation: profile, trade-off function, Rényi, loss distribution."""
+"""The privacy of one mechanism in every representation: profile, trade-off function, Rényi, loss distribution.
+
+The file is longer than 300 lines because `Profile` is one class, and half of it is documentation.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,22 @@ __all__ = ["LossDistribution", "Profile", "profile"]
 
 REAL = Constraint("use a finite {name}", -np.inf)
 _REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
+"""The relation of the reverse direction; the other relations are their own reverse."""
 _DISTANCES = (3e-2, 3e-3, 3e-4, 3e-5)
+"""Distances in eps of the difference quotients behind `cdf`: short ones err less, long ones feel rounding less."""
+_NARROW_CDF = 1e-3
+"""Absolute width up to which a bracket of a distribution function has the status "ok"."""
 
 
 class LossDistribution(NamedTuple):
-    """Pr[loss <= l] under P (with the record, for remove) and under Q, each a certified Bounds."""
+    """Pr[loss <= l] under P and under Q, each a certified Bounds.
+
+    For the direction "remove", P is the law with the record.
+
+    Parameters
+    ----------
+    p, q : Bounds
+    """
 
     p: Bounds
     q: Bounds
@@ -46,8 +60,23 @@ class LossDistribution(NamedTuple):
 class Profile:
     """All representations of one mechanism (or batch) under one neighbouring relation; made by `ja.profile`.
 
-    Arguments of the methods broadcast with the batch.  Under `add_or_remove_one` each is the worse of the two
+    Arguments of the methods broadcast with the batch.  Under `add_or_remove_one` each answer is the worse of the two
     directions; `relation="remove_one"` or `"add_one"` gives one direction by itself.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    relation, engine, rtol, memory_bytes
+        As in `ja.epsilon`.
+
+    References
+    ----------
+    jaxacct/representations/README.md has the formulas with their proofs.
+
+    >>> import jaxacct as ja
+    >>> p = ja.profile(ja.Gaussian(1.0))
+    >>> float(p.renyi(4.0).upper), round(float(p.advantage().upper), 6)
+    (2.0, 0.382925)
     """
 
     mechanism: Mechanism
@@ -59,8 +88,19 @@ class Profile:
     def delta(self, epsilon: Any) -> Bounds:
         """The privacy profile delta(eps) for every real eps, certified.
 
-        Below 0 from the reverse direction: `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)` [Zhu, Dong, Wang 2022,
-        Lemma 45].
+        Below 0 it follows from the reverse direction: `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)`.
+
+        Parameters
+        ----------
+        epsilon : array_like
+
+        Returns
+        -------
+        Bounds
+
+        References
+        ----------
+        Zhu, Dong and Wang (2022), Lemma 45.
         """
         refuse_tracers("Profile.delta", "jaxacct.kernels.contour", epsilon=epsilon)
         value = np.asarray(check("epsilon", epsilon, REAL))
@@ -80,18 +120,28 @@ class Profile:
         return Bounds(low, np.clip(middle, low, high), high, self.mechanism.kind_under(self.relation), *words)
 
     def epsilon(self, delta: Any) -> Bounds:
-        """The smallest eps >= 0 with delta(eps) <= delta, certified; `ja.epsilon`."""
+        """The smallest eps >= 0 with delta(eps) <= delta, certified: the answer of `ja.epsilon`."""
         return account.epsilon(self.mechanism, delta, relation=self.relation, **self._settings())
 
     def tradeoff(self, fpr: Any) -> Bounds:
         """The trade-off function: the least false negative rate of a test with false positive rate `fpr`.
 
-        `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps, with delta of this relation: under
-        add_or_remove_one the convex envelope of the smaller of the two directions.  Both ends are certified: each
-        slope gives a lower bound, convexity of delta in e^eps an upper one.  Status "width" where the bracket is
-        wider than `rtol` relative or 1e-7 absolute after four refinements.
+        `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps, with delta of this relation.  Under
+        add_or_remove_one this is the convex envelope of the smaller of the two directions.  Both ends are certified:
+        each slope gives a lower bound, and convexity of delta in e^eps an upper one.
 
-        fpr : between 0 and 1.  Source: Dong, Roth, Su 2022, Proposition 2.12; README.md of this folder.
+        Parameters
+        ----------
+        fpr : array_like in [0, 1]
+
+        Returns
+        -------
+        Bounds
+            Status "width" where the bracket is wider than `rtol` relative and 1e-7 absolute after four refinements.
+
+        References
+        ----------
+        Dong, Roth and Su (2022), Proposition 2.12; both ends are derived in jaxacct/representations/README.md.
         """
         fpr = check("fpr", fpr, PROBABILITY)
         return tradeoff_bracket.bracket(self, self.mechanism, fpr, self.rtol)
@@ -111,7 +161,14 @@ class Profile:
         `P(L > loss) = H(E) + E Q(L > loss)`.  The brackets narrow with those of delta; at an atom of the loss they
         stay as wide as the atom.
 
-        direction : "remove" or "add".
+        Parameters
+        ----------
+        loss : array_like
+        direction : {"remove", "add"}
+
+        Returns
+        -------
+        LossDistribution
         """
         choice("direction", direction, DIRECTIONS)
         loss = np.asarray(check("loss", loss, REAL))
@@ -134,7 +191,17 @@ class Profile:
     def log_characteristic(self, t: Any, direction: str = "remove") -> LogCharacteristic:
         """`log E_P[e^{itL} ; L < inf]` of one direction at real frequencies t, kind "estimate".
 
-        t broadcasts with the batch.  At t = 0 it is log(1 - mass at infinity).
+        At t = 0 it is log(1 - mass at infinity).
+
+        Parameters
+        ----------
+        t : array_like
+            Broadcasts with the batch.
+        direction : {"remove", "add"}
+
+        Returns
+        -------
+        LogCharacteristic
         """
         choice("direction", direction, DIRECTIONS)
         t = np.asarray(check("t", t, REAL))
@@ -150,12 +217,18 @@ class Profile:
     def gdp_mu(self, fpr: Any = None) -> Bounds:
         """The smallest mu for which f >= f_mu, f_mu(a) = Phi(Phi^-1(1 - a) - mu), at false positive rates `fpr`.
 
-        For unsampled Gaussians the exact mu on [0, 1], kind "certified".  Otherwise kind "estimate": a certified
-        bracket of the largest mu over the grid `fpr`, so that `lower` is a lower bound of any mu that holds
-        everywhere, but `upper` says nothing between the points or beyond them (a Poisson sampled Gaussian has no
-        better mu over all of [0, 1] than an unsampled one).
+        Parameters
+        ----------
+        fpr : array_like (G,) in (0, 1), optional
+            0.01, 0.03, ..., 0.99 by default.
 
-        fpr : (G,) rates strictly between 0 and 1; 0.01, 0.03, ..., 0.99 unless told.
+        Returns
+        -------
+        Bounds
+            For unsampled Gaussians kind "certified": the exact mu on [0, 1].  Otherwise kind "estimate": a certified
+            bracket of the largest mu over the grid `fpr`.  Its `lower` is a lower bound of any mu that holds
+            everywhere.  Its `upper` says nothing between the points or beyond them: over all of [0, 1] a Poisson
+            sampled Gaussian has no better mu than an unsampled one.
         """
         exact = self._gaussian_mu()
         if exact is not None and self.mechanism.kind_under(self.relation) == "certified":
@@ -170,7 +243,7 @@ class Profile:
         return Bounds(low, np.clip(middle, low, high), high, "estimate", engine="tradeoff")
 
     def advantage(self) -> Bounds:
-        """The membership advantage: the largest TPR - FPR of any test, `delta(0)`, the total variation distance."""
+        """The membership advantage, the largest TPR - FPR of any test: delta(0), the total variation distance."""
         return self._profile(np.asarray(0.0), self.relation)
 
     def true_positive_rate(self, fpr: Any) -> Bounds:
@@ -182,9 +255,17 @@ class Profile:
     def posterior(self, prior: Any, fpr: Any) -> Bounds:
         """The largest probability of membership after a positive test of false positive rate `fpr`, given a prior.
 
-        `prior tpr / (prior tpr + (1 - prior) fpr)` at the largest tpr; 1 where fpr = 0 can be a positive.
+        It is `prior tpr / (prior tpr + (1 - prior) fpr)` at the largest tpr, and 1 where a test that is never falsely
+        positive can be positive at all.
 
-        prior : strictly between 0 and 1.  fpr : between 0 and 1.
+        Parameters
+        ----------
+        prior : array_like in (0, 1)
+        fpr : array_like in [0, 1]
+
+        Returns
+        -------
+        Bounds
         """
         prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
         fpr = np.asarray(check("fpr", fpr, PROBABILITY))
@@ -199,9 +280,21 @@ class Profile:
     def reconstruction(self, baseline: Any) -> Bounds:
         """The largest probability that a reconstruction succeeds, given the `baseline` probability without output.
 
-        Success is an event whose probability is at most `baseline` when the output does not depend on the record, so
-        it is at most 1 - f(baseline) when it does [Hayes, Mahloujifar, Balle 2023; Kaissis et al. 2023].  Take the
-        relation under which the record is replaced by one that says nothing about it.
+        Success is an event whose probability is at most `baseline` when the output does not depend on the record.  It
+        is then at most 1 - f(baseline) when the output does.  Take the relation under which the record is replaced by
+        one that says nothing about it.
+
+        Parameters
+        ----------
+        baseline : array_like in [0, 1]
+
+        Returns
+        -------
+        Bounds
+
+        References
+        ----------
+        Hayes, Mahloujifar and Balle (2023); Kaissis et al. (2023).
         """
         check("baseline", baseline, PROBABILITY)
         return self.true_positive_rate(baseline)
@@ -221,7 +314,7 @@ class Profile:
 
     def _certified(self, low: np.ndarray, high: np.ndarray, like: Bounds) -> Bounds:
         low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
-        status = np.where(high - low <= 1e-3, "ok", "width")
+        status = np.where(high - low <= _NARROW_CDF, "ok", "width")
         return Bounds(low, 0.5 * (low + high), high, like.kind, status, like.engine)
 
     def _gaussian_mu(self) -> Bounds | None:
@@ -249,8 +342,24 @@ def profile(
 ) -> Profile:
     """The privacy of a mechanism in every representation, each computed when it is asked for.
 
-    Parameters are those of `jaxacct.epsilon`; InputError for anything but a mechanism, and for an unknown
-    relation or engine.
+    Parameters
+    ----------
+    mechanism : Mechanism
+    relation, engine, rtol, memory_bytes
+        As in `ja.epsilon`.
+
+    Returns
+    -------
+    Profile
+
+    Raises
+    ------
+    InputError
+        Anything but a mechanism, or an unknown relation or engine.
+
+    References
+    ----------
+    jaxacct/representations/README.md has the formulas with their proofs.
 
     >>> import jaxacct as ja
     >>> p = ja.profile(ja.Gaussian(2.0))

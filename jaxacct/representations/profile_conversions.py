@@ -1,7 +1,7 @@
-"""Conversions between privacy profile, trade-off function, Gaussian DP and Rényi divergence, each with its kind.
+"""Conversions between privacy profile, trade-off function and Rényi divergence, each with its kind.
 
-Arrays given as a profile or trade-off function are taken as a guarantee (an upper bound of delta, a lower bound of
-f), and what comes out is a guarantee of kind "bound".  Bounds given keep their two ends and their kind.
+A profile or trade-off function given as an array is taken as a guarantee: an upper bound of delta, a lower bound of f.
+The answer is then a guarantee of kind "bound".  Where Bounds are given, the answer has two ends and their kind.
 Sources: Zhu, Dong and Wang 2022, appendix B; Dong, Roth and Su 2022; Balle, Barthe and Gaboardi 2018.
 """
 
@@ -11,15 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from jaxacct.bounds import Bounds
-from jaxacct.engines import closed_form
 from jaxacct.representations.convex_conjugate import conjugate
 from jaxacct.validation import (
     DELTA_OR_ZERO,
     NON_NEGATIVE,
-    OPEN_PROBABILITY,
     POSITIVE,
     PROBABILITY,
     Constraint,
@@ -28,27 +25,46 @@ from jaxacct.validation import (
 )
 
 __all__ = [
-    "gdp_from_profile",
-    "profile_from_gdp",
     "profile_from_tradeoff",
     "renyi_from_profile",
     "tradeoff_from_approximate_dp",
-    "tradeoff_from_gdp",
     "tradeoff_from_profile",
 ]
 
 _REAL = Constraint("use a finite {name}", -np.inf)
 _SLACK = 1e-14
-_SMALLEST = 1e-300
+"""Absolute rounding of a handful of operations on numbers up to 1."""
+_FLAT_POWER = 1e-9
+"""Distance of an order from 1 below which the Rényi divergence of order 1 is taken."""
 
 
 def tradeoff_from_profile(epsilon: Any, delta: Any, fpr: Any, *, symmetric: bool = True) -> Bounds:
     """Trade-off function `f(a) = sup_eps {1 - delta(eps) - e^eps a}` from delta on a grid of eps.
 
-    epsilon : (G,) real.  delta : (G,) upper bounds of delta(eps), or their Bounds.  fpr : any shape, in [0, 1].
-    symmetric : the relation is symmetric, as add_or_remove_one is, so that delta at -eps follows from delta at eps.
+    Parameters
+    ----------
+    epsilon : array_like (G,)
+        Any real numbers.
+    delta : array_like (G,) or Bounds
+        Upper bounds of delta(eps), or brackets of it.
+    fpr : array_like in [0, 1]
+        False positive rates.
+    symmetric : bool
+        Whether the relation is symmetric, as add_or_remove_one is: delta at -eps then follows from delta at eps.
 
-    Returns Bounds of shape fpr.  From an array `lower` is the guarantee, kind "bound", and `upper` is 1 - fpr.
+    Returns
+    -------
+    Bounds
+        Of the shape of fpr.  From an array, kind "bound": `lower` is the guarantee, and `upper` is 1 - fpr.
+
+    Raises
+    ------
+    InputError
+        Invalid values, or shapes that do not match.
+
+    References
+    ----------
+    Dong, Roth and Su (2022), Proposition 2.12; both ends are derived in jaxacct/representations/README.md.
 
     >>> float(tradeoff_from_profile([0.0], [0.2], 0.3).lower.round(9))
     0.5
@@ -71,10 +87,27 @@ def tradeoff_from_profile(epsilon: Any, delta: Any, fpr: Any, *, symmetric: bool
 def profile_from_tradeoff(fpr: Any, fnr: Any, epsilon: Any) -> Bounds:
     """Privacy profile `delta(eps) = 1 + f*(-e^eps) = sup_a {1 - f(a) - e^eps a}` from f on a grid.
 
-    fpr : (G,) in [0, 1].  fnr : (G,) values at fpr of a convex trade-off function that holds, or Bounds of f.
-    epsilon : any shape, real.
+    Parameters
+    ----------
+    fpr : array_like (G,) in [0, 1]
+    fnr : array_like (G,) or Bounds
+        Values at fpr of a convex trade-off function that holds, or brackets of f.
+    epsilon : array_like
+        Any real numbers.
 
-    Returns Bounds of shape epsilon.  From an array `upper` is the guarantee, kind "bound", and `lower` is 0.
+    Returns
+    -------
+    Bounds
+        Of the shape of epsilon.  From an array, kind "bound": `upper` is the guarantee, and `lower` is 0.
+
+    Raises
+    ------
+    InputError
+        Invalid values, or shapes that do not match.
+
+    References
+    ----------
+    Dong, Roth and Su (2022), Proposition 2.12.
 
     >>> a = np.linspace(0, 1, 1001)
     >>> float(profile_from_tradeoff(a, np.maximum(0.8 - a, 0), 0.0).upper.round(9))
@@ -102,15 +135,35 @@ def renyi_from_profile(
     largest: float,
     panels: int = 64,
 ) -> Bounds:
-    """Rényi divergence from the profiles of the two directions, by the integral of Balle, Barthe and Gaboardi 2018.
+    """Rényi divergence from the profiles of the two directions, by an integral over eps.
 
     `e^{(alpha-1) R} = 1 + alpha (alpha - 1) int_0^inf (e^{(alpha-1) eps} delta_PQ + e^{-alpha eps} delta_QP) d eps`,
     and R = int (delta_PQ + e^-eps delta_QP) d eps at alpha = 1.
 
-    forward, backward : delta_PQ and delta_QP on arrays of eps.  order : > 0.  largest : where the integral ends; it
-    must lie where the integrand is negligible, which for large orders is far beyond any eps of interest.
+    Parameters
+    ----------
+    forward, backward : callable
+        delta_PQ and delta_QP as functions of an array of eps.
+    order : array_like, > 0
+    largest : float, > 0
+        Where the integral ends.  The integrand must be negligible there, which for large orders is far beyond any eps
+        of interest.
+    panels : int
+        Panels of 16 Gauss-Legendre nodes at the coarser of two resolutions.
 
-    Returns Bounds of kind "estimate": the ends are two resolutions' difference around the finer one.
+    Returns
+    -------
+    Bounds
+        kind "estimate": the finer resolution, plus and minus its difference from the coarser one.
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Balle, Barthe and Gaboardi (2018).
 
     >>> zero = lambda eps: 0.0 * eps
     >>> float(renyi_from_profile(zero, zero, 2.0, largest=5.0).upper)
@@ -127,7 +180,7 @@ def renyi_from_profile(
         both = np.exp((alpha - 1.0) * eps) * forward(eps) + np.exp(-alpha * eps) * backward(eps)
         total = both @ weight
         power = alpha[..., 0] - 1.0
-        small = np.abs(power) < 1e-9
+        small = np.abs(power) < _FLAT_POWER
         return np.where(small, total, np.log1p((1.0 + power) * power * total) / np.where(small, 1.0, power))
 
     rough, fine = integral(panels), integral(2 * panels)
@@ -135,65 +188,29 @@ def renyi_from_profile(
     return Bounds(fine - error, fine, fine + error, "estimate", engine="quadrature")
 
 
-def profile_from_gdp(mu: Any, epsilon: Any) -> Bounds:
-    """delta(eps) of mu-Gaussian differential privacy, `Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)`, certified.
-
-    mu : > 0.  epsilon : >= 0; they broadcast.  Source: Dong, Roth and Su 2022, Corollary 2.13.
-
-    >>> float(profile_from_gdp(0.5, 1.0).estimate.round(9))
-    0.006829595
-    """
-    mu, eps = np.broadcast_arrays(check("mu", mu, POSITIVE), check("epsilon", epsilon, NON_NEGATIVE))
-    low, middle, high = closed_form.delta(mu, eps)
-    high = np.maximum(high, _SMALLEST)  # below it exp underflows
-    return Bounds(low, np.clip(middle, low, high), high, "certified", engine="closed_form")
-
-
-def gdp_from_profile(epsilon: Any, delta: Any) -> Bounds:
-    """The mu whose mu-GDP profile passes through (eps, delta): any mechanism that is mu-GDP for it satisfies both.
-
-    epsilon : >= 0.  delta : in (0, 1).  They broadcast; certified.  A mechanism known to be (eps, delta)-DP at one
-    point is not mu-GDP for this mu; one that is mu-GDP needs at least the largest such mu over its whole profile.
-
-    >>> float(gdp_from_profile(1.0, 0.006829595).estimate.round(6))
-    0.5
-    """
-    eps, target = np.broadcast_arrays(check("epsilon", epsilon, NON_NEGATIVE), check("delta", delta, OPEN_PROBABILITY))
-
-    def crossing(end: str) -> tuple[np.ndarray, np.ndarray]:
-        below, above = np.full(eps.shape, np.log(1e-8)), np.log(np.sqrt(2.0 * eps) + 80.0)
-        for _ in range(90):
-            middle = 0.5 * (below + above)
-            met = getattr(closed_form.delta(np.exp(middle), eps), end) <= target
-            below, above = np.where(met, middle, below), np.where(met, above, middle)
-        return np.exp(below), np.exp(above)
-
-    low, high = crossing("upper")[0] * (1.0 - 1e-15), crossing("lower")[1] * (1.0 + 1e-15)
-    return Bounds(low, np.sqrt(low) * np.sqrt(high), high, "certified", engine="closed_form")
-
-
-def tradeoff_from_gdp(mu: Any, fpr: Any) -> Bounds:
-    """`f_mu(a) = Phi(Phi^-1(1 - a) - mu)`, certified but for the accuracy of SciPy's normal distribution (1e-14).
-
-    mu : >= 0.  fpr : in [0, 1]; they broadcast.  Source: Dong, Roth and Su 2022, Definition 2.6.
-
-    >>> float(tradeoff_from_gdp(1.0, 0.5).estimate.round(9))
-    0.158655254
-    """
-    mu, a = np.broadcast_arrays(check("mu", mu, NON_NEGATIVE), check("fpr", fpr, PROBABILITY))
-    quantile = -ndtri(a)
-    value = ndtr(quantile - mu)
-    with np.errstate(invalid="ignore"):
-        relative = _SLACK * (4.0 + (np.abs(quantile - mu) + 1.0) * (np.abs(quantile) + mu))
-    relative = np.where(np.isfinite(quantile), np.minimum(relative, 1.0), 0.0)
-    return Bounds(value * (1.0 - relative), value, np.minimum(value * (1.0 + relative), 1.0), "certified")
-
-
 def tradeoff_from_approximate_dp(epsilon: Any, delta: Any, fpr: Any) -> Bounds:
     """The trade-off function of (eps, delta)-DP: `max(0, 1 - delta - e^eps a, e^-eps (1 - delta - a))`.
 
-    epsilon : >= 0.  delta : in [0, 1).  fpr : in [0, 1].  All broadcast.  `lower` is the guarantee, kind "bound".
-    Source: Wasserman and Zhou 2010; Kairouz, Oh and Viswanath 2015.
+    Parameters
+    ----------
+    epsilon : array_like, >= 0
+    delta : array_like in [0, 1)
+    fpr : array_like in [0, 1]
+        All broadcast.
+
+    Returns
+    -------
+    Bounds
+        kind "bound": `lower` is the guarantee.
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Wasserman and Zhou (2010); Kairouz, Oh and Viswanath (2015).
 
     >>> float(tradeoff_from_approximate_dp(0.0, 0.1, 0.2).lower.round(9))
     0.7

@@ -1,4 +1,7 @@
-"""The table of which representation is answered for which mechanism, and with what kind, made by asking the code."""
+"""The table in README.md of which representation is answered for which mechanism, and with what kind.
+
+It is made by asking the code, and a test compares it with the page.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,13 @@ from jaxacct.validation import InputError
 __all__ = ["table"]
 
 _QUESTIONS = {
-    "epsilon, delta, trade-off, loss CDFs": lambda p: p.mechanism,  # all from the privacy profile, with its kind
+    "epsilon, delta, trade-off, loss CDFs": lambda p: p.mechanism,  # their kind is the privacy profile's
     "Rényi": lambda p: p.renyi(2.0),
     "zCDP": lambda p: p.zcdp(),
     "log characteristic function": lambda p: p.log_characteristic(1.0),
     "epsilon by Rényi": lambda p: rdp_epsilon(p.mechanism, 1e-3, orders=[2.0, 8.0]),
 }
+"""Columns of the table, each with the question that is asked."""
 
 
 def table(examples: tuple[Mechanism, ...] = EXAMPLES) -> str:

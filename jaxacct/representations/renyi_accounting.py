@@ -1,7 +1,7 @@
 """Rényi accounting as an engine of its own: curves that add, and epsilon and delta through the best order.
 
-An upper bound only, never below the certified engines' answer; it is here for comparison, for curves that come from
-elsewhere, and where a Rényi guarantee is all there is.
+The answers are upper bounds, never below those of the certified engines.  They are here for comparison, for curves
+that come from elsewhere, and for mechanisms of which only a Rényi guarantee is known.
 """
 
 from __future__ import annotations
@@ -33,18 +33,30 @@ from jaxacct.validation import (
 __all__ = ["RenyiCurve", "rdp_delta", "rdp_epsilon", "renyi_curve", "subsampled_renyi"]
 
 ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
-"""Orders of a curve, unless told."""
+"""Default orders of a curve: 1.01 to 1001, evenly spread in the logarithm of the order less 1."""
 _START = 1.0 + np.geomspace(1e-3, 1e5, 33)
-"""Where the search for the best order starts; three rounds of finer orders follow."""
+"""Orders with which the search for the best one starts; three rounds of finer orders follow."""
+_SEARCH_ROUNDS = 4
+"""Rounds of the search for the best order, the first included."""
+_REFINED_ORDERS = 13
+"""Orders tried in each later round, between the neighbours of the best one so far."""
 _INTEGER = Constraint("use a whole number of 2 or more", 2, 4096, integral=True)
 
 
 @register
 @dataclass(frozen=True)
 class RenyiCurve:
-    """Upper bounds of Rényi divergences at some orders: curves of independent or adaptive mechanisms add.
+    """Upper bounds of Rényi divergences at some orders; the curves of composed mechanisms add, adaptive ones included.
 
-    orders : (O,).  values : (O, ...), orders along the first axis.
+    Parameters
+    ----------
+    orders : array (O,)
+    values : array (O, ...)
+        Upper bounds in nats, with the orders along the first axis.
+
+    References
+    ----------
+    Mironov (2017), Proposition 1.
 
     >>> gaussian = RenyiCurve(np.array([2.0, 4.0]), np.array([1.0, 2.0]))
     >>> (gaussian + 3 * gaussian).values.tolist()
@@ -80,7 +92,27 @@ class RenyiCurve:
 
 
 def renyi_curve(mechanism: Mechanism, orders: Any = ORDERS, relation: str = "add_or_remove_one") -> RenyiCurve:
-    """The Rényi curve of a mechanism, upper ends of `renyi_divergence`; values (O, *batch).
+    """The Rényi curve of a mechanism: the upper ends of `renyi_divergence`.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    orders : array_like (O,), > 0
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+
+    Returns
+    -------
+    RenyiCurve
+        With values (O, *batch shape of the mechanism).
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    Mironov (2017).
 
     >>> import jaxacct as ja
     >>> renyi_curve(ja.Gaussian(1.0), [2.0, 4.0]).values.round(9).tolist()
@@ -94,14 +126,32 @@ def renyi_curve(mechanism: Mechanism, orders: Any = ORDERS, relation: str = "add
 def rdp_epsilon(mechanism: Mechanism, delta: Any, *, orders: Any = None, relation: str = "add_or_remove_one") -> Bounds:
     """eps of a mechanism through Rényi accounting: the best order's bound, the larger over the directions.
 
-    `eps = min over c > 0 of (K(c) + log kappa(c) - log(delta - delta_inf))/c`, c = alpha - 1, with K(c) the log
-    moment of the finite loss, evaluated with its error bound, and delta_inf the mass at infinity [Mironov 2017;
-    Mironov, Talwar, Zhang 2019; Canonne, Kamath, Steinke 2020].  Also 0 where delta^2 >= 1 - e^-R.
+    `eps = min over c > 0 of (K(c) + log kappa(c) - log(delta - delta_inf))/c` with c = alpha - 1 and
+    kappa(c) = c^c/(1+c)^{1+c}.  K(c) is the log moment of the finite loss, evaluated with its error bound, and
+    delta_inf is the mass at infinity.  eps is also 0 where delta^2 >= 1 - e^-R.
 
-    mechanism and delta in (0, 1) broadcast.  orders : (O,) > 1, used as they are; by default a wide grid that is
-    refined around the best order.
+    Parameters
+    ----------
+    mechanism : Mechanism
+    delta : array_like in (0, 1)
+        Broadcasts with the mechanism's fields.
+    orders : array_like (O,), > 1, optional
+        Used as they are; by default a wide grid that is refined around the best order.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
 
-    Returns Bounds of kind "bound" with lower 0; inf with status "mass_at_infinity" where delta <= delta_inf.
+    Returns
+    -------
+    Bounds
+        kind "bound" with lower 0; infinite with status "mass_at_infinity" where delta <= delta_inf.
+
+    Raises
+    ------
+    InputError
+        Invalid values, or shapes that do not broadcast.
+
+    References
+    ----------
+    Mironov (2017); Mironov, Talwar and Zhang (2019); Canonne, Kamath and Steinke (2020), Proposition 12.
 
     >>> import jaxacct as ja
     >>> float(rdp_epsilon(ja.Gaussian(1.0), 1e-5).upper.round(4))
@@ -125,7 +175,32 @@ def rdp_epsilon(mechanism: Mechanism, delta: Any, *, orders: Any = None, relatio
 
 
 def rdp_delta(mechanism: Mechanism, epsilon: Any, *, orders: Any = None, relation: str = "add_or_remove_one") -> Bounds:
-    """delta of a mechanism at eps >= 0 through Rényi accounting; arguments, sources and kind as `rdp_epsilon`.
+    """delta of a mechanism at eps >= 0 through Rényi accounting: the best order's bound, the larger over directions.
+
+    `delta = delta_inf + min over c > 0 of kappa(c) e^{K(c) - c eps}`, with the symbols of `rdp_epsilon`.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    epsilon : array_like, >= 0
+        Broadcasts with the mechanism's fields.
+    orders : array_like (O,), > 1, optional
+        Used as they are; by default a wide grid that is refined around the best order.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+
+    Returns
+    -------
+    Bounds
+        kind "bound" with lower 0.
+
+    Raises
+    ------
+    InputError
+        Invalid values, or shapes that do not broadcast.
+
+    References
+    ----------
+    Mironov (2017); Mironov, Talwar and Zhang (2019); Canonne, Kamath and Steinke (2020), Proposition 12.
 
     >>> import jaxacct as ja
     >>> float(rdp_delta(ja.Gaussian(1.0), 4.7284).upper.round(7))
@@ -148,12 +223,30 @@ def subsampled_renyi(mechanism: Mechanism, sampling_probability: Any, order: Any
     """Rényi divergence of any mechanism Poisson sampled, from that of the mechanism itself, at whole orders.
 
     `R(alpha) <= 1/(alpha-1) log( (1-q)^{alpha-1} (alpha q - q + 1) + C(alpha,2) q^2 (1-q)^{alpha-2} e^{R(2)}
-    + 3 sum_{j=3}^{alpha} C(alpha,j) q^j (1-q)^{alpha-j} e^{(j-1) R(j)} )` [Zhu and Wang 2019; Koskela and Kulkarni
-    2023, Theorem 4], under add_or_remove_one.  Looser than `renyi_divergence` of `PoissonSampled`, but it needs only
-    the Rényi curve, and it holds for compositions that are sampled as a whole.
+    + 3 sum_{j=3}^{alpha} C(alpha,j) q^j (1-q)^{alpha-j} e^{(j-1) R(j)} )`, under add_or_remove_one.  This is looser
+    than `renyi_divergence` of `PoissonSampled`.  It needs only the Rényi curve, and it holds for compositions that are
+    sampled as a whole.
 
-    mechanism : one configuration.  sampling_probability : scalar in [0, 1].  order : scalar, a whole number >= 2.
-    Returns Bounds of kind "bound", lower 0.
+    Parameters
+    ----------
+    mechanism : Mechanism
+        One configuration.
+    sampling_probability : float in [0, 1]
+    order : int from 2 to 4096
+
+    Returns
+    -------
+    Bounds
+        kind "bound" with lower 0.
+
+    Raises
+    ------
+    InputError
+        Invalid values, or a batch.
+
+    References
+    ----------
+    Zhu and Wang (2019); Koskela and Kulkarni (2023), Theorem 4.
 
     >>> import jaxacct as ja
     >>> float(subsampled_renyi(ja.Gaussian(1.0), 0.01, 2).upper.round(9))
@@ -179,7 +272,7 @@ def subsampled_renyi(mechanism: Mechanism, sampling_probability: Any, order: Any
 def _minimise(
     parts: Components, objective: Callable[[np.ndarray, np.ndarray], np.ndarray], orders: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(least objective over c, least Rényi divergence seen) per row; every order tried gives a valid bound."""
+    """The least objective over c and the least Rényi divergence seen, per row; every order tried is a valid bound."""
     size = parts.mu2.size
     fixed = orders is not None
     grid = _START if orders is None else np.atleast_1d(check("orders", orders, POSITIVE))
@@ -189,14 +282,14 @@ def _minimise(
         raise InputError(f"orders = {float(np.min(grid))!r} must be > 1; use orders above 1")
     c = np.sort(grid - 1.0)[:, None] + np.zeros(size)
     best, least = np.full(size, np.inf), np.full(size, np.inf)
-    for _ in range(1 if fixed else 4):
+    for _ in range(1 if fixed else _SEARCH_ROUNDS):
         k = _upper_moments(parts, c)
         values = objective(c, k)
         at = np.argmin(values, axis=0)[None]
         best = np.minimum(best, np.take_along_axis(values, at, 0)[0])
         least = np.minimum(least, np.min(k / c, axis=0))
         left, right = (np.take_along_axis(c, np.clip(at + d, 0, c.shape[0] - 1), 0) for d in (-1, 1))
-        c = left * (right / left) ** np.linspace(0.0, 1.0, 13)[:, None]
+        c = left * (right / left) ** np.linspace(0.0, 1.0, _REFINED_ORDERS)[:, None]
     return best, least
 
 

@@ -1,4 +1,4 @@
-"""Rényi and zero-concentrated guarantees turned into (eps, delta), trade-off functions and each other.
+"""Rényi guarantees turned into (eps, delta) and trade-off functions.
 
 Orders lie along the first axis of the values; any set of orders gives a valid bound, more orders a tighter one.
 """
@@ -20,19 +20,24 @@ from jaxacct.validation import (
 )
 
 __all__ = [
+    "UP_EXPONENTIAL",
     "delta_from_renyi",
-    "delta_from_zcdp",
     "epsilon_from_renyi",
-    "epsilon_from_zcdp",
     "log_kappa",
-    "renyi_from_zcdp",
+    "orders_and_values",
     "tradeoff_from_renyi",
-    "zcdp_from_renyi",
 ]
+
+_UP_FEW = 1.0 + 1e-14
+"""Outward factor for a handful of float64 operations, about a hundred units in the last place."""
+UP_EXPONENTIAL = 1.0 + 1e-12
+"""The same behind an exponential, whose relative error grows with the exponent (at most about 745)."""
+_BISECTIONS = 60
+"""Halvings of [0, 1]: the ends then differ by less than a unit in the last place of 1."""
 
 
 def log_kappa(c: np.ndarray) -> np.ndarray:
-    """`log(c^c/(1+c)^{1+c})`: (1 - e^-x)_+ <= kappa e^{cx}, the constant of the conversion at order 1 + c."""
+    """log kappa(c), kappa(c) = c^c/(1+c)^{1+c}: the least constant with (1 - e^-x)_+ <= kappa e^{cx} for all x."""
     return -np.log1p(c) - c * np.log1p(1.0 / c)
 
 
@@ -40,22 +45,42 @@ def epsilon_from_renyi(orders: Any, values: Any, delta: Any) -> Bounds:
     """eps such that a mechanism with Rényi divergences `values` at `orders` is (eps, delta)-DP.
 
     `eps = min over alpha > 1 of R + log((alpha-1)/alpha) - (log delta + log alpha)/(alpha-1)`, and 0 where
-    `delta^2 >= 1 - e^-R` for some alpha >= 1 [Canonne, Kamath and Steinke 2020, Proposition 12; Bretagnolle, Huber].
+    `delta^2 >= 1 - e^-R` for some alpha >= 1.
 
-    orders : (O,) > 0, those below 1 are not used.  values : (O, ...) or (O,), upper bounds, inf allowed.
-    delta : in (0, 1), broadcasts with values[0].  Returns Bounds of kind "bound", lower 0.
+    Parameters
+    ----------
+    orders : array_like (O,), > 0
+        Orders below 1 are not used.
+    values : array_like (O,) or (O, ...), >= 0
+        Upper bounds of the divergences in nats; inf is allowed.
+    delta : array_like in (0, 1)
+        Broadcasts with `values[0]`.
+
+    Returns
+    -------
+    Bounds
+        kind "bound": `upper` is the guarantee, and `lower` is 0.
+
+    Raises
+    ------
+    InputError
+        Invalid values, or orders and values that do not match.
+
+    References
+    ----------
+    Canonne, Kamath and Steinke (2020), Proposition 12; the case 0 is the inequality of Bretagnolle and Huber (1979).
 
     >>> orders = np.arange(2, 64)
     >>> float(epsilon_from_renyi(orders, orders / 2, 1e-5).upper.round(4))
     4.7527
     """
     delta = np.asarray(check("delta", delta, DELTA))
-    orders, values = _curve(orders, values, delta.ndim)
+    orders, values = orders_and_values(orders, values, delta.ndim)
     c = np.where(orders > 1.0, orders - 1.0, 1.0)
     eps = np.where(orders > 1.0, values + (log_kappa(c) - np.log(delta)) / c, np.inf)
     eps = np.maximum(np.min(eps, axis=0), 0.0)
     near = np.min(np.where(orders >= 1.0, values, np.inf), axis=0)
-    eps = np.where(delta**2 * (1.0 - 1e-14) >= -np.expm1(-near), 0.0, eps * (1.0 + 1e-14))
+    eps = np.where(delta**2 * (1.0 - 1e-14) >= -np.expm1(-near), 0.0, eps * _UP_FEW)
     return Bounds(np.zeros_like(eps), eps, eps, "bound", np.where(np.isinf(eps), "width", "ok"), "renyi")
 
 
@@ -63,44 +88,84 @@ def delta_from_renyi(orders: Any, values: Any, epsilon: Any) -> Bounds:
     """delta such that a mechanism with Rényi divergences `values` at `orders` is (eps, delta)-DP.
 
     `delta = min over alpha > 1 of e^{(alpha-1)(R - eps)} (1 - 1/alpha)^{alpha-1} / alpha`, at most 1, and at most
-    `sqrt(1 - e^-R)`.  Arguments, sources and kind as `epsilon_from_renyi`; epsilon >= 0.
+    `sqrt(1 - e^-R)`.
+
+    Parameters
+    ----------
+    orders, values : array_like
+        As in `epsilon_from_renyi`.
+    epsilon : array_like, >= 0
+        Broadcasts with `values[0]`.
+
+    Returns
+    -------
+    Bounds
+        kind "bound": `upper` is the guarantee, and `lower` is 0.
+
+    Raises
+    ------
+    InputError
+        Invalid values, or orders and values that do not match.
+
+    References
+    ----------
+    Canonne, Kamath and Steinke (2020), Proposition 12; Bretagnolle and Huber (1979).
 
     >>> float(delta_from_renyi([2.0, 8.0], [1.0, 4.0], 4.0).upper.round(6))
     0.012447
     """
     epsilon = np.asarray(check("epsilon", epsilon, NON_NEGATIVE))
-    orders, values = _curve(orders, values, epsilon.ndim)
+    orders, values = orders_and_values(orders, values, epsilon.ndim)
     c = np.where(orders > 1.0, orders - 1.0, 1.0)
     with np.errstate(over="ignore"):
         each = np.where(orders > 1.0, np.exp(np.minimum(c * (values - epsilon) + log_kappa(c), 1.0)), 1.0)
     near = np.min(np.where(orders >= 1.0, values, np.inf), axis=0)
-    delta = np.minimum(np.minimum(np.min(each, axis=0), np.sqrt(-np.expm1(-near))) * (1.0 + 1e-12), 1.0)
+    delta = np.minimum(np.minimum(np.min(each, axis=0), np.sqrt(-np.expm1(-near))) * UP_EXPONENTIAL, 1.0)
     return Bounds(np.zeros_like(delta), delta, delta, "bound", engine="renyi")
 
 
 def tradeoff_from_renyi(orders: Any, values: Any, fpr: Any, *, both_directions: bool = True) -> Bounds:
-    """The trade-off function that Rényi divergences imply: the largest of the two-point constraints' bounds.
+    """The trade-off function that Rényi divergences imply: the largest lower bound that any order gives.
 
-    A test with false positive rate x and false negative rate y is a post-processing, so that for every order alpha
-    the Rényi divergence of Bernoulli laws obeys `D_alpha(1-y, x) <= R_alpha`, and with both directions
-    `D_alpha(x, 1-y) <= R_alpha`; orders in (1/2, 1) and 1 included (orders up to 1/2 say no more than
-    1 - alpha when both directions hold) [Zhu, Dong and Wang 2022, appendix F.1; Balle et al. 2020].
+    A test with false positive rate x and false negative rate y is a post-processing.  The Rényi divergence of its
+    Bernoulli laws therefore obeys `D_alpha(1-y, x) <= R_alpha` for every order alpha, and with both directions
+    `D_alpha(x, 1-y) <= R_alpha`.  Orders in (1/2, 1) and 1 count as well.  An order of 1/2 or less says no more than
+    the order 1 - alpha when both directions hold.
 
-    orders, values : (O,) each.  fpr : any shape, in [0, 1].
-    both_directions : whether values bound both directions, as they do under a symmetric relation.
-    Returns Bounds of shape fpr, kind "bound": `lower` is the guarantee (bisection, safe end), `upper` is 1 - fpr.
+    Parameters
+    ----------
+    orders, values : array_like (O,)
+        As in `epsilon_from_renyi`, of one configuration.
+    fpr : array_like in [0, 1]
+        False positive rates.
+    both_directions : bool
+        Whether the values bound both directions, as they do under a symmetric relation.
+
+    Returns
+    -------
+    Bounds
+        Of the shape of fpr, kind "bound": `lower` is the guarantee (the safe end of a bisection), `upper` is 1 - fpr.
+
+    Raises
+    ------
+    InputError
+        Invalid values, or values of more than one configuration.
+
+    References
+    ----------
+    Zhu, Dong and Wang (2022), appendix F.1; Balle et al. (2020).
 
     >>> orders = np.array([0.6, 1.0, 2.0, 4.0])
     >>> float(tradeoff_from_renyi(orders, orders / 2, 0.1).lower.round(4))
     0.5068
     """
-    orders, values = _curve(orders, values, 0)
+    orders, values = orders_and_values(orders, values, 0)
     if values.ndim > 1:
         raise InputError(f"values has shape {values.shape} and must be (O,) here; convert one configuration at a time")
     x = np.asarray(check("fpr", fpr, PROBABILITY))
-    allowed = values * (1.0 + 1e-12) + 1e-15
+    allowed = values * UP_EXPONENTIAL + 1e-15  # more than the rounding of `_excess`
     low, high = np.zeros(x.shape), 1.0 - x
-    for _ in range(60):
+    for _ in range(_BISECTIONS):
         y = 0.5 * (low + high)
         excess = _excess(orders, allowed, 1.0 - y, x)
         if both_directions:
@@ -109,64 +174,7 @@ def tradeoff_from_renyi(orders: Any, values: Any, fpr: Any, *, both_directions: 
     return Bounds(low, low, 1.0 - x, "bound", engine="renyi")
 
 
-def renyi_from_zcdp(rho: Any, orders: Any) -> np.ndarray:
-    """The Rényi divergences that rho-zCDP bounds: `rho alpha` at orders alpha >= 1 [Bun and Steinke 2016].
-
-    rho : >= 0, any shape.  orders : (O,).  Returns an array (O, ...), a bound.
-
-    >>> renyi_from_zcdp(0.5, [2.0, 4.0]).tolist()
-    [1.0, 2.0]
-    """
-    rho, orders = np.asarray(check("rho", rho, NON_NEGATIVE)), np.asarray(check("orders", orders, POSITIVE))
-    return np.multiply.outer(orders, rho)
-
-
-def zcdp_from_renyi(orders: Any, values: Any) -> Bounds:
-    """The smallest rho with R_alpha <= rho alpha at the given orders above 1; kind "estimate".
-
-    Between the orders nothing is checked, so `lower` is a lower bound of rho (if values are exact) and `upper`
-    repeats it; `jaxacct.profile(mechanism).zcdp()` is certified for all orders.
-
-    >>> float(zcdp_from_renyi([2.0, 4.0], [1.0, 2.4]).estimate)
-    0.6
-    """
-    orders, values = _curve(orders, values, 0)
-    rho = np.max(np.where(orders > 1.0, values / orders, 0.0), axis=0)
-    return Bounds(rho, rho, rho, "estimate", engine="renyi")
-
-
-def epsilon_from_zcdp(rho: Any, delta: Any) -> Bounds:
-    """eps such that rho-zCDP gives (eps, delta)-DP, the Rényi conversion minimised over orders; kind "bound".
-
-    Never above the simpler `rho + 2 sqrt(rho log(1/delta))`.  rho : > 0.  delta : in (0, 1).  They broadcast.
-
-    >>> float(epsilon_from_zcdp(0.5, 1e-5).upper.round(4))
-    4.7284
-    """
-    rho, delta = np.broadcast_arrays(check("rho", rho, POSITIVE), check("delta", delta, DELTA))
-    centre = np.sqrt(np.log(1.0 / delta) / rho)
-    c = np.multiply.outer(np.geomspace(0.02, 50.0, 1500), centre)
-    eps = np.min(rho * (1.0 + c) + (log_kappa(c) - np.log(delta)) / c, axis=0)
-    simple = rho + 2.0 * np.sqrt(rho * np.log(1.0 / delta))
-    eps = np.maximum(np.minimum(eps, simple), 0.0) * (1.0 + 1e-13)
-    return Bounds(np.zeros_like(eps), eps, eps, "bound", engine="renyi")
-
-
-def delta_from_zcdp(rho: Any, epsilon: Any) -> Bounds:
-    """delta such that rho-zCDP gives (eps, delta)-DP; arguments as `epsilon_from_zcdp`, epsilon >= 0.
-
-    >>> bool(delta_from_zcdp(0.5, epsilon_from_zcdp(0.5, 1e-5).upper).upper < 1.0001e-5)
-    True
-    """
-    rho, eps = np.broadcast_arrays(check("rho", rho, POSITIVE), check("epsilon", epsilon, NON_NEGATIVE))
-    centre = np.maximum(eps / rho, 1.0) / 2.0
-    c = np.multiply.outer(np.geomspace(0.02, 50.0, 1500), centre)
-    log_delta = np.min(c * (rho * (1.0 + c) - eps) + log_kappa(c), axis=0)
-    delta = np.minimum(np.exp(np.minimum(log_delta, 0.0)) * (1.0 + 1e-12), 1.0)
-    return Bounds(np.zeros_like(delta), delta, delta, "bound", engine="renyi")
-
-
-def _curve(orders: Any, values: Any, trailing: int) -> tuple[np.ndarray, np.ndarray]:
+def orders_and_values(orders: Any, values: Any, trailing: int) -> tuple[np.ndarray, np.ndarray]:
     """Orders shaped to broadcast along the first axis of values, and the values."""
     orders = np.atleast_1d(check("orders", orders, POSITIVE))
     values = np.asarray(values, np.float64)

@@ -15,24 +15,43 @@ from jaxacct.validation import POSITIVE, broadcast_shape, check, refuse_tracers
 __all__ = ["renyi_divergence", "sides", "zero_concentrated"]
 
 CUT = 1e-290
-"""Mass at infinity below which it stands for a cut tail, as that of discrete Gaussian noise."""
+"""A mass at infinity below this stands for a tail that was cut off, as that of discrete Gaussian noise."""
 NEAR_ONE = 1e-5
-"""Order 1 lies between the orders 1 -+ this: Rényi divergences increase with the order."""
+"""The divergence of order 1 is bracketed by those of the orders 1 -+ this, as divergences increase with the order."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
+"""Orders less 1 between which zCDP is bounded by convexity: dense about 1, where the largest ratio mostly lies."""
+_NARROW_ZCDP = 1e-3
+"""Relative width up to which a bracket of rho has the status "ok"."""
 
 
 def renyi_divergence(mechanism: Mechanism, order: Any, relation: str = "add_or_remove_one") -> Bounds:
     """The Rényi divergence of order alpha of the dominating pair, the larger over the relation's directions.
 
     `R_alpha(P || Q) = log E_Q[(dP/dQ)^alpha] / (alpha - 1)`, in nats; alpha = 1 is the Kullback-Leibler divergence.
-    What a mechanism is Rényi differentially private with [Mironov 2017]; for one Poisson sampled Gaussian it is
-    exact at every order, fractional ones included [Mironov, Talwar, Zhang 2019].
+    This is what a mechanism is Rényi differentially private with.  For one Poisson sampled Gaussian it is exact at
+    every order, fractional ones included.
 
-    order : finite, > 0; broadcasts with the mechanism's fields, and the answer has their common shape.
+    Parameters
+    ----------
+    mechanism : Mechanism
+    order : array_like, finite, > 0
+        Broadcasts with the mechanism's fields; the answer has their common shape.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
 
-    Returns Bounds of kind "certified" ("bound" with lower 0 where the mechanism's pair only bounds it); (inf, inf)
-    with status "mass_at_infinity" where an infinite loss has positive probability and order >= 1.  InputError for
-    invalid values.
+    Returns
+    -------
+    Bounds
+        kind "certified", or "bound" with lower 0 where the mechanism's pair only bounds it.  (inf, inf) with status
+        "mass_at_infinity" where an infinite loss has positive probability and order >= 1.
+
+    Raises
+    ------
+    InputError
+        Invalid values, or shapes that do not broadcast.
+
+    References
+    ----------
+    Mironov (2017); Mironov, Talwar and Zhang (2019).  Errors: jaxacct/representations/README.md, "Moments".
 
     >>> import jaxacct as ja
     >>> renyi_divergence(ja.Gaussian(2.0), [2.0, 8.0]).upper.round(9)
@@ -65,9 +84,29 @@ def renyi_divergence(mechanism: Mechanism, order: Any, relation: str = "add_or_r
 def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one") -> Bounds:
     """The smallest rho for which the dominating pair is rho-zCDP: `sup_{alpha > 1} R_alpha / alpha`.
 
-    Certified on the whole half line: between grid points by convexity of K(c) = c R_{1+c}, beyond the last by the
-    largest bounded loss and by the unsampled Gaussian [Bun and Steinke 2016].  Poisson sampling a Gaussian does
-    not improve rho: at high orders R_alpha/alpha tends to n/(2 sigma^2).  inf where a loss can be infinite.
+    The bracket holds for all orders: between grid points by convexity of K(c) = c R_{1+c}, beyond the last point by
+    the largest bounded loss and by the unsampled Gaussian.  Poisson sampling a Gaussian does not improve rho: at high
+    orders R_alpha/alpha tends to n/(2 sigma^2).
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+
+    Returns
+    -------
+    Bounds
+        kind "certified", or "bound" with lower 0 where the mechanism's pair only bounds it; infinite where a loss can
+        be infinite.
+
+    Raises
+    ------
+    InputError
+        An unknown relation, or one that the mechanism does not define.
+
+    References
+    ----------
+    Bun and Steinke (2016).  Errors: jaxacct/representations/README.md, "Moments".
 
     >>> import jaxacct as ja
     >>> round(float(zero_concentrated(ja.repeat(ja.Gaussian(2.0), 8)).upper), 9)
@@ -83,7 +122,7 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
     kind = mechanism.kind_under(relation)
     low = low if kind == "certified" else np.zeros_like(low)
     with np.errstate(invalid="ignore"):
-        narrow = np.isfinite(high) & (high - low <= 1e-3 * high)
+        narrow = np.isfinite(high) & (high - low <= _NARROW_ZCDP * high)
     status = np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
     middle = np.where(np.isinf(high), low, 0.5 * (low + np.where(np.isinf(high), low, high)))
     return Bounds(low, np.clip(middle, low, high), high, kind, status, "quadrature")
@@ -144,9 +183,9 @@ def _largest_ratio(parts: Components) -> Interval:
 
 
 def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
-    """(whether a loss is infinite, whether a tail too small to matter elsewhere was cut off).
+    """Whether a loss is infinite, and whether a tail too small to matter elsewhere was cut off.
 
-    Of a cut tail nothing is known here but its mass, so that the moments above order 1 are bounded from below only.
+    Only the mass of a cut tail is known, so that divergences of order 1 and more are bounded from below only.
     """
     lost = parts.log_survival < 0
     cut = lost & (parts.log_survival > -CUT)

@@ -17,13 +17,22 @@ if TYPE_CHECKING:
 
 __all__ = ["bracket"]
 
-START, ROUNDS, SPLIT = 65, 4, 5
-SMALLEST = 1e-10
-ABSOLUTE = 1e-7
+START_SLOPES = 65
+"""Slopes e^eps of the first grid."""
+ROUNDS = 4
+"""How often the cells that keep the upper end high are split; the bracket is second order in their width."""
+SPLIT = 5
+"""Parts into which such a cell is split."""
+DELTA_ABOVE_INFINITY = 1e-10
+"""Slopes end where delta has come this close to the mass at infinity."""
+FARTHEST_EPSILON = 50.0
+"""Where slopes end if no epsilon is that close."""
+NARROW_ABSOLUTE = 1e-7
+"""A bracket of the trade-off function no wider than this is narrow, whatever its relative width."""
 
 
 def bracket(profile: Profile, mechanism: Mechanism, fpr: float | np.ndarray, rtol: float) -> Bounds:
-    """Certified f(fpr), each element of the batch with its own grid of slopes."""
+    """Certified f(fpr); each element of the batch has its own grid of slopes."""
     mine = batch_shape(mechanism)
     shape = broadcast_shape({"the mechanism": mine, "fpr": np.shape(fpr)})
     rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape)
@@ -33,26 +42,26 @@ def bracket(profile: Profile, mechanism: Mechanism, fpr: float | np.ndarray, rto
         at = rows == row
         one = profile.element(np.unravel_index(row, mine)) if mine else profile
         low[at], high[at] = _element(one, wanted[at], rtol)
-    status = np.where(high - low <= np.maximum(rtol * high, ABSOLUTE), "ok", "width")
+    status = np.where(high - low <= np.maximum(rtol * high, NARROW_ABSOLUTE), "ok", "width")
     return Bounds(low, 0.5 * (low + high), high, mechanism.kind_under(profile.relation), status, "tradeoff")
 
 
 def _element(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
-    """Start from slopes that matter for some rate, then split the cells that keep the upper end high."""
+    """Start from the slopes that matter for some of the rates, then split the cells that keep the upper end high."""
     floor = _mass_at_infinity(profile)
-    farthest = float(profile.epsilon(min(1.000001 * floor + SMALLEST, 0.5)).upper)
-    farthest = farthest if np.isfinite(farthest) else 50.0
+    farthest = float(profile.epsilon(min(1.000001 * floor + DELTA_ABOVE_INFINITY, 0.5)).upper)
+    farthest = farthest if np.isfinite(farthest) else FARTHEST_EPSILON
     with np.errstate(divide="ignore"):
         # the best slope e^eps for a rate a has e^eps a <= 1
         highest = min(farthest, -np.log(float(fpr.min())))
         lowest = min(farthest, 20.0 - np.log1p(-float(fpr.max())))
     # E = 0 belongs to the grid: H(0) = 1
-    epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), START)
+    epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), START_SLOPES)
     values = profile.delta(epsilon)
     x, below, above = (np.concatenate([[first], v]) for first, v in _ends(epsilon, values))
     for _ in range(ROUNDS):
         found = conjugate(x, below, above, fpr, steepest=1.0, beyond=floor)
-        wide = found.high - found.low > np.maximum(rtol * found.high, ABSOLUTE)
+        wide = found.high - found.low > np.maximum(rtol * found.high, NARROW_ABSOLUTE)
         if not wide.any():
             break
         cells = np.unique(best_cells(x, below, above, fpr[wide], 1.0))
@@ -70,7 +79,7 @@ def _element(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
 
 
 def _mass_at_infinity(profile: Profile) -> float:
-    """What delta(eps) never falls below, rounded down."""
+    """The mass at infinity, below which delta(eps) never falls, rounded down."""
     sides = directions(profile.mechanism, profile.relation)
     parts = [components(profile.mechanism, profile.relation, side) for side in sides]
     return max(float(part.delta_infinity[0]) for part in parts) * (1.0 - 1e-15)

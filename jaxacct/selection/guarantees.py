@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxacct.mechanisms import Gaussian, repeat
 from jaxacct.representations.composition_theorems import Guarantee
-from jaxacct.representations.profile_conversions import gdp_from_profile
+from jaxacct.representations.gdp_conversions import gdp_from_profile
 from jaxacct.selection.base import Sides, upper_delta, upper_epsilon
 from jaxacct.selection.laws import TruncatedNegativeBinomial
 from jaxacct.selection.published import minimiser
