@@ -27,7 +27,7 @@ STAGES = ("import", "trace", "lower", "compile", "save", "load", "run")
 STAGED = """
 import functools, json, sys, time
 begin = time.perf_counter()
-from jaxacct.cli import cache, command, commands
+from jaxacct.cli import command, commands, compilation_cache, questions, select, sweep
 spent = dict.fromkeys({stages!r}, 0.0)
 spent["import"] = time.perf_counter() - begin
 
@@ -45,11 +45,11 @@ def timed(owner, name, stage):
     setattr(owner, name, outer)
 
 import jax
-from jaxacct.cli.shelf import Shelf
+from jaxacct.cli.executable_cache import ExecutableCache
 timed(jax.stages.Traced, "lower", "lower")
 timed(jax.stages.Lowered, "compile", "compile")
-timed(Shelf, "save", "save")
-timed(Shelf, "load", "load")
+timed(ExecutableCache, "save", "save")
+timed(ExecutableCache, "load", "load")
 from jaxacct.engines import programs
 timed(programs._Batched, "_prepare", "trace")
 timed(commands, "run", "run")

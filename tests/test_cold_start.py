@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxacct import cli
-from jaxacct.cli.shelf import Shelf
+from jaxacct.cli.executable_cache import ExecutableCache
 from jaxacct.engines import contour, programs
 from jaxacct.engines.contour import LADDER
 from jaxacct.kernels import contour as kernel
@@ -31,7 +31,7 @@ def dot_of_a_stack(x, y):
 
 @pytest.fixture
 def shelf(tmp_path):
-    before, kept = programs._shelf, Shelf(tmp_path)
+    before, kept = programs._shelf, ExecutableCache(tmp_path)
     programs.keep_on(kept)
     yield tmp_path
     programs.keep_on(before)
@@ -106,7 +106,7 @@ def test_a_program_that_loads_but_does_not_run_is_compiled_anew(shelf, monkeypat
 
         return run
 
-    monkeypatch.setattr(Shelf, "load", load)
+    monkeypatch.setattr(ExecutableCache, "load", load)
     kept.unlink()
     assert answer() == [0.0, 1.5, 3.0] and len(list(shelf.glob("*.program"))) == 1
 
@@ -121,7 +121,7 @@ def test_optimised_programs_are_not_kept(shelf):
 def test_programs_of_other_sources_versions_and_machines_are_not_looked_at(shelf, monkeypatch):
     answer()
     monkeypatch.setattr("jaxacct.__version__", "0.0.0")
-    assert Shelf(shelf)._path("x") != programs._shelf._path("x")
+    assert ExecutableCache(shelf)._path("x") != programs._shelf._path("x")
 
 
 def test_another_users_program_is_ignored(shelf, monkeypatch):
@@ -135,7 +135,7 @@ def test_another_users_program_is_ignored(shelf, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path, shelf):
-    programs.keep_on(Shelf(tmp_path / "missing"))
+    programs.keep_on(ExecutableCache(tmp_path / "missing"))
     assert answer() == [0.0, 1.5, 3.0]
 
 

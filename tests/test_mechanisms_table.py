@@ -19,7 +19,7 @@ def test_readme_holds_the_table():
 
 def test_readme_holds_the_table_of_representations():
     text = pathlib.Path(representations.__file__).with_name("README.md").read_text()
-    start = START.replace("mechanisms", "representations")
+    start = "<!-- table: made by jaxacct.representations.readme_table.table() -->\n"
     assert text.split(start)[1].split(END)[0] == representations_table.table()
 
 

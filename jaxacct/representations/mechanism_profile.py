@@ -75,7 +75,7 @@ class Profile:
 
     >>> import jaxacct as ja
     >>> p = ja.profile(ja.Gaussian(1.0))
-    >>> float(p.renyi(4.0).upper), round(float(p.advantage().upper), 6)
+    >>> round(float(p.renyi(4.0).upper), 6), round(float(p.advantage().upper), 6)
     (2.0, 0.382925)
     """
 

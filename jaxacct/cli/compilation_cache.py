@@ -1,4 +1,7 @@
-"""The persistent compilation cache of the command line (the library sets none)."""
+"""Where the command line keeps compiled programs between runs, and how it starts to; the library keeps none.
+
+This is apart from `executable_cache.py`, which can only be imported with a jaxlib that offers what it needs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from pathlib import Path
 
 
 def directory() -> Path | None:
-    """$JAXACCT_CACHE_DIR (empty: none), else jaxacct under $XDG_CACHE_HOME or ~/.cache."""
+    """$JAXACCT_CACHE_DIR, or the folder jaxacct under $XDG_CACHE_HOME or ~/.cache; None if the first is empty."""
     chosen = os.environ.get("JAXACCT_CACHE_DIR")
     if chosen is not None:
         return Path(chosen) if chosen else None
@@ -36,7 +39,7 @@ def enable() -> None:
     if jax.default_backend() != "cpu":
         return
     try:
-        from jaxacct.cli.shelf import Shelf
+        from jaxacct.cli.executable_cache import ExecutableCache
     except ImportError:  # a jaxlib that no longer offers what it needs: JAX's own cache remains
         return
-    programs.keep_on(Shelf(path))
+    programs.keep_on(ExecutableCache(path))

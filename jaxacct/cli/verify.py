@@ -17,8 +17,12 @@ from jaxacct.sweep.files import ENDINGS
 from jaxacct.sweep.table import read_table
 from jaxacct.validation import InputError
 
-REFUTED, UNDECIDED = 3, 4
-"""Exit statuses."""
+REFUTED = 3
+"""Exit status where a bracket is refuted."""
+UNDECIDED = 4
+"""Exit status where none is refuted and one is undecided."""
+SECONDS = 60.0
+"""Time limit of each configuration, unless --seconds says otherwise."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -28,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     for name in ("delta", "seconds"):
         if np.ndim(getattr(options, name) or 0):
             raise InputError(f"{name} must be one number, not a list")
-    seconds = 60.0 if options.seconds is None else float(options.seconds)
+    seconds = SECONDS if options.seconds is None else float(options.seconds)
     if Path(options.result).suffix.lower() in ENDINGS:
         if options.delta is not None:
             raise InputError("--delta is for a ledger; the rows of a result have their own")
@@ -108,7 +112,7 @@ def _verified(
 
 
 class _Bracket:
-    """Both ends as they stand: a file may hold anything."""
+    """Both ends as the file has them; `Bounds` would refuse some."""
 
     def __init__(self, lower: float, upper: float) -> None:
         self.lower, self.upper = lower, upper
