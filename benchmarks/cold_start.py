@@ -23,6 +23,7 @@ QUERIES = {
     "calibrate": "calibrate --target-epsilon 2 --target-delta 1e-5 --sampling-probability 0.01 --steps 10000",
 }
 STAGES = ("import", "trace", "lower", "compile", "save", "load", "run")
+"""Stages of a first answer that are timed apart."""
 
 STAGED = """
 import functools, json, sys, time
