@@ -23,11 +23,12 @@ QUERIES = {
     "calibrate": "calibrate --target-epsilon 2 --target-delta 1e-5 --sampling-probability 0.01 --steps 10000",
 }
 STAGES = ("import", "trace", "lower", "compile", "save", "load", "run")
+"""Stages of a first answer that are timed apart."""
 
 STAGED = """
 import functools, json, sys, time
 begin = time.perf_counter()
-from jaxacct.cli import cache, command, commands
+from jaxacct.cli import command, commands, compilation_cache, questions, select, sweep
 spent = dict.fromkeys({stages!r}, 0.0)
 spent["import"] = time.perf_counter() - begin
 

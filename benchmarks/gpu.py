@@ -26,7 +26,9 @@ from jaxacct import calibration_start
 from jaxacct.engines import contour
 
 DELTA = 1e-5
+"""delta of every question."""
 COMPILING = "/jax/core/compile/backend_compile_duration"
+"""The event by which JAX reports the seconds of a compilation."""
 
 
 def configurations(count, seed=0):

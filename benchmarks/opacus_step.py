@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 MODES = ("not private", "hooks", "ghost")
+"""Kinds of steps that are timed: plain, and Opacus with two ways to per-example norms."""
 
 
 def convnet():

@@ -45,9 +45,17 @@ FREE = {
     ),
     *("iota", "convert_element_type", "stop_gradient", "optimization_barrier", "dynamic_slice", "copy", "split", "pad"),
 }
-WIDTH, LENGTH, DEPTH = 2048, 64, 16
-"""Elements a row, rounds of the loop, multiply-adds a round."""
-ROWS, REPEATS = 64, 15
+"""Primitives that move data and are not counted."""
+WIDTH = 2048
+"""Elements of a row."""
+LENGTH = 64
+"""Rounds of the timed loop."""
+DEPTH = 16
+"""Multiply-adds of a round, where these are timed."""
+ROWS = 64
+"""Rows of a timed call."""
+REPEATS = 15
+"""Timed calls, of which the quickest counts."""
 
 
 def count(function, *arguments):

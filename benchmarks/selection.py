@@ -20,6 +20,7 @@ import jaxacct as ja
 from jaxacct import selection
 
 BASES = ([1.0, 0.8, 2.0, 1.5, 4.0], [0.01, 0.004, 0.1, 0.02, 1.0], [3000, 3000, 1000, 2000, 20])
+"""Noise multipliers, sampling probabilities and steps of the bases, side by side."""
 
 
 def laws(rng, size):

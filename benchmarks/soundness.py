@@ -3,7 +3,8 @@
     python benchmarks/soundness.py --out soundness.jsonl [--configurations 100000] [--seconds 3600]
     python benchmarks/soundness.py --out verified.jsonl --stage verify [--configurations 2000]
 
-Both stages go on where the file ends; a block that was cut off is done again.
+Both stages go on where the file ends; a block that was cut off is done again.  What is drawn, and the threshold tests,
+are in soundness_draws.py; what is printed at the end is in soundness_report.py.
 
 *attack* (the default): noise 1e-12 to 1e170, Laplace scales 1e-10 to 1e10, sampling probabilities 1e-300 to 1, steps 1
 to 2^53, delta 1e-300 to .999, eps 0 to 1e300, finite laws with atoms of 1e-300, compositions of up to 50 unlike
@@ -22,113 +23,35 @@ import argparse
 import collections
 import json
 import pathlib
-import statistics
 import time
 
 import mpmath as mp
 import numpy as np
+from soundness_draws import (
+    any_step,
+    counts,
+    deltas,
+    directions,
+    finite_law,
+    gaussian_tests,
+    log_uniform,
+    noises,
+    ordinary,
+    rates,
+    refuted_from_below,
+)
+from soundness_report import done_before, report_attack, report_verified
 
 import jaxacct as ja
 
-MEMORY = 2**25
-"""Limit of the lattice engine here: an answer in about a second, if a wide one."""
+MEMORY_BYTES = 2**25
+"""Limit of the lattice engine in bytes: it then answers in about a second, if with a wide bracket."""
 FAMILIES = ("dp_sgd", "gaussian", "one_step", "laplace", "finite", "without_replacement", "mixed")
+"""Kinds of configurations; block k of the attack draws from one of them, in turn."""
 RELATIONS = ("add_or_remove_one", "remove_one", "add_one")
-
-
-def log_uniform(rng, low, high, size=None):
-    return np.exp(rng.uniform(np.log(low), np.log(high), size))
-
-
-def number(rng, ordinary, extreme, size):
-    """Half the draws from the ordinary range, half from all of it."""
-    return np.where(rng.random(size) < 0.5, log_uniform(rng, *ordinary, size), log_uniform(rng, *extreme, size))
-
-
-def rates(rng, size):
-    return np.minimum(number(rng, (1e-5, 1.0), (1e-300, 1.0), size), 1.0)
-
-
-def counts(rng, size):
-    return np.floor(number(rng, (1.0, 1e6), (1.0, 2.0**53), size))
-
-
-def deltas(rng, size):
-    return number(rng, (1e-12, 0.1), (1e-300, 0.999), size)
-
-
-def noises(rng, size):
-    return number(rng, (0.1, 100.0), (1e-12, 1e170), size)
-
-
-def finite_law(rng):
-    """Two laws on up to six outcomes, with atoms from 1e-300; now and then one that only one of them has."""
-    size = int(rng.integers(2, 7))
-    p, q = (number(rng, (1e-3, 1.0), (1e-300, 1.0), size) for _ in range(2))
-    if rng.random() < 0.2:
-        p[int(rng.integers(size))] = 0.0
-    if rng.random() < 0.2:
-        q[int(rng.integers(size))] = 0.0
-    p[0], q[1] = p[0] + 1e-3, q[1] + 1e-3
-    p, q = p / p.sum(), q / q.sum()
-    return ja.FiniteOutput(p / p.sum(), q / q.sum())
-
-
-def any_step(rng):
-    kind = int(rng.integers(6))
-    if kind == 0:
-        return ja.Gaussian(float(noises(rng, ())))
-    if kind == 1:
-        return ja.PoissonSampled(ja.Gaussian(float(noises(rng, ()))), float(rates(rng, ())))
-    if kind == 2:
-        return ja.Laplace(float(log_uniform(rng, 1e-10, 1e10)))
-    if kind == 3:
-        return ja.PoissonSampled(ja.Laplace(float(log_uniform(rng, 1e-10, 1e10))), float(rates(rng, ())))
-    if kind == 4:
-        return ja.ApproximateDP(float(log_uniform(rng, 1e-300, 1e4)), float(log_uniform(rng, 1e-300, 1e-3)))
-    return finite_law(rng)
-
-
-# --- tests from below, by mpmath alone ---------------------------------------------------------------------------
-
-
-def tail(x):
-    """Pr[N(0, 1) > x]."""
-    return mp.erfc(x / mp.sqrt(2)) / 2
-
-
-def gaussian_tests(sigma, q, steps, direction):
-    """(P(S), Q(S)) of tests on outputs of n sampled Gaussians: one output, any of them, all of them, and their sum."""
-    s, n = 1 / mp.mpf(sigma), mp.mpf(steps)
-    q = mp.mpf(q)
-    for u in [*map(mp.mpf, (-1, 1, 3, 5)), s / 2, s - 3, s - 1, s + 1]:
-        mixed = (1 - q) * tail(u) + q * tail(u - s)
-        p, other = (mixed, tail(u)) if direction == "remove" else (tail(-u), (1 - q) * tail(-u) + q * tail(s - u))
-        yield p, other
-        if n > 1:
-            yield -mp.expm1(n * mp.log1p(-p)) if p < 1 else p, n * other
-            yield mp.exp(n * mp.log(p)), mp.exp(n * mp.log(other))
-    # the sum of the outputs, by Chebyshev under the mixture, exactly under the other
-    if direction == "remove":
-        deviation = mp.sqrt(n * (1 + q * (1 - q) * s * s))
-        for z in (2, 10):
-            at = (n * q * s - z * deviation) / mp.sqrt(n)
-            yield 1 - 1 / (1 + mp.mpf(z) ** 2), tail(at)
-
-
-def refuted_from_below(tests, delta, upper):
-    """Whether some test shows that delta(upper) > delta."""
-    if not np.isfinite(upper):
-        return False
-    delta, grown = (
-        mp.mpf(float(delta)) * (1 + mp.mpf(10) ** -12),
-        mp.exp(mp.mpf(float(upper)) * (1 + mp.mpf(10) ** -12)),
-    )
-    return any(p - grown * other > delta for p, other in tests)
-
-
-def directions(relation):
-    return {"remove_one": ("remove",), "add_one": ("add",)}.get(relation, ("remove", "add"))
+"""Relations under which every mechanism has an answer."""
+ATTACK_SEED = 20261123
+"""Seed of the attack; each block has its number beside it."""
 
 
 # --- one block of each family -------------------------------------------------------------------------------------
@@ -137,7 +60,7 @@ def directions(relation):
 def ask(record, question, *given, **options):
     """The bounds, or None where the question raised; ends are looked at, and what is wrong with them is counted."""
     try:
-        bounds = question(*given, memory_bytes=MEMORY, **options)
+        bounds = question(*given, memory_bytes=MEMORY_BYTES, **options)
     except Exception as error:
         record["raised"].append(f"{type(error).__name__}: {error}; {given!r}, {options!r}"[:600])
         return None
@@ -252,7 +175,7 @@ def single(rng, record, mechanism, relation):
 
 def block(number_of_block, size):
     """One block of the attack, from its number alone."""
-    rng = np.random.default_rng([20261123, number_of_block])
+    rng = np.random.default_rng([ATTACK_SEED, number_of_block])
     record = {"block": number_of_block, "tally": collections.Counter(), "false": [], "raised": [], "widths": []}
     record["contradictions"] = []
     begin = time.perf_counter()
@@ -295,38 +218,6 @@ def block(number_of_block, size):
 # --- ball arithmetic ----------------------------------------------------------------------------------------------
 
 
-def ordinary(number_of_block):
-    """One configuration of the ordinary range, its kind by its number: three in four are sampled Gaussians."""
-    rng = np.random.default_rng([20261124, number_of_block])
-    delta = float(log_uniform(rng, 1e-30, 0.1))
-    if number_of_block % 4 != 3:
-        sigma, q, steps = (float(log_uniform(rng, *x)) for x in ((0.2, 100.0), (1e-5, 1.0), (1.0, 1e6)))
-        return "sampled Gaussian", ja.dp_sgd(sigma, q, np.floor(steps)), delta
-    kind = number_of_block // 4 % 4
-    if kind == 0:
-        return (
-            "finite",
-            ja.repeat(ja.RandomizedResponse(float(rng.uniform(0.51, 0.99))), int(rng.integers(1, 200))),
-            delta,
-        )
-    if kind == 1:
-        return (
-            "Gaussian",
-            ja.repeat(ja.Gaussian(float(log_uniform(rng, 0.2, 100.0))), int(rng.integers(1, 10_000))),
-            delta,
-        )
-    if kind == 2:
-        return "Laplace", ja.repeat(ja.Laplace(float(log_uniform(rng, 0.1, 100.0))), int(rng.integers(1, 30))), delta
-    return (
-        "mixed",
-        ja.compose(
-            ja.repeat(ja.Gaussian(float(log_uniform(rng, 0.5, 50.0))), int(rng.integers(1, 20))),
-            ja.Laplace(float(log_uniform(rng, 0.3, 30.0))),
-        ),
-        delta,
-    )
-
-
 def put_to_the_test(number_of_block, seconds):
     kind, mechanism, delta = ordinary(number_of_block)
     record = {"block": number_of_block, "kind": kind, "case": repr(mechanism), "delta": delta}
@@ -343,62 +234,6 @@ def put_to_the_test(number_of_block, seconds):
         ]
         record["moved"] = moved
     return record
-
-
-# --- running and reporting ----------------------------------------------------------------------------------------
-
-
-def done_before(path):
-    """The records of whole lines, and the file cut behind them."""
-    if not path.exists():
-        return []
-    text = path.read_text()
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole)
-    return [json.loads(line) for line in whole.splitlines()]
-
-
-def report_attack(records):
-    tally = collections.Counter()
-    for record in records:
-        tally.update(record["tally"])
-    false, raised, contradictions = (
-        [x for record in records for x in record[name]] for name in ("false", "raised", "contradictions")
-    )
-    total = sum(tally.values())
-    print(
-        f"answers {total}  false {len(false)}  raised {len(raised)}  contradictions seen and voided "
-        f"{len(contradictions)}  seconds {sum(r['seconds'] for r in records):.0f}"
-    )
-    for name, count in tally.most_common():
-        print(f"  {name:32s} {count:8d}")
-    for title, column in (("decade of noise", 0), ("decade of epsilon", 1)):
-        groups = collections.defaultdict(list)
-        for record in records:
-            for row in record["widths"]:
-                groups[row[column]].append(row[2])
-        print(f"median relative width by {title}:")
-        order = sorted(groups, key=lambda x: float(x) if x != "inf" else np.inf)
-        print("  " + ", ".join(f"{x}: {statistics.median(groups[x]):.1e} ({len(groups[x])})" for x in order))
-    for line in (false + raised + contradictions)[:40]:
-        print("  !", line)
-
-
-def report_verified(records):
-    for kind in sorted({r["kind"] for r in records}):
-        mine = [r for r in records if r["kind"] == kind]
-        tally = collections.Counter(r["status"] for r in mine)
-        moved = collections.Counter(x for r in mine for x in r.get("moved", []))
-        width = statistics.median([(r["upper"] - r["lower"]) / r["upper"] if r["upper"] else 0.0 for r in mine])
-        print(
-            f"{kind:18s} {dict(tally)}  undecided {tally['undecided'] / len(mine):.1%}  moved by 1e-4: {dict(moved)}  "
-            f"median digits {statistics.median(r['digits'] for r in mine)}  width {width:.1e}  "
-            f"seconds {sum(r['seconds'] for r in mine):.0f}"
-        )
-    for record in records:
-        if record["status"] == "refuted" or "verified" in record.get("moved", []):
-            print("  !", {k: v for k, v in record.items() if k != "block"})
 
 
 def main():

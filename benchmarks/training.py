@@ -30,8 +30,14 @@ from flax import linen as nn
 from jaxacct.training import Ledger, Plan, Trainer, clipped_sum, fresh_key, noise, progress
 from jaxacct.training.steps import Carried, numbers
 
-BATCH, SIZE = 256, 60_000
-CLIP_NORM, NOISE = 1.0, 1.1
+BATCH = 256
+"""Expected examples of a batch."""
+SIZE = 60_000
+"""Examples of the data set."""
+CLIP_NORM = 1.0
+"""Norm to which gradients are clipped."""
+NOISE = 1.1
+"""Noise multiplier."""
 
 
 class Convnet(nn.Module):

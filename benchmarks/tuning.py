@@ -23,7 +23,12 @@ import optax
 from jaxacct import tuning
 from jaxacct.training import Plan, Trainer
 
-SIZE, INPUTS, CLASSES = 1_500, 64, 10
+SIZE = 1_500
+"""Examples of the data set."""
+INPUTS = 64
+"""Numbers of an example."""
+CLASSES = 10
+"""Labels."""
 
 
 def first(key, hidden):

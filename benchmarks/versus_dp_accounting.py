@@ -21,6 +21,7 @@ import jaxacct as ja  # noqa: E402
 ja.epsilon  # noqa: B018  imports JAX
 IMPORT_SECONDS = time.perf_counter() - started
 DELTA = 1e-5
+"""delta of every question."""
 
 
 def timed(call, repeats):

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
         profile_from_cdfs,
         repeat,
     )
-    from jaxacct.representations.profile import Profile, profile
-    from jaxacct.representations.rdp import rdp_delta, rdp_epsilon
+    from jaxacct.representations.mechanism_profile import Profile, profile
+    from jaxacct.representations.renyi_accounting import rdp_delta, rdp_epsilon
     from jaxacct.selection.allowed_repetitions import AllowedRepetitions, repetitions_allowed
     from jaxacct.sweep import sweep
     from jaxacct.validation import InputError
@@ -121,7 +121,7 @@ _HOMES = {
     "NumericSparse": "mechanisms",
     "PoissonSampled": "mechanisms",
     "PrivacyProfile": "mechanisms",
-    "Profile": "representations.profile",
+    "Profile": "representations.mechanism_profile",
     "ProposeTestRelease": "mechanisms",
     "PureDP": "mechanisms",
     "RandomisedResponse": "mechanisms",
@@ -140,10 +140,10 @@ _HOMES = {
     "epsilon": "account",
     "epsilon_gradient": "gradient",
     "explain": "bounds",
-    "profile": "representations.profile",
+    "profile": "representations.mechanism_profile",
     "profile_from_cdfs": "mechanisms",
-    "rdp_delta": "representations.rdp",
-    "rdp_epsilon": "representations.rdp",
+    "rdp_delta": "representations.renyi_accounting",
+    "rdp_epsilon": "representations.renyi_accounting",
     "repeat": "mechanisms",
     "repetitions_allowed": "selection.allowed_repetitions",
     "sweep": "sweep",

@@ -20,7 +20,7 @@ from jaxacct.audit import (
     winners,
     winning_ranks,
 )
-from jaxacct.representations.conversions import gdp_from_profile
+from jaxacct.representations.gdp_conversions import gdp_from_profile
 from jaxacct.selection.law_of_k import evaluated
 from jaxacct.validation import InputError
 

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from jaxacct import cli
-from jaxacct.cli import cache, commands, output
+from jaxacct.cli import commands, compilation_cache, output
 from jaxacct.cli.arguments import COMMANDS, DESCRIPTION, EXAMPLE, UsageError, number, parse
 from jaxacct.sweeps import solve
 
@@ -277,14 +277,14 @@ def test_numbers_stay_exact():
 
 
 def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):
-    assert cache.directory() is None
+    assert compilation_cache.directory() is None
     monkeypatch.setenv("JAXACCT_CACHE_DIR", str(tmp_path / "mine"))
-    assert cache.directory() == tmp_path / "mine"
+    assert compilation_cache.directory() == tmp_path / "mine"
     monkeypatch.delenv("JAXACCT_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.directory() == tmp_path / "jaxacct"
+    assert compilation_cache.directory() == tmp_path / "jaxacct"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.directory().parts[-2:] == (".cache", "jaxacct")
+    assert compilation_cache.directory().parts[-2:] == (".cache", "jaxacct")
 
 
 def process(line, tmp_path):

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import jaxacct as ja
-from jaxacct.representations import concentrated, conversions
-from jaxacct.representations.concentrated import epsilon_from_renyi, tradeoff_from_renyi
-from jaxacct.representations.conversions import profile_from_tradeoff, renyi_from_profile, tradeoff_from_profile
+from jaxacct.representations import gdp_conversions, profile_conversions, renyi_conversions, zcdp_conversions
+from jaxacct.representations.profile_conversions import profile_from_tradeoff, renyi_from_profile, tradeoff_from_profile
+from jaxacct.representations.renyi_conversions import epsilon_from_renyi, tradeoff_from_renyi
 
 
 def gaussian_delta(mu, eps):
     return norm.cdf(mu / 2 - eps / mu) - np.exp(eps) * norm.cdf(-mu / 2 - eps / mu)
 
 
-@pytest.mark.parametrize("module", [conversions, concentrated])
+@pytest.mark.parametrize("module", [profile_conversions, renyi_conversions, gdp_conversions, zcdp_conversions])
 def test_doctests(module):
     result = doctest.testmod(importlib.import_module(module.__name__))
     assert result.attempted > 0 and result.failed == 0
@@ -64,7 +64,7 @@ def test_guarantees_stay_guarantees():
 
 def test_approximate_dp_tradeoff_is_that_of_its_pair():
     a = np.array([0.0, 0.05, 0.3, 0.95, 1.0])
-    f = conversions.tradeoff_from_approximate_dp(1.0, 0.1, a)
+    f = profile_conversions.tradeoff_from_approximate_dp(1.0, 0.1, a)
     exact = ja.profile(ja.ApproximateDP(1.0, 0.1), rtol=1e-3).tradeoff(a)
     assert (f.lower <= exact.upper + 1e-12).all() and np.max(np.abs(f.lower - exact.lower)) < 1e-3
 
@@ -75,20 +75,20 @@ def test_approximate_dp_tradeoff_is_that_of_its_pair():
 @given(st.floats(0.05, 6.0), st.floats(0.0, 8.0))
 @settings(max_examples=60, deadline=None)
 def test_gdp_round_trip(mu, eps):
-    delta = conversions.profile_from_gdp(mu, eps)
+    delta = gdp_conversions.profile_from_gdp(mu, eps)
     with mpmath.workdps(40):
         m, e = mpmath.mpf(mu), mpmath.mpf(eps)
         truth = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
         assert delta.lower <= truth <= delta.upper
     if delta.lower > 1e-290:
-        back = conversions.gdp_from_profile(eps, delta.estimate)
+        back = gdp_conversions.gdp_from_profile(eps, delta.estimate)
         assert back.lower <= mu * (1 + 1e-9) and back.upper >= mu * (1 - 1e-9) and back.relative_width < 1e-6
 
 
 @given(st.floats(0.0, 8.0), st.floats(1e-12, 1.0))
 @settings(max_examples=60, deadline=None)
 def test_gdp_tradeoff(mu, a):
-    found = conversions.tradeoff_from_gdp(mu, a)
+    found = gdp_conversions.tradeoff_from_gdp(mu, a)
     with mpmath.workdps(40):
         low, high = mpmath.mpf(-45), mpmath.mpf(10)
         for _ in range(160):
@@ -124,22 +124,23 @@ def test_renyi_to_epsilon_is_the_formula_minimised():
     np.testing.assert_allclose(epsilon_from_renyi(orders, values, [1e-5, 1e-9]).upper, brute, rtol=1e-12)
     found = epsilon_from_renyi(orders, np.stack([values, 2 * values], 1), 1e-5)
     assert found.shape == (2,) and found.upper[1] > found.upper[0] and (found.kind == "bound").all()
-    back = concentrated.delta_from_renyi(orders, values, epsilon_from_renyi(orders, values, 1e-5).upper)
+    back = renyi_conversions.delta_from_renyi(orders, values, epsilon_from_renyi(orders, values, 1e-5).upper)
     assert back.upper == pytest.approx(1e-5, rel=1e-9)
 
 
 @given(st.floats(0.01, 5.0), st.floats(1e-12, 1e-2))
 @settings(max_examples=40, deadline=None)
 def test_zcdp(rho, delta):
-    found = concentrated.epsilon_from_zcdp(rho, delta).upper
+    found = zcdp_conversions.epsilon_from_zcdp(rho, delta).upper
     alpha = 1 + np.geomspace(1e-3, 1e5, 20_001)
     brute = np.min(rho * alpha + np.log((alpha - 1) / alpha) - (np.log(delta) + np.log(alpha)) / (alpha - 1))
     assert found == pytest.approx(max(brute, 0), rel=1e-5)
     # a Gaussian is rho-zCDP, and its exact epsilon is smaller
     assert found >= ja.epsilon(ja.Gaussian(1 / np.sqrt(2 * rho)), delta).lower
-    back = concentrated.delta_from_zcdp(rho, found).upper
-    assert back == pytest.approx(delta, rel=1e-3) and concentrated.delta_from_zcdp(rho, 0.0).upper <= 1
-    assert concentrated.zcdp_from_renyi(alpha, concentrated.renyi_from_zcdp(rho, alpha)).estimate == pytest.approx(rho)
+    back = zcdp_conversions.delta_from_zcdp(rho, found).upper
+    assert back == pytest.approx(delta, rel=1e-3) and zcdp_conversions.delta_from_zcdp(rho, 0.0).upper <= 1
+    found = zcdp_conversions.zcdp_from_renyi(alpha, zcdp_conversions.renyi_from_zcdp(rho, alpha))
+    assert found.estimate == pytest.approx(rho)
 
 
 def test_renyi_to_tradeoff_never_exceeds_the_truth():

@@ -8,12 +8,12 @@ from helpers import refusal
 from scipy.stats import norm
 
 import jaxacct as ja
-from jaxacct.representations import fourier
-from jaxacct.representations.fourier import fourier_delta, riemann_delta
+from jaxacct.representations import fourier_accountant
+from jaxacct.representations.fourier_accountant import fourier_delta, riemann_delta
 
 
 def test_doctests():
-    result = doctest.testmod(fourier)
+    result = doctest.testmod(fourier_accountant)
     assert result.attempted > 0 and result.failed == 0
 
 

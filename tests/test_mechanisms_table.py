@@ -6,7 +6,7 @@ import pathlib
 import jaxacct.mechanisms as mechanisms
 import jaxacct.representations as representations
 from jaxacct.mechanisms.table import EXAMPLES, table
-from jaxacct.representations import table as representations_table
+from jaxacct.representations import readme_table as representations_table
 
 README = pathlib.Path(mechanisms.__file__).parent / "README.md"
 START, END = "<!-- table: made by jaxacct.mechanisms.table.table() -->\n", "<!-- end of table -->\n"
@@ -19,7 +19,7 @@ def test_readme_holds_the_table():
 
 def test_readme_holds_the_table_of_representations():
     text = pathlib.Path(representations.__file__).with_name("README.md").read_text()
-    start = START.replace("mechanisms", "representations")
+    start = "<!-- table: made by jaxacct.representations.readme_table.table() -->\n"
     assert text.split(start)[1].split(END)[0] == representations_table.table()
 
 

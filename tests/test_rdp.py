@@ -11,8 +11,8 @@ from dp_accounting import rdp as peer
 from helpers import refusal
 
 import jaxacct as ja
-from jaxacct.representations import rdp
-from jaxacct.representations.rdp import RenyiCurve, rdp_delta, rdp_epsilon, renyi_curve, subsampled_renyi
+from jaxacct.representations import renyi_accounting
+from jaxacct.representations.renyi_accounting import RenyiCurve, rdp_delta, rdp_epsilon, renyi_curve, subsampled_renyi
 
 ORDERS = [*range(2, 64), 128, 256]
 
@@ -24,7 +24,7 @@ def peer_accountant(sigma, q, steps):
 
 
 def test_doctests():
-    result = doctest.testmod(rdp)
+    result = doctest.testmod(renyi_accounting)
     assert result.attempted > 0 and result.failed == 0
 
 

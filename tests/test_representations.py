@@ -14,9 +14,9 @@ from scipy.stats import norm
 
 import jaxacct as ja
 from jaxacct.mechanisms import Components, components
-from jaxacct.representations.conjugate import conjugate
-from jaxacct.representations.moments import log_moments
-from jaxacct.representations.renyi import renyi_divergence, zero_concentrated
+from jaxacct.representations.convex_conjugate import conjugate
+from jaxacct.representations.loss_moments import log_moments
+from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
 BOTH = "add_or_remove_one"
 RATES = np.array([0.0, 1e-6, 1e-3, 0.05, 0.3, 0.5, 0.9, 0.999, 1.0])
@@ -27,7 +27,7 @@ def contains(bounds, truth, slack=1e-14):
     return bool(np.all((bounds.lower <= truth + slack) & (truth <= bounds.upper + slack)))
 
 
-@pytest.mark.parametrize("name", ["profile", "renyi"])
+@pytest.mark.parametrize("name", ["mechanism_profile", "renyi_divergences"])
 def test_doctests(name):
     result = doctest.testmod(importlib.import_module(f"jaxacct.representations.{name}"))
     assert result.attempted > 0 and result.failed == 0

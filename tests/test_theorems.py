@@ -9,8 +9,8 @@ from helpers import refusal
 from scipy.stats import binom
 
 import jaxacct as ja
-from jaxacct.representations import theorems
-from jaxacct.representations.theorems import (
+from jaxacct.representations import composition_theorems
+from jaxacct.representations.composition_theorems import (
     advanced_composition,
     basic_composition,
     clt_epsilon,
@@ -20,7 +20,7 @@ from jaxacct.representations.theorems import (
 
 
 def test_doctests():
-    result = doctest.testmod(theorems)
+    result = doctest.testmod(composition_theorems)
     assert result.attempted > 0 and result.failed == 0
 
 

@@ -15,8 +15,15 @@ from jaxacct.validation import InputError
 
 flint = pytest.importorskip("flint")
 
-from jaxacct.verification import calm, contour, laws, planning, profile, simple_tests  # noqa: E402
-from jaxacct.verification.balls import arb, integrate, precision  # noqa: E402
+from jaxacct.verification import (  # noqa: E402
+    delta_enclosure,
+    line_plan,
+    line_sum,
+    loss_definition,
+    quick_enclosure,
+    small_loss_steps,
+)
+from jaxacct.verification.ball_arithmetic import arb, integrate, precision  # noqa: E402
 
 REFERENCE = list(csv.DictReader((Path(__file__).parent / "data" / "dp_sgd.csv").open()))
 LENGTH = 1e-4
@@ -88,9 +95,9 @@ def test_composed_gaussians_by_the_sum_equal_the_closed_form():
         mu, epsilon = mpmath.sqrt(mpmath.mpf(40) / 9), mpmath.mpf(4)
         upper = mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
         truth = mpmath.nstr(upper, 40)
-    build = lambda: laws.expand(run, "add_or_remove_one", "remove").parts
+    build = lambda: loss_definition.expand(run, "add_or_remove_one", "remove").parts
     with precision(200):
-        found = contour.enclose(build, 4.0, float(mpmath.log(upper)), 20, 100_000)
+        found = line_sum.enclose(build, 4.0, float(mpmath.log(upper)), 20, 100_000)
         assert found.overlaps(arb(truth))
         assert found.rad() < arb(truth) * arb("1e-17")
 
@@ -128,8 +135,8 @@ def test_two_sampled_steps_equal_a_double_integral(direction):
 
         kinks = [sigma**2 * mpmath.log(1 + (mpmath.exp(k) - 1) / rate) + 0.5 for k in (epsilon,)]
         truth = mpmath.quad(outer, sorted([-12, -4, -1, 0, 1, 2, 4, 12, *kinks]))
-    found = profile.enclose(
-        lambda: laws.expand(run, "add_or_remove_one", direction), epsilon, float(mpmath.log(truth)), 1
+    found = delta_enclosure.enclose(
+        lambda: loss_definition.expand(run, "add_or_remove_one", direction), epsilon, float(mpmath.log(truth)), 1
     )
     assert abs(float(found.mid()) / float(truth) - 1) < 1e-9
     assert float(found.rad()) < 1e-8 * float(truth)
@@ -138,9 +145,9 @@ def test_two_sampled_steps_equal_a_double_integral(direction):
 def test_smoothing_brackets_the_truth():
     """A sum that is cut short is smoothed, and still holds the truth."""
     run = ja.repeat(ja.RandomizedResponse(0.6, 3), 40)
-    build = lambda: laws.expand(run, "add_or_remove_one", "remove")
-    exact = profile.enclose(build, 10.0, -5.0, 0)
-    short = contour.enclose(lambda: build().parts, 10.0, -5.0, 4, 3000)
+    build = lambda: loss_definition.expand(run, "add_or_remove_one", "remove")
+    exact = delta_enclosure.enclose(build, 10.0, -5.0, 0)
+    short = line_sum.enclose(lambda: build().parts, 10.0, -5.0, 4, 3000)
     assert short.rad() > exact.rad()
     assert short.overlaps(exact)
     assert short.rad() < exact / 10
@@ -153,7 +160,7 @@ def test_moments_equal_a_direct_integral(sigma, direction):
     rate, c, t = 0.05, 2.5, 7.0
     run = ja.dp_sgd(sigma, rate, 10)
     with precision(200):
-        ((law, _),) = laws.expand(run, "add_or_remove_one", direction).parts
+        ((law, _),) = loss_definition.expand(run, "add_or_remove_one", direction).parts
         (line,) = law.values(arb(c), arb(t), range(1), 2, 10, 40.0)
         bound, mean = law.decay(arb(c), arb(t), 10), law.mean(arb(c))
     with mpmath.workdps(30):
@@ -277,16 +284,16 @@ def test_the_time_limit_is_kept():
     [(ja.dp_sgd(1.0, 0.01, 1000), 1.8, -11.5), (ja.dp_sgd(0.8, 0.02, 50), 0.4, -14.0)],
     ids=["many hits", "few hits"],
 )
-def test_calm_steps_taken_apart_change_nothing(run, epsilon, scale, direction):
+def test_steps_with_small_loss_taken_apart_change_nothing(run, epsilon, scale, direction):
     """Two sums over different values, with different tails and aliases, each held by the other."""
-    build = lambda: laws.expand(run, "add_or_remove_one", direction).parts
+    build = lambda: loss_definition.expand(run, "add_or_remove_one", direction).parts
     with precision(160):
         parts = build()
     aim = scale - 9 * math.log(10.0)
-    apart = planning._plan(parts, epsilon, aim, 400_000, True)
-    assert apart.calm is not None
-    found = contour.Sum(build, apart).at(arb(epsilon))
-    truth = contour.Sum(build, planning._plan(parts, epsilon, aim, 400_000, False)).at(arb(epsilon))
+    apart = line_plan._plan(parts, epsilon, aim, 400_000, True)
+    assert apart.small_loss is not None
+    found = line_sum.LineSum(build, apart).at(arb(epsilon))
+    truth = line_sum.LineSum(build, line_plan._plan(parts, epsilon, aim, 400_000, False)).at(arb(epsilon))
     with precision(200):
         assert found.overlaps(truth)
         assert found.rad() < arb(scale).exp() * arb("1e-8")
@@ -294,30 +301,30 @@ def test_calm_steps_taken_apart_change_nothing(run, epsilon, scale, direction):
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
-def test_the_tail_of_calm_steps_taken_apart_bounds_the_integrand(direction):
+def test_the_tail_without_steps_of_small_loss_bounds_the_integrand(direction):
     """|M^n - A^n| at nodes of the line, against the bound of everything beyond each of them."""
-    build = lambda: laws.expand(ja.dp_sgd(0.8, 0.02, 50), "add_or_remove_one", direction).parts
+    build = lambda: loss_definition.expand(ja.dp_sgd(0.8, 0.02, 50), "add_or_remove_one", direction).parts
     with precision(300):
         parts = build()
-        plan = planning._plan(parts, 0.4, -35.0, 400_000, True)
-        line = contour.Sum(build, plan)
+        plan = line_plan._plan(parts, 0.4, -35.0, 400_000, True)
+        line = line_sum.LineSum(build, plan)
         for j in (1, 2, line.width, len(line.values) - 1):
             z = flint.acb(plan.line.c, j * line.step)
             size = (line.values[j] * z * (z + 1)).abs_lower()
-            bound = plan.calm.tail(parts, arb(plan.line.c), j * line.step)
+            bound = plan.small_loss.tail(parts, arb(plan.line.c), j * line.step)
             assert 0 < size <= bound, j
 
 
-@pytest.mark.parametrize("width", calm.TOP_WIDTHS)
+@pytest.mark.parametrize("width", small_loss_steps.LARGEST_CUT_WIDTHS)
 def test_outputs_left_out_cost_no_more_than_their_mass(width):
-    build = lambda: laws.expand(ja.dp_sgd(1.0, 0.01, 1000), "add_or_remove_one", "remove").parts
+    build = lambda: loss_definition.expand(ja.dp_sgd(1.0, 0.01, 1000), "add_or_remove_one", "remove").parts
     with precision(160):
         parts = build()
     aim = -11.5 - 9 * math.log(10.0)
-    kept = calm.without_largest(parts, aim - 2.0, width)
-    plan = planning._plan(kept, 1.8, aim, 400_000, False)
-    cut = contour.Sum(build, replace(plan, cuts=tuple(part.cuts for part, _ in kept)))
-    whole = contour.enclose(build, 1.8, -11.5, 15, 400_000)
+    kept = small_loss_steps.without_largest(parts, aim - 2.0, width)
+    plan = line_plan._plan(kept, 1.8, aim, 400_000, False)
+    cut = line_sum.LineSum(build, replace(plan, cuts=tuple(part.cuts for part, _ in kept)))
+    whole = line_sum.enclose(build, 1.8, -11.5, 15, 400_000)
     with precision(200):
         assert cut.at(arb(1.8)).overlaps(whole)
         assert 0 < cut.rest.upper() < arb(aim).exp()
@@ -343,9 +350,9 @@ def test_what_is_grossly_false_is_refuted_at_once(lower, upper):
 def test_simple_tests_hold_the_truth(direction):
     with precision(160):
         for run, epsilon in ((ja.dp_sgd(1.0, 0.01, 1000), 1.8), (ja.dp_sgd(0.5, 0.3, 4), 3.0)):
-            build = lambda run=run: laws.expand(run, "add_or_remove_one", direction)
-            wide = simple_tests.enclose(build(), arb(epsilon))
-            assert wide.contains(profile.enclose(build, epsilon, -20.0, 1).mid())
+            build = lambda run=run: loss_definition.expand(run, "add_or_remove_one", direction)
+            wide = quick_enclosure.enclose(build(), arb(epsilon))
+            assert wide.contains(delta_enclosure.enclose(build, epsilon, -20.0, 1).mid())
 
 
 def test_one_step_without_replacement_takes_the_larger_order():
@@ -372,16 +379,16 @@ def test_one_step_without_replacement_takes_the_larger_order():
 
 def test_repeated_laplace_and_powers_on_a_grid_equal_the_sum_over_a_line():
     for run, epsilon in ((ja.repeat(ja.Laplace(2.0), 5), 1.3), (ja.repeat(ja.DiscreteGaussian(2.0), 4), 3.0)):
-        build = lambda run=run: laws.expand(run, "add_or_remove_one", "remove")
-        exact = profile.enclose(build, epsilon, -8.0, 0)
-        line = contour.enclose(lambda build=build: build().parts, epsilon, -8.0, 4, 20_000)
+        build = lambda run=run: loss_definition.expand(run, "add_or_remove_one", "remove")
+        exact = delta_enclosure.enclose(build, epsilon, -8.0, 0)
+        line = line_sum.enclose(lambda build=build: build().parts, epsilon, -8.0, 4, 20_000)
         with precision(200):
             assert line.overlaps(exact)
             assert exact.rad() < exact * arb("1e-15") < line.rad() < exact * arb("0.01")
 
 
 def test_no_code_is_shared_with_the_engines():
-    folder = Path(contour.__file__).parent
+    folder = Path(line_sum.__file__).parent
     for file in folder.glob("*.py"):
         words = file.read_text()
         for name in ("engines", "kernels", "components", "dispatch", "account"):

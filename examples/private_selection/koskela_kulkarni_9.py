@@ -8,7 +8,7 @@ import numpy as np
 from selecting import run
 
 import jaxacct as ja
-from jaxacct.representations.renyi import renyi_divergence
+from jaxacct.representations.renyi_divergences import renyi_divergence
 
 RATES, CANDIDATES = (0.01, 0.02), ((2.0, 2000), (4.0, 10_000))
 ORDERS = np.arange(2.0, 25.0)

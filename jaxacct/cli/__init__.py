@@ -17,8 +17,12 @@ from jaxacct.cli.arguments import UsageError, parse
 
 __all__ = ["command", "main"]
 
-INTERRUPTED, TERMINATED = 130, 143
+INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 and the number of SIGINT."""
+TERMINATED = 143
+"""Exit status after SIGTERM: 128 and its number."""
 BROKEN_PIPE = 141
+"""Exit status where the reader of standard output has gone: 128 and the number of SIGPIPE."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -51,12 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = f"jaxacct {arguments[0]}" if arguments and not arguments[0].startswith("-") else "jaxacct"
     try:
         options = parse(arguments)
-        from jaxacct.cli import cache, commands
+        from jaxacct.cli import commands, compilation_cache, sweep
         from jaxacct.validation import InputError
 
         try:
-            commands.join(options)  # before anything asks JAX for its devices
-            cache.enable()
+            sweep.join(options)  # before anything asks JAX for its devices
+            compilation_cache.enable()
             with warnings.catch_warnings():
                 warnings.showwarning = _shown(command, warnings.showwarning)
                 status = commands.run(options)

@@ -11,7 +11,7 @@ from typing import NoReturn
 from jaxacct import __version__
 
 COMMANDS = ("epsilon", "delta", "calibrate", "select", "sweep", "merge", "plot", "ledger", "verify")
-
+"""The commands, in the order in which the help lists them."""
 CONFIGURATION = {
     "noise_multiplier": "noise standard deviation relative to the clip norm",
     "sampling_probability": "Poisson sampling probability of each record in each step",
@@ -20,6 +20,7 @@ CONFIGURATION = {
     "batch_size": "expected batch size; sampling probability = batch size / data-set size",
     "epochs": "instead of --steps: steps = ceil(epochs * data-set size / batch size)",
 }
+"""Options that say which DP-SGD is meant, each with its help."""
 QUESTION = {
     "epsilon": {"delta": "delta of the guarantee"},
     "delta": {"epsilon": "epsilon of the guarantee"},
@@ -42,6 +43,7 @@ QUESTION = {
         "seconds": "time limit of each row (default 60)",
     },
 }
+"""Numeric options of each command beyond the configuration, each with its help."""
 DESCRIPTION = {
     "epsilon": "Certified epsilon of DP-SGD at a given delta.",
     "delta": "Certified delta of DP-SGD at a given epsilon.",
@@ -62,6 +64,7 @@ DESCRIPTION = {
     "ledger": "What a training run has spent, from its ledger: who ran it, its steps with their noise and rates, "
     "replays that count twice, and the certified epsilon of each run and of all.",
 }
+"""What each command does, as its help says it; the first sentence is the line in the list of commands."""
 EXAMPLE = {
     "verify": "jaxacct verify result.csv",
     "ledger": "jaxacct ledger show run.jsonl --delta 1e-6",
@@ -74,14 +77,18 @@ EXAMPLE = {
     "merge": "jaxacct merge result.csv.1-of-2.part result.csv.2-of-2.part --out result.csv",
     "plot": "jaxacct plot result.csv --out figure.pdf --x target_epsilon --by epochs",
 }
+"""One command line of each command, at the end of its help."""
 ACTIONS = ("show",)
+"""What `jaxacct ledger` can do."""
 POSITIONAL = ("command", "grid", "parts", "result", "action", "ledger")
+"""Arguments without a name, which are never suggested for a mistyped option."""
 SWITCHES = {
     "dry_run": "show the plan and an estimate of the time, from a sample, and solve nothing else",
     "resume": "go on from the journal of an interrupted run, where there is one, in its blocks",
     "overwrite": "discard such a journal, and replace a RESULT that is there already",
     "distributed": "one of several processes under jax.distributed: solve a slice each, the first one merges",
 }
+"""Options of `jaxacct sweep` without a value, each with its help."""
 SWEEP = {
     "shard": ("I/N", "solve slice I of N into RESULT.I-of-N.part, for jaxacct merge"),
     "block": ("ROWS", "rows solved between two writes (default: by the size of the grid, 512 to 4096)"),
@@ -89,6 +96,7 @@ SWEEP = {
     "process_id": ("I", "with --distributed: number of this process, from 0 (default: as the cluster says)"),
     "process_count": ("N", "with --distributed: how many processes there are (default: as the cluster says)"),
 }
+"""Options of `jaxacct sweep` with a value: the name of the value, and the help."""
 PLOT = {
     "kind": ("K", "curve, heatmap, profile or tradeoff"),
     "x": ("FIELD", "input along the horizontal axis"),
@@ -100,7 +108,9 @@ PLOT = {
         "rows for profiles and trade-off curves, from 0 among those of --where (default: up to six, evenly spread)",
     ),
 }
+"""Options of `jaxacct plot`: the name of the value, and the help."""
 NUMBERS = ("block", "process_id", "process_count")
+"""Options of which each must be one whole number."""
 ENGINES = "auto (default), contour or lattice"
 LAWS = "law of K: geometric, logarithmic, truncated_negative_binomial, poisson, binomial or point_mass"
 BOUNDS = (
@@ -113,6 +123,7 @@ VERIFY = (
     "exit status 3 where it is refuted, 4 where it is undecided"
 )
 RELATIONS = "add_or_remove_one (default), add_one, remove_one or replace_one"
+"""This and the names above from ENGINES on: the help of options that several commands share, or that is long."""
 
 
 class UsageError(Exception):
@@ -242,6 +253,7 @@ _OPTIONS = {
     "ledger": _ledger_options,
     "verify": _verify_options,
 }
+"""What adds the options of a command; epsilon, delta and calibrate share `_question_options`."""
 
 
 def _accuracy_options(sub: _Parser, engine: bool) -> None:

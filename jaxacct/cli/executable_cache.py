@@ -1,7 +1,7 @@
 """Compiled programs in the cache directory, so that a later run neither traces nor compiles.
 
 A file holds a digest and the executable as XLA serialises it.  Its name is a hash of everything the executable
-depends on, so that files of other versions or machines are never looked at; what is damaged, or does not load,
+depends on, so that files of other versions or machines are never looked at.  A file that is damaged, or does not load,
 counts as absent and is written anew.
 """
 
@@ -23,7 +23,11 @@ import jaxacct
 from jaxacct import engines, kernels
 
 DIGEST = hashlib.sha256
+"""Hash of file names and of contents."""
 CPU_FIELDS = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
+"""Lines of /proc/cpuinfo that decide which instructions a program may use."""
+CPUINFO_CHARACTERS = 8192
+"""How much of /proc/cpuinfo is read: more than the entry of one processor."""
 
 
 class ExecutableCache:
@@ -49,7 +53,7 @@ class ExecutableCache:
         client: Any = device.client
         try:
             loaded = client.deserialize_executable(payload, xla_client.DeviceList((device,)), None)
-        except Exception:  # whatever XLA has against it
+        except Exception:  # XLA raises many kinds of error for a program that it cannot load
             return None
 
         def run(*arrays: Any) -> Sequence[Any]:
@@ -91,7 +95,7 @@ def _place() -> str:
 def _machine() -> list[str]:
     try:
         with open("/proc/cpuinfo") as file:
-            first = file.read(8192).split("\n\n")[0].splitlines()
+            first = file.read(CPUINFO_CHARACTERS).split("\n\n")[0].splitlines()
         lines = [line for line in first if line.startswith(CPU_FIELDS)]
     except OSError:
         lines = [platform.processor()]

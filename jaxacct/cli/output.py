@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
@@ -17,6 +18,7 @@ from jaxacct.sweeps import Plan, Table
 from jaxacct.sweeps.columns import ANSWER
 
 WHOLE = ("dataset_size", "steps", "trials", "count")
+"""Columns of whole numbers, which JSON shows without a decimal point."""
 CLAIMABLE = ("certified", "bound")
 """Kinds whose upper end may be claimed without a further assumption."""
 
@@ -32,11 +34,26 @@ def as_json(table: Table, batch: bool, more: dict[str, list[Any]] | None = None)
 
 
 def dumps(thing: dict[str, Any]) -> str:
+    """Strict JSON, indented."""
     return json.dumps(thing, indent=2, allow_nan=False)
 
 
+def report(content: dict[str, Any], as_text: Callable[[dict[str, Any]], str], options: argparse.Namespace) -> int:
+    """Print a report as JSON or for a person, as the options ask; the exit status is 0."""
+    print(dumps(content) if options.json else as_text(content))
+    return 0
+
+
+def failed(table: Table) -> int:
+    """Exit status 1 where the engines failed on a row; a warning has said on which."""
+    return int((table["status"] == "failed").any())
+
+
 def as_text(table: Table, batch: bool, beside: Sequence[tuple[str, str]] = ()) -> str:
-    """The answer for a person, a single one with the lines `beside`; what is relied on is rounded to the safe side."""
+    """The answer for a person; a single one is followed by the lines `beside`.
+
+    Every number that a claim relies on is rounded to the safe side.
+    """
     if batch:
         return _aligned_table(table)
     row = {name: column[0] for name, column in table.columns.items()}
@@ -92,7 +109,7 @@ def plan(found: Plan) -> dict[str, Any]:
 
 
 def plan_text(report: dict[str, Any]) -> str:
-    """The plan for a person, with where its figures come from."""
+    """The plan for a person, and what its figures rest on."""
     number, total = report["shard"]
     lines = [("configurations", f"{report['configurations']:,} ({_counts(report['quantities'])})")]
     if total > 1:
@@ -176,7 +193,7 @@ def _short(name: str, value: Any) -> str:
 
 
 def up(value: float, digits: int) -> str:
-    """At most so many significant digits, rounded up."""
+    """A number of at most `digits` significant digits, rounded up."""
     return _rounded(value, digits, ROUND_CEILING)
 
 
@@ -185,7 +202,7 @@ def _down(value: float, digits: int) -> str:
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:
-    """At most so many significant digits, rounded in the given direction."""
+    """A number of at most `digits` significant digits, rounded in the given direction."""
     if not math.isfinite(value) or value == 0.0:
         return f"{value:g}"
     exact = Decimal(repr(float(value)))

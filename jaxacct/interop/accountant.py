@@ -25,14 +25,21 @@ _RELATIONS = {
 
 
 class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
-    """Drops in where dp_accounting's PLDAccountant or RdpAccountant is used; answers are certified upper ends.
+    """Takes the place of dp_accounting's PLDAccountant or RdpAccountant; its answers are certified upper ends.
 
-    Events are those of `interop.from_dp_event`, and events without noise, whose epsilon is infinite. Under
-    REPLACE_ONE sampled events are refused and noise is taken relative to twice the clip norm (a record's
-    value bounded by C moves a sum by up to 2C); randomized response is refused under ADD_OR_REMOVE_ONE,
-    which does not define its neighbours. REPLACE_SPECIAL is refused.
+    Events are those of `interop.from_dp_event`, and events without noise, whose epsilon is infinite. Under REPLACE_ONE
+    sampled events are refused, and noise is taken relative to twice the clip norm: a record's value bounded by C moves
+    a sum by up to 2C. Randomized response is refused under ADD_OR_REMOVE_ONE, which does not define its neighbours.
 
-    neighboring_relation : dp_accounting.NeighboringRelation, ADD_OR_REMOVE_ONE (default) or REPLACE_ONE.
+    Parameters
+    ----------
+    neighboring_relation : dp_accounting.NeighboringRelation
+        ADD_OR_REMOVE_ONE (default) or REPLACE_ONE; REPLACE_SPECIAL is refused.
+
+    Raises
+    ------
+    InputError
+        Another relation.
 
     >>> import dp_accounting as dpa
     >>> step = dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1.0))
@@ -68,7 +75,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return compose(*parts) if parts else PureDP(0.0)
 
     def get_epsilon(self, target_delta: float) -> float:
-        """The certified upper end of epsilon at `target_delta`, 0 to 1; infinite where nothing smaller holds."""
+        """The certified upper end of epsilon at a `target_delta` from 0 to 1; infinite where nothing smaller holds."""
         target = float(check("target_delta", target_delta, PROBABILITY))
         if not self._private:
             return math.inf
@@ -79,7 +86,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return float(certified_epsilon(self.mechanism, target, relation=self._relation).upper)
 
     def get_delta(self, target_epsilon: float) -> float:
-        """The certified upper end of delta at `target_epsilon`, 0 to infinity."""
+        """The certified upper end of delta at a `target_epsilon` from 0 to infinity."""
         if not self._private:
             return 1.0
         if target_epsilon == math.inf:
@@ -88,7 +95,10 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return float(certified_delta(self.mechanism, target, relation=self._relation).upper)
 
     def compose(self, event: dp_event.DpEvent, count: int = 1) -> CertifiedAccountant:
-        """Account for `count` runs of the event; UnsupportedEventError, in one line, if it is refused."""
+        """Account for `count` runs of the event.
+
+        An event that is refused raises UnsupportedEventError, in one line.
+        """
         if isinstance(event, dp_event.DpEvent) and isinstance(count, int):
             details = self._maybe_compose(event, count, False)
             if details is not None:
@@ -100,7 +110,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return self
 
     def _maybe_compose(self, event: dp_event.DpEvent, count: int, do_compose: bool) -> Any:
-        """Checks on a trial copy of the counts; nothing changes unless `do_compose`."""
+        """Check the event on a copy of the counts; nothing changes unless `do_compose`."""
         try:
             mechanism = convert(event)
             counts = dict(self._counts)
@@ -130,7 +140,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
 
 def _steps(mechanism: Mechanism, count: int) -> list[tuple[Mechanism, int]]:
-    """The single steps of a mechanism with their counts, compositions resolved."""
+    """The single steps of a mechanism with their counts; compositions are taken apart."""
     if isinstance(mechanism, Repeated):
         return _steps(mechanism.mechanism, count * int(mechanism.steps))
     if isinstance(mechanism, Composed):

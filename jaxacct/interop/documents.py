@@ -18,15 +18,28 @@ from jaxacct.validation import InputError, refuse_tracers
 
 __all__ = ["FORMAT", "VERSION", "from_json", "to_json"]
 
-FORMAT, VERSION = "jaxacct.mechanism", 1
+FORMAT = "jaxacct.mechanism"
+"""The name of the format, in every document."""
+VERSION = 1
+"""The version of the format that is written, and the only one that is read."""
 HOMES = ("jaxacct.mechanisms", "jaxacct.selection")
 """Modules whose public mechanisms, and laws of K, can be read and written."""
 MAX_CHARACTERS = 2**23
+"""Longest document.  This and the limits below keep a document from a stranger from using up memory or the stack."""
 MAX_DEPTH = 64
+"""Most mechanisms inside one another."""
 MAX_MECHANISMS = 10_000
+"""Most mechanisms in one document."""
 MAX_BATCH = 2**20
+"""Most elements of the batch that the shapes in a document broadcast to."""
 MAX_AXES = 16
+"""Most axes of an array; NumPy itself allows 64."""
 MAX_WORD = 64
+"""Most characters of a field that holds a word, such as the name of a noise."""
+MAX_INTEGER = 2**53
+"""Largest integer: float64 holds all up to here."""
+MAX_INTEGER_CHARACTERS = 17
+"""Longest text of such an integer, with its sign; a longer text is refused before it is converted."""
 
 
 class _Object(NamedTuple):
@@ -44,12 +57,26 @@ class _Refused(NamedTuple):
 def to_json(mechanism: Mechanism) -> str:
     """The mechanism as one line of JSON, which `from_json` turns back into an equal mechanism.
 
-    `{"format": "jaxacct.mechanism", "version": 1, "mechanism": {"type": "Gaussian", "noise_multiplier": 1.5}}`:
-    every mechanism is an object with its class name as `type` and its fields; a batch is `{"shape": [2, 1],
-    "values": [0.8, 1.2]}` in C order. Numbers are the shortest decimals that give the same float64.
+    An example is `{"format": "jaxacct.mechanism", "version": 1, "mechanism": {"type": "Gaussian",
+    "noise_multiplier": 1.5}}`. Every mechanism is an object with its class name as `type` and its fields. A batch is
+    `{"shape": [2, 1], "values": [0.8, 1.2]}` in C order. Numbers are the shortest decimals that give the same float64.
 
-    Raises InputError for a class that is not a public mechanism of the library, an invalid field, and a
-    mechanism beyond the limits of `from_json`; TracerError for a tracer.
+    Parameters
+    ----------
+    mechanism : Mechanism
+        Of a public class of `jaxacct.mechanisms` or `jaxacct.selection`.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    InputError
+        A class that is not a public mechanism of the library, an invalid field, or a mechanism beyond the limits of
+        `from_json`.
+    TracerError
+        A tracer.
 
     >>> from jaxacct.mechanisms import Gaussian
     >>> to_json(Gaussian([0.1, 2.0]))[60:]
@@ -70,13 +97,25 @@ def to_json(mechanism: Mechanism) -> str:
 def from_json(text: str) -> Mechanism:
     """The mechanism that a JSON document of `to_json` describes.
 
-    Safe on documents from strangers: only the public mechanism classes and their fields are known, every
-    value goes through the class's own checks, and nothing in the document is imported or executed. Refused,
-    with one line that names the place: NaN and Infinity, numbers that float64 cannot hold (overflow, nonzero
-    values that would become 0, integers beyond 2**53), duplicate, missing and unknown keys, other versions,
-    more than 2**23 characters, 64 levels, 10,000 mechanisms, 16 axes or 2**20 elements in the batch.
+    Documents from strangers are safe. Only the public mechanism classes and their fields are known, every value goes
+    through the class's own checks, and nothing in the document is imported or executed.
 
-    Raises InputError.
+    Parameters
+    ----------
+    text : str
+        What `to_json` wrote.
+
+    Returns
+    -------
+    Mechanism
+
+    Raises
+    ------
+    InputError
+        With one line that names the place: for NaN and Infinity; for numbers that float64 cannot hold (overflow,
+        nonzero values that would become 0, integers beyond 2**53); for duplicate, missing and unknown keys; for other
+        versions; and for more than 2**23 characters, 64 levels, 10,000 mechanisms, 16 axes or 2**20 elements in the
+        batch.
 
     >>> from_json('{"format": "jaxacct.mechanism", "version": 1, "mechanism": {"type": "PureDP", "epsilon": -1}}')
     Traceback (most recent call last):
@@ -259,7 +298,7 @@ def _check_batch(mechanism: Mechanism) -> None:
 
 
 def _integer(text: str) -> Any:
-    if len(text) > 17 or abs(int(text)) > 2**53:
+    if len(text) > MAX_INTEGER_CHARACTERS or abs(int(text)) > MAX_INTEGER:
         return _Refused(f"the integer {text:.20}{'...' * (len(text) > 20)} is beyond 2**53")
     return int(text)
 

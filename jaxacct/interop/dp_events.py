@@ -29,8 +29,15 @@ from jaxacct.validation import COUNT, InputError, check, refuse_tracers
 __all__ = ["EventError", "convert", "from_dp_event", "supports", "to_dp_event"]
 
 MAX_DEPTH = 64
+"""Most events inside one another; this also ends cycles."""
 MAX_EVENTS = 10_000
+"""Most events in one tree."""
 MAX_SENSITIVITIES = 1000
+"""Most sensitivities of a MixtureOfGaussiansDpEvent."""
+LARGEST_SCALE = 1e300
+"""The scale of discrete Laplace noise whose parameter is so small that its inverse may be beyond float64."""
+MAX_CATEGORIES = 2**53
+"""Most answers of randomised response: float64 holds all whole numbers up to here."""
 
 
 class EventError(InputError):
@@ -44,16 +51,34 @@ class EventError(InputError):
 def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     """The mechanism that a DpEvent describes, for the neighbouring relation it will be asked about.
 
-    Known, by exact class: NoOp, Gaussian, Laplace, DiscreteLaplace, MixtureOfGaussians, RandomizedResponse,
-    SelfComposed, Composed, and PoissonSampled of one of the first three or of another PoissonSampled. Discrete
-    Laplace's parameter a becomes the scale 1/a, rounded down. NoOp and an empty composition
-    become PureDP(0). RandomizedResponse's noise parameter p (answer at random with probability p) becomes the
-    probability 1 - p + p/k of the true answer, rounded up, so that the loss is never understated; its
-    guarantee is for replacing a record.
+    These classes are known, by exact class: NoOp, Gaussian, Laplace, DiscreteLaplace, MixtureOfGaussians,
+    RandomizedResponse, SelfComposed, Composed, and PoissonSampled of one of the first three or of another
+    PoissonSampled.
 
-    Raises InputError, one line with the place, for every other event (fixed-size samples, sampled
-    compositions, user classes, ...), for one that no noise protects, for parameters that are not numbers in
-    range, for counts beyond 2**53, and beyond 64 levels or 10,000 events (which also ends cycles).
+    * NoOp and an empty composition become PureDP(0).
+    * Discrete Laplace's parameter a becomes the scale 1/a, rounded down.
+    * RandomizedResponse answers at random with its noise parameter p as probability. It becomes the probability
+      1 - p + p/k of the true answer, rounded up, so that the loss is never understated. Its guarantee is for replacing
+      a record.
+
+    Parameters
+    ----------
+    event : dp_accounting.dp_event.DpEvent
+
+    Returns
+    -------
+    Mechanism
+
+    Raises
+    ------
+    InputError
+        With one line that names the place: for every other event (fixed-size samples, sampled compositions, user
+        classes, ...); for one that no noise protects; for parameters that are not numbers in range; for counts beyond
+        2**53; and for more than 64 levels or 10,000 events.
+
+    References
+    ----------
+    dp_accounting's dp_event.py says what each event means.
 
     >>> import dp_accounting as dpa
     >>> from_dp_event(dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1.0)), 100))
@@ -68,6 +93,14 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
 def supports(event: object) -> bool:
     """Whether `from_dp_event` knows every part of the event.
 
+    Parameters
+    ----------
+    event : object
+
+    Returns
+    -------
+    bool
+
     >>> import dp_accounting as dpa
     >>> supports(dpa.GaussianDpEvent(1.0)), supports(dpa.UnsupportedDpEvent())
     (True, False)
@@ -81,10 +114,26 @@ def supports(event: object) -> bool:
 def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
     """The DpEvent of a single mechanism (no batch): the inverse of `from_dp_event`.
 
-    Randomized response needs a probability of at least 1/k; its noise parameter is rounded down, so that the
-    event never promises more. dp_accounting 0.6.0 has no event for PureDP(epsilon > 0) or ApproximateDP.
+    Randomized response needs a probability of at least 1/k. Its noise parameter is rounded down, so that the event
+    never promises more. dp_accounting 0.6.0 has no event for PureDP(epsilon > 0) or ApproximateDP.
 
-    Raises InputError for a batch and for a mechanism that has no event.
+    Parameters
+    ----------
+    mechanism : Mechanism
+        One configuration.
+
+    Returns
+    -------
+    dp_accounting.dp_event.DpEvent
+
+    Raises
+    ------
+    InputError
+        A batch, or a mechanism that has no event.
+
+    References
+    ----------
+    dp_accounting's dp_event.py says what each event means.
 
     >>> from jaxacct.mechanisms import dp_sgd
     >>> to_dp_event(dp_sgd(1.0, 0.5, 10)).count
@@ -194,7 +243,7 @@ def _additive(mechanism: Callable[[Any], Mechanism]) -> Callable[[Any, str], Mec
 
 def _response(event: Any, path: str) -> Mechanism | None:
     k, noise = _number(event, "num_buckets", path), _number(event, "noise_parameter", path)
-    if not isinstance(k, int) or not 1 <= k <= 2**53:
+    if not isinstance(k, int) or not 1 <= k <= MAX_CATEGORIES:
         _refuse(event, path, f"num_buckets = {k!r:.30} must be a whole number from 1 to 2**53; use the answers' number")
     if not 0 <= noise <= 1:
         _refuse(event, path, f"noise_parameter = {noise!r:.30} must be between 0 and 1; use a probability")
@@ -212,7 +261,7 @@ def _discrete(event: Any, path: str) -> Mechanism | None:
         return None
     if not 0 < noise < math.inf:
         _refuse(event, path, f"noise_parameter = {noise!r:.30} must be >= 0 and finite; use the inverse of the scale")
-    scale = _rounded(1 / Fraction(noise), 0.0) if noise > 1e-300 else 1e300
+    scale = _rounded(1 / Fraction(noise), 0.0) if noise > 1 / LARGEST_SCALE else LARGEST_SCALE
     moved: Any = _number(event, "sensitivity", path)  # the constructor refuses what is no integer
     return _checked(event, path, lambda: DiscreteLaplace(scale, moved))
 

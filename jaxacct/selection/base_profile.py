@@ -13,7 +13,7 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Components, Mechanism, SampledWithoutReplacement, batch_shape, components
 from jaxacct.mechanisms.base import register
 from jaxacct.mechanisms.parts import Part
-from jaxacct.representations.profile import profile
+from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection.law_of_k import Law, require_law
 from jaxacct.validation import broadcast_shape
 

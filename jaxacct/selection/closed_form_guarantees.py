@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxacct.mechanisms import Gaussian
-from jaxacct.representations.conversions import gdp_from_profile
-from jaxacct.representations.theorems import Guarantee
+from jaxacct.representations.composition_theorems import Guarantee
+from jaxacct.representations.gdp_conversions import gdp_from_profile
 from jaxacct.selection.base_profile import Sides, upper_delta, upper_epsilon
 from jaxacct.selection.law_families import TruncatedNegativeBinomial
 from jaxacct.selection.published_profile_bounds import minimiser

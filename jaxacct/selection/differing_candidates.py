@@ -16,7 +16,7 @@ from jaxacct.dp_sgd_calibration import NOISE_RANGE, Calibration, calibrated
 from jaxacct.engines import programs
 from jaxacct.mechanisms import Mechanism, PrivacyProfile, batch_shape, dp_sgd
 from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.representations.renyi import renyi_divergence
+from jaxacct.representations.renyi_divergences import renyi_divergence
 from jaxacct.selection.base_profile import under, upper_delta
 from jaxacct.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, broadcast_shape, check
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxacct.bounds import Bounds
 from jaxacct.kernels import order_statistics
 from jaxacct.mechanisms import Mechanism, batch_shape, components
-from jaxacct.representations.concentrated import delta_from_renyi, epsilon_from_renyi
+from jaxacct.representations.renyi_conversions import delta_from_renyi, epsilon_from_renyi
 from jaxacct.selection.base_profile import common_shape
 from jaxacct.selection.law_of_k import Law, require_law
 from jaxacct.validation import DELTA, NON_NEGATIVE, POSITIVE, InputError, broadcast_shape, check, choice

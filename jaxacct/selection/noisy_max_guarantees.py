@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.mechanisms import Gaussian, repeat
-from jaxacct.representations.theorems import Guarantee
+from jaxacct.representations.composition_theorems import Guarantee
 from jaxacct.selection.base_profile import upper_epsilon
 from jaxacct.validation import COUNT, DELTA, POSITIVE, Constraint, check, check_flag
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.representations.concentrated import delta_from_renyi, epsilon_from_renyi
-from jaxacct.representations.renyi import renyi_divergence
+from jaxacct.representations.renyi_conversions import delta_from_renyi, epsilon_from_renyi
+from jaxacct.representations.renyi_divergences import renyi_divergence
 from jaxacct.selection.base_profile import Sides, common_shape, sides, upper_delta
 from jaxacct.selection.law_families import Law, Poisson, TruncatedNegativeBinomial
 from jaxacct.validation import InputError

@@ -17,8 +17,8 @@ from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism, PoissonSampled, PrivacyProfile, batch_shape, compose
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.mechanisms.parts import FinitePair
-from jaxacct.representations.concentrated import epsilon_from_renyi
-from jaxacct.representations.renyi import renyi_divergence
+from jaxacct.representations.renyi_conversions import epsilon_from_renyi
+from jaxacct.representations.renyi_divergences import renyi_divergence
 from jaxacct.selection.base_profile import Sides, upper_delta
 from jaxacct.selection.law_of_k import Law
 from jaxacct.selection.named_bounds import bound_delta, bound_epsilon

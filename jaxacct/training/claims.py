@@ -8,8 +8,8 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
-from jaxacct.representations.concentrated import epsilon_from_renyi
-from jaxacct.representations.rdp import renyi_curve
+from jaxacct.representations.renyi_accounting import renyi_curve
+from jaxacct.representations.renyi_conversions import epsilon_from_renyi
 from jaxacct.training.lines import Run
 from jaxacct.training.spent import Spent, total
 from jaxacct.validation import InputError

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxacct.mechanisms import Mechanism
-from jaxacct.representations.concentrated import epsilon_from_renyi
-from jaxacct.representations.rdp import ORDERS, renyi_curve
+from jaxacct.representations.renyi_accounting import ORDERS, renyi_curve
+from jaxacct.representations.renyi_conversions import epsilon_from_renyi
 from jaxacct.training.schedule import Filter
 from jaxacct.validation import InputError
 

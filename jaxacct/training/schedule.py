@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxacct.representations.concentrated import epsilon_from_renyi
+from jaxacct.representations.renyi_conversions import epsilon_from_renyi
 from jaxacct.training.releases import FIXED, Release
 from jaxacct.validation import COUNT, POSITIVE, InputError, check
 

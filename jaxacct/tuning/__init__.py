@@ -9,14 +9,14 @@ from jaxacct.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from jaxacct.tuning.advisor import Advice, advise
-    from jaxacct.tuning.candidates import key_words, side_by_side
     from jaxacct.tuning.cost import Cost
-    from jaxacct.tuning.matched import MatchedPlan
-    from jaxacct.tuning.run import Tuned, truncated, tune, tune_with
-    from jaxacct.tuning.score import PrivateScore
-    from jaxacct.tuning.spaces import Choice, Distribution, Grid, LogUniform, Random, Space, Uniform, grid
-    from jaxacct.tuning.subset import SubsetTuned, extrapolated, tune_on_subset
+    from jaxacct.tuning.matched_plan import MatchedPlan
+    from jaxacct.tuning.private_score import PrivateScore
+    from jaxacct.tuning.search_spaces import Choice, Distribution, Grid, LogUniform, Random, Space, Uniform, grid
+    from jaxacct.tuning.side_by_side_training import key_words, side_by_side
     from jaxacct.tuning.subset_plan import SubsetPlan
+    from jaxacct.tuning.subset_tuning import SubsetTuned, extrapolated, tune_on_subset
+    from jaxacct.tuning.tuning_run import Tuned, truncated, tune, tune_with
 
 __all__ = [
     "Advice",

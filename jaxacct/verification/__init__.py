@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from jaxacct.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from jaxacct.verification.record import Verification
-    from jaxacct.verification.verdict import verify
+    from jaxacct.verification.bracket_check import verify
+    from jaxacct.verification.result import Verification
 
 __all__ = [
     "Verification",
@@ -14,8 +14,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Verification": "record",
-    "verify": "verdict",
+    "Verification": "result",
+    "verify": "bracket_check",
 }
 if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""delta(eps) of finitely many losses by adding up every total: exact but for the rounding that is enclosed."""
+"""delta(eps) of finitely many losses by adding up every total: exact, as ball arithmetic encloses the rounding."""
 
 from __future__ import annotations
 
@@ -8,24 +8,34 @@ from typing import Any
 
 from flint import arb_poly
 
-from jaxacct.verification.balls import arb, tick
-from jaxacct.verification.finite import spread
+from jaxacct.verification.ball_arithmetic import arb, tick
+from jaxacct.verification.finite_losses import spread
 
 __all__ = ["enumerate_totals", "power_of_grid", "repeated_laplace", "states"]
 
+MOST_STEPS = 10**7
+"""More steps of a law with two or more losses are never enumerated."""
+TOO_MANY = 10**12
+"""More totals than anybody adds up."""
+FAR_TOO_MANY = 10**30
+"""Stands for any number of totals above TOO_MANY."""
+
 
 def states(parts: Any) -> int:
-    """How many totals of counts there are: the product of binomials (n + a - 1 over a - 1)."""
+    """How many totals of counts there are: the product of the binomial coefficients (n + a - 1 over a - 1).
+
+    Beyond TOO_MANY it is not computed, and FAR_TOO_MANY is returned.
+    """
     total = 1
     for part, count in parts:
         atoms = len(part.loss)
         if atoms == 0:
             return 0
-        if count > 10**7 and atoms > 1:
-            return 10**30
+        if count > MOST_STEPS and atoms > 1:
+            return FAR_TOO_MANY
         total *= math.comb(count + atoms - 1, atoms - 1)
-        if total > 10**12:
-            return 10**30
+        if total > TOO_MANY:
+            return FAR_TOO_MANY
     return total
 
 
@@ -45,7 +55,10 @@ def enumerate_totals(parts: Any, epsilon: Any) -> Any:
 
 
 def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
-    """The same for one law on a grid, by a power of its generating function; None where that is longer than `most`."""
+    """The same sum for one law on a grid, by a power of its generating function.
+
+    None where the law is on no grid, has fewer than three losses, or the power has more than `most` terms.
+    """
     if part.grid is None or len(part.loss) < 3:
         return None
     offset, step, ks = part.grid
@@ -65,9 +78,10 @@ def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
 
 
 def repeated_laplace(top: Any, count: int, epsilon: Any) -> Any:
-    """delta(eps) of n Laplace mechanisms: with w = 1 + 2z, M^n is a sum of powers of 1/w times exponentials of z.
+    """delta(eps) of n Laplace mechanisms by a closed form.
 
-    I_m = (1/2 pi i) int e^{zd}/(z(z + 1) w^m) dz is 0 for d <= 0.  Above, I_0 = 1 - e^{-d}, I_1 = (1 - e^{-d/2})^2
+    With w = 1 + 2z, M^n is a sum of powers of 1/w times exponentials of z.  The integral of such a term,
+    I_m = (1/2 pi i) int e^{zd}/(z(z + 1) w^m) dz is 0 for d <= 0.  For d > 0, I_0 = 1 - e^{-d}, I_1 = (1 - e^{-d/2})^2
     and I_m = I_{m-2} - 2 e^{-d/2} (d/2)^{m-1}/(m-1)!, since 1/((w^2 - 1) w^m) = 1/((w^2 - 1) w^{m-2}) - 1/w^m.
     """
     total = arb(0)

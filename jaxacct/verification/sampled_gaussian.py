@@ -1,4 +1,7 @@
-"""The Poisson-sampled Gaussian: M(z) = E_P[e^{zL}] as a sum over nodes, with an error that does not grow with Im z."""
+"""The Poisson-sampled Gaussian: M(z) = E_P[e^{zL}] as a sum over nodes, with an error that does not grow with Im z.
+
+Proofs: README.md of this folder, "The sampled Gaussian" and "Outputs cut in two".
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.verification.balls import acb, acb_mat, arb, between, ctx, gaussian_tail, tick, within
-from jaxacct.verification.sampled_floats import SampledFloats
-from jaxacct.verification.smooth import Gauss, sampled_hockey_stick
+from jaxacct.verification.ball_arithmetic import acb, acb_mat, arb, between, ctx, gaussian_tail, tick, within
+from jaxacct.verification.closed_form_losses import GaussianLoss, sampled_hockey_stick
+from jaxacct.verification.sampled_gaussian_planning import SampledGaussianPlanning
 
-__all__ = ["SampledGauss"]
+__all__ = ["SampledGaussian"]
 
 
 @dataclass(frozen=True)
-class SampledGauss(SampledFloats):
+class SampledGaussian(SampledGaussianPlanning):
     """N(1, sigma^2) against N(0, sigma^2), sampled at a rate in (0, 1).
 
     With u ~ N(0, 1) and y = u/sigma - 1/(2 sigma^2), mix = 1 - rate + rate e^y, remove has M(z) = E[mix^{z+1}] and add
@@ -45,7 +48,7 @@ class SampledGauss(SampledFloats):
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
 
     def _mass(self, shift: Any) -> Any:
-        """E[share of N(shift, 1)]: of one cut a closed form; a second takes at most what it leaves out."""
+        """E[share of N(shift, 1)]: a closed form for one cut; a second cut takes away at most what it leaves out."""
         found = []
         for cut in self.cuts:
             spread = (1 + arb(cut.width) ** 2).sqrt()
@@ -56,7 +59,7 @@ class SampledGauss(SampledFloats):
 
     def hockey_stick(self, epsilon: Any) -> Any:
         """One step, from the unsampled profile at a shifted epsilon."""
-        base = Gauss(1 / self.sigma**2)
+        base = GaussianLoss(1 / self.sigma**2)
         return sampled_hockey_stick(base, self.rate, self.direction, epsilon)
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
@@ -159,7 +162,7 @@ class SampledGauss(SampledFloats):
         return risen if self.direction == "remove" else risen * (angle / 2).cos() ** -c
 
     def _apart(self, c: Any, angle: Any, strip: Any) -> Any:
-        """The same where mix^e is the mean of log mix at angle + strip and log mix at angle - strip."""
+        """The same bound where log mix is replaced by the mean of log mix at angle + strip and at angle - strip."""
         risen = self._risen(angle) * self._risen(strip)
         if self.direction == "remove":
             return risen
@@ -172,10 +175,10 @@ class SampledGauss(SampledFloats):
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
         """Bound of h times the sum of N(u) mix^e over the nodes beyond the range, on the real line.
 
-        Beyond an end U the slope of log mix^e is at most g away from it, and N (with its share) falls at a rate of f at
-        least, so that the sum is at most the value at U times h + 1/(f - g).  For remove g is (c + 1)/sigma; up to
-        there, piece by piece: on [a, b] the value is at most N(a) mix(b)^e.  Pieces are halved until their bounds are
-        small, compared with `small`.
+        Beyond an end U the slope of log mix^e away from it is at most g, and N (with its share) falls at a rate of at
+        least f.  The sum is therefore at most the value at U times h + 1/(f - g).  On the right of remove g is
+        (c + 1)/sigma.  The stretch up to there is bounded piece by piece: on [a, b] the value is at most
+        N(a) mix(b)^e.  A piece is halved until its bound is below `small`.
         """
         exponent, total = self._exponent(c), arb(0)
         if self.direction == "remove":
@@ -204,9 +207,9 @@ class SampledGauss(SampledFloats):
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """How fast N falls away from an end, at least, for each unit; with a share that falls too, x/width^2 faster.
+        """The least rate at which N, with the shares that fall too, falls beyond an end.
 
-        d log Phi(-x)/dx <= -x for x >= 0.
+        A share adds x/width^2, x its distance from the cut in units of u, as d log Phi(-x)/dx <= -x for x >= 0.
         """
         fall = side * end
         for cut in self.cuts:
@@ -228,7 +231,7 @@ class SampledGauss(SampledFloats):
 class _Nodes:
     """Weights w and exponents l with M(c + it) = sum of w e^{itl} within `error`, for every t >= 0."""
 
-    def __init__(self, law: SampledGauss, c: Any, count: int, bits: float) -> None:
+    def __init__(self, law: SampledGaussian, c: Any, count: int, bits: float) -> None:
         found, turn, wanted, _ = law.line(float(c.mid()), bits + float(np.log(count)))
         angle = arb(found)
         h = 2 * arb.pi() / arb(turn)

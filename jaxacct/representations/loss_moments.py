@@ -1,0 +1,274 @@
+"""Certified brackets of `log E_P[e^{cL}]`, the moments of the privacy loss behind every Rényi divergence.
+
+With Q the base law and mix = 1 - q + q dP/dQ, one Poisson sampled step has `E_P[e^{cL}] = E_Q[mix^p]`, p = c + 1
+(remove) or p = -c (add).  Sampled Gaussians are integrated by the trapezoid rule and sampled Laplace by Gauss-Legendre;
+the other laws have closed forms.  Since E_Q[mix] = 1, `E_Q[mix^p] - 1 = E_Q[mix^p - 1 - p (mix - 1)]`.  That integrand
+has one sign, so that small moments keep their relative accuracy.  The error bounds are proved in README.md of this
+folder, "Moments".  Where they count roundings, the number before ROUNDOFF is an upper bound of that count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxacct.floats import ROUNDOFF
+from jaxacct.mechanisms import Components
+from jaxacct.mechanisms.finite import log_mixture
+
+NATS = 75.0
+"""What the trapezoid rule and its ends are planned to leave out, relative to the moment: e^-75."""
+MOST_NODES = 2**16
+"""Most nodes of one quadrature; where more are needed the bracket is wide, or open."""
+NODES_AT_ONCE = 2**21
+"""Most nodes, of all rows together, that are evaluated at a time: 16 MiB for each array."""
+_ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(20)
+"""Gauss-Legendre rule of a panel between the two atoms of sampled Laplace noise."""
+_LEGENDRE_ERROR = 1e-22
+"""Relative error of that rule on a panel, proved in README.md."""
+_LARGEST_EXPONENT = 700.0
+"""Exponents are kept below this, where e^x is still finite."""
+
+
+class Interval(NamedTuple):
+    """low <= truth <= high, element by element."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+
+class _Nodes(NamedTuple):
+    """A quadrature of E_Q.
+
+    log_weight, loss : (rows, nodes).
+    weight_rounding, loss_rounding : their rounding errors in units of ROUNDOFF.
+    relative : (rows, 1), the error of the rule relative to the moment.
+    """
+
+    log_weight: np.ndarray
+    loss: np.ndarray
+    weight_rounding: np.ndarray
+    loss_rounding: np.ndarray
+    relative: np.ndarray
+
+
+def log_moments(parts: Components, c: np.ndarray) -> Interval:
+    """Bracket of `K(c) = log E_P[e^{cL} ; L < inf]` of the composition, for c > -1 of shape (B,).
+
+    Where nothing is known within the limit on nodes, the bracket is open: [-inf, inf].
+    """
+    low = high = parts.mu2 * c * (c + 1.0) / 2.0
+    slack = 4.0 * ROUNDOFF * np.abs(low)
+    low, high = low - slack, high + slack
+    power = np.where(parts.sign > 0, c + 1.0, -c)
+    for j in range(parts.gauss_n.shape[1]):
+        column = (parts.gauss_n[:, j], parts.gauss_sigma[:, j], parts.gauss_q[:, j])
+        low, high = _add(low, high, column[0], _where(column[0], _sampled_gaussian, column[1], column[2], power))
+    for k in range(parts.laplace_n.shape[1]):
+        n, scale, q = (x[:, k] for x in (parts.laplace_n, parts.laplace_scale, parts.laplace_q))
+        whole = np.where(q == 1.0, n, 0.0)
+        low, high = _add(low, high, whole, _where(whole, _laplace, scale, c))
+        low, high = _add(low, high, n - whole, _where(n - whole, _sampled_laplace, scale, q, power))
+    for f in range(parts.finite_n.shape[1]):
+        each = _finite(parts.finite_loss[:, f], parts.finite_mass[:, f], c, parts.log_survival < 0)
+        low, high = _add(low, high, parts.finite_n[:, f], each)
+    return Interval(low, high)
+
+
+def _add(low: np.ndarray, high: np.ndarray, n: np.ndarray, each: Interval) -> tuple[np.ndarray, np.ndarray]:
+    used = n > 0
+    low = low + np.where(used, n * np.where(used, each.low, 0.0), 0.0)
+    high = high + np.where(used, n * np.where(used, each.high, 0.0), 0.0)
+    return low - 2.0 * ROUNDOFF * np.abs(low), high + 2.0 * ROUNDOFF * np.abs(high)
+
+
+def _where(n: np.ndarray, moment: Callable[..., Interval], *columns: np.ndarray) -> Interval:
+    """The moment on the rows with n > 0, zeros elsewhere."""
+    rows = np.flatnonzero(n > 0)
+    low, high = np.zeros(n.size), np.zeros(n.size)
+    if rows.size:
+        low[rows], high[rows] = moment(*(column[rows] for column in columns))
+    return Interval(low, high)
+
+
+def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarray) -> Interval:
+    """Atoms (B, A): log of the sum of mass e^{c loss}, as 1 plus a small sum where that is more accurate.
+
+    Every mass may be off by 32 + 8 |log mass| units, as the lattice engine allows.
+    """
+    atoms = mass.shape[1] + 8.0
+    exponent = c[:, None] * loss
+    with np.errstate(divide="ignore"):
+        log_mass = np.log(mass)
+    raised, inexact = exponent + log_mass, 32.0 - 8.0 * np.where(mass > 0, log_mass, 0.0)
+    top = np.max(raised, axis=1, initial=-745.0)
+    weight = np.exp(raised - top[:, None])
+    total = np.maximum(np.sum(weight, axis=1), 1e-300)  # 0 where the part is absent
+    value = top + np.log(total)
+    error = ROUNDOFF * (
+        atoms + np.abs(top) + np.sum(weight * (16.0 + inexact + 8.0 * np.abs(exponent)), axis=1) / total
+    )
+    low, high = value - error, value + error
+    # exact laws sum to 1, so that only what the tilt adds is rounded
+    with np.errstate(over="ignore", invalid="ignore"):
+        added = mass * np.expm1(exponent)
+        shift = np.sum(added, axis=1)
+        turned = 4.0 * mass * np.abs(exponent) * np.exp(exponent)
+        wrong = ROUNDOFF * np.sum((atoms + 8.0 + inexact) * np.abs(added) + turned, axis=1)
+        small = ~leaking & (np.abs(shift) + wrong < 0.5)
+        near_low = np.log1p(np.where(small, shift - wrong, 0.0))
+        near_high = np.log1p(np.where(small, shift + wrong, 0.0))
+    spread = 4.0 * ROUNDOFF * np.maximum(np.abs(near_low), np.abs(near_high))
+    low = np.where(small, np.maximum(low, near_low - spread), low)
+    return Interval(low, np.where(small, np.minimum(high, near_high + spread), high))
+
+
+def _laplace(scale: np.ndarray, c: np.ndarray) -> Interval:
+    """Unsampled Laplace: `log M = s + log1p(-s g(x))`, s = c/b, x = (1 + 2c)/b, g(x) = (1 - e^-x)/x."""
+    s, x = c / scale, (1.0 + 2.0 * c) / scale
+    safe = np.where(x == 0.0, 1.0, x)
+    g = np.where(x == 0.0, 1.0, -np.expm1(-safe) / safe)
+    value = s + np.log1p(-s * g)
+    error = 24.0 * ROUNDOFF * (np.abs(s) + np.abs(s * g) * (1.0 + np.abs(x)) + np.abs(value))
+    return Interval(value - error, value + error)
+
+
+def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
+    """Sampled Laplace: atoms at both ends, and a density between on panels so short that mix^p hardly varies on one."""
+    low, high = np.empty(scale.size), np.empty(scale.size)
+    for row in range(scale.size):
+        b, p = scale[row], power[row]
+        panels = int(np.ceil(1.0 / (b * min(0.25, 1.0 / (abs(p) + 1.0)))))
+        if panels * _ABSCISSAE.size > MOST_NODES:
+            low[row], high[row] = _by_the_top_atom(b, q[row], p)
+            continue
+        half = 1.0 / (b * panels)
+        centre = -1.0 / b + half * (2.0 * np.arange(panels) + 1.0)
+        v = (centre[:, None] + half * _ABSCISSAE).ravel()
+        log_w = (np.log(0.25 * half * _WEIGHTS) + np.zeros((panels, 1))).ravel() - 0.5 * (v + 1.0 / b)
+        v = np.concatenate([[-1.0 / b, 1.0 / b], v])[None]
+        log_w = np.concatenate([[np.log(0.5), np.log(0.5) - 1.0 / b], log_w])[None]
+        loss = log_mixture(v, q[row])
+        posterior = np.exp(np.log(q[row]) + v - loss)
+        nodes = _Nodes(
+            log_w, loss, 16.0 + 4.0 / b, 4.0 * np.abs(loss) + 8.0 * posterior / b, np.array([[_LEGENDRE_ERROR]])
+        )
+        ends = _evaluate(nodes, p[None, None])
+        low[row], high[row] = ends.low[0], ends.high[0]
+    return Interval(low, high)
+
+
+def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float]:
+    """mix^p is largest at an atom: the moment lies between that atom's share and the largest value."""
+    at, log_mass = (1.0, -np.log(2.0) - 1.0 / scale) if power > 0 else (-1.0, -np.log(2.0))
+    largest = power * float(log_mixture(np.asarray(at / scale), np.asarray(q)))
+    slack = 32.0 * ROUNDOFF * (largest + 1.0 / scale + 1.0)
+    return max(log_mass + largest - slack, 0.0), largest + slack
+
+
+def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
+    """Sampled Gaussian: the trapezoid rule in u = x/sigma, for rows in groups that need like numbers of nodes."""
+    bottom, top, height, growth, step = _plan(sigma, q, power)
+    count = np.ceil((top - bottom) / step) + 1.0
+    count = np.where(np.isfinite(count), np.minimum(count, MOST_NODES), MOST_NODES)
+    low, high = np.empty(sigma.size), np.empty(sigma.size)
+    order = np.argsort(count)
+    start = 0
+    while start < order.size:
+        end = start + 1
+        while end < order.size and (end + 1 - start) * count[order[end]] <= NODES_AT_ONCE:
+            end += 1
+        rows = order[start:end]
+        plan = (x[rows, None] for x in (sigma, q, bottom, top, height, growth))
+        nodes = _trapezoid(int(count[rows].max()), *plan)
+        low[rows], high[rows] = _evaluate(nodes, power[rows, None])
+        start = end
+    return Interval(low, high)
+
+
+def _plan(sigma: np.ndarray, q: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Ends in u, height of the shifted line, log growth of the modulus on it, and the step that leaves e^-NATS."""
+    above = np.maximum(p, 1.0)
+    excess = above * (above - 1.0) / (2.0 * sigma**2)
+    least = np.maximum(0.0, above * np.log(q) + excess)
+    reach = np.sqrt(2.0 * (NATS + np.maximum(0.0, np.log(q) + excess - least)))
+    c = np.maximum(-p, 0.0)
+    move = c * q / sigma
+    by_floor = np.sqrt(2.0 * (NATS - c * np.log1p(-q)))
+    by_jensen = move + np.sqrt(2.0 * NATS + move**2 + move / sigma)
+    height = np.minimum(np.minimum(8.0, 0.9 * np.pi * sigma), sigma * np.sqrt(80.0 / np.maximum(c, 1e-9)))
+    growth = 0.5 * height**2 - c * np.log(np.cos(0.5 * height / sigma))
+    bottom = -np.where(c > 0, np.minimum(by_floor, by_jensen), reach)
+    return bottom, above / sigma + reach, height, growth, 2.0 * np.pi * height / (NATS + growth)
+
+
+def _trapezoid(
+    count: int,
+    sigma: np.ndarray,
+    q: np.ndarray,
+    bottom: np.ndarray,
+    top: np.ndarray,
+    height: np.ndarray,
+    growth: np.ndarray,
+) -> _Nodes:
+    """The trapezoid rule of `count` nodes from bottom to top, all columns (rows, 1)."""
+    step = (top - bottom) / (count - 1)
+    u = bottom + step * np.arange(count)
+    y = u / sigma - 0.5 / sigma**2
+    loss = log_mixture(y, q)
+    posterior = np.exp(np.minimum(np.log(q) + y - loss, 0.0))
+    decay = 2.0 * np.pi * height / step
+    with np.errstate(over="ignore"):
+        relative = 2.0 * np.exp(growth - decay) / -np.expm1(-decay) + 1e-31
+    log_weight = np.log(step) - 0.5 * np.log(2.0 * np.pi) - 0.5 * u**2
+    loss_rounding = 4.0 * np.abs(loss) + 8.0 * posterior * (np.abs(u) / sigma + 1.0 / sigma**2)
+    return _Nodes(log_weight, loss, 12.0 + 4.0 * u**2, loss_rounding, relative)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _evaluate(nodes: _Nodes, p: np.ndarray) -> Interval:
+    """The bracket of log E_Q[mix^p] from a quadrature: directly, and as log of 1 plus a sum of one sign."""
+    exponent = p * nodes.loss
+    raised = nodes.log_weight + exponent
+    top = np.max(raised, axis=1, keepdims=True)
+    weight = np.exp(raised - top)
+    total = np.sum(weight, axis=1, keepdims=True)
+    value = top + np.log(total)
+    per_node = nodes.weight_rounding + 8.0 * np.abs(exponent) + np.abs(p) * nodes.loss_rounding
+    error = ROUNDOFF * (64.0 + np.abs(value) + np.abs(top) + np.sum(weight * per_node, axis=1, keepdims=True) / total)
+    error = error + 2.0 * nodes.relative
+    known = nodes.relative < 0.1
+    low, high = np.where(known, value - error, -np.inf), np.where(known, value + error, np.inf)
+
+    shift, spread = _difference(nodes, p, exponent, raised)
+    small = known & (np.abs(value) < 0.4) & (np.abs(shift) + spread < 0.6)
+    near_low = np.log1p(np.where(small, shift - spread, 0.0))
+    near_high = np.log1p(np.where(small, shift + spread, 0.0))
+    near_low, near_high = near_low - 4.0 * ROUNDOFF * np.abs(near_low), near_high + 4.0 * ROUNDOFF * np.abs(near_high)
+    low = np.where(small, np.maximum(low, near_low), low)
+    high = np.where(small, np.minimum(high, near_high), high)
+    return Interval(low[:, 0], high[:, 0])
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _difference(
+    nodes: _Nodes, p: np.ndarray, exponent: np.ndarray, raised: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`E_Q[mix^p - 1 - p (mix - 1)]` and a bound on its error, for moments below 2."""
+    base = np.exp(nodes.log_weight)
+    lifted = np.exp(np.minimum(raised, _LARGEST_EXPONENT))
+    mixed = np.exp(np.minimum(nodes.log_weight + nodes.loss, _LARGEST_EXPONENT))
+    gentle = np.abs(exponent) < 1.0
+    rise = np.where(gentle, base * np.expm1(np.where(gentle, exponent, 0.0)), lifted - base)
+    line = np.where(np.abs(nodes.loss) < 1.0, base * np.expm1(np.minimum(nodes.loss, 1.0)), mixed - base)
+    added = rise - p * line
+    wrong = (64.0 + nodes.weight_rounding) * np.abs(added) + 8.0 * (np.abs(rise) + np.abs(p * line))
+    wrong += 4.0 * np.abs(exponent) * lifted + np.abs(p) * np.abs(lifted - mixed) * nodes.loss_rounding
+    # beyond |exponent| = 1 the exponential itself is rounded in its larger argument
+    steep = np.abs(raised) * lifted + np.abs(nodes.log_weight) * base
+    wrong += 8.0 * np.where(gentle, 0.0, steep)
+    wrong += 8.0 * np.abs(p) * np.where(np.abs(nodes.loss) < 1.0, 0.0, np.abs(nodes.log_weight + nodes.loss) * mixed)
+    spread = ROUNDOFF * np.sum(wrong, axis=1, keepdims=True)
+    return np.sum(added, axis=1, keepdims=True), spread + nodes.relative * (3.0 + np.abs(p)) * 2.0

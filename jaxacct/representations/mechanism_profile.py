@@ -1,0 +1,373 @@
+"""The privacy of one mechanism in every representation: profile, trade-off function, Rényi, loss distribution.
+
+The file is longer than 300 lines because `Profile` is one class, and half of it is documentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import ndtri
+
+from jaxacct import account
+from jaxacct.bounds import Bounds
+from jaxacct.dispatch import engine_of_mechanism
+from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components, directions
+from jaxacct.mechanisms.base import element, register, require_mechanism
+from jaxacct.options import GIBIBYTE, options
+from jaxacct.representations import tradeoff_bracket
+from jaxacct.representations.characteristic_function import LogCharacteristic, log_characteristic
+from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
+from jaxacct.validation import (
+    OPEN_PROBABILITY,
+    PROBABILITY,
+    Constraint,
+    InputError,
+    broadcast_shape,
+    check,
+    choice,
+    refuse_tracers,
+)
+
+__all__ = ["LossDistribution", "Profile", "profile"]
+
+REAL = Constraint("use a finite {name}", -np.inf)
+_REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
+"""The relation of the reverse direction; the other relations are their own reverse."""
+_DISTANCES = (3e-2, 3e-3, 3e-4, 3e-5)
+"""Distances in eps of the difference quotients behind `cdf`: short ones err less, long ones feel rounding less."""
+_NARROW_CDF = 1e-3
+"""Absolute width up to which a bracket of a distribution function has the status "ok"."""
+
+
+class LossDistribution(NamedTuple):
+    """Pr[loss <= l] under P and under Q, each a certified Bounds.
+
+    For the direction "remove", P is the law with the record.
+
+    Parameters
+    ----------
+    p, q : Bounds
+    """
+
+    p: Bounds
+    q: Bounds
+
+
+@register
+@dataclass(frozen=True)
+class Profile:
+    """All representations of one mechanism (or batch) under one neighbouring relation; made by `ja.profile`.
+
+    Arguments of the methods broadcast with the batch.  Under `add_or_remove_one` each answer is the worse of the two
+    directions; `relation="remove_one"` or `"add_one"` gives one direction by itself.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    relation, engine, rtol, memory_bytes
+        As in `ja.epsilon`.
+
+    References
+    ----------
+    jaxacct/representations/README.md has the formulas with their proofs.
+
+    >>> import jaxacct as ja
+    >>> p = ja.profile(ja.Gaussian(1.0))
+    >>> round(float(p.renyi(4.0).upper), 6), round(float(p.advantage().upper), 6)
+    (2.0, 0.382925)
+    """
+
+    mechanism: Mechanism
+    relation: str = field(metadata={"static": True})
+    engine: str = field(metadata={"static": True})
+    rtol: float = field(metadata={"static": True})
+    memory_bytes: int = field(metadata={"static": True})
+
+    def delta(self, epsilon: Any) -> Bounds:
+        """The privacy profile delta(eps) for every real eps, certified.
+
+        Below 0 it follows from the reverse direction: `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)`.
+
+        Parameters
+        ----------
+        epsilon : array_like
+
+        Returns
+        -------
+        Bounds
+
+        References
+        ----------
+        Zhu, Dong and Wang (2022), Lemma 45.
+        """
+        refuse_tracers("Profile.delta", "jaxacct.kernels.contour", epsilon=epsilon)
+        value = np.asarray(check("epsilon", epsilon, REAL))
+        if np.all(value >= 0):
+            return self._profile(value, self.relation)
+        shape = broadcast_shape({"the mechanism": batch_shape(self.mechanism), "epsilon": value.shape})
+        back = self._profile(np.abs(value), _REVERSED.get(self.relation, self.relation))
+        ahead = self._profile(np.abs(value), self.relation) if self.relation in _REVERSED else back
+        below, scale, gap = value < 0, np.exp(np.minimum(value, 0.0)), -np.expm1(np.minimum(value, 0.0))
+        ends = []
+        for end, turn in (("lower", -1e-15), ("estimate", 0.0), ("upper", 1e-15)):
+            reflected = np.clip((gap + scale * getattr(back, end)) * (1.0 + turn), 0.0, 1.0)
+            ends.append(np.where(below, reflected, getattr(ahead, end)))
+        choose = lambda word: np.broadcast_to(np.where(below, getattr(back, word), getattr(ahead, word)), shape)
+        words = choose("status"), choose("engine")
+        low, middle, high = ends
+        return Bounds(low, np.clip(middle, low, high), high, self.mechanism.kind_under(self.relation), *words)
+
+    def epsilon(self, delta: Any) -> Bounds:
+        """The smallest eps >= 0 with delta(eps) <= delta, certified: the answer of `ja.epsilon`."""
+        return account.epsilon(self.mechanism, delta, relation=self.relation, **self._settings())
+
+    def tradeoff(self, fpr: Any) -> Bounds:
+        """The trade-off function: the least false negative rate of a test with false positive rate `fpr`.
+
+        `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps, with delta of this relation.  Under
+        add_or_remove_one this is the convex envelope of the smaller of the two directions.  Both ends are certified:
+        each slope gives a lower bound, and convexity of delta in e^eps an upper one.
+
+        Parameters
+        ----------
+        fpr : array_like in [0, 1]
+
+        Returns
+        -------
+        Bounds
+            Status "width" where the bracket is wider than `rtol` relative and 1e-7 absolute after four refinements.
+
+        References
+        ----------
+        Dong, Roth and Su (2022), Proposition 2.12; both ends are derived in jaxacct/representations/README.md.
+        """
+        fpr = check("fpr", fpr, PROBABILITY)
+        return tradeoff_bracket.bracket(self, self.mechanism, fpr, self.rtol)
+
+    def renyi(self, order: Any) -> Bounds:
+        """Rényi divergence of order `order` > 0, certified: `renyi_divergence`."""
+        return renyi_divergence(self.mechanism, order, self.relation)
+
+    def zcdp(self) -> Bounds:
+        """The smallest rho of zero-concentrated privacy, certified: `zero_concentrated`."""
+        return zero_concentrated(self.mechanism, self.relation)
+
+    def cdf(self, loss: Any, direction: str = "remove") -> LossDistribution:
+        """Distribution functions of the privacy loss log dP/dQ of one direction under P and Q, certified.
+
+        With E = e^loss, `Q(L > loss) = -dH/dE` lies between difference quotients of the convex H, and
+        `P(L > loss) = H(E) + E Q(L > loss)`.  The brackets narrow with those of delta; at an atom of the loss they
+        stay as wide as the atom.
+
+        Parameters
+        ----------
+        loss : array_like
+        direction : {"remove", "add"}
+
+        Returns
+        -------
+        LossDistribution
+        """
+        choice("direction", direction, DIRECTIONS)
+        loss = np.asarray(check("loss", loss, REAL))
+        side = self._one_direction(direction)
+        at = side.delta(loss)
+        ratio = np.exp(loss)
+        least, most = np.zeros(at.shape), np.full(at.shape, np.inf)
+        for distance in _DISTANCES:
+            right, left = side.delta(loss + distance), side.delta(loss - distance)
+            rise, fall = np.exp(loss + distance) - ratio, ratio - np.exp(loss - distance)
+            least = np.maximum(least, (at.lower - right.upper) / rise * (1.0 - 1e-10))
+            most = np.minimum(most, (left.upper - at.lower) / fall * (1.0 + 1e-10))
+        most = np.minimum(most, np.minimum(1.0, (1.0 - at.lower) / ratio))
+        least = np.minimum(least, most)
+        base = (1.0 - most, 1.0 - least)
+        # outward by more than the rounding of the two terms
+        with_record = (1.0 - at.upper - ratio * most - 1e-15, 1.0 - at.lower - ratio * least + 1e-15)
+        return LossDistribution(*(self._certified(low, high, at) for low, high in (with_record, base)))
+
+    def log_characteristic(self, t: Any, direction: str = "remove") -> LogCharacteristic:
+        """`log E_P[e^{itL} ; L < inf]` of one direction at real frequencies t, kind "estimate".
+
+        At t = 0 it is log(1 - mass at infinity).
+
+        Parameters
+        ----------
+        t : array_like
+            Broadcasts with the batch.
+        direction : {"remove", "add"}
+
+        Returns
+        -------
+        LogCharacteristic
+        """
+        choice("direction", direction, DIRECTIONS)
+        t = np.asarray(check("t", t, REAL))
+        mine = batch_shape(self.mechanism)
+        shape = broadcast_shape({"the mechanism": mine, "t": t.shape})
+        rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
+        flat, value = np.broadcast_to(t, shape).reshape(-1), np.empty(int(np.prod(shape)), np.complex128)
+        parts = components(self.mechanism, self.relation, direction)
+        for row in np.unique(rows):
+            value[rows == row] = log_characteristic(parts, int(row), flat[rows == row])
+        return LogCharacteristic(value.reshape(shape)[()], "estimate")
+
+    def gdp_mu(self, fpr: Any = None) -> Bounds:
+        """The smallest mu for which f >= f_mu, f_mu(a) = Phi(Phi^-1(1 - a) - mu), at false positive rates `fpr`.
+
+        Parameters
+        ----------
+        fpr : array_like (G,) in (0, 1), optional
+            0.01, 0.03, ..., 0.99 by default.
+
+        Returns
+        -------
+        Bounds
+            For unsampled Gaussians kind "certified": the exact mu on [0, 1].  Otherwise kind "estimate": a certified
+            bracket of the largest mu over the grid `fpr`.  Its `lower` is a lower bound of any mu that holds
+            everywhere.  Its `upper` says nothing between the points or beyond them: over all of [0, 1] a Poisson
+            sampled Gaussian has no better mu than an unsampled one.
+        """
+        exact = self._gaussian_mu()
+        if exact is not None and self.mechanism.kind_under(self.relation) == "certified":
+            return exact
+        grid = np.linspace(0.01, 0.99, 50) if fpr is None else np.atleast_1d(check("fpr", fpr, OPEN_PROBABILITY))
+        shape = batch_shape(self.mechanism)
+        f = self.tradeoff(grid.reshape(-1, *(1,) * len(shape)))
+        start = ndtri(1.0 - grid).reshape(-1, *(1,) * len(shape))
+        ends = [np.maximum(np.max(start - ndtri(end), axis=0), 0.0) for end in (f.upper, f.estimate, f.lower)]
+        low, middle, high = np.broadcast_arrays(*ends)
+        low = np.nan_to_num(low * (1.0 - 1e-13), nan=0.0)
+        return Bounds(low, np.clip(middle, low, high), high, "estimate", engine="tradeoff")
+
+    def advantage(self) -> Bounds:
+        """The membership advantage, the largest TPR - FPR of any test: delta(0), the total variation distance."""
+        return self._profile(np.asarray(0.0), self.relation)
+
+    def true_positive_rate(self, fpr: Any) -> Bounds:
+        """The largest true positive rate of any membership test at a false positive rate: 1 - f(fpr)."""
+        f = self.tradeoff(fpr)
+        low, high = np.clip(1.0 - f.upper - 1e-16, 0.0, 1.0), np.clip(1.0 - f.lower + 1e-16, 0.0, 1.0)
+        return Bounds(low, np.clip(1.0 - f.estimate, low, high), high, f.kind, f.status, f.engine)
+
+    def posterior(self, prior: Any, fpr: Any) -> Bounds:
+        """The largest probability of membership after a positive test of false positive rate `fpr`, given a prior.
+
+        It is `prior tpr / (prior tpr + (1 - prior) fpr)` at the largest tpr, and 1 where a test that is never falsely
+        positive can be positive at all.
+
+        Parameters
+        ----------
+        prior : array_like in (0, 1)
+        fpr : array_like in [0, 1]
+
+        Returns
+        -------
+        Bounds
+        """
+        prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
+        fpr = np.asarray(check("fpr", fpr, PROBABILITY))
+        found = self.true_positive_rate(fpr)
+        ends = [
+            np.where(rate > 0, prior * rate / np.maximum(prior * rate + (1.0 - prior) * fpr, 1e-300), prior)
+            for rate in (found.lower, found.estimate, found.upper)
+        ]
+        low, middle, high = np.clip(ends[0] * (1.0 - 1e-15), 0, 1), ends[1], np.clip(ends[2] * (1.0 + 1e-15), 0, 1)
+        return Bounds(low, np.clip(middle, low, high), high, found.kind, found.status, found.engine)
+
+    def reconstruction(self, baseline: Any) -> Bounds:
+        """The largest probability that a reconstruction succeeds, given the `baseline` probability without output.
+
+        Success is an event whose probability is at most `baseline` when the output does not depend on the record.  It
+        is then at most 1 - f(baseline) when the output does.  Take the relation under which the record is replaced by
+        one that says nothing about it.
+
+        Parameters
+        ----------
+        baseline : array_like in [0, 1]
+
+        Returns
+        -------
+        Bounds
+
+        References
+        ----------
+        Hayes, Mahloujifar and Balle (2023); Kaissis et al. (2023).
+        """
+        check("baseline", baseline, PROBABILITY)
+        return self.true_positive_rate(baseline)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"engine": self.engine, "rtol": self.rtol, "memory_bytes": self.memory_bytes}
+
+    def _profile(self, epsilon: np.ndarray, relation: str) -> Bounds:
+        return account.delta(self.mechanism, epsilon, relation=relation, **self._settings())
+
+    def _one_direction(self, direction: str) -> Profile:
+        if self.mechanism.symmetric():
+            return self
+        if self.relation == "replace_one":
+            raise InputError("relation = 'replace_one' has no single direction here; use relation='remove_one'")
+        return Profile(self.mechanism, f"{direction}_one", self.engine, self.rtol, self.memory_bytes)
+
+    def _certified(self, low: np.ndarray, high: np.ndarray, like: Bounds) -> Bounds:
+        low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
+        status = np.where(high - low <= _NARROW_CDF, "ok", "width")
+        return Bounds(low, 0.5 * (low + high), high, like.kind, status, like.engine)
+
+    def _gaussian_mu(self) -> Bounds | None:
+        mu2 = np.zeros(int(np.prod(batch_shape(self.mechanism))))
+        for direction in directions(self.mechanism, self.relation):
+            parts = components(self.mechanism, self.relation, direction)
+            if any(np.any(n > 0) for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)):
+                return None
+            mu2 = np.maximum(mu2, parts.mu2)
+        mu = np.sqrt(mu2).reshape(batch_shape(self.mechanism))
+        return Bounds(mu * (1.0 - 1e-14), mu, mu * (1.0 + 1e-14), "certified", engine="closed_form")
+
+    def element(self, index: tuple[int, ...]) -> Profile:
+        """The profile of one configuration of the batch."""
+        return Profile(element(self.mechanism, index), self.relation, self.engine, self.rtol, self.memory_bytes)
+
+
+def profile(
+    mechanism: Mechanism,
+    relation: str = "add_or_remove_one",
+    *,
+    engine: str = "auto",
+    rtol: float = 1e-4,
+    memory_bytes: int = GIBIBYTE,
+) -> Profile:
+    """The privacy of a mechanism in every representation, each computed when it is asked for.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    relation, engine, rtol, memory_bytes
+        As in `ja.epsilon`.
+
+    Returns
+    -------
+    Profile
+
+    Raises
+    ------
+    InputError
+        Anything but a mechanism, or an unknown relation or engine.
+
+    References
+    ----------
+    jaxacct/representations/README.md has the formulas with their proofs.
+
+    >>> import jaxacct as ja
+    >>> p = ja.profile(ja.Gaussian(2.0))
+    >>> round(float(p.delta(1.0).upper), 9), round(float(p.tradeoff(0.05).lower), 4), float(p.gdp_mu().estimate)
+    (0.006829595, 0.8739, 0.5)
+    """
+    chosen = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes)
+    mechanism = require_mechanism("mechanism", mechanism)
+    engine_of_mechanism(mechanism, chosen.engine)  # refuses an engine that cannot answer
+    return Profile(mechanism, *chosen)

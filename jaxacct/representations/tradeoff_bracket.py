@@ -1,0 +1,89 @@
+"""The trade-off function of a mechanism from certified values of its privacy profile, refined where it matters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxacct.bounds import Bounds
+from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
+from jaxacct.representations.convex_conjugate import best_cells, conjugate
+from jaxacct.representations.loss_moments import Interval
+from jaxacct.validation import broadcast_shape
+
+if TYPE_CHECKING:
+    from jaxacct.representations.mechanism_profile import Profile
+
+__all__ = ["bracket"]
+
+START_SLOPES = 65
+"""Slopes e^eps of the first grid."""
+ROUNDS = 4
+"""How often the cells that keep the upper end high are split; the bracket is second order in their width."""
+SPLIT = 5
+"""Parts into which such a cell is split."""
+DELTA_ABOVE_INFINITY = 1e-10
+"""Slopes end where delta has come this close to the mass at infinity."""
+FARTHEST_EPSILON = 50.0
+"""Where slopes end if no epsilon is that close."""
+NARROW_ABSOLUTE = 1e-7
+"""A bracket of the trade-off function no wider than this is narrow, whatever its relative width."""
+
+
+def bracket(profile: Profile, mechanism: Mechanism, fpr: float | np.ndarray, rtol: float) -> Bounds:
+    """Certified f(fpr); each element of the batch has its own grid of slopes."""
+    mine = batch_shape(mechanism)
+    shape = broadcast_shape({"the mechanism": mine, "fpr": np.shape(fpr)})
+    rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape)
+    wanted = np.broadcast_to(np.asarray(fpr, np.float64), shape)
+    low, high = np.zeros(shape), np.ones(shape)
+    for row in np.unique(rows):
+        at = rows == row
+        one = profile.element(np.unravel_index(row, mine)) if mine else profile
+        low[at], high[at] = _element(one, wanted[at], rtol)
+    status = np.where(high - low <= np.maximum(rtol * high, NARROW_ABSOLUTE), "ok", "width")
+    return Bounds(low, 0.5 * (low + high), high, mechanism.kind_under(profile.relation), status, "tradeoff")
+
+
+def _element(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
+    """Start from the slopes that matter for some of the rates, then split the cells that keep the upper end high."""
+    floor = _mass_at_infinity(profile)
+    farthest = float(profile.epsilon(min(1.000001 * floor + DELTA_ABOVE_INFINITY, 0.5)).upper)
+    farthest = farthest if np.isfinite(farthest) else FARTHEST_EPSILON
+    with np.errstate(divide="ignore"):
+        # the best slope e^eps for a rate a has e^eps a <= 1
+        highest = min(farthest, -np.log(float(fpr.min())))
+        lowest = min(farthest, 20.0 - np.log1p(-float(fpr.max())))
+    # E = 0 belongs to the grid: H(0) = 1
+    epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), START_SLOPES)
+    values = profile.delta(epsilon)
+    x, below, above = (np.concatenate([[first], v]) for first, v in _ends(epsilon, values))
+    for _ in range(ROUNDS):
+        found = conjugate(x, below, above, fpr, steepest=1.0, beyond=floor)
+        wide = found.high - found.low > np.maximum(rtol * found.high, NARROW_ABSOLUTE)
+        if not wide.any():
+            break
+        cells = np.unique(best_cells(x, below, above, fpr[wide], 1.0))
+        near = np.unique(np.concatenate([cells - 1, cells, cells + 1]))
+        near = near[(near > 0) & (near < x.size - 1)]
+        if not near.size:
+            break
+        parts = np.arange(1, SPLIT) / SPLIT
+        epsilon = (np.log(x[near]) + parts[:, None] * np.log(x[near + 1] / x[near])).ravel()
+        added = (v for _, v in _ends(epsilon, profile.delta(epsilon)))
+        x, below, above = (np.concatenate([old, new]) for old, new in zip((x, below, above), added, strict=True))
+        order = np.argsort(x)
+        x, below, above = x[order], below[order], above[order]
+    return conjugate(x, below, above, fpr, steepest=1.0, beyond=floor)
+
+
+def _mass_at_infinity(profile: Profile) -> float:
+    """The mass at infinity, below which delta(eps) never falls, rounded down."""
+    sides = directions(profile.mechanism, profile.relation)
+    parts = [components(profile.mechanism, profile.relation, side) for side in sides]
+    return max(float(part.delta_infinity[0]) for part in parts) * (1.0 - 1e-15)
+
+
+def _ends(epsilon: np.ndarray, values: Bounds) -> tuple[tuple[float, np.ndarray], ...]:
+    return (0.0, np.exp(epsilon)), (1.0, values.lower), (1.0, values.upper)

@@ -1,0 +1,133 @@
+"""Ball arithmetic from python-flint.
+
+A ball is a number with a radius: the true value lies within the radius of the midpoint.  Every operation returns a
+ball that holds the true result for all members of its arguments, so that rounding is enclosed and never estimated.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from jaxacct.verification.result import OutOfTime
+
+try:
+    from flint import acb, acb_mat, arb, ctx
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "ja.verify needs the package python-flint; pip install 'jaxacct[verify]'", name="flint"
+    ) from error
+
+__all__ = [
+    "acb",
+    "acb_mat",
+    "arb",
+    "ball",
+    "between",
+    "ctx",
+    "digits_of",
+    "ends",
+    "gaussian_tail",
+    "integrate",
+    "outward",
+    "precision",
+    "tick",
+    "until",
+    "within",
+]
+
+_LOCK = threading.RLock()
+"""python-flint's precision is one global setting: threads that change it take turns."""
+_CLOCK = threading.local()
+"""`deadline` of each thread, a moment of `time.monotonic`."""
+DOUBLE_BITS = 53
+"""Bits of a float64, the least precision that is set."""
+
+
+@contextmanager
+def precision(bits: int) -> Iterator[None]:
+    """Work at so many bits.  The setting is global in python-flint, so that threads take turns."""
+    with _LOCK:
+        before = ctx.prec
+        ctx.prec = max(int(bits), DOUBLE_BITS)
+        try:
+            yield
+        finally:
+            ctx.prec = before
+
+
+@contextmanager
+def until(deadline: float) -> Iterator[None]:
+    """Let `tick` raise OutOfTime from this moment of `time.monotonic` on."""
+    before, _CLOCK.deadline = getattr(_CLOCK, "deadline", math.inf), deadline
+    try:
+        yield
+    finally:
+        _CLOCK.deadline = before
+
+
+def tick() -> None:
+    """Raise OutOfTime where the time of `until` is up.  Long computations call this between their pieces."""
+    if time.monotonic() > getattr(_CLOCK, "deadline", math.inf):
+        raise OutOfTime
+
+
+def ball(value: Any) -> Any:
+    """The real number as given, exactly (a float or an integer)."""
+    return arb(int(value) if isinstance(value, int) else float(value))
+
+
+def between(low: Any, high: Any) -> Any:
+    """The ball that holds both and everything between."""
+    return arb(low).union(arb(high))
+
+
+def within(radius: Any) -> Any:
+    """The ball [-radius, radius] of a bound on an error."""
+    bound = arb(radius).abs_upper()
+    return (-bound).union(bound)
+
+
+def ends(x: Any) -> tuple[Any, Any]:
+    """Both ends of a ball, as exact balls."""
+    return x.lower(), x.upper()
+
+
+def outward(x: Any) -> tuple[float, float]:
+    """Both ends of a ball as float64, rounded outward; -inf and inf where the ball is not finite."""
+    if not x.is_finite():
+        return -math.inf, math.inf
+    low, high = float(x.lower()), float(x.upper())
+    return math.nextafter(low, -math.inf), math.nextafter(high, math.inf)
+
+
+def digits_of(found: Any) -> int:
+    """Decimal digits to which a ball is known: 0 where nothing is, 99 where it is exact."""
+    if not found.is_finite():
+        return 0
+    with precision(64):
+        size, radius = found.abs_upper(), arb(found.rad())
+        if radius.is_zero():
+            return 99
+        if size.is_zero():
+            return 0
+        return max(0, min(99, math.floor(float((size / radius).log().mid()) / math.log(10.0))))
+
+
+def gaussian_tail(x: Any) -> Any:
+    """Pr[N(0, 1) > x]."""
+    return (x / arb(2).sqrt()).erfc() / 2
+
+
+def integrate(function: Any, low: Any, high: Any, tolerance: Any) -> Any:
+    """The integral of a function along a segment, enclosed.
+
+    The function is called as ``function(z, analytic)`` with balls z.  Where ``analytic`` is true, it must return
+    something infinite unless it is analytic on the whole ball.  Every logarithm, root and power in it is therefore
+    given the flag, as in ``z.log(analytic)``.
+    """
+    return acb.integral(function, acb(low), acb(high), abs_tol=tolerance, rel_tol=tolerance)

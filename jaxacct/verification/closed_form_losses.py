@@ -1,0 +1,185 @@
+"""Losses with closed forms: Gaussian, Laplace and bounded range, and one step of Poisson-sampled Laplace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxacct.verification.ball_arithmetic import acb, arb, gaussian_tail
+
+__all__ = ["BoundedRange", "ClosedForm", "GaussianLoss", "LaplaceLoss", "SampledLaplace", "sampled_hockey_stick"]
+
+
+class ClosedForm:
+    """A law with mgf(z) = E_P[e^{zL}] in closed form."""
+
+    infinity = None
+    masses = (arb(1), arb(1))
+    """P- and Q-mass of the finite losses, M(0) and M(-1)."""
+
+    def mgf(self, z: Any) -> Any:
+        raise NotImplementedError
+
+    def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Iterator[list[Any]]:
+        """Enclosures of M(c + i j step) for j = row * width + 0 ... width - 1, one row at a time."""
+        for row in rows:
+            yield [self.mgf(acb(c, (row * width + j) * step)) for j in range(width)]
+
+
+@dataclass(frozen=True)
+class GaussianLoss(ClosedForm):
+    """Loss N(square/2, square): Gaussians composed, square the sum of 1/sigma^2."""
+
+    square: Any
+    largest = None
+
+    @property
+    def key(self) -> Any:
+        return ("Gauss", self.square.str(40))
+
+    def mgf(self, z: Any) -> Any:
+        return (self.square * z * (z + 1) / 2).exp()
+
+    def log_mgf(self, c: np.ndarray) -> np.ndarray:
+        return 0.5 * float(self.square.mid()) * c * (c + 1.0)
+
+    def decay(self, c: Any, t: Any, count: int) -> Any:
+        return (self.square * (c * (c + 1) - t * t) / 2).exp().abs_upper()
+
+    def log_decay(self, c: float, t: float) -> float:
+        return 0.5 * float(self.square.mid()) * (c * (c + 1.0) - t * t)
+
+    def hockey_stick(self, epsilon: Any) -> Any:
+        mu = self.square.sqrt()
+        return gaussian_tail(epsilon / mu - mu / 2) - epsilon.exp() * gaussian_tail(epsilon / mu + mu / 2)
+
+
+@dataclass(frozen=True)
+class LaplaceLoss(ClosedForm):
+    """The loss of Lap(0, 1/top) against Lap(1, 1/top): atoms at -top and top, and a density between."""
+
+    top: Any
+
+    @property
+    def key(self) -> Any:
+        return ("Laplace", self.top.str(40))
+
+    @property
+    def largest(self) -> Any:
+        return self.top
+
+    def mgf(self, z: Any) -> Any:
+        share = 1 / (1 + 2 * z)
+        return ((z * self.top).exp() * (1 + share) + (-(1 + z) * self.top).exp() * (1 - share)) / 2
+
+    def log_mgf(self, c: np.ndarray) -> np.ndarray:
+        top, share = float(self.top.mid()), 1.0 / (1.0 + 2.0 * c)
+        return c * top + np.log1p(share) + np.log1p(np.exp(-(1 + 2 * c) * top) * (1 - share) / (1 + share)) - np.log(2)
+
+    def decay(self, c: Any, t: Any, count: int) -> Any:
+        """|1 + 2z| grows with t, so that both terms are largest at t."""
+        share = 1 / acb(1 + 2 * c, 2 * t).abs_lower()
+        whole = ((c * self.top).exp() * (1 + share) + (-(1 + c) * self.top).exp() * (1 + share)) / 2
+        return whole.abs_upper()
+
+    def log_decay(self, c: float, t: float) -> float:
+        top, share = float(self.top.mid()), 1.0 / np.hypot(1 + 2 * c, 2 * t)
+        return float(c * top + np.log1p(share) + np.log1p(np.exp(-(1 + 2 * c) * top)) - np.log(2))
+
+    def hockey_stick(self, epsilon: Any) -> Any:
+        """1 - e^{(eps - top)/2} for |eps| <= top; 0 above, 1 - e^eps below."""
+        inside = 1 - ((epsilon - self.top) / 2).exp()
+        if epsilon >= self.top:
+            return arb(0)
+        below = 1 - epsilon.exp()
+        if epsilon <= -self.top:
+            return below
+        if epsilon > -self.top and epsilon < self.top:
+            return inside
+        return inside.max(0).max(below)
+
+
+@dataclass(frozen=True)
+class BoundedRange(ClosedForm):
+    """Density e^{l/2}/(4 sinh(top/2)) of the loss on [-top, top]: the exponential mechanism's bound."""
+
+    top: Any
+
+    @property
+    def key(self) -> Any:
+        return ("BoundedRange", self.top.str(40))
+
+    @property
+    def largest(self) -> Any:
+        return self.top
+
+    def mgf(self, z: Any) -> Any:
+        return ((z + arb(0.5)) * self.top).sinh() / ((2 * z + 1) * (self.top / 2).sinh())
+
+    def log_mgf(self, c: np.ndarray) -> np.ndarray:
+        top = float(self.top.mid())
+        return (c * top) + np.log(-np.expm1(-(2 * c + 1) * top) / -np.expm1(-top) / (2 * c + 1))
+
+    def decay(self, c: Any, t: Any, count: int) -> Any:
+        top = ((c + arb(0.5)) * self.top).cosh() / (acb(1 + 2 * c, 2 * t).abs_lower() * (self.top / 2).sinh())
+        return top.abs_upper()
+
+    def log_decay(self, c: float, t: float) -> float:
+        top = float(self.top.mid())
+        return float(
+            c * top
+            - np.log(-np.expm1(-top))
+            - np.log(np.hypot(1 + 2 * c, 2 * t))
+            + np.log1p(np.exp(-(2 * c + 1) * top))
+        )
+
+    def hockey_stick(self, epsilon: Any) -> Any:
+        """(e^{top/2} - e^{eps/2})^2/(e^top - 1) inside."""
+        if epsilon >= self.top:
+            return arb(0)
+        if epsilon <= -self.top:
+            return 1 - epsilon.exp()
+        return ((self.top / 2).exp() - (epsilon / 2).exp()) ** 2 / self.top.expm1()
+
+
+@dataclass(frozen=True)
+class SampledLaplace(ClosedForm):
+    """Lap(0, 1/top) against Lap(1, 1/top), sampled at a rate in (0, 1); the unsampled loss is alike both ways."""
+
+    top: Any
+    rate: Any
+    direction: str
+
+    @property
+    def key(self) -> Any:
+        return ("SampledLaplace", self.top.str(40), self.rate.str(40), self.direction)
+
+    @property
+    def largest(self) -> Any:
+        if self.direction == "remove":
+            return (1 - self.rate + self.rate * self.top.exp()).log()
+        return -(1 - self.rate + self.rate * (-self.top).exp()).log()
+
+    def hockey_stick(self, epsilon: Any) -> Any:
+        return sampled_hockey_stick(LaplaceLoss(self.top), self.rate, self.direction, epsilon)
+
+
+def sampled_hockey_stick(base: Any, rate: Any, direction: str, epsilon: Any) -> Any:
+    """One sampled step, from the profile of a pair that is alike in both directions.
+
+    remove: H_E((1-q)Q + qP || Q) = q H_{1 + (E-1)/q}(P || Q); add: H_E(Q || (1-q)Q + qP) = a H_{Eq/a}(Q || P) with a =
+    1 - E(1-q), and 0 where a <= 0.
+    """
+    grown = epsilon.exp()
+    if direction == "remove":
+        inner = 1 + (grown - 1) / rate
+        return rate * base.hockey_stick(inner.log())
+    left = 1 - grown * (1 - rate)
+    if left <= 0:
+        return arb(0)
+    if not left > 0:
+        return left.max(0).union(arb(0))
+    return left * base.hockey_stick((grown * rate / left).log())

@@ -1,0 +1,243 @@
+"""Laws with finitely many losses, as two vectors of masses; integer noise is one after its far tails are cut off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from jaxacct import mechanisms as known
+from jaxacct.verification.ball_arithmetic import acb, arb, ball
+from jaxacct.verification.result import NotCovered
+
+__all__ = ["FiniteLosses", "from_masses"]
+
+REACH_DEVIATIONS = 24
+"""Deviations of integer Gaussian noise that are kept on either side: the mass cut off is below e^{-288}."""
+MOST_OUTCOMES = 20_000
+"""Most outcomes of integer noise that are covered: each has balls of its own."""
+
+
+@dataclass(frozen=True)
+class FiniteLosses:
+    """Outcomes with a finite loss log p/q, and the P-mass `infinity` where dQ = 0.
+
+    grid : (offset, step, whole numbers k) where loss = offset + k step is known exactly, else None.
+    cut : upper bound of the P-mass of outcomes that are left out; 0 except for integer Gaussian noise.
+    unbounded : whether the whole law, with what is left out, has unbounded losses.
+    """
+
+    key: Any
+    loss: tuple[Any, ...]
+    p: tuple[Any, ...]
+    q: tuple[Any, ...]
+    infinity: Any
+    grid: Any
+    cut: Any
+    unbounded: bool = False
+
+    @property
+    def largest(self) -> Any:
+        if self.unbounded:
+            return None
+        top = arb("-inf")
+        for loss in self.loss:
+            top = top.max(loss)
+        return top
+
+    @property
+    def least(self) -> Any:
+        if self.unbounded:
+            return None
+        low = arb("inf")
+        for loss in self.loss:
+            low = low.min(loss)
+        return low
+
+    @property
+    def masses(self) -> tuple[Any, Any]:
+        """P- and Q-mass of the finite losses, M(0) and M(-1)."""
+        return sum(self.p, arb(0)), sum(self.q, arb(0))
+
+    def log_mgf(self, c: np.ndarray) -> np.ndarray:
+        """log E_P[e^{cL}] in floats, for planning only."""
+        loss, mass = self._floats
+        exponents = np.outer(c, loss) + mass
+        top = exponents.max(-1)
+        return top + np.log(np.exp(exponents - top[:, None]).sum(-1))
+
+    @cached_property
+    def _floats(self) -> tuple[np.ndarray, np.ndarray]:
+        logs = [float(p.log().mid()) for p in self.p]
+        return np.array([float(loss.mid()) for loss in self.loss]), np.array(logs)
+
+    def mgf(self, z: Any) -> Any:
+        """E_P[e^{zL}] over the finite losses."""
+        total = acb(0)
+        for loss, p in zip(self.loss, self.p, strict=True):
+            total += p * (z * loss).exp()
+        return total
+
+    def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Any:
+        """Enclosures of M(c + i j step) for j = row * width + 0 ... width - 1, one row at a time."""
+        # each power by its own exponential: a product of many balls would be blown up by each turn
+        turns = [[acb(0, step * j * loss).exp() for loss in self.loss] for j in range(width)]
+        for row in rows:
+            at = row * width
+            terms = [p * (acb(c, at * step) * x).exp() for x, p in zip(self.loss, self.p, strict=True)]
+            line = []
+            for turn in turns:
+                total = acb(0)
+                for term, by in zip(terms, turn, strict=True):
+                    total += term * by
+                line.append(total)
+            yield line
+
+    def decay(self, c: Any, t: Any, count: int) -> Any:
+        """Upper bound of |M(c + iu)| for all u >= t."""
+        return self.mgf(acb(c)).abs_upper()
+
+    def log_decay(self, c: float, t: float) -> float:
+        return float(self.log_mgf(np.array([c]))[0])
+
+    def hockey_stick(self, epsilon: Any) -> Any:
+        """Sum of (p - e^eps q)_+ over the outcomes with a finite loss, for one step."""
+        total, grown = arb(0), epsilon.exp()
+        for loss, p, q in zip(self.loss, self.p, self.q, strict=True):
+            if not loss <= epsilon:
+                total += (p - grown * q).max(0)
+        return total
+
+
+def from_masses(base: Any, rate: Any, relation: str, direction: str, moved: int) -> FiniteLosses:
+    """A base mechanism given by masses, Poisson sampled at a rate in (0, 1], in one direction."""
+    alike = rate == 1 and not isinstance(base, known.FiniteOutput)
+    way = "both" if alike else direction
+    key = (type(base).__name__, repr(_numbers(base)), repr(rate.str(40)), way, moved)
+    p, q, losses, grid, cut, unbounded = _masses(base, relation, moved)
+    if direction == "add" and rate == 1:
+        # the two laws change places
+        p, q, losses = q, p, [-x if x is not None else None for x in losses]
+        grid = None if grid is None else (-grid[0], -grid[1], grid[2])
+    elif rate != 1:
+        mixed = [(1 - rate) * b + rate * a for a, b in zip(p, q, strict=True)]
+        logs = [None if x is None else (1 - rate + rate * x.exp()).log() for x in losses]
+        p, q, losses = (mixed, q, logs) if direction == "remove" else (q, mixed, [x if x is None else -x for x in logs])
+        grid = None
+    infinity, kept = arb(0), []
+    ks = grid[2] if grid is not None else [0] * len(p)
+    for a, b, loss, k in zip(p, q, losses, ks, strict=True):
+        if a.is_zero():
+            continue
+        if b.is_zero():
+            infinity += a
+        else:
+            kept.append((a, b, (a / b).log() if loss is None else loss, k))
+    if grid is not None:
+        grid = (grid[0], grid[1], [row[3] for row in kept])
+        if grid[1] < 0:
+            grid = (grid[0], -grid[1], [-k for k in grid[2]])
+    elif len(kept) == 1:
+        grid = (kept[0][2], arb(1), [0])
+    elif len(kept) == 2:
+        low, high = sorted((row[2] for row in kept), key=lambda x: float(x.mid()))
+        if low < high:
+            grid = (low, high - low, [int(row[2] is high) for row in kept])
+    columns = list(zip(*kept, strict=True)) if kept else [(), (), (), ()]
+    return FiniteLosses(key, columns[2], columns[0], columns[1], infinity, grid, cut, unbounded)
+
+
+def _numbers(base: Any) -> list[Any]:
+    return [np.asarray(x).tolist() for x in vars(base).values()]
+
+
+def _masses(base: Any, relation: str, moved: int) -> tuple[Any, ...]:
+    """P-masses, Q-masses, losses (None where log p/q is to be computed), grid, cut-off mass, whether unbounded."""
+    none = arb(0)
+    if isinstance(base, known.RandomizedResponse):
+        p, k = ball(base.probability), base.categories
+        other = (1 - p) / (k - 1)
+        loss = (p / other).log()
+        if k == 2:
+            return [p, other], [other, p], [loss, -loss], (arb(0), loss, [1, -1]), none, False
+        rest = (k - 2) * other
+        grid = (arb(0), loss, [1, -1, 0])
+        return [p, other, rest], [other, p, rest], [loss, -loss, arb(0)], grid, none, False
+    if isinstance(base, known.ApproximateDP):
+        return _response(ball(base.epsilon), ball(base.delta))
+    if isinstance(base, known.PureDP | known.ReportNoisyMax):
+        return _response(ball(base.epsilon), none)
+    if isinstance(base, known.AboveThreshold):
+        twice = 1 if base.monotone and relation != "replace_one" else 2
+        epsilon = 1 / ball(base.threshold_scale) + twice * ball(base.answers) / ball(base.query_scale)
+        return _response(moved * epsilon, none)
+    if isinstance(base, known.FiniteOutput):
+        p, q = ([ball(x) for x in np.asarray(v).tolist()] for v in (base.p, base.q))
+        one, two = sum(p, arb(0)), sum(q, arb(0))
+        p, q = [x / one for x in p], [x / two for x in q]
+        return p, q, [None] * len(p), None, none, False
+    if isinstance(base, known.DiscreteLaplace):
+        return _discrete_laplace(ball(base.scale), base.sensitivity * moved)
+    if isinstance(base, known.DiscreteGaussian):
+        return _discrete_gaussian(float(base.sigma), base.sensitivity * moved)
+    raise NotCovered(type(base).__name__)
+
+
+def _response(epsilon: Any, delta: Any) -> tuple[Any, ...]:
+    """The pair of (epsilon, delta)-DP: mass delta on each side alone, randomised response of ratio e^epsilon else."""
+    rare = (1 - delta) / (1 + epsilon.exp())
+    likely = (1 - delta) / (1 + (-epsilon).exp())
+    p, q = [likely, rare], [rare, likely]
+    losses, ks = [epsilon, -epsilon], [1, -1]
+    if epsilon.is_zero():
+        p, q, losses, ks = [1 - delta], [1 - delta], [arb(0)], [0]
+    if not delta.is_zero():
+        p, q, losses, ks = [*p, delta, arb(0)], [*q, arb(0), delta], [*losses, None, None], [*ks, 0, 0]
+    return p, q, losses, (arb(0), epsilon if not epsilon.is_zero() else arb(1), ks), arb(0), False
+
+
+def _discrete_laplace(scale: Any, shift: int) -> tuple[Any, ...]:
+    """Pr[x] = (1-r)/(1+r) r^|x|, r = e^{-1/scale}; outcomes x <= 0 have one loss, and so have x >= shift."""
+    if shift >= MOST_OUTCOMES:
+        raise NotCovered(f"DiscreteLaplace of sensitivity {shift}")
+    r = (-1 / scale).exp()
+    inner, half = (1 - r) / (1 + r), 1 / (1 + r)
+    powers = [arb(1)]
+    for _ in range(shift):
+        powers.append(powers[-1] * r)
+    share = [half if x in (0, shift) else inner for x in range(shift + 1)]
+    p = [s * powers[shift - x] for x, s in enumerate(share)]
+    q = [s * powers[x] for x, s in enumerate(share)]
+    ks = [2 * x - shift for x in range(shift + 1)]
+    return p, q, [k / scale for k in ks], (arb(0), 1 / scale, ks), arb(0), False
+
+
+def _discrete_gaussian(sigma: float, shift: int) -> tuple[Any, ...]:
+    """Pr[x] proportional to e^{-x^2/(2 sigma^2)}; Pr[X >= m] <= e^{-m^2/(2 sigma^2)} on either side."""
+    reach = math.ceil(REACH_DEVIATIONS * sigma) + 1
+    if 2 * reach + shift > MOST_OUTCOMES:
+        raise NotCovered(f"DiscreteGaussian with sigma = {sigma}")
+    square = 2 * ball(sigma) ** 2
+    beyond = 2 * (-(ball(reach) ** 2) / square).exp()
+    noise = {x: (-(ball(x) ** 2) / square).exp() for x in range(reach + shift + 1)}
+    inside = 2 * sum((noise[x] for x in range(1, reach + 1)), arb(0)) + 1
+    # the whole sum is inside/(1 - tail) with tail in [0, beyond]
+    whole = inside * (1 / (1 - beyond)).union(arb(1))
+    at = range(-reach, reach + shift + 1)
+    far = reach + shift
+    p = [noise[abs(x - shift)] / whole if abs(x - shift) <= far else arb(0) for x in at]
+    q = [noise[abs(x)] / whole for x in at]
+    ks = [2 * x - shift for x in at]
+    unit = shift / square
+    losses = [k * unit for k in ks]
+    return p, q, losses, (arb(0), unit, ks), beyond, True
+
+
+def spread(grid: Any) -> int:
+    """The greatest common divisor of the differences of a grid's whole numbers."""
+    ordered = sorted(set(grid[2]))
+    return math.gcd(*(b - a for a, b in pairwise(ordered))) if len(ordered) > 1 else 1

@@ -1,0 +1,212 @@
+"""delta(eps) of a composition from a sum over a vertical line, every error enclosed.
+
+    delta(eps) = (1/2 pi i) int M(z) e^{-z eps}/(z (z + 1)) dz,   M(z) = prod_i M_i(z)^{n_i},   Re z = c > 0
+
+The trapezoid rule of step 2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j p) exactly.  Proofs: README.md of this
+folder, "The sum over a line".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxacct.verification import small_loss_steps
+from jaxacct.verification.ball_arithmetic import acb, arb, ball, between, precision, tick, within
+from jaxacct.verification.closed_form_losses import GaussianLoss
+from jaxacct.verification.line_plan import Plan, plans, saddle
+from jaxacct.verification.result import Unplanned
+
+__all__ = ["at_most", "enclose"]
+
+QUICK_BOUND_NODES = 3_000
+"""Most nodes of the quadrature for one value of M in `at_most`, which is meant to cost next to nothing."""
+REUSE_SHARE = 1e-3
+"""A sum that is kept serves an epsilon that differs from its own by at most this share."""
+SUMS_KEPT = 4
+"""How many sums are kept at most, so that memory stays bounded."""
+_kept: list[tuple[Any, float, float, LineSum]] = []
+"""(key, epsilon, log_scale, sum) of the latest sums: M on a line serves every epsilon near the one it was made for."""
+
+
+def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, dearest: float = float("inf")) -> Any:
+    """Enclose the finite part of delta(epsilon) to about `digits` digits of e^log_scale, with at most `most` nodes.
+
+    build() gives the (part, count) pairs at the current precision.  A sum of more products than `dearest` raises
+    Unplanned.
+    """
+    with precision(128), np.errstate(all="ignore"):
+        parts = build()
+        key = (tuple((part.key, count) for part, count in parts), digits, most)
+        for known, at, scale, line in _kept:
+            if known == key and abs(epsilon - at) <= REUSE_SHARE * at and abs(log_scale - scale) <= REUSE_SHARE:
+                return line.at(ball(epsilon))
+        plan = min(plans(parts, epsilon, log_scale - digits * np.log(10.0), most), key=lambda each: each.cost)
+    if not plan.cost < dearest:
+        raise Unplanned("its sum is too long")
+    line = LineSum(build, plan)
+    with precision(128):
+        _kept.insert(0, (key, epsilon, log_scale, line))
+        del _kept[SUMS_KEPT:]
+    return line.at(ball(epsilon))
+
+
+def at_most(parts: Any, epsilon: float) -> Any:
+    """Upper bound of delta(epsilon), at the cost of one value of M."""
+    with np.errstate(all="ignore"):
+        c = saddle(parts, epsilon)
+        for _ in range(20):
+            if all(part.cost(c, 60.0) <= QUICK_BOUND_NODES for part, _ in parts if hasattr(part, "cost")):
+                break
+            c /= 2
+        else:
+            return arb("inf")
+    return _chernoff(parts, arb(c), ball(epsilon)).abs_upper()
+
+
+class LineSum:
+    """M on the nodes of a line, for any epsilon near the one it was planned for."""
+
+    def __init__(self, build: Any, plan: Plan) -> None:
+        self.plan, self.bits = plan, int(96 + 3.2 * plan.bits)
+        with precision(self.bits):
+            self.parts, self.rest = build(), arb(0)
+            if plan.cuts:
+                self.parts = [(part.altered(cuts=x), n) for (part, n), x in zip(self.parts, plan.cuts, strict=True)]
+                self.rest = between(0, small_loss_steps.mass_of_largest(self.parts))
+            self.step = 2 * arb.pi() / arb(plan.line.period)
+            self.width = max(1, int(np.sqrt(plan.count)))
+            self.rows = range((plan.count + self.width - 1) // self.width)
+            self.last = self.step * (len(self.rows) * self.width)
+            self.values = self._values()
+            self.tail = self._tail()
+
+    def _values(self) -> list[Any]:
+        """M(z)/(z (z + 1)) at every node, half of it at the first; M - A if steps with small loss are taken apart."""
+        c, plan, step, width = arb(self.plan.line.c), self.plan, self.step, self.width
+        lines = [part.values(c, step, self.rows, width, count, plan.bits) for part, count in self.parts]
+        apart = plan.small_loss.along_line(self.parts, c, step, self.rows, width, plan.bits) if plan.small_loss else []
+        values: list[Any] = []
+        for _ in self.rows:
+            tick()
+            found, large = [next(line) for line in lines], [next(line) for line in apart]
+            for j in range(width):
+                z = acb(c, len(values) * step)
+                value = acb(1)
+                for (_, count), line in zip(self.parts, found, strict=True):
+                    value *= line[j] ** count
+                if large:
+                    small = acb(1)
+                    for (_, count), line, other in zip(self.parts, found, large, strict=True):
+                        small *= (line[j] - other[j]) ** count
+                    value -= small
+                values.append(value / (z * (z + 1)))
+        values[0] /= 2
+        return values
+
+    def _tail(self) -> Any:
+        """Upper bound of what `values` would be beyond the last node, without the denominator."""
+        c, plan = arb(self.plan.line.c), self.plan
+        if plan.small_loss:
+            return plan.small_loss.tail(self.parts, c, self.last)
+        tail = (arb(plan.smoothing) ** 2 * (c * (c + 1) - self.last * self.last) / 2).exp()
+        for part, count in self.parts:
+            tail *= part.decay(c, self.last, count) ** count
+        return tail.abs_upper()
+
+    def at(self, epsilon: Any) -> Any:
+        """delta(epsilon), enclosed."""
+        with precision(self.bits):
+            return self._at(epsilon) + self.rest
+
+    def _at(self, epsilon: Any) -> Any:
+        plan, step, c = self.plan, self.step, arb(self.plan.line.c)
+        square = arb(plan.smoothing) ** 2
+        plain, twice = arb(0), arb(0)
+        turns = [acb(0, -step * j * epsilon).exp() for j in range(self.width)]
+        for row in self.rows:
+            tick()
+            at = row * self.width
+            place = acb(0, -step * at * epsilon).exp()
+            for j, turn in enumerate(turns):
+                value = self.values[at + j] * (place * turn)
+                if plan.smoothing:
+                    z = acb(c, (at + j) * step)
+                    rise = (square * z * (z + 1) / 2).exp()
+                    value *= rise
+                    twice += (value * rise**3).real
+                plain += value.real
+        scale = (-c * epsilon).exp() / arb.pi()
+        error = within(self.tail * scale / (self.last - step))
+        first = plain * scale * step + error
+        if not plan.smoothing:
+            whole = first - _aliases(self.parts, plan, epsilon)
+            return whole + plan.small_loss.delta(self.parts, epsilon) if plan.small_loss else whole
+        # the second sum is smoothed with 4 times the square: it has e^{4x} where the first has e^x, and a smaller tail
+        most = arb(4)
+        aliases = _aliases([*self.parts, (GaussianLoss(most * square), 1)], plan, epsilon)
+        first -= aliases
+        second = twice * scale * step + error * (3 * square * c * (c + 1) / 2).exp() - aliases
+        ratio = (3 * square / 8).exp() / 2
+        lower = (first - ratio * second) / (1 - ratio)
+        return between(lower.lower(), first.upper())
+
+
+def _aliases(parts: Any, plan: Plan, epsilon: Any) -> Any:
+    """What the sum has beyond delta(epsilon): the aliases, delta at epsilon + j period for j = +-1, +-2, ..."""
+    c, period, orders = arb(plan.line.c), arb(plan.line.period), plan.line
+    total, bound = arb(0), arb(0)
+    if orders.above is not None:
+        above = arb(orders.above)
+        bound += _chernoff(parts, above, epsilon) / (((above - c) * period).exp() - 1)
+    elif not _end(parts, "largest") <= epsilon + period:
+        return arb("nan")
+    if orders.below is not None and orders.below > 0:
+        below = arb(orders.below)
+        bound += _chernoff(parts, below, epsilon) / (((c - below) * period).exp() - 1)
+    else:
+        # delta(e) = P - e^e Q + E_P[(e^{e - loss} - 1)_+]
+        p, q = _masses(parts)
+        if plan.small_loss:
+            one, two = plan.small_loss.masses(parts)
+            p, q = p - one, q - two
+        total += p / ((c * period).exp() - 1) - q * epsilon.exp() / (((c + 1) * period).exp() - 1)
+        if orders.below is not None:
+            below = arb(orders.below)
+            bound += _reverse(parts, -below, epsilon) / (((c - below) * period).exp() - 1)
+        elif not _end(parts, "least") >= epsilon - period:
+            return arb("nan")
+    return total + between(0, bound.abs_upper())
+
+
+def _end(parts: Any, name: str) -> Any:
+    """The least or largest loss of the whole."""
+    return sum((count * getattr(part, name) for part, count in parts), arb(0))
+
+
+def _masses(parts: Any) -> tuple[Any, Any]:
+    """P- and Q-mass of the finite losses, M(0) and M(-1)."""
+    p, q = arb(1), arb(1)
+    for part, count in parts:
+        one, two = part.masses
+        p, q = p * one**count, q * two**count
+    return p, q
+
+
+def _chernoff(parts: Any, a: Any, epsilon: Any) -> Any:
+    """delta(eps) <= M(a) e^{-a eps} a^a/(1 + a)^{1 + a}."""
+    return _moment(parts, a, epsilon) * (a * a.log() - (1 + a) * (1 + a).log()).exp()
+
+
+def _reverse(parts: Any, b: Any, epsilon: Any) -> Any:
+    """E_P[(e^{eps - loss} - 1)_+] <= M(-b) e^{b eps} (b - 1)^{b - 1}/b^b for b > 1."""
+    return _moment(parts, -b, epsilon) * ((b - 1) * (b - 1).log() - b * b.log()).exp()
+
+
+def _moment(parts: Any, a: Any, epsilon: Any) -> Any:
+    """M(a) e^{-a eps}."""
+    total = (-a * epsilon).exp()
+    for part, count in parts:
+        total *= part.mgf(acb(a)).real ** count
+    return total

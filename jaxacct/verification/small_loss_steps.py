@@ -1,0 +1,218 @@
+"""Sampled Gaussian steps with small loss are taken apart from the others, and the largest outputs are left out.
+
+A smooth cut divides each output u.  The share chi(u) = Phi((u - place)/width) counts as a large loss, and the share
+1 - chi(u) as a small one.  This splits the moment generating function of a step, M = A + B, with the small losses in
+A = E[mix^e (1 - chi)] and the large ones in B = E[mix^e chi].  Where all steps have a small loss, their sum is small
+too, and what it adds to delta(eps) is known almost exactly.  The sum over the line is left with
+
+    (M^n - A^n) e^{-z eps}/(z (z + 1)),    |M^n - A^n| <= n M(c)^{n-1} |B|,
+
+and B falls fast, since the smallest losses are not in it.  Proofs: README.md of this folder, "Steps with small loss
+taken apart".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from jaxacct.verification.ball_arithmetic import arb, between
+from jaxacct.verification.sampled_gaussian import SampledGaussian
+from jaxacct.verification.sampled_gaussian_planning import Cut
+
+__all__ = [
+    "LARGEST_CUT_WIDTHS",
+    "SmallLossSteps",
+    "mass_of_largest",
+    "only_sampled_gaussians",
+    "plan_split",
+    "where_it_falls_to",
+    "without_largest",
+]
+
+CUT_WIDTHS = (0.06, 0.12, 0.25, 0.5, 1.0)
+"""Widths tried for the cut between small and large losses, as shares of the lesser of sigma and 1."""
+LARGEST_CUT_WIDTHS = (0.5, 0.2, 0.08)
+"""Widths tried for the cut above which the largest outputs are left out, in deviations of the noise."""
+
+
+@dataclass(frozen=True)
+class SmallLossSteps:
+    """How the steps with small loss are taken apart.
+
+    cuts : (place, width) of the cut of each part.
+    order : the exponent a of the bound in `delta` of what these steps add.
+    """
+
+    cuts: tuple[tuple[float, float], ...]
+    order: float
+
+    def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
+        """Enclosures of B of each part along the line, with the same absolute error as those of M."""
+        at, found = np.array([float(c.mid())]), []
+        for law, (part, count) in zip(self._large(parts), parts, strict=True):
+            less = float((part.log_mgf(at) - law.log_mgf(at))[0])
+            found.append(law.values(c, step, rows, width, count, max(bits - less, 20.0)))
+        return found
+
+    def tail(self, parts: Any, c: Any, t: Any) -> Any:
+        """Upper bound of |M - A| at c + is for all s >= t: the product of M(c), times the sum of n |B|/M(c)."""
+        whole, share = arb(1), arb(0)
+        for law, (part, count) in zip(self._large(parts), parts, strict=True):
+            mean = part.mean(c)
+            whole *= mean**count
+            share += count * law.decay(c, t, count) / mean
+        return (whole * share).abs_upper()
+
+    def masses(self, parts: Any) -> tuple[Any, Any]:
+        """P- and Q-mass of the runs whose steps all have a small loss."""
+        p, q = arb(1), arb(1)
+        for law, (_, count) in zip(self._small(parts), parts, strict=True):
+            one, two = law.masses
+            p, q = p * one**count, q * two**count
+        return p, q
+
+    def delta(self, parts: Any, epsilon: Any) -> Any:
+        """What the runs whose steps all have a small loss add to delta(eps).
+
+        With R the product of all mix under Q, remove adds E[(R - e^eps)_+], which is next to nothing.  Add adds
+        E[1 - e^eps R] + E[(e^eps R - 1)_+], which is next to P - e^eps Q.  Both expectations of ( )_+ are bounded by
+        (x - 1)_+ <= x^{1+a} a^a/(1 + a)^{1+a}.
+        """
+        remove = parts[0][0].direction == "remove"
+        a = arb(self.order)
+        most = (a * a.log() - (1 + a) * (1 + a).log()).exp() * (-a * epsilon if remove else (1 + a) * epsilon).exp()
+        for law, (_, count) in zip(self._small(parts), parts, strict=True):
+            most *= law.altered(direction="remove").mean(a) ** count
+        rest = between(0, most.abs_upper())
+        if remove:
+            return rest
+        p, q = self.masses(parts)
+        return p - epsilon.exp() * q + rest
+
+    def _large(self, parts: Any) -> list[SampledGaussian]:
+        return _cut(parts, self.cuts, 1)
+
+    def _small(self, parts: Any) -> list[SampledGaussian]:
+        return _cut(parts, self.cuts, -1)
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """The cuts, how far along the line the sum then goes, and how many products it takes."""
+
+    small_loss: SmallLossSteps
+    far: float
+    cost: float
+
+
+def only_sampled_gaussians(parts: Any) -> bool:
+    """Whether the composition has sampled Gaussians only."""
+    return bool(parts) and all(isinstance(part, SampledGaussian) for part, _ in parts)
+
+
+def plan_split(
+    parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
+) -> SplitPlan | None:
+    """The cuts after which the sum costs least, in floats; None where no cut helps.
+
+    All parts are cut at the same distance of the loss from its least (remove) or largest (add) value.  The cut is as
+    high as possible while the bound of what the steps with small loss add stays below e^wanted.
+    """
+    best: SplitPlan | None = None
+    ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
+    gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon
+    if not gap > 0:
+        return best
+    means = [float(part.log_mgf(np.array([c]))[0]) for part, _ in parts]
+    flat = sum(count * mean for mean, (_, count) in zip(means, parts, strict=True))
+    weights = [np.log(count) - mean for mean, (_, count) in zip(means, parts, strict=True)]
+    for width in CUT_WIDTHS:
+        low, high, order = np.log(gap) - 60.0, np.log(gap), 0.0
+        while high - low > 0.2:
+            middle = 0.5 * (low + high)
+            found = _order(parts, _cuts(parts, float(np.exp(middle)), width), epsilon, gap, wanted)
+            low, high = (middle, high) if found else (low, middle)
+            order = found or order
+        if not order:
+            continue
+        cuts = _cuts(parts, float(np.exp(low)), width)
+        large = _cut(parts, cuts, 1)
+
+        def left_over(t: float, large: list[SampledGaussian] = large) -> float:
+            shares = [law.log_decay(c, t) + x for law, x in zip(large, weights, strict=True)]
+            return float(flat + np.logaddexp.reduce(shares) - c * epsilon - np.log(t) - 1.1)
+
+        nodes = sum(law.cost(c, bits) for law in large)
+        limit = most if best is None else min(most, best.cost / nodes)
+        far = where_it_falls_to(left_over, step, limit * step, wanted) if limit > 1 else float("inf")
+        if np.isfinite(far):
+            best = SplitPlan(SmallLossSteps(cuts, order), far, far / step * nodes)
+    return best
+
+
+def where_it_falls_to(function: Any, low: float, high: float, wanted: float) -> float:
+    """Where a falling function reaches `wanted`, at least `low`; infinite where that is beyond `high`."""
+    if not function(high) <= wanted:
+        return float("inf")
+    while high > 1.02 * low:
+        middle = float(np.sqrt(low * high))
+        low, high = (middle, high) if function(middle) > wanted else (low, middle)
+    return high
+
+
+def _order(parts: Any, cuts: Any, epsilon: float, gap: float, wanted: float) -> float:
+    """The order at which the bound in `SmallLossSteps.delta` is least, in floats; 0 where that is above e^wanted."""
+    a = np.geomspace(1.0, 1e5, 24) / gap
+    remove = parts[0][0].direction == "remove"
+    total = a * np.log(a) - (1 + a) * np.log1p(a) + (-a * epsilon if remove else (1 + a) * epsilon)
+    for law, (_, count) in zip(_cut(parts, cuts, -1), parts, strict=True):
+        total = total + count * law.altered(direction="remove").log_mgf(a)
+    best = int(np.argmin(np.where(np.isnan(total), np.inf, total)))
+    return float(a[best]) if total[best] < wanted else 0.0
+
+
+def _cuts(parts: Any, x: float, width: float) -> tuple[tuple[float, float], ...]:
+    """The cuts at the outputs where each mix is e^x times its least value 1 - q."""
+    cuts = []
+    for part, _ in parts:
+        sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
+        place = sigma * (np.log1p(-rate) - np.log(rate) + x + np.log(-np.expm1(-x))) + 0.5 / sigma
+        cuts.append((float(place), width * min(sigma, 1.0)))
+    return tuple(cuts)
+
+
+def _cut(parts: Any, cuts: Any, side: int) -> list[SampledGaussian]:
+    return [
+        part.altered(cuts=(Cut(place, width, side), *part.cuts))
+        for (part, _), (place, width) in zip(parts, cuts, strict=True)
+    ]
+
+
+def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
+    """The parts without their largest outputs, which together have a P-mass below e^wanted, in floats.
+
+    Such outputs hardly ever occur, and yet make M(c) huge where c is large: mix grows exponentially with the output.
+    """
+    kept, spread = [], np.hypot(1.0, width)
+    for part, count in parts:
+        sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
+        aim, low, high = wanted - np.log(count * len(parts)), 0.0, 60.0 + 1 / sigma
+        while high - low > 1e-2:
+            middle = 0.5 * (low + high)
+            mass = np.logaddexp(log_ndtr(-middle / spread), np.log(rate) + log_ndtr((1 / sigma - middle) / spread))
+            low, high = (middle, high) if mass > aim else (low, middle)
+        kept.append((part.altered(cuts=(Cut(high, width, -1), *part.cuts)), count))
+    return kept
+
+
+def mass_of_largest(parts: Any) -> Any:
+    """Upper bound of the P-mass of what `without_largest` left out."""
+    total = arb(0)
+    for part, count in parts:
+        (cut,) = part.cuts
+        total += count * part.altered(cuts=(replace(cut, side=-cut.side),)).masses[0]
+    return total.abs_upper()
