@@ -14,8 +14,7 @@ from scipy import stats
 import jaxacct as ja
 from jaxacct import samplers
 from jaxacct.samplers import exact
-from jaxacct.training import fresh_key
-from jaxacct.training.chacha import CHACHA20
+from jaxacct.training import CHACHA20, fresh_key
 
 
 def seeded(number):

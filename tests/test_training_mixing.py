@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from helpers import refusal
 
-from jaxacct.training import fresh_key
-from jaxacct.training.clipping import clipped_sum
+from jaxacct.training import clipped_sum, fresh_key
 from jaxacct.tuning.score import scored
 
 BATCH = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)

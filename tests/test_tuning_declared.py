@@ -14,7 +14,7 @@ import jaxacct as ja
 from jaxacct import selection, tuning
 from jaxacct.selection import law as laws
 from jaxacct.training import Ledger, Plan
-from jaxacct.training.chacha import CHACHA20
+from jaxacct.training.step.chacha import CHACHA20
 from jaxacct.tuning.best import best_of, rank
 from jaxacct.tuning.score import scored
 from jaxacct.tuning.spaces import draws_alike

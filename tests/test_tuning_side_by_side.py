@@ -7,8 +7,9 @@ import optax
 import pytest
 from training_runs import linear, plan_of
 
-from jaxacct.training import CHACHA20, AdaptiveClip, Plan, noise
-from jaxacct.training.steps import Carried, numbers, private_step
+from jaxacct.training import CHACHA20, AdaptiveClip, Plan
+from jaxacct.training.step import noise
+from jaxacct.training.step.step_function import Carried, numbers, private_step
 from jaxacct.tuning.candidates import CHUNK, PASS, STEP, key_words, side_by_side
 from jaxacct.validation import InputError
 

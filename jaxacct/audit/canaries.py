@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxacct.sweep.progress import Progress
 from jaxacct.training import Trainer, sensitivity
-from jaxacct.training.releases import FIXED
-from jaxacct.training.steps import Carried, numbers
+from jaxacct.training.step.step_function import Carried, numbers
+from jaxacct.training.step.step_mechanisms import FIXED
 from jaxacct.validation import COUNT, Constraint, InputError, check
 
 __all__ = ["Game", "Played", "gradient_canaries", "input_canary"]
@@ -36,7 +36,7 @@ class Played(NamedTuple):
 class Game:
     """A trainer's real step on data with canaries that are in or out; made by `input_canary` or `gradient_canaries`.
 
-    The step is `steps.private_step` with the trainer's own sampling, clipping, noise and optimizer.  Two things are
+    The step is `private_step` with the trainer's own sampling, clipping, noise and optimizer.  Two things are
     added: examples carry a mark, by which one that is out has no gradient (its place stays, as in fixed batches; with
     Poisson sampling that is the same law as its absence), and the optimizer notes the noisy mean that it is given.
 

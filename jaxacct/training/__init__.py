@@ -1,28 +1,30 @@
 """Private training: the plan of what is spent, the ledger of what has been, and the steps themselves.
 
-Names are imported when first used: what needs flax, optax or orbax imports it there.
+The rooms, and which may import which, are in README.md.  Names are imported when first used: what needs flax, optax or
+orbax imports it there.
 """
 
 from jaxacct.lazy import names
 
 _HOMES = {
-    "AdaptiveClip": "adaptive",
-    "CHACHA20": "chacha",
-    "Clipped": "clipping",
+    "AdaptiveClip": "step.adaptive_clip",
+    "CHACHA20": "step.chacha",
+    "Clipped": "step.clipping",
     "Ledger": "ledger",
     "Plan": "plan",
-    "Segment": "schedule",
-    "State": "state",
+    "Segment": "plan",
+    "State": "run.state",
     "Trainer": "trainer",
-    "clipped_sum": "clipping",
-    "fixed_batches": "sampler",
-    "fresh_key": "chacha",
-    "noisy_mean": "transform",
-    "over_micro_batches": "sampler",
-    "poisson": "sampler",
-    "sensitivity": "clipping",
-    "ways": "clipping",
-    "without_replacement": "sampler",
+    "clipped_sum": "step.clipping",
+    "fixed_batches": "step.sampler",
+    "fresh_key": "step.chacha",
+    "noisy_mean": "step.optax_transform",
+    "norm_methods": "step.clipping",
+    "over_micro_batches": "step.sampler",
+    "poisson": "step.sampler",
+    "sensitivity": "step.clip_norm",
+    "ways": "step.clipping",
+    "without_replacement": "step.sampler",
 }
 __all__ = sorted(_HOMES)
 __getattr__, __dir__ = names(__name__, _HOMES)

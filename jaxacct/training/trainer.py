@@ -12,20 +12,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.training import lineage, noise
-from jaxacct.training.adaptive import AdaptiveClip
-from jaxacct.training.chacha import key_from_bytes
-from jaxacct.training.checkpoints import Checkpoint, Store
-from jaxacct.training.clipping import METHODS, sensitivity, ways
-from jaxacct.training.history import NOTHING, History, followed
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.lines import Step
+from jaxacct.training.ledger.format import Step
 from jaxacct.training.plan import Plan
-from jaxacct.training.program import Program
-from jaxacct.training.progress import Live
-from jaxacct.training.resume import last_checkpoint, open_ledger, reach, require_ledger
-from jaxacct.training.state import State, shown
-from jaxacct.training.steps import Carried, numbers, private_step
+from jaxacct.training.run.checkpoints import Checkpoint, Store
+from jaxacct.training.run.history import NOTHING, History, followed
+from jaxacct.training.run.program import Program
+from jaxacct.training.run.progress import Live
+from jaxacct.training.run.resume import last_checkpoint, open_ledger, reach, require_ledger
+from jaxacct.training.run.state import State, shown
+from jaxacct.training.step import noise
+from jaxacct.training.step.adaptive_clip import AdaptiveClip
+from jaxacct.training.step.chacha import key_from_bytes
+from jaxacct.training.step.clip_norm import sensitivity
+from jaxacct.training.step.clipping import METHODS, norm_methods
+from jaxacct.training.step.key_derivation import StepKey, begin, digest_tree
+from jaxacct.training.step.step_function import Carried, numbers, private_step
 from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["State", "Trainer"]
@@ -110,12 +112,14 @@ class Trainer:
         params = jax.tree.map(jnp.asarray, params)
         clip_norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), self.clip_norm)
         carried = Carried(params, self.optimizer.init(params), clip_norm, 0)
-        return self._state(Checkpoint(0, carried, lineage.begin(root), NOTHING, b""))
+        return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""))
 
-    def ways(self, params: Any, data: Any) -> dict[str, str]:
-        """How each parameter's norms are found: "ghost" or "vmap"."""
+    def norm_methods(self, params: Any, data: Any) -> dict[str, str]:
+        """How each parameter's norms are found: {path: "ghost" or "vmap"}."""
         one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), data)
-        return ways(self.loss_fn, params, one, self.method)
+        return norm_methods(self.loss_fn, params, one, self.method)
+
+    ways = norm_methods  # its old name
 
     def fit(
         self,
@@ -153,7 +157,9 @@ class Trainer:
             if store is not None and (found := last_checkpoint(store, state, _carried(state))) is not None:
                 state = self._state(found)
             require_ledger(state.history, ledger)
-            program = Program(self, _carried(state), state.lineage, state.step, data)
+            program = Program(
+                self.step_function, self.plan, self.adaptive, _carried(state), state.lineage, state.step, data
+            )
             if found is not None and found.session not in (b"", program.session):
                 # steps may have been taken after the checkpoint, of which nothing is known: all that its plan had
                 state = replace(state, history=state.history.whole())
@@ -208,7 +214,7 @@ class Trainer:
             line, step = after, step + 1
             bar.update(step, carried.clip_norm)
             if store is not None and step % every == 0 and step < plan.steps:
-                line = line._replace(seal=lineage.digest_tree(carried))
+                line = line._replace(seal=digest_tree(carried))
                 saved = now(session=program.session)
                 store.save(saved)
             if callbacks:
@@ -217,7 +223,7 @@ class Trainer:
                     stopped = "callback"
                     break
         bar.close()
-        line = line._replace(seal=lineage.digest_tree(carried))
+        line = line._replace(seal=digest_tree(carried))
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # nothing was released after it
@@ -258,7 +264,7 @@ def _goes_on(found: Checkpoint | None, program: Program, ledger: Ledger | None) 
     return found is not None and found.session == program.session and (found.history.ledger is None) == (ledger is None)
 
 
-def _note(ledger: Ledger, plan: Plan, step: int, key: lineage.StepKey, partition: str | None) -> bool:
+def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | None) -> bool:
     """Put a step on record, if it is in the ledger already or the budget allows it."""
     segment = plan.at(step)
     entry = (step, key.key_fingerprint, key.batch_fingerprint, *segment[2:4])

@@ -9,19 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.training import noise
-from jaxacct.training.adaptive import AdaptiveClip
-from jaxacct.training.chacha import CHACHA20, key_from_bytes
-from jaxacct.training.clipping import CLIP_NORM, METHODS, sensitivity
 from jaxacct.training.plan import Plan
-from jaxacct.training.releases import FIXED, POISSON
-from jaxacct.training.steps import Carried, Numbers, numbers, private_step
+from jaxacct.training.step import noise
+from jaxacct.training.step.adaptive_clip import AdaptiveClip
+from jaxacct.training.step.chacha import CHACHA20, key_from_bytes
+from jaxacct.training.step.clip_norm import CLIP_NORM, sensitivity
+from jaxacct.training.step.clipping import METHODS
+from jaxacct.training.step.step_function import Carried, Numbers, numbers, private_step
+from jaxacct.training.step.step_mechanisms import FIXED, POISSON
 from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["CHUNK", "CLIP", "key_words", "side_by_side"]
 
 STEP, PASS = 5, 6
-"""Purposes of a candidate's streams besides those of `jaxacct.training.noise`."""
+"""Purposes of a candidate's streams besides those of `jaxacct.training.step.noise`."""
 CHUNK = 128
 """Steps between two moments at which training can be interrupted."""
 ROOM = 96
@@ -41,7 +42,7 @@ def side_by_side(
 ) -> Callable[[Any, Mapping[str, Any], Any, Any], Any]:
     """A function (params, configs, keys, data) -> params that trains n candidates of one plan at once.
 
-    Each candidate is the trainer's DP-SGD (`training.steps.private_step`) over all steps of the plan, with batches and
+    Each candidate is the trainer's DP-SGD (its `private_step`) over all steps of the plan, with batches and
     noise from its own key: by itself it costs ``plan.mechanism``.  What may differ between candidates are numbers that
     change neither shapes nor privacy: whatever ``make_optimizer`` reads, and the clip norm.
 

@@ -13,10 +13,9 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism
-from jaxacct.training import sampler
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.plan import Plan
-from jaxacct.training.schedule import Segment
+from jaxacct.training.plan import Plan, Segment
+from jaxacct.training.step import sampler
 from jaxacct.tuning.best import best_of, several
 from jaxacct.tuning.candidates import key_words, side_by_side
 from jaxacct.tuning.cost import Cost

@@ -1,0 +1,301 @@
+"""Ledger: an append-only record of what a run releases, on the disk before it is released."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Self
+
+import numpy as np
+
+from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.sweep.files import sync_folder, unwritable
+from jaxacct.training.ledger import format as ledger_format
+from jaxacct.training.ledger import stop_rule
+from jaxacct.training.ledger.contents import Contents
+from jaxacct.training.ledger.format import Line, Run, Spend, Step
+from jaxacct.training.plan import Plan
+from jaxacct.validation import InputError
+
+__all__ = ["Ledger", "Mark"]
+
+
+class Mark(NamedTuple):
+    """How far a ledger was: its path then, the run, the number of lines, and a SHA-256 digest of all of them."""
+
+    path: str
+    run: str
+    lines: int
+    head: str
+
+
+class Ledger(Contents):
+    """What one or several runs have spent: one JSON line per release, on the disk before `record` returns.
+
+    Call `record` before the noisy sum is used.  Then a crash at any moment can only make the ledger say too much:
+    a line that was cut off counts as a step, at the least noise and the highest rate that its run has known.  An entry
+    is known by its run, step, key, batch and noise: a replay of exactly the same counts once, any other counts again.
+    So equal fingerprints must mean an equal output, to the last bit; a step repeated in any other way needs a new key.
+
+    One process writes at a time.  Whatever is damaged but for the last line is refused, with the number of the line.
+
+    >>> import tempfile
+    >>> from jaxacct.training import Plan
+    >>> plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4)
+    >>> path = tempfile.mkdtemp() + "/run.jsonl"
+    >>> with Ledger.create(path, plan, by="ada") as ledger:
+    ...     ledger.record(0, "key 0", "all", 5.0, 1.0)
+    ...     ledger.record(0, "key 0", "all", 5.0, 1.0)  # resumed, and exactly the same
+    ...     ledger.record(1, "key 1", "all", 5.0, 1.0)
+    ...     ledger.spent()
+    Repeated(mechanism=PoissonSampled(mechanism=Gaussian(noise_multiplier=5.0), sampling_probability=1.0), steps=2.0)
+    """
+
+    def __init__(self, path: Path, file: BinaryIO | None) -> None:
+        super().__init__(path)
+        self._file = file
+        self._chains = [ledger_format.BEGINNING]  # before the first line, and after each
+        self._end = 0  # how many bytes the file should have
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], plan: Plan, run: str | None = None, by: str = "") -> Ledger:
+        """A new ledger, for a run of a plan, readable by its owner alone; a file that is there already is refused.
+
+        run : its name, by default a random one.  by : who runs it, as the caller wants it told.
+        """
+        place = Path(path)
+        try:
+            file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+            ledger = cls(place, os.fdopen(file, "r+b"))
+        except FileExistsError:
+            raise InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name") from None
+        except OSError as error:
+            raise unwritable(place, error) from None
+        ledger._hold()
+        ledger.begin(plan, run, by)
+        sync_folder(place)
+        return ledger
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], run: str | None = None) -> Ledger:
+        """A ledger to be continued: the named run of it, by default the last that began."""
+        place = Path(path)
+        try:
+            ledger = cls(place, place.open("r+b"))
+        except OSError as error:
+            raise InputError(f"{place}: cannot be opened: {error.strerror or error}") from None
+        ledger._hold()
+        try:
+            ledger._catch_up(mend=True)
+            if run is not None and run not in ledger.runs:
+                raise InputError(f"run = {run!r:.60} is not in {place}; it has {', '.join(map(repr, ledger.runs))}")
+        except BaseException:
+            ledger.close()
+            raise
+        ledger.run = ledger.run if run is None else run
+        return ledger
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Ledger:
+        """A ledger to look at: nothing is written, and another process may be writing."""
+        place = Path(path)
+        try:
+            with place.open("rb") as file:
+                ledger = cls(place, file)
+                ledger._catch_up(mend=False)
+        except OSError as error:
+            raise InputError(f"{place}: cannot be read: {error.strerror or error}") from None
+        ledger._file = None
+        return ledger
+
+    def begin(self, plan: Plan, run: str | None = None, by: str = "") -> str:
+        """Begin another run in the same ledger, which becomes the current one; its name."""
+        name = secrets.token_hex(8) if run is None else ledger_format.words("run", run)
+        if name in self.runs:
+            raise InputError(f"run = {name!r} is in the ledger already; give another name, or open it")
+        self._append([Run(name, ledger_format.words("by", by), plan)])
+        return name
+
+    def replan(self, plan: Plan) -> None:
+        """Note that the current run goes on with another plan, such as one that was recalibrated."""
+        self._append([Run(self.run, self.headers[self.run][-1].by, plan)])
+
+    def record(
+        self,
+        step: int,
+        key_fingerprint: str,
+        batch_fingerprint: str,
+        noise_multiplier: float,
+        sampling_probability: float,
+        partition: str | None = None,
+    ) -> None:
+        """Note a step that is about to be released; it is on the disk when this returns.
+
+        partition : of fixed batches, a fingerprint of how the data were cut into the batches of this pass.  Steps of
+            one partition are taken to have disjoint batches, and together cost what the dearest costs.  Without it
+            every step costs a Gaussian of its own.
+
+        Raises InputError for bad values, and where the ledger cannot be written.
+        """
+        entry = (step, key_fingerprint, batch_fingerprint, noise_multiplier, sampling_probability, partition)
+        self._append([self._step(*entry)])
+
+    def record_many(
+        self,
+        steps: Sequence[int],
+        key_fingerprints: Sequence[str],
+        batch_fingerprints: Sequence[str],
+        noise_multiplier: Any,
+        sampling_probability: Any,
+        partitions: Sequence[str | None] | None = None,
+    ) -> None:
+        """`record` for several steps in one write, before any of them is released; the numbers broadcast."""
+        count = len(steps)
+        noise, rate = (np.broadcast_to(x, count).tolist() for x in (noise_multiplier, sampling_probability))
+        columns = (steps, key_fingerprints, batch_fingerprints, noise, rate, partitions or [None] * count)
+        if {len(column) for column in columns} != {count}:
+            raise InputError(f"record_many needs {count} fingerprints of each kind, one per step; give them all")
+        self._append([self._step(*row) for row in zip(*columns, strict=True)])
+
+    def spend(self, mechanism: Mechanism, note: str = "") -> None:
+        """Note any other release, such as a whole private selection; it is on the disk when this returns."""
+        require_mechanism("mechanism", mechanism)
+        if batch_shape(mechanism):
+            raise InputError(f"mechanism of shape {batch_shape(mechanism)} must be one configuration; note one by one")
+        self._append([Spend(self.run, mechanism, ledger_format.words("note", note))])
+
+    def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None) -> bool:
+        """Whether what the ledger holds and one more step of a plan stay within its target and its Renyi filter.
+
+        `Plan.allows` asks this for a plan that has one of them, and says what the arguments are.
+        """
+        return stop_rule.leaves_room(plan, self, next_step, partition)
+
+    def mark(self) -> Mark:
+        """How far the ledger is, for `require` later on."""
+        return Mark(str(self.path.absolute()), self.run, len(self._chains) - 1, self._chains[-1].head.hex())
+
+    def require(self, mark: Mark) -> None:
+        """InputError, in one line, unless the ledger goes on from where it was at a mark."""
+        have = len(self._chains) - 1
+        if have < mark.lines:
+            raise InputError(
+                f"{self.path}: has {have} lines, but {mark.lines} were noted for this state; it is an "
+                f"older copy or another ledger: restore the one that was {mark.path}"
+            )
+        if mark.lines < 1 or self._chains[mark.lines].head.hex() != mark.head or mark.run not in self.runs:
+            raise InputError(
+                f"{self.path}: its first {mark.lines} lines are not those that were noted for this state; "
+                f"it is another ledger: give the one that was {mark.path}"
+            )
+
+    def close(self) -> None:
+        """Close the file; nothing can be noted afterwards."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _step(self, step: int, key: str, batch: str, noise: float, rate: float, partition: str | None) -> Step:
+        return ledger_format.checked(Step(self.run, step, key, batch, noise, rate, self.plan.sampling, partition))
+
+    def _append(self, entries: Sequence[Line]) -> None:
+        """Write, make sure that it is on the disk, and only then count."""
+        if self._file is None:
+            raise InputError(f"{self.path}: is not open for writing; use Ledger.open")
+        content, chains = b"", self._chains[-1:]
+        for entry in entries:
+            line, chain = ledger_format.encode(entry, chains[-1])
+            content += line
+            chains.append(chain)
+        try:
+            self._require_in_place(self._end)
+            self._file.write(content)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._require_in_place(self._end + len(content))
+        except (OSError, InputError) as error:
+            with contextlib.suppress(OSError):
+                self.close()  # what is in the file now is not known; opened again, it is
+            self._file = None
+            raise error if isinstance(error, InputError) else unwritable(self.path, error) from None
+        self._chains += chains[1:]
+        self._end += len(content)
+        for entry in entries:
+            self.count(entry)
+
+    def _require_in_place(self, end: int) -> None:
+        """InputError unless the file that is open is still the one at the path, and holds just what was written."""
+        assert self._file is not None
+        mine = os.fstat(self._file.fileno())
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            there = None
+        if there is None or not os.path.samestat(mine, there):
+            raise InputError(f"{self.path}: was deleted or replaced while it was open; restore it from a copy")
+        if mine.st_size != end:
+            raise InputError(f"{self.path}: was changed by something else while it was open; restore it from a copy")
+
+    def _catch_up(self, mend: bool) -> None:
+        """Count every line; replace a last one that was cut off by what it counts as."""
+        assert self._file is not None
+        fragment, end = b"", 0
+        for number, (line, chain, place) in enumerate(ledger_format.read(self._file, self.path), 1):
+            if isinstance(line, bytes):
+                fragment, end = line, place
+                break
+            if not isinstance(line, Run) and line.run not in self.runs:
+                raise InputError(f"{self.path}: line {number} is of a run that never began; restore it from a copy")
+            self._chains.append(chain)
+            self._end = place
+            self.count(line)
+        if not self.runs:
+            raise InputError(f"{self.path}: is empty; delete it, nothing was ever noted in it")
+        torn = self.torn(fragment) if fragment and ledger_format.looks_like_a_step(fragment) else None
+        if not mend:
+            if torn is not None:
+                self.count(torn)
+            return
+        if fragment:
+            self._file.truncate(end)
+            self._file.seek(end)
+        else:
+            self._file.seek(0, os.SEEK_END)
+            self._end_last_line()
+        if torn is not None:
+            self._append([torn])
+
+    def _end_last_line(self) -> None:
+        """A last line that lacks nothing but its end counts as it is; what follows begins a line of its own."""
+        assert self._file is not None
+        self._file.seek(-1, os.SEEK_END)
+        if self._file.read(1) != b"\n":
+            try:
+                self._file.write(b"\n")
+                self._file.flush()
+            except OSError as error:
+                raise unwritable(self.path, error) from None
+            self._end += 1
+
+    def _hold(self) -> None:
+        """Refuse a ledger that another process is writing (where the system has such locks)."""
+        if os.name != "posix":
+            return
+        import fcntl
+
+        assert self._file is not None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise InputError(f"{self.path}: another process is writing it; wait for it, or stop it first") from None
