@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from jaxacct.sweep.files import sync_folder, unwritable
 from jaxacct.training.ledger import format as ledger_format
 from jaxacct.training.ledger import stop_rule
 from jaxacct.training.ledger.contents import Contents
+from jaxacct.training.ledger.file import LedgerFile
 from jaxacct.training.ledger.format import Line, Run, Spend, Step
 from jaxacct.training.plan import Plan
 from jaxacct.validation import InputError
@@ -43,6 +43,13 @@ class Ledger(Contents):
 
     One process writes at a time.  Whatever is damaged but for the last line is refused, with the number of the line.
 
+    Made by `create`, `open` or `read`.  path : where it is.  run : the name of the current run.
+    runs : what each run has spent, by name.  headers : its `run` lines, with its plans.
+
+    Raises
+    ------
+    InputError : a file that is there already, cannot be opened or written, is damaged, or is another one by now.
+
     >>> import tempfile
     >>> from jaxacct.training import Plan
     >>> plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4)
@@ -57,9 +64,8 @@ class Ledger(Contents):
 
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
         super().__init__(path)
-        self._file = file
+        self._file = LedgerFile(path, file)
         self._chains = [ledger_format.BEGINNING]  # before the first line, and after each
-        self._end = 0  # how many bytes the file should have
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], plan: Plan, run: str | None = None, by: str = "") -> Ledger:
@@ -75,7 +81,7 @@ class Ledger(Contents):
             raise InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name") from None
         except OSError as error:
             raise unwritable(place, error) from None
-        ledger._hold()
+        ledger._file.hold()
         ledger.begin(plan, run, by)
         sync_folder(place)
         return ledger
@@ -88,7 +94,7 @@ class Ledger(Contents):
             ledger = cls(place, place.open("r+b"))
         except OSError as error:
             raise InputError(f"{place}: cannot be opened: {error.strerror or error}") from None
-        ledger._hold()
+        ledger._file.hold()
         try:
             ledger._catch_up(mend=True)
             if run is not None and run not in ledger.runs:
@@ -109,7 +115,7 @@ class Ledger(Contents):
                 ledger._catch_up(mend=False)
         except OSError as error:
             raise InputError(f"{place}: cannot be read: {error.strerror or error}") from None
-        ledger._file = None
+        ledger._file.forget()
         return ledger
 
     def begin(self, plan: Plan, run: str | None = None, by: str = "") -> str:
@@ -135,11 +141,18 @@ class Ledger(Contents):
     ) -> None:
         """Note a step that is about to be released; it is on the disk when this returns.
 
+        Parameters
+        ----------
+        step : its number, from 0.
+        key_fingerprint, batch_fingerprint : texts that are equal only where the step comes out equal, to the last bit.
+        noise_multiplier, sampling_probability : of this step.
         partition : of fixed batches, a fingerprint of how the data were cut into the batches of this pass.  Steps of
             one partition are taken to have disjoint batches, and together cost what the dearest costs.  Without it
             every step costs a Gaussian of its own.
 
-        Raises InputError for bad values, and where the ledger cannot be written.
+        Raises
+        ------
+        InputError : a bad value, or a ledger that cannot be written.
         """
         entry = (step, key_fingerprint, batch_fingerprint, noise_multiplier, sampling_probability, partition)
         self._append([self._step(*entry)])
@@ -195,9 +208,7 @@ class Ledger(Contents):
 
     def close(self) -> None:
         """Close the file; nothing can be noted afterwards."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -210,54 +221,28 @@ class Ledger(Contents):
 
     def _append(self, entries: Sequence[Line]) -> None:
         """Write, make sure that it is on the disk, and only then count."""
-        if self._file is None:
-            raise InputError(f"{self.path}: is not open for writing; use Ledger.open")
+        self._file.require_open()
         content, chains = b"", self._chains[-1:]
         for entry in entries:
             line, chain = ledger_format.encode(entry, chains[-1])
             content += line
             chains.append(chain)
-        try:
-            self._require_in_place(self._end)
-            self._file.write(content)
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._require_in_place(self._end + len(content))
-        except (OSError, InputError) as error:
-            with contextlib.suppress(OSError):
-                self.close()  # what is in the file now is not known; opened again, it is
-            self._file = None
-            raise error if isinstance(error, InputError) else unwritable(self.path, error) from None
+        self._file.append(content)
         self._chains += chains[1:]
-        self._end += len(content)
         for entry in entries:
             self.count(entry)
 
-    def _require_in_place(self, end: int) -> None:
-        """InputError unless the file that is open is still the one at the path, and holds just what was written."""
-        assert self._file is not None
-        mine = os.fstat(self._file.fileno())
-        try:
-            there = os.stat(self.path)
-        except FileNotFoundError:
-            there = None
-        if there is None or not os.path.samestat(mine, there):
-            raise InputError(f"{self.path}: was deleted or replaced while it was open; restore it from a copy")
-        if mine.st_size != end:
-            raise InputError(f"{self.path}: was changed by something else while it was open; restore it from a copy")
-
     def _catch_up(self, mend: bool) -> None:
         """Count every line; replace a last one that was cut off by what it counts as."""
-        assert self._file is not None
         fragment, end = b"", 0
-        for number, (line, chain, place) in enumerate(ledger_format.read(self._file, self.path), 1):
+        for number, (line, chain, place) in enumerate(ledger_format.read(self._file.file, self.path), 1):
             if isinstance(line, bytes):
                 fragment, end = line, place
                 break
             if not isinstance(line, Run) and line.run not in self.runs:
                 raise InputError(f"{self.path}: line {number} is of a run that never began; restore it from a copy")
             self._chains.append(chain)
-            self._end = place
+            self._file.size = place
             self.count(line)
         if not self.runs:
             raise InputError(f"{self.path}: is empty; delete it, nothing was ever noted in it")
@@ -267,35 +252,8 @@ class Ledger(Contents):
                 self.count(torn)
             return
         if fragment:
-            self._file.truncate(end)
-            self._file.seek(end)
+            self._file.cut(end)
         else:
-            self._file.seek(0, os.SEEK_END)
-            self._end_last_line()
+            self._file.end_last_line()
         if torn is not None:
             self._append([torn])
-
-    def _end_last_line(self) -> None:
-        """A last line that lacks nothing but its end counts as it is; what follows begins a line of its own."""
-        assert self._file is not None
-        self._file.seek(-1, os.SEEK_END)
-        if self._file.read(1) != b"\n":
-            try:
-                self._file.write(b"\n")
-                self._file.flush()
-            except OSError as error:
-                raise unwritable(self.path, error) from None
-            self._end += 1
-
-    def _hold(self) -> None:
-        """Refuse a ledger that another process is writing (where the system has such locks)."""
-        if os.name != "posix":
-            return
-        import fcntl
-
-        assert self._file is not None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise InputError(f"{self.path}: another process is writing it; wait for it, or stop it first") from None
