@@ -1,7 +1,7 @@
 """Private training: the plan of what is spent, the ledger of what has been, and the steps themselves.
 
-The rooms, and which may import which, are in README.md.  Names are imported when first used: what needs flax, optax or
-orbax imports it there.
+The rooms, and which may import which, are in jaxacct/training/README.md.  Names are imported when first used: what
+needs flax, optax or orbax imports it there.
 """
 
 from jaxacct.lazy import names

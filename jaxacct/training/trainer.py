@@ -17,7 +17,7 @@ from jaxacct.training.ledger.format import Step
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.history import NOTHING, History, followed
-from jaxacct.training.run.program import Program
+from jaxacct.training.run.program import Program, carried_from
 from jaxacct.training.run.progress import Live
 from jaxacct.training.run.resume import last_checkpoint, open_ledger, reach, require_ledger
 from jaxacct.training.run.state import State, shown
@@ -50,8 +50,16 @@ class Trainer:
     method : {"auto", "vmap", "ghost"}, as for ``clipped_sum``.
     micro_batch : examples at a time, for memory; changes nothing but rounding.  By default at most 64.
 
+    Raises
+    ------
+    InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip whose count leaves no room.
+
     The step is compiled once, whatever batches are drawn.  The guarantee is that of the plan for exact arithmetic; what
-    floating point adds to it is in jaxacct/training/README.md.
+    floating point adds to it is in jaxacct/training/step/README.md.
+
+    References
+    ----------
+    Abadi et al. 2016 (DP-SGD).
 
     >>> import jax.numpy as jnp, optax
     >>> from jaxacct.training import Plan, Trainer
@@ -94,8 +102,15 @@ class Trainer:
     def init(self, params: Any = None, key: bytes | None = None, *, example: Any = None) -> State:
         """The state before the first step.
 
+        Parameters
+        ----------
+        params : pytree of floating-point arrays; may be left out for a module.
         key : 32 secret bytes for all randomness of the run, by default from the operating system; never for two runs.
         example : for a module without params: an input, from whose shape the parameters are drawn.
+
+        Raises
+        ------
+        InputError : neither params nor an example, a key of another length, a module with state besides params.
         """
         if key is not None and (not isinstance(key, bytes) or len(key) != 32):
             raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
@@ -135,14 +150,28 @@ class Trainer:
     ) -> State:
         """Train to the end of the plan, to the limit of the budget, or until a callback returns something true.
 
+        Parameters
+        ----------
+        state : what `init` or an earlier `fit` returned.
         data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.
         ledger : a path (a new file, or one to go on with) or an open Ledger; every step is in it, on the disk, before
             its noisy gradient is used.  What else it holds counts against the target.  A state or checkpoint that is
             noted in a ledger goes on with that one only: another, an older one, or none is refused.
         callbacks : called with the state after every step.
         checkpoints : a folder; a run found there is resumed, from its last checkpoint, bit by bit.  It holds the
-            secret key of the run, and is made its owner's alone.  checkpoint_every : in steps.
-        progress : a line with rate, time left and an upper bound of epsilon; None only on a terminal.
+            secret key of the run, and is made its owner's alone.
+        checkpoint_every : in steps.
+        progress : whether to show a line with rate, time left and an upper bound of epsilon; None: only on a terminal.
+        by : who runs it, for the ledger.
+
+        Returns
+        -------
+        State : after the last step taken; `stopped` says why that was the last one.
+
+        Raises
+        ------
+        InputError : data of another size than the plan's; a state, ledger or checkpoint that do not belong together; a
+            plan that what was spent before does not leave room for.
         """
         self._check_data(data)
         every = int(check("checkpoint_every", checkpoint_every, COUNT))
@@ -154,11 +183,11 @@ class Trainer:
         opened: Ledger | None = None
         own = False
         try:
-            if store is not None and (found := last_checkpoint(store, state, _carried(state))) is not None:
+            if store is not None and (found := last_checkpoint(store, state, carried_from(state))) is not None:
                 state = self._state(found)
             require_ledger(state.history, ledger)
             program = Program(
-                self.step_function, self.plan, self.adaptive, _carried(state), state.lineage, state.step, data
+                self.step_function, self.plan, self.adaptive, carried_from(state), state.lineage, state.step, data
             )
             if found is not None and found.session not in (b"", program.session):
                 # steps may have been taken after the checkpoint, of which nothing is known: all that its plan had
@@ -199,7 +228,7 @@ class Trainer:
             return Checkpoint(step, carried, line, history, session, stopped, bool(looks))
 
         saved = found
-        if store is not None and step < plan.steps and not _goes_on(found, program, ledger):
+        if store is not None and step < plan.steps and not program.goes_on(found, ledger):
             saved = now(session=program.session)  # before anything is released: a crash can then be replayed
             store.save(saved)
         compiled: Any = program.compiled() if step < until else None
@@ -230,38 +259,19 @@ class Trainer:
         return self._state(last)
 
     def _state(self, found: Checkpoint) -> State:
-        carried = found.carried
-        return State(
-            carried.params,
-            carried.opt_state,
-            carried.clip_norm,
-            found.step,
-            carried.not_finite,
-            found.lineage,
-            found.history,
-            self.plan,
-            found.stopped,
-            found.seen,
-        )
+        """A checkpoint as users see it."""
+        params, opt_state, clip_norm, not_finite = found.carried
+        rest = (found.lineage, found.history, self.plan, found.stopped, found.seen)
+        return State(params, opt_state, clip_norm, found.step, not_finite, *rest)
 
     def _check_data(self, data: Any) -> None:
+        """InputError where the data are not as many as the plan's."""
         sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
         if sizes != {(self.plan.dataset_size,)}:
             raise InputError(
                 f"data has first axes {sorted(sizes)}, must be ({self.plan.dataset_size},), the plan's dataset_size; "
                 "make the plan for these data"
             )
-
-
-def _carried(state: State) -> Carried:
-    """What the step works on, as new arrays: where they came from must make no difference to the program."""
-    carried = Carried(state.params, state.opt_state, state.clip_norm, np.int32(state.not_finite))
-    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), carried)
-
-
-def _goes_on(found: Checkpoint | None, program: Program, ledger: Ledger | None) -> bool:
-    """Whether the last checkpoint says already with which program and ledger steps are taken after it."""
-    return found is not None and found.session == program.session and (found.history.ledger is None) == (ledger is None)
 
 
 def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | None) -> bool:
@@ -276,6 +286,7 @@ def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | 
 
 
 def _of_module(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """(params, example) -> loss of a Flax linen module; InputError for another module."""
     if not callable(getattr(module, "apply", None)):
         raise InputError(
             "loss goes with a Flax linen module; of an nnx module give (params, example) -> loss, see README"

@@ -21,6 +21,9 @@ class Segment(NamedTuple):
 
     The noise added to the sum of clipped gradients has standard deviation `noise_multiplier` times the clip norm;
     the sum is divided by `expected_batch_size` = `sampling_probability` * dataset_size.
+
+    >>> Segment(start=10, steps=5, noise_multiplier=1.0, sampling_probability=0.1, expected_batch_size=6.0).end
+    15
     """
 
     start: int

@@ -6,16 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
+from jaxacct.training.run.checkpoints import Checkpoint
+from jaxacct.training.run.state import State
 from jaxacct.training.step import key_derivation
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.key_derivation import Lineage, StepKey
 from jaxacct.training.step.step_function import Carried, Numbers, numbers
 from jaxacct.training.step.step_mechanisms import FIXED
 
-__all__ = ["Program"]
+__all__ = ["Program", "carried_from"]
 
 
 class Program:
@@ -48,6 +52,12 @@ class Program:
         """(carried, key words, pass key words, data, numbers) -> carried."""
         return self._traced.lower().compile()
 
+    def goes_on(self, found: Checkpoint | None, ledger: Ledger | None) -> bool:
+        """Whether the last checkpoint says already with which program and ledger steps are taken after it."""
+        if found is None or found.session != self.session:
+            return False
+        return (found.history.ledger is None) == (ledger is None)
+
     def advance(self, line: Lineage, step: int) -> tuple[Lineage, StepKey, Numbers, str]:
         """A step's lineage, keys and numbers, and of fixed batches the fingerprint of its pass; "" elsewhere."""
         segment, begins, place = self._plan.at(step), -1, 0
@@ -59,3 +69,9 @@ class Program:
 
     def _numbers(self, step: int, place: int) -> Numbers:
         return numbers(self._plan.at(step), self._plan.sampling, self._adaptive, place)
+
+
+def carried_from(state: State) -> Carried:
+    """What the step works on, as new arrays: where they came from must make no difference to the program."""
+    carried = Carried(state.params, state.opt_state, state.clip_norm, np.int32(state.not_finite))
+    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), carried)

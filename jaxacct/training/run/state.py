@@ -28,6 +28,14 @@ class State:
     lineage : where the randomness comes from; holds the secret key of the run.
     history : what was spent on the way, or how far the ledger was that holds it.  plan : the last one.
     seen : whether callbacks have looked at outputs.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from jaxacct.training import Plan, Trainer
+    >>> plan = Plan(target_delta=1e-5, dataset_size=10, sampling_probability=1.0, noise_multiplier=5.0, steps=3)
+    >>> trainer = Trainer(lambda w, x: jnp.sum((w - x) ** 2), optax.sgd(0.1), plan, clip_norm=1.0)
+    >>> state = trainer.init(jnp.zeros(2))
+    >>> state.step, float(state.epsilon.upper)
+    (0, 0.0)
     """
 
     params: Any

@@ -32,8 +32,20 @@ class AdaptiveClip:
     z_gradient = (z^-2 - (2 count_noise)^-2)^(-1/2) and the count together cost what one Gaussian of noise multiplier
     z costs: the plan's.  That needs count_noise > z/2.
 
-    initial : the clip norm to start with.  quantile : of the norms, in (0, 1).  learning_rate : > 0.
+    Parameters
+    ----------
+    initial : the clip norm to start with.
+    quantile : of the norms, in (0, 1).
+    learning_rate : > 0.
     count_noise : standard deviation, in examples; by default a tenth of the expected batch size [Andrew et al.].
+
+    Raises
+    ------
+    InputError : a number outside its range; in `gradient_noise`, a count_noise that leaves no room for the gradients.
+
+    References
+    ----------
+    Andrew et al. 2021, "Differentially private learning with adaptive clipping".
 
     >>> rule = AdaptiveClip(initial=0.1, quantile=0.5, count_noise=10.0)
     >>> round(rule.gradient_noise(1.0, 100.0), 6)

@@ -1,6 +1,6 @@
 """Sums of squares whose rounding is known: terms are added in blocks, so that no run of additions is long.
 
-Error bounds: README.md, "Clipping", paragraph "Rounding".
+Error bounds: jaxacct/training/step/README.md, "Clipping", paragraph "Rounding".
 """
 
 from __future__ import annotations

@@ -73,6 +73,7 @@ def _rotate(x: Any, by: int) -> Any:
 
 
 def _nonce(purpose: int, first: Any = 0, second: Any = 0) -> Any:
+    """The three words of a nonce, of which the last is the purpose."""
     return jnp.stack([jnp.asarray(x, jnp.uint32) for x in (first, second, purpose)])
 
 
@@ -128,6 +129,14 @@ CHACHA20 = define_prng_impl(
 
 def fresh_key() -> jax.Array:
     """A ChaCha20 key with 256 bits from the operating system, for one training run and never used again.
+
+    Returns
+    -------
+    A typed JAX key.  Whoever knows it can undo the noise.
+
+    References
+    ----------
+    RFC 8439 (ChaCha20).
 
     >>> import jax
     >>> jax.random.normal(fresh_key(), (3,)).shape

@@ -58,7 +58,8 @@ def grouped(clip_norm: Any, params: Any) -> tuple[list[Any], list[int]]:
 def limit_of(clip_norm: Any, sizes: Sequence[int], rows: int, dtype: Any) -> Any:
     """The clip norm, less the rounding of norms and contributions; 0 for one that no contribution can be held to.
 
-    sizes : of all parameters.  rows : the most rows of a product among them.  Derived in README.md, "Clipping".
+    sizes : of all parameters.  rows : the most rows of a product among them.  Both terms are derived in
+    jaxacct/training/step/README.md, "Clipping".
     """
     below_normal = 16 * rows * math.sqrt(sum(sizes)) * float(jnp.finfo(dtype).tiny)
     c = jnp.asarray(clip_norm, dtype)

@@ -28,10 +28,15 @@ METHODS = ("auto", "vmap", "ghost")
 class Clipped(NamedTuple):
     """A sum of clipped gradients, and two counts that are *not* private: for the operator, never to be published.
 
-    total : a pytree like the parameters, at least float32; before noise.
+    total : a pytree like the parameters, at least float32; before noise, and so not private either.
     clipped : examples whose gradient was longer than the clip norm (in any group, where there are several).
     not_finite : examples that contribute nothing, because their gradient has a NaN, an infinity or an overflow in the
         parameter's dtype, or is more than 2^126 clip norms long; all of them under a clip norm of NaN.
+
+    >>> import jax.numpy as jnp
+    >>> done = clipped_sum(jnp.dot, jnp.zeros(1), jnp.array([[2.0], [jnp.inf]]))
+    >>> int(done.clipped), int(done.not_finite)
+    (1, 1)
     """
 
     total: Any
@@ -67,10 +72,19 @@ def clipped_sum(
         of both.  ``norm_methods`` says which.  All agree up to rounding.
 
     Can be called inside jit; a traced clip norm outside [2^-100, 2^100], or NaN, lets nothing through.
-    Raises InputError for a bad clip norm, method, or loss that is not a scalar, and for a loss through which examples
-    could reach one another: custom_vmap, callbacks, collectives.
 
-    Source: Abadi et al. 2016; Goodfellow 2015; Li et al. 2022 (ghost norms); Bu et al. 2023 (book-keeping).
+    Returns
+    -------
+    Clipped
+
+    Raises
+    ------
+    InputError : a bad clip norm or method, a loss that is not a scalar, or a loss through which examples could reach
+        one another: custom_vmap, callbacks, collectives.
+
+    References
+    ----------
+    Abadi et al. 2016; Goodfellow 2015; Li et al. 2022 (ghost norms); Bu et al. 2023 (book-keeping).
 
     >>> import jax.numpy as jnp
     >>> loss = lambda params, example: jnp.dot(params, example)

@@ -4,7 +4,7 @@ The loss of one example is traced.  Where a parameter is used once, as the matri
 convolution or the table of an embedding, its gradient is a sum of products of that operation's input and of the
 cotangent of its output; both are read off by adding a zero to the output (a tap) and differentiating by it.  The trace
 knows no layers, so this holds for Flax (linen and nnx) as for plain JAX, and any other use of a parameter is seen.
-Derivations and error bounds: README.md, "Clipping".
+Derivations and error bounds: jaxacct/training/step/README.md, "Clipping".
 """
 
 from __future__ import annotations

@@ -27,11 +27,29 @@ def noisy_mean(key: Any, noise_multiplier: float, clip_norm: Any, expected_batch
 
     Its input must be the *sum over the whole drawn batch of gradients clipped to clip_norm*, as ``clipped_sum``
     returns it (over several micro-batches: their sums added first).  It cannot see whether that is so: given a mean
-    gradient, as optimizers usually are, it protects nothing.  The noise has standard deviation noise_multiplier times
-    ``sensitivity(clip_norm)`` and a stream of its own for every call, derived from `key` (``fresh_key()``).
+    gradient, as optimizers usually are, it protects nothing.
+
+    Parameters
+    ----------
+    key : a JAX key of at least 256 bits, such as ``fresh_key()``; every call has a stream of its own, derived from it.
+    noise_multiplier : > 0; the noise has standard deviation noise_multiplier times ``sensitivity(clip_norm)``.
+    clip_norm : as given to ``clipped_sum``.
+    expected_batch_size : > 0, what the noisy sum is divided by; never the size of the batch that was drawn.
+
+    Returns
+    -------
+    optax.GradientTransformation
+
+    Raises
+    ------
+    InputError : a key of fewer bits, or a bad number.
 
     What one call costs depends on how the batch was drawn, and only the caller knows: Poisson sampled, it is
     PoissonSampled(Gaussian(noise_multiplier), q).
+
+    References
+    ----------
+    Abadi et al. 2016 (DP-SGD).
 
     >>> import jax.numpy as jnp, optax
     >>> from jaxacct.training import clipped_sum, fresh_key, noisy_mean, poisson

@@ -63,8 +63,16 @@ def poisson(key: Any, dataset_size: int, sampling_probability: Any) -> Selection
     dataset_size : int, static.
     sampling_probability : a number, or its ``threshold`` where it is traced.
 
-    The count is binomial(dataset_size, q); there is no upper limit below dataset_size.  Indices ascend.
-    Accounted for as PoissonSampled(Gaussian(noise_multiplier), q), under adding or removing an example.
+    Returns
+    -------
+    Selection : the count is binomial(dataset_size, q), with no upper limit below dataset_size.  Indices ascend.
+
+    Raises
+    ------
+    InputError : a key of fewer bits, a size that is no positive integer, a rate outside [0, 1].
+
+    A step with this batch is accounted for as PoissonSampled(Gaussian(noise_multiplier), q), under adding or removing
+    an example.
 
     >>> from jaxacct.training import fresh_key
     >>> int(poisson(fresh_key(), 1000, 1.0).count)
@@ -82,6 +90,23 @@ def poisson(key: Any, dataset_size: int, sampling_probability: Any) -> Selection
 def without_replacement(key: Any, dataset_size: int, batch_size: Any) -> Selection:
     """A uniformly random set of exactly ``batch_size`` examples: the beginning of a random permutation.
 
+    Parameters
+    ----------
+    key : a JAX key of at least 256 bits, such as ``fresh_key()``; who can guess it knows who takes part.
+    dataset_size : int, static.
+    batch_size : an integer; may be traced.
+
+    Returns
+    -------
+    Selection : of batch_size examples, or of all where there are fewer.
+
+    Raises
+    ------
+    InputError : a key of fewer bits, a size that is no positive integer.
+
+    A step with this batch is accounted for as SampledWithoutReplacement(Gaussian(noise_multiplier), batch_size /
+    dataset_size).
+
     >>> from jaxacct.training import fresh_key
     >>> chosen = without_replacement(fresh_key(), 10, 4)
     >>> len(set(chosen.indices[:4].tolist())), int(chosen.count)
@@ -96,6 +121,20 @@ def fixed_batches(epoch_key: Any, dataset_size: int, batch_size: Any, position: 
 
     Every example is in exactly one of the ceil(dataset_size / batch_size) batches, the last of which may be smaller.
     There is no amplification by sampling: the epoch is accounted for as one Gaussian mechanism.
+
+    Parameters
+    ----------
+    epoch_key : one JAX key of at least 256 bits for all batches of the epoch.
+    dataset_size : int, static.
+    batch_size, position : integers; may be traced.
+
+    Returns
+    -------
+    Selection
+
+    Raises
+    ------
+    InputError : a key of fewer bits, a size that is no positive integer.
 
     >>> from jaxacct.training import fresh_key
     >>> key = fresh_key()
@@ -128,8 +167,22 @@ def over_micro_batches(
 ) -> Carry:
     """Fold ``body(carry, indices, mask)`` over the selection in micro-batches of one static size.
 
-    The number of rounds is ceil(count / micro_size), a number of the draw, not of the program: an empty selection
-    runs none.  In the last one the mask is False, and the index 0, where there is no example left.
+    Parameters
+    ----------
+    selection : Selection
+    micro_size : int, static: examples in one call of body.
+    body : (carry, indices, mask) -> carry.  In the last call the mask is False, and the index 0, where there is no
+        example left.
+    init : the first carry.
+
+    Returns
+    -------
+    The last carry.  body runs ceil(count / micro_size) times; that depends on the draw, not on the program, and an
+    empty selection runs it never.
+
+    Raises
+    ------
+    InputError : micro_size is no positive integer.
 
     >>> total = lambda sum, indices, mask: sum + (indices * mask).sum()
     >>> int(over_micro_batches(Selection(jnp.array([4, 2, 7, 1, 0, 0]), jnp.int32(4)), 3, total, 0))
@@ -148,6 +201,7 @@ def over_micro_batches(
 
 
 def _size(name: str, value: Any) -> int:
+    """A number of examples that fits in int32; InputError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value < 2**31:
         raise InputError(f"{name} = {value!r:.40} must be an integer from 1 to 2**31 - 1; use a number of examples")
     return int(value)
