@@ -13,7 +13,8 @@ from helpers import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxacct.training import clipped_sum, norm_methods, sensitivity
+from jaxacct import training
+from jaxacct.training import Trainer, clipped_sum, norm_methods, sensitivity
 from jaxacct.training.step import block_sums
 from jaxacct.training.step.channels_last import channels_last
 
@@ -129,6 +130,10 @@ def test_which_parameters_are_found():
     found = norm_methods(loss, params, jax.tree.map(lambda a: a[0], batch), "ghost")
     assert found["['params']['Embed_0']['embedding']"] == "vmap"
     assert found["['params']['Dense_0']['kernel']"] == "ghost"
+
+
+def test_the_old_name_still_works():
+    assert training.ways is norm_methods and Trainer.ways is Trainer.norm_methods
 
 
 def test_nnx_and_plain_jax_are_found_too():

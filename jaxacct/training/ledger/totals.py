@@ -99,7 +99,7 @@ class Spent:
 
 
 def cost(noise: list[float]) -> float:
-    """The squared mean of the loss of several Gaussians: the larger it is, the more they tell."""
+    """The sum of 1/sigma^2 of several Gaussians: they are ordered by it, and the larger one tells more."""
     return sum(sigma**-2 for sigma in noise)
 
 

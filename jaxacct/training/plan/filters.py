@@ -1,7 +1,7 @@
 """Renyi filters [Feldman and Zrnic 2021]: what a plan may use at one order, whatever the data make of it on the way.
 
-Why a filter must be fixed before the first step, and what it promises: jaxacct/training/plan/README.md,
-"Recalibration".
+Why a filter must be fixed before the first step, and what it promises:
+jaxacct/training/plan/README.md, "Recalibration".
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from jaxacct.training.plan import Plan
 
 __all__ = ["Live"]
 
-_PAUSES = (0.2, 10.0)
+PAUSES = (0.2, 10.0)
 """Seconds between two updates; each waits for the step to be done, so that the rate is one of steps done."""
 
 
@@ -28,7 +28,7 @@ class Live:
 
     def __init__(self, plan: Plan, there: int, show: bool | None) -> None:
         self._plan = plan
-        self._progress = Progress(plan.steps, show, there, "steps", _PAUSES)
+        self._progress = Progress(plan.steps, show, there, "steps", PAUSES)
         self.table: threading.Thread | None = None
 
     def update(self, step: int, device: Any) -> None:

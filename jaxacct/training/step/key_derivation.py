@@ -1,4 +1,4 @@
-"""Where a step's randomness comes from: a secret root, and everything that led to the step.
+"""The key of a step, derived from a secret root and from everything that led to the step.
 
 If a run is repeated from a checkpoint, a step must either come out the same to the last bit, or have randomness of its
 own: the same noise under two different gradients would give their difference away.  So the key of a step is derived
@@ -127,8 +127,10 @@ def _is_jaxpr(value: Any) -> bool:
 
 
 def _words(secret: bytes) -> np.ndarray:
+    """The words of a ChaCha20 key, little-endian."""
     return np.frombuffer(secret, "<u4").astype(np.uint32)
 
 
 def _fingerprint(secret: bytes) -> str:
+    """128 bits of a digest, which tell nothing about the key."""
     return digest(b"fingerprint", secret).hex()[:32]

@@ -35,7 +35,10 @@ _DETERMINISTIC = re.compile(r"--xla_gpu_(?:deterministic_ops|exclude_nondetermin
 
 
 def machine() -> str:
-    """All of it as one text.  What is not known to be harmless is in it: at worst a replay counts again."""
+    """What this machine is, as one text; equal texts mean that a program's bits come out equal.
+
+    Whatever is not known to be harmless is in it.  If a difference makes none, a replay counts again, no more.
+    """
     settings = {name: repr(value) for name, value in jax.config.values.items() if not _HARMLESS.match(name)}
     flags = {name: value for name, value in os.environ.items() if _VARIABLES.match(name)}
     devices = jax.devices()
@@ -67,6 +70,7 @@ def repeats(primitives: set[str]) -> bool:
 
 @functools.cache
 def _libraries() -> dict[str, str]:
+    """Versions of the packages whose code runs in a step, and of the C library."""
     known: dict[str, str] = {}
     for each in distributions():
         name = (each.metadata["Name"] or "").lower()

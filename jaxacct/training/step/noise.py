@@ -19,7 +19,10 @@ from jaxacct.training.step.chacha import secret
 __all__ = ["INITIALISATION", "NOISE", "QUANTILE", "SAMPLING", "add", "normal", "stream"]
 
 INITIALISATION, SAMPLING, NOISE, QUANTILE = range(1, 5)
-"""The purposes of a run's streams; parameters, batches, gradient noise, and the noise of the clipping quantile."""
+"""The purposes of a run's streams: first parameters, batches, gradient noise, noise of the clipping quantile.
+
+The values are part of the keys: a saved run depends on them.
+"""
 
 
 def stream(key: Any, purpose: int, step: Any = 0) -> Any:
@@ -80,6 +83,7 @@ def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
     v = _unit(jnp.where(near_zero, high, ~high), 32, dtype) + (
         _unit(jnp.where(near_zero, low, ~low), 64, dtype) + dtype.type(2.0**-65)
     )
+    # terms after which the series' next one is below the rounding, for float32 and for float64
     log_terms, sine_terms = (9, 7) if dtype.itemsize == 4 else (17, 11)
     s = v / (2 - v)  # at most 1/3
     complement = 2 * s * _horner([1.0 / (2 * k + 1) for k in range(log_terms)], s * s)
@@ -95,6 +99,7 @@ def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
 
 
 def _horner(coefficients: list[float], x: Any) -> Any:
+    """The polynomial with these coefficients, lowest first, at x."""
     value = jnp.full_like(x, coefficients[-1])
     for coefficient in coefficients[-2::-1]:
         value = value * x + np.asarray(coefficient, x.dtype)
@@ -107,4 +112,5 @@ def wide(dtype: Any) -> Any:
 
 
 def _unit(word: Any, bits: int, dtype: Any) -> Any:
+    """An integer as the binary fraction whose last of so many bits is its last one."""
     return word.astype(dtype) * dtype.type(2.0**-bits)
