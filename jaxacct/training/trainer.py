@@ -190,7 +190,7 @@ class Trainer:
                 self.step_function, self.plan, self.adaptive, carried_from(state), state.lineage, state.step, data
             )
             if found is not None and found.session not in (b"", program.session):
-                # steps may have been taken after the checkpoint, of which nothing is known: all that its plan had
+                # steps may have been taken after the checkpoint, of which nothing is known: its whole plan counts
                 state = replace(state, history=state.history.whole())
             opened, own = open_ledger(ledger, state, self.plan, by)
             return self._run(state, program, opened, list(callbacks), store, found, every, progress)

@@ -64,12 +64,15 @@ def leaves_room(plan: Plan, ledger: Contents, next_step: int, partition: str | N
 
 
 def counted(plan: Plan, ledger: Contents) -> list[str]:
-    """The runs of a ledger that count against a plan: all, but the other runs of a tuning are in the law of K."""
+    """The runs of a ledger that count against a plan: all of them.
+
+    Of a plan with repetitions only the current one does: the law of K accounts for the other runs of the tuning.
+    """
     return [ledger.run] if plan.repetitions is not None else list(ledger.runs)
 
 
 def one_filter(plan: Plan, others: Iterable[Plan]) -> None:
-    """InputError where other plans have a Renyi filter of another order than a plan's, or where it has none."""
+    """InputError where one of the other plans has a Renyi filter, and the plan has none or one of another order."""
     orders = {other.filter.order for other in others if other.filter}
     if orders - {plan.filter.order if plan.filter else None}:
         raise InputError("the ledger has a Renyi filter of another order; nothing can be certified on top of it")
@@ -108,7 +111,11 @@ def promised(plan: Plan, ledger: Contents, step: int) -> Bounds:
 
 
 def _ahead(plan: Plan, ledger: Contents, step: int, steps: int, partition: str | None) -> Counter[Release]:
-    """What the next steps release; of fixed batches, a pass that is under way only what it does not cost already."""
+    """What the next steps release.
+
+    With fixed batches a pass costs what its dearest step costs.  So the pass under way adds a release only if its steps
+    to come have less noise than those in the ledger.
+    """
     if plan.sampling != FIXED:
         return plan.releases_between(step, step + steps)
     if steps < 1:

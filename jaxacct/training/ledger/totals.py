@@ -85,10 +85,10 @@ class Spent:
             partition.dearest = mine
 
     def within(self, first: int, last: int, step: int, label: str | None) -> float:
-        """What the partition that a new step continues costs already (a sum of 1/sigma^2); 0 where it begins one.
+        """What the partition of a new step costs already, as a sum of 1/sigma^2; 0 if the step does not continue one.
 
-        Of the label given, or else the partition of the last entry; all its steps must be in the pass from `first`, and
-        this one be new.
+        label : the partition of the step; by default that of the last entry.  The step continues it if all steps of the
+        partition are in the pass from step `first` to before step `last`, and none of them is this step.
         """
         label = label if label is not None or self.last is None else self.last.partition
         if label not in self.partitions:

@@ -67,7 +67,7 @@ def plan_from(node: Any, make: Callable[..., Solved]) -> Solved:
     make : (segments, **settings) -> plan: the `of` of a plan's class.
     """
     wanted = ("format", "version", *_PLAIN, "segments", "filter", "repetitions")
-    # without a word on its candidates a plan is for i.i.d. ones, as all plans were before there was such a word
+    # a document without the key "candidates" is of a plan for i.i.d. ones: older documents have no such key
     if not isinstance(node, dict) or set(node) - {"candidates"} != set(wanted):
         raise InputError(f"plan must be an object with the keys {', '.join(wanted)}")
     if node["format"] != _FORMAT or node["version"] != _VERSION or type(node["version"]) is not int:

@@ -59,9 +59,10 @@ def passes(segments: Sequence[Segment], dataset_size: int) -> Iterator[tuple[int
 def releases(
     segments: Sequence[Segment], until: int, sampling: str, dataset_size: int, start: int = 0
 ) -> Counter[Release]:
-    """What the steps from `start` to before `until` release; a pass of fixed batches counts at its least noise there.
+    """What the steps from `start` to before `until` release, counted.
 
-    Passes are counted, not gone through: there may be 2^53.
+    A pass of fixed batches is one release, with the least noise of those of its steps that are in this range.  The
+    number of passes is computed, without a loop over them: there may be 2^53.
     """
     counts: Counter[Release] = Counter()
     if sampling != FIXED:

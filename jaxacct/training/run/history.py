@@ -60,8 +60,8 @@ _LONGEST_PATH = 4096
 def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, partition: str) -> tuple[Stretch, ...]:
     """The stretches with steps `step` to `end - 1` of a plan after them.
 
-    They join the last one where they go on with its plan.  In the middle of a pass over fixed batches they do so only
-    if the data are cut as before: a record may otherwise be in a batch of both.
+    The steps join the last stretch if they go on with its plan.  In the middle of a pass over fixed batches they join
+    it only if the data are cut as before.  Otherwise a record may be in a batch of both parts of the pass.
     """
     if stretches:
         last = stretches[-1]
@@ -82,8 +82,8 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
 def claimed(history: History, plan: Plan, step: int, stopped: str) -> Bounds:
     """Epsilon at a plan's delta of all that a history holds.
 
-    Where a callback chose to stop, with the rest of the plan: a run that outputs may end is a part of the whole one,
-    and of no shorter one.
+    If a callback chose to stop, the rest of the plan counts as well.  Such a run is a part of the whole one; it is no
+    part of a shorter one that was fixed beforehand, since outputs may have decided where it ended.
     """
     chosen = stopped == "callback"
     if history.ledger is not None:

@@ -46,7 +46,7 @@ class Live:
         return ""
 
     def _compute(self, step: int) -> None:
-        with contextlib.suppress(Exception):  # it is only for the line; the state's own epsilon tells of what fails
+        with contextlib.suppress(Exception):  # for the line alone: what fails here fails in the state's epsilon, too
             self._plan.live_epsilon(step)
 
     def close(self) -> None:

@@ -147,7 +147,12 @@ def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: S
 
 
 def reach(plan: Plan, stretches: tuple[Stretch, ...], state: State, partition: str) -> int:
-    """The step of a plan before which a run without a ledger must stop, after what it has spent."""
+    """The step of a plan before which a run without a ledger must stop, given what it has spent already.
+
+    Raises
+    ------
+    InputError : another relation or filter than before, or no room for this plan.
+    """
     before, step = [one.plan for one in stretches], state.step
     require_same_relation(plan, before)
     one_filter(plan, before)

@@ -212,8 +212,8 @@ def _conv(eqn: Any, leaf: int, place: int, var: Any) -> Site | None:
         x = x.transpose(first)
         spread = [(*pad, apart - 1) for _, _, _, pad, apart, _ in space]
         x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *spread, (0, 0, 0)])
-        # each axis of space becomes two, where the window is and where in it: by rows, several times faster than
-        # jax.lax.conv_general_dilated_patches
+        # Each axis of space becomes two: the place of the window, and the place in the window.  Taking whole rows is
+        # several times faster than jax.lax.conv_general_dilated_patches.
         for axis, (width, places, stride, _, _, apart) in enumerate(space):
             index = np.arange(places)[:, None] * stride + np.arange(width) * apart
             x = jnp.take(x, index, 1 + 2 * axis, mode="clip")
