@@ -42,11 +42,12 @@ class Trainer:
 
     Parameters
     ----------
-    loss_fn : (params, example) -> scalar loss of one example; or a Flax linen module together with ``loss``, then
-        examples are pairs (input, target) and the loss is ``loss(module.apply(params, input), target)``.
+    loss_fn : (params, example) -> scalar loss of one example; or a Flax linen module together with ``loss``.
     optimizer : an Optax transformation.
     plan : Plan
     clip_norm : C > 0, a pytree of norms (each part is clipped by itself), or an AdaptiveClip.
+    loss : (output, target) -> scalar, for a module.  Examples are then pairs (input, target), and the loss of one is
+        ``loss(module.apply(params, input), target)``.
     method : {"auto", "vmap", "ghost"}, as for ``clipped_sum``.
     micro_batch : examples at a time, for memory; changes nothing but rounding.  By default at most 64.
 

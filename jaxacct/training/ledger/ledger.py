@@ -43,8 +43,13 @@ class Ledger(Contents):
 
     One process writes at a time.  Whatever is damaged but for the last line is refused, with the number of the line.
 
-    Made by `create`, `open` or `read`.  path : where it is.  run : the name of the current run.
-    runs : what each run has spent, by name.  headers : its `run` lines, with its plans.
+    Made by `create`, `open` or `read`.  Its attributes are `run`, the name of the current run; `runs`, what each run
+    has spent, by name; and `headers`, the `run` lines of each, with its plans.
+
+    Parameters
+    ----------
+    path : where it is.
+    file : the open file, for `create`, `open` and `read`; None for a ledger that cannot be written.
 
     Raises
     ------

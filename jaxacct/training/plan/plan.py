@@ -39,7 +39,8 @@ class Plan(SolvedPlan):
     there is not; `steps = ceil(epochs * dataset_size / batch)`.
 
     The plan is frozen.  All five are numbers in it: with a schedule they are the averages over the steps and the
-    overall scale of the noise.  The numbers of one step are `at(step)`.
+    overall scale of the noise.  The numbers of one step are `at(step)`.  Schedules must be fixed beforehand, or follow
+    rules that do not look at the data.
 
     Parameters
     ----------
@@ -60,8 +61,6 @@ class Plan(SolvedPlan):
     data_dependent : True where `recalibrate` may be decided by the data or by outputs, used in the end or not.  The
         steps compose through a Renyi filter, fixed here, which meets the target on every path and needs more noise.
     candidates : "iid" or "adaptive", what the K runs are taken for (`jaxacct.selection.select`).
-
-    Schedules must be fixed beforehand, or follow rules that do not look at the data.
 
     Raises
     ------

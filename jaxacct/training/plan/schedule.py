@@ -22,6 +22,11 @@ class Segment(NamedTuple):
     The noise added to the sum of clipped gradients has standard deviation `noise_multiplier` times the clip norm;
     the sum is divided by `expected_batch_size` = `sampling_probability` * dataset_size.
 
+    Parameters
+    ----------
+    start, steps : whole numbers; steps count from 0.
+    noise_multiplier, sampling_probability, expected_batch_size : of each of these steps.
+
     >>> Segment(start=10, steps=5, noise_multiplier=1.0, sampling_probability=0.1, expected_batch_size=6.0).end
     15
     """

@@ -18,15 +18,20 @@ __all__ = ["State", "shown"]
 class State:
     """A run between two steps.
 
+    `epsilon` is a Bounds at the plan's delta of what may be claimed: of all steps that led here, under whatever plans,
+    or of all that the ledger holds where there is one.  If a callback stopped the run, all steps that the plan still
+    had count as well: the callback may have looked at outputs.  (With repetitions it is of this one of the K runs.)
+
+    Parameters
+    ----------
     params, opt_state : what the optimizer works on; free to be published.
-    step : steps taken.  clip_norm : as it is now.
-    epsilon : Bounds at the plan's delta of what may be claimed: of all steps that led here, under whatever plans, or of
-        all that the ledger holds where there is one.  Stopped by a callback, that and all steps the plan still had: the
-        callback may have looked at outputs.  (Of a plan with repetitions, that of this one of the K runs.)
-    stopped : why `fit` returned: "finished", "callback", or "budget" (one more step would exceed the target).
+    clip_norm : as it is now.
+    step : steps taken.
     not_finite : gradients so far with a NaN or an infinity, which counted as zero.  It looks at the data: not private.
     lineage : where the randomness comes from; holds the secret key of the run.
-    history : what was spent on the way, or how far the ledger was that holds it.  plan : the last one.
+    history : what was spent on the way, or how far the ledger was that holds it.
+    plan : the last one.
+    stopped : why `fit` returned: "finished", "callback", or "budget" (one more step would exceed the target).
     seen : whether callbacks have looked at outputs.
 
     >>> import jax.numpy as jnp, optax

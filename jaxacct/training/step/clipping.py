@@ -28,6 +28,8 @@ METHODS = ("auto", "vmap", "ghost")
 class Clipped(NamedTuple):
     """A sum of clipped gradients, and two counts that are *not* private: for the operator, never to be published.
 
+    Parameters
+    ----------
     total : a pytree like the parameters, at least float32; before noise, and so not private either.
     clipped : examples whose gradient was longer than the clip norm (in any group, where there are several).
     not_finite : examples that contribute nothing, because their gradient has a NaN, an infinity or an overflow in the
@@ -58,6 +60,8 @@ def clipped_sum(
     the computed gradient of each example, as it enters the sum, has norm at most C, rounding included, whatever the
     numbers: gradients that are not finite contribute nothing and are counted.
 
+    Can be called inside jit; a traced clip norm outside [2^-100, 2^100], or NaN, lets nothing through.
+
     Parameters
     ----------
     loss_fn : (params, example) -> scalar loss of one example.
@@ -70,8 +74,6 @@ def clipped_sum(
         Per-example gradients in memory ("vmap"); norms from the inputs and cotangents of products, convolutions and
         embeddings without them ("ghost", for all parameters with one such use); or for each parameter the cheaper
         of both.  ``norm_methods`` says which.  All agree up to rounding.
-
-    Can be called inside jit; a traced clip norm outside [2^-100, 2^100], or NaN, lets nothing through.
 
     Returns
     -------

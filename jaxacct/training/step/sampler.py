@@ -74,6 +74,10 @@ def poisson(key: Any, dataset_size: int, sampling_probability: Any) -> Selection
     A step with this batch is accounted for as PoissonSampled(Gaussian(noise_multiplier), q), under adding or removing
     an example.
 
+    References
+    ----------
+    Abadi et al. 2016, "Deep learning with differential privacy".
+
     >>> from jaxacct.training import fresh_key
     >>> int(poisson(fresh_key(), 1000, 1.0).count)
     1000
@@ -107,6 +111,10 @@ def without_replacement(key: Any, dataset_size: int, batch_size: Any) -> Selecti
     A step with this batch is accounted for as SampledWithoutReplacement(Gaussian(noise_multiplier), batch_size /
     dataset_size).
 
+    References
+    ----------
+    Balle, Barthe and Gaboardi 2018, "Privacy amplification by subsampling".
+
     >>> from jaxacct.training import fresh_key
     >>> chosen = without_replacement(fresh_key(), 10, 4)
     >>> len(set(chosen.indices[:4].tolist())), int(chosen.count)
@@ -135,6 +143,10 @@ def fixed_batches(epoch_key: Any, dataset_size: int, batch_size: Any, position: 
     Raises
     ------
     InputError : a key of fewer bits, a size that is no positive integer.
+
+    References
+    ----------
+    McSherry 2009, "Privacy integrated queries" (parallel composition).
 
     >>> from jaxacct.training import fresh_key
     >>> key = fresh_key()
