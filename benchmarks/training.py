@@ -27,8 +27,10 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from jaxacct.training import Ledger, Plan, Trainer, clipped_sum, fresh_key, noise, progress
-from jaxacct.training.steps import Carried, numbers
+from jaxacct.training import Ledger, Plan, Trainer, clipped_sum, fresh_key
+from jaxacct.training.run import progress
+from jaxacct.training.step import noise
+from jaxacct.training.step.step_function import Carried, numbers
 
 BATCH = 256
 """Expected examples of a batch."""

@@ -15,7 +15,7 @@ import numpy as np
 
 import jaxacct as ja
 from jaxacct import samplers
-from jaxacct.training.chacha import CHACHA20
+from jaxacct.training import CHACHA20
 
 EPSILONS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 

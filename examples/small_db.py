@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxacct import samplers
-from jaxacct.training.chacha import CHACHA20
+from jaxacct.training import CHACHA20
 
 
 def candidates(universe, size):

@@ -97,7 +97,7 @@ def test_one_run_with_many_canaries():
 
 @pytest.mark.slow
 def test_one_run_catches_too_little_noise(monkeypatch):
-    from jaxacct.training import noise
+    from jaxacct.training.step import noise
 
     right = noise.add
     monkeypatch.setattr(noise, "add", lambda key, tree, std: right(key, tree, std / 10))

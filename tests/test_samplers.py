@@ -15,7 +15,7 @@ import jaxacct as ja
 from jaxacct import samplers
 from jaxacct.samplers import exact_draws
 from jaxacct.training import fresh_key
-from jaxacct.training.chacha import CHACHA20
+from jaxacct.training.step.chacha import CHACHA20
 
 
 def seeded(number):

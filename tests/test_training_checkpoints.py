@@ -16,8 +16,9 @@ import pytest
 import training_runs
 from helpers import refusal
 
-from jaxacct.training import Trainer, checkpoints
+from jaxacct.training import Trainer
 from jaxacct.training.ledger import Ledger
+from jaxacct.training.run import checkpoints
 
 
 def test_a_resumed_run_is_the_same_run(tmp_path):

@@ -13,9 +13,11 @@ from helpers import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxacct.training import ghost
-from jaxacct.training.channels_last import channels_last
-from jaxacct.training.clipping import clipped_sum, sensitivity, ways
+from jaxacct import training
+from jaxacct.training import Trainer, clipped_sum, sensitivity
+from jaxacct.training.step import block_sums
+from jaxacct.training.step.channels_last import channels_last
+from jaxacct.training.step.clipping import norm_methods
 
 
 class Convnet(nn.Module):
@@ -117,18 +119,22 @@ def test_no_contribution_exceeds_the_clip_norm(name, method):
 def test_which_parameters_are_found():
     loss, params, batch = problem("conv")
     one = jax.tree.map(lambda a: a[0], batch)
-    found = ways(loss, params, one, "ghost")
+    found = norm_methods(loss, params, one, "ghost")
     assert {path.split("'")[3] + "." + path.split("'")[5] for path, way in found.items() if way == "ghost"} == {
         "Conv_0.kernel",
         "Conv_1.kernel",
         "Dense_0.kernel",
         "Dense_1.kernel",
     }
-    assert set(ways(loss, params, one, "vmap").values()) == {"vmap"}
+    assert set(norm_methods(loss, params, one, "vmap").values()) == {"vmap"}
     loss, params, batch = problem("tied")  # the table is used twice, so that its gradients have two parts
-    found = ways(loss, params, jax.tree.map(lambda a: a[0], batch), "ghost")
+    found = norm_methods(loss, params, jax.tree.map(lambda a: a[0], batch), "ghost")
     assert found["['params']['Embed_0']['embedding']"] == "vmap"
     assert found["['params']['Dense_0']['kernel']"] == "ghost"
+
+
+def test_the_old_name_still_works():
+    assert training.ways is norm_methods and Trainer.ways is Trainer.norm_methods
 
 
 def test_nnx_and_plain_jax_are_found_too():
@@ -136,7 +142,7 @@ def test_nnx_and_plain_jax_are_found_too():
     graph, params = nnx.split(model)
     _, _, batch = problem("mlp")
     loss = lambda p, example: -jax.nn.log_softmax(nnx.merge(graph, p)(example[0]))[example[1]]
-    assert list(ways(loss, params, jax.tree.map(lambda a: a[0], batch), "ghost").values()).count("ghost") == 2
+    assert list(norm_methods(loss, params, jax.tree.map(lambda a: a[0], batch), "ghost").values()).count("ghost") == 2
     ghostly, plain = (clipped_sum(loss, params, batch, clip_norm=0.5, method=m) for m in ("ghost", "vmap"))
     np.testing.assert_allclose(flat(ghostly.total), flat(plain.total), atol=1e-5)
 
@@ -153,7 +159,7 @@ def test_products_in_every_layout():
         return jnp.sum(jnp.sin(jnp.einsum("tde,emd->tm", h, p[2])))
 
     rows = per_example(loss, params, x)
-    assert set(ways(loss, params, x[0], "ghost").values()) == {"ghost"}
+    assert set(norm_methods(loss, params, x[0], "ghost").values()) == {"ghost"}
     for clip in (1e6, 0.3):
         weights = np.minimum(1, clip / np.linalg.norm(rows, axis=1))
         got = flat(clipped_sum(loss, params, x, clip_norm=clip, method="ghost").total)
@@ -220,7 +226,7 @@ def test_rows_that_do_not_exist_have_no_gradient():
     tokens = jnp.array([[0, 0, 5], [-1, 1, 7]])
     a, b = (clipped_sum(loss, params, tokens, clip_norm=9.0, method=m) for m in ("ghost", "vmap"))
     np.testing.assert_allclose(flat(a.total), flat(b.total), rtol=1e-5)
-    assert ways(loss, params, tokens[0], "ghost")["['table']"] == "ghost"
+    assert norm_methods(loss, params, tokens[0], "ghost")["['table']"] == "ghost"
 
 
 def test_a_clip_norm_for_each_part():
@@ -244,7 +250,7 @@ def test_low_precision_parameters_are_summed_in_float32():
 
 def test_a_long_sum_of_squares_does_not_stand_still():
     """2^25 equal squares: added one after the other in float32 they would stop growing at 2^24."""
-    total = float(jax.jit(ghost.blocked_sum)(jnp.ones(2**25 + 3)))
+    total = float(jax.jit(block_sums.blocked_sum)(jnp.ones(2**25 + 3)))
     assert abs(total / (2**25 + 3) - 1) < 63 * 5 * 2.0**-24
 
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct.training.clipping import clipped_sum, ways
+from jaxacct.training import clipped_sum
+from jaxacct.training.step.clipping import norm_methods
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 LARGEST = {"float32": 127, "bfloat16": 127, "float16": 15}
@@ -202,7 +203,7 @@ def test_the_rows_of_an_embedding_by_indices_of_any_integer(index, rows):
         tokens = tokens.at[2, 0].set(-1)
     batch = (tokens, jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 2)), jnp.float32))
     w = jnp.ones((rows, 2))
-    assert ways(loss, w, jax.tree.map(lambda a: a[0], batch), "ghost") == {"": "ghost"}
+    assert norm_methods(loss, w, jax.tree.map(lambda a: a[0], batch), "ghost") == {"": "ghost"}
     ghostly, plain = (clipped_sum(loss, w, batch, clip_norm=1.5, method=method) for method in ("ghost", "vmap"))
     np.testing.assert_allclose(ghostly.total, plain.total, atol=1e-3)
     assert np.count_nonzero(plain.total[:, 0]) >= 5

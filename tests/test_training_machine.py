@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct.training import lineage, machine
+from jaxacct.training.step import key_derivation, machine
 
 
 def digest(function=lambda x: jnp.sum(x * x)):
-    return lineage.digest_program(jax.jit(function).trace(np.ones(3, np.float32)))
+    return key_derivation.digest_program(jax.jit(function).trace(np.ones(3, np.float32)))
 
 
 def test_the_same_twice():
@@ -53,8 +53,8 @@ def test_libraries_and_processors_are_part_of_it(monkeypatch):
 def test_another_instruction_set_is_another_program():
     """The flag of XLA that gave other gradients under the same noise."""
     program = (
-        "import jax, jax.numpy as jnp, numpy as np; from jaxacct.training import lineage;"
-        "print(lineage.digest_program(jax.jit(lambda x: jnp.sum(x * x)).trace(np.ones(3, np.float32))).hex())"
+        "import jax, jax.numpy as jnp, numpy as np; from jaxacct.training.step import key_derivation;"
+        "print(key_derivation.digest_program(jax.jit(lambda x: jnp.sum(x * x)).trace(np.ones(3, np.float32))).hex())"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     flags = os.environ.get("XLA_FLAGS", "")

@@ -7,7 +7,7 @@ import pytest
 from helpers import refusal
 
 from jaxacct.training import fresh_key
-from jaxacct.training.clipping import clipped_sum
+from jaxacct.training.step.clipping import clipped_sum
 from jaxacct.tuning.private_score import scored
 
 BATCH = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)

@@ -18,11 +18,11 @@ from training_cases import DELTA, FIXED, FULL, gaussian_epsilon
 import jaxacct as ja
 from jaxacct import selection
 from jaxacct.training import Ledger, Plan, Segment
-from jaxacct.training.curve import dominating
-from jaxacct.training.releases import Release
-from jaxacct.training.search import search
+from jaxacct.training.plan.curve import dominating
+from jaxacct.training.plan.search import search
+from jaxacct.training.step.step_mechanisms import Release
 
-MODULES = ("plan", "documents", "ledger")
+MODULES = ("plan.plan", "plan.document", "ledger.ledger")
 
 
 def mu_of(plan):

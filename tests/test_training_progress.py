@@ -14,7 +14,8 @@ import pytest
 from training_cases import gaussian_epsilon
 from training_runs import plan_of
 
-from jaxacct.training import Plan, Trainer, progress
+from jaxacct.training import Plan, Trainer
+from jaxacct.training.run import progress
 
 
 @pytest.fixture

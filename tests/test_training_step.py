@@ -13,7 +13,7 @@ from training_runs import linear, plan_of
 
 from jaxacct.audit import from_scores, gradient_canaries
 from jaxacct.training import Trainer
-from jaxacct.training.steps import Carried, numbers
+from jaxacct.training.step.step_function import Carried, numbers
 
 KEY = bytes(range(32))
 
@@ -74,7 +74,7 @@ BROKEN = {
 @pytest.mark.parametrize("variant", [None, *BROKEN])
 def test_all_examples_drawn_are_used_and_normalised_by_the_expected_number(variant, monkeypatch):
     """The real step passes; steps broken in two well-known ways do not."""
-    from jaxacct.training import sampler
+    from jaxacct.training.step import sampler
 
     if variant is not None:
         fold = sampler.over_micro_batches
@@ -110,7 +110,7 @@ def test_audit_of_one_step_finds_its_epsilon_and_no_more():
 
 def test_audit_catches_noise_of_the_wrong_scale(monkeypatch):
     """Noise on the mean of what belongs on the sum, divided by the batch size once too often."""
-    from jaxacct.training import noise
+    from jaxacct.training.step import noise
 
     right = noise.add
     monkeypatch.setattr(noise, "add", lambda key, tree, std: right(key, tree, std / 5))

@@ -13,8 +13,9 @@ from training_cases import gaussian_epsilon
 from training_runs import linear, plan_of
 
 import jaxacct as ja
-from jaxacct.training import AdaptiveClip, Plan, Trainer, lineage
+from jaxacct.training import AdaptiveClip, Plan, Trainer
 from jaxacct.training.ledger import Ledger
+from jaxacct.training.step import key_derivation
 
 KEY = bytes(range(32))
 
@@ -67,9 +68,9 @@ def test_an_exact_replay_counts_once_and_any_other_again(tmp_path):
 
 def test_keys_follow_from_everything_that_decides_a_step():
     def key(program=b"p", data=b"d", settings=(1, 2.0), first=-1, root=KEY, seal=b"s", before=b"p"):
-        line = lineage.joined(lineage.begin(root), seal)
-        line, _ = lineage.advance(line, before, data, (0,), first)
-        return lineage.advance(line, program, data, settings, first)[1]
+        line = key_derivation.joined(key_derivation.begin(root), seal)
+        line, _ = key_derivation.advance(line, before, data, (0,), first)
+        return key_derivation.advance(line, program, data, settings, first)[1]
 
     same, plain = key(), key()
     assert (same.words == plain.words).all() and same.key_fingerprint == plain.key_fingerprint
@@ -91,7 +92,7 @@ def test_arrays_that_a_loss_closes_over_are_part_of_the_program(size):
         weigh.defjvp(lambda primals, tangents: (weigh(*primals), jnp.sum(tangents[0] * array)))
         inside = lambda x: jax.lax.fori_loop(0, 3, lambda i, total: total + jnp.sum(x * array), 0.0)
         function = {"top": lambda x: jnp.sum(x * array), "loop": inside, "rule": weigh}[place]
-        return lineage.digest_program(jax.jit(function).trace(np.ones(size, np.float32)))
+        return key_derivation.digest_program(jax.jit(function).trace(np.ones(size, np.float32)))
 
     for place in ("top", "loop", "rule"):
         assert program(1.0, place) == program(1.0, place) != program(2.0, place)

@@ -1,7 +1,7 @@
 """Digits, a small network with tempered sigmoids, and many private runs at once: what the scripts here share.
 
 Runs differ in learning rate, noise, rate, steps and data, all of which are data of one compiled program: the trainer's
-step (`jaxacct.training.steps`) under vmap.
+step (`jaxacct.training.step`) under vmap.
 """
 
 import csv
@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxacct.training import noise, sampler
-from jaxacct.training.chacha import CHACHA20
-from jaxacct.training.releases import POISSON
-from jaxacct.training.steps import Carried, Numbers, private_step
+from jaxacct.training.step import noise, sampler
+from jaxacct.training.step.chacha import CHACHA20
+from jaxacct.training.step.step_function import Carried, Numbers, private_step
+from jaxacct.training.step.step_mechanisms import POISSON
 
 DELTA = 1e-5
 CLIP_NORM = 1.0

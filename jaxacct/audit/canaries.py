@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxacct.progress import Progress
 from jaxacct.training import Trainer, sensitivity
-from jaxacct.training.releases import FIXED
-from jaxacct.training.steps import Carried, numbers
+from jaxacct.training.step.step_function import Carried, numbers
+from jaxacct.training.step.step_mechanisms import FIXED
 from jaxacct.validation import COUNT, Constraint, InputError, check
 
 __all__ = ["Game", "Played", "gradient_canaries", "input_canary"]

@@ -6,7 +6,7 @@ import argparse
 import time
 
 from jaxacct.cli import output
-from jaxacct.sweep import merge
+from jaxacct.sweeps import merge
 from jaxacct.validation import InputError
 
 __all__ = ["run"]

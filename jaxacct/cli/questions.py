@@ -10,7 +10,7 @@ import numpy as np
 from jaxacct.bounds import explain
 from jaxacct.cli import output
 from jaxacct.cli.arguments import CONFIGURATION, QUESTION
-from jaxacct.sweep import Table, sweep
+from jaxacct.sweeps import Table, sweep
 from jaxacct.sweeps.grid import expand
 from jaxacct.validation import InputError
 

@@ -10,7 +10,7 @@ import jax
 
 from jaxacct.cli import output
 from jaxacct.engines import programs
-from jaxacct.sweep import plan, sweep
+from jaxacct.sweeps import plan, sweep
 from jaxacct.sweeps.parts import part_path, slice_of
 from jaxacct.validation import InputError
 

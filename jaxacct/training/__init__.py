@@ -1,6 +1,7 @@
 """Private training: the plan of what is spent, the ledger of what has been, and the steps themselves.
 
-Names are imported when first used: what needs flax, optax or orbax imports it there.
+The rooms, and which may import which, are in jaxacct/training/README.md.  Names are imported when first used: what
+needs flax, optax or orbax imports it there.
 """
 
 from typing import TYPE_CHECKING
@@ -8,16 +9,17 @@ from typing import TYPE_CHECKING
 from jaxacct.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from jaxacct.training.adaptive import AdaptiveClip
-    from jaxacct.training.chacha import CHACHA20, fresh_key
-    from jaxacct.training.clipping import Clipped, clipped_sum, sensitivity, ways
     from jaxacct.training.ledger import Ledger
     from jaxacct.training.plan import Plan
-    from jaxacct.training.sampler import fixed_batches, over_micro_batches, poisson, without_replacement
-    from jaxacct.training.schedule import Segment
-    from jaxacct.training.state import State
+    from jaxacct.training.plan.schedule import Segment
+    from jaxacct.training.run.state import State
+    from jaxacct.training.step.adaptive_clip import AdaptiveClip
+    from jaxacct.training.step.chacha import CHACHA20, fresh_key
+    from jaxacct.training.step.clip_norm import sensitivity
+    from jaxacct.training.step.clipping import Clipped, clipped_sum, norm_methods, ways
+    from jaxacct.training.step.optax_transform import noisy_mean
+    from jaxacct.training.step.sampler import fixed_batches, over_micro_batches, poisson, without_replacement
     from jaxacct.training.trainer import Trainer
-    from jaxacct.training.transform import noisy_mean
 
 __all__ = [
     "CHACHA20",
@@ -32,6 +34,7 @@ __all__ = [
     "fixed_batches",
     "fresh_key",
     "noisy_mean",
+    "norm_methods",
     "over_micro_batches",
     "poisson",
     "sensitivity",
@@ -40,23 +43,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AdaptiveClip": "adaptive",
-    "CHACHA20": "chacha",
-    "Clipped": "clipping",
+    "AdaptiveClip": "step.adaptive_clip",
+    "CHACHA20": "step.chacha",
+    "Clipped": "step.clipping",
     "Ledger": "ledger",
     "Plan": "plan",
-    "Segment": "schedule",
-    "State": "state",
+    "Segment": "plan",
+    "State": "run.state",
     "Trainer": "trainer",
-    "clipped_sum": "clipping",
-    "fixed_batches": "sampler",
-    "fresh_key": "chacha",
-    "noisy_mean": "transform",
-    "over_micro_batches": "sampler",
-    "poisson": "sampler",
-    "sensitivity": "clipping",
-    "ways": "clipping",
-    "without_replacement": "sampler",
+    "clipped_sum": "step.clipping",
+    "fixed_batches": "step.sampler",
+    "fresh_key": "step.chacha",
+    "noisy_mean": "step.optax_transform",
+    "norm_methods": "step.clipping",
+    "over_micro_batches": "step.sampler",
+    "poisson": "step.sampler",
+    "sensitivity": "step.clip_norm",
+    "ways": "step.clipping",
+    "without_replacement": "step.sampler",
 }
 if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -12,20 +12,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.training import lineage, noise
-from jaxacct.training.adaptive import AdaptiveClip
-from jaxacct.training.chacha import key_from_bytes
-from jaxacct.training.checkpoints import Checkpoint, Store
-from jaxacct.training.clipping import METHODS, sensitivity, ways
-from jaxacct.training.history import NOTHING, History, followed
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.lines import Step
+from jaxacct.training.ledger.format import Step
 from jaxacct.training.plan import Plan
-from jaxacct.training.program import Program
-from jaxacct.training.progress import Live
-from jaxacct.training.resume import last_checkpoint, open_ledger, reach, require_ledger
-from jaxacct.training.state import State, shown
-from jaxacct.training.steps import Carried, numbers, private_step
+from jaxacct.training.run.checkpoints import Checkpoint, Store
+from jaxacct.training.run.history import NOTHING, History, followed
+from jaxacct.training.run.program import Program, carried_from
+from jaxacct.training.run.progress import Live
+from jaxacct.training.run.resume import last_checkpoint, open_ledger, reach, require_ledger
+from jaxacct.training.run.state import State, shown
+from jaxacct.training.step import noise
+from jaxacct.training.step.adaptive_clip import AdaptiveClip
+from jaxacct.training.step.chacha import key_from_bytes
+from jaxacct.training.step.clip_norm import sensitivity
+from jaxacct.training.step.clipping import METHODS, norm_methods
+from jaxacct.training.step.key_derivation import StepKey, begin, digest_tree
+from jaxacct.training.step.step_function import Carried, numbers, private_step
 from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["State", "Trainer"]
@@ -40,16 +42,25 @@ class Trainer:
 
     Parameters
     ----------
-    loss_fn : (params, example) -> scalar loss of one example; or a Flax linen module together with ``loss``, then
-        examples are pairs (input, target) and the loss is ``loss(module.apply(params, input), target)``.
+    loss_fn : (params, example) -> scalar loss of one example; or a Flax linen module together with ``loss``.
     optimizer : an Optax transformation.
     plan : Plan
     clip_norm : C > 0, a pytree of norms (each part is clipped by itself), or an AdaptiveClip.
+    loss : (output, target) -> scalar, for a module.  Examples are then pairs (input, target), and the loss of one is
+        ``loss(module.apply(params, input), target)``.
     method : {"auto", "vmap", "ghost"}, as for ``clipped_sum``.
     micro_batch : examples at a time, for memory; changes nothing but rounding.  By default at most 64.
 
+    Raises
+    ------
+    InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip whose count leaves no room.
+
     The step is compiled once, whatever batches are drawn.  The guarantee is that of the plan for exact arithmetic; what
-    floating point adds to it is in jaxacct/training/README.md.
+    floating point adds to it is in jaxacct/training/step/README.md.
+
+    References
+    ----------
+    Abadi et al. 2016 (DP-SGD).
 
     >>> import jax.numpy as jnp, optax
     >>> from jaxacct.training import Plan, Trainer
@@ -92,8 +103,15 @@ class Trainer:
     def init(self, params: Any = None, key: bytes | None = None, *, example: Any = None) -> State:
         """The state before the first step.
 
+        Parameters
+        ----------
+        params : pytree of floating-point arrays; may be left out for a module.
         key : 32 secret bytes for all randomness of the run, by default from the operating system; never for two runs.
         example : for a module without params: an input, from whose shape the parameters are drawn.
+
+        Raises
+        ------
+        InputError : neither params nor an example, a key of another length, a module with state besides params.
         """
         if key is not None and (not isinstance(key, bytes) or len(key) != 32):
             raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
@@ -110,12 +128,14 @@ class Trainer:
         params = jax.tree.map(jnp.asarray, params)
         clip_norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), self.clip_norm)
         carried = Carried(params, self.optimizer.init(params), clip_norm, 0)
-        return self._state(Checkpoint(0, carried, lineage.begin(root), NOTHING, b""))
+        return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""))
 
-    def ways(self, params: Any, data: Any) -> dict[str, str]:
-        """How each parameter's norms are found: "ghost" or "vmap"."""
+    def norm_methods(self, params: Any, data: Any) -> dict[str, str]:
+        """How each parameter's norms are found: {path: "ghost" or "vmap"}."""
         one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), data)
-        return ways(self.loss_fn, params, one, self.method)
+        return norm_methods(self.loss_fn, params, one, self.method)
+
+    ways = norm_methods  # its old name
 
     def fit(
         self,
@@ -131,14 +151,28 @@ class Trainer:
     ) -> State:
         """Train to the end of the plan, to the limit of the budget, or until a callback returns something true.
 
+        Parameters
+        ----------
+        state : what `init` or an earlier `fit` returned.
         data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.
         ledger : a path (a new file, or one to go on with) or an open Ledger; every step is in it, on the disk, before
             its noisy gradient is used.  What else it holds counts against the target.  A state or checkpoint that is
             noted in a ledger goes on with that one only: another, an older one, or none is refused.
         callbacks : called with the state after every step.
         checkpoints : a folder; a run found there is resumed, from its last checkpoint, bit by bit.  It holds the
-            secret key of the run, and is made its owner's alone.  checkpoint_every : in steps.
-        progress : a line with rate, time left and an upper bound of epsilon; None only on a terminal.
+            secret key of the run, and is made its owner's alone.
+        checkpoint_every : in steps.
+        progress : whether to show a line with rate, time left and an upper bound of epsilon; None: only on a terminal.
+        by : who runs it, for the ledger.
+
+        Returns
+        -------
+        State : after the last step taken; `stopped` says why that was the last one.
+
+        Raises
+        ------
+        InputError : data of another size than the plan's; a state, ledger or checkpoint that do not belong together; a
+            plan that what was spent before does not leave room for.
         """
         self._check_data(data)
         every = int(check("checkpoint_every", checkpoint_every, COUNT))
@@ -150,12 +184,14 @@ class Trainer:
         opened: Ledger | None = None
         own = False
         try:
-            if store is not None and (found := last_checkpoint(store, state, _carried(state))) is not None:
+            if store is not None and (found := last_checkpoint(store, state, carried_from(state))) is not None:
                 state = self._state(found)
             require_ledger(state.history, ledger)
-            program = Program(self, _carried(state), state.lineage, state.step, data)
+            program = Program(
+                self.step_function, self.plan, self.adaptive, carried_from(state), state.lineage, state.step, data
+            )
             if found is not None and found.session not in (b"", program.session):
-                # steps may have been taken after the checkpoint, of which nothing is known: all that its plan had
+                # steps may have been taken after the checkpoint, of which nothing is known: its whole plan counts
                 state = replace(state, history=state.history.whole())
             opened, own = open_ledger(ledger, state, self.plan, by)
             return self._run(state, program, opened, list(callbacks), store, found, every, progress)
@@ -193,7 +229,7 @@ class Trainer:
             return Checkpoint(step, carried, line, history, session, stopped, bool(looks))
 
         saved = found
-        if store is not None and step < plan.steps and not _goes_on(found, program, ledger):
+        if store is not None and step < plan.steps and not program.goes_on(found, ledger):
             saved = now(session=program.session)  # before anything is released: a crash can then be replayed
             store.save(saved)
         compiled: Any = program.compiled() if step < until else None
@@ -208,7 +244,7 @@ class Trainer:
             line, step = after, step + 1
             bar.update(step, carried.clip_norm)
             if store is not None and step % every == 0 and step < plan.steps:
-                line = line._replace(seal=lineage.digest_tree(carried))
+                line = line._replace(seal=digest_tree(carried))
                 saved = now(session=program.session)
                 store.save(saved)
             if callbacks:
@@ -217,28 +253,20 @@ class Trainer:
                     stopped = "callback"
                     break
         bar.close()
-        line = line._replace(seal=lineage.digest_tree(carried))
+        line = line._replace(seal=digest_tree(carried))
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # nothing was released after it
         return self._state(last)
 
     def _state(self, found: Checkpoint) -> State:
-        carried = found.carried
-        return State(
-            carried.params,
-            carried.opt_state,
-            carried.clip_norm,
-            found.step,
-            carried.not_finite,
-            found.lineage,
-            found.history,
-            self.plan,
-            found.stopped,
-            found.seen,
-        )
+        """A checkpoint as users see it."""
+        params, opt_state, clip_norm, not_finite = found.carried
+        rest = (found.lineage, found.history, self.plan, found.stopped, found.seen)
+        return State(params, opt_state, clip_norm, found.step, not_finite, *rest)
 
     def _check_data(self, data: Any) -> None:
+        """InputError where the data are not as many as the plan's."""
         sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
         if sizes != {(self.plan.dataset_size,)}:
             raise InputError(
@@ -247,18 +275,7 @@ class Trainer:
             )
 
 
-def _carried(state: State) -> Carried:
-    """What the step works on, as new arrays: where they came from must make no difference to the program."""
-    carried = Carried(state.params, state.opt_state, state.clip_norm, np.int32(state.not_finite))
-    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), carried)
-
-
-def _goes_on(found: Checkpoint | None, program: Program, ledger: Ledger | None) -> bool:
-    """Whether the last checkpoint says already with which program and ledger steps are taken after it."""
-    return found is not None and found.session == program.session and (found.history.ledger is None) == (ledger is None)
-
-
-def _note(ledger: Ledger, plan: Plan, step: int, key: lineage.StepKey, partition: str | None) -> bool:
+def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | None) -> bool:
     """Put a step on record, if it is in the ledger already or the budget allows it."""
     segment = plan.at(step)
     entry = (step, key.key_fingerprint, key.batch_fingerprint, *segment[2:4])
@@ -270,6 +287,7 @@ def _note(ledger: Ledger, plan: Plan, step: int, key: lineage.StepKey, partition
 
 
 def _of_module(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """(params, example) -> loss of a Flax linen module; InputError for another module."""
     if not callable(getattr(module, "apply", None)):
         raise InputError(
             "loss goes with a Flax linen module; of an nnx module give (params, example) -> loss, see README"

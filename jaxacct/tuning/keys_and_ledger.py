@@ -9,12 +9,12 @@ from collections import Counter
 from typing import Any
 
 from jaxacct.mechanisms import Mechanism
-from jaxacct.training.chacha import key_from_bytes
-from jaxacct.training.claims import claim
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.lines import Run
+from jaxacct.training.ledger.claim import claim
+from jaxacct.training.ledger.format import Run
+from jaxacct.training.ledger.totals import Spent
 from jaxacct.training.plan import Plan
-from jaxacct.training.spent import Spent
+from jaxacct.training.step.chacha import key_from_bytes
 from jaxacct.validation import InputError
 
 __all__ = ["Secret", "note_whole"]

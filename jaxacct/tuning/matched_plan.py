@@ -13,8 +13,7 @@ from jaxacct.bounds import Bounds
 from jaxacct.calibration import calibrate_noise_multiplier
 from jaxacct.mechanisms import Mechanism, dp_sgd
 from jaxacct.selection import Law, candidates_profile, select
-from jaxacct.training.plan import Plan
-from jaxacct.training.schedule import Segment
+from jaxacct.training.plan import Plan, Segment
 from jaxacct.tuning.subset_accounting import least_noise
 from jaxacct.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, check, check_one
 

@@ -14,9 +14,9 @@ from jaxacct import account, calibration
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Gaussian, Mechanism, compose
 from jaxacct.selection import Law, candidates_profile, select
-from jaxacct.training import noise
-from jaxacct.training.chacha import secret
-from jaxacct.training.mixing import for_each
+from jaxacct.training.step import noise
+from jaxacct.training.step.chacha import secret
+from jaxacct.training.step.per_example import for_each
 from jaxacct.validation import POSITIVE, InputError, check, choice
 
 __all__ = ["ON_DATA", "PrivateScore", "Whole", "noise_for_score", "scored", "whole"]

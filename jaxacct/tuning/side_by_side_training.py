@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.training import noise
-from jaxacct.training.adaptive import AdaptiveClip
-from jaxacct.training.chacha import CHACHA20, key_from_bytes
-from jaxacct.training.clipping import CLIP_NORM, METHODS, sensitivity
 from jaxacct.training.plan import Plan
-from jaxacct.training.releases import FIXED, POISSON
-from jaxacct.training.steps import Carried, Numbers, numbers, private_step
+from jaxacct.training.step import noise
+from jaxacct.training.step.adaptive_clip import AdaptiveClip
+from jaxacct.training.step.chacha import CHACHA20, key_from_bytes
+from jaxacct.training.step.clip_norm import CLIP_NORM, sensitivity
+from jaxacct.training.step.clipping import METHODS
+from jaxacct.training.step.step_function import Carried, Numbers, numbers, private_step
+from jaxacct.training.step.step_mechanisms import FIXED, POISSON
 from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["CLIP_NAME", "STEPS_PER_CALL", "key_words", "side_by_side"]

@@ -13,10 +13,10 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism
-from jaxacct.training import sampler
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
-from jaxacct.training.schedule import Segment
+from jaxacct.training.plan.schedule import Segment
+from jaxacct.training.step import sampler
 from jaxacct.tuning.best_candidate import best_of, several
 from jaxacct.tuning.cost import Cost
 from jaxacct.tuning.keys_and_ledger import Secret, note_whole

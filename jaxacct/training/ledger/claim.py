@@ -1,0 +1,54 @@
+"""What may be claimed of the runs of a ledger: exact composition, or a Rényi filter where one of them has one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxacct import account
+from jaxacct.bounds import Bounds
+from jaxacct.representations.renyi_accounting import renyi_curve
+from jaxacct.representations.renyi_conversions import epsilon_from_renyi
+from jaxacct.training.ledger.format import Run
+from jaxacct.training.ledger.totals import Spent, total
+from jaxacct.validation import InputError
+
+__all__ = ["claim"]
+
+
+def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str | None) -> Bounds:
+    """Epsilon of what some runs have spent.
+
+    Parameters
+    ----------
+    runs : for each run what it has spent, and the `run` lines with the plans that it has followed.
+    delta : in (0, 1).
+    relation : by default that of the plans, which must then all have one.
+
+    Without a Renyi filter the releases of all runs are composed exactly.  With one, a run that has a filter counts as
+    the filter's budget at the filter's order, and infinitely much if it has spent more than that; the other runs
+    count as what they have spent, at that order.
+
+    Raises
+    ------
+    InputError : plans of several relations and none chosen, or filters of several orders or relations.
+    """
+    relations = {line.plan.relation for _, headers in runs for line in headers}
+    if relation is None:
+        if len(relations) > 1:
+            raise InputError(f"relation is missing; the plans have {' and '.join(sorted(relations))}, choose one")
+        relation = next(iter(relations))
+    every = [[line.plan.filter for line in headers if line.plan.filter] for _, headers in runs]
+    orders = {one.order for several in every for one in several}
+    if not orders:
+        return account.epsilon(total([spent for spent, _ in runs]), delta, relation=relation)
+    if len(orders) > 1 or relations != {relation}:
+        raise InputError("the runs have Renyi filters of different orders or relations; ask for one run at a time")
+    used = 0.0  # Renyi divergence at the filters' order
+    for (spent, _), several in zip(runs, every, strict=True):
+        renyi = float(renyi_curve(total([spent]), [*orders], relation).values[0])
+        budget = max((one.budget for one in several), default=renyi)
+        used += budget if renyi <= budget else np.inf
+    upper = float(epsilon_from_renyi([*orders], [used], delta).upper)
+    return Bounds(0.0, upper, upper, "bound", "width" if np.isinf(upper) else "ok", "rdp_filter")

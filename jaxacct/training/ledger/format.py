@@ -1,0 +1,214 @@
+"""The lines of a ledger: JSON objects, each with a checksum that also covers all lines before it.
+
+A line is an entry of one of four kinds.  The checksum tells damage, lines lost in the middle and lines out of order
+apart from what was written; it is no signature, and does not stop anyone who rewrites the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from jaxacct.interop.documents import from_json, to_json
+from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.training.plan import Plan
+from jaxacct.training.plan.document import load, plan_document
+from jaxacct.training.step.step_mechanisms import SAMPLING
+from jaxacct.validation import POSITIVE, PROBABILITY, Constraint, InputError, check, choice
+
+__all__ = [
+    "BEGINNING",
+    "LAST_STEP",
+    "Chain",
+    "Line",
+    "Run",
+    "Spend",
+    "Step",
+    "Torn",
+    "checked",
+    "encode",
+    "looks_like_a_step",
+    "read",
+    "run_of",
+    "words",
+]
+
+_FORMAT, _VERSION = "jaxacct.ledger", 1
+"""What a run's line says of the format; this release reads no other version."""
+_MAX_LINE_BYTES, _MAX_TEXT = 2**24, 256
+"""A longer line is refused unread, and so is a longer text (in characters) in it: a ledger may come from strangers."""
+LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
+"""Step numbers and counts: all whole numbers up to 2**53 are exact in float64."""
+_SUFFIX = ', "check": "00000000"}'
+"""The end of a line; its length is what counts."""
+_KIND, _STEP = b'{"kind": "', b'{"kind": "step", '
+"""The beginnings of any line, and of a step's."""
+
+
+class Run(NamedTuple):
+    """A run begins, or goes on with another plan; who says so."""
+
+    run: str
+    by: str
+    plan: Plan
+
+
+class Step(NamedTuple):
+    """One training step is about to be released."""
+
+    run: str
+    step: int
+    key: str
+    batch: str
+    noise_multiplier: float
+    sampling_probability: float
+    sampling: str
+    partition: str | None
+
+
+class Spend(NamedTuple):
+    """Another mechanism is about to be released."""
+
+    run: str
+    mechanism: Mechanism
+    note: str
+
+
+class Torn(NamedTuple):
+    """A step whose line was cut off: what it counts as."""
+
+    run: str
+    noise_multiplier: float
+    sampling_probability: float
+    sampling: str
+
+
+Line = Run | Step | Spend | Torn
+
+
+class Chain(NamedTuple):
+    """Checksums of all lines so far: the CRC-32 that the file holds, and a SHA-256 digest that it does not."""
+
+    check: int
+    head: bytes
+
+    def then(self, body: bytes) -> Chain:
+        """With one more line, given without its checksum."""
+        return Chain(zlib.crc32(body, self.check), hashlib.sha256(self.head + body).digest())
+
+
+BEGINNING = Chain(0, b"")
+"""Before the first line."""
+
+
+def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
+    """A line as bytes, with its checksum, and the checksums that the next one continues."""
+    kind, fields = type(line).__name__.lower(), line._asdict()
+    if isinstance(line, Run):
+        fields = {"format": _FORMAT, "version": _VERSION, **fields, "plan": plan_document(line.plan)}
+    elif isinstance(line, Spend):
+        fields["mechanism"] = json.loads(to_json(line.mechanism))
+    body = json.dumps({"kind": kind, **fields}, allow_nan=False)[:-1].encode()
+    chain = previous.then(body)
+    return body + f', "check": "{chain.check:08x}"}}\n'.encode(), chain
+
+
+def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]]:
+    """(line, checksums so far, where it ends) of every line; what a write was cut off in comes last, as bytes.
+
+    Raises InputError, naming the line, for anything else that is damaged.
+    """
+    chain, number = BEGINNING, 0
+    while raw := file.readline(_MAX_LINE_BYTES + 1):
+        number += 1
+        place = f"{path}: line {number}"
+        whole = raw.endswith(b"\n")
+        if len(raw) > _MAX_LINE_BYTES:
+            raise InputError(f"{place} has more than {_MAX_LINE_BYTES} bytes; restore the ledger from a copy")
+        text = raw.rstrip(b"\n")
+        body = text[: -len(_SUFFIX)]
+        following = chain.then(body)
+        if text == body + f', "check": "{following.check:08x}"}}'.encode() and len(text) > len(_SUFFIX):
+            chain = following
+            yield _decode(text, place, number), chain, file.tell()
+            continue
+        begun = text.startswith(_KIND) or _KIND.startswith(text)
+        if number == 1 and begun and not whole:
+            raise InputError(f"{place} was cut off before anything was noted; delete the ledger and create it anew")
+        if whole or not begun:
+            raise InputError(f"{place} is damaged, or a line before it is missing; restore the ledger from a copy")
+        yield text, chain, file.tell() - len(raw)
+
+
+def looks_like_a_step(fragment: bytes) -> bool:
+    """Whether the beginning of a line may be that of a step."""
+    return fragment.startswith(_STEP) or _STEP.startswith(fragment)
+
+
+def run_of(fragment: bytes) -> str | None:
+    """The run that the beginning of a line names."""
+    found = re.match(rb'\{"kind": "step", "run": ("(?:[^"\\]|\\.)*")', fragment)
+    try:
+        return json.loads(found[1]) if found else None
+    except ValueError:
+        return None
+
+
+def words(name: str, value: Any, longest: int = _MAX_TEXT) -> str:
+    """A text of bounded length."""
+    if not isinstance(value, str) or len(value) > longest:
+        raise InputError(f"{name} = {value!r:.40} must be text of at most {longest} characters; shorten it")
+    return value
+
+
+def checked(line: Step) -> Step:
+    """The step with its fields checked."""
+    step = check("step", line.step, LAST_STEP)
+    noise = check("noise_multiplier", line.noise_multiplier, POSITIVE)
+    rate = check("sampling_probability", line.sampling_probability, PROBABILITY)
+    words("run", line.run), words("key_fingerprint", line.key), words("batch_fingerprint", line.batch)
+    if line.partition is not None:
+        words("partition", line.partition)
+    choice("sampling", line.sampling, SAMPLING)
+    return line._replace(step=int(step), noise_multiplier=float(noise), sampling_probability=float(rate))
+
+
+def _decode(text: bytes, place: str, number: int) -> Line:
+    """The entry that a whole line holds; InputError, naming the line, for whatever is none."""
+    try:
+        node = load(text.decode())
+        kind = node.pop("kind", None)
+        node.pop("check")
+        if (kind == "run") != ("format" in node) or (number == 1 and kind != "run"):
+            raise ValueError("a ledger begins with a run")
+        if kind == "run":
+            if (node.pop("format"), node.pop("version")) != (_FORMAT, _VERSION):
+                raise ValueError(f"format and version must be {_FORMAT!r} and {_VERSION}, which this release reads")
+            run, by = words("run", node.pop("run")), words("by", node.pop("by"))
+            return Run(run, by, Plan.from_document(_only(node, "plan")))
+        if kind == "step":
+            return checked(Step(**node))
+        if kind == "spend":
+            mechanism = from_json(json.dumps(node.pop("mechanism")))
+            if batch_shape(mechanism):
+                raise ValueError("mechanism must be one configuration")
+            return Spend(words("run", node.pop("run")), mechanism, words("note", node.pop("note")))
+        if kind == "torn":
+            torn = Torn(**node)
+            checked(Step(torn.run, 0, "", "", *torn[1:], None))
+            return torn
+        raise ValueError(f"its kind {kind!r:.40} is not known")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{place} is no entry of a ledger: {' '.join(str(error).split())}") from None
+
+
+def _only(node: dict[str, Any], name: str) -> Any:
+    """What is under the one key that must be left of a line."""
+    if set(node) != {name}:
+        raise ValueError(f"its keys {', '.join(map(repr, node))[:60]} are not those of its kind")
+    return node[name]

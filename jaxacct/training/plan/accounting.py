@@ -1,0 +1,65 @@
+"""Epsilon of a run under the terms of a plan: of one run, or of all K runs of a tuning together."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from jaxacct import account, selection
+from jaxacct.bounds import Bounds
+from jaxacct.mechanisms import Mechanism
+from jaxacct.training.plan.search import tolerance
+
+__all__ = ["Terms", "epsilon_of_run", "epsilon_of_tuning"]
+
+_SHARE_OF_TOLERANCE = 0.2
+"""The relative width asked of a bracket, as a share of how close to the target a solution has to lie: the width of the
+bracket must not decide whether a solution is close enough."""
+
+
+class Terms(Protocol):
+    """What a claim of a plan depends on besides the steps; a request says it as well as a solved plan."""
+
+    @property
+    def target_epsilon(self) -> float | None:
+        """The epsilon to meet; None where it is only reported."""
+
+    @property
+    def target_delta(self) -> float:
+        """The delta of every claim."""
+
+    @property
+    def dataset_size(self) -> int:
+        """Records in the data; public."""
+
+    @property
+    def sampling(self) -> str:
+        """How a batch is drawn: a word of `step_mechanisms.SAMPLING`."""
+
+    @property
+    def relation(self) -> str:
+        """Which data sets are neighbours."""
+
+    @property
+    def repetitions(self) -> Any:
+        """The law of K of a tuning, or None."""
+
+    @property
+    def data_dependent(self) -> bool:
+        """Whether the steps compose through a Renyi filter."""
+
+    @property
+    def candidates(self) -> str:
+        """What the K runs of a tuning are taken for."""
+
+
+def epsilon_of_run(terms: Terms, mechanism: Mechanism) -> Bounds:
+    """Epsilon at the target delta of one run, or of each of a batch of runs, composed exactly."""
+    rtol = _SHARE_OF_TOLERANCE * tolerance(terms.target_epsilon or 1.0)
+    return account.epsilon(mechanism, terms.target_delta, relation=terms.relation, rtol=rtol)
+
+
+def epsilon_of_tuning(terms: Terms, mechanism: Mechanism) -> Bounds:
+    """Epsilon at the target delta through the law of K; that of one run where there are no repetitions."""
+    if terms.repetitions is None:
+        return epsilon_of_run(terms, mechanism)
+    return epsilon_of_run(terms, selection.select(mechanism, terms.repetitions, candidates=terms.candidates))

@@ -1,0 +1,250 @@
+"""The solver: from a request to the segments, the noise and the filter of the plan that meets its target.
+
+What may be left open is the noise, the number of steps, or the sampling probability.  Every search keeps only a value
+that was itself evaluated by a certified engine (`search.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxacct.bounds import Bounds, explain
+from jaxacct.calibration import calibrate_noise_multiplier
+from jaxacct.calibration_start import gaussian_mu
+from jaxacct.dp_sgd_calibration import NOISE_RANGE
+from jaxacct.mechanisms import Mechanism, compose, dp_sgd, repeat
+from jaxacct.training.plan.accounting import Terms, epsilon_of_run
+from jaxacct.training.plan.filters import Filter, filter_of, promises
+from jaxacct.training.plan.passes import releases
+from jaxacct.training.plan.request import PlanRequest
+from jaxacct.training.plan.schedule import Piece, Segment, joined, merged, pieces, scaled, steps_of
+from jaxacct.training.plan.search import search, tolerance
+from jaxacct.training.step.step_mechanisms import FIXED, POISSON, composed, prefixes, single
+from jaxacct.validation import InputError
+
+__all__ = ["Solution", "noise_for", "solve", "together"]
+
+_STEPS_RANGE, _RATE_RANGE = (1.0, 1e9), (1e-12, 1.0)
+"""Where a number of steps and a sampling probability are searched."""
+_FIRST_STEPS, _FIRST_RATE = 1000.0, 0.01
+"""Where these searches start: ordinary numbers of DP-SGD.  They change only how long a search takes."""
+_NEAR_WHOLE = 1e-9
+"""How far, relatively, sampling_probability * dataset_size may be from a whole batch size by rounding alone."""
+_ROUNDING = 1e-12
+"""Relative room for the rounding of epochs over a rate, before it is rounded up to steps."""
+_EVERY_STEP = 2**53
+"""A step past the end of every run."""
+
+
+class Solution(NamedTuple):
+    """What a request is solved to.
+
+    segments : the run.  noise_multiplier : the scale of its noise.
+    filter : the Renyi filter of a plan whose changes may depend on the data, or None.
+    epsilon : that of the whole tuning, where it was found on the way (it takes half a minute), or None.
+    """
+
+    segments: tuple[Segment, ...]
+    noise_multiplier: float
+    filter: Filter | None = None
+    epsilon: Bounds | None = None
+
+
+def solve(request: PlanRequest) -> Solution:
+    """The request with what it leaves open solved for.
+
+    Raises
+    ------
+    InputError : too much or too little is left open, schedules that do not fit, a target that no value meets.
+    """
+    solution = _solved(request)
+    if not request.data_dependent:
+        return solution
+    segments = solution.segments
+    run = composed(releases(segments, segments[-1].end, request.sampling, request.dataset_size))
+    return solution._replace(filter=filter_of(run, request.target_delta, request.relation))
+
+
+def noise_for(terms: Terms, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float | None = None) -> float:
+    """The least scale of the noise of `rest`, run after `spent`, with which both together meet the target.
+
+    start : where the search starts; by default the noise of a Gaussian mechanism that resembles the run.
+
+    Raises
+    ------
+    InputError : no noise meets the target.
+    """
+    target = _target(terms)
+
+    def upper(scales: np.ndarray) -> np.ndarray:
+        return _upper_epsilon(terms, together(terms, spent, rest, scales))
+
+    if start is None:
+        steps = math.fsum(s.steps for s in rest)
+        rate = 1.0 if terms.sampling == FIXED else math.fsum(s.steps * s.sampling_probability for s in rest) / steps
+        if terms.sampling == FIXED:
+            steps = sum(releases(rest, rest[-1].end, FIXED, terms.dataset_size).values())
+        mu = float(gaussian_mu(np.array([target]), np.array([terms.target_delta]))[0])
+        start = float(np.log1p(mu**2 / (rate**2 * steps)) ** -0.5)
+    found = search(upper, target, start, NOISE_RANGE, falling=True)
+    if math.isnan(found):
+        raise InputError(f"target_epsilon = {target!r} cannot be met: {explain('infeasible_noise')}")
+    return found
+
+
+def together(terms: Terms, spent: Sequence[Segment], rest: Sequence[Segment], scales: np.ndarray) -> Mechanism:
+    """Two stretches of a run, the noise of the second scaled by each of several factors: a batch of mechanisms."""
+    n = terms.dataset_size
+    if terms.sampling == FIXED:  # a pass may begin in the one and end in the other
+        whole = [merged([*spent, *scaled(rest, float(scale))]) for scale in scales]
+        return prefixes([releases(segments, segments[-1].end, FIXED, n) for segments in whole])
+    parts = []
+    for segments, factor in ((spent, np.ones_like(scales)), (rest, scales)):
+        for release, count in releases(segments, _EVERY_STEP, terms.sampling, n).items():
+            parts.append(repeat(single(terms.sampling, release.noise_multiplier * factor, release[2]), count))
+    return parts[0] if len(parts) == 1 else compose(*parts)
+
+
+def _solved(request: PlanRequest) -> Solution:
+    """The solution but for the filter."""
+    opened = request.left_open()
+    n = float(request.dataset_size)
+    given = request.noise_schedule
+    noise = [Piece(None, 1.0)] if given is None else pieces("noise_schedule", given)
+    if opened == "sampling_probability":
+        return _with_rate(request, n)
+    batches = _batches(request, n)
+    if opened == "steps":
+        steps = _steps(request, batches[0].value / n, n)
+    elif request.steps:
+        steps = request.steps
+    else:
+        assert request.epochs is not None
+        steps = steps_of(batches, request.epochs * n)
+    segments = joined(noise, batches, steps, int(n))
+    if request.sampling == POISSON and request.sampling_probability is not None:
+        rate = request.sampling_probability  # as given, not through the batch size
+        segments = tuple(s._replace(sampling_probability=rate) for s in segments)
+    scale, epsilon = request.noise_multiplier, None
+    if scale is None and request.searched_here:
+        scale = noise_for(request, (), segments)
+    elif scale is None:
+        scale, epsilon = _calibrated_noise(request, segments[0])
+    return Solution(scaled(segments, scale), scale, epsilon=epsilon)
+
+
+def _target(terms: Terms) -> float:
+    assert terms.target_epsilon is not None  # nothing is solved for without a target
+    return terms.target_epsilon
+
+
+def _given_noise(request: PlanRequest) -> float:
+    assert request.noise_multiplier is not None  # only one thing is left open
+    return request.noise_multiplier
+
+
+def _batches(request: PlanRequest, n: float) -> list[Piece]:
+    """Expected batch sizes, as pieces; refused where they do not fit the data."""
+    if request.batch_schedule is not None:
+        found = pieces("batch_schedule", request.batch_schedule)
+    elif request.expected_batch_size is not None:
+        found = [Piece(None, request.expected_batch_size)]
+    else:
+        assert request.sampling_probability is not None
+        found = [Piece(None, request.sampling_probability * n)]
+        if found[0].value == 0.0:
+            raise InputError("sampling_probability = 0.0 must be > 0 in a plan; use a positive one")
+    name = "batch_schedule" if request.batch_schedule is not None else "expected_batch_size"
+    for _, size in found:
+        if size > n:
+            raise InputError(f"{name} = {size:g} must be <= dataset_size = {n:g}; use smaller batches")
+        if request.sampling != POISSON and size != round(size):
+            near = round(size)
+            if request.sampling_probability is None or abs(size - near) > _NEAR_WHOLE * near:
+                raise InputError(
+                    f"{name} = {size!r} must be a whole number with sampling = {request.sampling!r}; use {max(near, 1)}"
+                )
+    return found if request.sampling == POISSON else [Piece(until, float(round(size))) for until, size in found]
+
+
+def _upper_epsilon(terms: Terms, mechanism: Mechanism) -> np.ndarray:
+    """Upper ends of epsilon of a batch of runs, as the plan will claim it: exactly, or through its filter."""
+    if terms.data_dependent:
+        return promises(mechanism, terms.target_delta, terms.relation)
+    return np.asarray(epsilon_of_run(terms, mechanism).upper)
+
+
+def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.ndarray, n: float) -> np.ndarray:
+    """Upper ends of epsilon of runs without a schedule."""
+    sigma = np.full(np.broadcast_shapes(rate.shape, steps.shape), request.noise_multiplier)
+    if request.sampling == FIXED:
+        length = np.ceil(n / np.round(rate * n))
+        return _upper_epsilon(request, repeat(single(FIXED, sigma, 1.0), np.ceil(steps / length)))
+    return _upper_epsilon(request, repeat(single(request.sampling, sigma, rate), steps))
+
+
+def _steps(request: PlanRequest, rate: float, n: float) -> int:
+    """The largest number of steps that meets the target."""
+    target = _target(request)
+    upper = lambda steps: _upper_without_schedule(request, np.array(rate), steps, n)
+    found = search(upper, target, _FIRST_STEPS, _STEPS_RANGE, falling=False, whole=True)
+    if math.isnan(found):
+        raise InputError(f"target_epsilon = {target!r} cannot be met: {explain('infeasible_steps')}")
+    if found == _STEPS_RANGE[1]:
+        raise InputError(f"target_epsilon = {target!r} allows {found:g} steps and more; give steps or epochs")
+    return int(found)
+
+
+def _with_rate(request: PlanRequest, n: float) -> Solution:
+    """The largest sampling probability that meets the target, with the number of steps that goes with it."""
+    target = _target(request)
+
+    def steps(rate: np.ndarray) -> np.ndarray:
+        if request.steps is not None:
+            return np.full(rate.shape, float(request.steps))
+        return np.maximum(np.ceil(request.epochs / rate * (1.0 - _ROUNDING)), 1.0)
+
+    def upper(rate: np.ndarray) -> np.ndarray:
+        return _upper_without_schedule(request, rate, steps(rate), n)
+
+    if request.sampling == POISSON:
+        limits = _RATE_RANGE if request.steps is not None else (1.0 / n, 1.0)
+        rate = search(upper, target, _FIRST_RATE, limits, falling=False)
+    else:
+        first = _FIRST_RATE * n + 1.0
+        rate = search(lambda size: upper(size / n), target, first, (1.0, n), falling=False, whole=True) / n
+    if math.isnan(rate):
+        raise InputError(f"target_epsilon = {target!r} cannot be met: {explain('infeasible_rate')}")
+    size = rate * n if request.sampling == POISSON else float(round(rate * n))
+    sigma = _given_noise(request)
+    return Solution((Segment(0, int(steps(np.array(rate))), sigma, rate, size),), sigma)
+
+
+def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bounds | None]:
+    """The noise of a plain run; of a whole tuning that noise, and the epsilon that was found with it."""
+    target = _target(request)
+    rate, steps = segment.sampling_probability, segment.steps
+    rtol = tolerance(target)
+    for aim in (target, target * (1.0 - 0.2 * rtol)):  # the second where two brackets differ by their rounding
+        c = calibrate_noise_multiplier(
+            aim,
+            request.target_delta,
+            sampling_probability=rate,
+            steps=steps,
+            repetitions=request.repetitions,
+            candidates=request.candidates,
+            relation=request.relation,
+            rtol=rtol,
+        )
+        if not c.ok:
+            raise InputError(f"target_epsilon = {target!r} cannot be met: {explain(str(c.status))}")
+        sigma = float(c.value)
+        if request.repetitions is not None:
+            return sigma, c.epsilon
+        if _upper_epsilon(request, dp_sgd(sigma, sampling_probability=rate, steps=steps)) <= target:
+            return sigma, None
+    raise InputError(f"target_epsilon = {target!r} was met by no more than rounding; raise it a little")

@@ -1,0 +1,1 @@
+"""Runs: what a trainer carries from step to step, and from one process to the next."""

@@ -1,0 +1,77 @@
+"""The compiled step of a run, and the digests that its keys follow from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.training.ledger import Ledger
+from jaxacct.training.plan import Plan
+from jaxacct.training.run.checkpoints import Checkpoint
+from jaxacct.training.run.state import State
+from jaxacct.training.step import key_derivation
+from jaxacct.training.step.adaptive_clip import AdaptiveClip
+from jaxacct.training.step.key_derivation import Lineage, StepKey
+from jaxacct.training.step.step_function import Carried, Numbers, numbers
+from jaxacct.training.step.step_mechanisms import FIXED
+
+__all__ = ["Program", "carried_from"]
+
+
+class Program:
+    """A step function for one plan, state and data: traced, digested, and compiled when it is asked for.
+
+    session : a digest of all that decides what comes after a checkpoint: equal sessions repeat it exactly.
+    """
+
+    def __init__(
+        self,
+        step_function: Callable[..., Carried],
+        plan: Plan,
+        adaptive: AdaptiveClip | None,
+        carried: Carried,
+        before: Lineage,
+        step: int,
+        data: Any,
+    ) -> None:
+        self._plan, self._adaptive = plan, adaptive
+        self.carried, self.data = carried, data
+        self.line = key_derivation.joined(before, key_derivation.digest_tree(carried))
+        zero = np.zeros(8, np.uint32)
+        now = self._numbers(min(step, self._plan.steps - 1), 0)
+        self._traced = jax.jit(step_function).trace(carried, zero, zero, data, now)
+        self._digest = key_derivation.digest_program(self._traced)
+        self._data = key_derivation.digest_tree(data)
+        self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode())
+
+    def compiled(self) -> Any:
+        """(carried, key words, pass key words, data, numbers) -> carried."""
+        return self._traced.lower().compile()
+
+    def goes_on(self, found: Checkpoint | None, ledger: Ledger | None) -> bool:
+        """Whether the last checkpoint says already with which program and ledger steps are taken after it."""
+        if found is None or found.session != self.session:
+            return False
+        return (found.history.ledger is None) == (ledger is None)
+
+    def advance(self, line: Lineage, step: int) -> tuple[Lineage, StepKey, Numbers, str]:
+        """A step's lineage, keys and numbers, and of fixed batches the fingerprint of its pass; "" elsewhere."""
+        segment, begins, place = self._plan.at(step), -1, 0
+        if self._plan.sampling == FIXED:
+            begins = self._plan.pass_of(step)[1]
+            place = step - begins
+        after, key = key_derivation.advance(line, self._digest, self._data, (step, *segment[2:], place), begins)
+        return after, key, self._numbers(step, place), key.partition if begins >= 0 else ""
+
+    def _numbers(self, step: int, place: int) -> Numbers:
+        return numbers(self._plan.at(step), self._plan.sampling, self._adaptive, place)
+
+
+def carried_from(state: State) -> Carried:
+    """What the step works on, as new arrays: where they came from must make no difference to the program."""
+    carried = Carried(state.params, state.opt_state, state.clip_norm, np.int32(state.not_finite))
+    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), carried)

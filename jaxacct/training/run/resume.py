@@ -1,0 +1,169 @@
+"""Going on with a run: from which checkpoint, in which ledger, and whether a plan may follow what was spent before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxacct.mechanisms import Mechanism, compose
+from jaxacct.training.ledger import Ledger
+from jaxacct.training.ledger.stop_rule import counted, furthest, one_filter
+from jaxacct.training.ledger.totals import total
+from jaxacct.training.plan import Plan
+from jaxacct.training.run.checkpoints import Checkpoint, Store
+from jaxacct.training.run.history import History, Stretch, followed, released
+from jaxacct.training.run.state import State
+from jaxacct.training.step.key_derivation import digest
+from jaxacct.training.step.step_mechanisms import composed
+from jaxacct.validation import InputError
+
+__all__ = ["last_checkpoint", "open_ledger", "reach", "require_ledger", "require_same_relation"]
+
+
+def last_checkpoint(store: Store, state: State, like: Any) -> Checkpoint | None:
+    """The last checkpoint of a folder, or None; InputError where the state is of another run, or of another moment."""
+    number = store.latest()
+    if number is None:
+        return None
+    found = store.load(number, like)
+    if state.step == 0 and not state.history.stretches and state.history.ledger is None:
+        return found
+    if state.lineage.root != found.lineage.root:
+        raise InputError(
+            f"state of step {state.step} and the checkpoints are of two runs; use another folder for this one"
+        )
+    if (state.step, state.lineage.chain) != (found.step, found.lineage.chain):
+        if state.step > found.step:
+            words = f"state.step = {state.step} is past the last checkpoint, {found.step}; use another folder"
+        else:
+            words = (
+                f"state of step {state.step} is not the last checkpoint, {found.step}; give trainer.init(...) instead"
+            )
+        raise InputError(words)
+    return found
+
+
+def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | None) -> None:
+    """InputError where what was spent is in a ledger that is not given, or not there."""
+    mark = history.ledger
+    if mark is None:
+        return
+    if ledger is None:
+        raise InputError(f"ledger is missing: what was spent is noted in {mark.path}; give it as ledger")
+    if not isinstance(ledger, Ledger) and not Path(ledger).exists():
+        raise InputError(
+            f"{ledger}: is not there, but {mark.lines} lines of what was spent were noted in {mark.path}; restore it"
+        )
+
+
+def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
+    """InputError where something was spent under another relation than a plan's."""
+    found = sorted({other.relation for other in others} - {plan.relation})
+    if found:
+        raise InputError(
+            f"relation = {plan.relation!r}, but what was spent before is under {found[0]!r}; use one relation for both"
+        )
+
+
+def open_ledger(
+    ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
+) -> tuple[Ledger | None, bool]:
+    """The ledger at the run of a state, whose name comes from its secret key, with all that it has spent; and whether
+    it was opened here.
+
+    What was spent before the ledger began is noted first.  InputError for another or an older ledger than the state's.
+    """
+    require_ledger(state.history, ledger)
+    if ledger is None:
+        return None, False
+    name = digest(b"run", state.lineage.root).hex()[:16]
+    if isinstance(ledger, Ledger):
+        _settle(ledger, name, state, plan, by)
+        return ledger, False
+    stretches = state.history.stretches
+    if Path(ledger).exists():
+        opened = Ledger.open(ledger)
+    else:
+        _require_room(plan, [one.plan for one in stretches], composed(released(stretches)), state)
+        opened = Ledger.create(ledger, stretches[0].plan if stretches else plan, name, by)
+    try:
+        _settle(opened, name, state, plan, by)
+    except BaseException:
+        opened.close()
+        raise
+    return opened, True
+
+
+def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> None:
+    """Make a run the current one of a ledger, with its plan, and with what it spent before the ledger began."""
+    mark, stretches = state.history.ledger, state.history.stretches
+    if mark is not None:
+        if mark.run != name:
+            raise InputError(
+                f"state has another key than run {mark.run} in {mark.path}; give the state as `fit` left it"
+            )
+        ledger.require(mark)
+    before = [line.plan for line in ledger.headers.get(name, [])] + [one.plan for one in stretches]
+    ledger.run = name if name in ledger.runs else ledger.run
+    names = counted(plan, ledger) if plan.repetitions is None or name in ledger.runs else []
+    require_same_relation(plan, [line.plan for each in names for line in ledger.headers[each]] + before)
+    note = f"before this ledger began: {digest(state.lineage.chain).hex()[:32]}"
+    earlier = composed(released(stretches))
+    noted = [entry for entry in ledger.runs[name].noted if entry.note == note] if name in ledger.runs else []
+    new = bool(stretches) and not any(entry.mechanism == earlier for entry in noted)
+    held = [total([ledger.runs[each] for each in names])] if names else []
+    together = compose(*held, earlier) if new else compose(*held) if held else earlier
+    _require_room(plan, before, together, state)
+    if name not in ledger.runs:
+        ledger.begin(before[0] if before else plan, name, by)
+    ledger.run = name
+    for one in stretches:
+        if new and ledger.plan != one.plan:
+            ledger.replan(one.plan)
+    if new:
+        ledger.spend(earlier, note)
+    if ledger.plan != plan:
+        ledger.replan(plan)
+
+
+def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: State) -> None:
+    """InputError where a run may not go on with another plan."""
+    if not before or before[-1] == plan:
+        return
+    ended_by_itself = state.stopped in ("finished", "budget")
+    if state.seen and not ended_by_itself and (plan.filter is None or before[-1].filter != plan.filter):
+        raise InputError(
+            "the run was stopped after callbacks had looked at its outputs, and so may not go on with another plan; "
+            "go on with the same one, or begin with Plan(..., data_dependent=True) and recalibrate that"
+        )
+    if not plan.holds(spent):
+        limit = f"target_epsilon = {plan.target_epsilon!r}" if plan.target_epsilon is not None else "filter"
+        raise InputError(
+            f"what was spent before, under another plan, exceeds the plan's {limit}; go on with that plan, or make one "
+            "whose target leaves room"
+        )
+
+
+def reach(plan: Plan, stretches: tuple[Stretch, ...], state: State, partition: str) -> int:
+    """The step of a plan before which a run without a ledger must stop, given what it has spent already.
+
+    Raises
+    ------
+    InputError : another relation or filter than before, or no room for this plan.
+    """
+    before, step = [one.plan for one in stretches], state.step
+    require_same_relation(plan, before)
+    one_filter(plan, before)
+    _require_room(plan, before, composed(released(stretches)), state)
+    if plan.target_epsilon is None and plan.filter is None:
+        return plan.steps
+
+    def after(steps: int) -> tuple[Stretch, ...]:
+        return followed(stretches, plan, step, step + steps, partition)
+
+    holds: Callable[[int], bool] = lambda steps: plan.holds(composed(released(after(steps))))
+    if step < plan.steps and plan.within and released(after(plan.steps - step)) <= plan.whole:
+        return plan.steps
+    return step + furthest(holds, plan.steps - step)

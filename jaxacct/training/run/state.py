@@ -1,0 +1,81 @@
+"""State: a run between two steps, and what may be claimed of it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from jaxacct.bounds import Bounds
+from jaxacct.training.plan import Plan
+from jaxacct.training.run.history import History, claimed
+from jaxacct.training.step.key_derivation import Lineage
+
+__all__ = ["State", "shown"]
+
+
+@dataclass(frozen=True)
+class State:
+    """A run between two steps.
+
+    `epsilon` is a Bounds at the plan's delta of what may be claimed: of all steps that led here, under whatever plans,
+    or of all that the ledger holds where there is one.  If a callback stopped the run, all steps that the plan still
+    had count as well: the callback may have looked at outputs.  (With repetitions it is of this one of the K runs.)
+
+    Parameters
+    ----------
+    params, opt_state : what the optimizer works on; free to be published.
+    clip_norm : as it is now.
+    step : steps taken.
+    not_finite : gradients so far with a NaN or an infinity, which counted as zero.  It looks at the data: not private.
+    lineage : where the randomness comes from; holds the secret key of the run.
+    history : what was spent on the way, or how far the ledger was that holds it.
+    plan : the last one.
+    stopped : why `fit` returned: "finished", "callback", or "budget" (one more step would exceed the target).
+    seen : whether callbacks have looked at outputs.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from jaxacct.training import Plan, Trainer
+    >>> plan = Plan(target_delta=1e-5, dataset_size=10, sampling_probability=1.0, noise_multiplier=5.0, steps=3)
+    >>> trainer = Trainer(lambda w, x: jnp.sum((w - x) ** 2), optax.sgd(0.1), plan, clip_norm=1.0)
+    >>> state = trainer.init(jnp.zeros(2))
+    >>> state.step, float(state.epsilon.upper)
+    (0, 0.0)
+    """
+
+    params: Any
+    opt_state: Any
+    clip_norm: Any
+    step: int
+    not_finite: int = field(repr=False)
+    lineage: Lineage = field(repr=False)
+    history: History = field(repr=False)
+    plan: Plan = field(repr=False)
+    stopped: str = ""
+    seen: bool = field(default=False, repr=False)
+
+    @functools.cached_property
+    def epsilon(self) -> Bounds:
+        """Epsilon spent so far; after a stop by a callback, of the steps that were still to come as well."""
+        return claimed(self.history, self.plan, self.step, self.stopped)
+
+
+class _Shown(State):
+    """A state as callbacks get it: notes when one of them looks at outputs."""
+
+    looks: ClassVar[list[str]] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        looks = object.__getattribute__(self, "looks")
+        if name == "seen":
+            return bool(looks)
+        if name in ("params", "opt_state", "clip_norm", "not_finite"):
+            looks.append(name)
+        return super().__getattribute__(name)
+
+
+def shown(state: State, looks: list[str]) -> State:
+    """A state for callbacks, whose looks are noted in a list."""
+    view = object.__new__(_Shown)
+    vars(view).update(vars(state), looks=looks)
+    return view

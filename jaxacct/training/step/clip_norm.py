@@ -1,0 +1,82 @@
+"""Clip norms: one for all parameters or one for each part, what they bound, and how far rounding lowers them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.training.step.block_sums import allowance
+from jaxacct.validation import Constraint, InputError, check, is_tracer
+
+__all__ = ["CLIP_NORM", "grouped", "limit_of", "sensitivity"]
+
+CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
+"""Within these, noise in proportion to the clip norm, and squares of clip norms, are ordinary in float32."""
+_SMALLEST_TRACED, _LARGEST_TRACED = 2.0**-100, 2.0**100
+"""A traced clip norm outside of these, or NaN, lets nothing through: it cannot be refused inside a compiled program."""
+
+
+def sensitivity(clip_norm: Any) -> float:
+    """The most that one example adds to a clipped sum: C, or the root of the sum of squares, rounded up.
+
+    Parameters
+    ----------
+    clip_norm : C > 0, or a pytree of them, one for each part of the parameters.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    InputError : a clip norm outside [1e-10, 1e10].
+
+    References
+    ----------
+    Abadi et al. 2016; McMahan et al. 2018 (a clip norm for each part).
+
+    >>> sensitivity({"layer": 3.0, "head": 4.0}) - 5.0 < 1e-15
+    True
+    """
+    norms = [float(check("clip_norm", c, CLIP_NORM)) for c in jax.tree_util.tree_leaves(clip_norm)]
+    return norms[0] if len(norms) == 1 else math.nextafter(math.hypot(*norms), math.inf)
+
+
+def grouped(clip_norm: Any, params: Any) -> tuple[list[Any], list[int]]:
+    """The clip norms, and for each parameter the number of the one that it falls under."""
+    norms = jax.tree_util.tree_leaves(clip_norm)
+    for norm in norms:
+        if not is_tracer(norm) and np.ndim(check("clip_norm", norm, CLIP_NORM)):
+            raise InputError(f"clip_norm has shape {np.shape(norm)}, must be a number; use one number for each part")
+    try:
+        parts = jax.tree_util.tree_leaves(
+            jax.tree.map(lambda _, part: _Part(part), clip_norm, params), is_leaf=lambda x: isinstance(x, _Part)
+        )
+    except ValueError:
+        raise InputError("clip_norm must be a number or a prefix of the parameters; give one number a part") from None
+    counts = [len(jax.tree_util.tree_leaves(part.params)) for part in parts]
+    return norms, [group for group, count in enumerate(counts) for _ in range(count)]
+
+
+def limit_of(clip_norm: Any, sizes: Sequence[int], rows: int, dtype: Any) -> Any:
+    """The clip norm, less the rounding of norms and contributions; 0 for one that no contribution can be held to.
+
+    sizes : of all parameters.  rows : the most rows of a product among them.  Both terms are derived in
+    jaxacct/training/step/README.md, "Clipping".
+    """
+    below_normal = 16 * rows * math.sqrt(sum(sizes)) * float(jnp.finfo(dtype).tiny)
+    c = jnp.asarray(clip_norm, dtype)
+    held = (c >= _SMALLEST_TRACED) & (c <= _LARGEST_TRACED)
+    return jnp.where(held, c * (1 - allowance(sizes, dtype)) - below_normal, 0)
+
+
+class _Part:
+    """The parameters under one clip norm, kept together."""
+
+    def __init__(self, params: Any) -> None:
+        self.params = params

@@ -1,0 +1,276 @@
+"""Per-example clipping: the sum over a batch of gradients each scaled down to a norm of at most C."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.training.step import ghost_norms as ghost
+from jaxacct.training.step import powers_of_two as powers
+from jaxacct.training.step.block_sums import sum_squares
+from jaxacct.training.step.clip_norm import grouped, limit_of
+from jaxacct.training.step.noise import wide
+from jaxacct.training.step.per_example import for_each, one_of
+from jaxacct.training.step.traces import trace
+from jaxacct.validation import InputError, choice
+
+__all__ = ["METHODS", "Clipped", "clipped_sum", "norm_methods", "ways"]
+
+METHODS = ("auto", "vmap", "ghost")
+"""How norms are found; `clipped_sum` says what each word means."""
+
+
+class Clipped(NamedTuple):
+    """A sum of clipped gradients, and two counts that are *not* private: for the operator, never to be published.
+
+    Parameters
+    ----------
+    total : a pytree like the parameters, at least float32; before noise, and so not private either.
+    clipped : examples whose gradient was longer than the clip norm (in any group, where there are several).
+    not_finite : examples that contribute nothing, because their gradient has a NaN, an infinity or an overflow in the
+        parameter's dtype, or is more than 2^126 clip norms long; all of them under a clip norm of NaN.
+
+    >>> import jax.numpy as jnp
+    >>> done = clipped_sum(jnp.dot, jnp.zeros(1), jnp.array([[2.0], [jnp.inf]]))
+    >>> int(done.clipped), int(done.not_finite)
+    (1, 1)
+    """
+
+    total: Any
+    clipped: Any
+    not_finite: Any
+
+
+def clipped_sum(
+    loss_fn: Callable[[Any, Any], Any],
+    params: Any,
+    batch: Any,
+    mask: Any = None,
+    clip_norm: Any = 1.0,
+    method: str = "auto",
+) -> Clipped:
+    """The sum over the batch of g_i min(1, C/|g_i|), g_i the gradient of ``loss_fn(params, example_i)``.
+
+    Adding or removing one example moves the sum by at most ``sensitivity(clip_norm)``, replacing one by twice that:
+    the computed gradient of each example, as it enters the sum, has norm at most C, rounding included, whatever the
+    numbers: gradients that are not finite contribute nothing and are counted.
+
+    Can be called inside jit; a traced clip norm outside [2^-100, 2^100], or NaN, lets nothing through.
+
+    Parameters
+    ----------
+    loss_fn : (params, example) -> scalar loss of one example.
+    params : pytree of floating-point arrays.
+    batch : pytree of arrays with the examples along the first axis.
+    mask : bool, shape (examples,); False leaves an example out (padding).  By default all take part.
+    clip_norm : C > 0, a number, or a pytree of numbers that is a prefix of the parameters: each part is then
+        clipped by itself, and the sensitivity is the root of the sum of the squares.
+    method : {"auto", "vmap", "ghost"}
+        Per-example gradients in memory ("vmap"); norms from the inputs and cotangents of products, convolutions and
+        embeddings without them ("ghost", for all parameters with one such use); or for each parameter the cheaper
+        of both.  ``norm_methods`` says which.  All agree up to rounding.
+
+    Returns
+    -------
+    Clipped
+
+    Raises
+    ------
+    InputError : a bad clip norm or method, a loss that is not a scalar, or a loss through which examples could reach
+        one another: custom_vmap, callbacks, collectives.
+
+    References
+    ----------
+    Abadi et al. 2016; Goodfellow 2015; Li et al. 2022 (ghost norms); Bu et al. 2023 (book-keeping).
+
+    >>> import jax.numpy as jnp
+    >>> loss = lambda params, example: jnp.dot(params, example)
+    >>> done = clipped_sum(loss, jnp.zeros(2), jnp.array([[3.0, 4.0], [0.5, 0.0]]), clip_norm=1.0)
+    >>> done.total.round(3), int(done.clipped), int(done.not_finite)
+    (Array([1.1, 0.8], dtype=float32), 1, 0)
+    """
+    choice("method", method, METHODS)
+    _check_params(params)
+    grouped(clip_norm, params)
+    examples = _batch_size(batch)
+    _check_loss(loss_fn, params, one_of(batch))
+    mask = jnp.ones(examples, bool) if mask is None else mask
+    return _clipped_sum(loss_fn, params, batch, mask, clip_norm, method)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5))
+def _clipped_sum(
+    loss_fn: Callable[[Any, Any], Any], params: Any, batch: Any, mask: Any, clip_norm: Any, method: str
+) -> Clipped:
+    leaves, structure = jax.tree_util.tree_flatten(params)
+    norms, groups = grouped(clip_norm, params)
+    members = [np.flatnonzero(np.asarray(groups) == group) for group in range(len(norms))]
+    dtype = jnp.dtype(wide(jnp.result_type(*leaves)))
+    closed, sites = _sites(loss_fn, params, one_of(batch), method)
+    ghosts = {site.leaf for site in sites}
+    direct = [i for i in range(len(leaves)) if i not in ghosts]
+
+    def gradients(example: Any) -> Any:
+        if closed is None:
+            return jax.tree_util.tree_leaves(jax.grad(loss_fn)(params, example)), []
+        run = ghost.tapped(closed, sites)
+
+        def loss(taps: Any, chosen: Any) -> Any:
+            values = list(leaves)
+            for i, value in zip(direct, chosen, strict=True):
+                values[i] = value
+            return run(taps, [*values, *jax.tree_util.tree_leaves(example)])
+
+        taps = [jnp.zeros(site.output.shape, site.output.dtype) for site in sites]
+        (dys, grads), xs = jax.grad(loss, (0, 1), has_aux=True)(taps, [leaves[i] for i in direct])
+        return grads, [site.operands(x, dy, dtype) for site, x, dy in zip(sites, xs, dys, strict=True)]
+
+    # one copy of each value serves both its norm and the sum: a second, rounded otherwise, might exceed its norm
+    grads, pairs = jax.lax.optimization_barrier(for_each("loss_fn", gradients, batch))
+    grads = [g.astype(dtype) for g in grads]
+
+    # each part of a gradient as 2^exponent times one with an ordinary norm
+    parts = {i: jax.vmap(_norm_squared)(g) for i, g in zip(direct, grads, strict=True)}
+    pairs = [jax.vmap(site.normalised)(*pair) for site, pair in zip(sites, pairs, strict=True)]
+    for site, pair in zip(sites, pairs, strict=True):
+        parts[site.leaf] = (pair[2], *jax.vmap(site.norm_squared)(*pair))
+    exponents, squares, sure = (
+        jnp.stack(column) for column in zip(*(parts[i] for i in range(len(leaves))), strict=True)
+    )
+    rows = max((site.rows for site in sites), default=1)
+    limit = lambda c: limit_of(c, [leaf.size for leaf in leaves], rows, dtype)
+    scales = [_scales(exponents[m], squares[m], limit(c)) for c, m in zip(norms, members, strict=True)]
+    finite = jnp.all(sure, axis=0) & functools.reduce(jnp.logical_and, (scale.usable for scale in scales))
+    keep = finite & mask
+
+    totals: list[Any] = [None] * len(leaves)
+    for i, g in zip(direct, grads, strict=True):
+        weights = jnp.where(keep, scales[groups[i]].weight, 0)
+        totals[i] = jnp.tensordot(weights, _kept(keep, g), 1, precision=ghost.HIGHEST)
+    for site, (x, dy, *_) in zip(sites, pairs, strict=True):
+        group = groups[site.leaf]
+        dy = _kept(keep, dy) * _kept(keep, scales[group].parts[members[group] == site.leaf][0])[:, None, None]
+        totals[site.leaf] = site.total(x if site.matrix is None else _kept(keep, x), dy)
+    return Clipped(
+        jax.tree_util.tree_unflatten(structure, totals),
+        jnp.sum(keep & ~functools.reduce(jnp.logical_and, (scale.fits for scale in scales)), dtype=jnp.int32),
+        jnp.sum(mask & ~finite, dtype=jnp.int32),
+    )
+
+
+def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
+    """Of one example's gradient for one parameter: E, the square of |g|/2^E, and whether g is finite."""
+    # 2^-127 would be subnormal
+    top = jnp.minimum(powers.exponent(jnp.max(jnp.abs(g))), jnp.finfo(g.dtype).maxexp - 2)
+    square = sum_squares(g * powers.power(-top, g.dtype))
+    return top, square, jnp.isfinite(square)
+
+
+class _Scales(NamedTuple):
+    """What the examples' gradients under one clip norm are multiplied with, each of shape (examples,).
+
+    fits : nothing is clipped.  weight : min(1, C/|g|).  parts : 2^E min(1, C/|g|), one row for each part.
+    usable : neither of the last two is lost below the normal numbers.
+    """
+
+    fits: Any
+    weight: Any
+    parts: Any
+    usable: Any
+
+
+def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
+    """From the parts' E and squares of |g|/2^E, shape (parts, examples).  NaN does not fit and is not usable."""
+    top = jnp.max(exponents, axis=0, initial=powers.NOTHING)
+    apart = exponents - top[None]
+    length = jnp.sqrt(jnp.sum(squares * powers.power(2 * apart, squares.dtype), axis=0))
+    fits = length <= powers.scaled(limit, -top)
+    quotient = limit / length
+    weight = powers.scaled(quotient, -top)
+    least = jnp.finfo(squares.dtype).tiny
+    return _Scales(
+        fits,
+        jnp.where(fits, 1, weight),
+        jnp.where(fits[None], powers.power(exponents, squares.dtype), powers.scaled(quotient[None], apart)),
+        fits | ((quotient >= least) & (weight >= least)),
+    )
+
+
+def norm_methods(loss_fn: Callable[[Any, Any], Any], params: Any, example: Any, method: str = "auto") -> dict[str, str]:
+    """How each parameter's norm is found, by `clipped_sum` with the same method.
+
+    Parameters
+    ----------
+    loss_fn, params, method : as for `clipped_sum`.
+    example : one example, without a batch axis: arrays, or their shapes and dtypes.
+
+    Returns
+    -------
+    dict : {path of the parameter: "ghost" or "vmap"}.
+
+    Raises
+    ------
+    InputError : an unknown method, or a loss that is not a scalar.
+
+    >>> import jax.numpy as jnp
+    >>> loss = lambda params, x: jnp.sum(jnp.tanh(x @ params["kernel"] + params["bias"]))
+    >>> norm_methods(loss, {"kernel": jnp.zeros((30, 20)), "bias": jnp.zeros(20)}, jnp.zeros(30))
+    {"['bias']": 'vmap', "['kernel']": 'ghost'}
+    """
+    choice("method", method, METHODS)
+    _check_loss(loss_fn, params, example)
+    ghosts = {site.leaf for site in _sites(loss_fn, params, example, method)[1]}
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    return {path: "ghost" if i in ghosts else "vmap" for i, path in enumerate(paths)}
+
+
+ways = norm_methods
+"""The old name of `norm_methods`."""
+
+
+def _sites(loss_fn: Any, params: Any, example: Any, method: str) -> tuple[Any, list[ghost.Site]]:
+    """The trace of the loss and the uses of parameters whose norms need no gradients; (None, []) if there are none."""
+    if method == "vmap":
+        return None, []
+    closed = trace(loss_fn, params, example)
+    sites = ghost.find_sites(closed, len(jax.tree_util.tree_leaves(params)))
+    sites = [site for site in sites if site.cheap or method == "ghost"]
+    return (closed, sites) if sites else (None, [])
+
+
+def _kept(keep: Any, values: Any) -> Any:
+    """Zeros, not products with zero, in place of examples that are left out: they may hold NaN."""
+    return jnp.where(keep.reshape(-1, *(1,) * (values.ndim - 1)), values, 0)
+
+
+def _check_params(params: Any) -> None:
+    """InputError for parameters that have no gradient."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            name = jax.tree_util.keystr(path)
+            raise InputError(f"params{name} has dtype {jnp.result_type(leaf)}, must be floating; close over it instead")
+
+
+def _check_loss(loss_fn: Any, params: Any, example: Any) -> None:
+    """InputError for a loss that is not a scalar."""
+    out = jax.eval_shape(loss_fn, params, example)
+    if getattr(out, "shape", None) != () or not jnp.issubdtype(out.dtype, jnp.floating):
+        shown = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", out)
+        raise InputError(
+            f"loss_fn returns {shown!s:.60} for one example, must be a scalar; take the mean over its axes"
+        )
+
+
+def _batch_size(batch: Any) -> int:
+    """The number of examples; InputError where arrays differ in it."""
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(batch)}
+    if len(sizes) != 1 or () in sizes:
+        raise InputError(
+            f"batch has first axes {sorted(sizes)}, must all be one; put the examples along the first axis"
+        )
+    return int(sizes.pop()[0])

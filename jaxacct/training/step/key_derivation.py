@@ -1,0 +1,136 @@
+"""The key of a step, derived from a secret root and from everything that led to the step.
+
+If a run is repeated from a checkpoint, a step must either come out the same to the last bit, or have randomness of its
+own: the same noise under two different gradients would give their difference away.  So the key of a step is derived
+from the root *and* from a chain of digests of whatever decides the outcome: the first parameters, the program, what
+runs it (`machine`), the data, and the noise and batch size of every step so far.  A program that may come out otherwise
+when it is run again gets a number in the chain that is drawn anew for every `fit`.  The ledger is told a fingerprint of
+that key, and so counts a replay once exactly if it is one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from jaxacct.training.step.machine import machine, repeats
+
+__all__ = ["Lineage", "StepKey", "advance", "begin", "digest", "digest_program", "digest_tree", "joined"]
+
+
+class Lineage(NamedTuple):
+    """The secret root, the chain so far, the digest of what it led to, and the pass over the data under way."""
+
+    root: bytes
+    chain: bytes
+    seal: bytes
+    pass_first: int
+    pass_chain: bytes
+
+    def __repr__(self) -> str:
+        return f"Lineage(root=<secret>, chain={self.chain.hex()[:8]}...)"
+
+
+class StepKey(NamedTuple):
+    """The keys of one step as ChaCha20 words, and what the ledger is told of them."""
+
+    words: np.ndarray
+    pass_words: np.ndarray
+    key_fingerprint: str
+    batch_fingerprint: str
+    partition: str
+
+
+def begin(root: bytes) -> Lineage:
+    """The lineage of a run that has not begun."""
+    return Lineage(root, digest(b"begin"), b"", -1, b"")
+
+
+def joined(lineage: Lineage, seal: bytes) -> Lineage:
+    """The lineage with a state that did not come from it, if it is another than the one it led to."""
+    if seal == lineage.seal:
+        return lineage
+    return lineage._replace(chain=digest(lineage.chain, b"state", seal), seal=seal, pass_first=-1)
+
+
+def advance(
+    lineage: Lineage, program: bytes, data: bytes, settings: tuple[Any, ...], first: int
+) -> tuple[Lineage, StepKey]:
+    """One step on: its keys, from the chain that includes its program, data and settings.
+
+    first : of fixed batches, the first step of the pass that the step is in; -1 otherwise.
+    """
+    if first >= 0 and first != lineage.pass_first:
+        lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain)
+    chain = digest(lineage.chain, program, data, repr(settings).encode())
+    lineage = lineage._replace(chain=chain)
+    secret = hmac.digest(lineage.root, b"step" + chain, "sha256")
+    of_pass = hmac.digest(lineage.root, b"pass" + digest(lineage.pass_chain, data), "sha256")
+    batch = hmac.digest(secret, b"batch" + data, "sha256")
+    return lineage, StepKey(
+        _words(secret), _words(of_pass), _fingerprint(secret), _fingerprint(batch), _fingerprint(of_pass)
+    )
+
+
+def digest(*parts: bytes) -> bytes:
+    """SHA-256 of several strings of bytes, each with its length."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(len(part).to_bytes(8, "little"))
+        total.update(part)
+    return total.digest()
+
+
+def digest_tree(tree: Any) -> bytes:
+    """SHA-256 of a pytree of arrays: structure, shapes, dtypes and every bit."""
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    parts = [str(structure).encode()]
+    for leaf in leaves:
+        array = np.asarray(leaf)
+        parts += [f"{array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).tobytes()]
+    return digest(*parts)
+
+
+def digest_program(traced: Any) -> bytes:
+    """SHA-256 of a traced function (`jax.jit(f).trace(...)`), every constant in it, and of what runs it.
+
+    Equal digests mean equal outputs for equal inputs, to the last bit: a program that may come out otherwise when it is
+    run again has another digest every time.  The lowered text alone would not do: JAX may lower arrays that a function
+    closes over as hidden arguments.
+    """
+    constants: list[Any] = []
+    primitives: set[str] = set()
+
+    def collect(jaxpr: Any) -> None:
+        constants.extend(getattr(jaxpr, "consts", ()))
+        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+        for eqn in jaxpr.eqns:
+            primitives.add(eqn.primitive.name)
+            constants.extend(var.val for var in eqn.invars if isinstance(var, Literal))
+            for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
+                if _is_jaxpr(value):
+                    collect(value)
+
+    collect(traced.jaxpr)
+    own = b"" if repeats(primitives) else secrets.token_bytes(16)
+    return digest(traced.lower().as_text().encode(), digest_tree(constants), machine().encode(), own)
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return isinstance(value, ClosedJaxpr | Jaxpr)
+
+
+def _words(secret: bytes) -> np.ndarray:
+    """The words of a ChaCha20 key, little-endian."""
+    return np.frombuffer(secret, "<u4").astype(np.uint32)
+
+
+def _fingerprint(secret: bytes) -> str:
+    """128 bits of a digest, which tell nothing about the key."""
+    return digest(b"fingerprint", secret).hex()[:32]
