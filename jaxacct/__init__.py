@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from jaxacct.bounds import Bounds, explain
     from jaxacct.calibration import (
         Calibration,
-        calibrate,
         calibrate_noise_multiplier,
         calibrate_sampling_probability,
         calibrate_steps,
     )
     from jaxacct.gradient import epsilon_gradient
+    from jaxacct.mechanism_calibration import calibrate
     from jaxacct.mechanisms import (
         AboveThreshold,
         ApproximateDP,
@@ -130,7 +130,7 @@ _HOMES = {
     "SampledWithoutReplacement": "mechanisms",
     "SmoothSensitivityGaussian": "mechanisms",
     "Verification": "verification",
-    "calibrate": "calibration",
+    "calibrate": "mechanism_calibration",
     "calibrate_noise_multiplier": "calibration",
     "calibrate_sampling_probability": "calibration",
     "calibrate_steps": "calibration",

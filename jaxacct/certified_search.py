@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 
-__all__ = ["AIM", "Evaluate", "Found", "Search", "Start", "bounds_from_upper", "certified_search", "start_at"]
+__all__ = ["AIM", "Evaluate", "Found", "Search", "Start", "certified_search", "least_private", "start_at"]
 
 AIM = 0.15
 """How far below the target a fast start aims, in units of rtol, so that its certificate usually holds at once."""
@@ -133,10 +133,44 @@ def start_at(values: np.ndarray) -> Callable[[np.ndarray], Start]:
     return lambda rows: Start(x[rows], np.zeros(rows.size), np.zeros(rows.size, bool))
 
 
-def bounds_from_upper(upper: np.ndarray, engine: str) -> Bounds:
-    """Bounds of kind "bound" from upper ends alone; NaN counts as infinite."""
-    ends = np.where(np.isnan(upper), np.inf, upper)
-    return Bounds(np.zeros_like(ends), ends, ends, "bound", "ok", engine)
+def least_private(
+    upper: Callable[[np.ndarray], np.ndarray],
+    target: float,
+    start: float,
+    limits: tuple[float, float],
+    *,
+    falls: bool,
+    rtol: float,
+    closest: float = 1e-12,
+    whole: bool = False,
+    margin: float = 0.0,
+) -> float:
+    """One search from upper ends of epsilon alone: the least private value that holds, NaN where none does.
+
+    upper : of an array of values.  margin : share of the target that is kept, for the rounding by which another
+    evaluation may differ.  The other arguments are those of `Search`.
+
+    >>> round(least_private(lambda noise: 3.0 / noise, 1.5, 1.0, (0.1, 100.0), falls=True, rtol=1e-6), 5)
+    2.0
+    """
+
+    def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
+        found = np.asarray(upper(values), np.float64)
+        ends = np.where(np.isnan(found), np.inf, found)  # what is not known does not hold
+        return Bounds(np.zeros_like(ends), ends, ends, "bound", "ok")
+
+    one = np.ones(1)
+    search = Search(
+        evaluate=evaluate,
+        target=one * target * (1.0 - margin),
+        lowest=one * limits[0],
+        highest=one * limits[1],
+        falls=np.array([falls]),
+        rtol=rtol,
+        closest=closest,
+        whole=whole,
+    )
+    return float(certified_search(search, start_at(one * min(max(start, limits[0]), limits[1]))).value[0])
 
 
 def _nothing(size: int) -> Found:

@@ -6,7 +6,7 @@ import pytest
 import jaxacct as ja
 from jaxacct import dp_sgd_calibration
 from jaxacct.bounds import STATUSES, Bounds
-from jaxacct.certified_search import Start
+from jaxacct.certified_search import Start, least_private
 from jaxacct.engines import contour
 
 
@@ -177,3 +177,22 @@ def test_targets_at_the_ends_of_float64_are_answered_and_met():
         for c in found:
             assert (np.isfinite(c.value) == c.ok).all() and not (c.ok & ~(c.epsilon.upper <= target)).any()
             assert set(np.unique(c.status)) <= set(STATUSES)
+
+
+def test_one_search_from_upper_ends_finds_any_crossing():
+    for root in (0.11, 3.0, 9e5):
+        upper = lambda x, root=root: (root / x) ** 1.5
+        found = least_private(upper, 1.0, 1.0, (0.1, 1e6), falls=True, rtol=1e-5)
+        assert root < found < root * (1 + 1e-5)
+    assert np.isnan(least_private(lambda x: 2 + 0 * x, 1.0, 1.0, (0.1, 1e6), falls=True, rtol=1e-4))
+    assert np.isnan(least_private(lambda x: np.nan * x, 1.0, 1.0, (0.1, 1e6), falls=True, rtol=1e-4))
+    assert least_private(lambda x: 0 * x, 1.0, 1.0, (0.1, 1e6), falls=True, rtol=1e-4) == 0.1
+    for most in (1, 2, 17, 123_456):
+        asked = []
+
+        def upper(n, most=most, asked=asked):
+            asked.extend(n)
+            return n / (most + 0.5)
+
+        assert least_private(upper, 1.0, 1e3, (1, 1e9), falls=False, rtol=1e-4, whole=True) == most
+        assert len(asked) < 25

@@ -19,7 +19,6 @@ import jaxacct as ja
 from jaxacct import selection
 from jaxacct.training import Ledger, Plan, Segment
 from jaxacct.training.plan.curve import dominating
-from jaxacct.training.plan.search import search
 from jaxacct.training.step.step_mechanisms import Release
 
 MODULES = ("plan.plan", "plan.document", "ledger.ledger")
@@ -96,16 +95,6 @@ def test_with_nothing_open_epsilon_is_reported():
     plan = Plan(**FULL, steps=9, noise_multiplier=4.0)
     assert plan.epsilon.upper == pytest.approx(gaussian_epsilon(0.75), rel=1e-6) and plan.epsilon.kind == "certified"
     assert plan.target_epsilon is None and plan.within
-
-
-def test_search_narrows_down_to_any_crossing():
-    for root in (0.11, 3.0, 9e5):
-        found = search(lambda x, root=root: (root / x) ** 1.5, 1.0, 1.0, (0.1, 1e6), falling=True, rtol=1e-5)
-        assert root < found < root * (1 + 1e-5)
-    assert math.isnan(search(lambda x: 2 + 0 * x, 1.0, 1.0, (0.1, 1e6), falling=True))
-    assert search(lambda x: 0 * x, 1.0, 1.0, (0.1, 1e6), falling=True) == pytest.approx(0.1)
-    for most in (1, 2, 17, 123_456):
-        assert search(lambda n, m=most: n / (m + 0.5), 1.0, 1e3, (1, 1e9), falling=False, whole=True) == most
 
 
 # Schedules

@@ -13,9 +13,10 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
+from jaxacct.mechanism_calibration import search_mechanisms
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.options import tolerance
+from jaxacct.options import options, tolerance
 from jaxacct.selection.law_families import Law, PointMass, Poisson, TruncatedNegativeBinomial
 from jaxacct.selection.mechanism import select
 from jaxacct.validation import DELTA, POSITIVE, Constraint, InputError, broadcast_shape, check, choice, refuse_tracers
@@ -32,8 +33,9 @@ LEAST_MEAN = 1e-3
 """Smallest mean of a Poisson law that is searched: nearly always nothing is released."""
 LARGEST_MEAN = 1e6
 """Largest E[K] that is searched, of every family: more candidates than anybody trains."""
-MOST_TRIALS = 40
-"""Laws of K that are tried for one target, at most; every third is the middle of what is open."""
+EPSILON_SHARE = 0.02
+"""The search ends where epsilon is within half of this share of rtol below the target: E[K] is then nearer to its
+largest than rtol, unless epsilon grows by less than a hundredth of what E[K] grows by."""
 _ETA = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
 
 
@@ -142,42 +144,31 @@ def repetitions_allowed(
     known = {"target_epsilon": target, "target_delta": level, "eta": shape_of}
     shape = broadcast_shape({"the mechanism": batch_shape(run)} | {name: x.shape for name, x in known.items()})
 
-    def law(x: np.ndarray) -> Law:
-        return _law(family, shape_of, _parameter(family, x))
+    def chosen(values: np.ndarray) -> Mechanism:
+        return select(run, _law(family, shape_of, _parameter(family, values)))
 
-    def epsilon(x: np.ndarray) -> Bounds:
-        return account.epsilon(select(run, law(x)), np.broadcast_to(level, shape), relation=relation)
-
+    target, level = np.broadcast_to(target, shape), np.broadcast_to(level, shape)
     least, most = (np.broadcast_to(x, shape) for x in _ends(family, shape_of))
-    first, last = epsilon(least), epsilon(most)
-    status = np.where(last.upper <= target, "not_binding", np.where(first.upper <= target, "ok", "infeasible"))
-    search = status == "ok"
-    held = np.where(status == "not_binding", most, least)
-    kept = _chosen(status == "not_binding", last, first)
-    holds, fails = np.array(least), np.array(most)
-    at_holds, at_fails = np.array(first.upper), np.array(last.upper)
-    for turn in range(MOST_TRIALS):
-        wide = search & (_mean(law(fails)) > _mean(law(holds)) * (1.0 + rtol))
-        if family == "point_mass":
-            wide = search & (_parameter(family, fails) - _parameter(family, holds) > 1.0)
-        if not wide.any():
-            break
-        with np.errstate(invalid="ignore"):
-            share = (target - at_holds) / (at_fails - at_holds)
-        share = np.where(np.isfinite(share) & (turn % 3 != 2), np.clip(share, 0.02, 0.98), 0.5)
-        x = np.where(wide, holds + share * (fails - holds), holds)
-        x = np.where(wide, _whole(family, x, holds, fails), x)
-        found = epsilon(x)
-        good = wide & (found.upper <= target)
-        held, kept = np.where(good, x, held), _chosen(good, found, kept)
-        holds, at_holds = np.where(good, x, holds), np.where(good, found.upper, at_holds)
-        bad = wide & ~good
-        fails, at_fails = np.where(bad, x, fails), np.where(bad, found.upper, at_fails)
+    given = options(relation=relation)
+    found = search_mechanisms(
+        chosen,
+        target,
+        level,
+        (least, most),
+        relation,
+        account.effort_of(given),
+        rtol=EPSILON_SHARE * rtol,
+        whole=family == "point_mass",
+        closest=rtol,
+    )
+    status = found.status.reshape(shape)
     ok = status != "infeasible"
-    parameter = np.where(ok, np.broadcast_to(_parameter(family, held), shape), np.nan)
-    mean = np.where(ok, np.broadcast_to(_mean(law(held)), shape), np.nan)
+    first = account.epsilon(chosen(least), level, relation=relation)
+    parameter = _parameter(family, np.where(ok, found.value.reshape(shape), least))
+    mean = np.where(ok, np.asarray(_law(family, shape_of, parameter).mean), np.nan)
+    kept = _chosen(ok, found.bounds(shape), first)
     word = str(status) if shape == () else status
-    return AllowedRepetitions(mean[()], parameter[()], kept, word, ok[()], family, shape_of[()])
+    return AllowedRepetitions(mean[()], np.where(ok, parameter, np.nan)[()], kept, word, ok[()], family, shape_of[()])
 
 
 def _law(family: str, eta: Any, parameter: Any) -> Law:
@@ -186,38 +177,24 @@ def _law(family: str, eta: Any, parameter: Any) -> Law:
     return PointMass(parameter) if family == "point_mass" else TruncatedNegativeBinomial(eta, parameter)
 
 
-def _mean(law: Law) -> np.ndarray:
-    return np.asarray(law.mean)
-
-
-def _parameter(family: str, x: np.ndarray) -> np.ndarray:
-    """The number of a law at x: log(1/gamma - 1), or the logarithm of the mean."""
-    if family == "point_mass":
-        return np.maximum(np.round(np.exp(x)), 1.0)
-    return np.exp(x) if family == "poisson" else 1.0 / (1.0 + np.exp(x))
-
-
-def _whole(family: str, x: np.ndarray, holds: np.ndarray, fails: np.ndarray) -> np.ndarray:
-    """x moved to a whole number strictly between the ends, for point masses."""
-    if family != "point_mass":
-        return x
-    low, high = (_parameter(family, end) for end in (holds, fails))
-    return np.log(np.clip(np.round(np.exp(x)), low + 1.0, np.maximum(high - 1.0, low + 1.0)))
+def _parameter(family: str, values: np.ndarray) -> np.ndarray:
+    """The parameter of a law from what is searched: the odds 1/gamma - 1, the mean of Poisson laws, or the number."""
+    return values if family in ("poisson", "point_mass") else 1.0 / (1.0 + values)
 
 
 def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
-    """The ends of x."""
+    """The ends of what is searched."""
     if family == "point_mass":
-        return np.zeros(()), np.log(LARGEST_MEAN)
+        return np.ones(()), np.full((), LARGEST_MEAN)
     if family == "poisson":
-        return tuple(np.log((LEAST_MEAN, LARGEST_MEAN)))
+        return np.full((), LEAST_MEAN), np.full((), LARGEST_MEAN)
     low, high = (np.full(eta.shape, np.log(1.0 / end - 1.0)) for end in (LARGEST_GAMMA, LEAST_GAMMA))
     most = high.copy()
     for _ in range(60):  # where the mean passes the largest that is searched
         middle = 0.5 * (low + most)
-        beyond = _mean(_law(family, eta, _parameter(family, middle))) > LARGEST_MEAN
+        beyond = np.asarray(_law(family, eta, _parameter(family, np.exp(middle))).mean) > LARGEST_MEAN
         low, most = np.where(beyond, low, middle), np.where(beyond, middle, most)
-    return np.full(eta.shape, np.log(1.0 / LARGEST_GAMMA - 1.0)), most
+    return np.full(eta.shape, 1.0 / LARGEST_GAMMA - 1.0), np.exp(most)
 
 
 def _chosen(where: np.ndarray, one: Bounds, other: Bounds) -> Bounds:

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxacct import account, calibration
 from jaxacct.bounds import Bounds
+from jaxacct.dp_sgd_calibration import LEAST_RTOL
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.options import options, tolerance
 from jaxacct.sweeps import repetitions
@@ -59,7 +60,7 @@ def settings(grid: Grid, relation: str, engine: str, rtol: float) -> Settings:
             "use 'add_or_remove_one', 'add_one' or 'remove_one'"
         )
     if calibrated:
-        tolerance(rtol, calibration.LEAST_RTOL)
+        tolerance(rtol, LEAST_RTOL)
     return Settings(chosen.relation, chosen.engine, chosen.rtol)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.calibration import calibrate_noise_multiplier
+from jaxacct.certified_search import least_private
 from jaxacct.mechanisms import PrivacyProfile, dp_sgd
 from jaxacct.progress import Progress
 from jaxacct.selection import Law, Poisson, TruncatedNegativeBinomial, select
@@ -26,6 +27,8 @@ FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial"
 """Families of laws of K that the advisor compares; each has one free number, which its mean decides."""
 LARGEST_MEAN = 1e6
 """Largest E[K] that is looked for: more candidates than anybody trains."""
+EPSILON_RTOL = 1e-4
+"""An E[K] whose epsilon is within half of this, relatively, below the target is near enough."""
 MEAN_RTOL = 0.01
 """How close, relatively, E[K] comes to one that no longer meets the target; finer is of no use for advice."""
 ONE_TARGET = "ask for one target at a time"
@@ -204,25 +207,20 @@ class _Task:
         return self._option(split, share, family, law(mean), sigma, known[sigma], "ok")
 
     def candidates(self, split: str, share: float, family: str, law: Callable[[float], Law], sigma: float) -> Option:
-        """The largest E[K] that a noise allows, by bisection on log E[K]: tried, and met the target."""
-        low, high = (math.log(x) for x in (0.05 if family == "poisson" else 1.0 + 1e-6, LARGEST_MEAN))
-        value = lambda x: self.epsilon(split, share, law(math.exp(x)), sigma)
-        held = value(low)
-        if held > self.target:
-            return self._option(split, share, family, law(math.exp(low)), sigma, math.nan, "infeasible")
-        step, x = 1.0, max(low, math.log(4.0))
-        while x < high and (found := value(x)) <= self.target:  # outwards, in growing steps
-            low, held, x, step = x, found, min(x + step, high), 2.0 * step
-        if x >= high and (found := value(high)) <= self.target:
-            return self._option(split, share, family, law(LARGEST_MEAN), sigma, found, "not_binding")
-        high = x
-        while high - low > MEAN_RTOL:
-            middle = 0.5 * (low + high)
-            if (found := value(middle)) <= self.target:
-                low, held = middle, found
-            else:
-                high = middle
-        return self._option(split, share, family, law(math.exp(low)), sigma, held, "ok")
+        """The largest E[K] that a noise allows: tried, and met the target."""
+        known: dict[float, float] = {}
+
+        def upper(means: np.ndarray) -> np.ndarray:
+            for mean in means.tolist():
+                known[mean] = self.epsilon(split, share, law(mean), sigma)
+            return np.array([known[mean] for mean in means.tolist()])
+
+        limits = (0.05 if family == "poisson" else 1.0 + 1e-6, LARGEST_MEAN)
+        mean = least_private(upper, self.target, 4.0, limits, falls=False, rtol=EPSILON_RTOL, closest=MEAN_RTOL)
+        if math.isnan(mean):
+            return self._option(split, share, family, law(limits[0]), sigma, math.nan, "infeasible")
+        status = "not_binding" if mean == LARGEST_MEAN else "ok"
+        return self._option(split, share, family, law(mean), sigma, known[mean], status)
 
     def _option(
         self, split: str, share: float, family: str, law: Law, sigma: float, epsilon: float, status: str

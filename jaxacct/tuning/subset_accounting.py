@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxacct import account
+from jaxacct.certified_search import least_private
 from jaxacct.mechanisms import Mechanism, PrivacyProfile
 from jaxacct.selection import Law, bound_delta, bound_epsilon
 from jaxacct.selection.base_profile import upper_delta
@@ -38,8 +39,6 @@ LAST_DELTA_SHARE = 1e-4
 """Profiles end where delta is this share of the target delta; what is left counts as mass at infinity."""
 SUM_ERROR = 1e-10
 """Relative allowance for sums of up to 10^6 products of two masses."""
-MOST_TRIALS = 30
-"""Noise multipliers that are tried for one target, at most."""
 NOISE_RTOL = 1e-3
 """The search ends at an epsilon within this share below the target."""
 TARGET_MARGIN = 1e-5
@@ -138,51 +137,25 @@ def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, varia
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = NOISE_RTOL) -> float:
-    """The least noise multiplier whose epsilon meets the target, by the secant in logarithms: one of the tried, safe.
+    """The least noise multiplier whose epsilon meets the target: one of those tried, and within rtol below the target.
 
-    epsilon : of a noise multiplier, upper ends, falling at least nearly.  InputError where no noise is enough.
+    epsilon : upper end for a noise multiplier, falling at least nearly.  near : where the search begins.
+    InputError where no noise is enough.
     """
     if near <= 0.0 or not math.isfinite(near):
         raise InputError(f"near = {near!r} must be a positive noise multiplier")
-    aim = math.log1p(-0.3 * rtol)
-    low, high = (math.log(end) for end in (LEAST_NOISE, LARGEST_NOISE))
-    x = min(max(math.log(near), low), high)
-    bad: tuple[float, float] | None = None
-    good: tuple[float, float] | None = None
-    tried: list[tuple[float, float]] = []
-    for _ in range(MOST_TRIALS):
-        at = epsilon(math.exp(x))
-        excess = min(max(math.log(max(at, 1e-12) / target), -6.0), 6.0)
-        tried.append((x, excess))
-        if excess <= -TARGET_MARGIN:
-            good = (x, excess) if good is None or x < good[0] else good
-        else:
-            bad = (x, excess) if bad is None or x > bad[0] else bad
-        if good is not None and (good[1] >= -rtol or good[0] <= low):
-            return math.exp(good[0])
-        if bad is not None and bad[0] >= high:
-            break
-        x = min(max(_next(tried, bad, good, aim), low), high)
-    if good is None:
+    found = least_private(
+        lambda values: np.array([epsilon(float(value)) for value in values]),
+        target,
+        near,
+        (LEAST_NOISE, LARGEST_NOISE),
+        falls=True,
+        rtol=2.0 * rtol,
+        margin=TARGET_MARGIN,
+    )
+    if math.isnan(found):
         raise InputError(f"target_epsilon = {target!r} is met by no noise up to {LARGEST_NOISE:g}; raise the target")
-    return math.exp(good[0])
-
-
-def _next(
-    tried: list[tuple[float, float]], bad: tuple[float, float] | None, good: tuple[float, float] | None, aim: float
-) -> float:
-    """Along the line through the last two tries, kept between the ends that are known."""
-    x, y = tried[-1]
-    slope = -1.2
-    if len(tried) > 1 and tried[-2][0] != x:
-        slope = (y - tried[-2][1]) / (x - tried[-2][0])
-        slope = slope if -10.0 < slope < -0.2 else -1.2
-    step = x + min(max((aim - y) / slope, -1.5), 1.5)
-    if bad is not None and good is not None:
-        width = good[0] - bad[0]
-        if not bad[0] + 0.02 * width < step < good[0] - 0.02 * width:
-            step = 0.5 * (bad[0] + good[0])
-    return step
+    return found
 
 
 def _reach(run: Mechanism, level: float) -> float:

@@ -7,9 +7,17 @@ from typing import Any, Protocol
 from jaxacct import account, selection
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism
-from jaxacct.training.plan.search import tolerance
 
-__all__ = ["Terms", "epsilon_of_run", "epsilon_of_tuning"]
+__all__ = ["MARGIN", "MARGIN_OF_WHOLE_NUMBERS", "Terms", "epsilon_of_run", "epsilon_of_tuning", "tolerance"]
+
+CLOSENESS = 1e-4
+"""How close to the target, relative to it and absolutely, the certified epsilon of a solution lies."""
+_LEAST_RTOL = 1e-6
+"""Never closer than this, relatively, however large the target is."""
+MARGIN = 0.05
+"""Share of the tolerance that is kept from the target: evaluated again, epsilon may differ by its rounding."""
+MARGIN_OF_WHOLE_NUMBERS = 1e-7
+"""Share of the target that is kept where whole numbers are solved for, for the same reason."""
 
 _SHARE_OF_TOLERANCE = 0.2
 """The relative width asked of a bracket, as a share of how close to the target a solution has to lie: the width of the
@@ -50,6 +58,11 @@ class Terms(Protocol):
     @property
     def candidates(self) -> str:
         """What the K runs of a tuning are taken for."""
+
+
+def tolerance(target: float) -> float:
+    """The relative closeness that is within CLOSENESS both relatively and absolutely."""
+    return max(CLOSENESS * min(1.0, 1.0 / target), _LEAST_RTOL)
 
 
 def epsilon_of_run(terms: Terms, mechanism: Mechanism) -> Bounds:

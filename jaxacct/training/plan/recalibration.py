@@ -7,9 +7,10 @@ from typing import TypeVar
 
 from jaxacct import dp_sgd_calibration
 from jaxacct.bounds import explain
+from jaxacct.certified_search import least_private
+from jaxacct.training.plan.accounting import MARGIN, tolerance
 from jaxacct.training.plan.filters import Filter, spent_renyi
 from jaxacct.training.plan.schedule import Piece, Segment, joined, merged, scaled, steps_of
-from jaxacct.training.plan.search import search, tolerance
 from jaxacct.training.plan.solved import SolvedPlan
 from jaxacct.training.plan.solver import noise_for, together
 from jaxacct.training.step.step_mechanisms import POISSON
@@ -109,7 +110,8 @@ def _noise_in(
         raise InputError(f"step = {step}: nothing is left of the Renyi filter, which holds what the plan uses; stop")
     used = lambda scales: spent_renyi(together(plan, spent, rest, scales), chosen, plan.relation)
     rtol = tolerance(chosen.budget)  # as near in epsilon as in the divergence
-    found = search(used, chosen.budget, start, dp_sgd_calibration.NOISE_RANGE, falling=True, rtol=rtol)
+    limits = dp_sgd_calibration.NOISE_RANGE
+    found = least_private(used, chosen.budget, start, limits, falls=True, rtol=rtol, margin=MARGIN * rtol)
     if math.isnan(found):
         raise InputError(f"step = {step}: {explain('infeasible_noise')}")
     return found

@@ -1,7 +1,7 @@
 """The solver: from a request to the segments, the noise and the filter of the plan that meets its target.
 
 What may be left open is the noise, the number of steps, or the sampling probability.  Every search keeps only a value
-that was itself evaluated by a certified engine (`search.py`).
+that was itself evaluated by a certified engine (jaxacct/certified_search.py).
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ import numpy as np
 from jaxacct.bounds import Bounds, explain
 from jaxacct.calibration import calibrate_noise_multiplier
 from jaxacct.calibration_start import gaussian_mu
+from jaxacct.certified_search import least_private
 from jaxacct.dp_sgd_calibration import NOISE_RANGE
 from jaxacct.mechanisms import Mechanism, compose, dp_sgd, repeat
-from jaxacct.training.plan.accounting import Terms, epsilon_of_run
+from jaxacct.training.plan.accounting import (
+    MARGIN,
+    MARGIN_OF_WHOLE_NUMBERS,
+    Terms,
+    epsilon_of_run,
+    tolerance,
+)
 from jaxacct.training.plan.filters import Filter, filter_of, promises
 from jaxacct.training.plan.passes import releases
 from jaxacct.training.plan.request import PlanRequest
 from jaxacct.training.plan.schedule import Piece, Segment, joined, merged, pieces, scaled, steps_of
-from jaxacct.training.plan.search import search, tolerance
 from jaxacct.training.step.step_mechanisms import FIXED, POISSON, composed, prefixes, single
 from jaxacct.validation import InputError
 
@@ -90,7 +96,8 @@ def noise_for(terms: Terms, spent: tuple[Segment, ...], rest: tuple[Segment, ...
             steps = sum(releases(rest, rest[-1].end, FIXED, terms.dataset_size).values())
         mu = float(gaussian_mu(np.array([target]), np.array([terms.target_delta]))[0])
         start = float(np.log1p(mu**2 / (rate**2 * steps)) ** -0.5)
-    found = search(upper, target, start, NOISE_RANGE, falling=True)
+    rtol = tolerance(target)
+    found = least_private(upper, target, start, NOISE_RANGE, falls=True, rtol=rtol, margin=MARGIN * rtol)
     if math.isnan(found):
         raise InputError(f"target_epsilon = {target!r} cannot be met: {explain('infeasible_noise')}")
     return found
@@ -191,7 +198,16 @@ def _steps(request: PlanRequest, rate: float, n: float) -> int:
     """The largest number of steps that meets the target."""
     target = _target(request)
     upper = lambda steps: _upper_without_schedule(request, np.array(rate), steps, n)
-    found = search(upper, target, _FIRST_STEPS, _STEPS_RANGE, falling=False, whole=True)
+    found = least_private(
+        upper,
+        target,
+        _FIRST_STEPS,
+        _STEPS_RANGE,
+        falls=False,
+        rtol=tolerance(target),
+        whole=True,
+        margin=MARGIN_OF_WHOLE_NUMBERS,
+    )
     if math.isnan(found):
         raise InputError(f"target_epsilon = {target!r} cannot be met: {explain('infeasible_steps')}")
     if found == _STEPS_RANGE[1]:
@@ -213,10 +229,21 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
 
     if request.sampling == POISSON:
         limits = _RATE_RANGE if request.steps is not None else (1.0 / n, 1.0)
-        rate = search(upper, target, _FIRST_RATE, limits, falling=False)
+        rate = least_private(
+            upper, target, _FIRST_RATE, limits, falls=False, rtol=tolerance(target), margin=MARGIN * tolerance(target)
+        )
     else:
-        first = _FIRST_RATE * n + 1.0
-        rate = search(lambda size: upper(size / n), target, first, (1.0, n), falling=False, whole=True) / n
+        size = least_private(
+            lambda size: upper(size / n),
+            target,
+            np.floor(_FIRST_RATE * n + 1.0),
+            (1.0, n),
+            falls=False,
+            rtol=tolerance(target),
+            whole=True,
+            margin=MARGIN_OF_WHOLE_NUMBERS,
+        )
+        rate = size / n
     if math.isnan(rate):
         raise InputError(f"target_epsilon = {target!r} cannot be met: {explain('infeasible_rate')}")
     size = rate * n if request.sampling == POISSON else float(round(rate * n))
