@@ -45,11 +45,11 @@ def timed(owner, name, stage):
     setattr(owner, name, outer)
 
 import jax
-from jaxacct.cli.shelf import Shelf
+from jaxacct.cli.executable_cache import ExecutableCache
 timed(jax.stages.Traced, "lower", "lower")
 timed(jax.stages.Lowered, "compile", "compile")
-timed(Shelf, "save", "save")
-timed(Shelf, "load", "load")
+timed(ExecutableCache, "save", "save")
+timed(ExecutableCache, "load", "load")
 from jaxacct.engines import programs
 timed(programs._Batched, "_prepare", "trace")
 timed(commands, "run", "run")

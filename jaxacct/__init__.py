@@ -10,8 +10,9 @@ from jaxacct.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from jaxacct.account import delta, epsilon
     from jaxacct.bounds import Bounds, explain
-    from jaxacct.calibrate import (
+    from jaxacct.calibration import (
         Calibration,
+        calibrate,
         calibrate_noise_multiplier,
         calibrate_sampling_probability,
         calibrate_steps,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from jaxacct.representations.profile import Profile, profile
     from jaxacct.representations.rdp import rdp_delta, rdp_epsilon
     from jaxacct.selection.allowed import AllowedRepetitions, repetitions_allowed
-    from jaxacct.sweep import sweep
+    from jaxacct.sweeps import sweep
     from jaxacct.validation import InputError
     from jaxacct.verification import Verification, verify
 
@@ -79,6 +80,7 @@ __all__ = [
     "SampledWithoutReplacement",
     "SmoothSensitivityGaussian",
     "Verification",
+    "calibrate",
     "calibrate_noise_multiplier",
     "calibrate_sampling_probability",
     "calibrate_steps",
@@ -105,7 +107,7 @@ _HOMES = {
     "AllowedRepetitions": "selection.allowed",
     "ApproximateDP": "mechanisms",
     "Bounds": "bounds",
-    "Calibration": "calibrate",
+    "Calibration": "calibration",
     "DiscreteGaussian": "mechanisms",
     "DiscreteLaplace": "mechanisms",
     "ExponentialMechanism": "mechanisms",
@@ -128,9 +130,10 @@ _HOMES = {
     "SampledWithoutReplacement": "mechanisms",
     "SmoothSensitivityGaussian": "mechanisms",
     "Verification": "verification",
-    "calibrate_noise_multiplier": "calibrate",
-    "calibrate_sampling_probability": "calibrate",
-    "calibrate_steps": "calibrate",
+    "calibrate": "calibration",
+    "calibrate_noise_multiplier": "calibration",
+    "calibrate_sampling_probability": "calibration",
+    "calibrate_steps": "calibration",
     "compose": "mechanisms",
     "delta": "account",
     "dp_sgd": "mechanisms",

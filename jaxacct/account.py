@@ -1,61 +1,34 @@
-"""epsilon and delta of a mechanism, as certified brackets: mechanism + engine -> Bounds.
+"""epsilon and delta of a mechanism, as certified brackets: the public questions, and how they become questions to
+engines.
 
-The two directions of the neighbouring relation are composed separately and the larger is taken at the end.
-`engine="auto"` uses the closed form where the mechanism is Gaussian throughout, the average of one for two sampled
-steps, the contour engine where its certificate is narrow, and the lattice engine for the rest; `Bounds.engine` says
-which one answered.
+Each direction of the neighbouring relation is composed and answered by itself, and the larger answer is taken at the
+end.  Which engine answers is decided in dispatch.py; `Bounds.engine` says which one did.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.dispatch import (
-    Methods,
-    Side,
-    absent,
-    both_directions,
-    by_engines,
-    delta_by_formula,
-    delta_by_two_steps,
-    delta_limits,
-    epsilon_by_formula,
-    epsilon_by_two_steps,
-    epsilon_limits,
-    lattice,
-    narrow,
-)
-from jaxacct.engines import contour
-from jaxacct.engines.contour import Answer
+from jaxacct.dispatch import Side, ask_engines, engine_of_mechanism, is_narrow
+from jaxacct.engines.contour import TOLERANCE, Answer, Hint
+from jaxacct.engines.programs import large
+from jaxacct.engines.protocol import Effort, Kinds, Question
 from jaxacct.engines.quick_bounds import largest_loss, largest_loss_above
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
-from jaxacct.mechanisms import Components, Mechanism, batch_shape
-from jaxacct.options import GIBIBYTE, mechanism_for, options
-from jaxacct.validation import (
-    DELTA_OR_ZERO,
-    NON_NEGATIVE,
-    InputError,
-    broadcast_shape,
-    check,
-    refuse_tracers,
-)
+from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
+from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.options import GIBIBYTE, Options, options
+from jaxacct.validation import DELTA_OR_ZERO, NON_NEGATIVE, InputError, broadcast_shape, check, refuse_tracers
 
-NARROW, SHARE = 1e-6, 0.01
-"""The contour engine stops refining at a relative width of this share of rtol, or at the first if that is more."""
+__all__ = ["bracket_epsilon", "delta", "effort_of", "effort_of_search", "epsilon"]
+
+NARROWEST, REFINED_SHARE = 1e-6, 0.01
+"""The contour engine refines to a relative width of half this share of rtol, or of half the first if that is more."""
 _KERNEL = "jaxacct.kernels.contour"
-
-
-class Effort(NamedTuple):
-    """How narrow brackets should be: in the end, and engine by engine."""
-
-    rtol: float
-    contour_width: float
-    contour_tolerance: float
-    lattice_rtol: float
+"""What to call inside jit."""
 
 
 def epsilon(
@@ -107,94 +80,37 @@ def epsilon(
     (1.993091, 'certified')
     """
     refuse_tracers("ja.epsilon", _KERNEL, mechanism=mechanism, delta=delta)
-    relation, engine, rtol, memory_bytes = options(
-        relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes
-    )
-    mechanism = mechanism_for(mechanism, engine)
+    given = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes)
+    mechanism = require_mechanism("mechanism", mechanism)
     delta = check("delta", delta, DELTA_OR_ZERO)
-    effort = Effort(rtol, _contour_width(rtol), contour.TOLERANCE, 0.1 * rtol)
-    return bracket_epsilon(mechanism, delta, relation, engine, effort, memory_bytes)
+    return bracket_epsilon(mechanism, delta, given.relation, effort_of(given), given.engine)
 
 
 def bracket_epsilon(
     mechanism: Mechanism,
     delta: float | np.ndarray,
     relation: str,
-    engine: str,
     effort: Effort,
-    memory_bytes: int,
-    hint: contour.Hint | None = None,
+    engine: str = "auto",
+    hint: Hint | None = None,
 ) -> Bounds:
-    """`epsilon` for checked arguments, with the effort of each engine spelt out."""
-    rtol = effort.rtol
-    known = mechanism.direct("epsilon", delta, relation, rtol)
-    if known is not None:
-        return known
-    shape = _common_shape(mechanism, delta, "delta")
+    """`epsilon` for checked arguments, with the effort of each engine spelt out.
 
-    def solve(parts: Components, target: np.ndarray, floor: np.ndarray) -> Side:
-        infinite = parts.delta_infinity
-        bounded = ~((parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1))
-        unbounded = (target == 0) & ~bounded
-        if unbounded.any():
-            raise InputError(
-                f"delta{_index(unbounded, shape)} = 0 must be > 0 for a mechanism with an unbounded loss; "
-                "use a small positive delta such as 1e-5"
-            )
-        finite = target - infinite
-        wrong = parts.infinity_units * ROUNDOFF * infinite
-        with np.errstate(over="ignore"):
-            slack = (4.0 * ROUNDOFF * target + wrong) / np.maximum(finite, SMALLEST_POSITIVE)
-        at_infinity = finite < -wrong
-        exact_zero = target == 0
-        live = (finite > 0) & (slack < 1e-3)
-        methods = Methods(
-            lambda p, rows: epsilon_by_formula(p, finite[rows], slack[rows]),
-            lambda p, rows: epsilon_by_two_steps(p, finite[rows], slack[rows], floor[rows]),
-            lambda p, rows: _not_negative(
-                contour.epsilon(
-                    p,
-                    finite[rows],
-                    slack[rows],
-                    floor[rows],
-                    effort.contour_width,
-                    effort.contour_tolerance,
-                    jax.tree.map(lambda known: known[rows], hint),
-                )
-            ),
-            lambda p, rows: [
-                lattice().epsilon(
-                    p,
-                    row,
-                    finite[row] * (1 - slack[row]),
-                    finite[row] * (1 + slack[row]),
-                    rtol=effort.lattice_rtol,
-                    memory_bytes=memory_bytes,
-                )
-                for row in rows
-            ],
-            lambda p, rows, thorough: epsilon_limits(p, finite[rows], slack[rows], thorough),
-        )
-        side = by_engines(parts, np.flatnonzero(live & ~absent(parts)), engine, rtol, floor, methods)
-        low, mid, high = (np.maximum(x, 0.0) for x in side.answer)
-        largest = largest_loss(parts)
-        # what is left of delta is 0, or lost in the rounding of the mass at infinity
-        edge = ~live & ~at_infinity
-        low = np.where(edge, np.where(exact_zero, np.maximum(2.0 * largest - largest_loss_above(parts), 0.0), 0.0), low)
-        mid = np.where(edge, np.where(bounded, largest, np.inf), mid)
-        high = np.where(edge, np.where(bounded, largest_loss_above(parts), np.inf), high)
-        low, mid, high = (np.where(at_infinity, np.inf, x) for x in (low, mid, high))
-        nothing = absent(parts)
-        low, mid, high = (np.where(nothing, 0.0, x) for x in (low, mid, high))
-        return Side(Answer(low, mid, high), np.where(live, side.engine, "closed_form"), side.contradicted)
-
-    side = both_directions(mechanism, delta, shape, relation, solve)
-    low, _, high = side.answer
-    status = np.where(narrow(low, high, rtol), "ok", "width").astype("<U16")
-    status = np.where(side.contradicted, "contradiction", status)
-    status = np.where(high == 0, "zero", status)
-    status = np.where(np.isinf(low), "mass_at_infinity", status)
-    return _bounds(shape, side, status, mechanism.kind_under(relation))
+    hint : where the contour engine should begin, row by row of the flat batch.
+    """
+    whole = engine_of_mechanism(mechanism, engine)
+    if whole is not None:
+        return whole.epsilon(mechanism, np.asarray(delta), relation, effort.rtol)
+    shape = broadcast_shape({"the mechanism": batch_shape(mechanism), "delta": np.shape(delta)})
+    target = np.broadcast_to(np.asarray(delta, np.float64), shape).reshape(-1)
+    best: Side | None = None
+    with large(target.size):
+        for direction in directions(mechanism, relation):
+            parts = _rows(components(mechanism, relation, direction), mechanism, shape)
+            _refuse_zero_delta(parts, target, shape)
+            floor = np.full(target.shape, -np.inf) if best is None else best.answer.lower
+            best = _larger(best, _one_epsilon(parts, target, floor, effort, engine, hint))
+    return _bounds(best, shape, effort.rtol, mechanism.kind_under(relation), np.inf)
 
 
 def delta(
@@ -217,68 +133,115 @@ def delta(
     0.33782
     """
     refuse_tracers("ja.delta", _KERNEL, mechanism=mechanism, epsilon=epsilon)
-    relation, engine, rtol, memory_bytes = options(
-        relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes
-    )
-    mechanism = mechanism_for(mechanism, engine)
+    given = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes)
+    mechanism = require_mechanism("mechanism", mechanism)
     epsilon = check("epsilon", epsilon, NON_NEGATIVE)
-    known = mechanism.direct("delta", epsilon, relation, rtol)
-    if known is not None:
-        return known
+    effort = effort_of(given)
+    whole = engine_of_mechanism(mechanism, given.engine)
+    if whole is not None:
+        return whole.delta(mechanism, np.asarray(epsilon), given.relation, effort.rtol)
+    shape = broadcast_shape({"the mechanism": batch_shape(mechanism), "epsilon": np.shape(epsilon)})
+    eps = np.broadcast_to(np.asarray(epsilon, np.float64), shape).reshape(-1)
+    best: Side | None = None
+    with large(eps.size):
+        for direction in directions(mechanism, given.relation):
+            parts = _rows(components(mechanism, given.relation, direction), mechanism, shape)
+            floor = np.full(eps.shape, -np.inf) if best is None else best.answer.lower
+            best = _larger(best, _one_delta(parts, eps, floor, effort, given.engine))
+    return _bounds(best, shape, effort.rtol, mechanism.kind_under(given.relation), np.nan)
 
-    def solve(parts: Components, eps: np.ndarray, floor: np.ndarray) -> Side:
-        infinite = parts.delta_infinity
-        methods = Methods(
-            lambda p, rows: delta_by_formula(p, eps[rows]),
-            lambda p, rows: delta_by_two_steps(p, eps[rows]),
-            lambda p, rows: contour.delta(
-                p,
-                eps[rows],
-                np.maximum(floor - infinite, 0.0)[rows] * (1 - 8 * ROUNDOFF),
-                _contour_width(rtol),
-            ),
-            lambda p, rows: lattice().deltas(p, rows, eps[rows], rtol=0.1 * rtol, memory_bytes=memory_bytes),
-            lambda p, rows, thorough: delta_limits(p, eps[rows], thorough),
+
+def effort_of(given: Options) -> Effort:
+    """The effort of each engine that a relative width calls for."""
+    rtol = given.rtol
+    contour_width = 0.5 * min(rtol, max(NARROWEST, REFINED_SHARE * rtol))
+    return Effort(rtol, contour_width, TOLERANCE, 0.1 * rtol, given.memory_bytes)
+
+
+def effort_of_search(rtol: float) -> Effort:
+    """The effort of one evaluation in a search that ends within `rtol` of its target."""
+    return Effort(0.25 * rtol, 0.25 * rtol, 0.01 * rtol, 0.2 * rtol, GIBIBYTE)
+
+
+def _rows(parts: Components, mechanism: Mechanism, shape: tuple[int, ...]) -> Components:
+    """The components of every element of a shape that the mechanism's batch broadcasts to."""
+    mine = batch_shape(mechanism)
+    if mine == shape:
+        return parts
+    rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
+    return parts.take(rows)
+
+
+def _one_epsilon(
+    parts: Components, target: np.ndarray, floor: np.ndarray, effort: Effort, engine: str, hint: Hint | None
+) -> Side:
+    """Epsilon in one direction: what is left of delta beside the mass at infinity goes to the engines."""
+    kinds, infinite = Kinds.of(parts), parts.delta_infinity
+    finite = target - infinite
+    wrong = parts.infinity_units * ROUNDOFF * infinite
+    with np.errstate(over="ignore"):
+        slack = (4.0 * ROUNDOFF * target + wrong) / np.maximum(finite, SMALLEST_POSITIVE)
+    at_infinity = finite < -wrong
+    live = (finite > 0) & (slack < 1e-3)
+    question = Question(parts, kinds, finite, slack, floor, effort, hint)
+    side = ask_engines("epsilon", question, live & ~kinds.empty, engine)
+    low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
+    # what is left of delta is 0, or lost in the rounding of the mass at infinity
+    edge = ~live & ~at_infinity
+    largest, above = largest_loss(parts), largest_loss_above(parts)
+    unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
+    low = np.where(edge, np.where(target == 0, np.maximum(2.0 * largest - above, 0.0), 0.0), low)
+    mid, high = np.where(edge, np.where(unbounded, np.inf, [largest, above]), [mid, high])
+    known = (np.where(kinds.empty, 0.0, np.where(at_infinity, np.inf, end)) for end in (low, mid, high))
+    return Side(Answer(*known), np.where(live, side.engine, "closed_form"), side.contradicted)
+
+
+def _one_delta(parts: Components, eps: np.ndarray, floor: np.ndarray, effort: Effort, engine: str) -> Side:
+    """Delta in one direction: that of the finite losses by the engines, and the mass at infinity."""
+    kinds, infinite = Kinds.of(parts), parts.delta_infinity
+    question = Question(parts, kinds, eps, np.zeros(eps.shape), floor, effort)
+    side = ask_engines("delta", question, ~kinds.empty & (infinite < 1.0), engine)
+    low, mid, high = (np.where(kinds.empty, 0.0, end) for end in side.answer)
+    low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite
+    wrong = parts.infinity_units * ROUNDOFF * infinite
+    low = np.maximum(low - 4 * ROUNDOFF * low - wrong, 0.0)
+    high = np.minimum(high + 4 * ROUNDOFF * high + wrong, 1.0)
+    agree = low <= high
+    low, high = np.where(agree, low, np.maximum(infinite - wrong, 0.0)), np.where(agree, high, 1.0)
+    return Side(Answer(low, np.clip(mid, low, high), high), side.engine, side.contradicted | ~agree)
+
+
+def _larger(first: Side | None, second: Side) -> Side:
+    """Element by element the larger of two directions."""
+    if first is None:
+        return second
+    ends = [np.maximum(a, b) for a, b in zip(first.answer, second.answer, strict=True)]
+    engine = np.where(second.answer.upper > first.answer.upper, second.engine, first.engine)
+    return Side(Answer(*ends), engine, first.contradicted | second.contradicted)
+
+
+def _refuse_zero_delta(parts: Components, target: np.ndarray, shape: tuple[int, ...]) -> None:
+    """delta = 0 is for mechanisms of bounded loss."""
+    bad = (target == 0) & ((parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1))
+    if bad.any():
+        where = [int(i) for i in np.argwhere(bad.reshape(shape))[0]]
+        raise InputError(
+            f"delta{where or ''} = 0 must be > 0 for a mechanism with an unbounded loss; "
+            "use a small positive delta such as 1e-5"
         )
-        asked = np.flatnonzero(~absent(parts) & (infinite < 1.0))
-        side = by_engines(parts, asked, engine, rtol, floor, methods)
-        low, mid, high = (np.where(absent(parts), 0.0, x) for x in side.answer)
-        low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite
-        wrong = parts.infinity_units * ROUNDOFF * infinite
-        low = np.maximum(low - 4 * ROUNDOFF * low - wrong, 0.0)
-        high = np.minimum(high + 4 * ROUNDOFF * high + wrong, 1.0)
-        agree = low <= high
-        low, high = np.where(agree, low, np.maximum(infinite - wrong, 0.0)), np.where(agree, high, 1.0)
-        return Side(Answer(low, np.clip(mid, low, high), high), side.engine, side.contradicted | ~agree)
-
-    shape = _common_shape(mechanism, epsilon, "epsilon")
-    side = both_directions(mechanism, epsilon, shape, relation, solve)
-    low, _, high = side.answer
-    status = np.where(narrow(low, high, rtol), "ok", "width").astype("<U16")
-    status = np.where(side.contradicted, "contradiction", status)
-    return _bounds(shape, side, np.where(high == 0, "zero", status), mechanism.kind_under(relation))
 
 
-def _not_negative(answer: Answer) -> Answer:
-    """A bracket of `inf {eps : delta(eps) <= delta}` over all eps as one over eps >= 0."""
-    return Answer(*(np.maximum(end, 0.0) for end in answer))
+def _bounds(side: Side | None, shape: tuple[int, ...], rtol: float, kind: str, infinity: float) -> Bounds:
+    """The bracket as an answer; below a bound nothing is claimed of the mechanism, so lower is 0 there.
 
-
-def _contour_width(rtol: float) -> float:
-    return 0.5 * min(rtol, max(NARROW, SHARE * rtol))
-
-
-def _common_shape(mechanism: Mechanism, values: float | np.ndarray, name: str) -> tuple[int, ...]:
-    return broadcast_shape({"the mechanism": batch_shape(mechanism), name: np.shape(values)})
-
-
-def _index(bad: np.ndarray, shape: tuple[int, ...]) -> str:
-    where = [int(i) for i in np.argwhere(bad.reshape(shape))[0]] if shape else []
-    return str(where) if where else ""
-
-
-def _bounds(shape: tuple[int, ...], side: Side, status: np.ndarray, kind: str) -> Bounds:
-    """The bracket as an answer; below a bound nothing is claimed of the mechanism, so lower is 0 there."""
-    low, mid, high = (x.reshape(shape) for x in side.answer)
+    infinity : the lower end that says that there is too much mass at infinity.
+    """
+    assert side is not None  # every relation has a direction
+    low, mid, high = side.answer
+    status = np.where(is_narrow(low, high, rtol), "ok", "width").astype("<U16")
+    status[side.contradicted] = "contradiction"
+    status[high == 0] = "zero"
+    status[low == infinity] = "mass_at_infinity"
     low = low if kind == "certified" else np.zeros_like(low)
-    return Bounds(low, mid, high, kind, status.reshape(shape), side.engine.reshape(shape))
+    low, mid, high, status = (x.reshape(shape) for x in (low, mid, high, status))
+    return Bounds(low, mid, high, kind, status, side.engine.reshape(shape))

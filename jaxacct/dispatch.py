@@ -1,147 +1,165 @@
-"""Which engine answers: both directions of the relation, row by row, closed form, two steps, contour and lattice.
+"""Which engine answers: the list of engines is walked, cheap ones first, for one direction of a batch.
 
 No engine has the last word.  Every bracket is held against theorems that share nothing with the engines
-(`engines.threshold_tests` from below, `engines.simple_bounds` from above), and those of two engines against each other.
-What contradicts is not used, neither of the two where engines contradict; then the theorems answer.  Where a bracket
-is wider than asked for, the theorems narrow it.
+(`engines.threshold_tests` from below, `engines.simple_bounds` from above), and the brackets of two engines are held
+against each other.  What contradicts a theorem is not used; where two engines contradict each other, neither is used.
+Then the theorems answer.  Theorems also narrow a bracket that is wider than asked for.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from jaxacct.engines import contour, programs, quick_bounds
-from jaxacct.engines.contour import Answer
-from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
+from jaxacct.engines import entries, quick_bounds
+from jaxacct.engines.protocol import ENGINES, Answer, Engine, MechanismEngine, Question, register
+from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.loss_components import LEAST_SQUARE
 from jaxacct.validation import InputError
 
+__all__ = ["Side", "ask_engines", "engine_of_mechanism", "is_narrow", "limits_by_theorems"]
+
 FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
 """What an engine may raise on a configuration that it cannot answer."""
-ENOUGH = 0.01
-"""Share of rtol at which a bracket by theorems alone is as good as an engine's."""
-NOTHING = 1e-300
-"""About the end of float64's range: a delta down there has no relative accuracy."""
+COSTLY = 0.05
+"""Seconds of CPU for one configuration above which an engine is asked only after all theorems."""
+NARROW_BY_THEOREMS = 0.01
+"""Share of rtol at which a bracket by theorems alone is left at that, without a costly engine."""
+NO_RELATIVE_ACCURACY = 1e-300
+"""Near the end of float64's range a delta has no relative accuracy, so any bracket below it is narrow."""
+NEARLY_ALWAYS_SAMPLED = 0.9
+"""Sampling rate above which sampling may change less than the width of a bracket."""
+
+
+for _engine in (entries.ClosedForm(), entries.TwoSteps(), entries.Contour(), entries.Lattice()):
+    register(_engine)
 
 
 class Side(NamedTuple):
-    """One direction's answer with the engine of each element, and where answers contradicted each other."""
+    """One direction's answer, the engine of each configuration, and where answers contradicted each other."""
 
     answer: Answer
     engine: np.ndarray
     contradicted: np.ndarray
 
 
-def both_directions(
-    mechanism: Mechanism,
-    values: float | np.ndarray,
-    shape: tuple[int, ...],
-    relation: str,
-    solve: Callable[[Components, np.ndarray, np.ndarray], Side],
-) -> Side:
-    """Solve every direction on the common batch and keep the larger answer, element by element."""
-    mine = batch_shape(mechanism)
-    flat = np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
-    rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
-    best: Side | None = None
-    for direction in directions(mechanism, relation):
-        parts = components(mechanism, relation, direction)
-        if not np.array_equal(rows, np.arange(parts.mu2.size)):
-            parts = parts.take(rows)
-        floor = np.full(flat.shape, -np.inf) if best is None else best.answer.lower
-        with programs.large(flat.size):
-            side = solve(parts, flat, floor)
-        best = side if best is None else _larger(best, side)
-    assert best is not None
-    return best
+def engine_of_mechanism(mechanism: Mechanism, engine: str) -> MechanismEngine | None:
+    """The engine that answers for the mechanism as a whole, None where its parts are asked.
+
+    InputError where another engine is wanted.
+    """
+    for known in ENGINES:
+        if isinstance(known, MechanismEngine) and known.supports(mechanism):
+            if engine != "auto":
+                raise InputError(
+                    f"engine = {engine!r} cannot answer for a {type(mechanism).__name__}, which has a method of its "
+                    "own; use 'auto'"
+                )
+            return known
+    return None
 
 
-def _larger(first: Side, second: Side) -> Side:
-    ends = Answer(*(np.maximum(a, b) for a, b in zip(first.answer, second.answer, strict=True)))
-    engine = np.where(second.answer.upper > first.answer.upper, second.engine, first.engine)
-    return Side(ends, engine, first.contradicted | second.contradicted)
-
-
-class Methods(NamedTuple):
-    """How a question is answered, each for the components of some rows and the places of these rows in the batch."""
-
-    by_formula: Callable[[Components, np.ndarray], Answer]
-    by_two_steps: Callable[[Components, np.ndarray], Answer]
-    by_contour: Callable[[Components, np.ndarray], Answer]
-    by_lattice: Callable[[Components, np.ndarray], list[Any]]
-    limits: Callable[[Components, np.ndarray, bool], tuple[np.ndarray, np.ndarray]]
-    """(lower, upper) by theorems; quick ones, or all of them."""
-
-
-def by_engines(
-    parts: Components, rows: np.ndarray, engine: str, rtol: float, floor: np.ndarray, methods: Methods
-) -> Side:
-    """Hand each row to the engine that suits it; rows left out keep the empty answer [-inf, inf]."""
-    size = parts.mu2.size
-    asked = rows
-    answer = Answer(np.full(size, -np.inf), np.full(size, np.nan), np.full(size, np.inf))
-    used = np.full(size, "contour" if engine == "contour" else "closed_form", dtype="<U16")
-    contradicted = np.zeros(size, bool)
-    rows = rows[~_beyond_kernels(parts)[rows]]
-    if engine == "auto":
-        known = _only_gaussian(parts) | _one_step(parts)
-        formula = rows[known[rows]]
-        if formula.size:
-            with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-                found = methods.by_formula(parts.take(formula), formula)
-            contradicted[formula] |= _narrowed(answer, formula, found)
-        rows = rows[~known[rows]]
-        pairs = rows[_two_steps(parts)[rows]]
-        if pairs.size:
-            found = _guarded(methods.by_two_steps, "two-step", parts.take(pairs), pairs)
-            contradicted[pairs] |= _narrowed(answer, pairs, found)
-            used[pairs] = "two_steps"
-    left = rows[~_two_steps(parts)[rows] | _open(answer, rtol, floor)[rows]] if engine == "auto" else rows
-    if engine != "lattice" and left.size:
-        if engine == "contour" and not contour.supports(parts.take(left)).all():
-            raise InputError(
-                "engine = 'contour' needs a Gaussian part and no Poisson sampled Laplace; "
-                "use engine='auto' or 'lattice'"
-            )
-        found = _guarded(methods.by_contour, "contour", parts.take(left), left)
-        better = found.upper - found.lower < answer.upper[left] - answer.lower[left]
-        contradicted[left] |= _narrowed(answer, left, found)
-        used[left[better | (used[left] != "two_steps")]] = "contour"
-    if asked.size:
-        contradicted[asked] |= _against(answer, asked, *methods.limits(parts.take(asked), asked, False))
+def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: str) -> Side:
+    """Brackets of "epsilon" or "delta" for the rows of the mask `asked`; others keep the empty answer [-inf, inf]."""
+    size, rtol, floor = question.target.size, question.effort.rtol, question.floor
+    side = Side(
+        Answer(np.full(size, -np.inf), np.full(size, np.nan), np.full(size, np.inf)),
+        np.full(size, "", dtype="<U16"),
+        np.zeros(size, bool),
+    )
+    answer, used, contradicted = side
+    left = asked & ~_beyond_kernels(question)
+    known = [one for one in ENGINES if isinstance(one, Engine) and engine in ("auto", one.name)]
+    for one in known:
+        can = one.supports(question)
+        if engine != "auto" and not can[left].all():
+            raise InputError(one.refusal)
+        rows = np.flatnonzero(left & can & _open(answer, rtol, floor))
+        if rows.size and one.cost <= COSTLY:
+            _ask(one, quantity, question, rows, side)
+        if one.settles:
+            left &= ~can
+    rows = np.flatnonzero(asked)
+    if rows.size:
+        contradicted[rows] |= _against(answer, rows, *limits_by_theorems(quantity, question.take(rows), False))
     wanting = _open(answer, rtol, floor) | contradicted
     # "nothing leaks" is the claim that no width can show to be wrong
-    doubtful = asked[(wanting | (answer.upper <= 0.0) | _hardly_sampled(parts))[asked]]
-    limits = None
-    if doubtful.size:
-        limits = methods.limits(parts.take(doubtful), doubtful, True)
-        contradicted[doubtful] |= _by_theorems(answer, used, doubtful, *limits)
-    if engine != "contour":
-        # a bracket by theorems alone is left at that only where it is far narrower than asked for
-        wide = rows if engine == "lattice" else rows[(wanting & _open(answer, ENOUGH * rtol, floor))[rows]]
-        if wide.size:
-            with jax.enable_x64(), np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
-                found = _by_lattice(methods, parts, wide)
-            better = found.upper - found.lower < answer.upper[wide] - answer.lower[wide]
-            used[wide[better]] = "lattice"
-            answer.estimate[wide[better]] = np.nan
-            contradicted[wide] |= _narrowed(answer, wide, found)
+    doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | _hardly_sampled(question)))
+    limits = limits_by_theorems(quantity, question.take(doubtful), True) if doubtful.size else None
+    if limits is not None:
+        _narrow_by_theorems(side, doubtful, *limits)
+    wide = left & (engine != "auto" or (wanting & _open(answer, NARROW_BY_THEOREMS * rtol, floor)))
+    for one in known:
+        rows = np.flatnonzero(wide & one.supports(question))
+        if one.cost > COSTLY and rows.size:
+            _ask(one, quantity, question, rows, side)
             if limits is not None:  # a contradiction leaves nothing; theorems stand
-                again = _by_theorems(answer, used, doubtful, *limits)
-                contradicted[doubtful] |= again
+                _narrow_by_theorems(side, doubtful, *limits)
+    used[used == ""] = "closed_form"  # known without asking
     low, mid, high = answer
     mid = np.clip(np.where(np.isnan(mid), low, mid), low, high)
     return Side(Answer(low, mid, high), used, contradicted)
 
 
+def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
+    """Whether a bracket is as narrow as asked for; one that is open above never is."""
+    with np.errstate(invalid="ignore"):
+        width = high - np.maximum(low, 0.0)
+        return (high <= NO_RELATIVE_ACCURACY) | (low == high) | (np.isfinite(high) & (width <= rtol * high))
+
+
+def limits_by_theorems(quantity: str, question: Question, thorough: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) by theorems: the quick ones, or all of them."""
+    parts, target, slack = question.parts, question.target, question.slack
+    if not thorough and quantity == "epsilon":
+        return quick_bounds.epsilon_limits(parts, target, slack)
+    if not thorough:
+        return quick_bounds.delta_limits(parts, target)
+    from jaxacct.engines import simple_bounds, threshold_tests  # SciPy: only where a row needs it
+
+    with np.errstate(all="ignore"):
+        tests = threshold_tests.tests_of(parts)
+        if quantity == "delta":
+            low, rare = threshold_tests.best_delta(tests, target), threshold_tests.rare_step_delta(parts, target)
+            return np.fmax(low, rare), simple_bounds.least_delta(parts, target)
+        most = target * (1.0 + slack)
+        low, rare = threshold_tests.best_epsilon(tests, most), threshold_tests.rare_step_epsilon(parts, most)
+        return np.fmax(low, rare), simple_bounds.least_epsilon(parts, target, slack)
+
+
+def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, side: Side) -> None:
+    """Intersect the brackets of some rows with what an engine answers, and note who answered and who contradicts."""
+    found = _answers(engine, quantity, question, rows)
+    answer = side.answer
+    better = found.upper - found.lower < answer.upper[rows] - answer.lower[rows]
+    side.engine[rows[better | (side.engine[rows] == "")]] = engine.name
+    answer.estimate[rows[better]] = np.nan
+    side.contradicted[rows] |= _narrowed(answer, rows, found)
+
+
+def _answers(engine: Engine, quantity: str, question: Question, rows: np.ndarray) -> Answer:
+    """An engine's answers; rows on which it fails have none and do not end the others."""
+    ask = engine.epsilon if quantity == "epsilon" else engine.delta
+    try:
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
+            return ask(question.take(rows))
+    except InputError:
+        raise
+    except FAILURES as error:
+        if rows.size == 1:
+            warnings.warn(
+                f"the {engine.name} engine failed on configuration {rows[0]} ({error}); another or a theorem answers",
+                stacklevel=2,
+            )
+            return Answer(np.array([-np.inf]), np.array([np.nan]), np.array([np.inf]))
+        each = [_answers(engine, quantity, question, rows[[place]]) for place in range(rows.size)]
+        return Answer(*(np.concatenate(ends) for ends in zip(*each, strict=True)))
+
+
 def _narrowed(answer: Answer, rows: np.ndarray, found: Answer) -> np.ndarray:
-    """Intersect the brackets of some rows with what an engine found; where that contradicts, neither is kept.
+    """Intersect the brackets of some rows with those found; where they contradict each other, neither is kept.
 
     An end that is NaN says nothing, nor does a lower end of inf: what is infinite is known before.
     Returns the rows that contradict, as a mask.
@@ -158,16 +176,16 @@ def _narrowed(answer: Answer, rows: np.ndarray, found: Answer) -> np.ndarray:
 
 def _open(answer: Answer, rtol: float, floor: np.ndarray) -> np.ndarray:
     """Where a bracket is wider than asked for, and not below what the other direction needs."""
-    return ~(narrow(answer.lower, answer.upper, rtol) | (answer.upper <= floor))
+    return ~(is_narrow(answer.lower, answer.upper, rtol) | (answer.upper <= floor))
 
 
-def _by_theorems(answer: Answer, used: np.ndarray, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Hold the brackets of rows against theorems and narrow them by these; returns which contradict, as a mask."""
+def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+    """Hold the brackets of rows against theorems and narrow them by these."""
+    answer = side.answer
     contradicting = _against(answer, rows, low, high)
-    better = (high < answer.upper[rows]) | contradicting
-    used[rows[better]] = "theorem"
+    side.engine[rows[(high < answer.upper[rows]) | contradicting]] = "theorem"
+    side.contradicted[rows] |= contradicting
     answer.lower[rows], answer.upper[rows] = np.fmax(answer.lower[rows], low), np.fmin(answer.upper[rows], high)
-    return contradicting
 
 
 def _against(answer: Answer, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -179,156 +197,13 @@ def _against(answer: Answer, rows: np.ndarray, low: np.ndarray, high: np.ndarray
     return ~agree
 
 
-def _guarded(
-    method: Callable[[Components, np.ndarray], Answer], name: str, parts: Components, rows: np.ndarray
-) -> Answer:
-    """An engine's answers; where it fails there are none, and another engine or a theorem answers."""
-    try:
-        return method(parts, rows)
-    except InputError:
-        raise
-    except (ArithmeticError, ValueError, RuntimeError) as error:
-        warnings.warn(f"the {name} engine failed ({error}); the others answer", stacklevel=2)
-        nothing = np.full(rows.size, np.inf)
-        return Answer(-nothing, np.nan * nothing, nothing)
-
-
-def _by_lattice(methods: Methods, parts: Components, rows: np.ndarray) -> Answer:
-    """The lattice engine's answers; a row on which it fails has none, and does not end the others."""
-    try:
-        answers = methods.by_lattice(parts, rows)
-    except FAILURES:
-        answers = [_one_by_lattice(methods, parts, row) for row in rows]
-    ends = np.array([(x.lower, x.estimate, x.upper) for x in answers], np.float64).reshape(-1, 3)
-    return Answer(*ends.T)
-
-
-def _one_by_lattice(methods: Methods, parts: Components, row: int) -> Answer:
-    try:
-        (answer,) = methods.by_lattice(parts, np.array([row]))
-    except FAILURES as error:
-        warnings.warn(f"the lattice engine failed on configuration {row} ({error}); a theorem answers", stacklevel=2)
-        return Answer(np.array(-np.inf), np.array(np.nan), np.array(np.inf))
-    return answer
-
-
-def narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
-    """Whether a bracket is as narrow as asked for; one that is open above never is, one below NOTHING always."""
-    with np.errstate(invalid="ignore"):
-        return (high <= NOTHING) | (low == high) | (np.isfinite(high) & (high - np.maximum(low, 0.0) <= rtol * high))
-
-
-def _beyond_kernels(parts: Components) -> np.ndarray:
+def _beyond_kernels(question: Question) -> np.ndarray:
     """Gaussians whose mu^2 under- or overflows beside other parts: the kernels would take them for nothing."""
+    parts = question.parts
     square = (parts.mu > 0) & ~((parts.mu2 > LEAST_SQUARE) & (parts.mu2 < 1.0 / LEAST_SQUARE))
-    return square & ~_only_gaussian(parts)
+    return square & ~question.kinds.gaussian
 
 
-def _hardly_sampled(parts: Components) -> np.ndarray:
+def _hardly_sampled(question: Question) -> np.ndarray:
     """Where sampling changes so little that the answer without it may be below the upper end of a narrow bracket."""
-    return np.any((parts.gauss_n > 0) & (parts.gauss_q > 0.9), axis=1)
-
-
-def _only_gaussian(parts: Components) -> np.ndarray:
-    others = (parts.gauss_n, parts.laplace_n, parts.finite_n)
-    return (parts.mu > 0) & ~np.any([np.any(n > 0, axis=1) for n in others], axis=0)
-
-
-def _one_step(parts: Components) -> np.ndarray:
-    """One Poisson sampled Gaussian, once, and nothing else."""
-    others = (parts.laplace_n, parts.finite_n)
-    once = (np.sum(parts.gauss_n, axis=1) == 1) & (parts.mu == 0)
-    return once & ~np.any([np.any(n > 0, axis=1) for n in others], axis=0)
-
-
-def _two_steps(parts: Components) -> np.ndarray:
-    """Two Poisson sampled Gaussians, alike or not, and nothing else."""
-    others = (parts.laplace_n, parts.finite_n)
-    twice = (np.sum(parts.gauss_n, axis=1) == 2) & (parts.mu == 0)
-    return twice & ~np.any([np.any(n > 0, axis=1) for n in others], axis=0)
-
-
-def _single(parts: Components) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(sigma, q, whether removing) of the one sampled Gaussian of each row."""
-    column = np.argmax(parts.gauss_n, axis=1)[:, None]
-    sigma, q = (np.take_along_axis(x, column, 1)[:, 0] for x in (parts.gauss_sigma, parts.gauss_q))
-    return sigma, q, parts.sign > 0
-
-
-def _by_formula(parts: Components, plain: Callable[..., Answer], once: Callable[..., Answer], *values: Any) -> Answer:
-    """Composed Gaussians by one formula, single sampled steps by the other."""
-    ends = np.zeros((3, parts.mu2.size))
-    for rows, formula in ((np.flatnonzero(~_one_step(parts)), plain), (np.flatnonzero(_one_step(parts)), once)):
-        if rows.size:
-            part = parts.take(rows)
-            law = (part.mu,) if formula is plain else _single(part)
-            ends[:, rows] = formula(*law, *(v[rows] for v in values))
-    return Answer(*ends)
-
-
-def epsilon_by_formula(parts: Components, delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Brackets of epsilon where there is a closed form."""
-    from jaxacct.engines import closed_form  # SciPy, which takes a while to import: only where a row needs it
-
-    return _by_formula(parts, closed_form.epsilon, closed_form.epsilon_of_one_step, delta, slack)
-
-
-def delta_by_formula(parts: Components, eps: np.ndarray) -> Answer:
-    """Brackets of delta where there is a closed form."""
-    from jaxacct.engines import closed_form
-
-    return _by_formula(parts, closed_form.delta, closed_form.delta_of_one_step, eps)
-
-
-def epsilon_by_two_steps(parts: Components, delta: np.ndarray, slack: np.ndarray, floor: np.ndarray) -> Answer:
-    """Brackets of epsilon of two steps, not refined where the upper end is at most `floor`."""
-    from jaxacct.engines import two_steps
-
-    return two_steps.epsilon(parts, delta, slack, floor)
-
-
-def delta_by_two_steps(parts: Components, eps: np.ndarray) -> Answer:
-    """Brackets of delta of two steps."""
-    from jaxacct.engines import two_steps
-
-    return two_steps.delta(parts, eps)
-
-
-def lattice() -> ModuleType:
-    """The lattice engine."""
-    from jaxacct.engines import lattice  # SciPy again
-
-    return lattice
-
-
-def absent(parts: Components) -> np.ndarray:
-    """Nothing is released: every part is sampled at rate 0."""
-    others = (parts.gauss_n, parts.laplace_n, parts.finite_n)
-    return (parts.mu == 0) & ~np.any([np.any(n > 0, axis=1) for n in others], axis=0)
-
-
-def epsilon_limits(
-    parts: Components, delta: np.ndarray, slack: np.ndarray, thorough: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of epsilon by theorems."""
-    if not thorough:
-        return quick_bounds.epsilon_limits(parts, delta, slack)
-    from jaxacct.engines import simple_bounds, threshold_tests
-
-    most = delta * (1.0 + slack)
-    with np.errstate(all="ignore"):
-        low = threshold_tests.best_epsilon(threshold_tests.tests_of(parts), most)
-        low = np.fmax(low, threshold_tests.rare_step_epsilon(parts, most))
-        return low, simple_bounds.least_epsilon(parts, delta, slack)
-
-
-def delta_limits(parts: Components, eps: np.ndarray, thorough: bool) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of the finite part's delta by theorems."""
-    if not thorough:
-        return quick_bounds.delta_limits(parts, eps)
-    from jaxacct.engines import simple_bounds, threshold_tests
-
-    with np.errstate(all="ignore"):
-        low = threshold_tests.best_delta(threshold_tests.tests_of(parts), eps)
-        low = np.fmax(low, threshold_tests.rare_step_delta(parts, eps))
-        return low, simple_bounds.least_delta(parts, eps)
+    return np.any((question.parts.gauss_n > 0) & (question.parts.gauss_q > NEARLY_ALWAYS_SAMPLED), axis=1)

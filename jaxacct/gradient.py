@@ -16,8 +16,8 @@ from jaxacct.engines import contour
 from jaxacct.engines.chunks import in_chunks
 from jaxacct.kernels import contour as kernel
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
-from jaxacct.mechanisms.base import holds_vectors
-from jaxacct.options import mechanism_for, options
+from jaxacct.mechanisms.base import holds_vectors, require_mechanism
+from jaxacct.options import options
 from jaxacct.validation import DELTA, InputError, broadcast_shape, check, refuse_tracers
 
 FIELD_STEP = 1e-5
@@ -67,7 +67,7 @@ def epsilon_gradient(mechanism: Mechanism, delta: Any, *, relation: str = "add_o
     -3.823
     """
     refuse_tracers("ja.epsilon_gradient", "jaxacct.kernels.contour", mechanism=mechanism, delta=delta)
-    mechanism, relation = mechanism_for(mechanism), options(relation=relation).relation
+    mechanism, relation = require_mechanism("mechanism", mechanism), options(relation=relation).relation
     delta = check("delta", delta, DELTA)
     shape = broadcast_shape({"the mechanism": batch_shape(mechanism), "delta": np.shape(delta)})
     leaves, structure = jax.tree.flatten(mechanism)

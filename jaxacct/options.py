@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxacct.mechanisms.base import RELATIONS, Mechanism, require_mechanism
-from jaxacct.validation import LARGEST_COUNT, Constraint, InputError, check_one, choice
+from jaxacct.mechanisms.base import RELATIONS
+from jaxacct.validation import LARGEST_COUNT, Constraint, check_one, choice
 
-__all__ = ["ENGINES", "GIBIBYTE", "SIDED", "Options", "mechanism_for", "options", "tolerance"]
+__all__ = ["ENGINES", "GIBIBYTE", "SIDED", "Options", "options", "tolerance"]
 
 ENGINES = ("auto", "contour", "lattice")
 """The words that `engine` may be; "auto" lets every engine answer where it suits."""
@@ -64,16 +64,3 @@ def tolerance(rtol: Any, least: float = 0.0, usual: str = "1e-4") -> float:
     """A relative width: one number from `least` (above it where that is 0) to below 1."""
     rule = Constraint(f"use {usual} or so", least, 1, lower_open=least == 0.0, upper_open=True)
     return float(check_one("rtol", rtol, rule, "one tolerance serves the whole batch"))
-
-
-def mechanism_for(value: Any, engine: str = "auto") -> Mechanism:
-    """The value, if it is a mechanism that this engine can answer for; refused in one line otherwise.
-
-    A mechanism that answers by itself (a selection) has one method, whatever its parts would be answered by.
-    """
-    mechanism = require_mechanism("mechanism", value)
-    if engine != "auto" and type(value).direct is not Mechanism.direct:
-        raise InputError(
-            f"engine = {engine!r} cannot answer for a {type(value).__name__}, which has a method of its own; use 'auto'"
-        )
-    return mechanism

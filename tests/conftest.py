@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxacct.cli.shelf import Shelf
+from jaxacct.cli.executable_cache import ExecutableCache
 from jaxacct.engines import programs
 
 FOLDER = pytest.StashKey[str]()
@@ -27,7 +27,7 @@ def pytest_configure(config):
         folder = config.stash[FOLDER] = tempfile.mkdtemp(prefix="jaxacct-tests-")
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    programs.keep_on(Shelf(pathlib.Path(folder)))
+    programs.keep_on(ExecutableCache(pathlib.Path(folder)))
     gc.set_threshold(50_000, 20, 20)  # tracing makes millions of objects that stay
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxacct import cli
-from jaxacct.cli.shelf import Shelf
+from jaxacct.cli.executable_cache import ExecutableCache
 from jaxacct.engines import contour, programs
 from jaxacct.engines.contour import LADDER
 from jaxacct.kernels import contour as kernel
@@ -30,8 +30,8 @@ def dot_of_a_stack(x, y):
 
 
 @pytest.fixture
-def shelf(tmp_path):
-    before, kept = programs._shelf, Shelf(tmp_path)
+def executables(tmp_path):
+    before, kept = programs._executables, ExecutableCache(tmp_path)
     programs.keep_on(kept)
     yield tmp_path
     programs.keep_on(before)
@@ -70,16 +70,16 @@ def test_options_that_this_xla_lacks_are_left_out_and_no_others():
     assert programs._compile(jax.jit(lambda x: 2 * x).lower(1), options)(3) == 6
 
 
-def test_a_kept_program_is_not_compiled_again(shelf, monkeypatch):
+def test_a_kept_program_is_not_compiled_again(executables, monkeypatch):
     assert answer() == [0.0, 1.5, 3.0]
     refuse_to_compile(monkeypatch)
     assert answer() == [0.0, 1.5, 3.0]
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty", "foreign", "sound digest of nonsense"])
-def test_a_damaged_program_is_ignored_and_written_anew(shelf, monkeypatch, damage):
+def test_a_damaged_program_is_ignored_and_written_anew(executables, monkeypatch, damage):
     answer()
-    (path,) = shelf.glob("*.program")
+    (path,) = executables.glob("*.program")
     sound = path.read_bytes()
     nonsense = b"not an executable"
     content = {
@@ -96,9 +96,9 @@ def test_a_damaged_program_is_ignored_and_written_anew(shelf, monkeypatch, damag
     assert answer() == [0.0, 1.5, 3.0]
 
 
-def test_a_program_that_loads_but_does_not_run_is_compiled_anew(shelf, monkeypatch):
+def test_a_program_that_loads_but_does_not_run_is_compiled_anew(executables, monkeypatch):
     answer()
-    (kept,) = shelf.glob("*.program")
+    (kept,) = executables.glob("*.program")
 
     def load(self, label):
         def run(*_):
@@ -106,42 +106,42 @@ def test_a_program_that_loads_but_does_not_run_is_compiled_anew(shelf, monkeypat
 
         return run
 
-    monkeypatch.setattr(Shelf, "load", load)
+    monkeypatch.setattr(ExecutableCache, "load", load)
     kept.unlink()
-    assert answer() == [0.0, 1.5, 3.0] and len(list(shelf.glob("*.program"))) == 1
+    assert answer() == [0.0, 1.5, 3.0] and len(list(executables.glob("*.program"))) == 1
 
 
-def test_optimised_programs_are_not_kept(shelf):
+def test_optimised_programs_are_not_kept(executables):
     programs._batched.cache_clear()
     program = programs.program(half, 300, 128, scale=3)
     (out,) = contour.in_chunks(*program, (np.arange(300.0),), 300)
-    assert out[2] == 3.0 and not list(shelf.glob("*.program"))
+    assert out[2] == 3.0 and not list(executables.glob("*.program"))
 
 
-def test_programs_of_other_sources_versions_and_machines_are_not_looked_at(shelf, monkeypatch):
+def test_programs_of_other_sources_versions_and_machines_are_not_looked_at(executables, monkeypatch):
     answer()
     monkeypatch.setattr("jaxacct.__version__", "0.0.0")
-    assert Shelf(shelf)._path("x") != programs._shelf._path("x")
+    assert ExecutableCache(executables)._path("x") != programs._executables._path("x")
 
 
-def test_another_users_program_is_ignored(shelf, monkeypatch):
+def test_another_users_program_is_ignored(executables, monkeypatch):
     answer()
-    (path,) = shelf.glob("*.program")
+    (path,) = executables.glob("*.program")
     label = "anything"
-    path.rename(programs._shelf._path(label))
-    assert programs._shelf.load(label) is not None
+    path.rename(programs._executables._path(label))
+    assert programs._executables.load(label) is not None
     monkeypatch.setattr(os, "getuid", lambda: 12345678)
-    assert programs._shelf.load(label) is None
+    assert programs._executables.load(label) is None
 
 
-def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path, shelf):
-    programs.keep_on(Shelf(tmp_path / "missing"))
+def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path, executables):
+    programs.keep_on(ExecutableCache(tmp_path / "missing"))
     assert answer() == [0.0, 1.5, 3.0]
 
 
 def test_the_library_keeps_nothing():
     code = "import jax, jaxacct as ja; from jaxacct.engines import programs; ja.epsilon(ja.Gaussian(1.0), 1e-5)\n"
-    code += "assert programs._shelf is None and jax.config.jax_compilation_cache_dir is None"
+    code += "assert programs._executables is None and jax.config.jax_compilation_cache_dir is None"
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": ":".join(sys.path)}, check=True)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct import solvers
+from jaxacct import dp_sgd_calibration
 from jaxacct.engines import contour, programs
 from jaxacct.sweeps import sweep
 
@@ -95,7 +95,7 @@ def test_what_is_left_over_of_a_large_batch_is_optimised_too(monkeypatch, asked,
         programs.program(contour.epsilon, 1, 1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(solvers, "solve", leftover)
+    monkeypatch.setattr(dp_sgd_calibration, "certified_search", leftover)
     with pytest.raises(KeyboardInterrupt):
         ja.calibrate_noise_multiplier([1.0, 2.0], 1e-5, 0.01, 100)
     assert {program.quick for program in asked.values()} == {quick}

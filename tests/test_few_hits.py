@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
+from jaxacct.calibration_start import ORDER
 from jaxacct.engines import contour, programs
-from jaxacct.guess import ORDER
-from jaxacct.kernels import split_calibration, split_contour, split_place
+from jaxacct.kernels.split import calibration as split_calibration
+from jaxacct.kernels.split import contour as split_contour
+from jaxacct.kernels.split import placement
 from jaxacct.mechanisms import components
 
 SIGMA, Q, STEPS = 1.1924314883792062, 0.0006182305844248414, 34042.0
@@ -59,9 +61,9 @@ def test_places_made_for_other_laws_certify_nothing_false():
         laws[direction] = contour.law(components(run, f"{direction}_one", direction))
         truth[direction] = ja.epsilon(run, delta, relation=f"{direction}_one")
     log_delta, log_tol, size = np.full(5, np.log(delta)), np.full(5, np.log(1e-7)), {"points": 384, "count": 128}
-    place = programs.program(split_place.plan, 5, 8, count=128).run
+    place = programs.program(placement.place, 5, 8, count=128).run
     certify = programs.program(split_contour.epsilon_placed, 5, 8, **size).run
-    tree, certified = jax.tree.structure(split_place.unplaced(1, 1)), 0
+    tree, certified = jax.tree.structure(placement.no_placements(1, 1)), 0
     with jax.enable_x64():
         for made_for in ("remove", "add"):
             leaves = place(laws[made_for], truth[made_for].estimate, log_delta, log_tol)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels import certificate, contour, nodes, special
-from jaxacct.kernels.law import Law, log_mix, tilted_gaussian
+from jaxacct.kernels import certificate, characteristic_decay, contour, nodes, special
+from jaxacct.kernels.law import LossLaw, log_mix, tilted_gaussian
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +112,11 @@ def decay_and_truth(sigma, q, sign, c, turns):
     t = start * jnp.geomspace(1.0, 30.0, 200)
     resolved = t * jnp.max(fine.posterior) * fine.step / sigma < 1.0
     modulus = jnp.abs(jnp.exp(1j * t[:, None] * fine.loss) @ fine.weight)
-    return certificate.gaussian_decay(*certificate.level_sets(sigma, q, grid), start), modulus, resolved
+    return (
+        characteristic_decay.gaussian_decay(*characteristic_decay.level_sets(sigma, q, grid), start),
+        modulus,
+        resolved,
+    )
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -128,7 +132,7 @@ def test_sinc_envelope():
     y = np.linspace(0, 200, 400_001)
     sinc = np.abs(np.sinc(y / np.pi))
     envelope = np.maximum.accumulate(sinc[::-1])[::-1]
-    ours = np.asarray(certificate.sinc_envelope(y))
+    ours = np.asarray(characteristic_decay.sinc_envelope(y))
     assert np.all(ours >= envelope - 1e-12)
     assert np.all(np.diff(ours) <= 1e-12)
     assert np.all(ours[y < 2] - envelope[y < 2] < 2e-3)
@@ -151,7 +155,7 @@ def test_log_mix(sigma, q):
 
 def test_kernels_trace_and_vmap():
     none, table = np.zeros((3, 0)), np.zeros((3, 0, 0))
-    law = Law(
+    law = LossLaw(
         np.ones(3),
         np.zeros(3),
         np.array([[0.8], [1.0], [1.2]]),
@@ -200,7 +204,7 @@ def test_chernoff_bounds_hold_on_coarse_grids():
     sign = np.where(rng.random(size) < 0.8, -1.0, 1.0)
     none = np.zeros((size, 0))
     column = lambda x: x[:, None]
-    law = Law(
+    law = LossLaw(
         sign,
         np.zeros(size),
         column(sigma),

@@ -9,13 +9,13 @@ from jax import lax
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import certificate, nodes, rounding, special
-from jaxacct.kernels.law import Law, log_mix
+from jaxacct.kernels.law import LossLaw, log_mix
 
 RNG = np.random.default_rng(0)
 WIDE = 10.0 ** RNG.uniform(-300, 20, 300) * RNG.choice([-1.0, 1.0], 300)
 NEAR = RNG.uniform(-40.0, 40.0, 300)
 POSITIVE = np.concatenate([10.0 ** RNG.uniform(-307, 308, 300), 1.0 + 10.0 ** RNG.uniform(-15, -0.5, 100)])
-SIMPLE, COMPOUND = (lambda x: rounding.SIMPLE), (lambda x: rounding.COMPOUND)
+SIMPLE, COMPOUND = (lambda x: rounding.SIMPLE_UNITS), (lambda x: rounding.COMPOUND_UNITS)
 FUNCTIONS = {
     "exp": (jnp.exp, mpmath.exp, np.concatenate([NEAR, RNG.uniform(-708.0, 709.0, 300)]), SIMPLE),
     "log": (jnp.log, mpmath.log, POSITIVE, SIMPLE),
@@ -28,7 +28,7 @@ FUNCTIONS = {
         np.concatenate([POSITIVE, -(10.0 ** RNG.uniform(-300, -0.01, 300))]),
         COMPOUND,
     ),
-    "erfc": (lax.erfc, mpmath.erfc, RNG.uniform(-6.0, 26.0, 400), lambda x: rounding.SIMPLE * (4.0 + x * x)),
+    "erfc": (lax.erfc, mpmath.erfc, RNG.uniform(-6.0, 26.0, 400), lambda x: rounding.SIMPLE_UNITS * (4.0 + x * x)),
 }
 
 
@@ -45,8 +45,8 @@ def test_elementary_functions_keep_to_their_units(name):
     with mpmath.workdps(60):
         for x, value in zip(arguments, values, strict=True):
             exact = exactly(mpmath.mpf(float(x)))
-            if abs(exact) < rounding.TINY:
-                assert abs(value) <= rounding.TINY
+            if abs(exact) < rounding.SMALLEST_NORMAL:
+                assert abs(value) <= rounding.SMALLEST_NORMAL
                 continue
             assert abs(mpmath.mpf(float(value)) - exact) <= units(float(x)) * ROUNDOFF * abs(exact), (x, value)
 
@@ -84,7 +84,7 @@ def test_log_mix_where_the_sampling_probability_is_tiny():
 @jax.jit
 def chernoff(sigma, q, c, sign):
     none = np.zeros(0)
-    law = lambda s, r, d: Law(d, 0.0, s[None], r[None], np.ones(1), none, none, none[:, None], none[:, None], none)
+    law = lambda s, r, d: LossLaw(d, 0.0, s[None], r[None], np.ones(1), none, none, none[:, None], none[:, None], none)
     return jax.vmap(lambda s, r, x, d: certificate.chernoff(law(s, r, d), x, 32))(sigma, q, c, sign)
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from scipy.special import gammaln, log_ndtr
 
-from jaxacct.engines import lattice
-from jaxacct.engines.lattice_law import Placed
-from jaxacct.kernels.lattice import Cells, cancelled, gaussian_cells, gaussian_nodes, lower_masses, upper_masses
+from jaxacct.engines import lattice, lattice_sides
+from jaxacct.engines.lattice_part import Placed
+from jaxacct.kernels.lattice_cells import Cells, gaussian_cells, gaussian_nodes
+from jaxacct.kernels.lattice_masses import cancelled, lower_masses, upper_masses
 from jaxacct.kernels.tilted_fft import compose as compose_lattices
 from jaxacct.mechanisms import (
     ApproximateDP,
@@ -324,9 +325,9 @@ def test_a_lattice_as_coarse_as_a_step_stays_sound(direction, low, high):
 def test_overstated_mass_compounds():
     placed = Placed(jnp.ones(1), 0.0, 1.0, 1e6, 0.0, 0.0, 5e-7)
     compounded = math.expm1(1e6 * math.log1p(5e-7))
-    assert compounded <= lattice._extra([placed], False) <= compounded * (1.0 + 1e-9)
-    assert lattice._extra([placed._replace(deficit=7e-7)], False) == math.inf
-    assert lattice._extra([placed._replace(deficit=0.0)], False) < 1e-280
+    assert compounded <= lattice_sides._extra([placed], False) <= compounded * (1.0 + 1e-9)
+    assert lattice_sides._extra([placed._replace(deficit=7e-7)], False) == math.inf
+    assert lattice_sides._extra([placed._replace(deficit=0.0)], False) < 1e-280
 
 
 MANY = [

@@ -15,7 +15,7 @@ import jaxacct as ja
 from jaxacct import selection
 from jaxacct.engines import programs
 from jaxacct.kernels import worst_score
-from jaxacct.kernels.worst_plan import GLANCE
+from jaxacct.kernels.worst_mesh import GLANCE
 from jaxacct.selection import answers, limits, simple, worst_case
 from jaxacct.selection.base import meet
 from jaxacct.selection.curve import curves, inner

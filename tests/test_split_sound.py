@@ -5,20 +5,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct.kernels import aside, split_contour
-from jaxacct.kernels.law import Law
+from jaxacct.kernels.law import LossLaw
+from jaxacct.kernels.split import contour as split_contour
+from jaxacct.kernels.split import remainder
 
 
 def law(sigma, q, n):
     none, flat = np.zeros(0), np.zeros((0, 1))
-    return Law(1.0, 0.0, np.array([sigma]), np.array([q]), np.array([float(n)]), none, none, flat, flat, none)
+    return LossLaw(1.0, 0.0, np.array([sigma]), np.array([q]), np.array([float(n)]), none, none, flat, flat, none)
 
 
 @pytest.mark.slow
 def test_many_jumps_claim_no_decay():
     # more than 600 expected jumps: the bound of the cut-off is of their difference, not of a capped exponential
     with jax.enable_x64():
-        run = jax.jit(lambda law, eps: split_contour.delta(law, eps, jnp.zeros(2), np.log(1e-7), 384, 128, 4))
+        run = jax.jit(
+            lambda law, eps: split_contour.delta(law, eps, split_contour.Start(0.0, 0.0), np.log(1e-7), 384, 128, 4)
+        )
         for sigma, q, n, eps in [(0.66232, 0.22855, 7788, 0.73581), (0.32318, 0.184535, 5805, 0.50759)]:
             lower = run(law(sigma, q, n), eps).lower
             assert not lower > 1e-12, (sigma, q, n, eps, lower)
@@ -26,6 +29,6 @@ def test_many_jumps_claim_no_decay():
 
 def test_far_proves_nothing_where_its_masses_vanish():
     with jax.enable_x64():
-        masses = aside.far_masses(law(0.05, 0.001, 1), jnp.array([41.0]))
+        masses = remainder.far_masses(law(0.05, 0.001, 1), jnp.array([41.0]))
         assert masses.p > 0
-        assert aside.far(masses, 620.0)[0] == 0.0
+        assert remainder.far(masses, 620.0)[0] == 0.0

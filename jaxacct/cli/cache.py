@@ -36,7 +36,7 @@ def enable() -> None:
     if jax.default_backend() != "cpu":
         return
     try:
-        from jaxacct.cli.shelf import Shelf
+        from jaxacct.cli.executable_cache import ExecutableCache
     except ImportError:  # a jaxlib that no longer offers what it needs: JAX's own cache remains
         return
-    programs.keep_on(Shelf(path))
+    programs.keep_on(ExecutableCache(path))

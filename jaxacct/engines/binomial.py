@@ -18,8 +18,8 @@ from jaxacct.floats import ROUNDOFF
 
 __all__ = ["Chance", "chance", "log_below", "log_tail_above", "log_tail_below"]
 
-TERMS = 16
-"""How many terms of a tail are added up from below."""
+TAIL_TERMS = 16
+"""How many terms of a tail are added up from below: nearly all of it where few hits are expected."""
 
 
 class Chance(NamedTuple):
@@ -32,7 +32,10 @@ class Chance(NamedTuple):
 
 
 def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_rest: np.ndarray) -> Chance:
-    """From log p and log(1 - p) and their errors; the one that is near 0 from the other, where that knows it better."""
+    """From log p and log(1 - p) and their errors.
+
+    The one that is near 0 is computed from the other where that gives it a smaller error.
+    """
     log_p, log_rest, error_p, error_rest = np.broadcast_arrays(log_p, log_rest, error_p, error_rest)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         likely = log_p > -np.log(2.0)
@@ -84,7 +87,7 @@ def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
 
 
 def log_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
-    """An upper bound of log Pr[N < k], k >= 1 whole (Chernoff; 0 where it says nothing)."""
+    """An upper bound of log Pr[N < k], k >= 1 whole (Chernoff; 0 where that is no bound)."""
     divergence, error = _divergence(n, k - 1.0, hit)
     with np.errstate(invalid="ignore", over="ignore"):
         least = n * np.exp(hit.log_p - hit.error_p) * (1.0 - 1e-12)
@@ -104,7 +107,7 @@ def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
         term = np.where(rest > 0, term, np.where(k == n, last, -np.inf))
         odds = np.exp(np.minimum(hit.log_p - hit.log_rest - hit.error_p - hit.error_rest, 700.0)) * (1.0 - 1e-12)
         total = factor = np.ones_like(term)
-        for j in range(TERMS):
+        for j in range(TAIL_TERMS):
             factor = factor * np.maximum(rest - j, 0.0) / (k + j + 1.0) * odds * (1.0 - 1e-14)
             total = total + np.where(np.isfinite(factor), factor, 0.0)
         terms = np.minimum(term + np.log(total) - 1e-12, 0.0)

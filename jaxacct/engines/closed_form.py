@@ -25,15 +25,21 @@ from jaxacct.engines.contour import Answer
 from jaxacct.floats import ROUNDOFF
 
 LEAST_GAP = 1e-300
-LARGEST = np.finfo(np.float64).max
-ROUNDING = 64.0
-"""Units in the last place allowed for erfcx, log_ndtr, and the arithmetic around them."""
+"""Least difference of two Mills ratios, or slope, that is divided by."""
+LARGEST_FLOAT = np.finfo(np.float64).max
+"""A lower end of epsilon beyond it is cut to it, and stays a lower end."""
+ROUNDING_UNITS = 64.0
+"""Units of rounding allowed for erfcx, log_ndtr, and the arithmetic around them."""
 LEAST_EPSILON = 2.0**-1060
-TURNS = 78
-"""Of a bisection: eleven or twelve for the exponent of epsilon, 53 for its digits, and some to spare."""
-SMALL = 0.1
+"""Least epsilon that a bisection halves in its exponent; it is subnormal, and below it halves are taken."""
+BISECTIONS = 78
+"""Eleven or twelve for the exponent of epsilon, 53 for its digits, and some to spare."""
+NEWTON_STEPS = 40
+"""Newton steps for epsilon, the same number for all rows; the ends are certified wherever they lead."""
+SMALL_MU = 0.1
 """The largest mu for which the difference of Mills ratios is integrated."""
 _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
+"""Of Gauss-Legendre of order 6 on an interval of length 1 about 0."""
 
 
 def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -41,7 +47,7 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
     shape = np.broadcast_shapes(np.shape(mu), np.shape(epsilon))
     mu, epsilon = (np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1) for x in (mu, epsilon))
     a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
-    right, small = a > 0, mu < SMALL
+    right, small = a > 0, mu < SMALL_MU
     far = np.where(right | small, a, 1.0)
     mills_a = np.sqrt(np.pi / 2) * special.erfcx(far / np.sqrt(2))
     mills_b = np.sqrt(np.pi / 2) * special.erfcx(np.maximum(b, 0.0) / np.sqrt(2))
@@ -63,7 +69,7 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
     # the arguments a and b are off by a few units; the Mills difference and the exponent feel it
     shift = (np.abs(epsilon / mu) + mu) * np.where(by_gap, np.abs(far) + 1.0, 1.0)
     amplify = np.where(by_gap, rounding / gap, 1.0 / near_value)
-    error = ROUNDING * ROUNDOFF * (1.0 + np.abs(value) + shift + amplify * (1.0 + np.where(by_gap, 0.0, shift)))
+    error = ROUNDING_UNITS * ROUNDOFF * (1.0 + np.abs(value) + shift + amplify * (1.0 + np.where(by_gap, 0.0, shift)))
     return value.reshape(shape), slope.reshape(shape), error.reshape(shape)
 
 
@@ -73,7 +79,7 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
     reach = np.sqrt(np.maximum(-2.0 * target, 0.0))
     eps = mu * (0.5 * mu + reach)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        for _ in range(40):
+        for _ in range(NEWTON_STEPS):
             value, slope, _ = log_delta(mu, eps)
             eps = np.maximum(eps + (value - target) / np.maximum(slope, LEAST_GAP), 0.0)
         value, slope, error = log_delta(mu, eps)
@@ -93,14 +99,14 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
 
 
 def simple_epsilon(mu: np.ndarray, log_delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Ends by the two inequalities alone; they are `mu (2 |z| + 1)` apart at most, and never fail."""
+    """Ends by the two inequalities alone.  They always hold, and are at most `mu (2 |z| + 1)` apart."""
     z = np.sqrt(np.maximum(-2.0 * (log_delta - slack + np.log(2.0)), 0.0))
     upper = mu * (0.5 * mu + z) * (1.0 + 16.0 * ROUNDOFF)
     share = np.exp(np.minimum(log_delta + slack, 0.0)) / -np.expm1(-1.0)
     quantile = -special.ndtri(np.minimum(share * (1.0 + 1e-12), 1.0))
     quantile = np.where(share < 1.0, quantile, -np.inf)
     lower = (0.5 * mu**2 + mu * (quantile - 1e-9 * (1.0 + np.abs(quantile))) - 1.0) * (1.0 - 16.0 * ROUNDOFF)
-    lower = np.where(lower > 0.0, np.minimum(lower, LARGEST), 0.0)
+    lower = np.where(lower > 0.0, np.minimum(lower, LARGEST_FLOAT), 0.0)
     return Answer(lower, lower, upper)
 
 
@@ -110,14 +116,14 @@ def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
         value, _, error = log_delta(mu, epsilon)
         # delta <= Phi(-a) stands where the rounding of so large an a leaves nothing else
         a = epsilon / mu - 0.5 * mu - 16.0 * ROUNDOFF * (epsilon / mu + mu)
-        most = np.where(a > 0.0, np.maximum(0.5 * np.exp(-0.5 * a * a) * (1.0 + 1e-9), contour.LEAST), 1.0)
+        most = np.where(a > 0.0, np.maximum(0.5 * np.exp(-0.5 * a * a) * (1.0 + 1e-9), contour.LEAST_DELTA), 1.0)
     low, middle, high = _exponentials(value, error)
     high = np.where(low <= most, np.minimum(high, most), high)
     return Answer(low, np.minimum(middle, high), high)
 
 
 def log_delta_of_one_step(
-    sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray | float = 0.0
+    sigma: np.ndarray, q: np.ndarray, removing: np.ndarray | bool, eps: np.ndarray, off: np.ndarray | float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """(log delta, bound on its error) of one Poisson sampled Gaussian, 0 < q < 1; -inf where delta is 0.
 
@@ -186,7 +192,7 @@ def _most_of_one_step(
     value, _, error = log_delta(mu, np.where(usable, falling, 0.0))
     error += inexact + inexact / mu * (falling / mu + 0.5 * mu + 4.0 + inexact / mu)
     high = np.where(removing, log_delta_of_one_step(sigma, q, True, eps), (np.log(k) + value, error))
-    return np.where(removing | usable, _exponentials(*high).upper, np.where(k > 0.0, k, 0.0) + contour.LEAST)
+    return np.where(removing | usable, _exponentials(*high).upper, np.where(k > 0.0, k, 0.0) + contour.LEAST_DELTA)
 
 
 def profile_of_one_step(
@@ -209,12 +215,12 @@ def profile_of_one_step(
 
 
 def _exponentials(value: np.ndarray, error: np.ndarray) -> Answer:
-    """A bracket of e^value; where that underflows the upper end does not, and where nothing is known it is [0, 1]."""
+    """A bracket of e^value.  Its upper end does not underflow; where nothing is known the bracket is [0, 1]."""
     with np.errstate(invalid="ignore", over="ignore"):
         high, low = np.exp(value + error), np.exp(value - error)
-        upper = np.where(value > -np.inf, np.maximum(high, contour.LEAST), 0.0)
+        upper = np.where(value > -np.inf, np.maximum(high, contour.LEAST_DELTA), 0.0)
         upper = np.where((upper <= 1.0) & np.isfinite(error), upper, 1.0)
-        lower = np.where((value > contour.LOWEST) & (low <= upper), low, 0.0)
+        lower = np.where((value > contour.LOWEST_LOG_DELTA) & (low <= upper), low, 0.0)
         middle = np.clip(np.where(np.isnan(value), 0.0, np.exp(value)), lower, upper)
     return Answer(lower, middle, upper)
 
@@ -233,7 +239,7 @@ def epsilon_of_one_step(
     def crossing(certain: bool) -> tuple[np.ndarray, np.ndarray]:
         """(low, high) around the point beyond which the bound is met (`certain`), or may be."""
         low, high = np.zeros_like(top), top.copy()
-        for turn in range(TURNS):
+        for turn in range(BISECTIONS):
             # the exponent is halved first: epsilon may be as small as float64 goes
             root = np.sqrt(np.maximum(low, LEAST_EPSILON)) * np.sqrt(high)
             at = np.where(high > 4.0 * np.maximum(low, LEAST_EPSILON), root, 0.5 * (low + high))

@@ -2,6 +2,8 @@
 
 Every configuration starts on the lowest rung; those whose certificate is not narrow enough climb, in the end to the
 split contour, which answers where few hits are expected.  What no rung certifies is left to the lattice engine.
+
+(A little above 300 lines: the ladders, the question and the climb are read together.)
 """
 
 from __future__ import annotations
@@ -16,31 +18,39 @@ import numpy as np
 from jaxacct.engines import programs
 from jaxacct.engines.chunks import in_chunks
 from jaxacct.engines.programs import Program
-from jaxacct.kernels import contour, split_contour
-from jaxacct.kernels.law import Law
-from jaxacct.kernels.split_place import Placed, unplaced
+from jaxacct.kernels import contour
+from jaxacct.kernels.law import LossLaw
+from jaxacct.kernels.split import contour as split_contour
+from jaxacct.kernels.split.contour import Start
+from jaxacct.kernels.split.placement import Placement, no_placements
 from jaxacct.mechanisms.loss_components import Components
 
 
 class Rung(NamedTuple):
-    """Quadrature points, contour nodes, placements of the contour, configurations per call, least tolerance."""
+    """A program of fixed size; a ladder has them in ascending order."""
 
-    points: int
-    nodes: int
-    rounds: int
-    chunk: int
-    split: bool = False
-    tolerance: float = 0.0
+    points: int  # of the quadrature in u
+    nodes: int  # of the contour
+    rounds: int  # placements of the contour
+    chunk: int  # configurations per call of an optimised program
+    split: bool = False  # whether it is the split contour
+    tolerance: float = 0.0  # least tolerance of images and cut-off, which so few nodes can reach
 
 
 TOLERANCE = 1e-8
-"""Relative size of delta down to which images and cut-off terms are driven, unless a call says otherwise."""
+"""Size of images and cut-off terms relative to delta, unless a call says otherwise."""
 
-LEAST, LOWEST = 1e-305, -700.0
-"""The least upper end of delta that is not 0, and the logarithm below which lower ends are: exp loses digits there."""
+LEAST_DELTA = 1e-305
+"""The least upper end of delta that is not 0."""
+LOWEST_LOG_DELTA = -700.0
+"""Logarithm of delta below which a lower end is 0: exp loses digits there."""
 
-DOUBT = 5.0
-"""An estimate by a plain rung starts the split contour if the saddle point approximation is within this factor."""
+PLAIN_TRUST = 5.0
+"""Trust in an estimate by a plain rung: it starts the split contour if the saddle point is within this factor."""
+BOUND_OUTWARD = 1.0 + 1e-12
+"""Factor for the rounding of the total variation and of the largest loss."""
+DELTA_ROUNDS = 2
+"""Placements of the split contour for delta: its windows depend on delta only loosely."""
 
 LADDER = (
     Rung(64, 32, 1, 128),
@@ -50,9 +60,12 @@ LADDER = (
     Rung(576, 384, 2, 8, split=True, tolerance=1e-7),
     Rung(2560, 1024, 3, 1, split=True, tolerance=3e-6),
 )
-"""For compositions of Gaussians."""
+"""For compositions of Gaussians.
 
-LEAST_SPLIT = 0.06
+Points and nodes grow about threefold from rung to rung, as does the time; a chunk shrinks accordingly.
+"""
+
+LEAST_SPLIT_SIGMA = 0.06
 """Noise multiplier below which no split rung has been seen to certify; their programs would be compiled for nothing."""
 LEAST_SPLIT_RATE = 1e-13
 """Sampling probability below which none has: losses that small are lost beside 1."""
@@ -67,16 +80,16 @@ PLAIN = (
 
 
 class Answer(NamedTuple):
-    """Ends and estimate of a batch; NaN-free, with lower = -inf and upper = inf where nothing is known."""
+    """Ends and estimate of a batch, without NaN; lower = -inf and upper = inf where nothing is known."""
 
     lower: np.ndarray
     estimate: np.ndarray
     upper: np.ndarray
 
 
-def law(parts: Components) -> Law:
+def law(parts: Components) -> LossLaw:
     """The components as the kernels take them."""
-    return Law(
+    return LossLaw(
         parts.sign,
         parts.mu2,
         parts.gauss_sigma,
@@ -108,13 +121,13 @@ def program(kernel: Callable[..., Any], rung: Rung, size: int) -> Program:
     static: dict[str, int] = {"points": rung.points, "count": rung.nodes}
     if kernel in (contour.epsilon, split_contour.epsilon):
         static["rounds"] = rung.rounds
-    if kernel is split_contour.delta:  # the windows depend on delta only loosely
-        static["rounds"] = 2
+    if kernel is split_contour.delta:
+        static["rounds"] = DELTA_ROUNDS
     return programs.program(kernel, size, rung.chunk, **static)
 
 
 def suits(needs: np.ndarray, rung: Rung) -> np.ndarray:
-    """Whether a rung has the (points, nodes) that a kernel asked for."""
+    """Whether a rung has the (points, nodes) that a kernel asked for; needs : (B, 2)."""
     return (needs[:, 0] <= rung.points) & (needs[:, 1] <= rung.nodes)
 
 
@@ -134,13 +147,13 @@ class Hint(NamedTuple):
 
     near: np.ndarray  # where epsilon is expected; 0 where it is not known
     rung: np.ndarray  # of LADDER, to begin on
-    placed: Placed  # places on that rung, if it is a split one
+    placed: Placement  # places on that rung, if it is a split one
     usable: np.ndarray  # where there is one
 
 
 def no_hint(size: int) -> Hint:
     """Nothing is known; arrays to be filled in."""
-    return Hint(np.zeros(size), np.zeros(size, int), unplaced(size, 1), np.zeros(size, bool))
+    return Hint(np.zeros(size), np.zeros(size, int), no_placements(size, 1), np.zeros(size, bool))
 
 
 class _Question(NamedTuple):
@@ -149,8 +162,8 @@ class _Question(NamedTuple):
     kernel: Callable[..., Any]
     split: Callable[..., Any]
     values: tuple[np.ndarray, ...]
-    start: np.ndarray  # (B, 2) where the split contour begins, and how far that is to be trusted
-    floor: np.ndarray
+    start: Start  # where the split contour begins; arrays that are filled in as more is known
+    floor: np.ndarray  # an upper end at most this need not be refined
     good: Callable[[np.ndarray, np.ndarray], np.ndarray]
     log_tol: float
     ceiling: np.ndarray  # an upper bound known beforehand
@@ -158,14 +171,14 @@ class _Question(NamedTuple):
     hint: Hint
 
     def ask(self, rung: Rung, rows: np.ndarray, placed: bool, parts: Components) -> list[np.ndarray]:
-        """The answers of the kernel for some rows, on places that are known or not."""
+        """The answers of the kernel for some rows, on the placements of the hint (`placed`) or on new ones."""
         values = tuple(v[rows] for v in self.values)
         log_tol = np.full(rows.size, max(self.log_tol, np.log(rung.tolerance)) if rung.tolerance else self.log_tol)
         if placed:
             known = jax.tree.map(lambda a: a[rows], (self.hint.near, self.hint.placed))
             kernel, more = split_contour.epsilon_placed, (*values, *known)
         elif rung.split:
-            kernel, more = self.split, (*values, self.start[rows], log_tol)
+            kernel, more = self.split, (*values, Start(self.start.value[rows], self.start.trust[rows]), log_tol)
         else:
             kernel, more = self.kernel, (*values, log_tol)
         return in_chunks(*program(kernel, rung, rows.size), (law(parts.take(rows)), *more), rows.size)
@@ -177,7 +190,7 @@ def _climb(question: _Question, parts: Components) -> Answer:
     split = splits(parts)
     answer.upper[:] = np.minimum(answer.upper, question.ceiling)
     settled = answer.upper <= question.enough
-    beyond = (parts.gauss_sigma < LEAST_SPLIT) | (parts.gauss_q < LEAST_SPLIT_RATE)
+    beyond = (parts.gauss_sigma < LEAST_SPLIT_SIGMA) | (parts.gauss_q < LEAST_SPLIT_RATE)
     far = np.any((parts.gauss_n > 0) & beyond, axis=1)
     ladders = ((LADDER, split & ~far), (LADDER[:3], split & far), (PLAIN, supports(parts) & ~split))
     for ladder, rows in ((ladder, rows & ~settled) for ladder, rows in ladders):
@@ -187,7 +200,7 @@ def _climb(question: _Question, parts: Components) -> Answer:
 
 
 def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: Components, answer: Answer) -> None:
-    """Climb one ladder with the rows, filling in their answers."""
+    """Climb one ladder with some rows, and fill in their answers."""
     due = np.full(answer.lower.size, len(ladder))
     due[rows] = question.hint.rung[rows] if ladder is LADDER else 0
     for step, rung in enumerate(ladder):
@@ -198,8 +211,16 @@ def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: 
                 due[some] = _step(ladder, step, some, known, question, parts, answer)
 
 
-def _step(ladder, step, rows, placed: bool, question: _Question, parts: Components, answer: Answer) -> np.ndarray:
-    """Try some rows on one rung; returns the rungs that they go to."""
+def _step(
+    ladder: tuple[Rung, ...],
+    step: int,
+    rows: np.ndarray,
+    placed: bool,
+    question: _Question,
+    parts: Components,
+    answer: Answer,
+) -> np.ndarray:
+    """Try some rows on one rung; returns the rung that each goes to next, the ladder's length where it is done."""
     lower, estimate, upper = answer
     rung = ladder[step]
     low, mid, high, ok, needs = question.ask(rung, rows, placed, parts)
@@ -207,9 +228,11 @@ def _step(ladder, step, rows, placed: bool, question: _Question, parts: Componen
     low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
     better = ok & (high - low < upper[rows] - lower[rows])
     estimate[rows] = np.where(better, mid, estimate[rows])
-    trust = np.where(ok, np.inf, split_contour.BELIEVED) if rung.split else np.full(mid.size, DOUBT)
-    found = np.stack([mid, trust], axis=1)
-    question.start[rows] = np.where(np.isfinite(mid)[:, None], found, question.start[rows])
+    trust = np.where(ok, np.inf, split_contour.BELIEVED) if rung.split else np.full(mid.size, PLAIN_TRUST)
+    found, start = np.isfinite(mid), question.start
+    start.value[rows], start.trust[rows] = (
+        np.where(found, new, old[rows]) for new, old in ((mid, start.value), (trust, start.trust))
+    )
     lower[rows], upper[rows] = np.maximum(low, lower[rows]), np.minimum(high, upper[rows])
     done = (ok & question.good(low, high)) | (upper[rows] <= question.enough[rows])
     # the certificate says how fine a plain rung it wants; climb to that one, or to the first split one
@@ -241,7 +264,7 @@ def epsilon(
         contour.epsilon,
         split_contour.epsilon,
         values,
-        np.stack([hint.near, np.where(hint.near > 0, np.inf, 0.0)], axis=1),
+        Start(hint.near.copy(), np.where(hint.near > 0, np.inf, 0.0)),
         floor,
         lambda low, high: high - low <= width * np.abs(high),
         float(np.log(tolerance)),
@@ -266,7 +289,7 @@ def delta(
         contour.delta,
         split_contour.delta,
         (epsilon,),
-        np.zeros((*epsilon.shape, 2)),
+        Start(np.zeros_like(epsilon), np.zeros_like(epsilon)),
         logs,
         lambda low, high: high - low <= width,
         float(np.log(tolerance)),
@@ -275,20 +298,20 @@ def delta(
         no_hint(epsilon.size),
     )
     lower, middle, upper = _climb(question, parts)
-    ends = (np.exp(np.minimum(x, 0.0)) for x in (np.where(lower > LOWEST, lower, -np.inf), middle, upper))
+    ends = (np.exp(np.minimum(x, 0.0)) for x in (np.where(lower > LOWEST_LOG_DELTA, lower, -np.inf), middle, upper))
     low, mid, high = ends
-    return Answer(low, mid, np.where(upper > -np.inf, np.maximum(high, LEAST), 0.0))
+    return Answer(low, mid, np.where(upper > -np.inf, np.maximum(high, LEAST_DELTA), 0.0))
 
 
 def _total_variation(parts: Components) -> np.ndarray:
     """`sum n q (2 Phi(1/(2 sigma)) - 1)`, at least delta(0) of sampled Gaussians alone; inf with other parts."""
     each = np.vectorize(math.erf, otypes=[float])(8.0**-0.5 / parts.gauss_sigma)
     most = np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * each, 0.0), axis=1)
-    return np.where(splits(parts) & (parts.mu2 == 0), most * (1.0 + 1e-12), np.inf)
+    return np.where(splits(parts) & (parts.mu2 == 0), most * BOUND_OUTWARD, np.inf)
 
 
 def _largest_loss(parts: Components) -> np.ndarray:
     """`-sum n log(1 - q)`, which the loss of sampled Gaussians alone cannot exceed in the add direction; else inf."""
     with np.errstate(divide="ignore"):
         most = -np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * np.log1p(-parts.gauss_q), 0.0), axis=1)
-    return np.where((parts.sign < 0) & splits(parts) & (parts.mu2 == 0), most * (1.0 + 1e-12), np.inf)
+    return np.where((parts.sign < 0) & splits(parts) & (parts.mu2 == 0), most * BOUND_OUTWARD, np.inf)

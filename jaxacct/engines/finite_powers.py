@@ -15,22 +15,22 @@ from jaxacct.floats import ROUNDOFF
 
 __all__ = ["Atoms", "inexact", "powers", "trimmed"]
 
-PAIRS = 2**17
-"""Most pairs of atoms that are added up."""
-LIGHT = 1e-6
+MOST_PAIRS = 2**17
+"""Most pairs of atoms that are added up; sorting them takes some ten milliseconds."""
+CUT_SHARE = 1e-6
 """What is cut off, over what may be left out: little, as a few more deviations cost little."""
 UNDERFLOW = 1e-307
 """More than a product of masses loses below float64's range."""
 
 
 class Atoms(NamedTuple):
-    """Ascending losses, each off by at most ``blur``, their P-masses, each off by ``wrong``, and P-mass left out."""
+    """A finite law of the loss."""
 
-    loss: np.ndarray
-    mass: np.ndarray
-    wrong: np.ndarray
-    away: float
-    blur: float
+    loss: np.ndarray  # (A,) ascending
+    mass: np.ndarray  # (A,) P-masses
+    wrong: np.ndarray  # (A,) how far each mass may be off
+    away: float  # P-mass of what was left out
+    blur: float  # how far each loss may be off
 
 
 def inexact(mass: np.ndarray) -> np.ndarray:
@@ -39,10 +39,10 @@ def inexact(mass: np.ndarray) -> np.ndarray:
 
 
 def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
-    """The law in ascending order, without what has mass e^cut times LIGHT at either end in ``count`` steps."""
+    """The law in ascending order, without what has mass e^cut times CUT_SHARE at either end in ``count`` steps."""
     order = np.argsort(loss)
     loss, mass = loss[order], mass[order]
-    light = np.exp(cut) * LIGHT / count
+    light = np.exp(cut) * CUT_SHARE / count
     keep = (np.cumsum(mass) > light) & (np.cumsum(mass[::-1])[::-1] > light)
     away = float(mass[~keep].sum()) * (1.0 + 1e-12)
     loss, mass = loss[keep], mass[keep]
@@ -52,20 +52,20 @@ def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Ato
 def powers(atoms: Atoms, count: float) -> list[tuple[Atoms, float]]:
     """Laws with counts that together are the law composed ``count`` times."""
     doubled = [atoms]
-    while 2.0 ** len(doubled) <= count and doubled[-1].loss.size ** 2 <= PAIRS:
+    while 2.0 ** len(doubled) <= count and doubled[-1].loss.size ** 2 <= MOST_PAIRS:
         doubled.append(_sum(doubled[-1], doubled[-1]))
     whole = 2.0 ** (len(doubled) - 1)
     repeats, rest = divmod(count, whole)
     digits = [law for k, law in enumerate(doubled[:-1]) if int(rest) >> k & 1]
     laws = [(doubled[-1], repeats)] if repeats > 1.0 else []
     singles = digits if laws else [*digits, doubled[-1]]
-    while len(singles) > 1 and singles[0].loss.size * singles[1].loss.size <= PAIRS:
+    while len(singles) > 1 and singles[0].loss.size * singles[1].loss.size <= MOST_PAIRS:
         singles[:2] = [_sum(singles[0], singles[1])]
     return laws + [(law, 1.0) for law in singles]
 
 
 def _sum(first: Atoms, second: Atoms) -> Atoms:
-    """The law of the sum of two independent losses; sums that differ by rounding are one."""
+    """The law of the sum of two independent losses; sums that differ by no more than rounding are taken for one."""
     loss = np.add.outer(first.loss, second.loss).ravel()
     mass = np.multiply.outer(first.mass, second.mass).ravel()
     most = np.multiply.outer(first.mass + first.wrong, second.mass + second.wrong).ravel()

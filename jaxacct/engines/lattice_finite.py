@@ -1,7 +1,7 @@
 """Finite laws of the loss on the lattice: connect the dots from above, contracted from below.
 
 *Below*, atoms are placed on the coordinate l = -loss with the P-masses as base measure, as for add (see
-`kernels.lattice`), since atoms may be many steps apart, where that kernel has nothing to merge.  With v(alpha) =
+`kernels.lattice_masses`), since atoms may be many steps apart, where that kernel has nothing to merge.  With v(alpha) =
 int (alpha' - alpha)_+ dP, alpha = e^l, the polygon through v at the nodes exceeds v on the cells that hold atoms
 by at most E_k = Delta_k a_k b_k/(a_k + b_k).  A polygon c with c >= E_k at both ends of these cells, straight
 between them, is subtracted; its corners lie on nodes that have mass, which pays for them.  A node whose mass
@@ -17,16 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.engines.finite_powers import inexact, powers, trimmed
-from jaxacct.engines.lattice_law import Placed, Sketch
+from jaxacct.engines.lattice_part import ApproximateLaw, Placed
 from jaxacct.floats import ROUNDOFF
+from jaxacct.kernels.certificate import FINITE_LOSS_ERROR
 
 __all__ = ["Finite"]
 
 LOSS_UNITS = 128.0
-"""Units in the last place that a loss may be off by: 16 of the finite classes, `16 + 4 (1 + 1.45 |log q|)` of others
+"""Units of rounding that a loss may be off by: 16 of the finite classes, `16 + 4 (1 + 1.45 |log q|)` of others
 that are sampled at q, down to 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
-GAPS = 64
-"""How many distances of a finite law steer the choice of the step."""
+MOST_GAPS = 64
+"""How many distances of a finite law steer the choice of the step: those of the heaviest atoms."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class Finite:
         laws = powers(trimmed(self.loss, self.mass, self.count, cut), self.count)
         return [Finite(x.loss, x.mass, count, self.sign, x.away, x.blur, x.wrong) for x, count in laws]
 
-    def sketch(self, cut: float) -> Sketch:
-        return Sketch(self.loss, np.log(self.mass), self.count)
+    def sketch(self, cut: float) -> ApproximateLaw:
+        return ApproximateLaw(self.loss, np.log(self.mass), self.count)
 
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
         return float(self.loss.min()), float(self.loss.max())
@@ -60,7 +61,7 @@ class Finite:
 
     def gaps(self) -> list[tuple[float, float]]:
         far = self.loss - self.loss.min()
-        heaviest = np.argsort(self.mass * far)[-GAPS:]
+        heaviest = np.argsort(self.mass * far)[-MOST_GAPS:]
         return [(float(far[i]), self.count * float(self.mass[i])) for i in heaviest if far[i] > 0]
 
     def step(self, step: float, upper: bool) -> float:
@@ -71,7 +72,11 @@ class Finite:
         place = sign * self.loss
         origin = float(place.min())
         far = (place - origin) / step
-        shift = ROUNDOFF * (LOSS_UNITS * np.abs(self.loss).max() + 8.0 * (abs(origin) + step)) + 1e-26 + self.blur
+        shift = (
+            ROUNDOFF * (LOSS_UNITS * np.abs(self.loss).max() + 8.0 * (abs(origin) + step))
+            + FINITE_LOSS_ERROR
+            + self.blur
+        )
         nearest = np.rint(far)
         exact = np.abs(far - nearest) * step <= shift
         cell = np.where(exact, nearest, np.floor(far)).astype(np.int64)

@@ -8,9 +8,9 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
-from jaxacct.engines.lattice_law import Placed, Sketch, last_node, placed_from
+from jaxacct.engines.lattice_part import ApproximateLaw, Placed, last_node, placed_from
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels import lattice as kernel
+from jaxacct.kernels import lattice_cells as kernel
 
 __all__ = ["PlainGaussian", "SampledGaussian"]
 
@@ -23,10 +23,10 @@ class PlainGaussian:
     sign: float
     count: float = 1.0
 
-    def sketch(self, cut: float) -> Sketch:
+    def sketch(self, cut: float) -> ApproximateLaw:
         z = np.linspace(-38.0, 38.0 + self.deviation, 4001)
         log_mass = -0.5 * z * z + np.log((z[1] - z[0]) / np.sqrt(2 * np.pi))
-        return Sketch(self.deviation * (z + 0.5 * self.deviation), log_mass, 1.0)
+        return ApproximateLaw(self.deviation * (z + 0.5 * self.deviation), log_mass, 1.0)
 
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
         s, z = self.deviation, np.linspace(-37.0, 37.0 + 0.5 * theta * self.deviation, 4001)
@@ -64,7 +64,7 @@ class PlainGaussian:
 
 
 def _above(u: float, mean: float) -> float:
-    """A bound of the mass of N(mean, 1) above u, just above it."""
+    """The mass of N(mean, 1) above u, rounded up."""
     x = mean - u
     x += 8.0 * ROUNDOFF * (abs(mean) + abs(u))
     return min(float(ndtr(x)) * (1.0 + 1e-12 * (1.0 + x * x)) + 1e-307, 1.0)
@@ -89,7 +89,7 @@ class SampledGaussian:
         log_mean = log_ndtr(u - 1.0 / self.sigma) - log_ndtr(u)
         return float(np.logaddexp(0.0, log_mean + np.log(self.q) - np.log1p(-self.q)))
 
-    def sketch(self, cut: float) -> Sketch:
+    def sketch(self, cut: float) -> ApproximateLaw:
         top, mode = (self._top(cut), 1.0 / self.sigma) if self.sign > 0 else (38.0, 0.0)
         count = int(min(2e5, max(2000.0, 4 * (min(top, 1e5) + 38.0) / min(1.0, self.sigma))))
         u = np.linspace(-38.0, top, count)
@@ -98,9 +98,9 @@ class SampledGaussian:
         weight = np.log(np.gradient(u) / np.sqrt(2 * np.pi))
         ratio = np.log1p(-self.q) + self._rise(u)
         if self.sign < 0:
-            return Sketch(-ratio, weight - 0.5 * u * u, self.count)
+            return ApproximateLaw(-ratio, weight - 0.5 * u * u, self.count)
         unhit, hit = np.log1p(-self.q) - 0.5 * u * u, np.log(self.q) - 0.5 * (u - mode) ** 2
-        return Sketch(ratio, weight + np.logaddexp(unhit, hit), self.count)
+        return ApproximateLaw(ratio, weight + np.logaddexp(unhit, hit), self.count)
 
     def _top(self, cut: float) -> float:
         """Standard quantile above which the P-mass for remove, times the count, is at most e^cut."""

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import brentq
 
-from jaxacct.engines.lattice_law import Placed, Sketch, placed_from
+from jaxacct.engines.lattice_part import ApproximateLaw, Placed, placed_from
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels import lattice as kernel
+from jaxacct.kernels import lattice_cells as kernel
 
 __all__ = ["Laplace"]
 
@@ -37,7 +37,7 @@ class Laplace:
         edge = 1.0 / self.scale
         return float(0.5 * (v - edge) - np.log(2.0 - np.exp(-0.5 * (v + edge))))
 
-    def sketch(self, cut: float) -> Sketch:
+    def sketch(self, cut: float) -> ApproximateLaw:
         edge = 1.0 / self.scale
         v = np.linspace(-edge, edge, 4001)
         middle = 0.5 * (v[1:] + v[:-1])
@@ -45,7 +45,7 @@ class Laplace:
         at = np.concatenate([[-edge], middle, [edge]])
         base = np.concatenate([[np.log(0.5)], inside, [np.log(0.5) - edge]])
         ratio = self._ratio(at)
-        return Sketch(self.sign * ratio, base + (ratio if self.sign > 0 else 0.0), self.count)
+        return ApproximateLaw(self.sign * ratio, base + (ratio if self.sign > 0 else 0.0), self.count)
 
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
         return float(self._ratio(-1.0 / self.scale)), float(self._ratio(1.0 / self.scale))
@@ -69,10 +69,10 @@ class Laplace:
     def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool) -> Placed:
         edge, (low, top) = 1.0 / self.scale, self.extent(0.0, 0.0, 0.0)
         origin, first, bottom, inexact = (low, -edge, 0.5, 0.0) if upper else self._contracted(step)
-        cells = (top - origin) / step
+        steps = (top - origin) / step
         snap = 32.0 * ROUNDOFF * (abs(top) + abs(origin) + top - origin)
-        on_node = abs(cells - round(cells)) * step <= snap
-        last = int(np.clip(round(cells) if on_node else np.ceil(cells), 1, nodes - 2))
+        on_node = abs(steps - round(steps)) * step <= snap
+        last = int(np.clip(round(steps) if on_node else np.ceil(steps), 1, nodes - 2))
         zero = jnp.zeros(nodes)
         if not upper and bottom == 1.0:
             nothing = kernel.Cells(zero, zero, zero, zero)
@@ -96,7 +96,7 @@ class Laplace:
         return placed_from(self, cells, pairs, origin, step, last, upper, float(shift), 0.0)
 
     def _with(self, cells: kernel.Cells, cell: int, atom: float, inside: float, step: float) -> kernel.Cells:
-        """The cells with an atom so far inside one of them, split as everything else in it."""
+        """The cells with an atom at a distance `inside` into one of them, split between its ends as all else is."""
         down = np.exp(-inside) if self.sign > 0 else 1.0
         up = 1.0 if self.sign > 0 else np.exp(inside - step)
         low = atom * down * np.expm1(inside - step) / np.expm1(-step)

@@ -6,30 +6,40 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.engines.lattice_law import Law, Sketch
+from jaxacct.engines.lattice_part import ApproximateLaw, LatticePart
 
-__all__ = ["Plan", "common_step", "peak", "plan_for", "share_of", "unresolved"]
+__all__ = ["LatticePlan", "common_step", "peak", "plan_for", "share_of", "unresolved"]
 
-HALVINGS = 26
-"""Of a range of 40 in log theta: the tilt is found to a millionth, far finer than it matters."""
-TILTS = 41
+BISECTIONS = 26
+"""Of a range of at most 40 in log theta: the tilt is found to a millionth, far finer than it matters."""
+END_TILTS = 41
 """Tilts that are tried on either side for the ends of the window."""
+KEEP_ALL = -1e4
+"""Logarithm of a mass that no loss lies beyond: nothing is left out."""
+LEFT_OUT_NATS = 4.0
+"""Nats below the relative tolerance at which mass may be left out: e^-4 of it."""
+LARGEST_TILT = 1e6
+"""Largest tilt that is tried: delta then falls to a part in e within a millionth of eps."""
+SMALLEST_TILT = 1e-3
+"""Smallest tilt that is tried, over one by the spread of the loss."""
+MOST_STEPS = 20000
+"""Most steps that are tried for the laws' own gaps."""
 
 
-class Plan(NamedTuple):
-    """Tilt, expected eps, logs of what may be left out, window, tilts added for the Chernoff bounds."""
+class LatticePlan(NamedTuple):
+    """What a bracket on the lattice is made with; nothing certified depends on it."""
 
-    theta: float
-    centre: float
-    cut: float
-    share: float
-    bottom: float
-    top: float
-    above: float
-    below: float
+    theta: float  # the tilt
+    centre: float  # expected eps
+    cut: float  # log of the mass of high losses that may be left out
+    share: float  # log of the tilted mass of low losses that may be left out
+    bottom: float  # lower end of the window in the composed loss
+    top: float  # upper end
+    above: float  # added to the tilt for the Chernoff bound of what lies above the window
+    below: float  # subtracted from it for what lies below
 
 
-def _cumulants(sketches: list[Sketch], theta: float) -> tuple[float, float, float]:
+def _cumulants(sketches: list[ApproximateLaw], theta: float) -> tuple[float, float, float]:
     """K(theta) = log E[e^{theta L}] of the composition, its mean and its variance under the tilt."""
     total, mean, variance = 0.0, 0.0, 0.0
     for loss, log_mass, count in sketches:
@@ -44,7 +54,7 @@ def _cumulants(sketches: list[Sketch], theta: float) -> tuple[float, float, floa
     return float(total), float(mean), float(variance)
 
 
-def _log_m(sketches: list[Sketch], theta: float) -> float:
+def _log_m(sketches: list[ApproximateLaw], theta: float) -> float:
     """K(theta) alone."""
     total = 0.0
     for loss, log_mass, count in sketches:
@@ -56,17 +66,17 @@ def _log_m(sketches: list[Sketch], theta: float) -> float:
 
 def share_of(rtol: float) -> float:
     """log of the share of delta that truncated mass may carry."""
-    return float(np.log(rtol)) - 4.0
+    return float(np.log(rtol)) - LEFT_OUT_NATS
 
 
-def plan_for(laws: list[Law], eps: float | None, log_delta: float, share: float) -> Plan:
+def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share: float) -> LatticePlan:
     """Tilt and window for a given eps, or for the eps at which delta is given; eps is taken as at least 0.
 
     The tilt is the saddle point of K(theta) - theta eps - log theta(theta + 1), under the law without the
     losses so high that they do not matter at `log_delta`: with them a heavy tail would draw the saddle to
     itself.  `log_delta` 0 is unknown, and then nothing is left out.
     """
-    untruncated = -1e4 if log_delta == 0.0 else log_delta + share
+    untruncated = KEEP_ALL if log_delta == 0.0 else log_delta + share
     sketches = [law.sketch(untruncated) for law in laws]
 
     def state(theta: float) -> tuple[float, float, float]:
@@ -77,8 +87,8 @@ def plan_for(laws: list[Law], eps: float | None, log_delta: float, share: float)
 
     # tilts are of the order of one over the spread of the loss
     spread = max(1.0, float(np.sqrt(_cumulants(sketches, 0.0)[2])))
-    low, high = np.log(1e-3 / spread), np.log(1e6)
-    for _ in range(HALVINGS):
+    low, high = np.log(SMALLEST_TILT / spread), np.log(LARGEST_TILT)
+    for _ in range(BISECTIONS):
         theta = float(np.exp(0.5 * (low + high)))
         _, at, value = state(theta)
         past = at >= eps if eps is not None else (value <= log_delta and at >= 0.0)
@@ -90,11 +100,11 @@ def plan_for(laws: list[Law], eps: float | None, log_delta: float, share: float)
         log_delta = min(k - theta * centre + np.log(peak(theta)), 0.0)
     # delta over e^{K - theta eps}: small where the tilted law has two modes, as with few hits
     left_out = share - 3.0 + min(log_delta - (k - theta * centre), -3.0)
-    grid = np.geomspace(1e-2, 1e3, TILTS) * max(1.0 / spread, 0.1 * theta)
+    grid = np.geomspace(1e-2, 1e3, END_TILTS) * max(1.0 / spread, 0.1 * theta)
     up = np.array([(_log_m(sketches, theta + t) - k - left_out) / t for t in grid])
     down = np.array([(k - _log_m(sketches, theta - t) + left_out) / t for t in grid])
     top, bottom = float(np.min(up)), float(np.max(down))
-    return Plan(
+    return LatticePlan(
         theta,
         centre,
         float(log_delta + share),
@@ -106,7 +116,7 @@ def plan_for(laws: list[Law], eps: float | None, log_delta: float, share: float)
     )
 
 
-def unresolved(laws: list[Law], plan: Plan, length: int) -> bool:
+def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
     """Whether the longest lattice is so coarse that rounding every step's loss up to a node exceeds eps itself."""
     step = (plan.top - plan.bottom) / length
     moved = 0.0
@@ -119,7 +129,7 @@ def unresolved(laws: list[Law], plan: Plan, length: int) -> bool:
     return moved > max(plan.centre, step)
 
 
-def common_step(step: float, laws: list[Law]) -> float:
+def common_step(step: float, laws: list[LatticePart]) -> float:
     """The step in [step, 1.5 step] for which the laws' own gaps are closest to whole numbers of steps."""
     gaps = [pair for law in laws for pair in law.gaps() if pair[0] >= step]
     if not gaps:
@@ -127,7 +137,7 @@ def common_step(step: float, laws: list[Law]) -> float:
     distance, weight = (np.array(x) for x in zip(*gaps, strict=True))
     lead = distance[np.argmax(weight * distance)]
     most, fewest = max(np.floor(lead / step), 1.0), max(np.ceil(lead / (1.5 * step)), 1.0)
-    steps = lead / np.arange(most, fewest - 1.0, -1.0)[:20000]
+    steps = lead / np.arange(most, fewest - 1.0, -1.0)[:MOST_STEPS]
     cost = np.zeros(steps.size)
     for d, w in zip(distance, weight, strict=True):
         cost += w * steps * np.abs(d / steps - np.rint(d / steps))

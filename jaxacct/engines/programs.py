@@ -1,9 +1,9 @@
 """Kernels as compiled programs: compiled quickly for a few configurations, optimised for many.
 
-A few configurations are answered in milliseconds by any program, so theirs is compiled without optimisation, in a
-fraction of the time, and takes a small chunk.  Nothing relaxes IEEE arithmetic: the rounding bounds in the
-certificates hold for both.  A long job says beforehand which of the two serves it throughout (`alike`), lest it
-compile both.  A `Shelf`, which only the command line sets up, keeps compiled programs between runs.
+Any program answers a few configurations in milliseconds.  Theirs is therefore compiled without optimisation, in a
+fraction of the time, and takes a small chunk.  Neither relaxes IEEE arithmetic: the rounding bounds in the
+certificates hold for both.  A long job says beforehand which of the two serves it throughout (`alike`), since it would
+otherwise compile both.  An `ExecutableStore`, which only the command line sets up, keeps programs between runs.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 FEW = 8
-"""Up to so many configurations are a few."""
+"""Largest number of configurations that takes the quickly compiled program."""
 MANY = 256
-"""Up to so many are done sooner with programs that compile quickly than with optimised ones, where all is compiled."""
-
+"""Largest number of configurations that are done sooner with the quickly compiled programs, compilation included."""
 QUICK = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
@@ -33,12 +32,13 @@ QUICK = {
     # with that emitter this pass drops copies that change a layout (jaxlib 0.10.2), and with them transposes
     "xla_disable_hlo_passes": "simplification after layout assignment",
 }
+"""Compile options of the quickly compiled programs, for XLA on CPUs."""
 
 Run = Callable[..., Sequence[Any]]
 
 
-class Shelf(Protocol):
-    """Keeps compiled programs under labels that say all about them but the versions and the machine."""
+class ExecutableStore(Protocol):
+    """Keeps executables under labels that say all about them but the versions and the machine."""
 
     def load(self, label: str) -> Run | None: ...
 
@@ -46,19 +46,19 @@ class Shelf(Protocol):
 
 
 class Program(NamedTuple):
-    """A kernel vmapped over configurations, which returns the leaves of its answer, and how many it takes."""
+    """A kernel vmapped over configurations."""
 
-    run: Run
-    chunk: int
-
-
-_shelf: Shelf | None = None
+    run: Run  # returns the leaves of the answer
+    chunk: int  # configurations that it takes
 
 
-def keep_on(shelf: Shelf | None) -> None:
-    """Load programs from a shelf and save them there from now on (None: no longer)."""
-    global _shelf
-    _shelf = shelf
+_executables: ExecutableStore | None = None
+
+
+def keep_on(executables: ExecutableStore | None) -> None:
+    """Load programs from a store and save them there from now on (None: no longer)."""
+    global _executables
+    _executables = executables
     _batched.cache_clear()
 
 
@@ -67,7 +67,7 @@ _few: contextvars.ContextVar[bool | None] = contextvars.ContextVar("few", defaul
 
 @contextlib.contextmanager
 def alike(few: bool) -> Iterator[None]:
-    """Inside, all batches are taken for small ones, or none is: each kernel compiles once, whatever is left over."""
+    """Inside, every batch uses the quickly compiled program (`few`), or none does: each kernel compiles once."""
     token = _few.set(few)
     try:
         yield
@@ -77,19 +77,19 @@ def alike(few: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def large(size: int) -> Iterator[None]:
-    """Inside, many configurations have optimised programs only, also for the few of them that are left over."""
+    """Inside, a batch of more than MANY configurations uses optimised programs, also for the few that are left over."""
     with alike(False) if size > MANY and _few.get() is None else contextlib.nullcontext():
         yield
 
 
 def quickly(size: int) -> bool:
-    """Whether a batch of this size is over sooner with programs that compile quickly, where all is compiled."""
+    """Whether a batch of this size is done sooner with the quickly compiled programs, compilation included."""
     told = _few.get()
     return jax.default_backend() == "cpu" and (size <= MANY if told is None else told)
 
 
 def program(kernel: Callable[..., Any], size: int, chunk: int, **static: int) -> Program:
-    """The program that suits a batch of a size; `chunk` is what the optimised one takes."""
+    """The program for a batch of a size; `chunk` is the number of configurations that the optimised one takes."""
     told = _few.get()
     cpu = jax.default_backend() == "cpu"
     few = size <= FEW if told is None else told and cpu
@@ -103,7 +103,7 @@ def _batched(kernel: Callable[..., Any], quick: bool, static: tuple[tuple[str, i
 
 
 class _Batched:
-    """Compiled when first called with arguments of new shapes, or on another device; several at a time."""
+    """Compiles when first called with arguments of new shapes, or on another device; several threads may call it."""
 
     def __init__(self, kernel: Callable[..., Any], quick: bool, static: dict[str, int]) -> None:
         self._function = jax.vmap(jax.jit(functools.partial(kernel, **static), inline=True))
@@ -124,8 +124,8 @@ class _Batched:
 
     def _prepare(self, leaves: list[Any], tree: Any, label: str, device: Any) -> Run:
         # kept programs are for the first device; optimised ones load, but miss functions when they run (jaxlib 0.10.2)
-        shelf = _shelf if device is None and self._options is not None else None
-        kept = shelf.load(label) if shelf is not None else None
+        store = _executables if device is None and self._options is not None else None
+        kept = store.load(label) if store is not None else None
         if kept is not None and _works(kept, leaves):
             return kept
 
@@ -135,13 +135,13 @@ class _Batched:
         compiled = _compile(jax.jit(flat, keep_unused=True).lower(*leaves), self._options)
         if self._options is None:
             _trim()
-        if shelf is not None:
-            shelf.save(label, compiled)
+        if store is not None:
+            store.save(label, compiled)
         return compiled
 
 
 def _works(kept: Run, leaves: list[Any]) -> bool:
-    """Whether a kept program runs, which loading it does not show."""
+    """Whether a kept program runs: some load and fail when they are called."""
     try:
         jax.block_until_ready(kept(*leaves))
     except jax.errors.JaxRuntimeError:

@@ -22,16 +22,20 @@ from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.loss_components import Components
 
-__all__ = ["EDGE", "delta_limits", "epsilon_limits", "largest_loss", "largest_loss_above"]
+__all__ = ["LARGEST_LOSS_UNITS", "delta_limits", "epsilon_limits", "largest_loss", "largest_loss_above"]
 
-EDGE = 256.0
-"""Units in the last place that a largest loss may be off by: 128 of a finite part's loss itself, and their sum."""
-SAFE = 1e-12
+LARGEST_LOSS_UNITS = 256.0
+"""Units of rounding that a largest loss may be off by: 128 of a finite part's loss itself, and their sum."""
+LAPLACE_LOSS_UNITS = 32.0
+"""The same of a Laplace part alone."""
+LOG_ERROR = 1e-12
 """What logarithms of size 1 may be off by; times their size where they are larger."""
 DEVIATIONS = np.array([6.0, 3.0, 1.5, 0.0, -3.0, -6.0])
+"""Thresholds of the tests on sums: so many deviations of P below what P expects."""
 _BELOW = np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in DEVIATIONS])
-_HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - 1e-12)
-"""Pr[N(0, 1) > -1]."""
+"""Pr[N(0, 1) > each of them]."""
+_HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - LOG_ERROR)
+"""Pr[N(0, 1) > -1], rounded down."""
 
 
 def largest_loss(parts: Components) -> np.ndarray:
@@ -43,7 +47,7 @@ def largest_loss_above(parts: Components) -> np.ndarray:
     """The same, rounded up."""
     terms, laplace = _largest_losses(parts), parts.laplace_n.shape[1]
     with np.errstate(over="ignore", invalid="ignore"):
-        units = [32.0 if place < laplace else EDGE for place in range(len(terms))]
+        units = [LAPLACE_LOSS_UNITS if place < laplace else LARGEST_LOSS_UNITS for place in range(len(terms))]
         value = sum(terms) + ROUNDOFF * sum(unit * np.abs(x) for unit, x in zip(units, terms, strict=True))
     return np.where(np.isnan(value), np.inf, np.maximum(value, 0.0))
 
@@ -67,13 +71,13 @@ def epsilon_limits(parts: Components, delta: np.ndarray, slack: np.ndarray) -> t
     """(lower, upper) of epsilon at the finite part's delta, known up to a relative slack."""
     log_p, log_q = _tests(parts)
     with np.errstate(all="ignore"):
-        left = np.exp(log_p) * (1.0 - SAFE) - (delta * (1.0 + slack))[:, None] * (1.0 + SAFE)
+        left = np.exp(log_p) * (1.0 - LOG_ERROR) - (delta * (1.0 + slack))[:, None] * (1.0 + LOG_ERROR)
         gain = np.log(np.maximum(left, SMALLEST_POSITIVE)) - log_q
-        gain -= SAFE * (1.0 + np.abs(gain) + np.abs(log_q))
+        gain -= LOG_ERROR * (1.0 + np.abs(gain) + np.abs(log_q))
         lower = np.max(np.where((left > 0.0) & (gain > 0.0), gain, 0.0), axis=1)
-        mu, safe = _mu(parts), delta * (1.0 - slack) * (1.0 - SAFE)
+        mu, safe = _mu(parts), delta * (1.0 - slack) * (1.0 - LOG_ERROR)
         z = np.sqrt(np.maximum(-2.0 * np.log(2.0 * safe), 0.0))
-        upper = (mu * (0.5 * mu + z) + largest_loss_above(parts)) * (1.0 + SAFE)
+        upper = (mu * (0.5 * mu + z) + largest_loss_above(parts)) * (1.0 + LOG_ERROR)
     return lower, np.where(np.isnan(upper), np.inf, upper)
 
 
@@ -82,14 +86,14 @@ def delta_limits(parts: Components, eps: np.ndarray) -> tuple[np.ndarray, np.nda
     log_p, log_q = _tests(parts)
     with np.errstate(all="ignore"):
         cost = eps[:, None] + log_q
-        cost += SAFE * (1.0 + np.abs(eps[:, None]) + np.abs(log_q))
-        left = np.exp(log_p) * (1.0 - SAFE) - np.exp(np.minimum(cost, 1.0)) * (1.0 + SAFE)
+        cost += LOG_ERROR * (1.0 + np.abs(eps[:, None]) + np.abs(log_q))
+        left = np.exp(log_p) * (1.0 - LOG_ERROR) - np.exp(np.minimum(cost, 1.0)) * (1.0 + LOG_ERROR)
         lower = np.max(np.where(left > 0.0, left, 0.0), axis=1)
         mu = _mu(parts)
-        at = (eps - largest_loss_above(parts) * (1.0 + SAFE)) * (1.0 - SAFE)
+        at = (eps - largest_loss_above(parts) * (1.0 + LOG_ERROR)) * (1.0 - LOG_ERROR)
         a = np.where(mu > 0.0, at / mu - 0.5 * mu, np.where(at >= 0.0, np.inf, -np.inf))
-        a -= SAFE * (np.abs(at / np.where(mu > 0.0, mu, 1.0)) + mu)
-        upper = np.where((a > 0.0) & (at >= 0.0), 0.5 * np.exp(-0.5 * a * a) * (1.0 + SAFE) + 1e-300, 1.0)
+        a -= LOG_ERROR * (np.abs(at / np.where(mu > 0.0, mu, 1.0)) + mu)
+        upper = np.where((a > 0.0) & (at >= 0.0), 0.5 * np.exp(-0.5 * a * a) * (1.0 + LOG_ERROR) + 1e-300, 1.0)
     return lower, np.where(np.isnan(upper), 1.0, upper)
 
 
@@ -98,7 +102,7 @@ def _mu(parts: Components) -> np.ndarray:
     with np.errstate(over="ignore"):
         each = np.where(parts.gauss_n > 0, np.sqrt(parts.gauss_n) / parts.gauss_sigma, 0.0)
     largest = np.max(each, axis=1, initial=0.0)
-    return np.hypot(parts.mu, largest * math.sqrt(max(each.shape[1], 1))) * (1.0 + SAFE)
+    return np.hypot(parts.mu, largest * math.sqrt(max(each.shape[1], 1))) * (1.0 + LOG_ERROR)
 
 
 def _tests(parts: Components) -> tuple[np.ndarray, np.ndarray]:
@@ -106,14 +110,14 @@ def _tests(parts: Components) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(all="ignore"):
         found = [_plain(parts.mu[:, None])]
         for column in range(parts.gauss_n.shape[1]):
-            law = (x[:, column][:, None] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
-            found += _sampled(*law, parts.sign[:, None] > 0)
+            sigma, q, n = (x[:, column][:, None] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
+            found += _sampled(sigma, q, n, parts.sign[:, None] > 0)
         for column in range(parts.laplace_n.shape[1]):
             edge, q = 1.0 / parts.laplace_scale[:, column], parts.laplace_q[:, column]
             found.append(_laplace(edge, q, parts.laplace_n[:, column], parts.sign > 0))
         for column in range(parts.finite_n.shape[1]):
             found.append(_finite(*(x[:, column] for x in (parts.finite_loss, parts.finite_mass, parts.finite_n))))
-        survival = np.minimum(parts.log_survival, 0.0) * (1.0 + SAFE)
+        survival = np.minimum(parts.log_survival, 0.0) * (1.0 + LOG_ERROR)
     log_p, log_q = (np.concatenate(columns, axis=1) for columns in zip(*found, strict=True))
     log_p = log_p + survival[:, None]
     known = np.isfinite(log_p) & ~np.isnan(log_q)
@@ -122,13 +126,13 @@ def _tests(parts: Components) -> tuple[np.ndarray, np.ndarray]:
 
 def _crude_tail(x: np.ndarray) -> np.ndarray:
     """At least log Pr[N(0, 1) > x]."""
-    return np.where(x > 0.0, -0.5 * x * x * (1.0 - SAFE) - math.log(2.0), 0.0)
+    return np.where(x > 0.0, -0.5 * x * x * (1.0 - LOG_ERROR) - math.log(2.0), 0.0)
 
 
 def _plain(mu: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     z = -DEVIATIONS[None, :]
-    log_p = np.where(mu > 0.0, np.log(_BELOW)[None, :] - SAFE, -np.inf)
-    return log_p, np.where(mu > 0.0, _crude_tail((z + mu) - SAFE * (1.0 + mu)), 0.0)
+    log_p = np.where(mu > 0.0, np.log(_BELOW)[None, :] - LOG_ERROR, -np.inf)
+    return log_p, np.where(mu > 0.0, _crude_tail((z + mu) - LOG_ERROR * (1.0 + mu)), 0.0)
 
 
 def _sampled(
@@ -140,24 +144,26 @@ def _sampled(
     x = np.where(removing, root * q * s - DEVIATIONS * spread, DEVIATIONS)
     v = np.maximum(root * q * s - x, 0.0) / root
     terms = (0.5 * n * v * v, n * np.log1p(q * np.expm1(-v * s)), v * root * x)
-    low = sum(terms) + SAFE * (1.0 + sum(np.abs(t) for t in terms))
+    low = sum(terms) + LOG_ERROR * (1.0 + sum(np.abs(t) for t in terms))
     low = np.minimum(np.where(np.isnan(low), 0.0, low), 0.0)
-    of_mixture = np.where(low < -SAFE, np.log(-np.expm1(np.minimum(low, -SAFE))) - SAFE, -np.inf)
-    log_p = np.where(removing, of_mixture, np.log(_BELOW) - SAFE)
-    log_q = np.where(removing, _crude_tail(x * (1.0 - SAFE)), low)
+    of_mixture = np.where(low < -LOG_ERROR, np.log(-np.expm1(np.minimum(low, -LOG_ERROR))) - LOG_ERROR, -np.inf)
+    log_p = np.where(removing, of_mixture, np.log(_BELOW) - LOG_ERROR)
+    log_q = np.where(removing, _crude_tail(x * (1.0 - LOG_ERROR)), low)
     # outputs beyond one deviation below a hit: at least q Phi(1) of them under the mixture
-    u = (s - 1.0) * (1.0 - SAFE)
+    u = (s - 1.0) * (1.0 - LOG_ERROR)
     hit, tail = np.log(q) + math.log(_HIT), np.minimum(_crude_tail(u), -math.log(2.0))
     zero = np.zeros_like(u)
-    under_p = Chance(hit, np.log1p(-np.exp(hit)), zero + SAFE, SAFE * np.exp(hit))
-    under_q = Chance(tail, np.log1p(-np.exp(tail)), SAFE * (1.0 - tail), 2.0 * SAFE * (1.0 - tail) * np.exp(tail))
+    under_p = Chance(hit, np.log1p(-np.exp(hit)), zero + LOG_ERROR, LOG_ERROR * np.exp(hit))
+    under_q = Chance(
+        tail, np.log1p(-np.exp(tail)), LOG_ERROR * (1.0 - tail), 2.0 * LOG_ERROR * (1.0 - tail) * np.exp(tail)
+    )
     expected = n * np.exp(hit)
     k = np.ceil(np.concatenate([expected - 6.0 * np.sqrt(expected), expected - 2.0 * np.sqrt(expected), zero + 1.0], 1))
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
     above = log_tail_below(n, k, under_p), log_tail_above(n, k, under_q)
     # add: no output in any step beyond four deviations below a hit, or within what Q has without hits
-    none = n * np.log1p(-np.exp(np.minimum(_crude_tail(s - 4.0), -math.log(2.0)))) * (1.0 + SAFE)
-    never = n * np.log1p(-q * (1.0 - 4e-5)) * (1.0 - SAFE)
+    none = n * np.log1p(-np.exp(np.minimum(_crude_tail(s - 4.0), -math.log(2.0)))) * (1.0 + LOG_ERROR)
+    never = n * np.log1p(-q * (1.0 - 4e-5)) * (1.0 - LOG_ERROR)
     counts = [np.where(removing, above[0], none), np.where(removing, above[1], np.minimum(never, 0.0))]
     useful = (n > 0) & (s > np.where(removing, 2.0, 8.0))
     counts = [np.where(useful, counts[0], -np.inf), np.where(useful, counts[1], 0.0)]
@@ -170,7 +176,7 @@ def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarra
     near, far = np.full_like(edge, -math.log(2.0)), -math.log(2.0) - edge
     mixed = log_mixture(np.where(removing, edge, -edge), q) + np.where(removing, far, near)
     log_p, log_q = np.where(removing, mixed, near), np.where(removing, far, mixed)
-    error = SAFE * (1.0 + edge)
+    error = LOG_ERROR * (1.0 + edge)
     present = n > 0
     return np.where(present, log_p - error, -np.inf)[:, None], np.where(present, log_q + error, 0.0)[:, None]
 
@@ -181,6 +187,6 @@ def _finite(loss: np.ndarray, mass: np.ndarray, n: np.ndarray) -> tuple[np.ndarr
     loss, atom = np.take_along_axis(loss, top, 1), np.take_along_axis(mass, top, 1)
     log_p = np.log(atom) - np.log(np.sum(mass, axis=1, keepdims=True))
     log_q = np.log(atom) - loss
-    error = SAFE * (1.0 + np.abs(log_p))
+    error = LOG_ERROR * (1.0 + np.abs(log_p))
     present = (n > 0)[:, None]
-    return np.where(present, log_p - error, -np.inf), np.where(present, log_q + error + SAFE * np.abs(loss), 0.0)
+    return np.where(present, log_p - error, -np.inf), np.where(present, log_q + error + LOG_ERROR * np.abs(loss), 0.0)

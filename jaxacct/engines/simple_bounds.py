@@ -32,8 +32,16 @@ from jaxacct.mechanisms.loss_components import Components
 
 __all__ = ["least_delta", "least_epsilon", "total_variation"]
 
-SPLITS = (0.5, 0.9, 0.999, 1e-3)
-"""Shares of delta that are given to rare numbers of hits."""
+RARE_SHARES = (0.5, 0.9, 0.999, 1e-3)
+"""Shares of delta that are given to rare numbers of hits; the best of the bounds counts."""
+RARE_LOG_MASSES = (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0)
+"""Logarithms of the probability that is given to them where delta is asked for; the best of the bounds counts."""
+BISECTIONS = 60
+"""Of the number of hits, which is whole and at most 2^53."""
+LEAST_EACH = 1e-306
+"""Least delta of a step: one nearer to the end of float64's range has no relative accuracy."""
+LEAST_DELTA = 1e-307
+"""Least delta that a closed form is asked for."""
 
 
 def _bounded(parts: Components) -> np.ndarray:
@@ -80,7 +88,7 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
         error = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(q)))
         hit = chance(np.log(q), np.log1p(-q), error, error)
         low, high = np.zeros_like(n), n.copy()  # Pr[N > high] is small enough, always so at n
-        for _ in range(60):
+        for _ in range(BISECTIONS):
             middle = np.floor(0.5 * (low + high))
             enough = (middle < high) & (log_tail_above(n, middle + 1.0, hit) <= each)
             high, low = np.where(enough, middle, high), np.where(enough, low, np.minimum(middle + 1.0, high))
@@ -98,8 +106,7 @@ def _basic_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
     """Basic composition's epsilon, rounded up; inf where it does not apply."""
     total, most = np.zeros(delta.size), np.sum(parts.gauss_n, axis=1)
     each = delta / most * (1.0 - (8.0 + parts.gauss_n.shape[1]) * ROUNDOFF)
-    # a delta near the end of float64's range has no relative accuracy
-    usable = _only_sampled(parts) & (each > 1e-306) & (each < 1.0)
+    usable = _only_sampled(parts) & (each > LEAST_EACH) & (each < 1.0)
     each = np.where(usable, each, 0.5)
     for column in range(parts.gauss_n.shape[1]):
         sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
@@ -129,7 +136,7 @@ def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np
         best = np.fmin(_bounded(parts), _with(bounded, _upper_epsilon(_all_gaussians(parts), safe)))
         if np.any(parts.gauss_n > 0):
             best = np.fmin(best, _basic_epsilon(parts, safe))
-            for share in SPLITS:
+            for share in RARE_SHARES:
                 mu = _hits(parts, np.log(safe) + np.log(share) - 1e-12)
                 best = np.fmin(best, _with(bounded, _upper_epsilon(mu, safe * (1.0 - share) * (1.0 - 4.0 * ROUNDOFF))))
         return np.where(total_variation(parts) <= safe, 0.0, np.where(np.isnan(best), np.inf, best))
@@ -138,8 +145,8 @@ def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np
 def _upper_epsilon(mu: np.ndarray, delta: np.ndarray) -> np.ndarray:
     """The Gaussian's epsilon from above; 0 where mu is 0."""
     present = mu > 0
-    upper = closed_form.epsilon(np.where(present, mu, 1.0), np.maximum(delta, 1e-307), np.zeros_like(mu)).upper
-    return np.where(present, np.where(delta > 1e-307, upper, np.inf), 0.0)
+    upper = closed_form.epsilon(np.where(present, mu, 1.0), np.maximum(delta, LEAST_DELTA), np.zeros_like(mu)).upper
+    return np.where(present, np.where(delta > LEAST_DELTA, upper, np.inf), 0.0)
 
 
 def _with(bounded: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
@@ -154,7 +161,7 @@ def least_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
     best = np.fmin(best, _upper_delta(_all_gaussians(parts), left))
     if np.any(parts.gauss_n > 0):
         best = np.fmin(best, _basic_delta(parts, left))
-        for log_share in (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0):
+        for log_share in RARE_LOG_MASSES:
             mu = _hits(parts, np.full(left.shape, log_share))
             best = np.fmin(best, (_upper_delta(mu, left) + np.exp(log_share)) * (1.0 + 1e-12))
     return np.where(epsilon > _bounded(parts), 0.0, best)

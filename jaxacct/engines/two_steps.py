@@ -20,44 +20,55 @@ from jaxacct.mechanisms.loss_components import Components
 
 __all__ = ["delta", "epsilon"]
 
-COUNTS, WIDE = (800, 5000), 1e-6
-"""Cells of a configuration, and of one that came out wider than this with fewer."""
-ELEMENTS = 2**25 // (8 * 60)
+CELL_COUNTS = (800, 5000)
+"""Cells of a configuration at first, and of one that came out wide."""
+WIDE = 1e-6
+"""Relative width of a bracket beyond which it is wide."""
+CELLS_AT_A_TIME = 2**25 // (8 * 60)
 """Cells of all configurations at a time: some 60 float64 arrays of them are alive at once, 32 MiB in all."""
-TINY, NOTHING = 1e-305, 1e-300
-"""What is taken for 0 in a logarithm, and a delta down to which none need be narrow."""
-MIDDLE, CLOSE, FAR = 12, 1e-4, 30.0
-"""Steps towards epsilon at most; the logarithm of delta over its target that is close enough, and the largest that
-counts."""
-ENDS = 6
+LEAST_BOUND = 1e-305
+"""What a bound of delta below it is replaced by before its logarithm is taken."""
+NARROW_ENOUGH = 1e-300
+"""A delta down to which none need be narrow."""
+MIDDLE_STEPS = 12
+"""Steps towards epsilon at most."""
+CLOSE = 1e-4
+"""The logarithm of delta over its target that is close enough."""
+FARTHEST = 30.0
+"""The largest logarithm of delta over its target that counts."""
+END_STEPS = 6
 """Steps towards either end at most."""
-ROUGHLY, NEAR = 30, 0.05
-"""Estimates of delta at most, before cells are placed, and how near its logarithm and v should come."""
+ROUGH_STEPS = 30
+"""Estimates of delta at most, before cells are placed."""
+NEAR = 0.05
+"""How near the logarithm of delta, and v, should come to the solution before cells are placed."""
+LARGEST_V = 37.0
+"""v = log(eps/(top - eps)) at which eps is top in float64."""
 
 
 def _steps(parts: Components) -> Steps:
     """The two steps of every row, the one with the larger total variation second."""
     order = np.argsort(-parts.gauss_n, axis=1, kind="stable")
-    first, other = order[:, :1], order[:, :2][:, -1:]
-    twice = np.take_along_axis(parts.gauss_n, first, 1) == 2
-    columns = np.concatenate([first, np.where(twice, first, other)], axis=1)
+    most, other = order[:, :1], order[:, :2][:, -1:]
+    twice = np.take_along_axis(parts.gauss_n, most, 1) == 2
+    columns = np.concatenate([most, np.where(twice, most, other)], axis=1)
     sigma, q = (np.take_along_axis(x, columns, 1) for x in (parts.gauss_sigma, parts.gauss_q))
     swap = np.diff(q * special.erf(8.0**-0.5 / sigma), axis=1) < 0.0
-    first = [np.where(swap, x[:, 1:], x[:, :1]) for x in (sigma, q)]
-    second = [np.where(swap, x[:, :1], x[:, 1:]) for x in (sigma, q)]
-    return Steps(*first, *second, parts.sign[:, None] > 0)
+    first_sigma, first_q = (np.where(swap, x[:, 1:], x[:, :1]) for x in (sigma, q))
+    second_sigma, second_q = (np.where(swap, x[:, :1], x[:, 1:]) for x in (sigma, q))
+    return Steps(first_sigma, first_q, second_sigma, second_q, parts.sign[:, None] > 0)
 
 
 def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarray, *values: np.ndarray) -> Answer:
-    """Solve some rows at a time, and once more with more cells those that came out wide."""
+    """Solve some rows at a time, and those that came out wide once more with more cells."""
     size = parts.mu2.size
     answer = Answer(np.zeros(size), np.zeros(size), np.full(size, np.inf))
     steps = _steps(parts)
     with np.errstate(all="ignore"):
-        for count in COUNTS:
+        for count in CELL_COUNTS:
             wide = np.flatnonzero(~((answer.upper * (1.0 - WIDE) <= answer.lower) | (answer.upper <= enough)))
-            for start in range(0, wide.size, ELEMENTS // count):
-                rows = wide[start : start + ELEMENTS // count]
+            for start in range(0, wide.size, CELLS_AT_A_TIME // count):
+                rows = wide[start : start + CELLS_AT_A_TIME // count]
                 found = solve(steps.take(rows), count, *(v[rows] for v in values))
                 for end, known in zip(answer, found, strict=True):
                     end[rows] = known
@@ -66,7 +77,7 @@ def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarr
 
 def delta(parts: Components, eps: np.ndarray) -> Answer:
     """Bracket of delta(eps)."""
-    return _in_blocks(_delta, parts, np.full_like(eps, NOTHING), eps)
+    return _in_blocks(_delta, parts, np.full_like(eps, NARROW_ENOUGH), eps)
 
 
 def epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray, floor: np.ndarray) -> Answer:
@@ -112,7 +123,7 @@ class _Found:
         large, small = self.large[rows], self.small[rows]
         self.lower[rows] = np.where(low >= large, np.maximum(self.lower[rows], eps), self.lower[rows])
         self.upper[rows] = np.where(high <= small, np.minimum(self.upper[rows], eps), self.upper[rows])
-        return np.log(np.maximum(low, TINY) / large), np.log(high / small)
+        return np.log(np.maximum(low, LEAST_BOUND) / large), np.log(high / small)
 
 
 def _epsilon(steps: Steps, count: int, delta: np.ndarray, slack: np.ndarray, floor: np.ndarray) -> Answer:
@@ -155,7 +166,7 @@ def _search(
     v, slope = _rough(steps, np.log(delta) + bias, top, least)
     before, value, gap = np.full_like(v, -np.inf), excess.copy(), np.zeros_like(v)
     rows = np.arange(asked.size)
-    for turn in range(MIDDLE):
+    for turn in range(MIDDLE_STEPS):
         eps = top[rows] * special.expit(v[rows])
         part = _made(steps.take(rows), eps, count)
         if turn == 0:
@@ -164,7 +175,7 @@ def _search(
             for whole, new in zip(made, part, strict=True):
                 whole[rows] = new
         low, high = found.look(part, eps, asked[rows])
-        risen = 0.5 * (np.maximum(low, -FAR) + np.minimum(high, FAR))
+        risen = 0.5 * (np.maximum(low, -FARTHEST) + np.minimum(high, FARTHEST))
         slope[rows] = _secant(v[rows], risen, before[rows], value[rows], slope[rows])
         before[rows], value[rows], gap[rows] = v[rows], risen, high - low
         v[rows] = _moved(v[rows], -risen / slope[rows])
@@ -173,7 +184,7 @@ def _search(
             break
     left, right, margin, units = v + gap / slope, v - gap / slope, 0.05 * gap + 2.0**-45, 4.0 * ROUNDOFF
     rows = np.arange(asked.size)
-    for _ in range(ENDS):
+    for _ in range(END_STEPS):
         part, most, rise, near = made.take(rows), top[rows], slope[rows], margin[rows]
         low, _ = found.look(part, most * special.expit(left[rows]) * (1.0 - units), asked[rows])
         _, high = found.look(part, most * special.expit(right[rows]) * (1.0 + units), asked[rows])
@@ -199,22 +210,23 @@ def _secant(v: np.ndarray, value: np.ndarray, before: np.ndarray, old: np.ndarra
 
 
 def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(v, slope of log delta there) by estimates; delta falls by 1 per unit of e^eps at most, which is where it begins.
+    """(v, slope of log delta there) by estimates of delta.
 
+    The search begins where delta would be on target if it fell by 1 per unit of e^eps, the most it can fall by.  It is
     Newton's method with secants, and a bisection wherever that leaves the interval or comes no nearer.
     """
 
     def value(v: np.ndarray, rows: np.ndarray) -> np.ndarray:
         estimate = surveyed(steps.take(rows), top[rows] * special.expit(v)).delta
-        return np.log(np.maximum(estimate, TINY)) - log_delta[rows]
+        return np.log(np.maximum(estimate, LEAST_BOUND)) - log_delta[rows]
 
     excess = 0.9 * (least - np.exp(log_delta))
     low = np.clip(excess, 1e-9 * np.exp(log_delta), 0.5 * top)
     a = np.log(low / (top - low))
-    b, slope = np.full_like(a, 37.0), np.full_like(a, -1.0)
+    b, slope = np.full_like(a, LARGEST_V), np.full_like(a, -1.0)
     v, at = np.full_like(a, -np.inf), np.log(least) - log_delta  # at eps = 0
     rows, new = np.arange(a.size), a + 1.0
-    for turn in range(ROUGHLY):
+    for turn in range(ROUGH_STEPS):
         risen = value(new[rows], rows)
         slope[rows] = _secant(new[rows], risen, v[rows], at[rows], slope[rows])
         nearer = np.abs(risen) < 0.5 * np.abs(at[rows])

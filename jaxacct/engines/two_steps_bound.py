@@ -49,21 +49,25 @@ from jaxacct.floats import ROUNDOFF
 
 __all__ = ["Cells", "Steps", "bounds", "cells", "first_loss", "log_bend", "shifted"]
 
-LONGEST = 0.25
-"""The longest cell, in deviations."""
-TURN = 2.0
+LONGEST_CELL = 0.25
+"""The longest cell w, in deviations."""
+LARGEST_TURN = 2.0
 """The largest w (|u| + 2 s) of a cell."""
-QUADRATURE = 2e-14
+WEIGHT_ERROR = 2e-14
 """Relative error of a cell's weights: of the quadrature, of its sum of ten positive terms, and of their products."""
-BENT = 1e-13
+BEND_ERROR = 1e-13
 """The same of C."""
-LOG_NORMAL = -0.5 * np.log(2.0 * np.pi)
+LOG_NORMAL_TOP = -0.5 * np.log(2.0 * np.pi)
+"""Logarithm of the standard normal density at 0."""
 UNDERFLOW = 1e-304
 """More than what underflows in a sum of products of masses and profiles."""
-NOTHING = -1e300
+LOG_ZERO = -1e300
 """The logarithm of 0 where arithmetic with infinities would not do."""
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
-_NODES, _WEIGHTS = 0.5 * (_NODES + 1.0), 0.5 * _WEIGHTS
+_ABSCISSAE, _HALVES = np.polynomial.legendre.leggauss(10)
+_NODES, _WEIGHTS = 0.5 * (_ABSCISSAE + 1.0), 0.5 * _HALVES
+"""Of Gauss-Legendre on [0, 1]."""
+LARGEST_EXPONENT = 700.0
+"""Cap of exponents: e^700 is near the end of float64's range."""
 
 
 class Steps(NamedTuple):
@@ -109,7 +113,7 @@ def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     s, q = 1.0 / steps.sigma, steps.q
     y = s * (u - 0.5 * s)
-    part = q * np.expm1(np.minimum(y, 700.0))
+    part = q * np.expm1(np.minimum(y, LARGEST_EXPONENT))
     small = np.abs(part) <= 0.5
     far = np.logaddexp(np.log1p(-q), np.log(q) + y)
     loss = np.where(small, np.log1p(np.where(small, part, 0.0)), far)
@@ -124,7 +128,7 @@ def cells(steps: Steps, nodes: np.ndarray) -> Cells:
     s = 1.0 / steps.sigma
     left, w = nodes[:, :-1], np.diff(nodes, axis=1)
     turn, whole = w * np.maximum(np.abs(left), np.abs(nodes[:, 1:])), np.expm1(s * w)
-    short = (w <= LONGEST) & (turn + 2.0 * s * w <= TURN) & (whole > 1e-290)
+    short = (w <= LONGEST_CELL) & (turn + 2.0 * s * w <= LARGEST_TURN) & (whole > 1e-290)
     divisor = np.where(short, whole, 1.0)
     begin, end, bend = (np.zeros_like(w) for _ in range(3))
     for v, weight in zip(_NODES, _WEIGHTS, strict=True):
@@ -135,15 +139,17 @@ def cells(steps: Steps, nodes: np.ndarray) -> Cells:
         bend += density * part * (1.0 - part)
     loss, off = first_loss(steps, nodes)
     counted = np.where(steps.removing, loss, 0.0)
-    log_scale = np.log(np.maximum(w, 1e-300)) - 0.5 * left * left + LOG_NORMAL
+    log_scale = np.log(np.maximum(w, 1e-300)) - 0.5 * left * left + LOG_NORMAL_TOP
     first = np.exp(log_scale + counted[:, :-1]) * begin
     last = np.exp(log_scale + counted[:, 1:]) * end
     size = np.abs(log_scale) + left * left + np.abs(counted[:, :-1]) + np.abs(counted[:, 1:])
     moved = np.where(steps.removing, off[:, :-1] + off[:, 1:], 0.0)
     y = s * (left - 0.5 * s)
     log_bend = log_scale + 2.0 * (y + np.log(divisor)) + np.log(np.where(short, bend, 1.0)) - np.log(2.0)
-    bend_wrong = BENT + 16.0 * ROUNDOFF * (size + np.abs(s * left) + s * s + np.abs(np.log(divisor)) + np.abs(log_bend))
-    wrong = QUADRATURE + 8.0 * ROUNDOFF * size + 1.1 * moved
+    bend_wrong = BEND_ERROR + 16.0 * ROUNDOFF * (
+        size + np.abs(s * left) + s * s + np.abs(np.log(divisor)) + np.abs(log_bend)
+    )
+    wrong = WEIGHT_ERROR + 8.0 * ROUNDOFF * size + 1.1 * moved
     empty = w == 0.0
     return Cells(
         nodes,
@@ -152,7 +158,7 @@ def cells(steps: Steps, nodes: np.ndarray) -> Cells:
         np.where(empty, 0.0, first),
         np.where(empty, 0.0, last),
         wrong,
-        np.where(empty, NOTHING, log_bend),
+        np.where(empty, LOG_ZERO, log_bend),
         bend_wrong,
         _tail(steps, nodes[:, :1], -1.0),
         _tail(steps, nodes[:, -1:], 1.0),
@@ -183,8 +189,9 @@ def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(log of G'' mix^3 without the exponent in lambda, bound on its error); (B, 1)."""
     mu = 1.0 / steps.second_sigma
     grown = np.where(steps.removing, 2.0, -1.0) * eps
-    terms = (2.0 * np.log(steps.q), -np.log(steps.second_q), -np.log(mu), grown, -0.125 * mu * mu, LOG_NORMAL)
-    return sum(terms), 16.0 * ROUNDOFF * (1.0 + sum(np.abs(term) for term in terms))
+    terms = (2.0 * np.log(steps.q), -np.log(steps.second_q), -np.log(mu), grown, -0.125 * mu * mu, LOG_NORMAL_TOP)
+    value, size = np.asarray(sum(terms)), np.asarray(sum(np.abs(term) for term in terms))
+    return value, 16.0 * ROUNDOFF * (1.0 + size)
 
 
 def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -215,7 +222,9 @@ def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.n
     base = made.log_bend + fixed
     up = base - three[:, :-1] + most + error + loose[:, :-1] + 8.0 * ROUNDOFF * (np.abs(base) + np.abs(three[:, :-1]))
     down = base - three[:, 1:] + least - error - loose[:, 1:] - 8.0 * ROUNDOFF * (np.abs(base) + np.abs(three[:, 1:]))
-    return np.exp(np.minimum(down, 700.0)) * (1.0 - 1e-12), np.exp(np.minimum(up, 700.0)) * (1.0 + 1e-12)
+    return np.exp(np.minimum(down, LARGEST_EXPONENT)) * (1.0 - 1e-12), np.exp(np.minimum(up, LARGEST_EXPONENT)) * (
+        1.0 + 1e-12
+    )
 
 
 def bounds(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

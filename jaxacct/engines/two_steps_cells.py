@@ -13,24 +13,30 @@ import numpy as np
 from scipy import special
 
 from jaxacct.engines import closed_form
-from jaxacct.engines.two_steps_bound import LONGEST, TURN, Steps, first_loss, log_bend, shifted
+from jaxacct.engines.two_steps_bound import LARGEST_TURN, LONGEST_CELL, Steps, first_loss, log_bend, shifted
 
 __all__ = ["Survey", "placed", "surveyed"]
 
-EDGE = 1e-10
+TAIL_SHARE = 1e-10
 """Share of delta that may lie in a tail, times what is not known of h there."""
-SHARE = 0.7
+FIRST_SHARE = 0.7
 """Share of the cells that is handed out before the others are used to let their widths grow gradually."""
-MARGIN = 1.02
+SHORTER = 1.02
 """By how much cells are shorter than they must be: one that lies in two intervals has the mean of their widths."""
 GROWTH = 0.2
 """By how much of its distance from another cell a cell may be longer than that one."""
-BEYOND = 12
+POINTS_BEYOND = 12
 """By how many points of the survey the cells go further to the right than they must."""
 REACH = 39.0
 """Deviations beyond which a normal law has no mass in float64."""
+LEAST_LOG_DENSITY = -20.0
+"""Least logarithm of the density of cells, over the largest."""
+LEAST_INTEGRAND = 1e-305
+"""What an integrand below it is replaced by before its logarithm is taken."""
 _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9, 60.0, 36)])
+"""Points of the survey about a place where the integrand may have a kink, in the exponent y: dense towards it."""
 _WIDE = np.linspace(-REACH, REACH, 105)
+"""Points of the survey about either mode, in deviations: four to three deviations."""
 
 
 class Survey(NamedTuple):
@@ -60,7 +66,7 @@ def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
     off = np.concatenate([0.0 * eps, off], axis=1)
     at = eps - np.where(steps.removing, every, -every)
     low, high = closed_form.profile_of_one_step(steps.second_sigma, steps.second_q, steps.removing, at, off)
-    logs = log_mass + np.log(np.maximum(low[:, 1:], 1e-305))
+    logs = log_mass + np.log(np.maximum(low[:, 1:], LEAST_INTEGRAND))
     delta = np.sum(_log_linear(logs, np.diff(u, axis=1)), axis=1)
     limit = np.where(steps.removing, 1.0, 0.0)
     left, right = (
@@ -95,9 +101,9 @@ def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndar
     density = _density(steps, eps[:, None], survey)
     density = np.maximum(density[:, :-1], density[:, 1:])
     far = np.maximum(np.abs(u[:, :-1]), np.abs(u[:, 1:]))
-    least = MARGIN * np.maximum((far + 2.0 * s) / TURN, 1.0 / LONGEST)
+    least = SHORTER * np.maximum((far + 2.0 * s) / LARGEST_TURN, 1.0 / LONGEST_CELL)
     used = np.sum(least * width, axis=1, keepdims=True)
-    every = least + density * _share(SHARE * count - used, density * width)
+    every = least + density * _share(FIRST_SHARE * count - used, density * width)
     extra = np.maximum(every, 1.0 / _graded(u, 1.0 / every)) - least
     total = np.cumsum((least + extra * _share(count - used, extra * width)) * width, axis=1)
     total = np.concatenate([np.zeros_like(total[:, :1]), total], axis=1)
@@ -144,17 +150,17 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
     logs = -0.5 * survey.u**2 + 2.0 * y + bend + np.log(np.maximum(rate, 1e-300))
     logs = 0.25 * np.where(np.isnan(logs), -np.inf, logs)
     top = np.max(logs, axis=1, keepdims=True)
-    return np.exp(np.maximum(logs - np.where(np.isfinite(top), top, 0.0), -20.0))
+    return np.exp(np.maximum(logs - np.where(np.isfinite(top), top, 0.0), LEAST_LOG_DENSITY))
 
 
 def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
     """(B, S) where too much of delta would be unknown, were all on the left of it one tail, or all on the right."""
     s, q = 1.0 / steps.sigma, np.where(steps.removing, steps.q, 0.0)
-    u, enough = survey.u, EDGE * survey.delta[:, None]
+    u, enough = survey.u, TAIL_SHARE * survey.delta[:, None]
     below, above = ((1.0 - q) * special.ndtr(-side * u) + q * special.ndtr(-side * (u - s)) for side in (-1.0, 1.0))
     left, right = below * survey.left > enough, above * survey.right > enough
     # where rounding leaves h unknown neither need be monotone
     left, right = np.maximum.accumulate(left, axis=1), np.maximum.accumulate(right[:, ::-1], axis=1)[:, ::-1]
     # in the add direction h may be 0 beyond a point, and that point moves with eps
-    right[:, BEYOND:] |= right[:, :-BEYOND]
+    right[:, POINTS_BEYOND:] |= right[:, :-POINTS_BEYOND]
     return left, right

@@ -1,33 +1,43 @@
 """Rigorous error terms of the contour engine; derivations in README.md of this folder.
 
-Every function bounds one source of error, relative to the tilted mass `M(c)` of its part or to
-`Z = e^{K(c) - c eps}` of the composition: quadrature range, quadrature step, rounding, the cut-off of the
-t-sum, and the periodic images.  All are for one configuration and are vmapped by their callers.
+Every function bounds one source of error, relative to the tilted mass `M(c)` of its part: quadrature range, quadrature
+step and rounding (section 3 and 4), and the periodic images (section 1, by Chernoff).  The cut-off of the t-sum is in
+characteristic_decay.py.  All functions are for one configuration and are vmapped by their callers.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels.law import Law, Tilted, laplace_log_m, log_mix, tilted_gaussian
-from jaxacct.kernels.rounding import TINY, sum_depth
+from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.law import LossLaw, Tilted, laplace_log_m, log_mix, tilted_gaussian
+from jaxacct.kernels.rounding import SMALLEST_NORMAL, sum_depth
 from jaxacct.kernels.special import log1p
 
-LEVELS = 20
-FACTOR = 0.999
-"""What rounding leaves of the level sets' masses at least."""
-SIDELOBE = 0.217235  # sup of |sin y / y| beyond its first zero
-OFF = 1e-26
-"""What a finite loss is off besides 16 units of itself (mechanisms/README.md)."""
-LOSS = 18.0  # units of itself by which log mix is off, besides what is off in y
-PATH_ENDS = 25.0  # 1 + 2 * 12 shifts at most, each at most the density at the end
-STRIPS = (0.5, 0.8, 0.95)
+FINITE_LOSS_ERROR = 1e-26
+"""Absolute error of a finite loss, besides 16 units of itself (mechanisms/README.md)."""
+LOG_MIX_UNITS = 18.0
+"""Units of itself by which log mix is off, besides what is off in y (README.md, section 4)."""
+TALLEST_LINE = 12.0
+"""Largest height of a shifted line, in u."""
+RANGE_FACTOR = 1.0 + 2.0 * TALLEST_LINE
+"""Mass beyond a grid's ends, and the two sides of the shifted path there, over the bound of the first."""
+STRIP_SHARES = (0.5, 0.8, 0.95)
+"""Heights tried for the shifted line, over the one that seems best; any of them gives a bound."""
+LARGEST_DOUBT = 0.1
+"""Error of the logarithm of a weight from which on the first order says nothing, and nothing is certified."""
+ROUNDED_UP = 1.001
+"""Factor for the rounding of an error bound's own arithmetic."""
+LARGEST_EXPONENT = 600.0
+"""Cap of the logarithm of odds, which at e^600 are as good as infinite."""
+LARGEST_OUTCOME = 1e14
+"""An end of a grid in u beyond which float64 cannot tell its points apart."""
 
 
-def _range_error(sigma, q, sign, t: Tilted):
+def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
     """Mass of the tilted integrand outside the grid, and the ends of the shifted path, over M(c)."""
     lo, hi, a = t.u[0], t.u[-1], t.power
     second = jnp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
@@ -39,10 +49,10 @@ def _range_error(sigma, q, sign, t: Tilted):
     log_size = jnp.stack([first, first, second, second, a * t.loss[-1], a * first, by_jensen])
     log_tail = jnp.where(beyond > 0, -jnp.log(2.0) - 0.5 * beyond**2, 0.0)
     tail = jnp.exp(log_size - t.log_m + log_tail)
-    return PATH_ENDS * jnp.where(sign > 0, jnp.sum(tail[:4]), tail[4] + jnp.minimum(tail[5], tail[6]))
+    return RANGE_FACTOR * jnp.where(sign > 0, jnp.sum(tail[:4]), tail[4] + jnp.minimum(tail[5], tail[6]))
 
 
-def _step_error(sigma, q, sign, t: Tilted, t_max):
+def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) -> Array:
     """Trapezoid error by shifting the line of integration to `x + i a`, over M(c), for every |t| <= t_max.
 
     `|mix(x + ia)|` and its argument are monotone in x, so each cell is bounded by its worse end.  The path goes
@@ -53,14 +63,17 @@ def _step_error(sigma, q, sign, t: Tilted, t_max):
     u = jnp.concatenate([ends[:1], t.u, ends[1:]])
     loss = jnp.concatenate([end_loss[:1], t.loss, end_loss[1:]])
     y = u / sigma - 0.5 / sigma**2
-    odds = jnp.exp(jnp.log(q) - log1p(-q) + jnp.minimum(y, 600.0))
+    odds = jnp.exp(jnp.log(q) - log1p(-q) + jnp.minimum(y, LARGEST_EXPONENT))
     nearest = jnp.minimum(jnp.abs(u[:-1]), jnp.abs(u[1:])) * (u[:-1] * u[1:] > 0)
     # what rounding can add to an exponent, but for a factor of its argument
     off = 4.0 * ROUNDOFF * (jnp.maximum(jnp.abs(u[0]), jnp.abs(u[-1])) / sigma + 0.5 / sigma**2 + 1.0)
     z = jnp.abs(t.power) + 1.0
-    blurred = z * (odds / (1.0 + odds) * off + 4.0 * LOSS * ROUNDOFF * jnp.abs(loss)) + 16.0 * TINY * t_max
+    blurred = (
+        z * (odds / (1.0 + odds) * off + 4.0 * LOG_MIX_UNITS * ROUNDOFF * jnp.abs(loss))
+        + 16.0 * SMALLEST_NORMAL * t_max
+    )
 
-    def log_error(alpha):
+    def log_error(alpha: Array) -> Array:
         angle = alpha / sigma
         sine, cosine = jnp.sin(angle), jnp.cos(angle)
         argument = jnp.arctan2(odds * sine, 1.0 + odds * cosine)
@@ -79,12 +92,12 @@ def _step_error(sigma, q, sign, t: Tilted, t_max):
 
     widest = jnp.pi * sigma
     wanted = jnp.minimum(2.0 * jnp.pi / t.step - t_max * jnp.max(t.posterior * (t.weight > 1e-12)) / sigma, 9.5)
-    shifts = jnp.stack([f * jnp.minimum(widest, wanted) for f in STRIPS])
-    shifts = jnp.clip(shifts, 1e-3 * widest, jnp.minimum(0.97 * widest, 12.0))
+    shifts = jnp.stack([f * jnp.minimum(widest, wanted) for f in STRIP_SHARES])
+    shifts = jnp.clip(shifts, 1e-3 * widest, jnp.minimum(0.97 * widest, TALLEST_LINE))
     return jnp.exp(jnp.min(jax.vmap(log_error)(shifts)))
 
 
-def points_needed(sigma, t: Tilted, t_max):
+def points_needed(sigma: Array, t: Tilted, t_max: Array) -> Array:
     """Points on which `_step_error` would be negligible at t_max: the phase turns by t posterior/sigma per unit."""
     turning = t_max * jnp.max(t.posterior * (t.weight > 1e-14)) / sigma
     reach = jnp.minimum(9.0, 0.95 * jnp.pi * sigma)
@@ -94,26 +107,26 @@ def points_needed(sigma, t: Tilted, t_max):
 class Rounding(NamedTuple):
     """Rounding of one quadrature sum's terms, in units; (X,) unless said otherwise."""
 
-    weight: jax.Array  # of the logarithm of a weight
-    loss: jax.Array  # of the loss, absolute
-    y: jax.Array  # () the largest error of y, no units
-    doubt: jax.Array  # () the largest error of the logarithm of a weight and of y, no units
+    weight: Array  # of the logarithm of a weight
+    loss: Array  # of the loss, absolute
+    y: Array  # () the largest error of y, no units
+    doubt: Array  # () the largest error of the logarithm of a weight and of y, no units
 
 
-def per_term(sigma, q, t: Tilted) -> Rounding:
+def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
     """Bounds of the rounding of every term of a grid's sum (README.md, section 4)."""
     edge = jnp.maximum(jnp.abs(t.u[0]), jnp.abs(t.u[-1]))
     through_y = 4.0 * (jnp.abs(t.u) / sigma + 0.5 / sigma**2)
     z, size = jnp.abs(t.power) + 1.0, jnp.abs(t.loss)
     y = through_y - 3.0 * jnp.log(q)
     placed = 3.0 * edge * jnp.abs(t.power * t.posterior / sigma - t.u)
-    weight = 20.0 + jnp.abs(t.log_m) + (LOSS + 2.0) * z * size + 2.0 * t.u**2 + placed + z * t.posterior * y
-    loss = LOSS * size + t.posterior * (y + 3.0 * edge / sigma) + 16.0 * TINY / ROUNDOFF
+    weight = 20.0 + jnp.abs(t.log_m) + (LOG_MIX_UNITS + 2.0) * z * size + 2.0 * t.u**2 + placed + z * t.posterior * y
+    loss = LOG_MIX_UNITS * size + t.posterior * (y + 3.0 * edge / sigma) + 16.0 * SMALLEST_NORMAL / ROUNDOFF
     y = ROUNDOFF * (jnp.max(through_y) + 3.0 * edge / sigma)
     return Rounding(weight, loss, y, jnp.maximum(ROUNDOFF * jnp.max(weight), y))
 
 
-def _rounding_errors(sigma, q, t: Tilted, t_max, depth):
+def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: Array) -> tuple[Array, Array, Array]:
     """Rounding of `M(c+it)/M(c) - 1`, per unit of t and at most up to t_max, and of log M(c).
 
     Every weight is off by its own argument's rounding, and so is every `e^{it loss} - 1`, which is at most
@@ -122,8 +135,8 @@ def _rounding_errors(sigma, q, t: Tilted, t_max, depth):
     units = per_term(sigma, q, t)
     rotated = units.weight + depth
     turned = units.loss + 12.0 * jnp.abs(t.loss)
-    # first order in the errors; at a doubt of .1 or more nothing is certified
-    grown = ROUNDOFF * jnp.where(units.doubt < 0.1, 1.0 + 2.0 * units.doubt, jnp.inf)
+    # first order in the errors; at a larger doubt nothing is certified
+    grown = ROUNDOFF * jnp.where(units.doubt < LARGEST_DOUBT, 1.0 + 2.0 * units.doubt, jnp.inf)
     own = sum_depth(t.u.size) + 40.0 + 8.0 * jnp.abs(t.log_m)
     return (
         grown * jnp.sum(t.weight * (jnp.abs(t.loss) * rotated + turned)),
@@ -132,87 +145,18 @@ def _rounding_errors(sigma, q, t: Tilted, t_max, depth):
     )
 
 
-def gaussian_errors(sigma, q, sign, t: Tilted, t_max, depth):
+def gaussian_errors(
+    sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array, depth: Array
+) -> tuple[Array, Array, Array, Array]:
     """(a, b, m, e): M(c + it)/M(c) is off by at most a + min(b t, m) for |t| <= t_max, and log M(c) by e."""
-    quadrature = 1.001 * (_range_error(sigma, q, sign, t) + _step_error(sigma, q, sign, t, t_max))
+    quadrature = ROUNDED_UP * (_range_error(sigma, q, sign, t) + _step_error(sigma, q, sign, t, t_max))
     # of the numerator and of the denominator
     quadrature = jnp.where(quadrature < 0.5, 2.0 * quadrature / (1.0 - jnp.minimum(quadrature, 0.5)), jnp.inf)
     rate, ceiling, weight = _rounding_errors(sigma, q, t, t_max, depth)
     return quadrature, rate, ceiling, quadrature + weight
 
 
-def level_sets(sigma, q, t: Tilted):
-    """Level sets of the tilted density f of the loss: (heights of slabs, lengths that they at least have).
-
-    f is a stack of level sets, and a level set that contains an interval of length lambda contributes a
-    uniform law: `|phi(t)| <= 1 - int lambda(y) (1 - s(t lambda(y)/2)) dy`, where `s(y) = sup_{y' >= y}
-    |sin y'/y'|` is decreasing, so that one t bounds all larger ones.  Two intervals are used, around the highest
-    mode and, above the valley between, around the next.  Their lengths are bounded from inside between grid
-    points and the integral by its lower Riemann sum.
-    """
-    size = t.u.size
-    log_f = jnp.log(t.weight) - jnp.log(t.step) - jnp.log(t.posterior) + jnp.log(sigma)
-    log_f = jnp.where(t.weight > 0.0, log_f, -jnp.inf)
-    units = per_term(sigma, q, t)
-    log_f, off = lax.optimization_barrier((log_f, ROUNDOFF * (units.loss + 4.0 * jnp.abs(t.loss))))
-    # log f is concave up to this much convexity; a chord then over-estimates it by at most `sag`
-    convexity = -1.0 + (jnp.abs(t.power) + 1.0) / (4.0 * sigma**2)
-    sag = jnp.maximum(convexity, 0.0) * t.step**2 / 8.0
-    index = jnp.arange(size)
-    peak = jnp.argmax(log_f)
-    valley_right = lax.cummin(jnp.where(index < peak, jnp.inf, log_f))
-    valley_left = lax.cummin(jnp.where(index > peak, jnp.inf, log_f), reverse=True)
-    valley = jnp.where(index >= peak, valley_right, valley_left)
-    rising = log_f > valley
-    other = jnp.where(jnp.any(rising), jnp.argmax(jnp.where(rising, log_f, -jnp.inf)), peak)
-    # without a second mode its floor is its top, and its slabs are empty
-    floors = jnp.stack([-jnp.inf, jnp.minimum(valley[other], log_f[other])])
-
-    def length(mode, level):
-        outside = log_f < level
-        right = jnp.min(jnp.where(outside & (index > mode), index, size))
-        left = jnp.max(jnp.where(outside & (index < mode), index, -1))
-        inner_r, inner_l = right - 1, left + 1
-        outer_r, outer_l = jnp.minimum(right, size - 1), jnp.maximum(left, 0)
-        slope_r = log_f[inner_r] - log_f[outer_r]
-        slope_l = log_f[inner_l] - log_f[outer_l]
-        part_r = jnp.where(slope_r > 0, (log_f[inner_r] - level) / jnp.where(slope_r > 0, slope_r, 1.0), 0.0)
-        part_l = jnp.where(slope_l > 0, (log_f[inner_l] - level) / jnp.where(slope_l > 0, slope_l, 1.0), 0.0)
-        # the loss is convex in u: tangent below on the right, chord above on the left
-        end_r = t.loss[inner_r] + part_r * t.step * t.posterior[inner_r] / sigma
-        end_l = t.loss[inner_l] + part_l * (t.loss[outer_l] - t.loss[inner_l])
-        # either end moves with the rounding of the two losses that it is made from
-        moved = 2.0 * (off[inner_r] + off[inner_l] + off[outer_l])
-        return jnp.maximum(end_r - end_l - moved, 0.0)
-
-    def stack(mode, floor):
-        levels = jnp.maximum(log_f[mode] - jnp.linspace(0.0, 5.5, LEVELS) ** 2 / 2.0, floor)
-        heights = jnp.exp(levels - sag)
-        lengths = jax.vmap(length, (None, 0))(mode, levels[:-1])
-        return heights[:-1] - heights[1:], lengths
-
-    slabs, lengths = jax.vmap(stack)(jnp.stack([peak, other]), floors)
-    # heights are off by a part in 2,000 at most, which FACTOR allows for, or prove nothing
-    inside = log_f > jnp.min(log_f[jnp.stack([peak, other])]) - 16.0
-    doubt = ROUNDOFF * jnp.max(jnp.where(inside, units.weight + 16.0 * (1.0 + jnp.abs(log_f)), 0.0)) + 3.0 * units.y
-    return jnp.where(doubt < 2.5e-4, slabs, 0.0).ravel(), lengths.ravel()
-
-
-def gaussian_decay(slabs, lengths, frequency):
-    """A lower bound of `1 - |M(c + it)|/M(c)` that holds for every t >= frequency."""
-    lost = jnp.sum(slabs * lengths * (1.0 - sinc_envelope(0.5 * frequency * lengths)))
-    # 1 - s(y) is off by 16 units of 1 at most, and all masses together are at most 1
-    return jnp.maximum(FACTOR * lost - 20.0 * ROUNDOFF, 0.0)
-
-
-def sinc_envelope(y):
-    """An upper bound of `sup_{y' >= y} |sin y' / y'|`, decreasing in y: the Taylor polynomial bounds from above."""
-    s = jnp.minimum(y, 3.0) ** 2
-    central = 1.0 - s / 6.0 * (1.0 - s / 20.0 * (1.0 - s / 42.0 * (1.0 - s / 72.0)))
-    return jnp.where(y < 3.0, jnp.maximum(central, SIDELOBE), jnp.minimum(SIDELOBE, 1.0 / jnp.maximum(y, 1.0)))
-
-
-def _step_error_on_the_axis(sigma, q, sign, c, end, step):
+def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: Array, step: Array) -> Array:
     """Bound of log M(c) less log of its trapezoid sum.
 
     With v = alpha/sigma, `mix cos(v/2) <= |mix(x + i alpha)| <= mix` on whole lines; and up to the end of a grid
@@ -222,12 +166,12 @@ def _step_error_on_the_axis(sigma, q, sign, c, end, step):
     off = 1e-12 + 16.0 * ROUNDOFF * (jnp.abs(end) / sigma + 0.5 / sigma**2)
     share = jnp.where(log_odds < 0.0, jnp.minimum((1.0 + off) / jnp.cosh(0.5 * log_odds) ** 2, 1.0), 1.0)
 
-    def relative(alpha, s):
+    def relative(alpha: Array, s: Array) -> Array:
         shrunk = 0.5 * log1p(-s * jnp.sin(0.5 * alpha / sigma) ** 2)
         decay = 2.0 * jnp.pi * alpha / step
         return 2.0 * jnp.exp(0.5 * alpha**2 + jnp.where(sign > 0, 0.0, -c * shrunk) - decay) / (-jnp.expm1(-decay))
 
-    def best(s):  # |mix|^-c grows like e^{c s v^2/8}: a tall line is no use against a large c
+    def best(s: Array) -> Array:  # |mix|^-c grows like e^{c s v^2/8}: a tall line is no use against a large c
         return 8.0 * jnp.pi * sigma**2 / (step * (c * s + 4.0 * sigma**2))
 
     # half a period at most for the last line, and just below a whole one for the others
@@ -239,16 +183,16 @@ def _step_error_on_the_axis(sigma, q, sign, c, end, step):
     return jnp.where(error < 0.5, -log1p(-jnp.minimum(error, 0.5)), jnp.inf)
 
 
-def _laplace_above(scale, c):
+def _laplace_above(scale: Array, c: Array) -> Array:
     return laplace_log_m(scale, c) + ROUNDOFF * (120.0 + 24.0 * (c + 1.0) / scale)
 
 
-def log_kappa(c):
+def log_kappa(c: Array) -> Array:
     """log of `c^c/(1+c)^{1+c}`, the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`, without cancellation."""
     return -log1p(c) - c * log1p(1.0 / c)
 
 
-def _log_m_above(sigma, q, sign, c, nodes):
+def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> Array:
     """An upper bound of log M(c) of one sampled Gaussian: its trapezoid sum, quadrature error and rounding."""
     t = tilted_gaussian(sigma, q, sign, c, nodes)
     edge = jnp.maximum(jnp.abs(t.u[0]), jnp.abs(t.u[-1]))
@@ -256,44 +200,55 @@ def _log_m_above(sigma, q, sign, c, nodes):
     # small errors count by their mean, large ones by the largest, since log sum exp moves by no more
     z, through_y = jnp.abs(t.power) + 1.0, 4.0 * (edge / sigma + 0.5 / sigma**2) - 3.0 * jnp.log(q)
 
-    def units(loss, square, posterior):
+    def units(loss: Array, square: Array, posterior: Array) -> Array:
         placed = 3.0 * edge * (z * posterior / sigma + jnp.sqrt(square))
-        return 20.0 + jnp.abs(t.log_m) + (LOSS + 2.0) * z * loss + 2.0 * square + placed + z * posterior * through_y
+        return (
+            20.0
+            + jnp.abs(t.log_m)
+            + (LOG_MIX_UNITS + 2.0) * z * loss
+            + 2.0 * square
+            + placed
+            + z * posterior * through_y
+        )
 
-    worst = 1.001 * units(jnp.maximum(jnp.abs(t.loss[0]), jnp.abs(t.loss[-1])), edge**2, 1.0)
+    worst = ROUNDED_UP * units(jnp.maximum(jnp.abs(t.loss[0]), jnp.abs(t.loss[-1])), edge**2, 1.0)
     mean = units(t.weight @ jnp.abs(t.loss), t.weight @ t.u**2, t.weight @ t.posterior)
     doubt = ROUNDOFF * worst
-    rounding = jnp.where(doubt < 0.1, (1.001 + 2.0 * doubt) * mean, worst)
+    rounding = jnp.where(doubt < LARGEST_DOUBT, (ROUNDED_UP + 2.0 * doubt) * mean, worst)
     rounding = ROUNDOFF * (rounding + sum_depth(nodes) + 40.0 + 8.0 * jnp.abs(t.log_m))
-    above = t.log_m + 1.001 * _step_error_on_the_axis(sigma, q, sign, c, t.u[-1] + t.step, t.step) + rounding
+    above = t.log_m + ROUNDED_UP * _step_error_on_the_axis(sigma, q, sign, c, t.u[-1] + t.step, t.step) + rounding
     # the range leaves out 2 e^-42 at most, if its ends are places that float64 can tell apart
-    return jnp.where((t.step > 0.0) & (edge < 1e14), above + 1e-17, jnp.inf)
+    return jnp.where((t.step > 0.0) & (edge < LARGEST_OUTCOME), above + 1e-17, jnp.inf)
 
 
-def finite_units(loss, mass, weight):
+def finite_units(loss: Array, mass: Array, weight: Array) -> Array:
     """Units by which a sum of finitely many weights `mass e^{c loss}` over their sum is off, c aside."""
     log_mass = jnp.log(jnp.where(mass > 0, mass, 1.0))
     # a mass that came from exp(x) is off by a few units times |x|
     return 100.0 + 4.0 * loss.size + 10.0 * (weight @ jnp.abs(log_mass)) / jnp.sum(weight)
 
 
-def _finite_above(loss, mass, c):
+def _finite_above(loss: Array, mass: Array, c: Array) -> Array:
     exponent = jnp.where(mass > 0, c * loss + jnp.log(jnp.where(mass > 0, mass, 1.0)), -jnp.inf)
     top = jnp.max(exponent)
     weight = jnp.exp(exponent - top)
     log_m = top + jnp.log(jnp.sum(weight))
     reach = jnp.max(jnp.where(mass > 0, jnp.abs(loss), 0.0))
-    return log_m + ROUNDOFF * (finite_units(loss, mass, weight) + 24.0 * c * reach + 8.0 * jnp.abs(log_m)) + c * OFF
+    return (
+        log_m
+        + ROUNDOFF * (finite_units(loss, mass, weight) + 24.0 * c * reach + 8.0 * jnp.abs(log_m))
+        + c * FINITE_LOSS_ERROR
+    )
 
 
-def chernoff(law: Law, c, nodes):
+def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
     """An upper bound of `K(c) + log kappa(c)`: `delta(eps) <= e^{K(c) - c eps} kappa(c)` for every eps and c > 0.
 
     `kappa(c) = c^c/(1+c)^{1+c}` is the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`; the quadrature error
     of K and all rounding are added.  inf where nothing is certain.
     """
     terms = [law.mu2 * c * (c + 1.0) / 2.0, log_kappa(c)]
-    kinds = (
+    kinds: tuple[tuple[Callable[..., Array], Array, tuple[Array, ...], tuple[Array, ...]], ...] = (
         (_log_m_above, law.gauss_n, (law.gauss_sigma, law.gauss_q), (law.sign, c, nodes)),
         (_laplace_above, law.laplace_n, (law.laplace_scale,), (c,)),
         (_finite_above, law.finite_n, (law.finite_loss, law.finite_mass), (c,)),
@@ -302,6 +257,6 @@ def chernoff(law: Law, c, nodes):
         if n.size:
             each = jax.vmap(above, (*[0] * len(own), *[None] * len(common)))(*own, *common)
             terms.append(jnp.where(n > 0, n * each, 0.0))
-    terms = jnp.hstack(terms)
-    value = jnp.sum(terms) + ROUNDOFF * (terms.size + 16.0) * (jnp.sum(jnp.abs(terms)) + 4.0)
+    every = jnp.hstack(terms)
+    value = jnp.sum(every) + ROUNDOFF * (every.size + 16.0) * (jnp.sum(jnp.abs(every)) + 4.0)
     return jnp.where(jnp.isfinite(value), value, jnp.inf)

@@ -13,30 +13,46 @@ from jax import lax
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import certificate, saddle
-from jaxacct.kernels.law import Law
+from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.law import LossLaw
 from jaxacct.kernels.nodes import Nodes, errors, nodes_at, trapezoid
 
-MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
-CANCEL = 5.0
-CANCEL_FINE = 1.5  # on the fine rungs, where hidden humps make for more cancellation than Chernoff shows
+ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
+"""Abscissae that are tried, over the saddle point: those up to 1 for the contour, all for the images to the right."""
+LARGEST_CANCELLATION = 5.0
+"""Nats by which moving the abscissa away from the saddle point may enlarge the integrand."""
+LARGEST_CANCELLATION_FINE = 1.5
+"""The same on the fine rungs, where hidden humps make for more cancellation than Chernoff shows."""
+FINE_AXIS_POINTS = 128
+"""Points on the real axis from which on a rung counts as fine."""
+FEWEST_AXIS_POINTS = 32
+"""Least number of points on the real axis, where a quarter of a rung's points serves otherwise."""
+NEWTON_STEPS = 6
+"""Newton steps from the saddle point's eps to that of the contour integral."""
+LEAST_VALUE = 1e-300
+"""What a value or a lower end of at most this is replaced by before its logarithm is taken; such an end is not used."""
+LARGEST_LOG_WIDTH = 0.1
+"""Distance of the upper end of log delta from the estimate beyond which the estimate is not used."""
+MARGIN = 1.02
+"""Factor on the distance between an end and the estimate, since the slope changes along the way."""
 
 
 class Bracketed(NamedTuple):
-    """A value with certified ends; where `ok` is false only the Chernoff bound stands above, and nothing below."""
+    """A value with certified ends.  Where `ok` is false the upper end is the Chernoff bound and the lower end -inf."""
 
-    lower: jax.Array
-    estimate: jax.Array
-    upper: jax.Array
-    ok: jax.Array
-    needs: jax.Array  # (points, nodes) that would do
+    lower: Array
+    estimate: Array
+    upper: Array
+    ok: Array
+    needs: Array  # (points, nodes) that would do
 
 
-def axis_nodes(points):
+def axis_nodes(points: int) -> int:
     """Nodes for the work on the real axis, where the trapezoid rule is at its best."""
-    return max(32, points // 4)
+    return max(FEWEST_AXIS_POINTS, points // 4)
 
 
-def place(law: Law, point: saddle.Saddle, epsilon, log_tol, axis):
+def place(law: LossLaw, point: saddle.Saddle, epsilon: Array, log_tol: Array, axis: int) -> tuple[Array, Array]:
     """(abscissa, period), chosen together; `axis` nodes for the work on the real axis.
 
     The images that the trapezoid rule adds are bounded by 1 to the left (`e^{-c period}` of it) and by Chernoff
@@ -46,14 +62,18 @@ def place(law: Law, point: saddle.Saddle, epsilon, log_tol, axis):
     return _place(law, point, epsilon, log_tol, axis)[:2]
 
 
-def _place(law, point, epsilon, log_tol, axis):
-    at = point.c * jnp.array(MULTIPLES)
+def _place(
+    law: LossLaw, point: saddle.Saddle, epsilon: Array, log_tol: Array, axis: int
+) -> tuple[Array, Array, Array, Array]:
+    at = point.c * jnp.array(ABSCISSA_MULTIPLES)
     log_bound = jax.vmap(lambda c: certificate.chernoff(law, c, axis))(at)
-    allowed = CANCEL if axis < 128 else CANCEL_FINE
+    allowed = LARGEST_CANCELLATION if axis < FINE_AXIS_POINTS else LARGEST_CANCELLATION_FINE
     return *period_for(point.c, at, log_bound, epsilon, point.log_delta, log_tol, allowed), at, log_bound
 
 
-def period_for(highest, at, log_bound, epsilon, log_delta, log_tol, allowed):
+def period_for(
+    highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
+) -> tuple[Array, Array]:
     """The best of the abscissae up to the highest, and its period; at most `allowed` nats are lost to cancellation."""
     goal = jnp.minimum(log_delta, 0.0) + log_tol
     gap = at - at[:, None]
@@ -66,13 +86,13 @@ def period_for(highest, at, log_bound, epsilon, log_delta, log_tol, allowed):
     return at[best], period[best]
 
 
-def plan(law: Law, point: saddle.Saddle, epsilon, log_tol, points, count):
+def nodes_for(law: LossLaw, point: saddle.Saddle, epsilon: Array, log_tol: Array, points: int, count: int) -> Nodes:
     """The nodes for a saddle point."""
     c, period, at, log_bound = _place(law, point, epsilon, log_tol, axis_nodes(points))
     return nodes_at(law, c, 2.0 * jnp.pi / period, log_tol, points, count, (at, log_bound))
 
 
-def _ends(nodes, epsilon):
+def _ends(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
     """log delta(eps) from below and from above."""
     value, _ = trapezoid(nodes, epsilon)
     both, images = errors(nodes, epsilon)
@@ -80,37 +100,39 @@ def _ends(nodes, epsilon):
     # value and both are sums of the same terms; here they are only subtracted and added
     both = both + 4.0 * ROUNDOFF * jnp.abs(value)
     rest = value - both - jnp.exp(images - log_z + nodes.common + 8.0 * ROUNDOFF * (jnp.abs(images) + jnp.abs(log_z)))
-    low, high = (jnp.log(jnp.maximum(x, 1e-300)) for x in (rest, value + both))
+    low, high = (jnp.log(jnp.maximum(x, LEAST_VALUE)) for x in (rest, value + both))
     grain = 8.0 * ROUNDOFF * (jnp.abs(log_z) + 4.0)
     lower = log_z - nodes.common + low - grain - 8.0 * ROUNDOFF * jnp.abs(low)
     upper = log_z + nodes.common + high + grain + 8.0 * ROUNDOFF * jnp.abs(high)
     # a true value has an upper end above 0: else the bounds contradict each other
     certain = (value + both > 0.0) & (upper < jnp.inf)
-    return jnp.where(certain & (rest > 1e-300), lower, -jnp.inf), jnp.where(certain, upper, jnp.inf)
+    return jnp.where(certain & (rest > LEAST_VALUE), lower, -jnp.inf), jnp.where(certain, upper, jnp.inf)
 
 
-def _by_chernoff(nodes, epsilon):
+def _by_chernoff(nodes: Nodes, epsilon: Array) -> Array:
     """log delta(eps) from above by the bounds that serve the images."""
     found = nodes.images_log - nodes.images_at * epsilon
     found = found + 8.0 * ROUNDOFF * (jnp.abs(nodes.images_log) + jnp.abs(found))
     return jnp.min(jnp.where(found > -jnp.inf, found, jnp.inf))
 
 
-def delta(law: Law, epsilon, log_tol, points, count):
+def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int) -> Bracketed:
     """log of (lower, estimate, upper) of the finite part of delta(eps)."""
     point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
-    nodes = plan(law, point, epsilon, log_tol, points, count)
+    nodes = nodes_for(law, point, epsilon, log_tol, points, count)
     value, _ = trapezoid(nodes, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
     lower, upper = _ends(nodes, epsilon)
-    estimate = log_z + jnp.log(jnp.maximum(value, 1e-300))
-    ok = (value > 0) & jnp.isfinite(upper) & (upper - estimate < 0.1)
+    estimate = log_z + jnp.log(jnp.maximum(value, LEAST_VALUE))
+    ok = (value > 0) & jnp.isfinite(upper) & (upper - estimate < LARGEST_LOG_WIDTH)
     upper = jnp.minimum(jnp.where(ok, upper, jnp.inf), _by_chernoff(nodes, epsilon))
     lower, estimate = jnp.where(ok, lower, -jnp.inf), jnp.where(ok, estimate, upper)
     return Bracketed(lower, jnp.clip(estimate, lower, upper), upper, ok, nodes.needs)
 
 
-def sensitivity(law: Law, tangent: Law, epsilon, log_tol, points, count):
+def sensitivity(
+    law: LossLaw, tangent: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int
+) -> tuple[Array, Array, Array]:
     """(derivative of log delta along a tangent of the law, minus its derivative in eps, needs).
 
     The contour stays where it is: the integral does not depend on it.
@@ -118,55 +140,59 @@ def sensitivity(law: Law, tangent: Law, epsilon, log_tol, points, count):
     point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
     c, period, at, log_bound = _place(law, point, epsilon, log_tol, axis_nodes(points))
 
-    def log_value(law):
+    def log_value(law: LossLaw) -> tuple[Array, tuple[Array, Array]]:
         nodes = nodes_at(law, c, 2.0 * jnp.pi / period, log_tol, points, count, (at, log_bound))
         value, slope = trapezoid(nodes, epsilon)
-        return nodes.k0 + jnp.log(jnp.maximum(value, 1e-300)), (slope / value, nodes.needs)
+        return nodes.k0 + jnp.log(jnp.maximum(value, LEAST_VALUE)), (slope / value, nodes.needs)
 
     _, along, (slope, needs) = jax.jvp(log_value, (law,), (tangent,), has_aux=True)
     return along, slope, needs
 
 
-def _newton(nodes: Nodes, start, log_delta):
-    def body(_, eps):
+def _newton(nodes: Nodes, start: Array, log_delta: Array) -> Array:
+    def body(_: Array, eps: Array) -> Array:
         value, slope = trapezoid(nodes, eps)
-        value = jnp.maximum(value, 1e-300)
+        value = jnp.maximum(value, LEAST_VALUE)
         residual = nodes.k0 - nodes.c * eps + jnp.log(value) - log_delta
         rate = jnp.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
         return eps + jnp.clip(residual / rate, -2.0 / nodes.c, 2.0 / nodes.c)
 
-    return lax.fori_loop(0, 6, body, start)
+    return lax.fori_loop(0, NEWTON_STEPS, body, start)
 
 
-def epsilon(law: Law, log_delta_low, log_delta_high, log_tol, points, count, rounds=1):
-    """`inf {eps : delta(eps) <= delta}` before clipping at 0; the upper end serves the low, the lower the high.
+def epsilon(
+    law: LossLaw, log_delta_low: Array, log_delta_high: Array, log_tol: Array, points: int, count: int, rounds: int = 1
+) -> Bracketed:
+    """`inf {eps : delta(eps) <= delta}` before clipping at 0, for a delta between two ends.
+
+    The answer's upper end holds for log_delta_low, its lower end for log_delta_high.
 
     The saddle point approximation supplies the first contour.  It is poor where rare large losses put a second
     hump into the tilted law, so every further round places the contour anew at the solution so far.
     """
     point = saddle.for_delta(law, log_delta_low, axis_nodes(points))
 
-    def again(_, point):
-        nodes = plan(law, point, point.epsilon, log_tol, points, count)
+    def again(_: Array, point: saddle.Saddle) -> saddle.Saddle:
+        nodes = nodes_for(law, point, point.epsilon, log_tol, points, count)
         solution = _newton(nodes, point.epsilon, log_delta_low)
         following = saddle.for_epsilon(law, solution, axis_nodes(points), point.c)
         return following._replace(epsilon=solution, log_delta=log_delta_low)
 
     if rounds > 1:
         point = lax.fori_loop(0, rounds - 1, again, point)
-    nodes = plan(law, point, point.epsilon, log_tol, points, count)
+    nodes = nodes_for(law, point, point.epsilon, log_tol, points, count)
     estimate = _newton(nodes, point.epsilon, log_delta_low)
     value, slope = trapezoid(nodes, estimate)
-    value = jnp.maximum(value, 1e-300)
+    value = jnp.maximum(value, LEAST_VALUE)
     rate = jnp.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
     both, images = errors(nodes, estimate)
     log_z = nodes.k0 - nodes.c * estimate
     grain = 16.0 * ROUNDOFF * (jnp.abs(log_z) + jnp.abs(log_delta_low) + 4.0)
     off = jnp.abs(log_z + jnp.log(value) - log_delta_low) + grain
     off = off + nodes.common
-    above = estimate + 1.02 * (both / value + off) / rate
+    above = estimate + MARGIN * (both / value + off) / rate
     spread = both / value + jnp.exp(images - log_z) / value + (log_delta_high - log_delta_low)
-    below = estimate - 1.02 * (spread + off) / rate
+    below = estimate - MARGIN * (spread + off) / rate
     lowers, uppers = jax.vmap(_ends, (None, 0))(nodes, jnp.stack([below, above]))
     # the logarithms of delta come from outside, to a few units
     upper_ok = uppers[1] + 4.0 * ROUNDOFF * jnp.abs(log_delta_low) <= log_delta_low

@@ -7,33 +7,47 @@ so that solving for a given delta, or a given eps, is one safeguarded Newton ite
 starting values only: the contour integral is exact for every c > 0, and nothing here enters a bound.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxacct.kernels.law import Law, cumulants
+from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.law import LossLaw, cumulants
 from jaxacct.kernels.special import log1p
 
-ITERATIONS = 14
-REFINEMENTS = 7
-"""Iterations from a start that is within a factor of two."""
-SETTLED = 1e-7
-"""Newton steps in log c that need no safeguard."""
+NEWTON_STEPS = 14
+"""Safeguarded Newton steps from a start that may be far off.  Fixed, so that all of a batch take as many."""
+REFINEMENT_STEPS = 7
+"""The same from a start that is within a factor of two."""
+SAFE_STEP = 1e-7
+"""Newton steps in log c of at most this size need no safeguard."""
+LARGEST_STEP = 3.0
+"""Largest Newton step in log c."""
+SMALL_ABSCISSA = 1e-3
+"""Where mean and variance of the loss are taken as those without a tilt."""
+CERTAIN_LOG_DELTA = -0.02
+"""The largest log delta that a saddle is looked for: near delta = 1 the approximation has none."""
+LARGEST_LOG_DELTA = -0.01
+"""What an approximation of log delta above it is replaced by: the Newton step takes its logarithm."""
+
+
+Cumulants: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
+"""Maps an abscissa c to K(c), K'(c) and K''(c)."""
 
 
 class Saddle(NamedTuple):
     """Contour abscissa with the composed loss's cumulants there and the saddle point approximation."""
 
-    c: jax.Array
-    k1: jax.Array  # tilted mean
-    k2: jax.Array  # tilted variance
-    epsilon: jax.Array
-    log_delta: jax.Array
+    c: Array
+    k1: Array  # tilted mean
+    k2: Array  # tilted variance
+    epsilon: Array
+    log_delta: Array
 
 
-def at(k, c):
+def at(k: Cumulants, c: Array) -> tuple[Saddle, Array]:
     """The saddle point quantities at the abscissa c, for cumulants k."""
     k0, k1, k2 = k(c)
     curvature = k2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
@@ -42,25 +56,33 @@ def at(k, c):
     return Saddle(c, k1, k2, epsilon, log_delta), curvature
 
 
-def _safeguarded(k, first, down, up, residual_and_step, like, iterations=ITERATIONS):
-    """Newton in w = log c; bisection where a step leaves the bracket or fails to halve the one before.
+def _safeguarded(
+    k: Cumulants,
+    first: Callable[[Saddle], Array] | Array,
+    down: float,
+    up: float,
+    residual_and_step: Callable[[Saddle, Array], tuple[Array, Array]],
+    like: Array,
+    iterations: int = NEWTON_STEPS,
+) -> Saddle:
+    """Newton's method in w = log c; bisection where a step leaves the bracket or fails to halve the one before.
 
     `first` maps the variance at a small abscissa to a starting value of w, or is that value itself.  Returns the
     last saddle point that was evaluated.
     """
-    start = jnp.log(1e-3) * jnp.ones_like(like) if callable(first) else first
+    start = jnp.log(SMALL_ABSCISSA) * jnp.ones_like(like) if callable(first) else first
     guessing = callable(first)
 
-    def body(i, carry):
+    def body(i: Array, carry: tuple[Array, Array, Array, Array, Saddle]) -> tuple[Array, Array, Array, Array, Saddle]:
         w, lo, hi, last, _ = carry
         saddle, curvature = at(k, jnp.exp(w))
         residual, step = residual_and_step(saddle, curvature)
         lo = jnp.where(residual < 0, w, lo)
         hi = jnp.where(residual < 0, hi, w)
-        trial = w - jnp.clip(step, -3.0, 3.0)
+        trial = w - jnp.clip(step, -LARGEST_STEP, LARGEST_STEP)
         newton = (trial > lo) & (trial < hi) & (jnp.abs(step) < 0.5 * last)
         # at the solution rounding decides on which side of it a step ends: no reason to bisect a stale bracket
-        newton = newton | (jnp.abs(step) < SETTLED)
+        newton = newton | (jnp.abs(step) < SAFE_STEP)
         following = jnp.where(newton, trial, 0.5 * (lo + hi))
         last = jnp.abs(following - w) + 1e-12
         if guessing:
@@ -75,37 +97,37 @@ def _safeguarded(k, first, down, up, residual_and_step, like, iterations=ITERATI
     return lax.fori_loop(0, iterations, body, carry)[-1]
 
 
-def for_delta(law: Law, log_delta, nodes):
+def for_delta(law: LossLaw, log_delta: Array, nodes: int) -> Saddle:
     """The saddle whose approximate delta is the one asked for."""
     return for_delta_of(lambda c: cumulants(law, c, nodes), log_delta)
 
 
-def for_delta_of(k, log_delta):
+def for_delta_of(k: Cumulants, log_delta: Array) -> Saddle:
     """The same for a law given by its cumulants."""
-    target = jnp.minimum(log_delta, -0.02)
+    target = jnp.minimum(log_delta, CERTAIN_LOG_DELTA)
 
-    def residual_and_step(saddle, curvature):
-        reached = jnp.minimum(saddle.log_delta, -0.01)
+    def residual_and_step(saddle: Saddle, curvature: Array) -> tuple[Array, Array]:
+        reached = jnp.minimum(saddle.log_delta, LARGEST_LOG_DELTA)
         return target - reached, jnp.log(reached / target) * (-reached) / (saddle.c**2 * curvature)
 
-    def first(saddle):
+    def first(saddle: Saddle) -> Array:
         return 0.5 * jnp.log(2.0 * jnp.maximum(-log_delta, 0.5) / saddle.k2)
 
     return _safeguarded(k, first, 16.0, 4.0, residual_and_step, log_delta)
 
 
-def _residual_for(epsilon):
-    def residual_and_step(saddle, curvature):
+def _residual_for(epsilon: Array) -> Callable[[Saddle, Array], tuple[Array, Array]]:
+    def residual_and_step(saddle: Saddle, curvature: Array) -> tuple[Array, Array]:
         residual = saddle.epsilon - epsilon
         return residual, residual / (saddle.c * curvature)
 
     return residual_and_step
 
 
-def for_epsilon(law: Law, epsilon, nodes, start=None):
+def for_epsilon(law: LossLaw, epsilon: Array, nodes: int, start: Array | None = None) -> Saddle:
     """The saddle for a given eps, from a starting abscissa or from the untilted mean and variance."""
 
-    def first(saddle):
+    def first(saddle: Saddle) -> Array:
         gap = epsilon - saddle.k1
         return jnp.log((gap + jnp.sqrt(gap**2 + 4.0 * saddle.k2)) / (2.0 * saddle.k2))
 
@@ -113,6 +135,6 @@ def for_epsilon(law: Law, epsilon, nodes, start=None):
     return _safeguarded(lambda c: cumulants(law, c, nodes), begin, 12.0, 4.0, _residual_for(epsilon), epsilon)
 
 
-def search(k, epsilon, start, iterations):
+def search(k: Cumulants, epsilon: Array, start: Array, iterations: int) -> Saddle:
     """The saddle for a given eps of a law given by its cumulants, near a starting abscissa."""
     return _safeguarded(k, jnp.log(start), 3.0, 3.0, _residual_for(epsilon), epsilon, iterations)

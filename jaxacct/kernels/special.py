@@ -8,13 +8,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxacct.kernels.arrays import Array
+
 __all__ = ["log1p", "log1p_inline", "log_ndtr"]
 
-_ROOT_HALF = 0x3FE6A09E667F3BCD
+_ROOT_HALF_BITS = 0x3FE6A09E667F3BCD
 """The bits of sqrt(1/2)."""
-_LN2 = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-"""log 2: its first 32 bits, so that times k it is exact, and the rest."""
-_ARTANH = (
+_LN2_HIGH = 6.93147180369123816490e-01
+"""The first 32 bits of log 2, so that k times it is exact for the exponent k of any float64."""
+_LN2_LOW = 1.90821492927058770002e-10
+"""log 2 less _LN2_HIGH."""
+_ARTANH_SERIES = (
     6.666666666666735130e-01,
     3.999999999940941908e-01,
     2.857142874366239149e-01,
@@ -23,16 +27,18 @@ _ARTANH = (
     1.531383769920937332e-01,
     1.479819860511658591e-01,
 )
-"""Coefficients of `2 artanh(s)/s - 2` in s^2."""
+"""Coefficients of `2 artanh(s)/s - 2` in s^2, those of fdlibm's e_log.c."""
+_ASYMPTOTIC_BELOW = -36.0
+"""Where Phi is taken from its asymptotic series: erfc underflows from -37.5 on."""
 
 
-def log1p(x):
+def log1p(x: Array) -> Array:
     """`log(1 + x)` for x > -1 to 5 units in the last place."""
     return jnp.where(jnp.abs(x) < 0.3, jnp.log1p(x), jnp.log(1.0 + x))
 
 
 @jax.custom_jvp
-def log1p_inline(x):
+def log1p_inline(x: Array) -> Array:
     """`log(1 + x)` for x >= -1 to one unit in the last place; half the time of `log1p`, more to compile.
 
     For kernels that do little else: the engines' run no faster with it, and compile for a fifth longer.
@@ -43,33 +49,33 @@ def log1p_inline(x):
     whole = one + x
     rest = jnp.where(jnp.abs(x) >= 1.0, one - (whole - x), x - (whole - one)) / jnp.where(whole > 0.0, whole, 1.0)
     bits = lax.bitcast_convert_type(whole, jnp.int64)
-    k = lax.shift_right_arithmetic(bits - _ROOT_HALF, jnp.int64(52))
+    k = lax.shift_right_arithmetic(bits - _ROOT_HALF_BITS, jnp.int64(52))
     f = lax.bitcast_convert_type(bits - lax.shift_left(k, jnp.int64(52)), jnp.float64) - 1.0
     k, s = k.astype(jnp.float64), f / (2.0 + f)
     z, half = s * s, 0.5 * f * f
     w = z * z
-    a, b, c, d, e, g, h = _ARTANH
+    a, b, c, d, e, g, h = _ARTANH_SERIES
     series = z * (a + w * (c + w * (e + w * h))) + w * (b + w * (d + w * g))
-    value = k * _LN2[0] - ((half - (s * (half + series) + (k * _LN2[1] + rest))) - f)
+    value = k * _LN2_HIGH - ((half - (s * (half + series) + (k * _LN2_LOW + rest))) - f)
     return jnp.where(
         whole > 0.0, jnp.where(whole < jnp.inf, value, jnp.inf), jnp.where(whole == 0.0, -jnp.inf, jnp.nan)
     )
 
 
 @log1p_inline.defjvp
-def _(primals, tangents):
+def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     return log1p_inline(primals[0]), tangents[0] / (1.0 + primals[0])
 
 
-def log_ndtr(x):
+def log_ndtr(x: Array) -> Array:
     """`log Phi(x)`, of absolute error at most (12 + 3 x^2) units."""
     half = 0.5 * lax.erfc(jnp.abs(x) * 0.5**0.5)
-    far = jnp.minimum(x, -36.0)
+    far = jnp.minimum(x, _ASYMPTOTIC_BELOW)
     square = far**-2
     small = -square * (1.0 - 3.0 * square * (1.0 - 5.0 * square * (1.0 - 7.0 * square)))
     series = small * (1.0 - small * (0.5 - small / 3.0))  # log1p(small), |small| < 1e-3
     # one logarithm for all three cases: they are what takes the time
-    beyond, above = x < -36.0, x > 0.0
+    beyond, above = x < _ASYMPTOTIC_BELOW, x > 0.0
     log = jnp.log(jnp.where(beyond, -far, jnp.where(above, 1.0 - half, half)))
     log = jnp.where(above & (half < 0.3), jnp.log1p(-half), log)
     return jnp.where(beyond, -0.5 * far**2 - 0.5 * jnp.log(2.0 * jnp.pi) + series - log, log)

@@ -22,13 +22,16 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from jaxacct.floats import ROUNDOFF
+from jaxacct.kernels.arrays import Array
 
 __all__ = ["Composition", "Payoff", "compose", "payoff"]
 
 FFT_CONSTANT = 8.0
+"""Units of rounding of a transform over log2 of its length: Higham's constant is 7."""
+ROUNDED_UP = 1.001
+"""Factor for the rounding of an error bound's own arithmetic."""
 
 
 class Composition(NamedTuple):
@@ -97,7 +100,7 @@ def compose(
     twice = jnp.full(largest.shape, 2.0).at[0].set(1.0).at[-1].set(1.0)
     norm = jnp.sqrt(jnp.sum(twice * largest * largest) / length)
     total = jnp.sqrt(jnp.sum(twice * error * error) / length) + relative * norm
-    return Composition(composed, 1.001 * total, log_moments)
+    return Composition(composed, ROUNDED_UP * total, log_moments)
 
 
 @jax.jit

@@ -1,41 +1,41 @@
-"""An upper bound of the worst score's leak as lines in E, on the rows and columns of a plan.
+"""An upper bound of the worst score's leak as lines in E, on the rows and columns of a mesh.
 
 Proofs in jaxacct/selection/README.md.  Cells of columns run along the first axis, groups of rows along the last.
 """
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
-from jaxacct.kernels.worst_plan import RELATIVE, SHIFT, Effort, Outer, Plan, at_infinity, steep
+from jaxacct.kernels.arrays import Array, Generating
+from jaxacct.kernels.worst_mesh import MASS_ERROR, SLOPE_ERROR, Mesh, Outer, Resolution, at_infinity, steep
 
-ROUNDING = 1e-9
-"""Relative allowance for the arithmetic of a sum of positive terms."""
-MARGIN = 2
+SUM_ROUNDING = 1e-9
+"""Relative allowance for the arithmetic of a sum of positive terms, far more than its thousands of terms make."""
+WINDOW_MARGIN = 2
 """Shared columns by which a window reaches beyond the places that it is given."""
-
-
-EVERY = 4
-"""Groups of rows whose first line is a shared column."""
+GROUPS_PER_SHARED_COLUMN = 4
+"""Of so many groups of rows the first line is a shared column."""
+LEAST_LINE = -1e300
+"""Finite stand-in for the value of a line whose cost is infinite, so that a weight of 0 makes it 0."""
 
 
 class Lines(NamedTuple):
     """Upper bounds that are lines in E, for one polygon: the values of cells are `slope gain - E cost`."""
 
-    infinite: jax.Array
-    slope: jax.Array  # (2, G) largest and smallest of a group
-    gain: jax.Array  # (2, 2, C, G) at both ends of a group and of a cell
-    cost: jax.Array  # (2, 2, C, G)
-    height: jax.Array  # (S, G) Q-mass of a line's rows
-    share: jax.Array  # (2, S, G) where in their group they begin and end
-    weight: jax.Array  # (2, S, G) of the group's slopes in theirs
-    own_gain: jax.Array  # (S, G) of cells too near for corners
-    own_cost: jax.Array
-    after: jax.Array  # Q-mass after the last group, up to slope one
+    infinite: Array
+    slope: Array  # (2, G) largest and smallest of a group
+    gain: Array  # (2, 2, C, G) at both ends of a group and of a cell
+    cost: Array  # (2, 2, C, G)
+    height: Array  # (S, G) Q-mass of a line's rows
+    share: Array  # (2, S, G) where in their group they begin and end
+    weight: Array  # (2, S, G) of the group's slopes in theirs
+    own_gain: Array  # (S, G) of cells too near for corners
+    own_cost: Array
+    after: Array  # Q-mass after the last group, up to slope one
 
 
-def _meet(curve: Outer, index):
+def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
     """(q, p) where each line of ascending `index` meets the next, along the first axis."""
     a, b = index[:-1], index[1:]
     ratio, q, p, _ = curve
@@ -49,7 +49,7 @@ def _meet(curve: Outer, index):
     return at_q, jnp.where(a == b, p[a], jnp.minimum(jnp.maximum(rising, falling), 1.0))
 
 
-def _own(phi, slope, reach):
+def _own(phi: Generating, slope: Array, reach: Array) -> tuple[Array, Array]:
     """(gain, cost) of the best w with w - u <= reach, if the value is positive at all: T(w) - T(u) <= slope (w - u).
 
     `phi'(slope x)/phi'(x)` is non-decreasing for a power series, so the value is largest at the end, or where the
@@ -59,15 +59,16 @@ def _own(phi, slope, reach):
     return slope * steep(phi, slope * reach, 1.0), steep(phi, reach, -1.0)
 
 
-def _costs(phi, u, w):
-    """(2, 2, C, G) lower bounds of phi'(w - u) at the corners of each cell, which hold when interpolated between them.
+def _costs(phi: Generating, u: Array, w: Array) -> Array:
+    """(2, 2, C, G) lower bounds of phi'(w - u) at the corners of each cell; interpolated, they hold within it.
 
-    The tangent of phi' in the middle, or, where that falls far below it, its least value.  u : (2, G), w : (2, C, G).
+    They are the tangent of phi' in the middle or, where the tangent falls far below phi', its least value.
+    u : (2, G), w : (2, C, G).
     """
     _, first, second = phi(1.0 - jnp.clip(0.5 * (w[0] + w[1] - u[0] - u[1]), 0.0, 1.0))
     height, width = u[1] - u[0], w[1] - w[0]
     reach = 0.5 * (width + height)
-    first = first - RELATIVE * first - (RELATIVE * reach + SHIFT) * second
+    first = first - SLOPE_ERROR * first - (SLOPE_ERROR * reach + MASS_ERROR) * second
     least = steep(phi, w[0] - u[1], -1.0)
     flat = first - second * reach < 0.8 * least - 0.05 * first
     corners = [[first + second * ((e - 0.5) * width - (s - 0.5) * height) for e in (0, 1)] for s in (0, 1)]
@@ -75,9 +76,9 @@ def _costs(phi, u, w):
     return jnp.where(w[0] >= u[1], tangents, jnp.inf)
 
 
-def lines(phi, curve: Outer, where: Plan, served, effort: Effort) -> Lines:
-    """The lines of a plan; phi maps y = 1 - x to (phi, phi', phi''); served : (G + 1,) about where groups' ends are."""
-    groups, each = effort.groups, effort.lines
+def lines(phi: Generating, curve: Outer, where: Mesh, served: Array, resolution: Resolution) -> Lines:
+    """The lines of a mesh; phi maps y = 1 - x to (phi, phi', phi''); served : (G + 1,) about where groups' ends are."""
+    groups, each = resolution.groups, resolution.lines
     index, end = where.rows[:-1], where.rows[-1:]
     ends_q, ends_p = _meet(curve, where.rows)
     ends_q, ends_p = jnp.concatenate([curve.q[:1], ends_q]), jnp.concatenate([curve.p[:1], ends_p])
@@ -92,7 +93,7 @@ def lines(phi, curve: Outer, where: Plan, served, effort: Effort) -> Lines:
     )
     weight = jnp.where(slope[0] > slope[-1], weight, jnp.array([0.0, 1.0])[:, None, None])
 
-    few = index[:: EVERY * each]
+    few = index[:: GROUPS_PER_SHARED_COLUMN * each]
     shared = jnp.concatenate([few, index[-1:], end, where.columns, jnp.array([curve.ratio.size - 1])])
     w_q, w_p = _meet(curve, shared)
     w_q = jnp.concatenate([jnp.zeros(1), w_q, jnp.ones(1)])
@@ -102,12 +103,12 @@ def lines(phi, curve: Outer, where: Plan, served, effort: Effort) -> Lines:
 
     # a window replaces the shared cells from first to last
     cell = jnp.searchsorted(w_q, served.at[0].set(1.0), side="right", method="compare_all") - 1
-    first = jnp.clip(jnp.minimum(cell[1:], cell[:-1]) - MARGIN, few.size + 1, shared.size - 1)
-    last = jnp.clip(jnp.maximum(cell[1:], cell[:-1]) + MARGIN, first, shared.size - 1)
-    step = jnp.arange(effort.window)[:, None] * (last - first)
-    below, part = first + step // (effort.window - 1), step % (effort.window - 1)
+    first = jnp.clip(jnp.minimum(cell[1:], cell[:-1]) - WINDOW_MARGIN, few.size + 1, shared.size - 1)
+    last = jnp.clip(jnp.maximum(cell[1:], cell[:-1]) + WINDOW_MARGIN, first, shared.size - 1)
+    step = jnp.arange(resolution.window)[:, None] * (last - first)
+    below, part = first + step // (resolution.window - 1), step % (resolution.window - 1)
     after = jnp.minimum(below + 1, shared.size - 1)
-    inside = shared[below] + (shared[after] - shared[below]) * part // (effort.window - 1)
+    inside = shared[below] + (shared[after] - shared[below]) * part // (resolution.window - 1)
     v_q, v_p = _meet(curve, inside)
     v_q = jnp.concatenate([w_q[first][None], v_q, w_q[last + 1][None]])
     v_p = jnp.concatenate([w_p[first][None], v_p, w_p[last + 1][None]])
@@ -136,19 +137,19 @@ def lines(phi, curve: Outer, where: Plan, served, effort: Effort) -> Lines:
     )
 
 
-def _mean_above(least, a, b):
+def _mean_above(least: Array, a: Array, b: Array) -> Array:
     """The mean of `max(x, least)` where x runs linearly from a to b."""
     low, high = jnp.minimum(a, b) - least, jnp.maximum(a, b) - least
     crossing = jnp.maximum(high, 0.0) ** 2 / jnp.where(high > low, 2.0 * (high - low), 1.0)
     return least + jnp.where(low >= 0.0, 0.5 * (low + high), crossing)
 
 
-def bound(known: Lines, ratio):
+def bound(known: Lines, ratio: Array) -> Array:
     """An upper bound of the leak at E = ratio >= 1, convex in E."""
     ends = []
     for s in (0, 1):
         first, last = (
-            jnp.maximum(jnp.max(slope * known.gain[s] - ratio * known.cost[s], axis=(0, 1)), -1e300)
+            jnp.maximum(jnp.max(slope * known.gain[s] - ratio * known.cost[s], axis=(0, 1)), LEAST_LINE)
             for slope in known.slope
         )
         ends.append(known.weight[0] * first + known.weight[1] * last)
@@ -156,4 +157,4 @@ def bound(known: Lines, ratio):
     best = _mean_above(own, *((1.0 - share) * ends[0] + share * ends[1] for share in known.share))
     # what is to be won does not grow from row to row
     after = known.after * jnp.maximum(own[-1, -1], ends[1][-1, -1])
-    return (known.infinite + jnp.sum(known.height * best) + after) * (1.0 + ROUNDING)
+    return (known.infinite + jnp.sum(known.height * best) + after) * (1.0 + SUM_ROUNDING)

@@ -72,10 +72,6 @@ class Mechanism(ABC):
     def symmetric(self) -> bool:
         """Whether the remove and add directions coincide for every element of the batch."""
 
-    def direct(self, quantity: str, values: Any, relation: str, rtol: float) -> Any:
-        """The Bounds of "epsilon" at deltas or "delta" at eps, from a mechanism that knows better than its parts."""
-        return None
-
     def validated(self) -> Self:
         """The same mechanism rebuilt through its constructor, so that every field has been checked."""
         return type(self)(**{name: _validated(value) for name, value in vars(self).items()})

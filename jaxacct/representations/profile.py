@@ -10,9 +10,10 @@ from scipy.special import ndtri
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
+from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components, directions
-from jaxacct.mechanisms.base import element, register
-from jaxacct.options import GIBIBYTE, mechanism_for, options
+from jaxacct.mechanisms.base import element, register, require_mechanism
+from jaxacct.options import GIBIBYTE, options
 from jaxacct.representations import tradeoff
 from jaxacct.representations.characteristic import LogCharacteristic, log_characteristic
 from jaxacct.representations.renyi import renyi_divergence, zero_concentrated
@@ -258,4 +259,6 @@ def profile(
     (0.006829595, 0.8739, 0.5)
     """
     chosen = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes)
-    return Profile(mechanism_for(mechanism, chosen.engine), *chosen)
+    mechanism = require_mechanism("mechanism", mechanism)
+    engine_of_mechanism(mechanism, chosen.engine)  # refuses an engine that cannot answer
+    return Profile(mechanism, *chosen)

@@ -10,6 +10,8 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
+from jaxacct.engines.protocol import MechanismEngine
+from jaxacct.engines.protocol import register as register_engine
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape, repeat
 from jaxacct.mechanisms.base import element, register, require_mechanism
 from jaxacct.mechanisms.finite import sample_pair
@@ -20,7 +22,7 @@ from jaxacct.selection.base import sides, under
 from jaxacct.selection.laws import Law, PointMass
 from jaxacct.selection.mixture import Mixture
 from jaxacct.selection.weights import largest, weights
-from jaxacct.validation import InputError, broadcast_shape, choice, refuse_tracers
+from jaxacct.validation import InputError, broadcast_shape, choice
 
 __all__ = ["AdaptiveSelection", "refuse_zero"]
 
@@ -83,48 +85,63 @@ class AdaptiveSelection(Mechanism):
 
     @property
     def kind(self) -> str:
-        return self.mechanism.kind if self._fixed else "bound"
+        return self.mechanism.kind if self.fixed else "bound"
 
     def kind_under(self, relation: str) -> str:
-        return self.mechanism.kind_under(relation) if self._fixed else "bound"
+        return self.mechanism.kind_under(relation) if self.fixed else "bound"
 
     @property
-    def _fixed(self) -> bool:
+    def fixed(self) -> bool:
+        """Whether K is always the same number."""
         return isinstance(self.law, PointMass)
 
-    def direct(self, quantity: str, values: Any, relation: str, rtol: float) -> Bounds | None:
-        """The bracket of a selection by itself: epsilon at deltas or delta at eps; none for fixed K, a composition."""
-        choice("relation", relation, RELATIONS)
-        refuse_tracers(f"ja.{quantity}", "jaxacct.kernels.contour", mechanism=self)
-        if self._fixed:
-            return None
-        run, relation = under(self.mechanism, relation)
-        values = np.asarray(values, np.float64)
-        shape = broadcast_shape({"the mechanism": batch_shape(run), "k": self.law.shape, quantity: values.shape})
-        values = np.broadcast_to(values, shape)
-        if quantity == "epsilon":
-            refuse_zero(run, values)
-        ends = np.zeros((2, *shape))
-        for index in np.ndindex(shape):
-            base, law = _element(run, index), self.law.element(_inside(index, self.law.shape))
-            solve = _epsilon if quantity == "epsilon" else _delta
-            ends[:, *index] = solve(base, law, float(values[index]), relation, rtol)
-        low, high = ends
-        kind = run.kind_under(relation)
-        if kind != "certified":
-            low = np.zeros_like(low)
-        with np.errstate(invalid="ignore"):
-            narrow = (low == high) | np.isfinite(high) & (high - low <= max(rtol, NARROW) * np.maximum(high, 1e-300))
-        status = np.where(
-            high == 0.0, "zero", np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
-        )
-        return Bounds(low, high, high, kind, status, "adaptive_mixture")
-
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        if self._fixed:
+        if self.fixed:
             return repeat(self.mechanism, self.law.repetitions).expand(relation, direction)
         pair = _pair(AdaptiveSelection(under(self.mechanism, relation)[0], self.law))
         return [(sample_pair(pair, np.asarray(1.0), direction), np.asarray(1.0))]
+
+
+class AdaptiveMixture(MechanismEngine):
+    """The engine of `AdaptiveSelection`; with K fixed the selection is a composition, and its parts are asked."""
+
+    name = "adaptive_mixture"
+
+    def supports(self, mechanism: Any) -> bool:
+        return isinstance(mechanism, AdaptiveSelection) and not mechanism.fixed
+
+    def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
+        return _bracket("epsilon", mechanism, delta, relation, rtol)
+
+    def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
+        return _bracket("delta", mechanism, epsilon, relation, rtol)
+
+
+register_engine(AdaptiveMixture())
+
+
+def _bracket(quantity: str, chosen: AdaptiveSelection, values: np.ndarray, relation: str, rtol: float) -> Bounds:
+    """The bracket of a selection by itself: epsilon at deltas or delta at eps."""
+    choice("relation", relation, RELATIONS)
+    run, relation = under(chosen.mechanism, relation)
+    values = np.asarray(values, np.float64)
+    shape = broadcast_shape({"the mechanism": batch_shape(run), "k": chosen.law.shape, quantity: values.shape})
+    values = np.broadcast_to(values, shape)
+    if quantity == "epsilon":
+        refuse_zero(run, values)
+    ends = np.zeros((2, *shape))
+    for index in np.ndindex(shape):
+        base, law = _element(run, index), chosen.law.element(_inside(index, chosen.law.shape))
+        solve = _epsilon if quantity == "epsilon" else _delta
+        ends[:, *index] = solve(base, law, float(values[index]), relation, rtol)
+    low, high = ends
+    kind = run.kind_under(relation)
+    if kind != "certified":
+        low = np.zeros_like(low)
+    with np.errstate(invalid="ignore"):
+        narrow = (low == high) | np.isfinite(high) & (high - low <= max(rtol, NARROW) * np.maximum(high, 1e-300))
+    status = np.where(high == 0.0, "zero", np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width")))
+    return Bounds(low, high, high, kind, status, "adaptive_mixture")
 
 
 def refuse_zero(run: Mechanism, delta: np.ndarray) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.calibrate import NOISE_RANGE, Calibration, calibrate_noise_multiplier
+from jaxacct.dp_sgd_calibration import NOISE_RANGE, Calibration, calibrated
 from jaxacct.engines import programs
 from jaxacct.mechanisms import Mechanism, PrivacyProfile, batch_shape, dp_sgd
 from jaxacct.mechanisms.base import require_mechanism
@@ -87,7 +87,8 @@ def grid_noise_multipliers(
     ([[1.994, 3.988]], True)
     """
     q = np.atleast_1d(check("sampling_probability", sampling_probability, PROBABILITY))
-    return calibrate_noise_multiplier(target_epsilon, target_delta, q[:, None], np.atleast_1d(steps), relation=relation)
+    known = {"sampling_probability": q[:, None], "steps": np.atleast_1d(steps)}
+    return calibrated("noise_multiplier", target_epsilon, target_delta, known, relation)
 
 
 def line_noise_multiplier(slope: Any, sampling_probability: Any, steps: Any, orders: Any = ORDERS) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxacct.account import delta, epsilon
 from jaxacct.engines import contour, programs
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels.worst_plan import CELLS, Inner, Outer
+from jaxacct.kernels.worst_mesh import CELLS, Inner, Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element
 from jaxacct.selection.base import finite_once

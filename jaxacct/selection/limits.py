@@ -15,7 +15,7 @@ from scipy.special import expit
 
 from jaxacct.engines.quick_bounds import largest_loss_above
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels.worst_plan import Outer
+from jaxacct.kernels.worst_mesh import Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element
 from jaxacct.mechanisms.finite import log_mixture

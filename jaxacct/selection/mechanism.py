@@ -12,8 +12,10 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.engines import programs
+from jaxacct.engines.protocol import MechanismEngine
+from jaxacct.engines.protocol import register as register_engine
 from jaxacct.kernels import worst_score
-from jaxacct.kernels.worst_plan import FINE, Inner
+from jaxacct.kernels.worst_mesh import FINE, Inner
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import register, require_mechanism
 from jaxacct.mechanisms.finite import sample_pair
@@ -24,7 +26,7 @@ from jaxacct.selection.base import sides, under
 from jaxacct.selection.bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.laws import Law, PointMass
 from jaxacct.selection.worst_case import HIGHEST, bracket, known_curves
-from jaxacct.validation import DELTA, InputError, broadcast_shape, check, choice, refuse_tracers
+from jaxacct.validation import DELTA, InputError, broadcast_shape, check, choice
 
 __all__ = ["CANDIDATES", "Attack", "Selection", "attack", "select"]
 
@@ -83,30 +85,6 @@ class Selection(Mechanism):
     def kind(self) -> str:
         return BOUNDS[self.bound].kind if self.bound in BOUNDS else "bound"
 
-    def direct(self, quantity: str, values: Any, relation: str, rtol: float) -> Bounds:
-        """The bracket of a selection by itself: epsilon at deltas or delta at eps."""
-        choice("relation", relation, RELATIONS)
-        refuse_tracers(f"ja.{quantity}", "jaxacct.kernels.worst_score", mechanism=self)
-        values = np.asarray(values)
-        run, relation = under(self.mechanism, relation)
-        if self.bound != WORST_CASE:
-            by_name = bound_epsilon if quantity == "epsilon" else bound_delta
-            return by_name(run, self.law, values, bound=self.bound, relation=relation)
-        shape = broadcast_shape({"the mechanism": batch_shape(run), "k": self.law.shape, quantity: values.shape})
-        if quantity == "epsilon":
-            refuse_zero(run, np.broadcast_to(values, shape))
-        width = rtol if rtol > NARROW else NARROW if np.prod(shape) > programs.MANY else 0.0
-        low, high = certified(quantity, run, self.law, values, relation, width)
-        kind = run.kind_under(relation)
-        if kind != "certified":
-            low = np.zeros_like(low)
-        with np.errstate(invalid="ignore"):
-            narrow = (low == high) | np.isfinite(high) & (high - low <= max(rtol, NARROW) * np.maximum(high, 1e-300))
-        status = np.where(
-            high == 0.0, "zero", np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
-        )
-        return Bounds(low, high, high, kind, status, "worst_score")
-
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         if self.bound != WORST_CASE:
             raise InputError(f"bound = {self.bound!r} gives no pair to compose; use bound={WORST_CASE!r}")
@@ -114,6 +92,24 @@ class Selection(Mechanism):
             return self.mechanism.expand(relation, direction)  # one candidate is the base itself
         known = _pair(Selection(under(self.mechanism, relation)[0], self.law))
         return [(sample_pair(known, np.asarray(1.0), direction), np.asarray(1.0))]
+
+
+class WorstScore(MechanismEngine):
+    """The engine of `Selection`: the worst score, or the bound that the selection names."""
+
+    name = "worst_score"
+
+    def supports(self, mechanism: Any) -> bool:
+        return isinstance(mechanism, Selection)
+
+    def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
+        return _bracket("epsilon", mechanism, delta, relation, rtol)
+
+    def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
+        return _bracket("delta", mechanism, epsilon, relation, rtol)
+
+
+register_engine(WorstScore())
 
 
 def select(
@@ -233,6 +229,27 @@ def _order(law: Law, below: Inner, ratio: Any) -> Any:
     """The best order at E = ratio, and the gain and cost that it attains."""
     order = worst_score.best_order(law.generating, below, ratio, FINE)
     return order, worst_score.attained(law.generating, below, order)
+
+
+def _bracket(quantity: str, chosen: Selection, values: np.ndarray, relation: str, rtol: float) -> Bounds:
+    """The bracket of a selection by itself: epsilon at deltas or delta at eps."""
+    choice("relation", relation, RELATIONS)
+    run, relation = under(chosen.mechanism, relation)
+    if chosen.bound != WORST_CASE:
+        by_name = bound_epsilon if quantity == "epsilon" else bound_delta
+        return by_name(run, chosen.law, values, bound=chosen.bound, relation=relation)
+    shape = broadcast_shape({"the mechanism": batch_shape(run), "k": chosen.law.shape, quantity: values.shape})
+    if quantity == "epsilon":
+        refuse_zero(run, np.broadcast_to(values, shape))
+    width = rtol if rtol > NARROW else NARROW if np.prod(shape) > programs.MANY else 0.0
+    low, high = certified(quantity, run, chosen.law, values, relation, width)
+    kind = run.kind_under(relation)
+    if kind != "certified":
+        low = np.zeros_like(low)
+    with np.errstate(invalid="ignore"):
+        narrow = (low == high) | np.isfinite(high) & (high - low <= max(rtol, NARROW) * np.maximum(high, 1e-300))
+    status = np.where(high == 0.0, "zero", np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width")))
+    return Bounds(low, high, high, kind, status, "worst_score")
 
 
 def _pair(chosen: Selection) -> FinitePair:

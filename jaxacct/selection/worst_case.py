@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxacct.engines import programs
 from jaxacct.kernels import worst_score
-from jaxacct.kernels.worst_plan import FINE, FINEST, GLANCE, MIDDLE, QUICK, STEADY, Effort
+from jaxacct.kernels.worst_mesh import FINE, FINEST, GLANCE, MIDDLE, QUICK, STEADY, Resolution
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.selection.base import MOST, meet, sides
 from jaxacct.selection.curve import Curve, curves
@@ -122,7 +122,7 @@ def _solved(
 
 
 def _in_chunks(
-    quantity: str, effort: Effort, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, quick: bool
+    quantity: str, effort: Resolution, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, quick: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     chunk, run = CHUNK if values.size > 1 else 1, _compiled(quick)
     with jax.enable_x64():
@@ -147,7 +147,7 @@ def _compiled(quick: bool) -> Any:
     return jax.jit(_program, static_argnums=(0, 1), compiler_options=programs.known(**options))
 
 
-def _program(quantity: str, effort: Effort, stacked: Any, base: Any, laws: Law, values: Any) -> Any:
+def _program(quantity: str, effort: Resolution, stacked: Any, base: Any, laws: Law, values: Any) -> Any:
     """(lower, upper) of each configuration, one after the other, so that each stays in the cache."""
 
     def one(item: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxacct import account, calibrate
+from jaxacct import account, calibration
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.options import options, tolerance
@@ -18,10 +18,10 @@ from jaxacct.sweeps.grid import Grid
 from jaxacct.sweeps.table import Table, blank
 from jaxacct.validation import InputError
 
-_CALIBRATIONS: dict[str, Callable[..., calibrate.Calibration]] = {
-    "noise_multiplier": calibrate.calibrate_noise_multiplier,
-    "sampling_probability": calibrate.calibrate_sampling_probability,
-    "steps": calibrate.calibrate_steps,
+_CALIBRATIONS: dict[str, Callable[..., calibration.Calibration]] = {
+    "noise_multiplier": calibration.calibrate_noise_multiplier,
+    "sampling_probability": calibration.calibrate_sampling_probability,
+    "steps": calibration.calibrate_steps,
 }
 """What solves for each quantity that is calibrated."""
 
@@ -59,7 +59,7 @@ def settings(grid: Grid, relation: str, engine: str, rtol: float) -> Settings:
             "use 'add_or_remove_one', 'add_one' or 'remove_one'"
         )
     if calibrated:
-        tolerance(rtol, calibrate.LEAST_RTOL)
+        tolerance(rtol, calibration.LEAST_RTOL)
     return Settings(chosen.relation, chosen.engine, chosen.rtol)
 
 

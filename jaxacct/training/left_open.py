@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxacct import account, calibrate
+from jaxacct import account, calibration, dp_sgd_calibration
 from jaxacct.bounds import explain
-from jaxacct.guess import gaussian_mu
+from jaxacct.calibration_start import gaussian_mu
 from jaxacct.mechanisms import Mechanism, compose, dp_sgd, repeat
 from jaxacct.training.filters import promises
 from jaxacct.training.releases import FIXED, POISSON, prefixes, single
@@ -75,7 +75,7 @@ def noise_for(plan: Plan, spent: tuple[Segment, ...], rest: tuple[Segment, ...],
             steps = sum(releases(rest, rest[-1].end, FIXED, plan.dataset_size).values())
         mu = float(gaussian_mu(np.array([target]), np.array([plan.target_delta]))[0])
         start = float(np.log1p(mu**2 / (rate**2 * steps)) ** -0.5)
-    found = search(upper, target, start, calibrate.NOISE_RANGE, falling=True)
+    found = search(upper, target, start, dp_sgd_calibration.NOISE_RANGE, falling=True)
     if math.isnan(found):
         raise InputError(f"target_epsilon = {target!r} cannot be met: {explain('infeasible_noise')}")
     return found
@@ -212,7 +212,7 @@ def _calibrated_noise(plan: Plan, segment: Segment) -> float:
     fields: dict[str, Any] = {"sampling_probability": segment.sampling_probability, "steps": segment.steps}
     rtol = tolerance(target)
     for aim in (target, target * (1.0 - 0.2 * rtol)):  # the second where two brackets differ by their rounding
-        c = calibrate.calibrate_noise_multiplier(
+        c = calibration.calibrate_noise_multiplier(
             aim,
             plan.target_delta,
             **fields,

@@ -138,7 +138,7 @@ class Plan:
             if (value := getattr(self, name)) is not None:
                 vars(self)[name] = check_one(name, value, rule, "a plan is for one run")
         if self.repetitions is not None:
-            from jaxacct.selection.calibrate import law_shape
+            from jaxacct.selection.noise import law_shape
 
             if law_shape(self.repetitions):
                 raise InputError("repetitions must be one law of K, not a batch; a plan is for one run")

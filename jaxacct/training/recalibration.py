@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from jaxacct import calibrate
+from jaxacct import dp_sgd_calibration
 from jaxacct.bounds import explain
 from jaxacct.training.filters import spent_renyi
 from jaxacct.training.left_open import noise_for, scaled, together
@@ -102,7 +102,7 @@ def _noise_in(chosen: Filter, plan: Plan, spent: tuple[Segment, ...], rest: tupl
         raise InputError(f"step = {step}: nothing is left of the Renyi filter, which holds what the plan uses; stop")
     used = lambda scales: spent_renyi(plan, together(plan, spent, rest, scales), chosen)
     rtol = tolerance(chosen.budget)  # as near in epsilon as in the divergence
-    found = search(used, chosen.budget, start, calibrate.NOISE_RANGE, falling=True, rtol=rtol)
+    found = search(used, chosen.budget, start, dp_sgd_calibration.NOISE_RANGE, falling=True, rtol=rtol)
     if math.isnan(found):
         raise InputError(f"step = {step}: {explain('infeasible_noise')}")
     return found

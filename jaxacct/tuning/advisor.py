@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct import account
-from jaxacct.calibrate import calibrate_noise_multiplier
+from jaxacct.calibration import calibrate_noise_multiplier
 from jaxacct.files import optional_package, write_csv
 from jaxacct.mechanisms import PrivacyProfile, dp_sgd
 from jaxacct.progress import Progress

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
-from jaxacct.calibrate import calibrate_noise_multiplier
+from jaxacct.calibration import calibrate_noise_multiplier
 from jaxacct.mechanisms import Mechanism, dp_sgd
 from jaxacct.selection import Law, candidates_profile, select
 from jaxacct.training.plan import Plan

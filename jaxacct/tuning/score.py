@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import account, calibrate
+from jaxacct import account, calibration
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Gaussian, Mechanism, compose
 from jaxacct.selection import Law, candidates_profile, select
@@ -177,7 +177,7 @@ def whole(
 
 def noise_for_score(law: Law, target: float, delta: float, relation: str, candidates: str = "iid") -> float:
     """The least noise on the count with which the selection among noisy scores alone meets the target."""
-    c = calibrate.calibrate_noise_multiplier(
+    c = calibration.calibrate_noise_multiplier(
         target, delta, 1.0, 1, repetitions=law, candidates=candidates, relation=relation
     )
     if not c.ok:

@@ -1,6 +1,6 @@
-"""A part of a composition as the lattice engine sees it: sketched for planning, placed for the bracket.
+"""A part of a composition as the lattice engine sees it: approximated for planning, placed for the bracket.
 
-A sketch only steers choices of tilt, window and range; nothing certified depends on it.
+The approximation only steers choices of tilt, window and range; nothing certified depends on it.
 """
 
 from __future__ import annotations
@@ -9,48 +9,49 @@ from typing import NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from jaxacct.kernels import lattice as kernel
+from jaxacct.kernels import lattice_masses
+from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.lattice_cells import Cells
 
-__all__ = ["Law", "Placed", "Sketch", "atoms_on", "last_node", "placed_from"]
+__all__ = ["ApproximateLaw", "LatticePart", "Placed", "atoms_on", "last_node", "placed_from"]
 
-SUM_ERROR = 1e-8
+SUM_ROUNDING = 1e-8
 """How far below 1 the sum of up to 2^22 masses may come out by rounding alone, 4e-10, with room to spare."""
 
 
-class Sketch(NamedTuple):
-    """Losses and log masses under P of one part, and how often it is composed; approximate."""
+class ApproximateLaw(NamedTuple):
+    """An approximation of one part's law."""
 
     loss: np.ndarray
-    log_mass: np.ndarray
-    repeats: float
+    log_mass: np.ndarray  # under P
+    repeats: float  # how often it is composed
 
 
 class Placed(NamedTuple):
-    """One part on the lattice, rounded up or down.
+    """One part on the lattice, rounded up or down: P-mass k sits at the loss `direction (origin + k h)`."""
 
-    P-mass k sits at loss `direction (origin + k h)` up to an error `shift`.  `infinity` is P-mass moved to
-    +infinity (upper law); `deficit` bounds P-mass by which losses are overstated (lower law), so that its P-mass is
-    at most 1 + deficit.
-    """
-
-    mass: Array
+    mass: Array  # (N,)
     origin: float
-    direction: float
-    repeats: float
-    shift: float
-    infinity: float
-    deficit: float
+    direction: float  # +1 or -1
+    repeats: float  # how often it is composed
+    shift: float  # bound of the error of the losses
+    infinity: float  # P-mass moved to +infinity (upper law)
+    deficit: float  # bounds P-mass by which losses are overstated (lower law); its P-mass is at most 1 + deficit
 
 
-class Law(Protocol):
+class LatticePart(Protocol):
     """What the engine asks of a part."""
 
-    count: float
-    sign: float
+    @property
+    def count(self) -> float:
+        """How often it is composed."""
 
-    def sketch(self, cut: float) -> Sketch:
+    @property
+    def sign(self) -> float:
+        """+1 remove, -1 add."""
+
+    def sketch(self, cut: float) -> ApproximateLaw:
         """Approximate loss law under P without the highest losses, of mass e^cut in the composition."""
 
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
@@ -87,8 +88,8 @@ def atoms_on(nodes: int, pairs: list[tuple[int, float]], upper: bool) -> Array:
 
 
 def placed_from(
-    law: Law,
-    cells: kernel.Cells,
+    law: LatticePart,
+    cells: Cells,
     pairs: list[tuple[int, float]],
     origin: float,
     step: float,
@@ -110,15 +111,17 @@ def placed_from(
         cells, atoms = cells.reversed(), atoms[::-1]
         first, last = end - last, end
     if upper:
-        mass, missing = kernel.upper_masses(cells, atoms), 0.0
+        mass, missing = lattice_masses.upper_masses(cells, atoms), 0.0
     else:
-        mass, missing = kernel.cancelled(np.asarray(kernel.lower_masses(cells, atoms, step, first, last)), step)
+        mass, missing = lattice_masses.cancelled(
+            np.asarray(lattice_masses.lower_masses(cells, atoms, step, first, last)), step
+        )
     total = float(np.sum(np.asarray(mass)))
     if upper:
         lost = 1.0 - total - infinity
-        if not lost <= SUM_ERROR:
+        if not lost <= SUM_ROUNDING:
             infinity = infinity + lost * (1.0 + 1e-9) if np.isfinite(lost) else 1.0
-    elif not total <= 1.0 + SUM_ERROR:
+    elif not total <= 1.0 + SUM_ROUNDING:
         missing = float("inf")
     mass = jnp.asarray(mass)
     return Placed(mass[::-1] if turned else mass, origin, law.sign, law.count, shift, infinity, missing)

@@ -26,7 +26,7 @@ DIGEST = hashlib.sha256
 CPU_FIELDS = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
 
 
-class Shelf:
+class ExecutableCache:
     """The programs of this machine and these versions in a folder; for one device, the CPU."""
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +81,7 @@ def _place() -> str:
     """The sources, the versions, the machine, and the environment variables that steer JAX and XLA."""
     sources = DIGEST()
     for package in (kernels, engines):
-        for path in sorted(Path(package.__file__ or "").parent.glob("*.py")):
+        for path in sorted(Path(package.__file__ or "").parent.rglob("*.py")):
             sources.update(path.read_bytes())
     steering = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(("JAX_", "XLA_")))
     versions = (jaxacct.__version__, jax.__version__, jaxlib.__version__, jax.devices()[0].client.platform_version)

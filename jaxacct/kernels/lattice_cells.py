@@ -1,4 +1,4 @@
-"""Discretisation of a privacy loss on a uniform lattice, from above (connect the dots) and from below.
+"""Hat masses of a privacy loss on a uniform lattice: the quadrature that puts a law on the nodes.
 
 Nodes lie at the losses l_k = o + k h, and cell k between nodes k and k + 1.  With the likelihood ratio alpha = e^l,
 dP = alpha dQ, the *hat masses* of a cell keep its P-mass and its Q-mass:
@@ -7,18 +7,8 @@ dP = alpha dQ, the *hat masses* of a cell keep its P-mass and its Q-mass:
     high_k = int_cell (1 - alpha_k/alpha) dP/(1 - e^-h)    at node k + 1,
 
 both integrals of positive functions, so that each comes with a *relative* error `eta`.  All masses are P-masses:
-a Q-mass e^-l times as large would underflow where the loss is large.
-
-*Above.* low_k + high_{k-1} on node k keeps both masses of every cell and dominates the law (Doroshenko et al. 2022).
-
-*Below.* The chord of v(alpha) = int (alpha' - alpha)_+ dQ over cell k exceeds v by at most E_k =
-(alpha_{k+1} - alpha_k) a b/(a + b), with the Q-masses a = low_k/alpha_k and b = high_k/alpha_{k+1}.  With g_k =
-max(E_{k-1}, E_k) the chords of v(alpha_k) - g_k lie below v; the mass is the jump of their slope.  Negative jumps are
-spread on the neighbours (greatest convex minorant), and what stays negative is cancelled against mass of higher loss;
-both only lower the profile.  Whatever cannot be stored goes to a higher loss above, and to a lower one or to nothing
-below.
-
-Rounding moves masses up (above) or down (below), so that the statements hold for the stored numbers.
+a Q-mass e^-l times as large would underflow where the loss is large.  What laws are made of them is in
+lattice_masses.py.
 """
 
 from __future__ import annotations
@@ -29,30 +19,25 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from jaxacct.floats import ROUNDOFF
+from jaxacct.kernels.arrays import Array
 from jaxacct.kernels.special import log1p
 
-__all__ = [
-    "Cells",
-    "cancelled",
-    "gaussian_cells",
-    "gaussian_nodes",
-    "laplace_cells",
-    "lower_masses",
-    "plain_gaussian_nodes",
-    "upper_masses",
-]
+__all__ = ["Cells", "gaussian_cells", "gaussian_nodes", "laplace_cells", "plain_gaussian_nodes"]
 
-LOWEST = -37.5
+LOWEST_QUANTILE = -37.5
 """Standard normal quantile below which mass (4.7e-308) is dropped; the caller adds it back absolutely."""
 REACH = 38.0
-"""Distance from a mode of the P-density beyond which its mass (2.9e-316) is less than what underflow may take."""
+"""Deviations from a mode of the P-density beyond which its mass (2.9e-316) is less than what underflow may take."""
 PANELS = 4096
-ORDER = 5
-SWEEPS = 32
-_ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(ORDER)
+"""Panels of the grid about the modes; with the nodes they keep Gauss-Legendre's error below rounding."""
+QUADRATURE_ORDER = 5
+"""Points of Gauss-Legendre on each panel."""
+_ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(QUADRATURE_ORDER)
+"""On [-1, 1]."""
+LARGEST_ETA = 0.1
+"""Relative error of a panel from which on it counts as a whole."""
 
 
 class Cells(NamedTuple):
@@ -115,7 +100,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     """
     nodes = u.shape[0]
     top = u[last]
-    bottom = jnp.minimum(jnp.maximum(u[0], LOWEST), top)
+    bottom = jnp.minimum(jnp.maximum(u[0], LOWEST_QUANTILE), top)
     mode = jnp.where(hit > 0, rate, 0.0)
     end_of_grid = jnp.clip(mode + REACH, bottom, top)
     # one grid where the modes are near each other, else one around each
@@ -149,7 +134,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     eta = _quadrature_error(jnp.abs(start + half), half, rate)
     size = jnp.square(start + half) + jnp.maximum(jnp.abs(lift_left), jnp.abs(lift_right)) + to_right + rate * width
     eta = 1.2 * eta + ROUNDOFF * (80.0 + 8.0 * size)
-    fine = used & (eta < 0.1) & jnp.isfinite(low * scale) & jnp.isfinite(high * scale)
+    fine = used & (eta < LARGEST_ETA) & jnp.isfinite(low * scale) & jnp.isfinite(high * scale)
     # a distance from the mode is known to a few units of the mode, and matters REACH-fold
     rounding = 1.0 + jnp.where(upper, 1.0, -1.0) * ROUNDOFF * (64.0 + 8.0 * REACH * (REACH + mode))
     rounding = jnp.maximum(rounding, 0.0)
@@ -179,10 +164,10 @@ def _quadrature_error(centre: Array, half: Array, rate: Array) -> Array:
     """Relative error bound of Gauss-Legendre on a panel, at one well chosen Bernstein ellipse."""
     growth = half * (centre + rate) + half * half
     widest = 4.0 / jnp.maximum(half, 1e-4)
-    rho = jnp.clip(4.0 * ORDER / (growth + 1e-12), 1.5, widest)
+    rho = jnp.clip(4.0 * QUADRATURE_ORDER / (growth + 1e-12), 1.5, widest)
     reach = half * 0.5 * (rho + 1.0 / rho)
     exponent = rho * half * rate + centre * (reach + half) + 0.5 * (reach * reach + half * half)
-    geometric = rho ** (-2.0 * ORDER) / (1.0 - rho**-2.0)
+    geometric = rho ** (-2.0 * QUADRATURE_ORDER) / (1.0 - rho**-2.0)
     return 64.0 / 15.0 * geometric * (1.0 + rho) * jnp.exp(jnp.minimum(exponent, 700.0))
 
 
@@ -223,137 +208,6 @@ def laplace_cells(
     high = jnp.exp(log_density + (lift_right + 0.5 * inside - width)) * part * part / whole
     size = jnp.abs(v) + 1.0 / scale + jnp.abs(lift_left) + jnp.abs(lift_right) + width
     eta = jnp.where(used, ROUNDOFF * (40.0 + 4.0 * size), 0.0)
-    fine = used & (eta < 0.1) & jnp.isfinite(low) & jnp.isfinite(high)
-    return Cells(*(jnp.where(fine, x, 0.0) for x in (low, high, eta)), jnp.zeros(nodes))
-
-
-@jax.jit
-def upper_masses(cells: Cells, atoms: Array) -> Array:
-    """Connect-the-dots masses on the nodes in ascending order of the loss, rounded up: a dominating law; (N,)."""
-    grown = 1.0 + 1.5 * cells.eta + 8.0 * ROUNDOFF
-    return cells.low * grown + _from_left(cells.high * grown + cells.whole) * (1.0 + 4.0 * ROUNDOFF) + atoms
-
-
-@jax.jit
-def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
-    """Signed masses on the nodes of a law that is dominated by the given one, second order in the step.
-
-    At the two ends the profile may not be lowered (no mass can be merged onto an extreme point).  At the lower end all
-    mass of the first cell moves to its node of lower loss.  At the upper end g_{last-1} >= b_{last-1} (alpha_last -
-    alpha_{last-1}), which puts the chord below the tangent there.  With P-masses at the nodes and M_k =
-    e^h g_k/(e^h - 1), P-relative, the jump of the slope of -g is (1 + e^-h) M_k - e^-h M_{k+1} - M_{k-1}.
-
-    Parameters
-    ----------
-    cells : hat masses of the open cells;  atoms : (N,) masses exactly on nodes;  step : h;
-    first, last : indices of the first and the last node in use.
-
-    Returns
-    -------
-    (N,) masses, few of them negative; `cancelled` takes those away.
-    """
-    index = jnp.arange(atoms.shape[0])
-    open_cell = (index >= first) & (index < last)
-    low, high, eta, whole = (jnp.where(open_cell, x, 0.0) for x in cells)
-    crossing = (index == first) | (last < first + 2)
-    low, high = low + jnp.where(crossing, high, 0.0), jnp.where(crossing, 0.0, high)
-    back = jnp.exp(-step)
-    # low high/(low + high e^-h), at most high; neither product nor quotient may underflow or overflow
-    larger = low >= high
-    ratio = jnp.where(larger, high, low) / jnp.where(low + high > 0, jnp.maximum(low, high), 1.0)
-    denominator = jnp.where(larger, 1.0 + ratio * back, ratio + back)
-    spread = jnp.where(larger, high, low) / jnp.where(denominator > 0, denominator, 1.0)
-    spread = jnp.where(denominator > 0, jnp.minimum(spread, high), high) * (1.0 + 4.0 * eta + 16.0 * ROUNDOFF)
-    lowered = jnp.maximum(_from_left(spread), spread)
-    final = last - 1
-    lowered = jnp.where(index == final, jnp.maximum(lowered, high * (1.0 + 2.0 * eta)), lowered)
-    lowered = jnp.where((index <= first) | (index >= last), 0.0, lowered)
-    kept = low * (1.0 - eta) + _from_left(high * (1.0 - eta)) + whole + atoms
-    given = (1.0 + back) * lowered
-    taken = back * _from_right(lowered) + _from_left(lowered)
-    jump = kept + given - taken - 16.0 * ROUNDOFF * (kept + given + taken)
-    jump = jnp.where((index >= first) & (index <= last), jump, 0.0)
-    return _convex_minorant(jump, back, first, last)
-
-
-def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
-    """(masses without negative ones, P-mass that was missing): each debt is paid by the next masses of higher loss.
-
-    That lowers every payoff that rises with the loss.  What no mass of higher loss can pay is returned; it overstates
-    a payoff of at most 1 by as much.
-    """
-    if not np.any(jump < 0.0):
-        return jump, 0.0
-    mass = _above_zero(jump.copy(), step)
-    missing = 0.0
-    above = np.flatnonzero(mass > 0.0)
-    for k in np.flatnonzero(mass < 0.0)[::-1]:  # those of highest loss first
-        debt, mass[k] = -mass[k] * (1.0 + 4.0 * ROUNDOFF), 0.0
-        place = first = int(np.searchsorted(above, k))
-        while debt > 0.0 and place < above.size:
-            j = above[place]
-            if mass[j] > debt:
-                mass[j] = (mass[j] - debt) * (1.0 - 4.0 * ROUNDOFF)
-                debt = 0.0
-            else:
-                debt = max(debt - mass[j], 0.0) * (1.0 + 4.0 * ROUNDOFF)
-                mass[j] = 0.0
-                place += 1
-        if place > first:
-            above = np.delete(above, slice(first, place))
-        missing += debt
-    return mass, missing * (1.0 + 1e-9)
-
-
-def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
-    """The measure of max(c, 0), c being the payoff of the given one, where c is negative at its upper end.
-
-    With c_k = E[(1 - e^{l_k - L})_+] and k the last node with c_k > 0, c is set to 0 from node k on: the chord from
-    c_{k-1} to 0 lies below that to c_k.  The mass of node k becomes c_{k-1}/(1 - e^-h).
-    """
-    some = np.flatnonzero(mass)
-    if some.size == 0 or mass[some[-1]] > 0.0:
-        return mass
-    back, total, discounted, size = np.exp(-step), 0.0, 0.0, 0.0
-    for k in range(int(some[-1]) - 1, 0, -1):
-        total, discounted = total + mass[k + 1], back * (discounted + mass[k + 1])
-        size += abs(mass[k + 1])
-        here = total - discounted
-        slack = 64.0 * ROUNDOFF * (some[-1] - k + 2.0) * (size + abs(mass[k]))
-        if here > slack:  # else c_k may not be above 0, and the chord to 0 not below the profile
-            before = (total + mass[k]) - back * (discounted + mass[k])
-            whole = -np.expm1(-step)
-            mass[k + 1 :] = 0.0
-            mass[k] = max(before - slack, 0.0) / whole * (1.0 - 8.0 * ROUNDOFF)
-            mass[k - 1] -= (here + slack) * back / whole * (1.0 + 8.0 * ROUNDOFF)
-            return mass
-    return np.zeros_like(mass)
-
-
-def _from_left(x: Array) -> Array:
-    return jnp.concatenate([jnp.zeros(1), x[:-1]])
-
-
-def _from_right(x: Array) -> Array:
-    return jnp.concatenate([x[1:], jnp.zeros(1)])
-
-
-def _convex_minorant(jump: Array, back: Array, first: Array, last: Array) -> Array:
-    """Spread negative slope jumps on the two neighbours, keeping both masses, a capped number of times."""
-    index = jnp.arange(jump.shape[0])
-    inner = (index > first) & (index < last)
-
-    def negative(x: Array) -> Array:
-        return jnp.where(inner & (x < 0), x, 0.0)
-
-    def going(state: tuple[Array, Array]) -> Array:
-        return (state[0] < SWEEPS) & jnp.any(negative(state[1]) < 0)
-
-    def sweep(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        done, x = state
-        debt = negative(x)
-        share = _from_right(debt) * (back / (1.0 + back)) + _from_left(debt) / (1.0 + back)
-        rest = x - debt
-        return done + 1, rest + share - 8.0 * ROUNDOFF * (jnp.abs(rest) - share) * (share < 0)
-
-    return jax.lax.while_loop(going, sweep, (jnp.zeros((), jnp.int64), jump))[1]
+    fine = used & (eta < LARGEST_ETA) & jnp.isfinite(low) & jnp.isfinite(high)
+    low, high, eta = (jnp.where(fine, x, 0.0) for x in (low, high, eta))
+    return Cells(low, high, eta, jnp.zeros(nodes))

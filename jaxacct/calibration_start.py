@@ -1,6 +1,6 @@
-"""Fast vectorised solves for calibration: estimates, certified afterwards by solvers.py.
+"""Where the calibration of DP-SGD starts: fast vectorised solves, estimates that certified_search.py certifies.
 
-Everything works on x = log(value).  The plain contour solves most rows; what it cannot follow goes to the split one.
+Everything works on x = log(value).  The plain contour solves most rows; the split contour solves the others.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxacct.certified_search import AIM, Start
 from jaxacct.engines import contour, programs
 from jaxacct.engines.chunks import in_chunks
-from jaxacct.kernels import calibration, split_calibration
+from jaxacct.kernels import calibration
+from jaxacct.kernels.split import calibration as split_calibration
 
 ORDER = ("noise_multiplier", "sampling_probability", "steps")
-AIM = 0.15
-"""The fast path aims this far below the target, in units of rtol, so that the certificate usually holds at once."""
 TOLERANCE = 3e-7
 """Relative accuracy of delta in the fast solves."""
 PLAIN = contour.LADDER[:2]
@@ -34,7 +34,7 @@ NEARLY = 1.5
 
 
 class Goal(NamedTuple):
-    """What to solve for, on a flat batch."""
+    """A parameter of DP-SGD to solve for, on a flat batch."""
 
     unknown: str
     epsilon: np.ndarray
@@ -44,16 +44,6 @@ class Goal(NamedTuple):
     relation: str
     rtol: float
     hint: contour.Hint  # where the certificate should begin; filled in as it becomes known
-    met: float = 1e-12  # the search ends when what holds and what does not are so close, in x
-
-
-class Guess(NamedTuple):
-    """Where the solution is thought to be, row by row."""
-
-    x: np.ndarray
-    slope: np.ndarray  # d epsilon / dx; 0 where it is not known
-    solved: np.ndarray  # whether a fast solve converged
-    hint: contour.Hint
 
 
 class _Equation(NamedTuple):
@@ -71,15 +61,16 @@ class _Equation(NamedTuple):
 
 
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # targets at the ends of float64: x may be anything
-def guess(goal: Goal, rows: np.ndarray) -> Guess:
-    """Solve for some rows of a goal; where that fails x is in the middle of the limits, and not solved."""
+def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint]:
+    """A start for some rows of a goal, in the middle of the limits where no solve succeeds, and a hint for
+    certificates."""
     epsilon, log_delta = goal.epsilon[rows] * (1.0 - AIM * goal.rtol), np.log(goal.delta[rows])
     known = {name: column[rows] for name, column in goal.known.items()}
     mu = _gaussian_mu_by_tail(epsilon, log_delta)
     nothing = np.zeros(rows.size)
-    found = Guess(_start(goal, known, mu), nothing, nothing.astype(bool), contour.no_hint(rows.size))
+    found, hint = Start(_by_central_limit(goal, known, mu), nothing, nothing.astype(bool)), contour.no_hint(rows.size)
     if rows.size == 0:
-        return found
+        return found, hint
     full = known.get("sampling_probability", np.zeros(rows.size)) == 1.0
     if full.any():
         exact = gaussian_mu(epsilon[full], goal.delta[rows[full]])
@@ -100,11 +91,11 @@ def guess(goal: Goal, rows: np.ndarray) -> Guess:
         np.full(rows.size, np.log(TOLERANCE)),
     )
     _plainly(goal, equation, found, mu)
-    _split(goal, equation, found)
+    _split(goal, equation, found, hint)
     known_x = np.isfinite(found.x)
     found.x[~known_x] = 0.5 * np.sum(np.log(goal.limits))
     found.solved[~known_x] = False
-    return found
+    return found, hint
 
 
 def gaussian_mu(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
@@ -124,7 +115,7 @@ def _gaussian_mu_by_tail(epsilon: np.ndarray, log_delta: np.ndarray) -> np.ndarr
     return 2.0 * epsilon / (z + np.sqrt(z**2 + 2.0 * epsilon))
 
 
-def _start(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -> np.ndarray:
+def _by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -> np.ndarray:
     """x by the central limit theorem."""
     with np.errstate(over="ignore", divide="ignore"):
         if goal.unknown == "noise_multiplier":
@@ -138,7 +129,7 @@ def _start(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -> np.ndarr
     return np.clip(x, *np.log(goal.limits))
 
 
-def _plainly(goal: Goal, equation: _Equation, found: Guess, mu: np.ndarray) -> None:
+def _plainly(goal: Goal, equation: _Equation, found: Start, mu: np.ndarray) -> None:
     """Rung by rung of the plain contour, each row on the one that its kernel says it needs."""
     low, high = np.log(goal.limits)
     variance = mu**2
@@ -164,7 +155,7 @@ def _plainly(goal: Goal, equation: _Equation, found: Guess, mu: np.ndarray) -> N
         due[todo] = np.where(good, len(PLAIN), np.maximum(wanted, step + 1))
 
 
-def _split(goal: Goal, equation: _Equation, found: Guess) -> None:
+def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) -> None:
     """Secant steps on the split contour until they are small, for what is left."""
     left = ~found.solved
     if not left.any():
@@ -194,13 +185,20 @@ def _split(goal: Goal, equation: _Equation, found: Guess) -> None:
             close = fits & (new.off < ENOUGH) & (new.moved < split_calibration.SETTLED)
             found.slope[todo] = np.where(close, new.epsilon_slope, found.slope[todo])
             found.solved[todo] = close
-            _note(found.hint, todo, close, place, part.epsilon, new)
+            _note(hint, todo, close, place, part.epsilon, new)
             left[todo[close]] = False
             stuck = usable & (found.x[todo] != new.x) & (new.moved < split_calibration.SETTLED)
             active[todo] = ~close & usable & ~stuck & (fits | (new.moved > split_calibration.SETTLED))
 
 
-def _note(hint: contour.Hint, rows, close, rung: int, epsilon, found: split_calibration.Solved) -> None:
+def _note(
+    hint: contour.Hint,
+    rows: np.ndarray,
+    close: np.ndarray,
+    rung: int,
+    epsilon: np.ndarray,
+    found: split_calibration.Solved,
+) -> None:
     """Leave to the certificate what it need not find again."""
     rows = rows[close]
     hint.near[rows], hint.rung[rows] = epsilon[close], rung

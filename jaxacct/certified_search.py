@@ -1,0 +1,312 @@
+"""One search for every calibration: the least private value whose certified epsilon still meets a target.
+
+A batch of rows is searched together, in x = log(value).  "Least private" is the smallest noise, the largest sampling
+rate, the most steps or candidates.  A value *holds* where the certified upper end of epsilon, evaluated at that very
+value, is at most the target; only values that hold are returned.  How good the guesses are decides only how long the
+search takes.  That no less private value holds is known where epsilon is monotone in the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxacct.bounds import Bounds
+
+__all__ = ["AIM", "Evaluate", "Found", "Search", "Start", "bounds_from_upper", "certified_search", "start_at"]
+
+AIM = 0.15
+"""How far below the target a fast start aims, in units of rtol, so that its certificate usually holds at once."""
+NUDGES = 2
+"""How often a start that misses the target is moved along its slope before it is searched for."""
+MOST_TURNS = 60
+"""Most evaluations of one row; bisection alone needs 50."""
+FIRST_REACH = 0.3
+"""Longest first step in x; it doubles whenever a step wanted to be longer."""
+USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
+"""d log(epsilon)/dx of Gaussians, near enough to begin with: where epsilon falls (noise), and where it grows."""
+LARGEST_EXCESS = 8.0
+"""log(epsilon/target) is clipped at this; what is not known counts as so much too large."""
+FAR_APART = 2.0
+"""Ratio of two whole numbers beyond which one between them is looked for in logarithms."""
+AT_LIMIT = 1e-12
+"""Distance in x up to which a value counts as the limit itself."""
+
+Evaluate = Callable[[np.ndarray, np.ndarray], Bounds]
+"""(rows, a value for each) -> certified Bounds of epsilon."""
+
+
+class Search(NamedTuple):
+    """What is searched; arrays have one element for each row."""
+
+    evaluate: Evaluate
+    target: np.ndarray
+    """Epsilon that the value must meet."""
+    lowest: np.ndarray
+    highest: np.ndarray
+    """The values between which is searched, both positive."""
+    falls: np.ndarray
+    """Whether epsilon falls as the value grows."""
+    rtol: float
+    """A row is finished where the upper end is less than half of this (relatively) below the target."""
+    closest: float = 1e-12
+    """It is also finished where the best value and one that does not hold are closer than this in x."""
+    whole: bool = False
+    """Whether values are whole numbers."""
+    infeasible: str = "infeasible"
+    """Status of a row in which no value holds."""
+    leader: Evaluate | None = None
+    """A cheaper lower bound of `evaluate`, such as one direction alone, which may lead the way."""
+    privates_first: np.ndarray | None = None
+    """Rows whose least private value is tried before all others; none by default."""
+
+
+class Start(NamedTuple):
+    """Where the search of some rows begins."""
+
+    x: np.ndarray
+    slope: np.ndarray
+    """d epsilon/dx; 0 where it is not known."""
+    solved: np.ndarray
+    """Whether x is thought to be the solution itself."""
+
+
+class Found(NamedTuple):
+    """The best value of each row, with its certified epsilon; NaN where no value holds."""
+
+    value: np.ndarray
+    status: np.ndarray
+    """"ok", "not_binding" (the least private value searched holds) or one that begins with "infeasible"."""
+    lower: np.ndarray
+    estimate: np.ndarray
+    upper: np.ndarray
+    kind: np.ndarray
+    word: np.ndarray
+    """Status of the bounds themselves."""
+    engine: np.ndarray
+
+    def bounds(self, shape: tuple[int, ...]) -> Bounds:
+        """The certified epsilon at the values, as Bounds of a shape."""
+        columns = (self.lower, self.estimate, self.upper, self.kind, self.word, self.engine)
+        return Bounds(*(column.reshape(shape) for column in columns))
+
+    def keep(self, rows: np.ndarray, values: np.ndarray, bounds: Bounds, mask: np.ndarray, status: str) -> None:
+        rows = rows[mask]
+        self.value[rows], self.status[rows] = values[mask], status
+        self.lower[rows], self.estimate[rows], self.upper[rows] = (
+            np.asarray(end)[mask] for end in (bounds.lower, bounds.estimate, bounds.upper)
+        )
+        self.kind[rows], self.word[rows], self.engine[rows] = (
+            np.asarray(word)[mask] for word in (bounds.kind, bounds.status, bounds.engine)
+        )
+
+    def fail(self, rows: np.ndarray, status: str) -> None:
+        """No value: also none that was kept before, which did not meet the whole target."""
+        self.status[rows] = self.word[rows] = status
+        for column in (self.value, self.lower, self.estimate, self.upper):
+            column[rows] = np.nan
+
+
+def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Found:
+    """The least private value of every row that holds, with its certified epsilon.
+
+    start : called once, with the rows that are not settled by their limits.
+    """
+    found = _nothing(search.target.size)
+    rows = _settled_by_limits(search, found)
+    begin = start(rows)
+    if search.whole:
+        _whole_numbers(search, found, rows, begin.x)
+    else:
+        missed = _polish(search, found, rows, begin)
+        _led(search, found, missed, begin.x[np.searchsorted(rows, missed)])
+    claimed = np.isin(found.status, ("ok", "not_binding"))
+    found.fail(np.flatnonzero(claimed & ~((found.upper <= search.target) & np.isfinite(found.value))), "infeasible")
+    return found
+
+
+def start_at(values: np.ndarray) -> Callable[[np.ndarray], Start]:
+    """A start at one value for each row, of which nothing else is known."""
+    x = np.log(values)
+    return lambda rows: Start(x[rows], np.zeros(rows.size), np.zeros(rows.size, bool))
+
+
+def bounds_from_upper(upper: np.ndarray, engine: str) -> Bounds:
+    """Bounds of kind "bound" from upper ends alone; NaN counts as infinite."""
+    ends = np.where(np.isnan(upper), np.inf, upper)
+    return Bounds(np.zeros_like(ends), ends, ends, "bound", "ok", engine)
+
+
+def _nothing(size: int) -> Found:
+    ends = [np.full(size, np.nan) for _ in range(4)]
+    words = [np.full(size, word, dtype="<U28") for word in ("infeasible", "certified", "infeasible", "")]
+    return Found(ends[0], words[0], *ends[1:], *words[1:])
+
+
+def _settled_by_limits(search: Search, found: Found) -> np.ndarray:
+    """Settle the rows in which the least private value, tried first, holds; returns the others."""
+    rows = np.arange(search.target.size)
+    first = search.privates_first
+    tried = rows if first is None else rows[first]
+    if first is None or tried.size == 0:
+        return rows
+    values = np.where(search.falls, search.lowest, search.highest)[tried]
+    bounds = search.evaluate(tried, values)
+    holds = bounds.upper <= search.target[tried]
+    found.keep(tried, values, bounds, holds, "not_binding")
+    return np.setdiff1d(rows, tried[holds])
+
+
+def _values(search: Search, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """e^x inside the limits, exactly at them where x is."""
+    low, high = search.lowest[rows], search.highest[rows]
+    with np.errstate(over="ignore"):
+        values = np.clip(np.exp(x), low, high)
+    values = np.where(np.abs(x - np.log(low)) < AT_LIMIT, low, values)
+    values = np.where(np.abs(x - np.log(high)) < AT_LIMIT, high, values)
+    return values
+
+
+def _usual_slope(search: Search, rows: np.ndarray) -> np.ndarray:
+    return np.where(search.falls[rows], USUAL_SLOPE_OF_NOISE, USUAL_SLOPE)
+
+
+def _polish(search: Search, found: Found, rows: np.ndarray, start: Start) -> np.ndarray:
+    """Certify solutions, nudging those that overshoot; returns the rows that need a search."""
+    missed = rows[~start.solved]
+    rows, x, slope = rows[start.solved], start.x[start.solved], start.slope[start.solved]
+    for _ in range(1 + NUDGES):
+        if rows.size == 0:
+            break
+        values = _values(search, rows, x)
+        bounds = search.evaluate(rows, values)
+        target = search.target[rows]
+        holds = (bounds.upper <= target) & (bounds.upper >= target * (1.0 - 0.5 * search.rtol))
+        found.keep(rows, values, bounds, holds, "ok")
+        finite = np.where(np.isfinite(bounds.upper), bounds.upper, 2.0 * target)
+        unknown = ~np.isfinite(slope) | (slope == 0)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            gap = target * (1.0 - 2.0 * AIM * search.rtol) - finite
+            move = gap / np.where(unknown, target * _usual_slope(search, rows), slope)
+        x = (x + np.clip(np.where(np.isnan(move), 0.0, 1.1 * move), -0.1, 0.1))[~holds]
+        rows, slope = rows[~holds], slope[~holds]
+    return np.sort(np.concatenate([missed, rows]))
+
+
+def _led(search: Search, found: Found, rows: np.ndarray, x: np.ndarray) -> None:
+    """A secant with the leader, if there is one; what it finds is evaluated in full, and searched again if it fails."""
+    if search.leader is None or rows.size == 0:
+        _secant(search, found, rows, x)
+        return
+    x = _secant(search._replace(evaluate=search.leader), found, rows, x)
+    settled = np.isin(found.status[rows], ("ok", "not_binding"))
+    rows, x = rows[settled], x[settled]
+    if rows.size == 0:
+        return
+    values = _values(search, rows, x)
+    bounds = search.evaluate(rows, values)
+    good = bounds.upper <= search.target[rows]
+    for status in ("ok", "not_binding"):
+        found.keep(rows, values, bounds, good & (found.status[rows] == status), status)
+    if not good.all():
+        found.fail(rows[~good], "infeasible")
+        _secant(search, found, rows[~good], x[~good])
+
+
+def _secant(search: Search, found: Found, rows: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """A bracketed secant on log(epsilon); returns the x of the values kept, meaningless where a row is infeasible."""
+    low, high, falls = np.log(search.lowest[rows]), np.log(search.highest[rows]), search.falls[rows]
+    private_limit, bold_limit = np.where(falls, high, low), np.where(falls, low, high)
+    size = rows.size
+    x, kept = np.clip(start, low, high), private_limit.copy()
+    safe, bold = np.full(size, np.nan), np.full(size, np.nan)
+    last_x, last_excess = np.full(size, np.nan), np.full(size, np.nan)
+    slope = _usual_slope(search, rows)
+    reach = np.full(size, FIRST_REACH)
+    aim = np.log1p(-0.2 * search.rtol)
+    active = np.ones(size, bool)
+    for turn in range(MOST_TURNS):
+        here = np.flatnonzero(active)
+        if here.size == 0:
+            break
+        at, target = x[here], search.target[rows[here]]
+        values = _values(search, rows[here], at)
+        bounds = search.evaluate(rows[here], values)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.log(bounds.upper / target)
+        excess = np.where(np.isnan(ratio), LARGEST_EXCESS, np.clip(ratio, -LARGEST_EXCESS, LARGEST_EXCESS))
+        holds = bounds.upper <= target
+        close = holds & (bounds.upper >= target * (1.0 - 0.5 * search.rtol))
+        at_bold = holds & (np.abs(at - bold_limit[here]) < AT_LIMIT)
+        at_private = ~holds & (np.abs(at - private_limit[here]) < AT_LIMIT)
+        never = at_private & ~np.isfinite(safe[here])
+        nearer = np.abs(at - bold_limit[here]) < np.abs(kept[here] - bold_limit[here])
+        better = holds & (nearer | (found.status[rows[here]] == "infeasible"))
+        found.keep(rows[here], values, bounds, better, "ok")
+        found.keep(rows[here], values, bounds, at_bold, "not_binding")
+        found.fail(rows[here[never]], search.infeasible)
+        kept[here[better]] = at[better]
+        safe[here], bold[here] = np.where(holds, at, safe[here]), np.where(holds, bold[here], at)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            fresh = (excess - last_excess[here]) / (at - last_x[here])
+            sound = np.isfinite(fresh) & (fresh * slope[here] > 0) & (np.abs(excess) < LARGEST_EXCESS)
+            slope[here] = np.where(sound, fresh, slope[here])
+            step = (aim - excess) / slope[here]
+            met = np.abs(safe[here] - bold[here]) < search.closest
+        last_x[here], last_excess[here] = at, excess
+        active[here[close | at_bold | at_private | met]] = False
+        following = np.clip(at + np.clip(step, -reach[here], reach[here]), low[here], high[here])
+        bracketed = np.isfinite(safe[here]) & np.isfinite(bold[here])
+        ends = np.sort(np.stack([safe[here], bold[here]]), axis=0)
+        outside = ~((following > ends[0]) & (following < ends[1])) | (turn % 6 == 5)
+        x[here] = np.where(bracketed & outside, 0.5 * (safe[here] + bold[here]), following)
+        reach[here] = np.where(np.abs(step) > reach[here], 2.0 * reach[here], reach[here])
+    return kept
+
+
+def _whole_numbers(search: Search, found: Found, rows: np.ndarray, start: np.ndarray) -> None:
+    """The least private whole number that holds: outwards from the start in growing strides, then between two ends."""
+    low, high = search.lowest[rows], search.highest[rows]
+    bolder = np.where(search.falls[rows], -1.0, 1.0)
+    bold_limit, private_limit = np.where(bolder > 0, high, low), np.where(bolder > 0, low, high)
+    with np.errstate(over="ignore"):
+        n = np.clip(np.floor(np.exp(start) * (1.0 + bolder * AIM * search.rtol)), low, high)
+    holds_at, fails_at = np.full(rows.size, np.nan), np.full(rows.size, np.nan)
+    holds_excess, fails_excess = np.zeros(rows.size), np.zeros(rows.size)
+    stride = np.ones(rows.size)
+    active = np.ones(rows.size, bool)
+    turn = 0
+    while active.any():
+        here = np.flatnonzero(active)
+        bounds = search.evaluate(rows[here], n[here])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            excess = np.log(bounds.upper / search.target[rows[here]])
+        good = bounds.upper <= search.target[rows[here]]
+        found.keep(rows[here], n[here], bounds, good, "ok")
+        at_limit = good & (n[here] == bold_limit[here])
+        found.keep(rows[here], n[here], bounds, at_limit, "not_binding")
+        never = ~good & (n[here] == private_limit[here])
+        found.fail(rows[here[never]], search.infeasible)
+        holds_at[here], fails_at[here] = (
+            np.where(good, n[here], holds_at[here]),
+            np.where(good, fails_at[here], n[here]),
+        )
+        holds_excess[here] = np.where(good, np.maximum(excess, -LARGEST_EXCESS), holds_excess[here])
+        fails_excess[here] = np.where(good, fails_excess[here], np.fmin(excess, LARGEST_EXCESS))
+        adjacent = np.abs(fails_at - holds_at) <= 1.0
+        active &= ~adjacent
+        active[here[at_limit | never]] = False
+        bracketed = np.isfinite(fails_at) & np.isfinite(holds_at)
+        outwards = np.where(np.isfinite(holds_at), holds_at + bolder * stride, fails_at - bolder * stride)
+        n = np.where(bracketed, np.floor(0.5 * (holds_at + fails_at)), np.clip(outwards, low, high))
+        far = np.maximum(holds_at, fails_at) > FAR_APART * np.minimum(holds_at, fails_at)
+        if turn % 3:  # along a straight line in logarithms, which seldom needs many turns but may creep
+            with np.errstate(divide="ignore", invalid="ignore"):
+                share = holds_excess / (holds_excess - fails_excess)
+                line = np.floor(holds_at * (fails_at / holds_at) ** share)
+            inside = np.sort(np.stack([holds_at, fails_at]), axis=0) + np.array([[1.0], [-1.0]])
+            n = np.where(bracketed & far & np.isfinite(line), np.clip(line, *inside), n)
+        stride = np.where(bracketed, stride, 4.0 * stride)
+        turn += 1

@@ -1,0 +1,130 @@
+"""What every engine is asked and answers, and the list of engines that dispatch walks.
+
+An engine answers for one direction of a batch (`Engine`), or for a mechanism as a whole that its parts do not describe,
+such as a private selection (`MechanismEngine`).  To add one, append it to the list by `register`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxacct.bounds import Bounds
+from jaxacct.engines.contour import Answer, Hint
+from jaxacct.mechanisms.loss_components import Components
+
+__all__ = ["ENGINES", "Answer", "Effort", "Engine", "Kinds", "MechanismEngine", "Question", "register"]
+
+
+class Effort(NamedTuple):
+    """How narrow brackets should be: in the end, and engine by engine.  It changes widths and never what holds."""
+
+    rtol: float
+    """Relative width at which a bracket is narrow enough."""
+    contour_width: float
+    """Relative width at which the contour engine stops refining."""
+    contour_tolerance: float
+    """Relative size of delta down to which the contour engine drives what it cuts off."""
+    lattice_rtol: float
+    """Relative width for which the lattice engine plans."""
+    memory_bytes: int
+    """Limit on the lattice engine's memory."""
+
+
+class Kinds(NamedTuple):
+    """What B compositions consist of, as far as it decides which engine suits."""
+
+    empty: np.ndarray
+    """(B,) nothing is released: every part is sampled at rate 0."""
+    gaussian: np.ndarray
+    """(B,) Gaussians without sampling, and nothing else."""
+    sampled_steps: np.ndarray
+    """(B,) how many Poisson sampled Gaussian steps there are, where there is nothing else; 0 elsewhere."""
+
+    @classmethod
+    def of(cls, parts: Components) -> Kinds:
+        """Of the parts of a composition."""
+        steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
+        plain = parts.mu > 0
+        return cls(
+            ~plain & (steps == 0) & (others == 0),
+            plain & (steps == 0) & (others == 0),
+            np.where(plain | (others > 0), 0.0, steps),
+        )
+
+
+class Question(NamedTuple):
+    """epsilon at a delta, or delta at an epsilon, in one direction, for B configurations."""
+
+    parts: Components
+    kinds: Kinds
+    target: np.ndarray
+    """(B,) the delta that is left beside the mass at infinity, or the epsilon."""
+    slack: np.ndarray
+    """(B,) relative error of a delta; 0 for an epsilon."""
+    floor: np.ndarray
+    """(B,) the answer is not refined where its upper end is at most this, since the other direction is larger."""
+    effort: Effort
+    hint: Hint | None = None
+    """Where the contour engine should begin."""
+
+    def take(self, rows: np.ndarray) -> Question:
+        """The same question for some of the configurations."""
+        arrays = self.parts, self.kinds, self.target, self.slack, self.floor, self.hint
+        parts, kinds, target, slack, floor, hint = jax.tree.map(lambda known: known[rows], arrays)
+        return Question(parts, kinds, target, slack, floor, self.effort, hint)
+
+
+class Engine(ABC):
+    """A way to compute brackets of epsilon and delta from the parts of a composition, one direction at a time."""
+
+    name: ClassVar[str]
+    """As it stands in `Bounds.engine`."""
+    cost: ClassVar[float]
+    """Seconds of CPU for one configuration, roughly; cheap engines are registered first."""
+    settles: ClassVar[bool] = False
+    """Whether what it answers is exact up to rounding, so that no other engine is asked."""
+    refusal: ClassVar[str] = "this engine cannot answer for every configuration of the batch; use engine='auto'"
+    """What a user is told who asks for this engine where it cannot answer."""
+
+    @abstractmethod
+    def supports(self, question: Question) -> np.ndarray:
+        """(B,) the configurations that it can answer."""
+
+    @abstractmethod
+    def epsilon(self, question: Question) -> Answer:
+        """Brackets of epsilon at a delta."""
+
+    @abstractmethod
+    def delta(self, question: Question) -> Answer:
+        """Brackets of the finite part of delta at an epsilon."""
+
+
+class MechanismEngine(ABC):
+    """A way to compute epsilon and delta of a mechanism as a whole, in all directions of a relation."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def supports(self, mechanism: Any) -> bool:
+        """Whether it answers for this mechanism."""
+
+    @abstractmethod
+    def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
+        """The bracket of epsilon at delta >= 0, which broadcasts with the mechanism."""
+
+    @abstractmethod
+    def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
+        """The bracket of delta at epsilon >= 0, which broadcasts with the mechanism."""
+
+
+ENGINES: list[Engine | MechanismEngine] = []
+"""All engines, in the order in which they are asked."""
+
+
+def register(engine: Engine | MechanismEngine) -> None:
+    """Append an engine to the list that dispatch walks; one of the same name is replaced."""
+    ENGINES[:] = [known for known in ENGINES if known.name != engine.name] + [engine]

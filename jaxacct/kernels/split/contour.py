@@ -1,0 +1,184 @@
+"""delta(eps) where few steps matter: the contour integral of a split law, and its remainder in closed form.
+
+The far outcomes are cut off, since under the tilt their losses would outweigh all that delta can see.  Compositions of
+bulk steps alone are taken out where they form a near-atom (many steps without a hit), since its characteristic function
+does not decay.  See remainder.py and README.md of this folder.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxacct.floats import ROUNDOFF
+from jaxacct.kernels import saddle
+from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.contour import Bracketed
+from jaxacct.kernels.law import LossLaw
+from jaxacct.kernels.split import remainder
+from jaxacct.kernels.split.certificate import certify, ends
+from jaxacct.kernels.split.integrand import Integrand, Quadrature, estimate, integrand_at
+from jaxacct.kernels.split.parts import NO_WINDOW, Windows, cumulants, shares
+from jaxacct.kernels.split.placement import PLACEMENT_POINTS, Placement, grids_of, place
+
+USUAL_LOG_DELTA = -20.0
+"""Where log delta starts if nothing is known."""
+BELIEVED = 1e6
+"""The trust (`Start`) in a value that a split rung has found without certifying it: believed, but to be improved on."""
+LARGEST_MOVE = 2.5
+"""Factor by which eps moves in one round at most: the contour was placed for an eps near it."""
+NEWTON_STEPS = 7
+"""Newton steps on the integral in one round; from a value within LARGEST_MOVE more change nothing."""
+LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
+"""Ends of the range in which eps is looked for."""
+LEAST_PLAUSIBLE = 1e-11
+"""A saddle point approximation below this, next to the end of its range, disbelieves no starting value."""
+LARGEST_LOG_DELTA_FALL = 20.0
+"""Nats by which log delta falls in one round at most."""
+MARGIN = 1.05
+"""Factor on the distance between an end and the estimate, since the slope changes along the way."""
+LEAST_RELATIVE_SLOPE = 1e-3
+"""Least slope of log delta in log eps with which that distance is computed; an end too far away is wide but holds."""
+
+
+class Start(NamedTuple):
+    """A value to start from, of eps or of log delta, and how far it is to be trusted.
+
+    `trust` is the factor by which the saddle point approximation may be off before the value is disbelieved:
+    0 where there is no value, inf where the value is the solution already.
+    """
+
+    value: Array
+    trust: Array
+
+
+def _solve(integrand: Integrand, start: Array, log_delta: Array) -> Array:
+    def newton(_: Array, eps: Array) -> Array:
+        value, rate = estimate(integrand, eps)
+        rate = jnp.clip(rate, 0.05 / start, 5.0 * integrand.c + 5.0)
+        moved = eps + jnp.clip((value - log_delta) / rate, -0.4 * start, 0.4 * start)
+        return jnp.clip(moved, start / LARGEST_MOVE, start * LARGEST_MOVE)
+
+    return lax.fori_loop(0, NEWTON_STEPS, newton, start)
+
+
+def _rounds(
+    law: LossLaw,
+    follow: Callable[[Array, Integrand], Array],
+    start: Array,
+    place_at: Callable[[Array], Placement],
+    points: int,
+    count: int,
+    rounds: Array,
+) -> tuple[Array, Placement, Integrand, Quadrature]:
+    """Place the contour and follow it to the next value, again and again; the last placement is returned."""
+
+    def again(_: Array, carry: tuple[Any, ...]) -> tuple[Array, Placement, Integrand, Quadrature]:
+        placed = place_at(carry[0])
+        integrand, made_from = integrand_at(law, placed.contour, points, count)
+        return follow(carry[0], integrand), placed, integrand, made_from
+
+    shapes = jax.eval_shape(again, 0, (start,))[1:]
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return lax.fori_loop(0, rounds, again, (start, *empty))
+
+
+def _first(law: LossLaw, log_delta: Array, log_tol: Array) -> Array:
+    """The saddle point approximation of eps when far outcomes are cut off by their mass alone."""
+    high = jnp.where(law.sign > 0, remainder.far_by_mass(law, log_delta + log_tol), NO_WINDOW)
+    away = jnp.full_like(high, NO_WINDOW)
+    both = shares(grids_of(law, Windows(away, high, jnp.ones_like(log_delta)), 1.0, PLACEMENT_POINTS))
+    return saddle.for_delta_of(lambda c: cumulants(law, 1.0, both, c), log_delta).epsilon
+
+
+def epsilon(
+    law: LossLaw,
+    log_delta_low: Array,
+    log_delta_high: Array,
+    start: Start,
+    log_tol: Array,
+    points: int,
+    count: int,
+    rounds: int,
+) -> Bracketed:
+    """`inf {eps : delta(eps) <= delta}` for a positive solution."""
+    guess = jnp.clip(_first(law, log_delta_low, log_tol), LEAST_EPSILON, LARGEST_EPSILON)
+    value, trust = start
+    likely = (value * trust > guess) & ((value < guess * trust) | (guess < LEAST_PLAUSIBLE))
+    begin = jnp.where(likely, value, guess)
+    needed_rounds = jnp.where(jnp.isinf(trust), 1, rounds)
+    solution, placed, integrand, made_from = _rounds(
+        law,
+        lambda eps, integrand: _solve(integrand, eps, log_delta_low),
+        begin,
+        lambda eps: place(law, eps, log_delta_low, log_tol, count),
+        points,
+        count,
+        needed_rounds,
+    )
+    return _certified(law, placed, integrand, made_from, solution, log_delta_low, log_delta_high, points)
+
+
+def epsilon_placed(
+    law: LossLaw, log_delta_low: Array, log_delta_high: Array, start: Array, placed: Placement, points: int, count: int
+) -> Bracketed:
+    """The same from a solution and a placement that are known already, from nearly the same law.
+
+    The certificate bounds every error for this law, wherever the windows are.  The bounds of the remainder assume the
+    remove direction, so that in the add direction nothing is certified for windows that cut anything off.
+    """
+    integrand, made_from = integrand_at(law, placed.contour, points, count)
+    solution = _solve(integrand, start, log_delta_low)
+    answer = _certified(law, placed, integrand, made_from, solution, log_delta_low, log_delta_high, points)
+    windows = placed.contour.windows
+    whole = (windows.keep_bulk > 0) & (jnp.minimum(jnp.min(windows.low), jnp.min(windows.high)) >= NO_WINDOW)
+    fits = (law.sign > 0) | whole
+    lower, upper = jnp.where(fits, answer.lower, -jnp.inf), jnp.where(fits, answer.upper, jnp.inf)
+    return answer._replace(lower=lower, upper=upper, ok=answer.ok & fits)
+
+
+def _certified(
+    law: LossLaw,
+    placed: Placement,
+    integrand: Integrand,
+    made_from: Quadrature,
+    solution: Array,
+    log_delta_low: Array,
+    log_delta_high: Array,
+    points: int,
+) -> Bracketed:
+    certificate = certify(law, placed, integrand, made_from, points)
+    _, rate = estimate(integrand, solution)
+    low, high = ends(integrand, certificate, solution)
+    grain = 16.0 * ROUNDOFF * (jnp.abs(integrand.k0) + jnp.abs(log_delta_low) + 4.0)
+    rate = jnp.maximum(rate, LEAST_RELATIVE_SLOPE / solution)
+    above = solution + MARGIN * (jnp.maximum(high - log_delta_low, 0.0) + grain) / rate
+    below = solution - MARGIN * (jnp.maximum(log_delta_high - low, 0.0) + grain) / rate
+    lowers, uppers = jax.vmap(ends, (None, None, 0))(integrand, certificate, jnp.stack([below, above]))
+    # the logarithms of delta come from outside, to a few units
+    upper_ok = uppers[1] + 4.0 * ROUNDOFF * jnp.abs(log_delta_low) <= log_delta_low
+    lower_ok = (
+        (below > 0) & (below < jnp.inf) & (lowers[0] - 4.0 * ROUNDOFF * jnp.abs(log_delta_high) >= log_delta_high)
+    )
+    lower, upper = jnp.where(lower_ok, below, -jnp.inf), jnp.where(upper_ok, above, jnp.inf)
+    return Bracketed(lower, solution, upper, upper_ok & lower_ok, certificate.needs)
+
+
+def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int) -> Bracketed:
+    """log of (lower, estimate, upper) of delta(eps), eps > 0; `start` as for epsilon, used from BELIEVED on."""
+    begin = jnp.where(start.trust >= BELIEVED, start.value, USUAL_LOG_DELTA)
+    middle, placed, integrand, made_from = _rounds(
+        law,
+        lambda log_delta, integrand: jnp.clip(estimate(integrand, eps)[0], log_delta - LARGEST_LOG_DELTA_FALL, 0.0),
+        begin,
+        lambda log_delta: place(law, eps, log_delta, log_tol, count),
+        points,
+        count,
+        rounds,
+    )
+    certificate = certify(law, placed, integrand, made_from, points)
+    lower, upper = ends(integrand, certificate, eps)
+    ok = jnp.isfinite(lower) & jnp.isfinite(upper)
+    return Bracketed(lower, jnp.clip(middle, lower, upper), upper, ok, certificate.needs)

@@ -1,0 +1,107 @@
+"""ja.calibrate: any one parameter of any mechanism, each value certified to meet its target."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxacct as ja
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.floats(-3.0, 3.0), st.floats(-12.0, -1.0), st.floats(1e-6, 1e-2))
+def test_the_scale_of_laplace_noise_is_known_in_closed_form(log_epsilon, log_delta, rtol):
+    """delta(eps) = 1 - e^{(eps - 1/b)/2}, so b = 1/(eps - 2 log(1 - delta))."""
+    epsilon, delta = math.exp(log_epsilon), 10.0**log_delta
+    found = ja.calibrate(ja.Laplace, target_epsilon=epsilon, target_delta=delta, bracket=(1e-3, 1e3), rtol=rtol)
+    least = 1.0 / (epsilon - 2.0 * math.log1p(-delta))
+    assert found.ok and found.epsilon.upper <= epsilon
+    assert least * (1.0 - 1e-9) <= found.value <= least * (1.0 + 4.0 * rtol * max(1.0, epsilon))
+
+
+def test_a_batch_agrees_with_the_calibration_of_dp_sgd():
+    target, rate = np.array([[0.5], [2.0]]), np.array([0.01, 0.02, 1.0])
+    found = ja.calibrate(
+        lambda s: ja.dp_sgd(s, rate, 500), target_epsilon=target, target_delta=1e-5, bracket=(0.6, 60.0)
+    )
+    known = ja.calibrate_noise_multiplier(target, 1e-5, rate, 500)
+    assert found.value.shape == (2, 3) and found.ok.all() and not found.best.any() and known.best.all()
+    assert (found.epsilon.upper <= target).all()
+    np.testing.assert_allclose(found.value, known.value, rtol=2e-4)
+    again = ja.epsilon(ja.dp_sgd(found.value, rate, 500), 1e-5)
+    assert (again.lower <= target).all() and (again.upper <= target * (1 + 1e-6)).all()
+
+
+def test_whole_numbers_are_the_last_that_hold():
+    found = ja.calibrate(
+        lambda t: ja.repeat(ja.Gaussian(20.0), t),
+        target_epsilon=[1.0, 3.0],
+        target_delta=1e-6,
+        bracket=(1, 1e6),
+        whole=True,
+    )
+    assert (found.value == np.floor(found.value)).all()
+    for value, target in zip(found.value, (1.0, 3.0), strict=True):
+        one_more = ja.epsilon(ja.repeat(ja.Gaussian(20.0), value + 1), 1e-6)
+        assert ja.epsilon(ja.repeat(ja.Gaussian(20.0), value), 1e-6).upper <= target < one_more.lower
+
+
+def test_ends_of_the_bracket():
+    found = ja.calibrate(ja.Gaussian, target_epsilon=[1e-3, 1e3, 1.0], target_delta=1e-5, bracket=(0.5, 100.0))
+    assert found.status.tolist() == ["infeasible", "not_binding", "ok"]
+    assert np.isnan(found.value[0]) and found.value[1] == 0.5 and found.ok.tolist() == [False, True, True]
+    assert np.isnan(found.epsilon.upper[0])
+    rising = ja.calibrate(ja.PureDP, target_epsilon=[5.0, 1.0], target_delta=1e-9, bracket=(0.1, 3.0), monotone=True)
+    assert rising.status.tolist() == ["not_binding", "ok"] and rising.value[0] == 3.0
+    assert 0.999 <= rising.value[1] <= 1.0 + 1e-6 and rising.best.all()
+
+
+def test_what_is_not_monotone_still_meets_the_target():
+    """Epsilon has a hump inside the bracket: the value may not be the best, but it holds, and nothing else is said."""
+
+    def hump(x):
+        return ja.Laplace(1.0 / (0.2 + 3.0 * np.exp(-((np.log(x) - 1.0) ** 2) * 8.0) + 0.3 / x))
+
+    for target in (0.3, 0.45, 1.0, 3.0):
+        found = ja.calibrate(hump, target_epsilon=target, target_delta=1e-7, bracket=(0.5, 50.0))
+        assert not found.best
+        if found.ok:
+            assert found.epsilon.upper <= target and ja.epsilon(hump(found.value), 1e-7).lower <= target
+
+
+def test_a_selection_can_be_calibrated():
+    from jaxacct import selection
+
+    found = ja.calibrate(
+        lambda s: selection.select(ja.Gaussian(s), selection.Geometric(0.5)),
+        target_epsilon=1.0,
+        target_delta=1e-5,
+        bracket=(1.0, 30.0),
+        rtol=1e-2,
+    )
+    known = ja.calibrate_noise_multiplier(1.0, 1e-5, 1.0, 1, repetitions=selection.Geometric(0.5))
+    assert found.ok and found.epsilon.upper <= 1.0 and found.value == pytest.approx(known.value, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"mechanism": ja.Gaussian(1.0)}, "must be a function of the value"),
+        ({"mechanism": lambda s: 3.0}, "is not a mechanism"),
+        ({"bracket": 3.0}, "must be a pair"),
+        ({"bracket": (2.0, 1.0)}, "lowest < highest"),
+        ({"bracket": (0.0, 1.0)}, r"bracket\[0\] = 0.0 must be > 0"),
+        ({"bracket": (1.5, 3.0), "whole": True}, "must be an integer"),
+        ({"target_epsilon": [1.0, -1.0]}, r"target_epsilon\[1\] = -1.0"),
+        ({"target_epsilon": [1.0] * 3, "mechanism": lambda s: ja.dp_sgd(s, [0.1, 0.2], 3)}, "do not broadcast"),
+        ({"monotone": "yes"}, "must be True or False"),
+        ({"rtol": 0.0}, "rtol"),
+    ],
+)
+def test_bad_input_gets_one_line(arguments, words):
+    given = {"mechanism": ja.Gaussian, "target_epsilon": 1.0, "target_delta": 1e-5, "bracket": (0.5, 50.0)} | arguments
+    with pytest.raises(ja.InputError, match=words) as refused:
+        ja.calibrate(given.pop("mechanism"), **given)
+    assert "\n" not in str(refused.value)
