@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jaxacct.bounds import Bounds, explain
     from jaxacct.calibration import (
         Calibration,
+        calibrate,
         calibrate_noise_multiplier,
         calibrate_sampling_probability,
         calibrate_steps,

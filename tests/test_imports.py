@@ -24,7 +24,7 @@ ARROWS: dict[str, set[str]] = {
     "bounds": {"floats", "validation"},
     "kernels": {"floats"},
     "mechanisms": {"floats", "validation"},
-    "engines": {"floats", "kernels", "mechanisms"},
+    "engines": {"bounds", "floats", "kernels", "mechanisms", "validation"},
     "options": {"bounds", "mechanisms", "validation"},
     "accounting": {"engines", "kernels", "mechanisms", "options"},
     "representations": {"accounting", "engines", "mechanisms", "options"},
@@ -43,18 +43,16 @@ ARROWS: dict[str, set[str]] = {
 """Each room with the rooms that it may import beside the foundations; a room only imports rooms above it."""
 STRICT = {"floats", "lazy_exports", "progress", "validation", "files", "bounds", "kernels", "mechanisms", "engines"}
 """Rooms whose arrows are complete as they stand: of the foundations, too, they may import only what is listed."""
-ACCOUNTING = {"account", "dispatch", "calibrate", "guess", "solvers", "gradient"} | {
-    "calibration",
-    "calibration_start",
-    "certified_search",
+ACCOUNTING = {"account", "dispatch", "calibration", "calibration_start", "certified_search", "dp_sgd_calibration"} | {
+    "gradient"
 }
 """Modules at the top that make up the accounting room."""
 
 KNOWN = {
-    ("jaxacct.calibrate", "selection"): "coordinator: calibrations with `repetitions` call the selection's",
-    ("jaxacct.samplers.choice", "training"): "training: the stream cipher is shared ground",
+    ("accounting", "selection"): "coordinator: calibrations with `repetitions` call the selection's",
+    ("samplers", "training"): "training: the stream cipher is shared ground",
 }
-"""Arrows that point the wrong way today, with their owner; none may be added, and what is mended is taken out."""
+"""Arrows between rooms that point the wrong way today, with their owner; what is mended is taken out."""
 KNOWN_CIRCLES = {
     "jaxacct.training": "training: the plan, its ledger and its documents",
     "jaxacct.representations": "rooms: the profile and its trade-off function",
@@ -123,8 +121,7 @@ def test_circles_are_found():
 
 
 def test_no_module_imports_itself_in_a_circle():
-    known = {(module, target) for module, where in KNOWN for target in GRAPH[module] if room(target) == where}
-    graph = {module: {t for t in targets if (module, t) not in known} for module, targets in GRAPH.items()}
+    graph = {module: {t for t in targets if (room(module), room(t)) not in KNOWN} for module, targets in GRAPH.items()}
     found = circles(graph)
     packages = {".".join(module.split(".")[:2]) for nodes in found for module in nodes}
     assert packages == set(KNOWN_CIRCLES), [sorted(nodes) for nodes in found]
@@ -148,5 +145,5 @@ def test_the_arrows_between_the_rooms():
         allowed = ARROWS[here] | {here} | (set() if here in STRICT else FOUNDATIONS)
         for target in targets:
             if room(target) not in allowed:
-                wrong.setdefault((module, room(target)), []).append(target)
+                wrong.setdefault((here, room(target)), []).append(f"{module} imports {target}")
     assert set(wrong) == set(KNOWN), wrong

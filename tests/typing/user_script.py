@@ -13,7 +13,7 @@ import numpy as np
 import jaxacct as ja
 from jaxacct import audit, interop, mechanisms, plots, representations, samplers, selection, sweeps, training, tuning
 from jaxacct import verification as verifying
-from jaxacct.sweep import merge
+from jaxacct.sweeps import merge
 
 
 def mechanisms_of_every_kind() -> list[ja.Mechanism]:
@@ -94,11 +94,23 @@ def accounted(run: ja.Mechanism) -> float:
         ja.calibrate_steps(2.0, 1e-5, noise_multiplier=1.0, sampling_probability=0.01, max_steps=10**6),
         ja.calibrate_sampling_probability(2.0, 1e-5, noise_multiplier=1.0, steps=100),
     ]
+    any_parameter: ja.Calibration = ja.calibrate(
+        lambda scale: ja.Laplace(scale), target_epsilon=2.0, target_delta=1e-5, bracket=(0.1, 100.0)
+    )
     allowed: ja.AllowedRepetitions = ja.repetitions_allowed(run, target_epsilon=3.0, target_delta=1e-5)
     checked: ja.Verification = ja.verify(run, b, delta=1e-5, seconds=10.0)
     again: verifying.Verification = verifying.verify(run, d, epsilon=2.0)
     try:
-        print(ja.explain(b.status, b.kind), c.value, more, allowed.repetitions, gradient, renyi, p.tradeoff(0.05))
+        print(
+            ja.explain(b.status, b.kind),
+            c.value,
+            any_parameter.ok,
+            more,
+            allowed.repetitions,
+            gradient,
+            renyi,
+            p.tradeoff(0.05),
+        )
     except ja.InputError as error:
         print(error, checked.status, again.digits, ja.__version__)
     return float(b.upper)
