@@ -26,7 +26,7 @@ TAIL_NATS = 42.0
 class LossLaw(NamedTuple):
     """One configuration, one direction: J sampled Gaussians, K Laplace parts, F finite parts of A atoms.
 
-    The fields are those of `mechanisms.components.Components` without the batch axis.
+    The fields are those of `mechanisms.loss_components.Components` without the batch axis.
     """
 
     sign: Array  # +1 remove, -1 add
