@@ -49,9 +49,9 @@ class Sum(NamedTuple):
 class Mixture:
     """The sum for one base, one list of weights and one direction.
 
-    delta_k does not decrease in k: fewer releases are a function of more.  So it is computed at some k, the nodes, and
-    between two of them it lies between their values, before the first between 0 and the first; nodes are added where
-    that leaves most open.
+    delta_k does not decrease in k, since fewer releases are a function of more.  It is computed at some numbers k, the
+    nodes. Between two nodes it lies between their values, and before the first node between 0 and the first value.
+    Nodes are added where that leaves most open.
     """
 
     def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
@@ -66,7 +66,7 @@ class Mixture:
         self.nodes = np.unique(np.clip([*spread, size - 1], 0, size - 1)).astype(np.intp) if size else np.zeros(0, int)
 
     def deltas(self, nodes: np.ndarray, eps: np.ndarray) -> np.ndarray:
-        """(2, eps, nodes): lower and upper ends of delta_k(eps); what is no number says nothing."""
+        """(2, eps, nodes): lower and upper ends of delta_k(eps); an end that is NaN is replaced by 0 or 1."""
         ends = np.zeros((2, eps.size, nodes.size))
         hard = np.isin(nodes, self.hard)
         for engine, some in ((self.engine, ~hard), ("auto", hard)):
@@ -203,8 +203,8 @@ def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray
 class _Search:
     """The least eps at which a non-increasing sum is at most a target: where it is, and what is certified of it.
 
-    `low` is an eps at which the lower end of the sum is above the target, `high` one at which the upper end is not;
-    both by comparison at that very eps, whatever led there.  The middle of the sum leads.
+    `low` is an eps at which the lower end of the sum is above the target, and `high` one at which the upper end is not.
+    Both were compared at that very eps, whatever led there.  The search itself follows the middle of the sum.
     """
 
     def __init__(self, mixture: Mixture, target: float) -> None:

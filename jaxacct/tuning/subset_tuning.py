@@ -35,7 +35,7 @@ RATE_NAME = "learning_rate"
 
 @dataclass(frozen=True)
 class SubsetTuned:
-    """What `tune_on_subset` releases, all of it covered by `epsilon`; its doctest makes one.
+    """What `tune_on_subset` releases, all of it covered by `epsilon`.
 
     Parameters
     ----------
@@ -57,6 +57,14 @@ class SubsetTuned:
         The whole, as it is in the ledger.
     cost : Cost
         Gradient evaluations, expectation and quantiles by the law of K.
+
+    >>> import jaxacct as ja
+    >>> from jaxacct import selection
+    >>> run, cost = ja.Gaussian(2.0), Cost(selection.Poisson(15), 60_000, 40, "rest", 0.1)
+    >>> rate = {"learning_rate": 0.9}
+    >>> setting = Setting(0.02, 100, 1.0, 1.0)
+    >>> SubsetTuned(0.0, rate, rate, setting, 0.8, "tuned", ja.epsilon(run, 1e-5), run, cost).setting.epochs
+    2.0
     """
 
     params: Any

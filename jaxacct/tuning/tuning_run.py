@@ -35,7 +35,7 @@ __all__ = ["Tuned", "tune", "tune_with"]
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a tuning releases, all of it covered by `epsilon`; the doctest of `tune` makes one.
+    """What a tuning releases, all of it covered by `epsilon`.
 
     Parameters
     ----------
@@ -57,6 +57,11 @@ class Tuned:
     candidates : {"iid", "iid, declared", "adaptive"}
         What the claim takes the candidates for: "iid" of the library's spaces, "iid, declared" where that is the user's
         word.
+
+    >>> import jaxacct as ja
+    >>> run = ja.Gaussian(2.0)
+    >>> Tuned(0.0, {"rate": 0.1}, 0.9, "tuned", ja.epsilon(run, 1e-5), run).config
+    {'rate': 0.1}
     """
 
     params: Any
