@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.audit.selection_game import SEED_RANGE
 from jaxacct.sweep.progress import Progress
 from jaxacct.training import Trainer
 from jaxacct.training.releases import FIXED
 from jaxacct.training.steps import Carried, numbers
-from jaxacct.validation import COUNT, Constraint, InputError, check
+from jaxacct.validation import COUNT, InputError, check
 
 __all__ = ["ABSENT_MARK", "REAL_MARK", "Game", "Played", "flattened"]
 
@@ -23,7 +24,6 @@ ABSENT_MARK = -1
 """Mark of a canary that does not take part."""
 RUNS_AT_ONCE = 256
 """Runs side by side in one call of the compiled program."""
-_SEED = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
 
 
 class Played(NamedTuple):
@@ -144,7 +144,7 @@ class Game:
         InputError
             Invalid values.
         """
-        runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, _SEED))
+        runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, SEED_RANGE))
         plan = self.trainer.plan
         steps = plan.steps if steps is None else int(check("steps", steps, COUNT))
         if steps > plan.steps:

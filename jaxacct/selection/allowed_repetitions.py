@@ -18,7 +18,8 @@ from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.options import tolerance
 from jaxacct.selection.law_families import Law, PointMass, Poisson, TruncatedNegativeBinomial
 from jaxacct.selection.mechanism import select
-from jaxacct.validation import DELTA, POSITIVE, Constraint, InputError, broadcast_shape, check, choice, refuse_tracers
+from jaxacct.selection.negative_binomial import ETA_RANGE
+from jaxacct.validation import DELTA, POSITIVE, InputError, broadcast_shape, check, choice, refuse_tracers
 
 __all__ = ["FAMILIES", "AllowedRepetitions", "repetitions_allowed"]
 
@@ -34,7 +35,6 @@ LARGEST_MEAN = 1e6
 """Largest E[K] that is searched, of every family: more candidates than anybody trains."""
 MOST_TRIALS = 40
 """Laws of K that are tried for one target, at most; every third is the middle of what is open."""
-_ETA = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +138,7 @@ def repetitions_allowed(
     target = np.asarray(check("target_epsilon", target_epsilon, POSITIVE))
     level = np.asarray(check("target_delta", target_delta, DELTA))
     shaped = {"geometric": 1.0, "logarithmic": 0.0}.get(family, eta)
-    shape_of = np.asarray(check("eta", 1.0 if shaped is None else shaped, _ETA))
+    shape_of = np.asarray(check("eta", 1.0 if shaped is None else shaped, ETA_RANGE))
     known = {"target_epsilon": target, "target_delta": level, "eta": shape_of}
     shape = broadcast_shape({"the mechanism": batch_shape(run)} | {name: x.shape for name, x in known.items()})
 

@@ -37,6 +37,7 @@ BASE_WIDTH = 1e-3
 BASES_KEPT = 8
 """Bases whose curves are kept: a curve takes seconds for DP-SGD, and every question about a base uses it."""
 _curves_of: OrderedDict[Mechanism, list[dict[str, Curve]]] = OrderedDict()
+"""The curves of each base that is kept, in the order in which they were made."""
 
 
 def known_curves(run: Mechanism) -> list[dict[str, Curve]]:
