@@ -241,7 +241,7 @@ def in_chunks(
 
 
 def repetition_counts(law: Law, table: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """`size` draws of K, int32, in order but for those beyond the table."""
+    """`size` draws of K, int32, in ascending order except for those beyond the table."""
     counts = rng.multinomial(size, table)
     drawn = np.repeat(np.arange(table.size - 1, dtype=np.int32), counts[:-1])
     if not counts[-1]:

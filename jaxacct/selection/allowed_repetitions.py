@@ -191,7 +191,10 @@ def _mean(law: Law) -> np.ndarray:
 
 
 def _parameter(family: str, x: np.ndarray) -> np.ndarray:
-    """The number of a law at x: log(1/gamma - 1), or the logarithm of the mean."""
+    """The free number of a law from the variable x of the search.
+
+    x is log(1/gamma - 1), or the logarithm of the mean.
+    """
     if family == "point_mass":
         return np.maximum(np.round(np.exp(x)), 1.0)
     return np.exp(x) if family == "poisson" else 1.0 / (1.0 + np.exp(x))
@@ -206,7 +209,7 @@ def _whole(family: str, x: np.ndarray, holds: np.ndarray, fails: np.ndarray) -> 
 
 
 def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
-    """The ends of x."""
+    """The first and the last x that are searched."""
     if family == "point_mass":
         return np.zeros(()), np.log(LARGEST_MEAN)
     if family == "poisson":

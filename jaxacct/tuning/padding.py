@@ -54,7 +54,7 @@ def fits(law: Law, pad: int) -> None:
 
 
 def numbers_to_train(law: Law, pad: int | None) -> tuple[int, int]:
-    """(K, candidates to be trained)."""
+    """(K, how many candidates are trained)."""
     if pad is not None:
         fits(law, pad)
     count = law.sample()

@@ -34,7 +34,7 @@ __all__ = ["Grid", "Random", "Space", "draws_alike", "grid"]
 class Space(ABC):
     """A law of configurations {name: value}; `Grid` and `Random` are spaces.
 
-    Draws of `Grid`, and of `Random` with the distributions of this module, with different keys are independent
+    Draws of `Grid`, and of `Random` with the distributions of this package, with different keys are independent
     (`draws_alike`).  Of any other space that is what the user declares.
 
     >>> from jaxacct import tuning
@@ -161,7 +161,9 @@ class Random(Space):
 
 
 def draws_alike(space: Any) -> bool:
-    """Whether draws with independent keys are known to be i.i.d.: classes of this module, and no subclass of theirs.
+    """Whether draws with independent keys are known to be i.i.d.
+
+    That is known of the classes of this package, and of no subclass of theirs.
 
     >>> draws_alike(grid(rate=[0.1, 0.2])), draws_alike(iter([{"rate": 0.1}]))
     (True, False)
@@ -200,7 +202,7 @@ def _bits(key: Any, count: int) -> list[int]:
 
 
 def _merged(rows: list[tuple[dict[str, Any], Fraction]]) -> list[tuple[dict[str, Any], Fraction]]:
-    """Equal settings joined, impossible ones left out, in the order of their first places."""
+    """Equal settings joined and impossible ones left out, in the order in which they first occur."""
     totals: dict[tuple[Any, ...], Fraction] = {}
     for setting, share in rows:
         if share:

@@ -96,9 +96,10 @@ class Product(NamedTuple):
 
 
 def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
-    """ "Run K times, release the best" through points of its exact worst case in both directions, upper ends.
+    """The profile of "run K times, release the best", through points of its exact worst case in both directions.
 
-    run, law : one configuration each.  delta : the target that the whole is for; the points end far below it.
+    The points are upper ends.  run, law : one configuration each.  delta : the target for the whole; the points go far
+    below it.
     """
     both = RELATIONS[: 1 if run.symmetric() else 2]
     envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper
@@ -110,7 +111,7 @@ def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
 
 
 def profile_of_run(run: Mechanism, delta: float) -> PrivacyProfile:
-    """One run through points of its profile in both directions, upper ends."""
+    """The profile of one run in both directions, through points that are upper ends."""
     if isinstance(run, PrivacyProfile):
         return run
     grid = np.linspace(0.0, max(_reach(run, max(LAST_DELTA_SHARE * delta, 1e-15)), 1e-3), 2 * TUNING_POINTS)
@@ -138,9 +139,10 @@ def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, varia
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = NOISE_RTOL) -> float:
-    """The least noise multiplier whose epsilon meets the target, by the secant in logarithms: one of the tried, safe.
+    """The least noise multiplier whose epsilon meets the target, by the secant in logarithms.
 
-    epsilon : of a noise multiplier, upper ends, falling at least nearly.  InputError where no noise is enough.
+    The one that is returned was tried and met the target.  epsilon : of a noise multiplier, upper ends, which nearly
+    decrease.  InputError where no noise is enough.
     """
     if near <= 0.0 or not math.isfinite(near):
         raise InputError(f"near = {near!r} must be a positive noise multiplier")
@@ -171,7 +173,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float, r
 def _next(
     tried: list[tuple[float, float]], bad: tuple[float, float] | None, good: tuple[float, float] | None, aim: float
 ) -> float:
-    """Along the line through the last two tries, kept between the ends that are known."""
+    """The next noise to try, in logarithms: on the line through the last two tries, kept between the known ends."""
     x, y = tried[-1]
     slope = -1.2
     if len(tried) > 1 and tried[-2][0] != x:

@@ -18,7 +18,7 @@ ROOM_EXCEEDED = 1e-18
 
 
 def split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
-    """((examples, present), the same): the sample, and what the final run is trained on."""
+    """((examples, present) of the sample, the same of what the final run is trained on)."""
     drawn = sampler.poisson(key, plan.dataset_size, sampler.threshold(plan.share))
     inside = np.sort(np.asarray(drawn.indices)[: int(drawn.count)])
     rest = np.setdiff1d(np.arange(plan.dataset_size), inside)
@@ -30,7 +30,7 @@ def split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
 
 
 def if_present(loss_fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The loss of an example that is present, and a constant, without gradient, in place of one that is not."""
+    """The loss of an example that is present; for one that is not, a constant without gradient."""
 
     def loss(params: Any, held: Any) -> Any:
         example, present = held
@@ -40,7 +40,7 @@ def if_present(loss_fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _room(size: int, share: float) -> int:
-    """Records that a Poisson sample will not exceed."""
+    """How many records a Poisson sample will not exceed."""
     from scipy.stats import binom
 
     return max(min(int(binom.isf(ROOM_EXCEEDED, size, share)) + 1, size), 1)

@@ -291,7 +291,10 @@ def _law(plan: Plan | MatchedPlan, pad: int | None) -> Law:
 
 
 def _candidates(declared: str | None, known: bool) -> tuple[str, str]:
-    """("iid" or "adaptive", the same with who says so); known : whether the space is i.i.d. by construction."""
+    """("iid" or "adaptive", the same with "declared" where it is the user's word).
+
+    known : whether the space is i.i.d. by construction.
+    """
     if declared is None:
         return ("iid", "iid") if known else ("adaptive", "adaptive")
     kind = choice("candidates", declared, CANDIDATES)
@@ -299,7 +302,7 @@ def _candidates(declared: str | None, known: bool) -> tuple[str, str]:
 
 
 def _too_much(cost: float, target: float, unplanned: bool) -> str:
-    """What the whole costs, and what would help."""
+    """The error line: what the whole costs, and what would help."""
     if unplanned:
         return (
             f"candidates = 'adaptive' cost epsilon {cost:.6g} with this plan, above the plan's target {target:.6g}; "
@@ -313,12 +316,12 @@ def _too_much(cost: float, target: float, unplanned: bool) -> str:
 
 
 def _words(config: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...]:
-    """What candidates that are trained side by side have in common."""
+    """The words and Nones of a configuration, which candidates that are trained side by side have in common."""
     return tuple((name, x) for name, x in config.items() if x is None or isinstance(x, str))
 
 
 def _with_noise(score: Any, plan: Plan | MatchedPlan, kind: str) -> Any:
-    """A private score with its noise settled."""
+    """The score; a private one with its noise found where it was left out."""
     if not isinstance(score, PrivateScore) or score.noise_multiplier is not None:
         return score
     if plan.target_epsilon is None:
