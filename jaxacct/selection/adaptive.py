@@ -170,7 +170,7 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
 
 
 def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:
-    """(lower, upper) of epsilon at a delta of (nearly) 0, for a base of bounded loss: the loss of the largest K runs."""
+    """(lower, upper) of epsilon at a delta of (nearly) 0, for a base of bounded loss: that of the largest K."""
     most = largest_k(law)
     if not np.isfinite(most):
         one = account.epsilon(run, 0.0, relation=relation)
