@@ -36,6 +36,7 @@ class Distribution(ABC):
 
     A law of your own may keep state, so that candidates drawn from it count as adaptive unless they are declared i.i.d.
 
+    >>> import jax
     >>> from jaxacct import tuning
     >>> class Always(tuning.Distribution):
     ...     def at(self, bits):
