@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from jaxacct.bounds import Bounds, explain
     from jaxacct.calibration import (
         Calibration,
-        calibrate,
         calibrate_noise_multiplier,
         calibrate_sampling_probability,
         calibrate_steps,

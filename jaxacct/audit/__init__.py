@@ -1,6 +1,7 @@
 """Audits: lower bounds on what a mechanism leaks, from runs of it, to hold against what is claimed of it."""
 
-from jaxacct.audit.canaries import Game, Played, gradient_canaries, input_canary
+from jaxacct.audit.canaries import gradient_canaries, input_canary
+from jaxacct.audit.canary_game import Game, Played
 from jaxacct.audit.error_counts import clopper_pearson, gaussian_fit
 from jaxacct.audit.lower_bound import LowerBound
 from jaxacct.audit.report import Claim, Report, Row

@@ -31,9 +31,10 @@ COMPARED = {"add_or_remove_one": (True, True), "remove_one": (True, False), "add
 
 
 def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
-    """The p above which `hits` of `trials` or fewer have probability less than `error`, rounded up: arrays broadcast.
+    """The upper limit of a probability from counts, rounded up; arrays broadcast.
 
-    Source: Clopper and Pearson 1934, one-sided.
+    For a larger p, `hits` of `trials` or fewer have probability less than `error`.  Source: Clopper and Pearson 1934,
+    one-sided.
 
     >>> float(upper_limit(0, 100, 0.05).round(6))  # 1 - 0.05^(1/100)
     0.029513

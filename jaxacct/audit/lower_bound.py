@@ -84,6 +84,6 @@ def require_at_most(name: str, values: np.ndarray, of: str, limits: np.ndarray, 
 
 
 def plain(values: Any) -> Any:
-    """A Python number of what has no shape."""
+    """A Python number of an array without a shape; other arrays as they are."""
     values = np.asarray(values)
     return values.item() if not values.shape else values

@@ -22,7 +22,16 @@ from jaxacct.progress import Progress
 from jaxacct.selection.law_families import Law
 from jaxacct.validation import COUNT, PROBABILITY, Constraint, InputError, check
 
-__all__ = ["SELECTIONS_PER_CALL", "count_winners", "finite", "gaussian", "in_chunks", "repetition_counts", "winners"]
+__all__ = [
+    "SEED_RANGE",
+    "SELECTIONS_PER_CALL",
+    "count_winners",
+    "finite",
+    "gaussian",
+    "in_chunks",
+    "repetition_counts",
+    "winners",
+]
 
 SELECTIONS_PER_BLOCK = 2**13
 """Selections that draw their candidates side by side: few enough for a block to stay in the processor's cache."""
@@ -42,7 +51,8 @@ _ERFINV_TAIL = np.sqrt(2.0) * np.array(
     + [1.00167406, 2.83297682]
 )
 """The same as a polynomial of `sqrt(w) - 3` for w above 5."""
-_SEED = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
+SEED_RANGE = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
+"""What a seed must be: 63 bits, from which keys are made."""
 
 
 def gaussian(mean: float = 0.0) -> Partial:
@@ -209,7 +219,7 @@ def in_chunks(
     """
     if not isinstance(law, Law) or law.shape:
         raise InputError(f"law = {law!r:.60} must be one law of K; use one such as selection.Geometric(0.1)")
-    runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, _SEED))
+    runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, SEED_RANGE))
     table = _table(law)
     sizes = [min(SELECTIONS_PER_CALL, runs - start) for start in range(0, runs, SELECTIONS_PER_CALL)]
     bar = Progress(runs, progress, unit="selections")
@@ -231,7 +241,7 @@ def in_chunks(
 
 
 def repetition_counts(law: Law, table: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """`size` draws of K, int32, in order but for those beyond the table."""
+    """`size` draws of K, int32, in ascending order except for those beyond the table."""
     counts = rng.multinomial(size, table)
     drawn = np.repeat(np.arange(table.size - 1, dtype=np.int32), counts[:-1])
     if not counts[-1]:

@@ -226,7 +226,7 @@ def _ranks(key: Any, repetitions: Any) -> Any:
 
 @jax.jit
 def _counted(above: Any, key: Any, repetitions: Any) -> Any:
-    """Wins of the cells from the top down, and last of K = 0."""
+    """How often each cell wins, from the top down, and last how often K = 0."""
     top = jnp.where(repetitions > 0, _top(key, repetitions), 2.0).reshape(-1)
     cell = jnp.searchsorted(above, top, side="right")
     cell = jnp.where(top > 1.5, above.size + 1, cell)

@@ -151,7 +151,7 @@ def _bracket(quantity: str, chosen: AdaptiveSelection, values: np.ndarray, relat
 
 
 def refuse_zero(run: Mechanism, delta: np.ndarray) -> None:
-    """delta = 0 is for bases of bounded loss."""
+    """InputError where delta is 0 and the loss of the base is unbounded."""
     bad = (delta == 0.0) & ~(profile_ends.bounded(run) if (delta == 0.0).any() else True)
     if bad.any():
         index = [int(i) for i in np.argwhere(bad)[0]]
@@ -162,7 +162,7 @@ def refuse_zero(run: Mechanism, delta: np.ndarray) -> None:
 
 
 def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Ends of epsilon of one selection: the larger of its directions."""
+    """(lower, upper) of epsilon of one selection: the larger of its directions."""
     if delta < LEAST_DELTA:
         bounded = bool(np.all(profile_ends.bounded(run)))
         low, high = _without_delta(run, law, relation) if bounded else (0.0, np.inf)
@@ -173,7 +173,10 @@ def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float)
 
 
 def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Ends of delta of one selection; what the law leaves out is made small against delta itself."""
+    """(lower, upper) of delta of one selection.
+
+    More numbers k are listed until the probability of those left out is small against delta itself.
+    """
     ends = (0.0, 1.0)
     for tail in (1e-12, 1e-40, 1e-150, LEAST_DELTA):
         listed = weights(law, tail)
@@ -185,7 +188,7 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
 
 
 def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:
-    """Ends of epsilon at a delta of (nearly) 0, for a base of bounded loss: what the largest K adds up to."""
+    """(lower, upper) of epsilon at a delta of (nearly) 0, for a base of bounded loss: that of the largest K."""
     most = largest_k(law)
     if not np.isfinite(most):
         one = account.epsilon(run, 0.0, relation=relation)
@@ -229,10 +232,10 @@ def _row(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _element(run: Mechanism, index: tuple[int, ...]) -> Mechanism:
-    """The base of one element of a shape that the batch broadcasts to."""
+    """The base at one index of a shape that its batch broadcasts to."""
     return element(run, _inside(index, batch_shape(run)))
 
 
 def _inside(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The index of a batch as one of a shape that broadcasts to it."""
+    """The index in an array of the given shape, which broadcasts to a batch, of an index of that batch."""
     return tuple(0 if n == 1 else i for i, n in zip(index[len(index) - len(shape) :], shape, strict=True))

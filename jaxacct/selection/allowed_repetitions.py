@@ -19,7 +19,8 @@ from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.options import options, tolerance
 from jaxacct.selection.law_families import Law, PointMass, Poisson, TruncatedNegativeBinomial
 from jaxacct.selection.mechanism import select
-from jaxacct.validation import DELTA, POSITIVE, Constraint, InputError, broadcast_shape, check, choice, refuse_tracers
+from jaxacct.selection.negative_binomial import ETA_RANGE
+from jaxacct.validation import DELTA, POSITIVE, InputError, broadcast_shape, check, choice, refuse_tracers
 
 __all__ = ["FAMILIES", "AllowedRepetitions", "repetitions_allowed"]
 
@@ -36,7 +37,6 @@ LARGEST_MEAN = 1e6
 EPSILON_SHARE = 0.02
 """The search ends where epsilon is within half of this share of rtol below the target: E[K] is then nearer to its
 largest than rtol, unless epsilon grows by less than a hundredth of what E[K] grows by."""
-_ETA = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,7 @@ def repetitions_allowed(
     target = np.asarray(check("target_epsilon", target_epsilon, POSITIVE))
     level = np.asarray(check("target_delta", target_delta, DELTA))
     shaped = {"geometric": 1.0, "logarithmic": 0.0}.get(family, eta)
-    shape_of = np.asarray(check("eta", 1.0 if shaped is None else shaped, _ETA))
+    shape_of = np.asarray(check("eta", 1.0 if shaped is None else shaped, ETA_RANGE))
     known = {"target_epsilon": target, "target_delta": level, "eta": shape_of}
     shape = broadcast_shape({"the mechanism": batch_shape(run)} | {name: x.shape for name, x in known.items()})
 

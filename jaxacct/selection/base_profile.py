@@ -49,7 +49,7 @@ _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
 @register
 @dataclass(frozen=True, eq=False)
 class _Replaced(Mechanism):
-    """A run under replace_one: its two directions there, to be asked for like removing and adding a record."""
+    """A run under replace_one, whose two directions there answer for removing and for adding a record."""
 
     mechanism: Any
     constraints: ClassVar = {}
@@ -70,7 +70,7 @@ class _Replaced(Mechanism):
 
 
 def under(run: Mechanism, relation: str) -> tuple[Mechanism, str]:
-    """(run, relation) with a relation whose directions have names: nothing below asks for replace_one."""
+    """(run, relation), with a relation whose directions have names: the caller need not know replace_one."""
     return (_Replaced(run), "add_or_remove_one") if relation == "replace_one" else (run, relation)
 
 
@@ -82,19 +82,19 @@ class Sides(NamedTuple):
 
     @property
     def direction(self) -> str:
-        """Its name."""
+        """The name of this direction."""
         return "add" if self.forward == "add_one" else "remove"
 
     @property
     def opposite(self) -> str:
-        """The name of its reverse."""
+        """The name of the reverse direction."""
         return "remove" if self.forward == "add_one" else "add"
 
 
 def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
-    """The directions to be bounded separately, at least one: one where they are alike.
+    """The directions that are bounded separately: one where both are alike, else two.
 
-    All of a selection takes its directions from here, so that none skips the only one.
+    All code of a selection takes its directions from here, so that none skips the only one.
     """
     if relation in _RELATION_OF.values():
         other = _RELATION_OF["add" if relation == "remove_one" else "remove"]
@@ -111,9 +111,9 @@ def common_shape(run: Mechanism, law: Law, name: str, values: np.ndarray) -> tup
 
 
 def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
-    """Upper ends of delta(eps), for every real eps; eps broadcasts with the batch.
+    """Upper ends of delta(eps), for every real eps, which broadcasts with the batch.
 
-    Of a single finite law by summation, of everything else by the engines.
+    A single finite law is summed; the engines answer for everything else.
     """
     if batch_shape(run) == ():
         each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
@@ -125,7 +125,10 @@ def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
 
 
 def base_delta(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of delta(eps >= 0) of one configuration: of a single finite law by summation, of any size."""
+    """(lower, upper) of delta(eps >= 0) of one configuration.
+
+    A single finite law of any size is summed; the engines answer for everything else.
+    """
     each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
     if all(finite_once(parts) for parts in each):
         low, high = (np.max([_by_sum(parts, at, side) for parts in each], axis=0) for side in (-1.0, 1.0))
@@ -135,7 +138,10 @@ def base_delta(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarra
 
 
 def base_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of epsilon(delta) of one configuration, likewise; (0, 0) at 1 or more, open below 1e-300."""
+    """(lower, upper) of epsilon(delta) of one configuration, found as in `base_delta`.
+
+    (0, 0) where delta is 1 or more; the upper end is inf where delta is below 1e-300.
+    """
     each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
     at = np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF)
     if all(finite_once(parts) for parts in each):
@@ -150,7 +156,10 @@ def base_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.
 
 
 def _crossing(parts: Components, target: np.ndarray, side: float) -> np.ndarray:
-    """Where the sum falls to delta: an end by bisection, the upper one for side 1; inf below the mass at infinity."""
+    """One end of the eps at which the sum falls to delta, by bisection: the upper end for side 1.
+
+    inf where delta is below the mass at infinity.
+    """
     top = float(np.max(np.where(parts.finite_mass[0, 0] > 0.0, parts.finite_loss[0, 0], 0.0), initial=0.0))
     low, high = np.zeros(target.shape), np.full(target.shape, top * (1.0 + 4.0 * LOSS_ERROR))
     beyond = _by_sum(parts, high, side) > target
@@ -170,10 +179,10 @@ def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> np.ndarr
 
 
 def meet(one: Any, other: Any, most: float) -> np.ndarray:
-    """(2, *shape) what two brackets (lower, upper) have in common; where they have nothing, (0, most).
+    """What two brackets (lower, upper) have in common, (2, *shape); (0, most) where they have nothing in common.
 
-    Which of two brackets that contradict each other is true cannot be known, so that neither is used.  NaN ends say
-    nothing.
+    Where two brackets contradict each other, it cannot be known which is true, so that neither is used.  An end that is
+    NaN is not used either.
     """
     low, high = np.fmax(np.fmax(one[0], other[0]), 0.0), np.fmin(np.fmin(one[1], other[1]), most)
     agree = low <= high
@@ -181,7 +190,7 @@ def meet(one: Any, other: Any, most: float) -> np.ndarray:
 
 
 def place(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
-    """The index in an array of shape `own` of a place in what it broadcasts to."""
+    """The index in an array of shape `own` that belongs to an index of a shape that it broadcasts to."""
     tail = index[len(index) - len(own) :]
     return tuple(i if n > 1 else 0 for i, n in zip(tail, own, strict=True))
 
@@ -203,7 +212,10 @@ def _named(relation: str) -> list[str]:
 
 
 def finite_once(parts: Components) -> bool:
-    """A single finite law: its profile is a sum, and its trade-off curve has one knot for each atom."""
+    """Whether the parts are a single finite law.
+
+    Its profile is a sum, and its trade-off curve has one knot for each atom.
+    """
     others = (parts.mu > 0.0).any() or (parts.gauss_n > 0.0).any() or (parts.laplace_n > 0.0).any()
     return not others and parts.finite_n.shape[1] == 1 and bool((parts.finite_n == 1.0).all())
 

@@ -45,7 +45,7 @@ LARGEST_LOSS = 600.0
 
 
 class Growth(NamedTuple):
-    """What bounds `phi'(T(v) - p)/phi'(v)` for one configuration of the base, in one direction."""
+    """What is known of the base, in one direction, to bound `phi'(T(v) - p)/phi'(v)`."""
 
     distance: float  # delta_base(0), at least the largest T(v) - p - v
     ahead: float  # largest finite loss; inf where it is unbounded

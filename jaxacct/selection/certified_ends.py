@@ -79,7 +79,8 @@ def _loose(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 def pair(run: Mechanism, law: Law) -> FinitePair:
     """The pair that dominates the selection: upper ends of its profile, forward at eps >= 0 and the reverse direction.
 
-    Bounded losses end at the largest, where the profile is the mass at infinity and no more.
+    Where the losses are bounded the points end at the largest loss, where the profile is the mass at infinity and no
+    more.
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape})
     both = sides(run, "add_or_remove_one")
@@ -108,7 +109,10 @@ def pair(run: Mechanism, law: Law) -> FinitePair:
 
 
 def _pair_of(epsilon: np.ndarray, *deltas: np.ndarray) -> FinitePair:
-    """The pair of points in any order; of points that are too near to each other the last, but for eps = 0."""
+    """The pair of points in any order.
+
+    Of points that are too near to each other the last is kept, except at eps = 0.
+    """
     order = np.argsort(epsilon, kind="stable")
     order = order[np.isfinite(epsilon[order])]
     kept: list[int] = []

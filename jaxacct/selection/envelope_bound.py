@@ -82,7 +82,10 @@ def delta(run: Mechanism, law: Law, epsilon: np.ndarray, relation: str) -> np.nd
 
 
 def epsilon(run: Mechanism, law: Law, delta: np.ndarray, relation: str) -> np.ndarray:
-    """eps for which the selection is (eps, delta)-DP, by bisection on `delta`, safe end; inf where there is none."""
+    """eps for which the selection is (eps, delta)-DP; inf where none is found.
+
+    The end of a bisection at which the upper bound of delta was at most the target.
+    """
     wanted = np.broadcast_to(delta, common_shape(run, law, "delta", delta))
     value = np.zeros(wanted.shape)
     for side in sides(run, relation):
@@ -126,7 +129,10 @@ def _made(run: Mechanism, law: Law, top: float, relation: str) -> Envelope:
 
 
 def _cells(u: np.ndarray, t: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of cells of v on which T is linear, narrow where phi'(v) or phi'(T(v)) may vary fast; of one length."""
+    """Ends of cells of v on which T is linear; their number depends on `size` alone.
+
+    The cells are narrow where phi'(v) or phi'(T(v)) may vary fast.
+    """
     near_one = 1.0 - np.geomspace(1e-13, 1.0, POINTS_NEAR_ONE)
     knots = np.linspace(0.0, u.size - 1.0, CUTS_PER_KNOT * size)
     v = np.concatenate([u, np.ones(size - u.size), np.interp(knots, np.arange(u.size), u), near_one])
@@ -137,8 +143,8 @@ def _cells(u: np.ndarray, t: np.ndarray, size: int) -> tuple[np.ndarray, np.ndar
 def _lines(law: Law, v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Gain and cost at the ends of the cells, so that `s phi'(T(v)) - phi'(v)` is at most the best line at any s.
 
-    On a cell phi'(T) is at most its chord and phi' at least a tangent, the middle one unless it is steep, then the
-    left one: the ends of the cell decide.
+    On a cell phi'(T) is at most its chord, and phi' is at least a tangent.  The tangent is the one in the middle, or
+    the one on the left where phi' is steep.  The difference is linear, so the ends of the cell decide.
     """
     _, first, second = evaluated(law, 1.0 - np.stack([0.5 * (v[1:] + v[:-1]), v[:-1]]))
     _, gain, steeper = evaluated(law, 1.0 - w)

@@ -52,7 +52,10 @@ LEAST_SLOPE = 1e-290
 
 
 def log_ratio_at_knots(above: Outer, law: Law, apart: float) -> float:
-    """An upper bound of `log phi'(T(v) - p) - log phi'(v)`, monotone between the knots of T; inf if unknown."""
+    """An upper bound of `log phi'(T(v) - p) - log phi'(v)` over v; inf if unknown.
+
+    For the laws with a formula the ratio is monotone between the knots of T, so that the knots decide.
+    """
     if isinstance(law, Categorical):
         return np.inf
     gain, cost = (
@@ -65,9 +68,9 @@ def log_ratio_at_knots(above: Outer, law: Law, apart: float) -> float:
 
 
 def log_slopes(law: Law, y: np.ndarray, side: float) -> np.ndarray:
-    """log phi' at 1 - y, also where phi' underflows, but for a constant of the law; rounded up for side 1, down for -1.
+    """log phi' at 1 - y up to a constant of the law, also where phi' underflows.
 
-    -inf and NaN where it is not known.
+    Rounded up for side 1 and down for side -1; -inf and NaN where it is not known.
     """
     y = np.clip(y, 0.0, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -100,11 +103,11 @@ def slopes(law: Law, y: np.ndarray) -> np.ndarray:
 
 
 def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: float) -> float:
-    """An upper bound of `phi'(T(v) - p)/phi'(v)` over v in (0, 1], 1 or more; inf where float64 has none.
+    """An upper bound of `phi'(T(v) - p)/phi'(v)` over v in (0, 1], at least 1; inf where float64 has none.
 
-    Both are non-decreasing: on a cell the ratio is at most that of its ends taken crosswise.  Before a cell, where
-    T(v) - p is at most slope * v, the ratio `phi'(slope v)/phi'(v)` is non-decreasing, since phi' has no negative
-    coefficients.
+    Numerator and denominator do not decrease in v.  So on a cell the ratio is at most the numerator at its right end
+    over the denominator at its left end.  Before a cell, where T(v) - p is at most slope * v, the ratio `phi'(slope
+    v)/phi'(v)` does not decrease, since phi' has no negative coefficients.
     """
 
     def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -180,3 +180,4 @@ def evaluated(law: Law, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 _generating = jax.jit(lambda law, y: law.generating(y))
+"""phi, phi' and phi'' of a law at 1 - y, compiled once for each family of laws and each shape."""

@@ -39,7 +39,7 @@ DELTA_RTOL = 1e-4
 
 
 class Sum(NamedTuple):
-    """A bracket of the sum, and a value within."""
+    """A bracket of the sum, and a value within it."""
 
     low: float
     middle: float
@@ -49,9 +49,9 @@ class Sum(NamedTuple):
 class Mixture:
     """The sum for one base, one list of weights and one direction.
 
-    delta_k does not decrease in k: fewer releases are a function of more.  So it is computed at some k, the nodes, and
-    between two of them it lies between their values, before the first between 0 and the first; nodes are added where
-    that leaves most open.
+    delta_k does not decrease in k, since fewer releases are a function of more.  It is computed at some numbers k, the
+    nodes. Between two nodes it lies between their values, and before the first node between 0 and the first value.
+    Nodes are added where that leaves most open.
     """
 
     def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
@@ -66,7 +66,7 @@ class Mixture:
         self.nodes = np.unique(np.clip([*spread, size - 1], 0, size - 1)).astype(np.intp) if size else np.zeros(0, int)
 
     def deltas(self, nodes: np.ndarray, eps: np.ndarray) -> np.ndarray:
-        """(2, eps, nodes): lower and upper ends of delta_k(eps); what is no number says nothing."""
+        """(2, eps, nodes): lower and upper ends of delta_k(eps); an end that is NaN is replaced by 0 or 1."""
         ends = np.zeros((2, eps.size, nodes.size))
         hard = np.isin(nodes, self.hard)
         for engine, some in ((self.engine, ~hard), ("auto", hard)):
@@ -82,12 +82,12 @@ class Mixture:
         return np.stack([np.where(low >= 0.0, np.minimum(low, 1.0), 0.0), np.where(high <= 1.0, high, 1.0)])
 
     def sums(self, eps: np.ndarray) -> list[Sum]:
-        """The sum at several eps >= 0, by the nodes that there are."""
+        """The sum at several eps >= 0, by the present nodes."""
         ends = self.deltas(self.nodes, eps)
         return [self._summed(*_monotone(*ends[:, place])) for place in range(eps.size)]
 
     def at(self, eps: float, width: float) -> Sum:
-        """The sum at one eps, with as many new nodes as make it relatively as narrow as `width`."""
+        """The sum at one eps, with enough new nodes to make it relatively as narrow as `width`."""
         known: dict[int, np.ndarray] = {}
         for _ in range(MOST_ROUNDS):
             low, high = self._known(known, eps)
@@ -104,7 +104,7 @@ class Mixture:
         return found
 
     def _known(self, known: dict[int, np.ndarray], eps: float) -> tuple[np.ndarray, np.ndarray]:
-        """Ends at the nodes, with what those of other nodes tell; computed where they are not known."""
+        """Ends at the nodes, each narrowed by those of the other nodes; computed where they are not yet known."""
         fresh = np.array([node for node in self.nodes.tolist() if node not in known], np.intp)
         if fresh.size:
             known.update(zip(fresh.tolist(), self.deltas(fresh, np.array([eps]))[:, 0].T, strict=True))
@@ -155,7 +155,7 @@ class Mixture:
         return least * (1.0 - 1e-9), most * (1.0 + 1e-9)
 
     def _summed(self, low: np.ndarray, high: np.ndarray) -> Sum:
-        """From ends at the nodes."""
+        """The sum from the ends at the nodes."""
         weights, nodes = self.weights, self.nodes
         before = np.concatenate([[0.0], low])
         slack = 4.0 * ROUNDOFF * (weights.k.size + 64.0)
@@ -175,7 +175,7 @@ class Mixture:
         return np.where(self.nodes - before > 1, np.add.reduceat(mass, ends)[::2], 0.0)
 
     def _refined(self, low: np.ndarray, high: np.ndarray, allowed: float) -> bool:
-        """Add nodes between those that leave most open; False where that is no more than is allowed."""
+        """Add nodes between those that leave most open; False where no more is open than is allowed."""
         before = np.concatenate([[-1], self.nodes[:-1]])
         gaps = self.nodes - before
         between = self._between(self.weights.high) * (high - np.concatenate([[0.0], low[:-1]]))
@@ -196,15 +196,15 @@ class Mixture:
 
 
 def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of a sequence that does not decrease, each with what the others tell."""
+    """Ends of brackets of a sequence that does not decrease, each narrowed by the other brackets."""
     return np.maximum.accumulate(low), np.minimum.accumulate(high[::-1])[::-1]
 
 
 class _Search:
     """The least eps at which a non-increasing sum is at most a target: where it is, and what is certified of it.
 
-    `low` is an eps at which the lower end of the sum is above the target, `high` one at which the upper end is not;
-    both by comparison at that very eps, whatever led there.  The middle of the sum leads.
+    `low` is an eps at which the lower end of the sum is above the target, and `high` one at which the upper end is not.
+    Both were compared at that very eps, whatever led there.  The search itself follows the middle of the sum.
     """
 
     def __init__(self, mixture: Mixture, target: float) -> None:
@@ -212,7 +212,7 @@ class _Search:
         self.left, self.right = (0.0, 1.0), (math.inf, 0.0)  # (eps, middle) before and beyond the root
 
     def fan(self, eps: np.ndarray) -> list[Sum]:
-        """The sum at several eps, and what it tells."""
+        """The sum at several eps; moves the ends of the search accordingly."""
         found = self.mixture.sums(eps)
         for x, one in zip(eps.tolist(), found, strict=True):
             if one.low > self.target:
@@ -226,7 +226,7 @@ class _Search:
         return found
 
     def bracketed(self, guess: float) -> bool:
-        """Whether the middle was seen on both sides of the target."""
+        """Whether values on both sides of the target were found."""
         while math.isinf(self.right[0]) and guess <= LAST_EPS:
             self.fan(np.minimum(guess * np.array([0.06, 0.25, 0.5, 0.9, 1.2, 2.0, 4.0, 16.0, 256.0]), LAST_EPS))
             guess *= 4096.0
@@ -240,7 +240,7 @@ class _Search:
         return below + share * (above - below), max((rise + fall) / max(above - below, 1e-300), 1e-300)
 
     def narrow(self, error: float) -> None:
-        """Until the two sides are that close to each other, relatively in eps or in the sum."""
+        """Search until the two sides are that close to each other, relatively in eps or in the sum."""
         for _ in range(8):
             below, above = self.left[0], self.right[0]
             close = above - below <= error * above or self.left[1] <= self.right[1] * (1.0 + error)
@@ -251,7 +251,7 @@ class _Search:
             self.fan(np.unique(np.clip(fan, below, above)))
 
     def around(self) -> None:
-        """Both sides once more, by the nodes that there are now."""
+        """Find both sides once more, with the nodes that were added since."""
         x, slope = self.root()
         self.left, self.right = (0.0, 1.0), (math.inf, 0.0)
         reach = max(0.01 * x, 0.1 / max(slope, 1e-2), 1e-12)
@@ -261,7 +261,7 @@ class _Search:
                 return
 
     def tighten(self) -> None:
-        """Places just beyond the root at which the ends of the sum are on their side of the target."""
+        """Look just beyond the root for places at which the ends of the sum are on their side of the target."""
         if not (self.left[0] < self.right[0] < math.inf):
             return
         x, slope = self.root()

@@ -20,7 +20,10 @@ __all__ = ["BOUNDS", "Bound", "bound_delta", "bound_epsilon"]
 
 
 class Bound(NamedTuple):
-    """How a bound is evaluated, each a function of (base, law of K, values, relation), and for which laws."""
+    """How a bound is evaluated, and for which laws.
+
+    `epsilon` and `delta` are functions of (base, law of K, values, relation).
+    """
 
     epsilon: Callable[[Mechanism, Law, np.ndarray, str], np.ndarray]
     delta: Callable[[Mechanism, Law, np.ndarray, str], np.ndarray]

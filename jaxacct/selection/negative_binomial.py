@@ -14,9 +14,10 @@ from jaxacct.mechanisms.base import register
 from jaxacct.selection.law_of_k import WHOLE_K, Law
 from jaxacct.validation import OPEN_PROBABILITY, Constraint, InputError, check
 
-__all__ = ["Geometric", "Logarithmic", "TruncatedNegativeBinomial"]
+__all__ = ["ETA_RANGE", "Geometric", "Logarithmic", "TruncatedNegativeBinomial"]
 
-_ETA = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
+ETA_RANGE = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
+"""What eta must be."""
 _TAIL_STEP = 0.16
 """Step of the trapezoid rule in log t that computes tails; see `_log_tail`."""
 _SHARP_ETA = 16.0
@@ -53,7 +54,7 @@ class TruncatedNegativeBinomial(Law):
 
     eta: Any
     gamma: Any
-    constraints: ClassVar = {"eta": _ETA, "gamma": OPEN_PROBABILITY}
+    constraints: ClassVar = {"eta": ETA_RANGE, "gamma": OPEN_PROBABILITY}
 
     @property
     def mean(self) -> Any:

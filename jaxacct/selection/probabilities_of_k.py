@@ -33,7 +33,7 @@ LARGEST_MODE = 2.0**52
 
 
 class Weights(NamedTuple):
-    """`low <= Pr[K = k] <= high` for the listed k >= 1 with high > 0, ascending, and what is not listed.
+    """`low <= Pr[K = k] <= high` for the listed k >= 1, ascending, and bounds of what is not listed.
 
     ``below`` bounds Pr[1 <= K < k[0]]; ``above_low <= Pr[K > k[-1]] <= above``.
     """
@@ -47,10 +47,11 @@ class Weights(NamedTuple):
 
 
 def weights(law: Law, tail: float) -> Weights:
-    """The weights of one law, with less than `tail` on either side where 2^21 numbers are enough for that.
+    """Certified probabilities of one law of K.
 
-    The ratios `Pr[K = k + 1]/Pr[K = k]` are multiplied from the mode on, and the products divided by their sum; beyond
-    the list the products are below a geometric series.  InputError for a law that is not the library's.
+    Less than `tail` is left out on either side, where 2^21 numbers are enough for that.  The ratios `Pr[K = k + 1]/Pr[K
+    = k]` are multiplied from the mode on, and the products are divided by their sum.  Beyond the list the products are
+    below a geometric series.  InputError for a law that is not one of this library.
 
     >>> from jaxacct.selection import Geometric
     >>> found = weights(Geometric(0.5), 1e-9)
@@ -96,7 +97,7 @@ def weights(law: Law, tail: float) -> Weights:
 
 
 def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, above: float) -> Weights:
-    """Without K = 0, which costs nothing, and without what has no probability."""
+    """The list without K = 0, which costs nothing, and without numbers of probability 0."""
     slack = ROUNDINGS_PER_TERM * ROUNDOFF * (k.size + 8.0)
     left = 1.0 - np.sum(high) * (1.0 + slack) - below - slack
     kept = (k >= 1.0) & (high > 0.0)
@@ -115,7 +116,10 @@ def _range(law: Any) -> tuple[float, float, float]:
 
 
 def _ratios(law: Any, k: np.ndarray) -> np.ndarray:
-    """`Pr[K = k + 1]/Pr[K = k]`, to a few units; not increasing in k but for a negative binomial with eta < 1."""
+    """`Pr[K = k + 1]/Pr[K = k]`, right to a few units.
+
+    It does not increase in k, except for a negative binomial with eta < 1.
+    """
     if isinstance(law, Poisson):
         return law.mean / (k + 1.0)
     if isinstance(law, Binomial):
@@ -124,7 +128,7 @@ def _ratios(law: Any, k: np.ndarray) -> np.ndarray:
 
 
 def _gap(law: Any) -> float:
-    """A lower bound of 1 less any ratio, where there is one: gamma for a negative binomial with eta at most 1."""
+    """A lower bound of 1 minus any ratio: gamma for a negative binomial with eta at most 1, else 0."""
     return float(law.gamma) if isinstance(law, TruncatedNegativeBinomial) and law.eta <= 1.0 else 0.0
 
 

@@ -77,15 +77,15 @@ def _by_engine(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.
     if first == ASKED_EPS and all(
         float(epsilon(run, 0.5, relation=name, rtol=PROFILE_RTOL).lower) > ASKED_EPS for name in names
     ):
-        # half of the mass is out of reach: what little the profile would say is left to simpler bounds
+        # half of the mass has losses beyond the engines' range: the bounds from the base alone answer instead
         at = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS])
         return at, np.zeros((2, 3)), np.ones((2, 3))
     with programs.alike(True):  # one base's profile is over before optimised programs would be compiled
         engine = str(delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL).engine)
         count = EPS_POINTS.get(engine, EPS_POINTS["lattice"])
-        early = round(count * max(first / at_most, 0.5))  # as far as both go; behind that there is one direction
+        early = round(count * max(first / at_most, 0.5))  # as far as both directions go; beyond that there is one
         at = np.concatenate([np.linspace(0.0, first, early), np.linspace(first, at_most, count - early + 1)[1:]])
-        # what the contour engine cannot resolve stays open: the lattice would take it value by value
+        # what the contour engine cannot resolve stays open: the lattice engine would compute it value by value
         chosen = "contour" if engine == "contour" and all(contour.supports(part).all() for part in parts) else "auto"
         for name, last in lasts.items():
             within = at[at <= last]
@@ -177,7 +177,8 @@ def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(u, T) at the knots of a polygon below the curve, from brackets of delta at ascending ratios.
 
-    An open bracket would pull the polygon down to its line everywhere; its neighbours' chords say more.
+    A bracket that is nearly open would pull the polygon down to its line everywhere.  It is left out, since the chords
+    of its neighbours say more.
     """
     ratio, lower, upper = (x[lower >= CLOSED_SHARE * upper] for x in (ratio, lower, upper))
     lower = np.maximum(lower, 1.0 - ratio)

@@ -37,6 +37,7 @@ BASE_WIDTH = 1e-3
 BASES_KEPT = 8
 """Bases whose curves are kept: a curve takes seconds for DP-SGD, and every question about a base uses it."""
 _curves_of: OrderedDict[Mechanism, list[dict[str, Curve]]] = OrderedDict()
+"""The curves of each base that is kept, in the order in which they were made."""
 
 
 def known_curves(run: Mechanism) -> list[dict[str, Curve]]:
@@ -53,10 +54,12 @@ def known_curves(run: Mechanism) -> list[dict[str, Curve]]:
 def bracket(
     quantity: str, run: Mechanism, law: Law, values: Any, relation: str, width: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of "epsilon" at deltas in (0, 1), or of "delta" at eps >= 0; all broadcast.
+    """(lower, upper) of "epsilon" at deltas in (0, 1), or of "delta" at eps >= 0; all arguments broadcast.
 
-    width : what is not as narrow as WIDTH (of a delta: as this share of it), or as the share `width` of it, is
-    looked at again with more rows and columns; inf: nothing is, and points of a profile of delta are within some 1e-3.
+    width : a bracket of eps that is wider than WIDTH, and wider than the share `width` of eps, is computed again with
+    more
+        rows and columns; likewise a bracket of delta that is wider than either share of it.  With inf nothing is
+        computed again, and points of a profile of delta are within some 1e-3.
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
     known = known_curves(run)
@@ -68,13 +71,13 @@ def bracket(
     before: list[str] = []
     for direction in (side.direction for side in sides(run, relation)):
         stacked = jax.tree.map(lambda *x: np.stack(x), *(each[direction] for each in known)) if size else None
-        # a symmetric base among others has one curve twice, and has then been answered
+        # a symmetric base among others has one curve for both directions: its second direction needs no answer
         open_ = [all(each[direction] is not each[name] for name in before) for each in known]
         due = np.flatnonzero(np.asarray(open_, bool)[base])
         before.append(direction)
         if quantity == "epsilon" and size > PER_CALL and ends.any():
-            # the other direction's bracket is that of both, where a glance shows that this one leaks at most delta at
-            # its upper end
+            # where a glance shows that this direction leaks at most delta at the upper end of the other direction,
+            # the bracket of the other direction is that of both
             some = jax.tree.map(lambda x, due=due: x[due], laws)
             leak = _in_chunks("delta", GLANCE, stacked, base[due], some, np.minimum(ends[1, due], LARGEST_EPS), quick)[
                 1
@@ -98,14 +101,14 @@ def _solved(
     quick: bool,
     other: np.ndarray,
 ) -> np.ndarray:
-    """(2, B) ends of one direction and the other, whose ends are known or 0, together.
+    """(2, B) ends of the larger of one direction and the other, whose ends are known, or 0 where they are not.
 
-    What is wide is done again with more rows and columns, unless it is the other direction that is.
+    A wide bracket is computed again with more rows and columns, unless the other direction is what makes it wide.
     """
     once = width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _in_chunks(quantity, first, stacked, base, laws, values, quick)
-    # a program more takes longer to compile than it saves on a few
+    # for a few configurations one more program takes longer to compile than it saves
     some_more = (MIDDLE, FINE) if width == 0.0 else (STEADY, MIDDLE, FINE)
     finer = () if once else (FINE, FINEST) if values.size <= PER_CALL else some_more
     due = low < np.inf
@@ -146,7 +149,7 @@ def _in_chunks(
 
 @functools.cache
 def _compiled(quick: bool) -> Any:
-    # a quarter faster on CPUs that have vectors so wide, and nothing to others
+    # a quarter faster on CPUs that have such wide vectors, and without effect on others
     options = programs.QUICK if quick else {"xla_cpu_prefer_vector_width": 512}
     return jax.jit(_program, static_argnums=(0, 1), compiler_options=programs.known(**options))
 

@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from jaxacct.tuning.advisor import Advice, advise
     from jaxacct.tuning.cost import Cost
     from jaxacct.tuning.matched_plan import MatchedPlan
+    from jaxacct.tuning.padding import truncated
     from jaxacct.tuning.private_score import PrivateScore
     from jaxacct.tuning.search_spaces import Choice, Distribution, Grid, LogUniform, Random, Space, Uniform, grid
     from jaxacct.tuning.side_by_side_training import key_words, side_by_side
     from jaxacct.tuning.subset_plan import SubsetPlan
     from jaxacct.tuning.subset_tuning import SubsetTuned, extrapolated, tune_on_subset
-    from jaxacct.tuning.tuning_run import Tuned, truncated, tune, tune_with
+    from jaxacct.tuning.tuning_run import Tuned, tune, tune_with
 
 __all__ = [
     "Advice",
@@ -46,11 +47,11 @@ __all__ = [
 
 _HOMES = {
     "Advice": "advice",
-    "Choice": "search_spaces",
+    "Choice": "distributions",
     "Cost": "cost",
-    "Distribution": "search_spaces",
+    "Distribution": "distributions",
     "Grid": "search_spaces",
-    "LogUniform": "search_spaces",
+    "LogUniform": "distributions",
     "MatchedPlan": "matched_plan",
     "PrivateScore": "private_score",
     "Random": "search_spaces",
@@ -58,13 +59,13 @@ _HOMES = {
     "SubsetPlan": "subset_plan",
     "SubsetTuned": "subset_tuning",
     "Tuned": "tuning_run",
-    "Uniform": "search_spaces",
+    "Uniform": "distributions",
     "advise": "advisor",
     "extrapolated": "subset_tuning",
     "grid": "search_spaces",
     "key_words": "side_by_side_training",
     "side_by_side": "side_by_side_training",
-    "truncated": "tuning_run",
+    "truncated": "padding",
     "tune": "tuning_run",
     "tune_on_subset": "subset_tuning",
     "tune_with": "tuning_run",

@@ -113,7 +113,7 @@ class MatchedPlan:
 
 
 def settings_grid(rate: Any, epochs: Any, steps: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Rates and steps of all candidates, flat."""
+    """Rates and steps of all candidates, as flat arrays."""
     if rate is None or (epochs is None) == (steps is None):
         raise InputError("sampling_probability and one of epochs and steps are needed; give exactly these")
     rates = np.atleast_1d(check("sampling_probability", rate, _RATE))[:, None]
@@ -125,7 +125,10 @@ def settings_grid(rate: Any, epochs: Any, steps: Any) -> tuple[np.ndarray, np.nd
 
 
 def matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Noise multipliers of the candidates: x itself of a single one, or for each the least that is (1/x, delta)-DP."""
+    """Noise multipliers of the candidates.
+
+    Of a single candidate it is x itself.  Otherwise each has the least noise with which it is (1/x, delta)-DP.
+    """
     if rate.size == 1:
         return np.array([x])
     return np.asarray(calibrate_noise_multiplier(1.0 / x, delta, rate, steps).value)

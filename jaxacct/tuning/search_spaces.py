@@ -15,135 +15,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.validation import POSITIVE, PROBABILITY, Constraint, InputError, check
+from jaxacct.tuning.distributions import (
+    WORDS_PER_DRAW,
+    Choice,
+    Distribution,
+    LogUniform,
+    Uniform,
+    checked_weights,
+    place,
+    plain,
+    shares_of,
+)
+from jaxacct.validation import InputError
 
-__all__ = ["Choice", "Distribution", "Grid", "LogUniform", "Random", "Space", "Uniform", "draws_alike", "grid"]
-
-FINITE_END = Constraint("use finite ends", -1.7e308, 1.7e308)
-"""What the ends of a uniform law must be."""
-WORDS_PER_DRAW = 4
-"""Words of 32 bits for one draw: 128 bits, so that probabilities are right to 2^-128."""
-
-
-class Distribution(ABC):
-    """The law of one hyper-parameter; `Uniform`, `LogUniform` and `Choice` are such laws.
-
-    A law of your own may keep state, so that candidates drawn from it count as adaptive unless they are declared i.i.d.
-
-    >>> from jaxacct import tuning
-    >>> class Always(tuning.Distribution):
-    ...     def at(self, bits):
-    ...         return 0.1
-    >>> tuning.Random({"rate": Always()}).sample(jax.random.key(0))
-    {'rate': 0.1}
-    """
-
-    @abstractmethod
-    def at(self, bits: int) -> Any:
-        """The value that 128 random bits stand for."""
-
-
-@dataclass(frozen=True)
-class Uniform(Distribution):
-    """Uniform on [low, high): from 128 random bits, rounded once to float64.
-
-    Parameters
-    ----------
-    low, high : float
-        Finite, low < high.
-
-    Raises
-    ------
-    InputError
-        The ends are not finite, or not in order.
-
-    >>> Uniform(1.0, 3.0).at(2**127)
-    2.0
-    """
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        _ends(self, FINITE_END)
-
-    def at(self, bits: int) -> float:
-        low, high = Fraction(self.low), Fraction(self.high)
-        return min(
-            float(low + (high - low) * Fraction(bits, 2 ** (32 * WORDS_PER_DRAW))), math.nextafter(self.high, self.low)
-        )
-
-
-@dataclass(frozen=True)
-class LogUniform(Distribution):
-    """exp of a uniform law on [log low, log high).
-
-    Parameters
-    ----------
-    low, high : float
-        0 < low < high.
-
-    Raises
-    ------
-    InputError
-        The ends are not positive and finite, or not in order.
-
-    >>> round(LogUniform(0.01, 1.0).at(2**127), 12)
-    0.1
-    """
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        _ends(self, POSITIVE)
-
-    def at(self, bits: int) -> float:
-        share = float(Fraction(bits, 2 ** (32 * WORDS_PER_DRAW)))
-        value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
-        return min(max(value, self.low), math.nextafter(self.high, self.low))
-
-
-@dataclass(frozen=True)
-class Choice(Distribution):
-    """One of a few values, with equal weights or with given ones.
-
-    Parameters
-    ----------
-    values : sequence of numbers and words
-    weights : sequence of float, optional
-        They sum to 1 (to 1e-9) and are made to; a value's probability is that of its weight up to 2^-128.
-
-    Raises
-    ------
-    InputError
-        No values, values of another type, or weights that do not fit.
-
-    >>> Choice(["adam", "sgd"], [0.25, 0.75]).at(2**126)
-    'sgd'
-    """
-
-    values: Sequence[Any]
-    weights: Sequence[float] | None = None
-
-    def __post_init__(self) -> None:
-        values = tuple(_plain(value) for value in self.values)
-        object.__setattr__(self, "values", values)
-        object.__setattr__(self, "weights", _weights(len(values), self.weights))
-
-    def at(self, bits: int) -> Any:
-        return self.values[_place(bits, self.shares)]
-
-    @property
-    def shares(self) -> list[Fraction]:
-        """The probabilities, as exact numbers that sum to 1."""
-        return _shares(len(self.values), self.weights)
+__all__ = ["Grid", "Random", "Space", "draws_alike", "grid"]
 
 
 class Space(ABC):
     """A law of configurations {name: value}; `Grid` and `Random` are spaces.
 
-    Draws of `Grid`, and of `Random` with the distributions of this module, with different keys are independent
+    Draws of `Grid`, and of `Random` with the distributions of this package, with different keys are independent
     (`draws_alike`).  Of any other space that is what the user declares.
 
     >>> from jaxacct import tuning
@@ -195,11 +86,9 @@ class Grid(Space):
     weights: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        points = tuple(
-            MappingProxyType({name: _plain(value) for name, value in point.items()}) for point in self.points
-        )
+        points = tuple(MappingProxyType({name: plain(value) for name, value in point.items()}) for point in self.points)
         object.__setattr__(self, "points", points)
-        object.__setattr__(self, "weights", _weights(len(points), self.weights))
+        object.__setattr__(self, "weights", checked_weights(len(points), self.weights))
         for index, point in enumerate(points):
             if set(point) != set(points[0]):
                 raise InputError(
@@ -212,11 +101,11 @@ class Grid(Space):
         return tuple(self.points[0])
 
     def sample(self, key: Any) -> dict[str, Any]:
-        return dict(self.points[_place(_bits(key, 1)[0], _shares(len(self.points), self.weights))])
+        return dict(self.points[place(_bits(key, 1)[0], shares_of(len(self.points), self.weights))])
 
     def settings(self, names: Iterable[str]) -> list[tuple[dict[str, Any], Fraction]]:
         names = list(names)
-        rows = zip(self.points, _shares(len(self.points), self.weights), strict=True)
+        rows = zip(self.points, shares_of(len(self.points), self.weights), strict=True)
         return _merged([({name: point[name] for name in names}, share) for point, share in rows])
 
 
@@ -272,7 +161,9 @@ class Random(Space):
 
 
 def draws_alike(space: Any) -> bool:
-    """Whether draws with independent keys are known to be i.i.d.: classes of this module, and no subclass of theirs.
+    """Whether draws with independent keys are known to be i.i.d.
+
+    That is known of the classes of this package, and of no subclass of theirs.
 
     >>> draws_alike(grid(rate=[0.1, 0.2])), draws_alike(iter([{"rate": 0.1}]))
     (True, False)
@@ -310,52 +201,10 @@ def _bits(key: Any, count: int) -> list[int]:
     return [int.from_bytes(row.astype("<u4").tobytes(), "little") for row in words]
 
 
-def _place(bits: int, shares: list[Fraction]) -> int:
-    """The index drawn: the first whose cumulative probability exceeds bits/2^128."""
-    point, total = Fraction(bits, 2 ** (32 * WORDS_PER_DRAW)), Fraction(0)
-    for index, share in enumerate(shares):
-        total += share
-        if point < total:
-            return index
-    raise AssertionError("shares sum to 1")
-
-
-def _shares(count: int, weights: Sequence[float] | None) -> list[Fraction]:
-    raw = [Fraction(1)] * count if weights is None else [Fraction(w) for w in weights]
-    return [share / sum(raw) for share in raw]
-
-
-def _weights(count: int, weights: Sequence[float] | None) -> tuple[float, ...] | None:
-    if not count:
-        raise InputError("a space without values has nothing to draw; give at least one")
-    if weights is None:
-        return None
-    found = np.atleast_1d(check("weights", weights, PROBABILITY))
-    if found.shape != (count,) or abs(float(found.sum()) - 1.0) > 1e-9:
-        raise InputError(f"weights must be {count} numbers that sum to 1; give the probabilities of drawing")
-    return tuple(found.tolist())
-
-
 def _merged(rows: list[tuple[dict[str, Any], Fraction]]) -> list[tuple[dict[str, Any], Fraction]]:
-    """Equal settings joined, impossible ones left out, in the order of their first places."""
+    """Equal settings joined and impossible ones left out, in the order in which they first occur."""
     totals: dict[tuple[Any, ...], Fraction] = {}
     for setting, share in rows:
         if share:
             totals[tuple(setting.items())] = totals.get(tuple(setting.items()), Fraction(0)) + share
     return [(dict(setting), share) for setting, share in totals.items()]
-
-
-def _plain(value: Any) -> Any:
-    """A number, word, or None as Python has it, so that what is released does not depend on where it came from."""
-    value = value.item() if isinstance(value, np.generic) or (hasattr(value, "item") and np.ndim(value) == 0) else value
-    if not isinstance(value, int | float | str | bool | None):
-        raise InputError(f"value {value!r:.40} must be a number or a word; name what it stands for, and look it up")
-    return value
-
-
-def _ends(law: Any, rule: Constraint) -> None:
-    low, high = (float(check(name, getattr(law, name), rule)) for name in ("low", "high"))
-    if not low < high:
-        raise InputError(f"low = {low!r} must be < high = {high!r}; exchange them, or use a Choice of one value")
-    object.__setattr__(law, "low", low)
-    object.__setattr__(law, "high", high)

@@ -95,9 +95,10 @@ class Product(NamedTuple):
 
 
 def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
-    """ "Run K times, release the best" through points of its exact worst case in both directions, upper ends.
+    """The profile of "run K times, release the best", through points of its exact worst case in both directions.
 
-    run, law : one configuration each.  delta : the target that the whole is for; the points end far below it.
+    The points are upper ends.  run, law : one configuration each.  delta : the target for the whole; the points go far
+    below it.
     """
     both = RELATIONS[: 1 if run.symmetric() else 2]
     envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper
@@ -109,7 +110,7 @@ def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
 
 
 def profile_of_run(run: Mechanism, delta: float) -> PrivacyProfile:
-    """One run through points of its profile in both directions, upper ends."""
+    """The profile of one run in both directions, through points that are upper ends."""
     if isinstance(run, PrivacyProfile):
         return run
     grid = np.linspace(0.0, max(_reach(run, max(LAST_DELTA_SHARE * delta, 1e-15)), 1e-3), 2 * TUNING_POINTS)

@@ -141,12 +141,12 @@ class SubsetPlan:
 
     @property
     def cost(self) -> Cost:
-        """Gradient evaluations, by the law of K; the final run as long as an average candidate."""
+        """Gradient evaluations, by the law of K; the final run counts as long as an average candidate."""
         epochs = float(np.mean([setting.epochs for setting in self.settings]))
         return Cost(self.repetitions, self.dataset_size, epochs, self.variant, self.share)
 
     def expected_batch_size(self, setting: Setting, final: bool) -> float:
-        """Of a candidate, or of the final run: the rate times the expected number of records."""
+        """The rate times the expected number of records, of a candidate or of the final run."""
         share = self.share * (self.growth if final else 1.0)
         return setting.sampling_probability * share * self.dataset_size
 
@@ -162,6 +162,9 @@ class SubsetPlan:
 
 
 def guessed_noise(epsilon: float, delta: float, rate: float, steps: float) -> float:
-    """A noise multiplier to begin a search at: by the central limit, of a run with 0.6 of epsilon; no bound."""
+    """A noise multiplier to begin a search at.
+
+    It is the central limit's for a run with 0.6 of epsilon, and no bound.
+    """
     mu = 0.6 * epsilon / math.sqrt(2.0 * math.log(1.0 / delta) + epsilon)
     return 1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))

@@ -16,12 +16,12 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.schedule import Segment
-from jaxacct.training.step import sampler
 from jaxacct.tuning.best_candidate import best_of, several
 from jaxacct.tuning.cost import Cost
 from jaxacct.tuning.keys_and_ledger import Secret, note_whole
 from jaxacct.tuning.search_spaces import draws_alike
 from jaxacct.tuning.side_by_side_training import key_words, side_by_side
+from jaxacct.tuning.subset_data import if_present, split
 from jaxacct.tuning.subset_plan import Setting, SubsetPlan
 from jaxacct.validation import InputError, choice
 
@@ -31,13 +31,11 @@ EXTRAPOLATIONS = ("sgd", "adam")
 """How a learning rate goes from the sample to more data."""
 RATE_NAME = "learning_rate"
 """Name of the hyper-parameter that is extrapolated."""
-ROOM_EXCEEDED = 1e-18
-"""Probability that a sample exceeds the room made for it; it then gets more, at the price of another compilation."""
 
 
 @dataclass(frozen=True)
 class SubsetTuned:
-    """What `tune_on_subset` releases, all of it covered by `epsilon`; its doctest makes one.
+    """What `tune_on_subset` releases, all of it covered by `epsilon`.
 
     Parameters
     ----------
@@ -59,6 +57,14 @@ class SubsetTuned:
         The whole, as it is in the ledger.
     cost : Cost
         Gradient evaluations, expectation and quantiles by the law of K.
+
+    >>> import jaxacct as ja
+    >>> from jaxacct import selection
+    >>> run, cost = ja.Gaussian(2.0), Cost(selection.Poisson(15), 60_000, 40, "rest", 0.1)
+    >>> rate = {"learning_rate": 0.9}
+    >>> setting = Setting(0.02, 100, 1.0, 1.0)
+    >>> SubsetTuned(0.0, rate, rate, setting, 0.8, "tuned", ja.epsilon(run, 1e-5), run, cost).setting.epochs
+    2.0
     """
 
     params: Any
@@ -167,13 +173,13 @@ def tune_on_subset(
     secret = Secret(key)
     _note(ledger, plan, "iid" if draws_alike(space) else "iid, declared")
 
-    inside, outside = _split(secret.key(b"sample"), data, plan)
+    inside, outside = split(secret.key(b"sample"), data, plan)
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
 
     def trainer(setting: Setting, final: bool) -> Callable[..., Any]:
         """(params, configs, keys) -> params of several runs, compiled once."""
         held = outside if final else inside
-        train = side_by_side(_if_present(loss_fn), make_optimizer, _run_plan(plan, setting, final, held), **shared)
+        train = side_by_side(if_present(loss_fn), make_optimizer, _run_plan(plan, setting, final, held), **shared)
         return lambda params, configs, keys: train(params, configs, keys, held)
 
     best, tuned, value = _tuned(secret, plan, space, init, score, trainer)
@@ -253,41 +259,6 @@ def _tuned(
     if found is None:
         return candidates[0], None, math.nan  # a draw that no data enter
     return candidates[found[0]], *found[1:]
-
-
-def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
-    """((examples, present), the same): the sample, and what the final run is trained on."""
-    drawn = sampler.poisson(key, plan.dataset_size, sampler.threshold(plan.share))
-    inside = np.sort(np.asarray(drawn.indices)[: int(drawn.count)])
-    rest = np.setdiff1d(np.arange(plan.dataset_size), inside)
-    other = rest if plan.variant == "rest" else np.arange(plan.dataset_size)
-    rooms = [_room(plan.dataset_size, plan.share), plan.dataset_size]
-    if plan.variant == "rest":
-        rooms[1] = _room(plan.dataset_size, 1.0 - plan.share)
-    return _held(data, inside, rooms[0]), _held(data, other, rooms[1])
-
-
-def _room(size: int, share: float) -> int:
-    """Records that a Poisson sample will not exceed."""
-    from scipy.stats import binom
-
-    return max(min(int(binom.isf(ROOM_EXCEEDED, size, share)) + 1, size), 1)
-
-
-def _held(data: Any, rows: np.ndarray, room: int) -> tuple[Any, np.ndarray]:
-    """The rows, filled up to the room with rows that are not present."""
-    filled = np.concatenate([rows, np.zeros(max(room - len(rows), 0), rows.dtype)])
-    return jax.tree.map(lambda a: np.asarray(a)[filled], data), np.arange(len(filled)) < len(rows)
-
-
-def _if_present(loss_fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The loss of an example that is present, and a constant, without gradient, in place of one that is not."""
-
-    def loss(params: Any, held: Any) -> Any:
-        example, present = held
-        return jax.numpy.where(present, loss_fn(params, example), 0.0)
-
-    return loss
 
 
 def _run_plan(plan: SubsetPlan, setting: Setting, final: bool, held: Any) -> Plan:

@@ -1,4 +1,7 @@
-"""`tune`: draw K in secret, train K candidates, release the best, all of it within one budget."""
+"""`tune`: draw K in secret, train K candidates, release the best, all of it within one budget.
+
+More than 300 lines, of which 130 are the docstrings of its two public functions.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,27 @@ import jax
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism
 from jaxacct.progress import Progress
-from jaxacct.selection import Categorical, Law
+from jaxacct.selection import Law
 from jaxacct.selection.mechanism import CANDIDATES
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.tuning.best_candidate import best_of, several
 from jaxacct.tuning.keys_and_ledger import Secret, note_whole
 from jaxacct.tuning.matched_plan import MatchedPlan
+from jaxacct.tuning.padding import fits, numbers_to_train
 from jaxacct.tuning.private_score import PrivateScore, noise_for_score, scored, whole
 from jaxacct.tuning.search_spaces import draws_alike
 from jaxacct.tuning.side_by_side_training import side_by_side
 from jaxacct.validation import COUNT, InputError, check, choice
 
-__all__ = ["Tuned", "truncated", "tune", "tune_with"]
+__all__ = ["Tuned", "tune", "tune_with"]
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a tuning releases, all of it covered by `epsilon`; the doctest of `tune` makes one.
+    """What a tuning releases, all of it covered by `epsilon`.
 
     Parameters
     ----------
@@ -54,6 +57,11 @@ class Tuned:
     candidates : {"iid", "iid, declared", "adaptive"}
         What the claim takes the candidates for: "iid" of the library's spaces, "iid, declared" where that is the user's
         word.
+
+    >>> import jaxacct as ja
+    >>> run = ja.Gaussian(2.0)
+    >>> Tuned(0.0, {"rate": 0.1}, 0.9, "tuned", ja.epsilon(run, 1e-5), run).config
+    {'rate': 0.1}
     """
 
     params: Any
@@ -169,7 +177,7 @@ def tune(
     note_whole(ledger, plans[0], cost.mechanism, note, plan.target_epsilon)
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
 
-    count, work = _sizes(law, pad)
+    count, work = numbers_to_train(law, pad)
     configs = [dict(space.sample(secret.key(b"config", number))) for number in range(max(work, 1))]
 
     places = [secret.choice(b"setting", number, len(plans)) for number in range(len(configs))]
@@ -260,7 +268,7 @@ def tune_with(
     secret = Secret(key)
     if ledger is not None:
         ledger.spend(cost.mechanism, f"tuning: a selection among runs of one mechanism; candidates {word}")
-    count, work = _sizes(repetitions, pad)
+    count, work = numbers_to_train(repetitions, pad)
     configs = [dict(space.sample(secret.key(b"config", number))) for number in range(max(work, 1))]
 
     def one_by_one(numbers: Sequence[int]) -> list[Any]:
@@ -273,49 +281,20 @@ def tune_with(
     return Tuned(found[1], configs[found[0]], found[2], "tuned", cost.epsilon, cost.mechanism, None, word)
 
 
-def truncated(law: Law, most: int) -> Categorical:
-    """The law of K given K <= most, with its exact probabilities: for `pad`.
-
-    Parameters
-    ----------
-    law : Law
-        One law of K.
-    most : int
-
-    Returns
-    -------
-    Categorical
-
-    Raises
-    ------
-    InputError
-        A batch of laws, or a `most` that K hardly ever stays below.
-
-    >>> from jaxacct import selection
-    >>> truncated(selection.Geometric(0.5), 2).probabilities.round(6).tolist()
-    [0.0, 0.666667, 0.333333]
-    """
-    number = int(check("most", most, COUNT))
-    if law.shape:
-        raise InputError(f"law of shape {law.shape} must be one law of K; truncate its elements one by one")
-    mass = np.asarray(law.probability(np.arange(number + 1)), np.float64)
-    total = math.fsum(mass)
-    if total < 1e-3:
-        raise InputError(f"most = {number}: K is at most that with probability {total:.2g}; raise it")
-    return Categorical(mass / total)
-
-
 def _law(plan: Plan | MatchedPlan, pad: int | None) -> Law:
     law = plan.repetitions
     if not isinstance(law, Law):
         raise InputError("plan has no repetitions; make it with repetitions=law, so that its noise covers all K runs")
     if pad is not None:
-        _fits(law, int(check("pad", pad, COUNT)))
+        fits(law, int(check("pad", pad, COUNT)))
     return law
 
 
 def _candidates(declared: str | None, known: bool) -> tuple[str, str]:
-    """("iid" or "adaptive", the same with who says so); known : whether the space is i.i.d. by construction."""
+    """("iid" or "adaptive", the same with "declared" where it is the user's word).
+
+    known : whether the space is i.i.d. by construction.
+    """
     if declared is None:
         return ("iid", "iid") if known else ("adaptive", "adaptive")
     kind = choice("candidates", declared, CANDIDATES)
@@ -323,7 +302,7 @@ def _candidates(declared: str | None, known: bool) -> tuple[str, str]:
 
 
 def _too_much(cost: float, target: float, unplanned: bool) -> str:
-    """What the whole costs, and what would help."""
+    """The error line: what the whole costs, and what would help."""
     if unplanned:
         return (
             f"candidates = 'adaptive' cost epsilon {cost:.6g} with this plan, above the plan's target {target:.6g}; "
@@ -336,29 +315,13 @@ def _too_much(cost: float, target: float, unplanned: bool) -> str:
     )
 
 
-def _fits(law: Law, pad: int) -> None:
-    """InputError unless K <= pad for certain."""
-    if float(law.quantile(1.0 - ROUNDOFF)) > pad or not math.isclose(
-        math.fsum(law.probability(np.arange(pad + 1))), 1.0
-    ):
-        raise InputError(f"pad = {pad}: K can be larger; use tuning.truncated(law, {pad}) as the law of K")
-
-
 def _words(config: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...]:
-    """What candidates that are trained side by side have in common."""
+    """The words and Nones of a configuration, which candidates that are trained side by side have in common."""
     return tuple((name, x) for name, x in config.items() if x is None or isinstance(x, str))
 
 
-def _sizes(law: Law, pad: int | None) -> tuple[int, int]:
-    """(K, candidates to be trained)."""
-    if pad is not None:
-        _fits(law, pad)
-    count = law.sample()
-    return count, count if pad is None else pad
-
-
 def _with_noise(score: Any, plan: Plan | MatchedPlan, kind: str) -> Any:
-    """A private score with its noise settled."""
+    """The score; a private one with its noise found where it was left out."""
     if not isinstance(score, PrivateScore) or score.noise_multiplier is not None:
         return score
     if plan.target_epsilon is None:

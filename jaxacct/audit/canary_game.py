@@ -1,0 +1,231 @@
+"""A trainer's own step, run many times at once with and without canaries, and what an adversary sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.audit.selection_game import SEED_RANGE
+from jaxacct.progress import Progress
+from jaxacct.training import Trainer
+from jaxacct.training.step.step_function import Carried, numbers
+from jaxacct.training.step.step_mechanisms import FIXED
+from jaxacct.validation import COUNT, InputError, check
+
+__all__ = ["ABSENT_MARK", "REAL_MARK", "Game", "Played", "flattened"]
+
+REAL_MARK = 0
+"""Mark of an example of the data; a gradient canary's mark is its number, from 1."""
+ABSENT_MARK = -1
+"""Mark of a canary that does not take part."""
+RUNS_AT_ONCE = 256
+"""Runs side by side in one call of the compiled program."""
+
+
+class Played(NamedTuple):
+    """What runs of a `Game` have shown.
+
+    Parameters
+    ----------
+    scores : numpy.ndarray, shape (runs, canaries)
+        Larger if the canary took part.
+    outcome : pytree
+        What was asked of the last parameters.
+
+    >>> Played(np.zeros((100, 1)), None).scores.shape
+    (100, 1)
+    """
+
+    scores: np.ndarray
+    outcome: Any
+
+
+class Game:
+    """A trainer's real step on data with canaries that are in or out; made by `input_canary` or `gradient_canaries`.
+
+    The step is the trainer's, with its own sampling, clipping, noise and optimizer.  Two things are added.  Examples
+    carry a mark, by which one that is out has no gradient: its place stays, as in fixed batches, and with Poisson
+    sampling that is the same law as its absence.  And the optimizer notes the noisy mean that it is given.
+
+    Parameters
+    ----------
+    trainer : Trainer
+    loss_fn : callable
+        (params, (example, mark)) -> scalar loss.
+    data : pytree of arrays
+        The canaries are the last examples.
+    marks : numpy.ndarray
+    observe : callable
+        (params, noisy sum) -> one score for each canary.
+    canaries : int
+        How many there are.
+
+    Raises
+    ------
+    InputError
+        Data and canaries are not as many as the plan says.
+
+    References
+    ----------
+    README.md of this folder, "Canaries".
+
+    >>> import optax
+    >>> from jaxacct.audit import gradient_canaries
+    >>> from jaxacct.training import Plan
+    >>> plan = Plan(target_delta=1e-5, dataset_size=1, sampling_probability=1.0, noise_multiplier=0.1, steps=1)
+    >>> game = gradient_canaries(Trainer(lambda w, x: w @ x, optax.sgd(0.1), plan, clip_norm=1.0), None)
+    >>> isinstance(game, Game), game.canaries
+    (True, 1)
+    """
+
+    def __init__(
+        self, trainer: Trainer, loss_fn: Any, data: Any, marks: np.ndarray, observe: Any, canaries: int
+    ) -> None:
+        plan, size = trainer.plan, marks.shape[0]
+        if size != plan.dataset_size:
+            raise InputError(
+                f"data and canaries are {size} examples, must be {plan.dataset_size}, the plan's dataset_size; "
+                "make the plan for the data with the canaries"
+            )
+        clip_norm = trainer.adaptive if trainer.adaptive is not None else trainer.clip_norm
+        self.trainer = Trainer(
+            loss_fn,
+            _recorded(trainer.optimizer),
+            plan,
+            clip_norm,
+            method=trainer.method,
+            micro_batch=trainer.micro_batch,
+        )
+        self.data, self.marks, self.observe, self.canaries = data, marks, observe, canaries
+        self._programs: dict[Any, Any] = {}
+
+    def play(
+        self,
+        params: Any,
+        present: Any,
+        runs: int,
+        *,
+        steps: int | None = None,
+        seed: int = 0,
+        hyperparameters: Mapping[str, Any] | None = None,
+        outcome: Callable[[Any], Any] | None = None,
+        progress: bool | None = False,
+    ) -> Played:
+        """Run the trainer from `params` `runs` times, with keys of its own each, and see what the canaries left.
+
+        Parameters
+        ----------
+        params : pytree
+        present : bool or array_like of bool, shape (canaries,)
+            Who takes part.
+        runs : int
+        steps : int, optional
+            Of the plan, from the first; by default all.
+        seed : int
+            Of the keys, 64 bits: for audits only.
+        hyperparameters : mapping, optional
+            name -> values of shape (runs,), one for each run, where the optimizer is made by
+            `optax.inject_hyperparams`: such as the learning rates of the candidates of a tuning.
+        outcome : callable, optional
+            last parameters -> arrays, such as a validation loss; traceable.
+        progress : bool, optional
+            A line on standard error; None only on a terminal.
+
+        Returns
+        -------
+        Played
+
+        Raises
+        ------
+        InputError
+            Invalid values.
+        """
+        runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, SEED_RANGE))
+        plan = self.trainer.plan
+        steps = plan.steps if steps is None else int(check("steps", steps, COUNT))
+        if steps > plan.steps:
+            raise InputError(f"steps = {steps} must be <= {plan.steps}; the plan has no more")
+        there = np.broadcast_to(np.asarray(present, bool), (self.canaries,))
+        marks = self.marks.copy()
+        marks[-self.canaries :] = np.where(there, marks[-self.canaries :], ABSENT_MARK)
+        varied = {name: np.asarray(values, np.float32) for name, values in (hyperparameters or {}).items()}
+        self._check_varied(params, varied, runs)
+        program = self._program(steps, outcome)
+        rng = np.random.default_rng(np.random.SeedSequence([seed, *np.packbits(there).tolist()]))
+        params = jax.tree.map(jnp.asarray, params)
+        bar, found = Progress(runs, progress, unit="runs"), []
+        passes = plan.pass_of(steps - 1)[0] + 1 if plan.sampling == FIXED else 1
+        for start in range(0, runs, RUNS_AT_ONCE):
+            words = rng.integers(0, 2**32, (RUNS_AT_ONCE, steps + passes, 8), np.uint32)
+            rows = np.minimum(np.arange(start, start + RUNS_AT_ONCE), runs - 1)
+            now = {name: values[rows] for name, values in varied.items()}
+            found.append(program(params, (self.data, marks), now, words))
+            jax.block_until_ready(found[-1])
+            bar.update(min(start + RUNS_AT_ONCE, runs))
+        bar.close()
+        joined = jax.tree.map(lambda *pieces: np.concatenate([np.asarray(x) for x in pieces])[:runs], *found)
+        return Played(*joined)
+
+    def _check_varied(self, params: Any, varied: Mapping[str, np.ndarray], runs: int) -> None:
+        known = getattr(self.trainer.optimizer.init(params)[0], "hyperparams", {}) if varied else {}
+        for name, values in varied.items():
+            if name not in known:
+                raise InputError(
+                    f"hyperparameters[{name!r}] is none of the optimizer's; make it by optax.inject_hyperparams"
+                )
+            if values.shape != (runs,):
+                raise InputError(f"hyperparameters[{name!r}] has shape {values.shape}, must be ({runs},); one per run")
+
+    def _program(self, steps: int, outcome: Callable[[Any], Any] | None) -> Any:
+        """Whole runs side by side, compiled once for every number of steps and outcome."""
+        key = steps, outcome
+        if key not in self._programs:
+            trainer, plan = self.trainer, self.trainer.plan
+            begins = [plan.pass_of(t)[:2] if plan.sampling == FIXED else (0, t) for t in range(steps)]
+            each = [
+                numbers(plan.at(t), plan.sampling, trainer.adaptive, t - first) for t, (_, first) in enumerate(begins)
+            ]
+            stacked = jax.tree.map(lambda *x: np.stack(x), *each)
+            which = np.array([number for number, _ in begins])
+
+            def run(params: Any, data: Any, varied: Any, words: Any) -> Any:
+                norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), trainer.clip_norm)
+                inner, mean = trainer.optimizer.init(params)
+                if varied:
+                    inner = inner._replace(hyperparams=inner.hyperparams | varied)
+                start = Carried(params, (inner, mean), norm, jnp.int32(0))
+
+                def step(carried: Carried, now: Any) -> Any:
+                    key, pass_key, settings = now
+                    after = trainer.step_function(carried, key, pass_key, data, settings)
+                    noisy = jax.tree.map(lambda g: g * settings.expected_batch_size, after.opt_state[1])
+                    return after, self.observe(carried.params, noisy)
+
+                keys = words[:steps], words[steps:][which], stacked
+                last, seen = jax.lax.scan(step, start, keys)
+                return jnp.sum(seen, axis=0), (last.params if outcome is None else outcome(last.params))
+
+            self._programs[key] = jax.jit(jax.vmap(run, in_axes=(None, None, 0, 0)))
+        return self._programs[key]
+
+
+def flattened(tree: Any) -> Any:
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree_util.tree_leaves(tree)])
+
+
+def _recorded(optimizer: Any) -> Any:
+    """The optimizer, with the noisy mean that it was last given beside its state."""
+    import optax
+
+    def init(params: Any) -> Any:
+        return optimizer.init(params), jax.tree.map(jnp.zeros_like, params)
+
+    def update(mean: Any, state: Any, params: Any = None) -> Any:
+        updates, inner = optimizer.update(mean, state[0], params)
+        return updates, (inner, mean)
+
+    return optax.GradientTransformation(init, update)
