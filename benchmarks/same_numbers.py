@@ -28,6 +28,8 @@ TARGETS = (0.1, 1.0, 8.0)
 
 def flat(value):
     """Bounds, calibrations, pytrees, arrays and numbers as nested lists of strings."""
+    if isinstance(value, str):  # which has methods called lower and upper
+        return [value]
     names = ("value", "lower", "estimate", "upper", "kind", "status", "engine", "epsilon")
     held = {name: flat(getattr(value, name)) for name in names if hasattr(value, name)}
     if held and not isinstance(value, np.ndarray):
