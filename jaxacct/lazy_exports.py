@@ -26,7 +26,7 @@ def lazy_exports(
     package : str
         The package's ``__name__``.
     homes : mapping of str to str
-        Each lazy name with the submodule that defines it, relative to the package.
+        Each lazy name with the module that defines it: relative to the package, or from "jaxacct." on.
     *others : str
         Names that the package defines itself; ``__dir__`` lists them too.
 
@@ -39,7 +39,9 @@ def lazy_exports(
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            value = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+            home = homes[name]
+            home = home if home.startswith("jaxacct.") else f"{package}.{home}"
+            value = getattr(importlib.import_module(home), name)
         except ModuleNotFoundError as error:
             lacking = (error.name or "").partition(".")[0]
             words = f"{package}.{name} needs the package {lacking}; pip install it"

@@ -13,9 +13,9 @@ from scipy import stats
 
 import jaxacct as ja
 from jaxacct import samplers
+from jaxacct.chacha import CHACHA20
 from jaxacct.samplers import exact_draws
 from jaxacct.training import fresh_key
-from jaxacct.training.step.chacha import CHACHA20
 
 
 def seeded(number):

@@ -12,9 +12,9 @@ from helpers import refusal
 
 import jaxacct as ja
 from jaxacct import selection, tuning
+from jaxacct.chacha import CHACHA20
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan
-from jaxacct.training.step.chacha import CHACHA20
 from jaxacct.tuning.best_candidate import best_of, rank
 from jaxacct.tuning.private_score import scored
 from jaxacct.tuning.search_spaces import draws_alike

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,9 +11,6 @@ from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.representations.convex_conjugate import best_cells, conjugate
 from jaxacct.representations.loss_moments import Interval
 from jaxacct.validation import broadcast_shape
-
-if TYPE_CHECKING:
-    from jaxacct.representations.mechanism_profile import Profile
 
 __all__ = ["bracket"]
 
@@ -31,7 +28,26 @@ NARROW_ABSOLUTE = 1e-7
 """A bracket of the trade-off function no wider than this is narrow, whatever its relative width."""
 
 
-def bracket(profile: Profile, mechanism: Mechanism, fpr: float | np.ndarray, rtol: float) -> Bounds:
+class CertifiedProfile(Protocol):
+    """What is read of a profile: `jaxacct.Profile`, which imports this module."""
+
+    @property
+    def mechanism(self) -> Mechanism: ...
+
+    @property
+    def relation(self) -> str: ...
+
+    def element(self, index: tuple[Any, ...]) -> CertifiedProfile:
+        """One configuration of a batch."""
+
+    def epsilon(self, delta: Any) -> Bounds:
+        """The bracket of epsilon."""
+
+    def delta(self, epsilon: Any) -> Bounds:
+        """The bracket of delta."""
+
+
+def bracket(profile: CertifiedProfile, mechanism: Mechanism, fpr: float | np.ndarray, rtol: float) -> Bounds:
     """Certified f(fpr); each element of the batch has its own grid of slopes."""
     mine = batch_shape(mechanism)
     shape = broadcast_shape({"the mechanism": mine, "fpr": np.shape(fpr)})
@@ -46,7 +62,7 @@ def bracket(profile: Profile, mechanism: Mechanism, fpr: float | np.ndarray, rto
     return Bounds(low, 0.5 * (low + high), high, mechanism.kind_under(profile.relation), status, "tradeoff")
 
 
-def _element(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
+def _element(profile: CertifiedProfile, fpr: np.ndarray, rtol: float) -> Interval:
     """Start from the slopes that matter for some of the rates, then split the cells that keep the upper end high."""
     floor = _mass_at_infinity(profile)
     farthest = float(profile.epsilon(min(1.000001 * floor + DELTA_ABOVE_INFINITY, 0.5)).upper)
@@ -78,7 +94,7 @@ def _element(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
     return conjugate(x, below, above, fpr, steepest=1.0, beyond=floor)
 
 
-def _mass_at_infinity(profile: Profile) -> float:
+def _mass_at_infinity(profile: CertifiedProfile) -> float:
     """The mass at infinity, below which delta(eps) never falls, rounded down."""
     sides = directions(profile.mechanism, profile.relation)
     parts = [components(profile.mechanism, profile.relation, side) for side in sides]

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from jaxacct.account import epsilon as certified_epsilon
+from jaxacct.chacha import fresh_key, secret
 from jaxacct.mechanisms import ApproximateDP, Gaussian, PureDP
 from jaxacct.samplers.exact_draws import bernoulli_exp, generator, rational
-from jaxacct.training.step.chacha import fresh_key, secret
 from jaxacct.validation import DELTA, POSITIVE, InputError, check, choice
 
 __all__ = ["ExponentialChoice", "GaussianNoisyMaxChoice", "NoisyMaxChoice"]

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from jaxacct.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from jaxacct.chacha import CHACHA20, fresh_key
     from jaxacct.training.ledger import Ledger
     from jaxacct.training.plan import Plan
     from jaxacct.training.plan.schedule import Segment
     from jaxacct.training.run.state import State
     from jaxacct.training.step.adaptive_clip import AdaptiveClip
-    from jaxacct.training.step.chacha import CHACHA20, fresh_key
     from jaxacct.training.step.clip_norm import sensitivity
     from jaxacct.training.step.clipping import Clipped, clipped_sum, norm_methods, ways
     from jaxacct.training.step.optax_transform import noisy_mean
@@ -44,7 +44,7 @@ __all__ = [
 
 _HOMES = {
     "AdaptiveClip": "step.adaptive_clip",
-    "CHACHA20": "step.chacha",
+    "CHACHA20": "jaxacct.chacha",
     "Clipped": "step.clipping",
     "Ledger": "ledger",
     "Plan": "plan",
@@ -53,7 +53,7 @@ _HOMES = {
     "Trainer": "trainer",
     "clipped_sum": "step.clipping",
     "fixed_batches": "step.sampler",
-    "fresh_key": "step.chacha",
+    "fresh_key": "jaxacct.chacha",
     "noisy_mean": "step.optax_transform",
     "norm_methods": "step.clipping",
     "over_micro_batches": "step.sampler",

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.chacha import key_from_bytes
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.ledger.format import Step
 from jaxacct.training.plan import Plan
@@ -23,7 +24,6 @@ from jaxacct.training.run.resume import last_checkpoint, open_ledger, reach, req
 from jaxacct.training.run.state import State, shown
 from jaxacct.training.step import noise
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
-from jaxacct.training.step.chacha import key_from_bytes
 from jaxacct.training.step.clip_norm import sensitivity
 from jaxacct.training.step.clipping import METHODS, norm_methods
 from jaxacct.training.step.key_derivation import StepKey, begin, digest_tree

@@ -8,13 +8,13 @@ import secrets
 from collections import Counter
 from typing import Any
 
+from jaxacct.chacha import key_from_bytes
 from jaxacct.mechanisms import Mechanism
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.ledger.claim import claim
 from jaxacct.training.ledger.format import Run
 from jaxacct.training.ledger.totals import Spent
 from jaxacct.training.plan import Plan
-from jaxacct.training.step.chacha import key_from_bytes
 from jaxacct.validation import InputError
 
 __all__ = ["Secret", "note_whole"]

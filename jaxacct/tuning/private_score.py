@@ -12,10 +12,10 @@ import numpy as np
 
 from jaxacct import account, calibration
 from jaxacct.bounds import Bounds
+from jaxacct.chacha import secret
 from jaxacct.mechanisms import Gaussian, Mechanism, compose
 from jaxacct.selection import Law, candidates_profile, select
 from jaxacct.training.step import noise
-from jaxacct.training.step.chacha import secret
 from jaxacct.training.step.per_example import for_each
 from jaxacct.validation import POSITIVE, InputError, check, choice
 

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.chacha import CHACHA20, key_from_bytes
 from jaxacct.training.plan import Plan
 from jaxacct.training.step import noise
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
-from jaxacct.training.step.chacha import CHACHA20, key_from_bytes
 from jaxacct.training.step.clip_norm import CLIP_NORM, sensitivity
 from jaxacct.training.step.clipping import METHODS
 from jaxacct.training.step.step_function import Carried, Numbers, numbers, private_step

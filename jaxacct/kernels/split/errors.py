@@ -1,4 +1,4 @@
-"""Rigorous bounds of the quadrature and rounding errors of the split contour (README.md, section 6).
+"""Rigorous bounds of the quadrature and rounding errors of the split contour (kernels/README.md, section 6).
 
 For the two parts `A` and `B` of parts.py, each relative to its own value on the real axis.
 """
@@ -31,7 +31,7 @@ STAIRS = 12.0
 LEAST_SIGMA = 2e-3
 """Noise multiplier below which nothing is certified: 1/sigma is too large for the closed forms of remainder.py."""
 LEAST_SIGMA_PER_STEP = 0.05
-"""The same over the spacing of the grid, which below that cannot see the law (README.md, section 6)."""
+"""The same over the spacing of the grid, which below that cannot see the law (kernels/README.md, section 6)."""
 TALLEST_LINE = 12.0
 """Largest height of a shifted line, in u."""
 STRIP_SHARE = 0.97
@@ -39,7 +39,7 @@ STRIP_SHARE = 0.97
 SIDES_FACTOR = 2.0 * TALLEST_LINE
 """What the sides of the path contribute at most, over the bound of the integrand there: their lengths together.
 
-On the sides the kernel is at most 1.41 e^{-2 pi Im v/h} (README.md, section 6).
+On the sides the kernel is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section 6).
 """
 ROUNDED_UP = 1.001
 """Factor for the rounding of an error bound's own arithmetic."""

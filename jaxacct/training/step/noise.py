@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.training.step.chacha import secret
+from jaxacct.chacha import secret
 
 __all__ = ["INITIALISATION", "NOISE", "QUANTILE", "SAMPLING", "add", "normal", "stream"]
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxacct.chacha import secret
 from jaxacct.training.step import noise
-from jaxacct.training.step.chacha import secret
 from jaxacct.training.step.clip_norm import sensitivity
 from jaxacct.validation import POSITIVE, check
 

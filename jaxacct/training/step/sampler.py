@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.training.step.chacha import secret
+from jaxacct.chacha import secret
 from jaxacct.validation import PROBABILITY, InputError, check
 
 __all__ = [

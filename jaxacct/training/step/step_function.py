@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.chacha import CHACHA20
 from jaxacct.training.step import noise, sampler
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
-from jaxacct.training.step.chacha import CHACHA20
 from jaxacct.training.step.clipping import Clipped, clipped_sum
 from jaxacct.training.step.noise import wide
 from jaxacct.training.step.step_mechanisms import FIXED, POISSON
