@@ -124,8 +124,30 @@ def delta(
 ) -> Bounds:
     """The privacy profile delta(eps) of the mechanism at one or many eps >= 0, as a certified bracket.
 
-    `delta(eps) = max over directions of H_{e^eps}(P || Q)`, relative accuracy also in the far tail.
-    Parameters, errors and sources are those of `jaxacct.epsilon`.
+    `delta(eps) = max over directions of H_{e^eps}(P || Q)`, the hockey-stick divergence of the composed dominating
+    pair. The bracket is relatively accurate also in the far tail.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        Its numeric fields and `epsilon` broadcast; the answer has their common shape.
+    epsilon : array_like >= 0
+    relation, engine, rtol, memory_bytes
+        As for `jaxacct.epsilon`.
+
+    Returns
+    -------
+    Bounds
+        kind "certified"; `upper` is what a privacy claim may use.
+
+    Raises
+    ------
+    InputError
+        Invalid values, shapes that do not broadcast, or a tracer.
+
+    References
+    ----------
+    Zhu, Dong and Wang (2022), Theorem 10; the engines' own error bounds are in jaxacct/kernels/README.md.
 
     >>> import jaxacct as ja
     >>> b = ja.delta(ja.RandomizedResponse(0.75), 0.5)

@@ -48,16 +48,28 @@ RULES: dict[str, Constraint] = {
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Calibrated values with the certified epsilon they give.
+    """Calibrated values with the certified epsilon that they give; made by the calibrations.
 
-    value : array of the batch shape; NaN where `ok` is False.
-    epsilon : Bounds at that value; `epsilon.upper <= target_epsilon` wherever `ok`.
-    status : "ok", "not_binding" (every searched value meets the target; the value is the end of the search
-        range), or "infeasible_..." (`jaxacct.explain(status)` says what would help).
-    ok : whether there is a value.
-    best : whether no less private value meets the target, up to rtol: a smaller noise, a larger sampling probability,
-    more steps.
-        That is known where epsilon is monotone in the value; a value is certified to meet the target in any case.
+    Parameters
+    ----------
+    value : array of the batch shape
+        NaN where `ok` is False.
+    epsilon : Bounds
+        At that value; `epsilon.upper <= target_epsilon` wherever `ok`.
+    status : str or array of str
+        "ok", "not_binding" (every searched value meets the target; the value is the end of the search range), or
+        "infeasible_..." (`jaxacct.explain(status)` says what would help).
+    ok : bool or array of bool
+        Whether there is a value.
+    best : bool or array of bool
+        Whether no less private value meets the target, up to rtol: a smaller noise, a larger sampling probability, more
+        steps.  That is known where epsilon is monotone in the value; that the value meets the target is certified in
+        any case.
+
+    >>> import jaxacct as ja
+    >>> c = ja.calibrate_noise_multiplier([1e-6, 2.0], [1e-30, 1e-5], 1.0, 1)
+    >>> c.ok.tolist(), c.status.tolist(), c.value.round(3).tolist()
+    ([False, True], ['infeasible_noise', 'ok'], [nan, 1.994])
     """
 
     value: Any

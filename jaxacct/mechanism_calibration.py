@@ -74,8 +74,8 @@ def calibrate(
 
     >>> import jaxacct as ja
     >>> c = ja.calibrate(lambda b: ja.Laplace(b), target_epsilon=0.5, target_delta=1e-6, bracket=(0.1, 100.0))
-    >>> round(float(c.value), 4), bool(c.epsilon.upper <= 0.5), c.status
-    (1.9999, True, 'ok')
+    >>> round(float(c.value), 3), bool(c.epsilon.upper <= 0.5), c.status
+    (2.0, True, 'ok')
     """
     if not callable(mechanism):
         raise InputError(

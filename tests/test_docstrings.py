@@ -25,14 +25,18 @@ REFUSES_NOTHING = {
     "jaxacct.AllowedRepetitions",
     "jaxacct.Calibration",
     "jaxacct.InputError",
+    "jaxacct.Profile",
     "jaxacct.Verification",
     "jaxacct.audit.Cells",
     "jaxacct.audit.Claim",
     "jaxacct.audit.LowerBound",
     "jaxacct.audit.Played",
+    "jaxacct.audit.Report",
     "jaxacct.audit.Row",
+    "jaxacct.interop.supports",
     "jaxacct.mechanisms.Components",
     "jaxacct.representations.Guarantee",
+    "jaxacct.representations.RenyiCurve",
     "jaxacct.selection.Attack",
     "jaxacct.sweeps.Grid",
     "jaxacct.sweeps.Plan",
@@ -44,6 +48,7 @@ REFUSES_NOTHING = {
     "jaxacct.tuning.Advice",
     "jaxacct.tuning.SubsetTuned",
     "jaxacct.tuning.Tuned",
+    "jaxacct.tuning.key_words",
 }
 """Records and exceptions that hold what they are given: no Raises."""
 NO_FORMULA = {
@@ -53,12 +58,18 @@ NO_FORMULA = {
     "jaxacct.InputError",
     "jaxacct.Mechanism",
     "jaxacct.Verification",
+    "jaxacct.audit.Cells",
     "jaxacct.audit.Claim",
     "jaxacct.audit.Game",
     "jaxacct.audit.LowerBound",
     "jaxacct.audit.Played",
     "jaxacct.audit.Report",
     "jaxacct.audit.Row",
+    "jaxacct.audit.attack_cells",
+    "jaxacct.audit.cell_counts",
+    "jaxacct.audit.coin_guesses",
+    "jaxacct.audit.count_winners",
+    "jaxacct.audit.finite",
     "jaxacct.explain",
     "jaxacct.interop.CertifiedAccountant",
     "jaxacct.interop.from_dp_event",
@@ -85,8 +96,8 @@ NO_FORMULA = {
     "jaxacct.training.Segment",
     "jaxacct.training.State",
     "jaxacct.training.Trainer",
+    "jaxacct.training.norm_methods",
     "jaxacct.training.over_micro_batches",
-    "jaxacct.training.ways",
     "jaxacct.tuning.Advice",
     "jaxacct.tuning.Choice",
     "jaxacct.tuning.Cost",
@@ -101,9 +112,10 @@ NO_FORMULA = {
     "jaxacct.tuning.grid",
     "jaxacct.tuning.key_words",
     "jaxacct.tuning.side_by_side",
+    "jaxacct.tuning.truncated",
     "jaxacct.verify",
 }
-"""Names that rest upon no formula or theorem of their own: no References."""
+"""Names that rest upon no formula or theorem of their own (records, files, counts of what was drawn): no References."""
 NOT_YET: set[str] = set()
 """Names whose docstrings are still to be written, by the rooms that own them."""
 

@@ -58,6 +58,10 @@ class Poisson(Law):
     InputError
         mean is not positive and finite.
 
+    References
+    ----------
+    Papernot and Steinke (2022).
+
     >>> float(Poisson(mean=10).probability(0).round(9))
     4.54e-05
     """
@@ -95,6 +99,10 @@ class Binomial(Law):
     ------
     InputError
         A field is outside its range, or the fields do not broadcast.
+
+    References
+    ----------
+    jaxacct/selection/README.md, "The worst score", holds for every law of K.
 
     >>> float(Binomial(20, 0.5).mean)
     10.0
@@ -136,6 +144,10 @@ class PointMass(Law):
     InputError
         repetitions is no whole number of 1 or more.
 
+    References
+    ----------
+    jaxacct/selection/README.md, "The worst score", holds for every law of K.
+
     >>> int(PointMass(10).quantile(0.5))
     10
     """
@@ -171,6 +183,10 @@ class Categorical(Law):
     ------
     InputError
         A probability is outside [0, 1], or a sum is not 1.
+
+    References
+    ----------
+    jaxacct/selection/README.md, "The worst score", holds for every law of K.
 
     >>> float(Categorical([0.0, 0.5, 0.5]).mean)
     1.5

@@ -113,6 +113,10 @@ def Geometric(gamma: Any) -> TruncatedNegativeBinomial:
     InputError
         gamma is outside its range.
 
+    References
+    ----------
+    Papernot and Steinke (2022); the geometric law is that of Liu and Talwar (2019).
+
     >>> float(Geometric(0.1).mean.round(9))
     10.0
     """
@@ -134,6 +138,10 @@ def Logarithmic(gamma: Any) -> TruncatedNegativeBinomial:
     ------
     InputError
         gamma is outside its range.
+
+    References
+    ----------
+    Papernot and Steinke (2022).
 
     >>> float(Logarithmic(0.01).mean.round(5))
     21.49758

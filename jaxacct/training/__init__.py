@@ -48,7 +48,7 @@ _HOMES = {
     "Clipped": "step.clipping",
     "Ledger": "ledger",
     "Plan": "plan",
-    "Segment": "plan",
+    "Segment": "plan.schedule",
     "State": "run.state",
     "Trainer": "trainer",
     "clipped_sum": "step.clipping",

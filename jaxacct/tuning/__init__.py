@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from jaxacct.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from jaxacct.tuning.advisor import Advice, advise
+    from jaxacct.tuning.advice import Advice
+    from jaxacct.tuning.advisor import advise
     from jaxacct.tuning.cost import Cost
+    from jaxacct.tuning.distributions import Choice, Distribution, LogUniform, Uniform
     from jaxacct.tuning.matched_plan import MatchedPlan
     from jaxacct.tuning.padding import truncated
     from jaxacct.tuning.private_score import PrivateScore
-    from jaxacct.tuning.search_spaces import Choice, Distribution, Grid, LogUniform, Random, Space, Uniform, grid
+    from jaxacct.tuning.search_spaces import Grid, Random, Space, grid
     from jaxacct.tuning.side_by_side_training import key_words, side_by_side
     from jaxacct.tuning.subset_plan import SubsetPlan
     from jaxacct.tuning.subset_tuning import SubsetTuned, extrapolated, tune_on_subset

@@ -13,7 +13,7 @@ import numpy as np
 import jaxacct as ja
 from jaxacct import audit, interop, mechanisms, plots, representations, samplers, selection, sweeps, training, tuning
 from jaxacct import verification as verifying
-from jaxacct.sweeps import merge
+from jaxacct.sweep import merge
 
 
 def mechanisms_of_every_kind() -> list[ja.Mechanism]:
@@ -218,7 +218,14 @@ def trained(loss: Callable[[Any, Any], Any], optimizer: Any, params: Any, data: 
     batches = [training.poisson(key, 100, 0.1), training.fixed_batches(key, 100, 10, 0)]
     batches.append(training.without_replacement(key, 100, 10))
     total: int = training.over_micro_batches(batches[0], 8, lambda carry, rows, mask: carry, 0)
-    print(clipped.total, total, training.CHACHA20, training.sensitivity(1.0), training.ways(loss, params, data))
+    print(
+        clipped.total,
+        total,
+        training.CHACHA20,
+        training.sensitivity(1.0),
+        training.norm_methods(loss, params, data),
+        training.ways,
+    )
     print(training.noisy_mean(key, 1.0, 1.0, 512.0), training.Segment, training.Ledger.open("run.jsonl"))
     return trainer.fit(trainer.init(params), data, ledger="run.jsonl")
 
