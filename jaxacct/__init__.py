@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from jaxacct.representations.profile import Profile, profile
     from jaxacct.representations.rdp import rdp_delta, rdp_epsilon
     from jaxacct.selection.allowed import AllowedRepetitions, repetitions_allowed
-    from jaxacct.sweeps import sweep
+    from jaxacct.sweep import sweep
     from jaxacct.validation import InputError
     from jaxacct.verification import Verification, verify
 

@@ -1,4 +1,4 @@
-"""The old address of `jaxacct.sweeps`: `from jaxacct.sweeps import merge` and `jaxacct.sweeps.merge` go on working.
+"""The old address of `jaxacct.sweeps`: `from jaxacct.sweep import merge` and `jaxacct.sweep.merge` go on working.
 
 `jaxacct.sweep` is a function.  After running a submodule the import system binds what `sys.modules` holds under the
 submodule's name to its package, so this file puts the function there: whatever was imported before, and in whichever

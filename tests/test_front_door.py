@@ -162,11 +162,11 @@ def test_a_public_name_stays_what_it_is_in_every_order_of_imports():
 @pytest.mark.parametrize(
     "order",
     [
-        "import jaxacct as ja; ja.sweep; from jaxacct.sweeps import merge, plan, read_table",
-        "from jaxacct.sweeps import merge, plan, read_table; import jaxacct as ja",
-        "import jaxacct.sweeps, jaxacct.sweeps; ja = jaxacct; from jaxacct.sweeps import merge, plan, read_table",
-        "import jaxacct as ja; import jaxacct.sweeps.read; from jaxacct.sweeps import merge, plan, read_table",
-        "from jaxacct import sweep; import jaxacct as ja; from jaxacct.sweeps import merge, plan, read_table; sweep(G)",
+        "import jaxacct as ja; ja.sweep; from jaxacct.sweep import merge, plan, read_table",
+        "from jaxacct.sweep import merge, plan, read_table; import jaxacct as ja",
+        "import jaxacct.sweep, jaxacct.sweeps; ja = jaxacct; from jaxacct.sweep import merge, plan, read_table",
+        "import jaxacct as ja; import jaxacct.sweeps.read; from jaxacct.sweep import merge, plan, read_table",
+        "from jaxacct import sweep; import jaxacct as ja; from jaxacct.sweep import merge, plan, read_table; sweep(G)",
     ],
 )
 def test_the_old_address_of_sweeps_goes_on_working(order):

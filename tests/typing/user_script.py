@@ -13,7 +13,7 @@ import numpy as np
 import jaxacct as ja
 from jaxacct import audit, interop, mechanisms, plots, representations, samplers, selection, sweeps, training, tuning
 from jaxacct import verification as verifying
-from jaxacct.sweeps import merge
+from jaxacct.sweep import merge
 
 
 def mechanisms_of_every_kind() -> list[ja.Mechanism]:
