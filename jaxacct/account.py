@@ -20,8 +20,17 @@ from jaxacct.engines.quick_bounds import largest_loss, largest_loss_above
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.options import GIBIBYTE, Options, options
-from jaxacct.validation import DELTA_OR_ZERO, NON_NEGATIVE, InputError, broadcast_shape, check, refuse_tracers
+from jaxacct.validation import (
+    DELTA_OR_ZERO,
+    GIBIBYTE,
+    NON_NEGATIVE,
+    InputError,
+    Options,
+    broadcast_shape,
+    check,
+    options,
+    refuse_tracers,
+)
 
 __all__ = ["bracket_epsilon", "delta", "effort_of", "effort_of_search", "epsilon"]
 

@@ -18,8 +18,18 @@ from jaxacct.certified_search import Found, Search, Start, certified_search
 from jaxacct.engines import programs
 from jaxacct.engines.contour import no_hint
 from jaxacct.mechanisms import dp_sgd
-from jaxacct.options import SIDED, options
-from jaxacct.validation import COUNT, DELTA, POSITIVE, PROBABILITY, Constraint, broadcast_shape, check, refuse_tracers
+from jaxacct.validation import (
+    COUNT,
+    DELTA,
+    POSITIVE,
+    PROBABILITY,
+    SIDED,
+    Constraint,
+    broadcast_shape,
+    check,
+    options,
+    refuse_tracers,
+)
 
 __all__ = ["Calibration", "calibrated", "certified", "checked_goal", "result", "search_for"]
 

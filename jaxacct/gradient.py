@@ -17,8 +17,7 @@ from jaxacct.engines.chunks import in_chunks
 from jaxacct.kernels import contour as kernel
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import holds_vectors, require_mechanism
-from jaxacct.options import options
-from jaxacct.validation import DELTA, InputError, broadcast_shape, check, refuse_tracers
+from jaxacct.validation import DELTA, InputError, broadcast_shape, check, options, refuse_tracers
 
 FIELD_STEP = 1e-5
 """Relative step of the central difference for the elementary map from fields to the loss law.

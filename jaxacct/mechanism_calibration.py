@@ -14,8 +14,7 @@ from jaxacct.dp_sgd_calibration import LEAST_RTOL, Calibration, result
 from jaxacct.engines.protocol import Effort
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.options import options
-from jaxacct.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_shape, check, check_flag
+from jaxacct.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_shape, check, check_flag, options
 
 __all__ = ["calibrate", "search_mechanisms"]
 

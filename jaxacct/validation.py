@@ -1,12 +1,16 @@
-"""Constraints on inputs, declared as data and checked in one place; a refusal is one line with its remedy."""
+"""Constraints on inputs, declared as data and checked in one place; a refusal is one line with its remedy.
+
+The options that public calls share (relation, engine, rtol, memory_bytes) are inputs too. The file is longer than 300
+lines so that all rules for inputs stand together.
+"""
 
 from __future__ import annotations
 
 import numbers
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -15,23 +19,41 @@ __all__ = [
     "COUNT",
     "DELTA",
     "DELTA_OR_ZERO",
+    "ENGINES",
+    "GIBIBYTE",
     "LARGEST_COUNT",
     "NON_NEGATIVE",
     "OPEN_PROBABILITY",
     "POSITIVE",
     "PROBABILITY",
+    "RELATIONS",
+    "SIDED",
     "Constraint",
     "InputError",
+    "Options",
+    "Tracer",
     "TracerError",
     "broadcast_shape",
     "check",
     "check_one",
     "choice",
-    "is_tracer",
+    "options",
     "refuse_tracers",
     "shown",
 ]
 
+Tracer = jax.core.Tracer
+"""What stands for a value while JAX traces a function: there is no number to check."""
+RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one")
+"""Neighbouring relations.  Scales and noise multipliers are relative to the add/remove sensitivity."""
+SIDED = RELATIONS[:3]
+"""The relations that calibrations know."""
+ENGINES = ("auto", "contour", "lattice")
+"""The words that `engine` may be; "auto" lets every engine answer where it suits."""
+GIBIBYTE = 2**30
+"""Bytes; the usual limit on the lattice engine's memory."""
+LEAST_MEMORY = 2**24
+"""Bytes; below this the shortest lattice of a large composition does not fit."""
 LARGEST_COUNT = 2**53
 """Largest step count: every integer up to here is exact in float64."""
 MOST_SHOWN_CHARACTERS = 60
@@ -103,12 +125,8 @@ OPEN_PROBABILITY = Constraint("use a {name} strictly between 0 and 1", 0, 1, low
 DELTA = Constraint("use a small positive {name} such as 1e-5", 0, 1, lower_open=True, upper_open=True)
 DELTA_OR_ZERO = Constraint("use 0 or a small positive {name} such as 1e-5", 0, 1, upper_open=True)
 COUNT = Constraint("use a whole number of {name}", 1, LARGEST_COUNT, integral=True)
+MEMORY = Constraint("use a whole number of bytes, such as 2**30", LEAST_MEMORY, LARGEST_COUNT, integral=True)
 """What numbers may be: each name says the set, each remedy what to use instead."""
-
-
-def is_tracer(value: Any) -> bool:
-    """Whether a value is a JAX tracer, that is, has no concrete value to check."""
-    return isinstance(value, jax.core.Tracer)
 
 
 def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:
@@ -167,6 +185,47 @@ def check_flag(name: str, value: Any, question: str) -> None:
         raise InputError(f"{name} = {shown(value)} must be True or False; {question}")
 
 
+class Options(NamedTuple):
+    """The options that public calls share, checked; their meaning is that of the parameters of `jaxacct.epsilon`.
+
+    A further option (a backend, say) is one more field here and one more line of `options`.
+    """
+
+    relation: str = RELATIONS[0]
+    engine: str = "auto"
+    rtol: float = 1e-4
+    memory_bytes: int = GIBIBYTE
+
+
+def options(
+    *,
+    relation: Any = RELATIONS[0],
+    engine: Any = "auto",
+    rtol: Any = 1e-4,
+    memory_bytes: Any = GIBIBYTE,
+    relations: Sequence[str] = RELATIONS,
+    least_rtol: float = 0.0,
+    usual_rtol: str = "1e-4",
+) -> Options:
+    """The options as a record, or one line that refuses the first that cannot be used.
+
+    relations : those that the call knows.  least_rtol : the smallest rtol that it takes; 0 for any above 0.
+    usual_rtol : the one to advise.
+
+    >>> options(rtol=0.01).rtol
+    0.01
+    >>> options(memory_bytes=-5)
+    Traceback (most recent call last):
+        ...
+    jaxacct.validation.InputError: memory_bytes = -5 must be an integer >= 16777216 and <= 2**53; use a whole number \
+of bytes, such as 2**30
+    """
+    words = choice("relation", relation, relations), choice("engine", engine, ENGINES)
+    memory = check_one("memory_bytes", memory_bytes, MEMORY, "one limit serves the whole batch")
+    width = Constraint(f"use {usual_rtol} or so", least_rtol, 1, lower_open=least_rtol == 0.0, upper_open=True)
+    return Options(*words, float(check_one("rtol", rtol, width, "one tolerance serves the whole batch")), int(memory))
+
+
 def shown(value: Any) -> str:
     """A value as a message may show it: at most 60 characters, on one line, whatever it is.
 
@@ -203,52 +262,54 @@ def refuse_tracers(call: str, traceable: str, **arguments: Any) -> None:
     ``call`` is the public name (``"ja.epsilon"``), ``traceable`` the kernel to use inside jit instead.
     """
     for argument, value in arguments.items():
+        if getattr(value, "checked_shape", None) is not None:
+            continue  # a mechanism whose constructor has checked every field holds no tracer
         for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
-            if is_tracer(leaf):
-                field = path_name(path) or argument
+            if isinstance(leaf, Tracer):
+                field = jax.tree_util.keystr(path).lstrip(".") or argument
                 raise TracerError(
                     f"{call} is a host call and was given a tracer (field {field}); "
                     f"inside jit use {traceable}, or call {call} outside jit, vmap and grad"
                 )
 
 
-def path_name(path: tuple[Any, ...]) -> str:
-    """A pytree key path as a dotted field name, such as ``mechanisms[0].noise_multiplier``."""
-    return jax.tree_util.keystr(path).lstrip(".")
-
-
 def _numeric(name: str, value: Any, constraint: Constraint) -> np.ndarray:
     """The value as an array of integers or float64, integers kept exact so that limits are tested exactly."""
-    if is_tracer(value):
+    if isinstance(value, Tracer):
         raise TracerError(f"{name} is a tracer and has no value to check; pass a number, or stay outside jit")
-    expected = f"must be {'' if constraint.integral else 'a number '}{constraint.limit}"
     if isinstance(value, str | bytes) or value is None:
-        raise InputError(f"{name} = {shown(value)} {expected}; {_remedy(name, constraint)}")
+        raise InputError(f"{name} = {shown(value)} {_expected(constraint)}; {_remedy(name, constraint)}")
     try:
         raw = np.asarray(value)
     except ValueError:
-        raise InputError(f"{name} {expected}, not a ragged sequence; give every row one length") from None
+        raise InputError(f"{name} {_expected(constraint)}, not a ragged sequence; give every row one length") from None
     if raw.dtype == object:
-        raw = _from_objects(name, raw, expected, constraint)
+        raw = _from_objects(name, raw, constraint)
     if jax.numpy.issubdtype(raw.dtype, np.integer):
         return raw
     if jax.numpy.issubdtype(raw.dtype, np.floating):
         return raw.astype(np.float64)
-    raise InputError(f"{name} has dtype {raw.dtype} and {expected}; {_remedy(name, constraint)}")
+    raise InputError(f"{name} has dtype {raw.dtype} and {_expected(constraint)}; {_remedy(name, constraint)}")
 
 
-def _from_objects(name: str, raw: np.ndarray, expected: str, constraint: Constraint) -> np.ndarray:
+def _from_objects(name: str, raw: np.ndarray, constraint: Constraint) -> np.ndarray:
     """Objects that are real numbers (integers beyond 64 bits, fractions) as float64."""
     values = np.empty(raw.shape, np.float64)
     for index, item in np.ndenumerate(raw):
         real = isinstance(item, numbers.Real) and not isinstance(item, bool)
         if not real:
-            raise InputError(f"{_place(name, index)} = {shown(item)} {expected}; {_remedy(name, constraint)}")
+            raise InputError(
+                f"{_place(name, index)} = {shown(item)} {_expected(constraint)}; {_remedy(name, constraint)}"
+            )
         try:
             values[index] = float(item)
         except OverflowError:
             values[index] = np.inf if item > 0 else -np.inf
     return values
+
+
+def _expected(constraint: Constraint) -> str:
+    return f"must be {'' if constraint.integral else 'a number '}{constraint.limit}"
 
 
 def _refuse_value(name: str, index: tuple[int, ...], value: float, constraint: Constraint) -> NoReturn:

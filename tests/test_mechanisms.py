@@ -1,5 +1,6 @@
 """Mechanisms as pytrees, and their components against direct enumeration of the pairs."""
 
+import copy
 import doctest
 import importlib
 import itertools
@@ -34,7 +35,7 @@ from jaxacct.mechanisms.finite import log_mixture
 
 BOTH = "add_or_remove_one"
 MODULES = [
-    *(f"mechanisms.{name}" for name in ("base", "gaussian", "laplace", "finite", "sampling", "composition")),
+    *(f"mechanisms.{name}" for name in ("base", "gaussian", "laplace", "finite", "combinators")),
     *("mechanisms.loss_components", "bounds", "validation"),
 ]
 
@@ -101,6 +102,13 @@ def test_unflatten_does_not_validate_but_components_does():
     empty = jax.tree_util.tree_map(lambda _: None, Gaussian(1.0))
     assert empty.noise_multiplier is None
     assert "noise_multiplier = None" in refusal(components, empty, BOTH, "remove")
+
+
+def test_a_copy_whose_arrays_can_be_written_to_is_checked_again():
+    for copied in (pickle.loads(pickle.dumps(dp_sgd([1.0, 2.0], 0.1, 3))), copy.deepcopy(dp_sgd([1.0, 2.0], 0.1, 3))):
+        copied.mechanism.mechanism.noise_multiplier[1] = -1.0
+        assert "noise_multiplier[1] = -1.0 must be" in refusal(components, copied, BOTH, "remove")
+        assert "noise_multiplier[1] = -1.0 must be" in refusal(components, repeat(copied, 2), BOTH, "remove")
 
 
 def test_vmap_and_jit_over_mechanisms():

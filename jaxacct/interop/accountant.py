@@ -13,7 +13,7 @@ from jaxacct.account import epsilon as certified_epsilon
 from jaxacct.floats import ROUNDOFF
 from jaxacct.interop.dp_events import EventError, convert
 from jaxacct.mechanisms import Mechanism, PureDP, RandomizedResponse, components, compose, directions, repeat
-from jaxacct.mechanisms.composition import Composed, Repeated
+from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.validation import NON_NEGATIVE, PROBABILITY, InputError, check
 
 __all__ = ["CertifiedAccountant"]

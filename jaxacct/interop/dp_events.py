@@ -23,7 +23,7 @@ from jaxacct.mechanisms import (
     compose,
     repeat,
 )
-from jaxacct.mechanisms.composition import Composed, Repeated
+from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.validation import COUNT, InputError, check, refuse_tracers
 
 __all__ = ["EventError", "convert", "from_dp_event", "supports", "to_dp_event"]

@@ -1,7 +1,7 @@
 """Mechanisms: frozen pytrees that describe what is run, and the components that the engines consume."""
 
 from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, BaseMechanism, Mechanism, batch_shape
-from jaxacct.mechanisms.composition import Composed, Repeated, compose, dp_sgd, repeat
+from jaxacct.mechanisms.combinators import Composed, PoissonSampled, Repeated, compose, dp_sgd, repeat
 from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomisedResponse, RandomizedResponse
 from jaxacct.mechanisms.finite_output import FiniteOutput
@@ -11,7 +11,6 @@ from jaxacct.mechanisms.laplace import Laplace
 from jaxacct.mechanisms.loss_components import Components, components, directions
 from jaxacct.mechanisms.profile import PrivacyProfile, profile_from_cdfs
 from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
-from jaxacct.mechanisms.sampling import PoissonSampled
 from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, GaussianNoisyMax, ReportNoisyMax
 from jaxacct.mechanisms.smooth_sensitivity import SmoothSensitivityGaussian
 from jaxacct.mechanisms.sparse_vector import AboveThreshold, NumericSparse

@@ -1,4 +1,7 @@
-"""What a mechanism is: a frozen pytree whose numeric fields are scalars or arrays that broadcast."""
+"""What a mechanism is: a frozen pytree whose numeric fields are scalars or arrays that broadcast.
+
+The file is a little longer than 300 lines so that every function that goes through the fields of any mechanism is here.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 import jax
 import numpy as np
 
-from jaxacct.mechanisms.parts import FinitePair, Part
-from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer, shown
+from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart, Part
+from jaxacct.validation import RELATIONS, Constraint, InputError, Tracer, broadcast_shape, check, shown
 
 __all__ = [
     "DIRECTIONS",
     "RELATIONS",
+    "SENSITIVITY",
+    "AdditiveNoise",
     "BaseMechanism",
     "Mechanism",
     "batch_shape",
@@ -23,14 +28,13 @@ __all__ = [
     "holds_vectors",
     "register",
     "require_mechanism",
-    "sensitivity",
 ]
-
-RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one")
-"""Neighbouring relations.  Scales and noise multipliers are relative to the add/remove sensitivity."""
 
 DIRECTIONS = ("remove", "add")
 """The two directions of a dominating pair: P with the record (remove) or without it (add)."""
+
+SENSITIVITY = {"add_or_remove_one": 1.0, "add_one": 1.0, "remove_one": 1.0, "replace_one": 2.0}
+"""How far a record moves the statistic under a relation, in units of the add/remove sensitivity."""
 
 M = TypeVar("M")
 
@@ -40,8 +44,9 @@ class Mechanism(ABC):
 
     Subclasses are frozen dataclasses made pytrees by ``register``. A field named in ``constraints`` is
     numeric: the constructor checks it and stores it as float64 (a Python float, or a read-only NumPy array).
-    Tracers pass unchecked, and so does whatever a pytree transformation puts in a field; ``validated``
-    checks again. Two mechanisms are equal if they have the same class, structure and numbers.
+    A field named ``mechanism`` holds another mechanism. Tracers pass unchecked, and so does whatever a pytree
+    transformation puts in a field; ``validated`` checks these. Two mechanisms are equal if they have the same class,
+    structure and numbers.
 
     Raises
     ------
@@ -57,40 +62,59 @@ class Mechanism(ABC):
     vectors: ClassVar[tuple[str, ...]] = ()
     """Numeric fields whose last axis belongs to one configuration; the axes before it are the batch."""
 
+    checked_shape: tuple[int, ...] | None = None
+    """The batch shape, where the constructor has checked every field, here and inside; else None.
+
+    It is None where a field is a tracer, and in what a pytree transformation makes."""
+
     def __post_init__(self) -> None:
+        if "mechanism" in vars(self):
+            require_mechanism("mechanism", vars(self)["mechanism"])
         for name, constraint in self.constraints.items():
             value = getattr(self, name)
-            if not is_tracer(value):
+            if not isinstance(value, Tracer):
                 object.__setattr__(self, name, check(name, value, constraint))
-        batch_shape(self)
+        shape = broadcast_shape(dict(_shapes(self)))
+        concrete = all(isinstance(value, _CONCRETE) for value in vars(self).values())
+        if concrete and all(mechanism.checked_shape is not None for mechanism in self.inside()):
+            object.__setattr__(self, "checked_shape", shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied: not that the fields were checked, since the arrays of a copy can be written to."""
+        return {name: value for name, value in vars(self).items() if name != "checked_shape"}
 
     @abstractmethod
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         """The independent parts in one direction, each with its count (a whole number in float64)."""
 
-    @abstractmethod
+    def inside(self) -> list[Mechanism]:
+        """The mechanisms that this one is made of, in the order of its fields."""
+        values = (value if isinstance(value, tuple) else (value,) for value in vars(self).values())
+        return [item for items in values for item in items if isinstance(item, Mechanism)]
+
     def symmetric(self) -> bool:
         """Whether the remove and add directions coincide for every element of the batch."""
+        return all(mechanism.symmetric() for mechanism in self.inside())
 
     def validated(self) -> Self:
-        """The same mechanism rebuilt through its constructor, so that every field has been checked."""
-        return type(self)(**{name: _validated(value) for name, value in vars(self).items()})
+        """The same mechanism with every field checked: itself, or where that is open rebuilt by its constructor."""
+        if self.checked_shape is not None:
+            return self
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(cast(Any, self))}
+        return type(self)(**{name: _validated(value) for name, value in values.items()})
 
     @property
     def kind(self) -> str:
         """What an answer about the mechanism claims: "certified", or "bound" where its pair only bounds it."""
-        return "certified"
+        return next((mechanism.kind for mechanism in self.inside()), "certified")
 
-    def kind_under(self, relation: str) -> str:
-        """The kind under one relation; of replaced records and of sampling without replacement it depends on it."""
-        return self.kind
+    def kind_under(self, relation: str, composed: bool = False) -> str:
+        """The kind under one relation; of replaced records and of sampling without replacement it depends on it.
 
-    def joins_orders(self, relation: str) -> bool:
-        """Whether the pair joins several pairs of neighbours, each the worst at some eps.
-
-        Then it is attained by one step, and only bounds a composition.
+        composed : whether it is run more than once or beside others. A pair that joins several pairs of neighbours,
+        each the worst at some eps, is attained by one step and only bounds a composition.
         """
-        return False
+        return self.kind
 
     def _key(self) -> tuple[Any, ...]:
         leaves, structure = jax.tree_util.tree_flatten(self)
@@ -138,8 +162,21 @@ class BaseMechanism(Mechanism):
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         return [(self.part(np.asarray(1.0), relation, direction), np.asarray(1.0))]
 
-    def symmetric(self) -> bool:
-        return True
+
+class AdditiveNoise(BaseMechanism):
+    """Noise added to a statistic: its only field is the deviation or scale relative to the add/remove sensitivity."""
+
+    finite: ClassVar[bool] = False
+    law: ClassVar[type[GaussianPart] | type[LaplacePart]]
+    """The part that the noise is."""
+
+    def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
+        (field,) = self.constraints
+        return self.law(np.asarray(getattr(self, field)) / SENSITIVITY[relation], rate)
+
+
+_CONCRETE = (float, int, str, np.ndarray, tuple, Mechanism)
+"""What the fields of a mechanism without tracers are: numbers, static words, and mechanisms or tuples of them."""
 
 
 def register(cls: type[M]) -> type[M]:
@@ -191,12 +228,8 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     >>> batch_shape(dp_sgd([0.8, 1.0, 1.2], 0.01, 10_000))
     (3,)
     """
-    return broadcast_shape(dict(_shapes(require_mechanism("mechanism", mechanism))))
-
-
-def sensitivity(relation: str) -> float:
-    """How far a record moves the statistic in units of the add/remove sensitivity."""
-    return 2.0 if relation == "replace_one" else 1.0
+    known = require_mechanism("mechanism", mechanism).checked_shape
+    return broadcast_shape(dict(_shapes(mechanism))) if known is None else known
 
 
 def require_mechanism(name: str, value: object) -> Mechanism:
@@ -270,9 +303,7 @@ def _inside(index: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
 
 def holds_vectors(mechanism: Mechanism) -> bool:
     """Whether a configuration has fields that are vectors, here or in a mechanism inside."""
-    values = vars(mechanism).values()
-    inner = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
-    return bool(mechanism.vectors) or any(holds_vectors(item) for item in inner if isinstance(item, Mechanism))
+    return bool(mechanism.vectors) or any(holds_vectors(inner) for inner in mechanism.inside())
 
 
 def _validated(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.mechanisms.base import BaseMechanism, register, sensitivity
+from jaxacct.mechanisms.base import SENSITIVITY, BaseMechanism, register
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.mechanisms.profile import stacked
@@ -57,7 +57,7 @@ class _IntegerNoise(BaseMechanism):
         """The pair noise + shift, noise."""
 
     def finite_pair(self, relation: str) -> FinitePair:
-        return self.pair(self.sensitivity * int(sensitivity(relation)))
+        return self.pair(self.sensitivity * int(SENSITIVITY[relation]))
 
     def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
         return sample_pair(self.finite_pair(relation), rate, direction)

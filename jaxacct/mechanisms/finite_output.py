@@ -11,7 +11,7 @@ import numpy as np
 from jaxacct.mechanisms.base import register
 from jaxacct.mechanisms.finite import FiniteMechanism, log_of_ratio
 from jaxacct.mechanisms.parts import FinitePair
-from jaxacct.validation import PROBABILITY, InputError, broadcast_shape, is_tracer
+from jaxacct.validation import PROBABILITY, InputError, Tracer, broadcast_shape
 
 __all__ = ["FiniteOutput", "refuse_sums", "sums"]
 
@@ -65,7 +65,7 @@ class FiniteOutput(FiniteMechanism):
             if np.ndim(value) == 0 or np.shape(value)[-1] == 0:
                 raise InputError(f"{name} must have one or more outcomes on its last axis; give a vector")
             sizes[name] = np.shape(value)[-1]
-            if not is_tracer(value):
+            if not isinstance(value, Tracer):
                 refuse_sums(name, value)
         if sizes["p"] != sizes["q"]:
             raise InputError(

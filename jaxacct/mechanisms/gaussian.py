@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.mechanisms.base import BaseMechanism, register, sensitivity
+from jaxacct.mechanisms.base import SENSITIVITY, AdditiveNoise, register
 from jaxacct.mechanisms.parts import FinitePair, GaussianPart
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.validation import POSITIVE
@@ -22,7 +22,7 @@ So many cost about 1e-5 in epsilon; e^-684 is near the least float64."""
 
 @register
 @dataclass(frozen=True, eq=False)
-class Gaussian(BaseMechanism):
+class Gaussian(AdditiveNoise):
     """Gaussian noise of standard deviation ``noise_multiplier`` times the add/remove sensitivity.
 
     Pair N(1, s^2), N(0, s^2); the loss is N(1/(2 s^2), 1/s^2) in both directions, and delta(eps) =
@@ -50,13 +50,10 @@ class Gaussian(BaseMechanism):
 
     noise_multiplier: Any
     constraints: ClassVar = {"noise_multiplier": POSITIVE}
-    finite: ClassVar = False
-
-    def part(self, rate: np.ndarray, relation: str, direction: str) -> GaussianPart:
-        return GaussianPart(np.asarray(self.noise_multiplier) / sensitivity(relation), rate)
+    law: ClassVar = GaussianPart
 
     def finite_pair(self, relation: str) -> FinitePair:
-        mu = sensitivity(relation) / np.asarray(self.noise_multiplier)
+        mu = SENSITIVITY[relation] / np.asarray(self.noise_multiplier)
         return stacked([gaussian_pair(one, 1.0) for one in mu.ravel()], mu.shape)
 
 

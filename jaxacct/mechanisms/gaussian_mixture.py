@@ -12,7 +12,7 @@ from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.finite_output import refuse_sums, sums
 from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
-from jaxacct.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, is_tracer
+from jaxacct.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, Tracer
 
 __all__ = ["MixtureOfGaussians"]
 
@@ -80,7 +80,7 @@ class MixtureOfGaussians(BaseMechanism):
         sizes = [np.shape(getattr(self, name))[-1:] for name in self.vectors]
         if sizes[0] != sizes[1] or sizes[0] in ((), (0,)):
             raise InputError("sensitivities and probabilities must be vectors; give both the same number, 1 or more")
-        if not is_tracer(self.probabilities):
+        if not isinstance(self.probabilities, Tracer):
             refuse_sums("probabilities", self.probabilities)
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.mechanisms.base import BaseMechanism, register, sensitivity
+from jaxacct.mechanisms.base import SENSITIVITY, AdditiveNoise, register
 from jaxacct.mechanisms.parts import FinitePair, LaplacePart
 from jaxacct.validation import POSITIVE
 
@@ -19,7 +19,7 @@ LOSS_CELLS = 2048
 
 @register
 @dataclass(frozen=True, eq=False)
-class Laplace(BaseMechanism):
+class Laplace(AdditiveNoise):
     """Laplace noise of scale ``scale`` times the add/remove sensitivity: (1/scale)-DP.
 
     Pair Lap(0, b), Lap(1, b); the loss lies in [-1/b, 1/b] with atoms at both ends, alike in both directions, and
@@ -46,14 +46,11 @@ class Laplace(BaseMechanism):
 
     scale: Any
     constraints: ClassVar = {"scale": POSITIVE}
-    finite: ClassVar = False
-
-    def part(self, rate: np.ndarray, relation: str, direction: str) -> LaplacePart:
-        return LaplacePart(np.asarray(self.scale) / sensitivity(relation), rate)
+    law: ClassVar = LaplacePart
 
     def finite_pair(self, relation: str) -> FinitePair:
         """Hat masses e^{(l - 1/b)/2} tanh(d/4) of the density e^{(l - 1/b)/2}/4 on losses d apart, and both atoms."""
-        top = sensitivity(relation) / np.asarray(self.scale)[..., None]
+        top = SENSITIVITY[relation] / np.asarray(self.scale)[..., None]
         place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
         ends = (place == 0.0) | (place == 1.0)
         height = np.tanh(0.5 * top / LOSS_CELLS) * np.where(ends, 0.5, 1.0)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
 from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, Mechanism, batch_shape
-from jaxacct.mechanisms.composition import exact_sum
 from jaxacct.mechanisms.parts import FinitePart, GaussianPart, LaplacePart, Part
-from jaxacct.validation import choice, refuse_tracers
+from jaxacct.validation import LARGEST_COUNT, InputError, choice, refuse_tracers
 
-__all__ = ["Components", "components", "directions"]
+__all__ = ["Components", "components", "directions", "exact_product", "exact_sum"]
 
 LEAST_SQUARE = 1e-280
 """Below it a square may have lost digits to underflow, and above its inverse its root is taken by itself."""
@@ -128,8 +127,10 @@ def components(mechanism: Mechanism, relation: str, direction: str) -> Component
     choice("relation", relation, RELATIONS)
     choice("direction", direction, DIRECTIONS)
     shape = batch_shape(mechanism)
-    refuse_tracers("components", "jaxacct.kernels.contour", mechanism=mechanism)
-    counted = mechanism.validated().expand(relation, direction)
+    if mechanism.checked_shape is None:
+        refuse_tracers("components", "jaxacct.kernels.contour", mechanism=mechanism)
+        mechanism = mechanism.validated()
+    counted = mechanism.expand(relation, direction)
     gauss = _merged(counted, GaussianPart, shape)
     laplace = _merged(counted, LaplacePart, shape)
     finite = _merged(counted, FinitePart, shape)
@@ -195,6 +196,24 @@ def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
     return DIRECTIONS
 
 
+def exact_product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Product of whole numbers up to 2**53 held in float64; refused where it exceeds 2**53."""
+    a, b = np.broadcast_arrays(first, second)
+    bad = a > LARGEST_COUNT // b.astype(np.int64)
+    if bad.any():
+        _refuse_counts(bad, a * b)
+    return a * b
+
+
+def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Sum of whole numbers up to 2**53 held in float64; refused where it exceeds 2**53."""
+    a, b = np.broadcast_arrays(first, second)
+    bad = a > LARGEST_COUNT - b
+    if bad.any():
+        _refuse_counts(bad, a + b)
+    return a + b
+
+
 def _merged(
     counted: list[tuple[Part, np.ndarray]], kind: type[P], shape: tuple[int, ...]
 ) -> list[tuple[P, np.ndarray]]:
@@ -204,16 +223,16 @@ def _merged(
         if not isinstance(part, kind):
             continue
         atoms = part.loss.shape[-1:] if isinstance(part, FinitePart) else ()
-        trailing = (atoms, atoms, ())
-        flat = kind(*(_flat(x, shape, axes) for x, axes in zip(part, trailing, strict=False)))
-        total = _flat(count, shape, ())
+        values: list[np.ndarray] = [*part, count]
+        trailing: list[tuple[int, ...]] = [*(atoms, atoms, ())[: len(part)], ()]
+        arrays = [
+            np.broadcast_to(np.asarray(x, np.float64), shape + axes).reshape(-1, *axes)
+            for x, axes in zip(values, trailing, strict=True)
+        ]
+        flat, total = kind(*arrays[:-1]), arrays[-1]
         key = tuple(x.tobytes() for x in flat)
         joined[key] = (flat, exact_sum(joined[key][1], total) if key in joined else total)
     return list(joined.values())
-
-
-def _flat(values: np.ndarray, shape: tuple[int, ...], trailing: tuple[int, ...]) -> np.ndarray:
-    return np.broadcast_to(np.asarray(values, np.float64), shape + trailing).reshape(-1, *trailing)
 
 
 def _sampled_columns(
@@ -243,3 +262,9 @@ def _finite_columns(
             log_survival += np.where(active, times * np.log1p(-np.where(active, part.infinity, 0.0)), 0.0)
     keep = count.any(axis=0) if size else np.zeros(len(finite), bool)
     return loss[:, keep], mass[:, keep], count[:, keep], log_survival
+
+
+def _refuse_counts(bad: np.ndarray, value: np.ndarray) -> NoReturn:
+    index = [int(i) for i in np.argwhere(bad)[0]]
+    place = f"{index}" if index else ""
+    raise InputError(f"total steps{place} = {float(value[tuple(index)]):.6g} must be <= 2**53; use fewer repetitions")

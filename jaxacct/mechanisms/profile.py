@@ -12,7 +12,7 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.base import batch_shape, register
 from jaxacct.mechanisms.finite import FiniteMechanism
 from jaxacct.mechanisms.parts import FinitePair
-from jaxacct.validation import NON_NEGATIVE, PROBABILITY, InputError, check, is_tracer
+from jaxacct.validation import NON_NEGATIVE, PROBABILITY, InputError, Tracer, check
 
 __all__ = ["PrivacyProfile", "pair_of_profile", "profile_from_cdfs", "stacked"]
 
@@ -76,7 +76,7 @@ class PrivacyProfile(FiniteMechanism):
         if len(set(sizes.values())) > 1 or sizes["epsilon"] in ((), (0,)):
             words = ", ".join(f"{name} {size[0] if size else 'none'}" for name, size in sizes.items())
             raise InputError(f"points on the last axis: {words}; give every field the same number, 1 or more")
-        if not is_tracer(self.epsilon):
+        if not isinstance(self.epsilon, Tracer):
             _refuse_disorder(np.asarray(self.epsilon))
 
     def pair(self) -> FinitePair:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.floats import SMALLEST_POSITIVE
-from jaxacct.mechanisms.base import Mechanism, register, require_mechanism
+from jaxacct.mechanisms.base import Mechanism, register
 from jaxacct.mechanisms.finite import ApproximateDP
 from jaxacct.mechanisms.laplace import Laplace
 from jaxacct.mechanisms.parts import Part
@@ -63,10 +63,6 @@ class ProposeTestRelease(Mechanism):
     threshold: Any
     constraints: ClassVar = {"test_scale": POSITIVE, "threshold": NON_NEGATIVE}
 
-    def __post_init__(self) -> None:
-        require_mechanism("mechanism", self.mechanism)
-        super().__post_init__()
-
     @property
     def kind(self) -> str:
         return "bound"
@@ -79,6 +75,3 @@ class ProposeTestRelease(Mechanism):
         )  # never 0, however small: then epsilon at delta 0 would be finite
         missed = ApproximateDP(0.0, passing).expand(relation, direction)
         return [*test, *missed, *self.mechanism.expand(relation, direction)]
-
-    def symmetric(self) -> bool:
-        return self.mechanism.symmetric()

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.mechanisms.base import BaseMechanism, Mechanism, register, sensitivity
+from jaxacct.mechanisms.base import SENSITIVITY, BaseMechanism, Mechanism, register
 from jaxacct.mechanisms.finite import PureDP, sample_pair
 from jaxacct.mechanisms.laplace import Laplace
 from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
@@ -72,7 +72,7 @@ class AboveThreshold(BaseMechanism):
     def finite_pair(self, relation: str) -> FinitePair:
         twice = 1.0 if self.monotone and relation != "replace_one" else 2.0
         threshold, query = np.asarray(self.threshold_scale), np.asarray(self.query_scale)
-        epsilon = sensitivity(relation) * (1.0 / threshold + twice * np.asarray(self.answers) / query)
+        epsilon = SENSITIVITY[relation] * (1.0 / threshold + twice * np.asarray(self.answers) / query)
         return PureDP(epsilon).pair()
 
     def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
@@ -131,9 +131,6 @@ class NumericSparse(Mechanism):
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         value = Laplace(self.value_scale).part(np.asarray(1.0), relation, direction)
         return [*self._finding().expand(relation, direction), (value, np.asarray(self.answers))]
-
-    def symmetric(self) -> bool:
-        return True
 
     def _finding(self) -> AboveThreshold:
         return AboveThreshold(self.threshold_scale, self.query_scale, self.answers, self.monotone)

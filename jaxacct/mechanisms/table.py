@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxacct.mechanisms.base import BaseMechanism, Mechanism
-from jaxacct.mechanisms.composition import Composed, Repeated
+from jaxacct.mechanisms.combinators import Composed, PoissonSampled, Repeated
 from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomizedResponse
 from jaxacct.mechanisms.finite_output import FiniteOutput
@@ -15,7 +15,6 @@ from jaxacct.mechanisms.laplace import Laplace
 from jaxacct.mechanisms.loss_components import components, directions
 from jaxacct.mechanisms.profile import PrivacyProfile
 from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
-from jaxacct.mechanisms.sampling import PoissonSampled
 from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, GaussianNoisyMax, ReportNoisyMax
 from jaxacct.mechanisms.smooth_sensitivity import SmoothSensitivityGaussian
 from jaxacct.mechanisms.sparse_vector import AboveThreshold, NumericSparse

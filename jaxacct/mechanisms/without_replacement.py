@@ -66,11 +66,9 @@ class SampledWithoutReplacement(Mechanism):
             )
         super().__post_init__()
 
-    @property
-    def kind(self) -> str:
-        return self.mechanism.kind
-
-    def kind_under(self, relation: str) -> str:
+    def kind_under(self, relation: str, composed: bool = False) -> str:
+        if composed and not self.mechanism.symmetric():
+            return "bound"
         exact = relation != "replace_one" or self._trivial() or self.mechanism.finite
         return self.kind if exact else "bound"
 
@@ -90,9 +88,6 @@ class SampledWithoutReplacement(Mechanism):
 
     def symmetric(self) -> bool:
         return self._trivial()
-
-    def joins_orders(self, relation: str) -> bool:
-        return not self.mechanism.symmetric()
 
     def _trivial(self) -> bool:
         ratio = np.asarray(self.sampling_ratio, np.float64)

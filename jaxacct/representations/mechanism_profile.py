@@ -16,11 +16,11 @@ from jaxacct.bounds import Bounds
 from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import element, register, require_mechanism
-from jaxacct.options import GIBIBYTE, options
 from jaxacct.representations import tradeoff_bracket
 from jaxacct.representations.characteristic_function import LogCharacteristic, log_characteristic
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 from jaxacct.validation import (
+    GIBIBYTE,
     OPEN_PROBABILITY,
     PROBABILITY,
     Constraint,
@@ -28,6 +28,7 @@ from jaxacct.validation import (
     broadcast_shape,
     check,
     choice,
+    options,
     refuse_tracers,
 )
 

@@ -101,7 +101,7 @@ class AdaptiveSelection(Mechanism):
     def kind(self) -> str:
         return self.mechanism.kind if self.fixed else "bound"
 
-    def kind_under(self, relation: str) -> str:
+    def kind_under(self, relation: str, composed: bool = False) -> str:
         return self.mechanism.kind_under(relation) if self.fixed else "bound"
 
     @property

@@ -16,11 +16,10 @@ from jaxacct.bounds import Bounds
 from jaxacct.mechanism_calibration import search_mechanisms
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.options import options, tolerance
 from jaxacct.selection.law_families import Law, PointMass, Poisson, TruncatedNegativeBinomial
 from jaxacct.selection.mechanism import select
 from jaxacct.selection.negative_binomial import ETA_RANGE
-from jaxacct.validation import DELTA, POSITIVE, InputError, broadcast_shape, check, choice, refuse_tracers
+from jaxacct.validation import DELTA, POSITIVE, InputError, broadcast_shape, check, choice, options, refuse_tracers
 
 __all__ = ["FAMILIES", "AllowedRepetitions", "repetitions_allowed"]
 
@@ -136,7 +135,7 @@ def repetitions_allowed(
     if (eta is None) == (family == "truncated_negative_binomial"):
         needs = "needs eta; give one above -1" if eta is None else "takes no eta; leave it out"
         raise InputError(f"family = {family!r} {needs}")
-    rtol = tolerance(rtol, 1e-4, usual="1e-3")
+    rtol = options(rtol=rtol, least_rtol=1e-4, usual_rtol="1e-3").rtol
     target = np.asarray(check("target_epsilon", target_epsilon, POSITIVE))
     level = np.asarray(check("target_delta", target_delta, DELTA))
     shaped = {"geometric": 1.0, "logarithmic": 0.0}.get(family, eta)

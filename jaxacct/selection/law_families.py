@@ -19,8 +19,8 @@ from jaxacct.validation import (
     PROBABILITY,
     Constraint,
     InputError,
+    Tracer,
     check,
-    is_tracer,
 )
 
 __all__ = [
@@ -198,7 +198,7 @@ class Categorical(Law):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if is_tracer(self.probabilities):
+        if isinstance(self.probabilities, Tracer):
             return
         total = np.sum(self.probabilities, axis=-1) if np.ndim(self.probabilities) else np.zeros(())
         bad = np.abs(total - 1.0) > _SUM_ERROR

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxacct.samplers.exact_draws import generator
-from jaxacct.validation import Constraint, InputError, broadcast_shape, check, is_tracer
+from jaxacct.validation import Constraint, InputError, Tracer, broadcast_shape, check
 
 __all__ = ["LARGEST_K", "WHOLE_K", "Law", "evaluated", "require_law"]
 
@@ -59,7 +59,7 @@ class Law(ABC):
     def __post_init__(self) -> None:
         for name, constraint in self.constraints.items():
             value = getattr(self, name)
-            if not is_tracer(value):
+            if not isinstance(value, Tracer):
                 object.__setattr__(self, name, check(name, value, constraint))
         _ = self.shape
 

@@ -14,13 +14,12 @@ import jax
 import numpy as np
 
 from jaxacct.engines import programs
-from jaxacct.options import GIBIBYTE
 from jaxacct.sweeps.columns import layout, solved_for
 from jaxacct.sweeps.grid import Grid, expand
 from jaxacct.sweeps.parts import slice_of
 from jaxacct.sweeps.read import read_grid
 from jaxacct.sweeps.solve import Settings, settings, solve
-from jaxacct.validation import COUNT, InputError, check_one, shown
+from jaxacct.validation import COUNT, GIBIBYTE, InputError, check_one, shown
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
 """Rows solved between two writes: a sixteenth of the grid, within these limits.

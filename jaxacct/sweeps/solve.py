@@ -12,12 +12,11 @@ from jaxacct import account, calibration
 from jaxacct.bounds import Bounds
 from jaxacct.dp_sgd_calibration import LEAST_RTOL
 from jaxacct.mechanisms import dp_sgd
-from jaxacct.options import options, tolerance
 from jaxacct.sweeps import repetitions
 from jaxacct.sweeps.columns import ANSWER, WORDS
 from jaxacct.sweeps.grid import Grid
 from jaxacct.sweeps.table import Table, blank
-from jaxacct.validation import InputError
+from jaxacct.validation import InputError, options
 
 _CALIBRATIONS: dict[str, Callable[..., calibration.Calibration]] = {
     "noise_multiplier": calibration.calibrate_noise_multiplier,
@@ -60,7 +59,7 @@ def settings(grid: Grid, relation: str, engine: str, rtol: float) -> Settings:
             "use 'add_or_remove_one', 'add_one' or 'remove_one'"
         )
     if calibrated:
-        tolerance(rtol, LEAST_RTOL)
+        options(rtol=rtol, least_rtol=LEAST_RTOL)
     return Settings(chosen.relation, chosen.engine, chosen.rtol)
 
 

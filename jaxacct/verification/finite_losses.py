@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -152,7 +152,7 @@ def from_masses(base: Any, rate: Any, relation: str, direction: str, moved: int)
 
 
 def _numbers(base: Any) -> list[Any]:
-    return [np.asarray(x).tolist() for x in vars(base).values()]
+    return [np.asarray(getattr(base, field.name)).tolist() for field in fields(base)]
 
 
 def _masses(base: Any, relation: str, moved: int) -> tuple[Any, ...]:

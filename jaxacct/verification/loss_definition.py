@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxacct import mechanisms as known
-from jaxacct.mechanisms.composition import Composed, Repeated
+from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.validation import InputError
 from jaxacct.verification.ball_arithmetic import arb, ball
 from jaxacct.verification.closed_form_losses import BoundedRange, GaussianLoss, LaplaceLoss, SampledLaplace

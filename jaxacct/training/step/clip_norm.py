@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.training.step.block_sums import allowance
-from jaxacct.validation import Constraint, InputError, check, is_tracer
+from jaxacct.validation import Constraint, InputError, Tracer, check
 
 __all__ = ["CLIP_NORM", "grouped", "limit_of", "sensitivity"]
 
@@ -51,7 +51,7 @@ def grouped(clip_norm: Any, params: Any) -> tuple[list[Any], list[int]]:
     """The clip norms, and for each parameter the number of the one that it falls under."""
     norms = jax.tree_util.tree_leaves(clip_norm)
     for norm in norms:
-        if not is_tracer(norm) and np.ndim(check("clip_norm", norm, CLIP_NORM)):
+        if not isinstance(norm, Tracer) and np.ndim(check("clip_norm", norm, CLIP_NORM)):
             raise InputError(f"clip_norm has shape {np.shape(norm)}, must be a number; use one number for each part")
     try:
         parts = jax.tree_util.tree_leaves(

@@ -1,4 +1,4 @@
-"""Composition: the same mechanism repeated, several in a row, and DP-SGD."""
+"""Mechanisms made of others: Poisson sampled, repeated, several in a row, and DP-SGD."""
 
 from __future__ import annotations
 
@@ -7,15 +7,86 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.mechanisms.base import DIRECTIONS, Mechanism, register, require_mechanism
+from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, register, require_mechanism
 from jaxacct.mechanisms.either_order import either_order
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.gaussian import Gaussian
+from jaxacct.mechanisms.loss_components import exact_product
 from jaxacct.mechanisms.parts import FinitePart, Part
-from jaxacct.mechanisms.sampling import PoissonSampled
-from jaxacct.validation import COUNT, LARGEST_COUNT, InputError
+from jaxacct.validation import COUNT, PROBABILITY, InputError
 
-__all__ = ["Composed", "Repeated", "compose", "dp_sgd", "exact_product", "exact_sum", "repeat"]
+__all__ = ["Composed", "PoissonSampled", "Repeated", "compose", "dp_sgd", "repeat"]
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class PoissonSampled(Mechanism):
+    """A base mechanism run on a Poisson sample: each record is in it with ``sampling_probability`` q.
+
+    With (P, Q) the base pair: remove ((1-q) Q + q P, Q), add (Q, (1-q) Q + q P). The two directions differ for
+    0 < q < 1; q = 1 is the base and q = 0 leaks nothing. Sampling a sample multiplies the rates. ``replace_one`` is
+    refused for 0 < q < 1. Sampling a Repeated or Composed mechanism is refused: sampling once and composing inside is
+    another mechanism than composing sampled steps.
+
+    Parameters
+    ----------
+    mechanism : BaseMechanism or PoissonSampled
+        A single step.
+    sampling_probability : array_like in [0, 1]
+        q; broadcasts with the base's fields.
+
+    Raises
+    ------
+    InputError
+        Something that cannot be sampled, a value outside its limits, with its index, or shapes that do not broadcast.
+
+    References
+    ----------
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function, Theorem 11.
+
+    >>> PoissonSampled(Gaussian(noise_multiplier=1.0), sampling_probability=0.01)
+    PoissonSampled(mechanism=Gaussian(noise_multiplier=1.0), sampling_probability=0.01)
+    """
+
+    mechanism: Any
+    sampling_probability: Any
+    constraints: ClassVar = {"sampling_probability": PROBABILITY}
+
+    def __post_init__(self) -> None:
+        require_mechanism("mechanism", self.mechanism)
+        if not isinstance(self.mechanism, BaseMechanism | PoissonSampled):
+            raise InputError(
+                f"PoissonSampled of {type(self.mechanism).__name__} is not supported; sample a single step, "
+                "as in repeat(PoissonSampled(Gaussian(1.0), 0.01), 1000)"
+            )
+        super().__post_init__()
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        base, rate = self._flat()
+        proper = (rate > 0.0) & (rate < 1.0)
+        if relation == "replace_one" and proper.any():
+            index = [int(i) for i in np.argwhere(proper)[0]]
+            place = f"sampling_probability{index if index else ''}"
+            raise InputError(
+                f"relation = 'replace_one' is not supported with {place} = "
+                f"{float(rate[tuple(index)])!r}; use relation='add_or_remove_one', or probability 1"
+            )
+        return [(base.part(rate, relation, direction), np.asarray(1.0))]
+
+    def symmetric(self) -> bool:
+        base, rate = self._flat()
+        return base.symmetric() and bool(np.all((rate == 0.0) | (rate == 1.0)))
+
+    def _flat(self) -> tuple[BaseMechanism, np.ndarray]:
+        """The base under all the sampling, and the product of the rates."""
+        rate = np.asarray(self.sampling_probability, np.float64)
+        if not isinstance(self.mechanism, PoissonSampled):
+            return self.mechanism, rate
+        base, inner = self.mechanism._flat()
+        product = rate * inner
+        if np.any((product == 0.0) & (rate > 0.0) & (inner > 0.0)):
+            raise InputError("nested sampling_probability multiply to less than float64 can hold; use larger rates")
+        return base, product
 
 
 @register
@@ -50,28 +121,14 @@ class Repeated(Mechanism):
     steps: Any
     constraints: ClassVar = {"steps": COUNT}
 
-    def __post_init__(self) -> None:
-        require_mechanism("mechanism", self.mechanism)
-        super().__post_init__()
-
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         steps = np.asarray(self.steps, np.float64)
         inner = self.mechanism.expand(relation, direction)
         return [(part, exact_product(count, steps)) for part, count in inner]
 
-    def symmetric(self) -> bool:
-        return self.mechanism.symmetric()
-
-    @property
-    def kind(self) -> str:
-        return self.mechanism.kind
-
-    def kind_under(self, relation: str) -> str:
+    def kind_under(self, relation: str, composed: bool = False) -> str:
         several = bool(np.any(np.asarray(self.steps) > 1.0))
-        return "bound" if several and self.joins_orders(relation) else self.mechanism.kind_under(relation)
-
-    def joins_orders(self, relation: str) -> bool:
-        return self.mechanism.joins_orders(relation)
+        return self.mechanism.kind_under(relation, composed or several)
 
 
 @register
@@ -125,9 +182,6 @@ class Composed(Mechanism):
             )
         ]
 
-    def symmetric(self) -> bool:
-        return all(mechanism.symmetric() for mechanism in self.mechanisms)
-
     def _mixes_orders(self, relation: str) -> bool:
         """Whether several mechanisms each have an order of their own under a relation."""
         return relation == "replace_one" and sum(not m.symmetric() for m in self.mechanisms) > 1
@@ -137,13 +191,10 @@ class Composed(Mechanism):
         kinds = {mechanism.kind for mechanism in self.mechanisms}
         return "bound" if "bound" in kinds else "certified"
 
-    def kind_under(self, relation: str) -> str:
-        kinds = {mechanism.kind_under(relation) for mechanism in self.mechanisms}
-        joined = self._mixes_orders(relation) or (len(self.mechanisms) > 1 and self.joins_orders(relation))
-        return "bound" if joined or "bound" in kinds else "certified"
-
-    def joins_orders(self, relation: str) -> bool:
-        return self._mixes_orders(relation) or any(m.joins_orders(relation) for m in self.mechanisms)
+    def kind_under(self, relation: str, composed: bool = False) -> str:
+        several = composed or len(self.mechanisms) > 1
+        kinds = {mechanism.kind_under(relation, several) for mechanism in self.mechanisms}
+        return "bound" if self._mixes_orders(relation) or "bound" in kinds else "certified"
 
 
 def _in_either_order(mechanism: Mechanism, relation: str) -> list[tuple[Part, np.ndarray]]:
@@ -244,27 +295,4 @@ def dp_sgd(noise_multiplier: Any, sampling_probability: Any, steps: Any) -> Repe
     >>> dp_sgd(noise_multiplier=1.0, sampling_probability=0.01, steps=1000).mechanism
     PoissonSampled(mechanism=Gaussian(noise_multiplier=1.0), sampling_probability=0.01)
     """
-    return repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps)
-
-
-def exact_product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Product of whole numbers up to 2**53 held in float64; refused where it exceeds 2**53."""
-    a, b = np.broadcast_arrays(first, second)
-    _refuse_counts(a > LARGEST_COUNT // b.astype(np.int64), a * b)
-    return a * b
-
-
-def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Sum of whole numbers up to 2**53 held in float64; refused where it exceeds 2**53."""
-    a, b = np.broadcast_arrays(first, second)
-    _refuse_counts(a > LARGEST_COUNT - b, a + b)
-    return a + b
-
-
-def _refuse_counts(bad: np.ndarray, value: np.ndarray) -> None:
-    if np.any(bad):
-        index = [int(i) for i in np.argwhere(bad)[0]]
-        place = f"{index}" if index else ""
-        raise InputError(
-            f"total steps{place} = {float(value[tuple(index)]):.6g} must be <= 2**53; use fewer repetitions"
-        )
+    return Repeated(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps)
