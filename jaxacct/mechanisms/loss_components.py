@@ -223,13 +223,14 @@ def _merged(
         if not isinstance(part, kind):
             continue
         atoms = part.loss.shape[-1:] if isinstance(part, FinitePart) else ()
-        values: list[np.ndarray] = [*part, count]
-        trailing: list[tuple[int, ...]] = [*(atoms, atoms, ())[: len(part)], ()]
-        arrays = [
-            np.broadcast_to(np.asarray(x, np.float64), shape + axes).reshape(-1, *axes)
-            for x, axes in zip(values, trailing, strict=True)
-        ]
-        flat, total = kind(*arrays[:-1]), arrays[-1]
+        trailing = (atoms, atoms, ())
+        flat = kind(
+            *(
+                np.broadcast_to(np.asarray(x, np.float64), shape + axes).reshape(-1, *axes)
+                for x, axes in zip(part, trailing, strict=False)
+            )
+        )
+        total = np.broadcast_to(np.asarray(count, np.float64), shape).reshape(-1)
         key = tuple(x.tobytes() for x in flat)
         joined[key] = (flat, exact_sum(joined[key][1], total) if key in joined else total)
     return list(joined.values())
