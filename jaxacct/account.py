@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.dispatch import Side, ask_engines, engine_of_mechanism, is_narrow
+from jaxacct.dispatch import Side, ask_engines, engine_of_mechanism, is_open, kinds_of
 from jaxacct.engines.contour import TOLERANCE, Answer, Hint
 from jaxacct.engines.programs import large
-from jaxacct.engines.protocol import Effort, Kinds, Question
+from jaxacct.engines.protocol import Effort, Question
 from jaxacct.engines.quick_bounds import largest_loss, largest_loss_above
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
@@ -198,7 +198,7 @@ def _one_epsilon(
     parts: Components, target: np.ndarray, floor: np.ndarray, effort: Effort, engine: str, hint: Hint | None
 ) -> Side:
     """Epsilon in one direction: what is left of delta beside the mass at infinity goes to the engines."""
-    kinds, infinite = Kinds.of(parts), parts.delta_infinity
+    kinds, infinite = kinds_of(parts), parts.delta_infinity
     finite = target - infinite
     wrong = parts.infinity_units * ROUNDOFF * infinite
     with np.errstate(over="ignore"):
@@ -220,7 +220,7 @@ def _one_epsilon(
 
 def _one_delta(parts: Components, eps: np.ndarray, floor: np.ndarray, effort: Effort, engine: str) -> Side:
     """Delta in one direction: that of the finite losses by the engines, and the mass at infinity."""
-    kinds, infinite = Kinds.of(parts), parts.delta_infinity
+    kinds, infinite = kinds_of(parts), parts.delta_infinity
     question = Question(parts, kinds, eps, np.zeros(eps.shape), floor, effort)
     side = ask_engines("delta", question, ~kinds.empty & (infinite < 1.0), engine)
     low, mid, high = (np.where(kinds.empty, 0.0, end) for end in side.answer)
@@ -260,7 +260,7 @@ def _bounds(side: Side | None, shape: tuple[int, ...], rtol: float, kind: str, i
     """
     assert side is not None  # every relation has a direction
     low, mid, high = side.answer
-    status = np.where(is_narrow(low, high, rtol), "ok", "width").astype("<U16")
+    status = np.where(is_open(side.answer, rtol), "width", "ok").astype("<U16")
     status[side.contradicted] = "contradiction"
     status[high == 0] = "zero"
     status[low == infinity] = "mass_at_infinity"
