@@ -1,4 +1,4 @@
-"""jaxacct/README.md: its code runs, its numbers are right, and its figure shows the rooms and arrows of test_imports."""
+"""jaxacct/README.md: its code runs, its numbers are right, and its figure shows the rooms of test_imports.py."""
 
 import doctest
 import pathlib
@@ -9,20 +9,23 @@ import pytest
 from test_imports import ARROWS, FOUNDATIONS
 
 import jaxacct
-from jaxacct.engines.protocol import ENGINES
+from jaxacct.dispatch import ENGINES
 
 FOLDER = pathlib.Path(jaxacct.__file__).parent
 PAGE = (FOLDER / "README.md").read_text()
 ADDED = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", PAGE.split("## How to add")[1], re.DOTALL | re.MULTILINE))
 """The sections under "How to add", by title."""
+MODULE = "jaxacct_readme"
+"""The module that the code of the page is run as."""
+NEW = {"mechanisms/student_t.py"}
+"""Files that a reader would make."""
 
 
 @pytest.fixture
 def engines():
-    """The list of engines, put back afterwards."""
-    known = list(ENGINES)
+    """The list of engines, without those of the page afterwards; others that are imported meanwhile stay."""
     yield ENGINES
-    ENGINES[:] = known
+    ENGINES[:] = [engine for engine in ENGINES if type(engine).__module__ != MODULE]
 
 
 def blocks(language, text):
@@ -38,7 +41,7 @@ def test_the_sections():
 @pytest.mark.parametrize("title", ADDED)
 def test_what_is_added_works_and_has_a_test(title, engines):
     made, test = blocks("python", ADDED[title])
-    names = {"__name__": "jaxacct_readme"}
+    names = {"__name__": MODULE}
     exec(compile(made, f"README.md, {title}", "exec"), names)
     before = set(names)
     exec(compile(test, f"README.md, {title}, test", "exec"), names)
@@ -69,10 +72,6 @@ def test_every_file_and_function_on_the_page_exists():
         text += (FOLDER.parent / path).read_text() if (FOLDER.parent / path).is_file() else ""
         for name in re.findall(r"`(\w+)`", rest):
             assert re.search(rf"(def|class) {name}\b|^{name}\b", text, re.MULTILINE), f"{name} in {path}"
-
-
-NEW = {"mechanisms/student_t.py"}
-"""Files that a reader would make."""
 
 
 def _somewhere(path):
