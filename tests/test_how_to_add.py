@@ -63,7 +63,7 @@ def test_the_numbers_on_the_way():
 
 
 def test_every_file_and_function_on_the_page_exists():
-    """A path in code is a file; the names in code that follow it in the same brackets are defined in a file before."""
+    """A path in code is a file; the names in code right after it, parted by commas, are defined in it."""
     prose = re.sub(r" *```.*?```", "", PAGE, flags=re.DOTALL)
     for path in re.findall(r"`([\w/]+(?:\.py|/))`", prose):
         assert any((base / path).exists() for base in (FOLDER, FOLDER.parent)) or path in NEW or _somewhere(path), path
