@@ -82,7 +82,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     size, rtol, floor, kinds = question.target.size, question.effort.rtol, question.floor, question.kinds
     side = Side(
         Answer(np.full(size, -np.inf), np.full(size, np.nan), np.full(size, np.inf)),
-        np.full(size, "", dtype="<U16"),
+        np.full(size, "", dtype="<U32"),
         np.zeros(size, bool),
     )
     answer, used, contradicted = side

@@ -108,9 +108,10 @@ class MechanismEngine(ABC):
 
 
 ENGINES: list[Engine | MechanismEngine] = []
-"""All engines, in the order in which they are asked."""
+"""All engines, in the order in which they are asked; those of compositions are there once dispatch is imported."""
 
 
 def register(engine: Engine | MechanismEngine) -> None:
-    """Append an engine to the list that dispatch walks; one of the same name is replaced."""
-    ENGINES[:] = [known for known in ENGINES if known.name != engine.name] + [engine]
+    """Put an engine in the list that dispatch walks, behind all that cost less; one of the same name is replaced."""
+    known = [one for one in ENGINES if one.name != engine.name] + [engine]
+    ENGINES[:] = sorted(known, key=lambda one: one.cost if isinstance(one, Engine) else 0.0)
