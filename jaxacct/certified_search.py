@@ -4,6 +4,8 @@ A batch of rows is searched together, in x = log(value).  "Least private" is the
 rate, the most steps or candidates.  A value *holds* where the certified upper end of epsilon, evaluated at that very
 value, is at most the target; only values that hold are returned.  How good the guesses are decides only how long the
 search takes.  That no less private value holds is known where epsilon is monotone in the value.
+
+A little above 300 lines: the record of a search and its two loops (any values, whole numbers) are read together.
 """
 
 from __future__ import annotations
