@@ -16,7 +16,7 @@ from jaxacct.dispatch import Side, ask_engines, engine_of_mechanism, is_open, ki
 from jaxacct.engines.contour import TOLERANCE, Answer, Hint
 from jaxacct.engines.programs import large
 from jaxacct.engines.protocol import Effort, Question
-from jaxacct.engines.quick_bounds import largest_loss, largest_loss_above
+from jaxacct.engines.quick_bounds import largest_loss
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import require_mechanism
@@ -210,7 +210,7 @@ def _one_epsilon(
     low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
     # what is left of delta is 0, or lost in the rounding of the mass at infinity
     edge = ~live & ~at_infinity
-    largest, above = largest_loss(parts), largest_loss_above(parts)
+    largest, above = largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
     low = np.where(edge, np.where(target == 0, np.maximum(2.0 * largest - above, 0.0), 0.0), low)
     mid, high = np.where(edge, np.where(unbounded, np.inf, [largest, above]), [mid, high])

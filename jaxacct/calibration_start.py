@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxacct.certified_search import AIM, Start
 from jaxacct.engines import contour, programs
-from jaxacct.engines.chunks import in_chunks
+from jaxacct.engines.programs import in_chunks
 from jaxacct.kernels import calibration
 from jaxacct.kernels.split import calibration as split_calibration
 
