@@ -221,20 +221,24 @@ def _numeric(name: str, value: Any, constraint: Constraint) -> np.ndarray:
     """The value as an array of integers or float64, integers kept exact so that limits are tested exactly."""
     if is_tracer(value):
         raise TracerError(f"{name} is a tracer and has no value to check; pass a number, or stay outside jit")
-    expected = f"must be {'' if constraint.integral else 'a number '}{constraint.limit}"
     if isinstance(value, str | bytes) or value is None:
-        raise InputError(f"{name} = {shown(value)} {expected}; {_remedy(name, constraint)}")
+        raise InputError(f"{name} = {shown(value)} {_expected(constraint)}; {_remedy(name, constraint)}")
     try:
         raw = np.asarray(value)
     except ValueError:
-        raise InputError(f"{name} {expected}, not a ragged sequence; give every row one length") from None
+        words = f"{name} {_expected(constraint)}, not a ragged sequence; give every row one length"
+        raise InputError(words) from None
     if raw.dtype == object:
-        raw = _from_objects(name, raw, expected, constraint)
+        raw = _from_objects(name, raw, _expected(constraint), constraint)
     if jax.numpy.issubdtype(raw.dtype, np.integer):
         return raw
     if jax.numpy.issubdtype(raw.dtype, np.floating):
         return raw.astype(np.float64)
-    raise InputError(f"{name} has dtype {raw.dtype} and {expected}; {_remedy(name, constraint)}")
+    raise InputError(f"{name} has dtype {raw.dtype} and {_expected(constraint)}; {_remedy(name, constraint)}")
+
+
+def _expected(constraint: Constraint) -> str:
+    return f"must be {'' if constraint.integral else 'a number '}{constraint.limit}"
 
 
 def _from_objects(name: str, raw: np.ndarray, expected: str, constraint: Constraint) -> np.ndarray:

@@ -74,7 +74,13 @@ class Mechanism(ABC):
 
     def validated(self) -> Self:
         """The same mechanism rebuilt through its constructor, so that every field has been checked."""
-        return type(self)(**{name: _validated(value) for name, value in vars(self).items()})
+        fields = dict(vars(self))
+        for name, value in fields.items():
+            if isinstance(value, Mechanism):
+                fields[name] = value.validated()
+            elif isinstance(value, tuple):
+                fields[name] = tuple(item.validated() if isinstance(item, Mechanism) else item for item in value)
+        return type(self)(**fields)
 
     @property
     def kind(self) -> str:
@@ -142,6 +148,14 @@ class BaseMechanism(Mechanism):
         return True
 
 
+class Combinator(Mechanism):
+    """A mechanism made of others, symmetric where all of them are."""
+
+    def symmetric(self) -> bool:
+        inner = [item for value in vars(self).values() for item in (value if isinstance(value, tuple) else (value,))]
+        return all(item.symmetric() for item in inner if isinstance(item, Mechanism))
+
+
 def register(cls: type[M]) -> type[M]:
     """Make a frozen dataclass a pytree: every field a child, except those with metadata ``static=True``.
 
@@ -158,8 +172,9 @@ def register(cls: type[M]) -> type[M]:
         return tuple(values[name] for name in children), tuple(values[name] for name in static)
 
     def flatten_with_keys(mechanism: M) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        values, aux = flatten(mechanism)
-        return tuple(zip(keys, values, strict=True)), aux
+        values = vars(mechanism)
+        leaves = tuple((key, values[name]) for key, name in zip(keys, children, strict=True))
+        return leaves, tuple(values[name] for name in static)
 
     def unflatten(aux: tuple[Any, ...], values: Iterable[Any]) -> M:
         mechanism = object.__new__(cls)
@@ -273,11 +288,3 @@ def holds_vectors(mechanism: Mechanism) -> bool:
     values = vars(mechanism).values()
     inner = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
     return bool(mechanism.vectors) or any(holds_vectors(item) for item in inner if isinstance(item, Mechanism))
-
-
-def _validated(value: Any) -> Any:
-    if isinstance(value, Mechanism):
-        return value.validated()
-    if isinstance(value, tuple):
-        return tuple(_validated(item) for item in value)
-    return value

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from jaxacct.mechanisms.base import DIRECTIONS, Mechanism, register, require_mechanism
+from jaxacct.mechanisms.base import DIRECTIONS, Combinator, Mechanism, register, require_mechanism
 from jaxacct.mechanisms.either_order import either_order
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.gaussian import Gaussian
@@ -20,7 +20,7 @@ __all__ = ["Composed", "Repeated", "compose", "dp_sgd", "exact_product", "exact_
 
 @register
 @dataclass(frozen=True, eq=False)
-class Repeated(Mechanism):
+class Repeated(Combinator):
     """A mechanism composed with itself ``steps`` times, adaptively: losses add (README.md, "Composition").
 
     Nested repetitions multiply their counts, which must stay within 2**53. The neighbouring relation is that of the
@@ -59,16 +59,14 @@ class Repeated(Mechanism):
         inner = self.mechanism.expand(relation, direction)
         return [(part, exact_product(count, steps)) for part, count in inner]
 
-    def symmetric(self) -> bool:
-        return self.mechanism.symmetric()
-
     @property
     def kind(self) -> str:
         return self.mechanism.kind
 
     def kind_under(self, relation: str) -> str:
         several = bool(np.any(np.asarray(self.steps) > 1.0))
-        return "bound" if several and self.joins_orders(relation) else self.mechanism.kind_under(relation)
+        joined = several and self.mechanism.joins_orders(relation)
+        return "bound" if joined else self.mechanism.kind_under(relation)
 
     def joins_orders(self, relation: str) -> bool:
         return self.mechanism.joins_orders(relation)
@@ -76,7 +74,7 @@ class Repeated(Mechanism):
 
 @register
 @dataclass(frozen=True, eq=False)
-class Composed(Mechanism):
+class Composed(Combinator):
     """Several mechanisms run one after the other on the same data, each free to depend on earlier outputs.
 
     Each direction composes by itself and the worse is taken at the end. Under ``replace_one`` mechanisms whose two
@@ -124,9 +122,6 @@ class Composed(Mechanism):
                 else mechanism.expand(relation, direction)
             )
         ]
-
-    def symmetric(self) -> bool:
-        return all(mechanism.symmetric() for mechanism in self.mechanisms)
 
     def _mixes_orders(self, relation: str) -> bool:
         """Whether several mechanisms each have an order of their own under a relation."""
@@ -244,27 +239,26 @@ def dp_sgd(noise_multiplier: Any, sampling_probability: Any, steps: Any) -> Repe
     >>> dp_sgd(noise_multiplier=1.0, sampling_probability=0.01, steps=1000).mechanism
     PoissonSampled(mechanism=Gaussian(noise_multiplier=1.0), sampling_probability=0.01)
     """
-    return repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps)
+    return Repeated(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps)
 
 
 def exact_product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Product of whole numbers up to 2**53 held in float64; refused where it exceeds 2**53."""
     a, b = np.broadcast_arrays(first, second)
-    _refuse_counts(a > LARGEST_COUNT // b.astype(np.int64), a * b)
+    if np.any(a > LARGEST_COUNT // b.astype(np.int64)):
+        _refuse_counts(a > LARGEST_COUNT // b.astype(np.int64), a * b)
     return a * b
 
 
 def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Sum of whole numbers up to 2**53 held in float64; refused where it exceeds 2**53."""
     a, b = np.broadcast_arrays(first, second)
-    _refuse_counts(a > LARGEST_COUNT - b, a + b)
+    if np.any(a > LARGEST_COUNT - b):
+        _refuse_counts(a > LARGEST_COUNT - b, a + b)
     return a + b
 
 
-def _refuse_counts(bad: np.ndarray, value: np.ndarray) -> None:
-    if np.any(bad):
-        index = [int(i) for i in np.argwhere(bad)[0]]
-        place = f"{index}" if index else ""
-        raise InputError(
-            f"total steps{place} = {float(value[tuple(index)]):.6g} must be <= 2**53; use fewer repetitions"
-        )
+def _refuse_counts(bad: np.ndarray, value: np.ndarray) -> NoReturn:
+    index = [int(i) for i in np.argwhere(bad)[0]]
+    place = f"{index}" if index else ""
+    raise InputError(f"total steps{place} = {float(value[tuple(index)]):.6g} must be <= 2**53; use fewer repetitions")
