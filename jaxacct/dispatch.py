@@ -11,6 +11,7 @@ Then the theorems answer.  Theorems also narrow a bracket that is wider than ask
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -159,7 +160,7 @@ def limits_by_theorems(quantity: str, question: Question, thorough: bool) -> tup
 def _some(question: Question, rows: np.ndarray) -> Question:
     """The same question for some of the configurations."""
     arrays = question.parts, question.kinds, question.target, question.slack, question.floor, question.hint
-    parts, kinds, target, slack, floor, hint = jax.tree.map(lambda known: known[rows], arrays)
+    parts, kinds, target, slack, floor, hint = jax.tree.map(operator.itemgetter(rows), arrays)
     return Question(parts, kinds, target, slack, floor, question.effort, hint)
 
 
