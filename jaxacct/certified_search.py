@@ -345,8 +345,8 @@ def _whole_numbers(search: Search, found: Found, rows: np.ndarray, start: np.nda
         outwards = np.where(np.isfinite(holds_at), holds_at + bolder * stride, fails_at - bolder * stride)
         n = np.where(bracketed, np.floor(0.5 * (holds_at + fails_at)), np.clip(outwards, low, high))
         far = np.maximum(holds_at, fails_at) > FAR_APART * np.minimum(holds_at, fails_at)
-        # two turns of three interpolate log(epsilon) linearly in log(n), which is usually quick; the third bisects, since
-        # interpolation may make little progress
+        # two turns of three interpolate log(epsilon) linearly in log(n), which is usually quick; the third bisects,
+        # since interpolation may make little progress
         if turn % 3:
             with np.errstate(divide="ignore", invalid="ignore"):
                 share = holds_excess / (holds_excess - fails_excess)
