@@ -26,7 +26,11 @@ from jaxacct.validation import DELTA_OR_ZERO, NON_NEGATIVE, InputError, broadcas
 __all__ = ["bracket_epsilon", "delta", "effort_of", "effort_of_search", "epsilon"]
 
 NARROWEST, REFINED_SHARE = 1e-6, 0.01
-"""The contour engine refines to a relative width of half this share of rtol, or of half the first if that is more."""
+"""The contour engine refines to the relative width `0.5 min(rtol, max(NARROWEST, REFINED_SHARE rtol))`.
+
+REFINED_SHARE : the share of rtol that it aims at.
+NARROWEST : the share of rtol is not followed below this width; only a smaller rtol asks for less.
+"""
 _KERNEL = "jaxacct.kernels.contour"
 """What to call inside jit."""
 
@@ -254,9 +258,10 @@ def _refuse_zero_delta(parts: Components, target: np.ndarray, shape: tuple[int, 
 
 
 def _bounds(side: Side | None, shape: tuple[int, ...], rtol: float, kind: str, infinity: float) -> Bounds:
-    """The bracket as an answer; below a bound nothing is claimed of the mechanism, so lower is 0 there.
+    """The bracket as an answer.  If the kind is not "certified", the lower end is set to 0.
 
-    infinity : the lower end that says that there is too much mass at infinity.
+    infinity : the value of `lower` that means status "mass_at_infinity".  It is inf for epsilon.  It is NaN for delta,
+        where this status never occurs.
     """
     assert side is not None  # every relation has a direction
     low, mid, high = side.answer

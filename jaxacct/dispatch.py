@@ -33,7 +33,7 @@ FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
 COSTLY = 0.05
 """Seconds of CPU for one configuration above which an engine is asked only after all theorems."""
 NARROW_BY_THEOREMS = 0.01
-"""Share of rtol at which a bracket by theorems alone is left at that, without a costly engine."""
+"""If the theorems make a bracket narrower than this share of rtol, no costly engine is asked."""
 NO_RELATIVE_ACCURACY = 1e-300
 """Near the end of float64's range a delta has no relative accuracy, so any bracket below it is narrow."""
 NEARLY_ALWAYS_SAMPLED = 0.9
@@ -87,12 +87,12 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
         np.zeros(size, bool),
     )
     answer, used, contradicted = side
-    left = asked & ~kinds.beyond_kernels
+    left = asked & ~kinds.beyond_kernels  # rows that engines may still be asked about
     known = [one for one in ENGINES if isinstance(one, Engine) and engine in ("auto", one.name)]
     for one in known:
         if one.cost > COSTLY:
             continue
-        can = one.supports(question)
+        can = one.supports(question)  # rows that this engine can answer
         if engine != "auto" and not can[left].all():
             raise InputError(one.refusal)
         rows = np.flatnonzero(left & can & is_open(answer, rtol, floor))
@@ -103,12 +103,14 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     rows = np.flatnonzero(asked)
     if rows.size:
         contradicted[rows] |= _against(answer, rows, *limits_by_theorems(quantity, _some(question, rows), False))
+    # rows whose brackets are too wide, or were dropped after a contradiction
     wanting = is_open(answer, rtol, floor) | contradicted
-    # "nothing leaks" is the claim that no width can show to be wrong
+    # rows to be checked by all theorems: an upper end of 0 always looks narrow, so it is among them
     doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | kinds.nearly_always_sampled))
     limits = limits_by_theorems(quantity, _some(question, doubtful), True) if doubtful.size else None
     if limits is not None:
         _narrow_by_theorems(side, doubtful, *limits)
+    # rows for the costly engines: all that are left where the user chose the engine
     wide = left & (wanting if engine == "auto" else True)
     if engine == "auto" and wide.any():
         wide &= is_open(answer, NARROW_BY_THEOREMS * rtol, floor)
@@ -196,7 +198,7 @@ def _answers(engine: Engine, quantity: str, question: Question, rows: np.ndarray
 def _narrowed(answer: Answer, rows: np.ndarray, found: Answer) -> np.ndarray:
     """Intersect the brackets of some rows with those found; where they contradict each other, neither is kept.
 
-    An end that is NaN says nothing, nor does a lower end of inf: what is infinite is known before.
+    Ends that are NaN are ignored.  So is lower = inf: infinite answers were settled earlier.
     Returns the rows that contradict, as a mask.
     """
     low = np.where(np.isnan(found.lower) | (found.lower == np.inf), -np.inf, found.lower)

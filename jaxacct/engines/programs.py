@@ -2,9 +2,9 @@
 
 A program is compiled quickly for a few configurations, and optimised for many.  Any program answers a few
 configurations in milliseconds.  Theirs is therefore compiled without optimisation, in a fraction of the time, and takes
-a small chunk.  Neither relaxes IEEE arithmetic: the rounding bounds in the certificates hold for both.  A long job says
-beforehand which of the two serves it throughout (`alike`), since it would otherwise compile both.  An
-`ExecutableStore`, which only the command line sets up, keeps programs between runs.
+a small chunk.  Neither relaxes IEEE arithmetic: the rounding bounds in the certificates hold for both.  Use `alike` to
+fix one variant for a long job; otherwise both may get compiled.  An `ExecutableStore`, which only the command line sets
+up, keeps programs between runs.
 
 A batch is cut into chunks of one fixed shape, which run on every core or device there is (`in_chunks`).  A chunk has
 the same shape whatever the number of devices, and each device compiles the same program, so that results do not depend
