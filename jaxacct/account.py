@@ -25,12 +25,11 @@ from jaxacct.validation import DELTA_OR_ZERO, NON_NEGATIVE, InputError, broadcas
 
 __all__ = ["bracket_epsilon", "delta", "effort_of", "effort_of_search", "epsilon"]
 
-NARROWEST, REFINED_SHARE = 1e-6, 0.01
-"""The contour engine refines to the relative width `0.5 min(rtol, max(NARROWEST, REFINED_SHARE rtol))`.
-
-REFINED_SHARE : the share of rtol that it aims at.
-NARROWEST : the share of rtol is not followed below this width; only a smaller rtol asks for less.
-"""
+REFINED_SHARE = 0.01
+"""The contour engine refines to `0.5 min(rtol, max(NARROWEST, REFINED_SHARE rtol))`, relatively: a narrow bracket costs
+it little more than one of width rtol."""
+NARROWEST = 1e-6
+"""Below this width the share of rtol is not followed; only a smaller rtol asks for less."""
 _KERNEL = "jaxacct.kernels.contour"
 """What to call inside jit."""
 
