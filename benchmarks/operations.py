@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.engines import programs
-from jaxacct.engines.chunks import in_chunks
+from jaxacct.engines.programs import in_chunks
 from jaxacct.kernels.special import log1p
 
 SLOW = {

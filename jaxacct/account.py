@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.dispatch import Side, ask_engines, engine_of_mechanism, is_narrow
+from jaxacct.dispatch import Side, ask_engines, engine_of_mechanism, is_open, kinds_of
 from jaxacct.engines.contour import TOLERANCE, Answer, Hint
 from jaxacct.engines.programs import large
-from jaxacct.engines.protocol import Effort, Kinds, Question
-from jaxacct.engines.quick_bounds import largest_loss, largest_loss_above
+from jaxacct.engines.protocol import Effort, Question
+from jaxacct.engines.quick_bounds import largest_loss
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import require_mechanism
@@ -34,8 +34,11 @@ from jaxacct.validation import (
 
 __all__ = ["bracket_epsilon", "delta", "effort_of", "effort_of_search", "epsilon"]
 
-NARROWEST, REFINED_SHARE = 1e-6, 0.01
-"""The contour engine refines to a relative width of half this share of rtol, or of half the first if that is more."""
+REFINED_SHARE = 0.01
+"""The contour engine refines to `0.5 min(rtol, max(NARROWEST, REFINED_SHARE rtol))`, relatively: a narrow bracket costs
+it little more than one of width rtol."""
+NARROWEST = 1e-6
+"""Below this width the share of rtol is not followed; only a smaller rtol asks for less."""
 _KERNEL = "jaxacct.kernels.contour"
 """What to call inside jit."""
 
@@ -207,7 +210,7 @@ def _one_epsilon(
     parts: Components, target: np.ndarray, floor: np.ndarray, effort: Effort, engine: str, hint: Hint | None
 ) -> Side:
     """Epsilon in one direction: what is left of delta beside the mass at infinity goes to the engines."""
-    kinds, infinite = Kinds.of(parts), parts.delta_infinity
+    kinds, infinite = kinds_of(parts), parts.delta_infinity
     finite = target - infinite
     wrong = parts.infinity_units * ROUNDOFF * infinite
     with np.errstate(over="ignore"):
@@ -219,7 +222,7 @@ def _one_epsilon(
     low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
     # what is left of delta is 0, or lost in the rounding of the mass at infinity
     edge = ~live & ~at_infinity
-    largest, above = largest_loss(parts), largest_loss_above(parts)
+    largest, above = largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
     low = np.where(edge, np.where(target == 0, np.maximum(2.0 * largest - above, 0.0), 0.0), low)
     mid, high = np.where(edge, np.where(unbounded, np.inf, [largest, above]), [mid, high])
@@ -229,7 +232,7 @@ def _one_epsilon(
 
 def _one_delta(parts: Components, eps: np.ndarray, floor: np.ndarray, effort: Effort, engine: str) -> Side:
     """Delta in one direction: that of the finite losses by the engines, and the mass at infinity."""
-    kinds, infinite = Kinds.of(parts), parts.delta_infinity
+    kinds, infinite = kinds_of(parts), parts.delta_infinity
     question = Question(parts, kinds, eps, np.zeros(eps.shape), floor, effort)
     side = ask_engines("delta", question, ~kinds.empty & (infinite < 1.0), engine)
     low, mid, high = (np.where(kinds.empty, 0.0, end) for end in side.answer)
@@ -263,13 +266,14 @@ def _refuse_zero_delta(parts: Components, target: np.ndarray, shape: tuple[int, 
 
 
 def _bounds(side: Side | None, shape: tuple[int, ...], rtol: float, kind: str, infinity: float) -> Bounds:
-    """The bracket as an answer; below a bound nothing is claimed of the mechanism, so lower is 0 there.
+    """The bracket as an answer.  If the kind is not "certified", the lower end is set to 0.
 
-    infinity : the lower end that says that there is too much mass at infinity.
+    infinity : the value of `lower` that means status "mass_at_infinity".  It is inf for epsilon.  It is NaN for delta,
+        where this status never occurs.
     """
     assert side is not None  # every relation has a direction
     low, mid, high = side.answer
-    status = np.where(is_narrow(low, high, rtol), "ok", "width").astype("<U16")
+    status = np.where(is_open(side.answer, rtol), "width", "ok").astype("<U16")
     status[side.contradicted] = "contradiction"
     status[high == 0] = "zero"
     status[low == infinity] = "mass_at_infinity"

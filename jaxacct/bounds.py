@@ -158,7 +158,8 @@ class Bounds:
             if str(word).split(":")[0] not in KINDS:
                 raise ValueError(f"kind {str(word)!r} is not known; use one of {', '.join(KINDS)}")
         for word in np.unique(status):
-            explain(str(word))
+            if str(word) not in STATUSES:
+                raise InputError(f"status = {shown(str(word))} is not known; use one of {', '.join(STATUSES)}")
         ok = np.asarray(np.isin(status, list(_NEEDS_NO_ACTION)))
         unanswered = ~ok & np.isnan(lower) & np.isnan(estimate) & np.isnan(upper)
         bad = ~((lower <= estimate) & (estimate <= upper)) & ~unanswered

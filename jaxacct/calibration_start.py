@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxacct.certified_search import AIM, Start
 from jaxacct.engines import contour, programs
-from jaxacct.engines.chunks import in_chunks
+from jaxacct.engines.programs import in_chunks
 from jaxacct.kernels import calibration
 from jaxacct.kernels.split import calibration as split_calibration
 
@@ -22,15 +22,15 @@ TOLERANCE = 3e-7
 PLAIN = contour.LADDER[:2]
 """Rungs of the plain solve."""
 CALLS = 6
-"""Calls of the split solve on one rung."""
+"""Most calls of the split solve for a row on one rung; each call places the windows anew."""
 ENOUGH = 1e-6
-"""What may be left of x."""
+"""A row is solved when the estimated error of x after the last secant step is below this."""
 REACH, HALVINGS = 3.0, 14
-"""Bisection for the solution with one hit: distance either way, and steps."""
+"""`_one_hit` bisects between x - REACH and x + REACH, HALVINGS times."""
 LASTING = 0.05
-"""Distance in x within which the windows and the contour also serve the certificate."""
+"""If x moved by less than this in its last call, the certificate uses the windows and the contour of that call."""
 NEARLY = 1.5
-"""Times the nodes that a rung has on which the split solve is still near enough."""
+"""A solve on a rung is accepted if it needs at most this many times the rung's nodes: it is only an estimate."""
 
 
 class Goal(NamedTuple):
@@ -208,9 +208,9 @@ def _note(
 
 
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
-    """(x, d log delta / dx), improved where the n steps one by one leave more than x does.
+    """(x, d log delta / dx), replaced where n times the delta of one sampled step equals delta at a more private value.
 
-    n times the delta of one sampled step is nearly a lower bound, and nearly all where few hits are expected.
+    This product is nearly a lower bound of the true delta, and nearly equal to it where few hits are expected.
     """
     from jaxacct.engines import closed_form  # SciPy, which takes a while to import: only where a row needs it
 
@@ -220,6 +220,7 @@ def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float)
         value, _ = closed_form.log_delta_of_one_step(sigma, q, equation.sign > 0, equation.epsilon)
         return np.log(n) + value - equation.log_delta
 
+    # more private, and less private
     safe, bold = x + REACH * -sign, x + REACH * sign
     for _ in range(HALVINGS):
         middle = 0.5 * (safe + bold)

@@ -3,7 +3,9 @@
 A batch of rows is searched together, in x = log(value).  "Least private" is the smallest noise, the largest sampling
 rate, the most steps or candidates.  A value *holds* where the certified upper end of epsilon, evaluated at that very
 value, is at most the target; only values that hold are returned.  How good the guesses are decides only how long the
-search takes.  That no less private value holds is known where epsilon is monotone in the value.
+search takes.  What is found is certain to be the least private value that holds only if epsilon is monotone in it.
+
+A little above 300 lines: the record of a search and its two loops (any values, whole numbers) are read together.
 """
 
 from __future__ import annotations
@@ -58,7 +60,10 @@ class Search(NamedTuple):
     infeasible: str = "infeasible"
     """Status of a row in which no value holds."""
     leader: Evaluate | None = None
-    """A cheaper lower bound of `evaluate`, such as one direction alone, which may lead the way."""
+    """A cheaper lower bound of `evaluate`, such as one direction alone.
+
+    The search is done with it first, and only what it finds is evaluated in full.
+    """
     privates_first: np.ndarray | None = None
     """Rows whose least private value is tried before all others; none by default."""
 
@@ -84,7 +89,7 @@ class Found(NamedTuple):
     upper: np.ndarray
     kind: np.ndarray
     word: np.ndarray
-    """Status of the bounds themselves."""
+    """`Bounds.status` of the certified epsilon, such as "ok" or "width"; where no value holds, the same as `status`."""
     engine: np.ndarray
 
     def bounds(self, shape: tuple[int, ...]) -> Bounds:
@@ -103,7 +108,7 @@ class Found(NamedTuple):
         )
 
     def fail(self, rows: np.ndarray, status: str) -> None:
-        """No value: also none that was kept before, which did not meet the whole target."""
+        """Record that some rows have no value.  A value kept before is removed: its epsilon missed the target."""
         self.status[rows] = self.word[rows] = status
         for column in (self.value, self.lower, self.estimate, self.upper):
             column[rows] = np.nan
@@ -255,10 +260,11 @@ def _secant(search: Search, found: Found, rows: np.ndarray, start: np.ndarray) -
     private_limit, bold_limit = np.where(falls, high, low), np.where(falls, low, high)
     size = rows.size
     x, kept = np.clip(start, low, high), private_limit.copy()
+    # x of the last value that held (safe) and of the last that did not (bold, less private); NaN before there is one
     safe, bold = np.full(size, np.nan), np.full(size, np.nan)
     last_x, last_excess = np.full(size, np.nan), np.full(size, np.nan)
     slope = _usual_slope(search, rows)
-    reach = np.full(size, FIRST_REACH)
+    reach = np.full(size, FIRST_REACH)  # longest step in x
     aim = np.log1p(-0.2 * search.rtol)
     active = np.ones(size, bool)
     for turn in range(MOST_TURNS):
@@ -270,6 +276,7 @@ def _secant(search: Search, found: Found, rows: np.ndarray, start: np.ndarray) -
         bounds = search.evaluate(rows[here], values)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.log(bounds.upper / target)
+        # log of epsilon over target: positive where epsilon is too large
         excess = np.where(np.isnan(ratio), LARGEST_EXCESS, np.clip(ratio, -LARGEST_EXCESS, LARGEST_EXCESS))
         holds = bounds.upper <= target
         close = holds & (bounds.upper >= target * (1.0 - 0.5 * search.rtol))
@@ -303,13 +310,15 @@ def _secant(search: Search, found: Found, rows: np.ndarray, start: np.ndarray) -
 def _whole_numbers(search: Search, found: Found, rows: np.ndarray, start: np.ndarray) -> None:
     """The least private whole number that holds: outwards from the start in growing strides, then between two ends."""
     low, high = search.lowest[rows], search.highest[rows]
+    # the direction in which values grow less private ("bolder")
     bolder = np.where(search.falls[rows], -1.0, 1.0)
     bold_limit, private_limit = np.where(bolder > 0, high, low), np.where(bolder > 0, low, high)
     with np.errstate(over="ignore"):
         n = np.clip(np.floor(np.exp(start) * (1.0 + bolder * AIM * search.rtol)), low, high)
     holds_at, fails_at = np.full(rows.size, np.nan), np.full(rows.size, np.nan)
+    # excess: log of epsilon over target, at those two numbers
     holds_excess, fails_excess = np.zeros(rows.size), np.zeros(rows.size)
-    stride = np.ones(rows.size)
+    stride = np.ones(rows.size)  # of the next step outwards
     active = np.ones(rows.size, bool)
     turn = 0
     while active.any():
@@ -336,7 +345,9 @@ def _whole_numbers(search: Search, found: Found, rows: np.ndarray, start: np.nda
         outwards = np.where(np.isfinite(holds_at), holds_at + bolder * stride, fails_at - bolder * stride)
         n = np.where(bracketed, np.floor(0.5 * (holds_at + fails_at)), np.clip(outwards, low, high))
         far = np.maximum(holds_at, fails_at) > FAR_APART * np.minimum(holds_at, fails_at)
-        if turn % 3:  # along a straight line in logarithms, which seldom needs many turns but may creep
+        # two turns of three interpolate log(epsilon) linearly in log(n), which is usually quick; the third bisects,
+        # since interpolation may make little progress
+        if turn % 3:
             with np.errstate(divide="ignore", invalid="ignore"):
                 share = holds_excess / (holds_excess - fails_excess)
                 line = np.floor(holds_at * (fails_at / holds_at) ** share)

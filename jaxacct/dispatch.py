@@ -1,4 +1,6 @@
-"""Which engine answers: the list of engines is walked, cheap ones first, for one direction of a batch.
+"""Which engine answers: the engines for compositions, and the walk through the list of them, cheap ones first.
+
+The list and the walk stand in one file of more than 300 lines, since neither is understood without the other.
 
 No engine has the last word.  Every bracket is held against theorems that share nothing with the engines
 (`engines.threshold_tests` from below, `engines.simple_bounds` from above), and the brackets of two engines are held
@@ -8,33 +10,34 @@ Then the theorems answer.  Theorems also narrow a bracket that is wider than ask
 
 from __future__ import annotations
 
+import functools
+import operator
 import warnings
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from jaxacct.engines import entries, quick_bounds
-from jaxacct.engines.protocol import ENGINES, Answer, Engine, MechanismEngine, Question, register
+from jaxacct.engines import contour, quick_bounds
+from jaxacct.engines.protocol import ENGINES, Answer, Engine, Kinds, MechanismEngine, Question, register
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism
-from jaxacct.mechanisms.loss_components import LEAST_SQUARE
+from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
 from jaxacct.validation import InputError
 
-__all__ = ["Side", "ask_engines", "engine_of_mechanism", "is_narrow", "limits_by_theorems"]
+__all__ = ["Side", "ask_engines", "engine_of_mechanism", "is_open", "kinds_of", "limits_by_theorems"]
 
 FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
 """What an engine may raise on a configuration that it cannot answer."""
 COSTLY = 0.05
 """Seconds of CPU for one configuration above which an engine is asked only after all theorems."""
 NARROW_BY_THEOREMS = 0.01
-"""Share of rtol at which a bracket by theorems alone is left at that, without a costly engine."""
+"""If the theorems make a bracket narrower than this share of rtol, no costly engine is asked."""
 NO_RELATIVE_ACCURACY = 1e-300
 """Near the end of float64's range a delta has no relative accuracy, so any bracket below it is narrow."""
 NEARLY_ALWAYS_SAMPLED = 0.9
 """Sampling rate above which sampling may change less than the width of a bracket."""
-
-
-for _engine in (entries.ClosedForm(), entries.TwoSteps(), entries.Contour(), entries.Lattice()):
-    register(_engine)
 
 
 class Side(NamedTuple):
@@ -61,39 +64,62 @@ def engine_of_mechanism(mechanism: Mechanism, engine: str) -> MechanismEngine | 
     return None
 
 
+def kinds_of(parts: Components) -> Kinds:
+    """What the compositions consist of."""
+    steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
+    plain, alone = parts.mu > 0, (steps == 0) & (others == 0)
+    ordinary = (parts.mu2 > LEAST_SQUARE) & (parts.mu2 < 1.0 / LEAST_SQUARE)
+    return Kinds(
+        empty=~plain & alone,
+        gaussian=plain & alone,
+        sampled_steps=np.where(plain | (others > 0), 0.0, steps),
+        nearly_always_sampled=np.any((parts.gauss_n > 0) & (parts.gauss_q > NEARLY_ALWAYS_SAMPLED), axis=1),
+        beyond_kernels=plain & ~alone & ~ordinary,
+    )
+
+
 def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: str) -> Side:
     """Brackets of "epsilon" or "delta" for the rows of the mask `asked`; others keep the empty answer [-inf, inf]."""
-    size, rtol, floor = question.target.size, question.effort.rtol, question.floor
+    size, rtol, floor, kinds = question.target.size, question.effort.rtol, question.floor, question.kinds
     side = Side(
         Answer(np.full(size, -np.inf), np.full(size, np.nan), np.full(size, np.inf)),
-        np.full(size, "", dtype="<U16"),
+        np.full(size, "", dtype="<U32"),
         np.zeros(size, bool),
     )
     answer, used, contradicted = side
-    left = asked & ~_beyond_kernels(question)
+    left = asked & ~kinds.beyond_kernels  # rows that engines may still be asked about
     known = [one for one in ENGINES if isinstance(one, Engine) and engine in ("auto", one.name)]
     for one in known:
-        can = one.supports(question)
+        if one.cost > COSTLY:
+            continue
+        can = one.supports(question)  # rows that this engine can answer
         if engine != "auto" and not can[left].all():
             raise InputError(one.refusal)
-        rows = np.flatnonzero(left & can & _open(answer, rtol, floor))
-        if rows.size and one.cost <= COSTLY:
+        rows = np.flatnonzero(left & can & is_open(answer, rtol, floor))
+        if rows.size:
             _ask(one, quantity, question, rows, side)
         if one.settles:
             left &= ~can
     rows = np.flatnonzero(asked)
     if rows.size:
-        contradicted[rows] |= _against(answer, rows, *limits_by_theorems(quantity, question.take(rows), False))
-    wanting = _open(answer, rtol, floor) | contradicted
-    # "nothing leaks" is the claim that no width can show to be wrong
-    doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | _hardly_sampled(question)))
-    limits = limits_by_theorems(quantity, question.take(doubtful), True) if doubtful.size else None
+        contradicted[rows] |= _against(answer, rows, *limits_by_theorems(quantity, _some(question, rows), False))
+    # rows whose brackets are too wide, or were dropped after a contradiction
+    wanting = is_open(answer, rtol, floor) | contradicted
+    # rows to be checked by all theorems: an upper end of 0 always looks narrow, so it is among them
+    doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | kinds.nearly_always_sampled))
+    limits = limits_by_theorems(quantity, _some(question, doubtful), True) if doubtful.size else None
     if limits is not None:
         _narrow_by_theorems(side, doubtful, *limits)
-    wide = left & (engine != "auto" or (wanting & _open(answer, NARROW_BY_THEOREMS * rtol, floor)))
+    # rows for the costly engines: all that are left where the user chose the engine
+    wide = left & (wanting if engine == "auto" else True)
+    if engine == "auto" and wide.any():
+        wide &= is_open(answer, NARROW_BY_THEOREMS * rtol, floor)
     for one in known:
-        rows = np.flatnonzero(wide & one.supports(question))
-        if one.cost > COSTLY and rows.size:
+        rows = np.flatnonzero(wide)
+        if one.cost <= COSTLY or not rows.size:
+            continue
+        rows = rows[one.supports(question)[rows]]
+        if rows.size:
             _ask(one, quantity, question, rows, side)
             if limits is not None:  # a contradiction leaves nothing; theorems stand
                 _narrow_by_theorems(side, doubtful, *limits)
@@ -103,11 +129,15 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     return Side(Answer(low, mid, high), used, contradicted)
 
 
-def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
-    """Whether a bracket is as narrow as asked for; one that is open above never is."""
+def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) -> np.ndarray:
+    """Where a bracket is wider than asked for, and not below what the other direction needs.
+
+    One without an upper end is always too wide.
+    """
+    low, _, high = answer
     with np.errstate(invalid="ignore"):
-        width = high - np.maximum(low, 0.0)
-        return (high <= NO_RELATIVE_ACCURACY) | (low == high) | (np.isfinite(high) & (width <= rtol * high))
+        narrow = np.isfinite(high) & (high - np.maximum(low, 0.0) <= rtol * high)
+    return ~(narrow | (high <= NO_RELATIVE_ACCURACY) | (low == high) | (high <= floor))
 
 
 def limits_by_theorems(quantity: str, question: Question, thorough: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -129,6 +159,13 @@ def limits_by_theorems(quantity: str, question: Question, thorough: bool) -> tup
         return np.fmax(low, rare), simple_bounds.least_epsilon(parts, target, slack)
 
 
+def _some(question: Question, rows: np.ndarray) -> Question:
+    """The same question for some of the configurations."""
+    arrays = question.parts, question.kinds, question.target, question.slack, question.floor, question.hint
+    parts, kinds, target, slack, floor, hint = jax.tree.map(operator.itemgetter(rows), arrays)
+    return Question(parts, kinds, target, slack, floor, question.effort, hint)
+
+
 def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, side: Side) -> None:
     """Intersect the brackets of some rows with what an engine answers, and note who answered and who contradicts."""
     found = _answers(engine, quantity, question, rows)
@@ -144,7 +181,7 @@ def _answers(engine: Engine, quantity: str, question: Question, rows: np.ndarray
     ask = engine.epsilon if quantity == "epsilon" else engine.delta
     try:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
-            return ask(question.take(rows))
+            return ask(_some(question, rows))
     except InputError:
         raise
     except FAILURES as error:
@@ -161,7 +198,7 @@ def _answers(engine: Engine, quantity: str, question: Question, rows: np.ndarray
 def _narrowed(answer: Answer, rows: np.ndarray, found: Answer) -> np.ndarray:
     """Intersect the brackets of some rows with those found; where they contradict each other, neither is kept.
 
-    An end that is NaN says nothing, nor does a lower end of inf: what is infinite is known before.
+    Ends that are NaN are ignored.  So is lower = inf: infinite answers were settled earlier.
     Returns the rows that contradict, as a mask.
     """
     low = np.where(np.isnan(found.lower) | (found.lower == np.inf), -np.inf, found.lower)
@@ -172,11 +209,6 @@ def _narrowed(answer: Answer, rows: np.ndarray, found: Answer) -> np.ndarray:
     known = answer.estimate[rows]
     answer.estimate[rows] = np.where(agree, np.where(np.isnan(known), found.estimate, known), np.nan)
     return ~agree
-
-
-def _open(answer: Answer, rtol: float, floor: np.ndarray) -> np.ndarray:
-    """Where a bracket is wider than asked for, and not below what the other direction needs."""
-    return ~(is_narrow(answer.lower, answer.upper, rtol) | (answer.upper <= floor))
 
 
 def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
@@ -197,13 +229,125 @@ def _against(answer: Answer, rows: np.ndarray, low: np.ndarray, high: np.ndarray
     return ~agree
 
 
-def _beyond_kernels(question: Question) -> np.ndarray:
-    """Gaussians whose mu^2 under- or overflows beside other parts: the kernels would take them for nothing."""
-    parts = question.parts
-    square = (parts.mu > 0) & ~((parts.mu2 > LEAST_SQUARE) & (parts.mu2 < 1.0 / LEAST_SQUARE))
-    return square & ~question.kinds.gaussian
+# The engines for compositions.  Most use SciPy, which takes a while to import: they are imported when first asked.
 
 
-def _hardly_sampled(question: Question) -> np.ndarray:
-    """Where sampling changes so little that the answer without it may be below the upper end of a narrow bracket."""
-    return np.any((question.parts.gauss_n > 0) & (question.parts.gauss_q > NEARLY_ALWAYS_SAMPLED), axis=1)
+class ClosedForm(Engine):
+    """Composed Gaussians without sampling, and one Poisson sampled Gaussian step."""
+
+    name = "closed_form"
+    cost = 1e-5
+    settles = True
+
+    def supports(self, question: Question) -> np.ndarray:
+        return question.kinds.gaussian | (question.kinds.sampled_steps == 1)
+
+    def epsilon(self, question: Question) -> Answer:
+        from jaxacct.engines import closed_form
+
+        return _by_formula(question, closed_form.epsilon, closed_form.epsilon_of_one_step, question.slack)
+
+    def delta(self, question: Question) -> Answer:
+        from jaxacct.engines import closed_form
+
+        return _by_formula(question, closed_form.delta, closed_form.delta_of_one_step)
+
+
+class TwoSteps(Engine):
+    """Two Poisson sampled Gaussian steps, alike or not."""
+
+    name = "two_steps"
+    cost = 1e-3
+
+    def supports(self, question: Question) -> np.ndarray:
+        return question.kinds.sampled_steps == 2
+
+    def epsilon(self, question: Question) -> Answer:
+        from jaxacct.engines import two_steps
+
+        return two_steps.epsilon(question.parts, question.target, question.slack, question.floor)
+
+    def delta(self, question: Question) -> Answer:
+        from jaxacct.engines import two_steps
+
+        return two_steps.delta(question.parts, question.target)
+
+
+class Contour(Engine):
+    """Compositions with a Gaussian part, by the contour integral of the characteristic function."""
+
+    name = "contour"
+    cost = 2e-3
+    refusal = "engine = 'contour' needs a Gaussian part and no Poisson sampled Laplace; use engine='auto' or 'lattice'"
+
+    def supports(self, question: Question) -> np.ndarray:
+        return contour.supports(question.parts) & ~question.kinds.empty
+
+    def epsilon(self, question: Question) -> Answer:
+        effort = question.effort
+        asked = question.parts, question.target, question.slack, question.floor
+        found = contour.epsilon(*asked, effort.contour_width, effort.contour_tolerance, question.hint)
+        return Answer(*(np.maximum(end, 0.0) for end in found))  # the kernels look at negative epsilons too
+
+    def delta(self, question: Question) -> Answer:
+        floor = np.maximum(question.floor - question.parts.delta_infinity, 0.0) * (1 - 8 * ROUNDOFF)
+        return contour.delta(question.parts, question.target, floor, question.effort.contour_width)
+
+
+class Lattice(Engine):
+    """Any composition, by the law of its loss on a grid."""
+
+    name = "lattice"
+    cost = 0.1
+
+    def supports(self, question: Question) -> np.ndarray:
+        return np.ones(question.target.shape, bool)
+
+    def epsilon(self, question: Question) -> Answer:
+        from jaxacct.engines import lattice
+
+        ask = functools.partial(
+            lattice.epsilon, rtol=question.effort.lattice_rtol, memory_bytes=question.effort.memory_bytes
+        )
+        low, high = question.target * (1.0 - question.slack), question.target * (1.0 + question.slack)
+        with jax.enable_x64():
+            found = [ask(question.parts, row, low[row], high[row]) for row in range(low.size)]
+        return _stacked(found)
+
+    def delta(self, question: Question) -> Answer:
+        from jaxacct.engines import lattice
+
+        effort, rows = question.effort, range(question.target.size)
+        with jax.enable_x64():
+            found = lattice.deltas(
+                question.parts, rows, question.target, rtol=effort.lattice_rtol, memory_bytes=effort.memory_bytes
+            )
+        return _stacked(found)
+
+
+def _by_formula(
+    question: Question, plain: Callable[..., Answer], one_step: Callable[..., Answer], *more: np.ndarray
+) -> Answer:
+    """Composed Gaussians by one formula, single sampled steps by the other; `more` follows the target."""
+    ends = np.zeros((3, question.target.size))
+    values = question.target, *more
+    rows = np.flatnonzero(question.kinds.gaussian)
+    if rows.size:
+        ends[:, rows] = plain(question.parts.mu[rows], *(value[rows] for value in values))
+    rows = np.flatnonzero(~question.kinds.gaussian)
+    if rows.size:
+        part = question.parts.take(rows)
+        column = np.argmax(part.gauss_n, axis=1)[:, None]
+        sigma, q = (np.take_along_axis(x, column, 1)[:, 0] for x in (part.gauss_sigma, part.gauss_q))
+        ends[:, rows] = one_step(sigma, q, part.sign > 0, *(value[rows] for value in values))
+    return Answer(*ends)
+
+
+def _stacked(found: Sequence[Any]) -> Answer:
+    """Answers of single configurations as those of a batch."""
+    ends = np.array([(x.lower, x.estimate, x.upper) for x in found], np.float64).reshape(-1, 3)
+    return Answer(*ends.T)
+
+
+for _engine in (ClosedForm(), TwoSteps(), Contour(), Lattice()):
+    register(_engine)

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from jaxacct import account
-from jaxacct.engines import contour
-from jaxacct.engines.chunks import in_chunks
+from jaxacct.engines import contour, programs
+from jaxacct.engines.programs import in_chunks
 from jaxacct.kernels import contour as kernel
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import holds_vectors, require_mechanism
@@ -125,10 +125,10 @@ def _differentiate(
             width = (high - low)[rows]
             tangent = jax.tree.map(
                 lambda a, b, w=width: (a - b) / w.reshape(-1, *[1] * (a.ndim - 1)),
-                contour.law(above.take(rows)),
-                contour.law(below.take(rows)),
+                contour.law(above, rows),
+                contour.law(below, rows),
             )
-            along, slope = _along(contour.law(parts.take(rows)), tangent, epsilon[rows])
+            along, slope = _along(contour.law(parts, rows), tangent, epsilon[rows])
             # the mass at infinity takes its share of delta
             finite = (delta - parts.delta_infinity)[rows]
             lost = (above.delta_infinity - below.delta_infinity)[rows] / width
@@ -168,9 +168,9 @@ def _along(law: Any, tangent: Any, epsilon: np.ndarray) -> tuple[np.ndarray, np.
         if todo.size == 0:
             continue
         arguments = jax.tree.map(lambda a, rows=todo: a[rows], (law, tangent, epsilon, log_tol))
-        program = contour.program(kernel.sensitivity, rung, todo.size)
+        program = programs.program(kernel.sensitivity, todo.size, rung.chunk, points=rung.points, count=rung.nodes)
         change, rate, needs = in_chunks(*program, arguments, todo.size)
-        good = contour.suits(needs, rung)
+        good = np.all(needs <= (rung.points, rung.nodes), axis=1)
         along[todo[good]], slope[todo[good]] = change[good], rate[good]
         due[todo] = np.where(good, len(contour.PLAIN), np.maximum(contour.rung_for(needs), step + 1))
     return along, slope

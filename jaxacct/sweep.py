@@ -5,6 +5,7 @@ submodule's name to its package, so this file puts the function there: whatever 
 order, `jaxacct.sweep` is the function.  The names that used to live here are its attributes.
 """
 
+import importlib
 import sys
 from typing import Any, cast
 
@@ -23,6 +24,11 @@ __all__ = [
     "sweep",
 ]
 
+_MODULES = ("columns", "grid", "journal", "parts", "read", "repetitions", "run", "solve", "table")
+"""Modules that have kept their names; `import jaxacct.sweep.grid` finds them too."""
+
 for _name in __all__:
     setattr(sweep, _name, globals()[_name])
+for _name in _MODULES:
+    sys.modules[f"{__name__}.{_name}"] = importlib.import_module(f"jaxacct.sweeps.{_name}")
 sys.modules[__name__] = cast(Any, sweep)

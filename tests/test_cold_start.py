@@ -41,7 +41,7 @@ def answer():
     """The one-line kernel at three configurations, from a process that remembers nothing."""
     programs._batched.cache_clear()
     program = programs.program(half, 3, 128, scale=3)
-    (out,) = contour.in_chunks(*program, (np.arange(3.0),), 3)
+    (out,) = programs.in_chunks(*program, (np.arange(3.0),), 3)
     return out.tolist()
 
 
@@ -114,7 +114,7 @@ def test_a_program_that_loads_but_does_not_run_is_compiled_anew(executables, mon
 def test_optimised_programs_are_not_kept(executables):
     programs._batched.cache_clear()
     program = programs.program(half, 300, 128, scale=3)
-    (out,) = contour.in_chunks(*program, (np.arange(300.0),), 300)
+    (out,) = programs.in_chunks(*program, (np.arange(300.0),), 300)
     assert out[2] == 3.0 and not list(executables.glob("*.program"))
 
 
@@ -169,8 +169,11 @@ def test_quick_and_optimised_programs_agree(direction):
     parts = components(mechanism, "add_or_remove_one", direction)
     target, tolerance = np.full(4, np.log(1e-6)), np.full(4, np.log(contour.TOLERANCE))
     arguments = (contour.law(parts), target, target, tolerance)
+    rung = LADDER[1]
+    static = {"points": rung.points, "count": rung.nodes, "rounds": rung.rounds}
     few, many = (
-        contour.in_chunks(*contour.program(kernel.epsilon, LADDER[1], size), arguments, 4) for size in (4, 1000)
+        programs.in_chunks(*programs.program(kernel.epsilon, size, rung.chunk, **static), arguments, 4)
+        for size in (4, 1000)
     )
     assert few[3].any() and (few[3] == many[3]).all()
     rows = few[3]

@@ -165,6 +165,7 @@ def test_a_public_name_stays_what_it_is_in_every_order_of_imports():
         "import jaxacct.sweep, jaxacct.sweeps; ja = jaxacct; from jaxacct.sweep import merge, plan, read_table",
         "import jaxacct as ja; import jaxacct.sweeps.read; from jaxacct.sweep import merge, plan, read_table",
         "from jaxacct import sweep; import jaxacct as ja; from jaxacct.sweep import merge, plan, read_table; sweep(G)",
+        "import jaxacct.sweep.grid; from jaxacct.sweep import merge, plan, read_table; import jaxacct as ja",
     ],
 )
 def test_the_old_address_of_sweeps_goes_on_working(order):

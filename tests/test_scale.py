@@ -190,7 +190,7 @@ def finish(process):
 def test_chunks_go_to_the_devices_in_turn():
     code = """
 import jax, numpy as np
-from jaxacct.engines import chunks, programs
+from jaxacct.engines import programs
 used = set()
 def kernel(x):
     return jax.numpy.exp(x) / 3, x
@@ -198,7 +198,7 @@ program = programs.program(kernel, 33, 4)
 def spy(x):
     used.add(x.device)
     return program.run(x)
-out, same = chunks.in_chunks(spy, 4, (np.linspace(0, 1, 33),), 33)
+out, same = programs.in_chunks(spy, 4, (np.linspace(0, 1, 33),), 33)
 assert len(jax.devices()) == 4 and used == set(jax.devices())
 with jax.enable_x64():
     alone = [np.asarray(x) for x in program.run(np.linspace(0, 1, 33)[:4])][0]

@@ -1,6 +1,7 @@
 """The ends of a selection's profile: largest losses and mass at infinity, by closed forms and by all score orders."""
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -9,7 +10,10 @@ from selection_cases import hockey_stick
 
 import jaxacct as ja
 from jaxacct import selection
+from jaxacct.mechanisms.base import register
 from jaxacct.selection import profile_ends
+from jaxacct.selection.largest_ratio import log_ratio_at_knots
+from jaxacct.selection.worst_case import known_curves
 
 LAWS = [
     selection.Geometric(0.1),
@@ -141,3 +145,18 @@ def test_selections_of_bounded_loss_at_tiny_delta_and_none():
     assert "delta[1] = 0" in refusal(
         ja.epsilon, selection.select(ja.Gaussian(1.0), selection.Geometric(0.1)), [1e-5, 0.0]
     )
+
+
+def test_of_a_law_that_is_not_known_the_knots_decide_nothing():
+    """That the ratio is monotone between knots is proved for some families; a law of a user's own is none of them."""
+
+    @register
+    @dataclass(frozen=True, eq=False)
+    class Own(selection.Poisson):
+        """K = 0 or 1 more than a Poisson law: its formula is not that of its base class."""
+
+    (curves,) = known_curves(ja.FiniteOutput([0.6, 0.3, 0.1], [0.2, 0.3, 0.5]))
+    above = curves["remove"].above
+    assert np.isfinite(log_ratio_at_knots(above, selection.Poisson(3.0), 0.0))
+    for law in (Own(3.0), selection.Categorical([0.5, 0.5])):
+        assert log_ratio_at_knots(above, law, 0.0) == np.inf

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct.dispatch import limits_by_theorems
+from jaxacct.dispatch import kinds_of, limits_by_theorems
 from jaxacct.engines import closed_form, simple_bounds, threshold_tests
-from jaxacct.engines.protocol import Kinds, Question
+from jaxacct.engines.protocol import Question
 from jaxacct.mechanisms import components
 
 RELATION = "add_or_remove_one"
@@ -23,9 +23,9 @@ def limits(mechanism, direction, *, delta=None, eps=None, thorough=True):
     with np.errstate(all="ignore"):
         if eps is None:
             left = np.array([delta]) - parts.delta_infinity
-            asked = Question(parts, Kinds.of(parts), left, np.array([1e-14]), -left, None)
+            asked = Question(parts, kinds_of(parts), left, np.array([1e-14]), -left, None)
             return tuple(float(x[0]) for x in limits_by_theorems("epsilon", asked, thorough))
-        asked = Question(parts, Kinds.of(parts), np.array([eps]), np.zeros(1), np.zeros(1), None)
+        asked = Question(parts, kinds_of(parts), np.array([eps]), np.zeros(1), np.zeros(1), None)
         low, high = limits_by_theorems("delta", asked, thorough)
         return tuple(float(x[0] + parts.delta_infinity[0]) for x in (low, high))
 
@@ -271,7 +271,7 @@ def test_limits_are_in_order_over_the_whole_range():
         parts = components(mechanism, RELATION, direction).take(np.zeros(5, int))
         for thorough in (False, True):
             with np.errstate(all="ignore"):
-                kinds, nothing = Kinds.of(parts), np.zeros(5)
+                kinds, nothing = kinds_of(parts), np.zeros(5)
                 asked = Question(parts, kinds, deltas, np.full(5, 1e-15), nothing, None)
                 low, high = limits_by_theorems("epsilon", asked, thorough)
                 least, most = limits_by_theorems("delta", asked._replace(target=epsilons, slack=nothing), thorough)

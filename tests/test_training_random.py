@@ -11,8 +11,9 @@ import pytest
 from helpers import refusal
 from scipy import stats
 
-from jaxacct import chacha, noise, sampler
+from jaxacct import chacha
 from jaxacct.training import noisy_mean
+from jaxacct.training.step import noise, sampler
 
 RARE = 1e-6
 """Every statistical test here has fixed seeds and would fail by chance less often than this."""

@@ -7,7 +7,8 @@ import optax
 import pytest
 from training_runs import linear, plan_of
 
-from jaxacct.training import CHACHA20, AdaptiveClip, Plan, noise
+from jaxacct.training import CHACHA20, AdaptiveClip, Plan
+from jaxacct.training.step import noise
 from jaxacct.training.step.step_function import Carried, numbers, private_step
 from jaxacct.tuning.side_by_side_training import PASS_STREAM, STEP_STREAM, STEPS_PER_CALL, key_words, side_by_side
 from jaxacct.validation import InputError

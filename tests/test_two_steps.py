@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy import special
 
 import jaxacct as ja
+from jaxacct.dispatch import kinds_of
 from jaxacct.engines import closed_form, contour, two_steps, two_steps_bound
 from jaxacct.engines.contour import Answer
-from jaxacct.engines.protocol import Kinds
 from jaxacct.engines.two_steps_cells import placed, surveyed
 from jaxacct.mechanisms import components
 
@@ -412,7 +412,7 @@ def test_what_counts_as_two_steps():
         (ja.compose(step, ja.PoissonSampled(ja.Laplace(1.0), 0.1)), [False, False, False]),
     ):
         for direction in DIRECTIONS:
-            kinds = Kinds.of(components(run, "add_or_remove_one", direction))
+            kinds = kinds_of(components(run, "add_or_remove_one", direction))
             assert (kinds.sampled_steps == 2).tolist() == expected
 
 

@@ -2,7 +2,7 @@
 
 Selections are exchangeable: how many of a batch have K = 1, 2, 3, ... is multinomial, so that a batch is drawn in
 ascending order of K, in blocks whose selections all need about as many candidates, and shuffled afterwards.
-A few lines above 300, since a third of the file is the docstrings of its four public functions.
+A little above 300 lines, since a third of the file is the docstrings of its four public functions.
 """
 
 from __future__ import annotations

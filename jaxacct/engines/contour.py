@@ -2,8 +2,6 @@
 
 Every configuration starts on the lowest rung; those whose certificate is not narrow enough climb, in the end to the
 split contour, which answers where few hits are expected.  What no rung certifies is left to the lattice engine.
-
-(A little above 300 lines: the ladders, the question and the climb are read together.)
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ import jax
 import numpy as np
 
 from jaxacct.engines import programs
-from jaxacct.engines.chunks import in_chunks
-from jaxacct.engines.programs import Program
+from jaxacct.engines.programs import in_chunks
 from jaxacct.kernels import contour
 from jaxacct.kernels.law import LossLaw
 from jaxacct.kernels.split import contour as split_contour
@@ -87,20 +84,9 @@ class Answer(NamedTuple):
     upper: np.ndarray
 
 
-def law(parts: Components) -> LossLaw:
-    """The components as the kernels take them."""
-    return LossLaw(
-        parts.sign,
-        parts.mu2,
-        parts.gauss_sigma,
-        parts.gauss_q,
-        parts.gauss_n,
-        parts.laplace_scale,
-        parts.laplace_n,
-        parts.finite_loss,
-        parts.finite_mass,
-        parts.finite_n,
-    )
+def law(parts: Components, rows: np.ndarray | slice = slice(None)) -> LossLaw:
+    """Some rows of the components as the kernels take them."""
+    return LossLaw(*(getattr(parts, field)[rows] for field in LossLaw._fields))
 
 
 def supports(parts: Components) -> np.ndarray:
@@ -116,30 +102,10 @@ def splits(parts: Components) -> np.ndarray:
     return np.any(parts.gauss_n > 0, axis=1) & ~others
 
 
-def program(kernel: Callable[..., Any], rung: Rung, size: int) -> Program:
-    """The kernel on one rung, for a batch of a size."""
-    static: dict[str, int] = {"points": rung.points, "count": rung.nodes}
-    if kernel in (contour.epsilon, split_contour.epsilon):
-        static["rounds"] = rung.rounds
-    if kernel is split_contour.delta:
-        static["rounds"] = DELTA_ROUNDS
-    return programs.program(kernel, size, rung.chunk, **static)
-
-
-def suits(needs: np.ndarray, rung: Rung) -> np.ndarray:
-    """Whether a rung has the (points, nodes) that a kernel asked for; needs : (B, 2)."""
-    return (needs[:, 0] <= rung.points) & (needs[:, 1] <= rung.nodes)
-
-
 def rung_for(needs: np.ndarray, ladder: tuple[Rung, ...] = PLAIN) -> np.ndarray:
-    """The first rung that suits, the last one if none does."""
-    fits = [suits(needs, rung) for rung in ladder]
+    """The first rung that has the (points, nodes) a kernel asked for, the last one if none does; needs : (B, 2)."""
+    fits = [np.all(needs <= (rung.points, rung.nodes), axis=1) for rung in ladder]
     return np.where(np.any(fits, axis=0), np.argmax(fits, axis=0), len(ladder) - 1)
-
-
-def first_split(ladder: tuple[Rung, ...]) -> int:
-    """The place of the first split rung in a ladder, its length if there is none."""
-    return next((place for place, rung in enumerate(ladder) if rung.split), len(ladder))
 
 
 class Hint(NamedTuple):
@@ -159,71 +125,70 @@ def no_hint(size: int) -> Hint:
 class _Question(NamedTuple):
     """What is asked of every configuration, and how the answers are judged."""
 
+    parts: Components
     kernel: Callable[..., Any]
     split: Callable[..., Any]
     values: tuple[np.ndarray, ...]
     start: Start  # where the split contour begins; arrays that are filled in as more is known
     floor: np.ndarray  # an upper end at most this need not be refined
-    good: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    width: float  # relative width of a bracket that is narrow enough
+    in_logs: bool  # whether answers are logarithms, whose difference is the relative width
     log_tol: float
     ceiling: np.ndarray  # an upper bound known beforehand
     enough: np.ndarray  # an upper end that need not be lowered
-    hint: Hint
+    hint: Hint | None = None
 
-    def ask(self, rung: Rung, rows: np.ndarray, placed: bool, parts: Components) -> list[np.ndarray]:
-        """The answers of the kernel for some rows, on the placements of the hint (`placed`) or on new ones."""
-        values = tuple(v[rows] for v in self.values)
+    def ask(self, rung: Rung, rows: np.ndarray, known: Hint | None) -> list[np.ndarray]:
+        """The answers of the kernel for some rows, on the placements that are known (of epsilon) or on new ones."""
+        arguments: tuple[Any, ...] = (law(self.parts, rows), *(v[rows] for v in self.values))
         log_tol = np.full(rows.size, max(self.log_tol, np.log(rung.tolerance)) if rung.tolerance else self.log_tol)
-        if placed:
-            known = jax.tree.map(lambda a: a[rows], (self.hint.near, self.hint.placed))
-            kernel, more = split_contour.epsilon_placed, (*values, *known)
+        static = {"points": rung.points, "count": rung.nodes}
+        if known is not None:
+            kernel = split_contour.epsilon_placed
+            arguments += (known.near[rows], jax.tree.map(lambda a: a[rows], known.placed))
         elif rung.split:
-            kernel, more = self.split, (*values, Start(self.start.value[rows], self.start.trust[rows]), log_tol)
+            kernel = self.split
+            arguments += (Start(self.start.value[rows], self.start.trust[rows]), log_tol)
         else:
-            kernel, more = self.kernel, (*values, log_tol)
-        return in_chunks(*program(kernel, rung, rows.size), (law(parts.take(rows)), *more), rows.size)
+            kernel = self.kernel
+            arguments += (log_tol,)
+        if kernel in (contour.epsilon, split_contour.epsilon):
+            static["rounds"] = rung.rounds
+        if kernel is split_contour.delta:
+            static["rounds"] = DELTA_ROUNDS
+        return in_chunks(*programs.program(kernel, rows.size, rung.chunk, **static), arguments, rows.size)
 
 
-def _climb(question: _Question, parts: Components) -> Answer:
-    size = parts.mu2.size
-    answer = Answer(np.full(size, -np.inf), np.zeros(size), np.full(size, np.inf))
-    split = splits(parts)
-    answer.upper[:] = np.minimum(answer.upper, question.ceiling)
+def _climb(question: _Question) -> Answer:
+    """Let every configuration climb the ladder that suits it, until it is answered or the ladder ends."""
+    parts, hint = question.parts, question.hint
+    answer = Answer(np.full(parts.mu2.size, -np.inf), np.zeros(parts.mu2.size), question.ceiling.copy())
     settled = answer.upper <= question.enough
+    split = splits(parts)
     beyond = (parts.gauss_sigma < LEAST_SPLIT_SIGMA) | (parts.gauss_q < LEAST_SPLIT_RATE)
     far = np.any((parts.gauss_n > 0) & beyond, axis=1)
     ladders = ((LADDER, split & ~far), (LADDER[:3], split & far), (PLAIN, supports(parts) & ~split))
-    for ladder, rows in ((ladder, rows & ~settled) for ladder, rows in ladders):
-        if rows.any():
-            _on(ladder, np.flatnonzero(rows), question, parts, answer)
+    for ladder, rows in ladders:
+        first = hint.rung if hint is not None and ladder is LADDER else 0
+        due = np.where(rows & ~settled, first, len(ladder))
+        for step, rung in enumerate(ladder):
+            todo = np.flatnonzero(due == step)
+            placed = np.zeros(todo.size, bool)
+            if hint is not None and rung.split:
+                placed = hint.usable[todo] & (hint.rung[todo] == step)
+            for some, known in ((todo[~placed], None), (todo[placed], hint)):
+                if some.size:
+                    due[some] = _step(question, ladder, step, some, known, answer)
     return answer._replace(estimate=np.clip(answer.estimate, answer.lower, answer.upper))
 
 
-def _on(ladder: tuple[Rung, ...], rows: np.ndarray, question: _Question, parts: Components, answer: Answer) -> None:
-    """Climb one ladder with some rows, and fill in their answers."""
-    due = np.full(answer.lower.size, len(ladder))
-    due[rows] = question.hint.rung[rows] if ladder is LADDER else 0
-    for step, rung in enumerate(ladder):
-        todo = np.flatnonzero(due == step)
-        placed = question.hint.usable[todo] & (question.hint.rung[todo] == step) & rung.split
-        for some, known in ((todo[~placed], False), (todo[placed], True)):
-            if some.size:
-                due[some] = _step(ladder, step, some, known, question, parts, answer)
-
-
 def _step(
-    ladder: tuple[Rung, ...],
-    step: int,
-    rows: np.ndarray,
-    placed: bool,
-    question: _Question,
-    parts: Components,
-    answer: Answer,
+    question: _Question, ladder: tuple[Rung, ...], step: int, rows: np.ndarray, known: Hint | None, answer: Answer
 ) -> np.ndarray:
     """Try some rows on one rung; returns the rung that each goes to next, the ladder's length where it is done."""
     lower, estimate, upper = answer
     rung = ladder[step]
-    low, mid, high, ok, needs = question.ask(rung, rows, placed, parts)
+    low, mid, high, ok, needs = question.ask(rung, rows, known)
     ok &= np.isfinite(low) & np.isfinite(high)
     low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
     better = ok & (high - low < upper[rows] - lower[rows])
@@ -234,10 +199,12 @@ def _step(
         np.where(found, new, old[rows]) for new, old in ((mid, start.value), (trust, start.trust))
     )
     lower[rows], upper[rows] = np.maximum(low, lower[rows]), np.minimum(high, upper[rows])
-    done = (ok & question.good(low, high)) | (upper[rows] <= question.enough[rows])
+    narrow = high - low <= (question.width if question.in_logs else question.width * np.abs(high))
+    done = (ok & narrow) | (upper[rows] <= question.enough[rows])
     # the certificate says how fine a plain rung it wants; climb to that one, or to the first split one
     wanted = np.maximum(rung_for(needs, ladder), step + 1)
-    wanted = np.minimum(wanted, max(first_split(ladder), step + 1))
+    first_split = sum(not each.split for each in ladder)
+    wanted = np.minimum(wanted, max(first_split, step + 1))
     # against a floor a coarse bracket often suffices: try every rung on the way
     wanted = np.where(np.isfinite(question.floor[rows]), step + 1, wanted)
     return np.where(done, len(ladder), wanted)
@@ -257,22 +224,25 @@ def epsilon(
     Rungs are climbed until the relative width is reached; where the upper end is at most `floor` (what the other
     direction already needs) it is not refined.
     """
-    if hint is None:
-        hint = no_hint(delta.size)
+    near = np.zeros(delta.size)
+    if hint is not None:
+        near, hint = hint.near.copy(), hint._replace(rung=np.where(np.isfinite(floor), 0, hint.rung))
     values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack))
     question = _Question(
+        parts,
         contour.epsilon,
         split_contour.epsilon,
         values,
-        Start(hint.near.copy(), np.where(hint.near > 0, np.inf, 0.0)),
+        Start(near, np.where(near > 0, np.inf, 0.0)),
         floor,
-        lambda low, high: high - low <= width * np.abs(high),
-        float(np.log(tolerance)),
-        np.where(_total_variation(parts) <= delta * (1.0 - slack), 0.0, _largest_loss(parts)),
-        np.maximum(floor, 0.0),
-        hint._replace(rung=np.where(np.isfinite(floor), 0, hint.rung)),
+        width,
+        in_logs=False,
+        log_tol=float(np.log(tolerance)),
+        ceiling=np.where(_total_variation(parts) <= delta * (1.0 - slack), 0.0, _largest_loss(parts)),
+        enough=np.maximum(floor, 0.0),
+        hint=hint,
     )
-    return _climb(question, parts)
+    return _climb(question)
 
 
 def delta(
@@ -286,18 +256,19 @@ def delta(
     with np.errstate(divide="ignore"):
         logs = np.log(floor)
     question = _Question(
+        parts,
         contour.delta,
         split_contour.delta,
         (epsilon,),
         Start(np.zeros_like(epsilon), np.zeros_like(epsilon)),
         logs,
-        lambda low, high: high - low <= width,
-        float(np.log(tolerance)),
-        np.where(epsilon > _largest_loss(parts), -np.inf, np.inf),
-        logs,
-        no_hint(epsilon.size),
+        width,
+        in_logs=True,
+        log_tol=float(np.log(tolerance)),
+        ceiling=np.where(epsilon > _largest_loss(parts), -np.inf, np.inf),
+        enough=logs,
     )
-    lower, middle, upper = _climb(question, parts)
+    lower, middle, upper = _climb(question)
     ends = (np.exp(np.minimum(x, 0.0)) for x in (np.where(lower > LOWEST_LOG_DELTA, lower, -np.inf), middle, upper))
     low, mid, high = ends
     return Answer(low, mid, np.where(upper > -np.inf, np.maximum(high, LEAST_DELTA), 0.0))

@@ -1,9 +1,15 @@
-"""Kernels as compiled programs: compiled quickly for a few configurations, optimised for many.
+"""Kernels as compiled programs, and batches run through them.
 
-Any program answers a few configurations in milliseconds.  Theirs is therefore compiled without optimisation, in a
-fraction of the time, and takes a small chunk.  Neither relaxes IEEE arithmetic: the rounding bounds in the
-certificates hold for both.  A long job says beforehand which of the two serves it throughout (`alike`), since it would
-otherwise compile both.  An `ExecutableStore`, which only the command line sets up, keeps programs between runs.
+A program is compiled quickly for a few configurations, and optimised for many.  Any program answers a few
+configurations in milliseconds.  Theirs is therefore compiled without optimisation, in a fraction of the time, and takes
+a small chunk.  Neither relaxes IEEE arithmetic: the rounding bounds in the certificates hold for both.  Use `alike` to
+fix one variant for a long job; otherwise both may get compiled.  An `ExecutableStore`, which only the command line sets
+up, keeps programs between runs.
+
+A batch is cut into chunks of one fixed shape, which run on every core or device there is (`in_chunks`).  A chunk has
+the same shape whatever the number of devices, and each device compiles the same program, so that results do not depend
+on how many devices took part, to the last bit.  (One program partitioned over a mesh would not do: XLA fuses it
+otherwise than the program of one device, and the last bits differ.)
 """
 
 from __future__ import annotations
@@ -12,12 +18,15 @@ import contextlib
 import contextvars
 import ctypes
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 
 FEW = 8
 """Largest number of configurations that takes the quickly compiled program."""
@@ -95,6 +104,32 @@ def program(kernel: Callable[..., Any], size: int, chunk: int, **static: int) ->
     few = size <= FEW if told is None else told and cpu
     quick = few and cpu
     return Program(_batched(kernel, quick, tuple(static.items())), min(chunk, FEW) if few else chunk)
+
+
+def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.ndarray]:
+    """Run a compiled program over a batch, `chunk` configurations at a time; the last chunk is padded.
+
+    The chunks go to the devices in turn, several of them in flight at a time.  Under `jax.distributed` these are
+    the devices of this process alone.
+    """
+    devices = jax.local_devices()
+    leaves, tree = jax.tree.flatten(arguments)
+
+    def one(start: int) -> list[np.ndarray]:
+        index = np.minimum(np.arange(start, start + chunk), size - 1)
+        with jax.enable_x64():
+            piece = jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
+            if len(devices) > 1:
+                piece = jax.device_put(piece, devices[start // chunk % len(devices)])
+            return [np.asarray(x) for x in compiled(*piece)]
+
+    starts = range(0, size, chunk)
+    if len(starts) > 1:
+        with ThreadPoolExecutor(max(os.cpu_count() or 1, 2 * len(devices) - 1)) as pool:
+            pieces = list(pool.map(one, starts))
+    else:
+        pieces = [one(start) for start in starts]
+    return [np.concatenate(columns)[:size] for columns in zip(*pieces, strict=True)]
 
 
 @functools.cache

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxacct.bounds import Bounds
@@ -43,17 +42,10 @@ class Kinds(NamedTuple):
     """(B,) Gaussians without sampling, and nothing else."""
     sampled_steps: np.ndarray
     """(B,) how many Poisson sampled Gaussian steps there are, where there is nothing else; 0 elsewhere."""
-
-    @classmethod
-    def of(cls, parts: Components) -> Kinds:
-        """Of the parts of a composition."""
-        steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
-        plain = parts.mu > 0
-        return cls(
-            ~plain & (steps == 0) & (others == 0),
-            plain & (steps == 0) & (others == 0),
-            np.where(plain | (others > 0), 0.0, steps),
-        )
+    nearly_always_sampled: np.ndarray
+    """(B,) some sampling rate is so high that sampling may change less than the width of a bracket."""
+    beyond_kernels: np.ndarray
+    """(B,) Gaussians whose mu^2 under- or overflows beside other parts: the kernels would take them for nothing."""
 
 
 class Question(NamedTuple):
@@ -70,12 +62,6 @@ class Question(NamedTuple):
     effort: Effort
     hint: Hint | None = None
     """Where the contour engine should begin."""
-
-    def take(self, rows: np.ndarray) -> Question:
-        """The same question for some of the configurations."""
-        arrays = self.parts, self.kinds, self.target, self.slack, self.floor, self.hint
-        parts, kinds, target, slack, floor, hint = jax.tree.map(lambda known: known[rows], arrays)
-        return Question(parts, kinds, target, slack, floor, self.effort, hint)
 
 
 class Engine(ABC):
@@ -122,9 +108,10 @@ class MechanismEngine(ABC):
 
 
 ENGINES: list[Engine | MechanismEngine] = []
-"""All engines, in the order in which they are asked."""
+"""All engines, in the order in which they are asked; those of compositions are there once dispatch is imported."""
 
 
 def register(engine: Engine | MechanismEngine) -> None:
-    """Append an engine to the list that dispatch walks; one of the same name is replaced."""
-    ENGINES[:] = [known for known in ENGINES if known.name != engine.name] + [engine]
+    """Put an engine in the list that dispatch walks, behind all that cost less; one of the same name is replaced."""
+    known = [one for one in ENGINES if one.name != engine.name] + [engine]
+    ENGINES[:] = sorted(known, key=lambda one: one.cost if isinstance(one, Engine) else 0.0)

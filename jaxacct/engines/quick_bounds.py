@@ -9,20 +9,38 @@ less than its chance under P and more than it under Q):
 * plain Gaussians: the sum of the outputs;
 * sampled Gaussians: the sum of the outputs, and the number of outputs beyond one deviation below a hit;
 * Laplace and finite parts: one step's largest losses.
+
+The tails of the binomial law, which `threshold_masses` and `simple_bounds` use as well, are bounded in logarithms, from
+above and from below, for any number of trials up to 2^53.  With `kl(x, p) = x log(x/p) + (1-x) log((1-x)/(1-p))`:
+
+* `Pr[N >= k] <= e^{-n kl(k/n, p)}` for k >= np, and `Pr[N < k] <= e^{-n kl((k-1)/n, p)}` for k - 1 <= np (Chernoff);
+* the term at 0 < k < n is `sqrt(n/(2 pi k (n-k))) e^{-n kl(k/n, p)}` times a factor between
+  `e^{-1/(12k) - 1/(12(n-k))}` and 1 (Robbins 1955), and those above it fall at least by
+  `r = (n-k) p/((k+1)(1-p))` from one to the next.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.engines.binomial import Chance, log_tail_above, log_tail_below
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.loss_components import Components
 
-__all__ = ["LARGEST_LOSS_UNITS", "delta_limits", "epsilon_limits", "largest_loss", "largest_loss_above"]
+__all__ = [
+    "Chance",
+    "LargestLoss",
+    "chance",
+    "delta_limits",
+    "epsilon_limits",
+    "largest_loss",
+    "log_below",
+    "log_tail_above",
+    "log_tail_below",
+]
 
 LARGEST_LOSS_UNITS = 256.0
 """Units of rounding that a largest loss may be off by: 128 of a finite part's loss itself, and their sum."""
@@ -36,26 +54,21 @@ _BELOW = np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in DEVIATIONS])
 """Pr[N(0, 1) > each of them]."""
 _HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - LOG_ERROR)
 """Pr[N(0, 1) > -1], rounded down."""
+TAIL_TERMS = 16
+"""How many terms of a binomial tail are added up from below: nearly all of it where few hits are expected."""
 
 
-def largest_loss(parts: Components) -> np.ndarray:
-    """The supremum of the loss of the Laplace and finite parts (0 if negative), to 256 units of its terms."""
-    return np.maximum(sum(_largest_losses(parts)), 0.0)
+class LargestLoss(NamedTuple):
+    """The supremum of the loss of the Laplace and finite parts, 0 if it is negative."""
+
+    near: np.ndarray  # to LARGEST_LOSS_UNITS units of its terms
+    above: np.ndarray  # rounded up
 
 
-def largest_loss_above(parts: Components) -> np.ndarray:
-    """The same, rounded up."""
-    terms, laplace = _largest_losses(parts), parts.laplace_n.shape[1]
-    with np.errstate(over="ignore", invalid="ignore"):
-        units = [LAPLACE_LOSS_UNITS if place < laplace else LARGEST_LOSS_UNITS for place in range(len(terms))]
-        value = sum(terms) + ROUNDOFF * sum(unit * np.abs(x) for unit, x in zip(units, terms, strict=True))
-    return np.where(np.isnan(value), np.inf, np.maximum(value, 0.0))
-
-
-def _largest_losses(parts: Components) -> list[np.ndarray]:
-    """n times the largest loss of each Laplace and each finite part."""
+def largest_loss(parts: Components) -> LargestLoss:
+    """n times the largest loss of each Laplace and each finite part, added up."""
     if parts.laplace_n.shape[1] + parts.finite_n.shape[1] == 0:
-        return [np.zeros(parts.sign.shape)]
+        return LargestLoss(np.zeros(parts.sign.shape), np.zeros(parts.sign.shape))
     rate = parts.laplace_q
     with np.errstate(over="ignore", invalid="ignore"):
         up = log_mixture(1.0 / parts.laplace_scale, rate)
@@ -64,7 +77,11 @@ def _largest_losses(parts: Components) -> list[np.ndarray]:
         finite = np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf)
         top = np.max(finite, axis=2, initial=-np.inf)
         finite = parts.finite_n * np.where((parts.finite_n > 0) & (top > -np.inf), top, 0.0)
-    return [*laplace.T, *finite.T, np.zeros(parts.sign.shape)]
+        terms = [*laplace.T, *finite.T]
+        units = [LAPLACE_LOSS_UNITS] * laplace.shape[1] + [LARGEST_LOSS_UNITS] * finite.shape[1]
+        total = sum(terms)
+        above = total + ROUNDOFF * sum(unit * np.abs(x) for unit, x in zip(units, terms, strict=True))
+    return LargestLoss(np.maximum(total, 0.0), np.where(np.isnan(above), np.inf, np.maximum(above, 0.0)))
 
 
 def epsilon_limits(parts: Components, delta: np.ndarray, slack: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -77,7 +94,7 @@ def epsilon_limits(parts: Components, delta: np.ndarray, slack: np.ndarray) -> t
         lower = np.max(np.where((left > 0.0) & (gain > 0.0), gain, 0.0), axis=1)
         mu, safe = _mu(parts), delta * (1.0 - slack) * (1.0 - LOG_ERROR)
         z = np.sqrt(np.maximum(-2.0 * np.log(2.0 * safe), 0.0))
-        upper = (mu * (0.5 * mu + z) + largest_loss_above(parts)) * (1.0 + LOG_ERROR)
+        upper = (mu * (0.5 * mu + z) + largest_loss(parts).above) * (1.0 + LOG_ERROR)
     return lower, np.where(np.isnan(upper), np.inf, upper)
 
 
@@ -90,7 +107,7 @@ def delta_limits(parts: Components, eps: np.ndarray) -> tuple[np.ndarray, np.nda
         left = np.exp(log_p) * (1.0 - LOG_ERROR) - np.exp(np.minimum(cost, 1.0)) * (1.0 + LOG_ERROR)
         lower = np.max(np.where(left > 0.0, left, 0.0), axis=1)
         mu = _mu(parts)
-        at = (eps - largest_loss_above(parts) * (1.0 + LOG_ERROR)) * (1.0 - LOG_ERROR)
+        at = (eps - largest_loss(parts).above * (1.0 + LOG_ERROR)) * (1.0 - LOG_ERROR)
         a = np.where(mu > 0.0, at / mu - 0.5 * mu, np.where(at >= 0.0, np.inf, -np.inf))
         a -= LOG_ERROR * (np.abs(at / np.where(mu > 0.0, mu, 1.0)) + mu)
         upper = np.where((a > 0.0) & (at >= 0.0), 0.5 * np.exp(-0.5 * a * a) * (1.0 + LOG_ERROR) + 1e-300, 1.0)
@@ -108,7 +125,10 @@ def _mu(parts: Components) -> np.ndarray:
 def _tests(parts: Components) -> tuple[np.ndarray, np.ndarray]:
     """(log P(S) from below, log Q(S) from above), each (B, M), for the finite part of P."""
     with np.errstate(all="ignore"):
-        found = [_plain(parts.mu[:, None])]
+        mu = parts.mu[:, None]
+        log_p = np.where(mu > 0.0, np.log(_BELOW)[None, :] - LOG_ERROR, -np.inf)
+        x = (mu - DEVIATIONS[None, :]) - LOG_ERROR * (1.0 + mu)
+        found = [(log_p, np.where(mu > 0.0, _crude_tail(x), 0.0))]
         for column in range(parts.gauss_n.shape[1]):
             sigma, q, n = (x[:, column][:, None] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
             found += _sampled(sigma, q, n, parts.sign[:, None] > 0)
@@ -127,12 +147,6 @@ def _tests(parts: Components) -> tuple[np.ndarray, np.ndarray]:
 def _crude_tail(x: np.ndarray) -> np.ndarray:
     """At least log Pr[N(0, 1) > x]."""
     return np.where(x > 0.0, -0.5 * x * x * (1.0 - LOG_ERROR) - math.log(2.0), 0.0)
-
-
-def _plain(mu: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    z = -DEVIATIONS[None, :]
-    log_p = np.where(mu > 0.0, np.log(_BELOW)[None, :] - LOG_ERROR, -np.inf)
-    return log_p, np.where(mu > 0.0, _crude_tail((z + mu) - LOG_ERROR * (1.0 + mu)), 0.0)
 
 
 def _sampled(
@@ -190,3 +204,93 @@ def _finite(loss: np.ndarray, mass: np.ndarray, n: np.ndarray) -> tuple[np.ndarr
     error = LOG_ERROR * (1.0 + np.abs(log_p))
     present = (n > 0)[:, None]
     return np.where(present, log_p - error, -np.inf), np.where(present, log_q + error + LOG_ERROR * np.abs(loss), 0.0)
+
+
+class Chance(NamedTuple):
+    """log p and log(1 - p) of a hit, and how far each may be off."""
+
+    log_p: np.ndarray
+    log_rest: np.ndarray
+    error_p: np.ndarray
+    error_rest: np.ndarray
+
+
+def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_rest: np.ndarray) -> Chance:
+    """From log p and log(1 - p) and their errors.
+
+    The one that is near 0 is computed from the other where that gives it a smaller error.
+    """
+    log_p, log_rest, error_p, error_rest = np.broadcast_arrays(log_p, log_rest, error_p, error_rest)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        likely = log_p > -np.log(2.0)
+        far, error = np.where(likely, log_rest, log_p), np.where(likely, error_rest, error_p)
+        odds = np.exp(far + error)
+        other = np.log1p(-np.minimum(np.exp(far), 0.75))
+        small = 4.0 * np.expm1(np.minimum(error, 700.0)) * odds + 4.0 * ROUNDOFF * np.abs(other) + 1e-307
+        small = np.where(odds < 0.75, small, np.inf)
+    for_p, for_rest = likely & (small < error_p), ~likely & (small < error_rest)
+    return Chance(
+        np.where(for_p, other, log_p),
+        np.where(for_rest, other, log_rest),
+        np.where(for_p, small, error_p),
+        np.where(for_rest, small, error_rest),
+    )
+
+
+def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(n kl(k/n, p), `log sqrt(n/(2 pi k (n-k)))` less that, bound of the error of either)."""
+    x = k / n
+    with np.errstate(divide="ignore", invalid="ignore"):
+        at_hits = np.where(k > 0, k * np.log(np.where(k > 0, x, 1.0)), 0.0)
+        at_misses = np.where(k < n, (n - k) * np.log1p(-np.minimum(x, 1.0)), 0.0)
+        hits = np.where(k > 0, k * hit.log_p, 0.0)
+        misses = np.where(k < n, (n - k) * hit.log_rest, 0.0)
+        error = np.where(k > 0, k * hit.error_p, 0.0) + np.where(k < n, (n - k) * hit.error_rest, 0.0)
+        size = np.abs(at_hits) + np.abs(at_misses) + np.abs(hits) + np.abs(misses) + k + 1.0
+        divergence = (at_hits - hits) + (at_misses - misses)
+        log_term = 0.5 * (np.log(n) - np.log(2.0 * np.pi * k) - np.log(np.maximum(n - k, 1.0))) - divergence
+    return divergence, log_term, error + 16.0 * ROUNDOFF * size
+
+
+def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
+    """An upper bound of log Pr[N >= k], k >= 1 whole."""
+    divergence, log_term, error = _divergence(n, k, hit)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        most = hit.log_p + hit.error_p
+        chernoff = np.where(k >= n * np.exp(most) * (1.0 + 1e-12), np.minimum(error - divergence, 0.0), 0.0)
+        log_ratio = np.log(np.maximum(n - k, 0.0)) - np.log(k + 1.0) + most - (hit.log_rest - hit.error_rest)
+        ratio = np.exp(log_ratio) * (1.0 + 1e-12)
+        term = log_term + error
+        term = np.where(k >= n, n * most * (1.0 - 4.0 * ROUNDOFF), term)
+        tail = np.where(ratio < 1.0, term - np.log1p(-np.minimum(ratio, 1.0 - ROUNDOFF)) + 1e-12, 0.0)
+        union = np.minimum(np.log(n) + most + 1e-12, 0.0)
+    return np.fmin(np.fmin(np.fmin(chernoff, tail), union), 0.0)
+
+
+def log_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
+    """An upper bound of log Pr[N < k], k >= 1 whole (Chernoff; 0 where that is no bound)."""
+    divergence, _, error = _divergence(n, k - 1.0, hit)
+    with np.errstate(invalid="ignore", over="ignore"):
+        least = n * np.exp(hit.log_p - hit.error_p) * (1.0 - 1e-12)
+        bound = np.where(k - 1.0 <= least, np.minimum(error - divergence, 0.0), 0.0)
+        none = n * np.minimum(hit.log_rest + hit.error_rest, 0.0) * (1.0 - 4.0 * ROUNDOFF)
+    return np.fmin(np.where(k <= 1.0, none, bound), 0.0)
+
+
+def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
+    """A lower bound of log Pr[N >= k], k >= 1 whole: what Chernoff leaves, or the first terms of the tail."""
+    _, log_term, error = _divergence(n, k, hit)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        rest = n - k
+        correction = 1.0 / (12.0 * k) + 1.0 / (12.0 * np.maximum(rest, 1.0))
+        term = log_term - error - correction
+        last = n * (hit.log_p - hit.error_p) * (1.0 + 4.0 * ROUNDOFF)
+        term = np.where(rest > 0, term, np.where(k == n, last, -np.inf))
+        odds = np.exp(np.minimum(hit.log_p - hit.log_rest - hit.error_p - hit.error_rest, 700.0)) * (1.0 - 1e-12)
+        total = factor = np.ones_like(term)
+        for j in range(TAIL_TERMS):
+            factor = factor * np.maximum(rest - j, 0.0) / (k + j + 1.0) * odds * (1.0 - 1e-14)
+            total = total + np.where(np.isfinite(factor), factor, 0.0)
+        terms = np.minimum(term + np.log(total) - 1e-12, 0.0)
+        left = np.log1p(-np.exp(np.minimum(log_below(n, k, hit) + 1e-12, 0.0))) - 1e-307
+    return np.where(k > n, -np.inf, np.fmax(np.where(np.isnan(terms), -np.inf, terms), left))

@@ -25,8 +25,7 @@ import numpy as np
 from scipy.special import erf
 
 from jaxacct.engines import closed_form
-from jaxacct.engines.binomial import chance, log_tail_above
-from jaxacct.engines.quick_bounds import largest_loss_above
+from jaxacct.engines.quick_bounds import chance, largest_loss, log_tail_above
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.loss_components import Components
 
@@ -50,7 +49,7 @@ def _bounded(parts: Components) -> np.ndarray:
     with np.errstate(divide="ignore"):
         sampled = -np.sum(np.where(gauss, parts.gauss_n * np.log1p(-parts.gauss_q), 0.0), axis=1)
     open_above = (parts.mu > 0) | (np.any(gauss, axis=1) & (parts.sign > 0))
-    return np.where(open_above, np.inf, (largest_loss_above(parts) + sampled) * (1.0 + 256.0 * ROUNDOFF))
+    return np.where(open_above, np.inf, (largest_loss(parts).above + sampled) * (1.0 + 256.0 * ROUNDOFF))
 
 
 def total_variation(parts: Components) -> np.ndarray:
@@ -131,7 +130,7 @@ def _basic_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np.ndarray:
     """(B,) the smallest upper bound of epsilon at the finite part's delta, known up to a relative slack."""
     safe = delta * (1.0 - slack) * (1.0 - 4.0 * ROUNDOFF)
-    bounded = largest_loss_above(parts)
+    bounded = largest_loss(parts).above
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         best = np.fmin(_bounded(parts), _with(bounded, _upper_epsilon(_all_gaussians(parts), safe)))
         if np.any(parts.gauss_n > 0):
@@ -155,7 +154,7 @@ def _with(bounded: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
 
 def least_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
     """(B,) the smallest upper bound of the finite part's delta at eps."""
-    left = epsilon - largest_loss_above(parts)
+    left = epsilon - largest_loss(parts).above
     left = left - 4.0 * ROUNDOFF * np.abs(epsilon)
     best = np.fmin(total_variation(parts), 1.0)
     best = np.fmin(best, _upper_delta(_all_gaussians(parts), left))

@@ -11,7 +11,7 @@ Each part of a composition is tested by itself; the outputs of the others are ig
   and p - d under Q?  `1 - (1-p)^n - e^eps (1 - (1-p+d)^n) >= n (d (1-p)^{n-1} - (e^eps - 1)(p - d))`, by the mean
   value theorem and Bernoulli, so that `delta_n(eps) >= n (delta_1(eps) - (n-1) p d)`;
 * *counts*: in how many of its n steps does the output lie beyond a threshold (on the side where P is likelier)?  At
-  least k times, for several k; the tails are those of a binomial law, bounded in `binomial`;
+  least k times, for several k; the tails are those of a binomial law, bounded in `quick_bounds`;
 * *means*, for Gaussians with many steps: is the sum of the n outputs beyond a threshold?  Under the law without hits it
   is normal; under the mixture both tails are bounded by Chernoff, `E e^{v x} = e^{v^2/2} (1 - q + q e^{v s})`.
 

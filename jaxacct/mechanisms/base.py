@@ -195,8 +195,9 @@ def register(cls: type[M]) -> type[M]:
         return tuple(values[name] for name in children), tuple(values[name] for name in static)
 
     def flatten_with_keys(mechanism: M) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        values, aux = flatten(mechanism)
-        return tuple(zip(keys, values, strict=True)), aux
+        values = vars(mechanism)
+        leaves = tuple((key, values[name]) for key, name in zip(keys, children, strict=True))
+        return leaves, tuple(values[name] for name in static)
 
     def unflatten(aux: tuple[Any, ...], values: Iterable[Any]) -> M:
         mechanism = object.__new__(cls)

@@ -6,7 +6,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, Mechanism, batch_shape
+from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, Mechanism, batch_shape, require_mechanism
 from jaxacct.mechanisms.parts import FinitePart, GaussianPart, LaplacePart, Part
 from jaxacct.validation import LARGEST_COUNT, InputError, choice, refuse_tracers
 
@@ -188,7 +188,7 @@ def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
     (('remove',), ('remove', 'add'))
     """
     choice("relation", relation, RELATIONS)
-    batch_shape(mechanism)
+    require_mechanism("mechanism", mechanism)
     if relation == "add_one":
         return ("add",)
     if relation == "remove_one" or mechanism.symmetric():

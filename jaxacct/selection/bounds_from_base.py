@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.engines.quick_bounds import largest_loss_above
+from jaxacct.engines.quick_bounds import largest_loss
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, batch_shape, components, repeat
 from jaxacct.mechanisms.base import element
@@ -133,7 +133,7 @@ def _moved(law: Law, distance: float) -> float:
 def growth_of(run: Mechanism, distance: float, side: Sides) -> Growth:
     """What bounds the growth of phi' for one configuration."""
     ahead, back = (components(run, "add_or_remove_one", name) for name in (side.direction, side.opposite))
-    losses = [float(largest_loss_above(each)[0]) if bounded_loss(each)[0] else np.inf for each in (ahead, back)]
+    losses = [float(largest_loss(each).above[0]) if bounded_loss(each)[0] else np.inf for each in (ahead, back)]
     return Growth(distance, losses[0], losses[1] if float(back.delta_infinity[0]) == 0.0 else np.inf)
 
 

@@ -13,7 +13,7 @@ from scipy.special import expit
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.worst_mesh import Outer
-from jaxacct.selection.law_families import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
+from jaxacct.selection.law_families import Binomial, PointMass, Poisson, TruncatedNegativeBinomial
 from jaxacct.selection.law_of_k import Law, evaluated
 
 __all__ = [
@@ -45,6 +45,8 @@ MOST_CELLS = 2**18
 """Cells are cut as long as there are fewer than this, which limits time and memory; the bound is then looser."""
 RATIO_TOLERANCE = 1e-8
 """Relative error of the largest ratio that is aimed at: it moves the largest loss by as much, absolutely."""
+KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
+"""Families of laws for which the largest ratio is at a knot (README.md of this folder, "The ends of the profile")."""
 LARGEST_LOSS = 650.0
 """Largest loss of a base that is looked at: exp of it is far from overflow."""
 LEAST_SLOPE = 1e-290
@@ -54,9 +56,10 @@ LEAST_SLOPE = 1e-290
 def log_ratio_at_knots(above: Outer, law: Law, apart: float) -> float:
     """An upper bound of `log phi'(T(v) - p) - log phi'(v)` over v; inf if unknown.
 
-    For the laws with a formula the ratio is monotone between the knots of T, so that the knots decide.
+    For the families named here the ratio is monotone between the knots of T, so that the knots decide.  Of any other
+    law, a user's own included, that is not known.
     """
-    if isinstance(law, Categorical):
+    if type(law) not in KNOTS_DECIDE:
         return np.inf
     gain, cost = (
         log_slopes(law, 1.0 - above.p + apart * (1.0 - RELATIVE_ERROR) - MASS_ERROR, 1.0),
@@ -73,13 +76,14 @@ def log_slopes(law: Law, y: np.ndarray, side: float) -> np.ndarray:
     Rounded up for side 1 and down for side -1; -inf and NaN where it is not known.
     """
     y = np.clip(y, 0.0, 1.0)
+    known = type(law) in KNOTS_DECIDE  # a class that inherits may have another formula
     with np.errstate(divide="ignore", invalid="ignore"):
-        if isinstance(law, TruncatedNegativeBinomial):
+        if isinstance(law, TruncatedNegativeBinomial) and known:
             value = -(law.eta + 1.0) * np.log(law.gamma + (1.0 - law.gamma) * y)
             error = 8.0 * ROUNDOFF * (law.eta + 1.0)
-        elif isinstance(law, Poisson):
+        elif isinstance(law, Poisson) and known:
             value, error = -law.mean * y, 0.0
-        elif isinstance(law, Binomial | PointMass):
+        elif isinstance(law, Binomial | PointMass) and known:
             n, p = (law.trials, law.probability_of_run) if isinstance(law, Binomial) else (law.repetitions, 1.0)
             value = (n - 1.0) * np.log1p(-p * y) if n > 1.0 else np.zeros(y.shape)
             error = 8.0 * ROUNDOFF * (n - 1.0) / np.maximum(1.0 - p * y, ROUNDOFF)

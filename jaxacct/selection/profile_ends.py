@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit
 
-from jaxacct.engines.quick_bounds import largest_loss_above
+from jaxacct.engines.quick_bounds import largest_loss
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element
@@ -108,7 +108,7 @@ def _of_one(run: Mechanism, ahead: Components, back: Components, curve: Curve, l
     leak = _leak(law, apart)
     if not bounded_loss(ahead)[0]:
         return Limits(leak, np.inf, np.zeros(0), np.ones(0), 0.0)
-    top, returned = (float(largest_loss_above(each)[0]) for each in (ahead, back))
+    top, returned = (float(largest_loss(each).above[0]) for each in (ahead, back))
     returned = returned if bounded_loss(back)[0] else np.inf
 
     def most(s: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxacct.engines.binomial import Chance, chance, log_below, log_tail_above, log_tail_below
+from jaxacct.engines.quick_bounds import Chance, chance, log_below, log_tail_above, log_tail_below
 from jaxacct.floats import ROUNDOFF
 
 
