@@ -1,7 +1,7 @@
 """Constraints on inputs, declared as data and checked in one place; a refusal is one line with its remedy.
 
-The options that public calls share (relation, engine, rtol, memory_bytes) are inputs too. The file is longer than 300
-lines so that all rules for inputs stand together.
+The options that public calls share (relation, engine, rtol, memory_bytes) are inputs too.  The file has more than
+300 lines so that all rules for inputs stand together.
 """
 
 from __future__ import annotations
@@ -262,8 +262,6 @@ def refuse_tracers(call: str, traceable: str, **arguments: Any) -> None:
     ``call`` is the public name (``"ja.epsilon"``), ``traceable`` the kernel to use inside jit instead.
     """
     for argument, value in arguments.items():
-        if getattr(value, "checked_shape", None) is not None:
-            continue  # a mechanism whose constructor has checked every field holds no tracer
         for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
             if isinstance(leaf, Tracer):
                 field = jax.tree_util.keystr(path).lstrip(".") or argument

@@ -62,11 +62,6 @@ class Mechanism(ABC):
     vectors: ClassVar[tuple[str, ...]] = ()
     """Numeric fields whose last axis belongs to one configuration; the axes before it are the batch."""
 
-    checked_shape: tuple[int, ...] | None = None
-    """The batch shape, where the constructor has checked every field, here and inside; else None.
-
-    It is None where a field is a tracer, and in what a pytree transformation makes."""
-
     def __post_init__(self) -> None:
         if "mechanism" in vars(self):
             require_mechanism("mechanism", vars(self)["mechanism"])
@@ -74,14 +69,7 @@ class Mechanism(ABC):
             value = getattr(self, name)
             if not isinstance(value, Tracer):
                 object.__setattr__(self, name, check(name, value, constraint))
-        shape = broadcast_shape(dict(_shapes(self)))
-        concrete = all(isinstance(value, _CONCRETE) for value in vars(self).values())
-        if concrete and all(mechanism.checked_shape is not None for mechanism in self.inside()):
-            object.__setattr__(self, "checked_shape", shape)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What is copied: not that the fields were checked, since the arrays of a copy can be written to."""
-        return {name: value for name, value in vars(self).items() if name != "checked_shape"}
+        broadcast_shape(dict(_shapes(self)))
 
     @abstractmethod
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
@@ -92,21 +80,20 @@ class Mechanism(ABC):
         values = (value if isinstance(value, tuple) else (value,) for value in vars(self).values())
         return [item for items in values for item in items if isinstance(item, Mechanism)]
 
+    @abstractmethod
     def symmetric(self) -> bool:
         """Whether the remove and add directions coincide for every element of the batch."""
-        return all(mechanism.symmetric() for mechanism in self.inside())
 
     def validated(self) -> Self:
-        """The same mechanism with every field checked: itself, or where that is open rebuilt by its constructor."""
-        if self.checked_shape is not None:
-            return self
+        """The same mechanism rebuilt through its constructor, so that every field has been checked."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(cast(Any, self))}
         return type(self)(**{name: _validated(value) for name, value in values.items()})
 
     @property
     def kind(self) -> str:
         """What an answer about the mechanism claims: "certified", or "bound" where its pair only bounds it."""
-        return next((mechanism.kind for mechanism in self.inside()), "certified")
+        kinds = {mechanism.kind for mechanism in self.inside()} or {"certified"}
+        return kinds.pop() if len(kinds) == 1 else "bound"
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         """The kind under one relation; of replaced records and of sampling without replacement it depends on it.
@@ -162,6 +149,16 @@ class BaseMechanism(Mechanism):
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         return [(self.part(np.asarray(1.0), relation, direction), np.asarray(1.0))]
 
+    def symmetric(self) -> bool:
+        return True
+
+
+class Combinator(Mechanism):
+    """A mechanism made of others, symmetric where all of them are."""
+
+    def symmetric(self) -> bool:
+        return all(mechanism.symmetric() for mechanism in self.inside())
+
 
 class AdditiveNoise(BaseMechanism):
     """Noise added to a statistic: its only field is the deviation or scale relative to the add/remove sensitivity."""
@@ -173,10 +170,6 @@ class AdditiveNoise(BaseMechanism):
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
         (field,) = self.constraints
         return self.law(np.asarray(getattr(self, field)) / SENSITIVITY[relation], rate)
-
-
-_CONCRETE = (float, int, str, np.ndarray, tuple, Mechanism)
-"""What the fields of a mechanism without tracers are: numbers, static words, and mechanisms or tuples of them."""
 
 
 def register(cls: type[M]) -> type[M]:
@@ -229,8 +222,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     >>> batch_shape(dp_sgd([0.8, 1.0, 1.2], 0.01, 10_000))
     (3,)
     """
-    known = require_mechanism("mechanism", mechanism).checked_shape
-    return broadcast_shape(dict(_shapes(mechanism))) if known is None else known
+    return broadcast_shape(dict(_shapes(require_mechanism("mechanism", mechanism))))
 
 
 def require_mechanism(name: str, value: object) -> Mechanism:

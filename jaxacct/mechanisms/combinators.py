@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, register, require_mechanism
+from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Combinator, Mechanism, register, require_mechanism
 from jaxacct.mechanisms.either_order import either_order
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.gaussian import Gaussian
@@ -91,7 +91,7 @@ class PoissonSampled(Mechanism):
 
 @register
 @dataclass(frozen=True, eq=False)
-class Repeated(Mechanism):
+class Repeated(Combinator):
     """A mechanism composed with itself ``steps`` times, adaptively: losses add (README.md, "Composition").
 
     Nested repetitions multiply their counts, which must stay within 2**53. The neighbouring relation is that of the
@@ -133,7 +133,7 @@ class Repeated(Mechanism):
 
 @register
 @dataclass(frozen=True, eq=False)
-class Composed(Mechanism):
+class Composed(Combinator):
     """Several mechanisms run one after the other on the same data, each free to depend on earlier outputs.
 
     Each direction composes by itself and the worse is taken at the end. Under ``replace_one`` mechanisms whose two

@@ -127,10 +127,8 @@ def components(mechanism: Mechanism, relation: str, direction: str) -> Component
     choice("relation", relation, RELATIONS)
     choice("direction", direction, DIRECTIONS)
     shape = batch_shape(mechanism)
-    if mechanism.checked_shape is None:
-        refuse_tracers("components", "jaxacct.kernels.contour", mechanism=mechanism)
-        mechanism = mechanism.validated()
-    counted = mechanism.expand(relation, direction)
+    refuse_tracers("components", "jaxacct.kernels.contour", mechanism=mechanism)
+    counted = mechanism.validated().expand(relation, direction)
     gauss = _merged(counted, GaussianPart, shape)
     laplace = _merged(counted, LaplacePart, shape)
     finite = _merged(counted, FinitePart, shape)

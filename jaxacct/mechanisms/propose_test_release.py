@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.floats import SMALLEST_POSITIVE
-from jaxacct.mechanisms.base import Mechanism, register
+from jaxacct.mechanisms.base import Combinator, register
 from jaxacct.mechanisms.finite import ApproximateDP
 from jaxacct.mechanisms.laplace import Laplace
 from jaxacct.mechanisms.parts import Part
@@ -19,7 +19,7 @@ __all__ = ["ProposeTestRelease"]
 
 @register
 @dataclass(frozen=True, eq=False)
-class ProposeTestRelease(Mechanism):
+class ProposeTestRelease(Combinator):
     """Release ``mechanism`` only if the data is far enough from unstable data, by a noisy distance.
 
     The distance to instability is the least number of steps of the neighbouring relation to data where

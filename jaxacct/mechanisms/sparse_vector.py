@@ -132,5 +132,8 @@ class NumericSparse(Mechanism):
         value = Laplace(self.value_scale).part(np.asarray(1.0), relation, direction)
         return [*self._finding().expand(relation, direction), (value, np.asarray(self.answers))]
 
+    def symmetric(self) -> bool:
+        return True
+
     def _finding(self) -> AboveThreshold:
         return AboveThreshold(self.threshold_scale, self.query_scale, self.answers, self.monotone)
