@@ -244,3 +244,13 @@ def test_noise_for_adaptive_candidates():
     found = ja.calibrate_noise_multiplier(4.266, 1e-5, 1.0, 1, repetitions=law, candidates="adaptive")
     assert found.ok and found.epsilon.upper <= 4.266
     assert float(found.value) == pytest.approx(1.0 / MU, rel=2e-3)
+
+
+@pytest.mark.parametrize("law", [selection.PointMass(3), selection.Poisson(2.0)], ids=repr)
+@pytest.mark.parametrize("candidates", ["adaptive", "iid"])
+def test_a_base_whose_pair_joins_several_is_only_bounded(law, candidates):
+    """Sampling without replacement of an asymmetric law: its pair is attained eps by eps, not as a whole."""
+    base = ja.SampledWithoutReplacement(ja.FiniteOutput([0.6, 0.3, 0.1], [0.2, 0.3, 0.5]), 0.5)
+    assert ja.epsilon(ja.repeat(base, 3), 1e-3).kind == "bound"
+    found = ja.epsilon(selection.select(base, law, candidates=candidates), 1e-3)
+    assert found.kind == "bound" and found.lower == 0.0 < found.upper

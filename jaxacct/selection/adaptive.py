@@ -102,7 +102,10 @@ class AdaptiveSelection(Mechanism):
         return self.mechanism.kind if self.fixed else "bound"
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        return self.mechanism.kind_under(relation) if self.fixed else "bound"
+        if not self.fixed:
+            return "bound"
+        several = bool(np.any(np.asarray(self.law.repetitions) > 1.0))
+        return self.mechanism.kind_under(relation, composed or several)
 
     @property
     def fixed(self) -> bool:
@@ -147,7 +150,7 @@ def _bracket(quantity: str, chosen: AdaptiveSelection, values: np.ndarray, relat
         base, law = _element(run, index), chosen.law.element(_inside(index, chosen.law.shape))
         solve = _epsilon if quantity == "epsilon" else _delta
         ends[:, *index] = solve(base, law, float(values[index]), relation, rtol)
-    return as_bounds(ends[0], ends[1], run.kind_under(relation), rtol, "adaptive_mixture")
+    return as_bounds(ends[0], ends[1], run.kind_under(relation, composed=True), rtol, "adaptive_mixture")
 
 
 def refuse_zero(run: Mechanism, delta: np.ndarray) -> None:

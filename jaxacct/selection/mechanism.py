@@ -183,7 +183,8 @@ def _bracket(quantity: str, chosen: Selection, values: np.ndarray, relation: str
         refuse_zero(run, np.broadcast_to(values, shape))
     width = rtol if rtol > OK_WIDTH else OK_WIDTH if np.prod(shape) > programs.MANY else 0.0
     low, high = certified(quantity, run, chosen.law, values, relation, width)
-    return as_bounds(low, high, run.kind_under(relation), rtol, "worst_score")
+    # a selection uses all of the curve, as a composition does
+    return as_bounds(low, high, run.kind_under(relation, composed=True), rtol, "worst_score")
 
 
 def _pair(chosen: Selection) -> FinitePair:
