@@ -21,7 +21,7 @@ class ClosedForm:
     """P- and Q-mass of the finite losses, M(0) and M(-1)."""
 
     def mgf(self, z: Any) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError  # each law of this file gives its own
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Iterator[list[Any]]:
         """Enclosures of M(c + i j step) for j = row * width + 0 ... width - 1, one row at a time."""
