@@ -1,9 +1,36 @@
-"""The types that kernels are annotated with."""
+"""The arrays that kernels take: NumPy's or JAX's, with any number of batch axes in front.
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+A kernel is written once.  It asks `namespace` whether its arguments are NumPy arrays, which need no compiler, or JAX
+arrays, and calls the functions of that namespace as `xp`.  What the two namespaces do not share is here: loops,
+barriers, scans along an axis, erfc.
 
-__all__ = ["Array", "Generating"]
+**Shapes.**  Every argument has shape `(..., own axes)`.  The leading axes `...` are batch axes; those of all arguments
+broadcast against each other, and may be none at all.  Docstrings and comments name the own axes only: `(X,)` stands
+for `(..., X)`, and a number for `(...)`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+__all__ = [
+    "Array",
+    "Generating",
+    "Namespace",
+    "constant",
+    "cummin",
+    "erfc",
+    "iterate",
+    "keep_apart",
+    "namespace",
+    "pick",
+    "repeat",
+    "stack",
+]
 
 Array: TypeAlias = Any
 """A float64 array, or a number.
@@ -11,5 +38,89 @@ Array: TypeAlias = Any
 `Any`, since one kernel is called with JAX arrays, with NumPy arrays and, under jit, vmap and jvp, with tracers: no
 static type covers the three and the arithmetic between them.  Shapes stand in docstrings and in comments on fields.
 """
+Namespace: TypeAlias = Any
+"""The module `numpy` or `jax.numpy`."""
 Generating: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
 """The probability generating function of a law of K: maps `y = 1 - x` to (phi, phi', phi'') at x (generating.py)."""
+
+Carry = TypeVar("Carry")
+
+
+def namespace(*arrays: Array) -> Namespace:
+    """`numpy`, or `jax.numpy` if any of the arrays is JAX's or traced by it."""
+    for array in arrays:
+        if not isinstance(array, (np.ndarray, np.generic, float, int)) and isinstance(array, jax.Array):
+            return jnp
+    return np
+
+
+def repeat(xp: Namespace, steps: int, body: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
+    """`carry = body(i, carry)` for i = 0, ..., steps - 1."""
+    if xp is jnp:
+        return lax.fori_loop(0, steps, body, carry)
+    for i in range(steps):
+        carry = body(i, carry)
+    return carry
+
+
+def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carry], Carry], carry: Carry) -> Carry:
+    """`carry = body(carry)` while `going(carry)`, for every configuration by itself.
+
+    `going` returns one truth value a configuration.  A configuration that has stopped keeps its carry, so that its
+    answer does not depend on the others of its batch.  Every array of the carry has all batch axes in front.
+    """
+
+    def step(carry: Carry) -> Carry:
+        active, following = going(carry), body(carry)
+
+        def kept(new: Array, old: Array) -> Array:
+            mask = xp.reshape(active, xp.shape(active) + (1,) * (xp.ndim(new) - xp.ndim(active)))
+            return xp.where(mask, new, old)
+
+        return jax.tree.map(kept, following, carry)
+
+    if xp is jnp:
+        return lax.while_loop(lambda carry: jnp.any(going(carry)), step, carry)
+    while np.any(going(carry)):
+        carry = step(carry)
+    return carry
+
+
+def keep_apart(xp: Namespace, values: Carry) -> Carry:
+    """The values themselves; XLA may not merge what comes before them with what comes after."""
+    return lax.optimization_barrier(values) if xp is jnp else values
+
+
+def constant(xp: Namespace, values: Carry) -> Carry:
+    """The values themselves; JAX takes their derivatives to be 0."""
+    return lax.stop_gradient(values) if xp is jnp else values
+
+
+def cummin(xp: Namespace, x: Array, reverse: bool = False) -> Array:
+    """The least entry up to each one along the last axis; from each one on if reversed."""
+    if xp is jnp:
+        return lax.cummin(x, axis=x.ndim - 1, reverse=reverse)
+    if reverse:
+        return np.minimum.accumulate(x[..., ::-1], axis=-1)[..., ::-1]
+    return np.minimum.accumulate(x, axis=-1)
+
+
+def pick(xp: Namespace, x: Array, index: Array) -> Array:
+    """The entry of x, (X,), at a place along its last axis; the batch axes of both broadcast."""
+    shape = np.broadcast_shapes(xp.shape(x)[:-1], xp.shape(index))
+    x, index = xp.broadcast_to(x, (*shape, x.shape[-1])), xp.broadcast_to(index, shape)
+    return xp.take_along_axis(x, index[..., None], axis=-1)[..., 0]
+
+
+def stack(xp: Namespace, arrays: Sequence[Array]) -> Array:
+    """The arrays along a new last axis; their shapes broadcast."""
+    return xp.stack(xp.broadcast_arrays(*arrays), axis=-1)
+
+
+def erfc(xp: Namespace, x: Array) -> Array:
+    """The complementary error function."""
+    if xp is jnp:
+        return lax.erfc(x)
+    from scipy import special  # takes a while to import, and few questions need it
+
+    return special.erfc(x)

@@ -1,7 +1,7 @@
 """The law of a composed privacy loss under an exponential tilt, for every part that the contour engine composes.
 
-A `LossLaw` describes one configuration in one direction.  Kernels take one `LossLaw` of scalars and short vectors
-and are vmapped over configurations.  `M(z) = E_P[e^{zL}]` is the moment generating function of the loss.
+A `LossLaw` describes one configuration in one direction, or a batch of them (arrays.py).
+`M(z) = E_P[e^{zL}]` is the moment generating function of the loss.
 
 Parts of a `LossLaw`:
 * pure Gaussians, merged: `log M = mu2 z(z+1)/2`;
@@ -11,11 +11,7 @@ Parts of a `LossLaw`:
 
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-from jax import lax
-
-from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.arrays import Array, constant, keep_apart, namespace
 from jaxacct.kernels.rounding import total
 from jaxacct.kernels.special import log1p
 
@@ -26,7 +22,7 @@ TAIL_NATS = 42.0
 class LossLaw(NamedTuple):
     """One configuration, one direction: J sampled Gaussians, K Laplace parts, F finite parts of A atoms.
 
-    The fields are those of `mechanisms.loss_components.Components` without the batch axis.
+    The fields are those of `mechanisms.loss_components.Components`.
     """
 
     sign: Array  # +1 remove, -1 add
@@ -39,6 +35,10 @@ class LossLaw(NamedTuple):
     finite_loss: Array  # (F, A)
     finite_mass: Array  # (F, A) under P
     finite_n: Array  # (F,)
+
+
+OWN_AXES = LossLaw(0, 0, 1, 1, 1, 1, 1, 2, 2, 1)
+"""How many axes of each field are its own; those before them are batch axes."""
 
 
 class Tilted(NamedTuple):
@@ -55,107 +55,130 @@ class Tilted(NamedTuple):
 
 def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
     """`log(1 - q + q e^y)` with `y = u/sigma - 1/(2 sigma^2)`, and `q e^y / mix`; 0 < q < 1."""
+    xp = namespace(sigma, q, u)
     y = u / sigma - 0.5 / sigma**2
     # log1p(q expm1(y)) is exact to a few units but where e^y overflows or 1 + q expm1(y) cancels; there the two
     # positive terms are added (not where q e^y is small still, since y + log q would cancel)
-    high, low = (y > 30.0) & (y > -jnp.log(q)), (q > 0.5) & (y < -1.0)
-    small = jnp.exp(-jnp.abs(y))
-    grown = jnp.expm1(jnp.where(high, 0.0, jnp.minimum(y, 709.0)))
-    added = jnp.where(high, q + (1.0 - q) * small, (1.0 - q) + q * small)
+    high, low = (y > 30.0) & (y > -xp.log(q)), (q > 0.5) & (y < -1.0)
+    small = xp.exp(-xp.abs(y))
+    grown = xp.expm1(xp.where(high, 0.0, xp.minimum(y, 709.0)))
+    added = xp.where(high, q + (1.0 - q) * small, (1.0 - q) + q * small)
     apart = high | low
     # log1p as in special.py, which shares its logarithm with the other case
-    log = jnp.log(jnp.where(apart, added, 1.0 + q * grown))
-    near = jnp.where(jnp.abs(q * grown) < 0.3, jnp.log1p(q * grown), log)
-    value = jnp.where(apart, jnp.where(high, y, 0.0) + log, near)
-    share = jnp.where(high, q, q * small) / added
-    ratio = jnp.where(y < 0.0, small, 1.0 / small)
-    return value, jnp.where(apart, share, q * ratio / (1.0 + q * grown))
+    log = xp.log(xp.where(apart, added, 1.0 + q * grown))
+    near = xp.where(xp.abs(q * grown) < 0.3, xp.log1p(q * grown), log)
+    value = xp.where(apart, xp.where(high, y, 0.0) + log, near)
+    share = xp.where(high, q, q * small) / added
+    ratio = xp.where(y < 0.0, small, 1.0 / small)
+    return value, xp.where(apart, share, q * ratio / (1.0 + q * grown))
 
 
 def quadrature_range(sigma: Array, q: Array, sign: Array, c: Array) -> tuple[Array, Array]:
     """Ends in u that keep all but e^-42 of M(c); from Gaussian bounds on the tilted integrand."""
+    xp = namespace(sigma, q, c)
     a = c + 1.0
     grown = a * (a - 1.0) / (2.0 * sigma**2)
-    below = a * jnp.log(q) + grown
+    below = a * xp.log(q) + grown
     # of the second Gaussian's size less that bound of log M(c) which is larger: written so that nothing cancels
-    second = jnp.where(below > 0.0, -c * jnp.log(q), jnp.log(q) + grown)
-    below = jnp.maximum(0.0, below)
-    first_reach = jnp.sqrt(2.0 * jnp.maximum(TAIL_NATS - below, 0.0))
-    second_reach = jnp.sqrt(2.0 * jnp.maximum(TAIL_NATS + second, 0.0))
+    second = xp.where(below > 0.0, -c * xp.log(q), xp.log(q) + grown)
+    below = xp.maximum(0.0, below)
+    first_reach = xp.sqrt(2.0 * xp.maximum(TAIL_NATS - below, 0.0))
+    second_reach = xp.sqrt(2.0 * xp.maximum(TAIL_NATS + second, 0.0))
     has_first = below < TAIL_NATS
     has_second = TAIL_NATS + second > 0.0
-    remove_hi = jnp.maximum(first_reach, jnp.where(has_second, a / sigma + second_reach, first_reach))
-    remove_lo = jnp.minimum(
-        jnp.where(has_first, -first_reach, a / sigma), jnp.where(has_second, a / sigma - second_reach, 0.0)
+    remove_hi = xp.maximum(first_reach, xp.where(has_second, a / sigma + second_reach, first_reach))
+    remove_lo = xp.minimum(
+        xp.where(has_first, -first_reach, a / sigma), xp.where(has_second, a / sigma - second_reach, 0.0)
     )
 
     # the loss is at least log(1 - q), and at least q y by Jensen
     floor = -c * log1p(-q)
-    reach = jnp.sqrt(2.0 * TAIL_NATS)
+    reach = xp.sqrt(2.0 * TAIL_NATS)
     by_mean = -c * q * (reach / sigma - 0.5 / sigma**2)
-    add_hi = jnp.sqrt(2.0 * (TAIL_NATS + jnp.clip(by_mean, 0.0, floor)))
-    by_floor = -jnp.sqrt(2.0 * (TAIL_NATS + floor))
-    by_jensen = -c * q / sigma - jnp.sqrt(2.0 * TAIL_NATS + (c * q / sigma) ** 2 + c * q / sigma**2)
-    add_lo = jnp.maximum(by_floor, by_jensen)
+    add_hi = xp.sqrt(2.0 * (TAIL_NATS + xp.clip(by_mean, 0.0, floor)))
+    by_floor = -xp.sqrt(2.0 * (TAIL_NATS + floor))
+    by_jensen = -c * q / sigma - xp.sqrt(2.0 * TAIL_NATS + (c * q / sigma) ** 2 + c * q / sigma**2)
+    add_lo = xp.maximum(by_floor, by_jensen)
     removing = sign > 0
-    return jnp.where(removing, remove_lo, add_lo), jnp.where(removing, remove_hi, add_hi)
+    return xp.where(removing, remove_lo, add_lo), xp.where(removing, remove_hi, add_hi)
 
 
 def tilted_gaussian(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> Tilted:
     """The tilted law of one sampled Gaussian on `nodes` equidistant points."""
+    xp = namespace(sigma, q, c)
     # the integral does not depend on the ends of its range, and their square roots have no derivative at 0
-    lo, hi = lax.stop_gradient(quadrature_range(sigma, q, sign, c))
+    lo, hi = constant(xp, quadrature_range(sigma, q, sign, c))
     step = (hi - lo) / (nodes - 1)
-    u = lo + step * jnp.arange(nodes)
-    loss, posterior = log_mix(sigma, q, u)
-    power = jnp.where(sign > 0, c + 1.0, -c)
-    exponent = power * loss - 0.5 * u**2
-    top = jnp.max(exponent)
-    weight = jnp.exp(exponent - top)
+    u = lo[..., None] + step[..., None] * xp.arange(nodes)
+    loss, posterior = log_mix(sigma[..., None], q[..., None], u)
+    power = xp.where(sign > 0, c + 1.0, -c)
+    exponent = power[..., None] * loss - 0.5 * u**2
+    top = xp.max(exponent, axis=-1)
+    weight = xp.exp(exponent - top[..., None])
     mass = total(weight)
-    log_m = top + jnp.log(mass) + jnp.log(step) - 0.5 * jnp.log(2.0 * jnp.pi)
+    log_m = top + xp.log(mass) + xp.log(step) - 0.5 * xp.log(2.0 * xp.pi)
     # without the barrier XLA would evaluate the logarithms again inside every consumer's loop
-    return lax.optimization_barrier(Tilted(u, step, loss, posterior, weight / mass, log_m, power))
+    return keep_apart(xp, Tilted(u, step, loss, posterior, weight / mass[..., None], log_m, power))
+
+
+def lifted(law: LossLaw) -> LossLaw:
+    """The law with another batch axis behind the others, of size 1: to go with several abscissae each."""
+    xp = namespace(law.sign)
+    return LossLaw(*(xp.expand_dims(x, -1 - own) for x, own in zip(law, OWN_AXES, strict=True)))
 
 
 def _gaussian_cumulants(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> tuple[Array, Array, Array]:
+    xp = namespace(sigma, q, c)
     t = tilted_gaussian(sigma, q, sign, c, nodes)
-    mean = jnp.sum(t.weight * t.loss)
-    variance = jnp.sum(t.weight * (t.loss - mean) ** 2)
+    mean = xp.sum(t.weight * t.loss, axis=-1)
+    variance = xp.sum(t.weight * (t.loss - mean[..., None]) ** 2, axis=-1)
     return t.log_m, sign * mean, variance
 
 
 def laplace_log_m(scale: Array, c: Array) -> Array:
+    """log M(c) of a Laplace part."""
+    xp = namespace(scale, c)
     rest = -(1.0 + 2.0 * c) / scale
-    return c / scale - jnp.log(2.0) + log1p((1.0 + 2.0 * c * jnp.exp(rest)) / (1.0 + 2.0 * c))
+    return c / scale - xp.log(2.0) + log1p((1.0 + 2.0 * c * xp.exp(rest)) / (1.0 + 2.0 * c))
 
 
 def _laplace_cumulants(scale: Array, c: Array) -> tuple[Array, Array, Array]:
-    first = jax.grad(laplace_log_m, argnums=1)
-    return laplace_log_m(scale, c), first(scale, c), jax.grad(first, argnums=1)(scale, c)
+    """log M with its derivatives: `M = e^{c/s} (1 + h)/2`, `h = (1 + 2c e)/a`, `a = 1 + 2c`, `e = e^{-a/s}`."""
+    xp = namespace(scale, c)
+    a = 1.0 + 2.0 * c
+    e, fallen = xp.exp(-a / scale), xp.expm1(-a / scale)
+    whole = 1.0 + (1.0 + 2.0 * c * e) / a
+    part = 4.0 * c * e / (scale * a)
+    slope = (2.0 * fallen / a**2 - part) / whole
+    bend = (
+        -4.0 * e / (scale * a**2) - 8.0 * fallen / a**3 + part * 2.0 * (1.0 / scale + 1.0 / a) - 4.0 * e / (scale * a)
+    )
+    return laplace_log_m(scale, c), 1.0 / scale + slope, bend / whole - slope**2
 
 
 def _finite_cumulants(loss: Array, mass: Array, c: Array) -> tuple[Array, Array, Array]:
-    exponent = jnp.where(mass > 0, c * loss + jnp.log(jnp.where(mass > 0, mass, 1.0)), -jnp.inf)
-    top = jnp.max(exponent)
-    weight = jnp.exp(exponent - top)
-    mass = jnp.sum(weight)
-    mean = jnp.sum(weight * loss) / mass
-    return top + jnp.log(mass), mean, jnp.sum(weight * (loss - mean) ** 2) / mass
+    xp = namespace(loss, c)
+    exponent = xp.where(mass > 0, c[..., None] * loss + xp.log(xp.where(mass > 0, mass, 1.0)), -xp.inf)
+    top = xp.max(exponent, axis=-1)
+    weight = xp.exp(exponent - top[..., None])
+    whole = xp.sum(weight, axis=-1)
+    mean = xp.sum(weight * loss, axis=-1) / whole
+    return top + xp.log(whole), mean, xp.sum(weight * (loss - mean[..., None]) ** 2, axis=-1) / whole
 
 
 def cumulants(law: LossLaw, c: Array, nodes: int) -> tuple[Array, Array, Array]:
     """`K(c) = log E_P[e^{cL}]` of the composition, with its first two derivatives (tilted mean, variance)."""
+    xp = namespace(law.sign, c)
     value, mean, variance = law.mu2 * c * (c + 1.0) / 2.0, law.mu2 * (c + 0.5), law.mu2
-    parts = []
-    if law.gauss_n.size:
-        each = jax.vmap(_gaussian_cumulants, (0, 0, None, None, None))
-        parts.append((law.gauss_n, each(law.gauss_sigma, law.gauss_q, law.sign, c, nodes)))
-    if law.laplace_n.size:
-        parts.append((law.laplace_n, jax.vmap(_laplace_cumulants, (0, None))(law.laplace_scale, c)))
-    if law.finite_n.size:
-        finite = jax.vmap(_finite_cumulants, (0, 0, None))
-        parts.append((law.finite_n, finite(law.finite_loss, law.finite_mass, c)))
+    at, parts = c[..., None], []
+    if law.gauss_n.shape[-1]:
+        each = _gaussian_cumulants(law.gauss_sigma, law.gauss_q, law.sign[..., None], at, nodes)
+        parts.append((law.gauss_n, each))
+    if law.laplace_n.shape[-1]:
+        parts.append((law.laplace_n, _laplace_cumulants(law.laplace_scale, at)))
+    if law.finite_n.shape[-1]:
+        parts.append((law.finite_n, _finite_cumulants(law.finite_loss, law.finite_mass, at)))
     for n, (k0, k1, k2) in parts:
-        value, mean, variance = value + jnp.sum(n * k0), mean + jnp.sum(n * k1), variance + jnp.sum(n * k2)
+        value, mean = value + xp.sum(n * k0, axis=-1), mean + xp.sum(n * k1, axis=-1)
+        variance = variance + xp.sum(n * k2, axis=-1)
     return value, mean, variance

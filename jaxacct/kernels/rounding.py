@@ -11,10 +11,7 @@ Stated here once; README.md of this folder, section 4, uses it, and the tests ho
 * A sum of n terms is taken in any order: off by at most n - 1 units of the sum of their magnitudes.
 """
 
-import jax.numpy as jnp
-from jax import lax
-
-from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.arrays import Array, keep_apart, namespace
 
 SIMPLE_UNITS = 4.0
 """Units of its value by which exp, log, sin, cos and arctan2 may be off; twice what has been measured (README.md)."""
@@ -32,8 +29,10 @@ def blocks(size: int) -> int:
 
 
 def total(x: Array) -> Array:
-    """The sum of a vector in two stages, which the barrier keeps apart: its error is at most sum_depth units."""
-    return jnp.sum(lax.optimization_barrier(jnp.sum(x.reshape(blocks(x.size), -1), axis=1)))
+    """The sum of x, (X,), in two stages, which the barrier keeps apart: its error is at most sum_depth units."""
+    xp = namespace(x)
+    parts = xp.sum(xp.reshape(x, (*x.shape[:-1], blocks(x.shape[-1]), -1)), axis=-1)
+    return xp.sum(keep_apart(xp, parts), axis=-1)
 
 
 def sum_depth(size: int) -> float:

@@ -10,10 +10,7 @@ starting values only: the contour integral is exact for every c > 0, and nothing
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-import jax.numpy as jnp
-from jax import lax
-
-from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.arrays import Array, namespace, repeat
 from jaxacct.kernels.law import LossLaw, cumulants
 from jaxacct.kernels.special import log1p
 
@@ -49,10 +46,11 @@ class Saddle(NamedTuple):
 
 def at(k: Cumulants, c: Array) -> tuple[Saddle, Array]:
     """The saddle point quantities at the abscissa c, for cumulants k."""
+    xp = namespace(c)
     k0, k1, k2 = k(c)
     curvature = k2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
     epsilon = k1 - 1.0 / c - 1.0 / (1.0 + c)
-    log_delta = k0 - c * epsilon - jnp.log(c) - log1p(c) - 0.5 * jnp.log(2.0 * jnp.pi * curvature)
+    log_delta = k0 - c * epsilon - xp.log(c) - log1p(c) - 0.5 * xp.log(2.0 * xp.pi * curvature)
     return Saddle(c, k1, k2, epsilon, log_delta), curvature
 
 
@@ -70,31 +68,32 @@ def _safeguarded(
     `first` maps the variance at a small abscissa to a starting value of w, or is that value itself.  Returns the
     last saddle point that was evaluated.
     """
-    start = jnp.log(SMALL_ABSCISSA) * jnp.ones_like(like) if callable(first) else first
+    xp = namespace(like)
+    start = xp.log(SMALL_ABSCISSA) * xp.ones_like(like) if callable(first) else first
     guessing = callable(first)
 
     def body(i: Array, carry: tuple[Array, Array, Array, Array, Saddle]) -> tuple[Array, Array, Array, Array, Saddle]:
         w, lo, hi, last, _ = carry
-        saddle, curvature = at(k, jnp.exp(w))
+        saddle, curvature = at(k, xp.exp(w))
         residual, step = residual_and_step(saddle, curvature)
-        lo = jnp.where(residual < 0, w, lo)
-        hi = jnp.where(residual < 0, hi, w)
-        trial = w - jnp.clip(step, -LARGEST_STEP, LARGEST_STEP)
-        newton = (trial > lo) & (trial < hi) & (jnp.abs(step) < 0.5 * last)
+        lo = xp.where(residual < 0, w, lo)
+        hi = xp.where(residual < 0, hi, w)
+        trial = w - xp.clip(step, -LARGEST_STEP, LARGEST_STEP)
+        newton = (trial > lo) & (trial < hi) & (xp.abs(step) < 0.5 * last)
         # at the solution rounding decides on which side of it a step ends: no reason to bisect a stale bracket
-        newton = newton | (jnp.abs(step) < SAFE_STEP)
-        following = jnp.where(newton, trial, 0.5 * (lo + hi))
-        last = jnp.abs(following - w) + 1e-12
+        newton = newton | (xp.abs(step) < SAFE_STEP)
+        following = xp.where(newton, trial, 0.5 * (lo + hi))
+        last = xp.abs(following - w) + 1e-12
         if guessing:
             w0 = first(saddle)
-            following = jnp.where(i == 0, w0, following)
-            lo, hi = jnp.where(i == 0, w0 - down, lo), jnp.where(i == 0, w0 + up, hi)
-            last = jnp.where(i == 0, jnp.inf, last)
+            following = xp.where(i == 0, w0, following)
+            lo, hi = xp.where(i == 0, w0 - down, lo), xp.where(i == 0, w0 + up, hi)
+            last = xp.where(i == 0, xp.inf, last)
         return following, lo, hi, last, saddle
 
-    nothing = jnp.zeros_like(start)
-    carry = (start, start - down, start + up, jnp.full_like(start, jnp.inf), Saddle(*([nothing] * 5)))
-    return lax.fori_loop(0, iterations, body, carry)[-1]
+    nothing = xp.zeros_like(start)
+    carry = (start, start - down, start + up, xp.full_like(start, xp.inf), Saddle(*([nothing] * 5)))
+    return repeat(xp, iterations, body, carry)[-1]
 
 
 def for_delta(law: LossLaw, log_delta: Array, nodes: int) -> Saddle:
@@ -104,14 +103,15 @@ def for_delta(law: LossLaw, log_delta: Array, nodes: int) -> Saddle:
 
 def for_delta_of(k: Cumulants, log_delta: Array) -> Saddle:
     """The same for a law given by its cumulants."""
-    target = jnp.minimum(log_delta, CERTAIN_LOG_DELTA)
+    xp = namespace(log_delta)
+    target = xp.minimum(log_delta, CERTAIN_LOG_DELTA)
 
     def residual_and_step(saddle: Saddle, curvature: Array) -> tuple[Array, Array]:
-        reached = jnp.minimum(saddle.log_delta, LARGEST_LOG_DELTA)
-        return target - reached, jnp.log(reached / target) * (-reached) / (saddle.c**2 * curvature)
+        reached = xp.minimum(saddle.log_delta, LARGEST_LOG_DELTA)
+        return target - reached, xp.log(reached / target) * (-reached) / (saddle.c**2 * curvature)
 
     def first(saddle: Saddle) -> Array:
-        return 0.5 * jnp.log(2.0 * jnp.maximum(-log_delta, 0.5) / saddle.k2)
+        return 0.5 * xp.log(2.0 * xp.maximum(-log_delta, 0.5) / saddle.k2)
 
     return _safeguarded(k, first, 16.0, 4.0, residual_and_step, log_delta)
 
@@ -126,15 +126,16 @@ def _residual_for(epsilon: Array) -> Callable[[Saddle, Array], tuple[Array, Arra
 
 def for_epsilon(law: LossLaw, epsilon: Array, nodes: int, start: Array | None = None) -> Saddle:
     """The saddle for a given eps, from a starting abscissa or from the untilted mean and variance."""
+    xp = namespace(epsilon)
 
     def first(saddle: Saddle) -> Array:
         gap = epsilon - saddle.k1
-        return jnp.log((gap + jnp.sqrt(gap**2 + 4.0 * saddle.k2)) / (2.0 * saddle.k2))
+        return xp.log((gap + xp.sqrt(gap**2 + 4.0 * saddle.k2)) / (2.0 * saddle.k2))
 
-    begin = first if start is None else jnp.log(start)
+    begin = first if start is None else xp.log(start)
     return _safeguarded(lambda c: cumulants(law, c, nodes), begin, 12.0, 4.0, _residual_for(epsilon), epsilon)
 
 
 def search(k: Cumulants, epsilon: Array, start: Array, iterations: int) -> Saddle:
     """The saddle for a given eps of a law given by its cumulants, near a starting abscissa."""
-    return _safeguarded(k, jnp.log(start), 3.0, 3.0, _residual_for(epsilon), epsilon, iterations)
+    return _safeguarded(k, namespace(start).log(start), 3.0, 3.0, _residual_for(epsilon), epsilon, iterations)
