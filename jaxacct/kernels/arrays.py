@@ -24,6 +24,7 @@ __all__ = [
     "constant",
     "cummin",
     "erfc",
+    "flat",
     "iterate",
     "keep_apart",
     "namespace",
@@ -110,6 +111,11 @@ def pick(xp: Namespace, x: Array, index: Array) -> Array:
     shape = np.broadcast_shapes(xp.shape(x)[:-1], xp.shape(index))
     x, index = xp.broadcast_to(x, (*shape, x.shape[-1])), xp.broadcast_to(index, shape)
     return xp.take_along_axis(x, index[..., None], axis=-1)[..., 0]
+
+
+def flat(xp: Namespace, x: Array) -> Array:
+    """The last two axes as one."""
+    return xp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
 
 
 def stack(xp: Namespace, arrays: Sequence[Array]) -> Array:

@@ -156,11 +156,18 @@ def _laplace_cumulants(scale: Array, c: Array) -> tuple[Array, Array, Array]:
     return laplace_log_m(scale, c), 1.0 / scale + slope, bend / whole - slope**2
 
 
-def _finite_cumulants(loss: Array, mass: Array, c: Array) -> tuple[Array, Array, Array]:
-    xp = namespace(loss, c)
-    exponent = xp.where(mass > 0, c[..., None] * loss + xp.log(xp.where(mass > 0, mass, 1.0)), -xp.inf)
+def finite_weights(loss: Array, mass: Array, c: Array) -> tuple[Array, Array]:
+    """(log of the largest weight, weights `mass e^{c loss}` over it, (A,)); an atom without mass has none."""
+    xp = namespace(loss, mass, c)
+    log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
+    exponent = xp.where(mass > 0, c[..., None] * loss + log_mass, -xp.inf)
     top = xp.max(exponent, axis=-1)
-    weight = xp.exp(exponent - top[..., None])
+    return top, xp.exp(exponent - top[..., None])
+
+
+def _finite_cumulants(loss: Array, mass: Array, c: Array) -> tuple[Array, Array, Array]:
+    xp = namespace(loss, mass, c)
+    top, weight = finite_weights(loss, mass, c)
     whole = xp.sum(weight, axis=-1)
     mean = xp.sum(weight * loss, axis=-1) / whole
     return top + xp.log(whole), mean, xp.sum(weight * (loss - mean[..., None]) ** 2, axis=-1) / whole
