@@ -29,6 +29,7 @@ __all__ = [
     "keep_apart",
     "namespace",
     "pick",
+    "powers",
     "repeat",
     "stack",
 ]
@@ -85,6 +86,18 @@ def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carr
     while np.any(going(carry)):
         carry = step(carry)
     return carry
+
+
+def powers(xp: Namespace, turn: Callable[[Carry], Carry], carry: Carry, count: int) -> Carry:
+    """The carry before each of `count` turns, along a new axis before the last of every array."""
+    if xp is jnp:
+        _, kept = lax.scan(lambda carry, _: (turn(carry), carry), carry, None, length=count)
+        return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), kept)
+    kept = []
+    for _ in range(count):
+        kept.append(carry)
+        carry = turn(carry)
+    return jax.tree.map(lambda *each: np.stack(each, axis=-2), *kept)
 
 
 def keep_apart(xp: Namespace, values: Carry) -> Carry:
