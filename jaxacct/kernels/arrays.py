@@ -93,11 +93,10 @@ def powers(xp: Namespace, turn: Callable[[Carry], Carry], carry: Carry, count: i
     if xp is jnp:
         _, kept = lax.scan(lambda carry, _: (turn(carry), carry), carry, None, length=count)
         return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), kept)
-    kept = []
-    for _ in range(count):
-        kept.append(carry)
-        carry = turn(carry)
-    return jax.tree.map(lambda *each: np.stack(each, axis=-2), *kept)
+    carries = [carry]
+    while len(carries) < count:
+        carries.append(turn(carries[-1]))
+    return jax.tree.map(lambda *each: np.stack(each, axis=-2), *carries)
 
 
 def keep_apart(xp: Namespace, values: Carry) -> Carry:

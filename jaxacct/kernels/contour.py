@@ -56,12 +56,13 @@ def place(law: LossLaw, point: saddle.Saddle, epsilon: Array, log_tol: Array, ax
     to the right.  Tails of sampled mechanisms are nearly exponential, so an abscissa somewhat below the saddle
     point shortens the period several times, at the price of some cancellation.
     """
-    return _place(law, point, epsilon, log_tol, axis)[:2]
+    return place_with_bounds(law, point, epsilon, log_tol, axis)[:2]
 
 
-def _place(
+def place_with_bounds(
     law: LossLaw, point: saddle.Saddle, epsilon: Array, log_tol: Array, axis: int
 ) -> tuple[Array, Array, Array, Array]:
+    """The same, and the abscissae of Chernoff bounds, (A,), with their logarithms at eps = 0, (A,)."""
     xp = namespace(law.sign, point.c)
     at = point.c[..., None] * xp.asarray(ABSCISSA_MULTIPLES)
     log_bound = certificate.chernoff(lifted(law), at, axis)
@@ -70,7 +71,7 @@ def _place(
 
 
 def period_for(
-    highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: float
+    highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
 ) -> tuple[Array, Array]:
     """The best of the abscissae, (A,), up to the highest, and its period; at most `allowed` nats are cancelled."""
     xp = namespace(at, log_bound)
@@ -88,7 +89,7 @@ def period_for(
 
 def nodes_for(law: LossLaw, point: saddle.Saddle, epsilon: Array, log_tol: Array, points: int, count: int) -> Nodes:
     """The nodes for a saddle point."""
-    c, period, at, log_bound = _place(law, point, epsilon, log_tol, axis_nodes(points))
+    c, period, at, log_bound = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
     return nodes_at(law, c, 2.0 * namespace(c).pi / period, log_tol, points, count, (at, log_bound))
 
 
