@@ -14,7 +14,7 @@ import numpy as np
 from jaxacct import account
 from jaxacct.engines import contour, programs
 from jaxacct.engines.programs import in_chunks
-from jaxacct.kernels import contour as kernel
+from jaxacct.kernels.sensitivity import sensitivity
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import holds_vectors, require_mechanism
 from jaxacct.validation import DELTA, InputError, broadcast_shape, check, options, refuse_tracers
@@ -168,7 +168,7 @@ def _along(law: Any, tangent: Any, epsilon: np.ndarray) -> tuple[np.ndarray, np.
         if todo.size == 0:
             continue
         arguments = jax.tree.map(lambda a, rows=todo: a[rows], (law, tangent, epsilon, log_tol))
-        program = programs.program(kernel.sensitivity, todo.size, rung.chunk, points=rung.points, count=rung.nodes)
+        program = programs.program(sensitivity, todo.size, rung.chunk, points=rung.points, count=rung.nodes)
         change, rate, needs = in_chunks(*program, arguments, todo.size)
         good = np.all(needs <= (rung.points, rung.nodes), axis=1)
         along[todo[good]], slope[todo[good]] = change[good], rate[good]

@@ -31,6 +31,7 @@ __all__ = [
     "logistic",
     "namespace",
     "pick",
+    "powers",
     "repeat",
     "stack",
 ]
@@ -87,6 +88,17 @@ def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carr
     while np.any(going(carry)):
         carry = step(carry)
     return carry
+
+
+def powers(xp: Namespace, turn: Callable[[Carry], Carry], carry: Carry, count: int) -> Carry:
+    """The carry before each of `count` turns, along a new axis before the last of every array."""
+    if xp is jnp:
+        _, kept = lax.scan(lambda carry, _: (turn(carry), carry), carry, None, length=count)
+        return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), kept)
+    carries = [carry]
+    while len(carries) < count:
+        carries.append(turn(carries[-1]))
+    return jax.tree.map(lambda *each: np.stack(each, axis=-2), *carries)
 
 
 def keep_apart(xp: Namespace, values: Carry) -> Carry:

@@ -6,13 +6,10 @@ Two stages with fixed iteration counts, neither of which enters a bound (the ans
 2. Secant steps in x on the contour integral itself, c and the period kept.
 """
 
-import jax
-import jax.numpy as jnp
-from jax import lax
-
 from jaxacct.kernels import contour, nodes, saddle
-from jaxacct.kernels.arrays import Array
-from jaxacct.kernels.law import LossLaw, cumulants
+from jaxacct.kernels.arrays import Array, namespace, repeat
+from jaxacct.kernels.law import LossLaw, tilted_gaussian
+from jaxacct.kernels.sensitivity import loss_change
 from jaxacct.kernels.special import log1p
 
 SADDLE_STEPS = 12
@@ -33,10 +30,37 @@ LARGEST_Q = 1.0 - 1e-12
 
 def single(sign: Array, log_sigma: Array, log_q: Array, log_n: Array) -> LossLaw:
     """The law of one Poisson sampled Gaussian composed n times."""
-    none = jnp.zeros((0,), log_n.dtype)
-    table = jnp.zeros((0, 0), log_n.dtype)
-    sigma, q, n = (jnp.exp(v)[None] for v in (log_sigma, log_q, log_n))
-    return LossLaw(sign, 0.0 * log_n, sigma, jnp.minimum(q, LARGEST_Q), n, none, none, table, table, none)
+    xp = namespace(sign, log_sigma, log_q, log_n)
+    none = xp.zeros((*log_n.shape, 0))
+    table = xp.zeros((*log_n.shape, 0, 0))
+    sigma, q, n = (xp.exp(v)[..., None] for v in (log_sigma, log_q, log_n))
+    return LossLaw(sign, 0.0 * log_n, sigma, xp.minimum(q, LARGEST_Q), n, none, none, table, table, none)
+
+
+def _slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[Array, Array, Array, Array, Array]:
+    """K(c), K'(c), K''(c), and the derivatives of the first two in x; law: one sampled Gaussian, unknown: (3,).
+
+    In the logarithms of sigma and q, `dK/dx = n a E[dL/dx]` and `dK'/dx = n s (E[dL/dx] + a Cov(L, dL/dx))` under the
+    tilt, with L = log mix, a the power of mix and s the sign.  In the logarithm of n either is itself.
+    """
+    xp = namespace(law.sign, c)
+    t = tilted_gaussian(law.gauss_sigma[..., 0], law.gauss_q[..., 0], law.sign, c, nodes)
+    sigma, q, n = law.gauss_sigma[..., 0], law.gauss_q[..., 0], law.gauss_n[..., 0]
+    # nothing moves where q has reached its largest value
+    in_q = xp.where(q < LARGEST_Q, q, 0.0) * unknown[..., 1]
+    moved = loss_change(sigma, q, t, sigma * unknown[..., 0], in_q)
+    mean, mean_moved = xp.sum(t.weight * t.loss, axis=-1), xp.sum(t.weight * moved, axis=-1)
+    off = t.loss - mean[..., None]
+    variance, both = xp.sum(t.weight * off**2, axis=-1), xp.sum(t.weight * off * moved, axis=-1)
+    k0, k1 = n * t.log_m, n * law.sign * mean
+    in_n = unknown[..., 2]
+    return (
+        k0,
+        k1,
+        n * variance,
+        n * t.power * mean_moved + in_n * k0,
+        n * law.sign * (mean_moved + t.power * both) + in_n * k1,
+    )
 
 
 def solve(
@@ -52,54 +76,56 @@ def solve(
     count: int,
     rounds: int,
 ) -> tuple[Array, Array, Array, Array]:
-    """(x, minus d log delta / dx over d log delta / d eps, residual of log delta) at the solution.
+    """(x, minus d log delta / dx over d log delta / d eps, residual of log delta, nodes needed) at the solution.
 
     base: (3,) logarithms of noise multiplier, sampling probability and steps, 0 at the unknown one;
     unknown: (3,) one at the unknown, zero elsewhere; sign: +1 remove, -1 add.  Every round after the first
     places the contour anew, for laws on which the saddle point approximation is poor.
     """
-    one = jnp.ones_like(x0)
+    xp = namespace(sign, base, x0)
+    one = xp.ones_like(x0)
     axis = contour.axis_nodes(points)
 
-    def law_at(x: Array) -> Array:
-        return single(one * sign, *(base + x * unknown))
+    def law_at(x: Array) -> LossLaw:
+        at = base + x[..., None] * unknown
+        return single(one * sign, at[..., 0], at[..., 1], at[..., 2])
 
-    def improve(_: Array, carry: Array) -> tuple[Array, Array]:
+    def improve(_: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         w, x = carry
-        c = jnp.exp(w)
-        (k0, k1, k2), (k0_x, k1_x, _) = jax.jvp(lambda v: cumulants(law_at(v), c, axis), (x,), (one,))
+        c = xp.exp(w)
+        k0, k1, k2, k0_x, k1_x = _slopes(law_at(x), unknown, c, axis)
         curvature = k2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
-        value = k0 - c * epsilon - jnp.log(c) - log1p(c) - 0.5 * jnp.log(2.0 * jnp.pi * curvature)
-        dx = -jnp.clip((value - log_delta) / k0_x, -LARGEST_NEWTON_STEP, LARGEST_NEWTON_STEP)
+        value = k0 - c * epsilon - xp.log(c) - log1p(c) - 0.5 * xp.log(2.0 * xp.pi * curvature)
+        dx = -xp.clip((value - log_delta) / k0_x, -LARGEST_NEWTON_STEP, LARGEST_NEWTON_STEP)
         gap = k1 + k1_x * dx - 1.0 / c - 1.0 / (1.0 + c) - epsilon
-        return w - jnp.clip(gap / (c * curvature), -LARGEST_NEWTON_STEP, LARGEST_NEWTON_STEP), x + dx
+        return w - xp.clip(gap / (c * curvature), -LARGEST_NEWTON_STEP, LARGEST_NEWTON_STEP), x + dx
 
-    w, x = lax.fori_loop(0, SADDLE_STEPS, improve, (jnp.log(c0), x0))
+    w, x = repeat(xp, SADDLE_STEPS, improve, (xp.log(c0), x0))
 
-    def stage(_: Array, carry: Array) -> tuple[Array, Array, Array, Array, Array]:
+    def stage(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         x, c, *_ = carry
         point = saddle.for_epsilon(law_at(x), epsilon, axis, c)._replace(log_delta=log_delta)
         chosen, period = contour.place(law_at(x), point, epsilon, log_tol, axis)
-        h = 2.0 * jnp.pi / period
+        h = 2.0 * xp.pi / period
         need = nodes.reach(law_at(x), chosen, h, log_tol, points)
-        slope = jax.jvp(lambda v: cumulants(law_at(v), point.c, axis)[0], (x,), (one,))[1]
+        slope = _slopes(law_at(x), unknown, point.c, axis)[3]
 
         def residual(x: Array) -> Array:
             return nodes.log_value(law_at(x), chosen, h, need, epsilon, points, count) - log_delta
 
-        def secant(_: Array, carry: Array) -> tuple[Array, Array, Array]:
+        def secant(_: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             x, r, slope = carry
-            step = -jnp.clip(r / slope, -LARGEST_SECANT_STEP, LARGEST_SECANT_STEP)
+            step = -xp.clip(r / slope, -LARGEST_SECANT_STEP, LARGEST_SECANT_STEP)
             following = residual(x + step)
-            fresh = (following - r) / jnp.where(step == 0, 1.0, step)
+            fresh = (following - r) / xp.where(step == 0, 1.0, step)
             trusted = (
-                (jnp.abs(step) > LEAST_SECANT) & (fresh / slope > 1.0 / SLOPE_CHANGE) & (fresh / slope < SLOPE_CHANGE)
+                (xp.abs(step) > LEAST_SECANT) & (fresh / slope > 1.0 / SLOPE_CHANGE) & (fresh / slope < SLOPE_CHANGE)
             )
-            return x + step, following, jnp.where(trusted, fresh, slope)
+            return x + step, following, xp.where(trusted, fresh, slope)
 
-        x, r, slope = lax.fori_loop(0, SECANT_STEPS, secant, (x, residual(x), slope))
+        x, r, slope = repeat(xp, SECANT_STEPS, secant, (x, residual(x), slope))
         return x, point.c, slope / point.c, r, need
 
-    carry = (x, jnp.exp(w), 0.0 * x, 0.0 * x, 0.0 * x)
-    x, _, slope, r, need = stage(0, carry) if rounds == 1 else lax.fori_loop(0, rounds, stage, carry)
+    carry: tuple[Array, ...] = (x, xp.exp(w), 0.0 * x, 0.0 * x, 0.0 * x)
+    x, _, slope, r, need = stage(0, carry) if rounds == 1 else repeat(xp, rounds, stage, carry)
     return x, slope, r, need

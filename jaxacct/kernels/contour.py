@@ -7,15 +7,12 @@ by the trapezoid rule in t = Im z with step h = 2 pi/period, on `count` nodes.
 
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-from jax import lax
-
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import certificate, saddle
-from jaxacct.kernels.arrays import Array
-from jaxacct.kernels.law import LossLaw
+from jaxacct.kernels.arrays import Array, namespace, pick, repeat, stack
+from jaxacct.kernels.law import LossLaw, lifted
 from jaxacct.kernels.nodes import Nodes, errors, nodes_at, trapezoid
+from jaxacct.kernels.nodes import lifted as lifted_nodes
 
 ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
 """Abscissae that are tried, over the saddle point: those up to 1 for the contour, all for the images to the right."""
@@ -59,14 +56,16 @@ def place(law: LossLaw, point: saddle.Saddle, epsilon: Array, log_tol: Array, ax
     to the right.  Tails of sampled mechanisms are nearly exponential, so an abscissa somewhat below the saddle
     point shortens the period several times, at the price of some cancellation.
     """
-    return _place(law, point, epsilon, log_tol, axis)[:2]
+    return place_with_bounds(law, point, epsilon, log_tol, axis)[:2]
 
 
-def _place(
+def place_with_bounds(
     law: LossLaw, point: saddle.Saddle, epsilon: Array, log_tol: Array, axis: int
 ) -> tuple[Array, Array, Array, Array]:
-    at = point.c * jnp.array(ABSCISSA_MULTIPLES)
-    log_bound = jax.vmap(lambda c: certificate.chernoff(law, c, axis))(at)
+    """The same, and the abscissae of Chernoff bounds, (A,), with their logarithms at eps = 0, (A,)."""
+    xp = namespace(law.sign, point.c)
+    at = point.c[..., None] * xp.asarray(ABSCISSA_MULTIPLES)
+    log_bound = certificate.chernoff(lifted(law), at, axis)
     allowed = LARGEST_CANCELLATION if axis < FINE_AXIS_POINTS else LARGEST_CANCELLATION_FINE
     return *period_for(point.c, at, log_bound, epsilon, point.log_delta, log_tol, allowed), at, log_bound
 
@@ -74,90 +73,78 @@ def _place(
 def period_for(
     highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
 ) -> tuple[Array, Array]:
-    """The best of the abscissae up to the highest, and its period; at most `allowed` nats are lost to cancellation."""
-    goal = jnp.minimum(log_delta, 0.0) + log_tol
-    gap = at - at[:, None]
-    right = (log_bound - at * epsilon - goal) / jnp.where(gap > 0, gap, 1.0)
-    period = jnp.maximum(-goal / at, jnp.min(jnp.where(gap > 0, right, jnp.inf), axis=1))
+    """The best of the abscissae, (A,), up to the highest, and its period; at most `allowed` nats are cancelled."""
+    xp = namespace(at, log_bound)
+    goal = xp.minimum(log_delta, 0.0) + log_tol
     # the Chernoff bound stands in for the size of the integrand: its constant varies slowly with c
-    size = log_bound - at * epsilon
-    cancelled = size - jnp.min(size)
-    best = jnp.argmin(jnp.where((cancelled < allowed) & (at <= highest), period, jnp.inf))
-    return at[best], period[best]
+    size = log_bound - at * epsilon[..., None]
+    # in row i and column j: from abscissa i, the image bounded at abscissa j
+    gap = at[..., None, :] - at[..., None]
+    right = (size - goal[..., None])[..., None, :] / xp.where(gap > 0, gap, 1.0)
+    period = xp.maximum(-goal[..., None] / at, xp.min(xp.where(gap > 0, right, xp.inf), axis=-1))
+    cancelled = size - xp.min(size, axis=-1)[..., None]
+    best = xp.argmin(xp.where((cancelled < allowed) & (at <= highest[..., None]), period, xp.inf), axis=-1)
+    return pick(xp, at, best), pick(xp, period, best)
 
 
 def nodes_for(law: LossLaw, point: saddle.Saddle, epsilon: Array, log_tol: Array, points: int, count: int) -> Nodes:
     """The nodes for a saddle point."""
-    c, period, at, log_bound = _place(law, point, epsilon, log_tol, axis_nodes(points))
-    return nodes_at(law, c, 2.0 * jnp.pi / period, log_tol, points, count, (at, log_bound))
+    c, period, at, log_bound = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
+    return nodes_at(law, c, 2.0 * namespace(c).pi / period, log_tol, points, count, (at, log_bound))
 
 
 def _ends(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
     """log delta(eps) from below and from above."""
+    xp = namespace(nodes.t, epsilon)
     value, _ = trapezoid(nodes, epsilon)
     both, images = errors(nodes, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
     # value and both are sums of the same terms; here they are only subtracted and added
-    both = both + 4.0 * ROUNDOFF * jnp.abs(value)
-    rest = value - both - jnp.exp(images - log_z + nodes.common + 8.0 * ROUNDOFF * (jnp.abs(images) + jnp.abs(log_z)))
-    low, high = (jnp.log(jnp.maximum(x, LEAST_VALUE)) for x in (rest, value + both))
-    grain = 8.0 * ROUNDOFF * (jnp.abs(log_z) + 4.0)
-    lower = log_z - nodes.common + low - grain - 8.0 * ROUNDOFF * jnp.abs(low)
-    upper = log_z + nodes.common + high + grain + 8.0 * ROUNDOFF * jnp.abs(high)
+    both = both + 4.0 * ROUNDOFF * xp.abs(value)
+    rest = value - both - xp.exp(images - log_z + nodes.common + 8.0 * ROUNDOFF * (xp.abs(images) + xp.abs(log_z)))
+    low, high = (xp.log(xp.maximum(x, LEAST_VALUE)) for x in (rest, value + both))
+    grain = 8.0 * ROUNDOFF * (xp.abs(log_z) + 4.0)
+    lower = log_z - nodes.common + low - grain - 8.0 * ROUNDOFF * xp.abs(low)
+    upper = log_z + nodes.common + high + grain + 8.0 * ROUNDOFF * xp.abs(high)
     # a true value has an upper end above 0: else the bounds contradict each other
-    certain = (value + both > 0.0) & (upper < jnp.inf)
-    return jnp.where(certain & (rest > LEAST_VALUE), lower, -jnp.inf), jnp.where(certain, upper, jnp.inf)
+    certain = (value + both > 0.0) & (upper < xp.inf)
+    return xp.where(certain & (rest > LEAST_VALUE), lower, -xp.inf), xp.where(certain, upper, xp.inf)
 
 
 def _by_chernoff(nodes: Nodes, epsilon: Array) -> Array:
     """log delta(eps) from above by the bounds that serve the images."""
-    found = nodes.images_log - nodes.images_at * epsilon
-    found = found + 8.0 * ROUNDOFF * (jnp.abs(nodes.images_log) + jnp.abs(found))
-    return jnp.min(jnp.where(found > -jnp.inf, found, jnp.inf))
+    xp = namespace(nodes.t, epsilon)
+    found = nodes.images_log - nodes.images_at * epsilon[..., None]
+    found = found + 8.0 * ROUNDOFF * (xp.abs(nodes.images_log) + xp.abs(found))
+    return xp.min(xp.where(found > -xp.inf, found, xp.inf), axis=-1)
 
 
 def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int) -> Bracketed:
     """log of (lower, estimate, upper) of the finite part of delta(eps)."""
+    xp = namespace(law.sign, epsilon)
     point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
     nodes = nodes_for(law, point, epsilon, log_tol, points, count)
     value, _ = trapezoid(nodes, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
     lower, upper = _ends(nodes, epsilon)
-    estimate = log_z + jnp.log(jnp.maximum(value, LEAST_VALUE))
-    ok = (value > 0) & jnp.isfinite(upper) & (upper - estimate < LARGEST_LOG_WIDTH)
-    upper = jnp.minimum(jnp.where(ok, upper, jnp.inf), _by_chernoff(nodes, epsilon))
-    lower, estimate = jnp.where(ok, lower, -jnp.inf), jnp.where(ok, estimate, upper)
-    return Bracketed(lower, jnp.clip(estimate, lower, upper), upper, ok, nodes.needs)
-
-
-def sensitivity(
-    law: LossLaw, tangent: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int
-) -> tuple[Array, Array, Array]:
-    """(derivative of log delta along a tangent of the law, minus its derivative in eps, needs).
-
-    The contour stays where it is: the integral does not depend on it.
-    """
-    point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
-    c, period, at, log_bound = _place(law, point, epsilon, log_tol, axis_nodes(points))
-
-    def log_value(law: LossLaw) -> tuple[Array, tuple[Array, Array]]:
-        nodes = nodes_at(law, c, 2.0 * jnp.pi / period, log_tol, points, count, (at, log_bound))
-        value, slope = trapezoid(nodes, epsilon)
-        return nodes.k0 + jnp.log(jnp.maximum(value, LEAST_VALUE)), (slope / value, nodes.needs)
-
-    _, along, (slope, needs) = jax.jvp(log_value, (law,), (tangent,), has_aux=True)
-    return along, slope, needs
+    estimate = log_z + xp.log(xp.maximum(value, LEAST_VALUE))
+    ok = (value > 0) & xp.isfinite(upper) & (upper - estimate < LARGEST_LOG_WIDTH)
+    upper = xp.minimum(xp.where(ok, upper, xp.inf), _by_chernoff(nodes, epsilon))
+    lower, estimate = xp.where(ok, lower, -xp.inf), xp.where(ok, estimate, upper)
+    return Bracketed(lower, xp.clip(estimate, lower, upper), upper, ok, nodes.needs)
 
 
 def _newton(nodes: Nodes, start: Array, log_delta: Array) -> Array:
+    xp = namespace(nodes.t, start)
+
     def body(_: Array, eps: Array) -> Array:
         value, slope = trapezoid(nodes, eps)
-        value = jnp.maximum(value, LEAST_VALUE)
-        residual = nodes.k0 - nodes.c * eps + jnp.log(value) - log_delta
-        rate = jnp.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
-        return eps + jnp.clip(residual / rate, -2.0 / nodes.c, 2.0 / nodes.c)
+        value = xp.maximum(value, LEAST_VALUE)
+        residual = nodes.k0 - nodes.c * eps + xp.log(value) - log_delta
+        rate = xp.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
+        return eps + xp.clip(residual / rate, -2.0 / nodes.c, 2.0 / nodes.c)
 
-    return lax.fori_loop(0, NEWTON_STEPS, body, start)
+    return repeat(xp, NEWTON_STEPS, body, start)
 
 
 def epsilon(
@@ -170,6 +157,7 @@ def epsilon(
     The saddle point approximation supplies the first contour.  It is poor where rare large losses put a second
     hump into the tilted law, so every further round places the contour anew at the solution so far.
     """
+    xp = namespace(law.sign, log_delta_low)
     point = saddle.for_delta(law, log_delta_low, axis_nodes(points))
 
     def again(_: Array, point: saddle.Saddle) -> saddle.Saddle:
@@ -179,29 +167,30 @@ def epsilon(
         return following._replace(epsilon=solution, log_delta=log_delta_low)
 
     if rounds > 1:
-        point = lax.fori_loop(0, rounds - 1, again, point)
+        point = repeat(xp, rounds - 1, again, point)
     nodes = nodes_for(law, point, point.epsilon, log_tol, points, count)
     estimate = _newton(nodes, point.epsilon, log_delta_low)
     value, slope = trapezoid(nodes, estimate)
-    value = jnp.maximum(value, LEAST_VALUE)
-    rate = jnp.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
+    value = xp.maximum(value, LEAST_VALUE)
+    rate = xp.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
     both, images = errors(nodes, estimate)
     log_z = nodes.k0 - nodes.c * estimate
-    grain = 16.0 * ROUNDOFF * (jnp.abs(log_z) + jnp.abs(log_delta_low) + 4.0)
-    off = jnp.abs(log_z + jnp.log(value) - log_delta_low) + grain
+    grain = 16.0 * ROUNDOFF * (xp.abs(log_z) + xp.abs(log_delta_low) + 4.0)
+    off = xp.abs(log_z + xp.log(value) - log_delta_low) + grain
     off = off + nodes.common
     above = estimate + MARGIN * (both / value + off) / rate
-    spread = both / value + jnp.exp(images - log_z) / value + (log_delta_high - log_delta_low)
+    spread = both / value + xp.exp(images - log_z) / value + (log_delta_high - log_delta_low)
     below = estimate - MARGIN * (spread + off) / rate
-    lowers, uppers = jax.vmap(_ends, (None, 0))(nodes, jnp.stack([below, above]))
+    lowers, uppers = _ends(lifted_nodes(nodes), stack(xp, [below, above]))
     # the logarithms of delta come from outside, to a few units
-    upper_ok = uppers[1] + 4.0 * ROUNDOFF * jnp.abs(log_delta_low) <= log_delta_low
-    lower_ok = (lowers[0] - 4.0 * ROUNDOFF * jnp.abs(log_delta_high) >= log_delta_high) & (below < jnp.inf)
-    rest = nodes.images_log - log_delta_low
-    rest = rest + 8.0 * ROUNDOFF * (jnp.abs(nodes.images_log) + jnp.abs(log_delta_low))
+    upper_ok = uppers[..., 1] + 4.0 * ROUNDOFF * xp.abs(log_delta_low) <= log_delta_low
+    lower_ok = (lowers[..., 0] - 4.0 * ROUNDOFF * xp.abs(log_delta_high) >= log_delta_high) & (below < xp.inf)
+    target = log_delta_low[..., None]
+    rest = nodes.images_log - target
+    rest = rest + 8.0 * ROUNDOFF * (xp.abs(nodes.images_log) + xp.abs(target))
     by_chernoff = rest / nodes.images_at
-    by_chernoff = by_chernoff + 4.0 * ROUNDOFF * jnp.abs(by_chernoff)
-    by_chernoff = jnp.min(jnp.where(by_chernoff > -jnp.inf, by_chernoff, jnp.inf))
-    lower = jnp.where(lower_ok, below, -jnp.inf)
-    upper = jnp.minimum(jnp.where(upper_ok, above, jnp.inf), by_chernoff)
+    by_chernoff = by_chernoff + 4.0 * ROUNDOFF * xp.abs(by_chernoff)
+    by_chernoff = xp.min(xp.where(by_chernoff > -xp.inf, by_chernoff, xp.inf), axis=-1)
+    lower = xp.where(lower_ok, below, -xp.inf)
+    upper = xp.minimum(xp.where(upper_ok, above, xp.inf), by_chernoff)
     return Bracketed(lower, estimate, upper, upper_ok & lower_ok, nodes.needs)

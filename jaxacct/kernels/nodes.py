@@ -7,13 +7,11 @@ transcendental function per pair of point and node.  See README.md of this folde
 from typing import NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import certificate, characteristic_decay
-from jaxacct.kernels.arrays import Array
-from jaxacct.kernels.law import LossLaw, Tilted, tilted_gaussian
+from jaxacct.kernels.arrays import Array, keep_apart, namespace, powers, stack
+from jaxacct.kernels.law import LossLaw, finite_weights, tilted_gaussian
 from jaxacct.kernels.rounding import blocks, sum_depth
 from jaxacct.kernels.special import log1p
 
@@ -66,16 +64,27 @@ class Nodes(NamedTuple):
     needs: Array  # (points, nodes) with which the certificate would be narrow
 
 
-def _powers(angle: Array, count: int) -> tuple[Array, Array]:
+OWN_AXES = Nodes(0, 0, 0, 0, 1, (1, 1), 1, 1, 1, 0, 1, 1, 1)
+"""How many axes of each field are its own; those before them are batch axes."""
+
+
+def lifted(nodes: Nodes) -> Nodes:
+    """The nodes with another batch axis behind the others, of size 1: to go with several epsilons each."""
+    xp = namespace(nodes.c)
+    return jax.tree.map(lambda x, own: xp.expand_dims(x, -1 - own), nodes, OWN_AXES)
+
+
+def _rotations(angle: Array, count: int) -> tuple[Array, Array]:
     """`e^{i k angle} - 1` for k < count by repeated rotation, as (count, X) real and imaginary parts."""
-    re1, im1 = -2.0 * jnp.sin(0.5 * angle) ** 2, jnp.sin(angle)
+    xp = namespace(angle)
+    re1, im1 = -2.0 * xp.sin(0.5 * angle) ** 2, xp.sin(angle)
 
-    def turn(carry: tuple[Array, Array], _: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    def turn(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         re, im = carry
-        return (re + re1 + re * re1 - im * im1, im + im1 + re * im1 + im * re1), carry
+        return re + re1 + re * re1 - im * im1, im + im1 + re * im1 + im * re1
 
-    zero = jnp.zeros_like(angle)
-    return lax.scan(turn, (zero, zero), None, length=count)[1]
+    zero = xp.zeros_like(angle)
+    return powers(xp, turn, (zero, zero), count)
 
 
 def _split(count: int) -> tuple[int, int]:
@@ -87,31 +96,43 @@ def _split(count: int) -> tuple[int, int]:
 
 
 def departures(weight: Array, angle: Array, count: int) -> tuple[Array, Array]:
-    """`sum_j w_j (e^{i k angle_j} - 1)` for k < count, accurate relative to its own terms.
+    """`sum_j w_j (e^{i k angle_j} - 1)` for k < count, accurate relative to its own terms; (X,) to (count,).
 
     With k = a + inner b, `e^{ik} - 1` is the sum and the product of two short tables, so all k come from one matrix
     product; the points are summed in blocks of rounding.BLOCK_SIZE first, which keeps the summation shallow.
     """
+    xp = namespace(weight, angle)
     inner, outer = _split(count)
-    left = jnp.concatenate([*(weight * e for e in _powers(angle, inner)), weight[None]])
-    right = jnp.concatenate([*_powers(inner * angle, outer), jnp.ones_like(weight)[None]])
-    size = blocks(weight.size)
-    left = left.reshape(2 * inner + 1, size, -1)
-    right = right.reshape(2 * outer + 1, size, -1)
-    product = jnp.sum(lax.optimization_barrier(jnp.einsum("abx,cbx->bac", left, right)), axis=0)
-    both, only_left, only_right = product[:-1, :-1], product[:-1, -1:], product[-1:, :-1]
-    re = both[:inner, :outer] - both[inner:, outer:] + only_left[:inner] + only_right[:, :outer]
-    im = both[:inner, outer:] + both[inner:, :outer] + only_left[inner:] + only_right[:, outer:]
-    return re.T.reshape(-1), im.T.reshape(-1)
+    size = blocks(weight.shape[-1])
+    one, weight = xp.ones_like(weight)[..., None, :], weight[..., None, :]
+    left = xp.concatenate([*(weight * e for e in _rotations(angle, inner)), weight], axis=-2)
+    right = xp.concatenate([*_rotations(inner * angle, outer), one], axis=-2)
+
+    def in_blocks(table: Array) -> Array:
+        return xp.moveaxis(xp.reshape(table, (*table.shape[:-1], size, -1)), -2, -3)
+
+    product = xp.matmul(in_blocks(left), xp.swapaxes(in_blocks(right), -1, -2))
+    product = xp.sum(keep_apart(xp, product), axis=-3)
+    both, only_left, only_right = product[..., :-1, :-1], product[..., :-1, -1:], product[..., -1:, :-1]
+    re_re, re_im = both[..., :inner, :outer], both[..., :inner, outer:]
+    im_re, im_im = both[..., inner:, :outer], both[..., inner:, outer:]
+    re = re_re - im_im + only_left[..., :inner, :] + only_right[..., :outer]
+    im = re_im + im_re + only_left[..., inner:, :] + only_right[..., outer:]
+
+    def in_order(table: Array) -> Array:
+        return xp.reshape(xp.swapaxes(table, -1, -2), (*table.shape[:-2], count))
+
+    return in_order(re), in_order(im)
 
 
 def polar(re: Array, im: Array) -> tuple[Array, Array]:
     """(log|1 + d|, arg(1 + d)) of d = re + i im, accurate for a small d and for a small 1 + d."""
+    xp = namespace(re)
     rise = 2.0 * re + re**2 + im**2
-    whole = jnp.maximum((1.0 + re) ** 2 + im**2, 1e-300)
+    whole = xp.maximum((1.0 + re) ** 2 + im**2, 1e-300)
     near = rise > -0.5
-    log_size = 0.5 * jnp.where(near, log1p(jnp.where(near, rise, 0.0)), jnp.log(jnp.where(near, 1.0, whole)))
-    return log_size, jnp.arctan2(im, 1.0 + re)
+    log_size = 0.5 * xp.where(near, log1p(xp.where(near, rise, 0.0)), xp.log(xp.where(near, 1.0, whole)))
+    return log_size, xp.arctan2(im, 1.0 + re)
 
 
 def depth(points: int, count: int) -> float:
@@ -122,57 +143,64 @@ def depth(points: int, count: int) -> float:
     return 5.1 * sum(_split(count)) + 4.9 * (sum_depth(points) + 4.0) + sum_depth(points)
 
 
-def _gaussian_nodes(
-    sigma: Array, q: Array, sign: Array, c: Array, h: Array, points: int, count: int
-) -> tuple[Tilted, Array, Array, Array, Array]:
-    t = tilted_gaussian(sigma, q, sign, c, points)
-    re, im = departures(t.weight, h * sign * t.loss, count)
-    return t, re, im, *characteristic_decay.level_sets(sigma, q, t)
+class Part(NamedTuple):
+    """Laws of one kind, `n` steps of each, at the nodes; with J of them every field has (J,) in front."""
+
+    n: Array
+    log_m: Array  # log M(c)
+    re: Array  # (count,) real part of M(z_k)/M(c) - 1
+    im: Array  # (count,)
+    error: Array  # (count,) bound on the error of either
+    at_c: Array  # bound on the error of log M(c)
 
 
-def _laplace_nodes(scale: Array, c: Array, t: Array) -> tuple[Array, Array, Array, Array, Array]:
-    def value(z: Array) -> Array:
-        rest = 2.0 * z * jnp.exp(-(1.0 + 2.0 * z) / scale)
-        return 0.5 * jnp.exp(z / scale) * (1.0 + (1.0 + rest) / (1.0 + 2.0 * z))
+def _laplace_nodes(n: Array, scale: Array, c: Array, t: Array) -> Part:
+    xp = namespace(scale, c, t)
 
-    base = value(lax.complex(c, 0.0 * c)).real
-    ratio = value(lax.complex(c, t)) / base
-    error = ROUNDOFF * (120.0 + 24.0 * (c + 1.0 + t[-1]) / scale)
-    return jnp.log(base), ratio.real - 1.0, ratio.imag, jnp.full_like(t, error), error
+    def value(z: Array, scale: Array) -> Array:
+        rest = 2.0 * z * xp.exp(-(1.0 + 2.0 * z) / scale)
+        return 0.5 * xp.exp(z / scale) * (1.0 + (1.0 + rest) / (1.0 + 2.0 * z))
+
+    base = value(c, scale)
+    ratio = value(c[..., None] + 1j * t, scale[..., None]) / base[..., None]
+    error = ROUNDOFF * (120.0 + 24.0 * (c + 1.0 + t[..., -1]) / scale)
+    return Part(n, xp.log(base), ratio.real - 1.0, ratio.imag, error[..., None] + 0.0 * t, error)
 
 
-def _finite_nodes(loss: Array, mass: Array, c: Array, t: Array) -> tuple[Array, Array, Array, Array, Array]:
-    log_mass = jnp.log(jnp.where(mass > 0, mass, 1.0))
-    exponent = jnp.where(mass > 0, c * loss + log_mass, -jnp.inf)
-    top = jnp.max(exponent)
-    weight = jnp.exp(exponent - top)
-    total = jnp.sum(weight)
-    phase = t[:, None] * loss[None, :]
-    re = -2.0 * jnp.sin(0.5 * phase) ** 2 @ weight / total
-    im = jnp.sin(phase) @ weight / total
-    reach = jnp.max(jnp.where(mass > 0, jnp.abs(loss), 0.0))
-    error = ROUNDOFF * (certificate.finite_units(loss, mass, weight) + 24.0 * (c + 1.0 + t[-1]) * reach)
-    error = error + (c + t[-1]) * certificate.FINITE_LOSS_ERROR
-    return top + jnp.log(total), re, im, jnp.full_like(t, error), error
+def _finite_nodes(n: Array, loss: Array, mass: Array, c: Array, t: Array) -> Part:
+    xp = namespace(loss, c, t)
+    top, weight = finite_weights(loss, mass, c)
+    total = xp.sum(weight, axis=-1)
+    phase = t[..., None] * loss[..., None, :]
+    re = xp.sum(-2.0 * xp.sin(0.5 * phase) ** 2 * weight[..., None, :], axis=-1) / total[..., None]
+    im = xp.sum(xp.sin(phase) * weight[..., None, :], axis=-1) / total[..., None]
+    reach = xp.max(xp.where(mass > 0, xp.abs(loss), 0.0), axis=-1)
+    error = ROUNDOFF * (certificate.finite_units(loss, mass, weight) + 24.0 * (c + 1.0 + t[..., -1]) * reach)
+    error = error + (c + t[..., -1]) * certificate.FINITE_LOSS_ERROR
+    return Part(n, top + xp.log(total), re, im, error[..., None] + 0.0 * t, error)
 
 
 def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array) -> Array:
-    """(nodes needed, certified bound of -log|phi| beyond them): the first number tried that suffices."""
-    cuts = jnp.ceil(jnp.geomspace(FEWEST_NODES, MOST_NODES, NODE_COUNTS))
-    decay = law.mu2 * (h * cuts) ** 2 / 2.0
-    if law.gauss_n.size:
-        at = jax.vmap(characteristic_decay.gaussian_decay, (None, None, 0))
-        decay = decay + law.gauss_n @ jax.vmap(at, (0, 0, None))(*levels, h * cuts)
-    enough = decay >= SPARE_NATS - log_tol
-    return jnp.where(jnp.any(enough), cuts[jnp.argmax(enough)], 2.0 * cuts[-1])
+    """How many nodes are needed: the first number tried for which the terms cut off are small enough."""
+    xp = namespace(law.sign, h)
+    cuts = xp.ceil(xp.geomspace(FEWEST_NODES, MOST_NODES, NODE_COUNTS))
+    frequency = h[..., None] * cuts
+    decay = law.mu2[..., None] * frequency**2 / 2.0
+    if law.gauss_n.shape[-1]:
+        slabs, lengths = (x[..., None, :] for x in levels)
+        each = characteristic_decay.gaussian_decay(slabs, lengths, frequency[..., None, :])
+        decay = decay + xp.sum(law.gauss_n[..., None] * each, axis=-2)
+    enough = decay >= (SPARE_NATS - log_tol)[..., None]
+    return xp.where(xp.any(enough, axis=-1), cuts[xp.argmax(enough, axis=-1)], 2.0 * cuts[-1])
 
 
 def _decay_at(law: LossLaw, levels: tuple[Array, Array], frequency: Array, at_c: Array) -> Array:
-    """The same at one frequency, for heights that are off as M(c) is."""
+    """A certified bound of -log|phi| at and beyond a frequency, for heights that are off as M(c) is."""
+    xp = namespace(law.sign, frequency)
     decay = law.mu2 * frequency**2 / 2.0
-    if law.gauss_n.size:
-        each = jax.vmap(characteristic_decay.gaussian_decay, (0, 0, None))(*levels, frequency)
-        decay = decay + law.gauss_n @ (each * jnp.maximum(1.0 - 2.0 * at_c, 0.0))
+    if law.gauss_n.shape[-1]:
+        each = characteristic_decay.gaussian_decay(*levels, frequency[..., None])
+        decay = decay + xp.sum(law.gauss_n * each * xp.maximum(1.0 - 2.0 * at_c, 0.0), axis=-1)
     return decay * (1.0 - DECAY_ROUNDING)
 
 
@@ -180,106 +208,116 @@ def nodes_at(
     law: LossLaw, c: Array, h: Array, log_tol: Array, points: int, count: int, images: tuple[Array, Array]
 ) -> Nodes:
     """Evaluate the integrand on the contour Re z = c with step h."""
-    index = jnp.arange(count)
-    t = h * index
-    parts: list[tuple[Array, tuple[Array, ...]]] = []
+    xp = namespace(law.sign, c, h)
+    index = xp.arange(count)
+    t = h[..., None] * index
+    parts: list[Part] = []
     levels: tuple[Array, Array] = (None, None)
-    need_points = 0.0 * c
-    if law.gauss_n.size:
-        each = jax.vmap(_gaussian_nodes, (0, 0, None, None, None, None, None))
-        grid, re, im, *found = each(law.gauss_sigma, law.gauss_q, law.sign, c, h, points, count)
-        levels = found[0], found[1]
+    need_points, at_c = 0.0 * c, None
+    sigma, q, sign, at, along = law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], t[..., None, :]
+    gaussians = law.gauss_n.shape[-1] > 0
+    if gaussians:
+        grid = tilted_gaussian(sigma, q, sign, at, points)
+        re, im = departures(grid.weight, (h * law.sign)[..., None, None] * grid.loss, count)
+        levels = characteristic_decay.level_sets(sigma, q, grid)
     need_nodes = _cut_off(law, h, levels, log_tol)
-    keep = jnp.minimum(need_nodes, float(count))
-    t_max, at_c = h * (keep - 1.0), None
-    if law.gauss_n.size:
-        bound = jax.vmap(certificate.gaussian_errors, (0, 0, None, 0, None, None))
-        flat, rate, most, at_c = bound(law.gauss_sigma, law.gauss_q, law.sign, grid, t_max, depth(points, count))
-        error = flat[:, None] + jnp.minimum(rate[:, None] * t, most[:, None])
-        need_points = jnp.max(jax.vmap(certificate.points_needed, (0, 0, None))(law.gauss_sigma, grid, h * need_nodes))
-        parts.append((law.gauss_n, (grid.log_m, re, im, error, at_c)))
+    keep = xp.minimum(need_nodes, float(count))
+    t_max = h * (keep - 1.0)
+    if gaussians:
+        errors_of = certificate.gaussian_errors(sigma, q, sign, grid, t_max[..., None], depth(points, count))
+        flat, rate, most, at_c = errors_of
+        error = flat[..., None] + xp.minimum(rate[..., None] * along, most[..., None])
+        need_points = xp.max(certificate.points_needed(sigma, grid, (h * need_nodes)[..., None]), axis=-1)
+        parts.append(Part(law.gauss_n, grid.log_m, re, im, error, at_c))
     decay = _decay_at(law, levels, h * keep, at_c)
-    if law.laplace_n.size:
-        parts.append((law.laplace_n, jax.vmap(_laplace_nodes, (0, None, None))(law.laplace_scale, c, t)))
-    if law.finite_n.size:
-        finite = jax.vmap(_finite_nodes, (0, 0, None, None))
-        parts.append((law.finite_n, finite(law.finite_loss, law.finite_mass, c, t)))
+    if law.laplace_n.shape[-1]:
+        parts.append(_laplace_nodes(law.laplace_n, law.laplace_scale, at, along))
+    if law.finite_n.shape[-1]:
+        parts.append(_finite_nodes(law.finite_n, law.finite_loss, law.finite_mass, at, along))
 
     k0 = law.mu2 * c * (c + 1.0) / 2.0
-    log_modulus = -law.mu2 * t**2 / 2.0
-    angle = law.mu2 * t * (c + 0.5)
-    log_ceiling, relative, common = log_modulus, 0.0 * c, 0.0 * c
-    sizes, turns, terms = k0, jnp.abs(angle), 1.0  # of the sums' terms, which may cancel
-    for n, (log_m, re, im, error, at_c) in parts:
-        k0 = k0 + jnp.sum(n * log_m)
-        sizes, terms = sizes + jnp.sum(jnp.abs(n * log_m)), terms + n.size
-        common = common + jnp.sum(n * at_c)
-        log_size, turn = polar(re, im)
-        log_modulus = log_modulus + n @ log_size
-        angle, turns = angle + n @ turn, turns + n @ jnp.abs(turn)
-        ceiling = jnp.exp(log_size) + error
-        log_ceiling = log_ceiling + n @ jnp.log(ceiling)
-        relative = relative + n @ ((error + 16.0 * ROUNDOFF * jnp.hypot(re, im)) / ceiling)
+    log_modulus = -law.mu2[..., None] * t**2 / 2.0
+    angle = law.mu2[..., None] * t * (c + 0.5)[..., None]
+    log_ceiling, relative, common = log_modulus, 0.0 * t, 0.0 * c
+    sizes, turns, terms = k0, xp.abs(angle), 1.0  # of the sums' terms, which may cancel
+    for part in parts:
+        n = part.n[..., None]
+        k0 = k0 + xp.sum(part.n * part.log_m, axis=-1)
+        sizes, terms = sizes + xp.sum(xp.abs(part.n * part.log_m), axis=-1), terms + part.n.shape[-1]
+        common = common + xp.sum(part.n * part.at_c, axis=-1)
+        log_size, turn = polar(part.re, part.im)
+        log_modulus = log_modulus + xp.sum(n * log_size, axis=-2)
+        angle, turns = angle + xp.sum(n * turn, axis=-2), turns + xp.sum(n * xp.abs(turn), axis=-2)
+        ceiling = xp.exp(log_size) + part.error
+        log_ceiling = log_ceiling + xp.sum(n * xp.log(ceiling), axis=-2)
+        off = (part.error + 16.0 * ROUNDOFF * xp.hypot(part.re, part.im)) / ceiling
+        relative = relative + xp.sum(n * off, axis=-2)
     # rounding of the exponent n log|phi| and of the phase n arg M - t eps, where the two nearly cancel; of the
     # factors of a term, and of the sum of `count` of them
-    spread = (terms + 8.0) * (jnp.abs(log_modulus) + turns) + 48.0 + count
-    kept = index < keep
-    slack = jnp.where(kept, jnp.exp(log_ceiling) * (relative + ROUNDOFF * spread), 0.0)
-    log_modulus = jnp.where(kept, log_modulus, -jnp.inf)
-    tail = 1.000001 * jnp.exp(-decay) / (jnp.pi * t_max)
+    spread = (terms + 8.0) * (xp.abs(log_modulus) + turns) + 48.0 + count
+    kept = index < keep[..., None]
+    slack = xp.where(kept, xp.exp(log_ceiling) * (relative + ROUNDOFF * spread), 0.0)
+    log_modulus = xp.where(kept, log_modulus, -xp.inf)
+    tail = 1.000001 * xp.exp(-decay) / (xp.pi * t_max)
     common = common + ROUNDOFF * (terms + 8.0) * (sizes + 4.0)
-    needs = jnp.stack([need_points, need_nodes])
+    needs = stack(xp, [need_points, need_nodes])
     return Nodes(c, k0, common, h, t, weight_at(c, h, t), log_modulus, angle, slack, tail, *images, needs)
 
 
 def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
     """`h / (pi z (z + 1))` at z = c + it, halved at t = 0: real and imaginary part."""
-    scale = jnp.where(t > 0, h, 0.5 * h) / (jnp.pi * (t**2 + c**2) * (t**2 + (1.0 + c) ** 2))
+    xp = namespace(c, t)
+    c, h = c[..., None], h[..., None]
+    scale = xp.where(t > 0, h, 0.5 * h) / (xp.pi * (t**2 + c**2) * (t**2 + (1.0 + c) ** 2))
     # 1/(z(z+1)) = conj(z(z+1)) / |z(z+1)|^2
     return (c * (1.0 + c) - t**2) * scale, -t * (1.0 + 2.0 * c) * scale
 
 
 def trapezoid(nodes: Summand, epsilon: Array) -> tuple[Array, Array]:
     """The trapezoid sum and minus its derivative in eps, both over `Z = e^{K(c) - c eps}`."""
+    xp = namespace(nodes.t, epsilon)
     t, (re, im) = nodes.t, nodes.weight
-    phase = nodes.angle - t * epsilon
-    size = jnp.exp(nodes.log_modulus)
-    cosine, sine = size * jnp.cos(phase), size * jnp.sin(phase)
+    phase = nodes.angle - t * epsilon[..., None]
+    size = xp.exp(nodes.log_modulus)
+    cosine, sine = size * xp.cos(phase), size * xp.sin(phase)
     value = re * cosine - im * sine
     odd = re * sine + im * cosine
-    return jnp.sum(value), jnp.sum(nodes.c * value - t * odd)
+    return xp.sum(value, axis=-1), xp.sum(nodes.c[..., None] * value - t * odd, axis=-1)
 
 
 def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
     """(two-sided error over Z, images to subtract from the lower end, in absolute terms as logs)."""
-    cancel = 8.0 * ROUNDOFF * (nodes.t + nodes.c) * jnp.abs(epsilon) * jnp.exp(nodes.log_modulus)
-    both = jnp.sum(jnp.hypot(*nodes.weight) * (nodes.slack + cancel)) + nodes.tail
-    period = 2.0 * jnp.pi / nodes.h
-    left = -nodes.c * period - jnp.log(-jnp.expm1(-nodes.c * period))
-    gap = (nodes.images_at - nodes.c) * period
+    xp = namespace(nodes.t, epsilon)
+    far = (nodes.t + nodes.c[..., None]) * xp.abs(epsilon)[..., None]
+    cancel = 8.0 * ROUNDOFF * far * xp.exp(nodes.log_modulus)
+    both = xp.sum(xp.hypot(*nodes.weight) * (nodes.slack + cancel), axis=-1) + nodes.tail
+    period = 2.0 * xp.pi / nodes.h
+    left = -nodes.c * period - xp.log(-xp.expm1(-nodes.c * period))
+    gap = (nodes.images_at - nodes.c[..., None]) * period[..., None]
     beyond = gap > 0
-    gap = jnp.where(beyond, gap, 1.0)
-    chernoff = nodes.images_log - nodes.images_at * epsilon - gap - jnp.log(-jnp.expm1(-gap))
-    right = jnp.min(jnp.where(beyond, chernoff, jnp.inf))
-    return SUM_OUTWARD * both, jnp.logaddexp(left, right)
+    gap = xp.where(beyond, gap, 1.0)
+    chernoff = nodes.images_log - nodes.images_at * epsilon[..., None] - gap - xp.log(-xp.expm1(-gap))
+    right = xp.min(xp.where(beyond, chernoff, xp.inf), axis=-1)
+    return SUM_OUTWARD * both, xp.logaddexp(left, right)
 
 
 def reach(law: LossLaw, c: Array, h: Array, log_tol: Array, points: int) -> Array:
     """How many nodes carry the sum, for sampled Gaussian laws."""
-    grid = jax.vmap(tilted_gaussian, (0, 0, None, None, None))(law.gauss_sigma, law.gauss_q, law.sign, c, points)
-    return _cut_off(law, h, jax.vmap(characteristic_decay.level_sets)(law.gauss_sigma, law.gauss_q, grid), log_tol)
+    grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], points)
+    return _cut_off(law, h, characteristic_decay.level_sets(law.gauss_sigma, law.gauss_q, grid), log_tol)
 
 
 def log_value(law: LossLaw, c: Array, h: Array, keep: Array, epsilon: Array, points: int, count: int) -> Array:
     """log of the trapezoid sum over the first `keep` nodes, for sampled Gaussian laws; no certificate."""
-    grid = jax.vmap(tilted_gaussian, (0, 0, None, None, None))(law.gauss_sigma, law.gauss_q, law.sign, c, points)
-    re, im = jax.vmap(departures, (0, 0, None))(grid.weight, h * law.sign * grid.loss, count)
-    kept = jnp.arange(count) < keep
+    xp = namespace(law.sign, c)
+    grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], points)
+    re, im = departures(grid.weight, (h * law.sign)[..., None, None] * grid.loss, count)
+    index = xp.arange(count)
     log_size, turn = polar(re, im)
-    log_modulus = jnp.where(kept, law.gauss_n @ log_size, -jnp.inf)
-    angle = law.gauss_n @ turn
-    k0 = jnp.sum(law.gauss_n * grid.log_m)
-    zero = jnp.zeros_like(angle)
-    t = h * jnp.arange(count)
+    n = law.gauss_n[..., None]
+    log_modulus = xp.where(index < keep[..., None], xp.sum(n * log_size, axis=-2), -xp.inf)
+    angle = xp.sum(n * turn, axis=-2)
+    k0 = xp.sum(law.gauss_n * grid.log_m, axis=-1)
+    zero, t = xp.zeros_like(angle), h[..., None] * index
     nodes = Nodes(c, k0, 0.0 * c, h, t, weight_at(c, h, t), log_modulus, angle, zero, 0.0 * c, zero, zero, zero)
-    return k0 - c * epsilon + jnp.log(jnp.maximum(trapezoid(nodes, epsilon)[0], 1e-300))
+    return k0 - c * epsilon + xp.log(xp.maximum(trapezoid(nodes, epsilon)[0], 1e-300))
