@@ -9,6 +9,7 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import certificate, characteristic_decay
 from jaxacct.kernels.arrays import Array, logistic, namespace
 from jaxacct.kernels.law import LossLaw, Tilted
+from jaxacct.kernels.special import softplus
 from jaxacct.kernels.split.errors import (
     SIDES_FACTOR,
     STRIP_SHARE,
@@ -79,7 +80,7 @@ def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c
     ceilings = _jump_ceiling(law, windows, c[..., None], grids, parts.log_jump, frequency[..., None])
     odds = parts.log_jump - parts.log_bulk
     rise, log_norm = rise_and_norm(law, windows.keep_bulk, parts.log_bulk, parts.log_jump)
-    reached = xp.sum(law.gauss_n * xp.logaddexp(0.0, odds + ceilings), axis=-1)
+    reached = xp.sum(law.gauss_n * softplus(odds + ceilings), axis=-1)
     by_jumps = rise - reached + log_norm - xp.log(-xp.expm1(-reached))
     return by_jumps - DECAY_ROUNDING * (rise + reached)
 

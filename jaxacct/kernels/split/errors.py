@@ -13,7 +13,7 @@ from jaxacct.kernels import certificate
 from jaxacct.kernels.arrays import Array, keep_apart, namespace, stack
 from jaxacct.kernels.law import log_mix
 from jaxacct.kernels.rounding import sum_depth
-from jaxacct.kernels.special import log1p
+from jaxacct.kernels.special import log1p, softplus
 from jaxacct.kernels.split.parts import Grid, TiltedParts, high_blur, low_blur
 
 SHIFT_EXPONENTS = (0.0, 0.2, 0.4, 0.6)
@@ -59,7 +59,7 @@ def _log_tail_above(x: Array) -> Array:
 def _window(largest: Array, smallest: Array, growth: Array) -> Array:
     """An upper bound of `log |Phi(x + i y)|` for smallest <= x <= largest, growth = y^2/2."""
     xp = namespace(largest, smallest, growth)
-    return xp.minimum(growth + _log_tail_above(largest), xp.logaddexp(0.0, growth + _log_tail_above(-smallest)))
+    return xp.minimum(growth + _log_tail_above(largest), softplus(growth + _log_tail_above(-smallest)))
 
 
 def _windows(sigma: Array, low: Array, high: Array, alpha: Array, u: Array) -> tuple[Array, Array]:
@@ -122,7 +122,7 @@ def side_bounds(
 
     def window(x: Array, width: Array) -> Array:
         growth = (0.5 * (alpha / width) ** 2)[..., None]
-        return xp.where(x > 0, xp.logaddexp(0.0, growth + _log_tail_above(-x)), growth + _log_tail_above(x))
+        return xp.where(x > 0, softplus(growth + _log_tail_above(-x)), growth + _log_tail_above(x))
 
     base = grown - 0.5 * u**2 + (0.5 * alpha**2)[..., None] - 0.5 * np.log(2.0 * np.pi)
     base = base + window((high[..., None] - u) / high_blur(sigma)[..., None], high_blur(sigma))

@@ -50,11 +50,13 @@ class Quadrature(NamedTuple):
 
 def _quadrature(law: LossLaw, contour: Contour, points: int, count: int) -> Quadrature:
     """The grid that follows t up to the last node kept, and both parts' departures from one at every node."""
-    h = 2.0 * namespace(contour.period).pi / contour.period
+    xp = namespace(law.gauss_n, contour.period)
+    h = 2.0 * xp.pi / contour.period
     grids = grids_of(law, contour.windows, contour.c, points, h * contour.nodes_kept)
     parts = tilted(law.sign[..., None], contour.c[..., None], grids)
     turn = (h * law.sign)[..., None, None] * grids.loss
-    return Quadrature(grids, parts, departures(parts.bulk, turn, count), departures(parts.jump, turn, count))
+    re, im = departures(xp.stack([parts.bulk, parts.jump]), turn, count)
+    return Quadrature(grids, parts, (re[0], im[0]), (re[1], im[1]))
 
 
 def _ratio(odds: Array, bulk: tuple[Array, Array], jump: tuple[Array, Array]) -> tuple[Array, Array]:

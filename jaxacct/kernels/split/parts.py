@@ -18,7 +18,7 @@ import numpy as np
 from jaxacct.kernels.arrays import Array, interp, keep_apart, logistic, namespace, repeat
 from jaxacct.kernels.law import TAIL_NATS, LossLaw, log_mix, quadrature_range
 from jaxacct.kernels.rounding import total
-from jaxacct.kernels.special import log1p, log_ndtr
+from jaxacct.kernels.special import log1p, log_ndtr, log_ndtr_sides, softplus
 
 GRID_BEYOND_FAR_WINDOW = 17.0
 """How far the grid reaches beyond `high`, in widths of the far window.
@@ -117,10 +117,9 @@ def grid(
     loss, posterior = log_mix(sigma, q[..., None], u)
     density = -0.5 * u**2 + (xp.log(gap) - 0.5 * xp.log(2.0 * xp.pi))
     base = density + log_ndtr((high[..., None] - u) / high_blur(sigma))
-    place = (low[..., None] - u) / low_blur(sigma)
-    log_bulk, log_jump = base + log_ndtr(place), base + log_ndtr(-place)
+    inside, outside = log_ndtr_sides((low[..., None] - u) / low_blur(sigma))
     gap = xp.broadcast_to(gap, u.shape)
-    return keep_apart(xp, Grid(u, gap, step, warp, slack, loss, posterior, log_bulk, log_jump))
+    return keep_apart(xp, Grid(u, gap, step, warp, slack, loss, posterior, base + inside, base + outside))
 
 
 def _warped(
@@ -172,7 +171,7 @@ def composed(n: Array, x: Array) -> Array:
 def rise_and_norm(law: LossLaw, keep_bulk: Array, log_bulk: Array, log_jump: Array) -> tuple[Array, Array]:
     """`R = sum n log(1 + B/A)` and `log(1 - (1 - keep_bulk) e^{-R})`."""
     xp = namespace(law.gauss_n, keep_bulk, log_bulk)
-    rise = xp.sum(law.gauss_n * xp.logaddexp(0.0, log_jump - log_bulk), axis=-1)
+    rise = xp.sum(law.gauss_n * softplus(log_jump - log_bulk), axis=-1)
     return rise, xp.where(keep_bulk > 0, 0.0, xp.log(-xp.expm1(-rise)))
 
 

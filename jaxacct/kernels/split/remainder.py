@@ -26,7 +26,7 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import certificate
 from jaxacct.kernels.arrays import Array, erfc, namespace, pick
 from jaxacct.kernels.law import LossLaw, log_mix
-from jaxacct.kernels.special import log1p, log_ndtr
+from jaxacct.kernels.special import log1p
 from jaxacct.kernels.split.parts import NO_WINDOW, Grid, Windows, composed, grid, high_blur, low_blur, place_of
 
 LOW_WINDOWS = 14
@@ -154,11 +154,11 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
 
     # the highest split below which bulk steps alone cannot reach eps
     lows = place_of(sigma, q, (scale * _LOW_LOSSES)[..., None, :]) - 2.0 * low_blur(sigma)
-    inside = log_ndtr((lows[..., None] - u) / low_blur(sigma)[..., None])
-    inside = xp.where(u < (lows + BULK_END * low_blur(sigma))[..., None], inside, -xp.inf)
+    place = (lows[..., None] - u) / low_blur(sigma)[..., None]
+    inside = xp.where(place > -BULK_END, _phi(place), 0.0)
     most = inside[..., -1:, :]  # the widest: the others are at most that
-    shares = xp.exp(inside - xp.where(xp.isfinite(most), most, 0.0))
-    grown = base + (at + 1.0) * loss + most
+    shares = inside / xp.where(most > 0.0, most, 1.0)
+    grown = base + (at + 1.0) * loss + xp.log(most)
     top = xp.max(grown, axis=-1)[..., None]
     sums = xp.matmul(xp.exp(grown - top), xp.swapaxes(shares, -1, -2))
     moments = top + xp.log(xp.maximum(sums, 1e-300))
