@@ -76,6 +76,8 @@ def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carr
 
     def step(carry: Carry) -> Carry:
         active, following = going(carry), body(carry)
+        if xp is np and np.all(active):
+            return following
 
         def kept(new: Array, old: Array) -> Array:
             mask = xp.reshape(active, xp.shape(active) + (1,) * (xp.ndim(new) - xp.ndim(active)))

@@ -54,9 +54,9 @@ def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedPart
     Frequencies have another axis in front of that one.
     """
     xp = namespace(law.gauss_n, windows.low, frequency)
-    kept, left = (jax.tree.map(lambda x, i=i: x[i], (windows, grids, parts, c)) for i in range(2))
-    by_levels = _by_levels(law, *kept[1:], frequency[:, 0])
-    by_jumps = _by_jumps(law, *left, frequency[:, 1])
+    (_, *kept), (windows, *left) = (jax.tree.map(lambda x, i=i: x[i], (windows, grids, parts, c)) for i in range(2))
+    by_levels = _by_levels(law, kept[0], kept[1], kept[2], frequency[:, 0])
+    by_jumps = _by_jumps(law, windows, left[0], left[1], left[2], frequency[:, 1])
     return _rounded_down(law, xp.stack([by_levels, by_jumps], axis=1), frequency)
 
 

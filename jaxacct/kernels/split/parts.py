@@ -79,17 +79,17 @@ def high_blur(sigma: Array) -> Array:
 def ends(sigma: Array, q: Array, sign: Array, high: Array, c: Array) -> tuple[Array, Array]:
     """The range in u: up to the far window, or for the add direction as far as the law tilted by c reaches."""
     xp = namespace(sigma, high, c)
+    removing, first, last = sign > 0, -((2.0 * TAIL_NATS) ** 0.5), high + GRID_BEYOND_FAR_WINDOW * high_blur(sigma)
+    if xp is np and np.all(removing):  # what follows is for the add direction
+        shape = np.broadcast_shapes(np.shape(sign), np.shape(c), last.shape)
+        return np.full(shape, first), np.broadcast_to(last, shape)
     lo, hi = quadrature_range(sigma, q, sign, c)
     cell = (hi - lo) / float(TILTED_RANGE_CELLS)
     u = lo[..., None] + cell[..., None] * xp.arange(TILTED_RANGE_CELLS + 1)
     exponent = -c[..., None] * log_mix(sigma[..., None], q[..., None], u)[0] - 0.5 * u**2
     inside = exponent > xp.max(exponent, axis=-1)[..., None] - TAIL_NATS
-    last = TILTED_RANGE_CELLS + 1 - xp.argmax(inside[..., ::-1], axis=-1)
-    hi = xp.where(inside[..., -1], hi, lo + cell * last)
-    removing = sign > 0
-    return xp.where(removing, -((2.0 * TAIL_NATS) ** 0.5), lo), xp.where(
-        removing, high + GRID_BEYOND_FAR_WINDOW * high_blur(sigma), hi
-    )
+    hi = xp.where(inside[..., -1], hi, lo + cell * (TILTED_RANGE_CELLS + 1 - xp.argmax(inside[..., ::-1], axis=-1)))
+    return xp.where(removing, first, lo), xp.where(removing, last, hi)
 
 
 def grid(

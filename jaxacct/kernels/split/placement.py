@@ -98,8 +98,8 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
     # lost to cancellation even at the saddle point
     least = xp.min(sizes - at * epsilon, axis=0) - log_delta
     allowed = xp.clip(AFFORDED_CANCELLATION - least, SURE_CANCELLATION, LARGEST_CANCELLATION)
-    last = (xp.moveaxis(x, 0, -1) for x in (at, sizes))
-    c, period = period_for(point.c, *last, epsilon, log_delta, log_tol, allowed[..., None])
+    tried, bound = (xp.moveaxis(x, 0, -1) for x in (at, sizes))
+    c, period = period_for(point.c, tried, bound, epsilon, log_delta, log_tol, allowed[..., None])
     right = xp.where(at > c, sizes - at * epsilon - (at - c) * period, xp.inf)
     images_at = _pick_in_front(at, xp.argmin(right, axis=0))
     parts = tilted(law.sign[..., None], c[..., None], grids)

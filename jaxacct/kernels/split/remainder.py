@@ -225,8 +225,8 @@ def bounds(
     bulk = xp.where(windows.keep_bulk > 0, -xp.inf, bulk_log)
     beyond = (1.0 - q) * _phi(-stop) + q * _phi(1.0 / sigma - stop)
     stopped = xp.where(windows.keep_bulk > 0, 0.0, _BEYOND_BULK_END * xp.sum(n * beyond, axis=-1))
-    last = (xp.moveaxis(x, 0, -1) for x in (at + 1.0, excess, bulk_at, bulk))
-    return Remainder(masses, *last, stopped, log_mass)
+    excess_at, excess, bulk_at, bulk = (xp.moveaxis(x, 0, -1) for x in (at + 1.0, excess, bulk_at, bulk))
+    return Remainder(masses, excess_at, excess, bulk_at, bulk, stopped, log_mass)
 
 
 def _far_moment(sigma: Array, q: Array, high: Array, c: Array, points: int) -> Array:
