@@ -25,8 +25,10 @@ __all__ = [
     "cummin",
     "erfc",
     "flat",
+    "interp",
     "iterate",
     "keep_apart",
+    "logistic",
     "namespace",
     "pick",
     "powers",
@@ -74,6 +76,8 @@ def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carr
 
     def step(carry: Carry) -> Carry:
         active, following = going(carry), body(carry)
+        if xp is np and np.all(active):
+            return following
 
         def kept(new: Array, old: Array) -> Array:
             mask = xp.reshape(active, xp.shape(active) + (1,) * (xp.ndim(new) - xp.ndim(active)))
@@ -133,6 +137,20 @@ def flat(xp: Namespace, x: Array) -> Array:
 def stack(xp: Namespace, arrays: Sequence[Array]) -> Array:
     """The arrays along a new last axis; their shapes broadcast."""
     return xp.stack(xp.broadcast_arrays(*arrays), axis=-1)
+
+
+def interp(xp: Namespace, x: Array, places: Array, values: Array) -> Array:
+    """The piecewise linear function with values at increasing places, (N,) each, at every x, (X,)."""
+    if xp is jnp:
+        return jnp.vectorize(jnp.interp, signature="(x),(n),(n)->(x)")(x, places, values)
+    shape = np.broadcast_shapes(x.shape[:-1], places.shape[:-1], values.shape[:-1])
+    each = (np.broadcast_to(a, (*shape, a.shape[-1])).reshape(-1, a.shape[-1]) for a in (x, places, values))
+    return np.stack([np.interp(*row) for row in zip(*each, strict=True)]).reshape(*shape, x.shape[-1])
+
+
+def logistic(xp: Namespace, x: Array) -> Array:
+    """`1/(1 + e^-x)`."""
+    return lax.logistic(x) if xp is jnp else 1.0 / (1.0 + np.exp(-x))
 
 
 def erfc(xp: Namespace, x: Array) -> Array:

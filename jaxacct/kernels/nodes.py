@@ -104,7 +104,7 @@ def departures(weight: Array, angle: Array, count: int) -> tuple[Array, Array]:
     xp = namespace(weight, angle)
     inner, outer = _split(count)
     size = blocks(weight.shape[-1])
-    one, weight = xp.ones_like(weight)[..., None, :], weight[..., None, :]
+    one, weight = xp.ones_like(angle)[..., None, :], weight[..., None, :]
     left = xp.concatenate([*(weight * e for e in _rotations(angle, inner)), weight], axis=-2)
     right = xp.concatenate([*_rotations(inner * angle, outer), one], axis=-2)
 

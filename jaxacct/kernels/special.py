@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxacct.kernels.arrays import Array, erfc, namespace
 
-__all__ = ["log1p", "log1p_inline", "log_ndtr"]
+__all__ = ["log1p", "log1p_inline", "log_ndtr", "log_ndtr_sides", "softplus"]
 
 _ROOT_HALF_BITS = 0x3FE6A09E667F3BCD
 """The bits of sqrt(1/2)."""
@@ -81,13 +81,36 @@ def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
 def log_ndtr(x: Array) -> Array:
     """`log Phi(x)`, of absolute error at most (12 + 3 x^2) units."""
     xp = namespace(x)
-    half = 0.5 * erfc(xp, xp.abs(x) * 0.5**0.5)
-    far = xp.minimum(x, _ASYMPTOTIC_BELOW)
-    square = far**-2
+    less, more = _log_tails(x)
+    return xp.where(x > 0.0, more, less)
+
+
+def log_ndtr_sides(x: Array) -> tuple[Array, Array]:
+    """(`log Phi(x)`, `log Phi(-x)`) as by `log_ndtr`, in the time of one."""
+    xp = namespace(x)
+    less, more = _log_tails(x)
+    above = x > 0.0
+    return xp.where(above, more, less), xp.where(above, less, more)
+
+
+def _log_tails(x: Array) -> tuple[Array, Array]:
+    """(`log Phi(-|x|)`, `log Phi(|x|)`)."""
+    xp = namespace(x)
+    size = xp.abs(x)
+    half = 0.5 * erfc(xp, size * 0.5**0.5)
+    far = xp.maximum(size, -_ASYMPTOTIC_BELOW)
+    double = far * far
+    square = 1.0 / double
     small = -square * (1.0 - 3.0 * square * (1.0 - 5.0 * square * (1.0 - 7.0 * square)))
     series = small * (1.0 - small * (0.5 - small / 3.0))  # log1p(small), |small| < 1e-3
-    # one logarithm for all three cases: they are what takes the time
-    beyond, above = x < _ASYMPTOTIC_BELOW, x > 0.0
-    log = xp.log(xp.where(beyond, -far, xp.where(above, 1.0 - half, half)))
-    log = xp.where(above & (half < 0.3), xp.log1p(-half), log)
-    return xp.where(beyond, -0.5 * far**2 - 0.5 * xp.log(2.0 * xp.pi) + series - log, log)
+    # one logarithm for both cases: they are what takes the time
+    beyond = size > -_ASYMPTOTIC_BELOW
+    log = xp.log(xp.where(beyond, far, half))
+    less = xp.where(beyond, -0.5 * double - 0.5 * np.log(2.0 * np.pi) + series - log, log)
+    return less, log1p(-half)
+
+
+def softplus(x: Array) -> Array:
+    """`log(1 + e^x)`."""
+    xp = namespace(x)
+    return xp.maximum(x, 0.0) + xp.log1p(xp.exp(-xp.abs(x)))

@@ -7,11 +7,10 @@ call; the caller calls again until x stays where it is.  Nothing here enters a b
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
-from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.arrays import Array, namespace, repeat
 from jaxacct.kernels.calibration import single
+from jaxacct.kernels.law import LossLaw
 from jaxacct.kernels.split import placement
 from jaxacct.kernels.split.integrand import estimate, integrand_at, needed
 from jaxacct.kernels.split.placement import Placement
@@ -60,7 +59,11 @@ def solve(
     count: int,
 ) -> Solved:
     """Arguments as for calibration.solve; slope0 is a first guess of d log delta / dx."""
-    law = lambda x: single(sign * jnp.ones_like(x0), *(base + x * unknown))
+    xp = namespace(x0, base)
+
+    def law(x: Array) -> LossLaw:
+        return single(sign * xp.ones_like(x0), *xp.moveaxis(base + x[..., None] * unknown, -1, 0))
+
     placed = placement.place(law(x0), epsilon, log_delta, log_tol, count)
 
     def evaluate(x: Array) -> tuple[Array, Array, Array]:
@@ -71,18 +74,19 @@ def solve(
     def secant(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         x, slope, last_x, last_r, *_ = carry
         residual, rate, needs = evaluate(x)
-        fresh = (residual - last_r) / jnp.where(x == last_x, 1.0, x - last_x)
+        fresh = (residual - last_r) / xp.where(x == last_x, 1.0, x - last_x)
         trusted = (
-            (jnp.abs(x - last_x) > LEAST_SECANT) & (fresh / slope > 1.0 / SLOPE_CHANGE) & (fresh / slope < SLOPE_CHANGE)
+            (xp.abs(x - last_x) > LEAST_SECANT) & (fresh / slope > 1.0 / SLOPE_CHANGE) & (fresh / slope < SLOPE_CHANGE)
         )
-        slope = jnp.where(trusted, fresh, slope)
-        step = jnp.clip(-residual / slope, -LARGEST_STEP, LARGEST_STEP)
-        off = jnp.abs(step) * jnp.where(x == x0, 1.0, CURVATURE * jnp.abs(x - last_x))
-        following = (x + step, slope, x, residual, rate, needs, off)
+        slope = xp.where(trusted, fresh, slope)
+        step = xp.clip(-residual / slope, -LARGEST_STEP, LARGEST_STEP)
+        off = xp.abs(step) * xp.where(x == x0, 1.0, CURVATURE * xp.abs(x - last_x))
         # too far from x0 the windows and the period no longer serve
-        serves = (jnp.abs(x - x0) <= SETTLED) & ((x == x0) | (jnp.abs(residual) < jnp.abs(last_r)))
-        return tuple(jnp.where(serves, new, old) for old, new in zip(carry, following, strict=True))
+        serves = (xp.abs(x - x0) <= SETTLED) & ((x == x0) | (xp.abs(residual) < xp.abs(last_r)))
+        following = (x + step, slope, x, residual, rate, off)
+        kept = (xp.where(serves, new, old) for old, new in zip(carry, following, strict=False))
+        return *kept, xp.where(serves[..., None], needs, carry[-1])
 
-    carry = (x0, slope0, x0, 0.0 * x0, 0.0 * x0, jnp.zeros(2), 0.0 * x0)
-    x, slope, _, residual, rate, needs, off = lax.fori_loop(0, SECANT_STEPS, secant, carry)
-    return Solved(x, slope, slope / rate, residual, off, jnp.abs(x - x0), needs, placed)
+    carry = (x0, slope0, x0, 0.0 * x0, 0.0 * x0, 0.0 * x0, xp.zeros((*x0.shape, 2)))
+    x, slope, _, residual, rate, off, needs = repeat(xp, SECANT_STEPS, secant, carry)
+    return Solved(x, slope, slope / rate, residual, off, xp.abs(x - x0), needs, placed)

@@ -6,15 +6,14 @@ does not decay.  See remainder.py and README.md of this folder.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax import lax
+import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import saddle
-from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.arrays import Array, iterate, namespace, repeat
 from jaxacct.kernels.contour import Bracketed
 from jaxacct.kernels.law import LossLaw
 from jaxacct.kernels.split import remainder
@@ -55,13 +54,25 @@ class Start(NamedTuple):
 
 
 def _solve(integrand: Integrand, start: Array, log_delta: Array) -> Array:
+    xp = namespace(integrand.t, start)
+
     def newton(_: Array, eps: Array) -> Array:
         value, rate = estimate(integrand, eps)
-        rate = jnp.clip(rate, 0.05 / start, 5.0 * integrand.c + 5.0)
-        moved = eps + jnp.clip((value - log_delta) / rate, -0.4 * start, 0.4 * start)
-        return jnp.clip(moved, start / LARGEST_MOVE, start * LARGEST_MOVE)
+        rate = xp.clip(rate, 0.05 / start, 5.0 * integrand.c + 5.0)
+        moved = eps + xp.clip((value - log_delta) / rate, -0.4 * start, 0.4 * start)
+        return xp.clip(moved, start / LARGEST_MOVE, start * LARGEST_MOVE)
 
-    return lax.fori_loop(0, NEWTON_STEPS, newton, start)
+    return repeat(xp, NEWTON_STEPS, newton, start)
+
+
+class _Round(NamedTuple):
+    """Where the search stands, and the contour that led there."""
+
+    count: Array  # rounds done
+    value: Array
+    placed: Placement
+    integrand: Integrand
+    made_from: Quadrature
 
 
 def _rounds(
@@ -72,25 +83,37 @@ def _rounds(
     points: int,
     count: int,
     rounds: Array,
-) -> tuple[Array, Placement, Integrand, Quadrature]:
-    """Place the contour and follow it to the next value, again and again; the last placement is returned."""
+) -> _Round:
+    """Place the contour and follow it to the next value, again and again, `rounds` times; the last one is returned."""
+    xp = namespace(law.gauss_n, start)
 
-    def again(_: Array, carry: tuple[Any, ...]) -> tuple[Array, Placement, Integrand, Quadrature]:
-        placed = place_at(carry[0])
+    def again(count_of: Array, value: Array) -> _Round:
+        placed = place_at(value)
         integrand, made_from = integrand_at(law, placed.contour, points, count)
-        return follow(carry[0], integrand), placed, integrand, made_from
+        return _Round(count_of + 1, follow(value, integrand), placed, integrand, made_from)
 
-    shapes = jax.eval_shape(again, 0, (start,))[1:]
-    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return lax.fori_loop(0, rounds, again, (start, *empty))
+    none = xp.zeros(start.shape, int)
+    if xp is np:
+        first = again(none, start)
+    else:  # all rounds by one trace
+        shapes = jax.eval_shape(again, none, start)
+        first = jax.tree.map(lambda x: xp.zeros(x.shape, x.dtype), shapes)._replace(value=start)
+    return iterate(xp, lambda carry: carry.count < rounds, lambda carry: again(*carry[:2]), first)
 
 
 def _first(law: LossLaw, log_delta: Array, log_tol: Array) -> Array:
     """The saddle point approximation of eps when far outcomes are cut off by their mass alone."""
-    high = jnp.where(law.sign > 0, remainder.far_by_mass(law, log_delta + log_tol), NO_WINDOW)
-    away = jnp.full_like(high, NO_WINDOW)
-    both = shares(grids_of(law, Windows(away, high, jnp.ones_like(log_delta)), 1.0, PLACEMENT_POINTS))
-    return saddle.for_delta_of(lambda c: cumulants(law, 1.0, both, c), log_delta).epsilon
+    xp = namespace(law.gauss_n, log_delta)
+    one = xp.ones_like(law.sign)
+    high = xp.where(law.sign[..., None] > 0, remainder.far_by_mass(law, log_delta + log_tol), NO_WINDOW)
+    both = shares(grids_of(law, Windows(xp.full_like(high, NO_WINDOW), high, one), one, PLACEMENT_POINTS))
+    return saddle.for_delta_of(lambda c: cumulants(law, one, both, c), log_delta).epsilon
+
+
+def _together(law: LossLaw, *values: Array) -> list[Array]:
+    """The values, with all batch axes of the law."""
+    xp = namespace(law.gauss_n, *values)
+    return xp.broadcast_arrays(*values, law.sign, law.mu2, law.gauss_n[..., 0])[: len(values)]
 
 
 def epsilon(
@@ -104,21 +127,21 @@ def epsilon(
     rounds: int,
 ) -> Bracketed:
     """`inf {eps : delta(eps) <= delta}` for a positive solution."""
-    guess = jnp.clip(_first(law, log_delta_low, log_tol), LEAST_EPSILON, LARGEST_EPSILON)
-    value, trust = start
+    xp = namespace(law.gauss_n, log_delta_low)
+    log_delta_low, log_delta_high, log_tol, *known = _together(law, log_delta_low, log_delta_high, log_tol, *start)
+    value, trust = known
+    guess = xp.clip(_first(law, log_delta_low, log_tol), LEAST_EPSILON, LARGEST_EPSILON)
     likely = (value * trust > guess) & ((value < guess * trust) | (guess < LEAST_PLAUSIBLE))
-    begin = jnp.where(likely, value, guess)
-    needed_rounds = jnp.where(jnp.isinf(trust), 1, rounds)
-    solution, placed, integrand, made_from = _rounds(
+    found = _rounds(
         law,
         lambda eps, integrand: _solve(integrand, eps, log_delta_low),
-        begin,
+        xp.where(likely, value, guess),
         lambda eps: place(law, eps, log_delta_low, log_tol, count),
         points,
         count,
-        needed_rounds,
+        xp.where(xp.isinf(trust), 1, rounds),
     )
-    return _certified(law, placed, integrand, made_from, solution, log_delta_low, log_delta_high, points)
+    return _certified(law, *found[1:], log_delta_low, log_delta_high, points)
 
 
 def epsilon_placed(
@@ -129,56 +152,59 @@ def epsilon_placed(
     The certificate bounds every error for this law, wherever the windows are.  The bounds of the remainder assume the
     remove direction, so that in the add direction nothing is certified for windows that cut anything off.
     """
+    xp = namespace(law.gauss_n, start)
+    log_delta_low, log_delta_high, start = _together(law, log_delta_low, log_delta_high, start)
     integrand, made_from = integrand_at(law, placed.contour, points, count)
     solution = _solve(integrand, start, log_delta_low)
-    answer = _certified(law, placed, integrand, made_from, solution, log_delta_low, log_delta_high, points)
+    answer = _certified(law, solution, placed, integrand, made_from, log_delta_low, log_delta_high, points)
     windows = placed.contour.windows
-    whole = (windows.keep_bulk > 0) & (jnp.minimum(jnp.min(windows.low), jnp.min(windows.high)) >= NO_WINDOW)
-    fits = (law.sign > 0) | whole
-    lower, upper = jnp.where(fits, answer.lower, -jnp.inf), jnp.where(fits, answer.upper, jnp.inf)
+    least = xp.minimum(xp.min(windows.low, axis=-1), xp.min(windows.high, axis=-1))
+    fits = (law.sign > 0) | ((windows.keep_bulk > 0) & (least >= NO_WINDOW))
+    lower, upper = xp.where(fits, answer.lower, -xp.inf), xp.where(fits, answer.upper, xp.inf)
     return answer._replace(lower=lower, upper=upper, ok=answer.ok & fits)
 
 
 def _certified(
     law: LossLaw,
+    solution: Array,
     placed: Placement,
     integrand: Integrand,
     made_from: Quadrature,
-    solution: Array,
     log_delta_low: Array,
     log_delta_high: Array,
     points: int,
 ) -> Bracketed:
+    xp = namespace(law.gauss_n, solution)
     certificate = certify(law, placed, integrand, made_from, points)
     _, rate = estimate(integrand, solution)
     low, high = ends(integrand, certificate, solution)
-    grain = 16.0 * ROUNDOFF * (jnp.abs(integrand.k0) + jnp.abs(log_delta_low) + 4.0)
-    rate = jnp.maximum(rate, LEAST_RELATIVE_SLOPE / solution)
-    above = solution + MARGIN * (jnp.maximum(high - log_delta_low, 0.0) + grain) / rate
-    below = solution - MARGIN * (jnp.maximum(log_delta_high - low, 0.0) + grain) / rate
-    lowers, uppers = jax.vmap(ends, (None, None, 0))(integrand, certificate, jnp.stack([below, above]))
+    grain = 16.0 * ROUNDOFF * (xp.abs(integrand.k0) + xp.abs(log_delta_low) + 4.0)
+    rate = xp.maximum(rate, LEAST_RELATIVE_SLOPE / solution)
+    above = solution + MARGIN * (xp.maximum(high - log_delta_low, 0.0) + grain) / rate
+    below = solution - MARGIN * (xp.maximum(log_delta_high - low, 0.0) + grain) / rate
+    lowers, uppers = ends(integrand, certificate, xp.stack([below, above]))
     # the logarithms of delta come from outside, to a few units
-    upper_ok = uppers[1] + 4.0 * ROUNDOFF * jnp.abs(log_delta_low) <= log_delta_low
-    lower_ok = (
-        (below > 0) & (below < jnp.inf) & (lowers[0] - 4.0 * ROUNDOFF * jnp.abs(log_delta_high) >= log_delta_high)
-    )
-    lower, upper = jnp.where(lower_ok, below, -jnp.inf), jnp.where(upper_ok, above, jnp.inf)
+    upper_ok = uppers[1] + 4.0 * ROUNDOFF * xp.abs(log_delta_low) <= log_delta_low
+    lower_ok = lowers[0] - 4.0 * ROUNDOFF * xp.abs(log_delta_high) >= log_delta_high
+    lower_ok = lower_ok & (below > 0) & (below < xp.inf)
+    lower, upper = xp.where(lower_ok, below, -xp.inf), xp.where(upper_ok, above, xp.inf)
     return Bracketed(lower, solution, upper, upper_ok & lower_ok, certificate.needs)
 
 
 def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int) -> Bracketed:
     """log of (lower, estimate, upper) of delta(eps), eps > 0; `start` as for epsilon, used from BELIEVED on."""
-    begin = jnp.where(start.trust >= BELIEVED, start.value, USUAL_LOG_DELTA)
-    middle, placed, integrand, made_from = _rounds(
+    xp = namespace(law.gauss_n, eps)
+    eps, log_tol, value, trust = _together(law, eps, log_tol, *start)
+    _, middle, placed, integrand, made_from = _rounds(
         law,
-        lambda log_delta, integrand: jnp.clip(estimate(integrand, eps)[0], log_delta - LARGEST_LOG_DELTA_FALL, 0.0),
-        begin,
+        lambda log_delta, integrand: xp.clip(estimate(integrand, eps)[0], log_delta - LARGEST_LOG_DELTA_FALL, 0.0),
+        xp.where(trust >= BELIEVED, value, USUAL_LOG_DELTA),
         lambda log_delta: place(law, eps, log_delta, log_tol, count),
         points,
         count,
-        rounds,
+        xp.full(eps.shape, rounds),
     )
     certificate = certify(law, placed, integrand, made_from, points)
     lower, upper = ends(integrand, certificate, eps)
-    ok = jnp.isfinite(lower) & jnp.isfinite(upper)
-    return Bracketed(lower, jnp.clip(middle, lower, upper), upper, ok, certificate.needs)
+    ok = xp.isfinite(lower) & xp.isfinite(upper)
+    return Bracketed(lower, xp.clip(middle, lower, upper), upper, ok, certificate.needs)

@@ -4,13 +4,21 @@ Derivations in README.md, sections 1, 2 and 6.  The images are bounded by Cherno
 """
 
 import jax
-import jax.numpy as jnp
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import certificate, characteristic_decay
-from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.arrays import Array, logistic, namespace
 from jaxacct.kernels.law import LossLaw, Tilted
-from jaxacct.kernels.split.errors import SIDES_FACTOR, STRIP_SHARE, cell_bounds, cell_edges, log_sum, side_bounds
+from jaxacct.kernels.special import softplus
+from jaxacct.kernels.split.errors import (
+    SIDES_FACTOR,
+    STRIP_SHARE,
+    cell_bounds,
+    cell_edges,
+    in_front,
+    log_sum,
+    side_bounds,
+)
 from jaxacct.kernels.split.parts import Grid, TiltedParts, Windows, low_blur, rise_and_norm
 
 DECAY_HEIGHTS = (1.5, 2.8, 4.5, 7.0)
@@ -25,59 +33,89 @@ FIRST_ORDER = 1.01
 
 def _whole(nodes: Grid, parts: TiltedParts, sign: Array, c: Array) -> Tilted:
     """A + B as a tilted law on an even grid."""
-    log_m = jnp.logaddexp(parts.log_bulk, parts.log_jump)
-    weight = parts.bulk * jnp.exp(parts.log_bulk - log_m) + parts.jump * jnp.exp(parts.log_jump - log_m)
-    power = jnp.where(sign > 0, c + 1.0, -c)
-    return Tilted(nodes.u, nodes.step, nodes.loss, nodes.posterior, weight, log_m, power)
+    xp = namespace(nodes.u, c)
+    log_m = xp.logaddexp(parts.log_bulk, parts.log_jump)
+    bulk, jump = (xp.exp(x - log_m)[..., None] for x in (parts.log_bulk, parts.log_jump))
+    power = xp.where(sign > 0, c + 1.0, -c)
+    return Tilted(nodes.u, nodes.step, nodes.loss, nodes.posterior, parts.bulk * bulk + parts.jump * jump, log_m, power)
 
 
-def decay(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequencies: Array) -> Array:
-    """-log of a bound, over e^{K(c)}, of the integrand's modulus at every t >= each of the frequencies."""
-    plain = law.mu2 * frequencies**2 / 2.0
-    total = jax.vmap(_whole, (0, 0, None, None))(grids, parts, law.sign, c)
-    slabs, lengths = jax.vmap(characteristic_decay.level_sets)(law.gauss_sigma, law.gauss_q, total)
-    each = jax.vmap(characteristic_decay.gaussian_decay, (0, 0, None))
-    by_levels = law.gauss_n @ jax.vmap(each, (None, None, 0), 1)(slabs, lengths, frequencies)
-    ceilings = jax.vmap(_jump_ceiling, (0, 0, 0, 0, None, 0, 0, None))(
-        law.gauss_sigma, law.gauss_q, windows.low, windows.high, c, grids, parts.log_jump, frequencies
-    )
+def decay(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
+    """-log of a bound, over e^{K(c)}, of the integrand's modulus at every t >= frequency."""
+    xp = namespace(law.gauss_n, windows.low, frequency)
+    by_levels = _by_levels(law, grids, parts, c, frequency)
+    by_jumps = _by_jumps(law, windows, grids, parts, c, frequency)
+    return _rounded_down(law, xp.where(windows.keep_bulk > 0, by_levels, by_jumps), frequency)
+
+
+def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
+    """The same where keep_bulk is 1, and where it is 0: an axis in front of everything but the law.
+
+    Frequencies have another axis in front of that one.
+    """
+    xp = namespace(law.gauss_n, windows.low, frequency)
+    (_, *kept), (windows, *left) = (jax.tree.map(lambda x, i=i: x[i], (windows, grids, parts, c)) for i in range(2))
+    by_levels = _by_levels(law, kept[0], kept[1], kept[2], frequency[:, 0])
+    by_jumps = _by_jumps(law, windows, left[0], left[1], left[2], frequency[:, 1])
+    return _rounded_down(law, xp.stack([by_levels, by_jumps], axis=1), frequency)
+
+
+def _rounded_down(law: LossLaw, sampled: Array, frequency: Array) -> Array:
+    plain = law.mu2 * frequency**2 / 2.0
+    return (plain + sampled) * (1.0 - DECAY_ROUNDING) - DECAY_MARGIN
+
+
+def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
+    """By the level sets of the sampled Gaussians, for keep_bulk = 1."""
+    xp = namespace(law.gauss_n, grids.u, frequency)
+    whole = _whole(grids, parts, law.sign[..., None], c[..., None])
+    slabs, lengths = characteristic_decay.level_sets(law.gauss_sigma, law.gauss_q, whole)
+    each = characteristic_decay.gaussian_decay(slabs, lengths, frequency[..., None])
+    return xp.sum(law.gauss_n * each, axis=-1)
+
+
+def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
+    """By the jumps, for keep_bulk = 0."""
+    xp = namespace(law.gauss_n, grids.u, frequency)
+    ceilings = _jump_ceiling(law, windows, c[..., None], grids, parts.log_jump, frequency[..., None])
     odds = parts.log_jump - parts.log_bulk
     rise, log_norm = rise_and_norm(law, windows.keep_bulk, parts.log_bulk, parts.log_jump)
-    reached = law.gauss_n @ jnp.logaddexp(0.0, odds[:, None] + ceilings)
-    by_jumps = rise - reached + log_norm - jnp.log(-jnp.expm1(-reached))
-    by_jumps = by_jumps - DECAY_ROUNDING * (rise + reached)
-    return (plain + jnp.where(windows.keep_bulk > 0, by_levels, by_jumps)) * (1.0 - DECAY_ROUNDING) - DECAY_MARGIN
+    reached = xp.sum(law.gauss_n * softplus(odds + ceilings), axis=-1)
+    by_jumps = rise - reached + log_norm - xp.log(-xp.expm1(-reached))
+    return by_jumps - DECAY_ROUNDING * (rise + reached)
 
 
-def _jump_ceiling(
-    sigma: Array, q: Array, low: Array, high: Array, c: Array, nodes: Grid, log_jump: Array, frequencies: Array
-) -> Array:
-    """log of a bound of |B(c + it)|/B(c) for every t >= each frequency: on a shifted line e^{itL} decays (remove)."""
-    edges = cell_edges(sigma, q, nodes)
-
-    def at(alpha: Array) -> Array:
-        _, jump, turn, _ = cell_bounds(sigma, q, 1.0, low, high, c, alpha, edges)
-        sides = side_bounds(sigma, q, 1.0, low, high, c, alpha, nodes)[1]
-        sums = jax.vmap(lambda t: log_sum(jump - t * turn))(frequencies)
-        return jnp.logaddexp(sums, jnp.log(SIDES_FACTOR) + log_sum(sides))
-
-    alphas = jnp.minimum(jnp.array(DECAY_HEIGHTS) * low_blur(sigma), STRIP_SHARE * jnp.pi * sigma)
-    return jnp.minimum(jnp.min(jax.vmap(at)(alphas), axis=0) - log_jump, 0.0)
+def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jump: Array, frequency: Array) -> Array:
+    """log of a bound of |B(c + it)|/B(c) for every t >= frequency: on a shifted line e^{itL} decays (remove)."""
+    xp = namespace(nodes.u, frequency)
+    sigma, q = law.gauss_sigma, law.gauss_q
+    heights = in_front(DECAY_HEIGHTS, frequency.ndim) * low_blur(sigma)
+    alpha = xp.minimum(heights, STRIP_SHARE * xp.pi * sigma)
+    edges, removing = cell_edges(sigma, q, nodes), xp.ones_like(c)
+    _, jump, turn, _ = cell_bounds(sigma, q, removing, windows.low, windows.high, c, alpha, edges)
+    sides = side_bounds(sigma, q, removing, windows.low, windows.high, c, alpha, nodes)[..., 1, :]
+    sums = log_sum(jump - frequency[..., None] * turn)
+    sums = xp.logaddexp(sums, xp.log(SIDES_FACTOR) + log_sum(sides))
+    return xp.minimum(xp.min(sums, axis=0) - log_jump, 0.0)
 
 
 def _raised(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, rise: Array) -> Array:
     """By how much errors (J, 2) relative to the parts can raise K(c)."""
-    n = law.gauss_n
-    share = jax.nn.sigmoid(parts.log_jump - parts.log_bulk)
+    xp = namespace(law.gauss_n, errors)
+    n, of_bulk, of_jump = law.gauss_n, errors[..., 0], errors[..., 1]
+    share = logistic(xp, parts.log_jump - parts.log_bulk)
     # raising both parts alike adds n (error of A); raising B further, d log(e^R - 1) <= (1 + R)/R dR, dR <= R error
-    without = n @ errors[:, 0] + (1.0 + rise) * jnp.sum(jnp.where(n > 0, errors[:, 1], 0.0))
-    with_bulk = n @ ((1.0 - share) * errors[:, 0] + share * errors[:, 1])
-    return FIRST_ORDER * jnp.where(keep_bulk > 0, with_bulk, without)
+    jumps = xp.sum(xp.where(n > 0, of_jump, 0.0), axis=-1)
+    without = xp.sum(n * of_bulk, axis=-1) + (1.0 + rise) * jumps
+    with_bulk = xp.sum(n * ((1.0 - share) * of_bulk + share * of_jump), axis=-1)
+    return FIRST_ORDER * xp.where(keep_bulk > 0, with_bulk, without)
 
 
 def _log_total(law: LossLaw, keep_bulk: Array, parts: TiltedParts, c: Array) -> tuple[Array, Array]:
+    xp = namespace(law.gauss_n, parts.log_bulk, c)
     rise, log_norm = rise_and_norm(law, keep_bulk, parts.log_bulk, parts.log_jump)
-    return law.mu2 * c * (c + 1.0) / 2.0 + law.gauss_n @ parts.log_bulk + rise + log_norm, rise
+    bulk = xp.sum(law.gauss_n * parts.log_bulk, axis=-1)
+    return law.mu2 * c * (c + 1.0) / 2.0 + bulk + rise + log_norm, rise
 
 
 def chernoff(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, c: Array) -> Array:
@@ -89,8 +127,10 @@ def chernoff(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, 
 
 def _sum_rounding(law: LossLaw, parts: TiltedParts, rise: Array, c: Array) -> Array:
     """Rounding of sums of `n log A`, `n log(1 + B/A)` and the logarithm of kappa(c), about twice over."""
-    size = law.mu2 * c * (c + 1.0) + law.gauss_n @ jnp.abs(parts.log_bulk) + rise + jnp.abs(certificate.log_kappa(c))
-    return ROUNDOFF * (law.gauss_n.size + 24.0) * (size + 40.0)
+    xp = namespace(law.gauss_n, parts.log_bulk, c)
+    bulk = xp.sum(law.gauss_n * xp.abs(parts.log_bulk), axis=-1)
+    size = law.mu2 * c * (c + 1.0) + bulk + rise + xp.abs(certificate.log_kappa(c))
+    return ROUNDOFF * (law.gauss_n.shape[-1] + 24.0) * (size + 40.0)
 
 
 def decay_beyond(
@@ -105,13 +145,14 @@ def decay_beyond(
 ) -> Array:
     """`decay` at one frequency over e^{k0}, with the quadrature errors of the parts that it is made from."""
     own, rise = _log_total(law, windows.keep_bulk, parts, c)
-    bound = decay(law, windows, grids, parts, c, frequency[None])[0]
+    bound = decay(law, windows, grids, parts, c, frequency)
     rounding = 2.0 * _sum_rounding(law, parts, rise, c)
     return bound - _raised(law, windows.keep_bulk, parts, errors, rise) + k0 - own - rounding
 
 
 def bulk_chernoff(law: LossLaw, parts: TiltedParts, errors: Array, c: Array) -> Array:
     """The same for compositions of bulk steps alone."""
-    bulk = law.gauss_n @ (parts.log_bulk + FIRST_ORDER * errors[:, 0])
+    xp = namespace(law.gauss_n, parts.log_bulk, c)
+    bulk = xp.sum(law.gauss_n * (parts.log_bulk + FIRST_ORDER * errors[..., 0]), axis=-1)
     value = law.mu2 * c * (c + 1.0) / 2.0 + bulk + certificate.log_kappa(c)
-    return value + _sum_rounding(law, parts, 0.0, c)
+    return value + _sum_rounding(law, parts, xp.zeros_like(c), c)

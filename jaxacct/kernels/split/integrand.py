@@ -6,14 +6,19 @@ far step, plus, for keep_bulk = 0, that of the compositions of bulk steps alone 
 
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-
-from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.arrays import Array, namespace, stack
 from jaxacct.kernels.law import LossLaw
 from jaxacct.kernels.nodes import departures, polar, trapezoid, weight_at
 from jaxacct.kernels.split import remainder
-from jaxacct.kernels.split.parts import LARGEST_TURN_SHARE, Grid, TiltedParts, high_blur, rise_and_norm, tilted
+from jaxacct.kernels.split.parts import (
+    LARGEST_TURN_SHARE,
+    Grid,
+    TiltedParts,
+    composed,
+    high_blur,
+    rise_and_norm,
+    tilted,
+)
 from jaxacct.kernels.split.placement import Contour, grids_of
 from jaxacct.kernels.split.remainder import FarMasses
 
@@ -45,19 +50,22 @@ class Quadrature(NamedTuple):
 
 def _quadrature(law: LossLaw, contour: Contour, points: int, count: int) -> Quadrature:
     """The grid that follows t up to the last node kept, and both parts' departures from one at every node."""
-    h = 2.0 * jnp.pi / contour.period
+    xp = namespace(law.gauss_n, contour.period)
+    h = 2.0 * xp.pi / contour.period
     grids = grids_of(law, contour.windows, contour.c, points, h * contour.nodes_kept)
-    parts = jax.vmap(tilted, (None, None, 0))(law.sign, contour.c, grids)
-    sums = jax.vmap(lambda w, a: departures(w, a, count))
-    turn = h * law.sign * grids.loss
-    return Quadrature(grids, parts, sums(parts.bulk, turn), sums(parts.jump, turn))
+    parts = tilted(law.sign[..., None], contour.c[..., None], grids)
+    turn = (h * law.sign)[..., None, None] * grids.loss
+    re, im = departures(xp.stack([parts.bulk, parts.jump]), turn, count)
+    return Quadrature(grids, parts, (re[0], im[0]), (re[1], im[1]))
 
 
 def _ratio(odds: Array, bulk: tuple[Array, Array], jump: tuple[Array, Array]) -> tuple[Array, Array]:
     """`(B/A)(z)` from the departures."""
-    scale = jnp.exp(odds)[:, None] / jnp.maximum((1.0 + bulk[0]) ** 2 + bulk[1] ** 2, 1e-300)
-    re = scale * ((1.0 + jump[0]) * (1.0 + bulk[0]) + jump[1] * bulk[1])
-    return re, scale * (jump[1] * (1.0 + bulk[0]) - (1.0 + jump[0]) * bulk[1])
+    xp = namespace(odds, bulk[0])
+    whole = 1.0 + bulk[0], 1.0 + jump[0]
+    scale = xp.exp(odds)[..., None] / xp.maximum(whole[0] ** 2 + bulk[1] ** 2, 1e-300)
+    re = scale * (whole[1] * whole[0] + jump[1] * bulk[1])
+    return re, scale * (jump[1] * whole[0] - whole[1] * bulk[1])
 
 
 class Logs(NamedTuple):
@@ -74,52 +82,57 @@ def logs_of(
     law: LossLaw, contour: Contour, parts: TiltedParts, bulk: tuple[Array, Array], jump: tuple[Array, Array], t: Array
 ) -> Logs:
     """Both logarithms at every node, from the departures."""
+    xp = namespace(law.gauss_n, t)
     log_size, turned = polar(*bulk)
     added, added_turn = polar(*_ratio(parts.log_jump - parts.log_bulk, bulk, jump))
-    n = law.gauss_n
-    plain = n @ log_size - law.mu2 * t**2 / 2.0
-    pure = law.mu2 * t * (contour.c + 0.5)
-    sizes = jnp.abs(pure) + n @ (jnp.abs(turned) + jnp.abs(added_turn))
-    return Logs(plain, n @ turned + pure, n @ added, n @ added_turn, sizes)
+    n, mu2 = law.gauss_n, law.mu2[..., None]
+    plain = composed(n, log_size) - mu2 * t**2 / 2.0
+    pure = mu2 * t * (contour.c + 0.5)[..., None]
+    sizes = xp.abs(pure) + composed(n, xp.abs(turned) + xp.abs(added_turn))
+    return Logs(plain, composed(n, turned) + pure, composed(n, added), composed(n, added_turn), sizes)
 
 
 def integrand_at(law: LossLaw, contour: Contour, points: int, count: int) -> tuple[Integrand, Quadrature]:
     """Evaluate the integrand, on grids of `points` points at `count` nodes."""
-    h = 2.0 * jnp.pi / contour.period
-    t = h * jnp.arange(count)
+    xp = namespace(law.gauss_n, contour.c)
+    h, index = 2.0 * xp.pi / contour.period, xp.arange(count)
+    t = h[..., None] * index
     made_from = _quadrature(law, contour, points, count)
     parts = made_from.parts
     logs = logs_of(law, contour, parts, made_from.bulk, made_from.jump, t)
     keep_bulk = contour.windows.keep_bulk
     rise, log_norm = rise_and_norm(law, keep_bulk, parts.log_bulk, parts.log_jump)
     # e^R - (1 - keep_bulk), relative to e^{max(r, 0)}
-    r, top = logs.rise, jnp.maximum(logs.rise, 0.0)
-    half = 2.0 * jnp.sin(0.5 * logs.rise_turn) ** 2
-    less = jnp.expm1(-jnp.abs(r))
-    re = jnp.where(r > 0, -less - half, less * (1.0 - half) - half) + keep_bulk * jnp.exp(-top)
-    im = jnp.exp(r - top) * jnp.sin(logs.rise_turn)
+    r, top = logs.rise, xp.maximum(logs.rise, 0.0)
+    half = 2.0 * xp.sin(0.5 * logs.rise_turn) ** 2
+    less = xp.expm1(-xp.abs(r))
+    re = xp.where(r > 0, -less - half, less * (1.0 - half) - half) + keep_bulk[..., None] * xp.exp(-top)
+    im = xp.exp(r - top) * xp.sin(logs.rise_turn)
     base = rise + log_norm
-    log_modulus = logs.plain + top - base + jnp.log(jnp.maximum(jnp.hypot(re, im), 1e-300))
-    log_modulus = jnp.where(jnp.arange(count) < contour.nodes_kept, log_modulus, -jnp.inf)
-    k0 = law.mu2 * contour.c * (contour.c + 1.0) / 2.0 + law.gauss_n @ parts.log_bulk + base
+    log_modulus = logs.plain + top - base[..., None] + xp.log(xp.maximum(xp.hypot(re, im), 1e-300))
+    log_modulus = xp.where(index < contour.nodes_kept[..., None], log_modulus, -xp.inf)
+    bulk = xp.sum(law.gauss_n * parts.log_bulk, axis=-1)
+    k0 = law.mu2 * contour.c * (contour.c + 1.0) / 2.0 + bulk + base
     far = remainder.far_masses(law, contour.windows.high)
-    angle = logs.plain_turn + jnp.arctan2(im, re)
+    angle = logs.plain_turn + xp.arctan2(im, re)
     return Integrand(contour.c, k0, h, t, weight_at(contour.c, h, t), log_modulus, angle, far), made_from
 
 
 def needed(law: LossLaw, contour: Contour, grids: Grid) -> Array:
     """(points, nodes) on which the contour could be followed to the end."""
-    turns = contour.nodes_needed * jnp.max(grids.loss[:, -1] - grids.loss[:, 0]) / contour.period
-    reach = (grids.u[:, -1] - grids.u[:, 0]) / (1.1 * high_blur(law.gauss_sigma))
-    return jnp.stack(
-        [jnp.maximum(1.05 * (turns + jnp.max(reach)), 1.02 * turns / LARGEST_TURN_SHARE), contour.nodes_needed]
-    )
+    xp = namespace(law.gauss_n, grids.u)
+    rise = xp.max(grids.loss[..., -1] - grids.loss[..., 0], axis=-1)
+    turns = contour.nodes_needed * rise / contour.period
+    reach = xp.max((grids.u[..., -1] - grids.u[..., 0]) / (1.1 * high_blur(law.gauss_sigma)), axis=-1)
+    points = xp.maximum(1.05 * (turns + reach), 1.02 * turns / LARGEST_TURN_SHARE)
+    return stack(xp, [points, contour.nodes_needed])
 
 
 def estimate(integrand: Integrand, epsilon: Array) -> tuple[Array, Array]:
     """(log delta, minus its derivative in eps)."""
+    xp = namespace(integrand.k0, epsilon)
     value, slope = trapezoid(integrand, epsilon)
-    z = jnp.exp(integrand.k0 - integrand.c * epsilon)
+    z = xp.exp(integrand.k0 - integrand.c * epsilon)
     far, far_slope = remainder.far(integrand.far, epsilon)
-    total = jnp.maximum(z * value + far, 1e-300)
-    return jnp.log(total), jnp.maximum(z * slope - far_slope, 0.0) / total
+    total = xp.maximum(z * value + far, 1e-300)
+    return xp.log(total), xp.maximum(z * slope - far_slope, 0.0) / total

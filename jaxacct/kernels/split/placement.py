@@ -6,15 +6,14 @@ No bound depends on these choices.  A bad one makes the bracket wide.
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import certificate, saddle
-from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.arrays import Array, namespace, pick
 from jaxacct.kernels.contour import ABSCISSA_MULTIPLES, period_for
 from jaxacct.kernels.law import LossLaw
 from jaxacct.kernels.split import cutoff, remainder
-from jaxacct.kernels.split.parts import NO_WINDOW, Grid, Windows, cumulants, grid, shares, tilted
+from jaxacct.kernels.split.parts import NO_WINDOW, Grid, Windows, cumulants, grid, log_size, shares, tilted
 
 FEWEST_NODES, MOST_NODES = 8.0, 4096.0
 """Ends of the range in which numbers of contour nodes are tried for the cut-off in t."""
@@ -34,6 +33,11 @@ PLACEMENT_POINTS = 128
 """Quadrature points for placing the contour."""
 SCAN_FROM, SCAN_TO, SCAN_STEPS = 0.04, 6.0, 7
 """Where the search for the saddle point may begin: so many abscissae between these multiples of log(1/delta)/eps."""
+
+_SCAN = np.geomspace(SCAN_FROM, SCAN_TO, SCAN_STEPS)
+"""These multiples."""
+_CUTS = np.ceil(np.geomspace(FEWEST_NODES, MOST_NODES, NODE_COUNTS))
+"""Numbers of contour nodes that are tried for the cut-off."""
 
 
 class Contour(NamedTuple):
@@ -65,15 +69,15 @@ def no_placements(size: int, parts: int) -> Placement:
 
 def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: Array | None = None) -> Grid:
     """Grids for the J sampled Gaussians, even or following a frequency."""
-    each = jax.vmap(grid, (0, 0, None, 0, 0, None, None, None))
-    return each(law.gauss_sigma, law.gauss_q, law.sign, windows.low, windows.high, c, points, frequency)
+    at, turns = c[..., None], None if frequency is None else frequency[..., None]
+    return grid(law.gauss_sigma, law.gauss_q, law.sign[..., None], windows.low, windows.high, at, points, turns)
 
 
-def _contour_for(
-    law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, log_tol: Array, count: int
-) -> Contour:
-    """The best contour for one choice of windows."""
-    start = jnp.maximum(-log_delta, 1.0) / jnp.maximum(epsilon, 1e-12)
+def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Contour:
+    """The best contours for two choices of windows, an axis in front: with the compositions of bulk steps, without."""
+    xp = namespace(law.gauss_n, windows.low, epsilon)
+    start = xp.maximum(-log_delta, 1.0) / xp.maximum(epsilon, 1e-12)
+    start = xp.broadcast_to(start, windows.low.shape[:-1])
     grids = grids_of(law, windows, start, PLACEMENT_POINTS)
     both = shares(grids)
 
@@ -81,43 +85,56 @@ def _contour_for(
         return cumulants(law, windows.keep_bulk, both, c)
 
     def size(c: Array) -> Array:
-        return k(c)[0] + certificate.log_kappa(c)
+        return log_size(law, windows.keep_bulk, both, c) + certificate.log_kappa(c)
 
     _, mean, variance = k(1e-3 * start)
     gap = epsilon - mean
-    normal = (gap + jnp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # where many steps make it normal
-    scan = jnp.append(
-        start * jnp.geomspace(SCAN_FROM, SCAN_TO, SCAN_STEPS), jnp.clip(normal, 1e-3 * start, 1e4 * start)
-    )
-    first = scan[jnp.argmin(jax.vmap(size)(scan) - scan * epsilon)]
+    normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # where many steps make it normal
+    scan = xp.stack([f * start for f in _SCAN] + [xp.clip(normal, 1e-3 * start, 1e4 * start)])
+    first = _pick_in_front(scan, xp.argmin(size(scan) - scan * epsilon, axis=0))
     point = saddle.search(k, epsilon, first, saddle.REFINEMENT_STEPS)
-    at = point.c * jnp.array(ABSCISSA_MULTIPLES)
-    sizes = jax.vmap(size)(at)
-    least = jnp.min(sizes - at * epsilon) - log_delta  # lost to cancellation even at the saddle point
-    allowed = jnp.clip(AFFORDED_CANCELLATION - least, SURE_CANCELLATION, LARGEST_CANCELLATION)
-    c, period = period_for(point.c, at, sizes, epsilon, log_delta, log_tol, allowed)
-    right = jnp.where(at > c, sizes - at * epsilon - (at - c) * period, jnp.inf)
-    images_at = at[jnp.argmin(right)]
-    parts = jax.vmap(tilted, (None, None, 0))(law.sign, c, grids)
-    cuts = jnp.ceil(jnp.geomspace(FEWEST_NODES, MOST_NODES, NODE_COUNTS))
-    t = 2.0 * jnp.pi / period * cuts
-    decay = cutoff.decay(law, windows, grids, parts, c, t) + jnp.log(jnp.pi * (t - 0.5 * t / cuts))
-    lost = k(c)[0] - c * epsilon - log_delta
+    at = xp.stack([f * point.c for f in ABSCISSA_MULTIPLES])
+    sizes = size(at)
+    # lost to cancellation even at the saddle point
+    least = xp.min(sizes - at * epsilon, axis=0) - log_delta
+    allowed = xp.clip(AFFORDED_CANCELLATION - least, SURE_CANCELLATION, LARGEST_CANCELLATION)
+    tried, bound = (xp.moveaxis(x, 0, -1) for x in (at, sizes))
+    c, period = period_for(point.c, tried, bound, epsilon, log_delta, log_tol, allowed[..., None])
+    right = xp.where(at > c, sizes - at * epsilon - (at - c) * period, xp.inf)
+    images_at = _pick_in_front(at, xp.argmin(right, axis=0))
+    parts = tilted(law.sign[..., None], c[..., None], grids)
+    cuts = _CUTS.reshape(-1, *[1] * c.ndim)
+    t = 2.0 * xp.pi / period * cuts
+    decay = cutoff.decay_of_both(law, windows, grids, parts, c, t) + xp.log(xp.pi * (t - 0.5 * t / cuts))
+    lost = log_size(law, windows.keep_bulk, both, c) - c * epsilon - log_delta
     enough = decay >= lost - log_tol + SPARE_NATS
-    needed = jnp.where(jnp.any(enough), cuts[jnp.argmax(enough)], 2.0 * cuts[-1])
-    kept = jnp.maximum(jnp.sum(cuts <= jnp.minimum(needed, float(count))), 1) - 1
-    needed = jnp.where(jnp.isfinite(period), needed, 2.0 * cuts[-1])
-    return Contour(windows, c, period, images_at, needed, cuts[kept], lost)
+    cuts = xp.asarray(_CUTS)
+    needed = xp.where(xp.any(enough, axis=0), cuts[xp.argmax(enough, axis=0)], 2.0 * cuts[-1])
+    kept = xp.sum(cuts <= xp.minimum(needed, float(count))[..., None], axis=-1)
+    needed = xp.where(xp.isfinite(period), needed, 2.0 * cuts[-1])
+    return Contour(windows, c, period, images_at, needed, cuts[xp.maximum(kept, 1) - 1], lost)
+
+
+def _pick_in_front(x: Array, index: Array) -> Array:
+    """The entry of x at a place along its first axis."""
+    xp = namespace(x)
+    return pick(xp, xp.moveaxis(x, 0, -1), index)
 
 
 def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Placement:
     """Windows and contour: with the compositions of bulk steps or without, whichever needs fewer nodes."""
+    xp = namespace(law.gauss_n, epsilon)
     choice = remainder.choose(law, epsilon, log_delta, log_tol)
-    keep_bulk = jnp.array([1.0, 0.0])
-    lows = jnp.stack([jnp.full_like(choice.low, NO_WINDOW), choice.low])
-    windows = Windows(lows, jnp.stack([choice.high, choice.high]), keep_bulk)
-    options = jax.vmap(lambda w: _contour_for(law, w, epsilon, log_delta, log_tol, count))(windows)
-    cost = jnp.log(options.nodes_needed) + jnp.maximum(options.cancellation - FREE_CANCELLATION, 0.0)
-    cost = jnp.where(jnp.isfinite(cost), cost, jnp.inf)
-    cost = cost.at[1].set(jnp.where(choice.separable, cost[1], jnp.inf))
-    return Placement(jax.tree.map(lambda x: x[jnp.argmin(cost)], options), choice)
+    low, high, one = choice.low, choice.high, xp.ones_like(choice.bulk_at)
+    windows = Windows(
+        xp.stack([xp.full_like(low, NO_WINDOW), low]), xp.stack([high, high]), xp.stack([one, xp.zeros_like(one)])
+    )
+    options = _contours(law, windows, epsilon, log_delta, log_tol, count)
+    cost = xp.log(options.nodes_needed) + xp.maximum(options.cancellation - FREE_CANCELLATION, 0.0)
+    cost = xp.where(xp.isfinite(cost), cost, xp.inf)
+    without = choice.separable & (cost[1] < cost[0])
+
+    def chosen(x: Array) -> Array:
+        return xp.where(xp.reshape(without, without.shape + (1,) * (x.ndim - 1 - without.ndim)), x[1], x[0])
+
+    return Placement(jax.tree.map(chosen, options), choice)

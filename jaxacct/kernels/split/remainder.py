@@ -17,18 +17,17 @@ with `M_remove(-theta) = M_add(theta - 1)`.
 *Bulk.*  For keep_bulk = 0 the compositions of bulk steps alone are bounded by Chernoff.
 """
 
+import math
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-from jax import lax
+import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import certificate
-from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.arrays import Array, erfc, namespace, pick
 from jaxacct.kernels.law import LossLaw, log_mix
-from jaxacct.kernels.special import log1p, log_ndtr
-from jaxacct.kernels.split.parts import NO_WINDOW, Grid, Windows, grid, high_blur, low_blur, place_of
+from jaxacct.kernels.special import log1p
+from jaxacct.kernels.split.parts import NO_WINDOW, Grid, Windows, composed, grid, high_blur, low_blur, place_of
 
 LOW_WINDOWS = 14
 """Places of the low window that are tried; no bound depends on how many."""
@@ -65,6 +64,15 @@ FAR_ROUNDING = 1e-11
 OUTWARD = 1.000001
 """Factor for the rounding of a sum of exponentials, whose logarithms are known to a part in 1e8 or better."""
 
+_FAR_LOSSES = 1.0 + np.geomspace(NEAREST_EXCESS, FARTHEST_EXCESS, FAR_WINDOWS)
+"""Losses, over eps, at the places of the far window."""
+_LOW_LOSSES = np.geomspace(LOWEST_LOSS, HIGHEST_LOSS, LOW_WINDOWS)
+"""The same for the low window."""
+_TRIED_ABSCISSAE = np.geomspace(LEAST_ABSCISSA, LARGEST_ABSCISSA, ABSCISSAE)
+"""The abscissae, over 1/eps."""
+_BEYOND_BULK_END = 1.01 * 0.5 * math.erfc(BULK_END * 0.5**0.5)
+"""A bound of the low window beyond the sharp end of the bulk."""
+
 
 class FarMasses(NamedTuple):
     """The masses of the compositions with a far step."""
@@ -97,87 +105,96 @@ class WindowChoice(NamedTuple):
 
 def _phi(x: Array) -> Array:
     """Phi(x)."""
-    return 0.5 * lax.erfc(-x * 0.5**0.5)
+    return 0.5 * erfc(namespace(x), -x * 0.5**0.5)
 
 
 def far_by_mass(law: LossLaw, log_goal: Array) -> Array:
     """(J,) places beyond which all n steps together have less than e^log_goal of the mass."""
-    spread = jnp.sqrt(1.0 + high_blur(law.gauss_sigma) ** 2)
-    room = jnp.log(2.0 * law.gauss_n * law.gauss_n.size) - log_goal
-    bulk = jnp.sqrt(2.0 * jnp.maximum(room, 1.0))
-    hits = 1.0 / law.gauss_sigma + jnp.sqrt(2.0 * jnp.maximum(room + jnp.log(law.gauss_q), 1.0))
-    return spread * jnp.maximum(bulk, hits)
+    xp = namespace(law.gauss_n, log_goal)
+    spread = xp.sqrt(1.0 + high_blur(law.gauss_sigma) ** 2)
+    room = xp.log(2.0 * law.gauss_n * law.gauss_n.shape[-1]) - log_goal[..., None]
+    bulk = xp.sqrt(2.0 * xp.maximum(room, 1.0))
+    hits = 1.0 / law.gauss_sigma + xp.sqrt(2.0 * xp.maximum(room + xp.log(law.gauss_q), 1.0))
+    return spread * xp.maximum(bulk, hits)
 
 
 def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> WindowChoice:
-    """Where to split for a given eps, so that what is not integrated is below e^{log_delta + log_tol}."""
-    goal = log_delta + log_tol
-    scale = jnp.maximum(epsilon, 1e-12)
-    widest = far_by_mass(law, log_delta + log_tol)
-    sigma, q, n = law.gauss_sigma[:, None], law.gauss_q[:, None], law.gauss_n
-    step = (widest + CHOICE_REACH) / (CHOICE_POINTS - 1)
-    u = -CHOICE_REACH + step[:, None] * jnp.arange(CHOICE_POINTS)
-    loss, _ = jax.vmap(log_mix)(law.gauss_sigma, law.gauss_q, u)
-    base = jnp.log(step)[:, None] - 0.5 * u**2 - 0.5 * jnp.log(2.0 * jnp.pi)
+    """Where to split for a given eps, so that what is not integrated is below e^{log_delta + log_tol}.
 
-    c = jnp.geomspace(LEAST_ABSCISSA, LARGEST_ABSCISSA, ABSCISSAE) / scale
-    plain = law.mu2 * c * (c + 1.0) / 2.0 + certificate.log_kappa(c)
+    Own axes below: J, abscissae, places of a window, points of the quadrature.
+    """
+    xp = namespace(law.gauss_n, epsilon)
+    goal = (log_delta + log_tol)[..., None]
+    scale = xp.maximum(epsilon, 1e-12)[..., None]
+    widest = far_by_mass(law, log_delta + log_tol)
+    sigma, q = law.gauss_sigma[..., None], law.gauss_q[..., None]
+    step = (widest + CHOICE_REACH) / (CHOICE_POINTS - 1)
+    u = -CHOICE_REACH + step[..., None] * xp.arange(CHOICE_POINTS)
+    loss, _ = log_mix(sigma, q, u)
+    base = xp.log(step)[..., None] - 0.5 * u**2 - 0.5 * xp.log(2.0 * xp.pi)
+    base, loss, u = (x[..., None, :] for x in (base, loss, u))
+
+    c = _TRIED_ABSCISSAE / scale
+    at = c[..., None, :, None]
+    plain = law.mu2[..., None] * c * (c + 1.0) / 2.0 + certificate.log_kappa(c)
 
     # the lowest split above which the loss exceeds eps whatever the other steps do
-    losses = scale * (1.0 + jnp.geomspace(NEAREST_EXCESS, FARTHEST_EXCESS, FAR_WINDOWS))
-    highs = place_of(sigma, q, losses) + 2.0 * high_blur(sigma)
-    highs = jnp.minimum(highs, widest[:, None])
-    outside = _phi((u[:, None, :] - highs[:, :, None]) / high_blur(sigma)[:, :, None])
-    shrunk = jnp.exp(base[:, None, :] - c[:, None] * loss[:, None, :])
-    whole = jnp.log(jnp.sum(shrunk, axis=2) + 1e-300)
-    sums = jnp.log(jnp.einsum("j,jcl->cl", n, jnp.einsum("jcx,jlx->jcl", shrunk, outside)) + 1e-300)
-    bounds = sums + (n @ whole + plain + (c + 1.0) * epsilon)[:, None]
-    reached = jnp.min(bounds, axis=0) <= goal
-    first = jnp.where(jnp.any(reached), jnp.argmax(reached), FAR_WINDOWS - 1)
-    high = jnp.where(jnp.any(reached), highs[:, first], widest)
-    excess_at = c[jnp.argmin(bounds[:, first])]
+    highs = place_of(sigma, q, (scale * _FAR_LOSSES)[..., None, :]) + 2.0 * high_blur(sigma)
+    highs = xp.minimum(highs, widest[..., None])
+    outside = _phi((u - highs[..., None]) / high_blur(sigma)[..., None])
+    shrunk = xp.exp(base - at * loss)
+    whole = xp.log(xp.sum(shrunk, axis=-1) + 1e-300)
+    sums = xp.log(_composed_pairs(law.gauss_n, xp.matmul(shrunk, xp.swapaxes(outside, -1, -2))) + 1e-300)
+    bounds = sums + (composed(law.gauss_n, whole) + plain + (c + 1.0) * epsilon[..., None])[..., None]
+    reached = xp.min(bounds, axis=-2) <= goal
+    found = xp.any(reached, axis=-1)
+    first = xp.where(found, xp.argmax(reached, axis=-1), FAR_WINDOWS - 1)
+    high = xp.where(found[..., None], pick(xp, highs, first[..., None]), widest)
+    excess_at = pick(xp, c, xp.argmin(pick(xp, bounds, first[..., None]), axis=-1))
 
     # the highest split below which bulk steps alone cannot reach eps
-    lows = place_of(sigma, q, scale * jnp.geomspace(LOWEST_LOSS, HIGHEST_LOSS, LOW_WINDOWS)) - 2.0 * low_blur(sigma)
-    inside = log_ndtr((lows[:, :, None] - u[:, None, :]) / low_blur(sigma)[:, :, None])
-    inside = jnp.where(u[:, None, :] < (lows + BULK_END * low_blur(sigma))[:, :, None], inside, -jnp.inf)
-    most = inside[:, -1:]  # the widest: the others are at most that
-    shares = jnp.exp(inside - jnp.where(jnp.isfinite(most), most, 0.0))
-    grown = base[:, None, :] + (c[:, None] + 1.0) * loss[:, None, :] + most
-    top = jnp.max(grown, axis=2, keepdims=True)
-    sums = jnp.einsum("jcx,jlx->jcl", jnp.exp(grown - top), shares)
-    moments = top + jnp.log(jnp.maximum(sums, 1e-300))
-    bounds = jnp.einsum("j,jcl->cl", n, moments) + (plain - c * epsilon)[:, None]
-    level = jnp.sum(jnp.cumprod(jnp.where(jnp.min(bounds, axis=0) <= goal, 1, 0))) - 1
-    separable = (level >= 0) & (law.sign > 0)
-    level = jnp.maximum(level, 0)
-    low, bulk_at = lows[:, level], c[jnp.argmin(bounds[:, level])]
+    lows = place_of(sigma, q, (scale * _LOW_LOSSES)[..., None, :]) - 2.0 * low_blur(sigma)
+    place = (lows[..., None] - u) / low_blur(sigma)[..., None]
+    inside = xp.where(place > -BULK_END, _phi(place), 0.0)
+    most = inside[..., -1:, :]  # the widest: the others are at most that
+    shares = inside / xp.where(most > 0.0, most, 1.0)
+    grown = base + (at + 1.0) * loss + xp.log(most)
+    top = xp.max(grown, axis=-1)[..., None]
+    sums = xp.matmul(xp.exp(grown - top), xp.swapaxes(shares, -1, -2))
+    moments = top + xp.log(xp.maximum(sums, 1e-300))
+    bounds = _composed_pairs(law.gauss_n, moments) + (plain - c * epsilon[..., None])[..., None]
+    level = xp.sum(xp.cumprod(xp.where(xp.min(bounds, axis=-2) <= goal, 1, 0), axis=-1), axis=-1) - 1
     removing = law.sign > 0
-    away = jnp.full_like(high, NO_WINDOW)
-    return WindowChoice(
-        jnp.where(removing, jnp.minimum(low, high), away),
-        jnp.where(removing, high, away),
-        bulk_at,
-        excess_at,
-        separable,
-    )
+    separable = (level >= 0) & removing
+    level = xp.maximum(level, 0)[..., None]
+    low, bulk_at = pick(xp, lows, level), pick(xp, c, xp.argmin(pick(xp, bounds, level), axis=-1))
+    low, high = (xp.where(removing[..., None], x, NO_WINDOW) for x in (xp.minimum(low, high), high))
+    return WindowChoice(low, high, bulk_at, excess_at, separable)
+
+
+def _composed_pairs(n: Array, x: Array) -> Array:
+    """As `composed`, for x of (J, C, L)."""
+    return namespace(n, x).sum(n[..., None, None] * x, axis=-3)
 
 
 def far_masses(law: LossLaw, high: Array) -> FarMasses:
     """What the far windows cut off, composed."""
+    xp = namespace(law.gauss_n, high)
     sigma, q = law.gauss_sigma, law.gauss_q
-    spread = jnp.sqrt(1.0 + high_blur(sigma) ** 2)
+    spread = xp.sqrt(1.0 + high_blur(sigma) ** 2)
     from_q = _phi(-high / spread)
     from_p = (1.0 - q) * from_q + q * _phi((1.0 / sigma - high) / spread)
-    return FarMasses(*(-jnp.expm1(law.gauss_n @ log1p(-tail)) for tail in (from_p, from_q)))
+    return FarMasses(*(-xp.expm1(xp.sum(law.gauss_n * log1p(-tail), axis=-1)) for tail in (from_p, from_q)))
 
 
 def bulk_grids(law: LossLaw, choice: WindowChoice, points: int) -> tuple[Grid, Array]:
-    """Grids for bulk steps, with their sharp ends, and the abscissae for their Chernoff bounds."""
-    stop = choice.low + BULK_END * low_blur(law.gauss_sigma)
-    each = jax.vmap(grid, (0, 0, None, 0, 0, None, None, None, 0))
-    grids = each(law.gauss_sigma, law.gauss_q, law.sign, choice.low, choice.high, 1.0, points, None, stop)
-    return grids, choice.bulk_at * jnp.array(BULK_ABSCISSA_FACTORS)  # the larger may be too much for the grid
+    """Grids for bulk steps, with their sharp ends, and the abscissae for their Chernoff bounds, as an axis in front."""
+    xp = namespace(law.gauss_n, choice.low)
+    sigma, one = law.gauss_sigma, xp.ones_like(choice.bulk_at)
+    stop = choice.low + BULK_END * low_blur(sigma)
+    sign = law.sign[..., None]
+    grids = grid(sigma, law.gauss_q, sign, choice.low, choice.high, one[..., None], points, None, stop)
+    return grids, xp.stack([f * choice.bulk_at for f in BULK_ABSCISSA_FACTORS])  # one may be too much for the grid
 
 
 def bounds(
@@ -190,65 +207,70 @@ def bounds(
     points: int,
 ) -> Remainder:
     """Certified bounds of what is not integrated, given the Chernoff bounds of bulk compositions."""
+    xp = namespace(law.gauss_n, windows.high)
     sigma, q, n = law.gauss_sigma, law.gauss_q, law.gauss_n
-    near = jnp.sqrt(1.0 + low_blur(sigma) ** 2)
+    near = xp.sqrt(1.0 + low_blur(sigma) ** 2)
     leap = (1.0 - q) * _phi(-choice.low / near) + q * _phi((1.0 / sigma - choice.low) / near)
-    log_mass = jnp.where(windows.keep_bulk > 0, 0.0, jnp.minimum(jnp.log(n @ leap + 1e-300), 0.0))
-    opposite = law._replace(sign=-law.sign)
+    leap = xp.sum(n * leap, axis=-1)
+    log_mass = xp.where(windows.keep_bulk > 0, 0.0, xp.minimum(xp.log(leap + 1e-300), 0.0))
 
-    def excess(c: Array) -> Array:
-        each = jax.vmap(_far_moment, (0, 0, 0, None, None))(sigma, q, windows.high, c, points)
-        most = jnp.where(n > 0, n * jnp.minimum(each, LARGEST_MOMENT), 0.0)
-        useless = jnp.any((n > 0) & ~(each < LARGEST_MOMENT))
-        bound = jnp.log(jnp.sum(most) + 1e-300) + certificate.chernoff(opposite, c, points)
-        return jnp.where(useless | jnp.isnan(bound), jnp.inf, bound)
+    at = xp.stack([f * choice.excess_at for f in EXCESS_ABSCISSA_FACTORS])
+    each = _far_moment(sigma, q, windows.high, at[..., None], points)
+    most = xp.where(n > 0, n * xp.minimum(each, LARGEST_MOMENT), 0.0)
+    useless = xp.any((n > 0) & ~(each < LARGEST_MOMENT), axis=-1)
+    excess = xp.log(xp.sum(most, axis=-1) + 1e-300) + certificate.chernoff(law._replace(sign=-law.sign), at, points)
+    excess = xp.where(useless | xp.isnan(excess), xp.inf, excess)
 
-    at = choice.excess_at * jnp.array(EXCESS_ABSCISSA_FACTORS)
     stop = choice.low + BULK_END * low_blur(sigma)
-    bulk = jnp.where(windows.keep_bulk > 0, -jnp.inf, bulk_log)
+    bulk = xp.where(windows.keep_bulk > 0, -xp.inf, bulk_log)
     beyond = (1.0 - q) * _phi(-stop) + q * _phi(1.0 / sigma - stop)
-    stopped = jnp.where(windows.keep_bulk > 0, 0.0, _phi(-BULK_END) * 1.01 * (n @ beyond))
-    return Remainder(masses, at + 1.0, jax.vmap(excess)(at), bulk_at, bulk, stopped, log_mass)
+    stopped = xp.where(windows.keep_bulk > 0, 0.0, _BEYOND_BULK_END * xp.sum(n * beyond, axis=-1))
+    excess_at, excess, bulk_at, bulk = (xp.moveaxis(x, 0, -1) for x in (at + 1.0, excess, bulk_at, bulk))
+    return Remainder(masses, excess_at, excess, bulk_at, bulk, stopped, log_mass)
 
 
 def _far_moment(sigma: Array, q: Array, high: Array, c: Array, points: int) -> Array:
     """An upper bound of `E_P[(1 - w2) e^{-(c+1) L}] = E_Q[(1 - w2) mix^{-c}]`, cell by cell."""
-    start, end = high - FAR_CELLS_BELOW * high_blur(sigma), high + FAR_CELLS_ABOVE * high_blur(sigma)
+    xp = namespace(sigma, high, c)
+    blur = high_blur(sigma)
+    start, end = high - FAR_CELLS_BELOW * blur, high + FAR_CELLS_ABOVE * blur
     step = (end - start) / points
-    left = start + step * jnp.arange(points)
-    window = jnp.minimum(-0.5 * jnp.maximum((high - left - step) / high_blur(sigma), 0.0) ** 2, 0.0)
-    nearest = jnp.maximum(left, 0.0)
-    loss, posterior = log_mix(sigma, q, left)
-    in_y = (
-        4.0 * (jnp.abs(left) / sigma + 0.5 / sigma**2)
-        + 4.0 * (jnp.abs(start) + jnp.abs(end)) / sigma
-        - 3.0 * jnp.log(q)
-    )
-    rounding = ROUNDOFF * c * (2.0 * certificate.LOG_MIX_UNITS * jnp.abs(loss) + posterior * in_y)
-    cells = jnp.exp(window - c * loss + rounding - 0.5 * nearest**2)
-    below = jnp.exp(-312.0 - c * log1p(-q))  # w2 there, and mix >= 1 - q
-    last = jnp.exp(-c * log_mix(sigma, q, end)[0] - 0.5 * jnp.maximum(end, 0.0) ** 2)
-    return jnp.sum(cells) * step / jnp.sqrt(2.0 * jnp.pi) * 1.0000001 + below + last
+    left = start[..., None] + step[..., None] * xp.arange(points)
+    window = (high[..., None] - left - step[..., None]) / blur[..., None]
+    window = xp.minimum(-0.5 * xp.maximum(window, 0.0) ** 2, 0.0)
+    nearest = xp.maximum(left, 0.0)
+    loss, posterior = log_mix(sigma[..., None], q[..., None], left)
+    edge = 2.0 / sigma**2 + 4.0 * (xp.abs(start) + xp.abs(end)) / sigma - 3.0 * xp.log(q)
+    in_y = 4.0 * xp.abs(left) / sigma[..., None] + edge[..., None]
+    rounding = ROUNDOFF * (2.0 * certificate.LOG_MIX_UNITS * xp.abs(loss) + posterior * in_y)
+    cells = xp.exp((window - 0.5 * nearest**2) - c[..., None] * (loss - rounding))
+    below = xp.exp(-312.0 - c * log1p(-q))  # w2 there, and mix >= 1 - q
+    last = xp.exp(-c * log_mix(sigma, q, end)[0] - 0.5 * xp.maximum(end, 0.0) ** 2)
+    return xp.sum(cells, axis=-1) * step / xp.sqrt(2.0 * xp.pi) * 1.0000001 + below + last
 
 
 def far(masses: FarMasses, epsilon: Array) -> tuple[Array, Array]:
     """(lower end, derivative) of the far compositions' share of delta."""
-    scaled = jnp.exp(jnp.minimum(epsilon, LARGEST_EXPONENT)) * masses.q
+    xp = namespace(masses.p, epsilon)
+    scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * masses.q
     linear = masses.p * (1.0 - FAR_ROUNDING) - scaled * (1.0 + FAR_ROUNDING)
     # neither e^eps nor m' may be at float64's limits
-    linear = jnp.where((epsilon < LARGEST_EXPONENT) & (masses.q > 1e-290), linear, 0.0)
-    return jnp.maximum(linear, 0.0), jnp.where(linear > 0, -scaled, 0.0)
+    linear = xp.where((epsilon < LARGEST_EXPONENT) & (masses.q > 1e-290), linear, 0.0)
+    return xp.maximum(linear, 0.0), xp.where(linear > 0, -scaled, 0.0)
 
 
 def far_above(bounds: Remainder, epsilon: Array) -> Array:
     """The upper end of the far compositions' share of delta."""
-    excess = jnp.exp(jnp.minimum(jnp.min(bounds.excess_log + bounds.excess_at * epsilon), 0.0))
-    scaled = jnp.exp(jnp.minimum(epsilon, LARGEST_EXPONENT)) * bounds.far.q
+    xp = namespace(bounds.excess_log, epsilon)
+    least = xp.min(bounds.excess_log + bounds.excess_at * epsilon[..., None], axis=-1)
+    scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * bounds.far.q
     linear = bounds.far.p * (1.0 + FAR_ROUNDING) - scaled * (1.0 - FAR_ROUNDING)
-    cut = LAST_NODE_SHARE * bounds.far.p
-    return jnp.minimum(jnp.maximum(linear, 0.0) + OUTWARD * excess + cut, bounds.far.p * (1.0 + FAR_ROUNDING))
+    above = xp.maximum(linear, 0.0) + OUTWARD * xp.exp(xp.minimum(least, 0.0)) + LAST_NODE_SHARE * bounds.far.p
+    return xp.minimum(above, bounds.far.p * (1.0 + FAR_ROUNDING))
 
 
 def bulk(bounds: Remainder, epsilon: Array) -> Array:
     """An upper bound of the bulk compositions' share of delta."""
-    return OUTWARD * jnp.exp(jnp.minimum(jnp.min(bounds.bulk_log - bounds.bulk_at * epsilon), 0.0)) + bounds.bulk_mass
+    xp = namespace(bounds.bulk_log, epsilon)
+    least = xp.min(bounds.bulk_log - bounds.bulk_at * epsilon[..., None], axis=-1)
+    return OUTWARD * xp.exp(xp.minimum(least, 0.0)) + bounds.bulk_mass
