@@ -104,11 +104,6 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
             _ask(one, quantity, question, rows, side)
         if one.settles:
             left &= ~can
-    rows = np.flatnonzero(asked)
-    if rows.size:
-        some = _some(question, rows)
-        quick = quick_bounds.limits(quantity, some.parts, some.target, some.slack)
-        contradicted[rows] |= _against(answer, rows, *quick)
     # rows whose brackets are too wide, or were dropped after a contradiction
     wanting = is_open(answer, rtol, floor) | contradicted
     # rows to be checked by all theorems: an upper end of 0 always looks narrow, so it is among them
@@ -169,14 +164,16 @@ def _some(question: Question, rows: np.ndarray) -> Question:
 
 
 def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, side: Side) -> None:
-    """Intersect the brackets of some rows with what an engine answers; where they contradict, neither is kept.
+    """Intersect the brackets of some rows with what an engine answers.
 
-    Rows on which the engine fails keep theirs and do not end the others.  Ends that are NaN are ignored.  So is
+    An answer that contradicts the quick theorems is not used; where two engines contradict each other, neither is.
+    Rows on which the engine fails keep their brackets and do not end the others.  Ends that are NaN are ignored.  So is
     lower = inf: infinite answers were settled earlier.
     """
+    some = _some(question, rows)
     try:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
-            found = (engine.epsilon if quantity == "epsilon" else engine.delta)(_some(question, rows))
+            found = engine.epsilon(some) if quantity == "epsilon" else engine.delta(some)
     except InputError:
         raise
     except FAILURES as error:
@@ -189,34 +186,30 @@ def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, si
             stacklevel=2,
         )
         found = Answer(np.array([-np.inf]), np.array([np.nan]), np.array([np.inf]))
-    lower, estimate, upper = side.answer
-    better = found.upper - found.lower < upper[rows] - lower[rows]
-    side.engine[rows[better | (side.engine[rows] == "")]] = engine.name
+    lower, estimate, upper = (end[rows] for end in side.answer)
     low = np.where(np.isnan(found.lower) | (found.lower == np.inf), -np.inf, found.lower)
-    low, high = np.maximum(low, lower[rows]), np.fmin(found.upper, upper[rows])
+    high = np.where(np.isnan(found.upper), np.inf, found.upper)
+    least, most = quick_bounds.limits(quantity, some.parts, some.target, some.slack)
+    holds = (low <= most) & (high >= least)
+    better = holds & (found.upper - found.lower < upper - lower)
+    side.engine[rows[better | (side.engine[rows] == "")]] = engine.name
+    low, high = np.where(holds, np.maximum(low, lower), lower), np.where(holds, np.minimum(high, upper), upper)
     agree = low <= high
-    lower[rows], upper[rows] = np.where(agree, low, -np.inf), np.where(agree, high, np.inf)
-    known = np.where(better, np.nan, estimate[rows])
-    estimate[rows] = np.where(agree, np.where(np.isnan(known), found.estimate, known), np.nan)
-    side.contradicted[rows] |= ~agree
+    kept = (np.isnan(estimate) | better) & holds
+    side.answer.lower[rows], side.answer.upper[rows] = np.where(agree, low, -np.inf), np.where(agree, high, np.inf)
+    side.answer.estimate[rows] = np.where(agree, np.where(kept, found.estimate, estimate), np.nan)
+    side.contradicted[rows] |= ~(holds & agree)
 
 
 def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-    """Hold the brackets of rows against theorems and narrow them by these."""
-    answer = side.answer
-    contradicting = _against(answer, rows, low, high)
-    side.engine[rows[(high < answer.upper[rows]) | contradicting]] = "theorem"
-    side.contradicted[rows] |= contradicting
-    answer.lower[rows], answer.upper[rows] = np.fmax(answer.lower[rows], low), np.fmin(answer.upper[rows], high)
-
-
-def _against(answer: Answer, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Drop the brackets of rows that contradict theorems: the truth lies in [low, high]; returns which, as a mask."""
-    agree = (answer.lower[rows] <= high) & (answer.upper[rows] >= low)
-    answer.lower[rows] = np.where(agree, answer.lower[rows], -np.inf)
-    answer.upper[rows] = np.where(agree, answer.upper[rows], np.inf)
-    answer.estimate[rows] = np.where(agree, answer.estimate[rows], np.nan)
-    return ~agree
+    """Narrow the brackets of rows by theorems: the truth lies in [low, high].  What contradicts them is dropped."""
+    lower, estimate, upper = (end[rows] for end in side.answer)
+    agree = (lower <= high) & (upper >= low)
+    lower, upper = np.where(agree, lower, -np.inf), np.where(agree, upper, np.inf)
+    side.engine[rows[(high < upper) | ~agree]] = "theorem"
+    side.contradicted[rows] |= ~agree
+    side.answer.lower[rows], side.answer.upper[rows] = np.fmax(lower, low), np.fmin(upper, high)
+    side.answer.estimate[rows] = np.where(agree, estimate, np.nan)
 
 
 # The engines for compositions.  Most use SciPy, which takes a while to import: they are imported when first asked.

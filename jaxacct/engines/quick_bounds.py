@@ -36,7 +36,6 @@ __all__ = [
     "chance",
     "largest_loss",
     "limits",
-    "log_below",
     "log_tail_above",
     "log_tail_below",
 ]
@@ -259,19 +258,10 @@ def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
     return np.fmin(np.fmin(np.fmin(chernoff, tail), union), 0.0)
 
 
-def log_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
-    """An upper bound of log Pr[N < k], k >= 1 whole (Chernoff; 0 where that is no bound)."""
-    divergence, _, error = _divergence(n, k - 1.0, hit)
-    with np.errstate(invalid="ignore", over="ignore"):
-        least = n * np.exp(hit.log_p - hit.error_p) * (1.0 - 1e-12)
-        bound = np.where(k - 1.0 <= least, np.minimum(error - divergence, 0.0), 0.0)
-        none = n * np.minimum(hit.log_rest + hit.error_rest, 0.0) * (1.0 - 4.0 * ROUNDOFF)
-    return np.fmin(np.where(k <= 1.0, none, bound), 0.0)
-
-
 def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
     """A lower bound of log Pr[N >= k], k >= 1 whole: what Chernoff leaves, or the first terms of the tail."""
     _, log_term, error = _divergence(n, k, hit)
+    fewer, _, off = _divergence(n, k - 1.0, hit)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         rest = n - k
         correction = 1.0 / (12.0 * k) + 1.0 / (12.0 * np.maximum(rest, 1.0))
@@ -284,5 +274,10 @@ def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
             factor = factor * np.maximum(rest - j, 0.0) / (k + j + 1.0) * odds * (1.0 - 1e-14)
             total = total + np.where(np.isfinite(factor), factor, 0.0)
         terms = np.minimum(term + np.log(total) - 1e-12, 0.0)
-        left = np.log1p(-np.exp(np.minimum(log_below(n, k, hit) + 1e-12, 0.0))) - 1e-307
+        # log Pr[N < k] from above: Chernoff, 0 where that is no bound
+        least = n * np.exp(hit.log_p - hit.error_p) * (1.0 - 1e-12)
+        below = np.where(k - 1.0 <= least, np.minimum(off - fewer, 0.0), 0.0)
+        none = n * np.minimum(hit.log_rest + hit.error_rest, 0.0) * (1.0 - 4.0 * ROUNDOFF)
+        below = np.fmin(np.where(k <= 1.0, none, below), 0.0)
+        left = np.log1p(-np.exp(np.minimum(below + 1e-12, 0.0))) - 1e-307
     return np.where(k > n, -np.inf, np.fmax(np.where(np.isnan(terms), -np.inf, terms), left))

@@ -51,6 +51,8 @@ class Components(NamedTuple):
         Square root of mu2, which is neither 0 nor inf where mu2 under- or overflows.
     delta_infinity : (B,)
         Probability under P of an infinite loss, -expm1(log_survival).
+    infinity_units : (B,)
+        How many units of 2^-53 of itself delta_infinity is off at most (README.md, "Rounding of finite laws").
 
     References
     ----------
@@ -76,11 +78,7 @@ class Components(NamedTuple):
     log_survival: np.ndarray
     mu: np.ndarray
     delta_infinity: np.ndarray
-
-    @property
-    def infinity_units(self) -> int:
-        """How many units of 2^-53 of itself delta_infinity is off at most (README.md, "Rounding of finite laws")."""
-        return 16 + self.finite_loss.shape[1] + self.finite_loss.shape[2]
+    infinity_units: np.ndarray
 
     def take(self, index: np.ndarray | slice) -> Components:
         """The same components restricted to some batch elements (an index array, a mask or a slice)."""
@@ -153,7 +151,8 @@ def components(mechanism: Mechanism, relation: str, direction: str) -> Component
         log_survival += each
     loss, mass, n = (np.compress(n.any(axis=0), x, axis=1) for x in (loss, mass, n))
     sign = np.full(size, 1.0 if direction == "remove" else -1.0)
-    return Components(sign, mu2, *gauss, *laplace, loss, mass, n, log_survival, mu, -np.expm1(log_survival))
+    units = np.full(size, 16.0 + loss.shape[1] + loss.shape[2])
+    return Components(sign, mu2, *gauss, *laplace, loss, mass, n, log_survival, mu, -np.expm1(log_survival), units)
 
 
 def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ class SampledWithoutReplacement(Mechanism):
         if composed and not self.mechanism.symmetric():
             return "bound"
         exact = relation != "replace_one" or self._trivial() or self.mechanism.finite
-        return self.kind if exact else "bound"
+        return super().kind_under("replace_one", composed) if exact else "bound"
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         ratio = np.asarray(self.sampling_ratio, np.float64)
