@@ -96,10 +96,8 @@ class Reach(NamedTuple):
     """Whether it can answer: there is a Gaussian part, and no Poisson sampled Laplace part."""
     splits: np.ndarray
     """Whether the split contour can: there are Gaussians alone, and at least one of them is sampled."""
-    only_sampled: np.ndarray
-    """Whether there are sampled Gaussians alone, of which more is known beforehand."""
     largest_loss: np.ndarray
-    """`-sum n log(1 - q)`, which the loss of those alone cannot exceed in the add direction; inf elsewhere."""
+    """`-sum n log(1 - q)`, which the loss of sampled Gaussians alone cannot exceed in the add direction; else inf."""
 
 
 def reach(parts: Components) -> Reach:
@@ -107,14 +105,12 @@ def reach(parts: Components) -> Reach:
     sampled, laplace = parts.gauss_n > 0, parts.laplace_n > 0
     some = np.any(sampled, axis=1)
     splits = some & ~(np.any(laplace, axis=1) | np.any(parts.finite_n > 0, axis=1))
-    only_sampled = splits & (parts.mu2 == 0)
     with np.errstate(divide="ignore"):
         most = -np.sum(np.where(sampled, parts.gauss_n * np.log1p(-parts.gauss_q), 0.0), axis=1)
     return Reach(
         answers=((parts.mu2 > 0) | some) & ~np.any(laplace & (parts.laplace_q < 1), axis=1),
         splits=splits,
-        only_sampled=only_sampled,
-        largest_loss=np.where((parts.sign < 0) & only_sampled, most * BOUND_OUTWARD, np.inf),
+        largest_loss=np.where((parts.sign < 0) & splits & (parts.mu2 == 0), most * BOUND_OUTWARD, np.inf),
     )
 
 
@@ -298,4 +294,4 @@ def _total_variation(parts: Components, known: Reach) -> np.ndarray:
     """`sum n q (2 Phi(1/(2 sigma)) - 1)`, at least delta(0) of sampled Gaussians alone; inf with other parts."""
     each = np.vectorize(math.erf, otypes=[float])(8.0**-0.5 / parts.gauss_sigma)
     most = np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * each, 0.0), axis=1)
-    return np.where(known.only_sampled, most * BOUND_OUTWARD, np.inf)
+    return np.where(known.splits & (parts.mu2 == 0), most * BOUND_OUTWARD, np.inf)
