@@ -30,7 +30,9 @@ FOUNDATIONS = ("floats.py",)
 """Modules at the top whose constants do."""
 STEERING = re.compile(r"(JAX|XLA|TF|PJRT|LIBTPU|TPU|CUDA|CUDNN|NVIDIA|HIP|ROC|OMP|EIGEN|NPROC|LLVM)_")
 """Environment variables that decide what compilers make.  One too many costs a compilation, one missing soundness."""
-HARMLESS = re.compile(r"cache|log|traceback|timeout|dump|pprint|(^|_)platform|thread_guard|array_garbage|transfer_guard")
+HARMLESS = re.compile(
+    r"cache|(^|_)log|traceback|timeout|dump|pprint|(^|_)platform|thread_guard|array_garbage|transfer_guard"
+)
 """Settings of JAX that change what is printed, kept or refused, and not what is computed."""
 CPU_FIELDS = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
 """Lines of /proc/cpuinfo that decide which instructions a program may use."""
@@ -70,7 +72,8 @@ def save(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled) -
 def path_of(folder: Path, label: str, device: Any) -> Path:
     """The file of a program."""
     settings = sorted((name, repr(value)) for name, value in jax.config.values.items() if not HARMLESS.search(name))
-    steering = sorted((name, value) for name, value in os.environ.items() if STEERING.match(name))
+    variables = [(name, value) for name, value in os.environ.items() if STEERING.match(name)]
+    steering = sorted((name, value) for name, value in variables if not HARMLESS.search(name.lower()))
     where = (device.platform, device.device_kind, device.id, device.client.platform_version)
     whole = repr((label, _sources(), _versions(), _machine(), where, settings, steering))
     return folder / f"{hashlib.sha256(whole.encode()).hexdigest()}{cache_folder.ENDING}"
