@@ -111,6 +111,19 @@ def test_a_program_that_loads_but_does_not_run_is_compiled_anew(folder, compilat
     assert answer() == [0.0, 1.5, 3.0] and len(compilations) == len(kept(folder)) == 1
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_what_came_from_the_cache_of_jax_is_kept_only_if_it_works(folder, tmp_path, monkeypatch, works):
+    """XLA serialises a program that was itself loaded without its functions, and says so only when it runs."""
+    inner = programs._works
+    monkeypatch.setattr(programs, "_works", lambda *given: works and inner(*given))
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "of jax"))
+    try:
+        assert answer() == [0.0, 1.5, 3.0] and len(kept(folder)) == works
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
 @pytest.mark.parametrize("what", ["version", "environment", "setting", "label", "sources", "processor"])
 def test_programs_of_other_sources_versions_and_machines_are_not_looked_at(tmp_path, monkeypatch, what):
     device = jax.devices()[0]

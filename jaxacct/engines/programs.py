@@ -166,9 +166,23 @@ class Compiled:
         _trim()
         if folder is not None:
             with compiling.saving.running():
-                if program_store.save(folder, label, device, compiled):
+                if _keep(folder, label, device, compiled, leaves):
                     compiling.saving.add()
         return compiled
+
+
+def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, leaves: list[Any]) -> bool:
+    """Whether a program was kept.  One that came from JAX's own cache is serialised without functions (jaxlib 0.10.2)."""
+    if not program_store.save(folder, label, device, compiled):
+        return False
+    if jax.config.jax_compilation_cache_dir is None:
+        return True
+    kept = program_store.load(folder, label, device)
+    works = kept is not None and _works(kept, leaves)
+    if not works:
+        with contextlib.suppress(OSError):
+            program_store.path_of(folder, label, device).unlink()
+    return works
 
 
 def _folder() -> Path | None:
