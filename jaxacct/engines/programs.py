@@ -172,10 +172,10 @@ class Compiled:
 
 
 def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, leaves: list[Any]) -> bool:
-    """Whether a program was kept.  One that came from JAX's own cache is serialised without functions (jaxlib 0.10.2)."""
+    """Whether a program was kept.  XLA serialises one that came from JAX's own cache without its functions."""
     if not program_store.save(folder, label, device, compiled):
         return False
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         return True
     kept = program_store.load(folder, label, device)
     works = kept is not None and _works(kept, leaves)
