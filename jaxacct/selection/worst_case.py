@@ -131,7 +131,7 @@ def _solved(
 def _in_chunks(
     quantity: str, effort: Resolution, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, quick: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    chunk, run = PER_CALL if values.size > 1 else 1, _compiled(quick)
+    chunk, run = PER_CALL if values.size > 1 else 1, _compiled(quantity, effort, quick)
     with jax.enable_x64():
         curve = jax.device_put(stacked)
 
@@ -139,7 +139,7 @@ def _in_chunks(
         index = np.minimum(np.arange(start, start + chunk), values.size - 1)
         with jax.enable_x64():
             some = jax.tree.map(lambda x: x[index], laws)
-            return np.stack(run(quantity, effort, curve, base[index], some, values[index]))
+            return np.stack(run(curve, base[index], some, values[index]))
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         pieces = list(pool.map(one, range(0, values.size, chunk)))
@@ -148,10 +148,11 @@ def _in_chunks(
 
 
 @functools.cache
-def _compiled(quick: bool) -> Any:
+def _compiled(quantity: str, effort: Resolution, quick: bool) -> programs.Compiled:
     # a quarter faster on CPUs that have such wide vectors, and without effect on others
     options = programs.QUICK if quick else {"xla_cpu_prefer_vector_width": 512}
-    return jax.jit(_program, static_argnums=(0, 1), compiler_options=programs.known(**options))
+    label = f"{__name__} {quantity} {effort}"
+    return programs.Compiled(functools.partial(_program, quantity, effort), options, label)
 
 
 def _program(quantity: str, effort: Resolution, stacked: Any, base: Any, laws: Law, values: Any) -> Any:
