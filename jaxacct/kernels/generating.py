@@ -32,16 +32,28 @@ def truncated_negative_binomial(eta: Array, gamma: Array, y: Array) -> tuple[Arr
     cancels for small.
     """
     xp = namespace(eta, gamma, y)
-    log_base, log_gamma = _log_base(xp, gamma, y), _log_base(xp, gamma, xp.zeros_like(y))
+    log_base, (grown, log_gamma, flat, below, first, second) = _log_base(xp, gamma, y), _grown(eta, gamma, y)
+    value = xp.where(flat, log_base / log_gamma, grown * xp.expm1(eta * log_base) / below)
+    return value, first, second
+
+
+def truncated_negative_binomial_slopes(eta: Array, gamma: Array, y: Array) -> tuple[Array, Array]:
+    """(phi', phi'') alone, which takes NumPy less than half the time."""
+    return _grown(eta, gamma, y)[-2:]
+
+
+def _grown(eta: Array, gamma: Array, y: Array) -> tuple[Array, ...]:
+    """((base/gamma)^-eta, log gamma, whether eta = 0, expm1(eta log gamma), phi', phi'')."""
+    xp = namespace(eta, gamma, y)
+    log_gamma = _log_base(xp, gamma, xp.zeros_like(gamma))
     whole = eta * log_gamma
     flat = xp.abs(whole) < 1e-290  # the limit eta = 0
     below = xp.where(flat, 1.0, xp.expm1(whole))
     grown = xp.exp(-eta * log1p_inline((1.0 - gamma) * y / gamma))
-    value = xp.where(flat, log_base / log_gamma, grown * xp.expm1(eta * log_base) / below)
     scale = xp.where(flat, -1.0 / log_gamma, -eta / below)
     base = gamma + (1.0 - gamma) * y
     first = scale * (1.0 - gamma) / base * grown
-    return value, first, first * (eta + 1.0) * (1.0 - gamma) / base
+    return grown, log_gamma, flat, below, first, first * (eta + 1.0) * (1.0 - gamma) / base
 
 
 def truncated_negative_binomial_steepness(mean: Array, eta: Array, gamma: Array, y: Array) -> tuple[Array, Array]:
@@ -78,12 +90,25 @@ def poisson_rise(mean: Array, y: Array, d: Array) -> Array:
 
 def binomial(trials: Array, probability: Array, y: Array) -> tuple[Array, Array, Array]:
     """`phi = (1 - p + p x)^n`."""
-    xp = namespace(trials, probability, y)
+    log_base = _log_kept(probability, y)
+    return namespace(trials, log_base).exp(trials * log_base), *_binomial_slopes(trials, probability, log_base)
+
+
+def binomial_slopes(trials: Array, probability: Array, y: Array) -> tuple[Array, Array]:
+    """(phi', phi'') alone."""
+    return _binomial_slopes(trials, probability, _log_kept(probability, y))
+
+
+def _log_kept(probability: Array, y: Array) -> Array:
+    """`log(1 - p y)`, finite also where p = y = 1."""
     with np.errstate(divide="ignore"):
-        log_base = xp.maximum(log1p_inline(-probability * y), LEAST_LOGARITHM)  # finite also where p = y = 1
+        return namespace(probability, y).maximum(log1p_inline(-probability * y), LEAST_LOGARITHM)
+
+
+def _binomial_slopes(trials: Array, probability: Array, log_base: Array) -> tuple[Array, Array]:
+    xp = namespace(trials, probability, log_base)
     first = trials * probability * xp.exp((trials - 1.0) * log_base)
-    second = trials * (trials - 1.0) * probability**2 * xp.exp(xp.maximum(trials - 2.0, 0.0) * log_base)
-    return xp.exp(trials * log_base), first, second
+    return first, trials * (trials - 1.0) * probability**2 * xp.exp(xp.maximum(trials - 2.0, 0.0) * log_base)
 
 
 def binomial_steepness(trials: Array, probability: Array, x: Array, y: Array) -> tuple[Array, Array]:

@@ -125,6 +125,9 @@ class Binomial(Law):
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
         return generating.binomial(self.trials, self.probability_of_run, y)
 
+    def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
+        return generating.binomial_slopes(self.trials, self.probability_of_run, y)
+
     def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
         return generating.binomial_steepness(self.trials, self.probability_of_run, x, y)
 
@@ -173,6 +176,9 @@ class PointMass(Law):
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
         return generating.binomial(self.repetitions, 1.0, y)
+
+    def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
+        return generating.binomial_slopes(self.repetitions, 1.0, y)
 
     def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
         return generating.binomial_steepness(self.repetitions, 1.0, x, y)

@@ -65,6 +65,14 @@ class Law(ABC):
                 object.__setattr__(self, name, check(name, value, constraint))
         _ = self.shape
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A class with another generating function takes over no formula that was derived from the one before."""
+        super().__init_subclass__(**options)
+        if "generating" in cls.__dict__:
+            for name in ("slopes", "steepness", "rise"):
+                if name not in cls.__dict__:
+                    setattr(cls, name, getattr(Law, name))
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The batch shape that the fields broadcast to."""
@@ -78,6 +86,10 @@ class Law(ABC):
         NumPy for NumPy's arrays.  Traceable, then to be called inside ``jax.enable_x64()``.  Relatively accurate to
         about 1e-13 near both ends.
         """
+
+    def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
+        """(phi', phi''), as `generating` has them; overridden where phi itself would take much of the time."""
+        return self.generating(y)[1:]
 
     def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
         """(log phi', phi''/phi') at x, NumPy; y = 1 - x, both relatively accurate.  -inf where phi' has left float64."""

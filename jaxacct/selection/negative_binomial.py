@@ -62,6 +62,9 @@ class TruncatedNegativeBinomial(Law):
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
         return generating.truncated_negative_binomial(self.eta, self.gamma, y)
 
+    def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
+        return generating.truncated_negative_binomial_slopes(self.eta, self.gamma, y)
+
     def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
         return generating.truncated_negative_binomial_steepness(self.mean, self.eta, self.gamma, y)
 
