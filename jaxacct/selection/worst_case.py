@@ -36,19 +36,21 @@ BASE_WIDTH = 1e-3
 """Widths that a base's own bracket may explain, relative to eps (to 1 where that is less), or to delta."""
 BASES_KEPT = 8
 """Bases whose curves are kept: a curve takes seconds for DP-SGD, and every question about a base uses it."""
-_curves_of: OrderedDict[Mechanism, list[dict[str, Curve]]] = OrderedDict()
-"""The curves of each base that is kept, in the order in which they were made."""
+_curves_of: OrderedDict[tuple[Mechanism, bool], list[dict[str, Curve]]] = OrderedDict()
+"""The curves of each base that is kept, by NumPy or not, in the order in which they were made."""
 
 
 def known_curves(run: Mechanism) -> list[dict[str, Curve]]:
     """The curves of a base, computed once."""
-    if run not in _curves_of:
-        found = curves(run)
-        _curves_of[run] = found
-        while len(_curves_of) > BASES_KEPT:
-            _curves_of.popitem(last=False)
-        return found
-    return _curves_of[run]
+    with programs.alike(True):  # a base's profile is over before optimised programs would be compiled
+        key = run, programs.on_numpy(1)
+        if key not in _curves_of:
+            found = curves(run)
+            _curves_of[key] = found
+            while len(_curves_of) > BASES_KEPT:
+                _curves_of.popitem(last=False)
+            return found
+        return _curves_of[key]
 
 
 def bracket(
