@@ -20,11 +20,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.arrays import Array, Namespace, namespace
 
 __all__ = ["Composition", "Payoff", "compose", "payoff"]
 
@@ -51,7 +50,6 @@ class Payoff(NamedTuple):
     magnitude: Array
 
 
-@jax.jit
 def compose(
     mass: Array, tilt: Array, direction: Array, count: Array, step: Array, roll: Array, upper: Array
 ) -> Composition:
@@ -68,50 +66,59 @@ def compose(
     -------
     Composition : mass[i] is the tilted mass at cyclic index roll + i.
     """
+    xp = namespace(mass, tilt, direction, count, step, roll, upper)
     length = mass.shape[1]
-    place = step * jnp.arange(length)
-    log_mass = jnp.log(mass)
+    place = step * xp.arange(length)
+    log_mass = xp.log(mass)
 
     def moment(c: Array) -> Array:
-        return jax.scipy.special.logsumexp(log_mass + c[:, None] * place, axis=1)
+        return _log_sum_exp(xp, log_mass + c[:, None] * place)
 
-    log_moments = jnp.stack([moment(tilt[:, i]) for i in range(tilt.shape[1])], axis=1)
+    log_moments = xp.stack([moment(tilt[:, i]) for i in range(tilt.shape[1])], axis=1)
     tilted = tilt[:, :1] * place
     exponent = log_mass + tilted - log_moments[:, :1]
-    size = jnp.where(mass > 0, jnp.abs(log_mass) + jnp.abs(tilted), 0.0)
-    slack = ROUNDOFF * (8.0 + 4.0 * (size + jnp.abs(log_moments[:, :1])))
-    weight = jnp.where(mass > 0, jnp.exp(exponent) * (1.0 + jnp.where(upper, slack, -slack)), 0.0)
+    size = xp.where(mass > 0, xp.abs(log_mass) + xp.abs(tilted), 0.0)
+    slack = ROUNDOFF * (8.0 + 4.0 * (size + xp.abs(log_moments[:, :1])))
+    weight = xp.where(mass > 0, xp.exp(exponent) * (1.0 + xp.where(upper, slack, -slack)), 0.0)
 
-    first, rest = weight[:, :1], weight.at[:, 0].set(0.0)
-    relative = FFT_CONSTANT * ROUNDOFF * jnp.log2(length)
-    phi = jnp.fft.rfft(rest, axis=1) + first
-    modulus = jnp.abs(phi)
-    wrong = relative * jnp.sum(rest, axis=1, keepdims=True) + 2.0 * ROUNDOFF * modulus
-    log_modulus, log_bound = jnp.log(modulus), jnp.log(modulus + wrong)
+    first = weight[:, :1]
+    rest = xp.concatenate([xp.zeros_like(first), weight[:, 1:]], axis=1)
+    relative = FFT_CONSTANT * ROUNDOFF * np.log2(length)
+    phi = xp.fft.rfft(rest, axis=1) + first
+    modulus = xp.abs(phi)
+    wrong = relative * xp.sum(rest, axis=1, keepdims=True) + 2.0 * ROUNDOFF * modulus
+    log_modulus, log_bound = xp.log(modulus), xp.log(modulus + wrong)
     times = count[:, None]
-    angle = jnp.sum(direction[:, None] * times * jnp.angle(phi), axis=0)
-    power = jnp.exp(jnp.sum(times * log_modulus, axis=0))
-    largest = jnp.exp(jnp.sum(times * log_bound, axis=0))
-    factor = jnp.sum(times * (wrong / (modulus + wrong) + ROUNDOFF * (14.0 + 4.0 * jnp.abs(log_bound))), axis=0)
+    angle = xp.sum(direction[:, None] * times * xp.angle(phi), axis=0)
+    power = xp.exp(xp.sum(times * log_modulus, axis=0))
+    largest = xp.exp(xp.sum(times * log_bound, axis=0))
+    factor = xp.sum(times * (wrong / (modulus + wrong) + ROUNDOFF * (14.0 + 4.0 * xp.abs(log_bound))), axis=0)
     error = largest * (factor + ROUNDOFF * 8.0 * mass.shape[0])
-    spectrum = power * jax.lax.complex(jnp.cos(angle), jnp.sin(angle))
-    composed = jnp.roll(jnp.fft.irfft(spectrum, n=length), -roll)
+    spectrum = power * (xp.cos(angle) + 1j * xp.sin(angle))
+    composed = xp.roll(xp.fft.irfft(spectrum, n=length), -roll)
 
-    twice = jnp.full(largest.shape, 2.0).at[0].set(1.0).at[-1].set(1.0)
-    norm = jnp.sqrt(jnp.sum(twice * largest * largest) / length)
-    total = jnp.sqrt(jnp.sum(twice * error * error) / length) + relative * norm
+    twice = xp.where(xp.arange(largest.size) % (largest.size - 1) == 0, 1.0, 2.0)  # but for the first and the last
+    norm = xp.sqrt(xp.sum(twice * largest * largest) / length)
+    total = xp.sqrt(xp.sum(twice * error * error) / length) + relative * norm
     return Composition(composed, ROUNDED_UP * total, log_moments)
 
 
-@jax.jit
+def _log_sum_exp(xp: Namespace, x: Array) -> Array:
+    """log of the sum of e^x along the last axis; -inf where every x is."""
+    top = xp.max(x, axis=-1, keepdims=True)
+    top = xp.where(top > -xp.inf, top, 0.0)
+    return top[..., 0] + xp.log(xp.sum(xp.exp(x - top), axis=-1))
+
+
 def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
     """Sums of T against the tilted payoff f; element i of `mass` lies at X - eps = start + i step."""
-    d = start + step * jnp.arange(mass.shape[0])
+    xp = namespace(mass, start, step, theta)
+    d = start + step * xp.arange(mass.shape[0])
     above = d > 0
-    d = jnp.where(above, d, 0.0)
-    decay = jnp.exp(-theta * d)
-    f = jnp.where(above, -decay * jnp.expm1(-d), 0.0)
-    slope = jnp.where(above, decay * jnp.exp(-d), 0.0)
-    largest = jnp.maximum(jnp.max(f), 1e-300)
-    norm = largest * jnp.sqrt(jnp.sum(jnp.square(f / largest)))  # the squares of f itself may underflow
-    return Payoff(jnp.sum(mass * f), jnp.sum(mass * slope), norm, jnp.sum(jnp.abs(mass) * f))
+    d = xp.where(above, d, 0.0)
+    decay = xp.exp(-theta * d)
+    f = xp.where(above, -decay * xp.expm1(-d), 0.0)
+    slope = xp.where(above, decay * xp.exp(-d), 0.0)
+    largest = xp.maximum(xp.max(f), 1e-300)
+    norm = largest * xp.sqrt(xp.sum(xp.square(f / largest)))  # the squares of f itself may underflow
+    return Payoff(xp.sum(mass * f), xp.sum(mass * slope), norm, xp.sum(xp.abs(mass) * f))

@@ -1,0 +1,5 @@
+"""stub"""
+
+
+def failure() -> str | None:
+    return None
