@@ -2,7 +2,7 @@
 
 NumPy takes them from the C library or from loops for the processor's vector units, so their errors differ between
 machines, and between contiguous and strided arrays.  The tests measure them at hundreds of thousands of points.  Here
-a thousand points are tried once a process: elementary_table.txt has the correctly rounded values at points that are
+seven hundred points are tried once a process: elementary_table.txt has the correctly rounded values at points that are
 hard or at the ends of a range.  `python tests/elementary_points.py` writes it, by mpmath.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import pathlib
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -103,5 +104,4 @@ def _in_several_layouts(function: Callable[..., np.ndarray], arguments: list[np.
     yield function(*(x[::-1].copy()[::-1] for x in arguments))
     yield function(*(np.repeat(x, 3)[::3] for x in arguments))
     cuts = [0, 1, 3, 6, 11, 18, 29, len(arguments[0])]
-    pieces = zip(cuts[:-1], cuts[1:], strict=True)
-    yield np.concatenate([function(*(x[a:b] for x in arguments)) for a, b in pieces])
+    yield np.concatenate([function(*(x[a:b] for x in arguments)) for a, b in pairwise(cuts)])
