@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import Side, ask_engines, engine_of_mechanism, is_open, kinds_of
+from jaxacct.engines.backend import job
 from jaxacct.engines.contour import TOLERANCE, Answer, Hint
-from jaxacct.engines.programs import large
 from jaxacct.engines.protocol import Effort, Question
 from jaxacct.engines.quick_bounds import largest_loss
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
@@ -200,7 +200,7 @@ def _worse_direction(
     worst = Answer(*(np.full(target.shape, -np.inf) for _ in range(3)))
     engines: np.ndarray = np.full(target.shape, "", dtype="<U32")
     contradicted = np.zeros(target.shape, bool)
-    with large(target.size):
+    with job(target.size):
         for direction in directions(mechanism, relation):
             parts = components(mechanism, relation, direction)
             parts = parts if mine == shape else parts.take(rows)

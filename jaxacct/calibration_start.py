@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from jaxacct.certified_search import AIM, Start
-from jaxacct.engines import contour, programs
-from jaxacct.engines.programs import in_chunks
+from jaxacct.engines import contour
+from jaxacct.engines.backend import evaluate
 from jaxacct.kernels import calibration
 from jaxacct.kernels.split import calibration as split_calibration
 
@@ -141,10 +141,9 @@ def _plainly(goal: Goal, equation: _Equation, found: Start, mu: np.ndarray) -> N
         if todo.size == 0:
             continue
         static = {"points": rung.points, "count": rung.nodes, "rounds": 1 if step == 0 else 2}
-        program = programs.program(calibration.solve, todo.size, rung.chunk, **static)
         part = equation.take(todo)
         arguments = (*part[:3], found.x[todo], c[todo], *part[3:])
-        x, slope, residual, need = in_chunks(*program, arguments, todo.size)
+        x, slope, residual, need = evaluate(calibration.solve, arguments, todo.size, rung.chunk, **static)
         inside = (x > low - 1e-9) & (x < high + 1e-9)
         good = (np.abs(residual) < 1e-6) & (need <= rung.nodes) & inside
         near = inside & (np.abs(residual) < 1.0)
@@ -174,10 +173,10 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
             if todo.size == 0:
                 break
             static = {"points": rung.points, "count": rung.nodes}
-            program = programs.program(split_calibration.solve, todo.size, rung.chunk, **static)
             part = equation.take(todo)
             arguments = (*part[:3], found.x[todo], slope[todo], *part[3:])
-            new = jax.tree.unflatten(split_calibration.SHAPE, in_chunks(*program, arguments, todo.size))
+            leaves = evaluate(split_calibration.solve, arguments, todo.size, rung.chunk, **static)
+            new = jax.tree.unflatten(split_calibration.SHAPE, leaves)
             usable = np.isfinite(new.x) & np.isfinite(new.residual)
             fits = (new.needs[:, 1] <= NEARLY * rung.nodes) & usable
             found.x[todo] = np.where(usable, np.clip(new.x, low, high), found.x[todo])

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from jaxacct import account
-from jaxacct.engines import contour, programs
-from jaxacct.engines.programs import in_chunks
+from jaxacct.engines import contour
+from jaxacct.engines.backend import evaluate
 from jaxacct.kernels.sensitivity import sensitivity
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import holds_vectors, require_mechanism
@@ -168,8 +168,8 @@ def _along(law: Any, tangent: Any, epsilon: np.ndarray) -> tuple[np.ndarray, np.
         if todo.size == 0:
             continue
         arguments = jax.tree.map(lambda a, rows=todo: a[rows], (law, tangent, epsilon, log_tol))
-        program = programs.program(sensitivity, todo.size, rung.chunk, points=rung.points, count=rung.nodes)
-        change, rate, needs = in_chunks(*program, arguments, todo.size)
+        static = {"points": rung.points, "count": rung.nodes}
+        change, rate, needs = evaluate(sensitivity, arguments, todo.size, rung.chunk, **static)
         good = np.all(needs <= (rung.points, rung.nodes), axis=1)
         along[todo[good]], slope[todo[good]] = change[good], rate[good]
         due[todo] = np.where(good, len(contour.PLAIN), np.maximum(contour.rung_for(needs), step + 1))

@@ -1,74 +1,110 @@
 """Which backend evaluates the kernels: NumPy, which compiles nothing, or programs that XLA has compiled.
 
-A few thousand configurations are done on NumPy before XLA has compiled a program for them; many more, or any on an
-accelerator, are done sooner by XLA.  The two agree to rounding, and not to the last bit.  So a job takes one path
-throughout, fixed before it begins (`job`).
+On a CPU some ten thousands of configurations are done on NumPy before XLA has compiled its programs and run them; more,
+and any number on an accelerator, are done sooner by XLA.  The two agree to rounding, and not to the last bit.  So a job
+takes one path throughout, fixed before it begins (`job`).
 
-On NumPy a batch is cut into chunks that stay in the cache.  The size of a chunk changes no bit of an answer.
+On NumPy a batch is cut into chunks that fit into the cache.  The size of a chunk changes no bit of an answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxacct.engines import programs
+from jaxacct.kernels import elementary_check
+from jaxacct.validation import InputError
 
-__all__ = ["NUMPY_MOST", "evaluate", "job", "on_numpy"]
+__all__ = ["BACKENDS", "NUMPY_MOST", "evaluate", "job", "on_numpy"]
 
+BACKENDS = ("auto", "numpy", "xla")
+"""What a user may ask for."""
 NUMPY_MOST = 40_000
-"""Largest job that NumPy does on a CPU: from here on XLA has compiled and run before NumPy is done."""
-CHUNK_ENTRIES = 2**15
-"""Entries of the largest arrays of a chunk: a quarter of a megabyte each, so that a few of them fit into a cache."""
+"""Largest job that NumPy does: about where compiling the programs of the contour engine begins to pay."""
+CHUNK_POINTS = 2**14
+"""Quadrature points of all configurations of a chunk together: fewer cost more calls, more do not fit into a cache."""
+LEAST_CHUNK = 4
+"""Configurations in a chunk at least."""
 
-_numpy: contextvars.ContextVar[bool | None] = contextvars.ContextVar("numpy", default=None)
+
+class _Path(NamedTuple):
+    numpy: bool
+    asked: bool  # whether the user asked for it
+
+
+_path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", default=None)
 
 
 @contextlib.contextmanager
-def job(size: int, backend: str = "auto") -> Iterator[None]:
-    """Inside, every batch takes one path: that of the job around it, or the one asked for, or the cheaper one."""
-    if backend == "auto":
-        token = _numpy.set(on_numpy(size))
+def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[None]:
+    """Inside, every batch takes one path: the one that is asked for, else that of the job around it, else the cheaper.
+
+    size : configurations of the whole job.
+    apart : whether a job of another size around this one is passed over, if nothing was asked for.
+    """
+    around = _path.get()
+    if backend != "auto":
+        path = _Path(backend == "numpy", True)
+        reason = elementary_check.failure() if path.numpy else None
+        if reason is not None:
+            raise InputError(f"backend = 'numpy' cannot certify on this machine ({reason}); use 'xla'")
+    elif around is not None and (around.asked or not apart):
+        path = around
     else:
-        token = _numpy.set(backend == "numpy")
+        path = _Path(_suits(size), False)
+    token = _path.set(path)
     try:
         yield
     finally:
-        _numpy.reset(token)
+        _path.reset(token)
 
 
-def on_numpy(size: int) -> bool:
-    """Whether a batch of this size goes to NumPy."""
-    told = _numpy.get()
-    return jax.default_backend() == "cpu" and size <= NUMPY_MOST if told is None else told
+def on_numpy(size: int, *, apart: bool = False) -> bool:
+    """Whether a batch of this size goes to NumPy; `apart` as for `job`."""
+    path = _path.get()
+    return _suits(size) if path is None or (apart and not path.asked) else path.numpy
 
 
-def evaluate(
-    kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, entries: int, **static: int
-) -> list[np.ndarray]:
+def _suits(size: int) -> bool:
+    return size <= NUMPY_MOST and jax.default_backend() == "cpu" and _holds()
+
+
+@functools.cache
+def _holds() -> bool:
+    """Whether NumPy's functions are as accurate on this machine as the bounds assume."""
+    failure = elementary_check.failure()
+    if failure is not None:
+        warnings.warn(f"XLA answers instead of NumPy, since on this machine {failure}", RuntimeWarning, stacklevel=2)
+    return failure is None
+
+
+def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, **static: int) -> list[np.ndarray]:
     """The leaves of a kernel's answer for a batch of configurations.
 
-    chunk : configurations per call of a compiled program.
-    entries : those of the kernel's largest array for one configuration, about.
+    chunk : configurations in a call of a compiled program.
+    static : the kernel's keywords; `points`, its quadrature points, says how many configurations fit into a cache.
     """
     if not on_numpy(size):
-        return programs.in_chunks(*programs.program(kernel, size, chunk, **static), arguments, size)
+        return programs.in_chunks(programs.program(kernel, **static), chunk, arguments, size)
     leaves, tree = jax.tree.flatten(arguments)
-    chunk = max(1, CHUNK_ENTRIES // entries)
+    some = max(LEAST_CHUNK, CHUNK_POINTS // static["points"])
 
     def one(start: int) -> list[Any]:
-        piece = [np.asarray(leaf[start : start + chunk]) for leaf in leaves]
-        with np.errstate(all="ignore"):  # what overflows or is not defined is dealt with where it matters
+        piece = [np.asarray(leaf[start : start + some]) for leaf in leaves]
+        with np.errstate(all="ignore"):  # an end that is not a number is dropped by the one who asks
             return jax.tree.leaves(kernel(*jax.tree.unflatten(tree, piece), **static))
 
-    starts, workers = range(0, size, chunk), os.cpu_count() or 1
+    starts, workers = range(0, size, some), os.cpu_count() or 1
     if len(starts) > 1 and workers > 1:
         with ThreadPoolExecutor(workers) as pool:
             pieces = list(pool.map(one, starts))

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxacct.engines import programs
-from jaxacct.engines.programs import in_chunks
+from jaxacct.engines.backend import evaluate
 from jaxacct.kernels import contour
 from jaxacct.kernels.law import LossLaw
 from jaxacct.kernels.split import contour as split_contour
@@ -169,7 +168,7 @@ class _Question(NamedTuple):
             static["rounds"] = rung.rounds
         if kernel is split_contour.delta:
             static["rounds"] = DELTA_ROUNDS
-        return in_chunks(*programs.program(kernel, rows.size, rung.chunk, **static), arguments, rows.size)
+        return evaluate(kernel, arguments, rows.size, rung.chunk, **static)
 
 
 def _climb(question: _Question) -> Answer:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.engines.lattice_backend import Runner, backend_for, runner
+from jaxacct.engines.lattice_backend import Runner, runner
 from jaxacct.engines.lattice_finite import Finite
 from jaxacct.engines.lattice_gaussian import PlainGaussian, SampledGaussian
 from jaxacct.engines.lattice_laplace import Laplace
@@ -58,7 +58,6 @@ def epsilon(
     *,
     rtol: float = 1e-4,
     memory_bytes: int = 2**30,
-    backend: str = "auto",
 ) -> LatticeAnswer:
     """Bracket of eps = inf {eps >= 0 : delta_fin(eps) <= d} for configuration `index`.
 
@@ -69,11 +68,10 @@ def epsilon(
         loss.  The answer's `upper` holds for the first, its `lower` for the second.
     rtol : wanted (upper - lower)/upper.
     memory_bytes : limit that decides the longest lattice.
-    backend : "numpy", "xla", or "auto", see `lattice_backend.backend_for`.
 
     Call inside `with jax.enable_x64():`.
     """
-    laws, run = laws_of(parts, index), runner(backend_for(backend))
+    laws, run = laws_of(parts, index), runner()
     if not laws or delta_fin_lower >= 1.0:
         return LatticeAnswer(0.0, 0.0, 0.0, "zero")
     low, high = 0.0, _highest(laws)
@@ -108,13 +106,12 @@ def delta(
     *,
     rtol: float = 1e-4,
     memory_bytes: int = 2**30,
-    backend: str = "auto",
 ) -> LatticeAnswer:
     """Bracket of delta_fin(epsilon) = E_P[(1 - e^{epsilon - L})_+ ; L finite] for configuration `index`.
 
     Arguments as in `epsilon`; the width is relative here too.
     """
-    return deltas(parts, [index], np.array([epsilon]), rtol=rtol, memory_bytes=memory_bytes, backend=backend)[0]
+    return deltas(parts, [index], np.array([epsilon]), rtol=rtol, memory_bytes=memory_bytes)[0]
 
 
 def deltas(
@@ -124,7 +121,6 @@ def deltas(
     *,
     rtol: float = 1e-4,
     memory_bytes: int = 2**30,
-    backend: str = "auto",
 ) -> list[LatticeAnswer]:
     """`delta` of configuration `rows[i]` at `epsilon[i]`, for each i.
 
@@ -134,7 +130,7 @@ def deltas(
     for place, row in enumerate(rows):
         alike.setdefault(tuple(x[row].tobytes() for x in parts), []).append(place)
     answers = [LatticeAnswer(0.0, 0.0, 0.0, "ok")] * len(rows)
-    run = runner(backend_for(backend))
+    run = runner()
     for places in alike.values():
         laws = laws_of(parts, rows[places[0]])
         highest = _highest(laws) if laws else -np.inf

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from jaxacct.kernels import elementary_check
+from jaxacct.engines.backend import on_numpy
 
-__all__ = ["Runner", "backend_for", "runner"]
+__all__ = ["Runner", "runner"]
 
 
 class Runner(Protocol):
@@ -22,25 +21,9 @@ class Runner(Protocol):
         """The kernel at the arguments; arguments by name are sizes of arrays."""
 
 
-def backend_for(choice: str = "auto") -> str:
-    """ "numpy" or "xla"; of "auto", NumPy on CPUs and XLA elsewhere.
-
-    Where NumPy's functions are less accurate on this machine than the bounds assume, it is XLA whatever was chosen.
-    """
-    if choice not in ("auto", "numpy", "xla"):
-        raise ValueError(f'backend must be "auto", "numpy" or "xla"; got {choice!r}')
-    if choice == "xla" or (choice == "auto" and jax.default_backend() != "cpu"):
-        return "xla"
-    failure = elementary_check.failure()
-    if failure is None:
-        return "numpy"
-    warnings.warn(f"XLA answers instead of NumPy, since on this machine {failure}", RuntimeWarning, stacklevel=2)
-    return "xla"
-
-
-def runner(backend: str) -> Runner:
-    """What calls kernels on a backend, "numpy" or "xla"."""
-    return _by_numpy if backend == "numpy" else _by_xla
+def runner() -> Runner:
+    """What calls kernels: NumPy on a CPU however large the job, unless the user asked for XLA."""
+    return _by_numpy if on_numpy(1, apart=True) else _by_xla
 
 
 def _by_numpy(kernel: Callable[..., Any], *arguments: Any, **static: int) -> Any:

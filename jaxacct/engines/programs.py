@@ -1,9 +1,4 @@
-"""Kernels as compiled programs, and batches run through them.
-
-A program is compiled quickly for a few configurations, and optimised for many.  Any program answers a few
-configurations in milliseconds.  Theirs is therefore compiled without optimisation, in a fraction of the time, and takes
-a small chunk.  Neither relaxes IEEE arithmetic: the rounding bounds in the certificates hold for both.  Use `alike` to
-fix one variant for a long job; otherwise both may get compiled.  `program_store.py` keeps programs between processes.
+"""Kernels as programs compiled by XLA, and batches run through them; `program_store.py` keeps them between processes.
 
 A batch is cut into chunks of one fixed shape, which run on every core or device there is (`in_chunks`).  A chunk has
 the same shape whatever the number of devices, and each device compiles the same program, so that results do not depend
@@ -14,85 +9,22 @@ otherwise than the program of one device, and the last bits differ.)
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import ctypes
 import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxacct.engines import cache_folder, compiling, program_store
 
-FEW = 8
-"""Largest number of configurations that takes the quickly compiled program."""
-MANY = 256
-"""Largest number of configurations that are done sooner with the quickly compiled programs, compilation included."""
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_parallel_codegen_split_count": 1,  # cutting so little code into modules costs more than threads gain
-    # a third of the time: one emitter for all kernels instead of an MLIR pipeline for each
-    "xla_cpu_use_fusion_emitters": False,
-    # with that emitter this pass drops copies that change a layout (jaxlib 0.10.2), and with them transposes
-    "xla_disable_hlo_passes": "simplification after layout assignment",
-}
-"""Compile options of the quickly compiled programs, for XLA on CPUs."""
-
 Run = Callable[..., Sequence[Any]]
-
-
-class Program(NamedTuple):
-    """A kernel vmapped over configurations."""
-
-    run: Run  # returns the leaves of the answer
-    chunk: int  # configurations that it takes
-
-
-_few: contextvars.ContextVar[bool | None] = contextvars.ContextVar("few", default=None)
-
-
-@contextlib.contextmanager
-def alike(few: bool) -> Iterator[None]:
-    """Inside, every batch uses the quickly compiled program (`few`), or none does: each kernel compiles once."""
-    token = _few.set(few)
-    try:
-        yield
-    finally:
-        _few.reset(token)
-
-
-@contextlib.contextmanager
-def large(size: int) -> Iterator[None]:
-    """Inside, a batch of more than MANY configurations uses optimised programs, also for the few that are left over."""
-    with alike(False) if size > MANY and _few.get() is None else contextlib.nullcontext():
-        yield
-
-
-def quickly(size: int) -> bool:
-    """Whether a batch of this size is done sooner with the quickly compiled programs, compilation included."""
-    told = _few.get()
-    return jax.default_backend() == "cpu" and (size <= MANY if told is None else told)
-
-
-def on_numpy(size: int) -> bool:
-    """Whether a batch of this size is done sooner on NumPy, which compiles nothing."""
-    return quickly(size)
-
-
-def program(kernel: Callable[..., Any], size: int, chunk: int, **static: int) -> Program:
-    """The program for a batch of a size; `chunk` is the number of configurations that the optimised one takes."""
-    told = _few.get()
-    cpu = jax.default_backend() == "cpu"
-    few = size <= FEW if told is None else told and cpu
-    quick = few and cpu
-    return Program(_batched(kernel, quick, tuple(static.items())), min(chunk, FEW) if few else chunk)
 
 
 def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.ndarray]:
@@ -122,10 +54,9 @@ def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.n
 
 
 @functools.cache
-def _batched(kernel: Callable[..., Any], quick: bool, static: tuple[tuple[str, int], ...]) -> Run:
-    function = jax.vmap(jax.jit(functools.partial(kernel, **dict(static)), inline=True))
-    label = f"{kernel.__module__}.{kernel.__qualname__} {dict(static)}"
-    return Compiled(function, QUICK if quick else None, label)
+def program(kernel: Callable[..., Any], **static: int) -> Compiled:
+    """A kernel as programs that take a batch of configurations."""
+    return Compiled(functools.partial(kernel, **static), None, f"{kernel.__module__}.{kernel.__qualname__} {static}")
 
 
 class Compiled:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
-from jaxacct.engines import programs
+from jaxacct.engines import backend
 from jaxacct.mechanism_calibration import search_mechanisms
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
@@ -150,7 +150,7 @@ def repetitions_allowed(
     target, level = np.broadcast_to(target, shape), np.broadcast_to(level, shape)
     least, most = (np.broadcast_to(x, shape) for x in _ends(family, shape_of))
     given = options(relation=relation)
-    with programs.large(int(np.prod(shape))):  # the few that are left are answered as all were
+    with backend.job(int(np.prod(shape))):  # the few that are left are answered as all were
         found = search_mechanisms(
             chosen,
             target,

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from jaxacct.dp_sgd_calibration import NOISE_RANGE, Calibration, calibrated
-from jaxacct.engines import programs
 from jaxacct.mechanisms import Mechanism, PrivacyProfile, batch_shape, dp_sgd
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.representations.renyi_divergences import renyi_divergence
@@ -79,8 +78,7 @@ def candidates_profile(
     if relation not in ("add_or_remove_one", "replace_one"):
         raise InputError(f"relation = {relation!r} has one direction; use 'add_or_remove_one' or 'replace_one'")
     runs = [under(one, relation)[0] for one in candidates]
-    with programs.alike(True):  # a few profiles are over before optimised programs would be compiled
-        each = np.array([[upper_delta(run, grid, name) for name in ("remove_one", "add_one")] for run in runs])
+    each = np.array([[upper_delta(run, grid, name) for name in ("remove_one", "add_one")] for run in runs])
     if weights is None:
         return PrivacyProfile(grid, *np.max(each, axis=0))
     share = np.atleast_1d(check("weights", weights, PROBABILITY))

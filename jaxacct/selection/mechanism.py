@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.engines import programs
 from jaxacct.engines.protocol import MechanismEngine
 from jaxacct.engines.protocol import register as register_engine
 from jaxacct.mechanisms import Mechanism, batch_shape
@@ -180,8 +179,7 @@ def _bracket(quantity: str, chosen: Selection, values: np.ndarray, relation: str
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": chosen.law.shape, quantity: values.shape})
     if quantity == "epsilon":
         refuse_zero(run, np.broadcast_to(values, shape))
-    width = rtol if rtol > OK_WIDTH else OK_WIDTH if np.prod(shape) > programs.MANY else 0.0
-    low, high = certified(quantity, run, chosen.law, values, relation, width)
+    low, high = certified(quantity, run, chosen.law, values, relation, rtol)
     # a selection uses all of the curve, as a composition does
     return as_bounds(low, high, run.kind_under(relation, composed=True), rtol, "worst_score")
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct import account
-from jaxacct.engines import contour, programs
+from jaxacct.engines import backend, contour
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, components, repeat
 from jaxacct.selection.base_profile import infinite_mass
@@ -73,7 +73,7 @@ class Mixture:
             if not some.any():
                 continue
             runs = repeat(self.run, self.weights.k[nodes[some]])
-            with programs.alike(True):  # over before optimised programs would be compiled
+            with backend.job(nodes.size, apart=True):  # of one selection
                 found = account.delta(runs, eps[:, None], relation=self.relation, engine=engine, rtol=DELTA_RTOL)
             if self.engine == "auto" and np.any(np.asarray(found.engine) == "lattice"):
                 self.most = MOST_NODES_ON_LATTICE

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.engines import programs
+from jaxacct.engines import backend
 from jaxacct.mechanisms import RELATIONS, Mechanism
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.selection import envelope_bound, monotone_score, published_profile_bounds, published_renyi_bounds
@@ -146,8 +146,7 @@ def _evaluated(
     best, engine = np.full(shape, most), np.full(shape, names[0], dtype="<U16")
     for one in names:
         solve = BOUNDS[one].epsilon if name == "delta" else BOUNDS[one].delta
-        # of each selection a profile of many points, by programs that compile quickly unless there are many selections
-        with programs.alike(best.size <= programs.FEW):
+        with backend.job(best.size):
             found = np.broadcast_to(solve(run, k, values, relation), shape)
         found = np.where((found >= 0.0) & (found <= most), found, most)  # what is not a number says nothing
         engine = np.where(found < best, one, engine)

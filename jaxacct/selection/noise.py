@@ -12,7 +12,7 @@ from jaxacct.bounds import Bounds
 from jaxacct.calibration_start import Goal, calibration_start
 from jaxacct.certified_search import Found, certified_search
 from jaxacct.dp_sgd_calibration import search_for
-from jaxacct.engines import programs
+from jaxacct.engines import backend
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.selection.law_of_k import Law
 from jaxacct.selection.mechanism import select
@@ -55,7 +55,7 @@ def noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates:
     if goal.relation == "add_or_remove_one":
         search = search._replace(leader=lambda rows, values: certify("remove_one", rows, values))
     near = goal._replace(epsilon=SINGLE_RUN_SHARE * goal.epsilon)
-    with programs.large(goal.epsilon.size):
+    with backend.job(goal.epsilon.size):
         return certified_search(
             search, lambda rows: calibration_start(near, rows)[0]._replace(solved=np.zeros(rows.size, bool))
         )

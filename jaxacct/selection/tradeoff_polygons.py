@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.account import delta, epsilon
-from jaxacct.engines import contour, programs
+from jaxacct.engines import backend, contour
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.worst_mesh import CELLS, Inner, Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
@@ -80,7 +80,7 @@ def _by_engine(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.
         # half of the mass has losses beyond the engines' range: the bounds from the base alone answer instead
         at = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS])
         return at, np.zeros((2, 3)), np.ones((2, 3))
-    with programs.alike(True):  # one base's profile is over before optimised programs would be compiled
+    with backend.job(1, apart=True):  # one base's profile
         engine = str(delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL).engine)
         count = EPS_POINTS.get(engine, EPS_POINTS["lattice"])
         early = round(count * max(first / at_most, 0.5))  # as far as both directions go; beyond that there is one
@@ -103,7 +103,7 @@ def _by_engine(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.
 
 def _last(run: Mechanism, level: float, relation: str) -> float:
     """An eps at which delta has fallen to a level."""
-    with programs.alike(True):
+    with backend.job(1, apart=True):
         found = float(epsilon(run, min(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper)
     return min(max(found, 1e-6), ASKED_EPS)
 

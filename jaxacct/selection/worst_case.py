@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxacct.engines import programs
+from jaxacct.engines import backend, programs
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.arrays import namespace
 from jaxacct.kernels.worst_mesh import FINE, FINEST, GLANCE, MIDDLE, QUICK, STEADY, Resolution
@@ -42,8 +42,8 @@ _curves_of: OrderedDict[tuple[Mechanism, bool], list[dict[str, Curve]]] = Ordere
 
 def known_curves(run: Mechanism) -> list[dict[str, Curve]]:
     """The curves of a base, computed once."""
-    with programs.alike(True):  # a base's profile is over before optimised programs would be compiled
-        key = run, programs.on_numpy(1)
+    with backend.job(1, apart=True):  # one base's profile
+        key = run, backend.on_numpy(1)
         if key not in _curves_of:
             found = curves(run)
             _curves_of[key] = found
@@ -69,7 +69,7 @@ def bracket(
     base = np.broadcast_to(np.arange(len(known)).reshape(batch_shape(run)), shape).reshape(-1)
     flat = np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
     laws, at = law.flattened(shape), np.minimum(flat, LARGEST_EPS)
-    ends, plain = np.zeros((2, size)), programs.on_numpy(size)
+    ends, plain = np.zeros((2, size)), backend.on_numpy(size)
     before: list[str] = []
     for direction in (side.direction for side in sides(run, relation)):
         stacked = jax.tree.map(lambda *x: np.stack(x), *(each[direction] for each in known)) if size else None

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxacct.engines import programs
+from jaxacct.engines import backend
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_mesh import FINE, Inner
 from jaxacct.mechanisms import Mechanism, batch_shape
@@ -127,7 +127,7 @@ def attack(
         )
     best: Attack | None = None
     run, relation = under(run, relation)
-    find = _order if programs.on_numpy(1) else _compiled_order
+    find = _order if backend.on_numpy(1) else _compiled_order
     curves = known_curves(run)[0]
     for side in sides(run, relation):
         curve, direction = curves[side.direction], side.direction

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxacct.engines import programs
+from jaxacct.engines import backend
 from jaxacct.sweeps.columns import layout, solved_for
 from jaxacct.sweeps.grid import Grid, expand
 from jaxacct.sweeps.parts import slice_of
@@ -43,11 +43,6 @@ class Work:
     block: int
     shard: tuple[int, int]
     blocks: list[np.ndarray]
-
-    @property
-    def few(self) -> bool:
-        """Whether the whole grid, not only this slice of it, is small enough for quickly compiled programs."""
-        return len(self.grid) <= programs.MANY
 
     @property
     def rows(self) -> np.ndarray:
@@ -208,7 +203,7 @@ def _configurations(grid: Any, mode: str, quantity: str | None) -> Grid:
 
 def _timed(sample: Grid, work: Work) -> float:
     begin = time.perf_counter()
-    with programs.alike(work.few):
+    with backend.job(len(work.grid)):
         solve(sample, work.settings, work.columns, len(work.grid) == 1)
     return time.perf_counter() - begin
 

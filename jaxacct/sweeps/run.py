@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxacct.engines import compiling, programs
+from jaxacct.engines import backend, compiling
 from jaxacct.files import Unwritable
 from jaxacct.progress import Progress
 from jaxacct.sweeps import parts
@@ -252,7 +252,7 @@ def _run(slice_: _Slice, show: bool | None, journal: Journal | None) -> Table:
     progress.update(done)
     try:
         for rows in slice_.blocks():
-            with programs.alike(work.few):
+            with backend.job(len(work.grid)):
                 piece = solve(work.grid.take(rows), work.settings, work.columns, alone)
             if journal is not None:
                 journal.append(rows, piece)

@@ -9,7 +9,6 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
-from jaxacct.engines import programs
 from jaxacct.training.plan.solved import SolvedPlan
 from jaxacct.training.step.step_mechanisms import Release, prefixes
 from jaxacct.validation import COUNT, check
@@ -33,8 +32,7 @@ def epsilon_curve(plan: SolvedPlan, points: int) -> tuple[np.ndarray, Bounds]:
     if not few:
         stand_in = dominating({release for each in counts for release in each}, *_LEVELS)
         counts = [_renamed(each, stand_in) for each in counts]
-    with programs.alike(True):  # one program that compiles quickly
-        curve = account.epsilon(prefixes(counts), plan.target_delta, relation=plan.relation, rtol=_CURVE_RTOL)
+    curve = account.epsilon(prefixes(counts), plan.target_delta, relation=plan.relation, rtol=_CURVE_RTOL)
     if few:
         return at, curve
     upper = np.minimum(curve.upper, plan.epsilon.upper)
