@@ -17,6 +17,7 @@ from jaxacct.dp_sgd_calibration import (
     checked_goal,
     result,
 )
+from jaxacct.engines.backend import asked
 from jaxacct.validation import COUNT, check_one, choice
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def calibrate_noise_multiplier(
     candidates: str = "iid",
     relation: str = "add_or_remove_one",
     rtol: float = 1e-4,
+    backend: str = "auto",
 ) -> Calibration:
     """The smallest noise multiplier for which Poisson sampled DP-SGD meets (target_epsilon, target_delta).
 
@@ -61,6 +63,8 @@ def calibrate_noise_multiplier(
         What is assumed of the candidates (`jaxacct.selection.select`).
     relation : {"add_or_remove_one", "add_one", "remove_one"}
     rtol : float in [1e-7, 1)
+    backend : {"auto", "numpy", "xla"}
+        As for `jaxacct.epsilon`.
 
     Returns
     -------
@@ -83,16 +87,17 @@ def calibrate_noise_multiplier(
     """
     known = {"sampling_probability": sampling_probability, "steps": steps}
     if repetitions is None:
-        return calibrated("noise_multiplier", target_epsilon, target_delta, known, relation, rtol, NOISE_RANGE)
+        return calibrated("noise_multiplier", target_epsilon, target_delta, known, relation, rtol, NOISE_RANGE, backend)
     from jaxacct.selection.mechanism import CANDIDATES  # takes a while to import, and single runs do not need it
     from jaxacct.selection.noise import law_shape, noise_of_selection
 
     choice("candidates", candidates, CANDIDATES)
     shapes = {"repetitions": law_shape(repetitions)}
     goal, shape = checked_goal(
-        "noise_multiplier", target_epsilon, target_delta, known, relation, rtol, NOISE_RANGE, shapes
+        "noise_multiplier", target_epsilon, target_delta, known, relation, rtol, NOISE_RANGE, shapes, backend
     )
-    return result(noise_of_selection(goal, repetitions, shape, candidates), shape)
+    with asked(backend):
+        return result(noise_of_selection(goal, repetitions, shape, candidates), shape)
 
 
 def calibrate_sampling_probability(
@@ -103,6 +108,7 @@ def calibrate_sampling_probability(
     *,
     relation: str = "add_or_remove_one",
     rtol: float = 1e-4,
+    backend: str = "auto",
 ) -> Calibration:
     """The largest sampling probability for which Poisson sampled DP-SGD meets the target.
 
@@ -110,7 +116,7 @@ def calibrate_sampling_probability(
 
     Parameters
     ----------
-    target_epsilon, target_delta, steps, relation, rtol : as for `calibrate_noise_multiplier`
+    target_epsilon, target_delta, steps, relation, rtol, backend : as for `calibrate_noise_multiplier`
     noise_multiplier : array_like > 0
 
     Returns
@@ -132,7 +138,7 @@ def calibrate_sampling_probability(
     (0.00932, True)
     """
     known = {"noise_multiplier": noise_multiplier, "steps": steps}
-    return calibrated("sampling_probability", target_epsilon, target_delta, known, relation, rtol, RATE_RANGE)
+    return calibrated("sampling_probability", target_epsilon, target_delta, known, relation, rtol, RATE_RANGE, backend)
 
 
 def calibrate_steps(
@@ -144,6 +150,7 @@ def calibrate_steps(
     max_steps: int = MAX_STEPS,
     relation: str = "add_or_remove_one",
     rtol: float = 1e-4,
+    backend: str = "auto",
 ) -> Calibration:
     """The largest number of steps whose certified epsilon meets the target; a whole number (as float64).
 
@@ -152,7 +159,7 @@ def calibrate_steps(
 
     Parameters
     ----------
-    target_epsilon, target_delta, sampling_probability, relation, rtol : as for `calibrate_noise_multiplier`
+    target_epsilon, target_delta, sampling_probability, relation, rtol, backend : as for `calibrate_noise_multiplier`
     noise_multiplier : array_like > 0
     max_steps : int >= 1
         The largest number that is searched, one for the whole batch.
@@ -177,4 +184,4 @@ def calibrate_steps(
     """
     limit = check_one("max_steps", max_steps, COUNT, "one limit serves the whole batch")
     known = {"noise_multiplier": noise_multiplier, "sampling_probability": sampling_probability}
-    return calibrated("steps", target_epsilon, target_delta, known, relation, rtol, (1.0, float(limit)))
+    return calibrated("steps", target_epsilon, target_delta, known, relation, rtol, (1.0, float(limit)), backend)

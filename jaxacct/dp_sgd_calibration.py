@@ -15,7 +15,7 @@ from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.calibration_start import Goal, calibration_start
 from jaxacct.certified_search import Found, Search, Start, certified_search
-from jaxacct.engines import backend
+from jaxacct.engines.backend import asked, job
 from jaxacct.engines.contour import no_hint
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.validation import (
@@ -98,16 +98,17 @@ def checked_goal(
     rtol: float,
     limits: tuple[float, float],
     more_shapes: dict[str, tuple[int, ...]],
+    backend: str = "auto",
 ) -> tuple[Goal, tuple[int, ...]]:
     """The arguments of a public call as a flat goal, and the shape of the batch; InputError where they are refused."""
     given = {"target_epsilon": target_epsilon, "target_delta": target_delta, **known}
     refuse_tracers(f"ja.calibrate_{unknown}", "jaxacct.kernels.calibration", **given)
-    relation, _, rtol, _ = options(relation=relation, rtol=rtol, relations=SIDED, least_rtol=LEAST_RTOL)
+    chosen = options(relation=relation, rtol=rtol, backend=backend, relations=SIDED, least_rtol=LEAST_RTOL)
     checked = {name: check(name, value, RULES[name]) for name, value in given.items()}
     shape = broadcast_shape({name: np.shape(value) for name, value in checked.items()} | more_shapes)
     flat = {k: np.broadcast_to(np.asarray(v, np.float64), shape).reshape(-1) for k, v in checked.items()}
     epsilon, delta = flat.pop("target_epsilon"), flat.pop("target_delta")
-    return Goal(unknown, epsilon, delta, flat, limits, relation, rtol, no_hint(epsilon.size)), shape
+    return Goal(unknown, epsilon, delta, flat, limits, chosen.relation, chosen.rtol, no_hint(epsilon.size)), shape
 
 
 def calibrated(
@@ -118,10 +119,11 @@ def calibrated(
     relation: str = "add_or_remove_one",
     rtol: float = 1e-4,
     limits: tuple[float, float] = NOISE_RANGE,
+    backend: str = "auto",
 ) -> Calibration:
     """The value of `unknown` that meets the target for DP-SGD with the other parameters known."""
-    goal, shape = checked_goal(unknown, target_epsilon, target_delta, known, relation, rtol, limits, {})
-    with backend.job(goal.epsilon.size):
+    goal, shape = checked_goal(unknown, target_epsilon, target_delta, known, relation, rtol, limits, {}, backend)
+    with asked(backend), job(goal.epsilon.size):
         search = search_for(goal, lambda rows, values: certified(goal, goal.relation, rows, values))
         if goal.relation == "add_or_remove_one":  # remove is the larger direction as a rule
             search = search._replace(leader=lambda rows, values: certified(goal, "remove_one", rows, values))

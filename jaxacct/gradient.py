@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.engines import contour
-from jaxacct.engines.backend import evaluate
+from jaxacct.engines.backend import asked, evaluate, job
 from jaxacct.kernels.sensitivity import sensitivity
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import holds_vectors, require_mechanism
@@ -31,7 +31,9 @@ EPSILON_STEP = 1e-3
 The lattice engine's estimates are good to about 1e-5 there, which a smaller step would magnify."""
 
 
-def epsilon_gradient(mechanism: Mechanism, delta: Any, *, relation: str = "add_or_remove_one") -> Mechanism:
+def epsilon_gradient(
+    mechanism: Mechanism, delta: Any, *, relation: str = "add_or_remove_one", backend: str = "auto"
+) -> Mechanism:
     """`d epsilon / d field` for every numeric field, at fixed delta, as a pytree like the mechanism.
 
     By the implicit function theorem it is (d log delta/d field) / (-d log delta/d epsilon), in the larger direction of
@@ -45,6 +47,8 @@ def epsilon_gradient(mechanism: Mechanism, delta: Any, *, relation: str = "add_o
         Its numeric fields and `delta` broadcast; each field is one number a configuration.
     delta : array_like in (0, 1)
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    backend : {"auto", "numpy", "xla"}
+        As for `jaxacct.epsilon`.
 
     Returns
     -------
@@ -66,7 +70,8 @@ def epsilon_gradient(mechanism: Mechanism, delta: Any, *, relation: str = "add_o
     -3.823
     """
     refuse_tracers("ja.epsilon_gradient", "jaxacct.kernels.contour", mechanism=mechanism, delta=delta)
-    mechanism, relation = require_mechanism("mechanism", mechanism), options(relation=relation).relation
+    chosen = options(relation=relation, backend=backend)
+    mechanism, relation = require_mechanism("mechanism", mechanism), chosen.relation
     delta = check("delta", delta, DELTA)
     shape = broadcast_shape({"the mechanism": batch_shape(mechanism), "delta": np.shape(delta)})
     leaves, structure = jax.tree.flatten(mechanism)
@@ -77,20 +82,21 @@ def epsilon_gradient(mechanism: Mechanism, delta: Any, *, relation: str = "add_o
         )
     full = [np.broadcast_to(np.asarray(leaf, np.float64), shape).reshape(-1) for leaf in leaves]
     flat_delta = np.broadcast_to(np.asarray(delta, np.float64), shape).reshape(-1)
-    gradients = [np.zeros(flat_delta.size) for _ in leaves]
-    sides = {
-        d: _one_sided(jax.tree.unflatten(structure, full), flat_delta, relation, d)
-        for d in directions(mechanism, relation)
-    }
-    largest = np.max([side.estimate for side in sides.values()], axis=0)
-    moving = np.isfinite(largest) & (largest > 0)
-    for direction, side in sides.items():
-        rows = np.flatnonzero(moving & (side.estimate == largest))
-        if rows.size:
-            fields = [column[rows] for column in full]
-            answers = _differentiate(structure, fields, flat_delta[rows], largest[rows], relation, direction)
-            for gradient, answer in zip(gradients, answers, strict=True):
-                gradient[rows] = answer
+    with asked(chosen.backend), job(flat_delta.size):
+        gradients = [np.zeros(flat_delta.size) for _ in leaves]
+        sides = {
+            d: _one_sided(jax.tree.unflatten(structure, full), flat_delta, relation, d)
+            for d in directions(mechanism, relation)
+        }
+        largest = np.max([side.estimate for side in sides.values()], axis=0)
+        moving = np.isfinite(largest) & (largest > 0)
+        for direction, side in sides.items():
+            rows = np.flatnonzero(moving & (side.estimate == largest))
+            if rows.size:
+                fields = [column[rows] for column in full]
+                answers = _differentiate(structure, fields, flat_delta[rows], largest[rows], relation, direction)
+                for gradient, answer in zip(gradients, answers, strict=True):
+                    gradient[rows] = answer
     return jax.tree.unflatten(structure, [g.reshape(shape)[()] for g in gradients])
 
 

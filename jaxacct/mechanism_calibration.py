@@ -11,6 +11,7 @@ from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.certified_search import Found, Search, certified_search, start_at
 from jaxacct.dp_sgd_calibration import LEAST_RTOL, Calibration, result
+from jaxacct.engines.backend import asked, job
 from jaxacct.engines.protocol import Effort
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
@@ -29,6 +30,7 @@ def calibrate(
     monotone: bool = False,
     relation: str = "add_or_remove_one",
     rtol: float = 1e-4,
+    backend: str = "auto",
 ) -> Calibration:
     """The value of any one parameter of any mechanism that meets (target_epsilon, target_delta).
 
@@ -55,6 +57,8 @@ def calibrate(
     rtol : float
         The certified epsilon lies within this (relatively) below the target, unless the search ends at an end of the
         bracket, between two adjacent whole numbers, or at a jump of epsilon.
+    backend : {"auto", "numpy", "xla"}
+        As for `jaxacct.epsilon`.
 
     Returns
     -------
@@ -80,7 +84,7 @@ def calibrate(
         raise InputError(
             f"mechanism = {mechanism!r:.40} must be a function of the value, such as lambda s: ja.dp_sgd(s, 0.01, 1000)"
         )
-    relation, _, rtol, _ = options(relation=relation, rtol=rtol, least_rtol=LEAST_RTOL)
+    chosen = options(relation=relation, rtol=rtol, backend=backend, least_rtol=LEAST_RTOL)
     check_flag("whole", whole, "say whether the value is a whole number")
     check_flag("monotone", monotone, "say whether epsilon is known to be monotone in the value")
     if not isinstance(bracket, tuple | list) or len(bracket) != 2:
@@ -99,16 +103,17 @@ def calibrate(
     if not (low < high).all():
         index = [int(i) for i in np.argwhere(~(low < high))[0]] if shape else ""
         raise InputError(f"bracket{index} must be (lowest, highest) with lowest < highest; give a wider one")
-    found = search_mechanisms(
-        lambda x: _made(mechanism, x),
-        epsilon,
-        delta,
-        (low, high),
-        relation,
-        account.effort_of_search(rtol),
-        rtol,
-        whole,
-    )
+    with asked(chosen.backend), job(int(np.prod(shape))):
+        found = search_mechanisms(
+            lambda x: _made(mechanism, x),
+            epsilon,
+            delta,
+            (low, high),
+            chosen.relation,
+            account.effort_of_search(chosen.rtol),
+            chosen.rtol,
+            whole,
+        )
     return result(found, shape, monotone)
 
 

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 __all__ = [
+    "BACKENDS",
     "COUNT",
     "DELTA",
     "DELTA_OR_ZERO",
@@ -50,6 +51,8 @@ SIDED = RELATIONS[:3]
 """The relations that calibrations know."""
 ENGINES = ("auto", "contour", "lattice")
 """The words that `engine` may be; "auto" lets every engine answer where it suits."""
+BACKENDS = ("auto", "numpy", "xla")
+"""What may be asked to evaluate kernels; `jaxacct.epsilon` says which is taken."""
 GIBIBYTE = 2**30
 """Bytes; the usual limit on the lattice engine's memory."""
 LEAST_MEMORY = 2**24
@@ -203,13 +206,14 @@ def check_flag(name: str, value: Any, question: str) -> None:
 class Options(NamedTuple):
     """The options that public calls share, checked; their meaning is that of the parameters of `jaxacct.epsilon`.
 
-    A further option (a backend, say) is one more field here and one more line of `options`.
+    A further option is one more field here and one more line of `options`.
     """
 
     relation: str = RELATIONS[0]
     engine: str = "auto"
     rtol: float = 1e-4
     memory_bytes: int = GIBIBYTE
+    backend: str = "auto"
 
 
 def options(
@@ -218,6 +222,7 @@ def options(
     engine: Any = "auto",
     rtol: Any = 1e-4,
     memory_bytes: Any = GIBIBYTE,
+    backend: Any = "auto",
     relations: Sequence[str] = RELATIONS,
     least_rtol: float = 0.0,
     usual_rtol: str = "1e-4",
@@ -236,9 +241,12 @@ def options(
 of bytes, such as 2**30
     """
     words = choice("relation", relation, relations), choice("engine", engine, ENGINES)
+    place = choice("backend", backend, BACKENDS)
     memory = check("memory_bytes", memory_bytes, MEMORY, "one limit serves the whole batch")
     width = Constraint(f"use {usual_rtol} or so", least_rtol, 1, lower_open=least_rtol == 0.0, upper_open=True)
-    return Options(*words, float(check("rtol", rtol, width, "one tolerance serves the whole batch")), int(memory))
+    return Options(
+        *words, float(check("rtol", rtol, width, "one tolerance serves the whole batch")), int(memory), place
+    )
 
 
 def shown(value: Any) -> str:

@@ -115,6 +115,7 @@ PLOT = {
 NUMBERS = ("block", "process_id", "process_count")
 """Options of which each must be one whole number."""
 ENGINES = "auto (default), contour or lattice"
+BACKENDS = "auto (default), numpy (compiles nothing) or xla (for very many configurations)"
 LAWS = "law of K: geometric, logarithmic, truncated_negative_binomial, poisson, binomial or point_mass"
 BOUNDS = (
     "worst_case (default), or envelope, privacy_profile, renyi, auto (the smallest of these three), or monotone_score "
@@ -269,6 +270,7 @@ def _accuracy_options(sub: _Parser, engine: bool) -> None:
     if engine:
         sub.add_argument("--engine", default="auto", metavar="E", help=ENGINES)
     sub.add_argument("--rtol", default="1e-4", metavar="X", help="wanted relative width (default 1e-4)")
+    sub.add_argument("--backend", default="auto", metavar="B", help=BACKENDS)
 
 
 def _attach_negatives(arguments: Sequence[str]) -> list[str]:

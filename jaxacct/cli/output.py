@@ -116,6 +116,7 @@ def plan_text(report: dict[str, Any]) -> str:
         lines.append(("slice", f"{number} of {total}: {report['own']:,} configurations"))
     lines += [
         ("blocks", f"{report['blocks']:,} of up to {report['block']:,} rows, one quantity each"),
+        ("backend", report["backend"]),
         ("devices", report["devices"]),
         ("time", f"about {_duration(report['seconds'])}, from {report['sample']:,} configurations solved just now"),
         ("start", f"{_duration(report['first_seconds'])} before that for compiling; less where programs are cached"),

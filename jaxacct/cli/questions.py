@@ -30,7 +30,8 @@ def run(options: argparse.Namespace) -> int:
     if options.command == "calibrate" and solved not in CALIBRATED:
         raise InputError(f"{' and '.join(CALIBRATED)} are all given; leave out the one to be solved for")
     engine = getattr(options, "engine", "auto")
-    table = sweep(grid, relation=options.relation, engine=engine, rtol=options.rtol, progress=False)
+    chosen = {"relation": options.relation, "engine": engine, "rtol": options.rtol, "backend": options.backend}
+    table = sweep(grid, **chosen, progress=False)
     batch = any(np.ndim(value) for value in fields.values())
     if options.verify:
         return _answer_verified(table, batch, options)

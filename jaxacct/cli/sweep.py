@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
     """Answer one parsed command."""
     if options.grid is None:
         raise InputError("GRID is missing; give a .toml or .csv file")
-    settings = {name: getattr(options, name) for name in ("relation", "engine", "rtol", "block", "shard")}
+    settings = {name: getattr(options, name) for name in ("relation", "engine", "rtol", "backend", "block", "shard")}
     if options.dry_run:
         return output.report(output.plan(plan(options.grid, **settings)), output.plan_text, options)
     if options.out is None:

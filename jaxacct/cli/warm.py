@@ -12,15 +12,17 @@ from collections.abc import Iterator
 
 from jaxacct import account, calibration
 from jaxacct.cli import output
-from jaxacct.engines import compiling, program_cache, programs
+from jaxacct.engines import compiling, program_cache
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.progress import Progress
 from jaxacct.validation import InputError
 
 __all__ = ["run"]
 
-PURPOSES = {"sweep": (False,), "training": (True,), "all": (False, True)}
-"""What --for may say, and whether that takes the quickly compiled programs of small jobs."""
+PURPOSES = {"sweep": ("xla",), "training": ("auto",), "all": ("xla", "auto")}
+"""What --for may say, and the backends that it takes.
+
+A large sweep takes XLA.  Plans and ledgers ask a few questions, for which nothing is compiled on a CPU."""
 RUNS = (
     (1.0, 1e-2, 1_000, 1e-5),
     (1.0, 1e-3, 10_000, 1e-5),
@@ -30,8 +32,8 @@ RUNS = (
 )
 """Noise multiplier, sampling probability, steps and delta of runs that differ in how many steps sample a record."""
 
-Question = tuple[str, bool, tuple[float, float, int, float]]
-"""A quantity, whether quickly compiled programs answer it, and a run."""
+Question = tuple[str, str, tuple[float, float, int, float]]
+"""A quantity, the backend that answers it, and a run."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,22 +71,21 @@ def run(options: argparse.Namespace) -> int:
 
 def questions(purpose: str) -> Iterator[Question]:
     """What is asked: of each run its epsilon, the delta at that epsilon, and the noise for it."""
-    for few in PURPOSES[purpose]:
+    for backend in PURPOSES[purpose]:
         for quantity in ("epsilon", "delta", "calibrate"):
             for each in RUNS:
-                yield quantity, few, each
+                yield quantity, backend, each
 
 
-def ask(quantity: str, few: bool, of: tuple[float, float, int, float]) -> None:
+def ask(quantity: str, backend: str, of: tuple[float, float, int, float]) -> None:
     """One question; its answer is of no interest."""
     noise, rate, steps, delta = of
-    with programs.alike(few):
-        if quantity == "epsilon":
-            account.epsilon(dp_sgd(noise, rate, steps), delta)
-        elif quantity == "delta":
-            account.delta(dp_sgd(noise, rate, steps), 1.0)
-        else:
-            calibration.calibrate_noise_multiplier(1.0, delta, rate, steps)
+    if quantity == "epsilon":
+        account.epsilon(dp_sgd(noise, rate, steps), delta, backend=backend)
+    elif quantity == "delta":
+        account.delta(dp_sgd(noise, rate, steps), 1.0, backend=backend)
+    else:
+        calibration.calibrate_noise_multiplier(1.0, delta, rate, steps, backend=backend)
 
 
 def _prepared() -> int:

@@ -25,10 +25,8 @@ from jaxacct.engines import programs
 from jaxacct.kernels import elementary_check
 from jaxacct.validation import InputError
 
-__all__ = ["BACKENDS", "NUMPY_MOST", "evaluate", "job", "on_numpy"]
+__all__ = ["NUMPY_MOST", "asked", "evaluate", "fixed", "job", "on_numpy", "suiting"]
 
-BACKENDS = ("auto", "numpy", "xla")
-"""What a user may ask for."""
 NUMPY_MOST = 40_000
 """Largest job that NumPy does: about where compiling the programs of the contour engine begins to pay."""
 CHUNK_POINTS = 2**14
@@ -46,27 +44,46 @@ _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", def
 
 
 @contextlib.contextmanager
-def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[None]:
+def asked(backend: str) -> Iterator[None]:
+    """Inside, every batch takes the path that the user asked for; "auto" changes nothing."""
+    numpy = backend == "numpy"
+    if numpy and not _holds():
+        raise InputError("backend = 'numpy' cannot certify on this machine; use 'xla'")
+    token = _path.set(_path.get() if backend == "auto" else _Path(numpy, True))
+    try:
+        yield
+    finally:
+        _path.reset(token)
+
+
+@contextlib.contextmanager
+def fixed(numpy: bool) -> Iterator[None]:
+    """Inside, every batch takes the path that was chosen beforehand for the job that this is a piece of."""
+    token = _path.set(_Path(numpy, False))
+    try:
+        yield
+    finally:
+        _path.reset(token)
+
+
+@contextlib.contextmanager
+def job(size: int, *, apart: bool = False) -> Iterator[None]:
     """Inside, every batch takes one path: the one that is asked for, else that of the job around it, else the cheaper.
 
     size : configurations of the whole job.
     apart : whether a job of another size around this one is passed over, if nothing was asked for.
     """
     around = _path.get()
-    if backend != "auto":
-        path = _Path(backend == "numpy", True)
-        reason = elementary_check.failure() if path.numpy else None
-        if reason is not None:
-            raise InputError(f"backend = 'numpy' cannot certify on this machine ({reason}); use 'xla'")
-    elif around is not None and (around.asked or not apart):
-        path = around
-    else:
-        path = _Path(_suits(size), False)
-    token = _path.set(path)
-    try:
+    if around is not None and (around.asked or not apart):
         yield
-    finally:
-        _path.reset(token)
+    else:
+        with fixed(_suits(size)):
+            yield
+
+
+def suiting(size: int) -> str:
+    """The backend, by name, that "auto" means for a job of a size."""
+    return "numpy" if on_numpy(size) else "xla"
 
 
 def on_numpy(size: int, *, apart: bool = False) -> bool:

@@ -5,7 +5,7 @@ The file is longer than 300 lines because `Profile` is one class, and half of it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,7 +68,7 @@ class Profile:
     Parameters
     ----------
     mechanism : Mechanism
-    relation, engine, rtol, memory_bytes
+    relation, engine, rtol, memory_bytes, backend
         As in `ja.epsilon`.
 
     References
@@ -86,6 +86,7 @@ class Profile:
     engine: str = field(metadata={"static": True})
     rtol: float = field(metadata={"static": True})
     memory_bytes: int = field(metadata={"static": True})
+    backend: str = field(metadata={"static": True})
 
     def delta(self, epsilon: Any) -> Bounds:
         """The privacy profile delta(eps) for every real eps, certified.
@@ -302,7 +303,8 @@ class Profile:
         return self.true_positive_rate(baseline)
 
     def _settings(self) -> dict[str, Any]:
-        return {"engine": self.engine, "rtol": self.rtol, "memory_bytes": self.memory_bytes}
+        names = ("engine", "rtol", "memory_bytes", "backend")
+        return {name: getattr(self, name) for name in names}
 
     def _profile(self, epsilon: np.ndarray, relation: str) -> Bounds:
         return account.delta(self.mechanism, epsilon, relation=relation, **self._settings())
@@ -312,7 +314,7 @@ class Profile:
             return self
         if self.relation == "replace_one":
             raise InputError("relation = 'replace_one' has no single direction here; use relation='remove_one'")
-        return Profile(self.mechanism, f"{direction}_one", self.engine, self.rtol, self.memory_bytes)
+        return replace(self, relation=f"{direction}_one")
 
     def _certified(self, low: np.ndarray, high: np.ndarray, like: Bounds) -> Bounds:
         low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
@@ -331,7 +333,7 @@ class Profile:
 
     def element(self, index: tuple[int, ...]) -> Profile:
         """The profile of one configuration of the batch."""
-        return Profile(element(self.mechanism, index), self.relation, self.engine, self.rtol, self.memory_bytes)
+        return replace(self, mechanism=element(self.mechanism, index))
 
 
 def profile(
@@ -341,13 +343,14 @@ def profile(
     engine: str = "auto",
     rtol: float = 1e-4,
     memory_bytes: int = GIBIBYTE,
+    backend: str = "auto",
 ) -> Profile:
     """The privacy of a mechanism in every representation, each computed when it is asked for.
 
     Parameters
     ----------
     mechanism : Mechanism
-    relation, engine, rtol, memory_bytes
+    relation, engine, rtol, memory_bytes, backend
         As in `ja.epsilon`.
 
     Returns
@@ -368,7 +371,7 @@ def profile(
     >>> round(float(p.delta(1.0).upper), 9), round(float(p.tradeoff(0.05).lower), 4), float(p.gdp_mu().estimate)
     (0.006829595, 0.8739, 0.5)
     """
-    chosen = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes)
+    chosen = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes, backend=backend)
     mechanism = require_mechanism("mechanism", mechanism)
     engine_of_mechanism(mechanism, chosen.engine)  # refuses an engine that cannot answer
     return Profile(mechanism, *chosen)

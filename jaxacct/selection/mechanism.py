@@ -17,7 +17,7 @@ from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import FinitePair, Part
 from jaxacct.selection.adaptive import AdaptiveSelection, refuse_zero
 from jaxacct.selection.base_profile import under
-from jaxacct.selection.certified_ends import OK_WIDTH, as_bounds, certified, pair
+from jaxacct.selection.certified_ends import as_bounds, certified, pair
 from jaxacct.selection.law_families import Law, PointMass
 from jaxacct.selection.law_of_k import require_law
 from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon

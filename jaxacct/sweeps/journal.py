@@ -53,6 +53,7 @@ class Header:
     relation: str
     engine: str
     rtol: float
+    backend: str
     block: int
     shard: tuple[int, int]
 

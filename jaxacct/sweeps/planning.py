@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxacct.engines import backend
+from jaxacct.engines.backend import fixed
 from jaxacct.sweeps.columns import layout, solved_for
 from jaxacct.sweeps.grid import Grid, expand
 from jaxacct.sweeps.parts import slice_of
@@ -66,6 +66,8 @@ class Plan:
         Rows of this slice.
     blocks, block : int
         Blocks of this slice, and rows in a block.
+    backend : {"numpy", "xla"}
+        What evaluates the kernels: NumPy for up to 40,000 rows on a CPU, unless something else was asked for.
     devices : str
         Their number and platform.
     sample : int
@@ -89,6 +91,7 @@ class Plan:
     own: int
     blocks: int
     block: int
+    backend: str
     devices: str
     sample: int
     seconds: float
@@ -103,12 +106,13 @@ def lay_out(
     relation: str,
     engine: str,
     rtol: float,
+    backend: str,
     block: int | None,
     shard: str | None,
 ) -> Work:
     """The work of a sweep with these arguments, or a refusal of them."""
     configurations = _configurations(grid, mode, quantity)
-    chosen = settings(configurations, relation, engine, rtol)
+    chosen = settings(configurations, relation, engine, rtol, backend)
     if block is None:
         sixteenth = 1 << math.ceil(math.log2(max(len(configurations) / 16, 1)))
         block = min(max(sixteenth, SMALLEST_BLOCK), LARGEST_BLOCK)
@@ -129,6 +133,7 @@ def plan(
     relation: str = "add_or_remove_one",
     engine: str = "auto",
     rtol: float = 1e-4,
+    backend: str = "auto",
     block: int | None = None,
     shard: str | None = None,
 ) -> Plan:
@@ -139,7 +144,7 @@ def plan(
 
     Parameters
     ----------
-    grid, mode, quantity, relation, engine, rtol, block, shard
+    grid, mode, quantity, relation, engine, rtol, backend, block, shard
         As in `jaxacct.sweep`.
 
     Returns
@@ -156,7 +161,7 @@ def plan(
     >>> p.configurations, p.quantities, p.blocks, p.sample
     (4, {'epsilon': 4}, 1, 4)
     """
-    work = lay_out(grid, mode, quantity, relation, engine, rtol, block, shard)
+    work = lay_out(grid, mode, quantity, relation, engine, rtol, backend, block, shard)
     count = {word: int(np.sum(work.grid.quantity == word)) for word in solved_for({"quantity": work.grid.quantity})}
     mine = work.rows
     seconds = first = 0.0
@@ -178,6 +183,7 @@ def plan(
         own=mine.size,
         blocks=len(work.blocks),
         block=work.block,
+        backend=work.settings.backend,
         devices=f"{len(devices)} {devices[0].platform}",
         sample=sampled,
         seconds=seconds,
@@ -203,7 +209,7 @@ def _configurations(grid: Any, mode: str, quantity: str | None) -> Grid:
 
 def _timed(sample: Grid, work: Work) -> float:
     begin = time.perf_counter()
-    with backend.job(len(work.grid)):
+    with fixed(work.settings.backend == "numpy"):
         solve(sample, work.settings, work.columns, len(work.grid) == 1)
     return time.perf_counter() - begin
 

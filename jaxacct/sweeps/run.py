@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxacct.engines import backend, compiling
+from jaxacct.engines import compiling
+from jaxacct.engines.backend import fixed
 from jaxacct.files import Unwritable
 from jaxacct.progress import Progress
 from jaxacct.sweeps import parts
@@ -53,6 +54,7 @@ def sweep(
     relation: str = "add_or_remove_one",
     engine: str = "auto",
     rtol: float = 1e-4,
+    backend: str = "auto",
     progress: bool | None = None,
     block: int | None = None,
     resume: bool = False,
@@ -79,7 +81,7 @@ def sweep(
         For a dict: what is solved for, as a check on what the fields leave out.
     out : path ending in .csv or .parquet, optional
         The result, which must not be there already (see overwrite).
-    relation, engine, rtol
+    relation, engine, rtol, backend
         As in `jaxacct.epsilon` and `jaxacct.calibrate_noise_multiplier` (calibrations choose the engine).
     progress : bool, optional
         A progress bar on standard error; by default only on a terminal.
@@ -126,7 +128,7 @@ def sweep(
     path = None if out is None else out_path(out)
     if path is not None and resume and block is None:
         block = kept_block(parts.traces(path, parts.slice_of(shard)))
-    work = lay_out(grid, mode, quantity, relation, engine, rtol, block, shard)
+    work = lay_out(grid, mode, quantity, relation, engine, rtol, backend, block, shard)
     if path is None:
         for name, given in {"resume": resume, "overwrite": overwrite, "shard": shard is not None}.items():
             if given:
@@ -252,7 +254,7 @@ def _run(slice_: _Slice, show: bool | None, journal: Journal | None) -> Table:
     progress.update(done)
     try:
         for rows in slice_.blocks():
-            with backend.job(len(work.grid)):
+            with fixed(work.settings.backend == "numpy"):
                 piece = solve(work.grid.take(rows), work.settings, work.columns, alone)
             if journal is not None:
                 journal.append(rows, piece)

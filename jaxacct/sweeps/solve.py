@@ -11,6 +11,7 @@ import numpy as np
 from jaxacct import account, calibration
 from jaxacct.bounds import Bounds
 from jaxacct.dp_sgd_calibration import LEAST_RTOL
+from jaxacct.engines.backend import suiting
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.sweeps import repetitions
 from jaxacct.sweeps.columns import ANSWER, WORDS
@@ -40,14 +41,15 @@ class Settings(NamedTuple):
     relation: str
     engine: str
     rtol: float
+    backend: str  # never "auto": that of the whole grid, so that slices and resumed runs take the same
 
 
-def settings(grid: Grid, relation: str, engine: str, rtol: float) -> Settings:
+def settings(grid: Grid, relation: str, engine: str, rtol: float, backend: str) -> Settings:
     """The settings, refused where the grid cannot be solved with them.
 
     Calibrations choose their own engine and know the add and remove relations only; selections have one engine.
     """
-    chosen = options(relation=relation, engine=engine, rtol=rtol)
+    chosen = options(relation=relation, engine=engine, rtol=rtol, backend=backend)
     calibrated = [word for word in _CALIBRATIONS if word in grid.quantity]
     if calibrated and engine != "auto":
         raise InputError(f"engine = {engine!r} is not available for solving {calibrated[0]}; use 'auto'")
@@ -60,7 +62,8 @@ def settings(grid: Grid, relation: str, engine: str, rtol: float) -> Settings:
         )
     if calibrated:
         options(rtol=rtol, least_rtol=LEAST_RTOL)
-    return Settings(chosen.relation, chosen.engine, chosen.rtol)
+    place = suiting(len(grid)) if backend == "auto" else chosen.backend
+    return Settings(chosen.relation, chosen.engine, chosen.rtol, place)
 
 
 def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = False) -> Table:
