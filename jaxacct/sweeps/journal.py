@@ -79,7 +79,8 @@ def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, s
         content = "\x1f".join(column).encode() if text else np.ascontiguousarray(column, "<f8").tobytes()
         digest.update(name.encode() + content)
     versions = (jaxacct.__version__, jax.__version__, jax.default_backend())
-    return Header(*versions, digest.hexdigest(), len(grid), columns, *chosen, block, shard)
+    same = chosen._asdict()
+    return Header(*versions, digest.hexdigest(), len(grid), columns, **same, block=block, shard=shard)
 
 
 class Journal:
