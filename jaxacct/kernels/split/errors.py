@@ -1,6 +1,6 @@
 """Rigorous bounds of the quadrature errors of the split contour (kernels/README.md, section 6).
 
-For the two parts `A` and `B` of parts.py, each relative to its own value on the real axis.  Those of rounding are in rounding.py.
+For the two parts `A` and `B` of parts.py, each relative to its own value on the real axis.  rounding.py has the others.
 """
 
 from collections.abc import Callable, Sequence
