@@ -28,7 +28,7 @@ STAGES = ("import", "trace", "lower", "compile", "save", "load", "run")
 STAGED = """
 import functools, json, sys, time
 begin = time.perf_counter()
-from jaxacct.cli import command, commands, compilation_cache, questions, select, sweep
+from jaxacct.cli import command, commands, questions, select, sweep
 spent = dict.fromkeys({stages!r}, 0.0)
 spent["import"] = time.perf_counter() - begin
 
@@ -46,13 +46,12 @@ def timed(owner, name, stage):
     setattr(owner, name, outer)
 
 import jax
-from jaxacct.cli.executable_cache import ExecutableCache
+from jaxacct.engines import program_store, programs
 timed(jax.stages.Traced, "lower", "lower")
 timed(jax.stages.Lowered, "compile", "compile")
-timed(ExecutableCache, "save", "save")
-timed(ExecutableCache, "load", "load")
-from jaxacct.engines import programs
-timed(programs._Batched, "_prepare", "trace")
+timed(program_store, "save", "save")
+timed(program_store, "load", "load")
+timed(programs.Compiled, "_prepare", "trace")
 timed(commands, "run", "run")
 command()
 spent["trace"] -= sum(spent[name] for name in ("lower", "compile", "save", "load"))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         calibrate_sampling_probability,
         calibrate_steps,
     )
+    from jaxacct.engines.program_cache import CacheInfo, cache_info, clear_cache
     from jaxacct.gradient import epsilon_gradient
     from jaxacct.mechanism_calibration import calibrate
     from jaxacct.mechanisms import (
@@ -57,6 +58,7 @@ __all__ = [
     "AllowedRepetitions",
     "ApproximateDP",
     "Bounds",
+    "CacheInfo",
     "Calibration",
     "DiscreteGaussian",
     "DiscreteLaplace",
@@ -80,10 +82,12 @@ __all__ = [
     "SampledWithoutReplacement",
     "SmoothSensitivityGaussian",
     "Verification",
+    "cache_info",
     "calibrate",
     "calibrate_noise_multiplier",
     "calibrate_sampling_probability",
     "calibrate_steps",
+    "clear_cache",
     "compose",
     "delta",
     "dp_sgd",
@@ -107,6 +111,7 @@ _HOMES = {
     "AllowedRepetitions": "selection.allowed_repetitions",
     "ApproximateDP": "mechanisms",
     "Bounds": "bounds",
+    "CacheInfo": "engines.program_cache",
     "Calibration": "calibration",
     "DiscreteGaussian": "mechanisms",
     "DiscreteLaplace": "mechanisms",
@@ -130,10 +135,12 @@ _HOMES = {
     "SampledWithoutReplacement": "mechanisms",
     "SmoothSensitivityGaussian": "mechanisms",
     "Verification": "verification",
+    "cache_info": "engines.program_cache",
     "calibrate": "mechanism_calibration",
     "calibrate_noise_multiplier": "calibration",
     "calibrate_sampling_probability": "calibration",
     "calibrate_steps": "calibration",
+    "clear_cache": "engines.program_cache",
     "compose": "mechanisms",
     "delta": "account",
     "dp_sgd": "mechanisms",

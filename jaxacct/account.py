@@ -113,16 +113,7 @@ def bracket_epsilon(
     whole = engine_of_mechanism(mechanism, engine)
     if whole is not None:
         return whole.epsilon(mechanism, np.asarray(delta), relation, effort.rtol)
-    shape = broadcast_shape({"the mechanism": batch_shape(mechanism), "delta": np.shape(delta)})
-    target = np.broadcast_to(np.asarray(delta, np.float64), shape).reshape(-1)
-    best: Side | None = None
-    with large(target.size):
-        for direction in directions(mechanism, relation):
-            parts = _rows(components(mechanism, relation, direction), mechanism, shape)
-            _refuse_zero_delta(parts, target, shape)
-            floor = np.full(target.shape, -np.inf) if best is None else best.answer.lower
-            best = _larger(best, _one_epsilon(parts, target, floor, effort, engine, hint))
-    return _bounds(best, shape, effort.rtol, mechanism.kind_under(relation), np.inf)
+    return _worse_direction("epsilon", mechanism, delta, relation, effort, engine, hint)
 
 
 def delta(
@@ -174,15 +165,7 @@ def delta(
     whole = engine_of_mechanism(mechanism, given.engine)
     if whole is not None:
         return whole.delta(mechanism, np.asarray(epsilon), given.relation, effort.rtol)
-    shape = broadcast_shape({"the mechanism": batch_shape(mechanism), "epsilon": np.shape(epsilon)})
-    eps = np.broadcast_to(np.asarray(epsilon, np.float64), shape).reshape(-1)
-    best: Side | None = None
-    with large(eps.size):
-        for direction in directions(mechanism, given.relation):
-            parts = _rows(components(mechanism, given.relation, direction), mechanism, shape)
-            floor = np.full(eps.shape, -np.inf) if best is None else best.answer.lower
-            best = _larger(best, _one_delta(parts, eps, floor, effort, given.engine))
-    return _bounds(best, shape, effort.rtol, mechanism.kind_under(given.relation), np.nan)
+    return _worse_direction("delta", mechanism, epsilon, given.relation, effort, given.engine)
 
 
 def effort_of(given: Options) -> Effort:
@@ -197,13 +180,48 @@ def effort_of_search(rtol: float) -> Effort:
     return Effort(0.25 * rtol, 0.25 * rtol, 0.01 * rtol, 0.2 * rtol, GIBIBYTE)
 
 
-def _rows(parts: Components, mechanism: Mechanism, shape: tuple[int, ...]) -> Components:
-    """The components of every element of a shape that the mechanism's batch broadcasts to."""
+def _worse_direction(
+    quantity: str,
+    mechanism: Mechanism,
+    given: float | np.ndarray,
+    relation: str,
+    effort: Effort,
+    engine: str,
+    hint: Hint | None = None,
+) -> Bounds:
+    """The bracket of "epsilon" at given deltas, or of "delta" at given epsilons: the larger of the directions' answers.
+
+    If the kind is not "certified", the lower end is set to 0.
+    """
     mine = batch_shape(mechanism)
-    if mine == shape:
-        return parts
+    shape = broadcast_shape({"the mechanism": mine, "delta" if quantity == "epsilon" else "epsilon": np.shape(given)})
+    target = np.broadcast_to(np.asarray(given, np.float64), shape).reshape(-1)
     rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
-    return parts.take(rows)
+    worst = Answer(*(np.full(target.shape, -np.inf) for _ in range(3)))
+    engines: np.ndarray = np.full(target.shape, "", dtype="<U32")
+    contradicted = np.zeros(target.shape, bool)
+    with large(target.size):
+        for direction in directions(mechanism, relation):
+            parts = components(mechanism, relation, direction)
+            parts = parts if mine == shape else parts.take(rows)
+            if quantity == "epsilon":
+                _refuse_zero_delta(parts, target, shape)
+                side = _one_epsilon(parts, target, worst.lower, effort, engine, hint)
+            else:
+                side = _one_delta(parts, target, worst.lower, effort, engine)
+            engines = np.where(side.answer.upper > worst.upper, side.engine, engines)
+            worst = Answer(*(np.maximum(a, b) for a, b in zip(worst, side.answer, strict=True)))
+            contradicted |= side.contradicted
+    kind = mechanism.kind_under(relation)
+    status = np.where(is_open(worst, effort.rtol), "width", "ok").astype("<U16")
+    status[contradicted] = "contradiction"
+    status[worst.upper == 0] = "zero"
+    if quantity == "epsilon":
+        status[worst.lower == np.inf] = "mass_at_infinity"
+    if kind != "certified":
+        worst = worst._replace(lower=np.zeros(target.shape))
+    low, mid, high, status, engines = (x.reshape(shape) for x in (*worst, status, engines))
+    return Bounds(low, mid, high, kind, status, engines)
 
 
 def _one_epsilon(
@@ -245,15 +263,6 @@ def _one_delta(parts: Components, eps: np.ndarray, floor: np.ndarray, effort: Ef
     return Side(Answer(low, np.clip(mid, low, high), high), side.engine, side.contradicted | ~agree)
 
 
-def _larger(first: Side | None, second: Side) -> Side:
-    """Element by element the larger of two directions."""
-    if first is None:
-        return second
-    ends = [np.maximum(a, b) for a, b in zip(first.answer, second.answer, strict=True)]
-    engine = np.where(second.answer.upper > first.answer.upper, second.engine, first.engine)
-    return Side(Answer(*ends), engine, first.contradicted | second.contradicted)
-
-
 def _refuse_zero_delta(parts: Components, target: np.ndarray, shape: tuple[int, ...]) -> None:
     """delta = 0 is for mechanisms of bounded loss."""
     bad = (target == 0) & ((parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1))
@@ -263,20 +272,3 @@ def _refuse_zero_delta(parts: Components, target: np.ndarray, shape: tuple[int, 
             f"delta{where or ''} = 0 must be > 0 for a mechanism with an unbounded loss; "
             "use a small positive delta such as 1e-5"
         )
-
-
-def _bounds(side: Side | None, shape: tuple[int, ...], rtol: float, kind: str, infinity: float) -> Bounds:
-    """The bracket as an answer.  If the kind is not "certified", the lower end is set to 0.
-
-    infinity : the value of `lower` that means status "mass_at_infinity".  It is inf for epsilon.  It is NaN for delta,
-        where this status never occurs.
-    """
-    assert side is not None  # every relation has a direction
-    low, mid, high = side.answer
-    status = np.where(is_open(side.answer, rtol), "width", "ok").astype("<U16")
-    status[side.contradicted] = "contradiction"
-    status[high == 0] = "zero"
-    status[low == infinity] = "mass_at_infinity"
-    low = low if kind == "certified" else np.zeros_like(low)
-    low, mid, high, status = (x.reshape(shape) for x in (low, mid, high, status))
-    return Bounds(low, mid, high, kind, status, side.engine.reshape(shape))

@@ -17,11 +17,11 @@ from jax.extend.random import define_prng_impl
 
 from jaxacct.validation import InputError
 
-__all__ = ["CHACHA20", "block", "fresh_key", "key_from_bytes", "secret"]
+__all__ = ["CHACHA20", "block", "fresh_key", "key_from_bytes", "key_words", "noise_words", "secret"]
 
 _CONSTANTS = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint32)
 """The text "expand 32-byte k"."""
-_BITS, _SPLIT, _FOLD_IN, _SEED = range(4)
+_BITS, _SPLIT, _FOLD_IN, _SEED, _NOISE = range(5)
 """Last word of the nonce: no two purposes share a block of the keystream."""
 _MOST_BLOCKS = 2**32
 """The block counter has 32 bits [RFC 8439]: a longer keystream would repeat itself."""
@@ -40,15 +40,29 @@ def block(key: Any, counter: Any, nonce: Any) -> jax.Array:
     '76b8e0ada0f13d90'
     """
     key, counter, nonce = (jnp.asarray(x, jnp.uint32) for x in (key, counter, nonce))
+    return _columns(key, counter, tuple(nonce)).T
+
+
+def _columns(key: Any, counter: Any, nonce: tuple[Any, Any, Any]) -> Any:
+    """Keystream, a column of 16 words for each counter; the nonce's words are numbers, or one for each counter."""
     wide = lambda words: jnp.broadcast_to(words[:, None], (words.shape[0], counter.size))
-    start = (
-        wide(jnp.asarray(_CONSTANTS)),
-        wide(key[:4]),
-        wide(key[4:]),
-        jnp.concatenate([counter[None], wide(nonce)]),
-    )
+    last = [jnp.broadcast_to(jnp.asarray(word, jnp.uint32), counter.shape) for word in (counter, *nonce)]
+    start = (wide(jnp.asarray(_CONSTANTS)), wide(key[:4]), wide(key[4:]), jnp.stack(last))
     end = jax.lax.fori_loop(0, 10, _double_round, start)
-    return jnp.concatenate([x + y for x, y in zip(start, end, strict=True)]).T
+    return jnp.concatenate([x + y for x, y in zip(start, end, strict=True)])
+
+
+def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
+    """Keystream for noise, uint32 of shape (16, n): a column for each (counter, first, second), three arrays of (n,).
+
+    The triples are the caller's to keep apart.  No other purpose shares a block with them.
+
+    >>> import numpy as np
+    >>> ones = np.ones(3, np.uint32)
+    >>> noise_words(key_words(fresh_key()), np.arange(3, dtype=np.uint32), 4 * ones, 5 * ones).shape
+    (16, 3)
+    """
+    return _columns(key, counter, (first, second, _NOISE))
 
 
 def _double_round(_: Any, rows: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -173,3 +187,14 @@ def secret(key: Any) -> Any:
     if not bits >= 256:
         raise InputError(f"key has {bits} bits, must have at least 256; use jaxacct.training.fresh_key()")
     return key
+
+
+def key_words(key: Any) -> Any:
+    """The eight words of a key that `secret` lets through; of another generator's, the first 256 bits that it draws.
+
+    >>> key_words(key_from_bytes(bytes(32))).tolist()
+    [0, 0, 0, 0, 0, 0, 0, 0]
+    """
+    if jax.random.key_impl(secret(key)) == CHACHA20:
+        return jax.random.key_data(key)
+    return jax.random.bits(jax.random.fold_in(key, 0), (8,), jnp.uint32)

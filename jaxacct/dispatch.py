@@ -14,7 +14,7 @@ import functools
 import operator
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -69,10 +69,14 @@ def kinds_of(parts: Components) -> Kinds:
     steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
     plain, alone = parts.mu > 0, (steps == 0) & (others == 0)
     ordinary = (parts.mu2 > LEAST_SQUARE) & (parts.mu2 < 1.0 / LEAST_SQUARE)
+    sampled_steps = np.where(plain | (others > 0), 0.0, steps)  # of Gaussians, where there is nothing else
+    empty, gaussian = ~plain & alone, plain & alone
     return Kinds(
-        empty=~plain & alone,
-        gaussian=plain & alone,
-        sampled_steps=np.where(plain | (others > 0), 0.0, steps),
+        empty=empty,
+        gaussian=gaussian,
+        closed_form=gaussian | (sampled_steps == 1),
+        two_steps=sampled_steps == 2,
+        smooth=contour.reach(parts).answers & ~empty,
         nearly_always_sampled=np.any((parts.gauss_n > 0) & (parts.gauss_q > NEARLY_ALWAYS_SAMPLED), axis=1),
         beyond_kernels=plain & ~alone & ~ordinary,
     )
@@ -100,14 +104,11 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
             _ask(one, quantity, question, rows, side)
         if one.settles:
             left &= ~can
-    rows = np.flatnonzero(asked)
-    if rows.size:
-        contradicted[rows] |= _against(answer, rows, *limits_by_theorems(quantity, _some(question, rows), False))
     # rows whose brackets are too wide, or were dropped after a contradiction
     wanting = is_open(answer, rtol, floor) | contradicted
     # rows to be checked by all theorems: an upper end of 0 always looks narrow, so it is among them
     doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | kinds.nearly_always_sampled))
-    limits = limits_by_theorems(quantity, _some(question, doubtful), True) if doubtful.size else None
+    limits = limits_by_theorems(quantity, _some(question, doubtful)) if doubtful.size else None
     if limits is not None:
         _narrow_by_theorems(side, doubtful, *limits)
     # rows for the costly engines: all that are left where the user chose the engine
@@ -140,15 +141,11 @@ def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) ->
     return ~(narrow | (high <= NO_RELATIVE_ACCURACY) | (low == high) | (high <= floor))
 
 
-def limits_by_theorems(quantity: str, question: Question, thorough: bool) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) by theorems: the quick ones, or all of them."""
-    parts, target, slack = question.parts, question.target, question.slack
-    if not thorough and quantity == "epsilon":
-        return quick_bounds.epsilon_limits(parts, target, slack)
-    if not thorough:
-        return quick_bounds.delta_limits(parts, target)
+def limits_by_theorems(quantity: str, question: Question) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) by all theorems; the quick ones alone are those of `quick_bounds.limits`."""
     from jaxacct.engines import simple_bounds, threshold_tests  # SciPy: only where a row needs it
 
+    parts, target, slack = question.parts, question.target, question.slack
     with np.errstate(all="ignore"):
         tests = threshold_tests.tests_of(parts)
         if quantity == "delta":
@@ -167,66 +164,52 @@ def _some(question: Question, rows: np.ndarray) -> Question:
 
 
 def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, side: Side) -> None:
-    """Intersect the brackets of some rows with what an engine answers, and note who answered and who contradicts."""
-    found = _answers(engine, quantity, question, rows)
-    answer = side.answer
-    better = found.upper - found.lower < answer.upper[rows] - answer.lower[rows]
-    side.engine[rows[better | (side.engine[rows] == "")]] = engine.name
-    answer.estimate[rows[better]] = np.nan
-    side.contradicted[rows] |= _narrowed(answer, rows, found)
+    """Intersect the brackets of some rows with what an engine answers.
 
-
-def _answers(engine: Engine, quantity: str, question: Question, rows: np.ndarray) -> Answer:
-    """An engine's answers; rows on which it fails have none and do not end the others."""
-    ask = engine.epsilon if quantity == "epsilon" else engine.delta
+    An answer that contradicts the quick theorems is not used; where two engines contradict each other, neither is.
+    Rows on which the engine fails keep their brackets and do not end the others.  Ends that are NaN are ignored.  So is
+    lower = inf: infinite answers were settled earlier.
+    """
+    some = _some(question, rows)
     try:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
-            return ask(_some(question, rows))
+            found = engine.epsilon(some) if quantity == "epsilon" else engine.delta(some)
     except InputError:
         raise
     except FAILURES as error:
-        if rows.size == 1:
-            warnings.warn(
-                f"the {engine.name} engine failed on configuration {rows[0]} ({error}); another or a theorem answers",
-                stacklevel=2,
-            )
-            return Answer(np.array([-np.inf]), np.array([np.nan]), np.array([np.inf]))
-        each = [_answers(engine, quantity, question, rows[[place]]) for place in range(rows.size)]
-        return Answer(*(np.concatenate(ends) for ends in zip(*each, strict=True)))
-
-
-def _narrowed(answer: Answer, rows: np.ndarray, found: Answer) -> np.ndarray:
-    """Intersect the brackets of some rows with those found; where they contradict each other, neither is kept.
-
-    Ends that are NaN are ignored.  So is lower = inf: infinite answers were settled earlier.
-    Returns the rows that contradict, as a mask.
-    """
+        if rows.size > 1:
+            for place in range(rows.size):
+                _ask(engine, quantity, question, rows[[place]], side)
+            return
+        warnings.warn(
+            f"the {engine.name} engine failed on configuration {rows[0]} ({error}); another or a theorem answers",
+            stacklevel=2,
+        )
+        found = Answer(np.array([-np.inf]), np.array([np.nan]), np.array([np.inf]))
+    lower, estimate, upper = (end[rows] for end in side.answer)
     low = np.where(np.isnan(found.lower) | (found.lower == np.inf), -np.inf, found.lower)
     high = np.where(np.isnan(found.upper), np.inf, found.upper)
-    low, high = np.maximum(low, answer.lower[rows]), np.minimum(high, answer.upper[rows])
+    least, most = quick_bounds.limits(quantity, some.parts, some.target, some.slack)
+    holds = (low <= most) & (high >= least)
+    better = holds & (found.upper - found.lower < upper - lower)
+    side.engine[rows[better | (side.engine[rows] == "")]] = engine.name
+    low, high = np.where(holds, np.maximum(low, lower), lower), np.where(holds, np.minimum(high, upper), upper)
     agree = low <= high
-    answer.lower[rows], answer.upper[rows] = np.where(agree, low, -np.inf), np.where(agree, high, np.inf)
-    known = answer.estimate[rows]
-    answer.estimate[rows] = np.where(agree, np.where(np.isnan(known), found.estimate, known), np.nan)
-    return ~agree
+    kept = (np.isnan(estimate) | better) & holds
+    side.answer.lower[rows], side.answer.upper[rows] = np.where(agree, low, -np.inf), np.where(agree, high, np.inf)
+    side.answer.estimate[rows] = np.where(agree, np.where(kept, found.estimate, estimate), np.nan)
+    side.contradicted[rows] |= ~(holds & agree)
 
 
 def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-    """Hold the brackets of rows against theorems and narrow them by these."""
-    answer = side.answer
-    contradicting = _against(answer, rows, low, high)
-    side.engine[rows[(high < answer.upper[rows]) | contradicting]] = "theorem"
-    side.contradicted[rows] |= contradicting
-    answer.lower[rows], answer.upper[rows] = np.fmax(answer.lower[rows], low), np.fmin(answer.upper[rows], high)
-
-
-def _against(answer: Answer, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Drop the brackets of rows that contradict theorems: the truth lies in [low, high]; returns which, as a mask."""
-    agree = (answer.lower[rows] <= high) & (answer.upper[rows] >= low)
-    answer.lower[rows] = np.where(agree, answer.lower[rows], -np.inf)
-    answer.upper[rows] = np.where(agree, answer.upper[rows], np.inf)
-    answer.estimate[rows] = np.where(agree, answer.estimate[rows], np.nan)
-    return ~agree
+    """Narrow the brackets of rows by theorems: the truth lies in [low, high].  What contradicts them is dropped."""
+    lower, estimate, upper = (end[rows] for end in side.answer)
+    agree = (lower <= high) & (upper >= low)
+    lower, upper = np.where(agree, lower, -np.inf), np.where(agree, upper, np.inf)
+    side.engine[rows[(high < upper) | ~agree]] = "theorem"
+    side.contradicted[rows] |= ~agree
+    side.answer.lower[rows], side.answer.upper[rows] = np.fmax(lower, low), np.fmin(upper, high)
+    side.answer.estimate[rows] = np.where(agree, estimate, np.nan)
 
 
 # The engines for compositions.  Most use SciPy, which takes a while to import: they are imported when first asked.
@@ -238,9 +221,7 @@ class ClosedForm(Engine):
     name = "closed_form"
     cost = 1e-5
     settles = True
-
-    def supports(self, question: Question) -> np.ndarray:
-        return question.kinds.gaussian | (question.kinds.sampled_steps == 1)
+    supports: ClassVar[Any] = operator.attrgetter("kinds.closed_form")
 
     def epsilon(self, question: Question) -> Answer:
         from jaxacct.engines import closed_form
@@ -258,9 +239,7 @@ class TwoSteps(Engine):
 
     name = "two_steps"
     cost = 1e-3
-
-    def supports(self, question: Question) -> np.ndarray:
-        return question.kinds.sampled_steps == 2
+    supports: ClassVar[Any] = operator.attrgetter("kinds.two_steps")
 
     def epsilon(self, question: Question) -> Answer:
         from jaxacct.engines import two_steps
@@ -278,10 +257,8 @@ class Contour(Engine):
 
     name = "contour"
     cost = 2e-3
+    supports: ClassVar[Any] = operator.attrgetter("kinds.smooth")
     refusal = "engine = 'contour' needs a Gaussian part and no Poisson sampled Laplace; use engine='auto' or 'lattice'"
-
-    def supports(self, question: Question) -> np.ndarray:
-        return contour.supports(question.parts) & ~question.kinds.empty
 
     def epsilon(self, question: Question) -> Answer:
         effort = question.effort

@@ -120,7 +120,7 @@ def _differentiate(
         below, above = (components(at(index, v), relation, direction) for v in (low, high))
         answer = np.full(delta.size, np.nan)
         same = all(a.shape == b.shape == c.shape for a, b, c in zip(parts, below, above, strict=True))
-        rows = np.flatnonzero(contour.supports(parts) & same)
+        rows = np.flatnonzero(contour.reach(parts).answers & same)
         if rows.size:
             width = (high - low)[rows]
             tangent = jax.tree.map(

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
+from collections.abc import Callable
 
 BAR_WIDTH = 24
 """Characters of the bar: with counts, rate and time left the line fits 80 columns."""
+_open: deque[int] = deque(maxlen=1)
+"""Width of the bar that stands on the terminal's last line, if one does."""
 
 
 class Progress:
     """Redraws one line on a terminal; elsewhere writes a line per update.
 
     `show` None means only on a terminal.  Rows that are `there` from the start do not count for the rate.
-    `pauses` are the least seconds between two updates, on a terminal and elsewhere.
+    `pauses` are the least seconds between two updates, on a terminal and elsewhere.  `apart` says how many seconds
+    went into something else so far, such as compiling: these do not count for the rate either.
     """
 
     def __init__(
@@ -23,11 +28,13 @@ class Progress:
         there: int = 0,
         unit: str = "rows",
         pauses: tuple[float, float] = (0.0, 1.0),
+        apart: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._total, self._there, self._unit = total, there, unit
         self._terminal = sys.stderr.isatty()
         self._pause = pauses[0 if self._terminal else 1]
         self._show = self._terminal if show is None else show
+        self._apart, self._before = apart, apart()
         self._begin = time.monotonic()
         self._last = 0.0
         self._widest = 0
@@ -41,15 +48,24 @@ class Progress:
         if not self.due(done):
             return
         self._last = time.monotonic()
-        line = bar(done, self._total, self._last - self._begin, self._there, self._unit) + more
+        seconds = self._last - self._begin - (self._apart() - self._before)
+        line = bar(done, self._total, seconds, self._there, self._unit) + more
         self._widest = max(self._widest, len(line))
         text = f"\r{line:<{self._widest}}" if self._terminal else f"{line}\n"
         print(text, end="", file=sys.stderr, flush=True)
+        if self._terminal:
+            _open.append(self._widest)
 
     def close(self) -> None:
         """Leave the line as it stands and go to the next one."""
         if self._show and self._terminal and self._widest:
             print(file=sys.stderr, flush=True)
+            _open.clear()
+
+
+def say(line: str) -> None:
+    """One line on standard error, in the place of a bar that is being drawn; the bar goes on below it."""
+    print(f"\r{line:<{_open[-1]}}" if _open else line, file=sys.stderr, flush=True)
 
 
 def bar(done: int, total: int, seconds: float, there: int = 0, unit: str = "rows") -> str:

@@ -129,8 +129,10 @@ MEMORY = Constraint("use a whole number of bytes, such as 2**30", LEAST_MEMORY, 
 """What numbers may be: each name says the set, each remedy what to use instead."""
 
 
-def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:
+def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float | np.ndarray:
     """Return the value as float64 (a Python float, or a read-only NumPy array) or refuse it.
+
+    one : why a batch is refused as well; "" where it is not.
 
     Accepts integers, floats, and arrays or nested sequences of them; refuses text, booleans, complex
     numbers, None, ragged sequences, tracers, NaN, infinities and whatever lies outside the constraint.
@@ -147,11 +149,26 @@ def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:
     >>> check("steps", 1e4, COUNT)
     10000.0
     """
-    raw = _numeric(name, value, constraint)
+    if isinstance(value, Tracer):
+        raise TracerError(f"{name} is a tracer and has no value to check; pass a number, or stay outside jit")
+    if isinstance(value, str | bytes) or value is None:
+        raise InputError(f"{name} = {shown(value)} {_expected(constraint)}; {_remedy(name, constraint)}")
+    try:
+        raw = np.asarray(value)
+    except ValueError:
+        raise InputError(f"{name} {_expected(constraint)}, not a ragged sequence; give every row one length") from None
+    if raw.dtype == object:
+        raw = _from_objects(name, raw, constraint)
+    if jax.numpy.issubdtype(raw.dtype, np.floating):
+        raw = raw.astype(np.float64)
+    elif not jax.numpy.issubdtype(raw.dtype, np.integer):  # integers stay exact, so that limits are tested exactly
+        raise InputError(f"{name} has dtype {raw.dtype} and {_expected(constraint)}; {_remedy(name, constraint)}")
     bad = ~constraint.holds(raw)
     if bad.any():
         index = tuple(int(i) for i in np.argwhere(bad)[0])
         _refuse_value(name, index, raw[index].item(), constraint)
+    if one and raw.ndim:
+        raise InputError(f"{name} must be one number, not {raw.size}; {one}")
     values = raw.astype(np.float64)
     if values.ndim == 0:
         return float(values)
@@ -165,9 +182,7 @@ def check_one(name: str, value: Any, constraint: Constraint, reason: str) -> int
     >>> check_one("steps", 1e4, COUNT, "a plan is for one run")
     10000
     """
-    number = check(name, value, constraint)
-    if np.ndim(number):
-        raise InputError(f"{name} must be one number, not {np.size(number)}; {reason}")
+    number = check(name, value, constraint, reason)
     return int(number) if constraint is COUNT else float(number)
 
 
@@ -221,9 +236,9 @@ def options(
 of bytes, such as 2**30
     """
     words = choice("relation", relation, relations), choice("engine", engine, ENGINES)
-    memory = check_one("memory_bytes", memory_bytes, MEMORY, "one limit serves the whole batch")
+    memory = check("memory_bytes", memory_bytes, MEMORY, "one limit serves the whole batch")
     width = Constraint(f"use {usual_rtol} or so", least_rtol, 1, lower_open=least_rtol == 0.0, upper_open=True)
-    return Options(*words, float(check_one("rtol", rtol, width, "one tolerance serves the whole batch")), int(memory))
+    return Options(*words, float(check("rtol", rtol, width, "one tolerance serves the whole batch")), int(memory))
 
 
 def shown(value: Any) -> str:
@@ -262,6 +277,8 @@ def refuse_tracers(call: str, traceable: str, **arguments: Any) -> None:
     ``call`` is the public name (``"ja.epsilon"``), ``traceable`` the kernel to use inside jit instead.
     """
     for argument, value in arguments.items():
+        if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
+            continue
         for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
             if isinstance(leaf, Tracer):
                 field = jax.tree_util.keystr(path).lstrip(".") or argument
@@ -269,25 +286,6 @@ def refuse_tracers(call: str, traceable: str, **arguments: Any) -> None:
                     f"{call} is a host call and was given a tracer (field {field}); "
                     f"inside jit use {traceable}, or call {call} outside jit, vmap and grad"
                 )
-
-
-def _numeric(name: str, value: Any, constraint: Constraint) -> np.ndarray:
-    """The value as an array of integers or float64, integers kept exact so that limits are tested exactly."""
-    if isinstance(value, Tracer):
-        raise TracerError(f"{name} is a tracer and has no value to check; pass a number, or stay outside jit")
-    if isinstance(value, str | bytes) or value is None:
-        raise InputError(f"{name} = {shown(value)} {_expected(constraint)}; {_remedy(name, constraint)}")
-    try:
-        raw = np.asarray(value)
-    except ValueError:
-        raise InputError(f"{name} {_expected(constraint)}, not a ragged sequence; give every row one length") from None
-    if raw.dtype == object:
-        raw = _from_objects(name, raw, constraint)
-    if jax.numpy.issubdtype(raw.dtype, np.integer):
-        return raw
-    if jax.numpy.issubdtype(raw.dtype, np.floating):
-        return raw.astype(np.float64)
-    raise InputError(f"{name} has dtype {raw.dtype} and {_expected(constraint)}; {_remedy(name, constraint)}")
 
 
 def _from_objects(name: str, raw: np.ndarray, constraint: Constraint) -> np.ndarray:

@@ -2,38 +2,34 @@
 
 import csv
 import gc
+import os
 import pathlib
 import shutil
 import tempfile
 
-import jax
 import numpy as np
 import pytest
 
-from jaxacct.cli.executable_cache import ExecutableCache
 from jaxacct.engines import programs
 
 FOLDER = pytest.StashKey[str]()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config):
-    """One folder of compiled programs for all workers of a run, and for no other run.
+    """One folder of compiled programs for all workers and files, and for later runs; the user's own is left alone.
 
-    Tracing and compiling are most of the time: what one worker has compiled the others load.
+    Tracing and compiling are most of the time: what one worker has compiled the others load.  Programs of other sources
+    are never loaded, and the folder's size is bounded.
     """
-    if hasattr(config, "workerinput"):
-        folder = config.workerinput["programs"]
-    else:
-        folder = config.stash[FOLDER] = tempfile.mkdtemp(prefix="jaxacct-tests-")
-    jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    programs.keep_on(ExecutableCache(pathlib.Path(folder)))
+    if not hasattr(config, "workerinput"):
+        if hasattr(config, "cache"):  # under .pytest_cache
+            folder = str(config.cache.mkdir("jaxacct-programs"))
+        else:
+            folder = config.stash[FOLDER] = tempfile.mkdtemp(prefix="jaxacct-tests-")
+        os.chmod(folder, 0o700)
+        os.environ["JAXACCT_CACHE_DIR"] = folder  # workers and other processes inherit it
     gc.set_threshold(50_000, 20, 20)  # tracing makes millions of objects that stay
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node):
-    node.workerinput["programs"] = node.config.stash[FOLDER]
 
 
 def pytest_unconfigure(config):

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from jaxacct import cli
-from jaxacct.cli import commands, compilation_cache, output
+from jaxacct.cli import commands, output
 from jaxacct.cli.arguments import COMMANDS, DESCRIPTION, EXAMPLE, UsageError, number, parse
 from jaxacct.sweeps import solve
 
@@ -274,17 +274,6 @@ def test_numbers_stay_exact():
     assert number("delta", "1e-5,0.5") == [1e-5, 0.5]
     with pytest.raises(UsageError):
         number("delta", "1_0x")
-
-
-def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):
-    assert compilation_cache.directory() is None
-    monkeypatch.setenv("JAXACCT_CACHE_DIR", str(tmp_path / "mine"))
-    assert compilation_cache.directory() == tmp_path / "mine"
-    monkeypatch.delenv("JAXACCT_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert compilation_cache.directory() == tmp_path / "jaxacct"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert compilation_cache.directory().parts[-2:] == (".cache", "jaxacct")
 
 
 def process(line, tmp_path):

@@ -1,6 +1,5 @@
-"""A quick first answer: what a query imports, programs compiled quickly, programs kept between runs."""
+"""A quick first answer: what a query imports, and programs compiled quickly."""
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from jaxacct import cli
-from jaxacct.cli.executable_cache import ExecutableCache
 from jaxacct.engines import contour, programs
 from jaxacct.engines.contour import LADDER
 from jaxacct.kernels import contour as kernel
@@ -27,29 +25,6 @@ def half(x, scale):
 
 def dot_of_a_stack(x, y):
     return (jnp.stack([x * y, x, y]) @ jnp.stack([y, x]).T,)
-
-
-@pytest.fixture
-def executables(tmp_path):
-    before, kept = programs._executables, ExecutableCache(tmp_path)
-    programs.keep_on(kept)
-    yield tmp_path
-    programs.keep_on(before)
-
-
-def answer():
-    """The one-line kernel at three configurations, from a process that remembers nothing."""
-    programs._batched.cache_clear()
-    program = programs.program(half, 3, 128, scale=3)
-    (out,) = programs.in_chunks(*program, (np.arange(3.0),), 3)
-    return out.tolist()
-
-
-def refuse_to_compile(monkeypatch):
-    def compile(*_):
-        raise AssertionError("compiled, though the program was kept")
-
-    monkeypatch.setattr(programs, "_compile", compile)
 
 
 def test_a_plain_query_imports_no_scipy_and_answers_alike_from_the_kept_program(tmp_path):
@@ -68,86 +43,6 @@ def test_options_that_this_xla_lacks_are_left_out_and_no_others():
     options = {"xla_no_such_option": True, "xla_llvm_disable_expensive_passes": True}
     assert programs.known(**options) == {"xla_llvm_disable_expensive_passes": True}
     assert programs._compile(jax.jit(lambda x: 2 * x).lower(1), options)(3) == 6
-
-
-def test_a_kept_program_is_not_compiled_again(executables, monkeypatch):
-    assert answer() == [0.0, 1.5, 3.0]
-    refuse_to_compile(monkeypatch)
-    assert answer() == [0.0, 1.5, 3.0]
-
-
-@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "foreign", "sound digest of nonsense"])
-def test_a_damaged_program_is_ignored_and_written_anew(executables, monkeypatch, damage):
-    answer()
-    (path,) = executables.glob("*.program")
-    sound = path.read_bytes()
-    nonsense = b"not an executable"
-    content = {
-        "cut": sound[:-100],
-        "changed": sound[:-1] + bytes([sound[-1] ^ 1]),
-        "empty": b"",
-        "foreign": b"something else altogether" * 10,
-        "sound digest of nonsense": hashlib.sha256(nonsense).digest() + nonsense,
-    }
-    path.write_bytes(content[damage])
-    assert answer() == [0.0, 1.5, 3.0]
-    assert len(path.read_bytes()) == len(sound)
-    refuse_to_compile(monkeypatch)
-    assert answer() == [0.0, 1.5, 3.0]
-
-
-def test_a_program_that_loads_but_does_not_run_is_compiled_anew(executables, monkeypatch):
-    answer()
-    (kept,) = executables.glob("*.program")
-
-    def load(self, label):
-        def run(*_):
-            raise jax.errors.JaxRuntimeError("NOT_FOUND: Function add_concatenate_fusion not found (type id: 1)")
-
-        return run
-
-    monkeypatch.setattr(ExecutableCache, "load", load)
-    kept.unlink()
-    assert answer() == [0.0, 1.5, 3.0] and len(list(executables.glob("*.program"))) == 1
-
-
-def test_optimised_programs_are_not_kept(executables):
-    programs._batched.cache_clear()
-    program = programs.program(half, 300, 128, scale=3)
-    (out,) = programs.in_chunks(*program, (np.arange(300.0),), 300)
-    assert out[2] == 3.0 and not list(executables.glob("*.program"))
-
-
-def test_programs_of_other_sources_versions_and_machines_are_not_looked_at(executables, monkeypatch):
-    answer()
-    monkeypatch.setattr("jaxacct.__version__", "0.0.0")
-    assert ExecutableCache(executables)._path("x") != programs._executables._path("x")
-
-
-def test_another_users_program_is_ignored(executables, monkeypatch):
-    answer()
-    (path,) = executables.glob("*.program")
-    label = "anything"
-    path.rename(programs._executables._path(label))
-    assert programs._executables.load(label) is not None
-    monkeypatch.setattr(os, "getuid", lambda: 12345678)
-    assert programs._executables.load(label) is None
-
-
-def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path, executables):
-    programs.keep_on(ExecutableCache(tmp_path / "missing"))
-    assert answer() == [0.0, 1.5, 3.0]
-
-
-def test_the_library_keeps_nothing():
-    code = "import jax, jaxacct as ja; from jaxacct.engines import programs; ja.epsilon(ja.Gaussian(1.0), 1e-5)\n"
-    code += "assert programs._executables is None and jax.config.jax_compilation_cache_dir is None"
-    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": ":".join(sys.path)}, check=True)
-
-
-def test_an_option_that_xla_has_dropped_does_no_harm(monkeypatch):
-    monkeypatch.setattr(programs, "QUICK", {"xla_cpu_no_such_option": True})
-    assert answer() == [0.0, 1.5, 3.0]
 
 
 def test_quickly_compiled_programs_keep_their_transposes():

@@ -5,9 +5,10 @@ import pytest
 
 import jaxacct as ja
 from jaxacct import dispatch
-from jaxacct.engines import contour, lattice
+from jaxacct.engines import contour, lattice, quick_bounds
 from jaxacct.engines.contour import Answer
 from jaxacct.engines.lattice import LatticeAnswer
+from jaxacct.mechanisms import components
 
 DELTA, EPS = 1e-5, 1.0
 WRONG = {
@@ -146,15 +147,57 @@ def test_a_row_on_which_the_lattice_fails_leaves_the_others(broken, monkeypatch)
     assert np.all(np.isfinite(bounds.upper)) and set(bounds.status) == {"width"}
 
 
+class Told(dispatch.Engine):
+    """An engine that answers as told."""
+
+    name, cost = "told", 1.0
+
+    def __init__(self, *ends):
+        self.answer = Answer(*(np.array(end) for end in ends))
+
+    def supports(self, question):
+        return np.ones(question.target.shape, bool)
+
+    def epsilon(self, question):
+        return self.answer
+
+    delta = epsilon
+
+
+def asked(size):
+    """epsilon of one row many times: theorems say that it is above 0.39 and below 8 (it is about 0.8)."""
+    parts = components(ja.Gaussian(4.0), "add_or_remove_one", "remove").take(np.zeros(size, int))
+    nothing = np.zeros(size)
+    return dispatch.Question(parts, dispatch.kinds_of(parts), np.full(size, 1e-5), nothing, nothing - np.inf, None)
+
+
+def sides(lower, upper):
+    size = len(lower)
+    answer = Answer(np.array(lower), np.full(size, np.nan), np.array(upper))
+    return dispatch.Side(answer, np.full(size, "first", "<U32"), np.zeros(size, bool))
+
+
 def test_brackets_that_are_held_against_each_other():
-    answer = Answer(np.array([0.0, 1.0, 1.0, 1.0]), np.array([np.nan] * 4), np.array([2.0, 2.0, 2.0, 2.0]))
-    found = Answer(np.array([1.0, 3.0, np.nan, 1.5]), np.full(4, 1.5), np.array([3.0, 4.0, 1.5, np.nan]))
-    clash = dispatch._narrowed(answer, np.arange(4), found)
-    assert clash.tolist() == [False, True, False, False]
-    assert answer.lower.tolist() == [1.0, -np.inf, 1.0, 1.5] and answer.upper.tolist() == [2.0, np.inf, 1.5, 2.0]
-    clash = dispatch._against(answer, np.arange(4), np.array([0.0, 5.0, np.nan, 2.5]), np.array([9.0, 9.0, 9.0, 9.0]))
-    assert clash.tolist() == [False, False, True, True]
-    assert answer.lower[3] == -np.inf and answer.upper[3] == np.inf
+    side = sides([0.0, 0.4, 0.4, 0.4], [2.0, 0.6, 2.0, 2.0])
+    told = Told([0.5, 0.8, np.nan, 0.5], np.full(4, 0.9), [3.0, 1.4, 1.5, np.nan])
+    dispatch._ask(told, "epsilon", asked(4), np.arange(4), side)
+    assert side.contradicted.tolist() == [False, True, False, False]
+    assert side.answer.lower.tolist() == [0.5, -np.inf, 0.4, 0.5]
+    assert side.answer.upper.tolist() == [2.0, np.inf, 1.5, 2.0]
+    side = sides([0.0, 0.0, 0.0, 2.0], [9.0, 1.0, 9.0, 2.4])
+    dispatch._narrow_by_theorems(side, np.arange(4), np.array([0.0, 5.0, np.nan, 2.5]), np.full(4, 9.0))
+    assert side.contradicted.tolist() == [False, True, True, True]
+    assert side.answer.lower.tolist()[1:] == [5.0, -np.inf, 2.5] and side.answer.upper.tolist() == [9.0] * 4
+
+
+def test_an_answer_that_contradicts_a_theorem_leaves_those_before_it():
+    least, most = quick_bounds.limits("epsilon", *asked(1)[:1], np.full(1, 1e-5), np.zeros(1))
+    assert 0.0 < least[0] < most[0]
+    for low, high in ((0.0, 0.5 * least[0]), (2.0 * most[0], 3.0 * most[0])):
+        side = sides([least[0]], [most[0]])
+        dispatch._ask(Told([low], [low], [high]), "epsilon", asked(1), np.arange(1), side)
+        assert side.contradicted[0] and side.engine[0] == "first" and np.isnan(side.answer.estimate[0])
+        assert (side.answer.lower[0], side.answer.upper[0]) == (least[0], most[0])
 
 
 def test_an_upper_end_below_zero_contradicts_nothing():

@@ -23,6 +23,7 @@ NOT_CALLED = {
 """Public constants, which have no docstring of their own, and their packages."""
 REFUSES_NOTHING = {
     "jaxacct.AllowedRepetitions",
+    "jaxacct.CacheInfo",
     "jaxacct.Calibration",
     "jaxacct.InputError",
     "jaxacct.Profile",
@@ -54,6 +55,7 @@ REFUSES_NOTHING = {
 NO_FORMULA = {
     "jaxacct.AllowedRepetitions",
     "jaxacct.Bounds",
+    "jaxacct.CacheInfo",
     "jaxacct.Calibration",
     "jaxacct.InputError",
     "jaxacct.Mechanism",
@@ -70,6 +72,8 @@ NO_FORMULA = {
     "jaxacct.audit.coin_guesses",
     "jaxacct.audit.count_winners",
     "jaxacct.audit.finite",
+    "jaxacct.cache_info",
+    "jaxacct.clear_cache",
     "jaxacct.explain",
     "jaxacct.interop.CertifiedAccountant",
     "jaxacct.interop.from_dp_event",

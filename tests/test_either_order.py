@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
+from jaxacct import representations
 from jaxacct.mechanisms import components
 from jaxacct.mechanisms.either_order import either_order
 from jaxacct.mechanisms.parts import FinitePart
@@ -144,3 +145,30 @@ def test_compositions_hold_for_every_order_of_every_step():
             choices = itertools.product(list(sampled_orders(*laws[0], g)), repeat=2)
             assert found >= max(composed(order, eps) for order in choices) * (1 - 1e-12)
         assert run.kind_under("replace_one") == "bound" and fixed.kind_under("replace_one") == "bound"
+
+
+def test_repeated_samples_under_replacement_are_a_bound():
+    """Every step may have the common records that suit it, even after the outputs so far; the pair has both at once."""
+    p, q, g = np.array([0.75, 0.25]), np.array([0.25, 0.75]), 0.5
+    pairs = [((1 - g) * common + g * p, (1 - g) * common + g * q) for common in (p, q)]
+    step = ja.SampledWithoutReplacement(ja.RandomizedResponse(0.75), g)
+    run, strict = ja.repeat(step, 2), False
+    for eps in (0.0, 0.2, 0.5):
+        # of two outputs, the second under whichever pair is worse after the first
+        best = lambda a, b, cost: max(np.sum(np.maximum(a * one - cost * b * two, 0.0)) for one, two in pairs)
+        truth = max(sum(best(a, b, np.exp(eps)) for a, b in zip(*first, strict=True)) for first in pairs)
+        found = ja.delta(run, eps, relation="replace_one")
+        assert found.lower <= truth <= found.upper and found.kind == "bound"
+        strict |= bool(found.upper > 1.001 * truth)
+    assert strict and ja.delta(step, 0.2, relation="replace_one").kind == "certified"
+
+
+def test_renyi_divergences_of_joined_pairs_are_bounds():
+    p, q, g = np.array([0.9, 0.1]), np.array([0.5, 0.5]), 0.5
+    fixed = ja.SampledWithoutReplacement(ja.FiniteOutput([0.9, 0.1], [0.5, 0.5]), g)
+    for order in (2.0, 8.0):
+        truth = max(np.log(np.sum(a**order * b ** (1 - order))) / (order - 1) for a, b in sampled_orders(p, q, g))
+        found = representations.renyi_divergence(fixed, order, "replace_one")
+        assert found.kind == "bound" and found.lower <= truth <= found.upper and found.upper > 1.0001 * truth
+    found = representations.zero_concentrated(fixed, "replace_one")
+    assert found.kind == "bound" and found.lower == 0.0 < found.upper

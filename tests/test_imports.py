@@ -24,7 +24,7 @@ ARROWS: dict[str, set[str]] = {
     "bounds": {"floats", "validation"},
     "kernels": {"floats"},
     "mechanisms": {"floats", "validation"},
-    "engines": {"bounds", "floats", "kernels", "mechanisms", "validation"},
+    "engines": {"bounds", "floats", "kernels", "mechanisms", "progress", "validation"},
     "accounting": {"engines", "kernels", "mechanisms"},
     "representations": {"accounting", "engines", "mechanisms"},
     "chacha": {"validation"},

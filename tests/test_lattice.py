@@ -6,12 +6,12 @@ import math
 from itertools import pairwise
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import gammaln, log_ndtr
 
 from jaxacct.engines import lattice, lattice_sides
+from jaxacct.engines.lattice_backend import runner
 from jaxacct.engines.lattice_part import Placed
 from jaxacct.kernels.lattice_cells import Cells, gaussian_cells, gaussian_nodes
 from jaxacct.kernels.lattice_masses import cancelled, lower_masses, upper_masses
@@ -46,6 +46,11 @@ ROWS = [  # noise multiplier, sampling probability, steps, delta, epsilon remove
 def double():
     with jax.enable_x64():
         yield
+
+
+@pytest.fixture(params=["numpy", "xla"])
+def backend(request):
+    return request.param
 
 
 def symmetric_profile(kind: str, size: float, alpha: float) -> float:
@@ -93,21 +98,21 @@ def law(kind: str, size: float, q: float, direction: str) -> tuple[np.ndarray, n
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize("row", ROWS)
-def test_reference_table(row, direction):
+def test_reference_table(row, direction, backend):
     sigma, q, n, target, remove, add = row
     truth = remove if direction == "remove" else add
-    b = lattice.epsilon(components(dp_sgd(sigma, q, n), RELATION, direction), 0, target, target)
+    b = lattice.epsilon(components(dp_sgd(sigma, q, n), RELATION, direction), 0, target, target, backend=backend)
     assert b.lower <= truth * (1 + 3e-7) and b.upper >= truth * (1 - 3e-7)
     assert b.status == "ok" and b.upper - b.lower <= 1e-4 * b.upper
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize("target", [1e-6, 1e-12, 1e-30])
-def test_few_expected_hits_are_narrow(target, direction):
+def test_few_expected_hits_are_narrow(target, direction, backend):
     parts = components(dp_sgd(0.3, 1e-4, 10_000), RELATION, direction)
-    b = lattice.epsilon(parts, 0, target, target)
+    b = lattice.epsilon(parts, 0, target, target, backend=backend)
     assert b.status == "ok"
-    back = lattice.delta(parts, 0, b.estimate, rtol=1e-3)
+    back = lattice.delta(parts, 0, b.estimate, rtol=1e-3, backend=backend)
     assert back.lower <= target * 1.01 and back.upper >= target * 0.99
 
 
@@ -116,15 +121,15 @@ def test_few_expected_hits_are_narrow(target, direction):
     "kind, size, q",
     [("g", 0.3, 1e-4), ("g", 0.3, 1.0), ("g", 5.0, 0.2), ("l", 0.1, 1e-5), ("l", 0.7, 0.3), ("l", 2.0, 1.0)],
 )
-def test_one_step_closed_form(kind, size, q, direction):
+def test_one_step_closed_form(kind, size, q, direction, backend):
     parts = components(step(kind, size, q), RELATION, direction)
     for eps in (0.0, 1e-3, 0.1, 0.45, 3.0):
         truth = one_step(kind, size, q, direction, eps)
-        b = lattice.delta(parts, 0, eps, memory_bytes=SMALL)
+        b = lattice.delta(parts, 0, eps, memory_bytes=SMALL, backend=backend)
         assert b.lower <= truth * (1 + 1e-12) + 1e-16 and b.upper >= truth * (1 - 1e-12) - 1e-16
         assert b.upper - b.lower <= 5e-2 * b.upper + 1e-16
         if truth > 1e-12:
-            e = lattice.epsilon(parts, 0, truth, truth, memory_bytes=SMALL)
+            e = lattice.epsilon(parts, 0, truth, truth, memory_bytes=SMALL, backend=backend)
             assert e.lower <= eps * (1 + 1e-9) + 1e-12 and e.upper >= eps * (1 - 1e-9) - 1e-12
 
 
@@ -147,7 +152,7 @@ def test_tail_of_one_step_to_1e_minus_30():
         (("l", 0.3, 0.2), ("l", 1.1, 1.0)),
     ],
 )
-def test_two_laws_and_finite_parts(first, second, direction):
+def test_two_laws_and_finite_parts(first, second, direction, backend):
     finite = [PoissonSampled(PureDP(0.7), 0.4), repeat(ApproximateDP(0.3, 1e-4), 2)]
     parts = components(compose(step(*first), step(*second), *finite), RELATION, direction)
     loss, mass = law(*second, direction)
@@ -157,7 +162,7 @@ def test_two_laws_and_finite_parts(first, second, direction):
             mass = (mass[:, None] * weights).ravel()
     for eps in (0.0, 0.3, 1.5):
         truth = sum(m * one_step(*first, direction, eps - x) for x, m in zip(loss, mass, strict=True) if m > 0)
-        b = lattice.delta(parts, 0, eps, memory_bytes=2 * SMALL)
+        b = lattice.delta(parts, 0, eps, memory_bytes=2 * SMALL, backend=backend)
         assert b.lower <= truth * (1 + 1e-7) and b.upper >= truth * (1 - 1e-7)
         assert b.upper - b.lower <= 2e-2 * b.upper
 
@@ -217,7 +222,7 @@ def payoff(masses: np.ndarray, losses: np.ndarray, at: np.ndarray) -> np.ndarray
 @pytest.mark.parametrize("turned", [True, False])
 @pytest.mark.parametrize("h, size", [(0.05, 1.0), (2.0, 1.0), (900.0, 1.0), (0.05, 1e-290), (0.05, 1e-170)])
 @pytest.mark.parametrize("seed", range(4))
-def test_rough_laws_stay_between_their_lattice_laws(seed, h, size, turned):
+def test_rough_laws_stay_between_their_lattice_laws(seed, h, size, turned, backend):
     """Masses of 1e-290 and steps of the loss of 900, whose products and ratios no float64 holds, among them."""
     rng = np.random.default_rng(seed)
     nodes, last = 64, 40
@@ -232,9 +237,10 @@ def test_rough_laws_stay_between_their_lattice_laws(seed, h, size, turned):
     first, end, losses, atoms = 0, last, h * np.arange(nodes), np.zeros(nodes)
     if turned:  # the same law in descending order, turned round
         flipped = [np.append(x[:-1][::-1], 0.0) for x in (high, low, cells.eta, cells.whole)]
-        cells = Cells(*(jnp.asarray(x) for x in flipped)).reversed()
-    up = np.asarray(upper_masses(cells, atoms))
-    signed = lower_masses(cells, atoms, h, first, end)
+        cells = Cells(*flipped).reversed()
+    run = runner(backend)
+    up = np.asarray(run(upper_masses, cells, atoms))
+    signed = run(lower_masses, cells, atoms, h, first, end)
     down, missing = cancelled(np.asarray(signed), h)
     at = np.concatenate([np.linspace(-h, 1.2 * last * h, 400), losses])
     assert down.min() >= 0.0 and missing <= 1e-9 * size
@@ -261,27 +267,28 @@ def test_a_debt_at_the_top_lowers_the_payoff_to_zero_there():
 
 @pytest.mark.parametrize("sigma, q, h", [(2.0, 0.02, 1e-3), (0.3, 1e-4, 1e-2), (50.0, 0.5, 1e-3)])
 @pytest.mark.parametrize("remove", [True, False])
-def test_gaussian_cells_keep_both_masses(sigma, q, h, remove):
+def test_gaussian_cells_keep_both_masses(sigma, q, h, remove, backend):
     """The mass under the law that is N(0, 1), whichever of P and Q that is, and the other's from it."""
-    u, node = gaussian_nodes(sigma, q, 0.0, h, 4096), math.log1p(-q) + h * np.arange(4096)
-    cells = gaussian_cells(u, 4000, 1.0 / sigma, node * remove, q * remove, True)
+    run, node = runner(backend), math.log1p(-q) + h * np.arange(4096)
+    u = run(gaussian_nodes, sigma, q, 0.0, h, nodes=4096)
+    cells = run(gaussian_cells, u, 4000, 1.0 / sigma, node * remove, q * remove, True)
     low, high = np.asarray(cells.low) * np.exp(-node * remove), np.asarray(cells.high)
     masses = low + np.append(0.0, high[:-1]) * np.exp(-node * remove)
     inside = float(np.exp(log_ndtr(float(u[4000]))))
     mean = np.sum(masses * np.exp(node))
-    assert abs(masses.sum() / inside - 1) < 1e-12 and float(jnp.sum(cells.eta * (cells.low + cells.high))) < 1e-12
+    assert abs(masses.sum() / inside - 1) < 1e-12 and float(np.sum(cells.eta * (cells.low + cells.high))) < 1e-12
     assert float(cells.whole.sum()) == 0.0
     assert mean <= 1 + 1e-12 and mean >= inside * (1 - q) - 1e-12
 
 
 @pytest.mark.parametrize("sigma", [0.02, 1e-3, 1e-6, 1e-12])
-def test_no_hit_is_lost_however_large_its_loss(sigma):
+def test_no_hit_is_lost_however_large_its_loss(sigma, backend):
     """P-masses of remove: a mass relative to Q would be e^-1250 and less (it was 0, and multiplied back)."""
     q, n = 0.3, 4096
     law = lattice.laws_of(components(dp_sgd(sigma, q, 5), RELATION, "remove"), 0)[0]
     top = 0.5 / sigma**2 + 40.0 / sigma
     for upper in (True, False):
-        placed = law.place((math.log1p(-q), top), top / (n - 10), n, upper)
+        placed = law.place((math.log1p(-q), top), top / (n - 10), n, upper, runner(backend))
         mass, loss = np.asarray(placed.mass), placed.origin + top / (n - 10) * np.arange(n)
         hits = mass[loss > 0.25 * top].sum() + placed.infinity
         assert (hits >= q) if upper else (0.9 * q <= hits <= q)
@@ -289,12 +296,13 @@ def test_no_hit_is_lost_however_large_its_loss(sigma):
 
 
 @pytest.mark.parametrize("count", [1.0, 3.0, 40.0])
-def test_composition_error_bound_holds(count):
+def test_composition_error_bound_holds(count, backend):
     rng = np.random.default_rng(1)
     n, h = 2048, 1e-3
     mass = np.zeros(n)
     mass[:50] = rng.dirichlet(np.ones(50))
-    composed = compose_lattices(mass[None], np.array([[2.0, 3.0, 1.0]]), np.ones(1), np.array([count]), h, 0, True)
+    tilt = np.array([[2.0, 3.0, 1.0]])
+    composed = runner(backend)(compose_lattices, mass[None], tilt, np.ones(1), np.array([count]), h, 0, True)
     weight = mass.astype(np.longdouble) * np.exp(np.longdouble(2 * h) * np.arange(n))
     weight /= np.exp(np.longdouble(float(composed.log_moments[0, 0])))
     exact = np.ones(1, np.longdouble)
@@ -323,7 +331,7 @@ def test_a_lattice_as_coarse_as_a_step_stays_sound(direction, low, high):
 
 
 def test_overstated_mass_compounds():
-    placed = Placed(jnp.ones(1), 0.0, 1.0, 1e6, 0.0, 0.0, 5e-7)
+    placed = Placed(np.ones(1), 0.0, 1.0, 1e6, 0.0, 0.0, 5e-7)
     compounded = math.expm1(1e6 * math.log1p(5e-7))
     assert compounded <= lattice_sides._extra([placed], False) <= compounded * (1.0 + 1e-9)
     assert lattice_sides._extra([placed._replace(deficit=7e-7)], False) == math.inf

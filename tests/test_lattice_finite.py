@@ -2,13 +2,13 @@
 
 import math
 
-import jax
 import mpmath
 import numpy as np
 import pytest
 
 import jaxacct as ja
 from jaxacct.engines import finite_powers
+from jaxacct.engines.lattice_backend import runner
 from jaxacct.engines.lattice_finite import Finite
 
 
@@ -39,8 +39,7 @@ def test_one_step_is_bracketed(shape, nodes):
         eps = np.concatenate([rng.uniform(-4.0, 4.0, 50), loss, loss - 1e-9])
         truth = profile(loss, mass, eps)
         for upper in (False, True):
-            with jax.enable_x64():
-                placed = law.place(law.extent(0.0, 0.0, 0.0), step, nodes, upper)
+            placed = law.place(law.extent(0.0, 0.0, 0.0), step, nodes, upper, runner("numpy"))
             at = placed.direction * (placed.origin + step * np.arange(nodes))
             masses = np.asarray(placed.mass)
             assert np.all(masses >= 0.0) and masses.dtype == np.float64
@@ -54,8 +53,7 @@ def test_lower_law_keeps_the_mean_ratio_where_the_ends_are_on_nodes():
     """Contracted, not shifted: nearly all of E_P[e^-L] survives on a coarse lattice."""
     loss = np.array([-1.0, -0.437, 0.1234, 0.5, 1.0])
     mass = np.array([0.1, 0.3, 0.3, 0.2, 0.1])
-    with jax.enable_x64():
-        placed = Finite(loss, mass, 1.0, 1.0).place((-1.0, 1.0), 0.01, 256, False)
+    placed = Finite(loss, mass, 1.0, 1.0).place((-1.0, 1.0), 0.01, 256, False, runner("numpy"))
     at = placed.direction * (placed.origin + 0.01 * np.arange(256))
     assert np.exp(-at) @ np.asarray(placed.mass) == pytest.approx(np.exp(-loss) @ mass, rel=1e-12)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxacct as ja
+from jaxacct import selection
 from jaxacct.mechanisms import directions
+from jaxacct.mechanisms.base import register
 from jaxacct.mechanisms.profile import pair_of_profile
 
 
@@ -190,3 +193,20 @@ def test_kinds_of_compositions():
     mixed = ja.compose(ja.repeat(ja.PoissonSampled(ja.ExponentialMechanism(0.1), 0.5), 3), ja.Gaussian(5.0))
     assert ja.epsilon(mixed, 1e-5).kind == "bound"
     assert ja.epsilon(ja.compose(ja.PureDP(0.1), ja.Gaussian(5.0)), 1e-5).kind == "certified"
+
+
+def test_what_is_made_of_a_conditional_guarantee_is_conditional():
+    assumed = selection.select(ja.Gaussian(4.0), selection.Geometric(0.1), bound="monotone_score")
+    bound = ja.ExponentialMechanism(0.1)
+    for run in (ja.compose(assumed, ja.Gaussian(5.0)), ja.compose(bound, assumed), ja.repeat(assumed, 2)):
+        assert run.kind == run.kind_under("remove_one") == "conditional: monotone score"
+    assert ja.compose(bound, ja.Gaussian(5.0)).kind == "bound"
+
+
+def test_a_kind_that_nothing_asks_is_refused():
+    with pytest.raises(TypeError, match="kind_under"):
+
+        @register
+        @dataclass(frozen=True, eq=False)
+        class Mine(ja.Gaussian):
+            kind = "bound"

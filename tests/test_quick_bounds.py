@@ -30,12 +30,12 @@ def test_one_step_lies_between(direction, noise):
     removing = np.full(SIZE, direction == "remove")
     with np.errstate(all="ignore"):
         truth = closed_form.epsilon_of_one_step(sigma, q, removing, delta, np.full(SIZE, 1e-15))
-    lower, upper = quick_bounds.epsilon_limits(parts, delta, np.full(SIZE, 1e-15))
+    lower, upper = quick_bounds.limits("epsilon", parts, delta, np.full(SIZE, 1e-15))
     assert np.all(lower <= truth.upper) and np.all(truth.lower <= upper) and np.all(np.isfinite(upper))
     eps = np.minimum(upper * rng.uniform(0.0, 1.2, SIZE), 1e300)
     with np.errstate(all="ignore"):
         truth = closed_form.delta_of_one_step(sigma, q, removing, eps)
-    lower, upper = quick_bounds.delta_limits(parts, eps)
+    lower, upper = quick_bounds.limits("delta", parts, eps, np.zeros(SIZE))
     assert np.all(lower <= truth.upper) and np.all(truth.lower <= upper)
 
 
@@ -52,7 +52,7 @@ def test_compositions_agree_with_the_thorough_theorems(direction):
     )  # fmt: skip
     parts = components(run, RELATION, direction)
     delta, slack = log_uniform(rng, 1e-300, 0.4), np.full(SIZE, 1e-15)
-    lower, upper = quick_bounds.epsilon_limits(parts, delta, slack)
+    lower, upper = quick_bounds.limits("epsilon", parts, delta, slack)
     with np.errstate(all="ignore"):
         best = threshold_tests.best_epsilon(threshold_tests.tests_of(parts), delta)
         least = simple_bounds.least_epsilon(parts, delta, slack)
@@ -63,11 +63,11 @@ def test_compositions_agree_with_the_thorough_theorems(direction):
 def test_large_losses_are_seen():
     """A hit of loss 1250 in a hundred steps: what the lattice engine once certified was 1.005."""
     parts = components(ja.dp_sgd(0.02, 0.01, 100), RELATION, "remove")
-    lower, _ = quick_bounds.epsilon_limits(parts, np.array([1e-5]), np.zeros(1))
+    lower, _ = quick_bounds.limits("epsilon", parts, np.array([1e-5]), np.zeros(1))
     assert 1000.0 < lower[0] < 8969.7
     many = components(ja.dp_sgd(2.0, 0.1, 1e14), RELATION, "remove")
-    lower, _ = quick_bounds.epsilon_limits(many, np.array([1e-5]), np.zeros(1))
+    lower, _ = quick_bounds.limits("epsilon", many, np.array([1e-5]), np.zeros(1))
     assert 1.2e11 < lower[0] < 1.42e11
     loud = components(ja.Laplace(1 / 400), RELATION, "remove")
-    lower, upper = quick_bounds.epsilon_limits(loud, np.array([1e-5]), np.zeros(1))
+    lower, upper = quick_bounds.limits("epsilon", loud, np.array([1e-5]), np.zeros(1))
     assert 399.0 < lower[0] <= 400.0 <= upper[0] < 401.0

@@ -48,13 +48,13 @@ def test_upper_bounds_are_convex_and_above_plain_sums(run, law, eps, effort):
     """At many E from the lines for one, wherever its groups are said to be served."""
     with jax.enable_x64():
         above, below = jax.tree.map(jnp.asarray, curves(run)[0]["remove"])
-        phi, at = law.generating, np.exp(np.linspace(0.05, 2.0 * eps, 41))
-        sums = leak(np.asarray(below.q), np.asarray(below.p), phi, at)
+        at = np.exp(np.linspace(0.05, 2.0 * eps, 41))
+        sums = leak(np.asarray(below.q), np.asarray(below.p), law.generating, at)
 
         @jax.jit
         def bounds(served):
-            seen = worst_mesh.sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0), effort)
-            known = worst_bound.lines(phi, above, worst_mesh.mesh(seen, jnp.exp(eps), effort), served, effort)
+            seen = worst_mesh.sketch(law, above.q, above.p, jnp.sum(above.ratio > 1.0), effort)
+            known = worst_bound.lines(law, above, worst_mesh.mesh(seen, jnp.exp(eps), effort), served, effort)
             return jax.lax.map(lambda e: worst_bound.bound(known, e), jnp.asarray(at))
 
         for served in (np.linspace(1.0, 0.4, effort.groups + 1), np.ones(effort.groups + 1)):
@@ -183,7 +183,7 @@ def test_the_mass_at_infinity_is_exact(law, mass):
             gamma = mpmath.mpf(1e-3)
             exact = 1 - gamma * (1 - p) / (1 - (1 - gamma) * (1 - p))
     with jax.enable_x64():
-        low, high = (float(worst_mesh.at_infinity(law.generating, jnp.float64(mass), side)) for side in (-1.0, 1.0))
+        low, high = (float(worst_mesh.at_infinity(law, jnp.float64(mass), side)) for side in (-1.0, 1.0))
     assert low <= exact <= high
     assert high - low <= 1e-5 * high
     base = ja.FiniteOutput([0.6 * (1.0 - mass), 0.4 * (1.0 - mass), mass], [0.4, 0.6, 0.0])
@@ -214,17 +214,17 @@ def test_a_large_batch_is_as_narrow_as_its_status_says_and_agrees_with_single_an
 def test_slopes_of_a_group_may_differ_by_any_factor(effort):
     """Weights of a group's steepest and flattest line make every slope between, also beside one of 1e22."""
     base = ja.FiniteOutput([1e-3, 0.02, 0.03, 0.15, 0.3, 0.499], [0.0, 0.001, 0.01, 0.139, 0.35, 0.5])
-    phi = selection.Poisson(10.0).generating
+    law = selection.Poisson(10.0)
     with jax.enable_x64():
         above = jax.tree.map(jnp.asarray, curves(base)[0]["remove"].above)
-        seen = worst_mesh.sketch(phi, above.q, above.p, jnp.sum(above.ratio > 1.0), effort)
+        seen = worst_mesh.sketch(law, above.q, above.p, jnp.sum(above.ratio > 1.0), effort)
         where = worst_mesh.mesh(seen, 2.0, effort)
         first = np.sort(np.unique(above.ratio, return_index=True)[1])[: effort.lines]
         rows = jnp.concatenate(
             [jnp.resize(first, effort.lines).sort(), jnp.maximum(where.rows[effort.lines :], first[-1])]
         )
         where = where._replace(rows=rows)  # the first group spans several slopes
-        known = worst_bound.lines(phi, above, where, jnp.zeros(effort.groups + 1), effort)
+        known = worst_bound.lines(law, above, where, jnp.zeros(effort.groups + 1), effort)
         slopes = above.ratio[rows[:-1]].reshape(effort.groups, effort.lines).T
         assert slopes[0, 0] / slopes[1, 0] > 1e18
         assert np.unique(slopes[:, 0]).size > 3

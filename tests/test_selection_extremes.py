@@ -131,9 +131,9 @@ def test_curves_that_contradict_each_other_give_nothing():
     with jax.enable_x64():
         above, false = jax.tree.map(jnp.asarray, (above, false))
         for ask, value, most in (
-            (lambda x: worst_score.delta(law.generating, above, false, jnp.exp(x), GLANCE), 1.0, 1.0),
+            (lambda x: worst_score.delta(law, above, false, jnp.exp(x), GLANCE), 1.0, 1.0),
             (
-                lambda x: worst_score.epsilon(law.generating, above, false, jnp.log(x), jnp.asarray(600.0), GLANCE),
+                lambda x: worst_score.epsilon(law, above, false, jnp.log(x), jnp.asarray(600.0), GLANCE),
                 1e-5,
                 np.inf,
             ),
@@ -165,7 +165,7 @@ def test_a_glance_without_a_number_skips_no_direction(monkeypatch):
         return np.stack([np.full(values.size, 0.5), np.full(values.size, 0.6)])
 
     monkeypatch.setattr(worst_case, "_solved", solved)
-    monkeypatch.setattr(worst_case, "_in_chunks", lambda *a: (np.full(20, np.nan), np.full(20, np.nan)))
+    monkeypatch.setattr(worst_case, "_run", lambda *a: (np.full(20, np.nan), np.full(20, np.nan)))
     run = ja.FiniteOutput([0.5, 0.3, 0.2], [0.1, 0.3, 0.6])
     worst_case.bracket("epsilon", run, selection.Geometric(0.1), np.full(20, 1e-3), "add_or_remove_one")
     assert seen == [20, 20]

@@ -420,3 +420,9 @@ def test_a_filter_in_a_document_is_held_against_its_segments(tmp_path, target):
         refusal(Plan.from_json, json.dumps(node | {"filter": node_filter}))
     large = Plan.from_json(json.dumps(node | {"filter": [2, 1e6]}))
     assert large.epsilon.upper >= 877.0 and large.within == (target is None or large.epsilon.upper <= target)
+
+
+def test_a_setting_that_no_plan_has_is_refused():
+    plan = Plan(target_delta=DELTA, dataset_size=100, sampling_probability=0.1, noise_multiplier=1.0, steps=3)
+    message = refusal(Plan.of, plan.segments, plan, target_epsilom=3.0)
+    assert message.startswith("target_epsilom is no setting of a plan; use one of") and "target_epsilon" in message

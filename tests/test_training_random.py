@@ -149,6 +149,100 @@ def test_noise_on_a_tree():
     assert len(np.unique(np.round(draws, 4))) > 2000  # no leaf repeats another's noise
 
 
+ODD_SIZES = [(1,), (), (31,), (0,), (32,), (33,), (7, 9), (1,), (257, 3), (64,)]
+"""Shapes of leaves around whole units, empty ones among them."""
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Several pieces, of which the last is not full, where one would do."""
+    monkeypatch.setattr(noise, "_PIECE", 5)
+
+
+@pytest.fixture
+def columns(monkeypatch):
+    """All (counter, place, third) that noise asks the generator for, as they come."""
+    seen, real = [], noise.noise_words
+
+    def noted(words, *triple):
+        jax.debug.callback(lambda *each: seen.extend(zip(*(x.tolist() for x in each), strict=True)), *triple)
+        return real(words, *triple)
+
+    monkeypatch.setattr(noise, "noise_words", noted)
+    return seen
+
+
+def zeros(shapes, dtype=jnp.float32):
+    return [jnp.zeros(shape, dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("pieces", ["one", "small_pieces"])
+def test_no_column_of_the_keystream_is_used_twice(pieces, request, columns):
+    if pieces != "one":
+        request.getfixturevalue(pieces)
+    with jax.enable_x64():  # two dtypes are drawn one after the other
+        tree = zeros(ODD_SIZES) + zeros(ODD_SIZES[:5], jnp.float64) + zeros(ODD_SIZES[5:])
+        jax.block_until_ready(compiled()(key(40), tree))
+        jax.effects_barrier()
+    of_leaves = [triple for triple in columns if triple[1] < len(tree)]  # the others fill a piece up, and are dropped
+    assert len(set(of_leaves)) == len(of_leaves)
+    wanted = {(u, place, t) for place, leaf in enumerate(tree) for u in range(-(-leaf.size // 32)) for t in range(3)}
+    assert set(of_leaves) == wanted
+
+
+def compiled():
+    """`noise.add` traced anew, whatever was traced before a fixture changed it."""
+    return jax.jit(lambda secret, tree: noise.add(secret, tree, 1.0))
+
+
+def draws_of_a_leaf(words, place, size):
+    """The draws of one leaf, from the RFC's block function and the documented layout alone."""
+    units = -(-size // 32)
+    blocks = [chacha.block(words, np.arange(units), np.array([place, third, 4])) for third in range(3)]
+    pairs = [np.asarray(each) for each in noise.from_bits(*blocks, jnp.float32)]
+    return np.array([pairs[p // units >= 16][p % units, p // units % 16] for p in range(size)])
+
+
+@pytest.mark.parametrize("pieces", ["one", "small_pieces"])
+def test_a_leaf_gets_the_noise_of_its_place_and_size_whatever_the_others_are(pieces, request):
+    if pieces != "one":
+        request.getfixturevalue(pieces)
+    secret = key(41)
+    alone = [draws_of_a_leaf(jax.random.key_data(secret), i, math.prod(shape)) for i, shape in enumerate(ODD_SIZES)]
+    others = [shape if i % 2 else (45,) for i, shape in enumerate(ODD_SIZES)]
+    for shapes in (ODD_SIZES, others):
+        noisy = compiled()(secret, zeros(shapes))
+        for got, shape, draws, own in zip(noisy, shapes, alone, ODD_SIZES, strict=True):
+            assert got.shape == shape
+            if shape == own:
+                np.testing.assert_allclose(np.ravel(got), draws, rtol=2e-6)
+
+
+def test_noise_takes_all_bits_of_a_key_and_only_them():
+    """No word of the keystream is one of another purpose: the nonces end with different words."""
+    words = chacha.key_words(key(42))
+    noise_blocks = {tuple(c) for c in np.asarray(chacha.noise_words(words, *(np.arange(4, dtype=np.uint32),) * 3)).T}
+    other = {tuple(r) for p in range(4) for r in np.asarray(chacha.block(words, np.arange(4), np.array([0, 0, p])))}
+    assert len(noise_blocks) == 4 and len(other) == 16 and not noise_blocks & other
+    draw = jax.jit(lambda data: noise.normal(jax.random.wrap_key_data(data, impl=chacha.CHACHA20), (32,)))
+    drawn = [draw(words), *(draw(words.at[changed].add(np.uint32(2**31))) for changed in range(8))]
+    assert len(np.unique(np.stack(drawn))) == 9 * 32
+
+
+def test_a_tree_in_several_pieces_has_the_law(small_pieces):
+    drawn = compiled()(key(43), zeros([(171,)] * 300))
+    values = np.stack(drawn)
+    assert stats.kstest(values.ravel(), "norm").pvalue > RARE
+    assert len(np.unique(values)) > 0.999 * values.size  # ties are those of 24 bits
+    between = np.corrcoef(values)[np.triu_indices(300, 1)] * math.sqrt(171)
+    assert abs(between).max() < 7 and abs(between.var() - 1) < 0.1
+
+
+def test_a_tree_without_entries_has_no_noise():
+    assert noise.add(key(44), {}, 1.0) == {}
+    assert noise.add(key(44), zeros([(0,), (3, 0)]), 1.0)[1].shape == (3, 0)
+
+
 # Samplers
 
 

@@ -55,12 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = f"jaxacct {arguments[0]}" if arguments and not arguments[0].startswith("-") else "jaxacct"
     try:
         options = parse(arguments)
-        from jaxacct.cli import commands, compilation_cache, sweep
+        from jaxacct.cli import commands, sweep
         from jaxacct.validation import InputError
 
         try:
             sweep.join(options)  # before anything asks JAX for its devices
-            compilation_cache.enable()
             with warnings.catch_warnings():
                 warnings.showwarning = _shown(command, warnings.showwarning)
                 status = commands.run(options)

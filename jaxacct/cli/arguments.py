@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from jaxacct import __version__
 
-COMMANDS = ("epsilon", "delta", "calibrate", "select", "sweep", "merge", "plot", "ledger", "verify")
+COMMANDS = ("epsilon", "delta", "calibrate", "select", "sweep", "merge", "plot", "ledger", "verify", "warm")
 """The commands, in the order in which the help lists them."""
 CONFIGURATION = {
     "noise_multiplier": "noise standard deviation relative to the clip norm",
@@ -61,6 +61,8 @@ DESCRIPTION = {
     "verify": "Check the brackets of a sweep's result, or the epsilon of a ledger, by a second program: ball "
     "arithmetic on the definition of the privacy loss. Exit status 3 where a bracket is refuted, 4 where one is "
     "undecided. Needs python-flint: pip install 'jaxacct[verify]'.",
+    "warm": "Compile the programs of sweeps or of training ahead, and keep them on the disk for every later process. "
+    "Without it the first call that needs a program compiles it.",
     "ledger": "What a training run has spent, from its ledger: who ran it, its steps with their noise and rates, "
     "replays that count twice, and the certified epsilon of each run and of all.",
 }
@@ -68,6 +70,7 @@ DESCRIPTION = {
 EXAMPLE = {
     "verify": "jaxacct verify result.csv",
     "ledger": "jaxacct ledger show run.jsonl --delta 1e-6",
+    "warm": "jaxacct warm --for sweep",
     "epsilon": "jaxacct epsilon --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --delta 1e-5",
     "delta": "jaxacct delta --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --epsilon 2",
     "calibrate": "jaxacct calibrate --target-epsilon 2 --target-delta 1e-5 --sampling-probability 0.01 --steps 10000",
@@ -245,6 +248,10 @@ def _ledger_options(sub: _Parser, command: str) -> None:
         sub.add_argument(_option(name), metavar="X", help=text)
 
 
+def _warm_options(sub: _Parser, command: str) -> None:
+    sub.add_argument("--for", default="all", metavar="P", help="sweep, training or all (default)")
+
+
 _OPTIONS = {
     "select": _select_options,
     "sweep": _sweep_options,
@@ -252,6 +259,7 @@ _OPTIONS = {
     "plot": _plot_options,
     "ledger": _ledger_options,
     "verify": _verify_options,
+    "warm": _warm_options,
 }
 """What adds the options of a command; epsilon, delta and calibrate share `_question_options`."""
 

@@ -22,6 +22,7 @@ FILES = {
     "plot": "plot",
     "ledger": "ledger",
     "verify": "verify",
+    "warm": "warm",
 }
 """The file of each command: its `run` takes the parsed options and returns the exit status."""
 

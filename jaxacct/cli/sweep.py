@@ -9,7 +9,6 @@ from pathlib import Path
 import jax
 
 from jaxacct.cli import output
-from jaxacct.engines import programs
 from jaxacct.sweeps import plan, sweep
 from jaxacct.sweeps.parts import part_path, slice_of
 from jaxacct.validation import InputError
@@ -26,8 +25,6 @@ def run(options: argparse.Namespace) -> int:
         return output.report(output.plan(plan(options.grid, **settings)), output.plan_text, options)
     if options.out is None:
         raise InputError("--out is missing; name the result, such as --out result.csv")
-    if options.distributed:
-        programs.keep_on(None)  # kept programs are those of a single process
     begin = time.monotonic()
     switches = {name: getattr(options, name) for name in ("progress", "resume", "overwrite", "distributed")}
     table = sweep(options.grid, out=options.out, **settings, **switches)

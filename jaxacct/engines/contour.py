@@ -89,17 +89,29 @@ def law(parts: Components, rows: np.ndarray | slice = slice(None)) -> LossLaw:
     return LossLaw(*(getattr(parts, field)[rows] for field in LossLaw._fields))
 
 
-def supports(parts: Components) -> np.ndarray:
-    """Which configurations the contour can answer: a Gaussian part, and no sampled Laplace part."""
-    smooth = (parts.mu2 > 0) | np.any(parts.gauss_n > 0, axis=1)
-    sampled_laplace = np.any((parts.laplace_n > 0) & (parts.laplace_q < 1), axis=1)
-    return smooth & ~sampled_laplace
+class Reach(NamedTuple):
+    """What the contour can do for each configuration; every array (B,)."""
+
+    answers: np.ndarray
+    """Whether it can answer: there is a Gaussian part, and no Poisson sampled Laplace part."""
+    splits: np.ndarray
+    """Whether the split contour can: there are Gaussians alone, and at least one of them is sampled."""
+    largest_loss: np.ndarray
+    """`-sum n log(1 - q)`, which the loss of sampled Gaussians alone cannot exceed in the add direction; else inf."""
 
 
-def splits(parts: Components) -> np.ndarray:
-    """Which configurations the split contour can answer: compositions of Gaussians, at least one of them sampled."""
-    others = np.any(parts.laplace_n > 0, axis=1) | np.any(parts.finite_n > 0, axis=1)
-    return np.any(parts.gauss_n > 0, axis=1) & ~others
+def reach(parts: Components) -> Reach:
+    """What the contour can do for each configuration."""
+    sampled, laplace = parts.gauss_n > 0, parts.laplace_n > 0
+    some = np.any(sampled, axis=1)
+    splits = some & ~(np.any(laplace, axis=1) | np.any(parts.finite_n > 0, axis=1))
+    with np.errstate(divide="ignore"):
+        most = -np.sum(np.where(sampled, parts.gauss_n * np.log1p(-parts.gauss_q), 0.0), axis=1)
+    return Reach(
+        answers=((parts.mu2 > 0) | some) & ~np.any(laplace & (parts.laplace_q < 1), axis=1),
+        splits=splits,
+        largest_loss=np.where((parts.sign < 0) & splits & (parts.mu2 == 0), most * BOUND_OUTWARD, np.inf),
+    )
 
 
 def rung_for(needs: np.ndarray, ladder: tuple[Rung, ...] = PLAIN) -> np.ndarray:
@@ -126,6 +138,7 @@ class _Question(NamedTuple):
     """What is asked of every configuration, and how the answers are judged."""
 
     parts: Components
+    reach: Reach
     kernel: Callable[..., Any]
     split: Callable[..., Any]
     values: tuple[np.ndarray, ...]
@@ -161,13 +174,12 @@ class _Question(NamedTuple):
 
 def _climb(question: _Question) -> Answer:
     """Let every configuration climb the ladder that suits it, until it is answered or the ladder ends."""
-    parts, hint = question.parts, question.hint
+    parts, hint, (answers, split, *_) = question.parts, question.hint, question.reach
     answer = Answer(np.full(parts.mu2.size, -np.inf), np.zeros(parts.mu2.size), question.ceiling.copy())
     settled = answer.upper <= question.enough
-    split = splits(parts)
     beyond = (parts.gauss_sigma < LEAST_SPLIT_SIGMA) | (parts.gauss_q < LEAST_SPLIT_RATE)
     far = np.any((parts.gauss_n > 0) & beyond, axis=1)
-    ladders = ((LADDER, split & ~far), (LADDER[:3], split & far), (PLAIN, supports(parts) & ~split))
+    ladders = ((LADDER, split & ~far), (LADDER[:3], split & far), (PLAIN, answers & ~split))
     for ladder, rows in ladders:
         first = hint.rung if hint is not None and ladder is LADDER else 0
         due = np.where(rows & ~settled, first, len(ladder))
@@ -228,8 +240,10 @@ def epsilon(
     if hint is not None:
         near, hint = hint.near.copy(), hint._replace(rung=np.where(np.isfinite(floor), 0, hint.rung))
     values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack))
+    known = reach(parts)
     question = _Question(
         parts,
+        known,
         contour.epsilon,
         split_contour.epsilon,
         values,
@@ -238,7 +252,7 @@ def epsilon(
         width,
         in_logs=False,
         log_tol=float(np.log(tolerance)),
-        ceiling=np.where(_total_variation(parts) <= delta * (1.0 - slack), 0.0, _largest_loss(parts)),
+        ceiling=np.where(_total_variation(parts, known) <= delta * (1.0 - slack), 0.0, known.largest_loss),
         enough=np.maximum(floor, 0.0),
         hint=hint,
     )
@@ -255,8 +269,10 @@ def delta(
     """Bracket of the finite part of delta(eps), not refined where it is at most `floor`."""
     with np.errstate(divide="ignore"):
         logs = np.log(floor)
+    known = reach(parts)
     question = _Question(
         parts,
+        known,
         contour.delta,
         split_contour.delta,
         (epsilon,),
@@ -265,7 +281,7 @@ def delta(
         width,
         in_logs=True,
         log_tol=float(np.log(tolerance)),
-        ceiling=np.where(epsilon > _largest_loss(parts), -np.inf, np.inf),
+        ceiling=np.where(epsilon > known.largest_loss, -np.inf, np.inf),
         enough=logs,
     )
     lower, middle, upper = _climb(question)
@@ -274,15 +290,8 @@ def delta(
     return Answer(low, mid, np.where(upper > -np.inf, np.maximum(high, LEAST_DELTA), 0.0))
 
 
-def _total_variation(parts: Components) -> np.ndarray:
+def _total_variation(parts: Components, known: Reach) -> np.ndarray:
     """`sum n q (2 Phi(1/(2 sigma)) - 1)`, at least delta(0) of sampled Gaussians alone; inf with other parts."""
     each = np.vectorize(math.erf, otypes=[float])(8.0**-0.5 / parts.gauss_sigma)
     most = np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * each, 0.0), axis=1)
-    return np.where(splits(parts) & (parts.mu2 == 0), most * BOUND_OUTWARD, np.inf)
-
-
-def _largest_loss(parts: Components) -> np.ndarray:
-    """`-sum n log(1 - q)`, which the loss of sampled Gaussians alone cannot exceed in the add direction; else inf."""
-    with np.errstate(divide="ignore"):
-        most = -np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * np.log1p(-parts.gauss_q), 0.0), axis=1)
-    return np.where((parts.sign < 0) & splits(parts) & (parts.mu2 == 0), most * BOUND_OUTWARD, np.inf)
+    return np.where(known.splits & (parts.mu2 == 0), most * BOUND_OUTWARD, np.inf)

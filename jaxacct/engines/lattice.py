@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxacct.engines.lattice_backend import Runner, backend_for, runner
 from jaxacct.engines.lattice_finite import Finite
 from jaxacct.engines.lattice_gaussian import PlainGaussian, SampledGaussian
 from jaxacct.engines.lattice_laplace import Laplace
@@ -57,6 +58,7 @@ def epsilon(
     *,
     rtol: float = 1e-4,
     memory_bytes: int = 2**30,
+    backend: str = "auto",
 ) -> LatticeAnswer:
     """Bracket of eps = inf {eps >= 0 : delta_fin(eps) <= d} for configuration `index`.
 
@@ -67,10 +69,11 @@ def epsilon(
         loss.  The answer's `upper` holds for the first, its `lower` for the second.
     rtol : wanted (upper - lower)/upper.
     memory_bytes : limit that decides the longest lattice.
+    backend : "numpy", "xla", or "auto", see `lattice_backend.backend_for`.
 
     Call inside `with jax.enable_x64():`.
     """
-    laws = laws_of(parts, index)
+    laws, run = laws_of(parts, index), runner(backend_for(backend))
     if not laws or delta_fin_lower >= 1.0:
         return LatticeAnswer(0.0, 0.0, 0.0, "zero")
     low, high = 0.0, _highest(laws)
@@ -82,7 +85,7 @@ def epsilon(
         length = 0
     while length:
         for attempt in range(ATTEMPTS):
-            down, up = sides_of(pieces, plan, length)
+            down, up = sides_of(pieces, plan, length, run)
             tolerance = 0.02 * rtol * max(plan.centre, 1e-12)
             low = max(low, crossing(down, delta_fin_upper, plan.centre, tolerance)[0])
             high = min(high, crossing(up, delta_fin_lower, plan.centre, tolerance)[1])
@@ -99,17 +102,29 @@ def epsilon(
 
 
 def delta(
-    parts: Components, index: int, epsilon: float, *, rtol: float = 1e-4, memory_bytes: int = 2**30
+    parts: Components,
+    index: int,
+    epsilon: float,
+    *,
+    rtol: float = 1e-4,
+    memory_bytes: int = 2**30,
+    backend: str = "auto",
 ) -> LatticeAnswer:
     """Bracket of delta_fin(epsilon) = E_P[(1 - e^{epsilon - L})_+ ; L finite] for configuration `index`.
 
     Arguments as in `epsilon`; the width is relative here too.
     """
-    return deltas(parts, [index], np.array([epsilon]), rtol=rtol, memory_bytes=memory_bytes)[0]
+    return deltas(parts, [index], np.array([epsilon]), rtol=rtol, memory_bytes=memory_bytes, backend=backend)[0]
 
 
 def deltas(
-    parts: Components, rows: Sequence[int], epsilon: np.ndarray, *, rtol: float = 1e-4, memory_bytes: int = 2**30
+    parts: Components,
+    rows: Sequence[int],
+    epsilon: np.ndarray,
+    *,
+    rtol: float = 1e-4,
+    memory_bytes: int = 2**30,
+    backend: str = "auto",
 ) -> list[LatticeAnswer]:
     """`delta` of configuration `rows[i]` at `epsilon[i]`, for each i.
 
@@ -119,17 +134,20 @@ def deltas(
     for place, row in enumerate(rows):
         alike.setdefault(tuple(x[row].tobytes() for x in parts), []).append(place)
     answers = [LatticeAnswer(0.0, 0.0, 0.0, "ok")] * len(rows)
+    run = runner(backend_for(backend))
     for places in alike.values():
         laws = laws_of(parts, rows[places[0]])
         highest = _highest(laws) if laws else -np.inf
         places = sorted((place for place in places if epsilon[place] < highest), key=lambda place: epsilon[place])
-        brackets = _along(laws, [float(epsilon[place]) for place in places], rtol, memory_bytes)
+        brackets = _along(laws, [float(epsilon[place]) for place in places], rtol, memory_bytes, run)
         for place, (low, high) in zip(places, brackets, strict=True):
             answers[place] = _answer(low, high, rtol)
     return answers
 
 
-def _along(laws: list[LatticePart], epsilon: list[float], rtol: float, memory_bytes: int) -> list[tuple[float, float]]:
+def _along(
+    laws: list[LatticePart], epsilon: list[float], rtol: float, memory_bytes: int, run: Runner
+) -> list[tuple[float, float]]:
     """(lower, upper) of delta at ascending eps.
 
     A composition made for one eps brackets delta at others too, and as narrowly where they are near.  So one is made
@@ -142,7 +160,7 @@ def _along(laws: list[LatticePart], epsilon: list[float], rtol: float, memory_by
         if not now:
             continue
         middle = now[len(now) // 2]
-        low, high, sides = _composed_for(laws, epsilon[middle], rtol, memory_bytes)
+        low, high, sides = _composed_for(laws, epsilon[middle], rtol, memory_bytes, run)
         found[middle] = low, high
         for side in (range(middle - 1, now[0] - 1, -1), range(middle + 1, now[-1] + 1)):
             for done, place in enumerate(side):
@@ -155,7 +173,7 @@ def _along(laws: list[LatticePart], epsilon: list[float], rtol: float, memory_by
 
 
 def _composed_for(
-    laws: list[LatticePart], epsilon: float, rtol: float, memory_bytes: int
+    laws: list[LatticePart], epsilon: float, rtol: float, memory_bytes: int, run: Runner
 ) -> tuple[float, float, tuple[Side, Side]]:
     """(lower, upper) of delta at one eps, and the last compositions that gave it."""
     share = share_of(rtol)
@@ -167,7 +185,7 @@ def _composed_for(
         for _ in range(ATTEMPTS):
             plan = plan_for(laws, epsilon, log_delta, share)
             pieces = pieces_of(laws, plan.cut)
-            sides = sides_of(pieces, plan, length)
+            sides = sides_of(pieces, plan, length, run)
             here = _read(sides, epsilon)
             low, high = max(low, here[0]), min(high, here[1])
             found = float(np.log(max(0.5 * (low + high), 1e-290)))

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.engines.finite_powers import inexact, powers, trimmed
+from jaxacct.engines.lattice_backend import Runner
 from jaxacct.engines.lattice_part import ApproximateLaw, Placed
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.certificate import FINITE_LOSS_ERROR
@@ -67,7 +67,7 @@ class Finite:
     def step(self, step: float, upper: bool) -> float:
         return step
 
-    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool) -> Placed:
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
         sign = 1.0 if upper else -1.0
         place = sign * self.loss
         origin = float(place.min())
@@ -95,7 +95,7 @@ class Finite:
                 np.add.at(mass, index, amount)
         mass *= 1.0 + sign * ROUNDOFF * self.loss.size
         away = self.away if upper else 0.0
-        return Placed(jnp.asarray(mass), origin, sign, self.count, 2.0 * float(shift), away, 0.0)
+        return Placed(mass, origin, sign, self.count, 2.0 * float(shift), away, 0.0)
 
 
 def _contracted(

@@ -8,6 +8,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
+from jaxacct.engines.lattice_backend import Runner
 from jaxacct.engines.lattice_part import ApproximateLaw, Placed, last_node, placed_from
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import lattice_cells as kernel
@@ -46,13 +47,13 @@ class PlainGaussian:
     def step(self, step: float, upper: bool) -> float:
         return step
 
-    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool) -> Placed:
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
         s, origin = self.deviation, max(extent[0], -37.0 * self.deviation - 0.5 * self.deviation**2)
         last = last_node(extent, origin, step, nodes)
-        u = kernel.plain_gaussian_nodes(s, origin, step, nodes)
+        u = run(kernel.plain_gaussian_nodes, s, origin, step, nodes=nodes)
         remove = self.sign > 0
         lift = (origin + step * np.arange(nodes)) * remove
-        cells = kernel.gaussian_cells(u, last, s, lift, float(remove), upper)
+        cells = run(kernel.gaussian_cells, u, last, s, lift, float(remove), upper)
         low, high, moved = float(u[0]), float(u[last]), s * remove
         infinity, pairs = 0.0, []
         if upper and remove:
@@ -60,7 +61,7 @@ class PlainGaussian:
         elif upper:
             infinity, pairs = _above(-low, 0.0), [(last, _above(high, 0.0))]
         shift = 8.0 * ROUNDOFF * (abs(origin) + last * step + s * s + s)
-        return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity)
+        return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity, run)
 
 
 def _above(u: float, mean: float) -> float:
@@ -131,28 +132,29 @@ class SampledGaussian:
     def step(self, step: float, upper: bool) -> float:
         return step
 
-    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool) -> Placed:
-        rise, bottom, inexact = (0.0, 0.0, 0.0) if upper else self._contracted(step)
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
+        rise, kept = (0.0, False) if upper else self._contracted(step)
         origin = float(np.log1p(-self.q)) + rise
         last = last_node(extent, origin, step, nodes)
-        u = kernel.gaussian_nodes(self.sigma, self.q, rise, step, nodes)
+        u = run(kernel.gaussian_nodes, self.sigma, self.q, rise, step, nodes=nodes)
         remove, mode = self.sign > 0, 1.0 / self.sigma
         lift = (origin + step * np.arange(nodes)) * remove
-        cells = kernel.gaussian_cells(u, last, mode, lift, self.q * remove, upper)
+        cells = run(kernel.gaussian_cells, u, last, mode, lift, self.q * remove, upper)
         pairs: list[tuple[int, float]] = []
-        infinity, high = 0.0, float(u[last])
+        infinity, inexact, high = 0.0, 0.0, float(u[last])
         if upper and remove:
             infinity = (1.0 - self.q) * _above(high, 0.0) + self.q * _above(high, mode)
         elif upper:
             pairs = [(last, _above(high, 0.0))]
         else:
-            cells = kernel.Cells(*(x.at[0].set(0.0) for x in cells))
+            cells = cells.without_first()
+            bottom, inexact = self._below(float(u[1]), rise) if kept else (0.0, 0.0)
             pairs = [(0, bottom * float(np.exp(origin * remove)))]
         shift = self._shift(rise, last * step) + inexact
-        return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity)
+        return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity, run)
 
-    def _contracted(self, step: float) -> tuple[float, float, float]:
-        """Rise of a node 0 at the mean ratio of all below node 1 = node 0 + step, that mass, and the error.
+    def _contracted(self, step: float) -> tuple[float, bool]:
+        """Rise of a node 0 at the mean ratio of all below node 1 = node 0 + step; whether that mass is kept.
 
         All mass below node 1 is replaced by its conditional mean (a post-processing), because no mass could
         be merged onto the infimum itself.
@@ -163,13 +165,15 @@ class SampledGaussian:
             return float(self._rise(u)) - self._mean_rise(u) - step
 
         if excess(low) > 0:
-            return max(float(self._rise(low)) - step, 0.0), 0.0, 0.0
+            return max(float(self._rise(low)) - step, 0.0), False
         if excess(high) < 0:
-            return -float(np.log1p(-self.q)), 1.0, 0.0
-        rise = self._mean_rise(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15)))
-        edge = float(kernel.gaussian_nodes(self.sigma, self.q, rise, step, 2)[1])
+            return -float(np.log1p(-self.q)), True
+        return self._mean_rise(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))), True
+
+    def _below(self, edge: float, rise: float) -> tuple[float, float]:
+        """The mass below node 1, which is at the standard quantile `edge`, and the error of its mean ratio."""
         mass = float(ndtr(edge)) * (1.0 - ROUNDOFF * (8.0 + 8.0 * min(edge, 0.0) ** 2))
-        return rise, mass, abs(self._mean_rise(edge) - rise)
+        return mass, abs(self._mean_rise(edge) - rise)
 
     def _shift(self, rise: float, span: float) -> float:
         """Error of the stored node positions: p_k |error of y_k|, p_k = q e^{y_k}/mix_k."""

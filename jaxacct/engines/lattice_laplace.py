@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import brentq
 
+from jaxacct.engines.lattice_backend import Runner
 from jaxacct.engines.lattice_part import ApproximateLaw, Placed, placed_from
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import lattice_cells as kernel
@@ -66,23 +66,24 @@ class Laplace:
             step = (high - self._contracted(step)[0]) / cells
         return float(step)
 
-    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool) -> Placed:
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
         edge, (low, top) = 1.0 / self.scale, self.extent(0.0, 0.0, 0.0)
         origin, first, bottom, inexact = (low, -edge, 0.5, 0.0) if upper else self._contracted(step)
         steps = (top - origin) / step
         snap = 32.0 * ROUNDOFF * (abs(top) + abs(origin) + top - origin)
         on_node = abs(steps - round(steps)) * step <= snap
         last = int(np.clip(round(steps) if on_node else np.ceil(steps), 1, nodes - 2))
-        zero = jnp.zeros(nodes)
+        zero = np.zeros(nodes)
         if not upper and bottom == 1.0:
             nothing = kernel.Cells(zero, zero, zero, zero)
-            return placed_from(self, nothing, [(0, 1.0)], 0.0, step, 1, upper, 0.0, 0.0)
+            return placed_from(self, nothing, [(0, 1.0)], 0.0, step, 1, upper, 0.0, 0.0, run)
         remove = self.sign > 0
         # log of what turns the base's masses into P-masses, at the lowest ratio and at the highest
         lift_low, lift_high = (origin, top) if remove else (0.0, 0.0)
-        cells = kernel.laplace_cells(self.scale, first, origin, self.q, step, last, remove, nodes=nodes)
+        described = self.scale, first, origin, self.q, step, last, remove
+        cells = run(kernel.laplace_cells, *described, nodes=nodes)
         if not upper:
-            cells = kernel.Cells(*(x.at[0].set(0.0) for x in cells))
+            cells = cells.without_first()
         pairs, atom = [(0, bottom * float(np.exp(lift_low)))], 0.5 * float(np.exp(lift_high - edge))
         outward = 8.0 * ROUNDOFF * (abs(lift_high) + edge + 1.0)
         atom *= 1.0 + outward if upper else max(1.0 - outward, 0.0)
@@ -93,7 +94,7 @@ class Laplace:
             cells = self._with(cells, last - 1, atom, inside, step)
         heavy = min(self.q * np.exp(edge - top), 1.0)
         shift = 8.0 * ROUNDOFF * heavy * (4 * edge + abs(np.log(self.q)) + 4.0) + snap + inexact
-        return placed_from(self, cells, pairs, origin, step, last, upper, float(shift), 0.0)
+        return placed_from(self, cells, pairs, origin, step, last, upper, float(shift), 0.0, run)
 
     def _with(self, cells: kernel.Cells, cell: int, atom: float, inside: float, step: float) -> kernel.Cells:
         """The cells with an atom at a distance `inside` into one of them, split between its ends as all else is."""
@@ -101,9 +102,7 @@ class Laplace:
         up = 1.0 if self.sign > 0 else np.exp(inside - step)
         low = atom * down * np.expm1(inside - step) / np.expm1(-step)
         high = atom * up * np.expm1(-inside) / np.expm1(-step)
-        return cells._replace(
-            low=cells.low.at[cell].add(low), high=cells.high.at[cell].add(high), eta=cells.eta.at[cell].add(1e-9)
-        )
+        return cells.with_atom(cell, low, high, 1e-9)
 
     def _contracted(self, step: float) -> tuple[float, float, float, float]:
         """Origin, base loss and mass of the mean of all below node 1, and its error (see SampledGaussian)."""

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.engines.lattice_backend import Runner
 from jaxacct.kernels import lattice_masses
-from jaxacct.kernels.arrays import Array
 from jaxacct.kernels.lattice_cells import Cells
 
 __all__ = ["ApproximateLaw", "LatticePart", "Placed", "atoms_on", "last_node", "placed_from"]
@@ -31,7 +30,7 @@ class ApproximateLaw(NamedTuple):
 class Placed(NamedTuple):
     """One part on the lattice, rounded up or down: P-mass k sits at the loss `direction (origin + k h)`."""
 
-    mass: Array  # (N,)
+    mass: np.ndarray  # (N,)
     origin: float
     direction: float  # +1 or -1
     repeats: float  # how often it is composed
@@ -70,7 +69,7 @@ class LatticePart(Protocol):
     def step(self, step: float, upper: bool) -> float:
         """The step nearest to `step` that puts this law's own atoms on nodes."""
 
-    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool) -> Placed:
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
         """The law on the lattice."""
 
 
@@ -79,12 +78,12 @@ def last_node(extent: tuple[float, float], origin: float, step: float, nodes: in
     return int(np.clip(np.ceil((extent[1] - origin) / step - 1e-9), 1, nodes - 2))
 
 
-def atoms_on(nodes: int, pairs: list[tuple[int, float]], upper: bool) -> Array:
+def atoms_on(nodes: int, pairs: list[tuple[int, float]], upper: bool) -> np.ndarray:
     """Masses on nodes, rounded outward by `1e-14` relative (inward for a lower law)."""
     atoms = np.zeros(nodes)
     for k, mass in pairs:
         atoms[k] += mass * (1.0 + 1e-14 if upper else 1.0 - 1e-14)
-    return jnp.asarray(atoms)
+    return atoms
 
 
 def placed_from(
@@ -97,6 +96,7 @@ def placed_from(
     upper: bool,
     shift: float,
     infinity: float,
+    run: Runner,
 ) -> Placed:
     """Masses from cells and from atoms on nodes, for the laws that live on the ratio coordinate.
 
@@ -111,17 +111,16 @@ def placed_from(
         cells, atoms = cells.reversed(), atoms[::-1]
         first, last = end - last, end
     if upper:
-        mass, missing = lattice_masses.upper_masses(cells, atoms), 0.0
+        mass, missing = np.asarray(run(lattice_masses.upper_masses, cells, atoms)), 0.0
     else:
         mass, missing = lattice_masses.cancelled(
-            np.asarray(lattice_masses.lower_masses(cells, atoms, step, first, last)), step
+            np.asarray(run(lattice_masses.lower_masses, cells, atoms, step, first, last)), step
         )
-    total = float(np.sum(np.asarray(mass)))
+    total = float(np.sum(mass))
     if upper:
         lost = 1.0 - total - infinity
         if not lost <= SUM_ROUNDING:
             infinity = infinity + lost * (1.0 + 1e-9) if np.isfinite(lost) else 1.0
     elif not total <= 1.0 + SUM_ROUNDING:
         missing = float("inf")
-    mass = jnp.asarray(mass)
     return Placed(mass[::-1] if turned else mass, origin, law.sign, law.count, shift, infinity, missing)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.engines.lattice_backend import Runner
 from jaxacct.engines.lattice_laplace import Laplace
 from jaxacct.engines.lattice_part import LatticePart, Placed
 from jaxacct.engines.lattice_plan import LatticePlan, common_step, peak
@@ -50,9 +50,10 @@ class Side(NamedTuple):
     below: float  # and from below it
     extra: float  # what mass at infinity adds to delta (upper), or overstated mass takes from it (lower)
     upper: bool  # whether it is rounded up
+    run: Runner  # where the kernels run
 
 
-def sides_of(laws: list[LatticePart], plan: LatticePlan, length: int) -> tuple[Side, Side]:
+def sides_of(laws: list[LatticePart], plan: LatticePlan, length: int, run: Runner) -> tuple[Side, Side]:
     """The dominated and the dominating composition on lattices of one length."""
     extents = [law.extent(plan.theta, plan.cut, plan.share) for law in laws]
     margin = 1.0 + 8.0 / length
@@ -61,7 +62,7 @@ def sides_of(laws: list[LatticePart], plan: LatticePlan, length: int) -> tuple[S
     step = common_step(span / (length - 4), laws)
     # a law that adjusts the step for itself, in every repetition: the one with the most to lose
     main = max(laws, key=lambda law: law.count * isinstance(law, Laplace))
-    down, up = (_side(laws, extents, plan, length, main.step(step, upper), upper) for upper in (False, True))
+    down, up = (_side(laws, extents, plan, length, main.step(step, upper), upper, run) for upper in (False, True))
     return down, up
 
 
@@ -72,8 +73,9 @@ def _side(
     length: int,
     step: float,
     upper: bool,
+    run: Runner,
 ) -> Side:
-    placed = [law.place(extent, step, length, upper) for law, extent in zip(laws, extents, strict=True)]
+    placed = [law.place(extent, step, length, upper, run) for law, extent in zip(laws, extents, strict=True)]
     tilts = np.array([plan.theta, plan.theta + plan.above, plan.theta - plan.below])
     direction, count, origin = (
         np.array([getattr(x, name) for x in placed]) for name in ("direction", "repeats", "origin")
@@ -82,7 +84,8 @@ def _side(
     base = float(np.sum(count * direction * origin))
     centred = 0.5 * (plan.top + plan.bottom) - 0.5 * length * step
     roll = int(np.floor((centred - base) / step))
-    composed = compose(jnp.stack([x.mass for x in placed]), coefficient, direction, count, step, roll % length, upper)
+    mass = np.stack([x.mass for x in placed])
+    composed = run(compose, mass, coefficient, direction, count, step, roll % length, upper)
     logs = count[:, None] * (coefficient * origin[:, None] + np.asarray(composed.log_moments))
     k, k_above, k_below = logs.sum(axis=0)
     sizes = np.abs(coefficient[:, 0] * origin) + np.abs(np.asarray(composed.log_moments)[:, 0])
@@ -107,6 +110,7 @@ def _side(
         below=float(below),
         extra=_extra(placed, upper),
         upper=upper,
+        run=run,
     )
 
 
@@ -130,7 +134,7 @@ def evaluate(side: Side, eps: float) -> tuple[float, float]:
     """delta(eps) rounded outward, and the derivative of log delta."""
     theta, outward = side.theta, side.shift + 8.0 * ROUNDOFF * abs(eps)
     eps = eps - outward if side.upper else eps + outward
-    sums = payoff(side.composed.mass, side.start - eps, side.step, theta)
+    sums = side.run(payoff, side.composed.mass, side.start - eps, side.step, theta)
     value, slope, norm, magnitude = (float(x) for x in sums)
     length, end = side.composed.mass.shape[0], side.start + side.span - eps
     rounding = ROUNDOFF * (length + 32.0 + 8.0 * theta * side.span) * magnitude

@@ -3,8 +3,7 @@
 A program is compiled quickly for a few configurations, and optimised for many.  Any program answers a few
 configurations in milliseconds.  Theirs is therefore compiled without optimisation, in a fraction of the time, and takes
 a small chunk.  Neither relaxes IEEE arithmetic: the rounding bounds in the certificates hold for both.  Use `alike` to
-fix one variant for a long job; otherwise both may get compiled.  An `ExecutableStore`, which only the command line sets
-up, keeps programs between runs.
+fix one variant for a long job; otherwise both may get compiled.  `program_store.py` keeps programs between processes.
 
 A batch is cut into chunks of one fixed shape, which run on every core or device there is (`in_chunks`).  A chunk has
 the same shape whatever the number of devices, and each device compiles the same program, so that results do not depend
@@ -23,10 +22,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+
+from jaxacct.engines import cache_folder, compiling, program_store
 
 FEW = 8
 """Largest number of configurations that takes the quickly compiled program."""
@@ -46,29 +48,11 @@ QUICK = {
 Run = Callable[..., Sequence[Any]]
 
 
-class ExecutableStore(Protocol):
-    """Keeps executables under labels that say all about them but the versions and the machine."""
-
-    def load(self, label: str) -> Run | None: ...
-
-    def save(self, label: str, compiled: jax.stages.Compiled) -> None: ...
-
-
 class Program(NamedTuple):
     """A kernel vmapped over configurations."""
 
     run: Run  # returns the leaves of the answer
     chunk: int  # configurations that it takes
-
-
-_executables: ExecutableStore | None = None
-
-
-def keep_on(executables: ExecutableStore | None) -> None:
-    """Load programs from a store and save them there from now on (None: no longer)."""
-    global _executables
-    _executables = executables
-    _batched.cache_clear()
 
 
 _few: contextvars.ContextVar[bool | None] = contextvars.ContextVar("few", default=None)
@@ -95,6 +79,11 @@ def quickly(size: int) -> bool:
     """Whether a batch of this size is done sooner with the quickly compiled programs, compilation included."""
     told = _few.get()
     return jax.default_backend() == "cpu" and (size <= MANY if told is None else told)
+
+
+def on_numpy(size: int) -> bool:
+    """Whether a batch of this size is done sooner on NumPy, which compiles nothing."""
+    return quickly(size)
 
 
 def program(kernel: Callable[..., Any], size: int, chunk: int, **static: int) -> Program:
@@ -134,16 +123,20 @@ def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.n
 
 @functools.cache
 def _batched(kernel: Callable[..., Any], quick: bool, static: tuple[tuple[str, int], ...]) -> Run:
-    return _Batched(kernel, quick, dict(static))
+    function = jax.vmap(jax.jit(functools.partial(kernel, **dict(static)), inline=True))
+    label = f"{kernel.__module__}.{kernel.__qualname__} {dict(static)}"
+    return Compiled(function, QUICK if quick else None, label)
 
 
-class _Batched:
-    """Compiles when first called with arguments of new shapes, or on another device; several threads may call it."""
+class Compiled:
+    """A function of pytrees, as programs that are loaded, or compiled, when they are first called.
 
-    def __init__(self, kernel: Callable[..., Any], quick: bool, static: dict[str, int]) -> None:
-        self._function = jax.vmap(jax.jit(functools.partial(kernel, **static), inline=True))
-        self._options = QUICK if quick else None
-        self._label = f"{kernel.__module__}.{kernel.__qualname__} {static} {self._options}"
+    A call with arguments of new shapes, or on another device, is a new program; several threads may call it.  The
+    label says what the function is, apart from its sources; the answer is a list of its leaves.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None, label: str) -> None:
+        self._function, self._options, self._label = function, options, f"{label} {options}"
         self._ready: dict[Any, Run] = {}
         self._locks: dict[Any, threading.Lock] = {}
 
@@ -154,32 +147,72 @@ class _Batched:
         key = (signature, device)
         with self._locks.setdefault(key, threading.Lock()):
             if key not in self._ready:
-                self._ready[key] = self._prepare(leaves, tree, f"{self._label} {signature}", device)
+                with compiling.preparing.running():
+                    self._ready[key] = self._prepare(leaves, tree, f"{self._label} {signature}", device)
         return self._ready[key](*leaves)
 
     def _prepare(self, leaves: list[Any], tree: Any, label: str, device: Any) -> Run:
-        # kept programs are for the first device; optimised ones load, but miss functions when they run (jaxlib 0.10.2)
-        store = _executables if device is None and self._options is not None else None
-        kept = store.load(label) if store is not None else None
-        if kept is not None and _works(kept, leaves):
-            return kept
+        if device is None:
+            device = jax.device_put(0.0).device  # the one that takes part unless something else is said
+        folder = _folder() if isinstance(device, jax.Device) and _own(tree) else None
+        if folder is not None:
+            with compiling.loading.running():
+                kept = program_store.load(folder, label, device)
+                works = kept is not None and _works(kept, leaves)
+            if kept is not None and works:
+                compiling.loading.add()
+                return kept
 
         def flat(*leaves: Any) -> list[Any]:
             return jax.tree.leaves(self._function(*jax.tree.unflatten(tree, leaves)))
 
-        compiled = _compile(jax.jit(flat, keep_unused=True).lower(*leaves), self._options)
-        if self._options is None:
-            _trim()
-        if store is not None:
-            store.save(label, compiled)
+        with compiling.announced():
+            compiled = _compile(jax.jit(flat, keep_unused=True).lower(*leaves), self._options)
+        _trim()
+        if folder is not None:
+            with compiling.saving.running():
+                if _keep(folder, label, device, compiled, leaves):
+                    compiling.saving.add()
         return compiled
+
+
+def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, leaves: list[Any]) -> bool:
+    """Whether a program was kept.  XLA serialises one that came from JAX's own cache without its functions."""
+    if not program_store.save(folder, label, device, compiled):
+        return False
+    if jax.config.values["jax_compilation_cache_dir"] is None:
+        return True
+    kept = program_store.load(folder, label, device)
+    works = kept is not None and _works(kept, leaves)
+    if not works:
+        with contextlib.suppress(OSError):
+            program_store.path_of(folder, label, device).unlink()
+    return works
+
+
+def _folder() -> Path | None:
+    """Where programs are kept; None where that is turned off or not safe, and for one of several processes."""
+    if jax.process_count() > 1:  # kept programs are those of a single process
+        return None
+    try:
+        return cache_folder.safe_folder(create=True)
+    except cache_folder.Unusable:
+        return None
+
+
+def _own(tree: Any) -> bool:
+    """Whether a tree is made of containers and classes of jaxacct alone: the code of others is not in a file's name."""
+    node = tree.node_data()
+    kind = type(None) if node is None else node[0]
+    ours = kind.__module__.partition(".")[0] in ("builtins", "jaxacct")
+    return ours and all(_own(child) for child in tree.children())
 
 
 def _works(kept: Run, leaves: list[Any]) -> bool:
     """Whether a kept program runs: some load and fail when they are called."""
     try:
         jax.block_until_ready(kept(*leaves))
-    except jax.errors.JaxRuntimeError:
+    except Exception:  # whatever the runtime raises for it, compiling anew is the remedy
         return False
     return True
 

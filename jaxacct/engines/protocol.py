@@ -40,8 +40,12 @@ class Kinds(NamedTuple):
     """(B,) nothing is released: every part is sampled at rate 0."""
     gaussian: np.ndarray
     """(B,) Gaussians without sampling, and nothing else."""
-    sampled_steps: np.ndarray
-    """(B,) how many Poisson sampled Gaussian steps there are, where there is nothing else; 0 elsewhere."""
+    closed_form: np.ndarray
+    """(B,) Gaussians without sampling, or one sampled step: their delta is a formula."""
+    two_steps: np.ndarray
+    """(B,) two sampled Gaussian steps, alike or not."""
+    smooth: np.ndarray
+    """(B,) what the contour can answer: a Gaussian part, and no Poisson sampled Laplace part."""
     nearly_always_sampled: np.ndarray
     """(B,) some sampling rate is so high that sampling may change less than the width of a bracket."""
     beyond_kernels: np.ndarray

@@ -34,10 +34,8 @@ __all__ = [
     "Chance",
     "LargestLoss",
     "chance",
-    "delta_limits",
-    "epsilon_limits",
     "largest_loss",
-    "log_below",
+    "limits",
     "log_tail_above",
     "log_tail_below",
 ]
@@ -84,42 +82,35 @@ def largest_loss(parts: Components) -> LargestLoss:
     return LargestLoss(np.maximum(total, 0.0), np.where(np.isnan(above), np.inf, np.maximum(above, 0.0)))
 
 
-def epsilon_limits(parts: Components, delta: np.ndarray, slack: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of epsilon at the finite part's delta, known up to a relative slack."""
+def limits(quantity: str, parts: Components, target: np.ndarray, slack: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) of the "epsilon" at a delta known up to a relative slack, or of the "delta" at an epsilon.
+
+    Both are those of the finite part.
+    """
     log_p, log_q = _tests(parts)
     with np.errstate(all="ignore"):
-        left = np.exp(log_p) * (1.0 - LOG_ERROR) - (delta * (1.0 + slack))[:, None] * (1.0 + LOG_ERROR)
-        gain = np.log(np.maximum(left, SMALLEST_POSITIVE)) - log_q
-        gain -= LOG_ERROR * (1.0 + np.abs(gain) + np.abs(log_q))
-        lower = np.max(np.where((left > 0.0) & (gain > 0.0), gain, 0.0), axis=1)
-        mu, safe = _mu(parts), delta * (1.0 - slack) * (1.0 - LOG_ERROR)
-        z = np.sqrt(np.maximum(-2.0 * np.log(2.0 * safe), 0.0))
-        upper = (mu * (0.5 * mu + z) + largest_loss(parts).above) * (1.0 + LOG_ERROR)
-    return lower, np.where(np.isnan(upper), np.inf, upper)
-
-
-def delta_limits(parts: Components, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of the finite part's delta at eps."""
-    log_p, log_q = _tests(parts)
-    with np.errstate(all="ignore"):
-        cost = eps[:, None] + log_q
-        cost += LOG_ERROR * (1.0 + np.abs(eps[:, None]) + np.abs(log_q))
+        above = largest_loss(parts).above
+        # mu of all Gaussians as if none were sampled, rounded up
+        each = np.where(parts.gauss_n > 0, np.sqrt(parts.gauss_n) / parts.gauss_sigma, 0.0)
+        largest = np.max(each, axis=1, initial=0.0)
+        mu = np.hypot(parts.mu, largest * math.sqrt(max(each.shape[1], 1))) * (1.0 + LOG_ERROR)
+        if quantity == "epsilon":
+            left = np.exp(log_p) * (1.0 - LOG_ERROR) - (target * (1.0 + slack))[:, None] * (1.0 + LOG_ERROR)
+            gain = np.log(np.maximum(left, SMALLEST_POSITIVE)) - log_q
+            gain -= LOG_ERROR * (1.0 + np.abs(gain) + np.abs(log_q))
+            lower = np.max(np.where((left > 0.0) & (gain > 0.0), gain, 0.0), axis=1)
+            z = np.sqrt(np.maximum(-2.0 * np.log(2.0 * target * (1.0 - slack) * (1.0 - LOG_ERROR)), 0.0))
+            upper = (mu * (0.5 * mu + z) + above) * (1.0 + LOG_ERROR)
+            return lower, np.where(np.isnan(upper), np.inf, upper)
+        cost = target[:, None] + log_q
+        cost += LOG_ERROR * (1.0 + np.abs(target[:, None]) + np.abs(log_q))
         left = np.exp(log_p) * (1.0 - LOG_ERROR) - np.exp(np.minimum(cost, 1.0)) * (1.0 + LOG_ERROR)
         lower = np.max(np.where(left > 0.0, left, 0.0), axis=1)
-        mu = _mu(parts)
-        at = (eps - largest_loss(parts).above * (1.0 + LOG_ERROR)) * (1.0 - LOG_ERROR)
+        at = (target - above * (1.0 + LOG_ERROR)) * (1.0 - LOG_ERROR)
         a = np.where(mu > 0.0, at / mu - 0.5 * mu, np.where(at >= 0.0, np.inf, -np.inf))
         a -= LOG_ERROR * (np.abs(at / np.where(mu > 0.0, mu, 1.0)) + mu)
         upper = np.where((a > 0.0) & (at >= 0.0), 0.5 * np.exp(-0.5 * a * a) * (1.0 + LOG_ERROR) + 1e-300, 1.0)
-    return lower, np.where(np.isnan(upper), 1.0, upper)
-
-
-def _mu(parts: Components) -> np.ndarray:
-    """mu of all Gaussians as if none were sampled, rounded up."""
-    with np.errstate(over="ignore"):
-        each = np.where(parts.gauss_n > 0, np.sqrt(parts.gauss_n) / parts.gauss_sigma, 0.0)
-    largest = np.max(each, axis=1, initial=0.0)
-    return np.hypot(parts.mu, largest * math.sqrt(max(each.shape[1], 1))) * (1.0 + LOG_ERROR)
+        return lower, np.where(np.isnan(upper), 1.0, upper)
 
 
 def _tests(parts: Components) -> tuple[np.ndarray, np.ndarray]:
@@ -267,19 +258,10 @@ def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
     return np.fmin(np.fmin(np.fmin(chernoff, tail), union), 0.0)
 
 
-def log_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
-    """An upper bound of log Pr[N < k], k >= 1 whole (Chernoff; 0 where that is no bound)."""
-    divergence, _, error = _divergence(n, k - 1.0, hit)
-    with np.errstate(invalid="ignore", over="ignore"):
-        least = n * np.exp(hit.log_p - hit.error_p) * (1.0 - 1e-12)
-        bound = np.where(k - 1.0 <= least, np.minimum(error - divergence, 0.0), 0.0)
-        none = n * np.minimum(hit.log_rest + hit.error_rest, 0.0) * (1.0 - 4.0 * ROUNDOFF)
-    return np.fmin(np.where(k <= 1.0, none, bound), 0.0)
-
-
 def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
     """A lower bound of log Pr[N >= k], k >= 1 whole: what Chernoff leaves, or the first terms of the tail."""
     _, log_term, error = _divergence(n, k, hit)
+    fewer, _, off = _divergence(n, k - 1.0, hit)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         rest = n - k
         correction = 1.0 / (12.0 * k) + 1.0 / (12.0 * np.maximum(rest, 1.0))
@@ -292,5 +274,10 @@ def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
             factor = factor * np.maximum(rest - j, 0.0) / (k + j + 1.0) * odds * (1.0 - 1e-14)
             total = total + np.where(np.isfinite(factor), factor, 0.0)
         terms = np.minimum(term + np.log(total) - 1e-12, 0.0)
-        left = np.log1p(-np.exp(np.minimum(log_below(n, k, hit) + 1e-12, 0.0))) - 1e-307
+        # log Pr[N < k] from above: Chernoff, 0 where that is no bound
+        least = n * np.exp(hit.log_p - hit.error_p) * (1.0 - 1e-12)
+        below = np.where(k - 1.0 <= least, np.minimum(off - fewer, 0.0), 0.0)
+        none = n * np.minimum(hit.log_rest + hit.error_rest, 0.0) * (1.0 - 4.0 * ROUNDOFF)
+        below = np.fmin(np.where(k <= 1.0, none, below), 0.0)
+        left = np.log1p(-np.exp(np.minimum(below + 1e-12, 0.0))) - 1e-307
     return np.where(k > n, -np.inf, np.fmax(np.where(np.isnan(terms), -np.inf, terms), left))

@@ -142,7 +142,7 @@ def _log_survival(parts: Components) -> np.ndarray:
     atoms = parts.finite_mass.shape[2]
     left = np.sum(parts.finite_mass, axis=2)
     # 1 less the mass at infinity, of which that is known to its units, and the sum to as many as there are atoms
-    wrong = parts.infinity_units * ROUNDOFF * (np.maximum(1.0 - left, 0.0) + 2.0 * atoms * ROUNDOFF)
+    wrong = parts.infinity_units[:, None] * ROUNDOFF * (np.maximum(1.0 - left, 0.0) + 2.0 * atoms * ROUNDOFF)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         each = np.where(parts.finite_n > 0, parts.finite_n * wrong / left, 0.0)
         lowest = parts.log_survival * (1.0 + 16.0 * ROUNDOFF) - 2.0 * np.sum(each, axis=1)

@@ -1,20 +1,28 @@
 """Probability generating functions `phi(x) = E[x^K]` of how often a selection repeats its base.
 
-Functions of `y = 1 - x`, so that nothing is lost near x = 1, where a law with many repetitions varies fastest.  All
-return (phi, phi', phi'') with derivatives in x; phi' and phi'' are convex and non-decreasing in x.
+Functions of `y = 1 - x`, so that nothing is lost near x = 1, where a law with many repetitions varies fastest.
+`truncated_negative_binomial`, `poisson`, `binomial` and `categorical` return (phi, phi', phi'') with derivatives in x;
+phi' and phi'' are convex and non-decreasing in x.  Those named `..._steepness` return (log phi', phi''/phi'), and those
+named `..._rise` return phi(x) - phi(x - d), accurate relative to itself however small x, y or d is.  These two take x
+and y both, each accurate relative to itself.
 """
 
-import jax.numpy as jnp
+from typing import Any
+
+import numpy as np
 from jax import lax
 
-from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.arrays import Array, Namespace, namespace
 from jaxacct.kernels.special import log1p_inline
 
+LEAST_LOGARITHM = -1e300
+"""Stands for the logarithm of 0, so that a product with 0 is 0."""
 
-def _log_base(gamma: Array, y: Array) -> Array:
+
+def _log_base(xp: Namespace, gamma: Array, y: Array) -> Array:
     """`log(1 - (1-gamma) x)`, relatively accurate for gamma near 0 and near 1."""
     base = gamma + (1.0 - gamma) * y
-    return jnp.where(base < 0.7, jnp.log(base), jnp.log1p(-(1.0 - gamma) * (1.0 - y)))
+    return xp.where(base < 0.7, xp.log(base), xp.log1p(-(1.0 - gamma) * (1.0 - y)))
 
 
 def truncated_negative_binomial(eta: Array, gamma: Array, y: Array) -> tuple[Array, Array, Array]:
@@ -23,39 +31,179 @@ def truncated_negative_binomial(eta: Array, gamma: Array, y: Array) -> tuple[Arr
     Computed as `(base/gamma)^-eta expm1(eta log base)/expm1(eta log gamma)`, which neither overflows for large eta nor
     cancels for small.
     """
-    log_base, log_gamma = _log_base(gamma, y), _log_base(gamma, jnp.zeros_like(y))
+    xp = namespace(eta, gamma, y)
+    log_base, (grown, log_gamma, flat, below, first, second) = _log_base(xp, gamma, y), _grown(eta, gamma, y)
+    value = xp.where(flat, log_base / log_gamma, grown * xp.expm1(eta * log_base) / below)
+    return value, first, second
+
+
+def truncated_negative_binomial_slopes(eta: Array, gamma: Array, y: Array) -> tuple[Array, Array]:
+    """(phi', phi'') alone, which takes NumPy less than half the time."""
+    return _grown(eta, gamma, y)[-2:]
+
+
+def _grown(eta: Array, gamma: Array, y: Array) -> tuple[Array, ...]:
+    """((base/gamma)^-eta, log gamma, whether eta = 0, expm1(eta log gamma), phi', phi'')."""
+    xp = namespace(eta, gamma, y)
+    log_gamma = _log_base(xp, gamma, xp.zeros_like(gamma))
     whole = eta * log_gamma
-    flat = jnp.abs(whole) < 1e-290  # the limit eta = 0
-    below = jnp.where(flat, 1.0, jnp.expm1(whole))
-    grown = jnp.exp(-eta * log1p_inline((1.0 - gamma) * y / gamma))
-    value = jnp.where(flat, log_base / log_gamma, grown * jnp.expm1(eta * log_base) / below)
-    scale = jnp.where(flat, -1.0 / log_gamma, -eta / below)
+    flat = xp.abs(whole) < 1e-290  # the limit eta = 0
+    below = xp.where(flat, 1.0, xp.expm1(whole))
+    grown = xp.exp(-eta * log1p_inline((1.0 - gamma) * y / gamma))
+    scale = xp.where(flat, -1.0 / log_gamma, -eta / below)
     base = gamma + (1.0 - gamma) * y
     first = scale * (1.0 - gamma) / base * grown
-    return value, first, first * (eta + 1.0) * (1.0 - gamma) / base
+    return grown, log_gamma, flat, below, first, first * (eta + 1.0) * (1.0 - gamma) / base
+
+
+def truncated_negative_binomial_steepness(mean: Array, eta: Array, gamma: Array, y: Array) -> tuple[Array, Array]:
+    """`phi' = mean (1 + (1-gamma)/gamma y)^-(eta+1)`."""
+    odds = (1.0 - gamma) / gamma
+    return np.log(mean) - (eta + 1.0) * np.log1p(odds * y), (eta + 1.0) * odds / (1.0 + odds * y)
+
+
+def truncated_negative_binomial_rise(mean: Array, eta: Array, gamma: Array, y: Array, d: Array) -> Array:
+    """`mean/odds b^-eta (1 - (1 + odds d/b)^-eta)/eta`, odds = (1-gamma)/gamma, b = 1 + odds y."""
+    odds = (1.0 - gamma) / gamma
+    base = 1.0 + odds * y
+    grown = np.log1p(odds * d / base)
+    flat = np.abs(eta) < 1e-290
+    share = np.where(flat, grown, -np.expm1(-eta * grown) / np.where(flat, 1.0, eta))
+    return mean / odds * np.exp(-eta * np.log1p(odds * y)) * share
 
 
 def poisson(mean: Array, y: Array) -> tuple[Array, Array, Array]:
     """`phi = e^{mean (x - 1)}`."""
-    value = jnp.exp(-mean * y)
+    value = namespace(mean, y).exp(-mean * y)
     return value, mean * value, mean**2 * value
+
+
+def poisson_steepness(mean: Array, y: Array) -> tuple[Array, Array]:
+    """`phi' = mean e^{-mean y}`."""
+    return np.log(mean) - mean * y, mean + 0.0 * y
+
+
+def poisson_rise(mean: Array, y: Array, d: Array) -> Array:
+    """`e^{-mean y} (1 - e^{-mean d})`."""
+    return np.exp(-mean * y) * -np.expm1(-mean * d)
 
 
 def binomial(trials: Array, probability: Array, y: Array) -> tuple[Array, Array, Array]:
     """`phi = (1 - p + p x)^n`."""
-    log_base = jnp.maximum(log1p_inline(-probability * y), -1e300)  # finite also where p = y = 1
-    first = trials * probability * jnp.exp((trials - 1.0) * log_base)
-    second = trials * (trials - 1.0) * probability**2 * jnp.exp(jnp.maximum(trials - 2.0, 0.0) * log_base)
-    return jnp.exp(trials * log_base), first, second
+    log_base = _log_kept(probability, y)
+    return namespace(trials, log_base).exp(trials * log_base), *_binomial_slopes(trials, probability, log_base)
+
+
+def binomial_slopes(trials: Array, probability: Array, y: Array) -> tuple[Array, Array]:
+    """(phi', phi'') alone."""
+    return _binomial_slopes(trials, probability, _log_kept(probability, y))
+
+
+def _log_kept(probability: Array, y: Array) -> Array:
+    """`log(1 - p y)`, finite also where p = y = 1."""
+    with np.errstate(divide="ignore"):
+        return namespace(probability, y).maximum(log1p_inline(-probability * y), LEAST_LOGARITHM)
+
+
+def _binomial_slopes(trials: Array, probability: Array, log_base: Array) -> tuple[Array, Array]:
+    xp = namespace(trials, probability, log_base)
+    first = trials * probability * xp.exp((trials - 1.0) * log_base)
+    return first, trials * (trials - 1.0) * probability**2 * xp.exp(xp.maximum(trials - 2.0, 0.0) * log_base)
+
+
+def binomial_steepness(trials: Array, probability: Array, x: Array, y: Array) -> tuple[Array, Array]:
+    """`phi' = n p b^{n-1}`, b = 1 - p + p x."""
+    log_base, base = _binomial_base(probability, x, y)
+    return np.log(trials * probability) + (trials - 1.0) * log_base, (trials - 1.0) * probability / base
+
+
+def binomial_rise(trials: Array, probability: Array, x: Array, y: Array, d: Array) -> Array:
+    """`b^n (1 - (1 - p d/b)^n)`, b = 1 - p + p x."""
+    log_base, base = _binomial_base(probability, x, y)
+    with np.errstate(divide="ignore"):
+        left = np.log1p(-np.minimum(probability * d / base, 1.0))
+    return np.exp(trials * log_base) * -np.expm1(trials * left)
+
+
+def _binomial_base(probability: Array, x: Array, y: Array) -> tuple[Array, Array]:
+    """(log b, b) of b = 1 - p + p x; b is at least 1e-300."""
+    base = np.maximum((1.0 - probability) + probability * x, 1e-300)
+    return np.where(base < 0.5, np.log(base), np.log1p(-np.minimum(probability * y, 0.5))), base
 
 
 def categorical(probabilities: Array, y: Array) -> tuple[Array, Array, Array]:
-    """`phi = sum p_k x^k`, for any law on 0, 1, ..., by Horner's rule."""
+    """`phi = sum p_k x^k`, for any law on 0, 1, ..., by Horner's rule; probabilities (n, ...), y (...)."""
+    xp = namespace(probabilities, y)
     x = 1.0 - y
+    if xp is np:
+        return _polynomial(np.asarray(probabilities), x)
 
     def step(carry: tuple[Array, Array, Array], p: Array) -> tuple[tuple[Array, Array, Array], None]:
         value, first, second = carry
         return (value * x + p, first * x + value, second * x + 2.0 * first), None
 
-    zero = jnp.zeros_like(x)
+    zero = xp.zeros_like(x)
     return lax.scan(step, (zero, zero, zero), probabilities[::-1])[0]
+
+
+def categorical_steepness(probabilities: Array, x: Array) -> tuple[Array, Array]:
+    """(log phi', phi''/phi'); -inf and 0 where phi' is 0 or has left float64; probabilities (n, ...)."""
+    _, first, second = _polynomial(probabilities, x)
+    seen = first > 1e-290
+    safe = np.where(seen, first, 1.0)
+    return np.where(seen, np.log(safe), -np.inf), np.where(seen, second, 0.0) / safe
+
+
+def categorical_rise(probabilities: Array, x: Array, d: Array) -> Array:
+    """`d` times the divided difference between x - d and x, by Horner's rule with terms >= 0 alone."""
+    before = np.maximum(x - d, 0.0)
+    value = divided = np.zeros(np.broadcast_shapes(np.shape(x), np.shape(d), np.shape(probabilities)[1:]))
+    power = gap = 0
+    for k in _degrees(probabilities):
+        if power:
+            gap = power - k
+            value, divided = value * x**gap, divided * before**gap + value * _sum_of_powers(x, before, gap)
+        value, power = value + probabilities[k], k
+    return d * (divided * before**power + value * _sum_of_powers(x, before, power))
+
+
+def _sum_of_powers(x: Any, before: Any, degree: int) -> Any:
+    """`(x^n - b^n)/(x - b) = sum_i x^i b^{n-1-i}`, n the degree, in about log2 n steps without differences.
+
+    s_{2m} = s_m (x^m + b^m) and s_{2m+1} = x s_{2m} + b^{2m}.
+    """
+    total, x_power, before_power = np.zeros_like(x * before), np.ones_like(x * before), np.ones_like(x * before)
+    for bit in bin(degree)[2:]:
+        total = total * (x_power + before_power)
+        x_power, before_power = x_power**2, before_power**2
+        if bit == "1":
+            total = total * x + before_power
+            x_power, before_power = x_power * x, before_power * before
+    return total
+
+
+def _polynomial(probabilities: Any, x: Any) -> tuple[Any, Any, Any]:
+    """(value, first and second derivative) by Horner's rule; probabilities of 0 throughout the batch are passed over."""
+    value = first = second = np.zeros(np.broadcast_shapes(np.shape(x), np.shape(probabilities)[1:]))
+    power = 0
+    for k in (*_degrees(probabilities), 0):
+        gap = power - k
+        if power and gap == 1:
+            value, first, second = value * x, first * x + value, second * x + 2.0 * first
+        elif power and gap:
+            low = x ** (gap - 2)
+            grown, slope, bend = low * x * x, gap * (low * x), gap * (gap - 1.0) * low
+            value, first, second = (
+                value * grown,
+                first * grown + value * slope,
+                second * grown + 2.0 * first * slope + value * bend,
+            )
+        if k != power or not power:
+            value, power = value + probabilities[k], k
+    return value, first, second
+
+
+def _degrees(probabilities: Any) -> list[int]:
+    """The k >= 1, descending, whose probability is not 0 throughout the batch."""
+    other = np.any(np.asarray(probabilities) != 0.0, axis=tuple(range(1, np.ndim(probabilities))))
+    return [int(k) for k in np.flatnonzero(other)[::-1] if k > 0]

@@ -9,6 +9,8 @@ dP = alpha dQ, the *hat masses* of a cell keep its P-mass and its Q-mass:
 both integrals of positive functions, so that each comes with a *relative* error `eta`.  All masses are P-masses:
 a Q-mass e^-l times as large would underflow where the loss is large.  What laws are made of them is in
 lattice_masses.py.
+
+One law at a time: no batch axes.
 """
 
 from __future__ import annotations
@@ -17,11 +19,10 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.arrays import Array, Namespace, namespace
 from jaxacct.kernels.special import log1p
 
 __all__ = ["Cells", "gaussian_cells", "gaussian_nodes", "laplace_cells", "plain_gaussian_nodes"]
@@ -55,8 +56,20 @@ class Cells(NamedTuple):
 
     def reversed(self) -> Cells:
         """Cells in ascending order of minus the coordinate in which they were made: cell k becomes N - 2 - k."""
-        flipped = (jnp.concatenate([x[-2::-1], x[-1:]]) for x in (self.high, self.low, self.eta, self.whole))
+        xp = namespace(*self)
+        flipped = (xp.concatenate([x[-2::-1], x[-1:]]) for x in (self.high, self.low, self.eta, self.whole))
         return Cells(*flipped)
+
+    def without_first(self) -> Cells:
+        """The same with nothing in cell 0."""
+        xp = namespace(*self)
+        return Cells(*(xp.concatenate([xp.zeros(1), x[1:]]) for x in self))
+
+    def with_atom(self, cell: Array, low: Array, high: Array, eta: Array) -> Cells:
+        """The same with an atom's hat masses added in one cell, and `eta` to its error."""
+        here = namespace(*self).arange(self.low.shape[0]) == cell
+        added = here * low, here * high, here * eta
+        return Cells(*(x + more for x, more in zip(self[:3], added, strict=True)), self.whole)
 
 
 def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int) -> Array:
@@ -64,17 +77,18 @@ def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int
 
     u_0 = -inf when shift is 0, the infimum of the log likelihood ratio.  0 < q < 1; shape (nodes,).
     """
-    rise = shift + step * jnp.arange(nodes)
-    y = log1p(-q) - jnp.log(q) + rise + jnp.log(-jnp.expm1(-rise))
+    xp = namespace(sigma, q, shift, step)
+    rise = shift + step * xp.arange(nodes)
+    y = log1p(-q) - xp.log(q) + rise + xp.log(-xp.expm1(-rise))
     return sigma * y + 0.5 / sigma
 
 
 def plain_gaussian_nodes(deviation: Array, origin: Array, step: Array, nodes: int) -> Array:
     """Standard quantile u_k = (origin + k step)/s + s/2; the base loss is N(-s^2/2, s^2)."""
-    return (origin + step * jnp.arange(nodes)) / deviation + 0.5 * deviation
+    xp = namespace(deviation, origin, step)
+    return (origin + step * xp.arange(nodes)) / deviation + 0.5 * deviation
 
 
-@jax.jit
 def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, upper: Array) -> Cells:
     """Hat masses on cells between standard quantiles u_k, in ascending order of u.
 
@@ -98,80 +112,102 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     -------
     Cells : cells from `last` on are empty.  The node of higher quantile counts as that of higher loss.
     """
+    xp = namespace(u, last, rate, lift, hit, upper)
     nodes = u.shape[0]
     top = u[last]
-    bottom = jnp.minimum(jnp.maximum(u[0], LOWEST_QUANTILE), top)
-    mode = jnp.where(hit > 0, rate, 0.0)
-    end_of_grid = jnp.clip(mode + REACH, bottom, top)
+    bottom = xp.minimum(xp.maximum(u[0], LOWEST_QUANTILE), top)
+    mode = xp.where(hit > 0, rate, 0.0)
+    end_of_grid = xp.clip(mode + REACH, bottom, top)
     # one grid where the modes are near each other, else one around each
-    turn = jnp.clip(REACH, bottom, 0.5 * (bottom + end_of_grid))
-    again = jnp.clip(mode - REACH, turn, end_of_grid)
-    grid = jnp.concatenate([jnp.linspace(bottom, turn, PANELS // 2), jnp.linspace(again, end_of_grid, PANELS // 2)])
-    clipped = jnp.clip(u, bottom, top)
-    before = jnp.searchsorted(clipped, grid, side="right")
-    earlier = jnp.cumsum(jnp.zeros(nodes + 1, jnp.int64).at[before].add(1))[:nodes]
-    of_node, of_grid = jnp.arange(nodes) + earlier, before + jnp.arange(PANELS)
-    merged = jnp.zeros(nodes + PANELS).at[of_node].set(clipped).at[of_grid].set(grid)
-    cell = jnp.zeros(nodes + PANELS, jnp.int64).at[of_node].set(jnp.arange(nodes)).at[of_grid].set(before - 1)
-    cell = jnp.maximum(cell[:-1], 0)
+    turn = xp.clip(REACH, bottom, 0.5 * (bottom + end_of_grid))
+    again = xp.clip(mode - REACH, turn, end_of_grid)
+    grid = xp.concatenate([_grid(xp, bottom, turn), _grid(xp, again, end_of_grid)])
+    clipped = xp.clip(u, bottom, top)
+    before = xp.searchsorted(clipped, grid, side="right")
+    earlier = xp.cumsum(_sums(xp, xp.ones(PANELS), before, nodes + 1))[:nodes].astype(before.dtype)
+    of_node, of_grid = xp.arange(nodes) + earlier, before + xp.arange(PANELS)
+    merged = _put(xp, _put(xp, xp.zeros(nodes + PANELS), of_node, clipped), of_grid, grid)
+    cell = _put(xp, _put(xp, xp.zeros(nodes + PANELS, int), of_node, xp.arange(nodes)), of_grid, before - 1)
+    cell = xp.maximum(cell[:-1], 0)
     start, end = merged[:-1], merged[1:]
-    following = jnp.minimum(cell + 1, nodes - 1)
+    following = xp.minimum(cell + 1, nodes - 1)
     left, right = u[cell], u[following]
     width = end - start
     half = 0.5 * width
     used = (width > 0) & (cell < last)
-    span = rate * jnp.where(used, right - left, 1.0)
-    to_left, to_right = (jnp.where(used, x, 1.0) for x in (rate * (start - left), rate * (right - end)))
+    span = rate * xp.where(used, right - left, 1.0)
+    to_left, to_right = (xp.where(used, x, 1.0) for x in (rate * (start - left), rate * (right - end)))
     lift_left, lift_right = lift[cell], lift[following]
-    low, high = jnp.zeros_like(width), jnp.zeros_like(width)
+    low, high = xp.zeros_like(width), xp.zeros_like(width)
     for x, w in zip(_ABSCISSAE, _WEIGHTS, strict=True):
         up, down = half * (1.0 + x), half * (1.0 - x)
-        below, above = -jnp.expm1(-(to_left + rate * up)), -jnp.expm1(-(to_right + rate * down))
-        exponent = -0.5 * jnp.square(start + up)
-        low += w * jnp.exp(exponent + lift_left) * above
-        high += w * jnp.exp(exponent + (lift_right - (to_right + rate * down))) * below
-    scale = jnp.where(used, half / (jnp.sqrt(2 * jnp.pi) * -jnp.expm1(-span)), 0.0)
-    eta = _quadrature_error(jnp.abs(start + half), half, rate)
-    size = jnp.square(start + half) + jnp.maximum(jnp.abs(lift_left), jnp.abs(lift_right)) + to_right + rate * width
+        below, above = -xp.expm1(-(to_left + rate * up)), -xp.expm1(-(to_right + rate * down))
+        exponent = -0.5 * xp.square(start + up)
+        low += w * xp.exp(exponent + lift_left) * above
+        high += w * xp.exp(exponent + (lift_right - (to_right + rate * down))) * below
+    scale = xp.where(used, half / (xp.sqrt(2 * xp.pi) * -xp.expm1(-span)), 0.0)
+    eta = _quadrature_error(xp.abs(start + half), half, rate)
+    size = xp.square(start + half) + xp.maximum(xp.abs(lift_left), xp.abs(lift_right)) + to_right + rate * width
     eta = 1.2 * eta + ROUNDOFF * (80.0 + 8.0 * size)
-    fine = used & (eta < LARGEST_ETA) & jnp.isfinite(low * scale) & jnp.isfinite(high * scale)
+    fine = used & (eta < LARGEST_ETA) & xp.isfinite(low * scale) & xp.isfinite(high * scale)
     # a distance from the mode is known to a few units of the mode, and matters REACH-fold
-    rounding = 1.0 + jnp.where(upper, 1.0, -1.0) * ROUNDOFF * (64.0 + 8.0 * REACH * (REACH + mode))
-    rounding = jnp.maximum(rounding, 0.0)
+    rounding = 1.0 + xp.where(upper, 1.0, -1.0) * ROUNDOFF * (64.0 + 8.0 * REACH * (REACH + mode))
+    rounding = xp.maximum(rounding, 0.0)
     density = (1.0 - hit) * _extreme(start, end, upper) + hit * _extreme(start - mode, end - mode, upper)
-    crude = jnp.where(used & ~fine, width * density * rounding, 0.0)
-    low, high, eta = (jnp.where(fine, x, 0.0) for x in (low * scale, high * scale, eta))
-    total = partial(jax.ops.segment_sum, segment_ids=cell, num_segments=nodes, indices_are_sorted=True)
+    crude = xp.where(used & ~fine, width * density * rounding, 0.0)
+    low, high, eta = (xp.where(fine, x, 0.0) for x in (low * scale, high * scale, eta))
+    total = partial(_sums, xp, index=cell, size=nodes)
     sum_low, sum_high = total(low), total(high)
     wrong_low, wrong_high = total(low * eta), total(high * eta)
-    worst = jnp.maximum(
-        jnp.where(sum_low > 0, wrong_low / sum_low, 0.0), jnp.where(sum_high > 0, wrong_high / sum_high, 0.0)
+    worst = xp.maximum(
+        xp.where(sum_low > 0, wrong_low / sum_low, 0.0), xp.where(sum_high > 0, wrong_high / sum_high, 0.0)
     )
     # sums of segments, in any order: as many units as there are panels in the cell
-    panels = total(jnp.where(used, 1.0, 0.0))
-    outward = 1.0 + jnp.where(upper, 1.0, -1.0) * ROUNDOFF * (panels + 4.0)
+    panels = total(xp.where(used, 1.0, 0.0))
+    outward = 1.0 + xp.where(upper, 1.0, -1.0) * ROUNDOFF * (panels + 4.0)
     return Cells(sum_low, sum_high, worst * (1.0 + 1e-9) + (4.0 + panels) * ROUNDOFF, total(crude) * outward)
+
+
+def _grid(xp: Namespace, start: Array, stop: Array) -> Array:
+    """Half of the panels' equidistant ends; ascending, however near start and stop are."""
+    return xp.minimum(start + (stop - start) * (xp.arange(PANELS // 2) / (PANELS // 2 - 1)), stop)
+
+
+def _put(xp: Namespace, x: Array, index: Array, values: Array) -> Array:
+    """x with the values at the places of `index`; it may be overwritten."""
+    if xp is not np:
+        return x.at[index].set(values)
+    x[index] = values
+    return x
+
+
+def _sums(xp: Namespace, x: Array, index: Array, size: int) -> Array:
+    """(size,) The sum of those x that have each index; `index` ascends."""
+    if xp is not np:
+        return jax.ops.segment_sum(x, index, num_segments=size, indices_are_sorted=True)
+    return np.bincount(index, weights=x, minlength=size)
 
 
 def _extreme(start: Array, end: Array, upper: Array) -> Array:
     """The largest (upper) or the least standard normal density on [start, end]."""
-    nearest = jnp.maximum(jnp.maximum(start, -end), 0.0)
-    farthest = jnp.maximum(jnp.abs(start), jnp.abs(end))
-    return jnp.exp(-0.5 * jnp.square(jnp.where(upper, nearest, farthest))) / jnp.sqrt(2.0 * jnp.pi)
+    xp = namespace(start, end, upper)
+    nearest = xp.maximum(xp.maximum(start, -end), 0.0)
+    farthest = xp.maximum(xp.abs(start), xp.abs(end))
+    return xp.exp(-0.5 * xp.square(xp.where(upper, nearest, farthest))) / xp.sqrt(2.0 * xp.pi)
 
 
 def _quadrature_error(centre: Array, half: Array, rate: Array) -> Array:
     """Relative error bound of Gauss-Legendre on a panel, at one well chosen Bernstein ellipse."""
+    xp = namespace(centre, half, rate)
     growth = half * (centre + rate) + half * half
-    widest = 4.0 / jnp.maximum(half, 1e-4)
-    rho = jnp.clip(4.0 * QUADRATURE_ORDER / (growth + 1e-12), 1.5, widest)
+    widest = 4.0 / xp.maximum(half, 1e-4)
+    rho = xp.clip(4.0 * QUADRATURE_ORDER / (growth + 1e-12), 1.5, widest)
     reach = half * 0.5 * (rho + 1.0 / rho)
     exponent = rho * half * rate + centre * (reach + half) + 0.5 * (reach * reach + half * half)
     geometric = rho ** (-2.0 * QUADRATURE_ORDER) / (1.0 - rho**-2.0)
-    return 64.0 / 15.0 * geometric * (1.0 + rho) * jnp.exp(jnp.minimum(exponent, 700.0))
+    return 64.0 / 15.0 * geometric * (1.0 + rho) * xp.exp(xp.minimum(exponent, 700.0))
 
 
-@partial(jax.jit, static_argnames="nodes")
 def laplace_cells(
     scale: Array,
     first: Array,
@@ -193,21 +229,22 @@ def laplace_cells(
     `lifted` turns them into P-masses of the mixture, by the ratios of the nodes.  A cell without a useful bound is
     empty; what is missing shows in the sum of the masses.
     """
-    rise = step * jnp.arange(nodes + 1)
+    xp = namespace(scale, first, origin, q, step, last, lifted)
+    rise = step * xp.arange(nodes + 1)
     node = origin + rise
-    position = jnp.logaddexp(first, node - jnp.log(q) + jnp.log(-jnp.expm1(-rise)))
-    v, width = position[:-1], jnp.diff(position)
-    inside = jnp.clip(1.0 / scale - v, 0.0, width)
-    used = (jnp.arange(nodes) < last) & (inside > 0)
-    width, inside = jnp.where(used, width, 1.0), jnp.where(used, inside, 0.0)
+    position = xp.logaddexp(first, node - xp.log(q) + xp.log(-xp.expm1(-rise)))
+    v, width = position[:-1], xp.diff(position)
+    inside = xp.clip(1.0 / scale - v, 0.0, width)
+    used = (xp.arange(nodes) < last) & (inside > 0)
+    width, inside = xp.where(used, width, 1.0), xp.where(used, inside, 0.0)
     log_density = -0.5 * (1.0 / scale + v)
-    lift_left, lift_right = (jnp.where(lifted, x, 0.0) for x in (node[:-1], node[1:]))
-    part = -jnp.expm1(-0.5 * inside)
-    whole = -2.0 * jnp.expm1(-width)
-    low = jnp.exp(log_density + lift_left) * part * -jnp.expm1(0.5 * inside - width) / whole
-    high = jnp.exp(log_density + (lift_right + 0.5 * inside - width)) * part * part / whole
-    size = jnp.abs(v) + 1.0 / scale + jnp.abs(lift_left) + jnp.abs(lift_right) + width
-    eta = jnp.where(used, ROUNDOFF * (40.0 + 4.0 * size), 0.0)
-    fine = used & (eta < LARGEST_ETA) & jnp.isfinite(low) & jnp.isfinite(high)
-    low, high, eta = (jnp.where(fine, x, 0.0) for x in (low, high, eta))
-    return Cells(low, high, eta, jnp.zeros(nodes))
+    lift_left, lift_right = (xp.where(lifted, x, 0.0) for x in (node[:-1], node[1:]))
+    part = -xp.expm1(-0.5 * inside)
+    whole = -2.0 * xp.expm1(-width)
+    low = xp.exp(log_density + lift_left) * part * -xp.expm1(0.5 * inside - width) / whole
+    high = xp.exp(log_density + (lift_right + 0.5 * inside - width)) * part * part / whole
+    size = xp.abs(v) + 1.0 / scale + xp.abs(lift_left) + xp.abs(lift_right) + width
+    eta = xp.where(used, ROUNDOFF * (40.0 + 4.0 * size), 0.0)
+    fine = used & (eta < LARGEST_ETA) & xp.isfinite(low) & xp.isfinite(high)
+    low, high, eta = (xp.where(fine, x, 0.0) for x in (low, high, eta))
+    return Cells(low, high, eta, xp.zeros(nodes))

@@ -16,12 +16,10 @@ Rounding moves masses up (above) or down (below), so that the statements hold fo
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.arrays import Array, iterate, namespace
 from jaxacct.kernels.lattice_cells import Cells
 
 __all__ = ["cancelled", "lower_masses", "upper_masses"]
@@ -30,14 +28,12 @@ SWEEPS = 32
 """Most times that negative jumps are spread on their neighbours; what is left after them is cancelled."""
 
 
-@jax.jit
 def upper_masses(cells: Cells, atoms: Array) -> Array:
     """Connect-the-dots masses on the nodes in ascending order of the loss, rounded up: a dominating law; (N,)."""
     grown = 1.0 + 1.5 * cells.eta + 8.0 * ROUNDOFF
     return cells.low * grown + _from_left(cells.high * grown + cells.whole) * (1.0 + 4.0 * ROUNDOFF) + atoms
 
 
-@jax.jit
 def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
     """Signed masses on the nodes of a law that is dominated by the given one, second order in the step.
 
@@ -55,27 +51,28 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
     -------
     (N,) masses, few of them negative; `cancelled` takes those away.
     """
-    index = jnp.arange(atoms.shape[0])
+    xp = namespace(*cells, atoms, step, first, last)
+    index = xp.arange(atoms.shape[0])
     open_cell = (index >= first) & (index < last)
-    low, high, eta, whole = (jnp.where(open_cell, x, 0.0) for x in cells)
+    low, high, eta, whole = (xp.where(open_cell, x, 0.0) for x in cells)
     crossing = (index == first) | (last < first + 2)
-    low, high = low + jnp.where(crossing, high, 0.0), jnp.where(crossing, 0.0, high)
-    back = jnp.exp(-step)
+    low, high = low + xp.where(crossing, high, 0.0), xp.where(crossing, 0.0, high)
+    back = xp.exp(-step)
     # low high/(low + high e^-h), at most high; neither product nor quotient may underflow or overflow
     larger = low >= high
-    ratio = jnp.where(larger, high, low) / jnp.where(low + high > 0, jnp.maximum(low, high), 1.0)
-    denominator = jnp.where(larger, 1.0 + ratio * back, ratio + back)
-    spread = jnp.where(larger, high, low) / jnp.where(denominator > 0, denominator, 1.0)
-    spread = jnp.where(denominator > 0, jnp.minimum(spread, high), high) * (1.0 + 4.0 * eta + 16.0 * ROUNDOFF)
-    lowered = jnp.maximum(_from_left(spread), spread)
+    ratio = xp.where(larger, high, low) / xp.where(low + high > 0, xp.maximum(low, high), 1.0)
+    denominator = xp.where(larger, 1.0 + ratio * back, ratio + back)
+    spread = xp.where(larger, high, low) / xp.where(denominator > 0, denominator, 1.0)
+    spread = xp.where(denominator > 0, xp.minimum(spread, high), high) * (1.0 + 4.0 * eta + 16.0 * ROUNDOFF)
+    lowered = xp.maximum(_from_left(spread), spread)
     final = last - 1
-    lowered = jnp.where(index == final, jnp.maximum(lowered, high * (1.0 + 2.0 * eta)), lowered)
-    lowered = jnp.where((index <= first) | (index >= last), 0.0, lowered)
+    lowered = xp.where(index == final, xp.maximum(lowered, high * (1.0 + 2.0 * eta)), lowered)
+    lowered = xp.where((index <= first) | (index >= last), 0.0, lowered)
     kept = low * (1.0 - eta) + _from_left(high * (1.0 - eta)) + whole + atoms
     given = (1.0 + back) * lowered
     taken = back * _from_right(lowered) + _from_left(lowered)
     jump = kept + given - taken - 16.0 * ROUNDOFF * (kept + given + taken)
-    jump = jnp.where((index >= first) & (index <= last), jump, 0.0)
+    jump = xp.where((index >= first) & (index <= last), jump, 0.0)
     return _convex_minorant(jump, back, first, last)
 
 
@@ -134,29 +131,32 @@ def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
 
 
 def _from_left(x: Array) -> Array:
-    return jnp.concatenate([jnp.zeros(1), x[:-1]])
+    xp = namespace(x)
+    return xp.concatenate([xp.zeros(1), x[:-1]])
 
 
 def _from_right(x: Array) -> Array:
-    return jnp.concatenate([x[1:], jnp.zeros(1)])
+    xp = namespace(x)
+    return xp.concatenate([x[1:], xp.zeros(1)])
 
 
 def _convex_minorant(jump: Array, back: Array, first: Array, last: Array) -> Array:
     """Spread negative slope jumps on the two neighbours, keeping both masses, a capped number of times."""
-    index = jnp.arange(jump.shape[0])
+    xp = namespace(jump, back, first, last)
+    index = xp.arange(jump.shape[0])
     inner = (index > first) & (index < last)
 
     def negative(x: Array) -> Array:
-        return jnp.where(inner & (x < 0), x, 0.0)
+        return xp.where(inner & (x < 0), x, 0.0)
 
     def going(state: tuple[Array, Array]) -> Array:
-        return (state[0] < SWEEPS) & jnp.any(negative(state[1]) < 0)
+        return (state[0] < SWEEPS) & xp.any(negative(state[1]) < 0)
 
     def sweep(state: tuple[Array, Array]) -> tuple[Array, Array]:
         done, x = state
         debt = negative(x)
         share = _from_right(debt) * (back / (1.0 + back)) + _from_left(debt) / (1.0 + back)
         rest = x - debt
-        return done + 1, rest + share - 8.0 * ROUNDOFF * (jnp.abs(rest) - share) * (share < 0)
+        return done + 1, rest + share - 8.0 * ROUNDOFF * (xp.abs(rest) - share) * (share < 0)
 
-    return jax.lax.while_loop(going, sweep, (jnp.zeros((), jnp.int64), jump))[1]
+    return iterate(xp, going, sweep, (xp.zeros((), int), jump))[1]

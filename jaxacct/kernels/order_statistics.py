@@ -1,73 +1,228 @@
-"""The best of K draws of N(0, 1) against the best of K draws of N(mu, 1): divergences of order statistic mixtures.
+"""The best of K draws of N(0, 1) against the best of K draws of N(mu, 1): hockey-stick divergences, for many rows.
 
-With F, G the two distribution functions and phi the generating function of K, the densities of the best are
-`phi'(F) f` and `phi'(G) g`; the mass phi(0) of K = 0 is common to both.  Trapezoid sums; functions of one
-configuration, to be vmapped.  Where phi' underflows, far in a tail, the point is left out.
+With F, G the two distribution functions and phi the generating function of K, the best has the densities `phi'(F) f`
+and `phi'(G) g`, and an interval (a, b] has the mass `phi(F(b)) - phi(F(a))`; the mass phi(0) of K = 0 is common to
+both.  The divergence at ratio E is `P(A) - E Q(A)`, where A, the set on which the logarithm l of the ratio of the
+densities is above log E, is a union of few intervals.  So nothing is integrated: the ends of the intervals are solved
+for (jaxacct/selection/README.md, "Computing monotone_score", which has the errors).
+
+NumPy only: which ends are solved for depends on the numbers.  Rows do not depend on each other.
 """
 
-import jax.numpy as jnp
-from jax import lax
-from jax.scipy.special import logsumexp
+from __future__ import annotations
 
-from jaxacct.kernels.arrays import Array, Generating
-from jaxacct.kernels.special import log_ndtr
+from typing import Any, NamedTuple, Protocol
 
-DEVIATIONS_BEYOND_MEANS = 12.0
-"""Standard deviations that the grid goes beyond the means: what lies further out has a mass of 2e-33."""
-GRID_POINTS = 16001
-"""Points of the trapezoid sums: dense enough for means hundreds of deviations apart."""
-BISECTIONS = 50
-"""Bisections for eps: as many as float64 resolves."""
-LEAST_SLOPE = 1e-290
-"""phi' below which a point is left out: float64 may have lost it."""
+import numpy as np
 
+from jaxacct.kernels.arrays import Array
 
-def _log_densities(phi: Generating, mu: Array, reach: Array) -> tuple[Array, Array, Array]:
-    """(log density without the shift, with it, spacing); -inf for both where one underflows."""
-    x = jnp.linspace(-reach, reach + mu, GRID_POINTS)
-    logs = []
-    for centre in (0.0, mu):
-        z = x - centre
-        steep = phi(jnp.exp(log_ndtr(-z)))[1]
-        log_steep = jnp.where(steep > LEAST_SLOPE, jnp.log(jnp.maximum(steep, LEAST_SLOPE)), -jnp.inf)
-        logs.append(log_steep - 0.5 * z**2 - 0.5 * jnp.log(2.0 * jnp.pi))
-    seen = jnp.isfinite(logs[0]) & jnp.isfinite(logs[1])
-    return *(jnp.where(seen, p, -1e300) for p in logs), (2.0 * reach + mu) / (GRID_POINTS - 1)
+__all__ = ["LARGEST_EPS", "REACHES", "Laws", "Line", "crossing", "divergence", "line"]
 
-
-def _leak(without: Array, present: Array, step: Array, eps: Array) -> Array:
-    ends = []
-    for p, q in ((present, without), (without, present)):
-        gain = jnp.where(p > q + eps, -jnp.expm1(jnp.minimum(q + eps - p, 0.0)), 0.0)
-        ends.append(step * jnp.sum(jnp.exp(p) * gain))
-    return jnp.maximum(*ends)
+REACHES = (9.0, 13.0, 37.5)
+"""Standard deviations that the nodes go beyond the means; beyond the last float64 has no masses.  A row takes the least
+that holds all but 1e-9 of delta."""
+STEP = 0.32
+"""Distance of the nodes around either mean; those of the two means lie between each other where the means are near."""
+EXTREMA_STEPS = 12
+"""Steps of the Illinois rule that moves a node to an extremum of l."""
+CROSSING_STEPS = 40
+"""Newton steps for an end of an interval, at most; 3 are usual, more next to an extremum of l."""
+CLOSE = 1e-6
+"""The last Newton step is shorter than this: an error e of an end changes the divergence by the order of e^2."""
+MOST_ROUNDS = 60
+"""Rounds of the solution for eps, which converges faster than any geometric series; 5 are usual."""
+CONVERGED = 1e-13
+"""Relative change of E below which a row is done."""
+LARGEST_EPS = 700.0
+"""Largest eps that is searched: its exp is finite."""
 
 
-def hockey_stick(phi: Generating, mu: Array, eps: Array) -> Array:
-    """The larger of the two hockey-stick divergences at ratio e^eps, eps >= 0."""
-    return _leak(*_log_densities(phi, mu, DEVIATIONS_BEYOND_MEANS), eps)
+class Laws(Protocol):
+    """What is asked of the laws of K, one a row: `jaxacct.selection.Law`."""
+
+    def steepness(self, x: Any, y: Any) -> tuple[Any, Any]: ...
+
+    def rise(self, x: Any, y: Any, d: Any) -> Any: ...
+
+    def taken(self, index: Any) -> Laws: ...
 
 
-def epsilon(phi: Generating, mu: Array, delta: Array, highest: Array) -> Array:
-    """The eps in [0, highest] at which the hockey-stick divergence falls to delta; highest where it does not."""
-    densities = _log_densities(phi, mu, DEVIATIONS_BEYOND_MEANS)
+class Line(NamedTuple):
+    """Nodes from -inf to inf, l there, and the masses of the cells between them, one configuration a row."""
 
-    def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = ends
-        middle = 0.5 * (low + high)
-        within = _leak(*densities, middle) <= delta
-        return jnp.where(within, low, middle), jnp.where(within, middle, high)
+    laws: Any
+    mu: Array  # (R,)
+    x: Array  # (R, X)
+    log_ratio: Array  # (R, X): log(density of the best of N(mu, 1)/that of N(0, 1)); nan where both are lost
+    present: Array  # (R, X - 1): masses of the best of N(mu, 1)
+    without: Array  # (R, X - 1): masses of the best of N(0, 1)
 
-    found = lax.fori_loop(0, BISECTIONS, halve, (0.0 * highest, highest))[1]
-    return jnp.where(_leak(*densities, 0.0) <= delta, 0.0, found)
+    def rows(self, index: Array) -> Line:
+        """Some of the rows."""
+        return Line(self.laws.taken(index), *(each[index] for each in self[1:]))
 
 
-def renyi(phi: Generating, mu: Array, order: Array) -> Array:
-    """The larger of the two Rényi divergences of an order > 1."""
-    without, present, step = _log_densities(phi, mu, DEVIATIONS_BEYOND_MEANS + order * mu)
-    nothing = jnp.log(jnp.maximum(phi(jnp.ones(()))[0], 1e-300))
-    totals = [
-        logsumexp(jnp.where(p > -1e299, order * p + (1.0 - order) * q, -jnp.inf)) + jnp.log(step)
-        for p, q in ((present, without), (without, present))
-    ]
-    return jnp.logaddexp(jnp.maximum(*totals), nothing) / (order - 1.0)
+def line(laws: Any, mu: Array, reach: float) -> Line:
+    """The nodes of every row, with a node at each extremum of l that a change of sign of l' shows."""
+    steps = int(np.ceil(2.0 * reach / STEP))
+    own = np.linspace(-reach, reach, steps + 1)
+    x = np.sort(np.concatenate([own + 0.0 * mu[:, None], own[:-1] + reach / steps + mu[:, None]], axis=1), axis=1)
+    edge = np.full((mu.size, 1), np.inf)
+    x = np.concatenate([-edge, x, edge], axis=1)
+    column = laws.taken((slice(None), None))
+    log_ratio, slope = _log_ratio(column, mu[:, None], x)
+    turned = (slope[:, 2:-1] > 0.0) != (slope[:, 1:-2] > 0.0)
+    row, cell = np.nonzero(turned & np.isfinite(slope[:, 2:-1]) & np.isfinite(slope[:, 1:-2]))
+    if row.size:
+        cell = cell + 1
+        at, height = _extremum(laws.taken(row), mu[row], x[row, cell], x[row, cell + 1])
+        node = cell + (at - x[row, cell] > x[row, cell + 1] - at)
+        x[row, node], log_ratio[row, node] = at, height
+    masses = [_masses(column, z[:, :-1], z[:, 1:]) for z in (x - mu[:, None], x)]
+    return Line(laws, mu, x, log_ratio, *masses)
+
+
+def _log_ratio(laws: Any, mu: Array, x: Array) -> tuple[Array, Array]:
+    """(l, l'); nan where phi' has left float64.  At the infinite ends l is infinite."""
+    from scipy.special import ndtr
+
+    logs, slopes = [], []
+    for z in (x - mu, x):
+        steep, ratio = laws.steepness(ndtr(z), ndtr(-z))
+        logs.append(steep)
+        slopes.append(ratio * np.exp(-0.5 * z**2) * (2.0 * np.pi) ** -0.5)
+    with np.errstate(invalid="ignore"):
+        log_ratio = (logs[0] - logs[1]) + mu * (x - 0.5 * mu)
+        log_ratio = np.where(np.isfinite(x), log_ratio, x)
+        return log_ratio, slopes[0] - slopes[1] + mu
+
+
+def _masses(laws: Any, low: Array, high: Array) -> Array:
+    """Masses of the best of N(0, 1) in the intervals (low, high]."""
+    from scipy.special import ndtr
+
+    upper = low > 0.0  # differences are taken in the nearer tail
+    x, y = ndtr(high), ndtr(-high)
+    return laws.rise(x, y, np.maximum(np.where(upper, ndtr(-low) - y, x - ndtr(low)), 0.0))
+
+
+def _extremum(laws: Any, mu: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """(place, l) where l' changes its sign between two places, by the Illinois rule inside a bracket."""
+    at_low, at_high = _log_ratio(laws, mu, low)[1], _log_ratio(laws, mu, high)[1]
+    at, value = low, _log_ratio(laws, mu, low)[0]
+    for _ in range(EXTREMA_STEPS):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = at_low / (at_low - at_high)
+        at = low + np.where(np.isfinite(share), np.clip(share, 0.0, 1.0), 0.5) * (high - low)
+        value, slope = _log_ratio(laws, mu, at)
+        left = (slope > 0.0) == (at_low > 0.0)  # an end that stays counts half the next time
+        low, at_low, high, at_high = (
+            np.where(left, at, low),
+            np.where(left, slope, 0.5 * at_low),
+            np.where(left, high, at),
+            np.where(left, 0.5 * at_high, slope),
+        )
+    return at, value
+
+
+def _best_set(rows: Line, side: float, eps: Array) -> tuple[Array, Array]:
+    """Masses (P(A), Q(A)) of the set `A = {side l > eps}`: P that of mu for side 1, without it for side -1."""
+    active = side * rows.log_ratio > eps[:, None]
+    full = active[:, 1:] & active[:, :-1]
+    masses = (rows.present, rows.without)[:: int(side)]
+    first, second = (np.sum(np.where(full, each, 0.0), axis=1) for each in masses)
+    row, cell = np.nonzero(active[:, 1:] != active[:, :-1])
+    laws, mu, rising = rows.laws.taken(row), rows.mu[row], active[row, cell + 1]
+    ends = rows.x[row, cell], rows.x[row, cell + 1]
+    heights = side * rows.log_ratio[row, cell] - eps[row], side * rows.log_ratio[row, cell + 1] - eps[row]
+    at = _crossing(laws, mu, side, eps[row], ends, heights)
+    low, high = np.where(rising, at, ends[0]), np.where(rising, ends[1], at)
+    shifts = (mu, 0.0 * mu)[:: int(side)]
+    for total, shift in zip((first, second), shifts, strict=True):
+        np.add.at(total, row, _masses(laws, low - shift, high - shift))
+    return first, second
+
+
+def _crossing(
+    laws: Any, mu: Array, side: float, eps: Array, ends: tuple[Array, Array], heights: tuple[Array, Array]
+) -> Array:
+    """Where `side l` crosses eps between two places, by Newton's rule inside a bracket.
+
+    Where l is lost at one of the two, the place is the other.
+    """
+    (low, high), (at_low, at_high) = ends, heights
+    low = np.where(np.isfinite(at_low) | np.isinf(low), low, high)
+    high = np.where(np.isfinite(at_high) | np.isinf(high), high, low)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        at = low + (high - low) * (at_low / (at_low - at_high))
+    at = np.where(np.isfinite(at), at, np.where(np.isfinite(low), low, high))
+    going = np.arange(at.size)
+    for _ in range(CROSSING_STEPS):
+        if not going.size:
+            break
+        here, below, above = at[going], low[going], high[going]
+        value, slope = _log_ratio(laws.taken(going), mu[going], here)
+        value, slope = side * value - eps[going], side * slope
+        left = (value > 0.0) == (at_low[going] > 0.0)
+        below, above = np.where(left, here, below), np.where(left, above, here)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            following = here - value / slope
+            middle = 0.5 * (below + above)
+        inside = (following >= below) & (following <= above)
+        following = np.where(inside, following, np.where(np.isfinite(middle), middle, here))
+        at[going], low[going], high[going] = following, below, above
+        going = going[np.abs(following - here) > CLOSE]
+    return at
+
+
+def divergence(rows: Line, eps: Array) -> Array:
+    """The larger of the two hockey-stick divergences at ratio e^eps, eps >= 0, (R,)."""
+    found = np.zeros(rows.mu.size)
+    for side in (1.0, -1.0):
+        first, second = _best_set(rows, side, eps)
+        with np.errstate(divide="ignore"):
+            cost = np.exp(np.minimum(eps + np.log(second), LARGEST_EPS))
+        found = np.maximum(found, first - cost)
+    return found
+
+
+def crossing(rows: Line, delta: Array) -> Array:
+    """The eps >= 0 at which the larger of the two divergences falls to delta, (R,); inf beyond LARGEST_EPS."""
+    largest = np.exp(LARGEST_EPS)
+    found = np.ones(rows.mu.size)
+    for side in (1.0, -1.0):
+        ratio = np.maximum(found, _of_cells(*(rows.present, rows.without)[:: int(side)], delta))
+        going = np.arange(rows.mu.size)
+        for _ in range(MOST_ROUNDS):
+            before = ratio[going]
+            part = rows if going.size == ratio.size else rows.rows(going)
+            first, second = _best_set(part, side, np.log(before))
+            above = _next(first, second, delta[going], before)
+            ratio[going] = above
+            going = going[(above > before * (1.0 + CONVERGED)) & (above < largest)]
+            if not going.size:
+                break
+        found = np.maximum(found, ratio)
+    return np.where(found < largest, np.log(found), np.inf)
+
+
+def _of_cells(first: Array, second: Array, delta: Array) -> Array:
+    """A lower end of E: the ratio at which the divergence of the cells' masses, which is smaller, falls to delta."""
+    ratio = np.ones(delta.size)
+    for _ in range(MOST_ROUNDS):
+        active = first > ratio[:, None] * second
+        sums = (np.sum(np.where(active, each, 0.0), axis=1) for each in (first, second))
+        above = _next(*sums, delta, ratio)
+        done = not np.any(above > ratio * (1.0 + 1e-3))
+        ratio = above
+        if done:
+            break
+    return ratio
+
+
+def _next(first: Array, second: Array, delta: Array, ratio: Array) -> Array:
+    """The E at which `P(A) - E Q(A) = delta` for a fixed set A, where that is above `ratio`; at most e^LARGEST_EPS."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        above = (first - delta) / second
+    return np.minimum(np.where(above > ratio, above, ratio), np.exp(LARGEST_EPS))

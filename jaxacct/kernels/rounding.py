@@ -5,7 +5,10 @@ Stated here once; README.md of this folder, section 4, uses it, and the tests ho
 * A sum, difference, product, quotient or square root is off by at most one unit of its value; a product with a sum
   may instead be rounded once (XLA contracts them on CPUs as it sees fit).  No bound needs a product to be rounded
   by itself, so that either way holds.
-* exp, log, sin, cos and arctan2 are off by at most SIMPLE_UNITS of their value, at any argument.
+* exp, log and arctan2 are off by at most SIMPLE_UNITS of their value, at any argument; sin(x) and cos(x) where
+  |x| <= LARGEST_ANGLE, and beyond it by SIMPLE_UNITS of 1.  (glibc's are off by 10^5 units of their value at 10^200,
+  near multiples of pi/2.  No bound needs more: a sine is relative only to an angle, and 4 units of 1 are less than
+  those of such an angle.)
 * log1p as in special.py, expm1, hypot and logistic by at most COMPOUND_UNITS; erfc(x) by SIMPLE_UNITS (4 + x^2).
 * Results below SMALLEST_NORMAL may be replaced by 0.
 * A sum of n terms is taken in any order: off by at most n - 1 units of the sum of their magnitudes.
@@ -17,6 +20,8 @@ SIMPLE_UNITS = 4.0
 """Units of its value by which exp, log, sin, cos and arctan2 may be off; twice what has been measured (README.md)."""
 COMPOUND_UNITS = 6.0
 """The same of log1p, expm1, hypot and logistic; half as much again as has been measured."""
+LARGEST_ANGLE = 2.0**26 * 1.6
+"""Largest angle at which a sine or cosine is held to units of its value; glibc reduces larger ones in another way."""
 SMALLEST_NORMAL = 2.0**-1022
 """The least positive normal number."""
 BLOCK_SIZE = 64

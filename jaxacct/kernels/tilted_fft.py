@@ -9,10 +9,12 @@ inverse, and
 with K(theta) = log E_P[e^{theta L}]: the rounding of the transform is relative to the tail's own size.
 
 Rounding.  A transform of length N is off by at most r = 8 log2(N) u times the 1-norm of its input at each
-frequency, and times its 2-norm in the 2-norm (Higham, Accuracy and Stability, Theorem 24.2, constant 7); the
+frequency, and times its 2-norm in the 2-norm (Higham, Accuracy and Stability, Theorem 24.2, constant 7; README.md
+of the engines says why NumPy's keeps to 8); the
 mass at k = 0 is kept out of the transform and added afterwards, so that a near-atom costs u and not r.  The
 power is exp(n log|phi|), n arg phi: an error e of phi becomes at most n e (|phi| + e)^{n-1}, and the polar
-form adds n u (14 + 4 |log|phi||) relatively.  The squares are summed over the frequencies, which bounds the
+form adds n u (22 + 3.2 R + (4 + R) |log|phi||) relatively, for R parts: hypot 6, arctan2 4 pi, log 4 |log|phi||,
+products 1 and sums R - 1 of pi and of |log|phi||; then once exp 4, cos and sin 4, the last product 1.  The squares are summed over the frequencies, which bounds the
 2-norm of the error of T; Cauchy-Schwarz against f bounds that of delta.
 """
 
@@ -20,11 +22,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.arrays import Array, Namespace, namespace
 
 __all__ = ["Composition", "Payoff", "compose", "payoff"]
 
@@ -51,7 +52,6 @@ class Payoff(NamedTuple):
     magnitude: Array
 
 
-@jax.jit
 def compose(
     mass: Array, tilt: Array, direction: Array, count: Array, step: Array, roll: Array, upper: Array
 ) -> Composition:
@@ -68,50 +68,61 @@ def compose(
     -------
     Composition : mass[i] is the tilted mass at cyclic index roll + i.
     """
-    length = mass.shape[1]
-    place = step * jnp.arange(length)
-    log_mass = jnp.log(mass)
+    xp = namespace(mass, tilt, direction, count, step, roll, upper)
+    laws, length = mass.shape
+    place = step * xp.arange(length)
+    log_mass = xp.log(mass)
 
     def moment(c: Array) -> Array:
-        return jax.scipy.special.logsumexp(log_mass + c[:, None] * place, axis=1)
+        return _log_sum_exp(xp, log_mass + c[:, None] * place)
 
-    log_moments = jnp.stack([moment(tilt[:, i]) for i in range(tilt.shape[1])], axis=1)
+    log_moments = xp.stack([moment(tilt[:, i]) for i in range(tilt.shape[1])], axis=1)
     tilted = tilt[:, :1] * place
     exponent = log_mass + tilted - log_moments[:, :1]
-    size = jnp.where(mass > 0, jnp.abs(log_mass) + jnp.abs(tilted), 0.0)
-    slack = ROUNDOFF * (8.0 + 4.0 * (size + jnp.abs(log_moments[:, :1])))
-    weight = jnp.where(mass > 0, jnp.exp(exponent) * (1.0 + jnp.where(upper, slack, -slack)), 0.0)
+    size = xp.where(mass > 0, xp.abs(log_mass) + xp.abs(tilted), 0.0)
+    slack = ROUNDOFF * (8.0 + 4.0 * (size + xp.abs(log_moments[:, :1])))
+    weight = xp.where(mass > 0, xp.exp(exponent) * (1.0 + xp.where(upper, slack, -slack)), 0.0)
 
-    first, rest = weight[:, :1], weight.at[:, 0].set(0.0)
-    relative = FFT_CONSTANT * ROUNDOFF * jnp.log2(length)
-    phi = jnp.fft.rfft(rest, axis=1) + first
-    modulus = jnp.abs(phi)
-    wrong = relative * jnp.sum(rest, axis=1, keepdims=True) + 2.0 * ROUNDOFF * modulus
-    log_modulus, log_bound = jnp.log(modulus), jnp.log(modulus + wrong)
+    first = weight[:, :1]
+    rest = xp.concatenate([xp.zeros_like(first), weight[:, 1:]], axis=1)
+    relative = FFT_CONSTANT * ROUNDOFF * np.log2(length)
+    phi = xp.fft.rfft(rest, axis=1) + first
+    modulus = xp.abs(phi)
+    wrong = relative * xp.sum(rest, axis=1, keepdims=True) + 2.0 * ROUNDOFF * modulus
+    log_modulus, log_bound = xp.log(modulus), xp.log(modulus + wrong)
     times = count[:, None]
-    angle = jnp.sum(direction[:, None] * times * jnp.angle(phi), axis=0)
-    power = jnp.exp(jnp.sum(times * log_modulus, axis=0))
-    largest = jnp.exp(jnp.sum(times * log_bound, axis=0))
-    factor = jnp.sum(times * (wrong / (modulus + wrong) + ROUNDOFF * (14.0 + 4.0 * jnp.abs(log_bound))), axis=0)
-    error = largest * (factor + ROUNDOFF * 8.0 * mass.shape[0])
-    spectrum = power * jax.lax.complex(jnp.cos(angle), jnp.sin(angle))
-    composed = jnp.roll(jnp.fft.irfft(spectrum, n=length), -roll)
+    angle = xp.sum(direction[:, None] * times * xp.angle(phi), axis=0)
+    power = xp.exp(xp.sum(times * log_modulus, axis=0))
+    largest = xp.exp(xp.sum(times * log_bound, axis=0))
+    factor = xp.sum(
+        times * (wrong / (modulus + wrong) + ROUNDOFF * (22.0 + 3.2 * laws + (4.0 + laws) * xp.abs(log_bound))), axis=0
+    )
+    error = largest * (factor + ROUNDOFF * 12.0)
+    spectrum = power * (xp.cos(angle) + 1j * xp.sin(angle))
+    composed = xp.roll(xp.fft.irfft(spectrum, n=length), -roll)
 
-    twice = jnp.full(largest.shape, 2.0).at[0].set(1.0).at[-1].set(1.0)
-    norm = jnp.sqrt(jnp.sum(twice * largest * largest) / length)
-    total = jnp.sqrt(jnp.sum(twice * error * error) / length) + relative * norm
+    twice = xp.where(xp.arange(largest.size) % (largest.size - 1) == 0, 1.0, 2.0)  # but for the first and the last
+    norm = xp.sqrt(xp.sum(twice * largest * largest) / length)
+    total = xp.sqrt(xp.sum(twice * error * error) / length) + relative * norm
     return Composition(composed, ROUNDED_UP * total, log_moments)
 
 
-@jax.jit
+def _log_sum_exp(xp: Namespace, x: Array) -> Array:
+    """log of the sum of e^x along the last axis; -inf where every x is."""
+    top = xp.max(x, axis=-1, keepdims=True)
+    top = xp.where(top > -xp.inf, top, 0.0)
+    return top[..., 0] + xp.log(xp.sum(xp.exp(x - top), axis=-1))
+
+
 def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
     """Sums of T against the tilted payoff f; element i of `mass` lies at X - eps = start + i step."""
-    d = start + step * jnp.arange(mass.shape[0])
+    xp = namespace(mass, start, step, theta)
+    d = start + step * xp.arange(mass.shape[0])
     above = d > 0
-    d = jnp.where(above, d, 0.0)
-    decay = jnp.exp(-theta * d)
-    f = jnp.where(above, -decay * jnp.expm1(-d), 0.0)
-    slope = jnp.where(above, decay * jnp.exp(-d), 0.0)
-    largest = jnp.maximum(jnp.max(f), 1e-300)
-    norm = largest * jnp.sqrt(jnp.sum(jnp.square(f / largest)))  # the squares of f itself may underflow
-    return Payoff(jnp.sum(mass * f), jnp.sum(mass * slope), norm, jnp.sum(jnp.abs(mass) * f))
+    d = xp.where(above, d, 0.0)
+    decay = xp.exp(-theta * d)
+    f = xp.where(above, -decay * xp.expm1(-d), 0.0)
+    slope = xp.where(above, decay * xp.exp(-d), 0.0)
+    largest = xp.maximum(xp.max(f), 1e-300)
+    norm = largest * xp.sqrt(xp.sum(xp.square(f / largest)))  # the squares of f itself may underflow
+    return Payoff(xp.sum(mass * f), xp.sum(mass * slope), norm, xp.sum(xp.abs(mass) * f))

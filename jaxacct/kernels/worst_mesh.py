@@ -1,15 +1,18 @@
 """The mesh for the worst score: a sketch on few cells, and the rows and columns that it asks for.
 
 Nothing here enters a bound: whichever lines of a curve are kept, the polygon through them lies above the curve.
+
+The kernels of the worst score take one configuration, without batch axes: its cells fill the cache by themselves, and
+each configuration has cells of its own.  A batch is answered one configuration after the other.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax.numpy as jnp
-from jax import lax
+import numpy as np
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels.arrays import Array, Generating
+from jaxacct.kernels.arrays import Array, Namespace, namespace, repeat
 
 CELLS = 16384
 """Cells of a trade-off curve."""
@@ -59,6 +62,16 @@ BISECTIONS = 20
 """Of eps on the sketch: to a millionth of its range, far finer than the sketch sees."""
 
 
+class Repetitions(Protocol):
+    """What these kernels need of a law of K, with phi its generating function (generating.py)."""
+
+    def generating(self, y: Array) -> tuple[Array, Array, Array]:
+        """(phi, phi', phi'') at 1 - y."""
+
+    def slopes(self, y: Array) -> tuple[Array, Array]:
+        """(phi', phi'') at 1 - y."""
+
+
 class Outer(NamedTuple):
     """A concave polygon above a curve: lines of descending slope, the last one of slope 0."""
 
@@ -95,120 +108,134 @@ class Mesh(NamedTuple):
     above: Array  # the first cell whose slope is not above one
 
 
-def steep(phi: Generating, mass: Array, side: float = 0.0) -> Array:
+def steep(law: Repetitions, mass: Array, side: float = 0.0) -> Array:
     """phi' at a mass; rounded up for side 1, down for side -1."""
-    value = phi(1.0 - jnp.clip(mass + side * MASS_ERROR, 0.0, 1.0))[1] * (1.0 + side * SLOPE_ERROR)
-    return jnp.maximum(value, LEAST_SLOPE) if side > 0.0 else value
+    xp = namespace(mass)
+    value = xp.asarray(law.slopes(1.0 - xp.clip(mass + side * MASS_ERROR, 0.0, 1.0))[0]) * (1.0 + side * SLOPE_ERROR)
+    return xp.maximum(value, LEAST_SLOPE) if side > 0.0 else value
 
 
-def at_infinity(phi: Generating, mass: Array, side: float) -> Array:
+def at_infinity(law: Repetitions, mass: Array, side: float) -> Array:
     """phi(1) - phi(1 - mass): the leak of outcomes with dQ = 0 and so much P-mass, rounded as `steep` is.
 
     Between mass phi'(1 - mass) and mass phi'(1); the difference itself cancels where mass is small.
     """
-    sure, survived = phi(jnp.zeros_like(mass)), phi(mass)
+    xp = namespace(mass)
+    sure, survived = ([xp.asarray(x) for x in law.generating(y)] for y in (xp.zeros_like(mass), mass))
     difference = sure[0] - survived[0] + side * (SLOPE_ERROR * sure[0] + MASS_ERROR * sure[1])
     if side > 0.0:
-        return jnp.minimum(mass * steep(phi, jnp.ones_like(mass), side), difference)
-    return jnp.maximum(mass * steep(phi, 1.0 - mass, side), difference)
+        return xp.minimum(mass * steep(law, xp.ones_like(mass), side), difference)
+    return xp.maximum(mass * steep(law, 1.0 - mass, side), difference)
+
+
+def before(xp: Namespace, at: Array, x: Array, side: str = "left") -> Array:
+    """How many of the few ascending numbers `at`, (A,), are below x, (X,); not above x for side "right"."""
+    if xp is jnp:
+        return jnp.searchsorted(at, x, side=side, method="compare_all")
+    return np.searchsorted(at, x, side=side)  # type: ignore[call-overload]  # a str that is "left" or "right"
 
 
 def middles(ends: Array) -> Array:
     return 0.5 * (ends[1:] + ends[:-1])
 
 
-def sketch(phi: Generating, q: Array, p: Array, above: Array, resolution: Resolution) -> Sketch:
+def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resolution) -> Sketch:
     """A coarse look at a polygon given by N + 1 knots; `above` of its cells have slopes above one.
 
     Rows and columns end at equal shares of cells and of what log phi' grows by, rows of what log p does as well.
     """
-    cells = q.size - 1
-    log = lambda x, least: jnp.log(jnp.maximum(x, least))
+    xp, cells = namespace(q), q.size - 1
+    log = lambda x, least: xp.log(xp.maximum(x, least))
 
     def ends(sample: Array, count: int, *growths: Array) -> Array:
-        reach = (sample - sample[0]) / jnp.maximum(sample[-1] - sample[0], 1)
+        reach = (sample - sample[0]) / xp.maximum(sample[-1] - sample[0], 1)
         for growth in growths:
-            size = jnp.abs(growth - growth[0])
-            reach = reach + size / jnp.maximum(size[-1], 8.0)
-        levels = jnp.linspace(0.0, 1.0, count + 1) * reach[-1]
-        return jnp.round(_between(levels, reach, sample.astype(q.dtype))).astype(sample.dtype)
+            size = xp.abs(growth - growth[0])
+            reach = reach + size / xp.maximum(size[-1], 8.0)
+        levels = xp.linspace(0.0, 1.0, count + 1) * reach[-1]
+        placed = xp.round(_between(levels, reach, sample.astype(q.dtype))).astype(sample.dtype)
+        return xp.clip(placed, sample[0], sample[-1])  # NaN becomes any whole number
 
     rows, columns = (
-        (jnp.arange(SKETCH_SAMPLES + 1) * above) // SKETCH_SAMPLES,
-        (jnp.arange(SKETCH_SAMPLES + 1) * cells) // SKETCH_SAMPLES,
+        (xp.arange(SKETCH_SAMPLES + 1) * above) // SKETCH_SAMPLES,
+        (xp.arange(SKETCH_SAMPLES + 1) * cells) // SKETCH_SAMPLES,
     )
-    rows = ends(rows, resolution.sketch[0], log(steep(phi, 1.0 - p[rows]), 1e-300), log(p[rows], LEAST_ROW_MASS))
-    columns = ends(columns, resolution.sketch[1], log(steep(phi, p[columns]), 1e-300))
+    rows = ends(rows, resolution.sketch[0], log(steep(law, 1.0 - p[rows]), 1e-300), log(p[rows], LEAST_ROW_MASS))
+    columns = ends(columns, resolution.sketch[1], log(steep(law, p[columns]), 1e-300))
     u_q, u_p, w_q, w_p = q[rows], p[rows], q[columns[1:]], p[columns[1:]]
-    height = steep(phi, w_p[None] - middles(u_p)[:, None])
-    growth = jnp.diff(log(height, 1e-300), axis=1, prepend=jnp.inf)
-    gain = jnp.diff(u_p)[:, None] * height
-    cost = jnp.diff(u_q)[:, None] * steep(phi, w_q[None] - middles(u_q)[:, None])
+    height = steep(law, w_p[None] - middles(u_p)[:, None])
+    growth = xp.diff(log(height, 1e-300), axis=1, prepend=xp.inf)
+    gain = xp.diff(u_p)[:, None] * height
+    cost = xp.diff(u_q)[:, None] * steep(law, w_q[None] - middles(u_q)[:, None])
     later = columns[None, 1:] >= rows[1:, None]
-    infinite = at_infinity(phi, p[0], -1.0)
-    mass = jnp.stack([jnp.diff(u_p), jnp.diff(u_q)])
-    gain, cost = jnp.where(later, gain, 0.0), jnp.where(later, cost, jnp.inf)
-    return Sketch(gain, cost, jnp.clip(growth, 0.0, LARGEST_FALL), infinite, mass, rows, columns)
+    infinite = at_infinity(law, p[0], -1.0)
+    mass = xp.stack([xp.diff(u_p), xp.diff(u_q)])
+    gain, cost = xp.where(later, gain, 0.0), xp.where(later, cost, xp.inf)
+    return Sketch(gain, cost, xp.clip(growth, 0.0, LARGEST_FALL), infinite, mass, rows, columns)
 
 
 def sketched_epsilon(found: Sketch, log_delta: Array, highest: Array) -> Array:
     """eps in [0, highest] at which the sketch leaks delta, by bisection."""
+    xp = namespace(found.gain)
 
     def step(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
         middle = 0.5 * (low + high)
-        best = jnp.max(found.gain - jnp.exp(middle) * found.cost, axis=1)
-        leak = jnp.sum(jnp.maximum(best, 0.0)) + found.infinite
-        over = jnp.log(jnp.maximum(leak, 1e-320)) > log_delta
-        return jnp.where(over, middle, low), jnp.where(over, high, middle)
+        best = xp.max(found.gain - xp.exp(middle) * found.cost, axis=1)
+        leak = xp.sum(xp.maximum(best, 0.0)) + found.infinite
+        over = xp.log(xp.maximum(leak, 1e-320)) > log_delta
+        return xp.where(over, middle, low), xp.where(over, high, middle)
 
-    low, high = lax.fori_loop(0, BISECTIONS, step, (0.0 * highest, highest))
+    low, high = repeat(xp, BISECTIONS, step, (0.0 * highest, highest))
     return 0.5 * (low + high)
 
 
 def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     """Where rows and columns are needed at E = ratio."""
+    xp = namespace(found.gain)
     value = found.gain - ratio * found.cost
-    best = jnp.maximum(jnp.max(value, axis=1), 0.0)
-    total = jnp.sum(best) + 1e-300
-    size = jnp.arange(best.size)
+    best = xp.maximum(xp.max(value, axis=1), 0.0)
+    total = xp.sum(best) + 1e-300
+    size = xp.arange(best.size)
     # chords overstate a row by the square of its height, and a group by the square of what phi' changes over it; the
     # rows after the last active one are treated as if they were
-    last = jnp.max(jnp.where(best > ACTIVE_SHARE * total, size, 0))
-    end = jnp.minimum(last + 2, best.size)
-    at = jnp.argmax(value[jnp.minimum(size, last)], axis=1)
+    last = xp.max(xp.where(best > ACTIVE_SHARE * total, size, 0))
+    end = xp.minimum(last + 2, best.size)
+    at = xp.argmax(value[xp.minimum(size, last)], axis=1)
     p_mass, q_mass = found.mass
-    steep = found.gain / jnp.maximum(p_mass, 1e-300)[:, None]
-    here, after = steep[size, at], steep[jnp.minimum(size + 1, best.size - 1), at]
-    change = jnp.clip(1.0 - after / jnp.maximum(here, 1e-300), 0.0, 1.0)
-    slope = jnp.log(jnp.maximum(p_mass, 1e-300)) - jnp.log(jnp.maximum(q_mass, 1e-300))
-    fall = jnp.clip(slope - jnp.append(slope[1:], slope[-1]), 0.0, LARGEST_FALL)
+    slopes = found.gain / xp.maximum(p_mass, 1e-300)[:, None]
+    here, after = slopes[size, at], slopes[xp.minimum(size + 1, best.size - 1), at]
+    change = xp.clip(1.0 - after / xp.maximum(here, 1e-300), 0.0, 1.0)
+    slope = xp.log(xp.maximum(p_mass, 1e-300)) - xp.log(xp.maximum(q_mass, 1e-300))
+    fall = xp.clip(slope - xp.append(slope[1:], slope[-1]), 0.0, LARGEST_FALL)
     error = best + 0.1 * p_mass * here * (fall**2 + resolution.lines**2 * change * (change + fall))
     rows = (error / total) ** (1.0 / 3.0)
-    rows = jnp.maximum(rows, jnp.where(size > 0, jnp.roll(rows, 1), 0.0))
-    rows = jnp.maximum(rows, jnp.where(size > 0, jnp.roll(rows, 1), 0.0)) + 0.02 * jnp.max(rows) + 1e-6
+    rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0))
+    rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0)) + 0.02 * xp.max(rows) + 1e-6
     # a cell over which the gain grows by g is overstated by g^2/8 of it, which must not pass what the best is ahead
     ahead = best[:, None] - value + (SHARE_OF_BEST * best + SHARE_OF_ALL * total)[:, None]
-    share = jnp.where(found.gain > 0.0, found.gain / ahead, 0.0)
-    columns = jnp.max(found.growth * jnp.sqrt(share), axis=0)
-    columns = columns + 0.2 * jnp.mean(columns) + 1e-6
+    share = xp.where(found.gain > 0.0, found.gain / ahead, 0.0)
+    columns = xp.max(found.growth * xp.sqrt(share), axis=0)
+    columns = columns + 0.2 * xp.mean(columns) + 1e-6
     stop = found.rows[end]
-    inside = _placed(rows, found.rows, 0, stop, resolution.groups * resolution.lines).at[0].set(0)
+    inside = _placed(rows, found.rows, 0, stop, resolution.groups * resolution.lines)
     beyond = _placed(columns, found.columns, stop, found.columns[-1], resolution.columns)
-    return Mesh(jnp.append(inside, stop), beyond, found.rows[-1])
+    return Mesh(xp.concatenate([xp.zeros_like(inside[:1]), inside[1:], stop[None]]), beyond, found.rows[-1])
 
 
 def _placed(density: Array, pieces: Array, first: Array, last: Array, count: int) -> Array:
     """`count` ascending cells from `first` to before `last`, where density puts them."""
-    ends = jnp.clip(pieces, first, last).astype(jnp.float64)
-    mass = jnp.concatenate([jnp.zeros(1), jnp.cumsum(density * jnp.diff(ends) / jnp.maximum(jnp.diff(pieces), 1))])
-    share = (jnp.arange(count) + 0.5) / count * mass[-1]
-    cell = jnp.floor(_between(share, mass, ends)).astype(pieces.dtype)
-    return jnp.clip(cell, first, jnp.maximum(last - 1, first))
+    xp = namespace(density)
+    ends = xp.clip(pieces, first, last).astype(xp.float64)
+    mass = xp.concatenate([xp.zeros(1), xp.cumsum(density * xp.diff(ends) / xp.maximum(xp.diff(pieces), 1))])
+    share = (xp.arange(count) + 0.5) / count * mass[-1]
+    cell = xp.floor(_between(share, mass, ends)).astype(pieces.dtype)
+    return xp.clip(cell, first, xp.maximum(last - 1, first))
 
 
 def _between(x: Array, at: Array, values: Array) -> Array:
-    """Linear interpolation at x between ascending points: `jnp.interp` without its loop, for few points."""
-    i = jnp.clip(jnp.searchsorted(at, x, side="right", method="compare_all") - 1, 0, at.size - 2)
-    share = (x - at[i]) / jnp.maximum(at[i + 1] - at[i], 1e-300)
-    return values[i] + jnp.clip(share, 0.0, 1.0) * (values[i + 1] - values[i])
+    """Linear interpolation at x between ascending points: `interp` without its loop, for few points."""
+    xp = namespace(at)
+    i = xp.clip(before(xp, at, x, "right") - 1, 0, at.size - 2)
+    share = (x - at[i]) / xp.maximum(at[i + 1] - at[i], 1e-300)
+    return values[i] + xp.clip(share, 0.0, 1.0) * (values[i + 1] - values[i])

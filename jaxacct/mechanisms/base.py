@@ -86,22 +86,33 @@ class Mechanism(ABC):
 
     def validated(self) -> Self:
         """The same mechanism rebuilt through its constructor, so that every field has been checked."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(cast(Any, self))}
-        return type(self)(**{name: _validated(value) for name, value in values.items()})
-
-    @property
-    def kind(self) -> str:
-        """What an answer about the mechanism claims: "certified", or "bound" where its pair only bounds it."""
-        kinds = {mechanism.kind for mechanism in self.inside()} or {"certified"}
-        return kinds.pop() if len(kinds) == 1 else "bound"
+        values = {}
+        for field in dataclasses.fields(cast(Any, self)):
+            value = getattr(self, field.name)
+            if isinstance(value, Mechanism):
+                value = value.validated()
+            elif isinstance(value, tuple):
+                value = tuple(item.validated() if isinstance(item, Mechanism) else item for item in value)
+            values[field.name] = value
+        return type(self)(**values)
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        """The kind under one relation; of replaced records and of sampling without replacement it depends on it.
+        """What an answer under a relation claims: "certified", or "bound" where its pair only bounds the mechanism.
+
+        Of what is made of others it is the weakest of theirs, and one that is conditional on an assumption is weaker
+        than a bound.
 
         composed : whether it is run more than once or beside others. A pair that joins several pairs of neighbours,
         each the worst at some eps, is attained by one step and only bounds a composition.
         """
-        return self.kind
+        kinds = {mechanism.kind_under(relation, composed) for mechanism in self.inside()} - {"certified"}
+        conditional = sorted(kinds - {"bound"})
+        return conditional[0] if conditional else "bound" if kinds else "certified"
+
+    @property
+    def kind(self) -> str:
+        """What an answer claims when one record is added or removed, as `kind_under` says."""
+        return self.kind_under(RELATIONS[0])
 
     def _key(self) -> tuple[Any, ...]:
         leaves, structure = jax.tree_util.tree_flatten(self)
@@ -178,6 +189,8 @@ def register(cls: type[M]) -> type[M]:
     Unflattening sets the fields without the constructor, so tracers, None and placeholder objects pass
     through.
     """
+    if issubclass(cls, Mechanism) and cls.kind is not Mechanism.kind:
+        raise TypeError(f"{cls.__name__}.kind is never asked; define kind_under(relation, composed), which is")
     fields = dataclasses.fields(cast(Any, cls))
     children = tuple(f.name for f in fields if not f.metadata.get("static"))
     static = tuple(f.name for f in fields if f.metadata.get("static"))
@@ -297,11 +310,3 @@ def _inside(index: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
 def holds_vectors(mechanism: Mechanism) -> bool:
     """Whether a configuration has fields that are vectors, here or in a mechanism inside."""
     return bool(mechanism.vectors) or any(holds_vectors(inner) for inner in mechanism.inside())
-
-
-def _validated(value: Any) -> Any:
-    if isinstance(value, Mechanism):
-        return value.validated()
-    if isinstance(value, tuple):
-        return tuple(_validated(item) for item in value)
-    return value

@@ -186,15 +186,9 @@ class Composed(Combinator):
         """Whether several mechanisms each have an order of their own under a relation."""
         return relation == "replace_one" and sum(not m.symmetric() for m in self.mechanisms) > 1
 
-    @property
-    def kind(self) -> str:
-        kinds = {mechanism.kind for mechanism in self.mechanisms}
-        return "bound" if "bound" in kinds else "certified"
-
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        several = composed or len(self.mechanisms) > 1
-        kinds = {mechanism.kind_under(relation, several) for mechanism in self.mechanisms}
-        return "bound" if self._mixes_orders(relation) or "bound" in kinds else "certified"
+        kind = super().kind_under(relation, composed or len(self.mechanisms) > 1)
+        return "bound" if kind == "certified" and self._mixes_orders(relation) else kind
 
 
 def _in_either_order(mechanism: Mechanism, relation: str) -> list[tuple[Part, np.ndarray]]:

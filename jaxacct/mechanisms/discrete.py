@@ -99,8 +99,7 @@ class DiscreteGaussian(_IntegerNoise):
     sensitivity: int = field(default=1, metadata={"static": True})
     constraints: ClassVar = {"sigma": ENOUGH_NOISE}
 
-    @property
-    def kind(self) -> str:
+    def kind_under(self, relation: str, composed: bool = False) -> str:
         return "bound" if np.any(self._outcomes(2 * self.sensitivity) > MOST_UNGROUPED_OUTCOMES) else "certified"
 
     def pair(self, shift: int) -> FinitePair:

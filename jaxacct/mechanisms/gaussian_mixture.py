@@ -83,8 +83,7 @@ class MixtureOfGaussians(BaseMechanism):
         if not isinstance(self.probabilities, Tracer):
             refuse_sums("probabilities", self.probabilities)
 
-    @property
-    def kind(self) -> str:
+    def kind_under(self, relation: str, composed: bool = False) -> str:
         return "bound"
 
     def symmetric(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -14,8 +14,6 @@ __all__ = ["Components", "components", "directions", "exact_product", "exact_sum
 
 LEAST_SQUARE = 1e-280
 """Below it a square may have lost digits to underflow, and above its inverse its root is taken by itself."""
-
-P = TypeVar("P", GaussianPart, LaplacePart, FinitePart)
 
 
 class Components(NamedTuple):
@@ -51,6 +49,10 @@ class Components(NamedTuple):
         Sum of n * log1p(-mass at infinity) over the finite parts.
     mu : (B,)
         Square root of mu2, which is neither 0 nor inf where mu2 under- or overflows.
+    delta_infinity : (B,)
+        Probability under P of an infinite loss, -expm1(log_survival).
+    infinity_units : (B,)
+        How many units of 2^-53 of itself delta_infinity is off at most (README.md, "Rounding of finite laws").
 
     References
     ----------
@@ -75,16 +77,8 @@ class Components(NamedTuple):
     finite_n: np.ndarray
     log_survival: np.ndarray
     mu: np.ndarray
-
-    @property
-    def delta_infinity(self) -> np.ndarray:
-        """(B,) probability under P of an infinite loss, -expm1(log_survival)."""
-        return -np.expm1(self.log_survival)
-
-    @property
-    def infinity_units(self) -> int:
-        """How many units of 2^-53 of itself delta_infinity is off at most (README.md, "Rounding of finite laws")."""
-        return 16 + self.finite_loss.shape[1] + self.finite_loss.shape[2]
+    delta_infinity: np.ndarray
+    infinity_units: np.ndarray
 
     def take(self, index: np.ndarray | slice) -> Components:
         """The same components restricted to some batch elements (an index array, a mask or a slice)."""
@@ -129,31 +123,36 @@ def components(mechanism: Mechanism, relation: str, direction: str) -> Component
     shape = batch_shape(mechanism)
     refuse_tracers("components", "jaxacct.kernels.contour", mechanism=mechanism)
     counted = mechanism.validated().expand(relation, direction)
-    gauss = _merged(counted, GaussianPart, shape)
-    laplace = _merged(counted, LaplacePart, shape)
-    finite = _merged(counted, FinitePart, shape)
     size = int(np.prod(shape, dtype=np.int64))
 
     mu2, mu = np.zeros(size), np.zeros(size)
-    for part, count in gauss:
-        with np.errstate(over="ignore"):
-            mu2 += np.where(part.rate == 1.0, count / part.sigma / part.sigma, 0.0)
-            mu = np.hypot(mu, np.where(part.rate == 1.0, np.sqrt(count) / part.sigma, 0.0))
+    (sigma, rate), n = _columns(counted, GaussianPart, shape)
+    with np.errstate(over="ignore"):
+        for each_sigma, plain in zip(sigma.T, np.where(rate == 1.0, n, 0.0).T, strict=True):
+            mu2 += plain / each_sigma / each_sigma
+            mu = np.hypot(mu, np.sqrt(plain) / each_sigma)
     mu = np.where((mu2 > LEAST_SQUARE) & (mu2 < 1.0 / LEAST_SQUARE), np.sqrt(mu2), mu)
-    proper = [(part, np.where((part.rate > 0.0) & (part.rate < 1.0), count, 0.0)) for part, count in gauss]
-    taken = [(part, np.where(part.rate > 0.0, count, 0.0)) for part, count in laplace]
-    loss, mass, finite_n, log_survival = _finite_columns(finite, size)
-    return Components(
-        np.full(size, 1.0 if direction == "remove" else -1.0),
-        mu2,
-        *_sampled_columns([(part.sigma, part.rate, count) for part, count in proper], size),
-        *_sampled_columns([(part.scale, part.rate, count) for part, count in taken], size),
-        loss,
-        mass,
-        finite_n,
-        log_survival,
-        mu,
-    )
+    sampled = [(sigma, rate, np.where((rate > 0.0) & (rate < 1.0), n, 0.0))]
+    (scale, rate), n = _columns(counted, LaplacePart, shape)
+    sampled.append((scale, rate, np.where(rate > 0.0, n, 0.0)))
+    noise = []
+    for scale, rate, n in sampled:  # those present anywhere, with dummies where the count is 0
+        scale, rate, n = (np.compress(n.any(axis=0), x, axis=1) for x in (scale, rate, n))
+        noise.append((np.where(n > 0.0, scale, 1.0), np.where(n > 0.0, rate, 0.5), n))
+    gauss, laplace = noise
+
+    (loss, mass, infinity), n = _columns(counted, FinitePart, shape)
+    active = (loss != 0.0).any(axis=2) | (infinity > 0.0)  # the others release nothing
+    n = np.where(active, n, 0.0)
+    with np.errstate(divide="ignore"):  # all mass at infinity: nothing survives
+        survival = np.where(active, n * np.log1p(-np.where(active, infinity, 0.0)), 0.0)
+    log_survival = np.zeros(size)
+    for each in survival.T:
+        log_survival += each
+    loss, mass, n = (np.compress(n.any(axis=0), x, axis=1) for x in (loss, mass, n))
+    sign = np.full(size, 1.0 if direction == "remove" else -1.0)
+    units = np.full(size, 16.0 + loss.shape[1] + loss.shape[2])
+    return Components(sign, mu2, *gauss, *laplace, loss, mass, n, log_survival, mu, -np.expm1(log_survival), units)
 
 
 def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
@@ -212,55 +211,40 @@ def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return a + b
 
 
-def _merged(
-    counted: list[tuple[Part, np.ndarray]], kind: type[P], shape: tuple[int, ...]
-) -> list[tuple[P, np.ndarray]]:
-    """The parts of one kind, flattened to leading axis B, equal parts joined by adding their counts."""
-    joined: dict[tuple[bytes, ...], tuple[P, np.ndarray]] = {}
+def _columns(
+    counted: list[tuple[Part, np.ndarray]], kind: type[Part], shape: tuple[int, ...]
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """The fields of the parts of one kind, and their counts (B, J): one column for each part, equal parts joined.
+
+    The atoms of finite parts lie on a third axis, padded with zeros.
+    """
+    joined: dict[tuple[bytes, ...], tuple[list[np.ndarray], np.ndarray]] = {}
     for part, count in counted:
         if not isinstance(part, kind):
             continue
         atoms = part.loss.shape[-1:] if isinstance(part, FinitePart) else ()
         trailing = (atoms, atoms, ())
-        flat = kind(
-            *(
-                np.broadcast_to(np.asarray(x, np.float64), shape + axes).reshape(-1, *axes)
-                for x, axes in zip(part, trailing, strict=False)
-            )
-        )
+        flat = [
+            np.broadcast_to(np.asarray(x, np.float64), shape + axes).reshape(-1, *axes)
+            for x, axes in zip(part, trailing, strict=False)
+        ]
         total = np.broadcast_to(np.asarray(count, np.float64), shape).reshape(-1)
         key = tuple(x.tobytes() for x in flat)
         joined[key] = (flat, exact_sum(joined[key][1], total) if key in joined else total)
-    return list(joined.values())
-
-
-def _sampled_columns(
-    columns: list[tuple[np.ndarray, np.ndarray, np.ndarray]], size: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(B, J) scale, rate and count of the columns present anywhere, with dummies where the count is 0."""
-    present = [column for column in columns if column[2].any()]
-    if not present:
-        return np.ones((size, 0)), np.full((size, 0), 0.5), np.zeros((size, 0))
-    scale, rate, count = (np.stack(arrays, axis=1) for arrays in zip(*present, strict=True))
-    return np.where(count > 0.0, scale, 1.0), np.where(count > 0.0, rate, 0.5), count
-
-
-def _finite_columns(
-    finite: list[tuple[FinitePart, np.ndarray]], size: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Losses and masses padded with mass 0, counts and log survival; loss-free parts are absent."""
-    width = max((part.loss.shape[-1] for part, _ in finite), default=1)
-    loss, mass = np.zeros((size, len(finite), width)), np.zeros((size, len(finite), width))
-    count, log_survival = np.zeros((size, len(finite))), np.zeros(size)
-    for f, (part, times) in enumerate(finite):
-        atoms = part.loss.shape[-1]
-        loss[:, f, :atoms], mass[:, f, :atoms] = part.loss, part.mass
-        active = (part.loss != 0.0).any(axis=-1) | (part.infinity > 0.0)
-        count[:, f] = np.where(active, times, 0.0)
-        with np.errstate(divide="ignore"):  # all mass at infinity: nothing survives
-            log_survival += np.where(active, times * np.log1p(-np.where(active, part.infinity, 0.0)), 0.0)
-    keep = count.any(axis=0) if size else np.zeros(len(finite), bool)
-    return loss[:, keep], mass[:, keep], count[:, keep], log_survival
+    size, width = int(np.prod(shape, dtype=np.int64)), 1
+    for flat, _ in joined.values():
+        width = max(width, flat[0].shape[-1]) if kind is FinitePart else width
+    axes = [(width,), (width,), ()] if kind is FinitePart else [(), ()]
+    fields = [np.zeros((size, len(joined), *extra)) for extra in axes]
+    counts = np.zeros((size, len(joined)))
+    for column, (flat, total) in enumerate(joined.values()):
+        counts[:, column] = total
+        for field, values in zip(fields, flat, strict=True):
+            if values.ndim == 1:
+                field[:, column] = values
+            else:
+                field[:, column, : values.shape[1]] = values
+    return fields, counts
 
 
 def _refuse_counts(bad: np.ndarray, value: np.ndarray) -> NoReturn:

@@ -63,8 +63,7 @@ class ProposeTestRelease(Combinator):
     threshold: Any
     constraints: ClassVar = {"test_scale": POSITIVE, "threshold": NON_NEGATIVE}
 
-    @property
-    def kind(self) -> str:
+    def kind_under(self, relation: str, composed: bool = False) -> str:
         return "bound"
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:

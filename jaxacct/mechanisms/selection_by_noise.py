@@ -62,8 +62,7 @@ class ExponentialMechanism(FiniteMechanism):
     epsilon: Any
     constraints: ClassVar = {"epsilon": NON_NEGATIVE}
 
-    @property
-    def kind(self) -> str:
+    def kind_under(self, relation: str, composed: bool = False) -> str:
         return "bound"
 
     def pair(self) -> FinitePair:
@@ -110,8 +109,7 @@ class ReportNoisyMax(FiniteMechanism):
         choice("noise", self.noise, ("laplace", "exponential", "gumbel"))
         super().__post_init__()
 
-    @property
-    def kind(self) -> str:
+    def kind_under(self, relation: str, composed: bool = False) -> str:
         return "bound"
 
     def pair(self) -> FinitePair:
@@ -163,8 +161,7 @@ class GaussianNoisyMax(BaseMechanism):
         check_flag("monotone", self.monotone, "say whether all scores move alike")
         super().__post_init__()
 
-    @property
-    def kind(self) -> str:
+    def kind_under(self, relation: str, composed: bool = False) -> str:
         return "bound"
 
     def finite_pair(self, relation: str) -> FinitePair:

@@ -67,8 +67,7 @@ class SmoothSensitivityGaussian(FiniteMechanism):
     smoothness: Any
     constraints: ClassVar = {"noise_multiplier": POSITIVE, "smoothness": SMOOTHNESS}
 
-    @property
-    def kind(self) -> str:
+    def kind_under(self, relation: str, composed: bool = False) -> str:
         return "bound"
 
     def pair(self) -> FinitePair:

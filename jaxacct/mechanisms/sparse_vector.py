@@ -65,8 +65,7 @@ class AboveThreshold(BaseMechanism):
         check_flag("monotone", self.monotone, "say whether all queries move alike")
         super().__post_init__()
 
-    @property
-    def kind(self) -> str:
+    def kind_under(self, relation: str, composed: bool = False) -> str:
         return "bound"
 
     def finite_pair(self, relation: str) -> FinitePair:
@@ -124,8 +123,7 @@ class NumericSparse(Mechanism):
         super().__post_init__()
         self._finding()
 
-    @property
-    def kind(self) -> str:
+    def kind_under(self, relation: str, composed: bool = False) -> str:
         return "bound"
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:

@@ -25,9 +25,10 @@ class SampledWithoutReplacement(Mechanism):
     sensitivity of add/remove). Remove is ((1-g) Q + g P, Q), add is (Q, (1-g) Q + g P), and ``replace_one`` is the pair
     with profile H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. A base whose two laws are not
     alike is replaced in either order, and (P, Q) has the larger of the two profiles (README.md, "Two orders of a
-    replaced record"); repeated or composed, that is a bound. For Gaussian and Laplace bases ``replace_one`` is put on
-    finitely many losses from above (about 1e-5 in epsilon), and ``kind_under("replace_one")`` is "bound". Sampling a
-    Repeated or Composed mechanism is refused, as in PoissonSampled. Not the same guarantee as Poisson sampling.
+    replaced record"). Repeated or composed, a pair that joins several is a bound, and so are its Renyi divergences. For
+    Gaussian and Laplace bases ``replace_one`` is put on finitely many losses from above (about 1e-5 in epsilon), and
+    ``kind_under("replace_one")`` is "bound". Sampling a Repeated or Composed mechanism is refused, as in
+    PoissonSampled. Not the same guarantee as Poisson sampling.
 
     Parameters
     ----------
@@ -67,10 +68,11 @@ class SampledWithoutReplacement(Mechanism):
         super().__post_init__()
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        if composed and not self.mechanism.symmetric():
-            return "bound"
-        exact = relation != "replace_one" or self._trivial() or self.mechanism.finite
-        return self.kind if exact else "bound"
+        replaced = relation == "replace_one" and not self._trivial()
+        # these pairs join several pairs of data sets; Gaussian and Laplace bases are put on finitely many losses
+        joined = replaced or not self.mechanism.symmetric()
+        rough = replaced and not self.mechanism.finite
+        return "bound" if rough or (joined and composed) else super().kind_under("replace_one", composed)
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         ratio = np.asarray(self.sampling_ratio, np.float64)

@@ -65,7 +65,8 @@ def renyi_divergence(mechanism: Mechanism, order: Any, relation: str = "add_or_r
         side = _divergence(parts, flat)
         low, high = np.maximum(low, side.low), np.maximum(high, side.high)
     low = np.minimum(np.maximum(low, 0.0), high)
-    kind = mechanism.kind_under(relation)
+    # a pair that joins several attains each delta(eps), but no pair of data sets has all of its loss
+    kind = mechanism.kind_under(relation, composed=True)
     low = low if kind == "certified" else np.zeros_like(low)
     status = np.where(np.isinf(low), "mass_at_infinity", "ok")
     status = np.where(np.isinf(high) & np.isfinite(low), "width", status)
@@ -119,7 +120,7 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
         side = _largest_ratio(components(mechanism, relation, direction))
         low, high = np.maximum(low, side.low), np.maximum(high, side.high)
     low, high = low.reshape(shape), high.reshape(shape)
-    kind = mechanism.kind_under(relation)
+    kind = mechanism.kind_under(relation, composed=True)  # as in `renyi_divergence`
     low = low if kind == "certified" else np.zeros_like(low)
     with np.errstate(invalid="ignore"):
         narrow = np.isfinite(high) & (high - low <= _NARROW_ZCDP * high)

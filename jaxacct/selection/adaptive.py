@@ -97,10 +97,6 @@ class AdaptiveSelection(Mechanism):
     def symmetric(self) -> bool:
         return self.mechanism.symmetric()
 
-    @property
-    def kind(self) -> str:
-        return self.mechanism.kind if self.fixed else "bound"
-
     def kind_under(self, relation: str, composed: bool = False) -> str:
         if not self.fixed:
             return "bound"

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
+from jaxacct.engines import programs
 from jaxacct.mechanism_calibration import search_mechanisms
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
@@ -149,20 +150,21 @@ def repetitions_allowed(
     target, level = np.broadcast_to(target, shape), np.broadcast_to(level, shape)
     least, most = (np.broadcast_to(x, shape) for x in _ends(family, shape_of))
     given = options(relation=relation)
-    found = search_mechanisms(
-        chosen,
-        target,
-        level,
-        (least, most),
-        relation,
-        account.effort_of(given),
-        rtol=EPSILON_SHARE * rtol,
-        whole=family == "point_mass",
-        closest=rtol,
-    )
+    with programs.large(int(np.prod(shape))):  # the few that are left are answered as all were
+        found = search_mechanisms(
+            chosen,
+            target,
+            level,
+            (least, most),
+            relation,
+            account.effort_of(given),
+            rtol=EPSILON_SHARE * rtol,
+            whole=family == "point_mass",
+            closest=rtol,
+        )
+        first = account.epsilon(chosen(least), level, relation=relation)
     status = found.status.reshape(shape)
     ok = status != "infeasible"
-    first = account.epsilon(chosen(least), level, relation=relation)
     parameter = _parameter(family, np.where(ok, found.value.reshape(shape), least))
     mean = np.where(ok, np.asarray(_law(family, shape_of, parameter).mean), np.nan)
     kept = _chosen(ok, found.bounds(shape), first)

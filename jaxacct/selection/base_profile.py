@@ -60,13 +60,12 @@ class _Replaced(Mechanism):
     def symmetric(self) -> bool:
         return self.mechanism.symmetric()
 
-    @property
-    def kind(self) -> str:
+    def kind_under(self, relation: str, composed: bool = False) -> str:
         # its pair is that of several pairs of data sets, each the worst for some eps, and a selection takes all of them
         sampled = lambda x: isinstance(x, SampledWithoutReplacement)
         found = filter(sampled, jax.tree.leaves(self.mechanism, is_leaf=sampled))
         joined = any(np.any((np.asarray(x.sampling_ratio) > 0.0) & (np.asarray(x.sampling_ratio) < 1.0)) for x in found)
-        return "bound" if joined else self.mechanism.kind_under("replace_one")
+        return "bound" if joined else self.mechanism.kind_under("replace_one", composed)
 
 
 def under(run: Mechanism, relation: str) -> tuple[Mechanism, str]:

@@ -38,7 +38,7 @@ LOG_ODDS_FIRST = -40.0
 LOG_ODDS_LAST = 60.0
 """Last end of s but for infinity: 1 - v is 1e-26 there."""
 FIRST_CELLS = 4096
-"""Cells of s at first, and the number of values for which the program of phi' is compiled."""
+"""Cells of s at first."""
 PIECES_PER_CUT = 4
 """A cell whose bound counts is cut into so many."""
 MOST_CELLS = 2**18
@@ -97,13 +97,8 @@ def log_slopes(law: Law, y: np.ndarray, side: float) -> np.ndarray:
 
 
 def slopes(law: Law, y: np.ndarray) -> np.ndarray:
-    """phi' at 1 - y for any number of y, by a few compiled programs."""
-    flat = y.reshape(-1)
-    size = FIRST_CELLS
-    while size < flat.size:
-        size *= PIECES_PER_CUT
-    padded = np.concatenate([flat, np.zeros(size - flat.size)])
-    return evaluated(law, np.clip(padded, 0.0, 1.0))[1][: flat.size].reshape(y.shape)
+    """phi' at 1 - y for any number of y."""
+    return evaluated(law, np.clip(y, 0.0, 1.0))[1]
 
 
 def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: float) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
 from jaxacct.kernels import generating
+from jaxacct.kernels.arrays import namespace
 from jaxacct.mechanisms.base import register
 from jaxacct.selection.law_of_k import WHOLE_K, Law, evaluated
 from jaxacct.selection.negative_binomial import Geometric, Logarithmic, TruncatedNegativeBinomial
@@ -70,7 +70,13 @@ class Poisson(Law):
     constraints: ClassVar = {"mean": POSITIVE}
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
-        return generating.poisson(self.mean, jnp.asarray(y))
+        return generating.poisson(self.mean, y)
+
+    def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
+        return generating.poisson_steepness(self.mean, y)
+
+    def rise(self, x: Any, y: Any, d: Any) -> Any:
+        return generating.poisson_rise(self.mean, y, d)
 
     def probability(self, k: Any) -> np.ndarray:
         from scipy.stats import poisson
@@ -117,7 +123,16 @@ class Binomial(Law):
         return np.multiply(self.trials, self.probability_of_run)[()]
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
-        return generating.binomial(self.trials, self.probability_of_run, jnp.asarray(y))
+        return generating.binomial(self.trials, self.probability_of_run, y)
+
+    def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
+        return generating.binomial_slopes(self.trials, self.probability_of_run, y)
+
+    def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
+        return generating.binomial_steepness(self.trials, self.probability_of_run, x, y)
+
+    def rise(self, x: Any, y: Any, d: Any) -> Any:
+        return generating.binomial_rise(self.trials, self.probability_of_run, x, y, d)
 
     def probability(self, k: Any) -> np.ndarray:
         from scipy.stats import binom
@@ -160,7 +175,16 @@ class PointMass(Law):
         return self.repetitions
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
-        return generating.binomial(self.repetitions, 1.0, jnp.asarray(y))
+        return generating.binomial(self.repetitions, 1.0, y)
+
+    def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
+        return generating.binomial_slopes(self.repetitions, 1.0, y)
+
+    def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
+        return generating.binomial_steepness(self.repetitions, 1.0, x, y)
+
+    def rise(self, x: Any, y: Any, d: Any) -> Any:
+        return generating.binomial_rise(self.repetitions, 1.0, x, y, d)
 
     def probability(self, k: Any) -> np.ndarray:
         return np.where(np.equal(check("k", k, WHOLE_K), self.repetitions), 1.0, 0.0)
@@ -214,9 +238,15 @@ class Categorical(Law):
         return np.sum(self.probabilities * np.arange(np.shape(self.probabilities)[-1]), axis=-1)
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
-        each = jnp.moveaxis(jnp.asarray(self.probabilities), -1, 0)
-        y = jnp.asarray(y)
-        return generating.categorical(each, jnp.broadcast_to(y, jnp.broadcast_shapes(y.shape, each.shape[1:])))
+        xp = namespace(self.probabilities, y)
+        each = xp.moveaxis(xp.asarray(self.probabilities), -1, 0)
+        return generating.categorical(each, xp.broadcast_to(y, np.broadcast_shapes(np.shape(y), each.shape[1:])))
+
+    def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
+        return generating.categorical_steepness(np.moveaxis(self.probabilities, -1, 0), x)
+
+    def rise(self, x: Any, y: Any, d: Any) -> Any:
+        return generating.categorical_rise(np.moveaxis(self.probabilities, -1, 0), x, d)
 
     def probability(self, k: Any) -> np.ndarray:
         return self._at(np.asarray(self.probabilities), check("k", k, WHOLE_K))

@@ -91,8 +91,7 @@ class Selection(Mechanism):
     def symmetric(self) -> bool:
         return self.mechanism.symmetric()
 
-    @property
-    def kind(self) -> str:
+    def kind_under(self, relation: str, composed: bool = False) -> str:
         return BOUNDS[self.bound].kind if self.bound in BOUNDS else "bound"
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:

@@ -57,7 +57,7 @@ class Mixture:
     def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
         self.run, self.weights, self.relation, self.rtol = run, weights, relation, rtol
         parts = components(run, "add_or_remove_one", "add" if relation == "add_one" else "remove")
-        sampled = bool(np.any(parts.gauss_n > 0.0)) and bool(contour.supports(parts).all())
+        sampled = bool(np.any(parts.gauss_n > 0.0)) and bool(contour.reach(parts).answers.all())
         self.engine = "contour" if sampled else "auto"
         self.most, self.hard = MOST_NODES, np.zeros(0, np.intp)
         size = weights.k.size

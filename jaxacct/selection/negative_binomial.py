@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -61,7 +60,16 @@ class TruncatedNegativeBinomial(Law):
         return self._scale() * (1.0 - self.gamma) / self.gamma
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
-        return generating.truncated_negative_binomial(self.eta, self.gamma, jnp.asarray(y))
+        return generating.truncated_negative_binomial(self.eta, self.gamma, y)
+
+    def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
+        return generating.truncated_negative_binomial_slopes(self.eta, self.gamma, y)
+
+    def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
+        return generating.truncated_negative_binomial_steepness(self.mean, self.eta, self.gamma, y)
+
+    def rise(self, x: Any, y: Any, d: Any) -> Any:
+        return generating.truncated_negative_binomial_rise(self.mean, self.eta, self.gamma, y, d)
 
     def probability(self, k: Any) -> np.ndarray:
         k = np.asarray(check("k", k, WHOLE_K))

@@ -86,7 +86,9 @@ def _by_engine(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.
         early = round(count * max(first / at_most, 0.5))  # as far as both directions go; beyond that there is one
         at = np.concatenate([np.linspace(0.0, first, early), np.linspace(first, at_most, count - early + 1)[1:]])
         # what the contour engine cannot resolve stays open: the lattice engine would compute it value by value
-        chosen = "contour" if engine == "contour" and all(contour.supports(part).all() for part in parts) else "auto"
+        chosen = (
+            "contour" if engine == "contour" and all(contour.reach(part).answers.all() for part in parts) else "auto"
+        )
         for name, last in lasts.items():
             within = at[at <= last]
             found = delta(run, within, relation=name, engine=chosen, rtol=PROFILE_RTOL)

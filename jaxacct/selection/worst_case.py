@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.engines import programs
 from jaxacct.kernels import worst_score
+from jaxacct.kernels.arrays import namespace
 from jaxacct.kernels.worst_mesh import FINE, FINEST, GLANCE, MIDDLE, QUICK, STEADY, Resolution
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.selection.base_profile import SAYS_NOTHING, meet, sides
@@ -26,7 +26,7 @@ __all__ = ["LARGEST_EPS", "bracket", "known_curves"]
 LARGEST_EPS = 600.0
 """Largest eps that is looked for, short of the overflow of exp; beyond it delta is at most what it is at this eps."""
 PER_CALL = 16
-"""Configurations in one call of the compiled program; calls run on all cores."""
+"""Configurations in one call of a compiled program; calls run on all cores, as single configurations do on NumPy."""
 WIDTH = 1e-4
 """Absolute width of eps, relative width of delta, above which a configuration is looked at more finely."""
 LITTLE_GAINED = 0.8
@@ -36,19 +36,21 @@ BASE_WIDTH = 1e-3
 """Widths that a base's own bracket may explain, relative to eps (to 1 where that is less), or to delta."""
 BASES_KEPT = 8
 """Bases whose curves are kept: a curve takes seconds for DP-SGD, and every question about a base uses it."""
-_curves_of: OrderedDict[Mechanism, list[dict[str, Curve]]] = OrderedDict()
-"""The curves of each base that is kept, in the order in which they were made."""
+_curves_of: OrderedDict[tuple[Mechanism, bool], list[dict[str, Curve]]] = OrderedDict()
+"""The curves of each base that is kept, by NumPy or not, in the order in which they were made."""
 
 
 def known_curves(run: Mechanism) -> list[dict[str, Curve]]:
     """The curves of a base, computed once."""
-    if run not in _curves_of:
-        found = curves(run)
-        _curves_of[run] = found
-        while len(_curves_of) > BASES_KEPT:
-            _curves_of.popitem(last=False)
-        return found
-    return _curves_of[run]
+    with programs.alike(True):  # a base's profile is over before optimised programs would be compiled
+        key = run, programs.on_numpy(1)
+        if key not in _curves_of:
+            found = curves(run)
+            _curves_of[key] = found
+            while len(_curves_of) > BASES_KEPT:
+                _curves_of.popitem(last=False)
+            return found
+        return _curves_of[key]
 
 
 def bracket(
@@ -67,7 +69,7 @@ def bracket(
     base = np.broadcast_to(np.arange(len(known)).reshape(batch_shape(run)), shape).reshape(-1)
     flat = np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
     laws, at = law.flattened(shape), np.minimum(flat, LARGEST_EPS)
-    ends, quick = np.zeros((2, size)), programs.quickly(size)
+    ends, plain = np.zeros((2, size)), programs.on_numpy(size)
     before: list[str] = []
     for direction in (side.direction for side in sides(run, relation)):
         stacked = jax.tree.map(lambda *x: np.stack(x), *(each[direction] for each in known)) if size else None
@@ -79,13 +81,12 @@ def bracket(
             # where a glance shows that this direction leaks at most delta at the upper end of the other direction,
             # the bracket of the other direction is that of both
             some = jax.tree.map(lambda x, due=due: x[due], laws)
-            leak = _in_chunks("delta", GLANCE, stacked, base[due], some, np.minimum(ends[1, due], LARGEST_EPS), quick)[
-                1
-            ]
+            at_end = np.minimum(ends[1, due], LARGEST_EPS)
+            leak = _run("delta", GLANCE, stacked, base[due], some, at_end, plain)[1]
             due = due[~(leak <= flat[due]) & (ends[0, due] < np.inf)]
         if due.size:
             some = jax.tree.map(lambda x, due=due: x[due], laws)
-            ends[:, due] = _solved(quantity, stacked, base[due], some, at[due], width, quick, ends[:, due])
+            ends[:, due] = _solved(quantity, stacked, base[due], some, at[due], width, plain, ends[:, due])
     if quantity == "delta":
         ends[0] = np.where(flat > LARGEST_EPS, 0.0, ends[0])
     return ends[0].reshape(shape), ends[1].reshape(shape)
@@ -98,7 +99,7 @@ def _solved(
     laws: Law,
     values: np.ndarray,
     width: float,
-    quick: bool,
+    plain: bool,
     other: np.ndarray,
 ) -> np.ndarray:
     """(2, B) ends of the larger of one direction and the other, whose ends are known, or 0 where they are not.
@@ -107,7 +108,7 @@ def _solved(
     """
     once = width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
-    low, high = _in_chunks(quantity, first, stacked, base, laws, values, quick)
+    low, high = _run(quantity, first, stacked, base, laws, values, plain)
     # for a few configurations one more program takes longer to compile than it saves
     some_more = (MIDDLE, FINE) if width == 0.0 else (STEADY, MIDDLE, FINE)
     finer = () if once else (FINE, FINEST) if values.size <= PER_CALL else some_more
@@ -121,49 +122,63 @@ def _solved(
         if wide.size:
             before = high[wide] - low[wide]
             some = jax.tree.map(lambda x, wide=wide: x[wide], laws)
-            ends = _in_chunks(quantity, effort, stacked, base[wide], some, values[wide], quick)
+            ends = _run(quantity, effort, stacked, base[wide], some, values[wide], plain)
             low[wide], high[wide] = meet((low[wide], high[wide]), ends, SAYS_NOTHING[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
             due[wide] = ~((after > LITTLE_GAINED * before) & (after <= BASE_WIDTH * scale))
     return np.maximum(np.stack([low, high]), other)
 
 
-def _in_chunks(
-    quantity: str, effort: Resolution, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, quick: bool
+def _run(
+    quantity: str, effort: Resolution, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, plain: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    chunk, run = PER_CALL if values.size > 1 else 1, _compiled(quick)
-    with jax.enable_x64():
-        curve = jax.device_put(stacked)
+    """(lower, upper) of each configuration, on NumPy if plain."""
+    size, chunk = values.size, 1 if plain or values.size == 1 else PER_CALL
+    if not plain:
+        run = _compiled(quantity, effort)
+        with jax.enable_x64():
+            curve = jax.device_put(stacked)
 
     def one(start: int) -> np.ndarray:
-        index = np.minimum(np.arange(start, start + chunk), values.size - 1)
-        with jax.enable_x64():
-            some = jax.tree.map(lambda x: x[index], laws)
-            return np.stack(run(quantity, effort, curve, base[index], some, values[index]))
+        with jax.enable_x64(), np.errstate(all="ignore"):  # the law of a user may call JAX
+            if plain:
+                curve_of_one, law = _taken(stacked, base[start]), _taken(laws, start)
+                return np.stack(_of_one(quantity, effort, curve_of_one, law, values[start]))[:, None]
+            index = np.minimum(np.arange(start, start + chunk), size - 1)
+            return np.stack(run(curve, base[index], _taken(laws, index), values[index]))
 
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        pieces = list(pool.map(one, range(0, values.size, chunk)))
-    found = np.concatenate(pieces, axis=1)[:, : values.size] if pieces else np.zeros((2, 0))
+    starts = range(0, size, chunk)
+    if len(starts) > 1:
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            pieces = list(pool.map(one, starts))
+    else:
+        pieces = [one(start) for start in starts]
+    found = np.concatenate(pieces, axis=1)[:, :size] if pieces else np.zeros((2, 0))
     return found[0].copy(), found[1].copy()
 
 
+def _taken(tree: Any, index: Any) -> Any:
+    """The same places of every array."""
+    return jax.tree.map(lambda x: x[index], tree)
+
+
 @functools.cache
-def _compiled(quick: bool) -> Any:
+def _compiled(quantity: str, effort: Resolution) -> programs.Compiled:
     # a quarter faster on CPUs that have such wide vectors, and without effect on others
-    options = programs.QUICK if quick else {"xla_cpu_prefer_vector_width": 512}
-    return jax.jit(_program, static_argnums=(0, 1), compiler_options=programs.known(**options))
+    options = programs.known(xla_cpu_prefer_vector_width=512)
+    return programs.Compiled(functools.partial(_program, quantity, effort), options, f"{__name__} {quantity} {effort}")
 
 
 def _program(quantity: str, effort: Resolution, stacked: Any, base: Any, laws: Law, values: Any) -> Any:
     """(lower, upper) of each configuration, one after the other, so that each stays in the cache."""
+    return jax.lax.map(
+        lambda item: _of_one(quantity, effort, _taken(stacked, item[0]), *item[1:]), (base, laws, values)
+    )
 
-    def one(item: Any) -> Any:
-        which, law, value = item
-        curve = jax.tree.map(lambda x: x[which], stacked)
-        if quantity == "epsilon":
-            return worst_score.epsilon(
-                law.generating, curve.above, curve.below, jnp.log(value), jnp.asarray(LARGEST_EPS), effort
-            )
-        return worst_score.delta(law.generating, curve.above, curve.below, jnp.exp(value), effort)
 
-    return jax.lax.map(one, (base, laws, values))
+def _of_one(quantity: str, effort: Resolution, curve: Curve, law: Law, value: Any) -> tuple[Any, Any]:
+    """(lower, upper) of one configuration."""
+    xp = namespace(value)
+    if quantity == "epsilon":
+        return worst_score.epsilon(law, curve.above, curve.below, xp.log(value), xp.asarray(LARGEST_EPS), effort)
+    return worst_score.delta(law, curve.above, curve.below, xp.exp(value), effort)

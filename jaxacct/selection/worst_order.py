@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxacct.engines import programs
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_mesh import FINE, Inner
 from jaxacct.mechanisms import Mechanism, batch_shape
@@ -126,12 +127,13 @@ def attack(
         )
     best: Attack | None = None
     run, relation = under(run, relation)
+    find = _order if programs.on_numpy(1) else _compiled_order
     curves = known_curves(run)[0]
     for side in sides(run, relation):
         curve, direction = curves[side.direction], side.direction
         reached = float(bracket("epsilon", run, k, target, side.forward, math.inf)[0])
-        with jax.enable_x64():
-            order, (gain, cost) = _order(k, curve.below, np.exp(min(reached, LARGEST_EPS)))
+        with jax.enable_x64(), np.errstate(all="ignore"):
+            order, (gain, cost) = find(k, curve.below, np.exp(min(reached, LARGEST_EPS)))
             gain, cost = float(gain), float(cost)
         count = int(np.sum(np.asarray(order.active)))
         epsilon = max(math.log((gain - target) / cost), 0.0) if gain > target and cost > 0.0 else 0.0
@@ -141,8 +143,10 @@ def attack(
     return best
 
 
-@jax.jit
 def _order(law: Law, below: Inner, ratio: Any) -> Any:
     """The best order at E = ratio, and the gain and cost that it attains."""
-    order = worst_score.best_order(law.generating, below, ratio, FINE)
-    return order, worst_score.attained(law.generating, below, order)
+    order = worst_score.best_order(law, below, ratio, FINE)
+    return order, worst_score.attained(law, below, order)
+
+
+_compiled_order = jax.jit(_order)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxacct.engines import programs
+from jaxacct.engines import compiling, programs
 from jaxacct.files import Unwritable
 from jaxacct.progress import Progress
 from jaxacct.sweeps import parts
@@ -248,7 +248,7 @@ class _Slice:
 def _run(slice_: _Slice, show: bool | None, journal: Journal | None) -> Table:
     work, total, done = slice_.work, slice_.rows.size, int(np.sum(slice_.done))
     alone = len(work.grid) == 1
-    progress = Progress(total, show, done)
+    progress = Progress(total, show, done, apart=compiling.seconds)
     progress.update(done)
     try:
         for rows in slice_.blocks():

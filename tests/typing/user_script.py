@@ -296,3 +296,9 @@ def sampled_exactly() -> list[Any]:
         samplers.exponential_failure(1.0, 1.0, 10),
         sparse,
     ]
+
+
+def kept_programs() -> int:
+    info: ja.CacheInfo = ja.cache_info()
+    print(info.folder, info.used, info.reason, info.bytes, info.compile_seconds)
+    return ja.clear_cache()

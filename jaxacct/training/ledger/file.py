@@ -68,7 +68,11 @@ class LedgerFile:
         self.file.seek(end)
 
     def end_last_line(self) -> None:
-        """A last line that lacks nothing but its end counts as it is; what follows begins a line of its own."""
+        """A last line that lacks nothing but its end counts as it is; what follows begins a line of its own.
+
+        The end need not be on the disk when this returns: without it the file is read the same, and `append` puts all
+        that is in the file on the disk before its own entry counts as written.
+        """
         file = self.file
         file.seek(0, os.SEEK_END)
         file.seek(-1, os.SEEK_END)

@@ -76,10 +76,14 @@ class SolvedPlan:
 
         Raises
         ------
-        InputError : a value that `Plan` would refuse.
+        InputError : a value that `Plan` would refuse, or an unknown name.
         """
         kept = {name: getattr(like, name) for name in _KEPT} if like is not None else {}
-        settings = DEFAULTS | {"filter": None} | kept | changed
+        known = DEFAULTS | {"filter": None}
+        unknown = sorted(changed.keys() - known.keys())
+        if unknown:
+            raise InputError(f"{unknown[0]} is no setting of a plan; use one of {', '.join(sorted(known))}")
+        settings = known | kept | changed
         chosen: Filter | None = settings.pop("filter")
         settings = checked({**settings, "data_dependent": chosen is not None})
         given = settings["noise_multiplier"]

@@ -3,6 +3,9 @@
 `jax.random.normal` in float32 never exceeds 5.5 standard deviations, since it is made from 23 bits: an output farther
 out would give an example away with a probability that no accountant of the Gaussian knows.  Here 64 bits make the
 radius, and the tail ends beyond 9.4 standard deviations (probability 1e-20).
+
+All leaves of a pytree get theirs from one evaluation of the generator over (leaf, unit) counters, which is then cut:
+leaf by leaf, the generator would be compiled once for each.  Layout: jaxacct/training/step/README.md, "Noise".
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.chacha import secret
+from jaxacct.chacha import key_words, noise_words
+from jaxacct.validation import InputError
 
 __all__ = ["INITIALISATION", "NOISE", "QUANTILE", "SAMPLING", "add", "normal", "stream"]
 
@@ -23,6 +27,13 @@ INITIALISATION, SAMPLING, NOISE, QUANTILE = range(1, 5)
 
 The values are part of the keys: a saved run depends on them.
 """
+_UNIT = 32
+"""Draws of one unit: three blocks of 16 words make 16 pairs."""
+_PIECE = 16_368
+"""Units at a time, some 12 MB of scratch memory.  On a CPU fewer or more take longer; a power of two would let the rows
+of a piece share lines of the cache."""
+_MOST_UNITS = 2**31
+"""Units are counted in int32."""
 
 
 def stream(key: Any, purpose: int, step: Any = 0) -> Any:
@@ -51,24 +62,65 @@ def add(key: Any, tree: Any, std: Any) -> Any:
     (2, 3)
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    noisy, key = [], secret(key)
-    for place, leaf in enumerate(leaves):
-        dtype = wide(leaf.dtype)
-        draw = normal(jax.random.fold_in(key, place), leaf.shape, dtype)
-        noisy.append(leaf.astype(dtype) + jnp.asarray(std, dtype) * draw)
+    words, dtypes, noisy = key_words(key), [wide(leaf.dtype) for leaf in leaves], list(leaves)
+    for dtype in dict.fromkeys(dtypes):
+        places = [place for place, own in enumerate(dtypes) if own == dtype]
+        drawn = _drawn(words, {place: leaves[place].shape for place in places}, len(leaves), dtype)
+        for place, draw in zip(places, drawn, strict=True):
+            noisy[place] = leaves[place].astype(dtype) + jnp.asarray(std, dtype) * draw
     return jax.tree_util.tree_unflatten(structure, noisy)
 
 
 def normal(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-    """Standard normal draws by Box and Muller's method from 96 bits for every pair.
+    """Standard normal draws by Box and Muller's method from 96 bits for every pair: what `add` gives to a single leaf.
 
     >>> from jaxacct.training import fresh_key
     >>> abs(float(normal(fresh_key(), (10_000,)).mean())) < 0.07  # 7 standard deviations
     True
     """
-    count = int(np.prod(shape, dtype=np.int64))
-    high, low, turn = jax.random.bits(key, (3, (count + 1) // 2), jnp.uint32)
-    return jnp.concatenate(from_bits(high, low, turn, dtype))[:count].reshape(shape)
+    return _drawn(key_words(key), {0: shape}, 1, jnp.dtype(dtype))[0]
+
+
+def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: Any) -> list[Any]:
+    """Standard normal draws for some of so many leaves, by the leaf's place.
+
+    Unit u of leaf l is the columns (u, l, 0), (u, l, 1) and (u, l, 2) of the keystream; draw p of a leaf of U units is
+    number p // U of its unit p % U.  So what a leaf gets depends on the key, its place and its size alone.
+    """
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    units = [-(-size // _UNIT) for size in sizes]
+    begins = np.cumsum([0, *units])
+    total = int(begins[-1])
+    if total >= _MOST_UNITS:
+        raise InputError(f"{sum(sizes)} entries must be < 2**36 in one call; add noise to parts, each with its own key")
+    pieces = max(1, -(-total // _PIECE))
+    each = -(-total // pieces)
+
+    def piece(number: Any) -> Any:
+        counter, place = _counters(number * each, each, begins, [*shapes, leaves])
+        thirds = jnp.repeat(jnp.arange(3, dtype=jnp.uint32), each)
+        high, low, turn = jnp.split(noise_words(words, jnp.tile(counter, 3), jnp.tile(place, 3), thirds), 3, axis=1)
+        return jnp.concatenate(from_bits(high, low, turn, dtype))
+
+    if pieces == 1:
+        flat = piece(0)
+    else:
+        put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=1)
+        flat = jax.lax.fori_loop(0, pieces, put, jnp.zeros((_UNIT, pieces * each), dtype))
+    cut = zip(begins, units, sizes, shapes.values(), strict=False)
+    return [flat[:, at : at + count].reshape(-1)[:size].reshape(shape) for at, count, size, shape in cut]
+
+
+def _counters(first: Any, count: int, begins: np.ndarray, places: list[int]) -> tuple[Any, Any]:
+    """(unit within its leaf, place of the leaf) of each of `count` units from number `first` on, as uint32.
+
+    `begins` holds the first unit of each leaf and, last, their total; units from there on belong to the last place,
+    which is no leaf's.
+    """
+    number = first + jnp.arange(count, dtype=jnp.int32)
+    leaf = jnp.searchsorted(jnp.asarray(begins[1:], jnp.int32), number, side="right")
+    unit = number - jnp.asarray(begins, jnp.int32)[leaf]
+    return unit.astype(jnp.uint32), jnp.asarray(places, jnp.uint32)[leaf]
 
 
 def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:

@@ -1,0 +1,107 @@
+"""Whether NumPy's elementary functions keep to the model of rounding.py on the machine this process runs on.
+
+NumPy takes them from the C library or from loops for the processor's vector units, so their errors differ between
+machines, and between contiguous and strided arrays.  The tests measure them at hundreds of thousands of points.  Here
+seven hundred points are tried once a process: elementary_table.txt has the correctly rounded values at points that are
+hard or at the ends of a range.  `python tests/elementary_points.py` writes it, by mpmath.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from jaxacct.floats import ROUNDOFF
+from jaxacct.kernels.arrays import erfc
+from jaxacct.kernels.rounding import COMPOUND_UNITS, SIMPLE_UNITS
+from jaxacct.kernels.tilted_fft import FFT_CONSTANT
+
+__all__ = ["TABLE", "VALUES", "failure", "units_of"]
+
+TABLE = pathlib.Path(__file__).with_name("elementary_table.txt")
+"""Lines of a name, one argument or two, and the value, as hexadecimal float64."""
+VALUES: dict[str, tuple[Callable[..., np.ndarray], float]] = {
+    "sqrt": (np.sqrt, 1.0),
+    "exp": (np.exp, SIMPLE_UNITS),
+    "log": (np.log, SIMPLE_UNITS),
+    "sin": (np.sin, SIMPLE_UNITS),
+    "cos": (np.cos, SIMPLE_UNITS),
+    "arctan2": (np.arctan2, SIMPLE_UNITS),
+    "log1p": (np.log1p, COMPOUND_UNITS),
+    "expm1": (np.expm1, COMPOUND_UNITS),
+    "hypot": (np.hypot, COMPOUND_UNITS),
+    "modulus": (lambda y, x: np.abs(x + 1j * y), COMPOUND_UNITS),
+    "logaddexp": (np.logaddexp, COMPOUND_UNITS),
+    "erfc": (lambda x: erfc(np, x), SIMPLE_UNITS),
+}
+"""Each function as kernels call it, and the units that the model allows it (`units_of`)."""
+ROTATION = 4096
+"""Length of the transform that is tried."""
+
+
+def units_of(name: str, arguments: list[np.ndarray], value: np.ndarray) -> np.ndarray:
+    """How many units of its value a function may be off, by the model, at each argument."""
+    units = np.full(value.shape, VALUES[name][1])
+    if name == "erfc":
+        units *= 4.0 + np.square(arguments[0])
+    if name == "logaddexp":  # a maximum and a log1p, of which only the magnitudes add up
+        units *= 1.0 + 2.0 * np.maximum(*np.abs(arguments)) / np.maximum(np.abs(value), 1e-300)
+    return units
+
+
+@functools.cache
+def failure(special: bool = False) -> str | None:
+    """What is wrong with NumPy's functions on this machine, None if nothing is; a few milliseconds, once a process.
+
+    Parameters
+    ----------
+    special : try erfc too, which imports SciPy (a fifth of a second).
+    """
+    for name, (function, _) in VALUES.items():
+        if special == (name == "erfc") and _is_inaccurate(name, function):
+            return f"NumPy's {name} is less accurate than certificates assume"
+    if special:
+        return failure()
+    tiny = np.full(9, ROUNDOFF)
+    if np.any(1.0 + tiny != 1.0) or np.any(1.0 + 1.5 * tiny == 1.0) or np.any(-1.0 - tiny != -1.0):
+        return "sums are not rounded to nearest"
+    impulse = np.eye(1, ROTATION, 1)[0]
+    transform = np.fft.rfft(impulse)
+    angle = 2.0 * np.pi / ROTATION * np.arange(transform.size)
+    allowed = ROUNDOFF * (FFT_CONSTANT * np.log2(ROTATION) + 4.0 * np.pi + 8.0)  # the second is the angle's own error
+    wrong = np.abs(transform - (np.cos(angle) - 1j * np.sin(angle)))
+    if not (np.all(wrong <= allowed) and np.all(np.abs(np.fft.irfft(transform, n=ROTATION) - impulse) <= allowed)):
+        return "NumPy's fft is less accurate than certificates assume"
+    return None
+
+
+@functools.cache
+def _table() -> dict[str, np.ndarray]:
+    """Rows of arguments and value by name."""
+    rows: dict[str, list[list[float]]] = {}
+    for line in TABLE.read_text(encoding="ascii").splitlines():
+        name, *numbers = line.split()
+        rows.setdefault(name, []).append([float.fromhex(x) for x in numbers])
+    return {name: np.array(some) for name, some in rows.items()}
+
+
+def _is_inaccurate(name: str, function: Callable[..., np.ndarray]) -> bool:
+    """Whether some value is off by more than the units allowed less one, which the table's own rounding may take."""
+    *arguments, value = _table()[name].T
+    with np.errstate(all="ignore"):
+        allowed = np.maximum(units_of(name, arguments, value) - 1.0, 1.0) * ROUNDOFF * np.abs(value)
+        found = list(_in_several_layouts(function, arguments))
+    return not all(np.all(np.abs(x - value) <= allowed) for x in found)
+
+
+def _in_several_layouts(function: Callable[..., np.ndarray], arguments: list[np.ndarray]) -> Iterator[np.ndarray]:
+    """Values at contiguous, reversed and spread arguments, and in pieces of odd lengths: other loops serve them."""
+    yield function(*(np.ascontiguousarray(x) for x in arguments))
+    yield function(*(x[::-1].copy()[::-1] for x in arguments))
+    yield function(*(np.repeat(x, 3)[::3] for x in arguments))
+    cuts = [0, 1, 3, 6, 11, 18, 29, len(arguments[0])]
+    yield np.concatenate([function(*(x[a:b] for x in arguments)) for a, b in pairwise(cuts)])

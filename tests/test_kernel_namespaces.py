@@ -1,0 +1,127 @@
+"""One source of the contour kernels on NumPy, on JAX with batch axes, and on JAX under vmap."""
+
+import operator
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxacct.kernels import calibration, contour, law, nodes, saddle
+from jaxacct.kernels.sensitivity import sensitivity
+
+ROWS = 12
+POINTS, COUNT = 64, 32
+
+
+def laws(gaussians: int, others: int) -> law.LossLaw:
+    """Random configurations: so many sampled Gaussians, and so many Laplace parts and finite ones each."""
+    rng = np.random.default_rng(gaussians + 10 * others)
+    alone = 0.3 if gaussians == 0 else 0.0
+    return law.LossLaw(
+        rng.choice([-1.0, 1.0], ROWS),
+        alone + rng.uniform(0.0, 0.1, ROWS),
+        np.exp(rng.uniform(-0.5, 1.5, (ROWS, gaussians))),
+        np.exp(rng.uniform(-4.0, -0.1, (ROWS, gaussians))),
+        np.floor(np.exp(rng.uniform(0.0, 6.0, (ROWS, gaussians)))),
+        np.exp(rng.uniform(-0.5, 3.0, (ROWS, others))),
+        np.full((ROWS, others), 3.0),
+        rng.normal(0.0, 1.0, (ROWS, others, 5)),
+        rng.dirichlet(np.ones(5), (ROWS, others)),
+        np.full((ROWS, others), 2.0),
+    )
+
+
+CASES = {"sampled": laws(1, 0), "two sampled": laws(2, 0), "mixed": laws(1, 1), "no sampled": laws(0, 1)}
+RNG = np.random.default_rng(5)
+EPSILON, LOG_DELTA = RNG.uniform(0.3, 4.0, ROWS), np.log(10.0) * RNG.uniform(-10.0, -2.0, ROWS)
+LOG_TOL = np.full(ROWS, np.log(1e-8))
+
+
+def on_numpy(kernel, *arguments):
+    with np.errstate(all="ignore"):
+        return [np.asarray(x) for x in jax.tree.leaves(kernel(*arguments))]
+
+
+def on_jax(kernel, *arguments):
+    """Compiled without optimisation, which takes a third of the time."""
+    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    with jax.enable_x64():
+        compiled = jax.jit(kernel).lower(*arguments).compile(compiler_options=options)
+        return [np.asarray(x) for x in jax.tree.leaves(compiled(*arguments))]
+
+
+QUESTIONS = {
+    "epsilon": (partial(contour.epsilon, points=POINTS, count=COUNT, rounds=2), (LOG_DELTA, LOG_DELTA, LOG_TOL)),
+    "delta": (partial(contour.delta, points=POINTS, count=COUNT), (EPSILON, LOG_TOL)),
+}
+
+
+@pytest.mark.parametrize(("question", "case", "under_vmap"), [("epsilon", "mixed", False), ("delta", "sampled", True)])
+def test_the_namespaces_agree(question, case, under_vmap):
+    kernel, values = QUESTIONS[question]
+    first = on_numpy(kernel, CASES[case], *values)
+    other = on_jax(jax.vmap(kernel) if under_vmap else kernel, CASES[case], *values)
+    narrow = first[3] & (first[2] - first[0] < 1e-5)
+    assert narrow.sum() >= 2
+    assert [x.shape for x in other] == [x.shape for x in first]
+    assert (other[3] == first[3])[narrow].all()
+    np.testing.assert_allclose(other[1][narrow], first[1][narrow], rtol=1e-9)
+    for end in (0, 2):
+        np.testing.assert_allclose(other[end][narrow], first[end][narrow], rtol=1e-9 + 1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_numpy_gives_the_same_bits_in_any_batch(case, question):
+    kernel, values = QUESTIONS[question]
+    whole = on_numpy(kernel, CASES[case], *values)
+    for chunk in (1, 5):
+        rows = [slice(start, start + chunk) for start in range(0, ROWS, chunk)]
+        pieces = [on_numpy(kernel, *jax.tree.map(operator.itemgetter(some), (CASES[case], *values))) for some in rows]
+        for one, columns in zip(whole, zip(*pieces, strict=True), strict=True):
+            np.testing.assert_array_equal(one, np.concatenate(columns))
+
+
+def test_sensitivity_is_the_forward_mode_derivative():
+    rng = np.random.default_rng(3)
+    this, points, count = CASES["mixed"], 256, 64
+    tangent = jax.tree.map(lambda x: 0.1 * x * rng.normal(0.0, 1.0, x.shape), this)._replace(sign=np.zeros(ROWS))
+    found = on_numpy(partial(sensitivity, points=points, count=count), this, tangent, EPSILON, LOG_TOL)
+    with np.errstate(all="ignore"):
+        point = saddle.for_epsilon(this, EPSILON, contour.axis_nodes(points))
+        c, period, *images = contour.place_with_bounds(this, point, EPSILON, LOG_TOL, contour.axis_nodes(points))
+
+    def log_value(this, epsilon):
+        at = nodes.nodes_at(this, c, 2.0 * np.pi / period, LOG_TOL, points, count, tuple(images))
+        return at.k0 - at.c * epsilon + jnp.log(nodes.trapezoid(at, epsilon)[0])
+
+    def forward(this, tangent, epsilon):
+        along = jax.jvp(lambda x: log_value(x, epsilon), (this,), (tangent,))[1]
+        return along, jax.jvp(lambda e: log_value(this, e), (epsilon,), (jnp.ones(ROWS),))[1]
+
+    wanted, fall = on_jax(forward, this, tangent, EPSILON)
+    fine = np.all(found[2] <= (points, count), axis=1)
+    assert fine.sum() >= 2
+    scale = np.abs(wanted) + np.abs(found[1])
+    assert np.max(np.abs(found[0] - wanted)[fine] / scale[fine]) < 1e-9
+    np.testing.assert_allclose(found[1][fine], -fall[fine], rtol=1e-9)
+
+
+@pytest.mark.parametrize("unknown", (0, 1, 2))
+def test_calibration_slopes_are_forward_mode_derivatives(unknown):
+    rng = np.random.default_rng(unknown)
+    sign, c = rng.choice([-1.0, 1.0], ROWS), np.exp(rng.uniform(-1.0, 2.0, ROWS))
+    x = np.stack([rng.uniform(-0.5, 1.0, ROWS), rng.uniform(-5.0, -1.0, ROWS), rng.uniform(0.0, 7.0, ROWS)])
+    direction = np.eye(3)[unknown]
+    with np.errstate(all="ignore"):
+        found = calibration._slopes(calibration.single(sign, *x), np.broadcast_to(direction, (ROWS, 3)), c, 64)
+
+    def value(step):
+        moved = jnp.asarray(x) + step * jnp.asarray(direction)[:, None]
+        return law.cumulants(calibration.single(jnp.asarray(sign), *moved), jnp.asarray(c), 64)
+
+    wanted = on_jax(lambda step: jax.jvp(value, (step,), (jnp.ones(()),)), np.zeros(()))
+    for one, other in zip(found, wanted[:5], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-13)

@@ -1,0 +1,509 @@
+"""Programs kept between processes: soundness of the folder and of each file, its size, and what users see of it."""
+
+import contextlib
+import io
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import jaxacct as ja
+from jaxacct import cli, progress
+from jaxacct.cli import warm
+from jaxacct.engines import cache_folder, compiling, program_store, programs
+
+ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def half(x, scale):
+    """A kernel of one line."""
+    return (0.5 * scale * x,)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder of programs."""
+    chosen = tmp_path / "programs"
+    monkeypatch.setenv("JAXACCT_CACHE_DIR", str(chosen))
+    yield chosen
+    programs._batched.cache_clear()
+
+
+def answer(size=3, values=3):
+    """The one-line kernel, from a process that remembers nothing; more than 8 configurations take the optimised one."""
+    programs._batched.cache_clear()
+    program = programs.program(half, size, 128, scale=3)
+    (out,) = programs.in_chunks(*program, (np.arange(float(values)),), values)
+    return out.tolist()
+
+
+def kept(folder):
+    return sorted(folder.glob("*.program"))
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """A list with one entry for each compilation."""
+    done, compile = [], programs._compile
+
+    def counted(*arguments):
+        done.append(arguments)
+        return compile(*arguments)
+
+    monkeypatch.setattr(programs, "_compile", counted)
+    return done
+
+
+# Keeping and loading
+
+
+@pytest.mark.parametrize("size", [3, 300], ids=["quick", "optimised"])
+def test_a_kept_program_is_not_compiled_again(folder, compilations, size):
+    assert answer(size) == answer(size) == [0.0, 1.5, 3.0]
+    assert len(compilations) == len(kept(folder)) == 1
+
+
+def test_the_two_variants_are_two_programs(folder):
+    answer(3), answer(300)
+    assert len(kept(folder)) == 2
+
+
+def test_the_folder_and_its_files_are_for_this_user_alone(folder):
+    answer()
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, *kept(folder))]
+    assert modes == [0o700, 0o600]
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "foreign", "sound digest of nonsense", "renamed"])
+def test_a_damaged_program_is_ignored_and_written_anew(folder, compilations, damage):
+    answer()
+    (path,) = kept(folder)
+    sound = path.read_bytes()
+    nonsense = b"not an executable"
+    renamed = sound[32:]
+    content = {
+        "cut": sound[:-100],
+        "changed": sound[:-1] + bytes([sound[-1] ^ 1]),
+        "empty": b"",
+        "foreign": b"something else altogether" * 10,
+        "sound digest of nonsense": cache_folder._digest(path.name, nonsense) + nonsense,
+        "renamed": cache_folder._digest("0" * 64 + ".program", renamed) + renamed,
+    }
+    path.write_bytes(content[damage])
+    assert answer() == [0.0, 1.5, 3.0]
+    assert len(compilations) == 2 and len(path.read_bytes()) == len(sound)
+    assert answer() == [0.0, 1.5, 3.0] and len(compilations) == 2
+
+
+def test_a_program_that_loads_but_does_not_run_is_compiled_anew(folder, compilations, monkeypatch):
+    def run(*_):
+        raise jax.errors.JaxRuntimeError("NOT_FOUND: Function add_concatenate_fusion not found (type id: 1)")
+
+    monkeypatch.setattr(program_store, "load", lambda *_: run)
+    assert answer() == [0.0, 1.5, 3.0] and len(compilations) == len(kept(folder)) == 1
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_what_came_from_the_cache_of_jax_is_kept_only_if_it_works(folder, tmp_path, monkeypatch, works):
+    """XLA serialises a program that was itself loaded without its functions, and says so only when it runs."""
+    inner = programs._works
+    monkeypatch.setattr(programs, "_works", lambda *given: works and inner(*given))
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "of jax"))
+    try:
+        assert answer() == [0.0, 1.5, 3.0] and len(kept(folder)) == works
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.mark.parametrize("what", ["version", "environment", "setting", "label", "sources", "processor"])
+def test_programs_of_other_sources_versions_and_machines_are_not_looked_at(tmp_path, monkeypatch, what):
+    device = jax.devices()[0]
+    before = program_store.path_of(tmp_path, "x", device)
+    assert before == program_store.path_of(tmp_path, "x", device)
+    label, setting = "x", contextlib.nullcontext()
+    if what == "version":
+        monkeypatch.setattr("jaxacct.__version__", "0.0.0")
+    elif what == "environment":
+        monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", "") + " --xla_cpu_enable_fast_math=true")
+    elif what == "setting":
+        setting = jax.default_matmul_precision("bfloat16")
+    elif what == "label":
+        label = "y"
+    elif what == "sources":
+        monkeypatch.setattr(program_store, "_sources", lambda: "others")
+    else:
+        monkeypatch.setattr(program_store, "_machine", lambda: ("another",))
+    with setting:
+        assert program_store.path_of(tmp_path, label, device) != before
+
+
+def test_where_the_cache_of_jax_is_makes_no_difference(tmp_path, monkeypatch):
+    device = jax.devices()[0]
+    before = program_store.path_of(tmp_path, "x", device)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    assert program_store.path_of(tmp_path, "x", device) == before
+
+
+def test_functions_of_other_packages_are_not_kept(folder):
+    class Ours(dict):
+        __module__ = "jaxacct.selection"
+
+    class Theirs(dict):
+        __module__ = "notebook"
+
+    for kind in (Ours, Theirs):
+        jax.tree_util.register_pytree_node(kind, lambda x: (list(x.values()), tuple(x)), lambda k, v: {k[0]: v[0]})
+    double = programs.Compiled(lambda law: 2 * law["x"], None, "double")
+    for kind, count in ((Theirs, 0), (Ours, 1)):
+        (out,) = double(kind(x=np.ones(3)))
+        assert np.asarray(out).tolist() == [2.0, 2.0, 2.0] and len(list(folder.glob("*.program"))) == count
+
+
+# Who may write
+
+
+def test_another_users_program_is_ignored(folder, compilations, monkeypatch):
+    answer()
+    monkeypatch.setattr(cache_folder, "_ours", lambda status: stat.S_ISDIR(status.st_mode))
+    assert answer() == [0.0, 1.5, 3.0] and len(compilations) == 2
+
+
+def test_a_program_that_others_may_write_is_ignored(folder, compilations):
+    answer()
+    (path,) = kept(folder)
+    path.chmod(0o620)
+    answer()
+    assert len(compilations) == 2 and stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
+def test_a_folder_that_others_may_write_is_not_used(folder, compilations, mode):
+    folder.mkdir()
+    folder.chmod(mode)
+    assert answer() == answer() == [0.0, 1.5, 3.0]
+    info = ja.cache_info()
+    assert len(compilations) == 2 and not kept(folder) and not info.used and "written by others" in info.reason
+    assert ja.clear_cache() == 0
+
+
+def test_a_folder_of_another_user_is_not_used(folder, compilations, monkeypatch):
+    folder.mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: 12345678)
+    assert answer() == [0.0, 1.5, 3.0] and not kept(folder)
+    assert "another user" in ja.cache_info().reason
+
+
+def test_a_folder_that_cannot_be_written_is_no_obstacle(folder, compilations, monkeypatch):
+    """The tests may run as a user who may write everywhere: the system's refusal is put in its place."""
+
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    answer()
+    monkeypatch.setattr(cache_folder.tempfile, "mkstemp", refused)
+    monkeypatch.setattr(os, "utime", refused)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert answer() == [0.0, 1.5, 3.0] and len(compilations) == 1
+    assert answer(300) == [0.0, 1.5, 3.0] and len(kept(folder)) == 1
+    info = ja.cache_info()
+    assert info.used and "only be read" in info.reason
+
+
+def test_a_folder_that_cannot_be_made_is_no_obstacle(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JAXACCT_CACHE_DIR", str(tmp_path / "file" / "programs"))
+    assert answer() == [0.0, 1.5, 3.0]
+    assert not ja.cache_info().used and ja.cache_info().reason
+
+
+def test_a_full_disk_leaves_nothing_half_written(folder, monkeypatch):
+    class Full(io.FileIO):
+        def write(self, data):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fdopen", lambda handle, mode: Full(handle, mode))
+    assert answer() == [0.0, 1.5, 3.0] and list(folder.iterdir()) == []
+
+
+# Size
+
+
+def test_what_was_unused_for_longest_goes_first(folder, monkeypatch):
+    folder.mkdir(mode=0o700)
+    for age, name in enumerate("abcd"):
+        path = folder / f"{name}.program"
+        path.write_bytes(bytes(100))
+        os.utime(path, (1e9 - age, 1e9 - age))
+    cache_folder.trim(folder, 250)
+    assert [path.name for path in kept(folder)] == ["a.program", "b.program"]
+
+
+def test_loading_a_program_counts_as_use(folder, monkeypatch):
+    answer(), answer(300)
+    for path in kept(folder):
+        os.utime(path, (1e9, 1e9))
+    answer()
+    young = [path for path in kept(folder) if path.stat().st_mtime > 2e9 or time.time() - path.stat().st_mtime < 600]
+    assert len(young) == 1
+    monkeypatch.setattr(cache_folder, "LIMIT_BYTES", young[0].stat().st_size)
+    cache_folder.trim(folder)
+    assert kept(folder) == young
+
+
+def test_the_folder_stays_below_its_limit(folder, monkeypatch):
+    monkeypatch.setattr(cache_folder, "LIMIT_BYTES", 10)
+    assert answer() == [0.0, 1.5, 3.0] and not kept(folder)
+
+
+def test_what_a_process_left_unfinished_is_removed_in_time(folder):
+    folder.mkdir(mode=0o700)
+    old, new = (folder / f"{cache_folder.TEMPORARY}{name}" for name in ("old", "new"))
+    old.write_bytes(b"half"), new.write_bytes(b"half")
+    os.utime(old, (1e9, 1e9))
+    answer()
+    assert new.exists() and not old.exists()
+
+
+# Several processes
+
+
+def test_two_processes_at_once(folder):
+    code = (
+        "import numpy as np\nimport jaxacct.engines.programs as programs\nimport jaxacct as ja\n"
+        "def third(x, scale):\n    return (x * scale / 3,)\n"
+        "program = programs.program(third, 300, 4, scale=1)\n"
+        "(out,) = programs.in_chunks(*program, (np.arange(4.0),), 4)\n"
+        "info = ja.cache_info()\nprint(out.tolist(), info.loaded + info.compiled, info.programs)\n"
+    )
+    environment = os.environ | ENVIRONMENT
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in both]
+    assert outputs == [f"{(np.arange(4.0) / 3).tolist()} 1 1\n"] * 2
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_threads_share_one_compilation(folder, compilations):
+    programs._batched.cache_clear()
+    program = programs.program(half, 300, 4, scale=5)
+    (out,) = programs.in_chunks(*program, (np.arange(64.0),), 64)
+    assert out.tolist() == (2.5 * np.arange(64.0)).tolist() and len(compilations) == 1
+
+
+def test_a_program_loaded_by_several_threads_gives_the_bits_of_a_compiled_one(folder):
+    def waves(x, scale):
+        return (jax.numpy.sin(scale * x) / 3, jax.lax.fori_loop(0, 5, lambda i, y: jax.numpy.exp(-y), x))
+
+    x, found = np.linspace(0.0, 1.0, 640), []
+    for _ in range(2):
+        programs._batched.cache_clear()
+        found.append(programs.in_chunks(*programs.program(waves, 640, 16, scale=7), (x,), 640))
+    assert np.array_equal(found[0], found[1]) and len(kept(folder)) == 1
+
+
+# What users see
+
+
+def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAXACCT_CACHE_DIR", "")
+    assert cache_folder.directory() is None
+    monkeypatch.setenv("JAXACCT_CACHE_DIR", str(tmp_path / "mine"))
+    assert cache_folder.directory() == tmp_path / "mine"
+    monkeypatch.delenv("JAXACCT_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder.directory() == tmp_path / "jaxacct"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder.directory().parts[-2:] == (".cache", "jaxacct")
+
+
+def test_an_empty_variable_turns_it_off(monkeypatch, tmp_path, compilations):
+    monkeypatch.setenv("JAXACCT_CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    answer(), answer()
+    info = ja.cache_info()
+    assert len(compilations) == 2 and list(tmp_path.iterdir()) == []
+    assert (info.folder, info.used, info.programs) == (None, False, 0) and "JAXACCT_CACHE_DIR" in info.reason
+
+
+def test_cache_info_counts_and_clear_cache_removes(folder):
+    before = ja.cache_info()
+    assert (before.folder, before.used, before.reason, before.programs) == (folder, True, "", 0)
+    answer(), answer()
+    after = ja.cache_info()
+    assert (after.programs, after.bytes) == (1, kept(folder)[0].stat().st_size)
+    assert after.compiled - before.compiled == after.saved - before.saved == after.loaded - before.loaded == 1
+    assert after.compile_seconds > before.compile_seconds and after.load_seconds > before.load_seconds
+    assert ja.clear_cache() == 1 and ja.cache_info().programs == 0 and ja.clear_cache() == 0
+
+
+def test_the_settings_of_jax_are_left_alone(tmp_path):
+    code = (
+        "import jax\nbefore = dict(jax.config.values)\nfrom jaxacct import cli\nimport jaxacct as ja\n"
+        "line = 'epsilon --noise-multiplier 1 --sampling-probability 0.01 --steps 1000 --delta 1e-5'\n"
+        "assert cli.main(line.split()) == 0\nja.epsilon(ja.dp_sgd(1.0, 0.01, 1000), 1e-5)\n"
+        "assert dict(jax.config.values) == before\n"
+    )
+    environment = os.environ | ENVIRONMENT
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_nothing_is_made_before_something_is_compiled(tmp_path):
+    environment = os.environ | ENVIRONMENT | {"JAXACCT_CACHE_DIR": str(tmp_path / "programs")}
+    code = "import jaxacct as ja; assert ja.cache_info().used; print(ja.epsilon(ja.dp_sgd(2.0, 1.0, 1), 1e-5).engine)"
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Compiling ahead
+
+
+def test_warm_compiles_what_the_same_question_then_loads(folder, monkeypatch, capsys):
+    monkeypatch.setattr(warm, "questions", lambda purpose: iter([("epsilon", True, (1.0, 0.3, 1000, 1e-5))]))
+    monkeypatch.setattr(compiling, "_once", threading.Lock())
+    programs._batched.cache_clear()
+    assert cli.main(["warm", "--for", "training", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["folder"] == str(folder) and told["programs"] == len(kept(folder)) >= 1
+    compiled = ja.cache_info().compiled
+    programs._batched.cache_clear()
+    ja.epsilon(ja.dp_sgd(1.1, 0.3, 1000), 1e-5)
+    assert ja.cache_info().compiled == compiled
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cache", "words"),
+    [(["--for", "nothing"], None, "sweep, training, all"), ([], "", "JAXACCT_CACHE_DIR is empty")],
+)
+def test_warm_refuses_in_one_line(folder, monkeypatch, capsys, arguments, cache, words):
+    if cache is not None:
+        monkeypatch.setenv("JAXACCT_CACHE_DIR", cache)
+    assert cli.main(["warm", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+
+
+# The line that says that programs are being compiled
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """A terminal as standard error, in a process that has compiled nothing; the line is due at once."""
+    shown = Terminal()
+    system = types.SimpleNamespace(stderr=shown, modules=sys.modules)  # pytest puts its own in sys between two stages
+    monkeypatch.setattr(compiling, "sys", system)
+    monkeypatch.setattr(progress, "sys", system)
+    monkeypatch.setattr(compiling, "_once", threading.Lock())
+    monkeypatch.setattr(compiling, "compiling", compiling.Clock())
+    monkeypatch.setattr(compiling, "NOTICE_SECONDS", 0.01)
+    monkeypatch.delenv("JAXACCT_QUIET", raising=False)
+    return shown
+
+
+def wait_for(shown, words):
+    """Compile until the words stand on the terminal."""
+    with compiling.announced():
+        end = time.monotonic() + 30.0
+        while words not in shown.getvalue() and time.monotonic() < end:
+            time.sleep(0.01)
+        return shown.getvalue()
+
+
+def test_the_line_appears_while_compiling_and_once(folder, terminal):
+    said = wait_for(terminal, "\n")
+    assert said.startswith("jaxacct: compiling kernels for this machine (once; kept in ") and str(folder) in said
+    assert "jaxacct warm" in said and said.count("\n") == 1
+    with compiling.announced():
+        time.sleep(0.1)
+    assert terminal.getvalue() == said
+
+
+def test_the_line_says_where_nothing_is_kept(monkeypatch, terminal):
+    monkeypatch.setenv("JAXACCT_CACHE_DIR", "")
+    assert "in each process: JAXACCT_CACHE_DIR is empty" in wait_for(terminal, "\n")
+
+
+@pytest.mark.parametrize("how", ["quiet", "pipe", "soon done", "warm"])
+def test_no_line(folder, monkeypatch, terminal, how):
+    if how == "quiet":
+        monkeypatch.setenv("JAXACCT_QUIET", "1")
+    elif how == "pipe":
+        compiling.sys.stderr = io.StringIO()
+    elif how == "soon done":
+        monkeypatch.setattr(compiling, "NOTICE_SECONDS", 600.0)
+    else:
+        compiling.say_nothing()
+    with compiling.announced():
+        time.sleep(0.1)
+    assert terminal.getvalue() == compiling.sys.stderr.getvalue() == ""
+
+
+def test_many_short_compilations_add_up(folder, monkeypatch, terminal):
+    monkeypatch.setattr(compiling, "NOTICE_SECONDS", 0.05)
+    end = time.monotonic() + 30.0
+    while "\n" not in terminal.getvalue() and time.monotonic() < end:
+        with compiling.announced():
+            time.sleep(0.02)
+    assert "compiling" in terminal.getvalue()
+
+
+def test_a_notebook_is_told_too(monkeypatch, folder, terminal):
+    class ZMQInteractiveShell:
+        pass
+
+    class IPython:
+        get_ipython = staticmethod(ZMQInteractiveShell)
+
+    compiling.sys.stderr = shown = io.StringIO()
+    assert not compiling._shown()
+    monkeypatch.setitem(sys.modules, "IPython", IPython)
+    assert "compiling" in wait_for(shown, "\n")
+
+
+def test_the_line_takes_the_place_of_a_bar_and_the_bar_goes_on_below(terminal):
+    bar = progress.Progress(10, True)
+    bar.update(1)
+    progress.say("a line")
+    bar.update(2)
+    bar.close()
+    progress.say("another")
+    lines = terminal.getvalue().split("\n")
+    assert lines[0].split("\r")[-1].rstrip() == "a line" and "2/10" in lines[1] and lines[2:] == ["another", ""]
+
+
+def test_seconds_of_compiling_do_not_count_for_the_rate(terminal, monkeypatch):
+    clock, apart = iter([0.0, 11.0, 11.0, 11.0]), iter([3.0, 13.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    bar = progress.Progress(200, True, apart=lambda: next(apart))
+    bar.update(100)
+    assert "100 rows/s" in terminal.getvalue()
+
+
+def test_a_clock_counts_time_in_which_some_thread_works_once(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(compiling.time, "monotonic", lambda: now[0])
+    clock = compiling.Clock()
+    with clock.running():
+        now[0] = 1.0
+        with clock.running():
+            now[0] = 3.0
+            assert clock.seconds == 3.0
+        now[0] = 4.0
+    now[0] = 9.0
+    assert clock.seconds == 4.0
