@@ -76,7 +76,10 @@ def test_the_bits_do_not_depend_on_the_batch(case):
         np.testing.assert_array_equal(alone, all_at_once[1])
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c[0] != "epsilon")) for c in kernels()])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, id=c[0], marks=[] if c[0] == "placed" else pytest.mark.slow) for c in kernels()],
+)
 def test_numpy_and_jax_agree(case):
     name, kernel, arguments = case
     expected = on_numpy(kernel, arguments)

@@ -9,7 +9,7 @@ from jaxacct.kernels.arrays import Array, logistic, namespace
 from jaxacct.kernels.law import LossLaw
 from jaxacct.kernels.nodes import depth, trapezoid
 from jaxacct.kernels.special import log1p
-from jaxacct.kernels.split import cutoff, errors, remainder
+from jaxacct.kernels.split import cutoff, errors, remainder, rounding
 from jaxacct.kernels.split.integrand import Integrand, Quadrature, logs_of, needed
 from jaxacct.kernels.split.parts import Grid, TiltedParts, composed, rise_and_norm, tilted
 from jaxacct.kernels.split.placement import Placement, grids_of
@@ -62,7 +62,7 @@ def _on_the_axis(law: LossLaw, placed: Placement, points: int) -> _OnAxis:
     sides, c = (law.gauss_sigma, law.gauss_q), at[..., None]
     parts = tilted(law.sign[..., None], c, grids)
     found = errors.axis_errors(*sides, law.sign[..., None], low, windows.high, c, grids, parts)
-    found = found + errors.weight_errors(*sides, c, grids, parts, low, windows.high)
+    found = found + rounding.weight_errors(*sides, c, grids, parts, low, windows.high)
     own, image, leaps = (jax.tree.map(lambda x, i=i: x[i], parts) for i in ((0, 0), (0, 1), 1))
     images = cutoff.chernoff(law, windows.keep_bulk, image, found[0, 1], contour.images_at)
     bulk_log = cutoff.bulk_chernoff(law, leaps, found[1], bulk_at)
@@ -84,8 +84,8 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     # of the numerator and of the denominator
     steps = xp.where(steps < 0.5, 2.0 * steps / (1.0 - xp.minimum(steps, 0.5)), errors.USELESS)
     part_errors, at_c = [], []
-    rounding = errors.rounding_errors(*sides, at, grids, parts, furthest, depth(points, count), *place)
-    for part, (rate, most, own) in enumerate(rounding):
+    off = rounding.rounding_errors(*sides, at, grids, parts, furthest, depth(points, count), *place)
+    for part, (rate, most, own) in enumerate(off):
         step = steps[..., part]
         part_errors.append(step[..., None] + xp.minimum(rate[..., None] * t[..., None, :], most[..., None]))
         at_c.append(step + own)
