@@ -137,7 +137,10 @@ def categorical_rise(probabilities: Array, x: Array, d: Array) -> Array:
     for k in _degrees(probabilities):
         if power:
             gap = power - k
-            value, divided = value * _power(x, gap), divided * _power(before, gap) + value * _sum_of_powers(x, before, gap)
+            value, divided = (
+                value * _power(x, gap),
+                divided * _power(before, gap) + value * _sum_of_powers(x, before, gap),
+            )
         value, power = value + probabilities[k], k
     return d * (divided * _power(before, power) + value * _sum_of_powers(x, before, power))
 

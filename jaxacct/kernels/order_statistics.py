@@ -157,7 +157,7 @@ def _crossing(
     with np.errstate(invalid="ignore", divide="ignore"):
         at = low + (high - low) * (at_low / (at_low - at_high))
     at = np.where(np.isfinite(at), at, np.where(np.isfinite(low), low, high))
-    going = np.arange(at.size)
+    going = np.flatnonzero(np.isfinite(at))
     for _ in range(CROSSING_STEPS):
         if not going.size:
             break
