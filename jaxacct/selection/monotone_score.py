@@ -79,11 +79,8 @@ def monotone_score_epsilon(mu: Any, k: Law, delta: Any, *, form: str = "hockey_s
     delta = np.asarray(check("delta", delta, DELTA))
     mu, shape = _checked(mu, k, "delta", delta)
     if choice("form", form, FORMS) == "renyi":
-        upper = np.asarray(
-            epsilon_from_renyi(
-                RENYI_ORDERS, _by_orders("epsilon", mu, k, delta, shape), np.broadcast_to(delta, shape)
-            ).upper
-        )
+        values = _by_orders("epsilon", mu, k, delta, shape)
+        upper = np.asarray(epsilon_from_renyi(RENYI_ORDERS, values, np.broadcast_to(delta, shape)).upper)
     else:
         upper = _by_intervals("epsilon", mu, k, delta, shape)
     return Bounds(np.zeros(shape), upper, upper, KIND, np.where(np.isinf(upper), "width", "ok"), form)
@@ -119,11 +116,8 @@ def monotone_score_delta(mu: Any, k: Law, epsilon: Any, *, form: str = "hockey_s
     epsilon = np.asarray(check("epsilon", epsilon, NON_NEGATIVE))
     mu, shape = _checked(mu, k, "epsilon", epsilon)
     if choice("form", form, FORMS) == "renyi":
-        upper = np.asarray(
-            delta_from_renyi(
-                RENYI_ORDERS, _by_orders("delta", mu, k, epsilon, shape), np.broadcast_to(epsilon, shape)
-            ).upper
-        )
+        values = _by_orders("delta", mu, k, epsilon, shape)
+        upper = np.asarray(delta_from_renyi(RENYI_ORDERS, values, np.broadcast_to(epsilon, shape)).upper)
     else:
         upper = np.minimum(_by_intervals("delta", mu, k, epsilon, shape), 1.0)
     return Bounds(np.zeros(shape), upper, upper, KIND, engine=form)
@@ -160,13 +154,14 @@ def _checked(mu: Any, k: Law, name: str, values: np.ndarray) -> tuple[np.ndarray
 
 def _by_intervals(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """eps at delta or delta at eps by `order_statistics`, over rows of like reach."""
-    laws, mu, given = law.flattened(shape), *(np.broadcast_to(x, shape).reshape(-1) for x in (mu, given))
+    laws = law.flattened(shape)
+    mu, given = (np.broadcast_to(x, shape).reshape(-1) for x in (mu, given))
     mean = np.broadcast_to(law.mean, shape).reshape(-1)
     if quantity == "epsilon":
         far = np.sqrt(2.0 * np.maximum(np.log(mean / LEFT_OUT) - np.log(given), 0.0))
     else:
         far = np.maximum(given / mu + 0.5 * mu + FURTHER, REACHES[1])
-    reach = np.searchsorted(REACHES[:-1], far)
+    reach = np.asarray(np.searchsorted(REACHES[:-1], far))
     solve = order_statistics.crossing if quantity == "epsilon" else order_statistics.divergence
     found = np.empty(mu.size)
     for index in _chunks(reach, CHUNK):
@@ -181,10 +176,11 @@ def _by_orders(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray, shape
     With c = order - 1 both `c R` and log kappa are convex in c.  So what is minimised over the orders, a convex
     function of c or one over c, has one valley, and the search of Fibonacci finds its least value.
     """
-    laws, mu, given = law.flattened(shape), *(np.broadcast_to(x, shape).reshape(-1) for x in (mu, given))
+    laws = law.flattened(shape)
+    mu, given = (np.broadcast_to(x, shape).reshape(-1) for x in (mu, given))
     values = np.full((RENYI_ORDERS.size, mu.size), np.inf)
     ends, count = order_renyi.panels(laws, mu, RENYI_ORDERS[-1])
-    size = np.searchsorted(PANELS[:-1], count)
+    size = np.asarray(np.searchsorted(PANELS[:-1], count))
     for index in _chunks(size, CHUNK):
         rows = order_renyi.nodes(laws.taken(index), mu[index], ends[index], PANELS[size[index[0]]])
         values[:, index] = _searched(quantity, rows, given[index])
@@ -222,5 +218,5 @@ def _searched(quantity: str, rows: order_renyi.Nodes, given: np.ndarray) -> np.n
 def _chunks(kind: np.ndarray, size: int) -> Iterator[np.ndarray]:
     """The places of at most `size` rows of the same kind at a time."""
     for each in np.unique(kind):
-        places = np.flatnonzero(kind == each)
+        places: np.ndarray = np.flatnonzero(kind == each)
         yield from (places[begin : begin + size] for begin in range(0, places.size, size))
