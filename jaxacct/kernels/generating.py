@@ -162,9 +162,17 @@ def categorical_rise(probabilities: Array, x: Array, d: Array) -> Array:
     for k in _degrees(probabilities):
         if power:
             gap = power - k
-            value, divided = value * x**gap, divided * before**gap + value * _sum_of_powers(x, before, gap)
+            value, divided = value * _power(x, gap), divided * _power(before, gap) + value * _sum_of_powers(x, before, gap)
         value, power = value + probabilities[k], k
-    return d * (divided * before**power + value * _sum_of_powers(x, before, power))
+    return d * (divided * _power(before, power) + value * _sum_of_powers(x, before, power))
+
+
+def _power(x: Any, degree: int) -> Any:
+    """`x^n` by squaring, right to 2 n units."""
+    found = np.ones_like(x)
+    for bit in bin(degree)[2:]:
+        found = found * found * x if bit == "1" else found * found
+    return found
 
 
 def _sum_of_powers(x: Any, before: Any, degree: int) -> Any:
@@ -191,7 +199,7 @@ def _polynomial(probabilities: Any, x: Any) -> tuple[Any, Any, Any]:
         if power and gap == 1:
             value, first, second = value * x, first * x + value, second * x + 2.0 * first
         elif power and gap:
-            low = x ** (gap - 2)
+            low = _power(x, gap - 2)
             grown, slope, bend = low * x * x, gap * (low * x), gap * (gap - 1.0) * low
             value, first, second = (
                 value * grown,

@@ -40,12 +40,14 @@ INFLATED = 4e-12
 """More than the relative errors of generating functions and of sums."""
 LEAST_GAIN = 1e-300
 """A gain is at least this: below it float64 may have lost it."""
-BISECTIONS = 60
-"""Bisections for eps: more than there are bits in a float64."""
-DOUBLINGS = 12
-"""Doublings of eps before them, until the leak is below delta."""
+STEPS_FROM_BELOW = 60
+"""Steps for eps from below, of which some six are usual."""
+OUTWARD_STEPS = 24
+"""Steps from there, each four times as far as the one before, until the leak is at most delta."""
 LARGEST_EPS = 700.0
 """Largest eps that is looked at: its exp is finite."""
+LARGEST_RATIO = float(np.exp(LARGEST_EPS))
+"""Its exp."""
 
 
 class Envelope(NamedTuple):
@@ -61,13 +63,24 @@ class Envelope(NamedTuple):
         """Upper bounds of delta at ratios E >= 1, any shape."""
         if not all(np.isfinite(x).all() for x in (self.slope, self.height, self.gain, self.cost)):
             return np.ones(ratio.shape)
-        ends = (self.cost[1:] - self.cost[:-1]) / (self.gain[1:] - self.gain[:-1])
-        at = self.slope / ratio[..., None]
-        best = np.searchsorted(ends, at)
-        value = self.slope * self.gain[best] - ratio[..., None] * self.cost[best]
+        gain, cost = self._best(ratio)
+        value = self.slope * gain - ratio[..., None] * cost
         total = np.sum(self.height * np.maximum(value, 0.0), axis=-1) + self.infinite
         total = total * (1.0 + INFLATED)
         return np.where(total <= 1.0, total, 1.0)
+
+    def next_ratio(self, ratio: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Where the lines that are the best at `ratio` fall to the target together; NaN or inf where they do not."""
+        gain, cost = self._best(ratio)
+        height = np.where(self.slope * gain > ratio[..., None] * cost, self.height, 0.0)
+        fixed = np.sum(height * self.slope * gain, axis=-1) + self.infinite
+        return (fixed - target) / np.sum(height * cost, axis=-1)
+
+    def _best(self, ratio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(gain, cost) of the best line of every row at every ratio."""
+        ends = (self.cost[1:] - self.cost[:-1]) / (self.gain[1:] - self.gain[:-1])
+        best = np.searchsorted(ends, self.slope / ratio[..., None])
+        return self.gain[best], self.cost[best]
 
 
 def delta(run: Mechanism, law: Law, epsilon: np.ndarray, relation: str) -> np.ndarray:
@@ -90,7 +103,7 @@ def epsilon(run: Mechanism, law: Law, delta: np.ndarray, relation: str) -> np.nd
     value = np.zeros(wanted.shape)
     for side in sides(run, relation):
         for here, made, top in _each(run, law, side.forward, wanted * (TAIL_SHARE / np.maximum(law.mean, 1.0))):
-            value[here] = np.maximum(value[here], _crossing(made, wanted[here], top))
+            value[here] = np.maximum(value[here], _crossing(made, wanted[here]))
     return value
 
 
@@ -157,16 +170,27 @@ def _lines(law: Law, v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # rounding may disorder gains that hardly differ
 
 
-def _crossing(made: Envelope, target: np.ndarray, top: float) -> np.ndarray:
-    """Upper ends of the eps where the leak passes delta."""
-    low, high = np.zeros(target.shape), np.full(target.shape, top)
-    for _ in range(DOUBLINGS):
-        beyond = made.leak(np.exp(high)) > target
-        low, high = np.where(beyond, high, low), np.where(beyond, np.minimum(2.0 * high, LARGEST_EPS), high)
-    reached = made.leak(np.exp(high)) <= target
-    for _ in range(BISECTIONS):
-        middle = 0.5 * (low + high)
-        within = made.leak(np.exp(middle)) <= target
-        low, high = np.where(within, low, middle), np.where(within, middle, high)
-    high = np.where(made.leak(np.ones(target.shape)) <= target, 0.0, high)
-    return np.where(reached, high, np.inf)
+def _crossing(made: Envelope, target: np.ndarray) -> np.ndarray:
+    """Upper ends of the eps where the leak passes delta: every end is one at which the leak was at most delta.
+
+    The leak is the largest of functions `A - E B` of E = e^eps.  So `E = (A - delta)/B`, with the A and B that hold at
+    one E below the end, is below the end too and nearer to it.  From there the end is looked for upwards.
+    """
+    low = np.ones(target.shape)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        for _ in range(STEPS_FROM_BELOW):
+            above = made.next_ratio(low, target)
+            following = np.minimum(np.where(above > low, above, low), LARGEST_RATIO)
+            done = not np.any(following > low * (1.0 + INFLATED))
+            low = following
+            if done:
+                break
+    found, beyond = np.full(target.shape, np.inf), made.leak(np.ones(target.shape)) > target
+    ahead = np.log(low)
+    for step in INFLATED * 4.0 ** np.arange(OUTWARD_STEPS):
+        at = np.minimum(ahead * (1.0 + step) + step, LARGEST_EPS)
+        within = made.leak(np.exp(at)) <= target
+        found = np.where(np.isinf(found) & within, at, found)
+        if np.all(np.isfinite(found)):
+            break
+    return np.where(beyond, found, 0.0)

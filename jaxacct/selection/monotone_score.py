@@ -7,17 +7,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.kernels import order_statistics
+from jaxacct.kernels import order_renyi, order_statistics
+from jaxacct.kernels.order_statistics import REACHES
 from jaxacct.mechanisms import Mechanism, batch_shape, components
-from jaxacct.representations.renyi_conversions import delta_from_renyi, epsilon_from_renyi
+from jaxacct.representations.renyi_conversions import delta_from_renyi, epsilon_from_renyi, log_kappa
 from jaxacct.selection.base_profile import common_shape
 from jaxacct.selection.law_of_k import Law, require_law
 from jaxacct.validation import DELTA, NON_NEGATIVE, POSITIVE, InputError, broadcast_shape, check, choice
@@ -30,8 +29,14 @@ RENYI_ORDERS = 1.0 + np.geomspace(0.05, 60.0, 40)
 """Orders of the Rényi form, from 1.05 to 61, evenly in the logarithm of `order - 1`."""
 FORMS = ("hockey_stick", "renyi")
 """The two laws are compared by the hockey-stick divergence itself or through Rényi divergences."""
-LARGEST_EPS = 700.0
-"""Largest eps that is searched: its exp is finite."""
+LEFT_OUT = 1e-9
+"""Share of delta that may lie beyond the nodes, where l is taken to be monotone."""
+FURTHER = 2.0
+"""Standard deviations by which the nodes go beyond the place where l of the base is eps."""
+CHUNK = 256
+"""Rows that are worked on at once: their arrays stay in the processor's cache."""
+PANELS = (32, 64, 256)
+"""Panels of the sums for Rényi divergences; a row takes the least that makes them narrow enough."""
 
 
 def monotone_score_epsilon(mu: Any, k: Law, delta: Any, *, form: str = "hockey_stick") -> Bounds:
@@ -73,11 +78,9 @@ def monotone_score_epsilon(mu: Any, k: Law, delta: Any, *, form: str = "hockey_s
     delta = np.asarray(check("delta", delta, DELTA))
     mu, shape = _checked(mu, k, "delta", delta)
     if choice("form", form, FORMS) == "renyi":
-        upper = np.asarray(epsilon_from_renyi(RENYI_ORDERS, _curve(mu, k, shape), np.broadcast_to(delta, shape)).upper)
+        upper = np.asarray(epsilon_from_renyi(RENYI_ORDERS, _by_orders("epsilon", mu, k, delta, shape), np.broadcast_to(delta, shape)).upper)
     else:
-        highest = 2.0 * mu * (40.0 + mu) * np.maximum(1.0, np.minimum(k.quantile(0.999), 1e6))
-        upper = _run("epsilon", k, shape, mu, delta, np.minimum(highest, LARGEST_EPS))
-        upper = np.where(upper < np.minimum(np.broadcast_to(highest, shape), LARGEST_EPS) * (1 - 1e-9), upper, np.inf)
+        upper = _by_intervals("epsilon", mu, k, delta, shape)
     return Bounds(np.zeros(shape), upper, upper, KIND, np.where(np.isinf(upper), "width", "ok"), form)
 
 
@@ -111,10 +114,9 @@ def monotone_score_delta(mu: Any, k: Law, epsilon: Any, *, form: str = "hockey_s
     epsilon = np.asarray(check("epsilon", epsilon, NON_NEGATIVE))
     mu, shape = _checked(mu, k, "epsilon", epsilon)
     if choice("form", form, FORMS) == "renyi":
-        upper = np.asarray(delta_from_renyi(RENYI_ORDERS, _curve(mu, k, shape), np.broadcast_to(epsilon, shape)).upper)
+        upper = np.asarray(delta_from_renyi(RENYI_ORDERS, _by_orders("delta", mu, k, epsilon, shape), np.broadcast_to(epsilon, shape)).upper)
     else:
-        upper = _run("hockey_stick", k, shape, mu, epsilon)
-        upper = np.where(upper <= 1.0, upper, 1.0)
+        upper = np.minimum(_by_intervals("delta", mu, k, epsilon, shape), 1.0)
     return Bounds(np.zeros(shape), upper, upper, KIND, engine=form)
 
 
@@ -147,21 +149,69 @@ def _checked(mu: Any, k: Law, name: str, values: np.ndarray) -> tuple[np.ndarray
     return mu, broadcast_shape({"mu": mu.shape, "k": k.shape, name: values.shape})
 
 
-def _curve(mu: np.ndarray, law: Law, shape: tuple[int, ...]) -> np.ndarray:
-    """Rényi divergences (O, *shape)."""
-    orders = RENYI_ORDERS.reshape(-1, *(1,) * len(shape))
-    return np.maximum(_run("renyi", law, RENYI_ORDERS.shape + shape, mu, orders), 0.0)
+def _by_intervals(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """eps at delta or delta at eps by `order_statistics`, over rows of like reach."""
+    laws, mu, given = law.flattened(shape), *(np.broadcast_to(x, shape).reshape(-1) for x in (mu, given))
+    mean = np.broadcast_to(law.mean, shape).reshape(-1)
+    if quantity == "epsilon":
+        far = np.sqrt(2.0 * np.maximum(np.log(mean / LEFT_OUT) - np.log(given), 0.0))
+    else:
+        far = np.maximum(given / mu + 0.5 * mu + FURTHER, REACHES[1])
+    reach = np.searchsorted(REACHES[:-1], far)
+    solve = order_statistics.crossing if quantity == "epsilon" else order_statistics.divergence
+    found = np.empty(mu.size)
+    for index in _chunks(reach, CHUNK):
+        line = order_statistics.line(laws.taken(index), mu[index], REACHES[reach[index[0]]])
+        found[index] = solve(line, given[index])
+    return found.reshape(shape)
 
 
-def _run(name: str, law: Law, shape: tuple[int, ...], *numbers: np.ndarray) -> np.ndarray:
-    """A kernel over the flattened batch."""
-    flat = [np.broadcast_to(x, shape).reshape(-1) for x in numbers]
-    with jax.enable_x64():
-        found = _kernel(name)(law.flattened(shape), *flat)
-    return np.asarray(found).reshape(shape)
+def _by_orders(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Rényi divergences (O, *shape) at the first order and at those on the way to the best one, inf at the others.
+
+    With c = order - 1 both `c R` and log kappa are convex in c.  So what is minimised over the orders, a convex
+    function of c or one over c, has one valley, and the search of Fibonacci finds its least value.
+    """
+    laws, mu, given = law.flattened(shape), *(np.broadcast_to(x, shape).reshape(-1) for x in (mu, given))
+    values = np.full((RENYI_ORDERS.size, mu.size), np.inf)
+    ends, count = order_renyi.panels(laws, mu, RENYI_ORDERS[-1])
+    size = np.searchsorted(PANELS[:-1], count)
+    for index in _chunks(size, CHUNK):
+        rows = order_renyi.nodes(laws.taken(index), mu[index], ends[index], PANELS[size[index[0]]])
+        values[:, index] = _searched(quantity, rows, given[index])
+    return values.reshape(RENYI_ORDERS.shape + shape)
 
 
-@cache
-def _kernel(name: str) -> Callable[..., Any]:
-    each = getattr(order_statistics, name)
-    return jax.jit(lambda law, *numbers: jax.lax.map(lambda a: each(a[0].generating, *a[1]), (law, numbers)))
+def _searched(quantity: str, rows: order_renyi.Nodes, given: np.ndarray) -> np.ndarray:
+    """The divergences (O, R) that a search of Fibonacci for the best order evaluates, and inf elsewhere."""
+    place = np.arange(given.size)
+    values = np.full((RENYI_ORDERS.size, given.size), np.inf)
+
+    def aim(k: np.ndarray) -> np.ndarray:
+        inside = np.minimum(k, RENYI_ORDERS.size - 1)
+        values[inside, place] = order_renyi.renyi(rows, RENYI_ORDERS[inside])
+        c = RENYI_ORDERS[inside] - 1.0
+        if quantity == "epsilon":
+            found = values[inside, place] + (log_kappa(c) - np.log(given)) / c
+        else:
+            found = c * (values[inside, place] - given) + log_kappa(c)
+        return np.where(k < RENYI_ORDERS.size, found, np.inf)
+
+    aim(0 * place)  # the order next to 1, which decides whether eps is 0
+    wide, narrow = 34, 21
+    before = np.full(given.size, -1)
+    one, two = aim(before + narrow), aim(before + wide)
+    while narrow > 1:
+        left = one <= two  # an inf on both sides is on the right of the valley
+        before = np.where(left, before, before + narrow)
+        wide, narrow = narrow, wide - narrow
+        fresh = aim(before + np.where(left, narrow, wide))
+        one, two = np.where(left, fresh, two), np.where(left, one, fresh)
+    return values
+
+
+def _chunks(kind: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """The places of at most `size` rows of the same kind at a time."""
+    for each in np.unique(kind):
+        places = np.flatnonzero(kind == each)
+        yield from (places[begin : begin + size] for begin in range(0, places.size, size))

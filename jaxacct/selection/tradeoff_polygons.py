@@ -230,21 +230,23 @@ def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray
     return r, u, np.minimum(np.maximum.accumulate(t), 1.0)
 
 
-def upper_hull(x: np.ndarray, y: np.ndarray) -> list[int]:
-    """Indices of the upper concave hull of points whose x does not decrease."""
-    chain: list[int] = []
-    for k in range(x.size):
-        if chain and x[chain[-1]] == x[k]:
-            if y[chain[-1]] >= y[k]:
-                continue
-            chain.pop()
-        while len(chain) > 1:
-            a, b = chain[-2], chain[-1]
-            if (y[b] - y[a]) * (x[k] - x[b]) > (y[k] - y[b]) * (x[b] - x[a]):
-                break
-            chain.pop()
-        chain.append(k)
-    return chain
+def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Indices of the upper concave hull of points whose x does not decrease.
+
+    A point on or below the segment between its neighbours is left out, every second such point at a time: then its
+    neighbours are still there, so that roundings add up over the passes only, which are few.
+    """
+    kept = np.lexsort((y, x))  # of points with one x the last is the highest
+    kept = kept[np.append(x[kept[1:]] != x[kept[:-1]], True)] if kept.size else kept
+    quiet, parity = 0, 0
+    while quiet < 2 and kept.size > 2:
+        along, up = np.diff(x[kept]), np.diff(y[kept])
+        below = ~(up[:-1] * along[1:] > up[1:] * along[:-1])
+        below[parity::2] = False
+        quiet = 0 if below.any() else quiet + 1
+        parity = 1 - parity
+        kept = kept[np.concatenate([[True], ~below, [True]])]
+    return kept
 
 
 def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
