@@ -128,7 +128,8 @@ def test_generating_functions_without_implicit_promotion():
             law = jax.tree.unflatten(structure, [jax.numpy.asarray(leaf) for leaf in leaves])
             value = law.generating(jax.numpy.asarray(0.25))[0]
             assert value.dtype == np.float64 and value == pytest.approx(float(evaluate(law, 0.25)[0]), rel=1e-14)
-    assert Poisson(1.0).generating(0.25)[0].dtype == np.float32  # outside, JAX's default
+    assert Poisson(1.0).generating(jax.numpy.asarray(0.25))[0].dtype == np.float32  # outside, JAX's default
+    assert isinstance(Poisson(1.0).generating(0.25)[0], np.float64)  # NumPy for NumPy
 
 
 def test_pytrees():

@@ -162,7 +162,10 @@ def categorical_rise(probabilities: Array, x: Array, d: Array) -> Array:
     for k in _degrees(probabilities):
         if power:
             gap = power - k
-            value, divided = value * _power(x, gap), divided * _power(before, gap) + value * _sum_of_powers(x, before, gap)
+            value, divided = (
+                value * _power(x, gap),
+                divided * _power(before, gap) + value * _sum_of_powers(x, before, gap),
+            )
         value, power = value + probabilities[k], k
     return d * (divided * _power(before, power) + value * _sum_of_powers(x, before, power))
 
@@ -191,7 +194,7 @@ def _sum_of_powers(x: Any, before: Any, degree: int) -> Any:
 
 
 def _polynomial(probabilities: Any, x: Any) -> tuple[Any, Any, Any]:
-    """(value, first and second derivative) by Horner's rule; probabilities of 0 throughout the batch are passed over."""
+    """(value, first and second derivative) by Horner's rule; what is 0 throughout the batch is passed over."""
     value = first = second = np.zeros(np.broadcast_shapes(np.shape(x), np.shape(probabilities)[1:]))
     power = 0
     for k in (*_degrees(probabilities), 0):

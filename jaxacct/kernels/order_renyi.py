@@ -1,9 +1,9 @@
 """The best of K draws of N(0, 1) against the best of K draws of N(mu, 1): Rényi divergences, for many rows.
 
 The densities are `phi'(F) f` and `phi'(G) g` (order_statistics.py).  Between `low` and `high` the integral of
-`p^a q^{1-a}` is a Gauss-Legendre sum.  Outside phi' is constant to less than FLAT/a, so that the rest is the integral of
-a Gaussian density, in closed form.  Where phi' is no constant on the left, as for K >= 2, the nodes go to where float64
-ends; an order for which that is not far enough has the divergence inf.  NumPy only.
+`p^a q^{1-a}` is a Gauss-Legendre sum.  Outside phi' is constant to less than FLAT/a, so that the rest is the integral
+of a Gaussian density, in closed form.  Where phi' is no constant on the left, as for K >= 2, the nodes go to where
+float64 ends; an order for which that is not far enough has the divergence inf.  NumPy only.
 """
 
 from __future__ import annotations
@@ -65,16 +65,17 @@ def nodes(laws: Any, mu: Array, ends: Array, count: int) -> Nodes:
     share = ((np.arange(count)[:, None] + 0.5 + 0.5 * _POINTS) / count).reshape(-1)
     width = ends[:, 1:] - ends[:, :1]
     x = ends[:, :1] + width * share
-    column, logs = laws.taken((slice(None), None)), []
-    for z in (x - mu[:, None], x):
-        logs.append(column.steepness(ndtr(z), ndtr(-z))[0] - 0.5 * z**2 - 0.5 * np.log(2.0 * np.pi))
+    column = laws.taken((slice(None), None))
+    present, without = (
+        column.steepness(ndtr(z), ndtr(-z))[0] - 0.5 * z**2 - 0.5 * np.log(2.0 * np.pi) for z in (x - mu[:, None], x)
+    )
     weight = np.log(width * 0.5 / count) + np.log(np.tile(_WEIGHTS, count))
     zero, one = np.zeros_like(mu), np.ones_like(mu)
     beyond = np.stack([laws.steepness(zero, one)[0], laws.steepness(one, zero)[0]], axis=1)
     beyond[:, 0] = np.where(ends[:, 0] > -FARTHEST, beyond[:, 0], -np.inf)
     with np.errstate(divide="ignore"):
         nothing = np.log(laws.generating(one)[0] + zero)
-    return Nodes(mu, *logs, weight, ends, beyond, nothing)
+    return Nodes(mu, present, without, weight, ends, beyond, nothing)
 
 
 def renyi(rows: Nodes, order: Array) -> Array:

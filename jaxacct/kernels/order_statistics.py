@@ -151,13 +151,14 @@ def _crossing(
 
     Where l is lost at one of the two, the place is the other.
     """
-    (low, high), (at_low, at_high) = ends, heights
+    low, high = ends
+    at_low, at_high = heights
     low = np.where(np.isfinite(at_low) | np.isinf(low), low, high)
     high = np.where(np.isfinite(at_high) | np.isinf(high), high, low)
     with np.errstate(invalid="ignore", divide="ignore"):
-        at = low + (high - low) * (at_low / (at_low - at_high))
-    at = np.where(np.isfinite(at), at, np.where(np.isfinite(low), low, high))
-    going = np.arange(at.size)
+        chord = low + (high - low) * (at_low / (at_low - at_high))
+    at: Array = np.where(np.isfinite(chord), chord, np.where(np.isfinite(low), low, high))
+    going: Any = np.flatnonzero(np.isfinite(at))
     for _ in range(CROSSING_STEPS):
         if not going.size:
             break
@@ -192,7 +193,8 @@ def crossing(rows: Line, delta: Array) -> Array:
     largest = np.exp(LARGEST_EPS)
     found = np.ones(rows.mu.size)
     for side in (1.0, -1.0):
-        ratio = np.maximum(found, _of_cells(*(rows.present, rows.without)[:: int(side)], delta))
+        first, second = (rows.present, rows.without)[:: int(side)]
+        ratio = np.maximum(found, _of_cells(first, second, delta))
         going = np.arange(rows.mu.size)
         for _ in range(MOST_ROUNDS):
             before = ratio[going]
@@ -212,8 +214,8 @@ def _of_cells(first: Array, second: Array, delta: Array) -> Array:
     ratio = np.ones(delta.size)
     for _ in range(MOST_ROUNDS):
         active = first > ratio[:, None] * second
-        sums = (np.sum(np.where(active, each, 0.0), axis=1) for each in (first, second))
-        above = _next(*sums, delta, ratio)
+        gained, lost = (np.sum(np.where(active, each, 0.0), axis=1) for each in (first, second))
+        above = _next(gained, lost, delta, ratio)
         done = not np.any(above > ratio * (1.0 + 1e-3))
         ratio = above
         if done:

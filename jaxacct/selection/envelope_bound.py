@@ -102,7 +102,7 @@ def epsilon(run: Mechanism, law: Law, delta: np.ndarray, relation: str) -> np.nd
     wanted = np.broadcast_to(delta, common_shape(run, law, "delta", delta))
     value = np.zeros(wanted.shape)
     for side in sides(run, relation):
-        for here, made, top in _each(run, law, side.forward, wanted * (TAIL_SHARE / np.maximum(law.mean, 1.0))):
+        for here, made, _ in _each(run, law, side.forward, wanted * (TAIL_SHARE / np.maximum(law.mean, 1.0))):
             value[here] = np.maximum(value[here], _crossing(made, wanted[here]))
     return value
 

@@ -92,7 +92,10 @@ class Law(ABC):
         return self.generating(y)[1:]
 
     def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """(log phi', phi''/phi') at x, NumPy; y = 1 - x, both relatively accurate.  -inf where phi' has left float64."""
+        """(log phi', phi''/phi') at x, NumPy; y = 1 - x, both relatively accurate.
+
+        -inf and 0 where phi' has left float64.
+        """
         with np.errstate(all="ignore"):
             _, first, second = self.generating(np.asarray(y))
         seen = first > _LEAST_SLOPE
