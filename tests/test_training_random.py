@@ -198,8 +198,9 @@ def compiled():
 def draws_of_a_leaf(words, place, size):
     """The draws of one leaf, from the RFC's block function and the documented layout alone."""
     units = -(-size // 32)
-    blocks = [chacha.block(words, np.arange(units), np.array([place, third, 4])) for third in range(3)]
-    pairs = [np.asarray(each) for each in noise.from_bits(*blocks, jnp.float32)]
+    most = np.arange(25)  # more than any leaf here has: one shape for all
+    blocks = [chacha.block(words, most, np.array([place, third, 4])) for third in range(3)]
+    pairs = [np.asarray(each) for each in jax.jit(noise.from_bits, static_argnums=3)(*blocks, "float32")]
     return np.array([pairs[p // units >= 16][p % units, p // units % 16] for p in range(size)])
 
 
@@ -230,12 +231,12 @@ def test_noise_takes_all_bits_of_a_key_and_only_them():
 
 
 def test_a_tree_in_several_pieces_has_the_law(small_pieces):
-    drawn = compiled()(key(43), zeros([(171,)] * 300))
+    drawn = compiled()(key(43), zeros([(1711,)] * 30))
     values = np.stack(drawn)
     assert stats.kstest(values.ravel(), "norm").pvalue > RARE
     assert len(np.unique(values)) > 0.999 * values.size  # ties are those of 24 bits
-    between = np.corrcoef(values)[np.triu_indices(300, 1)] * math.sqrt(171)
-    assert abs(between).max() < 7 and abs(between.var() - 1) < 0.1
+    between = np.corrcoef(values)[np.triu_indices(30, 1)] * math.sqrt(1711)
+    assert abs(between).max() < 6 and abs(between.var() - 1) < 0.5
 
 
 def test_a_tree_without_entries_has_no_noise():
