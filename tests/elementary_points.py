@@ -9,6 +9,7 @@ import mpmath
 import numpy as np
 
 from jaxacct.kernels.elementary_check import TABLE
+from jaxacct.kernels.rounding import LARGEST_ANGLE
 
 EXACTLY = {
     "sqrt": mpmath.sqrt,
@@ -42,8 +43,9 @@ def arguments_of(name: str, size: int, seed: int) -> list[np.ndarray]:
         return 10.0 ** rng.uniform(low, high, size) * rng.choice([-1.0, 1.0], size)
 
     positive = [np.abs(wide(-307.6, 308.2)), 1.0 + wide(-15.9, -0.3), rng.uniform(0.3, 3.0, size)]
-    multiples = rng.integers(1, 2**26, size) * (0.5 * math.pi)  # up to LARGEST_ANGLE; their sines or cosines cancel
-    turns = [rng.uniform(-7.0, 7.0, size), np.clip(wide(-300.0, 8.0), -(2.0**26), 2.0**26), multiples]
+    most = int(LARGEST_ANGLE / (0.5 * math.pi))
+    multiples = np.concatenate([rng.integers(1, most, size), np.arange(1, size // 4)]) * (0.5 * math.pi)
+    turns = [rng.uniform(-7.0, 7.0, size), wide(-300.0, math.log10(LARGEST_ANGLE)), multiples]
     pairs = [wide(-150.0, 150.0), wide(-3.0, 3.0), rng.normal(size=size), wide(-0.1, 0.1)]
     one: dict[str, list[np.ndarray]] = {
         "sqrt": positive,
@@ -60,10 +62,8 @@ def arguments_of(name: str, size: int, seed: int) -> list[np.ndarray]:
         return [np.concatenate([hard, *one[name]])]
     if name == "logaddexp":
         far = rng.uniform(-40.0, 40.0, 4 * size)
-        return [
-            far,
-            np.concatenate([far[: 2 * size] + rng.uniform(-40, 40, 2 * size), rng.uniform(-700, 700, 2 * size)]),
-        ]
+        near = far[: 2 * size] + rng.uniform(-40.0, 40.0, 2 * size)
+        return [far, np.concatenate([near, rng.uniform(-700.0, 700.0, 2 * size)])]
     return [np.concatenate([rng.permutation(x) for x in pairs]) for _ in range(2)]
 
 
@@ -81,7 +81,7 @@ def exactly(name: str, arguments: list[np.ndarray]) -> tuple[np.ndarray, np.ndar
 if __name__ == "__main__":
     lines = []
     for name in EXACTLY:
-        arguments = arguments_of(name, 24, 1)
+        arguments = arguments_of(name, 16, 1)
         value, _ = exactly(name, arguments)
         for row in zip(*arguments, value, strict=True):
             if abs(row[-1]) >= 2.0**-1022:

@@ -373,3 +373,19 @@ def test_rows_of_different_numbers_do_not_share_compositions():
         )
         assert max(found.lower, alone.lower) <= min(found.upper, alone.upper)
         assert found.upper - found.lower <= 1e-4 * found.upper
+
+
+MIXED = [
+    repeat(PoissonSampled(Laplace(1.0), 0.05), 200),
+    compose(repeat(Laplace(5.0), 10), dp_sgd(1.0, 0.01, 1000)),
+    compose(Gaussian(3.0), repeat(PureDP(0.2), 20)),
+]
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("mechanism", MIXED, ids=["Laplace", "mixed", "plain"])
+def test_numpy_and_xla_agree(mechanism, direction):
+    parts, rtol = components(mechanism, RELATION, direction), 1e-4
+    ours, theirs = (lattice.epsilon(parts, 0, 1e-6, 1e-6, rtol=rtol, backend=by) for by in ("numpy", "xla"))
+    assert ours.status == theirs.status
+    assert np.all(np.abs(np.subtract(ours[:3], theirs[:3])) <= 1e-9 + 0.1 * rtol * theirs.upper)

@@ -68,8 +68,8 @@ class Cells(NamedTuple):
     def with_atom(self, cell: Array, low: Array, high: Array, eta: Array) -> Cells:
         """The same with an atom's hat masses added in one cell, and `eta` to its error."""
         here = namespace(*self).arange(self.low.shape[0]) == cell
-        added = here * low, here * high, here * eta
-        return Cells(*(x + more for x, more in zip(self[:3], added, strict=True)), self.whole)
+        low, high, eta = self.low + here * low, self.high + here * high, self.eta + here * eta
+        return Cells(low, high, eta, self.whole)
 
 
 def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int) -> Array:

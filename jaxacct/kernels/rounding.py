@@ -20,7 +20,7 @@ SIMPLE_UNITS = 4.0
 """Units of its value by which exp, log, sin, cos and arctan2 may be off; twice what has been measured (README.md)."""
 COMPOUND_UNITS = 6.0
 """The same of log1p, expm1, hypot and logistic; half as much again as has been measured."""
-LARGEST_ANGLE = 2.0**26 * 1.6
+LARGEST_ANGLE = 1e8
 """Largest angle at which a sine or cosine is held to units of its value; glibc reduces larger ones in another way."""
 SMALLEST_NORMAL = 2.0**-1022
 """The least positive normal number."""

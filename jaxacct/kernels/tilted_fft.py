@@ -9,13 +9,13 @@ inverse, and
 with K(theta) = log E_P[e^{theta L}]: the rounding of the transform is relative to the tail's own size.
 
 Rounding.  A transform of length N is off by at most r = 8 log2(N) u times the 1-norm of its input at each
-frequency, and times its 2-norm in the 2-norm (Higham, Accuracy and Stability, Theorem 24.2, constant 7; README.md
-of the engines says why NumPy's keeps to 8); the
-mass at k = 0 is kept out of the transform and added afterwards, so that a near-atom costs u and not r.  The
-power is exp(n log|phi|), n arg phi: an error e of phi becomes at most n e (|phi| + e)^{n-1}, and the polar
-form adds n u (22 + 3.2 R + (4 + R) |log|phi||) relatively, for R parts: hypot 6, arctan2 4 pi, log 4 |log|phi||,
-products 1 and sums R - 1 of pi and of |log|phi||; then once exp 4, cos and sin 4, the last product 1.  The squares are summed over the frequencies, which bounds the
-2-norm of the error of T; Cauchy-Schwarz against f bounds that of delta.
+frequency, and times its 2-norm in the 2-norm (Higham, Accuracy and Stability, Theorem 24.2, constant 7;
+engines/README.md says why NumPy's keeps to 8).  The mass at k = 0 is kept out of the transform and added
+afterwards, so that a near-atom costs u and not r.  The power is exp(n log|phi|), n arg phi: an error e of phi
+becomes at most n e (|phi| + e)^{n-1}.  The polar form adds n u (22 + 3.2 R + (4 + R) |log|phi||) relatively for R
+parts: hypot 6, arctan2 4 pi, log 4 |log|phi||, products 1 and sums R - 1 of pi and of |log|phi||; and once exp 4,
+cos and sin 4, the last product 1.  The squares are summed over the frequencies, which bounds the 2-norm of the
+error of T; Cauchy-Schwarz against f bounds that of delta.
 """
 
 from __future__ import annotations
@@ -94,9 +94,8 @@ def compose(
     angle = xp.sum(direction[:, None] * times * xp.angle(phi), axis=0)
     power = xp.exp(xp.sum(times * log_modulus, axis=0))
     largest = xp.exp(xp.sum(times * log_bound, axis=0))
-    factor = xp.sum(
-        times * (wrong / (modulus + wrong) + ROUNDOFF * (22.0 + 3.2 * laws + (4.0 + laws) * xp.abs(log_bound))), axis=0
-    )
+    polar = ROUNDOFF * (22.0 + 3.2 * laws + (4.0 + laws) * xp.abs(log_bound))
+    factor = xp.sum(times * (wrong / (modulus + wrong) + polar), axis=0)
     error = largest * (factor + ROUNDOFF * 12.0)
     spectrum = power * (xp.cos(angle) + 1j * xp.sin(angle))
     composed = xp.roll(xp.fft.irfft(spectrum, n=length), -roll)
