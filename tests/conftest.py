@@ -10,8 +10,6 @@ import tempfile
 import numpy as np
 import pytest
 
-from jaxacct.engines import programs
-
 FOLDER = pytest.StashKey[str]()
 
 
@@ -43,13 +41,6 @@ def dp_sgd_table() -> dict[str, np.ndarray]:
     path = pathlib.Path(__file__).parent / "data" / "dp_sgd.csv"
     rows = list(csv.DictReader(path.read_text().splitlines()))
     return {key: np.array([float(row[key]) for row in rows]) for key in rows[0]}
-
-
-@pytest.fixture
-def quick():
-    """A middling batch by the programs of small ones, whose compilation would take most of the test."""
-    with programs.alike(True):
-        yield
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def typical(count, seed):
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.slow)])
-def test_noise_multipliers_of_a_batch(quick, count):
+def test_noise_multipliers_of_a_batch(count):
     sigma, q, steps, delta, eps = typical(count, 0)
     c = ja.calibrate_noise_multiplier(eps, delta, q, steps)
     assert np.all(c.ok) and set(c.status) == {"ok"}

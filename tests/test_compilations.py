@@ -10,7 +10,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct import dp_sgd_calibration
-from jaxacct.engines import contour, programs
+from jaxacct.engines import backend, contour, programs
 from jaxacct.sweeps import sweep
 
 MOST = 8
@@ -26,20 +26,18 @@ import json, sys
 import jaxacct as ja
 from jaxacct.engines import programs
 from jaxacct.sweeps import sweep
-programs.MANY = int(sys.argv[1])
-table = sweep(json.loads(sys.argv[2]), block=16)
+table = sweep(json.loads(sys.argv[1]), block=16, backend="xla")
 words = {name: sorted(set(table[name].tolist())) for name in ("status", "engine")}
 info = ja.cache_info()
-counts = {"prepared": info.compiled + info.loaded, "programs": programs._batched.cache_info().currsize}
+counts = {"prepared": info.compiled + info.loaded, "programs": programs.program.cache_info().currsize}
 print(json.dumps(words | counts))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("many", [10_000, 0], ids=["quick", "optimised"])
-def test_a_sweep_of_everything_compiles_a_handful_of_programs(many):
+def test_a_sweep_of_everything_compiles_a_handful_of_programs():
     environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
-    command = [sys.executable, "-c", COUNTED, str(many), json.dumps(MIX)]
+    command = [sys.executable, "-c", COUNTED, json.dumps(MIX)]
     told = json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, timeout=900).stdout)
     assert told["status"] == ["ok", "zero"]
     assert told["programs"] == len(contour.LADDER), "the mix does not reach every rung"
@@ -49,8 +47,8 @@ def test_a_sweep_of_everything_compiles_a_handful_of_programs(many):
 class Unhelpful:
     """A program that certifies nothing, so that every row climbs every rung."""
 
-    def __init__(self, kernel, quick, static):
-        self.quick, self.shapes = quick, set()
+    def __init__(self):
+        self.shapes = set()
 
     def __call__(self, law, *values):
         self.shapes.add(values[0].shape)
@@ -58,36 +56,50 @@ class Unhelpful:
         return nothing, nothing, nothing, np.zeros(nothing.shape, bool), np.zeros((nothing.size, 2))
 
 
-GRID = {"noise_multiplier": 1.0, "sampling_probability": 0.01, "delta": 1e-5}
-
-
 @pytest.fixture
 def asked(monkeypatch):
     """The programs asked for, none of which is any help."""
     found = {}
-    monkeypatch.setattr(programs, "_batched", lambda *what: found.setdefault(what, Unhelpful(*what)))
+    monkeypatch.setattr(
+        programs, "program", lambda *what, **size: found.setdefault((*what, *size.items()), Unhelpful())
+    )
     return found
 
 
-@pytest.mark.parametrize(("rows", "quick"), [(3, True), (programs.MANY, True), (programs.MANY + 1, False)])
-def test_one_variant_and_one_shape_serve_a_whole_sweep(asked, rows, quick):
-    sweep({**GRID, "steps": np.arange(2, rows + 2)}, engine="contour", block=50)
-    assert len(asked) == len(contour.LADDER) and {program.quick for program in asked.values()} == {quick}
-    assert all(len(program.shapes) == 1 for program in asked.values())
+@pytest.mark.parametrize("rows", [3, 300])
+def test_one_shape_of_each_program_serves_a_whole_sweep(asked, rows):
+    grid = {"noise_multiplier": 1.0, "sampling_probability": 0.01, "delta": 1e-5, "steps": np.arange(2, rows + 2)}
+    sweep(grid, engine="contour", block=50, backend="xla")
+    assert len(asked) == len(contour.LADDER) and all(len(program.shapes) == 1 for program in asked.values())
 
 
-@pytest.mark.parametrize(("many", "quick"), [(1, False), (2, True)])
-def test_what_is_left_over_of_a_large_batch_is_optimised_too(monkeypatch, asked, many, quick):
-    monkeypatch.setattr(programs, "MANY", many)
+def test_a_small_job_compiles_nothing(asked):
+    assert ja.epsilon(ja.dp_sgd(1.0, 0.01, [2, 3]), 1e-5).engine.tolist() == ["two_steps", "contour"]
+    assert ja.calibrate_noise_multiplier([1.0, 2.0], 1e-5, 0.01, 100).ok.all()
+    assert not asked
+
+
+def test_what_is_left_over_of_a_large_job_takes_its_path(monkeypatch, asked):
+    monkeypatch.setattr(backend, "NUMPY_MOST", 1)
     ja.epsilon(ja.dp_sgd(1.0, 0.01, [2, 3]), 1e-5, engine="contour")
-    assert {program.quick for program in asked.values()} == {quick}
-    asked.clear()
+    assert asked
+    taken = []
 
     def leftover(*_):
-        programs.program(contour.epsilon, 1, 1)
+        taken.append(backend.on_numpy(1))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(dp_sgd_calibration, "certified_search", leftover)
     with pytest.raises(KeyboardInterrupt):
         ja.calibrate_noise_multiplier([1.0, 2.0], 1e-5, 0.01, 100)
-    assert {program.quick for program in asked.values()} == {quick}
+    assert taken == [False]
+
+
+def test_what_the_user_asks_for_is_taken():
+    for word in ("numpy", "xla"):
+        with backend.asked(word), backend.job(10**9), backend.job(1, apart=True):
+            assert backend.on_numpy(1) == backend.on_numpy(10**9) == (word == "numpy")
+    with backend.job(10**9), backend.job(1):
+        assert not backend.on_numpy(1) and backend.on_numpy(1, apart=True)
+    with pytest.raises(ja.InputError, match="backend = 'tpu' is not known"):
+        ja.epsilon(ja.Gaussian(1.0), 1e-5, backend="tpu")

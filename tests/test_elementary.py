@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from elementary_points import arguments_of, exactly
 
+import jaxacct as ja
+from jaxacct.engines import backend
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import elementary_check, rounding, special, tilted_fft
 from jaxacct.kernels.elementary_check import VALUES, units_of
@@ -122,9 +124,22 @@ def test_an_inaccurate_function_is_noticed(name):
 
 
 def test_xla_answers_where_numpy_is_inaccurate(monkeypatch):
-    from jaxacct.engines import lattice_backend
+    wrong = "NumPy's exp is less accurate than certificates assume"
+    assert backend.on_numpy(1)
+    monkeypatch.setattr(elementary_check, "failure", lambda special=False: wrong)
+    backend._holds.cache_clear()
+    try:
+        with pytest.warns(RuntimeWarning, match="XLA answers instead of NumPy"):
+            assert not backend.on_numpy(1)
+        with pytest.raises(ja.InputError, match="cannot certify on this machine"):
+            ja.epsilon(ja.dp_sgd(1.0, 0.01, 1000), 1e-5, backend="numpy")
+    finally:
+        backend._holds.cache_clear()
 
-    assert lattice_backend.backend_for("numpy") == "numpy"
-    monkeypatch.setattr(elementary_check, "failure", lambda: "NumPy's exp is less accurate than certificates assume")
-    with pytest.warns(RuntimeWarning, match="XLA answers instead of NumPy"):
-        assert lattice_backend.backend_for("numpy") == "xla"
+
+def test_a_kernel_that_calls_erfc_does_not_answer_where_it_is_inaccurate(monkeypatch):
+    wrong = "NumPy's erfc is less accurate than certificates assume"
+    monkeypatch.setattr(elementary_check, "failure", lambda special=False: wrong if special else None)
+    with pytest.warns(UserWarning, match="erfc is less accurate"):
+        few_hits = ja.epsilon(ja.dp_sgd(0.8, 0.001, 1000), 1e-5)
+    assert few_hits.engine != "contour" and few_hits.upper >= 0.30355393551

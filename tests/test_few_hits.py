@@ -6,7 +6,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct.calibration_start import ORDER
-from jaxacct.engines import contour, programs
+from jaxacct.engines import contour
 from jaxacct.kernels.split import calibration as split_calibration
 from jaxacct.kernels.split import contour as split_contour
 from jaxacct.kernels.split import placement
@@ -32,11 +32,10 @@ def test_the_split_solve_finds_the_noise_and_its_slope():
     base = np.log([1.0, q, steps])
     x, slope = np.log([0.7]), np.array([2.0 * np.log(delta)])
     log = np.log([delta]), np.log([1e-7])
-    with jax.enable_x64():
-        run = programs.program(split_calibration.solve, 1, 16, points=384, count=128).run
+    with np.errstate(all="ignore"):
         for _ in range(3):
-            answer = run(np.ones(1), base[None], unknown[None], x, slope, np.array([target]), *log)
-            found = jax.tree.unflatten(split_calibration.SHAPE, map(np.asarray, answer))
+            arguments = np.ones(1), base[None], unknown[None], x, slope, np.array([target]), *log
+            found = split_calibration.solve(*arguments, points=384, count=128)
             x, slope = found.x, found.slope
     np.testing.assert_allclose(np.exp(x), sigma, rtol=1e-8)
     assert abs(found.residual[0]) < 1e-8 and found.moved[0] < 1e-6 and found.off[0] < 1e-10
@@ -61,17 +60,15 @@ def test_places_made_for_other_laws_certify_nothing_false():
         laws[direction] = contour.law(components(run, f"{direction}_one", direction))
         truth[direction] = ja.epsilon(run, delta, relation=f"{direction}_one")
     log_delta, log_tol, size = np.full(5, np.log(delta)), np.full(5, np.log(1e-7)), {"points": 384, "count": 128}
-    place = programs.program(placement.place, 5, 8, count=128).run
-    certify = programs.program(split_contour.epsilon_placed, 5, 8, **size).run
-    tree, certified = jax.tree.structure(placement.no_placements(1, 1)), 0
-    with jax.enable_x64():
+    certified = 0
+    with np.errstate(all="ignore"):
         for made_for in ("remove", "add"):
-            leaves = place(laws[made_for], truth[made_for].estimate, log_delta, log_tol)
+            there = placement.place(laws[made_for], truth[made_for].estimate, log_delta, log_tol, count=128)
             for shift in range(5):
-                placed = jax.tree.unflatten(tree, [np.roll(leaf, shift, axis=0) for leaf in leaves])
+                placed = jax.tree.map(lambda leaf, by=shift: np.roll(leaf, by, axis=0), there)
                 for direction, law in laws.items():
                     known = truth[direction]
-                    answer = certify(law, log_delta, log_delta, known.estimate, placed)
+                    answer = split_contour.epsilon_placed(law, log_delta, log_delta, known.estimate, placed, **size)
                     lower, _, upper, ok, _ = map(np.asarray, answer)
                     assert np.all(lower <= known.upper) and np.all(upper >= known.lower), (made_for, direction, shift)
                     assert direction == made_for or direction == "remove" or not ok.any()

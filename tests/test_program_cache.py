@@ -34,14 +34,13 @@ def folder(tmp_path, monkeypatch):
     chosen = tmp_path / "programs"
     monkeypatch.setenv("JAXACCT_CACHE_DIR", str(chosen))
     yield chosen
-    programs._batched.cache_clear()
+    programs.program.cache_clear()
 
 
-def answer(size=3, values=3):
-    """The one-line kernel, from a process that remembers nothing; more than 8 configurations take the optimised one."""
-    programs._batched.cache_clear()
-    program = programs.program(half, size, 128, scale=3)
-    (out,) = programs.in_chunks(*program, (np.arange(float(values)),), values)
+def answer(values=3):
+    """The one-line kernel, from a process that remembers nothing."""
+    programs.program.cache_clear()
+    (out,) = programs.in_chunks(programs.program(half, scale=3), 128, (np.arange(float(values)),), values)
     return out.tolist()
 
 
@@ -280,8 +279,8 @@ def test_two_processes_at_once(folder):
     code = (
         "import numpy as np\nimport jaxacct.engines.programs as programs\nimport jaxacct as ja\n"
         "def third(x, scale):\n    return (x * scale / 3,)\n"
-        "program = programs.program(third, 300, 4, scale=1)\n"
-        "(out,) = programs.in_chunks(*program, (np.arange(4.0),), 4)\n"
+        "program = programs.program(third, scale=1)\n"
+        "(out,) = programs.in_chunks(program, 4, (np.arange(4.0),), 4)\n"
         "info = ja.cache_info()\nprint(out.tolist(), info.loaded + info.compiled, info.programs)\n"
     )
     environment = os.environ | ENVIRONMENT
@@ -295,9 +294,8 @@ def test_two_processes_at_once(folder):
 
 
 def test_threads_share_one_compilation(folder, compilations):
-    programs._batched.cache_clear()
-    program = programs.program(half, 300, 4, scale=5)
-    (out,) = programs.in_chunks(*program, (np.arange(64.0),), 64)
+    programs.program.cache_clear()
+    (out,) = programs.in_chunks(programs.program(half, scale=5), 4, (np.arange(64.0),), 64)
     assert out.tolist() == (2.5 * np.arange(64.0)).tolist() and len(compilations) == 1
 
 
@@ -307,8 +305,8 @@ def test_a_program_loaded_by_several_threads_gives_the_bits_of_a_compiled_one(fo
 
     x, found = np.linspace(0.0, 1.0, 640), []
     for _ in range(2):
-        programs._batched.cache_clear()
-        found.append(programs.in_chunks(*programs.program(waves, 640, 16, scale=7), (x,), 640))
+        programs.program.cache_clear()
+        found.append(programs.in_chunks(programs.program(waves, scale=7), 16, (x,), 640))
     assert np.array_equal(found[0], found[1]) and len(kept(folder)) == 1
 
 
@@ -372,12 +370,12 @@ def test_nothing_is_made_before_something_is_compiled(tmp_path):
 def test_warm_compiles_what_the_same_question_then_loads(folder, monkeypatch, capsys):
     monkeypatch.setattr(warm, "questions", lambda purpose: iter([("epsilon", True, (1.0, 0.3, 1000, 1e-5))]))
     monkeypatch.setattr(compiling, "_once", threading.Lock())
-    programs._batched.cache_clear()
+    programs.program.cache_clear()
     assert cli.main(["warm", "--for", "training", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["folder"] == str(folder) and told["programs"] == len(kept(folder)) >= 1
     compiled = ja.cache_info().compiled
-    programs._batched.cache_clear()
+    programs.program.cache_clear()
     ja.epsilon(ja.dp_sgd(1.1, 0.3, 1000), 1e-5)
     assert ja.cache_info().compiled == compiled
 

@@ -194,14 +194,14 @@ from jaxacct.engines import programs
 used = set()
 def kernel(x):
     return jax.numpy.exp(x) / 3, x
-program = programs.program(kernel, 33, 4)
+program = programs.program(kernel)
 def spy(x):
     used.add(x.device)
-    return program.run(x)
+    return program(x)
 out, same = programs.in_chunks(spy, 4, (np.linspace(0, 1, 33),), 33)
 assert len(jax.devices()) == 4 and used == set(jax.devices())
 with jax.enable_x64():
-    alone = [np.asarray(x) for x in program.run(np.linspace(0, 1, 33)[:4])][0]
+    alone = [np.asarray(x) for x in program(np.linspace(0, 1, 33)[:4])][0]
 assert (same == np.linspace(0, 1, 33)).all() and (out[:4] == alone).all()
 """
     environment = os.environ | {"XLA_FLAGS": FOUR_DEVICES, "PYTHONPATH": ":".join(sys.path)}
