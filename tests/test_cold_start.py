@@ -12,11 +12,6 @@ from jaxacct.engines import programs
 QUERY = "epsilon --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --delta 1e-5 --json"
 
 
-def half(x, scale):
-    """A kernel of one line."""
-    return (0.5 * scale * x,)
-
-
 def test_a_plain_query_imports_no_scipy_and_compiles_nothing(tmp_path):
     code = f"import sys; from jaxacct import cli; cli.main({QUERY.split()!r}); print('scipy' in sys.modules)"
     environment = {**os.environ, "JAXACCT_CACHE_DIR": str(tmp_path / "programs")}
