@@ -172,7 +172,8 @@ def _crossing(
             middle = 0.5 * (below + above)
         inside = (following >= below) & (following <= above)
         following = np.where(inside, following, np.where(np.isfinite(middle), middle, here))
-        at[going], low[going], high[going] = following, below, above
+        for kept, fresh in ((at, following), (low, below), (high, above)):
+            kept[going] = fresh
         going = going[np.abs(following - here) > CLOSE]
     return at
 
