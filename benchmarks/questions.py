@@ -40,9 +40,7 @@ def questions():
     target = {"target_delta": 1e-5}
     eps = lambda n: np.linspace(0.5, 8.0, n)
     found["calibrate_noise_multiplier"] = (
-        lambda n: ja.calibrate_noise_multiplier(
-            target_epsilon=eps(n), sampling_probability=0.01, steps=1000, **target
-        ),
+        lambda n: ja.calibrate_noise_multiplier(target_epsilon=eps(n), sampling_probability=0.01, steps=1000, **target),
         None,
     )
     found["calibrate_steps"] = (
@@ -50,9 +48,7 @@ def questions():
         None,
     )
     found["calibrate_sampling_probability"] = (
-        lambda n: ja.calibrate_sampling_probability(
-            target_epsilon=eps(n), noise_multiplier=1.0, steps=1000, **target
-        ),
+        lambda n: ja.calibrate_sampling_probability(target_epsilon=eps(n), noise_multiplier=1.0, steps=1000, **target),
         None,
     )
     found["calibrate Gaussian"] = (
