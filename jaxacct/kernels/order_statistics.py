@@ -151,14 +151,15 @@ def _crossing(
 
     Where l is lost at one of the two, the place is the other.
     """
-    low, high = ends
-    at_low, at_high = heights
-    low = np.where(np.isfinite(at_low) | np.isinf(low), low, high)
-    high = np.where(np.isfinite(at_high) | np.isinf(high), high, low)
+    low: Array
+    high: Array
+    (low, high), (at_low, at_high) = ends, heights
+    low = np.asarray(np.where(np.isfinite(at_low) | np.isinf(low), low, high))
+    high = np.asarray(np.where(np.isfinite(at_high) | np.isinf(high), high, low))
     with np.errstate(invalid="ignore", divide="ignore"):
         chord = low + (high - low) * (at_low / (at_low - at_high))
-    at: Array = np.where(np.isfinite(chord), chord, np.where(np.isfinite(low), low, high))
-    going: Any = np.flatnonzero(np.isfinite(at))
+    at = np.asarray(np.where(np.isfinite(chord), chord, np.where(np.isfinite(low), low, high)))
+    going = np.flatnonzero(np.isfinite(at))
     for _ in range(CROSSING_STEPS):
         if not going.size:
             break

@@ -13,15 +13,7 @@ from jaxacct.kernels.arrays import namespace
 from jaxacct.mechanisms.base import register
 from jaxacct.selection.law_of_k import WHOLE_K, Law, evaluated
 from jaxacct.selection.negative_binomial import Geometric, Logarithmic, TruncatedNegativeBinomial
-from jaxacct.validation import (
-    COUNT,
-    POSITIVE,
-    PROBABILITY,
-    Constraint,
-    InputError,
-    Tracer,
-    check,
-)
+from jaxacct.validation import COUNT, POSITIVE, PROBABILITY, Constraint, InputError, Tracer, check
 
 __all__ = [
     "Binomial",

@@ -1,0 +1,133 @@
+"""Rows a second of every public question, warm, so that no slow one hides.
+
+    python benchmarks/questions.py [--rows 1000] [--only NAME ...] [--limit 60] [--json]
+
+Each question is asked once to compile and once for the clock, with as many rows as are asked for but no more than the
+rate of the first time allows within the limit.  Walls are beside CPU seconds, which other work on the machine changes
+less.  "points" is how many values of the base's profile, or of the integrand, a row takes: told where it is known from
+the constants of the method.  Rates below 1,000 rows a second of wall time are marked.  Names match by their beginning.
+"""
+
+import argparse
+import json
+import time
+
+import numpy as np
+
+import jaxacct as ja
+from jaxacct import selection
+
+SLOW = 1000.0
+"""Rows a second below which a question is marked."""
+FIRST_ROWS = 8
+"""Rows with which a question is compiled and its rate is guessed."""
+
+
+def questions():
+    """By name: (question of so many rows, values that a row takes or None)."""
+    noise = lambda n: np.random.default_rng(0).uniform(0.7, 8.0, n)
+    gaussian = lambda n: ja.Gaussian(noise(n))
+    sgd = lambda n: ja.dp_sgd(noise(n), 0.01, 1000)
+    chosen = lambda law, **options: lambda n: selection.select(gaussian(n), law, **options)
+    geometric, poisson, binomial = selection.Geometric(0.1), selection.Poisson(10.0), selection.Binomial(20, 0.5)
+    found = {}
+    for name, made in {"Gaussian": gaussian, "Laplace": lambda n: ja.Laplace(noise(n)), "dp_sgd": sgd}.items():
+        found[f"epsilon {name}"] = (lambda n, made=made: ja.epsilon(made(n), 1e-5), None)
+        found[f"delta {name}"] = (lambda n, made=made: ja.delta(made(n), 1.0), None)
+        found[f"tradeoff {name}"] = (lambda n, made=made: ja.profile(made(n)).tradeoff(0.1), None)
+        found[f"renyi {name}"] = (lambda n, made=made: ja.profile(made(n)).renyi(4.0), None)
+        found[f"epsilon_gradient {name}"] = (lambda n, made=made: ja.epsilon_gradient(made(n), 1e-5), None)
+    target = {"target_delta": 1e-5}
+    eps = lambda n: np.linspace(0.5, 8.0, n)
+    found["calibrate_noise_multiplier"] = (
+        lambda n: ja.calibrate_noise_multiplier(target_epsilon=eps(n), sampling_probability=0.01, steps=1000, **target),
+        None,
+    )
+    found["calibrate_steps"] = (
+        lambda n: ja.calibrate_steps(target_epsilon=eps(n), noise_multiplier=1.0, sampling_probability=0.01, **target),
+        None,
+    )
+    found["calibrate_sampling_probability"] = (
+        lambda n: ja.calibrate_sampling_probability(target_epsilon=eps(n), noise_multiplier=1.0, steps=1000, **target),
+        None,
+    )
+    found["calibrate Gaussian"] = (
+        lambda n: ja.calibrate(ja.Gaussian, target_epsilon=eps(n), bracket=(0.1, 100.0), **target),
+        None,
+    )
+    known = {"monotone_score": 233, "privacy_profile": 49 + 4 * 17, "renyi": 2 * 241, "envelope": 1601}
+    for bound, values in known.items():
+        for name, law in {"geometric": geometric, "Poisson": poisson, "binomial": binomial}.items():
+            if isinstance(law, selection.BOUNDS[bound].laws):
+                made = chosen(law, bound=bound)
+                found[f"select {bound} {name} epsilon"] = (lambda n, made=made: ja.epsilon(made(n), 1e-5), values)
+                found[f"select {bound} {name} delta"] = (lambda n, made=made: ja.delta(made(n), 1.0), values)
+    for form, values in {"hockey_stick": 233, "renyi": 9 * 512}.items():
+        found[f"monotone_score_epsilon {form}"] = (
+            lambda n, form=form: selection.monotone_score_epsilon(1.0 / noise(n), geometric, 1e-5, form=form),
+            values,
+        )
+    exact, adaptive = chosen(geometric), chosen(poisson, candidates="adaptive")
+    found["select worst_case geometric epsilon"] = (lambda n: ja.epsilon(exact(n), 1e-5), None)
+    found["select worst_case geometric delta"] = (lambda n: ja.delta(exact(n), 1.0), None)
+    found["select adaptive Poisson epsilon"] = (lambda n: ja.epsilon(adaptive(n), 1e-5), None)
+    found["two_point_selection"] = (lambda n: selection.two_point_selection(geometric, noise(n), 1e-6), 0)
+    found["repetitions_allowed"] = (lambda n: ja.repetitions_allowed(gaussian(n), 12.0, 1e-5), None)
+    return found
+
+
+def timed(ask, rows):
+    """(wall seconds, CPU seconds) of a question."""
+    wall, busy = time.perf_counter(), time.process_time()
+    ask(rows)
+    return time.perf_counter() - wall, time.process_time() - busy
+
+
+def measured(name, ask, values, rows, limit):
+    """One line of the table."""
+    try:
+        timed(ask, FIRST_ROWS)
+        wall, _ = timed(ask, FIRST_ROWS)
+        rows = int(min(rows, max(FIRST_ROWS, limit / 2.0 / wall * FIRST_ROWS)))
+        first, _ = timed(ask, rows)
+        wall, busy = timed(ask, rows) if first < limit / 2.0 else (first, float("nan"))
+    except ja.InputError as error:
+        return {"question": name, "refused": str(error)}
+    rate = rows / wall
+    return {
+        "question": name,
+        "rows": rows,
+        "rows_per_second": rate,
+        "cpu_us_per_row": busy / rows * 1e6,
+        "points": values,
+        "slow": rate < SLOW,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--only", nargs="*", default=[""])
+    parser.add_argument("--limit", type=float, default=60.0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    for name, (ask, values) in questions().items():
+        if not name.startswith(tuple(options.only)):
+            continue
+        line = measured(name, ask, values, options.rows, options.limit)
+        if options.json:
+            print(json.dumps(line), flush=True)
+        elif "refused" in line:
+            print(f"{name:44} refused: {line['refused']}", flush=True)
+        else:
+            points = "-" if values is None else values
+            mark = "  SLOW" if line["slow"] else ""
+            print(
+                f"{name:44}{line['rows']:8}{line['rows_per_second']:12.0f} rows/s"
+                f"{line['cpu_us_per_row']:12.0f} us CPU/row{points:>8} points{mark}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
