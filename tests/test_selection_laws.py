@@ -18,6 +18,7 @@ from jaxacct.selection import (
     TruncatedNegativeBinomial,
     TwoPoint,
 )
+from jaxacct.selection.law_of_k import evaluated
 
 ETAS = [-1 + 1e-9, -0.5, -1e-12, 0.0, 1e-300, 1e-15, 1e-9, 1e-4, 0.5, 1.0, 3.0, 1000.0]
 GAMMAS = [1e-9, 1e-4, 0.1, 0.5, 1 - 1e-9]
@@ -37,15 +38,18 @@ LAWS = [
 ]
 
 
-def evaluate(law, y):
+def evaluate(law, y, plain=False):
+    if plain:
+        return evaluated(law, y)
     with jax.enable_x64():
         return [np.asarray(x) for x in jax.jit(lambda law, y: law.generating(y))(law, y)]
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["xla", "numpy"])
 @pytest.mark.parametrize("eta", ETAS)
-def test_truncated_negative_binomial_generating_function(eta):
+def test_truncated_negative_binomial_generating_function(eta, plain):
     law = TruncatedNegativeBinomial(eta, np.array(GAMMAS)[:, None])
-    values = evaluate(law, YS)
+    values = evaluate(law, YS, plain)
     with mpmath.workdps(400):
         for i, gamma in enumerate(GAMMAS):
             g, n = mpmath.mpf(gamma), mpmath.mpf(eta)
@@ -61,15 +65,21 @@ def test_truncated_negative_binomial_generating_function(eta):
                     assert abs(got[i, j] - truth) <= 2e-13 * truth + 1e-280
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["xla", "numpy"])
 @pytest.mark.parametrize("law", LAWS, ids=repr)
-def test_generating_function_is_the_sum_over_the_probabilities(law):
+def test_generating_function_is_the_sum_over_the_probabilities(law, plain):
     k = np.arange(3000)
     p = law.probability(k)
     y = np.array([0.0, 1e-3, 0.3, 1.0])
     x = 1.0 - y[:, None]
     powers = [x**k, k * x ** np.maximum(k - 1, 0), k * (k - 1) * x ** np.maximum(k - 2, 0)]
-    for got, power in zip(evaluate(law, y), powers, strict=True):
+    values = evaluate(law, y, plain)
+    for got, power in zip(values, powers, strict=True):
         np.testing.assert_allclose(got, np.sum(p * power, axis=1), rtol=1e-9, atol=1e-13)
+    if plain:
+        with np.errstate(all="ignore"):
+            slopes = law.slopes(y)
+        np.testing.assert_allclose(slopes, values[1:], rtol=1e-15)
     assert law.mean == pytest.approx(np.sum(k * p), rel=1e-9)
     np.testing.assert_allclose(law.survival(k[:500]), np.cumsum(p[::-1])[::-1][1:501], rtol=1e-8, atol=1e-14)
 
