@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct import cli, progress
+from jaxacct import calibration_start, cli, progress
 from jaxacct.cli import warm
-from jaxacct.engines import cache_folder, compiling, program_store, programs
+from jaxacct.engines import cache_folder, compiling, contour, program_store, programs
 
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -370,7 +370,7 @@ def test_nothing_is_made_before_something_is_compiled(tmp_path):
 
 
 def test_warm_compiles_what_the_same_question_then_loads(folder, monkeypatch, capsys):
-    monkeypatch.setattr(warm, "questions", lambda purpose: iter([("epsilon", True, (1.0, 0.3, 1000, 1e-5))]))
+    monkeypatch.setattr(warm, "questions", lambda: [lambda: ja.epsilon(ja.dp_sgd(1.0, 0.3, 1000), 1e-5)])
     monkeypatch.setattr(compiling, "_once", threading.Lock())
     programs._batched.cache_clear()
     assert cli.main(["warm", "--for", "training", "--json"]) == 0
@@ -380,6 +380,24 @@ def test_warm_compiles_what_the_same_question_then_loads(folder, monkeypatch, ca
     programs._batched.cache_clear()
     ja.epsilon(ja.dp_sgd(1.1, 0.3, 1000), 1e-5)
     assert ja.cache_info().compiled == compiled
+
+
+@pytest.mark.slow
+def test_warm_reaches_every_rung_with_every_kernel(monkeypatch):
+    asked, program = set(), programs.program
+
+    def listed(kernel, size, chunk, **static):
+        asked.add((kernel, static["points"], static["count"]))
+        return program(kernel, size, chunk, **static)
+
+    monkeypatch.setattr(programs, "program", listed)
+    with programs.alike(True):
+        for question in warm.questions():
+            question()
+    rungs, solved = len(contour.LADDER), len(calibration_start.PLAIN)
+    lasting = sum(rung.split and rung.chunk > 1 for rung in contour.LADDER)
+    # epsilon and delta; starts of calibrations; the split contour's, and the certificates that go on from these
+    assert len(asked) == 2 * rungs + solved + 2 * lasting
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ it needs; they are chosen so that together they reach every rung of the ladder.
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jaxacct import account, calibration
 from jaxacct.cli import output
@@ -21,17 +23,19 @@ __all__ = ["run"]
 
 PURPOSES = {"sweep": (False,), "training": (True,), "all": (False, True)}
 """What --for may say, and whether that takes the quickly compiled programs of small jobs."""
-RUNS = (
-    (1.0, 1e-2, 1_000, 1e-5),
-    (1.0, 1e-3, 10_000, 1e-5),
-    (0.8, 1e-3, 1_000, 1e-5),
-    (0.3, 1e-5, 10_000, 1e-5),
-    (0.3, 1e-1, 10, 1e-20),
-)
-"""Noise multiplier, sampling probability, steps and delta of runs that differ in how many steps sample a record."""
+NOISE, RATE, STEPS = (0.3, 1.0, 100.0), (1e-5, 1e-3, 0.1), (10_000, 10_000_000)
+"""Runs of the questions for epsilon and delta: from few expected hits to many, where every rung has some to answer."""
+DELTA, EPSILON = (1e-3, 1e-20), (0.1, 3.0)
+"""What they are asked at."""
+TARGETS = tuple(itertools.product((0.5, 4.0), (1e-5, 1e-9)))
+"""(epsilon, delta) of the calibrations."""
+KNOWN = {
+    calibration.calibrate_noise_multiplier: tuple(itertools.product(RATE, (100, 10_000))),
+    calibration.calibrate_steps: tuple(itertools.product((0.7, 2.0), (1e-3, 0.1))),
+}
+"""The two numbers that each calibration is given."""
 
-Question = tuple[str, bool, tuple[float, float, int, float]]
-"""A quantity, whether quickly compiled programs answer it, and a run."""
+Question = Callable[[], object]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,12 +48,13 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"compiled programs are not kept: {before.reason}")
     compiling.say_nothing()
     begin = time.monotonic()
-    todo = list(questions(purpose))
+    todo = [(few, question) for few in PURPOSES[purpose] for question in questions()]
     bar = Progress(len(todo), None, unit="questions")
     try:
-        for done, question in enumerate(todo):
+        for done, (few, question) in enumerate(todo):
             bar.update(done, f"  {_prepared()} programs")
-            ask(*question)
+            with programs.alike(few):
+                question()
         bar.update(len(todo), f"  {_prepared()} programs")
     finally:
         bar.close()
@@ -67,24 +72,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def questions(purpose: str) -> Iterator[Question]:
-    """What is asked: of each run its epsilon, the delta at that epsilon, and the noise for it."""
-    for few in PURPOSES[purpose]:
-        for quantity in ("epsilon", "delta", "calibrate"):
-            for each in RUNS:
-                yield quantity, few, each
-
-
-def ask(quantity: str, few: bool, of: tuple[float, float, int, float]) -> None:
-    """One question; its answer is of no interest."""
-    noise, rate, steps, delta = of
-    with programs.alike(few):
-        if quantity == "epsilon":
-            account.epsilon(dp_sgd(noise, rate, steps), delta)
-        elif quantity == "delta":
-            account.delta(dp_sgd(noise, rate, steps), 1.0)
-        else:
-            calibration.calibrate_noise_multiplier(1.0, delta, rate, steps)
+def questions() -> Iterator[Question]:
+    """What is asked; the answers are of no interest."""
+    for of in itertools.product(NOISE, RATE, STEPS):
+        for delta in DELTA:
+            yield functools.partial(account.epsilon, dp_sgd(*of), delta, engine="contour")
+        for epsilon in EPSILON:
+            yield functools.partial(account.delta, dp_sgd(*of), epsilon, engine="contour")
+    for calibrate, numbers in KNOWN.items():
+        for known, target in itertools.product(numbers, TARGETS):
+            yield functools.partial(calibrate, *target, *known)
 
 
 def _prepared() -> int:
