@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct import cli, progress
+from jaxacct import calibration_start, cli, progress
 from jaxacct.cli import warm
-from jaxacct.engines import cache_folder, compiling, program_store, programs
+from jaxacct.engines import cache_folder, compiling, contour, program_store, programs
 
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -37,10 +37,10 @@ def folder(tmp_path, monkeypatch):
     programs.program.cache_clear()
 
 
-def answer(values=3):
-    """The one-line kernel, from a process that remembers nothing."""
+def answer(values=3, chunk=128):
+    """The one-line kernel, from a process that remembers nothing; a chunk of another size is another program."""
     programs.program.cache_clear()
-    (out,) = programs.in_chunks(programs.program(half, scale=3), 128, (np.arange(float(values)),), values)
+    (out,) = programs.in_chunks(programs.program(half, scale=3), chunk, (np.arange(float(values)),), values)
     return out.tolist()
 
 
@@ -206,7 +206,7 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(folder, compilations, mo
     monkeypatch.setattr(os, "utime", refused)
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert answer() == [0.0, 1.5, 3.0] and len(compilations) == 1
-    assert answer(300) == [0.0, 1.5, 3.0] and len(kept(folder)) == 1
+    assert answer(chunk=16) == [0.0, 1.5, 3.0] and len(kept(folder)) == 1
     info = ja.cache_info()
     assert info.used and "only be read" in info.reason
 
@@ -241,7 +241,7 @@ def test_what_was_unused_for_longest_goes_first(folder, monkeypatch):
 
 
 def test_loading_a_program_counts_as_use(folder, monkeypatch):
-    answer(), answer(300)
+    answer(), answer(chunk=16)
     for path in kept(folder):
         os.utime(path, (1e9, 1e9))
     answer()
@@ -362,7 +362,7 @@ def test_nothing_is_made_before_something_is_compiled(tmp_path):
 
 
 def test_warm_compiles_what_the_same_question_then_loads(folder, monkeypatch, capsys):
-    monkeypatch.setattr(warm, "questions", lambda purpose: iter([("epsilon", True, (1.0, 0.3, 1000, 1e-5))]))
+    monkeypatch.setattr(warm, "questions", lambda: [lambda: ja.epsilon(ja.dp_sgd(1.0, 0.3, 1000), 1e-5)])
     monkeypatch.setattr(compiling, "_once", threading.Lock())
     programs.program.cache_clear()
     assert cli.main(["warm", "--for", "training", "--json"]) == 0
@@ -372,6 +372,24 @@ def test_warm_compiles_what_the_same_question_then_loads(folder, monkeypatch, ca
     programs.program.cache_clear()
     ja.epsilon(ja.dp_sgd(1.1, 0.3, 1000), 1e-5)
     assert ja.cache_info().compiled == compiled
+
+
+@pytest.mark.slow
+def test_warm_reaches_every_rung_with_every_kernel(monkeypatch):
+    asked, program = set(), programs.program
+
+    def listed(kernel, size, chunk, **static):
+        asked.add((kernel, static["points"], static["count"]))
+        return program(kernel, size, chunk, **static)
+
+    monkeypatch.setattr(programs, "program", listed)
+    with programs.alike(True):
+        for question in warm.questions():
+            question()
+    rungs, solved = len(contour.LADDER), len(calibration_start.PLAIN)
+    lasting = sum(rung.split and rung.chunk > 1 for rung in contour.LADDER)
+    # epsilon and delta; starts of calibrations; the split contour's, and the certificates that go on from these
+    assert len(asked) == 2 * rungs + solved + 2 * lasting
 
 
 @pytest.mark.parametrize(

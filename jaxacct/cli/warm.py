@@ -7,12 +7,14 @@ it needs; they are chosen so that together they reach every rung of the ladder.
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jaxacct import account, calibration
 from jaxacct.cli import output
-from jaxacct.engines import compiling, program_cache
+from jaxacct.engines import backend, compiling, program_cache
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.progress import Progress
 from jaxacct.validation import InputError
@@ -22,18 +24,21 @@ __all__ = ["run"]
 PURPOSES = {"sweep": ("xla",), "training": ("auto",), "all": ("xla", "auto")}
 """What --for may say, and the backends that it takes.
 
-A large sweep takes XLA.  Plans and ledgers ask a few questions, for which nothing is compiled on a CPU."""
-RUNS = (
-    (1.0, 1e-2, 1_000, 1e-5),
-    (1.0, 1e-3, 10_000, 1e-5),
-    (0.8, 1e-3, 1_000, 1e-5),
-    (0.3, 1e-5, 10_000, 1e-5),
-    (0.3, 1e-1, 10, 1e-20),
-)
-"""Noise multiplier, sampling probability, steps and delta of runs that differ in how many steps sample a record."""
+Large sweeps take XLA.  Plans and ledgers ask a few questions, for which nothing is compiled on a CPU.
+"""
+NOISE, RATE, STEPS = (0.3, 1.0, 100.0), (1e-5, 1e-3, 0.1), (10_000, 10_000_000)
+"""Runs of the questions for epsilon and delta: from few expected hits to many, where every rung has some to answer."""
+DELTA, EPSILON = (1e-3, 1e-20), (0.1, 3.0)
+"""What they are asked at."""
+TARGETS = tuple(itertools.product((0.5, 4.0), (1e-5, 1e-9)))
+"""(epsilon, delta) of the calibrations."""
+KNOWN = {
+    calibration.calibrate_noise_multiplier: tuple(itertools.product(RATE, (100, 10_000))),
+    calibration.calibrate_steps: tuple(itertools.product((0.7, 2.0), (1e-3, 0.1))),
+}
+"""The two numbers that each calibration is given."""
 
-Question = tuple[str, str, tuple[float, float, int, float]]
-"""A quantity, the backend that answers it, and a run."""
+Question = Callable[[], object]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,12 +51,13 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"compiled programs are not kept: {before.reason}")
     compiling.say_nothing()
     begin = time.monotonic()
-    todo = list(questions(purpose))
+    todo = [(name, question) for name in PURPOSES[purpose] for question in questions()]
     bar = Progress(len(todo), None, unit="questions")
     try:
-        for done, question in enumerate(todo):
+        for done, (name, question) in enumerate(todo):
             bar.update(done, f"  {_prepared()} programs")
-            ask(*question)
+            with backend.asked(name):
+                question()
         bar.update(len(todo), f"  {_prepared()} programs")
     finally:
         bar.close()
@@ -69,23 +75,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def questions(purpose: str) -> Iterator[Question]:
-    """What is asked: of each run its epsilon, the delta at that epsilon, and the noise for it."""
-    for backend in PURPOSES[purpose]:
-        for quantity in ("epsilon", "delta", "calibrate"):
-            for each in RUNS:
-                yield quantity, backend, each
-
-
-def ask(quantity: str, backend: str, of: tuple[float, float, int, float]) -> None:
-    """One question; its answer is of no interest."""
-    noise, rate, steps, delta = of
-    if quantity == "epsilon":
-        account.epsilon(dp_sgd(noise, rate, steps), delta, backend=backend)
-    elif quantity == "delta":
-        account.delta(dp_sgd(noise, rate, steps), 1.0, backend=backend)
-    else:
-        calibration.calibrate_noise_multiplier(1.0, delta, rate, steps, backend=backend)
+def questions() -> Iterator[Question]:
+    """What is asked; the answers are of no interest."""
+    for of in itertools.product(NOISE, RATE, STEPS):
+        for delta in DELTA:
+            yield functools.partial(account.epsilon, dp_sgd(*of), delta, engine="contour")
+        for epsilon in EPSILON:
+            yield functools.partial(account.delta, dp_sgd(*of), epsilon, engine="contour")
+    for calibrate, numbers in KNOWN.items():
+        for known, target in itertools.product(numbers, TARGETS):
+            yield functools.partial(calibrate, *target, *known)
 
 
 def _prepared() -> int:
