@@ -103,3 +103,12 @@ def test_what_the_user_asks_for_is_taken():
         assert not backend.on_numpy(1) and backend.on_numpy(1, apart=True)
     with pytest.raises(ja.InputError, match="backend = 'tpu' is not known"):
         ja.epsilon(ja.Gaussian(1.0), 1e-5, backend="tpu")
+
+
+def test_a_middling_job_takes_xla_where_its_programs_are_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAXACCT_CACHE_DIR", str(tmp_path / "programs"))
+    assert backend.suiting(10_000) == "numpy"
+    programs.note_warm()
+    assert [backend.suiting(size) for size in (1, 10_000)] == ["numpy", "xla"]
+    ja.clear_cache()
+    assert backend.suiting(10_000) == "numpy"

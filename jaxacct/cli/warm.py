@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from jaxacct import account, calibration
 from jaxacct.cli import output
-from jaxacct.engines import backend, compiling, program_cache
+from jaxacct.engines import backend, compiling, program_cache, programs
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.progress import Progress
 from jaxacct.validation import InputError
@@ -32,7 +32,7 @@ DELTA, EPSILON = (1e-3, 1e-20), (0.1, 3.0)
 """What they are asked at."""
 TARGETS = tuple(itertools.product((0.5, 4.0), (1e-5, 1e-9)))
 """(epsilon, delta) of the calibrations."""
-KNOWN = {
+KNOWN: dict[Callable[..., object], tuple[tuple[float, float], ...]] = {
     calibration.calibrate_noise_multiplier: tuple(itertools.product(RATE, (100, 10_000))),
     calibration.calibrate_steps: tuple(itertools.product((0.7, 2.0), (1e-3, 0.1))),
 }
@@ -65,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
     compiled, loaded, saved = (getattr(info, n) - getattr(before, n) for n in ("compiled", "loaded", "saved"))
     if saved < compiled:
         raise InputError(f"{info.folder}: {compiled - saved} of {compiled} programs could not be kept")
+    if "xla" in PURPOSES[purpose]:
+        programs.note_warm()
     told = {"compiled": compiled, "already there": loaded, "folder": str(info.folder)}
     size = {"kept": f"{info.programs} programs, {info.bytes / 2**20:.0f} of {info.limit_bytes / 2**20:.0f} MiB"}
     seconds = time.monotonic() - begin

@@ -29,6 +29,8 @@ __all__ = ["NUMPY_MOST", "asked", "evaluate", "fixed", "job", "on_numpy", "suiti
 
 NUMPY_MOST = 40_000
 """Largest job that NumPy does: about where compiling the programs of the contour engine begins to pay."""
+NUMPY_MOST_IF_KEPT = 1_500
+"""The same where `jaxacct warm` has kept the programs: loading them pays sooner."""
 CHUNK_POINTS = 2**14
 """Quadrature points of all configurations of a chunk together: fewer cost more calls, more do not fit into a cache."""
 LEAST_CHUNK = 4
@@ -96,7 +98,9 @@ def on_numpy(size: int, *, apart: bool = False) -> bool:
 
 
 def _suits(size: int) -> bool:
-    return size <= NUMPY_MOST and jax.default_backend() == "cpu" and _holds()
+    if size > NUMPY_MOST or jax.default_backend() != "cpu" or not _holds():
+        return False
+    return size <= NUMPY_MOST_IF_KEPT or not programs.are_kept()
 
 
 @functools.cache

@@ -20,6 +20,8 @@ LIMIT_BYTES = 512 * 2**20
 """Most bytes that the programs take together; beyond it those unused for longest go.  A program takes 1 to 6 MiB."""
 ENDING = ".program"
 """End of the name of a kept program."""
+WARM_ENDING = ".warm"
+"""Ends the name of an empty file that says that `jaxacct warm` has kept the programs of sweeps."""
 TEMPORARY = ".unfinished-"
 """Beginning of the name of a program that is being written."""
 ABANDONED_SECONDS = 3600.0
@@ -141,6 +143,9 @@ def clear(folder: Path) -> tuple[int, int]:
         with contextlib.suppress(OSError):
             path.unlink()
             count, size = count + 1, size + status.st_size
+    for path in folder.glob(f"*{WARM_ENDING}"):
+        with contextlib.suppress(OSError):
+            path.unlink()
     _sweep_up(folder, 0.0)
     return count, size
 

@@ -69,6 +69,17 @@ def save(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled) -
     return cache_folder.write(path_of(folder, label, device), payload)
 
 
+def note_warm(folder: Path, device: Any) -> None:
+    """Remember that the programs of sweeps are kept."""
+    cache_folder.write(path_of(folder, "jaxacct warm", device).with_suffix(cache_folder.WARM_ENDING), b"")
+
+
+def is_warm(folder: Path, device: Any) -> bool:
+    """Whether `jaxacct warm` has kept the programs of sweeps, of these versions and for this machine."""
+    path = path_of(folder, "jaxacct warm", device).with_suffix(cache_folder.WARM_ENDING)
+    return cache_folder.read(path) is not None
+
+
 def path_of(folder: Path, label: str, device: Any) -> Path:
     """The file of a program."""
     settings = sorted((name, repr(value)) for name, value in jax.config.values.items() if not HARMLESS.search(name))

@@ -131,6 +131,22 @@ def _folder() -> Path | None:
         return None
 
 
+def note_warm() -> None:
+    """Remember that the programs of sweeps are kept for this process's first device."""
+    folder = _folder()
+    if folder is not None:
+        program_store.note_warm(folder, jax.local_devices()[0])
+
+
+def are_kept() -> bool:
+    """Whether `jaxacct warm` has kept the programs of sweeps."""
+    try:
+        folder = cache_folder.safe_folder(create=False)
+    except cache_folder.Unusable:
+        return False
+    return jax.process_count() == 1 and program_store.is_warm(folder, jax.local_devices()[0])
+
+
 def _own(tree: Any) -> bool:
     """Whether a tree is made of containers and classes of jaxacct alone: the code of others is not in a file's name."""
     node = tree.node_data()
