@@ -29,7 +29,7 @@ DELTA, EPSILON = (1e-3, 1e-20), (0.1, 3.0)
 """What they are asked at."""
 TARGETS = tuple(itertools.product((0.5, 4.0), (1e-5, 1e-9)))
 """(epsilon, delta) of the calibrations."""
-KNOWN = {
+KNOWN: dict[Callable[..., object], tuple[tuple[float, float], ...]] = {
     calibration.calibrate_noise_multiplier: tuple(itertools.product(RATE, (100, 10_000))),
     calibration.calibrate_steps: tuple(itertools.product((0.7, 2.0), (1e-3, 0.1))),
 }
