@@ -7,13 +7,14 @@ end.  Which engine answers is decided in dispatch.py; `Bounds.engine` says which
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import Side, ask_engines, engine_of_mechanism, is_open, kinds_of
-from jaxacct.engines.backend import asked, job
+from jaxacct.engines.backend import job
 from jaxacct.engines.contour import TOLERANCE, Answer, Hint
 from jaxacct.engines.protocol import Effort, Question
 from jaxacct.engines.quick_bounds import largest_loss
@@ -100,7 +101,7 @@ def epsilon(
     given = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes, backend=backend)
     mechanism = require_mechanism("mechanism", mechanism)
     delta = check("delta", delta, DELTA_OR_ZERO)
-    with asked(given.backend):
+    with contextlib.nullcontext() if given.backend == "auto" else job(1, given.backend):
         return bracket_epsilon(mechanism, delta, given.relation, effort_of(given), given.engine)
 
 
@@ -169,7 +170,7 @@ def delta(
     mechanism = require_mechanism("mechanism", mechanism)
     epsilon = check("epsilon", epsilon, NON_NEGATIVE)
     effort = effort_of(given)
-    with asked(given.backend):
+    with contextlib.nullcontext() if given.backend == "auto" else job(1, given.backend):
         whole = engine_of_mechanism(mechanism, given.engine)
         if whole is not None:
             return whole.delta(mechanism, np.asarray(epsilon), given.relation, effort.rtol)

@@ -15,7 +15,7 @@ from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.calibration_start import Goal, calibration_start
 from jaxacct.certified_search import Found, Search, Start, certified_search
-from jaxacct.engines.backend import asked, job
+from jaxacct.engines.backend import job
 from jaxacct.engines.contour import no_hint
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.validation import (
@@ -123,7 +123,7 @@ def calibrated(
 ) -> Calibration:
     """The value of `unknown` that meets the target for DP-SGD with the other parameters known."""
     goal, shape = checked_goal(unknown, target_epsilon, target_delta, known, relation, rtol, limits, {}, backend)
-    with asked(backend), job(goal.epsilon.size):
+    with job(goal.epsilon.size, backend):
         search = search_for(goal, lambda rows, values: certified(goal, goal.relation, rows, values))
         if goal.relation == "add_or_remove_one":  # remove is the larger direction as a rule
             search = search._replace(leader=lambda rows, values: certified(goal, "remove_one", rows, values))

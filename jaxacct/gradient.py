@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.engines import contour
-from jaxacct.engines.backend import asked, evaluate, job
+from jaxacct.engines.backend import evaluate, job
 from jaxacct.kernels.sensitivity import sensitivity
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import holds_vectors, require_mechanism
@@ -82,7 +82,7 @@ def epsilon_gradient(
         )
     full = [np.broadcast_to(np.asarray(leaf, np.float64), shape).reshape(-1) for leaf in leaves]
     flat_delta = np.broadcast_to(np.asarray(delta, np.float64), shape).reshape(-1)
-    with asked(chosen.backend), job(flat_delta.size):
+    with job(flat_delta.size, chosen.backend):
         gradients = [np.zeros(flat_delta.size) for _ in leaves]
         sides = {
             d: _one_sided(jax.tree.unflatten(structure, full), flat_delta, relation, d)

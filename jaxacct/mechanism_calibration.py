@@ -11,7 +11,7 @@ from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.certified_search import Found, Search, certified_search, start_at
 from jaxacct.dp_sgd_calibration import LEAST_RTOL, Calibration, result
-from jaxacct.engines.backend import asked, job
+from jaxacct.engines.backend import job
 from jaxacct.engines.protocol import Effort
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
@@ -103,7 +103,7 @@ def calibrate(
     if not (low < high).all():
         index = [int(i) for i in np.argwhere(~(low < high))[0]] if shape else ""
         raise InputError(f"bracket{index} must be (lowest, highest) with lowest < highest; give a wider one")
-    with asked(chosen.backend), job(int(np.prod(shape))):
+    with job(int(np.prod(shape)), chosen.backend):
         found = search_mechanisms(
             lambda x: _made(mechanism, x),
             epsilon,

@@ -97,7 +97,7 @@ def test_what_is_left_over_of_a_large_job_takes_its_path(monkeypatch, asked):
 
 def test_what_the_user_asks_for_is_taken():
     for word in ("numpy", "xla"):
-        with backend.asked(word), backend.job(10**9), backend.job(1, apart=True):
+        with backend.job(1, word), backend.job(10**9), backend.job(1, apart=True):
             assert backend.on_numpy(1) == backend.on_numpy(10**9) == (word == "numpy")
     with backend.job(10**9), backend.job(1):
         assert not backend.on_numpy(1) and backend.on_numpy(1, apart=True)

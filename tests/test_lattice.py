@@ -11,7 +11,7 @@ import pytest
 from scipy.special import gammaln, log_ndtr
 
 from jaxacct.engines import lattice, lattice_sides
-from jaxacct.engines.backend import asked
+from jaxacct.engines.backend import job
 from jaxacct.engines.lattice_backend import runner
 from jaxacct.engines.lattice_part import Placed
 from jaxacct.kernels.lattice_cells import Cells, gaussian_cells, gaussian_nodes
@@ -51,7 +51,7 @@ def double():
 
 @pytest.fixture(params=["numpy", "xla"])
 def backend(request):
-    with asked(request.param):
+    with job(1, request.param):
         yield
 
 
@@ -388,9 +388,9 @@ MIXED = [
 @pytest.mark.parametrize("mechanism", MIXED, ids=["Laplace", "mixed", "plain"])
 def test_numpy_and_xla_agree(mechanism, direction):
     parts, rtol = components(mechanism, RELATION, direction), 1e-4
-    with asked("numpy"):
+    with job(1, "numpy"):
         ours = lattice.epsilon(parts, 0, 1e-6, 1e-6, rtol=rtol)
-    with asked("xla"):
+    with job(1, "xla"):
         theirs = lattice.epsilon(parts, 0, 1e-6, 1e-6, rtol=rtol)
     assert ours.status == theirs.status
     assert np.all(np.abs(np.subtract(ours[:3], theirs[:3])) <= 1e-9 + 0.1 * rtol * theirs.upper)

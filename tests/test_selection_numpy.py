@@ -70,7 +70,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(quantity):
     law, at = LAWS["negative binomial"], np.array([[1e-2], [1e-5], [1e-9]])
     run = ja.Gaussian(2.0)
     ask = getattr(ja, quantity)
-    with backend.asked("numpy"):
+    with backend.job(1, "numpy"):
         batch = ask(selection.select(run, law), at, rtol=1e-2)
         for index in np.ndindex(batch.upper.shape):
             alone = ask(selection.select(run, law.element(index[1:])), at[index[0], 0], rtol=1e-2)

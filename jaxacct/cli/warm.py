@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         for done, (name, question) in enumerate(todo):
             bar.update(done, f"  {_prepared()} programs")
-            with backend.asked(name):
+            with backend.job(1, name):
                 question()
         bar.update(len(todo), f"  {_prepared()} programs")
     finally:

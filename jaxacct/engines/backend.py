@@ -25,7 +25,7 @@ from jaxacct.engines import programs
 from jaxacct.kernels import elementary_check
 from jaxacct.validation import InputError
 
-__all__ = ["NUMPY_MOST", "asked", "evaluate", "fixed", "job", "on_numpy", "suiting"]
+__all__ = ["NUMPY_MOST", "evaluate", "fixed", "job", "on_numpy", "suiting"]
 
 NUMPY_MOST = 40_000
 """Largest job that NumPy does: about where compiling the programs of the contour engine begins to pay."""
@@ -49,12 +49,21 @@ _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", def
 
 
 @contextlib.contextmanager
-def asked(backend: str) -> Iterator[None]:
-    """Inside, every batch takes the path that the user asked for; "auto" changes nothing."""
-    numpy = backend == "numpy"
-    if numpy and not _holds():
+def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[None]:
+    """Inside, every batch takes one path: the one that is asked for, else that of the job around it, else the cheaper.
+
+    size : configurations of the whole job.
+    backend : what the user asks for, for this job and those within.
+    apart : whether a job of another size around this one is passed over, if nothing was asked for.
+    """
+    around = _path.get()
+    if backend == "numpy" and not _holds():
         raise InputError("backend = 'numpy' cannot certify on this machine; use 'xla'")
-    token = _path.set(_path.get() if backend == "auto" else _Path(numpy, True))
+    if backend != "auto":
+        path = _Path(backend == "numpy", True)
+    else:
+        path = around if around is not None and (around.asked or not apart) else _Path(_suits(size), False)
+    token = _path.set(path)
     try:
         yield
     finally:
@@ -69,21 +78,6 @@ def fixed(numpy: bool) -> Iterator[None]:
         yield
     finally:
         _path.reset(token)
-
-
-@contextlib.contextmanager
-def job(size: int, *, apart: bool = False) -> Iterator[None]:
-    """Inside, every batch takes one path: the one that is asked for, else that of the job around it, else the cheaper.
-
-    size : configurations of the whole job.
-    apart : whether a job of another size around this one is passed over, if nothing was asked for.
-    """
-    around = _path.get()
-    if around is not None and (around.asked or not apart):
-        yield
-    else:
-        with fixed(_suits(size)):
-            yield
 
 
 def suiting(size: int) -> str:
@@ -118,7 +112,8 @@ def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, 
     chunk : configurations in a call of a compiled program.
     static : the kernel's keywords; `points`, its quadrature points, says how many configurations fit into a cache.
     """
-    if not on_numpy(size):
+    path = _path.get()
+    if not (_suits(size) if path is None else path.numpy):
         return programs.in_chunks(programs.program(kernel, **static), chunk, arguments, size)
     if kernel.__module__ == CALLS_ERFC and elementary_check.failure(special=True) is not None:
         raise ArithmeticError(elementary_check.failure(special=True))
