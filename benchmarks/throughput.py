@@ -52,7 +52,7 @@ class Stage:
 def watched():
     """Yields (stages by program, [seconds, rows] of the lattice engine), filled by all that is solved inside."""
     stages, by_run, by_lattice = {}, {}, [0.0, 0]
-    choose, run_in_chunks, solve = programs.program, programs.in_chunks, lattice.epsilon
+    choose, run_in_chunks, solve = programs.program, backend.in_chunks, lattice.epsilon
 
     def program(kernel, size, chunk, **static):
         chosen = choose(kernel, size, chunk, **static)

@@ -154,14 +154,17 @@ class Bounds:
         shape = np.broadcast_shapes(*(a.shape for a in ends), *(w.shape for w in words))
         lower, estimate, upper = (np.array(np.broadcast_to(a, shape)) for a in ends)
         kind, status, engine = (np.array(np.broadcast_to(w, shape)) for w in words)
-        for word in _distinct(words[0]):
+        distinct = [
+            dict.fromkeys(array.ravel().tolist()) for array in words[:2]
+        ]  # few, and faster so than by np.unique
+        for word in distinct[0]:
             if str(word).split(":")[0] not in KINDS:
                 raise ValueError(f"kind {str(word)!r} is not known; use one of {', '.join(KINDS)}")
-        for word in _distinct(words[1]):
+        for word in distinct[1]:
             if str(word) not in STATUSES:
                 raise InputError(f"status = {shown(str(word))} is not known; use one of {', '.join(STATUSES)}")
         ok = np.zeros(shape, bool)
-        for word in _distinct(words[1]):
+        for word in distinct[1]:
             if word in _NEEDS_NO_ACTION:
                 ok |= words[1] == word
         unanswered = ~ok & np.isnan(lower) & np.isnan(estimate) & np.isnan(upper)
@@ -220,12 +223,3 @@ def _tally(words: np.ndarray) -> str:
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{count} {word}" for word, count in counts.most_common())
-
-
-def _distinct(words: np.ndarray) -> list[str]:
-    """The different words of an array, which are few: one comparison of the array for each."""
-    found, rest = [], words.reshape(-1)
-    while rest.size:
-        found.append(str(rest[0]))
-        rest = rest[rest != rest[0]]
-    return found

@@ -29,7 +29,7 @@ from jaxacct.sweeps import sweep
 table = sweep(json.loads(sys.argv[1]), block=16, backend="xla")
 words = {name: sorted(set(table[name].tolist())) for name in ("status", "engine")}
 info = ja.cache_info()
-counts = {"prepared": info.compiled + info.loaded, "programs": programs.program.cache_info().currsize}
+counts = {"prepared": info.compiled + info.loaded, "programs": backend.program.cache_info().currsize}
 print(json.dumps(words | counts))
 """
 

@@ -34,13 +34,13 @@ def folder(tmp_path, monkeypatch):
     chosen = tmp_path / "programs"
     monkeypatch.setenv("JAXACCT_CACHE_DIR", str(chosen))
     yield chosen
-    programs.program.cache_clear()
+    backend.program.cache_clear()
 
 
 def answer(values=3, chunk=128):
     """The one-line kernel, from a process that remembers nothing; a chunk of another size is another program."""
-    programs.program.cache_clear()
-    (out,) = programs.in_chunks(programs.program(half, scale=3), chunk, (np.arange(float(values)),), values)
+    backend.program.cache_clear()
+    (out,) = backend.in_chunks(backend.program(half, scale=3), chunk, (np.arange(float(values)),), values)
     return out.tolist()
 
 
@@ -155,7 +155,7 @@ def test_functions_of_other_packages_are_not_kept(folder):
 
     for kind in (Ours, Theirs):
         jax.tree_util.register_pytree_node(kind, lambda x: (list(x.values()), tuple(x)), lambda k, v: {k[0]: v[0]})
-    double = programs.Compiled(lambda law: 2 * law["x"], None, "double")
+    double = backend.Compiled(lambda law: 2 * law["x"], None, "double")
     for kind, count in ((Theirs, 0), (Ours, 1)):
         (out,) = double(kind(x=np.ones(3)))
         assert np.asarray(out).tolist() == [2.0, 2.0, 2.0] and len(list(folder.glob("*.program"))) == count
@@ -273,8 +273,8 @@ def test_two_processes_at_once(folder):
     code = (
         "import numpy as np\nimport jaxacct.engines.programs as programs\nimport jaxacct as ja\n"
         "def third(x, scale):\n    return (x * scale / 3,)\n"
-        "program = programs.program(third, scale=1)\n"
-        "(out,) = programs.in_chunks(program, 4, (np.arange(4.0),), 4)\n"
+        "program = backend.program(third, scale=1)\n"
+        "(out,) = backend.in_chunks(program, 4, (np.arange(4.0),), 4)\n"
         "info = ja.cache_info()\nprint(out.tolist(), info.loaded + info.compiled, info.programs)\n"
     )
     environment = os.environ | ENVIRONMENT
@@ -288,8 +288,8 @@ def test_two_processes_at_once(folder):
 
 
 def test_threads_share_one_compilation(folder, compilations):
-    programs.program.cache_clear()
-    (out,) = programs.in_chunks(programs.program(half, scale=5), 4, (np.arange(64.0),), 64)
+    backend.program.cache_clear()
+    (out,) = backend.in_chunks(backend.program(half, scale=5), 4, (np.arange(64.0),), 64)
     assert out.tolist() == (2.5 * np.arange(64.0)).tolist() and len(compilations) == 1
 
 
@@ -299,8 +299,8 @@ def test_a_program_loaded_by_several_threads_gives_the_bits_of_a_compiled_one(fo
 
     x, found = np.linspace(0.0, 1.0, 640), []
     for _ in range(2):
-        programs.program.cache_clear()
-        found.append(programs.in_chunks(programs.program(waves, scale=7), 16, (x,), 640))
+        backend.program.cache_clear()
+        found.append(backend.in_chunks(backend.program(waves, scale=7), 16, (x,), 640))
     assert np.array_equal(found[0], found[1]) and len(kept(folder)) == 1
 
 
@@ -364,12 +364,12 @@ def test_nothing_is_made_before_something_is_compiled(tmp_path):
 def test_warm_compiles_what_the_same_question_then_loads(folder, monkeypatch, capsys):
     monkeypatch.setattr(warm, "questions", lambda: [lambda: ja.epsilon(ja.dp_sgd(1.0, 0.3, 1000), 1e-5)])
     monkeypatch.setattr(compiling, "_once", threading.Lock())
-    programs.program.cache_clear()
+    backend.program.cache_clear()
     assert cli.main(["warm", "--for", "training", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["folder"] == str(folder) and told["programs"] == len(kept(folder)) >= 1
     compiled = ja.cache_info().compiled
-    programs.program.cache_clear()
+    backend.program.cache_clear()
     ja.epsilon(ja.dp_sgd(1.1, 0.3, 1000), 1e-5)
     assert ja.cache_info().compiled == compiled
 
@@ -382,7 +382,7 @@ def test_warm_reaches_every_rung_with_every_kernel(monkeypatch):
         asked.add((kernel, static["points"], static["count"]))
         return program(kernel, size, chunk, **static)
 
-    monkeypatch.setattr(programs, "program", listed)
+    monkeypatch.setattr(backend, "program", listed)
     with programs.alike(True):
         for question in warm.questions():
             question()

@@ -194,11 +194,11 @@ from jaxacct.engines import programs
 used = set()
 def kernel(x):
     return jax.numpy.exp(x) / 3, x
-program = programs.program(kernel)
+program = backend.program(kernel)
 def spy(x):
     used.add(x.device)
     return program(x)
-out, same = programs.in_chunks(spy, 4, (np.linspace(0, 1, 33),), 33)
+out, same = backend.in_chunks(spy, 4, (np.linspace(0, 1, 33),), 33)
 assert len(jax.devices()) == 4 and used == set(jax.devices())
 with jax.enable_x64():
     alone = [np.asarray(x) for x in program(np.linspace(0, 1, 33)[:4])][0]

@@ -4,7 +4,11 @@ On a CPU some ten thousands of configurations are done on NumPy before XLA has c
 and any number on an accelerator, are done sooner by XLA.  The two agree to rounding, and not to the last bit.  So a job
 takes one path throughout, fixed before it begins (`job`).
 
-On NumPy a batch is cut into chunks that fit into the cache.  The size of a chunk changes no bit of an answer.
+On NumPy a batch is cut into chunks that fit into the cache.  The size of a chunk changes no bit of an answer.  For XLA
+it is cut into chunks of one fixed shape, which run on every core or device there is (`in_chunks`).  A chunk has the same
+shape whatever the number of devices, and each device compiles the same program, so that results do not depend on how
+many devices took part, to the last bit.  (One program partitioned over a mesh would not do: XLA fuses it otherwise than
+the program of one device, and the last bits differ.)
 """
 
 from __future__ import annotations
@@ -13,19 +17,21 @@ import contextlib
 import contextvars
 import functools
 import os
+import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxacct.engines import programs
+from jaxacct.engines import compiling, programs
+from jaxacct.engines.programs import Run
 from jaxacct.kernels import elementary_check
 from jaxacct.validation import InputError
 
-__all__ = ["NUMPY_MOST", "evaluate", "fixed", "job", "on_numpy", "suiting"]
+__all__ = ["NUMPY_MOST", "Compiled", "evaluate", "fixed", "in_chunks", "job", "on_numpy", "program", "suiting"]
 
 NUMPY_MOST = 40_000
 """Largest job that NumPy does: about where compiling the programs of the contour engine begins to pay."""
@@ -114,7 +120,7 @@ def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, 
     """
     path = _path.get()
     if not (_suits(size) if path is None else path.numpy):
-        return programs.in_chunks(programs.program(kernel, **static), chunk, arguments, size)
+        return in_chunks(program(kernel, **static), chunk, arguments, size)
     if kernel.__module__ == CALLS_ERFC and elementary_check.failure(special=True) is not None:
         raise ArithmeticError(elementary_check.failure(special=True))
     leaves, tree = jax.tree.flatten(arguments)
@@ -132,3 +138,61 @@ def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, 
     else:
         pieces = [one(start) for start in starts]
     return [np.concatenate(columns) for columns in zip(*pieces, strict=True)]
+
+
+def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.ndarray]:
+    """Run a compiled program over a batch, `chunk` configurations at a time; the last chunk is padded.
+
+    The chunks go to the devices in turn, several of them in flight at a time.  Under `jax.distributed` these are
+    the devices of this process alone.
+    """
+    devices = jax.local_devices()
+    leaves, tree = jax.tree.flatten(arguments)
+
+    def one(start: int) -> list[np.ndarray]:
+        index = np.minimum(np.arange(start, start + chunk), size - 1)
+        with jax.enable_x64():
+            piece = jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
+            if len(devices) > 1:
+                piece = jax.device_put(piece, devices[start // chunk % len(devices)])
+            return [np.asarray(x) for x in compiled(*piece)]
+
+    starts = range(0, size, chunk)
+    if len(starts) > 1:
+        with ThreadPoolExecutor(max(os.cpu_count() or 1, 2 * len(devices) - 1)) as pool:
+            pieces = list(pool.map(one, starts))
+    else:
+        pieces = [one(start) for start in starts]
+    return [np.concatenate(columns)[:size] for columns in zip(*pieces, strict=True)]
+
+
+@functools.cache
+def program(kernel: Callable[..., Any], **static: int) -> Compiled:
+    """A kernel as programs that take a batch of configurations."""
+    return Compiled(functools.partial(kernel, **static), None, f"{kernel.__module__}.{kernel.__qualname__} {static}")
+
+
+class Compiled:
+    """A function of pytrees, as programs that are loaded, or compiled, when they are first called.
+
+    A call with arguments of new shapes, or on another device, is a new program; several threads may call it.  The
+    label says what the function is, apart from its sources; the answer is a list of its leaves.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None, label: str) -> None:
+        self._function, self._options, self._label = function, options, f"{label} {options}"
+        self._ready: dict[Any, Run] = {}
+        self._locks: dict[Any, threading.Lock] = {}
+
+    def __call__(self, *arguments: Any) -> Sequence[Any]:
+        leaves, tree = jax.tree.flatten(arguments)
+        device = next((leaf.device for leaf in leaves if isinstance(leaf, jax.Array)), None)
+        signature = (tree, *((leaf.shape, leaf.dtype) for leaf in leaves))
+        key = (signature, device)
+        with self._locks.setdefault(key, threading.Lock()):
+            if key not in self._ready:
+                with compiling.preparing.running():
+                    self._ready[key] = programs.prepare(
+                        self._function, self._options, f"{self._label} {signature}", leaves, tree, device
+                    )
+        return self._ready[key](*leaves)

@@ -1,110 +1,52 @@
-"""Kernels as programs compiled by XLA, and batches run through them; `program_store.py` keeps them between processes.
-
-A batch is cut into chunks of one fixed shape, which run on every core or device there is (`in_chunks`).  A chunk has
-the same shape whatever the number of devices, and each device compiles the same program, so that results do not depend
-on how many devices took part, to the last bit.  (One program partitioned over a mesh would not do: XLA fuses it
-otherwise than the program of one device, and the last bits differ.)
-"""
+"""Programs compiled by XLA: loaded from the disk where `program_store.py` has them, else compiled and kept there."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import functools
-import os
 import sys
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxacct.engines import cache_folder, compiling, program_store
 
 Run = Callable[..., Sequence[Any]]
 
 
-def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.ndarray]:
-    """Run a compiled program over a batch, `chunk` configurations at a time; the last chunk is padded.
+def prepare(
+    function: Callable[..., Any], options: dict[str, Any] | None, label: str, leaves: list[Any], tree: Any, device: Any
+) -> Run:
+    """The program for a function of pytrees at arguments of given shapes; it returns the leaves of the answer.
 
-    The chunks go to the devices in turn, several of them in flight at a time.  Under `jax.distributed` these are
-    the devices of this process alone.
+    label : all that the program depends on, but sources, versions and the machine.
+    device : None for the first.
     """
-    devices = jax.local_devices()
-    leaves, tree = jax.tree.flatten(arguments)
+    if device is None:
+        device = jax.device_put(0.0).device  # the one that takes part unless something else is said
+    folder = _folder() if isinstance(device, jax.Device) and _own(tree) else None
+    if folder is not None:
+        with compiling.loading.running():
+            kept = program_store.load(folder, label, device)
+            works = kept is not None and _works(kept, leaves)
+        if kept is not None and works:
+            compiling.loading.add()
+            return kept
 
-    def one(start: int) -> list[np.ndarray]:
-        index = np.minimum(np.arange(start, start + chunk), size - 1)
-        with jax.enable_x64():
-            piece = jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
-            if len(devices) > 1:
-                piece = jax.device_put(piece, devices[start // chunk % len(devices)])
-            return [np.asarray(x) for x in compiled(*piece)]
+    def flat(*leaves: Any) -> list[Any]:
+        return jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves)))
 
-    starts = range(0, size, chunk)
-    if len(starts) > 1:
-        with ThreadPoolExecutor(max(os.cpu_count() or 1, 2 * len(devices) - 1)) as pool:
-            pieces = list(pool.map(one, starts))
-    else:
-        pieces = [one(start) for start in starts]
-    return [np.concatenate(columns)[:size] for columns in zip(*pieces, strict=True)]
-
-
-@functools.cache
-def program(kernel: Callable[..., Any], **static: int) -> Compiled:
-    """A kernel as programs that take a batch of configurations."""
-    return Compiled(functools.partial(kernel, **static), None, f"{kernel.__module__}.{kernel.__qualname__} {static}")
-
-
-class Compiled:
-    """A function of pytrees, as programs that are loaded, or compiled, when they are first called.
-
-    A call with arguments of new shapes, or on another device, is a new program; several threads may call it.  The
-    label says what the function is, apart from its sources; the answer is a list of its leaves.
-    """
-
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None, label: str) -> None:
-        self._function, self._options, self._label = function, options, f"{label} {options}"
-        self._ready: dict[Any, Run] = {}
-        self._locks: dict[Any, threading.Lock] = {}
-
-    def __call__(self, *arguments: Any) -> Sequence[Any]:
-        leaves, tree = jax.tree.flatten(arguments)
-        device = next((leaf.device for leaf in leaves if isinstance(leaf, jax.Array)), None)
-        signature = (tree, *((leaf.shape, leaf.dtype) for leaf in leaves))
-        key = (signature, device)
-        with self._locks.setdefault(key, threading.Lock()):
-            if key not in self._ready:
-                with compiling.preparing.running():
-                    self._ready[key] = self._prepare(leaves, tree, f"{self._label} {signature}", device)
-        return self._ready[key](*leaves)
-
-    def _prepare(self, leaves: list[Any], tree: Any, label: str, device: Any) -> Run:
-        if device is None:
-            device = jax.device_put(0.0).device  # the one that takes part unless something else is said
-        folder = _folder() if isinstance(device, jax.Device) and _own(tree) else None
-        if folder is not None:
-            with compiling.loading.running():
-                kept = program_store.load(folder, label, device)
-                works = kept is not None and _works(kept, leaves)
-            if kept is not None and works:
-                compiling.loading.add()
-                return kept
-
-        def flat(*leaves: Any) -> list[Any]:
-            return jax.tree.leaves(self._function(*jax.tree.unflatten(tree, leaves)))
-
-        with compiling.announced():
-            compiled = _compile(jax.jit(flat, keep_unused=True).lower(*leaves), self._options)
-        _trim()
-        if folder is not None:
-            with compiling.saving.running():
-                if _keep(folder, label, device, compiled, leaves):
-                    compiling.saving.add()
-        return compiled
+    with compiling.announced():
+        compiled = _compile(jax.jit(flat, keep_unused=True).lower(*leaves), options)
+    _trim()
+    if folder is not None:
+        with compiling.saving.running():
+            if _keep(folder, label, device, compiled, leaves):
+                compiling.saving.add()
+    return compiled
 
 
 def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, leaves: list[Any]) -> bool:

@@ -163,10 +163,10 @@ def _taken(tree: Any, index: Any) -> Any:
 
 
 @functools.cache
-def _compiled(quantity: str, effort: Resolution) -> programs.Compiled:
+def _compiled(quantity: str, effort: Resolution) -> backend.Compiled:
     # a quarter faster on CPUs that have such wide vectors, and without effect on others
     options = programs.known(xla_cpu_prefer_vector_width=512)
-    return programs.Compiled(functools.partial(_program, quantity, effort), options, f"{__name__} {quantity} {effort}")
+    return backend.Compiled(functools.partial(_program, quantity, effort), options, f"{__name__} {quantity} {effort}")
 
 
 def _program(quantity: str, effort: Resolution, stacked: Any, base: Any, laws: Law, values: Any) -> Any:
