@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from jaxacct.kernels import generating
 from jaxacct.kernels.arrays import namespace
 from jaxacct.mechanisms.base import register
-from jaxacct.selection.law_of_k import WHOLE_K, Law, evaluated
+from jaxacct.selection.law_of_k import WHOLE_K, Law
 from jaxacct.selection.negative_binomial import Geometric, Logarithmic, TruncatedNegativeBinomial
 from jaxacct.validation import COUNT, POSITIVE, PROBABILITY, Constraint, InputError, Tracer, check
 
@@ -25,7 +25,6 @@ __all__ = [
     "Poisson",
     "TruncatedNegativeBinomial",
     "TwoPoint",
-    "evaluated",
     "largest_k",
 ]
 
