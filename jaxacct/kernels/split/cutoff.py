@@ -4,6 +4,7 @@ Derivations in README.md, sections 1, 2 and 6.  The images are bounded by Cherno
 """
 
 import jax
+import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import certificate, characteristic_decay
@@ -94,8 +95,9 @@ def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jum
     edges, removing = cell_edges(sigma, q, nodes), xp.ones_like(c)
     _, jump, turn, _ = cell_bounds(sigma, q, removing, windows.low, windows.high, c, alpha, edges)
     sides = side_bounds(sigma, q, removing, windows.low, windows.high, c, alpha, nodes)[..., 1, :]
-    sums = log_sum(jump - frequency[..., None] * turn)
-    sums = xp.logaddexp(sums, xp.log(SIDES_FACTOR) + log_sum(sides))
+    # height by height: all together would not fit into a cache
+    sums = xp.stack([log_sum(own - frequency[..., None] * angle) for own, angle in zip(jump, turn, strict=True)])
+    sums = xp.logaddexp(sums, np.log(SIDES_FACTOR) + log_sum(sides))
     return xp.minimum(xp.min(sums, axis=0) - log_jump, 0.0)
 
 
