@@ -4,9 +4,10 @@
     python benchmarks/path_of_a_number.py --base ../old        # and another one to compare with
 
 Each question is asked twice in a fresh process, and the second call is traced.  What runs inside a compiled program is
-not Python and is not counted, so XLA is asked: on NumPy the functions of the kernel itself are Python too.  A function counts once however often it is called; a comprehension belongs to the
-function that holds it; a lambda is a function.  A function only passes its arguments on where its body, beside a
-docstring and imports, is one call whose arguments are parameters of the function, attributes of them, or literals.
+not Python and is not counted, so XLA is asked: on NumPy the functions of the kernel itself are Python too.  A function
+counts once however often it is called; a comprehension belongs to the function that holds it; a lambda is a function.
+A function only passes its arguments on where its body, beside a docstring and imports, is one call whose arguments are
+parameters of the function, attributes of them, or literals.
 """
 
 import argparse

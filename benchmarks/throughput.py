@@ -15,7 +15,6 @@ import contextlib
 import functools
 import json
 import statistics
-import sys
 import time
 
 import jax
@@ -24,16 +23,16 @@ from operations import count, seconds_each
 from versus_dp_accounting import DELTA, typical
 
 import jaxacct as ja
-from jaxacct.engines import lattice, programs
+from jaxacct.engines import backend, lattice
 
 
 class Stage:
     """One compiled program: its kernel, seconds, rows asked and rows computed (the last chunk is padded)."""
 
-    def __init__(self, kernel, static, few):
+    def __init__(self, kernel, static):
         self.kernel = functools.partial(kernel, **static)
         name = f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}"
-        self.name = f"{name} {'/'.join(map(str, static.values()))}{' few' if few else ''}"
+        self.name = f"{name} {'/'.join(map(str, static.values()))}"
         self.seconds, self.rows, self.padded, self.calls, self.shapes = 0.0, 0, 0, 0, None
 
     def add(self, seconds, chunk, arguments, size):
@@ -52,12 +51,11 @@ class Stage:
 def watched():
     """Yields (stages by program, [seconds, rows] of the lattice engine), filled by all that is solved inside."""
     stages, by_run, by_lattice = {}, {}, [0.0, 0]
-    choose, run_in_chunks, solve = programs.program, backend.in_chunks, lattice.epsilon
+    choose, run_in_chunks, solve = backend.program, backend.in_chunks, lattice.epsilon
 
-    def program(kernel, size, chunk, **static):
-        chosen = choose(kernel, size, chunk, **static)
-        key = (kernel, tuple(static.items()), size <= programs.FEW)
-        by_run[chosen.run] = stages.setdefault(key, Stage(kernel, static, key[-1]))
+    def program(kernel, **static):
+        chosen = choose(kernel, **static)
+        by_run[chosen] = stages.setdefault((kernel, tuple(static.items())), Stage(kernel, static))
         return chosen
 
     def in_chunks(run, chunk, arguments, size):
@@ -72,26 +70,23 @@ def watched():
         by_lattice[0], by_lattice[1] = by_lattice[0] + time.perf_counter() - begin, by_lattice[1] + 1
         return answer
 
-    users = [m for name, m in sys.modules.items() if name.startswith("jaxacct") and hasattr(m, "in_chunks")]
-    programs.program, lattice.epsilon = program, epsilon
-    for module in users:
-        module.in_chunks = in_chunks
+    backend.program, backend.in_chunks, lattice.epsilon = program, in_chunks, epsilon
     try:
-        yield stages, by_lattice
+        with backend.job(1, "xla"):
+            yield stages, by_lattice
     finally:
-        programs.program, lattice.epsilon = choose, solve
-        for module in users:
-            module.in_chunks = run_in_chunks
+        backend.program, backend.in_chunks, lattice.epsilon = choose, run_in_chunks, solve
 
 
 def measure(solve, repeats):
     """(median seconds, seconds of one more call that is watched, its stages, seconds and rows of the lattice)."""
-    solve()  # compiles
     walls = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        solve()
-        walls.append(time.perf_counter() - begin)
+    with backend.job(1, "xla"):
+        solve()  # compiles
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            solve()
+            walls.append(time.perf_counter() - begin)
     with watched() as (stages, by_lattice):
         begin = time.perf_counter()
         solve()

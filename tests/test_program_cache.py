@@ -18,7 +18,7 @@ import pytest
 import jaxacct as ja
 from jaxacct import calibration_start, cli, progress
 from jaxacct.cli import warm
-from jaxacct.engines import cache_folder, compiling, contour, program_store, programs
+from jaxacct.engines import backend, cache_folder, compiling, contour, program_store, programs
 
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -343,7 +343,7 @@ def test_the_settings_of_jax_are_left_alone(tmp_path):
     code = (
         "import jax\nbefore = dict(jax.config.values)\nfrom jaxacct import cli\nimport jaxacct as ja\n"
         "line = 'epsilon --noise-multiplier 1 --sampling-probability 0.01 --steps 1000 --delta 1e-5'\n"
-        "assert cli.main(line.split()) == 0\nja.epsilon(ja.dp_sgd(1.0, 0.01, 1000), 1e-5)\n"
+        "assert cli.main(line.split()) == 0\nja.epsilon(ja.dp_sgd(1.0, 0.01, 1000), 1e-5, backend='xla')\n"
         "assert dict(jax.config.values) == before\n"
     )
     environment = os.environ | ENVIRONMENT
@@ -363,29 +363,30 @@ def test_nothing_is_made_before_something_is_compiled(tmp_path):
 
 def test_warm_compiles_what_the_same_question_then_loads(folder, monkeypatch, capsys):
     monkeypatch.setattr(warm, "questions", lambda: [lambda: ja.epsilon(ja.dp_sgd(1.0, 0.3, 1000), 1e-5)])
+    monkeypatch.setattr(programs, "note_warm", lambda: None)
     monkeypatch.setattr(compiling, "_once", threading.Lock())
     backend.program.cache_clear()
-    assert cli.main(["warm", "--for", "training", "--json"]) == 0
+    assert cli.main(["warm", "--for", "sweep", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["folder"] == str(folder) and told["programs"] == len(kept(folder)) >= 1
     compiled = ja.cache_info().compiled
     backend.program.cache_clear()
-    ja.epsilon(ja.dp_sgd(1.1, 0.3, 1000), 1e-5)
+    ja.epsilon(ja.dp_sgd(1.1, 0.3, 1000), 1e-5, backend="xla")
     assert ja.cache_info().compiled == compiled
 
 
 @pytest.mark.slow
 def test_warm_reaches_every_rung_with_every_kernel(monkeypatch):
-    asked, program = set(), programs.program
+    asked, evaluate = set(), backend.evaluate
 
-    def listed(kernel, size, chunk, **static):
+    def listed(kernel, arguments, size, chunk, **static):
         asked.add((kernel, static["points"], static["count"]))
-        return program(kernel, size, chunk, **static)
+        return evaluate(kernel, arguments, size, chunk, **static)
 
-    monkeypatch.setattr(backend, "program", listed)
-    with programs.alike(True):
-        for question in warm.questions():
-            question()
+    for module in (contour, calibration_start):
+        monkeypatch.setattr(module, "evaluate", listed)
+    for question in warm.questions():
+        question()
     rungs, solved = len(contour.LADDER), len(calibration_start.PLAIN)
     lasting = sum(rung.split and rung.chunk > 1 for rung in contour.LADDER)
     # epsilon and delta; starts of calibrations; the split contour's, and the certificates that go on from these

@@ -5,10 +5,10 @@ and any number on an accelerator, are done sooner by XLA.  The two agree to roun
 takes one path throughout, fixed before it begins (`job`).
 
 On NumPy a batch is cut into chunks that fit into the cache.  The size of a chunk changes no bit of an answer.  For XLA
-it is cut into chunks of one fixed shape, which run on every core or device there is (`in_chunks`).  A chunk has the same
-shape whatever the number of devices, and each device compiles the same program, so that results do not depend on how
-many devices took part, to the last bit.  (One program partitioned over a mesh would not do: XLA fuses it otherwise than
-the program of one device, and the last bits differ.)
+it is cut into chunks of one fixed shape, which run on every core or device there is (`in_chunks`).  A chunk has the
+same shape whatever the number of devices, and each device compiles the same program, so that results do not depend on
+how many devices took part, to the last bit.  (One program partitioned over a mesh would not do: XLA fuses it otherwise
+than the program of one device, and the last bits differ.)
 """
 
 from __future__ import annotations
