@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.engines import backend
 from jaxacct.kernels.special import log1p
 
 SLOW = {
