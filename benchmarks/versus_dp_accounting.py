@@ -9,6 +9,7 @@ The peers answer a subset of the same configurations, one at a time, as they mus
 """
 
 import argparse
+import inspect
 import json
 import statistics
 import time
@@ -104,15 +105,19 @@ def main():
     parser.add_argument("--peer", type=int, default=20, help="configurations the peers are given")
     parser.add_argument("--repeats", type=int, default=5, help="warm calls")
     parser.add_argument("--least-hits", type=float, default=10.0, help="least q T")
+    parser.add_argument(
+        "--backend", default="xla", help="xla (default: warm rates are about its programs), numpy or auto"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    chosen = {"backend": options.backend} if "backend" in inspect.signature(ja.epsilon).parameters else {}
 
     cold, single_warm, _ = timed(lambda: ja.epsilon(ja.dp_sgd(1.0, 0.01, 10_000), DELTA), options.repeats)
     sigma, q, steps = typical(options.count, options.least_hits)
     run, count = ja.dp_sgd(sigma, q, steps), sigma.size
-    _, epsilon_warm, bounds = timed(lambda: ja.epsilon(run, DELTA), options.repeats)
+    _, epsilon_warm, bounds = timed(lambda: ja.epsilon(run, DELTA, **chosen), options.repeats)
     target = bounds.estimate
-    solve = lambda: ja.calibrate_noise_multiplier(target, DELTA, q, steps)
+    solve = lambda: ja.calibrate_noise_multiplier(target, DELTA, q, steps, **chosen)
     calibrate_first, calibrate_warm, solved = timed(solve, options.repeats)
     few = slice(0, options.peer)
     peer_eps, _ = one_at_a_time(peer_epsilon, sigma[few], q[few], steps[few])
@@ -121,16 +126,16 @@ def main():
     by_steps = {}
     for t in (1e3, 1e7):
         flat = ja.dp_sgd(np.linspace(1.0, 3.0, 512), 0.02, t)
-        by_steps[t] = timed(lambda flat=flat: ja.epsilon(flat, DELTA), options.repeats)[1] / 512
+        by_steps[t] = timed(lambda flat=flat: ja.epsilon(flat, DELTA, **chosen), options.repeats)[1] / 512
 
     width = bounds.relative_width
     figures = {
         "configurations": count,
         "import seconds": IMPORT_SECONDS,
-        "one epsilon, cold (compiles), seconds": cold,
+        "one epsilon, first, seconds": cold,
         "one epsilon, warm, seconds": single_warm,
         "epsilon warm per second": count / epsilon_warm,
-        "calibrations, cold (compiles), seconds": calibrate_first,
+        "calibrations, first (compiles on xla), seconds": calibrate_first,
         "calibrations warm per second": count / calibrate_warm,
         "dp_accounting seconds per epsilon": peer_eps,
         "dp_accounting seconds per calibration": peer_cal,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels import certificate, characteristic_decay, contour, nodes, special
+from jaxacct.kernels import certificate, characteristic_decay, contour, departures, special
 from jaxacct.kernels.law import LossLaw, log_mix, tilted_gaussian
 
 
@@ -51,8 +51,8 @@ def test_moments_are_within_their_certificate(sigma, q, c, t_max, sign):
     points, count = 512, 32
     grid = tilted_gaussian(sigma, q, sign, c, points)
     h = t_max / (count - 1)
-    re, im = nodes.departures(grid.weight, h * sign * grid.loss, count)
-    depth = nodes.depth(points, count)
+    re, im = departures.departures(grid.weight, h * sign * grid.loss, count)
+    depth = departures.depth(points, count)
     bound, _ = certified(certificate.gaussian_errors(sigma, q, sign, grid, t_max, depth), t_max)
     assert float(bound) < 1e-12
     at_c = exact_moment(sigma, q, sign, mpmath.mpf(c))

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels import certificate, nodes, rounding, special
+from jaxacct.kernels import certificate, departures, rounding, special
 from jaxacct.kernels.law import LossLaw, log_mix
 
 RNG = np.random.default_rng(0)
@@ -58,12 +58,12 @@ def test_departures_are_within_their_depth(turn):
     weight = RNG.random(points)
     weight /= weight.sum()
     angle = turn * RNG.random(points)
-    re, im = jax.jit(lambda w, a: nodes.departures(w, a, count))(weight, angle)
+    re, im = jax.jit(lambda w, a: departures.departures(w, a, count))(weight, angle)
     with mpmath.workdps(40):
         for k in (1, 2, 7, 8, 37, count - 1):
             terms = [(mpmath.mpf(float(w)), mpmath.mpf(float(a)) * k) for w, a in zip(weight, angle, strict=True)]
             exact = mpmath.fsum(w * mpmath.expm1(1j * x) for w, x in terms)
-            allowed = sum(w * (min(2, x) * nodes.depth(points, count) + 12 * x) for w, x in terms) * ROUNDOFF
+            allowed = sum(w * (min(2, x) * departures.depth(points, count) + 12 * x) for w, x in terms) * ROUNDOFF
             assert abs(mpmath.mpc(float(re[k]), float(im[k])) - exact) <= allowed
 
 

@@ -12,8 +12,9 @@ bound.
 from jaxacct.kernels import saddle
 from jaxacct.kernels.arrays import Array, namespace
 from jaxacct.kernels.contour import axis_nodes, place_with_bounds
+from jaxacct.kernels.departures import departures, polar
 from jaxacct.kernels.law import LossLaw, Tilted, finite_weights, tilted_gaussian
-from jaxacct.kernels.nodes import departures, nodes_at, polar
+from jaxacct.kernels.nodes import nodes_at
 
 
 def sensitivity(
@@ -69,7 +70,7 @@ def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array
 
 
 def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
-    """The same of Laplace parts; the argument of M is taken between -pi and pi, as nodes.polar does.
+    """The same of Laplace parts; the argument of M is taken between -pi and pi, as departures.polar does.
 
     `M = e^{z/s} (1 + h)/2` with `h = (1 + 2z e^{-(1 + 2z)/s})/(1 + 2z)`.
     """

@@ -6,8 +6,9 @@ import jax
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, logistic, namespace
+from jaxacct.kernels.departures import depth
 from jaxacct.kernels.law import LossLaw
-from jaxacct.kernels.nodes import depth, trapezoid
+from jaxacct.kernels.nodes import trapezoid
 from jaxacct.kernels.special import log1p
 from jaxacct.kernels.split import cutoff, errors, remainder, rounding
 from jaxacct.kernels.split.integrand import Integrand, Quadrature, logs_of, needed

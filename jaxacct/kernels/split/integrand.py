@@ -7,8 +7,9 @@ far step, plus, for keep_bulk = 0, that of the compositions of bulk steps alone 
 from typing import NamedTuple
 
 from jaxacct.kernels.arrays import Array, namespace, stack
+from jaxacct.kernels.departures import departures, polar
 from jaxacct.kernels.law import LossLaw
-from jaxacct.kernels.nodes import departures, polar, trapezoid, weight_at
+from jaxacct.kernels.nodes import trapezoid, weight_at
 from jaxacct.kernels.split import remainder
 from jaxacct.kernels.split.parts import (
     LARGEST_TURN_SHARE,
