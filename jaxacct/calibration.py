@@ -6,7 +6,6 @@ each.  `jaxacct.calibrate` (mechanism_calibration.py) takes any parameter of any
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from jaxacct.dp_sgd_calibration import (
@@ -18,7 +17,6 @@ from jaxacct.dp_sgd_calibration import (
     checked_goal,
     result,
 )
-from jaxacct.engines.backend import job
 from jaxacct.validation import COUNT, check_one, choice
 
 if TYPE_CHECKING:
@@ -97,8 +95,7 @@ def calibrate_noise_multiplier(
     goal, shape = checked_goal(
         "noise_multiplier", target_epsilon, target_delta, known, relation, rtol, NOISE_RANGE, shapes, backend
     )
-    with job(math.prod(shape), backend):
-        return result(noise_of_selection(goal, repetitions, shape, candidates), shape)
+    return result(noise_of_selection(goal, repetitions, shape, candidates, backend), shape)
 
 
 def calibrate_sampling_probability(

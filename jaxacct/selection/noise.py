@@ -12,7 +12,7 @@ from jaxacct.bounds import Bounds
 from jaxacct.calibration_start import Goal, calibration_start
 from jaxacct.certified_search import Found, certified_search
 from jaxacct.dp_sgd_calibration import search_for
-from jaxacct.engines import backend
+from jaxacct.engines.backend import job
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.selection.law_of_k import Law
 from jaxacct.selection.mechanism import select
@@ -35,7 +35,7 @@ def law_shape(law: Any) -> tuple[int, ...]:
     return law.shape
 
 
-def noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates: str) -> Found:
+def noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates: str, backend: str = "auto") -> Found:
     """The noise multiplier of every row of the goal for which the selection, not only a single run, meets the
     target."""
     laws = law.flattened(shape)
@@ -55,7 +55,7 @@ def noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates:
     if goal.relation == "add_or_remove_one":
         search = search._replace(leader=lambda rows, values: certify("remove_one", rows, values))
     near = goal._replace(epsilon=SINGLE_RUN_SHARE * goal.epsilon)
-    with backend.job(goal.epsilon.size):
+    with job(goal.epsilon.size, backend):
         return certified_search(
             search, lambda rows: calibration_start(near, rows)[0]._replace(solved=np.zeros(rows.size, bool))
         )
