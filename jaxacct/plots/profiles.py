@@ -9,6 +9,7 @@ import numpy as np
 from jaxacct import account
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.plots import style
+from jaxacct.progress import Progress
 from jaxacct.sweeps.columns import TEXT
 from jaxacct.sweeps.table import Table
 from jaxacct.validation import InputError
@@ -46,14 +47,23 @@ def pick(table: Table, rows: list[int] | None) -> Table:
 def profile(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(epsilon, and lower, estimate, upper of delta), one line per row, from epsilon 0 to where delta is 1e-10.
 
-    The values of epsilon are denser near 0, where the trade-off function needs them.
+    The values of epsilon are denser near 0, where the trade-off function needs them.  A progress bar counts rows.
     """
     relation = str(table["relation"][0])
-    fields = [table[name][:, None] for name in _PARAMETERS]
-    ends = account.epsilon(dp_sgd(*fields), SMALLEST_DELTA, relation=relation).upper
-    epsilon = np.linspace(0.0, 1.0, EPSILONS_PER_PROFILE) ** 3 * np.maximum(ends, 1e-3)
-    bounds = account.delta(dp_sgd(*fields), epsilon, relation=relation)
-    return epsilon, bounds.lower, bounds.estimate, bounds.upper
+    found, bar = np.zeros((len(table), 4, EPSILONS_PER_PROFILE)), Progress(len(table), None, unit="profiles")
+    try:
+        for row in range(len(table)):
+            bar.update(row)
+            run = dp_sgd(*(table[name][row] for name in _PARAMETERS))
+            end = account.epsilon(run, SMALLEST_DELTA, relation=relation).upper
+            epsilon = np.linspace(0.0, 1.0, EPSILONS_PER_PROFILE) ** 3 * max(float(end), 1e-3)
+            bounds = account.delta(run, epsilon, relation=relation)
+            found[row] = epsilon, bounds.lower, bounds.estimate, bounds.upper
+        bar.update(len(table))
+    finally:
+        bar.close()
+    epsilon, low, middle, high = np.moveaxis(found, 1, 0)
+    return epsilon, low, middle, high
 
 
 def tradeoff(epsilon: np.ndarray, delta: np.ndarray, alpha: np.ndarray) -> np.ndarray:
