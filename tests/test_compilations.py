@@ -24,7 +24,7 @@ MIX = {
 COUNTED = """
 import json, sys
 import jaxacct as ja
-from jaxacct.engines import programs
+from jaxacct.engines import backend
 from jaxacct.sweeps import sweep
 table = sweep(json.loads(sys.argv[1]), block=16, backend="xla")
 words = {name: sorted(set(table[name].tolist())) for name in ("status", "engine")}
@@ -60,9 +60,8 @@ class Unhelpful:
 def asked(monkeypatch):
     """The programs asked for, none of which is any help."""
     found = {}
-    monkeypatch.setattr(
-        programs, "program", lambda *what, **size: found.setdefault((*what, *size.items()), Unhelpful())
-    )
+    known = lambda kernel, **size: found.setdefault((kernel, *size.items()), Unhelpful())
+    monkeypatch.setattr(backend, "program", known)
     return found
 
 

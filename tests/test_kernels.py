@@ -49,6 +49,7 @@ CASES = [
 @pytest.mark.parametrize(("sigma", "q", "c", "t_max"), CASES)
 def test_moments_are_within_their_certificate(sigma, q, c, t_max, sign):
     points, count = 512, 32
+    sigma, q, sign, c, t_max = map(np.float64, (sigma, q, sign, c, t_max))
     grid = tilted_gaussian(sigma, q, sign, c, points)
     h = t_max / (count - 1)
     re, im = departures.departures(grid.weight, h * sign * grid.loss, count)
@@ -170,7 +171,7 @@ def test_kernels_trace_and_vmap():
 
     @jax.jit
     def run(law, log_delta):
-        return jax.vmap(lambda l, d: contour.epsilon(l, d, d, -18.0, 64, 32))(law, log_delta)
+        return jax.vmap(lambda l, d: contour.epsilon(l, d, d, np.float64(-18.0), 64, 32))(law, log_delta)
 
     out = run(law, np.full(3, np.log(1e-5)))
     assert out.estimate.shape == (3,)

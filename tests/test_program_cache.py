@@ -271,7 +271,7 @@ def test_what_a_process_left_unfinished_is_removed_in_time(folder):
 
 def test_two_processes_at_once(folder):
     code = (
-        "import numpy as np\nimport jaxacct.engines.programs as programs\nimport jaxacct as ja\n"
+        "import numpy as np\nimport jaxacct.engines.backend as backend\nimport jaxacct as ja\n"
         "def third(x, scale):\n    return (x * scale / 3,)\n"
         "program = backend.program(third, scale=1)\n"
         "(out,) = backend.in_chunks(program, 4, (np.arange(4.0),), 4)\n"

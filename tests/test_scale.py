@@ -96,7 +96,7 @@ def test_a_slice_needs_a_result_to_be_part_of():
 
 
 def test_blocks_hold_one_quantity_and_cover_the_grid_once():
-    work = lay_out(mixed(), "product", None, "add_or_remove_one", "auto", 1e-4, 2, None)
+    work = lay_out(mixed(), "product", None, "add_or_remove_one", "auto", 1e-4, "auto", 2, None)
     assert sorted(np.concatenate(work.blocks)) == list(range(6))
     for rows in work.blocks:
         assert rows.size <= 2 and len(set(work.grid.quantity[rows])) == 1
@@ -105,7 +105,7 @@ def test_blocks_hold_one_quantity_and_cover_the_grid_once():
 @pytest.mark.parametrize(("rows", "block"), [(1, SMALLEST_BLOCK), (10_000, 1024), (1_000_000, LARGEST_BLOCK)])
 def test_the_size_of_a_block_follows_from_that_of_the_grid(rows, block):
     grid = {**GRID, "steps": 1, "noise_multiplier": np.linspace(1, 2, rows)}
-    work = lay_out(grid, "product", None, "add_or_remove_one", "auto", 1e-4, None, None)
+    work = lay_out(grid, "product", None, "add_or_remove_one", "auto", 1e-4, "auto", None, None)
     assert work.block == block and sum(rows.size for rows in work.blocks) == rows
 
 
@@ -190,7 +190,7 @@ def finish(process):
 def test_chunks_go_to_the_devices_in_turn():
     code = """
 import jax, numpy as np
-from jaxacct.engines import programs
+from jaxacct.engines import backend
 used = set()
 def kernel(x):
     return jax.numpy.exp(x) / 3, x
@@ -219,14 +219,13 @@ def test_four_devices_give_the_bytes_of_one(tmp_path):
 def test_two_processes_on_loopback_give_the_bytes_of_one(tmp_path):
     text = "noise_multiplier = [2, 3, 4, 6]\nsampling_probability = [0.05, 1]\nsteps = 4000\ndelta = 1e-5\n"
     (tmp_path / "grid.toml").write_text(text)
-    kept = {"JAXACCT_CACHE_DIR": str(tmp_path / "cache")}  # programs kept by one process are not for several
-    finish(start(tmp_path, "--out", "one.csv", "--block", "3", **kept))
+    finish(start(tmp_path, "--out", "one.csv", "--block", "3"))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     shared = ("--out", "two.csv", "--block", "3", "--distributed", "--coordinator", address, "--process-count", "2")
-    processes = [start(tmp_path, *shared, "--process-id", str(number), **kept) for number in (1, 0)]
+    processes = [start(tmp_path, *shared, "--process-id", str(number)) for number in (1, 0)]
     outputs = [finish(process) for process in processes]
     assert "rows      3" in outputs[0] and "rows      8" in outputs[1]
     assert (tmp_path / "two.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
-    assert {path.name for path in tmp_path.iterdir()} == {"cache", "grid.toml", "one.csv", "two.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == {"grid.toml", "one.csv", "two.csv"}

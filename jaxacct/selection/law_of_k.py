@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import jax
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -96,8 +97,7 @@ class Law(ABC):
 
         -inf and 0 where phi' has left float64.
         """
-        with np.errstate(all="ignore"):
-            _, first, second = self.generating(np.asarray(y))
+        _, first, second = evaluated(self, y)
         seen = first > _LEAST_SLOPE
         safe = np.where(seen, first, 1.0)
         return np.where(seen, np.log(safe), -np.inf), np.where(seen, second, 0.0) / safe
@@ -108,8 +108,7 @@ class Law(ABC):
         By ten points of Gauss and Legendre where a law has no closed form.
         """
         at = np.asarray(d) * (0.5 - 0.5 * _GAUSS_POINTS.reshape(-1, *(1,) * np.ndim(d)))
-        with np.errstate(all="ignore"):
-            slopes = self.generating(np.minimum(y + at, 1.0))[1]
+        slopes = evaluated(self, np.minimum(y + at, 1.0))[1]
         return 0.5 * np.asarray(d) * np.tensordot(_GAUSS_WEIGHTS, slopes, 1)
 
     @abstractmethod
@@ -216,7 +215,7 @@ def require_law(name: str, value: Any) -> None:
 
 
 def evaluated(law: Law, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`law.generating(y)` on the host: NumPy float64."""
-    with np.errstate(all="ignore"):
+    """`law.generating(y)` on the host: NumPy float64, also of a law of a user that calls JAX."""
+    with jax.enable_x64(), np.errstate(all="ignore"):
         value, first, second = law.generating(np.asarray(y, np.float64))
     return np.asarray(value), np.asarray(first), np.asarray(second)

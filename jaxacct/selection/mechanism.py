@@ -17,7 +17,7 @@ from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import FinitePair, Part
 from jaxacct.selection.adaptive import AdaptiveSelection, refuse_zero
 from jaxacct.selection.base_profile import under
-from jaxacct.selection.certified_ends import as_bounds, certified, pair
+from jaxacct.selection.certified_ends import OK_WIDTH, as_bounds, certified, pair
 from jaxacct.selection.law_families import Law, PointMass
 from jaxacct.selection.law_of_k import require_law
 from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
@@ -179,7 +179,8 @@ def _bracket(quantity: str, chosen: Selection, values: np.ndarray, relation: str
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": chosen.law.shape, quantity: values.shape})
     if quantity == "epsilon":
         refuse_zero(run, np.broadcast_to(values, shape))
-    low, high = certified(quantity, run, chosen.law, values, relation, rtol)
+    width = rtol if rtol >= OK_WIDTH else 0.0
+    low, high = certified(quantity, run, chosen.law, values, relation, width)
     # a selection uses all of the curve, as a composition does
     return as_bounds(low, high, run.kind_under(relation, composed=True), rtol, "worst_score")
 

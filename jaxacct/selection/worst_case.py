@@ -77,7 +77,7 @@ def bracket(
         open_ = [all(each[direction] is not each[name] for name in before) for each in known]
         due = np.flatnonzero(np.asarray(open_, bool)[base])
         before.append(direction)
-        if quantity == "epsilon" and size > PER_CALL and ends.any():
+        if quantity == "epsilon" and ends.any():
             # where a glance shows that this direction leaks at most delta at the upper end of the other direction,
             # the bracket of the other direction is that of both
             some = jax.tree.map(lambda x, due=due: x[due], laws)
@@ -109,9 +109,7 @@ def _solved(
     once = width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _run(quantity, first, stacked, base, laws, values, plain)
-    # for a few configurations one more program takes longer to compile than it saves
-    some_more = (MIDDLE, FINE) if width == 0.0 else (STEADY, MIDDLE, FINE)
-    finer = () if once else (FINE, FINEST) if values.size <= PER_CALL else some_more
+    finer = () if once else (MIDDLE, FINE, FINEST) if width == 0.0 else (STEADY, MIDDLE, FINE)
     due = low < np.inf
     for effort in finer:
         least, most = np.maximum(low, other[0]), np.maximum(high, other[1])
