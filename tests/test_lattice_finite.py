@@ -39,7 +39,7 @@ def test_one_step_is_bracketed(shape, nodes):
         eps = np.concatenate([rng.uniform(-4.0, 4.0, 50), loss, loss - 1e-9])
         truth = profile(loss, mass, eps)
         for upper in (False, True):
-            placed = law.place(law.extent(0.0, 0.0, 0.0), step, nodes, upper, runner("numpy"))
+            placed = law.place(law.extent(0.0, 0.0, 0.0), step, nodes, upper, runner())
             at = placed.direction * (placed.origin + step * np.arange(nodes))
             masses = np.asarray(placed.mass)
             assert np.all(masses >= 0.0) and masses.dtype == np.float64
@@ -53,7 +53,7 @@ def test_lower_law_keeps_the_mean_ratio_where_the_ends_are_on_nodes():
     """Contracted, not shifted: nearly all of E_P[e^-L] survives on a coarse lattice."""
     loss = np.array([-1.0, -0.437, 0.1234, 0.5, 1.0])
     mass = np.array([0.1, 0.3, 0.3, 0.2, 0.1])
-    placed = Finite(loss, mass, 1.0, 1.0).place((-1.0, 1.0), 0.01, 256, False, runner("numpy"))
+    placed = Finite(loss, mass, 1.0, 1.0).place((-1.0, 1.0), 0.01, 256, False, runner())
     at = placed.direction * (placed.origin + 0.01 * np.arange(256))
     assert np.exp(-at) @ np.asarray(placed.mass) == pytest.approx(np.exp(-loss) @ mass, rel=1e-12)
 
