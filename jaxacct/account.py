@@ -189,6 +189,7 @@ def effort_of_search(rtol: float) -> Effort:
     return Effort(0.25 * rtol, 0.25 * rtol, 0.01 * rtol, 0.2 * rtol, GIBIBYTE)
 
 
+@np.errstate(under="ignore")  # bounds allow for it; a user may have asked NumPy to raise
 def _worse_direction(
     quantity: str,
     mechanism: Mechanism,

@@ -215,3 +215,12 @@ def test_a_bracket_open_above_is_never_ok():
     bounds = ja.epsilon(ja.compose(ja.Gaussian(5.0), ja.ApproximateDP(0.1, 1e-5)), 1e-5 * (1 + 1e-13))
     assert np.isfinite(bounds.upper) or bounds.status == "width"
     assert ja.epsilon(ja.Gaussian(1e-160), 1e-5).status == "width"
+
+
+@pytest.mark.parametrize("noise", [1e105, 1e159])
+def test_a_user_who_lets_numpy_raise_is_answered(noise):
+    with np.errstate(all="raise"):
+        run = ja.dp_sgd(noise, 1e-177, 10**8)
+        assert ja.delta(run, 5.0).upper < 1e-100
+        assert ja.epsilon(run, 1e-5).lower == 0.0
+        assert ja.epsilon(ja.repeat(ja.Gaussian(1e160), 10**8), 1e-290).upper < 1e-100

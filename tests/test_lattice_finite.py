@@ -114,3 +114,10 @@ def test_two_atoms_and_laplace_by_conditioning():
     bounds = ja.delta(ja.compose(ja.repeat(ja.RandomizedResponse(p), n), ja.Laplace(b)), eps)
     assert bounds.lower <= truth * (1 + 1e-12) and truth * (1 - 1e-12) <= bounds.upper
     assert bounds.relative_width < 1e-5
+
+
+def test_an_atom_is_left_where_nearly_all_mass_is_at_infinity():
+    atoms = finite_powers.trimmed(np.array([-3.0, -1.0, 0.0]), np.array([1e-16, 3e-16, 2e-16]), 1.0, -15.0)
+    assert atoms.loss.tolist() == [-1.0] and atoms.away >= 3e-16
+    nearly_none = ja.FiniteOutput(np.array([1e-13, 1.0 - 1e-13]), np.array([1.0, 0.0]))
+    assert ja.delta(nearly_none, 0.5, engine="lattice").ok

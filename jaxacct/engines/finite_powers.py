@@ -44,6 +44,7 @@ def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Ato
     loss, mass = loss[order], mass[order]
     light = np.exp(cut) * CUT_SHARE / count
     keep = (np.cumsum(mass) > light) & (np.cumsum(mass[::-1])[::-1] > light)
+    keep[np.argmax(mass)] = True  # where nearly all mass is at infinity, all atoms together may be light
     away = float(mass[~keep].sum()) * (1.0 + 1e-12)
     loss, mass = loss[keep], mass[keep]
     return Atoms(loss, mass, inexact(mass), away, 0.0)
