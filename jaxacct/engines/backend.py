@@ -39,8 +39,8 @@ NUMPY_MOST_IF_KEPT = 1_500
 """The same where `jaxacct warm` has kept the programs: loading them pays sooner."""
 CHUNK_POINTS = 2**14
 """Quadrature points of all configurations of a chunk together: fewer cost more calls, more do not fit into a cache."""
-LEAST_CHUNK = 4
-"""Configurations in a chunk at least."""
+NODES_A_POINT = 16
+"""Entries of the tables of rotations for one quadrature point, about: as many terms of atoms take as much memory."""
 
 
 class _Path(NamedTuple):
@@ -124,7 +124,9 @@ def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, 
     if kernel.__module__ == CALLS_ERFC and elementary_check.failure(special=True) is not None:
         raise ArithmeticError(elementary_check.failure(special=True))
     leaves, tree = jax.tree.flatten(arguments)
-    some = max(LEAST_CHUNK, CHUNK_POINTS // static["points"])
+    atoms = max(leaf.size // size for leaf in leaves) if size else 1  # of a finite part, of which every node has a term
+    largest = max(static["points"], atoms * static["count"] // NODES_A_POINT)
+    some = max(1, CHUNK_POINTS // largest)
 
     def one(start: int) -> list[Any]:
         piece = [np.asarray(leaf[start : start + some]) for leaf in leaves]
