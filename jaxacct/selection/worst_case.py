@@ -109,7 +109,7 @@ def _solved(
     once = width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _run(quantity, first, stacked, base, laws, values, plain)
-    finer = () if once else (MIDDLE, FINE, FINEST) if width == 0.0 else (STEADY, MIDDLE, FINE)
+    finer = () if once else (FINE, FINEST) if width == 0.0 else (STEADY, MIDDLE, FINE)
     due = low < np.inf
     for effort in finer:
         least, most = np.maximum(low, other[0]), np.maximum(high, other[1])
