@@ -32,13 +32,23 @@ def element(run, row):
 @pytest.mark.parametrize("seed", range(3))
 def test_alone_and_in_a_batch_the_bits_are_the_same(seed):
     run, delta = mixed(40, seed)
-    together, profile = ja.epsilon(run, delta, rtol=RTOL), ja.delta(run, 1.0, rtol=RTOL)
+    together = ja.epsilon(run, delta, rtol=RTOL)
+    halfway = 0.5 * together.upper  # where delta is large enough for the contour
+    profile = ja.delta(run, halfway, rtol=RTOL)
     for row in range(0, 40, 9):
         for alone, batch in (
             (ja.epsilon(element(run, row), delta, rtol=RTOL), together),
-            (ja.delta(element(run, row), 1.0, rtol=RTOL), profile),
+            (ja.delta(element(run, row), halfway[row], rtol=RTOL), profile),
         ):
             assert (alone.lower, alone.upper, alone.status) == (batch.lower[row], batch.upper[row], batch.status[row])
+
+
+def test_alone_and_in_a_batch_the_lattice_gives_the_same_bits():
+    run, epsilon = ja.repeat(ja.Laplace([0.7, 2.0]), [30, 5]), 1.0
+    batch = ja.delta(run, epsilon)
+    for row, (scale, steps) in enumerate([(0.7, 30), (2.0, 5)]):
+        alone = ja.delta(ja.repeat(ja.Laplace(scale), steps), epsilon)
+        assert (alone.lower, alone.upper, alone.status) == (batch.lower[row], batch.upper[row], batch.status[row])
 
 
 @settings(deadline=None, max_examples=20)
