@@ -367,3 +367,49 @@ def test_a_cut_tail_leaves_moments_open_above_and_vectors_are_taken_apart():
     batch = ja.FiniteOutput([[0.5, 0.5], [0.6, 0.4]], [[0.4, 0.6], [0.3, 0.7]])
     single = [ja.profile(ja.FiniteOutput(a, b)).tradeoff(0.1) for a, b in zip(batch.p, batch.q, strict=True)]
     np.testing.assert_array_equal(ja.profile(batch).tradeoff(0.1).upper, [b.upper for b in single])
+
+
+# Bayes success
+
+
+RISKS = [  # sigma, q, T, advantage, success at priors of .1 and .9: closed forms and another contour integral
+    (0.5, 1, 1, 0.682689492, 0.929939314, 0.929939314),
+    (0.5, 0.5, 1, 0.341344746, 0.910266131, None),
+    (1, 0.01, 10000, 0.480072359, 0.906399351, 0.905502962),
+    (3, 0.2, 1000, 0.714372907, 0.935712725, 0.93496454),
+]
+
+
+@pytest.mark.parametrize(("sigma", "q", "steps", "advantage", "rare", "usual"), RISKS)
+def test_bayes_success_against_the_table(sigma, q, steps, advantage, rare, usual):
+    p = ja.profile(ja.dp_sgd(sigma, q, steps))
+    found = p.bayes_success([0.1, 0.5, 0.9])
+    for place, truth in enumerate((rare, 0.5 + 0.5 * advantage, usual)):
+        if truth is not None:
+            assert found.lower[place] - 1e-9 <= truth <= found.upper[place] + 1e-9
+    assert np.all(found.upper - found.lower < 1e-5) and np.all(found.ok) and np.all(found.kind == "certified")
+    for relation in ("remove_one", "add_one"):  # the same attack
+        one = ja.profile(p.mechanism, relation).bayes_success([0.1, 0.5, 0.9])
+        np.testing.assert_array_equal((one.lower, one.upper), (found.lower, found.upper))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.floats(1e-300, 1.0, exclude_max=True), st.floats(0.01, 0.99), st.floats(0.01, 0.99), st.floats(0.01, 1.0))
+def test_bayes_success_is_that_of_the_best_rule(prior, p, other, rate):
+    """All four rules for one bit, where the record may or may not be sampled."""
+    present = np.array([p, 1.0 - p])
+    absent = np.array([other, 1.0 - other])
+    found = ja.profile(ja.PoissonSampled(ja.FiniteOutput(present, absent), rate)).bayes_success(prior)
+    mixed = [
+        rate * mpmath.mpf(a) + (1 - mpmath.mpf(rate)) * mpmath.mpf(b) for a, b in zip(present, absent, strict=True)
+    ]
+    truth = sum(
+        max(mpmath.mpf(prior) * a, (1 - mpmath.mpf(prior)) * mpmath.mpf(b)) for a, b in zip(mixed, absent, strict=True)
+    )
+    assert found.lower - 1e-14 <= truth <= found.upper + 1e-14 and found.upper - found.lower < 1e-9
+
+
+def test_bayes_success_without_a_leak_and_at_the_ends():
+    free = ja.profile(ja.dp_sgd(1.0, 0.0, 10)).bayes_success([1e-300, 0.3, 0.5])
+    np.testing.assert_allclose(free.upper, [1.0, 0.7, 0.5], rtol=1e-14)
+    assert "prior = 1.0" in refusal(ja.profile(ja.Gaussian(1.0)).bayes_success, 1.0)

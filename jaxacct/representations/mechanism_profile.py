@@ -14,6 +14,7 @@ from scipy.special import ndtri
 from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import engine_of_mechanism
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import element, register, require_mechanism
 from jaxacct.representations import tradeoff_bracket
@@ -279,6 +280,45 @@ class Profile:
         ]
         low, middle, high = np.clip(ends[0] * (1.0 - 1e-15), 0, 1), ends[1], np.clip(ends[2] * (1.0 + 1e-15), 0, 1)
         return Bounds(low, np.clip(middle, low, high), high, found.kind, found.status, found.engine)
+
+    def bayes_success(self, prior: Any) -> Bounds:
+        """The largest probability with which any attack tells rightly whether the record was there, given a prior.
+
+        With `prior` the probability p that it was, before the output is seen, the best rule is right with probability
+        `1 - p + p delta_remove(log((1 - p)/p)) = p + (1 - p) delta_add(log(p/(1 - p)))`.
+        The form whose epsilon is >= 0 is evaluated.  Without output the best guess is right with probability
+        `max(prior, 1 - prior)`.  The answer is the same under the three add and remove relations, since the attack is.
+        Under replace_one, `prior` is the probability of one of the two records.
+
+        Parameters
+        ----------
+        prior : array_like in (0, 1)
+
+        Returns
+        -------
+        Bounds
+
+        References
+        ----------
+        Derived in jaxacct/representations/README.md, "Bayes success".
+
+        >>> import jaxacct as ja
+        >>> round(float(ja.profile(ja.Gaussian(0.5)).bayes_success(0.1).upper), 8)
+        0.92993931
+        """
+        prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
+        rare, odds = np.minimum(prior, 1.0 - prior), np.abs(np.log(prior) - np.log1p(-prior))
+        whole = self.relation == "replace_one" or self.mechanism.symmetric()
+        present = (self if whole else self._one_direction("remove")).delta(odds)
+        absent = present if whole else self._one_direction("add").delta(odds)
+        choose = lambda name: np.where(prior <= 0.5, getattr(present, name), getattr(absent, name))
+        wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # of the odds, where delta has slope 1 at most, and of the sums
+        low, middle, high = (
+            np.clip(1.0 - rare + rare * choose(end) + turn * wrong, 1.0 - rare, 1.0)
+            for end, turn in (("lower", -1.0), ("estimate", 0.0), ("upper", 1.0))
+        )
+        kind = self.mechanism.kind_under(self.relation if whole else "add_or_remove_one")
+        return Bounds(low, middle, high, kind, choose("status"), choose("engine"))
 
     def reconstruction(self, baseline: Any) -> Bounds:
         """The largest probability that a reconstruction succeeds, given the `baseline` probability without output.
