@@ -413,3 +413,15 @@ def test_bayes_success_without_a_leak_and_at_the_ends():
     free = ja.profile(ja.dp_sgd(1.0, 0.0, 10)).bayes_success([1e-300, 0.3, 0.5])
     np.testing.assert_allclose(free.upper, [1.0, 0.7, 0.5], rtol=1e-14)
     assert "prior = 1.0" in refusal(ja.profile(ja.Gaussian(1.0)).bayes_success, 1.0)
+
+
+def test_true_positive_rates_are_as_narrow_as_asked_for():
+    """They were half a per cent wide where the rate is .004, since only f, which is near 1, was looked at."""
+    p = ja.profile(ja.dp_sgd([1.0, 0.8, 2.0], [0.01, 0.01, 0.1], [1000, 2000, 500]))
+    for fpr, truth in (
+        (0.01, [0.0291390946, 0.0744412177, 0.127841778]),
+        (0.001, [0.00406844788, 0.0145887568, 0.0293358559]),
+    ):
+        found = p.true_positive_rate(fpr)
+        assert np.all((found.lower < truth) & (truth < found.upper)) and np.all(found.ok)
+        assert np.all(found.upper - found.lower <= 1e-4 * found.upper)

@@ -254,7 +254,8 @@ class Profile:
         """The largest true positive rate of any membership test at a false positive rate: 1 - f(fpr)."""
         f = self.tradeoff(fpr)
         low, high = np.clip(1.0 - f.upper - 1e-16, 0.0, 1.0), np.clip(1.0 - f.lower + 1e-16, 0.0, 1.0)
-        return Bounds(low, np.clip(1.0 - f.estimate, low, high), high, f.kind, f.status, f.engine)
+        status = np.where(tradeoff_bracket.is_narrow(low, high, self.rtol), "ok", "width")
+        return Bounds(low, np.clip(1.0 - f.estimate, low, high), high, f.kind, status, f.engine)
 
     def posterior(self, prior: Any, fpr: Any) -> Bounds:
         """The largest probability of membership after a positive test of false positive rate `fpr`, given a prior.

@@ -12,7 +12,7 @@ from jaxacct.representations.convex_conjugate import best_cells, conjugate
 from jaxacct.representations.loss_moments import Interval
 from jaxacct.validation import broadcast_shape
 
-__all__ = ["bracket"]
+__all__ = ["bracket", "is_narrow"]
 
 START_SLOPES = 65
 """Slopes e^eps of the first grid."""
@@ -26,6 +26,9 @@ FARTHEST_EPSILON = 50.0
 """Where slopes end if no epsilon is that close."""
 NARROW_ABSOLUTE = 1e-7
 """A bracket of the trade-off function no wider than this is narrow, whatever its relative width."""
+
+REFINED_ABSOLUTE = 1e-12
+"""Below this width cells are not split any more: the error of delta itself is of this order."""
 
 
 class CertifiedProfile(Protocol):
@@ -58,12 +61,20 @@ def bracket(profile: CertifiedProfile, mechanism: Mechanism, fpr: float | np.nda
         at = rows == row
         one = profile.element(np.unravel_index(row, mine)) if mine else profile
         low[at], high[at] = _element(one, wanted[at], rtol)
-    status = np.where(high - low <= np.maximum(rtol * high, NARROW_ABSOLUTE), "ok", "width")
+    status = np.where(is_narrow(low, high, rtol), "ok", "width")
     return Bounds(low, 0.5 * (low + high), high, mechanism.kind_under(profile.relation), status, "tradeoff")
 
 
+def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
+    """Whether a bracket of an error rate is as narrow as asked for."""
+    return high - low <= np.maximum(rtol * high, NARROW_ABSOLUTE)
+
+
 def _element(profile: CertifiedProfile, fpr: np.ndarray, rtol: float) -> Interval:
-    """Start from the slopes that matter for some of the rates, then split the cells that keep the upper end high."""
+    """Start from the slopes that matter for some of the rates, then split the cells that keep the upper end high.
+
+    Both error rates are read from f, so that the width is held against the smaller of f and 1 - f.
+    """
     floor = _mass_at_infinity(profile)
     farthest = float(profile.epsilon(min(1.000001 * floor + DELTA_ABOVE_INFINITY, 0.5)).upper)
     farthest = farthest if np.isfinite(farthest) else FARTHEST_EPSILON
@@ -75,10 +86,13 @@ def _element(profile: CertifiedProfile, fpr: np.ndarray, rtol: float) -> Interva
     epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), START_SLOPES)
     values = profile.delta(epsilon)
     x, below, above = (np.concatenate([[first], v]) for first, v in _ends(epsilon, values))
-    for _ in range(ROUNDS):
+    low, high = np.zeros(fpr.shape), np.ones(fpr.shape)
+    for turn in range(ROUNDS + 1):
+        # each grid's bracket holds; a finer one may be wider, since errors of delta count for more on short cells
         found = conjugate(x, below, above, fpr, steepest=1.0, beyond=floor)
-        wide = found.high - found.low > np.maximum(rtol * found.high, NARROW_ABSOLUTE)
-        if not wide.any():
+        low, high = np.maximum(low, found.low), np.minimum(high, found.high)
+        wide = high - low > np.maximum(rtol * np.minimum(high, 1.0 - low), REFINED_ABSOLUTE)
+        if turn == ROUNDS or not wide.any():
             break
         cells = np.unique(best_cells(x, below, above, fpr[wide], 1.0))
         near = np.unique(np.concatenate([cells - 1, cells, cells + 1]))
@@ -91,7 +105,8 @@ def _element(profile: CertifiedProfile, fpr: np.ndarray, rtol: float) -> Interva
         x, below, above = (np.concatenate([old, new]) for old, new in zip((x, below, above), added, strict=True))
         order = np.argsort(x)
         x, below, above = x[order], below[order], above[order]
-    return conjugate(x, below, above, fpr, steepest=1.0, beyond=floor)
+    agree = low <= high  # what contradicts itself is not used
+    return Interval(np.where(agree, low, 0.0), np.where(agree, high, 1.0))
 
 
 def _mass_at_infinity(profile: CertifiedProfile) -> float:
