@@ -181,3 +181,19 @@ def test_refusals():
     assert "delta = 0.0 must be > 0" in refusal(epsilon_from_renyi, [2.0], [1.0], 0.0)
     assert "grid's shape" in refusal(tradeoff_from_profile, [0.0, 1.0], [0.1], 0.5)
     assert "fpr[1] = 1.5" in refusal(profile_from_tradeoff, [0.0, 1.5], [0.1, 0.0], 1.0)
+
+
+def test_a_bracket_that_no_convex_function_fits_says_nothing():
+    """Values of delta in a bracket that contradict convexity contradict each other: both ends are given up."""
+    eps, delta = np.array([0.0, 1.0, 2.0]), np.array([0.1, 0.3, 0.05])
+    claimed = ja.Bounds(delta, delta, delta)
+    found = tradeoff_from_profile(eps, claimed, 0.3)
+    assert (found.lower, found.upper) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("mechanism", [ja.Gaussian(0.02), ja.PureDP(1e4), ja.Laplace(1e-4)])
+@pytest.mark.filterwarnings("error")
+def test_true_positive_rates_of_losses_beyond_the_exponential_of_float64(mechanism):
+    """Slopes stop before e^eps overflows; the attack is all but certain at any rate of false positives."""
+    found = ja.profile(mechanism).true_positive_rate([1e-300, 1e-10, 0.25])
+    assert np.all(found.lower > 0.99999) and np.all(found.upper == 1.0) and np.all(found.status == "ok")

@@ -15,7 +15,7 @@ import numpy as np
 from jaxacct.floats import ROUNDOFF
 from jaxacct.representations.loss_moments import Interval
 
-__all__ = ["best_cells", "conjugate"]
+__all__ = ["best_cells", "conjugate", "consistent"]
 
 
 def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyond: float | None) -> Interval:
@@ -29,6 +29,8 @@ def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyon
     slope : any shape, >= 0; the answer has this shape.
     steepest : g(x) >= g(x_0) - steepest (x - x_0) on the first cell; inf if nothing is known.
     beyond : a lower bound of g to the right of the grid, or None where the domain ends with the grid.
+
+    The lower end needs no convexity.  The ends contradict each other where [low, high] holds no convex function.
     """
     x, low, high = (np.asarray(v, np.float64) for v in (x, low, high))
     s = np.asarray(slope, np.float64)[..., None]
@@ -40,8 +42,13 @@ def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyon
             share = np.where(-last > s, s / max(-last, 1e-300), 1.0) if last < 0 else np.ones_like(s)
         tail = 1.0 - share * low[-1] - (1.0 - share) * beyond - s * x[-1] + 16.0 * ROUNDOFF * (1.0 + s * x[-1])
         upper = np.maximum(upper, tail[..., 0])
-    lower, upper = np.clip(lower, 0.0, 1.0), np.clip(upper, 0.0, 1.0)
-    return Interval(np.minimum(lower, upper), upper)
+    return Interval(np.clip(lower, 0.0, 1.0), np.clip(upper, 0.0, 1.0))
+
+
+def consistent(found: Interval) -> Interval:
+    """The interval where its ends agree and [0, 1] where they contradict each other: then neither can be trusted."""
+    agree = found.low <= found.high
+    return Interval(np.where(agree, found.low, 0.0), np.where(agree, found.high, 1.0))
 
 
 def best_cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, slope: np.ndarray, steepest: float) -> np.ndarray:

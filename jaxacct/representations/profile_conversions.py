@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.representations.convex_conjugate import conjugate
+from jaxacct.representations.convex_conjugate import conjugate, consistent
 from jaxacct.validation import (
     DELTA_OR_ZERO,
     NON_NEGATIVE,
@@ -80,8 +80,10 @@ def tradeoff_from_profile(epsilon: Any, delta: Any, fpr: Any, *, symmetric: bool
     x, low, high = _sorted(np.concatenate([[0.0], x]), np.concatenate([[1.0], low]), np.concatenate([[1.0], high]))
     a = np.asarray(check("fpr", fpr, PROBABILITY))
     found = conjugate(x, low, high, a, steepest=1.0, beyond=0.0)
-    upper = np.maximum(1.0 - a if kind == "bound" else found.high, found.low)
-    return Bounds(found.low, found.low if kind == "bound" else 0.5 * (found.low + upper), upper, kind)
+    if kind == "bound":
+        return Bounds(found.low, found.low, np.maximum(1.0 - a, found.low), kind)
+    found = consistent(found)
+    return Bounds(found.low, 0.5 * (found.low + found.high), found.high, kind)
 
 
 def profile_from_tradeoff(fpr: Any, fnr: Any, epsilon: Any) -> Bounds:
@@ -124,6 +126,7 @@ def profile_from_tradeoff(fpr: Any, fnr: Any, epsilon: Any) -> Bounds:
     found = conjugate(a, low, high, ratio, steepest=np.inf, beyond=None)
     if kind == "bound":
         return Bounds(np.zeros_like(found.high), found.high, found.high, kind)
+    found = consistent(found)
     return Bounds(found.low, 0.5 * (found.low + found.high), found.high, kind)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
-from jaxacct.representations.convex_conjugate import best_cells, conjugate
+from jaxacct.representations.convex_conjugate import best_cells, conjugate, consistent
 from jaxacct.representations.loss_moments import Interval
 from jaxacct.validation import broadcast_shape
 
@@ -24,6 +24,8 @@ DELTA_ABOVE_INFINITY = 1e-10
 """Slopes end where delta has come this close to the mass at infinity."""
 FARTHEST_EPSILON = 50.0
 """Where slopes end if no epsilon is that close."""
+LARGEST_EPSILON = 700.0
+"""Slopes end here at the latest: e^eps and its product with a length-1 cell stay within float64."""
 NARROW_ABSOLUTE = 1e-7
 """A bracket of the trade-off function no wider than this is narrow, whatever its relative width."""
 
@@ -77,7 +79,7 @@ def _element(profile: CertifiedProfile, fpr: np.ndarray, rtol: float) -> Interva
     """
     floor = _mass_at_infinity(profile)
     farthest = float(profile.epsilon(min(1.000001 * floor + DELTA_ABOVE_INFINITY, 0.5)).upper)
-    farthest = farthest if np.isfinite(farthest) else FARTHEST_EPSILON
+    farthest = min(farthest, LARGEST_EPSILON) if np.isfinite(farthest) else FARTHEST_EPSILON
     with np.errstate(divide="ignore"):
         # the best slope e^eps for a rate a has e^eps a <= 1
         highest = min(farthest, -np.log(float(fpr.min())))
@@ -105,8 +107,7 @@ def _element(profile: CertifiedProfile, fpr: np.ndarray, rtol: float) -> Interva
         x, below, above = (np.concatenate([old, new]) for old, new in zip((x, below, above), added, strict=True))
         order = np.argsort(x)
         x, below, above = x[order], below[order], above[order]
-    agree = low <= high  # what contradicts itself is not used
-    return Interval(np.where(agree, low, 0.0), np.where(agree, high, 1.0))
+    return consistent(Interval(low, high))
 
 
 def _mass_at_infinity(profile: CertifiedProfile) -> float:
