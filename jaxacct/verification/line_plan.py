@@ -93,7 +93,6 @@ def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Pla
 
     def action(c: np.ndarray) -> np.ndarray:
         # parts have no common type that says log_mgf returns an array
-        # mpmath has no types
         return sum(count * part.log_mgf(c) for part, count in parts) - c * epsilon  # type: ignore[no-any-return]
 
     wanted = aim - 2.0
