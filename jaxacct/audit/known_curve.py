@@ -78,9 +78,8 @@ class CurveTest(LowerBound):
     README.md of this folder, "A known curve".
 
     >>> from jaxacct.audit import one_run
-    >>> found = one_run(95, 100, 1000, claim=1.0, delta=1e-5, confidence=0.99)
-    >>> found.refuted, found.p_value < 1e-4
-    (True, True)
+    >>> one_run(95, 100, 1000, claim=0.3, delta=1e-5, confidence=0.99)  # doctest: +NORMALIZE_WHITESPACE
+    CurveTest(0.3-Gaussian DP: p = 0.000, refuted: True; ...)
     """
 
     p_value: Any = 1.0
@@ -175,8 +174,8 @@ def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, invers
     for i in range(int(c.max()) - 1, -1, -1):
         active = i < c
         more = np.where(active, np.maximum(h, inverse(r)), h)
-        # an infinite `more` stays: nothing has this probability; r need not be told
-        step = np.where(np.isfinite(more), more - h, 0.0)
+        # an infinite `more` stays, and decides: r need not be told
+        step = np.subtract(more, h, out=np.zeros_like(r), where=np.isfinite(more))
         r = np.where(active, DOWN * (r + i / np.maximum(g - i, 1.0) * step), r)
         h = more
     return DOWN * (r + h) > g / m
@@ -210,17 +209,17 @@ def claimed_lines(claim: Any, guessed: str) -> Lines:
     )
     slope = np.concatenate([np.exp(-flat[::-1]), np.exp(steep)])
     above = np.concatenate([1.0 - np.exp(-flat[::-1]) * (1.0 - flat_delta[::-1]), steep_delta])
-    return _lowest(above + 4.0 * ROUNDOFF * (above > 0.0) * np.maximum(above, slope < 1.0), slope)
+    return _lowest(above + 4.0 * ROUNDOFF * np.maximum(above, slope < 1.0), slope)
 
 
 def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
     farthest = float(np.asarray(side.epsilon(LEAST_DELTA).upper))
-    epsilon = np.linspace(0.0, min(farthest, FARTHEST_EPSILON), SLOPES)
+    epsilon = np.linspace(0.0, min(farthest, FARTHEST_EPSILON) if np.isfinite(farthest) else FARTHEST_EPSILON, SLOPES)
     return epsilon, np.asarray(side.delta(epsilon).upper)
 
 
 def _lowest(intercept: np.ndarray, slope: np.ndarray) -> Lines:
-    """The lines that are lowest somewhere.  As functions of y, (y - intercept)/slope: the largest from left to right."""
+    """The lines that are lowest somewhere, which are those of which (y - intercept)/slope is largest for some y."""
     order = np.lexsort((intercept, -slope))
     kept: list[int] = []
     breaks: list[float] = []
