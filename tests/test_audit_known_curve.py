@@ -126,35 +126,38 @@ def test_no_true_claim_is_refuted_in_200_runs():
         assert not np.any(found.refuted) and np.all(found.mu <= mu) and np.median(found.mu) > 0.3
 
 
-STEPS, NOISE, RATE, CANARIES = 16, 4.0, 0.1, 1000
-"""Of the simulated trainers: mu 1 on all data, canaries in directions of their own."""
+STEPS, NOISE, RATE, CANARIES = 16, 16.0, 0.1, 1000
+"""Of the simulated trainers: mu is 1/4 on all data, and every canary has a direction of its own."""
+FULL, SAMPLED = ja.dp_sgd(NOISE, 1.0, STEPS), ja.dp_sgd(2.0, RATE, STEPS)
 
 
-def sums(rng, included, noise=NOISE, pull=1.0, rate=1.0, steps_with_noise=STEPS):
-    """Noisy sums along each canary over all steps."""
-    drawn = rng.binomial(STEPS, rate, size=included.size)
-    return pull * drawn * included + noise * np.sqrt(steps_with_noise) * rng.normal(size=included.size)
+def summed(rng, included, noise=NOISE, pull=1.0, rate=1.0):
+    """What all noisy sums together hold along each canary."""
+    taken = rng.binomial(STEPS, rate, size=included.size)
+    return pull * taken * included + noise * np.sqrt(STEPS) * rng.normal(size=included.size)
 
 
-FULL, SAMPLED = ja.dp_sgd(NOISE, 1.0, STEPS), ja.dp_sgd(1.0, RATE, STEPS)
+def last(rng, included, noise=NOISE):
+    """What the last noisy sum holds: the second half of the steps is where the noise may be forgotten."""
+    return included + noise * rng.normal(size=included.size)
 
 
 @pytest.mark.parametrize(
-    ("claim", "right", "broken"),
+    ("claim", "score", "right", "broken"),
     [
-        (FULL, {}, {"steps_with_noise": 1}),
-        (FULL, {}, {"pull": 5.0}),
-        (SAMPLED, {"noise": 1.0, "rate": RATE}, {"noise": 1.0}),
+        (FULL, last, {}, {"noise": 0.0}),
+        (FULL, summed, {}, {"pull": 5.0}),
+        (SAMPLED, summed, {"noise": 2.0, "rate": RATE}, {"noise": 2.0}),
     ],
-    ids=["noise forgotten in most steps", "clipping forgotten", "sampling forgotten"],
+    ids=["noise forgotten in half the steps", "clipped at five times the norm", "sampling forgotten"],
 )
 @pytest.mark.parametrize("guessed", ["both", "in"])
-def test_broken_trainers_are_refuted_and_right_ones_are_not(claim, right, broken, guessed):
+def test_broken_trainers_are_refuted_and_right_ones_are_not(claim, score, right, broken, guessed):
     rng = np.random.default_rng(1)
     included = rng.random(CANARIES) < 0.5
-    split = (50, 50) if guessed == "both" else (100, 0)
+    split = (100, 100) if guessed == "both" else (200, 0)
     for change, wrong in ((right, False), (broken, True)):
-        correct, guesses = coin_guesses(sums(rng, included, **change), included, *split)
+        correct, guesses = coin_guesses(score(rng, included, **change), included, *split)
         found = one_run(correct, guesses, CANARIES, claim=claim, delta=1e-5, confidence=1 - LEVEL, guessed=guessed)
         assert found.refuted is wrong, (correct, found)
 
@@ -202,25 +205,25 @@ def test_bad_input_is_refused(call, words):
         call()
 
 
-def forgotten_noise(monkeypatch):
-    from jaxacct.training.step import noise
-
-    right = noise.add
-    monkeypatch.setattr(noise, "add", lambda key, tree, std: right(key, tree, std / 4))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["none", "noise", "clipping", "sampling"])
 def test_the_real_trainer(monkeypatch, fault):
-    """The trainer's own step.  The claim is the plan's; what runs is the plan, or one that does not keep it."""
-    claim = plan_of(400, noise=1.0, steps=1, q=0.3 if fault == "sampling" else 1.0)
-    runs = plan_of(
-        400, noise=0.2 if fault == "clipping" else 1.0, steps=1
-    )  # five times the pull is a fifth of the noise
+    """The trainer's own step, with a fault put into it.  The claim is the plan's."""
+    from jaxacct.training.step import noise, step_function
+
+    claim = runs = plan_of(400, noise=8.0, steps=4)
     if fault == "noise":
-        forgotten_noise(monkeypatch)
+        right = noise.add
+        monkeypatch.setattr(noise, "add", lambda key, tree, std: right(key, tree, std / 10))
+    if fault == "clipping":
+        clip = step_function.clipped_sum
+        looser = lambda loss, params, batch, mask, norm, method: clip(loss, params, batch, mask, 5.0 * norm, method)
+        monkeypatch.setattr(step_function, "clipped_sum", looser)
+    if fault == "sampling":
+        claim, runs = (plan_of(400, noise=2.0, steps=4, q=q) for q in (0.1, 1.0))
     game = gradient_canaries(Trainer(lambda p, x: jnp.sum(p) * 0.0, optax.sgd(1.0), runs, 1.0), None, 400)
     included = np.random.default_rng(0).random(400) < 0.5
     scored = game.play(jnp.zeros(400), included, 1, seed=1).scores[0]
-    found = one_run(*coin_guesses(scored, included, 60, 0), 400, claim=claim, confidence=1 - LEVEL, guessed="in")
+    found = one_run(*coin_guesses(scored, included, 100, 0), 400, claim=claim, confidence=1 - LEVEL, guessed="in")
+    print(fault, found)
     assert found.refuted is (fault != "none"), found
