@@ -21,7 +21,7 @@ from jaxacct.audit import (
     known_curve_p_value,
     one_run,
 )
-from jaxacct.audit.known_curve import _by_gaussian, _by_lines, claimed_lines
+from jaxacct.audit.claimed_curve import by_gaussian, by_lines, claimed_lines
 from jaxacct.training import Trainer
 from jaxacct.validation import InputError
 
@@ -64,13 +64,13 @@ def test_the_lines_are_a_tight_lower_bound_of_the_inverse():
     y = np.concatenate([np.geomspace(1e-9, 0.5, 999), 1.0 - np.geomspace(1e-9, 0.5, 999)])
     for guessed in ("both", "in"):
         lines = claimed_lines(ja.Gaussian(1.0), guessed)
-        found, exact = _by_lines(lines)(y), norm.cdf(norm.ppf(y) - 1.0)
+        found, exact = by_lines(lines)(y), norm.cdf(norm.ppf(y) - 1.0)
         assert np.all(found <= exact * (1 + 1e-12))
         np.testing.assert_allclose(found, exact, rtol=2e-3)
         brute = np.max((y[:, None] - lines.intercept) / lines.slope, axis=1)
         np.testing.assert_allclose(found, np.maximum(brute, 0.0), rtol=1e-12)
-    below = _by_gaussian(np.float64(1.0))(y)
-    assert np.all(below <= norm.cdf(norm.ppf(y) - 1.0)) and np.isinf(_by_gaussian(np.float64(1.0))(np.array(1.1)))
+    below = by_gaussian(np.float64(1.0))(y)
+    assert np.all(below <= norm.cdf(norm.ppf(y) - 1.0)) and np.isinf(by_gaussian(np.float64(1.0))(np.array(1.1)))
 
 
 def test_the_lines_of_one_direction_are_above_its_exact_curve():
@@ -225,5 +225,4 @@ def test_the_real_trainer(monkeypatch, fault):
     included = np.random.default_rng(0).random(400) < 0.5
     scored = game.play(jnp.zeros(400), included, 1, seed=1).scores[0]
     found = one_run(*coin_guesses(scored, included, 100, 0), 400, claim=claim, confidence=1 - LEVEL, guessed="in")
-    print(fault, found)
     assert found.refuted is (fault != "none"), found
