@@ -30,6 +30,7 @@ REFUSES_NOTHING = {
     "jaxacct.Verification",
     "jaxacct.audit.Cells",
     "jaxacct.audit.Claim",
+    "jaxacct.audit.CurveTest",
     "jaxacct.audit.LowerBound",
     "jaxacct.audit.Played",
     "jaxacct.audit.Report",

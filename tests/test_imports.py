@@ -46,7 +46,7 @@ ARROWS: dict[str, set[str]] = {
         "selection",
     },
     "tuning": {"accounting", "calibration", "chacha", "mechanisms", "plots", "selection", "training"},
-    "audit": {"accounting", "mechanisms", "plots", "selection", "training"},
+    "audit": {"accounting", "mechanisms", "plots", "representations", "selection", "training"},
     "cli": {"accounting", "calibration", "engines", "interop", "kernels", "mechanisms", "plots"}
     | {"selection", "sweeps", "training", "verification"},
 }

@@ -3,6 +3,7 @@
 from jaxacct.audit.canaries import gradient_canaries, input_canary
 from jaxacct.audit.canary_game import Game, Played
 from jaxacct.audit.error_counts import clopper_pearson, gaussian_fit
+from jaxacct.audit.known_curve import CurveTest, known_curve_p_value
 from jaxacct.audit.lower_bound import LowerBound
 from jaxacct.audit.report import Claim, Report, Row
 from jaxacct.audit.score_thresholds import from_scores
@@ -13,6 +14,7 @@ from jaxacct.audit.winner_ranks import Cells, attack_cells, cell_audit, cell_cou
 __all__ = [
     "Cells",
     "Claim",
+    "CurveTest",
     "Game",
     "LowerBound",
     "Played",
@@ -30,6 +32,7 @@ __all__ = [
     "gaussian_fit",
     "gradient_canaries",
     "input_canary",
+    "known_curve_p_value",
     "one_run",
     "one_run_p_value",
     "winners",

@@ -20,7 +20,7 @@ from jaxacct.validation import (
     choice,
 )
 
-__all__ = ["clopper_pearson", "gaussian_fit", "upper_limit"]
+__all__ = ["clopper_pearson", "epsilon_of_mu", "gaussian_fit", "guess_counts", "upper_limit"]
 
 LIMIT_ERROR = 1e-10
 """Relative allowance for the inverse of the incomplete beta function."""
@@ -151,11 +151,39 @@ def gaussian_fit(
     (fpr, fnr), trials = _rates(counts, error / (2 * thresholds), np.zeros(()))
     mu = np.max(-ndtri(fpr) - ndtri(fnr), axis=-1)
     mu, delta = np.broadcast_arrays(np.maximum(mu, 0.0), delta)
-    known = mu > 1e-9
-    epsilon = np.where(known, epsilon_of(Gaussian(1.0 / np.where(known, mu, 1.0)), delta).lower, 0.0)
+    epsilon = epsilon_of_mu(mu, delta)
     return LowerBound(
         plain(epsilon), plain(delta), confidence, plain(trials.max(axis=-1)), "gaussian_fit", CONDITIONAL, plain(mu)
     )
+
+
+def epsilon_of_mu(mu: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    """The epsilon at delta of mu-Gaussian DP, rounded down; 0 where mu is too small to tell."""
+    known = mu > 1e-9
+    return np.where(known, epsilon_of(Gaussian(1.0 / np.where(known, mu, 1.0)), delta).lower, 0.0)
+
+
+def guess_counts(
+    correct: Any, guesses: Any, canaries: Any, delta: Any, more: tuple[int, ...] = ()
+) -> tuple[list[np.ndarray], tuple[int, ...]]:
+    """The counts of an audit in one run and delta, checked, and the shape to which they broadcast.
+
+    more : the shape of an epsilon that broadcasts with them.
+    """
+    fields = [
+        np.asarray(check(name, value, rule))
+        for name, value, rule in (
+            ("correct", correct, WHOLE_NUMBERS),
+            ("guesses", guesses, COUNT),
+            ("canaries", canaries, COUNT),
+            ("delta", delta, DELTA_OR_ZERO),
+        )
+    ]
+    names = ("correct", "guesses", "canaries", "delta")
+    shape = broadcast_shape({name: x.shape for name, x in zip(names, fields, strict=True)} | {"epsilon": more})
+    for one, of in ((0, 1), (1, 2)):
+        require_at_most(names[one], fields[one], names[of], fields[of], "count every canary once")
+    return fields, shape
 
 
 def _rates(counts: Iterable[Any], error: float, delta: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:

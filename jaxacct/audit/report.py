@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.audit.known_curve import CurveTest
 from jaxacct.audit.lower_bound import UNCONDITIONAL, LowerBound
 from jaxacct.bounds import Bounds
 from jaxacct.validation import InputError
@@ -19,7 +20,9 @@ from jaxacct.validation import InputError
 __all__ = ["Claim", "Report", "Row"]
 
 REFUTED_MARK = "!!"
-"""Stands behind a claim that is below a lower bound."""
+"""Stands behind a claim that is below a lower bound, and behind the p-value of a refuted curve."""
+CURVE = "trade-off curve"
+"""Kind of a claim that is a whole curve, and the head of the column of its p-value."""
 
 
 @dataclass(frozen=True)
@@ -129,10 +132,19 @@ class Report:
         """Every claim with a lower bound above it."""
         return [(row, claim) for row in self.rows for claim in row.refuted]
 
+    @property
+    def refuted_curves(self) -> list[Row]:
+        """Every row whose run has refuted the claimed trade-off curve."""
+        return [row for row in self.rows if isinstance(row.found, CurveTest) and row.found.refuted]
+
     def records(self) -> list[dict[str, Any]]:
-        """One record per lower bound and claim, of plain numbers and words: for tables and data frames."""
-        return [
-            {
+        """One record per lower bound and claim, of plain numbers and words: for tables and data frames.
+
+        A claimed curve is a claim too, without an epsilon and with a p-value.
+        """
+        found = []
+        for row in self.rows:
+            audit = {
                 "audit": row.name,
                 "delta": float(row.found.delta),
                 "lower_bound": float(row.found.epsilon),
@@ -140,25 +152,27 @@ class Report:
                 "confidence": row.found.confidence,
                 "trials": int(row.found.trials),
                 "method": row.found.method,
-                "claim": claim.name,
-                "epsilon": claim.epsilon,
-                "kind": claim.kind,
-                "refuted": claim in row.refuted,
             }
-            for row in self.rows
-            for claim in row.claims
-        ]
+            for claim in row.claims:
+                held = {"epsilon": claim.epsilon, "kind": claim.kind, "p_value": None, "refuted": claim in row.refuted}
+                found.append({**audit, "claim": claim.name, **held})
+            if isinstance(row.found, CurveTest):
+                test = row.found
+                held = {"epsilon": None, "kind": CURVE, "p_value": float(test.p_value), "refuted": bool(test.refuted)}
+                found.append({**audit, "claim": test.claim, **held})
+        return found
 
     def __str__(self) -> str:
         """A line for every audit, a column for every claim; the kinds of the claims below."""
         names = list(dict.fromkeys(claim.name for row in self.rows for claim in row.claims))
-        lines = [("audit", "delta", "lower bound", "confidence", "trials", "method", *names)]
+        curves = [CURVE] if any(isinstance(row.found, CurveTest) for row in self.rows) else []
+        lines = [("audit", "delta", "lower bound", "confidence", "trials", "method", *names, *curves)]
         for row in self.rows:
             found, claims = row.found, {claim.name: claim for claim in row.claims}
             shown = [_shown(claims.get(name), row) for name in names]
             method = found.method + (f" ({found.kind})" if found.kind != UNCONDITIONAL else "")
             numbers = f"{found.delta:.1e}", f"{found.epsilon:.4f}", f"{found.confidence:.6g}", f"{found.trials:,}"
-            lines.append((row.name, *numbers, method, *shown))
+            lines.append((row.name, *numbers, method, *shown, *(_shown_curve(found) for _ in curves)))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         left = (0, 5)
         cell = lambda i, text: text.ljust(widths[i]) if i in left else text.rjust(widths[i])
@@ -168,7 +182,12 @@ class Report:
         verdict = (
             f"{flagged} claims are below a lower bound, marked {REFUTED_MARK}" if flagged else "no claim is refuted"
         )
-        return "\n".join([*table, *(f"{name}: {kind}" for name, kind in kinds), verdict])
+        tests = [row.found for row in self.rows if isinstance(row.found, CurveTest)]
+        tested = dict.fromkeys(f"{CURVE}: p-value of the {test.claim}" for test in tests)
+        wrong = len(self.refuted_curves)
+        also = [f"{wrong} claimed curves are refuted, marked {REFUTED_MARK}"] if wrong else []
+        said = [verdict] if flagged or not wrong else []
+        return "\n".join([*table, *(f"{name}: {kind}" for name, kind in kinds), *tested, *said, *also])
 
     def to_json(self) -> str:
         """The records as JSON; an infinite claim is null."""
@@ -202,7 +221,8 @@ class Report:
                 axes.plot([], [], "|", color=colour[name], ms=11, mew=2.5, label=f"claim: {name}")
             if self.refuted:
                 axes.plot([], [], "kx", ms=9, mew=2.5, label="claim below its lower bound")
-            axes.set(yticks=range(len(self.rows)), yticklabels=[row.name for row in self.rows], xlim=(0, None))
+            labels = [row.name + (" (curve refuted)" if row in self.refuted_curves else "") for row in self.rows]
+            axes.set(yticks=range(len(self.rows)), yticklabels=labels, xlim=(0, None))
             axes.set_xlabel(style.MEANING["epsilon"])
             axes.invert_yaxis()
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -214,3 +234,9 @@ def _shown(claim: Claim | None, row: Row) -> str:
     if claim is None:
         return "-"
     return f"{claim.epsilon:.4f}" + (f" {REFUTED_MARK}" if claim in row.refuted else "")
+
+
+def _shown_curve(found: LowerBound) -> str:
+    if not isinstance(found, CurveTest):
+        return "-"
+    return f"p = {found.p_value:.2g}" + (f" {REFUTED_MARK}" if found.refuted else "")

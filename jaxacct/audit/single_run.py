@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
-from jaxacct.audit.error_counts import WHOLE_NUMBERS
-from jaxacct.audit.lower_bound import LowerBound, error_of, plain, require_at_most
-from jaxacct.validation import COUNT, DELTA_OR_ZERO, NON_NEGATIVE, Constraint, InputError, broadcast_shape, check
+from jaxacct.audit.error_counts import guess_counts
+from jaxacct.audit.known_curve import GUESSED, CurveTest, known_curve_test
+from jaxacct.audit.lower_bound import LowerBound, error_of, plain
+from jaxacct.validation import NON_NEGATIVE, Constraint, InputError, check, choice
 
 __all__ = ["coin_guesses", "one_run", "one_run_p_value"]
 
@@ -52,13 +53,46 @@ def one_run_p_value(epsilon: Any, correct: Any, guesses: Any, canaries: Any, del
     0.028444
     """
     epsilon = np.asarray(check("epsilon", epsilon, NON_NEGATIVE))
-    fields, shape = _checked(correct, guesses, canaries, delta, epsilon.shape)
+    fields, shape = guess_counts(correct, guesses, canaries, delta, epsilon.shape)
     flat = [np.broadcast_to(x, shape).reshape(-1) for x in (epsilon, *fields)]
     return plain(np.exp(_log_p(*flat)).reshape(shape))
 
 
-def one_run(correct: Any, guesses: Any, canaries: Any, *, delta: Any, confidence: float = 0.95) -> LowerBound:
+@overload
+def one_run(
+    correct: Any,
+    guesses: Any,
+    canaries: Any,
+    *,
+    delta: Any,
+    confidence: float = ...,
+    claim: None = ...,
+    guessed: str = ...,
+) -> LowerBound: ...
+@overload
+def one_run(
+    correct: Any,
+    guesses: Any,
+    canaries: Any,
+    *,
+    claim: Any,
+    delta: Any = ...,
+    confidence: float = ...,
+    guessed: str = ...,
+) -> CurveTest: ...
+def one_run(
+    correct: Any,
+    guesses: Any,
+    canaries: Any,
+    *,
+    delta: Any = None,
+    confidence: float = 0.95,
+    claim: Any = None,
+    guessed: str = "both",
+) -> LowerBound:
     """The largest epsilon at which so many right guesses would have probability below 1 - confidence.
+
+    With a ``claim`` the guesses are held against its whole trade-off curve instead, which sees more: `CurveTest`.
 
     m ``canaries`` were each put in by a fair coin of its own, and the mechanism ran once.  ``guesses`` of the coins
     were chosen by looking at the output alone, and ``correct`` of them were guessed right (`coin_guesses`).  The
@@ -69,27 +103,37 @@ def one_run(correct: Any, guesses: Any, canaries: Any, *, delta: Any, confidence
     correct, guesses, canaries : array_like of whole numbers
         correct <= guesses <= canaries.
     delta : array_like in [0, 1)
-        All broadcast.
+        All broadcast.  With a Plan as claim it may be left out, and is the plan's.
     confidence : float in (0, 1)
+    claim : Plan, Mechanism, Profile or float, optional
+        As for `known_curve_p_value`, which also says what must hold of the guesses.
+    guessed : {"both", "in"}
+        "in" if every guess says that a canary was in, and some are not guessed: sharper against a claim.
 
     Returns
     -------
     LowerBound
+        With a claim a `CurveTest`.
 
     Raises
     ------
     InputError
-        Invalid counts.
+        Invalid counts, no delta, or another claim.
 
     References
     ----------
-    As for `one_run_p_value`.
+    As for `one_run_p_value` and, with a claim, `known_curve_p_value`.
 
     >>> one_run(95, 100, 1000, delta=1e-5, confidence=0.95)
     LowerBound(epsilon >= 2.165176 at delta 1e-05, confidence 0.95, 1,000 trials, one_run)
     """
+    if claim is not None:
+        return known_curve_test(correct, guesses, canaries, claim, delta=delta, confidence=confidence, guessed=guessed)
+    if delta is None:
+        raise InputError("delta = None must be a number; only a Plan as claim has one of its own")
+    choice("guessed", guessed, GUESSED)
     error = error_of(confidence)
-    fields, shape = _checked(correct, guesses, canaries, delta, ())
+    fields, shape = guess_counts(correct, guesses, canaries, delta)
     v, r, m, d = (np.broadcast_to(x, shape).reshape(-1) for x in fields)
     rejected = lambda at: _log_p(at, v, r, m, d) < np.log(error) - LOG_ERROR
     # at the right end even r of r guesses have probability q^r >= error
@@ -139,23 +183,6 @@ def coin_guesses(scores: Any, included: Any, positive: int, negative: int) -> tu
     order = np.argsort(scores, kind="stable")
     taken_out, taken_in = order[: int(negative)], order[scores.size - int(positive) :]
     return int(np.sum(included[taken_in]) + np.sum(~included[taken_out])), int(positive + negative)
-
-
-def _checked(correct: Any, guesses: Any, canaries: Any, delta: Any, more: tuple[int, ...]) -> tuple[Any, Any]:
-    fields = [
-        np.asarray(check(name, value, rule))
-        for name, value, rule in (
-            ("correct", correct, WHOLE_NUMBERS),
-            ("guesses", guesses, COUNT),
-            ("canaries", canaries, COUNT),
-            ("delta", delta, DELTA_OR_ZERO),
-        )
-    ]
-    names = ("correct", "guesses", "canaries", "delta")
-    shape = broadcast_shape({name: x.shape for name, x in zip(names, fields, strict=True)} | {"epsilon": more})
-    for one, of in ((0, 1), (1, 2)):
-        require_at_most(names[one], fields[one], names[of], fields[of], "count every canary once")
-    return fields, shape
 
 
 def _log_p(epsilon: Any, v: Any, r: Any, m: Any, delta: Any) -> np.ndarray:

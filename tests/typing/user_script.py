@@ -263,6 +263,8 @@ def audited(trainer: training.Trainer, data: Any, run: ja.Mechanism) -> audit.Re
         audit.one_run(60, 100, 100, delta=1e-5),
         audit.cell_audit(cells, law, delta=1e-5, runs=1000),
     ]
+    test: audit.CurveTest = audit.one_run(60, 100, 200, claim=run, delta=1e-5, guessed="in")
+    print(test.refuted, test.p_value, audit.known_curve_p_value(60, 100, 200, 1.0, guessed="both"))
     counts = [
         audit.cell_counts([0.5, 0.5], law, 1000),
         audit.count_winners(audit.gaussian(1.0), lambda x: x, law, 1000, lambda x: x > 0),
