@@ -1,0 +1,377 @@
+"""The envelope of Gaussian bases, many rows at a time: a sum of points of the base's profile.
+
+With `M(r) = max_v (r phi'(T(v)) - phi'(v))` the envelope is `E int M_+(L/E) du`.  M_+ is convex, so it lies below any
+piecewise linear function `sum_j c_j (r - r_j)_+` that is above it at the nodes r_j and rises by phi'(1) beyond them.
+The integral of that function is `sum_j c_j delta_base(eps + log r_j)` (README.md of this folder, "The envelope of a
+Gaussian base").  Nodes and cells may lie anywhere: where they lie decides how near the bound is, not whether it holds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxacct.floats import ROUNDOFF
+from jaxacct.kernels.arrays import interp
+from jaxacct.mechanisms import Mechanism, components
+from jaxacct.selection.law_of_k import Law
+
+__all__ = ["delta", "epsilon", "mus"]
+
+SKETCH_CELLS = 64
+"""Places at which phi' is looked at to place the cells of v."""
+class Size(NamedTuple):
+    """How fine a bound is; it holds for any sizes."""
+
+    sketch_nodes: tuple[int, int]
+    sketch_cells: int
+    nodes: int  # r_j
+    cells: int  # of v
+    rows: int  # worked on at once: their arrays stay in the processor's cache
+
+
+SIZES = (Size((24, 32), 96, 64, 256, 64), Size((48, 64), 256, 128, 1024, 16))
+"""A row that the first leaves too loose takes the second."""
+LOOSE = 4e-5
+"""Relative error of eps above which a bound is too loose, as far as can be guessed."""
+LOOSE_DELTA = 2e-4
+"""Relative error of delta below which it is not."""
+MASS_ERROR = 1e-13
+"""More than the relative error of the normal distribution function up to 38 deviations."""
+LINE_ERROR = 1e-12
+"""The same for a likelihood ratio, whose exponent is at most 700."""
+INFLATED = 4e-12
+"""More than the relative errors of generating functions and of sums."""
+NEXT_TO_ONE = 1e-9
+"""Share of `1/(phi''/phi')`, at 1, of the mass that is scored higher in the first cell."""
+LEAST_MASS_DEVIATIONS = 8.3
+"""Deviations from the mean of P at which the last cell begins."""
+IGNORED = 1e-6
+"""Share of delta that is added for all r below the first node."""
+FAR = 1e-9
+"""Share of delta beyond the last node of the first sketch."""
+EVENLY = 0.25
+"""Share of cells, and of nodes, that is spread evenly."""
+GROWTH_SHARE = 0.3
+"""Cells that go where phi' grows, for each that goes where the best places are."""
+NEWTON_STEPS = (9, 3, 3)
+"""Newton steps for eps in the two sketches and in the answer."""
+FIRST_STEP = 1e-9
+"""Relative step from where Newton's method ends to where the leak is looked at for the answer."""
+OUTWARD_STEPS = 12
+"""Steps from there, each four times as far as the one before, until the leak is at most delta."""
+LARGEST_EPS = 700.0
+"""Largest eps that is looked at: its exp is finite."""
+
+
+class Lines(NamedTuple):
+    """`M(r) <= max_k (r gain_k - cost_k)`, (R, K) each."""
+
+    gain: np.ndarray
+    cost: np.ndarray
+    exact: tuple[np.ndarray, np.ndarray]  # about what gain and cost would be without loss
+
+
+class Sum(NamedTuple):
+    """`leak(eps) <= start + sum_j weight_j delta_base(eps + at_j)`; mu (R, 1), start (R,), the others (R, J)."""
+
+    mu: np.ndarray
+    start: np.ndarray
+    at: np.ndarray
+    weight: np.ndarray
+
+    def leak(self, eps: np.ndarray) -> np.ndarray:
+        """Upper bounds of delta at eps >= 0, (R,)."""
+        from jaxacct.engines import closed_form
+
+        at = eps[:, None] + self.at
+        at -= 4.0 * ROUNDOFF * (1.0 + eps[:, None] + np.abs(self.at))
+        away = closed_form.delta(self.mu, np.abs(at)).upper
+        here = np.where(at < 0.0, -np.expm1(np.minimum(at, 0.0)) + np.exp(np.minimum(at, 0.0)) * away, away)
+        total = (np.sum(self.weight * here, axis=-1) + self.start) * (1.0 + INFLATED)
+        return np.where(total <= 1.0, total, 1.0)
+
+    def parts(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(delta of the base at every node, by how much it falls per unit of eps), (R, J), not certified."""
+        from jaxacct.engines import closed_form
+
+        at = eps[:, None] + self.at
+        log, fall, _ = closed_form.log_delta(self.mu, np.abs(at))
+        away, shrink = np.exp(log), np.exp(np.minimum(at, 0.0))
+        value = np.where(at < 0.0, 1.0 - shrink + shrink * away, away)
+        slope = np.where(at < 0.0, shrink * (1.0 - away * (1.0 + fall)), away * fall)
+        return value, slope
+
+
+def mus(run: Mechanism) -> np.ndarray | None:
+    """mu of every configuration, (B,), if all are Gaussians without sampling, composed; otherwise None."""
+    parts = components(run, "add_or_remove_one", "remove")
+    if not run.symmetric() or any(np.any(n > 0) for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)):
+        return None
+    if np.any(parts.delta_infinity > 0.0) or np.any(parts.mu == 0.0):
+        return None
+    return parts.mu * (1.0 + 8.0 * ROUNDOFF)
+
+
+def epsilon(mu: np.ndarray, law: Law, delta: np.ndarray) -> np.ndarray:
+    """eps at which the bound is at most delta, row by row, NaN where it is too loose; all flattened to (R,)."""
+    return _in_chunks(_epsilon, mu, law, delta)
+
+
+def delta(mu: np.ndarray, law: Law, epsilon: np.ndarray) -> np.ndarray:
+    """Upper bounds of delta at eps >= 0, row by row, NaN where they are too loose; all flattened to (R,)."""
+    return _in_chunks(_delta, mu, law, epsilon)
+
+
+def _in_chunks(
+    answer: Callable[[np.ndarray, Law, np.ndarray, Size], np.ndarray], mu: np.ndarray, law: Law, given: np.ndarray
+) -> np.ndarray:
+    """Answers of the first size, and of the next one where they are too loose."""
+    found = np.full(mu.shape, np.nan)
+    workers = os.cpu_count() or 1
+    for size in SIZES:
+        left = np.flatnonzero(np.isnan(found))
+        chunks = [left[begin : begin + size.rows] for begin in range(0, left.size, size.rows)]
+
+        def one(rows: np.ndarray, size: Size = size) -> np.ndarray:
+            with np.errstate(all="ignore"):  # what is not a number says nothing
+                return answer(mu[rows], law.taken((rows, None)), given[rows], size)
+
+        if len(chunks) > 1 and workers > 1:
+            with ThreadPoolExecutor(workers) as pool:
+                pieces = list(pool.map(one, chunks))
+        else:
+            pieces = [one(rows) for rows in chunks]
+        for rows, piece in zip(chunks, pieces, strict=True):
+            found[rows] = piece
+    return found
+
+
+def _epsilon(mu: np.ndarray, law: Law, target: np.ndarray, size: Size) -> np.ndarray:
+    made, eps, close = _sum(mu, law, target, None, size)
+    found = np.full(target.shape, np.nan)
+    step = FIRST_STEP
+    for _ in range(OUTWARD_STEPS):
+        at = np.minimum(eps * (1.0 + step) + step * mu, LARGEST_EPS)
+        found = np.where(np.isnan(found) & (made.leak(at) <= target), at, found)
+        if not np.any(np.isnan(found) & close):
+            break
+        step *= 4.0
+    found = np.where(close, found, np.nan)
+    return np.where(made.leak(np.zeros(target.shape)) <= target, 0.0, found)
+
+
+def _delta(mu: np.ndarray, law: Law, eps: np.ndarray, size: Size) -> np.ndarray:
+    from jaxacct.engines import closed_form
+
+    level = np.exp(closed_form.log_delta(mu, eps)[0])
+    made, _, close = _sum(mu, law, level, eps, size)
+    return np.where(close, made.leak(eps), np.nan)
+
+
+def _sum(
+    mu: np.ndarray, law: Law, level: np.ndarray, eps: np.ndarray | None, size: Size
+) -> tuple[Sum, np.ndarray, np.ndarray]:
+    """(the sum, the eps for which it was made, whether it seems close there), from a level of delta.
+
+    eps is found where it is not given.
+    """
+    start = IGNORED * level
+    x, grown = _sketch(mu[:, None], law, start[:, None])
+    ends = _spread(x, grown, np.diff(x), size.sketch_cells)
+    lines = _lines(mu[:, None], law, ends)
+    first, most = _first(lines, start), np.max(lines.gain, axis=-1)
+    far, low = _loss(mu, FAR * level / most), np.zeros(mu.shape) if eps is None else eps
+    at = high = np.clip(_loss(mu, level / most) - first, 0.0, LARGEST_EPS) if eps is None else eps
+    last = np.maximum(far - low, first + mu)
+    nodes = first[:, None] + (last - first)[:, None] * np.linspace(0.0, 1.0, size.sketch_nodes[0])
+    made, _, _ = _through(mu, lines, start, nodes)
+    if eps is None:
+        at = _newton(made, level, at, high, NEWTON_STEPS[0])
+    nodes = _placed(made, _between(made, at), size.sketch_nodes[1])
+    made, chosen, _ = _through(mu, lines, start, nodes)
+    if eps is None:
+        at = _newton(made, level, at, high, NEWTON_STEPS[1])
+    between = _between(made, at)
+    best = np.take_along_axis(ends, np.minimum(chosen, ends.shape[1] - 1), axis=-1)
+    lines = _lines(mu[:, None], law, _crowded(x, grown, best, between * _slopes(made)[:, :-1], size.cells))
+    nodes = _moved(_placed(made, between, size.nodes), _first(lines, start))
+    made, _, excess = _through(mu, lines, start, nodes)
+    if eps is None:
+        at = _newton(made, level, at, high, NEWTON_STEPS[2])
+    return made, at, _close(made, excess, at)
+
+
+def _close(made: Sum, excess: np.ndarray, eps: np.ndarray) -> np.ndarray:
+    """Whether the bound is about as low as the envelope itself, from what it has too much at the nodes."""
+    value, fall = made.parts(eps)
+    between = _between(made, eps)
+    r, turn = np.exp(made.at), _turns(made)
+    over = 0.5 * (excess[:, 1:] / r[:, 1:] + excess[:, :-1] / r[:, :-1]) + 0.125 * turn * np.diff(made.at)
+    error = np.sum(over * between, axis=-1)
+    leak, falls = (np.sum(made.weight * x, axis=-1) for x in (value, fall))
+    return (error <= LOOSE * eps * falls) | (error <= LOOSE_DELTA * leak)
+
+
+def _turns(made: Sum) -> np.ndarray:
+    """By how much the slope rises about every cell between two nodes; the kink at the first node does not count."""
+    turn = made.weight.copy()
+    turn[:, 0], turn[:, -1] = turn[:, 1], turn[:, -2]
+    return 0.5 * (turn[:, 1:] + turn[:, :-1])
+
+
+def _placed(made: Sum, between: np.ndarray, count: int) -> np.ndarray:
+    """Nodes such that the chords between them overstate the leak by about the same, (R, count)."""
+    width = np.diff(made.at)
+    return _spread(made.at, np.cbrt(_turns(made) * width * between), width, count)
+
+
+def _moved(nodes: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Nodes that begin at another place."""
+    last = nodes[:, -1]
+    nodes = last[:, None] - (last[:, None] - nodes) * ((last - first) / (last - nodes[:, 0]))[:, None]
+    nodes[:, 0] = first
+    return nodes
+
+
+def _crowded(x: np.ndarray, grown: np.ndarray, best: np.ndarray, weight: np.ndarray, count: int) -> np.ndarray:
+    """Ends of cells that are narrow where the best places are, each of which has a weight."""
+    risen = np.concatenate([np.zeros((x.shape[0], 1)), np.cumsum(weight, axis=-1)], axis=-1)
+    hit = np.abs(np.diff(interp(np, -x, np.maximum.accumulate(-best, axis=-1), risen), axis=-1))
+    beside = np.concatenate([hit[:, :1] * 0.0, hit, hit[:, :1] * 0.0], axis=-1)
+    near = np.cbrt((hit + beside[:, 2:] + beside[:, :-2]) * np.square(grown))
+    dense = near / np.sum(near, axis=-1, keepdims=True)
+    dense = np.where(np.isfinite(dense), dense, 0.0) + GROWTH_SHARE * grown / np.sum(grown, axis=-1, keepdims=True)
+    return _spread(x, dense, np.diff(x), count)
+
+
+def _first(lines: Lines, start: np.ndarray) -> np.ndarray:
+    """The logarithm of the r up to which M is at most `start r`."""
+    left = lines.gain > start[:, None]
+    room = np.where(left, lines.gain - start[:, None], 1.0)
+    return np.log(np.min(np.where(left, lines.cost / room, np.inf), axis=-1) * (1.0 - INFLATED))
+
+
+def _slopes(made: Sum) -> np.ndarray:
+    """Slopes behind every node."""
+    return made.start[:, None] + np.cumsum(made.weight, axis=-1)
+
+
+def _between(made: Sum, eps: np.ndarray) -> np.ndarray:
+    """For losses between two nodes about the Q-mass times the likelihood ratio."""
+    _, fall = made.parts(eps)
+    return np.maximum(fall[:, :-1] - fall[:, 1:] * np.exp(-np.diff(made.at)), 0.0)
+
+
+def _loss(mu: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    """A loss beyond which there is about this P-mass."""
+    from scipy import special
+
+    return mu * (0.5 * mu - special.ndtri(np.clip(mass, 1e-300, 1.0 - 1e-9)))
+
+
+def _newton(made: Sum, level: np.ndarray, eps: np.ndarray, high: np.ndarray, steps: int) -> np.ndarray:
+    """eps at which the sum falls to a level: steps of Newton on its logarithm, halves where they lead out."""
+    low, high = np.zeros(level.shape), np.maximum(high, eps)
+    for _ in range(steps):
+        value, fall = (np.sum(made.weight * x, axis=-1) for x in made.parts(eps))
+        value += made.start
+        low, high = np.where(value > level, eps, low), np.where(value > level, high, eps)
+        moved = eps + np.log(value / level) * value / fall
+        eps = np.where((moved >= low) & (moved <= high), moved, 0.5 * (low + high))
+    return eps
+
+
+def _spread(places: np.ndarray, dense: np.ndarray, width: np.ndarray, count: int) -> np.ndarray:
+    """`count` places, from the first to the last, of which every cell gets its share."""
+    share = (1.0 - EVENLY) * dense / np.sum(dense, axis=-1, keepdims=True)
+    share = np.where(np.isfinite(share), share, 0.0) + EVENLY * width / np.sum(width, axis=-1, keepdims=True)
+    risen = np.concatenate([np.zeros((places.shape[0], 1)), np.cumsum(share, axis=-1)], axis=-1)
+    wanted = risen[:, -1:] * np.linspace(0.0, 1.0, count)
+    found = interp(np, wanted, risen, places)
+    found[:, 0] = places[:, 0]
+    return found
+
+
+def _through(mu: np.ndarray, lines: Lines, start: np.ndarray, nodes: np.ndarray) -> tuple[Sum, np.ndarray, np.ndarray]:
+    """(the sum of the function through bounds of M at the nodes, the best line of each, by how much it is too high).
+
+    Nodes are logarithms of r.
+    """
+    r = np.exp(nodes)
+    best, chosen = np.zeros(r.shape), np.zeros(r.shape, np.int64)
+    row = np.arange(r.shape[0])
+    for j in range(r.shape[1]):
+        value = r[:, j, None] * lines.gain
+        value -= lines.cost
+        chosen[:, j] = np.argmax(value, axis=-1)
+        best[:, j] = value[row, chosen[:, j]]
+    gain, cost = (np.take_along_axis(x, chosen, axis=-1) for x in lines.exact)
+    excess = best - np.maximum(r * gain - cost, 0.0)
+    best[:, 0] = np.maximum(best[:, 0], start * r[:, 0])
+    best = np.maximum(best, 0.0)
+    slope = np.concatenate([(best[:, :1] / r[:, :1]), np.diff(best) / np.diff(r), lines.gain.max(axis=-1)[:, None]], -1)
+    slope = np.maximum.accumulate(slope, axis=-1)
+    return Sum(mu[:, None], slope[:, 0], nodes, np.diff(slope)), chosen, excess
+
+
+def _lines(mu: np.ndarray, law: Law, x: np.ndarray) -> Lines:
+    """Lines whose maximum is above M, from scores x at the ends of cells, (R, K) ascending; mu (R, 1)."""
+    from scipy import special
+
+    middle = 0.5 * (x[:, 1:] + x[:, :-1])
+    # y = 1 - v and v of the ends, the same in the middle of cells, and the masses of P
+    y, v = special.ndtr(x), special.ndtr(-x)
+    my, mv = special.ndtr(middle), special.ndtr(-middle)
+    above = special.ndtr(x - mu) * (1.0 - MASS_ERROR)
+    mean, missed = special.ndtr(middle - mu), special.ndtr(mu - middle)
+    ratio = np.exp(mu * (middle - 0.5 * mu))
+    near = middle <= 0.0
+    left = np.where(near, y[:, :-1] - my, mv - v[:, :-1])
+    right = np.where(near, y[:, 1:] - my, mv - v[:, 1:])
+    # the tangent of 1 - T at the middle, rounded down
+    height = np.where(middle <= mu, mean * (1.0 - LINE_ERROR), 1.0 - missed * (1.0 + LINE_ERROR))
+    low = height + ratio * (left - LINE_ERROR * np.where(near, y[:, :-1] + my, mv + v[:, :-1]))
+    high = height + ratio * (right - LINE_ERROR * np.where(near, y[:, 1:] + my, mv + v[:, 1:]))
+    flat = ~(low >= 0.5 * above[:, :-1])
+    low, high = np.where(flat, above[:, :-1], low), np.where(flat, above[:, :-1], high)
+    zero, last = np.zeros_like(mu), 1.0 - special.ndtr(mu - x[:, -1:]) * (1.0 + LINE_ERROR)
+    risen = np.minimum(np.concatenate([zero, high], -1), np.concatenate([low, last], -1))
+    risen = np.clip(np.concatenate([risen, last], -1), 0.0, 1.0)
+    gain, steep = law.slopes(risen)
+    gain = gain * (1.0 + INFLATED) + _lost(risen, 1.0 - risen) * steep
+    # phi' is at least its tangent in the middle of the cell, or at its right end where that one would fall below 0
+    at_end, end_steep = law.slopes(np.concatenate([y, np.ones_like(mu)], -1))
+    end = at_end * (1.0 - INFLATED) - _lost(*(np.concatenate(z, -1) for z in ((y, zero + 1.0), (v, zero)))) * end_steep
+    at, tilt = law.slopes(my)
+    at = at * (1.0 - INFLATED) - _lost(my, mv) * tilt
+    middling = tilt * right < 0.5 * at
+    whole = end_steep[:, 1:-1] * (right - left) * (1.0 - INFLATED)
+    one = np.where(middling, at - tilt * left * (1.0 - INFLATED), end[:, 1:-1] + whole)
+    two = np.where(middling, at - tilt * right * (1.0 + INFLATED), end[:, 1:-1])
+    beyond = end[:, -1:] + end_steep[:, -1:] * v[:, -1:] * (1.0 - INFLATED)
+    cost = np.minimum(np.concatenate([end[:, :1], two], -1), np.concatenate([one, beyond], -1))
+    exact = law.slopes(np.concatenate([above, last], -1))[0], at_end
+    return Lines(gain, np.maximum(np.concatenate([cost, end[:, -1:]], -1), 0.0), exact)
+
+
+def _lost(y: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Absolute error of a mass y whose complement is v."""
+    return MASS_ERROR * np.minimum(y, v) + 4.0 * ROUNDOFF * y
+
+
+def _sketch(mu: np.ndarray, law: Law, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(scores x, by how much log phi'(v) and log phi'(T(v)) grow from one to the next)."""
+    from scipy import special
+
+    first, second = law.slopes(np.zeros_like(mu))
+    begin = special.ndtri(NEXT_TO_ONE / np.maximum(second / first, 1.0))
+    end = np.maximum(mu + LEAST_MASS_DEVIATIONS, begin + 1.0)
+    x = begin + (end - begin) * np.linspace(0.0, 1.0, SKETCH_CELLS)
+    floor = np.maximum(least, 1e-290)
+    grown = [np.log(np.maximum(law.slopes(special.ndtr(x - shift))[0], floor)) for shift in (0.0, mu)]
+    return x, np.abs(np.diff(grown[0])) + np.abs(np.diff(grown[1]))
