@@ -34,9 +34,9 @@ class Size(NamedTuple):
     rows: int  # worked on at once: their arrays stay in the processor's cache
 
 
-SIZES = (Size((24, 32), 96, 64, 256, 64), Size((48, 64), 256, 128, 1024, 16))
+SIZES = (Size((24, 32), 96, 80, 224, 64), Size((48, 64), 256, 192, 1024, 16))
 """A row that the first leaves too loose takes the second."""
-LOOSE = 4e-5
+LOOSE = 8e-5
 """Relative error of eps above which a bound is too loose, as far as can be guessed."""
 LOOSE_DELTA = 2e-4
 """Relative error of delta below which it is not."""
@@ -69,11 +69,33 @@ LARGEST_EPS = 700.0
 
 
 class Lines(NamedTuple):
-    """`M(r) <= max_k (r gain_k - cost_k)`, (R, K) each."""
+    """`M(r) <= max_k (r gain_k - cost_k)` for all r that are at least the one they were made for, (R, K) each."""
 
     gain: np.ndarray
     cost: np.ndarray
     exact: tuple[np.ndarray, np.ndarray]  # about what gain and cost would be without loss
+
+
+class Cells(NamedTuple):
+    """Cells of v, K ends and K - 1 cells: between two ends f_r is at most the larger one plus `bent - r straight`."""
+
+    gain: np.ndarray
+    cost: np.ndarray
+    bent: np.ndarray
+    straight: np.ndarray
+    exact: tuple[np.ndarray, np.ndarray]
+
+    def lines(self, first: np.ndarray) -> Lines:
+        """Lines for r whose logarithm is at least `first`, (R,)."""
+        more = self.bent - np.exp(first * (1.0 + INFLATED) - INFLATED)[:, None] * self.straight
+        more = np.where(more <= 0.0, 0.0, more) * (1.0 + INFLATED)  # NaN stays
+        # where that leaves little of a cost, the least cost of the cell stands at both of its ends
+        step = ~(more <= 0.5 * self.cost[:, 1:])
+        left = np.where(step, self.cost[:, 1:], self.cost[:, :-1] - more)
+        right = np.where(step, self.cost[:, 1:], self.cost[:, 1:] - more)
+        cost = np.concatenate([left, self.cost[:, -1:]], -1)
+        cost[:, 1:] = np.minimum(cost[:, 1:], right)
+        return Lines(self.gain, np.maximum(cost, 0.0), self.exact)
 
 
 class Sum(NamedTuple):
@@ -183,8 +205,10 @@ def _sum(
     start = IGNORED * level
     x, grown = _sketch(mu[:, None], law, start[:, None])
     ends = _spread(x, grown, np.diff(x), size.sketch_cells)
-    lines = _lines(mu[:, None], law, ends)
-    first, most = _first(lines, start), np.max(lines.gain, axis=-1)
+    cells = _cells(mu[:, None], law, ends)
+    first = _first(cells.lines(np.full(mu.shape, -np.inf)), start)
+    lines = cells.lines(first)
+    first, most = np.maximum(first, _first(lines, start)), np.max(lines.gain, axis=-1)
     far, low = _loss(mu, FAR * level / most), np.zeros(mu.shape) if eps is None else eps
     at = high = np.clip(_loss(mu, level / most) - first, 0.0, LARGEST_EPS) if eps is None else eps
     last = np.maximum(far - low, first + mu)
@@ -198,8 +222,9 @@ def _sum(
         at = _newton(made, level, at, high, NEWTON_STEPS[1])
     between = _between(made, at)
     best = np.take_along_axis(ends, np.minimum(chosen, ends.shape[1] - 1), axis=-1)
-    lines = _lines(mu[:, None], law, _crowded(x, grown, best, between * _slopes(made)[:, :-1], size.cells))
-    nodes = _moved(_placed(made, between, size.nodes), _first(lines, start))
+    crowded = _crowded(x, grown, best, between * _slopes(made)[:, :-1], size.cells)
+    lines = _cells(mu[:, None], law, crowded).lines(first)
+    nodes = _moved(_placed(made, between, size.nodes), np.maximum(first, _first(lines, start)))
     made, _, excess = _through(mu, lines, start, nodes)
     if eps is None:
         at = _newton(made, level, at, high, NEWTON_STEPS[2])
@@ -319,21 +344,22 @@ def _through(mu: np.ndarray, lines: Lines, start: np.ndarray, nodes: np.ndarray)
     return Sum(mu[:, None], slope[:, 0], nodes, np.diff(slope)), chosen, excess
 
 
-def _lines(mu: np.ndarray, law: Law, x: np.ndarray) -> Lines:
-    """Lines whose maximum is above M, from scores x at the ends of cells, (R, K) ascending; mu (R, 1)."""
+def _cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
+    """Cells from scores x at their ends, (R, K) ascending; mu (R, 1)."""
     from scipy import special
 
     middle = 0.5 * (x[:, 1:] + x[:, :-1])
-    # y = 1 - v and v of the ends, the same in the middle of cells, and the masses of P
-    y, v = special.ndtr(x), special.ndtr(-x)
+    # y = 1 - v at the ends, whatever number it is; in the middle the mass of Q to a relative error, and of P
+    y = special.ndtr(x)
+    v = 1.0 - y
     my, mv = special.ndtr(middle), special.ndtr(-middle)
-    above = special.ndtr(x - mu) * (1.0 - MASS_ERROR)
     mean, missed = special.ndtr(middle - mu), special.ndtr(mu - middle)
+    above = special.ndtr(x - mu) * (1.0 - MASS_ERROR)
     ratio = np.exp(mu * (middle - 0.5 * mu))
     near = middle <= 0.0
     left = np.where(near, y[:, :-1] - my, mv - v[:, :-1])
     right = np.where(near, y[:, 1:] - my, mv - v[:, 1:])
-    # the tangent of 1 - T at the middle, rounded down
+    # the tangent of 1 - T at the middle, rounded down, or a constant where that one would fall below 0
     height = np.where(middle <= mu, mean * (1.0 - LINE_ERROR), 1.0 - missed * (1.0 + LINE_ERROR))
     low = height + ratio * (left - LINE_ERROR * np.where(near, y[:, :-1] + my, mv + v[:, :-1]))
     high = height + ratio * (right - LINE_ERROR * np.where(near, y[:, 1:] + my, mv + v[:, 1:]))
@@ -341,27 +367,26 @@ def _lines(mu: np.ndarray, law: Law, x: np.ndarray) -> Lines:
     low, high = np.where(flat, above[:, :-1], low), np.where(flat, above[:, :-1], high)
     zero, last = np.zeros_like(mu), 1.0 - special.ndtr(mu - x[:, -1:]) * (1.0 + LINE_ERROR)
     risen = np.minimum(np.concatenate([zero, high], -1), np.concatenate([low, last], -1))
-    risen = np.clip(np.concatenate([risen, last], -1), 0.0, 1.0)
-    gain, steep = law.slopes(risen)
-    gain = gain * (1.0 + INFLATED) + _lost(risen, 1.0 - risen) * steep
-    # phi' is at least its tangent in the middle of the cell, or at its right end where that one would fall below 0
-    at_end, end_steep = law.slopes(np.concatenate([y, np.ones_like(mu)], -1))
-    end = at_end * (1.0 - INFLATED) - _lost(*(np.concatenate(z, -1) for z in ((y, zero + 1.0), (v, zero)))) * end_steep
-    at, tilt = law.slopes(my)
-    at = at * (1.0 - INFLATED) - _lost(my, mv) * tilt
-    middling = tilt * right < 0.5 * at
-    whole = end_steep[:, 1:-1] * (right - left) * (1.0 - INFLATED)
-    one = np.where(middling, at - tilt * left * (1.0 - INFLATED), end[:, 1:-1] + whole)
-    two = np.where(middling, at - tilt * right * (1.0 + INFLATED), end[:, 1:-1])
-    beyond = end[:, -1:] + end_steep[:, -1:] * v[:, -1:] * (1.0 - INFLATED)
-    cost = np.minimum(np.concatenate([end[:, :1], two], -1), np.concatenate([one, beyond], -1))
-    exact = law.slopes(np.concatenate([above, last], -1))[0], at_end
-    return Lines(gain, np.maximum(np.concatenate([cost, end[:, -1:]], -1), 0.0), exact)
-
-
-def _lost(y: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Absolute error of a mass y whose complement is v."""
-    return MASS_ERROR * np.minimum(y, v) + 4.0 * ROUNDOFF * y
+    risen = np.clip(np.concatenate([risen, last], -1) * (1.0 - 4.0 * ROUNDOFF), 0.0, 1.0)
+    gain = law.slopes(risen)[0] * (1.0 + INFLATED)
+    plain, steep = law.slopes(np.concatenate([y, zero + 1.0], -1))
+    cost = plain * (1.0 - INFLATED)
+    # phi'' is convex: its chord before a cell is above its slope there, and its chord behind is below
+    width = np.diff(y)
+    before = np.concatenate([y[:, :1], width[:, :-1]], -1)
+    steeper = np.concatenate([law.slopes(zero)[1], steep[:, :-3]], -1)
+    error = 2.0 * INFLATED
+    bend = (steeper * (1.0 + error) - steep[:, :-2] * (1.0 - error)) / before
+    high = np.clip(high, 0.0, 1.0)
+    behind = law.slopes(high)[1]
+    fallen = behind[:, :-1] * (1.0 - error) - behind[:, 1:] * (1.0 + error)
+    rest = fallen / np.diff(high) * np.square((high - low) / width)[:, :-1]
+    rest = np.where(rest > 0.0, rest, 0.0)
+    each = 0.125 * width * width
+    bent = np.concatenate([each * bend, zero + np.inf], -1)
+    straight = np.concatenate([each[:, :-1] * rest * (1.0 - INFLATED), zero, zero], -1)
+    exact = law.slopes(np.concatenate([above, last], -1))[0], plain
+    return Cells(gain, cost, bent, straight, exact)
 
 
 def _sketch(mu: np.ndarray, law: Law, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
