@@ -7,12 +7,12 @@ T is concave.  So
     delta_A(eps) <= int_0^1 max_v (L(u) phi'(T(v)) - E phi'(v))_+ du + phi(1) - phi(1 - T(0)),
 
 and the maximum over v is one upper envelope of lines in L/E for all u and eps (README.md of this folder, "The
-envelope").
+envelope").  Gaussian bases are answered by `gaussian_envelope.py`, and here where that is too loose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import element
+from jaxacct.selection import gaussian_envelope
 from jaxacct.selection.base_profile import common_shape, infinite_mass, place, sides, upper_delta, upper_epsilon
 from jaxacct.selection.law_of_k import Law, evaluated
 from jaxacct.selection.tradeoff_polygons import outer, upper_hull
@@ -86,10 +87,10 @@ class Envelope(NamedTuple):
 def delta(run: Mechanism, law: Law, epsilon: np.ndarray, relation: str) -> np.ndarray:
     """Upper bounds of delta(eps), eps >= 0, of the selection; kind "bound".  run, law and epsilon broadcast."""
     wanted = np.broadcast_to(epsilon, common_shape(run, law, "epsilon", epsilon))
-    value = np.zeros(wanted.shape)
-    for side in sides(run, relation):
+    value, left = _at_once(gaussian_envelope.delta, run, law, wanted)
+    for side in sides(run, relation) if left.any() else ():
         level = upper_delta(run, wanted, side.forward) * (TAIL_SHARE / np.maximum(law.mean, 1.0))
-        for here, made, _ in _each(run, law, side.forward, level):
+        for here, made, _ in _each(run, law, side.forward, level, left):
             value[here] = np.maximum(value[here], made.leak(np.exp(wanted[here])))
     return value
 
@@ -100,15 +101,30 @@ def epsilon(run: Mechanism, law: Law, delta: np.ndarray, relation: str) -> np.nd
     The end of a bisection at which the upper bound of delta was at most the target.
     """
     wanted = np.broadcast_to(delta, common_shape(run, law, "delta", delta))
-    value = np.zeros(wanted.shape)
-    for side in sides(run, relation):
-        for here, made, _ in _each(run, law, side.forward, wanted * (TAIL_SHARE / np.maximum(law.mean, 1.0))):
+    value, left = _at_once(gaussian_envelope.epsilon, run, law, wanted)
+    for side in sides(run, relation) if left.any() else ():
+        for here, made, _ in _each(run, law, side.forward, wanted * (TAIL_SHARE / np.maximum(law.mean, 1.0)), left):
             value[here] = np.maximum(value[here], _crossing(made, wanted[here]))
     return value
 
 
-def _each(run: Mechanism, law: Law, relation: str, level: np.ndarray) -> Iterator[tuple[np.ndarray, Envelope, float]]:
-    """For every pair of a base and a law: where it is in the batch, its envelope and the last eps of its grid.
+def _at_once(
+    answer: Callable[[np.ndarray, Law, np.ndarray], np.ndarray], run: Mechanism, law: Law, wanted: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(values, where they are not known) of a batch of Gaussian bases; unknown values are 0."""
+    mu = gaussian_envelope.mus(run)
+    if mu is None:
+        return np.zeros(wanted.shape), np.ones(wanted.shape, bool)
+    rows = np.broadcast_to(mu.reshape(batch_shape(run)), wanted.shape).reshape(-1)
+    found = answer(rows, law.flattened(wanted.shape), wanted.reshape(-1)).reshape(wanted.shape)
+    left = ~np.isfinite(found)
+    return np.where(left, 0.0, found), left
+
+
+def _each(
+    run: Mechanism, law: Law, relation: str, level: np.ndarray, asked: np.ndarray
+) -> Iterator[tuple[np.ndarray, Envelope, float]]:
+    """For every pair of a base and a law: where it is asked for, its envelope and the last eps of its grid.
 
     The grid ends where delta of the base has fallen by `level`, or the share TAIL_SHARE of it, to its mass at infinity.
     """
@@ -120,9 +136,12 @@ def _each(run: Mechanism, law: Law, relation: str, level: np.ndarray) -> Iterato
     least = np.minimum(np.clip(np.maximum(least.reshape(shape), TAIL_SHARE * infinite), 1e-290, 1.0) + infinite, 1.0)
     last = np.broadcast_to(upper_epsilon(run, least, relation), shape)
     for count, index in enumerate(np.ndindex(shape)):
+        here = (number == count) & asked
+        if not here.any():
+            continue
         top = min(max(float(last[index]), 1e-6), LARGEST_EPS)
         base, one = element(run, place(batch_shape(run), index)), law.element(place(law.shape, index))
-        yield number == count, _made(base, one, top, relation), top
+        yield here, _made(base, one, top, relation), top
 
 
 def _made(run: Mechanism, law: Law, top: float, relation: str) -> Envelope:

@@ -24,6 +24,8 @@ __all__ = ["delta", "epsilon", "mus"]
 
 SKETCH_CELLS = 64
 """Places at which phi' is looked at to place the cells of v."""
+
+
 class Size(NamedTuple):
     """How fine a bound is; it holds for any sizes."""
 
@@ -34,12 +36,20 @@ class Size(NamedTuple):
     rows: int  # worked on at once: their arrays stay in the processor's cache
 
 
-SIZES = (Size((24, 32), 96, 80, 224, 64), Size((48, 64), 256, 192, 1024, 16))
-"""A row that the first leaves too loose takes the second."""
-LOOSE = 8e-5
-"""Relative error of eps above which a bound is too loose, as far as can be guessed."""
-LOOSE_DELTA = 2e-4
-"""Relative error of delta below which it is not."""
+SIZES = (
+    Size((24, 32), 96, 80, 224, 64),
+    Size((32, 48), 160, 160, 448, 32),
+    Size((48, 64), 256, 256, 1024, 16),
+)
+"""A row that one of them leaves too loose takes the next."""
+SKETCH = Size((24, 16), 64, 16, 64, 64)
+"""For a guess of delta."""
+LARGEST_LEVEL = 0.5
+"""Largest delta for which a bound is made: above, it holds as well."""
+LOOSE = (8e-5, 2e-4)
+"""Relative and absolute error of eps; a bound that is guessed to miss one of them is too loose."""
+LOOSE_DELTA = 2e-3
+"""Relative error of delta at eps, likewise; it is about what the first would be in delta."""
 MASS_ERROR = 1e-13
 """More than the relative error of the normal distribution function up to 38 deviations."""
 LINE_ERROR = 1e-12
@@ -190,7 +200,9 @@ def _epsilon(mu: np.ndarray, law: Law, target: np.ndarray, size: Size) -> np.nda
 def _delta(mu: np.ndarray, law: Law, eps: np.ndarray, size: Size) -> np.ndarray:
     from jaxacct.engines import closed_form
 
-    level = np.exp(closed_form.log_delta(mu, eps)[0])
+    # the base's delta may be far below the answer, which a first sum guesses
+    base = np.exp(closed_form.log_delta(mu, eps)[0])
+    level = np.clip(_sum(mu, law, base, eps, SKETCH)[0].leak(eps), base, LARGEST_LEVEL)
     made, _, close = _sum(mu, law, level, eps, size)
     return np.where(close, made.leak(eps), np.nan)
 
@@ -228,18 +240,21 @@ def _sum(
     made, _, excess = _through(mu, lines, start, nodes)
     if eps is None:
         at = _newton(made, level, at, high, NEWTON_STEPS[2])
-    return made, at, _close(made, excess, at)
+    error, leak, falls = _missed(made, excess, at)
+    if eps is None:
+        return made, at, error <= falls * np.minimum(LOOSE[0] * at, LOOSE[1])
+    return made, at, (error <= LOOSE_DELTA * leak) | (leak - error >= 1.0)
 
 
-def _close(made: Sum, excess: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """Whether the bound is about as low as the envelope itself, from what it has too much at the nodes."""
+def _missed(made: Sum, excess: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(by how much delta is guessed to be too high, the leak, by how much it falls per unit of eps)."""
     value, fall = made.parts(eps)
     between = _between(made, eps)
     r, turn = np.exp(made.at), _turns(made)
     over = 0.5 * (excess[:, 1:] / r[:, 1:] + excess[:, :-1] / r[:, :-1]) + 0.125 * turn * np.diff(made.at)
     error = np.sum(over * between, axis=-1)
     leak, falls = (np.sum(made.weight * x, axis=-1) for x in (value, fall))
-    return (error <= LOOSE * eps * falls) | (error <= LOOSE_DELTA * leak)
+    return error, leak, falls
 
 
 def _turns(made: Sum) -> np.ndarray:
