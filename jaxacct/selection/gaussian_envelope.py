@@ -42,11 +42,11 @@ SIZES = (
     Size((48, 64), 256, 256, 1024, 16),
 )
 """A row that one of them leaves too loose takes the next."""
-SKETCH = Size((24, 16), 64, 16, 64, 64)
+SKETCH = Size((24, 24), 80, 32, 112, 64)
 """For a guess of delta."""
 LARGEST_LEVEL = 0.5
 """Largest delta for which a bound is made: above, it holds as well."""
-LOOSE = (8e-5, 2e-4)
+LOOSE = (8e-5, 1.5e-4)
 """Relative and absolute error of eps; a bound that is guessed to miss one of them is too loose."""
 LOOSE_DELTA = 2e-3
 """Relative error of delta at eps, likewise; it is about what the first would be in delta."""
@@ -252,7 +252,7 @@ def _missed(made: Sum, excess: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray,
     between = _between(made, eps)
     r, turn = np.exp(made.at), _turns(made)
     over = 0.5 * (excess[:, 1:] / r[:, 1:] + excess[:, :-1] / r[:, :-1]) + 0.125 * turn * np.diff(made.at)
-    error = np.sum(over * between, axis=-1)
+    error = np.sum(over * between, axis=-1) + made.start
     leak, falls = (np.sum(made.weight * x, axis=-1) for x in (value, fall))
     return error, leak, falls
 
