@@ -1,0 +1,63 @@
+"""The envelope of Gaussian bases at once: never below the exact worst case, near the row-by-row envelope."""
+
+import numpy as np
+import pytest
+
+import jaxacct as ja
+from jaxacct import selection
+from jaxacct.mechanisms.base import element
+from jaxacct.selection import gaussian_envelope
+
+LAWS = [
+    selection.Geometric(0.1),
+    selection.TruncatedNegativeBinomial(2.5, 0.01),
+    selection.Logarithmic(0.01),
+    selection.Poisson(10.0),
+    selection.Binomial(20, 0.5),
+    selection.PointMass(5),
+    selection.TwoPoint(1, 12, 0.3),
+]
+SIGMAS = np.array([0.7, 2.0, 7.0, 20.0])
+
+
+@pytest.mark.parametrize("law", LAWS, ids=repr)
+def test_it_is_near_the_envelope_of_polygons(law, monkeypatch):
+    found = {}
+    for which in ("fast", "slow"):
+        if which == "slow":
+            monkeypatch.setattr(gaussian_envelope, "mus", lambda run: None)
+        found[which] = selection.bound_epsilon(ja.Gaussian(SIGMAS), law, 1e-6, bound="envelope").upper
+    assert np.all(found["fast"] <= found["slow"] * (1 + 1e-4)) and np.all(found["fast"] >= found["slow"] * (1 - 3e-4))
+
+
+@pytest.mark.parametrize("law", LAWS, ids=repr)
+def test_it_is_no_less_than_the_exact_worst_case(law):
+    for sigma in (0.7, 5.0):
+        exact = ja.epsilon(selection.select(ja.Gaussian(sigma), law), 1e-5)
+        assert selection.bound_epsilon(ja.Gaussian(sigma), law, 1e-5, bound="envelope").upper >= exact.lower
+
+
+@pytest.mark.parametrize("law", LAWS, ids=repr)
+def test_lines_lie_above_the_function(law):
+    mu = np.array([0.05, 0.5, 2.0])[:, None]
+    laws = law.flattened((3,)).taken((slice(None), None))
+    x = np.linspace(-7.0, 9.0, 41) * np.ones((3, 1))
+    fine = np.linspace(-9.0, 11.0, 20001)
+    from scipy.special import ndtr
+
+    gain, cost = laws.slopes(ndtr(fine - mu))[0], laws.slopes(ndtr(fine) * np.ones((3, 1)))[0]
+    for least in (-np.inf, -1.0):
+        lines = gaussian_envelope._cells(mu, laws, x).lines(np.full(3, least))
+        for r in np.exp([-1.0, -0.1, 0.0, 0.1, 1.0, 3.0]):
+            true = np.max(r * gain - cost, axis=1)
+            assert np.all(np.max(r * lines.gain - lines.cost, axis=1) >= true - 1e-14 * np.max(r * gain))
+
+
+def test_a_row_has_the_same_bits_alone_and_in_a_batch():
+    run = ja.Gaussian(np.linspace(0.7, 8.0, 70))
+    for ask in (selection.bound_epsilon, selection.bound_delta):
+        value = 1e-5 if ask is selection.bound_epsilon else 1.0
+        whole = ask(run, selection.Poisson(10.0), value, bound="envelope").upper
+        for i in (0, 33, 69):
+            alone = ask(element(run, (i,)), selection.Poisson(10.0), value, bound="envelope").upper
+            assert float(alone) == whole[i]
