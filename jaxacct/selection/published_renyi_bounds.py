@@ -15,6 +15,7 @@ from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.representations.renyi_conversions import delta_from_renyi, epsilon_from_renyi
 from jaxacct.representations.renyi_divergences import renyi_divergence
 from jaxacct.selection.base_profile import Sides, common_shape, sides, upper_delta
+from jaxacct.selection.gaussian_envelope import mus
 from jaxacct.selection.law_families import Law, Poisson, TruncatedNegativeBinomial
 from jaxacct.validation import InputError
 
@@ -63,13 +64,23 @@ def curve(run: Mechanism, law: Law, orders: np.ndarray, side: Sides) -> np.ndarr
         spread = (1.0 - 1.0 / along) * _renyi(run, along, side.reverse) - np.log(law.gamma) / along
         value = base + (1.0 + np.asarray(law.eta)) * np.min(spread, axis=0) + np.log(law.mean) / (along - 1.0)
     elif isinstance(law, Poisson):
-        missed = upper_delta(run, np.log1p(1.0 / (along - 1.0)), side.reverse)
+        missed = _missed(run, np.log1p(1.0 / (along - 1.0)), side.reverse)
         grown = np.log(law.mean) + (along - 1.0) * (base + law.mean * missed)
         value = np.logaddexp(-np.asarray(law.mean), grown) / (along - 1.0)
     else:
         names = ", ".join(kind.__name__ for kind in LAWS)
         raise InputError(f"no Rényi bound is published for k = {type(law).__name__}; use {names}, or bound='envelope'")
     return np.maximum(value, 0.0) * ROUNDED_UP
+
+
+def _missed(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
+    """Upper ends of delta(eps) of the base: of Gaussians by the formula itself, without asking for engines."""
+    from jaxacct.engines import closed_form
+
+    mu = mus(run)
+    if mu is None:
+        return upper_delta(run, at, relation)
+    return closed_form.delta(mu.reshape(batch_shape(run)), at).upper
 
 
 def _renyi(run: Mechanism, orders: np.ndarray, relation: str) -> np.ndarray:
