@@ -7,7 +7,7 @@ from scipy.special import ndtr
 import jaxacct as ja
 from jaxacct import selection
 from jaxacct.mechanisms.base import element
-from jaxacct.selection import gaussian_envelope
+from jaxacct.selection import gaussian_envelope, gaussian_envelope_cells
 
 LAWS = [
     selection.Geometric(0.1),
@@ -47,7 +47,7 @@ def test_lines_lie_above_the_function(law):
     gain, cost = laws.slopes(ndtr(fine - mu))[0], laws.slopes(ndtr(fine) * np.ones((3, 1)))[0]
     for least in (-np.inf, -1.0):
         with np.errstate(all="ignore"):
-            lines = gaussian_envelope._cells(mu, laws, x).lines(np.full(3, least))
+            lines = gaussian_envelope_cells.cells(mu, laws, x).lines(np.full(3, least))
         for r in np.exp([-1.0, -0.1, 0.0, 0.1, 1.0, 3.0]):
             true = np.max(r * gain - cost, axis=1)
             assert np.all(np.max(r * lines.gain - lines.cost, axis=1) >= true - 1e-14 * np.max(r * gain))

@@ -4,7 +4,7 @@ With `M(r) = max_v (r phi'(T(v)) - phi'(v))` the envelope is `E int M_+(L/E) du`
 piecewise linear function `sum_j c_j (r - r_j)_+` that is above it at the nodes r_j and rises by phi'(1) beyond them.
 The integral of that function is `sum_j c_j delta_base(eps + log r_j)` (README.md of this folder, "The envelope of a
 Gaussian base").  Nodes and cells may lie anywhere: where they lie decides how near the bound is, not whether it holds.
-More than 300 lines, since the cells, the nodes and what is guessed of their losses are one algorithm.
+Bounds of M at the nodes come from `gaussian_envelope_cells.py`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels.arrays import interp
 from jaxacct.mechanisms import Mechanism, components
+from jaxacct.selection.gaussian_envelope_cells import INFLATED, Lines, cells, crowded_ends, sketch, spread
 from jaxacct.selection.law_of_k import Law
 
 __all__ = ["delta", "epsilon", "mus"]
-
-SKETCH_CELLS = 64
-"""Places at which phi' is looked at to place the cells of v."""
 
 
 class Size(NamedTuple):
@@ -51,24 +48,10 @@ LOOSE = (8e-5, 9e-5)
 """Relative and absolute error of eps; a bound that is guessed to miss one of them is too loose."""
 LOOSE_DELTA = 2e-3
 """Relative error of delta at eps, likewise; it is about what the first would be in delta."""
-MASS_ERROR = 1e-13
-"""More than the relative error of the normal distribution function up to 38 deviations."""
-LINE_ERROR = 1e-12
-"""The same for a likelihood ratio, whose exponent is at most 700."""
-INFLATED = 4e-12
-"""More than the relative errors of generating functions and of sums."""
-NEXT_TO_ONE = 1e-9
-"""Share of `1/(phi''/phi')`, at 1, of the mass that is scored higher in the first cell."""
-LEAST_MASS_DEVIATIONS = 8.3
-"""Deviations from the mean of P at which the last cell begins."""
 IGNORED = 1e-6
 """Share of delta that is added for all r below the first node."""
 FAR = 1e-9
 """Share of delta beyond the last node of the first sketch."""
-EVENLY = 0.25
-"""Share of cells, and of nodes, that is spread evenly."""
-GROWTH_SHARE = 0.3
-"""Cells that go where phi' grows, for each that goes where the best places are."""
 NEWTON_STEPS = (9, 3, 3)
 """Newton steps for eps in the two sketches and in the answer."""
 FIRST_STEP = 1e-9
@@ -77,36 +60,6 @@ OUTWARD_STEPS = 12
 """Steps from there, each four times as far as the one before, until the leak is at most delta."""
 LARGEST_EPS = 700.0
 """Largest eps that is looked at: its exp is finite."""
-
-
-class Lines(NamedTuple):
-    """`M(r) <= max_k (r gain_k - cost_k)` for all r that are at least the one they were made for, (R, K) each."""
-
-    gain: np.ndarray
-    cost: np.ndarray
-    exact: tuple[np.ndarray, np.ndarray]  # about what gain and cost would be without loss
-
-
-class Cells(NamedTuple):
-    """Cells of v, K ends and K - 1 cells: between two ends f_r is at most the larger one plus `bent - r straight`."""
-
-    gain: np.ndarray
-    cost: np.ndarray
-    bent: np.ndarray
-    straight: np.ndarray
-    exact: tuple[np.ndarray, np.ndarray]
-
-    def lines(self, first: np.ndarray) -> Lines:
-        """Lines for r whose logarithm is at least `first`, (R,)."""
-        more = self.bent - np.exp(first * (1.0 + INFLATED) - INFLATED)[:, None] * self.straight
-        more = np.where(more <= 0.0, 0.0, more) * (1.0 + INFLATED)  # NaN stays
-        # where that leaves little of a cost, the least cost of the cell stands at both of its ends
-        step = ~(more <= 0.5 * self.cost[:, 1:])
-        left = np.where(step, self.cost[:, 1:], self.cost[:, :-1] - more)
-        right = np.where(step, self.cost[:, 1:], self.cost[:, 1:] - more)
-        cost = np.concatenate([left, self.cost[:, -1:]], -1)
-        cost[:, 1:] = np.minimum(cost[:, 1:], right)
-        return Lines(self.gain, np.maximum(cost, 0.0), self.exact)
 
 
 class Sum(NamedTuple):
@@ -216,11 +169,11 @@ def _sum(
     eps is found where it is not given.
     """
     start = IGNORED * level
-    x, grown = _sketch(mu[:, None], law, start[:, None])
-    ends = _spread(x, grown, np.diff(x), size.sketch_cells)
-    cells = _cells(mu[:, None], law, ends)
-    first = _first(cells.lines(np.full(mu.shape, -np.inf)), start)
-    lines = cells.lines(first)
+    x, grown = sketch(mu[:, None], law, start[:, None])
+    ends = spread(x, grown, np.diff(x), size.sketch_cells)
+    rough = cells(mu[:, None], law, ends)
+    first = _first(rough.lines(np.full(mu.shape, -np.inf)), start)
+    lines = rough.lines(first)
     first, most = np.maximum(first, _first(lines, start)), np.max(lines.gain, axis=-1)
     far, low = _loss(mu, FAR * level / most), np.zeros(mu.shape) if eps is None else eps
     at = high = np.clip(_loss(mu, level / most) - first, 0.0, LARGEST_EPS) if eps is None else eps
@@ -235,8 +188,8 @@ def _sum(
         at = _newton(made, level, at, high, NEWTON_STEPS[1])
     between = _between(made, at)
     best = np.take_along_axis(ends, np.minimum(chosen, ends.shape[1] - 1), axis=-1)
-    crowded = _crowded(x, grown, best, between * _slopes(made)[:, :-1], size.cells)
-    lines = _cells(mu[:, None], law, crowded).lines(first)
+    dense = crowded_ends(x, grown, best, between * _slopes(made)[:, :-1], size.cells)
+    lines = cells(mu[:, None], law, dense).lines(first)
     nodes = _moved(_placed(made, between, size.nodes), np.maximum(first, _first(lines, start)))
     made, _, excess = _through(mu, lines, start, nodes)
     if eps is None:
@@ -268,7 +221,7 @@ def _turns(made: Sum) -> np.ndarray:
 def _placed(made: Sum, between: np.ndarray, count: int) -> np.ndarray:
     """Nodes such that the chords between them overstate the leak by about the same, (R, count)."""
     width = np.diff(made.at)
-    return _spread(made.at, np.cbrt(_turns(made) * width * between), width, count)
+    return spread(made.at, np.cbrt(_turns(made) * width * between), width, count)
 
 
 def _moved(nodes: np.ndarray, first: np.ndarray) -> np.ndarray:
@@ -277,17 +230,6 @@ def _moved(nodes: np.ndarray, first: np.ndarray) -> np.ndarray:
     nodes = last[:, None] - (last[:, None] - nodes) * ((last - first) / (last - nodes[:, 0]))[:, None]
     nodes[:, 0] = first
     return nodes
-
-
-def _crowded(x: np.ndarray, grown: np.ndarray, best: np.ndarray, weight: np.ndarray, count: int) -> np.ndarray:
-    """Ends of cells that are narrow where the best places are, each of which has a weight."""
-    risen = np.concatenate([np.zeros((x.shape[0], 1)), np.cumsum(weight, axis=-1)], axis=-1)
-    hit = np.abs(np.diff(interp(np, -x, np.maximum.accumulate(-best, axis=-1), risen), axis=-1))
-    beside = np.concatenate([hit[:, :1] * 0.0, hit, hit[:, :1] * 0.0], axis=-1)
-    near = np.cbrt((hit + beside[:, 2:] + beside[:, :-2]) * np.square(grown))
-    dense = near / np.sum(near, axis=-1, keepdims=True)
-    dense = np.where(np.isfinite(dense), dense, 0.0) + GROWTH_SHARE * grown / np.sum(grown, axis=-1, keepdims=True)
-    return _spread(x, dense, np.diff(x), count)
 
 
 def _first(lines: Lines, start: np.ndarray) -> np.ndarray:
@@ -327,17 +269,6 @@ def _newton(made: Sum, level: np.ndarray, eps: np.ndarray, high: np.ndarray, ste
     return eps
 
 
-def _spread(places: np.ndarray, dense: np.ndarray, width: np.ndarray, count: int) -> np.ndarray:
-    """`count` places, from the first to the last, of which every cell gets its share."""
-    share = (1.0 - EVENLY) * dense / np.sum(dense, axis=-1, keepdims=True)
-    share = np.where(np.isfinite(share), share, 0.0) + EVENLY * width / np.sum(width, axis=-1, keepdims=True)
-    risen = np.concatenate([np.zeros((places.shape[0], 1)), np.cumsum(share, axis=-1)], axis=-1)
-    wanted = risen[:, -1:] * np.linspace(0.0, 1.0, count)
-    found = interp(np, wanted, risen, places)
-    found[:, 0] = places[:, 0]
-    return found
-
-
 def _through(mu: np.ndarray, lines: Lines, start: np.ndarray, nodes: np.ndarray) -> tuple[Sum, np.ndarray, np.ndarray]:
     """(the sum of the function through bounds of M at the nodes, the best line of each, by how much it is too high).
 
@@ -358,61 +289,3 @@ def _through(mu: np.ndarray, lines: Lines, start: np.ndarray, nodes: np.ndarray)
     slope = np.concatenate([(best[:, :1] / r[:, :1]), np.diff(best) / np.diff(r), lines.gain.max(axis=-1)[:, None]], -1)
     slope = np.maximum.accumulate(slope, axis=-1)
     return Sum(mu[:, None], slope[:, 0], nodes, np.diff(slope)), chosen, excess
-
-
-def _cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
-    """Cells from scores x at their ends, (R, K) ascending; mu (R, 1)."""
-    from scipy import special
-
-    middle = 0.5 * (x[:, 1:] + x[:, :-1])
-    # y = 1 - v at the ends, whatever number it is; in the middle the mass of Q to a relative error, and of P
-    y = special.ndtr(x)
-    v = 1.0 - y
-    my, mv = special.ndtr(middle), special.ndtr(-middle)
-    mean, missed = special.ndtr(middle - mu), special.ndtr(mu - middle)
-    above = special.ndtr(x - mu) * (1.0 - MASS_ERROR)
-    ratio = np.exp(mu * (middle - 0.5 * mu))
-    near = middle <= 0.0
-    left = np.where(near, y[:, :-1] - my, mv - v[:, :-1])
-    right = np.where(near, y[:, 1:] - my, mv - v[:, 1:])
-    # the tangent of 1 - T at the middle, rounded down, or a constant where that one would fall below 0
-    height = np.where(middle <= mu, mean * (1.0 - LINE_ERROR), 1.0 - missed * (1.0 + LINE_ERROR))
-    low = height + ratio * (left - LINE_ERROR * np.where(near, y[:, :-1] + my, mv + v[:, :-1]))
-    high = height + ratio * (right - LINE_ERROR * np.where(near, y[:, 1:] + my, mv + v[:, 1:]))
-    flat = ~(low >= 0.5 * above[:, :-1])
-    low, high = np.where(flat, above[:, :-1], low), np.where(flat, above[:, :-1], high)
-    zero, last = np.zeros_like(mu), 1.0 - special.ndtr(mu - x[:, -1:]) * (1.0 + LINE_ERROR)
-    risen = np.minimum(np.concatenate([zero, high], -1), np.concatenate([low, last], -1))
-    risen = np.clip(np.concatenate([risen, last], -1) * (1.0 - 4.0 * ROUNDOFF), 0.0, 1.0)
-    gain = law.slopes(risen)[0] * (1.0 + INFLATED)
-    plain, steep = law.slopes(np.concatenate([y, zero + 1.0], -1))
-    cost = plain * (1.0 - INFLATED)
-    # phi'' is convex: its chord before a cell is above its slope there, and its chord behind is below
-    width = np.diff(y)
-    before = np.concatenate([y[:, :1], width[:, :-1]], -1)
-    steeper = np.concatenate([law.slopes(zero)[1], steep[:, :-3]], -1)
-    error = 2.0 * INFLATED
-    bend = (steeper * (1.0 + error) - steep[:, :-2] * (1.0 - error)) / before
-    high = np.clip(high, 0.0, 1.0)
-    behind = law.slopes(high)[1]
-    fallen = behind[:, :-1] * (1.0 - error) - behind[:, 1:] * (1.0 + error)
-    rest = fallen / np.diff(high) * np.square((high - low) / width)[:, :-1]
-    rest = np.where(rest > 0.0, rest, 0.0)
-    each = 0.125 * width * width
-    bent = np.concatenate([each * bend, zero + np.inf], -1)
-    straight = np.concatenate([each[:, :-1] * rest * (1.0 - INFLATED), zero, zero], -1)
-    exact = law.slopes(np.concatenate([above, last], -1))[0], plain
-    return Cells(gain, cost, bent, straight, exact)
-
-
-def _sketch(mu: np.ndarray, law: Law, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(scores x, by how much log phi'(v) and log phi'(T(v)) grow from one to the next)."""
-    from scipy import special
-
-    first, second = law.slopes(np.zeros_like(mu))
-    begin = special.ndtri(NEXT_TO_ONE / np.maximum(second / first, 1.0))
-    end = np.maximum(mu + LEAST_MASS_DEVIATIONS, begin + 1.0)
-    x = begin + (end - begin) * np.linspace(0.0, 1.0, SKETCH_CELLS)
-    floor = np.maximum(least, 1e-290)
-    grown = [np.log(np.maximum(law.slopes(special.ndtr(x - shift))[0], floor)) for shift in (0.0, mu)]
-    return x, np.abs(np.diff(grown[0])) + np.abs(np.diff(grown[1]))
