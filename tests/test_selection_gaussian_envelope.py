@@ -1,5 +1,6 @@
 """The envelope of Gaussian bases at once: never below the exact worst case, near the row-by-row envelope."""
 
+import mpmath
 import numpy as np
 import pytest
 from scipy.special import ndtr
@@ -61,3 +62,22 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch():
         for i in (0, 33, 69):
             alone = ask(element(run, (i,)), selection.Poisson(10.0), value, bound="envelope").upper
             assert float(alone) == whole[i]
+
+
+def test_the_risen_mass_is_a_lower_bound_at_the_float_end_of_a_cell():
+    # near y = 1 floats are 1e-16 apart, which a steep likelihood ratio makes 1e-3 of B and more
+    x = np.linspace(6.5, 8.4, 60)[None, :]
+    for mu in (9.0, 12.5, 20.0):
+        _, above, _ = gaussian_envelope_cells._risen(np.array([[mu]]), x, ndtr(x))
+        for y, low in zip(ndtr(x)[0], above[0], strict=True):
+            with mpmath.workdps(60):
+                exact = mpmath.ncdf(_quantile(mpmath.mpf(float(y))) - mu) if y < 1.0 else mpmath.mpf(1)
+                assert mpmath.mpf(float(low)) <= exact
+
+
+def _quantile(y):
+    """The standard normal quantile of y near 1, by Newton's method."""
+    x = mpmath.mpf(6)  # from below: the function is concave
+    for _ in range(40):
+        x -= (mpmath.ncdf(x) - y) / mpmath.npdf(x)
+    return x
