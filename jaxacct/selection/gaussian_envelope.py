@@ -52,7 +52,7 @@ IGNORED = 1e-6
 """Share of delta that is added for all r below the first node."""
 FAR = 1e-9
 """Share of delta beyond the last node of the first sketch."""
-NEWTON_STEPS = (9, 3, 3)
+NEWTON_STEPS = (6, 2, 2)
 """Newton steps for eps in the two sketches and in the answer."""
 FIRST_STEP = 1e-9
 """Relative step from where Newton's method ends to where the leak is looked at for the answer."""
