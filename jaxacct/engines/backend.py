@@ -157,7 +157,8 @@ def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.n
             piece = jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
             if len(devices) > 1:
                 piece = jax.device_put(piece, devices[start // chunk % len(devices)])
-            return [np.asarray(x) for x in compiled(*piece)]
+            # copies: a view would keep JAX's array alive, whose bookkeeping is larger than the numbers
+            return [np.array(x) for x in compiled(*piece)]
 
     starts = range(0, size, chunk)
     if len(starts) > 1:
