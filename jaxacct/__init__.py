@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from jaxacct.representations.mechanism_profile import Profile, profile
     from jaxacct.representations.renyi_accounting import rdp_delta, rdp_epsilon
+    from jaxacct.risk_calibration import RiskCalibration, calibrate_noise_to_risk
     from jaxacct.selection.allowed_repetitions import AllowedRepetitions, repetitions_allowed
     from jaxacct.sweep import sweep
     from jaxacct.validation import InputError
@@ -79,12 +80,14 @@ __all__ = [
     "RandomisedResponse",
     "RandomizedResponse",
     "ReportNoisyMax",
+    "RiskCalibration",
     "SampledWithoutReplacement",
     "SmoothSensitivityGaussian",
     "Verification",
     "cache_info",
     "calibrate",
     "calibrate_noise_multiplier",
+    "calibrate_noise_to_risk",
     "calibrate_sampling_probability",
     "calibrate_steps",
     "clear_cache",
@@ -132,12 +135,14 @@ _HOMES = {
     "RandomisedResponse": "mechanisms",
     "RandomizedResponse": "mechanisms",
     "ReportNoisyMax": "mechanisms",
+    "RiskCalibration": "risk_calibration",
     "SampledWithoutReplacement": "mechanisms",
     "SmoothSensitivityGaussian": "mechanisms",
     "Verification": "verification",
     "cache_info": "engines.program_cache",
     "calibrate": "mechanism_calibration",
     "calibrate_noise_multiplier": "calibration",
+    "calibrate_noise_to_risk": "risk_calibration",
     "calibrate_sampling_probability": "calibration",
     "calibrate_steps": "calibration",
     "clear_cache": "engines.program_cache",

@@ -7,19 +7,17 @@ that eps*.  Where eps* is free (true-positive rates), any choice is valid, and t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from jaxacct import account
 from jaxacct.bounds import Bounds
-from jaxacct.calibration_start import gaussian_mu
-from jaxacct.certified_search import Found, Search, Start, certified_search
-from jaxacct.dp_sgd_calibration import INFEASIBLE, LEAST_RTOL, NOISE_RANGE
+from jaxacct.certified_search import Found
+from jaxacct.dp_sgd_calibration import LEAST_RTOL
 from jaxacct.engines.backend import job
 from jaxacct.floats import ROUNDOFF
-from jaxacct.mechanisms import dp_sgd
+from jaxacct.risk_search import Target, noise_for, noise_for_rate
 from jaxacct.validation import (
     COUNT,
     OPEN_PROBABILITY,
@@ -33,22 +31,6 @@ from jaxacct.validation import (
 )
 
 __all__ = ["RiskCalibration", "calibrate_noise_to_risk"]
-
-ROUNDS = 2
-"""How often the eps of a true-positive rate is moved to where it says most."""
-ROUGH = 0.01
-"""rtol of the searches before the last."""
-STEP = 0.1
-"""Distance of the three places of the profile from which the best eps is guessed, in deviations of the loss."""
-LARGEST_MOVE = 1.0
-"""Longest move of eps in a round, likewise."""
-
-
-class Target(NamedTuple):
-    """`delta(epsilon) <= delta` in these directions is enough, row by row."""
-
-    epsilon: np.ndarray
-    delta: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +98,6 @@ def calibrate_noise_to_risk(
     bayes_success : array_like in (0, 1)
         Larger than max(prior, 1 - prior), the success without any output.
     prior : array_like in (0, 1)
-        All on one side of 1/2.
     relation : {"add_or_remove_one", "add_one", "remove_one"}
     rtol : float in [1e-7, 1)
         The delta from which the risk follows is at most this much (relatively) below what the target allows.
@@ -172,7 +153,7 @@ def calibrate_noise_to_risk(
 def _to_advantage(flat: dict[str, np.ndarray], relation: str, rtol: float, shape: tuple[int, ...]) -> RiskCalibration:
     goal = flat["advantage"]
     target = Target(np.zeros(goal.shape), goal)
-    return _made(_searched(flat, target, relation, rtol, None), target, lambda delta: delta, shape)
+    return _made(noise_for(flat, target, relation, rtol, None), target, lambda delta: delta, shape)
 
 
 def _to_bayes_success(
@@ -181,102 +162,28 @@ def _to_bayes_success(
     goal, prior = flat["bayes_success"], flat["prior"]
     rare, odds = np.minimum(prior, 1.0 - prior), np.abs(np.log(prior) - np.log1p(-prior))
     _above("bayes_success", goal, "max(prior, 1 - prior)", np.maximum(prior, 1.0 - prior), shape)
-    if np.any(prior > 0.5) and np.any(prior < 0.5):
-        raise InputError("prior has values on both sides of 1/2, which ask for different directions; call once for each")
     wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # as in Profile.bayes_success
     room = (goal - (1.0 - rare) - 2.0 * wrong) / rare * (1.0 - 4.0 * ROUNDOFF)
     target = Target(odds, room)
-    side = "remove_one" if np.all(prior <= 0.5) else "add_one"
     risk = lambda delta: 1.0 - rare + rare * delta
-    found = _searched(flat, target, side, rtol, None)
+    rare_member = prior <= 0.5
+    found = noise_for(flat, target, "remove_one" if rare_member.all() else "add_one", rtol, None)
+    if rare_member.any() and not rare_member.all():
+        other = noise_for(flat, target, "remove_one", rtol, None)
+        found = Found(*(np.where(rare_member, a, b) for a, b in zip(other, found, strict=True)))
     return _made(found, target, risk, shape, wrong)
 
 
 def _to_true_positive_rate(
     flat: dict[str, np.ndarray], relation: str, rtol: float, shape: tuple[int, ...]
 ) -> RiskCalibration:
-    from scipy.special import ndtri
-
     goal, fpr = flat["true_positive_rate"], flat["at_fpr"]
     _above("true_positive_rate", goal, "at_fpr", fpr, shape)
-    # of mu-Gaussian DP: the loss at the threshold of the best test
-    mu = ndtri(goal) - ndtri(fpr)
-    epsilon = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)
-    noise = None
-    for _ in range(ROUNDS):
-        rough = _searched(flat, _target_of_rate(epsilon, goal, fpr), relation, ROUGH, noise)
-        noise = np.where(np.isfinite(rough.value), rough.value, 1.0)
-        epsilon = _better(flat, epsilon, noise, fpr, goal, mu, relation)
-    target = _target_of_rate(epsilon, goal, fpr)
-    found = _searched(flat, target, relation, rtol, noise)
-    result = _made(found, target, lambda delta: (delta + np.exp(epsilon) * fpr) * (1.0 + 8.0 * ROUNDOFF), shape)
+    found, target = noise_for_rate(flat, goal, fpr, relation, rtol)
+    result = _made(found, target, lambda delta: (delta + np.exp(target.epsilon) * fpr) * (1.0 + 8.0 * ROUNDOFF), shape)
     upper = result.risk.upper
-    floor = Bounds(np.zeros(shape), np.asarray(upper), upper, "bound", result.risk.status, result.risk.engine)
-    return RiskCalibration(result.value, floor, result.epsilon, result.status, result.ok)
-
-
-def _target_of_rate(epsilon: np.ndarray, goal: np.ndarray, fpr: np.ndarray) -> Target:
-    """`delta + e^eps a <= b`, the sum rounded up."""
-    return Target(epsilon, goal * (1.0 - 16.0 * ROUNDOFF) - np.exp(epsilon) * fpr * (1.0 + 16.0 * ROUNDOFF))
-
-
-def _better(
-    flat: dict[str, np.ndarray],
-    epsilon: np.ndarray,
-    noise: np.ndarray,
-    fpr: np.ndarray,
-    goal: np.ndarray,
-    mu: np.ndarray,
-    relation: str,
-) -> np.ndarray:
-    """The eps at which `delta + e^eps a` is least, by a step of Newton from three places."""
-    step = STEP * mu
-    middle = np.maximum(epsilon, step)
-    at = middle + step * np.array([-1.0, 0.0, 1.0])[:, None]
-    run = dp_sgd(noise, flat["sampling_probability"], flat["steps"])
-    sums = np.asarray(account.delta(run, at, relation=relation, rtol=1e-6).estimate) + np.exp(at) * fpr
-    slope, bend = 0.5 * (sums[2] - sums[0]) / step, (sums[2] - 2.0 * sums[1] + sums[0]) / step**2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        move = np.where(bend > 0.0, -slope / bend, -np.sign(slope) * LARGEST_MOVE * mu)
-    moved = middle + np.clip(np.nan_to_num(move), -LARGEST_MOVE * mu, LARGEST_MOVE * mu)
-    # e^eps a must stay below b
-    return np.clip(moved, 0.0, np.maximum(np.log(goal / fpr) * 0.999, 0.0))
-
-
-def _searched(
-    flat: dict[str, np.ndarray], target: Target, relation: str, rtol: float, noise: np.ndarray | None
-) -> Found:
-    """The least noise for which the certified delta at the target's eps is at most the target's delta."""
-    q, steps = flat["sampling_probability"], flat["steps"]
-    size = q.size
-
-    def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
-        run = dp_sgd(values, q[rows], steps[rows])
-        return account.delta(run, target.epsilon[rows], relation=relation, rtol=0.25 * rtol)
-
-    search = Search(
-        evaluate=evaluate,
-        target=target.delta,
-        lowest=np.full(size, NOISE_RANGE[0]),
-        highest=np.full(size, NOISE_RANGE[1]),
-        falls=np.full(size, True),
-        rtol=rtol,
-        infeasible=INFEASIBLE["noise_multiplier"],
-        privates_first=q == 0.0,
-    )
-    return certified_search(search, lambda rows: _start(flat, target, rows, noise))
-
-
-def _start(flat: dict[str, np.ndarray], target: Target, rows: np.ndarray, noise: np.ndarray | None) -> Start:
-    """By the central limit theorem, or where a rougher search ended."""
-    q, steps, epsilon, delta = (
-        column[rows] for column in (flat["sampling_probability"], flat["steps"], target.epsilon, target.delta)
-    )
-    with np.errstate(all="ignore"):
-        mu = gaussian_mu(epsilon, delta)
-        x = -0.5 * np.log(np.log1p(mu**2 / (q**2 * steps))) if noise is None else np.log(noise[rows])
-    x = np.clip(np.nan_to_num(x), *np.log(NOISE_RANGE))
-    return Start(x, np.zeros(rows.size), np.zeros(rows.size, bool))
+    risk = Bounds(np.zeros(shape), np.asarray(upper), upper, "bound", result.risk.status, result.risk.engine)
+    return replace(result, risk=risk)
 
 
 def _made(

@@ -56,6 +56,8 @@ STRICT = {"floats", "lazy_exports", "progress", "validation", "files", "bounds",
 ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "dp_sgd_calibration"} | {
     "gradient",
     "mechanism_calibration",
+    "risk_calibration",
+    "risk_search",
 }
 """Modules at the top that make up the accounting room."""
 
