@@ -95,8 +95,8 @@ def _better(
     at = middle + step * np.array([-1.0, 0.0, 1.0])[:, None]
     run = dp_sgd(noise, flat["sampling_probability"], flat["steps"])
     sums = np.asarray(account.delta(run, at, relation=relation, rtol=1e-6).estimate) + np.exp(at) * fpr
-    slope, bend = 0.5 * (sums[2] - sums[0]) / step, (sums[2] - 2.0 * sums[1] + sums[0]) / step**2
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):  # a guess that is not a number moves nothing
+        slope, bend = 0.5 * (sums[2] - sums[0]) / step, (sums[2] - 2.0 * sums[1] + sums[0]) / step**2
         move = np.where(bend > 0.0, -slope / bend, -np.sign(slope) * LARGEST_MOVE * mu)
     moved = middle + np.clip(np.nan_to_num(move), -LARGEST_MOVE * mu, LARGEST_MOVE * mu)
     # e^eps a must stay below b

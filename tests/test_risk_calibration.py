@@ -78,3 +78,16 @@ def test_a_row_out_of_reach_does_not_end_the_batch():
     found = ja.calibrate_noise_to_risk(1.0, 10**9, advantage=[1e-9, 0.2])
     assert found.ok.tolist() == [False, True] and found.status[0] == "infeasible_noise"
     assert np.isnan(found.value[0])
+
+
+@pytest.mark.filterwarnings("error")
+def test_targets_at_the_ends_of_float64_have_a_status():
+    for value, fpr in ((np.nextafter(0.01, 1.0), 0.01), (1e-299, 1e-300), (1.0 - 1e-15, 1e-300), (0.5, 0.4)):
+        found = ja.calibrate_noise_to_risk(1.0, 1, true_positive_rate=value, at_fpr=fpr)
+        assert found.risk.upper <= value if found.ok else found.status == "infeasible_noise"
+    for value, prior in ((np.nextafter(0.9, 1.0), 0.1), (1.0 - 1e-16, 0.1), (1.0 - 1e-11, 1e-10)):
+        found = ja.calibrate_noise_to_risk(0.5, 100, bayes_success=value, prior=prior)
+        assert found.risk.upper <= value if found.ok else found.status == "infeasible_noise"
+    for value in (1e-300, 1.0 - 1e-16):
+        found = ja.calibrate_noise_to_risk(1.0, 1, advantage=value)
+        assert found.risk.upper <= value if found.ok else found.status == "infeasible_noise"
