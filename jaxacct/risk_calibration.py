@@ -181,8 +181,8 @@ def _to_true_positive_rate(
     _above("true_positive_rate", goal, "at_fpr", fpr, shape)
     found, target = noise_for_rate(flat, goal, fpr, relation, rtol)
     result = _made(found, target, lambda delta: (delta + np.exp(target.epsilon) * fpr) * (1.0 + 8.0 * ROUNDOFF), shape)
-    upper = result.risk.upper
-    risk = Bounds(np.zeros(shape), np.asarray(upper), upper, "bound", result.risk.status, result.risk.engine)
+    upper = np.asarray(result.risk.upper)
+    risk = Bounds(0.0 * upper, upper, upper, "bound", result.risk.status, result.risk.engine)
     return replace(result, risk=risk)
 
 
