@@ -1,7 +1,6 @@
 """Interruption: whatever ends a sweep, what it had solved is kept, and going on gives the same bytes."""
 
 import errno
-import functools
 import itertools
 import os
 import random
@@ -308,11 +307,10 @@ steps = 4000
 def start(folder, out, *options):
     environment = os.environ | {"JAXACCT_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": ":".join(sys.path)}
     command = [sys.executable, "-m", "jaxacct", "sweep", "grid.toml", "--out", out, *options]
-    # a shell that starts the tests in the background has interrupts ignored; the command hears them
-    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=heard
-    )
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # a shell that starts the tests in the background has interrupts ignored, also by what they start
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def size(path):
