@@ -1,8 +1,5 @@
 """epsilon and delta of a mechanism, as certified brackets: the public questions, and how they become questions to
-engines.
-
-Each direction of the neighbouring relation is composed and answered by itself, and the larger answer is taken at the
-end.  Which engine answers is decided in dispatch.py; `Bounds.engine` says which one did.
+the directions of the neighbouring relation (worse_direction.py), each with an effort.
 """
 
 from __future__ import annotations
@@ -13,25 +10,22 @@ from typing import Any
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.dispatch import Side, ask_engines, engine_of_mechanism, is_open, kinds_of
+from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.engines.backend import job
-from jaxacct.engines.contour import TOLERANCE, Answer, Hint
-from jaxacct.engines.protocol import Effort, Question
-from jaxacct.engines.quick_bounds import largest_loss
-from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
-from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
+from jaxacct.engines.contour import TOLERANCE, Hint
+from jaxacct.engines.protocol import Effort
+from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.validation import (
     DELTA_OR_ZERO,
     GIBIBYTE,
     NON_NEGATIVE,
-    InputError,
     Options,
-    broadcast_shape,
     check,
     options,
     refuse_tracers,
 )
+from jaxacct.worse_direction import worse_direction
 
 __all__ = ["bracket_epsilon", "delta", "effort_of", "effort_of_search", "epsilon"]
 
@@ -120,7 +114,7 @@ def bracket_epsilon(
     whole = engine_of_mechanism(mechanism, engine)
     if whole is not None:
         return whole.epsilon(mechanism, np.asarray(delta), relation, effort.rtol)
-    return _worse_direction("epsilon", mechanism, delta, relation, effort, engine, hint)
+    return worse_direction("epsilon", mechanism, delta, relation, effort, engine, hint)
 
 
 def delta(
@@ -174,7 +168,7 @@ def delta(
         whole = engine_of_mechanism(mechanism, given.engine)
         if whole is not None:
             return whole.delta(mechanism, np.asarray(epsilon), given.relation, effort.rtol)
-        return _worse_direction("delta", mechanism, epsilon, given.relation, effort, given.engine)
+        return worse_direction("delta", mechanism, epsilon, given.relation, effort, given.engine)
 
 
 def effort_of(given: Options) -> Effort:
@@ -187,98 +181,3 @@ def effort_of(given: Options) -> Effort:
 def effort_of_search(rtol: float) -> Effort:
     """The effort of one evaluation in a search that ends within `rtol` of its target."""
     return Effort(0.25 * rtol, 0.25 * rtol, 0.01 * rtol, 0.2 * rtol, GIBIBYTE)
-
-
-@np.errstate(under="ignore")  # bounds allow for it; a user may have asked NumPy to raise
-def _worse_direction(
-    quantity: str,
-    mechanism: Mechanism,
-    given: float | np.ndarray,
-    relation: str,
-    effort: Effort,
-    engine: str,
-    hint: Hint | None = None,
-) -> Bounds:
-    """The bracket of "epsilon" at given deltas, or of "delta" at given epsilons: the larger of the directions' answers.
-
-    If the kind is not "certified", the lower end is set to 0.
-    """
-    mine = batch_shape(mechanism)
-    shape = broadcast_shape({"the mechanism": mine, "delta" if quantity == "epsilon" else "epsilon": np.shape(given)})
-    target = np.broadcast_to(np.asarray(given, np.float64), shape).reshape(-1)
-    rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
-    worst = Answer(*(np.full(target.shape, -np.inf) for _ in range(3)))
-    engines: np.ndarray = np.full(target.shape, "", dtype="<U32")
-    contradicted = np.zeros(target.shape, bool)
-    with job(target.size):
-        for direction in directions(mechanism, relation):
-            parts = components(mechanism, relation, direction)
-            parts = parts if mine == shape else parts.take(rows)
-            if quantity == "epsilon":
-                _refuse_zero_delta(parts, target, shape)
-                side = _one_epsilon(parts, target, worst.lower, effort, engine, hint)
-            else:
-                side = _one_delta(parts, target, worst.lower, effort, engine)
-            engines = np.where(side.answer.upper > worst.upper, side.engine, engines)
-            worst = Answer(*(np.maximum(a, b) for a, b in zip(worst, side.answer, strict=True)))
-            contradicted |= side.contradicted
-    kind = mechanism.kind_under(relation)
-    status = np.where(is_open(worst, effort.rtol), "width", "ok").astype("<U16")
-    status[contradicted] = "contradiction"
-    status[worst.upper == 0] = "zero"
-    if quantity == "epsilon":
-        status[worst.lower == np.inf] = "mass_at_infinity"
-    if kind != "certified":
-        worst = worst._replace(lower=np.zeros(target.shape))
-    low, mid, high, status, engines = (x.reshape(shape) for x in (*worst, status, engines))
-    return Bounds(low, mid, high, kind, status, engines)
-
-
-def _one_epsilon(
-    parts: Components, target: np.ndarray, floor: np.ndarray, effort: Effort, engine: str, hint: Hint | None
-) -> Side:
-    """Epsilon in one direction: what is left of delta beside the mass at infinity goes to the engines."""
-    kinds, infinite = kinds_of(parts), parts.delta_infinity
-    finite = target - infinite
-    wrong = parts.infinity_units * ROUNDOFF * infinite
-    with np.errstate(over="ignore"):
-        slack = (4.0 * ROUNDOFF * target + wrong) / np.maximum(finite, SMALLEST_POSITIVE)
-    at_infinity = finite < -wrong
-    live = (finite > 0) & (slack < 1e-3)
-    question = Question(parts, kinds, finite, slack, floor, effort, hint)
-    side = ask_engines("epsilon", question, live & ~kinds.empty, engine)
-    low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
-    # what is left of delta is 0, or lost in the rounding of the mass at infinity
-    edge = ~live & ~at_infinity
-    largest, above = largest_loss(parts)
-    unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
-    low = np.where(edge, np.where(target == 0, np.maximum(2.0 * largest - above, 0.0), 0.0), low)
-    mid, high = np.where(edge, np.where(unbounded, np.inf, [largest, above]), [mid, high])
-    known = (np.where(kinds.empty, 0.0, np.where(at_infinity, np.inf, end)) for end in (low, mid, high))
-    return Side(Answer(*known), np.where(live, side.engine, "closed_form"), side.contradicted)
-
-
-def _one_delta(parts: Components, eps: np.ndarray, floor: np.ndarray, effort: Effort, engine: str) -> Side:
-    """Delta in one direction: that of the finite losses by the engines, and the mass at infinity."""
-    kinds, infinite = kinds_of(parts), parts.delta_infinity
-    question = Question(parts, kinds, eps, np.zeros(eps.shape), floor, effort)
-    side = ask_engines("delta", question, ~kinds.empty & (infinite < 1.0), engine)
-    low, mid, high = (np.where(kinds.empty, 0.0, end) for end in side.answer)
-    low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite
-    wrong = parts.infinity_units * ROUNDOFF * infinite
-    low = np.maximum(low - 4 * ROUNDOFF * low - wrong, 0.0)
-    high = np.minimum(high + 4 * ROUNDOFF * high + wrong, 1.0)
-    agree = low <= high
-    low, high = np.where(agree, low, np.maximum(infinite - wrong, 0.0)), np.where(agree, high, 1.0)
-    return Side(Answer(low, np.clip(mid, low, high), high), side.engine, side.contradicted | ~agree)
-
-
-def _refuse_zero_delta(parts: Components, target: np.ndarray, shape: tuple[int, ...]) -> None:
-    """delta = 0 is for mechanisms of bounded loss."""
-    bad = (target == 0) & ((parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1))
-    if bad.any():
-        where = [int(i) for i in np.argwhere(bad.reshape(shape))[0]]
-        raise InputError(
-            f"delta{where or ''} = 0 must be > 0 for a mechanism with an unbounded loss; "
-            "use a small positive delta such as 1e-5"
-        )

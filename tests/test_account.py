@@ -224,3 +224,21 @@ def test_a_user_who_lets_numpy_raise_is_answered(noise):
         assert ja.delta(run, 5.0).upper < 1e-100
         assert ja.epsilon(run, 1e-5).lower == 0.0
         assert ja.epsilon(ja.repeat(ja.Gaussian(1e160), 10**8), 1e-290).upper < 1e-100
+
+
+def test_blocks_of_a_large_batch_change_nothing(monkeypatch):
+    """A batch answered four rows at a time is the batch answered at once, and a bad row is named by its place in it."""
+    run, deltas = ja.dp_sgd(np.array([0.8, 1.0, 2.0])[:, None], 0.01, 1000), np.geomspace(1e-9, 1e-2, 5)
+    whole = ja.epsilon(run, deltas), ja.delta(run, 100 * deltas)
+    noise = ja.calibrate_noise_multiplier(np.geomspace(0.5, 8, 10), 1e-5, 0.01, 1000).value
+    monkeypatch.setattr("jaxacct.worse_direction.BLOCK", 4)
+    cut = ja.epsilon(run, deltas), ja.delta(run, 100 * deltas)
+    for one, other in zip(whole, cut, strict=True):
+        for end in ("lower", "estimate", "upper", "status", "engine"):
+            np.testing.assert_array_equal(getattr(one, end), getattr(other, end))
+    np.testing.assert_array_equal(
+        noise, ja.calibrate_noise_multiplier(np.geomspace(0.5, 8, 10), 1e-5, 0.01, 1000).value
+    )
+    assert ja.epsilon(ja.dp_sgd(1.0, 0.01, np.ones(0)), 1e-5).upper.shape == (0,)
+    with pytest.raises(ja.InputError, match=r"delta\[2, 1\] = 0"):
+        ja.epsilon(run, np.where(np.arange(15).reshape(3, 5) == 11, 0.0, 1e-5))

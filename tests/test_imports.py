@@ -58,6 +58,7 @@ ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "d
     "mechanism_calibration",
     "risk_calibration",
     "risk_search",
+    "worse_direction",
 }
 """Modules at the top that make up the accounting room."""
 

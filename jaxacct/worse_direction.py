@@ -1,0 +1,140 @@
+"""The bracket of a mechanism's epsilons or deltas: each direction of the neighbouring relation is composed and answered
+by itself, and the larger answer is taken at the end.
+
+Which engine answers is decided in dispatch.py; `Bounds.engine` says which one did.
+"""
+
+from __future__ import annotations
+
+from operator import itemgetter
+
+import jax
+import numpy as np
+
+from jaxacct.bounds import Bounds
+from jaxacct.dispatch import Side, ask_engines, is_open, kinds_of
+from jaxacct.engines.backend import job
+from jaxacct.engines.contour import Answer, Hint
+from jaxacct.engines.protocol import Effort, Question
+from jaxacct.engines.quick_bounds import largest_loss
+from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
+from jaxacct.validation import InputError, broadcast_shape
+
+__all__ = ["worse_direction"]
+
+BLOCK = 100_000
+"""Rows answered together: 100,000 hold about 1 GiB while they are answered."""
+
+
+@np.errstate(under="ignore")  # bounds allow for it; a user may have asked NumPy to raise
+def worse_direction(
+    quantity: str,
+    mechanism: Mechanism,
+    given: float | np.ndarray,
+    relation: str,
+    effort: Effort,
+    engine: str,
+    hint: Hint | None = None,
+) -> Bounds:
+    """The bracket of "epsilon" at given deltas, or of "delta" at given epsilons: the larger of the directions' answers.
+
+    If the kind is not "certified", the lower end is set to 0.
+    """
+    mine = batch_shape(mechanism)
+    shape = broadcast_shape({"the mechanism": mine, "delta" if quantity == "epsilon" else "epsilon": np.shape(given)})
+    target = np.broadcast_to(np.asarray(given, np.float64), shape).reshape(-1)
+    rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
+    with job(target.size):
+        sides = [components(mechanism, relation, direction) for direction in directions(mechanism, relation)]
+        if quantity == "epsilon" and not target.all():
+            zeros = np.flatnonzero(target == 0)
+            for parts in sides:
+                _refuse_zero_delta(parts.take(rows[zeros]), zeros, shape)
+        found = []
+        for first in range(0, max(target.size, 1), BLOCK):
+            block = slice(first, first + BLOCK)
+            taken = [parts.take(block if mine == shape else rows[block]) for parts in sides]
+            near = None if hint is None else jax.tree.map(itemgetter(block), hint)
+            found.append(_larger(quantity, taken, target[block], effort, engine, near))
+    worst = Answer(*(np.concatenate(ends) for ends in zip(*(side.answer for side in found), strict=True)))
+    engines = np.concatenate([side.engine for side in found])
+    contradicted = np.concatenate([side.contradicted for side in found])
+    kind = mechanism.kind_under(relation)
+    status = np.where(is_open(worst, effort.rtol), "width", "ok").astype("<U16")
+    status[contradicted] = "contradiction"
+    status[worst.upper == 0] = "zero"
+    if quantity == "epsilon":
+        status[worst.lower == np.inf] = "mass_at_infinity"
+    if kind != "certified":
+        worst = worst._replace(lower=np.zeros(target.shape))
+    low, mid, high, status, engines = (x.reshape(shape) for x in (*worst, status, engines))
+    return Bounds(low, mid, high, kind, status, engines)
+
+
+def _larger(
+    quantity: str, sides: list[Components], given: np.ndarray, effort: Effort, engine: str, hint: Hint | None
+) -> Side:
+    """The larger of the directions' answers, each end on its own, for the rows of one block."""
+    worst = Answer(*(np.full(given.shape, -np.inf) for _ in range(3)))
+    engines: np.ndarray = np.full(given.shape, "", dtype="<U32")
+    contradicted = np.zeros(given.shape, bool)
+    for parts in sides:
+        if quantity == "epsilon":
+            side = _one_epsilon(parts, given, worst.lower, effort, engine, hint)
+        else:
+            side = _one_delta(parts, given, worst.lower, effort, engine)
+        engines = np.where(side.answer.upper > worst.upper, side.engine, engines)
+        worst = Answer(*(np.maximum(a, b) for a, b in zip(worst, side.answer, strict=True)))
+        contradicted |= side.contradicted
+    return Side(worst, engines, contradicted)
+
+
+def _one_epsilon(
+    parts: Components, target: np.ndarray, floor: np.ndarray, effort: Effort, engine: str, hint: Hint | None
+) -> Side:
+    """Epsilon in one direction: what is left of delta beside the mass at infinity goes to the engines."""
+    kinds, infinite = kinds_of(parts), parts.delta_infinity
+    finite = target - infinite
+    wrong = parts.infinity_units * ROUNDOFF * infinite
+    with np.errstate(over="ignore"):
+        slack = (4.0 * ROUNDOFF * target + wrong) / np.maximum(finite, SMALLEST_POSITIVE)
+    at_infinity = finite < -wrong
+    live = (finite > 0) & (slack < 1e-3)
+    question = Question(parts, kinds, finite, slack, floor, effort, hint)
+    side = ask_engines("epsilon", question, live & ~kinds.empty, engine)
+    low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
+    # what is left of delta is 0, or lost in the rounding of the mass at infinity
+    edge = ~live & ~at_infinity
+    largest, above = largest_loss(parts)
+    unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
+    low = np.where(edge, np.where(target == 0, np.maximum(2.0 * largest - above, 0.0), 0.0), low)
+    mid, high = np.where(edge, np.where(unbounded, np.inf, [largest, above]), [mid, high])
+    known = (np.where(kinds.empty, 0.0, np.where(at_infinity, np.inf, end)) for end in (low, mid, high))
+    return Side(Answer(*known), np.where(live, side.engine, "closed_form"), side.contradicted)
+
+
+def _one_delta(parts: Components, eps: np.ndarray, floor: np.ndarray, effort: Effort, engine: str) -> Side:
+    """Delta in one direction: that of the finite losses by the engines, and the mass at infinity."""
+    kinds, infinite = kinds_of(parts), parts.delta_infinity
+    question = Question(parts, kinds, eps, np.zeros(eps.shape), floor, effort)
+    side = ask_engines("delta", question, ~kinds.empty & (infinite < 1.0), engine)
+    low, mid, high = (np.where(kinds.empty, 0.0, end) for end in side.answer)
+    low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite
+    wrong = parts.infinity_units * ROUNDOFF * infinite
+    low = np.maximum(low - 4 * ROUNDOFF * low - wrong, 0.0)
+    high = np.minimum(high + 4 * ROUNDOFF * high + wrong, 1.0)
+    agree = low <= high
+    low, high = np.where(agree, low, np.maximum(infinite - wrong, 0.0)), np.where(agree, high, 1.0)
+    return Side(Answer(low, np.clip(mid, low, high), high), side.engine, side.contradicted | ~agree)
+
+
+def _refuse_zero_delta(parts: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
+    """delta = 0, as it is in these rows of the batch, is for mechanisms of bounded loss."""
+    bad = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
+    if bad.any():
+        where = [int(i) for i in np.unravel_index(rows[bad][0], shape)]
+        raise InputError(
+            f"delta{where or ''} = 0 must be > 0 for a mechanism with an unbounded loss; "
+            "use a small positive delta such as 1e-5"
+        )
