@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 
 FOLDER = pytest.StashKey[str]()
+LARGEST_CACHE = 2**28
+"""Bytes of JAX's own cache that a run may begin with."""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
     """One folder of compiled programs for all workers and files, and for later runs; the user's own is left alone.
 
-    Tracing and compiling are most of the time: what one worker has compiled the others load.  Programs of other sources
-    are never loaded, and the folder's size is bounded.
+    Compiling is most of the time: what one test or worker has compiled the others load.  The programs of the accounting
+    kernels are kept by the library, all others, such as training steps, by JAX's own cache.
     """
     if not hasattr(config, "workerinput"):
         if hasattr(config, "cache"):  # under .pytest_cache
@@ -26,13 +28,36 @@ def pytest_configure(config):
         else:
             folder = config.stash[FOLDER] = tempfile.mkdtemp(prefix="jaxacct-tests-")
         os.chmod(folder, 0o700)
-        os.environ["JAXACCT_CACHE_DIR"] = folder  # workers and other processes inherit it
+        of_jax = pathlib.Path(folder, "jax")
+        if sum(file.stat().st_size for file in of_jax.glob("*")) > LARGEST_CACHE:
+            shutil.rmtree(of_jax)
+        # workers and other processes inherit these
+        os.environ["JAXACCT_CACHE_DIR"] = os.path.join(folder, "kernels")
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(of_jax)
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+        os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     gc.set_threshold(50_000, 20, 20)  # tracing makes millions of objects that stay
 
 
 def pytest_unconfigure(config):
     if FOLDER in config.stash:
         shutil.rmtree(config.stash[FOLDER], ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def without_cache_of_jax():
+    """JAX compiles here, and in processes that begin here: for tests of what is compiled, and of what may be kept."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("JAX_COMPILATION_CACHE_DIR")
+        before = jax.config.jax_compilation_cache_dir
+        jax.config.update("jax_compilation_cache_dir", None)
+        compilation_cache.reset_cache()
+        yield
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,12 @@ import subprocess
 import sys
 
 import jax
+import pytest
 
 from jaxacct import cli
 from jaxacct.engines import programs
+
+pytestmark = pytest.mark.usefixtures("without_cache_of_jax")
 
 QUERY = "epsilon --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --delta 1e-5 --json"
 

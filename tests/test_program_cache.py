@@ -20,6 +20,8 @@ from jaxacct import calibration_start, cli, progress
 from jaxacct.cli import warm
 from jaxacct.engines import backend, cache_folder, compiling, contour, program_store, programs
 
+pytestmark = pytest.mark.usefixtures("without_cache_of_jax")
+
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
