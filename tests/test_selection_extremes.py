@@ -4,8 +4,6 @@ import importlib.util
 import itertools
 import pathlib
 
-import jax
-import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
@@ -127,18 +125,11 @@ def test_curves_that_contradict_each_other_give_nothing():
     """A polygon "below" that lies above: its order leaks more than the bound allows."""
     law = selection.Geometric(0.1)
     above, false = curves(ja.Gaussian(2.0))[0]["remove"].above, curves(ja.Gaussian(0.5))[0]["remove"].below
-    with jax.enable_x64():
-        above, false = jax.tree.map(jnp.asarray, (above, false))
-        for ask, value, most in (
-            (lambda x: worst_score.delta(law, above, false, jnp.exp(x), GLANCE), 1.0, 1.0),
-            (
-                lambda x: worst_score.epsilon(law, above, false, jnp.log(x), jnp.asarray(600.0), GLANCE),
-                1e-5,
-                np.inf,
-            ),
-        ):
-            low, high = jax.jit(ask, compiler_options={"xla_backend_optimization_level": 0})(value)
-            assert float(low) == 0.0 and float(high) == most
+    with np.errstate(all="ignore"):
+        leak = worst_score.delta(law, above, false, np.exp(1.0), GLANCE)
+        loss = worst_score.epsilon(law, above, false, np.log(1e-5), np.float64(600.0), GLANCE)
+    assert tuple(map(float, leak)) == (0.0, 1.0)
+    assert tuple(map(float, loss)) == (0.0, np.inf)
 
 
 def test_contradictions_in_an_answer_leave_the_simple_bounds(monkeypatch):
