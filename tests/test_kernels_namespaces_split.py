@@ -81,18 +81,18 @@ def test_the_bits_do_not_depend_on_the_batch(case):
     "case",
     [pytest.param(c, id=c[0], marks=[] if c[0] == "placed" else pytest.mark.slow) for c in kernels()],
 )
-def test_numpy_and_jax_agree(case):
+@pytest.mark.parametrize("under_vmap", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["as it is", "vmap"])
+def test_numpy_and_jax_agree(case, under_vmap):
     name, kernel, arguments = case
     expected = on_numpy(kernel, arguments)
     call = functools.partial(kernel, **RUNG)
-    for function in (call, jax.vmap(call)):
-        found = compiled(function, arguments)
-        for one, other in zip(expected, found, strict=True):
-            if one.dtype == bool:
-                np.testing.assert_array_equal(other, one)
-            else:  # residuals and steps of the solve are small differences
-                atol = 1e-9 if name == "solve" else 1e-11
-                np.testing.assert_allclose(other, one, rtol=1e-9, atol=atol)
+    found = compiled(jax.vmap(call) if under_vmap else call, arguments)
+    for one, other in zip(expected, found, strict=True):
+        if one.dtype == bool:
+            np.testing.assert_array_equal(other, one)
+        else:  # residuals and steps of the solve are small differences
+            atol = 1e-9 if name == "solve" else 1e-11
+            np.testing.assert_allclose(other, one, rtol=1e-9, atol=atol)
     if name != "solve":
         assert expected[3].sum() >= 3  # most are certified
 

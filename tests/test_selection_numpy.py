@@ -41,7 +41,9 @@ def compiled():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize(
+    "name", [name if name == "poisson" else pytest.param(name, marks=pytest.mark.slow) for name in LAWS]
+)
 def test_numpy_and_xla_agree(name):
     """One program for each law and quantity serves all bases."""
     batch = LAWS[name].flattened((2,))

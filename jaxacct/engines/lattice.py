@@ -28,6 +28,8 @@ __all__ = ["LatticeAnswer", "delta", "deltas", "epsilon"]
 
 LENGTHS = (2**12, 2**15, 2**18, 2**20, 2**21, 2**22)
 """Lengths of lattices; the width of a bracket falls as length^-2, its time grows a little faster than the length."""
+SAYS_NOTHING = 0.9
+"""Relative width of a bracket whose lower end is next to nothing, or whose upper end is missing."""
 ESTIMATE = 2.0 / 3.0
 """Where the truth lies between lower and upper for a smooth law: the errors are as 2 to 1."""
 ATTEMPTS = 3
@@ -78,7 +80,7 @@ def epsilon(
     log_delta, share = float(np.log(delta_fin_lower)), share_of(rtol)
     plan = plan_for(laws, None, log_delta, share)
     pieces = pieces_of(laws, plan.cut)
-    length = _next_length(0, np.inf, pieces, memory_bytes)
+    length = _next_length(0, np.inf, rtol, pieces, memory_bytes)
     if unresolved(laws, plan, _longest(pieces, memory_bytes)):
         length = 0
     while length:
@@ -94,8 +96,8 @@ def epsilon(
             plan = plan_for(laws, middle, log_delta, share)
         if high == 0.0:
             return LatticeAnswer(0.0, 0.0, 0.0, "zero")
-        excess = (high - low) / (rtol * high) if np.isfinite(high) else np.inf
-        length = _next_length(length, excess, pieces, memory_bytes)
+        width = (high - low) / high if np.isfinite(high) else np.inf
+        length = _next_length(length, width, rtol, pieces, memory_bytes)
     return _answer(low, high, rtol)
 
 
@@ -176,7 +178,7 @@ def _composed_for(
     log_delta = plan_for(laws, epsilon, 0.0, share).cut - share
     low, high = 0.0, 1.0
     pieces = laws
-    length = _next_length(0, np.inf, laws, memory_bytes)
+    length = _next_length(0, np.inf, rtol, laws, memory_bytes)
     while length:
         for _ in range(ATTEMPTS):
             plan = plan_for(laws, epsilon, log_delta, share)
@@ -188,7 +190,7 @@ def _composed_for(
             if found > log_delta - 0.5:
                 break
             log_delta = found
-        length = _next_length(length, (high - low) / (rtol * high), pieces, memory_bytes)
+        length = _next_length(length, (high - low) / high, rtol, pieces, memory_bytes)
     return low, high, sides
 
 
@@ -238,20 +240,22 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
     return LatticeAnswer(float(low), float(middle), float(high), status)
 
 
-def _next_length(length: int, excess: float, laws: list[LatticePart], memory_bytes: int) -> int:
-    """The next lattice length, 0 to stop: `excess` is the width over the wanted one, and falls as length^-2.
+def _next_length(length: int, width: float, rtol: float, laws: list[LatticePart], memory_bytes: int) -> int:
+    """The next lattice length, 0 to stop: the relative width of a bracket falls as length^-2.
 
+    A bracket that says nothing at the first length gets one longer one.  If that says nothing either, no length does.
     A length N needs about ARRAYS + ARRAYS_PER_LAW R float64 arrays of N elements for R laws.
     """
     fitting = _fitting(laws, memory_bytes)
+    first = fitting[min(1, len(fitting) - 1)]
     if length == 0:
-        return fitting[min(1, len(fitting) - 1)]
+        return first
     longer = [n for n in fitting if n > length]
-    if excess <= 1.0 or not longer:
+    if width <= rtol or not longer:
         return 0
-    if not np.isfinite(excess):
-        return longer[0]
-    return next((n for n in longer if 2.0 * excess * (length / n) ** 2 <= 1.0), longer[-1])
+    if not width < SAYS_NOTHING:
+        return longer[0] if length == first else 0
+    return next((n for n in longer if 2.0 * width * (length / n) ** 2 <= rtol), longer[-1])
 
 
 def _fitting(laws: list[LatticePart], memory_bytes: int) -> list[int]:
