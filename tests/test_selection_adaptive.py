@@ -246,7 +246,9 @@ def test_noise_for_adaptive_candidates():
     assert float(found.value) == pytest.approx(1.0 / MU, rel=2e-3)
 
 
-@pytest.mark.parametrize("law", [selection.PointMass(3), selection.Poisson(0.1)], ids=repr)
+@pytest.mark.parametrize(
+    "law", [selection.PointMass(3), pytest.param(selection.Poisson(0.1), marks=pytest.mark.slow)], ids=repr
+)
 @pytest.mark.parametrize("candidates", ["adaptive", "iid"])
 def test_a_base_whose_pair_joins_several_is_only_bounded(law, candidates):
     """Sampling without replacement of an asymmetric law: its pair is attained eps by eps, not as a whole."""

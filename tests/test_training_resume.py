@@ -184,13 +184,13 @@ def failures(tmp_path, with_ledger, drawn, chosen):
 
 
 def chosen_cells(with_ledger):
-    """One in seven of all cells, and those that must go on."""
-    every = cells(with_ledger)[::7]
+    """One in twenty-three of all cells, and those that must go on."""
+    every = cells(with_ledger)[::23]
     return [*every, *[(*cell, "same") for cell in GOES_ON[with_ledger]]]
 
 
 @pytest.mark.parametrize("with_ledger", [True, False])
-def test_every_seventh_cell_of_the_matrix(tmp_path, noise_drawn, with_ledger):
+def test_some_cells_of_the_matrix(tmp_path, noise_drawn, with_ledger):
     wrong, on = failures(tmp_path, with_ledger, noise_drawn, chosen_cells(with_ledger))
     assert wrong == []
     exact = {cell: on.get((*cell, "same")) for cell in GOES_ON[with_ledger]}
