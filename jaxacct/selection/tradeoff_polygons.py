@@ -49,16 +49,19 @@ class Curve(NamedTuple):
     below: Inner
 
 
-def curves(run: Mechanism) -> list[dict[str, Curve]]:
-    """For each configuration the curves of its directions; where it is symmetric they are one object."""
+def curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
+    """For each configuration the curves of its directions; where it is symmetric they are one object.
+
+    coarse : whether engines are asked for half as many points of the profile.
+    """
     shape = batch_shape(run)
-    return [_of_one(element(run, index) if shape else run) for index in np.ndindex(shape)]
+    return [_of_one(element(run, index) if shape else run, coarse) for index in np.ndindex(shape)]
 
 
-def _of_one(run: Mechanism) -> dict[str, Curve]:
+def _of_one(run: Mechanism, coarse: bool) -> dict[str, Curve]:
     parts = [components(run, "add_or_remove_one", direction) for direction in DIRECTIONS]
     exact = all(map(finite_once, parts))
-    ratio, low, high = (_by_sum if exact else _by_engine)(run, parts)
+    ratio, low, high = _by_sum(run, parts) if exact else _by_engine(run, parts, coarse)
     inside = [_by_atoms(part) for part in parts] if exact else [None, None]
     remove = _curve(*_joined(ratio, low, high), inside[0])
     # the directions may be alike at some parameters only, such as a sampling probability of 1
@@ -67,7 +70,7 @@ def _of_one(run: Mechanism) -> dict[str, Curve]:
     return dict(zip(DIRECTIONS, (remove, add), strict=True))
 
 
-def _by_engine(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(eps, lower, upper) with ends of shape (2, K): delta for remove and add at eps >= 0."""
     names = ["add_or_remove_one"] * 2 if run.symmetric() else ["remove_one", "add_one"]
     known: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -82,7 +85,7 @@ def _by_engine(run: Mechanism, parts: list[Components]) -> tuple[np.ndarray, np.
         return at, np.zeros((2, 3)), np.ones((2, 3))
     with backend.job(1, apart=True):  # one base's profile
         engine = str(delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL).engine)
-        count = EPS_POINTS.get(engine, EPS_POINTS["lattice"])
+        count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)
         early = round(count * max(first / at_most, 0.5))  # as far as both directions go; beyond that there is one
         at = np.concatenate([np.linspace(0.0, first, early), np.linspace(first, at_most, count - early + 1)[1:]])
         # what the contour engine cannot resolve stays open: the lattice engine would compute it value by value

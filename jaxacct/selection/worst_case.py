@@ -36,16 +36,18 @@ BASE_WIDTH = 1e-3
 """Widths that a base's own bracket may explain, relative to eps (to 1 where that is less), or to delta."""
 BASES_KEPT = 8
 """Bases whose curves are kept: a curve takes seconds for DP-SGD, and every question about a base uses it."""
-_curves_of: OrderedDict[tuple[Mechanism, bool], list[dict[str, Curve]]] = OrderedDict()
-"""The curves of each base that is kept, by NumPy or not, in the order in which they were made."""
+COARSE = 1e-3
+"""Share of eps from which on a wanted width is met by curves through half as many points."""
+_curves_of: OrderedDict[tuple[Mechanism, bool, bool], list[dict[str, Curve]]] = OrderedDict()
+"""The curves of each base that is kept, by NumPy or not, coarse or not, in the order in which they were made."""
 
 
-def known_curves(run: Mechanism) -> list[dict[str, Curve]]:
-    """The curves of a base, computed once."""
+def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
+    """The curves of a base, computed once; `coarse` ones need half as many points of its profile."""
     with backend.job(1, apart=True):  # one base's profile
-        key = run, backend.on_numpy(1)
+        key = run, backend.on_numpy(1), coarse
         if key not in _curves_of:
-            found = curves(run)
+            found = curves(run, coarse)
             _curves_of[key] = found
             while len(_curves_of) > BASES_KEPT:
                 _curves_of.popitem(last=False)
@@ -64,7 +66,7 @@ def bracket(
         computed again, and points of a profile of delta are within some 1e-3.
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
-    known = known_curves(run)
+    known = known_curves(run, COARSE <= width < np.inf)
     size = int(np.prod(shape))
     base = np.broadcast_to(np.arange(len(known)).reshape(batch_shape(run)), shape).reshape(-1)
     flat = np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
