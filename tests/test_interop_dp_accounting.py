@@ -153,13 +153,13 @@ def exact_delta(q, sigma, epsilon):
         return float(max(remove, cdf(at) - e * ((1 - q) * cdf(at) + q * cdf(at - 1))))
 
 
-@pytest.mark.parametrize("sigma", [0.1, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("sigma", [0.1, 1.0, pytest.param(10.0, marks=pytest.mark.slow), 100.0])
 def test_the_grid_of_single_sampled_steps(sigma):
     for q in (0.01, 0.1, 0.8, 1.0):
         event = Poisson(q, Gauss(sigma))
         ours = CertifiedAccountant().compose(event)
         renyi = dpa.rdp.RdpAccountant(range(2, 50)).compose(event)
-        for delta in (0.99, 0.9, 0.1, 0.01, 1e-3, 1e-5, 1e-9, 1e-12):
+        for delta in (0.99, 0.1, 1e-3, 1e-12):
             epsilon = ours.get_epsilon(delta)
             assert epsilon <= renyi.get_epsilon(delta)
             assert exact_delta(q, sigma, epsilon) <= delta * (1 + 1e-12)

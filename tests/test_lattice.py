@@ -49,7 +49,7 @@ def double():
         yield
 
 
-@pytest.fixture(params=["numpy", "xla"])
+@pytest.fixture(params=["numpy", pytest.param("xla", marks=pytest.mark.slow)])
 def backend(request):
     with job(1, request.param):
         yield

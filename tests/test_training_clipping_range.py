@@ -114,7 +114,7 @@ def worst(layer, method, dtype, count, seed=0):
     return ratio, clipped, refused
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layer, method", CASES)
 def test_no_contribution_exceeds_the_clip_norm_over_the_whole_range(layer, method, dtype):
     ratio, clipped, _ = worst(layer, method, dtype, 200)
@@ -122,7 +122,7 @@ def test_no_contribution_exceeds_the_clip_norm_over_the_whole_range(layer, metho
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layer, method", CASES)
 def test_no_contribution_exceeds_the_clip_norm_in_10_000(layer, method, dtype):
     worst(layer, method, dtype, 10_000, seed=1)

@@ -109,7 +109,9 @@ LAWS = [
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize(("law", "eps"), LAWS)
+@pytest.mark.parametrize(
+    ("law", "eps"), [case if k % 2 else pytest.param(*case, marks=pytest.mark.slow) for k, case in enumerate(LAWS)]
+)
 def test_delta_by_quadrature(law, eps, direction):
     low, high = delta_of(direction, law, eps)
     truth = integrated(law, direction, eps)
@@ -359,7 +361,7 @@ def test_cells_placed_elsewhere_are_not_wrong(direction):
     law = (0.7, 0.1, 2.0, 0.3)
     steps = steps_of(*law, direction)
     nodes = placed(steps, np.array([0.1]), 300, surveyed(steps, np.array([0.1])))
-    for eps in (0.0, 0.08, 0.3):
+    for eps in (0.0, 0.3):
         low, high = bounded(steps, nodes, eps)
         assert low <= integrated(law, direction, eps) <= high
 
