@@ -144,7 +144,7 @@ def test_quadrature_is_within_its_certificate(sign):
     law = np.exp(-0.5 * u * u) / np.sqrt(2.0 * np.pi) * step
     width = [0.15 * min(sigma, 1), 0.1 * min(sigma, 1)]
     inside = ndtr((low - u) / width[0])
-    windows = [inside * ndtr((high - u) / width[1]), ndtr((u - low) / width[0])]
+    windows = [share * ndtr((high - u) / width[1]) for share in (inside, ndtr((u - low) / width[0]))]
     for index in range(2 if sign > 0 else 1):
         tilt = law * windows[index] * np.exp((c + 1 if sign > 0 else -c) * log_mix)
         at_c, exact = np.sum(tilt), np.sum(tilt * np.exp(1j * t * sign * log_mix)) / np.sum(tilt)
