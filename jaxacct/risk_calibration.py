@@ -17,6 +17,7 @@ from jaxacct.certified_search import Found
 from jaxacct.dp_sgd_calibration import LEAST_RTOL
 from jaxacct.engines.backend import job
 from jaxacct.floats import ROUNDOFF
+from jaxacct.keywords import with_hints
 from jaxacct.risk_search import Target, noise_for, noise_for_rate
 from jaxacct.validation import (
     COUNT,
@@ -63,6 +64,7 @@ class RiskCalibration:
     ok: Any
 
 
+@with_hints
 def calibrate_noise_to_risk(
     sampling_probability: Any,
     steps: Any,

@@ -15,6 +15,7 @@ from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.floats import ROUNDOFF
+from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import element, register, require_mechanism
 from jaxacct.representations import tradeoff_bracket
@@ -377,6 +378,7 @@ class Profile:
         return replace(self, mechanism=element(self.mechanism, index))
 
 
+@with_hints
 def profile(
     mechanism: Mechanism,
     relation: str = "add_or_remove_one",

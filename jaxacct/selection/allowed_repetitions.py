@@ -14,6 +14,7 @@ import numpy as np
 from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.engines import backend
+from jaxacct.keywords import with_hints
 from jaxacct.mechanism_calibration import search_mechanisms
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
@@ -79,6 +80,7 @@ class AllowedRepetitions:
         return _law(self.family, self.eta, self.parameter)
 
 
+@with_hints
 def repetitions_allowed(
     run: Mechanism,
     target_epsilon: Any,

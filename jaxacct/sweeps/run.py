@@ -14,6 +14,7 @@ import numpy as np
 from jaxacct.engines import compiling
 from jaxacct.engines.backend import fixed
 from jaxacct.files import Unwritable
+from jaxacct.keywords import with_hints
 from jaxacct.progress import Progress
 from jaxacct.sweeps import parts
 from jaxacct.sweeps.grid import Grid
@@ -45,6 +46,7 @@ class SweepInterrupted(KeyboardInterrupt):
         self.done, self.total, self.journal = done, total, journal
 
 
+@with_hints
 def sweep(
     grid: Mapping[str, Any] | Grid | str | os.PathLike[str],
     *,

@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from jaxacct.bounds import Bounds
+from jaxacct.keywords import with_hints
 from jaxacct.training.plan import curve
 from jaxacct.training.plan.document import load, plan_document, plan_from
 from jaxacct.training.plan.recalibration import recalibrated
@@ -76,6 +77,7 @@ class Plan(SolvedPlan):
     (20, 6.219, 3.0, 'certified')
     """
 
+    @with_hints
     def __init__(
         self,
         target_epsilon: float | None = None,

@@ -1,0 +1,67 @@
+"""The HTML that results show of themselves in a notebook: small tables without scripts, colours or fonts of their own.
+
+What is written is escaped.  Lines are half transparent grey, so that light and dark themes both show them.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+__all__ = ["MOST_ROWS", "cut", "fields", "table"]
+
+MOST_ROWS = 10
+"""Rows of a batch that are shown; the count of the others is said."""
+_LINE = "border-bottom:1px solid rgba(128,128,128,.35)"
+_CELL = f"padding:.15em .7em;text-align:right;{_LINE}"
+_HEAD = f"padding:.15em .7em;text-align:right;font-weight:600;{_LINE}"
+_LEFT = "text-align:left"
+_NOTE = "opacity:.75;font-size:90%"
+
+
+def cut(count: int) -> tuple[range, str]:
+    """The rows to show of so many, and what is said of the others.
+
+    >>> cut(3), cut(1012)
+    ((range(0, 3), ''), (range(0, 10), '1,002 more rows of 1,012 are not shown'))
+    """
+    if count <= MOST_ROWS:
+        return range(count), ""
+    return range(MOST_ROWS), f"{count - MOST_ROWS:,} more rows of {count:,} are not shown"
+
+
+def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *notes: str) -> str:
+    """A table with a header line; the notes stand below it, those that say something.
+
+    >>> "&lt;b&gt;" in table("Bounds", ["upper"], [["<b>"]])
+    True
+    """
+    top = "".join(f'<th style="{_HEAD}">{html.escape(cell)}</th>' for cell in head)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    return _framed(title, f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>", notes)
+
+
+def fields(title: str, pairs: Iterable[tuple[str, str]], *notes: str) -> str:
+    """Names with their values, one below the other; code where a name ends in "()".
+
+    >>> "<code>ja.Gaussian(1)</code>" in fields("Gaussian", [("expression()", "ja.Gaussian(1)")])
+    True
+    """
+    rows = []
+    for name, value in pairs:
+        shown = html.escape(value)
+        if name.endswith("()"):
+            name, shown = name[:-2], f"<code>{shown}</code>"
+        first = f'<th scope="row" style="{_HEAD};{_LEFT}">{html.escape(name)}</th>'
+        rows.append(f'<tr>{first}<td style="{_CELL};{_LEFT}">{shown}</td></tr>')
+    return _framed(title, f"<tbody>{''.join(rows)}</tbody>", notes)
+
+
+def _cell(text: str) -> str:
+    return f'<td style="{_CELL}">{html.escape(text)}</td>'
+
+
+def _framed(title: str, content: str, notes: Iterable[str]) -> str:
+    below = "".join(f'<div style="{_NOTE}">{html.escape(note)}</div>' for note in notes if note)
+    opening = f'<div><div style="{_LEFT}"><strong>{html.escape(title)}</strong></div>'
+    return f'{opening}<table style="border-collapse:collapse;margin:.3em 0">{content}</table>{below}</div>'
