@@ -276,17 +276,14 @@ class Bounds:
 
     def _repr_html_(self) -> str:
         """The bracket as a notebook shows it, rounded outward; long batches are cut."""
-        rows, rest = markup.cut(int(np.prod(self.shape)))
-        lines = []
-        for row in rows:
-            index = np.unravel_index(row, self.shape) if self.shape else ()
-            one = self[index] if self.shape else self
-            place = [", ".join(str(int(i)) for i in index)] if self.shape else []
+
+        def cells(index: tuple[int, ...]) -> list[str]:
+            one = self[index]
             ends = [outward(one.lower, ".6g", up=False), f"{one.estimate:.6g}", outward(one.upper, ".6g", up=True)]
-            lines.append([*place, *ends, one.kind, one.status, one.engine])
-        head = (["index"] if self.shape else []) + ["lower", "estimate", "upper", "kind", "status", "engine"]
-        title = f"Bounds of shape {self.shape}" if self.shape else "Bounds"
-        return markup.table(title, head, lines, rest)
+            return [*ends, one.kind, one.status, one.engine]
+
+        head = ("lower", "estimate", "upper", "kind", "status", "engine")
+        return markup.batch("Bounds", head, self.shape, cells)
 
     def _refuse_order(self, sign: str, other: Any) -> NoReturn:
         value = _named(other)

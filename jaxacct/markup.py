@@ -6,9 +6,10 @@ What is written is escaped.  Lines are half transparent grey, so that light and 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["MOST_ROWS", "cut", "fields", "table"]
+__all__ = ["MOST_ROWS", "batch", "cut", "fields", "table"]
 
 MOST_ROWS = 10
 """Rows of a batch that are shown; the count of the others is said."""
@@ -39,6 +40,26 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *notes
     top = "".join(f'<th style="{_HEAD}">{html.escape(cell)}</th>' for cell in head)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return _framed(title, f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>", notes)
+
+
+def batch(
+    title: str, head: Sequence[str], shape: tuple[int, ...], cells: Callable[[tuple[int, ...]], Sequence[str]]
+) -> str:
+    """A table with a line for each element of a batch, cut when it is long; `cells` are those of an index.
+
+    >>> "&#x27;" in batch("Squares", ["square"], (3,), lambda index: [str(index[0] ** 2) + "'"])
+    True
+    """
+    shown, rest = cut(math.prod(shape))
+    rows = []
+    for number in shown:
+        index: tuple[int, ...] = ()
+        for length in reversed(shape):
+            number, place = divmod(number, length)
+            index = (place, *index)
+        rows.append([*([", ".join(map(str, index))] if shape else []), *cells(index)])
+    named = f"{title}, batch of shape {shape}" if shape else title
+    return table(named, [*(["index"] if shape else []), *head], rows, rest)
 
 
 def fields(title: str, pairs: Iterable[tuple[str, str]], *notes: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from jaxacct import account
+from jaxacct import account, markup
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.floats import ROUNDOFF
@@ -343,6 +343,12 @@ class Profile:
         """
         check("baseline", baseline, PROBABILITY)
         return self.true_positive_rate(baseline)
+
+    def _repr_html_(self) -> str:
+        pairs = [("mechanism()", self.mechanism.expression()), ("relation", self.relation), ("engine", self.engine)]
+        note = "methods: delta, epsilon, tradeoff, renyi, zcdp, advantage, bayes_success, ... and plot, plot_tradeoff"
+        batch = str(batch_shape(self.mechanism) or "(), one configuration")
+        return markup.fields("Profile", [*pairs, ("batch shape", batch)], note)
 
     def _settings(self) -> dict[str, Any]:
         names = ("engine", "rtol", "memory_bytes", "backend")

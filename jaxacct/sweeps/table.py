@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct import markup
 from jaxacct.files import optional_package, write_csv
 from jaxacct.sweeps.columns import ANSWER, TEXT, WHOLE, place, product_axes
 from jaxacct.sweeps.grid import INPUTS
@@ -50,6 +51,11 @@ class Table:
 
     def __repr__(self) -> str:
         return f"Table({len(self)} rows: {', '.join(self.columns)})"
+
+    def _repr_html_(self) -> str:
+        shown, rest = markup.cut(len(self))
+        title = f"Sweep, {len(self):,} {'row' if len(self) == 1 else 'rows'}"
+        return markup.table(title, tuple(self.columns), self.take(slice(0, len(shown))).rows(), rest)
 
     def take(self, rows: Any) -> Table:
         """The rows of a NumPy index."""
