@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 __all__ = ["MOST_ROWS", "batch", "cut", "fields", "table"]
 
@@ -15,8 +15,9 @@ MOST_ROWS = 10
 """Rows of a batch that are shown; the count of the others is said."""
 _LINE = "border-bottom:1px solid rgba(128,128,128,.35)"
 _CELL = f"padding:.15em .7em;text-align:right;{_LINE}"
-_HEAD = f"padding:.15em .7em;text-align:right;font-weight:600;{_LINE}"
+_HEAD = f"padding:.15em .7em;white-space:nowrap;text-align:right;font-weight:600;{_LINE}"
 _LEFT = "text-align:left"
+_TABLE = "border-collapse:collapse;margin:.3em 0;color:inherit;font-size:inherit"
 _NOTE = "opacity:.75;font-size:90%"
 
 
@@ -62,27 +63,26 @@ def batch(
     return table(named, [*(["index"] if shape else []), *head], rows, rest)
 
 
-def fields(title: str, pairs: Iterable[tuple[str, str]], *notes: str) -> str:
-    """Names with their values, one below the other; code where a name ends in "()".
+def fields(title: str, pairs: Iterable[tuple[str, str]], *notes: str, code: Container[str] = ()) -> str:
+    """Names with their values, one below the other; the values of the names in `code` are set as code.
 
-    >>> "<code>ja.Gaussian(1)</code>" in fields("Gaussian", [("expression()", "ja.Gaussian(1)")])
+    >>> "<code>ja.Gaussian(1)</code>" in fields("Gaussian", [("typed", "ja.Gaussian(1)")], code=("typed",))
     True
     """
     rows = []
     for name, value in pairs:
         shown = html.escape(value)
-        if name.endswith("()"):
-            name, shown = name[:-2], f"<code>{shown}</code>"
+        shown = f"<code>{shown}</code>" if name in code else shown
         first = f'<th scope="row" style="{_HEAD};{_LEFT}">{html.escape(name)}</th>'
         rows.append(f'<tr>{first}<td style="{_CELL};{_LEFT}">{shown}</td></tr>')
     return _framed(title, f"<tbody>{''.join(rows)}</tbody>", notes)
 
 
 def _cell(text: str) -> str:
-    return f'<td style="{_CELL}">{html.escape(text)}</td>'
+    return f'<td style="{_CELL};white-space:nowrap">{html.escape(text)}</td>'
 
 
 def _framed(title: str, content: str, notes: Iterable[str]) -> str:
     below = "".join(f'<div style="{_NOTE}">{html.escape(note)}</div>' for note in notes if note)
-    opening = f'<div><div style="{_LEFT}"><strong>{html.escape(title)}</strong></div>'
-    return f'{opening}<table style="border-collapse:collapse;margin:.3em 0">{content}</table>{below}</div>'
+    opening = f'<div style="overflow-x:auto"><div style="{_LEFT}"><strong>{html.escape(title)}</strong></div>'
+    return f'{opening}<table style="{_TABLE}">{content}</table>{below}</div>'

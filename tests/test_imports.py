@@ -40,7 +40,7 @@ ARROWS: dict[str, set[str]] = {
     "selection": {"accounting", "engines", "kernels", "mechanisms", "representations", "samplers"},
     "calibration": {"accounting", "selection"},
     "sweeps": {"accounting", "calibration", "engines", "mechanisms", "selection"},
-    "plots": {"accounting", "mechanisms", "sweeps"},
+    "plots": {"accounting", "mechanisms", "representations", "sweeps"},
     "verification": {"mechanisms"},
     "interop": {"accounting", "mechanisms"},
     "training": {

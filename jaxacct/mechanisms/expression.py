@@ -52,7 +52,7 @@ def number(value: Any, whole: bool = False) -> str:
 def html_form(expression: str, name: str, shape: tuple[int, ...], kind: str) -> str:
     """A mechanism in a notebook: what a user would type, its batch shape, and what its answers claim."""
     batch = f"{shape}, {int(np.prod(shape)):,} configurations" if shape else "(), one configuration"
-    return markup.fields(name, [("expression()", expression), ("batch shape", batch), ("answers are", kind)])
+    return markup.fields(name, [("typed", expression), ("batch shape", batch), ("answers are", kind)], code=("typed",))
 
 
 def _written(value: Any, whole: bool) -> str:

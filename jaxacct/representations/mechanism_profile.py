@@ -344,11 +344,28 @@ class Profile:
         check("baseline", baseline, PROBABILITY)
         return self.true_positive_rate(baseline)
 
+    def plot(self, *, epsilon: Any = None, axes: Any = None) -> Any:
+        """Draw delta against epsilon, the bracket as a band, and return the matplotlib Axes: `ja.plot_profiles`.
+
+        >>> import jaxacct as ja
+        >>> ja.profile(ja.Gaussian(2.0)).plot(epsilon=[0.0, 0.5]).get_xlabel()
+        'privacy loss $\\\\varepsilon$'
+        """
+        import jaxacct  # the front door: the room of pictures imports this one
+
+        return jaxacct.plot_profiles(self, epsilon=epsilon, axes=axes)
+
+    def plot_tradeoff(self, *, fpr: Any = None, axes: Any = None) -> Any:
+        """Draw the trade-off function, the bracket as a band, and return the matplotlib Axes: `ja.plot_tradeoffs`."""
+        import jaxacct
+
+        return jaxacct.plot_tradeoffs(self, fpr=fpr, axes=axes)
+
     def _repr_html_(self) -> str:
-        pairs = [("mechanism()", self.mechanism.expression()), ("relation", self.relation), ("engine", self.engine)]
+        pairs = [("mechanism", self.mechanism.expression()), ("relation", self.relation), ("engine", self.engine)]
         note = "methods: delta, epsilon, tradeoff, renyi, zcdp, advantage, bayes_success, ... and plot, plot_tradeoff"
         batch = str(batch_shape(self.mechanism) or "(), one configuration")
-        return markup.fields("Profile", [*pairs, ("batch shape", batch)], note)
+        return markup.fields("Profile", [*pairs, ("batch shape", batch)], note, code=("mechanism",))
 
     def _settings(self) -> dict[str, Any]:
         names = ("engine", "rtol", "memory_bytes", "backend")

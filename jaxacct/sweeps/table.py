@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxacct import markup
 from jaxacct.files import optional_package, write_csv
+from jaxacct.number_text import outward
 from jaxacct.sweeps.columns import ANSWER, TEXT, WHOLE, place, product_axes
 from jaxacct.sweeps.grid import INPUTS
 from jaxacct.sweeps.result_files import read_columns, write_parquet
@@ -53,9 +54,17 @@ class Table:
         return f"Table({len(self)} rows: {', '.join(self.columns)})"
 
     def _repr_html_(self) -> str:
+        """The first rows, the bracket rounded outward; solved values are in full."""
         shown, rest = markup.cut(len(self))
         title = f"Sweep, {len(self):,} {'row' if len(self) == 1 else 'rows'}"
-        return markup.table(title, tuple(self.columns), self.take(slice(0, len(shown))).rows(), rest)
+        head = self.take(slice(0, len(shown)))
+        ends = {
+            "lower": [outward(x, ".6g", up=False) for x in head["lower"]],
+            "estimate": [f"{x:.6g}" for x in head["estimate"]],
+            "upper": [outward(x, ".6g", up=True) for x in head["upper"]],
+        }
+        texts = dict(zip(self.columns, zip(*head.rows(), strict=True), strict=False)) | ends
+        return markup.table(title, tuple(self.columns), zip(*texts.values(), strict=True), rest)
 
     def take(self, rows: Any) -> Table:
         """The rows of a NumPy index."""
