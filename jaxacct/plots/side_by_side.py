@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,8 @@ from jaxacct.files import optional_package
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.plots import style
-from jaxacct.plots.profiles import EPSILONS_PER_PROFILE, SMALLEST_DELTA
+from jaxacct.plots.profiles import SMALLEST_DELTA
+from jaxacct.progress import Progress
 from jaxacct.representations.mechanism_profile import Profile, profile
 from jaxacct.validation import NON_NEGATIVE, PROBABILITY, InputError, check, choice, shown
 
@@ -23,9 +24,11 @@ __all__ = ["plot_profiles", "plot_tradeoffs"]
 MOST_CURVES = 8
 """Most curves in one picture: more could not be told apart."""
 ENDS_TRIED = (SMALLEST_DELTA, 1e-6, 1e-3, 0.1)
-"""Deltas at which the axis may end: the smallest one at which every epsilon is finite."""
+"""Deltas at which a curve may end: the smallest one at which its epsilon is finite."""
 WIDEST = 10.0
-"""Where the axis of epsilon ends if no such delta is found."""
+"""Where a curve ends if no such delta is found."""
+EPSILONS = 120
+"""Values of epsilon at which a profile is computed: on a logarithmic scale its chords still look smooth."""
 POINTS_PER_CHORD = 8
 """Points drawn from one computed epsilon to the next."""
 LEAST_DRAWN = 1e-300
@@ -60,7 +63,7 @@ def plot_profiles(
     mechanisms : dict of str and Mechanism or Profile; or one of them
         The names are those of the legend.  A batch is a curve for each of its elements, 8 curves at most.
     epsilon : array_like >= 0, optional
-        Where delta is computed; by default 64 values up to where delta is 1e-10.
+        Where delta is computed; by default 120 values up to where delta is 1e-10.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}, optional
         By default "add_or_remove_one", and of a Profile its own.
     axes : matplotlib Axes, optional
@@ -80,7 +83,7 @@ def plot_profiles(
     Balle and Wang (2018), Improving the Gaussian Mechanism for Differential Privacy (the profile of a mechanism).
 
     >>> import jaxacct as ja
-    >>> axes = ja.plot_profiles({"Gaussian": ja.Gaussian(2.0), "Laplace": ja.Laplace(2.0)}, epsilon=[0.0, 0.25, 0.5])
+    >>> axes = ja.plot_profiles({"Gaussian": ja.Gaussian(2.0), "Laplace": ja.Laplace(2.0)}, epsilon=[0.0, 0.2, 0.4])
     >>> axes.get_ylabel(), [line.get_label() for line in axes.get_lines()]
     ('$\\\\delta(\\\\varepsilon)$', ['Gaussian (certified)', 'Laplace (certified)'])
     """
@@ -88,7 +91,8 @@ def plot_profiles(
     grid = _epsilons(curves) if epsilon is None else np.unique(check("epsilon", epsilon, NON_NEGATIVE))
     with style.settings():
         axes = _axes(axes, square=False)
-        drawn = [_draw(axes, look, grid, look[0].profile.delta(grid), "upper") for look in _looks(curves)]
+        found = _answers(curves, lambda one: one.delta(grid))
+        drawn = [_draw(axes, look, grid, each, "upper") for look, each in zip(_looks(curves), found, strict=True)]
         smallest = min(line[line > 0.0].min(initial=1.0) for line in drawn)
         axes.set_yscale("log")
         axes.set_ylim(max(SMALLEST_DELTA if epsilon is None else 0.0, 0.5 * smallest), 1.5)
@@ -141,8 +145,8 @@ def plot_tradeoffs(
     grid = np.unique(near_zero) if fpr is None else np.unique(check("fpr", fpr, PROBABILITY))
     with style.settings():
         axes = _axes(axes, square=True)
-        for look in _looks(curves):
-            _draw(axes, look, grid, look[0].profile.tradeoff(grid), "lower")
+        for look, each in zip(_looks(curves), _answers(curves, lambda one: one.tradeoff(grid)), strict=True):
+            _draw(axes, look, grid, each, "lower")
         axes.plot([0, 1], [1, 0], ":", color="0.5", linewidth=1.0, label="no leakage")
         axes.set(xlabel="false positive rate $\\alpha$", ylabel="false negative rate $f(\\alpha)$")
         axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
@@ -187,13 +191,29 @@ def _elements(name: str, whole: Profile, room: int) -> list[_Curve]:
 
 
 def _epsilons(curves: list[_Curve]) -> np.ndarray:
-    """Values from 0 to where delta of every curve is small, denser near 0."""
-    for small in ENDS_TRIED:
-        ends = [float(account.epsilon(c.profile.mechanism, small, relation=c.profile.relation).upper) for c in curves]
-        if np.isfinite(ends).all():
-            spread = np.linspace(0.0, 1.0, EPSILONS_PER_PROFILE) ** 2
-            return np.unique([*(spread * max(*ends, 1e-3)), *ends])
-    return np.linspace(0.0, WIDEST, EPSILONS_PER_PROFILE)
+    """Values from 0 to where delta of every curve is small, denser near 0, with the end of each curve among them."""
+    ends = [_end(curve.profile) for curve in curves]
+    return np.unique([*(np.linspace(0.0, 1.0, EPSILONS) ** 2 * max(*ends, 1e-3)), *ends])
+
+
+def _end(one: Profile) -> float:
+    """The epsilon at which delta is small, or, where there is mass at infinity, as small as it gets."""
+    found = account.epsilon(one.mechanism, np.array(ENDS_TRIED), relation=one.relation).upper
+    return float(next((end for end in found if np.isfinite(end)), WIDEST))
+
+
+def _answers(curves: list[_Curve], ask: Callable[[Profile], Bounds]) -> list[Bounds]:
+    """What each curve answers; a progress bar counts them."""
+    found: list[Bounds] = []
+    bar = Progress(len(curves), None, unit="curves")
+    try:
+        for curve in curves:
+            bar.update(len(found))
+            found.append(ask(curve.profile))
+        bar.update(len(found))
+    finally:
+        bar.close()
+    return found
 
 
 def _looks(curves: list[_Curve]) -> list[tuple[_Curve, Any, str]]:
