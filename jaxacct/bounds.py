@@ -245,16 +245,16 @@ class Bounds:
         if not isinstance(saved, Mapping) or set(saved) != set(_SAVED):
             keys = sorted(map(str, saved)) if isinstance(saved, Mapping) else type(saved).__name__
             raise InputError(f"saved = {shown(keys)} is no saved Bounds; use what to_dict made: {', '.join(_SAVED)}")
-        ends = {name: numbers(saved[name]) for name in _SAVED[:3]}
-        words = {name: saved[name] for name in _SAVED[3:]}
-        for name, value in ends.items():
-            if np.asarray(value).dtype.kind not in "fiu" and np.size(value):
-                raise InputError(f"{name} = {shown(value)} must hold numbers; use what to_dict made")
-        for name, value in words.items():
-            if np.asarray(value).dtype.kind != "U" and np.size(value):
-                raise InputError(f"{name} = {shown(value)} must hold words; use what to_dict made")
+        for name in _SAVED:
+            wanted, what = ("fiu", "numbers") if name in _SAVED[:3] else ("U", "words")
+            try:
+                held = np.asarray(numbers(saved[name]) if what == "numbers" else saved[name])
+            except ValueError:
+                raise InputError(f"{name} is a ragged sequence; use what to_dict made") from None
+            if held.size and held.dtype.kind not in wanted:
+                raise InputError(f"{name} = {shown(saved[name])} must hold {what}; use what to_dict made")
         try:
-            return cls(**ends, **words)
+            return cls(*(numbers(saved[name]) for name in _SAVED[:3]), *(saved[name] for name in _SAVED[3:]))
         except ValueError as error:
             raise InputError(f"saved is no saved Bounds: {error}; use what to_dict made") from None
 

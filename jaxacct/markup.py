@@ -13,11 +13,9 @@ __all__ = ["MOST_ROWS", "batch", "cut", "fields", "table"]
 
 MOST_ROWS = 10
 """Rows of a batch that are shown; the count of the others is said."""
-_LINE = "border-bottom:1px solid rgba(128,128,128,.35)"
-_CELL = f"padding:.15em .7em;text-align:right;{_LINE}"
-_HEAD = f"padding:.15em .7em;white-space:nowrap;text-align:right;font-weight:600;{_LINE}"
-_LEFT = "text-align:left"
-_TABLE = "border-collapse:collapse;margin:.3em 0;color:inherit;font-size:inherit"
+_ROW = '<tr style="border-bottom:1px solid rgba(128,128,128,.35)">'
+_TABLE = "border-collapse:collapse;margin:.3em 0;color:inherit;font-size:inherit;text-align:"
+_HEAD = "font-weight:600;white-space:nowrap;text-align:"
 _NOTE = "opacity:.75;font-size:90%"
 
 
@@ -38,9 +36,10 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *notes
     >>> "&lt;b&gt;" in table("Bounds", ["upper"], [["<b>"]])
     True
     """
-    top = "".join(f'<th style="{_HEAD}">{html.escape(cell)}</th>' for cell in head)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    return _framed(title, f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>", notes)
+    top = "".join(f'<th style="{_HEAD}right">{html.escape(cell)}</th>' for cell in head)
+    body = "".join(f"{_ROW}{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    content = f"<thead>{_ROW}{top}</tr></thead><tbody>{body}</tbody>"
+    return _framed(title, f"{_TABLE}right;white-space:nowrap", content, notes)
 
 
 def batch(
@@ -73,16 +72,12 @@ def fields(title: str, pairs: Iterable[tuple[str, str]], *notes: str, code: Cont
     for name, value in pairs:
         shown = html.escape(value)
         shown = f"<code>{shown}</code>" if name in code else shown
-        first = f'<th scope="row" style="{_HEAD};{_LEFT}">{html.escape(name)}</th>'
-        rows.append(f'<tr>{first}<td style="{_CELL};{_LEFT}">{shown}</td></tr>')
-    return _framed(title, f"<tbody>{''.join(rows)}</tbody>", notes)
+        first = f'<th scope="row" style="{_HEAD}left">{html.escape(name)}</th>'
+        rows.append(f'{_ROW}{first}<td style="text-align:left">{shown}</td></tr>')
+    return _framed(title, f"{_TABLE}left", f"<tbody>{''.join(rows)}</tbody>", notes)
 
 
-def _cell(text: str) -> str:
-    return f'<td style="{_CELL};white-space:nowrap">{html.escape(text)}</td>'
-
-
-def _framed(title: str, content: str, notes: Iterable[str]) -> str:
+def _framed(title: str, style: str, content: str, notes: Iterable[str]) -> str:
     below = "".join(f'<div style="{_NOTE}">{html.escape(note)}</div>' for note in notes if note)
-    opening = f'<div style="overflow-x:auto"><div style="{_LEFT}"><strong>{html.escape(title)}</strong></div>'
-    return f'{opening}<table style="{_TABLE}">{content}</table>{below}</div>'
+    opening = f'<div style="overflow-x:auto"><div><strong>{html.escape(title)}</strong></div>'
+    return f'{opening}<table cellpadding="4" style="{style}">{content}</table>{below}</div>'

@@ -43,7 +43,7 @@ def outward(value: float, spec: str, up: bool) -> str:
 def _on_the_side(text: str, exact: Decimal, up: bool) -> bool:
     found = _NUMBER.search(text)
     if found is None:
-        return math.isinf(float(text)) and (float(text) > 0) == up
+        return ("-" not in text) == up  # an infinity, in whose place a percentage of a large number may stand
     shown = Decimal(re.sub("[,_%]", "", found[0]))
     shown = shown / 100 if found[0].endswith("%") else shown
     return shown >= exact if up else shown <= exact

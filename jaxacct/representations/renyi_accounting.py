@@ -1,7 +1,8 @@
 """Rényi accounting as an engine of its own: curves that add, and epsilon and delta through the best order.
 
 The answers are upper bounds, never below those of the certified engines.  They are here for comparison, for curves
-that come from elsewhere, and for mechanisms of which only a Rényi guarantee is known.
+that come from elsewhere, and for mechanisms of which only a Rényi guarantee is known.  The file is a few lines longer
+than 300 lines, half of which are documentation.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ def as_grid(grid: Any, quantity: str | None = None) -> Grid:
     """
     if _is_frame(grid):
         names = [str(name) for name in grid.columns]
-        cells = {name: grid.iloc[:, place] for place, name in enumerate(names)}
+        columns = {name: grid.iloc[:, place] for place, name in enumerate(names)}
+        cells = {name: _with_none(column) if name in COLUMNS else column for name, column in columns.items()}
         return grid_of_records(names, cells, [f"row {label!r}" for label in grid.index], quantity, grid.index)
     for place, record in enumerate(grid):
         if not isinstance(record, Mapping):
@@ -57,6 +58,7 @@ def as_grid(grid: Any, quantity: str | None = None) -> Grid:
     names = list(dict.fromkeys(str(name) for record in grid for name in record))
     texts = [{str(name): value for name, value in record.items()} for record in grid]
     cells = {name: [record.get(name) for record in texts] for name in names}
+    cells |= {name: _with_none(column) for name, column in cells.items() if name in COLUMNS}
     return grid_of_records(names, cells, [f"record {place}" for place in range(len(grid))], quantity)
 
 
@@ -67,7 +69,7 @@ def grid_of_records(
     quantity: str | None = None,
     index: Any = None,
 ) -> Grid:
-    """The grid of columns of cells; errors name the place of the row.
+    """The grid of columns of cells, None where an input is left out; errors name the place of the row.
 
     names : in order, to find one that is there twice.  quantity : of rows that state none.
     """
@@ -77,9 +79,9 @@ def grid_of_records(
     if not places:
         raise InputError("no configurations; give at least one row")
     _refuse_misspelt(names)
-    known = {name: list(cells[name]) for name in names if name in COLUMNS}
+    known = {name: cells[name] for name in names if name in COLUMNS}
     rows = [
-        {name: value for name, value in zip(known, row, strict=True) if not _left_out(value)}
+        {name: value for name, value in zip(known, row, strict=True) if value is not None}
         for row in zip(*known.values(), strict=True)
     ]
     patterns: dict[tuple[Any, ...], list[int]] = {}
@@ -126,6 +128,11 @@ def _group(records: list[dict[str, Any]], places: list[str]) -> Grid:
                 raise InputError(f"{place}: {error}") from None
         raise
     return Grid(np.array([str(r.get("name", "")) for r in records], dtype=object), grid.quantity, grid.inputs)
+
+
+def _with_none(cells: Any) -> list[Any]:
+    """The cells of an input, None for those that are left out."""
+    return [None if _left_out(cell) else cell for cell in cells]
 
 
 def _left_out(value: Any) -> bool:
