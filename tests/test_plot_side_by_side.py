@@ -37,7 +37,10 @@ def test_a_profile_is_drawn_by_its_upper_ends_and_above_delta_between_them():
 
 
 def test_a_loss_that_is_bounded_is_not_drawn_below_its_profile():
-    """Laplace noise has delta = 0 from eps = 1 on, and just below 1 it is far above what the picture ends at."""
+    """Laplace noise has delta = 0 from eps = 1 on, and just below 1 far more than where pictures end.
+
+    (More than a second: the lattice of Laplace noise is compiled, and used for 120 values.)
+    """
     at, drawn = line(ja.plot_profiles({"L": ja.Laplace(1.0), "G": ja.Gaussian(0.8)}), "L (certified")
     true = np.maximum(-np.expm1((at - 1.0) / 2.0), 0.0)
     assert (drawn >= true * (1 - 1e-12)).all() and drawn[at < 0.9].max() < 0.4 and drawn[at > 1.0].max() < 1e-2
