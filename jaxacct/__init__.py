@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         profile_from_cdfs,
         repeat,
     )
+    from jaxacct.plots import plot_profiles, plot_tradeoffs
     from jaxacct.representations.mechanism_profile import Profile, profile
     from jaxacct.representations.renyi_accounting import rdp_delta, rdp_epsilon
     from jaxacct.risk_calibration import RiskCalibration, calibrate_noise_to_risk
@@ -97,6 +98,8 @@ __all__ = [
     "epsilon",
     "epsilon_gradient",
     "explain",
+    "plot_profiles",
+    "plot_tradeoffs",
     "profile",
     "profile_from_cdfs",
     "rdp_delta",
@@ -152,6 +155,8 @@ _HOMES = {
     "epsilon": "account",
     "epsilon_gradient": "gradient",
     "explain": "bounds",
+    "plot_profiles": "plots",
+    "plot_tradeoffs": "plots",
     "profile": "representations.mechanism_profile",
     "profile_from_cdfs": "mechanisms",
     "rdp_delta": "representations.renyi_accounting",

@@ -14,6 +14,7 @@ from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.engines.backend import job
 from jaxacct.engines.contour import TOLERANCE, Hint
 from jaxacct.engines.protocol import Effort
+from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.validation import (
@@ -38,6 +39,7 @@ _KERNEL = "jaxacct.kernels.contour"
 """What to call inside jit."""
 
 
+@with_hints
 def epsilon(
     mechanism: Mechanism,
     delta: Any,
@@ -117,6 +119,7 @@ def bracket_epsilon(
     return worse_direction("epsilon", mechanism, delta, relation, effort, engine, hint)
 
 
+@with_hints
 def delta(
     mechanism: Mechanism,
     epsilon: Any,

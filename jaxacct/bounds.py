@@ -1,13 +1,19 @@
-"""Bounds: an answer with its bracket, its kind of statement and its status, which it may not overstate."""
+"""Bounds: an answer with its bracket, its kind of statement and its status, which it may not overstate.
+
+The file is a little longer than 300 lines because what a Bounds refuses to do stands beside what it does.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
+from jaxacct import markup
+from jaxacct.number_text import bracket, numbers, outward, plain
 from jaxacct.validation import InputError, shown
 
 __all__ = ["KINDS", "STATUSES", "Bounds", "explain"]
@@ -117,6 +123,10 @@ class Bounds:
     ``ok`` is True where the status needs no action.  All three ends may be NaN together only where ``ok`` is False, for
     a question without an answer.  What a kind and a status mean: `jaxacct.explain`.
 
+    A bracket is no number, so it is not compared with one: ``b.upper <= 3`` is what a claim needs, ``b.lower > 3``
+    refutes it.  ``f"{b:.4g}"`` is the bracket with its lower end rounded down and its upper end rounded up, so that a
+    claim copied from the text holds; a kind other than "certified" and a status other than "ok" are added in words.
+
     Parameters
     ----------
     lower, estimate, upper : array_like
@@ -136,9 +146,11 @@ class Bounds:
     >>> b = Bounds(1.0, 1.25, 1.5, kind="certified", engine="contour")
     >>> b
     Bounds(1.25 in [1, 1.5], certified, ok, contour)
-    >>> bool(b.ok), float(b.relative_width)
-    (True, 0.3333333333333333)
+    >>> bool(b.ok), float(b.relative_width), f"epsilon in {b:.3g}"
+    (True, 0.3333333333333333, 'epsilon in [1, 1.5]')
     """
+
+    __array_ufunc__ = None  # NumPy leaves comparisons and arithmetic to this class, which refuses them
 
     lower: Any
     estimate: Any
@@ -202,8 +214,7 @@ class Bounds:
         """The bounds of part of the batch, by any NumPy index."""
         if not self.shape and index is not Ellipsis and not (isinstance(index, tuple) and not index):
             raise TypeError("Bounds of a single configuration take no index; use .lower, .estimate and .upper")
-        names = ("lower", "estimate", "upper", "kind", "status", "engine")
-        return Bounds(*(np.asarray(getattr(self, name))[index] for name in names))
+        return Bounds(*(np.asarray(getattr(self, name))[index] for name in _SAVED))
 
     def __repr__(self) -> str:
         if not self.shape:
@@ -215,6 +226,125 @@ class Bounds:
         )
         words = "; ".join(_tally(array) for array in (self.kind, self.status, self.engine))
         return f"Bounds({ends},\n       {words})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The bounds as plain Python, ready for JSON: lists for a batch, NaN and infinities as "nan", "inf" and "-inf".
+
+        >>> Bounds(0.0, 1.0, np.inf, kind="bound").to_dict()
+        {'lower': 0.0, 'estimate': 1.0, 'upper': 'inf', 'kind': 'bound', 'status': 'ok', 'engine': ''}
+        """
+        return {name: plain(getattr(self, name)) for name in _SAVED}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Bounds:
+        """The bounds of a dict that `to_dict` made; InputError, in one line, for others.
+
+        >>> Bounds.from_dict(Bounds(0.0, 1.0, np.inf, kind="bound").to_dict())
+        Bounds(1 in [0, inf], bound, ok)
+        """
+        if not isinstance(saved, Mapping) or set(saved) != set(_SAVED):
+            keys = sorted(map(str, saved)) if isinstance(saved, Mapping) else type(saved).__name__
+            raise InputError(f"saved = {shown(keys)} is no saved Bounds; use what to_dict made: {', '.join(_SAVED)}")
+        for name in _SAVED:
+            wanted, what = ("fiu", "numbers") if name in _SAVED[:3] else ("U", "words")
+            try:
+                held = np.asarray(numbers(saved[name]) if what == "numbers" else saved[name])
+            except ValueError:
+                raise InputError(f"{name} is a ragged sequence; use what to_dict made") from None
+            if held.size and held.dtype.kind not in wanted:
+                raise InputError(f"{name} = {shown(saved[name])} must hold {what}; use what to_dict made")
+        try:
+            return cls(*(numbers(saved[name]) for name in _SAVED[:3]), *(saved[name] for name in _SAVED[3:]))
+        except ValueError as error:
+            raise InputError(f"saved is no saved Bounds: {error}; use what to_dict made") from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Bounds, tuple(getattr(self, name) for name in _SAVED)
+
+    def __iter__(self) -> Iterator[Bounds]:
+        """The bounds along the first axis of the batch."""
+        return (self[index] for index in range(len(self)))
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return repr(self)
+        if not self.shape:
+            return _formatted(self, spec)
+        shown_rows, rest = markup.cut(int(np.prod(self.shape)))
+        flat = [self[np.unravel_index(row, self.shape)] for row in shown_rows]
+        return f"{', '.join(_formatted(one, spec) for one in flat)}{f', ... {rest}' if rest else ''}"
+
+    def _repr_html_(self) -> str:
+        """The bracket as a notebook shows it, rounded outward; long batches are cut."""
+
+        def cells(index: tuple[int, ...]) -> list[str]:
+            one = self[index]
+            ends = [outward(one.lower, ".6g", up=False), f"{one.estimate:.6g}", outward(one.upper, ".6g", up=True)]
+            return [*ends, one.kind, one.status, one.engine]
+
+        head = ("lower", "estimate", "upper", "kind", "status", "engine")
+        return markup.batch("Bounds", head, self.shape, cells)
+
+    def _refuse_order(self, sign: str, other: Any) -> NoReturn:
+        value = _named(other)
+        sure, never = {
+            "<": (f"b.upper < {value}", f"b.lower >= {value}"),
+            "<=": (f"b.upper <= {value}", f"b.lower > {value}"),
+            ">": (f"b.lower > {value}", f"b.upper <= {value}"),
+            ">=": (f"b.lower >= {value}", f"b.upper < {value}"),
+        }[sign]
+        raise TypeError(
+            f"b {sign} {value} has no answer for a bracket b: {sure} says that it surely holds, {never} that it surely "
+            "does not"
+        )
+
+    def __lt__(self, other: Any) -> bool:
+        self._refuse_order("<", other)
+
+    def __le__(self, other: Any) -> bool:
+        self._refuse_order("<=", other)
+
+    def __gt__(self, other: Any) -> bool:
+        self._refuse_order(">", other)
+
+    def __ge__(self, other: Any) -> bool:
+        self._refuse_order(">=", other)
+
+    def __eq__(self, other: object) -> bool:
+        value = _named(other)
+        raise TypeError(
+            f"b == {value} has no answer for a bracket b: (b.lower <= {value}) & ({value} <= b.upper) says whether it "
+            "holds the value; compare two brackets end by end"
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise TypeError("a bracket is neither true nor false; b.ok says whether it can be used, b is None is a test")
+
+    def __float__(self) -> float:
+        raise TypeError(
+            "float(b) would hide an end of the bracket b; use float(b.upper) in a claim, float(b.lower) to refute one"
+        )
+
+
+_SAVED = ("lower", "estimate", "upper", "kind", "status", "engine")
+"""What a Bounds is made from, and saved as."""
+
+
+def _named(other: Any) -> str:
+    """What a bracket was compared with: a number or word itself, x for an array or another bracket."""
+    known = isinstance(other, str | int | float | np.generic) or other is None
+    return shown(other.item() if isinstance(other, np.generic) else other) if known else "x"
+
+
+def _formatted(one: Bounds, spec: str) -> str:
+    """One bracket, with the words that say what it is where it is not certified and ok."""
+    words = ([] if one.kind == "certified" else [one.kind]) + ([] if one.status == "ok" else [one.status])
+    return " ".join([bracket(one.lower, one.upper, spec), *words])
 
 
 def _tally(words: np.ndarray) -> str:

@@ -17,6 +17,7 @@ from jaxacct.dp_sgd_calibration import (
     checked_goal,
     result,
 )
+from jaxacct.keywords import with_hints
 from jaxacct.validation import COUNT, check_one, choice
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 
+@with_hints
 def calibrate_noise_multiplier(
     target_epsilon: Any,
     target_delta: Any,
@@ -98,6 +100,7 @@ def calibrate_noise_multiplier(
     return result(noise_of_selection(goal, repetitions, shape, candidates, backend), shape)
 
 
+@with_hints
 def calibrate_sampling_probability(
     target_epsilon: Any,
     target_delta: Any,
@@ -139,6 +142,7 @@ def calibrate_sampling_probability(
     return calibrated("sampling_probability", target_epsilon, target_delta, known, relation, rtol, RATE_RANGE, backend)
 
 
+@with_hints
 def calibrate_steps(
     target_epsilon: Any,
     target_delta: Any,

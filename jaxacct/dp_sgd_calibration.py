@@ -11,13 +11,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxacct import account
+from jaxacct import account, markup
 from jaxacct.bounds import Bounds
 from jaxacct.calibration_start import Goal, calibration_start
 from jaxacct.certified_search import Found, Search, Start, certified_search
 from jaxacct.engines.backend import job
 from jaxacct.engines.contour import no_hint
 from jaxacct.mechanisms import dp_sgd
+from jaxacct.number_text import plain_record
 from jaxacct.validation import (
     COUNT,
     DELTA,
@@ -87,6 +88,21 @@ class Calibration:
     status: Any
     ok: Any
     best: Any = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain Python, ready for JSON: as `Bounds.to_dict`, which `Bounds.from_dict` reads back."""
+        return plain_record(self)
+
+    def _repr_html_(self) -> str:
+        """Values in full, since a rounded one need not meet the target, with the ends of their epsilon."""
+
+        def cells(index: tuple[int, ...]) -> list[str]:
+            value, status, best = (np.asarray(x)[index] for x in (self.value, self.status, self.best))
+            epsilon = self.epsilon[index]
+            return [repr(float(value)), f"{epsilon:.6g}", str(status), "yes" if best else "not known"]
+
+        head = ("value", "epsilon", "status", "best")
+        return markup.batch("Calibration", head, np.shape(self.value), cells)
 
 
 def checked_goal(

@@ -15,6 +15,7 @@ from jaxacct import account
 from jaxacct.engines import contour
 from jaxacct.engines.backend import evaluate, job
 from jaxacct.kernels.sensitivity import sensitivity
+from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import holds_vectors, require_mechanism
 from jaxacct.validation import DELTA, InputError, broadcast_shape, check, options, refuse_tracers
@@ -31,6 +32,7 @@ EPSILON_STEP = 1e-3
 The lattice engine's estimates are good to about 1e-5 there, which a smaller step would magnify."""
 
 
+@with_hints
 def epsilon_gradient(
     mechanism: Mechanism, delta: Any, *, relation: str = "add_or_remove_one", backend: str = "auto"
 ) -> Mechanism:

@@ -7,6 +7,7 @@ A package that uses this writes its names three times: in the table of lazy expo
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +20,8 @@ def lazy_exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package, for names that live in its submodules.
 
-    A submodule that needs a package which is not installed is refused in one line that names that package.
+    A submodule that needs a package which is not installed is refused in one line that names that package.  A name that
+    is not there is refused in one line that says what it is called here, if it is known from elsewhere or misspelt.
 
     Parameters
     ----------
@@ -37,7 +39,7 @@ def lazy_exports(
 
     def __getattr__(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{_hint(package, name, homes)}")
         try:
             home = homes[name]
             home = home if home.startswith("jaxacct.") else f"{package}.{home}"
@@ -50,3 +52,16 @@ def lazy_exports(
         return value
 
     return __getattr__, lambda: sorted([*homes, *others])
+
+
+def _hint(package: str, name: str, homes: Mapping[str, str]) -> str:
+    """What to use instead of a name that is not there; nothing where that is not known."""
+    if name.startswith("_"):
+        return ""
+    if importlib.util.find_spec(f"{package}.{name}"):
+        return f"; import {package}.{name} first"
+    from jaxacct.keywords import FRONT_DOOR, nearest
+
+    known = FRONT_DOOR.get(name, "") if package == "jaxacct" else ""
+    near = known or nearest(name, homes, 0.7)
+    return f"; did you mean {near}?" if near else ""

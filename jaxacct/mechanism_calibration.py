@@ -13,6 +13,7 @@ from jaxacct.certified_search import Found, Search, certified_search, start_at
 from jaxacct.dp_sgd_calibration import LEAST_RTOL, Calibration, result
 from jaxacct.engines.backend import job
 from jaxacct.engines.protocol import Effort
+from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_shape, check, check_flag, options
@@ -20,6 +21,7 @@ from jaxacct.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_sha
 __all__ = ["calibrate", "search_mechanisms"]
 
 
+@with_hints
 def calibrate(
     mechanism: Callable[[Any], Mechanism],
     *,

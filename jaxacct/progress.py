@@ -1,4 +1,4 @@
-"""A progress bar on standard error: what is done, rate and time left."""
+"""A progress bar on standard error, or as one line of a notebook: what is done, rate and time left."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 BAR_WIDTH = 24
 """Characters of the bar: with counts, rate and time left the line fits 80 columns."""
+NOTEBOOK_PAUSE = 0.2
+"""Least seconds between two updates in a notebook: each one is a message to the browser."""
+NOTEBOOK_WAIT = 0.5
+"""Seconds that work takes before a notebook shows a line that nobody asked for: an output stays in the document."""
 _open: deque[int] = deque(maxlen=1)
 """Width of the bar that stands on the terminal's last line, if one does."""
 
 
 class Progress:
-    """Redraws one line on a terminal; elsewhere writes a line per update.
+    """Redraws one line on a terminal or in a notebook; elsewhere writes a line per update.
 
-    `show` None means only on a terminal.  Rows that are `there` from the start do not count for the rate.
-    `pauses` are the least seconds between two updates, on a terminal and elsewhere.  `apart` says how many seconds
-    went into something else so far, such as compiling: these do not count for the rate either.
+    `show` None means only on a terminal, or in a notebook where the work takes longer than a moment.  Rows that are
+    `there` from the start do not count for the rate.  `pauses` are the least seconds between two updates, on a terminal
+    and elsewhere.  `apart` says how many seconds went into something else so far, such as compiling: these do not count
+    for the rate either.
     """
 
     def __init__(
@@ -32,8 +38,11 @@ class Progress:
     ) -> None:
         self._total, self._there, self._unit = total, there, unit
         self._terminal = sys.stderr.isatty()
-        self._pause = pauses[0 if self._terminal else 1]
-        self._show = self._terminal if show is None else show
+        self._notebook = not self._terminal and in_notebook()
+        self._line: Any = None
+        self._pause = max(pauses[0], NOTEBOOK_PAUSE) if self._notebook else pauses[0 if self._terminal else 1]
+        self._show = self._terminal or self._notebook if show is None else show
+        self._wait = NOTEBOOK_WAIT if self._notebook and show is None else 0.0
         self._apart, self._before = apart, apart()
         self._begin = time.monotonic()
         self._last = 0.0
@@ -41,7 +50,9 @@ class Progress:
 
     def due(self, done: int) -> bool:
         """Whether `update` would show anything now."""
-        return self._show and (done == self._total or time.monotonic() - self._last >= self._pause)
+        if not self._show or (self._line is None and time.monotonic() - self._begin < self._wait):
+            return False
+        return done == self._total or time.monotonic() - self._last >= self._pause
 
     def update(self, done: int, more: str = "") -> None:
         """Show that so many are done, and more."""
@@ -50,17 +61,36 @@ class Progress:
         self._last = time.monotonic()
         seconds = self._last - self._begin - (self._apart() - self._before)
         line = bar(done, self._total, seconds, self._there, self._unit) + more
+        if self._notebook:
+            self._redraw(line)
+            return
         self._widest = max(self._widest, len(line))
         text = f"\r{line:<{self._widest}}" if self._terminal else f"{line}\n"
         print(text, end="", file=sys.stderr, flush=True)
         if self._terminal:
             _open.append(self._widest)
 
+    def _redraw(self, line: str) -> None:
+        """The line of a notebook: shown once, then updated where it stands, so that the last state is what is kept."""
+        from IPython.display import display
+
+        shown = {"text/plain": line}
+        if self._line is None:
+            self._line = display(shown, raw=True, display_id=True)
+        else:
+            self._line.update(shown, raw=True)
+
     def close(self) -> None:
         """Leave the line as it stands and go to the next one."""
         if self._show and self._terminal and self._widest:
             print(file=sys.stderr, flush=True)
             _open.clear()
+
+
+def in_notebook() -> bool:
+    """Whether this runs in a Jupyter kernel, which shows updates of a line; IPython is not imported to find out."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
 
 
 def say(line: str) -> None:

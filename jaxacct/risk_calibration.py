@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct import markup
 from jaxacct.bounds import Bounds
 from jaxacct.certified_search import Found
 from jaxacct.dp_sgd_calibration import LEAST_RTOL
 from jaxacct.engines.backend import job
 from jaxacct.floats import ROUNDOFF
+from jaxacct.keywords import with_hints
+from jaxacct.number_text import plain_record
 from jaxacct.risk_search import Target, noise_for, noise_for_rate
 from jaxacct.validation import (
     COUNT,
@@ -62,7 +65,22 @@ class RiskCalibration:
     status: Any
     ok: Any
 
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain Python, ready for JSON: as `Bounds.to_dict`, which `Bounds.from_dict` reads back."""
+        return plain_record(self)
 
+    def _repr_html_(self) -> str:
+        """Values in full, since a rounded one need not meet the target, with the ends of their risk."""
+
+        def cells(index: tuple[int, ...]) -> list[str]:
+            value, epsilon, status = (np.asarray(x)[index] for x in (self.value, self.epsilon, self.status))
+            return [repr(float(value)), f"{self.risk[index]:.6g}", f"{epsilon:.6g}", str(status)]
+
+        head = ("noise multiplier", "risk", "at epsilon", "status")
+        return markup.batch("Calibration to a risk", head, np.shape(self.value), cells)
+
+
+@with_hints
 def calibrate_noise_to_risk(
     sampling_probability: Any,
     steps: Any,

@@ -2,8 +2,9 @@
 
 Every import counts, wherever it stands: inside a function, and under `if TYPE_CHECKING`, since both only hide a circle.
 Two are left out.  `jaxacct/__init__.py` is the front door, which knows every room by design; `import jaxacct` inside
-the package reads its version.  The lazy exports of a package (imports under `if TYPE_CHECKING` in its `__init__.py`)
-run when a user asks for the name, never while a module is being imported.
+the package reads its version, or asks the front door for the picture of `profile.plot()` when a user calls that.  The
+lazy exports of a package (imports under `if TYPE_CHECKING` in its `__init__.py`) run when a user asks for the name,
+never while a module is being imported.
 """
 
 import ast
@@ -13,17 +14,24 @@ from collections.abc import Iterator
 import jaxacct
 
 ROOT = pathlib.Path(jaxacct.__file__).parent
-FOUNDATIONS = {"floats", "validation", "files", "progress", "lazy_exports", "bounds"}
+FOUNDATIONS = {"floats", "validation", "files", "progress", "lazy_exports", "bounds"} | {
+    "keywords",
+    "markup",
+    "number_text",
+}
 """Modules that every room may import; what they may import themselves is stated below."""
 ARROWS: dict[str, set[str]] = {
     "floats": set(),
-    "lazy_exports": set(),
+    "keywords": set(),
+    "markup": set(),
+    "number_text": set(),
+    "lazy_exports": {"keywords"},
     "progress": set(),
     "validation": {"floats"},
     "files": {"validation"},
-    "bounds": {"floats", "validation"},
+    "bounds": {"floats", "markup", "number_text", "validation"},
     "kernels": {"floats"},
-    "mechanisms": {"floats", "validation"},
+    "mechanisms": {"floats", "keywords", "markup", "validation"},
     "engines": {"bounds", "floats", "kernels", "mechanisms", "progress", "validation"},
     "accounting": {"engines", "kernels", "mechanisms"},
     "representations": {"accounting", "engines", "mechanisms"},
@@ -32,7 +40,7 @@ ARROWS: dict[str, set[str]] = {
     "selection": {"accounting", "engines", "kernels", "mechanisms", "representations", "samplers"},
     "calibration": {"accounting", "selection"},
     "sweeps": {"accounting", "calibration", "engines", "mechanisms", "selection"},
-    "plots": {"accounting", "mechanisms", "sweeps"},
+    "plots": {"accounting", "mechanisms", "representations", "sweeps"},
     "verification": {"mechanisms"},
     "interop": {"accounting", "mechanisms"},
     "training": {
@@ -51,7 +59,12 @@ ARROWS: dict[str, set[str]] = {
     | {"selection", "sweeps", "training", "verification"},
 }
 """Each room with the rooms that it may import beside the foundations; a room only imports rooms above it."""
-STRICT = {"floats", "lazy_exports", "progress", "validation", "files", "bounds", "kernels", "mechanisms", "engines"}
+STRICT = {"floats", "keywords", "markup", "number_text", "lazy_exports", "progress", "validation", "files"} | {
+    "bounds",
+    "kernels",
+    "mechanisms",
+    "engines",
+}
 """Rooms whose arrows are complete as they stand: of the foundations, too, they may import only what is listed."""
 ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "dp_sgd_calibration"} | {
     "gradient",

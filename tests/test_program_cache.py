@@ -478,7 +478,7 @@ def test_many_short_compilations_add_up(folder, monkeypatch, terminal):
 
 def test_a_notebook_is_told_too(monkeypatch, folder, terminal):
     class ZMQInteractiveShell:
-        pass
+        kernel = object()
 
     class IPython:
         get_ipython = staticmethod(ZMQInteractiveShell)

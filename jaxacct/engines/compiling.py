@@ -95,9 +95,4 @@ def _say() -> None:
 
 def _shown() -> bool:
     """On a terminal or in a notebook, unless the user wants it quiet."""
-    return os.environ.get(QUIET, "0") in ("", "0") and (sys.stderr.isatty() or _in_notebook())
-
-
-def _in_notebook() -> bool:
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return type(shell).__name__ == "ZMQInteractiveShell"
+    return os.environ.get(QUIET, "0") in ("", "0") and (sys.stderr.isatty() or progress.in_notebook())

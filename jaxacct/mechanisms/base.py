@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 import jax
 import numpy as np
 
+from jaxacct.keywords import with_hints
+from jaxacct.mechanisms.expression import call, html_form
 from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart, Part
 from jaxacct.validation import RELATIONS, Constraint, InputError, Tracer, broadcast_shape, check, shown
 
@@ -114,6 +116,13 @@ class Mechanism(ABC):
         """What an answer claims when one record is added or removed, as `kind_under` says."""
         return self.kind_under(RELATIONS[0])
 
+    def expression(self) -> str:
+        """The mechanism as a user would type it, `ja` being jaxacct; arrays of more than 8 numbers are cut."""
+        return call(self)
+
+    def _repr_html_(self) -> str:
+        return html_form(self.expression(), type(self).__name__, batch_shape(self), self.kind)
+
     def _key(self) -> tuple[Any, ...]:
         leaves, structure = jax.tree_util.tree_flatten(self)
         return structure, tuple((np.shape(x), np.asarray(x, np.float64).tobytes()) for x in leaves)
@@ -211,6 +220,8 @@ def register(cls: type[M]) -> type[M]:
         return mechanism
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    if issubclass(cls, Mechanism):
+        cls.__init__ = with_hints(cls.__init__)  # type: ignore[method-assign]
     return cls
 
 

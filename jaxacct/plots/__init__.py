@@ -1,4 +1,4 @@
-"""Pictures of the result of a sweep (needs matplotlib)."""
+"""Pictures of the result of a sweep, and of mechanisms side by side (need matplotlib)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxacct.plots import choose, inputs, profiles, style
+from jaxacct.plots.side_by_side import plot_profiles, plot_tradeoffs
 from jaxacct.sweeps.table import Table, read_table
 from jaxacct.validation import InputError, choice
 
-__all__ = ["plot"]
+__all__ = ["plot", "plot_profiles", "plot_tradeoffs"]
 
 
 def plot(

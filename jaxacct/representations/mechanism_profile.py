@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from jaxacct import account
+from jaxacct import account, markup
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.floats import ROUNDOFF
+from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import element, register, require_mechanism
 from jaxacct.representations import tradeoff_bracket
@@ -343,6 +344,29 @@ class Profile:
         check("baseline", baseline, PROBABILITY)
         return self.true_positive_rate(baseline)
 
+    def plot(self, *, epsilon: Any = None, axes: Any = None) -> Any:
+        """Draw delta against epsilon, the bracket as a band, and return the matplotlib Axes: `ja.plot_profiles`.
+
+        >>> import jaxacct as ja
+        >>> ja.profile(ja.Gaussian(2.0)).plot(epsilon=[0.0, 0.5]).get_xlabel()
+        'privacy loss $\\\\varepsilon$'
+        """
+        import jaxacct  # the front door: the room of pictures imports this one
+
+        return jaxacct.plot_profiles(self, epsilon=epsilon, axes=axes)
+
+    def plot_tradeoff(self, *, fpr: Any = None, axes: Any = None) -> Any:
+        """Draw the trade-off function, the bracket as a band, and return the matplotlib Axes: `ja.plot_tradeoffs`."""
+        import jaxacct
+
+        return jaxacct.plot_tradeoffs(self, fpr=fpr, axes=axes)
+
+    def _repr_html_(self) -> str:
+        pairs = [("mechanism", self.mechanism.expression()), ("relation", self.relation), ("engine", self.engine)]
+        note = "methods: delta, epsilon, tradeoff, renyi, zcdp, advantage, bayes_success, ... and plot, plot_tradeoff"
+        batch = str(batch_shape(self.mechanism) or "(), one configuration")
+        return markup.fields("Profile", [*pairs, ("batch shape", batch)], note, code=("mechanism",))
+
     def _settings(self) -> dict[str, Any]:
         names = ("engine", "rtol", "memory_bytes", "backend")
         return {name: getattr(self, name) for name in names}
@@ -377,6 +401,7 @@ class Profile:
         return replace(self, mechanism=element(self.mechanism, index))
 
 
+@with_hints
 def profile(
     mechanism: Mechanism,
     relation: str = "add_or_remove_one",

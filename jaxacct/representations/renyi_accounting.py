@@ -1,7 +1,8 @@
 """Rényi accounting as an engine of its own: curves that add, and epsilon and delta through the best order.
 
 The answers are upper bounds, never below those of the certified engines.  They are here for comparison, for curves
-that come from elsewhere, and for mechanisms of which only a Rényi guarantee is known.
+that come from elsewhere, and for mechanisms of which only a Rényi guarantee is known.  The file is a few lines longer
+than 300 lines, half of which are documentation.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from jaxacct.bounds import Bounds
+from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import Components, Mechanism, batch_shape
 from jaxacct.mechanisms.base import register
 from jaxacct.representations import renyi_conversions
@@ -123,6 +125,7 @@ def renyi_curve(mechanism: Mechanism, orders: Any = ORDERS, relation: str = "add
     return RenyiCurve(orders, np.asarray(renyi_divergence(mechanism, column, relation).upper))
 
 
+@with_hints
 def rdp_epsilon(mechanism: Mechanism, delta: Any, *, orders: Any = None, relation: str = "add_or_remove_one") -> Bounds:
     """eps of a mechanism through Rényi accounting: the best order's bound, the larger over the directions.
 
@@ -174,6 +177,7 @@ def rdp_epsilon(mechanism: Mechanism, delta: Any, *, orders: Any = None, relatio
     return Bounds(np.zeros(shape), eps, eps, "bound", status, "renyi")
 
 
+@with_hints
 def rdp_delta(mechanism: Mechanism, epsilon: Any, *, orders: Any = None, relation: str = "add_or_remove_one") -> Bounds:
     """delta of a mechanism at eps >= 0 through Rényi accounting: the best order's bound, the larger over directions.
 

@@ -14,6 +14,7 @@ from jaxacct.engines.protocol import MechanismEngine
 from jaxacct.engines.protocol import register as register_engine
 from jaxacct.mechanisms import Mechanism, batch_shape, repeat
 from jaxacct.mechanisms.base import element, register, require_mechanism
+from jaxacct.mechanisms.expression import call
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import FinitePair, Part
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
@@ -96,6 +97,9 @@ class AdaptiveSelection(Mechanism):
 
     def symmetric(self) -> bool:
         return self.mechanism.symmetric()
+
+    def expression(self) -> str:
+        return f'selection.select({self.mechanism.expression()}, {call(self.law)}, candidates="adaptive")'
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         if not self.fixed:

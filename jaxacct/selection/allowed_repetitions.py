@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct import account
+from jaxacct import account, markup
 from jaxacct.bounds import Bounds
 from jaxacct.engines import backend
+from jaxacct.keywords import with_hints
 from jaxacct.mechanism_calibration import search_mechanisms
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.number_text import plain_record
 from jaxacct.selection.law_families import Law, PointMass, Poisson, TruncatedNegativeBinomial
 from jaxacct.selection.mechanism import select
 from jaxacct.selection.negative_binomial import ETA_RANGE
@@ -78,7 +80,20 @@ class AllowedRepetitions:
             raise InputError("no law of K meets every target; take the elements of parameter that are ok")
         return _law(self.family, self.eta, self.parameter)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain Python, ready for JSON: as `Bounds.to_dict`, which `Bounds.from_dict` reads back."""
+        return plain_record(self)
 
+    def _repr_html_(self) -> str:
+        def cells(index: tuple[int, ...]) -> list[str]:
+            mean, parameter, status = (np.asarray(x)[index] for x in (self.repetitions, self.parameter, self.status))
+            return [repr(float(mean)), repr(float(parameter)), f"{self.epsilon[index]:.6g}", str(status)]
+
+        head = ("E[K]", "parameter", "epsilon", "status")
+        return markup.batch(f"Candidates allowed, {self.family} law of K", head, np.shape(self.repetitions), cells)
+
+
+@with_hints
 def repetitions_allowed(
     run: Mechanism,
     target_epsilon: Any,

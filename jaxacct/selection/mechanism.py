@@ -13,6 +13,7 @@ from jaxacct.engines.protocol import MechanismEngine
 from jaxacct.engines.protocol import register as register_engine
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import register, require_mechanism
+from jaxacct.mechanisms.expression import call
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import FinitePair, Part
 from jaxacct.selection.adaptive import AdaptiveSelection, refuse_zero
@@ -89,6 +90,10 @@ class Selection(Mechanism):
 
     def symmetric(self) -> bool:
         return self.mechanism.symmetric()
+
+    def expression(self) -> str:
+        bound = "" if self.bound == WORST_CASE else f", bound={self.bound!r}"
+        return f"selection.select({self.mechanism.expression()}, {call(self.law)}{bound})"
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         return BOUNDS[self.bound].kind if self.bound in BOUNDS else "bound"

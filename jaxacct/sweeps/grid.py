@@ -6,6 +6,7 @@ With `repetitions`, a law of K by name, epsilon is that of running the configura
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,6 +75,10 @@ class Grid:
         What each row is solved for.
     inputs : dict of arrays, each of shape (rows,)
         float64 with NaN where absent; `repetitions` is text that is empty there.
+    beside : dict of arrays, each of shape (rows,)
+        Other columns, which are kept beside the answers.
+    index : pandas.Index, optional
+        Of the DataFrame that the grid was.
 
     >>> import jaxacct.sweeps.grid
     >>> fields = {"noise_multiplier": [1.0, 2.0], "sampling_probability": 0.01, "steps": 10, "delta": 1e-5}
@@ -85,6 +90,8 @@ class Grid:
     name: np.ndarray
     quantity: np.ndarray
     inputs: dict[str, np.ndarray]
+    beside: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    index: Any = None
 
     def __len__(self) -> int:
         return self.quantity.size
@@ -92,7 +99,9 @@ class Grid:
     def take(self, rows: Any) -> Grid:
         """The rows of a NumPy index."""
         inputs = {field: column[rows] for field, column in self.inputs.items()}
-        return Grid(self.name[rows], self.quantity[rows], inputs)
+        beside = {name: column[rows] for name, column in self.beside.items()}
+        index = None if self.index is None else self.index[rows]
+        return Grid(self.name[rows], self.quantity[rows], inputs, beside, index)
 
 
 def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | None = None, name: str = "") -> Grid:

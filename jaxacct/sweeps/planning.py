@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,12 @@ import numpy as np
 
 from jaxacct.engines.backend import fixed
 from jaxacct.sweeps.columns import layout, solved_for
-from jaxacct.sweeps.grid import Grid, expand
+from jaxacct.sweeps.grid import QUANTITIES, Grid, expand
 from jaxacct.sweeps.parts import slice_of
 from jaxacct.sweeps.read import read_grid
+from jaxacct.sweeps.records import as_grid, is_records
 from jaxacct.sweeps.solve import Settings, settings, solve
-from jaxacct.validation import COUNT, GIBIBYTE, InputError, check_one, shown
+from jaxacct.validation import COUNT, GIBIBYTE, InputError, check_one, choice, shown
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
 """Rows solved between two writes: a sixteenth of the grid, within these limits.
@@ -100,7 +101,7 @@ class Plan:
 
 
 def lay_out(
-    grid: Mapping[str, Any] | Grid | str | os.PathLike[str],
+    grid: Mapping[str, Any] | Sequence[Mapping[str, Any]] | Grid | str | os.PathLike[str] | Any,
     mode: str,
     quantity: str | None,
     relation: str,
@@ -126,7 +127,7 @@ def lay_out(
 
 
 def plan(
-    grid: Mapping[str, Any] | Grid | str | os.PathLike[str],
+    grid: Mapping[str, Any] | Sequence[Mapping[str, Any]] | Grid | str | os.PathLike[str] | Any,
     *,
     mode: str = "product",
     quantity: str | None = None,
@@ -195,14 +196,20 @@ def plan(
 def _configurations(grid: Any, mode: str, quantity: str | None) -> Grid:
     if isinstance(grid, Mapping):
         return expand(grid, mode=mode, quantity=quantity)
+    if is_records(grid):
+        if mode != "product":
+            raise InputError("mode is for a dict of arrays; every record is one configuration")
+        if quantity is not None:
+            choice("quantity", quantity, QUANTITIES)
+        return as_grid(grid, quantity)
     if mode != "product" or quantity is not None:
         raise InputError("mode and quantity are for a dict of arrays; a grid file states them itself")
     if isinstance(grid, Grid):
         return grid
     if not isinstance(grid, str | os.PathLike):
         raise InputError(
-            f"grid = {shown(grid)} of type {type(grid).__name__} is no grid; give a dict of fields, or the path of a "
-            ".toml or .csv file"
+            f"grid = {shown(grid)} of type {type(grid).__name__} is no grid; give a dict of fields, a DataFrame, a "
+            "list of dicts, or the path of a .toml or .csv file"
         )
     return read_grid(grid)
 

@@ -9,15 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxacct.sweeps.grid import FIELDS, INPUTS, Grid, concatenate, expand, suggest
+from jaxacct.sweeps.records import grid_of_records
 from jaxacct.validation import InputError, shown
 
 _SETTINGS = ("name", "quantity", "zip")
 """Keys of a block that are no inputs."""
-_COLUMNS = ("name", "quantity", *INPUTS)
-"""Columns of a CSV grid."""
 
 
 def read_grid(path: str | os.PathLike[str]) -> Grid:
@@ -41,7 +38,8 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
     `repetitions = "geometric"` and `gamma = [0.1, 0.01]` (or another law of K, `jaxacct.sweeps.repetitions.LAWS`)
     epsilon is that of running the configuration K times and releasing the best.  A file without
     `[[block]]` is one block.  A CSV has the same names as columns, among them `name` and `quantity`; an empty
-    cell is a value left out.
+    cell is a value left out.  Other columns are kept beside the answers; one that looks like an input that is not there
+    is refused.
 
     Parameters
     ----------
@@ -126,20 +124,9 @@ def _read_csv(text: str) -> Grid:
     if len(rows) < 2:
         raise InputError("no configurations; write a header line and one line per configuration")
     header = [cell.strip() for cell in rows[0][1]]
-    for index, column in enumerate(header):
-        if column not in _COLUMNS:
-            raise InputError(f"unknown column {column!r}{suggest(column, _COLUMNS)}")
-        if column in header[:index]:
-            raise InputError(f"column {column!r} appears twice; leave one out")
     records = [_record(header, number, cells) for number, cells in rows[1:]]
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for index, record in enumerate(records):
-        pattern = (record.get("quantity"), *(field for field in record if field in INPUTS))
-        groups.setdefault(pattern, []).append(index)
-    order = np.concatenate([np.asarray(group) for group in groups.values()])
-    numbers = [number for number, _ in rows[1:]]
-    grid = concatenate([_group([records[i] for i in g], [numbers[i] for i in g]) for g in groups.values()])
-    return grid.take(np.argsort(order))
+    columns = {name: [record[place] for record in records] for place, name in enumerate(header)}
+    return grid_of_records(header, columns, [f"line {number}" for number, _ in rows[1:]])
 
 
 def _lines(text: str) -> list[tuple[int, list[str]]]:
@@ -150,35 +137,16 @@ def _lines(text: str) -> list[tuple[int, list[str]]]:
         raise InputError(f"line {reader.line_num}: not valid CSV: {error}") from None
 
 
-def _record(header: list[str], number: int, cells: list[str]) -> dict[str, Any]:
-    """One line: text for name, quantity and repetitions, numbers for the rest, nothing for empty cells."""
+def _record(header: list[str], number: int, cells: list[str]) -> list[Any]:
+    """One line: numbers for the inputs, text for the rest, None for empty inputs."""
     if len(cells) != len(header):
         raise InputError(f"line {number}: {len(cells)} cells under a header of {len(header)}")
-    record: dict[str, Any] = {}
+    record: list[Any] = []
     for column, cell in zip(header, (cell.strip() for cell in cells), strict=True):
-        if cell and column in FIELDS:
-            try:
-                record[column] = float(cell)
-            except ValueError:
-                rule = FIELDS[column]
-                wanted = f"{'' if rule.integral else 'a number '}{rule.limit}"
-                raise InputError(f"line {number}: {column} = {shown(cell)} must be {wanted}") from None
-        elif cell:
-            record[column] = cell
+        try:
+            record.append(float(cell) if cell and column in FIELDS else cell or None)
+        except ValueError:
+            rule = FIELDS[column]
+            wanted = f"{'' if rule.integral else 'a number '}{rule.limit}"
+            raise InputError(f"line {number}: {column} = {shown(cell)} must be {wanted}") from None
     return record
-
-
-def _group(records: list[dict[str, Any]], numbers: list[int]) -> Grid:
-    """Lines that fill in the same columns, as one grid; an error names the line."""
-    fields = [field for field in records[0] if field in INPUTS]
-    quantity = records[0].get("quantity")
-    try:
-        grid = expand({f: [r[f] for r in records] for f in fields}, mode="zip", quantity=quantity)
-    except InputError:
-        for number, record in zip(numbers, records, strict=True):
-            try:
-                expand({field: record[field] for field in fields}, mode="zip", quantity=quantity)
-            except InputError as error:
-                raise InputError(f"line {number}: {error}") from None
-        raise
-    return Grid(np.array([r.get("name", "") for r in records], dtype=object), grid.quantity, grid.inputs)

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from jaxacct.files import optional_package, replacing
+from jaxacct.sweeps.columns import ANSWER
+from jaxacct.sweeps.grid import INPUTS
 from jaxacct.validation import InputError, shown
 
 ENDINGS = (".csv", ".parquet")
@@ -79,14 +81,24 @@ def _read_csv(path: Path, text: Sequence[str]) -> dict[str, np.ndarray]:
             if len(cells) != len(names):
                 raise ValueError(f"line {reader.line_num} has {len(cells)} cells under a header of {len(names)}")
             for name, column, cell in zip(names, columns, cells, strict=True):
-                column.append(known.setdefault(cell, cell) if name in text else float(cell or "nan"))
-    return {
-        name: np.array(column, object if name in text else np.float64)
-        for name, column in zip(names, columns, strict=True)
-    }
+                number = name in INPUTS or name in ANSWER
+                column.append(float(cell or "nan") if number and name not in text else known.setdefault(cell, cell))
+    return {name: _column(name, column, text) for name, column in zip(names, columns, strict=True)}
 
 
 def _read_parquet(path: Path, text: Sequence[str]) -> dict[str, np.ndarray]:
     optional_package("pyarrow", "a Parquet file")
     columns = importlib.import_module("pyarrow.parquet").read_table(str(path)).to_pydict()
-    return {name: np.array(column, object if name in text else np.float64) for name, column in columns.items()}
+    return {name: _column(name, column, text) for name, column in columns.items()}
+
+
+def _column(name: str, cells: list[Any], text: Sequence[str]) -> np.ndarray:
+    """One column: text, or numbers; a column that is no sweep's own holds numbers if all its cells are numbers."""
+    if name in text:
+        return np.array(cells, object)
+    try:
+        return np.array([float(cell if cell != "" else "nan") for cell in cells], np.float64)
+    except (TypeError, ValueError):
+        if name in INPUTS or name in ANSWER:
+            raise
+        return np.array(cells, object)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from jaxacct.engines import compiling
 from jaxacct.engines.backend import fixed
 from jaxacct.files import Unwritable
+from jaxacct.keywords import with_hints
 from jaxacct.progress import Progress
 from jaxacct.sweeps import parts
 from jaxacct.sweeps.grid import Grid
@@ -45,8 +46,9 @@ class SweepInterrupted(KeyboardInterrupt):
         self.done, self.total, self.journal = done, total, journal
 
 
+@with_hints
 def sweep(
-    grid: Mapping[str, Any] | Grid | str | os.PathLike[str],
+    grid: Mapping[str, Any] | Sequence[Mapping[str, Any]] | Grid | str | os.PathLike[str] | Any,
     *,
     mode: str = "product",
     quantity: str | None = None,
@@ -71,14 +73,16 @@ def sweep(
 
     Parameters
     ----------
-    grid : dict of numbers, arrays and ranges, or the path of a .toml or .csv grid
+    grid : dict of numbers, arrays and ranges; DataFrame; list of dicts; or the path of a .toml or .csv grid
         Its fields are noise_multiplier, sampling_probability, steps, epsilon and delta (for calibrations also
         called target_epsilon and target_delta); the one left out is solved for.  dataset_size, batch_size and
         epochs may stand for sampling_probability and steps.  See `jaxacct.sweeps.read_grid` for files.
+        Of a DataFrame or a list of dicts every row is one configuration; columns that are no inputs are kept beside the
+        answers, in order, and `to_pandas` of the result has the index of the DataFrame.
     mode : {"product", "zip"}
         For a dict: every combination (the last field varies fastest), or the arrays broadcast together.
     quantity : str, optional
-        For a dict: what is solved for, as a check on what the fields leave out.
+        Except for files: what is solved for, as a check on what the fields leave out.
     out : path ending in .csv or .parquet, optional
         The result, which must not be there already (see overwrite).
     relation, engine, rtol, backend
@@ -100,9 +104,10 @@ def sweep(
     Returns
     -------
     Table
-        Columns: name (if any), quantity, the inputs, relation, lower, estimate, upper, kind, status, engine.
-        A solved noise multiplier, sampling probability or steps has its own column, and the bracket is of the
-        epsilon it gives.  Rows are in the order of the grid (of this slice, except where all are merged).
+        Columns: name (if any), columns of the grid that are no inputs, quantity, the inputs, relation, lower, estimate,
+        upper, kind, status, engine.  A solved noise multiplier, sampling probability or steps has its own column, and
+        the bracket is of the epsilon it gives.  Rows are in the order of the grid (of this slice, except where all are
+        merged).
 
     Raises
     ------
@@ -129,23 +134,33 @@ def sweep(
     if path is not None and resume and block is None:
         block = kept_block(parts.traces(path, parts.slice_of(shard)))
     work = lay_out(grid, mode, quantity, relation, engine, rtol, backend, block, shard)
+    if work.grid.beside and work.shard[1] > 1:
+        raise InputError(
+            f"column {next(iter(work.grid.beside))!r} is no input, and slices do not keep such columns; "
+            "leave it out, or sweep without shard"
+        )
     if path is None:
         for name, given in {"resume": resume, "overwrite": overwrite, "shard": shard is not None}.items():
             if given:
                 raise InputError(f"{name} needs out; name the result, such as out='result.csv'")
-        return _run(_Slice(work), progress, None)
+        return _beside(_run(_Slice(work), progress, None), work)
     check_result(path)
     if isinstance(grid, str | os.PathLike) and path.exists() and path.samefile(grid):
         raise InputError(f"{path}: the result would overwrite the grid; give another name")
     run = _Run(work, path, resume, overwrite)
     if work.shard[1] == 1:
-        return run.whole(progress)
+        return _beside(run.whole(progress), work)
     table = run.part(progress if work.shard[0] == 1 or not distributed else False, merged=distributed)
     if distributed and work.shard[0] == 1:
         return parts.wait_and_merge(path, run.head)
     if distributed:
         parts.wait_for_merge(path, work.shard)
     return table
+
+
+def _beside(table: Table, work: Work) -> Table:
+    """The whole table with what the grid had besides inputs; journals and slices hold the table without it."""
+    return table.beside(work.grid.beside, work.grid.index)
 
 
 class _Run:
@@ -161,7 +176,7 @@ class _Run:
         """All blocks: into the journal, then the result, then the journal is done with."""
 
         def finish(table: Table, journal: Journal) -> None:
-            write(table, self.out)
+            write(_beside(table, self.work), self.out)
             journal.discard()
 
         return self._solve(show, self._begun({self.out: REPLACE}), finish)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxacct import markup
 from jaxacct.files import optional_package, write_csv
+from jaxacct.number_text import outward
 from jaxacct.sweeps.columns import ANSWER, TEXT, WHOLE, place, product_axes
 from jaxacct.sweeps.grid import INPUTS
 from jaxacct.sweeps.result_files import read_columns, write_parquet
-from jaxacct.validation import InputError
+from jaxacct.validation import LARGEST_COUNT, InputError
 
 ROWS_PER_PIECE = 8192
 """Rows that are turned into text, or into a Parquet row group, at a time: a few megabytes of text."""
@@ -33,6 +35,8 @@ class Table:
     ----------
     columns : dict of arrays, each of shape (rows,)
         One column is `quantity`.
+    index : pandas.Index, optional
+        Of the DataFrame that was swept; `to_pandas` gives it back.
 
     >>> from jaxacct.sweeps import sweep
     >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
@@ -41,6 +45,7 @@ class Table:
     """
 
     columns: dict[str, np.ndarray]
+    index: Any = None
 
     def __len__(self) -> int:
         return len(self.columns["quantity"])
@@ -51,14 +56,33 @@ class Table:
     def __repr__(self) -> str:
         return f"Table({len(self)} rows: {', '.join(self.columns)})"
 
+    def _repr_html_(self) -> str:
+        """The first rows, the bracket rounded outward; solved values are in full."""
+        shown, rest = markup.cut(len(self))
+        title = f"Sweep, {len(self):,} {'row' if len(self) == 1 else 'rows'}"
+        head = self.take(slice(0, len(shown)))
+        ends = {
+            "lower": [outward(x, ".6g", up=False) for x in head["lower"]],
+            "estimate": [f"{x:.6g}" for x in head["estimate"]],
+            "upper": [outward(x, ".6g", up=True) for x in head["upper"]],
+        }
+        texts = dict(zip(self.columns, zip(*head.rows(), strict=True), strict=False)) | ends
+        return markup.table(title, tuple(self.columns), zip(*texts.values(), strict=True), rest)
+
     def take(self, rows: Any) -> Table:
         """The rows of a NumPy index."""
-        return Table({name: column[rows] for name, column in self.columns.items()})
+        index = None if self.index is None else self.index[rows]
+        return Table({name: column[rows] for name, column in self.columns.items()}, index)
+
+    def beside(self, others: Mapping[str, np.ndarray], index: Any = None) -> Table:
+        """The table with other columns before its own, after the name, and an index for `to_pandas`."""
+        name = {"name": self["name"]} if "name" in self.columns else {}
+        return Table(name | dict(others) | self.columns, index)
 
     def rows(self) -> Iterator[list[str]]:
         """The cells as text: floats in full precision, absent inputs empty, answers that do not exist nan."""
         for piece in self._pieces():
-            lists = {name: column.tolist() for name, column in piece.columns.items()}
+            lists = {name: _as_list(column) for name, column in piece.columns.items()}
             cells = [_cells(name, column, lists["quantity"]) for name, column in lists.items()]
             yield from (list(row) for row in zip(*cells, strict=True))
 
@@ -68,11 +92,17 @@ class Table:
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write a Parquet file (needs pyarrow)."""
-        write_parquet(Path(path), TEXT, tuple(self.columns), (piece.columns for piece in self._pieces()))
+        numbers = {name for name, column in self.columns.items() if _is_numeric(column)}
+        text = tuple(name for name in self.columns if name not in numbers)
+        pieces = (
+            {name: _for_parquet(name, column, name in numbers) for name, column in piece.columns.items()}
+            for piece in self._pieces()
+        )
+        write_parquet(Path(path), text, tuple(self.columns), pieces)
 
     def to_pandas(self) -> Any:
         """The table as a pandas.DataFrame (needs pandas)."""
-        return optional_package("pandas", "a DataFrame").DataFrame(self.columns)
+        return optional_package("pandas", "a DataFrame").DataFrame(self.columns, index=self.index)
 
     def to_xarray(self) -> Any:
         """The table as an xarray.Dataset with a labelled axis for every input that varies (needs xarray).
@@ -154,8 +184,28 @@ def write(table: Table, path: Path) -> None:
     (table.to_parquet if path.suffix.lower() == ".parquet" else table.to_csv)(path)
 
 
+def _is_numeric(column: np.ndarray) -> bool:
+    """Whether float64 holds a column as it is."""
+    if column.dtype.kind not in "fiu":
+        return False
+    return column.dtype.kind == "f" or column.size == 0 or int(np.abs(column).max()) <= LARGEST_COUNT
+
+
+def _for_parquet(name: str, column: np.ndarray, number: bool) -> np.ndarray:
+    if number:
+        return column.astype(np.float64)
+    return column if name in TEXT else np.array([str(cell) for cell in _as_list(column)], object)
+
+
+def _as_list(column: np.ndarray) -> list[Any]:
+    """The cells of a column; of dates and other words of NumPy as text."""
+    return column.tolist() if column.dtype.kind in "fiubO" else [str(cell) for cell in column]
+
+
 def _cells(name: str, column: list[Any], quantities: list[str]) -> list[str]:
-    return column if name in TEXT else [_cell(name, x, q) for x, q in zip(column, quantities, strict=True)]
+    if name in TEXT:
+        return column
+    return [_cell(name, x, q) if isinstance(x, float) else str(x) for x, q in zip(column, quantities, strict=True)]
 
 
 def _cell(name: str, value: float, quantity: str) -> str:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxacct import markup
 from jaxacct.files import optional_package, write_csv
+from jaxacct.number_text import outward
 from jaxacct.validation import POSITIVE, InputError, check
 
 __all__ = ["Advice", "Option"]
@@ -121,16 +123,29 @@ class Advice:
             style.title(axes, "what the budget buys, certified", style.described(target))
             style.save(canvas, place)
 
+    def _repr_html_(self) -> str:
+        shown, rest = markup.cut(len(self.options))
+        lines = (_cells(self.options[row]) for row in shown)
+        note = f"numbers are rounded; sigma and epsilon upward{'; ' + rest if rest else ''}"
+        title = f"What epsilon = {self.target_epsilon!r}, delta = {self.target_delta!r} buys; solved for {self.solved}"
+        return markup.table(title, _HEAD, lines, note)
+
     def __str__(self) -> str:
-        head = ("split", "share", "law of K", "E[K]", "sigma", "noise/batch", "epsilon", "gradients", "95 %", "status")
-        lines: list[tuple[str, ...]] = [head]
-        for one in self.options:
-            law = f"{one.family} {one.parameter:.4g}"
-            numbers = [f"{x:.4g}" for x in (one.candidates, one.noise_multiplier, one.released_noise)]
-            cost = [f"{one.epsilon:.5g}", f"{one.gradients:.3g}", f"{one.gradients_95:.3g}"]
-            lines.append((one.split, f"{one.share:g}", law, *numbers, *cost, one.status))
+        lines: list[tuple[str, ...]] = [_HEAD, *map(_cells, self.options)]
         wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join("  ".join(f"{x:>{w}}" for x, w in zip(line, wide, strict=True)) for line in lines)
+
+
+_HEAD = ("split", "share", "law of K", "E[K]", "sigma", "noise/batch", "epsilon", "gradients", "95 %", "status")
+"""The header of the table that is printed."""
+
+
+def _cells(one: Option) -> tuple[str, ...]:
+    """The line of an option as it is printed; noise and epsilon are rounded up, so that they hold as they stand."""
+    law = f"{one.family} {one.parameter:.4g}"
+    noise = [outward(x, ".4g", up=True) for x in (one.noise_multiplier, one.released_noise)]
+    cost = [outward(one.epsilon, ".5g", up=True), f"{one.gradients:.3g}", f"{one.gradients_95:.3g}"]
+    return one.split, f"{one.share:g}", law, f"{one.candidates:.4g}", *noise, *cost, one.status
 
 
 _COLUMNS = tuple(f.name for f in dataclasses.fields(Option))

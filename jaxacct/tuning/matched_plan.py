@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct import account
+from jaxacct import account, markup
 from jaxacct.bounds import Bounds
 from jaxacct.calibration import calibrate_noise_multiplier
 from jaxacct.mechanisms import Mechanism, dp_sgd
@@ -106,6 +106,16 @@ class MatchedPlan:
         # the mixture is known through upper ends: nothing is certified from below
         claimed = Bounds(0.0, found.upper, found.upper, "bound", found.status, found.engine)
         vars(self).update(plans=plans, mechanism=one, epsilon=claimed if len(plans) > 1 else found)
+
+    def _repr_html_(self) -> str:
+        goal = [("target epsilon", repr(self.target_epsilon)), ("target delta", repr(self.target_delta))]
+        known = [("dataset size", f"{self.dataset_size:,}"), ("repetitions", repr(self.repetitions))]
+        shown, rest = markup.cut(len(self.plans))
+        noise = [
+            (f"candidate {row}", f"q = {one.sampling_probability!r}, T = {one.steps}, sigma = {one.noise_multiplier!r}")
+            for row, one in enumerate(self.plans[: len(shown)])
+        ]
+        return markup.fields("MatchedPlan", [("epsilon", f"{self.epsilon:.6g}"), *goal, *known, *noise], rest)
 
     def _plan(self, rate: float, steps: float, noise: float) -> Plan:
         segment = Segment(0, int(steps), float(noise), float(rate), float(rate) * self.dataset_size)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct import markup
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import PrivacyProfile, dp_sgd
 from jaxacct.selection import Law
@@ -149,6 +150,21 @@ class SubsetPlan:
         """The rate times the expected number of records, of a candidate or of the final run."""
         share = self.share * (self.growth if final else 1.0)
         return setting.sampling_probability * share * self.dataset_size
+
+    def _repr_html_(self) -> str:
+        goal = [("target epsilon", repr(self.target_epsilon)), ("target delta", repr(self.target_delta))]
+        known = [("dataset size", f"{self.dataset_size:,}"), ("share", repr(self.share)), ("variant", self.variant)]
+        shown, rest = markup.cut(len(self.settings))
+        noise = [
+            (
+                f"candidate {row}",
+                f"q = {one.sampling_probability!r}, T = {one.steps}, sigma = {one.tuning_noise!r}, "
+                f"of the final run {one.final_noise!r}",
+            )
+            for row, one in enumerate(self.settings[: len(shown)])
+        ]
+        law = ("repetitions", repr(self.repetitions))
+        return markup.fields("SubsetPlan", [("epsilon", f"{self.epsilon:.6g}"), *goal, *known, law, *noise], rest)
 
     def _product(self, rate: np.ndarray, steps: np.ndarray, noise: np.ndarray) -> Product | None:
         if np.isnan(noise).any():

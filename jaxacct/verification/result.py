@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from jaxacct import markup
+from jaxacct.number_text import bracket
+
 __all__ = ["NotCovered", "OutOfTime", "Unplanned", "Verification"]
 
 
@@ -54,3 +59,12 @@ class Verification:
     at: Any
     seconds: Any
     explanation: Any
+
+    def _repr_html_(self) -> str:
+        def cells(index: tuple[int, ...]) -> list[str]:
+            names = ("status", "digits", "lower", "upper", "at", "explanation")
+            status, digits, low, high, at, why = (np.asarray(getattr(self, name))[index] for name in names)
+            return [str(status), str(digits), bracket(low, high, ".6g"), f"{at:.6g}", str(why)]
+
+        head = ("status", "digits", "delta", "at epsilon", "explanation")
+        return markup.batch("Verification", head, np.shape(self.status), cells)

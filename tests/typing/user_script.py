@@ -85,6 +85,8 @@ def accounted(run: ja.Mechanism) -> float:
     )
     d: ja.Bounds = ja.delta(run, epsilon=2.0, relation="add_one")
     p: ja.Profile = ja.profile(run, relation="remove_one", engine="lattice")
+    pictures = [ja.plot_profiles({"A": run}), ja.plot_tradeoffs(p), plots.plot_profiles(run), plots.plot_tradeoffs(run)]
+    pictures += [p.plot(), p.plot_tradeoff(fpr=[0.1]), b.to_dict(), ja.Bounds.from_dict(b.to_dict()), run.expression()]
     gradient: ja.Mechanism = ja.epsilon_gradient(run, delta=1e-5)
     renyi: list[ja.Bounds] = [ja.rdp_epsilon(run, 1e-5, orders=[2.0]), ja.rdp_delta(run, 1.0)]
     c: ja.Calibration = ja.calibrate_noise_multiplier(
@@ -129,7 +131,10 @@ def swept(out: Path) -> sweeps.Table:
         table = merge([out]) if out.exists() else sweeps.merge([out], overwrite=True)
     read: sweeps.Grid = sweeps.read_grid("grid.toml")
     drawn: dict[str, Any] = plots.plot(table, "figure.png", kind="curve")
-    print(len(read), drawn)
+    records: sweeps.Table = ja.sweep(
+        [{"noise_multiplier": 1.0, "sampling_probability": 0.1, "steps": 9, "delta": 1e-5}]
+    )
+    print(len(read), drawn, len(records))
     return sweeps.read_table(out)
 
 

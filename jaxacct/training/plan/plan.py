@@ -9,7 +9,9 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from jaxacct import markup
 from jaxacct.bounds import Bounds
+from jaxacct.keywords import with_hints
 from jaxacct.training.plan import curve
 from jaxacct.training.plan.document import load, plan_document, plan_from
 from jaxacct.training.plan.recalibration import recalibrated
@@ -76,6 +78,7 @@ class Plan(SolvedPlan):
     (20, 6.219, 3.0, 'certified')
     """
 
+    @with_hints
     def __init__(
         self,
         target_epsilon: float | None = None,
@@ -114,6 +117,17 @@ class Plan(SolvedPlan):
             }
         )
         self._hold(vars(request), solve(request))
+
+    def _repr_html_(self) -> str:
+        """The run in full numbers, and what it costs."""
+        names = ("dataset_size", "sampling", "sampling_probability", "expected_batch_size", "noise_multiplier")
+        pairs = [(name, repr(getattr(self, name))) for name in (*names, "steps", "epochs", "relation")]
+        target = "none" if self.target_epsilon is None else repr(self.target_epsilon)
+        goal = [("target epsilon", target), ("target delta", repr(self.target_delta))]
+        law = [] if self.repetitions is None else [("repetitions", f"{self.repetitions!r}, {self.candidates}")]
+        parts = [("segments", f"{len(self.segments):,}; the numbers are averages")] if len(self.segments) > 1 else []
+        spent = ("epsilon", f"{self.epsilon:.6g}")
+        return markup.fields("Plan", [spent, *goal, *pairs, *law, *parts])
 
     def to_json(self) -> str:
         """The plan as one line of JSON, as it is run: `Plan.from_json` gives an equal plan without solving again."""

@@ -1,0 +1,83 @@
+"""The HTML that results show of themselves in a notebook: small tables without scripts, colours or fonts of their own.
+
+What is written is escaped.  Lines are half transparent grey, so that light and dark themes both show them.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Container, Iterable, Sequence
+
+__all__ = ["MOST_ROWS", "batch", "cut", "fields", "table"]
+
+MOST_ROWS = 10
+"""Rows of a batch that are shown; the count of the others is said."""
+_ROW = '<tr style="border-bottom:1px solid rgba(128,128,128,.35)">'
+_TABLE = "border-collapse:collapse;margin:.3em 0;color:inherit;font-size:inherit;text-align:"
+_HEAD = "font-weight:600;white-space:nowrap;text-align:"
+_NOTE = "opacity:.75;font-size:90%"
+
+
+def cut(count: int) -> tuple[range, str]:
+    """The rows to show of so many, and what is said of the others.
+
+    >>> cut(3), cut(1012)
+    ((range(0, 3), ''), (range(0, 10), '1,002 more rows of 1,012 are not shown'))
+    """
+    if count <= MOST_ROWS:
+        return range(count), ""
+    return range(MOST_ROWS), f"{count - MOST_ROWS:,} more rows of {count:,} are not shown"
+
+
+def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *notes: str) -> str:
+    """A table with a header line; the notes stand below it, those that say something.
+
+    >>> "&lt;b&gt;" in table("Bounds", ["upper"], [["<b>"]])
+    True
+    """
+    top = "".join(f'<th style="{_HEAD}right">{html.escape(cell)}</th>' for cell in head)
+    body = "".join(f"{_ROW}{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    content = f"<thead>{_ROW}{top}</tr></thead><tbody>{body}</tbody>"
+    return _framed(title, f"{_TABLE}right;white-space:nowrap", content, notes)
+
+
+def batch(
+    title: str, head: Sequence[str], shape: tuple[int, ...], cells: Callable[[tuple[int, ...]], Sequence[str]]
+) -> str:
+    """A table with a line for each element of a batch, cut when it is long; `cells` are those of an index.
+
+    >>> "&#x27;" in batch("Squares", ["square"], (3,), lambda index: [str(index[0] ** 2) + "'"])
+    True
+    """
+    shown, rest = cut(math.prod(shape))
+    rows = []
+    for number in shown:
+        index: tuple[int, ...] = ()
+        for length in reversed(shape):
+            number, place = divmod(number, length)
+            index = (place, *index)
+        rows.append([*([", ".join(map(str, index))] if shape else []), *cells(index)])
+    named = f"{title}, batch of shape {shape}" if shape else title
+    return table(named, [*(["index"] if shape else []), *head], rows, rest)
+
+
+def fields(title: str, pairs: Iterable[tuple[str, str]], *notes: str, code: Container[str] = ()) -> str:
+    """Names with their values, one below the other; the values of the names in `code` are set as code.
+
+    >>> "<code>ja.Gaussian(1)</code>" in fields("Gaussian", [("typed", "ja.Gaussian(1)")], code=("typed",))
+    True
+    """
+    rows = []
+    for name, value in pairs:
+        shown = html.escape(value)
+        shown = f"<code>{shown}</code>" if name in code else shown
+        first = f'<th scope="row" style="{_HEAD}left">{html.escape(name)}</th>'
+        rows.append(f'{_ROW}{first}<td style="text-align:left">{shown}</td></tr>')
+    return _framed(title, f"{_TABLE}left", f"<tbody>{''.join(rows)}</tbody>", notes)
+
+
+def _framed(title: str, style: str, content: str, notes: Iterable[str]) -> str:
+    below = "".join(f'<div style="{_NOTE}">{html.escape(note)}</div>' for note in notes if note)
+    opening = f'<div style="overflow-x:auto"><div><strong>{html.escape(title)}</strong></div>'
+    return f'{opening}<table cellpadding="4" style="{style}">{content}</table>{below}</div>'

@@ -1,0 +1,89 @@
+"""Numbers as people and JSON read them: ends rounded outward, NaN and infinities written as words."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+__all__ = ["WORDS", "bracket", "numbers", "outward", "plain", "plain_record"]
+
+WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+"""What JSON has no number for, as the words that stand for it."""
+_NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
+
+
+def outward(value: float, spec: str, up: bool) -> str:
+    """`format(value, spec)`, but never rounded to the wrong side: at least the value if `up`, else at most.
+
+    So a privacy claim copied from the text holds.  The text is the nearest one of its length on that side.
+
+    >>> format(4.3771, ".3g"), outward(4.3771, ".3g", up=True), outward(4.3749, ".3g", up=True)
+    ('4.38', '4.38', '4.38')
+    >>> outward(4.3771, ".3g", up=False), outward(1e-5, ".3g", up=True), outward(math.inf, ".3g", up=True)
+    ('4.37', '1.01e-05', 'inf')
+    """
+    number = float(value)
+    text = format(number, spec)
+    if not math.isfinite(number):
+        return text
+    exact, there, step = Decimal(number), number, math.ulp(number)
+    while not _on_the_side(text, exact, up):
+        there = number + step if up else number - step
+        text, step = format(there, spec), 2.0 * step
+        if not math.isfinite(there):
+            return format(math.inf if up else -math.inf, spec)
+    return text
+
+
+def _on_the_side(text: str, exact: Decimal, up: bool) -> bool:
+    found = _NUMBER.search(text)
+    if found is None:
+        return ("-" not in text) == up  # an infinity, in whose place a percentage of a large number may stand
+    shown = Decimal(re.sub("[,_%]", "", found[0]))
+    shown = shown / 100 if found[0].endswith("%") else shown
+    return shown >= exact if up else shown <= exact
+
+
+def bracket(lower: float, upper: float, spec: str) -> str:
+    """[lower, upper], each end rounded outward.
+
+    >>> bracket(0.12344, 0.12346, ".4g")
+    '[0.1234, 0.1235]'
+    """
+    return f"[{outward(lower, spec, up=False)}, {outward(upper, spec, up=True)}]"
+
+
+def plain(value: Any) -> Any:
+    """Numbers, words or arrays of them as plain Python that JSON can hold, NaN and infinities as words.
+
+    >>> plain(np.array([1.5, np.inf])), plain(np.bool_(True)), plain("ok")
+    ([1.5, 'inf'], True, 'ok')
+    """
+    if isinstance(value, np.ndarray):
+        return [plain(item) for item in value] if value.ndim else plain(value[()])
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    item = value.item() if isinstance(value, np.generic) else value
+    return repr(item) if isinstance(item, float) and not math.isfinite(item) else item
+
+
+def numbers(node: Any) -> Any:
+    """What `plain` made of numbers, as numbers again; a word that is none of `WORDS` stays.
+
+    >>> numbers([1.5, "inf"])
+    [1.5, inf]
+    """
+    if isinstance(node, list):
+        return [numbers(item) for item in node]
+    return WORDS.get(node, node) if isinstance(node, str) else node
+
+
+def plain_record(record: Any) -> dict[str, Any]:
+    """The fields of a result as plain Python, a field that has `to_dict` by way of it."""
+    fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    return {name: value.to_dict() if hasattr(value, "to_dict") else plain(value) for name, value in fields.items()}

@@ -1,0 +1,266 @@
+"""Privacy profiles and trade-off functions of any mechanisms in one picture, their brackets as bands."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxacct import account
+from jaxacct.bounds import Bounds
+from jaxacct.files import optional_package
+from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
+from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.plots import style
+from jaxacct.plots.profiles import SMALLEST_DELTA
+from jaxacct.progress import Progress
+from jaxacct.representations.mechanism_profile import Profile, profile
+from jaxacct.validation import NON_NEGATIVE, PROBABILITY, InputError, check, choice, shown
+
+__all__ = ["plot_profiles", "plot_tradeoffs"]
+
+MOST_CURVES = 8
+"""Most curves in one picture: more could not be told apart."""
+ENDS_TRIED = (SMALLEST_DELTA, 1e-6, 1e-3, 0.1)
+"""Deltas at which a curve may end: the smallest one at which its epsilon is finite."""
+WIDEST = 10.0
+"""Where a curve ends if no such delta is found."""
+EPSILONS = 120
+"""Values of epsilon at which a profile is computed: on a logarithmic scale its chords still look smooth."""
+POINTS_PER_CHORD = 8
+"""Points drawn from one computed epsilon to the next."""
+LEAST_DRAWN = 1e-300
+"""A lower end of 0 is drawn here on a logarithmic axis: below everything that is shown."""
+RATES = 81
+"""False positive rates at which a trade-off function is computed."""
+
+
+class _Curve(NamedTuple):
+    """One curve: its name in the legend, and the profile that answers."""
+
+    name: str
+    profile: Profile
+
+
+def plot_profiles(
+    mechanisms: Mapping[str, Mechanism | Profile] | Mechanism | Profile,
+    *,
+    epsilon: Any = None,
+    relation: str | None = None,
+    axes: Any = None,
+) -> Any:
+    """Draw delta against epsilon for any mechanisms side by side (needs matplotlib).
+
+    Each line is the upper end of `delta(eps) = sup H_{e^eps}(P || Q)`, which is what a claim may use.  Between the
+    values of epsilon that are computed it is the chord in e^eps, which is no lower than delta, a convex function of
+    e^eps.  The band below it reaches down to the lower end; where the bracket is narrower than the line there is no
+    band to be seen.  The legend says of what kind each curve is.
+
+    Parameters
+    ----------
+    mechanisms : dict of str and Mechanism or Profile; or one of them
+        The names are those of the legend.  A batch is a curve for each of its elements, 8 curves at most.
+    epsilon : array_like >= 0, optional
+        Where delta is computed; by default 120 values up to where delta is 1e-10.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}, optional
+        By default "add_or_remove_one", and of a Profile its own.
+    axes : matplotlib Axes, optional
+        Where to draw; by default on a new figure, which a notebook shows and `axes.figure.savefig(path)` writes.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    Raises
+    ------
+    InputError
+        No mechanism, too many curves, profiles under different relations, or bad values.
+
+    References
+    ----------
+    Balle and Wang (2018), Improving the Gaussian Mechanism for Differential Privacy (the profile of a mechanism).
+
+    >>> import jaxacct as ja
+    >>> axes = ja.plot_profiles({"Gaussian": ja.Gaussian(2.0), "Laplace": ja.Laplace(2.0)}, epsilon=[0.0, 0.2, 0.4])
+    >>> axes.get_ylabel(), [line.get_label() for line in axes.get_lines()]
+    ('$\\\\delta(\\\\varepsilon)$', ['Gaussian (certified)', 'Laplace (certified)'])
+    """
+    curves, words = _curves(mechanisms, relation)
+    grid = _epsilons(curves) if epsilon is None else np.unique(check("epsilon", epsilon, NON_NEGATIVE))
+    with style.settings():
+        axes = _axes(axes, square=False)
+        found = _answers(curves, lambda one: one.delta(grid))
+        drawn = [_draw(axes, look, grid, each, "upper") for look, each in zip(_looks(curves), found, strict=True)]
+        smallest = min(line[line > 0.0].min(initial=1.0) for line in drawn)
+        axes.set_yscale("log")
+        axes.set_ylim(max(SMALLEST_DELTA if epsilon is None else 0.0, 0.5 * smallest), 1.5)
+        axes.set_xlim(left=float(grid[0]))
+        axes.set(xlabel=style.MEANING["epsilon"], ylabel="$\\delta(\\varepsilon)$")
+        style.title(axes, "privacy profile: lines are upper ends, bands reach down to lower ends", words)
+        axes.legend()
+    return axes
+
+
+def plot_tradeoffs(
+    mechanisms: Mapping[str, Mechanism | Profile] | Mechanism | Profile,
+    *,
+    fpr: Any = None,
+    relation: str | None = None,
+    axes: Any = None,
+) -> Any:
+    """Draw the trade-off functions of any mechanisms side by side (needs matplotlib).
+
+    Each line is the lower end of `f(alpha)`, the least false negative rate of any membership test with false positive
+    rate alpha: at the rates that are computed, no attack is below it.  The band above it reaches up to the upper end.
+
+    Parameters
+    ----------
+    mechanisms, relation, axes
+        As in `plot_profiles`.
+    fpr : array_like in [0, 1], optional
+        The false positive rates; by default 81 of them.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    Raises
+    ------
+    InputError
+        As in `plot_profiles`.
+
+    References
+    ----------
+    Dong, Roth and Su (2022), Gaussian Differential Privacy, Proposition 2.12.
+
+    >>> import jaxacct as ja
+    >>> axes = ja.plot_tradeoffs(ja.Gaussian(2.0), fpr=[0.0, 0.5, 1.0])
+    >>> axes.get_ylabel(), [line.get_label() for line in axes.get_lines()][0]
+    ('false negative rate $f(\\\\alpha)$', 'Gaussian (certified)')
+    """
+    curves, words = _curves(mechanisms, relation)
+    near_zero = np.concatenate([np.geomspace(1e-4, 1e-2, 10), np.linspace(0.0, 1.0, RATES - 10)])
+    grid = np.unique(near_zero) if fpr is None else np.unique(check("fpr", fpr, PROBABILITY))
+    with style.settings():
+        axes = _axes(axes, square=True)
+        for look, each in zip(_looks(curves), _answers(curves, lambda one: one.tradeoff(grid)), strict=True):
+            _draw(axes, look, grid, each, "lower")
+        axes.plot([0, 1], [1, 0], ":", color="0.5", linewidth=1.0, label="no leakage")
+        axes.set(xlabel="false positive rate $\\alpha$", ylabel="false negative rate $f(\\alpha)$")
+        axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        style.title(axes, "trade-off function: lines are lower ends,", "bands reach up to upper ends", words)
+        axes.legend()
+    return axes
+
+
+def _curves(mechanisms: Any, relation: str | None) -> tuple[list[_Curve], str]:
+    """The curves, an element of a batch each, and their relation in words."""
+    if relation is not None:
+        choice("relation", relation, RELATIONS)
+    named = mechanisms if isinstance(mechanisms, Mapping) else {"": mechanisms}
+    if not named:
+        raise InputError("mechanisms is empty; give at least one, such as {'A': ja.Gaussian(1.0)}")
+    curves: list[_Curve] = []
+    for name, given in named.items():
+        if isinstance(given, Profile):
+            if relation not in (None, given.relation):
+                raise InputError(
+                    f"relation = {relation!r} is not that of the profile, {given.relation!r}; leave relation out"
+                )
+            whole = given
+        else:
+            mechanism = require_mechanism(f"mechanisms[{shown(name)}]" if name else "mechanisms", given)
+            whole = profile(mechanism, relation or RELATIONS[0])
+        curves += _elements(str(name) or type(whole.mechanism).__name__, whole, MOST_CURVES - len(curves))
+    relations = {curve.profile.relation for curve in curves}
+    if len(relations) > 1:
+        raise InputError(f"the profiles have different relations, {', '.join(sorted(relations))}; draw each by itself")
+    return curves, style.RELATION[curves[0].profile.relation]
+
+
+def _elements(name: str, whole: Profile, room: int) -> list[_Curve]:
+    shape = batch_shape(whole.mechanism)
+    count = int(np.prod(shape))
+    if count > room:
+        raise InputError(f"the mechanisms have more than {MOST_CURVES} elements; draw at most {MOST_CURVES} at once")
+    if not shape:
+        return [_Curve(name, whole)]
+    return [_Curve(f"{name} {list(index)}", whole.element(index)) for index in itertools.product(*map(range, shape))]
+
+
+def _epsilons(curves: list[_Curve]) -> np.ndarray:
+    """Values from 0 to where delta of every curve is small, denser near 0, with the end of each curve among them."""
+    ends = [_end(curve.profile) for curve in curves]
+    return np.unique([*(np.linspace(0.0, 1.0, EPSILONS) ** 2 * max(*ends, 1e-3)), *ends])
+
+
+def _end(one: Profile) -> float:
+    """The epsilon at which delta is small, or, where there is mass at infinity, as small as it gets."""
+    found = account.epsilon(one.mechanism, np.array(ENDS_TRIED), relation=one.relation).upper
+    return float(next((end for end in found if np.isfinite(end)), WIDEST))
+
+
+def _answers(curves: list[_Curve], ask: Callable[[Profile], Bounds]) -> list[Bounds]:
+    """What each curve answers; a progress bar counts them."""
+    found: list[Bounds] = []
+    bar = Progress(len(curves), None, unit="curves")
+    try:
+        for curve in curves:
+            bar.update(len(found))
+            found.append(ask(curve.profile))
+        bar.update(len(found))
+    finally:
+        bar.close()
+    return found
+
+
+def _looks(curves: list[_Curve]) -> list[tuple[_Curve, Any, str]]:
+    """The curves with their colours and line styles."""
+    names = [curve.name for curve in curves]
+    return list(zip(curves, style.colours(names), style.dashes(len(names)), strict=True))
+
+
+def _draw(axes: Any, look: tuple[_Curve, Any, str], grid: np.ndarray, found: Bounds, end: str) -> np.ndarray:
+    """One curve: a line for the end that a claim may use, a band for the bracket; returns the values of the line."""
+    curve, colour, dash = look
+    kinds = "; ".join(dict.fromkeys(np.ravel(found.kind).tolist()))
+    unsure = float(np.mean(~np.asarray(found.ok)))
+    rest = f", {unsure:.0%} of points not ok" if unsure else ""
+    at = grid
+    lower, upper = np.asarray(found.lower), np.asarray(found.upper)
+    if end == "upper":
+        at, upper = _chords(grid, upper)
+        lower = np.minimum(np.interp(at, grid, lower), upper)
+    values = upper if end == "upper" else lower
+    axes.plot(at, values, dash, color=colour, label=f"{curve.name} ({kinds}{rest})")
+    axes.fill_between(at, np.maximum(lower, LEAST_DRAWN), upper, color=colour, alpha=0.25, linewidth=0)
+    return values
+
+
+def _chords(epsilon: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Points between the given ones on the chords of delta in e^eps.
+
+    >>> at, chord = _chords(np.array([0.0, 1.0]), np.array([1.0, 0.0]))
+    >>> at.size, bool(np.allclose(chord, 1 - np.expm1(at) / np.expm1(1.0)))
+    (9, True)
+    """
+    if epsilon.size < 2:
+        return epsilon, delta
+    gap = np.diff(epsilon)[:, None]
+    inside = np.linspace(0.0, 1.0, POINTS_PER_CHORD, endpoint=False)
+    share = np.expm1(gap * inside) / np.expm1(gap)
+    values = delta[:-1, None] + np.diff(delta)[:, None] * share
+    at = epsilon[:-1, None] + gap * inside
+    return np.append(at.ravel(), epsilon[-1]), np.append(values.ravel(), delta[-1])
+
+
+def _axes(given: Any, square: bool) -> Any:
+    """The axes to draw on: those given, or of a new figure of pyplot, which notebooks show by themselves."""
+    if given is not None:
+        return given
+    optional_package("matplotlib", "a picture")
+    from matplotlib import pyplot
+
+    return pyplot.subplots(figsize=(4.6, 4.9) if square else (5.4, 3.9), layout="constrained")[1]

@@ -1,0 +1,142 @@
+"""Sweeps of a DataFrame or a list of dicts: rows in order, with columns of the user's own beside the answers."""
+
+import numpy as np
+import pytest
+
+import jaxacct as ja
+from jaxacct.sweeps import read_grid, read_table
+
+RUN = {"noise_multiplier": 2.0, "sampling_probability": 1, "steps": 1, "delta": 1e-5}
+CALIBRATION = {"sampling_probability": 1, "steps": 1, "target_delta": 1e-5, "target_epsilon": 2.0}
+CSV = "site,noise_multiplier,sampling_probability,steps,delta\nA,2,1,1,1e-5\n07,3,1,1,1e-5\n"
+
+
+def refusal(call, *args, **kwargs):
+    with pytest.raises(ja.InputError) as refused:
+        call(*args, **kwargs)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def frame():
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame(
+        {
+            "site": ["A", "B", "C"],
+            "noise_multiplier": [2.0, None, 3.0],
+            "sampling_probability": 1.0,
+            "steps": [1, 1, 2],
+            "target_delta": 1e-5,
+            "target_epsilon": [None, 2.0, None],
+            "day": pandas.date_range("2024-01-01", periods=3),
+            "patients": [10, 20, 30],
+            "blind": [True, False, True],
+        },
+        index=["z", "y", "x"],
+    )
+
+
+def test_records_are_answered_in_order_with_what_else_they_hold():
+    runs = [
+        RUN | {"site": "A", "n": 5},
+        CALIBRATION | {"site": "B"},
+        RUN | {"noise_multiplier": 3.0, "site": "C", "n": 7},
+    ]
+    table = ja.sweep(runs)
+    assert table["site"].tolist() == ["A", "B", "C"]
+    np.testing.assert_array_equal(table["n"], [5.0, np.nan, 7.0])
+    assert table["quantity"].tolist() == ["epsilon", "noise_multiplier", "epsilon"]
+    exact = ja.epsilon(ja.Gaussian([2.0, 3.0]), 1e-5)
+    np.testing.assert_allclose(table["upper"][[0, 2]], exact.upper, rtol=1e-12)
+    assert table["noise_multiplier"][1] == ja.calibrate_noise_multiplier(2.0, 1e-5, 1.0, 1).value
+
+
+def test_a_frame_comes_back_with_its_index_and_columns():
+    given = frame()
+    answered = ja.sweep(given).to_pandas()
+    assert answered.index.tolist() == ["z", "y", "x"]
+    for name in ("site", "day", "patients", "blind"):
+        assert answered[name].tolist() == given[name].tolist() and answered[name].dtype == given[name].dtype
+    assert answered["quantity"].tolist() == ["epsilon", "noise_multiplier", "epsilon"]
+    joined = given.join(answered[["upper"]])
+    assert joined.loc["z", "upper"] == ja.epsilon(ja.Gaussian(2.0), 1e-5).upper
+
+
+def test_a_row_taken_from_a_table_keeps_its_index():
+    assert ja.sweep(frame()).take([2]).to_pandas().index.tolist() == ["x"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_what_stands_beside_the_answers_is_written_and_read(tmp_path, ending):
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    path = tmp_path / f"result.{ending}"
+    table = ja.sweep(frame(), out=path)
+    again = read_table(path)
+    assert list(again.columns) == list(table.columns)
+    assert again["site"].tolist() == ["A", "B", "C"] and again["patients"].tolist() == [10.0, 20.0, 30.0]
+    assert again["blind"].tolist() == ["True", "False", "True"] and again["day"][0].startswith("2024-01-01")
+    np.testing.assert_array_equal(again["upper"], table["upper"])
+
+
+def test_a_csv_grid_keeps_its_other_columns(tmp_path):
+    (tmp_path / "grid.csv").write_text(CSV)
+    assert read_grid(tmp_path / "grid.csv").beside["site"].tolist() == ["A", "07"]
+    assert ja.sweep(tmp_path / "grid.csv", out=tmp_path / "out.csv")["site"].tolist() == ["A", "07"]
+    assert "A,epsilon" in (tmp_path / "out.csv").read_text()
+
+
+def test_an_interrupted_sweep_goes_on_with_its_other_columns(tmp_path):
+    (tmp_path / "grid.csv").write_text(CSV)
+    out = tmp_path / "out.csv"
+    ja.sweep(tmp_path / "grid.csv", out=out)
+    whole = out.read_text()
+    ja.sweep(tmp_path / "grid.csv", out=out, overwrite=True, block=1)
+    assert out.read_text() == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sigma": 1}, "unknown column 'sigma'; did you mean 'noise_multiplier'?"),
+        ({"Noise Multiplier": 1}, "did you mean 'noise_multiplier'?"),
+        ({"noise_multipler": 1}, "did you mean 'noise_multiplier'?"),
+    ],
+)
+def test_a_column_that_looks_like_a_missing_input_is_refused(change, words):
+    rest = {name: value for name, value in RUN.items() if name != "noise_multiplier"}
+    assert words in refusal(ja.sweep, [rest | change])
+    assert len(ja.sweep([RUN | change])) == 1  # nothing is missing: it is a column of the user's own
+
+
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        ([], "no configurations"),
+        ([3], "grid[0] = 3 of type int is no record"),
+        (["a"], "no record"),
+        ([{"a": 1}], "no column is an input"),
+        ([RUN | {"upper": 3}], "name of a column of the answer"),
+        ([RUN, RUN | {"steps": -1}], "record 1: steps = -1 must be"),
+        ([RUN, RUN | {"steps": "a"}], "record 1: steps = 'a' must be"),
+        ([RUN, RUN | {"steps": None}], "record 1: steps and epsilon are missing"),
+        ([RUN | {"num_steps": 1, "steps": 2}, {"q": 3}], "record 1"),
+    ],
+)
+def test_bad_records_are_refused_with_their_place(grid, words):
+    assert words in refusal(ja.sweep, grid)
+
+
+def test_a_bad_row_of_a_frame_is_named_by_its_label():
+    bad = frame()
+    bad.loc["y", "steps"] = 0
+    assert "row 'y': steps" in refusal(ja.sweep, bad)
+    assert "appears twice" in refusal(ja.sweep, frame().rename(columns={"day": "site"}))
+    assert "no configurations" in refusal(ja.sweep, frame().iloc[:0])
+
+
+def test_options_that_do_not_go_with_records_are_refused(tmp_path):
+    assert "mode is for a dict" in refusal(ja.sweep, [RUN], mode="zip")
+    assert "leave steps out" in refusal(ja.sweep, [RUN], quantity="steps")
+    beside = refusal(ja.sweep, [RUN | {"site": "A"}], out=tmp_path / "out.csv", shard="1/2")
+    assert "'site'" in beside and "without shard" in beside
