@@ -1,0 +1,66 @@
+"""Subject: what a report is about, whatever it was read from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxacct.mechanisms import Mechanism
+from jaxacct.report.blocks import Rows
+from jaxacct.report.claim import Claim
+from jaxacct.validation import InputError
+
+__all__ = ["Origin", "Subject", "digest", "origin"]
+
+_PIECE = 2**20
+"""Bytes that are read at a time."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The file that was read: its path as it was given, and its SHA-256 digest.  Both are empty for a Python object."""
+
+    path: str = ""
+    sha256: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What a page is about.
+
+    what : what was read, in words.  summary : one sentence on what happened, or would happen.
+    claims : those to be told in detail.  spent : every mechanism, as a table.
+    mechanisms : all that takes part, for the assumptions.  assumed : assumptions of its own.
+    verify : command lines, or lines of Python, that check the claims.  covered : whether the second program covers
+    them.  origin : the file.
+    """
+
+    what: str
+    summary: str
+    claims: Sequence[Claim]
+    spent: Rows
+    mechanisms: Sequence[Mechanism]
+    assumed: Sequence[str]
+    verify: Sequence[str]
+    origin: Origin = Origin()
+
+
+def digest(path: str) -> str:
+    """The SHA-256 digest of a file; InputError where it cannot be read."""
+    found = hashlib.sha256()
+    try:
+        with Path(path).open("rb") as file:
+            while piece := file.read(_PIECE):
+                found.update(piece)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    return found.hexdigest()
+
+
+def origin(path: str, before: str) -> Origin:
+    """Where a subject was read from; InputError where the file changed while it was read."""
+    if digest(path) != before:
+        raise InputError(f"{path}: was changed while it was read; make the report when nothing writes to it")
+    return Origin(path, before)
