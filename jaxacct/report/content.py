@@ -47,14 +47,15 @@ def _blocks(subject: Subject, readings: Sequence[Readings | None], when: datetim
     yield Paragraph(subject.summary)
     many = len(subject.claims) > 1
     for place, (claim, risk) in enumerate(zip(subject.claims, readings, strict=True)):
-        yield Heading(claim.title if many else "What is claimed", 2, new_page=place > 0)
+        single = "What is claimed" if claim.happened else "What could be claimed"
+        yield Heading(claim.title if many else single, new_page=place > 0)
         yield Statement(
             f"{claim.title}: the claim" if not many else "The claim",
             wording.figure(claim),
             wording.in_words(claim),
             claim.may_be_claimed,
         )
-        yield Facts(_facts(claim))
+        yield Facts([*subject.details[place], *_facts(claim)])
         yield from _risk(claim, risk, 3 if many else 2)
     yield Heading("What was assumed", new_page=many)
     kinds = [claim.kind for claim in subject.claims if claim.kind]

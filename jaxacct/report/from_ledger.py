@@ -15,7 +15,7 @@ from jaxacct.report.claim import Claim
 from jaxacct.report.from_plan import SAMPLING, planned_mechanisms
 from jaxacct.report.rounding import down, up
 from jaxacct.report.subject import Subject, digest, origin
-from jaxacct.report.wording import safe
+from jaxacct.report.wording import TRAINING, safe
 from jaxacct.training import Ledger
 from jaxacct.training.ledger.stop_rule import promised
 from jaxacct.validation import DELTA, InputError, check_one
@@ -60,10 +60,22 @@ def from_ledger(ledger: Ledger, delta: float | None, tick: Callable[[str], None]
         summary,
         claims,
         _spent(ledger, at),
+        [_details(ledger)],
         [ledger.spent(), *(m for hs in ledger.headers.values() for line in hs for m in planned_mechanisms(line.plan))],
         _assumed(ledger, at),
         _commands(path or str(ledger.path), at),
     )
+
+
+def _details(ledger: Ledger) -> list[tuple[str, str]]:
+    """What the last plan asked for, and whether it was kept."""
+    plan = ledger.plan
+    if plan.target_epsilon is None:
+        return [("Target of the plan", "none")]
+    target = f"epsilon {plan.target_epsilon!r} at delta {plan.target_delta!r}"
+    spent = ledger.epsilon(plan.target_delta)
+    kept = bool(spent.ok) and bool(spent.upper <= plan.target_epsilon)
+    return [("Target of the plan", f"{target}: {'kept' if kept else 'not kept by all that the ledger holds'}")]
 
 
 def _refuse_open(path: str) -> None:
@@ -120,6 +132,7 @@ def _epsilon(bounds: Bounds) -> str:
 
 def _assumed(ledger: Ledger, delta: float) -> list[str]:
     found = [
+        *TRAINING,
         "The ledger holds everything that was released. Its checksums tell damage and lost lines. They are no "
         "signature, and do not stop anybody who rewrites the file.",
         "Entries with equal fingerprints released the same output, to the last bit. They count once.",

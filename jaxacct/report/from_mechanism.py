@@ -12,7 +12,7 @@ from jaxacct.mechanisms.combinators import Composed
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.subject import Subject
-from jaxacct.report.wording import safe
+from jaxacct.report.wording import GENERAL, safe
 from jaxacct.validation import DELTA, RELATIONS, InputError, check_one, choice
 
 __all__ = ["from_mechanism"]
@@ -46,7 +46,8 @@ def from_mechanism(
         "This is the description of a mechanism. Nothing on this page says that it was carried out.",
         [claim],
         Rows("The mechanism, and what it is made of.", ["mechanism"], [[safe(repr(one))[:600]] for one in parts]),
+        [[]],
         [mechanism],
-        [],
+        GENERAL,
         lines,
     )

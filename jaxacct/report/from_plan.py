@@ -14,6 +14,7 @@ from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.rounding import down, up
 from jaxacct.report.subject import Subject
+from jaxacct.report.wording import TRAINING
 from jaxacct.training import Plan
 
 __all__ = ["SAMPLING", "from_plan", "planned_mechanisms"]
@@ -59,10 +60,24 @@ def from_plan(plan: Plan, tick: Callable[[str], None], path: str = "") -> Subjec
         "ledger, and needs a report of its own.",
         [claim],
         _releases(plan),
+        [_details(plan)],
         [mechanism],
         _assumed(plan),
         _commands(plan, path),
     )
+
+
+def _details(plan: Plan) -> list[tuple[str, str]]:
+    """The plan in numbers; with a schedule they are averages."""
+    facts = [
+        ("Records in the data", f"{plan.dataset_size:,}"),
+        ("Steps", f"{plan.steps:,}"),
+        ("Expected batch size", f"{plan.expected_batch_size:.10g}"),
+        ("Noise multiplier", down(plan.noise_multiplier, 10)),
+    ]
+    if plan.repetitions is not None:
+        facts.append(("Candidates", f"{plan.candidates}, their number K by {plan.repetitions!r}"))
+    return facts
 
 
 def _releases(plan: Plan) -> Rows:
@@ -81,7 +96,7 @@ def _releases(plan: Plan) -> Rows:
 
 
 def _assumed(plan: Plan) -> list[str]:
-    found = [f"The number of records, {plan.dataset_size:,}, is public."]
+    found = [*TRAINING, f"The number of records, {plan.dataset_size:,}, is public."]
     if plan.filter:
         found.append(
             f"Later settings may depend on the data. A Renyi filter of order {plan.filter.order:g} bounds every path."

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism, dp_sgd
@@ -18,10 +16,11 @@ from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.rounding import down, up
 from jaxacct.report.subject import Subject, digest, origin
-from jaxacct.report.wording import RELATIONS, safe
+from jaxacct.report.wording import RELATIONS, TRAINING, safe
 from jaxacct.selection import select
 from jaxacct.sweeps import Table, read_table
 from jaxacct.sweeps import repetitions as laws
+from jaxacct.sweeps.grid import INPUTS
 from jaxacct.validation import InputError
 
 __all__ = ["MOST_DETAILED", "MOST_SHOWN", "from_table", "read_result"]
@@ -55,6 +54,7 @@ def from_table(table: Table, rows: Sequence[int] | None, tick: Callable[[str], N
         tick(f"row {row}")
         claims.append(_claim(table, row, row in detailed))
     told = [claim for row, claim in zip(shown, claims, strict=True) if row in detailed]
+    details = [_details(table, row) for row in detailed]
     stop = frozenset(place for place, claim in enumerate(claims) if not claim.may_be_claimed)
     name = shlex.quote(f"./{path}" if path.startswith("-") else path) if path else ""
     return Subject(
@@ -64,10 +64,9 @@ def from_table(table: Table, rows: Sequence[int] | None, tick: Callable[[str], N
         "such a run would cost. Nothing on this page says that one was carried out.",
         told,
         _overview(table, shown, claims, stop, rows is not None),
+        details,
         [claim.mechanism for claim in claims if claim.mechanism is not None],
-        ["Candidates of a private choice are i.i.d. and the score is the worst one."]
-        if "repetitions" in table.columns and any(table["repetitions"][shown])
-        else [],
+        TRAINING,
         [f"sha256sum {name}", f"jaxacct verify {name}"]
         if path
         else ["ja.verify(run, ja.epsilon(run, delta), delta=delta)"],
@@ -119,10 +118,10 @@ def _claim(table: Table, row: int, detailed: bool) -> Claim:
 
 def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
     """The bracket that the file states, and what is wrong with it."""
-    ends = [float(cells[name]) for name in ("lower", "estimate", "upper")]
+    low, middle, high = (float(cells[name]) for name in ("lower", "estimate", "upper"))
     kind, status = str(cells.get("kind", "")), str(cells.get("status", ""))
     try:
-        return Bounds(*ends, kind or "certified", status, safe(str(cells.get("engine", "")))), ""
+        return Bounds(low, middle, high, kind or "certified", status, safe(str(cells.get("engine", "")))), ""
     except (ValueError, InputError):
         return None, f"The row of the file is no bracket that jaxacct writes (status {safe(status)[:60]!r})."
 
@@ -167,6 +166,13 @@ def _overview(table: Table, shown: list[int], claims: list[Claim], stop: frozens
     caption += ", but for private choices outside the detailed rows." if "repetitions" in columns else "."
     header = ["row", *(name.replace("_", " ") for name in columns), "claim", "at", "kind", "status"]
     return Rows(caption, header, rows, stop)
+
+
+def _details(table: Table, row: int) -> list[tuple[str, str]]:
+    """The inputs of a row; what does not apply to it is left out."""
+    names = [name for name in INPUTS if name in table.columns]
+    cells = [(name, _cell(name, table[name][row])) for name in names]
+    return [(name.replace("_", " ").capitalize(), cell) for name, cell in cells if cell != "none"]
 
 
 def _cell(name: str, value: Any) -> str:

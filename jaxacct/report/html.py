@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 
@@ -37,6 +38,7 @@ min-width:3.4rem}
 th{color:#4a545e;font-weight:600}
 tr.stop td{color:#b3261e}
 figure{margin:1rem 0}
+.n{white-space:nowrap}
 figure svg{display:block;width:100%;max-width:600px;height:auto}
 figcaption{font-size:.88rem;color:#4a545e}
 pre{background:#f3f5f7;padding:12px 14px;overflow-x:auto;font:.84rem/1.5 ui-monospace,Menlo,Consolas,monospace;
@@ -45,9 +47,12 @@ white-space:pre-wrap;overflow-wrap:anywhere}
 .blanks span{border-top:1px solid #1d232a;padding-top:4px;font-size:.85rem;color:#4a545e}
 @media (max-width:640px){main{margin:0;padding:20px 16px;border:0}dl{grid-template-columns:1fr;
 gap:0}dd{margin-bottom:.5rem}
-.claim{padding:12px 14px}.claim strong{font-size:1.2rem}.blanks{grid-template-columns:1fr;gap:48px}}
-@page{size:A4;margin:17mm}
-@media print{body{background:#fff;font-size:10.5pt}main{max-width:none;margin:0;padding:0;border:0}
+.claim{padding:12px 14px}.claim strong{font-size:1.2rem}.blanks{grid-template-columns:1fr;gap:48px}
+figure svg text{font-size:19px}}
+@page{size:A4;margin:15mm}
+@media print{body{background:#fff;font-size:9.5pt;line-height:1.38}
+dl{gap:.12rem 1rem}figure svg{max-width:330px}h2{margin-top:1.2rem}.claim{padding:8px 14px;
+margin:.6rem 0}li{margin:.2rem 0}main{max-width:none;margin:0;padding:0;border:0}
 h2,h3{break-after:avoid}figure,.claim,tr,li,pre,.blanks{break-inside:avoid}.page{break-before:page}.wide{overflow:visible}
 table{font-size:8.5pt}thead{display:table-header-group}*{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
 """
@@ -61,7 +66,7 @@ def html(title: str, blocks: Sequence[Block]) -> str:
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{_text(title)}</title>\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{_plain(title)}</title>\n'
         f"<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
@@ -83,10 +88,10 @@ def _block(block: Block) -> str:
         case Rows():
             return _table(block)
         case Picture(svg, description, caption):
-            named = svg.replace('role="img"', f'role="img" aria-label="{_text(description)}"', 1)
+            named = svg.replace('role="img"', f'role="img" aria-label="{_plain(description)}"', 1)
             return f"<figure>{named}<figcaption>{_text(caption)}</figcaption></figure>"
         case Code(lines):
-            return "<pre>" + _text("\n".join(lines)) + "</pre>"
+            return "<pre>" + escape("\n".join(lines)) + "</pre>"
         case Blanks(names):
             return '<div class="blanks">' + "".join(f"<span>{_text(name)}</span>" for name in names) + "</div>"
 
@@ -104,5 +109,10 @@ def _table(block: Rows) -> str:
 
 
 def _text(text: str) -> str:
-    """Plain text as HTML; formulas get their signs."""
-    return escape(text.replace("<=", "≤"))
+    """Plain text as HTML; formulas get their signs, and numbers such as 1e-05 stay on one line."""
+    return re.sub(r"\d[\d.]*e-\d+", r'<span class="n">\g<0></span>', _plain(text))
+
+
+def _plain(text: str) -> str:
+    """Plain text as it may stand in an attribute, a title or a command line."""
+    return escape(text.replace("<=", "≤").replace(" %", "\u00a0%"))

@@ -195,8 +195,10 @@ def _readings(claim: Claim, prior: float, tick: Callable[[str], None]) -> Readin
         if relation not in _BOTH_WAYS:
             return None
         pair = (claim.upper, claim.given) if claim.quantity == "epsilon" else (claim.given, claim.upper)
-        mechanism, relation = by_points([*points, pair]), "add_or_remove_one"
-    found = read(mechanism, relation, prior, tick) if mechanism is not None else None
+        stand_in = by_points([*points, pair])
+        found = read(stand_in, "add_or_remove_one", prior, tick).as_bounds() if stand_in is not None else None
+    else:
+        found = read(mechanism, relation, prior, tick) if mechanism is not None else None
     if found is None or not all(np.isfinite(b.upper).all() for b in found if hasattr(b, "upper")):
         return None
     return found

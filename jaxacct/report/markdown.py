@@ -29,11 +29,9 @@ def _block(block: Block) -> str:
         case Facts(pairs):
             return "\n".join(f"- {_text(a)}: {_text(b)}" for a, b in pairs)
         case Rows(caption, header, rows, _):
-            lines = [header, ["---"] * len(header)]
-            text = [f"| {' | '.join(_text(cell) for cell in line)} |" for line in lines[:1]]
-            text.append(f"| {' | '.join(lines[1])} |")
-            text += [f"| {' | '.join(_text(cell) for cell in row)} |" for row in rows]
-            return f"{_text(caption)}\n\n" + "\n".join(text)
+            lines = [f"| {' | '.join(_text(cell) for cell in row)} |" for row in (header, *rows)]
+            lines.insert(1, f"| {' | '.join(['---'] * len(header))} |")
+            return f"{_text(caption)}\n\n" + "\n".join(lines)
         case Picture(_, description, caption):
             return f"{_text(caption)}\n\n{_text(description)}"
         case Code(lines):

@@ -10,7 +10,7 @@ from jaxacct.report.rounding import percent
 
 __all__ = ["attacker_curve"]
 
-_LEFT, _TOP, _WIDTH, _HEIGHT = 74.0, 22.0, 500.0, 320.0
+_LEFT, _TOP, _WIDTH, _HEIGHT = 96.0, 22.0, 484.0, 320.0
 """The plotting area, in the units of the view box."""
 _DECADES = 4
 """Both axes go from 10^-4 to 1."""
@@ -21,7 +21,7 @@ def attacker_curve(readings: Readings) -> str:
     """True-positive rate against false-positive rate on logarithmic axes, with the two rates of the sentences."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 410" role="img" font-family="inherit" '
-        f'font-size="13" fill="{_INK}">'
+        f'font-size="14" fill="{_INK}">'
     ]
     for decade in range(_DECADES + 1):
         value = 10.0 ** (decade - _DECADES)

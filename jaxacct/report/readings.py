@@ -44,6 +44,14 @@ class Readings(NamedTuple):
         """The upper end of the true-positive rate at one of `FALSE_POSITIVE_RATES`."""
         return float(self.tpr.upper[np.flatnonzero(self.fpr == fpr)[0]])
 
+    def as_bounds(self) -> Readings:
+        """The same upper ends, as those of a mechanism that leaks less than the one that was read."""
+        tpr, advantage, posterior, success = (
+            Bounds(np.zeros_like(b.upper), b.upper, b.upper, "bound", "ok", b.engine)
+            for b in (self.tpr, self.advantage, self.posterior, self.bayes_success)
+        )
+        return self._replace(tpr=tpr, advantage=advantage, posterior=posterior, bayes_success=success)
+
 
 def read(mechanism: Mechanism, relation: str, prior: float, tick: Callable[[str], None]) -> Readings:
     """The readings of one mechanism; `tick` is told of each before it is computed.

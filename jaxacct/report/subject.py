@@ -32,15 +32,16 @@ class Subject:
 
     what : what was read, in words.  summary : one sentence on what happened, or would happen.
     claims : those to be told in detail.  spent : every mechanism, as a table.
+    details : names and what they are, for each claim.
     mechanisms : all that takes part, for the assumptions.  assumed : assumptions of its own.
-    verify : command lines, or lines of Python, that check the claims.  covered : whether the second program covers
-    them.  origin : the file.
+    verify : command lines, or lines of Python, that check the claims.  origin : the file.
     """
 
     what: str
     summary: str
     claims: Sequence[Claim]
     spent: Rows
+    details: Sequence[Sequence[tuple[str, str]]]
     mechanisms: Sequence[Mechanism]
     assumed: Sequence[str]
     verify: Sequence[str]

@@ -12,8 +12,10 @@ from jaxacct.report.readings import FALSE_POSITIVE_RATES, Readings
 from jaxacct.report.rounding import percent, plain_percent, up
 
 __all__ = [
+    "GENERAL",
     "LIMITS",
     "RELATIONS",
+    "TRAINING",
     "assumptions",
     "described",
     "figure",
@@ -46,13 +48,23 @@ LIMITS = (
     "Epsilon and delta are upper bounds on what any attacker can do. They do not measure what a known attack achieves.",
 )
 """What no claim says."""
-_BASICS = (
-    "The contribution of every record is clipped before noise is added, so that one record moves a sum by at most the "
-    "clip norm. The noise multiplier is relative to that norm.",
-    "The random keys, the noise and the sampled batches stay secret. Whoever has the keys can take the noise away. "
-    "Checkpoints of the trainer hold them.",
-    "The noise is random to anybody else: it comes from a cryptographic generator and has the stated law.",
+SECRECY = (
+    "The random keys and the noise stay secret, and the noise has the stated law to anybody else. Whoever has the keys "
+    "can take the noise away."
 )
+"""What is assumed of every release with noise."""
+TRAINING = (
+    "The gradient of every record is clipped before noise is added, so that one record moves the sum by at most "
+    "the clip "
+    "norm. The noise multiplier is relative to that norm.",
+    f"{SECRECY} The sampled batches stay secret, too. Checkpoints of the trainer hold the keys.",
+)
+"""What is assumed of a training run."""
+GENERAL = (
+    "One record moves what the mechanism adds noise to by at most the sensitivity to which its noise is relative.",
+    SECRECY,
+)
+"""What is assumed of a mechanism of which nothing more is known."""
 _OF_CLASS = {
     "PoissonSampled": "Batches are Poisson samples: in every step each record takes part independently, with the "
     "stated probability. Shuffled batches, or batches of a fixed size, are not covered by this.",
@@ -84,15 +96,15 @@ def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
 
 
 def assumptions(mechanisms: Iterable[Mechanism], kinds: Iterable[str], own: Iterable[str]) -> list[str]:
-    """What was assumed: always, of these mechanisms, by answers of these kinds, and by the source itself."""
+    """What was assumed: by the source itself, of these mechanisms, and by answers of these kinds."""
     names = {type(one).__name__ for mechanism in mechanisms for one in mechanisms_in(mechanism)}
-    found = list(_BASICS) + [text for name, text in _OF_CLASS.items() if name in names]
+    found = [*own, *(text for name, text in _OF_CLASS.items() if name in names)]
     for kind in dict.fromkeys(kinds):
         if kind.startswith("conditional"):
             found.append(f"The answer is {kind}. It holds under that assumption only.")
         elif kind == "bound":
             found.append("The answer is a theorem's upper bound. The true epsilon may be smaller.")
-    return found + list(own)
+    return found
 
 
 def kind_in_words(kind: str) -> str:
@@ -121,7 +133,13 @@ def in_words(claim: Claim) -> str:
         "add_one": "If one record were added",
         "remove_one": "If one record were taken out",
     }.get(claim.relation, "If one record were added or taken out")
-    times = up(math.exp(epsilon) * (1.0 + 1e-15), 4) if epsilon < 700.0 else f"e^{up(epsilon, 6)}"
+    times = (
+        "1"
+        if epsilon == 0.0
+        else up(math.exp(epsilon) * (1.0 + 1e-15), 4)
+        if epsilon < 700.0
+        else f"e^{up(epsilon, 6)}"
+    )
     would = "is" if claim.happened else "would be"
     return (
         f"What {would} released is ({up(epsilon, 6)}, {up(delta, 6)})-differentially private. {change}, the "
@@ -135,18 +153,18 @@ _TELLS = {
         "An attacker who tells two given records apart, and wrongly names the first one in 1 of {n} cases, "
         "rightly names "
         "it in at most {rate} of the cases where it was used",
-        "which of the two records was used",
+        "which of the two records was used, the first with probability {prior} beforehand,",
     ),
     "add_one": (
         "An attacker who wrongly clears 1 in {n} of the records that were used, rightly clears at most {rate} of the "
         "records that were not",
-        "that a record was not used",
+        "whether a record was used, which it was with probability {prior} beforehand,",
     ),
 }
 _ACCUSES = (
     "An attacker who falsely accuses 1 in {n} of the records that were not used, rightly accuses at most {rate} of the "
     "records that were",
-    "whether a record was used",
+    "whether a record was used, which it was with probability {prior} beforehand,",
 )
 """By the relation: what a true-positive rate means, and what the attacker tells."""
 
@@ -165,8 +183,7 @@ def risks(readings: Readings, relation: str) -> list[str]:
         )
     guess = plain_percent(max(readings.prior, 1.0 - readings.prior))
     found.append(
-        f"An attacker who has to tell {what}, at a probability of {prior} beforehand, is right with probability "
-        f"at most "
+        f"An attacker who has to tell {what.format(prior=prior)} is right with probability at most "
         f"{percent(float(readings.bayes_success.upper))}. Without the output it is {guess}."
     )
     found.append(
