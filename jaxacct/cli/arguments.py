@@ -1,4 +1,7 @@
-"""The options of each command, and the numbers in them."""
+"""The options of each command, and the numbers in them.
+
+A little above 300 lines, so that all options of all commands, with their help, are in one place.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxacct import account
-from jaxacct.bounds import Bounds
+from jaxacct.bounds import Bounds, explain
 from jaxacct.mechanisms import Mechanism, dp_sgd
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
@@ -139,8 +139,14 @@ def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
     """The claim with the larger of both upper ends; nothing to claim where the two brackets have no point in common."""
     assert claim.bounds is not None
     ask = account.delta if claim.quantity == "delta" else account.epsilon
-    again = ask(mechanism, claim.given, relation=claim.relation)
     fields = {name: getattr(claim, name) for name in ("title", "quantity", "given", "relation", "mechanism")}
+    try:
+        again = ask(mechanism, claim.given, relation=claim.relation)
+    except InputError as error:
+        return Claim(**fields, bounds=claim.bounds, trouble=f"It cannot be derived again: {safe(str(error))[:200]}")
+    if not again.ok:
+        words = f"Its parameters give an answer of status {again.status!r} now. {explain(str(again.status))}"
+        return Claim(**fields, bounds=again, trouble=words)
     if not (again.lower <= claim.bounds.upper and claim.bounds.lower <= again.upper):
         words = (
             f"The file says {claim.quantity} <= {up(claim.upper, 9)}, but its parameters give "

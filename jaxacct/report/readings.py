@@ -94,9 +94,9 @@ def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
     for epsilon, delta in sorted(points):
         if not (np.isfinite(epsilon) and 0.0 <= delta < 1.0):
             continue
-        if kept and (delta >= kept[-1][1]):
+        if kept and delta >= kept[-1][1]:
             continue
-        if kept and epsilon < kept[-1][0] + _LEAST_GAP:
-            epsilon = kept[-1][0] + _LEAST_GAP  # the profile falls: what holds at an epsilon holds beyond it
+        least = kept[-1][0] + _LEAST_GAP if kept else _LEAST_GAP if epsilon else 0.0
+        epsilon = max(epsilon, least)  # the profile falls: what holds at an epsilon holds beyond it
         kept.append((epsilon, delta))
     return PrivacyProfile([e for e, _ in kept], [d for _, d in kept]) if kept else None
