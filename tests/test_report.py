@@ -48,6 +48,7 @@ class Page(html.parser.HTMLParser):
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
+        self.words.append("" if tag == "span" else " ")
 
     def handle_data(self, data):
         if self.open and self.open[-1] != "style":
@@ -219,7 +220,7 @@ def test_every_status(status):
         ({"kind": ATTACK}, "no bracket that jaxacct writes"),
         ({"relation": ATTACK}, "relation is not one that jaxacct knows"),
         ({"noise_multiplier": -1.0}, "Its parameters describe no run"),
-        ({"noise_multiplier": math.nan}, "Its parameters describe no run"),
+        ({"noise_multiplier": math.nan}, "has no noise multiplier"),
         ({"repetitions": ATTACK}, "Its parameters describe no run"),
         ({"delta": math.nan}, "has no delta"),
         ({"delta": 2.0}, "cannot be derived again"),
@@ -411,6 +412,15 @@ def test_rounding_goes_to_the_safe_side(value, digits):
 def test_per_cent_is_never_too_low(value):
     shown = float(percent(value).removesuffix(" %"))
     assert shown <= 100.0 and (shown / 100.0 >= value * (1 - 1e-15) or shown == 100.0)
+
+
+def test_a_schedule_of_many_noises_is_cut_at_a_stated_limit():
+    plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=50.0, steps=600)
+    parts = [
+        segment._replace(start=k, steps=1, noise_multiplier=50.0 + k) for k, segment in enumerate(plan.segments * 600)
+    ]
+    made = report(Plan.of(parts, like=plan))
+    assert "The first 500 of 600 kinds are shown; epsilon counts all." in parsed(made).text
 
 
 # Wrong inputs and the command

@@ -14,7 +14,7 @@ from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.from_plan import SAMPLING, planned_mechanisms
 from jaxacct.report.rounding import down, up
-from jaxacct.report.subject import Subject, digest, origin
+from jaxacct.report.subject import Subject, counted, digest, origin
 from jaxacct.report.wording import TRAINING, safe
 from jaxacct.training import Ledger
 from jaxacct.training.ledger.stop_rule import promised
@@ -122,7 +122,7 @@ def _spent(ledger: Ledger, delta: float) -> Rows:
             own = own and "as above"
     header = ["run", "what was released", "noise multiplier", "sampling probability", "how often"]
     header += ["epsilon of the run"] if several else []
-    return Rows("Every release in the ledger. Equal ones are counted together.", header, rows)
+    return counted("Every release in the ledger. Equal ones are counted together.", header, rows)
 
 
 def _epsilon(bounds: Bounds) -> str:

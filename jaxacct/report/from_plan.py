@@ -13,7 +13,7 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.rounding import down, up
-from jaxacct.report.subject import Subject
+from jaxacct.report.subject import Subject, counted
 from jaxacct.report.wording import TRAINING
 from jaxacct.training import Plan
 
@@ -92,7 +92,7 @@ def _releases(plan: Plan) -> Rows:
     ]
     header = ["what would be released", "noise multiplier", "sampling probability", "how often"]
     what = "Every release of one candidate of the plan" if plan.repetitions is not None else "Every release of the plan"
-    return Rows(f"{what}. Equal ones are counted together.", header, rows)
+    return counted(f"{what}. Equal ones are counted together.", header, rows)
 
 
 def _assumed(plan: Plan) -> list[str]:

@@ -31,6 +31,8 @@ MOST_DETAILED = 3
 """Rows that are told in detail unless rows are asked for."""
 MOST_ASKED = 20
 """Rows that may be asked for: each is a page with a picture."""
+PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
+"""What a run of DP-SGD is made from."""
 _SHOWN = ("name", "noise_multiplier", "sampling_probability", "steps", "repetitions")
 """Columns of the file that the page shows, where they are there."""
 
@@ -101,9 +103,10 @@ def _claim(table: Table, row: int, detailed: bool) -> Claim:
     mechanism = None
     if not trouble and relation not in RELATIONS:
         trouble = "Its neighbouring relation is not one that jaxacct knows."
-    if not trouble and math.isnan(given):
-        trouble = f"The row has no {asked.replace('_', ' ')}."
-    if not trouble:
+    missing = [name for name in (asked, *PARAMETERS) if math.isnan(float(cells.get(name, math.nan)))]
+    if not trouble and missing and bounds is not None and bounds.ok:
+        trouble = f"The row has no {missing[0].replace('_', ' ')}."
+    if not trouble and not missing:
         try:
             mechanism = _mechanism(cells)
         except (InputError, ValueError, KeyError) as error:
@@ -120,14 +123,17 @@ def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
     """The bracket that the file states, and what is wrong with it."""
     low, middle, high = (float(cells[name]) for name in ("lower", "estimate", "upper"))
     kind, status = str(cells.get("kind", "")), str(cells.get("status", ""))
+    without = math.isnan(high) and not kind  # a row without an answer has no kind
     try:
-        return Bounds(low, middle, high, kind or "certified", status, safe(str(cells.get("engine", "")))), ""
+        return Bounds(
+            low, middle, high, "certified" if without else kind, status, safe(str(cells.get("engine", "")))
+        ), ""
     except (ValueError, InputError):
         return None, f"The row of the file is no bracket that jaxacct writes (status {safe(status)[:60]!r})."
 
 
 def _mechanism(cells: dict[str, Any]) -> Mechanism:
-    run = dp_sgd(*(float(cells[name]) for name in ("noise_multiplier", "sampling_probability", "steps")))
+    run = dp_sgd(*(float(cells[name]) for name in PARAMETERS))
     word = str(cells.get("repetitions", ""))
     if not word:
         return run
@@ -162,7 +168,8 @@ def _overview(table: Table, shown: list[int], claims: list[Claim], stop: frozens
     rows = []
     for row, claim in zip(shown, claims, strict=True):
         cells = [str(row), *(_cell(name, table[name][row]) for name in columns)]
-        given = f"{'epsilon' if claim.quantity == 'delta' else 'delta'} = {claim.given!r}"
+        where = "epsilon" if claim.quantity == "delta" else "delta"
+        given = "none" if math.isnan(claim.given) else f"{where} = {claim.given!r}"
         upper = f"{claim.quantity} <= {up(claim.upper, 6)}" if claim.may_be_claimed else "not to be claimed"
         rows.append([*cells, upper, given, claim.kind or "none", claim.status or "unknown"])
     caption = f"{len(shown):,} of {len(table):,} rows"

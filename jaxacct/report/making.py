@@ -88,7 +88,7 @@ def report(
     >>> page.claims[0].upper == float(ja.epsilon(ja.Gaussian(2.0), 1e-5).upper)
     True
     >>> round(page.readings[0].rate(0.01), 4)
-    0.0341
+    0.0339
     """
     if out is not None:
         page_path(out)  # refused before the work

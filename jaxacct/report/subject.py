@@ -12,10 +12,12 @@ from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.validation import InputError
 
-__all__ = ["Origin", "Subject", "digest", "origin"]
+__all__ = ["Origin", "Subject", "counted", "digest", "origin"]
 
 _PIECE = 2**20
 """Bytes that are read at a time."""
+_MOST_RELEASES = 500
+"""Kinds of release that a page lists."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,13 @@ class Subject:
     assumed: Sequence[str]
     verify: Sequence[str]
     origin: Origin = Origin()
+
+
+def counted(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Rows:
+    """A table of releases, cut at a stated limit."""
+    if len(rows) > _MOST_RELEASES:
+        caption += f" The first {_MOST_RELEASES:,} of {len(rows):,} kinds are shown; epsilon counts all."
+    return Rows(caption, header, rows[:_MOST_RELEASES])
 
 
 def digest(path: str) -> str:
