@@ -5,6 +5,7 @@ import html.parser
 import json
 import math
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from training_cases import PLAN, TARGETED, gaussian_epsilon, note, written
 import jaxacct as ja
 from jaxacct import cli, selection
 from jaxacct.bounds import STATUSES
+from jaxacct.interop import to_json
 from jaxacct.report import Claim, report
 from jaxacct.report import html as html_page
-from jaxacct.report.blocks import Facts, Heading, Paragraph, Picture, Rows
+from jaxacct.report.blocks import Code, Facts, Heading, Paragraph, Picture, Rows
 from jaxacct.report.markdown import markdown
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, by_points
 from jaxacct.report.rounding import down, percent, up
@@ -194,6 +196,34 @@ def test_a_row_of_delta():
     assert f"delta <= {up(made.claims[0].upper, 6)} at epsilon = 1.0" in parsed(made).text
 
 
+def commands(made):
+    """The lines of code on a page."""
+    (code,) = [block for block in made.blocks if isinstance(block, Code)]
+    return list(code.lines)
+
+
+def test_the_command_lines_on_the_page_verify_the_claim(path, capsys, tmp_path):
+    pytest.importorskip("flint")
+    with Ledger.create(path, PLAN, run="r") as ledger:
+        note(ledger, 0)
+    sweep(RUN, progress=False).to_csv(tmp_path / "a result's.csv")
+    for source in (path, tmp_path / "a result's.csv"):
+        digest, *others = map(shlex.split, commands(report(source)))
+        assert digest == ["sha256sum", str(source)] and others
+        assert [cli.main(words[1:]) for words in others] == [0] * len(others)
+    capsys.readouterr()
+    for name, text, options in (
+        ("a plan's.json", PLAN.to_json(), {}),
+        ("m.json", to_json(ja.Gaussian(2.0)), {"delta": 1e-5, "relation": "add_one"}),
+    ):
+        (tmp_path / name).write_text(text)
+        python, flag, code = shlex.split(commands(report(tmp_path / name, **options))[1])
+        exec(code, {})
+        assert (python, flag) == ("python", "-c") and "verified" in capsys.readouterr().out
+    exec("\n".join(["from jaxacct import *", *commands(report(ja.Gaussian(2.0), delta=1e-5))]), {})
+    assert "verified" in capsys.readouterr().out
+
+
 # What must not be claimed
 
 
@@ -319,7 +349,6 @@ def test_a_renyi_filter_has_risks_by_its_points(path):
     assert report(plan).claims[0].upper == float(plan.epsilon.upper)
 
 
-@pytest.mark.slow  # a private choice takes seconds for each value of its profile
 def test_a_private_choice():
     run = selection.select(ja.Gaussian(4.0), selection.Geometric(0.2))
     made = report(run, delta=1e-5)
@@ -472,6 +501,7 @@ def test_the_command(tmp_path, capsys):
         ([], "FILE is missing"),
         ([source], "--out is missing"),
         ([source, "--out", "x.txt"], "must end in .html"),
+        ([source, "--out", str(tmp_path / "no" / "x.md")], "cannot be written"),
         ([source, "--out", str(page), "--rows", "a"], "rows = 'a' must be a row number"),
         ([source, "--out", str(page), "--prior", "0.1,0.2"], "prior must be one number"),
         ([source, "--out", str(page), "--delta", "1e-5"], "a result has its own"),

@@ -69,6 +69,8 @@ def _blocks(subject: Subject, readings: Sequence[Readings | None], when: datetim
         "With jaxacct installed, and the file in place:" if subject.origin.path else "With jaxacct installed:"
     )
     yield Code(list(subject.verify))
+    if subject.note:
+        yield Paragraph(subject.note)
     yield Paragraph(_VERIFIED)
     yield Heading("Record")
     yield Facts(_record(subject, when))

@@ -15,7 +15,8 @@ from jaxacct.report.claim import Claim
 from jaxacct.report.from_plan import SAMPLING, planned_mechanisms
 from jaxacct.report.rounding import down, up
 from jaxacct.report.subject import Subject, counted, digest, origin
-from jaxacct.report.wording import TRAINING, safe
+from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, TRAINING, mechanisms_in, safe
+from jaxacct.selection import AdaptiveSelection, Selection
 from jaxacct.training import Ledger
 from jaxacct.training.ledger.stop_rule import promised
 from jaxacct.validation import DELTA, InputError, check_one
@@ -64,6 +65,7 @@ def from_ledger(ledger: Ledger, delta: float | None, tick: Callable[[str], None]
         [ledger.spent(), *(m for hs in ledger.headers.values() for line in hs for m in planned_mechanisms(line.plan))],
         _assumed(ledger, at),
         _commands(path or str(ledger.path), at),
+        FILTER_NOTE if filtered else CHOICE_NOTE if _has_choice(ledger) else "",
     )
 
 
@@ -91,6 +93,12 @@ def _refuse_open(path: str) -> None:
         raise InputError(f"{path}: another process is writing it; make the report when the run has ended") from None
     except OSError:
         return  # a file system without such locks
+
+
+def _has_choice(ledger: Ledger) -> bool:
+    """Whether a private choice is among the entries."""
+    inside = (one for spent in ledger.runs.values() for other in spent.others for one in mechanisms_in(other))
+    return any(isinstance(one, Selection | AdaptiveSelection) for one in inside)
 
 
 def _profile(ledger: Ledger) -> tuple[tuple[float, float], ...]:

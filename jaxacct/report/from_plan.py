@@ -14,7 +14,7 @@ from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.rounding import down, up
 from jaxacct.report.subject import Subject, counted
-from jaxacct.report.wording import TRAINING
+from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, TRAINING
 from jaxacct.training import Plan
 
 __all__ = ["SAMPLING", "from_plan", "planned_mechanisms"]
@@ -64,6 +64,7 @@ def from_plan(plan: Plan, tick: Callable[[str], None], path: str = "") -> Subjec
         [mechanism],
         _assumed(plan),
         _commands(plan, path),
+        FILTER_NOTE if plan.filter else CHOICE_NOTE if plan.repetitions is not None else "",
     )
 
 

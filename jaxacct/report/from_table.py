@@ -16,7 +16,7 @@ from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.rounding import down, up
 from jaxacct.report.subject import Subject, digest, origin
-from jaxacct.report.wording import RELATIONS, TRAINING, safe
+from jaxacct.report.wording import CHOICE_NOTE, RELATIONS, TRAINING, safe
 from jaxacct.selection import select
 from jaxacct.sweeps import Table, read_table
 from jaxacct.sweeps import repetitions as laws
@@ -61,17 +61,15 @@ def from_table(table: Table, rows: Sequence[int] | None, tick: Callable[[str], N
     name = shlex.quote(f"./{path}" if path.startswith("-") else path) if path else ""
     return Subject(
         "the result of a sweep",
-        f"The file has {len(table):,} row{'s' if len(table) > 1 else ''}, one configuration of DP-SGD each. It "
-        f"says what "
-        "such a run would cost. Nothing on this page says that one was carried out.",
+        f"The file has {len(table):,} row{'s' if len(table) > 1 else ''}, one configuration of DP-SGD each. "
+        "It says what such a run would cost. Nothing on this page says that one was carried out.",
         told,
         _overview(table, shown, claims, stop, rows is not None),
         details,
         [claim.mechanism for claim in claims if claim.mechanism is not None],
         TRAINING,
-        [f"sha256sum {name}", f"jaxacct verify {name}"]
-        if path
-        else ["ja.verify(run, ja.epsilon(run, delta), delta=delta)"],
+        [f"sha256sum {name}", f"jaxacct verify {name}"] if path else ["jaxacct verify result.csv"],
+        CHOICE_NOTE if "repetitions" in table.columns and any(table["repetitions"][shown]) else "",
     )
 
 

@@ -36,7 +36,8 @@ class Subject:
     claims : those to be told in detail.  spent : every mechanism, as a table.
     details : names and what they are, for each claim.
     mechanisms : all that takes part, for the assumptions.  assumed : assumptions of its own.
-    verify : command lines, or lines of Python, that check the claims.  origin : the file.
+    verify : command lines, or lines of Python, that check the claims.  note : what they do not check.  origin : the
+    file.
     """
 
     what: str
@@ -47,6 +48,7 @@ class Subject:
     mechanisms: Sequence[Mechanism]
     assumed: Sequence[str]
     verify: Sequence[str]
+    note: str = ""
     origin: Origin = Origin()
 
 

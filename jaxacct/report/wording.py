@@ -12,6 +12,8 @@ from jaxacct.report.readings import FALSE_POSITIVE_RATES, Readings
 from jaxacct.report.rounding import percent, plain_percent, up
 
 __all__ = [
+    "CHOICE_NOTE",
+    "FILTER_NOTE",
     "GENERAL",
     "LIMITS",
     "RELATIONS",
@@ -81,6 +83,11 @@ _OF_CLASS = {
     "ApproximateDP": "The stated epsilon and delta hold for the mechanism that they stand for.",
 }
 """What is assumed where a mechanism of a class takes part."""
+
+
+FILTER_NOTE = "The second program checks the composition of the releases. It does not check the Renyi filter."
+CHOICE_NOTE = "The second program does not cover private choices. It leaves them undecided."
+"""What `jaxacct verify` does not check."""
 
 
 def safe(text: str) -> str:
