@@ -24,6 +24,7 @@ from jaxacct.report.blocks import Code, Facts, Heading, Paragraph, Picture, Rows
 from jaxacct.report.markdown import markdown
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, by_points
 from jaxacct.report.rounding import down, percent, up
+from jaxacct.report.subject import counted
 from jaxacct.report.wording import in_words, safe
 from jaxacct.sweeps import Table, sweep
 from jaxacct.training import Ledger, Plan
@@ -189,6 +190,24 @@ def test_many_rows_are_cut_at_a_stated_limit():
     made = report(result)
     text = parsed(made).text
     assert len(made.claims) == 3 and "50 of 80 rows; the limit is 50, choose others with --rows" in text
+
+
+def test_fixed_batches_and_those_without_replacement_say_what_they_assume():
+    some = {"target_delta": 1e-5, "dataset_size": 50, "expected_batch_size": 50, "noise_multiplier": 5.0, "steps": 4}
+    text = parsed(report(Plan(**some, sampling="fixed_batches"))).text
+    assert "The batches of a pass are disjoint" in text and "Poisson" not in text
+    assert "one pass over fixed batches" in text
+    text = parsed(report(Plan(**some, sampling="without_replacement"))).text
+    assert "all batches of its size being equally likely" in text
+
+
+def test_rows_of_private_choices_are_derived_again():
+    some = {"noise_multiplier": 4.0, "sampling_probability": 1, "steps": 1, "delta": 1e-5, "repetitions": "geometric"}
+    result = sweep(some | {"gamma": [0.2, 0.5]}, progress=False)
+    assert report(result, rows=[1]).claims[0].upper == pytest.approx(result["upper"][1], rel=1e-3)
+    result.columns["upper"][0] = result.columns["estimate"][0] = result.columns["lower"][0] = 1e-3
+    made = report(result, rows=[0])
+    assert "The file was changed" in made.claims[0].trouble and "leaves them undecided" in parsed(made).text
 
 
 def test_a_row_of_delta():
@@ -449,13 +468,9 @@ def test_per_cent_is_never_too_low(value):
     assert shown <= 100.0 and (shown / 100.0 >= value * (1 - 1e-15) or shown == 100.0)
 
 
-def test_a_schedule_of_many_noises_is_cut_at_a_stated_limit():
-    plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=50.0, steps=600)
-    parts = [
-        segment._replace(start=k, steps=1, noise_multiplier=50.0 + k) for k, segment in enumerate(plan.segments * 600)
-    ]
-    made = report(Plan.of(parts, like=plan))
-    assert "The first 500 of 600 kinds are shown; epsilon counts all." in parsed(made).text
+def test_a_long_list_of_releases_is_cut_at_a_stated_limit():
+    rows = counted("Every release.", ["name"], [[str(k)] for k in range(600)])
+    assert len(rows.rows) == 500 and rows.caption.endswith("The first 500 of 600 kinds are shown; epsilon counts all.")
 
 
 # Wrong inputs and the command

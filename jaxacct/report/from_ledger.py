@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,11 +13,12 @@ from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.from_plan import SAMPLING, planned_mechanisms
 from jaxacct.report.rounding import down, up
-from jaxacct.report.subject import Subject, counted, digest, origin
-from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, TRAINING, mechanisms_in, safe
+from jaxacct.report.subject import Subject, counted, digest, origin, quoted
+from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAINING, mechanisms_in, safe
 from jaxacct.selection import AdaptiveSelection, Selection
 from jaxacct.training import Ledger
 from jaxacct.training.ledger.stop_rule import promised
+from jaxacct.training.step.step_mechanisms import FIXED
 from jaxacct.validation import DELTA, InputError, check_one
 
 __all__ = ["from_ledger", "read_ledger"]
@@ -146,6 +146,8 @@ def _assumed(ledger: Ledger, delta: float) -> list[str]:
         "Entries with equal fingerprints released the same output, to the last bit. They count once.",
         f"The number of records is public ({', '.join(_sizes(ledger))}).",
     ]
+    if any(release.sampling == FIXED for release in ledger.releases()):
+        found.append(FIXED_BATCHES)
     for name, spent in ledger.runs.items():
         run = f"In the run “{safe(name)}” "
         if spent.torn:
@@ -187,7 +189,7 @@ def _sizes(ledger: Ledger) -> list[str]:
 
 
 def _commands(path: str, delta: float) -> list[str]:
-    name = shlex.quote(f"./{path}" if path.startswith("-") else path)
+    name = quoted(path)
     return [
         f"sha256sum {name}",
         f"jaxacct ledger show {name} --delta {delta!r}",

@@ -11,7 +11,7 @@ from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.combinators import Composed
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
-from jaxacct.report.subject import Subject
+from jaxacct.report.subject import Subject, quoted
 from jaxacct.report.wording import GENERAL, safe
 from jaxacct.validation import DELTA, RELATIONS, InputError, check_one, choice
 
@@ -40,7 +40,7 @@ def from_mechanism(
     if path:
         read = f"from jaxacct.interop import from_json; m = from_json(open({json.dumps(path)}).read())"
         code = f"import jaxacct as ja; {read}; {ask}; {check}"
-        lines = [f"sha256sum {shlex.quote(path)}", f"python -c {shlex.quote(code)}"]
+        lines = [f"sha256sum {quoted(path)}", f"python -c {shlex.quote(code)}"]
     return Subject(
         "a mechanism",
         "This is the description of a mechanism. Nothing on this page says that it was carried out.",

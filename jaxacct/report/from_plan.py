@@ -13,9 +13,10 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.rounding import down, up
-from jaxacct.report.subject import Subject, counted
-from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, TRAINING
+from jaxacct.report.subject import Subject, counted, quoted
+from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAINING
 from jaxacct.training import Plan
+from jaxacct.training.step.step_mechanisms import FIXED
 
 __all__ = ["SAMPLING", "from_plan", "planned_mechanisms"]
 
@@ -98,6 +99,8 @@ def _releases(plan: Plan) -> Rows:
 
 def _assumed(plan: Plan) -> list[str]:
     found = [*TRAINING, f"The number of records, {plan.dataset_size:,}, is public."]
+    if plan.sampling == FIXED:
+        found.append(FIXED_BATCHES)
     if plan.filter:
         found.append(
             f"Later settings may depend on the data. A Renyi filter of order {plan.filter.order:g} bounds every path."
@@ -112,7 +115,7 @@ def _assumed(plan: Plan) -> list[str]:
 def _commands(plan: Plan, path: str) -> list[str]:
     """Lines that derive the claim again; of what the second program covers, also those that verify it."""
     name = path or "plan.json"
-    lines = [f"sha256sum {shlex.quote(name)}"] if path else []
+    lines = [f"sha256sum {quoted(name)}"] if path else []
     code = f"p = Plan.from_json(open({json.dumps(name)}).read()); print(p.epsilon)"
     if plan.filter is None and plan.repetitions is None:
         code += f'; print(ja.verify(p.mechanism, p.epsilon, delta=p.target_delta, relation="{plan.relation}"))'

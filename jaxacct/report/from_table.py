@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from jaxacct.mechanisms import Mechanism, dp_sgd
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.rounding import down, up
-from jaxacct.report.subject import Subject, digest, origin
+from jaxacct.report.subject import Subject, digest, origin, quoted
 from jaxacct.report.wording import CHOICE_NOTE, RELATIONS, TRAINING, safe
 from jaxacct.selection import select
 from jaxacct.sweeps import Table, read_table
@@ -54,11 +53,11 @@ def from_table(table: Table, rows: Sequence[int] | None, tick: Callable[[str], N
     claims = []
     for row in shown:
         tick(f"row {row}")
-        claims.append(_claim(table, row, row in detailed))
+        claims.append(_claim(table, row))
     told = [claim for row, claim in zip(shown, claims, strict=True) if row in detailed]
     details = [_details(table, row) for row in detailed]
     stop = frozenset(place for place, claim in enumerate(claims) if not claim.may_be_claimed)
-    name = shlex.quote(f"./{path}" if path.startswith("-") else path) if path else ""
+    name = quoted(path)
     return Subject(
         "the result of a sweep",
         f"The file has {len(table):,} row{'s' if len(table) > 1 else ''}, one configuration of DP-SGD each. "
@@ -88,7 +87,7 @@ def _chosen(size: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]
     return chosen, chosen
 
 
-def _claim(table: Table, row: int, detailed: bool) -> Claim:
+def _claim(table: Table, row: int) -> Claim:
     """One row, held against what its own parameters give now."""
     cells = {name: column[row] for name, column in table.columns.items()}
     quantity = "delta" if str(cells["quantity"]) == "delta" else "epsilon"
@@ -112,8 +111,6 @@ def _claim(table: Table, row: int, detailed: bool) -> Claim:
     claim = Claim(label, quantity, given, relation, bounds, mechanism, False, trouble)
     if not claim.may_be_claimed or mechanism is None:
         return claim
-    if cells.get("repetitions") and not detailed:
-        return claim  # each of these takes seconds; the table says that they are the file's
     return _compared(claim, mechanism)
 
 
@@ -173,8 +170,7 @@ def _overview(table: Table, shown: list[int], claims: list[Claim], stop: frozens
     caption = f"{len(shown):,} of {len(table):,} rows"
     if not asked and len(shown) < len(table):
         caption += f"; the limit is {MOST_SHOWN}, choose others with --rows"
-    caption += ". Every figure that may be claimed was derived again from the row's parameters"
-    caption += ", but for private choices outside the detailed rows." if "repetitions" in columns else "."
+    caption += ". Every figure that may be claimed was derived again from the row's parameters."
     header = ["row", *(name.replace("_", " ") for name in columns), "claim", "at", "kind", "status"]
     return Rows(caption, header, rows, stop)
 

@@ -94,21 +94,24 @@ def report(
         page_path(out)  # refused before the work
     prior = check_one("prior", prior, OPEN_PROBABILITY, "a report has one")
     bar = Progress(_TICKS_OF_A_CLAIM, None, unit="steps", pauses=(0.0, 60.0))
-    done = 0
+    done, most = 0, _TICKS_OF_A_CLAIM - 1
 
     def tick(what: str) -> None:
         nonlocal done
-        bar.update(min(done, _TICKS_OF_A_CLAIM - 1), f"  {what}")
+        bar.update(min(done, most), f"  {what}")
         done += 1
 
     try:
         about = _subject(subject, delta, rows, relation, tick)
+        bar.update(_TICKS_OF_A_CLAIM, "  what is claimed")
         bar.close()
         bar = Progress(_TICKS_OF_A_CLAIM * len(about.claims), None, unit="steps", pauses=(0.0, 60.0))
         found = []
         for place, claim in enumerate(about.claims):
             done = _TICKS_OF_A_CLAIM * place
+            most = done + _TICKS_OF_A_CLAIM - 1
             found.append(_readings(claim, prior, tick))
+        bar.update(_TICKS_OF_A_CLAIM * len(about.claims), "  risks")
     finally:
         bar.close()
     made = Report(TITLE, tuple(about.claims), tuple(found), page(about, found), len(about.spent.stop))

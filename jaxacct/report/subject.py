@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.validation import InputError
 
-__all__ = ["Origin", "Subject", "counted", "digest", "origin"]
+__all__ = ["Origin", "Subject", "counted", "digest", "origin", "quoted"]
 
 _PIECE = 2**20
 """Bytes that are read at a time."""
@@ -57,6 +58,11 @@ def counted(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) 
     if len(rows) > _MOST_RELEASES:
         caption += f" The first {_MOST_RELEASES:,} of {len(rows):,} kinds are shown; epsilon counts all."
     return Rows(caption, header, rows[:_MOST_RELEASES])
+
+
+def quoted(path: str) -> str:
+    """A path as a word of a command line, which no command takes for an option."""
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def digest(path: str) -> str:

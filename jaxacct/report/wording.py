@@ -14,6 +14,7 @@ from jaxacct.report.rounding import percent, plain_percent, up
 __all__ = [
     "CHOICE_NOTE",
     "FILTER_NOTE",
+    "FIXED_BATCHES",
     "GENERAL",
     "LIMITS",
     "RELATIONS",
@@ -62,6 +63,12 @@ TRAINING = (
     f"{SECRECY} The sampled batches stay secret, too. Checkpoints of the trainer hold the keys.",
 )
 """What is assumed of a training run."""
+FIXED_BATCHES = (
+    "The batches of a pass are disjoint, and which record is in which is fixed whatever the data hold. A record "
+    "that is "
+    "taken out leaves its place empty, so that no other record changes its batch."
+)
+"""What is assumed of passes over fixed batches."""
 GENERAL = (
     "One record moves what the mechanism adds noise to by at most the sensitivity to which its noise is relative.",
     SECRECY,
