@@ -59,6 +59,11 @@ def _plain(value: float) -> float | str | None:
 def _text(content: dict[str, Any]) -> str:
     lines = {}
     for one in content["claims"]:
-        at = f" at {one['at']!r} ({one['kind']})" if one["may_be_claimed"] else f" ({one['status'] or 'no bracket'})"
+        asked = "epsilon" if one["claim"].startswith("delta") else "delta"
+        at = (
+            f" at {asked} = {one['at']!r} ({one['kind']})"
+            if one["may_be_claimed"]
+            else f" ({one['status'] or 'no bracket'})"
+        )
         lines[one["of"]] = f"{one['claim']}{at}"
     return output.block({**lines, "written": content["written"]})

@@ -22,24 +22,24 @@ h3 { font-size: 1.02rem; margin: 1.2rem 0 .3rem }
 p { margin: .5rem 0 }
 ul { margin: .4rem 0; padding-left: 1.3rem }
 li { margin: .35rem 0 }
-h1, h2, h3, p, li, dd, th, td, strong { overflow-wrap: anywhere }
+h1, h2, h3, p, li, dd, strong { overflow-wrap: anywhere }
 .n { white-space: nowrap }
 .claim { border-left: 6px solid #1d7a46; background: #eff7f2; padding: 14px 20px; margin: 1rem 0 }
 .claim.stop { border-color: #b3261e; background: #fcefee }
 .claim b { display: block; font-size: .86rem; color: #4a545e }
 .claim strong { display: block; font-size: 1.45rem; line-height: 1.3; margin: .1rem 0 .4rem }
 dl { display: grid; grid-template-columns: 12rem 1fr; gap: .35rem 1rem; margin: .6rem 0 }
-dt, caption, th, figcaption { color: #4a545e }
+dt, .note, th, figcaption { color: #4a545e }
 dd { margin: 0 }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; width: 100%; font-size: .86rem; margin: .4rem 0 }
-caption { text-align: left; padding-bottom: .3rem }
+.note { font-size: .88rem }
+figcaption { font-size: .88rem }
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0; border-bottom: 1px solid #e3e7ea;
-  min-width: 3.4rem }
+  max-width: 26rem; overflow-wrap: break-word }
 tr.stop td { color: #b3261e }
 figure { margin: 1rem 0 }
 figure svg { display: block; width: 100%; max-width: 600px; height: auto }
-figcaption { font-size: .88rem }
 pre { background: #f3f5f7; padding: 12px 14px; font: .84rem/1.5 ui-monospace, Menlo, Consolas, monospace;
   white-space: pre-wrap; overflow-wrap: anywhere }
 .blanks { display: grid; grid-template-columns: repeat(3, 1fr); gap: 24px; margin-top: 56px }
@@ -65,9 +65,11 @@ pre { background: #f3f5f7; padding: 12px 14px; font: .84rem/1.5 ui-monospace, Me
   .claim { padding: 8px 14px; margin: .6rem 0 }
   pre { padding: 6px 10px }
   .wide { overflow: visible }
+  th, td { overflow-wrap: anywhere; min-width: 3.4rem }
   figure svg { max-width: 330px }
   .blanks { margin-top: 44px }
-  figure, .claim, tr, li, pre, .blanks { break-inside: avoid }
+  figure, .claim, tr, li, pre, dl, .blanks { break-inside: avoid }
+  .blanks { break-before: avoid }
   .page { break-before: page }
   thead { display: table-header-group }
   * { -webkit-print-color-adjust: exact; print-color-adjust: exact }
@@ -120,7 +122,7 @@ def _table(block: Rows) -> str:
         mark = ' class="stop"' if number in block.stop else ""
         lines.append(f"<tr{mark}>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>")
     return (
-        f'<div class="wide"><table><caption>{_text(block.caption)}</caption><thead><tr>{head}</tr></thead>'
+        f'<p class="note">{_text(block.caption)}</p><div class="wide"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div>"
     )
 

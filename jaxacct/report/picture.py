@@ -10,7 +10,7 @@ from jaxacct.report.rounding import percent
 
 __all__ = ["attacker_curve"]
 
-_LEFT, _TOP, _WIDTH, _HEIGHT = 96.0, 22.0, 484.0, 320.0
+_LEFT, _TOP, _WIDTH, _HEIGHT = 96.0, 22.0, 464.0, 320.0
 """The plotting area, in the units of the view box."""
 _DECADES = 4
 """Both axes go from 10^-4 to 1."""
