@@ -290,6 +290,8 @@ def test_rows_that_were_tampered_with_or_hold_no_claim(changed, words):
 def test_a_claim_without_bounds_or_with_infinite_ones():
     none = Claim("x", "epsilon", 1e-5, "add_or_remove_one", None)
     wide = Claim("x", "epsilon", 1e-5, "add_or_remove_one", ja.Bounds(0.0, math.inf, math.inf, "bound", "ok"))
+    infinite = report(ja.ApproximateDP(0.1, 1e-3), delta=1e-5)
+    assert "epsilon is infinite" in parsed(infinite).text and not infinite.may_all_be_claimed
     for claim in (none, wide):
         assert not claim.may_be_claimed and "Nothing may be claimed" in in_words(claim)
     with pytest.raises(ValueError, match="one configuration"):
@@ -366,6 +368,16 @@ def test_a_renyi_filter_has_risks_by_its_points(path):
         assert floor <= readings.rate(fpr) <= direct * (1 + 1e-9)
     assert set(np.ravel(readings.tpr.kind)) == {"bound"} and "A Renyi filter bounds every path" in parsed(made).text
     assert report(plan).claims[0].upper == float(plan.epsilon.upper)
+
+
+def test_a_ledger_that_holds_a_private_choice(path):
+    run = selection.select(ja.Gaussian(4.0), selection.Geometric(0.2))
+    with Ledger.create(path, PLAN, run="tuning") as ledger:
+        ledger.spend(run, "the tuning")
+    made = report(path)
+    text = parsed(made).text
+    assert made.claims[0].upper == float(ja.epsilon(run, 1e-5).upper)
+    assert "0 training steps and 1 other release has been noted" in text and "leaves them undecided" in text
 
 
 def test_a_private_choice():

@@ -54,7 +54,11 @@ def from_ledger(ledger: Ledger, delta: float | None, tick: Callable[[str], None]
     claims = [Claim(title, "epsilon", at, relation, bounds, mechanism, True, profile=profile)]
     steps = sum(len(spent.numbers) for spent in ledger.runs.values())
     who = sorted({safe(line.by) for headers in ledger.headers.values() for line in headers if line.by})
-    summary = f"{len(names)} run{'s' if several else ''} with {steps:,} training steps {'have' if several else 'has'} "
+    others = sum(len(spent.noted) for spent in ledger.runs.values())
+    also = f" and {others:,} other release{'s' if others > 1 else ''}" if others else ""
+    summary = (
+        f"{len(names)} run{'s' if several else ''} with {steps:,} training steps{also} {'have' if several else 'has'} "
+    )
     summary += f"been noted{' by ' + ', '.join(who) if who else ''}. Epsilon was derived again from the entries."
     return Subject(
         "a ledger of training runs",
