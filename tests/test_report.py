@@ -416,6 +416,14 @@ def test_names_from_files_stay_text(path):
     assert "\n# no" not in text and not re.search(r"(?<!\\)\]\(", text)
 
 
+def test_the_name_of_a_file_stays_text(tmp_path):
+    place = tmp_path / "a\n# <script>'\u202e.json"
+    place.write_text(PLAN.to_json())
+    made = report(place)
+    page, text = parsed(made), made.to_markdown()
+    assert "script" not in page.tags and "\u202e" not in page.text + text and "\n# <" not in text
+
+
 @given(st.text())
 @settings(deadline=None, max_examples=60)
 def test_any_text_comes_back_from_html_and_stays_in_its_cell_of_markdown(text):

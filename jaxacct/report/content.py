@@ -68,7 +68,7 @@ def _blocks(subject: Subject, readings: Sequence[Readings | None], when: datetim
     yield Paragraph(
         "With jaxacct installed, and the file in place:" if subject.origin.path else "With jaxacct installed:"
     )
-    yield Code(list(subject.verify))
+    yield Code([wording.safe(line) for line in subject.verify])
     if subject.note:
         yield Paragraph(subject.note)
     yield Paragraph(_VERIFIED)
