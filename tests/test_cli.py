@@ -104,8 +104,8 @@ def test_the_human_answer_says_what_may_be_claimed(capsys):
 
 
 def test_printed_numbers_are_rounded_to_the_safe_side():
-    assert output.up(1.2345678, 6) == "1.23457" and output._down(1.2345678, 6) == "1.23456"
-    assert output.up(1.5, 6) == output._down(1.5, 6) == "1.5"
+    assert output.up(1.2345678, 6) == "1.23457" and output.down(1.2345678, 6) == "1.23456"
+    assert output.up(1.5, 6) == output.down(1.5, 6) == "1.5"
     assert output.up(3.00000001e-30, 3) == "3.01e-30" and output.up(0.0, 3) == "0"
     assert output.up(math.inf, 3) == "inf"
 

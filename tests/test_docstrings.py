@@ -38,6 +38,7 @@ REFUSES_NOTHING = {
     "jaxacct.audit.Row",
     "jaxacct.interop.supports",
     "jaxacct.mechanisms.Components",
+    "jaxacct.report.Report",
     "jaxacct.representations.Guarantee",
     "jaxacct.representations.RenyiCurve",
     "jaxacct.selection.Attack",

@@ -25,6 +25,7 @@ PACKAGES = (
             "interop",
             "mechanisms",
             "plots",
+            "report",
             "representations",
             "samplers",
             "selection",

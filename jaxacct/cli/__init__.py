@@ -47,9 +47,9 @@ def command() -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (`sys.argv[1:]` by default) and return its exit status.
 
-    0: answered.  1: answered, but a calibration is infeasible or a row failed.  2: bad input, or a file or standard
-    output that cannot be written.  3, 4: a verification refuted a bracket, or left one undecided.  130: interrupted
-    (143 as a process that was told to terminate).
+    0: answered.  1: answered, but a calibration is infeasible, a row failed, or a report shows what is not to be
+    claimed.  2: bad input, or a file or standard output that cannot be written.  3, 4: a verification refuted a
+    bracket, or left one undecided.  130: interrupted (143 as a process that was told to terminate).
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     command = f"jaxacct {arguments[0]}" if arguments and not arguments[0].startswith("-") else "jaxacct"

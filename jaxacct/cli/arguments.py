@@ -1,4 +1,7 @@
-"""The options of each command, and the numbers in them."""
+"""The options of each command, and the numbers in them.
+
+A little above 300 lines, so that all options of all commands, with their help, are in one place.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import NoReturn
 
 from jaxacct import __version__
 
-COMMANDS = ("epsilon", "delta", "calibrate", "select", "sweep", "merge", "plot", "ledger", "verify", "warm")
+COMMANDS = ("epsilon", "delta", "calibrate", "select", "sweep", "merge", "plot", "ledger", "report", "verify", "warm")
 """The commands, in the order in which the help lists them."""
 CONFIGURATION = {
     "noise_multiplier": "noise standard deviation relative to the clip norm",
@@ -38,6 +41,10 @@ QUESTION = {
         "count": "of point_mass: how many runs",
     },
     "ledger": {"delta": "delta of the guarantee (default: that of the last plan)"},
+    "report": {
+        "delta": "of a ledger: delta of the guarantee (default: that of the last plan); a mechanism needs one",
+        "prior": "probability from which an attacker starts (default 0.5)",
+    },
     "verify": {
         "delta": "of a ledger: delta of the guarantee (default: that of the last plan)",
         "seconds": "time limit of each row (default 60)",
@@ -61,6 +68,10 @@ DESCRIPTION = {
     "verify": "Check the brackets of a sweep's result, or the epsilon of a ledger, by a second program: ball "
     "arithmetic on the definition of the privacy loss. Exit status 3 where a bracket is refuted, 4 where one is "
     "undecided. Needs python-flint: pip install 'jaxacct[verify]'.",
+    "report": "Write one page on a privacy claim, for somebody who must sign it: the claim in words, its "
+    "assumptions, the "
+    "risks with a picture, every mechanism, and how to verify it. Exit status 1 where a row or the whole is not to be "
+    "claimed.",
     "warm": "Compile the programs of sweeps or of training ahead, and keep them on the disk for every later process. "
     "Without it the first call that needs a program compiles it.",
     "ledger": "What a training run has spent, from its ledger: who ran it, its steps with their noise and rates, "
@@ -70,6 +81,7 @@ DESCRIPTION = {
 EXAMPLE = {
     "verify": "jaxacct verify result.csv",
     "ledger": "jaxacct ledger show run.jsonl --delta 1e-6",
+    "report": "jaxacct report run.jsonl --out report.html",
     "warm": "jaxacct warm --for sweep",
     "epsilon": "jaxacct epsilon --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --delta 1e-5",
     "delta": "jaxacct delta --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --epsilon 2",
@@ -83,7 +95,7 @@ EXAMPLE = {
 """One command line of each command, at the end of its help."""
 ACTIONS = ("show",)
 """What `jaxacct ledger` can do."""
-POSITIONAL = ("command", "grid", "parts", "result", "action", "ledger")
+POSITIONAL = ("command", "grid", "parts", "result", "action", "ledger", "file")
 """Arguments without a name, which are never suggested for a mistyped option."""
 SWITCHES = {
     "dry_run": "show the plan and an estimate of the time, from a sample, and solve nothing else",
@@ -249,6 +261,17 @@ def _ledger_options(sub: _Parser, command: str) -> None:
         sub.add_argument(_option(name), metavar="X", help=text)
 
 
+def _report_options(sub: _Parser, command: str) -> None:
+    sub.add_argument("file", metavar="FILE", nargs="?", help="a ledger, the result of a sweep, or a plan as JSON")
+    sub.add_argument("--out", metavar="PAGE", help="the page, .html or .md")
+    sub.add_argument(
+        "--rows", metavar="I,J,...", help="of a result: rows to be told in detail, from 0 (default: the first 3)"
+    )
+    for name, text in QUESTION[command].items():
+        sub.add_argument(_option(name), metavar="X", help=text)
+    sub.add_argument("--relation", default=None, metavar="R", help=f"of a mechanism: {RELATIONS}")
+
+
 def _warm_options(sub: _Parser, command: str) -> None:
     sub.add_argument("--for", default="all", metavar="P", help="sweep, training or all (default)")
 
@@ -259,6 +282,7 @@ _OPTIONS = {
     "merge": _merge_options,
     "plot": _plot_options,
     "ledger": _ledger_options,
+    "report": _report_options,
     "verify": _verify_options,
     "warm": _warm_options,
 }

@@ -21,6 +21,7 @@ FILES = {
     "merge": "merge",
     "plot": "plot",
     "ledger": "ledger",
+    "report": "report",
     "verify": "verify",
     "warm": "warm",
 }

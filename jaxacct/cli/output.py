@@ -8,12 +8,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 import numpy as np
 
 from jaxacct.bounds import explain
+from jaxacct.report.rounding import down, up
 from jaxacct.sweeps import Plan, Table
 from jaxacct.sweeps.columns import ANSWER
 
@@ -65,7 +65,7 @@ def as_text(table: Table, batch: bool, beside: Sequence[tuple[str, str]] = ()) -
     if not math.isnan(row["upper"]):
         lines += [
             (measured, f"{row['estimate']:.9g}  ({row['kind']})"),
-            ("bracket", f"{_down(row['lower'], 10)} to {up(row['upper'], 10)}"),
+            ("bracket", f"{down(row['lower'], 10)} to {up(row['upper'], 10)}"),
             ("claim", _claim(row)),
         ]
     lines += beside
@@ -170,7 +170,7 @@ def _value(name: str, value: float) -> str:
     """A calibrated value, rounded to the side on which the target still holds."""
     if math.isnan(value):
         return "none"
-    return str(int(value)) if name == "steps" else (up if name == "noise_multiplier" else _down)(value, 10)
+    return str(int(value)) if name == "steps" else (up if name == "noise_multiplier" else down)(value, 10)
 
 
 def _aligned_table(table: Table) -> str:
@@ -187,28 +187,10 @@ def _short(name: str, value: Any) -> str:
     if name in ("upper", "base_upper"):
         return up(value, 8)
     if name == "lower":
-        return _down(value, 8)
+        return down(value, 8)
     if name == "noise_multiplier":
         return up(value, 10)
-    return _down(value, 10) if name == "sampling_probability" else f"{value:.10g}"
-
-
-def up(value: float, digits: int) -> str:
-    """A number of at most `digits` significant digits, rounded up."""
-    return _rounded(value, digits, ROUND_CEILING)
-
-
-def _down(value: float, digits: int) -> str:
-    return _rounded(value, digits, ROUND_FLOOR)
-
-
-def _rounded(value: float, digits: int, rounding: str) -> str:
-    """A number of at most `digits` significant digits, rounded in the given direction."""
-    if not math.isfinite(value) or value == 0.0:
-        return f"{value:g}"
-    exact = Decimal(repr(float(value)))
-    unit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
-    return f"{float(exact.quantize(unit, rounding=rounding)):.{digits}g}"
+    return down(value, 10) if name == "sampling_probability" else f"{value:.10g}"
 
 
 def _plain(name: str, value: Any) -> Any:

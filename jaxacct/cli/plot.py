@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import re
 
 from jaxacct.cli import output
 from jaxacct.cli.arguments import PLOT
+from jaxacct.cli.rows import row_numbers
 from jaxacct.validation import InputError
 
 __all__ = ["run"]
@@ -27,7 +27,5 @@ def run(options: argparse.Namespace) -> int:
             raise InputError(f"where = {options.where!r} must be FIELD=VALUE, or several with commas between")
         chosen["where"] = {name.strip().replace("-", "_"): value.strip() for name, _, value in pairs}
     if options.rows is not None:
-        if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", options.rows):
-            raise InputError(f"rows = {options.rows!r} must be a row number from 0, or several with commas between")
-        chosen["rows"] = [int(word) for word in options.rows.split(",")]
+        chosen["rows"] = row_numbers(options.rows)
     return output.report(plot(options.result, options.out, **chosen), output.block, options)

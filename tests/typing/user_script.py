@@ -12,6 +12,7 @@ import numpy as np
 
 import jaxacct as ja
 from jaxacct import audit, interop, mechanisms, plots, representations, samplers, selection, sweeps, training, tuning
+from jaxacct import report as reporting
 from jaxacct import verification as verifying
 from jaxacct.sweep import merge
 
@@ -311,3 +312,10 @@ def kept_programs() -> int:
     info: ja.CacheInfo = ja.cache_info()
     print(info.folder, info.used, info.reason, info.bytes, info.compile_seconds)
     return ja.clear_cache()
+
+
+def a_page_to_sign(plan: training.Plan) -> list[float]:
+    page: reporting.Report = reporting.report(plan, "report.html", prior=0.1)
+    claims: tuple[reporting.Claim, ...] = page.claims
+    print(page.to_html(), page.to_markdown(), page.may_all_be_claimed)
+    return [claim.upper for claim in claims if claim.may_be_claimed]

@@ -1,0 +1,52 @@
+"""Numbers as text, rounded to the side on which a claim still holds."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+
+__all__ = ["down", "percent", "plain_percent", "up"]
+
+
+def up(value: float, digits: int) -> str:
+    """A number of at most `digits` significant digits, rounded up.
+
+    >>> up(1.23401, 4), up(float("inf"), 4)
+    ('1.235', 'inf')
+    """
+    return _rounded(value, digits, ROUND_CEILING)
+
+
+def down(value: float, digits: int) -> str:
+    """A number of at most `digits` significant digits, rounded down.
+
+    >>> down(1.23499, 4)
+    '1.234'
+    """
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
+def percent(value: float) -> str:
+    """A probability in per cent with three digits, rounded up, and never above 100.
+
+    >>> percent(0.0291392), percent(0.9999999), percent(0.0)
+    ('2.92 %', '100 %', '0 %')
+    """
+    return f"{up(min(100.0, 100.0 * value * (1.0 + 1e-15)), 3)} %"
+
+
+def plain_percent(value: float) -> str:
+    """A probability that was given, not computed, in per cent.
+
+    >>> plain_percent(0.01), plain_percent(0.001)
+    ('1 %', '0.1 %')
+    """
+    return f"{100.0 * value:.6g} %"
+
+
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    if not math.isfinite(value) or value == 0.0:
+        return f"{value:g}"
+    exact = Decimal(repr(float(value)))
+    unit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    return f"{float(exact.quantize(unit, rounding=rounding)):.{digits}g}"

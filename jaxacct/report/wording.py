@@ -1,0 +1,212 @@
+"""The sentences of a report: relations, kinds, statuses, assumptions, and what a claim does not say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from jaxacct.bounds import KINDS, explain
+from jaxacct.mechanisms import Mechanism
+from jaxacct.report.claim import Claim
+from jaxacct.report.readings import FALSE_POSITIVE_RATES, Readings
+from jaxacct.report.rounding import percent, plain_percent, up
+
+__all__ = [
+    "CHOICE_NOTE",
+    "FILTER_NOTE",
+    "FIXED_BATCHES",
+    "GENERAL",
+    "LIMITS",
+    "RELATIONS",
+    "TRAINING",
+    "assumptions",
+    "described",
+    "figure",
+    "in_words",
+    "kind_in_words",
+    "mechanisms_in",
+    "risks",
+    "safe",
+]
+
+RELATIONS = {
+    "add_or_remove_one": "add or remove one record: two data sets are neighbours if one of them is the other with one "
+    "record more",
+    "add_one": "add one record: only from a data set to the same one with one record more. The other direction is not "
+    "covered",
+    "remove_one": "remove one record: only from a data set to the same one with one record less. The other direction "
+    "is not covered",
+    "replace_one": "replace one record: two data sets of the same size are neighbours if they differ in one record",
+}
+"""The neighbouring relations in words."""
+LIMITS = (
+    "It says nothing about a person with several records. Such a person has a weaker guarantee than one record has.",
+    "It does not say that nothing can be learnt about a person. What the data as a whole show can be true of somebody "
+    "whose record was never used.",
+    "It covers the outputs listed on this page, and nothing else. A training loss, validation scores on private data, "
+    "counts of clipped gradients, logs, running times and earlier releases from the same data are not covered.",
+    "It does not compose by itself. Another release from the same data needs an account of both together.",
+    "It does not say that the program did what was noted. jaxacct accounts for the noise and the sampling that the "
+    "file states.",
+    "Epsilon and delta are upper bounds on what any attacker can do. They do not measure what a known attack achieves.",
+)
+"""What no claim says."""
+SECRECY = (
+    "The random keys and the noise stay secret, and the noise has the stated law to anybody else. Whoever has the keys "
+    "can take the noise away."
+)
+"""What is assumed of every release with noise."""
+TRAINING = (
+    "The gradient of every record is clipped before noise is added, so that one record moves the sum by at most "
+    "the clip "
+    "norm. The noise multiplier is relative to that norm.",
+    f"{SECRECY} The sampled batches stay secret, too. Checkpoints of the trainer hold the keys.",
+)
+"""What is assumed of a training run."""
+FIXED_BATCHES = (
+    "The batches of a pass are disjoint, and which record is in which is fixed whatever the data hold. A record "
+    "that is "
+    "taken out leaves its place empty, so that no other record changes its batch."
+)
+"""What is assumed of passes over fixed batches."""
+GENERAL = (
+    "One record moves what the mechanism adds noise to by at most the sensitivity to which its noise is relative.",
+    SECRECY,
+)
+"""What is assumed of a mechanism of which nothing more is known."""
+_OF_CLASS = {
+    "PoissonSampled": "Batches are Poisson samples: in every step each record takes part independently, with the "
+    "stated probability. Shuffled batches, or batches of a fixed size, are not covered by this.",
+    "SampledWithoutReplacement": "Every batch is drawn afresh, all batches of its size being equally likely.",
+    "Selection": "Only the best of K candidates is released. K is drawn from the stated law, is independent of "
+    "the data, "
+    "and stays secret, as do the other candidates and the running time. The candidates are i.i.d. given the data: each "
+    "configuration is drawn afresh from one law, and run with fresh randomness. A list tried in order, pruning, warm "
+    "starts and Bayesian optimisation are not. The score is a function of the candidate's own private output.",
+    "AdaptiveSelection": "K candidates are run, K drawn from the stated law. K is independent of the data and stays "
+    "secret. A candidate may depend on the outputs before it in any way.",
+    "PrivacyProfile": "The stated points of the privacy profile hold for the mechanism that they stand for.",
+    "PureDP": "The stated epsilon holds for the mechanism that it stands for.",
+    "ApproximateDP": "The stated epsilon and delta hold for the mechanism that they stand for.",
+}
+"""What is assumed where a mechanism of a class takes part."""
+
+
+FILTER_NOTE = "The second program checks the composition of the releases. It does not check the Renyi filter."
+CHOICE_NOTE = "The second program does not cover private choices. It leaves them undecided."
+"""What `jaxacct verify` does not check."""
+
+
+def safe(text: str) -> str:
+    """Text from a file, with everything that does not print as a question mark."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
+    """A mechanism and all that it is made of."""
+    yield mechanism
+    for one in mechanism.inside():
+        yield from mechanisms_in(one)
+
+
+def assumptions(mechanisms: Iterable[Mechanism], kinds: Iterable[str], own: Iterable[str]) -> list[str]:
+    """What was assumed: by the source itself, of these mechanisms, and by answers of these kinds."""
+    names = {type(one).__name__ for mechanism in mechanisms for one in mechanisms_in(mechanism)}
+    found = [*own, *(text for name, text in _OF_CLASS.items() if name in names)]
+    for kind in dict.fromkeys(kinds):
+        if kind.startswith("conditional"):
+            found.append(f"The answer is {kind}. It holds under that assumption only.")
+        elif kind == "bound":
+            found.append("The answer is a theorem's upper bound. The true epsilon may be smaller.")
+    return found
+
+
+def kind_in_words(kind: str) -> str:
+    """A kind with its meaning."""
+    meaning = KINDS.get(kind.split(":")[0], "")
+    return f"{kind}: {meaning}" if meaning else "none"
+
+
+def figure(claim: Claim) -> str:
+    """The claim as a formula, or that there is none."""
+    if not claim.may_be_claimed:
+        return "Not to be claimed"
+    if claim.quantity == "delta":
+        return f"delta <= {up(claim.upper, 6)} at epsilon = {claim.given!r}"
+    return f"epsilon <= {up(claim.upper, 6)} at delta = {claim.given!r}"
+
+
+def in_words(claim: Claim) -> str:
+    """The claim as sentences, or what stands in its way."""
+    if not claim.may_be_claimed:
+        status = f" The status is “{claim.status}”." if claim.status else ""
+        return f"Nothing may be claimed of this.{status} {claim.obstacle}"
+    epsilon, delta = (claim.given, claim.upper) if claim.quantity == "delta" else (claim.upper, claim.given)
+    change = {
+        "replace_one": "If one record were replaced by another",
+        "add_one": "If one record were added",
+        "remove_one": "If one record were taken out",
+    }.get(claim.relation, "If one record were added or taken out")
+    times = (
+        "1"
+        if epsilon == 0.0
+        else up(math.exp(epsilon) * (1.0 + 1e-15), 4)
+        if epsilon < 700.0
+        else f"e^{up(epsilon, 6)}"
+    )
+    would = "is" if claim.happened else "would be"
+    return (
+        f"What {would} released is ({up(epsilon, 6)}, {up(delta, 6)})-differentially private. {change}, the "
+        f"probability "
+        f"of any result would be at most {times} times as large, plus {up(delta, 6)}."
+    )
+
+
+_TELLS = {
+    "replace_one": (
+        "An attacker who tells two given records apart, and wrongly names the first one in 1 of {n} cases, "
+        "rightly names "
+        "it in at most {rate} of the cases where it was used",
+        "which of the two records was used, the first with probability {prior} beforehand,",
+    ),
+    "add_one": (
+        "An attacker who wrongly clears 1 in {n} of the records that were used, rightly clears at most {rate} of the "
+        "records that were not",
+        "whether a record was used, which it was with probability {prior} beforehand,",
+    ),
+}
+_ACCUSES = (
+    "An attacker who falsely accuses 1 in {n} of the records that were not used, rightly accuses at most {rate} of the "
+    "records that were",
+    "whether a record was used, which it was with probability {prior} beforehand,",
+)
+"""By the relation: what a true-positive rate means, and what the attacker tells."""
+
+
+def risks(readings: Readings, relation: str) -> list[str]:
+    """The readings as sentences; each figure is the upper end of its bracket, rounded up."""
+    sentence, what = _TELLS.get(relation, _ACCUSES)
+    prior, found = plain_percent(readings.prior), []
+    for place, fpr in enumerate(FALSE_POSITIVE_RATES):
+        rate = sentence.format(n=f"{round(1 / fpr):,}", rate=percent(readings.rate(fpr)))
+        right = percent(float(readings.posterior.upper[place]))
+        found.append(
+            f"{rate}. Without the output it is {plain_percent(fpr)}. If the attacker took it to be true with "
+            f"probability "
+            f"{prior} beforehand, each such statement is right with probability at most {right}."
+        )
+    guess = plain_percent(max(readings.prior, 1.0 - readings.prior))
+    found.append(
+        f"An attacker who has to tell {what.format(prior=prior)} is right with probability at most "
+        f"{percent(float(readings.bayes_success.upper))}. Without the output it is {guess}."
+    )
+    found.append(
+        "The membership advantage, which is the true-positive rate less the false-positive rate, is at most "
+        f"{percent(float(readings.advantage.upper))} for every attacker. 0 % is no leak, 100 % is certainty."
+    )
+    return found
+
+
+def described(status: str, kind: str) -> str:
+    """A status with its sentence."""
+    return f"{status}: {explain(status, kind or 'certified')}"

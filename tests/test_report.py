@@ -1,0 +1,555 @@
+"""Reports: what a page says equals the brackets, what must not be claimed is not, and text from files stays text."""
+
+import hashlib
+import html.parser
+import json
+import math
+import re
+import shlex
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import ndtr, ndtri
+from training_cases import PLAN, TARGETED, gaussian_epsilon, note, written
+
+import jaxacct as ja
+from jaxacct import cli, selection
+from jaxacct.bounds import STATUSES
+from jaxacct.interop import to_json
+from jaxacct.report import Claim, report
+from jaxacct.report import html as html_page
+from jaxacct.report.blocks import Code, Facts, Heading, Paragraph, Picture, Rows
+from jaxacct.report.markdown import markdown
+from jaxacct.report.readings import FALSE_POSITIVE_RATES, by_points
+from jaxacct.report.rounding import down, percent, up
+from jaxacct.report.subject import counted
+from jaxacct.report.wording import in_words, safe
+from jaxacct.sweeps import Table, sweep
+from jaxacct.training import Ledger, Plan
+
+ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&`|**_[x](javascript:1)\u202e\x1b\n# no"
+VOID = {"meta"}
+RUN = {"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 3, "delta": 1e-5}
+
+
+class Page(html.parser.HTMLParser):
+    """The tags, attributes and words of a page; its tags must be closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.values, self.words = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.values += [(tag, name, value) for name, value in attributes]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+        self.words.append("" if tag == "span" else " ")
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", "".join(self.words)).replace("≤", "<=")
+
+
+def parsed(made):
+    page = Page(made.to_html())
+    allowed = (
+        {"html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "h3", "p", "div", "b", "strong"}
+        | {
+            "ul",
+            "li",
+            "dl",
+            "dt",
+            "dd",
+            "figure",
+            "figcaption",
+            "svg",
+            "path",
+            "text",
+            "circle",
+            "rect",
+            "table",
+        }
+        | {"thead", "tbody", "tr", "th", "td", "pre", "span"}
+    )
+    assert set(page.tags) <= allowed
+    names = {name for _, name, _ in page.values}
+    assert not [name for name in names if name.startswith("on")] and not names & {"src", "href", "srcset", "action"}
+    assert "nan" not in re.findall(r"[a-z]+", page.text.lower())
+    return page
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXACCT_CACHE_DIR", "")
+    return tmp_path / "run.jsonl"
+
+
+def table(**changed):
+    """A result of two rows, some columns of the first one changed."""
+    columns = {name: column.copy() for name, column in sweep(RUN, progress=False).columns.items()}
+    for name, value in changed.items():
+        if name not in columns:
+            columns[name] = np.full(2, "", object)
+        columns[name][0] = value
+    return Table(columns)
+
+
+# The numbers of a page
+
+
+def test_the_figures_of_a_mechanism_are_upper_ends():
+    run = ja.Gaussian(2.0)
+    made = report(run, delta=1e-5, prior=0.1)
+    page, known = parsed(made), ja.profile(run)
+    upper = float(ja.epsilon(run, 1e-5).upper)
+    assert made.claims[0].upper == upper and f"epsilon <= {up(upper, 6)} at delta = 1e-05" in page.text
+    (readings,) = made.readings
+    for place, fpr in enumerate(FALSE_POSITIVE_RATES):
+        exact = float(ndtr(ndtri(fpr) + 0.5))  # the Neyman-Pearson test of N(0, 1) against N(1/2, 1)
+        assert exact <= readings.rate(fpr) <= exact * (1.0 + 1e-3)
+        assert f"rightly accuses at most {percent(readings.rate(fpr))} of" in page.text.replace("\xa0", " ")
+        right = 0.1 * exact / (0.1 * exact + 0.9 * fpr)
+        assert float(readings.posterior.upper[place]) == pytest.approx(right, rel=1e-3)
+        assert percent(float(readings.posterior.upper[place])) in page.text.replace("\xa0", " ")
+    for bounds in (known.advantage(), known.bayes_success(0.1)):
+        assert percent(float(bounds.upper)) in page.text.replace("\xa0", " ")
+
+
+def test_a_gaussian_run_by_a_closed_form(path):
+    with Ledger.create(path, PLAN, run="r", by="ada") as ledger:
+        for step in range(4):
+            note(ledger, step)
+    made = report(path)
+    assert made.claims[0].upper == pytest.approx(gaussian_epsilon(math.sqrt(4) / 10), rel=1e-6)
+    page = parsed(made)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in page.text
+    for words in ("Gaussian noise, Poisson-sampled batches", "by ada", "What is released is", f"jaxacct verify {path}"):
+        assert words in page.text
+    assert "4 of the 100 steps of its plan" in page.text
+    whole = PLAN.epsilon.upper
+    assert f"the whole plan counts: epsilon <= {up(float(whole), 6)}" in page.text
+
+
+def test_epsilon_of_a_ledger_is_not_that_of_its_plan(path):
+    with Ledger.create(path, TARGETED, run="r") as ledger:
+        for step in range(3):
+            note(ledger, step, noise=0.5)
+    made = report(path, delta=1e-6)
+    assert made.claims[0].upper == pytest.approx(gaussian_epsilon(math.sqrt(12), 1e-6), rel=1e-6)
+    assert "not kept by all that the ledger holds" in parsed(made).text
+
+
+def test_a_plan_is_shown_as_a_plan(tmp_path):
+    place = tmp_path / "plan.json"
+    place.write_text(TARGETED.to_json())
+    made = report(place)
+    text = parsed(made).text
+    assert made.claims[0].upper == float(TARGETED.epsilon.upper) and not made.claims[0].happened
+    assert "This is a plan. Nothing on this page says that it was carried out." in text
+    assert "What would be released is" in text and "What is claimed" not in text and "What could be claimed" in text
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "add_one", "remove_one", "replace_one"])
+def test_every_relation_has_its_sentences(relation):
+    made = report(ja.compose(ja.Gaussian(2.0), ja.Laplace(4.0)), delta=1e-5, relation=relation)
+    text = parsed(made).text
+    verb = {"replace_one": "wrongly names", "add_one": "wrongly clears"}.get(relation, "falsely accuses")
+    assert f"{verb}" in text and relation.replace("_", " ").split(" ")[0] in text
+    assert made.claims[0].upper == float(
+        ja.epsilon(ja.compose(ja.Gaussian(2.0), ja.Laplace(4.0)), 1e-5, relation=relation).upper
+    )
+
+
+def test_rows_of_a_result(tmp_path):
+    result = sweep(RUN, progress=False)
+    result.to_csv(tmp_path / "r.csv")
+    made = report(tmp_path / "r.csv", tmp_path / "r.html", rows=[1])
+    assert [claim.upper for claim in made.claims] == pytest.approx(result["upper"][1:].tolist(), rel=1e-4)
+    assert made.claims[0].upper >= result["upper"][1]
+    assert (tmp_path / "r.html").read_text() == made.to_html() and "1 of 2 rows" in parsed(made).text
+    both = report(result)
+    assert len(both.claims) == 2 and parsed(both).tags.count("svg") == 2
+
+
+def test_many_rows_are_cut_at_a_stated_limit():
+    result = sweep(RUN | {"steps": list(range(1, 41))}, progress=False)
+    made = report(result)
+    text = parsed(made).text
+    assert len(made.claims) == 3 and "50 of 80 rows; the limit is 50, choose others with --rows" in text
+
+
+def test_fixed_batches_and_those_without_replacement_say_what_they_assume():
+    some = {"target_delta": 1e-5, "dataset_size": 50, "expected_batch_size": 50, "noise_multiplier": 5.0, "steps": 4}
+    text = parsed(report(Plan(**some, sampling="fixed_batches"))).text
+    assert "The batches of a pass are disjoint" in text and "Poisson" not in text
+    assert "one pass over fixed batches" in text
+    text = parsed(report(Plan(**some, sampling="without_replacement"))).text
+    assert "all batches of its size being equally likely" in text
+
+
+def test_rows_of_private_choices_are_derived_again():
+    some = {"noise_multiplier": 4.0, "sampling_probability": 1, "steps": 1, "delta": 1e-5, "repetitions": "geometric"}
+    result = sweep(some | {"gamma": [0.2, 0.5]}, progress=False)
+    assert report(result, rows=[1]).claims[0].upper == pytest.approx(result["upper"][1], rel=1e-3)
+    result.columns["upper"][0] = result.columns["estimate"][0] = result.columns["lower"][0] = 1e-3
+    made = report(result, rows=[0])
+    assert "The file was changed" in made.claims[0].trouble and "leaves them undecided" in parsed(made).text
+
+
+def test_a_row_of_delta():
+    result = sweep({"noise_multiplier": 2.0, "sampling_probability": 1, "steps": 1, "epsilon": 1.0}, progress=False)
+    made = report(result)
+    assert f"delta <= {up(made.claims[0].upper, 6)} at epsilon = 1.0" in parsed(made).text
+
+
+def commands(made):
+    """The lines of code on a page."""
+    (code,) = [block for block in made.blocks if isinstance(block, Code)]
+    return list(code.lines)
+
+
+def test_the_command_lines_on_the_page_verify_the_claim(path, capsys, tmp_path):
+    pytest.importorskip("flint")
+    with Ledger.create(path, PLAN, run="r") as ledger:
+        note(ledger, 0)
+    sweep(RUN, progress=False).to_csv(tmp_path / "a result's.csv")
+    for source in (path, tmp_path / "a result's.csv"):
+        digest, *others = map(shlex.split, commands(report(source)))
+        assert digest == ["sha256sum", str(source)] and others
+        assert [cli.main(words[1:]) for words in others] == [0] * len(others)
+    capsys.readouterr()
+    for name, text, options in (
+        ("a plan's.json", PLAN.to_json(), {}),
+        ("m.json", to_json(ja.Gaussian(2.0)), {"delta": 1e-5, "relation": "add_one"}),
+    ):
+        (tmp_path / name).write_text(text)
+        python, flag, code = shlex.split(commands(report(tmp_path / name, **options))[1])
+        exec(code, {})
+        assert (python, flag) == ("python", "-c") and "verified" in capsys.readouterr().out
+    exec("\n".join(["from jaxacct import *", *commands(report(ja.Gaussian(2.0), delta=1e-5))]), {})
+    assert "verified" in capsys.readouterr().out
+
+
+# What must not be claimed
+
+
+@pytest.mark.parametrize("status", list(STATUSES))
+def test_every_status(status):
+    fine = status in ("ok", "zero", "not_binding")
+    ends = dict.fromkeys(("lower", "estimate", "upper"), math.nan) if status.startswith("infeasible") else {}
+    if status == "mass_at_infinity":
+        ends = dict.fromkeys(("lower", "estimate", "upper"), math.inf)
+    made = report(table(status=status, **ends), rows=[0])
+    text = parsed(made).text
+    assert made.claims[0].may_be_claimed == fine == made.may_all_be_claimed
+    assert ja.explain(status) in text
+    assert fine or ("Not to be claimed" in text and "What an attacker can do" not in text and made.readings == (None,))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"upper": 1e-3, "lower": 0.0, "estimate": 1e-4}, "The file was changed"),
+        ({"upper": 99.0, "lower": 98.0, "estimate": 98.5}, "The file was changed"),
+        ({"lower": 9e9}, "no bracket that jaxacct writes"),
+        ({"status": ATTACK}, "no bracket that jaxacct writes"),
+        ({"kind": ATTACK}, "no bracket that jaxacct writes"),
+        ({"relation": ATTACK}, "relation is not one that jaxacct knows"),
+        ({"noise_multiplier": -1.0}, "Its parameters describe no run"),
+        ({"noise_multiplier": math.nan}, "has no noise multiplier"),
+        ({"repetitions": ATTACK}, "Its parameters describe no run"),
+        ({"delta": math.nan}, "has no delta"),
+        ({"delta": 2.0}, "cannot be derived again"),
+        ({"kind": "estimate"}, "do not use it in a privacy claim"),
+        ({"kind": "asymptotic"}, "bounds nothing"),
+        ({"kind": "conditional: monotone score"}, "claim nothing without that"),
+    ],
+)
+def test_rows_that_were_tampered_with_or_hold_no_claim(changed, words):
+    made = report(table(**changed))
+    text = parsed(made).text
+    assert words in text and not made.claims[0].may_be_claimed and made.claims[1].may_be_claimed
+    assert not made.may_all_be_claimed and "not to be claimed" in text
+    markdown_of = made.to_markdown()
+    assert "<script" not in markdown_of and "<img" not in markdown_of
+
+
+def test_a_claim_without_bounds_or_with_infinite_ones():
+    none = Claim("x", "epsilon", 1e-5, "add_or_remove_one", None)
+    wide = Claim("x", "epsilon", 1e-5, "add_or_remove_one", ja.Bounds(0.0, math.inf, math.inf, "bound", "ok"))
+    infinite = report(ja.ApproximateDP(0.1, 1e-3), delta=1e-5)
+    assert "epsilon is infinite" in parsed(infinite).text and not infinite.may_all_be_claimed
+    for claim in (none, wide):
+        assert not claim.may_be_claimed and "Nothing may be claimed" in in_words(claim)
+    with pytest.raises(ValueError, match="one configuration"):
+        Claim("x", "epsilon", 1e-5, "add_or_remove_one", ja.epsilon(ja.Gaussian([1.0, 2.0]), 1e-5))
+
+
+# Ledgers that are damaged, open, or of several runs
+
+
+def test_a_torn_line_counts_and_is_told(path):
+    content = written(path)
+    path.write_bytes(content[:-20])
+    made = report(path)
+    least = 4.0
+    assert made.claims[0].upper == pytest.approx(gaussian_epsilon(math.sqrt(1 / 100 + 2 / least**2)), rel=1e-6)
+    assert "1 step(s) were cut off" in parsed(made).text
+
+
+def test_damaged_and_open_ledgers_are_refused_in_one_line(path, capsys):
+    lines = written(path).splitlines(keepends=True)
+    out = path.with_suffix(".html")
+    for content, words in (
+        (lines[0] + lines[2], "line 2 is damaged"),
+        (
+            lines[0] + lines[1].replace(b'"noise_multiplier": 10.0', b'"noise_multiplier": 99.0') + lines[2],
+            "is damaged",
+        ),
+        (b"", "is empty"),
+        (b"hello\n", "line 1 is damaged"),
+        (b'{"format": "jaxacct.plan"}', "plan must be an object"),
+        (b'{"format": "jaxacct.mechanism"}', "lacks a key"),
+        (b"\xff\xfe", "line 1 is damaged"),
+    ):
+        path.write_bytes(content)
+        assert (
+            cli.main(["report", str(path), "--out", str(out), *(["--delta", "1e-5"] * (b"mechanism" in content))]) == 2
+        )
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1 and not out.exists()
+    path.write_bytes(b"".join(lines))
+    with Ledger.open(path):
+        assert cli.main(["report", str(path), "--out", str(out)]) == 2
+    assert "another process is writing it" in capsys.readouterr().err
+    assert cli.main(["report", str(path), "--out", str(out)]) == 0 and out.exists()
+
+
+def test_several_runs_are_composed(path):
+    with Ledger.create(path, PLAN, run="a") as ledger:
+        note(ledger, 0)
+        ledger.begin(PLAN, "b")
+        note(ledger, 0, noise=5.0)
+        ledger.spend(ja.Gaussian(20.0), ATTACK.replace("\n", ""))
+    made = report(path)
+    mu2 = 1 / 100 + 1 / 25 + 1 / 400
+    assert made.claims[0].upper == pytest.approx(gaussian_epsilon(math.sqrt(mu2)), rel=1e-6)
+    page = parsed(made)
+    assert page.tags.count("tr") == 4 and "All runs of the ledger together" in page.text
+    assert up(float(ledger.epsilon(1e-5, run="b").upper), 6) in page.text
+
+
+def test_a_renyi_filter_has_risks_by_its_points(path):
+    plan = Plan(
+        target_epsilon=2.0, target_delta=1e-5, dataset_size=100, sampling_probability=1.0, steps=4, data_dependent=True
+    )
+    with Ledger.create(path, plan, run="r") as ledger:
+        note(ledger, 0, noise=plan.noise_multiplier)
+    made = report(path)
+    claim, readings = made.claims[0], made.readings[0]
+    assert claim.kind == "bound" and claim.upper == float(ledger.epsilon(1e-5).upper) <= 2.0
+    # weaker than the filter's promise can never be stated, nor anything below what the step itself leaks
+    for fpr in FALSE_POSITIVE_RATES:
+        direct = math.exp(claim.upper) * fpr + 1e-5
+        floor = float(ja.profile(ledger.spent()).true_positive_rate(fpr).lower)
+        assert floor <= readings.rate(fpr) <= direct * (1 + 1e-9)
+    assert set(np.ravel(readings.tpr.kind)) == {"bound"} and "A Renyi filter bounds every path" in parsed(made).text
+    assert report(plan).claims[0].upper == float(plan.epsilon.upper)
+
+
+def test_a_ledger_that_holds_a_private_choice(path):
+    run = selection.select(ja.Gaussian(4.0), selection.Geometric(0.2))
+    with Ledger.create(path, PLAN, run="tuning") as ledger:
+        ledger.spend(run, "the tuning")
+    made = report(path)
+    text = parsed(made).text
+    assert made.claims[0].upper == float(ja.epsilon(run, 1e-5).upper)
+    assert "0 training steps and 1 other release has been noted" in text and "leaves them undecided" in text
+
+
+def test_a_private_choice():
+    run = selection.select(ja.Gaussian(4.0), selection.Geometric(0.2))
+    made = report(run, delta=1e-5)
+    assert "Only the best of K candidates is released" in parsed(made).text
+    assert made.claims[0].upper == float(ja.epsilon(run, 1e-5).upper)
+    assert made.readings[0].rate(0.01) >= float(ja.profile(ja.Gaussian(4.0)).true_positive_rate(0.01).lower)
+
+
+@given(st.lists(st.tuples(st.floats(0, 20), st.floats(0, 1)), min_size=1, max_size=8))
+@settings(max_examples=40, deadline=None)
+def test_points_of_a_profile_are_never_below_what_they_say(points):
+    """The stand-in allows every (epsilon, delta) mechanism that all points allow: here the one of the weakest point."""
+    stand_in = by_points(points)
+    if stand_in is None:
+        assert all(delta >= 1.0 for _, delta in points)
+        return
+    kept = list(zip(stand_in.epsilon, stand_in.delta, strict=True))
+    for epsilon, delta in kept:
+        assert any(e <= epsilon and d == delta for e, d in points)
+
+
+# Text from files
+
+
+def test_names_from_files_stay_text(path):
+    with Ledger.create(path, PLAN, run=ATTACK, by=ATTACK) as ledger:
+        note(ledger, 0)
+    made = report(path)
+    page = parsed(made)
+    assert "script" not in page.tags and "img" not in page.tags
+    assert "<script>alert(1)</script>" in page.text and "\u202e" not in page.text and "\x1b" not in page.text
+    text = made.to_markdown()
+    assert "<script" not in text and "<img" not in text and "\u202e" not in text
+    assert "\n# no" not in text and not re.search(r"(?<!\\)\]\(", text)
+
+
+def test_the_name_of_a_file_stays_text(tmp_path):
+    place = tmp_path / "a\n# <script>'\u202e.json"
+    place.write_text(PLAN.to_json())
+    made = report(place)
+    page, text = parsed(made), made.to_markdown()
+    assert "script" not in page.tags and "\u202e" not in page.text + text and "\n# <" not in text
+
+
+@given(st.text())
+@settings(deadline=None, max_examples=60)
+def test_any_text_comes_back_from_html_and_stays_in_its_cell_of_markdown(text):
+    shown = safe(text)
+    blocks = [Heading("t"), Paragraph(shown), Facts([(shown, shown)]), Rows(shown, [shown, "b"], [[shown, shown]])]
+    page = Page(html_page.html(shown, blocks))
+    assert set(page.tags) - {"span"} == {
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "main",
+        "h2",
+        "p",
+        "dl",
+        "dt",
+    } | {"dd", "div", "table", "thead", "tbody", "tr", "th", "td"}
+    assert shown.replace("<=", "≤").replace(" %", "\xa0%") in "".join(page.words)
+    row = markdown(blocks).splitlines()[-1]
+    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 3
+    assert "<" not in re.sub("&lt;", "", markdown(blocks))
+
+
+def test_a_picture_is_described_and_prints():
+    made = report(ja.Gaussian(1.0), delta=1e-5)
+    (picture,) = [block for block in made.blocks if isinstance(block, Picture)]
+    page = parsed(made)
+    assert ("svg", "aria-label", picture.description.replace(" %", "\xa0%")) in page.values
+    numbers = [float(x) for x in re.findall(r"[ML ](\d+\.\d+),", picture.svg)]
+    assert numbers and all(0.0 <= x <= 600.0 for x in numbers)
+    heights = {float(p): float(y) for y, p in re.findall(r'y="([\d.]+)" text-anchor="end">([\d.]+) %', picture.svg)}
+    circles = [float(y) for y in re.findall(r'<circle cx="[\d.]+" cy="([\d.]+)"', picture.svg)]
+    for fpr, y in zip(FALSE_POSITIVE_RATES, circles, strict=True):
+        share = (heights[0.01] - 4.0 - y) / (heights[0.01] - heights[100.0])
+        assert 10.0 ** (4.0 * share - 4.0) == pytest.approx(made.readings[0].rate(fpr), rel=5e-3)
+    assert "@media print" in made.to_html() and "default-src 'none'" in made.to_html()
+
+
+@pytest.mark.parametrize("run", [ja.PureDP(0.0), ja.Gaussian(1e-3), ja.Gaussian(1e6), ja.ApproximateDP(0.0, 1e-6)])
+def test_the_ends_of_the_scale(run):
+    made = report(run, delta=1e-5)
+    text = parsed(made).text
+    assert made.claims[0].may_be_claimed and ("1 times as large" in text) == (made.claims[0].upper == 0.0)
+
+
+# Numbers as text
+
+
+@given(st.floats(0, 1e300, allow_nan=False), st.integers(1, 12))
+@settings(deadline=None)
+def test_rounding_goes_to_the_safe_side(value, digits):
+    assert float(down(value, digits)) <= value <= float(up(value, digits))
+
+
+@given(st.floats(0, 1))
+@settings(deadline=None)
+def test_per_cent_is_never_too_low(value):
+    shown = float(percent(value).removesuffix(" %"))
+    assert shown <= 100.0 and (shown / 100.0 >= value * (1 - 1e-15) or shown == 100.0)
+
+
+def test_a_long_list_of_releases_is_cut_at_a_stated_limit():
+    rows = counted("Every release.", ["name"], [[str(k)] for k in range(600)])
+    assert len(rows.rows) == 500 and rows.caption.endswith("The first 500 of 600 kinds are shown; epsilon counts all.")
+
+
+# Wrong inputs and the command
+
+
+@pytest.mark.parametrize(
+    ("subject", "options", "words"),
+    [
+        (3, {}, "subject = 3 must be"),
+        ("", {}, "must be a Ledger"),
+        ("nowhere.jsonl", {}, "cannot be read"),
+        ("nowhere.csv", {}, "cannot be read"),
+        (ja.Gaussian(1.0), {}, "delta is missing"),
+        (ja.Gaussian([1.0, 2.0]), {"delta": 1e-5}, "must be one configuration"),
+        (ja.Gaussian(1.0), {"delta": [1e-5, 1e-6]}, "delta"),
+        (ja.Gaussian(1.0), {"delta": 1e-5, "prior": 0.0}, "prior = 0.0 must be > 0"),
+        (ja.Gaussian(1.0), {"delta": 1e-5, "relation": "x"}, "relation = 'x' is not known"),
+        (ja.Gaussian(1.0), {"delta": 1e-5, "rows": [0]}, "rows is for the result of a sweep"),
+        (ja.Gaussian(1.0), {"delta": 1e-5, "out": "x.pdf"}, "must end in .html"),
+        (ja.Gaussian(1.0), {"delta": 1e-5, "out": 3}, "out = 3 must be the path"),
+        (PLAN, {"delta": 1e-5}, "a plan has its own"),
+        (PLAN, {"relation": "add_one"}, "a plan has its own"),
+    ],
+)
+def test_wrong_inputs_get_one_line(subject, options, words):
+    with pytest.raises(ja.InputError) as refused:
+        report(subject, **options)
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("rows", [[2], [-1], [], list(range(21))])
+def test_rows_that_are_not_there(rows):
+    with pytest.raises(ja.InputError, match="rows: "):
+        report(table(), rows=rows)
+
+
+def test_the_command(tmp_path, capsys):
+    sweep(RUN, progress=False).to_csv(tmp_path / "r.csv")
+    source, page = str(tmp_path / "r.csv"), tmp_path / "r.md"
+    assert cli.main(["report", source, "--out", str(page), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["written"] == str(page) and len(told["claims"]) == 2 and told["claims"][0]["may_be_claimed"]
+    assert page.read_text().startswith("# Privacy report")
+    table(status="failed").to_csv(tmp_path / "r.csv")
+    assert cli.main(["report", source, "--out", str(page), "--rows", "1"]) == 0
+    assert cli.main(["report", source, "--out", str(page)]) == 1
+    assert "not to be claimed (failed)" in capsys.readouterr().out
+    for words, message in (
+        ([], "FILE is missing"),
+        ([source], "--out is missing"),
+        ([source, "--out", "x.txt"], "must end in .html"),
+        ([source, "--out", str(tmp_path / "no" / "x.md")], "cannot be written"),
+        ([source, "--out", str(page), "--rows", "a"], "rows = 'a' must be a row number"),
+        ([source, "--out", str(page), "--prior", "0.1,0.2"], "prior must be one number"),
+        ([source, "--out", str(page), "--delta", "1e-5"], "a result has its own"),
+        ([source, "--out", str(page), "--prio", "1"], "did you mean --prior?"),
+    ):
+        assert cli.main(["report", *words]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+    with pytest.raises(SystemExit):
+        cli.main(["report", "--help"])
+    assert "jaxacct report run.jsonl --out report.html" in capsys.readouterr().out
