@@ -122,7 +122,7 @@ def rung_for(needs: np.ndarray, ladder: tuple[Rung, ...] = PLAIN) -> np.ndarray:
 class Hint(NamedTuple):
     """What is known of the rows beforehand."""
 
-    near: np.ndarray  # where epsilon is expected; 0 where it is not known
+    near: np.ndarray  # where epsilon, or the logarithm of delta, is expected; 0 where it is not known
     rung: np.ndarray  # of LADDER, to begin on
     placed: Placement  # places on that rung, if it is a split one
     usable: np.ndarray  # where there is one
@@ -264,10 +264,18 @@ def delta(
     floor: np.ndarray,
     width: float,
     tolerance: float = TOLERANCE,
+    hint: Hint | None = None,
 ) -> Answer:
-    """Bracket of the finite part of delta(eps), not refined where it is at most `floor`."""
+    """Bracket of the finite part of delta(eps), not refined where it is at most `floor`.
+
+    Of a hint, the rung is used, and `near` as the logarithm of delta.
+    """
     with np.errstate(divide="ignore"):
         logs = np.log(floor)
+    near = np.zeros_like(epsilon)
+    if hint is not None:
+        near, rung = hint.near.copy(), np.where(np.isfinite(logs), 0, hint.rung)
+        hint = hint._replace(rung=rung, usable=np.zeros(epsilon.size, bool))
     known = reach(parts)
     question = _Question(
         parts,
@@ -275,13 +283,14 @@ def delta(
         contour.delta,
         split_contour.delta,
         (epsilon,),
-        Start(np.zeros_like(epsilon), np.zeros_like(epsilon)),
+        Start(near, np.where(near < 0, np.inf, 0.0)),
         logs,
         width,
         in_logs=True,
         log_tol=float(np.log(tolerance)),
         ceiling=np.where(epsilon > known.largest_loss, -np.inf, np.inf),
         enough=logs,
+        hint=hint,
     )
     lower, middle, upper = _climb(question)
     ends = (np.exp(np.minimum(x, 0.0)) for x in (np.where(lower > LOWEST_LOG_DELTA, lower, -np.inf), middle, upper))

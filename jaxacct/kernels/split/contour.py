@@ -202,7 +202,7 @@ def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, c
         lambda log_delta: place(law, eps, log_delta, log_tol, count),
         points,
         count,
-        xp.full(eps.shape, rounds),
+        xp.where(xp.isinf(trust), 1, rounds),
     )
     certificate = certify(law, placed, integrand, made_from, points)
     lower, upper = ends(integrand, certificate, eps)
