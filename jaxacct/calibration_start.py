@@ -22,7 +22,7 @@ TOLERANCE = 3e-7
 PLAIN = contour.LADDER[:2]
 """Rungs of the plain solve."""
 PLAIN_FOR_DELTA = contour.LADDER[:3]
-"""The same for a delta that is to be met: near eps = 0 the plain contour is slow to decay, and certifies all the same."""
+"""The same for a delta that is to be met: near eps = 0 the integrand decays slowly, and the plain one still serves."""
 CALLS = 6
 """Most calls of the split solve for a row on one rung; each call places the windows anew."""
 ENOUGH = 1e-6
@@ -156,7 +156,8 @@ def _plainly(
         static = {"points": rung.points, "count": rung.nodes, "rounds": 1 if step == 0 else 2}
         part = equation.take(todo)
         arguments = (*part[:3], found.x[todo], c[todo], *part[3:])
-        x, of_delta, of_epsilon, residual, need = evaluate(calibration.solve, arguments, todo.size, rung.chunk, **static)
+        solved = evaluate(calibration.solve, arguments, todo.size, rung.chunk, **static)
+        x, of_delta, of_epsilon, residual, need = solved
         inside = (x > low - 1e-9) & (x < high + 1e-9)
         good = (np.abs(residual) < 1e-6) & (need <= spare * rung.nodes) & inside
         near = inside & (np.abs(residual) < 1.0)

@@ -26,6 +26,8 @@ ROUNDS = 3
 """How often the eps of a true-positive rate is moved to where it says most."""
 ROUGH = 0.01
 """rtol of the searches before the last."""
+ROUGH_DELTA = 1e-3
+"""rtol of the deltas from which it is guessed; their estimates are better than that."""
 STEP = 0.1
 """Distance of the three places of the profile from which the best eps is guessed, in deviations of the loss."""
 LARGEST_MOVE = 1.0
@@ -165,8 +167,9 @@ def _better(
     step = STEP * mu
     middle = np.maximum(epsilon, step)
     at = middle + step * np.array([-1.0, 0.0, 1.0])[:, None]
-    run = dp_sgd(noise, flat["sampling_probability"], flat["steps"])
-    sums = np.asarray(account.delta(run, at, relation=relation, rtol=1e-6).estimate) + np.exp(at) * fpr
+    run, effort = dp_sgd(noise, flat["sampling_probability"], flat["steps"]), account.effort_of_search(ROUGH_DELTA)
+    side = "add_one" if relation == "add_one" else "remove_one"  # the larger as a rule
+    sums = worse_direction("delta", run, at, side, effort, "contour").estimate + np.exp(at) * fpr
     with np.errstate(all="ignore"):  # a guess that is not a number moves nothing
         slope, bend = 0.5 * (sums[2] - sums[0]) / step, (sums[2] - 2.0 * sums[1] + sums[0]) / step**2
         move = np.where(bend > 0.0, -slope / bend, -np.sign(slope) * LARGEST_MOVE * mu)
