@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
-from jaxacct.calibration_start import NEARLY, PLAIN_FOR_DELTA, TOLERANCE, Goal
+from jaxacct.calibration_start import NEARLY, PLAIN_FOR_DELTA, TOLERANCE, Goal, calibration_start
 from jaxacct.certified_search import Found, Search, certified_search
 from jaxacct.dp_sgd_calibration import INFEASIBLE, NOISE_RANGE, started
 from jaxacct.engines.backend import evaluate
@@ -22,16 +22,17 @@ from jaxacct.worse_direction import worse_direction
 
 __all__ = ["Target", "noise_for", "noise_for_rate"]
 
-ROUNDS = 3
-"""How often the eps of a true-positive rate is moved to where it says most."""
-ROUGH = 0.01
-"""rtol of the searches before the last."""
+ROUNDS = ((0.5, 5), (0.2, 3), (0.1, 3))
+"""How the eps of a true-positive rate is looked for where few hits are expected, round by round.
+
+The distance of the places of the profile that are compared, in deviations of the loss, and their number.
+"""
+ROUGH = 1e-4
+"""rtol at which the noise is solved for in a round."""
 ROUGH_DELTA = 1e-3
 """rtol of the deltas from which it is guessed; their estimates are better than that."""
-STEP = 0.1
-"""Distance of the three places of the profile from which the best eps is guessed, in deviations of the loss."""
-LARGEST_MOVE = 1.0
-"""Longest move of eps in a round, likewise."""
+LARGEST_MOVE = 2.0
+"""Longest move of eps from the best of these places, over their distance."""
 SETTLED = 1e-3
 """Last step in log noise below which eps is good enough: the noise changes by its square, and is certified anew."""
 
@@ -140,13 +141,14 @@ def _by_rounds(
     epsilon: np.ndarray,
     relation: str,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(the best eps, the noise there), by rough searches for the noise at one eps after another."""
-    noise = None
-    for _ in range(ROUNDS):
-        rough = noise_for(flat, _target_of_rate(epsilon, goal, fpr), relation, ROUGH, noise)
-        noise = np.where(np.isfinite(rough.value), rough.value, 1.0)
-        epsilon = _better(flat, epsilon, noise, fpr, goal, mu, relation)
-    return epsilon, noise if noise is not None else np.ones_like(goal)
+    """(the best eps, the noise there), by the fast solves for the noise at one eps after another."""
+    size, noise = goal.size, None
+    for distance, places in ROUNDS:
+        target = _target_of_rate(epsilon, goal, fpr)
+        rough = Goal("noise_multiplier", *target, flat, NOISE_RANGE, relation, ROUGH, no_hint(size), noise, True)
+        noise = np.exp(calibration_start(rough, np.arange(size))[0].x)
+        epsilon = _better(flat, epsilon, noise, fpr, goal, distance * mu, places, relation)
+    return epsilon, np.ones(size) if noise is None else noise
 
 
 def _target_of_rate(epsilon: np.ndarray, goal: np.ndarray, fpr: np.ndarray) -> Target:
@@ -160,19 +162,22 @@ def _better(
     noise: np.ndarray,
     fpr: np.ndarray,
     goal: np.ndarray,
-    mu: np.ndarray,
+    step: np.ndarray,
+    places: int,
     relation: str,
 ) -> np.ndarray:
-    """The eps at which `delta + e^eps a` is least, by a step of Newton from three places."""
-    step = STEP * mu
-    middle = np.maximum(epsilon, step)
-    at = middle + step * np.array([-1.0, 0.0, 1.0])[:, None]
+    """The eps at which `delta + e^eps a` is least, by a parabola through the best of some places and its neighbours."""
+    half = places // 2
+    at = np.maximum(epsilon, half * step) + step * np.arange(-half, half + 1.0)[:, None]
     run, effort = dp_sgd(noise, flat["sampling_probability"], flat["steps"]), account.effort_of_search(ROUGH_DELTA)
     side = "add_one" if relation == "add_one" else "remove_one"  # the larger as a rule
     sums = worse_direction("delta", run, at, side, effort, "contour").estimate + np.exp(at) * fpr
+    best = np.clip(np.argmin(np.where(np.isnan(sums), np.inf, sums), axis=0), 1, places - 2)
+    left, middle, right = (np.take_along_axis(sums, best[None] + by, axis=0)[0] for by in (-1, 0, 1))
     with np.errstate(all="ignore"):  # a guess that is not a number moves nothing
-        slope, bend = 0.5 * (sums[2] - sums[0]) / step, (sums[2] - 2.0 * sums[1] + sums[0]) / step**2
-        move = np.where(bend > 0.0, -slope / bend, -np.sign(slope) * LARGEST_MOVE * mu)
-    moved = middle + np.clip(np.nan_to_num(move), -LARGEST_MOVE * mu, LARGEST_MOVE * mu)
+        slope, bend = 0.5 * (right - left), right - 2.0 * middle + left
+        move = np.where(bend > 0.0, -slope / bend, -np.sign(slope) * LARGEST_MOVE)
+    moved = np.take_along_axis(at, best[None], axis=0)[0]
+    moved = moved + step * np.clip(np.nan_to_num(move), -LARGEST_MOVE, LARGEST_MOVE)
     # e^eps a must stay below b
     return np.clip(moved, 0.0, np.maximum(np.log(goal / fpr) * 0.999, 0.0))

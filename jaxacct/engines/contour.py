@@ -2,6 +2,8 @@
 
 Every configuration starts on the lowest rung; those whose certificate is not narrow enough climb, in the end to the
 split contour, which answers where few hits are expected.  What no rung certifies is left to the lattice engine.
+
+A little above 300 lines: the two questions, epsilon and delta, differ in little and are read together with the climb.
 """
 
 from __future__ import annotations
@@ -266,10 +268,7 @@ def delta(
     tolerance: float = TOLERANCE,
     hint: Hint | None = None,
 ) -> Answer:
-    """Bracket of the finite part of delta(eps), not refined where it is at most `floor`.
-
-    Of a hint, the rung is used, and `near` as the logarithm of delta.
-    """
+    """Bracket of the finite part of delta(eps), not refined where it is at most `floor`; a hint is used in part."""
     with np.errstate(divide="ignore"):
         logs = np.log(floor)
     near = np.zeros_like(epsilon)
