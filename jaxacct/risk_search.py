@@ -34,7 +34,7 @@ ROUGH_DELTA = 1e-3
 LARGEST_MOVE = 2.0
 """Longest move of eps from the best of these places, over their distance."""
 SETTLED = 1e-3
-"""Last step in log noise below which eps is good enough: the noise changes by its square, and is certified anew."""
+"""Last step of the kernel below which its eps is taken; the noise is solved for anew."""
 
 
 class Target(NamedTuple):

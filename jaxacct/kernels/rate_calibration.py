@@ -19,7 +19,9 @@ from jaxacct.kernels.special import log1p
 CONTOUR_STEPS = 3
 """Newton steps on the contour integral, from a saddle point that is some hundredths off."""
 LARGEST_EPSILON_STEP = 1.0
-"""Largest step in eps, over the largest loss's scale 1/c."""
+"""Largest step in eps, times c."""
+EPSILON_WEIGHT = 0.05
+"""What a last step in eps, times c, counts beside one in x: the noise changes by the square of what eps is off."""
 
 
 def solve(
@@ -34,7 +36,7 @@ def solve(
     points: int,
     count: int,
 ) -> tuple[Array, Array, Array, Array]:
-    """(eps, x, the last step in x, nodes needed); sign: +1 remove, -1 add."""
+    """(eps, x, size of the last step, nodes needed); sign: +1 remove, -1 add."""
     xp = namespace(sign, log_q, x0)
     one, axis = xp.ones_like(x0), contour.axis_nodes(points)
     unknown = one[..., None] * xp.asarray([1.0, 0.0, 0.0])
@@ -73,7 +75,8 @@ def solve(
         move = xp.clip(move, -LARGEST_EPSILON_STEP / c, LARGEST_EPSILON_STEP / c)
         target = log_rate + log1p(-xp.minimum(xp.exp(epsilon - most), 0.999))
         dx = xp.clip((target - value) / slope, -LARGEST_SECANT_STEP, LARGEST_SECANT_STEP)
-        return x + dx, xp.minimum(epsilon + move, most - 1e-3), dx
+        moved = xp.maximum(xp.abs(dx), EPSILON_WEIGHT * xp.abs(move) * c)
+        return x + dx, xp.minimum(epsilon + move, most - 1e-3), moved
 
     x, epsilon, moved = repeat(xp, CONTOUR_STEPS, newton, (x, epsilon, 0.0 * x))
     return epsilon, x, moved, need
