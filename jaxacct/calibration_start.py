@@ -21,6 +21,8 @@ TOLERANCE = 3e-7
 """Relative accuracy of delta in the fast solves."""
 PLAIN = contour.LADDER[:2]
 """Rungs of the plain solve."""
+PLAIN_FOR_DELTA = contour.LADDER[:3]
+"""The same for a delta that is to be met: near eps = 0 the integrand decays slowly, and the plain one still serves."""
 CALLS = 6
 """Most calls of the split solve for a row on one rung; each call places the windows anew."""
 ENOUGH = 1e-6
@@ -44,6 +46,8 @@ class Goal(NamedTuple):
     relation: str
     rtol: float
     hint: contour.Hint  # where the certificate should begin; filled in as it becomes known
+    near: np.ndarray | None = None  # where the unknown is expected
+    on_delta: bool = False  # whether delta at exactly this epsilon is to be met, instead of epsilon at this delta
 
 
 class _Equation(NamedTuple):
@@ -64,16 +68,22 @@ class _Equation(NamedTuple):
 def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint]:
     """A start for some rows of a goal, in the middle of the limits where no solve succeeds, and a hint for
     certificates."""
-    epsilon, log_delta = goal.epsilon[rows] * (1.0 - AIM * goal.rtol), np.log(goal.delta[rows])
+    below = 1.0 - AIM * goal.rtol
     known = {name: column[rows] for name, column in goal.known.items()}
-    mu = _gaussian_mu_by_tail(epsilon, log_delta)
+    if goal.on_delta:  # epsilon may be 0
+        epsilon, delta = goal.epsilon[rows], goal.delta[rows] * below
+        log_delta, mu = np.log(delta), gaussian_mu(epsilon, delta)
+    else:
+        epsilon, log_delta = goal.epsilon[rows] * below, np.log(goal.delta[rows])
+        mu = _gaussian_mu_by_tail(epsilon, log_delta)
     nothing = np.zeros(rows.size)
-    found, hint = Start(_by_central_limit(goal, known, mu), nothing, nothing.astype(bool)), contour.no_hint(rows.size)
+    x = _by_central_limit(goal, known, mu) if goal.near is None else np.log(goal.near[rows])
+    found, hint = Start(x, nothing, nothing.astype(bool)), contour.no_hint(rows.size)
     if rows.size == 0:
         return found, hint
     full = known.get("sampling_probability", np.zeros(rows.size)) == 1.0
     if full.any():
-        exact = gaussian_mu(epsilon[full], goal.delta[rows[full]])
+        exact = mu[full] if goal.on_delta else gaussian_mu(epsilon[full], goal.delta[rows[full]])
         if goal.unknown == "noise_multiplier":
             found.x[full], found.slope[full] = 0.5 * np.log(known["steps"][full]) - np.log(exact), -epsilon[full]
         else:
@@ -90,8 +100,8 @@ def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint
         log_delta,
         np.full(rows.size, np.log(TOLERANCE)),
     )
-    _plainly(goal, equation, found, mu)
-    _split(goal, equation, found, hint)
+    _plainly(goal, rows, equation, found, hint, mu)
+    _split(goal, rows, equation, found, hint)
     known_x = np.isfinite(found.x)
     found.x[~known_x] = 0.5 * np.sum(np.log(goal.limits))
     found.solved[~known_x] = False
@@ -129,32 +139,39 @@ def _by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) 
     return np.clip(x, *np.log(goal.limits))
 
 
-def _plainly(goal: Goal, equation: _Equation, found: Start, mu: np.ndarray) -> None:
+def _plainly(
+    goal: Goal, rows: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint, mu: np.ndarray
+) -> None:
     """Rung by rung of the plain contour, each row on the one that its kernel says it needs."""
+    rungs, spare = (PLAIN_FOR_DELTA, NEARLY) if goal.on_delta else (PLAIN, 1.0)
     low, high = np.log(goal.limits)
     variance = mu**2
     gap = equation.epsilon - variance / 2
     c = (gap + np.sqrt(gap**2 + 4 * variance)) / (2 * variance)
-    due = np.where(found.solved, len(PLAIN), 0)
-    for step, rung in enumerate(PLAIN):
+    due = np.where(found.solved, len(rungs), 0)
+    for step, rung in enumerate(rungs):
         todo = np.flatnonzero(due == step)
         if todo.size == 0:
             continue
         static = {"points": rung.points, "count": rung.nodes, "rounds": 1 if step == 0 else 2}
         part = equation.take(todo)
         arguments = (*part[:3], found.x[todo], c[todo], *part[3:])
-        x, slope, residual, need = evaluate(calibration.solve, arguments, todo.size, rung.chunk, **static)
+        solved = evaluate(calibration.solve, arguments, todo.size, rung.chunk, **static)
+        x, of_delta, of_epsilon, residual, need = solved
         inside = (x > low - 1e-9) & (x < high + 1e-9)
-        good = (np.abs(residual) < 1e-6) & (need <= rung.nodes) & inside
+        good = (np.abs(residual) < 1e-6) & (need <= spare * rung.nodes) & inside
         near = inside & (np.abs(residual) < 1.0)
         found.x[todo] = np.where(near, x, found.x[todo])
+        slope = goal.delta[rows[todo]] * of_delta if goal.on_delta else of_epsilon
         found.slope[todo] = np.where(good, slope, found.slope[todo])
         found.solved[todo] = good
-        wanted = np.searchsorted([r.nodes for r in PLAIN], need)
-        due[todo] = np.where(good, len(PLAIN), np.maximum(wanted, step + 1))
+        if goal.on_delta:
+            hint.near[todo], hint.rung[todo] = np.where(good, part.log_delta, 0.0), np.where(good, step, 0)
+        wanted = np.searchsorted([spare * r.nodes for r in rungs], need)
+        due[todo] = np.where(good, len(rungs), np.maximum(wanted, step + 1))
 
 
-def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) -> None:
+def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint) -> None:
     """Secant steps on the split contour until they are small, for what is left."""
     left = ~found.solved
     if not left.any():
@@ -163,7 +180,8 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
     sign = -1.0 if goal.unknown == "noise_multiplier" else 1.0
     slope = sign * -2.0 * equation.log_delta
     rows = np.flatnonzero(left)
-    found.x[rows], slope[rows] = _one_hit(equation.take(rows), found.x[rows], slope[rows], sign)
+    if not goal.on_delta:  # at eps = 0 that sum of single steps is above the true delta
+        found.x[rows], slope[rows] = _one_hit(equation.take(rows), found.x[rows], slope[rows], sign)
     for place, rung in enumerate(contour.LADDER):
         if not rung.split or rung.chunk == 1:
             continue
@@ -182,9 +200,10 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
             found.x[todo] = np.where(usable, np.clip(new.x, low, high), found.x[todo])
             slope[todo] = np.where(usable & (new.slope * sign > 0), new.slope, slope[todo])
             close = fits & (new.off < ENOUGH) & (new.moved < split_calibration.SETTLED)
-            found.slope[todo] = np.where(close, new.epsilon_slope, found.slope[todo])
+            steep = goal.delta[asked[todo]] * new.slope if goal.on_delta else new.epsilon_slope
+            found.slope[todo] = np.where(close, steep, found.slope[todo])
             found.solved[todo] = close
-            _note(hint, todo, close, place, part.epsilon, new)
+            _note(hint, todo, close, place, part.log_delta if goal.on_delta else part.epsilon, new)
             left[todo[close]] = False
             stuck = usable & (found.x[todo] != new.x) & (new.moved < split_calibration.SETTLED)
             active[todo] = ~close & usable & ~stuck & (fits | (new.moved > split_calibration.SETTLED))
@@ -195,12 +214,12 @@ def _note(
     rows: np.ndarray,
     close: np.ndarray,
     rung: int,
-    epsilon: np.ndarray,
+    near: np.ndarray,
     found: split_calibration.Solved,
 ) -> None:
     """Leave to the certificate what it need not find again."""
     rows = rows[close]
-    hint.near[rows], hint.rung[rows] = epsilon[close], rung
+    hint.near[rows], hint.rung[rows] = near[close], rung
     hint.usable[rows] = found.moved[close] < LASTING
     for kept, new in zip(jax.tree.leaves(hint.placed), jax.tree.leaves(found.placed), strict=True):
         kept[rows] = new[close]

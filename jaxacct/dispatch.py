@@ -268,7 +268,8 @@ class Contour(Engine):
 
     def delta(self, question: Question) -> Answer:
         floor = np.maximum(question.floor - question.parts.delta_infinity, 0.0) * (1 - 8 * ROUNDOFF)
-        return contour.delta(question.parts, question.target, floor, question.effort.contour_width)
+        asked, effort = (question.parts, question.target, floor), question.effort
+        return contour.delta(*asked, effort.contour_width, effort.contour_tolerance, question.hint)
 
 
 class Lattice(Engine):

@@ -32,7 +32,7 @@ from jaxacct.validation import (
     refuse_tracers,
 )
 
-__all__ = ["Calibration", "calibrated", "certified", "checked_goal", "result", "search_for"]
+__all__ = ["Calibration", "calibrated", "certified", "checked_goal", "result", "search_for", "started"]
 
 NOISE_RANGE = (0.1, 1e6)
 """Noise multipliers that are searched."""
@@ -143,7 +143,7 @@ def calibrated(
         search = search_for(goal, lambda rows, values: certified(goal, goal.relation, rows, values))
         if goal.relation == "add_or_remove_one":  # remove is the larger direction as a rule
             search = search._replace(leader=lambda rows, values: certified(goal, "remove_one", rows, values))
-        found = certified_search(search, lambda rows: _started(goal, rows))
+        found = certified_search(search, lambda rows: started(goal, rows))
     return result(found, shape)
 
 
@@ -182,7 +182,7 @@ def result(found: Found, shape: tuple[int, ...], best: Any = True) -> Calibratio
     return Calibration(value, found.bounds(shape), status, ok, best)
 
 
-def _started(goal: Goal, rows: np.ndarray) -> Start:
+def started(goal: Goal, rows: np.ndarray) -> Start:
     """Where to begin; what the fast solves learn for the certificates is left in the goal's hint."""
     start, hint = calibration_start(goal, rows)
     for known, found_out in zip(jax.tree.leaves(goal.hint), jax.tree.leaves(hint), strict=True):

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
-from jaxacct.calibration_start import gaussian_mu
-from jaxacct.certified_search import Found, Search, Start, certified_search
-from jaxacct.dp_sgd_calibration import INFEASIBLE, NOISE_RANGE
+from jaxacct.calibration_start import NEARLY, PLAIN_FOR_DELTA, TOLERANCE, Goal, calibration_start
+from jaxacct.certified_search import Found, Search, certified_search
+from jaxacct.dp_sgd_calibration import INFEASIBLE, NOISE_RANGE, started
+from jaxacct.engines.backend import evaluate
+from jaxacct.engines.contour import no_hint
 from jaxacct.floats import ROUNDOFF
+from jaxacct.kernels import rate_calibration
 from jaxacct.mechanisms import dp_sgd
+from jaxacct.worse_direction import worse_direction
 
 __all__ = ["Target", "noise_for", "noise_for_rate"]
 
-ROUNDS = 3
-"""How often the eps of a true-positive rate is moved to where it says most."""
-ROUGH = 0.01
-"""rtol of the searches before the last."""
-STEP = 0.1
-"""Distance of the three places of the profile from which the best eps is guessed, in deviations of the loss."""
-LARGEST_MOVE = 1.0
-"""Longest move of eps in a round, likewise."""
+ROUNDS = ((0.5, 5), (0.2, 3), (0.1, 3))
+"""How the eps of a true-positive rate is looked for where few hits are expected, round by round.
+
+The distance of the places of the profile that are compared, in deviations of the loss, and their number.
+"""
+ROUGH = 1e-4
+"""rtol at which the noise is solved for in a round."""
+ROUGH_DELTA = 1e-3
+"""rtol of the deltas from which it is guessed; their estimates are better than that."""
+LARGEST_MOVE = 2.0
+"""Longest move of eps from the best of these places, over their distance."""
+SETTLED = 1e-3
+"""Last step of the kernel below which its eps is taken; the noise is solved for anew."""
 
 
 class Target(NamedTuple):
@@ -36,13 +47,18 @@ class Target(NamedTuple):
 def noise_for(
     flat: dict[str, np.ndarray], target: Target, relation: str, rtol: float, noise: np.ndarray | None
 ) -> Found:
-    """The least noise for which the certified delta at the target's eps is at most the target's delta."""
+    """The least noise for which the certified delta at the target's eps is at most the target's delta.
+
+    noise : where the search begins, if that is known.
+    """
     q, steps = flat["sampling_probability"], flat["steps"]
-    size = q.size
+    size, effort = q.size, account.effort_of_search(rtol)
+    known = {"sampling_probability": q, "steps": steps}
+    goal = Goal("noise_multiplier", *target, known, NOISE_RANGE, relation, rtol, no_hint(size), noise, True)
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
-        run = dp_sgd(values, q[rows], steps[rows])
-        return account.delta(run, target.epsilon[rows], relation=relation, rtol=0.25 * rtol)
+        run, hint = dp_sgd(values, q[rows], steps[rows]), jax.tree.map(itemgetter(rows), goal.hint)
+        return worse_direction("delta", run, target.epsilon[rows], relation, effort, "auto", hint)
 
     search = Search(
         evaluate=evaluate,
@@ -54,25 +70,85 @@ def noise_for(
         infeasible=INFEASIBLE["noise_multiplier"],
         privates_first=q == 0.0,
     )
-    return certified_search(search, lambda rows: _start(flat, target, rows, noise))
+    return certified_search(search, lambda rows: started(goal, rows))
 
 
 def noise_for_rate(
     flat: dict[str, np.ndarray], goal: np.ndarray, fpr: np.ndarray, relation: str, rtol: float
 ) -> tuple[Found, Target]:
-    """The least noise for which the true-positive rate at `fpr` is seen to be at most `goal`, and from which eps."""
+    """The least noise for which the true-positive rate at `fpr` is seen to be at most `goal`, and from which eps.
+
+    Any eps gives a certified noise.  The one that is chosen decides how small the noise is.
+    """
     from scipy.special import ndtri
 
     # of mu-Gaussian DP: the loss at the threshold of the best test
     mu = ndtri(goal) - ndtri(fpr)
     epsilon = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)
-    noise = None
-    for _ in range(ROUNDS):
-        rough = noise_for(flat, _target_of_rate(epsilon, goal, fpr), relation, ROUGH, noise)
-        noise = np.where(np.isfinite(rough.value), rough.value, 1.0)
-        epsilon = _better(flat, epsilon, noise, fpr, goal, mu, relation)
+    noise, solved = _by_contour(flat, goal, fpr, mu, epsilon, relation)
+    left = np.flatnonzero(~solved)
+    if left.size:
+        some = {name: column[left] for name, column in flat.items()}
+        epsilon[left], noise[left] = _by_rounds(some, goal[left], fpr[left], mu[left], epsilon[left], relation)
     target = _target_of_rate(epsilon, goal, fpr)
     return noise_for(flat, target, relation, rtol, noise), target
+
+
+@np.errstate(all="ignore")  # a guess that is not a number is not used
+def _by_contour(
+    flat: dict[str, np.ndarray],
+    goal: np.ndarray,
+    fpr: np.ndarray,
+    mu: np.ndarray,
+    epsilon: np.ndarray,
+    relation: str,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(noise, whether it and the best eps were found), on the plain contour; `epsilon` is replaced where they were."""
+    q, steps = flat["sampling_probability"], flat["steps"]
+    noise, solved = np.ones(q.size), np.zeros(q.size, bool)
+    x = np.clip(np.nan_to_num(-0.5 * np.log(np.log1p(mu**2 / (q**2 * steps)))), *np.log(NOISE_RANGE))
+    # the slope at the best eps of mu-Gaussian DP: e^eps a / delta
+    share = np.clip(np.exp(epsilon) * fpr / goal, 0.01, 0.99)
+    arguments = (
+        np.full(q.size, -1.0 if relation == "add_one" else 1.0),
+        np.log(np.maximum(q, 1e-300)),
+        np.log(steps),
+        x,
+        share / (1.0 - share),
+        np.log(goal),
+        np.log(fpr),
+        np.full(q.size, np.log(TOLERANCE)),
+    )
+    for rung in PLAIN_FOR_DELTA:
+        rows = np.flatnonzero(~solved & (q > 0.0))
+        if rows.size == 0:
+            break
+        part = tuple(column[rows] for column in arguments)
+        found = evaluate(rate_calibration.solve, part, rows.size, rung.chunk, points=rung.points, count=rung.nodes)
+        at, x, moved, need = found
+        good = (np.abs(moved) < SETTLED) & (need <= NEARLY * rung.nodes) & np.isfinite(at) & np.isfinite(x)
+        good &= (at < np.log(goal[rows] / fpr[rows])) & (x > np.log(NOISE_RANGE[0])) & (x < np.log(NOISE_RANGE[1]))
+        rows = rows[good]
+        epsilon[rows], noise[rows], solved[rows] = np.maximum(at[good], 0.0), np.exp(x[good]), True
+    return noise, solved
+
+
+def _by_rounds(
+    flat: dict[str, np.ndarray],
+    goal: np.ndarray,
+    fpr: np.ndarray,
+    mu: np.ndarray,
+    epsilon: np.ndarray,
+    relation: str,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(the best eps, the noise there), by the fast solves for the noise at one eps after another."""
+    size, noise = goal.size, None
+    for distance, places in ROUNDS:
+        target = _target_of_rate(epsilon, goal, fpr)
+        rough = Goal("noise_multiplier", *target, flat, NOISE_RANGE, relation, ROUGH, no_hint(size), noise, True)
+        noise = np.exp(calibration_start(rough, np.arange(size))[0].x)
+        epsilon = _better(flat, epsilon, noise, fpr, goal, distance * mu, places, relation)
+    return epsilon, np.ones(size) if noise is None else noise
 
 
 def _target_of_rate(epsilon: np.ndarray, goal: np.ndarray, fpr: np.ndarray) -> Target:
@@ -86,30 +162,22 @@ def _better(
     noise: np.ndarray,
     fpr: np.ndarray,
     goal: np.ndarray,
-    mu: np.ndarray,
+    step: np.ndarray,
+    places: int,
     relation: str,
 ) -> np.ndarray:
-    """The eps at which `delta + e^eps a` is least, by a step of Newton from three places."""
-    step = STEP * mu
-    middle = np.maximum(epsilon, step)
-    at = middle + step * np.array([-1.0, 0.0, 1.0])[:, None]
-    run = dp_sgd(noise, flat["sampling_probability"], flat["steps"])
-    sums = np.asarray(account.delta(run, at, relation=relation, rtol=1e-6).estimate) + np.exp(at) * fpr
+    """The eps at which `delta + e^eps a` is least, by a parabola through the best of some places and its neighbours."""
+    half = places // 2
+    at = np.maximum(epsilon, half * step) + step * np.arange(-half, half + 1.0)[:, None]
+    run, effort = dp_sgd(noise, flat["sampling_probability"], flat["steps"]), account.effort_of_search(ROUGH_DELTA)
+    side = "add_one" if relation == "add_one" else "remove_one"  # the larger as a rule
+    sums = worse_direction("delta", run, at, side, effort, "contour").estimate + np.exp(at) * fpr
+    best = np.clip(np.argmin(np.where(np.isnan(sums), np.inf, sums), axis=0), 1, places - 2)
+    left, middle, right = (np.take_along_axis(sums, best[None] + by, axis=0)[0] for by in (-1, 0, 1))
     with np.errstate(all="ignore"):  # a guess that is not a number moves nothing
-        slope, bend = 0.5 * (sums[2] - sums[0]) / step, (sums[2] - 2.0 * sums[1] + sums[0]) / step**2
-        move = np.where(bend > 0.0, -slope / bend, -np.sign(slope) * LARGEST_MOVE * mu)
-    moved = middle + np.clip(np.nan_to_num(move), -LARGEST_MOVE * mu, LARGEST_MOVE * mu)
+        slope, bend = 0.5 * (right - left), right - 2.0 * middle + left
+        move = np.where(bend > 0.0, -slope / bend, -np.sign(slope) * LARGEST_MOVE)
+    moved = np.take_along_axis(at, best[None], axis=0)[0]
+    moved = moved + step * np.clip(np.nan_to_num(move), -LARGEST_MOVE, LARGEST_MOVE)
     # e^eps a must stay below b
     return np.clip(moved, 0.0, np.maximum(np.log(goal / fpr) * 0.999, 0.0))
-
-
-def _start(flat: dict[str, np.ndarray], target: Target, rows: np.ndarray, noise: np.ndarray | None) -> Start:
-    """By the central limit theorem, or where a rougher search ended."""
-    q, steps, epsilon, delta = (
-        column[rows] for column in (flat["sampling_probability"], flat["steps"], target.epsilon, target.delta)
-    )
-    with np.errstate(all="ignore"):
-        mu = gaussian_mu(epsilon, delta)
-        x = -0.5 * np.log(np.log1p(mu**2 / (q**2 * steps))) if noise is None else np.log(noise[rows])
-    x = np.clip(np.nan_to_num(x), *np.log(NOISE_RANGE))
-    return Start(x, np.zeros(rows.size), np.zeros(rows.size, bool))

@@ -79,11 +79,14 @@ def _larger(
     worst = Answer(*(np.full(given.shape, -np.inf) for _ in range(3)))
     engines: np.ndarray = np.full(given.shape, "", dtype="<U32")
     contradicted = np.zeros(given.shape, bool)
+    first: Side | None = None
     for parts in sides:
         if quantity == "epsilon":
             side = _one_epsilon(parts, given, worst.lower, effort, engine, hint)
+        elif first is None:
+            first = side = _one_delta(_removing(parts, given), given, worst.lower, effort, engine, hint)
         else:
-            side = _one_delta(parts, given, worst.lower, effort, engine)
+            side = _other_delta((sides[0], parts), first, given, worst.lower, effort, engine)
         engines = np.where(side.answer.upper > worst.upper, side.engine, engines)
         worst = Answer(*(np.maximum(a, b) for a, b in zip(worst, side.answer, strict=True)))
         contradicted |= side.contradicted
@@ -114,10 +117,12 @@ def _one_epsilon(
     return Side(Answer(*known), np.where(live, side.engine, "closed_form"), side.contradicted)
 
 
-def _one_delta(parts: Components, eps: np.ndarray, floor: np.ndarray, effort: Effort, engine: str) -> Side:
+def _one_delta(
+    parts: Components, eps: np.ndarray, floor: np.ndarray, effort: Effort, engine: str, hint: Hint | None = None
+) -> Side:
     """Delta in one direction: that of the finite losses by the engines, and the mass at infinity."""
     kinds, infinite = kinds_of(parts), parts.delta_infinity
-    question = Question(parts, kinds, eps, np.zeros(eps.shape), floor, effort)
+    question = Question(parts, kinds, eps, np.zeros(eps.shape), floor, effort, hint)
     side = ask_engines("delta", question, ~kinds.empty & (infinite < 1.0), engine)
     low, mid, high = (np.where(kinds.empty, 0.0, end) for end in side.answer)
     low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite
@@ -127,6 +132,34 @@ def _one_delta(parts: Components, eps: np.ndarray, floor: np.ndarray, effort: Ef
     agree = low <= high
     low, high = np.where(agree, low, np.maximum(infinite - wrong, 0.0)), np.where(agree, high, 1.0)
     return Side(Answer(low, np.clip(mid, low, high), high), side.engine, side.contradicted | ~agree)
+
+
+def _removing(parts: Components, eps: np.ndarray) -> Components:
+    """The parts with the direction remove at eps = 0, where it has the same delta as add and the engines do better.
+
+    `delta(0) = H_1(P || Q) = TV(P, Q)`, and TV is symmetric.  Sampled Gaussians and Laplace parts have the pair (Q, P)
+    in the direction add where they have (P, Q) in the direction remove; finite parts are left alone.
+    """
+    symmetric = (eps == 0.0) & ~np.any(parts.finite_n > 0, axis=1) & (parts.delta_infinity == 0.0)
+    return parts._replace(sign=np.where(symmetric, 1.0, parts.sign))
+
+
+def _other_delta(
+    both: tuple[Components, Components], first: Side, eps: np.ndarray, floor: np.ndarray, effort: Effort, engine: str
+) -> Side:
+    """Delta in the second of both directions; where it is the same question as the first, that answer is taken."""
+    one, parts = (_removing(side, eps) for side in both)
+    differs = [np.any((a != b).reshape(eps.size, -1), axis=1) for a, b in zip(one, parts, strict=True)]
+    rows = np.flatnonzero(np.any(differs, axis=0))
+    if rows.size == 0:
+        return first
+    found = _one_delta(parts.take(rows), eps[rows], floor[rows], effort, engine)
+    if rows.size == eps.size:
+        return found
+    side = jax.tree.map(np.copy, first)
+    for kept, new in zip(jax.tree.leaves(side), jax.tree.leaves(found), strict=True):
+        kept[rows] = new
+    return side
 
 
 def _refuse_zero_delta(parts: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:

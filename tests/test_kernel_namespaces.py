@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct.kernels import calibration, contour, law, nodes, saddle
+from jaxacct.kernels import calibration, contour, law, nodes, rate_calibration, saddle
 from jaxacct.kernels.sensitivity import sensitivity
 
 ROWS = 12
@@ -116,7 +116,7 @@ def test_calibration_slopes_are_forward_mode_derivatives(unknown):
     x = np.stack([rng.uniform(-0.5, 1.0, ROWS), rng.uniform(-5.0, -1.0, ROWS), rng.uniform(0.0, 7.0, ROWS)])
     direction = np.eye(3)[unknown]
     with np.errstate(all="ignore"):
-        found = calibration._slopes(calibration.single(sign, *x), np.broadcast_to(direction, (ROWS, 3)), c, 64)
+        found = calibration.saddle_slopes(calibration.single(sign, *x), np.broadcast_to(direction, (ROWS, 3)), c, 64)
 
     def value(step):
         moved = jnp.asarray(x) + step * jnp.asarray(direction)[:, None]
@@ -125,3 +125,25 @@ def test_calibration_slopes_are_forward_mode_derivatives(unknown):
     wanted = on_jax(lambda step: jax.jvp(value, (step,), (jnp.ones(()),)), np.zeros(()))
     for one, other in zip(found, wanted[:5], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-13)
+
+
+def test_the_best_eps_of_a_rate_is_the_same_in_both_namespaces_and_balances_the_rates():
+    rng = np.random.default_rng(3)
+    log_q, log_n = rng.uniform(-4.0, -3.0, ROWS), np.log(np.full(ROWS, 2000.0))
+    goal, fpr = rng.uniform(0.1, 0.4, ROWS), rng.uniform(0.01, 0.05, ROWS)
+    arguments = np.ones(ROWS), log_q, log_n, np.zeros(ROWS), np.full(ROWS, 2.0), np.log(goal), np.log(fpr)
+    tolerance, static = np.full(ROWS, np.log(1e-7)), {"points": 192, "count": 64}
+    with np.errstate(all="ignore"):
+        found = rate_calibration.solve(*arguments, tolerance, **static)
+    other = on_jax(partial(rate_calibration.solve, **static), *arguments, tolerance)
+    for one, two in zip(found[:2], other[:2], strict=True):  # the nodes needed are rounded up to one of a few numbers
+        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6)
+    eps, x, moved, need = found
+    assert np.all(moved < 1e-3) and np.all(need <= 64)
+    one = np.ones(ROWS)
+    with np.errstate(all="ignore"):
+        at = calibration.single(one, x, log_q, log_n)
+        values = [contour.delta(at, eps + shift, tolerance, **static).estimate for shift in (-1e-3, 0.0, 1e-3)]
+    rates = [np.exp(value) + np.exp(eps + shift) * fpr for value, shift in zip(values, (-1e-3, 0.0, 1e-3), strict=True)]
+    np.testing.assert_allclose(rates[1], goal, rtol=2e-3)  # the noise is solved for anew at that eps
+    assert np.all(rates[1] <= np.minimum(rates[0], rates[2]) * (1.0 + 1e-5))

@@ -2,6 +2,8 @@
 
 Every configuration starts on the lowest rung; those whose certificate is not narrow enough climb, in the end to the
 split contour, which answers where few hits are expected.  What no rung certifies is left to the lattice engine.
+
+A little above 300 lines: the two questions, epsilon and delta, differ in little and are read together with the climb.
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ def rung_for(needs: np.ndarray, ladder: tuple[Rung, ...] = PLAIN) -> np.ndarray:
 class Hint(NamedTuple):
     """What is known of the rows beforehand."""
 
-    near: np.ndarray  # where epsilon is expected; 0 where it is not known
+    near: np.ndarray  # where epsilon, or the logarithm of delta, is expected; 0 where it is not known
     rung: np.ndarray  # of LADDER, to begin on
     placed: Placement  # places on that rung, if it is a split one
     usable: np.ndarray  # where there is one
@@ -264,10 +266,15 @@ def delta(
     floor: np.ndarray,
     width: float,
     tolerance: float = TOLERANCE,
+    hint: Hint | None = None,
 ) -> Answer:
-    """Bracket of the finite part of delta(eps), not refined where it is at most `floor`."""
+    """Bracket of the finite part of delta(eps), not refined where it is at most `floor`; a hint is used in part."""
     with np.errstate(divide="ignore"):
         logs = np.log(floor)
+    near = np.zeros_like(epsilon)
+    if hint is not None:
+        near, rung = hint.near.copy(), np.where(np.isfinite(logs), 0, hint.rung)
+        hint = hint._replace(rung=rung, usable=np.zeros(epsilon.size, bool))
     known = reach(parts)
     question = _Question(
         parts,
@@ -275,13 +282,14 @@ def delta(
         contour.delta,
         split_contour.delta,
         (epsilon,),
-        Start(np.zeros_like(epsilon), np.zeros_like(epsilon)),
+        Start(near, np.where(near < 0, np.inf, 0.0)),
         logs,
         width,
         in_logs=True,
         log_tol=float(np.log(tolerance)),
         ceiling=np.where(epsilon > known.largest_loss, -np.inf, np.inf),
         enough=logs,
+        hint=hint,
     )
     lower, middle, upper = _climb(question)
     ends = (np.exp(np.minimum(x, 0.0)) for x in (np.where(lower > LOWEST_LOG_DELTA, lower, -np.inf), middle, upper))

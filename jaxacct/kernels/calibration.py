@@ -37,7 +37,7 @@ def single(sign: Array, log_sigma: Array, log_q: Array, log_n: Array) -> LossLaw
     return LossLaw(sign, 0.0 * log_n, sigma, xp.minimum(q, LARGEST_Q), n, none, none, table, table, none)
 
 
-def _slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[Array, Array, Array, Array, Array]:
+def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[Array, Array, Array, Array, Array]:
     """K(c), K'(c), K''(c), and the derivatives of the first two in x; law: one sampled Gaussian, unknown: (3,).
 
     In the logarithms of sigma and q, `dK/dx = n a E[dL/dx]` and `dK'/dx = n s (E[dL/dx] + a Cov(L, dL/dx))` under the
@@ -75,8 +75,8 @@ def solve(
     points: int,
     count: int,
     rounds: int,
-) -> tuple[Array, Array, Array, Array]:
-    """(x, minus d log delta / dx over d log delta / d eps, residual of log delta, nodes needed) at the solution.
+) -> tuple[Array, Array, Array, Array, Array]:
+    """(x, d log delta / dx, that over minus d log delta / d eps, residual of log delta, nodes needed) at the solution.
 
     base: (3,) logarithms of noise multiplier, sampling probability and steps, 0 at the unknown one;
     unknown: (3,) one at the unknown, zero elsewhere; sign: +1 remove, -1 add.  Every round after the first
@@ -93,7 +93,7 @@ def solve(
     def improve(_: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         w, x = carry
         c = xp.exp(w)
-        k0, k1, k2, k0_x, k1_x = _slopes(law_at(x), unknown, c, axis)
+        k0, k1, k2, k0_x, k1_x = saddle_slopes(law_at(x), unknown, c, axis)
         curvature = k2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
         value = k0 - c * epsilon - xp.log(c) - log1p(c) - 0.5 * xp.log(2.0 * xp.pi * curvature)
         dx = -xp.clip((value - log_delta) / k0_x, -LARGEST_NEWTON_STEP, LARGEST_NEWTON_STEP)
@@ -108,7 +108,7 @@ def solve(
         chosen, period = contour.place(law_at(x), point, epsilon, log_tol, axis)
         h = 2.0 * xp.pi / period
         need = nodes.reach(law_at(x), chosen, h, log_tol, points)
-        slope = _slopes(law_at(x), unknown, point.c, axis)[3]
+        slope = saddle_slopes(law_at(x), unknown, point.c, axis)[3]
 
         def residual(x: Array) -> Array:
             return nodes.log_value(law_at(x), chosen, h, need, epsilon, points, count) - log_delta
@@ -124,8 +124,8 @@ def solve(
             return x + step, following, xp.where(trusted, fresh, slope)
 
         x, r, slope = repeat(xp, SECANT_STEPS, secant, (x, residual(x), slope))
-        return x, point.c, slope / point.c, r, need
+        return x, point.c, slope, r, need
 
     carry: tuple[Array, ...] = (x, xp.exp(w), 0.0 * x, 0.0 * x, 0.0 * x)
-    x, _, slope, r, need = stage(0, carry) if rounds == 1 else repeat(xp, rounds, stage, carry)
-    return x, slope, r, need
+    x, c, slope, r, need = stage(0, carry) if rounds == 1 else repeat(xp, rounds, stage, carry)
+    return x, slope, slope / c, r, need

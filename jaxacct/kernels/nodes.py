@@ -237,17 +237,32 @@ def reach(law: LossLaw, c: Array, h: Array, log_tol: Array, points: int) -> Arra
     return _cut_off(law, h, characteristic_decay.level_sets(law.gauss_sigma, law.gauss_q, grid), log_tol)
 
 
-def log_value(law: LossLaw, c: Array, h: Array, keep: Array, epsilon: Array, points: int, count: int) -> Array:
-    """log of the trapezoid sum over the first `keep` nodes, for sampled Gaussian laws; no certificate."""
+def value_and_slopes(
+    law: LossLaw, c: Array, h: Array, keep: Array, epsilon: Array, points: int, count: int
+) -> tuple[Array, Array, Array]:
+    """(log delta, minus delta' over delta, delta'' over delta) at eps, for sampled Gaussian laws; no certificate.
+
+    By the trapezoid sum over the first `keep` nodes; every derivative in eps brings a factor -z.
+    """
     xp = namespace(law.sign, c)
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], points)
     re, im = departures(grid.weight, (h * law.sign)[..., None, None] * grid.loss, count)
     index = xp.arange(count)
     log_size, turn = polar(re, im)
-    n = law.gauss_n[..., None]
+    n, at = law.gauss_n[..., None], c[..., None]
     log_modulus = xp.where(index < keep[..., None], xp.sum(n * log_size, axis=-2), -xp.inf)
-    angle = xp.sum(n * turn, axis=-2)
+    t = h[..., None] * index
+    phase = xp.sum(n * turn, axis=-2) - t * epsilon[..., None]
     k0 = xp.sum(law.gauss_n * grid.log_m, axis=-1)
-    zero, t = xp.zeros_like(angle), h[..., None] * index
-    nodes = Nodes(c, k0, 0.0 * c, h, t, weight_at(c, h, t), log_modulus, angle, zero, 0.0 * c, zero, zero, zero)
-    return k0 - c * epsilon + xp.log(xp.maximum(trapezoid(nodes, epsilon)[0], 1e-300))
+    (re, im), size = weight_at(c, h, t), xp.exp(log_modulus)
+    cosine, sine = size * xp.cos(phase), size * xp.sin(phase)
+    even, odd = re * cosine - im * sine, re * sine + im * cosine
+    value = xp.maximum(xp.sum(even, axis=-1), 1e-300)
+    fall = xp.sum(at * even - t * odd, axis=-1)
+    bend = xp.sum((at**2 - t**2) * even - 2.0 * at * t * odd, axis=-1)
+    return k0 - c * epsilon + xp.log(value), fall / value, bend / value
+
+
+def log_value(law: LossLaw, c: Array, h: Array, keep: Array, epsilon: Array, points: int, count: int) -> Array:
+    """log of the trapezoid sum over the first `keep` nodes, for sampled Gaussian laws; no certificate."""
+    return value_and_slopes(law, c, h, keep, epsilon, points, count)[0]

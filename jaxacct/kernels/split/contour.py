@@ -192,7 +192,7 @@ def _certified(
 
 
 def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int) -> Bracketed:
-    """log of (lower, estimate, upper) of delta(eps), eps > 0; `start` as for epsilon, used from BELIEVED on."""
+    """log of (lower, estimate, upper) of delta(eps), eps >= 0; `start` as for epsilon, used from BELIEVED on."""
     xp = namespace(law.gauss_n, eps)
     eps, log_tol, value, trust = _together(law, eps, log_tol, *start)
     _, middle, placed, integrand, made_from = _rounds(
@@ -202,7 +202,7 @@ def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, c
         lambda log_delta: place(law, eps, log_delta, log_tol, count),
         points,
         count,
-        xp.full(eps.shape, rounds),
+        xp.where(xp.isinf(trust), 1, rounds),
     )
     certificate = certify(law, placed, integrand, made_from, points)
     lower, upper = ends(integrand, certificate, eps)

@@ -32,7 +32,10 @@ SPARE_NATS = 2.0
 PLACEMENT_POINTS = 128
 """Quadrature points for placing the contour."""
 SCAN_FROM, SCAN_TO, SCAN_STEPS = 0.04, 6.0, 7
-"""Where the search for the saddle point may begin: so many abscissae between these multiples of log(1/delta)/eps."""
+"""Where the search for the saddle point may begin: so many abscissae between these multiples.
+
+They are multiples of log(1/delta) over the scale of losses.
+"""
 
 _SCAN = np.geomspace(SCAN_FROM, SCAN_TO, SCAN_STEPS)
 """These multiples."""
@@ -76,7 +79,7 @@ def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: A
 def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Contour:
     """The best contours for two choices of windows, an axis in front: with the compositions of bulk steps, without."""
     xp = namespace(law.gauss_n, windows.low, epsilon)
-    start = xp.maximum(-log_delta, 1.0) / xp.maximum(epsilon, 1e-12)
+    start = xp.maximum(-log_delta, 1.0) / remainder.scale_of(law, epsilon)
     start = xp.broadcast_to(start, windows.low.shape[:-1])
     grids = grids_of(law, windows, start, PLACEMENT_POINTS)
     both = shares(grids)

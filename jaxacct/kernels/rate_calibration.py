@@ -1,0 +1,82 @@
+"""The eps from which a true-positive rate is best seen, together with the noise of a Poisson sampled Gaussian.
+
+The rate at a false-positive rate a is at most `F = delta(eps) + e^eps a` for every eps.  Where F is to be b and least,
+
+    F = b,    dF/d eps = e^eps (a - Q(L > eps)) = 0.
+
+Two stages with fixed iteration counts, neither of which enters a bound (the noise is certified afterwards at that eps):
+1. Newton on the saddle point equations in (log c, x), x the logarithm of the noise.  There `-d log delta/d eps = c`, so
+   that `eps = log(b/a) + log(c/(1 + c))` and `delta = b/(1 + c)`.
+2. Newton on the contour integral in (x, eps), c and the period kept.  To first order x does not change with eps.
+"""
+
+from jaxacct.kernels import contour, nodes, saddle
+from jaxacct.kernels.arrays import Array, namespace, repeat
+from jaxacct.kernels.calibration import LARGEST_NEWTON_STEP, LARGEST_SECANT_STEP, SADDLE_STEPS, saddle_slopes, single
+from jaxacct.kernels.law import LossLaw
+from jaxacct.kernels.special import log1p
+
+CONTOUR_STEPS = 3
+"""Newton steps on the contour integral, from a saddle point that is some hundredths off."""
+LARGEST_EPSILON_STEP = 1.0
+"""Largest step in eps, times c."""
+EPSILON_WEIGHT = 0.05
+"""What a last step in eps, times c, counts beside one in x: the noise changes by the square of what eps is off."""
+
+
+def solve(
+    sign: Array,
+    log_q: Array,
+    log_n: Array,
+    x0: Array,
+    c0: Array,
+    log_rate: Array,
+    log_fpr: Array,
+    log_tol: Array,
+    points: int,
+    count: int,
+) -> tuple[Array, Array, Array, Array]:
+    """(eps, x, size of the last step, nodes needed); sign: +1 remove, -1 add."""
+    xp = namespace(sign, log_q, x0)
+    one, axis = xp.ones_like(x0), contour.axis_nodes(points)
+    unknown = one[..., None] * xp.asarray([1.0, 0.0, 0.0])
+    most = log_rate - log_fpr
+
+    def law_at(x: Array) -> LossLaw:
+        return single(one * sign, x, log_q, log_n)
+
+    def improve(_: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        w, x = carry
+        c = xp.exp(w)
+        k0, k1, k2, k0_x, k1_x = saddle_slopes(law_at(x), unknown, c, axis)
+        epsilon = most + w - log1p(c)
+        curvature = k2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
+        value = k0 - c * epsilon - w - log1p(c) - 0.5 * xp.log(2.0 * xp.pi * curvature)
+        dx = -xp.clip((value - (log_rate - log1p(c))) / k0_x, -LARGEST_NEWTON_STEP, LARGEST_NEWTON_STEP)
+        gap = k1 + k1_x * dx - 1.0 / c - 1.0 / (1.0 + c) - epsilon
+        dw = -gap / (c * curvature - 1.0 / (1.0 + c))
+        return w + xp.clip(dw, -LARGEST_NEWTON_STEP, LARGEST_NEWTON_STEP), x + dx
+
+    w, x = repeat(xp, SADDLE_STEPS, improve, (xp.log(c0), x0))
+    c = xp.exp(w)
+    epsilon, log_delta = most + w - log1p(c), log_rate - log1p(c)
+    slope = saddle_slopes(law_at(x), unknown, c, axis)[3]
+    point = saddle.Saddle(c, 0.0 * c, 0.0 * c, epsilon, log_delta)
+    chosen, period = contour.place(law_at(x), point, epsilon, log_tol, axis)
+    h = 2.0 * xp.pi / period
+    need = nodes.reach(law_at(x), chosen, h, log_tol, points)
+
+    def newton(_: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        x, epsilon, _ = carry
+        value, fall, bend = nodes.value_and_slopes(law_at(x), chosen, h, need, epsilon, points, count)
+        # relative to delta: F_eps = e^eps a - delta fall, F_eps,eps = e^eps a + delta bend
+        share = xp.exp(epsilon + log_fpr - value)
+        move = (fall - share) / xp.maximum(bend + share, 1e-3 * fall**2)
+        move = xp.clip(move, -LARGEST_EPSILON_STEP / c, LARGEST_EPSILON_STEP / c)
+        target = log_rate + log1p(-xp.minimum(xp.exp(epsilon - most), 0.999))
+        dx = xp.clip((target - value) / slope, -LARGEST_SECANT_STEP, LARGEST_SECANT_STEP)
+        moved = xp.maximum(xp.abs(dx), EPSILON_WEIGHT * xp.abs(move) * c)
+        return x + dx, xp.minimum(epsilon + move, most - 1e-3), moved
+
+    x, epsilon, moved = repeat(xp, CONTOUR_STEPS, newton, (x, epsilon, 0.0 * x))
+    return epsilon, x, moved, need
