@@ -111,6 +111,7 @@ class Binomial(Law):
 
     @property
     def mean(self) -> Any:
+        """E[K]."""
         return np.multiply(self.trials, self.probability_of_run)[()]
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
@@ -163,6 +164,7 @@ class PointMass(Law):
 
     @property
     def mean(self) -> Any:
+        """E[K]."""
         return self.repetitions
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
@@ -226,6 +228,7 @@ class Categorical(Law):
 
     @property
     def mean(self) -> Any:
+        """E[K]."""
         return np.sum(self.probabilities * np.arange(np.shape(self.probabilities)[-1]), axis=-1)
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
