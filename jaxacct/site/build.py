@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 import tempfile
@@ -39,6 +40,10 @@ SETTINGS: dict[str, Any] = {
     "suppress_warnings": ["myst.header", "misc.highlighting_failure"],
 }
 """Settings of Sphinx, MyST and the theme.  Nothing is loaded from the network: the theme brings its own files."""
+
+BACK = re.compile(r'(class="viewcode-back" href="[^"#]*)#[^"]*')
+"""A link from a source to its page.  viewcode writes the anchors of all names of a module with one package, which is
+wrong where two packages export them; every page holds one name, so that its address is enough."""
 
 
 class SiteError(Exception):
@@ -105,6 +110,8 @@ def build(out: Path) -> None:
         app.build()
         if app.statuscode:
             raise SiteError("Sphinx has warned; see above")
+        for page in (site / "_modules").rglob("*.html"):
+            page.write_text(BACK.sub(r"\1", page.read_text()))
         wrong = links.html_complaints(site)
         if wrong:
             raise SiteError("\n".join(wrong))

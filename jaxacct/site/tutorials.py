@@ -90,14 +90,14 @@ def filled(page: Path, pictures: Path) -> str:
 
 
 def python(code: str, names: dict[str, Any]) -> str:
-    """What a block prints, and after it the value of its last line, unless that is None."""
+    """What a block prints, and after it the value of its last line, unless that is None or a semicolon ends it."""
     tree = ast.parse(code)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     with contextlib.redirect_stdout(io.StringIO()) as text:
         exec(compile(tree, "<tutorial>", "exec"), names)
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), "<tutorial>", "eval"), names)
-            if value is not None:
+            if value is not None and not code.rstrip().endswith(";"):
                 print(repr(value))
     return text.getvalue()
 
