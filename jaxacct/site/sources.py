@@ -56,7 +56,7 @@ def write(folder: Path, run: Callable[[Path, Path, Path], str] | None = tutorial
         text = with_names(page).replace("<!-- contents -->", contents())
         copy(page, folder / page.name, text)
     for page in tutorial_pages():
-        goal = folder / "tutorials" / page.name
+        goal = folder / page.relative_to(ROOT)
         text = run(page, goal.parent / "pictures", ROOT) if run else page.read_text()
         copy(page, goal, reference.linked(text))
     for name, text in reference.pages().items():
@@ -98,7 +98,7 @@ def contents() -> str:
     """The tree of all pages, for the side bar."""
     pages = [path.with_suffix("") for path in repository_pages()]
     groups = {
-        "Tutorials": [f"tutorials/{page.stem}" for page in tutorial_pages()],
+        "Tutorials": [str(page.relative_to(ROOT).with_suffix("")) for page in tutorial_pages()],
         "Look up": ["questions", "glossary", "reference/index"],
         "Proofs": [f"{room(page)} <{page}>" for page in pages if page.parts[0] == "jaxacct"],
         "Examples": [str(page) for page in pages if page.parts[0] == "examples"],
