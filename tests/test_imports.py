@@ -49,6 +49,7 @@ ARROWS: dict[str, set[str]] = {
     "audit": {"accounting", "mechanisms", "plots", "representations", "selection", "training"},
     "cli": {"accounting", "calibration", "engines", "interop", "kernels", "mechanisms", "plots"}
     | {"selection", "sweeps", "training", "verification"},
+    "site": set(),  # loads what it documents by name, as a user does
 }
 """Each room with the rooms that it may import beside the foundations; a room only imports rooms above it."""
 STRICT = {"floats", "lazy_exports", "progress", "validation", "files", "bounds", "kernels", "mechanisms", "engines"}

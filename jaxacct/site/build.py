@@ -32,6 +32,7 @@ SETTINGS: dict[str, Any] = {
     "html_theme_options": {"navigation_with_keys": True},
     "pygments_style": "tango",
     "highlight_language": "text",
+    "smartquotes": False,
     "myst_enable_extensions": ["colon_fence", "deflist"],
     "myst_heading_anchors": 4,
     "python_maximum_signature_line_length": 80,
@@ -54,8 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Build the site and return the exit status: 0, or 1 where something is wrong with its pages."""
     parser = argparse.ArgumentParser(
         prog="python -m jaxacct.site",
-        description="Build the site: reference, tutorials (which are run), proofs, glossary. Fails on a link that leads "
-        'nowhere, a public name without a docstring, and a tutorial that raises. Needs pip install ".[docs]".',
+        description="Build the site: reference, tutorials (which are run), proofs, glossary. Fails on a link that "
+        "leads nowhere, a public name without a docstring, and a tutorial that raises. "
+        'Needs pip install ".[docs]".',
     )
     parser.add_argument("--out", default="site", help="the folder to write, which is replaced (default: site)")
     parser.add_argument("--check", action="store_true", help="check names and links only; write nothing, run nothing")
@@ -104,9 +106,7 @@ def build(out: Path) -> None:
         say("pages: Sphinx")
         version = {"version": jaxacct.__version__, "release": jaxacct.__version__}
         settings = SETTINGS | version | {"html_static_path": [str(source / "_static")]}
-        app = Sphinx(
-            source, None, site, Path(folder) / "doctrees", "html", settings, status=None, warningiserror=True
-        )
+        app = Sphinx(source, None, site, Path(folder) / "doctrees", "html", settings, status=None, warningiserror=True)
         app.build()
         if app.statuscode:
             raise SiteError("Sphinx has warned; see above")

@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Callable
 
-__all__ = ["markdown"]
+__all__ = ["escaped", "markdown"]
 
 WRAPPED = 96
 """A line that would hold fewer columns with the next word on it was broken on purpose, not wrapped."""
@@ -63,7 +63,8 @@ def is_item(lines: list[str], at: int) -> bool:
     """Whether a line of a section names something: it is not indented, and a colon or an indented line follows."""
     line = lines[at]
     named = re.match(r"[\w*][\w.*, |\[\]]* : ", line) is not None
-    return not line.startswith((" ", "* ")) and (named or lines[at + 1 : at + 2] and lines[at + 1].startswith("    "))
+    described = at + 1 < len(lines) and lines[at + 1].startswith("    ")
+    return not line.startswith((" ", "* ")) and (named or described)
 
 
 def until_blank(lines: list[str], at: int) -> tuple[list[str], int]:

@@ -129,9 +129,11 @@ def constant_doc(module: str, name: str) -> str:
             named = any(isinstance(target, ast.Name) and target.id == name for target in targets)
             if named and isinstance(after.value, ast.Constant):
                 return inspect.cleandoc(str(after.value.value))
-    for node in (each for top in body for each in ast.walk(top)):
-        if isinstance(node, ast.ImportFrom) and any((one.asname or one.name) == name for one in node.names):
-            return constant_doc(node.module or "", next(o.name for o in node.names if (o.asname or o.name) == name))
+    for one in (each for top in body for each in ast.walk(top)):
+        if isinstance(one, ast.ImportFrom):
+            for alias in one.names:
+                if (alias.asname or alias.name) == name:
+                    return constant_doc(one.module or "", alias.name)
     return ""
 
 

@@ -8,15 +8,20 @@ import inspect
 import io
 import os
 import re
+from pathlib import Path
 from typing import Any
 
-from jaxacct.site.docstrings import markdown
+from jaxacct.site.docstrings import Link, escaped, markdown
 from jaxacct.site.names import PublicName, homes, member_doc, members, packages, public_names
 
-__all__ = ["linked", "pages"]
+__all__ = ["ROOT", "linked", "pages"]
 
-DOTTED = re.compile(r"(?:ja|jaxacct|[a-z_]+)(?:\.[A-Za-z_]\w*)+")
-CODE = re.compile(r"(?<![`\\])`([^`\n]+)`(?!`)")
+ROOT = Path(__file__).resolve().parent.parent.parent
+"""The checkout."""
+CODE = re.compile(r"\[[^\]\n]*\]\([^)\n]*\)|(?<![`\\])`([^`\n]+)`(?!`)")
+"""A link, which is left alone, or a code span."""
+PAGE = re.compile(r"(?<![\w./(\[-])`?((?:[\w-]+/)+README\.md)`?(?![\w/)])")
+"""The path of a page of the repository, as docstrings and pages cite it."""
 
 
 def pages() -> dict[str, str]:
@@ -37,24 +42,31 @@ def path_of(home: PublicName) -> str:
     return f"{home.package}/{home.name}{'-class' if twin else ''}.md"
 
 
-def linked(text: str, package: str = "jaxacct") -> str:
-    """Markdown in which every public name in a code span links to its page.
+def linked(text: str, package: str = "jaxacct", page: str = "reference/jaxacct/name.md") -> str:
+    """Markdown in which every public name in a code span, and every page that is cited, is a link.
 
     Names are recognised as `ja.epsilon`, `jaxacct.training.Plan` or `training.Plan`, with or without a call after
     them, and, in the reference of a package, also its own classes by their bare names.
+
+    page : where the text will stand, below the folder of the site's sources.
     """
     known = homes()
 
-    def link(match: re.Match[str]) -> str:
+    def name(match: re.Match[str]) -> str:
         code = match[1]
-        dotted = re.match(r"[\w.]+", code)
+        dotted = re.match(r"[\w.]+", code or "")
         rest = code[dotted.end() :] if dotted else code
         if not dotted or (rest and not rest.startswith("(")) or any(sign in code for sign in "<>|"):
             return match[0]
         home = known.get(expanded(dotted[0], package))
         return f"{{py:obj}}`{code} <{home.full}>`" if home else match[0]
 
-    return CODE.sub(link, text)
+    def cited(match: re.Match[str]) -> str:
+        bases = (Path(page).parent, Path(), Path("jaxacct"))
+        found = next((b / match[1] for b in bases if (ROOT / b / match[1]).is_file()), None)
+        return f"[{match[0]}]({os.path.relpath(found, Path(page).parent)})" if found else match[0]
+
+    return PAGE.sub(cited, CODE.sub(name, text))
 
 
 def expanded(name: str, package: str) -> str:
@@ -92,13 +104,12 @@ def first_sentence(text: str) -> str:
 
 def kind(home: PublicName) -> str:
     """In which list of a package a name stands."""
-    from jaxacct.mechanisms import BaseMechanism
-
     if not callable(home.value):
         return "Constants"
     if not inspect.isclass(home.value):
         return "Functions"
-    return "Mechanisms" if issubclass(home.value, BaseMechanism) else "Classes"
+    mechanism = importlib.import_module("jaxacct.mechanisms").BaseMechanism
+    return "Mechanisms" if issubclass(home.value, mechanism) else "Classes"
 
 
 def package_page(package: str) -> str:
@@ -109,34 +120,44 @@ def package_page(package: str) -> str:
         if full != f"{package}.{name}":
             continue
         other = "" if home.full == full else f"another name of `{home.full}`: "
-        summary = linked(first_sentence(home.doc).replace("<", "\\<"), home.package)
+        summary = linked(escaped(first_sentence(home.doc)), home.package)
         groups[kind(home)].append(f"{{py:obj}}`{name} <{home.full}>`\n: {other}{summary}")
-    out = [f"# {package}", linked(markdown(package_doc(package)), package)]
+    out = [f"# {package}", linked(markdown(package_doc(package)), package, f"reference/{package}.md")]
     out += ["\n\n".join([f"## {title}", *entries]) for title, entries in groups.items() if entries]
     return "\n\n".join(out) + "\n"
 
 
 def name_page(home: PublicName) -> str:
     """The page of one public name."""
-    link = lambda text: linked(text, home.package)
+    link = lambda text: linked(text, home.package, f"reference/{path_of(home)}")
     also = [full for full, other in homes().items() if other is home and full != home.full]
     notes = [f"Also as {', '.join(f'`{name}`' for name in also)}."] if also else []
     notes += [f"Needs the package `{home.needs}`."] if home.needs else []
     what = "class" if inspect.isclass(home.value) else "function" if callable(home.value) else "data"
     body = [markdown(home.doc, link), *notes]
-    for name, member in members(home.value).items():
-        how = "property" if isinstance(member, property) else "method"
-        flag = "\n:classmethod:" if isinstance(member, classmethod) else ""
-        flag += "\n:staticmethod:" if isinstance(member, staticmethod) else ""
-        shown = "" if how == "property" else signature(getattr(member, "__func__", member), bound=flag[-7:] != "static:")
-        inner = markdown(member_doc(home.value, name), link)
-        body.append(f"``````{{py:{how}}} {name}{shown}{flag}\n\n{inner}\n``````")
-    text = "\n\n".join(body)
+    body += [member_entry(home, name, member, link) for name, member in members(home.value).items()]
     shown = signature(home.value) if callable(home.value) else ""
-    return (
-        f"---\norphan: true\n---\n\n# {home.full}\n\n```````{{py:{what}}} {home.name}{shown}\n:module: {home.package}\n\n{text}\n```````\n\n"
-        f"Back to [{home.package}](../{home.package}.md).\n"
-    )
+    entry = directive(what, f"{home.name}{shown}", {"module": home.package}, "\n\n".join(body), fence=7)
+    back = f"Back to [{home.package}](../{home.package}.md).\n"
+    return f"---\norphan: true\n---\n\n# {home.full}\n\n{entry}\n\n{back}"
+
+
+def member_entry(home: PublicName, name: str, member: Any, link: Link) -> str:
+    """A method or property on the page of its class."""
+    text = markdown(member_doc(home.value, name), link)
+    if isinstance(member, property):
+        return directive("property", name, {}, text, fence=6)
+    flags = {"classmethod": ""} if isinstance(member, classmethod) else {}
+    flags |= {"staticmethod": ""} if isinstance(member, staticmethod) else {}
+    shown = signature(getattr(member, "__func__", member), bound=not isinstance(member, staticmethod))
+    return directive("method", f"{name}{shown}", flags, text, fence=6)
+
+
+def directive(what: str, argument: str, options: dict[str, str], text: str, fence: int) -> str:
+    """A directive of Sphinx's Python domain, in Markdown; an outer one has a longer fence."""
+    lines = [f":{name}: {value}".rstrip() for name, value in options.items()]
+    ticks = "`" * fence
+    return "\n".join([f"{ticks}{{py:{what}}} {argument}", *lines, "", text, ticks])
 
 
 def signature(value: Any, bound: bool = False) -> str:
@@ -170,10 +191,8 @@ def default(parameter: inspect.Parameter) -> Any:
 
 def command_line() -> str:
     """The help of every command."""
-    from jaxacct.cli.arguments import COMMANDS
-
     out = ["# The command line", "What `jaxacct --help` and `jaxacct COMMAND --help` print."]
-    for name in ("", *COMMANDS):
+    for name in ("", *importlib.import_module("jaxacct.cli.arguments").COMMANDS):
         title = f"jaxacct {name}".strip()
         out.append(f"## {title}\n\n```text\n{printed_help(name)}\n```")
     return "\n\n".join(out) + "\n"
@@ -181,13 +200,11 @@ def command_line() -> str:
 
 def printed_help(command: str) -> str:
     """What a command prints for `--help`, 100 columns wide."""
-    from jaxacct.cli.arguments import parse
-
     before = {name: os.environ.get(name) for name in ("COLUMNS", "NO_COLOR")}
     os.environ |= {"COLUMNS": "100", "NO_COLOR": "1"}
     try:
         with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
-            parse([command, "--help"] if command else ["--help"])
+            importlib.import_module("jaxacct.cli.arguments").parse([command, "--help"] if command else ["--help"])
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})

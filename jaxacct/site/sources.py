@@ -15,11 +15,10 @@ from urllib.parse import unquote, urlsplit
 from jaxacct.site import reference, tutorials
 from jaxacct.site.links import LINK, outside_code
 from jaxacct.site.names import homes
+from jaxacct.site.reference import ROOT
 
-__all__ = ["ROOT", "unknown_names", "write"]
+__all__ = ["unknown_names", "write"]
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-"""The checkout."""
 OWN = Path(__file__).parent / "pages"
 """The pages that are written for the site: the front page, which question is which call, and the words."""
 PROJECT = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -49,16 +48,16 @@ def write(folder: Path, run: Callable[[Path, Path, Path], str] | None = tutorial
     run : what runs a tutorial, given it, the folder of its pictures and the checkout; None copies them as they are.
     """
     for page in repository_pages():
-        copy(ROOT / page, folder / page, with_names(ROOT / page))
+        copy(ROOT / page, folder / page, with_names((ROOT / page).read_text(), page))
         for linked in linked_files(ROOT / page):
             copy(linked, folder / linked.relative_to(ROOT))
     for page in sorted(OWN.glob("*.md")):
-        text = with_names(page).replace("<!-- contents -->", contents())
+        text = with_names(page.read_text(), Path(page.name)).replace("<!-- contents -->", contents())
         copy(page, folder / page.name, text)
     for page in tutorial_pages():
         goal = folder / page.relative_to(ROOT)
         text = run(page, goal.parent / "pictures", ROOT) if run else page.read_text()
-        copy(page, goal, reference.linked(text))
+        copy(page, goal, with_names(text, page.relative_to(ROOT)))
     for name, text in reference.pages().items():
         path = folder / "reference" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,13 +73,16 @@ def copy(source: Path, goal: Path, text: str | None = None) -> None:
         goal.write_text(text)
 
 
-def with_names(page: Path) -> str:
-    """The text of a page, its public names linked to the reference, except in headings, links and code."""
+def with_names(text: str, page: Path) -> str:
+    """The text of a page, its public names and the pages it cites linked, except in headings and code.
+
+    page : where it will stand, below the folder of the site's sources.
+    """
     lines, code = [], False
-    for line in page.read_text().splitlines():
+    for line in text.splitlines():
         code ^= line.lstrip().startswith("```")
-        plain = code or line.startswith(("#", "    ")) or "](" in line or line.count("`") % 2
-        lines.append(line if plain else reference.linked(line))
+        plain = code or line.startswith(("#", "    ")) or line.count("`") % 2
+        lines.append(line if plain else reference.linked(line, page=str(page)))
     return "\n".join(lines) + "\n"
 
 

@@ -90,14 +90,14 @@ def filled(page: Path, pictures: Path) -> str:
 
 
 def python(code: str, names: dict[str, Any]) -> str:
-    """What a block prints, and after it the value of its last line, unless that is None or a semicolon ends it."""
+    """What a block prints, and after it the value of its last line, unless that is None or part of a figure."""
     tree = ast.parse(code)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     with contextlib.redirect_stdout(io.StringIO()) as text:
         exec(compile(tree, "<tutorial>", "exec"), names)
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), "<tutorial>", "eval"), names)
-            if value is not None and not code.rstrip().endswith(";"):
+            if value is not None and not type(value).__module__.startswith("matplotlib"):
                 print(repr(value))
     return text.getvalue()
 
@@ -116,7 +116,7 @@ def output(text: str) -> list[str]:
     lines = text.rstrip().splitlines()
     if len(lines) > SHOWN_LINES:
         lines = [*lines[:SHOWN_LINES], f"... {len(lines) - SHOWN_LINES} more lines"]
-    return ["\n".join(['```{code-block} text\n:class: output\n', *lines, "```"])] if lines else []
+    return ["\n".join(["```{code-block} text\n:class: output\n", *lines, "```"])] if lines else []
 
 
 def drawn(stem: str, count: int, pictures: Path) -> list[str]:
