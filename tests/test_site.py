@@ -33,7 +33,7 @@ def test_every_public_name_has_a_page_or_shares_one(tree):
 
     listed = {f"{package}.{name}" for package in PACKAGES for name in public(package)}
     assert set(names.homes()) == listed
-    for home in set(names.homes().values()):
+    for home in names.homes().values():
         page = tree / "reference" / reference.path_of(home)
         assert f"# {home.full}\n" in page.read_text()
     paths = [str(path.relative_to(tree)).lower() for path in tree.rglob("*.md")]
@@ -54,17 +54,27 @@ def test_a_name_without_a_docstring_is_found(monkeypatch):
 
     found = tuple(names.PublicName("jaxacct", value.__name__, value) for value in (bare, Bare))
     monkeypatch.setattr(names, "public_names", lambda: found)
+    monkeypatch.setattr(names, "homes", names.homes.__wrapped__)
     assert names.undocumented() == ["jaxacct.bare", "jaxacct.Bare.method"]
 
 
-def test_what_needs_a_package_that_is_not_installed_is_read_and_forgotten(monkeypatch):
+def test_what_needs_a_package_that_is_not_installed_is_read_and_forgotten():
     """Run apart, since it hides a package."""
     code = (
-        "import sys; sys.modules['dp_accounting'] = None\n"
+        "import sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name.startswith('dp_accounting'):\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
         "from jaxacct.site import names\n"
+        "names.packages = lambda: ['jaxacct', 'jaxacct.interop']\n"
+        "import jaxacct.interop, jaxacct.mechanisms\n"
+        "kept = jaxacct.mechanisms.Gaussian\n"
         "one = names.loaded('jaxacct.interop', 'CertifiedAccountant')\n"
         "assert one.needs == 'dp_accounting' and 'certified upper ends' in one.doc, one\n"
         "from jaxacct import interop\n"
+        "assert jaxacct.mechanisms.Gaussian is kept and not any('dp_accounting' in name for name in sys.modules)\n"
         "try:\n    interop.CertifiedAccountant\nexcept ModuleNotFoundError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
@@ -162,7 +172,7 @@ def filled(tmp_path, text):
 def test_what_a_block_prints_stands_below_it(tmp_path):
     text = filled(
         tmp_path,
-        "```python\nx = 2\nprint(x)\nx + 1\n```\n```python not run\n1 / 0\n```\n```python\nx;\n```\n"
+        "```python\nx = 2\nprint(x)\nx + 1\n```\n```python not run\n1 / 0\n```\n```python\nNone\n```\n"
         "<!-- check: x == 2 -->\n```bash\necho hello\n```\n",
     )
     assert text.count(":class: output") == 2

@@ -64,6 +64,7 @@ def public_names() -> tuple[PublicName, ...]:
     return tuple(loaded(package, name) for package in packages() for name in importlib.import_module(package).__all__)
 
 
+@functools.cache
 def homes() -> dict[str, PublicName]:
     """Every dotted public name with the name under which it is documented: the first that stands for the same."""
     found: dict[str, PublicName] = {}
@@ -88,8 +89,22 @@ def loaded(package: str, name: str) -> PublicName:
             return PublicName(package, name, getattr(module, name), needs)
 
 
+class _Anything(type):
+    """A class that has whatever it is asked for, each time a new class of the same kind."""
+
+    def __getattr__(cls, name: str) -> Any:
+        return anything(name)
+
+
+def anything(name: str) -> Any:
+    """A class of that name that has whatever it is asked for; nothing that Python asks of every object."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Anything(name, (), {})
+
+
 class _StandIn(MetaPathFinder, Loader):
-    """Finds one package and its modules, which hold whatever they are asked for: `object`."""
+    """Finds one package and its modules, which hold whatever they are asked for."""
 
     def __init__(self, package: str) -> None:
         self.package = package
@@ -98,25 +113,38 @@ class _StandIn(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] == self.package else None
 
     def exec_module(self, module: Any) -> None:
-        module.__getattr__ = lambda _: object
+        module.__getattr__ = anything
 
 
 @contextmanager
 def stand_in(package: str) -> Iterator[None]:
-    """A package that is not installed can be imported; afterwards nothing is left of what was imported with it."""
-    before, attributes = set(sys.modules), {name: set(vars(sys.modules[name])) for name in packages()}
+    """A package that is not installed can be imported; afterwards no module is left that was imported with it."""
+    everywhere = [sys.modules[name] for name in packages()]
+    before = set(sys.modules)
     finder = _StandIn(package)
-    sys.meta_path.append(finder)
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
-        for name in set(sys.modules) - before:
-            if name.startswith(("jaxacct.", package)):
-                del sys.modules[name]
-        for name, known in attributes.items():
-            for new in set(vars(sys.modules[name])) - known:
-                delattr(sys.modules[name], new)
+        new = set(sys.modules) - before
+        gone = {name for name in new if name.partition(".")[0] == package or imports(sys.modules[name], package)}
+        for module in everywhere:
+            for name, value in list(vars(module).items()):
+                if getattr(value, "__module__", None) in gone or getattr(value, "__name__", None) in gone:
+                    delattr(module, name)
+        for name in gone:
+            del sys.modules[name]
+
+
+def imports(module: Any, package: str) -> bool:
+    """Whether a module of this library imports a package, by its source."""
+    if not module.__name__.startswith("jaxacct."):
+        return False
+    nodes = list(ast.walk(ast.parse(inspect.getsource(module))))
+    named = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    named += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    return any(name.partition(".")[0] == package for name in named)
 
 
 def constant_doc(module: str, name: str) -> str:

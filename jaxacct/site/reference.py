@@ -37,9 +37,9 @@ def pages() -> dict[str, str]:
 
 def path_of(home: PublicName) -> str:
     """The path of a page; no two of them differ in case only, since some file systems take those for one."""
-    clash = [other for other in public_names() if other.package == home.package and other.name != home.name]
-    twin = inspect.isclass(home.value) and any(other.name.lower() == home.name.lower() for other in clash)
-    return f"{home.package}/{home.name}{'-class' if twin else ''}.md"
+    what = "class" if inspect.isclass(home.value) else "function" if callable(home.value) else "constant"
+    alike = sum(1 for o in public_names() if o.package == home.package and o.name.lower() == home.name.lower())
+    return f"{home.package}/{home.name}{f'-{what}' if alike > 1 and what != 'function' else ''}.md"
 
 
 def linked(text: str, package: str = "jaxacct", page: str = "reference/jaxacct/name.md") -> str:
