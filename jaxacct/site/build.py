@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxacct
-from jaxacct.progress import say
+from jaxacct.progress import Progress, say
 from jaxacct.site import links, names, sources, tutorials
 
 __all__ = ["build", "main"]
@@ -93,6 +93,7 @@ def build(out: Path) -> None:
         from sphinx.application import Sphinx
     except ModuleNotFoundError as error:
         raise SiteError(f'the package {error.name} is missing; pip install ".[docs]"') from None
+    say("names and links")
     check()
     with tempfile.TemporaryDirectory() as folder:
         source, site = Path(folder) / "source", Path(folder) / "site"
@@ -103,7 +104,6 @@ def build(out: Path) -> None:
             raise SiteError(str(error)) from None
         (source / "_static").mkdir()
         shutil.copyfile(STYLE, source / "_static" / "style.css")
-        say("pages: Sphinx")
         version = {"version": jaxacct.__version__, "release": jaxacct.__version__}
         settings = SETTINGS | version | {"html_static_path": [str(source / "_static")]}
         app = Sphinx(source, None, site, Path(folder) / "doctrees", "html", settings, status=None, warningiserror=True)
@@ -117,6 +117,17 @@ def build(out: Path) -> None:
             raise SiteError("\n".join(wrong))
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(site, out)
+
+
+def show_progress(app: Any, pages: int) -> None:
+    """Show how many pages Sphinx has read and written; each counts twice."""
+    bar, done = Progress(2 * pages, show=True, unit="pages"), iter(range(1, 2 * pages + 1))
+    app.connect("source-read", lambda app, name, text: bar.update(next(done)))
+    app.connect(
+        "html-page-context",
+        lambda app, name, *more: bar.update(next(done)) if name in app.env.all_docs else None,
+    )
+    app.connect("build-finished", lambda app, error: bar.close())
 
 
 def _timed(page: Path, pictures: Path, root: Path) -> str:

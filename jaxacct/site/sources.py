@@ -22,8 +22,8 @@ __all__ = ["unknown_names", "write"]
 OWN = Path(__file__).parent / "pages"
 """The pages that are written for the site: the front page, which question is which call, and the words."""
 PROJECT = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
-NOT_SHOWN = (Path("jaxacct/site"),)
-"""Folders whose pages are about the site itself."""
+ABOUT = Path("jaxacct/site/README")
+"""The page about the site itself, which is no page of proofs."""
 
 
 def tutorial_pages() -> list[Path]:
@@ -38,7 +38,7 @@ def repository_pages() -> list[Path]:
         for folder in ("jaxacct", "examples")
         for path in sorted((ROOT / folder).rglob("README.md"))
     ]
-    return [*(path for path in found if path.parent not in NOT_SHOWN), *map(Path, PROJECT)]
+    return [*found, *map(Path, PROJECT)]
 
 
 def write(folder: Path, run: Callable[[Path, Path, Path], str] | None = tutorials.run) -> None:
@@ -102,9 +102,9 @@ def contents() -> str:
     groups = {
         "Tutorials": [str(page.relative_to(ROOT).with_suffix("")) for page in tutorial_pages()],
         "Look up": ["questions", "glossary", "reference/index"],
-        "Proofs": [f"{room(page)} <{page}>" for page in pages if page.parts[0] == "jaxacct"],
+        "Proofs": [f"{room(page)} <{page}>" for page in pages if page.parts[0] == "jaxacct" and page != ABOUT],
         "Examples": [str(page) for page in pages if page.parts[0] == "examples"],
-        "Project": ["README <README>", "Contributing <CONTRIBUTING>", "Changelog <CHANGELOG>"],
+        "Project": ["README <README>", "Contributing <CONTRIBUTING>", "Changelog <CHANGELOG>", f"This site <{ABOUT}>"],
     }
     return "\n\n".join(
         "\n".join([f"```{{toctree}}\n:hidden:\n:caption: {caption}\n", *entries, "```"])
