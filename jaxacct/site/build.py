@@ -107,6 +107,7 @@ def build(out: Path) -> None:
         version = {"version": jaxacct.__version__, "release": jaxacct.__version__}
         settings = SETTINGS | version | {"html_static_path": [str(source / "_static")]}
         app = Sphinx(source, None, site, Path(folder) / "doctrees", "html", settings, status=None, warningiserror=True)
+        show_progress(app, len(list(source.rglob("*.md"))))
         app.build()
         if app.statuscode:
             raise SiteError("Sphinx has warned; see above")
