@@ -97,10 +97,10 @@ class _Anything(type):
 
 
 def anything(name: str) -> Any:
-    """A class of that name that has whatever it is asked for; nothing that Python asks of every object."""
+    """A class of that name, to be called with anything, that has whatever it is asked for but Python's own names."""
     if name.startswith("__"):
         raise AttributeError(name)
-    return _Anything(name, (), {})
+    return _Anything(name, (), {"__init__": lambda self, *given, **named: None})
 
 
 class _StandIn(MetaPathFinder, Loader):
