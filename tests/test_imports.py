@@ -58,6 +58,7 @@ ARROWS: dict[str, set[str]] = {
     "report": {"accounting", "interop", "mechanisms", "representations", "selection", "sweeps", "training"},
     "cli": {"accounting", "calibration", "engines", "interop", "kernels", "mechanisms", "plots"}
     | {"report", "selection", "sweeps", "training", "verification"},
+    "site": set(),  # loads what it documents by name, as a user does
 }
 """Each room with the rooms that it may import beside the foundations; a room only imports rooms above it."""
 STRICT = {"floats", "keywords", "markup", "number_text", "lazy_exports", "progress", "validation", "files"} | {

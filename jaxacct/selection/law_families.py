@@ -1,4 +1,7 @@
-"""Laws of K, the number of candidates that a private selection tries: frozen pytrees, scalars or batches."""
+"""Laws of K, the number of candidates that a private selection tries: frozen pytrees, scalars or batches.
+
+More than 300 lines: all laws but one side by side, each with its docstring and its formulas.
+"""
 
 from __future__ import annotations
 
@@ -111,6 +114,7 @@ class Binomial(Law):
 
     @property
     def mean(self) -> Any:
+        """E[K]."""
         return np.multiply(self.trials, self.probability_of_run)[()]
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
@@ -163,6 +167,7 @@ class PointMass(Law):
 
     @property
     def mean(self) -> Any:
+        """E[K]."""
         return self.repetitions
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
@@ -226,6 +231,7 @@ class Categorical(Law):
 
     @property
     def mean(self) -> Any:
+        """E[K]."""
         return np.sum(self.probabilities * np.arange(np.shape(self.probabilities)[-1]), axis=-1)
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:

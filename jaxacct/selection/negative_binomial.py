@@ -57,6 +57,7 @@ class TruncatedNegativeBinomial(Law):
 
     @property
     def mean(self) -> Any:
+        """E[K]."""
         return self._scale() * (1.0 - self.gamma) / self.gamma
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:

@@ -1,0 +1,145 @@
+"""Tutorials: Markdown whose code is run, with what it prints and draws put below it.
+
+A block of Python is run, and what it prints and the value of its last line are shown.  Blocks of one page share their
+names.  A block of bash is run as well; `jaxacct` in it is this checkout's command.  A block whose first line says
+`python not run` or `bash not run` is shown only.  A comment `<!-- check: EXPRESSION -->` is evaluated where it stands:
+what the prose says in numbers is held there, and the page fails where it is false.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+__all__ = ["TutorialError", "run", "title"]
+
+BLOCK = re.compile(r"^```(python|bash)( not run)?\n(.*?)^```$|^<!-- check: (.*?) -->\n?", re.MULTILINE | re.DOTALL)
+LIMIT_SECONDS = 300
+"""After this long a tutorial is taken to hang; each should take less than 20 seconds, or 40 where it trains."""
+SHOWN_LINES = 60
+"""The most lines of output that are shown of one block."""
+
+
+class TutorialError(Exception):
+    """A tutorial raised, or one of its checks is false; the message names the page and the block."""
+
+
+def title(text: str) -> str:
+    """The title of a page."""
+    return re.search(r"^# (.*)$", text, re.MULTILINE)[1]  # type: ignore[index]
+
+
+def run(page: Path, pictures: Path, root: Path) -> str:
+    """The page with its outputs, run in a process and an empty folder of its own.
+
+    pictures : the folder that its figures are written into, beside where the page will be.
+    root : the checkout.
+    """
+    pictures.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        work = Path(folder) / "work"
+        work.mkdir()
+        path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+        environment = os.environ | {"PYTHONPATH": path, "MPLBACKEND": "Agg", "JAXACCT_QUIET": "1"}
+        command = [sys.executable, "-m", "jaxacct.site.tutorials", str(page), str(pictures), str(result)]
+        try:
+            done = subprocess.run(
+                command, cwd=work, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise TutorialError(f"{page.name} has run for more than {LIMIT_SECONDS} seconds") from None
+        if done.returncode or not result.exists():
+            raise TutorialError(f"{page.name}: {done.stderr.strip() or f'exit status {done.returncode}'}")
+        return str(json.loads(result.read_text()))
+
+
+def filled(page: Path, pictures: Path) -> str:
+    """The page with its outputs, run here, in the current folder."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    count = 0
+
+    def answer(match: re.Match[str]) -> str:
+        nonlocal count
+        language, not_run, code, check = match.groups()
+        count += 1
+        where = f"block {count}, line {page.read_text()[: match.start()].count(chr(10)) + 1}"
+        if check:
+            if not eval(check, names):
+                raise TutorialError(f"{where}: the check is false: {check}")
+            return ""
+        shown = f"```{language}\n{code}```"
+        if not_run:
+            return shown
+        try:
+            text = python(code, names) if language == "python" else bash(code)
+        except Exception as error:
+            raise TutorialError(f"{where}: {type(error).__name__}: {error}\n{code}") from error
+        return "\n\n".join([shown, *output(text), *drawn(page.stem, count, pictures)])
+
+    return BLOCK.sub(answer, page.read_text())
+
+
+def python(code: str, names: dict[str, Any]) -> str:
+    """What a block prints, and after it the value of its last line, unless that is None or part of a figure."""
+    tree = ast.parse(code)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        exec(compile(tree, "<tutorial>", "exec"), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), "<tutorial>", "eval"), names)
+            if value is not None and not type(value).__module__.startswith("matplotlib"):
+                print(repr(value))
+    return text.getvalue()
+
+
+def bash(code: str) -> str:
+    """What a block prints to standard output."""
+    command = f'jaxacct() {{ "{sys.executable}" -m jaxacct "$@"; }}\n{code}'
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise TutorialError(f"exit status {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def output(text: str) -> list[str]:
+    """A block's output as it is shown below it; nothing where there is none."""
+    lines = text.rstrip().splitlines()
+    if len(lines) > SHOWN_LINES:
+        lines = [*lines[:SHOWN_LINES], f"... {len(lines) - SHOWN_LINES} more lines"]
+    return ["\n".join(["```{code-block} text\n:class: output\n", *lines, "```"])] if lines else []
+
+
+def drawn(stem: str, count: int, pictures: Path) -> list[str]:
+    """Links to the figures that a block has drawn: open ones of pyplot, and new files in the current folder."""
+    found = []
+    if "matplotlib.pyplot" in sys.modules:
+        from matplotlib import pyplot
+
+        for number in pyplot.get_fignums():
+            name = f"{stem}-{count}-{number}.png"
+            pyplot.figure(number).savefig(pictures / name, dpi=150, bbox_inches="tight")
+            found.append(name)
+        pyplot.close("all")
+    for path in sorted(Path().glob("*.png")):
+        name = f"{stem}-{path.name}"
+        path.replace(pictures / name)
+        found.append(name)
+    return [f"![a picture drawn by the code above]({pictures.name}/{name})" for name in found]
+
+
+if __name__ == "__main__":
+    source, folder, result = map(Path, sys.argv[1:])
+    try:
+        result.write_text(json.dumps(filled(source, folder)))
+    except TutorialError as error:
+        sys.exit(str(error))
