@@ -26,6 +26,7 @@ from jaxacct.selection.monotone_score import monotone_score_delta, monotone_scor
 from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.noisy_max_guarantees import noisy_max_epsilon, noisy_max_renyi
 from jaxacct.selection.subset_privacy import expected_cost, subset_epsilon, subset_renyi
+from jaxacct.selection.top import TopSelection
 from jaxacct.selection.worst_order import Attack, attack
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "PointMass",
     "Poisson",
     "Selection",
+    "TopSelection",
     "TruncatedNegativeBinomial",
     "TwoPoint",
     "attack",

@@ -13,7 +13,7 @@ envelope").  Gaussian bases are answered by `gaussian_envelope.py`, and here whe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from jaxacct.selection.base_profile import common_shape, infinite_mass, place, s
 from jaxacct.selection.law_of_k import Law, evaluated
 from jaxacct.selection.tradeoff_polygons import outer, upper_hull
 
-__all__ = ["delta", "epsilon"]
+__all__ = ["INFLATED", "Envelope", "cells", "crossing", "delta", "epsilon", "lines"]
 
 POINTS_ABOVE = 800
 """Values of eps > 0 at which the profile of the base is taken: slopes of the curve above one."""
@@ -72,10 +72,14 @@ class Envelope(NamedTuple):
 
     def next_ratio(self, ratio: np.ndarray, target: np.ndarray) -> np.ndarray:
         """Where the lines that are the best at `ratio` fall to the target together; NaN or inf where they do not."""
+        fixed, cost = self.line(ratio)
+        return (fixed - target) / cost
+
+    def line(self, ratio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(A, B) of the function `A - E B` that the leak is about `ratio`."""
         gain, cost = self._best(ratio)
         height = np.where(self.slope * gain > ratio[..., None] * cost, self.height, 0.0)
-        fixed = np.sum(height * self.slope * gain, axis=-1) + self.infinite
-        return (fixed - target) / np.sum(height * cost, axis=-1)
+        return np.sum(height * self.slope * gain, axis=-1) + self.infinite, np.sum(height * cost, axis=-1)
 
     def _best(self, ratio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(gain, cost) of the best line of every row at every ratio."""
@@ -104,7 +108,7 @@ def epsilon(run: Mechanism, law: Law, delta: np.ndarray, relation: str) -> np.nd
     value, left = _at_once(gaussian_envelope.epsilon, run, law, wanted)
     for side in sides(run, relation) if left.any() else ():
         for here, made, _ in _each(run, law, side.forward, wanted * (TAIL_SHARE / np.maximum(law.mean, 1.0)), left):
-            value[here] = np.maximum(value[here], _crossing(made, wanted[here]))
+            value[here] = np.maximum(value[here], crossing(made, wanted[here]))
     return value
 
 
@@ -150,7 +154,7 @@ def _made(run: Mechanism, law: Law, top: float, relation: str) -> Envelope:
     grid = np.concatenate([-below[::-1], [0.0], above])
     _, u, t = outer(np.exp(grid), upper_delta(run, grid, relation))
     height, slope = np.diff(u), np.diff(t) / np.maximum(np.diff(u), 1e-300) * (1.0 + INFLATED)
-    gain, cost = _lines(law, *_cells(u, t, grid.size + 3))
+    gain, cost = lines(law, *cells(u, t, grid.size + 3))
     kept = upper_hull(gain, -cost)
     (sure, survived), (steep, _), _ = evaluated(law, np.array([0.0, t[0]]))
     # phi(1) - phi(1 - t) is at most t phi'(1); the difference cancels where t is small
@@ -160,7 +164,7 @@ def _made(run: Mechanism, law: Law, top: float, relation: str) -> Envelope:
     return Envelope(slope[rows], height[rows], gain[kept], cost[kept], infinite)
 
 
-def _cells(u: np.ndarray, t: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+def cells(u: np.ndarray, t: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Ends of cells of v on which T is linear; their number depends on `size` alone.
 
     The cells are narrow where phi'(v) or phi'(T(v)) may vary fast.
@@ -172,7 +176,7 @@ def _cells(u: np.ndarray, t: np.ndarray, size: int) -> tuple[np.ndarray, np.ndar
     return v, np.interp(v, u, t)
 
 
-def _lines(law: Law, v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def lines(law: Law, v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Gain and cost at the ends of the cells, so that `s phi'(T(v)) - phi'(v)` is at most the best line at any s.
 
     On a cell phi'(T) is at most its chord, and phi' is at least a tangent.  The tangent is the one in the middle, or
@@ -189,7 +193,17 @@ def _lines(law: Law, v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # rounding may disorder gains that hardly differ
 
 
-def _crossing(made: Envelope, target: np.ndarray) -> np.ndarray:
+class Leak(Protocol):
+    """An upper bound of delta at every ratio, a maximum of lines in it."""
+
+    def leak(self, ratio: np.ndarray) -> np.ndarray:
+        """Upper bounds of delta."""
+
+    def next_ratio(self, ratio: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Where the line that holds at a ratio falls to the target."""
+
+
+def crossing(made: Leak, target: np.ndarray) -> np.ndarray:
     """Upper ends of the eps where the leak passes delta: every end is one at which the leak was at most delta.
 
     The leak is the largest of functions `A - E B` of E = e^eps.  So `E = (A - delta)/B`, with the A and B that hold at
