@@ -96,7 +96,7 @@ def test_the_answer_is_the_smaller_of_the_envelope_and_of_all_candidates():
 def test_pure_dp_is_never_below_what_is_reached_and_at_most_2j_plus_eta(law, eta):
     """A rare H just below L: what is reached tends to (2j + eta) eps0 as K grows, and the bound never passes it."""
     run, unit = ja.RandomizedResponse(0.75), math.log(3.0)
-    for top, gamma in itertools.product((2, 3), (0.3, 0.1, 0.01, 0.001)):
+    for top, gamma in ((2, 0.3), (2, 0.01), (3, 0.001)):
         found = float(ja.epsilon(selection.select(run, law(gamma), top=top), 0.0).upper) / unit
         # (j times H) of ratio 3^j, below it all of H and nothing else of L: phi^(j) at 3/4 against 1/4
         ratio = (gamma + (1.0 - gamma) * 0.75) / (gamma + (1.0 - gamma) * 0.25)
@@ -107,10 +107,10 @@ def test_pure_dp_is_never_below_what_is_reached_and_at_most_2j_plus_eta(law, eta
         assert found == pytest.approx(6.990, abs=1e-3)  # j = 3, gamma = .001
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", ["geometric", "few", "poisson", "always", "any"])
 def test_more_winners_cost_more_and_all_of_them_the_most(name):
     law = LAWS[name]
-    upper = [float(ja.epsilon(selection.select(BASE, law, top=top), 1e-5).upper) for top in (1, 2, 3, 5)]
+    upper = [float(ja.epsilon(selection.select(BASE, law, top=top), 1e-5).upper) for top in (1, 2, 3)]
     whole = float(ja.epsilon(selection.select(BASE, law, candidates="adaptive"), 1e-5).upper)
     assert all(a <= b * (1.0 + 1e-9) for a, b in itertools.pairwise(upper)) and upper[-1] <= whole * (1.0 + 2e-3)
     # j = 1 answers as before, the exact worst case
@@ -201,7 +201,9 @@ def test_batches_are_their_elements_and_documents_keep_them():
     assert found.shape == (2, 2) and from_json(to_json(many)) == many
     one = ja.epsilon(selection.select(ja.Gaussian(3.0), selection.Poisson(2.0), top=2), 1e-6)
     assert found.upper[1, 0] == one.upper
-    replaced = ja.epsilon(selection.select(ja.Gaussian(2.0), selection.Poisson(2.0), top=2), 1e-6, relation="replace_one")
+    replaced = ja.epsilon(
+        selection.select(ja.Gaussian(2.0), selection.Poisson(2.0), top=2), 1e-6, relation="replace_one"
+    )
     other = ja.epsilon(selection.select(ja.Gaussian(1.0), selection.Poisson(2.0), top=2), 1e-6)
     assert replaced.upper == pytest.approx(float(other.upper), rel=1e-6)
 

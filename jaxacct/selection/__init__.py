@@ -25,6 +25,7 @@ from jaxacct.selection.mechanism import Selection, select
 from jaxacct.selection.monotone_score import monotone_score_delta, monotone_score_epsilon
 from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.noisy_max_guarantees import noisy_max_epsilon, noisy_max_renyi
+from jaxacct.selection.rounds import rounds
 from jaxacct.selection.subset_privacy import expected_cost, subset_epsilon, subset_renyi
 from jaxacct.selection.top import TopSelection
 from jaxacct.selection.worst_order import Attack, attack
@@ -59,6 +60,7 @@ __all__ = [
     "output_law",
     "propose_test_release_guarantee",
     "random_stopping",
+    "rounds",
     "select",
     "subset_epsilon",
     "subset_renyi",

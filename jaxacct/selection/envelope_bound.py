@@ -25,7 +25,18 @@ from jaxacct.selection.base_profile import common_shape, infinite_mass, place, s
 from jaxacct.selection.law_of_k import Law, evaluated
 from jaxacct.selection.tradeoff_polygons import outer, upper_hull
 
-__all__ = ["INFLATED", "Envelope", "cells", "crossing", "delta", "epsilon", "lines"]
+__all__ = [
+    "INFLATED",
+    "LARGEST_EPS",
+    "TAIL_SHARE",
+    "Envelope",
+    "best_lines",
+    "cells",
+    "crossing",
+    "delta",
+    "epsilon",
+    "lines",
+]
 
 POINTS_ABOVE = 800
 """Values of eps > 0 at which the profile of the base is taken: slopes of the curve above one."""
@@ -154,14 +165,13 @@ def _made(run: Mechanism, law: Law, top: float, relation: str) -> Envelope:
     grid = np.concatenate([-below[::-1], [0.0], above])
     _, u, t = outer(np.exp(grid), upper_delta(run, grid, relation))
     height, slope = np.diff(u), np.diff(t) / np.maximum(np.diff(u), 1e-300) * (1.0 + INFLATED)
-    gain, cost = lines(law, *cells(u, t, grid.size + 3))
-    kept = upper_hull(gain, -cost)
+    gain, cost = best_lines(*lines(law, *cells(u, t, grid.size + 3)))
     (sure, survived), (steep, _), _ = evaluated(law, np.array([0.0, t[0]]))
     # phi(1) - phi(1 - t) is at most t phi'(1); the difference cancels where t is small
     difference = sure - survived + 4.0 * ROUNDOFF * (1.0 + steep) + 2.0 * INFLATED
     infinite = float(np.fmin(difference, t[0] * steep * (1.0 + 2.0 * INFLATED)))
     rows = height > 0.0
-    return Envelope(slope[rows], height[rows], gain[kept], cost[kept], infinite)
+    return Envelope(slope[rows], height[rows], gain, cost, infinite)
 
 
 def cells(u: np.ndarray, t: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -182,15 +192,24 @@ def lines(law: Law, v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarra
     On a cell phi'(T) is at most its chord, and phi' is at least a tangent.  The tangent is the one in the middle, or
     the one on the left where phi' is steep.  The difference is linear, so the ends of the cell decide.
     """
-    _, first, second = evaluated(law, 1.0 - np.stack([0.5 * (v[1:] + v[:-1]), v[:-1]]))
-    _, gain, steeper = evaluated(law, 1.0 - w)
-    least, tilt = first * (1.0 - INFLATED) - 4.0 * ROUNDOFF * second, second * np.diff(v)
-    middle = (tilt[0] < first[0]) & (first[0] > 16.0 * ROUNDOFF * second[0])
-    left = np.where(middle, least[0] - 0.5 * tilt[0] * (1.0 + INFLATED), least[1])
-    right = np.where(middle, least[0] + 0.5 * tilt[0] * (1.0 - INFLATED), least[1] + tilt[1] * (1.0 - INFLATED))
-    cost = np.minimum(np.append(left, np.inf), np.append(np.inf, right))
-    gain = np.maximum(gain * (1.0 + INFLATED) + 4.0 * ROUNDOFF * steeper, LEAST_GAIN)
+    with np.errstate(all="ignore"):  # what is no number is found by `best_lines`
+        _, first, second = evaluated(law, 1.0 - np.stack([0.5 * (v[1:] + v[:-1]), v[:-1]]))
+        _, gain, steeper = evaluated(law, 1.0 - w)
+        least, tilt = first * (1.0 - INFLATED) - 4.0 * ROUNDOFF * second, second * np.diff(v)
+        middle = (tilt[0] < first[0]) & (first[0] > 16.0 * ROUNDOFF * second[0])
+        left = np.where(middle, least[0] - 0.5 * tilt[0] * (1.0 + INFLATED), least[1])
+        right = np.where(middle, least[0] + 0.5 * tilt[0] * (1.0 - INFLATED), least[1] + tilt[1] * (1.0 - INFLATED))
+        cost = np.minimum(np.append(left, np.inf), np.append(np.inf, right))
+        gain = np.maximum(gain * (1.0 + INFLATED) + 4.0 * ROUNDOFF * steeper, LEAST_GAIN)
     return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # rounding may disorder gains that hardly differ
+
+
+def best_lines(gain: np.ndarray, cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The lines that are the best somewhere; where a number left float64, one that is above everything."""
+    if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
+        return np.array([np.inf]), np.zeros(1)  # a line that is no number must not be left out
+    kept = upper_hull(gain, -cost)
+    return gain[kept], cost[kept]
 
 
 class Leak(Protocol):

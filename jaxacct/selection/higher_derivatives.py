@@ -49,14 +49,13 @@ def derivative(law: Law, order: int) -> Derivative:
     if type(law) is Poisson:
         with np.errstate(over="ignore"):
             return Derivative(float(np.float64(law.mean) ** more), law)
-    if type(law) in (Binomial, PointMass):
-        trials = float(law.trials if isinstance(law, Binomial) else law.repetitions)
-        if trials <= more:
-            return none
-        falling = np.prod([trials - i for i in range(more)])
-        if isinstance(law, PointMass):
-            return Derivative(float(falling), PointMass(trials - more))
-        return Derivative(float(falling * law.probability_of_run**more), Binomial(trials - more, law.probability_of_run))
+    if type(law) is Binomial:
+        scale, trials = _falling(float(law.trials), more), float(law.trials) - more
+        share = law.probability_of_run
+        return Derivative(float(scale * share**more), Binomial(trials, share)) if trials >= 1.0 else none
+    if type(law) is PointMass:
+        count = float(law.repetitions)
+        return Derivative(_falling(count, more), PointMass(count - more)) if count > more else none
     if type(law) is Categorical:
         mass = np.asarray(law.probabilities)
         k = np.arange(more, mass.size, dtype=np.float64)
@@ -66,6 +65,11 @@ def derivative(law: Law, order: int) -> Derivative:
     raise InputError(
         f"k of type {type(law).__name__} has no higher derivatives; use a law of jaxacct.selection, such as Categorical"
     )
+
+
+def _falling(count: float, factors: int) -> float:
+    """`count (count - 1) ...`, so many factors."""
+    return math.prod(count - i for i in range(factors))
 
 
 def probability_of(law: Law, count: int) -> float:

@@ -17,13 +17,13 @@ from jaxacct.mechanisms import Mechanism, batch_shape, repeat
 from jaxacct.mechanisms.base import element, register, require_mechanism
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import FinitePair, Part
-from jaxacct.selection import profile_ends, top_envelope
+from jaxacct.selection import top_envelope
 from jaxacct.selection.adaptive import refuse_zero, upper_ends
 from jaxacct.selection.base_profile import SAYS_NOTHING, place, under
 from jaxacct.selection.certified_ends import pair_of
 from jaxacct.selection.law_families import Law, PointMass
 from jaxacct.selection.law_of_k import require_law
-from jaxacct.validation import Constraint, broadcast_shape, check_one
+from jaxacct.validation import Constraint, InputError, broadcast_shape, check_one
 
 __all__ = ["TOP", "TopSelection"]
 
@@ -33,8 +33,10 @@ TOP = Constraint(f"use a whole number of candidates from 1 to {MOST}", 1, MOST, 
 """What j must be."""
 LEAST_DELTA = 1e-290
 """Smallest delta that is solved for: of a smaller one the answer is the largest loss."""
-BEYOND = (0.5, 0.1, 1e-2, 1e-4)
-"""K lies beyond the numbers k that are looked at with about these probabilities."""
+SHARES = (0.7, 2.0, 4.0, 8.0)
+"""The numbers k, as shares of E[K], at which the average over K is looked at from below."""
+LARGEST_COUNT = 2.0**52
+"""Largest of these numbers."""
 PAIRS_KEPT = 8
 """Pairs of composed selections that are kept, since each direction of each question asks for the same one."""
 _pairs: OrderedDict[TopSelection, FinitePair] = OrderedDict()
@@ -147,7 +149,7 @@ def _upper(
         here = number == count
         base = element(run, place(batch_shape(run), index))
         one = law.element(place(law.shape, index))
-        with backend.job(1, apart=True):  # of one selection
+        with backend.job(1, apart=True), np.errstate(all="ignore"):  # of one selection; what is no number says nothing
             found[here] = _of_one(quantity, base, one, top, wanted[here], relation, rtol)
     return found
 
@@ -173,15 +175,16 @@ def _of_one(
     return found
 
 
-def _above(
-    quantity: str, run: Mechanism, law: Law, values: np.ndarray, found: np.ndarray, relation: str
-) -> np.ndarray:
+def _above(quantity: str, run: Mechanism, law: Law, values: np.ndarray, found: np.ndarray, relation: str) -> np.ndarray:
     """Whether the average over K is seen to be above what was found, so that it need not be computed."""
     at, target = (found, values) if quantity == "epsilon" else (values, found)
     above = np.zeros(values.shape, bool)
-    for share in BEYOND:
-        k = float(np.maximum(law.quantile(1.0 - share), 1.0))
-        beyond = float(law.survival(k - 1.0))
+    for share in SHARES:
+        k = float(np.floor(np.clip(share * law.mean, 1.0, LARGEST_COUNT)))
+        try:
+            beyond = float(law.survival(k - 1.0))
+        except InputError:  # a law whose tails are not known
+            break
         open_ = np.flatnonzero(~above & np.isfinite(at))
         if open_.size:
             least = beyond * account.delta(repeat(run, k), at[open_], relation=relation).lower

@@ -21,13 +21,22 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Components, Mechanism, components, repeat
 from jaxacct.selection import profile_ends
 from jaxacct.selection.base_profile import Sides, bounded_loss, finite_once, sides, upper_delta, upper_epsilon
-from jaxacct.selection.envelope_bound import INFLATED, LARGEST_EPS, TAIL_SHARE, Envelope, cells, crossing, lines
+from jaxacct.selection.envelope_bound import (
+    INFLATED,
+    LARGEST_EPS,
+    TAIL_SHARE,
+    Envelope,
+    best_lines,
+    cells,
+    crossing,
+    lines,
+)
 from jaxacct.selection.higher_derivatives import derivative, probability_of
 from jaxacct.selection.largest_ratio import RELATIVE_ERROR
 from jaxacct.selection.law_of_k import Law, evaluated
-from jaxacct.selection.tradeoff_polygons import outer, upper_hull
+from jaxacct.selection.tradeoff_polygons import outer
 
-__all__ = ["delta", "epsilon", "ends"]
+__all__ = ["delta", "ends", "epsilon"]
 
 POINTS = 800
 """Values of eps > 0, and as many of eps < 0, at which a profile is taken."""
@@ -106,7 +115,8 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
     share = TAIL_SHARE / max(most, 1.0) if np.isfinite(most) else 0.0
     curves = {k: _curve(run, parts, k, side, level * share) for k in range(1, top + 1)}
     infinite = profile_ends.leak(law, apart)[1] if apart > 0.0 else 0.0
-    found = [Envelope(*np.zeros((4, 1)), infinite)]
+    none = np.zeros(1)
+    found = [Envelope(none, none, none, none, infinite)]
     for k in range(1, top):
         weight = probability_of(law, k)
         flat = np.array([1.0 + INFLATED]), np.array([1.0 - INFLATED])
@@ -114,16 +124,13 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
     if scale > 0.0:
         u, t = curves[1]
         left = np.clip(t - apart + 4.0 * ROUNDOFF, 0.0, 1.0)
-        gain, cost = lines(other, *cells(u, left, u.size + 2 * POINTS))
-        kept = upper_hull(gain, -cost)
+        gain, cost = best_lines(*lines(other, *cells(u, left, u.size + 2 * POINTS)))
         weight = scale / math.factorial(top) * (1.0 + 2.0 * INFLATED)
-        found.append(_weighted(*curves[top], gain[kept], cost[kept], weight, _lost(apart, top)))
+        found.append(_weighted(*curves[top], gain, cost, weight, _lost(apart, top)))
     return Several(tuple(found))
 
 
-def _weighted(
-    u: np.ndarray, t: np.ndarray, gain: np.ndarray, cost: np.ndarray, weight: float, lost: float
-) -> Envelope:
+def _weighted(u: np.ndarray, t: np.ndarray, gain: np.ndarray, cost: np.ndarray, weight: float, lost: float) -> Envelope:
     """`weight` times the mean of the best line over a curve, of which the mass at infinity `lost` counts elsewhere."""
     height, slope = np.diff(u), np.diff(t) / np.maximum(np.diff(u), 1e-300) * (1.0 + INFLATED)
     rows = height > 0.0
@@ -154,9 +161,7 @@ def _curve(run: Mechanism, parts: Components, count: int, side: Sides, level: fl
     return u, t
 
 
-def _by_outcomes(
-    loss: np.ndarray, mass: np.ndarray, parts: Components, count: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _by_outcomes(loss: np.ndarray, mass: np.ndarray, parts: Components, count: int) -> tuple[np.ndarray, np.ndarray]:
     """(eps, upper ends of delta) of a finite law, multiplied out, at its losses, where its profile bends."""
     total, product = np.zeros(1), np.ones(1)
     for _ in range(count):
@@ -165,7 +170,9 @@ def _by_outcomes(
     slack = 16.0 * ROUNDOFF * count * (np.max(np.abs(loss)) + 1.0)
     at = np.unique(np.concatenate([total, [0.0]]))
     at = at[np.concatenate([[True], np.diff(at) > ATOM_GAP])]
-    at = np.clip(np.concatenate([[at[0] - 1.0], at, at[-1] + np.array([10.0 * slack, 50.0])]), -LARGEST_EPS, LARGEST_EPS)
+    at = np.clip(
+        np.concatenate([[at[0] - 1.0], at, at[-1] + np.array([10.0 * slack, 50.0])]), -LARGEST_EPS, LARGEST_EPS
+    )
     at = np.unique(at)
     error = slack + 16.0 * ROUNDOFF * np.abs(at)
     below = np.minimum(at[:, None] - total - error[:, None], 0.0)
