@@ -30,7 +30,7 @@ class Option:
     family, parameter : str, float
         The law of K: gamma, of Poisson laws the mean.
     candidates : float
-        E[K].
+        E[K], of all rounds together.
     noise_multiplier : float
         Of candidates and final run.
     released_noise, candidate_noise : float
@@ -42,6 +42,9 @@ class Option:
         Gradient evaluations: their expectation and their 95 % quantile by the law of K.
     status : {"ok", "not_binding", "infeasible"}
         "not_binding" is that an E[K] of a million meets the target.
+    search : str
+        "iid"; "4 rounds", each round's winner public, with `candidates` those of all rounds and `parameter` that of one
+        round; "adaptive", each candidate after all before it.
     """
 
     split: str
@@ -56,6 +59,7 @@ class Option:
     gradients: float
     gradients_95: float
     status: str
+    search: str = "iid"
 
 
 @dataclass(frozen=True)
@@ -122,13 +126,25 @@ class Advice:
             style.save(canvas, place)
 
     def __str__(self) -> str:
-        head = ("split", "share", "law of K", "E[K]", "sigma", "noise/batch", "epsilon", "gradients", "95 %", "status")
+        head = (
+            "search",
+            "split",
+            "share",
+            "law of K",
+            "E[K]",
+            "sigma",
+            "noise/batch",
+            "epsilon",
+            "gradients",
+            "95 %",
+            "status",
+        )
         lines: list[tuple[str, ...]] = [head]
         for one in self.options:
             law = f"{one.family} {one.parameter:.4g}"
             numbers = [f"{x:.4g}" for x in (one.candidates, one.noise_multiplier, one.released_noise)]
             cost = [f"{one.epsilon:.5g}", f"{one.gradients:.3g}", f"{one.gradients_95:.3g}"]
-            lines.append((one.split, f"{one.share:g}", law, *numbers, *cost, one.status))
+            lines.append((one.search, one.split, f"{one.share:g}", law, *numbers, *cost, one.status))
         wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join("  ".join(f"{x:>{w}}" for x, w in zip(line, wide, strict=True)) for line in lines)
 
@@ -156,7 +172,8 @@ def _lines(advice: Advice, axes: Any, point: Callable[[Option], tuple[float, flo
     for one in advice.options:
         if one.status != "infeasible":
             split = one.split if x == "share" or one.split == "everything" else f"{one.split} of {one.share:g}"
-            named.setdefault(f"{split}, {one.family}", []).append(point(one))
+            how = one.family if one.search == "iid" else f"{one.search}, {one.family}"
+            named.setdefault(f"{split}, {how}", []).append(point(one))
     for (name, points), colour, dash in zip(
         named.items(), style.colours(list(named)), style.dashes(len(named)), strict=True
     ):
