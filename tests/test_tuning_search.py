@@ -13,6 +13,7 @@ import jaxacct as ja
 from jaxacct import selection, tuning
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan
+from jaxacct.tuning import candidate_runs
 
 SIZE = 40
 DATA = np.ones((SIZE, 2), np.float32)
@@ -39,6 +40,22 @@ def run(space=SPACE, plan=PLAN, **more):
 
 def in_rounds(plan=PLAN, space=SPACE, update=lambda winners: SPACE, **more):
     return tuning.tune_in_rounds(loss, optimizer, space, DATA, plan, update=update, **OPTIONS | more)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once():
+    """The tests share the programs of one plan, which take seconds to compile."""
+    made, original = {}, candidate_runs.side_by_side
+
+    def side_by_side(loss_fn, make_optimizer, plan, **shared):
+        key = plan.noise_multiplier, plan.steps
+        if key not in made:
+            made[key] = original(loss_fn, make_optimizer, plan, **shared)
+        return made[key]
+
+    candidate_runs.side_by_side = side_by_side
+    yield
+    candidate_runs.side_by_side = original
 
 
 @pytest.fixture
@@ -176,7 +193,7 @@ def test_the_space_of_a_later_round_may_not_keep_state():
     words = refusal(in_rounds, rounds=2, update=lambda winners: Walk())
     assert "the space of round 2 may keep state" in words
     declared = in_rounds(rounds=2, update=lambda winners: Walk(), candidates="iid")
-    assert declared.candidates == "iid" and len(declared.winners) == 2
+    assert declared.candidates == "iid, declared" and len(declared.winners) == 2
     assert "must be a function of the winners" in refusal(in_rounds, rounds=2, update=SPACE)
 
 

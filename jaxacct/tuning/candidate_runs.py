@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,15 +46,16 @@ class Winner:
 
 @dataclass(frozen=True)
 class Runs:
-    """What all candidates of a tuning have in common."""
+    """What all candidates of a tuning have in common; programs are compiled once, whatever the number of rounds."""
 
     loss_fn: Callable[[Any, Any], Any]
     make_optimizer: Callable[[Mapping[str, Any]], Any]
     data: Any
     plans: Sequence[Plan]
     init: Callable[[Any], Any]
-    value: Callable[[Any, int], float]
+    value_of: Callable[[Secret], Callable[[Any, int], float]]
     shared: Mapping[str, Any]
+    programs: dict[Any, Any] = field(default_factory=dict)
 
     def best(
         self, space: Any, law: Law, pad: int | None, top: int, secret: Secret, progress: bool | None
@@ -68,23 +68,22 @@ class Runs:
         kinds = [self._kind(config, secret, number) for number, config in enumerate(configs)]
         bar = Progress(work, progress if pad else False, unit="candidates")
         group = lambda kind: self._trained(kind, secret, configs)
-        found = best_few(kinds[:work], group, self.value, count, top, bar)
+        found = best_few(kinds[:work], group, self.value_of(secret), count, top, bar)
         winners = [Winner(params, configs[n], score, self.plans[kinds[n][0]]) for n, params, score in found]
         return winners, self._nothing(configs[0], kinds[0][0], secret)
 
     def _in_turn(
         self, search: Adaptive, count: int, top: int, secret: Secret, progress: bool | None
     ) -> tuple[list[Winner], Winner]:
-        group = functools.cache(lambda kind: self._trained(kind, secret, configs))
         configs: dict[int, Mapping[str, Any]] = {}
 
         def train(config: dict[str, Any], number: int) -> Any:
             configs[number] = config
-            return group(self._kind(config, secret, number))([number])[0]
+            return self._trained(self._kind(config, secret, number), secret, configs)([number])[0]
 
         # K is paid for as public, so that progress may show it
         bar = Progress(count, progress, unit="candidates")
-        found = in_turn(search, count, train, self.value, top, secret, bar)
+        found = in_turn(search, count, train, self.value_of(secret), top, secret, bar)
         plan_of = lambda number: self.plans[secret.choice(b"setting", number, len(self.plans))]
         winners = [Winner(params, config, score, plan_of(number)) for config, number, params, score in found]
         first = winners[0].config if winners else search.proposed([], secret.key(b"config", 0))
@@ -100,8 +99,10 @@ class Runs:
     ) -> Callable[[Sequence[int]], list[Any]]:
         """Trains the candidates of one plan and choice of words."""
         place, words = kind
-        optimizer = lambda numbers: self.make_optimizer({**numbers, **dict(words)})
-        train = side_by_side(self.loss_fn, optimizer, self.plans[place], **self.shared)
+        if kind not in self.programs:
+            optimizer = lambda numbers: self.make_optimizer({**numbers, **dict(words)})
+            self.programs[kind] = side_by_side(self.loss_fn, optimizer, self.plans[place], **self.shared)
+        train = self.programs[kind]
         return several(
             lambda params, columns, keys: train(params, columns, keys, self.data), secret, self.init, configs
         )

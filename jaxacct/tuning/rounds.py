@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from jaxacct.training.ledger import Ledger
@@ -97,15 +99,18 @@ def tune_in_rounds(
     count = getattr(plan, "rounds", 1) if rounds is None else rounds
     count, top = int(check_one("rounds", count, COUNT, "one number for all")), int(getattr(plan, "top", 1))
     prepared = Prepared.of(plan, law, space, candidates, score, data, top, count)
+    if candidates == "iid":  # it is declared of spaces that are not known yet
+        prepared = replace(prepared, word="iid, declared")
     secret = Secret(key)
     note = f"tuning: {count} rounds of a selection among runs of the plan; candidates {prepared.word}"
     note_whole(ledger, prepared.plans[0], prepared.cost.mechanism, note, plan.target_epsilon)
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
+    value = functools.partial(value_of, prepared.score)
+    runs = Runs(loss_fn, make_optimizer, data, prepared.plans, init, value, shared)
     winners: list[Winner] = []
     nothing: list[Winner] = []
     for number in range(count):
         one = Secret(secret.root(b"round", number))
-        runs = Runs(loss_fn, make_optimizer, data, prepared.plans, init, value_of(prepared.score, one), shared)
         found, none = runs.best(space, law, pad, top, one, progress)
         winners.extend(found)
         nothing.append(none)
@@ -119,10 +124,7 @@ def tune_in_rounds(
 
 def _require_the_same(space: Any, candidates: str | None, word: str, number: int) -> None:
     """InputError where the candidates of a later round are not what is accounted for."""
-    if word == "adaptive":
-        return
-    kind, found = taken_for(candidates, space)
-    if kind != "iid" or (word == "iid" and found != "iid"):
+    if word != "adaptive" and taken_for(candidates, space)[0] != "iid":
         raise InputError(
             f"the space of round {number} may keep state and its candidates count as adaptive, while the plan counts "
             "i.i.d. ones; give a Grid or a Random, or a SearchPlan with candidates='adaptive'"

@@ -171,9 +171,7 @@ def _with_noise(score: Any, plan: Any, kind: str, top: int, count: int) -> Any:
     if not isinstance(score, PrivateScore) or score.noise_multiplier is not None:
         return score
     if top > 1 or count > 1:
-        raise InputError(
-            "noise_multiplier of the score is missing; give it where several winners or rounds are released"
-        )
+        raise InputError("noise_multiplier of the score is missing; give it for several winners or rounds")
     if plan.target_epsilon is None:
         raise InputError("noise_multiplier of the score is missing; give it, or make the plan with a target_epsilon")
     found = noise_for_score(plan.repetitions, plan.target_epsilon, plan.target_delta, plan.relation, kind)

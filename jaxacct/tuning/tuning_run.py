@@ -5,6 +5,7 @@ More than 300 lines, of which 130 are the docstrings of its two public functions
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -131,7 +132,7 @@ def tune(
     )
     note_whole(ledger, prepared.plans[0], prepared.cost.mechanism, note, plan.target_epsilon)
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
-    value = value_of(prepared.score, secret)
+    value = functools.partial(value_of, prepared.score)
     runs = Runs(loss_fn, make_optimizer, data, prepared.plans, init, value, shared)
     winners, nothing = runs.best(space, law, pad, top, secret, progress)
     return prepared.released(winners, nothing)

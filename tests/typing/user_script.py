@@ -145,7 +145,8 @@ def selected(run: ja.Mechanism) -> ja.Bounds:
         selection.TwoPoint(few=1, many=10, probability_of_few=0.5),
     ]
     k = selection.TruncatedNegativeBinomial(eta=1.0, gamma=0.1)
-    chosen: selection.Selection | selection.AdaptiveSelection = selection.select(run, laws[0], bound="worst_case")
+    chosen: selection.Selection | selection.AdaptiveSelection | selection.TopSelection
+    chosen = selection.select(run, laws[0], bound="worst_case", top=1)
     worst: selection.Attack = selection.attack(run, laws[0], delta=1e-5)
     bounds: list[ja.Bounds] = [
         selection.bound_delta(run, k, 1.0),
