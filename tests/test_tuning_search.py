@@ -210,6 +210,7 @@ def test_a_search_plan_meets_its_target_with_the_whole(more):
     assert best.candidates == more.get("candidates", "iid")
 
 
+@pytest.mark.slow  # the profiles of two compositions of selections on a grid, by the lattice
 def test_a_private_score_of_rounds_costs_its_share():
     score = tuning.PrivateScore(lambda w, x: jnp.exp(-jnp.sum((w - x) ** 2)), DATA[:7])
     assert "give it for several winners or rounds" in refusal(in_rounds, rounds=2, score=score)

@@ -112,7 +112,7 @@ def tune(
     ----------
     README.md of this folder, "What is guaranteed"; jaxacct/selection/README.md, "The worst score".
 
-    >>> import jax.numpy as jnp, optax
+    >>> import jax.numpy as jnp, numpy as np, optax
     >>> from jaxacct import selection, tuning
     >>> plan = Plan(target_delta=1e-5, dataset_size=100, sampling_probability=1.0, steps=2, noise_multiplier=2.5,
     ...     repetitions=selection.PointMass(2))  # with target_epsilon the noise is solved for
