@@ -25,7 +25,7 @@ from jaxacct.selection.mechanism import Selection, select
 from jaxacct.selection.monotone_score import monotone_score_delta, monotone_score_epsilon
 from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.noisy_max_guarantees import noisy_max_epsilon, noisy_max_renyi
-from jaxacct.selection.rounds import rounds
+from jaxacct.selection.rounds_of_selections import rounds
 from jaxacct.selection.subset_privacy import expected_cost, subset_epsilon, subset_renyi
 from jaxacct.selection.top import TopSelection
 from jaxacct.selection.worst_order import Attack, attack

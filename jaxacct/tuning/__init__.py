@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxacct.tuning.matched_plan import MatchedPlan
     from jaxacct.tuning.padding import truncated
     from jaxacct.tuning.private_score import PrivateScore
-    from jaxacct.tuning.rounds import tune_in_rounds
+    from jaxacct.tuning.rounds_run import tune_in_rounds
     from jaxacct.tuning.search_plan import SearchPlan
     from jaxacct.tuning.search_spaces import Grid, Random, Space, grid
     from jaxacct.tuning.side_by_side_training import key_words, side_by_side
@@ -83,7 +83,7 @@ _HOMES = {
     "side_by_side": "side_by_side_training",
     "truncated": "padding",
     "tune": "tuning_run",
-    "tune_in_rounds": "rounds",
+    "tune_in_rounds": "rounds_run",
     "tune_on_subset": "subset_tuning",
     "tune_with": "tuning_run",
 }
