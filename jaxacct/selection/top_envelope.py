@@ -110,6 +110,7 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
     # mass at infinity that is certain counts by itself; of a pair that only dominates none is certain
     certain = run.kind_under("add_or_remove_one", composed=True) == "certified"
     apart = float(np.abs(parts.delta_infinity[0])) * (1.0 - RELATIVE_ERROR) if certain else 0.0
+    apart = apart if apart >= LEAST_LEVEL else 0.0  # less may be what a finite table of an endless law leaves out
     scale, other = derivative(law, top)
     most = scale * float(evaluated(other, np.zeros(()))[1]) if scale > 0.0 else 1.0
     share = TAIL_SHARE / max(most, 1.0) if np.isfinite(most) else 0.0
