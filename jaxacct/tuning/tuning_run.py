@@ -1,7 +1,4 @@
-"""`tune`: draw K in secret, train K candidates, release the best, all of it within one budget.
-
-More than 300 lines, of which 130 are the docstrings of its two public functions.
-"""
+"""`tune` and `tune_with`: train K candidates, release the best, all of it within one budget."""
 
 from __future__ import annotations
 
