@@ -102,6 +102,8 @@ def test_lists_and_several_laws_answer_for_a_batch(capsys):
             "--repetitions poisson --mean 3 --bound auto --candidates adaptive",
             "bound = 'auto' is for i.i.d. candidates",
         ),
+        ("--repetitions poisson --mean 3 --top 0", "top = 0 must be an integer >= 1 and <= 16"),
+        ("--repetitions poisson --mean 3 --top 2 --bound auto", "bound = 'auto' is for one winner"),
         ("--repetitions poisson --mean 3 --relation swap", "relation = 'swap' is not known"),
         ("--repetitions poisson --mean 3 --rtol 1e-3", "unknown option --rtol"),
         ("--repetitions poisson --mean 3 --epsilon 1", "unknown option --epsilon"),
@@ -120,3 +122,11 @@ def test_adaptive_candidates_cost_more_and_the_answer_says_so(capsys):
     for which, answer in found.items():
         assert answer["candidates"] == [which] * 2 and answer["kind"] == ["certified"] * 2
     assert all(a > 1.9 * b for a, b in zip(found["adaptive"]["upper"], found["iid"]["upper"], strict=True))
+
+
+def test_several_winners_cost_more_and_the_answer_says_so(capsys):
+    words = f"select --noise-multiplier {1 / 0.2680511!r} {BASE} --repetitions poisson --mean 10 --json"
+    found = json.loads(answered(capsys, f"{words} --top 2"))
+    assert round(found["upper"], 3) == 2.566 and (found["kind"], found["top"]) == ("bound", 2)
+    assert "top" not in json.loads(answered(capsys, words))
+    assert "released  the best 2" in answered(capsys, f"{words} --top 2".replace(" --json", ""))

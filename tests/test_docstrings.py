@@ -51,7 +51,9 @@ REFUSES_NOTHING = {
     "jaxacct.training.State",
     "jaxacct.tuning.Advice",
     "jaxacct.tuning.SubsetTuned",
+    "jaxacct.tuning.Tried",
     "jaxacct.tuning.Tuned",
+    "jaxacct.tuning.Winner",
     "jaxacct.tuning.key_words",
 }
 """Records and exceptions that hold what they are given: no Raises."""
@@ -115,9 +117,11 @@ NO_FORMULA = {
     "jaxacct.tuning.Random",
     "jaxacct.tuning.Space",
     "jaxacct.tuning.SubsetTuned",
+    "jaxacct.tuning.Tried",
     "jaxacct.tuning.Tuned",
     "jaxacct.tuning.Uniform",
     "jaxacct.tuning.grid",
+    "jaxacct.tuning.Winner",
     "jaxacct.tuning.key_words",
     "jaxacct.tuning.side_by_side",
     "jaxacct.tuning.truncated",

@@ -8,7 +8,8 @@ from helpers import refusal
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.tuning import advisor, subset_plan
+from jaxacct.tuning import advisor, subset_plan, ways_to_search
+from jaxacct.tuning.cost import Cost
 
 TARGET, DELTA = 2.0, 1e-5
 
@@ -92,7 +93,7 @@ def test_table_and_picture(by_noise, by_candidates, tmp_path):
     lines = str(by_noise).splitlines()
     assert len(lines) == 5 and len({len(line) for line in lines}) == 1 and "poisson 9" in lines[2]
     pytest.importorskip("pandas")
-    assert by_noise.to_pandas().shape == (4, 12)
+    assert by_noise.to_pandas().shape == (4, 13)
     pytest.importorskip("matplotlib")
     for name, advice in (("noise.png", by_noise), ("candidates.svg", by_candidates)):
         advice.draw(tmp_path / name)
@@ -104,6 +105,50 @@ def test_table_and_picture(by_noise, by_candidates, tmp_path):
 def test_laws_have_the_mean(family, mean):
     law = advisor.law_of_mean(family, mean, 0.5 if family == "truncated_negative_binomial" else None)
     assert float(law.mean) == pytest.approx(mean, rel=1e-9)
+
+
+def test_rounds_and_adaptive_candidates_are_compared():
+    """Eight candidates: a fixed number that may look back costs the most, rounds lie between."""
+    found = advisor.advise(
+        TARGET,
+        DELTA,
+        1000,
+        1.0,
+        steps=2,
+        candidates=[8],
+        shares=[1.0],
+        families=["poisson"],
+        rounds=[1, 2],
+        adaptive=True,
+    )
+    by = {one.search: one for one in found.options}
+    assert list(by) == ["iid", "2 rounds", "adaptive"]
+    assert by["iid"].noise_multiplier < by["2 rounds"].noise_multiplier < by["adaptive"].noise_multiplier
+    assert all(one.candidates == 8.0 and one.epsilon <= TARGET and one.status == "ok" for one in found.options)
+    sigma = by["2 rounds"].noise_multiplier
+    whole = ja.repeat(selection.select(ja.dp_sgd(sigma, 1.0, 2), selection.Poisson(4.0)), 2)
+    assert by["2 rounds"].epsilon == ja.epsilon(whole, DELTA).upper
+    # the candidates of both rounds are paid for: Poisson(8) of 2,000 gradients each
+    assert by["2 rounds"].gradients == by["iid"].gradients == by["adaptive"].gradients == 16_000.0
+    assert by["2 rounds"].gradients_95 == by["iid"].gradients_95 > by["adaptive"].gradients_95 == 16_000.0
+    assert "2 rounds" in str(found) and found.rows()[2][-1] == "adaptive"
+
+
+def test_the_most_adaptive_candidates_at_a_noise():
+    found = advisor.advise(
+        TARGET, DELTA, 1000, 1.0, steps=2, noise_multiplier=6.0, shares=[1.0], families=[], adaptive=True
+    )
+    (one,) = found.options
+    cost = lambda k: float(ja.epsilon(ja.repeat(ja.Gaussian(6.0), 2 * k), DELTA).upper)
+    assert cost(int(one.candidates)) <= TARGET * (1 + 1e-6) and cost(int(one.candidates) + 1) > TARGET
+
+
+def test_the_quantile_of_two_rounds_is_that_of_the_sum():
+    law = selection.Geometric(0.3)
+    k = np.arange(400)
+    sums = np.convolve(law.probability(k), law.probability(k))
+    cost = Cost(ways_to_search._sum(law, 2), 100, 1.0)
+    assert cost.quantile(0.95) == 100 * np.searchsorted(np.cumsum(sums), 0.95)
 
 
 def test_infeasible_and_refusals():

@@ -220,6 +220,7 @@ def _select_options(sub: _Parser, command: str) -> None:
     sub.add_argument("--repetitions", metavar="LAW", help=LAWS)
     sub.add_argument("--bound", default="worst_case", metavar="B", help=BOUNDS)
     sub.add_argument("--candidates", default="iid", metavar="C", help=CANDIDATES)
+    sub.add_argument("--top", type=int, default=1, metavar="J", help="release the best J candidates (default 1)")
     sub.add_argument("--relation", default="add_or_remove_one", metavar="R", help=RELATIONS)
 
 

@@ -26,19 +26,20 @@ def run(options: argparse.Namespace) -> int:
     laws = [word.strip() for word in options.repetitions.split(",")]
     fields["repetitions"] = laws if len(laws) > 1 else laws[0]
     grid = expand(fields, mode="zip", quantity="epsilon")
-    table = _solved(grid, options.bound, options.relation, options.candidates)
+    table = _solved(grid, options.bound, options.relation, options.candidates, options.top)
     batch = any(np.ndim(value) for value in fields.values())
     said = {"candidates": np.full(len(grid), options.candidates, object)}
+    said |= {"top": np.full(len(grid), options.top)} if options.top != 1 else {}
     table = Table(table.columns | said | _beside(grid, options.relation))
     print(output.as_json(table, batch) if options.json else _text(table, batch))
     return 0
 
 
-def _solved(grid: Grid, bound: str, relation: str, candidates: str) -> Table:
+def _solved(grid: Grid, bound: str, relation: str, candidates: str, top: int) -> Table:
     from jaxacct import selection
 
     choice("bound", bound, ("worst_case", "auto", *selection.BOUNDS))
-    if bound == "worst_case" and candidates == "iid":
+    if bound == "worst_case" and candidates == "iid" and top == 1:
         return sweep(grid, relation=relation, progress=False)
     inputs, size = grid.inputs, len(grid)
     answer = {name: np.zeros(size) for name in ANSWER} | {name: np.full(size, "", object) for name in WORDS}
@@ -46,10 +47,10 @@ def _solved(grid: Grid, bound: str, relation: str, candidates: str) -> Table:
         rows = np.flatnonzero(inputs["repetitions"] == word)
         some = {name: column[rows] for name, column in inputs.items()}
         law = repetitions.law(word, some)
-        if candidates == "iid":
+        if candidates == "iid" and top == 1:
             found = selection.bound_epsilon(_base(some), law, some["delta"], bound=bound, relation=relation)
         else:
-            chosen = selection.select(_base(some), law, bound=bound, candidates=candidates)
+            chosen = selection.select(_base(some), law, bound=bound, candidates=candidates, top=top)
             found = account.epsilon(chosen, some["delta"], relation=relation)
         for name, column in answer.items():
             column[rows] = getattr(found, name)
@@ -74,4 +75,5 @@ def _text(table: Table, batch: bool) -> str:
         return output.as_text(shown, batch)
     one = {name: column[0] for name, column in table.columns.items()}
     single = f"epsilon <= {output.up(one['base_upper'], 6)} ({one['base_kind']}) for a single run"
-    return output.as_text(shown, batch, [("base", single), ("E[K]", f"{one['expected_repetitions']:.6g}")])
+    more = [("released", f"the best {one['top']}, or all where K is less")] if "top" in one else []
+    return output.as_text(shown, batch, [("base", single), ("E[K]", f"{one['expected_repetitions']:.6g}"), *more])

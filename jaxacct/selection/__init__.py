@@ -25,7 +25,9 @@ from jaxacct.selection.mechanism import Selection, select
 from jaxacct.selection.monotone_score import monotone_score_delta, monotone_score_epsilon
 from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.noisy_max_guarantees import noisy_max_epsilon, noisy_max_renyi
+from jaxacct.selection.rounds_of_selections import rounds
 from jaxacct.selection.subset_privacy import expected_cost, subset_epsilon, subset_renyi
+from jaxacct.selection.top import TopSelection
 from jaxacct.selection.worst_order import Attack, attack
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "PointMass",
     "Poisson",
     "Selection",
+    "TopSelection",
     "TruncatedNegativeBinomial",
     "TwoPoint",
     "attack",
@@ -57,6 +60,7 @@ __all__ = [
     "output_law",
     "propose_test_release_guarantee",
     "random_stopping",
+    "rounds",
     "select",
     "subset_epsilon",
     "subset_renyi",

@@ -27,7 +27,7 @@ from jaxacct.selection.mixture_over_k import Mixture
 from jaxacct.selection.probabilities_of_k import weights
 from jaxacct.validation import InputError, broadcast_shape
 
-__all__ = ["AdaptiveSelection", "refuse_zero"]
+__all__ = ["AdaptiveSelection", "refuse_zero", "upper_ends"]
 
 TAIL_SHARE = 1e-7
 """Probability of the numbers of K that are not listed, as a share of delta: it widens the bracket by no more."""
@@ -188,6 +188,25 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
         if listed.above + listed.below <= 0.1 * rtol * ends[1]:
             break
     return ends
+
+
+def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
+    """Upper ends of "epsilon" at several deltas, or of "delta" at several eps >= 0, for one base and one law.
+
+    Several eps share the numbers k at which the profiles are computed, so that the ends hold but may be wider.
+    """
+    if quantity == "epsilon":
+        return np.array([_epsilon(run, law, float(x), relation, rtol)[1] for x in values])
+    if values.size < 3:
+        return np.array([_delta(run, law, float(x), relation, rtol)[1] for x in values])
+    most = np.zeros(values.shape)
+    listed = weights(law, LAST_DELTA * TAIL_SHARE)
+    for side in sides(run, relation):
+        mixture = Mixture(run, listed, side.forward, rtol)
+        for eps in np.quantile(values, [0.05, 0.25, 0.5]):
+            mixture.at(float(eps), rtol)  # places more nodes
+        most = np.maximum(most, [found.high for found in mixture.sums(values)])
+    return most
 
 
 def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:

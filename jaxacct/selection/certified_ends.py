@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from jaxacct.bounds import Bounds
@@ -15,7 +17,7 @@ from jaxacct.selection.named_bounds import bound_delta, bound_epsilon
 from jaxacct.selection.worst_case import bracket
 from jaxacct.validation import broadcast_shape
 
-__all__ = ["OK_WIDTH", "as_bounds", "certified", "pair"]
+__all__ = ["OK_WIDTH", "as_bounds", "certified", "pair", "pair_of"]
 
 OK_WIDTH = 2e-4
 """Relative width up to which a bracket has the status "ok" however small rtol is: the bracket of a selection is hardly
@@ -77,10 +79,24 @@ def _loose(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def pair(run: Mechanism, law: Law) -> FinitePair:
-    """The pair that dominates the selection: upper ends of its profile, forward at eps >= 0 and the reverse direction.
+    """The pair that dominates the selection of the best one."""
+    ask = lambda quantity, at, name: certified(quantity, run, law, at, name, np.inf)[1]
+    return pair_of(run, law, ask, lambda name: profile_ends.last(run, law, name))
+
+
+def pair_of(
+    run: Mechanism,
+    law: Law,
+    ask: Callable[[str, np.ndarray, str], np.ndarray],
+    last_of: Callable[[str], tuple[np.ndarray, np.ndarray]],
+) -> FinitePair:
+    """The pair of upper ends of a profile, forward at eps >= 0 and the reverse direction.
 
     Where the losses are bounded the points end at the largest loss, where the profile is the mass at infinity and no
     more.
+
+    ask : (quantity, values, relation of one direction) -> upper ends.  last_of : relation -> (largest loss, mass at
+        infinity).
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape})
     both = sides(run, "add_or_remove_one")
@@ -88,13 +104,12 @@ def pair(run: Mechanism, law: Law) -> FinitePair:
     level = np.minimum(LAST_DELTA + 2.0 * law.mean * infinite_mass(run, "add_or_remove_one"), 0.5)
     beyond = np.maximum(FAR_DELTAS.reshape(-1, *(1,) * len(shape)), np.minimum(level - LAST_DELTA, 0.5))
     unique = dict.fromkeys(names)
-    ask = lambda quantity, at, name: certified(quantity, run, law, at, name, np.inf)[1]
     last = np.max([np.broadcast_to(ask("epsilon", level, name), shape) for name in unique], axis=0)
     last = np.where(np.isfinite(last), last, 1.0)
     share = np.linspace(0.0, 1.0, COMPOSED_POINTS).reshape(-1, *(1,) * len(shape))
     at = share * np.maximum(last, COMPOSED_POINTS * LEAST_GAP)
     upper = {name: ask("delta", at, name) for name in unique}
-    ends = {name: profile_ends.last(run, law, name) for name in unique}
+    ends = {name: last_of(name) for name in unique}
     largest = np.max([loss for loss, _ in ends.values()], axis=0)
     if np.isfinite(largest).all():
         at = np.concatenate([at, largest[None]])

@@ -13,7 +13,7 @@ envelope").  Gaussian bases are answered by `gaussian_envelope.py`, and here whe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,7 +25,18 @@ from jaxacct.selection.base_profile import common_shape, infinite_mass, place, s
 from jaxacct.selection.law_of_k import Law, evaluated
 from jaxacct.selection.tradeoff_polygons import outer, upper_hull
 
-__all__ = ["delta", "epsilon"]
+__all__ = [
+    "INFLATED",
+    "LARGEST_EPS",
+    "TAIL_SHARE",
+    "Envelope",
+    "best_lines",
+    "cells",
+    "crossing",
+    "delta",
+    "epsilon",
+    "lines",
+]
 
 POINTS_ABOVE = 800
 """Values of eps > 0 at which the profile of the base is taken: slopes of the curve above one."""
@@ -72,10 +83,14 @@ class Envelope(NamedTuple):
 
     def next_ratio(self, ratio: np.ndarray, target: np.ndarray) -> np.ndarray:
         """Where the lines that are the best at `ratio` fall to the target together; NaN or inf where they do not."""
+        fixed, cost = self.line(ratio)
+        return (fixed - target) / cost
+
+    def line(self, ratio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(A, B) of the function `A - E B` that the leak is about `ratio`."""
         gain, cost = self._best(ratio)
         height = np.where(self.slope * gain > ratio[..., None] * cost, self.height, 0.0)
-        fixed = np.sum(height * self.slope * gain, axis=-1) + self.infinite
-        return (fixed - target) / np.sum(height * cost, axis=-1)
+        return np.sum(height * self.slope * gain, axis=-1) + self.infinite, np.sum(height * cost, axis=-1)
 
     def _best(self, ratio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(gain, cost) of the best line of every row at every ratio."""
@@ -104,7 +119,7 @@ def epsilon(run: Mechanism, law: Law, delta: np.ndarray, relation: str) -> np.nd
     value, left = _at_once(gaussian_envelope.epsilon, run, law, wanted)
     for side in sides(run, relation) if left.any() else ():
         for here, made, _ in _each(run, law, side.forward, wanted * (TAIL_SHARE / np.maximum(law.mean, 1.0)), left):
-            value[here] = np.maximum(value[here], _crossing(made, wanted[here]))
+            value[here] = np.maximum(value[here], crossing(made, wanted[here]))
     return value
 
 
@@ -150,17 +165,16 @@ def _made(run: Mechanism, law: Law, top: float, relation: str) -> Envelope:
     grid = np.concatenate([-below[::-1], [0.0], above])
     _, u, t = outer(np.exp(grid), upper_delta(run, grid, relation))
     height, slope = np.diff(u), np.diff(t) / np.maximum(np.diff(u), 1e-300) * (1.0 + INFLATED)
-    gain, cost = _lines(law, *_cells(u, t, grid.size + 3))
-    kept = upper_hull(gain, -cost)
+    gain, cost = best_lines(*lines(law, *cells(u, t, grid.size + 3)))
     (sure, survived), (steep, _), _ = evaluated(law, np.array([0.0, t[0]]))
     # phi(1) - phi(1 - t) is at most t phi'(1); the difference cancels where t is small
     difference = sure - survived + 4.0 * ROUNDOFF * (1.0 + steep) + 2.0 * INFLATED
     infinite = float(np.fmin(difference, t[0] * steep * (1.0 + 2.0 * INFLATED)))
     rows = height > 0.0
-    return Envelope(slope[rows], height[rows], gain[kept], cost[kept], infinite)
+    return Envelope(slope[rows], height[rows], gain, cost, infinite)
 
 
-def _cells(u: np.ndarray, t: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+def cells(u: np.ndarray, t: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Ends of cells of v on which T is linear; their number depends on `size` alone.
 
     The cells are narrow where phi'(v) or phi'(T(v)) may vary fast.
@@ -172,24 +186,43 @@ def _cells(u: np.ndarray, t: np.ndarray, size: int) -> tuple[np.ndarray, np.ndar
     return v, np.interp(v, u, t)
 
 
-def _lines(law: Law, v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def lines(law: Law, v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Gain and cost at the ends of the cells, so that `s phi'(T(v)) - phi'(v)` is at most the best line at any s.
 
     On a cell phi'(T) is at most its chord, and phi' is at least a tangent.  The tangent is the one in the middle, or
     the one on the left where phi' is steep.  The difference is linear, so the ends of the cell decide.
     """
-    _, first, second = evaluated(law, 1.0 - np.stack([0.5 * (v[1:] + v[:-1]), v[:-1]]))
-    _, gain, steeper = evaluated(law, 1.0 - w)
-    least, tilt = first * (1.0 - INFLATED) - 4.0 * ROUNDOFF * second, second * np.diff(v)
-    middle = (tilt[0] < first[0]) & (first[0] > 16.0 * ROUNDOFF * second[0])
-    left = np.where(middle, least[0] - 0.5 * tilt[0] * (1.0 + INFLATED), least[1])
-    right = np.where(middle, least[0] + 0.5 * tilt[0] * (1.0 - INFLATED), least[1] + tilt[1] * (1.0 - INFLATED))
-    cost = np.minimum(np.append(left, np.inf), np.append(np.inf, right))
-    gain = np.maximum(gain * (1.0 + INFLATED) + 4.0 * ROUNDOFF * steeper, LEAST_GAIN)
+    with np.errstate(all="ignore"):  # what is no number is found by `best_lines`
+        _, first, second = evaluated(law, 1.0 - np.stack([0.5 * (v[1:] + v[:-1]), v[:-1]]))
+        _, gain, steeper = evaluated(law, 1.0 - w)
+        least, tilt = first * (1.0 - INFLATED) - 4.0 * ROUNDOFF * second, second * np.diff(v)
+        middle = (tilt[0] < first[0]) & (first[0] > 16.0 * ROUNDOFF * second[0])
+        left = np.where(middle, least[0] - 0.5 * tilt[0] * (1.0 + INFLATED), least[1])
+        right = np.where(middle, least[0] + 0.5 * tilt[0] * (1.0 - INFLATED), least[1] + tilt[1] * (1.0 - INFLATED))
+        cost = np.minimum(np.append(left, np.inf), np.append(np.inf, right))
+        gain = np.maximum(gain * (1.0 + INFLATED) + 4.0 * ROUNDOFF * steeper, LEAST_GAIN)
     return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # rounding may disorder gains that hardly differ
 
 
-def _crossing(made: Envelope, target: np.ndarray) -> np.ndarray:
+def best_lines(gain: np.ndarray, cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The lines that are the best somewhere; where a number left float64, one that is above everything."""
+    if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
+        return np.array([np.inf]), np.zeros(1)  # a line that is no number must not be left out
+    kept = upper_hull(gain, -cost)
+    return gain[kept], cost[kept]
+
+
+class Leak(Protocol):
+    """An upper bound of delta at every ratio, a maximum of lines in it."""
+
+    def leak(self, ratio: np.ndarray) -> np.ndarray:
+        """Upper bounds of delta."""
+
+    def next_ratio(self, ratio: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Where the line that holds at a ratio falls to the target."""
+
+
+def crossing(made: Leak, target: np.ndarray) -> np.ndarray:
     """Upper ends of the eps where the leak passes delta: every end is one at which the leak was at most delta.
 
     The leak is the largest of functions `A - E B` of E = e^eps.  So `E = (A - delta)/B`, with the A and B that hold at

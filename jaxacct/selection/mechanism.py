@@ -22,7 +22,8 @@ from jaxacct.selection.certified_ends import OK_WIDTH, as_bounds, certified, pai
 from jaxacct.selection.law_families import Law, PointMass
 from jaxacct.selection.law_of_k import require_law
 from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
-from jaxacct.validation import InputError, broadcast_shape, choice
+from jaxacct.selection.top import TOP, TopSelection
+from jaxacct.validation import InputError, broadcast_shape, check_one, choice
 
 __all__ = ["CANDIDATES", "Selection", "select"]
 
@@ -126,9 +127,9 @@ register_engine(WorstScore())
 
 
 def select(
-    run: Mechanism, k: Law, *, bound: str = WORST_CASE, candidates: str = "iid"
-) -> Selection | AdaptiveSelection:
-    """The mechanism that runs `run` K times, K drawn from the law `k`, and releases the best candidate.
+    run: Mechanism, k: Law, *, bound: str = WORST_CASE, candidates: str = "iid", top: int = 1
+) -> Selection | AdaptiveSelection | TopSelection:
+    """The mechanism that runs `run` K times, K drawn from the law `k`, and releases the best candidate or candidates.
 
     With candidates="iid" its privacy profile is the worst case over all scores (`Selection`), for candidates that are
     i.i.d. given the data: each is drawn afresh from one law of configurations and run with fresh randomness.  A list
@@ -148,19 +149,24 @@ def select(
         do not compose.
     candidates : {"iid", "adaptive"}
         What is assumed of the candidates.
+    top : int
+        How many of the best are released, from 1 to 16; all of them where K is less.  Above 1 the answer is a theorem's
+        bound (`TopSelection`).  Adaptive candidates cost the same whatever is released of them.
 
     Returns
     -------
-    Selection or AdaptiveSelection
+    Selection, AdaptiveSelection or TopSelection
 
     Raises
     ------
     InputError
-        Another type, unknown names, a bound for adaptive candidates, or shapes that do not broadcast.
+        Another type, unknown names, a bound for adaptive candidates or for several winners, a `top` outside its range,
+        or shapes that do not broadcast.
 
     References
     ----------
-    README.md of this folder: "The worst score", and "Candidates that depend on each other".
+    README.md of this folder: "The worst score", "The best j", "Candidates that depend on each other", and "Rounds" for
+    rounds that follow each other, `ja.repeat(selection.select(run, k), rounds)`.
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection
@@ -168,11 +174,14 @@ def select(
     >>> round(float(b.upper), 3), b.kind
     (1.54, 'certified')
     """
-    if choice("candidates", candidates, CANDIDATES) == "iid":
+    several = check_one("top", top, TOP, "j is one number for all") > 1
+    if choice("candidates", candidates, CANDIDATES) == "iid" and not several:
         return Selection(run, k, bound)
     if bound != WORST_CASE:
+        if several:
+            raise InputError(f"bound = {bound!r} is for one winner; leave it out with top = {top!r}")
         raise InputError(f"bound = {bound!r} is for i.i.d. candidates; leave it out with candidates='adaptive'")
-    return AdaptiveSelection(run, k)
+    return AdaptiveSelection(run, k) if candidates == "adaptive" else TopSelection(run, k, top)
 
 
 def _bracket(quantity: str, chosen: Selection, values: np.ndarray, relation: str, rtol: float) -> Bounds:

@@ -26,7 +26,7 @@ from jaxacct.selection.revealing_orders import largest_loss_reached, orders
 from jaxacct.selection.tradeoff_polygons import Curve
 from jaxacct.selection.worst_case import known_curves
 
-__all__ = ["Limits", "bounded", "last", "narrowed"]
+__all__ = ["Limits", "bounded", "last", "leak", "narrowed"]
 
 
 class Limits(NamedTuple):
@@ -105,9 +105,9 @@ def _limits(run: Mechanism, law: Law, relation: str, row: int) -> Iterator[Limit
 
 def _of_one(run: Mechanism, ahead: Components, back: Components, curve: Curve, law: Law, side: Sides) -> Limits:
     apart, unseen = (abs(float(each.delta_infinity[0])) for each in (ahead, back))
-    leak = _leak(law, apart)
+    lost = leak(law, apart)
     if not bounded_loss(ahead)[0]:
-        return Limits(leak, np.inf, np.zeros(0), np.ones(0), 0.0)
+        return Limits(lost, np.inf, np.zeros(0), np.ones(0), 0.0)
     top, returned = (float(largest_loss(each).above[0]) for each in (ahead, back))
     returned = returned if bounded_loss(back)[0] else np.inf
 
@@ -126,11 +126,11 @@ def _of_one(run: Mechanism, ahead: Components, back: Components, curve: Curve, l
     grown = growth(law, growth_of(run, float(upper_delta(run, np.zeros(()), side.forward)), side))
     simple = (top + np.fmin(grown, log_ratio_at_knots(curve.above, law, apart))) * (1.0 + 4.0 * ROUNDOFF)
     return Limits(
-        leak, float(np.fmin(largest, simple)), *orders(ahead, curve, law), largest_loss_reached(ahead, curve, law)
+        lost, float(np.fmin(largest, simple)), *orders(ahead, curve, law), largest_loss_reached(ahead, curve, law)
     )
 
 
-def _leak(law: Law, apart: float) -> tuple[float, float]:
+def leak(law: Law, apart: float) -> tuple[float, float]:
     """`phi(1) - phi(1 - p)` between p times phi' in the middle and p times the mean of phi' at the ends."""
     factors = np.array([0.0, 0.5 * (1.0 + RELATIVE_ERROR), 1.0 - RELATIVE_ERROR, 1.0 + RELATIVE_ERROR])
     ends = np.clip(apart * factors, 0.0, 1.0)

@@ -8,20 +8,26 @@ from typing import TYPE_CHECKING
 from jaxacct.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from jaxacct.tuning.adaptive_search import Adaptive, Tried
     from jaxacct.tuning.advice import Advice
     from jaxacct.tuning.advisor import advise
+    from jaxacct.tuning.candidate_runs import Winner
     from jaxacct.tuning.cost import Cost
     from jaxacct.tuning.distributions import Choice, Distribution, LogUniform, Uniform
     from jaxacct.tuning.matched_plan import MatchedPlan
     from jaxacct.tuning.padding import truncated
     from jaxacct.tuning.private_score import PrivateScore
+    from jaxacct.tuning.rounds_run import tune_in_rounds
+    from jaxacct.tuning.search_plan import SearchPlan
     from jaxacct.tuning.search_spaces import Grid, Random, Space, grid
     from jaxacct.tuning.side_by_side_training import key_words, side_by_side
     from jaxacct.tuning.subset_plan import SubsetPlan
     from jaxacct.tuning.subset_tuning import SubsetTuned, extrapolated, tune_on_subset
-    from jaxacct.tuning.tuning_run import Tuned, tune, tune_with
+    from jaxacct.tuning.tuned import Tuned
+    from jaxacct.tuning.tuning_run import tune, tune_with
 
 __all__ = [
+    "Adaptive",
     "Advice",
     "Choice",
     "Cost",
@@ -31,11 +37,14 @@ __all__ = [
     "MatchedPlan",
     "PrivateScore",
     "Random",
+    "SearchPlan",
     "Space",
     "SubsetPlan",
     "SubsetTuned",
+    "Tried",
     "Tuned",
     "Uniform",
+    "Winner",
     "advise",
     "extrapolated",
     "grid",
@@ -43,11 +52,13 @@ __all__ = [
     "side_by_side",
     "truncated",
     "tune",
+    "tune_in_rounds",
     "tune_on_subset",
     "tune_with",
 ]
 
 _HOMES = {
+    "Adaptive": "adaptive_search",
     "Advice": "advice",
     "Choice": "distributions",
     "Cost": "cost",
@@ -57,11 +68,14 @@ _HOMES = {
     "MatchedPlan": "matched_plan",
     "PrivateScore": "private_score",
     "Random": "search_spaces",
+    "SearchPlan": "search_plan",
     "Space": "search_spaces",
     "SubsetPlan": "subset_plan",
     "SubsetTuned": "subset_tuning",
-    "Tuned": "tuning_run",
+    "Tried": "adaptive_search",
+    "Tuned": "tuned",
     "Uniform": "distributions",
+    "Winner": "candidate_runs",
     "advise": "advisor",
     "extrapolated": "subset_tuning",
     "grid": "search_spaces",
@@ -69,6 +83,7 @@ _HOMES = {
     "side_by_side": "side_by_side_training",
     "truncated": "padding",
     "tune": "tuning_run",
+    "tune_in_rounds": "rounds_run",
     "tune_on_subset": "subset_tuning",
     "tune_with": "tuning_run",
 }

@@ -32,7 +32,7 @@ class Option:
     family, parameter : str, float
         The law of K: gamma, of Poisson laws the mean.
     candidates : float
-        E[K].
+        E[K], of all rounds together.
     noise_multiplier : float
         Of candidates and final run.
     released_noise, candidate_noise : float
@@ -44,6 +44,9 @@ class Option:
         Gradient evaluations: their expectation and their 95 % quantile by the law of K.
     status : {"ok", "not_binding", "infeasible"}
         "not_binding" is that an E[K] of a million meets the target.
+    search : str
+        "iid"; "4 rounds", each round's winner public, with `candidates` those of all rounds and `parameter` that of one
+        round; "adaptive", each candidate after all before it.
     """
 
     split: str
@@ -58,6 +61,7 @@ class Option:
     gradients: float
     gradients_95: float
     status: str
+    search: str = "iid"
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,19 @@ class Advice:
         return "\n".join("  ".join(f"{x:>{w}}" for x, w in zip(line, wide, strict=True)) for line in lines)
 
 
-_HEAD = ("split", "share", "law of K", "E[K]", "sigma", "noise/batch", "epsilon", "gradients", "95 %", "status")
+_HEAD = (
+    "search",
+    "split",
+    "share",
+    "law of K",
+    "E[K]",
+    "sigma",
+    "noise/batch",
+    "epsilon",
+    "gradients",
+    "95 %",
+    "status",
+)
 """The header of the table that is printed."""
 
 
@@ -145,7 +161,7 @@ def _cells(one: Option) -> tuple[str, ...]:
     law = f"{one.family} {one.parameter:.4g}"
     noise = [outward(x, ".4g", up=True) for x in (one.noise_multiplier, one.released_noise)]
     cost = [outward(one.epsilon, ".5g", up=True), f"{one.gradients:.3g}", f"{one.gradients_95:.3g}"]
-    return one.split, f"{one.share:g}", law, f"{one.candidates:.4g}", *noise, *cost, one.status
+    return one.search, one.split, f"{one.share:g}", law, f"{one.candidates:.4g}", *noise, *cost, one.status
 
 
 _COLUMNS = tuple(f.name for f in dataclasses.fields(Option))
@@ -171,7 +187,8 @@ def _lines(advice: Advice, axes: Any, point: Callable[[Option], tuple[float, flo
     for one in advice.options:
         if one.status != "infeasible":
             split = one.split if x == "share" or one.split == "everything" else f"{one.split} of {one.share:g}"
-            named.setdefault(f"{split}, {one.family}", []).append(point(one))
+            how = one.family if one.search == "iid" else f"{one.search}, {one.family}"
+            named.setdefault(f"{split}, {how}", []).append(point(one))
     for (name, points), colour, dash in zip(
         named.items(), style.colours(list(named)), style.dashes(len(named)), strict=True
     ):

@@ -4,37 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from jaxacct import account
 from jaxacct.calibration import calibrate_noise_multiplier
-from jaxacct.certified_search import least_private
-from jaxacct.mechanisms import PrivacyProfile, dp_sgd
 from jaxacct.progress import Progress
-from jaxacct.selection import Law, Poisson, TruncatedNegativeBinomial, select
 from jaxacct.selection.subset_privacy import VARIANTS
 from jaxacct.tuning.advice import Advice, Option
-from jaxacct.tuning.cost import Cost
-from jaxacct.tuning.subset_accounting import least_noise, product, profile_of_run, profile_of_tuning
-from jaxacct.tuning.subset_plan import guessed_noise
+from jaxacct.tuning.ways_to_search import FAMILIES, FIXED, MEAN, ONE_TARGET, Task, Way, law_of_mean
 from jaxacct.validation import COUNT, DELTA, POSITIVE, PROBABILITY, Constraint, InputError, check, check_one, choice
 
 __all__ = ["FAMILIES", "advise", "law_of_mean"]
-
-FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial")
-"""Families of laws of K that the advisor compares; each has one free number, which its mean decides."""
-LARGEST_MEAN = 1e6
-"""Largest E[K] that is looked for: more candidates than anybody trains."""
-EPSILON_RTOL = 1e-4
-"""An E[K] whose epsilon is within half of this, relatively, below the target is near enough."""
-MEAN_RTOL = 0.01
-"""How close, relatively, E[K] comes to one that no longer meets the target; finer is of no use for advice."""
-ONE_TARGET = "ask for one target at a time"
-"""The remedy in errors about arguments that must be single numbers."""
-_MEAN = Constraint("use an expected number of candidates above 0", 0, LARGEST_MEAN, lower_open=True)
-_ETA = Constraint("use an eta above -1, such as 0.5", -1, lower_open=True)
 
 
 def advise(
@@ -51,13 +31,15 @@ def advise(
     variants: Sequence[str] = ("rest",),
     families: Sequence[str] = ("geometric", "poisson"),
     eta: float | None = None,
+    rounds: Sequence[int] = (1,),
+    adaptive: bool = False,
     progress: bool | None = None,
 ) -> Advice:
     """Which split of data and budget buys the most candidates at one target (epsilon, delta).
 
     Options are the product of `shares`, `variants` (for shares below 1), `families` and `candidates`.  Rate and steps
-    are the same in all runs, so a run on a share of the data has batches that are as much smaller.  It takes some
-    seconds per option.
+    are the same in all runs, so a run on a share of the data has batches that are as much smaller.  Candidates on all
+    data may come in rounds, each round's winner public, or be adaptive.  It takes some seconds per option.
 
     Parameters
     ----------
@@ -81,6 +63,11 @@ def advise(
         Of the law of K.
     eta : float > -1, optional
         Of "truncated_negative_binomial", and only of it.
+    rounds : sequence of int
+        Numbers of rounds to look at (`tune_in_rounds`): 1 is i.i.d. candidates without rounds.  `candidates` and the
+        answers count the candidates of all rounds together.
+    adaptive : bool
+        Look at a fixed number of candidates too, each of which may follow all before it (`Adaptive`).
     progress : bool, optional
         A line on standard error; None only on a terminal.
 
@@ -123,19 +110,27 @@ def advise(
         for share in np.atleast_1d(check("shares", shares, Constraint("use a share above 0", 0, 1, lower_open=True)))
         for variant in (_known_variants(variants) if share < 1.0 else ("",))
     ]
-    task = _Task(target, delta, n, rate, count)
-    solve: Callable[[str, float, str, Callable[[float], Law], float], Option]
+    task = Task(target, delta, n, rate, count)
+    counts = [int(check_one("rounds", number, COUNT, ONE_TARGET)) for number in rounds]
+    solve: Callable[[Way, float], Option]
     if noise_multiplier is None:
-        solve, known = task.noise, np.atleast_1d(check("candidates", candidates, _MEAN)).tolist()
+        solve, known = task.noise, np.atleast_1d(check("candidates", candidates, MEAN)).tolist()
     else:
         solve, known = task.candidates, [check_one("noise_multiplier", noise_multiplier, POSITIVE, ONE_TARGET)]
-    todo = [(split, family, value) for split in splits for family in families for value in known]
+    # only candidates on all data come in rounds: on a sample there is a final run after them
+    ways = [
+        Way(split, share, family, eta, number)
+        for split, share in splits
+        for number in (counts if split == "everything" else (1,))
+        for family in families
+    ]
+    ways += [Way("everything", 1.0, FIXED, None, 1)] if adaptive else []
+    todo = [(way, value) for way in ways for value in known]
     line = Progress(len(todo), progress, unit="options")
     options: list[Option] = []
-    for (split, share), family, value in todo:
+    for way, value in todo:
         line.update(len(options))
-        law = lambda m, family=family: law_of_mean(family, m, eta)
-        options.append(solve(split, share, family, law, value))
+        options.append(solve(way, value))
     line.update(len(options))
     line.close()
     alone = calibrate_noise_multiplier(target, delta, rate, count)
@@ -146,89 +141,3 @@ def advise(
 def _known_variants(variants: Sequence[str]) -> list[str]:
     """The variants, each a known one."""
     return [choice("variants", variant, VARIANTS) for variant in variants]
-
-
-def law_of_mean(family: str, mean: float, eta: float | None = None) -> Law:
-    """The law of a family with a given E[K]: above 1, of Poisson laws above 0.
-
-    >>> round(float(law_of_mean("logarithmic", 21.49758).gamma), 6), law_of_mean("poisson", 3.0)
-    (0.01, Poisson(mean=3.0))
-    """
-    choice("family", family, FAMILIES)
-    mean = check_one("mean", mean, _MEAN, ONE_TARGET)
-    if family == "poisson":
-        return Poisson(mean)
-    if mean <= 1.0:
-        raise InputError(f"mean = {mean!r} must be > 1 for the family {family!r}; use 'poisson', or more candidates")
-    shape = {"geometric": 1.0, "logarithmic": 0.0}.get(family, eta)
-    shape = check_one("eta", shape, _ETA, ONE_TARGET)
-    if shape == 1.0:
-        return TruncatedNegativeBinomial(1.0, 1.0 / mean)
-    from scipy.optimize import brentq
-
-    law = lambda x: TruncatedNegativeBinomial(shape, 1.0 / (1.0 + math.exp(x)))
-    # at gamma near 1 the mean is 1, and it grows without limit as gamma falls
-    return law(brentq(lambda x: math.log(float(law(x).mean) / mean), -30.0, 80.0, xtol=1e-13))
-
-
-@dataclass(frozen=True)
-class _Task:
-    """What all options share."""
-
-    target: float
-    delta: float
-    n: int
-    rate: float
-    steps: int
-
-    def epsilon(self, split: str, share: float, law: Law, sigma: float) -> float:
-        """The certified upper end for the whole."""
-        run = dp_sgd(sigma, self.rate, self.steps)
-        if split == "everything":
-            return float(account.epsilon(select(run, law), self.delta).upper)
-        tuning = profile_of_tuning(run, law, self.delta)
-        return product(tuning, self._final(sigma), share, split).epsilon(self.delta)
-
-    def _final(self, sigma: float) -> PrivacyProfile:
-        return profile_of_run(dp_sgd(sigma, self.rate, self.steps), self.delta)
-
-    def noise(self, split: str, share: float, family: str, law: Callable[[float], Law], mean: float) -> Option:
-        """The least noise for an E[K]."""
-        known: dict[float, float] = {}
-
-        def upper(sigma: float) -> float:
-            known[sigma] = self.epsilon(split, share, law(mean), sigma)
-            return known[sigma]
-
-        try:
-            sigma = least_noise(upper, self.target, guessed_noise(self.target, self.delta, self.rate, self.steps))
-        except InputError:
-            return self._option(split, share, family, law(mean), math.nan, math.nan, "infeasible")
-        return self._option(split, share, family, law(mean), sigma, known[sigma], "ok")
-
-    def candidates(self, split: str, share: float, family: str, law: Callable[[float], Law], sigma: float) -> Option:
-        """The largest E[K] that a noise allows: tried, and met the target."""
-        known: dict[float, float] = {}
-
-        def upper(means: np.ndarray) -> np.ndarray:
-            for mean in means.tolist():
-                known[mean] = self.epsilon(split, share, law(mean), sigma)
-            return np.array([known[mean] for mean in means.tolist()])
-
-        limits = (0.05 if family == "poisson" else 1.0 + 1e-6, LARGEST_MEAN)
-        mean = least_private(upper, self.target, 4.0, limits, falls=False, rtol=EPSILON_RTOL, closest=MEAN_RTOL)
-        if math.isnan(mean):
-            return self._option(split, share, family, law(limits[0]), sigma, math.nan, "infeasible")
-        status = "not_binding" if mean == LARGEST_MEAN else "ok"
-        return self._option(split, share, family, law(mean), sigma, known[mean], status)
-
-    def _option(
-        self, split: str, share: float, family: str, law: Law, sigma: float, epsilon: float, status: str
-    ) -> Option:
-        cost = Cost(law, self.n, self.rate * self.steps, split, share)
-        batch = self.rate * self.n
-        released = {"everything": 1.0, "rest": 1.0 - share, "all": 1.0}[split]
-        parameter = float(law.gamma) if isinstance(law, TruncatedNegativeBinomial) else float(law.mean)
-        noises = (sigma, sigma / (batch * released), sigma / (batch * share))
-        gradients = (cost.expected, float(cost.quantile(0.95)))
-        return Option(split, share, family, parameter, float(law.mean), *noises, epsilon, *gradients, status)

@@ -13,7 +13,7 @@ from jaxacct.progress import Progress
 from jaxacct.tuning.keys_and_ledger import Secret
 from jaxacct.tuning.side_by_side_training import key_words
 
-__all__ = ["CANDIDATES_PER_CALL", "Raised", "attempt", "best_of", "rank", "several"]
+__all__ = ["CANDIDATES_PER_CALL", "Raised", "attempt", "best_few", "best_of", "rank", "several"]
 
 CANDIDATES_PER_CALL = 16
 """Candidates in one call of the compiled program.  A fixed number, so that shapes do not depend on K."""
@@ -66,6 +66,45 @@ def several(
     return run
 
 
+def best_few(
+    kinds: Sequence[Hashable],
+    group: Callable[[Any], Callable[[Sequence[int]], Sequence[Any]]],
+    value: Callable[[Any, int], float],
+    count: int,
+    top: int,
+    bar: Progress | None = None,
+    together: int = CANDIDATES_PER_CALL,
+) -> list[tuple[int, Any, float]]:
+    """(number, result, score) of the best `top` of the first `count` candidates; all of them are trained and scored.
+
+    kinds : of each candidate; those of one kind are trained in chunks by ``group(kind)``, a chunk being filled up with
+    copies, so that every program has the shapes of the last.  value : (result, number) -> score.  A candidate whose
+    training or score raises an exception has the score NaN and no result.  It takes its place and is then left out.
+    """
+    members: dict[Hashable, list[int]] = {}
+    for number, kind in enumerate(kinds):
+        members.setdefault(kind, []).append(number)
+    best: list[tuple[tuple[bool, float, int], int, Any, float]] = []
+    done = 0
+    for kind, numbers in members.items():
+        run = group(kind)
+        for start in range(0, len(numbers), together):
+            some = numbers[start : start + together]
+            filled = some + [some[-1]] * (together - len(some))
+            for number, result in zip(some, _results(run, some, filled), strict=True):
+                if number < count:
+                    best.append(_ranked(number, result, value))
+                else:
+                    _ranked(number, result, value)  # as much work, of which nothing is kept
+                best = sorted(best, key=lambda one: one[0], reverse=True)[:top]
+            done += len(some)
+            if bar is not None:
+                bar.update(done)
+    if bar is not None:
+        bar.close()
+    return [one[1:] for one in best if not isinstance(one[2], Raised)]
+
+
 def best_of(
     kinds: Sequence[Hashable],
     group: Callable[[Any], Callable[[Sequence[int]], Sequence[Any]]],
@@ -74,36 +113,19 @@ def best_of(
     bar: Progress | None = None,
     together: int = CANDIDATES_PER_CALL,
 ) -> tuple[int, Any, float] | None:
-    """(number, result, score) of the best of the first `count` candidates; all of them are trained and scored.
+    """The best one, as for `best_few`; None if count is 0 or one that raised an exception wins."""
+    found = best_few(kinds, group, value, count, 1, bar, together)
+    return found[0] if found else None
 
-    kinds : of each candidate; those of one kind are trained in chunks by ``group(kind)``, a chunk being filled up with
-    copies, so that every program has the shapes of the last.  value : (result, number) -> score.  A candidate whose
-    training or score raises an exception has the score NaN and no result.  None if count is 0 or such a one wins.
-    """
-    members: dict[Hashable, list[int]] = {}
-    for number, kind in enumerate(kinds):
-        members.setdefault(kind, []).append(number)
-    best: tuple[tuple[bool, float, int], int, Any, float] | None = None
-    done = 0
-    for kind, numbers in members.items():
-        run = group(kind)
-        for start in range(0, len(numbers), together):
-            some = numbers[start : start + together]
-            filled = some + [some[-1]] * (together - len(some))
-            for number, result in zip(some, _results(run, some, filled), strict=True):
-                scored = result if isinstance(result, Raised) else attempt(value, result, number)
-                if isinstance(scored, Raised):
-                    result, found = Raised(), math.nan
-                else:
-                    found = scored
-                if number < count and (best is None or rank(found, number) > best[0]):
-                    best = rank(found, number), number, result, found
-            done += len(some)
-            if bar is not None:
-                bar.update(done)
-    if bar is not None:
-        bar.close()
-    return None if best is None or isinstance(best[2], Raised) else best[1:]
+
+def _ranked(
+    number: int, result: Any, value: Callable[[Any, int], float]
+) -> tuple[tuple[bool, float, int], int, Any, float]:
+    """(rank, number, result, score) of a candidate, scored."""
+    scored = result if isinstance(result, Raised) else attempt(value, result, number)
+    if isinstance(scored, Raised):
+        return rank(math.nan, number), number, Raised(), math.nan
+    return rank(scored, number), number, result, scored
 
 
 def _results(run: Callable[[Sequence[int]], Sequence[Any]], some: list[int], filled: list[int]) -> list[Any]:

@@ -13,8 +13,8 @@ import numpy as np
 from jaxacct import account, calibration
 from jaxacct.bounds import Bounds
 from jaxacct.chacha import secret
-from jaxacct.mechanisms import Gaussian, Mechanism, compose
-from jaxacct.selection import Law, candidates_profile, select
+from jaxacct.mechanisms import Gaussian, Mechanism, compose, repeat
+from jaxacct.selection import Law, candidates_profile, rounds, select
 from jaxacct.training.step import noise
 from jaxacct.training.step.per_example import for_each
 from jaxacct.validation import POSITIVE, InputError, check, choice
@@ -173,8 +173,12 @@ def whole(
     known: Bounds | None = None,
     candidates: str = "iid",
     planned: str = "iid",
+    top: int = 1,
+    count: int = 1,
 ) -> Whole:
     """The cost of a selection among candidates by a score: public, or a PrivateScore with its noise.
+
+    top : how many of the best are released.  count : how many such selections follow each other.
 
     candidate : the training of one.  known : epsilon of the selection by a public score, where it is at hand.
     candidates : "iid" or "adaptive", as for `select`; planned : the same, of those that `known` is for.
@@ -185,13 +189,20 @@ def whole(
     if private and score.on == "training":
         candidate = compose(candidate, score.mechanism())
         known = None
-    chosen = select(candidate, law, candidates=candidates)
+
+    def chosen_among(one: Mechanism) -> Mechanism:
+        if count > 1 and candidates == "iid":
+            return rounds(one, law, count, target_delta=delta, relation=relation, top=top)
+        whole = select(one, law, candidates=candidates, top=top)
+        return whole if count == 1 else repeat(whole, count)
+
+    chosen = chosen_among(candidate)
     found = account.epsilon(chosen, delta, relation=relation) if known is None else known
     if bound and found.kind == "certified":
         found = Bounds(0.0, found.upper, found.upper, "bound", found.status, found.engine)
     if not private or score.on == "training":
         return Whole(found, chosen, candidate)
-    by_score = select(score.mechanism(), law, candidates=candidates)
+    by_score = chosen_among(score.mechanism())
     other = account.epsilon(by_score, delta, relation=relation)
     worse = found if found.upper >= other.upper else other
     lower = float(max(found.lower, other.lower))

@@ -1,77 +1,30 @@
-"""`tune`: draw K in secret, train K candidates, release the best, all of it within one budget.
-
-More than 300 lines, of which 130 are the docstrings of its two public functions.
-"""
+"""`tune` and `tune_with`: train K candidates, release the best, all of it within one budget."""
 
 from __future__ import annotations
 
-import math
+import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-import numpy as np
-
-from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism
 from jaxacct.progress import Progress
 from jaxacct.selection import Law
-from jaxacct.selection.mechanism import CANDIDATES
+from jaxacct.selection.top import TOP
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
-from jaxacct.tuning.best_candidate import best_of, several
+from jaxacct.tuning.adaptive_search import Adaptive, in_turn
+from jaxacct.tuning.best_candidate import best_few
+from jaxacct.tuning.candidate_runs import Runs, Winner
 from jaxacct.tuning.keys_and_ledger import Secret, note_whole
 from jaxacct.tuning.matched_plan import MatchedPlan
-from jaxacct.tuning.padding import fits, numbers_to_train
-from jaxacct.tuning.private_score import PrivateScore, noise_for_score, scored, whole
-from jaxacct.tuning.search_spaces import draws_alike
-from jaxacct.tuning.side_by_side_training import side_by_side
-from jaxacct.validation import COUNT, InputError, check, choice
+from jaxacct.tuning.padding import numbers_to_train
+from jaxacct.tuning.private_score import PrivateScore, whole
+from jaxacct.tuning.search_plan import SearchPlan
+from jaxacct.tuning.tuned import Prepared, Tuned, law_of, taken_for, value_of
+from jaxacct.validation import InputError, check_one
 
-__all__ = ["Tuned", "tune", "tune_with"]
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """What a tuning releases, all of it covered by `epsilon`.
-
-    Parameters
-    ----------
-    params : pytree
-        Of the winner.
-    config : dict
-        The hyper-parameters of the winner.
-    score : float
-        By which it won; NaN with status "none".
-    status : {"tuned", "none"}
-        "none" where K was 0 or a candidate wins that raised an exception (all did, or all others are NaN): params are
-        first parameters and config is a configuration that no data enter.
-    epsilon : Bounds
-        Of the whole at the plan's delta.
-    mechanism : Mechanism
-        The whole, as it is in the ledger.
-    plan : Plan, optional
-        By which the winner was trained; None of `tune_with`.
-    candidates : {"iid", "iid, declared", "adaptive"}
-        What the claim takes the candidates for: "iid" of the library's spaces, "iid, declared" where that is the user's
-        word.
-
-    >>> import jaxacct as ja
-    >>> run = ja.Gaussian(2.0)
-    >>> Tuned(0.0, {"rate": 0.1}, 0.9, "tuned", ja.epsilon(run, 1e-5), run).config
-    {'rate': 0.1}
-    """
-
-    params: Any
-    config: dict[str, Any]
-    score: float
-    status: str
-    epsilon: Bounds = field(repr=False)
-    mechanism: Mechanism = field(repr=False)
-    plan: Plan | None = field(repr=False, default=None)
-    candidates: str = "iid"
+__all__ = ["tune", "tune_with"]
 
 
 def tune(
@@ -79,11 +32,12 @@ def tune(
     make_optimizer: Callable[[Mapping[str, Any]], Any],
     space: Any,
     data: Any,
-    plan: Plan | MatchedPlan,
+    plan: Plan | MatchedPlan | SearchPlan,
     *,
     init: Callable[[Any], Any],
     score: Callable[[Any], Any] | PrivateScore,
     candidates: str | None = None,
+    top: int | None = None,
     pad: int | None = None,
     clip_norm: Any = 1.0,
     method: str = "auto",
@@ -106,12 +60,14 @@ def tune(
     make_optimizer : callable
         config -> Optax transformation.  Candidates with equal words (such as the optimizer's name) train side by side,
         16 at a time, with their numbers traced; "clip_norm" in a config is the clip norm.
-    space : Space
-        With ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`; independent of the data.
+    space : Space or Adaptive
+        With ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`; independent of the data.  Or an
+        `Adaptive` search, whose proposals depend on what was tried before; it counts as adaptive.
     data : pytree of arrays
         The plan's dataset_size examples along the first axis.
-    plan : Plan or MatchedPlan
-        With repetitions; a `MatchedPlan` where candidates are to differ in sampling probability and length too.
+    plan : Plan, MatchedPlan or SearchPlan
+        With repetitions; a `MatchedPlan` where candidates are to differ in sampling probability and length too, a
+        `SearchPlan` for several winners.
     init : callable
         JAX key -> first parameters, of the same shapes for all.
     score : callable or PrivateScore
@@ -123,10 +79,13 @@ def tune(
         distributions, unless the plan is for adaptive ones; it is "adaptive" for any other space, which may keep state.
         "iid" declares that every draw of the space is independent and from one law; `Tuned.candidates` and the ledger
         say so.
+    top : int, optional
+        How many of the best are released, in `Tuned.winners`; by default what the plan is for, else 1.
     pad : int, optional
         How long this takes reveals K, which no guarantee covers where the time can be observed.  With pad = n always n
         candidates are trained and scored, and those beyond K thrown away.  The law must be one with K <= n, such as
-        ``truncated(law, n)``, for which the plan then accounts.  Only with pad is progress shown.
+        ``truncated(law, n)``, for which the plan then accounts.  Progress is shown only with pad, and of an `Adaptive`
+        search, which pays for a public K.
     clip_norm, method, micro_batch
         As for `side_by_side`.
     ledger : path or Ledger, optional
@@ -150,7 +109,7 @@ def tune(
     ----------
     README.md of this folder, "What is guaranteed"; jaxacct/selection/README.md, "The worst score".
 
-    >>> import jax.numpy as jnp, optax
+    >>> import jax.numpy as jnp, numpy as np, optax
     >>> from jaxacct import selection, tuning
     >>> plan = Plan(target_delta=1e-5, dataset_size=100, sampling_probability=1.0, steps=2, noise_multiplier=2.5,
     ...     repetitions=selection.PointMass(2))  # with target_epsilon the noise is solved for
@@ -159,44 +118,21 @@ def tune(
     >>> best.status, sorted(best.config), bool(best.epsilon.upper <= 4.0)
     ('tuned', ['rate'], True)
     """
-    law = _law(plan, pad)
-    planned = getattr(plan, "candidates", "iid")
-    kind, word = _candidates(candidates or ("adaptive" if planned == "adaptive" else None), draws_alike(space))
-    score = _with_noise(score, plan, kind)
-    cost = whole(plan.mechanism, law, score, plan.target_delta, plan.relation, plan.epsilon, kind, planned)
-    if plan.target_epsilon is not None and not cost.epsilon.upper <= plan.target_epsilon:
-        raise InputError(_too_much(float(cost.epsilon.upper), plan.target_epsilon, kind != planned))
-    if not isinstance(score, PrivateScore) and not callable(score):
-        raise InputError("score must be a function of params on public data, or a tuning.PrivateScore")
-    sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
-    if sizes != {(plan.dataset_size,)}:
-        raise InputError(f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},); make the plan for them")
+    law = law_of(plan, space, pad)
+    top = int(check_one("top", getattr(plan, "top", 1) if top is None else top, TOP, "one number for all"))
+    if getattr(plan, "rounds", 1) > 1:
+        raise InputError(f"plan is for {plan.rounds} rounds; use tuning.tune_in_rounds")  # type: ignore[union-attr]
+    prepared = Prepared.of(plan, law, space, candidates, score, data, top, 1)
     secret = Secret(key)
-    plans = plan.plans if isinstance(plan, MatchedPlan) else (plan,)
-    note = f"tuning: a selection among runs of the plan; candidates {word}"
-    note_whole(ledger, plans[0], cost.mechanism, note, plan.target_epsilon)
+    note = f"tuning: a selection among runs of the plan; candidates {prepared.word}" + (
+        f"; the best {top}" if top > 1 else ""
+    )
+    note_whole(ledger, prepared.plans[0], prepared.cost.mechanism, note, plan.target_epsilon)
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
-
-    count, work = numbers_to_train(law, pad)
-    configs = [dict(space.sample(secret.key(b"config", number))) for number in range(max(work, 1))]
-
-    places = [secret.choice(b"setting", number, len(plans)) for number in range(len(configs))]
-
-    def group(kind: tuple[int, tuple[tuple[str, str | None], ...]]) -> Callable[[Sequence[int]], list[Any]]:
-        """Trains the candidates of one plan and choice of words."""
-        place, words = kind
-        optimizer = lambda numbers: make_optimizer({**numbers, **dict(words)})
-        train = side_by_side(loss_fn, optimizer, plans[place], **shared)
-        return several(lambda params, columns, keys: train(params, columns, keys, data), secret, init, configs)
-
-    bar = Progress(work, progress if pad else False, unit="candidates")
-    kinds = [(place, _words(config)) for place, config in zip(places, configs, strict=True)]
-    found = best_of(kinds[:work], group, _value(score, secret), count, bar)
-    if found is None:
-        first = jax.device_get(init(secret.key(b"init", 0)))
-        return Tuned(first, configs[0], math.nan, "none", cost.epsilon, cost.mechanism, plans[places[0]], word)
-    number, params, won = found
-    return Tuned(params, configs[number], won, "tuned", cost.epsilon, cost.mechanism, plans[places[number]], word)
+    value = functools.partial(value_of, prepared.score)
+    runs = Runs(loss_fn, make_optimizer, data, prepared.plans, init, value, shared)
+    winners, nothing = runs.best(space, law, pad, top, secret, progress)
+    return prepared.released(winners, nothing)
 
 
 def tune_with(
@@ -209,6 +145,7 @@ def tune_with(
     score: Callable[[Any], Any],
     relation: str = "add_or_remove_one",
     candidates: str = "adaptive",
+    top: int = 1,
     pad: int | None = None,
     ledger: Ledger | None = None,
     key: bytes | None = None,
@@ -220,8 +157,8 @@ def tune_with(
     ----------
     train : callable
         (config, key) -> result.
-    space, pad, key, progress
-        As for `tune`.
+    space, top, pad, key, progress
+        As for `tune`; `Tried.result` is the result of `train`.
     mechanism : Mechanism
         What one call of `train` costs, whatever the configuration.  The guarantee is as good as this claim.  It holds
         only if `train` shows nothing but its result.  That it raises an exception is part of that; what the exception
@@ -263,77 +200,29 @@ def tune_with(
     >>> best.status, best.params == best.config["x"], best.epsilon.kind, best.candidates
     ('tuned', True, 'certified', 'adaptive')
     """
-    kind, word = _candidates(candidates, False)
-    cost = whole(mechanism, repetitions, None, target_delta, relation, candidates=kind)
+    kind, word = taken_for(candidates, space)
+    word = "iid, declared" if kind == "iid" else kind  # of `train` it is the user's word in any case
+    several = int(check_one("top", top, TOP, "one number for all"))
+    if pad is not None and isinstance(space, Adaptive):
+        raise InputError(
+            f"pad = {pad!r} is for a secret K; leave it out, since an Adaptive search pays for a public one"
+        )
+    cost = whole(mechanism, repetitions, None, target_delta, relation, candidates=kind, top=several)
     secret = Secret(key)
     if ledger is not None:
         ledger.spend(cost.mechanism, f"tuning: a selection among runs of one mechanism; candidates {word}")
     count, work = numbers_to_train(repetitions, pad)
-    configs = [dict(space.sample(secret.key(b"config", number))) for number in range(max(work, 1))]
-
-    def one_by_one(numbers: Sequence[int]) -> list[Any]:
-        return [train(dict(configs[number]), secret.key(b"train", number)) for number in numbers]
-
-    bar = Progress(work, progress if pad else False, unit="candidates")
-    found = best_of([None] * work, lambda _: one_by_one, lambda x, _: float(score(x)), count, bar, together=1)
-    if found is None:
-        return Tuned(None, configs[0], math.nan, "none", cost.epsilon, cost.mechanism, None, word)
-    return Tuned(found[1], configs[found[0]], found[2], "tuned", cost.epsilon, cost.mechanism, None, word)
-
-
-def _law(plan: Plan | MatchedPlan, pad: int | None) -> Law:
-    law = plan.repetitions
-    if not isinstance(law, Law):
-        raise InputError("plan has no repetitions; make it with repetitions=law, so that its noise covers all K runs")
-    if pad is not None:
-        fits(law, int(check("pad", pad, COUNT)))
-    return law
-
-
-def _candidates(declared: str | None, known: bool) -> tuple[str, str]:
-    """("iid" or "adaptive", the same with "declared" where it is the user's word).
-
-    known : whether the space is i.i.d. by construction.
-    """
-    if declared is None:
-        return ("iid", "iid") if known else ("adaptive", "adaptive")
-    kind = choice("candidates", declared, CANDIDATES)
-    return kind, "iid, declared" if kind == "iid" and not known else kind
-
-
-def _too_much(cost: float, target: float, unplanned: bool) -> str:
-    """The error line: what the whole costs, and what would help."""
-    if unplanned:
-        return (
-            f"candidates = 'adaptive' cost epsilon {cost:.6g} with this plan, above the plan's target {target:.6g}; "
-            "make the plan with candidates='adaptive', or declare candidates='iid' if all draws of the space are "
-            "independent and from one law"
-        )
-    return (
-        f"the whole with its private score costs epsilon {cost:.6g}, above the plan's target "
-        f"{target:.6g}; make the plan for a lower target, or give the score more noise"
-    )
-
-
-def _words(config: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...]:
-    """The words and Nones of a configuration, which candidates that are trained side by side have in common."""
-    return tuple((name, x) for name, x in config.items() if x is None or isinstance(x, str))
-
-
-def _with_noise(score: Any, plan: Plan | MatchedPlan, kind: str) -> Any:
-    """The score; a private one with its noise found where it was left out."""
-    if not isinstance(score, PrivateScore) or score.noise_multiplier is not None:
-        return score
-    if plan.target_epsilon is None:
-        raise InputError("noise_multiplier of the score is missing; give it, or make the plan with a target_epsilon")
-    found = noise_for_score(plan.repetitions, plan.target_epsilon, plan.target_delta, plan.relation, kind)
-    return replace(score, noise_multiplier=found)
-
-
-def _value(score: Any, secret: Secret) -> Callable[[Any, int], float]:
-    """(params, number) -> the score of a candidate."""
-    if not isinstance(score, PrivateScore):
-        return lambda params, _: float(score(params))
-    held = jax.tree.map(jax.numpy.asarray, score.data)
-    noisy = jax.jit(lambda params, key: scored(score.value, params, held, key, score.noise_multiplier, score.unit))
-    return lambda params, number: float(noisy(params, secret.key(b"score", number)))
+    value = lambda result, _: float(score(result))
+    train_one = lambda config, number: train(dict(config), secret.key(b"train", number))
+    if isinstance(space, Adaptive):
+        bar = Progress(count, progress, unit="candidates")
+        turns = in_turn(space, count, train_one, value, several, secret, bar)
+        winners = [Winner(result, config, won) for config, _, result, won in turns]
+        first = winners[0].config if winners else space.proposed([], secret.key(b"config", 0))
+    else:
+        configs = [dict(space.sample(secret.key(b"config", number))) for number in range(max(work, 1))]
+        one_by_one = lambda numbers: [train_one(configs[number], number) for number in numbers]
+        bar = Progress(work, progress if pad else False, unit="candidates")
+        found = best_few([None] * work, lambda _: one_by_one, value, count, several, bar, together=1)
+        winners, first = [Winner(result, configs[n], won) for n, result, won in found], configs[0]
+    return Prepared((), score, cost, word).released(winners, Winner(None, first, float("nan")))

@@ -151,7 +151,9 @@ def selected(run: ja.Mechanism) -> ja.Bounds:
         selection.TwoPoint(few=1, many=10, probability_of_few=0.5),
     ]
     k = selection.TruncatedNegativeBinomial(eta=1.0, gamma=0.1)
-    chosen: selection.Selection | selection.AdaptiveSelection = selection.select(run, laws[0], bound="worst_case")
+    chosen: selection.Selection | selection.AdaptiveSelection | selection.TopSelection
+    chosen = selection.select(run, laws[0], bound="worst_case", top=1)
+    several: ja.Mechanism = selection.rounds(run, laws[0], 4, target_delta=1e-5, top=2)
     worst: selection.Attack = selection.attack(run, laws[0], delta=1e-5)
     bounds: list[ja.Bounds] = [
         selection.bound_delta(run, k, 1.0),
@@ -177,7 +179,7 @@ def selected(run: ja.Mechanism) -> ja.Bounds:
         selection.subset_renyi([0.1], [0.1], 0.1),
         selection.thresholds(k, 1.0, 1e-6, 1e-5),
     ]
-    print(selection.BOUNDS, worst.epsilon, bounds, guarantees, others)
+    print(selection.BOUNDS, several, worst.epsilon, bounds, guarantees, others)
     return ja.epsilon(chosen, 1e-5)
 
 
@@ -249,6 +251,14 @@ def tuned(loss: Callable[[Any, Any], Any], make: Callable[[Mapping[str, Any]], A
     small: tuning.SubsetTuned = tuning.tune_on_subset(
         loss, make, points, data, subset, init=lambda key: 0.0, score=lambda params: 0.5
     )
+    whole = tuning.SearchPlan(3.0, 1e-5, 60_000, law, sampling_probability=0.01, epochs=10, rounds=4)
+    history: list[tuning.Tried] = []
+    search = tuning.Adaptive(lambda tried, key: {"rate": 0.1 * len(tried) + len(history)})
+    in_rounds = tuning.tune_in_rounds(
+        loss, make, space, data, whole, update=lambda winners: points, init=lambda key: 0.0, score=score
+    )
+    winners: tuple[tuning.Winner, ...] = in_rounds.winners
+    print(search, winners)
     cost = tuning.Cost(law, 60_000, 10)
     advice: tuning.Advice = tuning.advise(3.0, 1e-5, 60_000, 0.01, epochs=10)
     words = tuning.key_words([bytes(32)])
