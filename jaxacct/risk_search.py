@@ -86,7 +86,11 @@ def noise_for_rate(
     mu = ndtri(goal) - ndtri(fpr)
     epsilon = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)
     noise, solved = _by_contour(flat, goal, fpr, mu, epsilon, relation)
-    left = np.flatnonzero(~solved)
+    full = flat["sampling_probability"] == 1.0  # mu-Gaussian DP itself: that eps is the best one
+    alone = np.sqrt(flat["steps"]) / np.maximum(mu, 1e-300)
+    noise = np.where(full, np.clip(alone, *NOISE_RANGE), noise)
+    epsilon = np.where(full, np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0), epsilon)
+    left = np.flatnonzero(~(solved | full))
     if left.size:
         some = {name: column[left] for name, column in flat.items()}
         epsilon[left], noise[left] = _by_rounds(some, goal[left], fpr[left], mu[left], epsilon[left], relation)
