@@ -123,21 +123,18 @@ def test_a_coarse_grid_proves_nothing():
     assert answer.lower[0] <= 9.65188151e-05 and answer.upper[0] >= 9.65188102e-05
 
 
-@pytest.mark.parametrize("sign", [pytest.param(1.0, marks=pytest.mark.slow), -1.0])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_quadrature_is_within_its_certificate(sign):
     """A and B on a warped grid of 384 points against a fine grid, at the highest frequency the grid follows."""
-    values = [0.8, 1e-2, sign, *([2.5, 5.0] if sign > 0 else [parts.NO_WINDOW] * 2), 6.0]
+    values = list(map(np.float64, (0.8, 1e-2, sign, *((2.5, 5.0) if sign > 0 else (parts.NO_WINDOW,) * 2), 6.0)))
     sigma, q, _, low, high, c = values
-    t, found = 40.0, []
-    for xp in (np, jnp):
-        with jax.enable_x64(), np.errstate(all="ignore"):
-            at, most = [xp.asarray(x) for x in values], xp.asarray(t)
-            nodes = parts.grid(*at, 384, most)
-            tilted = parts.tilted(at[2], at[-1], nodes)
-            bound = np.asarray(errors.step_errors(*at, nodes, tilted, most))
-            turn = np.exp(1j * t * sign * np.asarray(nodes.loss))
-            sums = [np.sum(np.asarray(w) * turn) for w in (tilted.bulk, tilted.jump)]
-            found.append((bound, sums, [float(tilted.log_bulk), float(tilted.log_jump)]))
+    t = 40.0
+    with np.errstate(all="ignore"):
+        nodes = parts.grid(*values, 384, t)
+        tilted = parts.tilted(sign, c, nodes)
+        bound = errors.step_errors(*values, nodes, tilted, t)
+    sums = [np.sum(w * np.exp(1j * t * sign * nodes.loss)) for w in (tilted.bulk, tilted.jump)]
+    logs = float(tilted.log_bulk), float(tilted.log_jump)
     # the trapezoidal rule is exact to rounding, since all derivatives vanish at the ends
     u, step = np.linspace(-11.0, 11.0, 200_001, retstep=True)
     log_mix = np.log1p(q * np.expm1(u / sigma - 0.5 / sigma**2))
@@ -148,10 +145,9 @@ def test_quadrature_is_within_its_certificate(sign):
     for index in range(2 if sign > 0 else 1):
         tilt = law * windows[index] * np.exp((c + 1 if sign > 0 else -c) * log_mix)
         at_c, exact = np.sum(tilt), np.sum(tilt * np.exp(1j * t * sign * log_mix)) / np.sum(tilt)
-        for bound, sums, logs in found:
-            assert bound[index] < 1e-9
-            assert abs(logs[index] - np.log(at_c)) < bound[index] + 1e-12
-            assert abs(sums[index] - exact) < 2 * bound[index] + 1e-12
+        assert bound[index] < 1e-9
+        assert abs(logs[index] - np.log(at_c)) < bound[index] + 1e-12
+        assert abs(sums[index] - exact) < 2 * bound[index] + 1e-12
 
 
 def test_log_ndtr_over_its_range():
