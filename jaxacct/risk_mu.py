@@ -20,7 +20,7 @@ __all__ = ["GaussianFit", "gaussian_fit", "with_more"]
 
 TANGENTS = 13
 """Tangents of the first round, evenly spread in eps from 0 to the best one at the floor."""
-ROUNDS = 8
+ROUNDS = 14
 """How often tangents are added where the bound is largest."""
 ADDED = 3
 """Tangents added to a row in a round."""

@@ -9,17 +9,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtri
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.floats import ROUNDOFF
-from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components, directions
-from jaxacct.mechanisms.base import element, register, require_mechanism
+from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components
+from jaxacct.mechanisms.base import element, register, require_mechanism, take_rows
 from jaxacct.representations import tradeoff_bracket
 from jaxacct.representations.characteristic_function import LogCharacteristic, log_characteristic
+from jaxacct.representations.gaussian_readings import gaussian_readings
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
+from jaxacct.risk_rates import Deltas
 from jaxacct.validation import (
     GIBIBYTE,
     OPEN_PROBABILITY,
@@ -218,33 +219,55 @@ class Profile:
             value[rows == row] = log_characteristic(parts, int(row), flat[rows == row])
         return LogCharacteristic(value.reshape(shape)[()], "estimate")
 
-    def gdp_mu(self, fpr: Any = None) -> Bounds:
-        """The smallest mu for which f >= f_mu, f_mu(a) = Phi(Phi^-1(1 - a) - mu), at false positive rates `fpr`.
+    def gdp_mu(self, above_fpr: Any = 1e-10) -> Bounds:
+        """The smallest mu of Gaussian differential privacy that holds above a floor of the error rates, certified.
+
+        The claim is `f(a) >= f_mu(a)`, `f_mu(a) = Phi(Phi^-1(1 - a) - mu)`, wherever a >= above_fpr and
+        f(a) >= above_fpr, with f the trade-off function of both directions.  Without the floor it would be false: over
+        all of [0, 1] a Poisson sampled Gaussian has no better mu than an unsampled one.
 
         Parameters
         ----------
-        fpr : array_like (G,) in (0, 1), optional
-            0.01, 0.03, ..., 0.99 by default.
+        above_fpr : array_like in (0, 1/2)
+            The floor, which belongs to every statement about mu.  It broadcasts with the batch.
 
         Returns
         -------
         Bounds
-            For unsampled Gaussians kind "certified": the exact mu on [0, 1].  Otherwise kind "estimate": a certified
-            bracket of the largest mu over the grid `fpr`.  Its `lower` is a lower bound of any mu that holds
-            everywhere.  Its `upper` says nothing between the points or beyond them: over all of [0, 1] a Poisson
-            sampled Gaussian has no better mu than an unsampled one.
+            Composed Gaussians without sampling have the same mu whatever the floor.
+
+        References
+        ----------
+        Dong, Roth and Su (2022), Definition 2.6; jaxacct/representations/README.md, "Gaussian differential privacy".
+
+        >>> import jaxacct as ja
+        >>> round(float(ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.1)).gdp_mu(1e-10).upper), 5)
+        0.60193
         """
-        exact = self._gaussian_mu()
-        if exact is not None and self.mechanism.kind_under(self.relation) == "certified":
-            return exact
-        grid = np.linspace(0.01, 0.99, 50) if fpr is None else np.atleast_1d(check("fpr", fpr, OPEN_PROBABILITY))
-        shape = batch_shape(self.mechanism)
-        f = self.tradeoff(grid.reshape(-1, *(1,) * len(shape)))
-        start = ndtri(1.0 - grid).reshape(-1, *(1,) * len(shape))
-        ends = [np.maximum(np.max(start - ndtri(end), axis=0), 0.0) for end in (f.upper, f.estimate, f.lower)]
-        low, middle, high = np.broadcast_arrays(*ends)
-        low = np.nan_to_num(low * (1.0 - 1e-13), nan=0.0)
-        return Bounds(low, np.clip(middle, low, high), high, "estimate", engine="tradeoff")
+        return gaussian_readings(self, above_fpr, regret=False)[0]
+
+    def gdp_regret(self, above_fpr: Any = 1e-10) -> Bounds:
+        """How much `gdp_mu` gives away, certified: the least k with `f(a + k) - k <= f_mu(a)` for all a.
+
+        Zero says that f is f_mu.  It is between 0 and 1/2, and belongs to the upper end of `gdp_mu(above_fpr)`.
+
+        Parameters
+        ----------
+        above_fpr : array_like in (0, 1/2)
+
+        Returns
+        -------
+        Bounds
+
+        References
+        ----------
+        Gomez et al. (2025), arXiv:2503.10945; jaxacct/representations/README.md, "Gaussian differential privacy".
+
+        >>> import jaxacct as ja
+        >>> round(float(ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.1)).gdp_regret(1e-10).upper), 3)
+        0.099
+        """
+        return gaussian_readings(self, above_fpr, regret=True)[1]
 
     def advantage(self) -> Bounds:
         """The membership advantage, the largest TPR - FPR of any test: delta(0), the total variation distance."""
@@ -362,15 +385,15 @@ class Profile:
         status = np.where(high - low <= _NARROW_CDF, "ok", "width")
         return Bounds(low, 0.5 * (low + high), high, like.kind, status, like.engine)
 
-    def _gaussian_mu(self) -> Bounds | None:
-        mu2 = np.zeros(int(np.prod(batch_shape(self.mechanism))))
-        for direction in directions(self.mechanism, self.relation):
-            parts = components(self.mechanism, self.relation, direction)
-            if any(np.any(n > 0) for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)):
-                return None
-            mu2 = np.maximum(mu2, parts.mu2)
-        mu = np.sqrt(mu2).reshape(batch_shape(self.mechanism))
-        return Bounds(mu * (1.0 - 1e-14), mu, mu * (1.0 + 1e-14), "certified", engine="closed_form")
+    def deltas_of(self, rows: np.ndarray) -> Deltas:
+        """delta of some rows of the flat batch, as the searches of jaxacct/risk_rates.py ask for it."""
+        single = batch_shape(self.mechanism) == ()
+
+        def deltas(epsilon: np.ndarray, some: np.ndarray) -> Bounds:
+            one = self if single else replace(self, mechanism=take_rows(self.mechanism, rows[some]))
+            return one.delta(epsilon)
+
+        return deltas
 
     def element(self, index: tuple[int, ...]) -> Profile:
         """The profile of one configuration of the batch."""
