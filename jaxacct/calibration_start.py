@@ -68,7 +68,7 @@ def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint
     known = {name: column[rows] for name, column in goal.known.items()}
     mu = _gaussian_mu_by_tail(epsilon, log_delta)
     nothing = np.zeros(rows.size)
-    found, hint = Start(_by_central_limit(goal, known, mu), nothing, nothing.astype(bool)), contour.no_hint(rows.size)
+    found, hint = Start(by_central_limit(goal, known, mu), nothing, nothing.astype(bool)), contour.no_hint(rows.size)
     if rows.size == 0:
         return found, hint
     full = known.get("sampling_probability", np.zeros(rows.size)) == 1.0
@@ -115,7 +115,7 @@ def _gaussian_mu_by_tail(epsilon: np.ndarray, log_delta: np.ndarray) -> np.ndarr
     return 2.0 * epsilon / (z + np.sqrt(z**2 + 2.0 * epsilon))
 
 
-def _by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -> np.ndarray:
+def by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -> np.ndarray:
     """x by the central limit theorem."""
     with np.errstate(over="ignore", divide="ignore"):
         if goal.unknown == "noise_multiplier":

@@ -65,7 +65,8 @@ class Calibration:
     value : array of the batch shape
         NaN where `ok` is False.
     epsilon : Bounds
-        At that value; `epsilon.upper <= target_epsilon` wherever `ok`.
+        At that value; `epsilon.upper <= target_epsilon` wherever `ok`.  For a risk as target: the eps of the privacy
+        profile from which the risk follows, all three ends the same; at this eps delta was evaluated.
     status : str or array of str
         "ok", "not_binding" (every searched value meets the target; the value is the end of the search range), or
         "infeasible_..." (`jaxacct.explain(status)` says what would help).
@@ -74,7 +75,9 @@ class Calibration:
     best : bool or array of bool
         Whether no less private value meets the target, up to rtol: a smaller noise, a larger sampling probability, more
         steps.  That is known where epsilon is monotone in the value; that the value meets the target is certified in
-        any case.
+        any case.  For true-positive rates and what comes to one it is known up to what the choice of eps loses.
+    risk : Bounds, or None where epsilon is the target
+        The risk at that value; `risk.upper` is at most the target wherever `ok`, NaN elsewhere.
 
     >>> import jaxacct as ja
     >>> c = ja.calibrate_noise_multiplier([1e-6, 2.0], [1e-30, 1e-5], 1.0, 1)
@@ -87,6 +90,7 @@ class Calibration:
     status: Any
     ok: Any
     best: Any = True
+    risk: Any = None
 
 
 def checked_goal(

@@ -92,9 +92,12 @@ def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: 
         return -ndtri(np.clip(np.nan_to_num(tail), 1e-300, 1.0 - 1e-16))
 
 
-def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray) -> Rates:
-    """Certified bracket of `T(fpr)` from three values of delta around a place, which may be any."""
-    distance = WIDTH * place.deviation
+def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH) -> Rates:
+    """Certified bracket of `T(fpr)` from three values of delta around a place, which may be any.
+
+    width : distance of the three in deviations of the loss; the lower end needs a place about that near to the best.
+    """
+    distance = width * place.deviation
     at = place.epsilon + distance * np.array([-1.0, 0.0, 1.0])[:, None]
     found = deltas(at, np.arange(fpr.size))
     with np.errstate(over="ignore", invalid="ignore"):

@@ -56,8 +56,14 @@ STRICT = {"floats", "lazy_exports", "progress", "validation", "files", "bounds",
 ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "dp_sgd_calibration"} | {
     "gradient",
     "mechanism_calibration",
+    "real_profile",
     "risk_calibration",
+    "risk_mu",
+    "risk_rates",
+    "risk_regret",
     "risk_search",
+    "risk_targets",
+    "risk_values",
     "worse_direction",
 }
 """Modules at the top that make up the accounting room."""
