@@ -109,7 +109,8 @@ def calibrate_noise_multiplier(
 
     References
     ----------
-    jaxacct/representations/README.md derives the risks.  The bounds are those of `jaxacct.epsilon`; the search is described in jaxacct/certified_search.py.
+    jaxacct/representations/README.md derives the risks.  The bounds are those of `jaxacct.epsilon`; the search is
+    described in jaxacct/certified_search.py.
 
     >>> import jaxacct as ja
     >>> c = ja.calibrate_noise_multiplier(2.0, 1e-5, sampling_probability=0.01, steps=10_000)
@@ -176,7 +177,7 @@ def calibrate_sampling_probability(
 
     Parameters
     ----------
-    target_epsilon, target_delta and the risks, steps, relation, rtol, backend : as for `calibrate_noise_multiplier`
+    target_epsilon, target_delta, risks, steps, relation, rtol, backend : as for `calibrate_noise_multiplier`
     noise_multiplier : array_like > 0
 
     Returns
@@ -244,7 +245,8 @@ def calibrate_steps(
 
     Parameters
     ----------
-    target_epsilon, target_delta and the risks, sampling_probability, relation, rtol, backend : as for `calibrate_noise_multiplier`
+    target_epsilon, target_delta, risks, sampling_probability, relation, rtol, backend
+        As for `calibrate_noise_multiplier`.
     noise_multiplier : array_like > 0
     max_steps : int >= 1
         The largest number that is searched, one for the whole batch.

@@ -140,7 +140,9 @@ def _to_rate(task: Unknown, name: str, flat: dict[str, np.ndarray], shape: tuple
     low = np.where(found.kind == "certified", np.minimum(low, high), 0.0)
     ends = np.stack([low, high, high])
     if name == "target_posterior":
-        ends = np.stack([posterior_of(end, flat["prior"], fpr, turn) for end, turn in zip(ends, (-1, 0, 1), strict=True)])
+        ends = np.stack(
+            [posterior_of(end, flat["prior"], fpr, turn) for end, turn in zip(ends, (-1, 0, 1), strict=True)]
+        )
         ends[1] = np.clip(ends[1], ends[0], ends[2])
     return found, ends, target.epsilon, found.kind
 

@@ -1,7 +1,7 @@
 """The mu of Gaussian differential privacy that holds above a floor of the error rates.
 
-The claim is `f(a) >= f_mu(a) wherever a >= floor and f(a) >= floor`, f the trade-off function of both directions.  It is
-shown by tangents: `1 - f(a) <= delta(eps) + e^eps a` for every eps, and against the convex f_mu a tangent need only be
+The claim is `f(a) >= f_mu(a) wherever a >= floor and f(a) >= floor`, f the trade-off function of both directions.  It
+is shown by tangents: `1 - f(a) <= delta(eps) + e^eps a` for every eps, and against the convex f_mu a tangent need only be
 compared at the two ends of a cell.  Derivation: jaxacct/representations/README.md, "Gaussian differential privacy".
 """
 
@@ -105,7 +105,7 @@ def _largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def with_more(deltas: Deltas, lines: np.ndarray, cells: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The tangents of some rows with others in the middle of `cells`, (R, n) numbers of the cells between two of them."""
+    """The tangents of some rows with others between tangents c and c + 1, for the (R, n) numbers c in `cells`."""
     added = 0.5 * (np.take_along_axis(lines[0], cells, axis=0) + np.take_along_axis(lines[0], cells + 1, axis=0))
     found = deltas(added, rows)
     more = np.stack([added, np.asarray(found.lower), np.asarray(found.upper)])

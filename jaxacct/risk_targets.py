@@ -86,7 +86,7 @@ def flat_values(
 
 
 def rate_of(name: str, flat: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(true-positive rate, false-positive rate) that a target comes to, the first rounded down; 1 where it asks nothing.
+    """(true-positive rate rounded down, false-positive rate) that a target comes to; a rate of 1 asks nothing.
 
     posterior: `p t/(p t + (1 - p) a) <= s` where `t <= s (1 - p) a/((1 - s) p)`.
     """
@@ -106,6 +106,6 @@ def above(name: str, value: np.ndarray, least: str, floor: np.ndarray, shape: tu
     if low.size:
         index = f"[{', '.join(map(str, np.unravel_index(low[0], shape)))}]" if shape else ""
         raise InputError(
-            f"{name}{index} = {value[low[0]]:g} must be above {least} = {floor[low[0]]:g}, the risk without any output; "
+            f"{name}{index} = {value[low[0]]:g} must be above {least} = {floor[low[0]]:g}, the risk without output; "
             f"use a larger {name.replace('_', ' ')}"
         )

@@ -48,7 +48,7 @@ ARROWS: dict[str, set[str]] = {
     "tuning": {"accounting", "calibration", "chacha", "mechanisms", "plots", "selection", "training"},
     "audit": {"accounting", "mechanisms", "plots", "representations", "selection", "training"},
     "cli": {"accounting", "calibration", "engines", "interop", "kernels", "mechanisms", "plots"}
-    | {"selection", "sweeps", "training", "verification"},
+    | {"representations", "selection", "sweeps", "training", "verification"},
 }
 """Each room with the rooms that it may import beside the foundations; a room only imports rooms above it."""
 STRICT = {"floats", "lazy_exports", "progress", "validation", "files", "bounds", "kernels", "mechanisms", "engines"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 import numpy as np
@@ -93,11 +94,19 @@ class RiskTable:
         for row in self.rows():
             at = ", ".join(f"{name} {value:g}" for name, value in row.items() if name in _AT)
             place = f"{row['index']} " if "index" in row else ""
-            ends = (f"{row[end]:.7g}" for end in ("lower", "upper"))
+            ends = (_shown(row["lower"], ROUND_FLOOR), _shown(row["upper"], ROUND_CEILING))
             lines.append((f"{place}{row['reading']}", at, *ends, row["kind"], row["status"]))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = ("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines)
         return "\n".join(line.rstrip() for line in text)
+
+
+def _shown(value: float, rounding: str) -> str:
+    """Seven digits, rounded outwards."""
+    if not np.isfinite(value) or value == 0.0:
+        return f"{value:g}"
+    exact = Decimal(repr(value))
+    return f"{exact.quantize(Decimal(1).scaleb(exact.adjusted() - 6), rounding=rounding):.7g}"
 
 
 _AT = ("prior", "fpr", "baseline", "above_fpr")
@@ -153,24 +162,26 @@ def risk(
     """
     refuse_tracers("ja.risk", "jaxacct.kernels.contour", mechanism=mechanism)
     rates, priors, baselines = (
-        np.unique(np.atleast_1d(check(name, value, OPEN_PROBABILITY)).reshape(-1))[::-1]
+        list(dict.fromkeys(np.ravel(check(name, value, OPEN_PROBABILITY)).tolist()))
         for name, value in (("fpr", fpr), ("prior", prior), ("baseline", baseline))
     )
     check("above_fpr", above_fpr, FLOOR, "one floor serves the whole table")
     p = profile(mechanism, relation, rtol=rtol, backend=backend)
     axes = (1,) * len(batch_shape(mechanism))
-    alike = np.unique(np.concatenate([rates, baselines]))  # a reconstruction is a true-positive rate
+    alike = np.unique([*rates, *baselines])  # a reconstruction is a true-positive rate
     power = p.true_positive_rate(alike.reshape(-1, *axes))
     tpr = {float(rate): power[place] for place, rate in enumerate(alike)}
     readings = [Reading("advantage", {}, p.advantage())]
-    readings += [Reading("true_positive_rate", {"fpr": float(rate)}, tpr[rate]) for rate in rates]
-    for chance in map(float, priors):
-        for rate in map(float, rates):
-            readings.append(Reading("posterior", {"prior": chance, "fpr": rate}, p.posterior_at(chance, rate, tpr[rate])))
+    readings += [Reading("true_positive_rate", {"fpr": rate}, tpr[rate]) for rate in rates]
+    for chance in priors:
+        for rate in rates:
+            readings.append(
+                Reading("posterior", {"prior": chance, "fpr": rate}, p.posterior_at(chance, rate, tpr[rate]))
+            )
         success = p.bayes_success(chance)
         readings.append(Reading("bayes_success", {"prior": chance}, success))
         readings.append(Reading("bayes_excess", {"prior": chance}, p.bayes_excess(chance)))
-    readings += [Reading("reconstruction", {"baseline": float(rate)}, tpr[rate]) for rate in baselines]
+    readings += [Reading("reconstruction", {"baseline": rate}, tpr[rate]) for rate in baselines]
     mu, regret = gaussian_readings(p, above_fpr, regret=True)
     floor = {"above_fpr": float(above_fpr)}
     readings += [Reading("gdp_mu", floor, mu), Reading("gdp_regret", floor, regret)]
