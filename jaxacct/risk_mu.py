@@ -1,8 +1,9 @@
 """The mu of Gaussian differential privacy that holds above a floor of the error rates.
 
-The claim is `f(a) >= f_mu(a) wherever a >= floor and f(a) >= floor`, f the trade-off function of both directions.  It
-is shown by tangents: `1 - f(a) <= delta(eps) + e^eps a` for every eps, and against the convex f_mu a tangent need only be
-compared at the two ends of a cell.  Derivation: jaxacct/representations/README.md, "Gaussian differential privacy".
+The claim is `f(a) >= f_mu(a) wherever a >= floor and f(a) >= floor`, f the trade-off function of both directions.
+It is shown by tangents: `1 - f(a) <= delta(eps) + e^eps a` for every eps, and against the convex f_mu a tangent need
+only be compared at the two ends of a cell.
+Derivation: jaxacct/representations/README.md, "Gaussian differential privacy".
 """
 
 from __future__ import annotations

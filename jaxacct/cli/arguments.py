@@ -64,7 +64,8 @@ DESCRIPTION = {
     "epsilon": "Certified epsilon of DP-SGD at a given delta.",
     "delta": "Certified delta of DP-SGD at a given epsilon.",
     "calibrate": "Solve for whichever of --noise-multiplier, --steps and --sampling-probability is left out, "
-    "so that DP-SGD meets (target epsilon, target delta), or keeps a risk such as --advantage. Exit status 1 where that is infeasible.",
+    "so that DP-SGD meets (target epsilon, target delta), or keeps a risk such as --advantage. "
+    "Exit status 1 where that is infeasible.",
     "risk": "What the best attack on DP-SGD achieves: advantage, true-positive rates, posterior, Bayes success, "
     "reconstruction, and mu of Gaussian DP above a floor, each as a certified bracket.",
     "select": "Epsilon of private selection at a given delta: DP-SGD is run K times, K random and secret, and the best "

@@ -161,7 +161,7 @@ def _claim(row: dict[str, Any]) -> str:
         return f"delta <= {up(row['upper'], 6)} at epsilon = {float(row['epsilon'])!r}"
     risk = target_of(row)
     if risk is not None:
-        beside = [f"{name} = {float(row[name])!r}" for name in BESIDE.get(risk, ()) if name in row]
+        beside = [f"{name.removeprefix('at_')} = {float(row[name])!r}" for name in BESIDE.get(risk, ()) if name in row]
         at = f" at {', '.join(beside)}" if beside else ""
         return f"{measured} <= {up(row['upper'], 6)}{at} (target {float(row[risk])!r})"
     at = row["delta"] if row["quantity"] == "epsilon" else row["target_delta"]

@@ -21,6 +21,9 @@ def run(options: argparse.Namespace) -> int:
     fields = {name: getattr(options, name) for name in CONFIGURATION if getattr(options, name) is not None}
     if np.ndim(options.above_fpr or 0):
         raise InputError("above_fpr must be one number, not a list")
+    for name, other in (("noise_multiplier", ""), ("sampling_probability", "batch_size"), ("steps", "epochs")):
+        if name not in fields and other not in fields:
+            raise InputError(f"{name} is missing; give --{name.replace('_', '-')}")
     # a delta makes the configuration complete; it is not read
     inputs = expand(fields | {"delta": 0.5}, mode="zip", quantity="epsilon").inputs
     columns = (inputs[name] for name in ("noise_multiplier", "sampling_probability", "steps"))

@@ -104,7 +104,8 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
     included; a range of a count is rounded to whole numbers.  `dataset_size` with `batch_size` gives
     `sampling_probability = batch_size / dataset_size`, and `epochs` with them
     `steps = ceil(epochs * dataset_size / batch_size)`.  `target_epsilon` and `epsilon` are one field, and so
-    are `target_delta` and `delta`.  A risk (`risks.FIELDS`) may stand in place of both.  `repetitions` is the name of a law of K, or an array of them, and needs the
+    are `target_delta` and `delta`.  A risk (`risks.FIELDS`) may stand in place of both.
+    `repetitions` is the name of a law of K, or an array of them, and needs the
     numbers of that law (`repetitions.LAWS`).
 
     Raises InputError, one line, for unknown or missing fields, values outside their limits (with the index),
