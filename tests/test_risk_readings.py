@@ -49,7 +49,7 @@ def test_mu_is_larger_above_a_lower_floor(table):
 
 
 def test_mu_holds_between_the_tangents():
-    # T = 1: f of removing is known in closed form, and f_mu must lie below it and its inverse everywhere above the floor
+    # T = 1: f of removing is known in closed form, and f_mu must lie below it everywhere above the floor
     sigma, q, floor = 0.7, 0.2, 1e-6
     mu = float(ja.profile(ja.PoissonSampled(ja.Gaussian(sigma), q)).gdp_mu(floor).upper)
     a = np.geomspace(floor, 0.9, 4001)
@@ -78,7 +78,7 @@ def test_a_finite_mechanism_by_hand():
         exact = 0.4 * truth / (0.4 * truth + 0.6 * fpr)
         assert reading.lower <= exact * (1 + 1e-12) and exact <= reading.upper * (1 + 1e-12)
     assert found["bayes_excess", 0.1].upper <= 1e-12  # prior odds of 9 against a ratio of 3
-    assert abs(found["bayes_excess", 0.4].upper - 0.15) < 1e-12  # .75 instead of .6
+    assert abs(found["bayes_excess", 0.4].upper - 0.15) < 1e-9  # .75 instead of .6
     mu = found["gdp_mu"]
     a = np.linspace(1e-10, 1, 10_001)
     power = np.minimum(3 * a, 1 - (1 - a) / 3)
