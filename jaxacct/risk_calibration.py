@@ -104,8 +104,8 @@ def _to_rate(task: Unknown, name: str, flat: dict[str, np.ndarray], shape: tuple
     if name == "target_posterior":
         above(name, flat[name], "prior", flat["prior"], shape)
     else:
-        fpr = "at_fpr" if name == "target_tpr" else "baseline"
-        above(name, flat[name], fpr, flat[fpr], shape)
+        beside = "at_fpr" if name == "target_tpr" else "baseline"
+        above(name, flat[name], beside, flat[beside], shape)
     goal, fpr = rate_of(name, flat)
     asked = (goal < 1.0) & (goal > fpr)
     # where nothing is asked any delta will do, and where too much is asked none

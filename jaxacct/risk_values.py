@@ -87,8 +87,9 @@ def value_for_rate(unknown: Unknown, goal: np.ndarray, fpr: np.ndarray) -> tuple
     rough, near = unknown._replace(rtol=ROUGH), None
     for _ in range(ROUNDS):
         found = value_for(rough, _target_of_rate(epsilon, goal, fpr), near)
-        fallback = np.sqrt(unknown.limits[0] * unknown.limits[1])
-        near = np.where(np.isfinite(found.value), found.value, np.round(fallback) if found.value.size else fallback)
+        middle = np.sqrt(unknown.limits[0] * unknown.limits[1])
+        middle = max(np.round(middle), 1.0) if unknown.name == "steps" else middle
+        near = np.where(np.isfinite(found.value), found.value, middle)
         better = best_epsilon(deltas_at(unknown, near), fpr, Place(epsilon, np.clip(mu, 1e-9, 50.0))).epsilon
         most = np.maximum(ALMOST * np.log(goal / fpr), 0.0)
         epsilon = np.where(np.isfinite(found.value), np.clip(better, 0.0, most), epsilon)
@@ -122,7 +123,7 @@ def value_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple
             fit = gaussian_fit(deltas_at(some.take(left), values[left]), floor[rows[left]], "certified")
             ends[:, left] = fit.mu.lower, fit.mu.estimate, fit.mu.upper
             status[left], epsilon[rows[left]] = fit.mu.status, fit.epsilon
-        return Bounds(*ends, "certified", status, "tradeoff")
+        return Bounds(ends[0], ends[1], ends[2], "certified", status, "tradeoff")
 
     near = np.where(np.isfinite(begin.value), begin.value, np.sqrt(unknown.limits[0]) * np.sqrt(unknown.limits[1]))
     search = search_for(task, evaluate)._replace(target=goal)

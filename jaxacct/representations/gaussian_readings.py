@@ -45,10 +45,11 @@ def gaussian_readings(profile: Profile, above_fpr: Any, regret: bool) -> tuple[B
         if regret:
             found = gaussian_regret(deltas, fit.lines, np.asarray(fit.mu.upper), kind)
             lost[:, left], lost_words[left] = (found.lower, found.estimate, found.upper), found.status
-    mu = Bounds(*(end.reshape(shape) for end in ends), kind, words.reshape(shape), "tradeoff")
+    ends, lost = (end.reshape(3, *shape) for end in (ends, lost))
+    mu = Bounds(ends[0], ends[1], ends[2], kind, words.reshape(shape), "tradeoff")
     if not regret:
         return mu, mu
-    return mu, Bounds(*(end.reshape(shape) for end in lost), kind, lost_words.reshape(shape), "tradeoff")
+    return mu, Bounds(lost[0], lost[1], lost[2], kind, lost_words.reshape(shape), "tradeoff")
 
 
 def _exact(profile: Profile) -> np.ndarray:

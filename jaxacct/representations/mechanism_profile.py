@@ -366,8 +366,8 @@ class Profile:
         absent = present if whole or np.all(prior <= 0.5) else self._one_direction("add").delta(odds)
         choose = lambda name: np.where(prior <= 0.5, getattr(present, name), getattr(absent, name))
         kind = self.mechanism.kind_under(self.relation if whole else "add_or_remove_one")
-        ends = (choose(name) for name in ("lower", "estimate", "upper"))
-        return rare, odds, Bounds(*ends, kind, choose("status"), choose("engine"))
+        low, middle, high = (choose(name) for name in ("lower", "estimate", "upper"))
+        return rare, odds, Bounds(low, middle, high, kind, choose("status"), choose("engine"))
 
     def reconstruction(self, baseline: Any) -> Bounds:
         """The largest probability that a reconstruction succeeds, given the `baseline` probability without output.
