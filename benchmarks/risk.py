@@ -3,7 +3,7 @@
     pip install "jaxacct[benchmark]"
     python benchmarks/risk.py [--rows 300] [--json]
 
-The truth is the certified bracket of `ja.risk`.  "below" is a risk that is told smaller than it is, or a noise that does
+The truth is the certified bracket of `ja.risk`.  "below" is a risk told smaller than it is, "missed" a noise that does
 not keep the target; "above" errs on the safe side.  Walls are beside CPU seconds, which other work changes less.  Ours
 are warm: every question is asked once before the clock.
 """
@@ -148,7 +148,7 @@ def main():
         return
     for row in report[0]:
         print(
-            f"{row['question']:<28} {row['ok']:5} of {row['rows']:5} rows {row['seconds']:7.2f} s {row['cpu']:7.2f} s CPU "
+            f"{row['question']:<28} {row['ok']:4} of {row['rows']:4} {row['seconds']:7.2f} s {row['cpu']:7.2f} s CPU "
             f"{row['per second']:8.0f} a second"
         )
     for row in report[1]:

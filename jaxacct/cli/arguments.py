@@ -1,4 +1,7 @@
-"""The options of each command, and the numbers in them."""
+"""The options of each command, and the numbers in them.
+
+More than 300 lines, most of them tables: what each command says of its options stands in one place.
+"""
 
 from __future__ import annotations
 

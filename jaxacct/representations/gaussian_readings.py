@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import engine_of_mechanism
-from jaxacct.mechanisms import batch_shape, components, directions
+from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.risk_mu import gaussian_fit
+from jaxacct.risk_rates import Deltas
 from jaxacct.risk_regret import gaussian_regret
 from jaxacct.validation import Constraint, broadcast_shape, check
-
-if TYPE_CHECKING:
-    from jaxacct.representations.mechanism_profile import Profile
 
 __all__ = ["FLOOR", "gaussian_readings"]
 
 FLOOR = Constraint("use a floor such as 1e-10, which is part of the claim", 0, 0.5, lower_open=True, upper_open=True)
 """What `above_fpr` may be."""
-_SAME_BOTH_WAYS = {"add_one": "add_or_remove_one", "remove_one": "add_or_remove_one"}
-"""The relation whose trade-off function is its own inverse; mu is the same under all of them."""
 
 
-def gaussian_readings(profile: Profile, above_fpr: Any, regret: bool) -> tuple[Bounds, Bounds]:
+class SymmetricProfile(Protocol):
+    """What is read of a profile whose relation is its own reverse: `jaxacct.Profile`, which imports this module."""
+
+    @property
+    def mechanism(self) -> Mechanism: ...
+
+    @property
+    def relation(self) -> str: ...
+
+    def deltas_of(self, rows: np.ndarray) -> Deltas:
+        """The bracket of delta for some rows of the flat batch."""
+
+
+def gaussian_readings(profile: SymmetricProfile, above_fpr: Any, regret: bool) -> tuple[Bounds, Bounds]:
     """(mu, regret) of every configuration; the second is mu again where the regret is not asked for."""
     floor = np.asarray(check("above_fpr", above_fpr, FLOOR))
-    profile = replace(profile, relation=_SAME_BOTH_WAYS.get(profile.relation, profile.relation))
     mine = batch_shape(profile.mechanism)
     shape = broadcast_shape({"the mechanism": mine, "above_fpr": floor.shape})
     rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
@@ -52,7 +59,7 @@ def gaussian_readings(profile: Profile, above_fpr: Any, regret: bool) -> tuple[B
     return mu, Bounds(lost[0], lost[1], lost[2], kind, lost_words.reshape(shape), "tradeoff")
 
 
-def _exact(profile: Profile) -> np.ndarray:
+def _exact(profile: SymmetricProfile) -> np.ndarray:
     """mu of rows that are Gaussians without sampling, or nothing; NaN for others."""
     size = int(np.prod(batch_shape(profile.mechanism)))
     if engine_of_mechanism(profile.mechanism, "auto") is not None:

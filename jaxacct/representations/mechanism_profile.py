@@ -39,6 +39,8 @@ from jaxacct.validation import (
 __all__ = ["LossDistribution", "Profile", "profile"]
 
 REAL = Constraint("use a finite {name}", -np.inf)
+_SAME_BOTH_WAYS = {"add_one": "add_or_remove_one", "remove_one": "add_or_remove_one"}
+"""The relation whose trade-off function is its own inverse; mu is the same under all of them."""
 _DISTANCES = (3e-2, 3e-3, 3e-4, 3e-5)
 """Distances in eps of the difference quotients behind `cdf`: short ones err less, long ones feel rounding less."""
 _NARROW_CDF = 1e-3
@@ -231,7 +233,7 @@ class Profile:
         >>> round(float(ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.1)).gdp_mu(1e-10).upper), 5)
         0.60193
         """
-        return gaussian_readings(self, above_fpr, regret=False)[0]
+        return self.gaussian_readings(above_fpr, regret=False)[0]
 
     def gdp_regret(self, above_fpr: Any = 1e-10) -> Bounds:
         """How much `gdp_mu` gives away, certified: the least k with `f(a + k) - k <= f_mu(a)` for all a.
@@ -254,7 +256,12 @@ class Profile:
         >>> round(float(ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.1)).gdp_regret(1e-10).upper), 3)
         0.099
         """
-        return gaussian_readings(self, above_fpr, regret=True)[1]
+        return self.gaussian_readings(above_fpr, regret=True)[1]
+
+    def gaussian_readings(self, above_fpr: Any, regret: bool = True) -> tuple[Bounds, Bounds]:
+        """(`gdp_mu`, `gdp_regret`) together; the second is mu again where the regret is not asked for."""
+        both = replace(self, relation=_SAME_BOTH_WAYS.get(self.relation, self.relation))
+        return gaussian_readings(both, above_fpr, regret)
 
     def advantage(self) -> Bounds:
         """The membership advantage, the largest TPR - FPR of any test: delta(0), the total variation distance."""

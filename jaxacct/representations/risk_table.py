@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.representations.gaussian_readings import FLOOR, gaussian_readings
+from jaxacct.representations.gaussian_readings import FLOOR
 from jaxacct.representations.mechanism_profile import profile
 from jaxacct.validation import OPEN_PROBABILITY, check, refuse_tracers
 
@@ -182,7 +182,7 @@ def risk(
         readings.append(Reading("bayes_success", {"prior": chance}, success))
         readings.append(Reading("bayes_excess", {"prior": chance}, p.bayes_excess(chance)))
     readings += [Reading("reconstruction", {"baseline": rate}, tpr[rate]) for rate in baselines]
-    mu, regret = gaussian_readings(p, above_fpr, regret=True)
+    mu, regret = p.gaussian_readings(above_fpr)
     floor = {"above_fpr": float(above_fpr)}
     readings += [Reading("gdp_mu", floor, mu), Reading("gdp_regret", floor, regret)]
     return RiskTable(tuple(readings), relation)
