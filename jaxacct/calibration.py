@@ -177,7 +177,10 @@ def calibrate_sampling_probability(
 
     Parameters
     ----------
-    target_epsilon, target_delta, risks, steps, relation, rtol, backend : as for `calibrate_noise_multiplier`
+    target_epsilon, target_delta, steps, relation, rtol, backend
+    target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction, target_mu
+    at_fpr, prior, baseline, above_fpr
+        As for `calibrate_noise_multiplier`.
     noise_multiplier : array_like > 0
 
     Returns
@@ -245,7 +248,9 @@ def calibrate_steps(
 
     Parameters
     ----------
-    target_epsilon, target_delta, risks, sampling_probability, relation, rtol, backend
+    target_epsilon, target_delta, sampling_probability, relation, rtol, backend
+    target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction, target_mu
+    at_fpr, prior, baseline, above_fpr
         As for `calibrate_noise_multiplier`.
     noise_multiplier : array_like > 0
     max_steps : int >= 1
