@@ -9,6 +9,7 @@ are warm: every question is asked once before the clock.
 """
 
 import argparse
+import itertools
 import json
 import time
 import warnings
@@ -37,7 +38,7 @@ def side(value, bounds):
 
 
 def ours(rows):
-    """Seconds of our calibrations and readings, by name."""
+    """Seconds of our calibrations and readings, one after the other."""
     rng = np.random.default_rng(0)
     q, steps = 10.0 ** rng.uniform(-2.5, -0.7, rows), np.round(10.0 ** rng.uniform(2.0, 4.0, rows))
     run = {"sampling_probability": q, "steps": steps}
@@ -53,14 +54,12 @@ def ours(rows):
         "tpr reading": lambda: ja.profile(ja.dp_sgd(1.0, q, steps)).true_positive_rate(FPR),
         "mu reading": lambda: ja.profile(ja.dp_sgd(1.0, **few)).gdp_mu(),
     }
-    found = []
     for name, question in questions.items():
         question()
         answer, wall, cpu = timed(question)
-        size = np.size(answer.ok)
-        found.append({"question": name, "rows": size, "seconds": wall, "cpu": cpu, "per second": size / wall})
-        found[-1]["ok"] = int(np.sum(answer.ok))
-    return found
+        size, good = np.size(answer.ok), int(np.sum(answer.ok))
+        row = {"question": name, "rows": size, "ok": good, "seconds": wall, "cpu": cpu}
+        yield row | {"per second": size / wall}
 
 
 def theirs():
@@ -142,18 +141,18 @@ def main():
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of the packages compared
-    report = ours(options.rows), theirs()
-    if options.json:
-        print(json.dumps({"ours": report[0], "theirs": report[1]}, indent=2))
-        return
-    for row in report[0]:
-        print(
-            f"{row['question']:<28} {row['ok']:4} of {row['rows']:4} {row['seconds']:7.2f} s {row['cpu']:7.2f} s CPU "
-            f"{row['per second']:8.0f} a second"
-        )
-    for row in report[1]:
-        value = f"{row['value']:.8g}" if "value" in row else ""
-        print(f"{row['question']:<36} {value:>13} {row.get('seconds', 0.0):8.2f} s {row['side']}")
+    for row in itertools.chain(ours(options.rows), theirs()):
+        print(json.dumps(row) if options.json else shown(row), flush=True)
+
+
+def shown(row):
+    """One line for a person."""
+    clock = f"{row['seconds']:8.2f} s {row['cpu']:8.2f} s CPU" if "seconds" in row else ""
+    if "rows" in row:
+        told = f"{row['ok']} of {row['rows']} rows, {row['per second']:.0f} a second"
+    else:
+        told = f"{row['value']:.8g}  {row['side']}" if "value" in row else row["side"]
+    return f"{row['question']:<36} {clock:>26}  {told}"
 
 
 if __name__ == "__main__":

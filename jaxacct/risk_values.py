@@ -87,8 +87,8 @@ def value_for_rate(unknown: Unknown, goal: np.ndarray, fpr: np.ndarray) -> tuple
     rough, near = unknown._replace(rtol=ROUGH), None
     for _ in range(ROUNDS):
         found = value_for(rough, _target_of_rate(epsilon, goal, fpr), near)
-        middle = np.sqrt(unknown.limits[0] * unknown.limits[1])
-        middle = max(np.round(middle), 1.0) if unknown.name == "steps" else middle
+        middle = float(np.sqrt(unknown.limits[0] * unknown.limits[1]))
+        middle = max(float(np.round(middle)), 1.0) if unknown.name == "steps" else middle
         near = np.where(np.isfinite(found.value), found.value, middle)
         better = best_epsilon(deltas_at(unknown, near), fpr, Place(epsilon, np.clip(mu, 1e-9, 50.0))).epsilon
         most = np.maximum(ALMOST * np.log(goal / fpr), 0.0)
