@@ -21,6 +21,8 @@ __all__ = ["GaussianFit", "gaussian_fit", "with_more"]
 
 TANGENTS = 13
 """Tangents of the first round, evenly spread in eps from 0 to the best one at the floor."""
+STRETCH = 4.0
+"""How far beyond the best place at the floor tangents reach where that place is not certain, as with atoms."""
 ROUNDS = 14
 """How often tangents are added where the bound is largest."""
 ADDED = 3
@@ -50,7 +52,8 @@ def gaussian_fit(deltas: Deltas, floor: np.ndarray, kind: str, start: Place | No
     everywhere = np.arange(size)
     place = best_epsilon(deltas, floor, start)
     rate = rate_at(deltas, place, floor)
-    last = np.maximum(place.epsilon, 1e-9)
+    # without a lower end the place may be on either side of a jump of Q(L > eps)
+    last = np.maximum(place.epsilon, 1e-9) * np.where(rate.low > floor, 1.0, STRETCH)
     epsilon = last * np.linspace(0.0, 1.0, TANGENTS)[:, None]
     found = deltas(epsilon, everywhere)
     lines = np.stack([epsilon, np.asarray(found.lower), np.asarray(found.upper)])

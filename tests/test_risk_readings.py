@@ -80,6 +80,7 @@ def test_a_finite_mechanism_by_hand():
     assert found["bayes_excess", 0.1].upper <= 1e-12  # prior odds of 9 against a ratio of 3
     assert abs(found["bayes_excess", 0.4].upper - 0.15) < 1e-9  # .75 instead of .6
     mu = found["gdp_mu"]
+    assert mu.upper < 2.0
     a = np.linspace(1e-10, 1, 10_001)
     power = np.minimum(3 * a, 1 - (1 - a) / 3)
     assert np.all(power <= norm.sf(norm.isf(a) - float(mu.upper)) + 1e-12) and mu.lower <= mu.upper

@@ -317,6 +317,8 @@ def take_rows(mechanism: M, rows: np.ndarray) -> M:
             value = getattr(owner, field.name)
             if isinstance(value, Mechanism | tuple):
                 value = some(value)
+            elif dataclasses.is_dataclass(value):
+                raise InputError(f"a batch of {type(owner).__name__} is not taken apart here; ask for one at a time")
             elif field.name in owner.vectors:
                 length = np.shape(value)[-1:]
                 value = np.broadcast_to(value, shape + length).reshape(-1, *length)[rows]
