@@ -9,7 +9,6 @@ are warm: every question is asked once before the clock.
 """
 
 import argparse
-import itertools
 import json
 import time
 import warnings
@@ -62,8 +61,8 @@ def ours(rows):
         yield row | {"per second": size / wall}
 
 
-def theirs():
-    """Their readings and calibrations of one configuration, each with its side of the truth."""
+def theirs(tell):
+    """Their readings and calibrations of one configuration, each with its side of the truth, as they come."""
     from dp_accounting.pld import privacy_loss_distribution
     from gdpnum import PLDConverter
     from riskcal import analysis
@@ -72,17 +71,17 @@ def theirs():
     noise, q, steps = RUN
     truth = ja.risk(ja.dp_sgd(*RUN), fpr=FPR)
     tpr, mu = truth["true_positive_rate", FPR], truth["gdp_mu"]
-    found = [{"question": f"truth, tpr at {FPR:g}", "value": float(tpr.estimate), "side": "certified"}]
-    found += [{"question": "truth, mu above 1e-10", "value": float(mu.estimate), "side": "certified"}]
+    tell({"question": f"truth, tpr at {FPR:g}", "value": float(tpr.estimate), "side": "certified"})
+    tell({"question": "truth, mu above 1e-10", "value": float(mu.estimate), "side": "certified"})
 
     def add(name, question, bounds):
         try:
             value, wall, cpu = timed(question)
         except Exception as error:  # one that fails is told, and the others go on
-            found.append({"question": name, "side": f"failed: {error}"[:80]})
+            tell({"question": name, "side": f"failed: {error}"[:80]})
             return
         told = side(float(value), bounds)
-        found.append({"question": name, "value": float(value), "seconds": wall, "cpu": cpu, "side": told})
+        tell({"question": name, "value": float(value), "seconds": wall, "cpu": cpu, "side": told})
 
     for grid in GRIDS:
         pld, wall, cpu = timed(
@@ -90,7 +89,7 @@ def theirs():
                 standard_deviation=noise, sampling_prob=q, value_discretization_interval=grid
             ).self_compose(steps)
         )
-        found.append({"question": f"dp_accounting PLD, interval {grid:g}", "seconds": wall, "cpu": cpu, "side": ""})
+        tell({"question": f"dp_accounting PLD, interval {grid:g}", "seconds": wall, "cpu": cpu, "side": ""})
         add("riskcal advantage", lambda pld=pld: analysis.get_advantage_from_pld(pld), truth["advantage"])
         add("riskcal tpr", lambda pld=pld: 1.0 - analysis.get_beta_from_pld(pld, alpha=FPR), tpr)
         add("gdpnum tpr", lambda pld=pld: 1.0 - PLDConverter(pld).get_beta(FPR), tpr)
@@ -100,11 +99,11 @@ def theirs():
         try:
             value, wall, cpu = timed(question)
         except Exception as error:
-            found.append({"question": name, "side": f"failed: {error}"[:80]})
+            tell({"question": name, "side": f"failed: {error}"[:80]})
             return
         reached = read(ja.dp_sgd(float(value), q, steps))
         kept = "kept" if reached.upper <= target else "missed (unsafe)" if reached.lower > target else "undecided"
-        found.append({"question": name, "value": float(value), "seconds": wall, "cpu": cpu, "side": kept})
+        tell({"question": name, "value": float(value), "seconds": wall, "cpu": cpu, "side": kept})
 
     given = {"sampling_probability": q, "steps": steps}
     tpr_of = lambda run: ja.profile(run).true_positive_rate(FPR)
@@ -132,7 +131,6 @@ def theirs():
         0.004,
         tpr_of,
     )
-    return found
 
 
 def main():
@@ -141,8 +139,10 @@ def main():
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of the packages compared
-    for row in itertools.chain(ours(options.rows), theirs()):
-        print(json.dumps(row) if options.json else shown(row), flush=True)
+    tell = lambda row: print(json.dumps(row) if options.json else shown(row), flush=True)
+    theirs(tell)
+    for row in ours(options.rows):
+        tell(row)
 
 
 def shown(row):
