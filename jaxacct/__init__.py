@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from jaxacct.plots import plot_profiles, plot_tradeoffs
     from jaxacct.representations.mechanism_profile import Profile, profile
     from jaxacct.representations.renyi_accounting import rdp_delta, rdp_epsilon
-    from jaxacct.risk_calibration import RiskCalibration, calibrate_noise_to_risk
+    from jaxacct.representations.risk_table import RiskTable, risk
     from jaxacct.selection.allowed_repetitions import AllowedRepetitions, repetitions_allowed
     from jaxacct.sweep import sweep
     from jaxacct.validation import InputError
@@ -81,14 +81,13 @@ __all__ = [
     "RandomisedResponse",
     "RandomizedResponse",
     "ReportNoisyMax",
-    "RiskCalibration",
+    "RiskTable",
     "SampledWithoutReplacement",
     "SmoothSensitivityGaussian",
     "Verification",
     "cache_info",
     "calibrate",
     "calibrate_noise_multiplier",
-    "calibrate_noise_to_risk",
     "calibrate_sampling_probability",
     "calibrate_steps",
     "clear_cache",
@@ -106,6 +105,7 @@ __all__ = [
     "rdp_epsilon",
     "repeat",
     "repetitions_allowed",
+    "risk",
     "sweep",
     "verify",
 ]
@@ -138,14 +138,13 @@ _HOMES = {
     "RandomisedResponse": "mechanisms",
     "RandomizedResponse": "mechanisms",
     "ReportNoisyMax": "mechanisms",
-    "RiskCalibration": "risk_calibration",
+    "RiskTable": "representations.risk_table",
     "SampledWithoutReplacement": "mechanisms",
     "SmoothSensitivityGaussian": "mechanisms",
     "Verification": "verification",
     "cache_info": "engines.program_cache",
     "calibrate": "mechanism_calibration",
     "calibrate_noise_multiplier": "calibration",
-    "calibrate_noise_to_risk": "risk_calibration",
     "calibrate_sampling_probability": "calibration",
     "calibrate_steps": "calibration",
     "clear_cache": "engines.program_cache",
@@ -163,6 +162,7 @@ _HOMES = {
     "rdp_epsilon": "representations.renyi_accounting",
     "repeat": "mechanisms",
     "repetitions_allowed": "selection.allowed_repetitions",
+    "risk": "representations.risk_table",
     "sweep": "sweep",
     "verify": "verification",
 }

@@ -18,7 +18,9 @@ from jaxacct.dp_sgd_calibration import (
     result,
 )
 from jaxacct.keywords import with_hints
-from jaxacct.validation import COUNT, check_one, choice
+from jaxacct.risk_calibration import calibrated_to_risk
+from jaxacct.risk_targets import given_target
+from jaxacct.validation import COUNT, InputError, check_one, choice
 
 if TYPE_CHECKING:
     from jaxacct.selection.law_of_k import Law
@@ -33,26 +35,56 @@ __all__ = [
 
 @with_hints
 def calibrate_noise_multiplier(
-    target_epsilon: Any,
-    target_delta: Any,
-    sampling_probability: Any,
-    steps: Any,
+    target_epsilon: Any = None,
+    target_delta: Any = None,
+    sampling_probability: Any = None,
+    steps: Any = None,
     *,
+    target_advantage: Any = None,
+    target_tpr: Any = None,
+    at_fpr: Any = None,
+    target_bayes_success: Any = None,
+    prior: Any = None,
+    target_posterior: Any = None,
+    target_reconstruction: Any = None,
+    baseline: Any = None,
+    target_mu: Any = None,
+    above_fpr: Any = None,
     repetitions: Law | None = None,
     candidates: str = "iid",
     relation: str = "add_or_remove_one",
     rtol: float = 1e-4,
     backend: str = "auto",
 ) -> Calibration:
-    """The smallest noise multiplier for which Poisson sampled DP-SGD meets (target_epsilon, target_delta).
+    """The smallest noise multiplier for which Poisson sampled DP-SGD meets (target_epsilon, target_delta), or a risk.
 
     All arguments broadcast; thousands of configurations are solved in one call.  The noise multiplier is relative to
     the clip norm.  The certified epsilon at the value lies within `rtol` (relatively) below the target.
+
+    Give exactly one target: epsilon with delta, or one risk with what belongs to it.
+
+    * `target_advantage`: the largest TPR - FPR of any membership test, `delta(0)`.
+    * `target_tpr` with `at_fpr`: the largest true-positive rate of any test at a false-positive rate a, at most
+      `delta(eps) + e^eps a` for every eps >= 0, the best of which is looked for.
+    * `target_bayes_success` with `prior`: the largest probability of telling rightly whether the record was there,
+      `1 - r + r delta(log((1 - r)/r))` with r = min(prior, 1 - prior); the same under all three relations.
+    * `target_posterior` with `prior` and `at_fpr`: the largest probability of membership after a positive test.
+    * `target_reconstruction` with `baseline`: the largest probability that a reconstruction succeeds which does so with
+      probability `baseline` without output; the true-positive rate at that false-positive rate.
+    * `target_mu` with `above_fpr`: mu of Gaussian differential privacy wherever both error rates are at least
+      `above_fpr` (`Profile.gdp_mu`); under both directions, whatever the relation.
 
     Parameters
     ----------
     target_epsilon : array_like > 0
     target_delta : array_like in (0, 1)
+    target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction : array_like in (0, 1)
+        Above what holds without any output: at_fpr, max(prior, 1 - prior), prior, or baseline.
+    target_mu : array_like > 0
+    at_fpr, prior, baseline : array_like in (0, 1)
+        What belongs to a target.
+    above_fpr : array_like in (0, 1/2)
+        1e-10 where it is left out.
     sampling_probability : array_like in [0, 1]
     steps : array_like of whole numbers >= 1
     repetitions : a law of K (`jaxacct.selection`), which broadcasts too
@@ -75,18 +107,39 @@ def calibrate_noise_multiplier(
     Raises
     ------
     InputError
-        Invalid values, shapes that do not broadcast, or a tracer.
+        No target or more than one, invalid values, shapes that do not broadcast, or a tracer.
 
     References
     ----------
-    The bounds are those of `jaxacct.epsilon`; the search is described in jaxacct/certified_search.py.
+    jaxacct/representations/README.md derives the risks.  The bounds are those of `jaxacct.epsilon`; the search is
+    described in jaxacct/certified_search.py.
 
     >>> import jaxacct as ja
     >>> c = ja.calibrate_noise_multiplier(2.0, 1e-5, sampling_probability=0.01, steps=10_000)
     >>> round(float(c.value), 3), bool(c.epsilon.upper <= 2.0)
     (2.127, True)
+    >>> c = ja.calibrate_noise_multiplier(target_advantage=0.382924922548026, sampling_probability=1.0, steps=1)
+    >>> round(float(c.value), 3), bool(c.risk.upper <= 0.382924922548026)
+    (1.0, True)
     """
     known = {"sampling_probability": sampling_probability, "steps": steps}
+    risks = {
+        "target_advantage": target_advantage,
+        "target_tpr": target_tpr,
+        "at_fpr": at_fpr,
+        "target_bayes_success": target_bayes_success,
+        "prior": prior,
+        "target_posterior": target_posterior,
+        "target_reconstruction": target_reconstruction,
+        "baseline": baseline,
+        "target_mu": target_mu,
+        "above_fpr": above_fpr,
+    }
+    risk = given_target(target_epsilon, target_delta, risks)
+    if risk is not None:
+        if repetitions is not None:
+            raise InputError("repetitions goes with target_epsilon and target_delta alone; leave it out for a risk")
+        return calibrated_to_risk("noise_multiplier", risk, known, relation, rtol, NOISE_RANGE, backend)
     if repetitions is None:
         return calibrated("noise_multiplier", target_epsilon, target_delta, known, relation, rtol, NOISE_RANGE, backend)
     from jaxacct.selection.mechanism import CANDIDATES  # takes a while to import, and single runs do not need it
@@ -102,11 +155,21 @@ def calibrate_noise_multiplier(
 
 @with_hints
 def calibrate_sampling_probability(
-    target_epsilon: Any,
-    target_delta: Any,
-    noise_multiplier: Any,
-    steps: Any,
+    target_epsilon: Any = None,
+    target_delta: Any = None,
+    noise_multiplier: Any = None,
+    steps: Any = None,
     *,
+    target_advantage: Any = None,
+    target_tpr: Any = None,
+    at_fpr: Any = None,
+    target_bayes_success: Any = None,
+    prior: Any = None,
+    target_posterior: Any = None,
+    target_reconstruction: Any = None,
+    baseline: Any = None,
+    target_mu: Any = None,
+    above_fpr: Any = None,
     relation: str = "add_or_remove_one",
     rtol: float = 1e-4,
     backend: str = "auto",
@@ -117,7 +180,10 @@ def calibrate_sampling_probability(
 
     Parameters
     ----------
-    target_epsilon, target_delta, steps, relation, rtol, backend : as for `calibrate_noise_multiplier`
+    target_epsilon, target_delta, steps, relation, rtol, backend
+    target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction, target_mu
+    at_fpr, prior, baseline, above_fpr
+        As for `calibrate_noise_multiplier`.
     noise_multiplier : array_like > 0
 
     Returns
@@ -139,16 +205,41 @@ def calibrate_sampling_probability(
     (0.00932, True)
     """
     known = {"noise_multiplier": noise_multiplier, "steps": steps}
+    risks = {
+        "target_advantage": target_advantage,
+        "target_tpr": target_tpr,
+        "at_fpr": at_fpr,
+        "target_bayes_success": target_bayes_success,
+        "prior": prior,
+        "target_posterior": target_posterior,
+        "target_reconstruction": target_reconstruction,
+        "baseline": baseline,
+        "target_mu": target_mu,
+        "above_fpr": above_fpr,
+    }
+    risk = given_target(target_epsilon, target_delta, risks)
+    if risk is not None:
+        return calibrated_to_risk("sampling_probability", risk, known, relation, rtol, RATE_RANGE, backend)
     return calibrated("sampling_probability", target_epsilon, target_delta, known, relation, rtol, RATE_RANGE, backend)
 
 
 @with_hints
 def calibrate_steps(
-    target_epsilon: Any,
-    target_delta: Any,
-    noise_multiplier: Any,
-    sampling_probability: Any,
+    target_epsilon: Any = None,
+    target_delta: Any = None,
+    noise_multiplier: Any = None,
+    sampling_probability: Any = None,
     *,
+    target_advantage: Any = None,
+    target_tpr: Any = None,
+    at_fpr: Any = None,
+    target_bayes_success: Any = None,
+    prior: Any = None,
+    target_posterior: Any = None,
+    target_reconstruction: Any = None,
+    baseline: Any = None,
+    target_mu: Any = None,
+    above_fpr: Any = None,
     max_steps: int = MAX_STEPS,
     relation: str = "add_or_remove_one",
     rtol: float = 1e-4,
@@ -161,7 +252,10 @@ def calibrate_steps(
 
     Parameters
     ----------
-    target_epsilon, target_delta, sampling_probability, relation, rtol, backend : as for `calibrate_noise_multiplier`
+    target_epsilon, target_delta, sampling_probability, relation, rtol, backend
+    target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction, target_mu
+    at_fpr, prior, baseline, above_fpr
+        As for `calibrate_noise_multiplier`.
     noise_multiplier : array_like > 0
     max_steps : int >= 1
         The largest number that is searched, one for the whole batch.
@@ -186,4 +280,20 @@ def calibrate_steps(
     """
     limit = check_one("max_steps", max_steps, COUNT, "one limit serves the whole batch")
     known = {"noise_multiplier": noise_multiplier, "sampling_probability": sampling_probability}
-    return calibrated("steps", target_epsilon, target_delta, known, relation, rtol, (1.0, float(limit)), backend)
+    risks = {
+        "target_advantage": target_advantage,
+        "target_tpr": target_tpr,
+        "at_fpr": at_fpr,
+        "target_bayes_success": target_bayes_success,
+        "prior": prior,
+        "target_posterior": target_posterior,
+        "target_reconstruction": target_reconstruction,
+        "baseline": baseline,
+        "target_mu": target_mu,
+        "above_fpr": above_fpr,
+    }
+    risk = given_target(target_epsilon, target_delta, risks)
+    limits = (1.0, float(limit))
+    if risk is not None:
+        return calibrated_to_risk("steps", risk, known, relation, rtol, limits, backend)
+    return calibrated("steps", target_epsilon, target_delta, known, relation, rtol, limits, backend)

@@ -77,7 +77,7 @@ def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint
         epsilon, log_delta = goal.epsilon[rows] * below, np.log(goal.delta[rows])
         mu = _gaussian_mu_by_tail(epsilon, log_delta)
     nothing = np.zeros(rows.size)
-    x = _by_central_limit(goal, known, mu) if goal.near is None else np.log(goal.near[rows])
+    x = by_central_limit(goal, known, mu) if goal.near is None else np.log(goal.near[rows])
     found, hint = Start(x, nothing, nothing.astype(bool)), contour.no_hint(rows.size)
     if rows.size == 0:
         return found, hint
@@ -125,7 +125,7 @@ def _gaussian_mu_by_tail(epsilon: np.ndarray, log_delta: np.ndarray) -> np.ndarr
     return 2.0 * epsilon / (z + np.sqrt(z**2 + 2.0 * epsilon))
 
 
-def _by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -> np.ndarray:
+def by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -> np.ndarray:
     """x by the central limit theorem."""
     with np.errstate(over="ignore", divide="ignore"):
         if goal.unknown == "noise_multiplier":

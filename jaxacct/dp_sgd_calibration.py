@@ -66,7 +66,8 @@ class Calibration:
     value : array of the batch shape
         NaN where `ok` is False.
     epsilon : Bounds
-        At that value; `epsilon.upper <= target_epsilon` wherever `ok`.
+        At that value; `epsilon.upper <= target_epsilon` wherever `ok`.  For a risk as target: the eps of the privacy
+        profile from which the risk follows, all three ends the same; at this eps delta was evaluated.
     status : str or array of str
         "ok", "not_binding" (every searched value meets the target; the value is the end of the search range), or
         "infeasible_..." (`jaxacct.explain(status)` says what would help).
@@ -75,7 +76,10 @@ class Calibration:
     best : bool or array of bool
         Whether no less private value meets the target, up to rtol: a smaller noise, a larger sampling probability, more
         steps.  That is known where epsilon is monotone in the value; that the value meets the target is certified in
-        any case.
+        any case.  For true-positive rates and what comes to one it is known up to what the choice of eps loses, and not
+        where that eps is 0.
+    risk : Bounds, or None where epsilon is the target
+        The risk at that value; `risk.upper` is at most the target wherever `ok`, NaN elsewhere.
 
     >>> import jaxacct as ja
     >>> c = ja.calibrate_noise_multiplier([1e-6, 2.0], [1e-30, 1e-5], 1.0, 1)
@@ -88,20 +92,21 @@ class Calibration:
     status: Any
     ok: Any
     best: Any = True
+    risk: Any = None
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain Python, ready for JSON: as `Bounds.to_dict`, which `Bounds.from_dict` reads back."""
         return plain_record(self)
 
     def _repr_html_(self) -> str:
-        """Values in full, since a rounded one need not meet the target, with the ends of their epsilon."""
+        """Values in full, since a rounded one need not meet the target, with the ends of their epsilon or risk."""
+        name, bounds = ("epsilon", self.epsilon) if self.risk is None else ("risk", self.risk)
 
         def cells(index: tuple[int, ...]) -> list[str]:
             value, status, best = (np.asarray(x)[index] for x in (self.value, self.status, self.best))
-            epsilon = self.epsilon[index]
-            return [repr(float(value)), f"{epsilon:.6g}", str(status), "yes" if best else "not known"]
+            return [repr(float(value)), f"{bounds[index]:.6g}", str(status), "yes" if best else "not known"]
 
-        head = ("value", "epsilon", "status", "best")
+        head = ("value", name, "status", "best")
         return markup.batch("Calibration", head, np.shape(self.value), cells)
 
 

@@ -301,23 +301,13 @@ def test_profile_at_negative_epsilon():
     assert "epsilon = inf must be finite" in refusal(profile.delta, np.inf)
 
 
-def test_gdp_mu_is_certified_only_for_gaussians():
-    exact = ja.profile(ja.compose(ja.Gaussian(2.0), ja.Gaussian([1.0, 2.0]))).gdp_mu()
-    assert contains(exact, np.sqrt([1.25, 0.5])) and exact.kind.tolist() == ["certified"] * 2
-    step = ja.profile(ja.PoissonSampled(ja.Gaussian(0.7), 0.2))
-    rough = step.gdp_mu([0.01, 0.1, 0.5])
-    assert rough.kind == "estimate" and 0 < rough.lower <= rough.upper < 1 / 0.7
-    f = step.tradeoff([0.01, 0.1, 0.5])
-    assert (gaussian_tradeoff(float(rough.upper), np.array([0.01, 0.1, 0.5])) <= f.upper).all()
-
-
 def test_a_mechanism_that_is_only_bounded_claims_no_more(monkeypatch):
     monkeypatch.setattr(ja.Gaussian, "kind_under", lambda *_, **__: "bound")
     profile = ja.profile(ja.Gaussian(1.0))
     for found in (profile.renyi(2.0), profile.zcdp(), profile.tradeoff(0.1)):
         assert found.kind == "bound"
     assert profile.renyi(2.0).lower == 0 and profile.zcdp().lower == 0 and profile.renyi(2.0).upper >= 1.0
-    assert profile.gdp_mu().kind == "estimate"
+    assert profile.gdp_mu().kind == "bound" and profile.gdp_mu().lower == 0 and profile.gdp_mu().upper >= 1.0
 
 
 def test_readings():

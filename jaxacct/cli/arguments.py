@@ -1,6 +1,6 @@
 """The options of each command, and the numbers in them.
 
-A little above 300 lines, so that all options of all commands, with their help, are in one place.
+More than 300 lines, most of them tables: what each command says of its options stands in one place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,20 @@ from typing import NoReturn
 
 from jaxacct import __version__
 
-COMMANDS = ("epsilon", "delta", "calibrate", "select", "sweep", "merge", "plot", "ledger", "report", "verify", "warm")
+COMMANDS = (
+    "epsilon",
+    "delta",
+    "calibrate",
+    "risk",
+    "select",
+    "sweep",
+    "merge",
+    "plot",
+    "ledger",
+    "report",
+    "verify",
+    "warm",
+)
 """The commands, in the order in which the help lists them."""
 CONFIGURATION = {
     "noise_multiplier": "noise standard deviation relative to the clip norm",
@@ -30,6 +43,22 @@ QUESTION = {
     "calibrate": {
         "target_epsilon": "epsilon to be met",
         "target_delta": "delta to be met",
+        "advantage": "or: the largest TPR - FPR of a membership test",
+        "tpr": "or: the largest true-positive rate, with --at-fpr",
+        "bayes_success": "or: the largest probability of telling membership rightly, with --prior",
+        "posterior": "or: the largest probability of membership after a positive test, with --prior and --at-fpr",
+        "reconstruction": "or: the largest success of a reconstruction, with --baseline",
+        "mu": "or: mu of Gaussian DP, wherever both error rates are at least --above-fpr",
+        "at_fpr": "false-positive rate of --tpr or --posterior",
+        "prior": "prior probability of membership, of --bayes-success or --posterior",
+        "baseline": "success of a reconstruction without output",
+        "above_fpr": "floor of the error rates for --mu (default 1e-10)",
+    },
+    "risk": {
+        "fpr": "false-positive rates (default 0.01 0.001)",
+        "prior": "prior probabilities of membership (default 0.1)",
+        "baseline": "successes of a reconstruction without output (default 0.01)",
+        "above_fpr": "floor of the error rates for mu of Gaussian DP, part of the claim (default 1e-10)",
     },
     "select": {
         "delta": "delta of the guarantee",
@@ -55,7 +84,10 @@ DESCRIPTION = {
     "epsilon": "Certified epsilon of DP-SGD at a given delta.",
     "delta": "Certified delta of DP-SGD at a given epsilon.",
     "calibrate": "Solve for whichever of --noise-multiplier, --steps and --sampling-probability is left out, "
-    "so that DP-SGD meets (target epsilon, target delta). Exit status 1 where that is infeasible.",
+    "so that DP-SGD meets (target epsilon, target delta), or keeps a risk such as --advantage. "
+    "Exit status 1 where that is infeasible.",
+    "risk": "What the best attack on DP-SGD achieves: advantage, true-positive rates, posterior, Bayes success, "
+    "reconstruction, and mu of Gaussian DP above a floor, each as a certified bracket.",
     "select": "Epsilon of private selection at a given delta: DP-SGD is run K times, K random and secret, and the best "
     "candidate is released. The worst case over all scores, or a published bound; beside it what a single run costs.",
     "sweep": "Solve every configuration of a grid: TOML blocks of lists and ranges, or a CSV with one "
@@ -86,6 +118,7 @@ EXAMPLE = {
     "epsilon": "jaxacct epsilon --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --delta 1e-5",
     "delta": "jaxacct delta --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --epsilon 2",
     "calibrate": "jaxacct calibrate --target-epsilon 2 --target-delta 1e-5 --sampling-probability 0.01 --steps 10000",
+    "risk": "jaxacct risk --noise-multiplier 1 --sampling-probability 0.01 --steps 1000 --fpr 0.01 0.001 --prior 0.1",
     "select": "jaxacct select --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --delta 1e-5 "
     "--repetitions geometric --gamma 0.1",
     "sweep": "jaxacct sweep examples/dpsgd_grid.toml --out result.csv",
@@ -164,7 +197,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     for name in (*CONFIGURATION, *QUESTION.get(options.command, {}), "rtol", *NUMBERS):
         text = getattr(options, name, None)
         if text is not None:
-            setattr(options, name, number(name, text))
+            setattr(options, name, number(name, ",".join(text) if isinstance(text, list) else text))
     return options
 
 
@@ -212,6 +245,14 @@ def _question_options(sub: _Parser, command: str) -> None:
         sub.add_argument(_option(name), metavar="X", help=text)
     _accuracy_options(sub, engine=command != "calibrate")
     sub.add_argument("--verify", action="store_true", help=VERIFY)
+
+
+def _risk_options(sub: _Parser, command: str) -> None:
+    for name, text in CONFIGURATION.items():
+        sub.add_argument(_option(name), metavar="X", help=text)
+    for name, text in QUESTION[command].items():
+        sub.add_argument(_option(name), metavar="X", nargs="+", help=text)
+    _accuracy_options(sub, engine=False)
 
 
 def _select_options(sub: _Parser, command: str) -> None:
@@ -278,6 +319,7 @@ def _warm_options(sub: _Parser, command: str) -> None:
 
 
 _OPTIONS = {
+    "risk": _risk_options,
     "select": _select_options,
     "sweep": _sweep_options,
     "merge": _merge_options,

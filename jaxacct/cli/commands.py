@@ -16,6 +16,7 @@ FILES = {
     "epsilon": "questions",
     "delta": "questions",
     "calibrate": "questions",
+    "risk": "risk",
     "select": "select",
     "sweep": "sweep",
     "merge": "merge",

@@ -14,8 +14,10 @@ import numpy as np
 
 from jaxacct.bounds import explain
 from jaxacct.report.rounding import down, up
+from jaxacct.risk_targets import BESIDE
 from jaxacct.sweeps import Plan, Table
 from jaxacct.sweeps.columns import ANSWER
+from jaxacct.sweeps.risks import target_of
 
 WHOLE = ("dataset_size", "steps", "trials", "count")
 """Columns of whole numbers, which JSON shows without a decimal point."""
@@ -157,12 +159,20 @@ def _claim(row: dict[str, Any]) -> str:
     measured = _measured(row)
     if measured == "delta":
         return f"delta <= {up(row['upper'], 6)} at epsilon = {float(row['epsilon'])!r}"
+    risk = target_of(row)
+    if risk is not None:
+        beside = [f"{name.removeprefix('at_')} = {float(row[name])!r}" for name in BESIDE.get(risk, ()) if name in row]
+        at = f" at {', '.join(beside)}" if beside else ""
+        return f"{measured} <= {up(row['upper'], 6)}{at} (target {float(row[risk])!r})"
     at = row["delta"] if row["quantity"] == "epsilon" else row["target_delta"]
     target = f" (target {float(row['target_epsilon'])!r})" if "target_epsilon" in row else ""
     return f"epsilon <= {up(row['upper'], 6)} at delta = {float(at)!r}{target}"
 
 
 def _measured(row: dict[str, Any]) -> str:
+    risk = target_of(row)
+    if risk is not None:
+        return risk.removeprefix("target_")
     return "delta" if row["quantity"] == "delta" else "epsilon"
 
 

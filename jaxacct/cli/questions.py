@@ -10,6 +10,7 @@ import numpy as np
 from jaxacct.bounds import explain
 from jaxacct.cli import output
 from jaxacct.cli.arguments import CONFIGURATION, QUESTION
+from jaxacct.risk_targets import TARGETS
 from jaxacct.sweeps import Table, sweep
 from jaxacct.sweeps.grid import expand
 from jaxacct.validation import InputError
@@ -23,7 +24,9 @@ CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
 def run(options: argparse.Namespace) -> int:
     """Answer one parsed command; lists of numbers are put side by side."""
     names = (*CONFIGURATION, *QUESTION[options.command])
-    fields = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    risks = {word.removeprefix("target_"): word for word in TARGETS} if options.command == "calibrate" else {}
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    fields = {risks.get(name, name): value for name, value in given.items()}
     quantity = None if options.command == "calibrate" else options.command
     grid = expand(fields, mode="zip", quantity=quantity)
     solved = str(grid.quantity[0])

@@ -14,6 +14,7 @@ from jaxacct.cli import output
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.sweeps import Table
 from jaxacct.sweeps.result_files import ENDINGS
+from jaxacct.sweeps.risks import target_of
 from jaxacct.sweeps.table import read_table
 from jaxacct.validation import InputError
 
@@ -79,6 +80,8 @@ def _row(row: dict[str, Any], seconds: float) -> dict[str, Any]:
         return _said("no answer", 0, 0.0, "the row has no bracket")
     if row.get("repetitions"):
         return _said("undecided", 0, 0.0, "selections are not covered")
+    if target_of(row) is not None:
+        return _said("undecided", 0, 0.0, "risks are not covered")
     mechanism = dp_sgd(*(float(row[name]) for name in ("noise_multiplier", "sampling_probability", "steps")))
     if str(row["quantity"]) == "delta":
         asked = {"epsilon": float(row["epsilon"])}

@@ -313,6 +313,34 @@ def element(mechanism: M, index: tuple[Any, ...]) -> M:
     return cast(M, one(mechanism))
 
 
+def take_rows(mechanism: M, rows: np.ndarray) -> M:
+    """Some configurations of a batch, by their numbers in its flat order, as a batch of one axis.
+
+    Only for mechanisms whose fields are numbers, vectors and other such mechanisms.
+    """
+    shape = batch_shape(cast(Any, mechanism))
+
+    def some(owner: Any) -> Any:
+        if isinstance(owner, tuple):
+            return tuple(some(item) for item in owner)
+        taken = {}
+        for field in dataclasses.fields(owner):
+            value = getattr(owner, field.name)
+            if isinstance(value, Mechanism | tuple):
+                value = some(value)
+            elif dataclasses.is_dataclass(value):
+                raise InputError(f"a batch of {type(owner).__name__} is not taken apart here; ask for one at a time")
+            elif field.name in owner.vectors:
+                length = np.shape(value)[-1:]
+                value = np.broadcast_to(value, shape + length).reshape(-1, *length)[rows]
+            elif not field.metadata.get("static"):
+                value = np.broadcast_to(value, shape).reshape(-1)[rows]
+            taken[field.name] = value
+        return type(owner)(**taken)
+
+    return cast(M, some(mechanism))
+
+
 def _inside(index: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
     """The index of a batch as one of a shape that broadcasts to it."""
     return tuple(0 if n == 1 else i for i, n in zip(index[len(index) - len(shape) :], shape, strict=True))

@@ -9,18 +9,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtri
 
 from jaxacct import account, markup
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.floats import ROUNDOFF
 from jaxacct.keywords import with_hints
-from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components, directions
-from jaxacct.mechanisms.base import element, register, require_mechanism
+from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components
+from jaxacct.mechanisms.base import element, register, require_mechanism, take_rows
+from jaxacct.real_profile import delta_at_any
 from jaxacct.representations import tradeoff_bracket
 from jaxacct.representations.characteristic_function import LogCharacteristic, log_characteristic
+from jaxacct.representations.gaussian_readings import gaussian_readings
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
+from jaxacct.risk_calibration import posterior_of
+from jaxacct.risk_rates import Deltas
 from jaxacct.validation import (
     GIBIBYTE,
     OPEN_PROBABILITY,
@@ -37,8 +40,8 @@ from jaxacct.validation import (
 __all__ = ["LossDistribution", "Profile", "profile"]
 
 REAL = Constraint("use a finite {name}", -np.inf)
-_REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
-"""The relation of the reverse direction; the other relations are their own reverse."""
+_SAME_BOTH_WAYS = {"add_one": "add_or_remove_one", "remove_one": "add_or_remove_one"}
+"""The relation whose trade-off function is its own inverse; mu is the same under all of them."""
 _DISTANCES = (3e-2, 3e-3, 3e-4, 3e-5)
 """Distances in eps of the difference quotients behind `cdf`: short ones err less, long ones feel rounding less."""
 _NARROW_CDF = 1e-3
@@ -109,20 +112,7 @@ class Profile:
         """
         refuse_tracers("Profile.delta", "jaxacct.kernels.contour", epsilon=epsilon)
         value = np.asarray(check("epsilon", epsilon, REAL))
-        if np.all(value >= 0):
-            return self._profile(value, self.relation)
-        shape = broadcast_shape({"the mechanism": batch_shape(self.mechanism), "epsilon": value.shape})
-        back = self._profile(np.abs(value), _REVERSED.get(self.relation, self.relation))
-        ahead = self._profile(np.abs(value), self.relation) if self.relation in _REVERSED else back
-        below, scale, gap = value < 0, np.exp(np.minimum(value, 0.0)), -np.expm1(np.minimum(value, 0.0))
-        ends = []
-        for end, turn in (("lower", -1e-15), ("estimate", 0.0), ("upper", 1e-15)):
-            reflected = np.clip((gap + scale * getattr(back, end)) * (1.0 + turn), 0.0, 1.0)
-            ends.append(np.where(below, reflected, getattr(ahead, end)))
-        choose = lambda word: np.broadcast_to(np.where(below, getattr(back, word), getattr(ahead, word)), shape)
-        words = choose("status"), choose("engine")
-        low, middle, high = ends
-        return Bounds(low, np.clip(middle, low, high), high, self.mechanism.kind_under(self.relation), *words)
+        return delta_at_any(self.mechanism, value, self.relation, **self._settings())
 
     def epsilon(self, delta: Any) -> Bounds:
         """The smallest eps >= 0 with delta(eps) <= delta, certified: the answer of `ja.epsilon`."""
@@ -219,33 +209,60 @@ class Profile:
             value[rows == row] = log_characteristic(parts, int(row), flat[rows == row])
         return LogCharacteristic(value.reshape(shape)[()], "estimate")
 
-    def gdp_mu(self, fpr: Any = None) -> Bounds:
-        """The smallest mu for which f >= f_mu, f_mu(a) = Phi(Phi^-1(1 - a) - mu), at false positive rates `fpr`.
+    def gdp_mu(self, above_fpr: Any = 1e-10) -> Bounds:
+        """The smallest mu of Gaussian differential privacy that holds above a floor of the error rates, certified.
+
+        The claim is `f(a) >= f_mu(a)`, `f_mu(a) = Phi(Phi^-1(1 - a) - mu)`, wherever a >= above_fpr and
+        f(a) >= above_fpr, with f the trade-off function of both directions.  Without the floor it would be false: over
+        all of [0, 1] a Poisson sampled Gaussian has no better mu than an unsampled one.
 
         Parameters
         ----------
-        fpr : array_like (G,) in (0, 1), optional
-            0.01, 0.03, ..., 0.99 by default.
+        above_fpr : array_like in (0, 1/2)
+            The floor, which belongs to every statement about mu.  It broadcasts with the batch.
 
         Returns
         -------
         Bounds
-            For unsampled Gaussians kind "certified": the exact mu on [0, 1].  Otherwise kind "estimate": a certified
-            bracket of the largest mu over the grid `fpr`.  Its `lower` is a lower bound of any mu that holds
-            everywhere.  Its `upper` says nothing between the points or beyond them: over all of [0, 1] a Poisson
-            sampled Gaussian has no better mu than an unsampled one.
+            Composed Gaussians without sampling have the same mu whatever the floor.
+
+        References
+        ----------
+        Dong, Roth and Su (2022), Definition 2.6; jaxacct/representations/README.md, "Gaussian differential privacy".
+
+        >>> import jaxacct as ja
+        >>> round(float(ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.1)).gdp_mu(1e-10).upper), 5)
+        0.60193
         """
-        exact = self._gaussian_mu()
-        if exact is not None and self.mechanism.kind_under(self.relation) == "certified":
-            return exact
-        grid = np.linspace(0.01, 0.99, 50) if fpr is None else np.atleast_1d(check("fpr", fpr, OPEN_PROBABILITY))
-        shape = batch_shape(self.mechanism)
-        f = self.tradeoff(grid.reshape(-1, *(1,) * len(shape)))
-        start = ndtri(1.0 - grid).reshape(-1, *(1,) * len(shape))
-        ends = [np.maximum(np.max(start - ndtri(end), axis=0), 0.0) for end in (f.upper, f.estimate, f.lower)]
-        low, middle, high = np.broadcast_arrays(*ends)
-        low = np.nan_to_num(low * (1.0 - 1e-13), nan=0.0)
-        return Bounds(low, np.clip(middle, low, high), high, "estimate", engine="tradeoff")
+        return self.gaussian_readings(above_fpr, regret=False)[0]
+
+    def gdp_regret(self, above_fpr: Any = 1e-10) -> Bounds:
+        """How much `gdp_mu` gives away, certified: the least k with `f(a + k) - k <= f_mu(a)` for all a.
+
+        Zero says that f is f_mu.  It is between 0 and 1/2, and belongs to the upper end of `gdp_mu(above_fpr)`.
+
+        Parameters
+        ----------
+        above_fpr : array_like in (0, 1/2)
+
+        Returns
+        -------
+        Bounds
+
+        References
+        ----------
+        Gomez et al. (2025), arXiv:2503.10945; jaxacct/representations/README.md, "Gaussian differential privacy".
+
+        >>> import jaxacct as ja
+        >>> round(float(ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.1)).gdp_regret(1e-10).upper), 3)
+        0.099
+        """
+        return self.gaussian_readings(above_fpr, regret=True)[1]
+
+    def gaussian_readings(self, above_fpr: Any, regret: bool = True) -> tuple[Bounds, Bounds]:
+        """(`gdp_mu`, `gdp_regret`) together; the second is mu again where the regret is not asked for."""
+        both = replace(self, relation=_SAME_BOTH_WAYS.get(self.relation, self.relation))
+        return gaussian_readings(both, above_fpr, regret)
 
     def advantage(self) -> Bounds:
         """The membership advantage, the largest TPR - FPR of any test: delta(0), the total variation distance."""
@@ -275,13 +292,13 @@ class Profile:
         """
         prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
         fpr = np.asarray(check("fpr", fpr, PROBABILITY))
-        found = self.true_positive_rate(fpr)
-        ends = [
-            np.where(rate > 0, prior * rate / np.maximum(prior * rate + (1.0 - prior) * fpr, 1e-300), prior)
-            for rate in (found.lower, found.estimate, found.upper)
-        ]
-        low, middle, high = np.clip(ends[0] * (1.0 - 1e-15), 0, 1), ends[1], np.clip(ends[2] * (1.0 + 1e-15), 0, 1)
-        return Bounds(low, np.clip(middle, low, high), high, found.kind, found.status, found.engine)
+        return self.posterior_at(prior, fpr, self.true_positive_rate(fpr))
+
+    def posterior_at(self, prior: Any, fpr: Any, rate: Bounds) -> Bounds:
+        """`posterior` where the true-positive rate at `fpr` is known already."""
+        ends = (rate.lower, rate.estimate, rate.upper)
+        low, middle, high = (posterior_of(end, prior, fpr, turn) for end, turn in zip(ends, (-1, 0, 1), strict=True))
+        return Bounds(low, np.clip(middle, low, high), high, rate.kind, rate.status, rate.engine)
 
     def bayes_success(self, prior: Any) -> Bounds:
         """The largest probability with which any attack tells rightly whether the record was there, given a prior.
@@ -308,19 +325,57 @@ class Profile:
         >>> round(float(ja.profile(ja.Gaussian(0.5)).bayes_success(0.1).upper), 8)
         0.92993931
         """
+        rare, odds, found = self._rare_member(prior)
+        wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # of the odds, where delta has slope 1 at most, and of the sums
+        low, middle, high = (
+            np.clip(1.0 - rare + rare * end + turn * wrong, 1.0 - rare, 1.0)
+            for end, turn in ((found.lower, -1.0), (found.estimate, 0.0), (found.upper, 1.0))
+        )
+        return Bounds(low, middle, high, found.kind, found.status, found.engine)
+
+    def bayes_excess(self, prior: Any) -> Bounds:
+        """What an attack adds to the best guess: `bayes_success(prior) - max(prior, 1 - prior)`, relatively accurate.
+
+        It is `r delta(log((1 - r)/r))` with r = min(prior, 1 - prior).  Where the success itself differs from the best
+        guess in the eighth digit, this still has all of its digits.
+
+        Parameters
+        ----------
+        prior : array_like in (0, 1)
+
+        Returns
+        -------
+        Bounds
+
+        References
+        ----------
+        As `bayes_success`.
+
+        >>> import jaxacct as ja
+        >>> round(float(ja.profile(ja.Gaussian(2.0)).bayes_excess(0.1).upper), 9)
+        1.69e-07
+        """
+        rare, odds, found = self._rare_member(prior)
+        # an error d of the odds moves r delta by at most r P(L > odds) d, which is at most d
+        wrong = 4.0 * ROUNDOFF * (2.0 + odds)
+        moved = rare * wrong
+        low, middle, high = (
+            np.clip(rare * end * (1.0 + turn * 4.0 * ROUNDOFF) + turn * moved, 0.0, rare)
+            for end, turn in ((found.lower, -1.0), (found.estimate, 0.0), (found.upper, 1.0))
+        )
+        return Bounds(low, np.clip(middle, low, high), high, found.kind, found.status, found.engine)
+
+    def _rare_member(self, prior: Any) -> tuple[np.ndarray, np.ndarray, Bounds]:
+        """The smaller probability r of presence and absence, its log odds, and delta of that direction at them."""
         prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
         rare, odds = np.minimum(prior, 1.0 - prior), np.abs(np.log(prior) - np.log1p(-prior))
         whole = self.relation == "replace_one" or self.mechanism.symmetric()
         present = (self if whole else self._one_direction("remove")).delta(odds)
-        absent = present if whole else self._one_direction("add").delta(odds)
+        absent = present if whole or np.all(prior <= 0.5) else self._one_direction("add").delta(odds)
         choose = lambda name: np.where(prior <= 0.5, getattr(present, name), getattr(absent, name))
-        wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # of the odds, where delta has slope 1 at most, and of the sums
-        low, middle, high = (
-            np.clip(1.0 - rare + rare * choose(end) + turn * wrong, 1.0 - rare, 1.0)
-            for end, turn in (("lower", -1.0), ("estimate", 0.0), ("upper", 1.0))
-        )
         kind = self.mechanism.kind_under(self.relation if whole else "add_or_remove_one")
-        return Bounds(low, middle, high, kind, choose("status"), choose("engine"))
+        low, middle, high = (choose(name) for name in ("lower", "estimate", "upper"))
+        return rare, odds, Bounds(low, middle, high, kind, choose("status"), choose("engine"))
 
     def reconstruction(self, baseline: Any) -> Bounds:
         """The largest probability that a reconstruction succeeds, given the `baseline` probability without output.
@@ -386,15 +441,15 @@ class Profile:
         status = np.where(high - low <= _NARROW_CDF, "ok", "width")
         return Bounds(low, 0.5 * (low + high), high, like.kind, status, like.engine)
 
-    def _gaussian_mu(self) -> Bounds | None:
-        mu2 = np.zeros(int(np.prod(batch_shape(self.mechanism))))
-        for direction in directions(self.mechanism, self.relation):
-            parts = components(self.mechanism, self.relation, direction)
-            if any(np.any(n > 0) for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)):
-                return None
-            mu2 = np.maximum(mu2, parts.mu2)
-        mu = np.sqrt(mu2).reshape(batch_shape(self.mechanism))
-        return Bounds(mu * (1.0 - 1e-14), mu, mu * (1.0 + 1e-14), "certified", engine="closed_form")
+    def deltas_of(self, rows: np.ndarray) -> Deltas:
+        """delta of some rows of the flat batch, as the searches of jaxacct/risk_rates.py ask for it."""
+        single = batch_shape(self.mechanism) == ()
+
+        def deltas(epsilon: np.ndarray, some: np.ndarray) -> Bounds:
+            one = self if single else replace(self, mechanism=take_rows(self.mechanism, rows[some]))
+            return one.delta(epsilon)
+
+        return deltas
 
     def element(self, index: tuple[int, ...]) -> Profile:
         """The profile of one configuration of the batch."""

@@ -7,12 +7,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxacct.bounds import Bounds
+from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.representations.convex_conjugate import best_cells, conjugate, consistent
 from jaxacct.representations.loss_moments import Interval
+from jaxacct.risk_rates import Deltas, best_epsilon, rate_at
 from jaxacct.validation import broadcast_shape
 
 __all__ = ["bracket", "is_narrow"]
+
+QUICK_RATES = (1e-14, 1.0 - 1e-9)
+"""False-positive rates between which three values of delta near the best slope are tried first."""
 
 START_SLOPES = 65
 """Slopes e^eps of the first grid."""
@@ -45,6 +50,9 @@ class CertifiedProfile(Protocol):
     def element(self, index: tuple[Any, ...]) -> CertifiedProfile:
         """One configuration of a batch."""
 
+    def deltas_of(self, rows: np.ndarray) -> Deltas:
+        """The bracket of delta for some rows of the flat batch."""
+
     def epsilon(self, delta: Any) -> Bounds:
         """The bracket of epsilon."""
 
@@ -53,18 +61,41 @@ class CertifiedProfile(Protocol):
 
 
 def bracket(profile: CertifiedProfile, mechanism: Mechanism, fpr: float | np.ndarray, rtol: float) -> Bounds:
-    """Certified f(fpr); each element of the batch has its own grid of slopes."""
+    """Certified f(fpr): by three values of delta where that is narrow, else by a grid of slopes for each element."""
     mine = batch_shape(mechanism)
     shape = broadcast_shape({"the mechanism": mine, "fpr": np.shape(fpr)})
-    rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape)
-    wanted = np.broadcast_to(np.asarray(fpr, np.float64), shape)
-    low, high = np.zeros(shape), np.ones(shape)
-    for row in np.unique(rows):
-        at = rows == row
+    rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
+    wanted = np.broadcast_to(np.asarray(fpr, np.float64), shape).reshape(-1)
+    low, high = np.zeros(rows.size), np.ones(rows.size)
+    quick = np.flatnonzero(_smooth(profile)[rows] & (wanted >= QUICK_RATES[0]) & (wanted <= QUICK_RATES[1]))
+    if quick.size:
+        deltas = profile.deltas_of(rows[quick])
+        rates = rate_at(deltas, best_epsilon(deltas, wanted[quick]), wanted[quick])
+        low[quick], high[quick] = 1.0 - rates.high - 1e-16, 1.0 - rates.low + 1e-16
+    open_ = ~is_narrow(low, high, rtol)
+    for row in np.unique(rows[open_]):
+        at = open_ & (rows == row)
         one = profile.element(np.unravel_index(row, mine)) if mine else profile
-        low[at], high[at] = _element(one, wanted[at], rtol)
+        found = _element(one, wanted[at], rtol)
+        # both brackets hold; if they contradict each other neither is used
+        both = consistent(Interval(np.maximum(low[at], found.low), np.minimum(high[at], found.high)))
+        low[at], high[at] = both
+    low, high = np.clip(low, 0.0, 1.0).reshape(shape), np.clip(high, 0.0, 1.0).reshape(shape)
     status = np.where(is_narrow(low, high, rtol), "ok", "width")
     return Bounds(low, 0.5 * (low + high), high, mechanism.kind_under(profile.relation), status, "tradeoff")
+
+
+def _smooth(profile: CertifiedProfile) -> np.ndarray:
+    """Rows whose loss has a density and no mass at infinity."""
+    mechanism = profile.mechanism
+    smooth = np.full(int(np.prod(batch_shape(mechanism))), engine_of_mechanism(mechanism, "auto") is None)
+    if smooth.size and smooth[0]:
+        for side in directions(mechanism, profile.relation):
+            parts = components(mechanism, profile.relation, side)
+            steps, atoms = (np.sum(n, axis=1) for n in (parts.gauss_n, parts.finite_n))
+            others = atoms + np.sum(parts.laplace_n, axis=1)
+            smooth &= ((steps > 0) | (parts.mu > 0)) & (others == 0) & (parts.delta_infinity == 0)
+    return smooth
 
 
 def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:

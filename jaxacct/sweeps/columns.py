@@ -32,7 +32,7 @@ def layout(grid: Grid) -> tuple[str, ...]:
 
 
 def measures(quantity: str) -> bool:
-    """Whether lower, estimate and upper hold the quantity itself (otherwise the epsilon reached)."""
+    """Whether lower, estimate and upper hold the quantity itself (otherwise the epsilon or the risk reached)."""
     return quantity in ("epsilon", "delta")
 
 

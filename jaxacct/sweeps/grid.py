@@ -1,6 +1,7 @@
 """A grid of DP-SGD configurations: fields in, one validated row per configuration out.
 
 Of noise_multiplier, sampling_probability, steps, epsilon and delta exactly one is left out: it is solved for.
+Instead of epsilon and delta a risk may be the target, such as target_advantage, or target_tpr with at_fpr.
 With `repetitions`, a law of K by name, epsilon is that of running the configuration K times and releasing the best.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.sweeps import repetitions
+from jaxacct.sweeps import repetitions, risks
 from jaxacct.validation import (
     COUNT,
     DELTA,
@@ -40,6 +41,7 @@ FIELDS: dict[str, Constraint] = {
     "target_delta": DELTA,
     "epsilon": NON_NEGATIVE,
     "delta": DELTA,
+    **risks.FIELDS,
     **repetitions.FIELDS,
 }
 """Every number of a configuration with the values it may take."""
@@ -111,7 +113,8 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
     included; a range of a count is rounded to whole numbers.  `dataset_size` with `batch_size` gives
     `sampling_probability = batch_size / dataset_size`, and `epochs` with them
     `steps = ceil(epochs * dataset_size / batch_size)`.  `target_epsilon` and `epsilon` are one field, and so
-    are `target_delta` and `delta`.  `repetitions` is the name of a law of K, or an array of them, and needs the
+    are `target_delta` and `delta`.  A risk (`risks.FIELDS`) may stand in place of both.
+    `repetitions` is the name of a law of K, or an array of them, and needs the
     numbers of that law (`repetitions.LAWS`).
 
     Raises InputError, one line, for unknown or missing fields, values outside their limits (with the index),
@@ -216,6 +219,8 @@ def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
     present = {field.removeprefix("target_") for field in axes}
     present |= {"sampling_probability"} if "batch_size" in axes else set()
     present |= {"steps"} if "epochs" in axes else set()
+    if risks.is_target(axes):
+        present |= {"epsilon", "delta"}
     missing = [quantity for quantity in QUANTITIES if quantity not in present]
     if stated is not None:
         if stated not in missing:

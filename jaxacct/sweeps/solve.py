@@ -13,7 +13,7 @@ from jaxacct.bounds import Bounds
 from jaxacct.dp_sgd_calibration import LEAST_RTOL
 from jaxacct.engines.backend import suiting
 from jaxacct.mechanisms import dp_sgd
-from jaxacct.sweeps import repetitions
+from jaxacct.sweeps import repetitions, risks
 from jaxacct.sweeps.columns import ANSWER, WORDS
 from jaxacct.sweeps.grid import Grid
 from jaxacct.sweeps.table import Table, blank
@@ -122,11 +122,10 @@ def _failed(quantity: str) -> dict[str, Any]:
 def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -> dict[str, Any]:
     """The columns that the rows gain."""
     if quantity in _CALIBRATIONS:
-        known = ("noise_multiplier", "sampling_probability", "steps", "target_epsilon", "target_delta")
-        fields: dict[str, Any] = {name: inputs[name] for name in known if name != quantity}
-        found = _CALIBRATIONS[quantity](**fields, relation=chosen.relation, rtol=chosen.rtol)
-        status = np.where(found.status == "ok", found.epsilon.status, found.status)
-        return _columns(found.epsilon) | {quantity: found.value, "status": _shared(status)}
+        solver = _CALIBRATIONS[quantity]
+        value, word, bounds = risks.calibrated(solver, inputs, quantity, relation=chosen.relation, rtol=chosen.rtol)
+        status = np.where(word == "ok", bounds.status, word)
+        return _columns(bounds) | {quantity: value, "status": _shared(status)}
     if "repetitions" in inputs and quantity == "epsilon":
         return _columns(repetitions.epsilon(inputs, chosen.relation, chosen.rtol))
     mechanism = dp_sgd(inputs["noise_multiplier"], inputs["sampling_probability"], inputs["steps"])

@@ -97,7 +97,10 @@ def accounted(run: ja.Mechanism) -> float:
         ja.calibrate_steps(2.0, 1e-5, noise_multiplier=1.0, sampling_probability=0.01, max_steps=10**6),
         ja.calibrate_sampling_probability(2.0, 1e-5, noise_multiplier=1.0, steps=100),
     ]
-    by_risk: ja.RiskCalibration = ja.calibrate_noise_to_risk(0.01, 1000, true_positive_rate=0.05, at_fpr=0.01)
+    by_risk: ja.Calibration = ja.calibrate_noise_multiplier(
+        target_tpr=0.05, at_fpr=0.01, sampling_probability=0.01, steps=1000
+    )
+    readings: ja.RiskTable = ja.risk(run, fpr=(0.01, 0.001), prior=0.1)
     any_parameter: ja.Calibration = ja.calibrate(
         lambda scale: ja.Laplace(scale), target_epsilon=2.0, target_delta=1e-5, bracket=(0.1, 100.0)
     )
@@ -110,6 +113,7 @@ def accounted(run: ja.Mechanism) -> float:
             c.value,
             any_parameter.ok,
             by_risk.value,
+            readings["advantage"].upper,
             more,
             allowed.repetitions,
             gradient,

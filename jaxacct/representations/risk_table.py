@@ -1,0 +1,188 @@
+"""`ja.risk`: what an attacker can do with the output of a mechanism, in one table of certified readings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from typing import Any
+
+import numpy as np
+
+from jaxacct.bounds import Bounds
+from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.representations.gaussian_readings import FLOOR
+from jaxacct.representations.mechanism_profile import profile
+from jaxacct.validation import OPEN_PROBABILITY, check, refuse_tracers
+
+__all__ = ["Reading", "RiskTable", "risk"]
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One reading: what it is, at which rates or priors, and its bracket of the shape of the batch.
+
+    Parameters
+    ----------
+    name : str
+    at : dict of str to float
+        Such as {"fpr": 0.01}; empty where it needs nothing.
+    bounds : Bounds
+
+    >>> import jaxacct as ja
+    >>> ja.risk(ja.Gaussian(1.0)).readings[0].name
+    'advantage'
+    """
+
+    name: str
+    at: dict[str, float]
+    bounds: Bounds
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RiskTable:
+    """The readings of `ja.risk`; prints as a table.
+
+    Parameters
+    ----------
+    readings : tuple of Reading
+    relation : str
+
+    >>> import jaxacct as ja
+    >>> table = ja.risk(ja.Gaussian(1.0))
+    >>> round(float(table["advantage"].upper), 6), round(float(table["true_positive_rate", 0.01].upper), 6)
+    (0.382925, 0.092364)
+    """
+
+    readings: tuple[Reading, ...]
+    relation: str
+
+    def __getitem__(self, key: str | tuple[Any, ...]) -> Bounds:
+        """The bracket of a reading by its name, or by its name and the numbers it is taken at, in their order."""
+        name, *numbers = (key,) if isinstance(key, str) else key
+        named = [reading for reading in self.readings if reading.name == name]
+        if not named:
+            raise KeyError(f"{name!r}; use one of {', '.join(dict.fromkeys(one.name for one in self.readings))}")
+        for reading in named:
+            if list(reading.at.values())[: len(numbers)] == [float(number) for number in numbers]:
+                return reading.bounds
+        raise KeyError(f"{name} at {numbers}; it was read at {[list(reading.at.values()) for reading in named]}")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each reading of each configuration: name, what it is at, index, ends, kind and status."""
+        found = []
+        for reading in self.readings:
+            bounds = reading.bounds
+            for index in np.ndindex(bounds.shape):
+                one = bounds[index] if bounds.shape else bounds
+                row = {"reading": reading.name, **reading.at, "index": list(index)} if bounds.shape else None
+                row = row or {"reading": reading.name, **reading.at}
+                ends = {"lower": float(one.lower), "estimate": float(one.estimate), "upper": float(one.upper)}
+                found.append(row | ends | {"kind": str(one.kind), "status": str(one.status)})
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The relation and, under "readings", the readings with their ends as (lists of) numbers."""
+        readings = []
+        for one in self.readings:
+            names = ("lower", "estimate", "upper", "kind", "status")
+            ends = {name: np.asarray(getattr(one.bounds, name)).tolist() for name in names}
+            readings.append({"reading": one.name, **one.at, **ends})
+        return {"relation": self.relation, "readings": readings}
+
+    def __repr__(self) -> str:
+        lines = [("reading", "at", "lower", "upper", "kind", "status")]
+        for row in self.rows():
+            at = ", ".join(f"{name} {value:g}" for name, value in row.items() if name in _AT)
+            place = f"{row['index']} " if "index" in row else ""
+            ends = (_shown(row["lower"], ROUND_FLOOR), _shown(row["upper"], ROUND_CEILING))
+            lines.append((f"{place}{row['reading']}", at, *ends, row["kind"], row["status"]))
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = ("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines)
+        return "\n".join(line.rstrip() for line in text)
+
+
+def _shown(value: float, rounding: str) -> str:
+    """Seven digits, rounded outwards."""
+    if not np.isfinite(value) or value == 0.0:
+        return f"{value:g}"
+    exact = Decimal(repr(value))
+    return f"{exact.quantize(Decimal(1).scaleb(exact.adjusted() - 6), rounding=rounding):.7g}"
+
+
+_AT = ("prior", "fpr", "baseline", "above_fpr")
+"""What a reading may be taken at."""
+
+
+def risk(
+    mechanism: Mechanism,
+    *,
+    fpr: Any = (0.01, 0.001),
+    prior: Any = 0.1,
+    baseline: Any = 0.01,
+    above_fpr: float = 1e-10,
+    relation: str = "add_or_remove_one",
+    rtol: float = 1e-4,
+    backend: str = "auto",
+) -> RiskTable:
+    """What the best attack on a mechanism achieves, in the readings that the field uses, each a certified bracket.
+
+    * advantage: the largest TPR - FPR of a membership test, `delta(0)`.
+    * true_positive_rate at each `fpr`: `min over eps of {delta(eps) + e^eps fpr}`.
+    * posterior at each `prior` and `fpr`: the largest probability of membership after a positive test.
+    * bayes_success at each `prior`, and its excess over the best guess without output, `max(prior, 1 - prior)`.
+    * reconstruction at each `baseline`: the largest success of a reconstruction that succeeds so often by guessing.
+    * gdp_mu and gdp_regret above the floor `above_fpr`, which is part of the claim (`Profile.gdp_mu`, `gdp_regret`).
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        All readings have the shape of its batch.
+    fpr, prior, baseline : float or list of floats in (0, 1)
+    above_fpr : float in (0, 1/2)
+    relation, rtol, backend
+        As for `jaxacct.epsilon`.
+
+    Returns
+    -------
+    RiskTable
+
+    Raises
+    ------
+    InputError
+        Invalid values, or a tracer.
+
+    References
+    ----------
+    jaxacct/representations/README.md derives every reading.
+
+    >>> import jaxacct as ja
+    >>> table = ja.risk(ja.Gaussian(1.0), fpr=0.001)
+    >>> round(float(table["gdp_mu"].upper), 6), round(float(table["bayes_success", 0.1].upper), 6)
+    (1.0, 0.903485)
+    """
+    refuse_tracers("ja.risk", "jaxacct.kernels.contour", mechanism=mechanism)
+    rates, priors, baselines = (
+        list(dict.fromkeys(np.ravel(check(name, value, OPEN_PROBABILITY)).tolist()))
+        for name, value in (("fpr", fpr), ("prior", prior), ("baseline", baseline))
+    )
+    check("above_fpr", above_fpr, FLOOR, "one floor serves the whole table")
+    p = profile(mechanism, relation, rtol=rtol, backend=backend)
+    axes = (1,) * len(batch_shape(mechanism))
+    alike = np.unique([*rates, *baselines])  # a reconstruction is a true-positive rate
+    power = p.true_positive_rate(alike.reshape(-1, *axes))
+    tpr = {float(rate): power[place] for place, rate in enumerate(alike)}
+    readings = [Reading("advantage", {}, p.advantage())]
+    readings += [Reading("true_positive_rate", {"fpr": rate}, tpr[rate]) for rate in rates]
+    for chance in priors:
+        for rate in rates:
+            readings.append(
+                Reading("posterior", {"prior": chance, "fpr": rate}, p.posterior_at(chance, rate, tpr[rate]))
+            )
+        success = p.bayes_success(chance)
+        readings.append(Reading("bayes_success", {"prior": chance}, success))
+        readings.append(Reading("bayes_excess", {"prior": chance}, p.bayes_excess(chance)))
+    readings += [Reading("reconstruction", {"baseline": rate}, tpr[rate]) for rate in baselines]
+    mu, regret = p.gaussian_readings(above_fpr)
+    floor = {"above_fpr": float(above_fpr)}
+    readings += [Reading("gdp_mu", floor, mu), Reading("gdp_regret", floor, regret)]
+    return RiskTable(tuple(readings), relation)

@@ -1,0 +1,118 @@
+"""The mu of Gaussian differential privacy that holds above a floor of the error rates.
+
+The claim is `f(a) >= f_mu(a) wherever a >= floor and f(a) >= floor`, f the trade-off function of both directions.
+It is shown by tangents: `1 - f(a) <= delta(eps) + e^eps a` for every eps, and against the convex f_mu a tangent need
+only be compared at the two ends of a cell.
+Derivation: jaxacct/representations/README.md, "Gaussian differential privacy".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import ndtri
+
+from jaxacct.bounds import Bounds
+from jaxacct.floats import ROUNDOFF
+from jaxacct.risk_rates import Deltas, Place, best_epsilon, rate_at
+
+__all__ = ["GaussianFit", "gaussian_fit", "with_more"]
+
+TANGENTS = 13
+"""Tangents of the first round, evenly spread in eps from 0 to the best one at the floor."""
+STRETCH = 4.0
+"""How far beyond the best place at the floor tangents reach where that place is not certain, as with atoms."""
+ROUNDS = 14
+"""How often tangents are added where the bound is largest."""
+ADDED = 3
+"""Tangents added to a row in a round."""
+NARROW = 2e-7
+"""A row is finished when its bracket of mu is relatively this narrow."""
+ROUNDING = 1e-13
+"""Relative error allowed for normal quantiles."""
+
+
+class GaussianFit(NamedTuple):
+    """Brackets row by row."""
+
+    mu: Bounds
+    lines: np.ndarray
+    """The tangents of the first round: (eps, lower and upper delta), each (K, n)."""
+    epsilon: np.ndarray
+    """The eps of the best tangent at the floor."""
+
+
+def gaussian_fit(deltas: Deltas, floor: np.ndarray, kind: str, start: Place | None = None) -> GaussianFit:
+    """mu of rows whose `deltas` are those of a relation that is its own reverse.
+
+    floor : least false-positive and false-negative rate, in (0, 1/2).
+    """
+    size = floor.size
+    everywhere = np.arange(size)
+    place = best_epsilon(deltas, floor, start)
+    rate = rate_at(deltas, place, floor)
+    # without a lower end the place may be on either side of a jump of Q(L > eps)
+    last = np.maximum(place.epsilon, 1e-9) * np.where(rate.low > floor, 1.0, STRETCH)
+    epsilon = last * np.linspace(0.0, 1.0, TANGENTS)[:, None]
+    found = deltas(epsilon, everywhere)
+    lines = np.stack([epsilon, np.asarray(found.lower), np.asarray(found.upper)])
+    low = np.maximum(_distance(rate.low, floor, -1.0), -2.0 * ndtri(0.5 * (1.0 - lines[1, 0])) * (1.0 - ROUNDING))
+    low = np.where(1.0 - rate.high >= floor, low, 0.0)  # only then is the floor in the range of the claim
+    high = np.full(size, np.inf)
+    rows, first = everywhere, lines
+    for turn in range(ROUNDS + 1):
+        most, ends = _largest_mu(lines, floor[rows])
+        high[rows] = np.minimum(high[rows], most)
+        done = (high[rows] - low[rows] <= NARROW * high[rows]) | (turn == ROUNDS)
+        if done.all():
+            break
+        rows, lines, ends = rows[~done], lines[:, :, ~done], ends[:, ~done]
+        worst = np.argpartition(-ends, ADDED, axis=0)[:ADDED]
+        lines = with_more(deltas, lines, worst, rows)
+    low = np.minimum(np.nan_to_num(low), high)
+    status = np.where(high - low <= 1e-4 * high, "ok", "width")
+    mu = Bounds(low if kind == "certified" else 0.0 * low, high, high, kind, status, "tradeoff")
+    return GaussianFit(mu, first, last)
+
+
+def _distance(rate: np.ndarray, fpr: np.ndarray, turn: float) -> np.ndarray:
+    """`Phi^-1(rate) - Phi^-1(fpr)`, the mu on whose curve a true-positive rate lies, rounded by `turn`."""
+    with np.errstate(invalid="ignore"):
+        first, second = ndtri(np.clip(rate * (1.0 + turn * 8.0 * ROUNDOFF), 0.0, 1.0)), ndtri(fpr)
+        return first - second + turn * ROUNDING * (np.abs(second) + np.where(np.isfinite(first), np.abs(first), 0.0))
+
+
+def _largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mu that all cells show, and the largest mu at each of the ends between two cells.
+
+    Cell k is where tangent k is used.  Any division of [floor, (1 - delta(0))/2] into cells is sound.
+    """
+    epsilon, _, delta = lines
+    ratio = np.exp(epsilon) * (1.0 + 4.0 * ROUNDOFF)
+    fixed = 0.5 * (1.0 - delta[0])  # on the diagonal; the rest follows by symmetry
+    floor = np.minimum(floor, np.maximum(fixed, 0.0))
+    with np.errstate(all="ignore"):
+        ends = (delta[:-1] - delta[1:]) / np.diff(ratio, axis=0)
+    ends = np.minimum.accumulate(np.clip(np.nan_to_num(ends, nan=1.0), floor, np.maximum(fixed, floor)), axis=0)
+    edges = np.concatenate([fixed[None], ends, floor[None]])  # falling; cell k is [edges[k + 1], edges[k]]
+    at_left, at_right = (_distance(delta + ratio * edge, edge, 1.0) for edge in (edges[1:], edges[:-1]))
+    used = edges[1:] < edges[:-1]
+    shown = np.where(used, np.maximum(at_left, at_right), -np.inf)
+    nowhere = ~used.any(axis=0)
+    alone = np.min(_distance(delta + ratio * floor, floor, 1.0), axis=0)
+    # a rate of 0 or more above 1 has no mu
+    largest = np.where(nowhere, alone, np.max(shown, axis=0))
+    largest = np.where((fixed > 0.0) & ~np.isnan(largest), np.maximum(largest, 0.0), np.inf)
+    between = np.maximum(np.where(used[:-1], at_left[:-1], -np.inf), np.where(used[1:], at_right[1:], -np.inf))
+    return largest, np.nan_to_num(between, nan=np.inf)
+
+
+def with_more(deltas: Deltas, lines: np.ndarray, cells: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The tangents of some rows with others between tangents c and c + 1, for the (R, n) numbers c in `cells`."""
+    added = 0.5 * (np.take_along_axis(lines[0], cells, axis=0) + np.take_along_axis(lines[0], cells + 1, axis=0))
+    found = deltas(added, rows)
+    more = np.stack([added, np.asarray(found.lower), np.asarray(found.upper)])
+    together = np.concatenate([lines, more], axis=1)
+    order = np.argsort(together[0], axis=0, kind="stable")
+    return np.take_along_axis(together, order[None], axis=1)

@@ -1,0 +1,144 @@
+"""The least private noise, sampling probability or number of steps whose certified delta meets a target, row by row."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from jaxacct import account
+from jaxacct.bounds import Bounds
+from jaxacct.calibration_start import Goal, by_central_limit, gaussian_mu
+from jaxacct.certified_search import Found, Start, certified_search
+from jaxacct.dp_sgd_calibration import search_for
+from jaxacct.engines.contour import no_hint
+from jaxacct.floats import ROUNDOFF
+from jaxacct.mechanisms import dp_sgd
+from jaxacct.real_profile import delta_at_any
+from jaxacct.risk_mu import gaussian_fit
+from jaxacct.risk_rates import Deltas, Place, best_epsilon
+from jaxacct.risk_search import Target, noise_for, noise_for_rate
+
+__all__ = ["Unknown", "deltas_at", "value_for", "value_for_mu", "value_for_rate"]
+
+ROUNDS = 3
+"""How often the eps of a true-positive rate is moved to where it says most."""
+ROUGH = 0.01
+"""rtol of the searches before the last."""
+ALMOST = 0.999
+"""Share of log(b/a) beyond which `e^eps a` leaves delta too little of b."""
+
+
+class Unknown(NamedTuple):
+    """A parameter of DP-SGD that is solved for, with the others known, all flat."""
+
+    name: str
+    limits: tuple[float, float]
+    known: dict[str, np.ndarray]
+    relation: str
+    rtol: float
+
+    def take(self, rows: np.ndarray) -> Unknown:
+        return self._replace(known={name: column[rows] for name, column in self.known.items()})
+
+
+def deltas_at(unknown: Unknown, values: np.ndarray) -> Deltas:
+    """delta of the rows at some values of the unknown."""
+    fields = unknown.known | {unknown.name: values}
+
+    def deltas(epsilon: np.ndarray, rows: np.ndarray) -> Bounds:
+        run = dp_sgd(**{name: column[rows] for name, column in fields.items()})
+        return delta_at_any(run, epsilon, unknown.relation, rtol=min(1e-4, unknown.rtol))
+
+    return deltas
+
+
+def value_for(unknown: Unknown, target: Target, near: np.ndarray | None = None) -> Found:
+    """The least private value with `delta(epsilon) <= delta` of the target.
+
+    near : values at which to begin; by the central limit theorem where there are none.
+    """
+    if unknown.name == "noise_multiplier":
+        return noise_for(unknown.known, target, unknown.relation, unknown.rtol, near)
+    goal = _goal(unknown, target)
+
+    def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
+        run = dp_sgd(**{name: column[rows] for name, column in unknown.known.items()} | {unknown.name: values})
+        return account.delta(run, target.epsilon[rows], relation=unknown.relation, rtol=0.25 * unknown.rtol)
+
+    def start(rows: np.ndarray) -> Start:
+        if near is not None:
+            return _from(near[rows])
+        with np.errstate(all="ignore"):
+            known = {name: column[rows] for name, column in unknown.known.items()}
+            x = by_central_limit(goal, known, gaussian_mu(target.epsilon[rows], target.delta[rows]))
+        return _from(np.exp(np.clip(np.nan_to_num(x), *np.log(unknown.limits))))
+
+    return certified_search(search_for(goal, evaluate)._replace(target=target.delta), start)
+
+
+def value_for_rate(unknown: Unknown, goal: np.ndarray, fpr: np.ndarray) -> tuple[Found, Target]:
+    """The least private value whose true-positive rate at `fpr` is seen to be at most `goal`, and from which eps."""
+    if unknown.name == "noise_multiplier":
+        return noise_for_rate(unknown.known, goal, fpr, unknown.relation, unknown.rtol)
+    mu = ndtri(goal) - ndtri(fpr)
+    epsilon = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)
+    rough, near = unknown._replace(rtol=ROUGH), None
+    for _ in range(ROUNDS):
+        found = value_for(rough, _target_of_rate(epsilon, goal, fpr), near)
+        middle = float(np.sqrt(unknown.limits[0] * unknown.limits[1]))
+        middle = max(float(np.round(middle)), 1.0) if unknown.name == "steps" else middle
+        near = np.where(np.isfinite(found.value), found.value, middle)
+        better = best_epsilon(deltas_at(unknown, near), fpr, Place(epsilon, np.clip(mu, 1e-9, 50.0))).epsilon
+        most = np.maximum(ALMOST * np.log(goal / fpr), 0.0)
+        epsilon = np.where(np.isfinite(found.value), np.clip(better, 0.0, most), epsilon)
+    target = _target_of_rate(epsilon, goal, fpr)
+    return value_for(unknown, target, near), target
+
+
+def value_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple[Found, np.ndarray]:
+    """The least private value with mu <= `goal` above the floor, and the eps that decides at the floor.
+
+    It begins where the true-positive rate at the floor is that of mu, which is nearly always the answer.
+    """
+    both = unknown._replace(relation="add_or_remove_one")  # mu is of both directions
+    with np.errstate(all="ignore"):
+        rate = np.clip(ndtr(ndtri(floor) + goal), np.minimum(1.001 * floor, 0.9), 1.0 - 1e-12)
+        begin, _ = value_for_rate(both._replace(rtol=max(unknown.rtol, 1e-6)), rate, floor)
+    nothing = np.zeros(goal.shape)
+    task = _goal(both, Target(nothing, nothing))
+    epsilon = np.full(goal.shape, np.nan)
+
+    def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
+        some = both.take(rows)
+        fields = some.known | {some.name: values}
+        exact = fields["sampling_probability"] == 1.0
+        mu = np.sqrt(fields["steps"]) / fields["noise_multiplier"]
+        ends = np.stack([mu * (1.0 - 8.0 * ROUNDOFF), mu, mu * (1.0 + 8.0 * ROUNDOFF)])
+        epsilon[rows] = mu * (-ndtri(floor[rows]) - 0.5 * mu)
+        left = np.flatnonzero(~exact)
+        status = np.full(rows.size, "ok", "<U16")
+        if left.size:
+            fit = gaussian_fit(deltas_at(some.take(left), values[left]), floor[rows[left]], "certified")
+            ends[:, left] = fit.mu.lower, fit.mu.estimate, fit.mu.upper
+            status[left], epsilon[rows[left]] = fit.mu.status, fit.epsilon
+        return Bounds(ends[0], ends[1], ends[2], "certified", status, "tradeoff")
+
+    near = np.where(np.isfinite(begin.value), begin.value, np.sqrt(unknown.limits[0]) * np.sqrt(unknown.limits[1]))
+    search = search_for(task, evaluate)._replace(target=goal)
+    return certified_search(search, lambda rows: _from(near[rows])), epsilon
+
+
+def _goal(unknown: Unknown, target: Target) -> Goal:
+    known, hint = unknown.known, no_hint(target.epsilon.size)
+    return Goal(unknown.name, target.epsilon, target.delta, known, unknown.limits, unknown.relation, unknown.rtol, hint)
+
+
+def _from(values: np.ndarray) -> Start:
+    return Start(np.log(values), np.zeros(values.size), np.zeros(values.size, bool))
+
+
+def _target_of_rate(epsilon: np.ndarray, goal: np.ndarray, fpr: np.ndarray) -> Target:
+    """`delta + e^eps a <= b`, the sum rounded up."""
+    return Target(epsilon, goal * (1.0 - 16.0 * ROUNDOFF) - np.exp(epsilon) * fpr * (1.0 + 16.0 * ROUNDOFF))

@@ -1,0 +1,132 @@
+"""Readings of a risk: held against the reference table, closed forms, finite mechanisms by hand, and float64's ends."""
+
+import numpy as np
+import pytest
+from helpers import refusal
+from scipy.stats import norm
+
+import jaxacct as ja
+from jaxacct.risk_rates import Place, best_epsilon, rate_at
+
+# of shared/reference/risk.csv: noise, rate, steps; tpr at .01 and .001, mu above 1e-10 and its regret
+ROWS = np.array(
+    [
+        (1.0, 0.1, 1, 0.0182362248, 0.00272984684, 0.601927, 0.0991),
+        (1.0, 0.01, 1000, 0.0291390946, 0.00406844788, 0.522201, 0.0225),
+        (2.0, 0.1, 500, 0.127841778, 0.0293358559, 1.24313, 0.0126),
+    ]
+)
+NOISE, RATE, STEPS, TPR_01, TPR_001, MU, REGRET = ROWS.T
+
+
+@pytest.fixture(scope="module")
+def table():
+    return ja.risk(ja.dp_sgd(NOISE, RATE, STEPS))
+
+
+def held(bounds, truth, above, below=1e-8):
+    """The truth, rounded in the table, is inside, and the upper end is near it."""
+    assert np.all(bounds.lower <= truth * (1 + below)) and np.all(bounds.upper >= truth * (1 - below))
+    assert np.all(bounds.upper <= truth * (1 + above)) and np.all(bounds.ok)
+
+
+def test_true_positive_rates_of_the_reference(table):
+    for fpr, truth in ((0.01, TPR_01), (0.001, TPR_001)):
+        found = table["true_positive_rate", fpr]
+        held(found, truth, 1e-6)
+        assert np.max(found.upper - found.lower) < 2e-6 and found.shape == (3,)
+
+
+def test_mu_and_regret_of_the_reference(table):
+    held(table["gdp_mu"], MU, 1e-5, 2e-6)
+    held(table["gdp_regret"], REGRET, 5e-3, 5e-3)
+    assert np.all(np.asarray(table["gdp_mu"].kind) == "certified")
+
+
+def test_mu_is_larger_above_a_lower_floor(table):
+    lower = ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.1)).gdp_mu([1e-13, 1e-2])
+    assert lower.lower[0] > table["gdp_mu"].upper[0] > lower.upper[1]
+
+
+def test_mu_holds_between_the_tangents():
+    # T = 1: f of removing is known in closed form, and f_mu must lie below it everywhere above the floor
+    sigma, q, floor = 0.7, 0.2, 1e-6
+    mu = float(ja.profile(ja.PoissonSampled(ja.Gaussian(sigma), q)).gdp_mu(floor).upper)
+    a = np.geomspace(floor, 0.9, 4001)
+    removed = (1 - q) * a + q * norm.sf(norm.isf(a) - 1 / sigma)  # the true-positive rate
+    covered = 1 - removed >= floor
+    assert np.all(removed[covered] <= norm.sf(norm.isf(a[covered]) - mu) * (1 + 1e-12))
+    # and no smaller mu does
+    assert np.max(norm.isf(a) - norm.isf(removed)) >= mu * (1 - 1e-5)
+
+
+def test_gaussians_have_their_mu_whatever_the_floor():
+    found = ja.risk(ja.compose(ja.Gaussian([2.0, 1.0]), ja.Gaussian(2.0)), above_fpr=0.01)
+    assert np.allclose(found["gdp_mu"].upper, np.sqrt([0.5, 1.25]), rtol=1e-12)
+    assert found["gdp_regret"].upper.tolist() == [0.0, 0.0]
+
+
+def test_a_finite_mechanism_by_hand():
+    run = ja.RandomizedResponse(0.75)  # likelihood ratios 3 and 1/3: T(a) = min(3 a, 1 - (1 - a)/3)
+    found = ja.risk(run, fpr=[0.1, 0.3], prior=[0.1, 0.4], baseline=0.2)
+    assert abs(found["advantage"].upper - 0.5) < 1e-12
+    for fpr in (0.1, 0.3):
+        truth = min(3 * fpr, 1 - (1 - fpr) / 3)
+        reading = found["true_positive_rate", fpr]
+        assert reading.lower <= truth <= reading.upper <= truth + 1e-4
+        reading = found["posterior", 0.4, fpr]
+        exact = 0.4 * truth / (0.4 * truth + 0.6 * fpr)
+        assert reading.lower <= exact * (1 + 1e-12) and exact <= reading.upper * (1 + 1e-12)
+    assert found["bayes_excess", 0.1].upper <= 1e-12  # prior odds of 9 against a ratio of 3
+    assert abs(found["bayes_excess", 0.4].upper - 0.15) < 1e-9  # .75 instead of .6
+    mu = found["gdp_mu"]
+    assert mu.upper < 2.0
+    a = np.linspace(1e-10, 1, 10_001)
+    power = np.minimum(3 * a, 1 - (1 - a) / 3)
+    assert np.all(power <= norm.sf(norm.isf(a) - float(mu.upper)) + 1e-12) and mu.lower <= mu.upper
+
+
+def test_any_place_gives_a_sound_bracket():
+    def deltas(epsilon, rows):
+        return ja.profile(ja.Gaussian(1.0)).delta(epsilon)
+
+    fpr = np.geomspace(1e-6, 0.9, 7)
+    truth = norm.sf(norm.isf(fpr) - 1.0)
+    for shift in (-3.0, -0.1, 0.0, 0.001, 0.3, 4.0):
+        best = best_epsilon(deltas, fpr)
+        for width in (1e-3, 0.1, 1.0):
+            found = rate_at(deltas, Place(best.epsilon + shift, best.deviation), fpr, width)
+            assert np.all(found.low <= truth * (1 + 1e-12)) and np.all(found.high >= truth * (1 - 1e-12)), shift
+    assert np.all(np.abs(best.epsilon - (norm.isf(fpr) - 0.5)) < 1e-3)
+
+
+def test_the_ends_of_float64():
+    run = ja.Gaussian(1.0)
+    found = ja.risk(run, fpr=1e-300, prior=[1e-300, 1 - 1e-16], baseline=1e-300, above_fpr=1e-300)
+    for row in found.rows():
+        assert 0.0 <= row["lower"] <= row["estimate"] <= row["upper"] <= 1.0 + 1e-9, row
+    p = ja.profile(run)
+    reading = p.posterior(1e-300, 0.5)
+    truth = 1e-300 * norm.sf(norm.isf(0.5) - 1.0) / 0.5
+    assert reading.lower <= truth <= reading.upper
+    nothing = ja.risk(ja.dp_sgd(1.0, 0.0, 10))
+    assert nothing["advantage"].upper == 0.0 and nothing["gdp_mu"].upper == 0.0
+    assert nothing["true_positive_rate", 0.01].upper <= 0.01 + 1e-12
+
+
+def test_the_table_prints_and_becomes_a_dict(table):
+    lines = str(table).splitlines()
+    assert lines[0].split() == ["reading", "at", "lower", "upper", "kind", "status"]
+    assert len(lines) == 1 + len(table.rows()) == 1 + 3 * 10
+    assert any("gdp_mu" in line and "above_fpr 1e-10" in line for line in lines)
+    first = table.to_dict()["readings"][0]
+    assert first["reading"] == "advantage" and len(first["upper"]) == 3
+    with pytest.raises(KeyError, match="true_positive_rate at"):
+        table["true_positive_rate", 0.5]
+
+
+def test_bad_input_has_one_line():
+    run = ja.Gaussian(1.0)
+    assert "fpr[1] = 2.0 must be" in refusal(ja.risk, run, fpr=[0.1, 2.0])
+    assert "above_fpr = 0.7 must be" in refusal(ja.risk, run, above_fpr=0.7)
+    assert "prior" in refusal(ja.risk, run, prior="x")
