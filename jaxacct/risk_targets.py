@@ -9,7 +9,7 @@ import numpy as np
 from jaxacct.floats import ROUNDOFF
 from jaxacct.validation import OPEN_PROBABILITY, POSITIVE, Constraint, InputError, broadcast_shape, check
 
-__all__ = ["BESIDE", "RULES", "TARGETS", "RiskTarget", "above", "flat_values", "given_target", "rate_of"]
+__all__ = ["BESIDE", "RULES", "TARGETS", "USUAL_FLOOR", "RiskTarget", "above", "flat_values", "given_target", "rate_of"]
 
 TARGETS = (
     "target_advantage",

@@ -144,7 +144,7 @@ def test_calibrations_are_plain_dicts():
     saved = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert saved["value"] == ["nan", float(found.value[1])] and saved["ok"] == [False, True]
     assert same(ja.Bounds.from_dict(saved["epsilon"]), found.epsilon)
-    risk = ja.calibrate_noise_to_risk(1.0, 1, advantage=0.38)
+    risk = ja.calibrate_noise_multiplier(None, None, 1.0, 1, target_advantage=0.38)
     assert json.loads(json.dumps(risk.to_dict()))["value"] == float(risk.value)
 
 

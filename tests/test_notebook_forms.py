@@ -22,7 +22,7 @@ FORMS = {
     "selection": lambda: selection.select(ja.Gaussian(2.0), selection.Geometric(0.1)),
     "profile": lambda: ja.profile(ja.Gaussian(1.0)),
     "calibration": lambda: ja.calibrate_noise_multiplier([1e-6, 2.0], [1e-30, 1e-5], 1.0, 1),
-    "risk": lambda: ja.calibrate_noise_to_risk(1.0, 1, advantage=0.38),
+    "risk": lambda: ja.calibrate_noise_multiplier(None, None, 1.0, 1, target_advantage=0.38),
     "plan": lambda: PLAN,
     "trainer": lambda: Trainer(lambda w, x: jnp.sum((w - x) ** 2), optax.sgd(0.1), PLAN, clip_norm=1.0),
     "matched": lambda: tuning.MatchedPlan(8.0, 1e-5, 1000, selection.PointMass(2), sampling_probability=1.0, steps=1),

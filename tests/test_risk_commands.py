@@ -36,7 +36,9 @@ def test_calibrate_to_a_risk(capsys):
     out = capsys.readouterr().out
     assert "tpr <= 0.0499" in out and "at fpr = 0.001 (target 0.05)" in out
     assert main(["calibrate", "--mu", "1", *FULL]) == 0
-    assert "mu <= 0.9999" in capsys.readouterr().out
+    assert "mu <= 1 where both error rates are at least 1e-10 (target 1.0)" in capsys.readouterr().out
+    assert main(["calibrate", "--mu", "1", "--above-fpr", "1e-6", *FULL]) == 0
+    assert "where both error rates are at least 1e-06 (target 1.0)" in capsys.readouterr().out
     assert main(["calibrate", "--tpr", ".05", *FULL]) == 2
     assert "target_tpr needs at_fpr; give both" in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxacct.bounds import explain
 from jaxacct.report.rounding import down, up
-from jaxacct.risk_targets import BESIDE
+from jaxacct.risk_targets import BESIDE, USUAL_FLOOR
 from jaxacct.sweeps import Plan, Table
 from jaxacct.sweeps.columns import ANSWER
 from jaxacct.sweeps.risks import target_of
@@ -161,12 +161,20 @@ def _claim(row: dict[str, Any]) -> str:
         return f"delta <= {up(row['upper'], 6)} at epsilon = {float(row['epsilon'])!r}"
     risk = target_of(row)
     if risk is not None:
-        beside = [f"{name.removeprefix('at_')} = {float(row[name])!r}" for name in BESIDE.get(risk, ()) if name in row]
-        at = f" at {', '.join(beside)}" if beside else ""
+        at = _beside(risk, row)
         return f"{measured} <= {up(row['upper'], 6)}{at} (target {float(row[risk])!r})"
     at = row["delta"] if row["quantity"] == "epsilon" else row["target_delta"]
     target = f" (target {float(row['target_epsilon'])!r})" if "target_epsilon" in row else ""
     return f"epsilon <= {up(row['upper'], 6)} at delta = {float(at)!r}{target}"
+
+
+def _beside(risk: str, row: dict[str, Any]) -> str:
+    """What belongs to a risk: without the floor, a claim of mu would be false."""
+    if risk == "target_mu":
+        floor = float(row.get("above_fpr", math.nan))
+        return f" where both error rates are at least {USUAL_FLOOR if math.isnan(floor) else floor!r}"
+    beside = [f"{name.removeprefix('at_')} = {float(row[name])!r}" for name in BESIDE.get(risk, ())]
+    return f" at {', '.join(beside)}" if beside else ""
 
 
 def _measured(row: dict[str, Any]) -> str:
