@@ -553,3 +553,20 @@ def test_the_command(tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["report", "--help"])
     assert "jaxacct report run.jsonl --out report.html" in capsys.readouterr().out
+
+
+def test_a_claim_in_one_direction_names_the_direction_that_holds():
+    """All subsets of four outputs: only one of the two directions holds at the epsilon that the page states."""
+    with_record, without = np.array([0.7, 0.2, 0.1, 0.0]), np.array([0.2, 0.4, 0.2, 0.2])
+    said = {
+        "remove_one": ("result with a record is at most", with_record, without),
+        "add_one": ("result without a record is at most", without, with_record),
+    }
+    for relation, (words, more, less) in said.items():
+        claim = report(ja.FiniteOutput(with_record, without), delta=0.3, relation=relation).claims[0]
+        text, factor = in_words(claim), math.exp(claim.upper)
+        assert words in text and "in one direction only" in text
+        parts = np.array([[n >> k & 1 for k in range(4)] for n in range(16)])
+        assert np.all(parts @ more <= factor * (parts @ less) + 0.3 + 1e-12)
+        if relation == "add_one":  # the smaller epsilon: it is false the other way round
+            assert not np.all(parts @ less <= factor * (parts @ more) + 0.3)

@@ -136,17 +136,23 @@ def figure(claim: Claim) -> str:
     return f"epsilon <= {up(claim.upper, 6)} at delta = {claim.given!r}"
 
 
+_EITHER = "If one record were added or taken out, the probability of any result would be at most {times} times as large"
+_CHANGE = {
+    "replace_one": "If one record were replaced by another, the probability of any result would be at most {times} times "
+    "as large",
+    "add_one": "The probability of any result without a record is at most {times} times what it is with that record",
+    "remove_one": "The probability of any result with a record is at most {times} times what it is without that record",
+}
+"""By the relation: which probability is bounded by which."""
+_ONE_WAY = dict.fromkeys(("add_one", "remove_one"), " in one direction only")
+
+
 def in_words(claim: Claim) -> str:
     """The claim as sentences, or what stands in its way."""
     if not claim.may_be_claimed:
         status = f" The status is “{claim.status}”." if claim.status else ""
         return f"Nothing may be claimed of this.{status} {claim.obstacle}"
     epsilon, delta = (claim.given, claim.upper) if claim.quantity == "delta" else (claim.upper, claim.given)
-    change = {
-        "replace_one": "If one record were replaced by another",
-        "add_one": "If one record were added",
-        "remove_one": "If one record were taken out",
-    }.get(claim.relation, "If one record were added or taken out")
     times = (
         "1"
         if epsilon == 0.0
@@ -156,9 +162,9 @@ def in_words(claim: Claim) -> str:
     )
     would = "is" if claim.happened else "would be"
     return (
-        f"What {would} released is ({up(epsilon, 6)}, {up(delta, 6)})-differentially private. {change}, the "
-        f"probability "
-        f"of any result would be at most {times} times as large, plus {up(delta, 6)}."
+        f"What {would} released is ({up(epsilon, 6)}, {up(delta, 6)})-differentially private"
+        f"{_ONE_WAY.get(claim.relation, '')}. "
+        f"{_CHANGE.get(claim.relation, _EITHER).format(times=times)}, plus {up(delta, 6)}."
     )
 
 
