@@ -12,7 +12,7 @@ from jaxacct.bounds import Bounds
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.from_plan import SAMPLING, planned_mechanisms
-from jaxacct.report.rounding import down, up
+from jaxacct.report.rounding import up
 from jaxacct.report.subject import Subject, counted, digest, origin, quoted
 from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAINING, mechanisms_in, safe
 from jaxacct.selection import AdaptiveSelection, Selection
@@ -121,8 +121,8 @@ def _spent(ledger: Ledger, delta: float) -> Rows:
                 [
                     safe(name),
                     f"Gaussian noise, {SAMPLING[release.sampling]}",
-                    down(release.noise_multiplier, 10),
-                    up(release.sampling_probability, 10),
+                    repr(release.noise_multiplier),
+                    repr(release.sampling_probability),
                     f"{count:,}",
                     *([own] if several else []),
                 ]

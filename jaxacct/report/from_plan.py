@@ -12,7 +12,6 @@ from jaxacct import selection
 from jaxacct.mechanisms import Mechanism
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
-from jaxacct.report.rounding import down, up
 from jaxacct.report.subject import Subject, counted, quoted
 from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAINING
 from jaxacct.training import Plan
@@ -71,11 +70,12 @@ def from_plan(plan: Plan, tick: Callable[[str], None], path: str = "") -> Subjec
 
 def _details(plan: Plan) -> list[tuple[str, str]]:
     """The plan in numbers; with a schedule they are averages."""
+    average = " (average)" if len(plan.segments) > 1 else ""
     facts = [
         ("Records in the data", f"{plan.dataset_size:,}"),
         ("Steps", f"{plan.steps:,}"),
-        ("Expected batch size", f"{plan.expected_batch_size:.10g}"),
-        ("Noise multiplier", down(plan.noise_multiplier, 10)),
+        (f"Expected batch size{average}", f"{plan.expected_batch_size:.10g}"),
+        (f"Noise multiplier{average}", repr(plan.noise_multiplier)),
     ]
     if plan.repetitions is not None:
         facts.append(("Candidates", f"{plan.candidates}, their number K by {plan.repetitions!r}"))
@@ -86,8 +86,8 @@ def _releases(plan: Plan) -> Rows:
     rows = [
         [
             f"Gaussian noise, {SAMPLING[release.sampling]}",
-            down(release.noise_multiplier, 10),
-            up(release.sampling_probability, 10),
+            repr(release.noise_multiplier),
+            repr(release.sampling_probability),
             f"{count:,}",
         ]
         for release, count in plan.whole.items()
