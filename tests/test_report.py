@@ -22,6 +22,7 @@ from jaxacct.report import Claim, report
 from jaxacct.report import html as html_page
 from jaxacct.report.blocks import Code, Facts, Heading, Paragraph, Picture, Rows
 from jaxacct.report.markdown import markdown
+from jaxacct.report.picture import _above
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, by_points
 from jaxacct.report.rounding import down, percent, up
 from jaxacct.report.subject import counted
@@ -614,3 +615,81 @@ def test_a_kind_of_several_lines_does_not_leave_its_cell():
 def test_large_counts_are_in_full():
     made = report(sweep(RUN | {"noise_multiplier": 1e6, "steps": 123_456_789}, progress=False))
     assert dict(next(b for b in made.blocks if isinstance(b, Facts)).pairs)["Steps"] == "123456789"
+
+
+def test_a_page_does_not_take_the_place_of_its_ledger(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("JAXACCT_CACHE_DIR", "")
+    path = tmp_path / "run.md"
+    content = written(path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.md").hardlink_to(path)
+    for out in (path, "run.md", "./run.md", "link.md"):
+        assert cli.main(["report", str(path), "--out", str(out)]) == 2
+        assert "would overwrite" in capsys.readouterr().err and path.read_bytes() == content
+    with pytest.raises(ja.InputError, match="would overwrite"):
+        report(Ledger.read(path), path)
+
+
+def test_paths_that_cannot_be_written_or_are_no_files(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ja.InputError, match="cannot be written"):
+        report(ja.Gaussian(2.0), tmp_path / "file" / "page.html", delta=1e-5)
+    for path in ("/dev/zero", tmp_path):
+        with pytest.raises(ja.InputError, match="it is a folder, a pipe or a device"):
+            report(path)
+
+
+@pytest.mark.parametrize("rows", [[1.0], ["1"], [True], "1", 1, [None]])
+def test_rows_that_are_no_numbers(rows):
+    with pytest.raises(ja.InputError, match="rows"):
+        report(table(), rows=rows)
+
+
+def test_a_mechanism_of_arrays_is_made_again_to_the_last_digit(tmp_path):
+    thirds = ja.FiniteOutput([1 / 3, 2 / 3], [2 / 3, 1 / 3])
+    made = report(thirds, delta=1e-3)
+    scope = {}
+    exec("\n".join(commands(made)[:-1]), scope)
+    assert scope["m"].p.tolist() == thirds.p.tolist() and float(scope["b"].upper) == made.claims[0].upper
+    (rows,) = [block for block in made.blocks if isinstance(block, Rows)]
+    assert "0.3333333333333333," in rows.rows[0][0]
+    path = tmp_path / "\U0001f600 it's.json"
+    path.write_text(to_json(thirds))
+    exec(shlex.split(commands(report(path, delta=1e-3))[1])[2].split("; print")[0], {})
+
+
+@pytest.mark.parametrize(
+    ("prior", "words"), [(0.99999999, "99.999999 %"), (0.07, "93 %"), (1e-30, "almost 100 %"), (0.5, "50 %")]
+)
+def test_a_prior_near_its_ends_is_not_rounded_to_certainty(prior, words):
+    text = parsed(report(ja.Gaussian(2.0), delta=1e-5, prior=prior)).text.replace("\xa0", " ")
+    assert f"Without the output it is {words}" in text
+
+
+def test_no_attacker_is_above_the_line_between_its_points():
+    """Randomized response, whose curve has corners: a line through its points would cut them off."""
+    points = [(float(x), min(20.0 * x, 1.0 - (1.0 - x) / 20.0)) for x in np.geomspace(1e-4, 1.0, 33)]
+    line = np.log(_above(points))
+    at = np.geomspace(1e-4, 1.0, 5000)
+    drawn = np.exp(np.interp(np.log(at), *line.T))
+    assert np.all(drawn >= np.minimum(20.0 * at, 1.0 - (1.0 - at) / 20.0) * (1.0 - 1e-12))
+    assert np.all(np.isin(points, _above(points)))
+
+
+@pytest.mark.parametrize(("mass", "seed"), [(0.0, 1), (1.0, 2), (1.0, 3)])
+def test_the_stand_in_of_points_is_no_better_than_the_mechanism(mass, seed):
+    """Two laws on a few outputs, one of them with a mass at infinity: all tests of a mechanism, by brute force."""
+    draw = np.random.default_rng(seed)
+    p, q = draw.dirichlet(np.ones(5)), draw.dirichlet(np.ones(5))
+    q[0] = 0.0 if mass > 0.5 else q[0]
+    q /= q.sum()
+    both = lambda e: max(np.maximum(p - np.exp(e) * q, 0).sum(), np.maximum(q - np.exp(e) * p, 0).sum())
+    stand_in = by_points([(float(e), float(both(e)) * (1 + 1e-12)) for e in np.linspace(0.0, 3.0, 7)])
+    if stand_in is None:
+        return
+    for more, less in ((p, q), (q, p)):
+        order = np.argsort(-more / np.maximum(less, 1e-300))
+        fpr, tpr = np.cumsum(less[order]), np.cumsum(more[order])
+        inner = fpr < 1.0
+        known = ja.profile(stand_in).true_positive_rate(fpr[inner]).upper
+        assert np.all(np.asarray(known) >= tpr[inner] - 1e-9)

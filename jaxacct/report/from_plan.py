@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
 
@@ -116,7 +115,7 @@ def _commands(plan: Plan, path: str) -> list[str]:
     """Lines that derive the claim again; of what the second program covers, also those that verify it."""
     name = path or "plan.json"
     lines = [f"sha256sum {quoted(name)}"] if path else []
-    code = f"p = Plan.from_json(open({json.dumps(name)}).read()); print(p.epsilon)"
+    code = f"p = Plan.from_json(open({name!r}).read()); print(p.epsilon)"
     if plan.filter is None and plan.repetitions is None:
         code += f'; print(ja.verify(p.mechanism, p.epsilon, delta=p.target_delta, relation="{plan.relation}"))'
     whole = f"import jaxacct as ja; from jaxacct.training import Plan; {code}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds, explain
@@ -22,6 +24,7 @@ from jaxacct.sweeps import repetitions as laws
 from jaxacct.sweeps.columns import WHOLE
 from jaxacct.sweeps.grid import INPUTS
 from jaxacct.validation import LARGEST_COUNT, InputError
+from jaxacct.validation import shown as shown_value
 
 __all__ = ["MOST_DETAILED", "MOST_SHOWN", "from_table", "read_result"]
 
@@ -79,7 +82,12 @@ def _chosen(size: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]
         raise InputError("the result has no rows; there is nothing to report")
     if rows is None:
         return list(range(min(size, MOST_SHOWN))), list(range(min(size, MOST_DETAILED)))
+    if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
+        raise InputError(f"rows = {shown_value(rows)} must be row numbers, such as [0, 2]")
     chosen = list(dict.fromkeys(rows))
+    for row in chosen:
+        if isinstance(row, bool | np.bool_) or not isinstance(row, int | np.integer):
+            raise InputError(f"rows: {shown_value(row)} must be a whole number; rows are counted from 0")
     if not 0 < len(chosen) <= MOST_ASKED:
         raise InputError(f"rows: {len(chosen)} were asked for, limit {MOST_ASKED}; make several reports")
     for row in chosen:
@@ -139,7 +147,7 @@ def _mechanism(cells: dict[str, Any]) -> Mechanism:
 
 
 def _refuse_other_batches(cells: dict[str, Any]) -> None:
-    """Refuse a batch size or epochs, shown on the page, of which the sampling probability and the steps do not follow."""
+    """Refuse a batch size or epochs, shown on the page, that do not give the sampling probability and the steps."""
     size, batch, epochs = (float(cells.get(name, math.nan)) for name in ("dataset_size", "batch_size", "epochs"))
     for name, stated, exact in (
         ("sampling_probability", float(cells["sampling_probability"]), batch / size if size else math.inf),
