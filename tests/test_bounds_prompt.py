@@ -172,3 +172,11 @@ def test_a_batch_is_iterated_and_one_is_not():
     with pytest.raises(TypeError, match="single configuration"):
         iter(ONE)
         list(ONE)
+
+
+def test_results_that_hold_a_bracket_can_be_compared_and_kept_in_sets():
+    from jaxacct.tuning import Tuned
+
+    run = ja.Gaussian(2.0)
+    first, second = (Tuned(0.0, {"rate": 0.1}, 0.9, "tuned", ja.epsilon(run, 1e-5), run) for _ in range(2))
+    assert first == first and first != second and len({first, second}) == 2

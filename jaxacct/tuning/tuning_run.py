@@ -33,7 +33,7 @@ from jaxacct.validation import COUNT, InputError, check, choice
 __all__ = ["Tuned", "tune", "tune_with"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tuned:
     """What a tuning releases, all of it covered by `epsilon`.
 
