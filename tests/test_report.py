@@ -32,6 +32,13 @@ from jaxacct.training import Ledger, Plan
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&`|**_[x](javascript:1)\u202e\x1b\n# no"
 VOID = {"meta"}
+CANDIDATE = {
+    "target_delta": 1e-5,
+    "dataset_size": 100,
+    "sampling_probability": 1.0,
+    "noise_multiplier": 8.0,
+    "steps": 2,
+}
 RUN = {"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 3, "delta": 1e-5}
 
 
@@ -693,3 +700,33 @@ def test_the_stand_in_of_points_is_no_better_than_the_mechanism(mass, seed):
         inner = fpr < 1.0
         known = ja.profile(stand_in).true_positive_rate(fpr[inner]).upper
         assert np.all(np.asarray(known) >= tpr[inner] - 1e-9)
+
+
+def test_steps_of_one_candidate_of_a_private_choice_are_no_claim(path):
+    """Two steps cost .634, and the best of K such runs .881: the smaller figure would be false of what is released."""
+    plan = Plan(**CANDIDATE, repetitions=selection.Geometric(0.2))
+    with Ledger.create(path, plan, run="c") as ledger:
+        note(ledger, 0, noise=8.0)
+    made = report(path)
+    text = parsed(made).text
+    assert not made.claims[0].may_be_claimed and made.readings == (None,) and "epsilon <= 0." in made.claims[0].trouble
+    assert up(float(plan.epsilon.upper), 6) in text and "Only the best of K candidates is released" not in text
+    with Ledger.create(path.with_name("two"), Plan(**CANDIDATE), run="c") as ledger:
+        note(ledger, 0, noise=8.0)
+    assert report(path.with_name("two")).may_all_be_claimed
+
+
+def test_a_result_with_a_column_twice_is_refused(tmp_path):
+    path = tmp_path / "r.csv"
+    sweep(RUN, progress=False).to_csv(path)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([f"{lines[0]},noise_multiplier", *(f"{line},9.0" for line in lines[1:])]))
+    with pytest.raises(ja.InputError, match="column 'noise_multiplier' appears twice"):
+        report(path)
+    path.write_text("\ufeff" + "\n".join(lines))
+    assert report(path).may_all_be_claimed
+
+
+def test_an_address_in_a_name_is_no_link():
+    text = report(table(name="see https://example.org or www.example.org"), rows=[0]).to_markdown()
+    assert "https://" not in text and "www.example" not in text and "https\\://example" in text

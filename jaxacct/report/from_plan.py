@@ -16,7 +16,7 @@ from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAI
 from jaxacct.training import Plan
 from jaxacct.training.step.step_mechanisms import FIXED
 
-__all__ = ["SAMPLING", "from_plan", "planned_mechanisms"]
+__all__ = ["SAMPLING", "from_plan"]
 
 SAMPLING = {
     "poisson": "Poisson-sampled batches",
@@ -28,18 +28,18 @@ _DELTAS = np.geomspace(1e-10, 0.3, 14)
 """Where the promise of a Renyi filter is read, for its risks."""
 
 
-def planned_mechanisms(plan: Plan) -> list[Mechanism]:
+def _planned(plan: Plan) -> Mechanism:
     """What a plan releases, with the private choice around it where there is one."""
     if plan.repetitions is None:
-        return [plan.mechanism]
-    return [selection.select(plan.mechanism, plan.repetitions, candidates=plan.candidates)]
+        return plan.mechanism
+    return selection.select(plan.mechanism, plan.repetitions, candidates=plan.candidates)
 
 
 def from_plan(plan: Plan, tick: Callable[[str], None], path: str = "") -> Subject:
     """The subject of a plan, at its own delta."""
     tick("epsilon of the plan")
     bounds = plan.epsilon
-    (mechanism,) = planned_mechanisms(plan)
+    mechanism = _planned(plan)
     profile = None
     if plan.filter:
         promises = ((plan.filter.epsilon(float(d)), float(d)) for d in _DELTAS)
