@@ -110,7 +110,8 @@ def _candidate(ledger: Ledger) -> str:
             return (
                 f"The plan of the run “{safe(name)}” is for one candidate of a private choice, and what the "
                 f"choice costs is not in its steps. By the plan the whole tuning costs epsilon "
-                f"{_epsilon(plan.epsilon)} at delta = {plan.target_delta!r}. Report the plan, or a ledger that holds the tuning as one release."
+                f"{_epsilon(plan.epsilon)} at delta = {plan.target_delta!r}. "
+                "Report the plan, or a ledger that holds the tuning as one release."
             )
     return ""
 

@@ -85,7 +85,7 @@ def grid_of_records(
     known = {name: cells[name] for name in names if name in COLUMNS}
     for name, column in known.items():
         for place, cell in zip(places, column, strict=True):
-            if isinstance(cell, list | tuple) or getattr(cell, "ndim", 0):
+            if isinstance(cell, list | tuple) or bool(getattr(cell, "shape", ())):
                 raise InputError(
                     f"{place}: {name} = {shown(cell)} must be one value; a row is one configuration, write one for each"
                 )
