@@ -249,7 +249,7 @@ class Bounds:
             wanted, what = ("fiu", "numbers") if name in _SAVED[:3] else ("U", "words")
             try:
                 held = np.asarray(numbers(saved[name]) if what == "numbers" else saved[name])
-            except ValueError:
+            except (ValueError, RecursionError):  # nested more deeply than anything that to_dict makes
                 raise InputError(f"{name} is a ragged sequence; use what to_dict made") from None
             if held.size and held.dtype.kind not in wanted:
                 raise InputError(f"{name} = {shown(saved[name])} must hold {what}; use what to_dict made")

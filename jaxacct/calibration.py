@@ -18,8 +18,7 @@ from jaxacct.dp_sgd_calibration import (
     result,
 )
 from jaxacct.keywords import with_hints
-from jaxacct.risk_calibration import calibrated_to_risk
-from jaxacct.risk_targets import given_target
+from jaxacct.risk_targets import RiskTarget, given_target
 from jaxacct.validation import COUNT, InputError, check_one, choice
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ def calibrate_noise_multiplier(
     if risk is not None:
         if repetitions is not None:
             raise InputError("repetitions goes with target_epsilon and target_delta alone; leave it out for a risk")
-        return calibrated_to_risk("noise_multiplier", risk, known, relation, rtol, NOISE_RANGE, backend)
+        return _to_risk("noise_multiplier", risk, known, relation, rtol, NOISE_RANGE, backend)
     if repetitions is None:
         return calibrated("noise_multiplier", target_epsilon, target_delta, known, relation, rtol, NOISE_RANGE, backend)
     from jaxacct.selection.mechanism import CANDIDATES  # takes a while to import, and single runs do not need it
@@ -219,7 +218,7 @@ def calibrate_sampling_probability(
     }
     risk = given_target(target_epsilon, target_delta, risks)
     if risk is not None:
-        return calibrated_to_risk("sampling_probability", risk, known, relation, rtol, RATE_RANGE, backend)
+        return _to_risk("sampling_probability", risk, known, relation, rtol, RATE_RANGE, backend)
     return calibrated("sampling_probability", target_epsilon, target_delta, known, relation, rtol, RATE_RANGE, backend)
 
 
@@ -295,5 +294,19 @@ def calibrate_steps(
     risk = given_target(target_epsilon, target_delta, risks)
     limits = (1.0, float(limit))
     if risk is not None:
-        return calibrated_to_risk("steps", risk, known, relation, rtol, limits, backend)
+        return _to_risk("steps", risk, known, relation, rtol, limits, backend)
     return calibrated("steps", target_epsilon, target_delta, known, relation, rtol, limits, backend)
+
+
+def _to_risk(
+    unknown: str,
+    target: RiskTarget,
+    known: dict[str, Any],
+    relation: str,
+    rtol: float,
+    limits: tuple[float, float],
+    backend: str,
+) -> Calibration:
+    from jaxacct.risk_calibration import calibrated_to_risk  # SciPy: only where a risk is the target
+
+    return calibrated_to_risk(unknown, target, known, relation, rtol, limits, backend)

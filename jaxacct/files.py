@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,7 +25,7 @@ def unwritable(path: Path, error: OSError) -> Unwritable:
     return Unwritable(f"{path}: cannot be written: {error.strerror or error}")
 
 
-@contextmanager
+@contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name to write to; it takes the place of `path` at once, when everything is on the disk."""
     temporary = path.with_name(f"{path.name}.tmp")
@@ -37,7 +37,8 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise unwritable(path, error) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what is no folder holds no temporary either
+            temporary.unlink(missing_ok=True)
     sync_folder(path)
 
 

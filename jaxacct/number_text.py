@@ -14,6 +14,8 @@ __all__ = ["WORDS", "bracket", "numbers", "outward", "plain", "plain_record"]
 
 WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """What JSON has no number for, as the words that stand for it."""
+_FILL = re.compile(r"^.?[<>=^]", re.DOTALL)
+"""What a format begins with where it is filled and aligned."""
 _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 
 
@@ -32,12 +34,13 @@ def outward(value: float, spec: str, up: bool) -> str:
     if not math.isfinite(number):
         return text
     exact, there, step = Decimal(number), number, math.ulp(number)
-    while not _on_the_side(text, exact, up):
+    unfilled = _FILL.sub("", spec)  # a fill may be a digit, and may stand between a sign and its number
+    while not _on_the_side(format(there, unfilled), exact, up):
         there = number + step if up else number - step
-        text, step = format(there, spec), 2.0 * step
+        step *= 2.0
         if not math.isfinite(there):
             return format(math.inf if up else -math.inf, spec)
-    return text
+    return format(there, spec)
 
 
 def _on_the_side(text: str, exact: Decimal, up: bool) -> bool:

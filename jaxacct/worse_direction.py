@@ -149,7 +149,9 @@ def _other_delta(
 ) -> Side:
     """Delta in the second of both directions; where it is the same question as the first, that answer is taken."""
     one, parts = (_removing(side, eps) for side in both)
-    differs = [np.any((a != b).reshape(eps.size, -1), axis=1) for a, b in zip(one, parts, strict=True)]
+    differs = [
+        np.any((a != b).reshape(eps.size, int(np.prod(a.shape[1:]))), axis=1) for a, b in zip(one, parts, strict=True)
+    ]
     rows = np.flatnonzero(np.any(differs, axis=0))
     if rows.size == 0:
         return first

@@ -1,6 +1,7 @@
 """Bounds at a prompt: what compares, what formats, what comes back from JSON and pickle, and what is refused."""
 
 import copy
+import functools
 import json
 import math
 import operator
@@ -16,6 +17,7 @@ import jaxacct as ja
 from jaxacct.number_text import outward
 
 ONE = ja.Bounds(1.0, 1.25, 1.5, engine="contour")
+DEEP = functools.reduce(lambda inside, _: [inside], range(100_000), 1.5)
 BATCH = ja.Bounds([0.0, np.nan], [1.0, np.nan], [np.inf, np.nan], "bound", ["ok", "failed"], "x")
 
 
@@ -93,6 +95,20 @@ def test_text_is_never_on_the_wrong_side(x, spec):
     assert nearest in (low, high)
 
 
+@pytest.mark.parametrize(
+    ("x", "spec", "up", "down"),
+    [
+        (-4.3771, "=10.3g", "-     4.37", "-     4.38"),
+        (4.3749, "1>8.3g", "11114.38", "11114.37"),
+        (4.3749, "->8.3g", "----4.38", "----4.37"),
+        (-4.3749, "x<8.3g", "-4.37xxx", "-4.38xxx"),
+        (0.43749, "%^9.1%", "%%43.8%%%", "%%43.7%%%"),
+    ],
+)
+def test_what_fills_a_text_is_no_part_of_its_number(x, spec, up, down):
+    assert outward(x, spec, up=True) == up and outward(x, spec, up=False) == down
+
+
 def test_a_text_that_overflows_is_infinite():
     assert outward(np.finfo(float).max, ".2g", up=True) == "1.8e+308"
     assert [outward(math.inf, ".3g", up=up) for up in (True, False)] == ["inf", "inf"]
@@ -127,6 +143,8 @@ def test_bounds_come_back_from_json_pickle_and_copies(bounds):
         ({"upper": None}, "upper = None must hold numbers"),
         ({"upper": 1.0}, "must be in this order"),
         ({"upper": [1.5, [1.5]]}, "upper is a ragged"),
+        ({"upper": DEEP}, "upper is a ragged"),
+        ({"engine": DEEP}, "engine is a ragged"),
         ({"kind": "sure"}, "kind 'sure' is not known"),
         ({"status": 3}, "status = 3 must hold words"),
         ({"lower": [1.0, 1.0], "upper": [1.5, 1.5, 1.5]}, "saved is no saved Bounds"),
@@ -154,3 +172,11 @@ def test_a_batch_is_iterated_and_one_is_not():
     with pytest.raises(TypeError, match="single configuration"):
         iter(ONE)
         list(ONE)
+
+
+def test_results_that_hold_a_bracket_can_be_compared_and_kept_in_sets():
+    from jaxacct.tuning import Tuned
+
+    run = ja.Gaussian(2.0)
+    first, second = (Tuned(0.0, {"rate": 0.1}, 0.9, "tuned", ja.epsilon(run, 1e-5), run) for _ in range(2))
+    assert first == first and first != second and len({first, second}) == 2

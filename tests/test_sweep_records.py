@@ -140,3 +140,26 @@ def test_options_that_do_not_go_with_records_are_refused(tmp_path):
     assert "leave steps out" in refusal(ja.sweep, [RUN], quantity="steps")
     beside = refusal(ja.sweep, [RUN | {"site": "A"}], out=tmp_path / "out.csv", shard="1/2")
     assert "'site'" in beside and "without shard" in beside
+
+
+@pytest.mark.parametrize(
+    "cells", [([2.0], [4.0]), ([2.0, 3.0], [4.0, 5.0]), (np.array([2.0]), np.array([4.0])), ((2.0,), (4.0,))]
+)
+@pytest.mark.parametrize("make", [list, "frame"])
+def test_a_list_in_a_cell_does_not_give_one_row_the_answer_of_another(cells, make):
+    rows = [
+        {"noise_multiplier": c, "sampling_probability": 1, "steps": 1, "delta": 1e-5, "site": s}
+        for c, s in zip(cells, "AB", strict=True)
+    ]
+    grid = rows if make is list else pytest.importorskip("pandas").DataFrame(rows)
+    with pytest.raises(ja.InputError, match=r"noise_multiplier = .* must be one value") as refused:
+        ja.sweep(grid, progress=False)
+    assert str(refused.value).startswith(("record 0: ", "row 0: ")) and "\n" not in str(refused.value)
+
+
+def test_columns_that_are_one_as_text_are_refused():
+    row = {"noise_multiplier": 2.0, "sampling_probability": 1, "steps": 1, "delta": 1e-5}
+    with pytest.raises(ja.InputError, match="record 1: two of its columns"):
+        ja.sweep([row, row | {1: "a", "1": "b"}], progress=False)
+    nan = ja.sweep([row | {"epsilon": np.float32("nan")}], progress=False)
+    assert nan["upper"].tolist() == ja.sweep([row], progress=False)["upper"].tolist()

@@ -11,8 +11,8 @@ import numpy as np
 from jaxacct.bounds import Bounds
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
-from jaxacct.report.from_plan import SAMPLING, planned_mechanisms
-from jaxacct.report.rounding import down, up
+from jaxacct.report.from_plan import SAMPLING
+from jaxacct.report.rounding import up
 from jaxacct.report.subject import Subject, counted, digest, origin, quoted
 from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAINING, mechanisms_in, safe
 from jaxacct.selection import AdaptiveSelection, Selection
@@ -51,7 +51,7 @@ def from_ledger(ledger: Ledger, delta: float | None, tick: Callable[[str], None]
     profile = _profile(ledger) if filtered else None
     title = "All runs of the ledger together" if several else f"The run “{safe(names[0])}”"
     mechanism = None if filtered else ledger.spent()
-    claims = [Claim(title, "epsilon", at, relation, bounds, mechanism, True, profile=profile)]
+    claims = [Claim(title, "epsilon", at, relation, bounds, mechanism, True, _candidate(ledger), profile)]
     steps = sum(len(spent.numbers) for spent in ledger.runs.values())
     who = sorted({safe(line.by) for headers in ledger.headers.values() for line in headers if line.by})
     others = sum(len(spent.noted) for spent in ledger.runs.values())
@@ -66,7 +66,7 @@ def from_ledger(ledger: Ledger, delta: float | None, tick: Callable[[str], None]
         claims,
         _spent(ledger, at),
         [_details(ledger)],
-        [ledger.spent(), *(m for hs in ledger.headers.values() for line in hs for m in planned_mechanisms(line.plan))],
+        [ledger.spent(), *(line.plan.mechanism for headers in ledger.headers.values() for line in headers)],
         _assumed(ledger, at),
         _commands(path or str(ledger.path), at),
         FILTER_NOTE if filtered else CHOICE_NOTE if _has_choice(ledger) else "",
@@ -99,6 +99,23 @@ def _refuse_open(path: str) -> None:
         return  # a file system without such locks
 
 
+def _candidate(ledger: Ledger) -> str:
+    """Why steps of one candidate of a private choice are no claim; empty where there are none.
+
+    A candidate that was chosen by its score costs more than its own steps: the choice depends on the data, too.
+    """
+    for name, spent in ledger.runs.items():
+        plan = ledger.headers[name][-1].plan
+        if plan.repetitions is not None and (spent.numbers or spent.torn):
+            return (
+                f"The plan of the run “{safe(name)}” is for one candidate of a private choice, and what the "
+                f"choice costs is not in its steps. By the plan the whole tuning costs epsilon "
+                f"{_epsilon(plan.epsilon)} at delta = {plan.target_delta!r}. "
+                "Report the plan, or a ledger that holds the tuning as one release."
+            )
+    return ""
+
+
 def _has_choice(ledger: Ledger) -> bool:
     """Whether a private choice is among the entries."""
     inside = (one for spent in ledger.runs.values() for other in spent.others for one in mechanisms_in(other))
@@ -121,8 +138,8 @@ def _spent(ledger: Ledger, delta: float) -> Rows:
                 [
                     safe(name),
                     f"Gaussian noise, {SAMPLING[release.sampling]}",
-                    down(release.noise_multiplier, 10),
-                    up(release.sampling_probability, 10),
+                    repr(release.noise_multiplier),
+                    repr(release.sampling_probability),
                     f"{count:,}",
                     *([own] if several else []),
                 ]
@@ -169,8 +186,6 @@ def _assumed(ledger: Ledger, delta: float) -> list[str]:
             found.append(f"{run}no setting was chosen by looking at the data or at outputs of the run.")
         if len(spent.numbers) < plans[-1].steps:
             found.append(_early(ledger, name, delta))
-        if plans[-1].repetitions is not None:
-            found.append(f"{run}the plan is for one candidate of a private choice. This page covers the entries alone.")
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
 
@@ -12,13 +11,12 @@ from jaxacct import selection
 from jaxacct.mechanisms import Mechanism
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
-from jaxacct.report.rounding import down, up
 from jaxacct.report.subject import Subject, counted, quoted
 from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAINING
 from jaxacct.training import Plan
 from jaxacct.training.step.step_mechanisms import FIXED
 
-__all__ = ["SAMPLING", "from_plan", "planned_mechanisms"]
+__all__ = ["SAMPLING", "from_plan"]
 
 SAMPLING = {
     "poisson": "Poisson-sampled batches",
@@ -30,18 +28,18 @@ _DELTAS = np.geomspace(1e-10, 0.3, 14)
 """Where the promise of a Renyi filter is read, for its risks."""
 
 
-def planned_mechanisms(plan: Plan) -> list[Mechanism]:
+def _planned(plan: Plan) -> Mechanism:
     """What a plan releases, with the private choice around it where there is one."""
     if plan.repetitions is None:
-        return [plan.mechanism]
-    return [selection.select(plan.mechanism, plan.repetitions, candidates=plan.candidates)]
+        return plan.mechanism
+    return selection.select(plan.mechanism, plan.repetitions, candidates=plan.candidates)
 
 
 def from_plan(plan: Plan, tick: Callable[[str], None], path: str = "") -> Subject:
     """The subject of a plan, at its own delta."""
     tick("epsilon of the plan")
     bounds = plan.epsilon
-    (mechanism,) = planned_mechanisms(plan)
+    mechanism = _planned(plan)
     profile = None
     if plan.filter:
         promises = ((plan.filter.epsilon(float(d)), float(d)) for d in _DELTAS)
@@ -71,11 +69,12 @@ def from_plan(plan: Plan, tick: Callable[[str], None], path: str = "") -> Subjec
 
 def _details(plan: Plan) -> list[tuple[str, str]]:
     """The plan in numbers; with a schedule they are averages."""
+    average = " (average)" if len(plan.segments) > 1 else ""
     facts = [
         ("Records in the data", f"{plan.dataset_size:,}"),
         ("Steps", f"{plan.steps:,}"),
-        ("Expected batch size", f"{plan.expected_batch_size:.10g}"),
-        ("Noise multiplier", down(plan.noise_multiplier, 10)),
+        (f"Expected batch size{average}", f"{plan.expected_batch_size:.10g}"),
+        (f"Noise multiplier{average}", repr(plan.noise_multiplier)),
     ]
     if plan.repetitions is not None:
         facts.append(("Candidates", f"{plan.candidates}, their number K by {plan.repetitions!r}"))
@@ -86,8 +85,8 @@ def _releases(plan: Plan) -> Rows:
     rows = [
         [
             f"Gaussian noise, {SAMPLING[release.sampling]}",
-            down(release.noise_multiplier, 10),
-            up(release.sampling_probability, 10),
+            repr(release.noise_multiplier),
+            repr(release.sampling_probability),
             f"{count:,}",
         ]
         for release, count in plan.whole.items()
@@ -116,7 +115,7 @@ def _commands(plan: Plan, path: str) -> list[str]:
     """Lines that derive the claim again; of what the second program covers, also those that verify it."""
     name = path or "plan.json"
     lines = [f"sha256sum {quoted(name)}"] if path else []
-    code = f"p = Plan.from_json(open({json.dumps(name)}).read()); print(p.epsilon)"
+    code = f"p = Plan.from_json(open({name!r}).read()); print(p.epsilon)"
     if plan.filter is None and plan.repetitions is None:
         code += f'; print(ja.verify(p.mechanism, p.epsilon, delta=p.target_delta, relation="{plan.relation}"))'
     whole = f"import jaxacct as ja; from jaxacct.training import Plan; {code}"

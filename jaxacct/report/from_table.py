@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds, explain
@@ -19,8 +21,10 @@ from jaxacct.report.wording import CHOICE_NOTE, RELATIONS, TRAINING, safe
 from jaxacct.selection import select
 from jaxacct.sweeps import Table, read_table
 from jaxacct.sweeps import repetitions as laws
+from jaxacct.sweeps.columns import WHOLE
 from jaxacct.sweeps.grid import INPUTS
-from jaxacct.validation import InputError
+from jaxacct.validation import LARGEST_COUNT, InputError
+from jaxacct.validation import shown as shown_value
 
 __all__ = ["MOST_DETAILED", "MOST_SHOWN", "from_table", "read_result"]
 
@@ -78,7 +82,12 @@ def _chosen(size: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]
         raise InputError("the result has no rows; there is nothing to report")
     if rows is None:
         return list(range(min(size, MOST_SHOWN))), list(range(min(size, MOST_DETAILED)))
+    if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
+        raise InputError(f"rows = {shown_value(rows)} must be row numbers, such as [0, 2]")
     chosen = list(dict.fromkeys(rows))
+    for row in chosen:
+        if isinstance(row, bool | np.bool_) or not isinstance(row, int | np.integer):
+            raise InputError(f"rows: {shown_value(row)} must be a whole number; rows are counted from 0")
     if not 0 < len(chosen) <= MOST_ASKED:
         raise InputError(f"rows: {len(chosen)} were asked for, limit {MOST_ASKED}; make several reports")
     for row in chosen:
@@ -117,7 +126,7 @@ def _claim(table: Table, row: int) -> Claim:
 def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
     """The bracket that the file states, and what is wrong with it."""
     low, middle, high = (float(cells[name]) for name in ("lower", "estimate", "upper"))
-    kind, status = str(cells.get("kind", "")), str(cells.get("status", ""))
+    kind, status = safe(str(cells.get("kind", ""))), str(cells.get("status", ""))
     without = math.isnan(high) and not kind  # a row without an answer has no kind
     try:
         return Bounds(
@@ -128,6 +137,7 @@ def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
 
 
 def _mechanism(cells: dict[str, Any]) -> Mechanism:
+    _refuse_other_batches(cells)
     run = dp_sgd(*(float(cells[name]) for name in PARAMETERS))
     word = str(cells.get("repetitions", ""))
     if not word:
@@ -136,8 +146,24 @@ def _mechanism(cells: dict[str, Any]) -> Mechanism:
     return select(run, laws.law(word, numbers))
 
 
+def _refuse_other_batches(cells: dict[str, Any]) -> None:
+    """Refuse a batch size or epochs, shown on the page, that do not give the sampling probability and the steps."""
+    size, batch, epochs = (float(cells.get(name, math.nan)) for name in ("dataset_size", "batch_size", "epochs"))
+    for name, stated, exact in (
+        ("sampling_probability", float(cells["sampling_probability"]), batch / size if size else math.inf),
+        ("steps", float(cells["steps"]), epochs * size / batch if batch else math.inf),
+    ):
+        least = stated >= exact * (1.0 - 1e-12) and (name == "steps" or stated <= exact * (1.0 + 1e-12))
+        if not math.isnan(exact) and not least:
+            whence = "batch_size / dataset_size" if name != "steps" else "epochs * dataset_size / batch_size"
+            raise InputError(f"{name} = {stated!r} is not {whence} = {exact!r}")
+
+
 def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
-    """The claim with the larger of both upper ends; nothing to claim where the two brackets have no point in common."""
+    """The claim with the larger of both upper ends; nothing to claim where the two brackets have no point in common.
+
+    All else that is stated of the bracket, its lower end, kind and status, is what was derived.
+    """
     assert claim.bounds is not None
     ask = account.delta if claim.quantity == "delta" else account.epsilon
     fields = {name: getattr(claim, name) for name in ("title", "quantity", "given", "relation", "mechanism")}
@@ -155,7 +181,9 @@ def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
             f"to {up(float(again.upper), 9)} now. The file was changed, or is not of these parameters."
         )
         return Claim(**fields, bounds=again, trouble=words)
-    return Claim(**fields, bounds=claim.bounds if claim.bounds.upper >= again.upper else again)
+    upper = max(float(claim.bounds.upper), float(again.upper))
+    bounds = Bounds(again.lower, again.estimate, upper, again.kind, again.status, again.engine)
+    return Claim(**fields, bounds=bounds)
 
 
 def _overview(table: Table, shown: list[int], claims: list[Claim], stop: frozenset[int], asked: bool) -> Rows:
@@ -183,12 +211,13 @@ def _details(table: Table, row: int) -> list[tuple[str, str]]:
 
 
 def _cell(name: str, value: Any) -> str:
+    """A cell in full: a run with a rounded noise multiplier could cost more than the page says."""
     if isinstance(value, str):
         return safe(value) or "none"
     number = float(value)
     if math.isnan(number):
         return "none"
-    return down(number, 8) if name == "noise_multiplier" else up(number, 8)
+    return f"{number:.0f}" if name in WHOLE and number.is_integer() and abs(number) <= LARGEST_COUNT else repr(number)
 
 
 def is_result(path: str) -> bool:

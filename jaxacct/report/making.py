@@ -91,7 +91,7 @@ def report(
     0.0339
     """
     if out is not None:
-        page_path(out)  # refused before the work
+        _refuse_same(subject, page_path(out))  # refused before the work
     prior = check_one("prior", prior, OPEN_PROBABILITY, "a report has one")
     bar = Progress(_TICKS_OF_A_CLAIM, None, unit="steps", pauses=(0.0, 60.0))
     done, most = 0, _TICKS_OF_A_CLAIM - 1
@@ -118,6 +118,19 @@ def report(
     if out is not None:
         made.write(out)
     return made
+
+
+def _refuse_same(subject: Any, out: Path) -> None:
+    """Refuse a page that would take the place of what it is about; a ledger may have any name."""
+    path = getattr(subject, "path", None) if isinstance(subject, Ledger) else subject
+    if not isinstance(path, str | bytes | os.PathLike):
+        return
+    try:
+        same = out.samefile(os.fsdecode(path))
+    except (OSError, ValueError):  # one of them is not there, or is no path at all
+        return
+    if same:
+        raise InputError(f"{out}: the report would overwrite what it is about; give another name")
 
 
 def _subject(
@@ -172,6 +185,8 @@ def _kind(subject: Any) -> str:
 
 def _document(path: str) -> str:
     """Whether a file is a plan, a mechanism, or (all others) to be read as a ledger."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise InputError(f"{path}: cannot be read: it is a folder, a pipe or a device; give the path of a file")
     try:
         with Path(path).open("rb") as file:
             text = file.read(_LONGEST_DOCUMENT + 1)

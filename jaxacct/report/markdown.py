@@ -41,6 +41,6 @@ def _block(block: Block) -> str:
 
 
 def _text(text: str) -> str:
-    """Plain text: what Markdown or HTML would take for a sign of its own is escaped."""
-    marked = re.sub(r"([\\`*_\[\]|~#])", r"\\\1", text.replace("<=", "≤"))
+    """Plain text: what Markdown or HTML would take for a sign of its own, or for a link, is escaped."""
+    marked = re.sub(r"([\\`*_\[\]|~#]|:(?=//)|(?<=www)\.)", r"\\\1", text.replace("<=", "≤"))
     return escape(marked, quote=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from html import escape
 
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, Readings
@@ -32,7 +34,7 @@ def attacker_curve(readings: Readings) -> str:
             f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>',
         ]
     points = [(float(a), float(b)) for a, b in zip(readings.fpr, readings.tpr.upper, strict=True)]
-    curve = " L".join(f"{_x(a):.1f},{_y(b):.1f}" for a, b in points)
+    curve = " L".join(f"{_x(a):.1f},{_y(b):.1f}" for a, b in _above(points))
     corner = f"{_LEFT + _WIDTH:.1f},{_TOP:.1f} L{_LEFT:.1f},{_TOP:.1f}"
     parts += [
         f'<path d="M{curve} L{corner} Z" fill="{_LINE}" fill-opacity="0.08"/>',
@@ -59,6 +61,21 @@ def attacker_curve(readings: Readings) -> str:
         "</svg>",
     ]
     return "".join(parts)
+
+
+def _above(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points of a line that is no lower than the best attacker between the rates that were computed, either.
+
+    True-positive rates only grow with the false-positive rate, and their quotient by it only falls.
+
+    >>> _above([(0.1, 0.4), (0.2, 0.5)])
+    [(0.1, 0.4), (0.125, 0.5), (0.2, 0.5)]
+    """
+    found = [*points[:1]]
+    for (fpr, tpr), (after, higher) in itertools.pairwise(points):
+        found += [(min(after, fpr * higher / tpr), higher)] if 0.0 < tpr < higher else []
+        found.append((after, max(tpr, higher)))
+    return found
 
 
 def _x(value: float) -> float:

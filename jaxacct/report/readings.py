@@ -12,7 +12,7 @@ from jaxacct.mechanisms import Mechanism, PrivacyProfile
 from jaxacct.representations.mechanism_profile import profile
 from jaxacct.validation import OPEN_PROBABILITY, check_one
 
-__all__ = ["FALSE_POSITIVE_RATES", "Readings", "points_of", "read"]
+__all__ = ["FALSE_POSITIVE_RATES", "Readings", "by_points", "points_of", "read"]
 
 FALSE_POSITIVE_RATES = (1e-2, 1e-3)
 """The false-positive rates at which a report states the true-positive rate."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 __all__ = ["down", "percent", "plain_percent", "up"]
 
@@ -35,13 +35,20 @@ def percent(value: float) -> str:
     return f"{up(min(100.0, 100.0 * value * (1.0 + 1e-15)), 3)} %"
 
 
-def plain_percent(value: float) -> str:
-    """A probability that was given, not computed, in per cent.
+def plain_percent(value: float, other: bool = False) -> str:
+    """A probability that was given, not computed, or (`other`) 1 less it, in per cent with every digit.
 
-    >>> plain_percent(0.01), plain_percent(0.001)
-    ('1 %', '0.1 %')
+    >>> plain_percent(0.01), plain_percent(0.001), plain_percent(0.07, other=True), plain_percent(0.9999999999)
+    ('1 %', '0.1 %', '93 %', '99.99999999 %')
     """
-    return f"{100.0 * value:.6g} %"
+    given = Decimal(repr(float(value)))
+    if other:
+        given = Context(prec=400).subtract(Decimal(1), given)
+    exact = given.scaleb(2, Context(prec=400))
+    text = f"{exact:f}" if exact.adjusted() > -5 else f"{exact:e}"
+    if len(text) > 24:  # 1 less a number near 0
+        return "almost 100 %"
+    return f"{text.rstrip('0').rstrip('.') if '.' in text and 'e' not in text else text} %"
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:

@@ -136,17 +136,23 @@ def figure(claim: Claim) -> str:
     return f"epsilon <= {up(claim.upper, 6)} at delta = {claim.given!r}"
 
 
+_GROWN = "the probability of any result would be at most {times} times as large"
+_EITHER = f"If one record were added or taken out, {_GROWN}"
+_CHANGE = {
+    "replace_one": f"If one record were replaced by another, {_GROWN}",
+    "add_one": "The probability of any result without a record is at most {times} times what it is with that record",
+    "remove_one": "The probability of any result with a record is at most {times} times what it is without that record",
+}
+"""By the relation: which probability is bounded by which."""
+_ONE_WAY = dict.fromkeys(("add_one", "remove_one"), " in one direction only")
+
+
 def in_words(claim: Claim) -> str:
     """The claim as sentences, or what stands in its way."""
     if not claim.may_be_claimed:
         status = f" The status is “{claim.status}”." if claim.status else ""
         return f"Nothing may be claimed of this.{status} {claim.obstacle}"
     epsilon, delta = (claim.given, claim.upper) if claim.quantity == "delta" else (claim.upper, claim.given)
-    change = {
-        "replace_one": "If one record were replaced by another",
-        "add_one": "If one record were added",
-        "remove_one": "If one record were taken out",
-    }.get(claim.relation, "If one record were added or taken out")
     times = (
         "1"
         if epsilon == 0.0
@@ -156,9 +162,9 @@ def in_words(claim: Claim) -> str:
     )
     would = "is" if claim.happened else "would be"
     return (
-        f"What {would} released is ({up(epsilon, 6)}, {up(delta, 6)})-differentially private. {change}, the "
-        f"probability "
-        f"of any result would be at most {times} times as large, plus {up(delta, 6)}."
+        f"What {would} released is ({up(epsilon, 6)}, {up(delta, 6)})-differentially private"
+        f"{_ONE_WAY.get(claim.relation, '')}. "
+        f"{_CHANGE.get(claim.relation, _EITHER).format(times=times)}, plus {up(delta, 6)}."
     )
 
 
@@ -167,35 +173,37 @@ _TELLS = {
         "An attacker who tells two given records apart, and wrongly names the first one in 1 of {n} cases, "
         "rightly names "
         "it in at most {rate} of the cases where it was used",
+        "the first one to be used",
         "which of the two records was used, the first with probability {prior} beforehand,",
     ),
     "add_one": (
         "An attacker who wrongly clears 1 in {n} of the records that were used, rightly clears at most {rate} of the "
         "records that were not",
+        "a record not to be used",
         "whether a record was used, which it was with probability {prior} beforehand,",
     ),
 }
 _ACCUSES = (
     "An attacker who falsely accuses 1 in {n} of the records that were not used, rightly accuses at most {rate} of the "
     "records that were",
+    "a record to be used",
     "whether a record was used, which it was with probability {prior} beforehand,",
 )
-"""By the relation: what a true-positive rate means, and what the attacker tells."""
+"""By the relation: what a true-positive rate means, of what the prior is there, and what the attacker tells."""
 
 
 def risks(readings: Readings, relation: str) -> list[str]:
     """The readings as sentences; each figure is the upper end of its bracket, rounded up."""
-    sentence, what = _TELLS.get(relation, _ACCUSES)
+    sentence, belief, what = _TELLS.get(relation, _ACCUSES)
     prior, found = plain_percent(readings.prior), []
     for place, fpr in enumerate(FALSE_POSITIVE_RATES):
         rate = sentence.format(n=f"{round(1 / fpr):,}", rate=percent(readings.rate(fpr)))
         right = percent(float(readings.posterior.upper[place]))
         found.append(
-            f"{rate}. Without the output it is {plain_percent(fpr)}. If the attacker took it to be true with "
-            f"probability "
+            f"{rate}. Without the output it is {plain_percent(fpr)}. If the attacker took {belief} with probability "
             f"{prior} beforehand, each such statement is right with probability at most {right}."
         )
-    guess = plain_percent(max(readings.prior, 1.0 - readings.prior))
+    guess = plain_percent(readings.prior, other=readings.prior < 0.5)
     found.append(
         f"An attacker who has to tell {what.format(prior=prior)} is right with probability at most "
         f"{percent(float(readings.bayes_success.upper))}. Without the output it is {guess}."

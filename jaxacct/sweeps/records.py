@@ -57,6 +57,9 @@ def as_grid(grid: Any, quantity: str | None = None) -> Grid:
             )
     names = list(dict.fromkeys(str(name) for record in grid for name in record))
     texts = [{str(name): value for name, value in record.items()} for record in grid]
+    for place, (record, text) in enumerate(zip(grid, texts, strict=True)):
+        if len(text) < len(record):
+            raise InputError(f"record {place}: two of its columns have the same name as text; rename one of them")
     cells = {name: [record.get(name) for record in texts] for name in names}
     cells |= {name: _with_none(column) for name, column in cells.items() if name in COLUMNS}
     return grid_of_records(names, cells, [f"record {place}" for place in range(len(grid))], quantity)
@@ -73,13 +76,19 @@ def grid_of_records(
 
     names : in order, to find one that is there twice.  quantity : of rows that state none.
     """
-    for place, name in enumerate(names):
-        if name in names[:place]:
+    for number, name in enumerate(names):
+        if name in names[:number]:
             raise InputError(f"column {name!r} appears twice; leave one out")
     if not places:
         raise InputError("no configurations; give at least one row")
     _refuse_misspelt(names)
     known = {name: cells[name] for name in names if name in COLUMNS}
+    for name, column in known.items():
+        for place, cell in zip(places, column, strict=True):
+            if isinstance(cell, list | tuple) or bool(getattr(cell, "shape", ())):
+                raise InputError(
+                    f"{place}: {name} = {shown(cell)} must be one value; a row is one configuration, write one for each"
+                )
     rows = [
         {name: value for name, value in zip(known, row, strict=True) if value is not None}
         for row in zip(*known.values(), strict=True)
@@ -139,7 +148,9 @@ def _left_out(value: Any) -> bool:
     """None, NaN, pandas' NA and NaT, and empty text."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
-    return (isinstance(value, float) and math.isnan(value)) or (isinstance(value, str) and not value.strip())
+    return (isinstance(value, float | np.floating) and math.isnan(value)) or (
+        isinstance(value, str) and not value.strip()
+    )
 
 
 def _kept(cells: Any) -> np.ndarray:

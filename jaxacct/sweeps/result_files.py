@@ -72,9 +72,9 @@ def read_columns(path: Path, text: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _read_csv(path: Path, text: Sequence[str]) -> dict[str, np.ndarray]:
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets begin a file with a mark
         reader = csv.reader(file, strict=True)
-        names = next(reader, [])
+        names = _distinct(next(reader, []))
         columns: list[list[Any]] = [[] for _ in names]
         known: dict[str, str] = {}
         for cells in reader:
@@ -84,6 +84,14 @@ def _read_csv(path: Path, text: Sequence[str]) -> dict[str, np.ndarray]:
                 number = name in INPUTS or name in ANSWER
                 column.append(float(cell or "nan") if number and name not in text else known.setdefault(cell, cell))
     return {name: _column(name, column, text) for name, column in zip(names, columns, strict=True)}
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """The names of the columns; ValueError for one that is there twice, of which one would be taken in silence."""
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise ValueError(f"column {shown(name)} appears twice")
+    return names
 
 
 def _read_parquet(path: Path, text: Sequence[str]) -> dict[str, np.ndarray]:

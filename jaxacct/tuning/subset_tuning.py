@@ -33,7 +33,7 @@ RATE_NAME = "learning_rate"
 """Name of the hyper-parameter that is extrapolated."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SubsetTuned:
     """What `tune_on_subset` releases, all of it covered by `epsilon`.
 

@@ -26,7 +26,7 @@ from jaxacct.validation import COUNT, InputError, check, choice
 __all__ = ["Prepared", "Tuned", "law_of", "taken_for", "value_of"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tuned:
     """What a tuning releases, all of it covered by `epsilon`.
 
