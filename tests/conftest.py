@@ -1,5 +1,6 @@
 """Shared data: the reference table of the Poisson sampled Gaussian; and programs compiled once, or quickly."""
 
+import collections
 import csv
 import gc
 import os
@@ -9,6 +10,7 @@ import tempfile
 
 import numpy as np
 import pytest
+from thinned import THINNED
 
 FOLDER = pytest.StashKey[str]()
 LARGEST_CACHE = 2**28
@@ -36,7 +38,25 @@ def pytest_configure(config):
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(of_jax)
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
         os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-    gc.set_threshold(50_000, 20, 20)  # tracing makes millions of objects that stay
+        if config.option.markexpr != "slow":  # the slow run tests programs as users have them
+            os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
+    gc.set_threshold(200_000, 50, 50)  # tracing makes millions of objects that stay
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Every second case of what `thinned.py` lists is slow."""
+    seen: collections.Counter[tuple[str, str]] = collections.Counter()
+    for item in items:
+        name = getattr(item, "originalname", None)
+        if name in THINNED.get(item.path.stem, ()):
+            if seen[item.path.stem, name] % 2:
+                item.add_marker("slow")
+            seen[item.path.stem, name] += 1
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what was imported stays, and need not be looked at again
 
 
 def pytest_unconfigure(config):

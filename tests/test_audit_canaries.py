@@ -67,7 +67,7 @@ def test_learning_rates_of_each_run():
     np.testing.assert_allclose(played.scores, 1.0, rtol=1e-4)
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "fixed_batches"])
+@pytest.mark.parametrize("sampling", ["poisson", pytest.param("fixed_batches", marks=pytest.mark.slow)])
 def test_audit_of_a_whole_run_finds_its_epsilon_and_no_more(sampling):
     """Four steps on all data (Gaussian DP) or two passes of two batches; data without gradient beside the canary."""
     sizes = {"q": 1.0, "steps": 4} if sampling == "poisson" else {"q": 0.5, "steps": 4, "sampling": sampling}

@@ -111,6 +111,7 @@ def test_a_score_of_nan_never_wins_and_ties_go_to_the_first():
     assert stats.kstest(-released[released < 0], "halfnorm").pvalue > 1e-5
 
 
+@pytest.mark.slow
 def test_the_gaussian_base_has_gaussian_tails():
     released = winners(gaussian(), lambda x: x, selection.PointMass(1), 300_000, seed=6)
     assert stats.kstest(released, "norm").pvalue > 1e-5
@@ -141,6 +142,7 @@ def example():
     return mu, law, found, attack_cells(found, lambda u: ndtr(ndtri(u) + mu))
 
 
+@pytest.mark.slow
 def test_the_worst_score_leaks_more_than_algorithm_3_and_less_than_the_envelope(example):
     mu, law, _, cells = example
     algorithm_3 = float(selection.monotone_score_epsilon(mu, law, 1e-5).upper)

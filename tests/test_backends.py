@@ -29,7 +29,7 @@ def element(run, row):
     return ja.dp_sgd(noise, rate, run.steps[row])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_alone_and_in_a_batch_the_bits_are_the_same(seed):
     run, delta = mixed(40, seed)
     together = ja.epsilon(run, delta, rtol=RTOL)
@@ -51,7 +51,7 @@ def test_alone_and_in_a_batch_the_lattice_gives_the_same_bits():
         assert (alone.lower, alone.upper, alone.status) == (batch.lower[row], batch.upper[row], batch.status[row])
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=8)
 @given(
     noise=st.floats(0.3, 20.0),
     rate=st.floats(1e-8, 1.0),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import jaxacct as ja
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.floats(-3.0, 3.0), st.floats(-12.0, -1.0), st.floats(1e-6, 1e-2))
 def test_the_scale_of_laplace_noise_is_known_in_closed_form(log_epsilon, log_delta, rtol):
     """delta(eps) = 1 - e^{(eps - 1/b)/2}, so b = 1/(eps - 2 log(1 - delta))."""

@@ -58,7 +58,10 @@ QUESTIONS = {
 }
 
 
-@pytest.mark.parametrize(("question", "case", "under_vmap"), [("epsilon", "mixed", False), ("delta", "sampled", True)])
+@pytest.mark.parametrize(
+    ("question", "case", "under_vmap"),
+    [pytest.param("epsilon", "mixed", False, marks=pytest.mark.slow), ("delta", "sampled", True)],
+)
 def test_the_namespaces_agree(question, case, under_vmap):
     kernel, values = QUESTIONS[question]
     first = on_numpy(kernel, CASES[case], *values)

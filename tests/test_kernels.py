@@ -89,7 +89,7 @@ def coarse_error(sigma, q, sign, c, turns, points):
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     st.floats(-1.2, 2.0),
     st.floats(-5, -0.01),
@@ -119,7 +119,7 @@ def decay_and_truth(sigma, q, sign, c, turns):
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.floats(-0.7, 1.5), st.floats(-5, -0.01), st.floats(-1, 1.6), st.floats(-1.0, 3.0))
 def test_decay_holds_for_all_larger_frequencies(sign, log_sigma, log_q, log_c, log_turns):
     lost, modulus, resolved = decay_and_truth(10.0**log_sigma, 10.0**log_q, sign, 10.0**log_c, 10.0**log_turns)
@@ -152,6 +152,7 @@ def test_log_mix(sigma, q):
             assert abs(posterior[i] - float(p)) <= 1e-12
 
 
+@pytest.mark.slow
 def test_kernels_trace_and_vmap():
     none, table = np.zeros((3, 0)), np.zeros((3, 0, 0))
     law = LossLaw(
@@ -197,7 +198,7 @@ def test_log1p_at_its_ends_and_its_derivatives():
 def test_chernoff_bounds_hold_on_coarse_grids():
     """Against sums over 200,001 points, at tilts up to where rare losses are all that counts."""
     rng = np.random.default_rng(0)
-    size = 3000
+    size = 1200
     sigma, q = 10.0 ** rng.uniform(-0.7, 3.0, size), 10.0 ** rng.uniform(-6.0, -0.01, size)
     c = 10.0 ** rng.uniform(-1.0, 2.5, size) / np.minimum(q / sigma * 3.0 + 1e-9, 1.0)
     sign = np.where(rng.random(size) < 0.8, -1.0, 1.0)
@@ -232,4 +233,4 @@ def test_chernoff_bounds_hold_on_coarse_grids():
             gap = bound[i] - log_kappa[i] - exact
             assert gap > -1e-11 * (1.0 + abs(exact)), (points, sigma[i], q[i], c[i], sign[i], gap)
             narrow += gap < 1e-3
-    assert narrow > 300  # most are not only bounds but close
+    assert narrow > 100  # most are not only bounds but close

@@ -79,9 +79,10 @@ def test_the_bits_do_not_depend_on_the_batch(case):
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, id=c[0], marks=[] if c[0] == "placed" else pytest.mark.slow) for c in kernels()],
+    [pytest.param(c, id=c[0]) for c in kernels()],
 )
-@pytest.mark.parametrize("under_vmap", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["as it is", "vmap"])
+@pytest.mark.parametrize("under_vmap", [False, True], ids=["as it is", "vmap"])
+@pytest.mark.slow
 def test_numpy_and_jax_agree(case, under_vmap):
     name, kernel, arguments = case
     expected = on_numpy(kernel, arguments)

@@ -163,6 +163,7 @@ def test_mixture_with_nothing_is_poisson_sampling(relation):
     assert truth.upper * (1 - 1e-6) <= bounds.upper <= truth.upper * (1 + 1e-3)
 
 
+@pytest.mark.slow
 def test_group_mixture_against_dp_accounting():
     sensitivities, probabilities = [0.0, 1.0, 2.0, 3.0], [0.729, 0.243, 0.027, 0.001]
     peer = privacy_loss_distribution.from_mixture_gaussian_mechanism(4.0, sensitivities, probabilities)

@@ -148,6 +148,7 @@ def test_derivatives_and_probabilities_of_every_law(name):
         assert probability_of(law, count) <= float(mass[count]) * (1.0 + 1e-9) + 1e-280
 
 
+@pytest.mark.slow
 def test_it_composes_from_above():
     law = selection.Geometric(0.2)
     one = selection.select(BASE, law, top=2)

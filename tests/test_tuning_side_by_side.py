@@ -51,7 +51,7 @@ def by_hand(loss, optimizer, plan, params, clip, root, data, micro, adaptive=Non
     "plan",
     [
         plan_of(40, 0.3, 0.7, 6),
-        plan_of(40, 0.25, 0.7, 6, sampling="fixed_batches"),
+        pytest.param(plan_of(40, 0.25, 0.7, 6, sampling="fixed_batches"), marks=pytest.mark.slow),
         Plan(target_delta=1e-5, dataset_size=40, noise_multiplier=0.8, steps=5, batch_schedule=[(2, 10), (None, 20)]),
     ],
     ids=["poisson", "fixed", "schedule"],

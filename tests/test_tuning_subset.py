@@ -108,8 +108,6 @@ def plans():
         "all": make(variant="all"),
         "final": make(noise_ratio=0.8),
         "grid": make(steps=[2, 6], sampling_probability=[1.0]),
-        "more": make(repetitions=selection.Poisson(8)),
-        "tight": make(target_epsilon=1.0),
     }
 
 
