@@ -249,3 +249,9 @@ def test_a_law_of_one_value_has_no_more_winners_than_candidates():
     for mass in ([0.0, 0.5, 0.5, 0.0], [0.0, 0.5, 0.5]):
         found = ja.epsilon(selection.select(ja.PureDP(1.0), selection.Categorical(mass), top=3), 0.0)
         assert found.upper == pytest.approx(2.0)
+
+
+def test_it_is_written_as_it_is_typed():
+    typed = "selection.select(ja.Gaussian(noise_multiplier=2.0), selection.Poisson(mean=3.0), top=3)"
+    assert selection.select(ja.Gaussian(2.0), selection.Poisson(3.0), top=3).expression() == typed
+    assert eval(typed) == selection.select(ja.Gaussian(2.0), selection.Poisson(3.0), top=3)
