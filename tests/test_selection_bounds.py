@@ -92,7 +92,7 @@ def test_the_hull_of_lines_is_the_maximum_over_all_of_them(law):
         top = float(ja.epsilon(run, 1e-12).upper)
         grid = np.linspace(-top, top, 201)
         _, u, t = outer(np.exp(grid), upper_delta(run, grid, "add_or_remove_one"))
-        gain, cost = envelope_bound._lines(law, *envelope_bound._cells(u, t, grid.size + 3))
+        gain, cost = envelope_bound.lines(law, *envelope_bound.cells(u, t, grid.size + 3))
         kept = upper_hull(gain, -cost)
         ends = np.diff(cost[kept]) / np.diff(gain[kept])
         assert np.all(np.diff(ends) >= 0)
