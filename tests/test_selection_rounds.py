@@ -71,6 +71,7 @@ def test_what_are_no_rounds_is_refused():
     assert either in refusal(selection.rounds, BASE, [law], 2, target_delta=1e-5)
     assert either in refusal(selection.rounds, BASE, [], target_delta=1e-5)
     assert "must be a law of K" in refusal(selection.rounds, BASE, [law, 3], target_delta=1e-5)
+    assert "k = 3 must be a law of K" in refusal(selection.rounds, BASE, 3, 2, target_delta=1e-5)
     assert "one law of K for each round" in refusal(
         selection.rounds, BASE, [selection.Geometric([0.5, 0.1])], target_delta=1e-5
     )

@@ -222,3 +222,37 @@ def test_what_is_no_number_of_winners_is_refused():
         pass
 
     assert "no higher derivatives" in refusal(ja.epsilon, selection.select(BASE, Own(3.0), top=2), 1e-5)
+
+
+def test_losses_near_the_last_number_that_exp_holds_are_not_lost():
+    """The first line of the polygon is then so short that float64 hardly holds its length."""
+    law, run = selection.Geometric(0.1), ja.PureDP(349.9)
+    # K >= 2 has probability .9, and then both of the best tell all but for sure
+    assert ja.delta(selection.select(run, law, top=2), 650.0).upper >= 0.9
+    assert ja.epsilon(selection.select(run, law, top=2), 0.3).upper >= 2 * 349.9 - 1.0
+    one = selection.select(ja.PureDP(695.0), law)
+    assert ja.epsilon(one, 0.3).upper >= 695.0
+    envelope = selection.bound_delta(ja.PureDP(695.0), law, np.array([600.0]), bound="envelope")
+    assert envelope.upper >= 1.0 - 1e-9
+
+
+@pytest.mark.parametrize(
+    "law",
+    [selection.Poisson(1e-200), selection.Binomial(5, 1e-200), selection.Categorical([0.0, 1.0, 0.0, 1e-300])],
+    ids=str,
+)
+def test_a_number_of_candidates_that_float64_hardly_sees_has_its_losses(law):
+    """K >= 3 is possible, however rare, and then the best three have three times the largest loss."""
+    assert ja.epsilon(selection.select(ja.PureDP(1.0), law, top=3), 0.0).upper >= 3.0
+
+
+def test_a_law_of_one_value_has_no_more_winners_than_candidates():
+    for mass in ([0.0, 0.5, 0.5, 0.0], [0.0, 0.5, 0.5]):
+        found = ja.epsilon(selection.select(ja.PureDP(1.0), selection.Categorical(mass), top=3), 0.0)
+        assert found.upper == pytest.approx(2.0)
+
+
+def test_it_is_written_as_it_is_typed():
+    typed = "selection.select(ja.Gaussian(noise_multiplier=2.0), selection.Poisson(mean=3.0), top=3)"
+    assert selection.select(ja.Gaussian(2.0), selection.Poisson(3.0), top=3).expression() == typed
+    assert eval(typed) == selection.select(ja.Gaussian(2.0), selection.Poisson(3.0), top=3)

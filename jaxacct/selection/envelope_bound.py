@@ -36,6 +36,8 @@ __all__ = [
     "delta",
     "epsilon",
     "lines",
+    "rows",
+    "without_least",
 ]
 
 POINTS_ABOVE = 800
@@ -56,6 +58,8 @@ STEPS_FROM_BELOW = 60
 """Steps for eps from below, of which some six are usual."""
 OUTWARD_STEPS = 24
 """Steps from there, each four times as far as the one before, until the leak is at most delta."""
+LEAST_HEIGHT = 1e-300
+"""Knots of the polygon whose u is below this are left out: of differences of such u float64 has too few digits."""
 LARGEST_EPS = 700.0
 """Largest eps that is looked at: its exp is finite."""
 LARGEST_RATIO = float(np.exp(LARGEST_EPS))
@@ -164,14 +168,30 @@ def _made(run: Mechanism, law: Law, top: float, relation: str) -> Envelope:
     above, below = (np.linspace(0.0, top, n + 1)[1:] for n in (POINTS_ABOVE, POINTS_BELOW))
     grid = np.concatenate([-below[::-1], [0.0], above])
     _, u, t = outer(np.exp(grid), upper_delta(run, grid, relation))
-    height, slope = np.diff(u), np.diff(t) / np.maximum(np.diff(u), 1e-300) * (1.0 + INFLATED)
+    u, t = without_least(u, t)
+    slope, height = rows(u, t)
     gain, cost = best_lines(*lines(law, *cells(u, t, grid.size + 3)))
     (sure, survived), (steep, _), _ = evaluated(law, np.array([0.0, t[0]]))
     # phi(1) - phi(1 - t) is at most t phi'(1); the difference cancels where t is small
     difference = sure - survived + 4.0 * ROUNDOFF * (1.0 + steep) + 2.0 * INFLATED
     infinite = float(np.fmin(difference, t[0] * steep * (1.0 + 2.0 * INFLATED)))
-    rows = height > 0.0
-    return Envelope(slope[rows], height[rows], gain, cost, infinite)
+    return Envelope(slope, height, gain, cost, infinite)
+
+
+def without_least(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A polygon above one with knots (u, T): mass whose u is tiny, of losses near 700, becomes mass at infinity.
+
+    The last knot with a tiny u moves to u = 0, so that the first line rises.
+    """
+    last = int(np.searchsorted(u, LEAST_HEIGHT)) - 1
+    return np.concatenate([[0.0], u[last + 1 :]]), t[last:]
+
+
+def rows(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(slopes, rounded up, and heights) of the lines of a polygon."""
+    height, rise = np.diff(u), np.diff(t)
+    kept = height > 0.0
+    return rise[kept] / height[kept] * (1.0 + INFLATED), height[kept]
 
 
 def cells(u: np.ndarray, t: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:

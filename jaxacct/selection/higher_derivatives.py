@@ -14,7 +14,7 @@ from jaxacct.validation import InputError
 __all__ = ["Derivative", "derivative", "probability_of"]
 
 LEAST = 1e-290
-"""Below this float64 may have lost a derivative, which then counts as this much."""
+"""Below this float64 may have lost a derivative, which then counts as this much: 0 is for K < j, always."""
 RELATIVE_ERROR = 4e-12
 """More than the relative error of a derivative."""
 
@@ -48,11 +48,11 @@ def derivative(law: Law, order: int) -> Derivative:
             return Derivative(float(law.mean * np.prod(steps) / other.mean), other)
     if type(law) is Poisson:
         with np.errstate(over="ignore"):
-            return Derivative(float(np.float64(law.mean) ** more), law)
+            return Derivative(max(float(np.float64(law.mean) ** more), LEAST), law)
     if type(law) is Binomial:
         scale, trials = _falling(float(law.trials), more), float(law.trials) - more
         share = law.probability_of_run
-        return Derivative(float(scale * share**more), Binomial(trials, share)) if trials >= 1.0 else none
+        return Derivative(max(float(scale * share**more), LEAST), Binomial(trials, share)) if trials >= 1.0 else none
     if type(law) is PointMass:
         count = float(law.repetitions)
         return Derivative(_falling(count, more), PointMass(count - more)) if count > more else none
@@ -60,8 +60,10 @@ def derivative(law: Law, order: int) -> Derivative:
         mass = np.asarray(law.probabilities)
         k = np.arange(more, mass.size, dtype=np.float64)
         weight = mass[more:] * np.prod([k - i for i in range(more)], axis=0)
-        total = math.fsum(weight)
-        return Derivative(total, Categorical(weight / total)) if total > LEAST and k.size > 1 else none
+        if not weight[1:].any():
+            return none
+        share = weight / np.max(weight)  # before the sum, lest that be less than float64 holds
+        return Derivative(max(math.fsum(weight), LEAST), Categorical(share / math.fsum(share)))
     raise InputError(
         f"k of type {type(law).__name__} has no higher derivatives; use a law of jaxacct.selection, such as Categorical"
     )

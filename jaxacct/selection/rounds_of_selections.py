@@ -74,6 +74,8 @@ def rounds(
     """
     delta = check_one("target_delta", target_delta, DELTA, ONE_DELTA)
     number = int(check_one("count", 1 if count is None else count, COUNT, ONE_DELTA))
+    if not isinstance(k, Sequence):
+        require_law("k", k)
     laws = [k] * number if isinstance(k, Law) else list(k)
     if not laws or (count is None) == isinstance(k, Law):
         raise InputError("rounds are one law of K and a count, or a sequence of laws without one; give either")

@@ -15,6 +15,7 @@ from jaxacct.engines.protocol import MechanismEngine
 from jaxacct.engines.protocol import register as register_engine
 from jaxacct.mechanisms import Mechanism, batch_shape, repeat
 from jaxacct.mechanisms.base import element, register, require_mechanism
+from jaxacct.mechanisms.expression import call
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import FinitePair, Part
 from jaxacct.selection import top_envelope
@@ -95,6 +96,9 @@ class TopSelection(Mechanism):
 
     def symmetric(self) -> bool:
         return self.mechanism.symmetric()
+
+    def expression(self) -> str:
+        return f"selection.select({self.mechanism.expression()}, {call(self.law)}, top={self.top})"
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         return "bound"

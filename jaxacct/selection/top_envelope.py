@@ -30,6 +30,8 @@ from jaxacct.selection.envelope_bound import (
     cells,
     crossing,
     lines,
+    rows,
+    without_least,
 )
 from jaxacct.selection.higher_derivatives import derivative, probability_of
 from jaxacct.selection.largest_ratio import RELATIVE_ERROR
@@ -133,10 +135,9 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
 
 def _weighted(u: np.ndarray, t: np.ndarray, gain: np.ndarray, cost: np.ndarray, weight: float, lost: float) -> Envelope:
     """`weight` times the mean of the best line over a curve, of which the mass at infinity `lost` counts elsewhere."""
-    height, slope = np.diff(u), np.diff(t) / np.maximum(np.diff(u), 1e-300) * (1.0 + INFLATED)
-    rows = height > 0.0
+    slope, height = rows(u, t)
     beyond = max(float(t[0]) - lost, 0.0) * float(gain[-1]) * weight
-    return Envelope(slope[rows], height[rows] * weight, gain, cost, beyond * (1.0 + INFLATED))
+    return Envelope(slope, height * weight, gain, cost, beyond * (1.0 + INFLATED))
 
 
 def _lost(apart: float, count: int) -> float:
@@ -159,7 +160,7 @@ def _curve(run: Mechanism, parts: Components, count: int, side: Sides, level: fl
         high = upper_delta(runs, at, side.forward)
     # a ratio that is rounded up makes a line that is too high
     _, u, t = outer(np.exp(at) * (1.0 + 4.0 * ROUNDOFF), np.where(high <= 1.0, high, 1.0))
-    return u, t
+    return without_least(u, t)
 
 
 def _by_outcomes(loss: np.ndarray, mass: np.ndarray, parts: Components, count: int) -> tuple[np.ndarray, np.ndarray]:
