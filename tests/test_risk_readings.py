@@ -177,7 +177,7 @@ def test_mu_of_gaussians_whose_square_is_no_float64():
 
 
 def test_regret_between_values_of_delta_that_are_near():
-    # e^eps of neighbouring values differs by one or two units of roundoff: a difference quotient from them means nothing
+    # e^eps of neighbouring values differs by few units of roundoff: their difference says nothing
     def tiny(epsilon, mu):
         z = epsilon / mu
         return mu * (norm.pdf(z) - z * norm.sf(z))
