@@ -57,8 +57,9 @@ def gaussian_fit(deltas: Deltas, floor: np.ndarray, kind: str, start: Place | No
     epsilon = last * np.linspace(0.0, 1.0, TANGENTS)[:, None]
     found = deltas(epsilon, everywhere)
     lines = np.stack([epsilon, np.asarray(found.lower), np.asarray(found.upper)])
-    low = np.maximum(_distance(rate.low, floor, -1.0), -2.0 * ndtri(0.5 * (1.0 - lines[1, 0])) * (1.0 - ROUNDING))
-    low = np.where(1.0 - rate.high >= floor, low, 0.0)  # only then is the floor in the range of the claim
+    low = np.maximum(_distance(rate.low, floor, -1.0), _on_diagonal(0.5 * (1.0 - lines[1, 0]), -1.0))
+    # only then is the floor in the range of the claim
+    low = np.where(1.0 - rate.high >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)
     high = np.full(size, np.inf)
     rows, first = everywhere, lines
     for turn in range(ROUNDS + 1):
@@ -70,8 +71,10 @@ def gaussian_fit(deltas: Deltas, floor: np.ndarray, kind: str, start: Place | No
         rows, lines, ends = rows[~done], lines[:, :, ~done], ends[:, ~done]
         worst = np.argpartition(-ends, ADDED, axis=0)[:ADDED]
         lines = with_more(deltas, lines, worst, rows)
-    low = np.minimum(np.nan_to_num(low), high)
-    status = np.where(high - low <= 1e-4 * high, "ok", "width")
+    low = np.nan_to_num(low)
+    agree = low <= high  # of ends that contradict each other neither is used
+    low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf)
+    status = np.where(agree, np.where(high - low <= 1e-4 * high, "ok", "width"), "contradiction")
     mu = Bounds(low if kind == "certified" else 0.0 * low, high, high, kind, status, "tradeoff")
     return GaussianFit(mu, first, last)
 
@@ -83,13 +86,22 @@ def _distance(rate: np.ndarray, fpr: np.ndarray, turn: float) -> np.ndarray:
         return first - second + turn * ROUNDING * (np.abs(second) + np.where(np.isfinite(first), np.abs(first), 0.0))
 
 
+def _on_diagonal(rate: np.ndarray, turn: float) -> np.ndarray:
+    """The mu whose curve meets the diagonal at an error rate up to 1/2, `-2 Phi^-1(rate)`, rounded by `turn`."""
+    with np.errstate(invalid="ignore"):
+        found = -2.0 * ndtri(np.clip(rate * (1.0 - turn * 8.0 * ROUNDOFF), 0.0, 0.5)) * (1.0 + turn * ROUNDING)
+        return np.maximum(found, 0.0)
+
+
 def _largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The mu that all cells show, and the largest mu at each of the ends between two cells.
 
-    Cell k is where tangent k is used.  Any division of [floor, (1 - delta(0))/2] into cells is sound.
+    Cell k is where tangent k is used.  Any division of [floor, c] into cells is sound where a tangent meets the
+    diagonal at c or above it, with the mu that the diagonal asks for at c.
     """
     epsilon, _, delta = lines
-    ratio = np.exp(epsilon) * (1.0 + 4.0 * ROUNDOFF)
+    with np.errstate(over="ignore"):  # a tangent so steep says nothing
+        ratio = np.exp(epsilon) * (1.0 + 4.0 * ROUNDOFF)
     fixed = 0.5 * (1.0 - delta[0])  # on the diagonal; the rest follows by symmetry
     floor = np.minimum(floor, np.maximum(fixed, 0.0))
     with np.errstate(all="ignore"):
@@ -101,9 +113,10 @@ def _largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nd
     shown = np.where(used, np.maximum(at_left, at_right), -np.inf)
     nowhere = ~used.any(axis=0)
     alone = np.min(_distance(delta + ratio * floor, floor, 1.0), axis=0)
+    # beyond `fixed` another tangent may be the larger: there f_mu is at most `fixed`, and so below it
+    largest = np.maximum(np.where(nowhere, alone, np.max(shown, axis=0)), _on_diagonal(fixed, 1.0))
     # a rate of 0 or more above 1 has no mu
-    largest = np.where(nowhere, alone, np.max(shown, axis=0))
-    largest = np.where((fixed > 0.0) & ~np.isnan(largest), np.maximum(largest, 0.0), np.inf)
+    largest = np.where((fixed > 0.0) & ~np.isnan(largest), largest, np.inf)
     between = np.maximum(np.where(used[:-1], at_left[:-1], -np.inf), np.where(used[1:], at_right[1:], -np.inf))
     return largest, np.nan_to_num(between, nan=np.inf)
 

@@ -65,9 +65,10 @@ def _cells(
     On a cell delta_mu is below its chord, and delta above the chords of both neighbouring cells, extended, and above
     its value at the right end.  Each quotient of two lines is monotone, so its ends decide.
     """
-    ratio = np.exp(epsilon)
-    width, share = np.diff(ratio, axis=0), 1.0 / (1.0 + ratio)
     with np.errstate(all="ignore"):
+        ratio = np.exp(epsilon)
+        # not a difference of two e^eps, of which nothing may be left between two that are near
+        width, share = ratio[:-1] * np.expm1(np.diff(epsilon, axis=0)), 1.0 / (1.0 + ratio)
         # at most the slope of delta: by symmetry -(1 - delta(0))/2 belongs to its slopes at E = 1
         before = np.concatenate([-0.5 * (1.0 - low[:1]), (low[1:-1] - high[:-2]) / width[:-1]]) * (1.0 + 1e-9)
         # at least it

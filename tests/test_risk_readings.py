@@ -1,12 +1,16 @@
 """Readings of a risk: held against the reference table, closed forms, finite mechanisms by hand, and float64's ends."""
 
+import math
+
 import numpy as np
 import pytest
 from helpers import refusal
 from scipy.stats import norm
 
 import jaxacct as ja
+from jaxacct.risk_mu import gaussian_fit
 from jaxacct.risk_rates import Place, best_epsilon, rate_at
+from jaxacct.risk_regret import _cells
 
 # of shared/reference/risk.csv: noise, rate, steps; tpr at .01 and .001, mu above 1e-10 and its regret
 ROWS = np.array(
@@ -130,3 +134,57 @@ def test_bad_input_has_one_line():
     assert "fpr[1] = 2.0 must be" in refusal(ja.risk, run, fpr=[0.1, 2.0])
     assert "above_fpr = 0.7 must be" in refusal(ja.risk, run, above_fpr=0.7)
     assert "prior" in refusal(ja.risk, run, prior="x")
+
+
+def test_mu_where_delta_at_zero_is_loose():
+    # the pair of randomised response: the upper end of delta(0) is far off, that of every other delta is exact
+    edge = np.exp(0.1)
+
+    def deltas(epsilon, rows):
+        ratio = np.exp(epsilon)
+        inside = np.where(ratio >= edge, 0.0, (edge - ratio) / (1.0 + edge))
+        exact = np.where(ratio <= 1.0 / edge, 1.0 - ratio, inside)
+        return ja.Bounds(exact, exact, np.where(epsilon == 0.0, 0.5, exact), "certified", "ok")
+
+    found = gaussian_fit(deltas, np.array([1e-3, 0.3]), "certified").mu
+    truth = -2.0 * norm.ppf(1.0 / (1.0 + edge))  # its trade-off function meets the diagonal there
+    assert np.all(found.upper >= truth * (1 - 1e-12)) and np.all(found.lower <= truth * (1 + 1e-12))
+
+
+def test_ends_of_mu_that_contradict_each_other_are_not_used():
+    def deltas(epsilon, rows):
+        mu = 1.0 if len(epsilon) <= 3 else 0.5  # the place at the floor, and the tangents, of two mechanisms
+        exact = norm.sf(epsilon / mu - mu / 2) - np.exp(epsilon) * norm.sf(epsilon / mu + mu / 2)
+        return ja.Bounds(exact * (1 - 1e-9), exact, exact * (1 + 1e-9), "certified", "ok")
+
+    found = gaussian_fit(deltas, np.array([1e-3]), "certified").mu
+    assert found.lower[0] == 0.0 and found.upper[0] == np.inf and found.status[0] == "contradiction"
+
+
+@pytest.mark.parametrize("steps", (1e12, 1e13, 1e15))
+def test_mu_of_a_distance_near_the_roundoff(steps):
+    # one step at q: delta(0) = q erf(1/(2 sqrt 2)), and mu on the diagonal is sqrt(2 pi) delta(0) to first order
+    truth = np.sqrt(2.0 * np.pi) * math.erf(0.5 / math.sqrt(2.0)) / steps
+    found = ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 1.0 / steps)).gdp_mu(0.4999)
+    assert found.lower <= truth * (1 + 1e-9) and found.upper >= truth * (1 - 1e-9)
+
+
+def test_mu_of_gaussians_whose_square_is_no_float64():
+    noise = np.array([1e200, 1e160, 1e-160])
+    found = ja.profile(ja.Gaussian(noise)).gdp_mu()
+    assert np.all(found.lower <= 1.0 / noise) and np.all(found.upper >= 1.0 / noise)
+    assert np.all(found.upper <= (1.0 + 1e-12) / noise)
+
+
+def test_regret_between_values_of_delta_that_are_near():
+    # e^eps of neighbouring values differs by few units of roundoff: their difference says nothing
+    def tiny(epsilon, mu):
+        z = epsilon / mu
+        return mu * (norm.pdf(z) - z * norm.sf(z))
+
+    for near in np.linspace(1e-16, 9e-16, 17):
+        epsilon = np.array([0.0, 1e-12, 1e-12 + near, 2e-10])[:, None]
+        exact, gaussian = tiny(epsilon, 1e-10), tiny(epsilon, 1.1e-10)
+        cells, _ = _cells(epsilon, exact * (1 - 1e-15), exact * (1 + 1e-15), gaussian)
+        ends = 0.5 * (gaussian - exact)
+        assert np.all(cells >= np.maximum(ends[:-1], ends[1:]) * (1 - 1e-9))

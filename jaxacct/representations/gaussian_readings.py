@@ -64,10 +64,10 @@ def _exact(profile: SymmetricProfile) -> np.ndarray:
     size = int(np.prod(batch_shape(profile.mechanism)))
     if engine_of_mechanism(profile.mechanism, "auto") is not None:
         return np.full(size, np.nan)
-    square, other = np.zeros(size), np.zeros(size, bool)
+    mu, other = np.zeros(size), np.zeros(size, bool)
     for direction in directions(profile.mechanism, profile.relation):
         parts = components(profile.mechanism, profile.relation, direction)
         other |= sum(np.sum(n, axis=1) for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)) > 0
         other |= parts.delta_infinity > 0
-        square = np.maximum(square, parts.mu2)
-    return np.where(other, np.nan, np.sqrt(square))
+        mu = np.maximum(mu, parts.mu)  # not the root of mu2, which may under- or overflow
+    return np.where(other, np.nan, mu)
