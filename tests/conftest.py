@@ -40,6 +40,7 @@ def pytest_configure(config):
         os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
         if config.option.markexpr != "slow":  # the slow run tests programs as users have them
             os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
+            os.environ.setdefault("XLA_FLAGS", "--xla_cpu_parallel_codegen_split_count=1")
     gc.set_threshold(200_000, 50, 50)  # tracing makes millions of objects that stay
 
 

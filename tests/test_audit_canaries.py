@@ -84,6 +84,7 @@ def test_audit_of_a_whole_run_finds_its_epsilon_and_no_more(sampling):
     assert 0.1 * claimed <= from_scores(without, present, delta=1e-5, confidence=0.999).epsilon <= claimed
 
 
+@pytest.mark.slow
 def test_one_run_with_many_canaries():
     """Noise of 0.5: each of 400 canaries by itself in a direction of its own."""
     plan = plan_of(400, noise=0.5)

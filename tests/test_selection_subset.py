@@ -113,6 +113,7 @@ def test_expected_cost():
     assert selection.expected_cost(k, [0.1, 0.2], 1000, 2).shape == (2,)
 
 
+@pytest.mark.slow
 def test_candidates():
     grid = np.array([0.0, 0.5, 1.0, 2.0])
     both = [ja.Gaussian(2.0), ja.PoissonSampled(ja.Gaussian(0.8), 0.2)]

@@ -102,6 +102,7 @@ def test_a_candidate_that_is_ruined_does_not_spoil_the_others(data):
         assert not np.isfinite(b[1]).any()
 
 
+@pytest.mark.slow
 def test_adaptive_clip_norms_are_carried_along(data):
     plan, rule = plan_of(40, 0.5, 1.0, 4), AdaptiveClip(0.3, count_noise=5.0)
     train = side_by_side(regression, lambda c: optax.sgd(c["rate"]), plan, clip_norm=rule, micro_batch=7)
