@@ -51,6 +51,22 @@ def questions():
         lambda n: ja.calibrate_sampling_probability(target_epsilon=eps(n), noise_multiplier=1.0, steps=1000, **target),
         None,
     )
+    rates = {"sampling_probability": 0.01, "steps": 1000}
+    risks = {
+        "target_advantage": lambda n: {"target_advantage": np.linspace(0.05, 0.5, n)},
+        "target_tpr": lambda n: {"target_tpr": np.linspace(0.02, 0.2, n), "at_fpr": 0.01},
+        "target_bayes_success": lambda n: {"target_bayes_success": np.linspace(0.55, 0.75, n), "prior": 0.5},
+        "target_mu": lambda n: {"target_mu": np.linspace(0.5, 3.0, n)},
+    }
+    for name, given in risks.items():
+        found[f"calibrate_noise_multiplier {name}"] = (
+            lambda n, given=given: ja.calibrate_noise_multiplier(**given(n), **rates),
+            None,
+        )
+    found["risk dp_sgd"] = (lambda n: ja.risk(sgd(n)), None)
+    found["advantage dp_sgd"] = (lambda n: ja.profile(sgd(n)).advantage(), None)
+    found["true_positive_rate dp_sgd"] = (lambda n: ja.profile(sgd(n)).true_positive_rate(0.01), None)
+    found["rdp_epsilon dp_sgd"] = (lambda n: ja.rdp_epsilon(sgd(n), 1e-5), None)
     found["calibrate Gaussian"] = (
         lambda n: ja.calibrate(ja.Gaussian, target_epsilon=eps(n), bracket=(0.1, 100.0), **target),
         None,
@@ -71,6 +87,10 @@ def questions():
     found["select worst_case geometric epsilon"] = (lambda n: ja.epsilon(exact(n), 1e-5), None)
     found["select worst_case geometric delta"] = (lambda n: ja.delta(exact(n), 1.0), None)
     found["select adaptive Poisson epsilon"] = (lambda n: ja.epsilon(adaptive(n), 1e-5), None)
+    found["select top=2 geometric epsilon"] = (
+        lambda n: ja.epsilon(selection.select(gaussian(n), geometric, top=2), 1e-5),
+        None,
+    )
     found["two_point_selection"] = (lambda n: selection.two_point_selection(geometric, noise(n), 1e-6), 0)
     found["repetitions_allowed"] = (lambda n: ja.repetitions_allowed(gaussian(n), 12.0, 1e-5), None)
     return found

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.special import gammaln, log_ndtr
 
-from jaxacct.engines import lattice, lattice_sides
+from jaxacct.engines import lattice, lattice_plan, lattice_sides
 from jaxacct.engines.backend import job
 from jaxacct.engines.lattice_backend import runner
 from jaxacct.engines.lattice_part import Placed
@@ -394,3 +394,15 @@ def test_numpy_and_xla_agree(mechanism, direction):
         theirs = lattice.epsilon(parts, 0, 1e-6, 1e-6, rtol=rtol)
     assert ours.status == theirs.status
     assert np.all(np.abs(np.subtract(ours[:3], theirs[:3])) <= 1e-9 + 0.1 * rtol * theirs.upper)
+
+
+@pytest.mark.parametrize("gap", [1.0, 1.2, 1.5, 1.6, 1.99, 2.0, 2.9, 3.1, 700.3])
+def test_a_step_fits_a_gap_or_is_the_one_asked_for(gap):
+    """No whole part of a gap of 1.6 steps lies between 1 and 1.5 steps: the lattice engine once failed there."""
+
+    class Law:
+        def gaps(self):
+            return [(gap, 1.0)]
+
+    step = lattice_plan.common_step(1.0, [Law()])
+    assert 1.0 <= step <= 1.5 and (step == 1.0 or abs(gap / step - round(gap / step)) < 1e-9)

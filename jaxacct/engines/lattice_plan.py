@@ -137,6 +137,8 @@ def common_step(step: float, laws: list[LatticePart]) -> float:
     distance, weight = (np.array(x) for x in zip(*gaps, strict=True))
     lead = distance[np.argmax(weight * distance)]
     most, fewest = max(np.floor(lead / step), 1.0), max(np.ceil(lead / (1.5 * step)), 1.0)
+    if fewest > most:  # no part of the lead is that long
+        return step
     steps = lead / np.arange(most, fewest - 1.0, -1.0)[:MOST_STEPS]
     cost = np.zeros(steps.size)
     for d, w in zip(distance, weight, strict=True):
