@@ -27,6 +27,8 @@ __all__ = ["calibrated_to_risk", "posterior_of"]
 
 ABOUT = 0.1
 """How near to the best one the eps of a true-positive rate is thought to be, in deviations of the loss."""
+ROUGH = 1e-3
+"""rtol of the deltas from which the lower end of a true-positive rate follows: that end is 1 % away."""
 Risk = tuple[Found, np.ndarray, np.ndarray, np.ndarray]
 """What was found; the ends of the risk, (3, n); the eps that it follows from; its kinds."""
 
@@ -139,13 +141,16 @@ def _to_rate(task: Unknown, name: str, flat: dict[str, np.ndarray], shape: tuple
     high = np.minimum((found.upper + np.exp(target.epsilon) * fpr) * (1.0 + 8.0 * ROUNDOFF), 1.0)
     rows = np.flatnonzero(np.isfinite(found.value))
     low = fpr.copy()
-    if rows.size:  # three values of delta about eps* are a lower end, if eps* is near the best one
+    if rows.size:
+        # three values of delta about eps* are a lower end, if eps* is near the best one; one direction is enough for it
+        one = task._replace(relation="add_one" if task.relation == "add_one" else "remove_one").take(rows)
         mu = np.clip(np.nan_to_num(-ndtri(fpr[rows]) + ndtri(np.minimum(goal[rows], 1.0 - 1e-12)), nan=1.0), 1e-9, 50)
         place = Place(np.maximum(target.epsilon[rows], ABOUT * mu), mu)
-        bracket = rate_at(deltas_at(task.take(rows), found.value[rows]), place, fpr[rows], ABOUT)
+        bracket = rate_at(deltas_at(one, found.value[rows], ROUGH), place, fpr[rows], ABOUT)
         low[rows] = np.maximum(bracket.low, fpr[rows])
-        high[rows] = np.minimum(high[rows], bracket.high)
-    low = np.where(found.kind == "certified", np.minimum(low, high), 0.0)
+    agree = ~(low > high)  # ends that contradict each other claim nothing
+    high = np.where(agree, high, 1.0)
+    low = np.where(agree & (found.kind == "certified"), low, 0.0)
     ends = np.stack([low, high, high])
     if name == "target_posterior":
         ends = np.stack(

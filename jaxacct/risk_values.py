@@ -43,13 +43,14 @@ class Unknown(NamedTuple):
         return self._replace(known={name: column[rows] for name, column in self.known.items()})
 
 
-def deltas_at(unknown: Unknown, values: np.ndarray) -> Deltas:
-    """delta of the rows at some values of the unknown."""
+def deltas_at(unknown: Unknown, values: np.ndarray, rtol: float | None = None) -> Deltas:
+    """delta of the rows at some values of the unknown, by default at least as narrow as a search needs it."""
+    width = min(1e-4, unknown.rtol) if rtol is None else rtol
     fields = unknown.known | {unknown.name: values}
 
     def deltas(epsilon: np.ndarray, rows: np.ndarray) -> Bounds:
         run = dp_sgd(**{name: column[rows] for name, column in fields.items()})
-        return delta_at_any(run, epsilon, unknown.relation, rtol=min(1e-4, unknown.rtol))
+        return delta_at_any(run, epsilon, unknown.relation, rtol=width)
 
     return deltas
 
