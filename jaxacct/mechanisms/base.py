@@ -221,7 +221,7 @@ def register(cls: type[M]) -> type[M]:
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     if issubclass(cls, Mechanism):
-        cls.__init__ = with_hints(cls.__init__)  # type: ignore[method-assign]
+        cls.__init__ = with_hints(cls.__init__)  # type: ignore[method-assign]  # of a class that is just made
     return cls
 
 

@@ -101,8 +101,9 @@ def _sum_of(laws: Sequence[Law]) -> Law | None:
 
     For negative binomial laws, whose tails are heavy, the sum costs more than the rounds do.
     """
-    if all(type(law) is PointMass for law in laws):
-        return PointMass(math.fsum(float(law.repetitions) for law in laws))  # type: ignore[attr-defined]
+    fixed = [law for law in laws if type(law) is PointMass]
+    if len(fixed) == len(laws):
+        return PointMass(math.fsum(float(law.repetitions) for law in fixed))
     if all(type(law) is Poisson for law in laws):
         # the mean of the sum rounded up: D does not decrease in the mean
         return Poisson(math.nextafter(math.fsum(float(law.mean) for law in laws), math.inf))

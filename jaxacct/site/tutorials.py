@@ -35,7 +35,10 @@ class TutorialError(Exception):
 
 def title(text: str) -> str:
     """The title of a page."""
-    return re.search(r"^# (.*)$", text, re.MULTILINE)[1]  # type: ignore[index]
+    heading = re.search(r"^# (.*)$", text, re.MULTILINE)
+    if heading is None:
+        raise TutorialError("a tutorial has no title; begin it with a line '# Title'")
+    return heading[1]
 
 
 def run(page: Path, pictures: Path, root: Path) -> str:

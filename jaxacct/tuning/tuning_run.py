@@ -120,8 +120,9 @@ def tune(
     """
     law = law_of(plan, space, pad)
     top = int(check_one("top", getattr(plan, "top", 1) if top is None else top, TOP, "one number for all"))
-    if getattr(plan, "rounds", 1) > 1:
-        raise InputError(f"plan is for {plan.rounds} rounds; use tuning.tune_in_rounds")  # type: ignore[union-attr]
+    rounds = getattr(plan, "rounds", 1)
+    if rounds > 1:
+        raise InputError(f"plan is for {rounds} rounds; use tuning.tune_in_rounds")
     prepared = Prepared.of(plan, law, space, candidates, score, data, top, 1)
     secret = Secret(key)
     note = f"tuning: a selection among runs of the plan; candidates {prepared.word}" + (
