@@ -1,6 +1,6 @@
 """Selections a second: "run K times, keep the best" of DP-SGD runs, at the exact worst case over scores.
 
-    python benchmarks/selection.py [--count 1000] [--rtol 1e-3] [--rounds 5] [--json]
+    python benchmarks/selection.py [--count 1000] [--rtol 1e-3] [--rounds 5] [--backend xla] [--json]
 
 Five bases, (noise, sampling probability, steps) from (0.8, .004, 3000) to (4, 1, 20); for each law of K as many
 configurations as asked for, with random parameters of the law and delta log-uniform in (1e-9, 1e-3).  First the curves
@@ -46,6 +46,7 @@ def main():
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--rtol", type=float, default=1e-3)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--backend", default="auto", choices=["auto", "numpy", "xla"])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rng, size = np.random.default_rng(0), -(-options.count // len(BASES[0]))
@@ -53,7 +54,9 @@ def main():
     deltas = 10.0 ** rng.uniform(-9.0, -3.0, (size, 1))
     rows = []
     for name, law in laws(rng, size).items():
-        ask = lambda law=law: ja.epsilon(selection.select(runs, law), deltas, rtol=options.rtol)
+        ask = lambda law=law: ja.epsilon(
+            selection.select(runs, law), deltas, rtol=options.rtol, backend=options.backend
+        )
         first, _ = timed(ask)
         walls, answers = zip(*(timed(ask) for _ in range(options.rounds)), strict=True)
         found, wall = answers[0], statistics.median(walls)
