@@ -175,7 +175,8 @@ def _better(
     at = np.maximum(epsilon, half * step) + step * np.arange(-half, half + 1.0)[:, None]
     run, effort = dp_sgd(noise, flat["sampling_probability"], flat["steps"]), account.effort_of_search(ROUGH_DELTA)
     side = "add_one" if relation == "add_one" else "remove_one"  # the larger as a rule
-    sums = worse_direction("delta", run, at, side, effort, "contour").estimate + np.exp(at) * fpr
+    with np.errstate(over="ignore"):  # a place whose sum is infinite is not the best
+        sums = worse_direction("delta", run, at, side, effort, "contour").estimate + np.exp(at) * fpr
     best = np.clip(np.argmin(np.where(np.isnan(sums), np.inf, sums), axis=0), 1, places - 2)
     left, middle, right = (np.take_along_axis(sums, best[None] + by, axis=0)[0] for by in (-1, 0, 1))
     with np.errstate(all="ignore"):  # a guess that is not a number moves nothing
