@@ -62,7 +62,7 @@ def epsilon(
         Its numeric fields and `delta` broadcast; the answer has their common shape.
     delta : array_like in [0, 1)
         0 is allowed where the privacy loss is bounded.
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
     engine : {"auto", "contour", "lattice"}
     rtol : float in (0, 1)
         Wanted relative width (upper - lower)/upper; where it is not reached the bracket still holds and the

@@ -48,7 +48,7 @@ def epsilon_gradient(
     mechanism : Mechanism
         Its numeric fields and `delta` broadcast; each field is one number a configuration.
     delta : array_like in (0, 1)
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
     backend : {"auto", "numpy", "xla"}
         As for `jaxacct.epsilon`.
 

@@ -55,7 +55,7 @@ def calibrate(
     monotone : bool
         The caller's statement that epsilon only grows, or only falls, with x in the bracket; `Calibration.best`
         repeats it.
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
     rtol : float
         The certified epsilon lies within this (relatively) below the target, unless the search ends at an end of the
         bracket, between two adjacent whole numbers, or at a jump of epsilon.

@@ -45,9 +45,9 @@ __all__ = [
 
 Tracer = jax.core.Tracer
 """What stands for a value while JAX traces a function: there is no number to check."""
-RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one")
+RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out")
 """Neighbouring relations.  Scales and noise multipliers are relative to the add/remove sensitivity."""
-SIDED = RELATIONS[:3]
+SIDED = tuple(name for name in RELATIONS if name != "replace_one")
 """The relations that calibrations know."""
 ENGINES = ("auto", "contour", "lattice")
 """The words that `engine` may be; "auto" lets every engine answer where it suits."""

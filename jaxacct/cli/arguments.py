@@ -171,7 +171,7 @@ VERIFY = (
     "check the bracket by a second program, in ball arithmetic (needs python-flint: pip install 'jaxacct[verify]'); "
     "exit status 3 where it is refuted, 4 where it is undecided"
 )
-RELATIONS = "add_or_remove_one (default), add_one, remove_one or replace_one"
+RELATIONS = "add_or_remove_one (default), add_one, remove_one, replace_one or zero_out"
 """This and the names above from ENGINES on: the help of options that several commands share, or that is long."""
 
 

@@ -35,7 +35,7 @@ __all__ = [
 DIRECTIONS = ("remove", "add")
 """The two directions of a dominating pair: P with the record (remove) or without it (add)."""
 
-SENSITIVITY = {"add_or_remove_one": 1.0, "add_one": 1.0, "remove_one": 1.0, "replace_one": 2.0}
+SENSITIVITY = {"add_or_remove_one": 1.0, "add_one": 1.0, "remove_one": 1.0, "replace_one": 2.0, "zero_out": 1.0}
 """How far a record moves the statistic under a relation, in units of the add/remove sensitivity."""
 
 M = TypeVar("M")

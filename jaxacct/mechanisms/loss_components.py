@@ -94,7 +94,7 @@ def components(mechanism: Mechanism, relation: str, direction: str) -> Component
     Parameters
     ----------
     mechanism : Mechanism
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
     direction : {"remove", "add"}
 
     Returns
@@ -164,7 +164,7 @@ def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
     Parameters
     ----------
     mechanism : Mechanism
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
     -------

@@ -77,6 +77,11 @@ class SampledWithoutReplacement(Mechanism):
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         ratio = np.asarray(self.sampling_ratio, np.float64)
         once = np.asarray(1.0)
+        if relation == "zero_out":
+            raise InputError(
+                "relation = 'zero_out' is not supported for SampledWithoutReplacement; use relation='replace_one', "
+                "which covers it"
+            )
         if self.mechanism.symmetric():
             if relation != "replace_one" or self._trivial():
                 return [(self.mechanism.part(ratio, "replace_one", direction), once)]

@@ -64,7 +64,7 @@ def plot_profiles(
         The names are those of the legend.  A batch is a curve for each of its elements, 8 curves at most.
     epsilon : array_like >= 0, optional
         Where delta is computed; by default 120 values up to where delta is 1e-10.
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}, optional
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}, optional
         By default "add_or_remove_one", and of a Profile its own.
     axes : matplotlib Axes, optional
         Where to draw; by default on a new figure, which a notebook shows and `axes.figure.savefig(path)` writes.

@@ -37,6 +37,8 @@ RELATIONS = {
     "remove_one": "remove one record: only from a data set to the same one with one record less. The other direction "
     "is not covered",
     "replace_one": "replace one record: two data sets of the same size are neighbours if they differ in one record",
+    "zero_out": "zero out one record: two data sets are neighbours if they differ in one record, whose contribution is "
+    "zero in one of them. The number of records is the same in both and may be known",
 }
 """The neighbouring relations in words."""
 LIMITS = (

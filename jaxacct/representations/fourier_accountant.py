@@ -71,7 +71,7 @@ def fourier_delta(
     method : {"double_quadrature", "analytical"}
         "analytical" is for Gaussian, Laplace and finite parts, whose characteristic functions are closed forms.
         "double_quadrature" is also for Poisson sampled parts, whose characteristic function is itself integrated.
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
     -------

@@ -100,7 +100,7 @@ def renyi_curve(mechanism: Mechanism, orders: Any = ORDERS, relation: str = "add
     ----------
     mechanism : Mechanism
     orders : array_like (O,), > 0
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
     -------
@@ -140,7 +140,7 @@ def rdp_epsilon(mechanism: Mechanism, delta: Any, *, orders: Any = None, relatio
         Broadcasts with the mechanism's fields.
     orders : array_like (O,), > 1, optional
         Used as they are; by default a wide grid that is refined around the best order.
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
     -------
@@ -190,7 +190,7 @@ def rdp_delta(mechanism: Mechanism, epsilon: Any, *, orders: Any = None, relatio
         Broadcasts with the mechanism's fields.
     orders : array_like (O,), > 1, optional
         Used as they are; by default a wide grid that is refined around the best order.
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
     -------

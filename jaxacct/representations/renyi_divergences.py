@@ -36,7 +36,7 @@ def renyi_divergence(mechanism: Mechanism, order: Any, relation: str = "add_or_r
     mechanism : Mechanism
     order : array_like, finite, > 0
         Broadcasts with the mechanism's fields; the answer has their common shape.
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
     -------
@@ -92,7 +92,7 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
     Parameters
     ----------
     mechanism : Mechanism
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
     -------

@@ -61,7 +61,7 @@ def bound_epsilon(
         published theorems for some laws.  "monotone_score" is Algorithm 3 of Xiang, Wang and Wang, which is only true
         for scores that are monotone in the likelihood ratio.  "auto" is the smallest of the first three that applies,
         named in `engine`.
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
     -------

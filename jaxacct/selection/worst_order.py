@@ -91,7 +91,7 @@ def attack(
     k : Law
     delta : float in (0, 1)
         One configuration of each.
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
     candidates : {"iid"}
         Of adaptive candidates the lower end of `ja.epsilon` is reached.
 

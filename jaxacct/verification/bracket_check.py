@@ -58,7 +58,7 @@ def verify(
     delta, epsilon : array_like
         Give one: delta where the bracket is of epsilon, epsilon where it is of delta.  It broadcasts with the mechanism
         and the bounds.
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one"}
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
         The neighbouring relation for which the bracket was computed.
     seconds : float
         Time limit of each configuration.
