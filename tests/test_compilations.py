@@ -109,6 +109,7 @@ def test_what_the_user_asks_for_is_taken():
 def test_a_middling_job_takes_xla_where_its_programs_are_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("JAXACCT_CACHE_DIR", str(tmp_path / "programs"))
     assert backend.suiting(10_000) == "numpy"
+    assert [backend.suiting(size, selections=True) for size in (2_400, 2_401)] == ["numpy", "xla"]
     programs.note_warm()
     assert [backend.suiting(size) for size in (1, 10_000)] == ["numpy", "xla"]
     ja.clear_cache()

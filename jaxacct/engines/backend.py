@@ -37,6 +37,9 @@ NUMPY_MOST = 40_000
 """Largest job that NumPy does: about where compiling the programs of the contour engine begins to pay."""
 NUMPY_MOST_IF_KEPT = 1_500
 """The same where `jaxacct warm` has kept the programs: loading them pays sooner."""
+NUMPY_MOST_SELECTIONS = 2_400
+"""Largest job of private selections that NumPy does; each costs it as much as some 16 configurations.  `jaxacct warm`
+keeps none of their programs."""
 CHUNK_POINTS = 2**14
 """Quadrature points of all configurations of a chunk together: fewer cost more calls, more do not fit into a cache."""
 NODES_A_POINT = 16
@@ -86,21 +89,25 @@ def fixed(numpy: bool) -> Iterator[None]:
         _path.reset(token)
 
 
-def suiting(size: int) -> str:
-    """The backend, by name, that "auto" means for a job of a size."""
-    return "numpy" if on_numpy(size) else "xla"
+def suiting(size: int, *, selections: bool = False) -> str:
+    """The backend, by name, that "auto" means for a job of a size; `selections` as for `on_numpy`."""
+    return "numpy" if on_numpy(size, selections=selections) else "xla"
 
 
-def on_numpy(size: int, *, apart: bool = False) -> bool:
-    """Whether a batch of this size goes to NumPy; `apart` as for `job`."""
+def on_numpy(size: int, *, apart: bool = False, selections: bool = False) -> bool:
+    """Whether a batch of this size goes to NumPy; `apart` as for `job`.
+
+    selections : whether it is one of private selections at their worst score.
+    """
     path = _path.get()
-    return _suits(size) if path is None or (apart and not path.asked) else path.numpy
+    return _suits(size, selections) if path is None or (apart and not path.asked) else path.numpy
 
 
-def _suits(size: int) -> bool:
-    if size > NUMPY_MOST or jax.default_backend() != "cpu" or not _holds():
+def _suits(size: int, selections: bool = False) -> bool:
+    most = NUMPY_MOST_SELECTIONS if selections else NUMPY_MOST
+    if size > most or jax.default_backend() != "cpu" or not _holds():
         return False
-    return size <= NUMPY_MOST_IF_KEPT or not programs.are_kept()
+    return selections or size <= NUMPY_MOST_IF_KEPT or not programs.are_kept()
 
 
 @functools.cache

@@ -71,7 +71,7 @@ def bracket(
     base = np.broadcast_to(np.arange(len(known)).reshape(batch_shape(run)), shape).reshape(-1)
     flat = np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
     laws, at = law.flattened(shape), np.minimum(flat, LARGEST_EPS)
-    ends, plain = np.zeros((2, size)), backend.on_numpy(size)
+    ends, plain = np.zeros((2, size)), backend.on_numpy(size, selections=True)
     before: list[str] = []
     for direction in (side.direction for side in sides(run, relation)):
         stacked = jax.tree.map(lambda *x: np.stack(x), *(each[direction] for each in known)) if size else None
@@ -148,7 +148,7 @@ def _run(
             return np.stack(run(curve, base[index], _taken(laws, index), values[index]))
 
     starts = range(0, size, chunk)
-    if len(starts) > 1:
+    if len(starts) > 1 and not plain:  # NumPy's calls are so short that threads would only wait for each other
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             pieces = list(pool.map(one, starts))
     else:

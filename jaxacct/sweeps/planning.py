@@ -68,7 +68,8 @@ class Plan:
     blocks, block : int
         Blocks of this slice, and rows in a block.
     backend : {"numpy", "xla"}
-        What evaluates the kernels: NumPy for up to 40,000 rows on a CPU, unless something else was asked for.
+        What evaluates the kernels: NumPy for up to 40,000 rows (2,400 with repetitions) on a CPU, unless something
+        else was asked for.
     devices : str
         Their number and platform.
     sample : int

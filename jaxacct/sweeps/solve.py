@@ -62,7 +62,7 @@ def settings(grid: Grid, relation: str, engine: str, rtol: float, backend: str) 
         )
     if calibrated:
         options(rtol=rtol, least_rtol=LEAST_RTOL)
-    place = suiting(len(grid)) if backend == "auto" else chosen.backend
+    place = suiting(len(grid), selections="repetitions" in grid.inputs) if backend == "auto" else chosen.backend
     return Settings(chosen.relation, chosen.engine, chosen.rtol, place)
 
 
