@@ -13,10 +13,10 @@ ANSWER = ("lower", "estimate", "upper")
 """Columns of the bracket."""
 WORDS = ("kind", "status", "engine")
 """Columns of text that belong to the bracket."""
-TEXT = ("name", "quantity", "repetitions", "relation", *WORDS)
+TEXT = ("name", "quantity", "sampling", "repetitions", "relation", *WORDS)
 """Columns of text; all others are float64."""
 
-WHOLE = ("dataset_size", "batch_size", "epochs", "steps", "trials", "count")
+WHOLE = ("dataset_size", "batch_size", "epochs", "steps", "cap", "group", "trials", "count")
 """Columns whose whole numbers are written without a decimal point."""
 
 _SOURCES = {"sampling_probability": "batch_size", "steps": "epochs"}

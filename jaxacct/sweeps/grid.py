@@ -2,6 +2,7 @@
 
 Of noise_multiplier, sampling_probability, steps, epsilon and delta exactly one is left out: it is solved for.
 Instead of epsilon and delta a risk may be the target, such as target_advantage, or target_tpr with at_fpr.
+`sampling` names how batches are drawn (Poisson where it is left out), with `cap` and `group` (samplings.py).
 With `repetitions`, a law of K by name, epsilon is that of running the configuration K times and releasing the best.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.sweeps import repetitions, risks
+from jaxacct.sweeps import repetitions, risks, samplings
 from jaxacct.validation import (
     COUNT,
     DELTA,
@@ -37,6 +38,7 @@ FIELDS: dict[str, Constraint] = {
     "noise_multiplier": POSITIVE,
     "sampling_probability": PROBABILITY,
     "steps": COUNT,
+    **samplings.FIELDS,
     "target_epsilon": POSITIVE,
     "target_delta": DELTA,
     "epsilon": NON_NEGATIVE,
@@ -46,7 +48,12 @@ FIELDS: dict[str, Constraint] = {
 }
 """Every number of a configuration with the values it may take."""
 
-INPUTS = (*(field for field in FIELDS if field not in repetitions.FIELDS), "repetitions", *repetitions.FIELDS)
+INPUTS = (
+    "sampling",
+    *(field for field in FIELDS if field not in repetitions.FIELDS),
+    "repetitions",
+    *repetitions.FIELDS,
+)
 """Every input of a configuration, in the order of the result's columns."""
 
 QUANTITIES = ("noise_multiplier", "sampling_probability", "steps", "epsilon", "delta")
@@ -54,7 +61,7 @@ QUANTITIES = ("noise_multiplier", "sampling_probability", "steps", "epsilon", "d
 
 MODES = ("product", "zip")
 """How arrays become rows: every combination, or side by side."""
-COUNTS = ("dataset_size", "batch_size", "steps", "trials", "count")
+COUNTS = ("dataset_size", "batch_size", "steps", "cap", "group", "trials", "count")
 """Fields of which a range is rounded to whole numbers."""
 LARGEST_GRID = 10_000_000
 """Most configurations in one grid, about a gigabyte of columns; a larger product is refused before it is built."""
@@ -76,7 +83,7 @@ class Grid:
     quantity : array of str, shape (rows,)
         What each row is solved for.
     inputs : dict of arrays, each of shape (rows,)
-        float64 with NaN where absent; `repetitions` is text that is empty there.
+        float64 with NaN where absent; `sampling` and `repetitions` are text that is empty there.
     beside : dict of arrays, each of shape (rows,)
         Other columns, which are kept beside the answers.
     index : pandas.Index, optional
@@ -114,6 +121,7 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
     `sampling_probability = batch_size / dataset_size`, and `epochs` with them
     `steps = ceil(epochs * dataset_size / batch_size)`.  `target_epsilon` and `epsilon` are one field, and so
     are `target_delta` and `delta`.  A risk (`risks.FIELDS`) may stand in place of both.
+    `sampling` is the name of a batch rule, or an array of them (`jaxacct.dp_sgd`).
     `repetitions` is the name of a law of K, or an array of them, and needs the
     numbers of that law (`repetitions.LAWS`).
 
@@ -134,6 +142,7 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
     axes = {field: _axis(field, value) for field, value in fields.items()}
     solved = _quantity(axes, quantity)
     repetitions.require(axes, solved)
+    samplings.require(axes)
     size = math.prod(np.size(axis) for axis in axes.values()) if mode == "product" else 0
     if size > LARGEST_GRID:
         raise InputError(f"the grid has {size:,} configurations; at most {LARGEST_GRID:,} fit; split it")
@@ -167,12 +176,14 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def _absent(field: str, size: int) -> np.ndarray:
-    return np.full(size, "", object) if field == "repetitions" else np.full(size, np.nan)
+    return np.full(size, "", object) if field in ("sampling", "repetitions") else np.full(size, np.nan)
 
 
 def _axis(field: str, value: Any) -> np.ndarray:
     if field == "repetitions":
         axis = repetitions.words(value)
+    elif field == "sampling":
+        axis = samplings.words(value)
     else:
         axis = np.asarray(check(field, _range(field, value) if isinstance(value, Mapping) else value, FIELDS[field]))
     if axis.size == 0:
@@ -211,10 +222,10 @@ def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
     ):
         if first in axes and second in axes:
             raise InputError(f"{first} and {second} say the same thing twice; leave one of them out")
-    if ("dataset_size" in axes) != ("batch_size" in axes):
+    if ("dataset_size" in axes) != ("batch_size" in axes) and not ("dataset_size" in axes and "sampling" in axes):
         lone, other = ("dataset_size", "batch_size")[:: 1 if "dataset_size" in axes else -1]
         raise InputError(f"{lone} needs {other}; give both, or sampling_probability instead")
-    if "epochs" in axes and "dataset_size" not in axes:
+    if "epochs" in axes and "batch_size" not in axes:
         raise InputError("epochs needs dataset_size and batch_size; give both, or steps instead")
     present = {field.removeprefix("target_") for field in axes}
     present |= {"sampling_probability"} if "batch_size" in axes else set()
