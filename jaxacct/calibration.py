@@ -53,6 +53,10 @@ def calibrate_noise_multiplier(
     above_fpr: Any = None,
     repetitions: Law | None = None,
     candidates: str = "iid",
+    sampling: str = "poisson",
+    dataset_size: Any = None,
+    cap: Any = None,
+    group: int = 1,
     relation: str = "add_or_remove_one",
     rtol: float = 1e-4,
     backend: str = "auto",
@@ -95,7 +99,12 @@ def calibrate_noise_multiplier(
         every noise tried takes half a minute or more.
     candidates : {"iid", "adaptive"}
         What is assumed of the candidates (`jaxacct.selection.select`).
-    relation : {"add_or_remove_one", "add_one", "remove_one"}
+    sampling : {"poisson", "random_allocation", "truncated_poisson", "without_replacement"}
+    dataset_size, cap, group
+        How batches are drawn, as for `jaxacct.dp_sgd`.  What is not Poisson sampling of single records has epsilon and
+        delta as its only target here.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "zero_out"}
+        "replace_one", too, where the batch rule knows it.
     rtol : float in [1e-7, 1)
     backend : {"auto", "numpy", "xla"}
         As for `jaxacct.epsilon`.
@@ -140,7 +149,13 @@ def calibrate_noise_multiplier(
     if risk is not None:
         if repetitions is not None:
             raise InputError("repetitions goes with target_epsilon and target_delta alone; leave it out for a risk")
+        _refuse_rule("a risk", sampling, group)
         return _to_risk("noise_multiplier", risk, known, relation, rtol, NOISE_RANGE, backend)
+    if repetitions is not None:
+        _refuse_rule("repetitions", sampling, group)
+    rule = {"sampling": sampling, "dataset_size": dataset_size, "cap": cap, "group": group}
+    if repetitions is None and not _is_plain(rule):
+        return _by_rule("noise_multiplier", target_epsilon, target_delta, known, rule, relation, rtol, NOISE_RANGE, backend)
     if repetitions is None:
         return calibrated("noise_multiplier", target_epsilon, target_delta, known, relation, rtol, NOISE_RANGE, backend)
     from jaxacct.selection.mechanism import CANDIDATES  # takes a while to import, and single runs do not need it
@@ -171,6 +186,10 @@ def calibrate_sampling_probability(
     baseline: Any = None,
     target_mu: Any = None,
     above_fpr: Any = None,
+    sampling: str = "poisson",
+    dataset_size: Any = None,
+    cap: Any = None,
+    group: int = 1,
     relation: str = "add_or_remove_one",
     rtol: float = 1e-4,
     backend: str = "auto",
@@ -183,7 +202,7 @@ def calibrate_sampling_probability(
     ----------
     target_epsilon, target_delta, steps, relation, rtol, backend
     target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction, target_mu
-    at_fpr, prior, baseline, above_fpr
+    at_fpr, prior, baseline, above_fpr, sampling, dataset_size, cap, group
         As for `calibrate_noise_multiplier`.
     noise_multiplier : array_like > 0
 
@@ -220,7 +239,11 @@ def calibrate_sampling_probability(
     }
     risk = given_target(target_epsilon, target_delta, risks)
     if risk is not None:
+        _refuse_rule("a risk", sampling, group)
         return _to_risk("sampling_probability", risk, known, relation, rtol, RATE_RANGE, backend)
+    rule = {"sampling": sampling, "dataset_size": dataset_size, "cap": cap, "group": group}
+    if not _is_plain(rule):
+        return _by_rule("sampling_probability", target_epsilon, target_delta, known, rule, relation, rtol, RATE_RANGE, backend)
     return calibrated("sampling_probability", target_epsilon, target_delta, known, relation, rtol, RATE_RANGE, backend)
 
 
@@ -242,6 +265,10 @@ def calibrate_steps(
     target_mu: Any = None,
     above_fpr: Any = None,
     max_steps: int = MAX_STEPS,
+    sampling: str = "poisson",
+    dataset_size: Any = None,
+    cap: Any = None,
+    group: int = 1,
     relation: str = "add_or_remove_one",
     rtol: float = 1e-4,
     backend: str = "auto",
@@ -255,7 +282,7 @@ def calibrate_steps(
     ----------
     target_epsilon, target_delta, sampling_probability, relation, rtol, backend
     target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction, target_mu
-    at_fpr, prior, baseline, above_fpr
+    at_fpr, prior, baseline, above_fpr, sampling, dataset_size, cap, group
         As for `calibrate_noise_multiplier`.
     noise_multiplier : array_like > 0
     max_steps : int >= 1
@@ -296,8 +323,45 @@ def calibrate_steps(
     risk = given_target(target_epsilon, target_delta, risks)
     limits = (1.0, float(limit))
     if risk is not None:
+        _refuse_rule("a risk", sampling, group)
         return _to_risk("steps", risk, known, relation, rtol, limits, backend)
+    rule = {"sampling": sampling, "dataset_size": dataset_size, "cap": cap, "group": group}
+    if not _is_plain(rule):
+        return _by_rule("steps", target_epsilon, target_delta, known, rule, relation, rtol, limits, backend)
     return calibrated("steps", target_epsilon, target_delta, known, relation, rtol, limits, backend)
+
+
+def _by_rule(
+    unknown: str,
+    target_epsilon: Any,
+    target_delta: Any,
+    known: dict[str, Any],
+    rule: dict[str, Any],
+    relation: str,
+    rtol: float,
+    limits: tuple[float, float],
+    backend: str,
+) -> Calibration:
+    from jaxacct.batch_rule_calibration import calibrated_by_rule  # only where a batch rule is not Poisson sampling
+
+    return calibrated_by_rule(
+        unknown, target_epsilon, target_delta, known, rule, relation, rtol, limits, backend
+    )
+
+
+def _is_plain(rule: dict[str, Any]) -> bool:
+    """Whether batches are Poisson samples of single records, and nothing else is said of them."""
+    plain = rule["sampling"] == "poisson" and rule["group"] == 1
+    return plain and rule["dataset_size"] is None and rule["cap"] is None
+
+
+def _refuse_rule(what: str, sampling: str, group: int) -> None:
+    """What is known for Poisson samples of single records alone."""
+    if sampling != "poisson" or group != 1:
+        rule = f"sampling = {sampling!r}" if sampling != "poisson" else f"group = {group!r}"
+        raise InputError(
+            f"{what} cannot be met here with {rule}; give target_epsilon and target_delta alone, or leave it out"
+        )
 
 
 def _to_risk(

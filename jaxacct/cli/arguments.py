@@ -35,6 +35,8 @@ CONFIGURATION = {
     "dataset_size": "with --batch-size, instead of --sampling-probability",
     "batch_size": "expected batch size; sampling probability = batch size / data-set size",
     "epochs": "instead of --steps: steps = ceil(epochs * data-set size / batch size)",
+    "cap": "of truncated_poisson: the most records of a batch",
+    "group": "records of one person, protected together (default 1)",
 }
 """Options that say which DP-SGD is meant, each with its help."""
 QUESTION = {
@@ -161,6 +163,10 @@ NUMBERS = ("block", "process_id", "process_count")
 """Options of which each must be one whole number."""
 ENGINES = "auto (default), contour or lattice"
 BACKENDS = "auto (default), numpy (compiles nothing) or xla (for very many configurations)"
+SAMPLING = (
+    "how batches are drawn: poisson (default), random_allocation (each record once in every 1/q steps), "
+    "truncated_poisson (with --cap and --dataset-size) or without_replacement"
+)
 LAWS = "law of K: geometric, logarithmic, truncated_negative_binomial, poisson, binomial or point_mass"
 BOUNDS = (
     "worst_case (default), or envelope, privacy_profile, renyi, auto (the smallest of these three), or monotone_score "
@@ -243,6 +249,7 @@ def _parser() -> _Parser:
 def _question_options(sub: _Parser, command: str) -> None:
     for name, text in {**CONFIGURATION, **QUESTION[command]}.items():
         sub.add_argument(_option(name), metavar="X", help=text)
+    sub.add_argument("--sampling", default="poisson", metavar="S", help=SAMPLING)
     _accuracy_options(sub, engine=command != "calibrate")
     sub.add_argument("--verify", action="store_true", help=VERIFY)
 
@@ -250,6 +257,7 @@ def _question_options(sub: _Parser, command: str) -> None:
 def _risk_options(sub: _Parser, command: str) -> None:
     for name, text in CONFIGURATION.items():
         sub.add_argument(_option(name), metavar="X", help=text)
+    sub.add_argument("--sampling", default="poisson", metavar="S", help=SAMPLING)
     for name, text in QUESTION[command].items():
         sub.add_argument(_option(name), metavar="X", nargs="+", help=text)
     _accuracy_options(sub, engine=False)
@@ -258,6 +266,7 @@ def _risk_options(sub: _Parser, command: str) -> None:
 def _select_options(sub: _Parser, command: str) -> None:
     for name, text in {**CONFIGURATION, **QUESTION[command]}.items():
         sub.add_argument(_option(name), metavar="X", help=text)
+    sub.add_argument("--sampling", default="poisson", metavar="S", help=SAMPLING)
     sub.add_argument("--repetitions", metavar="LAW", help=LAWS)
     sub.add_argument("--bound", default="worst_case", metavar="B", help=BOUNDS)
     sub.add_argument("--candidates", default="iid", metavar="C", help=CANDIDATES)

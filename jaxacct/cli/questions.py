@@ -27,6 +27,8 @@ def run(options: argparse.Namespace) -> int:
     risks = {word.removeprefix("target_"): word for word in TARGETS} if options.command == "calibrate" else {}
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     fields = {risks.get(name, name): value for name, value in given.items()}
+    if options.sampling != "poisson":
+        fields["sampling"] = options.sampling
     quantity = None if options.command == "calibrate" else options.command
     grid = expand(fields, mode="zip", quantity=quantity)
     solved = str(grid.quantity[0])

@@ -8,8 +8,9 @@ import numpy as np
 
 from jaxacct.cli import output
 from jaxacct.cli.arguments import CONFIGURATION, QUESTION
-from jaxacct.mechanisms import dp_sgd
+from jaxacct.mechanisms.base import element
 from jaxacct.representations.risk_table import risk
+from jaxacct.sweeps import samplings
 from jaxacct.sweeps.grid import expand
 from jaxacct.validation import InputError
 
@@ -19,6 +20,8 @@ __all__ = ["run"]
 def run(options: argparse.Namespace) -> int:
     """Print the readings; lists of configurations are put side by side."""
     fields = {name: getattr(options, name) for name in CONFIGURATION if getattr(options, name) is not None}
+    if options.sampling != "poisson":
+        fields["sampling"] = options.sampling
     if np.ndim(options.above_fpr or 0):
         raise InputError("above_fpr must be one number, not a list")
     for name, other in (("noise_multiplier", ""), ("sampling_probability", "batch_size"), ("steps", "epochs")):
@@ -26,9 +29,12 @@ def run(options: argparse.Namespace) -> int:
             raise InputError(f"{name} is missing; give --{name.replace('_', '-')}")
     # a delta makes the configuration complete; it is not read
     inputs = expand(fields | {"delta": 0.5}, mode="zip", quantity="epsilon").inputs
-    columns = (inputs[name] for name in ("noise_multiplier", "sampling_probability", "steps"))
     batch = any(np.ndim(value) for value in fields.values())
-    run_ = dp_sgd(*(column if batch else float(column[0]) for column in columns))
+    kinds = list(samplings.alike(inputs))
+    if len(kinds) > 1:
+        raise InputError("group must be one number, not a list; ask for one size at a time")
+    run_ = samplings.run(inputs, kinds[0][0])
+    run_ = run_ if batch else element(run_, (0,))
     given = {name: getattr(options, name) for name in QUESTION["risk"] if getattr(options, name) is not None}
     table = risk(run_, **given, relation=options.relation, rtol=options.rtol, backend=options.backend)
     print(output.dumps(table.to_dict()) if options.json else table)

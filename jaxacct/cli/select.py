@@ -10,8 +10,7 @@ import numpy as np
 from jaxacct import account
 from jaxacct.cli import output
 from jaxacct.cli.arguments import CONFIGURATION, QUESTION
-from jaxacct.mechanisms import dp_sgd
-from jaxacct.sweeps import Table, repetitions, sweep
+from jaxacct.sweeps import Table, repetitions, samplings, sweep
 from jaxacct.sweeps.columns import ANSWER, WORDS
 from jaxacct.sweeps.grid import Grid, expand
 from jaxacct.validation import InputError, choice
@@ -23,6 +22,8 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"repetitions is missing; name the law of K: {', '.join(repetitions.LAWS)}")
     names = (*CONFIGURATION, *QUESTION["select"])
     fields = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.sampling != "poisson":
+        fields["sampling"] = options.sampling
     laws = [word.strip() for word in options.repetitions.split(",")]
     fields["repetitions"] = laws if len(laws) > 1 else laws[0]
     grid = expand(fields, mode="zip", quantity="epsilon")
@@ -58,7 +59,10 @@ def _solved(grid: Grid, bound: str, relation: str, candidates: str, top: int) ->
 
 
 def _base(inputs: dict[str, np.ndarray]) -> Any:
-    return dp_sgd(inputs["noise_multiplier"], inputs["sampling_probability"], inputs["steps"])
+    kinds = list(samplings.alike(inputs))
+    if len(kinds) > 1:
+        raise InputError("group must be one number, not a list; ask for one size at a time")
+    return samplings.run(inputs, kinds[0][0])
 
 
 def _beside(grid: Grid, relation: str) -> dict[str, np.ndarray]:

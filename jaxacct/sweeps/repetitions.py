@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,37 +95,42 @@ def expected(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     return found
 
 
-def epsilon(inputs: Mapping[str, np.ndarray], relation: str, rtol: float) -> Bounds:
+def epsilon(inputs: Mapping[str, np.ndarray], relation: str, rtol: float, rule: Mapping[str, Any]) -> Bounds:
     """The epsilon of every row: of its base where it has no repetitions, else of the selection, for the worst score.
 
     inputs : noise_multiplier, sampling_probability, steps, delta, repetitions and the numbers of the laws, each (B,).
+    rule : the batch rule of all rows, as `dp_sgd` takes it; its arrays are columns of the inputs.
     """
     size = inputs["delta"].size
+    said = {name: value for name, value in rule.items() if not isinstance(value, np.ndarray)}
+    numbers = (*_PARAMETERS, *(name for name in rule if name not in said))
+
+    def solved(word: str, some: Mapping[str, np.ndarray]) -> Bounds:
+        if not word:
+            runs = dp_sgd(**{name: some[name] for name in numbers}, **said)
+            return account.epsilon(runs, some["delta"], relation=relation, rtol=rtol)
+        from jaxacct.selection import select
+
+        base = dp_sgd(**{name: some[name][:, :1] for name in numbers}, **said)
+        return account.epsilon(select(base, law(word, some)), some["delta"], relation=relation, rtol=rtol)
+
     ends, labels = np.full((3, size), np.nan), np.full((3, size), "", object)
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
-        for rows in _alike(inputs, np.flatnonzero(inputs["repetitions"] == word), word != ""):
-            found = _solved(word, {name: column[rows] for name, column in inputs.items()}, relation, rtol)
+        for rows in _alike(inputs, numbers, np.flatnonzero(inputs["repetitions"] == word), word != ""):
+            found = solved(word, {name: column[rows] for name, column in inputs.items()})
             ends[:, rows] = found.lower, found.estimate, found.upper
             labels[:, rows] = found.kind, found.status, found.engine
     return Bounds(*ends, *labels)
 
 
-def _solved(word: str, some: Mapping[str, np.ndarray], relation: str, rtol: float) -> Bounds:
-    if not word:
-        runs = dp_sgd(*(some[name] for name in _PARAMETERS))
-        return account.epsilon(runs, some["delta"], relation=relation, rtol=rtol)
-    from jaxacct.selection import select
-
-    base = dp_sgd(*(some[name][:, :1] for name in _PARAMETERS))
-    return account.epsilon(select(base, law(word, some)), some["delta"], relation=relation, rtol=rtol)
-
-
-def _alike(inputs: Mapping[str, np.ndarray], rows: np.ndarray, selected: bool) -> Iterator[np.ndarray]:
+def _alike(
+    inputs: Mapping[str, np.ndarray], numbers: Sequence[str], rows: np.ndarray, selected: bool
+) -> Iterator[np.ndarray]:
     """The rows in arrays (bases, rows of that base), so that the curve of a base is computed once."""
     if not selected:
         yield rows
         return
-    parameters = np.stack([inputs[name][rows] for name in _PARAMETERS], axis=1)
+    parameters = np.stack([inputs[name][rows] for name in numbers], axis=1)
     _, which, count = np.unique(parameters, axis=0, return_inverse=True, return_counts=True)
     sorted_rows = rows[np.argsort(which.ravel(), kind="stable")]
     first = np.cumsum(count) - count

@@ -33,10 +33,19 @@ def target_of(row: Mapping[str, Any]) -> str | None:
 
 
 def calibrated(
-    solve: Callable[..., Calibration], inputs: Mapping[str, np.ndarray], quantity: str, **settings: Any
+    solve: Callable[..., Calibration],
+    inputs: Mapping[str, np.ndarray],
+    quantity: str,
+    rule: Mapping[str, Any],
+    **settings: Any,
 ) -> tuple[np.ndarray, np.ndarray, Bounds]:
-    """(value, status, bracket) of rows that may have different targets: of epsilon, or of the risk."""
+    """(value, status, bracket) of rows that may have different targets: of epsilon, or of the risk.
+
+    rule : the batch rule of all rows, as `dp_sgd` takes it.
+    """
     known = {n: inputs[n] for n in ("noise_multiplier", "sampling_probability", "steps") if n != quantity}
+    known |= {name: column for name, column in rule.items() if isinstance(column, np.ndarray)}
+    settings |= {name: word for name, word in rule.items() if not isinstance(word, np.ndarray)}
     size = next(iter(known.values())).size
     left = np.ones(size, bool)
     pieces: list[tuple[np.ndarray, Calibration, Bounds]] = []

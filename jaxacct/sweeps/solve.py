@@ -13,7 +13,7 @@ from jaxacct.bounds import Bounds
 from jaxacct.dp_sgd_calibration import LEAST_RTOL
 from jaxacct.engines.backend import suiting
 from jaxacct.mechanisms import dp_sgd
-from jaxacct.sweeps import repetitions, risks
+from jaxacct.sweeps import repetitions, risks, samplings
 from jaxacct.sweeps.columns import ANSWER, WORDS
 from jaxacct.sweeps.grid import Grid
 from jaxacct.sweeps.table import Table, blank
@@ -120,15 +120,31 @@ def _failed(quantity: str) -> dict[str, Any]:
 
 
 def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -> dict[str, Any]:
-    """The columns that the rows gain."""
+    """The columns that the rows gain; rows of one batch rule are answered together."""
+    if not any(name in inputs for name in ("sampling", *samplings.FIELDS)):
+        return _of_one_rule(quantity, inputs, chosen, {})
+    pieces, places = [], []
+    for given, rows in samplings.alike(inputs):
+        pieces.append(_of_one_rule(quantity, {name: column[rows] for name, column in inputs.items()}, chosen, given))
+        places.append(rows)
+    order = np.argsort(np.concatenate(places))
+    return {name: np.concatenate([piece[name] for piece in pieces])[order] for name in pieces[0]}
+
+
+def _of_one_rule(
+    quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings, given: dict[str, Any]
+) -> dict[str, Any]:
+    """The columns of rows that share a batch rule; `given` says which, as `dp_sgd` takes it."""
     if quantity in _CALIBRATIONS:
         solver = _CALIBRATIONS[quantity]
-        value, word, bounds = risks.calibrated(solver, inputs, quantity, relation=chosen.relation, rtol=chosen.rtol)
+        value, word, bounds = risks.calibrated(
+            solver, inputs, quantity, given, relation=chosen.relation, rtol=chosen.rtol
+        )
         status = np.where(word == "ok", bounds.status, word)
         return _columns(bounds) | {quantity: value, "status": _shared(status)}
     if "repetitions" in inputs and quantity == "epsilon":
-        return _columns(repetitions.epsilon(inputs, chosen.relation, chosen.rtol))
-    mechanism = dp_sgd(inputs["noise_multiplier"], inputs["sampling_probability"], inputs["steps"])
+        return _columns(repetitions.epsilon(inputs, chosen.relation, chosen.rtol, given))
+    mechanism = dp_sgd(inputs["noise_multiplier"], inputs["sampling_probability"], inputs["steps"], **given)
     if quantity == "epsilon":
         return _columns(account.epsilon(mechanism, inputs["delta"], **chosen._asdict()))
     return _columns(account.delta(mechanism, inputs["epsilon"], **chosen._asdict()))
