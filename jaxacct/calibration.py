@@ -155,7 +155,9 @@ def calibrate_noise_multiplier(
         _refuse_rule("repetitions", sampling, group)
     rule = {"sampling": sampling, "dataset_size": dataset_size, "cap": cap, "group": group}
     if repetitions is None and not _is_plain(rule):
-        return _by_rule("noise_multiplier", target_epsilon, target_delta, known, rule, relation, rtol, NOISE_RANGE, backend)
+        return _by_rule(
+            "noise_multiplier", target_epsilon, target_delta, known, rule, relation, rtol, NOISE_RANGE, backend
+        )
     if repetitions is None:
         return calibrated("noise_multiplier", target_epsilon, target_delta, known, relation, rtol, NOISE_RANGE, backend)
     from jaxacct.selection.mechanism import CANDIDATES  # takes a while to import, and single runs do not need it
@@ -243,7 +245,9 @@ def calibrate_sampling_probability(
         return _to_risk("sampling_probability", risk, known, relation, rtol, RATE_RANGE, backend)
     rule = {"sampling": sampling, "dataset_size": dataset_size, "cap": cap, "group": group}
     if not _is_plain(rule):
-        return _by_rule("sampling_probability", target_epsilon, target_delta, known, rule, relation, rtol, RATE_RANGE, backend)
+        return _by_rule(
+            "sampling_probability", target_epsilon, target_delta, known, rule, relation, rtol, RATE_RANGE, backend
+        )
     return calibrated("sampling_probability", target_epsilon, target_delta, known, relation, rtol, RATE_RANGE, backend)
 
 
@@ -344,9 +348,7 @@ def _by_rule(
 ) -> Calibration:
     from jaxacct.batch_rule_calibration import calibrated_by_rule  # only where a batch rule is not Poisson sampling
 
-    return calibrated_by_rule(
-        unknown, target_epsilon, target_delta, known, rule, relation, rtol, limits, backend
-    )
+    return calibrated_by_rule(unknown, target_epsilon, target_delta, known, rule, relation, rtol, limits, backend)
 
 
 def _is_plain(rule: dict[str, Any]) -> bool:

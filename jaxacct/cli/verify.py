@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.cli import output
-from jaxacct.mechanisms import dp_sgd
-from jaxacct.sweeps import Table
+from jaxacct.sweeps import Table, samplings
 from jaxacct.sweeps.result_files import ENDINGS
 from jaxacct.sweeps.risks import target_of
 from jaxacct.sweeps.table import read_table
@@ -82,7 +81,7 @@ def _row(row: dict[str, Any], seconds: float) -> dict[str, Any]:
         return _said("undecided", 0, 0.0, "selections are not covered")
     if target_of(row) is not None:
         return _said("undecided", 0, 0.0, "risks are not covered")
-    mechanism = dp_sgd(*(float(row[name]) for name in ("noise_multiplier", "sampling_probability", "steps")))
+    mechanism = samplings.run_of_row(row)
     if str(row["quantity"]) == "delta":
         asked = {"epsilon": float(row["epsilon"])}
     else:

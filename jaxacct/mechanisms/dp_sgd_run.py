@@ -127,7 +127,9 @@ def _poisson(base: Gaussian, rate: Any, steps: Any, size: Any, cap: Any, group: 
 def _random_allocation(base: Gaussian, rate: Any, steps: Any, size: Any, cap: Any, group: int) -> Repeated:
     for name, value in (("sampling_probability", rate), ("steps", steps)):
         if isinstance(value, Tracer):
-            raise InputError(f"{name} is a tracer; build RandomAllocation(Gaussian(...), slots) and repeat it inside jit")
+            raise InputError(
+                f"{name} is a tracer; build RandomAllocation(Gaussian(...), slots) and repeat it inside jit"
+            )
     slots = slots_of(rate)
     return Repeated(RandomAllocation(base, slots, group=group), rounds_of(steps, slots))
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from jaxacct import account
-from jaxacct.mechanisms import dp_sgd
 from jaxacct.plots import style
 from jaxacct.progress import Progress
+from jaxacct.sweeps import samplings
 from jaxacct.sweeps.columns import TEXT
 from jaxacct.sweeps.table import Table
 from jaxacct.validation import InputError
@@ -54,7 +54,7 @@ def profile(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
     try:
         for row in range(len(table)):
             bar.update(row)
-            run = dp_sgd(*(table[name][row] for name in _PARAMETERS))
+            run = samplings.run_of_row({name: column[row] for name, column in table.columns.items()})
             end = account.epsilon(run, SMALLEST_DELTA, relation=relation).upper
             epsilon = np.linspace(0.0, 1.0, EPSILONS_PER_PROFILE) ** 3 * max(float(end), 1e-3)
             bounds = account.delta(run, epsilon, relation=relation)

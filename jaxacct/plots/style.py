@@ -44,6 +44,9 @@ MEANING = {
     "dataset_size": "data-set size (records)",
     "batch_size": "expected batch size (records)",
     "epochs": "epochs",
+    "sampling": "batch rule",
+    "cap": "cap of a batch (records)",
+    "group": "records of one person",
     "repetitions": "law of $K$",
     "eta": "$\\eta$ of the law of $K$",
     "gamma": "$\\gamma$ of the law of $K$",
@@ -58,6 +61,7 @@ RELATION = {
     "add_one": "add one record",
     "remove_one": "remove one record",
     "replace_one": "replace one record",
+    "zero_out": "zero out one record",
 }
 """The neighbouring relations in words."""
 LEAST_RATIO_OF_LOG_AXIS = 8.0

@@ -12,14 +12,14 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds, explain
-from jaxacct.mechanisms import Mechanism, dp_sgd
+from jaxacct.mechanisms import Mechanism
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.rounding import down, up
 from jaxacct.report.subject import Subject, digest, origin, quoted
 from jaxacct.report.wording import CHOICE_NOTE, RELATIONS, TRAINING, safe
 from jaxacct.selection import select
-from jaxacct.sweeps import Table, read_table
+from jaxacct.sweeps import Table, read_table, samplings
 from jaxacct.sweeps import repetitions as laws
 from jaxacct.sweeps.columns import WHOLE
 from jaxacct.sweeps.grid import INPUTS
@@ -36,7 +36,7 @@ MOST_ASKED = 20
 """Rows that may be asked for: each is a page with a picture."""
 PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
 """What a run of DP-SGD is made from."""
-_SHOWN = ("name", "noise_multiplier", "sampling_probability", "steps", "repetitions")
+_SHOWN = ("name", "sampling", "noise_multiplier", "sampling_probability", "steps", "cap", "group", "repetitions")
 """Columns of the file that the page shows, where they are there."""
 
 
@@ -138,7 +138,7 @@ def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
 
 def _mechanism(cells: dict[str, Any]) -> Mechanism:
     _refuse_other_batches(cells)
-    run = dp_sgd(*(float(cells[name]) for name in PARAMETERS))
+    run = samplings.run_of_row(cells)
     word = str(cells.get("repetitions", ""))
     if not word:
         return run

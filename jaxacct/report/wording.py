@@ -79,6 +79,15 @@ GENERAL = (
 _OF_CLASS = {
     "PoissonSampled": "Batches are Poisson samples: in every step each record takes part independently, with the "
     "stated probability. Shuffled batches, or batches of a fixed size, are not covered by this.",
+    "RandomAllocation": "The steps are in rounds. In every round each record takes part in as many steps as stated, "
+    "drawn for it afresh, uniformly and independently of all other records. Bins of equal size, as by shuffling, are "
+    "not covered by this.",
+    "TruncatedPoissonSampled": "Batches are Poisson samples. Of one that is larger than the cap a uniformly random "
+    "subset of that size is kept, and how large it was stays secret. The number of records is the stated one (the "
+    "larger of two neighbours), and is public.",
+    "SampledWithReplacement": "Every draw of a batch is uniform over all records, independent of the other draws. A "
+    "record that is drawn several times counts as often, clipped each time.",
+    "ShuffledBatches": "The data are shuffled afresh for every pass, and cut into batches.",
     "SampledWithoutReplacement": "Every batch is drawn afresh, all batches of its size being equally likely.",
     "Selection": "Only the best of K candidates is released. K is drawn from the stated law, is independent of "
     "the data, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 from jaxacct.mechanisms import SAMPLING, Mechanism, dp_sgd
 from jaxacct.validation import COUNT, Constraint, InputError, choice
 
-__all__ = ["FIELDS", "alike", "require", "run", "settings", "words"]
+__all__ = ["FIELDS", "alike", "require", "run", "run_of_row", "settings", "words"]
 
+_PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
+_NUMBERS = ("cap", "dataset_size")
 FIELDS: dict[str, Constraint] = {"cap": COUNT, "group": COUNT}
 """The numbers of a batch rule, with the values that they may take; `dataset_size` is one of all grids."""
 
@@ -57,9 +60,24 @@ def settings(word: str, group: float, inputs: Mapping[str, Any]) -> dict[str, An
         given["group"] = int(group)
     if word == "truncated_poisson":
         given |= {"cap": inputs["cap"], "dataset_size": inputs["dataset_size"]}
-    elif word == "without_replacement" and group != 1.0 and "dataset_size" in inputs:
-        given["dataset_size"] = inputs["dataset_size"]
+    elif word == "without_replacement" and group != 1.0:
+        given["dataset_size"] = inputs.get("dataset_size")
     return given
+
+
+def run_of_row(row: Mapping[str, Any]) -> Mechanism:
+    """The run of one row of a result, whose cells are numbers and text.
+
+    >>> row = {"noise_multiplier": 1.0, "sampling_probability": 0.01, "steps": 10.0, "group": 2.0, "cap": float("nan")}
+    >>> run_of_row(row).expression()
+    'ja.dp_sgd(noise_multiplier=1.0, sampling_probability=0.01, steps=10, group=2)'
+    """
+    group = float(row.get("group", math.nan))
+    word = str(row.get("sampling", "") or "")
+    if word:
+        words(word)
+    given = settings(word, 1.0 if math.isnan(group) else group, {n: float(row.get(n, math.nan)) for n in _NUMBERS})
+    return run({name: float(row[name]) for name in _PARAMETERS}, given)
 
 
 def run(inputs: Mapping[str, Any], given: Mapping[str, Any]) -> Mechanism:
