@@ -1,8 +1,9 @@
 """Mechanisms: frozen pytrees that describe what is run, and the components that the engines consume."""
 
 from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, BaseMechanism, Mechanism, batch_shape
-from jaxacct.mechanisms.combinators import Composed, PoissonSampled, Repeated, compose, dp_sgd, repeat
+from jaxacct.mechanisms.combinators import Composed, PoissonSampled, Repeated, compose, repeat
 from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
+from jaxacct.mechanisms.dp_sgd_run import SAMPLING, dp_sgd
 from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomisedResponse, RandomizedResponse
 from jaxacct.mechanisms.finite_output import FiniteOutput
 from jaxacct.mechanisms.gaussian import Gaussian
@@ -23,6 +24,7 @@ from jaxacct.mechanisms.without_replacement import SampledWithoutReplacement
 __all__ = [
     "DIRECTIONS",
     "RELATIONS",
+    "SAMPLING",
     "AboveThreshold",
     "ApproximateDP",
     "BaseMechanism",

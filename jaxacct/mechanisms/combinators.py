@@ -1,4 +1,4 @@
-"""Mechanisms made of others: Poisson sampled, repeated, several in a row, and DP-SGD.
+"""Mechanisms made of others: Poisson sampled, repeated, and several in a row.
 
 The file is a few lines longer than 300 lines so that the combinators stand together.
 """
@@ -41,7 +41,7 @@ from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
 from jaxacct.mechanisms.profile import stacked
 from jaxacct.validation import COUNT, PROBABILITY, InputError
 
-__all__ = ["Composed", "PoissonSampled", "Repeated", "compose", "dp_sgd", "repeat"]
+__all__ = ["Composed", "PoissonSampled", "Repeated", "compose", "repeat"]
 
 
 @register
@@ -383,40 +383,3 @@ def compose(*mechanisms: Mechanism) -> Composed:
     2
     """
     return Composed(mechanisms)
-
-
-@with_hints
-def dp_sgd(noise_multiplier: Any, sampling_probability: Any, steps: Any, group: Any = 1) -> Repeated:
-    """DP-SGD: ``steps`` Poisson sampled Gaussian steps, under adding or removing one record, or a group of them.
-
-    All three arguments broadcast, one configuration per element: an array of noise multipliers is a batch of runs, not
-    a schedule (for a schedule, compose the steps).
-
-    Parameters
-    ----------
-    noise_multiplier : array_like > 0, finite
-        Standard deviation of the noise over the clip norm, the add/remove sensitivity.
-    sampling_probability : array_like in [0, 1]
-        The chance of each record to be in a batch.
-    steps : array_like of whole numbers from 1 to 2**53
-    group : int from 1 to 1000
-        How many records are protected together, such as all those of one person.
-
-    Returns
-    -------
-    Repeated
-        ``repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps)``.
-
-    Raises
-    ------
-    InputError
-        A value outside its limits, with its index, or shapes that do not broadcast.
-
-    References
-    ----------
-    Abadi et al. (2016), Deep Learning with Differential Privacy.
-
-    >>> dp_sgd(noise_multiplier=1.0, sampling_probability=0.01, steps=1000).mechanism
-    PoissonSampled(mechanism=Gaussian(noise_multiplier=1.0), sampling_probability=0.01)
-    """
-    return Repeated(PoissonSampled(Gaussian(noise_multiplier), sampling_probability, group), steps)
