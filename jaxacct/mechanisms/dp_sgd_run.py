@@ -96,10 +96,9 @@ def slots_of(sampling_probability: Any) -> float | np.ndarray:
     array([100.,   2.])
     """
     rate = np.asarray(check("sampling_probability", sampling_probability, PROBABILITY))
-    with np.errstate(divide="ignore"):
-        exact = 1.0 / rate
+    exact = 1.0 / np.where(rate > 0.0, rate, 1.0)
     slots = np.rint(exact)
-    bad = ~(np.abs(exact - slots) <= NEAR_WHOLE * exact)  # also q = 0
+    bad = (rate <= 0.0) | (np.abs(exact - slots) > NEAR_WHOLE * exact)
     if bad.any():
         index = [int(i) for i in np.argwhere(bad)[0]]
         place = f"sampling_probability{index if index else ''}"

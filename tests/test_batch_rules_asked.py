@@ -1,0 +1,133 @@
+"""Batch rules where they are asked for: dp_sgd, calibrations, sweeps, the command line, reports and pictures."""
+
+import json
+
+import numpy as np
+import pytest
+
+import jaxacct as ja
+from jaxacct.cli import main
+from jaxacct.mechanisms.dp_sgd_run import rounds_of, slots_of
+from jaxacct.plots import profiles
+from jaxacct.sweeps import read_table, samplings
+from jaxacct.validation import InputError
+
+GRID = {"noise_multiplier": 2.0, "sampling_probability": 0.1, "steps": 20, "delta": 1e-5}
+NUMBERS = {"truncated_poisson": {"cap": 20, "dataset_size": 100}}
+RULES = ("poisson", "random_allocation", "truncated_poisson", "without_replacement")
+
+
+def run(sampling, noise=2.0, **more):
+    return ja.dp_sgd(noise, 0.1, 20, sampling=sampling, **NUMBERS.get(sampling, {}), **more)
+
+
+def test_each_word_is_its_mechanism():
+    base = ja.Gaussian(2.0)
+    assert run("poisson") == ja.repeat(ja.PoissonSampled(base, 0.1), 20) == ja.dp_sgd(2.0, 0.1, 20)
+    assert run("random_allocation") == ja.repeat(ja.RandomAllocation(base, slots=10), 2)
+    capped = ja.TruncatedPoissonSampled(base, 0.1, dataset_size=100, cap=20)
+    assert run("truncated_poisson") == ja.repeat(capped, 20)
+    assert run("without_replacement") == ja.repeat(ja.SampledWithoutReplacement(base, 0.1), 20)
+    assert run("poisson", group=3) == ja.repeat(ja.PoissonSampled(base, 0.1, group=3), 20)
+
+
+def test_a_begun_round_counts_whole_and_slots_are_whole():
+    assert rounds_of([1, 10, 11], 10.0).tolist() == [1.0, 1.0, 2.0]
+    assert slots_of(1 / 3) == 3.0 and slots_of(1.0) == 1.0
+    for rate in (0.3, 0.0, 0.0999999):
+        with pytest.raises(InputError, match=r"sampling_probability\[1\] = .* one over a whole number of slots"):
+            slots_of([0.1, rate])
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"sampling": "shuffled"}, "sampling = 'shuffled'"),
+        ({"cap": 5}, "cap goes with sampling = 'truncated_poisson'"),
+        ({"sampling": "truncated_poisson", "dataset_size": 9}, "cap is missing"),
+        ({"sampling": "truncated_poisson", "cap": 9}, "dataset_size is missing"),
+        ({"sampling": "without_replacement", "group": 2}, "dataset_size is missing"),
+        ({"sampling": "truncated_poisson", "cap": 9, "dataset_size": 99, "group": 2}, "group = 2 is not known"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(given, said):
+    with pytest.raises(InputError, match=said) as error:
+        ja.dp_sgd(1.0, 0.1, 10, **given)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("sampling", RULES)
+def test_calibrated_noise_meets_the_target_and_little_less_does_not(sampling):
+    asked = {"sampling_probability": 0.1, "steps": 20, "sampling": sampling, **NUMBERS.get(sampling, {})}
+    found = ja.calibrate_noise_multiplier(2.0, 1e-5, **asked, rtol=1e-3)
+    assert found.ok and found.best
+    assert ja.epsilon(run(sampling, float(found.value)), 1e-5).upper <= 2.0
+    assert ja.epsilon(run(sampling, 0.99 * float(found.value)), 1e-5).upper > 2.0
+
+
+def test_steps_and_rate_of_a_group():
+    steps = ja.calibrate_steps(3.0, 1e-5, noise_multiplier=5.0, sampling_probability=0.01, group=3)
+    many = lambda n: ja.epsilon(ja.dp_sgd(5.0, 0.01, n, group=3), 1e-5).upper
+    assert many(steps.value) <= 3.0 < many(steps.value + 1)
+    rate = ja.calibrate_sampling_probability(3.0, 1e-5, noise_multiplier=5.0, steps=100, group=3)
+    assert rate.ok and rate.epsilon.upper <= 3.0
+    with pytest.raises(InputError, match="slots are whole"):
+        ja.calibrate_sampling_probability(3.0, 1e-5, noise_multiplier=5.0, steps=100, sampling="random_allocation")
+    with pytest.raises(InputError, match="a risk cannot be met here with group = 2"):
+        ja.calibrate_noise_multiplier(target_advantage=0.1, sampling_probability=0.01, steps=100, group=2)
+
+
+def test_a_grid_of_rules_is_row_by_row_the_single_question():
+    numbers = {"cap": [None, None, 20, None, None], "dataset_size": [None, None, 100, None, None]}
+    records = [
+        GRID | {"sampling": rule} | {name: column[i] for name, column in numbers.items()}
+        for i, rule in enumerate(RULES)
+    ] + [GRID | {"group": 2}]
+    table = ja.sweep(records, progress=False)
+    single = [ja.epsilon(run(rule), 1e-5).upper for rule in RULES] + [ja.epsilon(run("poisson", group=2), 1e-5).upper]
+    np.testing.assert_allclose(table["upper"], single, rtol=1e-4)
+    assert list(table["sampling"]) == [*RULES, ""]
+
+
+def test_a_bad_row_fails_alone_and_the_file_gives_the_same_rows_back(tmp_path):
+    grid = GRID | {"sampling": "random_allocation", "sampling_probability": [0.1, 0.3], "steps": [20, 40]}
+    with pytest.warns(match="one over a whole number of slots"):
+        table = ja.sweep(grid, progress=False)
+    assert list(table["status"]) == ["ok", "ok", "failed", "failed"]
+    table.to_csv(tmp_path / "result.csv")
+    back = read_table(tmp_path / "result.csv")
+    assert list(back["sampling"]) == ["random_allocation"] * 4 and np.array_equal(back["upper"], table["upper"])
+    row = {name: column[0] for name, column in back.columns.items()}
+    assert samplings.run_of_row(row) == run("random_allocation")
+
+
+def test_a_grid_refuses_a_cap_without_its_rule():
+    with pytest.raises(InputError, match="cap needs sampling = 'truncated_poisson'"):
+        ja.sweep(GRID | {"cap": 10}, progress=False)
+    with pytest.raises(InputError, match="needs dataset_size"):
+        ja.sweep(GRID | {"cap": 10, "sampling": "truncated_poisson"}, progress=False)
+    with pytest.raises(InputError, match="sampling = 'shuffle' is not known"):
+        ja.sweep(GRID | {"sampling": "shuffle"}, progress=False)
+
+
+def test_the_command_line_knows_the_words(capsys):
+    numbers = ["--noise-multiplier", "2", "--sampling-probability", "0.1", "--steps", "20"]
+    assert main(["epsilon", *numbers, "--delta", "1e-5", "--sampling", "random_allocation", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["upper"] == ja.epsilon(run("random_allocation"), 1e-5).upper
+    assert main(["delta", *numbers, "--epsilon", "1", "--group", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["upper"] == ja.delta(run("poisson", group=2), 1.0).upper
+    assert main(["epsilon", *numbers, "--delta", "1e-5", "--sampling", "shuffle"]) == 2
+    assert "sampling = 'shuffle' is not known" in capsys.readouterr().err
+
+
+def test_pictures_and_reports_describe_the_run_of_the_row(tmp_path):
+    from jaxacct.report import report
+
+    table = ja.sweep(GRID | {"sampling": ["poisson", "random_allocation"]}, progress=False)
+    eps, _, _, upper = profiles.profile(table)
+    assert upper[1, 50] == pytest.approx(ja.delta(run("random_allocation"), eps[1, 50]).upper, rel=1e-3)
+    table.to_csv(tmp_path / "result.csv")
+    report(str(tmp_path / "result.csv"), out=str(tmp_path / "page.md"))
+    text = (tmp_path / "page.md").read_text()
+    assert "RandomAllocation" in text or "In every round each record takes part" in text
+    assert "Not to be claimed" not in text
