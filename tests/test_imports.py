@@ -31,7 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "files": {"validation"},
     "bounds": {"floats", "markup", "number_text", "validation"},
     "kernels": {"floats"},
-    "mechanisms": {"floats", "keywords", "markup", "validation"},
+    "mechanisms": {"floats", "kernels", "keywords", "markup", "validation"},
     "engines": {"bounds", "floats", "kernels", "mechanisms", "progress", "validation"},
     "accounting": {"engines", "kernels", "mechanisms"},
     "representations": {"accounting", "engines", "mechanisms"},
