@@ -72,6 +72,7 @@ ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "d
     "gradient",
     "mechanism_calibration",
     "real_profile",
+    "replaced_record",
     "risk_calibration",
     "risk_mu",
     "risk_rates",
