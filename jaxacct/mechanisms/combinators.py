@@ -148,6 +148,12 @@ class PoissonSampled(Mechanism, OfGaussianMixtures):
             return None
         return [[Branch(1.0, shift, weight)] for shift, weight in self._contributions()]
 
+    def ordinary(self) -> bool:
+        return self.group == 1 and not isinstance(self._flat()[0], MixtureOfGaussians)
+
+    def of_gaussians(self) -> bool:
+        return isinstance(self._flat()[0], Gaussian | MixtureOfGaussians)
+
     def attained(self, relation: str) -> bool:
         return True
 

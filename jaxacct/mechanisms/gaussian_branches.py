@@ -38,6 +38,14 @@ class OfGaussianMixtures:
         """
         raise NotImplementedError
 
+    def ordinary(self) -> bool:
+        """Whether it is a Gaussian, sampled or not, that the engines of compositions answer as well."""
+        return False
+
+    def of_gaussians(self) -> bool:
+        """Whether there are branches at all."""
+        return True
+
     def attained(self, relation: str) -> bool:
         """Whether the branches are the mechanism's own pair, and not only a bound of it."""
         raise NotImplementedError

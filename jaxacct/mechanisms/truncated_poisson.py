@@ -133,6 +133,9 @@ class TruncatedPoissonSampled(Mechanism, OfGaussianMixtures):
             found.append([*row, Branch(high, *capped)] if high > 0.0 else row)
         return found
 
+    def ordinary(self) -> bool:
+        return self._never_binds()
+
     def attained(self, relation: str) -> bool:
         return self._never_binds()
 

@@ -158,6 +158,12 @@ class SampledWithoutReplacement(Mechanism, OfGaussianMixtures):
             found.append([Branch(1.0, 2.0 * np.arange(weights.size) / sigma, weights)])
         return found
 
+    def ordinary(self) -> bool:
+        return self.group == 1
+
+    def of_gaussians(self) -> bool:
+        return isinstance(self.mechanism, Gaussian)
+
     def attained(self, relation: str) -> bool:
         return True
 
