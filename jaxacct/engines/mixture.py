@@ -12,14 +12,10 @@ import numpy as np
 
 from jaxacct.engines.mixture_step import delta_of_step, epsilon_of_step
 from jaxacct.floats import SMALLEST_POSITIVE
-from jaxacct.kernels.mixture_contour import (
-    Part,
-    delta_bracket,
-    epsilon_bracket,
-    nodes_for_delta,
-    nodes_for_epsilon,
-)
+from jaxacct.kernels.mixture_contour import delta_bracket, epsilon_bracket
 from jaxacct.kernels.mixture_law import BranchLaw
+from jaxacct.kernels.mixture_nodes import nodes_for_delta, nodes_for_epsilon
+from jaxacct.kernels.mixture_placement import Part
 from jaxacct.mechanisms import Composed, Gaussian, Mechanism, Repeated, batch_shape
 from jaxacct.mechanisms.gaussian_branches import Branch, OfGaussianMixtures
 from jaxacct.mechanisms.loss_components import exact_product
@@ -153,7 +149,7 @@ def _clipped(ends: Ends) -> Ends:
 
 
 def _negligible(lost: float, sign: float, epsilon: float, delta: float) -> bool:
-    """Whether what was left out costs less than its share: it moves delta by `lost`, in the direction add e^eps lost."""
+    """Whether what was left out, which moves delta by `lost`, and by e^eps lost in the direction add, is little."""
     if not np.isfinite(epsilon):
         return lost == 0.0 or sign > 0
     return lost * (1.0 if sign > 0 else float(np.exp(min(max(epsilon, 0.0), 700.0)))) <= SHARE_LEFT_OUT * delta

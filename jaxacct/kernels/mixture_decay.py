@@ -1,4 +1,4 @@
-"""A bound of |M(c + it)|/M(c) for all larger t, by the level sets of the tilted density of the loss (mixture.md)."""
+"""A bound of |M(c + it)|/M(c) for all larger t, by the level sets of the tilted density of the loss (README.md, section 7)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,11 @@ def _cells(branch: Quadrature) -> tuple[Array, Array]:
     bend = -1.0 + max(branch.power, 0.0) * 0.25 * spread**2  # largest second derivative of the logarithm
     low = np.minimum(branch.p[:-1], branch.p[1:]) / branch.step * np.exp(-max(bend, 0.0) * branch.step**2 / 8.0)
     slope = np.maximum(branch.slope[1:], branch.slope[:-1])
-    length = np.maximum(np.diff(branch.log_mix) * (1.0 - 1e-6) - 1e-13 * (1.0 + np.abs(branch.log_mix[1:]) + branch.law.shift.size / 64.0), 0.0)
+    length = np.maximum(
+        np.diff(branch.log_mix) * (1.0 - 1e-6)
+        - 1e-13 * (1.0 + np.abs(branch.log_mix[1:]) + branch.law.shift.size / 64.0),
+        0.0,
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
         height = np.where((length > 0.0) & (slope > 0.0), HEIGHT_SHARE * low / slope, 0.0)
     # a cell holds no more than its density times its width, whatever the rounding of its length

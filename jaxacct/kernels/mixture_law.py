@@ -1,8 +1,8 @@
 """The moment generating function of a mixture of Gaussians by the trapezoid rule, with its error.
 
-One branch has the pair P = sum_j w_j N(s_j, 1), Q = N(0, 1) in u, s_j >= 0, and mix = P/Q = sum_j w_j e^{s_j u - s_j^2/2}.
-In either direction M(z) = int phi(u) mix(u)^a du with a = z + 1 (remove) or a = -z (add).  mixture.md has the proofs.
-NumPy only.
+One branch has the pair P = sum_j w_j N(s_j, 1), Q = N(0, 1) in u, s_j >= 0, with the ratio
+mix = sum_j w_j e^{s_j u - s_j^2/2}.  In either direction M(z) = int phi(u) mix(u)^a du, with a = z + 1 (remove) or a = -z
+(add).  README.md, section 7, has the proofs.  NumPy only.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def _on_grid(law: BranchLaw, power: float, t: float, u: Array, step: float, heig
     drift = ROUNDOFF * (2.0 * u**2 + 20.0)  # relative error of step * phi
     if top < 20.0:
         base = step * np.exp(log_phi)
-        rise = np.where(exponent > SMALL_LOSSES, step * np.exp(log_f) - base, base * np.expm1(np.minimum(exponent, 31.0)))
+        rise = np.where(
+            exponent > SMALL_LOSSES, step * np.exp(log_f) - base, base * np.expm1(np.minimum(exponent, 31.0))
+        )
         size, both = np.abs(rise), step * np.exp(log_f)
         less_one = float(np.sum(rise))
         log_m = float(np.log1p(less_one)) if less_one > -0.5 else -np.inf
@@ -148,9 +150,7 @@ def _on_grid(law: BranchLaw, power: float, t: float, u: Array, step: float, heig
     unit += 2.0 / np.expm1(min(2.0 * np.pi**2 / step**2, 700.0)) * np.exp(-log_m) if top < 20.0 else 0.0
     from_step = 1.01 * (2.0 * tails + 2.0 * unit + strip) if shift.size else np.inf
     log_m_error = 2.0 * (rounding + from_step) if rounding + from_step < 0.25 else np.inf
-    return Quadrature(
-        law, power, step, u, log_mix, slope, p, log_m, log_m_error, from_step, 1.1 * size, 1.1 * length
-    )
+    return Quadrature(law, power, step, u, log_mix, slope, p, log_m, log_m_error, from_step, 1.1 * size, 1.1 * length)
 
 
 def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f: Array) -> tuple[float, float]:
