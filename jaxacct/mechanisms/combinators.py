@@ -46,7 +46,7 @@ __all__ = ["Composed", "PoissonSampled", "Repeated", "compose", "repeat"]
 
 @register
 @dataclass(frozen=True, eq=False)
-class PoissonSampled(Mechanism, OfGaussianMixtures):
+class PoissonSampled(OfGaussianMixtures):
     """A base mechanism run on a Poisson sample: each record is in it with ``sampling_probability`` q.
 
     With (P, Q) the base pair: remove ((1-q) Q + q P, Q), add (Q, (1-q) Q + q P). The two directions differ for
@@ -148,6 +148,12 @@ class PoissonSampled(Mechanism, OfGaussianMixtures):
         if not isinstance(base, Gaussian):
             return None
         return [[Branch(1.0, shift, weight)] for shift, weight in self._contributions()]
+
+    def ordinary(self) -> bool:
+        return self.group == 1 and not isinstance(self._flat()[0], MixtureOfGaussians)
+
+    def of_gaussians(self) -> bool:
+        return isinstance(self._flat()[0], Gaussian | MixtureOfGaussians)
 
     def attained(self, relation: str) -> bool:
         return True
