@@ -23,10 +23,14 @@ class SameBins(MechanismEngine):
         return isinstance(mechanism, BallsInBins)
 
     def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
-        return _ends(*(OneRound().epsilon(mechanism.one_round(below), delta, relation, rtol) for below in (False, True)))
+        return _ends(
+            *(OneRound().epsilon(mechanism.one_round(below), delta, relation, rtol) for below in (False, True))
+        )
 
     def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-        return _ends(*(OneRound().delta(mechanism.one_round(below), epsilon, relation, rtol) for below in (False, True)))
+        return _ends(
+            *(OneRound().delta(mechanism.one_round(below), epsilon, relation, rtol) for below in (False, True))
+        )
 
 
 def _ends(above: Bounds, below: Bounds) -> Bounds:

@@ -130,7 +130,7 @@ def _random_allocation(base: Gaussian, rate: Any, steps: Any, size: Any, cap: An
                 f"{name} is a tracer; build RandomAllocation(Gaussian(...), slots) and repeat it inside jit"
             )
     slots = slots_of(rate)
-    return Repeated(RandomAllocation(base, slots, **({} if group == 1 else {"group": group})), rounds_of(steps, slots))
+    return Repeated(RandomAllocation(base, slots, group=group), rounds_of(steps, slots))
 
 
 def _truncated_poisson(base: Gaussian, rate: Any, steps: Any, size: Any, cap: Any, group: int) -> Repeated:
