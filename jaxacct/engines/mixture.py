@@ -31,6 +31,10 @@ FAILURES = (ArithmeticError, ValueError, IndexError, MemoryError)
 """What the contour may raise on a row that it cannot answer."""
 LEFT_OUT = (1e-60, 1e-290)
 """Chances, over the number of steps, of contributions that are left out: the first that is small enough is taken."""
+PLACEMENTS = 4
+"""Contours that are tried for one epsilon."""
+NARROW = 1e-6
+"""Relative width at which no further contour is tried."""
 SHARE_LEFT_OUT = 1e-12
 """Share of delta that leaving them out may cost."""
 
@@ -101,7 +105,9 @@ def one_epsilon(row: Row, sign: float, delta: float) -> Ends:
         else:
             ends = _by_contour(parts, low, high)
         if _negligible(lost, sign, ends[2], delta):
-            return _clipped(ends)
+            low, mid, high = _clipped(ends)
+            top = _largest_loss(parts, sign)
+            return (min(low, top), min(mid, top), top) if high > top else (low, mid, high)
     return UNKNOWN
 
 
@@ -112,6 +118,9 @@ def one_delta(row: Row, sign: float, epsilon: float) -> Ends:
         return 0.0, 0.0, 0.0
     for left_out in LEFT_OUT:
         parts, lost = _parts(row, sign, left_out)
+        if epsilon >= _largest_loss(parts, sign):
+            more = lost * float(np.exp(min(epsilon, 700.0)))
+            return 0.0, 0.0, min(more, 1.0)
         if _is_one_step(parts):
             ends = delta_of_step(parts[0].shares, parts[0].doubt, parts[0].branches, epsilon)
         else:
@@ -129,18 +138,40 @@ def one_delta(row: Row, sign: float, epsilon: float) -> Ends:
 
 
 def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
-    try:
-        ends = epsilon_bracket(nodes_for_delta(parts, float(np.log(low))), float(np.log(low)), float(np.log(high)))
-        if np.isfinite(ends[2]):
-            return ends
-    except FAILURES:
-        pass
+    """The bracket of epsilon, before clipping at 0; the contour is placed anew at what it found while that helps.
+
+    The first placement is poor where rare large losses put a second hump into the tilted law.
+    """
+    log_low, log_high = float(np.log(low)), float(np.log(high))
+    best = UNKNOWN
+    for attempt in range(PLACEMENTS):
+        try:
+            nodes = nodes_for_delta(parts, log_low) if attempt == 0 else nodes_for_epsilon(parts, max(best[1], 0.0))
+            found = epsilon_bracket(nodes, log_low, log_high)
+        except FAILURES:
+            break
+        if not np.isfinite(found[2]):
+            break
+        ends = float(np.fmax(found[0], best[0])), min(found[2], best[2])
+        if not ends[0] <= ends[1]:
+            return UNKNOWN
+        best = ends[0], float(np.clip(found[1], *ends)), ends[1]
+        if ends[1] - ends[0] <= NARROW * abs(ends[1]) or ends[1] <= 0.0:
+            return best
     try:  # a delta near or above delta(0)
-        if delta_bracket(nodes_for_epsilon(parts, 0.0), 0.0)[2] <= float(np.log(low)):
+        if not best[2] <= 0.0 and delta_bracket(nodes_for_epsilon(parts, 0.0), 0.0)[2] <= log_low:
             return 0.0, 0.0, 0.0
     except FAILURES:
         pass
-    return UNKNOWN
+    return best
+
+
+def _largest_loss(parts: list[Part], sign: float) -> float:
+    """The largest loss of all steps, rounded up: in the direction add that of contributions that are all 0."""
+    if sign > 0 or any(law.shift[0] > 0.0 for part in parts for law in part.branches):
+        return np.inf
+    each = (part.count * -float(np.log(min(law.weight[0] for law in part.branches))) for part in parts)
+    return sum(each) * (1.0 + 1e-12) + SMALLEST_POSITIVE
 
 
 def _clipped(ends: Ends) -> Ends:

@@ -23,7 +23,7 @@ RANGE = 12.0
 """Standard deviations that the grid goes beyond where the tilted law can have its mass."""
 LINES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.16, 0.1, 0.06, 0.03)
 """Heights of the lines on which the integrand is bounded, over the largest that serves."""
-MOST_POINTS = 300_000
+MOST_POINTS = 100_000
 """Most points of a grid."""
 MOST_CELLS = 6e6
 """Most points times components."""

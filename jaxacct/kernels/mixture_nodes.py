@@ -22,7 +22,7 @@ LARGEST_CANCELLATION = 3.0
 """Nats by which moving the abscissa away from the saddle point may enlarge the integrand."""
 MOST_NODES = 400_000
 """Most nodes of a contour."""
-MOST_WORK = 2e9
+MOST_WORK = 3e8
 """Most products of nodes and quadrature points."""
 
 

@@ -12,7 +12,6 @@ from jaxacct.mechanisms.parts import FinitePart
 __all__ = ["cells_below", "stacked_parts"]
 
 
-
 def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> FinitePart:
     """The law of the loss of (sum_j weight_j N(shift_j, 1), N(0, 1)) in a direction, where only the cell is seen.
 
