@@ -14,8 +14,8 @@ from jaxacct.engines.mixture_step import delta_of_step, epsilon_of_step
 from jaxacct.floats import SMALLEST_POSITIVE
 from jaxacct.kernels.mixture_contour import delta_bracket, epsilon_bracket
 from jaxacct.kernels.mixture_law import BranchLaw
-from jaxacct.kernels.mixture_nodes import nodes_for_delta, nodes_for_epsilon
-from jaxacct.kernels.mixture_placement import Part
+from jaxacct.kernels.mixture_nodes import chernoff, nodes_for_delta, nodes_for_epsilon
+from jaxacct.kernels.mixture_placement import Part, saddle
 from jaxacct.mechanisms import Composed, Gaussian, Mechanism, Repeated, batch_shape
 from jaxacct.mechanisms.gaussian_branches import Branch, OfGaussianMixtures
 from jaxacct.mechanisms.loss_components import exact_product
@@ -128,7 +128,7 @@ def one_delta(row: Row, sign: float, epsilon: float) -> Ends:
                 ends = delta_bracket(nodes_for_epsilon(parts, epsilon), epsilon)
                 ends = (float(np.exp(ends[0])), float(np.exp(ends[1])), float(np.exp(ends[2])))
             except FAILURES:
-                return UNKNOWN
+                ends = _delta_by_chernoff(parts, epsilon)
         more = lost * (1.0 if sign > 0 else float(np.exp(min(epsilon, 700.0))))
         if more <= SHARE_LEFT_OUT * ends[0] or left_out == LEFT_OUT[-1]:
             low, mid, high = ends[0] - more - SMALLEST_POSITIVE, ends[1], ends[2] + more
@@ -163,7 +163,29 @@ def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
             return 0.0, 0.0, 0.0
     except FAILURES:
         pass
+    if not np.isfinite(best[2]):
+        return _epsilon_by_chernoff(parts, log_low)
     return best
+
+
+def _delta_by_chernoff(parts: list[Part], epsilon: float) -> Ends:
+    """An upper end alone, which serves where the other direction is far larger."""
+    try:
+        at, logs = chernoff(parts, saddle(parts, lambda eps, _: eps < epsilon)[0])
+    except FAILURES:
+        return UNKNOWN
+    log_delta = np.min(logs - at * epsilon * (1.0 - 1e-12))
+    return (0.0, float(np.exp(log_delta)), float(np.exp(log_delta))) if np.isfinite(log_delta) else UNKNOWN
+
+
+def _epsilon_by_chernoff(parts: list[Part], log_delta: float) -> Ends:
+    try:
+        at, logs = chernoff(parts, saddle(parts, lambda _, found: found > log_delta)[0])
+    except FAILURES:
+        return UNKNOWN
+    found = float(np.min((logs - log_delta) / at))
+    found += 1e-12 * abs(found)
+    return (-np.inf, found, found) if np.isfinite(found) else UNKNOWN
 
 
 def _largest_loss(parts: list[Part], sign: float) -> float:

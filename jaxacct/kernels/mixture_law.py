@@ -73,9 +73,9 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
     if law.sign > 0:
         left, right = -reach, power * most + reach
     else:
-        # the bound of the tail on the left is relative to w_min^-c
-        extra = np.sqrt(2.0 * (need + 5.0 + c * -np.log(weight[0])))
-        left, right = -(c * least + min(max(reach, float(extra)), 60.0)), reach
+        # the posterior mean of the shift falls to the left, so that the tilted law has its mode above -c mean
+        at_zero = weight * np.exp(-0.5 * (shift**2 - least**2))
+        left, right = -(c * float(at_zero @ shift / at_zero.sum()) + reach), reach
     top = 0.5 * np.pi / spread if spread > 0.0 else np.inf
     best = np.sqrt(2.0 * need)
     height = min(best, top)
@@ -161,9 +161,17 @@ def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f:
         if gap < 0.0:
             return np.inf, np.inf
         return power * float(log_mix[0]) + float(log_ndtr(low)), float(log_f[1]) - float(np.log(max(gap, 0.79)))
-    c, least = -power, float(law.shift[0])
-    left = -c * float(np.log(law.weight[0])) + 0.5 * (c * c + c) * least**2 + float(log_ndtr(low + c * least))
-    return left, power * float(log_mix[1]) + float(log_ndtr(-high))
+    return _left_of_add(law, -power, low, float(log_mix[0]))[0], power * float(log_mix[1]) + float(log_ndtr(-high))
+
+
+def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[float, float]:
+    """Logarithms of two bounds of the integral of phi mix^-c below `low`: by the tangent there, and by w_min."""
+    y = np.log(law.weight) + law.shift * low - 0.5 * law.shift**2
+    posterior = np.exp(y - logsumexp(y))
+    mean, least = float(posterior @ law.shift), float(law.shift[0])
+    tangent = -c * log_mix + c * mean * low + 0.5 * (c * mean) ** 2 + float(log_ndtr(low + c * mean))
+    by_least = -c * float(np.log(law.weight[0])) + 0.5 * (c * c + c) * least**2 + float(log_ndtr(low + c * least))
+    return tangent + 1e-9 * (1.0 + abs(c * mean * low) * 1e-3), by_least
 
 
 class Line(NamedTuple):
@@ -198,6 +206,8 @@ def _line(
         left += float(modulus[0]) - power * float(log_mix[0])
     else:
         right += float(modulus[-1]) - power * float(log_mix[-1])
+        bent = float(np.log(np.cos(0.5 * float(law.shift[-1] - law.shift[0]) * v)))  # of |mix(u + iv)|/mix(u), at least
+        left = min(left + power * bent, _left_of_add(law, -power, float(u[0]), float(log_mix[0]))[1])
     return Line(v, cells, middle * v + np.angle(turned), left + grown, right + grown)
 
 
