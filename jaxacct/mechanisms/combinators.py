@@ -392,7 +392,7 @@ def compose(*mechanisms: Mechanism) -> Composed:
 
 
 @with_hints
-def dp_sgd(noise_multiplier: Any, sampling_probability: Any, steps: Any, group: Any = 1) -> Repeated:
+def dp_sgd(noise_multiplier: Any, sampling_probability: Any, steps: Any, *, group: Any = 1) -> Repeated:
     """DP-SGD: ``steps`` Poisson sampled Gaussian steps, under adding or removing one record, or a group of them.
 
     All three arguments broadcast, one configuration per element: an array of noise multipliers is a batch of runs, not
