@@ -51,7 +51,7 @@ def delta_bracket(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:
 
 
 def epsilon_bracket(nodes: Nodes, log_low: float, log_high: float) -> tuple[float, float, float]:
-    """(lower, estimate, upper) of epsilon; the upper end holds for a delta of e^log_low, the lower end for e^log_high."""
+    """(lower, estimate, upper) of epsilon: the upper end for a delta of e^log_low, the lower end for e^log_high."""
     eps = (nodes.k - log_low) / nodes.c
     for _ in range(NEWTON_STEPS):
         value, _, slope = _value(nodes, eps)

@@ -14,15 +14,17 @@ from jaxacct.kernels.mixture_decay import largest_modulus_gap
 from jaxacct.kernels.mixture_law import Quadrature, TooMany, quadrature
 from jaxacct.kernels.mixture_placement import Part, log_delta_at, saddle, sketch
 
-__all__ = ["Nodes", "nodes_for_delta", "nodes_for_epsilon"]
+__all__ = ["Nodes", "chernoff", "nodes_for_delta", "nodes_for_epsilon"]
 
 LOG_TOLERANCE = float(np.log(1e-9))
 """What images and cut-off may cost, relative to delta."""
 LARGEST_CANCELLATION = 3.0
 """Nats by which moving the abscissa away from the saddle point may enlarge the integrand."""
+CHERNOFF_TRIED = 13
+"""Abscissae of the Chernoff bounds of a row without a contour."""
 MOST_NODES = 400_000
 """Most nodes of a contour."""
-MOST_WORK = 6e8
+MOST_WORK = 3e8
 """Most products of nodes and quadrature points."""
 
 
@@ -52,6 +54,19 @@ def nodes_for_delta(parts: list[Part], log_delta: float) -> Nodes:
     """A contour for epsilon at a delta."""
     c, eps = saddle(parts, lambda _, found: found > log_delta)
     return _nodes(parts, c, eps, log_delta)
+
+
+def chernoff(parts: list[Part], highest: float) -> tuple[Array, Array]:
+    """Abscissae c, up to the highest, and log of bounds of E e^{c loss} kappa(c): delta(eps) <= that times e^{-c eps}."""
+    at = highest * np.geomspace(1e-4, 1.0, CHERNOFF_TRIED)
+    logs = np.full(at.size, np.inf)
+    for place, c in enumerate(at):
+        try:
+            value, error = _exponent(parts, _quadratures(parts, float(c), 0.0, LOG_TOLERANCE), float(c))
+        except TooMany:
+            break
+        logs[place] = value + error + float(_log_kappa(c)) + 1e-12
+    return at, logs
 
 
 def _log_kappa(c: Array | float) -> Array:
