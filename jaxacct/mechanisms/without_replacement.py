@@ -96,6 +96,9 @@ class SampledWithoutReplacement(Mechanism):
     def symmetric(self) -> bool:
         return self._trivial()
 
+    def displaces(self) -> bool:
+        return True
+
     def _trivial(self) -> bool:
         ratio = np.asarray(self.sampling_ratio, np.float64)
         return bool(np.all((ratio == 0.0) | (ratio == 1.0)))

@@ -58,6 +58,7 @@ RELATION = {
     "add_one": "add one record",
     "remove_one": "remove one record",
     "replace_one": "replace one record",
+    "zero_out": "zero out one record",
 }
 """The neighbouring relations in words."""
 LEAST_RATIO_OF_LOG_AXIS = 8.0
