@@ -12,7 +12,16 @@ from jaxacct.account import delta as certified_delta
 from jaxacct.account import epsilon as certified_epsilon
 from jaxacct.floats import ROUNDOFF
 from jaxacct.interop.dp_events import EventError, convert
-from jaxacct.mechanisms import Mechanism, PureDP, RandomizedResponse, components, compose, directions, repeat
+from jaxacct.mechanisms import (
+    FiniteOutput,
+    Mechanism,
+    PureDP,
+    RandomizedResponse,
+    components,
+    compose,
+    directions,
+    repeat,
+)
 from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.validation import NON_NEGATIVE, PROBABILITY, InputError, check
 
@@ -21,20 +30,27 @@ __all__ = ["CertifiedAccountant"]
 _RELATIONS = {
     privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE: "add_or_remove_one",
     privacy_accountant.NeighboringRelation.REPLACE_ONE: "replace_one",
+    privacy_accountant.NeighboringRelation.REPLACE_SPECIAL: "zero_out",
 }
 
 
 class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     """Takes the place of dp_accounting's PLDAccountant or RdpAccountant; its answers are certified upper ends.
 
-    Events are those of `interop.from_dp_event`, and events without noise, whose epsilon is infinite. Under REPLACE_ONE
-    sampled events are refused, and noise is taken relative to twice the clip norm: a record's value bounded by C moves
-    a sum by up to 2C. Randomized response is refused under ADD_OR_REMOVE_ONE, which does not define its neighbours.
+    Events are those of `interop.from_dp_event`, and events without noise, whose epsilon is infinite.
+
+    * REPLACE_ONE: Poisson sampled events are refused, and noise is taken relative to twice the clip norm: a record's
+      value bounded by C moves a sum by up to 2C.
+    * REPLACE_SPECIAL is `zero_out`: the special record contributes 0, and its place stays. It is the default of
+      jax_privacy's execution plans, which take this accountant as it is: `config(..., accountant=CertifiedAccountant(
+      dp_accounting.NeighboringRelation.REPLACE_SPECIAL))`.
+    * Randomized response is refused under ADD_OR_REMOVE_ONE, which does not define its neighbours. Under
+      REPLACE_SPECIAL the special record's answer is drawn uniformly from all, as dp_accounting defines it.
 
     Parameters
     ----------
     neighboring_relation : dp_accounting.NeighboringRelation
-        ADD_OR_REMOVE_ONE (default) or REPLACE_ONE; REPLACE_SPECIAL is refused.
+        ADD_OR_REMOVE_ONE (default), REPLACE_ONE or REPLACE_SPECIAL.
 
     Raises
     ------
@@ -45,6 +61,9 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     >>> step = dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1.0))
     >>> round(CertifiedAccountant().compose(step, 1000).get_epsilon(1e-5), 5)
     1.82824
+    >>> zeroed = CertifiedAccountant(dpa.NeighboringRelation.REPLACE_SPECIAL)
+    >>> zeroed.compose(step, 1000).get_epsilon(1e-5) == CertifiedAccountant().compose(step, 1000).get_epsilon(1e-5)
+    True
     """
 
     def __init__(
@@ -56,7 +75,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         if neighboring_relation not in _RELATIONS:
             raise InputError(
                 f"neighboring_relation = {neighboring_relation!r:.80} is not supported; "
-                "use NeighboringRelation.ADD_OR_REMOVE_ONE or REPLACE_ONE"
+                "use NeighboringRelation.ADD_OR_REMOVE_ONE, REPLACE_ONE or REPLACE_SPECIAL"
             )
         super().__init__(neighboring_relation)
         self._relation = _RELATIONS[neighboring_relation]
@@ -115,6 +134,8 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             mechanism = convert(event)
             counts = dict(self._counts)
             for step, steps in [] if mechanism is None else _steps(mechanism, max(count, 1)):
+                if self._relation == "zero_out" and isinstance(step, RandomizedResponse):
+                    step = _uniform_when_zeroed(step)
                 counts[step] = counts.get(step, 0) + steps
                 self._check(step, counts[step])
         except InputError as error:
@@ -127,7 +148,9 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
     def _check(self, step: Mechanism, count: int) -> None:
         if self._relation == "add_or_remove_one" and isinstance(step, RandomizedResponse):
-            raise InputError("neighboring_relation must be REPLACE_ONE for RandomizedResponseDpEvent")
+            raise InputError(
+                "neighboring_relation must be REPLACE_ONE or REPLACE_SPECIAL for RandomizedResponseDpEvent"
+            )
         for direction in directions(step, self._relation):
             components(repeat(step, count), self._relation, direction)
 
@@ -137,6 +160,16 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
     def _unbounded(self) -> bool:
         return any(bool(np.any(side.mu > 0) or np.any(side.gauss_n > 0)) for side in self._sides())
+
+
+def _uniform_when_zeroed(response: RandomizedResponse) -> FiniteOutput:
+    """Randomized response, whose answer for the special record is uniform: is it the true answer or another?
+
+    The first probabilities are rounded apart by four units, which dominates: the true answer is the likelier one.
+    """
+    truth = min(response.probability * (1.0 + 4.0 * ROUNDOFF), 1.0)
+    uniform = 1.0 / response.categories * (1.0 - 4.0 * ROUNDOFF)
+    return FiniteOutput([truth, 1.0 - truth], [uniform, 1.0 - uniform])
 
 
 def _steps(mechanism: Mechanism, count: int) -> list[tuple[Mechanism, int]]:
