@@ -44,14 +44,8 @@ def test_a_sampled_plan_of_two_bands_against_jax_privacy_itself(partition):
         for accountant in (CertifiedAccountant(SPECIAL), default.accountant)
     )
     assert ours == pytest.approx(theirs, rel=1e-3)  # both search to 1e-6, theirs from a bound 1e-4 wide
-    event = config(
-        [1.0, 0.5],
-        noise_multiplier=ours,
-        accountant=CertifiedAccountant(SPECIAL),
-        epsilon=None,
-        delta=None,
-        **{name: value for name, value in settings.items() if name not in TARGET},
-    ).plan.dp_event
+    known = settings | {"epsilon": None, "delta": None, "noise_multiplier": ours}
+    event = config([1.0, 0.5], accountant=CertifiedAccountant(SPECIAL), **known).plan.dp_event
     assert CertifiedAccountant(SPECIAL).compose(event).get_epsilon(1e-5) <= 1.0
 
 

@@ -42,8 +42,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     * REPLACE_ONE: Poisson sampled events are refused, and noise is taken relative to twice the clip norm: a record's
       value bounded by C moves a sum by up to 2C.
     * REPLACE_SPECIAL is `zero_out`: the special record contributes 0, and its place stays. It is the default of
-      jax_privacy's execution plans, which take this accountant as it is: `config(..., accountant=CertifiedAccountant(
-      dp_accounting.NeighboringRelation.REPLACE_SPECIAL))`.
+      jax_privacy's execution plans, which take this accountant as it is (jaxacct/interop/README.md has an example).
     * Randomized response is refused under ADD_OR_REMOVE_ONE, which does not define its neighbours. Under
       REPLACE_SPECIAL the special record's answer is drawn uniformly from all, as dp_accounting defines it.
 
