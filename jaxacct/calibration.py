@@ -72,7 +72,7 @@ def calibrate_noise_multiplier(
     * `target_tpr` with `at_fpr`: the largest true-positive rate of any test at a false-positive rate a, at most
       `delta(eps) + e^eps a` for every eps >= 0, the best of which is looked for.
     * `target_bayes_success` with `prior`: the largest probability of telling rightly whether the record was there,
-      `1 - r + r delta(log((1 - r)/r))` with r = min(prior, 1 - prior); the same under all three relations.
+      `1 - r + r delta(log((1 - r)/r))` with r = min(prior, 1 - prior); the same under every relation.
     * `target_posterior` with `prior` and `at_fpr`: the largest probability of membership after a positive test.
     * `target_reconstruction` with `baseline`: the largest probability that a reconstruction succeeds which does so with
       probability `baseline` without output; the true-positive rate at that false-positive rate.

@@ -18,6 +18,7 @@ from jaxacct.kernels.sensitivity import sensitivity
 from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import holds_vectors, require_mechanism
+from jaxacct.mechanisms.loss_components import add_and_remove
 from jaxacct.validation import DELTA, InputError, broadcast_shape, check, options, refuse_tracers
 
 FIELD_STEP = 1e-5
@@ -103,7 +104,7 @@ def epsilon_gradient(
 
 
 def _one_sided(mechanism: Mechanism, delta: np.ndarray, relation: str, direction: str) -> Any:
-    one = relation if relation == "replace_one" else f"{direction}_one"
+    one = f"{direction}_one" if add_and_remove(mechanism, relation) else relation
     return account.epsilon(mechanism, delta, relation=one)
 
 

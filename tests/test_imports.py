@@ -42,7 +42,7 @@ ARROWS: dict[str, set[str]] = {
     "sweeps": {"accounting", "calibration", "engines", "mechanisms", "selection"},
     "plots": {"accounting", "mechanisms", "representations", "sweeps"},
     "verification": {"mechanisms"},
-    "interop": {"accounting", "mechanisms"},
+    "interop": {"accounting", "mechanisms", "representations", "selection"},
     "training": {
         "accounting",
         "calibration",

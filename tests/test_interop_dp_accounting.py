@@ -32,7 +32,7 @@ class TestContract(privacy_accountant_test.PrivacyAccountantTest):
     """dp_accounting's own abstract test of what every PrivacyAccountant must do."""
 
     def _make_test_accountants(self):
-        return [CertifiedAccountant(), CertifiedAccountant(ADD_OR_REMOVE), CertifiedAccountant(REPLACE)]
+        return [CertifiedAccountant(relation) for relation in (ADD_OR_REMOVE, REPLACE, SPECIAL)]
 
 
 # Events, epsilons, deltas and tolerances of dp_accounting 0.6.0's pld_privacy_accountant_test.py:
@@ -97,12 +97,30 @@ def test_relations():
     assert not CertifiedAccountant().supports(Response(0.1, 3)) and CertifiedAccountant(REPLACE).supports(
         Response(0.1, 3)
     )
-    assert "must be REPLACE_ONE" in refusal(
+    assert "must be REPLACE_ONE or REPLACE_SPECIAL" in refusal(
         CertifiedAccountant().compose, Response(0.1, 3), error=dpa.UnsupportedEventError
     )
     assert not CertifiedAccountant(REPLACE).supports(Compose([Gauss(1.0), Poisson(0.1, Gauss(1.0))]))
     assert CertifiedAccountant(REPLACE).supports(Poisson(1.0, Gauss(1.0)))
-    assert "REPLACE_SPECIAL" in refusal(CertifiedAccountant, SPECIAL)
+    assert "REPLACE_SPECIAL" in refusal(CertifiedAccountant, 3)
+
+
+def test_replace_special_is_zero_out():
+    step = Poisson(0.1, Gauss(2.0))
+    zeroed, removed = (CertifiedAccountant(relation).compose(step, 2) for relation in (SPECIAL, ADD_OR_REMOVE))
+    assert zeroed.get_delta(0.3) == removed.get_delta(0.3) and zeroed.get_epsilon(1e-5) == removed.get_epsilon(1e-5)
+    assert zeroed.neighboring_relation is SPECIAL
+
+
+@pytest.mark.parametrize("noise, buckets", [(0.3, 10), (0.01, 3), ((4 - math.e) / 3, 4), (1.0, 7)])
+def test_the_special_record_answers_at_random(noise, buckets):
+    accountant = CertifiedAccountant(SPECIAL).compose(Response(noise, buckets))
+    truth, other = 1 - noise + noise / buckets, noise / buckets
+    for epsilon in (0.0, 0.3, 1.5):
+        remove = max(truth - math.exp(epsilon) / buckets, 0.0)
+        add = (buckets - 1) * max(1 / buckets - math.exp(epsilon) * other, 0.0)
+        assert accountant.get_delta(epsilon) == pytest.approx(max(remove, add), rel=1e-9, abs=1e-14)
+        assert accountant.get_delta(epsilon) >= max(remove, add) - 1e-15
 
 
 @pytest.mark.parametrize("relation, sensitivity", [(ADD_OR_REMOVE, 1.0), (REPLACE, 2.0)])

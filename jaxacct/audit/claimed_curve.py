@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Gaussian, Mechanism, batch_shape
+from jaxacct.mechanisms.loss_components import add_and_remove
 from jaxacct.representations.mechanism_profile import Profile, profile
 from jaxacct.training import Plan
 from jaxacct.validation import POSITIVE, InputError, check_one, shown
@@ -59,7 +60,8 @@ def claimed_lines(claim: Any, guessed: str) -> Lines:
         )
     if batch_shape(one.mechanism) != ():
         raise InputError("claim is a batch of mechanisms; test one claim at a time")
-    relation = one.relation if one.relation == "replace_one" else relation
+    if not add_and_remove(one.mechanism, one.relation):
+        relation = one.relation
     reverse = "add_one" if relation == "remove_one" else relation
     settings = {name: getattr(one, name) for name in ("engine", "rtol", "memory_bytes", "backend")}
     steep, steep_delta = _deltas(profile(one.mechanism, relation, **settings))

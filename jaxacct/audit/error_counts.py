@@ -26,7 +26,12 @@ LIMIT_ERROR = 1e-10
 """Relative allowance for the inverse of the incomplete beta function."""
 WHOLE_NUMBERS = Constraint("use whole numbers of {name}", 0, integral=True)
 """What counts must be."""
-COMPARED = {"add_or_remove_one": (True, True), "remove_one": (True, False), "add_one": (False, True)}
+COMPARED = {
+    "add_or_remove_one": (True, True),
+    "zero_out": (True, True),
+    "remove_one": (True, False),
+    "add_one": (False, True),
+}
 """For each relation, whether the law with the canary is compared with the law without it, and the other way round."""
 
 
@@ -71,8 +76,9 @@ def clopper_pearson(
         All broadcast, and each element is a statement by itself.
     confidence : float in (0, 1)
         Either limit fails with probability at most (1 - confidence)/2.
-    relation : {"add_or_remove_one", "remove_one", "add_one"}
-        "remove_one" is the first inequality alone, "add_one" the second.
+    relation : {"add_or_remove_one", "zero_out", "remove_one", "add_one"}
+        "remove_one" is the first inequality alone, "add_one" the second. Under "zero_out" a run without the canary
+        has a record in its place that contributes 0.
 
     Returns
     -------

@@ -86,8 +86,9 @@ def known_curve_p_value(correct: Any, guesses: Any, canaries: Any, claim: Any, *
     correct, guesses, canaries : array_like of whole numbers
         c, g and m: correct <= guesses <= canaries.  All broadcast.
     claim : Plan, Mechanism, Profile or float
-        What is claimed of adding or removing one canary (of replacing one, if the plan or profile is under
-        replace_one): the curve of a plan's run, once; of a mechanism; or mu-Gaussian DP for a number mu > 0.
+        What is claimed of adding or removing one canary (of replacing one, or zeroing it out, if the plan or profile
+        is under replace_one or zero_out): the curve of a plan's run, once; of a mechanism; or mu-Gaussian DP for a
+        number mu > 0.
     guessed : {"both", "in"}
         "in" if every guess says that a canary was in: sharper, and needs only the curve of removing.
 

@@ -10,7 +10,8 @@ from jaxacct.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from jaxacct.interop.accountant import CertifiedAccountant
-    from jaxacct.interop.dp_events import from_dp_event, supports, to_dp_event
+    from jaxacct.interop.dp_event_writing import to_dp_event
+    from jaxacct.interop.dp_events import from_dp_event, supports
     from jaxacct.interop.opacus_accountant import OpacusAccountant, register_opacus
 
 __all__ = [
@@ -30,7 +31,7 @@ _HOMES = {
     "from_dp_event": "dp_events",
     "register_opacus": "opacus_accountant",
     "supports": "dp_events",
-    "to_dp_event": "dp_events",
+    "to_dp_event": "dp_event_writing",
 }
 if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES, "from_json", "to_json")

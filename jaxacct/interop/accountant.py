@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 from dp_accounting import dp_event, privacy_accountant
@@ -11,9 +12,23 @@ from dp_accounting import dp_event, privacy_accountant
 from jaxacct.account import delta as certified_delta
 from jaxacct.account import epsilon as certified_epsilon
 from jaxacct.floats import ROUNDOFF
-from jaxacct.interop.dp_events import EventError, convert
-from jaxacct.mechanisms import Mechanism, PureDP, RandomizedResponse, components, compose, directions, repeat
+from jaxacct.interop.dp_event_fields import EventError, refuse
+from jaxacct.interop.dp_events import convert, events_inside
+from jaxacct.mechanisms import (
+    FiniteOutput,
+    Gaussian,
+    Mechanism,
+    PoissonSampled,
+    PureDP,
+    RandomizedResponse,
+    TruncatedPoissonSampled,
+    components,
+    compose,
+    directions,
+    repeat,
+)
 from jaxacct.mechanisms.combinators import Composed, Repeated
+from jaxacct.selection import Selection
 from jaxacct.validation import NON_NEGATIVE, PROBABILITY, InputError, check
 
 __all__ = ["CertifiedAccountant"]
@@ -21,20 +36,26 @@ __all__ = ["CertifiedAccountant"]
 _RELATIONS = {
     privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE: "add_or_remove_one",
     privacy_accountant.NeighboringRelation.REPLACE_ONE: "replace_one",
+    privacy_accountant.NeighboringRelation.REPLACE_SPECIAL: "zero_out",
 }
 
 
 class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     """Takes the place of dp_accounting's PLDAccountant or RdpAccountant; its answers are certified upper ends.
 
-    Events are those of `interop.from_dp_event`, and events without noise, whose epsilon is infinite. Under REPLACE_ONE
-    sampled events are refused, and noise is taken relative to twice the clip norm: a record's value bounded by C moves
-    a sum by up to 2C. Randomized response is refused under ADD_OR_REMOVE_ONE, which does not define its neighbours.
+    Events are those of `interop.from_dp_event`, and events without noise, whose epsilon is infinite.
+
+    * REPLACE_ONE: noise is taken relative to twice the clip norm, since a record's value bounded by C moves a sum by up
+      to 2C. A Poisson sampled Gaussian is answered by a bound, Poisson samples of other noise are refused.
+    * REPLACE_SPECIAL is `zero_out`: the special record contributes 0, and its place stays. It is the default of
+      jax_privacy's execution plans, which take this accountant as it is (jaxacct/interop/README.md has an example).
+    * Randomized response is refused under ADD_OR_REMOVE_ONE, which does not define its neighbours. Under
+      REPLACE_SPECIAL the special record's answer is drawn uniformly from all, as dp_accounting defines it.
 
     Parameters
     ----------
     neighboring_relation : dp_accounting.NeighboringRelation
-        ADD_OR_REMOVE_ONE (default) or REPLACE_ONE; REPLACE_SPECIAL is refused.
+        ADD_OR_REMOVE_ONE (default), REPLACE_ONE or REPLACE_SPECIAL.
 
     Raises
     ------
@@ -45,6 +66,9 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     >>> step = dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1.0))
     >>> round(CertifiedAccountant().compose(step, 1000).get_epsilon(1e-5), 5)
     1.82824
+    >>> zeroed = CertifiedAccountant(dpa.NeighboringRelation.REPLACE_SPECIAL)
+    >>> zeroed.compose(step, 1000).get_epsilon(1e-5) == CertifiedAccountant().compose(step, 1000).get_epsilon(1e-5)
+    True
     """
 
     def __init__(
@@ -56,7 +80,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         if neighboring_relation not in _RELATIONS:
             raise InputError(
                 f"neighboring_relation = {neighboring_relation!r:.80} is not supported; "
-                "use NeighboringRelation.ADD_OR_REMOVE_ONE or REPLACE_ONE"
+                "use NeighboringRelation.ADD_OR_REMOVE_ONE, REPLACE_ONE or REPLACE_SPECIAL"
             )
         super().__init__(neighboring_relation)
         self._relation = _RELATIONS[neighboring_relation]
@@ -83,7 +107,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             return 0.0
         if target == 0.0 and self._unbounded():
             return math.inf
-        return float(certified_epsilon(self.mechanism, target, relation=self._relation).upper)
+        return float(certified_epsilon(self._asked(), target, relation=self._relation).upper)
 
     def get_delta(self, target_epsilon: float) -> float:
         """The certified upper end of delta at a `target_epsilon` from 0 to infinity."""
@@ -92,7 +116,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         if target_epsilon == math.inf:
             return max(abs(float(side.delta_infinity[0])) for side in self._sides()) * (1 + 8 * ROUNDOFF)
         target = float(check("target_epsilon", target_epsilon, NON_NEGATIVE))
-        return float(certified_delta(self.mechanism, target, relation=self._relation).upper)
+        return float(certified_delta(self._asked(), target, relation=self._relation).upper)
 
     def compose(self, event: dp_event.DpEvent, count: int = 1) -> CertifiedAccountant:
         """Account for `count` runs of the event.
@@ -114,7 +138,10 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         try:
             mechanism = convert(event)
             counts = dict(self._counts)
-            for step, steps in [] if mechanism is None else _steps(mechanism, max(count, 1)):
+            if self._relation == "add_or_remove_one":
+                _refuse_moved_leaves(event)
+            steps_of = [] if mechanism is None else _steps(_under(mechanism, self._relation), max(count, 1))
+            for step, steps in steps_of:
                 counts[step] = counts.get(step, 0) + steps
                 self._check(step, counts[step])
         except InputError as error:
@@ -126,17 +153,69 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return None
 
     def _check(self, step: Mechanism, count: int) -> None:
-        if self._relation == "add_or_remove_one" and isinstance(step, RandomizedResponse):
-            raise InputError("neighboring_relation must be REPLACE_ONE for RandomizedResponseDpEvent")
+        if isinstance(step, Selection):  # whose pair takes long, and is not needed to know what it refuses
+            repeat(step, count)
+            self._check(step.mechanism, 1)
+            return
+        if self._relation == "add_or_remove_one" and _answers_at_random(step):
+            raise InputError(
+                "neighboring_relation must be REPLACE_ONE or REPLACE_SPECIAL for RandomizedResponseDpEvent"
+            )
         for direction in directions(step, self._relation):
             components(repeat(step, count), self._relation, direction)
+
+    def _asked(self) -> Mechanism:
+        """What has been composed; a single part by itself, since some engines answer for whole mechanisms."""
+        mechanism = self.mechanism
+        parts = mechanism.inside()
+        return parts[0] if isinstance(mechanism, Composed) and len(parts) == 1 else mechanism
 
     def _sides(self) -> list[Any]:
         mechanism = self.mechanism
         return [components(mechanism, self._relation, side) for side in directions(mechanism, self._relation)]
 
     def _unbounded(self) -> bool:
+        if any(isinstance(step, Selection) for step in self._counts):
+            return False  # its own engine answers at delta = 0
         return any(bool(np.any(side.mu > 0) or np.any(side.gauss_n > 0)) for side in self._sides())
+
+
+def _refuse_moved_leaves(event: Any) -> None:
+    """Refuse trees where records are added and removed: those that follow move to other leaves."""
+    for each in events_inside(event):
+        if isinstance(each, dp_event.SingleEpochTreeAggregationDpEvent):
+            refuse(each, "", "neighboring_relation must be REPLACE_SPECIAL or REPLACE_ONE for trees; use one of them")
+
+
+def _answers_at_random(step: Mechanism) -> bool:
+    return isinstance(step, RandomizedResponse) or any(_answers_at_random(inner) for inner in step.inside())
+
+
+def _under(mechanism: Mechanism, relation: str) -> Mechanism:
+    """The mechanism with those inside that a relation makes others.
+
+    * zero_out: randomized response, whose answer for the special record is uniform. Is it the true answer or another?
+      The first probabilities are rounded apart by four units, which dominates: the true answer is the likelier one.
+    * replace_one: a Poisson sampled Gaussian, as the sample with a cap that never binds, which has a pair for it.
+    """
+    if relation == "zero_out" and isinstance(mechanism, RandomizedResponse):
+        truth = min(mechanism.probability * (1.0 + 4.0 * ROUNDOFF), 1.0)
+        uniform = 1.0 / mechanism.categories * (1.0 - 4.0 * ROUNDOFF)
+        return FiniteOutput([truth, 1.0 - truth], [uniform, 1.0 - uniform])
+    if relation == "replace_one" and isinstance(mechanism, PoissonSampled):
+        base, rate = mechanism._flat()
+        if isinstance(base, Gaussian) and 0.0 < rate < 1.0:
+            return TruncatedPoissonSampled(base, float(rate), dataset_size=1, cap=1)
+        return mechanism
+    if not mechanism.inside():
+        return mechanism
+    fields: dict[str, Any] = {}
+    for name, value in vars(mechanism).items():
+        if isinstance(value, Mechanism):
+            fields[name] = _under(value, relation)
+        elif isinstance(value, tuple):
+            fields[name] = tuple(_under(item, relation) if isinstance(item, Mechanism) else item for item in value)
+    return replace(cast(Any, mechanism), **fields)
 
 
 def _steps(mechanism: Mechanism, count: int) -> list[tuple[Mechanism, int]]:

@@ -1,68 +1,59 @@
-"""Conversion between dp_accounting's DpEvent trees and mechanisms (needs the dp_accounting package).
-
-A little above 300 lines: the two directions of the conversion are each other's inverse.
-"""
+"""The mechanism that one of dp_accounting's DpEvent trees describes (needs the dp_accounting package)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any, NoReturn
+from typing import Any
 
-import numpy as np
 from dp_accounting import dp_event
 
+from jaxacct.interop.dp_event_fields import EventError, checked, number, refuse, rounded, whole
+from jaxacct.interop.dp_event_leaves import LEAVES, concentrated
 from jaxacct.mechanisms import (
-    DiscreteLaplace,
-    Gaussian,
-    Laplace,
     Mechanism,
-    MixtureOfGaussians,
     PoissonSampled,
     PureDP,
-    RandomizedResponse,
-    batch_shape,
+    RandomAllocation,
+    SampledWithoutReplacement,
+    SampledWithReplacement,
     compose,
     repeat,
 )
-from jaxacct.mechanisms.combinators import Composed, Repeated
-from jaxacct.validation import COUNT, InputError, check, refuse_tracers
+from jaxacct.selection import Law, Poisson, TruncatedNegativeBinomial, select
+from jaxacct.validation import COUNT, InputError, check
 
-__all__ = ["EventError", "convert", "from_dp_event", "supports", "to_dp_event"]
+__all__ = ["EventError", "convert", "events_inside", "from_dp_event", "supports"]
 
 MAX_DEPTH = 64
 """Most events inside one another; this also ends cycles."""
 MAX_EVENTS = 10_000
 """Most events in one tree."""
-MAX_SENSITIVITIES = 1000
-"""Most sensitivities of a MixtureOfGaussiansDpEvent."""
-LARGEST_SCALE = 1e300
-"""The scale of discrete Laplace noise whose parameter is so small that its inverse may be beyond float64."""
-MAX_CATEGORIES = 2**53
-"""Most answers of randomised response: float64 holds all whole numbers up to here."""
-
-
-class EventError(InputError):
-    """An event was refused; `event` is the one at fault, the message one line that says where it stands."""
-
-    def __init__(self, path: str, event: object, reason: str) -> None:
-        super().__init__(f"{path or 'event'}: {reason}")
-        self.event = event
+LARGEST_DATASET = 10**9
+"""Most records of a data set from which a batch of a fixed size is drawn."""
+_SAMPLED = ("NoOpDpEvent", "NonPrivateDpEvent", "GaussianDpEvent", "LaplaceDpEvent", "PoissonSampledDpEvent")
+"""What may be Poisson sampled."""
 
 
 def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     """The mechanism that a DpEvent describes, for the neighbouring relation it will be asked about.
 
-    These classes are known, by exact class: NoOp, Gaussian, Laplace, DiscreteLaplace, MixtureOfGaussians,
-    RandomizedResponse, SelfComposed, Composed, and PoissonSampled of one of the first three or of another
-    PoissonSampled.
+    Every class of dp_accounting 0.6.0 is known but UnsupportedDpEvent, and of later versions EpsilonDelta,
+    DiscreteGaussian in one dimension, ExponentialMechanism, PermuteAndFlip and RandomAllocation; by exact class.
 
     * NoOp and an empty composition become PureDP(0).
     * Discrete Laplace's parameter a becomes the scale 1/a, rounded down.
     * RandomizedResponse answers at random with its noise parameter p as probability. It becomes the probability
       1 - p + p/k of the true answer, rounded up, so that the loss is never understated. Its guarantee is for replacing
       a record.
+    * RepeatAndSelect becomes `selection.select`, whose answer is the exact worst case over scores. The parameter of the
+      law of K is solved for, so that the mean is that of the event to the last digits.
+    * ZCDp becomes the PrivacyProfile that it implies. The rho and xi of those that are composed in one event are added
+      first, which is sharper than composing their profiles.
+    * SingleEpochTreeAggregation is one Gaussian for each node above a leaf. It holds where no record moves to another
+      leaf: for zero-out, not for add/remove.
+    * The source data set of a batch of a fixed size is the larger of the two.
 
     Parameters
     ----------
@@ -75,9 +66,9 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     Raises
     ------
     InputError
-        With one line that names the place: for every other event (fixed-size samples, sampled compositions, user
-        classes, ...); for one that no noise protects; for parameters that are not numbers in range; for counts beyond
-        2**53; and for more than 64 levels or 10,000 events.
+        With one line that names the place: for every other event (sampled compositions, user classes, ...); for one
+        that no noise protects; for parameters that are not numbers in range; for counts beyond 2**53; and for more than
+        64 levels or 10,000 events.
 
     References
     ----------
@@ -114,79 +105,6 @@ def supports(event: object) -> bool:
         return False
 
 
-def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
-    """The DpEvent of a single mechanism (no batch): the inverse of `from_dp_event`.
-
-    Randomized response needs a probability of at least 1/k. Its noise parameter is rounded down, so that the event
-    never promises more. dp_accounting 0.6.0 has no event for PureDP(epsilon > 0) or ApproximateDP.
-
-    Parameters
-    ----------
-    mechanism : Mechanism
-        One configuration.
-
-    Returns
-    -------
-    dp_accounting.dp_event.DpEvent
-
-    Raises
-    ------
-    InputError
-        A batch, or a mechanism that has no event.
-
-    References
-    ----------
-    dp_accounting's dp_event.py says what each event means.
-
-    >>> from jaxacct.mechanisms import dp_sgd
-    >>> to_dp_event(dp_sgd(1.0, 0.5, 10)).count
-    10
-    """
-    shape = batch_shape(mechanism)
-    refuse_tracers("interop.to_dp_event", "the mechanism outside jit", mechanism=mechanism)
-    if shape:
-        raise InputError(f"a batch of shape {shape} has no DpEvent; convert one configuration at a time")
-    return _event(mechanism.validated())
-
-
-def _event(mechanism: Mechanism) -> dp_event.DpEvent:
-    match mechanism:
-        case Gaussian():
-            return dp_event.GaussianDpEvent(mechanism.noise_multiplier)
-        case Laplace():
-            return dp_event.LaplaceDpEvent(mechanism.scale)
-        case DiscreteLaplace():
-            return dp_event.DiscreteLaplaceDpEvent(
-                _rounded(1 / Fraction(mechanism.scale), math.inf), mechanism.sensitivity
-            )
-        case PureDP(epsilon=0.0):
-            return dp_event.NoOpDpEvent()
-        case RandomizedResponse():
-            return _response_event(mechanism)
-        case PoissonSampled(group=1):
-            return dp_event.PoissonSampledDpEvent(mechanism.sampling_probability, _event(mechanism.mechanism))
-        case Repeated():
-            return dp_event.SelfComposedDpEvent(_event(mechanism.mechanism), int(mechanism.steps))
-        case Composed():
-            return dp_event.ComposedDpEvent([_event(item) for item in mechanism.mechanisms])
-    raise InputError(f"{type(mechanism).__name__} has no DpEvent; account for it with jaxacct.epsilon")
-
-
-def _response_event(mechanism: RandomizedResponse) -> dp_event.DpEvent:
-    k, truth = mechanism.categories, Fraction(mechanism.probability)
-    exact = (1 - truth) * Fraction(k, k - 1)
-    if exact > 1:
-        raise InputError(f"probability = {mechanism.probability!r} must be >= 1/{k} to have a DpEvent; use more")
-    return dp_event.RandomizedResponseDpEvent(_rounded(exact, 0.0), k)
-
-
-def _rounded(exact: Fraction, towards: float) -> float:
-    """The nearest float64 on the side of the exact value that `towards` is on."""
-    value = float(exact)
-    beyond = Fraction(value) > exact if towards < exact else Fraction(value) < exact
-    return math.nextafter(value, towards) if beyond else value
-
-
 def convert(event: object) -> Mechanism | None:
     """The mechanism of an event, or None where a part without noise leaves no finite epsilon.
 
@@ -195,134 +113,150 @@ def convert(event: object) -> Mechanism | None:
     return _convert(event, "", 0, iter(range(MAX_EVENTS)))
 
 
+def events_inside(event: Any) -> Iterator[Any]:
+    """The event and all those inside it, of a tree that `convert` has taken."""
+    yield event
+    for inner in getattr(event, "events", [getattr(event, "event", None)]):
+        if inner is not None:
+            yield from events_inside(inner)
+
+
+def _name(event: object) -> str:
+    """The name of the event's class where it is dp_accounting's own, else nothing."""
+    kind = type(event)
+    return kind.__name__ if getattr(dp_event, kind.__name__, None) is kind else ""
+
+
 def _convert(event: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism | None:
     if depth > MAX_DEPTH:
         raise EventError("", event, f"nested more than {MAX_DEPTH} deep, or in a cycle; compose in fewer levels")
     if next(count, None) is None:
         raise EventError("", event, f"more than {MAX_EVENTS} events; use SelfComposedDpEvent for equal ones")
-    kind = type(event)
-    if kind in _LEAVES:
-        return _LEAVES[kind](event, path)
-    if kind is dp_event.SelfComposedDpEvent:
-        inner = _convert(event.event, f"{path}.event", depth + 1, count)
-        steps = _number(event, "count", path)
-        return _checked(event, path, lambda: None if inner is None else repeat(inner, check("count", steps, COUNT)))
-    if kind is dp_event.ComposedDpEvent:
-        if type(event.events) not in (list, tuple):
-            _refuse(event, path, f"events must be a list of events, not {type(event.events).__name__}")
-        pairs = enumerate(event.events)
-        parts = [_convert(item, f"{path}.events[{i}]", depth + 1, count) for i, item in pairs]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
-            return None
-        return compose(*known) if known else PureDP(0.0)
-    if kind is dp_event.PoissonSampledDpEvent:
-        return _sampled(event, path, depth, count)
-    _refuse(event, path, f"{kind.__name__:.60} is not supported; use {', '.join(t.__name__ for t in _LEAVES)}")
-
-
-def _sampled(event: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism | None:
-    if type(event.event) not in _SAMPLED:
-        _refuse(
+    name = _name(event)
+    if name in LEAVES:
+        return LEAVES[name](event, path)
+    if name == "ComposedDpEvent":
+        return _composed(event, path, depth, count)
+    if name not in _AROUND:
+        known = ", ".join(word for word in (*LEAVES, "ComposedDpEvent", *_AROUND) if hasattr(dp_event, word))
+        refuse(event, path, f"{type(event).__name__:.60} is not supported; use {known}")
+    if name == "PoissonSampledDpEvent" and _name(event.event) not in _SAMPLED:
+        refuse(
             event,
             path,
             f"PoissonSampledDpEvent of {type(event.event).__name__:.60} is not supported; sample a single Gaussian "
             "or Laplace step and compose the samples",
         )
     inner = _convert(event.event, f"{path}.event", depth + 1, count)
-    rate = _number(event, "sampling_probability", path)
-    step = PureDP(0.0) if inner is None else inner
-    sampled = _checked(event, path, lambda: PoissonSampled(step, rate))
+    return checked(event, path, lambda: _AROUND[name](event, path, inner))
+
+
+def _composed(event: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism | None:
+    if type(event.events) not in (list, tuple):
+        refuse(event, path, f"events must be a list of events, not {type(event.events).__name__}")
+    parts, rho, xi = [], Fraction(0), Fraction(0)
+    for place, item in enumerate(event.events):
+        part = _convert(item, f"{path}.events[{place}]", depth + 1, count)
+        if _is_concentrated(item):
+            rho, xi = rho + _total(item, "rho"), xi + _total(item, "xi")
+        else:
+            parts.append(part)
+    if rho or xi:
+        parts.append(concentrated(rounded(rho, math.inf), rounded(xi, math.inf)))
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    return compose(*known) if known else PureDP(0.0)
+
+
+def _is_concentrated(event: Any) -> bool:
+    """Whether an event is a ZCDp, once or several times over."""
+    while _name(event) == "SelfComposedDpEvent":
+        event = event.event
+    return _name(event) == "ZCDpEvent"
+
+
+def _total(event: Any, field: str) -> Fraction:
+    """rho or xi of a ZCDp, times how often it is run."""
+    times = 1
+    while _name(event) == "SelfComposedDpEvent":
+        event, times = event.event, times * int(event.count)
+    return Fraction(getattr(event, field)) * times
+
+
+def _repeated(event: Any, path: str, inner: Mechanism | None) -> Mechanism | None:
+    steps = check("count", number(event, "count", path), COUNT)
+    if _is_concentrated(event):
+        return concentrated(*(rounded(_total(event, name), math.inf) for name in ("rho", "xi")))
+    return None if inner is None else repeat(inner, steps)
+
+
+def _poisson(event: Any, path: str, inner: Mechanism | None) -> Mechanism | None:
+    rate = number(event, "sampling_probability", path)
+    sampled = PoissonSampled(PureDP(0.0) if inner is None else inner, rate)
     return None if inner is None and rate > 0 else sampled
 
 
-def _additive(mechanism: Callable[[Any], Mechanism]) -> Callable[[Any, str], Mechanism | None]:
-    def build(event: Any, path: str) -> Mechanism | None:
-        noise = _number(event, "noise_multiplier", path)
-        return None if noise == 0 else _checked(event, path, lambda: mechanism(noise))
+def _without_replacement(event: Any, path: str, inner: Mechanism | None) -> Mechanism | None:
+    size = whole(event, "source_dataset_size", path, 1)
+    drawn = whole(event, "sample_size", path, 0, size)
+    ratio = rounded(Fraction(drawn, size), 1.0)
+    sampled = SampledWithoutReplacement(PureDP(0.0) if inner is None else inner, ratio)
+    return PureDP(0.0) if drawn == 0 else None if inner is None else sampled
 
-    return build
 
-
-def _response(event: Any, path: str) -> Mechanism | None:
-    k, noise = _number(event, "num_buckets", path), _number(event, "noise_parameter", path)
-    if not isinstance(k, int) or not 1 <= k <= MAX_CATEGORIES:
-        _refuse(event, path, f"num_buckets = {k!r:.30} must be a whole number from 1 to 2**53; use the answers' number")
-    if not 0 <= noise <= 1:
-        _refuse(event, path, f"noise_parameter = {noise!r:.30} must be between 0 and 1; use a probability")
-    if k == 1:
+def _with_replacement(event: Any, path: str, inner: Mechanism | None) -> Mechanism | None:
+    size = whole(event, "source_dataset_size", path, 2, LARGEST_DATASET)
+    drawn = whole(event, "sample_size", path, 0, LARGEST_DATASET)
+    if drawn == 0:
         return PureDP(0.0)
-    truth = _rounded(1 - Fraction(noise) * Fraction(k - 1, k), 1.0)
-    if truth == 1.0:
+    return None if inner is None else SampledWithReplacement(inner, drawn, size)
+
+
+def _selected(event: Any, path: str, inner: Mechanism | None) -> Mechanism | None:
+    mean, shape = number(event, "mean", path), number(event, "shape", path)
+    if not 1 <= mean < math.inf:
+        refuse(event, path, f"mean = {mean!r:.30} must be >= 1 and finite; use the expected number of runs")
+    if not shape >= 0:
+        refuse(event, path, f"shape = {shape!r:.30} must be >= 0; use 1 for a geometric law, or infinity for Poisson")
+    law: Law | None = Poisson(mean) if shape == math.inf else _negative_binomial(float(mean), float(shape))
+    if inner is None or inner == PureDP(0.0) or law is None:
+        return inner
+    return select(inner, law)
+
+
+def _negative_binomial(mean: float, shape: float) -> Law | None:
+    """The law of this mean, which falls from infinity to 1 as gamma rises to 1; None for one run."""
+    from scipy.optimize import brentq  # takes a while to import: only where it is needed
+
+    if mean == 1.0:
         return None
-    return _checked(event, path, lambda: RandomizedResponse(truth, k))
+    if shape == 1.0:
+        return TruncatedNegativeBinomial(1.0, 1.0 / mean)
+    excess = lambda log: math.log(float(TruncatedNegativeBinomial(shape, math.exp(log)).mean) / mean)
+    low = -1.0
+    while excess(low) < 0.0:
+        low *= 2.0
+        if low < -600.0:
+            raise InputError(f"mean = {mean!r} is not reached with shape = {shape!r}; use a smaller mean")
+    log = brentq(excess, low, -1e-15, xtol=1e-15, rtol=1e-15) if excess(-1e-15) < 0.0 else -1e-15
+    return TruncatedNegativeBinomial(shape, math.exp(log))
 
 
-def _discrete(event: Any, path: str) -> Mechanism | None:
-    noise = _number(event, "noise_parameter", path)
-    if noise == 0:
-        return None
-    if not 0 < noise < math.inf:
-        _refuse(event, path, f"noise_parameter = {noise!r:.30} must be >= 0 and finite; use the inverse of the scale")
-    scale = _rounded(1 / Fraction(noise), 0.0) if noise > 1 / LARGEST_SCALE else LARGEST_SCALE
-    moved: Any = _number(event, "sensitivity", path)  # the constructor refuses what is no integer
-    return _checked(event, path, lambda: DiscreteLaplace(scale, moved))
-
-
-def _mixture(event: Any, path: str) -> Mechanism | None:
-    sigma = _number(event, "standard_deviation", path)
-    shifts, chances = (_numbers(event, name, path) for name in ("sensitivities", "sampling_probs"))
-    mixture = _checked(event, path, lambda: MixtureOfGaussians(sigma or 1.0, shifts, chances))
-    if not any(shift * chance for shift, chance in zip(shifts, chances, strict=True)):
+def _allocated(event: Any, path: str, inner: Mechanism | None) -> Mechanism | None:
+    slots = whole(event, "num_steps", path, 1)
+    taken = whole(event, "num_selected", path, 0, slots)
+    if taken == 0:
         return PureDP(0.0)
-    return mixture if sigma != 0 else None
+    return None if inner is None else RandomAllocation(inner, slots, taken)
 
 
-_LEAVES: dict[type, Callable[[Any, str], Mechanism | None]] = {
-    dp_event.NoOpDpEvent: lambda event, path: PureDP(0.0),
-    dp_event.NonPrivateDpEvent: lambda event, path: None,
-    dp_event.GaussianDpEvent: _additive(Gaussian),
-    dp_event.LaplaceDpEvent: _additive(Laplace),
-    dp_event.DiscreteLaplaceDpEvent: _discrete,
-    dp_event.MixtureOfGaussiansDpEvent: _mixture,
-    dp_event.RandomizedResponseDpEvent: _response,
+_AROUND = {
+    "SelfComposedDpEvent": _repeated,
+    "PoissonSampledDpEvent": _poisson,
+    "SampledWithoutReplacementDpEvent": _without_replacement,
+    "SampledWithReplacementDpEvent": _with_replacement,
+    "RepeatAndSelectDpEvent": _selected,
+    "RandomAllocationDpEvent": _allocated,
 }
-_SAMPLED = (
-    dp_event.NoOpDpEvent,
-    dp_event.NonPrivateDpEvent,
-    dp_event.GaussianDpEvent,
-    dp_event.LaplaceDpEvent,
-    dp_event.PoissonSampledDpEvent,
-)
-
-
-def _numbers(event: Any, name: str, path: str) -> list[float]:
-    values = getattr(event, name)
-    flat = type(values) in (list, tuple) or (type(values) is np.ndarray and values.ndim == 1)
-    if not flat or not 0 < len(values) <= MAX_SENSITIVITIES:
-        _refuse(event, path, f"{name} must be a list of 1 to {MAX_SENSITIVITIES} numbers; use [0.0, 1.0]")
-    return [_plain(event, f"{name}[{i}]", value, path) for i, value in enumerate(values)]
-
-
-def _number(event: Any, name: str, path: str) -> int | float:
-    return _plain(event, name, getattr(event, name), path)
-
-
-def _plain(event: Any, name: str, value: Any, path: str) -> int | float:
-    """A parameter as a Python number; nothing but plain and NumPy scalars is looked into."""
-    if isinstance(value, np.integer | np.floating):
-        value = value.item()
-    if type(value) not in (int, float):
-        _refuse(event, path, f"{name} must be a number, not {type(value).__name__:.60}; use a Python float or int")
-    return value
-
-
-def _checked(event: Any, path: str, build: Callable[[], Any]) -> Any:
-    try:
-        return build()
-    except InputError as error:
-        raise EventError(path.lstrip("."), event, str(error)) from None
-
-
-def _refuse(event: Any, path: str, reason: str) -> NoReturn:
-    raise EventError(path.lstrip("."), event, reason)
+"""By the name of the event's class: (event, path, mechanism of the event inside or None) -> mechanism or None."""

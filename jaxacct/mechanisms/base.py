@@ -98,6 +98,10 @@ class Mechanism(ABC):
     def symmetric(self) -> bool:
         """Whether the remove and add directions coincide for every element of the batch."""
 
+    def displaces(self) -> bool:
+        """Whether a record that is added takes the place of others, so that zero_out is not add/remove (README.md)."""
+        return any(mechanism.displaces() for mechanism in self.inside())
+
     def validated(self) -> Self:
         """The same mechanism rebuilt through its constructor, so that every field has been checked."""
         values = {}

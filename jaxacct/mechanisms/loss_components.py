@@ -10,7 +10,7 @@ from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, Mechanism, batch_shap
 from jaxacct.mechanisms.parts import FinitePart, GaussianPart, LaplacePart, Part
 from jaxacct.validation import LARGEST_COUNT, InputError, choice, refuse_tracers
 
-__all__ = ["Components", "components", "directions", "exact_product", "exact_sum"]
+__all__ = ["Components", "add_and_remove", "components", "directions", "exact_product", "exact_sum"]
 
 LEAST_SQUARE = 1e-280
 """Below it a square may have lost digits to underflow, and above its inverse its root is taken by itself."""
@@ -161,7 +161,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
 def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
     """The directions whose worse one answers for a relation.
 
-    remove_one and add_one need their own; add_or_remove_one and replace_one need both, or only
+    remove_one and add_one need their own; add_or_remove_one, replace_one and zero_out need both, or only
     ``("remove",)`` where the two coincide (nothing sampled at 0 < q < 1).
 
     Parameters
@@ -194,6 +194,20 @@ def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
     if relation == "remove_one" or mechanism.symmetric():
         return ("remove",)
     return DIRECTIONS
+
+
+def add_and_remove(mechanism: Mechanism, relation: str) -> bool:
+    """Whether the two directions of a relation are those of add_one and remove_one, so that each can be asked alone.
+
+    Not of replace_one, and of zero_out unless an added record displaces others (README.md, "Zero out").
+
+    >>> from jaxacct.mechanisms import Gaussian, SampledWithoutReplacement
+    >>> add_and_remove(Gaussian(1.0), "zero_out")
+    True
+    >>> add_and_remove(SampledWithoutReplacement(Gaussian(1.0), 0.1), "zero_out")
+    False
+    """
+    return relation != "replace_one" and not (relation == "zero_out" and mechanism.displaces())
 
 
 def exact_product(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -63,6 +63,9 @@ class ShuffledBatches(Mechanism):
     def symmetric(self) -> bool:
         return True
 
+    def displaces(self) -> bool:
+        return True
+
     def kind_under(self, relation: str, composed: bool = False) -> str:
         return "bound"
 

@@ -49,15 +49,15 @@ EXAMPLES: tuple[Mechanism, ...] = (
 )
 """One of every class that is not itself a sampling of another."""
 
-_RELATIONS = {"add/remove": "add_or_remove_one", "replace": "replace_one"}
-"""How the table calls the two relations that it has columns for."""
+_RELATIONS = {"add/remove": "add_or_remove_one", "zero out": "zero_out", "replace": "replace_one"}
+"""How the table calls the relations that it has columns for."""
 
 
 def table() -> str:
     """Markdown: a row for every mechanism, a column for every relation and sampling; see README.md.
 
-    >>> print(table().splitlines()[2])
-    | Gaussian | certified | certified | certified | refused | certified | bound | no |
+    >>> print(table().splitlines()[3][:80])
+    | Laplace | certified | certified | certified | certified | certified | refused
     """
     samplings: dict[str, Sampling | None] = {
         "": None,

@@ -110,6 +110,9 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
     def symmetric(self) -> bool:
         return False
 
+    def displaces(self) -> bool:
+        return not self._never_binds()
+
     def kind_under(self, relation: str, composed: bool = False) -> str:
         return super().kind_under(relation, composed) if self._never_binds() and relation != "replace_one" else "bound"
 

@@ -90,6 +90,9 @@ class SampledWithReplacement(OfGaussianMixtures):
     def symmetric(self) -> bool:
         return False
 
+    def displaces(self) -> bool:
+        return True
+
     def kind_under(self, relation: str, composed: bool = False) -> str:
         return "bound"
 

@@ -198,6 +198,9 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         ways = [(2.0 * count, *taking_part(weights))]
         return revealed_pair(*ways, *([(count, weights, 1.0)] if relation == "zero_out" else []))
 
+    def displaces(self) -> bool:
+        return True
+
     def _trivial(self) -> bool:
         ratio = np.asarray(self.sampling_ratio, np.float64)
         return bool(np.all((ratio == 0.0) | (ratio == 1.0)))

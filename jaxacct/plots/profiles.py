@@ -102,7 +102,7 @@ def draw_profiles(table: Table, axes: Any) -> None:
 def draw_tradeoffs(table: Table, axes: Any) -> None:
     """The certified lower bound on the trade-off function, with the line of perfect privacy."""
     relation = str(table["relation"][0])
-    if relation not in ("add_or_remove_one", "replace_one"):
+    if relation in ("add_one", "remove_one"):
         raise InputError(f"a trade-off curve needs both directions, not relation {relation!r}; use add_or_remove_one")
     epsilon, _, _, high = profile(table)
     alpha = np.unique(np.concatenate([np.linspace(0.0, 1.0, 401), np.geomspace(1e-6, 1e-2, 60)]))

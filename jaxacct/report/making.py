@@ -31,7 +31,7 @@ __all__ = ["report"]
 
 _LONGEST_DOCUMENT = 2**24
 """Bytes up to which a file may be a plan or a mechanism; a longer one is a ledger."""
-_BOTH_WAYS = ("add_or_remove_one", "replace_one")
+_BOTH_WAYS = ("add_or_remove_one", "replace_one", "zero_out")
 """Relations under which a profile holds in both directions."""
 _TICKS_OF_A_CLAIM = 6
 """Steps of the progress bar for each claim."""

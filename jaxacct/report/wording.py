@@ -151,6 +151,7 @@ _GROWN = "the probability of any result would be at most {times} times as large"
 _EITHER = f"If one record were added or taken out, {_GROWN}"
 _CHANGE = {
     "replace_one": f"If one record were replaced by another, {_GROWN}",
+    "zero_out": f"If the contribution of one record were set to zero, or no longer were, {_GROWN}",
     "add_one": "The probability of any result without a record is at most {times} times what it is with that record",
     "remove_one": "The probability of any result with a record is at most {times} times what it is without that record",
 }

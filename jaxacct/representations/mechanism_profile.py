@@ -17,6 +17,7 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element, register, require_mechanism, take_rows
+from jaxacct.mechanisms.loss_components import add_and_remove
 from jaxacct.real_profile import delta_at_any
 from jaxacct.representations import tradeoff_bracket
 from jaxacct.representations.characteristic_function import LogCharacteristic, log_characteristic
@@ -306,8 +307,10 @@ class Profile:
         With `prior` the probability p that it was, before the output is seen, the best rule is right with probability
         `1 - p + p delta_remove(log((1 - p)/p)) = p + (1 - p) delta_add(log(p/(1 - p)))`.
         The form whose epsilon is >= 0 is evaluated.  Without output the best guess is right with probability
-        `max(prior, 1 - prior)`.  The answer is the same under the three add and remove relations, since the attack is.
-        Under replace_one, `prior` is the probability of one of the two records.
+        `max(prior, 1 - prior)`.  The answer is the same under the three relations of adding and removing, since the
+        attack is.
+        Under replace_one, and under zero_out where a record displaces others, `prior` is the probability of one of the
+        two data sets, either one.
 
         Parameters
         ----------
@@ -369,7 +372,7 @@ class Profile:
         """The smaller probability r of presence and absence, its log odds, and delta of that direction at them."""
         prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
         rare, odds = np.minimum(prior, 1.0 - prior), np.abs(np.log(prior) - np.log1p(-prior))
-        whole = self.relation == "replace_one" or self.mechanism.symmetric()
+        whole = self.mechanism.symmetric() or not add_and_remove(self.mechanism, self.relation)
         present = (self if whole else self._one_direction("remove")).delta(odds)
         absent = present if whole or np.all(prior <= 0.5) else self._one_direction("add").delta(odds)
         choose = lambda name: np.where(prior <= 0.5, getattr(present, name), getattr(absent, name))
@@ -432,8 +435,8 @@ class Profile:
     def _one_direction(self, direction: str) -> Profile:
         if self.mechanism.symmetric():
             return self
-        if self.relation == "replace_one":
-            raise InputError("relation = 'replace_one' has no single direction here; use relation='remove_one'")
+        if not add_and_remove(self.mechanism, self.relation):
+            raise InputError(f"relation = {self.relation!r} has no single direction here; use relation='remove_one'")
         return replace(self, relation=f"{direction}_one")
 
     def _certified(self, low: np.ndarray, high: np.ndarray, like: Bounds) -> Bounds:

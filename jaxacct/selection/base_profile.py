@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ from jaxacct.account import delta, epsilon
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Components, Mechanism, SampledWithoutReplacement, batch_shape, components
 from jaxacct.mechanisms.base import register
+from jaxacct.mechanisms.loss_components import add_and_remove
 from jaxacct.mechanisms.parts import Part
 from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection.law_of_k import Law, require_law
@@ -48,14 +49,15 @@ _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
 
 @register
 @dataclass(frozen=True, eq=False)
-class _Replaced(Mechanism):
-    """A run under replace_one, whose two directions there answer for removing and for adding a record."""
+class _Under(Mechanism):
+    """A run under a relation of its own, whose two directions there answer for removing and for adding a record."""
 
     mechanism: Any
+    relation: str = field(metadata={"static": True})
     constraints: ClassVar = {}
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        return self.mechanism.expand("replace_one", direction)
+        return self.mechanism.expand(self.relation, direction)
 
     def symmetric(self) -> bool:
         return self.mechanism.symmetric()
@@ -65,12 +67,14 @@ class _Replaced(Mechanism):
         sampled = lambda x: isinstance(x, SampledWithoutReplacement)
         found = filter(sampled, jax.tree.leaves(self.mechanism, is_leaf=sampled))
         joined = any(np.any((np.asarray(x.sampling_ratio) > 0.0) & (np.asarray(x.sampling_ratio) < 1.0)) for x in found)
-        return "bound" if joined else self.mechanism.kind_under("replace_one", composed)
+        return "bound" if joined else self.mechanism.kind_under(self.relation, composed)
 
 
 def under(run: Mechanism, relation: str) -> tuple[Mechanism, str]:
-    """(run, relation), with a relation whose directions have names: the caller need not know replace_one."""
-    return (_Replaced(run), "add_or_remove_one") if relation == "replace_one" else (run, relation)
+    """(run, relation), with a relation whose directions have names: the caller knows add_one and remove_one alone."""
+    if not add_and_remove(run, relation):
+        return _Under(run, relation), "add_or_remove_one"
+    return run, "add_or_remove_one" if relation == "zero_out" else relation
 
 
 class Sides(NamedTuple):

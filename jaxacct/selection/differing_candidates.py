@@ -17,7 +17,16 @@ from jaxacct.mechanisms import Mechanism, PrivacyProfile, batch_shape, dp_sgd
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.representations.renyi_divergences import renyi_divergence
 from jaxacct.selection.base_profile import under, upper_delta
-from jaxacct.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, broadcast_shape, check
+from jaxacct.validation import (
+    NON_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    RELATIONS,
+    InputError,
+    broadcast_shape,
+    check,
+    choice,
+)
 
 __all__ = ["candidates_profile", "grid_noise_multipliers", "line_noise_multiplier"]
 
@@ -44,7 +53,7 @@ def candidates_profile(
         Values >= 0, ascending by 1e-9 or more.
     weights : array_like, optional
         One per candidate, >= 0 and summing to 1: the probabilities with which the candidate is drawn.
-    relation : {"add_or_remove_one", "replace_one"}
+    relation : {"add_or_remove_one", "replace_one", "zero_out"}
 
     Returns
     -------
@@ -75,7 +84,8 @@ def candidates_profile(
                 f"candidates[{index}] is a batch of shape {batch_shape(one)}; give its elements one by one"
             )
     grid = np.atleast_1d(check("epsilon", epsilon, NON_NEGATIVE))
-    if relation not in ("add_or_remove_one", "replace_one"):
+    choice("relation", relation, RELATIONS)
+    if relation in ("add_one", "remove_one"):
         raise InputError(f"relation = {relation!r} has one direction; use 'add_or_remove_one' or 'replace_one'")
     runs = [under(one, relation)[0] for one in candidates]
     each = np.array([[upper_delta(run, grid, name) for name in ("remove_one", "add_one")] for run in runs])

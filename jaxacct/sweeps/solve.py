@@ -47,7 +47,7 @@ class Settings(NamedTuple):
 def settings(grid: Grid, relation: str, engine: str, rtol: float, backend: str) -> Settings:
     """The settings, refused where the grid cannot be solved with them.
 
-    Calibrations choose their own engine and know the add and remove relations only; selections have one engine.
+    Calibrations choose their own engine and know every relation but replace_one; selections have one engine.
     """
     chosen = options(relation=relation, engine=engine, rtol=rtol, backend=backend)
     calibrated = [word for word in _CALIBRATIONS if word in grid.quantity]
@@ -58,7 +58,7 @@ def settings(grid: Grid, relation: str, engine: str, rtol: float, backend: str) 
     if calibrated and relation == "replace_one":
         raise InputError(
             f"relation = 'replace_one' is not available for solving {calibrated[0]}; "
-            "use 'add_or_remove_one', 'add_one' or 'remove_one'"
+            "use 'add_or_remove_one', 'add_one', 'remove_one' or 'zero_out'"
         )
     if calibrated:
         options(rtol=rtol, least_rtol=LEAST_RTOL)

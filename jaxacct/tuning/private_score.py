@@ -226,5 +226,5 @@ def _either(first: Mechanism, second: Mechanism, epsilon: float, relation: str) 
     top = max(epsilon, 1e-3)
     grid = np.union1d(np.linspace(0.0, 2.0 * top, LEDGER_POINTS), [top])
     grid = grid[np.concatenate([[True], np.diff(grid) > 1e-6])]
-    outer = relation if relation == "replace_one" else "add_or_remove_one"
+    outer = relation if relation in ("replace_one", "zero_out") else "add_or_remove_one"
     return candidates_profile([first, second], grid, relation=outer)

@@ -61,6 +61,8 @@ class Composition:
 
 def expand(mechanism: Any, relation: str, direction: str) -> Composition:
     """The losses of one configuration in one of `directions` of a neighbouring relation."""
+    if relation == "zero_out" and mechanism.displaces():
+        raise NotCovered("zero_out where a record displaces others")
     if isinstance(mechanism, known.SampledWithoutReplacement):
         base = mechanism.mechanism
         if direction.endswith(REVERSED):

@@ -54,8 +54,9 @@ class Plan(SolvedPlan):
     steps, epochs : how long the run is.
     sampling : "poisson" (every record by itself), "without_replacement" (expected_batch_size records exactly), or
         "fixed_batches" (every record once in every pass): no amplification, a pass costs as much as one Gaussian.
-    relation : "add_or_remove_one", "add_one", "remove_one", or, unless sampling is "poisson", "replace_one".  With
-        fixed batches a record that is added or removed leaves its place empty, so that no other changes its batch.
+    relation : "add_or_remove_one", "add_one", "remove_one", "zero_out", or, unless sampling is "poisson",
+        "replace_one".  With fixed batches a record that is added or removed leaves its place empty, so that no other
+        changes its batch: that is zero_out.
     noise_schedule : relative noise, one factor per step or pairs (until_step, factor), the last until_step may be None.
         Then the overall scale of the noise is what `noise_multiplier` is, given or solved for.
     batch_schedule : expected batch sizes in the same forms, in place of sampling_probability.
