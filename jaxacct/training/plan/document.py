@@ -13,9 +13,10 @@ from jaxacct import selection
 from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import PureDP
 from jaxacct.training.plan.filters import Filter
+from jaxacct.training.plan.request import DISPLACING
 from jaxacct.training.plan.schedule import Segment
 from jaxacct.training.plan.solved import SolvedPlan
-from jaxacct.training.step.step_mechanisms import POISSON
+from jaxacct.training.step.step_mechanisms import FIXED, POISSON
 from jaxacct.validation import COUNT, POSITIVE, PROBABILITY, InputError, check
 
 __all__ = ["load", "plan_document", "plan_from"]
@@ -76,6 +77,8 @@ def plan_from(node: Any, make: Callable[..., Solved]) -> Solved:
     if not isinstance(rows, list) or not 0 < len(rows) <= _MAX_SEGMENTS:
         raise InputError(f"plan: segments must be a list of 1 to {_MAX_SEGMENTS} segments")
     settings = {name: node[name] for name in _PLAIN}
+    if settings["sampling"] == FIXED and settings["relation"] in DISPLACING:
+        settings["relation"] = "zero_out"  # what older releases meant: the record's place stays empty
     for name in ("target_delta", "dataset_size", "noise_multiplier"):
         if settings[name] is None:
             raise InputError(f"plan: {name} is missing; give a number")

@@ -54,8 +54,10 @@ class Plan(SolvedPlan):
     steps, epochs : how long the run is.
     sampling : "poisson" (every record by itself), "without_replacement" (expected_batch_size records exactly), or
         "fixed_batches" (every record once in every pass): no amplification, a pass costs as much as one Gaussian.
-    relation : "add_or_remove_one", "add_one", "remove_one", or, unless sampling is "poisson", "replace_one".  With
-        fixed batches a record that is added or removed leaves its place empty, so that no other changes its batch.
+    relation : which data sets are neighbours, "add_or_remove_one" by default, "add_one", "remove_one", "zero_out" (a
+        record's gradient becomes 0 and its place stays), or, unless sampling is "poisson", "replace_one".  With fixed
+        batches "zero_out" is the default, and those in which a record is added or removed are refused: the shuffle
+        then moves another record to another batch.
     noise_schedule : relative noise, one factor per step or pairs (until_step, factor), the last until_step may be None.
         Then the overall scale of the noise is what `noise_multiplier` is, given or solved for.
     batch_schedule : expected batch sizes in the same forms, in place of sampling_probability.
@@ -90,7 +92,7 @@ class Plan(SolvedPlan):
         steps: int | None = None,
         epochs: float | None = None,
         sampling: str = POISSON,
-        relation: str = "add_or_remove_one",
+        relation: str | None = None,
         noise_schedule: Any = None,
         batch_schedule: Any = None,
         repetitions: Any = None,

@@ -8,10 +8,13 @@ from typing import Any
 
 from jaxacct.mechanisms import RELATIONS
 from jaxacct.selection.noise import law_shape
-from jaxacct.training.step.step_mechanisms import POISSON, SAMPLING
+from jaxacct.training.step.step_mechanisms import FIXED, POISSON, SAMPLING
 from jaxacct.validation import COUNT, DELTA, POSITIVE, PROBABILITY, Constraint, InputError, check_one, choice
 
-__all__ = ["DEFAULTS", "PlanRequest", "checked", "requested"]
+__all__ = ["DEFAULTS", "DISPLACING", "PlanRequest", "checked", "requested"]
+
+DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
+"""Relations under which shuffled batches of one size exchange another record as well: plan/README.md, "Fixed batches"."""
 
 _RULES: dict[str, Constraint] = {
     "target_epsilon": POSITIVE,
@@ -44,7 +47,7 @@ DEFAULTS: dict[str, Any] = {
     "steps": None,
     "epochs": None,
     "sampling": POISSON,
-    "relation": "add_or_remove_one",
+    "relation": None,
     "noise_schedule": None,
     "batch_schedule": None,
     "repetitions": None,
@@ -146,12 +149,19 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = dict(settings)
     choice("sampling", found["sampling"], SAMPLING)
+    if found["relation"] is None:
+        found["relation"] = "zero_out" if found["sampling"] == FIXED else "add_or_remove_one"
     choice("relation", found["relation"], RELATIONS)
     choice("candidates", found["candidates"], _CANDIDATES)
     if found["sampling"] == POISSON and found["relation"] == "replace_one":
         raise InputError(
             "relation = 'replace_one' is not supported with sampling = 'poisson'; "
             "use relation='add_or_remove_one' or sampling='without_replacement'"
+        )
+    if found["sampling"] == FIXED and found["relation"] in DISPLACING:
+        raise InputError(
+            f"relation = {found['relation']!r} does not hold with sampling = 'fixed_batches', where one record more "
+            "moves another to another batch; use relation='zero_out', or sampling='random_allocation'"
         )
     for name, rule in _RULES.items():
         if found[name] is not None:
