@@ -54,8 +54,8 @@ class Trainer:
     loss : (output, target) -> scalar, for a module.  Examples are then pairs (input, target), and the loss of one is
         ``loss(module.apply(params, input), target)``.
     method : {"auto", "vmap", "ghost"}, as for ``clipped_sum``.
-    micro_batch : examples at a time, for memory; changes nothing but rounding.  By default at most 64.  With users it is
-        how many users at a time.
+    micro_batch : examples at a time, for memory; changes nothing but rounding.  By default at most 64.  With users:
+        users at a time.
     examples_per_user : where the plan's unit is "user", and only there: the most of a user's examples that a step uses,
         a fresh random subset of them where there are more.  The mean of their gradients is clipped to norm C.
 
@@ -103,8 +103,8 @@ class Trainer:
         sensitivity(self.clip_norm)  # refuses what is no clip norm
         if (plan.unit == "user") != (examples_per_user is not None):
             raise InputError(
-                f"examples_per_user = {examples_per_user!r:.40} does not go with the plan's unit, {plan.unit!r}; give it "
-                "where the unit is 'user', and only there"
+                f"examples_per_user = {examples_per_user!r:.40} does not go with unit = {plan.unit!r} of the plan; "
+                "give it where the unit is 'user', and only there"
             )
         most = None if examples_per_user is None else int(check("examples_per_user", examples_per_user, COUNT))
         self.examples_per_user = most

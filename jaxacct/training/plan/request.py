@@ -16,7 +16,7 @@ __all__ = ["DEFAULTS", "DISPLACING", "PlanRequest", "checked", "requested"]
 DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
 """Relations under which shuffled batches of one size exchange another record, too: plan/README.md, "Fixed batches"."""
 
-SLOTS = Constraint("use a whole number of records or of slots", 1, 10**9, integral=True)
+SIZE = Constraint("use a whole number of records or of slots", 1, 10**9, integral=True)
 """A number of slots of a round, or of records in a batch: slots are drawn in int32."""
 _RULES: dict[str, Constraint] = {
     "target_epsilon": POSITIVE,
@@ -27,8 +27,8 @@ _RULES: dict[str, Constraint] = {
     "noise_multiplier": POSITIVE,
     "steps": COUNT,
     "epochs": POSITIVE,
-    "slots": SLOTS,
-    "cap": SLOTS,
+    "slots": SIZE,
+    "cap": SIZE,
 }
 """The numbers of a plan, each with the values that it may have."""
 _CANDIDATES = ("iid", "adaptive")
@@ -181,7 +181,8 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         )
     for name, rule in _RULES.items():
         if found[name] is not None:
-            found[name] = check_one(name, found[name], rule, "a plan is for one run")
+            number = check_one(name, found[name], rule, "a plan is for one run")
+            found[name] = int(number) if rule is SIZE else number
     if found["repetitions"] is not None and law_shape(found["repetitions"]):
         raise InputError("repetitions must be one law of K, not a batch; a plan is for one run")
     if not isinstance(found["data_dependent"], bool):
