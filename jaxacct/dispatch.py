@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from jaxacct.engines import contour, quick_bounds
+from jaxacct.engines.allocation_mechanism import OneRound
 from jaxacct.engines.protocol import ENGINES, Answer, Engine, Kinds, MechanismEngine, Question, register
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism
@@ -55,6 +56,8 @@ def engine_of_mechanism(mechanism: Mechanism, engine: str) -> MechanismEngine | 
     """
     for known in ENGINES:
         if isinstance(known, MechanismEngine) and known.supports(mechanism):
+            if engine != "auto" and known.beside_parts:
+                return None
             if engine != "auto":
                 raise InputError(
                     f"engine = {engine!r} cannot answer for a {type(mechanism).__name__}, which has a method of its "
@@ -327,5 +330,5 @@ def _stacked(found: Sequence[Any]) -> Answer:
     return Answer(*ends.T)
 
 
-for _engine in (ClosedForm(), TwoSteps(), Contour(), Lattice()):
+for _engine in (OneRound(), ClosedForm(), TwoSteps(), Contour(), Lattice()):
     register(_engine)

@@ -31,7 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "files": {"validation"},
     "bounds": {"floats", "markup", "number_text", "validation"},
     "kernels": {"floats"},
-    "mechanisms": {"floats", "keywords", "markup", "validation"},
+    "mechanisms": {"floats", "kernels", "keywords", "markup", "validation"},
     "engines": {"bounds", "floats", "kernels", "mechanisms", "progress", "validation"},
     "accounting": {"engines", "kernels", "mechanisms"},
     "representations": {"accounting", "engines", "mechanisms"},
@@ -71,6 +71,7 @@ STRICT = {"floats", "keywords", "markup", "number_text", "lazy_exports", "progre
 ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "dp_sgd_calibration"} | {
     "gradient",
     "mechanism_calibration",
+    "mixture_engine",
     "real_profile",
     "risk_calibration",
     "risk_mu",
@@ -79,6 +80,7 @@ ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "d
     "risk_search",
     "risk_targets",
     "risk_values",
+    "two_pairs",
     "worse_direction",
 }
 """Modules at the top that make up the accounting room."""

@@ -20,6 +20,7 @@ from jaxacct.mechanisms.base import (
     batch_shape,
     register,
     require_mechanism,
+    weakest,
 )
 from jaxacct.mechanisms.contribution_laws import LARGEST_GROUP, binomial
 from jaxacct.mechanisms.either_order import either_order
@@ -45,7 +46,7 @@ __all__ = ["Composed", "PoissonSampled", "Repeated", "compose", "dp_sgd", "repea
 
 @register
 @dataclass(frozen=True, eq=False)
-class PoissonSampled(Mechanism, OfGaussianMixtures):
+class PoissonSampled(OfGaussianMixtures):
     """A base mechanism run on a Poisson sample: each record is in it with ``sampling_probability`` q.
 
     With (P, Q) the base pair: remove ((1-q) Q + q P, Q), add (Q, (1-q) Q + q P). The two directions differ for
@@ -148,6 +149,12 @@ class PoissonSampled(Mechanism, OfGaussianMixtures):
             return None
         return [[Branch(1.0, shift, weight)] for shift, weight in self._contributions()]
 
+    def ordinary(self) -> bool:
+        return self.group == 1 and not isinstance(self._flat()[0], MixtureOfGaussians)
+
+    def of_gaussians(self) -> bool:
+        return isinstance(self._flat()[0], Gaussian | MixtureOfGaussians)
+
     def attained(self, relation: str) -> bool:
         return True
 
@@ -212,8 +219,16 @@ class Repeated(Combinator):
     constraints: ClassVar = {"steps": COUNT}
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        return self._times_steps(self.mechanism.expand(relation, direction))
+
+    def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        return self._times_steps(self.mechanism.expand_below(relation, direction))
+
+    def has_bracket(self) -> bool:
+        return self.mechanism.has_bracket()
+
+    def _times_steps(self, inner: list[tuple[Part, np.ndarray]]) -> list[tuple[Part, np.ndarray]]:
         steps = np.asarray(self.steps, np.float64)
-        inner = self.mechanism.expand(relation, direction)
         return [(part, exact_product(count, steps)) for part, count in inner]
 
     def expression(self) -> str:
@@ -225,8 +240,13 @@ class Repeated(Combinator):
         return f"ja.dp_sgd(noise_multiplier={noise}, sampling_probability={rate}, {steps}{group})"
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        several = bool(np.any(np.asarray(self.steps) > 1.0))
-        return self.mechanism.kind_under(relation, composed or several)
+        return self.mechanism.kind_under(relation, composed or self._several())
+
+    def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
+        return self.mechanism.kind_of_bracket(relation, composed or self._several())
+
+    def _several(self) -> bool:
+        return bool(np.any(np.asarray(self.steps) > 1.0))
 
 
 @register
@@ -280,6 +300,12 @@ class Composed(Combinator):
             )
         ]
 
+    def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        return [item for mechanism in self.mechanisms for item in mechanism.expand_below(relation, direction)]
+
+    def has_bracket(self) -> bool:
+        return any(mechanism.has_bracket() for mechanism in self.mechanisms)
+
     def expression(self) -> str:
         return f"ja.compose({', '.join(mechanism.expression() for mechanism in self.mechanisms)})"
 
@@ -289,6 +315,11 @@ class Composed(Combinator):
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         kind = super().kind_under(relation, composed or len(self.mechanisms) > 1)
+        return "bound" if kind == "certified" and self._mixes_orders(relation) else kind
+
+    def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
+        composed = composed or len(self.mechanisms) > 1
+        kind = weakest(mechanism.kind_of_bracket(relation, composed) for mechanism in self.mechanisms)
         return "bound" if kind == "certified" and self._mixes_orders(relation) else kind
 
 
