@@ -73,6 +73,7 @@ ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "d
     "mechanism_calibration",
     "mixture_engine",
     "real_profile",
+    "replaced_record",
     "risk_calibration",
     "risk_mu",
     "risk_rates",

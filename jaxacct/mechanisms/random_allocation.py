@@ -20,8 +20,8 @@ from jaxacct.validation import COUNT, InputError
 __all__ = ["BallsInBins", "RandomAllocation"]
 
 EPOCHS_WARNING = (
-    "BallsInBins keeps each record in the same slot in every epoch; ja.repeat(ja.RandomAllocation(...), epochs), with a "
-    "fresh slot in every epoch, costs up to five times less epsilon"
+    "BallsInBins keeps each record in the same slot in every epoch; ja.repeat(ja.RandomAllocation(...), epochs), with "
+    "a fresh slot in every epoch, costs up to five times less epsilon"
 )
 """What a user of the same bins in several epochs is told."""
 
@@ -33,16 +33,16 @@ class RandomAllocation(Mechanism):
 
     With one participation the pair is P = (1/t) sum_i N(e_i, sigma^2 I), Q = N(0, sigma^2 I) in t dimensions. It is
     exact for add, remove and zero-out, and adaptive. Composed, as in ``ja.repeat(RandomAllocation(Gaussian(1.0), 100),
-    epochs)`` for a fresh allocation in every epoch, its profile is put on some 200 losses from either side: the answer is
-    a certified bracket, about 1e-4 to 1e-3 wide. With t slots and k participations, 1 < k < t, the slots are cut into k
-    blocks and which record has which block is revealed: ``kind`` is "bound". k = t is t plain releases, t = 1 is one.
-    ``replace_one`` is a bound: a record is removed and another added. Renyi divergences, selections and other answers
-    that take the dominating pair alone are bounds as well.
+    epochs)`` for a fresh allocation in every epoch, its profile is put on some 200 losses from above and from below:
+    the answer is a certified bracket, about 3e-4 to 2e-3 wide. With t slots and k participations, 1 < k < t, the slots
+    are cut into k blocks at random, which is revealed, and ``kind`` is "bound". k = t is t plain releases, t = 1 is
+    one. ``replace_one`` is a bound: a record is removed and another added. Renyi divergences, selections and other
+    answers that take the dominating pair alone are bounds as well.
 
     The slots of different records are independent. Bins of equal size, as a shuffle makes them, are not covered: there
     the others' bins depend on the record's own. For t = 2, sigma = 1, delta(1) is .1172 or more, and not .0592.
 
-    A user's records that share one bin, as a unit of contribution ``group`` to the sum, are one record with sigma/group.
+    A user whose k records share one bin is one record of k times the contribution: noise multiplier sigma/k.
 
     Parameters
     ----------
@@ -64,8 +64,8 @@ class RandomAllocation(Mechanism):
 
     References
     ----------
-    Feldman, Shenfeld (2025), Privacy Amplification by Random Allocation, arXiv:2502.08202. Chua et al. (2024), Balls-and-
-    Bins Sampling for DP-SGD, arXiv:2412.16802. Choquette-Choo et al. (2024), arXiv:2410.06266, Lemma 3.2.
+    Feldman, Shenfeld (2025), Privacy Amplification by Random Allocation, arXiv:2502.08202. Chua et al. (2024),
+    Balls-and-Bins Sampling for DP-SGD, arXiv:2412.16802. Choquette-Choo et al. (2024), arXiv:2410.06266, Lemma 3.2.
 
     >>> import jaxacct as ja
     >>> fresh = ja.RandomAllocation(ja.Gaussian(2.0), slots=100)
@@ -121,8 +121,8 @@ class RandomAllocation(Mechanism):
         sigma, slots, taken, group = (np.broadcast_to(np.asarray(x, np.float64), shape) for x in names)
         if relation == "replace_one" and not self.symmetric():
             raise InputError(
-                "relation = 'replace_one' gives no pair for RandomAllocation; ask ja.epsilon or ja.delta, which bound it, "
-                "or use relation='add_or_remove_one'"
+                "relation = 'replace_one' gives no pair for random allocation; ask ja.epsilon or ja.delta, which bound "
+                "it, or use relation='add_or_remove_one'"
             )
         small = np.floor(slots / taken)
         larger = slots - small * taken  # so many blocks have one slot more
@@ -141,10 +141,10 @@ class RandomAllocation(Mechanism):
 class BallsInBins(Mechanism):
     """Several epochs of t releases, each record in one of the t slots, the same in every epoch.
 
-    It is exactly one round of ``RandomAllocation`` with noise multiplier sigma/sqrt(epochs): the sum of a slot's releases
-    over the epochs tells all that they tell. This is what jax_privacy's BallsInBinsSampling draws. A fresh slot in every
-    epoch, ``ja.repeat(RandomAllocation(Gaussian(sigma), slots), epochs)``, costs up to five times less epsilon: at sigma
-    = 2, 100 slots, 10 epochs and delta = 1e-5 it is .603 against 2.96. A warning says so.
+    It is exactly one round of ``RandomAllocation`` with noise multiplier sigma/sqrt(epochs): the sum of a slot's
+    releases over the epochs tells all that they tell. This is what jax_privacy's BallsInBinsSampling draws. A fresh slot
+    in every epoch, ``ja.repeat(RandomAllocation(Gaussian(sigma), slots), epochs)``, costs up to five times less epsilon:
+    at sigma = 2, 100 slots, 10 epochs and delta = 1e-5 it is .603 against 2.96. A warning says so.
 
     Parameters
     ----------
@@ -211,19 +211,14 @@ class BallsInBins(Mechanism):
     def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
         return "certified" if self.symmetric() or relation != "replace_one" else "bound"
 
+    def one_round(self, below: bool) -> RandomAllocation:
+        """The round that it is; its noise is rounded up for lower ends (`below`), and down for upper ends."""
+        sigma, epochs = (np.asarray(x, np.float64) for x in (self.mechanism.noise_multiplier, self.epochs))
+        rounding = 4.0 * ROUNDOFF if below else -4.0 * ROUNDOFF
+        return RandomAllocation(Gaussian(sigma / np.sqrt(epochs) * (1.0 + rounding)), self.slots)
+
     def _parts(self, relation: str, direction: str, below: bool) -> list[tuple[Part, np.ndarray]]:
-        # the square root and the quotient are rounded: down for the pair above, up for the one below
-        once = (1.0 + 4.0 * ROUNDOFF) if below else (1.0 - 4.0 * ROUNDOFF)
-        sigma, slots, epochs = (
-            np.asarray(x, np.float64) for x in (self.mechanism.noise_multiplier, self.slots, self.epochs)
-        )
-        told = slots == 1.0
-        plain = GaussianPart(sigma / SENSITIVITY[relation], np.where(told, 1.0, 0.0))
-        round_ = RandomAllocation(Gaussian(sigma / np.sqrt(epochs) * once), np.where(told, 2.0, slots))
-        if bool(np.all(told)):
-            return [(plain, epochs)]
-        parts = [(part, np.where(told, 0.0, count)) for part, count in round_._parts(relation, direction, below)]
-        return [(plain, epochs), *parts]
+        return self.one_round(below)._parts(relation, direction, below)
 
 
 def _of_rows(
@@ -250,8 +245,8 @@ def _require_gaussian(owner: str, mechanism: Any) -> None:
     require_mechanism("mechanism", mechanism)
     if type(mechanism) is not Gaussian:
         raise InputError(
-            f"{owner} of {type(mechanism).__name__} is not supported, since its law is known for Gaussian noise only; use "
-            "a Gaussian, as in ja.RandomAllocation(ja.Gaussian(1.0), 100)"
+            f"{owner} of {type(mechanism).__name__} is not supported, since its law is known for Gaussian noise only; "
+            "use a Gaussian, as in ja.RandomAllocation(ja.Gaussian(1.0), 100)"
         )
 
 

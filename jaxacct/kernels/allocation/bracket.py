@@ -40,14 +40,17 @@ def contour_at(sign: float, s: Array, t: Array, k: Array, guess: Array) -> Conto
 
 
 def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """(lower, estimate, upper) of the value at k, and -+ its derivative (estimated: P(S > k) or P(S < k)); (B,)."""
+    """(lower, estimate, upper) of the value at k, and estimates of Q(S > k) or Q(S < k), its derivative's size; (B,).
+
+    The bracket holds for every threshold within 8 units of k.
+    """
     with np.errstate(all="ignore"):
         return _bracket(found, k)
 
 
 def _bracket(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    sign, s, t, where, powers, beyond = found
-    line, windows = where.line, where.windows
+    sign, where, powers, beyond = found.sign, found.place, found.powers, found.log_beyond
+    line = where.line
     c, step, period = line.c, line.step, 2.0 * np.pi / line.step
     z = c[:, None] + 1j * powers.turn
     log_scale = powers.log_scale - sign * c * k
@@ -59,7 +62,7 @@ def _bracket(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
     plain = np.sum((turned / (z * z)).real, axis=1) * step / np.pi
     slope = np.sum((turned / z).real, axis=1) * step / np.pi
     size = np.abs(z) ** 2
-    wrong = powers.error * half + np.abs(turned) * ROUNDOFF * (40.0 + z.shape[1] + 4.0 * phase)
+    wrong = powers.error * half + np.abs(turned) * ROUNDOFF * (40.0 + z.shape[1] + 12.0 * phase)
     wrong = np.sum(wrong / size, axis=1) * step / np.pi * (1.0 + 1e-9)
     wrong = wrong + np.abs(plain) * ROUNDOFF * (60.0 + 6.0 * (np.abs(powers.log_scale) + 4.0 * c * k))
     cut = np.exp(beyond - sign * c * k)
@@ -113,8 +116,7 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
         value = shrunk * (k * m - mx)
         units = (60.0 + 10.0 * t * (1.0 + np.abs(log_m)) + 8.0 * (np.abs(at) + s) ** 2) * ROUNDOFF
         doubt = units * shrunk * (k * m + mx)
-        edge = (np.log(t) + np.log(k)) / s + 0.5 * s  # S > k needs a slot above k
-        edge = np.log(k) / s + 0.5 * s
+        edge = np.log(k) / s + 0.5 * s  # S > k needs a slot above k
         leak = tail((edge - at) / windows.low_blur)
         over = shrunk * (leak * tail(edge - s) + t * mx / m * leak * tail(edge))
         low = np.where(whole, low, value - doubt)
