@@ -13,7 +13,7 @@ from jaxacct.audit.selection_game import SEED_RANGE
 from jaxacct.progress import Progress
 from jaxacct.training import Trainer
 from jaxacct.training.step.step_function import Carried, numbers
-from jaxacct.training.step.step_mechanisms import FIXED
+from jaxacct.training.step.step_mechanisms import BY_PASS
 from jaxacct.validation import COUNT, InputError, check
 
 __all__ = ["ABSENT_MARK", "REAL_MARK", "Game", "Played", "flattened"]
@@ -158,7 +158,7 @@ class Game:
         rng = np.random.default_rng(np.random.SeedSequence([seed, *np.packbits(there).tolist()]))
         params = jax.tree.map(jnp.asarray, params)
         bar, found = Progress(runs, progress, unit="runs"), []
-        passes = plan.pass_of(steps - 1)[0] + 1 if plan.sampling == FIXED else 1
+        passes = plan.pass_of(steps - 1)[0] + 1 if plan.sampling in BY_PASS else 1
         for start in range(0, runs, RUNS_AT_ONCE):
             words = rng.integers(0, 2**32, (RUNS_AT_ONCE, steps + passes, 8), np.uint32)
             rows = np.minimum(np.arange(start, start + RUNS_AT_ONCE), runs - 1)
@@ -185,7 +185,7 @@ class Game:
         key = steps, outcome
         if key not in self._programs:
             trainer, plan = self.trainer, self.trainer.plan
-            begins = [plan.pass_of(t)[:2] if plan.sampling == FIXED else (0, t) for t in range(steps)]
+            begins = [plan.pass_of(t)[:2] if plan.sampling in BY_PASS else (0, t) for t in range(steps)]
             each = [
                 numbers(plan.at(t), plan.sampling, trainer.adaptive, t - first) for t, (_, first) in enumerate(begins)
             ]

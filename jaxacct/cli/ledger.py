@@ -68,6 +68,10 @@ def _answer(bounds: Bounds) -> dict[str, Any]:
     return {**finite, "kind": bounds.kind, "status": bounds.status}
 
 
+_COUNTED = {"fixed_batches": "passes", "random_allocation": "rounds"}
+"""What is counted of a way of sampling, where it is not steps."""
+
+
 def _text(report: dict[str, Any]) -> str:
     blocks = []
     for one in report["runs"]:
@@ -83,7 +87,7 @@ def _text(report: dict[str, Any]) -> str:
         lines["relation"] = one["relation"]
         lines["steps"] = f"{one['steps']}{f' ({words})' if words else ''}"
         for place, release in enumerate(one["releases"]):
-            what = "passes" if release["sampling"] == "fixed_batches" else "steps"
+            what = _COUNTED.get(release["sampling"], "steps")
             lines[f"segment {place + 1}"] = (
                 f"{release['count']} {what}, {release['sampling']}, noise multiplier "
                 f"{release['noise_multiplier']:.6g}, rate {release['sampling_probability']:.6g}"

@@ -20,6 +20,8 @@ __all__ = ["SAMPLING", "from_plan"]
 
 SAMPLING = {
     "poisson": "Poisson-sampled batches",
+    "truncated_poisson": "Poisson-sampled batches, cut to a uniform subset where they are too large",
+    "random_allocation": "one round, in which each record is in the batch of one random slot",
     "without_replacement": "batches of one size without replacement",
     "fixed_batches": "one pass over fixed batches",
 }

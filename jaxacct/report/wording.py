@@ -66,9 +66,8 @@ TRAINING = (
 )
 """What is assumed of a training run."""
 FIXED_BATCHES = (
-    "The batches of a pass are disjoint, and which record is in which is fixed whatever the data hold. A record "
-    "that is "
-    "taken out leaves its place empty, so that no other record changes its batch."
+    "The batches of a pass are disjoint, and which record is in which does not depend on what the records hold. A "
+    "record that is zeroed keeps its place, so that no other record changes its batch."
 )
 """What is assumed of passes over fixed batches."""
 GENERAL = (

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from jaxacct.training.step.clip_norm import sensitivity
     from jaxacct.training.step.clipping import Clipped, clipped_sum, norm_methods, ways
     from jaxacct.training.step.optax_transform import noisy_mean
-    from jaxacct.training.step.sampler import fixed_batches, over_micro_batches, poisson, without_replacement
+    from jaxacct.training.step.sampler import (
+        fixed_batches,
+        over_micro_batches,
+        poisson,
+        random_allocation,
+        truncated_poisson,
+        without_replacement,
+    )
     from jaxacct.training.trainer import Trainer
 
 __all__ = [
@@ -37,7 +44,9 @@ __all__ = [
     "norm_methods",
     "over_micro_batches",
     "poisson",
+    "random_allocation",
     "sensitivity",
+    "truncated_poisson",
     "ways",
     "without_replacement",
 ]
@@ -58,7 +67,9 @@ _HOMES = {
     "norm_methods": "step.clipping",
     "over_micro_batches": "step.sampler",
     "poisson": "step.sampler",
+    "random_allocation": "step.sampler",
     "sensitivity": "step.clip_norm",
+    "truncated_poisson": "step.sampler",
     "ways": "step.clipping",
     "without_replacement": "step.sampler",
 }

@@ -32,6 +32,7 @@ from jaxacct.training.step.clip_norm import sensitivity
 from jaxacct.training.step.clipping import METHODS, norm_methods
 from jaxacct.training.step.key_derivation import StepKey, begin, digest_tree
 from jaxacct.training.step.step_function import Carried, numbers, private_step
+from jaxacct.training.step.users import mean_over_examples, user_data
 from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["State", "Trainer"]
@@ -53,11 +54,15 @@ class Trainer:
     loss : (output, target) -> scalar, for a module.  Examples are then pairs (input, target), and the loss of one is
         ``loss(module.apply(params, input), target)``.
     method : {"auto", "vmap", "ghost"}, as for ``clipped_sum``.
-    micro_batch : examples at a time, for memory; changes nothing but rounding.  By default at most 64.
+    micro_batch : examples at a time, for memory; changes nothing but rounding.  By default at most 64.  With users:
+        users at a time.
+    examples_per_user : where the plan's unit is "user", and only there: the most of a user's examples that a step uses,
+        a fresh random subset of them where there are more.  The mean of their gradients is clipped to norm C.
 
     Raises
     ------
-    InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip whose count leaves no room.
+    InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip whose count leaves no room, or
+        examples_per_user that the plan's unit does not go with.
 
     The step is compiled once, whatever batches are drawn.  The guarantee is that of the plan for exact arithmetic; what
     floating point adds to it is in jaxacct/training/step/README.md.
@@ -85,6 +90,7 @@ class Trainer:
         loss: Callable[[Any, Any], Any] | None = None,
         method: str = "auto",
         micro_batch: int | None = None,
+        examples_per_user: int | None = None,
     ) -> None:
         choice("method", method, METHODS)
         self.module = None if loss is None else loss_fn
@@ -95,13 +101,20 @@ class Trainer:
         self.adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
         self.clip_norm = clip_norm.initial if isinstance(clip_norm, AdaptiveClip) else clip_norm
         sensitivity(self.clip_norm)  # refuses what is no clip norm
-        largest = max(segment.expected_batch_size for segment in plan.segments)
-        default = min(64, max(int(np.ceil(largest)), 1))
+        if (plan.unit == "user") != (examples_per_user is not None):
+            raise InputError(
+                f"examples_per_user = {examples_per_user!r:.40} does not go with unit = {plan.unit!r} of the plan; "
+                "give it where the unit is 'user', and only there"
+            )
+        most = None if examples_per_user is None else int(check("examples_per_user", examples_per_user, COUNT))
+        self.examples_per_user = most
+        largest = plan.cap or max(segment.expected_batch_size for segment in plan.segments)
+        default = max(min(64 // (most or 1), int(np.ceil(largest))), 1)
         self.micro_batch = default if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
         for segment in plan.segments:
             numbers(segment, plan.sampling, self.adaptive, 0)
         self.step_function = private_step(
-            self.loss_fn, optimizer, plan.sampling, self.micro_batch, method, self.adaptive
+            self.loss_fn, optimizer, plan.sampling, self.micro_batch, method, self.adaptive, plan.cap, most
         )
 
     def _repr_html_(self) -> str:
@@ -112,6 +125,7 @@ class Trainer:
             ("clip norm", clipped),
             ("method", self.method),
             ("micro batch", str(self.micro_batch)),
+            *([] if self.examples_per_user is None else [("examples per user", str(self.examples_per_user))]),
         ]
         return markup.fields("Trainer", pairs) + self.plan._repr_html_()
 
@@ -147,8 +161,13 @@ class Trainer:
 
     def norm_methods(self, params: Any, data: Any) -> dict[str, str]:
         """How each parameter's norms are found: {path: "ghost" or "vmap"}."""
-        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), data)
-        return norm_methods(self.loss_fn, params, one, self.method)
+        most = self.examples_per_user
+        if most is None:
+            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), data)
+            return norm_methods(self.loss_fn, params, one, self.method)
+        several = jax.tree.map(lambda a: jax.ShapeDtypeStruct((most, *a.shape[1:]), a.dtype), data)
+        weights = jax.ShapeDtypeStruct((most,), jnp.float32)
+        return norm_methods(mean_over_examples(self.loss_fn), params, (several, weights), self.method)
 
     ways = norm_methods  # its old name
 
@@ -157,6 +176,7 @@ class Trainer:
         state: State,
         data: Any,
         *,
+        users: Any = None,
         ledger: Ledger | str | os.PathLike[str] | None = None,
         callbacks: Iterable[Callable[[State], Any]] = (),
         checkpoints: str | os.PathLike[str] | None = None,
@@ -170,6 +190,8 @@ class Trainer:
         ----------
         state : what `init` or an earlier `fit` returned.
         data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.
+        users : where the plan's unit is "user", whose each example is: an integer from 0 to dataset_size - 1 for each.
+            The data are then any number of examples.
         ledger : a path (a new file, or one to go on with) or an open Ledger; every step is in it, on the disk, before
             its noisy gradient is used.  What else it holds counts against the target.  A state or checkpoint that is
             noted in a ledger goes on with that one only: another, an older one, or none is refused.
@@ -189,9 +211,11 @@ class Trainer:
         InputError : data of another size than the plan's; a state, ledger or checkpoint that do not belong together; a
             plan that what was spent before does not leave room for.
         """
-        self._check_data(data)
+        self._check_data(data, users)
         every = int(check("checkpoint_every", checkpoint_every, COUNT))
         data = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), data)
+        if users is not None:
+            data = user_data(data, users, self.plan.dataset_size)
         store: Store | None = None
         found: Checkpoint | None = None
         if checkpoints is not None:
@@ -280,8 +304,16 @@ class Trainer:
         rest = (found.lineage, found.history, self.plan, found.stopped, found.seen)
         return State(params, opt_state, clip_norm, found.step, not_finite, *rest)
 
-    def _check_data(self, data: Any) -> None:
-        """InputError where the data are not as many as the plan's."""
+    def _check_data(self, data: Any, users: Any) -> None:
+        """InputError where the data are not as many as the plan's, or users do not go with its unit."""
+        if (self.plan.unit == "user") != (users is not None):
+            told = "missing" if users is None else "given"
+            raise InputError(
+                f"users is {told}, and the plan's unit is {self.plan.unit!r}; give whose each example is where it "
+                "is 'user', and only there"
+            )
+        if users is not None:
+            return  # `user_data` looks at them
         sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
         if sizes != {(self.plan.dataset_size,)}:
             raise InputError(
@@ -294,7 +326,7 @@ def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | 
     """Put a step on record, if it is in the ledger already or the budget allows it."""
     segment = plan.at(step)
     entry = (step, key.key_fingerprint, key.batch_fingerprint, *segment[2:4])
-    there = Step(ledger.run, *entry, plan.sampling, partition) in ledger.runs[ledger.run].seen
+    there = Step(ledger.run, *entry, plan.sampling, partition, *plan.truncation) in ledger.runs[ledger.run].seen
     if not there and not plan.allows(ledger, step, partition):
         return False
     ledger.record(*entry, partition=partition)

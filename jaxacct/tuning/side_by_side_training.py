@@ -16,7 +16,7 @@ from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import CLIP_NORM, sensitivity
 from jaxacct.training.step.clipping import METHODS
 from jaxacct.training.step.step_function import Carried, Numbers, numbers, private_step
-from jaxacct.training.step.step_mechanisms import FIXED, POISSON
+from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE
 from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["CLIP_NAME", "STEPS_PER_CALL", "key_words", "side_by_side"]
@@ -24,7 +24,7 @@ __all__ = ["CLIP_NAME", "STEPS_PER_CALL", "key_words", "side_by_side"]
 STEP_STREAM = 5
 """Purpose of the stream of keys that has one key for every step; `jaxacct.training.noise` has the purposes 1 to 4."""
 PASS_STREAM = 6
-"""Purpose of the stream that has one key for every pass over fixed batches."""
+"""Purpose of the stream that has one key for every pass over fixed batches, and for every round of allocation."""
 STEPS_PER_CALL = 128
 """Steps in one call of the compiled program: between two calls training can be interrupted."""
 MOST_EXAMPLES_AT_ONCE = 96
@@ -93,13 +93,15 @@ def side_by_side(
     adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
     first_clip = adaptive.initial if adaptive else clip_norm
     sensitivity(first_clip)  # refuses what is no clip norm
+    if plan.unit != "record":
+        raise InputError(f"unit = {plan.unit!r} is not supported side by side; train each candidate by a Trainer")
     size = _room(plan) if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
     schedule = _schedule(plan, adaptive)
 
     def one(start: Any, stop: Any, carried: Carried, config: Mapping[str, Any], words: Any, data: Any) -> Carried:
         """Steps start to stop - 1 of one candidate."""
         optimizer = make_optimizer(config)
-        step = private_step(loss_fn, optimizer, plan.sampling, size, method, adaptive)
+        step = private_step(loss_fn, optimizer, plan.sampling, size, method, adaptive, plan.cap)
         root = jax.random.wrap_key_data(words, impl=CHACHA20)
 
         def body(t: Any, carried: Carried) -> Carried:
@@ -164,21 +166,22 @@ def _room(plan: Plan) -> int:
     """
     largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
     expected, q = largest.expected_batch_size, largest.sampling_probability
-    most = np.ceil(expected + 3.0 * np.sqrt(expected * (1.0 - q)) * (plan.sampling == POISSON))
+    spread = 0.0 if plan.sampling in OF_ONE_SIZE else 3.0 * np.sqrt(expected * (1.0 - q))
+    most = plan.cap or np.ceil(expected + spread)
     return max(int(np.ceil(most / np.ceil(most / MOST_EXAMPLES_AT_ONCE))), 1)
 
 
 def _schedule(plan: Plan, adaptive: AdaptiveClip | None) -> tuple[Numbers, np.ndarray]:
-    """The numbers of every step along the first axis, and of fixed batches the first step of its pass."""
+    """The numbers of every step along the first axis, and the first step of its pass or round, where there are any."""
     begins, rows = np.zeros(plan.steps, np.int32), []
-    if plan.sampling == FIXED:
+    if plan.sampling in BY_PASS:
         for first, last in plan.passes:
             begins[first:last] = first
     for segment in plan.segments:
         each = numbers(segment, plan.sampling, adaptive, 0)
         rows.append(jax.tree.map(lambda a, n=segment.steps: np.repeat(np.asarray(a)[None], n, axis=0), each))
     table = jax.tree.map(lambda *parts: np.concatenate(parts), *rows)
-    place = np.arange(plan.steps, dtype=np.int32) - begins if plan.sampling == FIXED else np.zeros_like(begins)
+    place = np.arange(plan.steps, dtype=np.int32) - begins if plan.sampling in BY_PASS else np.zeros_like(begins)
     return table._replace(position=place), begins
 
 

@@ -12,6 +12,8 @@ from jaxacct.representations.renyi_accounting import renyi_curve
 from jaxacct.representations.renyi_conversions import epsilon_from_renyi
 from jaxacct.training.ledger.format import Run
 from jaxacct.training.ledger.totals import Spent, total
+from jaxacct.training.plan.request import DISPLACING
+from jaxacct.training.step.step_mechanisms import FIXED
 from jaxacct.validation import InputError
 
 __all__ = ["claim"]
@@ -32,13 +34,20 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
     Raises
     ------
-    InputError : plans of several relations and none chosen, or filters of several orders or relations.
+    InputError : plans of several relations and none chosen, filters of several orders or relations, or fixed batches
+        under a relation in which a record is added or removed.
     """
     relations = {line.plan.relation for _, headers in runs for line in headers}
     if relation is None:
         if len(relations) > 1:
             raise InputError(f"relation is missing; the plans have {' and '.join(sorted(relations))}, choose one")
         relation = next(iter(relations))
+    fixed = any(line.plan.sampling == FIXED for _, headers in runs for line in headers)
+    if relation in DISPLACING and (fixed or any(r.sampling == FIXED for spent, _ in runs for r in spent.releases)):
+        raise InputError(
+            f"relation = {relation!r} does not hold for fixed batches, where one record more moves another to another "
+            "batch; use relation='zero_out'"
+        )
     every = [[line.plan.filter for line in headers if line.plan.filter] for _, headers in runs]
     orders = {one.order for several in every for one in several}
     if not orders:

@@ -11,7 +11,7 @@ from jaxacct.training.ledger.claim import claim
 from jaxacct.training.ledger.format import Line, Run, Torn, run_of
 from jaxacct.training.ledger.totals import Spent, total
 from jaxacct.training.plan import Plan
-from jaxacct.training.step.step_mechanisms import Release
+from jaxacct.training.step.step_mechanisms import ALLOCATION, POISSON, TRUNCATED, Release
 from jaxacct.validation import InputError
 
 __all__ = ["Contents"]
@@ -64,15 +64,24 @@ class Contents:
             self._known(entry.run).add(entry)
 
     def torn(self, fragment: bytes) -> Torn:
-        """The most that a step which was cut off can have been: the least noise and the highest rate of its run."""
+        """The most that a step which was cut off can have been: the least noise and the highest rate of its run.
+
+        With caps a higher rate may tell less.  So where there are several rates or caps it counts as a sum in which one
+        record displaces another: a Gaussian of half the noise.
+        """
         name = run_of(fragment)
         name = name if name in self.runs else self.run
         known = [*self.runs[name].releases]
         for line in self.headers[name]:
-            known += [Release(line.plan.sampling, *segment[2:4]) for segment in line.plan.segments]
+            known += [Release(line.plan.sampling, *s[2:4], *line.plan.truncation) for s in line.plan.segments]
         noise = min(release.noise_multiplier for release in known)
         rate = max(release.sampling_probability for release in known)
-        return Torn(name, noise, rate, self.headers[name][-1].plan.sampling)
+        sampling = self.headers[name][-1].plan.sampling
+        if sampling == TRUNCATED:
+            if len({(release.sampling, *release[2:]) for release in known}) > 1:
+                return Torn(name, noise / 2.0, 1.0, POISSON)
+            return Torn(name, noise, rate, TRUNCATED, known[0].cap, known[0].dataset_size)
+        return Torn(name, noise, 1.0 if sampling == ALLOCATION else rate, sampling)
 
     def _known(self, run: str) -> Spent:
         """What a run has spent; InputError for one that is not there."""

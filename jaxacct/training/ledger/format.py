@@ -18,7 +18,7 @@ from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.document import load, plan_document
-from jaxacct.training.step.step_mechanisms import SAMPLING
+from jaxacct.training.step.step_mechanisms import ALLOCATION, SAMPLING, TRUNCATED, slots_of
 from jaxacct.validation import POSITIVE, PROBABILITY, Constraint, InputError, check, choice
 
 __all__ = [
@@ -69,6 +69,8 @@ class Step(NamedTuple):
     sampling_probability: float
     sampling: str
     partition: str | None
+    cap: int = 0
+    dataset_size: int = 0
 
 
 class Spend(NamedTuple):
@@ -86,6 +88,8 @@ class Torn(NamedTuple):
     noise_multiplier: float
     sampling_probability: float
     sampling: str
+    cap: int = 0
+    dataset_size: int = 0
 
 
 Line = Run | Step | Spend | Torn
@@ -113,6 +117,8 @@ def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
         fields = {"format": _FORMAT, "version": _VERSION, **fields, "plan": plan_document(line.plan)}
     elif isinstance(line, Spend):
         fields["mechanism"] = json.loads(to_json(line.mechanism))
+    elif isinstance(line, Step | Torn) and not line.cap:
+        del fields["cap"], fields["dataset_size"]  # only truncated Poisson sampling has them
     body = json.dumps({"kind": kind, **fields}, allow_nan=False)[:-1].encode()
     chain = previous.then(body)
     return body + f', "check": "{chain.check:08x}"}}\n'.encode(), chain
@@ -175,7 +181,21 @@ def checked(line: Step) -> Step:
     if line.partition is not None:
         words("partition", line.partition)
     choice("sampling", line.sampling, SAMPLING)
-    return line._replace(step=int(step), noise_multiplier=float(noise), sampling_probability=float(rate))
+    sizes = [int(check(name, getattr(line, name), LAST_STEP)) for name in ("cap", "dataset_size")]
+    if (line.sampling == TRUNCATED) != (min(sizes) > 0) or (line.sampling != TRUNCATED and max(sizes) > 0):
+        raise InputError(f"cap and dataset_size must be positive with sampling = {TRUNCATED!r}, and only there")
+    if line.sampling == ALLOCATION and not (rate > 0.0 and float(rate) == 1.0 / float(slots_of(rate))):
+        raise InputError(
+            f"sampling_probability = {float(rate)!r} must be 1 over a whole number with sampling = {ALLOCATION!r}; use "
+            "1/slots"
+        )
+    return line._replace(
+        step=int(step),
+        noise_multiplier=float(noise),
+        sampling_probability=float(rate),
+        cap=sizes[0],
+        dataset_size=sizes[1],
+    )
 
 
 def _decode(text: bytes, place: str, number: int) -> Line:
@@ -200,7 +220,7 @@ def _decode(text: bytes, place: str, number: int) -> Line:
             return Spend(words("run", node.pop("run")), mechanism, words("note", node.pop("note")))
         if kind == "torn":
             torn = Torn(**node)
-            checked(Step(torn.run, 0, "", "", *torn[1:], None))
+            checked(Step(torn.run, 0, "", "", *torn[1:4], None, *torn[4:]))
             return torn
         raise ValueError(f"its kind {kind!r:.40} is not known")
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -153,7 +153,8 @@ class Ledger(Contents):
         noise_multiplier, sampling_probability : of this step.
         partition : of fixed batches, a fingerprint of how the data were cut into the batches of this pass.  Steps of
             one partition are taken to have disjoint batches, and together cost what the dearest costs.  Without it
-            every step costs a Gaussian of its own.
+            every step costs a Gaussian of its own.  The same of random allocation, where it is a fingerprint of the
+            slots that the records drew for this round: a partition costs a whole round.
 
         Raises
         ------
@@ -222,7 +223,9 @@ class Ledger(Contents):
         self.close()
 
     def _step(self, step: int, key: str, batch: str, noise: float, rate: float, partition: str | None) -> Step:
-        return ledger_format.checked(Step(self.run, step, key, batch, noise, rate, self.plan.sampling, partition))
+        plan = self.plan
+        entry = Step(self.run, step, key, batch, noise, rate, plan.sampling, partition, *plan.truncation)
+        return ledger_format.checked(entry)
 
     def _append(self, entries: Sequence[Line]) -> None:
         """Write, make sure that it is on the disk, and only then count."""

@@ -19,7 +19,7 @@ from jaxacct.training.ledger.claim import claim
 from jaxacct.training.ledger.contents import Contents
 from jaxacct.training.ledger.totals import Spent, total
 from jaxacct.training.plan import Plan
-from jaxacct.training.step.step_mechanisms import FIXED, Release, composed
+from jaxacct.training.step.step_mechanisms import BY_PASS, Release, composed, release_of_pass
 from jaxacct.validation import InputError
 
 __all__ = ["counted", "furthest", "leaves_room", "one_filter", "promised"]
@@ -113,10 +113,10 @@ def promised(plan: Plan, ledger: Contents, step: int) -> Bounds:
 def _ahead(plan: Plan, ledger: Contents, step: int, steps: int, partition: str | None) -> Counter[Release]:
     """What the next steps release.
 
-    With fixed batches a pass costs what its dearest step costs.  So the pass under way adds a release only if its steps
-    to come have less noise than those in the ledger.
+    With fixed batches a pass costs what its dearest step costs, and so does a round of random allocation.  So the pass
+    under way adds a release only if its steps to come have less noise than those in the ledger.
     """
-    if plan.sampling != FIXED:
+    if plan.sampling not in BY_PASS:
         return plan.releases_between(step, step + steps)
     if steps < 1:
         return Counter()
@@ -125,5 +125,5 @@ def _ahead(plan: Plan, ledger: Contents, step: int, steps: int, partition: str |
     found = plan.releases_between(min(last, end), end)
     noise = min(release.noise_multiplier for release in plan.releases_between(step, min(last, end)))
     if ledger.runs[ledger.run].within(first, last, step, partition) < noise**-2:
-        found[Release(FIXED, noise, 1.0)] += 1
+        found[release_of_pass(plan.sampling, noise, plan.at(step).sampling_probability)] += 1
     return found

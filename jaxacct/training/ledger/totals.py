@@ -7,17 +7,37 @@ from dataclasses import dataclass, field
 
 from jaxacct.mechanisms import Mechanism, compose, repeat
 from jaxacct.training.ledger.format import Spend, Step, Torn
-from jaxacct.training.step.step_mechanisms import FIXED, Release, composed
+from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, FIXED, Release, composed
 
 __all__ = ["Spent", "cost", "total"]
+
+_ROUND_DOWN = 1.0 - 2.0**-40
+"""Noise that stands for a sum of up to 1000 terms is never above the exact one."""
 
 
 @dataclass
 class _Partition:
-    """Steps whose batches are disjoint: together they cost what the dearest of them does."""
+    """Steps whose batches are disjoint: together they cost what the dearest of them does.
 
+    dearest : the noise of the entries of that step.
+    """
+
+    sampling: str
+    share: float
     steps: dict[int, list[float]] = field(default_factory=dict)
     dearest: list[float] = field(default_factory=list)
+
+    def releases(self) -> list[Release]:
+        """What the partition counts as.
+
+        Of fixed batches each entry of the dearest step is a Gaussian.  Of random allocation the slots are the same in
+        all entries, so that together they are one round, with the noise that 1/sigma^2 summed stands for.
+        """
+        if self.sampling == FIXED:
+            return [Release(FIXED, sigma, 1.0) for sigma in self.dearest]
+        if len(self.dearest) > 1:
+            return [Release(ALLOCATION, cost(self.dearest) ** -0.5 * _ROUND_DOWN, self.share)]
+        return [Release(ALLOCATION, sigma, self.share) for sigma in self.dearest]
 
 
 @dataclass
@@ -28,7 +48,7 @@ class Spent:
     steps : steps that count; of them `again` have a number that was there before.  same : exact replays, which do not
     count.  torn : lines that were cut off, which count.
     seen : the entries of steps; numbers : their step numbers; last : the last one.
-    partitions : of fixed batches, the passes over the data by their fingerprints.
+    partitions : of fixed batches and random allocation, the passes over the data by their fingerprints.
     """
 
     releases: Counter[Release] = field(default_factory=Counter)
@@ -51,7 +71,7 @@ class Spent:
             return
         if isinstance(entry, Torn):
             self.torn += 1
-            self._release(entry.sampling, entry.noise_multiplier, entry.sampling_probability)
+            self._release(entry)
             return
         if entry in self.seen:
             self.same += 1
@@ -61,28 +81,30 @@ class Spent:
         self.again += entry.step in self.numbers
         self.steps += 1
         self.numbers.add(entry.step)
-        if entry.sampling == FIXED and entry.partition is not None:
-            self._within(self.partitions.setdefault(entry.partition, _Partition()), entry)
-        else:
-            self._release(entry.sampling, entry.noise_multiplier, entry.sampling_probability)
+        if entry.sampling in BY_PASS and entry.partition is not None:
+            of_its_kind = _Partition(entry.sampling, entry.sampling_probability)
+            partition = self.partitions.setdefault(entry.partition, of_its_kind)
+            # a round has one number of slots: an entry with another one counts as if all were in its batch
+            if entry.sampling == FIXED or partition.share == entry.sampling_probability:
+                self._within(partition, entry)
+                return
+        self._release(entry)
 
-    def _release(self, sampling: str, noise_multiplier: float, sampling_probability: float) -> None:
-        """Count one release; of fixed batches its share of the data is 1, whatever the entry says."""
-        share = 1.0 if sampling == FIXED else sampling_probability
-        self.releases[Release(sampling, noise_multiplier, share)] += 1
+    def _release(self, entry: Step | Torn) -> None:
+        """Count one release; of a step of a pass that is not known its share of the data is 1, whatever it says."""
+        share = 1.0 if entry.sampling in BY_PASS else entry.sampling_probability
+        self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
     def _within(self, partition: _Partition, entry: Step) -> None:
         """One more step in a partition: a record of its batch is in all its entries, and in no other's."""
+        before = partition.releases()
         mine = partition.steps.setdefault(entry.step, [])
         mine.append(entry.noise_multiplier)
         if cost(mine) > cost(partition.dearest) or partition.dearest is mine:
-            if partition.dearest is mine:
-                self._release(FIXED, entry.noise_multiplier, 1.0)
-                return
-            self.releases.subtract(Release(FIXED, sigma, 1.0) for sigma in partition.dearest)
-            self.releases += Counter()  # drops what has come down to 0
-            self.releases.update(Release(FIXED, sigma, 1.0) for sigma in mine)
             partition.dearest = mine
+            self.releases.subtract(before)
+            self.releases.update(partition.releases())
+            self.releases += Counter()  # drops what has come down to 0
 
     def within(self, first: int, last: int, step: int, label: str | None) -> float:
         """What the partition of a new step costs already, as a sum of 1/sigma^2; 0 if the step does not continue one.

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+
+import numpy as np
 
 from jaxacct import account, selection
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism
+from jaxacct.training.step.step_mechanisms import ALLOCATION, Release, prefixes
 
-__all__ = ["MARGIN", "MARGIN_OF_WHOLE_NUMBERS", "Terms", "epsilon_of_run", "epsilon_of_tuning", "tolerance"]
+__all__ = [
+    "MARGIN",
+    "MARGIN_OF_WHOLE_NUMBERS",
+    "Terms",
+    "epsilon_of_run",
+    "epsilon_of_several",
+    "epsilon_of_tuning",
+    "tolerance",
+]
 
 CLOSENESS = 1e-4
 """How close to the target, relative to it and absolutely, the certified epsilon of a solution lies."""
@@ -44,6 +56,10 @@ class Terms(Protocol):
         """How a batch is drawn: a word of `step_mechanisms.SAMPLING`."""
 
     @property
+    def cap(self) -> int | None:
+        """The largest batch of truncated Poisson sampling; None elsewhere, and in a request before it is chosen."""
+
+    @property
     def relation(self) -> str:
         """Which data sets are neighbours."""
 
@@ -69,6 +85,25 @@ def epsilon_of_run(terms: Terms, mechanism: Mechanism) -> Bounds:
     """Epsilon at the target delta of one run, or of each of a batch of runs, composed exactly."""
     rtol = _SHARE_OF_TOLERANCE * tolerance(terms.target_epsilon or 1.0)
     return account.epsilon(mechanism, terms.target_delta, relation=terms.relation, rtol=rtol)
+
+
+def epsilon_of_several(terms: Terms, counts: Sequence[Mapping[Release, int]], rtol: float) -> Bounds:
+    """Epsilon at the target delta of several collections of releases, those of the same kinds in one call.
+
+    In one batch a kind that an element lacks is sampled at rate 0.  A round of random allocation has no such rate.
+    """
+    places: dict[frozenset[Release], list[int]] = {}
+    for place, each in enumerate(counts):
+        kinds = frozenset(each) if terms.sampling == ALLOCATION else frozenset()
+        places.setdefault(kinds, []).append(place)
+    parts = [
+        account.epsilon(prefixes([counts[i] for i in group]), terms.target_delta, relation=terms.relation, rtol=rtol)
+        for group in places.values()
+    ]
+    order = np.argsort(np.concatenate([*places.values()]))
+    names = ("lower", "estimate", "upper", "kind", "status", "engine")
+    one = lambda bounds, name: np.broadcast_to(getattr(bounds, name), np.shape(bounds.upper))
+    return Bounds(*(np.concatenate([one(bounds, name) for bounds in parts])[order] for name in names))
 
 
 def epsilon_of_tuning(terms: Terms, mechanism: Mechanism) -> Bounds:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
-from jaxacct import account
 from jaxacct.bounds import Bounds
+from jaxacct.training.plan.accounting import epsilon_of_several
 from jaxacct.training.plan.solved import SolvedPlan
-from jaxacct.training.step.step_mechanisms import Release, prefixes
+from jaxacct.training.step.step_mechanisms import TRUNCATED, Release
 from jaxacct.validation import COUNT, check
 
 __all__ = ["dominating", "epsilon_curve"]
@@ -32,7 +33,7 @@ def epsilon_curve(plan: SolvedPlan, points: int) -> tuple[np.ndarray, Bounds]:
     if not few:
         stand_in = dominating({release for each in counts for release in each}, *_LEVELS)
         counts = [_renamed(each, stand_in) for each in counts]
-    curve = account.epsilon(prefixes(counts), plan.target_delta, relation=plan.relation, rtol=_CURVE_RTOL)
+    curve = epsilon_of_several(plan, counts, _CURVE_RTOL)
     if few:
         return at, curve
     upper = np.minimum(curve.upper, plan.epsilon.upper)
@@ -42,21 +43,23 @@ def epsilon_curve(plan: SolvedPlan, points: int) -> tuple[np.ndarray, Bounds]:
 def dominating(releases: Iterable[Release], noise_levels: int, rate_levels: int) -> dict[Release, Release]:
     """For each release one of few that tells at least as much: less noise, a higher rate.
 
-    Neighbours on a logarithmic scale share the least noise and the highest rate among them.
+    Neighbours on a logarithmic scale share the least noise and the highest rate among them.  With a cap a higher rate
+    may tell less (the cap binds more often), so there only those of one rate are neighbours.
     """
     known = list(releases)
     levels = [
         _level([release.noise_multiplier for release in known], noise_levels),
         _level([release.sampling_probability for release in known], rate_levels),
     ]
-    groups: dict[tuple[str, int, int], list[Release]] = {}
-    for release, *level in zip(known, *levels, strict=True):
-        groups.setdefault((release.sampling, *level), []).append(release)
+    groups: dict[Any, list[Release]] = {}
+    for release, noise_level, rate_level in zip(known, *levels, strict=True):
+        alike = release[2:] if release.sampling == TRUNCATED else rate_level
+        groups.setdefault((release.sampling, noise_level, alike), []).append(release)
     found: dict[Release, Release] = {}
-    for (sampling, *_), group in groups.items():
+    for group in groups.values():
         noise = min(release.noise_multiplier for release in group)
         rate = max(release.sampling_probability for release in group)
-        found |= dict.fromkeys(group, Release(sampling, noise, rate))
+        found |= dict.fromkeys(group, group[0]._replace(noise_multiplier=noise, sampling_probability=rate))
     return found
 
 

@@ -13,9 +13,10 @@ from jaxacct import selection
 from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import PureDP
 from jaxacct.training.plan.filters import Filter
-from jaxacct.training.plan.schedule import Segment
+from jaxacct.training.plan.request import DISPLACING
+from jaxacct.training.plan.schedule import Segment, slots_for
 from jaxacct.training.plan.solved import SolvedPlan
-from jaxacct.training.step.step_mechanisms import POISSON
+from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, OF_ONE_SIZE, slots_of
 from jaxacct.validation import COUNT, POSITIVE, PROBABILITY, InputError, check
 
 __all__ = ["load", "plan_document", "plan_from"]
@@ -26,6 +27,8 @@ _MAX_SEGMENTS = 10**6
 """More than any run needs (one for each of a million steps); a longer list from a stranger is refused unread."""
 _PLAIN = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation", "noise_multiplier")
 """The settings that a document holds as they are."""
+_UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record"}
+"""Settings that a document holds where they are not these."""
 _SEGMENT_NUMBERS = {
     "steps": COUNT,
     "noise_multiplier": POSITIVE,
@@ -57,7 +60,7 @@ def plan_document(plan: SolvedPlan) -> dict[str, Any]:
         "segments": [list(segment[1:]) for segment in plan.segments],
         "filter": list(plan.filter) if plan.filter else None,
         "repetitions": law,
-        **({} if plan.candidates == "iid" else {"candidates": plan.candidates}),
+        **{name: getattr(plan, name) for name, usual in _UNUSUAL.items() if getattr(plan, name) != usual},
     }
 
 
@@ -67,8 +70,8 @@ def plan_from(node: Any, make: Callable[..., Solved]) -> Solved:
     make : (segments, **settings) -> plan: the `of` of a plan's class.
     """
     wanted = ("format", "version", *_PLAIN, "segments", "filter", "repetitions")
-    # a document without the key "candidates" is of a plan for i.i.d. ones: older documents have no such key
-    if not isinstance(node, dict) or set(node) - {"candidates"} != set(wanted):
+    # a document without a key of these is of a plan with the usual setting: older documents have no such keys
+    if not isinstance(node, dict) or set(node) - set(_UNUSUAL) != set(wanted):
         raise InputError(f"plan must be an object with the keys {', '.join(wanted)}")
     if node["format"] != _FORMAT or node["version"] != _VERSION or type(node["version"]) is not int:
         raise InputError(f"plan: format and version must be {_FORMAT!r} and {_VERSION}, which this release reads")
@@ -76,17 +79,23 @@ def plan_from(node: Any, make: Callable[..., Solved]) -> Solved:
     if not isinstance(rows, list) or not 0 < len(rows) <= _MAX_SEGMENTS:
         raise InputError(f"plan: segments must be a list of 1 to {_MAX_SEGMENTS} segments")
     settings = {name: node[name] for name in _PLAIN}
+    if settings["sampling"] == FIXED and settings["relation"] in DISPLACING:
+        settings["relation"] = "zero_out"  # what older releases meant: the record's place stays empty
     for name in ("target_delta", "dataset_size", "noise_multiplier"):
         if settings[name] is None:
             raise InputError(f"plan: {name} is missing; give a number")
     settings["repetitions"] = _law(node["repetitions"])
     settings["filter"] = _filter(node["filter"])
-    settings["candidates"] = node.get("candidates", "iid")
+    settings |= {name: node.get(name, usual) for name, usual in _UNUSUAL.items()}
     plan = make(_segments(rows), **settings)
     for place, segment in enumerate(plan.segments):
         rate, size = segment.sampling_probability, segment.expected_batch_size
         near = math.isclose(plan.dataset_size * rate, size, rel_tol=_NEAR_SIZE) and rate > 0.0
-        if not near or (plan.sampling != POISSON and (rate != size / plan.dataset_size or size != round(size))):
+        if plan.sampling in OF_ONE_SIZE:
+            near = near and rate == size / plan.dataset_size and size == round(size)
+        elif plan.sampling == ALLOCATION:
+            near = near and rate == 1.0 / slots_of(rate) and slots_of(rate) == slots_for(plan.dataset_size, size)
+        if not near:
             raise InputError(
                 f"plan: segments[{place}]: expected_batch_size must be sampling_probability * dataset_size"
             )

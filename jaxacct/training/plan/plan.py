@@ -52,11 +52,18 @@ class Plan(SolvedPlan):
     sampling_probability, expected_batch_size : the rate in (0, 1], or that rate times dataset_size.
     noise_multiplier : > 0, relative to the clip norm C for adding or removing a record.
     steps, epochs : how long the run is.
-    sampling : "poisson" (every record by itself), "without_replacement" (expected_batch_size records exactly), or
-        "fixed_batches" (every record once in every pass): no amplification, a pass costs as much as one Gaussian.
-    relation : "add_or_remove_one", "add_one", "remove_one", "zero_out", or, unless sampling is "poisson",
-        "replace_one".  With fixed batches a record that is added or removed leaves its place empty, so that no other
-        changes its batch: that is zero_out.
+    sampling : how a batch is drawn.
+        "poisson" : every record by itself.
+        "truncated_poisson" : the same, and of more than `cap` records a uniform subset of `cap`: one shape of batch.
+        "random_allocation" : at the start of a round of `slots` steps every record draws one slot by itself, uniformly,
+        and takes part in that step.  A round that has begun costs a whole one; what is solved for is whole rounds.
+        "without_replacement" : expected_batch_size records exactly.
+        "fixed_batches" : every record once in every pass, shuffled; no amplification, a pass costs as much as one
+        Gaussian.
+    relation : which data sets are neighbours, "add_or_remove_one" by default, "add_one", "remove_one", "zero_out" (a
+        record's gradient becomes 0 and its place stays), or, unless sampling is "poisson", "replace_one".  With fixed
+        batches "zero_out" is the default, and those in which a record is added or removed are refused: the shuffle
+        then moves another record to another batch.
     noise_schedule : relative noise, one factor per step or pairs (until_step, factor), the last until_step may be None.
         Then the overall scale of the noise is what `noise_multiplier` is, given or solved for.
     batch_schedule : expected batch sizes in the same forms, in place of sampling_probability.
@@ -64,6 +71,11 @@ class Plan(SolvedPlan):
     data_dependent : True where `recalibrate` may be decided by the data or by outputs, used in the end or not.  The
         steps compose through a Renyi filter, fixed here, which meets the target on every path and needs more noise.
     candidates : "iid" or "adaptive", what the K runs are taken for (`jaxacct.selection.select`).
+    slots : of random allocation, in place of the batch size, which is then dataset_size/slots; by default
+        ceil(dataset_size/expected_batch_size), so that batches are no larger than asked for.
+    cap : of truncated Poisson sampling; by default one that costs nothing (`jaxacct.cap_for`).
+    unit : "record" or "user": what is drawn and what neighbours differ in.  With users dataset_size is their number,
+        and `Trainer.fit` is told whose each example is.
 
     Raises
     ------
@@ -91,12 +103,15 @@ class Plan(SolvedPlan):
         steps: int | None = None,
         epochs: float | None = None,
         sampling: str = POISSON,
-        relation: str = "add_or_remove_one",
+        relation: str | None = None,
         noise_schedule: Any = None,
         batch_schedule: Any = None,
         repetitions: Any = None,
         data_dependent: bool = False,
         candidates: str = "iid",
+        slots: int | None = None,
+        cap: int | None = None,
+        unit: str = "record",
     ) -> None:
         request = requested(
             {
@@ -115,14 +130,18 @@ class Plan(SolvedPlan):
                 "repetitions": repetitions,
                 "data_dependent": data_dependent,
                 "candidates": candidates,
+                "slots": slots,
+                "cap": cap,
+                "unit": unit,
             }
         )
         self._hold(vars(request), solve(request))
 
     def _repr_html_(self) -> str:
         """The run in full numbers, and what it costs."""
-        names = ("dataset_size", "sampling", "sampling_probability", "expected_batch_size", "noise_multiplier")
-        pairs = [(name, repr(getattr(self, name))) for name in (*names, "steps", "epochs", "relation")]
+        names = ("dataset_size", "unit", "sampling", "slots", "cap", "sampling_probability", "expected_batch_size")
+        shown = [name for name in (*names, "noise_multiplier", "steps", "epochs", "relation")]
+        pairs = [(name, repr(getattr(self, name))) for name in shown if getattr(self, name) is not None]
         target = "none" if self.target_epsilon is None else repr(self.target_epsilon)
         goal = [("target epsilon", target), ("target delta", repr(self.target_delta))]
         law = [] if self.repetitions is None else [("repetitions", f"{self.repetitions!r}, {self.candidates}")]

@@ -10,10 +10,10 @@ from jaxacct.bounds import explain
 from jaxacct.certified_search import least_private
 from jaxacct.training.plan.accounting import MARGIN, tolerance
 from jaxacct.training.plan.filters import Filter, spent_renyi
-from jaxacct.training.plan.schedule import Piece, Segment, joined, merged, scaled, steps_of
+from jaxacct.training.plan.schedule import Piece, Segment, allocated, joined, merged, scaled, slots_for, steps_of
 from jaxacct.training.plan.solved import SolvedPlan
 from jaxacct.training.plan.solver import noise_for, together
-from jaxacct.training.step.step_mechanisms import POISSON
+from jaxacct.training.step.step_mechanisms import ALLOCATION, OF_ONE_SIZE
 from jaxacct.validation import COUNT, POSITIVE, InputError, check
 
 __all__ = ["recalibrated"]
@@ -39,6 +39,12 @@ def recalibrated(
     if plan.repetitions is not None:
         raise InputError("repetitions are given, and the K runs of a tuning must all be the same; make a new plan")
     plan.releases_after(step)  # refuses a step that is none
+    if plan.sampling == ALLOCATION and not plan.begins_pass(step):
+        _, first, last = plan.pass_of(min(int(step), plan.steps - 1))
+        raise InputError(
+            f"step = {step} is within the round of steps {first} to {last - 1}, whose slots are drawn; recalibrate at "
+            f"step {first}, or at the end of a whole round"
+        )
     spent, rest = _split(plan, int(step), steps, epochs, expected_batch_size)
     filter_ = plan.filter
     if data_dependent and filter_ is None:
@@ -73,10 +79,10 @@ def _split(
     batches = [Piece(until, s.expected_batch_size) for until, s in left]
     if expected_batch_size is not None:
         size = float(check("expected_batch_size", expected_batch_size, POSITIVE))
-        if size > n or (plan.sampling != POISSON and size != int(size)):
-            what = "" if plan.sampling == POISSON else "a whole number "
+        if size > n or (plan.sampling in OF_ONE_SIZE and size != int(size)):
+            what = "a whole number " if plan.sampling in OF_ONE_SIZE else ""
             raise InputError(f"expected_batch_size = {size!r} must be {what}<= dataset_size = {n}; use another size")
-        batches = [Piece(None, size)]
+        batches = [Piece(None, n / slots_for(n, size) if plan.sampling == ALLOCATION else size)]
     open_noise, open_batches = _open_end(noise), _open_end(batches)
     if epochs is not None:
         seen = math.fsum(s.steps * s.expected_batch_size for s in spent)
@@ -86,7 +92,8 @@ def _split(
         count = plan.steps - step if steps is None else int(check("steps", steps, COUNT)) - step
     if count < 1:
         raise InputError(f"step = {step} leaves no steps to recalibrate; give steps (or epochs) beyond it")
-    return spent, joined(_cut(open_noise, count), _cut(open_batches, count), count, n)
+    rest = joined(_cut(open_noise, count), _cut(open_batches, count), count, n)
+    return spent, allocated(rest, n) if plan.sampling == ALLOCATION else rest
 
 
 def _open_end(schedule: list[Piece]) -> list[Piece]:

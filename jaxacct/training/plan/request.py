@@ -8,11 +8,16 @@ from typing import Any
 
 from jaxacct.mechanisms import RELATIONS
 from jaxacct.selection.noise import law_shape
-from jaxacct.training.step.step_mechanisms import POISSON, SAMPLING
+from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, SAMPLING, TRUNCATED
 from jaxacct.validation import COUNT, DELTA, POSITIVE, PROBABILITY, Constraint, InputError, check_one, choice
 
-__all__ = ["DEFAULTS", "PlanRequest", "checked", "requested"]
+__all__ = ["DEFAULTS", "DISPLACING", "PlanRequest", "checked", "requested"]
 
+DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
+"""Relations under which shuffled batches of one size exchange another record, too: plan/README.md, "Fixed batches"."""
+
+SIZE = Constraint("use a whole number of records or of slots", 1, 10**9, integral=True)
+"""A number of slots of a round, or of records in a batch: slots are drawn in int32."""
 _RULES: dict[str, Constraint] = {
     "target_epsilon": POSITIVE,
     "target_delta": DELTA,
@@ -22,14 +27,18 @@ _RULES: dict[str, Constraint] = {
     "noise_multiplier": POSITIVE,
     "steps": COUNT,
     "epochs": POSITIVE,
+    "slots": SIZE,
+    "cap": SIZE,
 }
 """The numbers of a plan, each with the values that it may have."""
 _CANDIDATES = ("iid", "adaptive")
 """What the runs of a tuning may be taken for (`jaxacct.selection.select`)."""
+UNITS = ("record", "user")
+"""Whose presence the guarantee is about, and what is drawn."""
 _OPEN = {
     "noise_multiplier": ("noise_multiplier",),
     "steps": ("steps", "epochs"),
-    "sampling_probability": ("sampling_probability", "expected_batch_size", "batch_schedule"),
+    "sampling_probability": ("sampling_probability", "expected_batch_size", "batch_schedule", "slots"),
 }
 """The three things that a plan can be solved for, and the arguments that would give each of them."""
 
@@ -44,12 +53,15 @@ DEFAULTS: dict[str, Any] = {
     "steps": None,
     "epochs": None,
     "sampling": POISSON,
-    "relation": "add_or_remove_one",
+    "relation": None,
     "noise_schedule": None,
     "batch_schedule": None,
     "repetitions": None,
     "data_dependent": False,
     "candidates": "iid",
+    "slots": None,
+    "cap": None,
+    "unit": "record",
 }
 """What a setting is where it is not given; the signature of `Plan` says the same."""
 
@@ -76,6 +88,9 @@ class PlanRequest:
     repetitions: Any
     data_dependent: bool
     candidates: str
+    slots: int | None
+    cap: int | None
+    unit: str
 
     @property
     def searched_here(self) -> bool:
@@ -146,16 +161,28 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = dict(settings)
     choice("sampling", found["sampling"], SAMPLING)
+    if found["relation"] is None:
+        found["relation"] = "zero_out" if found["sampling"] == FIXED else "add_or_remove_one"
     choice("relation", found["relation"], RELATIONS)
     choice("candidates", found["candidates"], _CANDIDATES)
+    choice("unit", found["unit"], UNITS)
+    for name, way in (("slots", ALLOCATION), ("cap", TRUNCATED)):
+        if found[name] is not None and found["sampling"] != way:
+            raise InputError(f"{name} = {found[name]!r:.40} needs sampling = {way!r}, found {found['sampling']!r}")
     if found["sampling"] == POISSON and found["relation"] == "replace_one":
         raise InputError(
             "relation = 'replace_one' is not supported with sampling = 'poisson'; "
             "use relation='add_or_remove_one' or sampling='without_replacement'"
         )
+    if found["sampling"] == FIXED and found["relation"] in DISPLACING:
+        raise InputError(
+            f"relation = {found['relation']!r} does not hold with sampling = 'fixed_batches', where one record more "
+            "moves another to another batch; use relation='zero_out', or sampling='random_allocation'"
+        )
     for name, rule in _RULES.items():
         if found[name] is not None:
-            found[name] = check_one(name, found[name], rule, "a plan is for one run")
+            number = check_one(name, found[name], rule, "a plan is for one run")
+            found[name] = int(number) if rule is SIZE else number
     if found["repetitions"] is not None and law_shape(found["repetitions"]):
         raise InputError("repetitions must be one law of K, not a batch; a plan is for one run")
     if not isinstance(found["data_dependent"], bool):

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxacct.validation import COUNT, POSITIVE, InputError, check
 
-__all__ = ["Piece", "Segment", "joined", "merged", "pieces", "scaled", "steps_of"]
+__all__ = ["Piece", "Segment", "allocated", "joined", "merged", "pieces", "scaled", "slots_for", "steps_of"]
 
 _ROUNDING = 1e-12
 """Relative room for the rounding of a number of examples over a batch size, before it is rounded up to steps."""
@@ -99,6 +99,24 @@ def joined(noise: Sequence[Piece], batch: Sequence[Piece], steps: int, dataset_s
         size = _value(batch, start)
         found.append(Segment(start, cut - start, _value(noise, start), size / dataset_size, size))
         start = cut
+    return merged(found)
+
+
+def slots_for(dataset_size: float, batch_size: float) -> int:
+    """The slots of a round whose expected batches, dataset_size/slots, are no larger than asked for.
+
+    >>> slots_for(60_000, 512), slots_for(100, 100 / 49)
+    (118, 49)
+    """
+    return max(math.ceil(dataset_size / batch_size * (1.0 - _ROUNDING)), 1)
+
+
+def allocated(segments: Sequence[Segment], dataset_size: int) -> tuple[Segment, ...]:
+    """The segments with the batches of random allocation: rates of exactly 1/slots."""
+    found = []
+    for segment in segments:
+        slots = slots_for(dataset_size, segment.expected_batch_size)
+        found.append(segment._replace(sampling_probability=1.0 / slots, expected_batch_size=dataset_size / slots))
     return merged(found)
 
 

@@ -16,11 +16,11 @@ from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism
 from jaxacct.training.plan.accounting import epsilon_of_run, epsilon_of_tuning
 from jaxacct.training.plan.filters import Filter, spent_renyi
-from jaxacct.training.plan.passes import Block, blocks, pass_at, passes, releases
+from jaxacct.training.plan.passes import Block, begins_pass, blocks, pass_at, passes, releases
 from jaxacct.training.plan.request import DEFAULTS, checked
 from jaxacct.training.plan.schedule import Segment
 from jaxacct.training.plan.solver import Solution
-from jaxacct.training.step.step_mechanisms import FIXED, Release, composed
+from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED, Release, composed, slots_of
 from jaxacct.validation import NON_NEGATIVE, InputError, check
 
 __all__ = ["SolvedPlan"]
@@ -33,6 +33,8 @@ _KEPT = (
     "relation",
     "repetitions",
     "candidates",
+    "cap",
+    "unit",
     "filter",
 )
 """The settings that a plan made `like` another one takes over."""
@@ -61,6 +63,9 @@ class SolvedPlan:
     repetitions: Any
     data_dependent: bool
     candidates: str
+    slots: int | None
+    cap: int | None
+    unit: str
     segments: tuple[Segment, ...] = field(init=False, repr=False)
     filter: Filter | None = field(init=False, repr=False)
 
@@ -89,12 +94,14 @@ class SolvedPlan:
         given = settings["noise_multiplier"]
         noise = segments[0].noise_multiplier if given is None else given
         plan = object.__new__(cls)
-        plan._hold(settings, Solution(tuple(segments), noise, chosen))
+        if settings["sampling"] == TRUNCATED and settings["cap"] is None:
+            raise InputError("cap is missing; give the largest batch of truncated Poisson sampling")
+        plan._hold(settings, Solution(tuple(segments), noise, chosen, cap=settings["cap"]))
         return plan
 
     def _hold(self, settings: dict[str, Any], solution: Solution) -> None:
         """Write every field, once: the settings, the solution, and the averages over its segments."""
-        segments, noise, chosen, epsilon = solution
+        segments, noise, chosen, epsilon, cap = solution
         steps, size = segments[-1].end, settings["dataset_size"]
         batch = math.fsum(s.steps * s.expected_batch_size for s in segments) / steps
         rate = batch / size
@@ -102,9 +109,17 @@ class SolvedPlan:
         if len(segments) == 1:  # the very numbers, not an average of them
             rate, batch = segments[0].sampling_probability, segments[0].expected_batch_size
         averages |= {"sampling_probability": rate, "expected_batch_size": batch}
+        one_size = len({s.expected_batch_size for s in segments}) == 1
+        slots = int(slots_of(segments[0].sampling_probability)) if settings["sampling"] == ALLOCATION else None
+        averages |= {"slots": slots if one_size else None, "cap": cap}
         vars(self).update(settings | averages | {"segments": segments, "filter": chosen})
         if epsilon is not None:
             vars(self)["epsilon"] = epsilon  # the solver found it already: what `epsilon` would compute
+
+    @property
+    def truncation(self) -> tuple[int, int]:
+        """(cap, dataset_size) of truncated Poisson sampling, as a `Release` and a ledger hold them; elsewhere zeros."""
+        return (self.cap or 0, self.dataset_size if self.cap else 0)
 
     def at(self, step: int) -> Segment:
         """The segment that a step (from 0) belongs to."""
@@ -117,22 +132,28 @@ class SolvedPlan:
 
     @functools.cached_property
     def _blocks(self) -> list[Block]:
-        return blocks(self.segments, self.dataset_size)
+        return blocks(self.segments, self.sampling, self.dataset_size)
 
     def pass_of(self, step: int) -> tuple[int, int, int]:
-        """Of fixed batches: (number of the pass, its first step, the step after its last) in which a step is.
+        """(number of the pass, its first step, the step after its last) in which a step is.
 
-        A new pass begins where the batch size changes.  Within a pass the batches must be disjoint.
+        Fixed batches have passes, and random allocation has rounds.  A new one begins where the batch size changes.
+        Within a pass the batches must be disjoint, and within a round each record must keep the slot that it drew.
         """
         self._require(step, self.steps - 1)
-        if self.sampling != FIXED:
-            raise InputError(f"sampling = {self.sampling!r} has no passes; only 'fixed_batches' does")
+        if self.sampling not in BY_PASS:
+            raise InputError(f"sampling = {self.sampling!r} has no passes; only {' and '.join(BY_PASS)} do")
         return pass_at(self._blocks, int(step))
 
     @functools.cached_property
     def passes(self) -> list[tuple[int, int]]:
-        """(first step, step after the last) of every pass of fixed batches, all in one list."""
-        return list(passes(self.segments, self.dataset_size))
+        """(first step, step after the last) of every pass of fixed batches, or round, all in one list."""
+        return list(passes(self.segments, self.sampling, self.dataset_size))
+
+    def begins_pass(self, step: int) -> bool:
+        """Whether no pass or round is under way before a step, or after the last one."""
+        self._require(step, self.steps)
+        return self.sampling not in BY_PASS or begins_pass(self._blocks, int(step))
 
     def releases_after(self, step: int) -> Counter[Release]:
         """What the first `step` steps release, counted."""
@@ -141,7 +162,7 @@ class SolvedPlan:
 
     def releases_between(self, first: int, end: int) -> Counter[Release]:
         """What the steps from `first` to before `end` release; a pass that is cut at either end counts whole."""
-        return releases(self.segments, end, self.sampling, self.dataset_size, first)
+        return releases(self.segments, end, self.sampling, self.dataset_size, first, self.cap or 0)
 
     @property
     def kind(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from jaxacct.calibration import calibrate_noise_multiplier
 from jaxacct.calibration_start import gaussian_mu
 from jaxacct.certified_search import least_private
 from jaxacct.dp_sgd_calibration import NOISE_RANGE
-from jaxacct.mechanisms import Mechanism, compose, dp_sgd, repeat
+from jaxacct.mechanisms import Mechanism, cap_for, compose, dp_sgd, repeat
 from jaxacct.training.plan.accounting import (
     MARGIN,
     MARGIN_OF_WHOLE_NUMBERS,
@@ -28,8 +29,27 @@ from jaxacct.training.plan.accounting import (
 from jaxacct.training.plan.filters import Filter, filter_of, promises
 from jaxacct.training.plan.passes import releases
 from jaxacct.training.plan.request import PlanRequest
-from jaxacct.training.plan.schedule import Piece, Segment, joined, merged, pieces, scaled, steps_of
-from jaxacct.training.step.step_mechanisms import FIXED, POISSON, composed, prefixes, single
+from jaxacct.training.plan.schedule import (
+    Piece,
+    Segment,
+    allocated,
+    joined,
+    merged,
+    pieces,
+    scaled,
+    slots_for,
+    steps_of,
+)
+from jaxacct.training.step.step_mechanisms import (
+    ALLOCATION,
+    FIXED,
+    OF_ONE_SIZE,
+    TRUNCATED,
+    composed,
+    prefixes,
+    single,
+    slots_of,
+)
 from jaxacct.validation import InputError
 
 __all__ = ["Solution", "noise_for", "solve", "together"]
@@ -38,6 +58,10 @@ _STEPS_RANGE, _RATE_RANGE = (1.0, 1e9), (1e-12, 1.0)
 """Where a number of steps and a sampling probability are searched."""
 _FIRST_STEPS, _FIRST_RATE = 1000.0, 0.01
 """Where these searches start: ordinary numbers of DP-SGD.  They change only how long a search takes."""
+_SLOTS_RANGE = (1.0, 1e9)
+"""Where a number of slots is searched."""
+_MANY_STEPS = 10**6
+"""For a cap that has to be chosen before the number of steps is known: more than most runs have."""
 _NEAR_WHOLE = 1e-9
 """How far, relatively, sampling_probability * dataset_size may be from a whole batch size by rounding alone."""
 _ROUNDING = 1e-12
@@ -52,12 +76,14 @@ class Solution(NamedTuple):
     segments : the run.  noise_multiplier : the scale of its noise.
     filter : the Renyi filter of a plan whose changes may depend on the data, or None.
     epsilon : that of the whole tuning, where it was found on the way (it takes half a minute), or None.
+    cap : the largest batch of truncated Poisson sampling, or None.
     """
 
     segments: tuple[Segment, ...]
     noise_multiplier: float
     filter: Filter | None = None
     epsilon: Bounds | None = None
+    cap: int | None = None
 
 
 def solve(request: PlanRequest) -> Solution:
@@ -71,7 +97,8 @@ def solve(request: PlanRequest) -> Solution:
     if not request.data_dependent:
         return solution
     segments = solution.segments
-    run = composed(releases(segments, segments[-1].end, request.sampling, request.dataset_size))
+    cap = solution.cap or 0
+    run = composed(releases(segments, segments[-1].end, request.sampling, request.dataset_size, cap=cap))
     return solution._replace(filter=filter_of(run, request.target_delta, request.relation))
 
 
@@ -111,8 +138,9 @@ def together(terms: Terms, spent: Sequence[Segment], rest: Sequence[Segment], sc
         return prefixes([releases(segments, segments[-1].end, FIXED, n) for segments in whole])
     parts = []
     for segments, factor in ((spent, np.ones_like(scales)), (rest, scales)):
-        for release, count in releases(segments, _EVERY_STEP, terms.sampling, n).items():
-            parts.append(repeat(single(terms.sampling, release.noise_multiplier * factor, release[2]), count))
+        for release, count in releases(segments, _EVERY_STEP, terms.sampling, n, cap=terms.cap or 0).items():
+            scaled_noise = release.noise_multiplier * factor
+            parts.append(repeat(single(*release._replace(noise_multiplier=scaled_noise)), count))
     return parts[0] if len(parts) == 1 else compose(*parts)
 
 
@@ -126,6 +154,8 @@ def _solved(request: PlanRequest) -> Solution:
         return _with_rate(request, n)
     batches = _batches(request, n)
     if opened == "steps":
+        if request.sampling == TRUNCATED:
+            request = replace(request, cap=_cap(request, batches[0].value / n, _MANY_STEPS))
         steps = _steps(request, batches[0].value / n, n)
     elif request.steps:
         steps = request.steps
@@ -133,15 +163,19 @@ def _solved(request: PlanRequest) -> Solution:
         assert request.epochs is not None
         steps = steps_of(batches, request.epochs * n)
     segments = joined(noise, batches, steps, int(n))
-    if request.sampling == POISSON and request.sampling_probability is not None:
+    if request.sampling == ALLOCATION:
+        segments = allocated(segments, int(n))
+    elif request.sampling not in OF_ONE_SIZE and request.sampling_probability is not None:
         rate = request.sampling_probability  # as given, not through the batch size
         segments = tuple(s._replace(sampling_probability=rate) for s in segments)
+    if request.sampling == TRUNCATED:
+        request = replace(request, cap=_cap(request, max(s.sampling_probability for s in segments), steps))
     scale, epsilon = request.noise_multiplier, None
     if scale is None and request.searched_here:
         scale = noise_for(request, (), segments)
     elif scale is None:
         scale, epsilon = _calibrated_noise(request, segments[0])
-    return Solution(scaled(segments, scale), scale, epsilon=epsilon)
+    return Solution(scaled(segments, scale), scale, epsilon=epsilon, cap=request.cap)
 
 
 def _target(terms: Terms) -> float:
@@ -160,6 +194,8 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
         found = pieces("batch_schedule", request.batch_schedule)
     elif request.expected_batch_size is not None:
         found = [Piece(None, request.expected_batch_size)]
+    elif request.slots is not None:
+        found = [Piece(None, n / request.slots)]
     else:
         assert request.sampling_probability is not None
         found = [Piece(None, request.sampling_probability * n)]
@@ -169,13 +205,24 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
     for _, size in found:
         if size > n:
             raise InputError(f"{name} = {size:g} must be <= dataset_size = {n:g}; use smaller batches")
-        if request.sampling != POISSON and size != round(size):
+        if request.sampling in OF_ONE_SIZE and size != round(size):
             near = round(size)
             if request.sampling_probability is None or abs(size - near) > _NEAR_WHOLE * near:
                 raise InputError(
                     f"{name} = {size!r} must be a whole number with sampling = {request.sampling!r}; use {max(near, 1)}"
                 )
-    return found if request.sampling == POISSON else [Piece(until, float(round(size))) for until, size in found]
+    if request.sampling == ALLOCATION:
+        return [Piece(until, n / slots_for(n, size)) for until, size in found]
+    return [Piece(until, float(round(size))) for until, size in found] if request.sampling in OF_ONE_SIZE else found
+
+
+def _cap(request: PlanRequest, rate: float, steps: int) -> int:
+    """The cap that was asked for, or the least one that costs nothing."""
+    if request.cap is not None:
+        return request.cap
+    if rate == 1.0:
+        return request.dataset_size
+    return cap_for(rate, request.dataset_size, steps, request.target_delta)
 
 
 def _upper_epsilon(terms: Terms, mechanism: Mechanism) -> np.ndarray:
@@ -191,17 +238,26 @@ def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.nd
     if request.sampling == FIXED:
         length = np.ceil(n / np.round(rate * n))
         return _upper_epsilon(request, repeat(single(FIXED, sigma, 1.0), np.ceil(steps / length)))
+    if request.sampling == ALLOCATION:
+        return _upper_epsilon(request, repeat(single(ALLOCATION, sigma, rate), np.ceil(steps / slots_of(rate))))
+    if request.sampling == TRUNCATED:
+        rates, counts = np.broadcast_arrays(rate, steps)
+        cap = np.array([_cap(request, float(q), int(t)) for q, t in zip(rates, counts, strict=True)])
+        return _upper_epsilon(request, repeat(single(TRUNCATED, sigma, rates, cap, int(n)), steps))
     return _upper_epsilon(request, repeat(single(request.sampling, sigma, rate), steps))
 
 
 def _steps(request: PlanRequest, rate: float, n: float) -> int:
     """The largest number of steps that meets the target."""
     target = _target(request)
-    upper = lambda steps: _upper_without_schedule(request, np.array(rate), steps, n)
+    # of random allocation only whole rounds: a part of one costs as much
+    length = slots_for(n, rate * n) if request.sampling == ALLOCATION else 1
+    rate = 1.0 / length if request.sampling == ALLOCATION else rate
+    upper = lambda count: _upper_without_schedule(request, np.array(rate), length * count, n)
     found = least_private(
         upper,
         target,
-        _FIRST_STEPS,
+        np.ceil(_FIRST_STEPS / length),
         _STEPS_RANGE,
         falls=False,
         rtol=tolerance(target),
@@ -212,7 +268,7 @@ def _steps(request: PlanRequest, rate: float, n: float) -> int:
         raise InputError(f"target_epsilon = {target!r} cannot be met: {explain('infeasible_steps')}")
     if found == _STEPS_RANGE[1]:
         raise InputError(f"target_epsilon = {target!r} allows {found:g} steps and more; give steps or epochs")
-    return int(found)
+    return length * int(found)
 
 
 def _with_rate(request: PlanRequest, n: float) -> Solution:
@@ -227,7 +283,19 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
     def upper(rate: np.ndarray) -> np.ndarray:
         return _upper_without_schedule(request, rate, steps(rate), n)
 
-    if request.sampling == POISSON:
+    if request.sampling == ALLOCATION:
+        slots = least_private(
+            lambda slots: upper(1.0 / slots),
+            target,
+            1.0 / _FIRST_RATE,
+            _SLOTS_RANGE,
+            falls=True,
+            rtol=tolerance(target),
+            whole=True,
+            margin=MARGIN_OF_WHOLE_NUMBERS,
+        )
+        rate = 1.0 / slots
+    elif request.sampling not in OF_ONE_SIZE:
         limits = _RATE_RANGE if request.steps is not None else (1.0 / n, 1.0)
         rate = least_private(
             upper, target, _FIRST_RATE, limits, falls=False, rtol=tolerance(target), margin=MARGIN * tolerance(target)
@@ -246,9 +314,13 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
         rate = size / n
     if math.isnan(rate):
         raise InputError(f"target_epsilon = {target!r} cannot be met: {explain('infeasible_rate')}")
-    size = rate * n if request.sampling == POISSON else float(round(rate * n))
-    sigma = _given_noise(request)
-    return Solution((Segment(0, int(steps(np.array(rate))), sigma, rate, size),), sigma)
+    size = float(round(rate * n)) if request.sampling in OF_ONE_SIZE else rate * n
+    sigma, count = _given_noise(request), int(steps(np.array(rate)))
+    segments = (Segment(0, count, sigma, rate, size),)
+    if request.sampling == ALLOCATION:
+        segments = allocated(segments, int(n))
+    cap = _cap(request, rate, count) if request.sampling == TRUNCATED else None
+    return Solution(segments, sigma, cap=cap)
 
 
 def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bounds | None]:

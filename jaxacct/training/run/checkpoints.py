@@ -109,7 +109,8 @@ class Store:
         if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(leaves, jax.tree.leaves(like), strict=True)):
             raise InputError(f"checkpoint {number} has other shapes than this model and optimizer; use those it is of")
         run: dict[str, Any] = dict(found.run)
-        values = (run["lineage"][name] for name in Lineage._fields)
+        known = Lineage._field_defaults | run["lineage"]  # earlier releases knew fewer of them
+        values = (known[name] for name in Lineage._fields)
         line = Lineage._make(bytes.fromhex(v) if isinstance(v, str) else v for v in values)
         spent = history.from_document(run["history"])
         return Checkpoint(run["step"], carried, line, spent, bytes.fromhex(run["session"]), run["stopped"], run["seen"])

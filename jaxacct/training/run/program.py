@@ -17,7 +17,7 @@ from jaxacct.training.step import key_derivation
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.key_derivation import Lineage, StepKey
 from jaxacct.training.step.step_function import Carried, Numbers, numbers
-from jaxacct.training.step.step_mechanisms import FIXED
+from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS
 
 __all__ = ["Program", "carried_from"]
 
@@ -59,12 +59,19 @@ class Program:
         return (found.history.ledger is None) == (ledger is None)
 
     def advance(self, line: Lineage, step: int) -> tuple[Lineage, StepKey, Numbers, str]:
-        """A step's lineage, keys and numbers, and of fixed batches the fingerprint of its pass; "" elsewhere."""
-        segment, begins, place = self._plan.at(step), -1, 0
-        if self._plan.sampling == FIXED:
+        """A step's lineage, keys and numbers, and the fingerprint of its pass or round; "" where there are none.
+
+        Fixed batches keep their cut as long as the batch size is the same.  Slots are drawn anew unless program, data
+        and plan are the same: jaxacct/training/run/README.md, "Rounds that are cut short".
+        """
+        segment, begins, place, cut = self._plan.at(step), -1, 0, b""
+        if self._plan.sampling in BY_PASS:
             begins = self._plan.pass_of(step)[1]
             place = step - begins
-        after, key = key_derivation.advance(line, self._digest, self._data, (step, *segment[2:], place), begins)
+            size = repr(segment.expected_batch_size).encode()
+            cut = key_derivation.digest(self.session) if self._plan.sampling == ALLOCATION else size
+        settings = (step, *segment[2:], place)
+        after, key = key_derivation.advance(line, self._digest, self._data, settings, begins, cut)
         return after, key, self._numbers(step, place), key.partition if begins >= 0 else ""
 
     def _numbers(self, step: int, place: int) -> Numbers:

@@ -25,13 +25,17 @@ __all__ = ["Lineage", "StepKey", "advance", "begin", "digest", "digest_program",
 
 
 class Lineage(NamedTuple):
-    """The secret root, the chain so far, the digest of what it led to, and the pass over the data under way."""
+    """The secret root, the chain so far, the digest of what it led to, and the pass over the data under way.
+
+    pass_first, pass_chain, pass_cut : its first step, the chain before it, and what it depends on besides.
+    """
 
     root: bytes
     chain: bytes
     seal: bytes
     pass_first: int
     pass_chain: bytes
+    pass_cut: bytes = b""
 
     def __repr__(self) -> str:
         return f"Lineage(root=<secret>, chain={self.chain.hex()[:8]}...)"
@@ -60,18 +64,19 @@ def joined(lineage: Lineage, seal: bytes) -> Lineage:
 
 
 def advance(
-    lineage: Lineage, program: bytes, data: bytes, settings: tuple[Any, ...], first: int
+    lineage: Lineage, program: bytes, data: bytes, settings: tuple[Any, ...], first: int, cut: bytes = b""
 ) -> tuple[Lineage, StepKey]:
     """One step on: its keys, from the chain that includes its program, data and settings.
 
-    first : of fixed batches, the first step of the pass that the step is in; -1 otherwise.
+    first : of fixed batches and random allocation, the first step of the pass that the step is in; -1 otherwise.
+    cut : what must stay the same within a pass.  A step with another one begins a pass of its own.
     """
-    if first >= 0 and first != lineage.pass_first:
-        lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain)
+    if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
+        lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)
     chain = digest(lineage.chain, program, data, repr(settings).encode())
     lineage = lineage._replace(chain=chain)
     secret = hmac.digest(lineage.root, b"step" + chain, "sha256")
-    of_pass = hmac.digest(lineage.root, b"pass" + digest(lineage.pass_chain, data), "sha256")
+    of_pass = hmac.digest(lineage.root, b"pass" + digest(lineage.pass_chain, data, cut), "sha256")
     batch = hmac.digest(secret, b"batch" + data, "sha256")
     return lineage, StepKey(
         _words(secret), _words(of_pass), _fingerprint(secret), _fingerprint(batch), _fingerprint(of_pass)

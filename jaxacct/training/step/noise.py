@@ -20,12 +20,14 @@ import numpy as np
 from jaxacct.chacha import key_words, noise_words
 from jaxacct.validation import InputError
 
-__all__ = ["INITIALISATION", "NOISE", "QUANTILE", "SAMPLING", "add", "normal", "stream"]
+__all__ = ["EXAMPLES", "INITIALISATION", "NOISE", "QUANTILE", "SAMPLING", "add", "normal", "stream"]
 
 INITIALISATION, SAMPLING, NOISE, QUANTILE = range(1, 5)
-"""The purposes of a run's streams: first parameters, batches, gradient noise, noise of the clipping quantile.
+EXAMPLES = 7
+"""The purposes of a run's streams: first parameters, batches, gradient noise, noise of the clipping quantile, and which
+examples of a user.
 
-The values are part of the keys: a saved run depends on them.
+The values are part of the keys: a saved run depends on them.  5 and 6 are those of jaxacct.tuning's candidates.
 """
 _UNIT = 32
 """Draws of one unit: three blocks of 16 words make 16 pairs."""

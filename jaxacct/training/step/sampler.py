@@ -1,7 +1,7 @@
-"""Which examples take part in a step: Poisson samples, samples of a fixed size, and shuffled batches, on the device.
+"""Which records take part in a step, by every batch rule, on the device.
 
-Nothing is truncated: a selection has room for every example, and the loop over its micro-batches runs as many times
-as this draw needs, in one compiled program.
+Nothing is cut off unless the rule says so: a selection has room for every record, and the loop over its micro-batches
+runs as many times as this draw needs, in one compiled program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ __all__ = [
     "over_micro_batches",
     "permutation",
     "poisson",
+    "random_allocation",
+    "slots",
     "threshold",
+    "truncated_poisson",
     "without_replacement",
 ]
 
@@ -32,7 +35,7 @@ Carry = TypeVar("Carry")
 
 
 class Selection(NamedTuple):
-    """The examples of one logical batch: the first ``count`` of ``indices`` (int32, one place for every example)."""
+    """The records of one logical batch: the first ``count`` of ``indices`` (int32, room for all that it can hold)."""
 
     indices: Any
     count: Any
@@ -82,13 +85,96 @@ def poisson(key: Any, dataset_size: int, sampling_probability: Any) -> Selection
     >>> int(poisson(fresh_key(), 1000, 1.0).count)
     1000
     """
-    size = _size("dataset_size", dataset_size)
-    words = sampling_probability if np.shape(sampling_probability) == (3,) else threshold(sampling_probability)
-    certain, high, low = (jnp.asarray(words, jnp.uint32)[i] for i in range(3))
-    bits = jax.random.bits(secret(key), (2, size), jnp.uint32)
-    taken = (certain > 0) | (bits[0] < high) | ((bits[0] == high) & (bits[1] < low))
-    indices = jnp.nonzero(taken, size=size, fill_value=0)[0]
-    return Selection(indices.astype(jnp.int32), jnp.sum(taken, dtype=jnp.int32))
+    return _of_taken(_sampled(key, dataset_size, sampling_probability))
+
+
+def truncated_poisson(key: Any, dataset_size: int, sampling_probability: Any, cap: int) -> Selection:
+    """A Poisson sample, and of one of more than ``cap`` records a uniformly random subset of ``cap``.
+
+    Parameters
+    ----------
+    key : a JAX key of at least 256 bits, such as ``fresh_key()``; who can guess it knows who takes part.
+    dataset_size : int, static.
+    sampling_probability : a number, or its ``threshold`` where it is traced.
+    cap : int, static: the number of places of the selection.
+
+    Returns
+    -------
+    Selection : of cap places.  How many were drawn before the cut is in it nowhere, and must be released nowhere.
+
+    Raises
+    ------
+    InputError : a key of fewer bits, a size or cap that is no positive integer, a rate outside [0, 1].
+
+    The records are put in a random order that does not depend on the draw, and the first of those drawn are kept: given
+    their number every subset is equally likely, exactly.  A step with this batch is accounted for as
+    TruncatedPoissonSampled(Gaussian(noise_multiplier), q, dataset_size, cap).
+
+    References
+    ----------
+    Ganesh 2025, arXiv 2508.15089.
+
+    >>> from jaxacct.training import fresh_key
+    >>> few = truncated_poisson(fresh_key(), 1000, 0.9, 8)
+    >>> few.indices.shape, int(few.count), len(set(few.indices.tolist()))
+    ((8,), 8, 8)
+    """
+    places = _size("cap", cap)
+    draw_key, order_key = jax.random.split(secret(key))
+    taken = _sampled(draw_key, dataset_size, sampling_probability)
+    order = permutation(order_key, taken.shape[0])
+    kept = jnp.nonzero(taken[order], size=places, fill_value=0)[0]
+    return Selection(order[kept], jnp.minimum(jnp.sum(taken, dtype=jnp.int32), places))
+
+
+def random_allocation(round_key: Any, dataset_size: int, number: Any, position: Any) -> Selection:
+    """The records of one slot of a round: each has drawn one of ``number`` slots by itself, uniformly.
+
+    Parameters
+    ----------
+    round_key : one JAX key of at least 256 bits for all steps of the round, and for no other round.
+    dataset_size : int, static.
+    number : slots of the round; may be traced.
+    position : which slot, from 0; may be traced.
+
+    Returns
+    -------
+    Selection : in a round every record is in exactly one.  Indices ascend.
+
+    Raises
+    ------
+    InputError : a key of fewer bits, a size that is no positive integer.
+
+    A whole round is accounted for as RandomAllocation(Gaussian(noise_multiplier), number).
+
+    References
+    ----------
+    Chua et al. 2024 (balls and bins); Feldman and Shenfeld 2025, arXiv 2502.08202.
+
+    >>> from jaxacct.training import fresh_key
+    >>> key = fresh_key()
+    >>> sorted(i for p in range(3) for b in [random_allocation(key, 5, 3, p)] for i in b.indices[: b.count].tolist())
+    [0, 1, 2, 3, 4]
+    """
+    return _of_taken(slots(round_key, dataset_size, number) == jnp.asarray(position, jnp.uint32))
+
+
+def slots(key: Any, size: int, number: Any) -> Any:
+    """An independent slot for each of ``size`` records, uint32, uniform on 0 to number - 1, exactly.
+
+    32 random bits w give w mod number if w < 2^32 - (2^32 mod number), a multiple of number; else they are drawn again.
+    """
+    number = jnp.asarray(number, jnp.uint32)
+    last = jnp.uint32(2**32 - 1) - (jnp.uint32(0) - number) % number  # modulo 2^32 the bracket is 2^32 - number
+
+    def draw(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        key, found, again = state
+        key, now = jax.random.split(key)
+        bits = jax.random.bits(now, (_size("dataset_size", size),), jnp.uint32)
+        return key, jnp.where(again, bits % number, found), again & (bits > last)
+
+    none = jnp.zeros(size, jnp.uint32), jnp.ones(size, bool)
+    return jax.lax.while_loop(lambda state: jnp.any(state[2]), draw, (secret(key), *none))[1]
 
 
 def without_replacement(key: Any, dataset_size: int, batch_size: Any) -> Selection:
@@ -174,8 +260,28 @@ def permutation(key: Any, size: int) -> Any:
     return jax.lax.while_loop(lambda drawn: drawn[2], lambda drawn: draw(drawn[0]), draw(secret(key)))[1]
 
 
+def _sampled(key: Any, dataset_size: int, sampling_probability: Any) -> Any:
+    """Who is in a Poisson sample: bool, one for each record."""
+    size = _size("dataset_size", dataset_size)
+    words = sampling_probability if np.shape(sampling_probability) == (3,) else threshold(sampling_probability)
+    certain, high, low = (jnp.asarray(words, jnp.uint32)[i] for i in range(3))
+    bits = jax.random.bits(secret(key), (2, size), jnp.uint32)
+    return (certain > 0) | (bits[0] < high) | ((bits[0] == high) & (bits[1] < low))
+
+
+def _of_taken(taken: Any) -> Selection:
+    """The selection of all who are marked, in ascending order."""
+    indices = jnp.nonzero(taken, size=taken.shape[0], fill_value=0)[0]
+    return Selection(indices.astype(jnp.int32), jnp.sum(taken, dtype=jnp.int32))
+
+
 def over_micro_batches(
-    selection: Selection, micro_size: int, body: Callable[[Carry, Any, Any], Carry], init: Carry
+    selection: Selection,
+    micro_size: int,
+    body: Callable[[Carry, Any, Any], Carry],
+    init: Carry,
+    *,
+    all_places: bool = False,
 ) -> Carry:
     """Fold ``body(carry, indices, mask)`` over the selection in micro-batches of one static size.
 
@@ -186,10 +292,12 @@ def over_micro_batches(
     body : (carry, indices, mask) -> carry.  In the last call the mask is False, and the index 0, where there is no
         example left.
     init : the first carry.
+    all_places : static: whether to go through all places, whatever the count, so that every draw does the same work.
 
     Returns
     -------
-    The last carry.  body runs ceil(count / micro_size) times; that depends on the draw, not on the program, and an
+    The last carry.  Unless all places are gone through, body runs ceil(count / micro_size) times; that depends on the
+    draw, not on the program, and an
     empty selection runs it never.
 
     Raises
@@ -209,7 +317,8 @@ def over_micro_batches(
         mask = place < selection.count
         return body(carry, jnp.where(mask, jax.lax.dynamic_slice_in_dim(padded, i * micro, micro), 0), mask)
 
-    return jax.lax.fori_loop(0, (selection.count + micro - 1) // micro, one, init)
+    rounds = padded.shape[0] // micro if all_places else (selection.count + micro - 1) // micro
+    return jax.lax.fori_loop(0, rounds, one, init)
 
 
 def _size(name: str, value: Any) -> int:

@@ -14,7 +14,8 @@ from jaxacct.training.step import noise, sampler
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clipping import Clipped, clipped_sum
 from jaxacct.training.step.noise import wide
-from jaxacct.training.step.step_mechanisms import FIXED, POISSON
+from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, TRUNCATED, slots_of
+from jaxacct.training.step.users import mean_over_examples, of_users
 
 __all__ = ["Carried", "Numbers", "StepSettings", "numbers", "private_step"]
 
@@ -52,7 +53,8 @@ class Carried(NamedTuple):
 class Numbers(NamedTuple):
     """What may differ between steps of one compiled program: all from the plan's segment.
 
-    threshold : of Poisson sampling.  size, position : of batches of a fixed size, and the batch's place in its pass.
+    threshold : of Poisson sampling.  size : of batches of a fixed size; of random allocation the slots of the round.
+    position : the batch's place in its pass, or the slot.
     gradient_noise : noise multiplier on the gradients.  count_noise : of the adaptive clip norm's count.
     """
 
@@ -67,8 +69,10 @@ class Numbers(NamedTuple):
 def numbers(segment: StepSettings, sampling: str, adaptive: AdaptiveClip | None, position: int) -> Numbers:
     """The numbers of a step; InputError where the count of adaptive clipping leaves no room for the gradients."""
     z, expected = segment.noise_multiplier, segment.expected_batch_size
-    # of fixed batches rounding up costs nothing; a sample may not exceed the share that is accounted for
-    size = np.ceil(expected) if sampling == FIXED else np.floor(expected * (1.0 + _ROUNDING))
+    if sampling == ALLOCATION:
+        size = slots_of(segment.sampling_probability)
+    else:  # of fixed batches rounding up costs nothing; a sample may not exceed the share that is accounted for
+        size = np.ceil(expected) if sampling == FIXED else np.floor(expected * (1.0 + _ROUNDING))
     return Numbers(
         sampler.threshold(segment.sampling_probability),
         np.int32(size),
@@ -86,35 +90,53 @@ def private_step(
     micro_batch: int,
     method: str,
     adaptive: AdaptiveClip | None,
+    cap: int | None = None,
+    examples_per_user: int | None = None,
 ) -> Callable[..., Carried]:
     """(carried, key words, pass key words, data, numbers) -> carried, pure: for jit, vmap, and audits.
 
     The key must be used for this step alone; its words are those of ``jax.random.key_data``.  The pass key, of fixed
-    batches, is one for a whole pass over the data.
+    batches and of random allocation, is one for a whole pass over the data.
+
+    cap : of truncated Poisson sampling, the places of a batch.
+    examples_per_user : the most of a user's examples that a step uses; the data are then `UserData`.  None where every
+        record counts for itself.
     """
 
     def draw(key: Any, pass_key: Any, size: int, now: Numbers) -> sampler.Selection:
         if sampling == POISSON:
             return sampler.poisson(key, size, now.threshold)
+        if sampling == TRUNCATED:
+            assert cap is not None
+            return sampler.truncated_poisson(key, size, now.threshold, min(cap, size))
+        if sampling == ALLOCATION:
+            return sampler.random_allocation(pass_key, size, now.size, now.position)
         if sampling == FIXED:
             return sampler.fixed_batches(pass_key, size, now.size, now.position)
         return sampler.without_replacement(key, size, now.size)
+
+    loss = loss_fn if examples_per_user is None else mean_over_examples(loss_fn)
 
     def step(carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers) -> Carried:
         import optax
 
         params, opt_state, clip_norm, not_finite = carried
         key, pass_key = (jax.random.wrap_key_data(w, impl=CHACHA20) for w in (words, pass_words))
-        size = jax.tree_util.tree_leaves(data)[0].shape[0]
+        size = (data.count if examples_per_user else jax.tree_util.tree_leaves(data)[0]).shape[0]
         drawn = draw(noise.stream(key, noise.SAMPLING), noise.stream(pass_key, noise.SAMPLING), size, now)
 
         def add(so_far: Clipped, indices: Any, mask: Any) -> Clipped:
-            batch = jax.tree.map(lambda a: a[indices], data)
-            return jax.tree.map(jnp.add, so_far, clipped_sum(loss_fn, params, batch, mask, clip_norm, method))
+            if examples_per_user is None:
+                batch = jax.tree.map(lambda a: a[indices], data)
+            else:
+                batch, has_any = of_users(noise.stream(key, noise.EXAMPLES), data, indices, examples_per_user)
+                mask = mask & has_any
+            return jax.tree.map(jnp.add, so_far, clipped_sum(loss, params, batch, mask, clip_norm, method))
 
         dtype = wide(jnp.result_type(*jax.tree_util.tree_leaves(params)))
         nothing = Clipped(jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params), jnp.int32(0), jnp.int32(0))
-        summed = sampler.over_micro_batches(drawn, min(micro_batch, size), add, nothing)
+        micro = min(micro_batch, drawn.indices.shape[0])
+        summed = sampler.over_micro_batches(drawn, micro, add, nothing, all_places=sampling == TRUNCATED)
 
         norms = jax.tree_util.tree_leaves(clip_norm)
         std = now.gradient_noise * jnp.sqrt(sum(c**2 for c in norms)) * _STD_ROUND_UP

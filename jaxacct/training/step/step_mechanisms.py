@@ -11,36 +11,84 @@ from jaxacct.mechanisms import (
     Gaussian,
     Mechanism,
     PoissonSampled,
+    RandomAllocation,
     SampledWithoutReplacement,
+    TruncatedPoissonSampled,
     compose,
     repeat,
 )
 
-__all__ = ["FIXED", "POISSON", "SAMPLING", "WITHOUT_REPLACEMENT", "Release", "composed", "prefixes", "single"]
+__all__ = [
+    "ALLOCATION",
+    "BY_PASS",
+    "FIXED",
+    "OF_ONE_SIZE",
+    "POISSON",
+    "SAMPLING",
+    "TRUNCATED",
+    "WITHOUT_REPLACEMENT",
+    "Release",
+    "composed",
+    "prefixes",
+    "release_of_pass",
+    "single",
+    "slots_of",
+]
 
-POISSON, WITHOUT_REPLACEMENT, FIXED = SAMPLING = ("poisson", "without_replacement", "fixed_batches")
+SAMPLING = ("poisson", "truncated_poisson", "random_allocation", "without_replacement", "fixed_batches")
 """How a batch is drawn, which decides how it is accounted for."""
+POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED = SAMPLING
+BY_PASS = (ALLOCATION, FIXED)
+"""Ways of which whole passes over the data are accounted for, in which every record is in one batch: rounds of random
+allocation, and passes over fixed batches."""
+OF_ONE_SIZE = (WITHOUT_REPLACEMENT, FIXED)
+"""Ways whose batches are of a whole number of records, given beforehand."""
 
 
 class Release(NamedTuple):
     """One noisy sum: how its batch was drawn, its noise multiplier, and the share of the data in it.
 
-    Of fixed batches a release is a whole pass over the data, which holds every record once: its share is 1.
+    Of fixed batches a release is a whole pass over the data, which holds every record once: its share is 1.  Of random
+    allocation it is a whole round, and the share is 1 over the number of its slots; 1 is a step of which nothing is
+    known but its noise.
+    cap, dataset_size : of truncated Poisson sampling, the largest batch and the number of records; elsewhere 0.
     """
 
     sampling: str
     noise_multiplier: float
     sampling_probability: float
+    cap: int = 0
+    dataset_size: int = 0
 
 
-def single(sampling: str, noise_multiplier: Any, sampling_probability: Any) -> Mechanism:
-    """One release as a mechanism; the numbers may be arrays."""
+def single(
+    sampling: str, noise_multiplier: Any, sampling_probability: Any, cap: int = 0, dataset_size: int = 0
+) -> Mechanism:
+    """One release as a mechanism; the noise multiplier may be an array, and so may the rate but for TRUNCATED."""
     base = Gaussian(noise_multiplier)
     if sampling == WITHOUT_REPLACEMENT:
         return SampledWithoutReplacement(base, sampling_probability)
+    if sampling == TRUNCATED:
+        return TruncatedPoissonSampled(base, sampling_probability, dataset_size=dataset_size, cap=cap)
+    if sampling == ALLOCATION:
+        return RandomAllocation(base, slots_of(sampling_probability))
     if sampling == FIXED and np.ndim(sampling_probability) == 0:
         return base
     return PoissonSampled(base, sampling_probability)
+
+
+def slots_of(sampling_probability: Any) -> Any:
+    """The number of slots of a round whose batches are so large a share of the data, 1 over a whole number.
+
+    >>> float(slots_of(1 / 49))
+    49.0
+    """
+    return np.round(1.0 / np.asarray(sampling_probability, np.float64))
+
+
+def release_of_pass(sampling: str, noise_multiplier: float, sampling_probability: float) -> Release:
+    """A pass whose least noise and whose batches' share of the data are known."""
+    return Release(sampling, noise_multiplier, 1.0 if sampling == FIXED else sampling_probability)
 
 
 def composed(counts: Mapping[Release, int]) -> Mechanism:

@@ -1,0 +1,163 @@
+"""Who is in a batch: slots of random allocation, capped Poisson samples, and what the trainer's real steps draw.
+
+Statistical tests use fixed keys; each would fail for fresh ones with probability below RARE, if the draws are right.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import refusal
+from scipy import stats
+from training_runs import KEY, linear
+
+from jaxacct.chacha import key_from_bytes
+from jaxacct.training import Plan, Trainer
+from jaxacct.training.step import sampler
+
+RARE = 1e-6
+
+
+def key(number):
+    return key_from_bytes(bytes([number]) * 32)
+
+
+def chi_square(counts, expected):
+    return stats.chi2.sf(((counts - expected) ** 2 / expected).sum(), len(counts) - 1)
+
+
+def taken(selection):
+    return selection.indices[: int(selection.count)].tolist()
+
+
+def batches(plan, data=None, **more):
+    """What each real step of the trainer draws: a row for each step, a column for each record."""
+    data = np.eye(plan.dataset_size, dtype=np.float32) if data is None else data
+    trainer = Trainer(linear, optax.sgd(plan.expected_batch_size), plan, 1.0, micro_batch=3)
+    seen = [np.zeros(data.shape[1])]
+    look = lambda state: seen.append(np.asarray(state.params))
+    trainer.fit(trainer.init(jnp.zeros(data.shape[1]), KEY), data, callbacks=[look], progress=False, **more)
+    return np.round(-np.diff(seen, axis=0)).astype(int)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 10, 12345, 3 * 2**29 + 1, 10**9])
+def test_words_beyond_the_last_whole_multiple_are_drawn_again(monkeypatch, number):
+    """The last word that counts gives the last slot, and the next one is refused: exactly uniform."""
+    limit = 2**32 - 2**32 % number
+    words = [0, number - 1, limit - 1, min(limit, 2**32 - 1), 2**32 - 1]
+    answers = iter([np.array(words, np.uint32), np.full(5, 7 % number, np.uint32)])
+    monkeypatch.setattr(jax.random, "bits", lambda *_: jnp.asarray(next(answers)))
+    with jax.disable_jit():
+        found = sampler.slots(key(1), 5, number)
+    expected = [word % number if word < limit else 7 % number for word in words]
+    assert found.tolist() == expected and expected[:3] == [0, number - 1, number - 1]
+
+
+def test_slots_are_uniform_and_those_of_two_records_or_rounds_independent():
+    draw = jax.jit(jax.vmap(lambda k: sampler.slots(k, 3, 5)))
+    found = np.asarray(draw(jax.random.split(key(2), 20_000)))
+    for record in range(3):
+        assert chi_square(np.bincount(found[:, record], minlength=5), np.full(5, 4000.0)) > RARE
+    for one, other in itertools.combinations(range(3), 2):
+        assert chi_square(np.bincount(5 * found[:, one] + found[:, other], minlength=25), np.full(25, 800.0)) > RARE
+    all_three = np.bincount(found @ np.array([25, 5, 1]), minlength=125)
+    assert chi_square(all_three, np.full(125, 160.0)) > RARE
+    rounds = np.bincount(5 * found[:-1:2, 0] + found[1::2, 0], minlength=25)
+    assert chi_square(rounds, np.full(25, 400.0)) > RARE
+
+
+def test_a_round_holds_every_record_once():
+    draw = jax.jit(sampler.random_allocation, static_argnums=1)
+    for each in range(3):
+        of_round = [taken(draw(key(each), 101, 7, p)) for p in range(7)]
+        assert sorted(itertools.chain(*of_round)) == list(range(101))
+        assert all(batch == sorted(batch) for batch in of_round) and len({len(batch) for batch in of_round}) > 1
+
+
+def law_of_capped(size, q, cap):
+    """{subset: probability} by enumeration of all draws, and of all subsets kept of each."""
+    law = {}
+    for drawn in itertools.product((False, True), repeat=size):
+        members = [i for i in range(size) if drawn[i]]
+        chance = q ** len(members) * (1 - q) ** (size - len(members))
+        kept = list(itertools.combinations(members, min(cap, len(members))))
+        for subset in kept:
+            law[subset] = law.get(subset, 0.0) + chance / len(kept)
+    return law
+
+
+def capped_counts(draw, size, cap, law, runs=30_000):
+    chosen = jax.jit(jax.vmap(lambda k: draw(k, size, 0.6, cap)))(jax.random.split(key(3), runs))
+    indices, count = np.asarray(chosen.indices), np.asarray(chosen.count)
+    found = [tuple(sorted(row[:number])) for row, number in zip(indices.tolist(), count, strict=True)]
+    known = list(law)
+    return np.bincount([known.index(subset) for subset in found], minlength=len(known)), runs
+
+
+@pytest.mark.parametrize("cap", [1, 2, 4])
+def test_a_capped_sample_has_its_law(cap):
+    law = law_of_capped(4, 0.6, cap)
+    counts, runs = capped_counts(sampler.truncated_poisson, 4, cap, law)
+    assert chi_square(counts, runs * np.array([*law.values()])) > RARE
+
+
+def test_the_first_of_a_sample_are_no_uniform_subset():
+    """What the test above would say of a sampler that keeps the first `cap` drawn."""
+
+    def first(k, size, q, cap):
+        drawn = sampler.poisson(k, size, q)
+        return sampler.Selection(drawn.indices[:cap], jnp.minimum(drawn.count, cap))
+
+    law = law_of_capped(4, 0.6, 2)
+    counts, runs = capped_counts(first, 4, 2, law)
+    assert chi_square(counts, runs * np.array([*law.values()])) < 1e-100
+
+
+def test_a_capped_batch_does_the_same_work_whatever_was_drawn():
+    count = lambda calls, indices, mask: calls + 1
+    drawn = sampler.Selection(jnp.zeros(8, jnp.int32), jnp.int32(1))
+    assert int(sampler.over_micro_batches(drawn, 3, count, 0)) == 1
+    assert int(sampler.over_micro_batches(drawn, 3, count, 0, all_places=True)) == 3
+    inside = lambda total, indices, mask: total + mask.sum()
+    assert int(sampler.over_micro_batches(drawn, 3, inside, 0, all_places=True)) == 1
+
+
+def test_real_steps_allocate_every_record_once_a_round_and_afresh():
+    plan = Plan(
+        target_delta=1e-5, dataset_size=20, slots=4, noise_multiplier=1e-6, steps=11, sampling="random_allocation"
+    )
+    assert plan.expected_batch_size == 5.0 and plan.sampling_probability == 0.25
+    found = batches(plan)
+    for first in (0, 4):
+        assert (found[first : first + 4].sum(0) == 1).all()
+    assert found[8:].sum(0).max() == 1 and found[8:].sum() < 20  # three of four slots
+    assert (found[:4].argmax(0) != found[4:8].argmax(0)).any()
+    assert len(set(found.sum(1).tolist())) > 1  # independent slots: batches differ in size
+
+
+def test_real_steps_stay_within_the_cap():
+    plan = Plan(
+        target_delta=1e-5, dataset_size=20, sampling_probability=0.5, cap=8, noise_multiplier=1e-6, steps=30,
+        sampling="truncated_poisson",
+    )  # fmt: skip
+    found = batches(plan)
+    assert found.sum(1).max() == 8 and found.max() == 1 and found.sum(1).min() < 8
+    assert (found.sum(0) > 5).all()  # the last records as well as the first
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"slots": 4}, "slots = 4 needs sampling = 'random_allocation'"),
+        ({"cap": 4}, "cap = 4 needs sampling = 'truncated_poisson'"),
+        ({"slots": 4, "sampling": "random_allocation", "expected_batch_size": 3}, "both given; give one"),
+        ({"slots": 2.5, "sampling": "random_allocation"}, "slots = 2.5 must be"),
+        ({"cap": 0, "sampling": "truncated_poisson", "sampling_probability": 0.1}, "cap = 0 must be"),
+        ({"unit": "person", "sampling_probability": 0.1}, "unit = 'person'"),
+    ],
+)
+def test_bad_rules_are_refused(given, text):
+    assert text in refusal(Plan, target_delta=1e-5, dataset_size=20, noise_multiplier=1.0, steps=3, **given)
