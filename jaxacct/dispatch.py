@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from jaxacct.engines import contour, quick_bounds
+from jaxacct.engines.allocation_mechanism import OneRound
 from jaxacct.engines.protocol import ENGINES, Answer, Engine, Kinds, MechanismEngine, Question, register
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism
@@ -327,5 +328,5 @@ def _stacked(found: Sequence[Any]) -> Answer:
     return Answer(*ends.T)
 
 
-for _engine in (ClosedForm(), TwoSteps(), Contour(), Lattice()):
+for _engine in (OneRound(), ClosedForm(), TwoSteps(), Contour(), Lattice()):
     register(_engine)

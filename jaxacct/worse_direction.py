@@ -1,6 +1,9 @@
 """The bracket of a mechanism's epsilons or deltas: each direction of the neighbouring relation is composed and answered
 by itself, and the larger answer is taken at the end.
 
+A mechanism whose pair is known from points alone has two pairs, one that dominates it and one that it dominates.  Each
+is composed by itself: the upper end of the answer is that of the first, the lower end that of the second.
+
 Which engine answers is decided in dispatch.py; `Bounds.engine` says which one did.
 """
 
@@ -19,6 +22,7 @@ from jaxacct.engines.protocol import Effort, Question
 from jaxacct.engines.quick_bounds import largest_loss
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
+from jaxacct.two_pairs import BETWEEN_PAIRS, delta_of_pairs, differing, epsilon_of_pairs
 from jaxacct.validation import InputError, broadcast_shape
 
 __all__ = ["worse_direction"]
@@ -45,22 +49,30 @@ def worse_direction(
     shape = broadcast_shape({"the mechanism": mine, "delta" if quantity == "epsilon" else "epsilon": np.shape(given)})
     target = np.broadcast_to(np.asarray(given, np.float64), shape).reshape(-1)
     rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
+    kind = mechanism.kind_of_bracket(relation)
     with job(target.size):
-        sides = [components(mechanism, relation, direction) for direction in directions(mechanism, relation)]
+        # the pairs that dominate the mechanism, then those that it dominates, where they are others and say something
+        which = (False, True) if kind == "certified" and mechanism.has_bracket() else (False,)
+        pairs = [
+            [components(mechanism, relation, side, below) for side in directions(mechanism, relation)]
+            for below in which
+        ]
         if quantity == "epsilon" and not target.all():
             zeros = np.flatnonzero(target == 0)
-            for parts in sides:
-                _refuse_zero_delta(parts.take(rows[zeros]), zeros, shape)
+            for above, parts in zip(pairs[0], pairs[-1], strict=True):
+                _refuse_zero_delta(above.take(rows[zeros]), parts.take(rows[zeros]), zeros, shape)
         found = []
         for first in range(0, max(target.size, 1), BLOCK):
             block = slice(first, first + BLOCK)
-            taken = [parts.take(block if mine == shape else rows[block]) for parts in sides]
             near = None if hint is None else jax.tree.map(itemgetter(block), hint)
-            found.append(_larger(quantity, taken, target[block], effort, engine, near))
+            taken = [[parts.take(block if mine == shape else rows[block]) for parts in sides] for sides in pairs]
+            asked = target[block], effort, engine, near
+            found.append(
+                _larger(quantity, *taken, *asked) if len(taken) == 1 else _larger_of_pairs(quantity, *taken, *asked)
+            )
     worst = Answer(*(np.concatenate(ends) for ends in zip(*(side.answer for side in found), strict=True)))
     engines = np.concatenate([side.engine for side in found])
     contradicted = np.concatenate([side.contradicted for side in found])
-    kind = mechanism.kind_under(relation)
     status = np.where(is_open(worst, effort.rtol), "width", "ok").astype("<U16")
     status[contradicted] = "contradiction"
     status[worst.upper == 0] = "zero"
@@ -91,6 +103,47 @@ def _larger(
         worst = Answer(*(np.maximum(a, b) for a, b in zip(worst, side.answer, strict=True)))
         contradicted |= side.contradicted
     return Side(worst, engines, contradicted)
+
+
+def _larger_of_pairs(
+    quantity: str,
+    above: list[Components],
+    below: list[Components],
+    given: np.ndarray,
+    effort: Effort,
+    engine: str,
+    hint: Hint | None,
+) -> Side:
+    """`_larger` for mechanisms with two pairs: the upper end of the one that dominates, the lower end of the other.
+
+    Both go through the lattice together; rows without an answer from there ask about each pair by itself.
+    """
+    low, high = np.full(given.shape, np.nan), np.full(given.shape, np.nan)
+    engines = np.full(given.shape, "lattice", dtype="<U32")
+    contradicted = np.zeros(given.shape, bool)
+    if engine != "contour":
+        rows = np.flatnonzero(differing(above, below) & (given > 0.0 if quantity == "epsilon" else True))
+        low[rows] = high[rows] = 0.0
+        for up, down in zip(above, below, strict=True) if rows.size else ():
+            asked = up.take(rows), down.take(rows), given[rows]
+            ends = (
+                epsilon_of_pairs(*asked, low[rows], effort) if quantity == "epsilon" else delta_of_pairs(*asked, effort)
+            )
+            low[rows], high[rows] = np.maximum(low[rows], ends.lower), np.maximum(high[rows], ends.upper)
+    rows = np.flatnonzero(np.isnan(low) | np.isnan(high))
+    if rows.size:
+        near = None if hint is None else jax.tree.map(itemgetter(rows), hint)
+        one, other = (
+            _larger(quantity, [parts.take(rows) for parts in sides], given[rows], effort, engine, near)
+            for sides in (above, below)
+        )
+        low[rows], high[rows], engines[rows] = np.maximum(other.answer.lower, 0.0), one.answer.upper, one.engine
+        contradicted[rows] = one.contradicted | other.contradicted
+    agree = low <= high
+    low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf if quantity == "epsilon" else 1.0)
+    with np.errstate(invalid="ignore"):
+        middle = np.where(np.isfinite(high), low + BETWEEN_PAIRS * (high - low), high)
+    return Side(Answer(low, np.clip(middle, low, high), high), engines, contradicted | ~agree)
 
 
 def _one_epsilon(
@@ -164,9 +217,12 @@ def _other_delta(
     return side
 
 
-def _refuse_zero_delta(parts: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
-    """delta = 0, as it is in these rows of the batch, is for mechanisms of bounded loss."""
-    bad = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
+def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
+    """delta = 0, as it is in these rows of the batch, is for mechanisms of bounded loss.
+
+    Mass at infinity that the pair below has not stands for losses without a bound.
+    """
+    bad = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1) | (parts.delta_infinity > below.delta_infinity)
     if bad.any():
         where = [int(i) for i in np.unravel_index(rows[bad][0], shape)]
         raise InputError(

@@ -79,6 +79,7 @@ ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "d
     "risk_search",
     "risk_targets",
     "risk_values",
+    "two_pairs",
     "worse_direction",
 }
 """Modules at the top that make up the accounting room."""

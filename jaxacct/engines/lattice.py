@@ -24,7 +24,18 @@ from jaxacct.engines.lattice_sides import Side, crossing, evaluate, sides_of
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.loss_components import Components
 
-__all__ = ["LatticeAnswer", "delta", "deltas", "epsilon"]
+__all__ = [
+    "ATTEMPTS",
+    "LatticeAnswer",
+    "delta",
+    "deltas",
+    "epsilon",
+    "fitting",
+    "highest_loss",
+    "laws_of",
+    "pieces_of",
+    "read",
+]
 
 LENGTHS = (2**12, 2**15, 2**18, 2**20, 2**21, 2**22)
 """Lengths of lattices; the width of a bracket falls as length^-2, its time grows a little faster than the length."""
@@ -76,7 +87,7 @@ def epsilon(
     laws, run = laws_of(parts, index), runner()
     if not laws or delta_fin_lower >= 1.0:
         return LatticeAnswer(0.0, 0.0, 0.0, "zero")
-    low, high = 0.0, _highest(laws)
+    low, high = 0.0, highest_loss(laws)
     log_delta, share = float(np.log(delta_fin_lower)), share_of(rtol)
     plan = plan_for(laws, None, log_delta, share)
     pieces = pieces_of(laws, plan.cut)
@@ -135,7 +146,7 @@ def deltas(
     run = runner()
     for places in alike.values():
         laws = laws_of(parts, rows[places[0]])
-        highest = _highest(laws) if laws else -np.inf
+        highest = highest_loss(laws) if laws else -np.inf
         places = sorted((place for place in places if epsilon[place] < highest), key=lambda place: epsilon[place])
         brackets = _along(laws, [float(epsilon[place]) for place in places], rtol, memory_bytes, run)
         for place, (low, high) in zip(places, brackets, strict=True):
@@ -162,7 +173,7 @@ def _along(
         found[middle] = low, high
         for side in (range(middle - 1, now[0] - 1, -1), range(middle + 1, now[-1] + 1)):
             for done, place in enumerate(side):
-                low, high = _read(sides, epsilon[place])
+                low, high = read(sides, epsilon[place])
                 if not high - low <= rtol * high:
                     left.append(range(min(side[done:]), max(side[done:]) + 1))
                     break
@@ -184,7 +195,7 @@ def _composed_for(
             plan = plan_for(laws, epsilon, log_delta, share)
             pieces = pieces_of(laws, plan.cut)
             sides = sides_of(pieces, plan, length, run)
-            here = _read(sides, epsilon)
+            here = read(sides, epsilon)
             low, high = max(low, here[0]), min(high, here[1])
             found = float(np.log(max(0.5 * (low + high), 1e-290)))
             if found > log_delta - 0.5:
@@ -194,7 +205,7 @@ def _composed_for(
     return low, high, sides
 
 
-def _read(sides: tuple[Side, Side], epsilon: float) -> tuple[float, float]:
+def read(sides: tuple[Side, Side], epsilon: float) -> tuple[float, float]:
     """(lower, upper) of delta at an eps, from compositions for this or another."""
     down, up = sides
     return max(0.0, -float(np.expm1(epsilon)), evaluate(down, epsilon)[0]), min(1.0, evaluate(up, epsilon)[0])
@@ -226,7 +237,7 @@ def pieces_of(laws: list[LatticePart], cut: float) -> list[LatticePart]:
     return [piece for law in laws for piece in (law.pieces(cut) if isinstance(law, Finite) else [law])]
 
 
-def _highest(laws: list[LatticePart]) -> float:
+def highest_loss(laws: list[LatticePart]) -> float:
     """A loss that the composition cannot exceed, inf where there is none; at least 0."""
     size = sum(law.count * abs(law.highest()) for law in laws)
     return max(sum(law.count * law.highest() for law in laws) + 256.0 * ROUNDOFF * size, 0.0)
@@ -246,11 +257,11 @@ def _next_length(length: int, width: float, rtol: float, laws: list[LatticePart]
     A bracket that says nothing at the first length gets one longer one.  If that says nothing either, no length does.
     A length N needs about ARRAYS + ARRAYS_PER_LAW R float64 arrays of N elements for R laws.
     """
-    fitting = _fitting(laws, memory_bytes)
-    first = fitting[min(1, len(fitting) - 1)]
+    known = fitting(laws, memory_bytes)
+    first = known[min(1, len(known) - 1)]
     if length == 0:
         return first
-    longer = [n for n in fitting if n > length]
+    longer = [n for n in known if n > length]
     if width <= rtol or not longer:
         return 0
     if not width < SAYS_NOTHING:
@@ -258,9 +269,10 @@ def _next_length(length: int, width: float, rtol: float, laws: list[LatticePart]
     return next((n for n in longer if 2.0 * width * (length / n) ** 2 <= rtol), longer[-1])
 
 
-def _fitting(laws: list[LatticePart], memory_bytes: int) -> list[int]:
-    return [n for n in LENGTHS if 8 * n * (ARRAYS + ARRAYS_PER_LAW * len(laws)) <= memory_bytes] or [LENGTHS[0]]
+def fitting(laws: list[LatticePart], memory_bytes: int, lengths: Sequence[int] = LENGTHS) -> list[int]:
+    """The lengths of lattices for which the memory suffices, the shortest in any case."""
+    return [n for n in lengths if 8 * n * (ARRAYS + ARRAYS_PER_LAW * len(laws)) <= memory_bytes] or [lengths[0]]
 
 
 def _longest(laws: list[LatticePart], memory_bytes: int) -> int:
-    return _fitting(laws, memory_bytes)[-1]
+    return fitting(laws, memory_bytes)[-1]

@@ -166,9 +166,24 @@ def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[n
     """
     nodes: list[int] = []
     masses: list[float] = []
-    waiting = list(zip(index.tolist(), jumps.tolist(), strict=True))[::-1]
-    while waiting:
-        node, mass = waiting.pop()
+    coming, owed = index.tolist(), jumps.tolist()
+    indebted = [*np.flatnonzero(jumps < 0.0).tolist(), len(coming)]
+    place = debtor = 0  # in `coming`, and in `indebted` of the first debt that is not behind it
+    again: list[tuple[int, float]] = []  # a node that is looked at once more
+    while again or place < len(coming):
+        while indebted[debtor] < place:
+            debtor += 1
+        if not again and owed[place] >= 0.0:  # all nodes up to the next debt
+            end = max(indebted[debtor], place + 1)
+            nodes += coming[place:end]
+            masses += owed[place:end]
+            place = end
+            continue
+        if again:
+            node, mass = again.pop()
+        else:
+            node, mass = coming[place], owed[place]
+            place += 1
         if mass >= 0.0:
             nodes.append(node)
             masses.append(mass)
@@ -176,12 +191,12 @@ def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[n
         if not nodes:
             return None
         debt, to_left = mass * (1.0 + 16.0 * ROUNDOFF), 1.0
-        if waiting:
-            following, owned = waiting.pop()
+        if place < len(coming):
+            following, owned = coming[place], owed[place]
             before, behind = (node - nodes[-1]) * step, (following - node) * step
             whole = -np.expm1(-before - behind)
             to_left, to_right = -np.expm1(-behind) / whole, np.exp(-behind) * -np.expm1(-before) / whole
-            waiting.append((following, owned + debt * to_right - 4.0 * ROUNDOFF * abs(owned)))
+            owed[place] = owned + debt * to_right - 4.0 * ROUNDOFF * abs(owned)
         # the node before is looked at again: it may now be in debt itself
-        waiting.append((nodes.pop(), masses.pop() * (1.0 - 4.0 * ROUNDOFF) + debt * to_left))
+        again.append((nodes.pop(), masses.pop() * (1.0 - 4.0 * ROUNDOFF) + debt * to_left))
     return np.array(nodes), np.array(masses)

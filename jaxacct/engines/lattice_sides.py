@@ -53,16 +53,24 @@ class Side(NamedTuple):
     run: Runner  # where the kernels run
 
 
-def sides_of(laws: list[LatticePart], plan: LatticePlan, length: int, run: Runner) -> tuple[Side, Side]:
-    """The dominated and the dominating composition on lattices of one length."""
-    extents = [law.extent(plan.theta, plan.cut, plan.share) for law in laws]
+def sides_of(
+    laws: list[LatticePart], plan: LatticePlan, length: int, run: Runner, below: list[LatticePart] | None = None
+) -> tuple[Side, Side]:
+    """The dominated and the dominating composition on lattices of one length.
+
+    below : the laws of the dominated composition, where they are others.
+    """
+    below = laws if below is None else below
+    extents = [[law.extent(plan.theta, plan.cut, plan.share) for law in each] for each in (below, laws)]
     margin = 1.0 + 8.0 / length
-    span = max(plan.top - plan.bottom, *(1.01 * (high - low) for low, high in extents)) * margin
+    widest = max(1.01 * (high - low) for each in extents for low, high in each)
+    span = max(plan.top - plan.bottom, widest) * margin
     span = max(span, 1e-12 * (abs(plan.top) + abs(plan.bottom)), 1e-290)  # a law of one atom has no extent
     step = common_step(span / (length - 4), laws)
     # a law that adjusts the step for itself, in every repetition: the one with the most to lose
     main = max(laws, key=lambda law: law.count * isinstance(law, Laplace))
-    down, up = (_side(laws, extents, plan, length, main.step(step, upper), upper, run) for upper in (False, True))
+    down = _side(below, extents[0], plan, length, main.step(step, False), False, run)
+    up = _side(laws, extents[1], plan, length, main.step(step, True), True, run)
     return down, up
 
 

@@ -11,6 +11,7 @@ from jaxacct.mechanisms.laplace import Laplace
 from jaxacct.mechanisms.loss_components import Components, components, directions
 from jaxacct.mechanisms.profile import PrivacyProfile, profile_from_cdfs
 from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
+from jaxacct.mechanisms.random_allocation import RandomAllocation
 from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, GaussianNoisyMax, ReportNoisyMax
 from jaxacct.mechanisms.smooth_sensitivity import SmoothSensitivityGaussian
 from jaxacct.mechanisms.sparse_vector import AboveThreshold, NumericSparse
@@ -38,6 +39,7 @@ __all__ = [
     "PrivacyProfile",
     "ProposeTestRelease",
     "PureDP",
+    "RandomAllocation",
     "RandomisedResponse",
     "RandomizedResponse",
     "Repeated",

@@ -30,6 +30,7 @@ __all__ = [
     "holds_vectors",
     "register",
     "require_mechanism",
+    "weakest",
 ]
 
 DIRECTIONS = ("remove", "add")
@@ -77,6 +78,17 @@ class Mechanism(ABC):
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         """The independent parts in one direction, each with its count (a whole number in float64)."""
 
+    def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        """Parts that the mechanism dominates, where `has_bracket` says so; `expand` gives parts that dominate it.
+
+        A lower end of epsilon or delta may be drawn from them, and nothing else.
+        """
+        return self.expand(relation, direction)
+
+    def has_bracket(self) -> bool:
+        """Whether `expand_below` differs from `expand`, so that each end of an answer has a pair of its own."""
+        return False
+
     def inside(self) -> list[Mechanism]:
         """The mechanisms that this one is made of, in the order of its fields."""
         values = (value if isinstance(value, tuple) else (value,) for value in vars(self).values())
@@ -99,7 +111,8 @@ class Mechanism(ABC):
         return type(self)(**values)
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        """What an answer under a relation claims: "certified", or "bound" where its pair only bounds the mechanism.
+        """What an answer from `expand` claims under a relation: "certified", or "bound" where its pair only bounds the
+        mechanism.
 
         Of what is made of others it is the weakest of theirs, and one that is conditional on an assumption is weaker
         than a bound.
@@ -107,14 +120,16 @@ class Mechanism(ABC):
         composed : whether it is run more than once or beside others. A pair that joins several pairs of neighbours,
         each the worst at some eps, is attained by one step and only bounds a composition.
         """
-        kinds = {mechanism.kind_under(relation, composed) for mechanism in self.inside()} - {"certified"}
-        conditional = sorted(kinds - {"bound"})
-        return conditional[0] if conditional else "bound" if kinds else "certified"
+        return weakest(mechanism.kind_under(relation, composed) for mechanism in self.inside())
+
+    def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
+        """What an answer claims whose upper end is from `expand` and whose lower end is from `expand_below`."""
+        return self.kind_under(relation, composed)
 
     @property
     def kind(self) -> str:
-        """What an answer claims when one record is added or removed, as `kind_under` says."""
-        return self.kind_under(RELATIONS[0])
+        """What an answer claims when one record is added or removed, as `kind_of_bracket` says."""
+        return self.kind_of_bracket(RELATIONS[0])
 
     def expression(self) -> str:
         """The mechanism as a user would type it, `ja` being jaxacct; arrays of more than 8 numbers are cut."""
@@ -190,6 +205,13 @@ class AdditiveNoise(BaseMechanism):
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
         (field,) = self.constraints
         return self.law(np.asarray(getattr(self, field)) / SENSITIVITY[relation], rate)
+
+
+def weakest(kinds: Iterable[str]) -> str:
+    """The weakest of some kinds; one that is conditional on an assumption is weaker than a bound."""
+    found = set(kinds) - {"certified"}
+    conditional = sorted(found - {"bound"})
+    return conditional[0] if conditional else "bound" if found else "certified"
 
 
 def register(cls: type[M]) -> type[M]:

@@ -11,7 +11,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.keywords import with_hints
-from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Combinator, Mechanism, register, require_mechanism
+from jaxacct.mechanisms.base import (
+    DIRECTIONS,
+    BaseMechanism,
+    Combinator,
+    Mechanism,
+    register,
+    require_mechanism,
+    weakest,
+)
 from jaxacct.mechanisms.either_order import either_order
 from jaxacct.mechanisms.expression import number
 from jaxacct.mechanisms.finite import sample_pair
@@ -127,8 +135,16 @@ class Repeated(Combinator):
     constraints: ClassVar = {"steps": COUNT}
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        return self._times_steps(self.mechanism.expand(relation, direction))
+
+    def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        return self._times_steps(self.mechanism.expand_below(relation, direction))
+
+    def has_bracket(self) -> bool:
+        return self.mechanism.has_bracket()
+
+    def _times_steps(self, inner: list[tuple[Part, np.ndarray]]) -> list[tuple[Part, np.ndarray]]:
         steps = np.asarray(self.steps, np.float64)
-        inner = self.mechanism.expand(relation, direction)
         return [(part, exact_product(count, steps)) for part, count in inner]
 
     def expression(self) -> str:
@@ -139,8 +155,13 @@ class Repeated(Combinator):
         return f"ja.dp_sgd(noise_multiplier={noise}, sampling_probability={rate}, {steps})"
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        several = bool(np.any(np.asarray(self.steps) > 1.0))
-        return self.mechanism.kind_under(relation, composed or several)
+        return self.mechanism.kind_under(relation, composed or self._several())
+
+    def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
+        return self.mechanism.kind_of_bracket(relation, composed or self._several())
+
+    def _several(self) -> bool:
+        return bool(np.any(np.asarray(self.steps) > 1.0))
 
 
 @register
@@ -194,6 +215,12 @@ class Composed(Combinator):
             )
         ]
 
+    def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        return [item for mechanism in self.mechanisms for item in mechanism.expand_below(relation, direction)]
+
+    def has_bracket(self) -> bool:
+        return any(mechanism.has_bracket() for mechanism in self.mechanisms)
+
     def expression(self) -> str:
         return f"ja.compose({', '.join(mechanism.expression() for mechanism in self.mechanisms)})"
 
@@ -203,6 +230,11 @@ class Composed(Combinator):
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         kind = super().kind_under(relation, composed or len(self.mechanisms) > 1)
+        return "bound" if kind == "certified" and self._mixes_orders(relation) else kind
+
+    def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
+        composed = composed or len(self.mechanisms) > 1
+        kind = weakest(mechanism.kind_of_bracket(relation, composed) for mechanism in self.mechanisms)
         return "bound" if kind == "certified" and self._mixes_orders(relation) else kind
 
 

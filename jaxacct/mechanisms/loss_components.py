@@ -85,7 +85,7 @@ class Components(NamedTuple):
         return Components(*(field[index] for field in self))
 
 
-def components(mechanism: Mechanism, relation: str, direction: str) -> Components:
+def components(mechanism: Mechanism, relation: str, direction: str, below: bool = False) -> Components:
     """The components of a mechanism in one direction ("remove" or "add") of a neighbouring relation.
 
     The batch is flattened to B = prod(batch_shape(mechanism)), in C order. Every field is checked again, so
@@ -96,6 +96,8 @@ def components(mechanism: Mechanism, relation: str, direction: str) -> Component
     mechanism : Mechanism
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
     direction : {"remove", "add"}
+    below : bool
+        Whether the parts are those of `expand_below`, from which only a lower end may be drawn.
 
     Returns
     -------
@@ -122,7 +124,8 @@ def components(mechanism: Mechanism, relation: str, direction: str) -> Component
     choice("direction", direction, DIRECTIONS)
     shape = batch_shape(mechanism)
     refuse_tracers("components", "jaxacct.kernels.contour", mechanism=mechanism)
-    counted = mechanism.validated().expand(relation, direction)
+    checked = mechanism.validated()
+    counted = checked.expand_below(relation, direction) if below else checked.expand(relation, direction)
     size = int(np.prod(shape, dtype=np.int64))
 
     mu2, mu = np.zeros(size), np.zeros(size)

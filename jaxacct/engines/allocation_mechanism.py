@@ -1,0 +1,79 @@
+"""The engine of one round of random allocation as a mechanism: the larger of the directions of a relation.
+
+What a direction's delta and epsilon are, `engines/allocation.py` answers; jaxacct/kernels/allocation/README.md has the
+proofs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxacct.bounds import Bounds
+from jaxacct.engines.contour import Answer
+from jaxacct.engines.protocol import MechanismEngine
+from jaxacct.mechanisms.base import DIRECTIONS, batch_shape
+from jaxacct.mechanisms.gaussian import Gaussian
+from jaxacct.mechanisms.random_allocation import RandomAllocation
+from jaxacct.validation import InputError, broadcast_shape
+
+__all__ = ["OneRound"]
+
+_DIRECTIONS_OF = {
+    "add_or_remove_one": DIRECTIONS,
+    "zero_out": DIRECTIONS,
+    "remove_one": ("remove",),
+    "add_one": ("add",),
+}
+"""The directions whose larger answer each relation takes."""
+NO_RELATIVE_ACCURACY = 1e-300
+"""Near the end of float64's range a delta has no relative accuracy, so any bracket below it is narrow."""
+
+
+class OneRound(MechanismEngine):
+    """One round of random allocation of a Gaussian, one slot a record."""
+
+    name = "allocation"
+
+    def supports(self, mechanism: Any) -> bool:
+        return (
+            isinstance(mechanism, RandomAllocation)
+            and type(mechanism.mechanism) is Gaussian
+            and bool(np.all(np.asarray(mechanism.participations) == 1.0))
+        )
+
+    def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
+        if np.any(np.asarray(delta) == 0.0):
+            shape = np.shape(delta)
+            where = [int(i) for i in np.argwhere(np.asarray(delta) == 0.0)[0]] if shape else ""
+            raise InputError(
+                f"delta{where} = 0 must be > 0 for a mechanism with an unbounded loss; use a small positive delta "
+                "such as 1e-5"
+            )
+        return _bracket("epsilon", mechanism, delta, relation, rtol)
+
+    def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
+        return _bracket("delta", mechanism, epsilon, relation, rtol)
+
+
+def _bracket(quantity: str, mechanism: Any, given: np.ndarray, relation: str, rtol: float) -> Bounds:
+    from jaxacct.engines import allocation  # SciPy: only where it is needed
+
+    if relation not in _DIRECTIONS_OF:
+        raise InputError(
+            f"relation = {relation!r} is not supported for a RandomAllocation; use relation='add_or_remove_one'"
+        )
+    mine = batch_shape(mechanism)
+    shape = broadcast_shape({"the mechanism": mine, "delta" if quantity == "epsilon" else "epsilon": np.shape(given)})
+    sigma, slots, target = (
+        np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1)
+        for x in (mechanism.mechanism.noise_multiplier, mechanism.slots, given)
+    )
+    solve = allocation.epsilon if quantity == "epsilon" else allocation.delta
+    found = [solve(sigma, slots, target, direction) for direction in _DIRECTIONS_OF[relation]]
+    worst = Answer(*(np.max([side[i] for side in found], axis=0) for i in range(3)))
+    narrow = (worst.upper - worst.lower <= rtol * worst.upper) | (worst.upper <= NO_RELATIVE_ACCURACY)
+    status = np.where(narrow, "ok", "width").astype("<U16")
+    status[worst.upper == 0.0] = "zero"
+    return Bounds(*(end.reshape(shape) for end in worst), "certified", status.reshape(shape), OneRound.name)

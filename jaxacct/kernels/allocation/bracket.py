@@ -1,0 +1,123 @@
+"""The bracket of E(S - k)_+ and E(k - S)_+ from the contour and the closed forms beside it (README.md, section 1)."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxacct.floats import ROUNDOFF
+from jaxacct.kernels.allocation.cutoff import log_beyond, log_images
+from jaxacct.kernels.allocation.law import tail
+from jaxacct.kernels.allocation.placement import Place, place
+from jaxacct.kernels.allocation.quadrature import panels_of
+from jaxacct.kernels.allocation.transform import Powers, powers_on
+from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.special import log_ndtr
+
+__all__ = ["Contour", "bracket_near", "contour_at"]
+
+
+class Contour(NamedTuple):
+    """A contour that has been evaluated, for thresholds near the one it was placed for."""
+
+    sign: float
+    s: Array
+    t: Array
+    place: Place
+    powers: Powers
+    log_beyond: Array
+
+
+def contour_at(sign: float, s: Array, t: Array, k: Array, guess: Array) -> Contour:
+    """Place the contour for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), and evaluate it; all (B,)."""
+    where = place(sign, s, t, k, guess)
+    line = where.line
+    size = np.hypot(line.c, line.count * line.step)
+    ends = panels_of(s, t, where.windows, size)
+    with np.errstate(all="ignore"):
+        powers = powers_on(line, s, t, where.windows, ends, sign)
+        beyond = log_beyond(where.cells, where.windows, t, line.c, line.count * line.step, sign)
+    return Contour(sign, s, t, where, powers, beyond)
+
+
+def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
+    """(lower, estimate, upper) of the value at k, and -+ its derivative (estimated: P(S > k) or P(S < k)); (B,)."""
+    with np.errstate(all="ignore"):
+        return _bracket(found, k)
+
+
+def _bracket(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
+    sign, s, t, where, powers, beyond = found
+    line, windows = where.line, where.windows
+    c, step, period = line.c, line.step, 2.0 * np.pi / line.step
+    z = c[:, None] + 1j * powers.turn
+    log_scale = powers.log_scale - sign * c * k
+    scale = np.exp(log_scale)
+    phase = powers.turn * k[:, None]
+    half = np.ones(powers.turn.shape[1])
+    half[0] = 0.5
+    turned = powers.value * (np.cos(phase) - 1j * sign * np.sin(phase)) * half
+    plain = np.sum((turned / (z * z)).real, axis=1) * step / np.pi
+    slope = np.sum((turned / z).real, axis=1) * step / np.pi
+    size = np.abs(z) ** 2
+    wrong = powers.error * half + np.abs(turned) * ROUNDOFF * (40.0 + z.shape[1] + 4.0 * phase)
+    wrong = np.sum(wrong / size, axis=1) * step / np.pi * (1.0 + 1e-9)
+    wrong = wrong + np.abs(plain) * ROUNDOFF * (60.0 + 6.0 * (np.abs(powers.log_scale) + 4.0 * c * k))
+    cut = np.exp(beyond - sign * c * k)
+    ratio = np.exp(-c * period)
+    if sign > 0:
+        near_images = ratio * (1.0 + period) / (1.0 - ratio) ** 2
+    else:
+        near_images = ratio * (k + period) / (1.0 - ratio) ** 2
+    images = near_images + np.exp(log_images(k, c, period, where.far, where.log_far, sign))
+    images = images * (1.0 + 1e-9)
+    low_fixed, high_fixed, slope_fixed = _beside(found, k)
+    low = scale * (plain - wrong) - cut - images + low_fixed
+    high = scale * (plain + wrong) + cut + high_fixed
+    estimate = scale * plain + 0.5 * (low_fixed + high_fixed)
+    low, high = low - 8.0 * ROUNDOFF * np.abs(low), high + 8.0 * ROUNDOFF * np.abs(high)
+    good = low <= high
+    low, high = np.where(good, low, -np.inf), np.where(good, high, np.inf)
+    return low, np.clip(np.where(good, estimate, 0.0), low, high), high, scale * slope + slope_fixed
+
+
+def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
+    """(lower, upper, slope) of what is not integrated: slots beyond the far window, and bulk alone."""
+    sign, s, t, where, _, _ = found
+    windows = where.windows
+    whole = np.isneginf(windows.low)
+    low, high, slope = (np.zeros_like(k) for _ in range(3))
+    if sign > 0:
+        root = np.sqrt(1.0 + windows.high_blur**2)
+        far, far_x = tail(windows.high / root), tail((windows.high - s) / root)
+        gone, gone_x = t * np.log1p(-far), np.log1p(-far_x) + (t - 1.0) * np.log1p(-far)
+        first, second = -np.expm1(gone_x), -np.expm1(gone)
+        units = (80.0 + 8.0 * (windows.high + s) ** 2) * ROUNDOFF
+        value = first - k * second
+        doubt = units * (first + k * second)
+        edge = (np.log(t) + np.log(k)) / s + 0.5 * s
+        d = (windows.high - edge) / windows.high_blur
+        log_below = log_ndtr(-d) - d * edge / windows.high_blur + 0.5 * (d / windows.high_blur) ** 2
+        log_below = log_below + log_ndtr(edge - d / windows.high_blur)
+        below = np.where(d > 0.0, np.exp(log_below + 1e-8), np.inf)
+        below = np.fmin(below, far) * t * k
+        lost = tail((windows.end - windows.high) / windows.high_blur) * (tail(windows.end - s) + t * tail(windows.end))
+        low, high, slope = low + value - doubt, high + value + doubt + below + lost, slope + second
+        if not whole.all():
+            each = where.log_bulk - where.far * k[:, None] - 1.0 - np.log(where.far)
+            high = high + np.where(whole, 0.0, np.exp(np.min(np.where(np.isnan(each), np.inf, each), axis=1)))
+    elif not whole.all():
+        root, at = np.sqrt(1.0 + windows.low_blur**2), np.where(whole, 0.0, windows.low)
+        log_m, log_mx = log_ndtr(at / root), log_ndtr((at - s) / root)
+        shrunk = np.exp((t - 1.0) * log_m)
+        m, mx = np.exp(log_m), np.exp(log_mx)
+        value = shrunk * (k * m - mx)
+        units = (60.0 + 10.0 * t * (1.0 + np.abs(log_m)) + 8.0 * (np.abs(at) + s) ** 2) * ROUNDOFF
+        doubt = units * shrunk * (k * m + mx)
+        edge = (np.log(t) + np.log(k)) / s + 0.5 * s  # S > k needs a slot above k
+        edge = np.log(k) / s + 0.5 * s
+        leak = tail((edge - at) / windows.low_blur)
+        over = shrunk * (leak * tail(edge - s) + t * mx / m * leak * tail(edge))
+        low = np.where(whole, low, value - doubt)
+        high = np.where(whole, high, value + doubt + over)
+        slope = np.where(whole, slope, shrunk * m)
+    return low, high, slope

@@ -1,0 +1,228 @@
+"""Where the contour goes: windows, abscissa, period and number of nodes.  No bound depends on any choice made here."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxacct.kernels.allocation.cutoff import log_beyond, log_power
+from jaxacct.kernels.allocation.law import Cells, Windows, cells_of
+from jaxacct.kernels.allocation.transform import Line
+from jaxacct.kernels.arrays import Array
+
+__all__ = ["Place", "place"]
+
+COARSE = 160
+"""Cells of the grids on which choices are made, and the images bounded."""
+MOST_NODES = 4000
+"""Most nodes on the line."""
+TOLERANCE = 1e-10
+"""Size of what is cut off, relative to the value."""
+REACH = 8.6
+"""Deviations of the standard normal law that are kept."""
+MANY = 250
+"""Nodes above which another way is tried."""
+ILL = 8.0
+"""log of the scale over the value above which another way is tried: digits are lost."""
+FAR_BLUR = 0.03
+"""Width of the window beyond which slots are far, in log X."""
+LOW_BLUR = 0.12
+"""Width of the window between bulk and jumps, in log X."""
+SHARES_OF_EDGE = np.array([0.5, 0.3, 0.2, 0.13, 0.09, 0.06, 0.04, 0.025, 0.015, 0.01, 0.006, 0.003, 0.0015])
+"""Where the bulk may end, as a share of the threshold."""
+
+
+class Place(NamedTuple):
+    """Everything that `bracket.py` needs to know about where it integrates."""
+
+    line: Line
+    windows: Windows
+    cells: Cells
+    far: Array
+    """(B, R) abscissas beyond c at which Chernoff bounds may be taken."""
+    log_far: Array
+    """(B, R) log of upper bounds of the integrand there, without e^{-sign z k}/z^2."""
+    log_bulk: Array
+    """(B, R) log of upper bounds of A^t there; -inf where there is no bulk."""
+    digits: Array
+    """(B,) log of the scale over the value."""
+
+
+def _grid(low: Array, high: Array, size: int) -> Array:
+    """(B, size) geometrically from low to high."""
+    return low[:, None] * (high / low)[:, None] ** np.linspace(0.0, 1.0, size)
+
+
+def place(sign: float, s: Array, t: Array, k: Array, guess: Array) -> Place:
+    """Windows, line and Chernoff bounds for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,) each.
+
+    guess : log of about how large the value is.
+    """
+    with np.errstate(all="ignore"):
+        found = _place(sign, s, t, k, guess, False)
+        rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
+        if rows.size == 0:
+            return found
+        other = _place(sign, s[rows], t[rows], k[rows], guess[rows], True)
+        first = jax.tree.map(lambda a: a[rows], found)
+        better = _badness(other) < _badness(first)
+
+        def merged(kept: Array, new: Array) -> Array:
+            kept = kept.copy()
+            kept[rows[better]] = new[better]
+            return kept
+
+        return jax.tree.map(merged, found, other)
+
+
+def _badness(found: Place) -> Array:
+    lost = np.maximum(found.digits - ILL, 0.0)
+    worse = found.line.count * (1.0 + lost) + np.where(found.line.count >= MOST_NODES, 1e9, 0.0)
+    return np.where(np.isfinite(worse), worse, np.inf)
+
+
+def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, split: bool) -> Place:
+    if sign > 0:
+        windows, cells = _windows_of_call(s, t, k, guess, split)
+        deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
+        light = (np.maximum(k - 1.0, 0.0) + 1.5 * deviation) / deviation**2
+        top = np.minimum(3.0 * light, 250.0 / cells.x[:, -1])
+        bottom = np.clip(0.5 / (k - 1.0 + deviation), 1e-3 * top, 0.5 * top)
+    else:
+        deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
+        windows, cells = _windows_of_put(s, t, k, split)
+        bottom, top = 0.3 / k, np.maximum(400.0 / k, 80.0 / deviation)
+    seen, logs, best = _saddle(cells, windows, t, k, sign, 1.0 if sign > 0 else 2.0, bottom, top)
+    exponents = logs - sign * seen * k[:, None] - np.log(seen)
+    if sign > 0:
+        log_value = np.maximum(guess, np.min(exponents, axis=1) - 4.0) if not split else guess
+        c, period = _abscissa(best, seen, exponents - 1.0, log_value + np.log(TOLERANCE), np.zeros_like(k))
+    else:
+        c = best
+        at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
+        log_value = np.where(split, guess, np.maximum(at, guess))
+        goal = log_value + np.log(TOLERANCE)
+        needed = _right(c, seen, exponents - 1.0, goal)
+        period = np.maximum((np.log(k + 40.0 / c) - goal) / c, np.minimum(needed, k))
+        reach = 46.0 + np.maximum(-logs[np.arange(len(k)), np.argmin(np.abs(seen - c[:, None]), axis=1)] / t, 0.0)
+        end = np.minimum((np.log(reach / c) + np.log(t)) / s + 0.5 * s, REACH)
+        start = np.minimum(_tilted_mode(s, t, c) - REACH, end - 4.0)
+        if split:
+            end = np.maximum(end, windows.low + 9.0 * windows.low_blur)
+        windows = windows._replace(start=start, end=end)
+        cells = cells_of(s, t, windows, COARSE)
+    far = _grid(1.1 * c, np.maximum(40.0 * c, 1.2 * c), 20)
+    if sign > 0:
+        far = np.minimum(far, np.maximum(400.0 / cells.x[:, -1], 1.1 * c)[:, None])
+    step = 2.0 * np.pi / period
+    goal = log_value + np.log(TOLERANCE)
+    last = _cutoff(cells, windows, t, c, step, -sign * c * k, goal, sign)
+    scale = np.array([np.interp(one, *_sorted(a, b)) for one, a, b in zip(c, seen, logs, strict=True)])
+    digits = scale - sign * c * k - 2.0 * np.log(c) - guess
+    log_far, log_bulk = log_power(cells, windows, t, far, sign)
+    return Place(Line(c, step, last), windows, cells, far, log_far, log_bulk, digits)
+
+
+def _sorted(a: Array, b: Array) -> tuple[Array, Array]:
+    order = np.argsort(a)
+    return a[order], b[order]
+
+
+def _windows_of_call(s: Array, t: Array, k: Array, guess: Array, split: bool) -> tuple[Windows, Cells]:
+    edge = (np.log(t) + np.log(k)) / s + 0.5 * s
+    blur = FAR_BLUR / s
+    negligible = np.sqrt(2.0 * (np.log(t * k) - guess + 30.0))
+    near = edge + 6.3 * blur < negligible
+    blur = np.where(near, blur, 0.3)
+    high = np.where(near, edge + 6.3 * blur, negligible)
+    start, end = np.full_like(s, -REACH), high + 7.0 * blur
+    windows = Windows(np.full_like(s, -np.inf), np.ones_like(s), high, blur, start, end)
+    cells = cells_of(s, t, windows, COARSE)
+    if not split:
+        return windows, cells
+    low_blur = LOW_BLUR / s
+    chosen, done = edge + np.log(SHARES_OF_EDGE[-1]) / s, np.zeros(len(s), bool)
+    allowed = np.append(SHARES_OF_EDGE, 0.0)
+    goal = guess + np.log(TOLERANCE)
+    for share in allowed:
+        # the last: all bulk means S <= k
+        low = edge + np.log(share) / s if share > 0 else edge - np.log(t) / s - 8.0 * low_blur
+        some = windows._replace(low=low, low_blur=low_blur)
+        trial = _grid(2.0 / (k * np.maximum(share, 1.0 / t)), 200.0 / (k * np.maximum(share, 1.0 / t)), 8)
+        trial = np.minimum(trial, 600.0 / cells.x[:, -1:])
+        _, log_bulk = log_power(cells, some, t, trial, 1.0)
+        fine = np.min(log_bulk - trial * k[:, None] - np.log(trial), axis=1) < goal
+        chosen, done = np.where(fine & ~done, low, chosen), done | fine
+        if done.all():
+            break
+    windows = windows._replace(low=chosen, low_blur=low_blur)
+    return windows, cells_of(s, t, windows, COARSE)
+
+
+def _windows_of_put(s: Array, t: Array, k: Array, split: bool) -> tuple[Windows, Cells]:
+    none = np.full_like(s, -np.inf)
+    start = _tilted_mode(s, t, 20.0 / k) - REACH
+    windows = Windows(none, np.ones_like(s), -none, np.ones_like(s), start, np.full_like(s, REACH))
+    if split:
+        blur = LOW_BLUR / s
+        low = np.log(k) / s + 0.5 * s - 7.0 * blur
+        windows = windows._replace(low=low, low_blur=blur)
+    return windows, cells_of(s, t, windows, COARSE)
+
+
+def _saddle(
+    cells: Cells, windows: Windows, t: Array, k: Array, sign: float, power: float, low: Array, high: Array
+) -> tuple[Array, Array, Array]:
+    """Abscissas, the logarithms of the integrand there, and the abscissa of the least exponent."""
+    seen, logs = [], []
+    rows = np.arange(len(k))
+    for size in (24, 9):
+        grid = _grid(low, high, size)
+        log = log_power(cells, windows, t, grid, sign)[0]
+        seen.append(grid)
+        logs.append(log)
+        exponent = log - sign * grid * k[:, None] - power * np.log(grid)
+        exponent = np.where(np.isfinite(exponent), exponent, np.inf)
+        best = np.argmin(exponent, axis=1)
+        low, high = grid[rows, np.maximum(best - 1, 0)], grid[rows, np.minimum(best + 1, size - 1)]
+    return np.concatenate(seen, axis=1), np.concatenate(logs, axis=1), grid[rows, best]
+
+
+def _tilted_mode(s: Array, t: Array, c: Array) -> Array:
+    """The u <= 0 with u + s c X(u)/t = 0: the mode of N(u) e^{-c X/t}."""
+    u = np.zeros_like(s)
+    for _ in range(60):
+        pull = s * c * np.exp(s * u - 0.5 * s * s - np.log(t))
+        u = u - (u + pull) / (1.0 + s * pull)
+    return np.minimum(np.where(np.isfinite(u), u, 0.0), 0.0)
+
+
+def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> Array:
+    """The period for which Chernoff bounds make the images negligible."""
+    gap = seen - c[:, None]
+    needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
+    return np.min(np.where(np.isnan(needed), np.inf, needed), axis=1)
+
+
+def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array, least: Array) -> tuple[Array, Array]:
+    """An abscissa below the saddle point and the period for which images are negligible on both sides."""
+    chosen, period = 0.5 * best, np.full_like(best, np.inf)
+    for share in (0.4, 0.5, 0.6, 0.7, 0.8, 0.88):
+        c = share * best
+        left = (np.log1p(np.maximum(-goal / c, 0.0)) - goal) / c
+        both = np.maximum(left, _right(c, seen, exponents, goal))
+        better = both < period
+        chosen, period = np.where(better, c, chosen), np.where(better, both, period)
+    return chosen, period
+
+
+def _cutoff(
+    cells: Cells, windows: Windows, t: Array, c: Array, step: Array, shift: Array, goal: Array, sign: float
+) -> Array:
+    """The index of the last node: where the bound of what lies beyond is negligible, by bisection."""
+    low, high = np.zeros_like(c), np.full_like(c, np.log2(MOST_NODES))
+    for _ in range(11):
+        middle = 0.5 * (low + high)
+        fine = log_beyond(cells, windows, t, c, np.ceil(2.0**middle) * step, sign) + shift < goal
+        low, high = np.where(fine, low, middle), np.where(fine, middle, high)
+    return np.ceil(2.0**high)

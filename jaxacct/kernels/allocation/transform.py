@@ -1,0 +1,156 @@
+"""The t-th power of the transforms at the nodes of a line Re z = c, with a bound of their errors (README.md, 2 to 5)."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxacct.floats import ROUNDOFF
+from jaxacct.kernels.allocation.law import Windows, tail
+from jaxacct.kernels.allocation.quadrature import nodes_of, panel_errors, rounding_units
+from jaxacct.kernels.arrays import Array
+
+__all__ = ["Line", "Powers", "powers_on"]
+
+
+class Line(NamedTuple):
+    """Where the integral is evaluated."""
+
+    c: Array
+    """(B,) the abscissa."""
+    step: Array
+    """(B,) of Im z, 2 pi over the period."""
+    count: Array
+    """(B,) index of the last node that is used."""
+
+
+class Powers(NamedTuple):
+    """The integrand relative to (A(c) + B(c))^t, and bounds of its error."""
+
+    log_scale: Array
+    """(B,) t log(A(c) + B(c)), the real part of the exponent at z = c."""
+    value: Array
+    """(B, N) complex, 0 beyond the last node that is used."""
+    error: Array
+    """(B, N)."""
+    turn: Array
+    """(B, N) Im z."""
+    log_base: Array
+    """(B,) log of upper bounds of A(c) and B(c), each relative to their sum."""
+    log_rest: Array
+
+
+def _tables(x: Array, step: Array, many: int) -> Array:
+    """e^{i k step x} - 1 for k < many, (B, many, X)."""
+    angle = np.arange(many)[None, :, None] * (step[:, None] * x)[:, None, :]
+    half = np.sin(0.5 * angle)
+    found = np.empty(angle.shape, np.complex128)
+    found.real, found.imag = -2.0 * half * half, np.sin(angle)
+    return found
+
+
+def powers_on(
+    line: Line, s: Array, t: Array, windows: Windows, ends: Array, sign: float, most: int | None = None
+) -> Powers:
+    """(A + B)^t, or (A + B)^t - A^t where there is a bulk, at all nodes of the line."""
+    count = int(line.count.max()) + 1
+    whole = np.isneginf(windows.low)
+    nodes = nodes_of(s, t, windows, ends)
+    c, step = line.c, line.step
+    grown = np.exp(sign * c[:, None] * nodes.x)
+    less = np.expm1(sign * c[:, None] * nodes.x)
+    base = np.where(whole[:, None], nodes.jump, nodes.bulk)
+    rest = np.where(whole[:, None], 0.0, nodes.jump)
+    # what the base lacks of a probability law
+    root = np.sqrt(1.0 + windows.low_blur**2)
+    lack = np.where(whole, 0.0, tail(np.where(whole, 0.0, windows.low) / root))
+    lost = np.where(whole, 0.0, 2.0 * tail((windows.end - np.where(whole, 0.0, windows.low)) / windows.low_blur))
+    if sign > 0:
+        lack = lack + np.where(whole, tail(windows.high / np.sqrt(1.0 + windows.high_blur**2)), 0.0)
+        lost = lost + tail((windows.end - windows.high) / windows.high_blur) * tail(windows.end)
+        lost = lost + np.where(whole, 0.0, tail((windows.high - windows.low) / (windows.low_blur + windows.high_blur)))
+        lost_rest = np.zeros_like(lost)
+    else:
+        beyond = tail(windows.end) * np.exp(-c * np.exp(s * windows.end - 0.5 * s * s - np.log(t)))
+        lack = lack + np.where(whole, tail(windows.end), 0.0)
+        lost, lost_rest = lost + np.where(whole, beyond, 0.0), beyond
+    small = np.exp(s * windows.start - 0.5 * s * s - np.log(t))
+    below = tail(-windows.start)
+    start_grown = np.exp(np.maximum(sign, 0.0) * c * small)
+    departure = np.sum(base * less, axis=1) - lack
+    direct = ~(departure > -0.5)  # the sum itself is more accurate than 1 less what it lacks
+    at_c = np.where(direct, np.sum(base * grown, axis=1), 1.0 + departure)
+    log_at_c = np.where(direct, np.log(np.maximum(at_c, 1e-300)), np.log1p(np.where(direct, 0.0, departure)))
+    rest_at_c = np.sum(rest * grown, axis=1)
+    log_total = log_at_c + np.log1p(rest_at_c / at_c)
+    total = np.exp(log_total)
+    # tables of e^{i k h x} - 1
+    fine = int(np.ceil(np.sqrt(count)))
+    coarse = -(-count // fine)
+    first = _tables(nodes.x, sign * step * fine, coarse)
+    second = _tables(nodes.x, sign * step, fine).transpose(0, 2, 1)
+    spun = []
+    for weight in (base * grown, rest * grown):
+        if weight is not None and np.any(weight):
+            left = first * weight[:, None, :]
+            alone = np.sum(left, axis=2)[:, :, None] + (weight[:, None, :] @ second)
+            spun.append((alone + left @ second).reshape(len(c), -1)[:, :count])
+        else:
+            spun.append(np.zeros((len(c), count), np.complex128))
+    turn = np.arange(count) * step[:, None]
+    used = np.arange(count) <= line.count[:, None]
+    moved, other = spun[0], spun[1] + rest_at_c[:, None]
+    at = at_c[:, None]
+    a, b = moved.real / at, moved.imag / at
+    log_base = log_at_c[:, None] + 0.5 * np.log1p(np.maximum(2.0 * a + a * a + b * b, -1.0 + 1e-300))
+    log_base = log_base + 1j * np.arctan2(b, 1.0 + a)
+    size_base = np.exp(log_base.real - log_total[:, None])
+    t_ = t[:, None]
+    main = np.exp(t_ * (log_base - log_total[:, None]))
+    if whole.all():
+        value, size_rest, log_more = main, np.zeros_like(size_base), np.zeros_like(log_base)
+    else:
+        quotient = other * np.exp(-log_base)
+        a, b = quotient.real, quotient.imag
+        log_more = 0.5 * np.log1p(np.maximum(2.0 * a + a * a + b * b, -1.0 + 1e-300)) + 1j * np.arctan2(b, 1.0 + a)
+        w = t_ * log_more
+        half = np.sin(0.5 * w.imag)
+        grow = np.expm1(np.minimum(w.real, 700.0))
+        more = (grow * np.cos(w.imag) - 2.0 * half * half) + 1j * (1.0 + grow) * np.sin(w.imag)
+        value = np.where(whole[:, None], main, main * more)
+        size_rest = np.where(whole[:, None], 0.0, np.abs(other) / total[:, None])
+    # errors, relative to the total
+    units = rounding_units(nodes, s, t, windows) * ROUNDOFF
+    last = line.count * step
+    quad_base, quad_rest = panel_errors(s, t, windows, ends, c, last, sign, ~direct)
+    quad_base, quad_rest = np.where(whole, quad_rest, quad_base), np.where(whole, 0.0, quad_rest)
+    fixed = np.sum(base * units * np.where(direct[:, None], grown, np.abs(less)), axis=1) + 40.0 * ROUNDOFF * lack
+    slope = 3.0 * np.sum(base * units * grown * nodes.x, axis=1) + np.where(direct, 0.0, below * small * start_grown)
+    fixed = fixed + quad_base + lost + np.where(direct, below, 0.0) + below * small * start_grown * c
+    error_base = (fixed[:, None] + turn * slope[:, None]) / total[:, None]
+    fixed = np.sum(rest * units * grown, axis=1) + quad_rest + lost_rest
+    fixed = fixed + np.where(whole, 0.0, below * start_grown * _above(windows, whole))
+    slope = 3.0 * np.sum(rest * units * grown * nodes.x, axis=1)
+    error_rest = np.where(whole[:, None], 0.0, (fixed[:, None] + turn * slope[:, None]) / total[:, None])
+    reach = size_base + size_rest + error_base + error_rest
+    log_reach = log_base.real - log_total[:, None] + np.log1p((reach - size_base) / size_base)
+    with np.errstate(over="ignore", invalid="ignore"):
+        powered = np.exp(np.minimum((t_ - 1.0) * log_reach, 700.0))
+        per_base = np.where(
+            whole[:, None], t_ * error_base, t_ * (t_ - 1.0) * (size_rest + error_rest) * error_base / reach
+        )
+        error = powered * (per_base + t_ * error_rest)
+        # the exponents' own rounding
+        size = np.abs(value)
+        error = error + ROUNDOFF * size * (40.0 + 12.0 * t_ * (np.abs(log_base) + np.abs(log_total)[:, None]))
+        swell = np.exp(np.maximum(t_ * (log_base.real + np.maximum(log_more.real, 0.0) - log_total[:, None]), -745.0))
+        error = error + np.where(whole[:, None], 0.0, 40.0 * ROUNDOFF * t_ * np.abs(log_more) * swell)
+    value, error = np.where(used, value, 0.0), np.where(used, error, 0.0)
+    share_base = size_base[:, 0] + error_base[:, 0]
+    share_rest = size_rest[:, 0] + error_rest[:, 0]
+    with np.errstate(divide="ignore"):
+        return Powers(t * log_total, value, error, turn, np.log(share_base), np.log(share_rest))
+
+
+def _above(windows: Windows, whole: Array) -> Array:
+    """An upper bound of 1 - w1 below the first node."""
+    return tail((np.where(whole, 0.0, windows.low) - windows.start) / windows.low_blur)

@@ -1,0 +1,88 @@
+"""The bracket of a composition with two pairs, one that dominates it and one that it dominates, in one direction.
+
+Both go through the lattice engine together.  What it answers is held against the quick theorems of either pair; an
+answer that contradicts them, or its own other end, is not used, and neither is one that never came.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from jaxacct.dispatch import FAILURES
+from jaxacct.engines import quick_bounds
+from jaxacct.engines.protocol import Answer, Effort
+from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.mechanisms import Components
+
+__all__ = ["BETWEEN_PAIRS", "delta_of_pairs", "differing", "epsilon_of_pairs"]
+
+BETWEEN_PAIRS = 1.0 / 3.0
+"""Where the truth lies between the lower and the upper pair of a smooth loss.
+
+Chords between points a distance h apart add h^2/6 to the variance of the loss, means of cells take h^2/12 from it."""
+
+
+def differing(above: list[Components], below: list[Components]) -> np.ndarray:
+    """(B,) the configurations whose two pairs differ in some direction; their arrays may have other widths."""
+    rows = above[0].sign.size
+    found = np.zeros(rows, bool)
+    for one, other in zip(above, below, strict=True):
+        for a, b in zip(one, other, strict=True):
+            if a.shape != b.shape:  # of finite parts, which some configurations may not have
+                found |= np.any(one.finite_n > 0, axis=1) | np.any(other.finite_n > 0, axis=1)
+            else:
+                found |= np.any((a != b).reshape(rows, int(np.prod(a.shape[1:]))), axis=1)
+    return found
+
+
+def epsilon_of_pairs(
+    above: Components, below: Components, target: np.ndarray, floor: np.ndarray, effort: Effort
+) -> Answer:
+    """Epsilon at deltas; NaN at all three ends of a row that has no answer."""
+    from jaxacct.engines import lattice_pairs
+
+    wrong = above.infinity_units * ROUNDOFF * above.delta_infinity
+    least = (target - above.delta_infinity - wrong) * (1.0 - 4.0 * ROUNDOFF)
+    most = (target - below.delta_infinity + below.infinity_units * ROUNDOFF * below.delta_infinity) * (
+        1.0 + 4.0 * ROUNDOFF
+    )
+    ends = np.full((3, target.size), np.nan)
+    zero = np.zeros(1)
+    for row in np.flatnonzero(least > SMALLEST_POSITIVE):
+        try:
+            with np.errstate(all="ignore"), jax.enable_x64():
+                found = lattice_pairs.epsilon(
+                    above, below, row, (least[row], most[row]), floor[row], effort.rtol, effort.memory_bytes
+                )
+        except FAILURES:
+            continue
+        one = np.array([row])
+        limits = quick_bounds.limits("epsilon", above.take(one), least[one], zero)[0]
+        limit = quick_bounds.limits("epsilon", below.take(one), most[one], zero)[1]
+        if found.lower <= found.upper and found.upper >= limits[0] and found.lower <= limit[0]:
+            ends[:, row] = max(found.lower, 0.0), found.lower, found.upper
+    return Answer(*ends)
+
+
+def delta_of_pairs(above: Components, below: Components, eps: np.ndarray, effort: Effort) -> Answer:
+    """Delta at epsilons, with the mass at infinity; NaN at all three ends of a row that has no answer."""
+    from jaxacct.engines import lattice_pairs
+
+    ends = np.full((3, eps.size), np.nan)
+    try:
+        with np.errstate(all="ignore"), jax.enable_x64():
+            found = lattice_pairs.deltas(above, below, np.arange(eps.size), eps, effort.rtol, effort.memory_bytes)
+    except FAILURES:
+        return Answer(*ends)
+    zero = np.zeros(eps.size)
+    least = quick_bounds.limits("delta", above, eps, zero)[0]
+    most = quick_bounds.limits("delta", below, eps, zero)[1]
+    for row, one in enumerate(found):
+        if not (one.lower <= one.upper and one.upper >= least[row] and one.lower <= most[row]):
+            continue
+        low = one.lower + below.delta_infinity[row] * (1.0 - (4.0 + below.infinity_units[row]) * ROUNDOFF)
+        high = one.upper + above.delta_infinity[row] * (1.0 + (4.0 + above.infinity_units[row]) * ROUNDOFF)
+        low, high = max(low * (1.0 - 4.0 * ROUNDOFF), 0.0), min(high * (1.0 + 4.0 * ROUNDOFF), 1.0)
+        ends[:, row] = low, low, high
+    return Answer(*ends)
