@@ -8,7 +8,6 @@ import itertools
 import math
 from collections import defaultdict
 
-import mpmath
 import numpy as np
 from mpmath import mp
 from scipy import integrate, optimize, special, stats
@@ -17,8 +16,8 @@ __all__ = [
     "allocation_add",
     "allocation_by_sampling",
     "allocation_nested",
-    "any_hockey_stick",
     "allocation_remove",
+    "any_hockey_stick",
     "binomial_law",
     "cap_numbers",
     "clopper_pearson",
@@ -347,8 +346,7 @@ def shuffled_two(sigma, epsilon, direction):
         total = 0.0
         for low, high in itertools.pairwise(ends):
             part = sum(
-                c * (special.ndtr(high - m) - special.ndtr(low - m))
-                for c, m in ((two, 2 * s), (one, s), (rest, 0.0))
+                c * (special.ndtr(high - m) - special.ndtr(low - m)) for c, m in ((two, 2 * s), (one, s), (rest, 0.0))
             )
             total += max(part, 0.0)
         return total * math.exp(-y * y / 2) / math.sqrt(2 * math.pi)

@@ -30,9 +30,7 @@ def test_allocation_of_randomised_response_by_enumeration():
     """One of t slots of a pair alike both ways: the law of the number of ones, counted by hand."""
     keep, t, epsilon = 0.75, 4, 0.2
     remove, add = oracles.finite_allocation([keep, 1 - keep], [1 - keep, keep], t, epsilon)
-    by_count = [
-        (math.comb(t, m) * (1 - keep) ** m * keep ** (t - m), (m * 3 + (t - m) / 3) / t) for m in range(t + 1)
-    ]
+    by_count = [(math.comb(t, m) * (1 - keep) ** m * keep ** (t - m), (m * 3 + (t - m) / 3) / t) for m in range(t + 1)]
     grown = math.exp(epsilon)
     assert math.isclose(remove, sum(q * max(ratio - grown, 0) for q, ratio in by_count), rel_tol=1e-12)
     assert math.isclose(add, sum(q * max(1 - grown * ratio, 0) for q, ratio in by_count), rel_tol=1e-12)
