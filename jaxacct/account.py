@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import jaxacct.mixture_engine  # noqa: F401  # puts its engine in the list
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.engines.backend import job

@@ -56,6 +56,8 @@ def engine_of_mechanism(mechanism: Mechanism, engine: str) -> MechanismEngine | 
     """
     for known in ENGINES:
         if isinstance(known, MechanismEngine) and known.supports(mechanism):
+            if engine != "auto" and known.beside_parts:
+                return None
             if engine != "auto":
                 raise InputError(
                     f"engine = {engine!r} cannot answer for a {type(mechanism).__name__}, which has a method of its "

@@ -71,6 +71,7 @@ STRICT = {"floats", "keywords", "markup", "number_text", "lazy_exports", "progre
 ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "dp_sgd_calibration"} | {
     "gradient",
     "mechanism_calibration",
+    "mixture_engine",
     "real_profile",
     "risk_calibration",
     "risk_mu",

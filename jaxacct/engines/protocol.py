@@ -97,6 +97,8 @@ class MechanismEngine(ABC):
     """A way to compute epsilon and delta of a mechanism as a whole, in all directions of a relation."""
 
     name: ClassVar[str]
+    beside_parts: ClassVar[bool] = False
+    """Whether the parts of the mechanism bound it as well, so that an engine of compositions may be asked for."""
 
     @abstractmethod
     def supports(self, mechanism: Any) -> bool:

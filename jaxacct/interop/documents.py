@@ -182,6 +182,8 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int]) -
     for field in dataclasses.fields(cls):
         value = getattr(mechanism, field.name)
         here = f"{path}.{field.name}"
+        if field.metadata.get("optional") and value == field.default:
+            continue  # as in documents that are older than the field
         if isinstance(value, Mechanism):
             out[field.name] = _encode(value, here, depth + 1, count)
         elif field.name in cls.constraints:
@@ -210,9 +212,12 @@ def _decode(node: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism
         _refuse(path, f"must be an object whose type is one of {', '.join(sorted(classes))}", name or node)
     cls = classes[name]
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    keys = _keys(node, path, {"type", *fields})
+    absent = {name for name, field in fields.items() if field.metadata.get("optional")} - set(dict(node.pairs))
+    keys = _keys(node, path, {"type", *fields} - absent)
     values = {}
     for field_name, field in fields.items():
+        if field_name in absent:
+            continue
         value, here = keys[field_name], f"{path}.{field_name}"
         if field_name in cls.constraints:
             values[field_name] = _decode_numbers(value, here)

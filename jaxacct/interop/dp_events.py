@@ -163,7 +163,7 @@ def _event(mechanism: Mechanism) -> dp_event.DpEvent:
             return dp_event.NoOpDpEvent()
         case RandomizedResponse():
             return _response_event(mechanism)
-        case PoissonSampled():
+        case PoissonSampled(group=1):
             return dp_event.PoissonSampledDpEvent(mechanism.sampling_probability, _event(mechanism.mechanism))
         case Repeated():
             return dp_event.SelfComposedDpEvent(_event(mechanism.mechanism), int(mechanism.steps))

@@ -13,8 +13,11 @@ from jaxacct.mechanisms.profile import PrivacyProfile, profile_from_cdfs
 from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, GaussianNoisyMax, ReportNoisyMax
+from jaxacct.mechanisms.shuffled_batches import ShuffledBatches
 from jaxacct.mechanisms.smooth_sensitivity import SmoothSensitivityGaussian
 from jaxacct.mechanisms.sparse_vector import AboveThreshold, NumericSparse
+from jaxacct.mechanisms.truncated_poisson import TruncatedPoissonSampled, cap_for
+from jaxacct.mechanisms.with_replacement import SampledWithReplacement
 from jaxacct.mechanisms.without_replacement import SampledWithoutReplacement
 
 __all__ = [
@@ -44,9 +47,13 @@ __all__ = [
     "RandomizedResponse",
     "Repeated",
     "ReportNoisyMax",
+    "SampledWithReplacement",
     "SampledWithoutReplacement",
+    "ShuffledBatches",
     "SmoothSensitivityGaussian",
+    "TruncatedPoissonSampled",
     "batch_shape",
+    "cap_for",
     "components",
     "compose",
     "directions",

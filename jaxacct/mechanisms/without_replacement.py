@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, register, require_mechanism
+from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, register, require_mechanism
+from jaxacct.mechanisms.contribution_laws import LARGEST_GROUP, hypergeometric
 from jaxacct.mechanisms.either_order import either_order
 from jaxacct.mechanisms.finite import log_mixture, sample_pair
+from jaxacct.mechanisms.gaussian import Gaussian
+from jaxacct.mechanisms.gaussian_branches import (
+    LOSS_OF_PRESENCE,
+    Branch,
+    OfGaussianMixtures,
+    require_gaussian,
+    rows_of,
+    whole_number,
+)
+from jaxacct.mechanisms.mixture_profiles import (
+    mixture_pair,
+    profile_of_points,
+    revealed_pair,
+    taking_part,
+    zero_out_points,
+)
 from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
-from jaxacct.validation import PROBABILITY, InputError
+from jaxacct.mechanisms.profile import stacked
+from jaxacct.validation import PROBABILITY, InputError, Tracer
 
 __all__ = ["SampledWithoutReplacement"]
 
 
 @register
 @dataclass(frozen=True, eq=False)
-class SampledWithoutReplacement(Mechanism):
+class SampledWithoutReplacement(Mechanism, OfGaussianMixtures):
     """A base mechanism run on a sample of fixed size without replacement, a share ``sampling_ratio`` g of the data.
 
     A sample of fixed size changes by a replacement, so (P, Q) is the base's pair under ``replace_one`` (twice the
@@ -30,12 +48,25 @@ class SampledWithoutReplacement(Mechanism):
     ``kind_under("replace_one")`` is "bound". Sampling a Repeated or Composed mechanism is refused, as in
     PoissonSampled. Not the same guarantee as Poisson sampling.
 
+    ``zero_out`` replaces a record by one that contributes 0, in the same slot. For a Gaussian it has a pair of its own
+    (README.md, "Zero-out where the slot is kept"), from above; for other bases ``replace_one`` covers it.
+
+    ``group`` = k > 1 protects k records of n = ``dataset_size`` together: B = n * ``sampling_ratio`` are in a batch,
+    and Hypergeometric(n, k, B) many of the group. Each displaces another record, so that the pair of a Gaussian is
+    (sum_j Hyp_j N(2j, s^2), N(0, s^2)), exact for add and remove of k records. Under ``replace_one`` and ``zero_out``
+    their number in the batch is revealed, j of them move the sum by 2j or by j, and the answer is a bound.
+
     Parameters
     ----------
     mechanism : BaseMechanism
         A single step.
     sampling_ratio : array_like in [0, 1]
         Sample size over data set size (the larger one under add/remove); broadcasts with the base's fields.
+    group : int from 1 to 1000
+        k, one for the whole batch; above 1 the base must be a Gaussian.
+    dataset_size : int from 2 to 1e9
+        n, the size of the larger data set; only for a group, where n * sampling_ratio must be a whole number of at most
+        n - k.
 
     Raises
     ------
@@ -56,6 +87,8 @@ class SampledWithoutReplacement(Mechanism):
 
     mechanism: Any
     sampling_ratio: Any
+    group: int = field(default=1, metadata={"static": True, "optional": True})
+    dataset_size: int | None = field(default=None, metadata={"static": True, "optional": True})
     constraints: ClassVar = {"sampling_ratio": PROBABILITY}
 
     def __post_init__(self) -> None:
@@ -65,9 +98,24 @@ class SampledWithoutReplacement(Mechanism):
                 f"SampledWithoutReplacement of {type(self.mechanism).__name__} is not supported; sample a single "
                 "step, as in repeat(SampledWithoutReplacement(Gaussian(1.0), 0.01), 1000)"
             )
+        object.__setattr__(self, "group", whole_number("group", self.group, LARGEST_GROUP))
+        if self.dataset_size is not None:
+            object.__setattr__(self, "dataset_size", whole_number("dataset_size", self.dataset_size, 10**9))
         super().__post_init__()
+        if self.group > 1:
+            require_gaussian(f"group = {self.group}: SampledWithoutReplacement", self.mechanism)
+            if self.dataset_size is None:
+                raise InputError(f"group = {self.group} needs dataset_size; give the number of records of the data set")
+            if not isinstance(self.sampling_ratio, Tracer):
+                self._batch_sizes()
+
+    def __repr__(self) -> str:
+        more = f", group={self.group}, dataset_size={self.dataset_size}" if self.group > 1 else ""
+        return f"SampledWithoutReplacement(mechanism={self.mechanism!r}, sampling_ratio={self.sampling_ratio!r}{more})"
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
+        if self.group > 1 or relation == "zero_out":
+            return "bound"
         replaced = relation == "replace_one" and not self._trivial()
         # these pairs join several pairs of data sets; Gaussian and Laplace bases are put on finitely many losses
         joined = replaced or not self.mechanism.symmetric()
@@ -77,10 +125,13 @@ class SampledWithoutReplacement(Mechanism):
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         ratio = np.asarray(self.sampling_ratio, np.float64)
         once = np.asarray(1.0)
+        if self.group > 1 or (relation == "zero_out" and isinstance(self.mechanism, Gaussian)):
+            pairs = [self._pair(row, relation) for row in self._rows()]
+            return [(sample_pair(stacked(pairs, batch_shape(self)), once, direction), once)]
         if relation == "zero_out":
             raise InputError(
-                "relation = 'zero_out' is not supported for SampledWithoutReplacement; use relation='replace_one', "
-                "which covers it"
+                f"relation = 'zero_out' is not supported for {type(self.mechanism).__name__} sampled without "
+                "replacement; use relation='replace_one', which covers it"
             )
         if self.mechanism.symmetric():
             if relation != "replace_one" or self._trivial():
@@ -94,7 +145,58 @@ class SampledWithoutReplacement(Mechanism):
         return [(sample_pair(_replaced(pair, ratio), once, direction), once)]
 
     def symmetric(self) -> bool:
-        return self._trivial()
+        return self._trivial() and self.group == 1
+
+    def branches(self, relation: str) -> list[list[Branch]] | None:
+        if relation not in LOSS_OF_PRESENCE or not isinstance(self.mechanism, Gaussian):
+            return None
+        found = []
+        for sigma, ratio, batch in self._rows():
+            weights = np.array([1.0 - ratio, ratio])
+            if self.group > 1:
+                weights = hypergeometric(cast(int, self.dataset_size), self.group, int(batch))
+            found.append([Branch(1.0, 2.0 * np.arange(weights.size) / sigma, weights)])
+        return found
+
+    def ordinary(self) -> bool:
+        return self.group == 1
+
+    def of_gaussians(self) -> bool:
+        return isinstance(self.mechanism, Gaussian)
+
+    def attained(self, relation: str) -> bool:
+        return True
+
+    def _rows(self) -> list[tuple[float, ...]]:
+        """(sigma, sampling ratio, size of a batch) of every configuration; the size is 0 where it is not needed."""
+        size = self._batch_sizes() if self.group > 1 else 0.0
+        return rows_of(self, self.mechanism.noise_multiplier, self.sampling_ratio, size)
+
+    def _batch_sizes(self) -> np.ndarray:
+        """n * sampling_ratio, which must be whole numbers, up to n - k."""
+        n, ratio = cast(int, self.dataset_size), np.asarray(self.sampling_ratio, np.float64)
+        size = np.rint(n * ratio)
+        bad = (np.abs(n * ratio - size) > 1e-6) | (size > n - self.group)
+        if bad.any():
+            index = [int(i) for i in np.argwhere(bad)[0]]
+            product = float((n * ratio)[tuple(index)])
+            raise InputError(
+                f"dataset_size * sampling_ratio{index or ''} = {product!r} must be a whole number "
+                f"<= dataset_size - group = {n - self.group}; use sampling_ratio = batch size / dataset_size"
+            )
+        return size
+
+    def _pair(self, row: tuple[float, ...], relation: str) -> FinitePair:
+        """The pair of a group, or of a record whose contribution becomes 0, from above."""
+        sigma, ratio, batch = row
+        if self.group == 1:
+            return profile_of_points(*zero_out_points(ratio, 1.0 / sigma), 2.0 / sigma)
+        weights = hypergeometric(cast(int, self.dataset_size), self.group, int(batch))
+        count = np.arange(weights.size) / sigma
+        if relation in LOSS_OF_PRESENCE:
+            return mixture_pair(2.0 * count, weights)
+        ways = [(2.0 * count, *taking_part(weights))]
+        return revealed_pair(*ways, *([(count, weights, 1.0)] if relation == "zero_out" else []))
 
     def _trivial(self) -> bool:
         ratio = np.asarray(self.sampling_ratio, np.float64)

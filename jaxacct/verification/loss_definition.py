@@ -108,6 +108,8 @@ def _parts(mechanism: Any, relation: str, direction: str, count: int) -> list[tu
     if isinstance(mechanism, Composed):
         return [item for inner in mechanism.mechanisms for item in _parts(inner, relation, direction, count)]
     rate, base = arb(1), mechanism
+    if getattr(base, "group", 1) > 1:
+        raise NotCovered(f"a group of {base.group} records")
     while isinstance(base, known.PoissonSampled):
         rate *= ball(base.sampling_probability)
         base = base.mechanism

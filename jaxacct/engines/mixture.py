@@ -1,0 +1,211 @@
+"""Compositions of Gaussian mixtures, row by row and direction by direction: what they consist of, and their brackets.
+
+Each direction is composed by itself.  A row that the contour cannot answer gets the bracket [-inf, inf]; the caller
+asks the dominating finite pairs then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxacct.engines.mixture_step import delta_of_step, epsilon_of_step
+from jaxacct.floats import SMALLEST_POSITIVE
+from jaxacct.kernels.mixture_contour import (
+    Part,
+    delta_bracket,
+    epsilon_bracket,
+    nodes_for_delta,
+    nodes_for_epsilon,
+)
+from jaxacct.kernels.mixture_law import BranchLaw
+from jaxacct.mechanisms import Composed, Gaussian, Mechanism, Repeated, batch_shape
+from jaxacct.mechanisms.gaussian_branches import Branch, OfGaussianMixtures
+from jaxacct.mechanisms.loss_components import exact_product
+from jaxacct.mechanisms.parts import GaussianPart
+
+__all__ = ["UNKNOWN", "Ends", "Row", "attained", "one_delta", "one_epsilon", "rows_of_branches", "suits"]
+
+Row = list[tuple[float, list[Branch]]]
+"""What one configuration composes: how often, and the branches of one step."""
+Ends = tuple[float, float, float]
+UNKNOWN: Ends = (-np.inf, np.nan, np.inf)
+FAILURES = (ArithmeticError, ValueError, IndexError, MemoryError)
+"""What the contour may raise on a row that it cannot answer."""
+LEFT_OUT = (1e-60, 1e-290)
+"""Chances, over the number of steps, of contributions that are left out: the first that is small enough is taken."""
+SHARE_LEFT_OUT = 1e-12
+"""Share of delta that leaving them out may cost."""
+
+
+def suits(mechanism: Mechanism) -> bool:
+    """Whether it is made of mixtures of Gaussians, of which at least one is not answered by its parts."""
+    leaves = [leaf for _, leaf in _flat(mechanism)]
+    of_mixtures = [leaf for leaf in leaves if isinstance(leaf, OfGaussianMixtures)]
+    if not all(isinstance(leaf, Gaussian | OfGaussianMixtures) for leaf in leaves):
+        return False
+    return all(leaf.of_gaussians() for leaf in of_mixtures) and any(not leaf.ordinary() for leaf in of_mixtures)
+
+
+def attained(mechanism: Mechanism, relation: str) -> bool:
+    """Whether the branches are the pairs of the mechanisms themselves."""
+    return all(leaf.attained(relation) for _, leaf in _flat(mechanism) if isinstance(leaf, OfGaussianMixtures))
+
+
+def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
+    """The branches of every configuration, in the flat order of the batch; None where the relation has other pairs."""
+    shape = batch_shape(mechanism)
+    size = int(np.prod(shape))
+    rows: list[Row] = [[] for _ in range(size)]
+    plain = np.zeros(size)  # mu of all Gaussians that are not sampled
+    for count, leaf in _flat(mechanism.validated()):
+        counts = np.broadcast_to(count, shape).reshape(-1)
+        if isinstance(leaf, OfGaussianMixtures) and not leaf.ordinary():
+            found = leaf.branches(relation)
+            if found is None:
+                return None
+            own = batch_shape(leaf)
+            places = np.broadcast_to(np.arange(len(found)).reshape(own), shape).reshape(-1)
+            for row, place in enumerate(places):
+                rows[row].append((float(counts[row]), found[place]))
+            continue
+        if relation == "replace_one":
+            return None
+        for part, times in leaf.expand(relation, "remove"):
+            if not isinstance(part, GaussianPart):
+                return None
+            sigma, rate, number = (
+                np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1)
+                for x in (part.sigma, part.rate, exact_product(np.asarray(times), np.asarray(count)))
+            )
+            for row in range(size):
+                if rate[row] == 1.0:
+                    plain[row] = np.hypot(plain[row], np.sqrt(number[row]) / sigma[row])
+                elif rate[row] > 0.0:
+                    weights = np.array([1.0 - rate[row], rate[row]])
+                    branch = Branch(1.0, np.array([0.0, 1.0 / sigma[row]]), weights)
+                    rows[row].append((float(number[row]), [branch]))
+    for row in np.flatnonzero(plain > 0.0):
+        rows[row].append((1.0, [Branch(1.0, plain[[row]], np.ones(1))]))
+    return [[(n, branches) for n, branches in row if any(_moves(b) for b in branches)] for row in rows]
+
+
+@np.errstate(all="ignore")
+def one_epsilon(row: Row, sign: float, delta: float) -> Ends:
+    """(lower, estimate, upper) of epsilon at a delta > 0, in one direction."""
+    if not row:
+        return 0.0, 0.0, 0.0
+    shift = SHARE_LEFT_OUT * delta
+    low, high = delta - shift, delta + shift
+    for left_out in LEFT_OUT:
+        parts, lost = _parts(row, sign, left_out * delta)
+        if _is_one_step(parts):
+            ends = epsilon_of_step(parts[0].shares, parts[0].doubt, parts[0].branches, low, high)
+        else:
+            ends = _by_contour(parts, low, high)
+        if _negligible(lost, sign, ends[2], delta):
+            return _clipped(ends)
+    return UNKNOWN
+
+
+@np.errstate(all="ignore")
+def one_delta(row: Row, sign: float, epsilon: float) -> Ends:
+    """(lower, estimate, upper) of delta at an epsilon >= 0, in one direction."""
+    if not row:
+        return 0.0, 0.0, 0.0
+    for left_out in LEFT_OUT:
+        parts, lost = _parts(row, sign, left_out)
+        if _is_one_step(parts):
+            ends = delta_of_step(parts[0].shares, parts[0].doubt, parts[0].branches, epsilon)
+        else:
+            try:
+                ends = delta_bracket(nodes_for_epsilon(parts, epsilon), epsilon)
+                ends = (float(np.exp(ends[0])), float(np.exp(ends[1])), float(np.exp(ends[2])))
+            except FAILURES:
+                return UNKNOWN
+        more = lost * (1.0 if sign > 0 else float(np.exp(min(epsilon, 700.0))))
+        if more <= SHARE_LEFT_OUT * ends[0] or left_out == LEFT_OUT[-1]:
+            low, mid, high = ends[0] - more - SMALLEST_POSITIVE, ends[1], ends[2] + more
+            low, high = max(low * (1.0 - 1e-15), 0.0), min(high * (1.0 + 1e-15), 1.0)
+            return (low, float(np.clip(mid, low, high)), high) if low <= high else UNKNOWN
+    return UNKNOWN
+
+
+def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
+    try:
+        ends = epsilon_bracket(nodes_for_delta(parts, float(np.log(low))), float(np.log(low)), float(np.log(high)))
+        if np.isfinite(ends[2]):
+            return ends
+    except FAILURES:
+        pass
+    try:  # a delta near or above delta(0)
+        if delta_bracket(nodes_for_epsilon(parts, 0.0), 0.0)[2] <= float(np.log(low)):
+            return 0.0, 0.0, 0.0
+    except FAILURES:
+        pass
+    return UNKNOWN
+
+
+def _clipped(ends: Ends) -> Ends:
+    low, mid, high = (max(end, 0.0) if not np.isnan(end) else end for end in ends)
+    return (low, mid, high) if low <= high else UNKNOWN
+
+
+def _negligible(lost: float, sign: float, epsilon: float, delta: float) -> bool:
+    """Whether what was left out costs less than its share: it moves delta by `lost`, in the direction add e^eps lost."""
+    if not np.isfinite(epsilon):
+        return lost == 0.0 or sign > 0
+    return lost * (1.0 if sign > 0 else float(np.exp(min(max(epsilon, 0.0), 700.0)))) <= SHARE_LEFT_OUT * delta
+
+
+def _moves(branch: Branch) -> bool:
+    return bool(np.any((branch.shifts > 0.0) & (branch.weights > 0.0)))
+
+
+def _is_one_step(parts: list[Part]) -> bool:
+    return len(parts) == 1 and parts[0].count == 1.0
+
+
+def _parts(row: Row, sign: float, left_out: float) -> tuple[list[Part], float]:
+    """The parts for the kernels, and the chance of all that was left out in any step.
+
+    Without the rarest contributions the law of a step is off by their chance in total variation, so that delta of all
+    steps is off by the sum of these in the direction remove, and by e^eps times that in the direction add.
+    """
+    steps = sum(count for count, _ in row)
+    parts, lost = [], 0.0
+    for count, branches in row:
+        laws, shares = [], []
+        doubt = max(branch.doubt for branch in branches)
+        for branch in branches:
+            law, chance = _law(branch, sign, left_out / steps)
+            laws.append(law)
+            shares.append(branch.share)
+            lost += count * chance * branch.share
+        parts.append(Part(count, tuple(shares), doubt, tuple(laws)))
+    return parts, lost
+
+
+def _law(branch: Branch, sign: float, left_out: float) -> tuple[BranchLaw, float]:
+    kept = branch.weights > 0.0
+    shift, weight = branch.shifts[kept], branch.weights[kept]
+    rare = np.argsort(weight)
+    chance = np.cumsum(weight[rare])
+    gone = rare[chance <= left_out]
+    lost = float(chance[gone.size - 1]) if gone.size else 0.0
+    mask = np.ones(weight.size, bool)
+    mask[gone] = False
+    shift, weight = shift[mask], weight[mask]
+    order = np.argsort(shift)
+    underflow = 0.0 if branch.weights.size <= 2 else 1e-300
+    return BranchLaw(shift[order], weight[order], sign), lost * 1.01 + underflow
+
+
+def _flat(mechanism: Any, count: np.ndarray | float = 1.0) -> list[tuple[np.ndarray, Any]]:
+    """The single steps that are composed, each with its count."""
+    if isinstance(mechanism, Repeated):
+        return _flat(mechanism.mechanism, exact_product(np.asarray(mechanism.steps), np.asarray(count)))
+    if isinstance(mechanism, Composed):
+        return [item for inner in mechanism.mechanisms for item in _flat(inner, count)]
+    return [(np.asarray(count, np.float64), mechanism)]

@@ -1,0 +1,75 @@
+"""Mechanisms whose loss is that of a mixture of Gaussians, or of one of several such mixtures that is drawn."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxacct.mechanisms.base import Mechanism, batch_shape
+from jaxacct.mechanisms.gaussian import Gaussian
+from jaxacct.validation import InputError, shown
+
+__all__ = ["LOSS_OF_PRESENCE", "Branch", "OfGaussianMixtures", "require_gaussian", "rows_of", "whole_number"]
+
+LOSS_OF_PRESENCE = ("add_or_remove_one", "add_one", "remove_one")
+"""The relations under which a record, or a group, is there or not."""
+
+
+class Branch(NamedTuple):
+    """With probability `share` the pair is (sum_j weights_j N(shifts_j, 1), N(0, 1)), shifts >= 0 in deviations."""
+
+    share: float
+    shifts: np.ndarray
+    """(A,)"""
+    weights: np.ndarray
+    """(A,) each within a unit of its value."""
+    doubt: float = 0.0
+    """Relative error of the share."""
+
+
+class OfGaussianMixtures:
+    """What the contour engine of mixtures asks of a mechanism (engines/mixture.py)."""
+
+    def branches(self, relation: str) -> list[list[Branch]] | None:
+        """The branches of every configuration in the flat order of the batch, for the direction remove.
+
+        The direction add is the same pairs with their laws exchanged.  None where no such pairs answer.
+        """
+        raise NotImplementedError
+
+    def ordinary(self) -> bool:
+        """Whether it is a Gaussian, sampled or not, that the engines of compositions answer as well."""
+        return False
+
+    def of_gaussians(self) -> bool:
+        """Whether there are branches at all."""
+        return True
+
+    def attained(self, relation: str) -> bool:
+        """Whether the branches are the mechanism's own pair, and not only a bound of it."""
+        raise NotImplementedError
+
+
+def require_gaussian(name: str, mechanism: Any) -> None:
+    """Refuse any base but a Gaussian."""
+    if not isinstance(mechanism, Gaussian):
+        raise InputError(f"{name} of {type(mechanism).__name__} is not supported; use ja.Gaussian(noise_multiplier)")
+
+
+def whole_number(name: str, value: Any, most: int) -> int:
+    """One whole number from 1 to `most`; integral floats are accepted, since calibrations search over floats."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = np.nan
+    if np.ndim(value) or isinstance(value, bool) or not (number == np.floor(number) and 1 <= number <= most):
+        raise InputError(f"{name} = {shown(value)} must be one whole number from 1 to {most}; ask for one at a time")
+    return int(number)
+
+
+def rows_of(mechanism: Mechanism, *fields: Any) -> list[tuple[float, ...]]:
+    """The values of some fields, one tuple for each configuration in the flat order of the batch."""
+    shape = batch_shape(mechanism)
+    flat = (np.broadcast_to(np.asarray(field, np.float64), shape).reshape(-1).tolist() for field in fields)
+    return list(zip(*flat, strict=True))

@@ -1,0 +1,234 @@
+"""Poisson sampling with a cap on the size of the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxacct.floats import ROUNDOFF
+from jaxacct.mechanisms.base import Mechanism, batch_shape, register, require_mechanism
+from jaxacct.mechanisms.binomial_tails import Cap, cap_of
+from jaxacct.mechanisms.finite import sample_pair
+from jaxacct.mechanisms.gaussian_branches import (
+    LOSS_OF_PRESENCE,
+    Branch,
+    OfGaussianMixtures,
+    require_gaussian,
+    rows_of,
+)
+from jaxacct.mechanisms.mixture_profiles import (
+    Mixture,
+    Points,
+    mixed_pair,
+    mixture_pair,
+    points_above,
+    profile_of_points,
+    quantiles,
+    two_points,
+    zero_out_points,
+)
+from jaxacct.mechanisms.parts import FinitePair, GaussianPart, Part
+from jaxacct.mechanisms.profile import stacked
+from jaxacct.validation import COUNT, DELTA, OPEN_PROBABILITY, PROBABILITY, Constraint, check
+
+__all__ = ["TruncatedPoissonSampled", "cap_for"]
+
+SIZE = Constraint("use a whole number of records", 1, 1e9, integral=True)
+"""What a number of records may be."""
+SHARE_OF_DELTA = 1e-3
+"""The share of delta that all the steps in which a free cap binds may have together."""
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class TruncatedPoissonSampled(Mechanism, OfGaussianMixtures):
+    """A Gaussian on a Poisson sample that is cut to ``cap`` records: a uniform subset of them where more are drawn.
+
+    With n = ``dataset_size``, tau = Pr[Bin(n-1, q) >= cap] and q' = (cap/n) Pr[Bin(n, q) > cap]/tau, a step is with
+    probability 1 - tau the Gaussian sampled at q, of sensitivity 1, and with probability tau the Gaussian sampled at
+    q', of sensitivity 2: the record displaces another one. That is an upper bound for add and remove, of any number of
+    adaptive steps; ``kind`` is "bound". For ``zero_out`` (the record keeps its slot) and ``replace_one`` the pair with
+    probability tau is the one of README.md, "A cap on a Poisson sample". Both are put on finitely many losses from
+    above.
+
+    It holds where n is public (the larger of the two data sets), q and the cap do not depend on the data, the subset is
+    uniform (not the first ``cap``), and the sum is divided by a constant, never by the number drawn. A cap is dear
+    unless steps * tau is well below delta: `jaxacct.cap_for` finds one that is. A cap of n or more is plain Poisson
+    sampling.
+
+    Parameters
+    ----------
+    mechanism : Gaussian
+        A single step; noise in units of the add/remove sensitivity.
+    sampling_probability : array_like in [0, 1]
+        q, the chance of each record to be drawn before the cut.
+    dataset_size : array_like of whole numbers from 1 to 1e9
+        n, the size of the larger data set.
+    cap : array_like of whole numbers from 1 to 1e9
+        The largest batch. All fields broadcast.
+
+    Raises
+    ------
+    InputError
+        A base that is not a Gaussian, a value outside its limits, with its index, or shapes that do not broadcast.
+
+    References
+    ----------
+    Ganesh (2025), on truncated Poisson sampling, arXiv 2508.15089. README.md, "A cap on a Poisson sample".
+
+    >>> import jaxacct as ja
+    >>> step = ja.TruncatedPoissonSampled(ja.Gaussian(1.0), 0.05, dataset_size=1000, cap=75)
+    >>> f"{step.chance_of_cap():.6g}"
+    '0.000399828'
+    >>> round(float(ja.epsilon(ja.repeat(step, 1000), 1e-5).upper), 3)
+    11.151
+    """
+
+    mechanism: Any
+    sampling_probability: Any
+    dataset_size: Any
+    cap: Any
+    constraints: ClassVar = {"sampling_probability": PROBABILITY, "dataset_size": SIZE, "cap": SIZE}
+
+    def __post_init__(self) -> None:
+        require_mechanism("mechanism", self.mechanism)
+        require_gaussian("TruncatedPoissonSampled", self.mechanism)
+        super().__post_init__()
+
+    def chance_of_cap(self) -> Any:
+        """tau, the chance that the others alone fill the batch, rounded up; one for each configuration.
+
+        >>> import jaxacct as ja
+        >>> float(ja.TruncatedPoissonSampled(ja.Gaussian(1.0), 0.4, dataset_size=5, cap=5).chance_of_cap())
+        0.0
+        """
+        found = np.array([cap.chance[1] for _, _, cap in self._rows()])
+        return found.reshape(batch_shape(self))[()]
+
+    def symmetric(self) -> bool:
+        return False
+
+    def kind_under(self, relation: str, composed: bool = False) -> str:
+        return super().kind_under(relation, composed) if self._never_binds() and relation != "replace_one" else "bound"
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        once = np.asarray(1.0)
+        if self._never_binds() and relation != "replace_one":
+            rate = np.asarray(self.sampling_probability, np.float64)
+            return [(GaussianPart(np.asarray(self.mechanism.noise_multiplier, np.float64), rate), once)]
+        pair = stacked([_pair(*row, relation) for row in self._rows()], batch_shape(self))
+        return [(sample_pair(pair, once, direction), once)]
+
+    def branches(self, relation: str) -> list[list[Branch]] | None:
+        if relation not in LOSS_OF_PRESENCE and not (relation == "zero_out" and self._never_binds()):
+            return None
+        found = []
+        for sigma, q, cap in self._rows():
+            (low, high), rate = cap.chance, cap.rate[1]
+            plain = (np.array([0.0, 1.0 / sigma]), np.array([1.0 - q, q]))
+            capped = (np.array([0.0, 2.0 / sigma]), np.array([1.0 - rate, rate]))
+            row = [Branch(_rest(low), *plain)] if low < 1.0 else []
+            found.append([*row, Branch(high, *capped)] if high > 0.0 else row)
+        return found
+
+    def ordinary(self) -> bool:
+        return self._never_binds()
+
+    def attained(self, relation: str) -> bool:
+        return self._never_binds()
+
+    def _never_binds(self) -> bool:
+        return bool(np.all(np.asarray(self.cap) >= np.asarray(self.dataset_size)))
+
+    def _rows(self) -> list[tuple[float, float, Cap]]:
+        fields = self.mechanism.noise_multiplier, self.sampling_probability, self.dataset_size, self.cap
+        return [(sigma, q, cap_of(n, q, cap)) for sigma, q, n, cap in rows_of(self, *fields)]
+
+
+def cap_for(
+    sampling_probability: float, dataset_size: int, steps: int, delta: float, share: float = SHARE_OF_DELTA
+) -> int:
+    """The smallest cap that costs nothing: steps * Pr[Bin(n - 1, q) >= cap] is at most `share` of delta.
+
+    A cap that binds lets a record displace another one, and a step in which it binds costs twice the sensitivity
+    (`TruncatedPoissonSampled`).  With this cap all such steps together have at most the probability share * delta.
+
+    Parameters
+    ----------
+    sampling_probability : float strictly between 0 and 1
+        q.
+    dataset_size : int from 1 to 1e9
+        n, the size of the larger data set.
+    steps : int from 1 to 2**53
+    delta : float strictly between 0 and 1
+        The delta of the claim.
+    share : float strictly between 0 and 1
+        Of delta, for the steps in which the cap binds.
+
+    Returns
+    -------
+    int
+        n where no smaller cap will do.
+
+    Raises
+    ------
+    InputError
+        A value outside its limits, or a batch.
+
+    References
+    ----------
+    README.md, "A cap on a Poisson sample".
+
+    >>> import jaxacct as ja
+    >>> ja.cap_for(0.05, 1000, steps=1000, delta=1e-5)
+    103
+    """
+    one = "a cap is for one run"
+    q = float(check("sampling_probability", sampling_probability, OPEN_PROBABILITY, one))
+    n = float(check("dataset_size", dataset_size, SIZE, one))
+    count = float(check("steps", steps, COUNT, one))
+    goal = float(check("delta", delta, DELTA, one)) * float(check("share", share, OPEN_PROBABILITY, one))
+    low, high = max(np.floor(n * q) - 1.0, 0.0), n  # the first is too small or 0, the second always serves
+    while high - low > 1.0:
+        middle = float(np.floor(0.5 * (low + high)))
+        low, high = (low, middle) if count * cap_of(n, q, middle).chance[1] <= goal else (middle, high)
+    return int(high)
+
+
+def _pair(sigma: float, q: float, cap: Cap, relation: str) -> FinitePair:
+    """The pair of one step, in the direction remove, from above."""
+    (low, high), rate, s = cap.chance, cap.rate[1], 1.0 / sigma
+    plain = _replaced(q, s) if relation == "replace_one" else _sampled(q, s)
+    if high == 0.0:
+        return plain
+    if relation == "replace_one":
+        points = _sampled_points(rate, 2.0 * s)
+        capped = profile_of_points(points, points, 2.0 * s)
+    elif relation == "zero_out":
+        capped = profile_of_points(*zero_out_points(rate, s), 2.0 * s)
+    else:
+        capped = _sampled(rate, 2.0 * s)
+    return mixed_pair([_rest(low), high], [plain, capped])
+
+
+def _rest(chance: float) -> float:
+    """1 - chance, rounded up; 1 where the chance is 0."""
+    return (1.0 - chance) * (1.0 + 4.0 * ROUNDOFF) if chance > 0.0 else 1.0
+
+
+def _sampled(q: float, shift: float) -> FinitePair:
+    return mixture_pair(np.array([0.0, shift]), np.array([1.0 - q, q]))
+
+
+def _sampled_points(q: float, shift: float) -> Points:
+    """H_a((1-q) N(0) + q N(shift) || N(0)) for a >= 1."""
+    nothing = Mixture(np.zeros(1), np.ones(1))
+    return points_above(two_points(0.0, shift, q), nothing, quantiles(0.0, shift))
+
+
+def _replaced(q: float, s: float) -> FinitePair:
+    """((1-q) N(0) + q N(s), (1-q) N(0) + q N(-s)): the ratio increases, and the pair is its own mirror image."""
+    points = points_above(two_points(0.0, s, q), two_points(0.0, -s, q), quantiles(-s, s))
+    return profile_of_points(points, points, 2.0 * s)

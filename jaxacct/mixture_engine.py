@@ -1,0 +1,97 @@
+"""The engine of compositions of Gaussian mixtures: groups, capped and fixed samples, and Gaussians beside them.
+
+Every direction of the relation is composed and answered by itself, and the larger answer is taken at the end, as in
+worse_direction.py, which answers from the dominating finite pairs where the contour cannot.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxacct.bounds import Bounds
+from jaxacct.dispatch import is_open
+from jaxacct.engines import mixture
+from jaxacct.engines.contour import TOLERANCE, Answer
+from jaxacct.engines.protocol import Effort, MechanismEngine, register
+from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.mechanisms.base import take_rows
+from jaxacct.progress import Progress
+from jaxacct.validation import GIBIBYTE, broadcast_shape
+from jaxacct.worse_direction import worse_direction
+
+__all__ = ["MixtureContour"]
+
+SIGNS = {"add_one": (-1.0,), "remove_one": (1.0,)}
+"""The directions of a relation: 1 remove, -1 add; both where it is not listed."""
+ROWS_WITH_PROGRESS = 8
+"""Configurations from which on a progress bar shows."""
+
+
+class MixtureContour(MechanismEngine):
+    """Compositions of Gaussian mixtures and Gaussians, by a contour integral."""
+
+    name = "mixture_contour"
+    beside_parts = True
+
+    def supports(self, mechanism: Mechanism) -> bool:
+        return mixture.suits(mechanism)
+
+    def epsilon(self, mechanism: Mechanism, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
+        return _bracket("epsilon", mechanism, delta, relation, rtol)
+
+    def delta(self, mechanism: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
+        return _bracket("delta", mechanism, epsilon, relation, rtol)
+
+
+register(MixtureContour())
+
+
+def _bracket(quantity: str, mechanism: Mechanism, given: np.ndarray, relation: str, rtol: float) -> Bounds:
+    effort = Effort(rtol, 0.5 * rtol, TOLERANCE, 0.1 * rtol, GIBIBYTE)
+    rows = mixture.rows_of_branches(mechanism, relation)
+    if rows is None:
+        return worse_direction(quantity, mechanism, given, relation, effort, "auto")
+    mine = batch_shape(mechanism)
+    other = "delta" if quantity == "epsilon" else "epsilon"
+    shape = broadcast_shape({"the mechanism": mine, other: np.shape(given)})
+    target = np.broadcast_to(given, shape).reshape(-1)
+    places = np.broadcast_to(np.arange(len(rows)).reshape(mine), shape).reshape(-1)
+    answer = Answer(*np.full((3, target.size), np.nan))
+    bar = Progress(target.size, None if target.size > ROWS_WITH_PROGRESS else False)
+    for at, (place, value) in enumerate(zip(places, target, strict=True)):
+        for end, found in zip(answer, _larger(quantity, rows[place], value, relation), strict=True):
+            end[at] = found
+        bar.update(at + 1)
+    bar.close()
+    engine = np.full(target.size, MixtureContour.name, dtype="<U32")
+    with np.errstate(invalid="ignore"):
+        left = np.flatnonzero(~(answer.upper < np.inf) | is_open(answer, rtol))
+    for at in left:  # one by one: a row that fails there as well does not end the others
+        one = take_rows(mechanism, places[[at]]) if mine else mechanism
+        found = worse_direction(quantity, one, target[at], relation, effort, "auto")
+        upper = float(np.reshape(found.upper, -1)[0])
+        low = float(np.fmax(answer.lower[at], 0.0))
+        if not upper >= low:
+            upper = max(float(answer.upper[at]), low)
+        if not upper >= answer.upper[at]:
+            engine[at] = str(np.reshape(found.engine, -1)[0])
+        answer.lower[at], answer.upper[at] = low, np.fmin(upper, answer.upper[at])
+        answer.estimate[at] = np.clip(np.fmin(answer.estimate[at], upper), low, answer.upper[at])
+    status = np.where(is_open(answer, rtol), "width", "ok").astype("<U16")
+    status[answer.upper == 0.0] = "zero"
+    kind = "certified" if mixture.attained(mechanism, relation) else "bound"
+    low = answer.lower if kind == "certified" else np.zeros(target.size)
+    ends = (end.reshape(shape) for end in (low, answer.estimate, answer.upper))
+    return Bounds(*ends, kind, status.reshape(shape), engine.reshape(shape))
+
+
+def _larger(quantity: str, row: mixture.Row, value: float, relation: str) -> mixture.Ends:
+    """The larger of the directions' answers, each end on its own; no upper end where one has none."""
+    if quantity == "epsilon" and value == 0.0:
+        return mixture.UNKNOWN  # refused, or known from the largest loss
+    one = mixture.one_epsilon if quantity == "epsilon" else mixture.one_delta
+    found = np.array([one(row, sign, float(value)) for sign in SIGNS.get(relation, (1.0, -1.0))])
+    if np.isnan(found[:, 1]).any():
+        return float(np.max(found[:, 0])), np.nan, np.inf
+    low, mid, high = (float(x) for x in found.max(axis=0))
+    return low, mid, high
