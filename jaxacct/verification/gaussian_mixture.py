@@ -41,7 +41,7 @@ def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any]
 
 @dataclass(frozen=True)
 class GaussianMixture(SampledGaussian):
-    """sum_j weight_j N(share_j, sigma^2) against N(0, sigma^2), the largest share 1: a sampled Gaussian has shares 0, 1.
+    """sum_j weight_j N(share_j, sigma^2) against N(0, sigma^2), the largest share 1; a sampled Gaussian has 0 and 1.
 
     shares : increasing, from 0 to 1, the first of them 0.
     lost : upper bound of the P-mass of the contributions that are left out.
@@ -49,7 +49,7 @@ class GaussianMixture(SampledGaussian):
 
     shares: tuple[Any, ...] = ()
     weights: tuple[Any, ...] = ()
-    lost: Any = arb(0)
+    lost: Any = 0
 
     @classmethod
     def of(cls, sigma: Any, weights: Any, lost: Any, direction: str) -> GaussianMixture:
@@ -149,7 +149,7 @@ class GaussianMixture(SampledGaussian):
 
 @dataclass(frozen=True)
 class PairOfMixtures:
-    """Two mixtures of N(mean, 1), as ((mean, weight), ...), whose p - a q changes its sign once for each a > 0 asked."""
+    """Two mixtures of N(mean, 1), as ((mean, weight), ...), whose p - a q changes its sign at most once."""
 
     p: tuple[tuple[Any, Any], ...]
     q: tuple[tuple[Any, Any], ...]
