@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxacct.verification import direct_integration, line_sum, small_loss_steps
-from jaxacct.verification.ball_arithmetic import arb, ball, between, precision
+from jaxacct.verification.ball_arithmetic import arb, ball, between, precision, within
 from jaxacct.verification.closed_form_losses import LaplaceLoss
 from jaxacct.verification.enumeration import enumerate_totals, power_of_grid, repeated_laplace, states
 from jaxacct.verification.finite_losses import FiniteLosses
 from jaxacct.verification.loss_definition import Composition
+from jaxacct.verification.random_allocation import AllocationLoss
 from jaxacct.verification.result import NotCovered, Unplanned
 
 __all__ = ["LEVELS", "at_most", "enclose"]
@@ -47,7 +48,7 @@ def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, 
         parts, infinite = composition.parts, composition.infinity
         if math.isinf(epsilon) or not parts:
             return infinite
-        left_out = between(0, composition.cut.abs_upper())
+        left_out = between(0, composition.cut.abs_upper()) + within(composition.lost * ball(epsilon).exp())
         largest = composition.largest
         if largest is not None and largest <= ball(epsilon):
             return infinite + left_out
@@ -56,12 +57,15 @@ def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, 
             most = sum((count * part.hockey_stick(ball(0.0)) for part, count in parts), infinite + left_out)
             if most.abs_upper() < ball(log_scale).exp():
                 return between(0, most.abs_upper())
+        if len(parts) == 1 and parts[0][1] == 1 and isinstance(parts[0][0], AllocationLoss):
+            return parts[0][0].one_round(ball(epsilon), log_scale - DIGITS[level] * math.log(10.0))
         exact = _exactly(parts, ball(epsilon), level)
         if exact is not None:
             return exact + infinite + left_out
     for part, _ in parts:
         if not hasattr(part, "log_mgf"):
-            raise NotCovered(f"a composition with {part.key[0]}")
+            words = "several rounds of" if isinstance(part, AllocationLoss) else "a composition with"
+            raise NotCovered(f"{words} {part.key[0]}")
     return _by_integrals(lambda: build().parts, parts, epsilon, log_scale, level).max(0) + infinite + left_out
 
 

@@ -30,7 +30,7 @@ WIDE_EVALUATIONS = 300
 
 def fits(parts: Any) -> bool:
     """Whether these are two or three sampled Gaussian steps."""
-    return all(isinstance(part, SampledGaussian) for part, _ in parts) and 2 <= sum(n for _, n in parts) <= MOST_STEPS
+    return all(type(part) is SampledGaussian for part, _ in parts) and 2 <= sum(n for _, n in parts) <= MOST_STEPS
 
 
 def enclose(build: Callable[[], Any], epsilon: float, log_scale: float, digits: int) -> Any:

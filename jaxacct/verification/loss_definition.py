@@ -11,9 +11,11 @@ from typing import Any
 from jaxacct import mechanisms as known
 from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.validation import InputError
+from jaxacct.verification import batch_rules
 from jaxacct.verification.ball_arithmetic import arb, ball
 from jaxacct.verification.closed_form_losses import BoundedRange, GaussianLoss, LaplaceLoss, SampledLaplace
 from jaxacct.verification.finite_losses import FiniteLosses, from_masses
+from jaxacct.verification.gaussian_mixture import GaussianMixture
 from jaxacct.verification.result import NotCovered
 from jaxacct.verification.sampled_gaussian import SampledGaussian
 
@@ -44,6 +46,11 @@ class Composition:
         return sum((count * part.cut for part, count in self.parts if isinstance(part, FiniteLosses)), arb(0))
 
     @property
+    def lost(self) -> Any:
+        """Upper bound of the P-mass of contributions to a sampled batch that are left out."""
+        return sum((count * part.lost for part, count in self.parts if isinstance(part, GaussianMixture)), arb(0))
+
+    @property
     def keys(self) -> frozenset[Any]:
         """What is composed; equal for two directions whose losses have the same law."""
         return frozenset((part.key, count) for part, count in self.parts)
@@ -61,9 +68,9 @@ class Composition:
 
 def expand(mechanism: Any, relation: str, direction: str) -> Composition:
     """The losses of one configuration in one of `directions` of a neighbouring relation."""
-    if relation == "zero_out" and mechanism.displaces():
+    if relation == "zero_out" and mechanism.displaces() and not batch_rules.knows(mechanism, relation):
         raise NotCovered("zero_out where a record displaces others")
-    if isinstance(mechanism, known.SampledWithoutReplacement):
+    if isinstance(mechanism, known.SampledWithoutReplacement) and not batch_rules.knows(mechanism, relation):
         base = mechanism.mechanism
         if direction.endswith(REVERSED):
             base = known.FiniteOutput(base.q, base.p)
@@ -96,7 +103,7 @@ def directions(mechanism: Any, relation: str) -> tuple[str, ...]:
     names: tuple[str, ...] = ("remove", "add")
     if relation in ("add_one", "remove_one"):
         names = (relation.split("_")[0],)
-    if isinstance(mechanism, known.SampledWithoutReplacement):
+    if isinstance(mechanism, known.SampledWithoutReplacement) and not batch_rules.knows(mechanism, relation):
         if relation == "replace_one":
             names = ("remove",) if not bool(mechanism.sampling_ratio == 1) else names
         if isinstance(mechanism.mechanism, known.FiniteOutput):
@@ -109,9 +116,9 @@ def _parts(mechanism: Any, relation: str, direction: str, count: int) -> list[tu
         return _parts(mechanism.mechanism, relation, direction, count * int(mechanism.steps))
     if isinstance(mechanism, Composed):
         return [item for inner in mechanism.mechanisms for item in _parts(inner, relation, direction, count)]
+    if batch_rules.knows(mechanism, relation):
+        return [(part, n * count) for part, n in batch_rules.parts(mechanism, relation, direction)]
     rate, base = arb(1), mechanism
-    if getattr(base, "group", 1) > 1:
-        raise NotCovered(f"a group of {base.group} records")
     while isinstance(base, known.PoissonSampled):
         rate *= ball(base.sampling_probability)
         base = base.mechanism

@@ -27,9 +27,9 @@ def enclose(composition: Any, epsilon: Any) -> Any:
             continue
         if hasattr(part, "hockey_stick"):
             low = low.max(part.hockey_stick(epsilon) + (part.infinity if isinstance(part, FiniteLosses) else 0))
-        if isinstance(part, SampledGaussian):
+        if type(part) is SampledGaussian:
             low = low.max(_any_output(part, count, epsilon))
-    if composition.parts and all(isinstance(part, SampledGaussian | GaussianLoss) for part, _ in composition.parts):
+    if composition.parts and all(type(part) in (SampledGaussian, GaussianLoss) for part, _ in composition.parts):
         square = sum(
             (
                 count * (part.square if isinstance(part, GaussianLoss) else 1 / part.sigma**2)

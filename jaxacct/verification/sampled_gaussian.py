@@ -133,8 +133,7 @@ class SampledGaussian(SampledGaussianPlanning):
         for j in _whole_between(low, high, h):
             tick()
             u = j * h
-            y = u / self.sigma - 1 / (2 * self.sigma**2)
-            total += self._share(u) * (-u * u / 2 + exponent * (1 - self.rate + self.rate * y.exp()).log()).exp()
+            total += self._share(u) * (-u * u / 2 + exponent * self._mix_real(u).log()).exp()
         total *= h / (2 * arb.pi()).sqrt()
         total = between(total, total + self._outside(c, low, high, h, total * arb(-60).exp()))
         share = within(self._trapezoid(c, strip, strip, h))
@@ -145,6 +144,14 @@ class SampledGaussian(SampledGaussianPlanning):
     def _mix(self, u: Any, angle: Any) -> Any:
         y = acb(u / self.sigma - 1 / (2 * self.sigma**2), angle)
         return 1 - self.rate + self.rate * y.exp()
+
+    def _mix_real(self, u: Any) -> Any:
+        return 1 - self.rate + self.rate * (u / self.sigma - 1 / (2 * self.sigma**2)).exp()
+
+    def _share_of_slope(self, u: Any) -> Any:
+        """sigma times the slope of log mix, which rises with u."""
+        y = u / self.sigma - 1 / (2 * self.sigma**2)
+        return self.rate * y.exp() / (1 - self.rate + self.rate * y.exp())
 
     def _share(self, u: Any) -> Any:
         share = arb(1)
@@ -198,8 +205,7 @@ class SampledGaussian(SampledGaussianPlanning):
             if self.direction == "remove" and side > 0:
                 slope = exponent / self.sigma
             if self.direction == "add" and side < 0:
-                y = end / self.sigma - 1 / (2 * self.sigma**2)
-                slope = c * self.rate * y.exp() / (1 - self.rate + self.rate * y.exp()) / self.sigma
+                slope = c * self._share_of_slope(end) / self.sigma
             gap = self._fall(end, side) - slope
             if not gap > 0:
                 return arb("inf")
@@ -219,9 +225,7 @@ class SampledGaussian(SampledGaussianPlanning):
 
     def _value(self, a: Any, b: Any, exponent: Any, side: int) -> Any:
         """N(a) mix(b)^exponent, times the largest shares beyond a on that side."""
-        y = b / self.sigma - 1 / (2 * self.sigma**2)
-        mixed = 1 - self.rate + self.rate * y.exp()
-        value = (-a * a / 2 + exponent * mixed.log()).exp() / (2 * arb.pi()).sqrt()
+        value = (-a * a / 2 + exponent * self._mix_real(b).log()).exp() / (2 * arb.pi()).sqrt()
         for cut in self.cuts:
             if cut.side != side:
                 value *= cut.share(a)

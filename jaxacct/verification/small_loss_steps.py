@@ -111,7 +111,7 @@ class SplitPlan:
 
 def only_sampled_gaussians(parts: Any) -> bool:
     """Whether the composition has sampled Gaussians only."""
-    return bool(parts) and all(isinstance(part, SampledGaussian) for part, _ in parts)
+    return bool(parts) and all(type(part) is SampledGaussian for part, _ in parts)
 
 
 def plan_split(

@@ -1,0 +1,277 @@
+"""Mixtures of Gaussians: M(z) on a line, as for the sampled Gaussian, and one step by the place of the best event.
+
+Proofs: README.md of this folder, "Mixtures of Gaussians".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxacct.verification.ball_arithmetic import acb, arb, ctx, gaussian_tail
+from jaxacct.verification.sampled_gaussian import SampledGaussian
+
+__all__ = ["GaussianMixture", "PairOfMixtures", "Revealed", "binomial_weights", "hypergeometric_weights"]
+
+NEGLIGIBLE = arb(2) ** -400
+"""Weights of the largest contributions are left out while all of them together are below this."""
+
+
+def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
+    """Pr[Bin(trials, chance) = j] for j = 0, 1, ..., and an upper bound of what is left out beyond."""
+    weights, j = [], 0
+    while j <= trials:
+        weights.append(math.comb(trials, j) * chance**j * (1 - chance) ** (trials - j))
+        j += 1
+        # terms beyond j >= 2 (trials chance + 1) fall by more than a half each
+        if j > 2 * float((trials * chance + 1).upper()) and 2 * weights[-1] < NEGLIGIBLE:
+            return weights, (2 * weights[-1]).abs_upper() if j <= trials else arb(0)
+    return weights, arb(0)
+
+
+def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
+    """How many of `group` records are among `batch` of `size`."""
+    total = math.comb(size, batch)
+    return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(group + 1)], arb(0)
+
+
+@dataclass(frozen=True)
+class GaussianMixture(SampledGaussian):
+    """sum_j weight_j N(share_j, sigma^2) against N(0, sigma^2), the largest share 1; a sampled Gaussian has 0 and 1.
+
+    shares : increasing, from 0 to 1, the first of them 0.
+    lost : upper bound of the P-mass of the contributions that are left out.
+    """
+
+    shares: tuple[Any, ...] = ()
+    weights: tuple[Any, ...] = ()
+    lost: Any = 0
+
+    @classmethod
+    def of(cls, sigma: Any, weights: Any, lost: Any, direction: str) -> GaussianMixture:
+        """Contributions of j with weight_j, noise sigma in units of one."""
+        kept = [(j, w) for j, w in enumerate(weights) if j == 0 or not w.is_zero()]
+        top = kept[-1][0]
+        shares = tuple(arb(j) / top for j, _ in kept)
+        return cls(sigma / top, 1 - kept[0][1], direction, shares=shares, weights=tuple(w for _, w in kept), lost=lost)
+
+    @property
+    def key(self) -> Any:
+        numbers = tuple(x.str(40) for x in (self.sigma, *self.shares, *self.weights))
+        return ("GaussianMixture", numbers, self.direction)
+
+    @property
+    def largest(self) -> Any:
+        """Without a chance of no contribution (weight 0) the loss has no end."""
+        return None if self.direction == "remove" or not self.weights[0] > 0 else -self.weights[0].log()
+
+    @property
+    def least(self) -> Any:
+        return self.weights[0].log() if self.direction == "remove" and self.weights[0] > 0 else None
+
+    @property
+    def masses(self) -> tuple[Any, Any]:
+        mixed = sum(self.weights, arb(0))
+        return (mixed, arb(1)) if self.direction == "remove" else (arb(1), mixed)
+
+    def hockey_stick(self, epsilon: Any) -> Any:
+        mixed = tuple((share / self.sigma, w) for share, w in zip(self.shares, self.weights, strict=True))
+        pair = mixed, ((arb(0), arb(1)),)
+        return PairOfMixtures(*(pair if self.direction == "remove" else pair[::-1])).hockey_stick(epsilon)
+
+    def _mix(self, u: Any, angle: Any) -> Any:
+        return sum(
+            (
+                w * acb(share * u / self.sigma - share**2 / (2 * self.sigma**2), share * angle).exp()
+                for share, w in zip(self.shares, self.weights, strict=True)
+            ),
+            acb(0),
+        )
+
+    def _mix_real(self, u: Any) -> Any:
+        return self._terms_of(u)[0]
+
+    def _share_of_slope(self, u: Any) -> Any:
+        """The mean of the shares at an output, which rises with it."""
+        total, mean = self._terms_of(u)
+        return mean / total
+
+    def _terms_of(self, u: Any) -> tuple[Any, Any]:
+        total, mean = arb(0), arb(0)
+        for share, w in zip(self.shares, self.weights, strict=True):
+            term = w * (share * u / self.sigma - share**2 / (2 * self.sigma**2)).exp()
+            total, mean = total + term, mean + share * term
+        return total, mean
+
+    def _log_mix(self, u: np.ndarray, angle: Any = None) -> Any:
+        sigma = float(self.sigma.mid())
+        shares = np.array([float(x.mid()) for x in self.shares])
+        weights = np.array([float(x.mid()) for x in self.weights])
+        u = np.asarray(u)
+        logs = np.log(weights) + shares * u[..., None] / sigma - 0.5 * (shares / sigma) ** 2
+        top = logs.max(-1)
+        terms = np.exp(logs - top[..., None])
+        if angle is None:
+            return top + np.log(terms.sum(-1))
+        return top + np.log((terms * np.exp(1j * shares * np.asarray(angle)[..., None])).sum(-1))
+
+    def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
+        """One window for all peaks: at a peak, u is the exponent over sigma times the mean of the shares."""
+        scale = self._exponent(c) / float(self.sigma.mid())
+        shares = np.array([float(x.mid()) for x in self.shares])
+        weights = np.log(np.array([float(x.mid()) for x in self.weights]))
+        sigma = float(self.sigma.mid())
+
+        def slope(u: np.ndarray) -> np.ndarray:
+            logs = weights + shares * u[:, None] / sigma - 0.5 * (shares / sigma) ** 2
+            terms = np.exp(logs - logs.max(-1, keepdims=True))
+            return np.asarray(scale * (terms @ shares) / terms.sum(-1))
+
+        ends = np.minimum(scale, 0.0), np.maximum(scale, 0.0)
+        if self.direction == "add":
+            low, high = (x.copy() for x in ends)
+            while np.max(high - low) > 1e-3:
+                middle = 0.5 * (low + high)
+                if not np.all(np.isfinite(middle)) or np.any((middle == low) & (high - low > 1e-3)):
+                    break
+                left = slope(middle) > middle
+                low, high = np.where(left, middle, low), np.where(left, high, middle)
+            return [(low - far, high + far)]
+        low, high = ends
+        for _ in range(60):
+            low, high = slope(low), slope(high)
+        return [(low - far, np.maximum(low, high) + far)]
+
+
+@dataclass(frozen=True)
+class PairOfMixtures:
+    """Two mixtures of N(mean, 1), as ((mean, weight), ...), whose p - a q changes its sign at most once."""
+
+    p: tuple[tuple[Any, Any], ...]
+    q: tuple[tuple[Any, Any], ...]
+    infinity = None
+    largest = None
+
+    @property
+    def key(self) -> Any:
+        return (
+            "PairOfMixtures",
+            tuple((m.str(40), w.str(40)) for law in (self.p, self.q) for m, w in law),
+            len(self.p),
+        )
+
+    def hockey_stick(self, epsilon: Any) -> Any:
+        """The integral of (p - a q)_+: a half line, whose end is enclosed by bisection."""
+        terms = self._terms(epsilon.exp())
+        signs = [1 if c > 0 else -1 if c < 0 else 0 for _, c in terms]
+        if 0 in signs:
+            return arb("nan")
+        changes = [i for i in range(1, len(signs)) if signs[i] != signs[i - 1]]
+        if not changes:
+            return sum((c for _, c in terms), arb(0)).max(0)
+        if len(changes) > 1:
+            return arb("nan")
+        up = signs[-1] > 0
+        place = _zero(terms, 1 if up else -1)
+        return sum((c * gaussian_tail((place - m) if up else (m - place)) for m, c in terms), arb(0)).max(0)
+
+    def _terms(self, grown: Any) -> list[tuple[Any, Any]]:
+        """(mean, coefficient) of p - a q by increasing mean; equal means are one term."""
+        found: dict[str, list[Any]] = {}
+        for law, factor in ((self.p, arb(1)), (self.q, -grown)):
+            for mean, weight in law:
+                entry = found.setdefault(mean.str(30, radius=False), [mean, arb(0)])
+                entry[1] = entry[1] + factor * weight
+        kept = [(m, c) for m, c in found.values() if not c.is_zero()]
+        return sorted(kept, key=lambda each: float(each[0].mid()))
+
+
+def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
+    """A ball that holds the only zero of sum c e^{m u - m^2/2}, which rises through it (sign 1) or falls."""
+
+    def side(u: Any) -> int:
+        logs = [m * u - m * m / 2 for m, _ in terms]
+        top = max(logs, key=lambda x: float(x.mid()))
+        value = sign * sum((c * (x - top).exp() for x, (_, c) in zip(logs, terms, strict=True)), arb(0))
+        return 1 if value > 0 else -1 if value < 0 else 0
+
+    low, high = arb(-1), arb(1)
+    while side(low) != -1:
+        low = 2 * low
+        if low < -(2**60):
+            return arb("nan")
+    while side(high) != 1:
+        high = 2 * high
+        if high > 2**60:
+            return arb("nan")
+    for _ in range(2 * ctx.prec):
+        middle = ((low + high) / 2).mid()
+        where = side(middle)
+        if where == 0:
+            break
+        low, high = (middle, high) if where < 0 else (low, middle)
+    return low.union(high)
+
+
+@dataclass(frozen=True)
+class Revealed:
+    """One of several laws, drawn with a probability and told: M(z) = sum of probability times M_i(z)."""
+
+    ways: tuple[tuple[Any, Any], ...]
+    infinity = None
+    masses = (arb(1), arb(1))
+
+    @property
+    def key(self) -> Any:
+        return ("Revealed", tuple((share.str(40), law.key) for share, law in self.ways))
+
+    @property
+    def largest(self) -> Any:
+        return self._end("largest", True)
+
+    @property
+    def least(self) -> Any:
+        return self._end("least", False)
+
+    def _end(self, name: str, most: bool) -> Any:
+        found = [getattr(law, name, None) for _, law in self.ways]
+        if any(end is None for end in found):
+            return None
+        total = found[0]
+        for end in found[1:]:
+            total = total.max(end) if most else total.min(end)
+        return total
+
+    def hockey_stick(self, epsilon: Any) -> Any:
+        return sum((share * law.hockey_stick(epsilon) for share, law in self.ways), arb(0))
+
+    def mgf(self, z: Any) -> Any:
+        return sum((share * law.mgf(z) for share, law in self.ways), acb(0))
+
+    def log_mgf(self, c: np.ndarray) -> np.ndarray:
+        return self._log_sum([law.log_mgf(c) for _, law in self.ways])
+
+    def decay(self, c: Any, t: Any, count: int) -> Any:
+        return sum((share * law.decay(c, t, count) for share, law in self.ways), arb(0)).abs_upper()
+
+    def log_decay(self, c: float, t: float) -> float:
+        return float(self._log_sum([np.asarray(law.log_decay(c, t)) for _, law in self.ways]))
+
+    def _log_sum(self, logs: list[np.ndarray]) -> np.ndarray:
+        shares = [np.log(float(share.mid())) for share, _ in self.ways]
+        return np.asarray(np.logaddexp.reduce([a + b for a, b in zip(shares, logs, strict=True)]))
+
+    def cost(self, c: float, bits: float) -> int:
+        return sum(law.cost(c, bits) for _, law in self.ways)
+
+    def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Iterator[list[Any]]:
+        lines = [law.values(c, step, rows, width, count, bits) for _, law in self.ways]
+        for found in zip(*lines, strict=True):
+            yield [
+                sum((share * line[j] for (share, _), line in zip(self.ways, found, strict=True)), acb(0))
+                for j in range(width)
+            ]

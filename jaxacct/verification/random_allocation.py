@@ -1,0 +1,212 @@
+"""One round of random allocation: delta from the put on the likelihood ratio, by a sum over a vertical line.
+
+Proofs: README.md of this folder, "One round of random allocation".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxacct.verification.ball_arithmetic import acb, acb_mat, arb, between, gaussian_tail, precision, tick, within
+from jaxacct.verification.result import Unplanned
+
+__all__ = ["AllocationLoss"]
+
+ANGLES = np.geomspace(1e-5, 1.0, 60)
+"""Angles by which the path of a quadrature is turned, as shares of an eighth of a turn, that are tried."""
+MOST_PRODUCTS = 60_000_000
+"""Most products of a node in Im z and a node in u of one sum; more are left undecided."""
+MOST_NODES = 1_000_000
+"""Most nodes in Im z of one sum."""
+MOST_BITS = 3000
+"""Most bits of a sum: beyond, its terms cancel too much."""
+MARGIN = 14.0
+"""Natural digits by which everything that is chosen is finer than what is wanted."""
+
+
+@dataclass(frozen=True)
+class AllocationLoss:
+    """P = (1/t) sum_i N(e_i, sigma^2 I) against Q = N(0, sigma^2 I) in t dimensions, in one direction.
+
+    S = (X_1 + ... + X_t)/t is the ratio of their densities, X = e^{s u - s^2/2} with s = 1/sigma, u ~ N(0, 1) under Q.
+    remove is E(S - e^eps)_+ = 1 - e^eps + put(e^eps), and add is e^eps put(e^-eps), with put(k) = E(k - S)_+.
+    """
+
+    sigma: Any
+    slots: int
+    direction: str
+    infinity = None
+    largest = None
+
+    @property
+    def key(self) -> Any:
+        return ("RandomAllocation", self.sigma.str(40), self.slots, self.direction)
+
+    def one_round(self, epsilon: Any, log_tolerance: float) -> Any:
+        """delta(epsilon), enclosed to about e^log_tolerance."""
+        remove = self.direction == "remove"
+        size = float(epsilon.mid())
+        if size > 700.0:
+            raise Unplanned("e^epsilon is out of reach")
+        wanted = log_tolerance - (0.0 if remove else size)
+        with np.errstate(all="ignore"):
+            plan = _Plan(float(self.sigma.mid()), self.slots, float(np.exp(size if remove else -size)), wanted)
+        with precision(plan.bits):
+            grown = epsilon.exp()
+            if remove:
+                return (1 - grown + self._put(grown, plan)).max(0)
+            return (grown * self._put(1 / grown, plan)).max(0)
+
+    def _put(self, k: Any, plan: _Plan) -> Any:
+        """E(k - S)_+ = (1/2 pi i) int e^{zk} phi(z)^t/z^2 dz, the trapezoid rule on Re z = c."""
+        c, step, t = arb(plan.c), 2 * arb.pi() / arb(plan.period), self.slots
+        period = arb(plan.period)
+        if not period >= k:
+            raise Unplanned("its period is too short")
+        total, last = arb(0), (plan.count - 1) * step
+        turns = [acb(0, step * j * k).exp() for j in range(plan.width)]
+        for row, values in zip(plan.rows, self._values(c, step, plan), strict=True):
+            tick()
+            place = acb(0, step * (row * plan.width) * k).exp()
+            for j, turn in enumerate(turns):
+                z = acb(c, (row * plan.width + j) * step)
+                term = (values[j] ** t / (z * z) * (place * turn)).real
+                total += term / 2 if row == 0 and j == 0 else term
+        scale = (c * k).exp() / arb.pi()
+        cut = within(self._beyond(c, last, plan) ** t * scale / last)
+        decay = (-c * period).exp()
+        images = decay * (k + period) / (1 - decay) ** 2
+        return total * step * scale + cut - between(0, images.abs_upper())
+
+    def _beyond(self, c: Any, y: Any, plan: _Plan) -> Any:
+        """|phi(c + iy')| <= e^{a^2/2} phi(c cos(sa) + y sin(sa)) for all y' >= y: the path is moved down by a."""
+        angle = arb(plan.turned)
+        r = c * angle.cos() + y * angle.sin()
+        weights, exponents, error = self._nodes(r, arb(0), arb(plan.real_strip), plan)
+        total = sum((w * (r * x).exp() for w, x in zip(weights, exponents, strict=True)), acb(0)).real
+        return ((total + error) * ((angle * self.sigma) ** 2 / 2).exp()).abs_upper()
+
+    def _values(self, c: Any, step: Any, plan: _Plan) -> Any:
+        """phi at c + i j step, a row at a time; e^{i(a + b)x} = e^{iax} e^{ibx} makes a block a product of matrices."""
+        weights, exponents, error = self._nodes(c, arb(plan.angle), arb(plan.strip), plan)
+        size, spread = len(weights), acb(within(error), within(error))
+        right = []
+        for x in exponents:
+            tick()
+            right += [(acb(0, step * b) * x).exp() for b in range(plan.width)]
+        matrix = acb_mat(size, plan.width, right)
+        block = max(1, min(len(plan.rows), 4_000_000 // max(size, 1)))
+        grown = [w * (c * x).exp() for w, x in zip(weights, exponents, strict=True)]
+        for at in range(0, len(plan.rows), block):
+            some, left = plan.rows[at : at + block], []
+            for row in some:
+                tick()
+                place = acb(0, step * (row * plan.width))
+                left += [w * (place * x).exp() for w, x in zip(grown, exponents, strict=True)]
+            product = acb_mat(len(some), size, left) * matrix
+            for i in range(len(some)):
+                yield [product[i, b] + spread for b in range(plan.width)]
+
+    def _nodes(self, c: Any, angle: Any, strip: Any, plan: _Plan) -> tuple[list[Any], list[Any], Any]:
+        """Weights w, exponents x and error with phi(z) = sum w e^{zx} within the error, for Re z >= c, 0 <= arg z.
+
+        The path is u - i angle sigma, on which X has the phase e^{-i angle}.  For angle = 0, z is real.
+        """
+        s, t, down = 1 / self.sigma, self.slots, angle * self.sigma
+        width = strip * self.sigma
+        h = 2 * arb.pi() * width / arb(plan.digits + float((2 * width * width).upper()))
+        low, high = -arb(plan.reach), arb(plan.right if bool(angle > 0) else plan.reach)
+        first, last = int(float((low / h).floor().lower())), int(float((high / h).ceil().upper()))
+        weights, exponents, scale = [], [], h / (2 * arb.pi()).sqrt()
+        for j in range(first, last + 1):
+            u = acb(j * h, -down)
+            weights.append(scale * (-u * u / 2).exp())
+            exponents.append(-(s * u - s * s / 2).exp() / t)
+        grown = (down * down / 2).exp()
+        far = -(s * last * h - s * s / 2).exp() / t
+        outside = gaussian_tail(-first * h) + gaussian_tail(last * h) * (c * angle.cos() * far).exp()
+        if bool(angle > 0):  # lines that are `width` above and below; the one above may reach the real line
+            if not (strip <= angle and angle + strip <= arb.pi() / 2):
+                raise Unplanned("its path is turned too far")
+            sizes = ((width - down) ** 2 / 2).exp() + ((width + down) ** 2 / 2).exp()
+        else:
+            if not strip <= arb.pi() / 2:
+                raise Unplanned("its path is turned too far")
+            sizes = 2 * (width * width / 2).exp()
+        error = sizes / ((2 * arb.pi() * width / h).exp() - 1) + outside * grown
+        return weights, exponents, error.abs_upper()
+
+
+class _Plan:
+    """The line, the period, the cut-off and the quadrature, in floats: a bad plan costs width, and never truth."""
+
+    def __init__(self, sigma: float, t: int, k: float, wanted: float) -> None:
+        self.sigma, self.t = sigma, t
+        s = 1.0 / sigma
+        self._u = np.linspace(-40.0, 12.0, 4001)
+        self._x = np.exp(np.minimum(s * self._u - 0.5 * s * s, 600.0)) / t
+        self._density = -0.5 * self._u**2 - 0.5 * np.log(2 * np.pi) + np.log(self._u[1] - self._u[0])
+        self.c = self._saddle(k)
+        start = float(self.c * k + t * self._log_phi(np.array([self.c]))[0] - 2 * np.log(self.c))
+        goal = wanted - 2.0
+        self.period = max(k, (np.log(k + 100.0 / self.c) - goal) / self.c) * 1.000001
+        step = 2 * np.pi / self.period
+        last, self.turned = self._cut(k, goal, step)
+        if not last / step < MOST_NODES:
+            raise Unplanned("its sum is too long")
+        self.count = int(np.ceil(last / step)) + 2
+        self.width = max(1, int(np.sqrt(self.count)))
+        self.rows = range(-(-self.count // self.width))
+        self.count = len(self.rows) * self.width
+        # natural digits of phi: its error is multiplied by t and by the size of the sum
+        self.digits = max(start - goal, 1.0) + np.log(t) + np.log(self.count) + MARGIN
+        self.angle, nodes = self._angle(s)
+        self.strip = self.angle
+        self.real_strip = min(1.5, 3.0 * s)
+        self.reach = float(np.sqrt(2 * (self.digits + 0.5 * (self.angle * sigma) ** 2))) + 0.5
+        big = np.log(max(self.digits + 0.5 * (self.angle * sigma) ** 2, 1.0) * t / self.c / np.cos(self.angle))
+        self.right = float(min(self.reach, max((big / s + 0.5 * s), 1.0)))
+        self.bits = int(64 + 1.45 * (self.digits + (2 * self.angle * sigma) ** 2) + 2 * np.log2(t + 1))
+        if self.bits > MOST_BITS or not nodes * self.count < MOST_PRODUCTS:
+            raise Unplanned("its sum is too long")
+
+    def _log_phi(self, r: np.ndarray) -> np.ndarray:
+        logs = self._density - r[:, None] * self._x
+        top = logs.max(-1)
+        return np.asarray(top + np.log(np.exp(logs - top[:, None]).sum(-1)))
+
+    def _saddle(self, k: float) -> float:
+        grid = np.geomspace(1e-6, 1e9, 120) / k
+        for _ in range(3):
+            values = grid * k + self.t * self._log_phi(grid) - 2 * np.log(grid)
+            best = int(np.argmin(np.where(np.isfinite(values), values, np.inf)))
+            grid = np.geomspace(grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)], 20)
+        return float(grid[10])
+
+    def _cut(self, k: float, goal: float, step: float) -> tuple[float, float]:
+        """Where the bound beyond is small enough, and the angle that gives it."""
+        angles = np.geomspace(1e-6, 1.0, 200) * (np.pi / 2 * 0.999)
+
+        def bounds(y: float) -> np.ndarray:
+            r = self.c * np.cos(angles) + y * np.sin(angles)
+            each = 0.5 * (angles * self.sigma) ** 2 + self._log_phi(r)
+            return np.asarray(self.t * each + self.c * k - np.log(np.pi * y))
+
+        low, high = step, step * 1e6
+        if not bounds(high).min() <= goal:
+            return float("inf"), 0.0
+        while high > 1.02 * low:
+            middle = float(np.sqrt(low * high))
+            low, high = (low, middle) if bounds(middle).min() <= goal else (middle, high)
+        return high, float(angles[int(np.argmin(bounds(high)))])
+
+    def _angle(self, s: float) -> tuple[float, float]:
+        """The angle of the path for which the quadrature has fewest nodes."""
+        widths = ANGLES * (np.pi / 4 * 0.999) / s
+        turns = (self.digits + 2 * widths**2) / widths
+        nodes = 2 * np.sqrt(2 * (self.digits + 0.5 * widths**2)) * turns / (2 * np.pi)
+        best = int(np.argmin(nodes))
+        return float(widths[best] * s), float(nodes[best])
