@@ -92,7 +92,7 @@ def integrated(law, direction, eps, reach=13, digits=30):
                 centre = mpmath.log(z) / s + s / 2
                 breaks |= {centre} | {centre + side * mpmath.mpf(2) ** -k for k in range(0, 40, 3) for side in (1, -1)}
         points = sorted(x for x in breaks if -reach <= x <= s + reach)
-        return mpmath.quad(outer, points, maxdegree=4)
+        return mpmath.quad(outer, points, maxdegree=4, method="gauss-legendre")
 
 
 LAWS = [

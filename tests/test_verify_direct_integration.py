@@ -115,7 +115,7 @@ def test_three_steps_against_brute_force(direction):
     assert float(found.mid()) == pytest.approx(brute_force(pairs, epsilon, direction), rel=2e-3)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(st.floats(0.3, 5.0), st.floats(0.3, 5.0), st.floats(-6.0, -0.1), st.floats(-6.0, -0.1), st.floats(-9.0, -1.0))
 def test_engine_brackets_of_two_steps_are_verified_and_moved_ones_refuted(s1, s2, log_q1, log_q2, log_delta):
     run, delta = steps((s1, 10.0**log_q1), (s2, 10.0**log_q2)), 10.0**log_delta
