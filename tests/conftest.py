@@ -13,6 +13,11 @@ import pytest
 from thinned import THINNED
 
 FOLDER = pytest.StashKey[str]()
+QUICKLY = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"
+"""For XLA: its plain emitters compile in half the time of those for fused loops, which are the default.
+
+They take indices of uint8 above 127 for negative ones, so that a test of these asks for the default.
+"""
 LARGEST_CACHE = 2**28
 """Bytes of JAX's own cache that a run may begin with."""
 
@@ -40,7 +45,7 @@ def pytest_configure(config):
         os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
         if config.option.markexpr != "slow":  # the slow run tests programs as users have them
             os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
-            os.environ.setdefault("XLA_FLAGS", "--xla_cpu_parallel_codegen_split_count=1")
+            os.environ.setdefault("XLA_FLAGS", QUICKLY)
     gc.set_threshold(200_000, 50, 50)  # tracing makes millions of objects that stay
 
 

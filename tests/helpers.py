@@ -1,6 +1,8 @@
 """What several test files need."""
 
+import doctest
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,6 +19,11 @@ def refusal(call: Callable[..., Any], *args: Any, error: type[Exception] = Input
     message = str(caught.value)
     assert "\n" not in message
     return message
+
+
+def doctests_of(module: ModuleType) -> int:
+    """How many doctests a module has; pytest runs them, module by module (`--doctest-modules`)."""
+    return sum(len(found.examples) for found in doctest.DocTestFinder().find(module))
 
 
 def compositions(steps: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

@@ -156,10 +156,10 @@ def test_broken_trainers_are_refuted_and_right_ones_are_not(claim, score, right,
     rng = np.random.default_rng(1)
     included = rng.random(CANARIES) < 0.5
     split = (100, 100) if guessed == "both" else (200, 0)
-    for change, wrong in ((right, False), (broken, True)):
-        correct, guesses = coin_guesses(score(rng, included, **change), included, *split)
-        found = one_run(correct, guesses, CANARIES, claim=claim, delta=1e-5, confidence=1 - LEVEL, guessed=guessed)
-        assert found.refuted is wrong, (correct, found)
+    tries = [coin_guesses(score(rng, included, **change), included, *split) for change in (right, broken)]
+    correct, guesses = map(list, zip(*tries, strict=True))
+    found = one_run(correct, guesses, CANARIES, claim=claim, delta=1e-5, confidence=1 - LEVEL, guessed=guessed)
+    assert found.refuted.tolist() == [False, True], (correct, found)
 
 
 def test_a_plan_brings_its_delta_and_its_relation():

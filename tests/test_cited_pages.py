@@ -38,6 +38,8 @@ def prose(path):
     text = path.read_text()
     if path.suffix == ".md":
         return [re.sub(r"```.*?```", "", text, flags=re.DOTALL)]
+    if ".md" not in text:
+        return []  # it cites nothing
     expressions = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
     strings = [one.value for one in expressions if isinstance(one, ast.Constant) and isinstance(one.value, str)]
     blocks, last = [], -2

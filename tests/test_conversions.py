@@ -1,12 +1,11 @@
 """Conversions between representations: round trips within a stated error, and independent oracles."""
 
-import doctest
 import importlib
 
 import mpmath
 import numpy as np
 import pytest
-from helpers import refusal
+from helpers import doctests_of, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -23,8 +22,7 @@ def gaussian_delta(mu, eps):
 
 @pytest.mark.parametrize("module", [profile_conversions, renyi_conversions, gdp_conversions, zcdp_conversions])
 def test_doctests(module):
-    result = doctest.testmod(importlib.import_module(module.__name__))
-    assert result.attempted > 0 and result.failed == 0
+    assert doctests_of(importlib.import_module(module.__name__)) > 0
 
 
 # Profile and trade-off function

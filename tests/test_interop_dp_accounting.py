@@ -1,6 +1,5 @@
 """The accountant against dp_accounting's own tests, tables and accountants."""
 
-import doctest
 import math
 
 import dp_accounting as dpa
@@ -8,7 +7,7 @@ import mpmath
 import pytest
 from dp_accounting import dp_event, privacy_accountant_test
 from dp_accounting.pld import privacy_loss_distribution as pld
-from helpers import refusal
+from helpers import doctests_of, refusal
 from scipy.stats import norm
 
 import jaxacct as ja
@@ -24,8 +23,7 @@ Repeat, Compose, Response = dpa.SelfComposedDpEvent, dpa.ComposedDpEvent, dpa.Ra
 
 
 def test_doctests():
-    result = doctest.testmod(accountant_module)
-    assert result.attempted > 0 and result.failed == 0
+    assert doctests_of(accountant_module) > 0
 
 
 class TestContract(privacy_accountant_test.PrivacyAccountantTest):

@@ -119,7 +119,7 @@ def decay_and_truth(sigma, q, sign, c, turns):
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.floats(-0.7, 1.5), st.floats(-5, -0.01), st.floats(-1, 1.6), st.floats(-1.0, 3.0))
 def test_decay_holds_for_all_larger_frequencies(sign, log_sigma, log_q, log_c, log_turns):
     lost, modulus, resolved = decay_and_truth(10.0**log_sigma, 10.0**log_q, sign, 10.0**log_c, 10.0**log_turns)

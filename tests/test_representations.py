@@ -1,13 +1,12 @@
 """Representations of a mechanism against closed forms, mpmath, brute force and dp_accounting."""
 
-import doctest
 import importlib
 
 import jax
 import mpmath
 import numpy as np
 import pytest
-from helpers import refusal
+from helpers import doctests_of, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -29,8 +28,7 @@ def contains(bounds, truth, slack=1e-14):
 
 @pytest.mark.parametrize("name", ["mechanism_profile", "renyi_divergences"])
 def test_doctests(name):
-    result = doctest.testmod(importlib.import_module(f"jaxacct.representations.{name}"))
-    assert result.attempted > 0 and result.failed == 0
+    assert doctests_of(importlib.import_module(f"jaxacct.representations.{name}")) > 0
 
 
 # Moments
@@ -44,7 +42,7 @@ def gaussian_moment(sigma, q, power):
         middle = 1 / (2 * s) + s * mpmath.log(1 / q)
         low = -20 - abs(min(p, 0)) * q / s
         points = sorted({low, mpmath.mpf(-6), mpmath.mpf(0), min(middle, top + 20), top, top + 25})
-        return mpmath.log(mpmath.quad(lambda u: mpmath.npdf(u) * mix(u) ** p, points))
+        return mpmath.log(mpmath.quad(lambda u: mpmath.npdf(u) * mix(u) ** p, points, method="gauss-legendre"))
 
 
 @pytest.mark.parametrize("sigma,q", [(0.3, 0.01), (1.0, 1e-4), (1.0, 0.5), (4.0, 0.01), (2.0, 0.999)])
@@ -157,7 +155,7 @@ def test_renyi_broadcasts_and_refuses():
 
 
 def test_zero_concentrated():
-    grid = np.geomspace(1.00001, 1e4, 3000)
+    grid = np.geomspace(1.00001, 1e4, 600)
     for mechanism in (ja.PureDP(1.0), ja.RandomizedResponse(0.75, 3), ja.Laplace(0.5)):
         rho = zero_concentrated(mechanism)
         brute = np.max(renyi_divergence(mechanism, grid).upper / grid)

@@ -149,7 +149,7 @@ def test_targets_at_the_ends_of_float64_have_a_status():
 def test_rates_at_the_ends_of_float64_say_nothing_on_the_way():
     """e^eps overflowed at a place that was only tried, with a warning."""
     found = ja.calibrate_noise_multiplier(
-        target_tpr=[2e-300, 0.95], at_fpr=[1e-300, 0.9], sampling_probability=0.01, steps=100
+        target_tpr=[0.5, 0.95], at_fpr=[1e-300, 0.9], sampling_probability=0.5, steps=2
     )
-    assert found.ok.all() and np.all(found.risk.upper <= [2e-300, 0.95])
+    assert found.ok.all() and np.all(found.risk.upper <= [0.5, 0.95])
     assert found.best.tolist() == [True, False]  # at eps = 0 a negative one might have said more

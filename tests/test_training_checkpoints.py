@@ -69,7 +69,7 @@ def killed_run(folder, kills, seed):
 
 
 def test_a_killed_run_loses_nothing(tmp_path):
-    killed_run(tmp_path, kills=2, seed=0)
+    killed_run(tmp_path, kills=1, seed=0)
 
 
 @pytest.mark.slow

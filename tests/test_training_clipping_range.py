@@ -190,6 +190,10 @@ def test_a_traced_clip_norm_that_holds_nothing_lets_nothing_through(clip):
     assert not got.total.any() and int(got.not_finite) == 2
 
 
+UNSIGNED = {"xla_cpu_use_fusion_emitters": True}
+"""With the other emitters, which the quick run takes, XLA has the index 255 of a uint8 for -1."""
+
+
 @pytest.mark.parametrize("index", [jnp.uint8, jnp.int8, jnp.int32, jnp.uint32])
 @pytest.mark.parametrize("rows", [100, 300])
 def test_the_rows_of_an_embedding_by_indices_of_any_integer(index, rows):
@@ -204,6 +208,11 @@ def test_the_rows_of_an_embedding_by_indices_of_any_integer(index, rows):
     batch = (tokens, jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 2)), jnp.float32))
     w = jnp.ones((rows, 2))
     assert norm_methods(loss, w, jax.tree.map(lambda a: a[0], batch), "ghost") == {"": "ghost"}
-    ghostly, plain = (clipped_sum(loss, w, batch, clip_norm=1.5, method=method) for method in ("ghost", "vmap"))
-    np.testing.assert_allclose(ghostly.total, plain.total, atol=1e-3)
-    assert np.count_nonzero(plain.total[:, 0]) >= 5
+
+    def total(method):
+        summed = jax.jit(lambda w, batch: clipped_sum(loss, w, batch, clip_norm=1.5, method=method).total)
+        return summed.lower(w, batch).compile(compiler_options=UNSIGNED)(w, batch)
+
+    ghostly, plain = total("ghost"), total("vmap")
+    np.testing.assert_allclose(ghostly, plain, atol=1e-3)
+    assert np.count_nonzero(plain[:, 0]) >= 5

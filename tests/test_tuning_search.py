@@ -1,5 +1,6 @@
 """Searches that look at what came before, rounds with public winners, several winners: run, and accounted for so."""
 
+import functools
 import json
 import math
 
@@ -65,6 +66,11 @@ def forced(monkeypatch):
         monkeypatch.setattr(law_of_k.Law, "sample", lambda law, rng=None: left.pop(0) if len(left) > 1 else left[0])
 
     return force
+
+
+@functools.cache
+def search_plan(**more):
+    return tuning.SearchPlan(4.0, 1e-5, SIZE, LAW, 1.0, steps=2, **more)
 
 
 def spent(path):
@@ -180,9 +186,7 @@ def test_rounds_beyond_the_target_are_refused_before_anything_is_spent(tmp_path)
     assert "above the plan's target 8; make a tuning.SearchPlan" in words
     assert not (tmp_path / "ledger.jsonl").exists()
     assert "make a tuning.SearchPlan" in refusal(run, plan=plan, top=2)
-    assert "use tuning.tune_in_rounds" in refusal(
-        run, plan=tuning.SearchPlan(8.0, 1e-5, SIZE, LAW, 1.0, steps=2, rounds=2)
-    )
+    assert "use tuning.tune_in_rounds" in refusal(run, plan=search_plan(rounds=2))
 
 
 def test_the_space_of_a_later_round_may_not_keep_state():
@@ -201,7 +205,7 @@ def test_the_space_of_a_later_round_may_not_keep_state():
     "more", [{"rounds": 2}, {"top": 2}, {"candidates": "adaptive"}, {"rounds": 2, "candidates": "adaptive"}], ids=str
 )
 def test_a_search_plan_meets_its_target_with_the_whole(more):
-    plan = tuning.SearchPlan(4.0, 1e-5, SIZE, LAW, 1.0, steps=2, **more)
+    plan = search_plan(**more)
     assert 3.9 <= plan.epsilon.upper <= 4.0
     call = in_rounds if plan.rounds > 1 else run
     best = call(plan=plan)

@@ -40,7 +40,10 @@ THINNED = {
     "test_samplers": ("test_discrete_gaussian_fits_its_law",),
     "test_selection_bound": ("test_upper_bounds_are_convex_and_above_plain_sums",),
     "test_selection_bounds": ("test_bounds_hold_against_every_score_order",),
-    "test_selection_composed": ("test_copies_are_above_the_composition_of_every_order",),
+    "test_selection_composed": (
+        "test_copies_are_above_the_composition_of_every_order",
+        "test_the_pair_is_a_convex_profile_that_agrees_with_itself_backwards",
+    ),
     "test_selection_extremes": ("test_simple_bounds_of_few_outcomes_against_all_orders",),
     "test_selection_laws": ("test_tails_and_probabilities_at_any_size",),
     "test_selection_monotone": ("test_delta_is_the_integral_of_the_positive_part",),

@@ -250,7 +250,10 @@ def epsilon_of_one_step(
             if turn == 0:
                 high = np.where(met, 0.0, high)
             else:
+                before = low, high
                 low, high = np.where(met, low, at), np.where(met, at, high)
+                if np.array_equal(before, (low, high)):
+                    break  # neighbours in float64, all of them: no turn moves them any more
         return np.where(high == 0.0, 0.0, low), high
 
     _, upper = crossing(True)

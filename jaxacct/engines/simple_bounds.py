@@ -90,7 +90,10 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
         for _ in range(BISECTIONS):
             middle = np.floor(0.5 * (low + high))
             enough = (middle < high) & (log_tail_above(n, middle + 1.0, hit) <= each)
+            before = low, high
             high, low = np.where(enough, middle, high), np.where(enough, low, np.minimum(middle + 1.0, high))
+            if np.array_equal(before, (low, high)):
+                break  # every number is found: no turn moves it any more
         with np.errstate(over="ignore"):
             mu = np.hypot(mu, np.where(present_here, np.sqrt(high) / sigma, 0.0))
     return mu * (1.0 + (8.0 + 4.0 * columns) * ROUNDOFF)
