@@ -44,7 +44,8 @@ def noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates:
     def certify(relation: str, rows: np.ndarray, values: np.ndarray) -> Bounds:
         pieces = []
         for row, value in zip(rows, values, strict=True):  # each has a curve of its own, and one program serves all
-            run = dp_sgd(noise_multiplier=[value], **{name: column[[row]] for name, column in goal.known.items()})
+            known: dict[str, Any] = {name: column[[row]] for name, column in goal.known.items()}
+            run = dp_sgd(noise_multiplier=[value], **known)
             chosen = select(run, jax.tree.map(lambda x, row=row: x[[row]], laws), candidates=candidates)
             pieces.append(account.epsilon(chosen, goal.delta[[row]], relation=relation, rtol=rtol))
         names = ("lower", "estimate", "upper", "kind", "status", "engine")

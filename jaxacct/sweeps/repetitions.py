@@ -107,11 +107,13 @@ def epsilon(inputs: Mapping[str, np.ndarray], relation: str, rtol: float, rule: 
 
     def solved(word: str, some: Mapping[str, np.ndarray]) -> Bounds:
         if not word:
-            runs = dp_sgd(**{name: some[name] for name in numbers}, **said)
+            given: dict[str, Any] = {name: some[name] for name in numbers}
+            runs = dp_sgd(**given, **said)
             return account.epsilon(runs, some["delta"], relation=relation, rtol=rtol)
         from jaxacct.selection import select
 
-        base = dp_sgd(**{name: some[name][:, :1] for name in numbers}, **said)
+        given = {name: some[name][:, :1] for name in numbers}
+        base = dp_sgd(**given, **said)
         return account.epsilon(select(base, law(word, some)), some["delta"], relation=relation, rtol=rtol)
 
     ends, labels = np.full((3, size), np.nan), np.full((3, size), "", object)
