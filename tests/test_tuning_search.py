@@ -181,7 +181,7 @@ def test_stopping_after_a_round_claims_no_less():
 
 
 def test_rounds_beyond_the_target_are_refused_before_anything_is_spent(tmp_path):
-    plan = Plan(target_epsilon=8.0, repetitions=LAW, **SETTINGS)
+    plan = Plan(target_epsilon=8.0, repetitions=selection.Geometric(0.4), **SETTINGS)
     words = refusal(in_rounds, plan, rounds=2, ledger=tmp_path / "ledger.jsonl")
     assert "above the plan's target 8; make a tuning.SearchPlan" in words
     assert not (tmp_path / "ledger.jsonl").exists()

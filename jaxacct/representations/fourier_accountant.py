@@ -157,7 +157,7 @@ def riemann_delta(
     ----------
     Zhu, Dong and Wang (2022), Algorithm 2 and Theorem 43.
 
-    >>> found = riemann_delta(1.0, 0.1, 1, 0.5, cells=1000)
+    >>> found = riemann_delta(1.0, 0.1, 50, 0.5, cells=1000)
     >>> bool(found.lower <= found.upper <= 1.0), found.kind
     (True, 'estimate')
     """
