@@ -36,7 +36,8 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
 def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
     """How many of `group` records are among `batch` of `size`."""
     total = math.comb(size, batch)
-    return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(group + 1)], arb(0)
+    most = min(group, batch)
+    return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(most + 1)], arb(0)
 
 
 @dataclass(frozen=True)
