@@ -18,6 +18,7 @@ from jaxacct.engines.protocol import Effort
 from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.replaced_record import Ask, delta_replaced, epsilon_replaced, replaced_in_two_steps
 from jaxacct.validation import (
     DELTA_OR_ZERO,
     GIBIBYTE,
@@ -114,10 +115,34 @@ def bracket_epsilon(
 
     hint : where the contour engine should begin, row by row of the flat batch.
     """
+    if relation == "replace_one" and replaced_in_two_steps(mechanism):
+        return epsilon_replaced(mechanism, np.asarray(delta), _upper_ends(mechanism, effort, engine))
     whole = engine_of_mechanism(mechanism, engine)
     if whole is not None:
         return whole.epsilon(mechanism, np.asarray(delta), relation, effort.rtol)
     return worse_direction("epsilon", mechanism, delta, relation, effort, engine, hint)
+
+
+def _bracket_delta(
+    mechanism: Mechanism, epsilon: float | np.ndarray, relation: str, effort: Effort, engine: str
+) -> Bounds:
+    """`delta` for checked arguments."""
+    if relation == "replace_one" and replaced_in_two_steps(mechanism):
+        return delta_replaced(mechanism, np.asarray(epsilon), _upper_ends(mechanism, effort, engine))
+    whole = engine_of_mechanism(mechanism, engine)
+    if whole is not None:
+        return whole.delta(mechanism, np.asarray(epsilon), relation, effort.rtol)
+    return worse_direction("delta", mechanism, epsilon, relation, effort, engine)
+
+
+def _upper_ends(mechanism: Mechanism, effort: Effort, engine: str) -> Ask:
+    """Upper ends of "epsilon" or "delta" under other relations."""
+
+    def upper(quantity: str, values: np.ndarray, relation: str) -> np.ndarray:
+        ask = bracket_epsilon if quantity == "epsilon" else _bracket_delta
+        return np.asarray(ask(mechanism, values, relation, effort, engine).upper)
+
+    return upper
 
 
 @with_hints
@@ -167,12 +192,8 @@ def delta(
     given = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes, backend=backend)
     mechanism = require_mechanism("mechanism", mechanism)
     epsilon = check("epsilon", epsilon, NON_NEGATIVE)
-    effort = effort_of(given)
     with contextlib.nullcontext() if given.backend == "auto" else job(1, given.backend):
-        whole = engine_of_mechanism(mechanism, given.engine)
-        if whole is not None:
-            return whole.delta(mechanism, np.asarray(epsilon), given.relation, effort.rtol)
-        return worse_direction("delta", mechanism, epsilon, given.relation, effort, given.engine)
+        return _bracket_delta(mechanism, epsilon, given.relation, effort_of(given), given.engine)
 
 
 def effort_of(given: Options) -> Effort:

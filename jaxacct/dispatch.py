@@ -22,6 +22,7 @@ import numpy as np
 from jaxacct.engines import contour, quick_bounds
 from jaxacct.engines.allocation_mechanism import OneRound
 from jaxacct.engines.protocol import ENGINES, Answer, Engine, Kinds, MechanismEngine, Question, register
+from jaxacct.engines.same_bins import SameBins
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
@@ -330,5 +331,5 @@ def _stacked(found: Sequence[Any]) -> Answer:
     return Answer(*ends.T)
 
 
-for _engine in (OneRound(), ClosedForm(), TwoSteps(), Contour(), Lattice()):
+for _engine in (OneRound(), SameBins(), ClosedForm(), TwoSteps(), Contour(), Lattice()):
     register(_engine)

@@ -24,7 +24,7 @@ FIELD_STEP = 1e-5
 """Relative step of the central difference for the elementary map from fields to the loss law.
 
 Near the cube root of the unit roundoff, where rounding and curvature cost alike."""
-COUNT_FIELDS = ("steps", "candidates", "answers")
+COUNT_FIELDS = ("steps", "candidates", "answers", "slots", "participations", "epochs", "group")
 """Fields of whole numbers."""
 EPSILON_STEP = 1e-3
 """Relative step of the central difference in epsilon itself, for what the contour cannot answer.

@@ -32,4 +32,4 @@ def delta_at_any(mechanism: Mechanism, epsilon: np.ndarray, relation: str, **set
     choose = lambda word: np.broadcast_to(np.where(below, getattr(back, word), getattr(ahead, word)), shape)
     words = choose("status"), choose("engine")
     low, middle, high = ends
-    return Bounds(low, np.clip(middle, low, high), high, mechanism.kind_under(relation), *words)
+    return Bounds(low, np.clip(middle, low, high), high, mechanism.kind_of_bracket(relation), *words)

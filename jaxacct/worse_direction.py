@@ -22,7 +22,7 @@ from jaxacct.engines.protocol import Effort, Question
 from jaxacct.engines.quick_bounds import largest_loss
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
-from jaxacct.two_pairs import BETWEEN_PAIRS, delta_of_pairs, differing, epsilon_of_pairs
+from jaxacct.two_pairs import BETWEEN_PAIRS, OK_WIDTH, delta_of_pairs, differing, epsilon_of_pairs
 from jaxacct.validation import InputError, broadcast_shape
 
 __all__ = ["worse_direction"]
@@ -73,7 +73,8 @@ def worse_direction(
     worst = Answer(*(np.concatenate(ends) for ends in zip(*(side.answer for side in found), strict=True)))
     engines = np.concatenate([side.engine for side in found])
     contradicted = np.concatenate([side.contradicted for side in found])
-    status = np.where(is_open(worst, effort.rtol), "width", "ok").astype("<U16")
+    wanted = max(effort.rtol, OK_WIDTH[quantity]) if len(pairs) > 1 else effort.rtol
+    status = np.where(is_open(worst, wanted), "width", "ok").astype("<U16")
     status[contradicted] = "contradiction"
     status[worst.upper == 0] = "zero"
     if quantity == "epsilon":

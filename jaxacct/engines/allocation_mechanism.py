@@ -40,7 +40,7 @@ class OneRound(MechanismEngine):
         return (
             isinstance(mechanism, RandomAllocation)
             and type(mechanism.mechanism) is Gaussian
-            and bool(np.all(np.asarray(mechanism.participations) == 1.0))
+            and bool(np.all(np.equal(mechanism.participations, 1.0) & np.equal(mechanism.group, 1.0)))
         )
 
     def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:

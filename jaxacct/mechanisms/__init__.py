@@ -11,7 +11,7 @@ from jaxacct.mechanisms.laplace import Laplace
 from jaxacct.mechanisms.loss_components import Components, components, directions
 from jaxacct.mechanisms.profile import PrivacyProfile, profile_from_cdfs
 from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
-from jaxacct.mechanisms.random_allocation import RandomAllocation
+from jaxacct.mechanisms.random_allocation import BallsInBins, RandomAllocation
 from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, GaussianNoisyMax, ReportNoisyMax
 from jaxacct.mechanisms.shuffled_batches import ShuffledBatches
 from jaxacct.mechanisms.smooth_sensitivity import SmoothSensitivityGaussian
@@ -25,6 +25,7 @@ __all__ = [
     "RELATIONS",
     "AboveThreshold",
     "ApproximateDP",
+    "BallsInBins",
     "BaseMechanism",
     "Components",
     "Composed",

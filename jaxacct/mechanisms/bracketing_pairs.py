@@ -2,8 +2,8 @@
 
 Above, the chords between the upper ends (`pair_of_profile`).  Below, the profile lies above the chord of two points
 wherever that is continued beyond them, since it is convex in a = e^eps.  Between two points the larger of the two
-chords that are continued from either side holds, and so does the largest convex function below all of these; its corners
-are where the two continued chords meet.  README.md, "Two pairs of a bracket".
+chords that are continued from either side holds, and so does the largest convex function below all of these.  Its
+corners are where the two continued chords meet.  README.md, "Two pairs of a bracket".
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def _joined(
 def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(eps, value) of the corners of a convex function below the profile, ending where it is 0.
 
-    The line through two points, continued to the right, carries every corner: it holds wherever it is continued, so that
-    a corner may lie further to the right on it than where it meets the line that comes from the right.
+    The line through two points, continued to the right, carries every corner.  It holds wherever it is continued, so
+    that a corner may lie further to the right on it than where it meets the line that comes from the right.
     """
     a = np.exp(epsilon)
     gap = a[:-1] * np.expm1(np.diff(epsilon))

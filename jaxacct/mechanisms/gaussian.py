@@ -12,7 +12,7 @@ from jaxacct.mechanisms.parts import FinitePair, GaussianPart
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.validation import POSITIVE
 
-__all__ = ["Gaussian", "delta_above", "gaussian_pair"]
+__all__ = ["Gaussian", "gaussian_pair", "profile_of_gaussian"]
 
 PROFILE_POINTS = (2000, 500)
 """Points of the profile down to a delta of about e^-72, and from there to e^-684.
@@ -65,11 +65,11 @@ def gaussian_pair(mu: float, factor: float) -> FinitePair:
     epsilon = mu * (0.5 * mu + z)
     below = np.linspace(0.0, epsilon[0], PROFILE_POINTS[1], endpoint=False)
     epsilon = np.concatenate([below, epsilon])
-    delta = np.minimum(factor * delta_above(mu, epsilon), 1.0)
+    delta = np.minimum(factor * profile_of_gaussian(mu, epsilon), 1.0)
     return pair_of_profile(epsilon, delta, delta)
 
 
-def delta_above(mu: float, epsilon: np.ndarray) -> np.ndarray:
+def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:
     """delta of a Gaussian of sensitivity mu and deviation 1, rounded up; with Mills ratios in the tail."""
     from scipy import special  # takes a while to import: only where it is needed
 
@@ -77,5 +77,5 @@ def delta_above(mu: float, epsilon: np.ndarray) -> np.ndarray:
     far = np.maximum(a, 0.0)
     mills_a, mills_b = (np.sqrt(np.pi / 2) * special.erfcx(x / np.sqrt(2)) for x in (far, b))
     tail = np.exp(-0.5 * far**2) / np.sqrt(2 * np.pi) * (mills_a - mills_b + 1e-13 * mills_a)
-    near = special.ndtr(-a) - np.exp(np.minimum(epsilon + special.log_ndtr(-b), 0.0)) + max(1e-13, 4e-15 * mu * mu)
-    return np.where(a > 0.0, tail * (1.0 + 1e-12 + 4e-15 * mu * far), near)
+    near = special.ndtr(-a) - np.exp(np.minimum(epsilon + special.log_ndtr(-b), 0.0)) + 1e-13
+    return np.where(a > 0.0, tail * (1.0 + 1e-12), near)

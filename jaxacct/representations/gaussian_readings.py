@@ -40,7 +40,7 @@ def gaussian_readings(profile: SymmetricProfile, above_fpr: Any, regret: bool) -
     shape = broadcast_shape({"the mechanism": mine, "above_fpr": floor.shape})
     rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
     floor = np.broadcast_to(floor, shape).reshape(-1)
-    kind = profile.mechanism.kind_under(profile.relation)
+    kind = profile.mechanism.kind_of_bracket(profile.relation)
     exact = _exact(profile)[rows] if kind == "certified" else np.full(rows.size, np.nan)
     ends, words = np.stack([exact * (1.0 - 1e-14), exact, exact * (1.0 + 1e-14)]), np.full(rows.size, "ok", "<U16")
     lost, lost_words = np.zeros((3, rows.size)), words.copy()

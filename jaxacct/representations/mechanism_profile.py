@@ -373,7 +373,7 @@ class Profile:
         present = (self if whole else self._one_direction("remove")).delta(odds)
         absent = present if whole or np.all(prior <= 0.5) else self._one_direction("add").delta(odds)
         choose = lambda name: np.where(prior <= 0.5, getattr(present, name), getattr(absent, name))
-        kind = self.mechanism.kind_under(self.relation if whole else "add_or_remove_one")
+        kind = self.mechanism.kind_of_bracket(self.relation if whole else "add_or_remove_one")
         low, middle, high = (choose(name) for name in ("lower", "estimate", "upper"))
         return rare, odds, Bounds(low, middle, high, kind, choose("status"), choose("engine"))
 

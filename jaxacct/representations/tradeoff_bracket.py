@@ -82,7 +82,7 @@ def bracket(profile: CertifiedProfile, mechanism: Mechanism, fpr: float | np.nda
         low[at], high[at] = both
     low, high = np.clip(low, 0.0, 1.0).reshape(shape), np.clip(high, 0.0, 1.0).reshape(shape)
     status = np.where(is_narrow(low, high, rtol), "ok", "width")
-    return Bounds(low, 0.5 * (low + high), high, mechanism.kind_under(profile.relation), status, "tradeoff")
+    return Bounds(low, 0.5 * (low + high), high, mechanism.kind_of_bracket(profile.relation), status, "tradeoff")
 
 
 def _smooth(profile: CertifiedProfile) -> np.ndarray:
@@ -144,7 +144,7 @@ def _element(profile: CertifiedProfile, fpr: np.ndarray, rtol: float) -> Interva
 def _mass_at_infinity(profile: CertifiedProfile) -> float:
     """The mass at infinity, below which delta(eps) never falls, rounded down."""
     sides = directions(profile.mechanism, profile.relation)
-    parts = [components(profile.mechanism, profile.relation, side) for side in sides]
+    parts = [components(profile.mechanism, profile.relation, side, below=True) for side in sides]
     return max(float(part.delta_infinity[0]) for part in parts) * (1.0 - 1e-15)
 
 

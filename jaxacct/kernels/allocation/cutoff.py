@@ -63,7 +63,7 @@ def log_beyond(cells: Cells, windows: Windows, t: Array, c: Array, y: Array, sig
 def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, sign: float) -> Array:
     """log of a bound of sum_{j >= 1} e^{jcp} V(k + sign j p), V the value integrated, (B,); the least of all far > c.
 
-    V(y) <= F(c') e^{-sign c' y}/(e c'), F the transform of the measure that is integrated, since (x)_+ <= e^{c'x}/(e c').
+    V(y) <= F(c') e^{-sign c' y}/(e c'), F the transform of what is integrated, since (x)_+ <= e^{c'x}/(e c').
     """
     gap = (far - c[:, None]) * period[:, None]
     ratio = np.where(gap < 30.0, np.log(np.expm1(np.minimum(gap, 30.0))), gap)

@@ -8,11 +8,26 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array
 
-__all__ = ["Cells", "Windows", "cells_of", "interval", "jump_below", "log_path", "log_real", "ratio", "shares", "tail"]
+__all__ = [
+    "ROOM",
+    "Cells",
+    "Windows",
+    "cells_of",
+    "interval",
+    "jump_below",
+    "log_path",
+    "log_real",
+    "ratio",
+    "shares",
+    "tail",
+]
 
-SLACK = 1e-12
+ROOM = 6.3
+"""Widths of the far window below its centre from which on a slot is taken for far."""
+SLACK = 1e-11
 """Relative allowance for the rounding of a sum over cells: masses are off by at most some hundred units (README, 5)."""
 
 
@@ -133,14 +148,24 @@ def log_real(cells: Cells, weight: Array, below: Array, r: Array, sign: float) -
     less = below[:, None] * tail(-cells.edges[:, :1]) * np.exp((sign > 0) * r * cells.x[:, :1] - top)
     beyond = tail(cells.edges[:, -1:]) * np.exp(-r * cells.x[:, -1:]) if sign < 0 else 0.0
     with np.errstate(divide="ignore"):
-        return np.log(total + less + beyond) + top + 2.0 * SLACK
+        return (
+            np.log(total + less + beyond)
+            + top
+            + 2.0 * SLACK
+            + 4.0 * _relative(cells) * np.minimum(r * cells.x[:, -1:], 750.0)
+        )
+
+
+def _relative(cells: Cells) -> Array:
+    """(B, 1) the relative rounding error of X/t on the grid, at most."""
+    return ROUNDOFF * (8.0 + 4.0 * (cells.s * (np.abs(cells.edges[:, -1:]) + cells.s) + 30.0))
 
 
 def log_path(cells: Cells, windows: Windows, c: Array, y: Array, alpha: Array, sign: float) -> tuple[Array, Array]:
     """log of upper bounds of |A(c + iy')| and |B(c + iy')| for every y' >= y, (B,).
 
-    The line of integration is u + i sign alpha(u), with alpha >= 0 piecewise linear, 0 at both ends, and s alpha <= pi/2:
-    alpha has shape (B, J + 1), values at the edges.  On it |e^{sign z X}| = e^{X (sign c cos(s alpha) - y sin(s alpha))}.
+    The line of integration is u + i sign alpha(u), with alpha >= 0 piecewise linear, 0 at both ends, s alpha <= pi/2;
+    `alpha` has its values at the edges, (B, J + 1).  |e^{sign z X}| = e^{X (sign c cos(s alpha) - y sin(s alpha))}.
     """
     s = cells.s
     most, least = np.maximum(alpha[:, :-1], alpha[:, 1:]), np.minimum(alpha[:, :-1], alpha[:, 1:])
@@ -160,7 +185,8 @@ def log_path(cells: Cells, windows: Windows, c: Array, y: Array, alpha: Array, s
     below = tail(-cells.edges[:, 0]) * np.exp((sign > 0) * (c * cells.x[:, :1]) - top)[:, 0]
     beyond = tail(cells.edges[:, -1]) * np.exp(-c * cells.x[:, -1:])[:, 0] if sign < 0 else 0.0
     whole, share_below = np.isneginf(windows.low), jump_below(cells, windows)
+    slack = (2.0 * SLACK + 4.0 * _relative(cells) * np.minimum((c + y) * cells.x[:, -1:], 750.0))[:, 0]
     with np.errstate(divide="ignore"):
         log_bulk = np.log(np.sum(bulk * grown, axis=1) + np.where(whole, 0.0, below))
         log_jump = np.log(np.sum(jump * grown, axis=1) + beyond + below * share_below)
-    return log_bulk + top[:, 0] + 2.0 * SLACK, log_jump + top[:, 0] + 2.0 * SLACK
+    return log_bulk + top[:, 0] + slack, log_jump + top[:, 0] + slack

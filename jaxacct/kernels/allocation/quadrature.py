@@ -1,4 +1,4 @@
-"""Gauss-Legendre panels for the transforms of one slot's law, with a bound of their error (README.md, sections 3, 5)."""
+"""Gauss-Legendre panels for the transforms of one slot's law, and a bound of their error (README.md, 3 and 5)."""
 
 from typing import NamedTuple
 

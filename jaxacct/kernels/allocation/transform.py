@@ -1,4 +1,4 @@
-"""The t-th power of the transforms at the nodes of a line Re z = c, with a bound of their errors (README.md, 2 to 5)."""
+"""The t-th power of the transforms at the nodes of a line Re z = c, and a bound of its errors (README.md, 2 to 5)."""
 
 from typing import NamedTuple
 
@@ -48,9 +48,7 @@ def _tables(x: Array, step: Array, many: int) -> Array:
     return found
 
 
-def powers_on(
-    line: Line, s: Array, t: Array, windows: Windows, ends: Array, sign: float, most: int | None = None
-) -> Powers:
+def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sign: float) -> Powers:
     """(A + B)^t, or (A + B)^t - A^t where there is a bulk, at all nodes of the line."""
     count = int(line.count.max()) + 1
     whole = np.isneginf(windows.low)
@@ -90,7 +88,7 @@ def powers_on(
     second = _tables(nodes.x, sign * step, fine).transpose(0, 2, 1)
     spun = []
     for weight in (base * grown, rest * grown):
-        if weight is not None and np.any(weight):
+        if np.any(weight):
             left = first * weight[:, None, :]
             alone = np.sum(left, axis=2)[:, :, None] + (weight[:, None, :] @ second)
             spun.append((alone + left @ second).reshape(len(c), -1)[:, :count])
@@ -101,6 +99,7 @@ def powers_on(
     moved, other = spun[0], spun[1] + rest_at_c[:, None]
     at = at_c[:, None]
     a, b = moved.real / at, moved.imag / at
+    bent = np.abs(a) + b * b  # 2 a + a^2 + b^2 may cancel
     log_base = log_at_c[:, None] + 0.5 * np.log1p(np.maximum(2.0 * a + a * a + b * b, -1.0 + 1e-300))
     log_base = log_base + 1j * np.arctan2(b, 1.0 + a)
     size_base = np.exp(log_base.real - log_total[:, None])
@@ -123,16 +122,16 @@ def powers_on(
     last = line.count * step
     quad_base, quad_rest = panel_errors(s, t, windows, ends, c, last, sign, ~direct)
     quad_base, quad_rest = np.where(whole, quad_rest, quad_base), np.where(whole, 0.0, quad_rest)
-    fixed = np.sum(base * units * np.where(direct[:, None], grown, np.abs(less)), axis=1) + 40.0 * ROUNDOFF * lack
-    slope = 3.0 * np.sum(base * units * grown * nodes.x, axis=1) + np.where(direct, 0.0, below * small * start_grown)
+    fixed = np.sum(base * units * np.where(direct[:, None], grown, np.abs(less)), axis=1) + 600.0 * ROUNDOFF * lack
+    slope = 6.0 * np.sum(base * units * grown * nodes.x, axis=1) + np.where(direct, 0.0, below * small * start_grown)
     fixed = fixed + quad_base + lost + np.where(direct, below, 0.0) + below * small * start_grown * c
     error_base = (fixed[:, None] + turn * slope[:, None]) / total[:, None]
     fixed = np.sum(rest * units * grown, axis=1) + quad_rest + lost_rest
     fixed = fixed + np.where(whole, 0.0, below * start_grown * _above(windows, whole))
-    slope = 3.0 * np.sum(rest * units * grown * nodes.x, axis=1)
+    slope = 6.0 * np.sum(rest * units * grown * nodes.x, axis=1)
     error_rest = np.where(whole[:, None], 0.0, (fixed[:, None] + turn * slope[:, None]) / total[:, None])
     reach = size_base + size_rest + error_base + error_rest
-    log_reach = log_base.real - log_total[:, None] + np.log1p((reach - size_base) / size_base)
+    log_reach = np.log(reach) + 4.0 * ROUNDOFF
     with np.errstate(over="ignore", invalid="ignore"):
         powered = np.exp(np.minimum((t_ - 1.0) * log_reach, 700.0))
         per_base = np.where(
@@ -141,7 +140,10 @@ def powers_on(
         error = powered * (per_base + t_ * error_rest)
         # the exponents' own rounding
         size = np.abs(value)
-        error = error + ROUNDOFF * size * (40.0 + 12.0 * t_ * (np.abs(log_base) + np.abs(log_total)[:, None]))
+        error = error + ROUNDOFF * size * (
+            40.0 + 12.0 * t_ * (np.abs(log_base) + np.abs(log_at_c)[:, None] + np.abs(log_total)[:, None])
+        )
+        error = error + ROUNDOFF * size * 12.0 * t_ * bent
         swell = np.exp(np.maximum(t_ * (log_base.real + np.maximum(log_more.real, 0.0) - log_total[:, None]), -745.0))
         error = error + np.where(whole[:, None], 0.0, 40.0 * ROUNDOFF * t_ * np.abs(log_more) * swell)
     value, error = np.where(used, value, 0.0), np.where(used, error, 0.0)

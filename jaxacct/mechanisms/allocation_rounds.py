@@ -1,0 +1,68 @@
+"""The pairs of one round of random allocation, kept for the rounds that were asked for last."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from jaxacct.floats import ROUNDOFF
+from jaxacct.kernels.allocation.profile import RoundProfile, round_profile
+from jaxacct.mechanisms.base import DIRECTIONS
+from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, pair_above, part_below
+from jaxacct.mechanisms.gaussian import profile_of_gaussian
+from jaxacct.mechanisms.parts import FinitePair, FinitePart
+
+__all__ = ["above", "below"]
+
+KEPT = 64
+"""Rounds whose profiles and pairs are kept; each takes some 40 kB."""
+LONE_WIDTH = 1e-6
+"""Relative width from which a point between two better ones is left out."""
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _profiles(sigma: float, slots: float) -> tuple[BracketedProfile, BracketedProfile]:
+    """The profile in both directions.  A round whose slot is told is a Gaussian, which is never better."""
+    found = []
+    for sign in (1.0, -1.0):
+        profile = round_profile(1.0 / sigma, slots, sign)
+        told = profile_of_gaussian(1.0 / sigma * (1.0 + 4.0 * ROUNDOFF), profile.epsilon)
+        high = np.minimum(profile.upper, told)
+        found.append(_without_lone(RoundProfile(profile.epsilon, np.minimum(profile.lower, high), high)))
+    return found[0], found[1]
+
+
+@functools.lru_cache(maxsize=KEPT)
+def above(sigma: float, slots: float, group: float) -> FinitePair:
+    """The pair that dominates a round, for up to `group` records."""
+    return pair_above(*(_of_group(profile, group) for profile in _profiles(sigma, slots)))
+
+
+@functools.lru_cache(maxsize=2 * KEPT)
+def below(sigma: float, slots: float, direction: str) -> FinitePart:
+    """The law of the loss of a pair that a round dominates."""
+    if direction not in DIRECTIONS:
+        raise ValueError(direction)
+    return part_below(*_profiles(sigma, slots), direction)
+
+
+def _of_group(profile: BracketedProfile, group: float) -> BracketedProfile:
+    """delta_g(g eps) <= delta(eps) (1 + e^eps + ... + e^{(g-1) eps}), for g records one after the other."""
+    if group == 1.0:
+        return profile
+    eps = profile.epsilon
+    # the sum is at most g e^{(g-1) eps}, and at eps > 0 the quotient of two differences
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.where(eps > 0.0, np.expm1(group * eps) / np.expm1(np.where(eps > 0.0, eps, 1.0)), group)
+        sums = np.minimum(np.where(np.isnan(sums), np.inf, sums), group * np.exp((group - 1.0) * eps))
+        high = np.where(profile.upper > 0.0, profile.upper * sums * (1.0 + 64.0 * ROUNDOFF * (1.0 + group * eps)), 0.0)
+    high = np.minimum(np.where(np.isnan(high), 1.0, high), 1.0)
+    return BracketedProfile(group * eps, np.zeros_like(high), high)
+
+
+def _without_lone(profile: RoundProfile) -> BracketedProfile:
+    wide = ~(profile.upper - profile.lower <= LONE_WIDTH * profile.upper)
+    beside = np.concatenate([[True], wide[:-1]]) | np.concatenate([wide[1:], [True]])
+    keep = ~wide | beside
+    return BracketedProfile(*(x[keep] for x in profile))
