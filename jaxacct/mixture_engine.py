@@ -6,6 +6,9 @@ worse_direction.py, which answers from the dominating finite pairs where the con
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
 from jaxacct.bounds import Bounds
@@ -14,7 +17,9 @@ from jaxacct.engines import mixture
 from jaxacct.engines.contour import TOLERANCE, Answer
 from jaxacct.engines.protocol import Effort, MechanismEngine, register
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.mechanisms.base import take_rows
+from jaxacct.mechanisms.base import Combinator, take_rows
+from jaxacct.mechanisms.base import register as register_mechanism
+from jaxacct.mechanisms.parts import Part
 from jaxacct.progress import Progress
 from jaxacct.validation import GIBIBYTE, broadcast_shape
 from jaxacct.worse_direction import worse_direction
@@ -25,6 +30,20 @@ SIGNS = {"add_one": (-1.0,), "remove_one": (1.0,)}
 """The directions of a relation: 1 remove, -1 add; both where it is not listed."""
 ROWS_WITH_PROGRESS = 8
 """Configurations from which on a progress bar shows."""
+
+
+@register_mechanism
+@dataclass(frozen=True, eq=False)
+class _Above(Combinator):
+    """A mechanism of which only the pair that dominates it is known."""
+
+    mechanism: Any
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        return self.mechanism.expand(relation, direction)
+
+    def kind_under(self, relation: str, composed: bool = False) -> str:
+        return "bound"
 
 
 class MixtureContour(MechanismEngine):
@@ -69,7 +88,12 @@ def _bracket(quantity: str, mechanism: Mechanism, given: np.ndarray, relation: s
     for at in left:  # one by one: a row that fails there as well does not end the others
         one = take_rows(mechanism, places[[at]]) if mine else mechanism
         found = worse_direction(quantity, one, target[at], relation, effort, "auto")
-        upper = float(np.reshape(found.upper, -1)[0])
+        upper, lower = (float(np.reshape(end, -1)[0]) for end in (found.upper, found.lower))
+        if mixture.attained(mechanism, relation):
+            answer.lower[at] = np.fmax(answer.lower[at], lower)
+            if np.reshape(found.status, -1)[0] == "width":  # one pair alone has a lattice that suits it better
+                alone = worse_direction(quantity, _Above(one), target[at], relation, effort, "auto")
+                upper = float(np.fmin(upper, np.reshape(alone.upper, -1)[0]))
         low = float(np.fmax(answer.lower[at], 0.0))
         if not upper >= low:
             upper = max(float(answer.upper[at]), low)

@@ -151,8 +151,8 @@ def test_mixture_of_one_is_the_gaussian():
     for eps in (0.0, 0.5, 2.0):
         truth = ja.delta(ja.Gaussian(2.0), eps).upper
         bounds = ja.delta(mixture, eps)
-        assert bounds.upper >= truth * (1 - 1e-12) and bounds.upper == pytest.approx(truth, rel=1e-3)
-        assert bounds.kind == "bound"
+        assert bounds.upper >= truth * (1 - 1e-12) and bounds.upper == pytest.approx(truth, rel=1e-9)
+        assert bounds.kind == "certified"
 
 
 @pytest.mark.parametrize("relation", ["remove_one", "add_one"])

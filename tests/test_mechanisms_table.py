@@ -28,5 +28,11 @@ def test_no_mechanism_is_left_out():
     classes = {
         c for c in public if inspect.isclass(c) and issubclass(c, mechanisms.Mechanism) and not inspect.isabstract(c)
     }
-    ways = {mechanisms.PoissonSampled, mechanisms.SampledWithoutReplacement}
+    ways = {
+        mechanisms.PoissonSampled,
+        mechanisms.SampledWithReplacement,
+        mechanisms.SampledWithoutReplacement,
+        mechanisms.ShuffledBatches,
+        mechanisms.TruncatedPoissonSampled,
+    }
     assert classes - ways == {type(example) for example in EXAMPLES}

@@ -12,14 +12,10 @@ import numpy as np
 
 from jaxacct.engines.mixture_step import delta_of_step, epsilon_of_step
 from jaxacct.floats import SMALLEST_POSITIVE
-from jaxacct.kernels.mixture_contour import (
-    Part,
-    delta_bracket,
-    epsilon_bracket,
-    nodes_for_delta,
-    nodes_for_epsilon,
-)
+from jaxacct.kernels.mixture_contour import delta_bracket, epsilon_bracket
 from jaxacct.kernels.mixture_law import BranchLaw
+from jaxacct.kernels.mixture_nodes import chernoff, nodes_for_delta, nodes_for_epsilon
+from jaxacct.kernels.mixture_placement import Part, saddle
 from jaxacct.mechanisms import Composed, Gaussian, Mechanism, Repeated, batch_shape
 from jaxacct.mechanisms.gaussian_branches import Branch, OfGaussianMixtures
 from jaxacct.mechanisms.loss_components import exact_product
@@ -35,6 +31,10 @@ FAILURES = (ArithmeticError, ValueError, IndexError, MemoryError)
 """What the contour may raise on a row that it cannot answer."""
 LEFT_OUT = (1e-60, 1e-290)
 """Chances, over the number of steps, of contributions that are left out: the first that is small enough is taken."""
+PLACEMENTS = 4
+"""Contours that are tried for one epsilon."""
+NARROW = 1e-6
+"""Relative width at which no further contour is tried."""
 SHARE_LEFT_OUT = 1e-12
 """Share of delta that leaving them out may cost."""
 
@@ -105,7 +105,9 @@ def one_epsilon(row: Row, sign: float, delta: float) -> Ends:
         else:
             ends = _by_contour(parts, low, high)
         if _negligible(lost, sign, ends[2], delta):
-            return _clipped(ends)
+            low, mid, high = _clipped(ends)
+            top = _largest_loss(parts, sign)
+            return (min(low, top), min(mid, top), top) if high > top else (low, mid, high)
     return UNKNOWN
 
 
@@ -116,6 +118,9 @@ def one_delta(row: Row, sign: float, epsilon: float) -> Ends:
         return 0.0, 0.0, 0.0
     for left_out in LEFT_OUT:
         parts, lost = _parts(row, sign, left_out)
+        if epsilon >= _largest_loss(parts, sign):
+            more = lost * float(np.exp(min(epsilon, 700.0)))
+            return 0.0, 0.0, min(more, 1.0)
         if _is_one_step(parts):
             ends = delta_of_step(parts[0].shares, parts[0].doubt, parts[0].branches, epsilon)
         else:
@@ -123,7 +128,7 @@ def one_delta(row: Row, sign: float, epsilon: float) -> Ends:
                 ends = delta_bracket(nodes_for_epsilon(parts, epsilon), epsilon)
                 ends = (float(np.exp(ends[0])), float(np.exp(ends[1])), float(np.exp(ends[2])))
             except FAILURES:
-                return UNKNOWN
+                ends = _delta_by_chernoff(parts, epsilon)
         more = lost * (1.0 if sign > 0 else float(np.exp(min(epsilon, 700.0))))
         if more <= SHARE_LEFT_OUT * ends[0] or left_out == LEFT_OUT[-1]:
             low, mid, high = ends[0] - more - SMALLEST_POSITIVE, ends[1], ends[2] + more
@@ -133,18 +138,62 @@ def one_delta(row: Row, sign: float, epsilon: float) -> Ends:
 
 
 def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
-    try:
-        ends = epsilon_bracket(nodes_for_delta(parts, float(np.log(low))), float(np.log(low)), float(np.log(high)))
-        if np.isfinite(ends[2]):
-            return ends
-    except FAILURES:
-        pass
+    """The bracket of epsilon, before clipping at 0; the contour is placed anew at what it found while that helps.
+
+    The first placement is poor where rare large losses put a second hump into the tilted law.
+    """
+    log_low, log_high = float(np.log(low)), float(np.log(high))
+    best = UNKNOWN
+    for attempt in range(PLACEMENTS):
+        try:
+            nodes = nodes_for_delta(parts, log_low) if attempt == 0 else nodes_for_epsilon(parts, max(best[1], 0.0))
+            found = epsilon_bracket(nodes, log_low, log_high)
+        except FAILURES:
+            break
+        if not np.isfinite(found[2]):
+            break
+        ends = float(np.fmax(found[0], best[0])), min(found[2], best[2])
+        if not ends[0] <= ends[1]:
+            return UNKNOWN
+        best = ends[0], float(np.clip(found[1], *ends)), ends[1]
+        if ends[1] - ends[0] <= NARROW * abs(ends[1]) or ends[1] <= 0.0:
+            return best
     try:  # a delta near or above delta(0)
-        if delta_bracket(nodes_for_epsilon(parts, 0.0), 0.0)[2] <= float(np.log(low)):
+        if not best[2] <= 0.0 and delta_bracket(nodes_for_epsilon(parts, 0.0), 0.0)[2] <= log_low:
             return 0.0, 0.0, 0.0
     except FAILURES:
         pass
-    return UNKNOWN
+    if not np.isfinite(best[2]):
+        return _epsilon_by_chernoff(parts, log_low)
+    return best
+
+
+def _delta_by_chernoff(parts: list[Part], epsilon: float) -> Ends:
+    """An upper end alone, which serves where the other direction is far larger."""
+    try:
+        at, logs = chernoff(parts, saddle(parts, lambda eps, _: eps < epsilon)[0])
+    except FAILURES:
+        return UNKNOWN
+    log_delta = np.min(logs - at * epsilon * (1.0 - 1e-12))
+    return (0.0, float(np.exp(log_delta)), float(np.exp(log_delta))) if np.isfinite(log_delta) else UNKNOWN
+
+
+def _epsilon_by_chernoff(parts: list[Part], log_delta: float) -> Ends:
+    try:
+        at, logs = chernoff(parts, saddle(parts, lambda _, found: found > log_delta)[0])
+    except FAILURES:
+        return UNKNOWN
+    found = float(np.min((logs - log_delta) / at))
+    found += 1e-12 * abs(found)
+    return (-np.inf, found, found) if np.isfinite(found) else UNKNOWN
+
+
+def _largest_loss(parts: list[Part], sign: float) -> float:
+    """The largest loss of all steps, rounded up: in the direction add that of contributions that are all 0."""
+    if sign > 0 or any(law.shift[0] > 0.0 for part in parts for law in part.branches):
+        return np.inf
+    each = (part.count * -float(np.log(min(law.weight[0] for law in part.branches))) for part in parts)
+    return sum(each) * (1.0 + 1e-12) + SMALLEST_POSITIVE
 
 
 def _clipped(ends: Ends) -> Ends:
@@ -153,7 +202,7 @@ def _clipped(ends: Ends) -> Ends:
 
 
 def _negligible(lost: float, sign: float, epsilon: float, delta: float) -> bool:
-    """Whether what was left out costs less than its share: it moves delta by `lost`, in the direction add e^eps lost."""
+    """Whether what was left out, which moves delta by `lost`, and by e^eps lost in the direction add, is little."""
     if not np.isfinite(epsilon):
         return lost == 0.0 or sign > 0
     return lost * (1.0 if sign > 0 else float(np.exp(min(max(epsilon, 0.0), 700.0)))) <= SHARE_LEFT_OUT * delta

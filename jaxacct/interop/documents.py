@@ -11,7 +11,7 @@ import importlib
 import inspect
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -37,6 +37,8 @@ MAX_BATCH = 2**20
 """Most elements of the batch that the shapes in a document broadcast to."""
 MAX_AXES = 16
 """Most axes of an array; NumPy itself allows 64."""
+NAMES_SHOWN = 12
+"""Names of classes that a refusal lists."""
 MAX_WORD = 64
 """Most characters of a field that holds a word, such as the name of a noise."""
 MAX_INTEGER = 2**53
@@ -177,7 +179,7 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int]) -
     _enter(path, depth, count)
     cls = type(mechanism)
     if _classes().get(cls.__name__) is not cls:
-        raise InputError(f"{path}: {cls.__name__} has no JSON form; use one of {', '.join(sorted(_classes()))}")
+        raise InputError(f"{path}: {cls.__name__} has no JSON form; use one of {_some_of(_classes())}")
     out: dict[str, Any] = {"type": cls.__name__}
     for field in dataclasses.fields(cls):
         value = getattr(mechanism, field.name)
@@ -199,6 +201,13 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int]) -
     return out
 
 
+def _some_of(classes: Iterable[str]) -> str:
+    """The names of classes, so many of them that a refusal stays a readable line."""
+    names = sorted(classes)
+    rest = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" or {rest} more classes of jaxacct.mechanisms" if rest > 0 else "")
+
+
 def _encode_numbers(value: Any) -> Any:
     array = np.asarray(value, np.float64)
     return {"shape": list(array.shape), "values": array.ravel().tolist()} if array.shape else array.item()
@@ -209,7 +218,7 @@ def _decode(node: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism
     name = dict(node.pairs).get("type") if isinstance(node, _Object) else None
     classes = _classes()
     if not isinstance(name, str) or name not in classes:
-        _refuse(path, f"must be an object whose type is one of {', '.join(sorted(classes))}", name or node)
+        _refuse(path, f"must be an object whose type is one of {_some_of(classes)}", name or node)
     cls = classes[name]
     fields = {field.name: field for field in dataclasses.fields(cls)}
     absent = {name for name, field in fields.items() if field.metadata.get("optional")} - set(dict(node.pairs))

@@ -1,13 +1,23 @@
-"""A bound of |M(c + it)|/M(c) for all larger t, by the level sets of the tilted density of the loss (mixture.md)."""
+"""Bounds of |M(c + it)|/M(c) for all larger t: by level sets of the tilted density of the loss, and on moved lines.
+
+README.md, section 7, has the proofs.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from jaxacct.kernels.arrays import Array
-from jaxacct.kernels.mixture_law import Quadrature
+from jaxacct.kernels.mixture_law import Quadrature, line
 
 __all__ = ["largest_modulus_gap"]
+
+LINES = (1.0, 0.6, 0.35, 0.2)
+"""Heights of the moved lines, over the largest that serves."""
+HIGHEST_LINE = 3.0
+"""Height above which no line is tried: the Gaussian grows by e^{v^2/2}."""
+BLOCK = 16
+"""Values of t that are taken at a time."""
 
 PEELS = 3
 """Unimodal parts that are taken out of a density, one after the other."""
@@ -19,6 +29,27 @@ HEIGHT_SHARE = 0.998
 
 def largest_modulus_gap(branch: Quadrature, t: Array) -> Array:
     """A lower bound of 1 - |M(c + i t')|/M(c) for all t' >= t, (T,)."""
+    return np.maximum(_by_level_sets(branch, t), 1.0 - _on_lines(branch, t))
+
+
+def _on_lines(branch: Quadrature, t: Array) -> Array:
+    """|M(c + it)|/M(c) on the line u + iv towards which |e^{it loss}| = e^{-t arg mix} falls, the best of a few v."""
+    law = branch.law
+    spread = float(law.shift[-1] - law.shift[0])
+    highest = min(0.5 * np.pi / spread if spread > 0.0 else np.inf, HIGHEST_LINE)
+    found = np.ones(t.shape)
+    for share in LINES:
+        on = line(law, branch.power, branch.u, branch.step, share * highest, branch.log_m)
+        angle = np.minimum(on.angle[:-1], on.angle[1:])
+        ends = float(np.logaddexp(on.log_left, on.log_right))
+        for block in range(0, t.size, BLOCK):
+            some = slice(block, block + BLOCK)
+            inside = np.exp(np.minimum(on.log_cells - t[some, None] * angle * (1.0 - 1e-12), 50.0)).sum(axis=1)
+            found[some] = np.minimum(found[some], 1.001 * (inside + np.exp(min(ends, 50.0))))
+    return found
+
+
+def _by_level_sets(branch: Quadrature, t: Array) -> Array:
     length, height = _cells(branch)
     gap = np.zeros(t.shape)
     for _ in range(PEELS):
@@ -31,8 +62,8 @@ def largest_modulus_gap(branch: Quadrature, t: Array) -> Array:
         fall = -np.diff(np.append(under[order], 0.0))
         kept = (fall > 0.0) & (span > 0.0)
         span, mass = span[kept], (span * fall)[kept]
-        for block in range(0, t.size, 64):
-            some = slice(block, block + 64)
+        for block in range(0, t.size, BLOCK):
+            some = slice(block, block + BLOCK)
             gap[some] += (mass * (1.0 - _sinc(0.5 * t[some, None] * span))).sum(axis=1)
     return np.clip(gap - 1e-12, 0.0, 1.0)
 
@@ -43,7 +74,11 @@ def _cells(branch: Quadrature) -> tuple[Array, Array]:
     bend = -1.0 + max(branch.power, 0.0) * 0.25 * spread**2  # largest second derivative of the logarithm
     low = np.minimum(branch.p[:-1], branch.p[1:]) / branch.step * np.exp(-max(bend, 0.0) * branch.step**2 / 8.0)
     slope = np.maximum(branch.slope[1:], branch.slope[:-1])
-    length = np.maximum(np.diff(branch.log_mix) * (1.0 - 1e-6) - 1e-13 * (1.0 + np.abs(branch.log_mix[1:]) + branch.law.shift.size / 64.0), 0.0)
+    length = np.maximum(
+        np.diff(branch.log_mix) * (1.0 - 1e-6)
+        - 1e-13 * (1.0 + np.abs(branch.log_mix[1:]) + branch.law.shift.size / 64.0),
+        0.0,
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
         height = np.where((length > 0.0) & (slope > 0.0), HEIGHT_SHARE * low / slope, 0.0)
     # a cell holds no more than its density times its width, whatever the rounding of its length

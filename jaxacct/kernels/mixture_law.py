@@ -1,8 +1,8 @@
 """The moment generating function of a mixture of Gaussians by the trapezoid rule, with its error.
 
-One branch has the pair P = sum_j w_j N(s_j, 1), Q = N(0, 1) in u, s_j >= 0, and mix = P/Q = sum_j w_j e^{s_j u - s_j^2/2}.
-In either direction M(z) = int phi(u) mix(u)^a du with a = z + 1 (remove) or a = -z (add).  mixture.md has the proofs.
-NumPy only.
+One branch has the pair P = sum_j w_j N(s_j, 1), Q = N(0, 1) in u, s_j >= 0, with the ratio
+mix = sum_j w_j e^{s_j u - s_j^2/2}.  In either direction M(z) = int phi(u) mix(u)^a du, with a = z + 1 for remove and
+a = -z for add.  README.md, section 7, has the proofs.  NumPy only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scipy.special import log_ndtr, logsumexp
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array
 
-__all__ = ["BranchLaw", "Quadrature", "TooMany", "quadrature"]
+__all__ = ["BranchLaw", "Line", "Quadrature", "TooMany", "line", "quadrature"]
 
 SMALL_LOSSES = 30.0
 """Largest exponent up to which mix - 1 is a sum of expm1."""
@@ -23,7 +23,7 @@ RANGE = 12.0
 """Standard deviations that the grid goes beyond where the tilted law can have its mass."""
 LINES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.16, 0.1, 0.06, 0.03)
 """Heights of the lines on which the integrand is bounded, over the largest that serves."""
-MOST_POINTS = 60_000
+MOST_POINTS = 100_000
 """Most points of a grid."""
 MOST_CELLS = 6e6
 """Most points times components."""
@@ -73,9 +73,9 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
     if law.sign > 0:
         left, right = -reach, power * most + reach
     else:
-        # the bound of the tail on the left is relative to w_min^-c
-        extra = np.sqrt(2.0 * (need + 5.0 + c * -np.log(weight[0])))
-        left, right = -(c * least + min(max(reach, float(extra)), 60.0)), reach
+        # the posterior mean of the shift falls to the left, so that the tilted law has its mode above -c mean
+        at_zero = weight * np.exp(-0.5 * (shift**2 - least**2))
+        left, right = -(c * float(at_zero @ shift / at_zero.sum()) + reach), reach
     top = 0.5 * np.pi / spread if spread > 0.0 else np.inf
     best = np.sqrt(2.0 * need)
     height = min(best, top)
@@ -126,7 +126,9 @@ def _on_grid(law: BranchLaw, power: float, t: float, u: Array, step: float, heig
     drift = ROUNDOFF * (2.0 * u**2 + 20.0)  # relative error of step * phi
     if top < 20.0:
         base = step * np.exp(log_phi)
-        rise = np.where(exponent > SMALL_LOSSES, step * np.exp(log_f) - base, base * np.expm1(np.minimum(exponent, 31.0)))
+        rise = np.where(
+            exponent > SMALL_LOSSES, step * np.exp(log_f) - base, base * np.expm1(np.minimum(exponent, 31.0))
+        )
         size, both = np.abs(rise), step * np.exp(log_f)
         less_one = float(np.sum(rise))
         log_m = float(np.log1p(less_one)) if less_one > -0.5 else -np.inf
@@ -142,15 +144,13 @@ def _on_grid(law: BranchLaw, power: float, t: float, u: Array, step: float, heig
     size = float(np.sum(p * (2.0 * relative + 16.0 * ROUNDOFF)))
     ends = np.array([0, -1])
     log_tails = _log_tails(law, power, u[ends], log_mix[ends], log_f[ends])
-    tails = float(np.exp(np.logaddexp(*log_tails) - log_m))
+    tails = float(np.exp(min(np.logaddexp(*log_tails) - log_m, 700.0)))
     unit = float(np.exp(np.logaddexp(log_ndtr(u[0]), log_ndtr(-u[-1])) - log_m))
-    strip = _strip(law, power, t, u, step, height, log_phi, log_mix, posterior, log_tails, log_m)
+    strip = _strip(law, power, t, u, step, height, log_m, log_mix, posterior)
     unit += 2.0 / np.expm1(min(2.0 * np.pi**2 / step**2, 700.0)) * np.exp(-log_m) if top < 20.0 else 0.0
     from_step = 1.01 * (2.0 * tails + 2.0 * unit + strip) if shift.size else np.inf
     log_m_error = 2.0 * (rounding + from_step) if rounding + from_step < 0.25 else np.inf
-    return Quadrature(
-        law, power, step, u, log_mix, slope, p, log_m, log_m_error, from_step, 1.1 * size, 1.1 * length
-    )
+    return Quadrature(law, power, step, u, log_mix, slope, p, log_m, log_m_error, from_step, 1.1 * size, 1.1 * length)
 
 
 def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f: Array) -> tuple[float, float]:
@@ -161,45 +161,67 @@ def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f:
         if gap < 0.0:
             return np.inf, np.inf
         return power * float(log_mix[0]) + float(log_ndtr(low)), float(log_f[1]) - float(np.log(max(gap, 0.79)))
-    c, least = -power, float(law.shift[0])
-    left = -c * float(np.log(law.weight[0])) + 0.5 * (c * c + c) * least**2 + float(log_ndtr(low + c * least))
-    return left, power * float(log_mix[1]) + float(log_ndtr(-high))
+    return _left_of_add(law, -power, low, float(log_mix[0]))[0], power * float(log_mix[1]) + float(log_ndtr(-high))
+
+
+def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[float, float]:
+    """Logarithms of two bounds of the integral of phi mix^-c below `low`: by the tangent there, and by w_min."""
+    y = np.log(law.weight) + law.shift * low - 0.5 * law.shift**2
+    posterior = np.exp(y - logsumexp(y))
+    mean, least = float(posterior @ law.shift), float(law.shift[0])
+    tangent = -c * log_mix + c * mean * low + 0.5 * (c * mean) ** 2 + float(log_ndtr(low + c * mean))
+    by_least = -c * float(np.log(law.weight[0])) + 0.5 * (c * c + c) * least**2 + float(log_ndtr(low + c * least))
+    return tangent + 1e-9 * (1.0 + abs(c * mean * low) * 1e-3), by_least
+
+
+class Line(NamedTuple):
+    """Bounds of the modulus of phi mix^a at Im a = 0 on u + iv, over M(c), and arg mix there, which grows with u."""
+
+    v: float
+    log_cells: Array  # (X - 1,) integrals over the cells of the grid
+    angle: Array  # (X,)
+    log_left: float
+    log_right: float
+    """Integrals beyond either end of the grid."""
+
+
+def line(law: BranchLaw, power: float, u: Array, step: float, v: float, log_m: float) -> Line:
+    """The line at a height v of at most pi/2 over the spread of the shifts, bounded cell by cell by the worse end."""
+    log_mix, _, _, posterior = _log_mix(law, u)
+    return _line(law, power, u, step, v, log_m, log_mix, posterior)
+
+
+def _line(
+    law: BranchLaw, power: float, u: Array, step: float, v: float, log_m: float, log_mix: Array, posterior: Array
+) -> Line:
+    shift, middle = law.shift, 0.5 * float(law.shift[0] + law.shift[-1])
+    log_phi = -0.5 * u**2 - 0.5 * np.log(2.0 * np.pi)
+    turned = posterior @ np.exp(1j * (shift - middle) * v)
+    with np.errstate(divide="ignore"):
+        modulus = power * (log_mix + np.log(np.abs(turned)))
+    grown = 0.5 * v * v - log_m
+    cells = np.maximum(log_phi[:-1], log_phi[1:]) + np.maximum(modulus[:-1], modulus[1:]) + np.log(step) + grown
+    left, right = _log_tails(law, power, u[[0, -1]], log_mix[[0, -1]], (log_phi + power * log_mix)[[0, -1]])
+    if power >= 0.0:
+        left += float(modulus[0]) - power * float(log_mix[0])
+    else:
+        right += float(modulus[-1]) - power * float(log_mix[-1])
+        bent = float(np.log(np.cos(0.5 * float(law.shift[-1] - law.shift[0]) * v)))  # of |mix(u + iv)|/mix(u), at least
+        left = min(left + power * bent, _left_of_add(law, -power, float(u[0]), float(log_mix[0]))[1])
+    return Line(v, cells, middle * v + np.angle(turned), left + grown, right + grown)
 
 
 def _strip(
-    law: BranchLaw,
-    power: float,
-    t: float,
-    u: Array,
-    step: float,
-    height: float,
-    log_phi: Array,
-    log_mix: Array,
-    posterior: Array,
-    log_tails: tuple[float, float],
-    log_m: float,
+    law: BranchLaw, power: float, t: float, u: Array, step: float, height: float, log_m: float, *known: Array
 ) -> float:
-    """The quadrature error over M(c), by the integral of the modulus on two lines u +- iv, bounded cell by cell."""
-    shift, middle = law.shift, 0.5 * float(law.shift[0] + law.shift[-1])
-    peak = np.maximum(log_phi[:-1], log_phi[1:])
+    """The quadrature error over M(c), by the integral of the modulus on two lines u +- iv."""
     least = np.inf
     for share in LINES:
         v = share * height
-        turned = posterior @ np.exp(1j * (shift - middle) * v)
-        with np.errstate(divide="ignore"):
-            modulus = power * (log_mix + np.log(np.abs(turned)))
-        angle = middle * v + np.angle(turned)
-        cell = peak + np.maximum(modulus[:-1], modulus[1:])
-        grown = cell + t * np.maximum(angle[:-1], angle[1:])
-        widest = t * float(shift[-1]) * v
-        if power >= 0.0:
-            left = log_tails[0] - power * float(log_mix[0]) + float(modulus[0]) + t * float(angle[0])
-            right = log_tails[1] + widest
-        else:
-            left = log_tails[0] + t * float(angle[0])
-            right = log_tails[1] - power * float(log_mix[-1]) + float(modulus[-1]) + widest
-        inside = logsumexp(np.concatenate([grown, cell])) + np.log(step)
-        total = np.logaddexp(inside, np.log(2.0) + np.logaddexp(left, right)) + 0.5 * v * v - log_m
+        on = _line(law, power, u, step, v, log_m, *known)
+        grown = on.log_cells + t * np.maximum(on.angle[:-1], on.angle[1:])
+        ends = np.logaddexp(on.log_left + t * float(on.angle[0]), on.log_right + t * float(law.shift[-1]) * v)
+        total = float(np.logaddexp(logsumexp(np.concatenate([grown, on.log_cells])), np.log(2.0) + ends))
         kernel = 2.0 * np.pi * v / step
         least = min(least, float(np.exp(np.minimum(total - kernel - np.log(-np.expm1(-kernel)), 700.0))))
     return least

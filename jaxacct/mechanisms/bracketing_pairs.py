@@ -16,7 +16,7 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile
 
-__all__ = ["BracketedProfile", "pair_above", "part_below"]
+__all__ = ["BracketedProfile", "lowered_part", "pair_above", "part_below"]
 
 CORNER_UNITS = 32.0
 """Units of rounding by which a corner of the pair below is lowered, of the terms that it is the difference of."""
@@ -66,8 +66,13 @@ def part_below(forward: BracketedProfile, reverse: BracketedProfile, direction: 
     if direction == "add":
         loss, p, q, off_p, off_q = (x[::-1] for x in (-loss, q, p, off_q, off_p))
     p, q = p - off_p, q + off_q
+    return lowered_part(p, q)
+
+
+def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
+    """The law of log p/q under P, for masses p that were rounded down and q that were rounded up."""
     keep = p > 0.0
-    loss, p, q = loss[keep], p[keep], q[keep]
+    p, q = p[keep], q[keep]
     if not p.size:
         return FinitePart(np.zeros(1), np.ones(1), np.asarray(0.0))
     loss = np.log(p) - np.log(q)

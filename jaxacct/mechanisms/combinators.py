@@ -46,7 +46,7 @@ __all__ = ["Composed", "PoissonSampled", "Repeated", "compose", "dp_sgd", "repea
 
 @register
 @dataclass(frozen=True, eq=False)
-class PoissonSampled(Mechanism, OfGaussianMixtures):
+class PoissonSampled(OfGaussianMixtures):
     """A base mechanism run on a Poisson sample: each record is in it with ``sampling_probability`` q.
 
     With (P, Q) the base pair: remove ((1-q) Q + q P, Q), add (Q, (1-q) Q + q P). The two directions differ for
@@ -392,7 +392,7 @@ def compose(*mechanisms: Mechanism) -> Composed:
 
 
 @with_hints
-def dp_sgd(noise_multiplier: Any, sampling_probability: Any, steps: Any, group: Any = 1) -> Repeated:
+def dp_sgd(noise_multiplier: Any, sampling_probability: Any, steps: Any, *, group: Any = 1) -> Repeated:
     """DP-SGD: ``steps`` Poisson sampled Gaussian steps, under adding or removing one record, or a group of them.
 
     All three arguments broadcast, one configuration per element: an array of noise multipliers is a batch of runs, not

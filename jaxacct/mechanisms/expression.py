@@ -62,7 +62,7 @@ def _written(value: Any, whole: bool) -> str:
         return call(value)
     if isinstance(value, tuple | list):
         return f"[{', '.join(_written(item, whole) for item in value)}]"
-    if isinstance(value, str | bool):
+    if isinstance(value, str | bool | int):
         return repr(value)
     try:
         return number(value, whole)

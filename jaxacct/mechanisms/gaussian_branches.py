@@ -8,6 +8,8 @@ import numpy as np
 
 from jaxacct.mechanisms.base import Mechanism, batch_shape
 from jaxacct.mechanisms.gaussian import Gaussian
+from jaxacct.mechanisms.mixture_cells import cells_below, stacked_parts
+from jaxacct.mechanisms.parts import Part
 from jaxacct.validation import InputError, shown
 
 __all__ = ["LOSS_OF_PRESENCE", "Branch", "OfGaussianMixtures", "require_gaussian", "rows_of", "whole_number"]
@@ -28,8 +30,12 @@ class Branch(NamedTuple):
     """Relative error of the share."""
 
 
-class OfGaussianMixtures:
-    """What the contour engine of mixtures asks of a mechanism (engines/mixture.py)."""
+class OfGaussianMixtures(Mechanism):
+    """A mechanism with branches, which the contour engine of mixtures asks for (engines/mixture.py).
+
+    Where that engine does not answer, the lattice has two pairs: `expand` dominates, and `expand_below` is the pair of
+    the branches seen through cells of u.
+    """
 
     def branches(self, relation: str) -> list[list[Branch]] | None:
         """The branches of every configuration in the flat order of the batch, for the direction remove.
@@ -49,6 +55,21 @@ class OfGaussianMixtures:
     def attained(self, relation: str) -> bool:
         """Whether the branches are the mechanism's own pair, and not only a bound of it."""
         raise NotImplementedError
+
+    def has_bracket(self) -> bool:
+        return self.of_gaussians() and not self.ordinary()
+
+    def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
+        return "certified" if self._pair_is_known(relation) else self.kind_under(relation, composed)
+
+    def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        if not self._pair_is_known(relation):
+            return self.expand(relation, direction)
+        laws = [cells_below(row[0].shifts, row[0].weights, direction) for row in self.branches(relation) or []]
+        return [(stacked_parts(laws, batch_shape(self)), np.asarray(1.0))]
+
+    def _pair_is_known(self, relation: str) -> bool:
+        return self.has_bracket() and relation != "replace_one" and self.attained(relation)
 
 
 def require_gaussian(name: str, mechanism: Any) -> None:

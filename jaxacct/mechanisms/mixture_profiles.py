@@ -195,7 +195,8 @@ def zero_out_points(rate: float, s: float) -> tuple[Points, Points]:
 
 
 def taking_part(weight: np.ndarray) -> tuple[np.ndarray, float]:
-    """The weights of a count from 0 on, and the chance that it is not 0, rounded up, for `revealed_pair`: 1 + (a - 1)/reach falls
-    as the reach grows, and delta rises.
+    """The weights of a count from 0 on, and the chance that it is not 0, rounded up, for `revealed_pair`.
+
+    Up, since delta rises with the reach: 1 + (a - 1)/reach falls.
     """
     return weight, min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)

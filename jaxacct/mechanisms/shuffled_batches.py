@@ -25,7 +25,7 @@ class ShuffledBatches(Mechanism):
     ``repeat`` it for several passes, with a fresh shuffle or the same one.
 
     Add and remove are refused: with one record less the batches have another total size, and a record that moves into
-    the free slot changes two sums, so that the sensitivity is not 1 but sqrt(5). Use ``zero_out``, where the slot stays.
+    the free slot changes two sums, so that the sensitivity is not 1 but sqrt(5). Use ``zero_out``: the slot stays.
 
     For the same batch sizes Poisson sampling is usually proved to be much more private.
 

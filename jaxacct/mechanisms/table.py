@@ -90,7 +90,7 @@ def _answer(example: Mechanism, sampling: Sampling | None, relation: str) -> str
             components(asked, relation, direction)
     except InputError:
         return "refused"
-    return asked.kind_under(relation)
+    return asked.kind_of_bracket(relation)
 
 
 def _bounded(example: Mechanism) -> str:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.mechanisms.base import Mechanism, batch_shape, register, require_mechanism
+from jaxacct.mechanisms.base import batch_shape, register, require_mechanism
 from jaxacct.mechanisms.binomial_tails import Cap, cap_of
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.gaussian_branches import (
@@ -43,7 +43,7 @@ SHARE_OF_DELTA = 1e-3
 
 @register
 @dataclass(frozen=True, eq=False)
-class TruncatedPoissonSampled(Mechanism, OfGaussianMixtures):
+class TruncatedPoissonSampled(OfGaussianMixtures):
     """A Gaussian on a Poisson sample that is cut to ``cap`` records: a uniform subset of them where more are drawn.
 
     With n = ``dataset_size``, tau = Pr[Bin(n-1, q) >= cap] and q' = (cap/n) Pr[Bin(n, q) > cap]/tau, a step is with

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.mechanisms.base import Mechanism, batch_shape, register, require_mechanism
+from jaxacct.mechanisms.base import batch_shape, register, require_mechanism
 from jaxacct.mechanisms.contribution_laws import LARGEST_GROUP, binomial
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.gaussian_branches import (
@@ -32,7 +32,7 @@ SIZE = Constraint("use a whole number of records", 1, 1e9, integral=True)
 
 @register
 @dataclass(frozen=True, eq=False)
-class SampledWithReplacement(Mechanism, OfGaussianMixtures):
+class SampledWithReplacement(OfGaussianMixtures):
     """A Gaussian on ``batch_size`` B draws from n = ``dataset_size`` records, each draw independent of the others.
 
     A record is drawn Binomial(B, 1/n) times, and each time it takes the place of another one: the pair is
@@ -104,7 +104,7 @@ class SampledWithReplacement(Mechanism, OfGaussianMixtures):
         return [[Branch(1.0, shift, weight)] for shift, weight in self._contributions()]
 
     def attained(self, relation: str) -> bool:
-        return True
+        return relation in LOSS_OF_PRESENCE
 
     def _contributions(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Shifts in deviations and weights of every configuration."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, register, require_mechanism
+from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, batch_shape, register, require_mechanism
 from jaxacct.mechanisms.contribution_laws import LARGEST_GROUP, hypergeometric
 from jaxacct.mechanisms.either_order import either_order
 from jaxacct.mechanisms.finite import log_mixture, sample_pair
@@ -36,7 +36,7 @@ __all__ = ["SampledWithoutReplacement"]
 
 @register
 @dataclass(frozen=True, eq=False)
-class SampledWithoutReplacement(Mechanism, OfGaussianMixtures):
+class SampledWithoutReplacement(OfGaussianMixtures):
     """A base mechanism run on a sample of fixed size without replacement, a share ``sampling_ratio`` g of the data.
 
     A sample of fixed size changes by a replacement, so (P, Q) is the base's pair under ``replace_one`` (twice the
@@ -165,7 +165,7 @@ class SampledWithoutReplacement(Mechanism, OfGaussianMixtures):
         return isinstance(self.mechanism, Gaussian)
 
     def attained(self, relation: str) -> bool:
-        return True
+        return relation in LOSS_OF_PRESENCE
 
     def _rows(self) -> list[tuple[float, ...]]:
         """(sigma, sampling ratio, size of a batch) of every configuration; the size is 0 where it is not needed."""

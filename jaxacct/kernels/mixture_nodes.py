@@ -1,0 +1,228 @@
+"""The integrand of a contour for compositions of mixtures of Gaussians, with its errors (README.md, section 7)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import logsumexp
+
+from jaxacct.floats import ROUNDOFF
+from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.contour import ABSCISSA_MULTIPLES, period_for
+from jaxacct.kernels.mixture_decay import largest_modulus_gap
+from jaxacct.kernels.mixture_law import Quadrature, TooMany, quadrature
+from jaxacct.kernels.mixture_placement import Part, log_delta_at, saddle, sketch
+
+__all__ = ["Nodes", "chernoff", "nodes_for_delta", "nodes_for_epsilon"]
+
+LOG_TOLERANCE = float(np.log(1e-9))
+"""What images and cut-off may cost, relative to delta."""
+LARGEST_CANCELLATION = 3.0
+"""Nats by which moving the abscissa away from the saddle point may enlarge the integrand."""
+CHERNOFF_TRIED = 13
+"""Abscissae of the Chernoff bounds of a row without a contour."""
+MOST_NODES = 400_000
+"""Most nodes of a contour."""
+MOST_WORK = 3e8
+"""Most products of nodes and quadrature points."""
+
+
+class Nodes(NamedTuple):
+    """The integrand on a contour, relative to e^{K(c)}."""
+
+    c: float
+    period: float
+    t: Array
+    log_power: Array  # K(c + it) - K(c), complex
+    wrong: Array  # absolute error of the modulus of its exponential
+    k: float
+    k_error: float
+    cut: float  # what lies beyond the last node
+    images_at: Array
+    images_log: Array  # log of a bound of E e^{c' loss} kappa(c')
+
+
+def nodes_for_epsilon(parts: list[Part], epsilon: float) -> Nodes:
+    """A contour for delta at an epsilon."""
+    c, _ = saddle(parts, lambda eps, _: eps < epsilon)
+    log_delta = log_delta_at(c, sketch(parts, c))[1]
+    return _nodes(parts, c, epsilon, min(log_delta, 0.0))
+
+
+def nodes_for_delta(parts: list[Part], log_delta: float) -> Nodes:
+    """A contour for epsilon at a delta."""
+    c, eps = saddle(parts, lambda _, found: found > log_delta)
+    return _nodes(parts, c, eps, log_delta)
+
+
+def chernoff(parts: list[Part], highest: float) -> tuple[Array, Array]:
+    """Abscissae c, up to the highest, and log of bounds of E e^{c loss} kappa(c): delta(eps) <= that times e^{-c eps}."""
+    at = highest * np.geomspace(1e-4, 1.0, CHERNOFF_TRIED)
+    logs = np.full(at.size, np.inf)
+    for place, c in enumerate(at):
+        try:
+            value, error = _exponent(parts, _quadratures(parts, float(c), 0.0, LOG_TOLERANCE), float(c))
+        except TooMany:
+            break
+        logs[place] = value + error + float(_log_kappa(c)) + 1e-12
+    return at, logs
+
+
+def _log_kappa(c: Array | float) -> Array:
+    """log of the best constant in (1 - e^-x)_+ <= kappa e^{cx}."""
+    return c * np.log(c) - (1.0 + c) * np.log1p(c)
+
+
+def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) -> Nodes:
+    at = highest * np.array(ABSCISSA_MULTIPLES)
+    with np.errstate(all="ignore"):
+        bound = np.array([sketch(parts, c).k + _log_kappa(c) for c in at])
+        bound = np.where(np.isfinite(bound), bound, np.inf)
+        c, period = (
+            float(x)
+            for x in period_for(
+                np.asarray(highest * 1.0001),
+                at,
+                bound,
+                np.asarray(epsilon),
+                np.asarray(log_delta),
+                np.asarray(LOG_TOLERANCE),
+                np.asarray(LARGEST_CANCELLATION),
+            )
+        )
+    if not (np.isfinite(c) and np.isfinite(period)):
+        raise TooMany("no contour")
+    step = 2.0 * np.pi / period
+    flat = _quadratures(parts, c, 0.0, LOG_TOLERANCE)
+    k, _ = _exponent(parts, flat, c)
+    t_last = _cut_off(parts, flat, k - c * epsilon, log_delta)
+    count = int(np.ceil(t_last / step)) + 2
+    if count > MOST_NODES:
+        raise TooMany("nodes")
+    laws = _quadratures(parts, c, count * step, LOG_TOLERANCE - 5.0)
+    if count * sum(q.u.size for row in laws for q in row) > MOST_WORK:
+        raise TooMany("work")
+    k, k_error = _exponent(parts, laws, c)
+    t = step * np.arange(count)
+    power, wrong = _powers(parts, laws, t, step)
+    cut = float(np.exp(min(_log_modulus(parts, laws, np.array([t[-1]]))[0], 0.0)) / (np.pi * t[-1]))
+    beyond = at[at > 1.01 * c]
+    gap = bound[at > 1.01 * c] - beyond * epsilon
+    chosen = np.unique(beyond[np.argsort(gap - (beyond - c) * period)[:3]])
+    logs = []
+    for one in chosen:
+        try:
+            rows = _quadratures(parts, float(one), 0.0, LOG_TOLERANCE)
+            value, error = _exponent(parts, rows, float(one))
+            logs.append(value + error + float(_log_kappa(one)))
+        except TooMany:
+            logs.append(np.inf)
+    return Nodes(c, period, t, power, wrong, k, k_error, cut, chosen, np.array(logs))
+
+
+def _quadratures(parts: list[Part], c: float, t: float, log_goal: float) -> list[list[Quadrature]]:
+    return [
+        [quadrature(law, c, t, log_goal - 20.0 - float(np.log(part.count))) for law in part.branches] for part in parts
+    ]
+
+
+def _portions(part: Part, row: list[Quadrature]) -> tuple[Array, float]:
+    """(share_b M_b(c)/M(c), log M(c)) of a part."""
+    logs = np.array([np.log(share) + q.log_m for share, q in zip(part.shares, row, strict=True)])
+    total = float(logsumexp(logs)) if logs.size > 1 else float(logs[0])
+    return np.exp(logs - total), total
+
+
+def _exponent(parts: list[Part], laws: list[list[Quadrature]], c: float) -> tuple[float, float]:
+    """K(c) and its error."""
+    k = error = terms = 0.0
+    for part, row in zip(parts, laws, strict=True):
+        portion, total = _portions(part, row)
+        if len(row) > 1:  # a sum of shares close to 1: log1p keeps digits of small logarithms
+            rise = sum(s * np.expm1(min(q.log_m, 700.0)) for s, q in zip(part.shares, row, strict=True))
+            whole = float(np.sum(part.shares)) - 1.0
+            if abs(rise) < 0.5:
+                total = float(np.log1p(rise + whole))
+        single = float(sum(p * q.log_m_error for p, q in zip(portion, row, strict=True)))
+        mixing = 0.0 if len(row) == 1 and part.shares[0] == 1.0 else 2.0 * part.doubt + 16.0 * ROUNDOFF
+        k += part.count * total
+        error += part.count * (1.1 * single + mixing * (1.0 + min(abs(total), 1.0)) + 8.0 * ROUNDOFF * abs(total))
+        terms += part.count * abs(total)
+    return k, error + (len(parts) + 8.0) * ROUNDOFF * terms
+
+
+def _log_modulus(parts: list[Part], laws: list[list[Quadrature]], t: Array) -> Array:
+    """A bound of log |e^{K(c + it') - K(c)}| for all t' >= t."""
+    found = np.zeros(t.shape)
+    for part, row in zip(parts, laws, strict=True):
+        portion, _ = _portions(part, row)
+        gap = np.zeros(t.shape)
+        for share, branch in zip(portion, row, strict=True):
+            gap += share * largest_modulus_gap(branch, t)
+        found += part.count * np.log1p(-np.minimum(gap * (1.0 - 1e-9), 1.0 - 1e-16))
+    return found
+
+
+def _cut_off(parts: list[Part], laws: list[list[Quadrature]], log_z: float, log_delta: float) -> float:
+    """A t beyond which the integrand is negligible."""
+    deviation = np.sqrt(
+        sum(
+            part.count
+            * sum(
+                float(p) * float(np.sum(q.p * (q.log_mix - np.sum(q.p * q.log_mix)) ** 2))
+                for p, q in zip(_portions(part, row)[0], row, strict=True)
+            )
+            for part, row in zip(parts, laws, strict=True)
+        )
+    )
+    t = np.geomspace(1.0, 1e5, 120) / max(float(deviation), 1e-12)
+    left = log_z + _log_modulus(parts, laws, t) - np.log(np.pi * t) - (log_delta + LOG_TOLERANCE)
+    enough = np.flatnonzero(left <= 0.0)
+    if not enough.size:
+        raise TooMany("the characteristic function does not fall")
+    return float(t[enough[0]])
+
+
+def _powers(parts: list[Part], laws: list[list[Quadrature]], t: Array, step: float) -> tuple[Array, Array]:
+    """K(c + it) - K(c) at the nodes, and the error of the modulus of its exponential."""
+    total = np.zeros(t.size, complex)
+    rounding = np.zeros(t.size)
+    relative = np.zeros(t.size)
+    for part, row in zip(parts, laws, strict=True):
+        portion, _ = _portions(part, row)
+        departure, wrong = np.zeros(t.size, complex), np.zeros(t.size)
+        for share, branch in zip(portion, row, strict=True):
+            departure += share * _departure(branch, t, step)
+            wrong += share * (np.minimum(branch.by_size, t * branch.by_length) + 2.2 * branch.from_step)
+        size = np.abs(departure)
+        if len(row) > 1 or part.shares[0] != 1.0:
+            wrong += (4.0 * part.doubt + 32.0 * ROUNDOFF) * np.minimum(size + 2.0 * ROUNDOFF, 2.0)
+            wrong += 2.2 * sum(p * q.log_m_error for p, q in zip(portion, row, strict=True)) * size
+        wrong += 16.0 * ROUNDOFF * size
+        log_ratio = np.log1p(departure)
+        modulus = np.abs(1.0 + departure)
+        with np.errstate(over="ignore", divide="ignore"):
+            relative += part.count * np.log1p(wrong / np.maximum(modulus, 1e-300))
+        total += part.count * log_ratio
+        rounding += part.count * np.abs(log_ratio)
+    with np.errstate(over="ignore", invalid="ignore"):
+        exponent = np.real(total)
+        error = np.exp(exponent) * np.expm1(np.minimum(relative, 700.0))
+        error = np.where(relative > 600.0, np.exp(np.minimum(exponent + relative, 700.0)), error)
+        error += np.exp(exponent) * ROUNDOFF * (10.0 * rounding + 16.0)
+    return total, error
+
+
+def _departure(branch: Quadrature, t: Array, step: float) -> Array:
+    """M(c + it)/M(c) - 1 at equidistant t from 0, by two tables whose product is summed as a matrix product."""
+    loss = branch.law.sign * branch.log_mix
+    kept = branch.p > 0.0
+    p, loss = branch.p[kept], loss[kept]
+    inner = int(np.ceil(np.sqrt(t.size)))
+    outer = -(-t.size // inner)
+    small, large = (step * np.arange(inner))[:, None] * loss, (step * inner * np.arange(outer))[:, None] * loss
+    first, second = np.expm1(1j * small), np.expm1(1j * large)
+    weighted = second * p
+    found = (weighted @ first.T) + (first @ p)[None, :] + weighted.sum(axis=1)[:, None]
+    return found.reshape(-1)[: t.size]

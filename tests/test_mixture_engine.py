@@ -1,0 +1,134 @@
+"""The contour of compositions of Gaussian mixtures, held against quadrature, mpmath, other engines and theorems."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from helpers import refusal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+import jaxacct as ja
+from jaxacct.kernels.mixture_decay import largest_modulus_gap
+from jaxacct.kernels.mixture_law import BranchLaw, quadrature
+
+SIDES = ("remove_one", "add_one")
+
+
+def exact_m(shift, weight, power, t):
+    """M on the line, by mpmath: int phi mix^(power + i t) du."""
+
+    def mix(u):
+        return mpmath.fsum(w * mpmath.exp(s * u - s * s / 2) for s, w in zip(shift, weight, strict=True))
+
+    ends = [-40, *range(-12, 13, 2), *[float(power * s) for s in shift if power > 0], 60]
+    return mpmath.quad(lambda u: mpmath.npdf(u) * mix(u) ** mpmath.mpc(power, t), sorted(set(ends)))
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize(("shift", "weight"), [([0.0, 1.0, 2.0], [0.81, 0.18, 0.01]), ([0.5, 1.5], [0.25, 0.75])])
+def test_moment_generating_function_lies_within_its_error(sign, shift, weight):
+    c, t = 1.7, 6.0
+    law = BranchLaw(np.array(shift), np.array(weight), sign)
+    found = quadrature(law, c, t, -40.0)
+    power, turn = (c + 1.0, t) if sign > 0 else (-c, -t)
+    with mpmath.workdps(30):
+        whole, at = exact_m(shift, weight, power, 0), exact_m(shift, weight, power, turn)
+        assert abs(found.log_m - mpmath.log(whole)) <= found.log_m_error < 1e-12
+        ratio = complex(np.sum(found.p * np.exp(1j * t * sign * found.log_mix)))
+        error = found.from_step + min(found.by_size, t * found.by_length)
+        assert abs(ratio - at / whole) <= 2.2 * error + found.log_m_error < 1e-11
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_bound_of_the_modulus_holds_for_all_larger_t(sign):
+    law = BranchLaw(np.array([0.0, 1.0, 3.0]), np.array([0.7, 0.2, 0.1]), sign)
+    found = quadrature(law, 0.8, 60.0, -30.0)
+    t = np.linspace(0.1, 60.0, 400)
+    modulus = np.abs((found.p * np.exp(1j * t[:, None] * found.log_mix)).sum(axis=1))
+    later = np.maximum.accumulate(modulus[::-1])[::-1]
+    bound = 1.0 - largest_modulus_gap(found, t)
+    assert np.all(later <= bound + 1e-12) and bound[-1] < 0.5
+
+
+@pytest.mark.parametrize("relation", SIDES)
+def test_one_step_agrees_with_quadrature(relation):
+    shift, weight, sigma, eps = np.array([0.0, 1.0, 2.0]), np.array([0.6, 0.3, 0.1]), 1.3, 0.4
+    u = np.linspace(-12, 14, 400_001)
+    p, q = (weight[:, None] * norm.pdf(u - shift[:, None] / sigma)).sum(axis=0), norm.pdf(u)
+    if relation == "add_one":
+        p, q = q, p
+    known = np.maximum(p - math.exp(eps) * q, 0.0).sum() * (u[1] - u[0])
+    found = ja.delta(ja.MixtureOfGaussians(sigma, shift, weight), eps, relation=relation)
+    assert found.estimate == pytest.approx(known, rel=1e-7) and found.kind == "certified"
+    assert found.lower <= found.estimate <= found.upper <= found.lower * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("relation", SIDES)
+@pytest.mark.parametrize(("sigma", "q", "steps", "delta"), [(1.0, 0.01, 1000, 1e-5), (0.7, 0.2, 3, 1e-3), (5.0, 0.1, 10**6, 1e-9)])
+def test_two_shifts_are_the_sampled_gaussian(relation, sigma, q, steps, delta):
+    """The certificate of the other contour shares nothing with this one."""
+    mixture = ja.repeat(ja.MixtureOfGaussians(sigma, [0.0, 1.0], [1.0 - q, q]), steps)
+    one, two = (ja.epsilon(m, delta, relation=relation) for m in (mixture, ja.dp_sgd(sigma, q, steps)))
+    assert one.engine == "mixture_contour" and one.relative_width < 1e-6
+    assert one.lower <= two.upper and two.lower <= one.upper
+
+
+def test_lattice_agrees_and_is_asked_for_by_name():
+    run = ja.dp_sgd(1.0, 0.05, 40, group=3)
+    one, two = ja.epsilon(run, 1e-5), ja.epsilon(run, 1e-5, engine="lattice")
+    assert (one.engine, two.engine, two.kind) == ("mixture_contour", "lattice", "certified")
+    assert two.lower <= one.lower <= one.upper <= two.upper and two.relative_width < 1e-2
+
+
+def test_gaussians_beside_mixtures():
+    """A mixture of one shift is a Gaussian, so that the composition has a closed form."""
+    run = ja.compose(ja.repeat(ja.MixtureOfGaussians(2.0, [1.0], [1.0]), 3), ja.Gaussian(4.0), ja.dp_sgd(5.0, 1.0, 2))
+    both = ja.Gaussian(1.0 / math.sqrt(3 / 4 + 1 / 16 + 2 / 25))
+    one, two = ja.epsilon(run, 1e-6), ja.epsilon(both, 1e-6)
+    assert one.lower <= two.upper and two.lower <= one.upper and one.relative_width < 1e-7
+
+
+def test_beside_other_noise_the_lattice_answers_from_two_pairs():
+    found = ja.epsilon(ja.compose(ja.dp_sgd(1.0, 0.05, 5, group=2), ja.Laplace(3.0)), 1e-5)
+    assert found.engine == "lattice" and found.kind == "certified" and 0.0 < found.lower < found.upper
+
+
+@given(
+    sigma=st.floats(0.4, 20.0), q=st.floats(1e-3, 0.9), steps=st.integers(1, 3000), group=st.integers(2, 6),
+    log_delta=st.floats(-25.0, -2.0),
+)  # fmt: skip
+@settings(deadline=None, max_examples=12)
+def test_epsilon_and_delta_are_inverse(sigma, q, steps, group, log_delta):
+    run, delta = ja.dp_sgd(sigma, q, steps, group=group), math.exp(log_delta)
+    found = ja.epsilon(run, delta)
+    assert found.lower <= found.upper
+    if found.lower > 0.0 and found.upper < 300.0:
+        assert ja.delta(run, found.upper).lower <= delta
+        assert ja.delta(run, found.lower * (1 - 1e-12)).upper >= delta
+
+
+@pytest.mark.parametrize("steps", [1, 7, 10**12])
+@pytest.mark.parametrize(("sigma", "q"), [(0.02, 0.01), (1e6, 0.1), (1.0, 1e-12)])
+def test_extremes_hold_or_say_so(sigma, q, steps):
+    """Never NaN; the bracket of a group holds that of one record, which the other engines answer."""
+    run, one = ja.dp_sgd(sigma, q, steps, group=3), ja.dp_sgd(sigma, q, steps)
+    for ask, value in ((ja.epsilon, 1e-6), (ja.delta, 1.0)):
+        found, least = ask(run, value), ask(one, value)
+        assert found.lower <= found.estimate <= found.upper
+        assert found.upper >= least.lower * (1 - 1e-9)
+        assert found.ok or found.status == "width"
+
+
+def test_delta_zero_is_refused_where_the_loss_is_unbounded():
+    assert "delta = 0" in refusal(ja.epsilon, ja.dp_sgd(1.0, 0.1, 10, group=2), 0.0)
+
+
+def test_batches_answer_row_by_row():
+    run = ja.repeat(ja.PoissonSampled(ja.Gaussian([1.0, 2.0]), 0.05, group=2), [[10], [100]])
+    found = ja.epsilon(run, 1e-5)
+    assert found.shape == (2, 2)
+    one = ja.epsilon(ja.dp_sgd(2.0, 0.05, 100, group=2), 1e-5)
+    assert found.upper[1, 1] == one.upper and found.lower[1, 1] == one.lower
