@@ -61,7 +61,8 @@ def binomial_law(n, q, most=None):
 def hypergeometric_law(n, k, batch):
     """Weights of the number of k marked records among `batch` of n."""
     with mp.workdps(DIGITS):
-        return [mp.mpf(math.comb(k, j) * math.comb(n - k, batch - j)) / math.comb(n, batch) for j in range(k + 1)]
+        most = min(k, batch)
+        return [mp.mpf(math.comb(k, j) * math.comb(n - k, batch - j)) / math.comb(n, batch) for j in range(most + 1)]
 
 
 def zero_out_pair(rate, sigma, above):

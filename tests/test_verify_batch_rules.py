@@ -42,9 +42,7 @@ def allocated(sigma, slots, direction, epsilon, near):
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
-@pytest.mark.parametrize(
-    ("slots", "sigma", "epsilon"), [(2, 1.0, 1.0), (2, 30.0, 0.1), (3, 2.0, 0.5), (3, 100.0, 0.0)]
-)
+@pytest.mark.parametrize(("slots", "sigma", "epsilon"), [(2, 1.0, 1.0), (2, 30.0, 0.1), (3, 2.0, 0.5), (3, 100.0, 0.0)])
 def test_few_slots_by_nested_sums(slots, sigma, epsilon, direction):
     found = oracles.allocation_nested(slots, sigma, epsilon, direction)
     assert holds(allocated(sigma, slots, direction, epsilon, found), found, 1e-7)
@@ -96,6 +94,9 @@ def test_what_is_not_covered_is_undecided_with_its_reason():
     assert several.status == "undecided" and "several rounds of RandomAllocation" in several.explanation
     replaced = ja.verify(one, wide, delta=1e-5, relation="replace_one")
     assert replaced.status == "undecided" and "replace_one" in replaced.explanation
+    capped = ja.repeat(ja.TruncatedPoissonSampled(ja.Gaussian(1.0), 0.5, 6, 3), 2)
+    removed = ja.verify(capped, wide, delta=1e-5, relation="zero_out")
+    assert removed.status == "undecided" and "composition with a cap" in removed.explanation
     twice = ja.verify(RandomAllocation(ja.Gaussian(1.0), slots=10, participations=2), wide, delta=1e-5)
     assert twice.status == "undecided" and "several slots" in twice.explanation
 
@@ -171,6 +172,13 @@ def test_many_steps_at_reference_values(mechanism, remove, add, delta):
     for direction, epsilon in (("remove", remove), ("add", add)):
         low, high = enclosed(mechanism, direction, epsilon, delta, level=0)
         assert low <= delta * (1 + 1e-6) and high >= delta * (1 - 1e-6) and high - low < 1e-3 * delta
+
+
+def test_a_batch_smaller_than_the_group():
+    step = ja.SampledWithoutReplacement(ja.Gaussian(1.0), 0.05, group=3, dataset_size=20)
+    pair = oracles.mixture(2, oracles.hypergeometric_law(20, 3, 1), 1.0), NOTHING
+    found = oracles.hockey_stick(*pair, mp.e)
+    assert holds(enclosed(step, "remove", 1.0, float(found)), found)
 
 
 def test_a_group_without_replacement_is_not_verified_by_the_pair_of_one_record():
