@@ -195,3 +195,14 @@ def test_a_cap_far_below_the_mean_is_not_free(n, q, cap):
     # with probability 1 - 1e-300 the others fill the batch, and the record is in it with probability cap/n
     least = float(cap / n * (mp.ncdf(2) - mp.ncdf(-2)))
     assert found.upper >= least * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "draws", "n", "steps", "delta"),
+    [(0.5, 1, 100, 1e9, 1e-3), (5.0, 1, 100, 1e8, 1e-5), (20.0, 2, 10_000, 1e9, 1e-12)],
+)
+def test_brackets_of_very_many_steps_are_not_refuted(sigma, draws, n, steps, delta):
+    """The rounding of a billion steps was not counted in full: delta at the upper end was 3e-8 too large."""
+    mechanism = ja.repeat(ja.SampledWithReplacement(ja.Gaussian(sigma), draws, n), steps)
+    found = ja.epsilon(mechanism, delta, relation="add_one")
+    assert ja.verify(mechanism, found, delta=delta, relation="add_one").status != "refuted"
