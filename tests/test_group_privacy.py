@@ -65,7 +65,7 @@ def test_weights():
 
 def hockey_stick(p, q, sigma, eps):
     """H of two mixtures of N(m, sigma^2) on the line, each a dict of means and weights."""
-    x = np.linspace(-20.0, 20.0, 80_001)
+    x = np.linspace(-20.0, 20.0, 8_001)
     one, two = (sum(w * norm.pdf(x, m, sigma) for m, w in law.items()) for law in (p, q))
     return float(np.maximum(one - math.exp(eps) * two, 0.0).sum() * (x[1] - x[0]))
 
@@ -164,8 +164,10 @@ def test_shuffled_batches_are_one_gaussian_a_pass():
 
 
 def test_calibration_of_noise_and_of_the_group():
-    noise = ja.calibrate(lambda s: ja.dp_sgd(s, 0.05, 50, group=2), 2.0, 1e-5, bracket=(0.5, 20.0))
+    noise = ja.calibrate(lambda s: ja.dp_sgd(s, 0.05, 50, group=2), target_epsilon=2.0, target_delta=1e-5, bracket=(0.5, 20.0))
     assert noise.status == "ok" and noise.epsilon.upper <= 2.0 < noise.epsilon.upper * 1.01
-    group = ja.calibrate(lambda k: ja.dp_sgd(4.0, 0.05, 50, group=k), 4.0, 1e-5, bracket=(1, 20), whole=True)
+    group = ja.calibrate(
+        lambda k: ja.dp_sgd(4.0, 0.05, 50, group=k), target_epsilon=4.0, target_delta=1e-5, bracket=(1, 20), whole=True
+    )
     at, beyond = (ja.epsilon(ja.dp_sgd(4.0, 0.05, 50, group=int(group.value) + more), 1e-5) for more in (0, 1))
     assert at.upper <= 4.0 < beyond.upper

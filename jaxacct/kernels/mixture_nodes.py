@@ -57,7 +57,7 @@ def nodes_for_delta(parts: list[Part], log_delta: float) -> Nodes:
 
 
 def chernoff(parts: list[Part], highest: float) -> tuple[Array, Array]:
-    """Abscissae c, up to the highest, and log of bounds of E e^{c loss} kappa(c): delta(eps) <= that times e^{-c eps}."""
+    """Abscissae c, and the log of what bounds delta(eps) as a multiple of e^{-c eps}: E e^{c loss} kappa(c)."""
     at = highest * np.geomspace(1e-4, 1.0, CHERNOFF_TRIED)
     logs = np.full(at.size, np.inf)
     for place, c in enumerate(at):
