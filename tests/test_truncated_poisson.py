@@ -68,7 +68,7 @@ def hockey_stick(p, q, sigma, eps):
 @pytest.mark.parametrize(("n", "q", "cap", "sigma"), [(4, 0.4, 2, 1.0), (5, 0.6, 2, 0.7), (6, 0.3, 1, 1.5)])
 @pytest.mark.parametrize("eps", [0.0, 0.7])
 def test_enumeration_of_small_data_sets(n, q, cap, sigma, eps):
-    """Every data set of records -1 and 1: no pair of neighbours exceeds the bound, and zero-out and replace attain it."""
+    """Every data set of records -1 and 1: no pair of neighbours exceeds the bound."""
     step = ja.TruncatedPoissonSampled(ja.Gaussian(sigma), q, n, cap)
     relations = ("remove_one", "add_one", "zero_out", "replace_one")
     bound = {relation: ja.delta(step, eps, relation=relation).upper for relation in relations}
@@ -147,7 +147,9 @@ def test_tail_and_rate_hold_from_both_sides(n, q, share):
         assert found.chance[1] <= found.chance[0] * (1 + 1e-11)
 
 
-@pytest.mark.parametrize(("n", "q", "cap"), [(10**9, 1e-3, 10**6 + 5000), (10**9, 0.5, 5 * 10**8), (10**9, 1e-9, 3), (10**6, 0.9, 1)])
+@pytest.mark.parametrize(
+    ("n", "q", "cap"), [(10**9, 1e-3, 10**6 + 5000), (10**9, 0.5, 5 * 10**8), (10**9, 1e-9, 3), (10**6, 0.9, 1)]
+)
 def test_large_data_sets(n, q, cap):
     found = cap_of(n, q, cap)
     assert 0.0 <= found.chance[0] <= found.chance[1] <= 1.0 and found.chance[1] <= found.chance[0] * (1 + 1e-8)
