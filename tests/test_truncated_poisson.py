@@ -128,9 +128,7 @@ def tail_and_rate(n, q, cap):
         p = mpmath.mpf(q)
 
         def tail(size, least):
-            return mpmath.fsum(
-                mpmath.binomial(size, k) * p**k * (1 - p) ** (size - k) for k in range(least, size + 1)
-            )
+            return mpmath.fsum(mpmath.binomial(size, k) * p**k * (1 - p) ** (size - k) for k in range(least, size + 1))
 
         tau = tail(n - 1, cap)
         return tau, mpmath.mpf(cap) / n * tail(n, cap + 1) / tau
