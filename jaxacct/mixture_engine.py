@@ -77,36 +77,47 @@ def _bracket(quantity: str, mechanism: Mechanism, given: np.ndarray, relation: s
     places = np.broadcast_to(np.arange(len(rows)).reshape(mine), shape).reshape(-1)
     answer = Answer(*np.full((3, target.size), np.nan))
     bar = Progress(target.size, None if target.size > ROWS_WITH_PROGRESS else False)
-    for at, (place, value) in enumerate(zip(places, target, strict=True)):
-        for end, found in zip(answer, _larger(quantity, rows[place], value, relation), strict=True):
-            end[at] = found
+    for at in range(target.size):
+        ends = _larger(quantity, rows[places[at]], float(target[at]), relation)
+        answer.lower[at], answer.estimate[at], answer.upper[at] = ends
         bar.update(at + 1)
     bar.close()
     engine = np.full(target.size, MixtureContour.name, dtype="<U32")
+    certified = mixture.attained(mechanism, relation)
     with np.errstate(invalid="ignore"):
         left = np.flatnonzero(~(answer.upper < np.inf) | is_open(answer, rtol))
-    for at in left:  # one by one: a row that fails there as well does not end the others
+    for at in left.tolist():  # one by one: a row that fails there as well does not end the others
         one = take_rows(mechanism, places[[at]]) if mine else mechanism
-        found = worse_direction(quantity, one, target[at], relation, effort, "auto")
-        upper, lower = (float(np.reshape(end, -1)[0]) for end in (found.upper, found.lower))
-        if mixture.attained(mechanism, relation):
-            answer.lower[at] = np.fmax(answer.lower[at], lower)
-            if np.reshape(found.status, -1)[0] == "width":  # one pair alone has a lattice that suits it better
-                alone = worse_direction(quantity, _Above(one), target[at], relation, effort, "auto")
-                upper = float(np.fmin(upper, np.reshape(alone.upper, -1)[0]))
-        low = float(np.fmax(answer.lower[at], 0.0))
-        if not upper >= low:
-            upper = max(float(answer.upper[at]), low)
-        if not upper >= answer.upper[at]:
-            engine[at] = str(np.reshape(found.engine, -1)[0])
-        answer.lower[at], answer.upper[at] = low, np.fmin(upper, answer.upper[at])
-        answer.estimate[at] = np.clip(np.fmin(answer.estimate[at], upper), low, answer.upper[at])
+        lower, upper, word = _by_parts(quantity, one, float(target[at]), relation, effort, certified)
+        low = float(np.fmax(np.fmax(answer.lower[at], lower), 0.0))
+        if upper < answer.upper[at] or np.isnan(answer.upper[at]):
+            engine[at] = word
+        high = float(np.fmin(answer.upper[at], upper))
+        if not low <= high:  # two ways contradict each other: neither is used
+            low, high, engine[at] = 0.0, (np.inf if quantity == "epsilon" else 1.0), "theorem"
+        answer.lower[at], answer.upper[at] = low, high
+        answer.estimate[at] = np.clip(np.fmin(answer.estimate[at], high), low, high)
     status = np.where(is_open(answer, rtol), "width", "ok").astype("<U16")
     status[answer.upper == 0.0] = "zero"
-    kind = "certified" if mixture.attained(mechanism, relation) else "bound"
-    low = answer.lower if kind == "certified" else np.zeros(target.size)
-    ends = (end.reshape(shape) for end in (low, answer.estimate, answer.upper))
-    return Bounds(*ends, kind, status.reshape(shape), engine.reshape(shape))
+    lower_ends = answer.lower if certified else np.zeros(target.size)
+    low_end, middle, high_end = (end.reshape(shape) for end in (lower_ends, answer.estimate, answer.upper))
+    kind = "certified" if certified else "bound"
+    return Bounds(low_end, middle, high_end, kind, status.reshape(shape), engine.reshape(shape))
+
+
+def _by_parts(
+    quantity: str, one: Mechanism, given: float, relation: str, effort: Effort, certified: bool
+) -> tuple[float, float, str]:
+    """(lower, upper, engine) from the pairs that bound one configuration; no lower end where it is not certified."""
+    found = worse_direction(quantity, one, given, relation, effort, "auto")
+    lower, upper = (float(np.reshape(end, -1)[0]) for end in (found.lower, found.upper))
+    word = str(np.reshape(found.engine, -1)[0])
+    if not certified:
+        return -np.inf, upper, word
+    if np.reshape(found.status, -1)[0] == "width":  # one pair alone has a lattice that suits it better
+        alone = worse_direction(quantity, _Above(one), given, relation, effort, "auto")
+        upper = float(np.fmin(upper, np.reshape(alone.upper, -1)[0]))
+    return lower, upper, word
 
 
 def _larger(quantity: str, row: mixture.Row, value: float, relation: str) -> mixture.Ends:

@@ -96,7 +96,7 @@ def test_with_replacement_by_enumeration():
 
 
 def test_two_steps_of_gaussians_are_one():
-    two = oracles.two_steps({mp.mpf(1): mp.mpf(1)}, {mp.mpf(0): mp.mpf(1)}, mp.e)
+    two = oracles.two_steps({mp.mpf(1): mp.mpf(1)}, {mp.mpf(0): mp.mpf(1)}, mp.e, step=0.2)
     one = oracles.hockey_stick({mp.sqrt(2): mp.mpf(1)}, {mp.mpf(0): mp.mpf(1)}, mp.e)
     assert math.isclose(two, one, rel_tol=1e-9)
 

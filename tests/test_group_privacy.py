@@ -58,14 +58,14 @@ def test_larger_groups_leak_more():
 def test_weights():
     from decimal import Decimal
 
-    assert binomial(7, Decimal(0.3)) == pytest.approx(binom.pmf(np.arange(8), 7, 0.3), rel=1e-12)
+    assert binomial(7, Decimal("0.25")) == pytest.approx(binom.pmf(np.arange(8), 7, 0.25), rel=1e-12)
     assert hypergeometric(30, 4, 9) == pytest.approx(hypergeom.pmf(np.arange(5), 30, 4, 9), rel=1e-10)
     assert hypergeometric(10, 4, 8) == pytest.approx(hypergeom.pmf(np.arange(5), 10, 4, 8), rel=1e-10)
 
 
 def hockey_stick(p, q, sigma, eps):
     """H of two mixtures of N(m, sigma^2) on the line, each a dict of means and weights."""
-    x = np.linspace(-20.0, 20.0, 80_001)
+    x = np.linspace(-20.0, 20.0, 20_001)
     one, two = (sum(w * norm.pdf(x, m, sigma) for m, w in law.items()) for law in (p, q))
     return float(np.maximum(one - math.exp(eps) * two, 0.0).sum() * (x[1] - x[0]))
 
@@ -84,7 +84,8 @@ def test_without_replacement_by_enumeration(n, batch, group):
     """Add and remove of a group are attained where the others are -1; replace and zero-out are bounded."""
     sigma, eps = 1.5, 0.6
     step = ja.SampledWithoutReplacement(ja.Gaussian(sigma), batch / n, group=group, dataset_size=n)
-    bound = {rel: ja.delta(step, eps, relation=rel).upper for rel in ("remove_one", "add_one", "replace_one", "zero_out")}
+    relations = ("remove_one", "add_one", "replace_one", "zero_out")
+    bound = {relation: ja.delta(step, eps, relation=relation).upper for relation in relations}
     worst = dict.fromkeys(bound, 0.0)
     for others in itertools.product((-1.0, 1.0), repeat=n - group):
         with_it = law_of_sums([1.0] * group + list(others), batch)
@@ -98,7 +99,7 @@ def test_without_replacement_by_enumeration(n, batch, group):
             worst[relation] = max(worst[relation], hockey_stick(p, q, sigma, eps))
         worst["zero_out"] = max(worst["zero_out"], hockey_stick(zero, with_it, sigma, eps))
     for relation, value in worst.items():
-        assert value <= bound[relation] * (1 + 1e-6), relation
+        assert value <= bound[relation] * (1 + 1e-5), relation
     if n - group >= batch:
         for relation in ("remove_one", "add_one"):
             assert bound[relation] == pytest.approx(worst[relation], rel=1e-5)
@@ -125,7 +126,7 @@ def test_zero_out_without_replacement_and_draws_with_it_by_enumeration(relation)
             worst[name] = max(worst[name], *(hockey_stick(*order, sigma, eps) for order in orders))
     found = {"fixed": ja.delta(fixed, eps, relation=relation), "drawn": ja.delta(drawn, eps, relation=relation)}
     for name, value in worst.items():
-        assert value <= found[name].upper * (1 + 1e-6), name
+        assert value <= found[name].upper * (1 + 1e-5), name
     assert found["fixed"].upper == pytest.approx(worst["fixed"], rel=1e-3)  # attained, all of them
     if relation in ("remove_one", "add_one"):
         assert found["drawn"].upper == pytest.approx(worst["drawn"], rel=1e-5) and found["drawn"].kind == "certified"
@@ -164,8 +165,9 @@ def test_shuffled_batches_are_one_gaussian_a_pass():
 
 
 def test_calibration_of_noise_and_of_the_group():
-    noise = ja.calibrate(lambda s: ja.dp_sgd(s, 0.05, 50, group=2), 2.0, 1e-5, bracket=(0.5, 20.0))
-    assert noise.status == "ok" and noise.epsilon.upper <= 2.0 < noise.epsilon.upper * 1.01
-    group = ja.calibrate(lambda k: ja.dp_sgd(4.0, 0.05, 50, group=k), 4.0, 1e-5, bracket=(1, 20), whole=True)
+    goal = {"target_epsilon": 2.0, "target_delta": 1e-5}
+    noise = ja.calibrate(lambda s: ja.dp_sgd(s, 0.05, 50, group=2), bracket=(1.0, 8.0), rtol=1e-2, **goal)
+    assert noise.status == "ok" and noise.epsilon.upper <= 2.0 < noise.epsilon.upper * 1.02
+    group = ja.calibrate(lambda k: ja.dp_sgd(4.0, 0.05, 50, group=k), bracket=(2, 9), whole=True, rtol=1e-2, **goal)
     at, beyond = (ja.epsilon(ja.dp_sgd(4.0, 0.05, 50, group=int(group.value) + more), 1e-5) for more in (0, 1))
-    assert at.upper <= 4.0 < beyond.upper
+    assert at.upper <= 2.0 < beyond.upper

@@ -67,7 +67,9 @@ def test_one_step_agrees_with_quadrature(relation):
 
 
 @pytest.mark.parametrize("relation", SIDES)
-@pytest.mark.parametrize(("sigma", "q", "steps", "delta"), [(1.0, 0.01, 1000, 1e-5), (0.7, 0.2, 3, 1e-3), (5.0, 0.1, 10**6, 1e-9)])
+@pytest.mark.parametrize(
+    ("sigma", "q", "steps", "delta"), [(1.0, 0.01, 1000, 1e-5), (0.7, 0.2, 3, 1e-3), (5.0, 0.1, 10**6, 1e-9)]
+)
 def test_two_shifts_are_the_sampled_gaussian(relation, sigma, q, steps, delta):
     """The certificate of the other contour shares nothing with this one."""
     mixture = ja.repeat(ja.MixtureOfGaussians(sigma, [0.0, 1.0], [1.0 - q, q]), steps)
@@ -100,7 +102,7 @@ def test_beside_other_noise_the_lattice_answers_from_two_pairs():
     sigma=st.floats(0.4, 20.0), q=st.floats(1e-3, 0.9), steps=st.integers(1, 3000), group=st.integers(2, 6),
     log_delta=st.floats(-25.0, -2.0),
 )  # fmt: skip
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 def test_epsilon_and_delta_are_inverse(sigma, q, steps, group, log_delta):
     run, delta = ja.dp_sgd(sigma, q, steps, group=group), math.exp(log_delta)
     found = ja.epsilon(run, delta)
@@ -110,8 +112,12 @@ def test_epsilon_and_delta_are_inverse(sigma, q, steps, group, log_delta):
         assert ja.delta(run, found.lower * (1 - 1e-12)).upper >= delta
 
 
-@pytest.mark.parametrize("steps", [1, 7, 10**12])
-@pytest.mark.parametrize(("sigma", "q"), [(0.02, 0.01), (1e6, 0.1), (1.0, 1e-12)])
+@pytest.mark.parametrize(("sigma", "q", "steps"), [
+    (0.02, 0.01, 1), (1e6, 0.1, 1), (1.0, 1e-12, 1), (1e6, 0.1, 10**12), (1e6, 0.01, 10**9),
+    pytest.param(0.02, 0.01, 7, marks=pytest.mark.slow), pytest.param(0.02, 0.01, 10**12, marks=pytest.mark.slow),
+    pytest.param(1.0, 1e-12, 7, marks=pytest.mark.slow), pytest.param(1e6, 0.1, 7, marks=pytest.mark.slow),
+    pytest.param(1.0, 1e-12, 10**12, marks=pytest.mark.slow),  # the lattice compiles
+])  # fmt: skip
 def test_extremes_hold_or_say_so(sigma, q, steps):
     """Never NaN; the bracket of a group holds that of one record, which the other engines answer."""
     run, one = ja.dp_sgd(sigma, q, steps, group=3), ja.dp_sgd(sigma, q, steps)

@@ -52,8 +52,8 @@ def search(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: n
         ends = _ends(contour, here, target)
         answer[0, rows], answer[2, rows] = np.fmax(answer[0, rows], ends[0]), np.fmin(answer[2, rows], ends[1])
         answer[1, rows], eps[rows] = here, here
-        still = ~(answer[2, rows] - answer[0, rows] <= NARROW * answer[2, rows]) & (here > 0.0)
-        rows = rows[still & (np.abs(here - placed) > 1e-6 * here)]
+        narrow = np.isfinite(answer[2, rows]) & (answer[2, rows] - answer[0, rows] <= NARROW * answer[2, rows])
+        rows = rows[~narrow & (answer[2, rows] > 0.0) & (np.abs(here - placed) > 1e-6 * here)]
         if rows.size == 0:
             break
     return answer
@@ -78,7 +78,7 @@ def _newton(
         low = np.where(value.lower > delta, np.maximum(low, eps), low)
         high = np.where(value.upper < delta, np.minimum(high, eps), high)
         new = eps + (np.log(value.estimate) - np.log(delta)) * value.estimate / value.slope
-        usable = (value.slope > 0.0) & np.isfinite(new)
+        usable = (value.slope > 0.0) & np.isfinite(new) & (value.lower > 0.2 * value.upper)
         new = np.where(usable, np.clip(new, 0.5 * (low + eps) * (low > 0.0), 0.5 * (high + eps)), 0.5 * (low + high))
         if np.all(np.abs(new - eps) <= 1e-14 * eps):
             break
@@ -89,7 +89,7 @@ def _newton(
 def _ends(contour: Contour, eps: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ends about an estimate that the brackets of delta there show to hold; 0 and inf otherwise."""
     value = value_of(contour, eps)
-    below, above = np.zeros_like(eps), np.full_like(eps, np.inf)
+    below, above = np.zeros_like(eps), np.where((eps == 0.0) & (value.upper <= delta), 0.0, np.inf)
     for widen in (1.0, 4.0, 64.0, 4096.0):
         margin = widen * (1e-15 * eps + 4.0 * ROUNDOFF * delta / value.slope)
         high = np.maximum(eps + 1.02 * widen * np.maximum(value.upper - delta, 0.0) / value.slope + margin, 0.0)

@@ -69,7 +69,7 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
                 raise ArithmeticError(f"{type(leaf).__name__} has no law in float64 under {relation}")
             own = batch_shape(leaf)
             places = np.broadcast_to(np.arange(len(found)).reshape(own), shape).reshape(-1)
-            for row, place in enumerate(places):
+            for row, place in enumerate(places.tolist()):
                 rows[row].append((float(counts[row]), found[place]))
             continue
         if relation == "replace_one":
@@ -194,7 +194,7 @@ def _largest_loss(parts: list[Part], sign: float) -> float:
     """The largest loss of all steps, rounded up: in the direction add that of contributions that are all 0."""
     if sign > 0 or any(law.shift[0] > 0.0 for part in parts for law in part.branches):
         return np.inf
-    each = (part.count * -float(np.log(min(law.weight[0] for law in part.branches))) for part in parts)
+    each = (part.times * -float(np.log(min(law.weight[0] for law in part.branches))) for part in parts)
     return sum(each) * (1.0 + 1e-12) + SMALLEST_POSITIVE
 
 
@@ -221,7 +221,7 @@ def _moves(branch: Branch) -> bool:
 
 
 def _is_one_step(parts: list[Part]) -> bool:
-    return len(parts) == 1 and parts[0].count == 1.0
+    return len(parts) == 1 and parts[0].times == 1.0
 
 
 def _parts(row: Row, sign: float, left_out: float) -> tuple[list[Part], float]:

@@ -19,10 +19,10 @@ MOST_STEPS = 200
 """Most Newton steps; the logarithm of a mixture is nearly piecewise linear, so that few are needed."""
 HALVINGS = 60
 """Halvings of an interval of eps; float64 has no more to give."""
-MOVES = (1e-15, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2)
+MOVES = (1e-15, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1)
 """How far an end is moved, relatively, until it passes its check."""
-LARGEST_EPSILON = 700.0
-"""Largest eps that is searched: its exponential is finite."""
+LARGEST_EPSILON = 1e7
+"""Largest eps that is searched."""
 
 
 def delta_of_step(

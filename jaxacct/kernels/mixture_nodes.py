@@ -57,7 +57,7 @@ def nodes_for_delta(parts: list[Part], log_delta: float) -> Nodes:
 
 
 def chernoff(parts: list[Part], highest: float) -> tuple[Array, Array]:
-    """Abscissae c, up to the highest, and log of bounds of E e^{c loss} kappa(c): delta(eps) <= that times e^{-c eps}."""
+    """Abscissae c, and the log of what bounds delta(eps) as a multiple of e^{-c eps}: E e^{c loss} kappa(c)."""
     at = highest * np.geomspace(1e-4, 1.0, CHERNOFF_TRIED)
     logs = np.full(at.size, np.inf)
     for place, c in enumerate(at):
@@ -123,7 +123,7 @@ def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) 
 
 def _quadratures(parts: list[Part], c: float, t: float, log_goal: float) -> list[list[Quadrature]]:
     return [
-        [quadrature(law, c, t, log_goal - 20.0 - float(np.log(part.count))) for law in part.branches] for part in parts
+        [quadrature(law, c, t, log_goal - 20.0 - float(np.log(part.times))) for law in part.branches] for part in parts
     ]
 
 
@@ -146,9 +146,9 @@ def _exponent(parts: list[Part], laws: list[list[Quadrature]], c: float) -> tupl
                 total = float(np.log1p(rise + whole))
         single = float(sum(p * q.log_m_error for p, q in zip(portion, row, strict=True)))
         mixing = 0.0 if len(row) == 1 and part.shares[0] == 1.0 else 2.0 * part.doubt + 16.0 * ROUNDOFF
-        k += part.count * total
-        error += part.count * (1.1 * single + mixing * (1.0 + min(abs(total), 1.0)) + 8.0 * ROUNDOFF * abs(total))
-        terms += part.count * abs(total)
+        k += part.times * total
+        error += part.times * (1.1 * single + mixing * (1.0 + min(abs(total), 1.0)) + 8.0 * ROUNDOFF * abs(total))
+        terms += part.times * abs(total)
     return k, error + (len(parts) + 8.0) * ROUNDOFF * terms
 
 
@@ -160,7 +160,7 @@ def _log_modulus(parts: list[Part], laws: list[list[Quadrature]], t: Array) -> A
         gap = np.zeros(t.shape)
         for share, branch in zip(portion, row, strict=True):
             gap += share * largest_modulus_gap(branch, t)
-        found += part.count * np.log1p(-np.minimum(gap * (1.0 - 1e-9), 1.0 - 1e-16))
+        found += part.times * np.log1p(-np.minimum(gap * (1.0 - 1e-9), 1.0 - 1e-16))
     return found
 
 
@@ -168,7 +168,7 @@ def _cut_off(parts: list[Part], laws: list[list[Quadrature]], log_z: float, log_
     """A t beyond which the integrand is negligible."""
     deviation = np.sqrt(
         sum(
-            part.count
+            part.times
             * sum(
                 float(p) * float(np.sum(q.p * (q.log_mix - np.sum(q.p * q.log_mix)) ** 2))
                 for p, q in zip(_portions(part, row)[0], row, strict=True)
@@ -203,9 +203,9 @@ def _powers(parts: list[Part], laws: list[list[Quadrature]], t: Array, step: flo
         log_ratio = np.log1p(departure)
         modulus = np.abs(1.0 + departure)
         with np.errstate(over="ignore", divide="ignore"):
-            relative += part.count * np.log1p(wrong / np.maximum(modulus, 1e-300))
-        total += part.count * log_ratio
-        rounding += part.count * np.abs(log_ratio)
+            relative += part.times * np.log1p(wrong / np.maximum(modulus, 1e-300))
+        total += part.times * log_ratio
+        rounding += part.times * np.abs(log_ratio)
     with np.errstate(over="ignore", invalid="ignore"):
         exponent = np.real(total)
         error = np.exp(exponent) * np.expm1(np.minimum(relative, 700.0))

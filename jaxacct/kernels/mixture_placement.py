@@ -22,9 +22,9 @@ BISECTIONS = 46
 
 
 class Part(NamedTuple):
-    """What is composed `count` times: one of several branches, drawn with its share."""
+    """What is composed so many `times`: one of several branches, drawn with its share."""
 
-    count: float
+    times: float
     shares: tuple[float, ...]
     doubt: float  # relative error of the shares
     branches: tuple[BranchLaw, ...]
@@ -58,9 +58,9 @@ def sketch(parts: list[Part], c: float) -> Sketch:
         total = float(logsumexp(logs))
         p = np.exp(np.array(logs) - total)
         first = float(p @ means)
-        k += part.count * total
-        mean += part.count * first
-        variance += part.count * max(float(p @ squares) - first**2, 0.0)
+        k += part.times * total
+        mean += part.times * first
+        variance += part.times * max(float(p @ squares) - first**2, 0.0)
     return Sketch(k, mean, variance)
 
 

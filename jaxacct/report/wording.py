@@ -88,6 +88,12 @@ _OF_CLASS = {
     "record that is drawn several times counts as often, clipped each time.",
     "ShuffledBatches": "The data are shuffled afresh for every pass, and cut into batches.",
     "SampledWithoutReplacement": "Every batch is drawn afresh, all batches of its size being equally likely.",
+    "SampledWithReplacement": "Every batch is that many draws, each of any record with the same chance. A record "
+    "that is drawn several times counts several times, and every draw is clipped by itself.",
+    "TruncatedPoissonSampled": "Batches are Poisson samples, cut to the cap by a uniform choice among the records "
+    "drawn, not to the first ones. The number drawn is not released. The size of the data set is public.",
+    "ShuffledBatches": "A record that is taken out leaves its place in the order empty, so that no other record "
+    "changes its batch.",
     "Selection": "Only the best of K candidates is released. K is drawn from the stated law, is independent of "
     "the data, "
     "and stays secret, as do the other candidates and the running time. The candidates are i.i.d. given the data: each "

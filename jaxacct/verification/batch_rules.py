@@ -14,6 +14,7 @@ from jaxacct.verification.gaussian_mixture import (
     GaussianMixture,
     PairOfMixtures,
     Revealed,
+    RevealedPairs,
     binomial_weights,
     hypergeometric_weights,
 )
@@ -101,8 +102,10 @@ def _capped(mechanism: Any, relation: str, direction: str) -> Any:
     plain = None if q.is_zero() else _sampled(noise, q, direction)
     if not tau > 0:
         return plain
-    capped = _zero_out(noise, kept / tau, direction) if relation == "zero_out" else None
-    return Revealed(((1 - tau, plain), (tau, capped or _sampled(noise / 2, kept / tau, direction))))
+    ways: type[RevealedPairs] = RevealedPairs if relation == "zero_out" else Revealed
+    rule, scale = (_zero_out, noise) if relation == "zero_out" else (_sampled, noise / 2)
+    capped = rule(scale, kept / tau, direction)
+    return capped if tau == 1 else ways(((1 - tau, plain), (tau, capped)))
 
 
 def _cap(size: int, cap: int, q: Any) -> tuple[Any, Any]:

@@ -12,10 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.verification.ball_arithmetic import acb, arb, ctx, gaussian_tail
+from jaxacct.verification.ball_arithmetic import acb, arb, ctx, gaussian_tail, within
 from jaxacct.verification.sampled_gaussian import SampledGaussian
 
-__all__ = ["GaussianMixture", "PairOfMixtures", "Revealed", "binomial_weights", "hypergeometric_weights"]
+__all__ = [
+    "GaussianMixture",
+    "PairOfMixtures",
+    "Revealed",
+    "RevealedPairs",
+    "binomial_weights",
+    "hypergeometric_weights",
+]
 
 NEGLIGIBLE = arb(2) ** -400
 """Weights of the largest contributions are left out while all of them together are below this."""
@@ -36,7 +43,8 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
 def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
     """How many of `group` records are among `batch` of `size`."""
     total = math.comb(size, batch)
-    return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(group + 1)], arb(0)
+    most = min(group, batch)
+    return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(most + 1)], arb(0)
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,8 @@ class GaussianMixture(SampledGaussian):
     def hockey_stick(self, epsilon: Any) -> Any:
         mixed = tuple((share / self.sigma, w) for share, w in zip(self.shares, self.weights, strict=True))
         pair = mixed, ((arb(0), arb(1)),)
-        return PairOfMixtures(*(pair if self.direction == "remove" else pair[::-1])).hockey_stick(epsilon)
+        found = PairOfMixtures(*(pair if self.direction == "remove" else pair[::-1])).hockey_stick(epsilon)
+        return found + within(self.lost * epsilon.exp())
 
     def _mix(self, u: Any, angle: Any) -> Any:
         return sum(
@@ -218,8 +227,8 @@ def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Revealed:
-    """One of several laws, drawn with a probability and told: M(z) = sum of probability times M_i(z)."""
+class RevealedPairs:
+    """One of several pairs, drawn with a probability and told, for one step."""
 
     ways: tuple[tuple[Any, Any], ...]
     infinity = None
@@ -227,7 +236,7 @@ class Revealed:
 
     @property
     def key(self) -> Any:
-        return ("Revealed", tuple((share.str(40), law.key) for share, law in self.ways))
+        return ("a cap", tuple((share.str(40), law.key) for share, law in self.ways))
 
     @property
     def largest(self) -> Any:
@@ -238,16 +247,21 @@ class Revealed:
         return self._end("least", False)
 
     def _end(self, name: str, most: bool) -> Any:
-        found = [getattr(law, name, None) for _, law in self.ways]
-        if any(end is None for end in found):
-            return None
-        total = found[0]
-        for end in found[1:]:
-            total = total.max(end) if most else total.min(end)
+        total: Any = None
+        for _, law in self.ways:
+            end = getattr(law, name, None)
+            if end is None:
+                return None
+            total = end if total is None else total.max(end) if most else total.min(end)
         return total
 
     def hockey_stick(self, epsilon: Any) -> Any:
         return sum((share * law.hockey_stick(epsilon) for share, law in self.ways), arb(0))
+
+
+@dataclass(frozen=True)
+class Revealed(RevealedPairs):
+    """The same of laws whose M(z) are known, for any number of steps: M(z) = sum of probability times M_i(z)."""
 
     def mgf(self, z: Any) -> Any:
         return sum((share * law.mgf(z) for share, law in self.ways), acb(0))

@@ -161,8 +161,9 @@ class _Plan:
         self.width = max(1, int(np.sqrt(self.count)))
         self.rows = range(-(-self.count // self.width))
         self.count = len(self.rows) * self.width
-        # natural digits of phi: its error is multiplied by t and by the size of the sum
-        self.digits = max(start - goal, 1.0) + np.log(t) + np.log(self.count) + MARGIN
+        # natural digits of phi: its error counts as a share of phi(c), times t and the size of the sum
+        small = float(self._log_phi(np.array([self.c]))[0])
+        self.digits = max(start - goal, 1.0) - small + np.log(t) + np.log(self.count) + MARGIN
         self.angle, nodes = self._angle(s)
         self.strip = self.angle
         self.real_strip = min(1.5, 3.0 * s)

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation.cutoff import log_beyond, log_images
-from jaxacct.kernels.allocation.law import tail
+from jaxacct.kernels.allocation.law import ROOM, Windows, tail
 from jaxacct.kernels.allocation.placement import Place, place
 from jaxacct.kernels.allocation.quadrature import panels_of
 from jaxacct.kernels.allocation.transform import Powers, powers_on
@@ -97,12 +97,7 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
         units = (80.0 + 8.0 * (windows.high + s) ** 2) * ROUNDOFF
         value = first - k * second
         doubt = units * (first + k * second)
-        edge = (np.log(t) + np.log(k)) / s + 0.5 * s
-        d = (windows.high - edge) / windows.high_blur
-        log_below = log_ndtr(-d) - d * edge / windows.high_blur + 0.5 * (d / windows.high_blur) ** 2
-        log_below = log_below + log_ndtr(edge - d / windows.high_blur)
-        below = np.where(d > 0.0, np.exp(log_below + 1e-8), np.inf)
-        below = np.fmin(below, far) * t * k
+        below = _far_but_small(windows, s, t, k, far)
         lost = tail((windows.end - windows.high) / windows.high_blur) * (tail(windows.end - s) + t * tail(windows.end))
         low, high, slope = low + value - doubt, high + value + doubt + below + lost, slope + second
         if not whole.all():
@@ -123,3 +118,25 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
         high = np.where(whole, high, value + doubt + over)
         slope = np.where(whole, slope, shrunk * m)
     return low, high, slope
+
+
+def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -> Array:
+    """A bound of E[(k - S)_+; some slot is far], far the mass beyond the window; (B,).
+
+    Below u_0 = high - ROOM blur a slot is far with at most Phi((u - high)/blur) <= Phi(-ROOM) e^{-ROOM (u_0 - u)/blur}.
+    Beyond, (k - S)_+ <= (k - x_0 - R)_+ with R the sum of the other slots, of mean 1 - 1/t each, and
+    E(y - R)_+ <= e^{cy}/(ec) (1 - c/t + c^2 e^{s^2}/(2 t^2))^{t-1} for every c > 0.
+    """
+    d, blur = ROOM, windows.high_blur
+    edge = windows.high - d * blur
+    log_below = log_ndtr(-d) - d * edge / blur + 0.5 * (d / blur) ** 2 + log_ndtr(edge - d / blur)
+    below = np.fmin(np.exp(log_below + 1e-8), far) * k
+    left = k - np.exp(s * edge - 0.5 * s * s - np.log(t)) * (1.0 - 1e-12)
+    spread = np.exp(s * s) / t
+    c = np.maximum(1.0 - 1.0 / t - left, 1e-3) / spread
+    log_put = (
+        (t - 1.0) * np.log1p(np.minimum(-c / t + 0.5 * c * c * spread / t, 0.0) + 1e-16) + c * left - 1.0 - np.log(c)
+    )
+    log_put = np.where(-c / t + 0.5 * c * c * spread / t > 0.0, np.inf, log_put)
+    put = np.where(left <= 0.0, 0.0, np.fmin(np.exp(log_put + 1e-8), k))
+    return t * (below + far * put) * (1.0 + 1e-9)

@@ -11,8 +11,22 @@ import numpy as np
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array
 
-__all__ = ["Cells", "Windows", "cells_of", "interval", "jump_below", "log_path", "log_real", "ratio", "shares", "tail"]
+__all__ = [
+    "ROOM",
+    "Cells",
+    "Windows",
+    "cells_of",
+    "interval",
+    "jump_below",
+    "log_path",
+    "log_real",
+    "ratio",
+    "shares",
+    "tail",
+]
 
+ROOM = 6.3
+"""Widths of the far window below its centre from which on a slot is taken for far."""
 SLACK = 1e-11
 """Relative allowance for the rounding of a sum over cells: masses are off by at most some hundred units (README, 5)."""
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jaxacct.kernels.allocation.cutoff import log_beyond, log_power
-from jaxacct.kernels.allocation.law import Cells, Windows, cells_of
+from jaxacct.kernels.allocation.law import ROOM, Cells, Windows, cells_of
 from jaxacct.kernels.allocation.transform import Line
 from jaxacct.kernels.arrays import Array
 
@@ -129,12 +129,14 @@ def _sorted(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _windows_of_call(s: Array, t: Array, k: Array, guess: Array, split: bool) -> tuple[Windows, Cells]:
-    edge = (np.log(t) + np.log(k)) / s + 0.5 * s
+    # a slot beyond k - 1 and some deviations makes S > k, but for a negligible chance; one beyond k always does
+    certain = np.minimum(k, k - 1.0 + 7.5 * np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t))
+    edge = (np.log(t) + np.log(certain)) / s + 0.5 * s
     blur = FAR_BLUR / s
     negligible = np.sqrt(2.0 * (np.log(t * k) - guess + 30.0))
-    near = edge + 6.3 * blur < negligible
+    near = edge + ROOM * blur < negligible
     blur = np.where(near, blur, 0.3)
-    high = np.where(near, edge + 6.3 * blur, negligible)
+    high = np.where(near, edge + ROOM * blur, negligible)
     start, end = np.full_like(s, -REACH), high + 7.0 * blur
     windows = Windows(np.full_like(s, -np.inf), np.ones_like(s), high, blur, start, end)
     cells = cells_of(s, t, windows, COARSE)

@@ -18,10 +18,12 @@ __all__ = ["RoundProfile", "losses_for", "round_profile"]
 
 READ_TOGETHER = 3
 """Losses that are read from one contour: its own and one on either side."""
-BLOCK = 32
+BLOCK = 8
 """Contours placed together."""
-NARROW = 1e-8
-"""Relative width from which a loss gets a contour of its own."""
+WIDTHS = ((-9.0, 1e-7), (-36.0, 1e-5), (-np.inf, 1e-2))
+"""(log of delta, relative width): above such a delta a wider bracket gets a contour of its own.
+
+The largest deltas decide for many rounds, where errors of each round add up."""
 LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
 """1/sigma between which, and slots up to which, contours are placed."""
 LAST_LOG_DELTA = -69.0
@@ -115,10 +117,12 @@ def _by_contours(
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
     own = np.arange(READ_TOGETHER // 2, eps.size + READ_TOGETHER // 2, READ_TOGETHER)
     own = np.minimum(own, eps.size - 1)
-    for turn in range(3):
+    for turn in range(2):
         for first in range(0, own.size, BLOCK):
             rows = own[first : first + BLOCK]
-            contour = _placed(sign, s, t, eps[rows], logs[rows])
+            # a contour reads better at losses below the one that it is placed for
+            beside = np.minimum(rows + (READ_TOGETHER // 2 + 1 if turn == 0 else 1), eps.size - 1)
+            contour = _placed(sign, s, t, eps[beside], logs[beside])
             for step in range(-(READ_TOGETHER // 2), READ_TOGETHER // 2 + 1) if turn == 0 else (0,):
                 at = np.clip(rows + step, 0, eps.size - 1)
                 lower, estimate, upper, _ = bracket_near(contour, np.exp(sign * eps[at]))
@@ -130,7 +134,8 @@ def _by_contours(
                 high[at] = np.where(good, np.fmin(high[at], upper), high[at])
                 known = good & (estimate > 0.0)
                 logs[at] = np.where(known, np.log(np.where(known, estimate, 1.0)), logs[at])
-        own = np.flatnonzero(~(high - low <= NARROW * high))
+        wanted = np.select([logs > log for log, _ in WIDTHS], [width for _, width in WIDTHS])
+        own = np.flatnonzero(~(high - low <= wanted * high))
         if own.size == 0:
             break
     return low, high
