@@ -34,9 +34,6 @@ class Powers(NamedTuple):
     """(B, N)."""
     turn: Array
     """(B, N) Im z."""
-    log_base: Array
-    """(B,) log of upper bounds of A(c) and B(c), each relative to their sum."""
-    log_rest: Array
 
 
 def _tables(x: Array, step: Array, many: int) -> Array:
@@ -156,10 +153,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
         swell = np.exp(np.maximum(t_ * (log_base.real + np.maximum(log_more.real, 0.0) - log_total[:, None]), -745.0))
         error = error + np.where(whole[:, None], 0.0, 40.0 * ROUNDOFF * t_ * np.abs(log_more) * swell)
     value, error = np.where(used, value, 0.0), np.where(used, error, 0.0)
-    share_base = size_base[:, 0] + error_base[:, 0]
-    share_rest = size_rest[:, 0] + error_rest[:, 0]
-    with np.errstate(divide="ignore"):
-        return Powers(t * log_total, value, error, turn, np.log(share_base), np.log(share_rest))
+    return Powers(t * log_total, value, error, turn)
 
 
 def _above(windows: Windows, whole: Array) -> Array:
