@@ -191,7 +191,7 @@ def test_tails_of_two_slots_against_quadrature():
             q, p = (q, p) if at < 1 else (1 - q, 1 - p)
             assert found.q_lower[i] - 1e-12 <= q <= found.q_upper[i] + 1e-12
             assert found.p_lower[i] - 1e-12 <= p <= found.p_upper[i] + 1e-12
-    assert np.all(found.q_upper - found.q_lower <= 2e-3 * found.q_upper)
+    assert np.all(found.q_upper - found.q_lower <= 1e-3 * found.q_upper)
 
 
 def test_the_mechanism_takes_the_larger_direction():

@@ -70,7 +70,9 @@ def tails(sigma: float, slots: float, k: np.ndarray) -> Tails:
     return Tails(*found)
 
 
-STEP = 3e-5
+SHARP = 3e-9
+"""The same for slopes, which are differences."""
+STEP = 1e-4
 """Chords for slopes: this share of the distance over which the payoff changes by a factor e."""
 
 
@@ -78,11 +80,11 @@ def _tails_of(sign: float, s: float, t: float, k: np.ndarray) -> np.ndarray:
     if t == 1.0 or not allocation.reach(np.array([s]), np.array([t])).all():
         return np.array([np.zeros_like(k), np.ones_like(k), np.zeros_like(k), np.ones_like(k)])
     with np.errstate(all="ignore"):
-        low, mid, high, slope = payoff(sign, s, t, k)
+        low, mid, high, slope = payoff(sign, s, t, k, SHARP)
         step = STEP * np.clip(mid / (slope * k), 1e-9, 1.0)
         before, after = k * (1.0 - step), k * (1.0 + step)
-        _, _, high_0, _ = payoff(sign, s, t, before)
-        _, _, high_2, _ = payoff(sign, s, t, after)
+        _, _, high_0, _ = payoff(sign, s, t, before, SHARP)
+        _, _, high_2, _ = payoff(sign, s, t, after, SHARP)
         if sign > 0:
             q_low, q_high = (low - high_2) / (after - k), (high_0 - low) / (k - before)
         else:
@@ -98,7 +100,9 @@ def _tails_of(sign: float, s: float, t: float, k: np.ndarray) -> np.ndarray:
     return np.array([q_low, np.minimum(q_high, 1.0), p_low, np.minimum(p_high, 1.0)])
 
 
-def payoff(sign: float, s: float, t: float, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def payoff(
+    sign: float, s: float, t: float, k: np.ndarray, narrow: float = NARROW
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(lower, estimate, upper) of E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1) and an estimated slope; (K,)."""
     full = np.ones_like(k)
     low, high = theorems.bounds(sign, s * full, t * full, k)
@@ -126,7 +130,7 @@ def payoff(sign: float, s: float, t: float, k: np.ndarray) -> tuple[np.ndarray, 
                 found[2, at] = np.where(agree, np.fmin(found[2, at], value[2]), found[2, at])
         seen = np.log(np.clip(found[1], 1e-295, None))
         guess = np.where(np.isfinite(seen), seen, guess)
-        rows = rows[~(found[2, rows] - found[0, rows] <= NARROW * found[2, rows])]
+        rows = rows[~(found[2, rows] - found[0, rows] <= narrow * found[2, rows])]
         if rows.size == 0:
             break
     return found[0], np.clip(found[1], found[0], found[2]), found[2], found[3]
