@@ -23,6 +23,8 @@ BLOCK = 32
 """Configurations evaluated together."""
 LEAST_S, MOST_S = 1e-4, 20.0
 """1/sigma between which the contour is asked."""
+PLACEMENTS = 3
+"""Most placements of the contour for one delta."""
 MOST_SLOTS = 1e9
 """Slots up to which the contour is asked."""
 
@@ -101,8 +103,8 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
     floor, most = np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295))
     guess = np.clip(theorems.guess(sign, s, t, k) - min(sign, 0.0) * eps, floor, most)
     shift = np.where(sign > 0, 0.0, -eps)  # of the option against delta
-    value = None
-    for _ in range(3):
+    value: Value | None = None
+    for _ in range(PLACEMENTS):
         contour = contour_at(sign, s, t, k, guess + shift)
         found = value_of(contour, eps)
         if value is None:
@@ -115,6 +117,7 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
         if np.all((np.abs(seen - guess) < 4.0) | ~(value.upper - value.lower > 1e-7 * value.upper)):
             break
         guess = seen
+    assert value is not None
     return value
 
 

@@ -44,7 +44,7 @@ def profile(sigma: float, slots: float, eps: np.ndarray, direction: str) -> Answ
         np.full(eps.shape, float(slots)),
     )
     if not allocation.reach(s[:1], t[:1]).all():
-        return allocation.delta(sigma, slots, eps, direction)
+        return allocation.delta(np.asarray(sigma), np.asarray(slots), eps, direction)
     with np.errstate(all="ignore"):
         k = np.exp(sign * eps)
         low, mid, high, _ = payoff(sign, s[0], t[0], k)

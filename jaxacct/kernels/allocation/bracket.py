@@ -108,7 +108,7 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
     """(lower, upper, slope) of what is not integrated: slots beyond the far window, and bulk alone."""
     sign, s, t, where, _, _ = found
     windows = where.windows
-    whole = np.isneginf(windows.low)
+    whole: Array = np.isneginf(windows.low)
     low, high, slope = (np.zeros_like(k) for _ in range(3))
     if sign > 0:
         root = np.sqrt(1.0 + windows.high_blur**2)

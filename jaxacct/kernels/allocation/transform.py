@@ -56,7 +56,7 @@ def _log1p(a: Array, b: Array) -> Array:
 def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sign: float) -> Powers:
     """(A + B)^t, or (A + B)^t - A^t where there is a bulk, at all nodes of the line."""
     count = int(line.count.max()) + 1
-    whole = np.isneginf(windows.low)
+    whole: Array = np.isneginf(windows.low)
     nodes = nodes_of(s, t, windows, ends)
     c, step = line.c, line.step
     grown = np.exp(sign * c[:, None] * nodes.x)
