@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from jaxacct.floats import ROUNDOFF
@@ -30,13 +31,33 @@ class Contour(NamedTuple):
 def contour_at(sign: float, s: Array, t: Array, k: Array, guess: Array) -> Contour:
     """Place the contour for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), and evaluate it; all (B,)."""
     where = place(sign, s, t, k, guess)
-    line = where.line
-    size = np.hypot(line.c, line.count * line.step)
-    ends = panels_of(s, t, where.windows, size)
+    line, windows = where.line, where.windows
     with np.errstate(all="ignore"):
-        powers = powers_on(line, s, t, where.windows, ends, sign)
-        beyond = log_beyond(where.cells, where.windows, t, line.c, line.count * line.step, sign)
-    return Contour(sign, s, t, where, powers, beyond)
+        beyond = log_beyond(where.cells, windows, t, line.c, line.count * line.step, sign)
+        # lines of about the same length together, so that short ones are not padded to long ones
+        length = np.ceil(np.log2(line.count + 1.0))
+        parts = []
+        for rows in (np.flatnonzero(length == one) for one in np.unique(length)):
+            here, cuts = (jax.tree.map(lambda x, rows=rows: x[rows], each) for each in (line, windows))
+            ends = panels_of(s[rows], t[rows], cuts, np.hypot(here.c, here.count * here.step))
+            parts.append((rows, powers_on(here, s[rows], t[rows], cuts, ends, sign)))
+    return Contour(sign, s, t, where, _joined(parts, len(s)), beyond)
+
+
+def _joined(parts: list[tuple[Array, Powers]], size: int) -> Powers:
+    """The powers of all rows, with zeros behind those of shorter lines."""
+    longest = max(one.value.shape[1] for _, one in parts)
+
+    def put(*each: Array) -> Array:
+        whole = np.zeros((size, longest) if each[0].ndim == 2 else size, each[0].dtype)
+        for (rows, _), part in zip(parts, each, strict=True):
+            if part.ndim == 2:
+                whole[rows, : part.shape[1]] = part
+            else:
+                whole[rows] = part
+        return whole
+
+    return Powers(*(put(*each) for each in zip(*(one for _, one in parts), strict=True)))
 
 
 def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
@@ -87,7 +108,7 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
     """(lower, upper, slope) of what is not integrated: slots beyond the far window, and bulk alone."""
     sign, s, t, where, _, _ = found
     windows = where.windows
-    whole = np.isneginf(windows.low)
+    whole: Array = np.isneginf(windows.low)
     low, high, slope = (np.zeros_like(k) for _ in range(3))
     if sign > 0:
         root = np.sqrt(1.0 + windows.high_blur**2)
@@ -112,8 +133,13 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
         units = (60.0 + 10.0 * t * (1.0 + np.abs(log_m)) + 8.0 * (np.abs(at) + s) ** 2) * ROUNDOFF
         doubt = units * shrunk * (k * m + mx)
         edge = np.log(k) / s + 0.5 * s  # S > k needs a slot above k
-        leak = tail((edge - at) / windows.low_blur)
-        over = shrunk * (leak * tail(edge - s) + t * mx / m * leak * tail(edge))
+        # beyond the edge w1 <= Phi(-d) e^{-d (u - edge)/blur}
+        d = (edge - at) / windows.low_blur
+        pull = d / windows.low_blur
+        leak_x = log_ndtr(-d) + pull * edge - 0.5 * s * s + 0.5 * (s - pull) ** 2 + log_ndtr(s - pull - edge)
+        leak = log_ndtr(-d) + pull * edge + 0.5 * pull**2 + log_ndtr(-pull - edge)
+        over = shrunk * (np.exp(leak_x) + t * np.exp(leak) * mx / m) * (1.0 + 1e-6)
+        over = np.where(d > 0.0, over, np.inf)
         low = np.where(whole, low, value - doubt)
         high = np.where(whole, high, value + doubt + over)
         slope = np.where(whole, slope, shrunk * m)
@@ -125,12 +151,12 @@ def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -
 
     Below u_0 = high - ROOM blur a slot is far with at most Phi((u - high)/blur) <= Phi(-ROOM) e^{-ROOM (u_0 - u)/blur}.
     Beyond, (k - S)_+ <= (k - x_0 - R)_+ with R the sum of the other slots, of mean 1 - 1/t each, and
-    E(y - R)_+ <= e^{cy}/(ec) (1 - c/t + c^2 e^{s^2}/(2 t^2))^{t-1} for every c > 0.
+    E(y - R)_+ <= y and <= e^{cy}/(ec) (1 - c/t + c^2 e^{s^2}/(2 t^2))^{t-1} for every c > 0.
     """
     d, blur = ROOM, windows.high_blur
     edge = windows.high - d * blur
     log_below = log_ndtr(-d) - d * edge / blur + 0.5 * (d / blur) ** 2 + log_ndtr(edge - d / blur)
-    below = np.fmin(np.exp(log_below + 1e-8), far) * k
+    below = np.fmin(np.exp(log_below + 1e-6), far) * k
     left = k - np.exp(s * edge - 0.5 * s * s - np.log(t)) * (1.0 - 1e-12)
     spread = np.exp(s * s) / t
     c = np.maximum(1.0 - 1.0 / t - left, 1e-3) / spread
@@ -138,5 +164,5 @@ def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -
         (t - 1.0) * np.log1p(np.minimum(-c / t + 0.5 * c * c * spread / t, 0.0) + 1e-16) + c * left - 1.0 - np.log(c)
     )
     log_put = np.where(-c / t + 0.5 * c * c * spread / t > 0.0, np.inf, log_put)
-    put = np.where(left <= 0.0, 0.0, np.fmin(np.exp(log_put + 1e-8), k))
+    put = np.where(left <= 0.0, 0.0, np.fmin(np.exp(log_put + 1e-8), left))
     return t * (below + far * put) * (1.0 + 1e-9)
