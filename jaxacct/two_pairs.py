@@ -57,7 +57,7 @@ def epsilon_of_pairs(
         try:
             with np.errstate(all="ignore"), jax.enable_x64():
                 found = lattice_pairs.epsilon(
-                    above, below, row, (least[row], most[row]), floor[row], effort.rtol, effort.memory_bytes
+                    above, below, int(row), (least[row], most[row]), floor[row], effort.rtol, effort.memory_bytes
                 )
         except FAILURES:
             continue
