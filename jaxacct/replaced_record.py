@@ -4,7 +4,7 @@ From data D over D less a record to that with another record in its place,
 
     delta_replace(eps) <= min_x delta_remove(x) + e^x delta_add(eps - x),
 
-for the profiles of all that is run, composed first.  jaxacct/mechanisms/README.md, "A replaced record in random allocation".
+for the profiles of all that is run, composed first.  jaxacct/mechanisms/README.md, "Random allocation".
 """
 
 from __future__ import annotations
