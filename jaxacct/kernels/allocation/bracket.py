@@ -112,8 +112,13 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
         units = (60.0 + 10.0 * t * (1.0 + np.abs(log_m)) + 8.0 * (np.abs(at) + s) ** 2) * ROUNDOFF
         doubt = units * shrunk * (k * m + mx)
         edge = np.log(k) / s + 0.5 * s  # S > k needs a slot above k
-        leak = tail((edge - at) / windows.low_blur)
-        over = shrunk * (leak * tail(edge - s) + t * mx / m * leak * tail(edge))
+        # beyond the edge w1 <= Phi(-d) e^{-d (u - edge)/blur}
+        d = (edge - at) / windows.low_blur
+        pull = d / windows.low_blur
+        leak_x = log_ndtr(-d) + pull * edge - 0.5 * s * s + 0.5 * (s - pull) ** 2 + log_ndtr(s - pull - edge)
+        leak = log_ndtr(-d) + pull * edge + 0.5 * pull**2 + log_ndtr(-pull - edge)
+        over = shrunk * (np.exp(leak_x) + t * np.exp(leak) * mx / m) * (1.0 + 1e-6)
+        over = np.where(d > 0.0, over, np.inf)
         low = np.where(whole, low, value - doubt)
         high = np.where(whole, high, value + doubt + over)
         slope = np.where(whole, slope, shrunk * m)
@@ -125,12 +130,12 @@ def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -
 
     Below u_0 = high - ROOM blur a slot is far with at most Phi((u - high)/blur) <= Phi(-ROOM) e^{-ROOM (u_0 - u)/blur}.
     Beyond, (k - S)_+ <= (k - x_0 - R)_+ with R the sum of the other slots, of mean 1 - 1/t each, and
-    E(y - R)_+ <= e^{cy}/(ec) (1 - c/t + c^2 e^{s^2}/(2 t^2))^{t-1} for every c > 0.
+    E(y - R)_+ <= y and <= e^{cy}/(ec) (1 - c/t + c^2 e^{s^2}/(2 t^2))^{t-1} for every c > 0.
     """
     d, blur = ROOM, windows.high_blur
     edge = windows.high - d * blur
     log_below = log_ndtr(-d) - d * edge / blur + 0.5 * (d / blur) ** 2 + log_ndtr(edge - d / blur)
-    below = np.fmin(np.exp(log_below + 1e-8), far) * k
+    below = np.fmin(np.exp(log_below + 1e-6), far) * k
     left = k - np.exp(s * edge - 0.5 * s * s - np.log(t)) * (1.0 - 1e-12)
     spread = np.exp(s * s) / t
     c = np.maximum(1.0 - 1.0 / t - left, 1e-3) / spread
@@ -138,5 +143,5 @@ def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -
         (t - 1.0) * np.log1p(np.minimum(-c / t + 0.5 * c * c * spread / t, 0.0) + 1e-16) + c * left - 1.0 - np.log(c)
     )
     log_put = np.where(-c / t + 0.5 * c * c * spread / t > 0.0, np.inf, log_put)
-    put = np.where(left <= 0.0, 0.0, np.fmin(np.exp(log_put + 1e-8), k))
+    put = np.where(left <= 0.0, 0.0, np.fmin(np.exp(log_put + 1e-8), left))
     return t * (below + far * put) * (1.0 + 1e-9)

@@ -129,14 +129,9 @@ def _sorted(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _windows_of_call(s: Array, t: Array, k: Array, guess: Array, split: bool) -> tuple[Windows, Cells]:
-    # a slot beyond k - 1 and some deviations makes S > k, but for a negligible chance; one beyond k always does
-    certain = np.minimum(k, k - 1.0 + 7.5 * np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t))
-    edge = (np.log(t) + np.log(certain)) / s + 0.5 * s
-    blur = FAR_BLUR / s
-    negligible = np.sqrt(2.0 * (np.log(t * k) - guess + 30.0))
-    near = edge + ROOM * blur < negligible
-    blur = np.where(near, blur, 0.3)
-    high = np.where(near, edge + ROOM * blur, negligible)
+    edge = _far_from(s, t, k, guess + np.log(TOLERANCE))
+    blur = np.minimum(FAR_BLUR / s, 0.3)
+    high = edge + ROOM * blur
     start, end = np.full_like(s, -REACH), high + 7.0 * blur
     windows = Windows(np.full_like(s, -np.inf), np.ones_like(s), high, blur, start, end)
     cells = cells_of(s, t, windows, COARSE)
@@ -159,6 +154,24 @@ def _windows_of_call(s: Array, t: Array, k: Array, guess: Array, split: bool) ->
             break
     windows = windows._replace(low=chosen, low_blur=low_blur)
     return windows, cells_of(s, t, windows, COARSE)
+
+
+def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
+    """The least u at which a slot may be far: that it is, and S < k all the same, is negligible.
+
+    A slot beyond x leaves k - x to the others, m of their deviations below their mean, which has chance e^{-m^2/2}.
+    """
+    spread = np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t)[:, None]
+    m = np.linspace(0.0, 8.0, 17)
+    most = 1.001 * k[:, None]  # a little room for thresholds near k
+    x = np.minimum(k[:, None] - 1.0 + (m + 0.1) * spread, most)
+    u = (np.log(t)[:, None] + np.log(x)) / s[:, None] + 0.5 * s[:, None]
+    chance = (np.log(t) + np.log(k))[:, None] - 0.5 * np.maximum(u, 0.0) ** 2 - 0.5 * m * m
+    fine = (chance < goal[:, None]) | (x >= most)
+    least = np.min(np.where(fine, u, np.inf), axis=1)
+    whole = (np.log(t) + np.log(most[:, 0])) / s + 0.5 * s
+    negligible = np.sqrt(2.0 * np.maximum(np.log(t * k) - goal, 1.0))
+    return np.minimum(np.minimum(least, whole), negligible)
 
 
 def _windows_of_put(s: Array, t: Array, k: Array, split: bool) -> tuple[Windows, Cells]:

@@ -48,6 +48,14 @@ def _tables(x: Array, step: Array, many: int) -> Array:
     return found
 
 
+def _log1p(a: Array, b: Array) -> Array:
+    """log(1 + a + ib)."""
+    square = 2.0 * a + a * a + b * b
+    near = square > -0.75
+    size = np.log(np.hypot(1.0 + a, b))
+    return np.where(near, 0.5 * np.log1p(np.where(near, square, 0.0)), size) + 1j * np.arctan2(b, 1.0 + a)
+
+
 def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sign: float) -> Powers:
     """(A + B)^t, or (A + B)^t - A^t where there is a bulk, at all nodes of the line."""
     count = int(line.count.max()) + 1
@@ -100,8 +108,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     at = at_c[:, None]
     a, b = moved.real / at, moved.imag / at
     bent = np.abs(a) + b * b  # 2 a + a^2 + b^2 may cancel
-    log_base = log_at_c[:, None] + 0.5 * np.log1p(np.maximum(2.0 * a + a * a + b * b, -1.0 + 1e-300))
-    log_base = log_base + 1j * np.arctan2(b, 1.0 + a)
+    log_base = log_at_c[:, None] + _log1p(a, b)
     size_base = np.exp(log_base.real - log_total[:, None])
     t_ = t[:, None]
     main = np.exp(t_ * (log_base - log_total[:, None]))
@@ -110,7 +117,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     else:
         quotient = other * np.exp(-log_base)
         a, b = quotient.real, quotient.imag
-        log_more = 0.5 * np.log1p(np.maximum(2.0 * a + a * a + b * b, -1.0 + 1e-300)) + 1j * np.arctan2(b, 1.0 + a)
+        log_more = _log1p(a, b)
         w = t_ * log_more
         half = np.sin(0.5 * w.imag)
         grow = np.expm1(np.minimum(w.real, 700.0))
@@ -122,7 +129,9 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     last = line.count * step
     quad_base, quad_rest = panel_errors(s, t, windows, ends, c, last, sign, ~direct)
     quad_base, quad_rest = np.where(whole, quad_rest, quad_base), np.where(whole, 0.0, quad_rest)
-    fixed = np.sum(base * units * np.where(direct[:, None], grown, np.abs(less)), axis=1) + 600.0 * ROUNDOFF * lack
+    fixed = np.sum(base * units * np.where(direct[:, None], grown, np.abs(less)), axis=1) + np.where(
+        direct, 0.0, 600.0 * ROUNDOFF * lack
+    )
     slope = 6.0 * np.sum(base * units * grown * nodes.x, axis=1) + np.where(direct, 0.0, below * small * start_grown)
     fixed = fixed + quad_base + lost + np.where(direct, below, 0.0) + below * small * start_grown * c
     error_base = (fixed[:, None] + turn * slope[:, None]) / total[:, None]
