@@ -23,6 +23,8 @@ BLOCK = 32
 """Configurations evaluated together."""
 LEAST_S, MOST_S = 1e-4, 20.0
 """1/sigma between which the contour is asked."""
+PLACEMENTS = 3
+"""Most placements of the contour for one delta."""
 MOST_SLOTS = 1e9
 """Slots up to which the contour is asked."""
 
@@ -58,11 +60,11 @@ def _in_blocks(
     return Answer(*found)
 
 
-def _reach(s: np.ndarray, t: np.ndarray) -> np.ndarray:
+def reach(s: np.ndarray, t: np.ndarray) -> np.ndarray:
     return (s > LEAST_S) & (s < MOST_S) & (t <= MOST_SLOTS) & (t > 1.0)
 
 
-def _theorems(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Bounds of delta by theorems: closed forms, and the Gaussian mechanism, which tells the slot."""
     k = np.exp(sign * eps)
     low, high = theorems.bounds(sign, s, t, k)
@@ -79,13 +81,13 @@ def _theorems(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tup
 
 def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
     s = 1.0 / sigma
-    low, high = _theorems(sign, s, t, eps)
+    low, high = theorems_of(sign, s, t, eps)
     mid = np.sqrt(low * high)
     one = t == 1.0
     if one.any():
         exact = closed_form.delta(s[one], eps[one])
         low[one], mid[one], high[one] = exact.lower, exact.estimate, exact.upper
-    rows = np.flatnonzero(_reach(s, t) & (high > 1e-290) & (eps < 600.0))
+    rows = np.flatnonzero(reach(s, t) & (high > 1e-290) & (eps < 600.0))
     if rows.size:
         value = _evaluated(sign, s[rows], t[rows], eps[rows], low[rows], high[rows])
         good = (value.lower <= high[rows]) & (value.upper >= low[rows])
@@ -101,8 +103,8 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
     floor, most = np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295))
     guess = np.clip(theorems.guess(sign, s, t, k) - min(sign, 0.0) * eps, floor, most)
     shift = np.where(sign > 0, 0.0, -eps)  # of the option against delta
-    value = None
-    for _ in range(3):
+    value: Value | None = None
+    for _ in range(PLACEMENTS):
         contour = contour_at(sign, s, t, k, guess + shift)
         found = value_of(contour, eps)
         if value is None:
@@ -115,6 +117,7 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
         if np.all((np.abs(seen - guess) < 4.0) | ~(value.upper - value.lower > 1e-7 * value.upper)):
             break
         guess = seen
+    assert value is not None
     return value
 
 
@@ -127,9 +130,9 @@ def _epsilon_block(sign: float, sigma: np.ndarray, t: np.ndarray, delta: np.ndar
         exact = closed_form.epsilon(s[one], delta[one], 4.0 * ROUNDOFF * np.ones(one.sum()))
         low[one], mid[one], high[one] = exact.lower, exact.estimate, exact.upper
     # Scarf's bound at 0 is the largest delta
-    zero = _theorems(sign, s, t, np.zeros_like(s))[1] <= delta
+    zero = theorems_of(sign, s, t, np.zeros_like(s))[1] <= delta
     low[zero], mid[zero], high[zero] = 0.0, 0.0, 0.0
-    rows = np.flatnonzero(_reach(s, t) & ~zero & (delta > 1e-280) & (high > 0.0) & (high < 600.0))
+    rows = np.flatnonzero(reach(s, t) & ~zero & (delta > 1e-280) & (high > 0.0) & (high < 600.0))
     if rows.size:
         found = search(sign, s[rows], t[rows], delta[rows], high[rows])
         high[rows] = np.fmin(high[rows], found[2])

@@ -76,4 +76,5 @@ def _bracket(quantity: str, mechanism: Any, given: np.ndarray, relation: str, rt
     narrow = (worst.upper - worst.lower <= rtol * worst.upper) | (worst.upper <= NO_RELATIVE_ACCURACY)
     status = np.where(narrow, "ok", "width").astype("<U16")
     status[worst.upper == 0.0] = "zero"
-    return Bounds(*(end.reshape(shape) for end in worst), "certified", status.reshape(shape), OneRound.name)
+    lower, estimate, upper = (end.reshape(shape) for end in worst)
+    return Bounds(lower, estimate, upper, "certified", status.reshape(shape), OneRound.name)

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from jaxacct.floats import ROUNDOFF
@@ -30,13 +31,33 @@ class Contour(NamedTuple):
 def contour_at(sign: float, s: Array, t: Array, k: Array, guess: Array) -> Contour:
     """Place the contour for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), and evaluate it; all (B,)."""
     where = place(sign, s, t, k, guess)
-    line = where.line
-    size = np.hypot(line.c, line.count * line.step)
-    ends = panels_of(s, t, where.windows, size)
+    line, windows = where.line, where.windows
     with np.errstate(all="ignore"):
-        powers = powers_on(line, s, t, where.windows, ends, sign)
-        beyond = log_beyond(where.cells, where.windows, t, line.c, line.count * line.step, sign)
-    return Contour(sign, s, t, where, powers, beyond)
+        beyond = log_beyond(where.cells, windows, t, line.c, line.count * line.step, sign)
+        # lines of about the same length together, so that short ones are not padded to long ones
+        length = np.ceil(np.log2(line.count + 1.0))
+        parts = []
+        for rows in (np.flatnonzero(length == one) for one in np.unique(length)):
+            here, cuts = (jax.tree.map(lambda x, rows=rows: x[rows], each) for each in (line, windows))
+            ends = panels_of(s[rows], t[rows], cuts, np.hypot(here.c, here.count * here.step))
+            parts.append((rows, powers_on(here, s[rows], t[rows], cuts, ends, sign)))
+    return Contour(sign, s, t, where, _joined(parts, len(s)), beyond)
+
+
+def _joined(parts: list[tuple[Array, Powers]], size: int) -> Powers:
+    """The powers of all rows, with zeros behind those of shorter lines."""
+    longest = max(one.value.shape[1] for _, one in parts)
+
+    def put(*each: Array) -> Array:
+        whole = np.zeros((size, longest) if each[0].ndim == 2 else size, each[0].dtype)
+        for (rows, _), part in zip(parts, each, strict=True):
+            if part.ndim == 2:
+                whole[rows, : part.shape[1]] = part
+            else:
+                whole[rows] = part
+        return whole
+
+    return Powers(*(put(*each) for each in zip(*(one for _, one in parts), strict=True)))
 
 
 def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
@@ -87,7 +108,7 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
     """(lower, upper, slope) of what is not integrated: slots beyond the far window, and bulk alone."""
     sign, s, t, where, _, _ = found
     windows = where.windows
-    whole = np.isneginf(windows.low)
+    whole: Array = np.isneginf(windows.low)
     low, high, slope = (np.zeros_like(k) for _ in range(3))
     if sign > 0:
         root = np.sqrt(1.0 + windows.high_blur**2)

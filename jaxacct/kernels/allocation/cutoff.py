@@ -17,7 +17,7 @@ def _path(cells: Cells, windows: Windows, y: Array, local: bool) -> Array:
     # s y X alpha - alpha^2/2 is largest at alpha = s y X
     size = np.minimum(1.45 / s, y[:, None] * s * (cells.x if local else _scale(cells)))
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
-        there = np.isfinite(place)[:, None]
+        there = np.abs(place[:, None]) < np.inf
         at = np.where(there[:, 0], place, 0.0)[:, None]
         here = np.exp(s * at - 0.5 * s * s) * _scale(cells)
         most = blur[:, None] * np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
@@ -37,7 +37,7 @@ def log_power(cells: Cells, windows: Windows, t: Array, r: Array, sign: float) -
 
     (A + B)^t - A^t <= t B (A + B)^{t-1}.
     """
-    whole = np.isneginf(windows.low)
+    whole: Array = np.isneginf(windows.low)
     bulk, jump = shares(cells, windows, np.zeros((len(t), 1)))
     log_jump, t = log_real(cells, jump, jump_below(cells, windows), r, sign), t[:, None]
     if whole.all():
@@ -51,7 +51,7 @@ def log_power(cells: Cells, windows: Windows, t: Array, r: Array, sign: float) -
 def log_beyond(cells: Cells, windows: Windows, t: Array, c: Array, y: Array, sign: float) -> Array:
     """log of a bound of (1/pi) h sum |F(c + iy')|/|z|^2 over all nodes y' > y, (B,)."""
     best = np.full_like(c, np.inf)
-    whole = np.isneginf(windows.low)
+    whole: Array = np.isneginf(windows.low)
     for local in (True, False):
         bulk, jump = log_path(cells, windows, c, y, _path(cells, windows, y, local), sign)
         both = np.where(whole, jump, np.logaddexp(bulk, jump))

@@ -87,7 +87,7 @@ def cells_of(s: Array, t: Array, windows: Windows, size: int) -> Cells:
     grid = start + (end - start) * np.linspace(0.0, 1.0, 4 * size + 1)
     total = np.linspace(0.0, 1.0, 4 * size + 1) + np.zeros_like(grid)
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
-        there = np.isfinite(place)[:, None]
+        there = np.abs(place[:, None]) < np.inf
         at = (grid - np.where(there, place[:, None], 0.0)) / blur[:, None]
         total = total + np.where(there, np.clip(at / 18.0 + 0.5, 0.0, 1.0), 0.0)
     total = (total - total[:, :1]) / (total[:, -1:] - total[:, :1])
@@ -116,12 +116,12 @@ def shares(cells: Cells, windows: Windows, alpha: Array) -> tuple[Array, Array]:
         grown = np.exp(np.minimum(0.5 * y * y, 600.0))
         return np.minimum(grown * tail(-x_most), 1.0 + np.where(y > 0.0, grown * tail(x_least), 0.0))
 
-    whole = np.isneginf(windows.low)[:, None]
+    whole = windows.low[:, None] == -np.inf
     low, blur = np.where(whole, 0.0, windows.low[:, None]), windows.low_blur[:, None]
     bulk = window((low - left) / blur, (low - right) / blur, alpha / blur)
     jump = window((right - low) / blur, (left - low) / blur, alpha / blur)
     bulk, jump = np.where(whole, 0.0, bulk), np.where(whole, 1.0, jump)
-    open_ = np.isinf(windows.high)[:, None]
+    open_ = windows.high[:, None] == np.inf
     high, blur = np.where(open_, 0.0, windows.high[:, None]), windows.high_blur[:, None]
     near = np.where(open_, 1.0, window((high - left) / blur, (high - right) / blur, alpha / blur))
     return bulk * near, jump * near
@@ -129,7 +129,7 @@ def shares(cells: Cells, windows: Windows, alpha: Array) -> tuple[Array, Array]:
 
 def jump_below(cells: Cells, windows: Windows) -> Array:
     """The largest 1 - w1 below the first edge, (B,)."""
-    whole = np.isneginf(windows.low)
+    whole: Array = np.isneginf(windows.low)
     at = (np.where(whole, 0.0, windows.low) - cells.edges[:, 0]) / windows.low_blur
     return np.where(whole, 1.0, tail(at))
 
@@ -184,7 +184,8 @@ def log_path(cells: Cells, windows: Windows, c: Array, y: Array, alpha: Array, s
     bulk, jump = shares(cells, windows, most)
     below = tail(-cells.edges[:, 0]) * np.exp((sign > 0) * (c * cells.x[:, :1]) - top)[:, 0]
     beyond = tail(cells.edges[:, -1]) * np.exp(-c * cells.x[:, -1:])[:, 0] if sign < 0 else 0.0
-    whole, share_below = np.isneginf(windows.low), jump_below(cells, windows)
+    whole: Array = np.isneginf(windows.low)
+    share_below = jump_below(cells, windows)
     slack = (2.0 * SLACK + 4.0 * _relative(cells) * np.minimum((c + y) * cells.x[:, -1:], 750.0))[:, 0]
     with np.errstate(divide="ignore"):
         log_bulk = np.log(np.sum(bulk * grown, axis=1) + np.where(whole, 0.0, below))

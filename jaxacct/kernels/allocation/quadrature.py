@@ -58,7 +58,8 @@ def nodes_of(s: Array, t: Array, windows: Windows, ends: Array) -> Nodes:
     middle, half = 0.5 * (ends[:, 1:] + ends[:, :-1]), 0.5 * (ends[:, 1:] - ends[:, :-1])
     u = (middle[:, :, None] + half[:, :, None] * _PLACES).reshape(len(ends), -1)
     weight = (half[:, :, None] * _WEIGHTS).reshape(len(ends), -1) * np.exp(-0.5 * u * u) / np.sqrt(2.0 * np.pi)
-    whole, open_ = np.isneginf(windows.low), np.isinf(windows.high)
+    whole: Array = np.isneginf(windows.low)
+    open_: Array = np.isinf(windows.high)
     if not open_.all():
         weight = weight * tail((u - windows.high[:, None]) / windows.high_blur[:, None])
     bulk, jump = np.zeros_like(weight), weight
@@ -106,7 +107,7 @@ def panel_errors(
         grown = np.exp(np.minimum(0.5 * shift * shift, 600.0))
         return np.log(np.minimum(grown * tail(-x_most), 1.0 + grown * tail(x_least)) + 1e-300)
 
-    whole, open_ = np.isneginf(windows.low)[:, None, None], np.isinf(windows.high)[:, None, None]
+    whole, open_ = windows.low[:, None, None] == -np.inf, windows.high[:, None, None] == np.inf
     if not open_.all():
         high, blur = np.where(open_, 0.0, windows.high[:, None, None]), windows.high_blur[:, None, None]
         log = log + np.where(open_, 0.0, window((high - left) / blur, (high - right) / blur, imag / blur))
@@ -124,7 +125,7 @@ def rounding_units(nodes: Nodes, s: Array, t: Array, windows: Windows) -> Array:
     u = np.abs(nodes.u)
     units = nodes.u.shape[1] + 60.0 + 4.0 * u * u + 6.0 * (s[:, None] * u + 0.5 * s[:, None] ** 2 + np.log(t)[:, None])
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
-        there = np.isfinite(place)
+        there: Array = np.isfinite(place)
         at = np.abs(nodes.u - np.where(there, place, 0.0)[:, None]) / blur[:, None]
         moved = (
             (1.0 + at) * 3.0 * (u + np.abs(np.where(there, place, 0.0))[:, None]) / blur[:, None] + 12.0 + 2 * at * at

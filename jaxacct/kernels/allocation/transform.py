@@ -34,9 +34,6 @@ class Powers(NamedTuple):
     """(B, N)."""
     turn: Array
     """(B, N) Im z."""
-    log_base: Array
-    """(B,) log of upper bounds of A(c) and B(c), each relative to their sum."""
-    log_rest: Array
 
 
 def _tables(x: Array, step: Array, many: int) -> Array:
@@ -59,7 +56,7 @@ def _log1p(a: Array, b: Array) -> Array:
 def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sign: float) -> Powers:
     """(A + B)^t, or (A + B)^t - A^t where there is a bulk, at all nodes of the line."""
     count = int(line.count.max()) + 1
-    whole = np.isneginf(windows.low)
+    whole: Array = np.isneginf(windows.low)
     nodes = nodes_of(s, t, windows, ends)
     c, step = line.c, line.step
     grown = np.exp(sign * c[:, None] * nodes.x)
@@ -156,10 +153,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
         swell = np.exp(np.maximum(t_ * (log_base.real + np.maximum(log_more.real, 0.0) - log_total[:, None]), -745.0))
         error = error + np.where(whole[:, None], 0.0, 40.0 * ROUNDOFF * t_ * np.abs(log_more) * swell)
     value, error = np.where(used, value, 0.0), np.where(used, error, 0.0)
-    share_base = size_base[:, 0] + error_base[:, 0]
-    share_rest = size_rest[:, 0] + error_rest[:, 0]
-    with np.errstate(divide="ignore"):
-        return Powers(t * log_total, value, error, turn, np.log(share_base), np.log(share_rest))
+    return Powers(t * log_total, value, error, turn)
 
 
 def _above(windows: Windows, whole: Array) -> Array:

@@ -1,0 +1,216 @@
+"""One round of random allocation: the certified engine against tables, closed forms, quadrature and itself."""
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxacct as ja
+from jaxacct.engines import allocation, allocation_profile
+from jaxacct.engines.allocation_mechanism import OneRound
+from jaxacct.mechanisms.random_allocation import RandomAllocation
+from jaxacct.validation import InputError
+
+ROWS = np.array(
+    [  # sigma, t, delta, epsilon_remove, epsilon_add: computed twice each, by unlike methods in up to 66 digits
+        (1, 2, 1e-5, 3.697385213, 3.079732588),
+        (2, 2, 1e-5, 1.461945332, 1.380546813),
+        (1, 3, 1e-5, 3.305099568, 2.508420773),
+        (1, 4, 1e-5, 3.030426665, 2.168869106),
+        (2, 10, 1e-5, 0.6220592388, 0.5864209511),
+        (10, 10, 1e-6, 0.116231314, 0.1161876797),
+        (1, 100, 1e-10, 2.076562873, 0.6880367825),
+        (1, 100, 1e-5, 0.6209396716, 0.4219534733),
+        (4, 100, 1e-5, 0.07630294921, 0.07616718003),
+        (0.5, 1000, 1e-6, 4.106015909, 0.5610208843),
+        (0.7, 1000, 1e-5, 0.5840129125, 0.2384494231),
+        (2, 1000, 1e-6, 0.05923145678, 0.05887640216),
+        (1, 10000, 1e-15, 0.3029473836, 0.09129888553),
+        (3, 10000, 1e-9, 0.01603456201, 0.01602406737),
+    ]
+)
+DIGITS = 3e-7
+"""Of the table, relatively: at worst 2e-8 in epsilon, printed to ten digits."""
+DIRECTIONS = ("remove", "add")
+
+
+@pytest.mark.parametrize(("direction", "column"), [("remove", 3), ("add", 4)])
+def test_the_table_of_values(direction, column):
+    sigma, t, delta = ROWS[:, :3].T
+    found = allocation.epsilon(sigma, t, delta, direction)
+    assert np.all(found.lower <= ROWS[:, column] * (1 + DIGITS)) and np.all(
+        found.upper >= ROWS[:, column] * (1 - DIGITS)
+    )
+    assert np.all(found.upper - found.lower <= 1e-6 * found.upper)
+    there = allocation.delta(sigma, t, ROWS[:, column], direction)
+    np.testing.assert_allclose(there.estimate, delta, rtol=1e-6)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_one_slot_is_the_gaussian_mechanism(direction):
+    sigma = np.array([0.3, 1.0, 7.0])
+    expected = ja.epsilon(ja.Gaussian(sigma), 1e-6)
+    found = allocation.epsilon(sigma, 1, 1e-6, direction)
+    np.testing.assert_allclose(found.upper, expected.upper, rtol=1e-12)
+    assert np.all(found.lower <= expected.upper) and np.all(found.upper >= expected.lower)
+
+
+def payoff_of_two(sigma, k, sign):
+    """E(S - k)_+ or E(k - S)_+ for two slots, in 30 digits: Black-Scholes in one slot, quadrature in the other."""
+    with mpmath.workdps(30):
+        s, strike = 1 / mpmath.mpf(sigma), 2 * mpmath.mpf(float(k))
+
+        def given(u):
+            left = strike - mpmath.exp(s * u - s * s / 2)
+            if left <= 0:
+                return 1 - left if sign > 0 else mpmath.mpf(0)
+            d = -mpmath.log(left) / s
+            if sign > 0:
+                return mpmath.ncdf(d + s / 2) - left * mpmath.ncdf(d - s / 2)
+            return left * mpmath.ncdf(s / 2 - d) - mpmath.ncdf(-d - s / 2)
+
+        kink = (mpmath.log(strike) + s * s / 2) / s
+        ends = [-14, *sorted({min(kink - step, 14) for step in (6, 3, 1, mpmath.mpf(1) / 4, 0)}), 14]
+        ends = [end for end in ends if end >= -14]
+        return float(mpmath.quad(lambda u: mpmath.npdf(u) * given(u), ends) / 2)
+
+
+@pytest.mark.parametrize(("sigma", "eps"), [(1.0, 1.0), (0.5, 6.0), (3.0, 2.0)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_two_slots_against_quadrature(sigma, eps, sign):
+    k = np.exp(sign * eps)
+    expected = payoff_of_two(sigma, k, sign) * (1.0 if sign > 0 else 1.0 / k)
+    found = allocation.delta(sigma, 2, eps, "remove" if sign > 0 else "add")
+    assert found.lower[0] * (1 - 1e-13) <= expected <= found.upper[0] * (1 + 1e-13)
+    assert found.upper[0] - found.lower[0] <= 1e-6 * found.upper[0]
+
+
+def test_both_directions_agree_at_zero():
+    """delta(0) is the total variation distance, whichever law comes first; the two ways share no integral."""
+    sigma, t = np.array([0.5, 1.0, 1.0, 4.0]), np.array([3, 10, 1000, 100])
+    remove, add = (allocation.delta(sigma, t, 0.0, direction) for direction in DIRECTIONS)
+    assert np.all(np.maximum(remove.lower, add.lower) <= np.minimum(remove.upper, add.upper))
+    np.testing.assert_allclose(remove.estimate, add.estimate, rtol=1e-7)
+
+
+@pytest.mark.parametrize("eps", [0.1, 0.5])
+def test_call_and_put_of_one_threshold_differ_by_its_distance_from_the_mean(eps):
+    """E(S - k)_+ - E(k - S)_+ = 1 - k, the two sides from contours on either side of 0."""
+    s, t, k = 0.5, 20.0, np.exp([eps, -eps])
+    call, put = (allocation_profile.payoff(sign, s, t, k) for sign in (1.0, -1.0))
+    assert np.all(call[0] - put[2] <= 1 - k + 1e-15) and np.all(call[2] - put[0] >= 1 - k - 1e-15)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_far_below_rounding_delta_is_relatively_accurate(direction):
+    sigma, t = np.array([1.0, 0.5]), np.array([20, 50])
+    found = allocation.epsilon(sigma, t, 1e-25, direction)
+    assert np.all(found.lower > 0) and np.all(found.upper - found.lower <= 1e-3 * found.upper)
+    there = allocation.delta(sigma, t, found.upper, direction)
+    assert np.all(there.lower <= 1e-25)
+
+
+EXTREMES = [
+    (1e-3, 2),
+    (1e-3, 2**53),
+    (0.05, 1e5),
+    (1e6, 2),
+    (1e6, 2**53),
+    (5e-324, 7),
+    (1e-200, 1e12),
+    (1e308, 3),
+    (20.0, 1e9),
+    (0.3, 1e9),
+]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_extremes_have_a_bracket_between_nothing_and_the_gaussian(direction):
+    sigma, t = np.array(EXTREMES).T
+    with np.errstate(all="ignore"):
+        alone = ja.epsilon(ja.Gaussian(np.clip(sigma, 1e-150, 1e150)), 1e-6).upper
+        for target in (1e-3, 1e-6, 1e-300):
+            found = allocation.epsilon(sigma, t, target, direction)
+            assert np.all((found.lower >= 0) & (found.lower <= found.estimate) & (found.estimate <= found.upper))
+        found = allocation.epsilon(sigma, t, 1e-6, direction)
+        inside = (sigma > 1e-150) & (sigma < 1e150)
+        assert np.all(found.upper[inside] <= alone[inside] * (1 + 1e-9))
+        for eps in (0.0, 1.0, 700.0, 1e300):
+            found = allocation.delta(sigma, t, eps, direction)
+            assert np.all((found.lower >= 0) & (found.lower <= found.upper) & (found.upper <= 1))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.floats(0.4, 8.0), st.integers(2, 2000), st.floats(-12.0, -2.0), st.sampled_from(DIRECTIONS), st.floats(1.01, 2.0)
+)
+def test_epsilon_falls_with_noise_slots_and_delta(sigma, t, exponent, direction, factor):
+    target = 10.0**exponent
+    sigmas = np.array([sigma, sigma * factor, sigma, sigma])
+    slots = np.array([t, t, np.ceil(t * factor), t])
+    deltas = np.array([target, target, target, min(target * factor, 0.5)])
+    found = allocation.epsilon(sigmas, slots, deltas, direction)
+    assert np.all(found.lower <= found.upper) and np.all(found.lower[1:] <= found.upper[0])
+    assert found.upper[0] <= ja.epsilon(ja.Gaussian(sigma), target).upper * (1 + 1e-12)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(0.4, 8.0), st.integers(2, 2000), st.floats(-12.0, -2.0), st.sampled_from(DIRECTIONS))
+def test_the_ends_of_epsilon_are_seen_in_delta(sigma, t, exponent, direction):
+    target = 10.0**exponent
+    found = allocation.epsilon(sigma, t, target, direction)
+    there = allocation.delta(sigma, t, np.array([found.lower[0], found.upper[0]]), direction)
+    assert there.lower[1] <= target
+    assert found.lower[0] == 0.0 or there.upper[0] >= target
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_profile_holds_the_same_values_as_single_deltas(direction):
+    eps = np.linspace(0.0, 2.0, 41)
+    many = allocation_profile.profile(1.0, 100, eps, direction)
+    single = allocation.delta(1.0, 100, eps[::8], direction)
+    assert np.all(many.lower[::8] <= single.upper) and np.all(single.lower <= many.upper[::8])
+    assert np.all(many.upper - many.lower <= 1e-6 * many.upper) and np.all(np.diff(many.lower) <= 0)
+
+
+def test_tails_of_two_slots_against_quadrature():
+    sigma, k = 1.0, np.array([0.3, 0.8, 1.0, 1.5, 4.0])
+    found = allocation_profile.tails(sigma, 2, k)
+    with mpmath.workdps(20):
+        for i, at in enumerate(k):
+
+            def below(u, at=at, shift=0):
+                left = 2 * at - mpmath.exp(u - mpmath.mpf(1) / 2)
+                return mpmath.npdf(u - shift) * (mpmath.ncdf(mpmath.log(left) + mpmath.mpf(1) / 2) if left > 0 else 0)
+
+            kink = mpmath.log(2 * at) + mpmath.mpf(1) / 2
+            ends = [-9, kink - 3, kink - 1, kink - 0.2, kink]
+            q = float(mpmath.quad(below, ends))
+            p = float(mpmath.quad(lambda u, below=below: below(u, shift=1), ends))  # S is symmetric in the two slots
+            q, p = (q, p) if at < 1 else (1 - q, 1 - p)
+            assert found.q_lower[i] - 1e-12 <= q <= found.q_upper[i] + 1e-12
+            assert found.p_lower[i] - 1e-12 <= p <= found.p_upper[i] + 1e-12
+    assert np.all(found.q_upper - found.q_lower <= 1e-3 * found.q_upper)
+
+
+def test_the_mechanism_takes_the_larger_direction():
+    mechanism = RandomAllocation(ja.Gaussian([1.0, 2.0]), 100)
+    both = ja.epsilon(mechanism, 1e-5)
+    remove, add = (ja.epsilon(mechanism, 1e-5, relation=name) for name in ("remove_one", "add_one"))
+    np.testing.assert_array_equal(both.upper, np.maximum(remove.upper, add.upper))
+    np.testing.assert_array_equal(ja.epsilon(mechanism, 1e-5, relation="zero_out").upper, both.upper)
+    assert both.kind.tolist() == ["certified"] * 2 and both.status.tolist() == ["ok"] * 2
+    assert both.engine.tolist() == [OneRound.name] * 2
+    assert ja.epsilon(mechanism, 0.7).status.tolist() == ["zero"] * 2
+    assert np.all(ja.delta(mechanism, both.upper).lower <= 1e-5)
+
+
+def test_a_width_that_is_not_reached_is_said():
+    found = ja.epsilon(RandomAllocation(ja.Gaussian(0.01), 2**40), 1e-6)
+    assert found.status == "width" and not found.ok
+
+
+def test_delta_zero_is_refused():
+    with pytest.raises(InputError, match=r"delta\[1\] = 0 must be > 0"):
+        ja.epsilon(RandomAllocation(ja.Gaussian(1.0), 10), [1e-5, 0.0])
