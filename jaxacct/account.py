@@ -18,7 +18,8 @@ from jaxacct.engines.protocol import Effort
 from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.replaced_record import Ask, delta_replaced, epsilon_replaced, replaced_in_two_steps
+from jaxacct.mechanisms.random_allocation import replaced_in_two_steps
+from jaxacct.replaced_record import Ask, delta_replaced, epsilon_replaced
 from jaxacct.validation import (
     DELTA_OR_ZERO,
     GIBIBYTE,

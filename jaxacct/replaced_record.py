@@ -4,7 +4,7 @@ From data D over D less a record to that with another record in its place,
 
     delta_replace(eps) <= min_x delta_remove(x) + e^x delta_add(eps - x),
 
-for the profiles of all that is run, composed first.  jaxacct/mechanisms/README.md, "A replaced record in random allocation".
+for the profiles of all that is run, composed first.  jaxacct/mechanisms/README.md, "Random allocation".
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
-from jaxacct.mechanisms import BallsInBins, Mechanism, RandomAllocation, batch_shape
+from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.validation import broadcast_shape
 
-__all__ = ["delta_replaced", "epsilon_replaced", "replaced_in_two_steps"]
+__all__ = ["Ask", "delta_replaced", "epsilon_replaced"]
 
 SHARES = 9
 """Shares of eps, or of delta in logarithms of the odds, that are tried for the first of the two steps."""
@@ -28,13 +28,6 @@ WIDEST_LOG_ODDS = 12.0
 """Shares of delta from e^-12 to 1 - e^-12."""
 Ask = Callable[[str, np.ndarray, str], np.ndarray]
 """(quantity, values, relation) -> upper ends."""
-
-
-def replaced_in_two_steps(mechanism: Mechanism) -> bool:
-    """Whether the mechanism contains a random allocation, for which no pair of a replaced record is known."""
-    if isinstance(mechanism, RandomAllocation | BallsInBins):
-        return not mechanism.symmetric()
-    return any(replaced_in_two_steps(inner) for inner in mechanism.inside())
 
 
 def delta_replaced(mechanism: Mechanism, epsilon: np.ndarray, upper: Ask) -> Bounds:

@@ -66,10 +66,10 @@ def worse_direction(
             block = slice(first, first + BLOCK)
             near = None if hint is None else jax.tree.map(itemgetter(block), hint)
             taken = [[parts.take(block if mine == shape else rows[block]) for parts in sides] for sides in pairs]
-            asked = target[block], effort, engine, near
-            found.append(
-                _larger(quantity, *taken, *asked) if len(taken) == 1 else _larger_of_pairs(quantity, *taken, *asked)
-            )
+            if len(taken) == 1:
+                found.append(_larger(quantity, taken[0], target[block], effort, engine, near))
+            else:
+                found.append(_larger_of_pairs(quantity, taken[0], taken[1], target[block], effort, engine, near))
     worst = Answer(*(np.concatenate(ends) for ends in zip(*(side.answer for side in found), strict=True)))
     engines = np.concatenate([side.engine for side in found])
     contradicted = np.concatenate([side.contradicted for side in found])

@@ -23,14 +23,12 @@ class SameBins(MechanismEngine):
         return isinstance(mechanism, BallsInBins)
 
     def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
-        return _ends(
-            *(OneRound().epsilon(mechanism.one_round(below), delta, relation, rtol) for below in (False, True))
-        )
+        less, more = (mechanism.one_round(below) for below in (False, True))
+        return _ends(*(OneRound().epsilon(one, delta, relation, rtol) for one in (less, more)))
 
     def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-        return _ends(
-            *(OneRound().delta(mechanism.one_round(below), epsilon, relation, rtol) for below in (False, True))
-        )
+        less, more = (mechanism.one_round(below) for below in (False, True))
+        return _ends(*(OneRound().delta(one, epsilon, relation, rtol) for one in (less, more)))
 
 
 def _ends(above: Bounds, below: Bounds) -> Bounds:

@@ -17,7 +17,7 @@ from jaxacct.mechanisms.parts import FinitePair, FinitePart, GaussianPart, Part
 from jaxacct.mechanisms.profile import stacked
 from jaxacct.validation import COUNT, InputError
 
-__all__ = ["BallsInBins", "RandomAllocation"]
+__all__ = ["BallsInBins", "RandomAllocation", "replaced_in_two_steps"]
 
 EPOCHS_WARNING = (
     "BallsInBins keeps each record in the same slot in every epoch; ja.repeat(ja.RandomAllocation(...), epochs), with "
@@ -219,6 +219,13 @@ class BallsInBins(Mechanism):
 
     def _parts(self, relation: str, direction: str, below: bool) -> list[tuple[Part, np.ndarray]]:
         return self.one_round(below)._parts(relation, direction, below)
+
+
+def replaced_in_two_steps(mechanism: Mechanism) -> bool:
+    """Whether the mechanism contains a random allocation, for which no pair of a replaced record is known."""
+    if isinstance(mechanism, RandomAllocation | BallsInBins):
+        return not mechanism.symmetric()
+    return any(replaced_in_two_steps(inner) for inner in mechanism.inside())
 
 
 def _of_rows(

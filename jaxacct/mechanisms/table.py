@@ -15,6 +15,7 @@ from jaxacct.mechanisms.laplace import Laplace
 from jaxacct.mechanisms.loss_components import components, directions
 from jaxacct.mechanisms.profile import PrivacyProfile
 from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
+from jaxacct.mechanisms.random_allocation import BallsInBins, RandomAllocation, replaced_in_two_steps
 from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, GaussianNoisyMax, ReportNoisyMax
 from jaxacct.mechanisms.smooth_sensitivity import SmoothSensitivityGaussian
 from jaxacct.mechanisms.sparse_vector import AboveThreshold, NumericSparse
@@ -39,6 +40,8 @@ EXAMPLES: tuple[Mechanism, ...] = (
     ExponentialMechanism(1.0),
     ReportNoisyMax(1.0),
     GaussianNoisyMax(4.0, 10),
+    RandomAllocation(Gaussian(4.0), 10),
+    BallsInBins(Gaussian(4.0), 10, 1),
     MixtureOfGaussians(2.0, [0.0, 1.0, 2.0], [0.5, 0.4, 0.1]),
     SmoothSensitivityGaussian(4.0, 0.05),
     AboveThreshold(4.0, 4.0),
@@ -86,6 +89,8 @@ def _answer(example: Mechanism, sampling: Sampling | None, relation: str) -> str
             asked = sampling(example, 0.1)
         else:
             return "refused"
+        if relation == "replace_one" and replaced_in_two_steps(asked):
+            return "bound"  # removed and added, without a pair
         for direction in directions(asked, relation):
             components(asked, relation, direction)
     except InputError:

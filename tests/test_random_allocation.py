@@ -1,0 +1,266 @@
+"""Random allocation in rounds: table values, closed forms, Monte Carlo, monotonicity, kinds, batches, refusals."""
+
+import pickle
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+import jaxacct as ja
+from jaxacct import selection
+from jaxacct.mechanisms import components
+from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, pair_above, part_below
+from jaxacct.validation import InputError
+
+# (sigma, t, rounds, delta, lower, upper): pairs of float64 contours, composed apart; moved outward by 1e-9
+TABLE = [
+    (2.0, 100, 2, 1e-5, 0.251893167, 0.251953147),
+    (2.0, 100, 100, 1e-5, 2.14051742, 2.14103131),
+    (2.0, 100, 10, 1e-8, 0.855591202, 0.855790616),
+    (2.0, 20, 2, 1e-5, 0.609860855, 0.610121281),
+    (2.0, 20, 10, 1e-5, 1.4593105, 1.45997171),
+    (2.0, 20, 2, 1e-10, 1.03126495, 1.03276592),
+]
+SLOW = [
+    (1.0, 100, 10, 1e-5, 1.70120059, 1.70202435),
+    (1.0, 100, 100, 1e-5, 6.04254771, 6.04545468),
+    (1.0, 1000, 2, 1e-6, 0.237886954, 0.238042397),
+    (1.0, 1000, 10, 1e-6, 0.539968568, 0.540208812),
+]
+# (t, k, delta(1.5)) at sigma = 1, by Monte Carlo of the law with all slots
+PARTICIPATIONS = [(4, 2, 0.0766), (5, 2, 0.0548), (6, 3, 0.148), (3, 2, 0.113)]
+
+
+def allocation(sigma=2.0, slots=100, rounds=1, **more):
+    return ja.repeat(ja.RandomAllocation(ja.Gaussian(sigma), slots, **more), rounds)
+
+
+def gaussian_delta(mu, eps):
+    return stats.norm.cdf(0.5 * mu - eps / mu) - np.exp(eps) * stats.norm.cdf(-0.5 * mu - eps / mu)
+
+
+@pytest.mark.parametrize("row", [*TABLE, *(pytest.param(row, marks=pytest.mark.slow) for row in SLOW)], ids=str)
+def test_table(row):
+    sigma, t, rounds, delta, low, high = row
+    found = ja.epsilon(allocation(sigma, t, rounds), delta)
+    assert found.kind == "certified" and found.lower <= high and found.upper >= low
+    assert found.upper - found.lower <= (1e-3 if rounds >= 100 else 2.5e-3) * found.upper
+    back = ja.delta(allocation(sigma, t, rounds), 0.5 * (low + high))
+    assert back.lower <= 1.1 * delta and back.upper >= 0.9 * delta
+
+
+def test_a_single_round_of_pairs_holds_the_engine_for_one_round():
+    one = ja.RandomAllocation(ja.Gaussian(2.0), 100)
+    for direction in ("remove_one", "add_one"):
+        exact = ja.epsilon(one, 1e-5, relation=direction)
+        pairs = ja.epsilon(ja.repeat(one, 1), 1e-5, relation=direction)
+        assert exact.engine == "allocation" and pairs.lower <= exact.upper and exact.lower <= pairs.upper
+
+
+@pytest.mark.parametrize("mu", [0.05, 1.0, 5.0])
+@pytest.mark.parametrize("noise", [0.0, 1e-9, 1e-4])
+def test_pairs_of_a_known_profile_lie_on_its_two_sides(mu, noise):
+    eps = mu * np.linspace(0.0, 0.5 * mu + 9.0, 90)
+    exact = gaussian_delta(mu, eps)
+    exact = np.maximum(exact, 0.0)
+    known = BracketedProfile(eps, np.maximum(exact * (1.0 - noise) - 1e-13, 0.0), exact * (1.0 + noise) + 1e-13)
+    at = np.linspace(0.0, eps[-1], 1001)
+    truth = gaussian_delta(mu, at)
+    for direction in ("remove", "add"):
+        part = part_below(known, known, direction)
+        gain = np.maximum(-np.expm1(np.minimum(at[:, None] - part.loss, 0.0)), 0.0)
+        below = gain @ part.mass
+        assert abs(part.mass.sum() - 1.0) < 1e-12
+        assert np.all(below <= truth + 1e-14) and np.max(truth - below) < 0.02
+    above = pair_above(known, known)
+    gain = np.maximum(-np.expm1(np.minimum(at[:, None] - above.loss, 0.0)), 0.0)
+    assert np.all(gain @ above.p + above.p_infinity >= truth - 1e-14)
+
+
+def test_one_slot_is_the_base_and_all_slots_are_plain_releases():
+    rounds = ja.epsilon(allocation(2.0, 1, 20), 1e-5)
+    plain = ja.epsilon(ja.Gaussian(2.0 / np.sqrt(20.0)), 1e-5)
+    assert rounds.kind == "certified" and rounds.upper == pytest.approx(plain.upper, rel=1e-12)
+    every = ja.RandomAllocation(ja.Gaussian(2.0), 20, participations=20)
+    assert every.kind == "certified" and every.symmetric()
+    assert ja.epsilon(every, 1e-5).upper == pytest.approx(plain.upper, rel=1e-12)
+    assert ja.epsilon(every, 1e-5, relation="replace_one").upper == pytest.approx(
+        ja.epsilon(ja.Gaussian(1.0 / np.sqrt(20.0)), 1e-5).upper, rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("row", [PARTICIPATIONS[0], PARTICIPATIONS[3]], ids=str)
+def test_some_of_the_slots_are_bounded_by_blocks(row):
+    t, k, monte_carlo = row
+    found = ja.delta(ja.RandomAllocation(ja.Gaussian(1.0), t, participations=k), 1.5)
+    assert found.kind == "bound" and found.lower == 0.0 and monte_carlo < found.upper < 1.25 * monte_carlo
+
+
+@pytest.mark.parametrize("other", [ja.Laplace(3.0), ja.dp_sgd(1.0, 0.01, 10)], ids=["laplace", "poisson"])
+def test_composition_in_both_orders_lies_between_what_it_must(other):
+    rounds = allocation(2.0, 100, 10)
+    one, two = ja.epsilon(ja.compose(rounds, other), 1e-5), ja.epsilon(ja.compose(other, rounds), 1e-5)
+    assert one.kind == "certified" and one.lower == two.lower and one.upper == two.upper
+    alone = ja.epsilon(rounds, 1e-5)
+    assert one.upper > alone.lower
+    assert one.lower < ja.epsilon(rounds, 0.5e-5).upper + ja.epsilon(other, 0.5e-5).upper
+
+
+def test_brackets_are_monotone_in_rounds_noise_and_slots():
+    more_rounds = ja.epsilon(allocation(2.0, 100, [2, 10, 100]), 1e-5)
+    assert np.all(more_rounds.lower[1:] > more_rounds.upper[:-1])
+    assert ja.epsilon(allocation(3.0, 100, 10), 1e-5).upper < more_rounds.lower[1]
+    assert ja.epsilon(allocation(2.0, 20, 10), 1e-5).lower > more_rounds.upper[1]
+    assert more_rounds.upper[2] < ja.epsilon(ja.repeat(ja.Gaussian(2.0), 100), 1e-5).lower
+
+
+def test_a_batch_is_its_elements():
+    batch = ja.repeat(ja.RandomAllocation(ja.Gaussian([[2.0], [3.0]]), [1, 20, 100]), 10)
+    found = ja.epsilon(batch, 1e-5)
+    assert found.upper.shape == (2, 3) and np.all(found.kind == "certified")
+    for index in ((0, 0), (0, 1), (0, 2), (1, 2)):
+        one = ja.epsilon(allocation([2.0, 3.0][index[0]], [1, 20, 100][index[1]], 10), 1e-5)
+        assert found.upper[index] == pytest.approx(one.upper, rel=1e-9)
+        assert found.lower[index] == pytest.approx(one.lower, rel=1e-9)
+
+
+def test_relations():
+    run = allocation(2.0, 100, 10)
+    both, remove, add, zero = (
+        ja.epsilon(run, 1e-5, relation=name) for name in ("add_or_remove_one", "remove_one", "add_one", "zero_out")
+    )
+    assert both.upper == zero.upper == max(remove.upper, add.upper) and remove.upper > add.upper
+    replaced = ja.epsilon(run, 1e-5, relation="replace_one")
+    assert replaced.kind == "bound" and replaced.lower == 0.0
+    assert 1.5 * both.upper < replaced.upper < ja.epsilon(run, 1e-6).upper * 2.0
+    delta = ja.delta(run, replaced.upper, relation="replace_one")
+    assert delta.kind == "bound" and delta.upper < 1.2e-5
+    # any split of epsilon is a bound, and what is answered is no worse than those into quarters
+    at = 1.0
+    for x in (0.25, 0.5, 0.75):
+        split = ja.delta(run, x, relation="remove_one").upper
+        split += np.exp(x) * ja.delta(run, at - x, relation="add_one").upper
+        assert ja.delta(run, at, relation="replace_one").upper <= split * (1.0 + 1e-9)
+
+
+def test_kinds_and_what_takes_the_dominating_pair_alone():
+    run = allocation(2.0, 100, 10)
+    assert run.kind == "certified" and run.kind_under("add_or_remove_one") == "bound"
+    assert ja.compose(run, ja.MixtureOfGaussians(1.0, [0.0, 1.0], [0.5, 0.5])).kind == "bound"
+    assert ja.compose(run, ja.Gaussian(1.0)).kind == "certified"
+    assert allocation(2.0, 100, 10, participations=2).kind == "bound"
+    assert str(ja.profile(run).renyi(2.0).kind) == "bound"
+    chosen = ja.epsilon(selection.select(run, selection.Geometric(0.5)), 1e-5)
+    assert chosen.kind == "bound" and chosen.lower == 0.0 and chosen.upper > ja.epsilon(run, 1e-5).lower
+
+
+def test_pair_below_has_no_mass_at_infinity_and_the_one_above_a_little():
+    run = allocation(2.0, 100, 10)
+    above, below = (components(run, "add_or_remove_one", "remove", below=below) for below in (False, True))
+    assert 0.0 < above.delta_infinity[0] < 1e-25 and below.delta_infinity[0] == 0.0
+    tiny = ja.epsilon(run, 1e-40)  # below the mass at infinity of the pair above
+    assert tiny.upper == np.inf and np.isfinite(tiny.lower) and tiny.status == "width"
+
+
+def test_readings_of_the_profile_hold_the_gaussian_shape():
+    run = ja.profile(allocation(2.0, 20, 10))
+    rate, advantage = run.true_positive_rate(0.01), run.advantage()
+    assert rate.kind == advantage.kind == "certified"
+    assert 0.01 < rate.lower <= rate.upper < 0.5 and rate.upper - rate.lower < 1e-4
+    assert advantage.lower >= rate.lower - 0.01
+    mu = run.gdp_mu(1e-6)
+    # one round is near a Gaussian of mu^2 = (e^(1/4) - 1)/20 at a small loss
+    assert mu.lower <= mu.upper < 1.6 * np.sqrt(10.0 * np.expm1(0.25) / 20.0) < 2.0 * mu.upper
+
+
+def test_groups():
+    alone = ja.epsilon(allocation(2.0, 100, 10), 1e-5)
+    two, three = (ja.epsilon(allocation(2.0, 100, 10, group=g), 1e-5) for g in (2, 3))
+    assert two.kind == "bound" and two.lower == 0.0
+    # more than half the noise and all records in one bin would be; no less than two independent records at first order
+    assert 1.9 * alone.lower < two.upper < three.upper
+    assert ja.epsilon(allocation(2.0, 1, 10, group=2), 1e-5).upper == pytest.approx(
+        ja.epsilon(ja.repeat(ja.Gaussian(1.0), 10), 1e-5).upper, rel=1e-12
+    )
+
+
+def test_a_group_of_two_is_above_two_records_in_independent_bins():
+    """dP/dQ = (S_1^2 - (1 - e^{-s^2}) S_2)/t^2 for two records, by sampling under Q."""
+    sigma, t, eps = 2.0, 20, 0.5
+    s = 1.0 / sigma
+    x = np.exp(s * np.random.default_rng(3).normal(size=(200_000, t)) - 0.5 * s * s)
+    ratio = (x.sum(axis=1) ** 2 + np.expm1(-s * s) * np.sum(x * x, axis=1)) / t**2
+    gain = np.maximum(ratio - np.exp(eps), 0.0)
+    low = gain.mean() - 4.0 * gain.std() / np.sqrt(gain.size)
+    assert abs(ratio.mean() - 1.0) < 0.01
+    found = ja.delta(allocation(sigma, t, 1, group=2), eps).upper
+    assert low < found < 2.0 * gain.mean()
+
+
+def test_the_same_bins_in_every_epoch():
+    with pytest.warns(UserWarning, match="five times less"):
+        kept = ja.BallsInBins(ja.Gaussian(2.0), 20, 4)
+    one = ja.epsilon(ja.RandomAllocation(ja.Gaussian(1.0), 20), 1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is told once
+        found = ja.epsilon(kept, 1e-5)
+        twice = ja.epsilon(ja.repeat(kept, 2), 1e-5)
+    assert found.kind == "certified" and found.upper == pytest.approx(one.upper, rel=1e-7)
+    assert found.lower <= one.upper and one.lower <= found.upper
+    again = ja.epsilon(allocation(1.0, 20, 2), 1e-5)
+    assert twice.lower <= again.upper and again.lower <= twice.upper
+    assert found.lower > 1.5 * ja.epsilon(allocation(2.0, 20, 4), 1e-5).upper
+
+
+def test_calibration_of_rounds():
+    rounds = ja.calibrate(
+        lambda n: allocation(2.0, 100, n), target_epsilon=1.0, target_delta=1e-5, bracket=(1, 1000), whole=True
+    )
+    assert rounds.epsilon.upper <= 1.0 < ja.epsilon(allocation(2.0, 100, rounds.value + 1), 1e-5).upper
+
+
+@pytest.mark.slow  # every noise multiplier that is tried needs a profile of its own
+def test_calibration_of_noise():
+    noise = ja.calibrate(
+        lambda s: allocation(s, 20, 10), target_epsilon=1.2, target_delta=1e-5, bracket=(2.0, 3.0), rtol=1e-2
+    )
+    assert noise.status == "ok" and 1.18 < noise.epsilon.upper <= 1.2
+
+
+@pytest.mark.slow  # as above
+def test_gradient_is_a_difference():
+    run = allocation(2.0, 20, 10)
+    slope = float(ja.epsilon_gradient(run, 1e-5).mechanism.mechanism.noise_multiplier)
+    ends = [float(ja.epsilon(allocation(s, 20, 10), 1e-5).estimate) for s in (1.98, 2.02)]
+    assert slope == pytest.approx((ends[1] - ends[0]) / 0.04, rel=2e-2)
+
+
+def test_pytrees():
+    one = ja.RandomAllocation(ja.Gaussian([1.0, 2.0]), 10)
+    leaves, structure = jax.tree.flatten(one)
+    assert len(leaves) == 4 and jax.tree.unflatten(structure, leaves) == one
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert jax.jit(lambda m: m.mechanism.noise_multiplier.sum())(one) == 3.0
+    assert one.expression().startswith("ja.RandomAllocation(")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ja.RandomAllocation(ja.Laplace(1.0), 10), "RandomAllocation of Laplace"),
+        (lambda: ja.RandomAllocation(ja.Gaussian(1.0), 0), "slots = 0"),
+        (lambda: ja.RandomAllocation(ja.Gaussian(1.0), 2.5), "slots = 2.5"),
+        (lambda: ja.RandomAllocation(ja.Gaussian(1.0), [3, 2], 3), r"participations\[1\] = 3"),
+        (lambda: ja.RandomAllocation(ja.Gaussian(1.0), 5, 2, group=2), "group = 2"),
+        (lambda: ja.PoissonSampled(ja.RandomAllocation(ja.Gaussian(1.0), 5), 0.1), "PoissonSampled"),
+        (lambda: ja.epsilon(allocation(2.0, 100, 10), 0.0), "delta = 0"),
+        (lambda: ja.epsilon(allocation(2.0, 100, 10), 0.0, relation="replace_one"), "delta = 0"),
+        (lambda: ja.profile(allocation(2.0, 100, 10), "replace_one").renyi(2.0), "replace_one"),
+    ],
+)
+def test_refusals(make, words):
+    with pytest.raises(InputError, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)
