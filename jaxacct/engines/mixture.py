@@ -126,11 +126,7 @@ def one_delta(row: Row, sign: float, epsilon: float) -> Ends:
         if _is_one_step(parts):
             ends = delta_of_step(parts[0].shares, parts[0].doubt, parts[0].branches, epsilon)
         else:
-            try:
-                ends = delta_bracket(nodes_for_epsilon(parts, epsilon), epsilon)
-                ends = (float(np.exp(ends[0])), float(np.exp(ends[1])), float(np.exp(ends[2])))
-            except FAILURES:
-                ends = _delta_by_chernoff(parts, epsilon)
+            ends = _delta_by_contour(parts, epsilon)
         more = lost * (1.0 if sign > 0 else float(np.exp(min(epsilon, 700.0))))
         if more <= SHARE_LEFT_OUT * ends[0] or left_out == LEFT_OUT[-1]:
             low, mid, high = ends[0] - more - SMALLEST_POSITIVE, ends[1], ends[2] + more
@@ -148,7 +144,7 @@ def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
     best = UNKNOWN
     for attempt in range(PLACEMENTS):
         try:
-            nodes = nodes_for_delta(parts, log_low) if attempt == 0 else nodes_for_epsilon(parts, max(best[1], 0.0))
+            nodes = nodes_for_delta(parts, log_low) if attempt == 0 else nodes_for_epsilon(parts, max(best[1], 0.0), log_low)
             found = epsilon_bracket(nodes, log_low, log_high)
         except FAILURES:
             break
@@ -168,6 +164,26 @@ def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
     if not np.isfinite(best[2]):
         return _epsilon_by_chernoff(parts, log_low)
     return best
+
+
+def _delta_by_contour(parts: list[Part], epsilon: float) -> Ends:
+    """The bracket of delta; the second contour knows how small delta is, which the saddle point may not."""
+    low, mid, high = UNKNOWN
+    try:
+        for attempt in range(2):
+            nodes = nodes_for_epsilon(parts, epsilon, None if attempt == 0 else min(mid, 0.0))
+            found = delta_bracket(nodes, epsilon)
+            low, high = float(np.fmax(low, found[0])), min(high, found[2])
+            if not (low <= high and np.isfinite(found[1])):
+                break
+            mid = float(np.clip(found[1], low, high))
+            if high - low <= NARROW:
+                break
+    except FAILURES:
+        pass
+    if not (low <= high < np.inf and np.isfinite(mid)):
+        return _delta_by_chernoff(parts, epsilon)
+    return float(np.exp(low)), float(np.exp(mid)), float(np.exp(high))
 
 
 def _delta_by_chernoff(parts: list[Part], epsilon: float) -> Ends:

@@ -43,11 +43,12 @@ class Nodes(NamedTuple):
     images_log: Array  # log of a bound of E e^{c' loss} kappa(c')
 
 
-def nodes_for_epsilon(parts: list[Part], epsilon: float) -> Nodes:
-    """A contour for delta at an epsilon."""
+def nodes_for_epsilon(parts: list[Part], epsilon: float, log_delta: float | None = None) -> Nodes:
+    """A contour for delta at an epsilon; the logarithm of that delta, if it is known better than by the saddle point."""
     c, _ = saddle(parts, lambda eps, _: eps < epsilon)
-    log_delta = log_delta_at(c, sketch(parts, c))[1]
-    return _nodes(parts, c, epsilon, min(log_delta, 0.0))
+    if log_delta is None:
+        log_delta = min(log_delta_at(c, sketch(parts, c))[1], 0.0)
+    return _nodes(parts, c, epsilon, log_delta)
 
 
 def nodes_for_delta(parts: list[Part], log_delta: float) -> Nodes:
