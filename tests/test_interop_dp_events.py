@@ -7,6 +7,7 @@ from fractions import Fraction
 import dp_accounting as dpa
 import numpy as np
 import pytest
+from dp_accounting import dp_event
 from helpers import compositions, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,7 +83,7 @@ def test_mechanisms_without_an_event_are_refused():
     assert "is not a mechanism" in refusal(interop.to_dp_event, Gauss(1.0))
 
 
-Capped, Select = dpa.TruncatedSubsampledGaussianDpEvent, dpa.RepeatAndSelectDpEvent
+Capped, Tree = dp_event.TruncatedSubsampledGaussianDpEvent, dp_event.SingleEpochTreeAggregationDpEvent
 
 
 class Unknown(dpa.GaussianDpEvent):
@@ -126,31 +127,37 @@ HOSTILE = {
     "a mechanism": (ja.Gaussian(1.0), "Gaussian is not supported"),
     "unsupported": (dpa.UnsupportedDpEvent(), "UnsupportedDpEvent is not supported"),
     "subclass": (Unknown(1.0), "Unknown is not supported"),
-    "trees of no length": (dpa.SingleEpochTreeAggregationDpEvent(1.0, []), "step_counts must be one or more whole"),
-    "tree of half a step": (dpa.SingleEpochTreeAggregationDpEvent(1.0, 0.5), "step_counts must be one or more whole"),
+    "trees of no length": (
+        Tree(1.0, []),
+        "step_counts must be one or more whole",
+    ),
+    "tree of half a step": (
+        Tree(1.0, 0.5),
+        "step_counts must be one or more whole",
+    ),
     "more than all records": (
-        dpa.SampledWithoutReplacementDpEvent(10, 11, Gauss(1.0)),
+        dp_event.SampledWithoutReplacementDpEvent(10, 11, Gauss(1.0)),
         "sample_size = 11 must be a whole number from 0 to 10",
     ),
     "sampled draws": (
-        dpa.SampledWithoutReplacementDpEvent(10, 2, Repeat(Gauss(1.0), 2)),
+        dp_event.SampledWithoutReplacementDpEvent(10, 2, Repeat(Gauss(1.0), 2)),
         "SampledWithoutReplacement of Repeated is not supported",
     ),
     "drawn Laplace noise": (
-        dpa.SampledWithReplacementDpEvent(10, 2, Laplace(1.0)),
+        dp_event.SampledWithReplacementDpEvent(10, 2, Laplace(1.0)),
         "SampledWithReplacement of Laplace is not supported",
     ),
     "one record drawn": (
-        dpa.SampledWithReplacementDpEvent(1, 2, Gauss(1.0)),
+        dp_event.SampledWithReplacementDpEvent(1, 2, Gauss(1.0)),
         "source_dataset_size = 1 must be a whole number from 2",
     ),
     "half a record": (Capped(10.5, 0.1, 2, 1.0), "dataset_size = 10.5 must be a whole number from 0 to 1000000000"),
     "capped at NaN": (Capped(10, 0.1, math.nan, 1.0), "truncated_batch_size = nan must be a whole number"),
-    "less than one run": (dpa.RepeatAndSelectDpEvent(Gauss(1.0), 0.5, 1.0), "mean = 0.5 must be >= 1"),
-    "negative shape": (dpa.RepeatAndSelectDpEvent(Gauss(1.0), 2.0, -0.5), "shape = -0.5 must be >= 0"),
-    "NaN shape": (dpa.RepeatAndSelectDpEvent(Gauss(1.0), 2.0, math.nan), "shape = nan must be >= 0"),
-    "negative rho": (dpa.ZCDpEvent(-1.0), "rho = -1.0 must be >= 0"),
-    "infinite xi": (dpa.ZCDpEvent(1.0, math.inf), "xi = inf must be >= 0 and finite"),
+    "less than one run": (dp_event.RepeatAndSelectDpEvent(Gauss(1.0), 0.5, 1.0), "mean = 0.5 must be >= 1"),
+    "negative shape": (dp_event.RepeatAndSelectDpEvent(Gauss(1.0), 2.0, -0.5), "shape = -0.5 must be >= 0"),
+    "NaN shape": (dp_event.RepeatAndSelectDpEvent(Gauss(1.0), 2.0, math.nan), "shape = nan must be >= 0"),
+    "negative rho": (dp_event.ZCDpEvent(-1.0), "rho = -1.0 must be >= 0"),
+    "infinite xi": (dp_event.ZCDpEvent(1.0, math.inf), "xi = inf must be >= 0 and finite"),
     "non-private": (dpa.NonPrivateDpEvent(), "has a part without noise and no finite epsilon"),
     "no noise": (Compose([Gauss(1.0), Laplace(0)]), "has a part without noise and no finite epsilon"),
     "NaN noise": (Gauss(math.nan), "event: noise_multiplier = nan must be finite and > 0"),

@@ -20,17 +20,21 @@ Gauss, Repeat, Compose, Response = (
     dpa.ComposedDpEvent,
     dpa.RandomizedResponseDpEvent,
 )
-Select, Concentrated, Tree = dpa.RepeatAndSelectDpEvent, dpa.ZCDpEvent, dpa.SingleEpochTreeAggregationDpEvent
+Select, Concentrated, Tree = (
+    dp_event.RepeatAndSelectDpEvent,
+    dp_event.ZCDpEvent,
+    dp_event.SingleEpochTreeAggregationDpEvent,
+)
 ADD_OR_REMOVE, REPLACE, SPECIAL = (
     dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
     dpa.NeighboringRelation.REPLACE_ONE,
     dpa.NeighboringRelation.REPLACE_SPECIAL,
 )
 KNOWN = [
-    (dpa.SampledWithoutReplacementDpEvent(100, 7, Gauss(2.0)), SampledWithoutReplacement(ja.Gaussian(2.0), 0.07)),
-    (dpa.SampledWithReplacementDpEvent(100, 10, Gauss(2.0)), SampledWithReplacement(ja.Gaussian(2.0), 10, 100)),
+    (dp_event.SampledWithoutReplacementDpEvent(100, 7, Gauss(2.0)), SampledWithoutReplacement(ja.Gaussian(2.0), 0.07)),
+    (dp_event.SampledWithReplacementDpEvent(100, 10, Gauss(2.0)), SampledWithReplacement(ja.Gaussian(2.0), 10, 100)),
     (
-        dpa.TruncatedSubsampledGaussianDpEvent(100, 0.1, 20, 2.0),
+        dp_event.TruncatedSubsampledGaussianDpEvent(100, 0.1, 20, 2.0),
         TruncatedPoissonSampled(ja.Gaussian(2.0), 0.1, 100, 20),
     ),
     (Select(Gauss(2.0), 10, 1.0), selection.select(ja.Gaussian(2.0), selection.Geometric(0.1))),
@@ -56,19 +60,19 @@ def test_the_law_of_a_selection_has_the_mean_of_the_event(mean, shape):
 
 def test_what_draws_nothing_leaks_nothing():
     for event in (
-        dpa.SampledWithoutReplacementDpEvent(10, 0, Gauss(0.0)),
-        dpa.SampledWithReplacementDpEvent(10, 0, Gauss(1.0)),
-        dpa.TruncatedSubsampledGaussianDpEvent(10, 0.1, 0, 1.0),
-        dpa.TruncatedSubsampledGaussianDpEvent(10, 0.0, 2, 0.0),
+        dp_event.SampledWithoutReplacementDpEvent(10, 0, Gauss(0.0)),
+        dp_event.SampledWithReplacementDpEvent(10, 0, Gauss(1.0)),
+        dp_event.TruncatedSubsampledGaussianDpEvent(10, 0.1, 0, 1.0),
+        dp_event.TruncatedSubsampledGaussianDpEvent(10, 0.0, 2, 0.0),
         Tree(0.0, 0),
         Select(dpa.NoOpDpEvent(), 2.0, 1.0),
         Concentrated(0.0),
     ):
         assert interop.from_dp_event(event) == ja.PureDP(0.0)
     for event in (
-        dpa.SampledWithoutReplacementDpEvent(10, 1, Gauss(0.0)),
-        dpa.SampledWithReplacementDpEvent(10, 1, Gauss(0.0)),
-        dpa.TruncatedSubsampledGaussianDpEvent(10, 0.1, 2, 0.0),
+        dp_event.SampledWithoutReplacementDpEvent(10, 1, Gauss(0.0)),
+        dp_event.SampledWithReplacementDpEvent(10, 1, Gauss(0.0)),
+        dp_event.TruncatedSubsampledGaussianDpEvent(10, 0.1, 2, 0.0),
         Tree(0.0, 1),
         Select(Gauss(0.0), 2.0, 1.0),
     ):
@@ -76,7 +80,7 @@ def test_what_draws_nothing_leaks_nothing():
 
 
 def test_a_ratio_is_rounded_up():
-    ratio = interop.from_dp_event(dpa.SampledWithoutReplacementDpEvent(3, 1, Gauss(1.0))).sampling_ratio
+    ratio = interop.from_dp_event(dp_event.SampledWithoutReplacementDpEvent(3, 1, Gauss(1.0))).sampling_ratio
     assert (
         0 <= ratio * 3 - 1 < 1e-15
         and interop.to_dp_event(SampledWithoutReplacement(ja.Gaussian(1.0), ratio)).source_dataset_size == 3

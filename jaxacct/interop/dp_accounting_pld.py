@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape
@@ -18,8 +19,6 @@ __all__ = ["to_dp_accounting_pld"]
 LONGEST_LOSS = 2**24
 """Most intervals from 0 to the largest finite loss, so that the distribution fits in memory."""
 
-PLD = privacy_loss_distribution.PrivacyLossDistribution
-
 
 def to_dp_accounting_pld(
     mechanism: Mechanism,
@@ -27,7 +26,7 @@ def to_dp_accounting_pld(
     *,
     value_discretization_interval: float = 1e-4,
     pessimistic: bool = True,
-) -> PLD:
+) -> PrivacyLossDistribution:
     """A mechanism's privacy loss distribution as dp_accounting holds it, to compose further there.
 
     Each part of the mechanism becomes one: Gaussian and Laplace noise by dp_accounting's own constructors, a finite law
@@ -94,10 +93,12 @@ def _has_lower_pair(mechanism: Mechanism, relation: str) -> bool:
     return mechanism.kind_under(relation) == "certified" and engine_of_mechanism(mechanism, "auto") is None
 
 
-def _law(forward: Part, reverse: Part, step: float, pessimistic: bool) -> PLD | None:
+def _law(forward: Part, reverse: Part, step: float, pessimistic: bool) -> PrivacyLossDistribution | None:
     """One part, given in both directions; None where it tells nothing."""
+    if isinstance(forward, FinitePart) and isinstance(reverse, FinitePart):
+        return PrivacyLossDistribution(_rounded(forward, step, pessimistic), _rounded(reverse, step, pessimistic))
     if isinstance(forward, FinitePart):
-        return PLD(*(_rounded(each, step, pessimistic) for each in (forward, reverse)))
+        raise TypeError("a part is finite in one direction only")
     if float(forward.rate) == 0.0:
         return None
     settings: dict[str, Any] = {
