@@ -6,6 +6,7 @@ from fractions import Fraction
 import dp_accounting as dpa
 import numpy as np
 import pytest
+from dp_accounting import dp_event
 from helpers import compositions, doctests_of, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,10 +72,16 @@ def test_what_is_not_equal_but_the_same():
 
 def test_mechanisms_without_an_event_are_refused():
     assert "batch of shape (2,) has no DpEvent" in refusal(interop.to_dp_event, ja.Gaussian([1.0, 2.0]))
-    assert "PureDP has no DpEvent" in refusal(interop.to_dp_event, ja.compose(ja.PureDP(0.1), ja.Gaussian(1.0)))
-    assert "ApproximateDP has no DpEvent" in refusal(interop.to_dp_event, ja.ApproximateDP(0.1, 1e-5))
+    assert "SmoothSensitivityGaussian has no DpEvent" in refusal(
+        interop.to_dp_event, ja.compose(ja.SmoothSensitivityGaussian(4.0, 0.1), ja.Gaussian(1.0))
+    )
+    if not hasattr(dpa.dp_event, "EpsilonDeltaDpEvent"):
+        assert "lacks EpsilonDeltaDpEvent" in refusal(interop.to_dp_event, ja.ApproximateDP(0.1, 1e-5))
     assert "must be >= 1/2" in refusal(interop.to_dp_event, ja.RandomizedResponse(0.4))
     assert "is not a mechanism" in refusal(interop.to_dp_event, Gauss(1.0))
+
+
+Capped, Tree = dp_event.TruncatedSubsampledGaussianDpEvent, dp_event.SingleEpochTreeAggregationDpEvent
 
 
 class Unknown(dpa.GaussianDpEvent):
@@ -118,9 +125,37 @@ HOSTILE = {
     "a mechanism": (ja.Gaussian(1.0), "Gaussian is not supported"),
     "unsupported": (dpa.UnsupportedDpEvent(), "UnsupportedDpEvent is not supported"),
     "subclass": (Unknown(1.0), "Unknown is not supported"),
-    "tree aggregation": (dpa.SingleEpochTreeAggregationDpEvent(1.0, 4), "is not supported"),
-    "fixed size": (dpa.SampledWithoutReplacementDpEvent(10, 2, Gauss(1.0)), "is not supported"),
-    "with replacement": (dpa.SampledWithReplacementDpEvent(10, 2, Gauss(1.0)), "is not supported"),
+    "trees of no length": (
+        Tree(1.0, []),
+        "step_counts must be one or more whole",
+    ),
+    "tree of half a step": (
+        Tree(1.0, 0.5),
+        "step_counts must be one or more whole",
+    ),
+    "more than all records": (
+        dp_event.SampledWithoutReplacementDpEvent(10, 11, Gauss(1.0)),
+        "sample_size = 11 must be a whole number from 0 to 10",
+    ),
+    "sampled draws": (
+        dp_event.SampledWithoutReplacementDpEvent(10, 2, Repeat(Gauss(1.0), 2)),
+        "SampledWithoutReplacement of Repeated is not supported",
+    ),
+    "drawn Laplace noise": (
+        dp_event.SampledWithReplacementDpEvent(10, 2, Laplace(1.0)),
+        "SampledWithReplacement of Laplace is not supported",
+    ),
+    "one record drawn": (
+        dp_event.SampledWithReplacementDpEvent(1, 2, Gauss(1.0)),
+        "source_dataset_size = 1 must be a whole number from 2",
+    ),
+    "half a record": (Capped(10.5, 0.1, 2, 1.0), "dataset_size = 10.5 must be a whole number from 0 to 1000000000"),
+    "capped at NaN": (Capped(10, 0.1, math.nan, 1.0), "truncated_batch_size = nan must be a whole number"),
+    "less than one run": (dp_event.RepeatAndSelectDpEvent(Gauss(1.0), 0.5, 1.0), "mean = 0.5 must be >= 1"),
+    "negative shape": (dp_event.RepeatAndSelectDpEvent(Gauss(1.0), 2.0, -0.5), "shape = -0.5 must be >= 0"),
+    "NaN shape": (dp_event.RepeatAndSelectDpEvent(Gauss(1.0), 2.0, math.nan), "shape = nan must be >= 0"),
+    "negative rho": (dp_event.ZCDpEvent(-1.0), "rho = -1.0 must be >= 0"),
+    "infinite xi": (dp_event.ZCDpEvent(1.0, math.inf), "xi = inf must be >= 0 and finite"),
     "non-private": (dpa.NonPrivateDpEvent(), "has a part without noise and no finite epsilon"),
     "no noise": (Compose([Gauss(1.0), Laplace(0)]), "has a part without noise and no finite epsilon"),
     "NaN noise": (Gauss(math.nan), "event: noise_multiplier = nan must be finite and > 0"),

@@ -10,6 +10,7 @@ from jaxacct.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from jaxacct.interop.accountant import CertifiedAccountant
+    from jaxacct.interop.dp_accounting_pld import to_dp_accounting_pld
     from jaxacct.interop.dp_event_writing import to_dp_event
     from jaxacct.interop.dp_events import from_dp_event, supports
     from jaxacct.interop.opacus_accountant import OpacusAccountant, register_opacus
@@ -21,6 +22,7 @@ __all__ = [
     "from_json",
     "register_opacus",
     "supports",
+    "to_dp_accounting_pld",
     "to_dp_event",
     "to_json",
 ]
@@ -31,6 +33,7 @@ _HOMES = {
     "from_dp_event": "dp_events",
     "register_opacus": "opacus_accountant",
     "supports": "dp_events",
+    "to_dp_accounting_pld": "dp_accounting_pld",
     "to_dp_event": "dp_event_writing",
 }
 if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name

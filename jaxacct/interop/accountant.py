@@ -159,7 +159,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             return
         if self._relation == "add_or_remove_one" and _answers_at_random(step):
             raise InputError(
-                "neighboring_relation must be REPLACE_ONE or REPLACE_SPECIAL for RandomizedResponseDpEvent"
+                "neighboring_relation must be `REPLACE_ONE` or `REPLACE_SPECIAL` for RandomizedResponseDpEvent"
             )
         for direction in directions(step, self._relation):
             components(repeat(step, count), self._relation, direction)

@@ -138,8 +138,9 @@ def _convert(event: Any, path: str, depth: int, count: Iterator[int]) -> Mechani
     if name == "ComposedDpEvent":
         return _composed(event, path, depth, count)
     if name not in _AROUND:
-        known = ", ".join(word for word in (*LEAVES, "ComposedDpEvent", *_AROUND) if hasattr(dp_event, word))
-        refuse(event, path, f"{type(event).__name__:.60} is not supported; use {known}")
+        known = (word for word in (*LEAVES, "ComposedDpEvent", *_AROUND) if hasattr(dp_event, word))
+        words = ", ".join(word.removesuffix("DpEvent") for word in known)
+        refuse(event, path, f"{type(event).__name__:.60} is not supported; use one of dp_event's {words}")
     if name == "PoissonSampledDpEvent" and _name(event.event) not in _SAMPLED:
         refuse(
             event,
