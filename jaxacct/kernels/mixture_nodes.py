@@ -13,6 +13,7 @@ from jaxacct.kernels.contour import ABSCISSA_MULTIPLES, period_for
 from jaxacct.kernels.mixture_decay import largest_modulus_gap
 from jaxacct.kernels.mixture_law import Quadrature, TooMany, quadrature
 from jaxacct.kernels.mixture_placement import Part, log_delta_at, saddle, sketch
+from jaxacct.kernels.special import log1p_complex
 
 __all__ = ["Nodes", "chernoff", "nodes_for_delta", "nodes_for_epsilon"]
 
@@ -201,7 +202,7 @@ def _powers(parts: list[Part], laws: list[list[Quadrature]], t: Array, step: flo
             wrong += (4.0 * part.doubt + 32.0 * ROUNDOFF) * np.minimum(size + 2.0 * ROUNDOFF, 2.0)
             wrong += 2.2 * sum(p * q.log_m_error for p, q in zip(portion, row, strict=True)) * size
         wrong += 16.0 * ROUNDOFF * size
-        log_ratio = np.log1p(departure)
+        log_ratio = log1p_complex(departure.real, departure.imag)
         modulus = np.abs(1.0 + departure)
         with np.errstate(over="ignore", divide="ignore"):
             relative += part.times * np.log1p(wrong / np.maximum(modulus, 1e-300))

@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxacct.kernels.arrays import Array, erfc, namespace
 
-__all__ = ["log1p", "log1p_inline", "log_ndtr", "log_ndtr_sides", "softplus"]
+__all__ = ["log1p", "log1p_complex", "log1p_inline", "log_ndtr", "log_ndtr_sides", "softplus"]
 
 _ROOT_HALF_BITS = 0x3FE6A09E667F3BCD
 """The bits of sqrt(1/2)."""
@@ -50,6 +50,18 @@ def log1p_inline(x: Array) -> Array:
 
 
 @jax.custom_jvp
+def log1p_complex(a: Array, b: Array) -> Array:
+    """log(1 + a + ib) on NumPy, within a few units of |a + ib| where that is small.
+
+    NumPy's own log1p is within a few units of 1 for complex numbers, however small they are.
+    """
+    square = 2.0 * a + a * a + b * b
+    near = square > -0.75
+    with np.errstate(divide="ignore"):
+        size = np.log(np.hypot(1.0 + a, b))
+    return np.where(near, 0.5 * np.log1p(np.where(near, square, 0.0)), size) + 1j * np.arctan2(b, 1.0 + a)
+
+
 def _log1p_by_bits(x: Array) -> Array:
     """`log1p_inline` for XLA.
 

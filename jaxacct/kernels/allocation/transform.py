@@ -8,6 +8,7 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation.law import Windows, tail
 from jaxacct.kernels.allocation.quadrature import nodes_of, panel_errors, rounding_units
 from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.special import log1p_complex
 
 __all__ = ["Line", "Powers", "powers_on"]
 
@@ -43,14 +44,6 @@ def _tables(x: Array, step: Array, many: int) -> Array:
     found = np.empty(angle.shape, np.complex128)
     found.real, found.imag = -2.0 * half * half, np.sin(angle)
     return found
-
-
-def _log1p(a: Array, b: Array) -> Array:
-    """log(1 + a + ib)."""
-    square = 2.0 * a + a * a + b * b
-    near = square > -0.75
-    size = np.log(np.hypot(1.0 + a, b))
-    return np.where(near, 0.5 * np.log1p(np.where(near, square, 0.0)), size) + 1j * np.arctan2(b, 1.0 + a)
 
 
 def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sign: float) -> Powers:
@@ -105,7 +98,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     at = at_c[:, None]
     a, b = moved.real / at, moved.imag / at
     bent = np.abs(a) + b * b  # 2 a + a^2 + b^2 may cancel
-    log_base = log_at_c[:, None] + _log1p(a, b)
+    log_base = log_at_c[:, None] + log1p_complex(a, b)
     size_base = np.exp(log_base.real - log_total[:, None])
     t_ = t[:, None]
     main = np.exp(t_ * (log_base - log_total[:, None]))
@@ -114,7 +107,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     else:
         quotient = other * np.exp(-log_base)
         a, b = quotient.real, quotient.imag
-        log_more = _log1p(a, b)
+        log_more = log1p_complex(a, b)
         w = t_ * log_more
         half = np.sin(0.5 * w.imag)
         grow = np.expm1(np.minimum(w.real, 700.0))
