@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import jaxacct as ja
 from jaxacct.engines import allocation, allocation_profile
 from jaxacct.engines.allocation_mechanism import OneRound
+from jaxacct.kernels.allocation import bracket, placement, theorems
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 from jaxacct.validation import InputError
 
@@ -214,3 +215,22 @@ def test_a_width_that_is_not_reached_is_said():
 def test_delta_zero_is_refused():
     with pytest.raises(InputError, match=r"delta\[1\] = 0 must be > 0"):
         ja.epsilon(RandomAllocation(ja.Gaussian(1.0), 10), [1e-5, 0.0])
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_every_placement_of_the_contour_brackets_the_same_value(sign, monkeypatch):
+    """Bounds do not depend on where the contour is placed: with a bulk or without, and for a poor guess of the value."""
+    rng = np.random.default_rng(7)
+    s, t = np.exp(rng.uniform(-2.5, 1.5, 8)), np.floor(np.exp(rng.uniform(0.7, 11.0, 8)))
+    k = np.exp(sign * np.exp(rng.uniform(-5.0, 1.5, 8)))
+    lower, upper = theorems.bounds(sign, s, t, k)
+    guess = np.clip(theorems.guess(sign, s, t, k), np.log(lower + 1e-290), np.log(upper + 1e-290))
+    monkeypatch.setattr(placement, "MOST_NODES", 600)
+    for split in (False, True):
+        monkeypatch.setattr(bracket, "place", lambda *given, split=split: placement._place(*given, split))
+        for shift in (-8.0, 0.0, 6.0):
+            with np.errstate(all="ignore"):
+                low, _, high, _ = bracket.bracket_near(bracket.contour_at(sign, s, t, k, guess + shift), k)
+            lower, upper = np.maximum(lower, low), np.minimum(upper, high)
+    assert np.all(lower <= upper)
+    assert np.median((upper - lower) / upper) < 1e-6

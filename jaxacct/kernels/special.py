@@ -49,19 +49,19 @@ def log1p_inline(x: Array) -> Array:
     return np.log1p(x) if namespace(x) is np else _log1p_by_bits(x)
 
 
-@jax.custom_jvp
 def log1p_complex(a: Array, b: Array) -> Array:
     """log(1 + a + ib) on NumPy, within a few units of |a + ib| where that is small.
 
     NumPy's own log1p is within a few units of 1 for complex numbers, however small they are.
     """
     square = 2.0 * a + a * a + b * b
-    near = square > -0.75
+    near = (square > -0.75) & (square < 1e8)
     with np.errstate(divide="ignore"):
         size = np.log(np.hypot(1.0 + a, b))
     return np.where(near, 0.5 * np.log1p(np.where(near, square, 0.0)), size) + 1j * np.arctan2(b, 1.0 + a)
 
 
+@jax.custom_jvp
 def _log1p_by_bits(x: Array) -> Array:
     """`log1p_inline` for XLA.
 

@@ -74,8 +74,8 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     start_grown = np.exp(np.maximum(sign, 0.0) * c * small)
     departure = np.sum(base * less, axis=1) - lack
     direct = ~(departure > -0.5)  # the sum itself is more accurate than 1 less what it lacks
-    at_c = np.where(direct, np.sum(base * grown, axis=1), 1.0 + departure)
-    log_at_c = np.where(direct, np.log(np.maximum(at_c, 1e-300)), np.log1p(np.where(direct, 0.0, departure)))
+    at_c = np.where(direct, np.maximum(np.sum(base * grown, axis=1), 1e-200), 1.0 + departure)
+    log_at_c = np.where(direct, np.log(at_c), np.log1p(np.where(direct, 0.0, departure)))
     rest_at_c = np.sum(rest * grown, axis=1)
     log_total = log_at_c + np.log1p(rest_at_c / at_c)
     total = np.exp(log_total)
@@ -112,7 +112,9 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
         half = np.sin(0.5 * w.imag)
         grow = np.expm1(np.minimum(w.real, 700.0))
         more = (grow * np.cos(w.imag) - 2.0 * half * half) + 1j * (1.0 + grow) * np.sin(w.imag)
-        value = np.where(whole[:, None], main, main * more)
+        # where A^t is the smaller by far, the difference is taken as such: A^t may underflow
+        both = np.exp(t_ * (log_base + log_more - log_total[:, None]))
+        value = np.where(whole[:, None], main, np.where(w.real > 30.0, both - main, main * more))
         size_rest = np.where(whole[:, None], 0.0, np.abs(other) / total[:, None])
     # errors, relative to the total
     units = rounding_units(nodes, s, t, windows) * ROUNDOFF
