@@ -142,7 +142,7 @@ def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
     best = UNKNOWN
     for attempt in range(PLACEMENTS):
         try:
-            nodes = nodes_for_delta(parts, log_low) if attempt == 0 else nodes_for_epsilon(parts, max(best[1], 0.0), log_low)
+            nodes = nodes_for_epsilon(parts, max(best[1], 0.0), log_low) if attempt else nodes_for_delta(parts, log_low)
             found = epsilon_bracket(nodes, log_low, log_high)
         except FAILURES:
             break
