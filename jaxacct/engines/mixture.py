@@ -86,7 +86,7 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
                     weights = np.array([1.0 - rate[row], rate[row]])
                     branch = Branch(1.0, np.array([0.0, 1.0 / sigma[row]]), weights)
                     rows[row].append((float(number[row]), [branch]))
-    for row in np.flatnonzero(plain > 0.0):
+    for row in np.flatnonzero(plain > 0.0).tolist():
         rows[row].append((1.0, [Branch(1.0, plain[[row]], np.ones(1))]))
     return [[(n, branches) for n, branches in row if any(_moves(b) for b in branches)] for row in rows]
 
