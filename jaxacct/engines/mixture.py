@@ -88,7 +88,7 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
                     weights = np.array([1.0 - rate[row], rate[row]])
                     branch = Branch(1.0, np.array([0.0, 1.0 / sigma[row]]), weights)
                     rows[row].append((float(number[row]), [branch]))
-    for row in np.flatnonzero(plain > 0.0):
+    for row in np.flatnonzero(plain > 0.0).tolist():
         rows[row].append((1.0, [Branch(1.0, plain[[row]], np.ones(1))]))
     return [[(n, branches) for n, branches in row if any(_moves(b) for b in branches)] for row in rows]
 
@@ -144,7 +144,7 @@ def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
     best = UNKNOWN
     for attempt in range(PLACEMENTS):
         try:
-            nodes = nodes_for_delta(parts, log_low) if attempt == 0 else nodes_for_epsilon(parts, max(best[1], 0.0), log_low)
+            nodes = nodes_for_epsilon(parts, max(best[1], 0.0), log_low) if attempt else nodes_for_delta(parts, log_low)
             found = epsilon_bracket(nodes, log_low, log_high)
         except FAILURES:
             break

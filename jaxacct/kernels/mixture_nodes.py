@@ -45,7 +45,7 @@ class Nodes(NamedTuple):
 
 
 def nodes_for_epsilon(parts: list[Part], epsilon: float, log_delta: float | None = None) -> Nodes:
-    """A contour for delta at an epsilon; the logarithm of that delta, if it is known better than by the saddle point."""
+    """A contour for delta at an epsilon, and the logarithm of that delta if it is known better than by the saddle."""
     c, _ = saddle(parts, lambda eps, _: eps < epsilon)
     if log_delta is None:
         log_delta = min(log_delta_at(c, sketch(parts, c))[1], 0.0)

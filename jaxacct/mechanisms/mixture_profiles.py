@@ -55,13 +55,14 @@ class Mixture(NamedTuple):
     weight: np.ndarray
 
 
-def quantiles(low: float, high: float) -> np.ndarray:
-    """Ends of half lines for laws whose means lie between low and high."""
+def quantiles(low: float, high: float, fineness: int = 1) -> np.ndarray:
+    """Ends of half lines for laws whose means lie between low and high, `fineness` times as many as usual."""
+    far = QUANTILES_PER_TAIL * fineness
     return np.concatenate(
         [
-            np.linspace(-37.0, -9.0, QUANTILES_PER_TAIL)[:-1] + low,
-            np.linspace(low - 9.0, high + 9.0, CENTRAL_QUANTILES),
-            np.linspace(9.0, 37.0, QUANTILES_PER_TAIL)[1:] + high,
+            np.linspace(-37.0, -9.0, far)[:-1] + low,
+            np.linspace(low - 9.0, high + 9.0, CENTRAL_QUANTILES * fineness),
+            np.linspace(9.0, 37.0, far)[1:] + high,
         ]
     )
 

@@ -37,6 +37,8 @@ __all__ = ["TruncatedPoissonSampled", "cap_for"]
 
 SIZE = Constraint("use a whole number of records", 1, 1e9, integral=True)
 """What a number of records may be."""
+FINENESS = 8
+"""Points of the profile of a replaced record, over the usual number: an error of 1e-6 in epsilon instead of 1e-4."""
 SHARE_OF_DELTA = 1e-3
 """The share of delta that all the steps in which a free cap binds may have together."""
 
@@ -233,5 +235,5 @@ def _sampled_points(q: float, shift: float) -> Points:
 
 def _replaced(q: float, s: float) -> FinitePair:
     """((1-q) N(0) + q N(s), (1-q) N(0) + q N(-s)): the ratio increases, and the pair is its own mirror image."""
-    points = points_above(two_points(0.0, s, q), two_points(0.0, -s, q), quantiles(-s, s))
+    points = points_above(two_points(0.0, s, q), two_points(0.0, -s, q), quantiles(-s, s, FINENESS))
     return profile_of_points(points, points, 2.0 * s)
