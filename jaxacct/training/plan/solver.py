@@ -127,8 +127,8 @@ def together(terms: Terms, spent: Sequence[Segment], rest: Sequence[Segment], sc
     parts = []
     for segments, factor in ((spent, np.ones_like(scales)), (rest, scales)):
         for release, count in releases(segments, _EVERY_STEP, terms.sampling, n, cap=terms.cap or 0).items():
-            scaled_noise = release.noise_multiplier * factor
-            parts.append(repeat(single(*release._replace(noise_multiplier=scaled_noise)), count))
+            noise = release.noise_multiplier * factor
+            parts.append(repeat(single(release.sampling, noise, *release[2:]), count))
     return parts[0] if len(parts) == 1 else compose(*parts)
 
 
