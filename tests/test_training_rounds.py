@@ -11,6 +11,7 @@ from training_cases import DELTA, note
 from training_runs import KEY, linear
 
 from jaxacct.training import Ledger, Plan, Trainer
+from jaxacct.training.step import step_mechanisms
 from jaxacct.training.step.step_mechanisms import Release
 
 ROUNDS = {"target_delta": DELTA, "dataset_size": 20, "sampling": "random_allocation", "noise_multiplier": 2.0}
@@ -69,6 +70,14 @@ def test_a_plan_counts_rounds():
     assert Plan.from_json(two.to_json()) == two
 
 
+@pytest.fixture(params=["slots revealed", pytest.param("as they are", marks=pytest.mark.slow)])
+def accounting(request, monkeypatch):
+    """A round as it is takes seconds for every noise.  With its slots revealed it is a Gaussian, by the same rules."""
+    if request.param == "slots revealed":
+        monkeypatch.setattr(step_mechanisms, "RandomAllocation", lambda base, slots: base)
+
+
+@pytest.mark.usefixtures("accounting")
 def test_a_plan_is_recalibrated_between_rounds():
     plan = Plan(target_epsilon=3.0, **ROUNDS | {"noise_multiplier": None}, slots=4, steps=12)
     assert "within the round of steps 4 to 7" in refusal(plan.recalibrate, 6, steps=20)
@@ -112,6 +121,7 @@ def test_a_ledger_counts_rounds_by_their_slots(tmp_path):
         assert ledger.releases()[Release("random_allocation", noise, 1.0)] == 1
 
 
+@pytest.mark.usefixtures("accounting")
 def test_the_budget_ends_a_run_by_whole_rounds(tmp_path):
     plan = Plan(target_epsilon=2.0, **ROUNDS | {"noise_multiplier": None}, slots=4, steps=12)
     with Ledger.create(tmp_path / "run", plan) as ledger:

@@ -12,7 +12,7 @@ from scipy import stats
 from training_runs import KEY, linear
 
 from jaxacct.chacha import key_from_bytes
-from jaxacct.training import Plan, Trainer, clipped_sum
+from jaxacct.training import Ledger, Plan, Trainer, clipped_sum
 from jaxacct.training.step.users import mean_over_examples, of_users, user_data
 
 RARE = 1e-6
@@ -122,6 +122,21 @@ def test_a_plan_of_users_says_so_and_is_no_plan_of_records():
     assert Plan.from_json(plan.to_json()) == plan and Plan.from_json(plan.to_json()).unit == "user"
     records = Plan(target_delta=1e-5, dataset_size=5, sampling_probability=1.0, noise_multiplier=1.0, steps=1)
     assert records != plan and "unit" not in records.to_json() and "user" in plan._repr_html_()
+
+
+def test_records_and_users_are_not_added_up(tmp_path):
+    """A step whose records were clipped one by one says nothing of a user with several."""
+    records = Plan(target_delta=1e-5, dataset_size=5, sampling_probability=1.0, noise_multiplier=1.0, steps=1)
+    spent = Trainer(linear, optax.sgd(1.0), records, 1.0)
+    state = spent.fit(spent.init(jnp.zeros(3), KEY), DATA[:5], progress=False)
+    of_users = Trainer(linear, optax.sgd(1.0), plan_of(noise=1.0, steps=3), 1.0, examples_per_user=3)
+    for more in ({}, {"ledger": tmp_path / "run"}):
+        assert "use one unit for both" in refusal(of_users.fit, state, DATA, users=USERS, progress=False, **more)
+    with Ledger.create(tmp_path / "both", records) as ledger:
+        ledger.begin(plan_of(noise=1.0))
+        assert "do not add up" in refusal(ledger.epsilon, 1e-5)
+        target = Plan(target_epsilon=9.0, target_delta=1e-5, dataset_size=5, sampling_probability=1.0, steps=3)
+        assert "use one unit for both" in refusal(target.allows, ledger, 0)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,8 @@ class Game:
         self, trainer: Trainer, loss_fn: Any, data: Any, marks: np.ndarray, observe: Any, canaries: int
     ) -> None:
         plan, size = trainer.plan, marks.shape[0]
+        if plan.unit != "record":
+            raise InputError(f"unit = {plan.unit!r} of the plan is not supported: a canary is one record; use 'record'")
         if size != plan.dataset_size:
             raise InputError(
                 f"data and canaries are {size} examples, must be {plan.dataset_size}, the plan's dataset_size; "

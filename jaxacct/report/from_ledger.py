@@ -14,7 +14,7 @@ from jaxacct.report.claim import Claim
 from jaxacct.report.from_plan import SAMPLING
 from jaxacct.report.rounding import up
 from jaxacct.report.subject import Subject, counted, digest, origin, quoted
-from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAINING, mechanisms_in, safe
+from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAINING, USERS, mechanisms_in, safe
 from jaxacct.selection import AdaptiveSelection, Selection
 from jaxacct.training import Ledger
 from jaxacct.training.ledger.stop_rule import promised
@@ -167,6 +167,8 @@ def _assumed(ledger: Ledger, delta: float) -> list[str]:
         "Entries with equal fingerprints released the same output, to the last bit. They count once.",
         f"The number of records is public ({', '.join(_sizes(ledger))}).",
     ]
+    if any(line.plan.unit == "user" for headers in ledger.headers.values() for line in headers):
+        found.append(USERS)
     if any(release.sampling == FIXED for release in ledger.releases()):
         found.append(FIXED_BATCHES)
     for name, spent in ledger.runs.items():

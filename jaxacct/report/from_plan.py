@@ -12,7 +12,7 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.subject import Subject, counted, quoted
-from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAINING
+from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAINING, USERS
 from jaxacct.training import Plan
 from jaxacct.training.step.step_mechanisms import FIXED
 
@@ -73,9 +73,11 @@ def _details(plan: Plan) -> list[tuple[str, str]]:
     """The plan in numbers; with a schedule they are averages."""
     average = " (average)" if len(plan.segments) > 1 else ""
     facts = [
-        ("Records in the data", f"{plan.dataset_size:,}"),
+        ("Users in the data" if plan.unit == "user" else "Records in the data", f"{plan.dataset_size:,}"),
         ("Steps", f"{plan.steps:,}"),
         (f"Expected batch size{average}", f"{plan.expected_batch_size:.10g}"),
+        *([("Largest batch", f"{plan.cap:,}")] if plan.cap else []),
+        *([("Slots of a round", f"{plan.slots:,}")] if plan.slots else []),
         (f"Noise multiplier{average}", repr(plan.noise_multiplier)),
     ]
     if plan.repetitions is not None:
@@ -99,7 +101,9 @@ def _releases(plan: Plan) -> Rows:
 
 
 def _assumed(plan: Plan) -> list[str]:
-    found = [*TRAINING, f"The number of records, {plan.dataset_size:,}, is public."]
+    found = [*TRAINING, f"The number of {plan.unit}s, {plan.dataset_size:,}, is public."]
+    if plan.unit == "user":
+        found.append(USERS)
     if plan.sampling == FIXED:
         found.append(FIXED_BATCHES)
     if plan.filter:

@@ -19,6 +19,7 @@ __all__ = [
     "LIMITS",
     "RELATIONS",
     "TRAINING",
+    "USERS",
     "assumptions",
     "described",
     "figure",
@@ -70,12 +71,21 @@ FIXED_BATCHES = (
     "record that is zeroed keeps its place, so that no other record changes its batch."
 )
 """What is assumed of passes over fixed batches."""
+USERS = (
+    "Users take the place of records: all examples of a user are drawn together, and the gradient of their mean is "
+    "clipped as one. Whose each example is was told rightly. Wherever this page says record, it means user."
+)
+"""What is assumed of a training run whose unit is a user."""
 GENERAL = (
     "One record moves what the mechanism adds noise to by at most the sensitivity to which its noise is relative.",
     SECRECY,
 )
 """What is assumed of a mechanism of which nothing more is known."""
 _OF_CLASS = {
+    "TruncatedPoissonSampled": "Batches are Poisson samples, of which a uniformly random subset of the stated size is "
+    "kept where more are drawn. How many were drawn before that was never released.",
+    "RandomAllocation": "In every round each record drew one of the slots by itself, uniformly, and was in the batch "
+    "of that slot alone. Shuffled batches, or batches of equal size, are not covered by this.",
     "PoissonSampled": "Batches are Poisson samples: in every step each record takes part independently, with the "
     "stated probability. Shuffled batches, or batches of a fixed size, are not covered by this.",
     "RandomAllocation": "The steps are in rounds. In every round each record takes part in as many steps as stated, "

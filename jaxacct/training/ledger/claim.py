@@ -42,6 +42,8 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
         if len(relations) > 1:
             raise InputError(f"relation is missing; the plans have {' and '.join(sorted(relations))}, choose one")
         relation = next(iter(relations))
+    if len({line.plan.unit for _, headers in runs for line in headers}) > 1:
+        raise InputError("runs of records and of users are in it, whose guarantees do not add up; ask for one run")
     fixed = any(line.plan.sampling == FIXED for _, headers in runs for line in headers)
     if relation in DISPLACING and (fixed or any(r.sampling == FIXED for spent, _ in runs for r in spent.releases)):
         raise InputError(

@@ -22,7 +22,7 @@ from jaxacct.training.plan import Plan
 from jaxacct.training.step.step_mechanisms import BY_PASS, Release, composed, release_of_pass
 from jaxacct.validation import InputError
 
-__all__ = ["counted", "furthest", "leaves_room", "one_filter", "promised"]
+__all__ = ["counted", "furthest", "leaves_room", "one_filter", "one_unit", "promised"]
 
 
 class _Certified(NamedTuple):
@@ -41,7 +41,8 @@ def leaves_room(plan: Plan, ledger: Contents, next_step: int, partition: str | N
     """`Ledger.leaves_room`, for a step of a plan that has a target or a filter."""
     names = counted(plan, ledger)
     several = [ledger.runs[name] for name in names]
-    one_filter(plan, [line.plan for name in names for line in ledger.headers[name]])
+    plans = [line.plan for name in names for line in ledger.headers[name]]
+    one_filter(plan, plans), one_unit(plan, plans)
     others = sum(spent.others.total() for spent in several)
     run = ledger.run if plan.repetitions is not None else None
     wanted = ledger.releases(run) + _ahead(plan, ledger, next_step, 1, partition)
@@ -76,6 +77,16 @@ def one_filter(plan: Plan, others: Iterable[Plan]) -> None:
     orders = {other.filter.order for other in others if other.filter}
     if orders - {plan.filter.order if plan.filter else None}:
         raise InputError("the ledger has a Renyi filter of another order; nothing can be certified on top of it")
+
+
+def one_unit(plan: Plan, others: Iterable[Plan]) -> None:
+    """InputError where one of the other plans counts users and the plan records, or the other way round."""
+    units = {other.unit for other in others} - {plan.unit}
+    if units:
+        raise InputError(
+            f"unit = {plan.unit!r}, but what was spent before is for unit = {units.pop()!r}: a record's guarantee is "
+            "none for a user; use one unit for both"
+        )
 
 
 def furthest(holds: Callable[[int], bool], most: int) -> int:

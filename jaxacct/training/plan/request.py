@@ -14,7 +14,7 @@ from jaxacct.validation import COUNT, DELTA, POSITIVE, PROBABILITY, Constraint, 
 __all__ = ["DEFAULTS", "DISPLACING", "PlanRequest", "checked", "requested"]
 
 DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
-"""Relations under which shuffled batches of one size exchange another record, too: plan/README.md, "Fixed batches"."""
+"""Relations under which shuffled batches of one size exchange another record, too."""
 
 SIZE = Constraint("use a whole number of records or of slots", 1, 10**9, integral=True)
 """A number of slots of a round, or of records in a batch: slots are drawn in int32."""

@@ -18,15 +18,14 @@ from jaxacct.calibration import calibrate_noise_multiplier
 from jaxacct.calibration_start import gaussian_mu
 from jaxacct.certified_search import least_private
 from jaxacct.dp_sgd_calibration import NOISE_RANGE
-from jaxacct.mechanisms import Mechanism, cap_for, compose, dp_sgd, repeat
+from jaxacct.mechanisms import Mechanism, compose, dp_sgd, repeat
 from jaxacct.training.plan.accounting import (
     MARGIN,
-    MARGIN_OF_WHOLE_NUMBERS,
     Terms,
-    epsilon_of_run,
     tolerance,
 )
-from jaxacct.training.plan.filters import Filter, filter_of, promises
+from jaxacct.training.plan.filters import Filter, filter_of
+from jaxacct.training.plan.open_numbers import MANY_STEPS, cap_of, most_steps, target_of, upper_epsilon, with_rate
 from jaxacct.training.plan.passes import releases
 from jaxacct.training.plan.request import PlanRequest
 from jaxacct.training.plan.schedule import (
@@ -48,24 +47,13 @@ from jaxacct.training.step.step_mechanisms import (
     composed,
     prefixes,
     single,
-    slots_of,
 )
 from jaxacct.validation import InputError
 
 __all__ = ["Solution", "noise_for", "solve", "together"]
 
-_STEPS_RANGE, _RATE_RANGE = (1.0, 1e9), (1e-12, 1.0)
-"""Where a number of steps and a sampling probability are searched."""
-_FIRST_STEPS, _FIRST_RATE = 1000.0, 0.01
-"""Where these searches start: ordinary numbers of DP-SGD.  They change only how long a search takes."""
-_SLOTS_RANGE = (1.0, 1e9)
-"""Where a number of slots is searched."""
-_MANY_STEPS = 10**6
-"""For a cap that has to be chosen before the number of steps is known: more than most runs have."""
 _NEAR_WHOLE = 1e-9
 """How far, relatively, sampling_probability * dataset_size may be from a whole batch size by rounding alone."""
-_ROUNDING = 1e-12
-"""Relative room for the rounding of epochs over a rate, before it is rounded up to steps."""
 _EVERY_STEP = 2**53
 """A step past the end of every run."""
 
@@ -111,10 +99,10 @@ def noise_for(terms: Terms, spent: tuple[Segment, ...], rest: tuple[Segment, ...
     ------
     InputError : no noise meets the target.
     """
-    target = _target(terms)
+    target = target_of(terms)
 
     def upper(scales: np.ndarray) -> np.ndarray:
-        return _upper_epsilon(terms, together(terms, spent, rest, scales))
+        return upper_epsilon(terms, together(terms, spent, rest, scales))
 
     if start is None:
         steps = math.fsum(s.steps for s in rest)
@@ -139,8 +127,8 @@ def together(terms: Terms, spent: Sequence[Segment], rest: Sequence[Segment], sc
     parts = []
     for segments, factor in ((spent, np.ones_like(scales)), (rest, scales)):
         for release, count in releases(segments, _EVERY_STEP, terms.sampling, n, cap=terms.cap or 0).items():
-            scaled_noise = release.noise_multiplier * factor
-            parts.append(repeat(single(*release._replace(noise_multiplier=scaled_noise)), count))
+            noise = release.noise_multiplier * factor
+            parts.append(repeat(single(release.sampling, noise, *release[2:]), count))
     return parts[0] if len(parts) == 1 else compose(*parts)
 
 
@@ -151,12 +139,13 @@ def _solved(request: PlanRequest) -> Solution:
     given = request.noise_schedule
     noise = [Piece(None, 1.0)] if given is None else pieces("noise_schedule", given)
     if opened == "sampling_probability":
-        return _with_rate(request, n)
+        segments, cap = with_rate(request, n)
+        return Solution(segments, segments[0].noise_multiplier, cap=cap)
     batches = _batches(request, n)
     if opened == "steps":
         if request.sampling == TRUNCATED:
-            request = replace(request, cap=_cap(request, batches[0].value / n, _MANY_STEPS))
-        steps = _steps(request, batches[0].value / n, n)
+            request = replace(request, cap=cap_of(request, batches[0].value / n, MANY_STEPS))
+        steps = most_steps(request, batches[0].value / n, n)
     elif request.steps:
         steps = request.steps
     else:
@@ -169,23 +158,13 @@ def _solved(request: PlanRequest) -> Solution:
         rate = request.sampling_probability  # as given, not through the batch size
         segments = tuple(s._replace(sampling_probability=rate) for s in segments)
     if request.sampling == TRUNCATED:
-        request = replace(request, cap=_cap(request, max(s.sampling_probability for s in segments), steps))
+        request = replace(request, cap=cap_of(request, max(s.sampling_probability for s in segments), steps))
     scale, epsilon = request.noise_multiplier, None
     if scale is None and request.searched_here:
         scale = noise_for(request, (), segments)
     elif scale is None:
         scale, epsilon = _calibrated_noise(request, segments[0])
     return Solution(scaled(segments, scale), scale, epsilon=epsilon, cap=request.cap)
-
-
-def _target(terms: Terms) -> float:
-    assert terms.target_epsilon is not None  # nothing is solved for without a target
-    return terms.target_epsilon
-
-
-def _given_noise(request: PlanRequest) -> float:
-    assert request.noise_multiplier is not None  # only one thing is left open
-    return request.noise_multiplier
 
 
 def _batches(request: PlanRequest, n: float) -> list[Piece]:
@@ -216,116 +195,9 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
     return [Piece(until, float(round(size))) for until, size in found] if request.sampling in OF_ONE_SIZE else found
 
 
-def _cap(request: PlanRequest, rate: float, steps: int) -> int:
-    """The cap that was asked for, or the least one that costs nothing."""
-    if request.cap is not None:
-        return request.cap
-    if rate == 1.0:
-        return request.dataset_size
-    return cap_for(rate, request.dataset_size, steps, request.target_delta)
-
-
-def _upper_epsilon(terms: Terms, mechanism: Mechanism) -> np.ndarray:
-    """Upper ends of epsilon of a batch of runs, as the plan will claim it: exactly, or through its filter."""
-    if terms.data_dependent:
-        return promises(mechanism, terms.target_delta, terms.relation)
-    return np.asarray(epsilon_of_run(terms, mechanism).upper)
-
-
-def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.ndarray, n: float) -> np.ndarray:
-    """Upper ends of epsilon of runs without a schedule."""
-    sigma = np.full(np.broadcast_shapes(rate.shape, steps.shape), request.noise_multiplier)
-    if request.sampling == FIXED:
-        length = np.ceil(n / np.round(rate * n))
-        return _upper_epsilon(request, repeat(single(FIXED, sigma, 1.0), np.ceil(steps / length)))
-    if request.sampling == ALLOCATION:
-        return _upper_epsilon(request, repeat(single(ALLOCATION, sigma, rate), np.ceil(steps / slots_of(rate))))
-    if request.sampling == TRUNCATED:
-        rates, counts = np.broadcast_arrays(rate, steps)
-        cap = np.array([_cap(request, float(q), int(t)) for q, t in zip(rates, counts, strict=True)])
-        return _upper_epsilon(request, repeat(single(TRUNCATED, sigma, rates, cap, int(n)), steps))
-    return _upper_epsilon(request, repeat(single(request.sampling, sigma, rate), steps))
-
-
-def _steps(request: PlanRequest, rate: float, n: float) -> int:
-    """The largest number of steps that meets the target."""
-    target = _target(request)
-    # of random allocation only whole rounds: a part of one costs as much
-    length = slots_for(n, rate * n) if request.sampling == ALLOCATION else 1
-    rate = 1.0 / length if request.sampling == ALLOCATION else rate
-    upper = lambda count: _upper_without_schedule(request, np.array(rate), length * count, n)
-    found = least_private(
-        upper,
-        target,
-        np.ceil(_FIRST_STEPS / length),
-        _STEPS_RANGE,
-        falls=False,
-        rtol=tolerance(target),
-        whole=True,
-        margin=MARGIN_OF_WHOLE_NUMBERS,
-    )
-    if math.isnan(found):
-        raise InputError(f"target_epsilon = {target!r} cannot be met: {explain('infeasible_steps')}")
-    if found == _STEPS_RANGE[1]:
-        raise InputError(f"target_epsilon = {target!r} allows {found:g} steps and more; give steps or epochs")
-    return length * int(found)
-
-
-def _with_rate(request: PlanRequest, n: float) -> Solution:
-    """The largest sampling probability that meets the target, with the number of steps that goes with it."""
-    target = _target(request)
-
-    def steps(rate: np.ndarray) -> np.ndarray:
-        if request.steps is not None:
-            return np.full(rate.shape, float(request.steps))
-        return np.maximum(np.ceil(request.epochs / rate * (1.0 - _ROUNDING)), 1.0)
-
-    def upper(rate: np.ndarray) -> np.ndarray:
-        return _upper_without_schedule(request, rate, steps(rate), n)
-
-    if request.sampling == ALLOCATION:
-        slots = least_private(
-            lambda slots: upper(1.0 / slots),
-            target,
-            1.0 / _FIRST_RATE,
-            _SLOTS_RANGE,
-            falls=True,
-            rtol=tolerance(target),
-            whole=True,
-            margin=MARGIN_OF_WHOLE_NUMBERS,
-        )
-        rate = 1.0 / slots
-    elif request.sampling not in OF_ONE_SIZE:
-        limits = _RATE_RANGE if request.steps is not None else (1.0 / n, 1.0)
-        rate = least_private(
-            upper, target, _FIRST_RATE, limits, falls=False, rtol=tolerance(target), margin=MARGIN * tolerance(target)
-        )
-    else:
-        size = least_private(
-            lambda size: upper(size / n),
-            target,
-            np.floor(_FIRST_RATE * n + 1.0),
-            (1.0, n),
-            falls=False,
-            rtol=tolerance(target),
-            whole=True,
-            margin=MARGIN_OF_WHOLE_NUMBERS,
-        )
-        rate = size / n
-    if math.isnan(rate):
-        raise InputError(f"target_epsilon = {target!r} cannot be met: {explain('infeasible_rate')}")
-    size = float(round(rate * n)) if request.sampling in OF_ONE_SIZE else rate * n
-    sigma, count = _given_noise(request), int(steps(np.array(rate)))
-    segments = (Segment(0, count, sigma, rate, size),)
-    if request.sampling == ALLOCATION:
-        segments = allocated(segments, int(n))
-    cap = _cap(request, rate, count) if request.sampling == TRUNCATED else None
-    return Solution(segments, sigma, cap=cap)
-
-
 def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bounds | None]:
     """The noise of a plain run; of a whole tuning that noise, and the epsilon that was found with it."""
-    target = _target(request)
+    target = target_of(request)
     rate, steps = segment.sampling_probability, segment.steps
     rtol = tolerance(target)
     for aim in (target, target * (1.0 - 0.2 * rtol)):  # the second where two brackets differ by their rounding
@@ -344,6 +216,6 @@ def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bo
         sigma = float(c.value)
         if request.repetitions is not None:
             return sigma, c.epsilon
-        if _upper_epsilon(request, dp_sgd(sigma, sampling_probability=rate, steps=steps)) <= target:
+        if upper_epsilon(request, dp_sgd(sigma, sampling_probability=rate, steps=steps)) <= target:
             return sigma, None
     raise InputError(f"target_epsilon = {target!r} was met by no more than rounding; raise it a little")

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxacct.mechanisms import Mechanism, compose
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.ledger.stop_rule import counted, furthest, one_filter
+from jaxacct.training.ledger.stop_rule import counted, furthest, one_filter, one_unit
 from jaxacct.training.ledger.totals import total
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
@@ -59,7 +59,8 @@ def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | N
 
 
 def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
-    """InputError where something was spent under another relation than a plan's."""
+    """InputError where something was spent under another relation than a plan's, or for another unit."""
+    one_unit(plan, others)
     found = sorted({other.relation for other in others} - {plan.relation})
     if found:
         raise InputError(

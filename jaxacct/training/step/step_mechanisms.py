@@ -62,9 +62,9 @@ class Release(NamedTuple):
 
 
 def single(
-    sampling: str, noise_multiplier: Any, sampling_probability: Any, cap: int = 0, dataset_size: int = 0
+    sampling: str, noise_multiplier: Any, sampling_probability: Any, cap: Any = 0, dataset_size: Any = 0
 ) -> Mechanism:
-    """One release as a mechanism; the noise multiplier may be an array, and so may the rate but for TRUNCATED."""
+    """One release as a mechanism; the numbers may be arrays."""
     base = Gaussian(noise_multiplier)
     if sampling == WITHOUT_REPLACEMENT:
         return SampledWithoutReplacement(base, sampling_probability)
@@ -106,7 +106,8 @@ def prefixes(counts: Sequence[Mapping[Release, int]]) -> Mechanism:
     for release in known:
         number = np.array([each.get(release, 0) for each in counts], np.float64)
         rate = np.where(number > 0, release.sampling_probability, 0.0)  # what is sampled at rate 0 leaks nothing
-        parts.append(repeat(single(release.sampling, release.noise_multiplier, rate), np.maximum(number, 1.0)))
+        mechanism = single(release.sampling, release.noise_multiplier, rate, *release[3:])
+        parts.append(repeat(mechanism, np.maximum(number, 1.0)))
     if not parts:
         return PoissonSampled(Gaussian(np.ones(len(counts))), 0.0)
     return parts[0] if len(parts) == 1 else compose(*parts)
