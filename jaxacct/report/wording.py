@@ -82,10 +82,6 @@ GENERAL = (
 )
 """What is assumed of a mechanism of which nothing more is known."""
 _OF_CLASS = {
-    "TruncatedPoissonSampled": "Batches are Poisson samples, of which a uniformly random subset of the stated size is "
-    "kept where more are drawn. How many were drawn before that was never released.",
-    "RandomAllocation": "In every round each record drew one of the slots by itself, uniformly, and was in the batch "
-    "of that slot alone. Shuffled batches, or batches of equal size, are not covered by this.",
     "PoissonSampled": "Batches are Poisson samples: in every step each record takes part independently, with the "
     "stated probability. Shuffled batches, or batches of a fixed size, are not covered by this.",
     "RandomAllocation": "The steps are in rounds. In every round each record takes part in as many steps as stated, "
@@ -96,12 +92,7 @@ _OF_CLASS = {
     "larger of two neighbours), and is public.",
     "SampledWithReplacement": "Every draw of a batch is uniform over all records, independent of the other draws. A "
     "record that is drawn several times counts as often, clipped each time.",
-    "ShuffledBatches": "The data are shuffled afresh for every pass, and cut into batches.",
     "SampledWithoutReplacement": "Every batch is drawn afresh, all batches of its size being equally likely.",
-    "SampledWithReplacement": "Every batch is that many draws, each of any record with the same chance. A record "
-    "that is drawn several times counts several times, and every draw is clipped by itself.",
-    "TruncatedPoissonSampled": "Batches are Poisson samples, cut to the cap by a uniform choice among the records "
-    "drawn, not to the first ones. The number drawn is not released. The size of the data set is public.",
     "ShuffledBatches": "A record that is taken out leaves its place in the order empty, so that no other record "
     "changes its batch.",
     "Selection": "Only the best of K candidates is released. K is drawn from the stated law, is independent of "
