@@ -15,7 +15,7 @@ from jaxacct.engines.allocation_search import Value, search, value_of
 from jaxacct.engines.contour import Answer
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
-from jaxacct.kernels.allocation.bracket import contour_at
+from jaxacct.kernels.allocation.bracket import bracket_near, contour_at
 
 __all__ = ["delta", "epsilon"]
 
@@ -94,7 +94,22 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
         low[rows] = np.where(good, np.fmax(low[rows], value.lower), low[rows])
         high[rows] = np.where(good, np.fmin(high[rows], value.upper), high[rows])
         mid[rows] = np.where(good, value.estimate, mid[rows])
+    wide = np.flatnonzero(reach(s, t) & (high - low > 1e-7 * high) & (high > 1e-6) & (eps < 30.0))
+    if sign > 0 and wide.size:
+        least, most = _by_parity(s[wide], t[wide], eps[wide])
+        good = (least <= high[wide]) & (most >= low[wide])
+        low[wide] = np.where(good, np.fmax(low[wide], least), low[wide])
+        high[wide] = np.where(good, np.fmin(high[wide], most), high[wide])
+        mid[wide] = 0.5 * (low[wide] + high[wide])
     return np.array([low, np.clip(mid, low, high), high])
+
+
+def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) of delta_remove by E(S - k)_+ = 1 - k + E(k - S)_+: of absolute accuracy, for large deltas."""
+    k = np.exp(eps)
+    low, _, high, _ = bracket_near(contour_at(-1.0, s, t, k, np.log(k)), k)
+    wrong = 16.0 * ROUNDOFF * k
+    return (1.0 - k) + low - wrong, (1.0 - k) + high + wrong
 
 
 def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> Value:
