@@ -42,7 +42,8 @@ def leaves_room(plan: Plan, ledger: Contents, next_step: int, partition: str | N
     names = counted(plan, ledger)
     several = [ledger.runs[name] for name in names]
     plans = [line.plan for name in names for line in ledger.headers[name]]
-    one_filter(plan, plans), one_unit(plan, plans)
+    one_filter(plan, plans)
+    one_unit(plan, plans)
     others = sum(spent.others.total() for spent in several)
     run = ledger.run if plan.repetitions is not None else None
     wanted = ledger.releases(run) + _ahead(plan, ledger, next_step, 1, partition)

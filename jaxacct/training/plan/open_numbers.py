@@ -141,7 +141,7 @@ def with_rate(request: PlanRequest, n: float) -> tuple[tuple[Segment, ...], int 
         raise InputError(f"target_epsilon = {target!r} cannot be met: {explain('infeasible_rate')}")
     size = float(round(rate * n)) if request.sampling in OF_ONE_SIZE else rate * n
     sigma, count = _given_noise(request), int(steps(np.array(rate)))
-    segments = (Segment(0, count, sigma, rate, size),)
+    segments: tuple[Segment, ...] = (Segment(0, count, sigma, rate, size),)
     if request.sampling == ALLOCATION:
         segments = allocated(segments, int(n))
     cap = cap_of(request, rate, count) if request.sampling == TRUNCATED else None
