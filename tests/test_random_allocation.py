@@ -148,7 +148,8 @@ def test_relations():
 def test_kinds_and_what_takes_the_dominating_pair_alone():
     run = allocation(2.0, 100, 10)
     assert run.kind == "certified" and run.kind_under("add_or_remove_one") == "bound"
-    assert ja.compose(run, ja.MixtureOfGaussians(1.0, [0.0, 1.0], [0.5, 0.5])).kind == "bound"
+    assert ja.compose(run, ja.MixtureOfGaussians(1.0, [0.0, 1.0], [0.5, 0.5])).kind == "certified"
+    assert ja.compose(run, ja.TruncatedPoissonSampled(ja.Gaussian(1.0), 0.1, 50, 9)).kind == "bound"
     assert ja.compose(run, ja.Gaussian(1.0)).kind == "certified"
     assert allocation(2.0, 100, 10, participations=2).kind == "bound"
     assert str(ja.profile(run).renyi(2.0).kind) == "bound"
