@@ -65,7 +65,7 @@ def epsilon_of_pairs(
         one = np.array([row])
         limits = quick_bounds.limits("epsilon", above.take(one), least[one], zero)[0]
         limit = quick_bounds.limits("epsilon", below.take(one), most[one], zero)[1]
-        if found.lower <= found.upper and found.upper >= limits[0] and found.lower <= limit[0]:
+        if found.lower <= found.upper < np.inf and found.upper >= limits[0] and found.lower <= limit[0]:
             ends[:, row] = max(found.lower, 0.0), found.lower, found.upper
     return Answer(*ends)
 
@@ -84,7 +84,7 @@ def delta_of_pairs(above: Components, below: Components, eps: np.ndarray, effort
     least = quick_bounds.limits("delta", above, eps, zero)[0]
     most = quick_bounds.limits("delta", below, eps, zero)[1]
     for row, one in enumerate(found):
-        if not (one.lower <= one.upper and one.upper >= least[row] and one.lower <= most[row]):
+        if not (one.lower <= one.upper < np.inf and one.upper >= least[row] and one.lower <= most[row]):
             continue
         low = one.lower + below.delta_infinity[row] * (1.0 - (4.0 + below.infinity_units[row]) * ROUNDOFF)
         high = one.upper + above.delta_infinity[row] * (1.0 + (4.0 + above.infinity_units[row]) * ROUNDOFF)

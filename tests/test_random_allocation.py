@@ -265,3 +265,14 @@ def test_refusals(make, words):
     with pytest.raises(InputError, match=words) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def test_ends_that_contradict_each_other_claim_nothing(monkeypatch):
+    """A pair below of another, less private, mechanism stands for a defect."""
+    run = allocation(2.0, 100, 10)
+    worse = ja.RandomAllocation(ja.Gaussian(2.0), 90)
+    monkeypatch.setattr(ja.RandomAllocation, "expand_below", lambda self, *asked: worse._parts(*asked, True))
+    found = ja.epsilon(run, 1e-5)
+    assert found.status == "contradiction" and found.upper == np.inf and found.lower == 0.0
+    found = ja.delta(run, 0.5)
+    assert found.status == "contradiction" and found.upper == 1.0 and found.lower == 0.0

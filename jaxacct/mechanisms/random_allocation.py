@@ -142,9 +142,9 @@ class BallsInBins(Mechanism):
     """Several epochs of t releases, each record in one of the t slots, the same in every epoch.
 
     It is exactly one round of ``RandomAllocation`` with noise multiplier sigma/sqrt(epochs): the sum of a slot's
-    releases over the epochs tells all that they tell. This is what jax_privacy's BallsInBinsSampling draws. A fresh slot
-    in every epoch, ``ja.repeat(RandomAllocation(Gaussian(sigma), slots), epochs)``, costs up to five times less epsilon:
-    at sigma = 2, 100 slots, 10 epochs and delta = 1e-5 it is .603 against 2.96. A warning says so.
+    releases over the epochs tells all that they tell. This is what jax_privacy's BallsInBinsSampling draws. A fresh
+    slot in every epoch, ``ja.repeat(RandomAllocation(Gaussian(sigma), slots), epochs)``, costs up to five times less
+    epsilon: at sigma = 2, 100 slots, 10 epochs and delta = 1e-5 it is .603 against 2.96. A warning says so.
 
     Parameters
     ----------
