@@ -35,6 +35,8 @@ LARGEST_MOVE = 2.0
 """Longest move of eps from the best of these places, over their distance."""
 SETTLED = 0.01
 """Last step of the kernel in eps, times c, below which its eps is taken: the noise changes by the square of that."""
+STEPS, MORE_STEPS = 4, 7
+"""Steps of the kernel on the contour integral, and on the last rung, where the first approximation is poor."""
 CLOSE = 1e-4
 """Last step of the kernel in x below which its noise is taken; else it is solved for anew at that eps."""
 CUT_SHORT = 4.0
@@ -166,9 +168,10 @@ def _by_contour(
         if rows.size == 0:
             continue
         part = tuple(column[rows] for column in arguments)
-        found = evaluate(rate_calibration.solve, part, rows.size, rung.chunk, points=rung.points, count=rung.nodes)
-        at, x, moved, off, slope, need = found
-        fits, last = need <= NEARLY * rung.nodes, step == len(PLAIN_FOR_DELTA) - 1
+        last = step == len(PLAIN_FOR_DELTA) - 1
+        static = {"points": rung.points, "count": rung.nodes, "steps": MORE_STEPS if last else STEPS}
+        at, x, moved, off, slope, need = evaluate(rate_calibration.solve, part, rows.size, rung.chunk, **static)
+        fits = need <= NEARLY * rung.nodes
         good = (moved < SETTLED) & (fits | (last & (need <= CUT_SHORT * rung.nodes))) & np.isfinite(at)
         good &= (at < np.log(goal[rows] / fpr[rows])) & (x > np.log(NOISE_RANGE[0])) & (x < np.log(NOISE_RANGE[1]))
         close = good & fits & (np.abs(off) < CLOSE) & (slope < 0.0)

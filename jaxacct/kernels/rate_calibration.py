@@ -25,8 +25,6 @@ from jaxacct.kernels.calibration import (
 from jaxacct.kernels.law import LossLaw
 from jaxacct.kernels.special import log1p
 
-CONTOUR_STEPS = 4
-"""Steps on the contour integral, from a saddle point that is some hundredths off."""
 LARGEST_EPSILON_STEP = 1.0
 """Largest step in eps, times c."""
 LARGEST_SHARE = 0.999
@@ -44,8 +42,11 @@ def solve(
     log_tol: Array,
     points: int,
     count: int,
+    steps: int,
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
     """(eps, x, last step in eps times c, last step in x, d log delta/dx, nodes needed); sign: +1 remove, -1 add.
+
+    steps : on the contour integral, from a saddle point that is some hundredths off, or tenths where hits are few.
 
     The last step in x is made at the final eps, so that x belongs to it.
     """
@@ -102,7 +103,7 @@ def solve(
 
     nothing = 0.0 * x
     x, epsilon, slope, last, dx, moved = repeat(
-        xp, CONTOUR_STEPS, step, (x, epsilon, slope, nothing, nothing, nothing)
+        xp, steps, step, (x, epsilon, slope, nothing, nothing, nothing)
     )
     epsilon = xp.maximum(epsilon, 0.0)
     off, _, _ = at(x, epsilon)
