@@ -56,6 +56,8 @@ class Goal(NamedTuple):
     place: Place
     near: Deltas
     """The deltas, quicker, where the epsilons of a row are near each other."""
+    width: float
+    """Relative width of a bracket that is narrow enough."""
 
 
 def gaussian_fit(
@@ -63,8 +65,8 @@ def gaussian_fit(
 ) -> GaussianFit:
     """mu of rows whose `deltas` are those of a relation that is its own reverse.
 
-    floor : least false-positive and false-negative rate, in (0, 1/2).  goal : a row is finished, too, when mu is shown to
-    be at most that or above it.
+    floor : least false-positive and false-negative rate, in (0, 1/2).  goal : a row is finished, too, when a narrow
+    bracket of mu is at most that, or when mu is above it.
     """
     size = floor.size
     everywhere = np.arange(size)
@@ -87,7 +89,8 @@ def gaussian_fit(
         high[rows] = np.minimum(high[rows], most)
         done = (high[rows] - low[rows] <= NARROW * high[rows]) | (turn == ROUNDS)
         if goal is not None:
-            done |= (high[rows] <= goal.mu[rows]) | (low[rows] > goal.mu[rows])
+            near = high[rows] - low[rows] <= goal.width * high[rows]
+            done |= (near & (high[rows] <= goal.mu[rows])) | (low[rows] > goal.mu[rows])
         if done.all():
             break
         rows, lines, ends = rows[~done], lines[:, :, ~done], ends[:, ~done]

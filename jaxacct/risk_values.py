@@ -136,10 +136,10 @@ def value_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple
         if left.size:
             mine, at = rows[left], (some.take(left), values[left])
             place = Place(begun.epsilon[mine], np.clip(goal[mine], 1e-9, 50.0))
-            wanted = MuGoal(goal[mine], place, deltas_near(*at, min(1e-4, unknown.rtol)))
+            wanted = MuGoal(goal[mine], place, deltas_near(*at, min(1e-4, unknown.rtol)), 0.5 * unknown.rtol)
             fit = gaussian_fit(deltas_at(*at), floor[mine], "certified", goal=wanted)
             ends[:, left] = fit.mu.lower, fit.mu.estimate, fit.mu.upper
-            status[left], epsilon[rows[left]] = fit.mu.status, fit.epsilon
+            status[left], epsilon[mine], begun.epsilon[mine] = fit.mu.status, fit.epsilon, fit.epsilon
         return Bounds(ends[0], ends[1], ends[2], "certified", status, "tradeoff")
 
     near = np.where(np.isfinite(begin.value), begin.value, np.sqrt(unknown.limits[0]) * np.sqrt(unknown.limits[1]))
