@@ -1,4 +1,4 @@
-"""Certified deltas of many runs, at several epsilons of each that are near each other: on one contour where that serves."""
+"""Certified deltas of many runs at several epsilons of each that are near each other, on one contour for each run."""
 
 from __future__ import annotations
 
@@ -33,9 +33,12 @@ def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float
             one_contour &= ~(kinds.closed_form | kinds.two_steps | kinds.beyond_kernels | kinds.nearly_always_sampled)
             rows = np.flatnonzero(one_contour)
             if rows.size:
-                found = delta_about(parts.take(rows), epsilon[:, rows].T, ends[0][:, rows].T, WIDTH * rtol, TOLERANCE * rtol)
+                found = delta_about(
+                    parts.take(rows), epsilon[:, rows].T, ends[0][:, rows].T, WIDTH * rtol, TOLERANCE * rtol
+                )
                 ends[:, :, rows] = np.maximum(ends[:, :, rows], np.stack(found).transpose(0, 2, 1))
-    one_contour &= np.all(ends[2] - ends[0] <= rtol * ends[2], axis=0)
+    # an upper end of 0 always looks narrow
+    one_contour &= np.all((ends[2] - ends[0] <= rtol * ends[2]) & (ends[2] > 0.0), axis=0)
     ends *= 1.0 + 4.0 * ROUNDOFF * np.array([-1.0, 0.0, 1.0])[:, None, None]
     left = np.flatnonzero(~one_contour)
     if left.size:

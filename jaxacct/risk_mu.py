@@ -31,6 +31,10 @@ ADDED_TO_GOAL = 6
 """The same where mu need only be shown to be at most a goal, which many cells may miss at first."""
 NEAREST_TANGENT = 0.004
 """Distance in eps of the two steepest tangents, over that of the steepest and eps = 0, where there is a goal."""
+FAR_TANGENTS = 7
+"""How many of these, the flattest, are not near the others."""
+TOGETHER = 0.8
+"""Spread in eps of tangents that are near each other, in deviations of the loss."""
 KNOWN_WIDTH = 0.004
 """Distance of the three values around a place that is known, in deviations of the loss: twice what it may be off."""
 NARROW = 2e-7
@@ -77,8 +81,8 @@ def gaussian_fit(
     if goal is not None:  # mu is nearly always largest at the floor, and what is shown elsewhere must not be larger
         shares = np.append(1.0 - np.geomspace(1.0, NEAREST_TANGENT, TANGENTS - 1), 1.0)
     epsilon = last * shares[:, None]
-    found = deltas(epsilon, everywhere)
-    lines = np.stack([epsilon, np.asarray(found.lower), np.asarray(found.upper)])
+    far = 0 if goal is None else FAR_TANGENTS
+    lines = np.concatenate([_lines(deltas, part, everywhere, goal) for part in (epsilon[:far], epsilon[far:])], axis=1)
     low = np.maximum(_distance(rate.low, floor, -1.0), _on_diagonal(0.5 * (1.0 - lines[1, 0]), -1.0))
     # only then is the floor in the range of the claim
     low = np.where(1.0 - rate.high >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)
@@ -95,7 +99,7 @@ def gaussian_fit(
             break
         rows, lines, ends = rows[~done], lines[:, :, ~done], ends[:, ~done]
         worst = np.argpartition(-ends, added, axis=0)[:added]
-        lines = with_more(deltas, lines, worst, rows)
+        lines = _with(lines, _lines(deltas, _between(lines, worst), rows, goal))
     low = np.nan_to_num(low)
     agree = low <= high  # of ends that contradict each other neither is used
     low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf)
@@ -165,9 +169,27 @@ def _largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nd
 
 def with_more(deltas: Deltas, lines: np.ndarray, cells: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The tangents of some rows with others between tangents c and c + 1, for the (R, n) numbers c in `cells`."""
-    added = 0.5 * (np.take_along_axis(lines[0], cells, axis=0) + np.take_along_axis(lines[0], cells + 1, axis=0))
-    found = deltas(added, rows)
-    more = np.stack([added, np.asarray(found.lower), np.asarray(found.upper)])
+    return _with(lines, _lines(deltas, _between(lines, cells), rows, None))
+
+
+def _between(lines: np.ndarray, cells: np.ndarray) -> np.ndarray:
+    return 0.5 * (np.take_along_axis(lines[0], cells, axis=0) + np.take_along_axis(lines[0], cells + 1, axis=0))
+
+
+def _with(lines: np.ndarray, more: np.ndarray) -> np.ndarray:
     together = np.concatenate([lines, more], axis=1)
     order = np.argsort(together[0], axis=0, kind="stable")
     return np.take_along_axis(together, order[None], axis=1)
+
+
+def _lines(deltas: Deltas, epsilon: np.ndarray, rows: np.ndarray, goal: Goal | None) -> np.ndarray:
+    """(eps, lower and upper delta) of tangents, each (K, n)."""
+    lines = np.stack([epsilon, epsilon, epsilon])
+    close = np.zeros(rows.size, bool)
+    if goal is not None and epsilon.size:
+        close = np.ptp(epsilon, axis=0) <= TOGETHER * goal.place.deviation[rows]
+    for some, ask in ((np.flatnonzero(~close), deltas), (np.flatnonzero(close), goal.near if goal else deltas)):
+        if some.size and epsilon.size:
+            found = ask(epsilon[:, some], rows[some])
+            lines[1][:, some], lines[2][:, some] = found.lower, found.upper
+    return lines

@@ -137,12 +137,12 @@ def test_the_best_eps_of_a_rate_is_the_same_in_both_namespaces_and_balances_the_
     arguments = np.ones(ROWS), log_q, log_n, np.zeros(ROWS), np.full(ROWS, 2.0), np.log(goal), np.log(fpr)
     tolerance, static = np.full(ROWS, np.log(1e-7)), {"points": 192, "count": 64}
     with np.errstate(all="ignore"):
-        found = rate_calibration.solve(*arguments, tolerance, **static)
-    other = on_jax(partial(rate_calibration.solve, **static), *arguments, tolerance)
+        found = rate_calibration.solve(*arguments, tolerance, **static, steps=4)
+    other = on_jax(partial(rate_calibration.solve, **static, steps=4), *arguments, tolerance)
     for one, two in zip(found[:2], other[:2], strict=True):  # the nodes needed are rounded up to one of a few numbers
         np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6)
-    eps, x, moved, need = found
-    assert np.all(moved < 1e-3) and np.all(need <= 64)
+    eps, x, moved, off, slope, need = found
+    assert np.all(moved < 1e-3) and np.all(np.abs(off) < 1e-4) and np.all(slope < 0.0) and np.all(need <= 64)
     one = np.ones(ROWS)
     with np.errstate(all="ignore"):
         at = calibration.single(one, x, log_q, log_n)

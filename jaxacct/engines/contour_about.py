@@ -20,10 +20,11 @@ def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width
     """Brackets of the finite part of delta, 0 and 1 where nothing is known; every array (B, K).
 
     epsilon : at least 0; those of a row should be within about a deviation of the loss.
-    floor : an upper end at most this is not refined.  width : relative width at which a bracket is narrow enough.  tolerance : size of
-    images and cut-off terms relative to delta.
+    floor : an upper end at most this is not refined.
+    width : relative width at which a bracket is narrow enough.
+    tolerance : size of images and cut-off terms relative to delta.
     """
-    size, middle = epsilon.shape[0], 0.5 * (np.min(epsilon, axis=1) + np.max(epsilon, axis=1))
+    middle = 0.5 * (np.min(epsilon, axis=1) + np.max(epsilon, axis=1))
     answer = Answer(np.zeros(epsilon.shape), np.full(epsilon.shape, np.nan), np.ones(epsilon.shape))
     answer.upper[epsilon > reach(parts).largest_loss[:, None]] = 0.0
     due = np.where(np.all(answer.upper <= floor, axis=1), len(RUNGS), 0)
@@ -56,9 +57,7 @@ def _from_logs(low: np.ndarray, high: np.ndarray, ok: np.ndarray) -> tuple[np.nd
     return lower, upper
 
 
-def _agreed(
-    parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _agreed(parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The ends where no quick theorem contradicts them, else 0 and 1."""
     for column, target in enumerate(epsilon.T):
         least, most = quick_bounds.limits("delta", parts, target, np.zeros(target.size))

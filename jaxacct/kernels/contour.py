@@ -128,7 +128,7 @@ def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int)
 def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, points: int, count: int) -> Bracketed:
     """The same at several eps, `around`: (K,), on the one contour that is placed for `epsilon`; `needs` has (1, 2).
 
-    Every end holds wherever the contour is.  The ends are narrow where eps is within some share of the loss's deviation.
+    Every end holds wherever the contour is.  The ends are narrow within about a deviation of the loss.
     """
     point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
     return _bracketed(lifted_nodes(nodes_for(law, point, epsilon, log_tol, points, count)), around)

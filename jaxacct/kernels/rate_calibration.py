@@ -102,9 +102,7 @@ def solve(
         return xp.where(trusted, fresh, slope)
 
     nothing = 0.0 * x
-    x, epsilon, slope, last, dx, moved = repeat(
-        xp, steps, step, (x, epsilon, slope, nothing, nothing, nothing)
-    )
+    x, epsilon, slope, last, dx, moved = repeat(xp, steps, step, (x, epsilon, slope, nothing, nothing, nothing))
     epsilon = xp.maximum(epsilon, 0.0)
     off, _, _ = at(x, epsilon)
     slope = steeper(off, last, dx, slope)
