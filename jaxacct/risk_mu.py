@@ -103,7 +103,8 @@ def gaussian_fit(
     low = np.nan_to_num(low)
     agree = low <= high  # of ends that contradict each other neither is used
     low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf)
-    status = np.where(agree, np.where(high - low <= 1e-4 * high, "ok", "width"), "contradiction")
+    narrow = np.isfinite(high) & (high - low <= 1e-4 * high)
+    status = np.where(agree, np.where(narrow, "ok", "width"), "contradiction")
     mu = Bounds(low if kind == "certified" else 0.0 * low, high, high, kind, status, "tradeoff")
     return GaussianFit(mu, first, last)
 
