@@ -150,3 +150,23 @@ def test_the_best_eps_of_a_rate_is_the_same_in_both_namespaces_and_balances_the_
     rates = [np.exp(value) + np.exp(eps + shift) * fpr for value, shift in zip(values, (-1e-3, 0.0, 1e-3), strict=True)]
     np.testing.assert_allclose(rates[1], goal, rtol=2e-3)  # the noise is solved for anew at that eps
     assert np.all(rates[1] <= np.minimum(rates[0], rates[2]) * (1.0 + 1e-5))
+
+
+def test_deltas_on_one_contour_are_those_of_single_contours_in_both_namespaces():
+    one, sigma = np.ones(ROWS), np.random.default_rng(5).uniform(0.8, 1.2, ROWS)
+    arguments = one, np.log(sigma), np.log(0.02 * one), np.log(2000.0 * one)
+    around, static = np.array([0.8, 1.0, 1.3]) * one[:, None], {"points": 64, "count": 32}
+    tolerance = np.log(1e-7) * one
+
+    def kernel(*arrays):
+        return contour.delta_about(calibration.single(*arrays[:4]), *arrays[4:], **static)
+
+    with np.errstate(all="ignore"):
+        found = kernel(*arguments, one, around, tolerance)
+        single = [contour.delta(calibration.single(*arguments), eps, tolerance, **static) for eps in around.T]
+    other = on_jax(kernel, *arguments, one, around, tolerance)
+    np.testing.assert_allclose(found.estimate, other[1], rtol=1e-9)
+    for column, alone in enumerate(single):
+        good = found.ok[:, column] & alone.ok
+        assert good.sum() >= ROWS // 2
+        assert np.all((found.lower[:, column] <= alone.upper)[good] & (alone.lower <= found.upper[:, column])[good])
