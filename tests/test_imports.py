@@ -73,6 +73,7 @@ ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "d
     "mechanism_calibration",
     "real_profile",
     "risk_calibration",
+    "risk_deltas",
     "risk_mu",
     "risk_rates",
     "risk_regret",
