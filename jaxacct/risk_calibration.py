@@ -20,7 +20,7 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.risk_rates import Place, rate_at
 from jaxacct.risk_search import Target
 from jaxacct.risk_targets import RiskTarget, above, flat_values, rate_of
-from jaxacct.risk_values import Unknown, deltas_at, value_for, value_for_mu, value_for_rate
+from jaxacct.risk_values import Unknown, deltas_near, value_for, value_for_mu, value_for_rate
 from jaxacct.validation import SIDED, options, refuse_tracers
 
 __all__ = ["calibrated_to_risk", "posterior_of"]
@@ -146,7 +146,7 @@ def _to_rate(task: Unknown, name: str, flat: dict[str, np.ndarray], shape: tuple
         one = task._replace(relation="add_one" if task.relation == "add_one" else "remove_one").take(rows)
         mu = np.clip(np.nan_to_num(-ndtri(fpr[rows]) + ndtri(np.minimum(goal[rows], 1.0 - 1e-12)), nan=1.0), 1e-9, 50)
         place = Place(np.maximum(target.epsilon[rows], ABOUT * mu), mu)
-        bracket = rate_at(deltas_at(one, found.value[rows], ROUGH), place, fpr[rows], ABOUT)
+        bracket = rate_at(deltas_near(one, found.value[rows], ROUGH), place, fpr[rows], ABOUT)
         low[rows] = np.maximum(bracket.low, fpr[rows])
     agree = ~(low > high)  # ends that contradict each other claim nothing
     high = np.where(agree, high, 1.0)

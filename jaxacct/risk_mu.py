@@ -15,9 +15,9 @@ from scipy.special import ndtri
 
 from jaxacct.bounds import Bounds
 from jaxacct.floats import ROUNDOFF
-from jaxacct.risk_rates import Deltas, Place, best_epsilon, rate_at
+from jaxacct.risk_rates import Deltas, Place, Rates, best_epsilon, rate_at
 
-__all__ = ["GaussianFit", "gaussian_fit", "with_more"]
+__all__ = ["GaussianFit", "Goal", "gaussian_fit", "with_more"]
 
 TANGENTS = 13
 """Tangents of the first round, evenly spread in eps from 0 to the best one at the floor."""
@@ -27,6 +27,16 @@ ROUNDS = 14
 """How often tangents are added where the bound is largest."""
 ADDED = 3
 """Tangents added to a row in a round."""
+ADDED_TO_GOAL = 6
+"""The same where mu need only be shown to be at most a goal, which many cells may miss at first."""
+NEAREST_TANGENT = 0.004
+"""Distance in eps of the two steepest tangents, over that of the steepest and eps = 0, where there is a goal."""
+FAR_TANGENTS = 7
+"""How many of these, the flattest, are not near the others."""
+TOGETHER = 0.8
+"""Spread in eps of tangents that are near each other, in deviations of the loss."""
+KNOWN_WIDTH = 0.004
+"""Distance of the three values around a place that is known, in deviations of the loss: twice what it may be off."""
 NARROW = 2e-7
 """A row is finished when its bracket of mu is relatively this narrow."""
 ROUNDING = 1e-13
@@ -43,40 +53,77 @@ class GaussianFit(NamedTuple):
     """The eps of the best tangent at the floor."""
 
 
-def gaussian_fit(deltas: Deltas, floor: np.ndarray, kind: str, start: Place | None = None) -> GaussianFit:
+class Goal(NamedTuple):
+    """A mu that is to be shown, row by row, and where the best place at the floor is thought to be."""
+
+    mu: np.ndarray
+    place: Place
+    near: Deltas
+    """The deltas, quicker, where the epsilons of a row are near each other."""
+    width: float
+    """Relative width of a bracket that is narrow enough."""
+
+
+def gaussian_fit(
+    deltas: Deltas, floor: np.ndarray, kind: str, start: Place | None = None, goal: Goal | None = None
+) -> GaussianFit:
     """mu of rows whose `deltas` are those of a relation that is its own reverse.
 
-    floor : least false-positive and false-negative rate, in (0, 1/2).
+    floor : least false-positive and false-negative rate, in (0, 1/2).  goal : a row is finished, too, when a narrow
+    bracket of mu is at most that, or when mu is above it.
     """
     size = floor.size
     everywhere = np.arange(size)
-    place = best_epsilon(deltas, floor, start)
-    rate = rate_at(deltas, place, floor)
+    place, rate = _at_floor(deltas, floor, start, goal)
     # without a lower end the place may be on either side of a jump of Q(L > eps)
     last = np.maximum(place.epsilon, 1e-9) * np.where(rate.low > floor, 1.0, STRETCH)
-    epsilon = last * np.linspace(0.0, 1.0, TANGENTS)[:, None]
-    found = deltas(epsilon, everywhere)
-    lines = np.stack([epsilon, np.asarray(found.lower), np.asarray(found.upper)])
+    shares = np.linspace(0.0, 1.0, TANGENTS)
+    if goal is not None:  # mu is nearly always largest at the floor, and what is shown elsewhere must not be larger
+        shares = np.append(1.0 - np.geomspace(1.0, NEAREST_TANGENT, TANGENTS - 1), 1.0)
+    epsilon = last * shares[:, None]
+    far = 0 if goal is None else FAR_TANGENTS
+    lines = np.concatenate([_lines(deltas, part, everywhere, goal) for part in (epsilon[:far], epsilon[far:])], axis=1)
     low = np.maximum(_distance(rate.low, floor, -1.0), _on_diagonal(0.5 * (1.0 - lines[1, 0]), -1.0))
     # only then is the floor in the range of the claim
     low = np.where(1.0 - rate.high >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)
     high = np.full(size, np.inf)
-    rows, first = everywhere, lines
+    rows, first, added = everywhere, lines, ADDED if goal is None else ADDED_TO_GOAL
     for turn in range(ROUNDS + 1):
         most, ends = _largest_mu(lines, floor[rows])
         high[rows] = np.minimum(high[rows], most)
         done = (high[rows] - low[rows] <= NARROW * high[rows]) | (turn == ROUNDS)
+        if goal is not None:
+            near = high[rows] - low[rows] <= goal.width * high[rows]
+            done |= (near & (high[rows] <= goal.mu[rows])) | (low[rows] > goal.mu[rows])
         if done.all():
             break
         rows, lines, ends = rows[~done], lines[:, :, ~done], ends[:, ~done]
-        worst = np.argpartition(-ends, ADDED, axis=0)[:ADDED]
-        lines = with_more(deltas, lines, worst, rows)
+        worst = np.argpartition(-ends, added, axis=0)[:added]
+        lines = _with(lines, _lines(deltas, _between(lines, worst), rows, goal))
     low = np.nan_to_num(low)
     agree = low <= high  # of ends that contradict each other neither is used
     low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf)
-    status = np.where(agree, np.where(high - low <= 1e-4 * high, "ok", "width"), "contradiction")
+    narrow = np.isfinite(high) & (high - low <= 1e-4 * high)
+    status = np.where(agree, np.where(narrow, "ok", "width"), "contradiction")
     mu = Bounds(low if kind == "certified" else 0.0 * low, high, high, kind, status, "tradeoff")
     return GaussianFit(mu, first, last)
+
+
+def _at_floor(deltas: Deltas, floor: np.ndarray, start: Place | None, goal: Goal | None) -> tuple[Place, Rates]:
+    """The best place at the floor, and the bracket of the true-positive rate there."""
+    if goal is None:
+        place = best_epsilon(deltas, floor, start)
+        return place, rate_at(deltas, place, floor)
+    place = Place(goal.place.epsilon.copy(), goal.place.deviation.copy())
+    rate = rate_at(goal.near, place, floor, KNOWN_WIDTH)
+    left = np.flatnonzero(~(rate.low > floor))
+    if left.size:  # it is not where it was thought to be
+        some = lambda epsilon, rows: deltas(epsilon, left[rows])
+        found = best_epsilon(some, floor[left], Place(place.epsilon[left], place.deviation[left]))
+        place.epsilon[left], place.deviation[left] = found
+        for end, new in zip(rate, rate_at(some, found, floor[left]), strict=True):
+            end[left] = new
+    return place, rate
 
 
 def _distance(rate: np.ndarray, fpr: np.ndarray, turn: float) -> np.ndarray:
@@ -123,9 +170,27 @@ def _largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nd
 
 def with_more(deltas: Deltas, lines: np.ndarray, cells: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The tangents of some rows with others between tangents c and c + 1, for the (R, n) numbers c in `cells`."""
-    added = 0.5 * (np.take_along_axis(lines[0], cells, axis=0) + np.take_along_axis(lines[0], cells + 1, axis=0))
-    found = deltas(added, rows)
-    more = np.stack([added, np.asarray(found.lower), np.asarray(found.upper)])
+    return _with(lines, _lines(deltas, _between(lines, cells), rows, None))
+
+
+def _between(lines: np.ndarray, cells: np.ndarray) -> np.ndarray:
+    return 0.5 * (np.take_along_axis(lines[0], cells, axis=0) + np.take_along_axis(lines[0], cells + 1, axis=0))
+
+
+def _with(lines: np.ndarray, more: np.ndarray) -> np.ndarray:
     together = np.concatenate([lines, more], axis=1)
     order = np.argsort(together[0], axis=0, kind="stable")
     return np.take_along_axis(together, order[None], axis=1)
+
+
+def _lines(deltas: Deltas, epsilon: np.ndarray, rows: np.ndarray, goal: Goal | None) -> np.ndarray:
+    """(eps, lower and upper delta) of tangents, each (K, n)."""
+    lines = np.stack([epsilon, epsilon, epsilon])
+    close = np.zeros(rows.size, bool)
+    if goal is not None and epsilon.size:
+        close = np.ptp(epsilon, axis=0) <= TOGETHER * goal.place.deviation[rows]
+    for some, ask in ((np.flatnonzero(~close), deltas), (np.flatnonzero(close), goal.near if goal else deltas)):
+        if some.size and epsilon.size:
+            found = ask(epsilon[:, some], rows[some])
+            lines[1][:, some], lines[2][:, some] = found.lower, found.upper
+    return lines

@@ -11,7 +11,7 @@ import numpy as np
 from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.calibration_start import NEARLY, PLAIN_FOR_DELTA, TOLERANCE, Goal, calibration_start
-from jaxacct.certified_search import Found, Search, certified_search
+from jaxacct.certified_search import AIM, Found, Search, Start, certified_search
 from jaxacct.dp_sgd_calibration import INFEASIBLE, NOISE_RANGE, started
 from jaxacct.engines.backend import evaluate
 from jaxacct.engines.contour import no_hint
@@ -33,8 +33,14 @@ ROUGH_DELTA = 1e-3
 """rtol of the deltas from which it is guessed; their estimates are better than that."""
 LARGEST_MOVE = 2.0
 """Longest move of eps from the best of these places, over their distance."""
-SETTLED = 1e-3
-"""Last step of the kernel below which its eps is taken; the noise is solved for anew."""
+SETTLED = 0.01
+"""Last step of the kernel in eps, times c, below which its eps is taken: the noise changes by the square of that."""
+STEPS, MORE_STEPS = 4, 7
+"""Steps of the kernel on the contour integral, and on the last rung, where the first approximation is poor."""
+CLOSE = 1e-4
+"""Last step of the kernel in x below which its noise is taken; else it is solved for anew at that eps."""
+CUT_SHORT = 4.0
+"""Of how many times the nodes of the last rung an eps may need: what is cut off hardly moves it."""
 
 
 class Target(NamedTuple):
@@ -44,17 +50,48 @@ class Target(NamedTuple):
     delta: np.ndarray
 
 
+class _Solved(NamedTuple):
+    """What the solve for eps and the noise together has found, row by row."""
+
+    noise: np.ndarray
+    slope: np.ndarray
+    """d log delta/d log noise."""
+    rung: np.ndarray
+    """Of the contour."""
+    close: np.ndarray
+    """Whether the noise is near enough to be certified as it is."""
+
+
 def noise_for(
-    flat: dict[str, np.ndarray], target: Target, relation: str, rtol: float, noise: np.ndarray | None
+    flat: dict[str, np.ndarray],
+    target: Target,
+    relation: str,
+    rtol: float,
+    noise: np.ndarray | None,
+    solved: _Solved | None = None,
 ) -> Found:
     """The least noise for which the certified delta at the target's eps is at most the target's delta.
 
-    noise : where the search begins, if that is known.
+    noise : where the search begins, if that is known.  solved : rows of it that need no solve.
     """
     q, steps = flat["sampling_probability"], flat["steps"]
     size, effort = q.size, account.effort_of_search(rtol)
     known = {"sampling_probability": q, "steps": steps}
     goal = Goal("noise_multiplier", *target, known, NOISE_RANGE, relation, rtol, no_hint(size), noise, True)
+
+    def start(rows: np.ndarray) -> Start:
+        if solved is None:
+            return started(goal, rows)
+        close = solved.close[rows]
+        slope = solved.slope[rows]
+        aimed = np.log(solved.noise[rows]) - np.where(close, AIM * rtol / np.where(close, slope, 1.0), 0.0)
+        begin = Start(aimed, np.where(close, target.delta[rows] * slope, 0.0), close)
+        there, left = rows[close], np.flatnonzero(~close)
+        goal.hint.near[there], goal.hint.rung[there] = np.log(target.delta[there]), solved.rung[there]
+        if left.size:
+            for column, found in zip(begin, started(goal, rows[left]), strict=True):
+                column[left] = found
+        return begin
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
         run, hint = dp_sgd(values, q[rows], steps[rows]), jax.tree.map(itemgetter(rows), goal.hint)
@@ -70,7 +107,7 @@ def noise_for(
         infeasible=INFEASIBLE["noise_multiplier"],
         privates_first=q == 0.0,
     )
-    return certified_search(search, lambda rows: started(goal, rows))
+    return certified_search(search, start)
 
 
 def noise_for_rate(
@@ -85,17 +122,18 @@ def noise_for_rate(
     # of mu-Gaussian DP: the loss at the threshold of the best test
     mu = ndtri(goal) - ndtri(fpr)
     epsilon = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)
-    noise, solved = _by_contour(flat, goal, fpr, mu, epsilon, relation)
+    solved, settled = _by_contour(flat, goal, fpr, mu, epsilon, relation)
+    noise = solved.noise
     full = flat["sampling_probability"] == 1.0  # mu-Gaussian DP itself: that eps is the best one
-    alone = np.sqrt(flat["steps"]) / np.maximum(mu, 1e-300)
-    noise = np.where(full, np.clip(alone, *NOISE_RANGE), noise)
+    solved.close[full] = False
+    noise[full] = np.clip(np.sqrt(flat["steps"]) / np.maximum(mu, 1e-300), *NOISE_RANGE)[full]
     epsilon = np.where(full, np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0), epsilon)
-    left = np.flatnonzero(~(solved | full))
+    left = np.flatnonzero(~(settled | full))
     if left.size:
         some = {name: column[left] for name, column in flat.items()}
         epsilon[left], noise[left] = _by_rounds(some, goal[left], fpr[left], mu[left], epsilon[left], relation)
     target = _target_of_rate(epsilon, goal, fpr)
-    return noise_for(flat, target, relation, rtol, noise), target
+    return noise_for(flat, target, relation, rtol, noise, solved), target
 
 
 @np.errstate(all="ignore")  # a guess that is not a number is not used
@@ -106,10 +144,11 @@ def _by_contour(
     mu: np.ndarray,
     epsilon: np.ndarray,
     relation: str,
-) -> tuple[np.ndarray, np.ndarray]:
-    """(noise, whether it and the best eps were found), on the plain contour; `epsilon` is replaced where they were."""
+) -> tuple[_Solved, np.ndarray]:
+    """(what is found on the plain contour, whether the best eps is); `epsilon` is replaced where it is."""
     q, steps = flat["sampling_probability"], flat["steps"]
-    noise, solved = np.ones(q.size), np.zeros(q.size, bool)
+    settled = np.zeros(q.size, bool)
+    solved = _Solved(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), np.zeros(q.size, bool))
     x = np.clip(np.nan_to_num(-0.5 * np.log(np.log1p(mu**2 / (q**2 * steps)))), *np.log(NOISE_RANGE))
     # the slope at the best eps of mu-Gaussian DP: e^eps a / delta
     share = np.clip(np.exp(epsilon) * fpr / goal, 0.01, 0.99)
@@ -123,18 +162,25 @@ def _by_contour(
         np.log(fpr),
         np.full(q.size, np.log(TOLERANCE)),
     )
-    for rung in PLAIN_FOR_DELTA:
-        rows = np.flatnonzero(~solved & (q > 0.0))
+    due = np.where(q > 0.0, 0, len(PLAIN_FOR_DELTA))
+    for step, rung in enumerate(PLAIN_FOR_DELTA):
+        rows = np.flatnonzero(due == step)
         if rows.size == 0:
-            break
+            continue
         part = tuple(column[rows] for column in arguments)
-        found = evaluate(rate_calibration.solve, part, rows.size, rung.chunk, points=rung.points, count=rung.nodes)
-        at, x, moved, need = found
-        good = (np.abs(moved) < SETTLED) & (need <= NEARLY * rung.nodes) & np.isfinite(at) & np.isfinite(x)
+        last = step == len(PLAIN_FOR_DELTA) - 1
+        static = {"points": rung.points, "count": rung.nodes, "steps": MORE_STEPS if last else STEPS}
+        at, x, moved, off, slope, need = evaluate(rate_calibration.solve, part, rows.size, rung.chunk, **static)
+        fits = need <= NEARLY * rung.nodes
+        good = (moved < SETTLED) & (fits | (last & (need <= CUT_SHORT * rung.nodes))) & np.isfinite(at)
         good &= (at < np.log(goal[rows] / fpr[rows])) & (x > np.log(NOISE_RANGE[0])) & (x < np.log(NOISE_RANGE[1]))
-        rows = rows[good]
-        epsilon[rows], noise[rows], solved[rows] = np.maximum(at[good], 0.0), np.exp(x[good]), True
-    return noise, solved
+        close = good & fits & (np.abs(off) < CLOSE) & (slope < 0.0)
+        wanted = np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need)
+        due[rows] = np.where(good, len(PLAIN_FOR_DELTA), np.maximum(wanted, step + 1))
+        for column, new in zip(solved, (np.exp(x), slope, np.full(rows.size, step), close), strict=True):
+            column[rows[good]] = new[good]
+        epsilon[rows[good]], settled[rows] = at[good], good
+    return solved, settled
 
 
 def _by_rounds(

@@ -16,11 +16,13 @@ from jaxacct.engines.contour import no_hint
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.real_profile import delta_at_any
+from jaxacct.risk_deltas import deltas_about
+from jaxacct.risk_mu import Goal as MuGoal
 from jaxacct.risk_mu import gaussian_fit
 from jaxacct.risk_rates import Deltas, Place, best_epsilon
 from jaxacct.risk_search import Target, noise_for, noise_for_rate
 
-__all__ = ["Unknown", "deltas_at", "value_for", "value_for_mu", "value_for_rate"]
+__all__ = ["Unknown", "deltas_at", "deltas_near", "value_for", "value_for_mu", "value_for_rate"]
 
 ROUNDS = 3
 """How often the eps of a true-positive rate is moved to where it says most."""
@@ -51,6 +53,17 @@ def deltas_at(unknown: Unknown, values: np.ndarray, rtol: float | None = None) -
     def deltas(epsilon: np.ndarray, rows: np.ndarray) -> Bounds:
         run = dp_sgd(**{name: column[rows] for name, column in fields.items()})
         return delta_at_any(run, epsilon, unknown.relation, rtol=width)
+
+    return deltas
+
+
+def deltas_near(unknown: Unknown, values: np.ndarray, rtol: float) -> Deltas:
+    """The same, quicker, where the epsilons of a row are near each other."""
+    fields = unknown.known | {unknown.name: values}
+
+    def deltas(epsilon: np.ndarray, rows: np.ndarray) -> Bounds:
+        run = dp_sgd(**{name: column[rows] for name, column in fields.items()})
+        return deltas_about(run, epsilon, unknown.relation, rtol)
 
     return deltas
 
@@ -106,7 +119,7 @@ def value_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple
     both = unknown._replace(relation="add_or_remove_one")  # mu is of both directions
     with np.errstate(all="ignore"):
         rate = np.clip(ndtr(ndtri(floor) + goal), np.minimum(1.001 * floor, 0.9), 1.0 - 1e-12)
-        begin, _ = value_for_rate(both._replace(rtol=max(unknown.rtol, 1e-6)), rate, floor)
+        begin, begun = value_for_rate(both._replace(rtol=max(unknown.rtol, 1e-6)), rate, floor)
     nothing = np.zeros(goal.shape)
     task = _goal(both, Target(nothing, nothing))
     epsilon = np.full(goal.shape, np.nan)
@@ -121,9 +134,12 @@ def value_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple
         left = np.flatnonzero(~exact)
         status = np.full(rows.size, "ok", "<U16")
         if left.size:
-            fit = gaussian_fit(deltas_at(some.take(left), values[left]), floor[rows[left]], "certified")
+            mine, at = rows[left], (some.take(left), values[left])
+            place = Place(begun.epsilon[mine], np.clip(goal[mine], 1e-9, 50.0))
+            wanted = MuGoal(goal[mine], place, deltas_near(*at, min(1e-4, unknown.rtol)), 0.5 * unknown.rtol)
+            fit = gaussian_fit(deltas_at(*at), floor[mine], "certified", goal=wanted)
             ends[:, left] = fit.mu.lower, fit.mu.estimate, fit.mu.upper
-            status[left], epsilon[rows[left]] = fit.mu.status, fit.epsilon
+            status[left], epsilon[mine], begun.epsilon[mine] = fit.mu.status, fit.epsilon, fit.epsilon
         return Bounds(ends[0], ends[1], ends[2], "certified", status, "tradeoff")
 
     near = np.where(np.isfinite(begin.value), begin.value, np.sqrt(unknown.limits[0]) * np.sqrt(unknown.limits[1]))

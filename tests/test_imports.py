@@ -75,6 +75,7 @@ ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "d
     "real_profile",
     "replaced_record",
     "risk_calibration",
+    "risk_deltas",
     "risk_mu",
     "risk_rates",
     "risk_regret",

@@ -137,12 +137,12 @@ def test_the_best_eps_of_a_rate_is_the_same_in_both_namespaces_and_balances_the_
     arguments = np.ones(ROWS), log_q, log_n, np.zeros(ROWS), np.full(ROWS, 2.0), np.log(goal), np.log(fpr)
     tolerance, static = np.full(ROWS, np.log(1e-7)), {"points": 192, "count": 64}
     with np.errstate(all="ignore"):
-        found = rate_calibration.solve(*arguments, tolerance, **static)
-    other = on_jax(partial(rate_calibration.solve, **static), *arguments, tolerance)
+        found = rate_calibration.solve(*arguments, tolerance, **static, steps=4)
+    other = on_jax(partial(rate_calibration.solve, **static, steps=4), *arguments, tolerance)
     for one, two in zip(found[:2], other[:2], strict=True):  # the nodes needed are rounded up to one of a few numbers
         np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6)
-    eps, x, moved, need = found
-    assert np.all(moved < 1e-3) and np.all(need <= 64)
+    eps, x, moved, off, slope, need = found
+    assert np.all(moved < 1e-3) and np.all(np.abs(off) < 1e-4) and np.all(slope < 0.0) and np.all(need <= 64)
     one = np.ones(ROWS)
     with np.errstate(all="ignore"):
         at = calibration.single(one, x, log_q, log_n)
@@ -150,3 +150,23 @@ def test_the_best_eps_of_a_rate_is_the_same_in_both_namespaces_and_balances_the_
     rates = [np.exp(value) + np.exp(eps + shift) * fpr for value, shift in zip(values, (-1e-3, 0.0, 1e-3), strict=True)]
     np.testing.assert_allclose(rates[1], goal, rtol=2e-3)  # the noise is solved for anew at that eps
     assert np.all(rates[1] <= np.minimum(rates[0], rates[2]) * (1.0 + 1e-5))
+
+
+def test_deltas_on_one_contour_are_those_of_single_contours_in_both_namespaces():
+    one, sigma = np.ones(ROWS), np.random.default_rng(5).uniform(0.8, 1.2, ROWS)
+    arguments = one, np.log(sigma), np.log(0.02 * one), np.log(2000.0 * one)
+    around, static = np.array([0.8, 1.0, 1.3]) * one[:, None], {"points": 64, "count": 32}
+    tolerance = np.log(1e-7) * one
+
+    def kernel(*arrays):
+        return contour.delta_about(calibration.single(*arrays[:4]), *arrays[4:], **static)
+
+    with np.errstate(all="ignore"):
+        found = kernel(*arguments, one, around, tolerance)
+        single = [contour.delta(calibration.single(*arguments), eps, tolerance, **static) for eps in around.T]
+    other = on_jax(kernel, *arguments, one, around, tolerance)
+    np.testing.assert_allclose(found.estimate, other[1], rtol=1e-9)
+    for column, alone in enumerate(single):
+        good = found.ok[:, column] & alone.ok
+        assert good.sum() >= ROWS // 2
+        assert np.all((found.lower[:, column] <= alone.upper)[good] & (alone.lower <= found.upper[:, column])[good])

@@ -8,7 +8,7 @@ from helpers import refusal
 from scipy.stats import norm
 
 import jaxacct as ja
-from jaxacct.risk_mu import gaussian_fit
+from jaxacct.risk_mu import Goal, gaussian_fit
 from jaxacct.risk_rates import Place, best_epsilon, rate_at
 from jaxacct.risk_regret import _cells
 
@@ -188,3 +188,29 @@ def test_regret_between_values_of_delta_that_are_near():
         cells, _ = _cells(epsilon, exact * (1 - 1e-15), exact * (1 + 1e-15), gaussian)
         ends = 0.5 * (gaussian - exact)
         assert np.all(cells >= np.maximum(ends[:-1], ends[1:]) * (1 - 1e-9))
+
+
+def test_deltas_that_are_no_number_never_meet_a_goal():
+    def deltas(epsilon, rows):
+        nothing = np.full(epsilon.shape, np.nan)
+        return ja.Bounds(nothing, nothing, nothing, "certified", "failed")
+
+    goal = Goal(np.array([1.0, np.inf]), Place(np.array([6.0, 6.0]), np.ones(2)), deltas, 5e-5)
+    found = gaussian_fit(deltas, np.array([1e-10, 1e-10]), "certified", goal=goal).mu
+    assert np.all(found.upper == np.inf) and np.all(found.lower == 0.0) and not np.any(found.status == "ok")
+
+
+@pytest.mark.parametrize("wanted", (0.9, 1.0, 1.0 + 1e-5, 1.1))
+def test_mu_up_to_a_goal_holds(wanted):
+    # Gaussians of mu = 1, whose mu is the same everywhere: no tangent has room
+    def deltas(epsilon, rows):
+        exact = norm.sf(epsilon - 0.5) - np.exp(epsilon) * norm.sf(epsilon + 0.5)
+        return ja.Bounds(exact * (1 - 1e-9), exact, exact * (1 + 1e-9), "certified", "ok")
+
+    for off in (0.0, 0.01, 3.0):  # of the place that is thought to be the best
+        place = Place(np.array([-norm.ppf(1e-6) - 0.5 + off]), np.ones(1))
+        goal = Goal(np.array([wanted]), place, deltas, 5e-5)
+        found = gaussian_fit(deltas, np.array([1e-6]), "certified", goal=goal).mu
+        assert found.upper[0] >= 1.0 and found.lower[0] <= 1.0
+        if wanted < 1.0:
+            assert found.upper[0] > wanted  # a goal below the truth is never met

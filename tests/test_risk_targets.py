@@ -153,3 +153,33 @@ def test_rates_at_the_ends_of_float64_say_nothing_on_the_way():
     )
     assert found.ok.all() and np.all(found.risk.upper <= [0.5, 0.95])
     assert found.best.tolist() == [True, False]  # at eps = 0 a negative one might have said more
+
+
+def test_noise_for_a_rate_is_the_smallest_even_where_few_hits_are_expected():
+    # the profile's own reading, which searches its eps anew, shows more than the target a little below the noise
+    q, t, goal = np.array([1.65e-4, 4.6e-4, 2.4e-3, 0.05]), [66931, 40110, 5529, 1000], [0.0566, 0.0403, 0.0284, 0.2]
+    found = noise(target_tpr=goal, at_fpr=0.01, sampling_probability=q, steps=t)
+    assert found.ok.all() and found.best.all() and np.all(found.risk.upper <= goal)
+    assert np.all(found.risk.lower >= 0.98 * np.array(goal)) and np.all(np.asarray(found.risk.status) == "ok")
+    below = ja.profile(ja.dp_sgd(found.value * (1 - 2e-4), q, t)).tradeoff(0.01)
+    at = ja.profile(ja.dp_sgd(found.value, q, t)).tradeoff(0.01)
+    assert np.all(1.0 - below.upper > goal) and np.all(1.0 - at.upper <= goal)
+
+
+def test_noise_for_a_mu_is_the_smallest():
+    q, t, goal = np.array([0.01, 0.02, 0.2]), np.array([1000, 5000, 100]), [0.5, 0.9, 1.5]
+    found = noise(target_mu=goal, above_fpr=1e-6, sampling_probability=q, steps=t)
+    assert found.ok.all() and np.all(found.risk.upper <= goal)
+    assert np.all(found.risk.upper - found.risk.lower <= 1e-4 * found.risk.upper)
+    below = ja.profile(ja.dp_sgd(found.value * (1 - 1e-4), q, t)).gdp_mu(1e-6)
+    at = ja.profile(ja.dp_sgd(found.value, q, t)).gdp_mu(1e-6)
+    assert np.all(below.lower > goal) and np.all(at.lower <= goal) and np.all(at.upper >= found.risk.lower)
+
+
+def test_every_relation_meets_a_rate_in_its_own_direction():
+    ends = [
+        noise(target_tpr=0.1, at_fpr=0.01, sampling_probability=0.05, steps=1000, relation=relation)
+        for relation in ("remove_one", "add_one", "add_or_remove_one")
+    ]
+    assert all(found.ok and found.risk.upper <= 0.1 and found.risk.lower >= 0.098 for found in ends)
+    assert ends[1].value < ends[0].value and ends[2].value == pytest.approx(ends[0].value, rel=1e-4)

@@ -121,9 +121,21 @@ def _by_chernoff(nodes: Nodes, epsilon: Array) -> Array:
 
 def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int) -> Bracketed:
     """log of (lower, estimate, upper) of the finite part of delta(eps)."""
-    xp = namespace(law.sign, epsilon)
     point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
-    nodes = nodes_for(law, point, epsilon, log_tol, points, count)
+    return _bracketed(nodes_for(law, point, epsilon, log_tol, points, count), epsilon)
+
+
+def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, points: int, count: int) -> Bracketed:
+    """The same at several eps, `around`: (K,), on the one contour that is placed for `epsilon`; `needs` has (1, 2).
+
+    Every end holds wherever the contour is.  The ends are narrow within about a deviation of the loss.
+    """
+    point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
+    return _bracketed(lifted_nodes(nodes_for(law, point, epsilon, log_tol, points, count)), around)
+
+
+def _bracketed(nodes: Nodes, epsilon: Array) -> Bracketed:
+    xp = namespace(nodes.t, epsilon)
     value, _ = trapezoid(nodes, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
     lower, upper = _ends(nodes, epsilon)

@@ -7,21 +7,28 @@ The rate at a false-positive rate a is at most `F = delta(eps) + e^eps a` for ev
 Two stages with fixed iteration counts, neither of which enters a bound (the noise is certified afterwards at that eps):
 1. Newton on the saddle point equations in (log c, x), x the logarithm of the noise.  There `-d log delta/d eps = c`, so
    that `eps = log(b/a) + log(c/(1 + c))` and `delta = b/(1 + c)`.
-2. Newton on the contour integral in (x, eps), c and the period kept.  To first order x does not change with eps.
+2. On the contour integral, c and the period kept: a secant in x and Newton in eps, at once.  To first order x does not
+   change with eps, so that the secant sees x alone.
 """
 
 from jaxacct.kernels import contour, nodes, saddle
 from jaxacct.kernels.arrays import Array, namespace, repeat
-from jaxacct.kernels.calibration import LARGEST_NEWTON_STEP, LARGEST_SECANT_STEP, SADDLE_STEPS, saddle_slopes, single
+from jaxacct.kernels.calibration import (
+    LARGEST_NEWTON_STEP,
+    LARGEST_SECANT_STEP,
+    LEAST_SECANT,
+    SADDLE_STEPS,
+    SLOPE_CHANGE,
+    saddle_slopes,
+    single,
+)
 from jaxacct.kernels.law import LossLaw
 from jaxacct.kernels.special import log1p
 
-CONTOUR_STEPS = 3
-"""Newton steps on the contour integral, from a saddle point that is some hundredths off."""
 LARGEST_EPSILON_STEP = 1.0
 """Largest step in eps, times c."""
-EPSILON_WEIGHT = 0.05
-"""What a last step in eps, times c, counts beside one in x: the noise changes by the square of what eps is off."""
+LARGEST_SHARE = 0.999
+"""Largest share of the rate that e^eps a may take: delta must be positive."""
 
 
 def solve(
@@ -35,8 +42,14 @@ def solve(
     log_tol: Array,
     points: int,
     count: int,
-) -> tuple[Array, Array, Array, Array]:
-    """(eps, x, size of the last step, nodes needed); sign: +1 remove, -1 add."""
+    steps: int,
+) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """(eps, x, last step in eps times c, last step in x, d log delta/dx, nodes needed); sign: +1 remove, -1 add.
+
+    steps : on the contour integral, from a saddle point that is some hundredths off, or tenths where hits are few.
+
+    The last step in x is made at the final eps, so that x belongs to it.
+    """
     xp = namespace(sign, log_q, x0)
     one, axis = xp.ones_like(x0), contour.axis_nodes(points)
     unknown = one[..., None] * xp.asarray([1.0, 0.0, 0.0])
@@ -66,17 +79,32 @@ def solve(
     h = 2.0 * xp.pi / period
     need = nodes.reach(law_at(x), chosen, h, log_tol, points)
 
-    def newton(_: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        x, epsilon, _ = carry
+    def at(x: Array, epsilon: Array) -> tuple[Array, Array, Array]:
+        """log delta over its target, and the first two derivatives of log F in eps times F over delta."""
         value, fall, bend = nodes.value_and_slopes(law_at(x), chosen, h, need, epsilon, points, count)
         # relative to delta: F_eps = e^eps a - delta fall, F_eps,eps = e^eps a + delta bend
         share = xp.exp(epsilon + log_fpr - value)
-        move = (fall - share) / xp.maximum(bend + share, 1e-3 * fall**2)
-        move = xp.clip(move, -LARGEST_EPSILON_STEP / c, LARGEST_EPSILON_STEP / c)
-        target = log_rate + log1p(-xp.minimum(xp.exp(epsilon - most), 0.999))
-        dx = xp.clip((target - value) / slope, -LARGEST_SECANT_STEP, LARGEST_SECANT_STEP)
-        moved = xp.maximum(xp.abs(dx), EPSILON_WEIGHT * xp.abs(move) * c)
-        return x + dx, xp.minimum(epsilon + move, most - 1e-3), moved
+        target = log_rate + log1p(-xp.minimum(xp.exp(epsilon - most), LARGEST_SHARE))
+        return value - target, share - fall, xp.maximum(bend + share, 1e-3 * fall**2)
 
-    x, epsilon, moved = repeat(xp, CONTOUR_STEPS, newton, (x, epsilon, 0.0 * x))
-    return epsilon, x, moved, need
+    def step(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        x, epsilon, slope, last, dx, _ = carry
+        off, first, second = at(x, epsilon)
+        slope = steeper(off, last, dx, slope)
+        move = xp.clip(-first / second, -LARGEST_EPSILON_STEP / c, LARGEST_EPSILON_STEP / c)
+        dx = xp.clip(-off / slope, -LARGEST_SECANT_STEP, LARGEST_SECANT_STEP)
+        return x + dx, xp.minimum(epsilon + move, most - 1e-3), slope, off, dx, xp.abs(move) * c
+
+    def steeper(off: Array, last: Array, dx: Array, slope: Array) -> Array:
+        """The slope of the secant, where that is not rounding."""
+        fresh = (off - last) / xp.where(dx == 0, 1.0, dx)
+        trusted = (xp.abs(dx) > LEAST_SECANT) & (fresh / slope > 1.0 / SLOPE_CHANGE) & (fresh / slope < SLOPE_CHANGE)
+        return xp.where(trusted, fresh, slope)
+
+    nothing = 0.0 * x
+    x, epsilon, slope, last, dx, moved = repeat(xp, steps, step, (x, epsilon, slope, nothing, nothing, nothing))
+    epsilon = xp.maximum(epsilon, 0.0)
+    off, _, _ = at(x, epsilon)
+    slope = steeper(off, last, dx, slope)
+    dx = xp.clip(-off / slope, -LARGEST_SECANT_STEP, LARGEST_SECANT_STEP)
+    return epsilon, x + dx, moved, dx, slope, need
