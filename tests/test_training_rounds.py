@@ -10,6 +10,7 @@ from helpers import refusal
 from training_cases import DELTA, note
 from training_runs import KEY, linear
 
+import jaxacct as ja
 from jaxacct.training import Ledger, Plan, Trainer
 from jaxacct.training.step import step_mechanisms
 from jaxacct.training.step.step_mechanisms import Release
@@ -89,6 +90,20 @@ def test_a_plan_is_recalibrated_between_rounds():
     assert dict(other.whole) == rounds(plan.noise_multiplier, 2) | rounds(other.at(8).noise_multiplier, 2, slots=2)
     cut = Plan(target_epsilon=3.0, **ROUNDS | {"noise_multiplier": None}, slots=4, steps=10)
     assert "recalibrate at step 8" in refusal(cut.recalibrate, 10, steps=20)
+
+
+@pytest.mark.slow
+def test_steps_are_solved_for_in_whole_rounds_and_slots_for_a_rate():
+    """Against `ja.RandomAllocation` composed; a round more, or a slot less, is above the target."""
+    given = ROUNDS | {"target_epsilon": 2.0, "noise_multiplier": 1.0, "dataset_size": 1000}
+    cost = lambda slots, count: ja.epsilon(ja.repeat(ja.RandomAllocation(ja.Gaussian(1.0), slots), count), DELTA)
+    longest = Plan(**given, slots=50)
+    number = longest.steps // 50
+    assert longest.steps == 50 * number and dict(longest.whole) == rounds(1.0, number, slots=50)
+    assert longest.epsilon.upper <= 2.0 < cost(50, number + 1).upper
+    widest = Plan(**given, epochs=3)
+    assert widest.steps == 3 * widest.slots and dict(widest.whole) == rounds(1.0, 3, slots=widest.slots)
+    assert widest.epsilon.upper <= 2.0 < cost(widest.slots - 1, 3).upper
 
 
 def test_a_ledger_counts_rounds_by_their_slots(tmp_path):

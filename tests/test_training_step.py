@@ -79,8 +79,8 @@ def test_all_examples_drawn_are_used_and_normalised_by_the_expected_number(varia
     if variant is not None:
         fold = sampler.over_micro_batches
 
-        def broken(selection, size, body, init):
-            done = fold(selection, size, body, init)
+        def broken(selection, size, body, init, **more):
+            done = fold(selection, size, body, init, **more)
             return done._replace(total=BROKEN[variant](done.total, selection.count))
 
         monkeypatch.setattr(sampler, "over_micro_batches", broken)
