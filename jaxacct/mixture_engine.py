@@ -7,14 +7,14 @@ worse_direction.py, which answers from the dominating finite pairs where the con
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import is_open
-from jaxacct.engines import mixture
 from jaxacct.engines.contour import TOLERANCE, Answer
+from jaxacct.engines.mixture_parts import suits
 from jaxacct.engines.protocol import Effort, MechanismEngine, register
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import Combinator, take_rows
@@ -22,6 +22,9 @@ from jaxacct.mechanisms.base import register as register_mechanism
 from jaxacct.mechanisms.parts import Part
 from jaxacct.progress import Progress
 from jaxacct.validation import GIBIBYTE, broadcast_shape
+
+if TYPE_CHECKING:
+    from jaxacct.engines.mixture import Ends, Row
 from jaxacct.worse_direction import worse_direction
 
 __all__ = ["MixtureContour"]
@@ -53,7 +56,7 @@ class MixtureContour(MechanismEngine):
     beside_parts = True
 
     def supports(self, mechanism: Mechanism) -> bool:
-        return mixture.suits(mechanism)
+        return suits(mechanism)
 
     def epsilon(self, mechanism: Mechanism, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
         return _bracket("epsilon", mechanism, delta, relation, rtol)
@@ -67,6 +70,8 @@ register(MixtureContour())
 
 def _bracket(quantity: str, mechanism: Mechanism, given: np.ndarray, relation: str, rtol: float) -> Bounds:
     effort = Effort(rtol, 0.5 * rtol, TOLERANCE, 0.1 * rtol, GIBIBYTE)
+    from jaxacct.engines import mixture  # SciPy: only where a mixture is asked about
+
     rows = mixture.rows_of_branches(mechanism, relation)
     if rows is None:
         return worse_direction(quantity, mechanism, given, relation, effort, "auto")
@@ -120,8 +125,10 @@ def _by_parts(
     return lower, upper, word
 
 
-def _larger(quantity: str, row: mixture.Row, value: float, relation: str) -> mixture.Ends:
+def _larger(quantity: str, row: Row, value: float, relation: str) -> Ends:
     """The larger of the directions' answers, each end on its own; no upper end where one has none."""
+    from jaxacct.engines import mixture
+
     if quantity == "epsilon" and value == 0.0:
         return mixture.UNKNOWN  # refused, or known from the largest loss
     one = mixture.one_epsilon if quantity == "epsilon" else mixture.one_delta

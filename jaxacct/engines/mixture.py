@@ -6,22 +6,21 @@ asks the dominating finite pairs then.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from jaxacct.engines.mixture_parts import flat
 from jaxacct.engines.mixture_step import delta_of_step, epsilon_of_step
 from jaxacct.floats import SMALLEST_POSITIVE
 from jaxacct.kernels.mixture_contour import delta_bracket, epsilon_bracket
 from jaxacct.kernels.mixture_law import BranchLaw
 from jaxacct.kernels.mixture_nodes import chernoff, nodes_for_delta, nodes_for_epsilon
 from jaxacct.kernels.mixture_placement import Part, saddle
-from jaxacct.mechanisms import Composed, Gaussian, Mechanism, Repeated, batch_shape
+from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.gaussian_branches import Branch, OfGaussianMixtures
 from jaxacct.mechanisms.loss_components import exact_product
 from jaxacct.mechanisms.parts import GaussianPart
 
-__all__ = ["UNKNOWN", "Ends", "Row", "attained", "one_delta", "one_epsilon", "rows_of_branches", "suits"]
+__all__ = ["UNKNOWN", "Ends", "Row", "attained", "one_delta", "one_epsilon", "rows_of_branches"]
 
 Row = list[tuple[float, list[Branch]]]
 """What one configuration composes: how often, and the branches of one step."""
@@ -39,18 +38,9 @@ SHARE_LEFT_OUT = 1e-12
 """Share of delta that leaving them out may cost."""
 
 
-def suits(mechanism: Mechanism) -> bool:
-    """Whether it is made of mixtures of Gaussians, of which at least one is not answered by its parts."""
-    leaves = [leaf for _, leaf in _flat(mechanism)]
-    of_mixtures = [leaf for leaf in leaves if isinstance(leaf, OfGaussianMixtures)]
-    if not all(isinstance(leaf, Gaussian | OfGaussianMixtures) for leaf in leaves):
-        return False
-    return all(leaf.of_gaussians() for leaf in of_mixtures) and any(not leaf.ordinary() for leaf in of_mixtures)
-
-
 def attained(mechanism: Mechanism, relation: str) -> bool:
     """Whether the branches are the pairs of the mechanisms themselves."""
-    return all(leaf.attained(relation) for _, leaf in _flat(mechanism) if isinstance(leaf, OfGaussianMixtures))
+    return all(leaf.attained(relation) for _, leaf in flat(mechanism) if isinstance(leaf, OfGaussianMixtures))
 
 
 def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
@@ -59,7 +49,7 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
     size = int(np.prod(shape))
     rows: list[Row] = [[] for _ in range(size)]
     plain = np.zeros(size)  # mu of all Gaussians that are not sampled
-    for count, leaf in _flat(mechanism.validated()):
+    for count, leaf in flat(mechanism.validated()):
         counts = np.broadcast_to(count, shape).reshape(-1)
         if isinstance(leaf, OfGaussianMixtures) and not leaf.ordinary():
             found = leaf.branches(relation)
@@ -273,12 +263,3 @@ def _law(branch: Branch, sign: float, left_out: float) -> tuple[BranchLaw, float
     order = np.argsort(shift)
     underflow = 0.0 if branch.weights.size <= 2 else 1e-300
     return BranchLaw(shift[order], weight[order], sign), lost * 1.01 + underflow
-
-
-def _flat(mechanism: Any, count: np.ndarray | float = 1.0) -> list[tuple[np.ndarray, Any]]:
-    """The single steps that are composed, each with its count."""
-    if isinstance(mechanism, Repeated):
-        return _flat(mechanism.mechanism, exact_product(np.asarray(mechanism.steps), np.asarray(count)))
-    if isinstance(mechanism, Composed):
-        return [item for inner in mechanism.mechanisms for item in _flat(inner, count)]
-    return [(np.asarray(count, np.float64), mechanism)]

@@ -7,9 +7,10 @@ gives a lower bound, and an end that is off by d costs the order of d^2.
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import log_ndtr, logsumexp
+from scipy.special import log_ndtr
 
 from jaxacct.kernels.mixture_law import BranchLaw
+from jaxacct.kernels.special import logsumexp
 
 __all__ = ["delta_of_step", "epsilon_of_step"]
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import log_ndtr, logsumexp
+from scipy.special import log_ndtr
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.special import logsumexp
 
 __all__ = ["BranchLaw", "Line", "Quadrature", "TooMany", "line", "quadrature"]
 

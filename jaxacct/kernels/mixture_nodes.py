@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array
@@ -13,7 +12,7 @@ from jaxacct.kernels.contour import ABSCISSA_MULTIPLES, period_for
 from jaxacct.kernels.mixture_decay import largest_modulus_gap
 from jaxacct.kernels.mixture_law import Quadrature, TooMany, quadrature
 from jaxacct.kernels.mixture_placement import Part, log_delta_at, saddle, sketch
-from jaxacct.kernels.special import log1p_complex
+from jaxacct.kernels.special import log1p_complex, logsumexp
 
 __all__ = ["Nodes", "chernoff", "nodes_for_delta", "nodes_for_epsilon"]
 

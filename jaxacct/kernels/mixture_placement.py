@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
 
 from jaxacct.kernels.mixture_law import BranchLaw
+from jaxacct.kernels.special import logsumexp
 
 __all__ = ["Part", "Sketch", "log_delta_at", "saddle", "sketch"]
 

