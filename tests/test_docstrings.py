@@ -16,6 +16,7 @@ from test_front_door import PACKAGES, public
 
 NOT_CALLED = {
     "DIRECTIONS": "jaxacct.mechanisms",
+    "SAMPLING": "jaxacct.mechanisms",
     "RELATIONS": "jaxacct.mechanisms",
     "BOUNDS": "jaxacct.selection",
     "CHACHA20": "jaxacct.training",

@@ -93,7 +93,7 @@ def test_a_keyword_from_elsewhere_is_told(call, given, wrong, right):
 
 
 def test_a_keyword_that_means_nothing_here_gets_the_list():
-    with pytest.raises(TypeError, match=r"use noise_multiplier, sampling_probability, steps, group$"):
+    with pytest.raises(TypeError, match=r"use noise_multiplier, sampling_probability, steps, sampling, dataset_size, cap, group$"):
         ja.dp_sgd(xyz=1)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'steps'"):
         ja.dp_sgd(1.0, 0.1)
@@ -103,7 +103,7 @@ def test_a_keyword_that_means_nothing_here_gets_the_list():
 
 def test_signatures_and_help_stay_what_they_are():
     assert list(inspect.signature(ja.dp_sgd).parameters) == [
-        "noise_multiplier", "sampling_probability", "steps", "group",
+        "noise_multiplier", "sampling_probability", "steps", "sampling", "dataset_size", "cap", "group",
     ]  # fmt: skip
     assert inspect.signature(ja.Gaussian).parameters.keys() == {"noise_multiplier"}
     assert inspect.signature(Plan).parameters["sampling"].default == "poisson"

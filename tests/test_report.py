@@ -211,7 +211,7 @@ def test_fixed_batches_and_those_without_replacement_say_what_they_assume():
 def test_caps_and_users_are_on_the_page():
     some = {"target_delta": 1e-5, "dataset_size": 50, "sampling_probability": 0.1, "noise_multiplier": 5.0, "steps": 4}
     text = parsed(report(Plan(**some, sampling="truncated_poisson", cap=20, unit="user"))).text
-    assert "a uniformly random subset of the stated size is kept" in text and "Largest batch" in text
+    assert "a uniformly random subset of that size is kept" in text and "Largest batch" in text
     assert "Users take the place of records" in text and "The number of users, 50, is public" in text
 
 

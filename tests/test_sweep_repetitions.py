@@ -113,7 +113,7 @@ def test_rows_of_a_base_are_looked_at_together():
 def stand_in(monkeypatch):
     """Each selection answered at once, with a number that tells its row: the door is tested, not the kernel."""
 
-    def solved(word, some, relation, rtol):
+    def solved(word, some, relation, rtol, numbers, said):
         number = some["noise_multiplier"] / some["gamma"]
         return repetitions.Bounds(number, number, number, engine=word)
 

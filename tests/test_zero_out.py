@@ -23,6 +23,7 @@ from jaxacct.validation import RELATIONS
 
 STEP = PoissonSampled(ja.Gaussian(1.0), 0.05)
 FIXED = SampledWithoutReplacement(ja.Gaussian(2.0), 0.1)
+REFUSED = SampledWithoutReplacement(ja.RandomizedResponse(0.75), 0.1)
 
 
 def same(one, two):
@@ -103,7 +104,7 @@ def test_a_sample_of_fixed_size_is_never_answered_by_the_pair_of_add_and_remove(
 
     monkeypatch.setattr(SampledWithoutReplacement, "expand", recorded)
     try:
-        DISPLACED[call](FIXED)
+        DISPLACED[call](REFUSED)
     except ja.InputError as error:
         assert "zero_out" in str(error)
     assert set(asked) <= {"zero_out"}
@@ -131,9 +132,11 @@ def test_a_plan_of_fixed_batches_and_one_of_poisson_samples():
     from jaxacct.training import Plan
 
     plain = dict(target_delta=1e-5, dataset_size=1000, expected_batch_size=100, epochs=1, noise_multiplier=2.0)
-    for sampling in ("fixed_batches", "poisson"):
-        one, two = (Plan(**plain, sampling=sampling, relation=name) for name in ("zero_out", "add_or_remove_one"))
-        assert same(one.epsilon, two.epsilon) and one.relation == "zero_out"
+    one, two = (Plan(**plain, relation=name) for name in ("zero_out", "add_or_remove_one"))
+    assert same(one.epsilon, two.epsilon) and one.relation == "zero_out"
+    assert Plan(**plain, sampling="fixed_batches").relation == "zero_out"
+    with pytest.raises(ja.InputError, match="fixed_batches"):
+        Plan(**plain, sampling="fixed_batches", relation="add_or_remove_one")
 
 
 def test_the_second_program_agrees_or_does_not_decide():
@@ -141,4 +144,5 @@ def test_the_second_program_agrees_or_does_not_decide():
     pytest.importorskip("flint")
     assert ja.verify(ja.Gaussian(1.5), found, delta=1e-5, relation="zero_out").status == "verified"
     bracket = ja.epsilon(FIXED, 1e-5, relation="replace_one")
-    assert ja.verify(FIXED, bracket, delta=1e-5, relation="zero_out").status == "undecided"
+    assert ja.verify(FIXED, bracket, delta=1e-5, relation="zero_out").status == "verified"
+    assert ja.verify(ja.repeat(FIXED, 2), bracket, delta=1e-5, relation="zero_out").status == "undecided"

@@ -86,7 +86,7 @@ def dp_sgd(
         raise InputError(f"cap goes with sampling = 'truncated_poisson', not {sampling!r}; leave it out")
     if cap is not None and dataset_size is None:
         raise InputError("dataset_size is missing; sampling = 'truncated_poisson' needs the number of records")
-    return SAMPLING[sampling](Gaussian(noise_multiplier), sampling_probability, steps, dataset_size, cap, group)
+    return _RUNS[sampling](Gaussian(noise_multiplier), sampling_probability, steps, dataset_size, cap, group)
 
 
 def slots_of(sampling_probability: Any) -> float | np.ndarray:
@@ -150,10 +150,12 @@ def _without_replacement(base: Gaussian, rate: Any, steps: Any, size: Any, cap: 
     return Repeated(step, steps)
 
 
-SAMPLING: dict[str, Callable[..., Repeated]] = {
+_RUNS: dict[str, Callable[..., Repeated]] = {
     "poisson": _poisson,
     "random_allocation": _random_allocation,
     "truncated_poisson": _truncated_poisson,
     "without_replacement": _without_replacement,
 }
 """The batch rules, each with the run that it makes."""
+SAMPLING = tuple(_RUNS)
+"""The batch rules by name."""

@@ -69,7 +69,7 @@ class SampledWithReplacement(OfGaussianMixtures):
     >>> step = ja.SampledWithReplacement(ja.Gaussian(2.0), batch_size=10, dataset_size=1000)
     >>> b = ja.epsilon(ja.repeat(step, 1000), 1e-5)
     >>> round(float(b.upper), 3), b.kind
-    (1.828, 'certified')
+    (1.882, 'certified')
     """
 
     mechanism: Any

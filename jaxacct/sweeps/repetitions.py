@@ -104,29 +104,37 @@ def epsilon(inputs: Mapping[str, np.ndarray], relation: str, rtol: float, rule: 
     size = inputs["delta"].size
     said = {name: value for name, value in rule.items() if not isinstance(value, np.ndarray)}
     numbers = (*_PARAMETERS, *(name for name in rule if name not in said))
-
-    def solved(word: str, some: Mapping[str, np.ndarray]) -> Bounds:
-        if not word:
-            given: dict[str, Any] = {name: some[name] for name in numbers}
-            runs = dp_sgd(**given, **said)
-            return account.epsilon(runs, some["delta"], relation=relation, rtol=rtol)
-        from jaxacct.selection import select
-
-        given = {name: some[name][:, :1] for name in numbers}
-        base = dp_sgd(**given, **said)
-        return account.epsilon(select(base, law(word, some)), some["delta"], relation=relation, rtol=rtol)
-
     ends, labels = np.full((3, size), np.nan), np.full((3, size), "", object)
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
-        for rows in _alike(inputs, numbers, np.flatnonzero(inputs["repetitions"] == word), word != ""):
-            found = solved(word, {name: column[rows] for name, column in inputs.items()})
+        for rows in _alike(inputs, np.flatnonzero(inputs["repetitions"] == word), word != "", numbers):
+            some = {name: column[rows] for name, column in inputs.items()}
+            found = _solved(word, some, relation, rtol, numbers, said)
             ends[:, rows] = found.lower, found.estimate, found.upper
             labels[:, rows] = found.kind, found.status, found.engine
     return Bounds(*ends, *labels)
 
 
+def _solved(
+    word: str,
+    some: Mapping[str, np.ndarray],
+    relation: str,
+    rtol: float,
+    numbers: Sequence[str],
+    said: Mapping[str, Any],
+) -> Bounds:
+    """Rows of one law; `numbers` are the columns that a run is made from, `said` what is alike in all."""
+    if not word:
+        given: dict[str, Any] = {name: some[name] for name in numbers}
+        return account.epsilon(dp_sgd(**given, **said), some["delta"], relation=relation, rtol=rtol)
+    from jaxacct.selection import select
+
+    given = {name: some[name][:, :1] for name in numbers}
+    chosen = select(dp_sgd(**given, **said), law(word, some))
+    return account.epsilon(chosen, some["delta"], relation=relation, rtol=rtol)
+
+
 def _alike(
-    inputs: Mapping[str, np.ndarray], numbers: Sequence[str], rows: np.ndarray, selected: bool
+    inputs: Mapping[str, np.ndarray], rows: np.ndarray, selected: bool, numbers: Sequence[str] = _PARAMETERS
 ) -> Iterator[np.ndarray]:
     """The rows in arrays (bases, rows of that base), so that the curve of a base is computed once."""
     if not selected:

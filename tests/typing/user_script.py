@@ -337,3 +337,19 @@ def a_page_to_sign(plan: training.Plan) -> list[float]:
     claims: tuple[reporting.Claim, ...] = page.claims
     print(page.to_html(), page.to_markdown(), page.may_all_be_claimed)
     return [claim.upper for claim in claims if claim.may_be_claimed]
+
+
+def batches_drawn_otherwise() -> list[ja.Mechanism]:
+    base, rule = ja.Gaussian(2.0), mechanisms.SAMPLING[1]
+    print(ja.cap_for(0.05, 1000, 100, 1e-5), mechanisms.cap_for, interop.to_dp_accounting_pld)
+    print(mechanisms.RandomAllocation, mechanisms.BallsInBins, mechanisms.TruncatedPoissonSampled)
+    print(mechanisms.SampledWithReplacement, mechanisms.ShuffledBatches)
+    print(training.random_allocation, training.truncated_poisson)
+    return [
+        ja.repeat(ja.RandomAllocation(base, slots=100), 10),
+        ja.BallsInBins(base, 100, 10),
+        ja.TruncatedPoissonSampled(base, 0.05, dataset_size=1000, cap=90),
+        ja.SampledWithReplacement(base, 10, 1000),
+        ja.ShuffledBatches(base, 100),
+        ja.dp_sgd(2.0, 0.01, 1000, sampling=rule, group=1),
+    ]
