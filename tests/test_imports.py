@@ -68,7 +68,8 @@ STRICT = {"floats", "keywords", "markup", "number_text", "lazy_exports", "progre
     "engines",
 }
 """Rooms whose arrows are complete as they stand: of the foundations, too, they may import only what is listed."""
-ACCOUNTING = {"account", "batch_rule_calibration", "dispatch", "calibration_start", "certified_search", "dp_sgd_calibration"} | {
+ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "dp_sgd_calibration"} | {
+    "batch_rule_calibration",
     "gradient",
     "mechanism_calibration",
     "mixture_engine",

@@ -209,9 +209,7 @@ def test_what_later_versions_may_ask_and_is_refused(later):
     assert "num_selected = 3 must be a whole number from 0 to 2" in refusal(
         interop.from_dp_event, RandomAllocationDpEvent(Gauss(1.0), 3, 2)
     )
-    assert "use a Gaussian" in refusal(
-        interop.from_dp_event, RandomAllocationDpEvent(dpa.LaplaceDpEvent(1.0), 1, 2)
-    )
+    assert "use a Gaussian" in refusal(interop.from_dp_event, RandomAllocationDpEvent(dpa.LaplaceDpEvent(1.0), 1, 2))
     assert CertifiedAccountant().compose(EpsilonDeltaDpEvent(0.0, 1.0)).get_epsilon(0.5) == math.inf
 
 

@@ -93,7 +93,8 @@ def test_a_keyword_from_elsewhere_is_told(call, given, wrong, right):
 
 
 def test_a_keyword_that_means_nothing_here_gets_the_list():
-    with pytest.raises(TypeError, match=r"use noise_multiplier, sampling_probability, steps, sampling, dataset_size, cap, group$"):
+    words = "noise_multiplier, sampling_probability, steps, sampling, dataset_size, cap, group"
+    with pytest.raises(TypeError, match=rf"use {words}$"):
         ja.dp_sgd(xyz=1)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'steps'"):
         ja.dp_sgd(1.0, 0.1)
