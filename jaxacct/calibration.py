@@ -335,20 +335,10 @@ def calibrate_steps(
     return calibrated("steps", target_epsilon, target_delta, known, relation, rtol, limits, backend)
 
 
-def _by_rule(
-    unknown: str,
-    target_epsilon: Any,
-    target_delta: Any,
-    known: dict[str, Any],
-    rule: dict[str, Any],
-    relation: str,
-    rtol: float,
-    limits: tuple[float, float],
-    backend: str,
-) -> Calibration:
+def _by_rule(unknown: str, *asked: Any) -> Calibration:
     from jaxacct.batch_rule_calibration import calibrated_by_rule  # only where a batch rule is not Poisson sampling
 
-    return calibrated_by_rule(unknown, target_epsilon, target_delta, known, rule, relation, rtol, limits, backend)
+    return calibrated_by_rule(unknown, *asked)
 
 
 def _is_plain(rule: dict[str, Any]) -> bool:
