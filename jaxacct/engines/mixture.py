@@ -6,6 +6,7 @@ asks the dominating finite pairs then.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
     shape = batch_shape(mechanism)
     size = int(np.prod(shape))
     rows: list[Row] = [[] for _ in range(size)]
-    plain = np.zeros(size)  # mu of all Gaussians that are not sampled
+    plain: list[list[float]] = [[] for _ in range(size)]  # mu of the Gaussians that are not sampled
     for count, leaf in _flat(mechanism.validated()):
         counts = np.broadcast_to(count, shape).reshape(-1)
         if isinstance(leaf, OfGaussianMixtures) and not leaf.ordinary():
@@ -83,13 +84,14 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
             )
             for row in range(size):
                 if rate[row] == 1.0:
-                    plain[row] = np.hypot(plain[row], np.sqrt(number[row]) / sigma[row])
+                    plain[row].append(float(np.sqrt(number[row]) / sigma[row]))
                 elif rate[row] > 0.0:
                     weights = np.array([1.0 - rate[row], rate[row]])
                     branch = Branch(1.0, np.array([0.0, 1.0 / sigma[row]]), weights)
                     rows[row].append((float(number[row]), [branch]))
-    for row in np.flatnonzero(plain > 0.0).tolist():
-        rows[row].append((1.0, [Branch(1.0, plain[[row]], np.ones(1))]))
+    for row, each in zip(rows, plain, strict=True):
+        if each:  # rounded once, however many they are
+            row.append((1.0, [Branch(1.0, np.array([math.hypot(*each)]), np.ones(1))]))
     return [[(n, branches) for n, branches in row if any(_moves(b) for b in branches)] for row in rows]
 
 
@@ -270,9 +272,11 @@ def _law(branch: Branch, sign: float, left_out: float) -> tuple[BranchLaw, float
     mask = np.ones(weight.size, bool)
     mask[gone] = False
     shift, weight = shift[mask], weight[mask]
-    order = np.argsort(shift)
+    # equal shifts are one contribution; the largest loss of add is then that of the first weight
+    each = np.unique(shift)
+    joint = np.array([math.fsum(weight[shift == one]) for one in each])
     underflow = 0.0 if branch.weights.size <= 2 else 1e-300
-    return BranchLaw(shift[order], weight[order], sign), lost * 1.01 + underflow
+    return BranchLaw(each, joint, sign), lost * 1.01 + underflow
 
 
 def _flat(mechanism: Any, count: np.ndarray | float = 1.0) -> list[tuple[np.ndarray, Any]]:

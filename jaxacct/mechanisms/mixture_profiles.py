@@ -86,14 +86,14 @@ def _points(p: Mixture, q: Mixture, u: np.ndarray, sign: float) -> Points:
     def log_density(law: Mixture) -> np.ndarray:
         return special.logsumexp(np.log(law.weight) + law.mean * u[:, None] - 0.5 * law.mean**2, axis=1)
 
-    loss = log_density(p) - log_density(q)
-    gain = np.exp(log_tail(p))
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # squares of means beyond 1e308 leave no point
+        loss = log_density(p) - log_density(q)
+        gain = np.exp(log_tail(p))
         cost = np.exp(log_tail(q) + loss)
-    squares = u**2 + max(np.max(p.mean**2), np.max(q.mean**2))
-    doubt = PROFILE_ROUNDING + ROUNDING_OF_SQUARES * squares
-    delta = np.maximum(gain - cost, 0.0) + doubt * (gain + cost)
-    order = np.flatnonzero((loss > 0.0) & np.isfinite(loss))[:: int(sign)]
+        squares = u**2 + max(np.max(p.mean**2), np.max(q.mean**2))
+        doubt = PROFILE_ROUNDING + ROUNDING_OF_SQUARES * squares
+        delta = np.maximum(gain - cost, 0.0) + doubt * (gain + cost)
+    order = np.flatnonzero((loss > 0.0) & np.isfinite(loss) & ~np.isnan(delta))[:: int(sign)]
     return loss[order], np.minimum(delta[order], 1.0)
 
 
@@ -134,8 +134,8 @@ def mixed_pair(shares: list[float], pairs: list[FinitePair]) -> FinitePair:
     atoms = [np.concatenate([pair.loss for pair in pairs])]
     for law in ("p", "q"):
         atoms.append(np.concatenate([share * getattr(pair, law) for share, pair in zip(shares, pairs, strict=True)]))
-    ends = [
-        np.asarray(sum(share * getattr(pair, end) for share, pair in zip(shares, pairs, strict=True)))
+    ends = [  # at most 1, which shares that are rounded up may exceed
+        np.minimum(sum(share * getattr(pair, end) for share, pair in zip(shares, pairs, strict=True)), 1.0)
         for end in ("p_infinity", "q_infinity")
     ]
     return FinitePair(*atoms, *ends)
