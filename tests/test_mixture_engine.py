@@ -172,3 +172,20 @@ def test_many_gaussians_are_rounded_once():
     with mpmath.workdps(40):
         exact = mpmath.sqrt(count) / mpmath.mpf(noise)
         assert abs(branch.shifts[0] / exact - 1) <= 4 * ROUNDOFF
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_loss_beyond_700_of_a_chance_left_out(steps):
+    """The loss of add is at most -log w a step; without that rare contribution it is about 1250."""
+    rare = 1e-306
+    run = ja.repeat(ja.MixtureOfGaussians(0.02, [0.0, 1.0], [rare, 1.0]), steps)
+    largest = -steps * math.log(rare)
+    assert ja.delta(run, largest + 0.5, relation="add_one").lower == 0.0
+    assert ja.epsilon(run, 0.1, relation="add_one").lower <= largest
+    rarest = ja.repeat(ja.MixtureOfGaussians(0.02, [0.0, 1.0], [1e-320, 1.0]), steps)
+    assert ja.epsilon(rarest, 0.1, relation="add_one").lower <= steps * 737.0
+
+
+def test_losses_too_small_for_their_grid_leave_a_profile():
+    step = ja.TruncatedPoissonSampled(ja.Gaussian(9.3), 1.2e-10, 14, 7)
+    assert ja.delta(step, 0.0, relation="zero_out").upper < 1e-8

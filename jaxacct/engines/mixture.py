@@ -123,13 +123,12 @@ def one_delta(row: Row, sign: float, epsilon: float) -> Ends:
     for left_out in LEFT_OUT:
         parts, lost = _parts(row, sign, left_out)
         if epsilon >= _largest_loss(parts, sign):
-            more = lost * float(np.exp(min(epsilon, 700.0)))
-            return 0.0, 0.0, min(more, 1.0)
+            return 0.0, 0.0, min(_moved(lost, sign, epsilon), 1.0)
         if _is_one_step(parts):
             ends = delta_of_step(parts[0].shares, parts[0].doubt, parts[0].branches, epsilon)
         else:
             ends = _delta_by_contour(parts, epsilon)
-        more = lost * (1.0 if sign > 0 else float(np.exp(min(epsilon, 700.0))))
+        more = _moved(lost, sign, epsilon)
         if more <= SHARE_LEFT_OUT * ends[0] or left_out == LEFT_OUT[-1]:
             low, mid, high = ends[0] - more - SMALLEST_POSITIVE, ends[1], ends[2] + more
             low, high = max(low * (1.0 - 1e-15), 0.0), min(high * (1.0 + 1e-15), 1.0)
@@ -222,10 +221,17 @@ def _clipped(ends: Ends) -> Ends:
 
 
 def _negligible(lost: float, sign: float, epsilon: float, delta: float) -> bool:
-    """Whether what was left out, which moves delta by `lost`, and by e^eps lost in the direction add, is little."""
+    """Whether what was left out moves delta by little."""
     if not np.isfinite(epsilon):
         return lost == 0.0 or sign > 0
-    return lost * (1.0 if sign > 0 else float(np.exp(min(max(epsilon, 0.0), 700.0)))) <= SHARE_LEFT_OUT * delta
+    return _moved(lost, sign, max(epsilon, 0.0)) <= SHARE_LEFT_OUT * delta
+
+
+def _moved(lost: float, sign: float, epsilon: float) -> float:
+    """What delta is moved by where a chance of `lost` was left out: by e^eps as much in the direction add."""
+    if sign > 0 or lost == 0.0:
+        return lost
+    return lost * float(np.exp(epsilon)) if epsilon < 700.0 else np.inf
 
 
 def _is_law(branch: Branch) -> bool:

@@ -99,16 +99,18 @@ def _points(p: Mixture, q: Mixture, u: np.ndarray, sign: float) -> Points:
 
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
     """The pair that dominates the points of both directions; scale: the largest shift in deviations."""
-    epsilon = np.concatenate([forward[0], reverse[0]])
+    least = LEAST_RELATIVE_GAP * scale
+    # a profile falls: what it is at an eps it is at most at a larger one
+    epsilon = np.maximum(np.concatenate([forward[0], reverse[0]]), least)
+    if not epsilon.size:
+        return pair_of_profile(np.zeros(1), np.ones(1), np.ones(1))
     none = (np.ones(forward[0].size), np.ones(reverse[0].size))
     delta, back = np.concatenate([forward[1], none[1]]), np.concatenate([none[0], reverse[1]])
     order = np.argsort(epsilon, kind="stable")
     epsilon, delta, back = epsilon[order], delta[order], back[order]
     # of points that nearly coincide only the last is kept, with what the earlier ones say
     delta, back = np.minimum.accumulate(delta), np.minimum.accumulate(back)
-    keep = np.append(np.diff(epsilon) > LEAST_RELATIVE_GAP * scale, True) & (epsilon > LEAST_RELATIVE_GAP * scale)
-    if not keep.any():
-        return pair_of_profile(np.zeros(1), np.ones(1), np.ones(1))
+    keep = np.append(np.diff(epsilon) > least, True)
     return pair_of_profile(epsilon[keep], delta[keep], back[keep])
 
 
