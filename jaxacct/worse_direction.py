@@ -166,7 +166,7 @@ def _one_epsilon(
     largest, above = largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
     low = np.where(edge, np.where(target == 0, np.maximum(2.0 * largest - above, 0.0), 0.0), low)
-    mid, high = np.where(edge, np.where(unbounded, np.inf, [largest, above]), [mid, high])
+    mid, high = np.where(edge, np.where(unbounded | np.isnan(finite), np.inf, [largest, above]), [mid, high])
     known = (np.where(kinds.empty, 0.0, np.where(at_infinity, np.inf, end)) for end in (low, mid, high))
     return Side(Answer(*known), np.where(live, side.engine, "closed_form"), side.contradicted)
 

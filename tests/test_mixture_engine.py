@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import jaxacct as ja
+from jaxacct.engines.mixture import one_delta, rows_of_branches
+from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.mixture_decay import largest_modulus_gap
 from jaxacct.kernels.mixture_law import BranchLaw, quadrature
 
@@ -138,3 +140,52 @@ def test_batches_answer_row_by_row():
     assert found.shape == (2, 2)
     one = ja.epsilon(ja.dp_sgd(2.0, 0.05, 100, group=2), 1e-5)
     assert found.upper[1, 1] == one.upper and found.lower[1, 1] == one.lower
+
+
+@pytest.mark.parametrize("sigma", [1e-200, 1e-100])
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "zero_out", "replace_one"])
+def test_noise_too_small_for_float64_is_no_privacy(sigma, relation):
+    """No point of the pair is left, and the chances of both parts of a step, rounded up, exceed 1 together."""
+    step = ja.TruncatedPoissonSampled(ja.Gaussian(sigma), 0.1, 100, 12)
+    assert ja.epsilon(step, 1e-5, relation=relation).upper > 1e100
+    assert ja.delta(step, 1.0, relation=relation).upper == 1.0
+
+
+def test_squares_of_shifts_beyond_float64_end_in_no_exception():
+    for ask, value, least in ((ja.epsilon, 1e-5, 1e100), (ja.delta, 1.0, 0.4)):
+        assert ask(ja.MixtureOfGaussians(1e-200, [0.0, 1.0], [0.6, 0.4]), value).upper >= least
+
+
+def test_equal_shifts_are_one_contribution():
+    """The loss of add is at most -log 0.6: hardly anything is left of delta from there on."""
+    row = rows_of_branches(ja.MixtureOfGaussians(1.0, [0.0, 0.0, 1.0], [0.3, 0.3, 0.4]), "add_one")[0]
+    assert one_delta(row, -1.0, 0.5)[1] == pytest.approx(3.20747887e-07, rel=1e-8)
+    assert one_delta(row, -1.0, 0.511)[2] < 1e-299
+
+
+def test_many_gaussians_are_rounded_once():
+    """2000 hypotenuses in a row are off by 22 units, more than is counted of a shift."""
+    noise, count = 1.0254237288135593, 2000
+    run = ja.compose(ja.MixtureOfGaussians(1e9, [1.0], [1.0]), *[ja.Gaussian(noise)] * count)
+    ((_, mixture), (_, (branch,))) = rows_of_branches(run, "remove_one")[0]
+    assert mixture[0].shifts[0] == 1e-9
+    with mpmath.workdps(40):
+        exact = mpmath.sqrt(count) / mpmath.mpf(noise)
+        assert abs(branch.shifts[0] / exact - 1) <= 4 * ROUNDOFF
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_loss_beyond_700_of_a_chance_left_out(steps):
+    """The loss of add is at most -log w a step; without that rare contribution it is about 1250."""
+    rare = 1e-306
+    run = ja.repeat(ja.MixtureOfGaussians(0.02, [0.0, 1.0], [rare, 1.0]), steps)
+    largest = -steps * math.log(rare)
+    assert ja.delta(run, largest + 0.5, relation="add_one").lower == 0.0
+    assert ja.epsilon(run, 0.1, relation="add_one").lower <= largest
+    rarest = ja.repeat(ja.MixtureOfGaussians(0.02, [0.0, 1.0], [1e-320, 1.0]), steps)
+    assert ja.epsilon(rarest, 0.1, relation="add_one").lower <= steps * 737.0
+
+
+def test_losses_too_small_for_their_grid_leave_a_profile():
+    step = ja.TruncatedPoissonSampled(ja.Gaussian(9.3), 1.2e-10, 14, 7)
+    assert ja.delta(step, 0.0, relation="zero_out").upper < 1e-8

@@ -6,6 +6,8 @@ asks the dominating finite pairs then.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from jaxacct.engines.mixture_parts import flat
@@ -48,7 +50,7 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
     shape = batch_shape(mechanism)
     size = int(np.prod(shape))
     rows: list[Row] = [[] for _ in range(size)]
-    plain = np.zeros(size)  # mu of all Gaussians that are not sampled
+    plain: list[list[float]] = [[] for _ in range(size)]  # mu of the Gaussians that are not sampled
     for count, leaf in flat(mechanism.validated()):
         counts = np.broadcast_to(count, shape).reshape(-1)
         if isinstance(leaf, OfGaussianMixtures) and not leaf.ordinary():
@@ -73,13 +75,14 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
             )
             for row in range(size):
                 if rate[row] == 1.0:
-                    plain[row] = np.hypot(plain[row], np.sqrt(number[row]) / sigma[row])
+                    plain[row].append(float(np.sqrt(number[row]) / sigma[row]))
                 elif rate[row] > 0.0:
                     weights = np.array([1.0 - rate[row], rate[row]])
                     branch = Branch(1.0, np.array([0.0, 1.0 / sigma[row]]), weights)
                     rows[row].append((float(number[row]), [branch]))
-    for row in np.flatnonzero(plain > 0.0).tolist():
-        rows[row].append((1.0, [Branch(1.0, plain[[row]], np.ones(1))]))
+    for row, each in zip(rows, plain, strict=True):
+        if each:  # rounded once, however many they are
+            row.append((1.0, [Branch(1.0, np.array([math.hypot(*each)]), np.ones(1))]))
     return [[(n, branches) for n, branches in row if any(_moves(b) for b in branches)] for row in rows]
 
 
@@ -111,13 +114,12 @@ def one_delta(row: Row, sign: float, epsilon: float) -> Ends:
     for left_out in LEFT_OUT:
         parts, lost = _parts(row, sign, left_out)
         if epsilon >= _largest_loss(parts, sign):
-            more = lost * float(np.exp(min(epsilon, 700.0)))
-            return 0.0, 0.0, min(more, 1.0)
+            return 0.0, 0.0, min(_moved(lost, sign, epsilon), 1.0)
         if _is_one_step(parts):
             ends = delta_of_step(parts[0].shares, parts[0].doubt, parts[0].branches, epsilon)
         else:
             ends = _delta_by_contour(parts, epsilon)
-        more = lost * (1.0 if sign > 0 else float(np.exp(min(epsilon, 700.0))))
+        more = _moved(lost, sign, epsilon)
         if more <= SHARE_LEFT_OUT * ends[0] or left_out == LEFT_OUT[-1]:
             low, mid, high = ends[0] - more - SMALLEST_POSITIVE, ends[1], ends[2] + more
             low, high = max(low * (1.0 - 1e-15), 0.0), min(high * (1.0 + 1e-15), 1.0)
@@ -210,10 +212,17 @@ def _clipped(ends: Ends) -> Ends:
 
 
 def _negligible(lost: float, sign: float, epsilon: float, delta: float) -> bool:
-    """Whether what was left out, which moves delta by `lost`, and by e^eps lost in the direction add, is little."""
+    """Whether what was left out moves delta by little."""
     if not np.isfinite(epsilon):
         return lost == 0.0 or sign > 0
-    return lost * (1.0 if sign > 0 else float(np.exp(min(max(epsilon, 0.0), 700.0)))) <= SHARE_LEFT_OUT * delta
+    return _moved(lost, sign, max(epsilon, 0.0)) <= SHARE_LEFT_OUT * delta
+
+
+def _moved(lost: float, sign: float, epsilon: float) -> float:
+    """What delta is moved by where a chance of `lost` was left out: by e^eps as much in the direction add."""
+    if sign > 0 or lost == 0.0:
+        return lost
+    return lost * float(np.exp(epsilon)) if epsilon < 700.0 else np.inf
 
 
 def _is_law(branch: Branch) -> bool:
@@ -260,6 +269,8 @@ def _law(branch: Branch, sign: float, left_out: float) -> tuple[BranchLaw, float
     mask = np.ones(weight.size, bool)
     mask[gone] = False
     shift, weight = shift[mask], weight[mask]
-    order = np.argsort(shift)
+    # equal shifts are one contribution; the largest loss of add is then that of the first weight
+    each = np.unique(shift)
+    joint = np.array([math.fsum(weight[shift == one]) for one in each])
     underflow = 0.0 if branch.weights.size <= 2 else 1e-300
-    return BranchLaw(shift[order], weight[order], sign), lost * 1.01 + underflow
+    return BranchLaw(each, joint, sign), lost * 1.01 + underflow

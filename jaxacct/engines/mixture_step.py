@@ -86,9 +86,11 @@ def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
         u -= move
         if not move > 1e-15 * max(abs(u), 1e-3):
             break
+    else:
+        return 1.0, 1.0  # not the best end, of which only a lower bound would be known
     of_q = float(log_ndtr(-law.sign * u))
     of_p = float(logsumexp(log_weight + log_ndtr(law.sign * (shift - u))))
     first, second = (of_p, of_q + epsilon) if law.sign > 0 else (of_q, of_p + epsilon)
     gain, cost = float(np.exp(first)), float(np.exp(min(second, 700.0)))
-    doubt = ROUNDING + ROUNDING_OF_SQUARES * (u * u + float(shift[-1]) ** 2 + abs(epsilon))
+    doubt = ROUNDING + ROUNDING_OF_SQUARES * (u * u + float(np.square(shift[-1])) + abs(epsilon))
     return max(gain - cost, 0.0), doubt * (gain + cost)

@@ -40,17 +40,12 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
     if q == 1.0:
         return Cap((1.0, 1.0), (cap / size * (1.0 - 2.0 * ROUNDOFF), min(cap / size * (1.0 + 2.0 * ROUNDOFF), 1.0)))
     beyond, wrong = _series(n, q, cap, 1)  # S - 1
-    if not np.isfinite(beyond):  # p_cap is below 1e-300 of the sum, and all terms before it are smaller
+    if not np.isfinite(
+        beyond
+    ):  # S is beyond 1e308, and the cap below the mode, so that all terms before it are smaller
         rate = cap / size
         return Cap((1.0 - 2.0 * ROUNDOFF, 1.0), (rate * (1.0 - 4.0 * ROUNDOFF), rate * (1.0 + 2.0 * ROUNDOFF)))
     around, doubt = _series(n, q, cap, -1)  # sum_{k < cap} p_k/p_cap
-    if not np.isfinite(beyond):  # S is beyond 1e308, and the cap below the mode, so that around <= cap
-        if not np.isfinite(around):
-            return Cap((0.0, 1.0), (0.0, cap / size * (1.0 + 4.0 * ROUNDOFF)))
-        rate = cap / size
-        return Cap(
-            (1.0 - 4.0 * ROUNDOFF, 1.0), (rate * (1.0 - 4.0 * ROUNDOFF), min(rate * (1.0 + 4.0 * ROUNDOFF), 1.0))
-        )
     if np.isfinite(around):
         tau = (1.0 + beyond) / (1.0 + beyond + around)
         error = wrong + doubt + 16.0 * ROUNDOFF

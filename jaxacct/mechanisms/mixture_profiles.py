@@ -86,29 +86,31 @@ def _points(p: Mixture, q: Mixture, u: np.ndarray, sign: float) -> Points:
     def log_density(law: Mixture) -> np.ndarray:
         return special.logsumexp(np.log(law.weight) + law.mean * u[:, None] - 0.5 * law.mean**2, axis=1)
 
-    loss = log_density(p) - log_density(q)
-    gain = np.exp(log_tail(p))
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # squares of means beyond 1e308 leave no point
+        loss = log_density(p) - log_density(q)
+        gain = np.exp(log_tail(p))
         cost = np.exp(log_tail(q) + loss)
-    squares = u**2 + max(np.max(p.mean**2), np.max(q.mean**2))
-    doubt = PROFILE_ROUNDING + ROUNDING_OF_SQUARES * squares
-    delta = np.maximum(gain - cost, 0.0) + doubt * (gain + cost)
-    order = np.flatnonzero((loss > 0.0) & np.isfinite(loss))[:: int(sign)]
+        squares = u**2 + max(np.max(p.mean**2), np.max(q.mean**2))
+        doubt = PROFILE_ROUNDING + ROUNDING_OF_SQUARES * squares
+        delta = np.maximum(gain - cost, 0.0) + doubt * (gain + cost)
+    order = np.flatnonzero((loss > 0.0) & np.isfinite(loss) & ~np.isnan(delta))[:: int(sign)]
     return loss[order], np.minimum(delta[order], 1.0)
 
 
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
     """The pair that dominates the points of both directions; scale: the largest shift in deviations."""
-    epsilon = np.concatenate([forward[0], reverse[0]])
+    least = LEAST_RELATIVE_GAP * scale
+    # a profile falls: what it is at an eps it is at most at a larger one
+    epsilon = np.maximum(np.concatenate([forward[0], reverse[0]]), least)
+    if not epsilon.size:
+        return pair_of_profile(np.zeros(1), np.ones(1), np.ones(1))
     none = (np.ones(forward[0].size), np.ones(reverse[0].size))
     delta, back = np.concatenate([forward[1], none[1]]), np.concatenate([none[0], reverse[1]])
     order = np.argsort(epsilon, kind="stable")
     epsilon, delta, back = epsilon[order], delta[order], back[order]
     # of points that nearly coincide only the last is kept, with what the earlier ones say
     delta, back = np.minimum.accumulate(delta), np.minimum.accumulate(back)
-    keep = np.append(np.diff(epsilon) > LEAST_RELATIVE_GAP * scale, True) & (epsilon > LEAST_RELATIVE_GAP * scale)
-    if not keep.any():
-        return pair_of_profile(np.zeros(1), np.ones(1), np.ones(1))
+    keep = np.append(np.diff(epsilon) > least, True)
     return pair_of_profile(epsilon[keep], delta[keep], back[keep])
 
 
@@ -134,8 +136,8 @@ def mixed_pair(shares: list[float], pairs: list[FinitePair]) -> FinitePair:
     atoms = [np.concatenate([pair.loss for pair in pairs])]
     for law in ("p", "q"):
         atoms.append(np.concatenate([share * getattr(pair, law) for share, pair in zip(shares, pairs, strict=True)]))
-    ends = [
-        np.asarray(sum(share * getattr(pair, end) for share, pair in zip(shares, pairs, strict=True)))
+    ends = [  # at most 1, which shares that are rounded up may exceed
+        np.minimum(sum(share * getattr(pair, end) for share, pair in zip(shares, pairs, strict=True)), 1.0)
         for end in ("p_infinity", "q_infinity")
     ]
     return FinitePair(*atoms, *ends)
