@@ -92,6 +92,14 @@ def test_a_plan_is_recalibrated_between_rounds():
     assert "recalibrate at step 8" in refusal(cut.recalibrate, 10, steps=20)
 
 
+def test_rounds_after_a_cut_one_are_not_joined_to_it():
+    """Two and a half rounds, then others: with the first size again step 10 would fill up the third round."""
+    segments = Plan(**ROUNDS, batch_schedule=[(10, 5), (None, 10)], steps=16).segments
+    given = {name: ROUNDS[name] for name in ("target_delta", "dataset_size", "sampling")}
+    plan = Plan.of(segments, target_epsilon=99.0, **given)
+    assert "give another expected_batch_size" in refusal(plan.recalibrate, 10, expected_batch_size=5)
+
+
 @pytest.mark.slow
 def test_steps_are_solved_for_in_whole_rounds_and_slots_for_a_rate():
     """Against `ja.RandomAllocation` composed; a round more, or a slot less, is above the target."""
