@@ -135,6 +135,10 @@ def test_a_ledger_counts_rounds_by_their_slots(tmp_path):
         assert ledger.releases() == {release: 1} | rounds(2.0, 1) | rounds(2.0, 2, slots=1)
         assert "must be 1 over a whole number" in refusal(note, ledger, 7, noise=2.0, rate=0.3, partition="c")
         expected = ledger.releases()
+        for step in (10, 11, 12, 13, 14):  # the fifth step of a round of four
+            note(ledger, step, noise=2.0, rate=0.25, partition="d")
+        assert ledger.releases() - expected == rounds(2.0, 1) | rounds(2.0, 1, slots=1)
+        expected = ledger.releases()
     assert Ledger.read(tmp_path / "run").releases() == expected
     content = (tmp_path / "run").read_bytes()
     (tmp_path / "run").write_bytes(content[:-40])

@@ -62,8 +62,9 @@ class Program:
     def advance(self, line: Lineage, step: int) -> tuple[Lineage, StepKey, Numbers, str]:
         """A step's lineage, keys and numbers, and the fingerprint of its pass or round; "" where there are none.
 
-        Fixed batches keep their cut as long as the batch size and the pass's first step are the same.  Slots are drawn anew unless program, data
-        and plan are the same: jaxacct/training/run/README.md, "Rounds that are cut short".
+        Fixed batches keep their cut as long as the batch size and the first step of the pass are the same.  Slots are
+        drawn anew unless program, data and plan are the same: jaxacct/training/run/README.md, "Rounds that are cut
+        short".
         """
         segment, begins, place, cut = self._plan.at(step), -1, 0, b""
         if self._plan.sampling in BY_PASS:
