@@ -8,7 +8,7 @@ from training_cases import TARGETED, gaussian_epsilon, note, written
 
 import jaxacct as ja
 from jaxacct import cli
-from jaxacct.training import Ledger
+from jaxacct.training import Ledger, Plan
 
 
 def shown(capsys, *words):
@@ -49,6 +49,17 @@ def test_the_command_shows_each_run_and_all(path, capsys, monkeypatch):
     assert second["upper"] == pytest.approx(gaussian_epsilon(math.sqrt(rest), 1e-6), rel=1e-6)
     assert report["upper"] == pytest.approx(gaussian_epsilon(math.sqrt(0.05 + rest), 1e-6), rel=1e-6)
     assert report["kind"] == "certified" and "epsilon" in shown(capsys, "show", path)[1]
+
+
+def test_users_and_caps_are_shown(path, capsys):
+    plan = Plan(
+        target_delta=1e-5, dataset_size=50, noise_multiplier=5.0, steps=4, sampling_probability=0.1,
+        sampling="truncated_poisson", cap=20, unit="user",
+    )  # fmt: skip
+    with Ledger.create(path, plan) as ledger:
+        note(ledger, 0, noise=5.0, rate=0.1)
+    _, out, _ = shown(capsys, "show", path)
+    assert "relation   add_or_remove_one, unit user" in out and "rate 0.1, cap 20 of 50" in out
 
 
 def test_the_command_refuses_in_one_line(path, capsys, monkeypatch):

@@ -212,7 +212,21 @@ def test_caps_and_users_are_on_the_page():
     some = {"target_delta": 1e-5, "dataset_size": 50, "sampling_probability": 0.1, "noise_multiplier": 5.0, "steps": 4}
     text = parsed(report(Plan(**some, sampling="truncated_poisson", cap=20, unit="user"))).text
     assert "a uniformly random subset of that size is kept" in text and "Largest batch" in text
-    assert "Users take the place of records" in text and "The number of users, 50, is public" in text
+    assert "Whose each example is was told rightly" in text and "The number of users, 50, is public" in text
+
+
+def test_a_page_about_users_says_record_nowhere(tmp_path):
+    some = {"target_delta": 1e-5, "dataset_size": 50, "noise_multiplier": 5.0, "steps": 4, "unit": "user"}
+    for more in (
+        {"sampling": "random_allocation", "slots": 1},
+        {"sampling": "fixed_batches", "expected_batch_size": 25},
+    ):
+        plan = Plan(**some, **more)
+        with Ledger.create(tmp_path / plan.sampling, plan) as ledger:
+            note(ledger, 0, noise=5.0, rate=plan.sampling_probability, partition="a")
+        for subject in (plan, ledger):
+            text = parsed(report(subject)).text.replace("Record", "")  # the title of the last section
+            assert "record" not in text and "One user: all examples of a user together" in text
 
 
 def test_rows_of_private_choices_are_derived_again():

@@ -92,6 +92,14 @@ def test_a_plan_is_recalibrated_between_rounds():
     assert "recalibrate at step 8" in refusal(cut.recalibrate, 10, steps=20)
 
 
+def test_rounds_after_a_cut_one_are_not_joined_to_it():
+    """Two and a half rounds, then others: with the first size again step 10 would fill up the third round."""
+    segments = Plan(**ROUNDS, batch_schedule=[(10, 5), (None, 10)], steps=16).segments
+    given = {name: ROUNDS[name] for name in ("target_delta", "dataset_size", "sampling")}
+    plan = Plan.of(segments, target_epsilon=99.0, **given)
+    assert "give another expected_batch_size" in refusal(plan.recalibrate, 10, expected_batch_size=5)
+
+
 @pytest.mark.slow
 def test_steps_are_solved_for_in_whole_rounds_and_slots_for_a_rate():
     """Against `ja.RandomAllocation` composed; a round more, or a slot less, is above the target."""
@@ -126,6 +134,10 @@ def test_a_ledger_counts_rounds_by_their_slots(tmp_path):
         note(ledger, 6, noise=2.0, rate=0.5, partition="b")  # no round has two numbers of slots
         assert ledger.releases() == {release: 1} | rounds(2.0, 1) | rounds(2.0, 2, slots=1)
         assert "must be 1 over a whole number" in refusal(note, ledger, 7, noise=2.0, rate=0.3, partition="c")
+        expected = ledger.releases()
+        for step in (10, 11, 12, 13, 14):  # the fifth step of a round of four
+            note(ledger, step, noise=2.0, rate=0.25, partition="d")
+        assert ledger.releases() - expected == rounds(2.0, 1) | rounds(2.0, 1, slots=1)
         expected = ledger.releases()
     assert Ledger.read(tmp_path / "run").releases() == expected
     content = (tmp_path / "run").read_bytes()

@@ -12,7 +12,7 @@ from scipy import stats
 from training_runs import KEY, linear
 
 from jaxacct.chacha import key_from_bytes
-from jaxacct.training import Ledger, Plan, Trainer, clipped_sum
+from jaxacct.training import AdaptiveClip, Ledger, Plan, Trainer, clipped_sum
 from jaxacct.training.step.users import mean_over_examples, of_users, user_data
 
 RARE = 1e-6
@@ -152,3 +152,13 @@ def test_records_and_users_are_not_added_up(tmp_path):
 )
 def test_bad_users_are_refused(call, text):
     assert text in refusal(call)
+
+
+def test_a_user_without_examples_is_in_no_count():
+    """Else a user who comes to have a long one would move the count of an adaptive clip norm by 1, not by 1/2."""
+    plan = plan_of()
+    rule = AdaptiveClip(100.0, learning_rate=1.0, count_noise=1e-3)
+    trainer = Trainer(linear, optax.sgd(1.0), plan, rule, examples_per_user=3)
+    state = trainer.fit(trainer.init(jnp.zeros(3), KEY), DATA, users=USERS, progress=False)
+    halves = -np.log(np.asarray(state.clip_norm) / 100.0) * plan.expected_batch_size
+    assert abs(halves - 1.5) < 0.02  # half of the three users with examples, none of which is clipped

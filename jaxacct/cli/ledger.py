@@ -52,6 +52,7 @@ def _one(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
         "target_epsilon": plan.target_epsilon,
         "target_delta": plan.target_delta,
         "relation": plan.relation,
+        "unit": plan.unit,
         "steps": len(spent.numbers),
         "counted_again": spent.again,
         "replayed_exactly": spent.same,
@@ -84,7 +85,7 @@ def _text(report: dict[str, Any]) -> str:
         lines = {"run": _safe(one["run"]), "by": _safe(one["by"]) or None}
         if one["target_epsilon"] is not None:
             lines["target"] = f"epsilon {one['target_epsilon']:g} at delta {one['target_delta']:g}"
-        lines["relation"] = one["relation"]
+        lines["relation"] = one["relation"] + (f", unit {one['unit']}" if one["unit"] != "record" else "")
         lines["steps"] = f"{one['steps']}{f' ({words})' if words else ''}"
         for place, release in enumerate(one["releases"]):
             what = _COUNTED.get(release["sampling"], "steps")
@@ -92,6 +93,8 @@ def _text(report: dict[str, Any]) -> str:
                 f"{release['count']} {what}, {release['sampling']}, noise multiplier "
                 f"{release['noise_multiplier']:.6g}, rate {release['sampling_probability']:.6g}"
             )
+            if release["cap"]:
+                lines[f"segment {place + 1}"] += f", cap {release['cap']} of {release['dataset_size']}"
         for place, other in enumerate(one["others"]):
             lines[f"other {place + 1}"] = f"{other['mechanism']}  {_safe(other['note'])}".rstrip()
         lines["epsilon"] = _claim(one, report["delta"])

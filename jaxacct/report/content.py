@@ -47,21 +47,22 @@ def _blocks(subject: Subject, readings: Sequence[Readings | None], when: datetim
     yield Paragraph(subject.summary)
     many = len(subject.claims) > 1
     for place, (claim, risk) in enumerate(zip(subject.claims, readings, strict=True)):
+        words = wording.in_words(claim)
         single = "What is claimed" if claim.happened else "What could be claimed"
         yield Heading(claim.title if many else single, new_page=place > 0)
         yield Statement(
             f"{claim.title}: the claim" if not many else "The claim",
             wording.figure(claim),
-            wording.in_words(claim),
+            wording.about(subject.unit, words) if claim.may_be_claimed else words,
             claim.may_be_claimed,
         )
-        yield Facts([*subject.details[place], *_facts(claim)])
-        yield from _risk(claim, risk, 3 if many else 2)
+        yield Facts([*subject.details[place], *_facts(claim, subject.unit)])
+        yield from _risk(claim, risk, 3 if many else 2, subject.unit)
     yield Heading("What was assumed", new_page=many)
     kinds = [claim.kind for claim in subject.claims if claim.kind]
-    yield Items(wording.assumptions(subject.mechanisms, kinds, subject.assumed))
+    yield Items(wording.assumptions(subject.mechanisms, kinds, subject.assumed, subject.unit))
     yield Heading("What the claim does not say")
-    yield Items(wording.LIMITS)
+    yield Items(wording.limits(subject.unit))
     yield Heading("Every mechanism")
     yield subject.spent
     yield Heading("How to verify it")
@@ -77,10 +78,12 @@ def _blocks(subject: Subject, readings: Sequence[Readings | None], when: datetim
     yield Blanks(("Name", "Date", "Signature"))
 
 
-def _facts(claim: Claim) -> list[tuple[str, str]]:
+def _facts(claim: Claim, unit: str) -> list[tuple[str, str]]:
+    known_as = wording.RELATIONS.get(claim.relation)
+    relation = wording.about(unit, known_as) if known_as else wording.safe(claim.relation)[:60]
     facts = [
-        ("Neighbouring relation", f"{wording.RELATIONS.get(claim.relation, wording.safe(claim.relation)[:60])}."),
-        ("Unit of privacy", "One record of the data set: whatever the run sampled and clipped as one example."),
+        ("Neighbouring relation", f"{relation}."),
+        ("Unit of privacy", wording.UNIT[unit]),
     ]
     if claim.bounds is not None:
         ends = [float(getattr(claim.bounds, name)) for name in ("lower", "upper")]
@@ -95,7 +98,7 @@ def _facts(claim: Claim) -> list[tuple[str, str]]:
     return facts
 
 
-def _risk(claim: Claim, readings: Readings | None, level: int) -> Iterator[Block]:
+def _risk(claim: Claim, readings: Readings | None, level: int, unit: str) -> Iterator[Block]:
     if not claim.may_be_claimed:
         return
     yield Heading("What an attacker can do", level)
@@ -103,10 +106,10 @@ def _risk(claim: Claim, readings: Readings | None, level: int) -> Iterator[Block
         yield Paragraph("The risks of this claim were not derived, since its profile is known in one direction only.")
         return
     yield Paragraph(
-        "These are limits for every attacker, also one who knows all other records, the program and its settings. "
+        f"These are limits for every attacker, also one who knows all other {unit}s, the program and its settings. "
         f"The kind of these figures is {' or '.join(_kinds(readings))}."
     )
-    yield Items(wording.risks(readings, claim.relation))
+    yield Items([wording.about(unit, text) for text in wording.risks(readings, claim.relation)])
     told = "; ".join(f"at {plain_percent(fpr)} at most {percent(readings.rate(fpr))}" for fpr in FALSE_POSITIVE_RATES)
     yield Picture(
         attacker_curve(readings),

@@ -14,7 +14,7 @@ from jaxacct.report.claim import Claim
 from jaxacct.report.from_plan import SAMPLING
 from jaxacct.report.rounding import up
 from jaxacct.report.subject import Subject, counted, digest, origin, quoted
-from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAINING, USERS, mechanisms_in, safe
+from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAINING, USERS, about, mechanisms_in, safe
 from jaxacct.selection import AdaptiveSelection, Selection
 from jaxacct.training import Ledger
 from jaxacct.training.ledger.stop_rule import promised
@@ -70,6 +70,7 @@ def from_ledger(ledger: Ledger, delta: float | None, tick: Callable[[str], None]
         _assumed(ledger, at),
         _commands(path or str(ledger.path), at),
         FILTER_NOTE if filtered else CHOICE_NOTE if _has_choice(ledger) else "",
+        unit=ledger.plan.unit,
     )
 
 
@@ -137,7 +138,7 @@ def _spent(ledger: Ledger, delta: float) -> Rows:
             rows.append(
                 [
                     safe(name),
-                    f"Gaussian noise, {SAMPLING[release.sampling]}",
+                    about(ledger.plan.unit, f"Gaussian noise, {SAMPLING[release.sampling]}"),
                     repr(release.noise_multiplier),
                     repr(release.sampling_probability),
                     f"{count:,}",
@@ -160,17 +161,18 @@ def _epsilon(bounds: Bounds) -> str:
 
 
 def _assumed(ledger: Ledger, delta: float) -> list[str]:
+    unit = ledger.plan.unit  # one of all runs: others are not added up
     found = [
-        *TRAINING,
+        *(about(unit, text) for text in TRAINING),
         "The ledger holds everything that was released. Its checksums tell damage and lost lines. They are no "
         "signature, and do not stop anybody who rewrites the file.",
         "Entries with equal fingerprints released the same output, to the last bit. They count once.",
-        f"The number of records is public ({', '.join(_sizes(ledger))}).",
+        f"The number of {unit}s is public ({', '.join(_sizes(ledger))}).",
     ]
-    if any(line.plan.unit == "user" for headers in ledger.headers.values() for line in headers):
+    if unit == "user":
         found.append(USERS)
     if any(release.sampling == FIXED for release in ledger.releases()):
-        found.append(FIXED_BATCHES)
+        found.append(about(unit, FIXED_BATCHES))
     for name, spent in ledger.runs.items():
         run = f"In the run “{safe(name)}” "
         if spent.torn:

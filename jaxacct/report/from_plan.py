@@ -12,7 +12,7 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.subject import Subject, counted, quoted
-from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAINING, USERS
+from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAINING, USERS, about
 from jaxacct.training import Plan
 from jaxacct.training.step.step_mechanisms import FIXED
 
@@ -66,6 +66,7 @@ def from_plan(plan: Plan, tick: Callable[[str], None], path: str = "") -> Subjec
         _assumed(plan),
         _commands(plan, path),
         FILTER_NOTE if plan.filter else CHOICE_NOTE if plan.repetitions is not None else "",
+        unit=plan.unit,
     )
 
 
@@ -73,7 +74,7 @@ def _details(plan: Plan) -> list[tuple[str, str]]:
     """The plan in numbers; with a schedule they are averages."""
     average = " (average)" if len(plan.segments) > 1 else ""
     facts = [
-        ("Users in the data" if plan.unit == "user" else "Records in the data", f"{plan.dataset_size:,}"),
+        (f"{plan.unit.capitalize()}s in the data", f"{plan.dataset_size:,}"),
         ("Steps", f"{plan.steps:,}"),
         (f"Expected batch size{average}", f"{plan.expected_batch_size:.10g}"),
         *([("Largest batch", f"{plan.cap:,}")] if plan.cap else []),
@@ -88,7 +89,7 @@ def _details(plan: Plan) -> list[tuple[str, str]]:
 def _releases(plan: Plan) -> Rows:
     rows = [
         [
-            f"Gaussian noise, {SAMPLING[release.sampling]}",
+            about(plan.unit, f"Gaussian noise, {SAMPLING[release.sampling]}"),
             repr(release.noise_multiplier),
             repr(release.sampling_probability),
             f"{count:,}",
@@ -101,11 +102,12 @@ def _releases(plan: Plan) -> Rows:
 
 
 def _assumed(plan: Plan) -> list[str]:
-    found = [*TRAINING, f"The number of {plan.unit}s, {plan.dataset_size:,}, is public."]
+    found = [about(plan.unit, text) for text in TRAINING]
+    found.append(f"The number of {plan.unit}s, {plan.dataset_size:,}, is public.")
     if plan.unit == "user":
         found.append(USERS)
     if plan.sampling == FIXED:
-        found.append(FIXED_BATCHES)
+        found.append(about(plan.unit, FIXED_BATCHES))
     if plan.filter:
         found.append(
             f"Later settings may depend on the data. A Renyi filter of order {plan.filter.order:g} bounds every path."

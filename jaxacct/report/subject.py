@@ -38,7 +38,7 @@ class Subject:
     details : names and what they are, for each claim.
     mechanisms : all that takes part, for the assumptions.  assumed : assumptions of its own.
     verify : command lines, or lines of Python, that check the claims.  note : what they do not check.  origin : the
-    file.
+    file.  unit : what neighbours differ in, "record" or "user".
     """
 
     what: str
@@ -51,6 +51,7 @@ class Subject:
     verify: Sequence[str]
     note: str = ""
     origin: Origin = Origin()
+    unit: str = "record"
 
 
 def counted(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Rows:

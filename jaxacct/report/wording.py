@@ -16,15 +16,17 @@ __all__ = [
     "FILTER_NOTE",
     "FIXED_BATCHES",
     "GENERAL",
-    "LIMITS",
     "RELATIONS",
     "TRAINING",
+    "UNIT",
     "USERS",
+    "about",
     "assumptions",
     "described",
     "figure",
     "in_words",
     "kind_in_words",
+    "limits",
     "mechanisms_in",
     "risks",
     "safe",
@@ -42,10 +44,26 @@ RELATIONS = {
     "zero in one of them. The number of records is the same in both and may be known",
 }
 """The neighbouring relations in words."""
-LIMITS = (
-    "It says nothing about a person with several records. Such a person has a weaker guarantee than one record has.",
-    "It does not say that nothing can be learnt about a person. What the data as a whole show can be true of somebody "
-    "whose record was never used.",
+UNIT = {
+    "record": "One record of the data set: whatever the run sampled and clipped as one example.",
+    "user": "One user: all examples of a user together, which the run sampled and clipped as one.",
+}
+"""What neighbouring data sets differ in."""
+_PERSONS = {
+    "record": (
+        "It says nothing about a person with several records. Such a person has a weaker guarantee than one record "
+        "has.",
+        "It does not say that nothing can be learnt about a person. What the data as a whole show can be true of "
+        "somebody whose record was never used.",
+    ),
+    "user": (
+        "It says nothing about a person who counts as several users. Such a person has a weaker guarantee than one "
+        "user has.",
+        "It does not say that nothing can be learnt about a person. What the data as a whole show can be true of "
+        "somebody whose examples were never used.",
+    ),
+}
+_LIMITS = (
     "It covers the outputs listed on this page, and nothing else. A training loss, validation scores on private data, "
     "counts of clipped gradients, logs, running times and earlier releases from the same data are not covered.",
     "It does not compose by itself. Another release from the same data needs an account of both together.",
@@ -53,7 +71,7 @@ LIMITS = (
     "file states.",
     "Epsilon and delta are upper bounds on what any attacker can do. They do not measure what a known attack achieves.",
 )
-"""What no claim says."""
+"""What no claim says, of persons by the unit, and otherwise."""
 SECRECY = (
     "The random keys and the noise stay secret, and the noise has the stated law to anybody else. Whoever has the keys "
     "can take the noise away."
@@ -72,8 +90,8 @@ FIXED_BATCHES = (
 )
 """What is assumed of passes over fixed batches."""
 USERS = (
-    "Users take the place of records: all examples of a user are drawn together, and the gradient of their mean is "
-    "clipped as one. Whose each example is was told rightly. Wherever this page says record, it means user."
+    "All examples of a user are drawn together, and the gradient of their mean is clipped as one. Whose each example "
+    "is was told rightly."
 )
 """What is assumed of a training run whose unit is a user."""
 GENERAL = (
@@ -119,6 +137,16 @@ def safe(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
+def about(unit: str, text: str) -> str:
+    """One of our sentences about records as one about this unit; never for text from a file."""
+    return text.replace("record", unit)
+
+
+def limits(unit: str) -> list[str]:
+    """What no claim says."""
+    return [*_PERSONS[unit], *_LIMITS]
+
+
 def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
     """A mechanism and all that it is made of."""
     yield mechanism
@@ -126,10 +154,12 @@ def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
         yield from mechanisms_in(one)
 
 
-def assumptions(mechanisms: Iterable[Mechanism], kinds: Iterable[str], own: Iterable[str]) -> list[str]:
+def assumptions(
+    mechanisms: Iterable[Mechanism], kinds: Iterable[str], own: Iterable[str], unit: str = "record"
+) -> list[str]:
     """What was assumed: by the source itself, of these mechanisms, and by answers of these kinds."""
     names = {type(one).__name__ for mechanism in mechanisms for one in mechanisms_in(mechanism)}
-    found = [*own, *(text for name, text in _OF_CLASS.items() if name in names)]
+    found = [*own, *(about(unit, text) for name, text in _OF_CLASS.items() if name in names)]
     for kind in dict.fromkeys(kinds):
         if kind.startswith("conditional"):
             found.append(f"The answer is {kind}. It holds under that assumption only.")

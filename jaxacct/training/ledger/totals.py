@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from jaxacct.mechanisms import Mechanism, compose, repeat
 from jaxacct.training.ledger.format import Spend, Step, Torn
-from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, FIXED, Release, composed
+from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, FIXED, Release, composed, slots_of
 
 __all__ = ["Spent", "cost", "total"]
 
@@ -26,6 +26,16 @@ class _Partition:
     share: float
     steps: dict[int, list[float]] = field(default_factory=dict)
     dearest: list[float] = field(default_factory=list)
+
+    def has_room_for(self, entry: Step) -> bool:
+        """Whether a step can be one of these.
+
+        A round has one number of slots, and no more steps than slots.  Others count as if all were in their batch.
+        """
+        if self.sampling == FIXED:
+            return True
+        full = len(self.steps) >= slots_of(self.share) and entry.step not in self.steps
+        return self.share == entry.sampling_probability and not full
 
     def releases(self) -> list[Release]:
         """What the partition counts as.
@@ -84,8 +94,7 @@ class Spent:
         if entry.sampling in BY_PASS and entry.partition is not None:
             of_its_kind = _Partition(entry.sampling, entry.sampling_probability)
             partition = self.partitions.setdefault(entry.partition, of_its_kind)
-            # a round has one number of slots: an entry with another one counts as if all were in its batch
-            if entry.sampling == FIXED or partition.share == entry.sampling_probability:
+            if partition.has_room_for(entry):
                 self._within(partition, entry)
                 return
         self._release(entry)

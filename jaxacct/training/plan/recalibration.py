@@ -10,6 +10,7 @@ from jaxacct.bounds import explain
 from jaxacct.certified_search import least_private
 from jaxacct.training.plan.accounting import MARGIN, tolerance
 from jaxacct.training.plan.filters import Filter, spent_renyi
+from jaxacct.training.plan.passes import begins_pass, blocks
 from jaxacct.training.plan.schedule import Piece, Segment, allocated, joined, merged, scaled, slots_for, steps_of
 from jaxacct.training.plan.solved import SolvedPlan
 from jaxacct.training.plan.solver import noise_for, together
@@ -46,6 +47,12 @@ def recalibrated(
             f"step {first}, or at the end of a whole round"
         )
     spent, rest = _split(plan, int(step), steps, epochs, expected_batch_size)
+    whole_run = blocks(merged([*spent, *rest]), plan.sampling, plan.dataset_size)
+    if plan.sampling == ALLOCATION and not begins_pass(whole_run, int(step)):
+        raise InputError(
+            f"step = {step} would be within a round: the batch size is that of the steps before it, whose last round "
+            "was cut short; give another expected_batch_size"
+        )
     filter_ = plan.filter
     if data_dependent and filter_ is None:
         raise InputError(

@@ -46,7 +46,8 @@ class Program:
         self._traced = jax.jit(step_function).trace(carried, zero, zero, data, now)
         self._digest = key_derivation.digest_program(self._traced)
         self._data = key_derivation.digest_tree(data)
-        self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode())
+        clipping = repr(adaptive).encode()  # its noise is an argument of the program, not a part of it
+        self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), clipping)
 
     def compiled(self) -> Any:
         """(carried, key words, pass key words, data, numbers) -> carried."""
@@ -61,16 +62,17 @@ class Program:
     def advance(self, line: Lineage, step: int) -> tuple[Lineage, StepKey, Numbers, str]:
         """A step's lineage, keys and numbers, and the fingerprint of its pass or round; "" where there are none.
 
-        Fixed batches keep their cut as long as the batch size is the same.  Slots are drawn anew unless program, data
-        and plan are the same: jaxacct/training/run/README.md, "Rounds that are cut short".
+        Fixed batches keep their cut as long as the batch size and the first step of the pass are the same.  Slots are
+        drawn anew unless program, data and plan are the same: jaxacct/training/run/README.md, "Rounds that are cut
+        short".
         """
         segment, begins, place, cut = self._plan.at(step), -1, 0, b""
         if self._plan.sampling in BY_PASS:
             begins = self._plan.pass_of(step)[1]
             place = step - begins
-            size = repr(segment.expected_batch_size).encode()
+            size = repr((begins, segment.expected_batch_size)).encode()
             cut = key_derivation.digest(self.session) if self._plan.sampling == ALLOCATION else size
-        settings = (step, *segment[2:], place)
+        settings = (step, *segment[2:], place, self._adaptive)
         after, key = key_derivation.advance(line, self._digest, self._data, settings, begins, cut)
         return after, key, self._numbers(step, place), key.partition if begins >= 0 else ""
 

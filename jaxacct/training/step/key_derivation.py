@@ -3,9 +3,9 @@
 If a run is repeated from a checkpoint, a step must either come out the same to the last bit, or have randomness of its
 own: the same noise under two different gradients would give their difference away.  So the key of a step is derived
 from the root *and* from a chain of digests of whatever decides the outcome: the first parameters, the program, what
-runs it (`machine`), the data, and the noise and batch size of every step so far.  A program that may come out otherwise
-when it is run again gets a number in the chain that is drawn anew for every `fit`.  The ledger is told a fingerprint of
-that key, and so counts a replay once exactly if it is one.
+runs it (`machine`), the data, and the noise, batch size and clipping rule of every step so far.  A program
+that may come out otherwise when it is run again gets a number in the chain that is drawn anew for every `fit`.  The
+ledger is told a fingerprint of that key, and so counts a replay once exactly if it is one.
 """
 
 from __future__ import annotations

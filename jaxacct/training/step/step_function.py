@@ -125,18 +125,21 @@ def private_step(
         size = (data.count if examples_per_user else jax.tree_util.tree_leaves(data)[0]).shape[0]
         drawn = draw(noise.stream(key, noise.SAMPLING), noise.stream(pass_key, noise.SAMPLING), size, now)
 
-        def add(so_far: Clipped, indices: Any, mask: Any) -> Clipped:
+        def add(carry: tuple[Clipped, Any], indices: Any, mask: Any) -> tuple[Clipped, Any]:
+            so_far, members = carry
             if examples_per_user is None:
                 batch = jax.tree.map(lambda a: a[indices], data)
             else:
                 batch, has_any = of_users(noise.stream(key, noise.EXAMPLES), data, indices, examples_per_user)
                 mask = mask & has_any
-            return jax.tree.map(jnp.add, so_far, clipped_sum(loss, params, batch, mask, clip_norm, method))
+            summed = clipped_sum(loss, params, batch, mask, clip_norm, method)
+            return jax.tree.map(jnp.add, so_far, summed), members + jnp.sum(mask, dtype=jnp.int32)
 
         dtype = wide(jnp.result_type(*jax.tree_util.tree_leaves(params)))
         nothing = Clipped(jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params), jnp.int32(0), jnp.int32(0))
         micro = min(micro_batch, drawn.indices.shape[0])
-        summed = sampler.over_micro_batches(drawn, micro, add, nothing, all_places=sampling == TRUNCATED)
+        begin = nothing, jnp.int32(0)  # users without examples are no members: they add nothing to any sum
+        summed, members = sampler.over_micro_batches(drawn, micro, add, begin, all_places=sampling == TRUNCATED)
 
         norms = jax.tree_util.tree_leaves(clip_norm)
         std = now.gradient_noise * jnp.sqrt(sum(c**2 for c in norms)) * _STD_ROUND_UP
@@ -147,8 +150,8 @@ def private_step(
             clip_norm = adaptive.update(
                 noise.stream(key, noise.QUANTILE),
                 clip_norm,
-                drawn.count - summed.clipped - summed.not_finite,
-                drawn.count,
+                members - summed.clipped - summed.not_finite,
+                members,
                 now.count_noise,
                 now.expected_batch_size,
             )

@@ -1,0 +1,43 @@
+"""Steps of the same state under other settings: each has noise and batches of its own, or the ledger counts both."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from training_cases import DELTA
+from training_runs import KEY, linear
+
+from jaxacct.training import AdaptiveClip, Ledger, Plan, Trainer
+
+DATA = np.eye(8, dtype=np.float32)
+
+
+@pytest.mark.parametrize("sampling", [{"sampling_probability": 1.0}, {"sampling": "random_allocation", "slots": 1}])
+def test_another_noise_on_the_count_of_clipped_gradients_has_keys_of_its_own(tmp_path, sampling):
+    """With one key two sums would differ in nothing but the scale of one noise, which gives both of them away."""
+    plan = Plan(target_delta=DELTA, dataset_size=8, noise_multiplier=1.0, steps=1, **sampling)
+    trainers = [Trainer(linear, optax.sgd(8.0), plan, AdaptiveClip(1.0, count_noise=noise)) for noise in (5.0, 0.6)]
+    first = trainers[0].init(jnp.zeros(8), KEY)
+    sums = [-np.asarray(t.fit(first, DATA, progress=False, ledger=tmp_path / "run").params) for t in trainers]
+    scales = [t.adaptive.gradient_noise(1.0, 8.0) for t in trainers]
+    guessed = (sums[1] - sums[0]) / (scales[1] - scales[0])  # the noise, if both steps had the same
+    assert np.abs(sums[0] - scales[0] * guessed - 1.0).max() > 0.1
+    assert Ledger.read(tmp_path / "run").releases().total() == 2
+
+
+def test_a_pass_of_fixed_batches_that_begins_elsewhere_is_cut_anew(tmp_path):
+    """From one state: steps 2 to 5 are a pass in one plan, and steps 2 and 3 the end of a pass in the other.
+
+    Batches of the same cut at other steps would put a record in steps that the ledger takes to be disjoint.
+    """
+    given = {"target_delta": DELTA, "dataset_size": 8, "noise_multiplier": 1.0, "sampling": "fixed_batches"}
+    plans = [Plan(**given, batch_schedule=[(until, 4), (None, 2)], steps=6) for until in (2, 1)]
+    assert [plan.pass_of(2)[1] for plan in plans] == [2, 1]
+    trainers = [Trainer(linear, optax.sgd(1.0), plan, 1.0) for plan in plans]
+    with Ledger.create(tmp_path / "run", plans[0]) as ledger:
+        first, stop = trainers[0].init(jnp.zeros(8), KEY), [lambda state: state.step == 2]
+        half = trainers[0].fit(first, DATA, callbacks=stop, progress=False, ledger=ledger)
+        for trainer in trainers:
+            trainer.fit(half, DATA, progress=False, ledger=ledger)
+        labels = {entry.partition for run in ledger.runs.values() for entry in run.seen if entry.step == 2}
+    assert len(labels) == 2
