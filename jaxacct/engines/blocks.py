@@ -16,8 +16,10 @@ from jaxacct.progress import Progress
 
 __all__ = ["BLOCK", "in_blocks"]
 
-BLOCK = 64
-"""Configurations evaluated together."""
+BLOCK = 128
+"""Most configurations evaluated together."""
+LEAST = 32
+"""Fewest, where there are more than that many."""
 MOST_THREADS = 8
 ROWS_WITH_PROGRESS = 300
 """Configurations from which on a progress bar shows."""
@@ -33,7 +35,9 @@ def in_blocks(solve: Solve, columns: list[np.ndarray]) -> Answer:
     sigma, slots, given = columns
     found = np.empty((3, sigma.size))
     order = np.lexsort((given, sigma, slots))
-    blocks = [order[first : first + BLOCK] for first in range(0, sigma.size, BLOCK)]
+    threads = min(_cores(), MOST_THREADS)
+    size = int(np.clip(-(-sigma.size // (4 * threads)), LEAST, BLOCK))
+    blocks = [order[first : first + size] for first in range(0, sigma.size, size)]
     done, bar = 0, Progress(sigma.size, None if sigma.size >= ROWS_WITH_PROGRESS else False)
 
     def solved(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -43,7 +47,7 @@ def in_blocks(solve: Solve, columns: list[np.ndarray]) -> Answer:
     if len(blocks) == 1:
         found[:, order] = solved(order)[1]
         return Answer(*found)
-    pool = ThreadPoolExecutor(min(_cores(), MOST_THREADS, len(blocks)))
+    pool = ThreadPoolExecutor(min(threads, len(blocks)))
     try:
         for job in as_completed([pool.submit(solved, rows) for rows in blocks]):
             rows, ends = job.result()
