@@ -40,7 +40,7 @@ def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str)
 def epsilon(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, direction: str, rtol: float = 1e-4) -> Answer:
     """Brackets of inf {eps >= 0 : delta(eps) <= delta} in one direction; all arguments broadcast to (B,)."""
     sign = SIGNS[direction]
-    return in_blocks(lambda *rows: _epsilon_block(sign, *rows, rtol), _flat(sigma, slots, delta))
+    return in_blocks(lambda *rows: _epsilon_block(sign, *rows, rtol=rtol), _flat(sigma, slots, delta))
 
 
 def epsilon_of_both(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, rtol: float = 1e-4) -> Answer:
@@ -50,8 +50,8 @@ def epsilon_of_both(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, rto
     """
 
     def both(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray:
-        first = _epsilon_block(1.0, sigma, slots, delta, rtol)
-        return np.maximum(first, _epsilon_block(-1.0, sigma, slots, delta, rtol, first[0]))
+        first = _epsilon_block(1.0, sigma, slots, delta, rtol=rtol)
+        return np.maximum(first, _epsilon_block(-1.0, sigma, slots, delta, first[0], rtol=rtol))
 
     return in_blocks(both, _flat(sigma, slots, delta))
 
@@ -137,7 +137,7 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
 
 
 def _epsilon_block(
-    sign: float, sigma: np.ndarray, t: np.ndarray, delta: np.ndarray, rtol: float, floor: np.ndarray | None = None
+    sign: float, sigma: np.ndarray, t: np.ndarray, delta: np.ndarray, floor: np.ndarray | None = None, *, rtol: float
 ) -> np.ndarray:
     s = 1.0 / sigma
     gaussian = closed_form.epsilon(s * (1.0 + 2.0 * ROUNDOFF), delta, np.zeros_like(delta))

@@ -150,13 +150,14 @@ def shares(cuts: Cuts, alpha: Array) -> tuple[Array, Array]:
         inside, beyond = cuts.low
         bulk = window(inside[:, :-1], beyond[:, 1:], grown, there)
         jump = window(beyond[:, 1:], inside[:, :-1], grown, there)
-        whole = np.isneginf(windows.low)[:, None]
-        bulk, jump = np.where(whole, 0.0, bulk), np.where(whole, 1.0, jump)
+        whole: Array = np.isneginf(windows.low)
+        bulk, jump = np.where(whole[:, None], 0.0, bulk), np.where(whole[:, None], 1.0, jump)
     if cuts.high is not None:
         y = alpha / windows.high_blur[:, None]
         grown = np.exp(np.minimum(0.5 * y * y, 600.0))
         near = window(cuts.high[0][:, :-1], cuts.high[1][:, 1:], grown, y > 0.0)
-        near = np.where(np.isinf(windows.high)[:, None], 1.0, near)
+        open_: Array = np.isinf(windows.high)
+        near = np.where(open_[:, None], 1.0, near)
     return bulk * near, jump * near
 
 
