@@ -32,7 +32,7 @@ class Contour(NamedTuple):
 
 
 def contours_at(
-    sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: float = TOLERANCE
+    sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE
 ) -> list[tuple[Array, Contour]]:
     """Place contours for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), and evaluate them; all (B,).
 
@@ -56,7 +56,9 @@ def contours_at(
     return found
 
 
-def contour_at(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: float = TOLERANCE) -> Contour:
+def contour_at(
+    sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE
+) -> Contour:
     """`contours_at` as one record of all rows."""
     found = contours_at(sign, s, t, k, guess, tolerance)
     order = np.argsort(np.concatenate([rows for rows, _ in found]))

@@ -59,18 +59,19 @@ def _grid(low: Array, high: Array, size: int) -> Array:
     return low[:, None] * (high / low)[:, None] ** np.linspace(0.0, 1.0, size)
 
 
-def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: float = TOLERANCE) -> Place:
+def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE) -> Place:
     """Windows, line and Chernoff bounds for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,) each.
 
     guess : log of about how large the value is.
     tolerance : size of what is cut off, relative to the guess.
     """
+    tolerance = np.broadcast_to(tolerance, s.shape)
     with np.errstate(all="ignore"):
         found = _place(sign, s, t, k, guess, tolerance, False)
         rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
         if rows.size == 0:
             return found
-        other = _place(sign, s[rows], t[rows], k[rows], guess[rows], tolerance, True)
+        other = _place(sign, s[rows], t[rows], k[rows], guess[rows], tolerance[rows], True)
         first = jax.tree.map(lambda a: a[rows], found)
         better = _badness(other) < _badness(first)
 
@@ -88,7 +89,7 @@ def _badness(found: Place) -> Array:
     return np.where(np.isfinite(worse), worse, np.inf)
 
 
-def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: float, split: bool) -> Place:
+def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
     if sign > 0:
         windows, cells = _windows_of_call(s, t, k, guess + np.log(tolerance), split)
         deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
