@@ -6,15 +6,17 @@ NumPy lets go of the interpreter inside its loops, so that two threads do two bl
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextvars import copy_context
+from typing import TypeVar
 
 import numpy as np
 
 from jaxacct.engines.contour import Answer
 from jaxacct.progress import Progress
 
-__all__ = ["BLOCK", "in_blocks"]
+__all__ = ["BLOCK", "in_blocks", "on_cores"]
 
 BLOCK = 128
 """Most configurations evaluated together."""
@@ -26,6 +28,8 @@ ROWS_WITH_PROGRESS = 300
 FAILURES = (ArithmeticError, ValueError, IndexError, MemoryError)
 """What a block may raise; it is then done row by row, and a row that fails has no answer but the largest bracket."""
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Solve = Callable[..., np.ndarray]
 """(sigma, slots, given) of some rows -> (3, rows): lower, estimate, upper."""
 
@@ -38,26 +42,40 @@ def in_blocks(solve: Solve, columns: list[np.ndarray]) -> Answer:
     threads = min(_cores(), MOST_THREADS)
     size = int(np.clip(-(-sigma.size // (4 * threads)), LEAST, BLOCK))
     blocks = [order[first : first + size] for first in range(0, sigma.size, size)]
-    done, bar = 0, Progress(sigma.size, None if sigma.size >= ROWS_WITH_PROGRESS else False)
 
-    def solved(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def solved(rows: np.ndarray) -> np.ndarray:
         with np.errstate(all="ignore"):  # of this thread
-            return rows, _solved(solve, [column[rows] for column in columns])
+            return _solved(solve, [column[rows] for column in columns])
 
-    if len(blocks) == 1:
-        found[:, order] = solved(order)[1]
-        return Answer(*found)
-    pool = ThreadPoolExecutor(min(threads, len(blocks)))
+    bar = Progress(sigma.size, None if sigma.size >= ROWS_WITH_PROGRESS else False)
+    for at, ends in on_cores(solved, blocks, bar, [rows.size for rows in blocks]):
+        found[:, blocks[at]] = ends
+    return Answer(*found)
+
+
+def on_cores(
+    work: Callable[[Item], Result], items: Sequence[Item], bar: Progress, sizes: Sequence[int] | None = None
+) -> Iterator[tuple[int, Result]]:
+    """(place, what `work` returns) of every item, in any order; the bar is moved on by the items' sizes, or by 1 each.
+
+    One item is done in the caller's own thread.  An interrupt cancels what has not begun.
+    """
+    done = 0
+    pool = ThreadPoolExecutor(max(min(_cores(), MOST_THREADS, len(items)), 1)) if len(items) > 1 else None
     try:
-        for job in as_completed([pool.submit(solved, rows) for rows in blocks]):
-            rows, ends = job.result()
-            found[:, rows] = ends
-            done += rows.size
+        if pool is None:
+            found: Iterable[tuple[int, Result]] = ((at, work(item)) for at, item in enumerate(items))
+        else:
+            jobs = {pool.submit(copy_context().run, work, item): at for at, item in enumerate(items)}
+            found = ((jobs[job], job.result()) for job in as_completed(jobs))
+        for at, result in found:
+            yield at, result
+            done += 1 if sizes is None else sizes[at]
             bar.update(done)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
         bar.close()
-    return Answer(*found)
 
 
 def _solved(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:

@@ -17,14 +17,16 @@ from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contours_a
 
 __all__ = ["RoundProfile", "losses_for", "round_profile"]
 
-READ_TOGETHER = (9, 3, 1)
+READ_TOGETHER = (15, 5, 1)
 """Losses that are read from one contour, turn by turn: what is too wide then is asked again, with fewer of them."""
 CUT_OFF = 2e-3, 1e-4
 """What a contour leaves out, as a share of the width wanted: where it is read first, and where it is asked again."""
-WIDTHS = ((-9.0, 1e-6), (-36.0, 1e-5), (-np.inf, 0.1))
+WIDTHS = ((-9.0, 1e-6), (-20.0, 1e-5), (-36.0, 1e-4), (-42.0, 1e-2), (-np.inf, 0.1))
 """(log of delta, relative width): above such a delta a wider bracket gets a contour of its own.
 
 The largest deltas decide for many rounds, where errors of each round add up."""
+ALONE_FROM = -42.0
+"""log of the delta below which no loss gets a contour of its own: there its bracket is hardly narrower."""
 LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
 """1/sigma between which, and slots up to which, contours are placed."""
 LAST_LOG_DELTA = -69.0
@@ -43,7 +45,7 @@ MOST_GAP = 0.06
 """Largest distance of two losses above the far ones: where one slot decides, losses spread over several units."""
 LEAST_GAP = 1e-7
 """Least distance of two losses."""
-SCAN = 4000
+SCAN = 1500
 """Losses at which the guess of the profile is looked at."""
 
 
@@ -121,9 +123,8 @@ def _by_contours(
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
     wide = np.arange(eps.size)
     for turn, together in enumerate(READ_TOGETHER):
-        # a contour reads better at losses below the one that it is placed for
         groups = [wide[first : first + together] for first in range(0, wide.size, together)]
-        placed = np.array([rows[(rows.size + 1) // 2 if rows.size > 1 else 0] for rows in groups])
+        placed = np.array([_place_for(rows, sign, eps.size) for rows in groups])
         for some, contour in _placed(
             sign, s, t, eps[placed], logs[placed], CUT_OFF[min(turn, 1)] * _wanted(logs[placed])
         ):
@@ -135,10 +136,16 @@ def _by_contours(
             high[at] = np.where(good, np.fmin(high[at], upper), high[at])
             known = good & (estimate > 0.0)
             logs[at] = np.where(known, np.log(np.where(known, estimate, 1.0)), logs[at])
-        wide = np.flatnonzero(~(high - low <= _wanted(logs) * high))
+        wide = ~(high - low <= _wanted(logs) * high)
+        wide = np.flatnonzero(wide & ((logs > ALONE_FROM) | (turn == 0)))
         if wide.size == 0:
             break
     return low, high
+
+
+def _place_for(rows: np.ndarray, sign: float, size: int) -> int:
+    """The loss for which a contour is placed that is read at several: no slot may be far that is not at any of them."""
+    return min(int(rows[-1]) + 1, size - 1) if sign > 0 else int(rows[rows.size // 2])
 
 
 def _wanted(logs: np.ndarray) -> np.ndarray:
