@@ -20,6 +20,7 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.mechanisms.random_allocation import replaced_in_two_steps
 from jaxacct.replaced_record import Ask, delta_replaced, epsilon_replaced
+from jaxacct.single_rounds import single_rounds
 from jaxacct.validation import (
     DELTA_OR_ZERO,
     GIBIBYTE,
@@ -122,6 +123,15 @@ def bracket_epsilon(
     whole = engine_of_mechanism(mechanism, engine)
     if whole is not None:
         return whole.epsilon(mechanism, np.asarray(delta), relation, effort.rtol)
+    apart = single_rounds(
+        "epsilon",
+        mechanism,
+        np.asarray(delta, np.float64),
+        engine,
+        lambda some, at: bracket_epsilon(some, at, relation, effort),
+    )
+    if apart is not None:
+        return apart
     return worse_direction("epsilon", mechanism, delta, relation, effort, engine, hint)
 
 
@@ -134,6 +144,15 @@ def _bracket_delta(
     whole = engine_of_mechanism(mechanism, engine)
     if whole is not None:
         return whole.delta(mechanism, np.asarray(epsilon), relation, effort.rtol)
+    apart = single_rounds(
+        "delta",
+        mechanism,
+        np.asarray(epsilon, np.float64),
+        engine,
+        lambda some, at: _bracket_delta(some, at, relation, effort, engine),
+    )
+    if apart is not None:
+        return apart
     return worse_direction("delta", mechanism, epsilon, relation, effort, engine)
 
 

@@ -11,12 +11,17 @@ import numpy as np
 
 from jaxacct.dispatch import FAILURES
 from jaxacct.engines import quick_bounds
+from jaxacct.engines.blocks import on_cores
 from jaxacct.engines.protocol import Answer, Effort
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
-from jaxacct.mechanisms import Components
+from jaxacct.mechanisms import Components, Mechanism, allocation_rounds
+from jaxacct.mechanisms.random_allocation import rounds_inside
+from jaxacct.progress import Progress
 
-__all__ = ["BETWEEN_PAIRS", "OK_WIDTH", "delta_of_pairs", "differing", "epsilon_of_pairs"]
+__all__ = ["BETWEEN_PAIRS", "OK_WIDTH", "delta_of_pairs", "differing", "epsilon_of_pairs", "prepare_pairs"]
 
+ROWS_WITH_PROGRESS = 16
+"""Configurations from which on a progress bar shows."""
 BETWEEN_PAIRS = 7.0 / 9.0
 """Where the truth lies between the lower and the upper pair of a smooth loss.
 
@@ -25,6 +30,14 @@ that are continued meet, make a polygon 7 f'' h^2/24 below it."""
 OK_WIDTH = {"epsilon": 2e-3, "delta": 5e-2}
 """Relative width up to which such a bracket has the status "ok" however small rtol is: the pairs are hardly ever
 narrower than that, and asking for less is no failure."""
+
+
+def prepare_pairs(mechanism: Mechanism) -> None:
+    """Make the profiles of all rounds of random allocation inside, which takes the longest, on all cores."""
+    rounds = rounds_inside(mechanism)[: allocation_rounds.KEPT]
+    bar = Progress(len(rounds), None if len(rounds) >= ROWS_WITH_PROGRESS else False)
+    for _ in on_cores(lambda one: allocation_rounds.prepare(*one), rounds, bar):
+        pass
 
 
 def differing(above: list[Components], below: list[Components]) -> np.ndarray:
@@ -54,14 +67,20 @@ def epsilon_of_pairs(
     )
     ends = np.full((3, target.size), np.nan)
     zero = np.zeros(1)
-    for row in np.flatnonzero(least > SMALLEST_POSITIVE):
+
+    def asked(row: int) -> lattice_pairs.LatticeAnswer:
         try:
             with np.errstate(all="ignore"), jax.enable_x64():
-                found = lattice_pairs.epsilon(
-                    above, below, int(row), (least[row], most[row]), floor[row], effort.rtol, effort.memory_bytes
+                return lattice_pairs.epsilon(
+                    above, below, row, (least[row], most[row]), floor[row], effort.rtol, effort.memory_bytes
                 )
         except FAILURES:
-            continue
+            return lattice_pairs.NOTHING
+
+    rows = np.flatnonzero(least > SMALLEST_POSITIVE).tolist()
+    bar = Progress(len(rows), None if len(rows) >= ROWS_WITH_PROGRESS else False)
+    for place, found in on_cores(asked, rows, bar):
+        row = rows[place]
         one = np.array([row])
         limits = quick_bounds.limits("epsilon", above.take(one), least[one], zero)[0]
         limit = quick_bounds.limits("epsilon", below.take(one), most[one], zero)[1]

@@ -22,7 +22,7 @@ from jaxacct.engines.protocol import Effort, Question
 from jaxacct.engines.quick_bounds import largest_loss
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
-from jaxacct.two_pairs import BETWEEN_PAIRS, OK_WIDTH, delta_of_pairs, differing, epsilon_of_pairs
+from jaxacct.two_pairs import BETWEEN_PAIRS, OK_WIDTH, delta_of_pairs, differing, epsilon_of_pairs, prepare_pairs
 from jaxacct.validation import InputError, broadcast_shape
 
 __all__ = ["worse_direction"]
@@ -53,6 +53,8 @@ def worse_direction(
     with job(target.size):
         # the pairs that dominate the mechanism, then those that it dominates, where they are others and say something
         which = (False, True) if kind == "certified" and mechanism.has_bracket() else (False,)
+        if mechanism.has_bracket():
+            prepare_pairs(mechanism)
         pairs = [
             [components(mechanism, relation, side, below) for side in directions(mechanism, relation)]
             for below in which

@@ -83,6 +83,7 @@ ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "d
     "risk_search",
     "risk_targets",
     "risk_values",
+    "single_rounds",
     "two_pairs",
     "worse_direction",
 }

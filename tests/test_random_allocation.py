@@ -55,8 +55,28 @@ def test_a_single_round_of_pairs_holds_the_engine_for_one_round():
     one = ja.RandomAllocation(ja.Gaussian(2.0), 100)
     for direction in ("remove_one", "add_one"):
         exact = ja.epsilon(one, 1e-5, relation=direction)
-        pairs = ja.epsilon(ja.repeat(one, 1), 1e-5, relation=direction)
-        assert exact.engine == "allocation" and pairs.lower <= exact.upper and exact.lower <= pairs.upper
+        pairs = ja.epsilon(ja.repeat(one, 1), 1e-5, relation=direction, engine="lattice")
+        assert (
+            exact.engine == "allocation"
+            and pairs.engine == "lattice"
+            and pairs.lower <= exact.upper
+            and exact.lower <= pairs.upper
+        )
+
+
+def test_rows_of_one_round_are_asked_of_the_engine_for_one_round():
+    one = ja.RandomAllocation(ja.Gaussian(np.array([[2.0], [3.0]])), 100)
+    twice = ja.repeat(ja.repeat(one, 1), np.array([1.0, 2.0]))
+    for ask, at in ((ja.epsilon, 1e-5), (ja.delta, 0.1)):
+        alone, found = ask(one, at), ask(twice, at)
+        np.testing.assert_array_equal(found.upper[:, 0], alone.upper[:, 0])
+        np.testing.assert_array_equal(found.lower[:, 0], alone.lower[:, 0])
+        assert np.all(found.engine == [["allocation", "lattice"]] * 2) and np.all(found.kind == "certified")
+        np.testing.assert_array_equal(found.upper[:, 1], ask(ja.repeat(one, 2), at).upper[:, 0])
+        assert ask(ja.repeat(one, 1), at).engine.tolist() == [["allocation"], ["allocation"]]
+    assert ja.epsilon(ja.repeat(one, np.array([1.0, 2.0])), 1e-5, relation="replace_one").kind[0, 0] == "bound"
+    with pytest.raises(InputError, match="= 0 must be > 0"):
+        ja.epsilon(twice, 0.0)
 
 
 @pytest.mark.parametrize("mu", [0.05, 1.0, 5.0])

@@ -6,21 +6,20 @@ delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from jaxacct.engines import closed_form
 from jaxacct.engines.allocation_search import Value, search, value_of
+from jaxacct.engines.blocks import in_blocks
 from jaxacct.engines.contour import Answer
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
 from jaxacct.kernels.allocation.bracket import bracket_near, contour_at
 
-__all__ = ["delta", "epsilon"]
+__all__ = ["delta", "epsilon", "epsilon_of_both"]
 
-BLOCK = 32
-"""Configurations evaluated together."""
+SIGNS = {"remove": 1.0, "add": -1.0}
+"""Of the option that each direction is: a call, or a put."""
 LEAST_S, MOST_S = 1e-4, 20.0
 """1/sigma between which the contour is asked."""
 PLACEMENTS = 3
@@ -34,30 +33,31 @@ def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str)
 
     slots : whole numbers from 1 to 2**53.
     """
-    sigma, slots, eps = _flat(sigma, slots, eps)
-    return _in_blocks(_delta_block, direction, sigma, slots, eps)
+    sign = SIGNS[direction]
+    return in_blocks(lambda *rows: _delta_block(sign, *rows), _flat(sigma, slots, eps))
 
 
-def epsilon(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, direction: str) -> Answer:
+def epsilon(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, direction: str, rtol: float = 1e-4) -> Answer:
     """Brackets of inf {eps >= 0 : delta(eps) <= delta} in one direction; all arguments broadcast to (B,)."""
-    sigma, slots, delta = _flat(sigma, slots, delta)
-    return _in_blocks(_epsilon_block, direction, sigma, slots, delta)
+    sign = SIGNS[direction]
+    return in_blocks(lambda *rows: _epsilon_block(sign, *rows, rtol=rtol), _flat(sigma, slots, delta))
+
+
+def epsilon_of_both(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, rtol: float = 1e-4) -> Answer:
+    """The larger of both directions, each end on its own.
+
+    The second direction is not solved where it is shown to lie below the first one's lower end.
+    """
+
+    def both(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray:
+        first = _epsilon_block(1.0, sigma, slots, delta, rtol=rtol)
+        return np.maximum(first, _epsilon_block(-1.0, sigma, slots, delta, first[0], rtol=rtol))
+
+    return in_blocks(both, _flat(sigma, slots, delta))
 
 
 def _flat(*arrays: np.ndarray) -> list[np.ndarray]:
     return [np.ravel(a).astype(np.float64) for a in np.broadcast_arrays(*(np.asarray(a, np.float64) for a in arrays))]
-
-
-def _in_blocks(
-    solve: Callable[..., np.ndarray], direction: str, sigma: np.ndarray, slots: np.ndarray, given: np.ndarray
-) -> Answer:
-    found = np.empty((3, sigma.size))
-    order = np.lexsort((given, sigma, slots))
-    for first in range(0, sigma.size, BLOCK):
-        rows = order[first : first + BLOCK]
-        with np.errstate(all="ignore"):
-            found[:, rows] = solve(1.0 if direction == "remove" else -1.0, sigma[rows], slots[rows], given[rows])
-    return Answer(*found)
 
 
 def reach(s: np.ndarray, t: np.ndarray) -> np.ndarray:
@@ -136,7 +136,9 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
     return value
 
 
-def _epsilon_block(sign: float, sigma: np.ndarray, t: np.ndarray, delta: np.ndarray) -> np.ndarray:
+def _epsilon_block(
+    sign: float, sigma: np.ndarray, t: np.ndarray, delta: np.ndarray, floor: np.ndarray | None = None, *, rtol: float
+) -> np.ndarray:
     s = 1.0 / sigma
     gaussian = closed_form.epsilon(s * (1.0 + 2.0 * ROUNDOFF), delta, np.zeros_like(delta))
     low, mid, high = np.zeros_like(s), 0.5 * gaussian.upper, gaussian.upper.copy()
@@ -149,7 +151,8 @@ def _epsilon_block(sign: float, sigma: np.ndarray, t: np.ndarray, delta: np.ndar
     low[zero], mid[zero], high[zero] = 0.0, 0.0, 0.0
     rows = np.flatnonzero(reach(s, t) & ~zero & (delta > 1e-280) & (high > 0.0) & (high < 600.0))
     if rows.size:
-        found = search(sign, s[rows], t[rows], delta[rows], high[rows])
+        least = 0.0 if floor is None else floor[rows]
+        found = search(sign, s[rows], t[rows], delta[rows], high[rows], rtol, least)
         high[rows] = np.fmin(high[rows], found[2])
         low[rows] = np.where(found[0] <= high[rows], np.fmax(found[0], 0.0), 0.0)
         mid[rows] = found[1]

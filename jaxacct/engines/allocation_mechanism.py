@@ -70,9 +70,17 @@ def _bracket(quantity: str, mechanism: Any, given: np.ndarray, relation: str, rt
         np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1)
         for x in (mechanism.mechanism.noise_multiplier, mechanism.slots, given)
     )
-    solve = allocation.epsilon if quantity == "epsilon" else allocation.delta
-    found = [solve(sigma, slots, target, direction) for direction in _DIRECTIONS_OF[relation]]
-    worst = Answer(*(np.max([side[i] for side in found], axis=0) for i in range(3)))
+    ways = _DIRECTIONS_OF[relation]
+    if quantity == "epsilon":
+        both = len(ways) == 2
+        worst = (
+            allocation.epsilon_of_both(sigma, slots, target, rtol)
+            if both
+            else allocation.epsilon(sigma, slots, target, ways[0], rtol)
+        )
+    else:
+        found = [allocation.delta(sigma, slots, target, direction) for direction in ways]
+        worst = Answer(*(np.max([side[i] for side in found], axis=0) for i in range(3)))
     narrow = (worst.upper - worst.lower <= rtol * worst.upper) | (worst.upper <= NO_RELATIVE_ACCURACY)
     status = np.where(narrow, "ok", "width").astype("<U16")
     status[worst.upper == 0.0] = "zero"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.engines import allocation
+from jaxacct.engines.blocks import BLOCK
 from jaxacct.engines.contour import Answer
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
@@ -114,8 +115,8 @@ def payoff(
         leaders = rows[together - 1 :: together] if rows.size >= together else rows[-1:]
         if rows.size % together and leaders[-1] != rows[-1]:
             leaders = np.append(leaders, rows[-1])
-        for first in range(0, leaders.size, allocation.BLOCK):
-            some = slice(first, first + allocation.BLOCK)
+        for first in range(0, leaders.size, BLOCK):
+            some = slice(first, first + BLOCK)
             lead = leaders[some]
             contour = contour_at(sign, s * full[lead], t * full[lead], k[lead], guess[lead])
             for back in range(together):

@@ -8,7 +8,9 @@ import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
-from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contour_at
+from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contours_at
+from jaxacct.kernels.allocation.chernoff import put_below
+from jaxacct.kernels.allocation.placement import TOLERANCE
 
 __all__ = ["Value", "search", "value_of"]
 
@@ -16,8 +18,12 @@ ROUNDS = 7
 """Most placements of the contour."""
 NEWTON = 5
 """Newton steps on one contour."""
-NARROW = 1e-7
-"""Relative width at which a search ends."""
+NARROW = 1e-2
+"""Relative width at which a search ends, as a share of the width asked for."""
+CUT_OFF = 1e-4
+"""What a contour may leave out, relative to delta, as a share of the width asked for."""
+NEAR = 0.01
+"""Newton ends at steps this small, relative to the width at which the search ends."""
 
 
 class Value(NamedTuple):
@@ -39,24 +45,61 @@ def value_of(contour: Contour, eps: np.ndarray) -> Value:
     return Value(low / k * (1.0 - 16.0 * ROUNDOFF), mid / k, high / k * (1.0 + 16.0 * ROUNDOFF), slope - mid / k)
 
 
-def search(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """(lower, estimate, upper) of epsilon, at most `most`; ends that are not shown to hold are 0 and inf."""
-    low, high, eps = np.zeros_like(s), most.copy(), _start(sign, s, t, delta, most)
+def search(
+    sign: float,
+    s: np.ndarray,
+    t: np.ndarray,
+    delta: np.ndarray,
+    most: np.ndarray,
+    rtol: float = 1e-4,
+    floor: np.ndarray | float = 0.0,
+) -> np.ndarray:
+    """(lower, estimate, upper) of epsilon, at most `most`; ends that are not shown to hold are 0 and inf.
+
+    rtol : the width wanted; what can be had for nothing is narrower.
+    floor : where epsilon is at most this, that is all that is found out: (0, 0, floor).
+    """
+    narrow, tolerance = np.clip((NARROW * rtol, CUT_OFF * rtol), (1e-12, 1e-14), (1e-6, 1e-8))
+    floor = np.broadcast_to(floor, s.shape)
+    low, high = np.zeros_like(s), most.copy()
+    eps = np.where(floor > 0.0, np.minimum(floor, most), 0.0)
+    rows = np.flatnonzero(eps == 0.0)
+    eps[rows] = _start(sign, s[rows], t[rows], delta[rows], most[rows])
     answer = np.array([low, eps, np.full_like(s, np.inf)])
-    rows = np.arange(len(s))
+    below = _below_floor(sign, s, t, delta, floor)
+    answer[:, below] = np.zeros(below.sum()), np.zeros(below.sum()), floor[below]
+    rows = np.flatnonzero(~below)
     for _ in range(ROUNDS):
-        placed, target = eps[rows], delta[rows]
-        log_option = np.log(target) + min(sign, 0.0) * placed
-        contour = contour_at(sign, s[rows], t[rows], np.exp(sign * placed), log_option)
-        here, low[rows], high[rows] = _newton(contour, placed, target, low[rows], high[rows])
-        ends = _ends(contour, here, target)
-        answer[0, rows], answer[2, rows] = np.fmax(answer[0, rows], ends[0]), np.fmin(answer[2, rows], ends[1])
-        answer[1, rows], eps[rows] = here, here
-        narrow = np.isfinite(answer[2, rows]) & (answer[2, rows] - answer[0, rows] <= NARROW * answer[2, rows])
-        rows = rows[~narrow & (answer[2, rows] > 0.0) & (np.abs(here - placed) > 1e-6 * here)]
         if rows.size == 0:
             break
+        going = np.zeros(len(s), bool)
+        log_option = np.log(delta[rows]) + min(sign, 0.0) * eps[rows]
+        found = contours_at(sign, s[rows], t[rows], np.exp(sign * eps[rows]), log_option, tolerance)
+        for some, contour in found:
+            at = rows[some]
+            placed, target = eps[at], delta[at]
+            value, low[at], high[at] = _newton(contour, placed, target, low[at], high[at], floor[at], narrow)
+            here = value[0]
+            settled = high[at] <= floor[at]
+            ends = (0.0 * here, floor[at]) if settled.all() else _ends(contour, *value, target, floor[at])
+            ends = np.where(settled, 0.0, ends[0]), np.where(settled, floor[at], ends[1])
+            answer[0, at], answer[2, at] = np.fmax(answer[0, at], ends[0]), np.fmin(answer[2, at], ends[1])
+            answer[1, at], eps[at] = here, here
+            width = answer[2, at] - answer[0, at]
+            done = settled | (np.isfinite(answer[2, at]) & (width <= narrow * answer[2, at])) | (answer[2, at] <= 0.0)
+            going[at] = ~done & ((np.abs(here - placed) > 1e-6 * here) | (tolerance > TOLERANCE))
+        rows, tolerance = np.flatnonzero(going), min(tolerance, TOLERANCE)
     return answer
+
+
+def _below_floor(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, floor: np.ndarray) -> np.ndarray:
+    """Where Chernoff's bound of delta_add at the floor is at most delta, so that epsilon is at most the floor."""
+    below = np.zeros(len(s), bool)
+    if sign < 0:
+        rows = np.flatnonzero((floor > 0.0) & (floor < 500.0))
+        if rows.size:
+            below[rows] = put_below(s[rows], t[rows], np.exp(-floor[rows])) + floor[rows] < np.log(delta[rows])
+    return below
 
 
 def _start(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np.ndarray) -> np.ndarray:
@@ -70,32 +113,41 @@ def _start(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: n
 
 
 def _newton(
-    contour: Contour, eps: np.ndarray, delta: np.ndarray, low: np.ndarray, high: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(eps, low, high): Newton on log delta, kept between ends that brackets of delta move."""
-    for _ in range(NEWTON):
+    contour: Contour,
+    eps: np.ndarray,
+    delta: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    floor: np.ndarray,
+    narrow: float,
+) -> tuple[tuple[np.ndarray, Value], np.ndarray, np.ndarray]:
+    """((eps, delta there), low, high): Newton on log delta, kept between ends that brackets of delta move."""
+    for turn in range(NEWTON + 1):
         value = value_of(contour, eps)
         low = np.where(value.lower > delta, np.maximum(low, eps), low)
         high = np.where(value.upper < delta, np.minimum(high, eps), high)
         new = eps + (np.log(value.estimate) - np.log(delta)) * value.estimate / value.slope
         usable = (value.slope > 0.0) & np.isfinite(new) & (value.lower > 0.2 * value.upper)
         new = np.where(usable, np.clip(new, 0.5 * (low + eps) * (low > 0.0), 0.5 * (high + eps)), 0.5 * (low + high))
-        if np.all(np.abs(new - eps) <= 1e-14 * eps):
+        if turn == NEWTON or np.all((np.abs(new - eps) <= NEAR * narrow * eps) | (high <= floor)):
             break
         eps = new
-    return eps, low, high
+    return (eps, value), low, high
 
 
-def _ends(contour: Contour, eps: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _ends(
+    contour: Contour, eps: np.ndarray, value: Value, delta: np.ndarray, floor: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Ends about an estimate that the brackets of delta there show to hold; 0 and inf otherwise."""
-    value = value_of(contour, eps)
     below, above = np.zeros_like(eps), np.where((eps == 0.0) & (value.upper <= delta), 0.0, np.inf)
     for widen in (1.0, 4.0, 64.0, 4096.0):
         margin = widen * (1e-15 * eps + 4.0 * ROUNDOFF * delta / value.slope)
         high = np.maximum(eps + 1.02 * widen * np.maximum(value.upper - delta, 0.0) / value.slope + margin, 0.0)
         low = np.maximum(eps - 1.02 * widen * np.maximum(delta - value.lower, 0.0) / value.slope - margin, 0.0)
-        above = np.where(np.isinf(above) & (value_of(contour, high).upper <= delta), high, above)
-        below = np.where((below == 0.0) & (value_of(contour, low).lower >= delta), low, below)
-        if np.all(np.isfinite(above)) and np.all((below > 0.0) | (low == 0.0)):
+        if not np.all(np.isfinite(above)):
+            above = np.where(np.isinf(above) & (value_of(contour, high).upper <= delta), high, above)
+        if not np.all((below > 0.0) | (low == 0.0)):
+            below = np.where((below == 0.0) & (value_of(contour, low).lower >= delta), low, below)
+        if np.all(np.isfinite(above) | (eps <= floor)) and np.all((below > 0.0) | (low == 0.0)):
             break
     return below, above

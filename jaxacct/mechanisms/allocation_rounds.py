@@ -13,9 +13,9 @@ from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, pair_above, pa
 from jaxacct.mechanisms.gaussian import profile_of_gaussian
 from jaxacct.mechanisms.parts import FinitePair, FinitePart
 
-__all__ = ["above", "below"]
+__all__ = ["above", "below", "prepare"]
 
-KEPT = 64
+KEPT = 1024
 """Rounds whose profiles and pairs are kept; each takes some 40 kB."""
 LONE_WIDTH = 1e-6
 """Relative width from which a point between two better ones is left out."""
@@ -31,6 +31,11 @@ def _profiles(sigma: float, slots: float) -> tuple[BracketedProfile, BracketedPr
         high = np.minimum(profile.upper, told)
         found.append(_without_lone(RoundProfile(profile.epsilon, np.minimum(profile.lower, high), high)))
     return found[0], found[1]
+
+
+def prepare(sigma: float, slots: float) -> None:
+    """Compute the profile of a round, so that its pairs are quick to make."""
+    _profiles(sigma, slots)
 
 
 @functools.lru_cache(maxsize=KEPT)

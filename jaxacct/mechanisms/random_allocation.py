@@ -17,7 +17,7 @@ from jaxacct.mechanisms.parts import FinitePair, FinitePart, GaussianPart, Part
 from jaxacct.mechanisms.profile import stacked
 from jaxacct.validation import COUNT, InputError
 
-__all__ = ["BallsInBins", "RandomAllocation", "replaced_in_two_steps"]
+__all__ = ["BallsInBins", "RandomAllocation", "replaced_in_two_steps", "rounds_inside"]
 
 EPOCHS_WARNING = (
     "BallsInBins keeps each record in the same slot in every epoch; ja.repeat(ja.RandomAllocation(...), epochs), with "
@@ -219,6 +219,23 @@ class BallsInBins(Mechanism):
 
     def _parts(self, relation: str, direction: str, below: bool) -> list[tuple[Part, np.ndarray]]:
         return self.one_round(below)._parts(relation, direction, below)
+
+
+def rounds_inside(mechanism: Mechanism) -> list[tuple[float, float]]:
+    """(noise multiplier, slots) of the rounds of random allocation inside whose pairs are made, each once."""
+    if isinstance(mechanism, BallsInBins):
+        both = (rounds_inside(mechanism.one_round(below)) for below in (False, True))
+        return list(dict.fromkeys(one for each in both for one in each))
+    if not isinstance(mechanism, RandomAllocation):
+        return list(dict.fromkeys(one for inner in mechanism.inside() for one in rounds_inside(inner)))
+    sigma, slots, taken = (
+        np.ravel(np.broadcast_to(np.asarray(x, np.float64), batch_shape(mechanism)))
+        for x in (mechanism.mechanism.noise_multiplier, mechanism.slots, mechanism.participations)
+    )
+    small = np.floor(slots / taken)
+    larger = slots - small * taken
+    found = [(sigma[(small > 1.0)], small[(small > 1.0)]), (sigma[larger > 0.0], small[larger > 0.0] + 1.0)]
+    return list(dict.fromkeys(pair for some in found for pair in zip(*(x.tolist() for x in some), strict=True)))
 
 
 def replaced_in_two_steps(mechanism: Mechanism) -> bool:

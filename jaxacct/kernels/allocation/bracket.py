@@ -7,14 +7,17 @@ import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation.cutoff import log_beyond, log_images
-from jaxacct.kernels.allocation.law import ROOM, Windows, tail
-from jaxacct.kernels.allocation.placement import Place, place
+from jaxacct.kernels.allocation.law import ROOM, Windows, cuts_of, tail
+from jaxacct.kernels.allocation.placement import TOLERANCE, Place, place
 from jaxacct.kernels.allocation.quadrature import panels_of
 from jaxacct.kernels.allocation.transform import Powers, powers_on
 from jaxacct.kernels.arrays import Array
 from jaxacct.kernels.special import log_ndtr
 
-__all__ = ["Contour", "bracket_near", "contour_at"]
+__all__ = ["Contour", "bracket_near", "contour_at", "contours_at"]
+
+TERMS_TOGETHER = 2048
+"""Nodes of lines that are evaluated together, over all rows: what they need stays near the processor."""
 
 
 class Contour(NamedTuple):
@@ -28,20 +31,41 @@ class Contour(NamedTuple):
     log_beyond: Array
 
 
-def contour_at(sign: float, s: Array, t: Array, k: Array, guess: Array) -> Contour:
-    """Place the contour for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), and evaluate it; all (B,)."""
-    where = place(sign, s, t, k, guess)
+def contours_at(
+    sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE
+) -> list[tuple[Array, Contour]]:
+    """Place contours for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), and evaluate them; all (B,).
+
+    Rows whose lines are about as long come together, with their numbers, and short ones are not padded to long ones.
+    """
+    where = place(sign, s, t, k, guess, tolerance)
     line, windows = where.line, where.windows
+    found = []
     with np.errstate(all="ignore"):
-        beyond = log_beyond(where.cells, windows, t, line.c, line.count * line.step, sign)
-        # lines of about the same length together, so that short ones are not padded to long ones
+        beyond, _ = log_beyond(where.cells, cuts_of(where.cells, windows), t, line.c, line.count * line.step, sign)
         length = np.ceil(np.log2(line.count + 1.0))
-        parts = []
-        for rows in (np.flatnonzero(length == one) for one in np.unique(length)):
-            here, cuts = (jax.tree.map(lambda x, rows=rows: x[rows], each) for each in (line, windows))
-            ends = panels_of(s[rows], t[rows], cuts, np.hypot(here.c, here.count * here.step))
-            parts.append((rows, powers_on(here, s[rows], t[rows], cuts, ends, sign)))
-    return Contour(sign, s, t, where, _joined(parts, len(s)), beyond)
+        for one in np.unique(length):
+            alike = np.flatnonzero(length == one)
+            size = max(int(TERMS_TOGETHER / 2.0**one), 1)
+            for rows in (alike[first : first + size] for first in range(0, alike.size, size)):
+                mine = jax.tree.map(lambda x, rows=rows: x[rows], where)
+                far = np.hypot(mine.line.c, mine.line.count * mine.line.step)
+                ends = panels_of(s[rows], t[rows], mine.windows, far)
+                powers = powers_on(mine.line, s[rows], t[rows], mine.windows, ends, sign)
+                found.append((rows, Contour(sign, s[rows], t[rows], mine, powers, beyond[rows])))
+    return found
+
+
+def contour_at(
+    sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE
+) -> Contour:
+    """`contours_at` as one record of all rows."""
+    found = contours_at(sign, s, t, k, guess, tolerance)
+    order = np.argsort(np.concatenate([rows for rows, _ in found]))
+    where, beyond = jax.tree.map(
+        lambda *each: np.concatenate(each)[order], *((one.place, one.log_beyond) for _, one in found)
+    )
+    return Contour(sign, s, t, where, _joined([(rows, one.powers) for rows, one in found], len(s)), beyond)
 
 
 def _joined(parts: list[tuple[Array, Powers]], size: int) -> Powers:

@@ -2,20 +2,23 @@
 
 import numpy as np
 
-from jaxacct.kernels.allocation.law import Cells, Windows, jump_below, log_path, log_real, shares
+from jaxacct.kernels.allocation.law import Cells, Cuts, Windows, jump_below, log_path, log_real, shares
 from jaxacct.kernels.arrays import Array
 
-__all__ = ["log_beyond", "log_images", "log_power"]
+__all__ = ["log_beyond", "log_beyond_on", "log_images", "log_power"]
 
 STEEPEST = 9.0
 """Largest shift of the path at a window, in widths of the window."""
 
 
-def _path(cells: Cells, windows: Windows, y: Array, local: bool) -> Array:
-    """Im u at the edges of the cells, (B, J + 1): 0 at both ends, small where a window is narrow, slopes up to 1."""
+def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
+    """Im u at the edges of the cells, (B, J + 1): 0 at both ends, small where a window is narrow, slopes up to 1.
+
+    local : (B,) whether it follows X(u), and not the mean of X.
+    """
     u, s = cells.edges, cells.s
     # s y X alpha - alpha^2/2 is largest at alpha = s y X
-    size = np.minimum(1.45 / s, y[:, None] * s * (cells.x if local else _scale(cells)))
+    size = np.minimum(1.45 / s, y[:, None] * s * np.where(local[:, None], cells.x, _scale(cells)))
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
         there = np.abs(place[:, None]) < np.inf
         at = np.where(there[:, 0], place, 0.0)[:, None]
@@ -32,14 +35,14 @@ def _scale(cells: Cells) -> Array:
     return cells.x[:, :1] * np.exp(0.5 * cells.s**2 - cells.s * cells.edges[:, :1])
 
 
-def log_power(cells: Cells, windows: Windows, t: Array, r: Array, sign: float) -> tuple[Array, Array]:
+def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tuple[Array, Array]:
     """log of upper bounds of the integrand (A + B)^t - A^t at real r, (B, R), and of A^t, -inf without a bulk.
 
     (A + B)^t - A^t <= t B (A + B)^{t-1}.
     """
-    whole: Array = np.isneginf(windows.low)
-    bulk, jump = shares(cells, windows, np.zeros((len(t), 1)))
-    log_jump, t = log_real(cells, jump, jump_below(cells, windows), r, sign), t[:, None]
+    whole: Array = np.isneginf(cuts.windows.low)
+    bulk, jump = shares(cuts, np.zeros((len(t), 1)))
+    log_jump, t = log_real(cells, jump, jump_below(cells, cuts.windows), r, sign), t[:, None]
     if whole.all():
         return t * log_jump, np.full_like(log_jump, -np.inf)
     log_bulk = log_real(cells, bulk, np.ones(len(t)), r, sign)
@@ -48,16 +51,19 @@ def log_power(cells: Cells, windows: Windows, t: Array, r: Array, sign: float) -
     return power, np.where(whole[:, None], -np.inf, t * log_bulk)
 
 
-def log_beyond(cells: Cells, windows: Windows, t: Array, c: Array, y: Array, sign: float) -> Array:
-    """log of a bound of (1/pi) h sum |F(c + iy')|/|z|^2 over all nodes y' > y, (B,)."""
-    best = np.full_like(c, np.inf)
-    whole: Array = np.isneginf(windows.low)
-    for local in (True, False):
-        bulk, jump = log_path(cells, windows, c, y, _path(cells, windows, y, local), sign)
-        both = np.where(whole, jump, np.logaddexp(bulk, jump))
-        power = np.where(whole, t * both, np.log(t) + jump + (t - 1.0) * both)
-        best = np.fmin(best, power)
-    return best - np.log(np.pi * y)
+def log_beyond(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float) -> tuple[Array, Array]:
+    """log of a bound of (1/pi) h sum |F(c + iy')|/|z|^2 over all nodes y' > y, (B,), and whether by the local path."""
+    near, far = (log_beyond_on(cells, cuts, t, c, y, sign, np.full(c.shape, local)) for local in (True, False))
+    return np.fmin(near, far), ~(far < near)
+
+
+def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float, local: Array) -> Array:
+    """The bound of `log_beyond` by the one path or the other, (B,)."""
+    whole: Array = np.isneginf(cuts.windows.low)
+    bulk, jump = log_path(cells, cuts, c, y, _path(cells, cuts.windows, y, local), sign)
+    both = np.where(whole, jump, np.logaddexp(bulk, jump))
+    power = np.where(whole, t * both, np.log(t) + jump + (t - 1.0) * both)
+    return np.where(np.isnan(power), np.inf, power) - np.log(np.pi * y)
 
 
 def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, sign: float) -> Array:

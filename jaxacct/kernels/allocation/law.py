@@ -14,8 +14,10 @@ from jaxacct.kernels.arrays import Array
 __all__ = [
     "ROOM",
     "Cells",
+    "Cuts",
     "Windows",
     "cells_of",
+    "cuts_of",
     "interval",
     "jump_below",
     "log_path",
@@ -62,6 +64,16 @@ class Cells(NamedTuple):
     """(B, 1) how far the share may be off."""
 
 
+class Cuts(NamedTuple):
+    """Windows on a grid: Phi(-x) and Phi(x) at its edges, x the distance from a window's centre in its widths."""
+
+    windows: Windows
+    low: tuple[Array, Array] | None
+    """(B, J + 1) each; None where no configuration has a bulk."""
+    high: tuple[Array, Array] | None
+    """None where nothing is far in any configuration."""
+
+
 def ratio(u: Array, s: Array, t: Array) -> Array:
     """X/t = e^{s u - s^2/2}/t, for u of shape (B, ...) and s, t that broadcast with it."""
     return np.exp(s * u - 0.5 * s * s - np.log(t))
@@ -105,25 +117,47 @@ def cells_of(s: Array, t: Array, windows: Windows, size: int) -> Cells:
     return Cells(s, edges, ratio(edges, s, t), mass, share, doubt)
 
 
-def shares(cells: Cells, windows: Windows, alpha: Array) -> tuple[Array, Array]:
+def cuts_of(cells: Cells, windows: Windows) -> Cuts:
+    """The windows at the edges of the cells, where they do not depend on Im u."""
+    whole, open_ = np.isneginf(windows.low), np.isinf(windows.high)
+    some = (~whole.all(), ~open_.all())
+    low = np.where(whole, -1e300, windows.low)[:, None]
+    high = np.where(open_, 1e300, windows.high)[:, None]
+    at_low = (cells.edges - low) / windows.low_blur[:, None] if some[0] else None
+    at_high = (cells.edges - high) / windows.high_blur[:, None] if some[1] else None
+    return Cuts(
+        windows,
+        None if at_low is None else (tail(at_low), tail(-at_low)),
+        None if at_high is None else (tail(at_high), tail(-at_high)),
+    )
+
+
+def shares(cuts: Cuts, alpha: Array) -> tuple[Array, Array]:
     """Upper bounds over each cell of |w1 w2| and |(1 - w1) w2| at Im u <= alpha, (B, J).
 
     |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)).
     """
-    left, right = cells.edges[:, :-1], cells.edges[:, 1:]
 
-    def window(x_most: Array, x_least: Array, y: Array) -> Array:
+    def window(most: Array, least: Array, grown: Array, there: Array) -> Array:
+        return np.minimum(grown * most, 1.0 + np.where(there, grown * least, 0.0))
+
+    windows = cuts.windows
+    bulk: Array = np.zeros((len(windows.low), 1))
+    jump, near = np.ones_like(bulk), np.ones_like(bulk)
+    if cuts.low is not None:
+        y = alpha / windows.low_blur[:, None]
+        grown, there = np.exp(np.minimum(0.5 * y * y, 600.0)), y > 0.0
+        inside, beyond = cuts.low
+        bulk = window(inside[:, :-1], beyond[:, 1:], grown, there)
+        jump = window(beyond[:, 1:], inside[:, :-1], grown, there)
+        whole: Array = np.isneginf(windows.low)
+        bulk, jump = np.where(whole[:, None], 0.0, bulk), np.where(whole[:, None], 1.0, jump)
+    if cuts.high is not None:
+        y = alpha / windows.high_blur[:, None]
         grown = np.exp(np.minimum(0.5 * y * y, 600.0))
-        return np.minimum(grown * tail(-x_most), 1.0 + np.where(y > 0.0, grown * tail(x_least), 0.0))
-
-    whole = windows.low[:, None] == -np.inf
-    low, blur = np.where(whole, 0.0, windows.low[:, None]), windows.low_blur[:, None]
-    bulk = window((low - left) / blur, (low - right) / blur, alpha / blur)
-    jump = window((right - low) / blur, (left - low) / blur, alpha / blur)
-    bulk, jump = np.where(whole, 0.0, bulk), np.where(whole, 1.0, jump)
-    open_ = windows.high[:, None] == np.inf
-    high, blur = np.where(open_, 0.0, windows.high[:, None]), windows.high_blur[:, None]
-    near = np.where(open_, 1.0, window((high - left) / blur, (high - right) / blur, alpha / blur))
+        near = window(cuts.high[0][:, :-1], cuts.high[1][:, 1:], grown, y > 0.0)
+        open_: Array = np.isinf(windows.high)
+        near = np.where(open_[:, None], 1.0, near)
     return bulk * near, jump * near
 
 
@@ -161,13 +195,13 @@ def _relative(cells: Cells) -> Array:
     return ROUNDOFF * (8.0 + 4.0 * (cells.s * (np.abs(cells.edges[:, -1:]) + cells.s) + 30.0))
 
 
-def log_path(cells: Cells, windows: Windows, c: Array, y: Array, alpha: Array, sign: float) -> tuple[Array, Array]:
+def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: float) -> tuple[Array, Array]:
     """log of upper bounds of |A(c + iy')| and |B(c + iy')| for every y' >= y, (B,).
 
     The line of integration is u + i sign alpha(u), with alpha >= 0 piecewise linear, 0 at both ends, s alpha <= pi/2;
     `alpha` has its values at the edges, (B, J + 1).  |e^{sign z X}| = e^{X (sign c cos(s alpha) - y sin(s alpha))}.
     """
-    s = cells.s
+    s, windows = cells.s, cuts.windows
     most, least = np.maximum(alpha[:, :-1], alpha[:, 1:]), np.minimum(alpha[:, :-1], alpha[:, 1:])
     slope = (alpha[:, 1:] - alpha[:, :-1]) / (cells.edges[:, 1:] - cells.edges[:, :-1])
     stretch = np.sqrt(1.0 + slope * slope)
@@ -181,7 +215,7 @@ def log_path(cells: Cells, windows: Windows, c: Array, y: Array, alpha: Array, s
         top = np.zeros_like(c)
     exponent = np.where(rate > 0.0, rate * cells.x[:, 1:], rate * cells.x[:, :-1])
     grown = cells.mass * stretch * np.exp(0.5 * most * most + exponent - top)
-    bulk, jump = shares(cells, windows, most)
+    bulk, jump = shares(cuts, most)
     below = tail(-cells.edges[:, 0]) * np.exp((sign > 0) * (c * cells.x[:, :1]) - top)[:, 0]
     beyond = tail(cells.edges[:, -1]) * np.exp(-c * cells.x[:, -1:])[:, 0] if sign < 0 else 0.0
     whole: Array = np.isneginf(windows.low)

@@ -5,19 +5,25 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxacct.kernels.allocation.cutoff import log_beyond, log_power
-from jaxacct.kernels.allocation.law import ROOM, Cells, Windows, cells_of
+from jaxacct.kernels.allocation.cutoff import log_beyond, log_beyond_on, log_power
+from jaxacct.kernels.allocation.law import ROOM, Cells, Cuts, Windows, cells_of, cuts_of
 from jaxacct.kernels.allocation.transform import Line
 from jaxacct.kernels.arrays import Array
 
-__all__ = ["Place", "place"]
+__all__ = ["TOLERANCE", "Place", "place", "tilted_mode"]
 
 COARSE = 160
 """Cells of the grids on which choices are made, and the images bounded."""
 MOST_NODES = 4000
 """Most nodes on the line."""
 TOLERANCE = 1e-10
-"""Size of what is cut off, relative to the value."""
+"""Size of what is cut off, relative to the value, where nothing else is asked for."""
+PROBES = 7
+"""Most indices that are tried for the last node."""
+PAST_THE_GOAL = 0.02
+"""By how much, in the logarithm, the secant aims past the goal, so that what it finds is mostly enough."""
+NEAR_ENOUGH = 0.06
+"""Distance, in the logarithm, of an index that is too small and one that is not."""
 REACH = 8.6
 """Deviations of the standard normal law that are kept."""
 MANY = 250
@@ -53,17 +59,19 @@ def _grid(low: Array, high: Array, size: int) -> Array:
     return low[:, None] * (high / low)[:, None] ** np.linspace(0.0, 1.0, size)
 
 
-def place(sign: float, s: Array, t: Array, k: Array, guess: Array) -> Place:
+def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE) -> Place:
     """Windows, line and Chernoff bounds for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,) each.
 
     guess : log of about how large the value is.
+    tolerance : size of what is cut off, relative to the guess.
     """
+    tolerance = np.broadcast_to(tolerance, s.shape)
     with np.errstate(all="ignore"):
-        found = _place(sign, s, t, k, guess, False)
+        found = _place(sign, s, t, k, guess, tolerance, False)
         rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
         if rows.size == 0:
             return found
-        other = _place(sign, s[rows], t[rows], k[rows], guess[rows], True)
+        other = _place(sign, s[rows], t[rows], k[rows], guess[rows], tolerance[rows], True)
         first = jax.tree.map(lambda a: a[rows], found)
         better = _badness(other) < _badness(first)
 
@@ -81,9 +89,9 @@ def _badness(found: Place) -> Array:
     return np.where(np.isfinite(worse), worse, np.inf)
 
 
-def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, split: bool) -> Place:
+def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
     if sign > 0:
-        windows, cells = _windows_of_call(s, t, k, guess, split)
+        windows, cells = _windows_of_call(s, t, k, guess + np.log(tolerance), split)
         deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
         light = (np.maximum(k - 1.0, 0.0) + 1.5 * deviation) / deviation**2
         top = np.minimum(3.0 * light, 250.0 / cells.x[:, -1])
@@ -92,34 +100,36 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, split: bool)
         deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
         windows, cells = _windows_of_put(s, t, k, split)
         bottom, top = 0.3 / k, np.maximum(400.0 / k, 80.0 / deviation)
-    seen, logs, best = _saddle(cells, windows, t, k, sign, 1.0 if sign > 0 else 2.0, bottom, top)
+    cuts = cuts_of(cells, windows)
+    seen, logs, best = _saddle(cells, cuts, t, k, sign, 1.0 if sign > 0 else 2.0, bottom, top)
     exponents = logs - sign * seen * k[:, None] - np.log(seen)
     if sign > 0:
         log_value = np.maximum(guess, np.min(exponents, axis=1) - 4.0) if not split else guess
-        c, period = _abscissa(best, seen, exponents - 1.0, log_value + np.log(TOLERANCE), np.zeros_like(k))
+        c, period = _abscissa(best, seen, exponents - 1.0, log_value + np.log(tolerance), np.zeros_like(k))
     else:
         c = best
         at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
         log_value = np.where(split, guess, np.maximum(at, guess))
-        goal = log_value + np.log(TOLERANCE)
+        goal = log_value + np.log(tolerance)
         needed = _right(c, seen, exponents - 1.0, goal)
         period = np.maximum((np.log(k + 40.0 / c) - goal) / c, np.minimum(needed, k))
         reach = 46.0 + np.maximum(-logs[np.arange(len(k)), np.argmin(np.abs(seen - c[:, None]), axis=1)] / t, 0.0)
         end = np.minimum((np.log(reach / c) + np.log(t)) / s + 0.5 * s, REACH)
-        start = np.minimum(_tilted_mode(s, t, c) - REACH, end - 4.0)
+        start = np.minimum(tilted_mode(s, t, c) - REACH, end - 4.0)
         if split:
             end = np.maximum(end, windows.low + 9.0 * windows.low_blur)
         windows = windows._replace(start=start, end=end)
         cells = cells_of(s, t, windows, COARSE)
+        cuts = cuts_of(cells, windows)
     far = _grid(1.1 * c, np.maximum(40.0 * c, 1.2 * c), 20)
     if sign > 0:
         far = np.minimum(far, np.maximum(400.0 / cells.x[:, -1], 1.1 * c)[:, None])
     step = 2.0 * np.pi / period
-    goal = log_value + np.log(TOLERANCE)
-    last = _cutoff(cells, windows, t, c, step, -sign * c * k, goal, sign)
+    goal = log_value + np.log(tolerance)
     scale = np.array([np.interp(one, *_sorted(a, b)) for one, a, b in zip(c, seen, logs, strict=True)])
+    last = _cutoff(cells, cuts, t, c, step, scale, goal + sign * c * k, deviation, sign)
     digits = scale - sign * c * k - 2.0 * np.log(c) - guess
-    log_far, log_bulk = log_power(cells, windows, t, far, sign)
+    log_far, log_bulk = log_power(cells, cuts, t, far, sign)
     return Place(Line(c, step, last), windows, cells, far, log_far, log_bulk, digits)
 
 
@@ -128,8 +138,8 @@ def _sorted(a: Array, b: Array) -> tuple[Array, Array]:
     return a[order], b[order]
 
 
-def _windows_of_call(s: Array, t: Array, k: Array, guess: Array, split: bool) -> tuple[Windows, Cells]:
-    edge = _far_from(s, t, k, guess + np.log(TOLERANCE))
+def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, split: bool) -> tuple[Windows, Cells]:
+    edge = _far_from(s, t, k, goal)
     blur = np.minimum(FAR_BLUR / s, 0.3)
     high = edge + ROOM * blur
     start, end = np.full_like(s, -REACH), high + 7.0 * blur
@@ -140,14 +150,13 @@ def _windows_of_call(s: Array, t: Array, k: Array, guess: Array, split: bool) ->
     low_blur = LOW_BLUR / s
     chosen, done = edge + np.log(SHARES_OF_EDGE[-1]) / s, np.zeros(len(s), bool)
     allowed = np.append(SHARES_OF_EDGE, 0.0)
-    goal = guess + np.log(TOLERANCE)
     for share in allowed:
         # the last: all bulk means S <= k
         low = edge + np.log(share) / s if share > 0 else edge - np.log(t) / s - 8.0 * low_blur
         some = windows._replace(low=low, low_blur=low_blur)
         trial = _grid(2.0 / (k * np.maximum(share, 1.0 / t)), 200.0 / (k * np.maximum(share, 1.0 / t)), 8)
         trial = np.minimum(trial, 600.0 / cells.x[:, -1:])
-        _, log_bulk = log_power(cells, some, t, trial, 1.0)
+        _, log_bulk = log_power(cells, cuts_of(cells, some), t, trial, 1.0)
         fine = np.min(log_bulk - trial * k[:, None] - np.log(trial), axis=1) < goal
         chosen, done = np.where(fine & ~done, low, chosen), done | fine
         if done.all():
@@ -176,7 +185,7 @@ def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
 
 def _windows_of_put(s: Array, t: Array, k: Array, split: bool) -> tuple[Windows, Cells]:
     none = np.full_like(s, -np.inf)
-    start = _tilted_mode(s, t, 20.0 / k) - REACH
+    start = tilted_mode(s, t, 20.0 / k) - REACH
     windows = Windows(none, np.ones_like(s), -none, np.ones_like(s), start, np.full_like(s, REACH))
     if split:
         blur = LOW_BLUR / s
@@ -186,14 +195,14 @@ def _windows_of_put(s: Array, t: Array, k: Array, split: bool) -> tuple[Windows,
 
 
 def _saddle(
-    cells: Cells, windows: Windows, t: Array, k: Array, sign: float, power: float, low: Array, high: Array
+    cells: Cells, cuts: Cuts, t: Array, k: Array, sign: float, power: float, low: Array, high: Array
 ) -> tuple[Array, Array, Array]:
     """Abscissas, the logarithms of the integrand there, and the abscissa of the least exponent."""
     seen, logs = [], []
     rows = np.arange(len(k))
     for size in (24, 9):
         grid = _grid(low, high, size)
-        log = log_power(cells, windows, t, grid, sign)[0]
+        log = log_power(cells, cuts, t, grid, sign)[0]
         seen.append(grid)
         logs.append(log)
         exponent = log - sign * grid * k[:, None] - power * np.log(grid)
@@ -203,7 +212,7 @@ def _saddle(
     return np.concatenate(seen, axis=1), np.concatenate(logs, axis=1), grid[rows, best]
 
 
-def _tilted_mode(s: Array, t: Array, c: Array) -> Array:
+def tilted_mode(s: Array, t: Array, c: Array) -> Array:
     """The u <= 0 with u + s c X(u)/t = 0: the mode of N(u) e^{-c X/t}."""
     u = np.zeros_like(s)
     for _ in range(60):
@@ -232,12 +241,41 @@ def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array, least: Ar
 
 
 def _cutoff(
-    cells: Cells, windows: Windows, t: Array, c: Array, step: Array, shift: Array, goal: Array, sign: float
+    cells: Cells,
+    cuts: Cuts,
+    t: Array,
+    c: Array,
+    step: Array,
+    scale: Array,
+    goal: Array,
+    deviation: Array,
+    sign: float,
 ) -> Array:
-    """The index of the last node: where the bound of what lies beyond is negligible, by bisection."""
-    low, high = np.zeros_like(c), np.full_like(c, np.log2(MOST_NODES))
-    for _ in range(11):
-        middle = 0.5 * (low + high)
-        fine = log_beyond(cells, windows, t, c, np.ceil(2.0**middle) * step, sign) + shift < goal
-        low, high = np.where(fine, low, middle), np.where(fine, middle, high)
-    return np.ceil(2.0**high)
+    """The index of the last node: where the bound of what lies beyond falls to the goal.
+
+    The fall below the scale grows about as a power of the index, as its square where the law is nearly normal: a
+    secant in the logarithms of both, kept between an index that is too small and one that is not.
+    """
+    low, high = np.zeros_like(c), np.full_like(c, np.log(MOST_NODES))
+    wanted = np.log(np.maximum(scale - goal, 1.0)) + PAST_THE_GOAL
+    at = 0.5 * (np.log(2.0) + wanted) - np.log(deviation * step)
+    power, before, seen = np.full_like(c, 2.0), np.full_like(c, np.nan), np.full_like(c, np.nan)
+    local: Array | None = None
+    for _ in range(PROBES):
+        at = np.clip(np.where(np.isnan(at), 0.5 * (low + high), at), 0.0, np.log(MOST_NODES))
+        y = np.ceil(np.exp(at)) * step
+        if local is None:
+            bound, local = log_beyond(cells, cuts, t, c, y, sign)
+        else:
+            bound = log_beyond_on(cells, cuts, t, c, y, sign, local)
+        fine = bound < goal
+        low, high = np.where(fine, low, np.maximum(low, at)), np.where(fine, np.minimum(high, at), high)
+        if np.all(high - low < NEAR_ENOUGH):
+            break
+        fall = np.log(np.maximum(scale - bound, 1e-2))
+        fresh = (fall - seen) / (at - before)
+        power = np.where((fresh > 0.1) & (fresh < 4.0), fresh, power)
+        before, seen = at, fall
+        at = at + (wanted - fall) / power
+        at = np.where((at > low) & (at < high), at, 0.5 * (low + high))
+    return np.ceil(np.exp(high))

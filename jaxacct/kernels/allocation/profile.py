@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
-from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contour_at
+from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contours_at
 
 __all__ = ["RoundProfile", "losses_for", "round_profile"]
 
-READ_TOGETHER = 3
-"""Losses that are read from one contour: its own and one on either side."""
-BLOCK = 8
-"""Contours placed together."""
-WIDTHS = ((-9.0, 1e-7), (-36.0, 1e-5), (-np.inf, 1e-2))
+READ_TOGETHER = (15, 5, 1)
+"""Losses that are read from one contour, turn by turn: what is too wide then is asked again, with fewer of them."""
+CUT_OFF = 2e-3, 1e-4
+"""What a contour leaves out, as a share of the width wanted: where it is read first, and where it is asked again."""
+WIDTHS = ((-9.0, 1e-6), (-20.0, 1e-5), (-36.0, 1e-4), (-42.0, 1e-2), (-np.inf, 0.1))
 """(log of delta, relative width): above such a delta a wider bracket gets a contour of its own.
 
 The largest deltas decide for many rounds, where errors of each round add up."""
+ALONE_FROM = -42.0
+"""log of the delta below which no loss gets a contour of its own: there its bracket is hardly narrower."""
 LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
 """1/sigma between which, and slots up to which, contours are placed."""
 LAST_LOG_DELTA = -69.0
@@ -38,9 +41,11 @@ BULK_SPREAD = 2.0
 """How far they spread, in deviations: the best density is the cube root of the law's, which is sqrt(3) as wide."""
 NATS, FAR_NATS = 0.4, 1.5
 """By how much log delta falls from one loss to the next, beyond the bulk: they decide the width for few rounds."""
+MOST_GAP = 0.06
+"""Largest distance of two losses above the far ones: where one slot decides, losses spread over several units."""
 LEAST_GAP = 1e-7
 """Least distance of two losses."""
-SCAN = 4000
+SCAN = 1500
 """Losses at which the guess of the profile is looked at."""
 
 
@@ -67,6 +72,7 @@ def losses_for(s: float, t: float, sign: float) -> np.ndarray:
     bulk = np.exp(-0.5 * np.square(middle / (BULK_SPREAD * deviation)))
     weight = BULK_POINTS * bulk / (BULK_SPREAD * deviation * np.sqrt(0.5 * np.pi)) * np.diff(scan)
     weight += -np.diff(log_delta) / np.where(log_delta[1:] > FAR_LOG_DELTA, NATS, FAR_NATS)
+    weight += np.where(log_delta[1:] > FAR_LOG_DELTA, np.diff(scan) / MOST_GAP, 0.0)
     count = np.concatenate([[0.0], np.cumsum(weight)])
     eps = np.interp(np.arange(np.ceil(count[-1]) + 1.0) * count[-1] / np.ceil(count[-1]), count, scan)
     return eps[np.concatenate([[True], np.diff(eps) > LEAST_GAP * max(deviation, 1e-3)])]
@@ -115,32 +121,50 @@ def _by_contours(
     """The ends by theorems, narrowed by contours; what contradicts them is not used."""
     least, most = low.copy(), high.copy()
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
-    own = np.arange(READ_TOGETHER // 2, eps.size + READ_TOGETHER // 2, READ_TOGETHER)
-    own = np.minimum(own, eps.size - 1)
-    for turn in range(2):
-        for first in range(0, own.size, BLOCK):
-            rows = own[first : first + BLOCK]
-            # a contour reads better at losses below the one that it is placed for
-            beside = np.minimum(rows + (READ_TOGETHER // 2 + 1 if turn == 0 else 1), eps.size - 1)
-            contour = _placed(sign, s, t, eps[beside], logs[beside])
-            for step in range(-(READ_TOGETHER // 2), READ_TOGETHER // 2 + 1) if turn == 0 else (0,):
-                at = np.clip(rows + step, 0, eps.size - 1)
-                lower, estimate, upper, _ = bracket_near(contour, np.exp(sign * eps[at]))
-                if sign < 0:
-                    lower, estimate, upper = (x * np.exp(eps[at]) for x in (lower, estimate, upper))
-                lower, upper = _outward(lower, upper)
-                good = (lower <= upper) & (lower <= most[at]) & (upper >= least[at])
-                low[at] = np.where(good, np.fmax(low[at], lower), low[at])
-                high[at] = np.where(good, np.fmin(high[at], upper), high[at])
-                known = good & (estimate > 0.0)
-                logs[at] = np.where(known, np.log(np.where(known, estimate, 1.0)), logs[at])
-        wanted = np.select([logs > log for log, _ in WIDTHS], [width for _, width in WIDTHS])
-        own = np.flatnonzero(~(high - low <= wanted * high))
-        if own.size == 0:
+    wide = np.arange(eps.size)
+    for turn, together in enumerate(READ_TOGETHER):
+        groups = [wide[first : first + together] for first in range(0, wide.size, together)]
+        placed = np.array([_place_for(rows, sign, eps.size) for rows in groups])
+        for some, contour in _placed(
+            sign, s, t, eps[placed], logs[placed], CUT_OFF[min(turn, 1)] * _wanted(logs[placed])
+        ):
+            at = np.concatenate([groups[one] for one in some])
+            each = np.repeat(np.arange(some.size), [groups[one].size for one in some])
+            lower, estimate, upper = _read(contour, each, eps[at])
+            good = (lower <= upper) & (lower <= most[at]) & (upper >= least[at])
+            low[at] = np.where(good, np.fmax(low[at], lower), low[at])
+            high[at] = np.where(good, np.fmin(high[at], upper), high[at])
+            known = good & (estimate > 0.0)
+            logs[at] = np.where(known, np.log(np.where(known, estimate, 1.0)), logs[at])
+        wide = ~(high - low <= _wanted(logs) * high)
+        wide = np.flatnonzero(wide & ((logs > ALONE_FROM) | (turn == 0)))
+        if wide.size == 0:
             break
     return low, high
 
 
-def _placed(sign: float, s: float, t: float, eps: np.ndarray, logs: np.ndarray) -> Contour:
+def _place_for(rows: np.ndarray, sign: float, size: int) -> int:
+    """The loss for which a contour is placed that is read at several: no slot may be far that is not at any of them."""
+    return min(int(rows[-1]) + 1, size - 1) if sign > 0 else int(rows[rows.size // 2])
+
+
+def _wanted(logs: np.ndarray) -> np.ndarray:
+    return np.select([logs > log for log, _ in WIDTHS], [width for _, width in WIDTHS])
+
+
+def _read(contour: Contour, each: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(lower, estimate, upper) of delta at losses eps, each from one of the rows of a contour."""
+    rows = jax.tree.map(lambda x: x[each], contour._replace(sign=None))._replace(sign=contour.sign)
+    lower, estimate, upper, _ = bracket_near(rows, np.exp(contour.sign * eps))
+    if contour.sign < 0:
+        lower, estimate, upper = (x * np.exp(eps) for x in (lower, estimate, upper))
+    lower, upper = _outward(lower, upper)
+    return lower, estimate, upper
+
+
+def _placed(
+    sign: float, s: float, t: float, eps: np.ndarray, logs: np.ndarray, cut_off: np.ndarray
+) -> list[tuple[np.ndarray, Contour]]:
     shift = np.where(sign > 0, 0.0, -eps)  # of the option against delta
-    return contour_at(sign, np.full(eps.size, s), np.full(eps.size, t), np.exp(sign * eps), logs + shift)
+    each = np.full(eps.size, s), np.full(eps.size, t)
+    return contours_at(sign, *each, np.exp(sign * eps), logs + shift, cut_off)

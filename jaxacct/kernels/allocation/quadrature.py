@@ -29,7 +29,7 @@ class Nodes(NamedTuple):
     """(B, X) weight N(u) (1 - w1) w2 du."""
 
 
-def panels_of(s: Array, t: Array, windows: Windows, size: Array, most: float = 3.2, fine: int = 600) -> Array:
+def panels_of(s: Array, t: Array, windows: Windows, size: Array, most: float = 4.0, fine: int = 600) -> Array:
     """(B, J + 1) ends of panels: narrow where the integrand turns quickly.  No bound depends on this choice.
 
     size : (B,) the largest |z| wanted.
@@ -38,11 +38,11 @@ def panels_of(s: Array, t: Array, windows: Windows, size: Array, most: float = 3
     middle = 0.5 * (grid[:, 1:] + grid[:, :-1])
     turn = size[:, None] * ratio(middle, s[:, None], t[:, None])
     turn = np.minimum(turn, 1e6)
-    rate = 1.0 / most + s[:, None] * (turn / (0.25 + turn) / 1.6 + turn / 22.0)
+    rate = 1.0 / most + s[:, None] * (turn / (0.25 + turn) / 2.5 + turn / 36.0)
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
         with np.errstate(invalid="ignore"):
             far = np.abs(middle - place[:, None]) / blur[:, None]
-        rate = rate + np.where(far < 9.0, 0.4 / blur[:, None], 0.0)
+        rate = rate + np.where(far < 9.0, 0.3 / blur[:, None], 0.0)
     total = np.cumsum(rate * np.diff(grid, axis=1), axis=1)
     total = np.concatenate([np.zeros_like(total[:, :1]), total], axis=1)
     count = int(np.ceil(np.minimum(total[:, -1].max(), 400.0)))

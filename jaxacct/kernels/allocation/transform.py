@@ -13,6 +13,12 @@ from jaxacct.kernels.special import log1p_complex
 __all__ = ["Line", "Powers", "powers_on"]
 
 
+NEGLIGIBLE = 1e-24
+"""Terms below this share of the sum are left out at the ends of the range of nodes."""
+MOST_PRODUCTS = 32_000
+"""Multiplications of one matrix product, at most."""
+
+
 class Line(NamedTuple):
     """Where the integral is evaluated."""
 
@@ -44,6 +50,20 @@ def _tables(x: Array, step: Array, many: int) -> Array:
     found = np.empty(angle.shape, np.complex128)
     found.real, found.imag = -2.0 * half * half, np.sin(angle)
     return found
+
+
+def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
+    """sum_x w (e^{iyx} - 1) at all y of the line from tables of its multiples, coarse and fine, (B, count)."""
+    # in pieces too small for the linear algebra library to start threads of its own, which would wait for each other
+    size = max(MOST_PRODUCTS // (first.shape[1] * second.shape[2]), 1)
+    found: Array | float = 0.0
+    for begin in range(0, weight.shape[1], size):
+        some = slice(begin, begin + size)
+        part = weight[:, some]
+        left = first[:, :, some] * part[:, None, :]
+        alone = np.sum(left, axis=2)[:, :, None]
+        found = found + (alone + (left + part[:, None, :]) @ second[:, some])
+    return np.reshape(found, (len(weight), -1))[:, :count]
 
 
 def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sign: float) -> Powers:
@@ -84,14 +104,17 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     coarse = -(-count // fine)
     first = _tables(nodes.x, sign * step * fine, coarse)
     second = _tables(nodes.x, sign * step, fine).transpose(0, 2, 1)
-    spun = []
+    spun, dropped = [], []
     for weight in (base * grown, rest * grown):
-        if np.any(weight):
-            left = first * weight[:, None, :]
-            alone = np.sum(left, axis=2)[:, :, None] + (weight[:, None, :] @ second)
-            spun.append((alone + left @ second).reshape(len(c), -1)[:, :count])
+        # bulk and jumps have each their own range of nodes; what is left out is counted as an error
+        large = np.flatnonzero(np.any(weight > NEGLIGIBLE * total[:, None], axis=0))
+        if large.size:
+            some = slice(large[0], large[-1] + 1)
+            spun.append(_spun(weight[:, some], first[:, :, some], second[:, some], count))
+            dropped.append(2.0 * (np.sum(weight[:, : some.start], axis=1) + np.sum(weight[:, some.stop :], axis=1)))
         else:
             spun.append(np.zeros((len(c), count), np.complex128))
+            dropped.append(2.0 * np.sum(weight, axis=1))
     turn = np.arange(count) * step[:, None]
     used = np.arange(count) <= line.count[:, None]
     moved, other = spun[0], spun[1] + rest_at_c[:, None]
@@ -125,9 +148,9 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
         direct, 0.0, 600.0 * ROUNDOFF * lack
     )
     slope = 6.0 * np.sum(base * units * grown * nodes.x, axis=1) + np.where(direct, 0.0, below * small * start_grown)
-    fixed = fixed + quad_base + lost + np.where(direct, below, 0.0) + below * small * start_grown * c
+    fixed = fixed + quad_base + lost + dropped[0] + np.where(direct, below, 0.0) + below * small * start_grown * c
     error_base = (fixed[:, None] + turn * slope[:, None]) / total[:, None]
-    fixed = np.sum(rest * units * grown, axis=1) + quad_rest + lost_rest
+    fixed = np.sum(rest * units * grown, axis=1) + quad_rest + lost_rest + dropped[1]
     fixed = fixed + np.where(whole, 0.0, below * start_grown * _above(windows, whole))
     slope = 6.0 * np.sum(rest * units * grown * nodes.x, axis=1)
     error_rest = np.where(whole[:, None], 0.0, (fixed[:, None] + turn * slope[:, None]) / total[:, None])
