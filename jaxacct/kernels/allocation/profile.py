@@ -40,6 +40,8 @@ NATS, FAR_NATS = 0.4, 1.5
 """By how much log delta falls from one loss to the next, beyond the bulk: they decide the width for few rounds."""
 LEAST_GAP = 1e-7
 """Least distance of two losses."""
+LEAST_DEVIATION = 1e-300
+"""Of one round's loss, whose variance may underflow."""
 SCAN = 4000
 """Losses at which the guess of the profile is looked at."""
 
@@ -55,7 +57,7 @@ class RoundProfile(NamedTuple):
 def losses_for(s: float, t: float, sign: float) -> np.ndarray:
     """Losses eps at which the profile should be known: dense where one round's loss lies, and along its tail."""
     variance = np.log1p(np.expm1(min(s * s, 600.0)) / t)
-    deviation = float(np.sqrt(variance))
+    deviation = max(float(np.sqrt(variance)), LEAST_DEVIATION)
     reach = min(0.5 * s * s + 12.0 * s, LARGEST_LOSS)
     scan = np.concatenate([np.linspace(0.0, 1.0, SCAN) * min(12.0 * deviation, reach), np.linspace(0.0, reach, SCAN)])
     scan = np.unique(scan)
