@@ -41,6 +41,7 @@ class OneRound(MechanismEngine):
             isinstance(mechanism, RandomAllocation)
             and type(mechanism.mechanism) is Gaussian
             and bool(np.all(np.equal(mechanism.participations, 1.0) & np.equal(mechanism.group, 1.0)))
+            and not mechanism.symmetric()  # plain releases, under any relation
         )
 
     def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
