@@ -206,7 +206,10 @@ def _other_delta(
     """Delta in the second of both directions; where it is the same question as the first, that answer is taken."""
     one, parts = (_removing(side, eps) for side in both)
     differs = [
-        np.any((a != b).reshape(eps.size, int(np.prod(a.shape[1:]))), axis=1) for a, b in zip(one, parts, strict=True)
+        np.any((a != b).reshape(eps.size, int(np.prod(a.shape[1:]))), axis=1)
+        if a.shape == b.shape  # laws made for one direction may have other numbers of atoms
+        else np.ones(eps.size, bool)
+        for a, b in zip(one, parts, strict=True)
     ]
     rows = np.flatnonzero(np.any(differs, axis=0))
     if rows.size == 0:

@@ -212,6 +212,12 @@ def test_a_width_that_is_not_reached_is_said():
     assert found.status == "width" and not found.ok
 
 
+@pytest.mark.parametrize("sigma", [5e-324, 1e-200])
+def test_an_upper_end_that_says_nothing_is_not_ok(sigma):
+    found = ja.epsilon(ja.RandomAllocation(ja.Gaussian(sigma), [2, 10**9]), 1e-5)
+    assert np.all(found.upper == np.inf) and np.all(found.status == "width") and not np.any(found.ok)
+
+
 def test_delta_zero_is_refused():
     with pytest.raises(InputError, match=r"delta\[1\] = 0 must be > 0"):
         ja.epsilon(RandomAllocation(ja.Gaussian(1.0), 10), [1e-5, 0.0])

@@ -51,6 +51,26 @@ def test_table(row):
     assert back.lower <= 1.1 * delta and back.upper >= 0.9 * delta
 
 
+@pytest.mark.parametrize("relation", ["remove_one", "add_one"])
+def test_what_rounding_takes_from_the_pair_below_keeps_no_place_far_from_the_rest(relation):
+    found = ja.delta(allocation(1.3170539360488889, 8, 3), [0.0, 0.1], relation=relation)
+    assert np.all(found.upper - found.lower < 1e-3 * found.upper) and np.all(found.status == "ok")
+
+
+def test_one_slot_is_the_base_under_a_replaced_record():
+    base = ja.epsilon(ja.Gaussian(3.0), 1e-5, relation="replace_one")
+    for one in (ja.RandomAllocation(ja.Gaussian(3.0), 1), ja.BallsInBins(ja.Gaussian(6.0), 1, 4)):
+        found = ja.epsilon(one, 1e-5, relation="replace_one")
+        assert found.kind == "certified" and found.lower <= base.upper and base.lower <= found.upper
+        assert found.upper <= base.upper * (1.0 + 1e-5) and found.status == "ok"
+
+
+@pytest.mark.parametrize("sigma", [1e20, 1e154, 1e308])
+def test_rounds_of_hardly_any_loss_have_an_upper_end(sigma):
+    found = ja.epsilon(allocation(sigma, 3, 10), 1e-9)
+    assert found.lower == 0.0 <= found.upper <= ja.epsilon(ja.repeat(ja.Gaussian(sigma), 10), 1e-9).upper + 1e-3
+
+
 def test_a_single_round_of_pairs_holds_the_engine_for_one_round():
     one = ja.RandomAllocation(ja.Gaussian(2.0), 100)
     for direction in ("remove_one", "add_one"):

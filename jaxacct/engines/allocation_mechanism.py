@@ -41,6 +41,7 @@ class OneRound(MechanismEngine):
             isinstance(mechanism, RandomAllocation)
             and type(mechanism.mechanism) is Gaussian
             and bool(np.all(np.equal(mechanism.participations, 1.0) & np.equal(mechanism.group, 1.0)))
+            and not mechanism.symmetric()  # plain releases, under any relation
         )
 
     def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
@@ -81,7 +82,9 @@ def _bracket(quantity: str, mechanism: Any, given: np.ndarray, relation: str, rt
     else:
         found = [allocation.delta(sigma, slots, target, direction) for direction in ways]
         worst = Answer(*(np.max([side[i] for side in found], axis=0) for i in range(3)))
-    narrow = (worst.upper - worst.lower <= rtol * worst.upper) | (worst.upper <= NO_RELATIVE_ACCURACY)
+    with np.errstate(invalid="ignore"):
+        narrow = (worst.upper - worst.lower <= rtol * worst.upper) & np.isfinite(worst.upper)
+    narrow |= worst.upper <= NO_RELATIVE_ACCURACY
     status = np.where(narrow, "ok", "width").astype("<U16")
     status[worst.upper == 0.0] = "zero"
     lower, estimate, upper = (end.reshape(shape) for end in worst)

@@ -20,7 +20,7 @@ class SameBins(MechanismEngine):
     name = "same_bins"
 
     def supports(self, mechanism: Any) -> bool:
-        return isinstance(mechanism, BallsInBins)
+        return isinstance(mechanism, BallsInBins) and not mechanism.symmetric()
 
     def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
         less, more = (mechanism.one_round(below) for below in (False, True))

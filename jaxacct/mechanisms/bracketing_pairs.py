@@ -78,6 +78,8 @@ def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
     loss = np.log(p) - np.log(q)
     rest = 1.0 - p.sum()
     if rest >= 0.0:
+        p, q = _lowest_as_one(p, q, loss, rest)
+        loss = np.log(p) - np.log(q)
         lowest = int(np.argmin(loss))
         p[lowest] += rest
         # its own mass under the other law stays, or grows so that its loss stays the lowest
@@ -88,6 +90,18 @@ def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
         p = p / p.sum() * (1.0 - 4.0 * ROUNDOFF * p.size)
         loss = np.log(p) - np.log(q)
     return FinitePart(loss, p, np.asarray(0.0))
+
+
+def _lowest_as_one(p: np.ndarray, q: np.ndarray, loss: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest losses that have no more than `mass` together as one atom, which is post-processing.
+
+    `mass` itself is given to that atom.  Alone at the lowest loss of all it would be far more than any law with such a
+    tail has there, and a lattice made for the pair above has no room for that.
+    """
+    order = np.argsort(loss, kind="stable")
+    many = max(int(np.searchsorted(np.cumsum(p[order]), mass, side="right")), 1)
+    first, others = order[:many], order[many:]
+    return np.append(p[others], p[first].sum()), np.append(q[others], q[first].sum())
 
 
 def _joined(
@@ -106,6 +120,8 @@ def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple
     The line through two points, continued to the right, carries every corner.  It holds wherever it is continued, so
     that a corner may lie further to the right on it than where it meets the line that comes from the right.
     """
+    if epsilon.size < 3:  # no chord on either side of a point
+        return np.zeros(1), np.zeros(1)
     a = np.exp(epsilon)
     gap = a[:-1] * np.expm1(np.diff(epsilon))
     # slopes of chords in a: at most the profile's own to their right, at least the profile's own to their left

@@ -45,6 +45,8 @@ MOST_GAP = 0.06
 """Largest distance of two losses above the far ones: where one slot decides, losses spread over several units."""
 LEAST_GAP = 1e-7
 """Least distance of two losses."""
+LEAST_DEVIATION = 1e-300
+"""Of one round's loss, whose variance may underflow."""
 SCAN = 1500
 """Losses at which the guess of the profile is looked at."""
 
@@ -60,7 +62,7 @@ class RoundProfile(NamedTuple):
 def losses_for(s: float, t: float, sign: float) -> np.ndarray:
     """Losses eps at which the profile should be known: dense where one round's loss lies, and along its tail."""
     variance = np.log1p(np.expm1(min(s * s, 600.0)) / t)
-    deviation = float(np.sqrt(variance))
+    deviation = max(float(np.sqrt(variance)), LEAST_DEVIATION)
     reach = min(0.5 * s * s + 12.0 * s, LARGEST_LOSS)
     scan = np.concatenate([np.linspace(0.0, 1.0, SCAN) * min(12.0 * deviation, reach), np.linspace(0.0, reach, SCAN)])
     scan = np.unique(scan)

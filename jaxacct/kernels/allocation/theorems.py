@@ -9,6 +9,9 @@ from jaxacct.kernels.special import log_ndtr
 
 __all__ = ["bounds", "guess"]
 
+LEAST_VARIANCE = 1e-300
+"""Added to the variance of S, whose s^2 may underflow."""
+
 
 def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
     """(lower, upper) of E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,).
@@ -17,7 +20,7 @@ def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
     Below: the payoff on {some X_i > tk}, where S > k, or on {all X_i <= k}, where S <= k; and (1 - k)_+ or (k - 1)_+.
     """
     with np.errstate(all="ignore"):
-        variance = np.expm1(s * s) / t * (1.0 + (16.0 + 8.0 * s * s) * ROUNDOFF)
+        variance = np.expm1(s * s) / t * (1.0 + (16.0 + 8.0 * s * s) * ROUNDOFF) + LEAST_VARIANCE
         away = sign * (k - 1.0)
         root = np.hypot(np.sqrt(variance), away)
         upper = 0.5 * np.where(away > 0.0, variance / (root + away), root - away) * (1.0 + 32.0 * ROUNDOFF)
