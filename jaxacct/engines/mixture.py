@@ -89,9 +89,9 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
                     weights = np.array([1.0 - rate[row], rate[row]])
                     branch = Branch(1.0, np.array([0.0, 1.0 / sigma[row]]), weights)
                     rows[row].append((float(number[row]), [branch]))
-    for row, each in zip(rows, plain, strict=True):
+    for steps, each in zip(rows, plain, strict=True):
         if each:  # rounded once, however many they are
-            row.append((1.0, [Branch(1.0, np.array([math.hypot(*each)]), np.ones(1))]))
+            steps.append((1.0, [Branch(1.0, np.array([math.hypot(*each)]), np.ones(1))]))
     return [[(n, branches) for n, branches in row if any(_moves(b) for b in branches)] for row in rows]
 
 
