@@ -15,6 +15,7 @@ from jaxacct.engines.mixture import one_delta, rows_of_branches
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.mixture_decay import largest_modulus_gap
 from jaxacct.kernels.mixture_law import BranchLaw, quadrature
+from jaxacct.mechanisms.mixture_cells import cells_below
 
 SIDES = ("remove_one", "add_one")
 
@@ -189,3 +190,11 @@ def test_a_loss_beyond_700_of_a_chance_left_out(steps):
 def test_losses_too_small_for_their_grid_leave_a_profile():
     step = ja.TruncatedPoissonSampled(ja.Gaussian(9.3), 1.2e-10, 14, 7)
     assert ja.delta(step, 0.0, relation="zero_out").upper < 1e-8
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_masses_that_underflow_make_no_losses(direction):
+    """SciPy's ndtr is 0 below -37.68; u beyond the last edge of the cells, 38.24, is within .03 of it on average."""
+    shift = 1.2390848230492350
+    loss = cells_below(np.array([shift]), np.ones(1), direction).loss
+    assert 40.0 < loss.max() < shift * 38.3 - 0.5 * shift**2
