@@ -131,14 +131,20 @@ def test_a_plan_of_fixed_batches_and_one_of_poisson_samples():
     from jaxacct.training import Plan
 
     plain = dict(target_delta=1e-5, dataset_size=1000, expected_batch_size=100, epochs=1, noise_multiplier=2.0)
-    for sampling in ("fixed_batches", "poisson"):
-        one, two = (Plan(**plain, sampling=sampling, relation=name) for name in ("zero_out", "add_or_remove_one"))
-        assert same(one.epsilon, two.epsilon) and one.relation == "zero_out"
+    one, two = (Plan(**plain, relation=name) for name in ("zero_out", "add_or_remove_one"))
+    assert same(one.epsilon, two.epsilon) and one.relation == "zero_out"
+    fixed = Plan(**plain, sampling="fixed_batches")
+    found, whole = fixed.epsilon, ja.epsilon(ja.Gaussian(2.0), 1e-5)
+    assert (fixed.relation, found.kind, found.upper) == ("zero_out", "bound", whole.upper)
+    assert set(fixed.epsilon_curve(2)[1].kind) == {"bound"}
+    for relation in ("add_or_remove_one", "add_one", "remove_one"):
+        assert "use relation='zero_out'" in refusal(ja.epsilon, fixed.mechanism, 1e-5, relation=relation)
 
 
 def test_the_second_program_agrees_or_does_not_decide():
     found = ja.epsilon(ja.Gaussian(1.5), 1e-5, relation="zero_out")
     pytest.importorskip("flint")
     assert ja.verify(ja.Gaussian(1.5), found, delta=1e-5, relation="zero_out").status == "verified"
-    bracket = ja.epsilon(FIXED, 1e-5, relation="replace_one")
-    assert ja.verify(FIXED, bracket, delta=1e-5, relation="zero_out").status == "undecided"
+    several = ja.repeat(FIXED, 3)
+    bracket = ja.epsilon(several, 1e-5, relation="replace_one")
+    assert ja.verify(several, bracket, delta=1e-5, relation="zero_out").status == "undecided"
