@@ -161,3 +161,9 @@ def test_real_steps_stay_within_the_cap():
 )
 def test_bad_rules_are_refused(given, text):
     assert text in refusal(Plan, target_delta=1e-5, dataset_size=20, noise_multiplier=1.0, steps=3, **given)
+
+
+@pytest.mark.parametrize("sampling", ["random_allocation", "truncated_poisson"])
+def test_a_filter_is_refused_where_no_renyi_divergence_is_known(sampling):
+    given = {"target_delta": 1e-5, "dataset_size": 60, "expected_batch_size": 15, "steps": 8, "target_epsilon": 5.0}
+    assert "no finite Renyi divergence" in refusal(Plan, **given, sampling=sampling, data_dependent=True)

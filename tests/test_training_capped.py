@@ -1,5 +1,7 @@
 """Plans and ledgers of truncated Poisson sampling: the cap, what is counted, and what a cut-off line counts as."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from helpers import refusal
@@ -8,7 +10,8 @@ from training_cases import DELTA
 import jaxacct as ja
 from jaxacct.training import Ledger, Plan
 from jaxacct.training.plan.curve import dominating
-from jaxacct.training.step.step_mechanisms import Release
+from jaxacct.training.step import sampler
+from jaxacct.training.step.step_mechanisms import TRUNCATED, Release, single
 
 CAPPED = {"target_delta": DELTA, "dataset_size": 1000, "sampling": "truncated_poisson", "noise_multiplier": 1.0}
 RATE = {"sampling_probability": 0.05}
@@ -80,3 +83,11 @@ def test_a_plan_of_segments_needs_its_cap():
     assert "cap is missing" in refusal(Plan.of, plan.segments, target_delta=DELTA, dataset_size=1000,
                                        sampling="truncated_poisson")  # fmt: skip
     assert Plan.of(plan.segments, plan) == plan
+
+
+@pytest.mark.parametrize("rate", [1e-5, 3e-12, 0.3, 1.0])
+def test_a_capped_sample_is_accounted_for_at_the_very_rate_that_is_drawn(rate):
+    """With a cap a lower rate may tell more, so that rounding down is not safe by itself."""
+    certain, high, low = (int(word) for word in sampler.threshold(rate))
+    mechanism = single(TRUNCATED, 1.0, rate, 4, 1000)
+    assert Fraction(float(mechanism.sampling_probability)) == Fraction(certain * 2**64 + high * 2**32 + low, 2**64)

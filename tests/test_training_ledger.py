@@ -96,7 +96,7 @@ def test_without_a_partition_every_fixed_batch_counts(path):
     with Ledger.create(path, Plan(**FIXED, expected_batch_size=100, steps=100, noise_multiplier=10.0)) as ledger:
         for step in range(7):
             note(ledger, step, rate=0.1)
-        assert ledger.spent() == ja.repeat(ja.Gaussian(10.0), 7)
+        assert ledger.spent() == ja.repeat(ja.ShuffledBatches(ja.Gaussian(10.0), 1), 7)
 
 
 def test_runs_are_told_apart_and_add_up(path):

@@ -137,6 +137,12 @@ def test_a_plan_of_fixed_batches_and_one_of_poisson_samples():
     assert Plan(**plain, sampling="fixed_batches").relation == "zero_out"
     with pytest.raises(ja.InputError, match="fixed_batches"):
         Plan(**plain, sampling="fixed_batches", relation="add_or_remove_one")
+    fixed = Plan(**plain, sampling="fixed_batches")
+    found, whole = fixed.epsilon, ja.epsilon(ja.Gaussian(2.0), 1e-5)
+    assert (fixed.relation, found.kind, found.upper) == ("zero_out", "bound", whole.upper)
+    assert set(fixed.epsilon_curve(2)[1].kind) == {"bound"}
+    for relation in ("add_or_remove_one", "add_one", "remove_one"):
+        assert "use relation='zero_out'" in refusal(ja.epsilon, fixed.mechanism, 1e-5, relation=relation)
 
 
 def test_the_second_program_agrees_or_does_not_decide():
@@ -146,3 +152,6 @@ def test_the_second_program_agrees_or_does_not_decide():
     bracket = ja.epsilon(FIXED, 1e-5, relation="replace_one")
     assert ja.verify(FIXED, bracket, delta=1e-5, relation="zero_out").status == "verified"
     assert ja.verify(ja.repeat(FIXED, 2), bracket, delta=1e-5, relation="zero_out").status == "undecided"
+    several = ja.repeat(FIXED, 3)
+    bracket = ja.epsilon(several, 1e-5, relation="replace_one")
+    assert ja.verify(several, bracket, delta=1e-5, relation="zero_out").status == "undecided"

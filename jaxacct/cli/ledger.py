@@ -89,12 +89,11 @@ def _text(report: dict[str, Any]) -> str:
         lines["steps"] = f"{one['steps']}{f' ({words})' if words else ''}"
         for place, release in enumerate(one["releases"]):
             what = _COUNTED.get(release["sampling"], "steps")
+            cap = f", cap {release['cap']} of {release['dataset_size']}" if release["cap"] else ""
             lines[f"segment {place + 1}"] = (
                 f"{release['count']} {what}, {release['sampling']}, noise multiplier "
-                f"{release['noise_multiplier']:.6g}, rate {release['sampling_probability']:.6g}"
+                f"{release['noise_multiplier']:.6g}, rate {release['sampling_probability']:.6g}{cap}"
             )
-            if release["cap"]:
-                lines[f"segment {place + 1}"] += f", cap {release['cap']} of {release['dataset_size']}"
         for place, other in enumerate(one["others"]):
             lines[f"other {place + 1}"] = f"{other['mechanism']}  {_safe(other['note'])}".rstrip()
         lines["epsilon"] = _claim(one, report["delta"])

@@ -14,11 +14,10 @@ from jaxacct.report.claim import Claim
 from jaxacct.report.from_plan import SAMPLING
 from jaxacct.report.rounding import up
 from jaxacct.report.subject import Subject, counted, digest, origin, quoted
-from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAINING, USERS, about, mechanisms_in, safe
+from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, TRAINING, USERS, about, mechanisms_in, safe
 from jaxacct.selection import AdaptiveSelection, Selection
 from jaxacct.training import Ledger
 from jaxacct.training.ledger.stop_rule import promised
-from jaxacct.training.step.step_mechanisms import FIXED
 from jaxacct.validation import DELTA, InputError, check_one
 
 __all__ = ["from_ledger", "read_ledger"]
@@ -171,8 +170,6 @@ def _assumed(ledger: Ledger, delta: float) -> list[str]:
     ]
     if unit == "user":
         found.append(USERS)
-    if any(release.sampling == FIXED for release in ledger.releases()):
-        found.append(about(unit, FIXED_BATCHES))
     for name, spent in ledger.runs.items():
         run = f"In the run “{safe(name)}” "
         if spent.torn:

@@ -12,9 +12,8 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.subject import Subject, counted, quoted
-from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, FIXED_BATCHES, TRAINING, USERS, about
+from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, TRAINING, USERS, about
 from jaxacct.training import Plan
-from jaxacct.training.step.step_mechanisms import FIXED
 
 __all__ = ["SAMPLING", "from_plan"]
 
@@ -106,8 +105,6 @@ def _assumed(plan: Plan) -> list[str]:
     found.append(f"The number of {plan.unit}s, {plan.dataset_size:,}, is public.")
     if plan.unit == "user":
         found.append(USERS)
-    if plan.sampling == FIXED:
-        found.append(about(plan.unit, FIXED_BATCHES))
     if plan.filter:
         found.append(
             f"Later settings may depend on the data. A Renyi filter of order {plan.filter.order:g} bounds every path."

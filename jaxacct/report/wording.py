@@ -14,7 +14,6 @@ from jaxacct.report.rounding import percent, plain_percent, up
 __all__ = [
     "CHOICE_NOTE",
     "FILTER_NOTE",
-    "FIXED_BATCHES",
     "GENERAL",
     "RELATIONS",
     "TRAINING",
@@ -84,11 +83,6 @@ TRAINING = (
     f"{SECRECY} The sampled batches stay secret, too. Checkpoints of the trainer hold the keys.",
 )
 """What is assumed of a training run."""
-FIXED_BATCHES = (
-    "The batches of a pass are disjoint, and which record is in which does not depend on what the records hold. A "
-    "record that is zeroed keeps its place, so that no other record changes its batch."
-)
-"""What is assumed of passes over fixed batches."""
 USERS = (
     "All examples of a user are drawn together, and the gradient of their mean is clipped as one. Whose each example "
     "is was told rightly."
@@ -111,8 +105,8 @@ _OF_CLASS = {
     "SampledWithReplacement": "Every draw of a batch is uniform over all records, independent of the other draws. A "
     "record that is drawn several times counts as often, clipped each time.",
     "SampledWithoutReplacement": "Every batch is drawn afresh, all batches of its size being equally likely.",
-    "ShuffledBatches": "A record that is taken out leaves its place in the order empty, so that no other record "
-    "changes its batch.",
+    "ShuffledBatches": "The batches of a pass are disjoint, and which record is in which does not depend on what the "
+    "records hold. A record that is zeroed keeps its place, so that no other record changes its batch.",
     "Selection": "Only the best of K candidates is released. K is drawn from the stated law, is independent of "
     "the data, "
     "and stays secret, as do the other candidates and the running time. The candidates are i.i.d. given the data: each "

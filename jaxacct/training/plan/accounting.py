@@ -10,7 +10,7 @@ import numpy as np
 from jaxacct import account, selection
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism
-from jaxacct.training.step.step_mechanisms import ALLOCATION, Release, prefixes
+from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, Release, prefixes
 
 __all__ = [
     "MARGIN",
@@ -95,11 +95,11 @@ def epsilon_of_run(terms: Terms, mechanism: Mechanism) -> Bounds:
 def epsilon_of_several(terms: Terms, counts: Sequence[Mapping[Release, int]], rtol: float) -> Bounds:
     """Epsilon at the target delta of several collections of releases, those of the same kinds in one call.
 
-    In one batch a kind that an element lacks is sampled at rate 0.  A round of random allocation has no such rate.
+    In one batch a kind that an element lacks is sampled at rate 0.  Passes and rounds have no such rate.
     """
     places: dict[frozenset[Release], list[int]] = {}
     for place, each in enumerate(counts):
-        kinds = frozenset(each) if terms.sampling == ALLOCATION else frozenset()
+        kinds = frozenset(each) if terms.sampling in BY_PASS else frozenset()
         places.setdefault(kinds, []).append(place)
     parts = [
         account.epsilon(prefixes([counts[i] for i in group]), terms.target_delta, relation=terms.relation, rtol=rtol)

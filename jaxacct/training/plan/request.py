@@ -189,4 +189,9 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"data_dependent = {found['data_dependent']!r:.40} must be True or False")
     if found["data_dependent"] and found["repetitions"] is not None:
         raise InputError("data_dependent = True with repetitions: the K runs of a tuning must all be the same; drop it")
+    if found["data_dependent"] and found["sampling"] in (ALLOCATION, TRUNCATED):
+        raise InputError(
+            f"data_dependent = True is not supported with sampling = {found['sampling']!r}, whose steps no finite "
+            "Renyi divergence is known for; use sampling='poisson'"
+        )
     return found

@@ -46,7 +46,8 @@ class Selection(NamedTuple):
 def threshold(sampling_probability: float) -> np.ndarray:
     """The integer that 64 random bits are compared with, as three words: certain, high, low.
 
-    floor(q 2^64), so that the realised rate is at most q and less than 2^-64 below it; a lower rate leaks no more.
+    floor(q 2^64), so that the realised rate is at most q and less than 2^-64 below it; without a cap a lower rate leaks
+    no more.
     Every float64 q >= 2^-11 is realised exactly.
 
     >>> threshold(0.5)

@@ -13,6 +13,7 @@ from jaxacct.mechanisms import (
     PoissonSampled,
     RandomAllocation,
     SampledWithoutReplacement,
+    ShuffledBatches,
     TruncatedPoissonSampled,
     compose,
     repeat,
@@ -69,11 +70,13 @@ def single(
     if sampling == WITHOUT_REPLACEMENT:
         return SampledWithoutReplacement(base, sampling_probability)
     if sampling == TRUNCATED:
-        return TruncatedPoissonSampled(base, sampling_probability, dataset_size=dataset_size, cap=cap)
+        # the very rate that the sampler's 64 bits realise: with a cap a lower one may tell more
+        rate = np.floor(np.ldexp(np.asarray(sampling_probability, np.float64), 64)) * 2.0**-64
+        return TruncatedPoissonSampled(base, rate, dataset_size=dataset_size, cap=cap)
     if sampling == ALLOCATION:
         return RandomAllocation(base, slots_of(sampling_probability))
     if sampling == FIXED and np.ndim(sampling_probability) == 0:
-        return base
+        return ShuffledBatches(base, 1)  # the bound is the same for every number of batches
     return PoissonSampled(base, sampling_probability)
 
 
@@ -105,7 +108,9 @@ def prefixes(counts: Sequence[Mapping[Release, int]]) -> Mechanism:
     parts = []
     for release in known:
         number = np.array([each.get(release, 0) for each in counts], np.float64)
-        rate = np.where(number > 0, release.sampling_probability, 0.0)  # what is sampled at rate 0 leaks nothing
+        rate: Any = release.sampling_probability
+        if not number.all():
+            rate = np.where(number > 0, rate, 0.0)  # what is sampled at rate 0 leaks nothing
         mechanism = single(release.sampling, release.noise_multiplier, rate, *release[3:])
         parts.append(repeat(mechanism, np.maximum(number, 1.0)))
     if not parts:
