@@ -15,10 +15,13 @@ from jaxacct.engines.backend import job
 from jaxacct.engines.protocol import Effort
 from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.mechanisms.base import require_mechanism, take_rows
 from jaxacct.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_shape, check, check_flag, options
 
 __all__ = ["calibrate", "search_mechanisms"]
+
+ROUGH = 0.05
+"""Relative width at which epsilon is evaluated at both ends of the bracket."""
 
 
 @with_hints
@@ -132,20 +135,28 @@ def search_mechanisms(
 ) -> Found:
     """The least private value of each element, for arrays of one shape; what is found is flat.
 
-    Every evaluation is of all elements, since `make` may hold arrays of the shape of the batch; elements that are
-    settled keep the value tried last.
+    `make` is asked for all elements, since it may hold arrays of the shape of the batch; elements that are settled keep
+    the value tried last.  Where an evaluation is costly only the others are evaluated.  Both ends of the bracket are
+    evaluated roughly: they only tell which way epsilon goes, and what a search tries first.
     """
     low, high = (end.reshape(-1).astype(np.float64) for end in bracket)
     values, target = low.copy(), epsilon.reshape(-1)
 
-    def evaluate(rows: np.ndarray, some: np.ndarray) -> Bounds:
+    def evaluate(rows: np.ndarray, some: np.ndarray, effort: Effort = effort) -> Bounds:
         values[rows] = some
-        found = account.bracket_epsilon(make(values.reshape(epsilon.shape)), delta, relation, effort)
+        made = make(values.reshape(epsilon.shape))
+        if made.has_bracket() and rows.size < target.size:
+            mine = batch_shape(made)
+            places = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), epsilon.shape).reshape(-1)[rows]
+            one = take_rows(made, places) if mine else made
+            return account.bracket_epsilon(one, delta.reshape(-1)[rows], relation, effort)
+        found = account.bracket_epsilon(made, delta, relation, effort)
         columns = found.lower, found.estimate, found.upper, found.kind, found.status, found.engine
         return Bounds(*(np.asarray(column).reshape(-1)[rows] for column in columns))
 
     everywhere = np.arange(target.size)
-    at_low, at_high = evaluate(everywhere, low), evaluate(everywhere, high)
+    rough = effort._replace(rtol=max(effort.rtol, ROUGH))
+    at_low, at_high = evaluate(everywhere, low, rough), evaluate(everywhere, high, rough)
     search = Search(
         evaluate=evaluate,
         target=target,

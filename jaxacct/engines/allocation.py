@@ -34,7 +34,8 @@ def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str)
     slots : whole numbers from 1 to 2**53.
     """
     sign = SIGNS[direction]
-    return in_blocks(lambda *rows: _delta_block(sign, *rows), _flat(sigma, slots, eps))
+    found = in_blocks(lambda *rows: _delta_block(sign, *rows), _flat(sigma, slots, eps))
+    return found._replace(upper=np.minimum(found.upper, 1.0))
 
 
 def epsilon(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, direction: str, rtol: float = 1e-4) -> Answer:

@@ -81,7 +81,9 @@ def _bracket(quantity: str, mechanism: Any, given: np.ndarray, relation: str, rt
     else:
         found = [allocation.delta(sigma, slots, target, direction) for direction in ways]
         worst = Answer(*(np.max([side[i] for side in found], axis=0) for i in range(3)))
-    narrow = (worst.upper - worst.lower <= rtol * worst.upper) | (worst.upper <= NO_RELATIVE_ACCURACY)
+    narrow = (np.isfinite(worst.upper) & (worst.upper - worst.lower <= rtol * worst.upper)) | (
+        worst.upper <= NO_RELATIVE_ACCURACY
+    )
     status = np.where(narrow, "ok", "width").astype("<U16")
     status[worst.upper == 0.0] = "zero"
     lower, estimate, upper = (end.reshape(shape) for end in worst)

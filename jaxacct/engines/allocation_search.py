@@ -59,7 +59,7 @@ def search(
     rtol : the width wanted; what can be had for nothing is narrower.
     floor : where epsilon is at most this, that is all that is found out: (0, 0, floor).
     """
-    narrow, tolerance = np.clip((NARROW * rtol, CUT_OFF * rtol), (1e-12, 1e-14), (1e-6, 1e-8))
+    narrow, tolerance = np.clip((NARROW * rtol, CUT_OFF * rtol), (1e-12, 1e-14), (1e-3, 1e-5))
     floor = np.broadcast_to(floor, s.shape)
     low, high = np.zeros_like(s), most.copy()
     eps = np.where(floor > 0.0, np.minimum(floor, most), 0.0)
