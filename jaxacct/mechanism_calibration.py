@@ -20,8 +20,8 @@ from jaxacct.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_sha
 
 __all__ = ["calibrate", "search_mechanisms"]
 
-ROUGH = 0.05
-"""Relative width at which epsilon is evaluated at both ends of the bracket."""
+ROUGH = 0.9, 0.05
+"""Relative widths at which epsilon is evaluated at both ends of the bracket, the second where the first cannot tell."""
 
 
 @with_hints
@@ -154,21 +154,35 @@ def search_mechanisms(
         columns = found.lower, found.estimate, found.upper, found.kind, found.status, found.engine
         return Bounds(*(np.asarray(column).reshape(-1)[rows] for column in columns))
 
-    everywhere = np.arange(target.size)
-    rough = effort._replace(rtol=max(effort.rtol, ROUGH))
-    at_low, at_high = evaluate(everywhere, low, rough), evaluate(everywhere, high, rough)
+    at_low, at_high, falls = _at_ends(evaluate, low, high, effort)
     search = Search(
         evaluate=evaluate,
         target=target,
         lowest=low,
         highest=high,
-        falls=np.asarray(at_high.upper <= at_low.upper),
+        falls=falls,
         rtol=rtol,
         closest=closest,
         whole=whole,
-        privates_first=np.asarray((at_low.upper <= target) & (at_high.upper <= target)),
+        privates_first=(at_low <= target) & (at_high <= target),
     )
     return certified_search(search, start_at(np.sqrt(low) * np.sqrt(high)))
+
+
+def _at_ends(
+    evaluate: Callable[[np.ndarray, np.ndarray, Effort], Bounds], low: np.ndarray, high: np.ndarray, effort: Effort
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(upper ends at both ends of the bracket, whether epsilon falls), from brackets no narrower than that needs."""
+    rows = np.arange(low.size)
+    at_low, at_high, falls = np.full(low.size, np.nan), np.full(low.size, np.nan), np.zeros(low.size, bool)
+    for rtol in ROUGH:
+        first, last = (evaluate(rows, x[rows], effort._replace(rtol=max(effort.rtol, rtol))) for x in (low, high))
+        at_low[rows], at_high[rows] = first.upper, last.upper
+        falls[rows] = np.asarray(last.upper <= first.upper)
+        rows = rows[~((last.upper < first.lower) | (first.upper < last.lower))]
+        if rows.size == 0:
+            break
+    return at_low, at_high, falls
 
 
 def _made(mechanism: Callable[[Any], Mechanism], values: np.ndarray) -> Mechanism:

@@ -22,6 +22,8 @@ SIGNS = {"remove": 1.0, "add": -1.0}
 """Of the option that each direction is: a call, or a put."""
 LEAST_S, MOST_S = 1e-4, 20.0
 """1/sigma between which the contour is asked."""
+ROUGH = 0.5
+"""Relative width from which on theorems are asked for lower ends of epsilon, which spare the contour."""
 PLACEMENTS = 3
 """Most placements of the contour for one delta."""
 MOST_SLOTS = 1e9
@@ -150,11 +152,25 @@ def _epsilon_block(
     # Scarf's bound at 0 is the largest delta
     zero = theorems_of(sign, s, t, np.zeros_like(s))[1] <= delta
     low[zero], mid[zero], high[zero] = 0.0, 0.0, 0.0
-    rows = np.flatnonzero(reach(s, t) & ~zero & (delta > 1e-280) & (high > 0.0) & (high < 600.0))
+    if rtol >= ROUGH:  # theorems may suffice
+        low = np.where(zero | one, low, np.minimum(_least(sign, s, t, delta, high), high))
+    open_ = ~(high - low <= rtol * high)
+    rows = np.flatnonzero(reach(s, t) & ~zero & open_ & (delta > 1e-280) & (high > 0.0) & (high < 600.0))
     if rows.size:
         least = 0.0 if floor is None else floor[rows]
         found = search(sign, s[rows], t[rows], delta[rows], high[rows], rtol, least)
         high[rows] = np.fmin(high[rows], found[2])
-        low[rows] = np.where(found[0] <= high[rows], np.fmax(found[0], 0.0), 0.0)
+        low[rows] = np.where(found[0] <= high[rows], np.fmax(found[0], low[rows]), 0.0)
+        low[rows] = np.where(low[rows] <= high[rows], low[rows], 0.0)
         mid[rows] = found[1]
     return np.array([low, np.clip(np.where(np.isnan(mid), low, mid), low, high), high])
+
+
+def _least(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """The largest epsilon tried at which theorems show a delta above the target; 0 where none does."""
+    low, high = np.zeros_like(s), np.minimum(most, 600.0)
+    for _ in range(12):
+        middle = 0.5 * (low + high)
+        above = theorems_of(sign, s, t, middle)[0] > delta
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    return low
