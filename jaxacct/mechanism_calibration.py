@@ -9,7 +9,8 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
-from jaxacct.certified_search import Found, Search, certified_search, start_at
+from jaxacct.certified_search import Found, Search, Start, certified_search, start_at
+from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.dp_sgd_calibration import LEAST_RTOL, Calibration, result
 from jaxacct.engines.backend import job
 from jaxacct.engines.protocol import Effort
@@ -20,6 +21,9 @@ from jaxacct.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_sha
 
 __all__ = ["calibrate", "search_mechanisms"]
 
+BISECTIONS = 16
+STEP = 1e-3
+"""Of x, for the slope of a guess."""
 ROUGH = 0.9, 0.05
 """Relative widths at which epsilon is evaluated at both ends of the bracket, the second where the first cannot tell."""
 
@@ -166,7 +170,37 @@ def search_mechanisms(
         whole=whole,
         privates_first=(at_low <= target) & (at_high <= target),
     )
-    return certified_search(search, start_at(np.sqrt(low) * np.sqrt(high)))
+
+    def guess(x: np.ndarray) -> np.ndarray | None:
+        made = make(np.exp(x).reshape(epsilon.shape))
+        known = engine_of_mechanism(made, "auto")
+        found = None if known is None else known.guess(made, delta)
+        return None if found is None else np.log(np.maximum(found.reshape(-1), 1e-300))
+
+    guessed = None if whole else _guessed(guess, np.log(target), np.log(low), np.log(high), falls)
+    return certified_search(search, guessed or start_at(np.sqrt(low) * np.sqrt(high)))
+
+
+def _guessed(
+    guess: Callable[[np.ndarray], np.ndarray | None],
+    goal: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    falls: np.ndarray,
+) -> Callable[[np.ndarray], Start] | None:
+    """Where a quick guess of log(epsilon) at x, if there is one, meets the goal, by bisection, and its slope there."""
+    for _ in range(BISECTIONS):
+        x = 0.5 * (low + high)
+        found = guess(x)
+        if found is None:
+            return None
+        further = (found > goal) == falls
+        low, high = np.where(further, x, low), np.where(further, high, x)
+    x = 0.5 * (low + high)
+    near, beside = guess(x), guess(x + STEP)
+    assert near is not None and beside is not None
+    slope = (beside - near) / STEP
+    return lambda rows: Start(x[rows], np.zeros(rows.size), np.zeros(rows.size, bool), slope[rows])
 
 
 def _at_ends(

@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from jaxacct.engines import closed_form
-from jaxacct.engines.allocation_search import Value, search, value_of
+from jaxacct.engines.allocation_search import Value, search, start, value_of
 from jaxacct.engines.blocks import in_blocks
 from jaxacct.engines.contour import Answer
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
 from jaxacct.kernels.allocation.bracket import bracket_near, contour_at
 
-__all__ = ["delta", "epsilon", "epsilon_of_both"]
+__all__ = ["delta", "epsilon", "epsilon_of_both", "guess"]
 
 SIGNS = {"remove": 1.0, "add": -1.0}
 """Of the option that each direction is: a call, or a put."""
@@ -57,6 +57,15 @@ def epsilon_of_both(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, rto
         return np.maximum(first, _epsilon_block(-1.0, sigma, slots, delta, first[0], rtol=rtol))
 
     return in_blocks(both, _flat(sigma, slots, delta))
+
+
+def guess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    """About epsilon of removing a record, (B,); nothing is claimed."""
+    sigma, slots, delta = _flat(sigma, slots, delta)
+    with np.errstate(all="ignore"):
+        s = 1.0 / sigma
+        most = closed_form.epsilon(s, delta, np.zeros_like(delta)).upper
+        return start(1.0, s, slots, delta, np.minimum(most, 600.0))
 
 
 def _flat(*arrays: np.ndarray) -> list[np.ndarray]:

@@ -56,6 +56,13 @@ class OneRound(MechanismEngine):
     def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
         return _bracket("delta", mechanism, epsilon, relation, rtol)
 
+    def guess(self, mechanism: Any, delta: np.ndarray) -> np.ndarray | None:
+        from jaxacct.engines import allocation
+
+        shape = np.broadcast_shapes(batch_shape(mechanism), np.shape(delta))
+        columns = mechanism.mechanism.noise_multiplier, mechanism.slots, delta
+        return allocation.guess(*(np.broadcast_to(x, shape).reshape(-1) for x in columns)).reshape(shape)
+
 
 def _bracket(quantity: str, mechanism: Any, given: np.ndarray, relation: str, rtol: float) -> Bounds:
     from jaxacct.engines import allocation  # SciPy: only where it is needed
