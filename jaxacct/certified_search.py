@@ -76,6 +76,8 @@ class Start(NamedTuple):
     """d epsilon/dx; 0 where it is not known."""
     solved: np.ndarray
     """Whether x is thought to be the solution itself."""
+    log_slope: np.ndarray | None = None
+    """d log(epsilon)/dx, where a search from x begins with more than the usual slope."""
 
 
 class Found(NamedTuple):
@@ -126,7 +128,8 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Fo
         _whole_numbers(search, found, rows, begin.x)
     else:
         missed = _polish(search, found, rows, begin)
-        _led(search, found, missed, begin.x[np.searchsorted(rows, missed)])
+        left = np.searchsorted(rows, missed)
+        _led(search, found, missed, begin.x[left], None if begin.log_slope is None else begin.log_slope[left])
     claimed = np.isin(found.status, ("ok", "not_binding"))
     found.fail(np.flatnonzero(claimed & ~((found.upper <= search.target) & np.isfinite(found.value))), "infeasible")
     return found
@@ -234,10 +237,10 @@ def _polish(search: Search, found: Found, rows: np.ndarray, start: Start) -> np.
     return np.sort(np.concatenate([missed, rows]))
 
 
-def _led(search: Search, found: Found, rows: np.ndarray, x: np.ndarray) -> None:
+def _led(search: Search, found: Found, rows: np.ndarray, x: np.ndarray, slope: np.ndarray | None) -> None:
     """A secant with the leader, if there is one; what it finds is evaluated in full, and searched again if it fails."""
     if search.leader is None or rows.size == 0:
-        _secant(search, found, rows, x)
+        _secant(search, found, rows, x, slope)
         return
     x = _secant(search._replace(evaluate=search.leader), found, rows, x)
     settled = np.isin(found.status[rows], ("ok", "not_binding"))
@@ -254,7 +257,9 @@ def _led(search: Search, found: Found, rows: np.ndarray, x: np.ndarray) -> None:
         _secant(search, found, rows[~good], x[~good])
 
 
-def _secant(search: Search, found: Found, rows: np.ndarray, start: np.ndarray) -> np.ndarray:
+def _secant(
+    search: Search, found: Found, rows: np.ndarray, start: np.ndarray, first: np.ndarray | None = None
+) -> np.ndarray:
     """A bracketed secant on log(epsilon); returns the x of the values kept, meaningless where a row is infeasible."""
     low, high, falls = np.log(search.lowest[rows]), np.log(search.highest[rows]), search.falls[rows]
     private_limit, bold_limit = np.where(falls, high, low), np.where(falls, low, high)
@@ -264,6 +269,8 @@ def _secant(search: Search, found: Found, rows: np.ndarray, start: np.ndarray) -
     safe, bold = np.full(size, np.nan), np.full(size, np.nan)
     last_x, last_excess = np.full(size, np.nan), np.full(size, np.nan)
     slope = _usual_slope(search, rows)
+    if first is not None:
+        slope = np.where(np.isfinite(first) & (first * slope > 0.0), first, slope)
     reach = np.full(size, FIRST_REACH)  # longest step in x
     aim = np.log1p(-0.2 * search.rtol)
     active = np.ones(size, bool)

@@ -9,16 +9,23 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
-from jaxacct.certified_search import Found, Search, certified_search, start_at
+from jaxacct.certified_search import Found, Search, Start, certified_search, start_at
+from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.dp_sgd_calibration import LEAST_RTOL, Calibration, result
 from jaxacct.engines.backend import job
 from jaxacct.engines.protocol import Effort
 from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.mechanisms.base import require_mechanism, take_rows
 from jaxacct.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_shape, check, check_flag, options
 
 __all__ = ["calibrate", "search_mechanisms"]
+
+BISECTIONS = 16
+STEP = 1e-3
+"""Of x, for the slope of a guess."""
+ROUGH = 0.9, 0.05
+"""Relative widths at which epsilon is evaluated at both ends of the bracket, the second where the first cannot tell."""
 
 
 @with_hints
@@ -132,32 +139,84 @@ def search_mechanisms(
 ) -> Found:
     """The least private value of each element, for arrays of one shape; what is found is flat.
 
-    Every evaluation is of all elements, since `make` may hold arrays of the shape of the batch; elements that are
-    settled keep the value tried last.
+    `make` is asked for all elements, since it may hold arrays of the shape of the batch; elements that are settled keep
+    the value tried last.  Where an evaluation is costly only the others are evaluated.  Both ends of the bracket are
+    evaluated roughly: they only tell which way epsilon goes, and what a search tries first.
     """
     low, high = (end.reshape(-1).astype(np.float64) for end in bracket)
     values, target = low.copy(), epsilon.reshape(-1)
 
-    def evaluate(rows: np.ndarray, some: np.ndarray) -> Bounds:
+    def evaluate(rows: np.ndarray, some: np.ndarray, effort: Effort = effort) -> Bounds:
         values[rows] = some
-        found = account.bracket_epsilon(make(values.reshape(epsilon.shape)), delta, relation, effort)
+        made = make(values.reshape(epsilon.shape))
+        if made.has_bracket() and rows.size < target.size:
+            mine = batch_shape(made)
+            places = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), epsilon.shape).reshape(-1)[rows]
+            one = take_rows(made, places) if mine else made
+            return account.bracket_epsilon(one, delta.reshape(-1)[rows], relation, effort)
+        found = account.bracket_epsilon(made, delta, relation, effort)
         columns = found.lower, found.estimate, found.upper, found.kind, found.status, found.engine
         return Bounds(*(np.asarray(column).reshape(-1)[rows] for column in columns))
 
-    everywhere = np.arange(target.size)
-    at_low, at_high = evaluate(everywhere, low), evaluate(everywhere, high)
+    at_low, at_high, falls = _at_ends(evaluate, low, high, effort)
     search = Search(
         evaluate=evaluate,
         target=target,
         lowest=low,
         highest=high,
-        falls=np.asarray(at_high.upper <= at_low.upper),
+        falls=falls,
         rtol=rtol,
         closest=closest,
         whole=whole,
-        privates_first=np.asarray((at_low.upper <= target) & (at_high.upper <= target)),
+        privates_first=(at_low <= target) & (at_high <= target),
     )
-    return certified_search(search, start_at(np.sqrt(low) * np.sqrt(high)))
+
+    def guess(x: np.ndarray) -> np.ndarray | None:
+        made = make(np.exp(x).reshape(epsilon.shape))
+        known = engine_of_mechanism(made, "auto")
+        found = None if known is None else known.guess(made, delta)
+        return None if found is None else np.log(np.maximum(found.reshape(-1), 1e-300))
+
+    guessed = None if whole else _guessed(guess, np.log(target), np.log(low), np.log(high), falls)
+    return certified_search(search, guessed or start_at(np.sqrt(low) * np.sqrt(high)))
+
+
+def _guessed(
+    guess: Callable[[np.ndarray], np.ndarray | None],
+    goal: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    falls: np.ndarray,
+) -> Callable[[np.ndarray], Start] | None:
+    """Where a quick guess of log(epsilon) at x, if there is one, meets the goal, by bisection, and its slope there."""
+    for _ in range(BISECTIONS):
+        x = 0.5 * (low + high)
+        found = guess(x)
+        if found is None:
+            return None
+        further = (found > goal) == falls
+        low, high = np.where(further, x, low), np.where(further, high, x)
+    x = 0.5 * (low + high)
+    near, beside = guess(x), guess(x + STEP)
+    assert near is not None and beside is not None
+    slope = (beside - near) / STEP
+    return lambda rows: Start(x[rows], np.zeros(rows.size), np.zeros(rows.size, bool), slope[rows])
+
+
+def _at_ends(
+    evaluate: Callable[[np.ndarray, np.ndarray, Effort], Bounds], low: np.ndarray, high: np.ndarray, effort: Effort
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(upper ends at both ends of the bracket, whether epsilon falls), from brackets no narrower than that needs."""
+    rows = np.arange(low.size)
+    at_low, at_high, falls = np.full(low.size, np.nan), np.full(low.size, np.nan), np.zeros(low.size, bool)
+    for rtol in ROUGH:
+        first, last = (evaluate(rows, x[rows], effort._replace(rtol=max(effort.rtol, rtol))) for x in (low, high))
+        at_low[rows], at_high[rows] = first.upper, last.upper
+        falls[rows] = np.asarray(last.upper <= first.upper)
+        rows = rows[~((last.upper < first.lower) | (first.upper < last.lower))]
+        if rows.size == 0:
+            break
+    return at_low, at_high, falls
 
 
 def _made(mechanism: Callable[[Any], Mechanism], values: np.ndarray) -> Mechanism:

@@ -9,19 +9,21 @@ from __future__ import annotations
 import numpy as np
 
 from jaxacct.engines import closed_form
-from jaxacct.engines.allocation_search import Value, search, value_of
+from jaxacct.engines.allocation_search import Value, search, start, value_of
 from jaxacct.engines.blocks import in_blocks
 from jaxacct.engines.contour import Answer
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
 from jaxacct.kernels.allocation.bracket import bracket_near, contour_at
 
-__all__ = ["delta", "epsilon", "epsilon_of_both"]
+__all__ = ["delta", "epsilon", "epsilon_of_both", "guess"]
 
 SIGNS = {"remove": 1.0, "add": -1.0}
 """Of the option that each direction is: a call, or a put."""
 LEAST_S, MOST_S = 1e-4, 20.0
 """1/sigma between which the contour is asked."""
+ROUGH = 0.5
+"""Relative width from which on theorems are asked for lower ends of epsilon, which spare the contour."""
 PLACEMENTS = 3
 """Most placements of the contour for one delta."""
 MOST_SLOTS = 1e9
@@ -34,7 +36,8 @@ def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str)
     slots : whole numbers from 1 to 2**53.
     """
     sign = SIGNS[direction]
-    return in_blocks(lambda *rows: _delta_block(sign, *rows), _flat(sigma, slots, eps))
+    found = in_blocks(lambda *rows: _delta_block(sign, *rows), _flat(sigma, slots, eps))
+    return found._replace(upper=np.minimum(found.upper, 1.0))
 
 
 def epsilon(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, direction: str, rtol: float = 1e-4) -> Answer:
@@ -54,6 +57,15 @@ def epsilon_of_both(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, rto
         return np.maximum(first, _epsilon_block(-1.0, sigma, slots, delta, first[0], rtol=rtol))
 
     return in_blocks(both, _flat(sigma, slots, delta))
+
+
+def guess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    """About epsilon of removing a record, (B,); nothing is claimed."""
+    sigma, slots, delta = _flat(sigma, slots, delta)
+    with np.errstate(all="ignore"):
+        s = 1.0 / sigma
+        most = closed_form.epsilon(s, delta, np.zeros_like(delta)).upper
+        return start(1.0, s, slots, delta, np.minimum(most, 600.0))
 
 
 def _flat(*arrays: np.ndarray) -> list[np.ndarray]:
@@ -149,11 +161,25 @@ def _epsilon_block(
     # Scarf's bound at 0 is the largest delta
     zero = theorems_of(sign, s, t, np.zeros_like(s))[1] <= delta
     low[zero], mid[zero], high[zero] = 0.0, 0.0, 0.0
-    rows = np.flatnonzero(reach(s, t) & ~zero & (delta > 1e-280) & (high > 0.0) & (high < 600.0))
+    if rtol >= ROUGH:  # theorems may suffice
+        low = np.where(zero | one, low, np.minimum(_least(sign, s, t, delta, high), high))
+    open_ = ~(high - low <= rtol * high)
+    rows = np.flatnonzero(reach(s, t) & ~zero & open_ & (delta > 1e-280) & (high > 0.0) & (high < 600.0))
     if rows.size:
         least = 0.0 if floor is None else floor[rows]
         found = search(sign, s[rows], t[rows], delta[rows], high[rows], rtol, least)
         high[rows] = np.fmin(high[rows], found[2])
-        low[rows] = np.where(found[0] <= high[rows], np.fmax(found[0], 0.0), 0.0)
+        low[rows] = np.where(found[0] <= high[rows], np.fmax(found[0], low[rows]), 0.0)
+        low[rows] = np.where(low[rows] <= high[rows], low[rows], 0.0)
         mid[rows] = found[1]
     return np.array([low, np.clip(np.where(np.isnan(mid), low, mid), low, high), high])
+
+
+def _least(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """The largest epsilon tried at which theorems show a delta above the target; 0 where none does."""
+    low, high = np.zeros_like(s), np.minimum(most, 600.0)
+    for _ in range(12):
+        middle = 0.5 * (low + high)
+        above = theorems_of(sign, s, t, middle)[0] > delta
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    return low

@@ -57,6 +57,13 @@ class OneRound(MechanismEngine):
     def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
         return _bracket("delta", mechanism, epsilon, relation, rtol)
 
+    def guess(self, mechanism: Any, delta: np.ndarray) -> np.ndarray | None:
+        from jaxacct.engines import allocation
+
+        shape = np.broadcast_shapes(batch_shape(mechanism), np.shape(delta))
+        columns = mechanism.mechanism.noise_multiplier, mechanism.slots, delta
+        return allocation.guess(*(np.broadcast_to(x, shape).reshape(-1) for x in columns)).reshape(shape)
+
 
 def _bracket(quantity: str, mechanism: Any, given: np.ndarray, relation: str, rtol: float) -> Bounds:
     from jaxacct.engines import allocation  # SciPy: only where it is needed
@@ -82,9 +89,9 @@ def _bracket(quantity: str, mechanism: Any, given: np.ndarray, relation: str, rt
     else:
         found = [allocation.delta(sigma, slots, target, direction) for direction in ways]
         worst = Answer(*(np.max([side[i] for side in found], axis=0) for i in range(3)))
-    with np.errstate(invalid="ignore"):
-        narrow = (worst.upper - worst.lower <= rtol * worst.upper) & np.isfinite(worst.upper)
-    narrow |= worst.upper <= NO_RELATIVE_ACCURACY
+    narrow = (np.isfinite(worst.upper) & (worst.upper - worst.lower <= rtol * worst.upper)) | (
+        worst.upper <= NO_RELATIVE_ACCURACY
+    )
     status = np.where(narrow, "ok", "width").astype("<U16")
     status[worst.upper == 0.0] = "zero"
     lower, estimate, upper = (end.reshape(shape) for end in worst)

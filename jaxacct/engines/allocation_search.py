@@ -12,7 +12,7 @@ from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contours_a
 from jaxacct.kernels.allocation.chernoff import put_below
 from jaxacct.kernels.allocation.placement import TOLERANCE
 
-__all__ = ["Value", "search", "value_of"]
+__all__ = ["Value", "search", "start", "value_of"]
 
 ROUNDS = 7
 """Most placements of the contour."""
@@ -59,12 +59,12 @@ def search(
     rtol : the width wanted; what can be had for nothing is narrower.
     floor : where epsilon is at most this, that is all that is found out: (0, 0, floor).
     """
-    narrow, tolerance = np.clip((NARROW * rtol, CUT_OFF * rtol), (1e-12, 1e-14), (1e-6, 1e-8))
+    narrow, tolerance = np.clip((NARROW * rtol, CUT_OFF * rtol), (1e-12, 1e-14), (1e-3, 1e-5))
     floor = np.broadcast_to(floor, s.shape)
     low, high = np.zeros_like(s), most.copy()
     eps = np.where(floor > 0.0, np.minimum(floor, most), 0.0)
     rows = np.flatnonzero(eps == 0.0)
-    eps[rows] = _start(sign, s[rows], t[rows], delta[rows], most[rows])
+    eps[rows] = start(sign, s[rows], t[rows], delta[rows], most[rows])
     answer = np.array([low, eps, np.full_like(s, np.inf)])
     below = _below_floor(sign, s, t, delta, floor)
     answer[:, below] = np.zeros(below.sum()), np.zeros(below.sum()), floor[below]
@@ -102,7 +102,7 @@ def _below_floor(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, f
     return below
 
 
-def _start(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np.ndarray) -> np.ndarray:
+def start(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np.ndarray) -> np.ndarray:
     """Epsilon by the guessed profile, by bisection."""
     low, high, goal = np.zeros_like(s), most.copy(), np.log(delta)
     for _ in range(22):

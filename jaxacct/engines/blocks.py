@@ -83,7 +83,7 @@ def _solved(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
         return solve(*columns)
     except FAILURES:
         if columns[0].size == 1:
-            return np.array([[0.0], [np.nan], [np.inf]])
+            return np.array([[0.0], [0.0], [np.inf]])
         return np.concatenate([_solved(solve, [x[[i]] for x in columns]) for i in range(columns[0].size)], axis=1)
 
 

@@ -112,6 +112,10 @@ class MechanismEngine(ABC):
     def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
         """The bracket of delta at epsilon >= 0, which broadcasts with the mechanism."""
 
+    def guess(self, mechanism: Any, delta: np.ndarray) -> np.ndarray | None:
+        """About epsilon at delta, at next to no cost, for a search to begin with; None where nothing is known."""
+        return None
+
 
 ENGINES: list[Engine | MechanismEngine] = []
 """All engines, in the order in which they are asked; those of compositions are there once dispatch is imported."""

@@ -6,6 +6,7 @@ wide a contour of its own is placed.  Theorems answer what no contour does.
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 import jax
@@ -94,7 +95,8 @@ def round_profile(s: float, t: float, sign: float) -> RoundProfile:
             low, high = low / k, high / k
         low, high = _outward(low, high)
         if LEAST_S < s < MOST_S and 1.0 < t <= MOST_SLOTS:
-            low, high = _by_contours(sign, s, t, eps, low, high)
+            with contextlib.suppress(ArithmeticError, ValueError, IndexError, MemoryError):  # theorems answer then
+                low, high = _by_contours(sign, s, t, eps, low, high)
         low, high = np.fmax(low, 0.0), np.fmin(np.where(np.isnan(high), 1.0, high), 1.0)
         low = np.where(low <= high, low, 0.0)
         # e^eps is off by a few units of eps and 1: as much as delta falls in that distance, and it is convex in e^eps
@@ -156,7 +158,8 @@ def _wanted(logs: np.ndarray) -> np.ndarray:
 
 def _read(contour: Contour, each: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(lower, estimate, upper) of delta at losses eps, each from one of the rows of a contour."""
-    rows = jax.tree.map(lambda x: x[each], contour._replace(sign=None))._replace(sign=contour.sign)
+    rest = jax.tree.map(lambda x: x[each], tuple(contour[1:]))
+    rows = Contour(contour.sign, *rest)
     lower, estimate, upper, _ = bracket_near(rows, np.exp(contour.sign * eps))
     if contour.sign < 0:
         lower, estimate, upper = (x * np.exp(eps) for x in (lower, estimate, upper))

@@ -14,7 +14,7 @@ __all__ = ["Line", "Powers", "powers_on"]
 
 
 NEGLIGIBLE = 1e-24
-"""Terms below this share of the sum are left out at the ends of the range of nodes."""
+"""Terms below this share of their sum are left out at the ends of the range of nodes."""
 MOST_PRODUCTS = 32_000
 """Multiplications of one matrix product, at most."""
 
@@ -107,7 +107,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     spun, dropped = [], []
     for weight in (base * grown, rest * grown):
         # bulk and jumps have each their own range of nodes; what is left out is counted as an error
-        large = np.flatnonzero(np.any(weight > NEGLIGIBLE * total[:, None], axis=0))
+        large = np.flatnonzero(np.any(weight > NEGLIGIBLE * np.sum(weight, axis=1)[:, None], axis=0))
         if large.size:
             some = slice(large[0], large[-1] + 1)
             spun.append(_spun(weight[:, some], first[:, :, some], second[:, some], count))

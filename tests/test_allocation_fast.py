@@ -1,0 +1,152 @@
+"""What makes random allocation quick, and what could make it wrong: directions left out, blocks, shared contours."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import jaxacct as ja
+from jaxacct.engines import allocation, allocation_search, blocks
+from jaxacct.kernels.allocation import bracket, profile, transform
+from jaxacct.kernels.allocation.chernoff import put_below
+from jaxacct.progress import Progress
+
+SIGMA = np.array([0.5, 0.7, 1.0, 2.0, 4.0, 9.0, 2.0, 1.0])
+SLOTS = np.array([300, 200, 100, 20, 30, 10_000, 5, 1000])
+DELTA = np.array([1e-10, 1e-5, 1e-8, 1e-3, 1e-6, 1e-12, 1e-4, 1e-5])
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0, 1.5])
+def test_chernoffs_bound_is_above_the_put_and_not_far_above(share):
+    eps = share * allocation.epsilon(SIGMA, SLOTS, DELTA, "add").estimate
+    exact = allocation.delta(SIGMA, SLOTS, eps, "add")
+    above = put_below(1 / SIGMA, SLOTS.astype(float), np.exp(-eps)) + eps
+    assert np.all(above >= np.log(exact.lower)) and np.all(above <= np.log(exact.upper) + 6.0)
+
+
+@pytest.mark.parametrize("chernoff", [True, False])
+def test_the_larger_direction_is_the_larger_of_both(chernoff, monkeypatch):
+    if not chernoff:  # contours at the floor decide then
+        monkeypatch.setattr(allocation_search, "put_below", lambda s, t, k: np.full_like(s, np.inf))
+    both = allocation.epsilon_of_both(SIGMA, SLOTS, DELTA)
+    sides = [allocation.epsilon(SIGMA, SLOTS, DELTA, direction) for direction in ("remove", "add")]
+    np.testing.assert_allclose(both.lower, np.max([side.lower for side in sides], axis=0), rtol=1e-9)
+    np.testing.assert_allclose(both.upper, np.max([side.upper for side in sides], axis=0), rtol=1e-9)
+
+
+def test_a_direction_above_the_floor_is_solved():
+    exact = allocation.epsilon(SIGMA, SLOTS, DELTA, "add")
+    for share in (0.3, 1.0 - 1e-5):  # a floor below it says nothing
+        ends = allocation_search.search(
+            -1.0, 1 / SIGMA, SLOTS.astype(float), DELTA, np.full(8, 50.0), 1e-4, share * exact.lower
+        )
+        np.testing.assert_allclose(ends[0], exact.lower, rtol=2e-6)
+        np.testing.assert_allclose(ends[2], exact.upper, rtol=2e-6)
+
+
+def test_a_wide_bracket_holds_a_narrow_one():
+    one = ja.RandomAllocation(ja.Gaussian(SIGMA), SLOTS)
+    narrow = ja.epsilon(one, DELTA, rtol=1e-6)
+    for rtol in (0.9, 0.5, 0.1, 1e-3):
+        wide = ja.epsilon(one, DELTA, rtol=rtol)
+        assert np.all(wide.lower <= narrow.upper) and np.all(narrow.lower <= wide.upper) and np.all(wide.status == "ok")
+
+
+def test_a_row_that_fails_leaves_the_others(monkeypatch):
+    def search(sign, s, *rest):
+        if np.any(s == 1.0):
+            raise MemoryError
+        return found(sign, s, *rest)
+
+    found = allocation.search
+    expected = ja.epsilon(ja.RandomAllocation(ja.Gaussian(SIGMA), SLOTS), DELTA)
+    monkeypatch.setattr(allocation, "search", search)
+    got = ja.epsilon(ja.RandomAllocation(ja.Gaussian(SIGMA), SLOTS), DELTA)
+    fine = SIGMA != 1.0
+    np.testing.assert_allclose(got.upper[fine], expected.upper[fine], rtol=1e-6)
+    assert np.all(got.upper[~fine] >= expected.upper[~fine]) and np.all(got.status == np.where(fine, "ok", "width"))
+
+
+def test_blocks_go_to_threads_and_every_row_comes_back(monkeypatch):
+    monkeypatch.setattr(blocks, "_cores", lambda: 3)
+    seen = set()
+
+    def solve(a, b, c):
+        seen.add(threading.get_ident())
+        return np.array([a, b, c])
+
+    columns = [np.random.default_rng(i).random(700) for i in range(3)]
+    np.testing.assert_array_equal(blocks.in_blocks(solve, columns), columns)
+    assert threading.get_ident() not in seen
+
+
+def test_an_interrupt_cancels_what_has_not_begun(monkeypatch):
+    monkeypatch.setattr(blocks, "_cores", lambda: 1)
+    begun, gate = [], threading.Event()
+
+    def work(item):
+        begun.append(item)
+        if item == 0:
+            raise KeyboardInterrupt
+        gate.wait(5.0)
+
+    threading.Timer(0.05, gate.set).start()
+    with pytest.raises(KeyboardInterrupt):
+        list(blocks.on_cores(work, range(50), Progress(50, False)))
+    assert len(begun) < 50
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize(("sigma", "slots"), [(0.55, 250), (1.0, 100), (4.0, 30)])
+def test_losses_read_together_hold_their_own_deltas(sign, sigma, slots):
+    found = profile.round_profile(1 / sigma, float(slots), sign)
+    some = np.linspace(0, found.epsilon.size - 1, 12).astype(int)
+    exact = allocation.delta(sigma, slots, found.epsilon[some], "remove" if sign > 0 else "add")
+    assert np.all(found.lower[some] <= exact.upper * (1 + 1e-12))
+    assert np.all(found.upper[some] >= exact.lower * (1 - 1e-12))
+    large = found.upper > 1e-12
+    assert np.all((found.upper - found.lower)[large] <= 1e-4 * found.upper[large])
+
+
+def test_a_profile_whose_contours_fail_has_its_theorems(monkeypatch):
+    def fails(*given):
+        raise MemoryError
+
+    expected = profile.round_profile(0.5, 100.0, 1.0)
+    monkeypatch.setattr(profile, "contours_at", fails)
+    found = profile.round_profile(0.5, 100.0, 1.0)
+    assert np.all(found.lower <= expected.upper) and np.all(found.upper >= expected.lower)
+    assert np.any(found.upper > 1.1 * expected.upper)
+
+
+def test_nodes_that_are_left_out_are_counted(monkeypatch):
+    s, t, k = np.array([1.0, 2.0]), np.array([100.0, 300.0]), np.exp(np.array([0.6, 4.0]))
+    guess = np.log([1e-5, 1e-8])
+    exact = bracket.bracket_near(bracket.contour_at(1.0, s, t, k, guess), k)
+    for share in (1e-9, 1e-6, 1e-3):
+        monkeypatch.setattr(transform, "NEGLIGIBLE", share)
+        found = bracket.bracket_near(bracket.contour_at(1.0, s, t, k, guess), k)
+        assert np.all(found[0] <= exact[2]) and np.all(found[2] >= exact[0])
+    assert np.all(found[2] - found[0] > 2.0 * (exact[2] - exact[0]))  # the share matters
+
+
+def test_calibrations_of_a_batch_meet_their_targets_from_any_side():
+    slots = np.array([50, 200, 1000])
+    found = ja.calibrate(
+        lambda s: ja.RandomAllocation(ja.Gaussian(s), slots),
+        target_epsilon=[0.3, 1.0, 0.1],
+        target_delta=1e-6,
+        bracket=(0.2, 30.0),
+        monotone=True,
+    )
+    there = ja.epsilon(ja.RandomAllocation(ja.Gaussian(found.value), slots), 1e-6)
+    assert np.all(found.status == "ok") and np.all(there.upper <= [0.3, 1.0, 0.1])
+    assert np.all(there.upper >= np.multiply([0.3, 1.0, 0.1], 1 - 1e-4))
+    inverse = ja.calibrate(  # epsilon grows with x
+        lambda x: ja.RandomAllocation(ja.Gaussian(1 / x), slots[:1]),
+        target_epsilon=[0.3],
+        target_delta=1e-6,
+        bracket=(1 / 30.0, 5.0),
+        monotone=True,
+    )
+    np.testing.assert_allclose(1 / inverse.value, found.value[:1], rtol=1e-4)
