@@ -89,8 +89,8 @@ def noise_for(
         there, left = rows[close], np.flatnonzero(~close)
         goal.hint.near[there], goal.hint.rung[there] = np.log(target.delta[there]), solved.rung[there]
         if left.size:
-            for column, found in zip(begin, started(goal, rows[left]), strict=True):
-                column[left] = found
+            own = started(goal, rows[left])
+            begin.x[left], begin.slope[left], begin.solved[left] = own.x, own.slope, own.solved
         return begin
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:

@@ -1,7 +1,7 @@
 """Mechanisms: frozen pytrees that describe what is run, and the components that the engines consume."""
 
 from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, BaseMechanism, Mechanism, batch_shape
-from jaxacct.mechanisms.combinators import Composed, PoissonSampled, Repeated, compose, repeat
+from jaxacct.mechanisms.combinators import Composed, Repeated, compose, repeat
 from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from jaxacct.mechanisms.dp_sgd_run import SAMPLING, dp_sgd
 from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomisedResponse, RandomizedResponse
@@ -10,6 +10,7 @@ from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.gaussian_mixture import MixtureOfGaussians
 from jaxacct.mechanisms.laplace import Laplace
 from jaxacct.mechanisms.loss_components import Components, components, directions
+from jaxacct.mechanisms.poisson_sampled import PoissonSampled
 from jaxacct.mechanisms.profile import PrivacyProfile, profile_from_cdfs
 from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
 from jaxacct.mechanisms.random_allocation import BallsInBins, RandomAllocation

@@ -9,8 +9,9 @@ import numpy as np
 
 from jaxacct.keywords import with_hints
 from jaxacct.mechanisms.base import Mechanism
-from jaxacct.mechanisms.combinators import PoissonSampled, Repeated
+from jaxacct.mechanisms.combinators import Repeated
 from jaxacct.mechanisms.gaussian import Gaussian
+from jaxacct.mechanisms.poisson_sampled import PoissonSampled
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 from jaxacct.mechanisms.truncated_poisson import TruncatedPoissonSampled
 from jaxacct.mechanisms.without_replacement import SampledWithoutReplacement

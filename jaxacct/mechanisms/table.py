@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxacct.mechanisms.base import BaseMechanism, Mechanism
-from jaxacct.mechanisms.combinators import Composed, PoissonSampled, Repeated
+from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomizedResponse
 from jaxacct.mechanisms.finite_output import FiniteOutput
@@ -13,6 +13,7 @@ from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.gaussian_mixture import MixtureOfGaussians
 from jaxacct.mechanisms.laplace import Laplace
 from jaxacct.mechanisms.loss_components import components, directions
+from jaxacct.mechanisms.poisson_sampled import PoissonSampled
 from jaxacct.mechanisms.profile import PrivacyProfile
 from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
 from jaxacct.mechanisms.random_allocation import BallsInBins, RandomAllocation, replaced_in_two_steps
