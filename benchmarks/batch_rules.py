@@ -122,7 +122,7 @@ def rates(count, repeats):
     target = np.where(epsilon > 0.0, epsilon, 1.0)[few]
     asks = {
         "epsilon of one round": lambda _: ja.epsilon(one(sigma), delta),
-        "noise of one round": lambda: (
+        "noise of one round": lambda _: (
             ja.calibrate(
                 lambda s: one(s, few),
                 target_epsilon=target,
