@@ -110,7 +110,10 @@ def rounds_of(rng, count):
 
 
 def rates(count, repeats):
-    """(seconds, CPU seconds, questions, largest width) of each kind of question, warm."""
+    """(seconds, CPU seconds, questions, largest width) of each kind of question, warm.
+
+    Composed rounds have a noise of their own in every repeat, so that their pairs are made anew.
+    """
     rng = np.random.default_rng(0)
     sigma, slots, delta = rounds_of(rng, count)
     one = lambda s, some=slice(None): ja.RandomAllocation(ja.Gaussian(s), slots=slots[some])
@@ -118,8 +121,8 @@ def rates(count, repeats):
     epsilon = ja.epsilon(one(sigma), delta).upper
     target = np.where(epsilon > 0.0, epsilon, 1.0)[few]
     asks = {
-        "epsilon of one round": lambda: ja.epsilon(one(sigma), delta),
-        "noise of one round": lambda: (
+        "epsilon of one round": lambda _: ja.epsilon(one(sigma), delta),
+        "noise of one round": lambda _: (
             ja.calibrate(
                 lambda s: one(s, few),
                 target_epsilon=target,
@@ -128,14 +131,16 @@ def rates(count, repeats):
                 monotone=True,
             ).epsilon
         ),
-        "epsilon of 100 rounds": lambda: ja.epsilon(ja.repeat(one(sigma[some], some), 100), delta[some]),
+        "epsilon of 100 rounds": lambda turn: ja.epsilon(
+            ja.repeat(one(sigma[some] * (1.0 + 1e-6 * turn), some), 100), delta[some]
+        ),
     }
     found = {}
     for name, ask in asks.items():
-        bounds, walls, cpus = ask(), [], []
-        for _ in range(repeats):
+        bounds, walls, cpus = ask(0), [], []
+        for turn in range(repeats):
             wall, cpu = time.perf_counter(), time.process_time()
-            ask()
+            ask(turn + 1)
             walls.append(time.perf_counter() - wall)
             cpus.append(time.process_time() - cpu)
         width = np.max(np.where(bounds.upper > 0.0, (bounds.upper - bounds.lower) / bounds.upper, 0.0))

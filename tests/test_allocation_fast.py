@@ -2,6 +2,7 @@
 
 import threading
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -150,3 +151,13 @@ def test_calibrations_of_a_batch_meet_their_targets_from_any_side():
         monotone=True,
     )
     np.testing.assert_allclose(1 / inverse.value, found.value[:1], rtol=1e-4)
+
+
+def test_turns_are_within_the_units_that_are_counted():
+    rng = np.random.default_rng(0)
+    angle = np.concatenate([10.0 ** rng.uniform(-18, 5, 300), np.pi * np.arange(1, 40), 0.5 * np.pi * np.arange(1, 40)])
+    angle = np.concatenate([angle, -angle, [0.0]])
+    with mpmath.workdps(40):
+        exact = [mpmath.expm1(1j * mpmath.mpf(float(a))) for a in angle]
+        wrong = [float(abs(mpmath.mpc(complex(z)) - e)) for z, e in zip(transform.turned_by(angle), exact, strict=True)]
+    assert np.all(np.array(wrong) <= 16 * 2.0**-53 * np.minimum(np.abs(angle), 2.0))

@@ -9,7 +9,7 @@ import numpy as np
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation.profile import RoundProfile, round_profile
 from jaxacct.mechanisms.base import DIRECTIONS
-from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, pair_above, part_below
+from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, direction_of, pair_above, pair_below
 from jaxacct.mechanisms.gaussian import profile_of_gaussian
 from jaxacct.mechanisms.parts import FinitePair, FinitePart
 
@@ -34,8 +34,9 @@ def _profiles(sigma: float, slots: float) -> tuple[BracketedProfile, BracketedPr
 
 
 def prepare(sigma: float, slots: float) -> None:
-    """Compute the profile of a round, so that its pairs are quick to make."""
-    _profiles(sigma, slots)
+    """Compute the profile of a round and its pairs, so that they are there when they are asked for."""
+    above(sigma, slots, 1.0)
+    _pair_below(sigma, slots)
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -49,7 +50,12 @@ def below(sigma: float, slots: float, direction: str) -> FinitePart:
     """The law of the loss of a pair that a round dominates."""
     if direction not in DIRECTIONS:
         raise ValueError(direction)
-    return part_below(*_profiles(sigma, slots), direction)
+    return direction_of(_pair_below(sigma, slots), direction)
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _pair_below(sigma: float, slots: float) -> FinitePair:
+    return pair_below(*_profiles(sigma, slots))
 
 
 def _of_group(profile: BracketedProfile, group: float) -> BracketedProfile:

@@ -16,7 +16,7 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile
 
-__all__ = ["BracketedProfile", "lowered_part", "pair_above", "part_below"]
+__all__ = ["BracketedProfile", "direction_of", "lowered_part", "pair_above", "pair_below", "part_below"]
 
 CORNER_UNITS = 32.0
 """Units of rounding by which a corner of the pair below is lowered, of the terms that it is the difference of."""
@@ -48,11 +48,20 @@ def part_below(forward: BracketedProfile, reverse: BracketedProfile, direction: 
     The masses sum to 1: what is rounded away is given to the lowest loss.  That is dominated as well.  While the payoff
     takes the lowest loss in, it takes in all, and is 1 - a times the mass under the other law, which is 1 or more.
     """
+    return direction_of(pair_below(forward, reverse), direction)
+
+
+def pair_below(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePair:
+    """A pair that is dominated but for rounding, which `direction_of` allows for."""
     corners = (_corners(*forward), _corners(*reverse))
     centre = min(values[0] for _, values in corners)
     for _, values in corners:
         values[0] = centre
-    pair = pair_of_profile(*_joined(*corners[0], *corners[1]))
+    return pair_of_profile(*_joined(*corners[0], *corners[1]))
+
+
+def direction_of(pair: FinitePair, direction: str) -> FinitePart:
+    """`part_below` of a pair of `pair_below`."""
     order = np.argsort(pair.loss, kind="stable")
     loss, p, q = (x[order] for x in pair[:3])
     keep = (p > 0.0) & (q > 0.0)

@@ -133,6 +133,7 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
     return PrivacyProfile(grid, *(np.clip(delta + slack, 0.0, 1.0) for delta in (forward, reverse)))
 
 
+@np.errstate(over="ignore")
 def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray) -> FinitePair:
     """The dominating pair of the points of one configuration; epsilon ascending, all three of shape (K,).
 
@@ -194,8 +195,7 @@ def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, 
     """The two terms of p_k; `before` -1 is the centre, at eps 0 with value `first`; `after` -1 is none."""
     start, value = (0.0, first) if before < 0 else (epsilon[before], f[before])
     rise = (value - f[k]) / -np.expm1(start - epsilon[k])
-    with np.errstate(over="ignore"):
-        fall = 0.0 if after < 0 else (f[k] - f[after]) / np.expm1(epsilon[after] - epsilon[k])
+    fall = 0.0 if after < 0 else (f[k] - f[after]) / np.expm1(epsilon[after] - epsilon[k])
     return rise, fall
 
 

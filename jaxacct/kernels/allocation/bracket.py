@@ -10,7 +10,7 @@ from jaxacct.kernels.allocation.cutoff import log_beyond, log_images
 from jaxacct.kernels.allocation.law import ROOM, Windows, cuts_of, tail
 from jaxacct.kernels.allocation.placement import TOLERANCE, Place, place
 from jaxacct.kernels.allocation.quadrature import panels_of
-from jaxacct.kernels.allocation.transform import Powers, powers_on
+from jaxacct.kernels.allocation.transform import Powers, powers_on, turned_by
 from jaxacct.kernels.arrays import Array
 from jaxacct.kernels.special import log_ndtr
 
@@ -103,7 +103,7 @@ def _bracket(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
     phase = powers.turn * k[:, None]
     half = np.ones(powers.turn.shape[1])
     half[0] = 0.5
-    turned = powers.value * (np.cos(phase) - 1j * sign * np.sin(phase)) * half
+    turned = powers.value * (1.0 + turned_by(-sign * phase)) * half
     plain = np.sum((turned / (z * z)).real, axis=1) * step / np.pi
     slope = np.sum((turned / z).real, axis=1) * step / np.pi
     size = np.abs(z) ** 2

@@ -10,7 +10,7 @@ from jaxacct.kernels.allocation.quadrature import nodes_of, panel_errors, roundi
 from jaxacct.kernels.arrays import Array
 from jaxacct.kernels.special import log1p_complex
 
-__all__ = ["Line", "Powers", "powers_on"]
+__all__ = ["Line", "Powers", "powers_on", "turned_by"]
 
 
 NEGLIGIBLE = 1e-24
@@ -43,13 +43,22 @@ class Powers(NamedTuple):
     """(B, N) Im z."""
 
 
+def turned_by(angle: Array) -> Array:
+    """e^{i angle} - 1 = 2 i tau/(1 - i tau) with tau = tan(angle/2): one tangent for a sine and a cosine.
+
+    A relative error of tau is one of at most the same size of the result; NumPy's tangent is off by 4 ulp at most.
+    """
+    tau = np.tan(0.5 * angle)
+    share = 2.0 * tau / (1.0 + tau * tau)
+    found = np.empty(angle.shape, np.complex128)
+    found.real, found.imag = -tau * share, share
+    return found
+
+
 def _tables(x: Array, step: Array, many: int) -> Array:
     """e^{i k step x} - 1 for k < many, (B, many, X)."""
     angle = np.arange(many)[None, :, None] * (step[:, None] * x)[:, None, :]
-    half = np.sin(0.5 * angle)
-    found = np.empty(angle.shape, np.complex128)
-    found.real, found.imag = -2.0 * half * half, np.sin(angle)
-    return found
+    return turned_by(angle)
 
 
 def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
