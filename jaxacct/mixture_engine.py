@@ -24,7 +24,7 @@ from jaxacct.progress import Progress
 from jaxacct.validation import GIBIBYTE, broadcast_shape
 
 if TYPE_CHECKING:
-    from jaxacct.engines.mixture import Ends, Row
+    from jaxacct.engines.mixture import Ends, Known, Row
 from jaxacct.worse_direction import worse_direction
 
 __all__ = ["MixtureContour"]
@@ -82,10 +82,13 @@ def _bracket(quantity: str, mechanism: Mechanism, given: np.ndarray, relation: s
     places = np.broadcast_to(np.arange(len(rows)).reshape(mine), shape).reshape(-1)
     answer = Answer(*np.full((3, target.size), np.nan))
     bar = Progress(target.size, None if target.size > ROWS_WITH_PROGRESS else False)
-    for at in range(target.size):
-        ends = _larger(quantity, rows[places[at]], float(target[at]), relation)
+    place, known = -1, dict[float, mixture.Known]()
+    for done, at in enumerate(np.lexsort((target, places)).tolist()):  # neighbours share contours
+        if places[at] != place:
+            place, known = int(places[at]), {}
+        ends = _larger(quantity, rows[place], float(target[at]), relation, known)
         answer.lower[at], answer.estimate[at], answer.upper[at] = ends
-        bar.update(at + 1)
+        bar.update(done + 1)
     bar.close()
     engine = np.full(target.size, MixtureContour.name, dtype="<U32")
     certified = mixture.attained(mechanism, relation)
@@ -125,14 +128,17 @@ def _by_parts(
     return lower, upper, word
 
 
-def _larger(quantity: str, row: Row, value: float, relation: str) -> Ends:
+def _larger(quantity: str, row: Row, value: float, relation: str, known: dict[float, Known]) -> Ends:
     """The larger of the directions' answers, each end on its own; no upper end where one has none."""
     from jaxacct.engines import mixture
 
     if quantity == "epsilon" and value == 0.0:
         return mixture.UNKNOWN  # refused, or known from the largest loss
-    one = mixture.one_epsilon if quantity == "epsilon" else mixture.one_delta
-    found = np.array([one(row, sign, float(value)) for sign in SIGNS.get(relation, (1.0, -1.0))])
+    signs = SIGNS.get(relation, (1.0, -1.0))
+    if quantity == "epsilon":
+        found = np.array([mixture.one_epsilon(row, sign, value) for sign in signs])
+    else:
+        found = np.array([mixture.one_delta(row, sign, value, known.setdefault(sign, {})) for sign in signs])
     if np.isnan(found[:, 1]).any():
         return float(np.max(found[:, 0])), np.nan, np.inf
     low, mid, high = (float(x) for x in found.max(axis=0))

@@ -198,3 +198,14 @@ def test_masses_that_underflow_make_no_losses(direction):
     shift = 1.2390848230492350
     loss = cells_below(np.array([shift]), np.ones(1), direction).loss
     assert 40.0 < loss.max() < shift * 38.3 - 0.5 * shift**2
+
+
+def test_many_epsilons_share_contours_and_each_is_what_it_is_alone():
+    run = ja.repeat(ja.PoissonSampled(ja.Gaussian(1.5), 0.05, group=3), 200)
+    eps = np.array([2.0, 0.0, 0.7, 0.71, 5.0, 1.0])
+    many = ja.delta(run, eps)
+    alone = [ja.delta(run, one) for one in eps]
+    assert (many.upper - many.lower <= 1e-5 * many.upper).all()
+    for place, one in enumerate(alone):
+        assert one.lower <= many.upper[place] and many.lower[place] <= one.upper
+        assert many.upper[place] == pytest.approx(one.upper, rel=1e-5)

@@ -81,7 +81,8 @@ def test_all_examples_drawn_are_used_and_normalised_by_the_expected_number(varia
 
         def broken(selection, size, body, init, **more):
             done = fold(selection, size, body, init, **more)
-            return done._replace(total=BROKEN[variant](done.total, selection.count))
+            sums, members = done
+            return sums._replace(total=BROKEN[variant](sums.total, selection.count)), members
 
         monkeypatch.setattr(sampler, "over_micro_batches", broken)
     trainer = Trainer(linear, optax.sgd(1.0), plan_of(40, q=0.25, noise=1e-6), 1.0, micro_batch=4)

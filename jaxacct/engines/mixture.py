@@ -15,18 +15,20 @@ from jaxacct.engines.mixture_step import delta_of_step, epsilon_of_step
 from jaxacct.floats import SMALLEST_POSITIVE
 from jaxacct.kernels.mixture_contour import delta_bracket, epsilon_bracket
 from jaxacct.kernels.mixture_law import BranchLaw
-from jaxacct.kernels.mixture_nodes import chernoff, nodes_for_delta, nodes_for_epsilon
+from jaxacct.kernels.mixture_nodes import Nodes, chernoff, nodes_for_delta, nodes_for_epsilon
 from jaxacct.kernels.mixture_placement import Part, saddle
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.gaussian_branches import Branch, OfGaussianMixtures
 from jaxacct.mechanisms.loss_components import exact_product
 from jaxacct.mechanisms.parts import GaussianPart
 
-__all__ = ["UNKNOWN", "Ends", "Row", "attained", "one_delta", "one_epsilon", "rows_of_branches"]
+__all__ = ["UNKNOWN", "Ends", "Known", "Row", "attained", "one_delta", "one_epsilon", "rows_of_branches"]
 
 Row = list[tuple[float, list[Branch]]]
 """What one configuration composes: how often, and the branches of one step."""
 Ends = tuple[float, float, float]
+Known = dict[float, list[Nodes]]
+"""Contours of one row in one direction, by the chance that is left out."""
 UNKNOWN: Ends = (-np.inf, np.nan, np.inf)
 FAILURES = (ArithmeticError, ValueError, IndexError, MemoryError)
 """What the contour may raise on a row that it cannot answer."""
@@ -36,6 +38,8 @@ PLACEMENTS = 4
 """Contours that are tried for one epsilon."""
 NARROW = 1e-6
 """Relative width at which no further contour is tried."""
+CONTOURS_KEPT = 3
+"""Contours of a row that are read for another epsilon before one is placed for it."""
 SHARE_LEFT_OUT = 1e-12
 """Share of delta that leaving them out may cost."""
 
@@ -107,8 +111,11 @@ def one_epsilon(row: Row, sign: float, delta: float) -> Ends:
 
 
 @np.errstate(all="ignore")
-def one_delta(row: Row, sign: float, epsilon: float) -> Ends:
-    """(lower, estimate, upper) of delta at an epsilon >= 0, in one direction."""
+def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None) -> Ends:
+    """(lower, estimate, upper) of delta at an epsilon >= 0, in one direction.
+
+    known : contours of this row and direction, which are read first, and to which a new one is added.
+    """
     if not row:
         return 0.0, 0.0, 0.0
     for left_out in LEFT_OUT:
@@ -118,7 +125,7 @@ def one_delta(row: Row, sign: float, epsilon: float) -> Ends:
         if _is_one_step(parts):
             ends = delta_of_step(parts[0].shares, parts[0].doubt, parts[0].branches, epsilon)
         else:
-            ends = _delta_by_contour(parts, epsilon)
+            ends = _delta_by_contour(parts, epsilon, [] if known is None else known.setdefault(left_out, []))
         more = _moved(lost, sign, epsilon)
         if more <= SHARE_LEFT_OUT * ends[0] or left_out == LEFT_OUT[-1]:
             low, mid, high = ends[0] - more - SMALLEST_POSITIVE, ends[1], ends[2] + more
@@ -158,12 +165,20 @@ def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
     return best
 
 
-def _delta_by_contour(parts: list[Part], epsilon: float) -> Ends:
-    """The bracket of delta; the second contour knows how small delta is, which the saddle point may not."""
+def _delta_by_contour(parts: list[Part], epsilon: float, known: list[Nodes]) -> Ends:
+    """The bracket of delta; the second contour knows how small delta is, which the saddle point may not.
+
+    A bracket holds wherever the contour was placed, so that one that was placed for another epsilon is read first.
+    """
+    for nodes in known:
+        low, mid, high = delta_bracket(nodes, epsilon)
+        if low <= mid <= high < np.inf and high - low <= NARROW:
+            return float(np.exp(low)), float(np.exp(mid)), float(np.exp(high))
     low, mid, high = UNKNOWN
     try:
         for attempt in range(2):
             nodes = nodes_for_epsilon(parts, epsilon, None if attempt == 0 else min(mid, 0.0))
+            known[:] = [nodes, *known[: CONTOURS_KEPT - 1]]
             found = delta_bracket(nodes, epsilon)
             low, high = float(np.fmax(low, found[0])), min(high, found[2])
             if not (low <= high and np.isfinite(found[1])):
