@@ -57,6 +57,7 @@ def test_the_parts_of_a_budget_meet_it():
     assert module.part_epsilon(500, 1.0, 1e-6) > 3 / 500
 
 
+@pytest.mark.slow  # tests/test_interop_jax_privacy.py has the same questions
 def test_jax_privacy_calibrates_with_the_certified_accountant(capsys):
     pytest.importorskip("jax_privacy")
     example("jax_privacy_calibration").main()

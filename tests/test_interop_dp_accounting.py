@@ -111,7 +111,9 @@ def test_replace_special_is_zero_out():
     assert zeroed.neighboring_relation is SPECIAL
 
 
-@pytest.mark.parametrize("noise, buckets", [(0.3, 10), (0.01, 3), ((4 - math.e) / 3, 4), (1.0, 7)])
+@pytest.mark.parametrize(
+    "noise, buckets", [(0.3, 10), (0.01, 3), ((4 - math.e) / 3, 4), pytest.param(1.0, 7, marks=pytest.mark.slow)]
+)
 def test_the_special_record_answers_at_random(noise, buckets):
     accountant = CertifiedAccountant(SPECIAL).compose(Response(noise, buckets))
     truth, other = 1 - noise + noise / buckets, noise / buckets

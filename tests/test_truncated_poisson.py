@@ -65,7 +65,10 @@ def hockey_stick(p, q, sigma, eps):
     return float(np.maximum(one - math.exp(eps) * two, 0.0).sum() * (x[1] - x[0]))
 
 
-@pytest.mark.parametrize(("n", "q", "cap", "sigma"), [(4, 0.4, 2, 1.0), (5, 0.6, 2, 0.7), (6, 0.3, 1, 1.5)])
+@pytest.mark.parametrize(
+    ("n", "q", "cap", "sigma"),
+    [(4, 0.4, 2, 1.0), (5, 0.6, 2, 0.7), pytest.param(6, 0.3, 1, 1.5, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("eps", [0.0, 0.7])
 def test_enumeration_of_small_data_sets(n, q, cap, sigma, eps):
     """Every data set of records -1 and 1: no pair of neighbours exceeds the bound."""

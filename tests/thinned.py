@@ -69,7 +69,6 @@ THINNED = {
     "test_training_resume": ("test_what_a_plan_spent_counts_under_the_next",),
     "test_training_step": ("test_all_examples_drawn_are_used_and_normalised_by_the_expected_number",),
     "test_tuning_declared": ("test_counts_are_exact_sums_of_rounded_values",),
-    "test_truncated_poisson": ("test_enumeration_of_small_data_sets",),
     "test_two_steps": (
         "test_delta_by_quadrature",
         "test_epsilon_by_quadrature",
