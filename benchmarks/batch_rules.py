@@ -4,8 +4,9 @@
 
 Each peer answers in a process of its own, one question at a time; seconds are medians after a first call, imports
 apart.  A peer that gives both ends has a width of its own; "above" is how far its upper end lies above our certified
-lower end, relatively: a sound answer is never below -1e-9.  Then the rates of jaxacct by itself, warm, medians of the
-repeats, with CPU seconds beside: epsilons of one round, calibrations of its noise, epsilons of composed rounds.
+lower end (our upper end, where ours is a bound), relatively: a sound answer is never below -1e-9.  Then the rates of
+jaxacct by itself, warm, medians of the repeats, with CPU seconds beside: epsilons of one round, calibrations of its
+noise, epsilons of composed rounds.
 A library that needs another interpreter, or an environment of its own, is asked through the one that --python names.
 """
 
@@ -46,7 +47,7 @@ import dp_accounting as dp
 from dp_accounting import pld
 def asked(relation, event, steps, delta):
     accountant = pld.PLDAccountant(relation)
-    return None, accountant.compose(event, steps).get_epsilon(delta)
+    return None, accountant.compose(dp.SelfComposedDpEvent(event, steps)).get_epsilon(delta)
 def allocation(sigma, slots, rounds, delta):
     event = dp.RandomAllocationDpEvent  # in its development version
     return asked(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, event(dp.GaussianDpEvent(sigma), slots, 1), rounds, delta)
@@ -161,19 +162,20 @@ def main():
     if options.json:
         print(json.dumps({"answers": answers, "rates": own}))
         return
-    print(f"{'':16}" + "".join(f"{name:>36}" for name in QUESTIONS))
+    print(f"{'':16}" + "".join(f"{name:>40}" for name in QUESTIONS))
     for name, found in answers.items():
         cells = []
         for question in QUESTIONS:
             value = found and found[question]
             if isinstance(value, list):
                 lower, upper, seconds = value
-                above = upper / answers["jaxacct"][question][0] - 1
+                least = answers["jaxacct"][question][0] or answers["jaxacct"][question][1]  # a bound has no lower end
+                above = upper / least - 1
                 width = "" if lower is None else f" width {1 - lower / upper:.0e}"
                 cells.append(f"{upper:.6g} ({above:+.0e}){width} {seconds:.3g} s")
             else:
                 cells.append("not installed" if value is None else value[:30])
-        print(f"{name:16}" + "".join(f"{cell:>36}" for cell in cells))
+        print(f"{name:16}" + "".join(f"{cell:>40}" for cell in cells))
     for name, (wall, cpu, size, width) in own.items():
         print(f"{name}: {size / wall:,.0f} a second ({1e3 * cpu / size:.2f} CPU ms each), largest width {width:.0e}")
 
