@@ -45,20 +45,20 @@ def group(sigma, q, steps, size, delta):
     "dp_accounting": """
 import dp_accounting as dp
 from dp_accounting import pld
-def asked(relation, event, steps, delta):
+def composed(relation, event, steps, delta):
     accountant = pld.PLDAccountant(relation)
     return None, accountant.compose(dp.SelfComposedDpEvent(event, steps)).get_epsilon(delta)
 def allocation(sigma, slots, rounds, delta):
     event = dp.RandomAllocationDpEvent  # in its development version
-    return asked(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, event(dp.GaussianDpEvent(sigma), slots, 1), rounds, delta)
+    return composed(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, event(dp.GaussianDpEvent(sigma), slots, 1), rounds, delta)
 def capped(sigma, q, n, cap, steps, delta):
     event = dp.TruncatedSubsampledGaussianDpEvent(n, q, cap, sigma)
-    return asked(dp.NeighboringRelation.REPLACE_SPECIAL, event, steps, delta)
+    return composed(dp.NeighboringRelation.REPLACE_SPECIAL, event, steps, delta)
 def group(sigma, q, steps, size, delta):
     from scipy.stats import binom
     sizes = list(range(size + 1))
-    event = dp.MixtureOfGaussiansDpEvent(sigma, sizes, [float(x) for x in binom.pmf(sizes, size, q)])
-    return asked(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, event, steps, delta)
+    event = dp.dp_event.MixtureOfGaussiansDpEvent(sigma, sizes, [float(x) for x in binom.pmf(sizes, size, q)])
+    return composed(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, event, steps, delta)
 """,
     "PLD_accounting": """
 import warnings
