@@ -213,6 +213,7 @@ def test_the_users_script_names_every_public_name():
     assert not missing, "add these names to tests/typing/user_script.py"
 
 
+@pytest.mark.slow  # mypy of CI reads the script, too
 def test_a_strict_checker_accepts_the_users_script_and_reports_what_is_misspelt(tmp_path):
     """As if jaxacct were installed: what is wrong inside it is not reported, so that the script alone is judged."""
     pytest.importorskip("mypy", reason="the test extra installs mypy")

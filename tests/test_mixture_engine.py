@@ -105,7 +105,7 @@ def test_beside_other_noise_the_lattice_answers_from_two_pairs():
     sigma=st.floats(0.4, 20.0), q=st.floats(1e-3, 0.9), steps=st.integers(1, 3000), group=st.integers(2, 6),
     log_delta=st.floats(-25.0, -2.0),
 )  # fmt: skip
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=4)
 def test_epsilon_and_delta_are_inverse(sigma, q, steps, group, log_delta):
     run, delta = ja.dp_sgd(sigma, q, steps, group=group), math.exp(log_delta)
     found = ja.epsilon(run, delta)

@@ -54,7 +54,7 @@ def test_a_higher_rate_stands_for_no_lower_one_where_there_are_caps():
     assert set(dominating(free, 1, 1).values()) == {free[1]}
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("several", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_ledger_of_capped_steps(tmp_path, several):
     plan = Plan(**CAPPED, **RATE, steps=10, cap=60) if not several else Plan(
         **CAPPED, batch_schedule=[(5, 50), (None, 40)], steps=10, cap=60

@@ -189,7 +189,7 @@ def chosen_cells(with_ledger):
     return [*every, *[(*cell, "same") for cell in GOES_ON[with_ledger]]]
 
 
-@pytest.mark.parametrize("with_ledger", [True, False])
+@pytest.mark.parametrize("with_ledger", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_some_cells_of_the_matrix(tmp_path, noise_drawn, with_ledger):
     wrong, on = failures(tmp_path, with_ledger, noise_drawn, chosen_cells(with_ledger))
     assert wrong == []

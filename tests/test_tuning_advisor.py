@@ -107,6 +107,7 @@ def test_laws_have_the_mean(family, mean):
     assert float(law.mean) == pytest.approx(mean, rel=1e-9)
 
 
+@pytest.mark.slow  # tests/test_tuning_search.py has the accounting of both
 def test_rounds_and_adaptive_candidates_are_compared():
     """Eight candidates: a fixed number that may look back costs the most, rounds lie between."""
     found = advisor.advise(

@@ -1,4 +1,4 @@
-"""Tests of which the quick run takes every second case: those between are of the same kind, and run with `-m slow`."""
+"""Tests of which the quick run takes every third case: those between are of the same kind, and run with `-m slow`."""
 
 THINNED = {
     "test_account": ("test_one_sampled_step_in_closed_form",),
@@ -69,6 +69,7 @@ THINNED = {
     "test_training_resume": ("test_what_a_plan_spent_counts_under_the_next",),
     "test_training_step": ("test_all_examples_drawn_are_used_and_normalised_by_the_expected_number",),
     "test_tuning_declared": ("test_counts_are_exact_sums_of_rounded_values",),
+    "test_truncated_poisson": ("test_enumeration_of_small_data_sets",),
     "test_two_steps": (
         "test_delta_by_quadrature",
         "test_epsilon_by_quadrature",
