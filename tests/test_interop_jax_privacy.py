@@ -34,7 +34,8 @@ def test_the_default_relation_of_a_plan_without_sampling():
     assert 0.999 * TARGET["delta"] <= spent <= TARGET["delta"]
 
 
-@pytest.mark.parametrize("partition", [pytest.param("EQUAL_SPLIT", marks=pytest.mark.slow), "INDEPENDENT"])
+@pytest.mark.slow
+@pytest.mark.parametrize("partition", ["EQUAL_SPLIT", "INDEPENDENT"])
 def test_a_sampled_plan_of_two_bands_against_jax_privacy_itself(partition):
     settings = dict(iterations=4, sampling_prob=0.2, partition_type=batch_selection.PartitionType[partition], **TARGET)
     default = config([1.0, 0.5], **settings)

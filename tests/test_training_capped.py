@@ -30,6 +30,7 @@ def test_the_cap_of_a_plan_costs_nothing_unless_it_is_asked_for():
     assert Plan(**CAPPED, sampling_probability=1.0, steps=1).cap == 1000
 
 
+@pytest.mark.slow
 def test_the_curve_of_a_capped_plan():
     plan = Plan(**CAPPED, **RATE, steps=20, cap=70, noise_schedule=[(10, 1.0), (None, 2.0)])
     at, curve = plan.epsilon_curve(4)
