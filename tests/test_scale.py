@@ -216,6 +216,7 @@ def test_four_devices_give_the_bytes_of_one(tmp_path):
     assert (tmp_path / "four.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
 
 
+@pytest.mark.slow  # slices and their merging are tested above, in one process
 def test_two_processes_on_loopback_give_the_bytes_of_one(tmp_path):
     text = "noise_multiplier = [2, 3, 4, 6]\nsampling_probability = [0.05, 1]\nsteps = 4000\ndelta = 1e-5\n"
     (tmp_path / "grid.toml").write_text(text)
