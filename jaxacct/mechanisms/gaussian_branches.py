@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,12 +38,12 @@ class OfGaussianMixtures(Mechanism):
     the branches seen through cells of u.
     """
 
+    @abstractmethod
     def branches(self, relation: str) -> list[list[Branch]] | None:
         """The branches of every configuration in the flat order of the batch, for the direction remove.
 
         The direction add is the same pairs with their laws exchanged.  None where no such pairs answer.
         """
-        raise NotImplementedError
 
     def ordinary(self) -> bool:
         """Whether it is a Gaussian, sampled or not, that the engines of compositions answer as well."""
@@ -52,9 +53,9 @@ class OfGaussianMixtures(Mechanism):
         """Whether there are branches at all."""
         return True
 
+    @abstractmethod
     def attained(self, relation: str) -> bool:
         """Whether the branches are the mechanism's own pair, and not only a bound of it."""
-        raise NotImplementedError
 
     def has_bracket(self) -> bool:
         return self.of_gaussians() and not self.ordinary()

@@ -115,7 +115,7 @@ def _whole(steps: list[_Step], grown: Any, aims: _Aims) -> Any:
         inner: Callable[[Any], Any]
         if len(rest) == 1:
             # the checker cannot infer the type of a default argument of a lambda
-            inner = lambda m, other=rest[0]: _last(other, grown / m)  # type: ignore[misc]
+            inner = lambda m, other=rest[0]: _last(other, grown / m)  # type: ignore[misc]  # mypy infers no type of a default
         else:
             inner = _Two(rest, others, grown, 1 - steps[i].law.rate, steps[i].ratio(cuts[i]), aims)
         total += many * _below(steps[i], cuts[i], inner, aims)

@@ -93,7 +93,7 @@ def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Pla
 
     def action(c: np.ndarray) -> np.ndarray:
         # parts have no common type that says log_mgf returns an array
-        return sum(count * part.log_mgf(c) for part, count in parts) - c * epsilon  # type: ignore[no-any-return]
+        return sum(count * part.log_mgf(c) for part, count in parts) - c * epsilon  # type: ignore[no-any-return]  # arb has no types
 
     wanted = aim - 2.0
     line = _line(action, saddle(parts, epsilon), wanted, _gaps(parts, epsilon))
