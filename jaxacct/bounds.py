@@ -28,7 +28,7 @@ KINDS = {
 """What kind of statement a result is; "conditional: monotone score" names its assumption."""
 
 _NEEDS_NO_ACTION = {
-    "ok": "The bracket is as narrow as asked for; use upper in a privacy claim.",
+    "ok": "The bracket is as narrow as asked for, or as its method can give; use upper in a privacy claim.",
     "zero": "delta is at least delta(0), so epsilon is 0; nothing to do.",
     "mass_at_infinity": "delta is below the mass at infinity, so epsilon is infinite; ask for a larger "
     "delta, or lower the delta of an approximate-DP part.",
