@@ -9,7 +9,7 @@ from training_runs import linear, plan_of
 
 from jaxacct.training import CHACHA20, AdaptiveClip, Plan
 from jaxacct.training.step import noise
-from jaxacct.training.step.step_function import Carried, numbers, private_step
+from jaxacct.training.step.step_function import Carried, StepRule, numbers, private_step
 from jaxacct.tuning.side_by_side_training import PASS_STREAM, STEP_STREAM, STEPS_PER_CALL, key_words, side_by_side
 from jaxacct.validation import InputError
 
@@ -36,7 +36,7 @@ def first(count):
 
 def by_hand(loss, optimizer, plan, params, clip, root, data, micro, adaptive=None):
     """A Python loop over the trainer's step, the keys derived from the root as they are named."""
-    step = jax.jit(private_step(loss, optimizer, plan.sampling, micro, "auto", adaptive))
+    step = jax.jit(private_step(StepRule(loss, optimizer, plan.sampling, micro, "auto", adaptive)))
     carried = Carried(params, optimizer.init(params), jnp.float32(clip), jnp.int32(0))
     key = jax.random.wrap_key_data(jnp.asarray(key_words([root])[0]), impl=CHACHA20)
     for t in range(plan.steps):

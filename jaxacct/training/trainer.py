@@ -31,7 +31,7 @@ from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import sensitivity
 from jaxacct.training.step.clipping import METHODS, norm_methods
 from jaxacct.training.step.key_derivation import StepKey, begin, digest_tree
-from jaxacct.training.step.step_function import Carried, numbers, private_step
+from jaxacct.training.step.step_function import Carried, StepRule, numbers, private_step
 from jaxacct.training.step.users import mean_over_examples, user_data
 from jaxacct.validation import COUNT, InputError, check, choice
 
@@ -113,9 +113,10 @@ class Trainer:
         self.micro_batch = default if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
         for segment in plan.segments:
             numbers(segment, plan.sampling, self.adaptive, 0)
-        self.step_function = private_step(
+        self.rule = StepRule(
             self.loss_fn, optimizer, plan.sampling, self.micro_batch, method, self.adaptive, plan.cap, most
         )
+        self.step_function = private_step(self.rule)
 
     def _repr_html_(self) -> str:
         clipped = "adaptive" if self.adaptive is not None else repr(self.clip_norm)

@@ -1,8 +1,13 @@
-"""One private step as a pure function: draw, clip and sum in micro-batches, add noise, divide, update."""
+"""One private step as pure functions: draw, clip and sum in micro-batches, add noise, divide, update.
+
+`private_step` puts the parts together for data on one device.  Where data lie elsewhere, or are spread, the caller
+uses the same parts: `draw`, then `add` for each micro-batch, then `release` once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -17,7 +22,20 @@ from jaxacct.training.step.noise import wide
 from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, TRUNCATED, slots_of
 from jaxacct.training.step.users import mean_over_examples, of_users
 
-__all__ = ["Carried", "Numbers", "StepSettings", "numbers", "private_step"]
+__all__ = [
+    "Carried",
+    "Numbers",
+    "StepRule",
+    "StepSettings",
+    "Sums",
+    "add",
+    "draw",
+    "keys",
+    "no_sums",
+    "numbers",
+    "private_step",
+    "release",
+]
 
 _STD_ROUND_UP = 1.0 + 2.0**-20
 """Factor by which the float32 standard deviation is never below noise_multiplier times the float32 clip norm."""
@@ -83,78 +101,127 @@ def numbers(segment: StepSettings, sampling: str, adaptive: AdaptiveClip | None,
     )
 
 
-def private_step(
-    loss_fn: Callable[[Any, Any], Any],
-    optimizer: Any,
-    sampling: str,
-    micro_batch: int,
-    method: str,
-    adaptive: AdaptiveClip | None,
-    cap: int | None = None,
-    examples_per_user: int | None = None,
-) -> Callable[..., Carried]:
-    """(carried, key words, pass key words, data, numbers) -> carried, pure: for jit, vmap, and audits.
+@dataclass(frozen=True)
+class StepRule:
+    """What does not differ between the steps of a program.
 
-    The key must be used for this step alone; its words are those of ``jax.random.key_data``.  The pass key, of fixed
-    batches and of random allocation, is one for a whole pass over the data.
-
+    Parameters
+    ----------
+    loss_fn : (params, example) -> scalar loss of one example.
+    optimizer : an Optax transformation.
+    sampling : one of `step_mechanisms`.
+    micro_batch : examples (or users) at a time.
+    method : as for `clipped_sum`.
+    adaptive : how the clip norm moves, or None.
     cap : of truncated Poisson sampling, the places of a batch.
     examples_per_user : the most of a user's examples that a step uses; the data are then `UserData`.  None where every
         record counts for itself.
     """
 
-    def draw(key: Any, pass_key: Any, size: int, now: Numbers) -> sampler.Selection:
-        if sampling == POISSON:
-            return sampler.poisson(key, size, now.threshold)
-        if sampling == TRUNCATED:
-            assert cap is not None
-            return sampler.truncated_poisson(key, size, now.threshold, min(cap, size))
-        if sampling == ALLOCATION:
-            return sampler.random_allocation(pass_key, size, now.size, now.position)
-        if sampling == FIXED:
-            return sampler.fixed_batches(pass_key, size, now.size, now.position)
-        return sampler.without_replacement(key, size, now.size)
+    loss_fn: Callable[[Any, Any], Any]
+    optimizer: Any
+    sampling: str
+    micro_batch: int
+    method: str
+    adaptive: AdaptiveClip | None
+    cap: int | None = None
+    examples_per_user: int | None = None
 
-    loss = loss_fn if examples_per_user is None else mean_over_examples(loss_fn)
+
+class Sums(NamedTuple):
+    """Of the members of a batch so far: the clipped gradients, and how many members there are."""
+
+    clipped: Clipped
+    members: Any
+
+
+def keys(words: Any, pass_words: Any) -> tuple[Any, Any]:
+    """The keys of a step and of its pass, from their words."""
+    key, pass_key = (jax.random.wrap_key_data(w, impl=CHACHA20) for w in (words, pass_words))
+    return key, pass_key
+
+
+def draw(rule: StepRule, key: Any, pass_key: Any, size: int, now: Numbers) -> sampler.Selection:
+    """Who of so many records (or users) takes part in the step."""
+    key, pass_key = noise.stream(key, noise.SAMPLING), noise.stream(pass_key, noise.SAMPLING)
+    if rule.sampling == POISSON:
+        return sampler.poisson(key, size, now.threshold)
+    if rule.sampling == TRUNCATED:
+        assert rule.cap is not None
+        return sampler.truncated_poisson(key, size, now.threshold, min(rule.cap, size))
+    if rule.sampling == ALLOCATION:
+        return sampler.random_allocation(pass_key, size, now.size, now.position)
+    if rule.sampling == FIXED:
+        return sampler.fixed_batches(pass_key, size, now.size, now.position)
+    return sampler.without_replacement(key, size, now.size)
+
+
+def no_sums(params: Any) -> Sums:
+    """The sums of a batch that has no members yet."""
+    dtype = wide(jnp.result_type(*jax.tree_util.tree_leaves(params)))
+    nothing = Clipped(jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params), jnp.int32(0), jnp.int32(0))
+    return Sums(nothing, jnp.int32(0))
+
+
+def add(rule: StepRule, carried: Carried, so_far: Sums, batch: Any, mask: Any) -> Sums:
+    """The sums with one micro-batch more.
+
+    batch : pytree of arrays, one row for each place; of users, what `of_users` returns.  mask : False where a place
+    holds nobody.
+    """
+    loss = rule.loss_fn if rule.examples_per_user is None else mean_over_examples(rule.loss_fn)
+    summed = clipped_sum(loss, carried.params, batch, mask, carried.clip_norm, rule.method)
+    members = so_far.members + jnp.sum(mask, dtype=jnp.int32)
+    return Sums(jax.tree.map(jnp.add, so_far.clipped, summed), members)
+
+
+def release(rule: StepRule, carried: Carried, key: Any, sums: Sums, now: Numbers) -> Carried:
+    """The noisy mean of a whole batch, handed to the optimizer: once for a step, with a key of its own."""
+    import optax
+
+    params, opt_state, clip_norm, not_finite = carried
+    summed, members = sums
+    norms = jax.tree_util.tree_leaves(clip_norm)
+    std = now.gradient_noise * jnp.sqrt(sum(c**2 for c in norms)) * _STD_ROUND_UP
+    noisy = noise.add(noise.stream(key, noise.NOISE), summed.total, std)
+    mean = jax.tree.map(lambda g, p: (g / now.expected_batch_size).astype(p.dtype), noisy, params)
+    updates, opt_state = rule.optimizer.update(mean, opt_state, params)
+    if rule.adaptive is not None:
+        clip_norm = rule.adaptive.update(
+            noise.stream(key, noise.QUANTILE),
+            clip_norm,
+            members - summed.clipped - summed.not_finite,
+            members,
+            now.count_noise,
+            now.expected_batch_size,
+        )
+    return Carried(optax.apply_updates(params, updates), opt_state, clip_norm, not_finite + summed.not_finite)
+
+
+def private_step(rule: StepRule) -> Callable[..., Carried]:
+    """(carried, key words, pass key words, data, numbers) -> carried, pure: for jit, vmap, and audits.
+
+    The key must be used for this step alone; its words are those of ``jax.random.key_data``.  The pass key, of fixed
+    batches and of random allocation, is one for a whole pass over the data.
+    """
+    most = rule.examples_per_user
 
     def step(carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers) -> Carried:
-        import optax
+        key, pass_key = keys(words, pass_words)
+        size = (data.count if most else jax.tree_util.tree_leaves(data)[0]).shape[0]
+        drawn = draw(rule, key, pass_key, size, now)
 
-        params, opt_state, clip_norm, not_finite = carried
-        key, pass_key = (jax.random.wrap_key_data(w, impl=CHACHA20) for w in (words, pass_words))
-        size = (data.count if examples_per_user else jax.tree_util.tree_leaves(data)[0]).shape[0]
-        drawn = draw(noise.stream(key, noise.SAMPLING), noise.stream(pass_key, noise.SAMPLING), size, now)
-
-        def add(carry: tuple[Clipped, Any], indices: Any, mask: Any) -> tuple[Clipped, Any]:
-            so_far, members = carry
-            if examples_per_user is None:
+        def one(so_far: Sums, indices: Any, mask: Any) -> Sums:
+            if most is None:
                 batch = jax.tree.map(lambda a: a[indices], data)
-            else:
-                batch, has_any = of_users(noise.stream(key, noise.EXAMPLES), data, indices, examples_per_user)
+            else:  # users without examples are no members: they add nothing to any sum
+                batch, has_any = of_users(noise.stream(key, noise.EXAMPLES), data, indices, most)
                 mask = mask & has_any
-            summed = clipped_sum(loss, params, batch, mask, clip_norm, method)
-            return jax.tree.map(jnp.add, so_far, summed), members + jnp.sum(mask, dtype=jnp.int32)
+            return add(rule, carried, so_far, batch, mask)
 
-        dtype = wide(jnp.result_type(*jax.tree_util.tree_leaves(params)))
-        nothing = Clipped(jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params), jnp.int32(0), jnp.int32(0))
-        micro = min(micro_batch, drawn.indices.shape[0])
-        begin = nothing, jnp.int32(0)  # users without examples are no members: they add nothing to any sum
-        summed, members = sampler.over_micro_batches(drawn, micro, add, begin, all_places=sampling == TRUNCATED)
-
-        norms = jax.tree_util.tree_leaves(clip_norm)
-        std = now.gradient_noise * jnp.sqrt(sum(c**2 for c in norms)) * _STD_ROUND_UP
-        noisy = noise.add(noise.stream(key, noise.NOISE), summed.total, std)
-        mean = jax.tree.map(lambda g, p: (g / now.expected_batch_size).astype(p.dtype), noisy, params)
-        updates, opt_state = optimizer.update(mean, opt_state, params)
-        if adaptive is not None:
-            clip_norm = adaptive.update(
-                noise.stream(key, noise.QUANTILE),
-                clip_norm,
-                members - summed.clipped - summed.not_finite,
-                members,
-                now.count_noise,
-                now.expected_batch_size,
-            )
-        return Carried(optax.apply_updates(params, updates), opt_state, clip_norm, not_finite + summed.not_finite)
+        micro = min(rule.micro_batch, drawn.indices.shape[0])
+        everyone = rule.sampling == TRUNCATED
+        sums = sampler.over_micro_batches(drawn, micro, one, no_sums(carried.params), all_places=everyone)
+        return release(rule, carried, key, sums, now)
 
     return step
