@@ -194,3 +194,14 @@ def test_empty_batches_and_gradients():
     slope = ja.epsilon_gradient(ja.GaussianNoisyMax(10.0, 100), 1e-5)
     near = [ja.epsilon(ja.GaussianNoisyMax(10.0, m), 1e-5).estimate for m in (100, 101)]
     assert slope.candidates == pytest.approx(near[1] - near[0], rel=1e-2)
+
+
+def test_nested_rates_near_one_must_have_an_exact_product():
+    """1 - (1 - 2^-52)^2 is not a float64's distance from 1, and rounded it is another loss for a record left out."""
+    gaussian = ja.Gaussian(1.0)
+    exact = ja.PoissonSampled(ja.PoissonSampled(gaussian, 1 - 2.0**-20), [1 - 2.0**-20, 1.0])
+    assert ja.epsilon(exact, 1e-5).upper.shape == (2,)
+    message = refusal(
+        ja.epsilon, ja.PoissonSampled(ja.PoissonSampled(gaussian, 1 - 2.0**-52), [0.5, 1 - 2.0**-52]), 0.1
+    )
+    assert "nested sampling_probability[1] multiply to" in message and "give the product as one rate" in message

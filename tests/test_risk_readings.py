@@ -1,6 +1,7 @@
 """Readings of a risk: held against the reference table, closed forms, finite mechanisms by hand, and float64's ends."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -88,6 +89,16 @@ def test_a_finite_mechanism_by_hand():
     a = np.linspace(1e-10, 1, 10_001)
     power = np.minimum(3 * a, 1 - (1 - a) / 3)
     assert np.all(power <= norm.sf(norm.isf(a) - float(mu.upper)) + 1e-12) and mu.lower <= mu.upper
+
+
+def test_the_excess_of_subnormal_priors_is_inside():
+    """A mass of .3 is at infinity, so that the excess is at least .3 r at every prior r."""
+    profile = ja.profile(ja.compose(ja.ApproximateDP(1e-9, 0.3), ja.Gaussian(9.0)))
+    for units in (1, 2, 3, 7):
+        prior = units * 5e-324
+        found = profile.bayes_excess(prior)
+        assert float(found.upper) >= Fraction(prior) * Fraction(3, 10)
+        assert float(found.lower) <= Fraction(prior) * Fraction(31, 100)
 
 
 def test_any_place_gives_a_sound_bracket():

@@ -116,6 +116,16 @@ def test_runs_are_told_apart_and_add_up(path):
     assert [line.by for line in Ledger.read(path).headers["second"]] == ["grace"]
 
 
+def test_runs_of_records_and_of_users_are_not_in_one_ledger(path):
+    users = Plan(
+        target_delta=DELTA, dataset_size=1000, sampling_probability=1.0, noise_multiplier=10.0, steps=9, unit="user"
+    )
+    with Ledger.create(path, PLAN) as ledger:
+        for begun in (ledger.begin, ledger.replan):
+            assert "unit = 'user', but what was spent before is for unit = 'record'" in refusal(begun, users)
+        assert len(ledger.runs) == 1 and ledger.plan == PLAN
+
+
 def test_nothing_spent_is_nothing(path):
     with Ledger.create(path, PLAN) as ledger:
         assert ledger.epsilon(DELTA).upper == 0.0

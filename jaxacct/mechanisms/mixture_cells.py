@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.bracketing_pairs import lowered_part
+from jaxacct.mechanisms.contribution_laws import LEAST
 from jaxacct.mechanisms.mixture_profiles import quantiles
 from jaxacct.mechanisms.parts import FinitePart
 
@@ -18,7 +19,8 @@ UNDERFLOW = 1e-309
 def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> FinitePart:
     """The law of the loss of (sum_j weight_j N(shift_j, 1), N(0, 1)) in a direction, where only the cell is seen.
 
-    The masses of the law that the loss is drawn from are rounded down, those of the other law up.
+    The masses of the law that the loss is drawn from are rounded down, those of the other law up.  Weights that
+    `contribution_laws` leaves out count as errors of every mass.
     """
     kept = weight > 0.0
     shift, weight = shift[kept], weight[kept]
@@ -28,7 +30,7 @@ def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> Finite
         mass, off = _masses(edges - one, abs(one))
         p += chance * mass
         p_off += chance * (off + 16.0 * ROUNDOFF * mass)
-    p_off += ROUNDOFF * shift.size * p
+    p_off += ROUNDOFF * shift.size * p + float(LEAST)
     q, q_off = _masses(edges, 0.0)
     if direction == "add":
         p, p_off, q, q_off = q, q_off, p, p_off

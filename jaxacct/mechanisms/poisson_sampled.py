@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -31,6 +33,9 @@ from jaxacct.mechanisms.profile import stacked
 from jaxacct.validation import PROBABILITY, InputError
 
 __all__ = ["PoissonSampled"]
+
+NEAR_ONE = 0.999
+"""Products of nested rates above this must be exact: their distance from 1 decides the loss of a record left out."""
 
 
 @register
@@ -172,4 +177,13 @@ class PoissonSampled(OfGaussianMixtures):
         product = rate * inner
         if np.any((product == 0.0) & (rate > 0.0) & (inner > 0.0)):
             raise InputError("nested sampling_probability multiply to less than float64 can hold; use larger rates")
+        for index in np.argwhere(product > NEAR_ONE):
+            factors = (float(np.broadcast_to(part, product.shape)[tuple(index)]) for part in (rate, inner))
+            exact = math.prod(Fraction(factor) for factor in factors)
+            if exact != Fraction(float(product[tuple(index)])):
+                place = f"sampling_probability{index.tolist() if index.size else ''}"
+                raise InputError(
+                    f"nested {place} multiply to {float(product[tuple(index)])!r} after rounding, too near 1 for its "
+                    "distance from 1 to be known; give the product as one rate"
+                )
         return base, product

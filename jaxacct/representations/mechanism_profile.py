@@ -13,7 +13,7 @@ import numpy as np
 from jaxacct import account, markup
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import engine_of_mechanism
-from jaxacct.floats import ROUNDOFF
+from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element, register, require_mechanism, take_rows
@@ -361,9 +361,9 @@ class Profile:
         rare, odds, found = self._rare_member(prior)
         # an error d of the odds moves r delta by at most r P(L > odds) d, which is at most d
         wrong = 4.0 * ROUNDOFF * (2.0 + odds)
-        moved = rare * wrong
+        moved, underflow = rare * wrong, 4.0 * SMALLEST_POSITIVE
         low, middle, high = (
-            np.clip(rare * end * (1.0 + turn * 4.0 * ROUNDOFF) + turn * moved, 0.0, rare)
+            np.clip(rare * end * (1.0 + turn * 4.0 * ROUNDOFF) + turn * (moved + underflow), 0.0, rare)
             for end, turn in ((found.lower, -1.0), (found.estimate, 0.0), (found.upper, 1.0))
         )
         return Bounds(low, np.clip(middle, low, high), high, found.kind, found.status, found.engine)

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import engine_of_mechanism
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.representations.convex_conjugate import best_cells, conjugate, consistent
 from jaxacct.representations.loss_moments import Interval
@@ -145,7 +146,8 @@ def _mass_at_infinity(profile: CertifiedProfile) -> float:
     """The mass at infinity, below which delta(eps) never falls, rounded down."""
     sides = directions(profile.mechanism, profile.relation)
     parts = [components(profile.mechanism, profile.relation, side, below=True) for side in sides]
-    return max(float(part.delta_infinity[0]) for part in parts) * (1.0 - 1e-15)
+    rounded = (part.delta_infinity[0] * (1.0 - (4.0 + part.infinity_units[0]) * ROUNDOFF) for part in parts)
+    return max(0.0, *(float(mass) for mass in rounded))
 
 
 def _ends(epsilon: np.ndarray, values: Bounds) -> tuple[tuple[float, np.ndarray], ...]:

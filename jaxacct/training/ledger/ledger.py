@@ -124,15 +124,20 @@ class Ledger(Contents):
         return ledger
 
     def begin(self, plan: Plan, run: str | None = None, by: str = "") -> str:
-        """Begin another run in the same ledger, which becomes the current one; its name."""
+        """Begin another run in the same ledger, which becomes the current one; its name.
+
+        A plan whose unit is another than that of the ledger's runs is refused: their guarantees do not add up.
+        """
         name = secrets.token_hex(8) if run is None else ledger_format.words("run", run)
         if name in self.runs:
             raise InputError(f"run = {name!r} is in the ledger already; give another name, or open it")
+        self._require_unit(plan)
         self._append([Run(name, ledger_format.words("by", by), plan)])
         return name
 
     def replan(self, plan: Plan) -> None:
         """Note that the current run goes on with another plan, such as one that was recalibrated."""
+        self._require_unit(plan)
         self._append([Run(self.run, self.headers[self.run][-1].by, plan)])
 
     def record(
@@ -226,6 +231,9 @@ class Ledger(Contents):
         plan = self.plan
         entry = Step(self.run, step, key, batch, noise, rate, plan.sampling, partition, *plan.truncation)
         return ledger_format.checked(entry)
+
+    def _require_unit(self, plan: Plan) -> None:
+        stop_rule.one_unit(plan, (line.plan for lines in self.headers.values() for line in lines))
 
     def _append(self, entries: Sequence[Line]) -> None:
         """Write, make sure that it is on the disk, and only then count."""
