@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import sensitivity
 from jaxacct.training.step.clipping import METHODS, norm_methods
 from jaxacct.training.step.key_derivation import StepKey, begin, digest_tree
+from jaxacct.training.step.modules import initialised, loss_of, refuse_state
 from jaxacct.training.step.optimizers import updated
 from jaxacct.training.step.parts import Rest, apart, whole
 from jaxacct.training.step.private_loss import PrivateLoss
@@ -94,16 +95,15 @@ class Trainer:
         method: str = "auto",
         micro_batch: int | None = None,
         examples_per_user: int | None = None,
-        rngs: bool = False,
+        rngs: bool | Sequence[str] = False,
+        apply_kwargs: Mapping[str, Any] | None = None,
         has_aux: bool = False,
         trainable: Any = None,
         private_loss: PrivateLoss | None = None,
     ) -> None:
         choice("method", method, METHODS)
         self.module = None if loss is None else loss_fn
-        self.loss_fn = loss_fn if loss is None else _of_module(loss_fn, loss)
-        if not callable(self.loss_fn) or (loss is None and hasattr(loss_fn, "apply")):
-            raise InputError("loss_fn must be a function (params, example) -> scalar; with a module, give loss as well")
+        self.loss_fn = loss_of(loss_fn, loss, rngs, apply_kwargs)
         self.optimizer, self.plan, self.method = optimizer, plan, method
         self.adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
         self.clip_norm = clip_norm.initial if isinstance(clip_norm, AdaptiveClip) else clip_norm
@@ -121,8 +121,8 @@ class Trainer:
         for segment in plan.segments:
             numbers(segment, plan.sampling, self.adaptive, 0, private_loss)
         rule = (self.loss_fn, optimizer, plan.sampling, self.micro_batch, method, self.adaptive, plan.cap, most)
-        self.rule = StepRule(*rule, rngs, has_aux, private_loss)
-        self.trainable = trainable
+        self.rule = StepRule(*rule, bool(rngs), has_aux, private_loss)
+        self.trainable, self.rngs, self.apply_kwargs = trainable, rngs, apply_kwargs
         self.step_function = private_step(self.rule)
 
     def _repr_html_(self) -> str:
@@ -154,15 +154,10 @@ class Trainer:
             raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
         root = secrets.token_bytes(32) if key is None else key
         if params is None:
-            if self.module is None or example is None:
-                raise InputError("params is missing; give the parameters, or for a module an example input")
-            params = self.module.init(noise.stream(key_from_bytes(root), noise.INITIALISATION), example)
-            others = sorted(set(params) - {"params"})
-            if others:
-                raise InputError(
-                    f"the module has {', '.join(others)} besides params; what mixes examples is not private"
-                )
+            first = noise.stream(key_from_bytes(root), noise.INITIALISATION)
+            params = initialised(self.module, first, example, self.rngs, self.apply_kwargs)
         trained, rest = apart(params, self.trainable)
+        refuse_state(self.module, trained)
         clip_norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), self.clip_norm)
         opt_state = self.optimizer.init(trained)
         value = None if self.rule.private_loss is None else jnp.float32(0)
@@ -346,12 +341,3 @@ def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | 
         return False
     ledger.record(*entry, partition=partition)
     return True
-
-
-def _of_module(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """(params, example) -> loss of a Flax linen module; InputError for another module."""
-    if not callable(getattr(module, "apply", None)):
-        raise InputError(
-            "loss goes with a Flax linen module; of an nnx module give (params, example) -> loss, see README"
-        )
-    return lambda params, example: loss(module.apply(params, example[0]), example[1])
