@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -128,6 +129,7 @@ def _require_arguments(module: Any, named: Mapping[str, Any]) -> None:
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function; of an nnx module begun with the key, and InputError where it changes the module's state."""
 
+    @functools.wraps(function)
     def run(model: Any, example: Any, *key: Any) -> Any:
         if not is_nnx(model):
             return function(model, example, *key)
