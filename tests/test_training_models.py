@@ -1,5 +1,8 @@
 """Models as they are: frozen parameters, keys for each example, aux, and refusals of what mixes examples."""
 
+import pathlib
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +13,7 @@ from flax import nnx
 from helpers import refusal
 from training_runs import KEY, linear, plan_of
 
+import jaxacct
 from jaxacct.chacha import CHACHA20, key_from_bytes
 from jaxacct.training import Trainer, clipped_sum
 from jaxacct.training.ledger import Ledger
@@ -372,3 +376,24 @@ def test_users_whose_examples_have_keys_of_their_own():
         found.append(3 * masks(trainer, rows, jnp.zeros(1)))
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
     assert len({row.round(3).tobytes() for row in found[0]}) == 6
+
+
+PAGE = pathlib.Path(jaxacct.__file__).parent / "training/README.md"
+BLOCKS = re.findall(
+    r"```python\n(.*?)```", PAGE.read_text().partition("\n## Models\n")[2].partition("\n## ")[0], re.DOTALL
+)
+
+
+@pytest.mark.slow
+def test_the_page_runs_as_it_stands():
+    """Every block of the section on models, one after the other."""
+    names = {}
+    for block in BLOCKS:
+        if "import equinox" in block:
+            pytest.importorskip("equinox")
+        exec(compile(block, str(PAGE), "exec"), names)
+        if "state" in names:
+            state = names.pop("state")
+            assert state.step == 5 and 0.0 < float(state.epsilon.upper) <= 3.0
+            assert names.pop("logits", np.zeros((64, 2))).shape == (64, 2)
+    assert len(BLOCKS) == 8
