@@ -73,7 +73,9 @@ def equinox_model(rate=0.5):
 def one_step(trainer, params, data, **more):
     """A step of a trainer from params: (before, after, what it observed)."""
     trained, rest = apart(params, trainer.trainable)
-    before = Carried(trained, trainer.optimizer.init(trained), jnp.float32(trainer.clip_norm), jnp.int32(0))
+    before = Carried(
+        trained, trainer.optimizer.init(trained), jax.tree.map(jnp.float32, trainer.clip_norm), jnp.int32(0)
+    )
     now = numbers(trainer.plan.at(0), trainer.plan.sampling, None, 0, trainer.rule.private_loss)
     after, seen = jax.jit(trainer.step_function)(before, WORDS, WORDS, data, now, rest)
     return before, after, seen
@@ -125,6 +127,18 @@ def test_what_is_frozen_has_no_noise_no_optimizer_state_and_no_site():
     key = noise.stream(jax.random.wrap_key_data(WORDS, impl=CHACHA20), noise.NOISE)
     alone = noise.add(key, {"head": jnp.zeros(3)}, 6.0)["head"] / 4
     np.testing.assert_allclose(after.opt_state["head"], alone, rtol=1e-5)
+
+
+def test_a_clip_norm_of_what_is_frozen_adds_no_noise():
+    loss = lambda p, x: 0.0 * linear(p["head"]["w"], x) * p["base"]["w"].sum()
+    recorded = optax.GradientTransformation(lambda p: p, lambda g, s, p: (g, g))
+    found = []
+    for base in (1.0, 1e6):
+        clip = {"base": base, "head": 3.0}
+        trainer = Trainer(loss, recorded, plan_of(4), clip, trainable={"base": False, "head": True}, method="vmap")
+        params = {"base": {"w": jnp.ones(2)}, "head": {"w": jnp.zeros(3)}}
+        found.append(one_step(trainer, params, X[:4])[1].opt_state["head"]["w"])
+    assert (found[0] == found[1]).all()
 
 
 def test_frozen_values_are_in_the_chain_of_keys():
@@ -286,6 +300,10 @@ VARIABLES = {"params": {}, "batch_stats": {"BatchNorm_0": {"mean": jnp.zeros(4),
         (
             lambda: traced(loss_of(lambda m, e: jnp.sum(m.norm(m.first(e[0]))), None, False, None), Nnx(True)),
             "norm/mean, a BatchStat, is changed by the loss, which mixes examples; call model.eval()",
+        ),
+        (
+            lambda: bare(lambda w, x, model=Nnx(): linear(w, x) * model(x).sum()).norm_methods(jnp.zeros(3), X),
+            "the loss changes an nnx module that it closes over",
         ),
         (lambda: bare(lambda w, x: (linear(w, x), 1.0)).norm_methods(jnp.zeros(3), X), "give has_aux=True for"),
         (lambda: bare(linear, has_aux=True).norm_methods(jnp.zeros(3), X), "must be (loss, aux), the loss a scalar"),
