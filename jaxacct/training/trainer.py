@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,8 +31,12 @@ from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import sensitivity
 from jaxacct.training.step.clipping import METHODS, norm_methods
 from jaxacct.training.step.key_derivation import StepKey, begin, digest_tree
+from jaxacct.training.step.modules import initialised, loss_of, refuse_state
+from jaxacct.training.step.optimizers import look_at
+from jaxacct.training.step.parts import Rest, apart, whole
+from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.training.step.step_function import Carried, StepRule, numbers, private_step
-from jaxacct.training.step.users import mean_over_examples, user_data
+from jaxacct.training.step.users import user_data
 from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["State", "Trainer"]
@@ -47,22 +51,32 @@ class Trainer:
 
     Parameters
     ----------
-    loss_fn : (params, example) -> scalar loss of one example; or a Flax linen module together with ``loss``.
+    loss_fn : (params, example) -> scalar loss of one example; or a linen, nnx or Equinox module together with ``loss``.
     optimizer : an Optax transformation.
     plan : Plan
     clip_norm : C > 0, a pytree of norms (each part is clipped by itself), or an AdaptiveClip.
     loss : (output, target) -> scalar, for a module.  Examples are then pairs (input, target), and the loss of one is
-        ``loss(module.apply(params, input), target)``.
+        ``loss(module.apply(params, input), target)``, or ``loss(module(input), target)`` of nnx and Equinox.
     method : {"auto", "vmap", "ghost"}, as for ``clipped_sum``.
     micro_batch : examples at a time, for memory; changes nothing but rounding.  By default at most 64.  With users:
         users at a time.
     examples_per_user : where the plan's unit is "user", and only there: the most of a user's examples that a step uses,
         a fresh random subset of them where there are more.  The mean of their gradients is clipped to norm C.
+    rngs : whether the loss gets a key of the example, (params, example, key): for dropout and augmentation.  The key
+        depends on the step and the example alone.  A module gets it as its framework expects; for linen streams other
+        than "dropout" give their names.
+    apply_kwargs : for a module, what it is called with besides, such as ``{"train": True}``.
+    has_aux : whether the loss returns (loss, aux).  Aux is summed over the batch, for logs: it is *not* private.
+    trainable : what is trained: a function path -> bool of paths such as "params/Dense_0/kernel"; a pytree of bools, a
+        prefix of the parameters; or a type of nnx variables.  All else is frozen: it is not clipped, gets no noise, is
+        unknown to the optimizer, and must not come from the private data.  By default everything is trained; of an nnx
+        module its nnx.Param, of parameters with `lora` the adapters.
+    private_loss : a PrivateLoss: the mean loss of every step is released too, and handed to the optimizer as ``value``.
 
     Raises
     ------
-    InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip whose count leaves no room, or
-        examples_per_user that the plan's unit does not go with.
+    InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip or PrivateLoss that leaves no
+        room for the gradients, or examples_per_user that the plan's unit does not go with.
 
     The step is compiled once, whatever batches are drawn.  The guarantee is that of the plan for exact arithmetic; what
     floating point adds to it is in jaxacct/training/step/README.md.
@@ -91,12 +105,15 @@ class Trainer:
         method: str = "auto",
         micro_batch: int | None = None,
         examples_per_user: int | None = None,
+        rngs: bool | Sequence[str] = False,
+        apply_kwargs: Mapping[str, Any] | None = None,
+        has_aux: bool = False,
+        trainable: Any = None,
+        private_loss: PrivateLoss | None = None,
     ) -> None:
         choice("method", method, METHODS)
         self.module = None if loss is None else loss_fn
-        self.loss_fn = loss_fn if loss is None else _of_module(loss_fn, loss)
-        if not callable(self.loss_fn) or (loss is None and hasattr(loss_fn, "apply")):
-            raise InputError("loss_fn must be a function (params, example) -> scalar; with a module, give loss as well")
+        self.loss_fn = loss_of(loss_fn, loss, rngs, apply_kwargs)
         self.optimizer, self.plan, self.method = optimizer, plan, method
         self.adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
         self.clip_norm = clip_norm.initial if isinstance(clip_norm, AdaptiveClip) else clip_norm
@@ -112,10 +129,10 @@ class Trainer:
         default = max(min(64 // (most or 1), int(np.ceil(largest))), 1)
         self.micro_batch = default if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
         for segment in plan.segments:
-            numbers(segment, plan.sampling, self.adaptive, 0)
-        self.rule = StepRule(
-            self.loss_fn, optimizer, plan.sampling, self.micro_batch, method, self.adaptive, plan.cap, most
-        )
+            numbers(segment, plan.sampling, self.adaptive, 0, private_loss)
+        rule = (self.loss_fn, optimizer, plan.sampling, self.micro_batch, method, self.adaptive, plan.cap, most)
+        self.rule = StepRule(*rule, bool(rngs), has_aux, private_loss)
+        self.trainable, self.rngs, self.apply_kwargs = trainable, rngs, apply_kwargs
         self.step_function = private_step(self.rule)
 
     def _repr_html_(self) -> str:
@@ -135,40 +152,39 @@ class Trainer:
 
         Parameters
         ----------
-        params : pytree of floating-point arrays; may be left out for a module.
+        params : pytree of floating-point arrays, an nnx or Equinox module, or what `lora` returns; may be left out
+            where the trainer was given a module.
         key : 32 secret bytes for all randomness of the run, by default from the operating system; never for two runs.
-        example : for a module without params: an input, from whose shape the parameters are drawn.
+        example : for a linen module without params: an input, from whose shape the parameters are drawn.
 
         Raises
         ------
-        InputError : neither params nor an example, a key of another length, a module with state besides params.
+        InputError : neither params nor an example, a key of another length, a model with state that mixes examples, an
+            optimizer that asks for what is not private.
         """
         if key is not None and (not isinstance(key, bytes) or len(key) != 32):
             raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
         root = secrets.token_bytes(32) if key is None else key
         if params is None:
-            if self.module is None or example is None:
-                raise InputError("params is missing; give the parameters, or for a module an example input")
-            params = self.module.init(noise.stream(key_from_bytes(root), noise.INITIALISATION), example)
-            others = sorted(set(params) - {"params"})
-            if others:
-                raise InputError(
-                    f"the module has {', '.join(others)} besides params; what mixes examples is not private"
-                )
-        params = jax.tree.map(jnp.asarray, params)
+            first = noise.stream(key_from_bytes(root), noise.INITIALISATION)
+            params = initialised(self.module, first, example, self.rngs, self.apply_kwargs)
+        trained, rest = apart(params, self.trainable)
+        refuse_state(self.module, trained)
         clip_norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), self.clip_norm)
-        carried = Carried(params, self.optimizer.init(params), clip_norm, 0)
-        return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""))
+        opt_state = self.optimizer.init(trained)
+        look_at(self.optimizer, opt_state, trained, self.rule.private_loss)
+        carried = Carried(trained, opt_state, clip_norm, 0)
+        return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""), rest)
 
     def norm_methods(self, params: Any, data: Any) -> dict[str, str]:
         """How each parameter's norms are found: {path: "ghost" or "vmap"}."""
         most = self.examples_per_user
-        if most is None:
-            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), data)
-            return norm_methods(self.loss_fn, params, one, self.method)
-        several = jax.tree.map(lambda a: jax.ShapeDtypeStruct((most, *a.shape[1:]), a.dtype), data)
-        weights = jax.ShapeDtypeStruct((most,), jnp.float32)
-        return norm_methods(mean_over_examples(self.loss_fn), params, (several, weights), self.method)
+        several = () if most is None else (most,)
+        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*several, *a.shape[1:]), a.dtype), data)
+        trained, rest = apart(params, self.trainable)
+        example = one if most is None else (one, jax.ShapeDtypeStruct((most,), jnp.float32))
+        key = (jax.eval_shape(lambda: key_from_bytes(bytes(32))),) if self.rule.rngs else ()
+        return norm_methods(self.rule.member_loss(rest), trained, (example, *key), self.method, has_aux=True)
 
     ways = norm_methods  # its old name
 
@@ -224,12 +240,14 @@ class Trainer:
         opened: Ledger | None = None
         own = False
         try:
-            if store is not None and (found := last_checkpoint(store, state, carried_from(state))) is not None:
-                state = self._state(found)
+            trained, rest = apart(state.params, self.trainable)
+            carried = carried_from(state, trained)
+            if store is not None and (found := last_checkpoint(store, state, carried)) is not None:
+                state = self._state(found, rest)
+                carried = carried_from(state, found.carried.params)
             require_ledger(state.history, ledger)
-            program = Program(
-                self.step_function, self.plan, self.adaptive, carried_from(state), state.lineage, state.step, data
-            )
+            of_plan = (self.plan, self.adaptive, carried, state.lineage, state.step, data)
+            program = Program(self.step_function, *of_plan, rest, self.rule.private_loss)
             if found is not None and found.session not in (b"", program.session):
                 # steps may have been taken after the checkpoint, of which nothing is known: its whole plan counts
                 state = replace(state, history=state.history.whole())
@@ -279,7 +297,7 @@ class Trainer:
             if step >= until or (ledger is not None and not _note(ledger, plan, step, key, partition or None)):
                 stopped = "budget"
                 break
-            carried = compiled(carried, key.words, key.pass_words, program.data, settings)
+            carried, _ = compiled(carried, key.words, key.pass_words, program.data, settings, program.frozen)
             stretches = followed(stretches, plan, step, step + 1, partition)
             line, step = after, step + 1
             bar.update(step, carried.clip_norm)
@@ -288,7 +306,7 @@ class Trainer:
                 saved = now(session=program.session)
                 store.save(saved)
             if callbacks:
-                view = shown(self._state(now()), looks)
+                view = shown(self._state(now(), program.frozen), looks)
                 if any([callback(view) for callback in callbacks]):
                     stopped = "callback"
                     break
@@ -297,13 +315,13 @@ class Trainer:
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # nothing was released after it
-        return self._state(last)
+        return self._state(last, program.frozen)
 
-    def _state(self, found: Checkpoint) -> State:
-        """A checkpoint as users see it."""
-        params, opt_state, clip_norm, not_finite = found.carried
+    def _state(self, found: Checkpoint, frozen: Rest | None) -> State:
+        """A checkpoint as users see it: with the whole model."""
+        trained, opt_state, clip_norm, not_finite = found.carried
         rest = (found.lineage, found.history, self.plan, found.stopped, found.seen)
-        return State(params, opt_state, clip_norm, found.step, not_finite, *rest)
+        return State(whole(trained, frozen), opt_state, clip_norm, found.step, not_finite, *rest)
 
     def _check_data(self, data: Any, users: Any) -> None:
         """InputError where the data are not as many as the plan's, or users do not go with its unit."""
@@ -332,12 +350,3 @@ def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | 
         return False
     ledger.record(*entry, partition=partition)
     return True
-
-
-def _of_module(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """(params, example) -> loss of a Flax linen module; InputError for another module."""
-    if not callable(getattr(module, "apply", None)):
-        raise InputError(
-            "loss goes with a Flax linen module; of an nnx module give (params, example) -> loss, see README"
-        )
-    return lambda params, example: loss(module.apply(params, example[0]), example[1])
