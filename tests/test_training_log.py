@@ -52,9 +52,8 @@ def test_what_is_seen_of_a_batch():
     )
     state = trainer.init(jnp.ones(2), KEY)
     before.append(np.asarray(state.params))
-    trainer.fit(
-        state, data, log=records.append, progress=False, callbacks=[lambda s: before.append(np.asarray(s.params))]
-    )
+    keep = lambda state: before.append(np.asarray(state.params))
+    trainer.fit(state, data, log=records.append, progress=False, callbacks=[keep])
     assert steps(records) == [1, 2, 3]
     for record, params in zip(records, before, strict=False):
         seen = record["not_private"]
@@ -83,16 +82,9 @@ def test_epsilon_is_that_of_the_state():
     for record, claim in zip(records, claims, strict=True):
         told = record["epsilon"]
         assert claim <= told["upper"] * (1 + 1e-9) and told["upper"] <= 1.02 * claim
-        assert told["upper"] == pytest.approx(
-            gaussian_epsilon(math.sqrt(record["step"]) / plan.noise_multiplier), rel=0.02
-        )
+        exact = gaussian_epsilon(math.sqrt(record["step"]) / plan.noise_multiplier)
+        assert told["upper"] == pytest.approx(exact, rel=0.02)
         assert told == {"upper": told["upper"], "delta": plan.target_delta, "kind": "bound", "covers": "this run"}
-
-
-def test_every_so_many_steps_and_the_last():
-    records = []
-    run(records.append, log_every=17)
-    assert steps(records) == [17, 34, 40]
 
 
 # A file
@@ -100,11 +92,11 @@ def test_every_so_many_steps_and_the_last():
 
 def test_a_file_of_json_lines(tmp_path):
     path = tmp_path / "log.jsonl"
-    state = run(path, ledger=tmp_path / "run.jsonl", log_every=10)
+    state = run(path, ledger=tmp_path / "run.jsonl", log_every=15)
     first, *told, last = lines(path)
-    assert (first["event"], first["step"], first["steps"], first["log_every"]) == ("begin", 0, 40, 10)
+    assert (first["event"], first["step"], first["steps"], first["log_every"]) == ("begin", 0, 40, 15)
     assert not first["resumed"] and "again_until" not in first
-    assert steps(told) == [10, 20, 30, 40] and {r["epsilon"]["covers"] for r in told} == {"all runs of the ledger"}
+    assert steps(told) == [15, 30, 40] and {r["epsilon"]["covers"] for r in told} == {"all runs of the ledger"}
     assert (last["event"], last["ended"], last["step"]) == ("end", "finished", 40)
     assert last["epsilon"]["upper"] == float(state.epsilon.upper) and last["epsilon"]["kind"] == "certified"
     assert {record["run"] for record in lines(path)} == {state.history.ledger.run}
@@ -137,6 +129,7 @@ def test_a_run_that_is_interrupted_and_resumed(tmp_path):
     assert [r["not_private"]["loss"] for r in more[:3]] == [seen[step] for step in (8, 9, 10)]  # bit by bit
 
 
+@pytest.mark.slow
 def test_several_runs_in_one_file(tmp_path):
     """Another key is another run; its steps are none that come again."""
     path = tmp_path / "log.jsonl"
@@ -148,6 +141,7 @@ def test_several_runs_in_one_file(tmp_path):
     assert len({record["run"] for record in found}) == 2 and not any("again" in record for record in found)
 
 
+@pytest.mark.slow
 def test_what_json_has_no_number_for(tmp_path):
     """An infinite loss whose gradient is finite."""
     path = tmp_path / "log.jsonl"
@@ -156,22 +150,22 @@ def test_what_json_has_no_number_for(tmp_path):
     assert lines(path)[1]["not_private"]["loss"] is None
 
 
-@pytest.mark.parametrize("content", ["epsilon,delta\n", '{"event": "run"}\n', "{"])
-def test_another_file_is_refused_and_left_alone(tmp_path, content):
+def test_another_file_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "log.jsonl"
-    path.write_text(content if content != "{" else '{"format": 1}')
-    before = path.read_text()
-    with pytest.raises(InputError, match="is no log of a training") as refusal:
+    for content in ("epsilon,delta\n", '{"event": "run"}\n', '{"format": 1}'):
+        path.write_text(content)
+        with pytest.raises(InputError, match="is no log of a training") as refusal:
+            run_log.LogFile(path, "run")
+        assert path.read_text() == content and "\n" not in str(refusal.value)
+    with pytest.raises(InputError, match="is no log of a training"):
         run(path, ledger=tmp_path / "run.jsonl")
-    assert path.read_text() == before and "\n" not in str(refusal.value) and not (tmp_path / "run.jsonl").exists()
+    assert not (tmp_path / "run.jsonl").exists()  # nothing was begun
 
 
-@pytest.mark.parametrize(
-    ("log", "words"), [(3, "must be a function of one record"), ("/nowhere/log.jsonl", "cannot be written")]
-)
+@pytest.mark.parametrize(("log", "words"), [(3, "a function of one record"), ("/nowhere/log.jsonl", "be written")])
 def test_what_is_no_log_is_refused(log, words):
-    with pytest.raises(InputError, match=words):
-        run(log)
+    with pytest.raises(InputError, match=words), run_log.run_log(run_log.checked_log(log), 1, start()[1]):
+        pass
 
 
 # It changes nothing
@@ -194,11 +188,10 @@ def test_what_the_function_does_changes_nothing(capsys):
     for log in (spoil, fail):
         state = run(log)
         assert (state.step, state.stopped, state.seen) == (40, "finished", False)
-        assert np.array_equal(state.params, wanted.params) and state.epsilon == wanted.epsilon
-    told = capsys.readouterr().err
-    assert (
-        told == "jaxacct: log raised RuntimeError: step 1 and more; training goes on without it\n" and len(calls) == 1
-    )
+        assert np.array_equal(state.params, wanted.params) and state.epsilon.upper == wanted.epsilon.upper
+    assert len(calls) == 1
+    told = "jaxacct: log raised RuntimeError: step 1 and more; training goes on without it\n"
+    assert capsys.readouterr().err == told
 
 
 def test_a_full_disk_ends_the_log_alone(tmp_path, monkeypatch, capsys):

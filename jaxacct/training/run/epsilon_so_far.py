@@ -24,13 +24,21 @@ from jaxacct.training.ledger.format import Run
 from jaxacct.training.ledger.stop_rule import counted
 from jaxacct.training.ledger.totals import Spent
 from jaxacct.training.plan import Plan
+from jaxacct.training.plan.accounting import epsilon_of_several
+from jaxacct.training.plan.curve import MANY_KINDS
 from jaxacct.training.run.history import Stretch, released
-from jaxacct.training.step.step_mechanisms import Release
+from jaxacct.training.step.step_mechanisms import BY_PASS, Release
 
 __all__ = ["EpsilonSoFar", "Place"]
 
 POINTS = 16
-"""Places of a table that is made for one run.  Each is a claim of its own; the plan's 64 are made in one call."""
+"""Places of a table that is made for one run.  Each is a claim of its own; those of a plan are made in two calls."""
+EVEN_PLACES = 64
+"""Places of the plan's own table."""
+APART = 1.1
+"""Factor between two places early in a plan, where the plan's own table, evenly spaced, has few."""
+EARLY_RTOL = 0.01
+"""Relative width of the brackets there, of which upper ends are used."""
 
 Held = list[tuple[Spent, list[Run]]]
 """What counts against a plan: for each run what it has spent, and its plans; the current one comes first."""
@@ -41,6 +49,8 @@ class _Table:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._steps: list[int] = []
+        self._uppers: list[float] = []
         self._thread: threading.Thread | None = None
 
     def at(self, step: int) -> Place:
@@ -67,7 +77,10 @@ class _Table:
 
     def upper(self, step: int) -> float | None:
         """The upper end after so many steps; None where it is not computed."""
-        return float(self._plan.live_epsilon(step).upper) if self._plan.has_curve else None
+        if not self._plan.has_curve:
+            return None
+        own = float(self._plan.live_epsilon(step).upper)
+        return min([own, *self._uppers[bisect.bisect_left(self._steps, step) :][:1]])
 
     def _safely(self) -> None:
         try:
@@ -76,7 +89,17 @@ class _Table:
             return
 
     def _compute(self) -> None:
-        self._plan.live_epsilon(self._plan.steps)
+        plan = self._plan
+        plan.live_epsilon(plan.steps)
+        if plan.filter is not None or plan.sampling in BY_PASS or len(plan.whole) > MANY_KINDS:
+            return
+        steps, step, apart = [], 1, plan.steps / EVEN_PLACES
+        while step * (APART - 1.0) < apart and apart > 1.0:
+            steps.append(step)
+            step = max(step + 1, int(APART * step))
+        if steps:
+            found = epsilon_of_several(plan, [plan.releases_after(step) for step in steps], EARLY_RTOL)
+            self._steps, self._uppers = steps, np.maximum.accumulate(found.upper).tolist()
 
 
 class _TableAfter(_Table):
@@ -86,8 +109,6 @@ class _TableAfter(_Table):
         super().__init__(plan)
         self._first, self._held = step, held
         self._before = _added(held)[0]
-        self._steps: list[int] = []
-        self._uppers: list[float] = []
 
     def planned(self, step: int) -> Counter[Release]:
         return self._before + self._plan.releases_between(self._first, step)
