@@ -8,7 +8,8 @@ falls on all alike, each right after an untimed one of its own.  Rows of jax_pri
 installed; those of Opacus come from a process of the interpreter that is given, which has torch and opacus, and waits
 while the others work.
 
-Then what the trainer's loop adds to a step: the progress line with its live epsilon, and the ledger, apart.
+Then what the trainer's loop adds to a step: the progress line with its live epsilon, a log in a file, and the ledger,
+apart.  Steps with and without them alternate, in wall time and in CPU seconds of all threads.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import pathlib
 import statistics
 import subprocess
 import tempfile
+import threading
 import time
 
 import jax
@@ -29,6 +31,8 @@ from flax import linen as nn
 
 from jaxacct.training import Ledger, Plan, Trainer, clipped_sum, fresh_key
 from jaxacct.training.run import progress
+from jaxacct.training.run.history import Stretch
+from jaxacct.training.run.log import run_log
 from jaxacct.training.step import noise
 from jaxacct.training.step.step_function import Carried, numbers
 
@@ -38,6 +42,8 @@ SIZE = 60_000
 """Examples of the data set."""
 CLIP_NORM = 1.0
 """Norm to which gradients are clipped."""
+LOOKS = 500
+"""Looks of a log of which the CPU seconds are taken together: reading that clock takes longer than a look."""
 NOISE = 1.1
 """Noise multiplier."""
 
@@ -133,7 +139,7 @@ class TrainerStep:
 
     def __call__(self):
         words = self.rng.integers(0, 2**32, 8, np.uint32)
-        self.carried, _ = self.step(self.carried, words, words, self.data, self.now)
+        self.carried, self.observed = self.step(self.carried, words, words, self.data, self.now)
         return self.carried
 
     def memory(self):
@@ -234,7 +240,7 @@ def measure(name, module, rounds, with_trainer, opacus):
 
 
 def loop(module, rounds):
-    """What a line of progress after every step and a ledger add to the trainer's step, which waits for its result."""
+    """What a line of progress and a log of every step, and a ledger, add to the trainer's step."""
     rng = np.random.default_rng(0)
     images = rng.normal(size=(SIZE, 28, 28, 1)).astype(np.float32)
     data = (jnp.asarray(images), jnp.asarray(rng.integers(0, 10, SIZE)))
@@ -244,39 +250,66 @@ def loop(module, rounds):
     begin = time.perf_counter()
     step.plan.live_epsilon(1)
     table = time.perf_counter() - begin
-    bars = {label: progress.Live(step.plan, 0, shown) for label, shown in (("alone", False), ("with its line", True))}
-    times, looked, lines = {label: [] for label in bars}, [], []
-    for number in range(1, 10 * rounds + 1):
-        for label in list(bars)[:: 1 if number % 2 else -1]:
-            with contextlib.redirect_stderr(io.StringIO()) as shown:
-                begin = time.perf_counter()
-                carried = jax.block_until_ready(step())
-                done = time.perf_counter()
-                bars[label].update(number, carried.clip_norm)
-                end = time.perf_counter()
-            assert ("epsilon <=" in shown.getvalue()) == (label != "alone")
-            times[label].append(end - begin)
-            if label != "alone":
-                lines.append(end - done)
-        begin = time.perf_counter()
-        step.plan.live_epsilon(number)
-        looked.append(time.perf_counter() - begin)
+    state = step.trainer.init(step.carried.params)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        told = stack.enter_context(run_log(f"{folder}/log.jsonl", 1, state))
+        told.begin(step.plan, state, None)
+        line = progress.Live(step.plan, 0, True)
+        adds = {
+            "alone": lambda number: None,
+            "with its line": lambda number: line.update(number, step.carried.clip_norm),
+            "with its log": lambda number: told.look(number, step.observed, (Stretch(step.plan, 0, number, ""),)),
+        }
+        adds["with its log"](1)  # begins the table, which is computed aside
+        wait_for_tables()
+        times, seconds, added = ({label: [] for label in adds} for _ in range(3))
+        for number in range(2, 10 * rounds + 2):
+            for label in list(adds)[:: 1 if number % 2 else -1]:
+                with contextlib.redirect_stderr(io.StringIO()) as shown:
+                    begin, cpu = time.perf_counter(), time.process_time()
+                    jax.block_until_ready(step())
+                    done = time.perf_counter()
+                    adds[label](number)
+                    added[label].append(time.perf_counter() - done)
+                    times[label].append(time.perf_counter() - begin)
+                    seconds[label].append(time.process_time() - cpu)
+                assert ("epsilon <=" in shown.getvalue()) == (label == "with its line")
+        last = 10 * rounds + 1
+        copies = jax.block_until_ready([jax.tree.map(jnp.copy, step.observed) for _ in range(LOOKS)])
+        begin = time.process_time()
+        for number, observed in enumerate(copies, last + 1):
+            told.look(number, observed, (Stretch(step.plan, 0, number, ""),))
+        look = (time.process_time() - begin) / LOOKS
+        stack.close()
+        lines = pathlib.Path(folder, "log.jsonl").read_text().splitlines()
+        assert len(lines) == last + LOOKS + 2  # a step each, and where it begins and ends
     noted = []
     with tempfile.TemporaryDirectory() as folder, Ledger.create(f"{folder}/run.jsonl", step.plan) as ledger:
         for number in range(100):
             begin = time.perf_counter()
             ledger.record(number, f"key {number}", f"batch {number}", NOISE, BATCH / SIZE)
             noted.append(time.perf_counter() - begin)
-    medians = {label: statistics.median(taken) for label, taken in times.items()}
-    alone = medians["alone"]
+    wall, cpu = ({label: statistics.median(taken) for label, taken in each.items()} for each in (times, seconds))
     print(
         f"the trainer's loop on the convnet, {10 * rounds} steps of each; table of epsilon, once, aside: {table:.1f} s"
     )
-    for label, median in medians.items():
-        print(f"  {label:30} {1e3 * median:8.2f} ms a step ({100 * (median / alone - 1):+.2f} %)")
-    for label, taken in {"live epsilon, one look": looked, "one line shown": lines, "one ledger entry": noted}.items():
+    for label in adds:
+        more = [f"{100 * (each[label] / each['alone'] - 1):+.2f} %" for each in (wall, cpu)]
+        print(
+            f"  {label:30} {1e3 * wall[label]:8.2f} ms a step ({more[0]}), "
+            f"{1e3 * cpu[label]:8.2f} ms of CPU ({more[1]})"
+        )
+    for label, taken in {"one line shown": added["with its line"], "one ledger entry": noted}.items():
         median = statistics.median(taken)
-        print(f"  {label:30} {1e3 * median:8.3f} ms ({100 * median / alone:.3f} % of a step)")
+        print(f"  {label:30} {1e3 * median:8.3f} ms ({100 * median / wall['alone']:.3f} % of a step)")
+    print(f"  {'one look of the log':30} {1e3 * look:8.3f} ms of CPU ({100 * look / cpu['alone']:.3f} % of a step's)")
+
+
+def wait_for_tables():
+    """Until the tables of epsilon are there, which threads compute."""
+    for thread in threading.enumerate():
+        if "epsilon" in thread.name:
+            thread.join()
 
 
 def main():

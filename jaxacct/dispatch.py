@@ -21,6 +21,7 @@ import numpy as np
 
 from jaxacct.engines import contour, quick_bounds
 from jaxacct.engines.allocation_mechanism import OneRound
+from jaxacct.engines.devices import double_precision
 from jaxacct.engines.protocol import ENGINES, Answer, Engine, Kinds, MechanismEngine, Question, register
 from jaxacct.engines.same_bins import SameBins
 from jaxacct.floats import ROUNDOFF
@@ -292,7 +293,7 @@ class Lattice(Engine):
             lattice.epsilon, rtol=question.effort.lattice_rtol, memory_bytes=question.effort.memory_bytes
         )
         low, high = question.target * (1.0 - question.slack), question.target * (1.0 + question.slack)
-        with jax.enable_x64():
+        with double_precision():
             found = [ask(question.parts, row, low[row], high[row]) for row in range(low.size)]
         return _stacked(found)
 
@@ -300,7 +301,7 @@ class Lattice(Engine):
         from jaxacct.engines import lattice
 
         effort, rows = question.effort, range(question.target.size)
-        with jax.enable_x64():
+        with double_precision():
             found = lattice.deltas(
                 question.parts, rows, question.target, rtol=effort.lattice_rtol, memory_bytes=effort.memory_bytes
             )

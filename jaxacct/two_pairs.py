@@ -6,12 +6,12 @@ answer that contradicts them, or its own other end, is not used, and neither is 
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 
 from jaxacct.dispatch import FAILURES
 from jaxacct.engines import quick_bounds
 from jaxacct.engines.blocks import on_cores
+from jaxacct.engines.devices import double_precision
 from jaxacct.engines.protocol import Answer, Effort
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms import Components, Mechanism, allocation_rounds
@@ -70,7 +70,7 @@ def epsilon_of_pairs(
 
     def asked(row: int) -> lattice_pairs.LatticeAnswer:
         try:
-            with np.errstate(all="ignore"), jax.enable_x64():
+            with np.errstate(all="ignore"), double_precision():
                 return lattice_pairs.epsilon(
                     above, below, row, (least[row], most[row]), floor[row], effort.rtol, effort.memory_bytes
                 )
@@ -95,7 +95,7 @@ def delta_of_pairs(above: Components, below: Components, eps: np.ndarray, effort
 
     ends = np.full((3, eps.size), np.nan)
     try:
-        with np.errstate(all="ignore"), jax.enable_x64():
+        with np.errstate(all="ignore"), double_precision():
             found = lattice_pairs.deltas(above, below, np.arange(eps.size), eps, effort.rtol, effort.memory_bytes)
     except FAILURES:
         return Answer(*ends)

@@ -36,7 +36,7 @@ ARROWS: dict[str, set[str]] = {
     "accounting": {"engines", "kernels", "mechanisms"},
     "representations": {"accounting", "engines", "mechanisms"},
     "chacha": {"validation"},
-    "samplers": {"accounting", "chacha", "mechanisms"},
+    "samplers": {"accounting", "chacha", "engines", "mechanisms"},
     "selection": {"accounting", "engines", "kernels", "mechanisms", "representations", "samplers"},
     "calibration": {"accounting", "selection"},
     "sweeps": {"accounting", "calibration", "engines", "mechanisms", "selection"},
@@ -54,7 +54,7 @@ ARROWS: dict[str, set[str]] = {
         "selection",
     },
     "tuning": {"accounting", "calibration", "chacha", "mechanisms", "plots", "selection", "training"},
-    "audit": {"accounting", "mechanisms", "plots", "representations", "selection", "training"},
+    "audit": {"accounting", "engines", "mechanisms", "plots", "representations", "selection", "training"},
     "report": {"accounting", "interop", "mechanisms", "representations", "selection", "sweeps", "training"},
     "cli": {"accounting", "calibration", "engines", "interop", "kernels", "mechanisms", "plots"}
     | {"report", "representations", "selection", "sweeps", "training", "verification"},

@@ -16,6 +16,7 @@ import numpy as np
 from jaxacct.audit.error_counts import clopper_pearson
 from jaxacct.audit.lower_bound import LowerBound, error_of
 from jaxacct.audit.selection_game import in_chunks
+from jaxacct.engines.devices import double_precision
 from jaxacct.selection import Attack, Law, output_law
 from jaxacct.validation import COUNT, DELTA, PROBABILITY, InputError, check
 
@@ -110,7 +111,7 @@ def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None =
     """
 
     def one(key: Any, repetitions: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:
-        with jax.enable_x64():
+        with double_precision():
             found = np.asarray(_ranks(key, repetitions)).reshape(-1)[-size:]
         return rng.permutation(found)
 
@@ -149,7 +150,7 @@ def cell_counts(masses: Any, law: Law, runs: int, *, seed: int = 0, progress: bo
     above = np.cumsum(masses[::-1])[:-1] / masses.sum()
 
     def one(key: Any, repetitions: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:
-        with jax.enable_x64():
+        with double_precision():
             counts = np.array(_counted(above, key, repetitions), np.int64)
         counts[-1] -= repetitions.size - size  # what fills the chunk up has K = 0
         return counts

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxacct.engines import compiling, programs
+from jaxacct.engines import compiling, devices, programs
 from jaxacct.engines.programs import Run
 from jaxacct.kernels import elementary_check
 from jaxacct.validation import InputError
@@ -68,6 +68,8 @@ def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[No
     around = _path.get()
     if backend == "numpy" and not _holds():
         raise InputError("backend = 'numpy' cannot certify on this machine; use 'xla'")
+    if backend == "xla":
+        devices.local()  # refuses where none certifies
     if backend != "auto":
         path = _Path(backend == "numpy", True)
     else:
@@ -104,8 +106,10 @@ def on_numpy(size: int, *, apart: bool = False, selections: bool = False) -> boo
 
 
 def _suits(size: int, selections: bool = False) -> bool:
+    if devices.only_numpy():
+        return _holds()
     most = NUMPY_MOST_SELECTIONS if selections else NUMPY_MOST
-    if size > most or jax.default_backend() != "cpu" or not _holds():
+    if size > most or devices.platform() != "cpu" or not _holds():
         return False
     return selections or size <= NUMPY_MOST_IF_KEPT or not programs.are_kept()
 
@@ -155,21 +159,21 @@ def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.n
     The chunks go to the devices in turn, several of them in flight at a time.  Under `jax.distributed` these are
     the devices of this process alone.
     """
-    devices = jax.local_devices()
+    each = devices.local()
     leaves, tree = jax.tree.flatten(arguments)
 
     def one(start: int) -> list[np.ndarray]:
         index = np.minimum(np.arange(start, start + chunk), size - 1)
-        with jax.enable_x64():
+        with devices.double_precision():
             piece = jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
-            if len(devices) > 1:
-                piece = jax.device_put(piece, devices[start // chunk % len(devices)])
+            if len(each) > 1:
+                piece = jax.device_put(piece, each[start // chunk % len(each)])
             # copies: a view would keep JAX's array alive, whose bookkeeping is larger than the numbers
             return [np.array(x) for x in compiled(*piece)]
 
     starts = range(0, size, chunk)
     if len(starts) > 1:
-        with ThreadPoolExecutor(max(os.cpu_count() or 1, 2 * len(devices) - 1)) as pool:
+        with ThreadPoolExecutor(max(os.cpu_count() or 1, 2 * len(each) - 1)) as pool:
             pieces = list(pool.map(one, starts))
     else:
         pieces = [one(start) for start in starts]

@@ -82,7 +82,7 @@ def epsilon(
     rtol : wanted (upper - lower)/upper.
     memory_bytes : limit that decides the longest lattice.
 
-    Call inside `with jax.enable_x64():`.
+    Call inside `with devices.double_precision():`.
     """
     laws, run = laws_of(parts, index), runner()
     if not laws or delta_fin_lower >= 1.0:

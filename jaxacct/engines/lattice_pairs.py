@@ -50,7 +50,7 @@ def epsilon(
     targets : d > 0 less the mass at infinity, rounded down for the pair above and rounded up for the pair below.
     floor : the bracket is not refined where its upper end is at most this.
 
-    Call inside `with jax.enable_x64():`.
+    Call inside `with devices.double_precision():`.
     """
     laws, run = Pairs(laws_of(above, index), laws_of(below, index)), runner()
     if not laws.above or not laws.below or not 0.0 < targets[0] < 1.0:

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jaxacct.engines import cache_folder, compiling, program_store
+from jaxacct.engines import cache_folder, compiling, devices, program_store
 
 Run = Callable[..., Sequence[Any]]
 
@@ -77,7 +77,7 @@ def note_warm() -> None:
     """Remember that the programs of sweeps are kept for this process's first device."""
     folder = _folder()
     if folder is not None:
-        program_store.note_warm(folder, jax.local_devices()[0])
+        program_store.note_warm(folder, devices.local()[0])
 
 
 def are_kept() -> bool:
@@ -86,7 +86,7 @@ def are_kept() -> bool:
         folder = cache_folder.safe_folder(create=False)
     except cache_folder.Unusable:
         return False
-    return jax.process_count() == 1 and program_store.is_warm(folder, jax.local_devices()[0])
+    return jax.process_count() == 1 and program_store.is_warm(folder, devices.local()[0])
 
 
 def _own(tree: Any) -> bool:

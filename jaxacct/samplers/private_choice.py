@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxacct.account import epsilon as certified_epsilon
 from jaxacct.chacha import fresh_key, secret
+from jaxacct.engines import devices
 from jaxacct.mechanisms import ApproximateDP, Gaussian, PureDP
 from jaxacct.samplers.exact_draws import bernoulli_exp, generator, rational
 from jaxacct.validation import DELTA, POSITIVE, InputError, check, choice
@@ -243,6 +244,7 @@ def _noisy_argmax(
 ) -> np.ndarray:
     u = _utilities(utilities)
     key = fresh_key() if key is None else secret(key)
-    with jax.enable_x64():
+    with devices.double_precision():
+        key = jax.device_put(key, devices.local()[0])
         draws = getattr(jax.random, noise)(key, (*shape, *u.shape), dtype=jax.numpy.float64)
         return np.asarray(jax.numpy.argmax(u + scale * draws, axis=-1))

@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import jax
 import numpy as np
 from jax.typing import ArrayLike
 
+from jaxacct.engines.devices import double_precision
 from jaxacct.samplers.exact_draws import generator
 from jaxacct.validation import Constraint, InputError, Tracer, broadcast_shape, check
 
@@ -216,6 +216,6 @@ def require_law(name: str, value: Any) -> None:
 
 def evaluated(law: Law, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`law.generating(y)` on the host: NumPy float64, also of a law of a user that calls JAX."""
-    with jax.enable_x64(), np.errstate(all="ignore"):
+    with double_precision(), np.errstate(all="ignore"):
         value, first, second = law.generating(np.asarray(y, np.float64))
     return np.asarray(value), np.asarray(first), np.asarray(second)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxacct.engines import backend, programs
+from jaxacct.engines.devices import double_precision
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.arrays import namespace
 from jaxacct.kernels.worst_mesh import FINE, FINEST, GLANCE, MIDDLE, QUICK, STEADY, Resolution
@@ -136,11 +137,11 @@ def _run(
     size, chunk = values.size, 1 if plain or values.size == 1 else PER_CALL
     if not plain:
         run = _compiled(quantity, effort)
-        with jax.enable_x64():
+        with double_precision():
             curve = jax.device_put(stacked)
 
     def one(start: int) -> np.ndarray:
-        with jax.enable_x64(), np.errstate(all="ignore"):  # the law of a user may call JAX
+        with double_precision(), np.errstate(all="ignore"):  # the law of a user may call JAX
             if plain:
                 curve_of_one, law = _taken(stacked, base[start]), _taken(laws, start)
                 return np.stack(_of_one(quantity, effort, curve_of_one, law, values[start]))[:, None]

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxacct.engines import backend
+from jaxacct.engines.devices import double_precision
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_mesh import FINE, Inner
 from jaxacct.mechanisms import Mechanism, batch_shape
@@ -132,7 +133,7 @@ def attack(
     for side in sides(run, relation):
         curve, direction = curves[side.direction], side.direction
         reached = float(bracket("epsilon", run, k, target, side.forward, math.inf)[0])
-        with jax.enable_x64(), np.errstate(all="ignore"):
+        with double_precision(), np.errstate(all="ignore"):
             order, (gain, cost) = find(k, curve.below, np.exp(min(reached, LARGEST_EPS)))
             gain, cost = float(gain), float(cost)
         count = int(np.sum(np.asarray(order.active)))

@@ -26,6 +26,7 @@ import numpy as np
 
 import jaxacct
 from jaxacct import files
+from jaxacct.engines.devices import platform
 from jaxacct.sweeps.columns import TEXT
 from jaxacct.sweeps.grid import Grid
 from jaxacct.sweeps.solve import Settings
@@ -78,7 +79,7 @@ def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, s
         text = name in TEXT
         content = "\x1f".join(column).encode() if text else np.ascontiguousarray(column, "<f8").tobytes()
         digest.update(name.encode() + content)
-    versions = (jaxacct.__version__, jax.__version__, jax.default_backend())
+    versions = (jaxacct.__version__, jax.__version__, platform())
     same = chosen._asdict()
     return Header(*versions, digest.hexdigest(), len(grid), columns, **same, block=block, shard=shard)
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxacct.engines.backend import fixed
+from jaxacct.engines.devices import local
 from jaxacct.sweeps.columns import layout, solved_for
 from jaxacct.sweeps.grid import QUANTITIES, Grid, expand
 from jaxacct.sweeps.parts import slice_of
@@ -177,7 +177,7 @@ def plan(
         seconds += warm * rows.size / len(sample)
         first += max(cold - warm, 0.0)
         sampled += len(sample)
-    devices = jax.local_devices()
+    each = local()
     return Plan(
         configurations=len(work.grid),
         quantities=count,
@@ -186,7 +186,7 @@ def plan(
         blocks=len(work.blocks),
         block=work.block,
         backend=work.settings.backend,
-        devices=f"{len(devices)} {devices[0].platform}",
+        devices=f"{len(each)} {each[0].platform}",
         sample=sampled,
         seconds=seconds,
         first_seconds=first,

@@ -22,6 +22,7 @@ from jaxacct.training.ledger.format import Step
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.history import NOTHING, History, followed
+from jaxacct.training.run.log import Log, RunLog, checked_log, run_log
 from jaxacct.training.run.program import Program, carried_from
 from jaxacct.training.run.progress import Live
 from jaxacct.training.run.resume import last_checkpoint, open_ledger, reach, require_ledger
@@ -200,6 +201,8 @@ class Trainer:
         checkpoint_every: int = 100,
         progress: bool | None = True,
         by: str = "",
+        log: Log = None,
+        log_every: int = 1,
     ) -> State:
         """Train to the end of the plan, to the limit of the budget, or until a callback returns something true.
 
@@ -218,6 +221,11 @@ class Trainer:
         checkpoint_every : in steps.
         progress : whether to show a line with rate, time left and an upper bound of epsilon; None: only on a terminal.
         by : who runs it, for the ledger.
+        log : where to tell what every step looked like: a function of one record, a dict, or the path of a file of JSON
+            lines, to which a resumed run appends.  Most of it is *not* private, and says so; an upper bound of epsilon
+            so far is beside it.  What the function returns is ignored, and one that raises is not called again: a run
+            must not end by what is not private (jaxacct/training/run/README.md, "The log").
+        log_every : in steps.
 
         Returns
         -------
@@ -230,6 +238,7 @@ class Trainer:
         """
         self._check_data(data, users)
         every = int(check("checkpoint_every", checkpoint_every, COUNT))
+        looks = checked_log(log), int(check("log_every", log_every, COUNT))
         data = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), data)
         if users is not None:
             data = user_data(data, users, self.plan.dataset_size)
@@ -251,8 +260,11 @@ class Trainer:
             if found is not None and found.session not in (b"", program.session):
                 # steps may have been taken after the checkpoint, of which nothing is known: its whole plan counts
                 state = replace(state, history=state.history.whole())
-            opened, own = open_ledger(ledger, state, self.plan, by)
-            return self._run(state, program, opened, list(callbacks), store, found, every, progress)
+            with run_log(*looks, state) as told:
+                opened, own = open_ledger(ledger, state, self.plan, by)
+                told.begin(self.plan, state, opened)
+                done = self._run(state, program, opened, list(callbacks), store, found, every, progress, told)
+                return told.returned(done)
         finally:
             if store is not None:
                 store.close()
@@ -269,6 +281,7 @@ class Trainer:
         found: Checkpoint | None,
         every: int,
         progress: bool | None,
+        told: RunLog,
     ) -> State:
         plan, step, stopped = self.plan, state.step, "finished"
         carried, line, stretches = program.carried, program.line, state.history.stretches
@@ -297,9 +310,10 @@ class Trainer:
             if step >= until or (ledger is not None and not _note(ledger, plan, step, key, partition or None)):
                 stopped = "budget"
                 break
-            carried, _ = compiled(carried, key.words, key.pass_words, program.data, settings, program.frozen)
+            carried, observed = compiled(carried, key.words, key.pass_words, program.data, settings, program.frozen)
             stretches = followed(stretches, plan, step, step + 1, partition)
             line, step = after, step + 1
+            told.look(step, observed, stretches)
             bar.update(step, carried.clip_norm)
             if store is not None and step % every == 0 and step < plan.steps:
                 line = line._replace(seal=digest_tree(carried))

@@ -14,7 +14,7 @@ from jaxacct.training.plan.solved import SolvedPlan
 from jaxacct.training.step.step_mechanisms import TRUNCATED, Release
 from jaxacct.validation import COUNT, check
 
-__all__ = ["dominating", "epsilon_curve"]
+__all__ = ["MANY_KINDS", "dominating", "epsilon_curve"]
 
 MANY_KINDS, _LEVELS = 16, (12, 4)
 """With more than 16 kinds of step, the curve is that of 12 levels of noise times 4 of the rate, in one call."""

@@ -1,0 +1,146 @@
+"""Where accounting runs: JAX's default device, or the host's CPU where that device has no float64 or no complex128.
+
+TPUs are such devices: they have no complex128, and their float64 is put together from pairs of float32, with fewer
+digits and a smaller range.  A certificate that was computed there would not hold.  So what certifies is computed on the
+host, and what trains stays where it is.  No setting of JAX is changed: `double_precision` holds within its block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxacct import progress
+from jaxacct.engines import compiling
+from jaxacct.validation import InputError
+
+__all__ = ["double_precision", "fault", "local", "only_numpy", "platform"]
+
+CLOSE_UNITS = 4.0
+"""Units of 2^-52, relative, by which an operation that is tried may differ from NumPy's: float64 has them, pairs of
+float32 do not."""
+WORDS = 120
+"""Characters of a device's own complaint that are told."""
+
+
+@contextlib.contextmanager
+def double_precision() -> Iterator[None]:
+    """Inside, JAX has float64, and what is not placed elsewhere is computed on a device that really has it.
+
+    Where there is no such device, JAX takes no data from the host: NumPy goes on, and a function of JAX raises.
+    """
+    device = _first()
+    if device is None:
+        with jax.enable_x64(), jax.transfer_guard("disallow_explicit"):
+            yield
+    elif device == _default():
+        with jax.enable_x64():
+            yield
+    else:
+        with jax.enable_x64(), jax.default_device(device):
+            yield
+
+
+def local() -> list[jax.Device]:
+    """The devices of this process that certify, on which work is shared out; InputError where there are none."""
+    default, device = _default(), _first()
+    if device is None:
+        raise InputError(
+            f"XLA cannot certify on {default.platform}, which has {fault(default)}; give JAX the host's CPU as well, "
+            f"JAX_PLATFORMS={default.platform},cpu, or use backend='numpy'"
+        )
+    mine = jax.local_devices()
+    return mine if device in mine else jax.local_devices(backend=device.platform)
+
+
+def only_numpy() -> bool:
+    """Whether JAX has no device that certifies; NumPy still does."""
+    return _first() is None
+
+
+def platform() -> str:
+    """What accounting runs on: "cpu", "gpu" and so on; "cpu" as well where `only_numpy`."""
+    device = _first()
+    return "cpu" if device is None else device.platform
+
+
+def _default() -> jax.Device:
+    """The device that JAX would take."""
+    config: Any = jax.config
+    named = config.jax_default_device  # of this thread
+    if named is None:
+        return jax.local_devices()[0]
+    return jax.local_devices(backend=named)[0] if isinstance(named, str) else named
+
+
+def _first() -> jax.Device | None:
+    """The default device if it certifies; else the host's CPU, or None, of which users are told once."""
+    default = _default()
+    if fault(default) is None:
+        return default
+    return _instead(default)
+
+
+@functools.cache
+def _instead(default: jax.Device) -> jax.Device | None:
+    """The host's CPU in the place of a device that does not certify, if JAX was given it; says so."""
+    try:
+        host = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS leaves it out
+        host = None
+    if os.environ.get(compiling.QUIET, "0") in ("", "0"):
+        where = "the host's CPU" if host is not None else "NumPy alone (JAX_PLATFORMS leaves out the host's CPU)"
+        progress.say(f"jaxacct: accounting runs on {where}, since {default.platform} has {fault(default)}")
+    return host
+
+
+@functools.cache
+def fault(device: jax.Device) -> str | None:
+    """What a device lacks for certificates, in words that follow "it has"; None if nothing: tried once a process.
+
+    This asks whether there is float64 and complex128 at all.  How accurate a device's elementary functions are is an
+    assumption of kernels/README.md.  CPUs are not asked: JAX has both there.
+    """
+    if device.platform == "cpu":
+        return None
+
+    def run(function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        with jax.enable_x64(), jax.default_device(device):
+            return [np.asarray(one) for one in jax.jit(functools.partial(function, jax.numpy))(*arguments)]
+
+    return lacking(run)
+
+
+def lacking(run: Callable[..., list[Any]]) -> str | None:
+    """What is lacking, where `run(function, *arguments)` evaluates a function of a NumPy-like module and arguments."""
+    rng = np.random.default_rng(0)
+    x, y = np.exp(rng.uniform(-400.0, 400.0, (2, 32)))  # beyond the range of float32, with all digits
+    a, b = rng.normal(size=(2, 32, 2)) @ [1.0, 1.0j]
+    for name, function, arguments in (("float64", _real, (x, y)), ("complex128", _complex, (a, b))):
+        wanted = function(np, *arguments)
+        try:
+            found = run(function, *arguments)
+        except Exception as error:  # runtimes raise many kinds for what a device cannot do
+            words = " ".join(str(error).split())
+            return f"no {name} ({type(error).__name__}: {words[:WORDS]})"
+        for one, other in zip(found, wanted, strict=True):
+            close = np.abs(one - other) <= CLOSE_UNITS * 2.0**-52 * np.abs(other)
+            if one.dtype != other.dtype or not np.all(close):
+                return f"no true {name} (it is less accurate, or of a smaller range)"
+    return None
+
+
+def _real(numpy: Any, x: Any, y: Any) -> list[Any]:
+    """Operations that IEEE 754 rounds correctly, at numbers of all digits and a wide range."""
+    return [x * 1.0, x + y, numpy.sqrt(x) * numpy.sqrt(y), x / numpy.sqrt(y)]
+
+
+def _complex(numpy: Any, a: Any, b: Any) -> list[Any]:
+    """Products, quotients and moduli, whose errors are relative to the modulus."""
+    return [a * b, a / b, numpy.abs(a) * b]

@@ -1,0 +1,211 @@
+"""The log of a run: what a step looked like, told while later steps are under way.
+
+Nothing waits for the device: the numbers of a step are fetched once it is done, as a rule while the next ones are being
+computed.  What the log's reader does with them is outside the guarantee, since most of them are not private.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxacct import progress
+from jaxacct.training.ledger import Ledger
+from jaxacct.training.plan import Plan
+from jaxacct.training.run.epsilon_so_far import EpsilonSoFar, Place
+from jaxacct.training.run.history import Stretch
+from jaxacct.training.run.log_file import LogFile
+from jaxacct.training.run.state import State
+from jaxacct.training.step.key_derivation import digest
+from jaxacct.training.step.step_function import Observed
+from jaxacct.validation import InputError
+
+__all__ = ["Log", "RunLog", "checked_log", "run_log"]
+
+Log = Callable[[dict[str, Any]], Any] | str | os.PathLike[str] | None
+"""Where a log goes: a function of one record, the path of a file of JSON lines, or nowhere."""
+MOST_PENDING = 8
+"""Looks whose steps may still be under way: with more the host waits for the oldest, and the device has work left."""
+WINDOW = 32
+"""Looks over which the rate is taken."""
+WAIT_SECONDS = 5.0
+"""How long a record waits for the table of epsilon; later ones find it there."""
+WORDS = 200
+"""Characters of an error's message that are told."""
+
+
+class _Look(NamedTuple):
+    """Numbers of a step, on the device or on their way; place: where a table of epsilon has what was released."""
+
+    step: int
+    observed: Observed
+    place: Place | None
+
+
+class RunLog:
+    """Takes the looks of one `fit`, and tells them in their order; `begin` comes first.
+
+    Parameters
+    ----------
+    put : is given each record; None where nothing is asked for.
+    file : what `put` writes to, if it does; it is told how the `fit` begins and ends as well.
+    every : looks are at every so manieth step, and at the last one of the plan.
+    run : what the run is called.
+    """
+
+    def __init__(self, put: Callable[[dict[str, Any]], Any] | None, file: LogFile | None, every: int, run: str) -> None:
+        self._put, self._file, self._every, self._run = put, file, every, run
+        self._epsilon: EpsilonSoFar | None = None
+        self._last = 0
+        self._pending: deque[_Look] = deque()
+        self._fetched: deque[tuple[float, Place | None, dict[str, Any]]] = deque()
+        self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self._begin = time.monotonic()
+        self.ending: dict[str, Any] = {}
+
+    def begin(self, plan: Plan, state: State, ledger: Ledger | None) -> None:
+        """Steps are about to be taken, from a state on, by a plan; ledger : what holds all else, or None."""
+        if self._put is None:
+            return
+        self._epsilon, self._last = EpsilonSoFar(plan, state.step, state.history.stretches, ledger), plan.steps
+        if self._file is not None:
+            self.tell(self._file.beginning(self._run, state.step) | {"steps": plan.steps, "log_every": self._every})
+
+    def look(self, step: int, observed: Observed, stretches: tuple[Stretch, ...]) -> None:
+        """So many steps have been handed to the device, the last of which has these numbers.
+
+        stretches : of what has been released until then, where no ledger holds it.
+        """
+        if self._put is None or self._epsilon is None or (step % self._every and step != self._last):
+            return
+        for leaf in jax.tree_util.tree_leaves(observed):
+            leaf.copy_to_host_async()
+        self._pending.append(_Look(step, observed, self._epsilon.place(step, stretches)))
+        while self._pending and (len(self._pending) > MOST_PENDING or _is_there(self._pending[0])):
+            self._fetch()
+        self._tell(self._epsilon)
+
+    def returned(self, state: State) -> State:
+        """The state that the `fit` returns; the last line of a file says what may be claimed of it."""
+        self.ending = {"step": state.step, "ended": state.stopped}
+        if self._put is not None and self._file is not None and self._epsilon is not None:
+            with contextlib.suppress(Exception):  # such as of a ledger that is gone: who asks the state is told
+                found = state.epsilon
+                ends = {"lower": float(found.lower), "upper": float(found.upper), "delta": state.plan.target_delta}
+                self.ending["epsilon"] = ends | {"kind": found.kind, "covers": self._epsilon.covers}
+        return state
+
+    def close(self) -> None:
+        """Tell what is left.  What cannot be fetched, as after a failure of the device, is left out."""
+        if self._put is None or self._epsilon is None:
+            return
+        with contextlib.suppress(Exception):
+            while self._pending:
+                self._fetch()
+        self._tell(self._epsilon, everything=True)
+        if self._file is not None:
+            self.tell({"event": "end", "run": self._run} | self.ending)
+
+    def tell(self, record: dict[str, Any]) -> None:
+        """Hand a record over.  Whoever takes it cannot stop the run by failing, and is given nothing after that."""
+        if self._put is None:
+            return
+        try:
+            self._put(record)
+        except Exception as error:
+            self._put = None
+            words = " ".join(f"{type(error).__name__}: {error}".split())[:WORDS]
+            progress.say(f"jaxacct: log raised {words}; training goes on without it")
+
+    def _fetch(self) -> None:
+        """The numbers of the oldest look, which are waited for."""
+        look = self._pending.popleft()
+        told = numbers_of(look.observed)
+        now = time.monotonic()
+        self._recent.append((look.step, now))
+        first, since = self._recent[0]
+        told["seconds"] = now - self._begin
+        told["steps_per_second"] = (look.step - first) / (now - since) if now > since else None
+        record = {"event": "step", "run": self._run, "step": look.step, "not_private": told}
+        if look.observed.value is not None:
+            record["private"] = {"loss": np.asarray(look.observed.value).item()}
+        self._fetched.append((now, look.place, record))
+
+    def _tell(self, epsilon: EpsilonSoFar, everything: bool = False) -> None:
+        """Hand over what is fetched, from the first on, if its epsilon is known or has been waited for."""
+        while self._fetched:
+            since, place, record = self._fetched[0]
+            if place is not None and not place.table.ready:
+                left = WAIT_SECONDS - (time.monotonic() - since)
+                if everything:
+                    place.table.wait(max(left, 0.0))
+                elif left > 0.0:
+                    return
+            self._fetched.popleft()
+            self.tell(record | {"epsilon": epsilon.told(place)})
+
+
+@contextlib.contextmanager
+def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
+    """The log of a `fit` that goes on from a state; however that ends, what is left is told.
+
+    Of several processes only the first has a log.
+
+    Raises
+    ------
+    InputError : a file that cannot be written, or is no log.
+    """
+    run = digest(b"run", state.lineage.root).hex()[:16]  # as in a ledger
+    file, put = None, None
+    if jax.process_index() == 0 and log is not None:
+        file = None if callable(log) else LogFile(log, run)
+        put = log if callable(log) else file.write if file is not None else None
+    found = RunLog(put, file, every, run)
+    try:
+        yield found
+    except BaseException as error:
+        found.ending = {"ended": type(error).__name__}
+        raise
+    finally:
+        try:
+            found.close()
+        finally:
+            if file is not None:
+                file.close()
+
+
+def checked_log(log: Any) -> Log:
+    """InputError for what is neither None, a function, nor a path."""
+    if log is None or callable(log) or isinstance(log, str | os.PathLike):
+        return log
+    raise InputError(f"log = {log!r:.40} must be a function of one record, or the path of a file of JSON lines")
+
+
+def numbers_of(observed: Observed) -> dict[str, Any]:
+    """The numbers of a step that are not private, waited for; None for the mean or share of nobody.
+
+    Means are over the members of the batch that contribute: all but those whose gradient is not finite.
+    """
+    members, clipped, not_finite = (int(x) for x in (observed.members, observed.clipped, observed.not_finite))
+    each = members - not_finite
+    mean = lambda total: (np.asarray(total, np.float64) / each).tolist() if each else None
+    found = {
+        "loss": mean(observed.loss),
+        "clipped_share": clipped / each if each else None,
+        "not_finite": not_finite,
+        "members": members,
+    }
+    leaves = jax.tree_util.tree_flatten_with_path(observed.aux)[0]
+    aux = {jax.tree_util.keystr(path, simple=True, separator="/") or "aux": mean(leaf) for path, leaf in leaves}
+    return found | ({"aux": aux} if aux else {})
+
+
+def _is_there(look: _Look) -> bool:
+    return all(leaf.is_ready() for leaf in jax.tree_util.tree_leaves(look.observed))

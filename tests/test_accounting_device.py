@@ -1,0 +1,212 @@
+"""Accounting on a host whose accelerator has no complex128: JAX's default device is played by stand-ins."""
+
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import jaxacct as ja
+from jaxacct import selection
+from jaxacct.engines import backend, devices
+from jaxacct.sweeps import plan as plan_of_sweep
+from jaxacct.validation import InputError
+
+RUN, DELTA = ja.dp_sgd([2.0, 3.0], 0.01, 1000), 1e-5
+
+
+def on_cpu(function, *arguments):
+    with jax.enable_x64():
+        return [np.asarray(one) for one in jax.jit(lambda *a: function(jax.numpy, *a))(*arguments)]
+
+
+def in_pairs_of_float32(function, *arguments):
+    """float64 as TPUs have it: the sum of two float32, here of what is exact."""
+    split = lambda x: x.astype(np.float32) + (x - x.astype(np.float32)).astype(np.float32).astype(np.float64)
+    with np.errstate(all="ignore"):
+        found = function(np, *arguments)
+        return [split(x) if x.dtype == np.float64 else x for x in found]
+
+
+def in_48_bits(function, *arguments):
+    """The digits of such pairs, without their range."""
+    return [x * (1.0 + 2.0**-47) for x in function(np, *arguments)]
+
+
+def without_complex(function, *arguments):
+    if any(np.iscomplexobj(x) for x in arguments):
+        raise NotImplementedError("X64 rewriting:\n complex128")
+    return function(np, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (on_cpu, None),
+        (lambda function, *a: function(np, *a), None),
+        (in_pairs_of_float32, "no true float64"),
+        (in_48_bits, "no true float64"),
+        (lambda function, *a: [x.astype(np.float32) for x in function(np, *a)], "no true float64"),
+        (without_complex, "no complex128 (NotImplementedError: X64 rewriting: complex128)"),
+        (lambda function, *a: [x * np.nan for x in function(np, *a)], "no true float64"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_what_a_device_lacks_is_found(run, words):
+    found = devices.lacking(run)
+    assert found is None if words is None else found.startswith(words)
+
+
+class Stand(NamedTuple):
+    platform: str
+
+
+@pytest.fixture
+def tpu(monkeypatch):
+    """JAX's default device cannot do complex128; its host's CPU is there."""
+    stand_in = Stand("tpu")
+    devices._instead.cache_clear()
+    monkeypatch.setattr(devices, "_default", lambda: stand_in)
+    monkeypatch.setattr(devices, "fault", lambda device: "no complex128" if device is stand_in else None)
+    yield monkeypatch
+    devices._instead.cache_clear()
+
+
+@pytest.fixture
+def tpu_alone(tpu):
+    """The same, and JAX was told to leave the CPU out."""
+    real = jax.local_devices
+
+    def no_cpu(*arguments, backend=None, **more):
+        if backend == "cpu":
+            raise RuntimeError("Unknown backend cpu")
+        return real(*arguments, backend=backend, **more)
+
+    tpu.setattr(jax, "local_devices", no_cpu)
+
+
+def test_where_the_default_device_certifies_nothing_is_said(capsys):
+    assert devices.local() == jax.local_devices() and devices.platform() == "cpu" and not devices.only_numpy()
+    with devices.double_precision():
+        assert jax.numpy.ones(1).dtype == np.float64 and jax.config.jax_default_device is None
+    assert capsys.readouterr().err == ""
+
+
+def test_the_host_answers_and_says_so_once(tpu, capsys):
+    before = jax.config.values["jax_default_device"]
+    assert devices.platform() == "cpu" and devices.local() == jax.local_devices(backend="cpu")
+    assert backend.suiting(1) == "numpy" and backend.suiting(10**6) == "xla"
+    answer = ja.epsilon(RUN, DELTA)
+    with devices.double_precision():
+        assert jax.config.jax_default_device == jax.local_devices(backend="cpu")[0]
+    assert capsys.readouterr().err == "jaxacct: accounting runs on the host's CPU, since tpu has no complex128\n"
+    assert jax.config.values["jax_default_device"] == before and jax.config.jax_default_device is None
+    tpu.undo()
+    assert answer.upper.tolist() == ja.epsilon(RUN, DELTA).upper.tolist()
+
+
+def test_what_names_the_devices_names_the_host(tpu):
+    grid = {"noise_multiplier": [2.0], "sampling_probability": 1, "steps": [1], "delta": 1e-5}
+    assert plan_of_sweep(grid).devices == f"{len(jax.local_devices())} cpu"
+
+
+def test_the_line_can_be_turned_off(tpu, capsys):
+    tpu.setenv("JAXACCT_QUIET", "1")
+    assert devices.platform() == "cpu" and capsys.readouterr().err == ""
+
+
+def test_without_the_hosts_cpu_numpy_answers_whatever_the_size(tpu_alone, capsys):
+    wanted = "jaxacct: accounting runs on NumPy alone (JAX_PLATFORMS leaves out the host's CPU), since tpu has "
+    assert devices.only_numpy() and devices.platform() == "cpu" and backend.suiting(10**9) == "numpy"
+    assert capsys.readouterr().err == f"{wanted}no complex128\n"
+    assert ja.epsilon(RUN, DELTA).status.tolist() == ["ok", "ok"]
+    assert ja.epsilon(ja.repeat(ja.Laplace(2.0), 30), DELTA).engine == "lattice"  # in `double_precision`
+
+
+def test_without_the_hosts_cpu_xla_is_refused(tpu_alone):
+    with pytest.raises(InputError, match="JAX_PLATFORMS=tpu,cpu") as refusal:
+        ja.epsilon(RUN, DELTA, backend="xla")
+    assert "\n" not in str(refusal.value)
+
+
+def test_without_the_hosts_cpu_a_law_in_jax_is_not_evaluated_on_the_device(tpu_alone):
+    """Its numbers would be those of a device that does not certify."""
+
+    class InJax(selection.PointMass):
+        def generating(self, y):
+            return tuple(jax.numpy.exp(x) for x in (y, y, y))
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="host-to-device"):
+        selection.law_of_k.evaluated(InJax(3), np.ones(2))
+
+
+TWO_BACKENDS = """
+import jax, numpy as np
+from jax._src import xla_bridge
+xla_bridge.register_backend_factory("stand-in", xla_bridge.make_cpu_client, priority=500, fail_quietly=False)
+import jaxacct as ja
+from jaxacct.engines import devices
+default, host = jax.local_devices()[0], jax.local_devices(backend="cpu")[0]
+assert default.client is not host.client
+devices.fault = lambda device: "no complex128" if device.client is default.client else None
+"""
+"""A process with two backends, the default one of which is declared unfit.  Both are XLA's for CPUs."""
+
+
+def run(program, **more):
+    """What a program prints, in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)} | more
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.split(), ended.stderr
+
+
+def test_programs_are_put_on_the_host_and_training_is_not():
+    """Small kernels through both ways to XLA; the accounting leaves no program behind on the default device."""
+    found, told = run(
+        TWO_BACKENDS
+        + """
+from jaxacct.engines import backend, lattice_backend
+def kernel(x, *, points):
+    return (1j * x).real, jax.numpy.sqrt(x)
+with backend.job(1, "xla"):
+    double = backend.evaluate(kernel, (np.arange(5.0) + 2.0**-40,), 5, 2, points=1)[1]
+with devices.double_precision():
+    other = lattice_backend._by_xla(lambda x: x + 1.0, np.ones(1))
+print(double.dtype, double.size, other.dtype, other.devices().pop().client is host.client)
+print(len(default.client.live_executables()))
+print(jax.jit(lambda x: x + 1.0)(np.ones(1)).devices().pop().client is default.client)
+"""
+    )
+    assert found == ["float64", "5", "float64", "True", "0", "True"]
+    assert told.count("accounting runs on the host's CPU") == 1
+
+
+@pytest.mark.slow
+def test_every_engine_that_compiles_is_put_on_the_host():
+    found, _ = run(
+        TWO_BACKENDS
+        + """
+from jaxacct import selection
+run = ja.dp_sgd([2.0, 3.0], 0.01, 1000)
+for asked in (run, ja.repeat(ja.Laplace(2.0), 30), selection.select(ja.Gaussian(3.0), selection.Geometric(0.1))):
+    by_xla, by_numpy = (ja.epsilon(asked, 1e-5, backend=name) for name in ("xla", "numpy"))
+    print(bool(np.all(np.abs(by_xla.upper - by_numpy.upper) <= 1e-4 * by_numpy.upper)))
+selection.attack(ja.Gaussian(3.73), selection.Geometric(0.1), delta=1e-5)
+print(len(default.client.live_executables()))
+"""
+    )
+    assert found == ["True", "True", "True", "0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platforms", ["", "cpu"])
+def test_where_jax_finds_a_cpu_alone_nothing_changes(platforms):
+    found, told = run(
+        "import jax, jaxacct as ja\nprint(jax.default_backend(), ja.epsilon(ja.Gaussian(2.0), 1e-5).upper)",
+        JAX_PLATFORMS=platforms,
+    )
+    assert found == ["cpu", str(ja.epsilon(ja.Gaussian(2.0), 1e-5).upper)] and "accounting runs" not in told

@@ -1,0 +1,207 @@
+"""The log of a run: what it says, and that following a run changes nothing of it."""
+
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from training_cases import gaussian_epsilon
+from training_runs import KEY, linear, plan_of, start
+
+from jaxacct.training import Trainer
+from jaxacct.training.run import log as run_log
+from jaxacct.training.step.private_loss import PrivateLoss
+from jaxacct.validation import InputError
+
+
+def run(log=None, **more):
+    """(last state, log) of the small run with a target."""
+    trainer, state, data = start()
+    return trainer.fit(state, data, log=log, progress=False, **more)
+
+
+def lines(path):
+    """The records of a file, each of which is JSON in the strict sense."""
+
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def steps(records):
+    return [record["step"] for record in records if record["event"] == "step"]
+
+
+# What a record says
+
+
+def test_what_is_seen_of_a_batch():
+    """Against sums over the data: everybody takes part, one gradient is not finite, and some are clipped."""
+    data = np.array([[0.5, 0.0], [3.0, 4.0], [0.0, -2.0], [np.nan, 1.0]], np.float32)
+    kept, norms, records, before = data[:3], [0.5, 5.0, 2.0], [], []
+    trainer = Trainer(
+        lambda p, x: (linear(p, x), {"norm": jnp.linalg.norm(x), "pair": x}),
+        optax.sgd(0.1),
+        plan_of(4, noise=0.5, steps=3),
+        1.5,
+        has_aux=True,
+        private_loss=PrivateLoss(bound=2.0, noise=50.0),
+    )
+    state = trainer.init(jnp.ones(2), KEY)
+    before.append(np.asarray(state.params))
+    keep = lambda state: before.append(np.asarray(state.params))
+    trainer.fit(state, data, log=records.append, progress=False, callbacks=[keep])
+    assert steps(records) == [1, 2, 3]
+    for record, params in zip(records, before, strict=False):
+        seen = record["not_private"]
+        assert seen["loss"] == pytest.approx(float(np.mean(kept @ params)), rel=1e-5)
+        assert (seen["members"], seen["not_finite"], seen["clipped_share"]) == (4, 1, 2 / 3)
+        assert seen["aux"]["norm"] == pytest.approx(np.mean(norms), rel=1e-6)
+        assert seen["aux"]["pair"] == pytest.approx(kept.mean(axis=0), rel=1e-6)
+        assert 0.0 <= record["private"]["loss"] <= 2.0
+        assert list(record) == ["event", "run", "step", "not_private", "private", "epsilon"]
+    times = [record["not_private"]["seconds"] for record in records]
+    assert times == sorted(times) and times[0] >= 0.0
+    assert records[0]["not_private"]["steps_per_second"] is None and records[2]["not_private"]["steps_per_second"] > 0.0
+
+
+def test_a_batch_of_nobody_has_no_mean():
+    nobody = run_log.Observed(*(np.float32(0), (), np.int32(0), np.int32(0), np.int32(0), None))
+    assert run_log.numbers_of(nobody) == {"loss": None, "clipped_share": None, "not_finite": 0, "members": 0}
+
+
+def test_epsilon_is_that_of_the_state():
+    """Above it, since it is a bound, by no more than the width of the table; and both are the root of a closed form."""
+    records, claims = [], []
+    state = run(records.append, callbacks=[lambda state: claims.append(float(state.epsilon.upper))])
+    plan = state.plan
+    assert steps(records) == [*range(1, plan.steps + 1)] and len(claims) == plan.steps
+    for record, claim in zip(records, claims, strict=True):
+        told = record["epsilon"]
+        assert claim <= told["upper"] * (1 + 1e-9) and told["upper"] <= 1.02 * claim
+        exact = gaussian_epsilon(math.sqrt(record["step"]) / plan.noise_multiplier)
+        assert told["upper"] == pytest.approx(exact, rel=0.02)
+        assert told == {"upper": told["upper"], "delta": plan.target_delta, "kind": "bound", "covers": "this run"}
+
+
+# A file
+
+
+def test_a_file_of_json_lines(tmp_path):
+    path = tmp_path / "log.jsonl"
+    state = run(path, ledger=tmp_path / "run.jsonl", log_every=15)
+    first, *told, last = lines(path)
+    assert (first["event"], first["step"], first["steps"], first["log_every"]) == ("begin", 0, 40, 15)
+    assert not first["resumed"] and "again_until" not in first
+    assert steps(told) == [15, 30, 40] and {r["epsilon"]["covers"] for r in told} == {"all runs of the ledger"}
+    assert (last["event"], last["ended"], last["step"]) == ("end", "finished", 40)
+    assert last["epsilon"]["upper"] == float(state.epsilon.upper) and last["epsilon"]["kind"] == "certified"
+    assert {record["run"] for record in lines(path)} == {state.history.ledger.run}
+    assert path.stat().st_mode & 0o077 == 0  # for its owner alone
+
+
+def test_a_run_that_is_interrupted_and_resumed(tmp_path):
+    """Interrupted at step 10, resumed from the checkpoint of step 7, with a last line that was cut off."""
+    path, place = tmp_path / "log.jsonl", tmp_path / "checkpoints"
+
+    def interrupt(state):
+        if state.step == 10:
+            raise KeyboardInterrupt
+
+    kept = {"checkpoints": place, "checkpoint_every": 7}
+    with pytest.raises(KeyboardInterrupt):
+        run(path, callbacks=[interrupt], **kept)
+    before = lines(path)
+    assert steps(before) == [*range(1, 11)] and before[-1]["ended"] == "KeyboardInterrupt" and "step" not in before[-1]
+    with path.open("a") as file:
+        file.write('{"event": "step", "run": "0')
+    state = run(path, **kept)
+    after = lines(path)
+    assert after[: len(before)] == before  # nothing is overwritten
+    resumed, *more, end = after[len(before) :]
+    assert resumed["event"] == "begin" and resumed["resumed"] and (resumed["step"], resumed["again_until"]) == (7, 10)
+    assert steps(more) == [*range(8, 41)] and [r["step"] for r in more if "again" in r] == [8, 9, 10]
+    assert end["ended"] == "finished" and state.step == 40
+    seen = {r["step"]: r["not_private"]["loss"] for r in before if r["event"] == "step"}
+    assert [r["not_private"]["loss"] for r in more[:3]] == [seen[step] for step in (8, 9, 10)]  # bit by bit
+
+
+@pytest.mark.slow
+def test_several_runs_in_one_file(tmp_path):
+    """Another key is another run; its steps are none that come again."""
+    path = tmp_path / "log.jsonl"
+    for key in (bytes(32), bytes([1] * 32)):
+        trainer, _, data = start()
+        trainer.fit(trainer.init(jnp.zeros(3), key), data, log=path, log_every=20, progress=False)
+    found = lines(path)
+    assert [record["event"] for record in found] == ["begin", "step", "step", "end"] * 2
+    assert len({record["run"] for record in found}) == 2 and not any("again" in record for record in found)
+
+
+@pytest.mark.slow
+def test_what_json_has_no_number_for(tmp_path):
+    """An infinite loss whose gradient is finite."""
+    path = tmp_path / "log.jsonl"
+    trainer = Trainer(lambda p, x: linear(p, x) + jnp.inf, optax.sgd(0.1), plan_of(4, steps=1), 1.0)
+    trainer.fit(trainer.init(jnp.ones(2)), np.ones((4, 2), np.float32), log=path, progress=False)
+    assert lines(path)[1]["not_private"]["loss"] is None
+
+
+def test_another_file_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "log.jsonl"
+    for content in ("epsilon,delta\n", '{"event": "run"}\n', '{"format": 1}'):
+        path.write_text(content)
+        with pytest.raises(InputError, match="is no log of a training") as refusal:
+            run_log.LogFile(path, "run")
+        assert path.read_text() == content and "\n" not in str(refusal.value)
+    with pytest.raises(InputError, match="is no log of a training"):
+        run(path, ledger=tmp_path / "run.jsonl")
+    assert not (tmp_path / "run.jsonl").exists()  # nothing was begun
+
+
+@pytest.mark.parametrize(("log", "words"), [(3, "a function of one record"), ("/nowhere/log.jsonl", "be written")])
+def test_what_is_no_log_is_refused(log, words):
+    with pytest.raises(InputError, match=words), run_log.run_log(run_log.checked_log(log), 1, start()[1]):
+        pass
+
+
+# It changes nothing
+
+
+def test_what_the_function_does_changes_nothing(capsys):
+    """It returns something true, spoils its record, or raises: every step is taken, to the last bit."""
+    calls = []
+
+    def spoil(record):
+        record.clear()
+        return True
+
+    def fail(record):
+        calls.append(record)
+        raise RuntimeError(f"step {record['step']}\nand more")
+
+    wanted = run()
+    assert capsys.readouterr().err == ""
+    for log in (spoil, fail):
+        state = run(log)
+        assert (state.step, state.stopped, state.seen) == (40, "finished", False)
+        assert np.array_equal(state.params, wanted.params) and state.epsilon.upper == wanted.epsilon.upper
+    assert len(calls) == 1
+    told = "jaxacct: log raised RuntimeError: step 1 and more; training goes on without it\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_full_disk_ends_the_log_alone(tmp_path, monkeypatch, capsys):
+    real = run_log.LogFile.write
+
+    def full(self, record):
+        if record["event"] == "step" and record["step"] == 3:
+            raise OSError(28, "No space left on device")
+        real(self, record)
+
+    monkeypatch.setattr(run_log.LogFile, "write", full)
+    assert run(tmp_path / "log.jsonl").step == 40
+    assert steps(lines(tmp_path / "log.jsonl")) == [1, 2] and "No space left" in capsys.readouterr().err

@@ -1,0 +1,234 @@
+"""A log's looks, without a training: nothing waits for the device, and epsilon covers all that was released."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from training_cases import DELTA, FULL, PLAN, gaussian_epsilon, note
+
+import jaxacct as ja
+from jaxacct.training import Ledger, Plan
+from jaxacct.training.run import log as run_log
+from jaxacct.training.run.epsilon_so_far import EpsilonSoFar
+from jaxacct.training.run.history import History, Stretch, followed
+from jaxacct.training.step.step_function import Observed
+
+
+class Number:
+    """An array on a device that has not computed it yet: fetching it then is waiting for it."""
+
+    def __init__(self):
+        self.there, self.asked, self.waited = False, False, False
+
+    def copy_to_host_async(self):
+        self.asked = True
+
+    def is_ready(self):
+        return self.there
+
+    def __array__(self, dtype=None, copy=None):
+        self.waited |= not self.there
+        return np.array(4.0)
+
+    def __int__(self):
+        return int(np.asarray(self))
+
+
+def observed():
+    return Observed(Number(), (), Number(), Number(), Number(), None)
+
+
+def of_plan(plan, end, first=0):
+    return (Stretch(plan, first, end, ""),)
+
+
+@pytest.fixture
+def followed_run():
+    """(the log of a run from step 0, what it has told)."""
+    told = []
+    found = run_log.RunLog(told.append, None, 1, "run")
+    found.begin(PLAN, SimpleNamespace(step=0, history=History()), None)
+    PLAN.live_epsilon(1)
+    return found, told
+
+
+def test_nothing_is_waited_for(followed_run):
+    """A step that is under way is told when a later one has been handed out, and it is done; in their order."""
+    log, told = followed_run
+    seen = [observed() for _ in range(5)]
+    for step, one in enumerate(seen, 1):
+        log.look(step, one, of_plan(PLAN, step))
+    assert not told and all(x.asked and not x.waited for one in seen for x in one[:1] + one[2:5])
+    for one in (seen[1], seen[0]):
+        for x in one[:1] + one[2:5]:
+            x.there = True
+    log.look(6, observed(), of_plan(PLAN, 6))
+    wait_for_table(log)
+    log.look(7, observed(), of_plan(PLAN, 7))
+    assert [record["step"] for record in told] == [1, 2]
+    assert not any(x.waited for one in seen for x in one[:1] + one[2:5])
+    log.close()
+    assert [record["step"] for record in told] == [*range(1, 8)]
+
+
+def wait_for_table(log):
+    for thread in threading.enumerate():
+        if thread.name == "epsilon of the log":
+            thread.join(60)
+
+
+def test_the_host_does_not_run_away(followed_run):
+    """With many steps under way it waits for the oldest: a device that is behind is followed, too."""
+    log, told = followed_run
+    for step in range(1, 31):
+        log.look(step, observed(), of_plan(PLAN, step))
+    wait_for_table(log)
+    log.look(31, observed(), of_plan(PLAN, 31))
+    assert [record["step"] for record in told] == [*range(1, 32 - run_log.MOST_PENDING)]
+
+
+def test_what_a_broken_device_does_not_give_is_left_out(followed_run):
+    log, told = followed_run
+
+    class Broken(Number):
+        def __array__(self, dtype=None, copy=None):
+            raise RuntimeError("the device is gone")
+
+    log.look(1, observed(), of_plan(PLAN, 1))
+    log.look(2, Observed(Broken(), (), Broken(), Broken(), Broken(), None), of_plan(PLAN, 2))
+    log.close()
+    assert [record["step"] for record in told] == [1]
+
+
+def test_records_wait_for_the_table_and_not_for_ever(monkeypatch, followed_run):
+    """The table is computed once, aside; who cannot have it says why epsilon is missing."""
+    go, calls, real = threading.Event(), [], Plan.epsilon_curve
+
+    def slow(plan, points=64):
+        calls.append(plan)
+        assert go.wait(60)
+        return real(plan, points)
+
+    monkeypatch.setattr(Plan, "epsilon_curve", slow)
+    told, plan = [], Plan(**FULL, steps=20, noise_multiplier=10.0)
+    log = run_log.RunLog(told.append, None, 1, "run")
+    log.begin(plan, SimpleNamespace(step=0, history=History()), None)
+
+    def look(step):
+        one = observed()
+        for x in one[:1] + one[2:5]:
+            x.there = True
+        log.look(step, one, of_plan(plan, step))
+
+    try:
+        look(1)
+        assert not told
+        monkeypatch.setattr(run_log, "WAIT_SECONDS", 0.0)
+        look(2)
+        assert [record["step"] for record in told] == [1, 2]
+        assert all(record["epsilon"]["upper"] is None and "in time" in record["epsilon"]["why"] for record in told)
+    finally:
+        go.set()
+    wait_for_table(log)
+    look(3)
+    assert told[-1]["epsilon"]["upper"] == pytest.approx(gaussian_epsilon(3**0.5 / 10.0), rel=0.02) and len(calls) == 1
+
+
+# Epsilon of what was released
+
+
+def upper(found, step, stretches=()):
+    """What a log tells after so many steps, its table waited for."""
+    place = found.place(step, stretches)
+    if place is not None:
+        place.table.wait(60)
+    return found.told(place)["upper"]
+
+
+def test_a_run_by_itself():
+    found = EpsilonSoFar(PLAN, 0, (), None)
+    for step in (1, 50, 100):
+        exact = PLAN.epsilon_after(step).upper
+        assert exact <= upper(found, step, of_plan(PLAN, step)) <= 1.1 * exact
+    assert upper(found, 100, of_plan(PLAN, 100)) == pytest.approx(gaussian_epsilon(1.0), rel=0.02)
+
+
+def test_a_run_under_two_plans():
+    """Recalibrated: the new plan holds the steps of the old one.  Another plan: both count."""
+    plan = Plan(target_epsilon=1.0, **FULL, steps=20)
+    longer = plan.recalibrate(10, steps=30)
+    before = of_plan(plan, 10)
+    found = EpsilonSoFar(longer, 10, before, None)
+    place = found.place(15, followed(before, longer, 10, 15, ""))
+    assert (place.step, place.table) == (15, found._tables[0])
+    other = Plan(**FULL, steps=30, noise_multiplier=5.0)
+    found = EpsilonSoFar(other, 10, before, None)
+    mu2 = 10 / plan.noise_multiplier**2 + 20 / 25
+    assert upper(found, 30, followed(before, other, 10, 30, "")) == pytest.approx(gaussian_epsilon(mu2**0.5), rel=1e-3)
+
+
+def test_a_ledger_that_holds_more(path):
+    """Another run, and a query: they are in what is told.  What is noted later is in no table, and nothing is told."""
+    with Ledger.create(path, PLAN, run="other") as ledger:
+        for step in range(40):
+            note(ledger, step)
+        ledger.spend(ja.Gaussian(2.0), "a query")
+        ledger.begin(PLAN, "this")
+        found = EpsilonSoFar(PLAN, 0, (), ledger)
+        for step in range(100):
+            note(ledger, step, key=f"another {step}")
+            if step in (0, 99):
+                told = upper(found, step + 1)
+                exact = ledger.epsilon(DELTA).upper
+                assert exact <= told <= 1.1 * exact
+        assert told == pytest.approx(gaussian_epsilon((1.4 + 0.25) ** 0.5), rel=1e-3)
+        ledger.spend(ja.Gaussian(2.0), "another query")
+        assert found.place(100, ()) is None and upper(found, 100) is None
+        assert "more was released" in found.told(None)["why"] and found.covers == "all runs of the ledger"
+
+
+def test_a_ledger_that_is_ahead_of_the_run(path):
+    """Resumed from step 5, with 8 in the ledger: the steps that come again count already, and only once."""
+    with Ledger.create(path, PLAN, run="this") as ledger:
+        for step in range(8):
+            note(ledger, step)
+        found = EpsilonSoFar(PLAN, 5, (), ledger)
+        for step in range(5, 12):
+            note(ledger, step)
+            assert found.place(step + 1, ()).step == max(step + 1, 8)
+            assert ledger.epsilon(DELTA).upper <= upper(found, step + 1)
+
+
+def test_a_step_that_is_repeated_otherwise_counts(path):
+    """Under another key: it is a release more, which the plan's own table does not have after so many steps."""
+    with Ledger.create(path, PLAN, run="this") as ledger:
+        for step in range(100):
+            note(ledger, step)
+        found = EpsilonSoFar(PLAN, 50, (), ledger)
+        for step in range(50, 100):
+            note(ledger, step, key=f"again {step}")
+        exact = gaussian_epsilon(1.5**0.5)
+        assert ledger.epsilon(DELTA).upper == pytest.approx(exact, rel=1e-3)
+        assert upper(found, 100) == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("told", [{}, {"target_epsilon": 1.0}])
+def test_steps_that_a_filter_accounts_for(told):
+    """What a plan with a Renyi filter promises, from the first step on."""
+    plan = Plan(**FULL, **told, steps=20, **({} if told else {"noise_multiplier": 20.0}), data_dependent=True)
+    assert upper(EpsilonSoFar(plan, 0, (), None), 1, of_plan(plan, 1)) == pytest.approx(float(plan.epsilon.upper))
+
+
+def test_a_run_of_a_tuning(path):
+    """One of K runs: the ledger's other runs are in the law of K, and the plan's target is not the run's."""
+    from jaxacct import selection
+
+    plan = Plan(target_epsilon=3.0, **FULL, steps=10, repetitions=selection.Geometric(0.5))
+    with Ledger.create(path, plan, run="first") as ledger:
+        ledger.begin(plan, "second")
+        found = EpsilonSoFar(plan, 0, (), ledger)
+        note(ledger, 0, noise=plan.noise_multiplier)
+        exact = gaussian_epsilon(1 / plan.noise_multiplier)
+        assert upper(found, 1) == pytest.approx(exact, rel=0.02) and found.covers == "this run of the tuning"
+        assert found.told(None)["upper"] is None
