@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,17 @@ from jaxacct.training.step.key_derivation import Lineage, StepKey
 from jaxacct.training.step.step_function import Carried, Numbers, numbers
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS
 
-__all__ = ["Program", "carried_from"]
+__all__ = ["Prepared", "Program", "carried_from"]
+
+
+class Prepared(NamedTuple):
+    """A step that may be taken: the lineage after it, its keys, numbers, pass ("" for none), and what it works on."""
+
+    line: Lineage
+    key: StepKey
+    settings: Numbers
+    partition: str
+    batch: Any = None
 
 
 class Program:
@@ -39,19 +49,43 @@ class Program:
         data: Any,
     ) -> None:
         self._plan, self._adaptive = plan, adaptive
-        self.carried, self.data = carried, data
-        self.line = key_derivation.joined(before, key_derivation.digest_tree(carried))
+        self._whole = data
         zero = np.zeros(8, np.uint32)
         now = self._numbers(min(step, self._plan.steps - 1), 0)
         self._traced = jax.jit(step_function).trace(carried, zero, zero, data, now)
-        self._digest = key_derivation.digest_program(self._traced)
-        self._data = key_derivation.digest_tree(data)
-        clipping = repr(adaptive).encode()  # its noise is an argument of the program, not a part of it
+        self._settle(carried, before, key_derivation.digest_program(self._traced), key_derivation.digest_tree(data))
+
+    def _settle(self, carried: Carried, before: Lineage, program: bytes, data: bytes) -> None:
+        """What keys and session follow from: digests of the program and of the data."""
+        self.carried = carried
+        self.line = key_derivation.joined(before, key_derivation.digest_tree(carried))
+        self._digest, self._data = program, data
+        clipping = repr(self._adaptive).encode()  # its noise is an argument of the program, not a part of it
         self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), clipping)
 
-    def compiled(self) -> Any:
-        """(carried, key words, pass key words, data, numbers) -> carried."""
-        return self._traced.lower().compile()
+    def begin(self, line: Lineage, step: int, until: int) -> None:
+        """Get ready for the steps from one on, to before another: compile."""
+        self._compiled = self._traced.lower().compile()
+
+    def prepared(self, line: Lineage, step: int) -> Prepared:
+        """A step after a lineage, ready to be noted and run."""
+        return Prepared(*self.advance(line, step))
+
+    def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> Carried:
+        """One step; it is in the ledger before this is called."""
+        return self._compiled(carried, key.words, key.pass_words, self._whole, settings)
+
+    def close(self) -> None:
+        """Nothing to end here."""
+
+    def keeps_after(self, error: BaseException) -> bool:
+        """Whether a run that ends with an error leaves a checkpoint: no, going on from the last one is the same."""
+        return False
+
+    @property
+    def goes_on_as(self) -> bytes:
+        """The session of that checkpoint; b"" where nothing can have been released after it that is to be repeated."""
+        return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: Ledger | None) -> bool:
         """Whether the last checkpoint says already with which program and ledger steps are taken after it."""

@@ -6,7 +6,7 @@ exact; tests/test_training_sources_draws.py compares the two index by index, dra
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from jaxacct.training.step import host_chacha, noise
 from jaxacct.training.step.step_function import Numbers, StepRule
 from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, TRUNCATED
 
-__all__ = ["Members", "drawn", "members", "places"]
+__all__ = ["drawn", "members", "places"]
 
 
 def places(rule: StepRule, size: int) -> int:
@@ -75,26 +75,13 @@ def _sampled(key: Any, size: int, threshold: np.ndarray) -> np.ndarray:
     return taken
 
 
-class Members(NamedTuple):
-    """The examples of some users: as `users.of_users` chooses them.
+def members(
+    words: Any, order: np.ndarray, first: np.ndarray, count: np.ndarray, users: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(numbers, weights) of the examples that a step takes of some users, shape (users, most): as `users.of_users`.
 
-    examples : their numbers, shape (users, most); all rows are of users that have any.
-    weights : float32, of the same shape.
-    has_any : bool, one for each user; the other two leave out those who have none.
+    order, first, count : of all users, from `users.grouped`.  users : none of them without examples.
     """
-
-    examples: np.ndarray
-    weights: np.ndarray
-    has_any: np.ndarray
-
-
-def members(words: Any, order: np.ndarray, first: np.ndarray, count: np.ndarray, users: Any, most: int) -> Members:
-    """The examples that a step takes of some users, by the step's key: the same ones as on the device.
-
-    order, first, count : for all users, of `users.grouped`.
-    """
-    has_any = count[users] > 0
-    users = users[has_any]
     count, first = count[users], first[users]
     kept = np.minimum(count, most)
     keys = host_chacha.fold_in(host_chacha.stream(words, noise.EXAMPLES), users)
@@ -110,4 +97,4 @@ def members(words: Any, order: np.ndarray, first: np.ndarray, count: np.ndarray,
         chosen[:, i] = np.where(i < kept, pick, -1)
     taken = chosen >= 0
     weights = taken / kept[:, None].astype(np.float32)
-    return Members(order[first[:, None] + np.where(taken, chosen, 0)], weights.astype(np.float32), has_any)
+    return order[first[:, None] + np.where(taken, chosen, 0)], weights.astype(np.float32)
