@@ -53,9 +53,9 @@ class Steps:
     """The steps of one run, a block at a time."""
 
     def __init__(self, trainer, state, data):
-        rest = (trainer.plan, trainer.adaptive, carried_from(state), state.lineage, 0, data)
+        rest = (trainer.plan, trainer.adaptive, carried_from(state, state.params), state.lineage, 0, data)
         if isinstance(data, Source):
-            self.program = Streamed(trainer.rule, *rest, None, None, False)
+            self.program = Streamed(trainer.rule, *rest, None, None, None, False)
         else:
             self.program = Program(trainer.step_function, *rest)
         self.carried, self.line, self.step = self.program.carried, self.program.line, 0
@@ -66,7 +66,7 @@ class Steps:
         wall, processor = time.perf_counter(), time.process_time()
         for _ in range(BLOCK):
             self.line, key, settings, _, batch = self.program.prepared(self.line, self.step)
-            self.carried = self.program.run(self.carried, key, settings, batch)
+            self.carried, _ = self.program.run(self.carried, key, settings, batch)
             self.step += 1
         jax.block_until_ready(self.carried)
         return (time.perf_counter() - wall) / BLOCK, (time.process_time() - processor) / BLOCK

@@ -16,10 +16,12 @@ from jaxacct.training.run.state import State
 from jaxacct.training.step import key_derivation
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.key_derivation import Lineage, StepKey
-from jaxacct.training.step.step_function import Carried, Numbers, numbers
+from jaxacct.training.step.parts import Rest
+from jaxacct.training.step.private_loss import PrivateLoss
+from jaxacct.training.step.step_function import Carried, Numbers, Observed, numbers
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS
 
-__all__ = ["Prepared", "Program", "carried_from"]
+__all__ = ["Prepared", "Program", "carried_from", "renewed"]
 
 
 class Prepared(NamedTuple):
@@ -40,19 +42,22 @@ class Program:
 
     def __init__(
         self,
-        step_function: Callable[..., Carried],
+        step_function: Callable[..., Any],
         plan: Plan,
         adaptive: AdaptiveClip | None,
         carried: Carried,
         before: Lineage,
         step: int,
         data: Any,
+        frozen: Rest | None = None,
+        private_loss: PrivateLoss | None = None,
     ) -> None:
-        self._plan, self._adaptive = plan, adaptive
+        self._plan, self._adaptive, self._private_loss = plan, adaptive, private_loss
+        self.frozen = renewed(frozen)
         self._whole = data
         zero = np.zeros(8, np.uint32)
         now = self._numbers(min(step, self._plan.steps - 1), 0)
-        self._traced = jax.jit(step_function).trace(carried, zero, zero, data, now)
+        self._traced = jax.jit(step_function).trace(carried, zero, zero, data, now, self.frozen)
         self._settle(carried, before, key_derivation.digest_program(self._traced), key_derivation.digest_tree(data))
 
     def _settle(self, carried: Carried, before: Lineage, program: bytes, data: bytes) -> None:
@@ -60,8 +65,11 @@ class Program:
         self.carried = carried
         self.line = key_derivation.joined(before, key_derivation.digest_tree(carried))
         self._digest, self._data = program, data
-        clipping = repr(self._adaptive).encode()  # its noise is an argument of the program, not a part of it
-        self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), clipping)
+        if self.frozen is not None:  # its form is in the program, its arrays are arguments
+            self._digest = key_derivation.digest(self._digest, key_derivation.digest_tree(self.frozen.frozen))
+        # their noise is an argument of the program, not a part of it
+        beside = repr((self._adaptive, self._private_loss)).encode()
+        self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), beside)
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
         """Get ready for the steps from one on, to before another: compile."""
@@ -71,9 +79,9 @@ class Program:
         """A step after a lineage, ready to be noted and run."""
         return Prepared(*self.advance(line, step))
 
-    def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> Carried:
+    def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
         """One step; it is in the ledger before this is called."""
-        return self._compiled(carried, key.words, key.pass_words, self._whole, settings)
+        return self._compiled(carried, key.words, key.pass_words, self._whole, settings, self.frozen)
 
     def close(self) -> None:
         """Nothing to end here."""
@@ -106,15 +114,23 @@ class Program:
             place = step - begins
             size = repr((begins, segment.expected_batch_size)).encode()
             cut = key_derivation.digest(self.session) if self._plan.sampling == ALLOCATION else size
-        settings = (step, *segment[2:], place, self._adaptive)
+        settings = (step, *segment[2:], place, self._adaptive, self._private_loss)
         after, key = key_derivation.advance(line, self._digest, self._data, settings, begins, cut)
         return after, key, self._numbers(step, place), key.partition if begins >= 0 else ""
 
     def _numbers(self, step: int, place: int) -> Numbers:
-        return numbers(self._plan.at(step), self._plan.sampling, self._adaptive, place)
+        return numbers(self._plan.at(step), self._plan.sampling, self._adaptive, place, self._private_loss)
 
 
-def carried_from(state: State) -> Carried:
-    """What the step works on, as new arrays: where they came from must make no difference to the program."""
-    carried = Carried(state.params, state.opt_state, state.clip_norm, np.int32(state.not_finite))
-    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), carried)
+def carried_from(state: State, trained: Any) -> Carried:
+    """What the step works on, as new arrays: where they came from must make no difference to the program.
+
+    trained : the part of the state's parameters that is trained.
+    """
+    carried: Carried = renewed(Carried(trained, state.opt_state, state.clip_norm, np.int32(state.not_finite)))
+    return carried
+
+
+def renewed(tree: Any) -> Any:
+    """The same numbers as new arrays."""
+    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), tree)

@@ -22,12 +22,13 @@ from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.ahead import Ahead
 from jaxacct.training.run.checkpoints import Checkpoint
-from jaxacct.training.run.program import Prepared, Program
+from jaxacct.training.run.program import Prepared, Program, renewed
 from jaxacct.training.source import Source
 from jaxacct.training.step import host_sampler, key_derivation
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.key_derivation import Lineage, StepKey
-from jaxacct.training.step.step_function import Carried, Numbers, StepRule, Sums, add, keys, no_sums, release
+from jaxacct.training.step.parts import Rest
+from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule, Sums, add, keys, no_sums, release
 from jaxacct.training.step.step_mechanisms import TRUNCATED
 from jaxacct.training.step.users import grouped
 from jaxacct.validation import InputError
@@ -71,11 +72,13 @@ class Streamed(Program):
         before: Lineage,
         step: int,
         source: Source,
+        frozen: Rest | None,
         users: Any,
         found: Checkpoint | None,
         ledger: bool,
     ) -> None:
-        self._rule, self._source, self._plan, self._adaptive = rule, source, plan, adaptive
+        self._plan, self._adaptive, self._private_loss = plan, adaptive, rule.private_loss
+        self._rule, self._source, self.frozen = rule, source, renewed(frozen)
         self._users = None if users is None else grouped(users, plan.dataset_size, {(len(source),)})
         self._places = host_sampler.places(rule, plan.dataset_size)
         self._micro = min(rule.micro_batch, self._places)
@@ -101,17 +104,22 @@ class Streamed(Program):
         if most is not None:
             rows = (rows, jax.ShapeDtypeStruct(shape, jnp.float32))
         indices, mask = (jax.ShapeDtypeStruct((self._micro,), dtype) for dtype in (jnp.int32, jnp.bool_))
-        sums = jax.eval_shape(no_sums, carried.params)
 
-        def one(carried: Carried, words: Any, so_far: Sums, rows: Any, indices: Any, mask: Any) -> Sums:
-            return add(rule, carried, so_far, rows, mask)
+        def nothing(carried: Carried, frozen: Rest | None) -> Sums:
+            return no_sums(rule, carried, rows, frozen)
 
-        def end(carried: Carried, words: Any, sums: Sums, now: Numbers) -> Carried:
+        def one(
+            carried: Carried, words: Any, so_far: Sums, rows: Any, indices: Any, mask: Any, frozen: Rest | None
+        ) -> Sums:
+            return add(rule, carried, keys(words, words)[0], so_far, rows, indices, mask, frozen)
+
+        def end(carried: Carried, words: Any, sums: Sums, now: Numbers) -> tuple[Carried, Observed]:
             return release(rule, carried, keys(words, words)[0], sums, now)
 
+        sums = jax.eval_shape(nothing, carried, self.frozen)
         return [
-            jax.jit(no_sums).trace(carried.params),
-            jax.jit(one, donate_argnums=2).trace(carried, zero, sums, rows, indices, mask),
+            jax.jit(nothing).trace(carried, self.frozen),
+            jax.jit(one, donate_argnums=2).trace(carried, zero, sums, rows, indices, mask, self.frozen),
             jax.jit(end).trace(carried, zero, sums, now),
         ]
 
@@ -124,18 +132,19 @@ class Streamed(Program):
         """The next batch, and its keys; steps must be asked for in their order."""
         return self._ahead.take()
 
-    def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> Carried:
+    def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
         """One step.  It is begun as soon as the one before the last is done: no more batches wait on the device."""
         done, self._before = self._before, carried.not_finite
         jax.block_until_ready(done)
-        sums = self._nothing(carried.params)
+        sums = self._nothing(carried, self.frozen)
         structure = jax.tree_util.tree_structure(self._source.layout.example)
         for first in range(0, batch.mask.size, self._micro):
             part = slice(first, first + self._micro)
             rows = jax.tree_util.tree_unflatten(structure, [leaf[part] for leaf in batch.leaves])
             if batch.weights is not None:
                 rows = (rows, batch.weights[part])
-            sums = self._add(carried, key.words, sums, rows, batch.indices[part], batch.mask[part])
+            mask = batch.mask[part]
+            sums = self._add(carried, key.words, sums, rows, batch.indices[part], mask, self.frozen)
         return self._release(carried, key.words, sums, settings)
 
     def close(self) -> None:
