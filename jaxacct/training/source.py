@@ -110,15 +110,20 @@ class Layout:
         InputError : a length that has changed, an item that cannot be loaded, or that is unlike item 0.
         Stopped : if nobody waits any more.
         """
+        self._check_length()
         rest = list(into)
+        for column in self._columns:
+            column.load(numbers, rest[: column.leaves], stopped)
+            del rest[: column.leaves]
+        self._check_length()
+
+    def _check_length(self) -> None:
         for column in self._columns:
             if len(column.rows) != self.size:
                 raise InputError(
                     f"dataset{column.name} has {len(column.rows)} examples, had {self.size} when the Source was made; "
                     "let nothing change it while it is trained on, and make the Source anew"
                 )
-            column.load(numbers, rest[: column.leaves], stopped)
-            del rest[: column.leaves]
 
 
 class _Arrays:
@@ -198,7 +203,7 @@ class _Items:
 
 def _is_column(part: Any) -> bool:
     """Whether a part of a dataset has the examples in a row; a tuple or dict has parts of its own."""
-    return not isinstance(part, tuple | dict) and hasattr(part, "__getitem__")
+    return not isinstance(part, tuple | dict) and (hasattr(part, "__getitem__") or hasattr(part, "__iter__"))
 
 
 def _column(name: str, part: Any) -> _Arrays | _Items:
