@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import threading
 
@@ -400,16 +401,20 @@ def test_after_an_error_of_the_source_the_run_goes_on_where_it_was(prefetch, wor
 
 @pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_an_interrupt_while_the_source_is_waited_for(prefetch, tmp_path, capsys):
-    """The signal comes while an item is being loaded; without a ledger, too, the run goes on where it was."""
+    """The signal comes while an item is being loaded; without a ledger, too, the run goes on where it was.
+
+    It may reach the main thread between a step and its callback.
+    """
     rows = Rows(ROWS)
     rows.at = lambda number: len(rows.seen) == 100
     rows.act = lambda number: os.kill(os.getpid(), signal.SIGINT) or ROWS[number]
     trainer = trainer_of(plan_of(60, 0.3, steps=8))
     before, error = states_of(trainer, Source(rows, prefetch=prefetch), checkpoints=tmp_path / "run")
-    assert isinstance(error, KeyboardInterrupt) and 1 <= len(before) < 8
-    assert f"cut off after step {len(before)}; its checkpoint is written" in capsys.readouterr().err
+    assert isinstance(error, KeyboardInterrupt)
+    step = int(re.search(r"cut off after step (\d+); its checkpoint is written", capsys.readouterr().err)[1])
+    assert step - len(before) in (0, 1) and 1 <= step < 8
     after, state = states_of(trainer, Source(rows), checkpoints=tmp_path / "run")
-    assert sorted([*before, *after]) == list(range(1, 9))
+    assert list(after) == list(range(step + 1, 9))
     assert state.epsilon.upper == trainer.plan.epsilon_after(8).upper
 
 
