@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxacct import markup
 from jaxacct.chacha import key_from_bytes
+from jaxacct.progress import say
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.ledger.format import Step
 from jaxacct.training.plan import Plan
@@ -27,6 +28,8 @@ from jaxacct.training.run.program import Program, carried_from
 from jaxacct.training.run.progress import Live
 from jaxacct.training.run.resume import last_checkpoint, open_ledger, reach, require_ledger
 from jaxacct.training.run.state import State, shown
+from jaxacct.training.run.streaming import Streamed, require_same_rows
+from jaxacct.training.source import Source
 from jaxacct.training.step import noise
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import sensitivity
@@ -180,6 +183,8 @@ class Trainer:
     def norm_methods(self, params: Any, data: Any) -> dict[str, str]:
         """How each parameter's norms are found: {path: "ghost" or "vmap"}."""
         most = self.examples_per_user
+        if isinstance(data, Source):
+            data = jax.tree.map(lambda a: jax.ShapeDtypeStruct((len(data), *a.shape), a.dtype), data.layout.example)
         several = () if most is None else (most,)
         one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*several, *a.shape[1:]), a.dtype), data)
         trained, rest = apart(params, self.trainable)
@@ -209,15 +214,16 @@ class Trainer:
         Parameters
         ----------
         state : what `init` or an earlier `fit` returned.
-        data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.
+        data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.  Or a
+            Source, which loads each step's batch beside the step before.
         users : where the plan's unit is "user", whose each example is: an integer from 0 to dataset_size - 1 for each.
             The data are then any number of examples.
         ledger : a path (a new file, or one to go on with) or an open Ledger; every step is in it, on the disk, before
             its noisy gradient is used.  What else it holds counts against the target.  A state or checkpoint that is
             noted in a ledger goes on with that one only: another, an older one, or none is refused.
         callbacks : called with the state after every step.
-        checkpoints : a folder; a run found there is resumed, from its last checkpoint, bit by bit.  It holds the
-            secret key of the run, and is made its owner's alone.
+        checkpoints : a folder; a run found there is resumed, from its last checkpoint, bit by bit (from a Source: with
+            a ledger).  It holds the secret key of the run, and is made its owner's alone.
         checkpoint_every : in steps.
         progress : whether to show a line with rate, time left and an upper bound of epsilon; None: only on a terminal.
         by : who runs it, for the ledger.
@@ -234,19 +240,21 @@ class Trainer:
         Raises
         ------
         InputError : data of another size than the plan's; a state, ledger or checkpoint that do not belong together; a
-            plan that what was spent before does not leave room for.
+            plan that what was spent before does not leave room for; a Source that cannot load an example, or that
+            gives others than before a crash.  What was done until then is in the ledger and the checkpoints.
         """
         self._check_data(data, users)
         every = int(check("checkpoint_every", checkpoint_every, COUNT))
         looks = checked_log(log), int(check("log_every", log_every, COUNT))
-        data = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), data)
-        if users is not None:
-            data = user_data(data, users, self.plan.dataset_size)
+        if not isinstance(data, Source):
+            data = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), data)
+            data = data if users is None else user_data(data, users, self.plan.dataset_size)
         store: Store | None = None
         found: Checkpoint | None = None
         if checkpoints is not None:
             store = Store(checkpoints)
         opened: Ledger | None = None
+        program: Program | None = None
         own = False
         try:
             trained, rest = apart(state.params, self.trainable)
@@ -256,7 +264,11 @@ class Trainer:
                 carried = carried_from(state, found.carried.params)
             require_ledger(state.history, ledger)
             of_plan = (self.plan, self.adaptive, carried, state.lineage, state.step, data)
-            program = Program(self.step_function, *of_plan, rest, self.rule.private_loss)
+            if isinstance(data, Source):
+                of_source = (users, found, ledger is not None)
+                program = Streamed(self.rule, *of_plan, rest, *of_source)
+            else:
+                program = Program(self.step_function, *of_plan, rest, self.rule.private_loss)
             if found is not None and found.session not in (b"", program.session):
                 # steps may have been taken after the checkpoint, of which nothing is known: its whole plan counts
                 state = replace(state, history=state.history.whole())
@@ -266,6 +278,8 @@ class Trainer:
                 done = self._run(state, program, opened, list(callbacks), store, found, every, progress, told)
                 return told.returned(done)
         finally:
+            if program is not None:
+                program.close()
             if store is not None:
                 store.close()
             if opened is not None and own:
@@ -303,27 +317,38 @@ class Trainer:
         if store is not None and step < plan.steps and not program.goes_on(found, ledger):
             saved = now(session=program.session)  # before anything is released: a crash can then be replayed
             store.save(saved)
-        compiled: Any = program.compiled() if step < until else None
+        if step < until:
+            program.begin(line, step, until)
         bar = Live(plan, step, progress)
-        while step < plan.steps:
-            after, key, settings, partition = program.advance(line, step)
-            if step >= until or (ledger is not None and not _note(ledger, plan, step, key, partition or None)):
-                stopped = "budget"
-                break
-            carried, observed = compiled(carried, key.words, key.pass_words, program.data, settings, program.frozen)
-            stretches = followed(stretches, plan, step, step + 1, partition)
-            line, step = after, step + 1
-            told.look(step, observed, stretches)
-            bar.update(step, carried.clip_norm)
-            if store is not None and step % every == 0 and step < plan.steps:
-                line = line._replace(seal=digest_tree(carried))
-                saved = now(session=program.session)
-                store.save(saved)
-            if callbacks:
-                view = shown(self._state(now(), program.frozen), looks)
-                if any([callback(view) for callback in callbacks]):
-                    stopped = "callback"
+        try:
+            while step < plan.steps:
+                if step >= until:
+                    stopped = "budget"
                     break
+                after, key, settings, partition, batch = program.prepared(line, step)
+                if ledger is not None and not _note(ledger, plan, step, key, partition or None):
+                    stopped = "budget"
+                    break
+                done, observed = program.run(carried, key, settings, batch)
+                then = followed(stretches, plan, step, step + 1, partition)
+                carried, stretches, line, step = done, then, after, step + 1
+                told.look(step, observed, stretches)
+                bar.update(step, carried.clip_norm)
+                if store is not None and step % every == 0 and step < plan.steps:
+                    line = line._replace(seal=digest_tree(carried))
+                    saved = now(session=program.session)
+                    store.save(saved)
+                if callbacks:
+                    view = shown(self._state(now(), program.frozen), looks)
+                    if any([callback(view) for callback in callbacks]):
+                        stopped = "callback"
+                        break
+        except BaseException as error:
+            if store is not None and program.keeps_after(error):
+                line = line._replace(seal=digest_tree(carried))
+                store.save(now(session=program.goes_on_as))
+                say(f"cut off after step {step}; its checkpoint is written")
+            raise
         bar.close()
         line = line._replace(seal=digest_tree(carried))
         last = now(stopped)
@@ -347,7 +372,8 @@ class Trainer:
             )
         if users is not None:
             return  # `user_data` looks at them
-        sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
+        leaves = jax.tree_util.tree_leaves(data)
+        sizes = {(len(data),)} if isinstance(data, Source) else {np.shape(leaf)[:1] for leaf in leaves}
         if sizes != {(self.plan.dataset_size,)}:
             raise InputError(
                 f"data has first axes {sorted(sizes)}, must be ({self.plan.dataset_size},), the plan's dataset_size; "
@@ -358,6 +384,7 @@ class Trainer:
 def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | None) -> bool:
     """Put a step on record, if it is in the ledger already or the budget allows it."""
     segment = plan.at(step)
+    require_same_rows(ledger, step, key)
     entry = (step, key.key_fingerprint, key.batch_fingerprint, *segment[2:4])
     there = Step(ledger.run, *entry, plan.sampling, partition, *plan.truncation) in ledger.runs[ledger.run].seen
     if not there and not plan.allows(ledger, step, partition):
