@@ -256,6 +256,10 @@ def traced(loss, model):
     return jax.eval_shape(lambda t: loss(whole(t, rest), EXAMPLE), trained)
 
 
+def closing_over(model):
+    return lambda w, x: linear(w, x) * model(x).sum()
+
+
 def statistics():
     eqx = pytest.importorskip("equinox")
     return eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="ema")
@@ -302,7 +306,7 @@ VARIABLES = {"params": {}, "batch_stats": {"BatchNorm_0": {"mean": jnp.zeros(4),
             "norm/mean, a BatchStat, is changed by the loss, which mixes examples; call model.eval()",
         ),
         (
-            lambda: bare(lambda w, x, model=Nnx(): linear(w, x) * model(x).sum()).norm_methods(jnp.zeros(3), X),
+            lambda: bare(closing_over(Nnx())).norm_methods(jnp.zeros(3), X),
             "the loss changes an nnx module that it closes over",
         ),
         (lambda: bare(lambda w, x: (linear(w, x), 1.0)).norm_methods(jnp.zeros(3), X), "give has_aux=True for"),
