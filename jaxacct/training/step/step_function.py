@@ -35,6 +35,7 @@ __all__ = [
     "numbers",
     "private_step",
     "release",
+    "sums_over",
 ]
 
 _STD_ROUND_UP = 1.0 + 2.0**-20
@@ -175,15 +176,25 @@ def add(rule: StepRule, carried: Carried, so_far: Sums, batch: Any, mask: Any) -
     return Sums(jax.tree.map(jnp.add, so_far.clipped, summed), members)
 
 
-def release(rule: StepRule, carried: Carried, key: Any, sums: Sums, now: Numbers) -> Carried:
-    """The noisy mean of a whole batch, handed to the optimizer: once for a step, with a key of its own."""
+def release(
+    rule: StepRule,
+    carried: Carried,
+    key: Any,
+    sums: Sums,
+    now: Numbers,
+    add_noise: Callable[[Any, Any, Any], Any] = noise.add,
+) -> Carried:
+    """The noisy mean of a whole batch, handed to the optimizer: once for a step, with a key of its own.
+
+    add_noise : for sums that lie elsewhere than on one device.
+    """
     import optax
 
     params, opt_state, clip_norm, not_finite = carried
     summed, members = sums
     norms = jax.tree_util.tree_leaves(clip_norm)
     std = now.gradient_noise * jnp.sqrt(sum(c**2 for c in norms)) * _STD_ROUND_UP
-    noisy = noise.add(noise.stream(key, noise.NOISE), summed.total, std)
+    noisy = add_noise(noise.stream(key, noise.NOISE), summed.total, std)
     mean = jax.tree.map(lambda g, p: (g / now.expected_batch_size).astype(p.dtype), noisy, params)
     updates, opt_state = rule.optimizer.update(mean, opt_state, params)
     if rule.adaptive is not None:
@@ -198,30 +209,39 @@ def release(rule: StepRule, carried: Carried, key: Any, sums: Sums, now: Numbers
     return Carried(optax.apply_updates(params, updates), opt_state, clip_norm, not_finite + summed.not_finite)
 
 
+def sums_over(
+    rule: StepRule, carried: Carried, key: Any, drawn: sampler.Selection, data: Any, first: Any = None
+) -> Sums:
+    """The sums over those who were drawn, in micro-batches.
+
+    drawn : places in the data at hand.  first : the number that the first of these has among all, where they are a part.
+    """
+    most = rule.examples_per_user
+
+    def one(so_far: Sums, places: Any, mask: Any) -> Sums:
+        if most is None:
+            batch = jax.tree.map(lambda a: a[places], data)
+        else:  # users without examples are no members: they add nothing to any sum
+            batch, has_any = of_users(noise.stream(key, noise.EXAMPLES), data, places, most, first)
+            mask = mask & has_any
+        return add(rule, carried, so_far, batch, mask)
+
+    micro = min(rule.micro_batch, drawn.indices.shape[0])
+    everyone = rule.sampling == TRUNCATED and first is None
+    return sampler.over_micro_batches(drawn, micro, one, no_sums(carried.params), all_places=everyone)
+
+
 def private_step(rule: StepRule) -> Callable[..., Carried]:
     """(carried, key words, pass key words, data, numbers) -> carried, pure: for jit, vmap, and audits.
 
     The key must be used for this step alone; its words are those of ``jax.random.key_data``.  The pass key, of fixed
     batches and of random allocation, is one for a whole pass over the data.
     """
-    most = rule.examples_per_user
 
     def step(carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers) -> Carried:
         key, pass_key = keys(words, pass_words)
-        size = (data.count if most else jax.tree_util.tree_leaves(data)[0]).shape[0]
+        size = (data.count if rule.examples_per_user else jax.tree_util.tree_leaves(data)[0]).shape[0]
         drawn = draw(rule, key, pass_key, size, now)
-
-        def one(so_far: Sums, indices: Any, mask: Any) -> Sums:
-            if most is None:
-                batch = jax.tree.map(lambda a: a[indices], data)
-            else:  # users without examples are no members: they add nothing to any sum
-                batch, has_any = of_users(noise.stream(key, noise.EXAMPLES), data, indices, most)
-                mask = mask & has_any
-            return add(rule, carried, so_far, batch, mask)
-
-        micro = min(rule.micro_batch, drawn.indices.shape[0])
-        everyone = rule.sampling == TRUNCATED
-        sums = sampler.over_micro_batches(drawn, micro, one, no_sums(carried.params), all_places=everyone)
-        return release(rule, carried, key, sums, now)
+        return release(rule, carried, key, sums_over(rule, carried, key, drawn, data), now)
 
     return step
