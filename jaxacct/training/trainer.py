@@ -18,21 +18,22 @@ import numpy as np
 from jaxacct import markup
 from jaxacct.chacha import key_from_bytes
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.ledger.format import Step
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.history import NOTHING, History, followed
-from jaxacct.training.run.program import Program, carried_from
+from jaxacct.training.run.noting import Noted, find_ledger, open_noted
+from jaxacct.training.run.placement import placement
+from jaxacct.training.run.program import Program
 from jaxacct.training.run.progress import Live
-from jaxacct.training.run.resume import last_checkpoint, open_ledger, reach, require_ledger
+from jaxacct.training.run.resume import last_checkpoint, reach, require_same
 from jaxacct.training.run.state import State, shown
 from jaxacct.training.step import noise
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import sensitivity
 from jaxacct.training.step.clipping import METHODS, norm_methods
-from jaxacct.training.step.key_derivation import StepKey, begin, digest_tree
-from jaxacct.training.step.step_function import Carried, StepRule, numbers, private_step
-from jaxacct.training.step.users import mean_over_examples, user_data
+from jaxacct.training.step.key_derivation import begin
+from jaxacct.training.step.step_function import Carried, StepRule, numbers
+from jaxacct.training.step.users import mean_over_examples
 from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["State", "Trainer"]
@@ -58,11 +59,16 @@ class Trainer:
         users at a time.
     examples_per_user : where the plan's unit is "user", and only there: the most of a user's examples that a step uses,
         a fresh random subset of them where there are more.  The mean of their gradients is clipped to norm C.
+    mesh : a jax.sharding.Mesh whose devices share each step, of one process or of all under `jax.distributed`.
+        Examples, or users, lie over all its devices.  The same key draws the same batch on meshes of all sizes.
+    shard : with a mesh, how the parameters and the optimizer's state lie: "data", all of them on every device (the
+        default); "fsdp", a part on each, gathered for the length of a step; or a PartitionSpec for each, or for groups
+        of them, as a prefix of the parameters.
 
     Raises
     ------
-    InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip whose count leaves no room, or
-        examples_per_user that the plan's unit does not go with.
+    InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip whose count leaves no room,
+        examples_per_user that the plan's unit does not go with, a mesh or a way to shard that is none.
 
     The step is compiled once, whatever batches are drawn.  The guarantee is that of the plan for exact arithmetic; what
     floating point adds to it is in jaxacct/training/step/README.md.
@@ -91,6 +97,8 @@ class Trainer:
         method: str = "auto",
         micro_batch: int | None = None,
         examples_per_user: int | None = None,
+        mesh: Any = None,
+        shard: Any = None,
     ) -> None:
         choice("method", method, METHODS)
         self.module = None if loss is None else loss_fn
@@ -116,7 +124,8 @@ class Trainer:
         self.rule = StepRule(
             self.loss_fn, optimizer, plan.sampling, self.micro_batch, method, self.adaptive, plan.cap, most
         )
-        self.step_function = private_step(self.rule)
+        self.placement = placement(self.rule, plan.dataset_size, mesh, shard)
+        self.step_function = self.placement.step_function
 
     def _repr_html_(self) -> str:
         clipped = "adaptive" if self.adaptive is not None else repr(self.clip_norm)
@@ -127,6 +136,7 @@ class Trainer:
             ("method", self.method),
             ("micro batch", str(self.micro_batch)),
             *([] if self.examples_per_user is None else [("examples per user", str(self.examples_per_user))]),
+            *self.placement.describe(),
         ]
         return markup.fields("Trainer", pairs) + self.plan._repr_html_()
 
@@ -145,7 +155,7 @@ class Trainer:
         """
         if key is not None and (not isinstance(key, bytes) or len(key) != 32):
             raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
-        root = secrets.token_bytes(32) if key is None else key
+        root = self.placement.processes.tell(secrets.token_bytes(32) if key is None else key)
         if params is None:
             if self.module is None or example is None:
                 raise InputError("params is missing; give the parameters, or for a module an example input")
@@ -155,9 +165,8 @@ class Trainer:
                 raise InputError(
                     f"the module has {', '.join(others)} besides params; what mixes examples is not private"
                 )
-        params = jax.tree.map(jnp.asarray, params)
         clip_norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), self.clip_norm)
-        carried = Carried(params, self.optimizer.init(params), clip_norm, 0)
+        carried = Carried(*self.placement.begin(self.optimizer.init, params), clip_norm, 0)
         return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""))
 
     def norm_methods(self, params: Any, data: Any) -> dict[str, str]:
@@ -190,7 +199,8 @@ class Trainer:
         Parameters
         ----------
         state : what `init` or an earlier `fit` returned.
-        data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.
+        data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.  On a mesh
+            every process gives all rows, and reads those of its own devices: a memory map will do.
         users : where the plan's unit is "user", whose each example is: an integer from 0 to dataset_size - 1 for each.
             The data are then any number of examples.
         ledger : a path (a new file, or one to go on with) or an open Ledger; every step is in it, on the disk, before
@@ -213,39 +223,38 @@ class Trainer:
             plan that what was spent before does not leave room for.
         """
         self._check_data(data, users)
+        callbacks = list(callbacks)
         every = int(check("checkpoint_every", checkpoint_every, COUNT))
-        data = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), data)
-        if users is not None:
-            data = user_data(data, users, self.plan.dataset_size)
+        where = self.placement
+        require_same(where.processes, state, self.plan, every, bool(callbacks), checkpoints is not None)
+        data = where.data(data, users)
         store: Store | None = None
         found: Checkpoint | None = None
         if checkpoints is not None:
-            store = Store(checkpoints)
-        opened: Ledger | None = None
-        own = False
+            store = Store(checkpoints, where.processes)
+        noted: Noted | None = None
         try:
-            if store is not None and (found := last_checkpoint(store, state, carried_from(state))) is not None:
+            if store is not None and (found := last_checkpoint(store, state, where.carried(state))) is not None:
                 state = self._state(found)
-            require_ledger(state.history, ledger)
-            program = Program(
-                self.step_function, self.plan, self.adaptive, carried_from(state), state.lineage, state.step, data
-            )
+            find_ledger(where.processes, state, ledger)
+            carried = where.carried(state)
+            program = Program(where, self.plan, self.adaptive, carried, state.lineage, state.step, data)
             if found is not None and found.session not in (b"", program.session):
                 # steps may have been taken after the checkpoint, of which nothing is known: its whole plan counts
                 state = replace(state, history=state.history.whole())
-            opened, own = open_ledger(ledger, state, self.plan, by)
-            return self._run(state, program, opened, list(callbacks), store, found, every, progress)
+            noted = open_noted(where.processes, ledger, state, self.plan, by)
+            return self._run(state, program, noted, callbacks, store, found, every, progress)
         finally:
             if store is not None:
                 store.close()
-            if opened is not None and own:
-                opened.close()
+            if noted is not None:
+                noted.close()
 
     def _run(
         self,
         state: State,
         program: Program,
-        ledger: Ledger | None,
+        ledger: Noted | None,
         callbacks: list[Callable[[State], Any]],
         store: Store | None,
         found: Checkpoint | None,
@@ -269,14 +278,14 @@ class Trainer:
             return Checkpoint(step, carried, line, history, session, stopped, bool(looks))
 
         saved = found
-        if store is not None and step < plan.steps and not program.goes_on(found, ledger):
+        if store is not None and step < plan.steps and not program.goes_on(found, ledger is not None):
             saved = now(session=program.session)  # before anything is released: a crash can then be replayed
             store.save(saved)
         compiled: Any = program.compiled() if step < until else None
-        bar = Live(plan, step, progress)
+        bar = Live(plan, step, progress if self.placement.processes.first else False)
         while step < plan.steps:
             after, key, settings, partition = program.advance(line, step)
-            if step >= until or (ledger is not None and not _note(ledger, plan, step, key, partition or None)):
+            if step >= until or (ledger is not None and not ledger.note(plan, step, key, partition or None)):
                 stopped = "budget"
                 break
             carried = compiled(carried, key.words, key.pass_words, program.data, settings)
@@ -284,16 +293,20 @@ class Trainer:
             line, step = after, step + 1
             bar.update(step, carried.clip_norm)
             if store is not None and step % every == 0 and step < plan.steps:
-                line = line._replace(seal=digest_tree(carried))
+                line = line._replace(seal=self.placement.digest(carried))
                 saved = now(session=program.session)
                 store.save(saved)
             if callbacks:
                 view = shown(self._state(now()), looks)
-                if any([callback(view) for callback in callbacks]):
+                stop = any([callback(view) for callback in callbacks])
+                stop, seen = self.placement.processes.any(stop, bool(looks))
+                if seen and not looks:
+                    looks.append("in another process")
+                if stop:
                     stopped = "callback"
                     break
         bar.close()
-        line = line._replace(seal=digest_tree(carried))
+        line = line._replace(seal=self.placement.digest(carried))
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # nothing was released after it
@@ -321,17 +334,6 @@ class Trainer:
                 f"data has first axes {sorted(sizes)}, must be ({self.plan.dataset_size},), the plan's dataset_size; "
                 "make the plan for these data"
             )
-
-
-def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | None) -> bool:
-    """Put a step on record, if it is in the ledger already or the budget allows it."""
-    segment = plan.at(step)
-    entry = (step, key.key_fingerprint, key.batch_fingerprint, *segment[2:4])
-    there = Step(ledger.run, *entry, plan.sampling, partition, *plan.truncation) in ledger.runs[ledger.run].seen
-    if not there and not plan.allows(ledger, step, partition):
-        return False
-    ledger.record(*entry, partition=partition)
-    return True
 
 
 def _of_module(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint
-from jaxacct.training.run.state import State
+from jaxacct.training.run.placement import OneDevice, OnMesh
 from jaxacct.training.step import key_derivation
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.key_derivation import Lineage, StepKey
 from jaxacct.training.step.step_function import Carried, Numbers, numbers
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS
 
-__all__ = ["Program", "carried_from"]
+__all__ = ["Program"]
 
 
 class Program:
@@ -30,7 +26,7 @@ class Program:
 
     def __init__(
         self,
-        step_function: Callable[..., Carried],
+        where: OneDevice | OnMesh,
         plan: Plan,
         adaptive: AdaptiveClip | None,
         carried: Carried,
@@ -40,12 +36,11 @@ class Program:
     ) -> None:
         self._plan, self._adaptive = plan, adaptive
         self.carried, self.data = carried, data
-        self.line = key_derivation.joined(before, key_derivation.digest_tree(carried))
+        self.line = key_derivation.joined(before, where.digest(carried))
         zero = np.zeros(8, np.uint32)
         now = self._numbers(min(step, self._plan.steps - 1), 0)
-        self._traced = jax.jit(step_function).trace(carried, zero, zero, data, now)
-        self._digest = key_derivation.digest_program(self._traced)
-        self._data = key_derivation.digest_tree(data)
+        self._traced, self._digest = where.trace(carried, zero, zero, data, now)
+        self._data = where.digest(data)
         clipping = repr(adaptive).encode()  # its noise is an argument of the program, not a part of it
         self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), clipping)
 
@@ -53,11 +48,11 @@ class Program:
         """(carried, key words, pass key words, data, numbers) -> carried."""
         return self._traced.lower().compile()
 
-    def goes_on(self, found: Checkpoint | None, ledger: Ledger | None) -> bool:
+    def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
         """Whether the last checkpoint says already with which program and ledger steps are taken after it."""
         if found is None or found.session != self.session:
             return False
-        return (found.history.ledger is None) == (ledger is None)
+        return (found.history.ledger is not None) == ledger
 
     def advance(self, line: Lineage, step: int) -> tuple[Lineage, StepKey, Numbers, str]:
         """A step's lineage, keys and numbers, and the fingerprint of its pass or round; "" where there are none.
@@ -78,9 +73,3 @@ class Program:
 
     def _numbers(self, step: int, place: int) -> Numbers:
         return numbers(self._plan.at(step), self._plan.sampling, self._adaptive, place)
-
-
-def carried_from(state: State) -> Carried:
-    """What the step works on, as new arrays: where they came from must make no difference to the program."""
-    carried = Carried(state.params, state.opt_state, state.clip_norm, np.int32(state.not_finite))
-    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), carried)

@@ -1,0 +1,156 @@
+"""Where a run's arrays are: on one device, or on those of a mesh; how they get there, and what is digested of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from jaxacct.training.run.processes import ALONE, Processes
+from jaxacct.training.run.sharded_data import rows_on_mesh, users_on_mesh
+from jaxacct.training.run.state import State
+from jaxacct.training.step import key_derivation
+from jaxacct.training.step.sharded_layout import carried_specs, check_layout, is_spec
+from jaxacct.training.step.sharded_step import sharded_step
+from jaxacct.training.step.step_function import Carried, StepRule, private_step
+from jaxacct.training.step.users import user_data
+from jaxacct.validation import InputError
+
+__all__ = ["OnMesh", "OneDevice", "placement"]
+
+
+class OneDevice:
+    """All arrays on JAX's default device."""
+
+    processes: Processes = ALONE
+
+    def __init__(self, rule: StepRule, size: int) -> None:
+        self.step_function = private_step(rule)
+        self._size = size
+
+    def describe(self) -> list[tuple[str, str]]:
+        """What is shown of it in a notebook."""
+        return []
+
+    def data(self, data: Any, users: Any) -> Any:
+        """The data, and whose they are, as the step takes them."""
+        data = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), data)
+        return data if users is None else user_data(data, users, self._size)
+
+    def carried(self, state: State) -> Carried:
+        """What the step works on, as new arrays: where they came from must make no difference to the program."""
+        carried = Carried(state.params, state.opt_state, state.clip_norm, np.int32(state.not_finite))
+        return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), carried)
+
+    def begin(self, init: Callable[[Any], Any], params: Any) -> tuple[Any, Any]:
+        """The first parameters and optimizer state."""
+        params = jax.tree.map(jnp.asarray, params)
+        return params, init(params)
+
+    def digest(self, tree: Any) -> bytes:
+        """SHA-256 of a pytree of arrays."""
+        return key_derivation.digest_tree(tree)
+
+    def trace(self, carried: Carried, *rest: Any) -> tuple[Any, bytes]:
+        """The step's program, traced, and a digest of it and of what runs it."""
+        traced = jax.jit(self.step_function).trace(carried, *rest)
+        return traced, key_derivation.digest_program(traced)
+
+
+class OnMesh:
+    """Records over all devices of a mesh, parameters as `shard` says."""
+
+    def __init__(self, rule: StepRule, size: int, mesh: Any, shard: Any) -> None:
+        self._shard, self._size = shard, size
+        self._mesh: Mesh = check_layout(mesh, shard)
+        self.processes = Processes.of(self._mesh)
+        self.step_function = sharded_step(rule, self._mesh, shard, size)
+
+    def describe(self) -> list[tuple[str, str]]:
+        """What is shown of it in a notebook."""
+        shape = " x ".join(f"{size} {name}" for name, size in self._mesh.shape.items())
+        how = self._shard if isinstance(self._shard, str) else "PartitionSpecs"
+        return [("mesh", shape), ("shard", how)]
+
+    def data(self, data: Any, users: Any) -> Any:
+        """The data, and whose they are, every device with its own rows."""
+        if users is None:
+            return rows_on_mesh(data, self._mesh, self._size)
+        return users_on_mesh(data, users, self._mesh, self._size, self.processes)
+
+    def carried(self, state: State) -> Carried:
+        """What the step works on, as new arrays on the mesh."""
+        carried = Carried(state.params, state.opt_state, state.clip_norm, np.int32(state.not_finite))
+        placed: Carried = self._put(carried, self._where(carried))
+        return placed
+
+    def begin(self, init: Callable[[Any], Any], params: Any) -> tuple[Any, Any]:
+        """The first parameters and optimizer state, made where they are to be."""
+        params = self._put(params, self._where(Carried(params, (), (), ())).params)
+        where = self._where(Carried(params, jax.eval_shape(init, params), (), ()))
+        return params, jax.jit(init, out_shardings=where.opt_state)(params)
+
+    def digest(self, tree: Any) -> bytes:
+        """SHA-256 of a pytree of arrays on the mesh: of every part, made where it is, and these together."""
+        leaves, structure = jax.tree_util.tree_flatten(tree)
+        told, own = [str(structure).encode()], []
+        for leaf in leaves:
+            told.append(f"{leaf.dtype} {leaf.shape} {leaf.sharding.spec}".encode())
+            there = leaf.sharding.devices_indices_map(leaf.shape)
+            parts = list(dict.fromkeys(map(str, there.values())))
+            found = np.zeros((len(parts), 32), np.uint8)
+            for part in leaf.addressable_shards:
+                if part.replica_id == 0:  # of equal parts one is digested
+                    content = np.ascontiguousarray(np.asarray(part.data))
+                    found[parts.index(str(part.index))] = np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
+            own.append(found)
+        together = self.processes.gather(b"".join(found.tobytes() for found in own))
+        return key_derivation.digest(*told, *together)
+
+    def trace(self, carried: Carried, *rest: Any) -> tuple[Any, bytes]:
+        """The step's program, traced, and a digest of it, of the mesh, and of what runs it in every process."""
+        out = self._where(carried)
+        traced = jax.jit(self.step_function, out_shardings=out).trace(carried, *rest)
+        devices = [(device.id, device.process_index, device.device_kind) for device in self._mesh.devices.flat]
+        mesh = repr((self._mesh.axis_names, self._mesh.devices.shape, devices)).encode()
+        own = key_derivation.digest(mesh, key_derivation.digest_program(traced))
+        return traced, key_derivation.digest(*self.processes.gather(own))
+
+    def _where(self, carried: Carried) -> Carried:
+        specs = carried_specs(self._mesh, self._shard, carried)
+        where: Carried = jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), specs, is_leaf=is_spec)
+        return where
+
+    def _put(self, tree: Any, where: Any) -> Any:
+        """Arrays on the mesh; those on the host must be the same in every process."""
+        on_host = [leaf for leaf in jax.tree_util.tree_leaves(tree) if not _spread(leaf)]
+        if self.processes.count > 1:
+            self.processes.agree("state", key_derivation.digest_tree(on_host))
+
+        def put(leaf: Any, sharding: NamedSharding) -> Any:
+            if _spread(leaf):
+                return jax.jit(lambda x: jax.lax.convert_element_type(x, x.dtype), out_shardings=sharding)(leaf)
+            array = np.asarray(leaf)
+            array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+            return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+        return jax.tree.map(put, tree, where)
+
+
+def _spread(leaf: Any) -> bool:
+    """Whether an array is on several processes."""
+    return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+
+
+def placement(rule: StepRule, size: int, mesh: Any, shard: Any) -> OneDevice | OnMesh:
+    """Where a trainer's runs are; InputError where a way to shard is given and no mesh."""
+    if mesh is not None:
+        return OnMesh(rule, size, mesh, "data" if shard is None else shard)
+    if shard is not None:
+        raise InputError(f"shard = {shard!r:.40} goes with a mesh; give one, such as jax.make_mesh((n,), ('devices',))")
+    return OneDevice(rule, size)
