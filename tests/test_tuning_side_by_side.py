@@ -43,7 +43,7 @@ def by_hand(loss, optimizer, plan, params, clip, root, data, micro, adaptive=Non
         begins = plan.pass_of(t)[1] if plan.sampling == "fixed_batches" else 0
         words = [jax.random.key_data(noise.stream(key, *of)) for of in ((STEP_STREAM, t), (PASS_STREAM, begins))]
         place = t - begins if plan.sampling == "fixed_batches" else 0
-        carried = step(carried, *words, data, numbers(plan.at(t), plan.sampling, adaptive, place))
+        carried, _ = step(carried, *words, data, numbers(plan.at(t), plan.sampling, adaptive, place))
     return carried.params
 
 

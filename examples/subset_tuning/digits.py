@@ -107,7 +107,7 @@ def _one(optimizer, params, learning_rate, now, steps, words, members, images, l
     unused = jax.random.key_data(root)
 
     def body(t, carried):
-        return step(carried, jax.random.key_data(noise.stream(root, noise.NOISE, t)), unused, data, now)
+        return step(carried, jax.random.key_data(noise.stream(root, noise.NOISE, t)), unused, data, now)[0]
 
     state = jax.tree.map(jnp.asarray, transform.init(params))
     first = Carried(params, state, jnp.float32(CLIP_NORM), jnp.int32(0))

@@ -32,8 +32,10 @@ from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import sensitivity
 from jaxacct.training.step.clipping import METHODS, norm_methods
 from jaxacct.training.step.key_derivation import begin
+from jaxacct.training.step.optimizers import updated
+from jaxacct.training.step.parts import Rest, apart, whole
+from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.training.step.step_function import Carried, StepRule, numbers
-from jaxacct.training.step.users import mean_over_examples
 from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["State", "Trainer"]
@@ -97,6 +99,10 @@ class Trainer:
         method: str = "auto",
         micro_batch: int | None = None,
         examples_per_user: int | None = None,
+        rngs: bool = False,
+        has_aux: bool = False,
+        trainable: Any = None,
+        private_loss: PrivateLoss | None = None,
         mesh: Any = None,
         shard: Any = None,
     ) -> None:
@@ -120,10 +126,10 @@ class Trainer:
         default = max(min(64 // (most or 1), int(np.ceil(largest))), 1)
         self.micro_batch = default if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
         for segment in plan.segments:
-            numbers(segment, plan.sampling, self.adaptive, 0)
-        self.rule = StepRule(
-            self.loss_fn, optimizer, plan.sampling, self.micro_batch, method, self.adaptive, plan.cap, most
-        )
+            numbers(segment, plan.sampling, self.adaptive, 0, private_loss)
+        rule = (self.loss_fn, optimizer, plan.sampling, self.micro_batch, method, self.adaptive, plan.cap, most)
+        self.rule = StepRule(*rule, rngs, has_aux, private_loss)
+        self.trainable = trainable
         self.placement = placement(self.rule, plan.dataset_size, mesh, shard)
         self.step_function = self.placement.step_function
 
@@ -165,19 +171,25 @@ class Trainer:
                 raise InputError(
                     f"the module has {', '.join(others)} besides params; what mixes examples is not private"
                 )
+        trained, rest = apart(params, self.trainable)
         clip_norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), self.clip_norm)
-        carried = Carried(*self.placement.begin(self.optimizer.init, params), clip_norm, 0)
-        return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""))
+        trained, opt_state = self.placement.begin(self.optimizer.init, trained)
+        value = None if self.rule.private_loss is None else jnp.float32(0)
+        jax.eval_shape(
+            lambda: updated(self.optimizer, trained, opt_state, trained, value)
+        )  # refuses what it must not get
+        carried = Carried(trained, opt_state, clip_norm, 0)
+        return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""), rest)
 
     def norm_methods(self, params: Any, data: Any) -> dict[str, str]:
         """How each parameter's norms are found: {path: "ghost" or "vmap"}."""
         most = self.examples_per_user
-        if most is None:
-            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), data)
-            return norm_methods(self.loss_fn, params, one, self.method)
-        several = jax.tree.map(lambda a: jax.ShapeDtypeStruct((most, *a.shape[1:]), a.dtype), data)
-        weights = jax.ShapeDtypeStruct((most,), jnp.float32)
-        return norm_methods(mean_over_examples(self.loss_fn), params, (several, weights), self.method)
+        several = () if most is None else (most,)
+        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*several, *a.shape[1:]), a.dtype), data)
+        trained, rest = apart(params, self.trainable)
+        example = one if most is None else (one, jax.ShapeDtypeStruct((most,), jnp.float32))
+        key = (jax.eval_shape(lambda: key_from_bytes(bytes(32))),) if self.rule.rngs else ()
+        return norm_methods(self.rule.member_loss(rest), trained, (example, *key), self.method, has_aux=True)
 
     ways = norm_methods  # its old name
 
@@ -234,11 +246,14 @@ class Trainer:
             store = Store(checkpoints, where.processes)
         noted: Noted | None = None
         try:
-            if store is not None and (found := last_checkpoint(store, state, where.carried(state))) is not None:
-                state = self._state(found)
+            trained, rest = apart(state.params, self.trainable)
+            carried = where.carried(state, trained)
+            if store is not None and (found := last_checkpoint(store, state, carried)) is not None:
+                state = self._state(found, rest)
+                carried = where.carried(state, found.carried.params)
             find_ledger(where.processes, state, ledger)
-            carried = where.carried(state)
-            program = Program(where, self.plan, self.adaptive, carried, state.lineage, state.step, data)
+            of_plan = (self.plan, self.adaptive, carried, state.lineage, state.step, data)
+            program = Program(where, *of_plan, rest, self.rule.private_loss)
             if found is not None and found.session not in (b"", program.session):
                 # steps may have been taken after the checkpoint, of which nothing is known: its whole plan counts
                 state = replace(state, history=state.history.whole())
@@ -288,7 +303,7 @@ class Trainer:
             if step >= until or (ledger is not None and not ledger.note(plan, step, key, partition or None)):
                 stopped = "budget"
                 break
-            carried = compiled(carried, key.words, key.pass_words, program.data, settings)
+            carried, _ = compiled(carried, key.words, key.pass_words, program.data, settings, program.frozen)
             stretches = followed(stretches, plan, step, step + 1, partition)
             line, step = after, step + 1
             bar.update(step, carried.clip_norm)
@@ -297,7 +312,7 @@ class Trainer:
                 saved = now(session=program.session)
                 store.save(saved)
             if callbacks:
-                view = shown(self._state(now()), looks)
+                view = shown(self._state(now(), program.frozen), looks)
                 stop = any([callback(view) for callback in callbacks])
                 stop, seen = self.placement.processes.any(stop, bool(looks))
                 if seen and not looks:
@@ -310,13 +325,13 @@ class Trainer:
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # nothing was released after it
-        return self._state(last)
+        return self._state(last, program.frozen)
 
-    def _state(self, found: Checkpoint) -> State:
-        """A checkpoint as users see it."""
-        params, opt_state, clip_norm, not_finite = found.carried
+    def _state(self, found: Checkpoint, frozen: Rest | None) -> State:
+        """A checkpoint as users see it: with the whole model."""
+        trained, opt_state, clip_norm, not_finite = found.carried
         rest = (found.lineage, found.history, self.plan, found.stopped, found.seen)
-        return State(params, opt_state, clip_norm, found.step, not_finite, *rest)
+        return State(whole(trained, frozen), opt_state, clip_norm, found.step, not_finite, *rest)
 
     def _check_data(self, data: Any, users: Any) -> None:
         """InputError where the data are not as many as the plan's, or users do not go with its unit."""

@@ -107,7 +107,7 @@ def side_by_side(
         def body(t: Any, carried: Carried) -> Carried:
             now, begins = jax.tree.map(lambda a: jnp.asarray(a)[t], schedule)
             key, pass_key = noise.stream(root, STEP_STREAM, t), noise.stream(root, PASS_STREAM, begins)
-            after = step(carried, jax.random.key_data(key), jax.random.key_data(pass_key), data, now)
+            after, _ = step(carried, jax.random.key_data(key), jax.random.key_data(pass_key), data, now)
             return jax.tree.map(lambda new, old: new.astype(old.dtype), after, carried)
 
         return jax.lax.fori_loop(start, stop, body, carried)

@@ -15,7 +15,8 @@ from jaxacct.training.run.processes import ALONE, Processes
 from jaxacct.training.run.sharded_data import rows_on_mesh, users_on_mesh
 from jaxacct.training.run.state import State
 from jaxacct.training.step import key_derivation
-from jaxacct.training.step.sharded_layout import carried_specs, check_layout, is_spec
+from jaxacct.training.step.parts import Rest
+from jaxacct.training.step.sharded_layout import carried_specs, check_layout, everywhere, frozen_specs, is_spec
 from jaxacct.training.step.sharded_step import sharded_step
 from jaxacct.training.step.step_function import Carried, StepRule, private_step
 from jaxacct.training.step.users import user_data
@@ -39,17 +40,24 @@ class OneDevice:
 
     def data(self, data: Any, users: Any) -> Any:
         """The data, and whose they are, as the step takes them."""
-        data = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), data)
+        data = _anew(data)
         return data if users is None else user_data(data, users, self._size)
 
-    def carried(self, state: State) -> Carried:
-        """What the step works on, as new arrays: where they came from must make no difference to the program."""
-        carried = Carried(state.params, state.opt_state, state.clip_norm, np.int32(state.not_finite))
-        return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), carried)
+    def carried(self, state: State, trained: Any) -> Carried:
+        """What the step works on, as new arrays: where they came from must make no difference to the program.
+
+        trained : the part of the state's parameters that is trained.
+        """
+        carried: Carried = _anew(Carried(trained, state.opt_state, state.clip_norm, np.int32(state.not_finite)))
+        return carried
+
+    def frozen(self, trained: Any, frozen: Rest | None) -> Rest | None:
+        """The rest of the model, as new arrays."""
+        rest: Rest | None = _anew(frozen)
+        return rest
 
     def begin(self, init: Callable[[Any], Any], params: Any) -> tuple[Any, Any]:
         """The first parameters and optimizer state."""
-        params = jax.tree.map(jnp.asarray, params)
         return params, init(params)
 
     def digest(self, tree: Any) -> bytes:
@@ -83,11 +91,20 @@ class OnMesh:
             return rows_on_mesh(data, self._mesh, self._size)
         return users_on_mesh(data, users, self._mesh, self._size, self.processes)
 
-    def carried(self, state: State) -> Carried:
-        """What the step works on, as new arrays on the mesh."""
-        carried = Carried(state.params, state.opt_state, state.clip_norm, np.int32(state.not_finite))
+    def carried(self, state: State, trained: Any) -> Carried:
+        """What the step works on, as new arrays on the mesh.
+
+        trained : the part of the state's parameters that is trained.
+        """
+        carried = Carried(trained, state.opt_state, state.clip_norm, np.int32(state.not_finite))
         placed: Carried = self._put(carried, self._where(carried))
         return placed
+
+    def frozen(self, trained: Any, frozen: Rest | None) -> Rest | None:
+        """The rest of the model on the mesh, cut as the parameters are."""
+        specs = frozen_specs(self._mesh, self._shard, trained, frozen)
+        rest: Rest | None = self._put(frozen, self._shardings(specs))
+        return rest
 
     def begin(self, init: Callable[[Any], Any], params: Any) -> tuple[Any, Any]:
         """The first parameters and optimizer state, made where they are to be."""
@@ -98,23 +115,24 @@ class OnMesh:
     def digest(self, tree: Any) -> bytes:
         """SHA-256 of a pytree of arrays on the mesh: of every part, made where it is, and these together."""
         leaves, structure = jax.tree_util.tree_flatten(tree)
-        told, own = [str(structure).encode()], []
-        for leaf in leaves:
+        told, own = [key_derivation.form_of(structure)], []
+        for leaf in map(_numbers, leaves):
             told.append(f"{leaf.dtype} {leaf.shape} {leaf.sharding.spec}".encode())
             there = leaf.sharding.devices_indices_map(leaf.shape)
             parts = list(dict.fromkeys(map(str, there.values())))
             found = np.zeros((len(parts), 32), np.uint8)
             for part in leaf.addressable_shards:
                 if part.replica_id == 0:  # of equal parts one is digested
-                    content = np.ascontiguousarray(np.asarray(part.data))
-                    found[parts.index(str(part.index))] = np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
+                    content = np.ascontiguousarray(np.asarray(part.data)).reshape(-1).view(np.uint8)
+                    own_digest = hashlib.sha256(content.data).digest()
+                    found[parts.index(str(part.index))] = np.frombuffer(own_digest, np.uint8)
             own.append(found)
         together = self.processes.gather(b"".join(found.tobytes() for found in own))
         return key_derivation.digest(*told, *together)
 
     def trace(self, carried: Carried, *rest: Any) -> tuple[Any, bytes]:
         """The step's program, traced, and a digest of it, of the mesh, and of what runs it in every process."""
-        out = self._where(carried)
+        out = (self._where(carried), NamedSharding(self._mesh, everywhere()))
         traced = jax.jit(self.step_function, out_shardings=out).trace(carried, *rest)
         devices = [(device.id, device.process_index, device.device_kind) for device in self._mesh.devices.flat]
         mesh = repr((self._mesh.axis_names, self._mesh.devices.shape, devices)).encode()
@@ -122,9 +140,11 @@ class OnMesh:
         return traced, key_derivation.digest(*self.processes.gather(own))
 
     def _where(self, carried: Carried) -> Carried:
-        specs = carried_specs(self._mesh, self._shard, carried)
-        where: Carried = jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), specs, is_leaf=is_spec)
+        where: Carried = self._shardings(carried_specs(self._mesh, self._shard, carried))
         return where
+
+    def _shardings(self, specs: Any) -> Any:
+        return jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), specs, is_leaf=is_spec)
 
     def _put(self, tree: Any, where: Any) -> Any:
         """Arrays on the mesh; those on the host must be the same in every process."""
@@ -134,12 +154,28 @@ class OnMesh:
 
         def put(leaf: Any, sharding: NamedSharding) -> Any:
             if _spread(leaf):
-                return jax.jit(lambda x: jax.lax.convert_element_type(x, x.dtype), out_shardings=sharding)(leaf)
-            array = np.asarray(leaf)
+                same = lambda x: x if _is_key(x) else jax.lax.convert_element_type(x, x.dtype)
+                return jax.jit(same, out_shardings=sharding)(leaf)
+            array = np.asarray(_numbers(leaf))
             array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
-            return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+            placed = jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+            return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else placed
 
         return jax.tree.map(put, tree, where)
+
+
+def _anew(tree: Any) -> Any:
+    """The same numbers as new arrays."""
+    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), tree)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+
+
+def _numbers(leaf: Any) -> Any:
+    """An array of numbers; of random keys, their words."""
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
 def _spread(leaf: Any) -> bool:

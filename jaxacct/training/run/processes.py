@@ -74,7 +74,8 @@ class Processes:
         """What a function returns in the first process, which alone runs it.  What it raises is raised everywhere."""
         if self.count == 1:
             return function()
-        kind, answer, raised = _DONE, b"", None
+        kind, answer = _DONE, b""
+        raised: BaseException | None = None
         if self.first:
             try:
                 answer = function()

@@ -21,8 +21,9 @@ __all__ = ["rows_on_mesh", "users_on_mesh"]
 def rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
     """A pytree of arrays with one row for each record: r = ceil(size / devices) rows on each device, in their order.
 
-    Of arrays on the host each process reads the rows of its own devices alone, so a memory map will do.  What is missing
-    in the end is filled with zeros, which are never drawn.  Arrays that lie on several processes already are moved.
+    Of arrays on the host each process reads the rows of its own devices alone, so a memory map will do.  What is
+    missing in the end is filled with zeros, which are never drawn.  Arrays that lie on several processes already are
+    moved.
     """
     rows = -(-size // mesh.size)
     where = NamedSharding(mesh, over_examples(mesh))
@@ -49,7 +50,7 @@ def users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Proce
     """
     ids = np.asarray(users)
     if any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in jax.tree_util.tree_leaves(data)):
-        raise InputError("data of users must be arrays of all examples, of which each process reads its own; give those")
+        raise InputError("data of users must be arrays of all examples in every process; give those")
     everyone = user_data(jax.tree.map(lambda leaf: np.broadcast_to(0, np.shape(leaf)), data), users, size)
     processes.agree("users", digest(np.ascontiguousarray(ids).tobytes()))
     order, first, count = (np.asarray(column) for column in everyone[1:])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jaxacct.training.step.machine import machine, repeats
 
-__all__ = ["Lineage", "StepKey", "advance", "begin", "digest", "digest_program", "digest_tree", "joined"]
+__all__ = ["Lineage", "StepKey", "advance", "begin", "digest", "digest_program", "digest_tree", "form_of", "joined"]
 
 
 class Lineage(NamedTuple):
@@ -93,13 +94,23 @@ def digest(*parts: bytes) -> bytes:
 
 
 def digest_tree(tree: Any) -> bytes:
-    """SHA-256 of a pytree of arrays: structure, shapes, dtypes and every bit."""
+    """SHA-256 of a pytree of arrays: structure, shapes, dtypes and every bit.
+
+    Functions in the structure count by their names: where they lie in memory differs between processes.
+    """
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    parts = [str(structure).encode()]
+    parts = [form_of(structure)]
     for leaf in leaves:
+        if jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
         array = np.asarray(leaf)
         parts += [f"{array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).tobytes()]
     return digest(*parts)
+
+
+def form_of(structure: Any) -> bytes:
+    """A pytree's structure as text that is the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(structure)).encode()
 
 
 def digest_program(traced: Any) -> bytes:

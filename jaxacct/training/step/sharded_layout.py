@@ -10,10 +10,22 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jaxacct.training.step.parts import Rest
+from jaxacct.training.step.parts import whole as model_of
 from jaxacct.training.step.step_function import Carried
 from jaxacct.validation import InputError
 
-__all__ = ["axes_of", "carried_specs", "check_layout", "is_spec", "over_examples", "param_specs", "sum_specs", "whole"]
+__all__ = [
+    "axes_of",
+    "carried_specs",
+    "check_layout",
+    "everywhere",
+    "frozen_specs",
+    "is_spec",
+    "over_examples",
+    "param_specs",
+    "sum_specs",
+]
 
 MODES = ("data", "fsdp")
 """Ways to lay out parameters that have a name; any other is a pytree of PartitionSpecs."""
@@ -60,7 +72,7 @@ def over_examples(mesh: Mesh) -> P:
     return P(mesh.axis_names)
 
 
-def whole() -> P:
+def everywhere() -> P:
     """Every device has all of it."""
     return P()
 
@@ -112,12 +124,28 @@ def carried_specs(mesh: Mesh, shard: Any, carried: Carried) -> Carried:
 
     def kept(path: Any, leaf: Any) -> P:
         names, shape = tuple(map(str, path)), np.shape(leaf)
-        fits = [(len(own), spec) for own, size, spec in known if size == shape and names[len(names) - len(own) :] == own]
+        ends = lambda own: names[len(names) - len(own) :] == own
+        fits = [(len(own), spec) for own, size, spec in known if size == shape and ends(own)]
         return max(fits, key=lambda fit: fit[0])[1] if fits else P()
 
-    everywhere = lambda tree: jax.tree.map(lambda _: P(), tree)
+    on_all = lambda tree: jax.tree.map(lambda _: everywhere(), tree)
     opt_state = jax.tree_util.tree_map_with_path(kept, carried.opt_state)
-    return Carried(specs, opt_state, everywhere(carried.clip_norm), everywhere(carried.not_finite))
+    return Carried(specs, opt_state, on_all(carried.clip_norm), on_all(carried.not_finite))
+
+
+def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Rest | None) -> Any:
+    """A PartitionSpec for every frozen array: as if it were trained."""
+    if rest is None:
+        return None
+    model = model_of(trained, rest)
+    numbers = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "shape") else np.zeros(()), model)
+    specs = jax.tree_util.tree_leaves(param_specs(mesh, shard, numbers), is_leaf=is_spec)
+    left, own = list(rest.frozen), []
+    for leaf, spec in zip(jax.tree_util.tree_leaves(model), specs, strict=True):
+        if left and leaf is left[0]:  # both are in the order of the model
+            left.pop(0)
+            own.append(spec)
+    return Rest(tuple(own), rest.form)
 
 
 def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:

@@ -6,6 +6,7 @@ device has it.  Layout: jaxacct/training/step/README.md, "Several devices".
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -34,8 +35,8 @@ _LARGEST = 2**32
 def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
     """(key, tree, std) -> the tree with independent N(0, std^2) on every entry, for arrays that lie as specs say.
 
-    For jit.  As `noise.add`, but for the order: entry p of a leaf, counted row by row in the whole array, is draw p % 32
-    of unit p // 32.  So meshes of all sizes use the same random words for the same entry.
+    For jit.  As `noise.add`, but for the order: entry p of a leaf, counted row by row in the whole array, is draw
+    p % 32 of unit p // 32.  So meshes of all sizes use the same random words for the same entry.
     """
 
     def add(key: Any, tree: Any, std: Any) -> Any:
@@ -91,9 +92,9 @@ class _Box(NamedTuple):
 def _box(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Box:
     """The box of the device that this runs on, of an array that is cut as a spec says."""
     names = [axes_of(spec[axis]) if axis < len(spec) else () for axis in range(len(whole))]
-    place = [jax.lax.axis_index(own).astype(jnp.uint32) if own else np.uint32(0) for own in names]
+    place: list[Any] = [jax.lax.axis_index(own).astype(jnp.uint32) if own else np.uint32(0) for own in names]
     strides = [math.prod(whole[axis + 1 :]) for axis in range(len(whole))]
-    shape, begins = list(part), [np.uint32(0)] * len(whole)
+    shape, begins = list(part), list[Any]([np.uint32(0)] * len(whole))
     last = -1
     for axis in reversed(range(len(whole))):
         if part[axis] == whole[axis]:
@@ -147,7 +148,7 @@ def _drawn(words: Any, boxes: dict[int, _Box], leaves: int, dtype: Any) -> list[
     else:
         put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=0)
         flat = jax.lax.fori_loop(0, pieces, put, jnp.zeros((pieces * each, _UNIT), dtype))
-    return [flat[at:end] for at, end in zip(begins[:-1], begins[1:], strict=True)]
+    return [flat[at:end] for at, end in itertools.pairwise(begins)]
 
 
 def _counters(box: _Box) -> Any:

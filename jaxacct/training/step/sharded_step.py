@@ -1,5 +1,6 @@
-"""One private step on the devices of a mesh: the same mechanism as `private_step`, and nothing else crosses devices than
-parameters, sums of clipped gradients, and what is noisy already.
+"""One private step on the devices of a mesh: the same mechanism as `private_step`.
+
+Parameters, sums over the members of a batch, and what is noisy already cross devices; examples do not.
 
 Why it is the same mechanism: jaxacct/training/step/README.md, "Several devices".
 """
@@ -15,16 +16,27 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxacct.training.step.clipping import Clipped
+from jaxacct.training.step.parts import Rest
 from jaxacct.training.step.sampler import Selection
-from jaxacct.training.step.sharded_layout import axes_of, is_spec, over_examples, param_specs, sum_specs
+from jaxacct.training.step.sharded_layout import axes_of, frozen_specs, is_spec, over_examples, param_specs, sum_specs
 from jaxacct.training.step.sharded_noise import sharded_noise
-from jaxacct.training.step.step_function import Carried, Numbers, StepRule, Sums, draw, keys, release, sums_over
+from jaxacct.training.step.step_function import (
+    Carried,
+    Numbers,
+    Observed,
+    StepRule,
+    Sums,
+    draw,
+    keys,
+    release,
+    sums_over,
+)
 
 __all__ = ["sharded_step"]
 
 
-def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[..., Carried]:
-    """(carried, key words, pass key words, data, numbers) -> carried, for jit: `private_step` over the devices of a mesh.
+def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[..., tuple[Carried, Observed]]:
+    """`private_step` over the devices of a mesh, for jit: the same arguments, and the same results.
 
     Parameters
     ----------
@@ -34,28 +46,38 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
         data are r rows for each device: those beyond the last record are never drawn.
     """
 
-    def step(carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers) -> Carried:
+    def step(
+        carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers, frozen: Rest | None = None
+    ) -> tuple[Carried, Observed]:
         specs, cuts = param_specs(mesh, shard, carried.params), sum_specs(mesh, shard, carried.params)
         rows = (data.count if rule.examples_per_user else jax.tree_util.tree_leaves(data)[0]).shape[0] // mesh.size
 
-        def local(params: Any, clip_norm: Any, words: Any, pass_words: Any, data: Any, now: Numbers) -> Sums:
+        rest = P() if frozen is None else frozen_specs(mesh, shard, carried.params, frozen)
+
+        def local(
+            params: Any, frozen: Any, clip_norm: Any, words: Any, pass_words: Any, data: Any, now: Numbers
+        ) -> Sums:
             key, pass_key = keys(words, pass_words)
             first = jax.lax.axis_index(mesh.axis_names) * rows
             here = _those_of(draw(rule, key, pass_key, size, now), first, rows)
             at_hand = Carried(_zipped(_gathered, params, specs), None, clip_norm, None)
-            summed, members = sums_over(rule, at_hand, key, here, data, first)
+            of_model = frozen if frozen is None else _zipped(_gathered, frozen, rest)
+            summed, members, seen = sums_over(rule, at_hand, key, here, data, of_model, first)
             # no loop is left to run, of which other devices may have more rounds: all of them get here
             total = _zipped(lambda part, spec: _summed(part, spec, mesh), summed.total, cuts)
-            counts = jax.lax.psum(jnp.stack([summed.clipped, summed.not_finite, members]), mesh.axis_names)
-            return Sums(Clipped(total, counts[0], counts[1]), counts[2])
+            others = (summed.clipped, summed.not_finite, members, seen)
+            clipped, not_finite, members, seen = jax.lax.psum(others, mesh.axis_names)
+            return Sums(Clipped(total, clipped, not_finite), members, seen)
+
+        out: Any = Sums(Clipped(cuts, P(), P()), P(), P())  # type: ignore[arg-type]  # one for all that was seen
 
         sums = jax.shard_map(
             local,
             mesh=mesh,
-            in_specs=(specs, P(), P(), P(), over_examples(mesh), P()),
-            out_specs=Sums(Clipped(cuts, P(), P()), P()),
+            in_specs=(specs, rest, P(), P(), P(), over_examples(mesh), P()),
+            out_specs=out,
             check_vma=False,
-        )(carried.params, carried.clip_norm, words, pass_words, data, now)
+        )(carried.params, frozen, carried.clip_norm, words, pass_words, data, now)
         add_noise = sharded_noise(mesh, cuts)
 
         def noisy(key: Any, total: Any, std: Any) -> Any:

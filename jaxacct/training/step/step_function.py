@@ -18,13 +18,19 @@ from jaxacct.chacha import CHACHA20
 from jaxacct.training.step import noise, sampler
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clipping import Clipped, clipped_sum
+from jaxacct.training.step.member_loss import Seen, member_keys, member_loss, nothing_seen
 from jaxacct.training.step.noise import wide
+from jaxacct.training.step.optimizers import updated
+from jaxacct.training.step.parts import Rest
+from jaxacct.training.step.per_example import one_of
+from jaxacct.training.step.private_loss import PrivateLoss, gradient_noise
 from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, TRUNCATED, slots_of
-from jaxacct.training.step.users import mean_over_examples, of_users
+from jaxacct.training.step.users import of_users
 
 __all__ = [
     "Carried",
     "Numbers",
+    "Observed",
     "StepRule",
     "StepSettings",
     "Sums",
@@ -75,6 +81,7 @@ class Numbers(NamedTuple):
     threshold : of Poisson sampling.  size : of batches of a fixed size; of random allocation the slots of the round.
     position : the batch's place in its pass, or the slot.
     gradient_noise : noise multiplier on the gradients.  count_noise : of the adaptive clip norm's count.
+    loss_noise : of the private loss, in bounds.
     """
 
     threshold: Any
@@ -83,10 +90,17 @@ class Numbers(NamedTuple):
     expected_batch_size: Any
     gradient_noise: Any
     count_noise: Any
+    loss_noise: Any = np.float32(0)
 
 
-def numbers(segment: StepSettings, sampling: str, adaptive: AdaptiveClip | None, position: int) -> Numbers:
-    """The numbers of a step; InputError where the count of adaptive clipping leaves no room for the gradients."""
+def numbers(
+    segment: StepSettings,
+    sampling: str,
+    adaptive: AdaptiveClip | None,
+    position: int,
+    private_loss: PrivateLoss | None = None,
+) -> Numbers:
+    """The numbers of a step; InputError where what is released beside the gradients leaves no room for them."""
     z, expected = segment.noise_multiplier, segment.expected_batch_size
     if sampling == ALLOCATION:
         size = slots_of(segment.sampling_probability)
@@ -97,8 +111,9 @@ def numbers(segment: StepSettings, sampling: str, adaptive: AdaptiveClip | None,
         np.int32(size),
         np.int32(position),
         np.float32(expected),
-        np.float32(adaptive.gradient_noise(z, expected) if adaptive else z),
+        np.float32(gradient_noise(z, expected, adaptive, private_loss)),
         np.float32(adaptive.count_deviation(expected) if adaptive else 0.0),
+        np.float32(private_loss.deviation(expected) if private_loss else 0.0),
     )
 
 
@@ -108,7 +123,7 @@ class StepRule:
 
     Parameters
     ----------
-    loss_fn : (params, example) -> scalar loss of one example.
+    loss_fn : (params, example) -> scalar loss of one example, of all parameters, trained or frozen.
     optimizer : an Optax transformation.
     sampling : one of `step_mechanisms`.
     micro_batch : examples (or users) at a time.
@@ -117,9 +132,12 @@ class StepRule:
     cap : of truncated Poisson sampling, the places of a batch.
     examples_per_user : the most of a user's examples that a step uses; the data are then `UserData`.  None where every
         record counts for itself.
+    rngs : whether the loss gets a key of the example as well: (params, example, key).
+    has_aux : whether the loss returns (loss, aux).
+    private_loss : how the loss is released, or None.
     """
 
-    loss_fn: Callable[[Any, Any], Any]
+    loss_fn: Callable[..., Any]
     optimizer: Any
     sampling: str
     micro_batch: int
@@ -127,13 +145,38 @@ class StepRule:
     adaptive: AdaptiveClip | None
     cap: int | None = None
     examples_per_user: int | None = None
+    rngs: bool = False
+    has_aux: bool = False
+    private_loss: PrivateLoss | None = None
+
+    def member_loss(self, frozen: Rest | None) -> Callable[[Any, tuple[Any, ...]], Any]:
+        """(trained parameters, (example,) or (example, key)) -> (loss, Seen)."""
+        return member_loss(self.loss_fn, frozen, self.has_aux, self.examples_per_user is not None, self.private_loss)
 
 
 class Sums(NamedTuple):
-    """Of the members of a batch so far: the clipped gradients, and how many members there are."""
+    """Of the members of a batch so far: the clipped gradients, how many members there are, and losses and aux."""
 
     clipped: Clipped
     members: Any
+    seen: Seen
+
+
+class Observed(NamedTuple):
+    """What a step has seen of its batch.  All but ``value`` is *not* private: for a log, never to be published, and
+    nothing may be decided by it.
+
+    loss, aux : sums over the members that contribute: `members` less `not_finite`.
+    members : how many took part.  clipped, not_finite : how many of them were clipped, and contributed nothing.
+    value : the private loss, as the optimizer got it; None where none is released.
+    """
+
+    loss: Any
+    aux: Any
+    members: Any
+    clipped: Any
+    not_finite: Any
+    value: Any
 
 
 def keys(words: Any, pass_words: Any) -> tuple[Any, Any]:
@@ -157,23 +200,38 @@ def draw(rule: StepRule, key: Any, pass_key: Any, size: int, now: Numbers) -> sa
     return sampler.without_replacement(key, size, now.size)
 
 
-def no_sums(params: Any) -> Sums:
-    """The sums of a batch that has no members yet."""
+def no_sums(rule: StepRule, carried: Carried, batch: Any, frozen: Rest | None = None) -> Sums:
+    """The sums of a batch that has no members yet; ``batch`` is as for `add`, or its shapes."""
+    params = carried.params
     dtype = wide(jnp.result_type(*jax.tree_util.tree_leaves(params)))
     nothing = Clipped(jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params), jnp.int32(0), jnp.int32(0))
-    return Sums(nothing, jnp.int32(0))
+    key = (jax.eval_shape(lambda: jax.random.key(0, impl=CHACHA20)),) if rule.rngs else ()
+    return Sums(nothing, jnp.int32(0), nothing_seen(rule.member_loss(frozen), params, (one_of(batch), *key)))
 
 
-def add(rule: StepRule, carried: Carried, so_far: Sums, batch: Any, mask: Any) -> Sums:
+def add(
+    rule: StepRule,
+    carried: Carried,
+    key: Any,
+    so_far: Sums,
+    batch: Any,
+    indices: Any,
+    mask: Any,
+    frozen: Rest | None = None,
+) -> Sums:
     """The sums with one micro-batch more.
 
-    batch : pytree of arrays, one row for each place; of users, what `of_users` returns.  mask : False where a place
-    holds nobody.
+    key : of the step.
+    batch : pytree of arrays, one row for each place; of users, what `of_users` returns.
+    indices : int32, the number of each place's record (or user) in all of the data: what the model draws for it follows
+        from it and the step's key.
+    mask : False where a place holds nobody.
+    frozen : the rest of the model, from `apart`.
     """
-    loss = rule.loss_fn if rule.examples_per_user is None else mean_over_examples(rule.loss_fn)
-    summed = clipped_sum(loss, carried.params, batch, mask, carried.clip_norm, rule.method)
-    members = so_far.members + jnp.sum(mask, dtype=jnp.int32)
-    return Sums(jax.tree.map(jnp.add, so_far.clipped, summed), members)
+    members = (batch, member_keys(key, indices)) if rule.rngs else (batch,)
+    loss = rule.member_loss(frozen)
+    summed, seen = clipped_sum(loss, carried.params, members, mask, carried.clip_norm, rule.method, has_aux=True)
+    return jax.tree.map(jnp.add, so_far, Sums(summed, jnp.sum(mask, dtype=jnp.int32), seen))
 
 
 def release(
@@ -183,7 +241,7 @@ def release(
     sums: Sums,
     now: Numbers,
     add_noise: Callable[[Any, Any, Any], Any] = noise.add,
-) -> Carried:
+) -> tuple[Carried, Observed]:
     """The noisy mean of a whole batch, handed to the optimizer: once for a step, with a key of its own.
 
     add_noise : for sums that lie elsewhere than on one device.
@@ -191,12 +249,16 @@ def release(
     import optax
 
     params, opt_state, clip_norm, not_finite = carried
-    summed, members = sums
+    summed, members, seen = sums
     norms = jax.tree_util.tree_leaves(clip_norm)
     std = now.gradient_noise * jnp.sqrt(sum(c**2 for c in norms)) * _STD_ROUND_UP
     noisy = add_noise(noise.stream(key, noise.NOISE), summed.total, std)
     mean = jax.tree.map(lambda g, p: (g / now.expected_batch_size).astype(p.dtype), noisy, params)
-    updates, opt_state = rule.optimizer.update(mean, opt_state, params)
+    value = None
+    if rule.private_loss is not None:
+        own = noise.stream(key, noise.LOSS)
+        value = rule.private_loss.release(own, seen.bounded, members, now.loss_noise, now.expected_batch_size)
+    updates, opt_state = updated(rule.optimizer, mean, opt_state, params, value)
     if rule.adaptive is not None:
         clip_norm = rule.adaptive.update(
             noise.stream(key, noise.QUANTILE),
@@ -206,42 +268,56 @@ def release(
             now.count_noise,
             now.expected_batch_size,
         )
-    return Carried(optax.apply_updates(params, updates), opt_state, clip_norm, not_finite + summed.not_finite)
+    after = Carried(optax.apply_updates(params, updates), opt_state, clip_norm, not_finite + summed.not_finite)
+    return after, Observed(seen.loss, seen.aux, members, summed.clipped, summed.not_finite, value)
 
 
 def sums_over(
-    rule: StepRule, carried: Carried, key: Any, drawn: sampler.Selection, data: Any, first: Any = None
+    rule: StepRule,
+    carried: Carried,
+    key: Any,
+    drawn: sampler.Selection,
+    data: Any,
+    frozen: Rest | None = None,
+    first: Any = None,
 ) -> Sums:
     """The sums over those who were drawn, in micro-batches.
 
-    drawn : places in the data at hand.  first : the number that the first of these has among all, where they are a part.
+    drawn : places in the data at hand.  frozen : the rest of the model.
+    first : where these are a part of the data, the number that the first of them has among all.
     """
     most = rule.examples_per_user
 
-    def one(so_far: Sums, places: Any, mask: Any) -> Sums:
+    def rows(places: Any) -> tuple[Any, Any]:
         if most is None:
-            batch = jax.tree.map(lambda a: a[places], data)
-        else:  # users without examples are no members: they add nothing to any sum
-            batch, has_any = of_users(noise.stream(key, noise.EXAMPLES), data, places, most, first)
-            mask = mask & has_any
-        return add(rule, carried, so_far, batch, mask)
+            return jax.tree.map(lambda a: a[places], data), True
+        return of_users(noise.stream(key, noise.EXAMPLES), data, places, most, first)
+
+    def one(so_far: Sums, places: Any, mask: Any) -> Sums:
+        # users without examples are no members: they add nothing to any sum
+        batch, there = rows(places)
+        indices = places if first is None else places + first
+        return add(rule, carried, key, so_far, batch, indices, mask & there, frozen)
 
     micro = min(rule.micro_batch, drawn.indices.shape[0])
     everyone = rule.sampling == TRUNCATED and first is None
-    return sampler.over_micro_batches(drawn, micro, one, no_sums(carried.params), all_places=everyone)
+    nothing = no_sums(rule, carried, jax.eval_shape(lambda: rows(drawn.indices[:micro])[0]), frozen)
+    return sampler.over_micro_batches(drawn, micro, one, nothing, all_places=everyone)
 
 
-def private_step(rule: StepRule) -> Callable[..., Carried]:
-    """(carried, key words, pass key words, data, numbers) -> carried, pure: for jit, vmap, and audits.
+def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
+    """(carried, key words, pass key words, data, numbers[, frozen]) -> (carried, observed), pure: for jit, vmap, audit.
 
     The key must be used for this step alone; its words are those of ``jax.random.key_data``.  The pass key, of fixed
-    batches and of random allocation, is one for a whole pass over the data.
+    batches and of random allocation, is one for a whole pass over the data.  ``frozen`` is the rest of the model.
     """
 
-    def step(carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers) -> Carried:
+    def step(
+        carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers, frozen: Rest | None = None
+    ) -> tuple[Carried, Observed]:
         key, pass_key = keys(words, pass_words)
         size = (data.count if rule.examples_per_user else jax.tree_util.tree_leaves(data)[0]).shape[0]
         drawn = draw(rule, key, pass_key, size, now)
-        return release(rule, carried, key, sums_over(rule, carried, key, drawn, data), now)
+        return release(rule, carried, key, sums_over(rule, carried, key, drawn, data, frozen), now)
 
     return step
