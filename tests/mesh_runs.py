@@ -26,7 +26,7 @@ SIZE = 41  # no multiple of the number of devices
 
 
 def begin(command, folder, devices, *process):
-    """A process that runs a command; (address, number) makes it one of two.  Compiled quickly: it is of what is added."""
+    """A process that runs a command; (address, number) makes it one of two.  It compiles quickly."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         "XLA_FLAGS": f"{QUICKLY} --xla_force_host_platform_device_count={devices}",
@@ -94,16 +94,14 @@ def trainer(shard, rule="poisson", optimizer=None, **more):
 def whole(tree):
     """Arrays on the host, wherever they were."""
     import jax
-    from jax.experimental.multihost_utils import process_allgather
-
     import numpy as np
+    from jax.experimental.multihost_utils import process_allgather
 
     return jax.tree.map(lambda a: np.asarray(a) if a.is_fully_addressable else process_allgather(a, tiled=True), tree)
 
 
 def one_step(trainer, words, noise_multiplier, rows, users=None):
     """What a step takes off the parameters, times the expected batch size: the sum, with noise or without."""
-    import jax
     import numpy as np
 
     from jaxacct.training.step.step_function import numbers
@@ -114,8 +112,8 @@ def one_step(trainer, words, noise_multiplier, rows, users=None):
     now = numbers(trainer.plan.at(1), trainer.plan.sampling, None, 1)._replace(
         gradient_noise=np.float32(noise_multiplier)
     )
-    traced, _ = where.trace(carried, words, words, where.data(rows, users), now, None)
-    after, observed = traced.lower().compile()(carried, words, words, where.data(rows, users), now, None)
+    given = (carried, words, words, where.data(rows, users), now, None)
+    after, observed = where.step(*given).lower().compile()(*given)
     before, after = whole(carried.params), whole(after.params)
     sums = {name: (before[name] - after[name]) * now.expected_batch_size for name in before}
     return sums | {"members": np.asarray(observed.members), "loss": np.asarray(observed.loss)}

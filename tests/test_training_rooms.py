@@ -14,8 +14,9 @@ MAY_IMPORT = {
     "step": (),
     "plan": ("step.step_mechanisms",),
     "ledger": ("plan", "step.step_mechanisms"),
-    "run": ("plan", "ledger", "step"),
-    "trainer": ("plan", "ledger", "step", "run"),
+    "source": (),
+    "run": ("plan", "ledger", "step", "source"),
+    "trainer": ("plan", "ledger", "step", "source", "run"),
 }
 """For each room the rooms, or the modules of them, that it may import; jaxacct/training/README.md says why."""
 WRITERS = {("plan/solved.py", "self"), ("run/state.py", "view")}

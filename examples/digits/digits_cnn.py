@@ -2,10 +2,14 @@
 
     python examples/digits/digits_cnn.py --out digits.png
 
+With --memmap the training images lie in a file, of which each step reads its batch.
+
 Needs the extras `training` and `examples`.  The 1,797 images of 8 x 8 pixels come with scikit-learn.
 """
 
 import argparse
+import pathlib
+import tempfile
 import time
 
 import jax
@@ -14,7 +18,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from jaxacct.training import Plan, Trainer
+from jaxacct.training import Plan, Source, Trainer
 
 DELTA = 1e-5
 BATCH = 500
@@ -45,6 +49,13 @@ def load_digits():
     return (images[~test], labels[~test]), (images[test], labels[test])
 
 
+def in_files(train, folder):
+    """The training images and labels as a Source that reads them from files."""
+    for name, part in zip(("images", "labels"), train, strict=True):
+        np.save(pathlib.Path(folder, f"{name}.npy"), part)
+    return Source(tuple(np.load(pathlib.Path(folder, f"{name}.npy"), mmap_mode="r") for name in ("images", "labels")))
+
+
 def accuracy_on(test):
     """A function of parameters: the share of test images that are named correctly."""
     images, labels = test
@@ -55,8 +66,11 @@ def loss_of(logits, label):
     return optax.softmax_cross_entropy_with_integer_labels(logits, label)
 
 
-def train_privately(epsilon, train, test, epochs=EPOCHS, ledger=None, progress=None):
-    """(plan, final state, [(steps, accuracy)]) of one private run; the test images are not the private data."""
+def train_privately(epsilon, train, test, epochs=EPOCHS, ledger=None, progress=None, folder=None):
+    """(plan, final state, [(steps, accuracy)]) of one private run; the test images are not the private data.
+
+    With a folder the training images are put into files there, and read batch by batch.
+    """
     plan = Plan(
         target_epsilon=epsilon,
         target_delta=DELTA,
@@ -73,7 +87,8 @@ def train_privately(epsilon, train, test, epochs=EPOCHS, ledger=None, progress=N
             curve.append((state.step, float(measure(state.params))))
 
     state = trainer.init(example=train[0][0])
-    state = trainer.fit(state, train, ledger=ledger, callbacks=[watch], progress=progress)
+    data = train if folder is None else in_files(train, folder)
+    state = trainer.fit(state, data, ledger=ledger, callbacks=[watch], progress=progress)
     return plan, state, curve
 
 
@@ -118,13 +133,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 3.0, 8.0])
     parser.add_argument("--epochs", type=float, default=EPOCHS)
+    parser.add_argument("--memmap", action="store_true", help="read the training images from files, batch by batch")
     parser.add_argument("--out", help="learning curves, as .png, .svg or .pdf")
     args = parser.parse_args()
     train, test = load_digits()
     per_epoch, curves = len(train[1]) / BATCH, []
     for epsilon in args.epsilon:
         begin = time.perf_counter()
-        plan, state, curve = train_privately(epsilon, train, test, args.epochs)
+        with tempfile.TemporaryDirectory() as folder:
+            plan, state, curve = train_privately(
+                epsilon, train, test, args.epochs, folder=folder if args.memmap else None
+            )
         spent = float(state.epsilon.upper)
         print(
             f"epsilon {epsilon:g}: accuracy {100 * curve[-1][1]:.1f} %, spent {spent:.6f} at delta {DELTA:g}, "

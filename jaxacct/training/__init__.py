@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jaxacct.training.plan import Plan
     from jaxacct.training.plan.schedule import Segment
     from jaxacct.training.run.state import State
+    from jaxacct.training.source import Source
     from jaxacct.training.step.adaptive_clip import AdaptiveClip
     from jaxacct.training.step.clip_norm import sensitivity
     from jaxacct.training.step.clipping import Clipped, clipped_sum, norm_methods, ways
@@ -35,6 +36,7 @@ __all__ = [
     "Ledger",
     "Plan",
     "Segment",
+    "Source",
     "State",
     "Trainer",
     "clipped_sum",
@@ -58,6 +60,7 @@ _HOMES = {
     "Ledger": "ledger",
     "Plan": "plan",
     "Segment": "plan.schedule",
+    "Source": "source",
     "State": "run.state",
     "Trainer": "trainer",
     "clipped_sum": "step.clipping",

@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxacct import markup
 from jaxacct.chacha import key_from_bytes
+from jaxacct.progress import say
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
@@ -27,6 +28,8 @@ from jaxacct.training.run.program import Program
 from jaxacct.training.run.progress import Live
 from jaxacct.training.run.resume import last_checkpoint, reach, require_same
 from jaxacct.training.run.state import State, shown
+from jaxacct.training.run.streaming import Streamed
+from jaxacct.training.source import Source
 from jaxacct.training.step import noise
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import sensitivity
@@ -184,6 +187,8 @@ class Trainer:
     def norm_methods(self, params: Any, data: Any) -> dict[str, str]:
         """How each parameter's norms are found: {path: "ghost" or "vmap"}."""
         most = self.examples_per_user
+        if isinstance(data, Source):
+            data = jax.tree.map(lambda a: jax.ShapeDtypeStruct((len(data), *a.shape), a.dtype), data.layout.example)
         several = () if most is None else (most,)
         one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*several, *a.shape[1:]), a.dtype), data)
         trained, rest = apart(params, self.trainable)
@@ -211,16 +216,17 @@ class Trainer:
         Parameters
         ----------
         state : what `init` or an earlier `fit` returned.
-        data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.  On a mesh
-            every process gives all rows, and reads those of its own devices: a memory map will do.
+        data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.  Or a
+            Source, which loads each step's batch beside the step before.  On a mesh every process gives all rows, and
+            reads those of its own devices, so a memory map will do; from a Source each process loads whole batches.
         users : where the plan's unit is "user", whose each example is: an integer from 0 to dataset_size - 1 for each.
             The data are then any number of examples.
         ledger : a path (a new file, or one to go on with) or an open Ledger; every step is in it, on the disk, before
             its noisy gradient is used.  What else it holds counts against the target.  A state or checkpoint that is
             noted in a ledger goes on with that one only: another, an older one, or none is refused.
         callbacks : called with the state after every step.
-        checkpoints : a folder; a run found there is resumed, from its last checkpoint, bit by bit.  It holds the
-            secret key of the run, and is made its owner's alone.
+        checkpoints : a folder; a run found there is resumed, from its last checkpoint, bit by bit (from a Source: with
+            a ledger).  It holds the secret key of the run, and is made its owner's alone.
         checkpoint_every : in steps.
         progress : whether to show a line with rate, time left and an upper bound of epsilon; None: only on a terminal.
         by : who runs it, for the ledger.
@@ -232,19 +238,22 @@ class Trainer:
         Raises
         ------
         InputError : data of another size than the plan's; a state, ledger or checkpoint that do not belong together; a
-            plan that what was spent before does not leave room for.
+            plan that what was spent before does not leave room for; a Source that cannot load an example, or that
+            gives others than before a crash.  What was done until then is in the ledger and the checkpoints.
         """
         self._check_data(data, users)
         callbacks = list(callbacks)
         every = int(check("checkpoint_every", checkpoint_every, COUNT))
         where = self.placement
         require_same(where.processes, state, self.plan, every, bool(callbacks), checkpoints is not None)
-        data = where.data(data, users)
+        if not isinstance(data, Source):
+            data = where.data(data, users)
         store: Store | None = None
         found: Checkpoint | None = None
         if checkpoints is not None:
             store = Store(checkpoints, where.processes)
         noted: Noted | None = None
+        program: Program | None = None
         try:
             trained, rest = apart(state.params, self.trainable)
             carried = where.carried(state, trained)
@@ -253,13 +262,19 @@ class Trainer:
                 carried = where.carried(state, found.carried.params)
             find_ledger(where.processes, state, ledger)
             of_plan = (self.plan, self.adaptive, carried, state.lineage, state.step, data)
-            program = Program(where, *of_plan, rest, self.rule.private_loss)
+            if isinstance(data, Source):
+                with_ledger = any(where.processes.any(where.processes.first and ledger is not None))
+                program = Streamed(where, self.rule, *of_plan, rest, users, found, with_ledger)
+            else:
+                program = Program(where, *of_plan, rest, self.rule.private_loss)
             if found is not None and found.session not in (b"", program.session):
                 # steps may have been taken after the checkpoint, of which nothing is known: its whole plan counts
                 state = replace(state, history=state.history.whole())
             noted = open_noted(where.processes, ledger, state, self.plan, by)
             return self._run(state, program, noted, callbacks, store, found, every, progress)
         finally:
+            if program is not None:
+                program.close()
             if store is not None:
                 store.close()
             if noted is not None:
@@ -296,32 +311,45 @@ class Trainer:
         if store is not None and step < plan.steps and not program.goes_on(found, ledger is not None):
             saved = now(session=program.session)  # before anything is released: a crash can then be replayed
             store.save(saved)
-        compiled: Any = program.compiled() if step < until else None
-        bar = Live(plan, step, progress if self.placement.processes.first else False)
-        while step < plan.steps:
-            after, key, settings, partition = program.advance(line, step)
-            if step >= until or (ledger is not None and not ledger.note(plan, step, key, partition or None)):
-                stopped = "budget"
-                break
-            carried, _ = compiled(carried, key.words, key.pass_words, program.data, settings, program.frozen)
-            stretches = followed(stretches, plan, step, step + 1, partition)
-            line, step = after, step + 1
-            bar.update(step, carried.clip_norm)
-            if store is not None and step % every == 0 and step < plan.steps:
-                line = line._replace(seal=self.placement.digest(carried))
-                saved = now(session=program.session)
-                store.save(saved)
-            if callbacks:
-                view = shown(self._state(now(), program.frozen), looks)
-                stop = any([callback(view) for callback in callbacks])
-                stop, seen = self.placement.processes.any(stop, bool(looks))
-                if seen and not looks:
-                    looks.append("in another process")
-                if stop:
-                    stopped = "callback"
+        if step < until:
+            program.begin(line, step, until)
+        processes, digest_of = self.placement.processes, self.placement.digest
+        bar = Live(plan, step, progress if processes.first else False)
+        try:
+            while step < plan.steps:
+                if step >= until:
+                    stopped = "budget"
                     break
+                after, key, settings, partition, batch = program.prepared(line, step)
+                if ledger is not None and not ledger.note(plan, step, key, partition or None):
+                    stopped = "budget"
+                    break
+                done, _ = program.run(carried, key, settings, batch)
+                then = followed(stretches, plan, step, step + 1, partition)
+                carried, stretches, line, step = done, then, after, step + 1
+                bar.update(step, carried.clip_norm)
+                if store is not None and step % every == 0 and step < plan.steps:
+                    line = line._replace(seal=digest_of(carried))
+                    saved = now(session=program.session)
+                    store.save(saved)
+                if callbacks:
+                    view = shown(self._state(now(), program.frozen), looks)
+                    stop = any([callback(view) for callback in callbacks])
+                    stop, seen = processes.any(stop, bool(looks))
+                    if seen and not looks:
+                        looks.append("in another process")
+                    if stop:
+                        stopped = "callback"
+                        break
+        except BaseException as error:
+            # of several processes one may be alone with its error, and cannot write a checkpoint without the others
+            if store is not None and processes.count == 1 and program.keeps_after(error):
+                line = line._replace(seal=digest_of(carried))
+                store.save(now(session=program.goes_on_as))
+                say(f"cut off after step {step}; its checkpoint is written")
+            raise
         bar.close()
-        line = line._replace(seal=self.placement.digest(carried))
+        line = line._replace(seal=digest_of(carried))
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # nothing was released after it
@@ -343,7 +371,8 @@ class Trainer:
             )
         if users is not None:
             return  # `user_data` looks at them
-        sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
+        leaves = jax.tree_util.tree_leaves(data)
+        sizes = {(len(data),)} if isinstance(data, Source) else {np.shape(leaf)[:1] for leaf in leaves}
         if sizes != {(self.plan.dataset_size,)}:
             raise InputError(
                 f"data has first axes {sorted(sizes)}, must be ({self.plan.dataset_size},), the plan's dataset_size; "

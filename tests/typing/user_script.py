@@ -245,7 +245,9 @@ def trained(loss: Callable[[Any, Any], Any], optimizer: Any, params: Any, data: 
         training.ways,
     )
     print(training.noisy_mean(key, 1.0, 1.0, 512.0), training.Segment, training.Ledger.open("run.jsonl"))
-    return trainer.fit(trainer.init(params), data, ledger="run.jsonl")
+    source = training.Source(data, workers=2, prefetch=1, repeats=False)
+    print(len(source), trainer.norm_methods(params, source))
+    return trainer.fit(trainer.init(params), source, ledger="run.jsonl")
 
 
 def tuned(loss: Callable[[Any, Any], Any], make: Callable[[Mapping[str, Any]], Any], data: Any) -> tuning.Tuned:

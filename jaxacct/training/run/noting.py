@@ -12,6 +12,7 @@ from jaxacct.training.plan import Plan
 from jaxacct.training.run.processes import Processes
 from jaxacct.training.run.resume import open_ledger, require_ledger
 from jaxacct.training.run.state import State
+from jaxacct.training.run.streaming import require_same_rows
 from jaxacct.training.step.key_derivation import StepKey
 
 __all__ = ["Noted", "find_ledger", "open_noted"]
@@ -76,6 +77,7 @@ def open_noted(
 
 
 def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | None) -> bool:
+    require_same_rows(ledger, step, key)
     segment = plan.at(step)
     entry = (step, key.key_fingerprint, key.batch_fingerprint, *segment[2:4])
     there = Step(ledger.run, *entry, plan.sampling, partition, *plan.truncation) in ledger.runs[ledger.run].seen

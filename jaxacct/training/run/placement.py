@@ -10,13 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxacct.training.run.processes import ALONE, Processes
 from jaxacct.training.run.sharded_data import rows_on_mesh, users_on_mesh
 from jaxacct.training.run.state import State
 from jaxacct.training.step import key_derivation
+from jaxacct.training.step.loaded_step import Gathering, loaded_step, sharded_loaded_step
 from jaxacct.training.step.parts import Rest
-from jaxacct.training.step.sharded_layout import carried_specs, check_layout, everywhere, frozen_specs, is_spec
+from jaxacct.training.step.sharded_layout import carried_specs, check_layout, frozen_specs, is_spec, over_examples
 from jaxacct.training.step.sharded_step import sharded_step
 from jaxacct.training.step.step_function import Carried, StepRule, private_step
 from jaxacct.training.step.users import user_data
@@ -29,10 +31,11 @@ class OneDevice:
     """All arrays on JAX's default device."""
 
     processes: Processes = ALONE
+    devices = 1
 
     def __init__(self, rule: StepRule, size: int) -> None:
         self.step_function = private_step(rule)
-        self._size = size
+        self._rule, self._size = rule, size
 
     def describe(self) -> list[tuple[str, str]]:
         """What is shown of it in a notebook."""
@@ -64,19 +67,36 @@ class OneDevice:
         """SHA-256 of a pytree of arrays."""
         return key_derivation.digest_tree(tree)
 
-    def trace(self, carried: Carried, *rest: Any) -> tuple[Any, bytes]:
-        """The step's program, traced, and a digest of it and of what runs it."""
-        traced = jax.jit(self.step_function).trace(carried, *rest)
-        return traced, key_derivation.digest_program(traced)
+    def digest_program(self, traced: Any) -> bytes:
+        """A digest of a traced program, and of what runs it."""
+        return key_derivation.digest_program(traced)
+
+    def step(self, carried: Carried, *rest: Any) -> Any:
+        """The step's program, traced."""
+        return jax.jit(self.step_function).trace(carried, *rest)
+
+    def loaded(self, carried: Carried, words: Any, batch: Any, now: Any, frozen: Any) -> list[Any]:
+        """The three programs of a step whose batch is loaded, traced; ``batch`` holds shapes of a micro-batch."""
+        parts = loaded_step(self._rule, batch[0])
+        sums = jax.eval_shape(parts.nothing, carried, frozen)
+        return [
+            jax.jit(parts.nothing).trace(carried, frozen),
+            jax.jit(parts.one, donate_argnums=2).trace(carried, words, sums, *batch, frozen),
+            jax.jit(parts.end).trace(carried, words, sums, now),
+        ]
+
+    def batch(self, batch: Any) -> Any:
+        """A micro-batch, as these programs take it."""
+        return batch
 
 
 class OnMesh:
     """Records over all devices of a mesh, parameters as `shard` says."""
 
     def __init__(self, rule: StepRule, size: int, mesh: Any, shard: Any) -> None:
-        self._shard, self._size = shard, size
+        self._rule, self._shard, self._size = rule, shard, size
         self._mesh: Mesh = check_layout(mesh, shard)
-        self.processes = Processes.of(self._mesh)
+        self.processes, self.devices = Processes.of(self._mesh), self._mesh.size
         self.step_function = sharded_step(rule, self._mesh, shard, size)
 
     def describe(self) -> list[tuple[str, str]]:
@@ -130,14 +150,41 @@ class OnMesh:
         together = self.processes.gather(b"".join(found.tobytes() for found in own))
         return key_derivation.digest(*told, *together)
 
-    def trace(self, carried: Carried, *rest: Any) -> tuple[Any, bytes]:
-        """The step's program, traced, and a digest of it, of the mesh, and of what runs it in every process."""
-        out = (self._where(carried), NamedSharding(self._mesh, everywhere()))
-        traced = jax.jit(self.step_function, out_shardings=out).trace(carried, *rest)
+    def digest_program(self, traced: Any) -> bytes:
+        """A digest of a traced program, of the mesh, and of what runs it in every process."""
         devices = [(device.id, device.process_index, device.device_kind) for device in self._mesh.devices.flat]
         mesh = repr((self._mesh.axis_names, self._mesh.devices.shape, devices)).encode()
         own = key_derivation.digest(mesh, key_derivation.digest_program(traced))
-        return traced, key_derivation.digest(*self.processes.gather(own))
+        return key_derivation.digest(*self.processes.gather(own))
+
+    def step(self, carried: Carried, *rest: Any) -> Any:
+        """The step's program, traced."""
+        return jax.jit(self.step_function, out_shardings=self._after(carried)).trace(carried, *rest)
+
+    def loaded(self, carried: Carried, words: Any, batch: Any, now: Any, frozen: Any) -> list[Any]:
+        """The three programs of a step whose batch is loaded, traced; ``batch`` holds shapes of a micro-batch."""
+        parts = sharded_loaded_step(self._rule, batch[0], self._mesh, self._shard)
+        spread, everywhere = (NamedSharding(self._mesh, spec) for spec in (over_examples(self._mesh), P()))
+        lies = Gathering(spread, everywhere, everywhere)
+        placed = lambda tree, where: jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), tree
+        )
+        so_far = Gathering(*map(placed, jax.eval_shape(parts.nothing, carried, frozen), lies))
+        one = jax.jit(parts.one, donate_argnums=2, out_shardings=lies)
+        return [
+            jax.jit(parts.nothing, out_shardings=lies).trace(carried, frozen),
+            one.trace(carried, words, so_far, *placed(batch, spread), frozen),
+            jax.jit(parts.end, out_shardings=self._after(carried)).trace(carried, words, so_far, now),
+        ]
+
+    def batch(self, batch: Any) -> Any:
+        """A micro-batch on the mesh, an equal part of it on each device."""
+        where = NamedSharding(self._mesh, over_examples(self._mesh))
+        put = lambda rows: jax.make_array_from_callback(rows.shape, where, lambda index: rows[index])
+        return jax.tree.map(put, batch)
+
+    def _after(self, carried: Carried) -> Any:
+        return self._where(carried), NamedSharding(self._mesh, P())
 
     def _where(self, carried: Carried) -> Carried:
         where: Carried = self._shardings(carried_specs(self._mesh, self._shard, carried))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,10 +14,20 @@ from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.key_derivation import Lineage, StepKey
 from jaxacct.training.step.parts import Rest
 from jaxacct.training.step.private_loss import PrivateLoss
-from jaxacct.training.step.step_function import Carried, Numbers, numbers
+from jaxacct.training.step.step_function import Carried, Numbers, Observed, numbers
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS
 
-__all__ = ["Program"]
+__all__ = ["Prepared", "Program"]
+
+
+class Prepared(NamedTuple):
+    """A step that may be taken: the lineage after it, its keys, numbers, pass ("" for none), and what it works on."""
+
+    line: Lineage
+    key: StepKey
+    settings: Numbers
+    partition: str
+    batch: Any = None
 
 
 class Program:
@@ -39,21 +49,47 @@ class Program:
         private_loss: PrivateLoss | None = None,
     ) -> None:
         self._plan, self._adaptive, self._private_loss = plan, adaptive, private_loss
-        self.carried, self.data = carried, data
-        self.frozen = where.frozen(carried.params, frozen)
-        self.line = key_derivation.joined(before, where.digest(carried))
+        self._where, self.frozen = where, where.frozen(carried.params, frozen)
+        self._whole = data
         zero = np.zeros(8, np.uint32)
         now = self._numbers(min(step, self._plan.steps - 1), 0)
-        self._traced, self._digest = where.trace(carried, zero, zero, data, now, self.frozen)
+        self._traced = where.step(carried, zero, zero, data, now, self.frozen)
+        self._settle(carried, before, where.digest_program(self._traced), where.digest(data))
+
+    def _settle(self, carried: Carried, before: Lineage, program: bytes, data: bytes) -> None:
+        """What keys and session follow from: digests of the program and of the data."""
+        self.carried = carried
+        self.line = key_derivation.joined(before, self._where.digest(carried))
+        self._digest, self._data = program, data
         if self.frozen is not None:  # its form is in the program, its arrays are arguments
-            self._digest = key_derivation.digest(self._digest, where.digest(self.frozen.frozen))
-        self._data = where.digest(data)
-        beside = repr((adaptive, private_loss)).encode()  # its noise is an argument of the program, not a part of it
+            self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
+        # their noise is an argument of the program, not a part of it
+        beside = repr((self._adaptive, self._private_loss)).encode()
         self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), beside)
 
-    def compiled(self) -> Any:
-        """(carried, key words, pass key words, data, numbers, frozen) -> (carried, observed)."""
-        return self._traced.lower().compile()
+    def begin(self, line: Lineage, step: int, until: int) -> None:
+        """Get ready for the steps from one on, to before another: compile."""
+        self._compiled = self._traced.lower().compile()
+
+    def prepared(self, line: Lineage, step: int) -> Prepared:
+        """A step after a lineage, ready to be noted and run."""
+        return Prepared(*self.advance(line, step))
+
+    def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
+        """One step; it is in the ledger before this is called."""
+        return self._compiled(carried, key.words, key.pass_words, self._whole, settings, self.frozen)
+
+    def close(self) -> None:
+        """Nothing to end here."""
+
+    def keeps_after(self, error: BaseException) -> bool:
+        """Whether a run that ends with an error leaves a checkpoint: no, going on from the last one is the same."""
+        return False
+
+    @property
+    def goes_on_as(self) -> bytes:
+        """The session of that checkpoint; b"" where nothing can have been released after it that is to be repeated."""
+        return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
         """Whether the last checkpoint says already with which program and ledger steps are taken after it."""

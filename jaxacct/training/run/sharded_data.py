@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxacct.training.run.processes import Processes
 from jaxacct.training.step.key_derivation import digest
 from jaxacct.training.step.sharded_layout import over_examples
-from jaxacct.training.step.users import UserData, user_data
+from jaxacct.training.step.users import UserData, grouped
 from jaxacct.validation import InputError
 
 __all__ = ["rows_on_mesh", "users_on_mesh"]
@@ -51,9 +51,8 @@ def users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Proce
     ids = np.asarray(users)
     if any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in jax.tree_util.tree_leaves(data)):
         raise InputError("data of users must be arrays of all examples in every process; give those")
-    everyone = user_data(jax.tree.map(lambda leaf: np.broadcast_to(0, np.shape(leaf)), data), users, size)
     processes.agree("users", digest(np.ascontiguousarray(ids).tobytes()))
-    order, first, count = (np.asarray(column) for column in everyone[1:])
+    order, first, count = grouped(users, size, {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)})
     rows = -(-size // mesh.size)
     begins = [min(device * rows, size) for device in range(mesh.size + 1)]
     ends = np.append(first, len(ids))[begins]  # of the devices, among the examples in the order of the users

@@ -22,7 +22,19 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jaxacct.training.step.machine import machine, repeats
 
-__all__ = ["Lineage", "StepKey", "advance", "begin", "digest", "digest_program", "digest_tree", "form_of", "joined"]
+__all__ = [
+    "Lineage",
+    "StepKey",
+    "advance",
+    "anew",
+    "begin",
+    "digest",
+    "digest_program",
+    "digest_tree",
+    "form_of",
+    "joined",
+    "loaded",
+]
 
 
 class Lineage(NamedTuple):
@@ -82,6 +94,23 @@ def advance(
     return lineage, StepKey(
         _words(secret), _words(of_pass), _fingerprint(secret), _fingerprint(batch), _fingerprint(of_pass)
     )
+
+
+def loaded(lineage: Lineage, key: StepKey, rows: bytes) -> tuple[Lineage, StepKey]:
+    """The lineage with what a step has loaded, and the key of all that the step does after its draw.
+
+    lineage, key : as `advance` left them; the draw is by that key.  rows : a digest of the examples that were loaded.
+    The chain holds it under the root: whoever is told a digest of the chain cannot try examples out.
+    """
+    own = hmac.digest(lineage.root, b"rows" + digest(lineage.chain, rows), "sha256")
+    chain = digest(lineage.chain, b"loaded", own)
+    secret = hmac.digest(lineage.root, b"loaded" + chain, "sha256")
+    return lineage._replace(chain=chain), key._replace(words=_words(secret), key_fingerprint=_fingerprint(secret))
+
+
+def anew(lineage: Lineage, bits: bytes) -> Lineage:
+    """The lineage with 128 bits that were drawn now: what follows repeats nothing, and begins a pass of its own."""
+    return lineage._replace(chain=digest(lineage.chain, b"anew", bits), pass_first=-1)
 
 
 def digest(*parts: bytes) -> bytes:

@@ -19,7 +19,6 @@ __all__ = [
     "axes_of",
     "carried_specs",
     "check_layout",
-    "everywhere",
     "frozen_specs",
     "is_spec",
     "over_examples",
@@ -70,11 +69,6 @@ def axes_of(names: Any) -> tuple[str, ...]:
 def over_examples(mesh: Mesh) -> P:
     """Rows lie over all devices, whatever the axes of the mesh are for."""
     return P(mesh.axis_names)
-
-
-def everywhere() -> P:
-    """Every device has all of it."""
-    return P()
 
 
 def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
@@ -128,7 +122,7 @@ def carried_specs(mesh: Mesh, shard: Any, carried: Carried) -> Carried:
         fits = [(len(own), spec) for own, size, spec in known if size == shape and ends(own)]
         return max(fits, key=lambda fit: fit[0])[1] if fits else P()
 
-    on_all = lambda tree: jax.tree.map(lambda _: everywhere(), tree)
+    on_all = lambda tree: jax.tree.map(lambda _: P(), tree)
     opt_state = jax.tree_util.tree_map_with_path(kept, carried.opt_state)
     return Carried(specs, opt_state, on_all(carried.clip_norm), on_all(carried.not_finite))
 

@@ -32,7 +32,7 @@ from jaxacct.training.step.step_function import (
     sums_over,
 )
 
-__all__ = ["sharded_step"]
+__all__ = ["added_up", "gathered", "released", "sharded_step", "specs_of_sums", "zipped"]
 
 
 def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[..., tuple[Carried, Observed]]:
@@ -60,31 +60,20 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
             key, pass_key = keys(words, pass_words)
             first = jax.lax.axis_index(mesh.axis_names) * rows
             here = _those_of(draw(rule, key, pass_key, size, now), first, rows)
-            at_hand = Carried(_zipped(_gathered, params, specs), None, clip_norm, None)
-            of_model = frozen if frozen is None else _zipped(_gathered, frozen, rest)
+            at_hand = Carried(zipped(gathered, params, specs), None, clip_norm, None)
+            of_model = frozen if frozen is None else zipped(gathered, frozen, rest)
             summed, members, seen = sums_over(rule, at_hand, key, here, data, of_model, first)
             # no loop is left to run, of which other devices may have more rounds: all of them get here
-            total = _zipped(lambda part, spec: _summed(part, spec, mesh), summed.total, cuts)
-            others = (summed.clipped, summed.not_finite, members, seen)
-            clipped, not_finite, members, seen = jax.lax.psum(others, mesh.axis_names)
-            return Sums(Clipped(total, clipped, not_finite), members, seen)
-
-        out: Any = Sums(Clipped(cuts, P(), P()), P(), P())  # type: ignore[arg-type]  # one for all that was seen
+            return added_up(Sums(summed, members, seen), cuts, mesh)
 
         sums = jax.shard_map(
             local,
             mesh=mesh,
             in_specs=(specs, rest, P(), P(), P(), over_examples(mesh), P()),
-            out_specs=out,
+            out_specs=specs_of_sums(cuts),
             check_vma=False,
         )(carried.params, frozen, carried.clip_norm, words, pass_words, data, now)
-        add_noise = sharded_noise(mesh, cuts)
-
-        def noisy(key: Any, total: Any, std: Any) -> Any:
-            place = lambda leaf, spec: jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
-            return _zipped(place, add_noise(key, total, std), specs)
-
-        return release(rule, carried, keys(words, pass_words)[0], sums, now, noisy)
+        return released(rule, mesh, shard, carried, keys(words, pass_words)[0], sums, now)
 
     return step
 
@@ -98,15 +87,43 @@ def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
     return Selection(at[where].astype(jnp.int32), jnp.sum(mine, dtype=jnp.int32))
 
 
-def _zipped(function: Callable[[Any, P], Any], tree: Any, specs: Any) -> Any:
+def added_up(mine: Sums, cuts: Any, mesh: Mesh) -> Sums:
+    """The sums over all devices, of which each keeps its part: once for a step, in a `shard_map`."""
+    total = zipped(lambda part, spec: _summed(part, spec, mesh), mine.clipped.total, cuts)
+    others = (mine.clipped.clipped, mine.clipped.not_finite, mine.members, mine.seen)
+    clipped, not_finite, members, seen = jax.lax.psum(others, mesh.axis_names)
+    return Sums(Clipped(total, clipped, not_finite), members, seen)
+
+
+def specs_of_sums(cuts: Any) -> Any:
+    """How that lies."""
+    everywhere: Any = P()  # for all that was seen
+    return Sums(Clipped(cuts, P(), P()), P(), everywhere)
+
+
+def released(
+    rule: StepRule, mesh: Mesh, shard: Any, carried: Carried, key: Any, sums: Sums, now: Numbers
+) -> tuple[Carried, Observed]:
+    """`release` for sums that lie as `sum_specs` says."""
+    specs = param_specs(mesh, shard, carried.params)
+    add_noise = sharded_noise(mesh, sum_specs(mesh, shard, carried.params))
+
+    def noisy(key: Any, total: Any, std: Any) -> Any:
+        place = lambda leaf, spec: jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
+        return zipped(place, add_noise(key, total, std), specs)
+
+    return release(rule, carried, key, sums, now, noisy)
+
+
+def zipped(function: Callable[[Any, P], Any], tree: Any, specs: Any) -> Any:
     """A function of every array of a tree and its PartitionSpec."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     cuts = jax.tree_util.tree_leaves(specs, is_leaf=is_spec)
     return jax.tree_util.tree_unflatten(structure, list(map(function, leaves, cuts)))
 
 
-def _gathered(part: Any, spec: P) -> Any:
-    """A whole array from the parts of all devices."""
+def gathered(part: Any, spec: P) -> Any:
+    """A whole array from the parts of all devices, in a `shard_map`."""
     for axis, names in enumerate(spec):
         if axes_of(names):
             part = jax.lax.all_gather(part, axes_of(names), axis=axis, tiled=True)

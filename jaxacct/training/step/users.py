@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxacct.validation import InputError
 
-__all__ = ["UserData", "mean_over_examples", "of_users", "user_data"]
+__all__ = ["UserData", "grouped", "mean_over_examples", "of_users", "user_data"]
 
 
 class UserData(NamedTuple):
@@ -45,8 +45,13 @@ def user_data(examples: Any, users: Any, number: int) -> UserData:
     >>> data.order.tolist(), data.first.tolist(), data.count.tolist()
     ([1, 0, 2, 3], [0, 1, 1], [1, 0, 3])
     """
-    ids = np.asarray(users)
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(examples)}
+    return UserData(examples, *(jnp.asarray(column, jnp.int32) for column in grouped(users, number, sizes)))
+
+
+def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The columns order, first and count of `UserData`, for examples whose first axes are given."""
+    ids = np.asarray(users)
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or sizes != {ids.shape}:
         raise InputError(
             f"users has shape {ids.shape} and dtype {ids.dtype}, must be one integer for each example, "
@@ -60,8 +65,7 @@ def user_data(examples: Any, users: Any, number: int) -> UserData:
         )
     count = np.bincount(ids, minlength=number)
     first = np.cumsum(count) - count
-    columns = (np.argsort(ids, kind="stable"), first, count)
-    return UserData(examples, *(jnp.asarray(column, jnp.int32) for column in columns))
+    return np.argsort(ids, kind="stable"), first, count
 
 
 def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None) -> tuple[tuple[Any, Any], Any]:

@@ -1,0 +1,231 @@
+"""Source: examples that stay where they are, on a disk say, and are loaded batch by batch beside the step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.validation import COUNT, Constraint, InputError, check
+
+__all__ = ["Layout", "Source", "Stopped"]
+
+AHEAD = Constraint("use a number of batches from 0, such as 1", 0, 2**20, integral=True)
+"""How many batches may be loaded ahead."""
+
+
+class Stopped(Exception):
+    """Loading was given up, because nobody waits for it any more."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Examples for `Trainer.fit` that need not fit in memory: each step loads those of its own batch.
+
+    The host draws the records that the device would draw from the same key, loads them in threads beside the step
+    before, and hands them over in micro-batches of one shape.  So a run compiles once.  At most ``prefetch + 2``
+    batches are in memory.
+
+    Parameters
+    ----------
+    dataset : anything with ``__len__`` and ``__getitem__``: a NumPy array or memmap, grain's ``MapDataset``, a Hugging
+        Face ``Dataset`` (with its format "numpy"), a list of examples; or a tuple or dict of these, one for each part
+        of an example.  Arrays are gathered a batch at a time, all else item by item; an item is a pytree of numbers and
+        arrays.  Item i is always of record i, and all items have one structure, with shapes and dtypes of item 0.
+    workers : threads that load, >= 1; 1 for a dataset that several threads must not read at once.
+    prefetch : batches that are loaded ahead of the step, >= 0; with 0 the step waits for its batch.
+    repeats : whether a record comes out the same, to the last bit, whenever it is loaded.  Then a run that was cut off
+        and has a ledger repeats its last steps exactly, which counts once.  False, as for random augmentation: what
+        follows a cut has randomness of its own, and counts again.
+
+    Raises
+    ------
+    InputError : a dataset without these methods or without examples, parts of several lengths, workers or prefetch out
+        of range.
+
+    References
+    ----------
+    jaxacct/training/step/README.md, "Keys", says why loaded data decide the key of the noise.
+
+    >>> import numpy as np
+    >>> source = Source({"image": np.zeros((50, 8, 8), np.float32), "label": list(range(50))})
+    >>> len(source), {name: part.shape for name, part in source.layout.example.items()}
+    (50, {'image': (8, 8), 'label': ()})
+    """
+
+    dataset: Any
+    workers: int = 2
+    prefetch: int = 1
+    repeats: bool = True
+
+    def __post_init__(self) -> None:
+        check("workers", self.workers, COUNT)
+        check("prefetch", self.prefetch, AHEAD)
+        self.layout  # noqa: B018 - looks at the dataset, and refuses it now
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """How the examples lie, as item 0 shows."""
+        return Layout(self.dataset)
+
+    def __len__(self) -> int:
+        return self.layout.size
+
+    def __repr__(self) -> str:
+        more = f"workers={self.workers}, prefetch={self.prefetch}, repeats={self.repeats}"
+        return f"Source({type(self.dataset).__name__} of {len(self):,} examples, {more})"
+
+
+class Layout:
+    """How the examples of a dataset lie, and how some of them are loaded.
+
+    size : examples.  example : a pytree of shapes and dtypes, as one example has them on the device.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        parts, structure = jax.tree_util.tree_flatten_with_path(dataset, is_leaf=_is_column)
+        self._columns = [_column(jax.tree_util.keystr(path), part) for path, part in parts]
+        sizes = sorted({len(column.rows) for column in self._columns})
+        if len(sizes) != 1:
+            raise InputError(f"dataset has parts of {sizes} examples, must have one number; use parts of one length")
+        self.size = sizes[0]
+        if not self.size:
+            raise InputError("dataset has 0 examples, must have at least 1; give the examples to train on")
+        self.example = jax.tree_util.tree_unflatten(structure, [column.example() for column in self._columns])
+
+    def buffers(self, shape: tuple[int, ...]) -> list[np.ndarray]:
+        """Zeros for the leaves of examples in an arrangement of some shape."""
+        return [np.zeros((*shape, *leaf.shape), leaf.dtype) for leaf in jax.tree_util.tree_leaves(self.example)]
+
+    def load(self, numbers: np.ndarray, into: Sequence[np.ndarray], stopped: Callable[[], bool]) -> None:
+        """Put some examples, by their numbers, into the rows of buffers.
+
+        Raises
+        ------
+        InputError : a length that has changed, an item that cannot be loaded, or that is unlike item 0.
+        Stopped : if nobody waits any more.
+        """
+        self._check_length()
+        rest = list(into)
+        for column in self._columns:
+            column.load(numbers, rest[: column.leaves], stopped)
+            del rest[: column.leaves]
+        self._check_length()
+
+    def _check_length(self) -> None:
+        for column in self._columns:
+            if len(column.rows) != self.size:
+                raise InputError(
+                    f"dataset{column.name} has {len(column.rows)} examples, had {self.size} when the Source was made; "
+                    "let nothing change it while it is trained on, and make the Source anew"
+                )
+
+
+class _Arrays:
+    """A part that is one array: rows are gathered at once."""
+
+    leaves = 1
+
+    def __init__(self, name: str, rows: np.ndarray) -> None:
+        self.name, self.rows, self._dtype = name, rows, _dtype(f"dataset{name}", rows)
+
+    def example(self) -> Any:
+        return jax.ShapeDtypeStruct(self.rows.shape[1:], self._dtype)
+
+    def load(self, numbers: np.ndarray, into: Sequence[np.ndarray], stopped: Callable[[], bool]) -> None:
+        if stopped():
+            raise Stopped
+        if self.rows.dtype == into[0].dtype:
+            np.take(self.rows, numbers, axis=0, out=into[0], mode="clip")  # another mode would gather twice
+        else:
+            into[0][...] = self.rows[numbers]
+
+
+class _Items:
+    """A part that is read item by item."""
+
+    def __init__(self, name: str, rows: Any) -> None:
+        self.name, self.rows = name, rows
+        self._structure: Any = None
+        self._shapes: list[tuple[Any, ...]] = []
+        if len(rows):
+            found, self._structure = jax.tree_util.tree_flatten(self._item(0))
+            self._shapes = [self._shape(0, place, leaf) for place, leaf in enumerate(found)]
+        self.leaves = len(self._shapes)
+
+    def example(self) -> Any:
+        leaves = [jax.ShapeDtypeStruct(*shape) for shape in self._shapes]
+        return jax.tree_util.tree_unflatten(self._structure, leaves)
+
+    def load(self, numbers: np.ndarray, into: Sequence[np.ndarray], stopped: Callable[[], bool]) -> None:
+        rows: dict[int, int] = {}
+        for row, number in enumerate(numbers.tolist()):
+            if stopped():
+                raise Stopped
+            if (known := rows.setdefault(number, row)) != row:
+                for each in into:
+                    each[row] = each[known]
+                continue
+            found, structure = jax.tree_util.tree_flatten(self._item(number))
+            if structure != self._structure:
+                raise InputError(
+                    f"dataset{self.name}[{number}] is {_short(structure)}, item 0 is {_short(self._structure)}; "
+                    "let all items have one structure"
+                )
+            for place, leaf in enumerate(found):
+                shape = self._shape(number, place, leaf)
+                if shape != self._shapes[place]:
+                    first = self._shapes[place]
+                    raise InputError(
+                        f"dataset{self.name}[{number}] has a part of shape {shape[0]} and dtype {shape[1]}, where item "
+                        f"0 has {first[0]} and {first[1]}; pad or convert items to one shape"
+                    )
+                into[place][row] = leaf
+
+    def _item(self, number: int) -> Any:
+        try:
+            return self.rows[number]
+        except Exception as error:
+            words = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise InputError(
+                f"dataset{self.name}[{number}] cannot be loaded ({words:.200}); mend the dataset"
+            ) from error
+
+    def _shape(self, number: int, place: int, leaf: Any) -> tuple[Any, ...]:
+        array = np.asarray(leaf)
+        return array.shape, _dtype(f"dataset{self.name}[{number}], part {place},", array)
+
+
+def _is_column(part: Any) -> bool:
+    """Whether a part of a dataset has the examples in a row; a tuple or dict has parts of its own."""
+    return not isinstance(part, tuple | dict) and (hasattr(part, "__getitem__") or hasattr(part, "__iter__"))
+
+
+def _column(name: str, part: Any) -> _Arrays | _Items:
+    if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")) or isinstance(part, str | bytes):
+        raise InputError(
+            f"dataset{name} is {type(part).__name__}, must have __len__ and __getitem__; give what can be looked up by "
+            "number, or a list of the examples"
+        )
+    if isinstance(part, np.ndarray | jax.Array):
+        if np.ndim(part) < 1:
+            raise InputError(f"dataset{name} is an array of shape (), must have examples; use a first axis for them")
+        return _Arrays(name, np.asarray(part))
+    return _Items(name, part)
+
+
+def _dtype(name: str, array: np.ndarray) -> np.dtype[Any]:
+    """The dtype that an array has on the device; InputError for one that is no array of numbers."""
+    dtype = array.dtype
+    if not (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)):
+        raise InputError(f"{name} has dtype {dtype}, must be numbers; leave other parts out, or encode them")
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))
+
+
+def _short(structure: Any) -> str:
+    return f"{' '.join(str(structure).split()):.80}"

@@ -1,0 +1,136 @@
+"""The host draws the records that the device draws, from the same keys, index by index; draws that repeat included."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxacct.chacha import CHACHA20, block
+from jaxacct.training.step import host_chacha, host_sampler, noise, sampler
+from jaxacct.training.step.step_function import Numbers, StepRule, draw
+from jaxacct.training.step.users import grouped, of_users, user_data
+
+WORDS, OTHERS = np.random.default_rng(5).integers(0, 2**32, (2, 40, 8), dtype=np.uint32)
+
+
+def key_of(words):
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=CHACHA20)
+
+
+def rule_of(sampling, cap=None):
+    return StepRule(None, None, sampling, 4, "auto", None, cap)
+
+
+def numbers_of(q=0.0, size=1, position=0):
+    return Numbers(sampler.threshold(q), np.int32(size), np.int32(position), 1.0, 1.0, 0.0)
+
+
+def on_both(rule, size, cases):
+    """[(of the device, of the host)] for (words, numbers), in one compiled program."""
+    one = lambda words, pass_words, now: draw(rule, key_of(words), key_of(pass_words), size, now)
+    run = jax.jit(one)
+    for words, pass_words, now in cases:
+        found = run(words, pass_words, now)
+        yield found.indices[: int(found.count)], host_sampler.drawn(rule, words, pass_words, size, now)
+
+
+def test_the_keystream_is_the_devices():
+    counter = np.array([0, 1, 7, 2**32 - 1], np.uint32)
+    np.testing.assert_array_equal(
+        host_chacha.keystream(WORDS[0], counter, (1, 2, 3)), block(WORDS[0], counter, [1, 2, 3])
+    )
+    key = key_of(WORDS[0])
+    np.testing.assert_array_equal(host_chacha.bits(WORDS[0], 23, 37), jax.random.bits(key, (60,), jnp.uint32)[37:])
+    np.testing.assert_array_equal(np.array(host_chacha.split(WORDS[0])), jax.random.key_data(jax.random.split(key)))
+    np.testing.assert_array_equal(host_chacha.stream(WORDS[0], 7), jax.random.key_data(noise.stream(key, 7)))
+
+
+def test_a_long_keystream_is_made_in_pieces(monkeypatch):
+    whole = host_chacha.bits(WORDS[0], 100)
+    monkeypatch.setattr(host_chacha, "_PIECE", 3)
+    np.testing.assert_array_equal(host_chacha.bits(WORDS[0], 100), whole)
+
+
+RULES = {
+    "poisson": (rule_of("poisson"), [{"q": q} for q in (0.0, 0.1, 0.7, 1.0)]),
+    "truncated_poisson": (rule_of("truncated_poisson", 20), [{"q": q} for q in (0.0, 0.1, 0.7, 1.0)]),
+    "without_replacement": (rule_of("without_replacement"), [{"size": size} for size in (1, 30, 101, 200)]),
+    "fixed_batches": (rule_of("fixed_batches"), [{"size": 30, "position": p} for p in range(5)]),
+    "random_allocation": (rule_of("random_allocation"), [{"size": 4, "position": p} for p in range(4)]),
+}
+
+
+SLOW = {"without_replacement"}
+"""Its permutation is that of fixed batches."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in RULES])
+def test_every_rule_draws_the_same_records(name):
+    rule, settings = RULES[name]
+    pairs = list(zip(WORDS, OTHERS, strict=True))
+    cases = [(*pair, numbers_of(**more)) for more in settings for pair in pairs]
+    sizes = set()
+    for device, host in on_both(rule, 101, cases):
+        np.testing.assert_array_equal(device, host)
+        sizes.add(len(host))
+    assert len(sizes) > 1 and max(sizes) > 0
+
+
+def test_high_words_that_are_equal_are_decided_by_the_low_ones():
+    """At a rate whose high word is one that is drawn; chance alone would need 2^32 records."""
+    key = host_chacha.stream(WORDS[0], noise.SAMPLING)
+    high, low = host_chacha.bits(key, 2 * 101).reshape(2, 101)
+    counts = []
+    for more in (0, 1):
+        now = numbers_of()._replace(threshold=np.array([0, high[40], low[40] + more], np.uint32))
+        ((device, host),) = on_both(rule_of("poisson"), 101, [(WORDS[0], OTHERS[0], now)])
+        np.testing.assert_array_equal(device, host)
+        counts.append(len(host))
+    assert counts[1] == counts[0] + 1
+
+
+@pytest.mark.parametrize("number", [1, 3, 2**31 + 1])
+def test_slots_that_are_drawn_again_are_the_same(number):
+    """Of 2^31 + 1 slots one multiple fits in 2^32: about half of the words are drawn again."""
+    _, now = host_chacha.split(WORDS[1])
+    assert (host_chacha.bits(now, 101) > 2**31).sum() > 20
+    device = jax.jit(sampler.slots, static_argnums=1)(key_of(WORDS[1]), 101, np.uint32(number))
+    np.testing.assert_array_equal(device, host_sampler.slots(WORDS[1], 101, number))
+
+
+@pytest.mark.parametrize("size", [5, pytest.param(7, marks=pytest.mark.slow)])
+def test_permutations_with_ties_are_drawn_again_alike(monkeypatch, size):
+    """Sort keys of 2 + 1 bits, among which ties are the rule."""
+    rounds = []
+    real, real_split = host_chacha.bits, host_chacha.split
+    few = lambda high_low: jnp.stack([high_low[0] & 3, high_low[1] & 1])
+    real_bits = jax.random.bits
+    of_jax = types.SimpleNamespace(**vars(jax.random))
+    of_jax.bits = lambda key, shape, dtype: few(real_bits(key, shape, dtype))
+    monkeypatch.setattr(sampler, "jax", types.SimpleNamespace(random=of_jax, lax=jax.lax))
+    monkeypatch.setattr(
+        host_chacha, "bits", lambda key, count, first=0: np.asarray(few(real(key, count).reshape(2, -1))).reshape(-1)
+    )
+    monkeypatch.setattr(host_chacha, "split", lambda key: rounds.append(1) or real_split(key))
+    permuted = jax.jit(lambda words: sampler.permutation(key_of(words), size))
+    for words in WORDS[:10]:
+        np.testing.assert_array_equal(permuted(words), host_sampler.permutation(words, size))
+    assert len(rounds) > 20
+
+
+@pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(20, marks=pytest.mark.slow)])
+def test_of_users_the_same_examples_are_taken(most):
+    ids = np.random.default_rng(2).integers(0, 8, 70) * 2  # the odd ones have none
+    order, first, count = grouped(ids, 16, {(70,)})
+    data = user_data(jnp.arange(70), ids, 16)
+    chosen = np.array([4, 0, 3, 15, 2, 14])
+    run = jax.jit(lambda key: of_users(noise.stream(key, noise.EXAMPLES), data, chosen, most))
+    for words in WORDS[:5]:
+        (examples, weights), has_any = run(key_of(words))
+        has_any = np.asarray(has_any)
+        numbers, shares = host_sampler.members(words, order, first, count, chosen[has_any], most)
+        np.testing.assert_array_equal(has_any, count[chosen] > 0)
+        np.testing.assert_array_equal(numbers, examples[has_any])
+        np.testing.assert_array_equal(shares, weights[has_any])
