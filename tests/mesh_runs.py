@@ -100,13 +100,13 @@ def whole(tree):
     return jax.tree.map(lambda a: np.asarray(a) if a.is_fully_addressable else process_allgather(a, tiled=True), tree)
 
 
-def one_step(trainer, words, noise_multiplier, rows, users=None):
+def one_step(trainer, words, params, noise_multiplier, rows, users=None):
     """What a step takes off the parameters, times the expected batch size: the sum, with noise or without."""
     import numpy as np
 
     from jaxacct.training.step.step_function import numbers
 
-    state = trainer.init(params(), KEY)
+    state = trainer.init(params, KEY)
     where = trainer.placement
     carried = where.carried(state, state.params)
     now = numbers(trainer.plan.at(1), trainer.plan.sampling, None, 1)._replace(
@@ -130,9 +130,10 @@ def steps(folder, name):
     for rule in RULES:
         own = (rows, users) if rule == "users" else (rows[:SIZE],)
         made = trainer("data" if rule == "poisson" else "fsdp", rule)
-        found |= {f"{rule} {k}": v for k, v in one_step(made, words, 0.0, *own).items()}
+        found |= {f"{rule} {k}": v for k, v in one_step(made, words, params(), 0.0, *own).items()}
     for shard in ("data", "fsdp"):
-        noisy = one_step(trainer(shard), words, 2.0, np.zeros_like(rows[:SIZE]))  # of which the gradients are 0
+        nothing = {name: np.zeros_like(a) for name, a in params().items()}  # so that the gradients are 0
+        noisy = one_step(trainer(shard), words, nothing, 2.0, np.zeros_like(rows[:SIZE]))
         found |= {f"noise {shard} {k}": v for k, v in noisy.items()}
     if jax.process_index() == 0:
         np.savez(pathlib.Path(folder, f"{name}.npz"), **found)
