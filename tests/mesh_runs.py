@@ -242,10 +242,11 @@ def move(folder, _):
         mesh = None if devices is None else Mesh(devices, ("rows", "columns"))
         made = trainer(None if mesh is None else "fsdp", optimizer=optax.adam(0.01), mesh=mesh)
         seen = []
-        watch = lambda state, stop=stop, seen=seen: (
-            seen.append((state.step, whole(state.params))),
-            state.step == stop,
-        )[1]
+
+        def watch(state, stop=stop, seen=seen):
+            seen.append((state.step, whole(state.params)))
+            return state.step == stop
+
         state = made.fit(
             made.init(params()),
             rows,
@@ -290,10 +291,8 @@ def noise(_, __):
         crossing = re.findall(r"all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute", program.as_text())
         drawn, one = program(key, put, 1.0), alone(key, tree, 1.0)
         off = 0.0
-        for (
-            name,
-            leaf,
-        ) in drawn.items():  # entry p is draw p % 32 of unit p // 32; on one device p // units of p % units
+        for name, leaf in drawn.items():
+            # entry p is draw p % 32 of unit p // 32; on one device draw p // units of unit p % units
             flat, size = np.asarray(leaf).reshape(-1), leaf.size
             units, numbers = -(-size // 32), np.arange(size)
             there = numbers % 32 * units + numbers // 32
