@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from jaxacct.training.step.adaptive_clip import AdaptiveClip
     from jaxacct.training.step.clip_norm import sensitivity
     from jaxacct.training.step.clipping import Clipped, clipped_sum, norm_methods, ways
+    from jaxacct.training.step.lora import LoRA, lora
     from jaxacct.training.step.optax_transform import noisy_mean
+    from jaxacct.training.step.private_loss import PrivateLoss
     from jaxacct.training.step.sampler import (
         fixed_batches,
         over_micro_batches,
@@ -34,7 +36,9 @@ __all__ = [
     "AdaptiveClip",
     "Clipped",
     "Ledger",
+    "LoRA",
     "Plan",
+    "PrivateLoss",
     "Segment",
     "Source",
     "State",
@@ -42,6 +46,7 @@ __all__ = [
     "clipped_sum",
     "fixed_batches",
     "fresh_key",
+    "lora",
     "noisy_mean",
     "norm_methods",
     "over_micro_batches",
@@ -58,7 +63,9 @@ _HOMES = {
     "CHACHA20": "jaxacct.chacha",
     "Clipped": "step.clipping",
     "Ledger": "ledger",
+    "LoRA": "step.lora",
     "Plan": "plan",
+    "PrivateLoss": "step.private_loss",
     "Segment": "plan.schedule",
     "Source": "source",
     "State": "run.state",
@@ -66,6 +73,7 @@ _HOMES = {
     "clipped_sum": "step.clipping",
     "fixed_batches": "step.sampler",
     "fresh_key": "jaxacct.chacha",
+    "lora": "step.lora",
     "noisy_mean": "step.optax_transform",
     "norm_methods": "step.clipping",
     "over_micro_batches": "step.sampler",

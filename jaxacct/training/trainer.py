@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,8 @@ from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import sensitivity
 from jaxacct.training.step.clipping import METHODS, norm_methods
 from jaxacct.training.step.key_derivation import begin
-from jaxacct.training.step.optimizers import updated
+from jaxacct.training.step.modules import initialised, loss_of, refuse_state
+from jaxacct.training.step.optimizers import look_at
 from jaxacct.training.step.parts import Rest, apart, whole
 from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.training.step.step_function import Carried, StepRule, numbers
@@ -53,17 +54,27 @@ class Trainer:
 
     Parameters
     ----------
-    loss_fn : (params, example) -> scalar loss of one example; or a Flax linen module together with ``loss``.
+    loss_fn : (params, example) -> scalar loss of one example; or a linen, nnx or Equinox module together with ``loss``.
     optimizer : an Optax transformation.
     plan : Plan
     clip_norm : C > 0, a pytree of norms (each part is clipped by itself), or an AdaptiveClip.
     loss : (output, target) -> scalar, for a module.  Examples are then pairs (input, target), and the loss of one is
-        ``loss(module.apply(params, input), target)``.
+        ``loss(module.apply(params, input), target)``, or ``loss(module(input), target)`` of nnx and Equinox.
     method : {"auto", "vmap", "ghost"}, as for ``clipped_sum``.
     micro_batch : examples at a time, for memory; changes nothing but rounding.  By default at most 64.  With users:
         users at a time.
     examples_per_user : where the plan's unit is "user", and only there: the most of a user's examples that a step uses,
         a fresh random subset of them where there are more.  The mean of their gradients is clipped to norm C.
+    rngs : whether the loss gets a key of the example, (params, example, key): for dropout and augmentation.  The key
+        depends on the step and the example alone.  A module gets it as its framework expects; for linen streams other
+        than "dropout" give their names.
+    apply_kwargs : for a module, what it is called with besides, such as ``{"train": True}``.
+    has_aux : whether the loss returns (loss, aux).  Aux is summed over the batch, for logs: it is *not* private.
+    trainable : what is trained: a function path -> bool of paths such as "params/Dense_0/kernel"; a pytree of bools, a
+        prefix of the parameters; or a type of nnx variables.  All else is frozen: it is not clipped, gets no noise, is
+        unknown to the optimizer, and must not come from the private data.  By default everything is trained; of an nnx
+        module its nnx.Param, of parameters with `lora` the adapters.
+    private_loss : a PrivateLoss: the mean loss of every step is released too, and handed to the optimizer as ``value``.
     mesh : a jax.sharding.Mesh whose devices share each step, of one process or of all under `jax.distributed`.
         Examples, or users, lie over all its devices.  The same key draws the same batch on meshes of all sizes.
     shard : with a mesh, how the parameters and the optimizer's state lie: "data", all of them on every device (the
@@ -72,8 +83,8 @@ class Trainer:
 
     Raises
     ------
-    InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip whose count leaves no room,
-        examples_per_user that the plan's unit does not go with, a mesh or a way to shard that is none.
+    InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip or PrivateLoss that leaves no
+        room for the gradients, examples_per_user that the plan's unit does not go with, a mesh or shard that is none.
 
     The step is compiled once, whatever batches are drawn.  The guarantee is that of the plan for exact arithmetic; what
     floating point adds to it is in jaxacct/training/step/README.md.
@@ -102,7 +113,8 @@ class Trainer:
         method: str = "auto",
         micro_batch: int | None = None,
         examples_per_user: int | None = None,
-        rngs: bool = False,
+        rngs: bool | Sequence[str] = False,
+        apply_kwargs: Mapping[str, Any] | None = None,
         has_aux: bool = False,
         trainable: Any = None,
         private_loss: PrivateLoss | None = None,
@@ -111,9 +123,7 @@ class Trainer:
     ) -> None:
         choice("method", method, METHODS)
         self.module = None if loss is None else loss_fn
-        self.loss_fn = loss_fn if loss is None else _of_module(loss_fn, loss)
-        if not callable(self.loss_fn) or (loss is None and hasattr(loss_fn, "apply")):
-            raise InputError("loss_fn must be a function (params, example) -> scalar; with a module, give loss as well")
+        self.loss_fn = loss_of(loss_fn, loss, rngs, apply_kwargs)
         self.optimizer, self.plan, self.method = optimizer, plan, method
         self.adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
         self.clip_norm = clip_norm.initial if isinstance(clip_norm, AdaptiveClip) else clip_norm
@@ -131,8 +141,8 @@ class Trainer:
         for segment in plan.segments:
             numbers(segment, plan.sampling, self.adaptive, 0, private_loss)
         rule = (self.loss_fn, optimizer, plan.sampling, self.micro_batch, method, self.adaptive, plan.cap, most)
-        self.rule = StepRule(*rule, rngs, has_aux, private_loss)
-        self.trainable = trainable
+        self.rule = StepRule(*rule, bool(rngs), has_aux, private_loss)
+        self.trainable, self.rngs, self.apply_kwargs = trainable, rngs, apply_kwargs
         self.placement = placement(self.rule, plan.dataset_size, mesh, shard)
         self.step_function = self.placement.step_function
 
@@ -154,33 +164,27 @@ class Trainer:
 
         Parameters
         ----------
-        params : pytree of floating-point arrays; may be left out for a module.
+        params : pytree of floating-point arrays, an nnx or Equinox module, or what `lora` returns; may be left out
+            where the trainer was given a module.
         key : 32 secret bytes for all randomness of the run, by default from the operating system; never for two runs.
-        example : for a module without params: an input, from whose shape the parameters are drawn.
+        example : for a linen module without params: an input, from whose shape the parameters are drawn.
 
         Raises
         ------
-        InputError : neither params nor an example, a key of another length, a module with state besides params.
+        InputError : neither params nor an example, a key of another length, a model with state that mixes examples, an
+            optimizer that asks for what is not private.
         """
         if key is not None and (not isinstance(key, bytes) or len(key) != 32):
             raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
         root = self.placement.processes.tell(secrets.token_bytes(32) if key is None else key)
         if params is None:
-            if self.module is None or example is None:
-                raise InputError("params is missing; give the parameters, or for a module an example input")
-            params = self.module.init(noise.stream(key_from_bytes(root), noise.INITIALISATION), example)
-            others = sorted(set(params) - {"params"})
-            if others:
-                raise InputError(
-                    f"the module has {', '.join(others)} besides params; what mixes examples is not private"
-                )
+            first = noise.stream(key_from_bytes(root), noise.INITIALISATION)
+            params = initialised(self.module, first, example, self.rngs, self.apply_kwargs)
         trained, rest = apart(params, self.trainable)
+        refuse_state(self.module, trained)
         clip_norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), self.clip_norm)
         trained, opt_state = self.placement.begin(self.optimizer.init, trained)
-        value = None if self.rule.private_loss is None else jnp.float32(0)
-        jax.eval_shape(
-            lambda: updated(self.optimizer, trained, opt_state, trained, value)
-        )  # refuses what it must not get
+        look_at(self.optimizer, opt_state, trained, self.rule.private_loss)
         carried = Carried(trained, opt_state, clip_norm, 0)
         return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""), rest)
 
@@ -378,12 +382,3 @@ class Trainer:
                 f"data has first axes {sorted(sizes)}, must be ({self.plan.dataset_size},), the plan's dataset_size; "
                 "make the plan for these data"
             )
-
-
-def _of_module(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """(params, example) -> loss of a Flax linen module; InputError for another module."""
-    if not callable(getattr(module, "apply", None)):
-        raise InputError(
-            "loss goes with a Flax linen module; of an nnx module give (params, example) -> loss, see README"
-        )
-    return lambda params, example: loss(module.apply(params, example[0]), example[1])

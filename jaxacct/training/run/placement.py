@@ -213,7 +213,7 @@ class OnMesh:
 
 def _anew(tree: Any) -> Any:
     """The same numbers as new arrays."""
-    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), tree)
+    return jax.tree.map(lambda a: a if _is_key(a) else jnp.asarray(np.asarray(a)), tree)
 
 
 def _is_key(leaf: Any) -> bool:

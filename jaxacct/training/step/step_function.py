@@ -18,6 +18,7 @@ import numpy as np
 from jaxacct.chacha import CHACHA20
 from jaxacct.training.step import noise, sampler
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
+from jaxacct.training.step.clip_norm import grouped
 from jaxacct.training.step.clipping import Clipped, clipped_sum
 from jaxacct.training.step.member_loss import Seen, member_keys, member_loss, nothing_seen
 from jaxacct.training.step.noise import wide
@@ -251,7 +252,8 @@ def release(
 
     params, opt_state, clip_norm, not_finite = carried
     summed, members, seen = sums
-    norms = jax.tree_util.tree_leaves(clip_norm)
+    found, groups = grouped(clip_norm, params)
+    norms = [found[group] for group in sorted(set(groups))]  # of parts that are all frozen nothing is released
     std = now.gradient_noise * jnp.sqrt(sum(c**2 for c in norms)) * _STD_ROUND_UP
     noisy = (add_noise or noise.add)(noise.stream(key, noise.NOISE), summed.total, std)
     mean = jax.tree.map(lambda g, p: (g / now.expected_batch_size).astype(p.dtype), noisy, params)
