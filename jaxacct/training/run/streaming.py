@@ -194,7 +194,11 @@ class Streamed(Program):
 
         shares = min(self._source.workers, numbers.size)
         ends = [numbers.size * place // shares for place in range(shares + 1)] if shares else []
-        errors = [done.exception() for done in [pool.submit(share, each) for each in pairwise(ends)]]
+        try:
+            errors = [done.exception() for done in [pool.submit(share, each) for each in pairwise(ends)]]
+        except BaseException:  # an interrupt, where no thread of its own waits here
+            failed.set()
+            raise
         told = [error for error in errors if error is not None]
         if told:
             raise next((error for error in told if isinstance(error, InputError)), told[0])
