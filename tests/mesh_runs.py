@@ -137,8 +137,8 @@ def loaded_step(trainer, words, params, rows):
     nothing, one, end = (each.lower().compile() for each in where.loaded(carried, words, shapes, now, None))
     so_far = nothing(carried, None)
     for first in range(0, 32, size):
-        part = rows[first : first + size], np.arange(first, first + size, dtype=np.int32), np.arange(size) < size - 1
-        so_far = one(carried, words, so_far, *where.batch(part), None)
+        numbers = np.arange(first, first + size, dtype=np.int32)
+        so_far = one(carried, words, so_far, *where.batch((rows[numbers], numbers, numbers % 7 != 3)), None)
     return taken_off(carried, *end(carried, words, so_far, now), now)
 
 
@@ -148,7 +148,8 @@ def numbers_of(trainer, noise_multiplier):
 
     from jaxacct.training.step.step_function import numbers
 
-    now = numbers(trainer.plan.at(1), trainer.plan.sampling, trainer.adaptive, 1, trainer.rule.private_loss)
+    at = min(1, trainer.plan.steps - 1)
+    now = numbers(trainer.plan.at(at), trainer.plan.sampling, trainer.adaptive, at, trainer.rule.private_loss)
     return now._replace(gradient_noise=np.float32(noise_multiplier))
 
 
@@ -312,6 +313,42 @@ def audit(rule, _):
     print(json.dumps(found(CASES[rule](), 1, mesh)))
 
 
+def one_audit(how, _):
+    """The same of one step, by a fit of a Gaussian: of a planted gradient of norm C, which one of the devices has."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+    from jax.sharding import NamedSharding, PartitionSpec
+    from training_runs import linear, plan_of
+
+    from jaxacct.audit import from_scores
+    from jaxacct.training import Trainer
+    from jaxacct.training.step import sharded_step
+    from jaxacct.training.step.step_function import Carried
+
+    if how == "less noise":
+        real = sharded_step.sharded_noise
+        less = lambda noise: lambda key, tree, std: noise(key, tree, 0.9 * std)
+        sharded_step.sharded_noise = lambda mesh, specs: less(real(mesh, specs))
+    mesh, rng = jax.make_mesh((jax.device_count(),), ("devices",)), np.random.default_rng(0)
+    made = Trainer(linear, optax.sgd(1.0), plan_of(5), 1.0, mesh=mesh, shard="fsdp")
+    now, everywhere = numbers_of(made, 1.0), NamedSharding(mesh, PartitionSpec())
+
+    def moved(words, rows):
+        start = Carried(jnp.zeros(2), made.optimizer.init(jnp.zeros(2)), jnp.float32(1), jnp.int32(0))
+        return -made.step_function(start, words, words, rows, now)[0].params[0] * now.expected_batch_size
+
+    program, scores = jax.jit(jax.vmap(moved, (0, None)), out_shardings=everywhere), []
+    for canary in (0.0, 7.0):
+        rows = made.placement.data(np.array([[0, 0.5]] * 3 + [[canary, 0]] + [[0, 0.5]], np.float32), None)
+        words = rng.integers(0, 2**32, (12, 5000, 8), np.uint32)
+        scores.append(np.concatenate([np.asarray(program(each, rows), np.float64) for each in words]))
+    options = {"method": "gaussian_fit", "thresholds": [0.25, 0.5, 0.75]}
+    found = from_scores(*scores, delta=1e-5, confidence=0.999, **options).epsilon
+    print(json.dumps([float(found), float(made.plan.epsilon.upper)]))
+
+
 if __name__ == "__main__":
     command, folder, devices, *process = sys.argv[1:]
     import jax
@@ -319,4 +356,5 @@ if __name__ == "__main__":
     if process:
         jax.distributed.initialize(process[0], 2, int(process[1]), initialization_timeout=60)
     here = "none" if devices == "0" else f"{devices}x2" if process else devices
-    {"steps": steps, "run": run, "move": move, "noise": noise, "audit": audit}[command](folder, here)
+    commands = {each.__name__: each for each in (steps, run, move, noise, audit, one_audit)}
+    commands[command](folder, here)
