@@ -201,6 +201,17 @@ def steps(folder, name):
         np.savez(pathlib.Path(folder, f"{name}.npz"), **found)
 
 
+def on_record_first(cls, ledger):
+    """Every process looks, before it begins a step of this kind, whether the step is in the file."""
+    real = cls.run
+
+    def run(self, carried, key, settings, batch):
+        assert key.key_fingerprint in pathlib.Path(ledger).read_text()
+        return real(self, carried, key, settings, batch)
+
+    cls.run = run
+
+
 def run(folder, name):
     """A run to be killed: prints its steps, and at the end what it has come to."""
     import hashlib
@@ -210,7 +221,11 @@ def run(folder, name):
     import optax
 
     from jaxacct.training import Source
+    from jaxacct.training.run.program import Program
+    from jaxacct.training.run.streaming import Streamed
 
+    for kind in (Program, Streamed):
+        on_record_first(kind, f"{folder}/run.jsonl")
     made = trainer("fsdp", "poisson", optax.adam(0.01))
     rows = data()[0][:SIZE]
     ended = made.fit(
