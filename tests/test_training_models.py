@@ -17,7 +17,7 @@ import jaxacct
 from jaxacct.chacha import CHACHA20, key_from_bytes
 from jaxacct.training import Trainer, clipped_sum
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.run.program import Program, carried_from
+from jaxacct.training.run.program import Program
 from jaxacct.training.step import noise
 from jaxacct.training.step.modules import loss_of
 from jaxacct.training.step.optimizers import unmoved
@@ -150,9 +150,9 @@ def test_frozen_values_are_in_the_chain_of_keys():
     def key(base):
         state = trainer.init({"w": jnp.zeros(3), "base": base}, KEY)
         trained, rest = apart(state.params, trainer.trainable)
-        program = Program(
-            trainer.step_function, trainer.plan, None, carried_from(state, trained), state.lineage, 0, X, rest
-        )
+        where = trainer.placement
+        carried = where.carried(state, trained)
+        program = Program(where, trainer.plan, None, carried, state.lineage, 0, where.data(X, None), rest)
         return program.advance(program.line, 0)[1].key_fingerprint, program.session
 
     one, same, other = key(1.0), key(np.float32(1.0)), key(1.5)

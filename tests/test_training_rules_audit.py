@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 from scipy.special import logsumexp
 from training_runs import linear
 
@@ -20,22 +21,20 @@ from jaxacct.training import Plan, Trainer, clipped_sum
 from jaxacct.training.step import sampler, step_function
 from jaxacct.training.step.step_function import Carried, numbers
 from jaxacct.training.step.step_mechanisms import BY_PASS
-from jaxacct.training.step.users import user_data
 
 DELTA, RUNS, AT_ONCE = 0.02, 60_000, 2000
 
 
-def noisy_sums(plan, data, runs, seed, users=None, most=None, one_round_key=False):
+def noisy_sums(plan, data, runs, seed, users=None, most=None, one_round_key=False, mesh=None):
     """The noisy sums of real steps, shape (runs, steps), in clip norms; the gradient of a record is the record."""
-    trainer = Trainer(linear, optax.sgd(1.0), plan, 1.0, examples_per_user=most)
-    data = jnp.asarray(data, jnp.float32)[:, None]
-    data = data if users is None else user_data(data, users, plan.dataset_size)
+    trainer = Trainer(linear, optax.sgd(1.0), plan, 1.0, examples_per_user=most, mesh=mesh)
+    data = trainer.placement.data(np.asarray(data, np.float32)[:, None], users)
     passes = [plan.pass_of(t)[:2] if plan.sampling in BY_PASS else (0, t) for t in range(plan.steps)]
     each = [numbers(plan.at(t), plan.sampling, None, t - first) for t, (_, first) in enumerate(passes)]
     stacked = jax.tree.map(lambda *x: np.stack(x), *each)
     which = np.array([0 if one_round_key else number for number, _ in passes])
 
-    def run(words):
+    def run(words, data):
         params = jnp.zeros(1)
 
         def step(carried, now):
@@ -46,9 +45,11 @@ def noisy_sums(plan, data, runs, seed, users=None, most=None, one_round_key=Fals
         start = Carried(params, trainer.optimizer.init(params), jnp.float32(1.0), jnp.int32(0))
         return jax.lax.scan(step, start, (words[: plan.steps], words[plan.steps :][which], stacked))[1]
 
-    program, rng = jax.jit(jax.vmap(run)), np.random.default_rng(seed)
+    everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    program = jax.jit(jax.vmap(run, (0, None)), out_shardings=everywhere)
+    rng = np.random.default_rng(seed)
     words = lambda: rng.integers(0, 2**32, (AT_ONCE, plan.steps + which.max() + 1, 8), np.uint32)
-    return np.concatenate([np.asarray(program(words()), np.float64) for _ in range(runs // AT_ONCE)])
+    return np.concatenate([np.asarray(program(words(), data), np.float64) for _ in range(runs // AT_ONCE)])
 
 
 class Law(NamedTuple):
@@ -132,11 +133,11 @@ def poisson():
     return Case(plan, [1, 0, 0], plan, [0, 0, 0], law({0: 0.5, 1: 0.5}), law({0: 1.0}))
 
 
-def found(case, seed):
+def found(case, seed, mesh=None):
     """(lower bound, claim) of a case."""
     claimed = float(case.plan.epsilon.upper)
     sums = [
-        noisy_sums(plan, data, RUNS, seed + place, **case.more or {})
+        noisy_sums(plan, data, RUNS, seed + place, mesh=mesh, **case.more or {})
         for place, (plan, data) in enumerate([(case.other_plan, case.other_data), (case.plan, case.data)])
     ]
     absent, present = (loss(each, case.plan.noise_multiplier, case.with_it, case.without) for each in sums)

@@ -19,28 +19,28 @@ from jaxacct import markup
 from jaxacct.chacha import key_from_bytes
 from jaxacct.progress import say
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.ledger.format import Step
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.history import NOTHING, History, followed
 from jaxacct.training.run.log import Log, RunLog, checked_log, run_log
-from jaxacct.training.run.program import Program, carried_from
+from jaxacct.training.run.noting import Noted, find_ledger, open_noted
+from jaxacct.training.run.placement import placement
+from jaxacct.training.run.program import Program
 from jaxacct.training.run.progress import Live
-from jaxacct.training.run.resume import last_checkpoint, open_ledger, reach, require_ledger
+from jaxacct.training.run.resume import last_checkpoint, reach, require_same
 from jaxacct.training.run.state import State, shown
-from jaxacct.training.run.streaming import Streamed, require_same_rows
+from jaxacct.training.run.streaming import Streamed
 from jaxacct.training.source import Source
 from jaxacct.training.step import noise
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import sensitivity
 from jaxacct.training.step.clipping import METHODS, norm_methods
-from jaxacct.training.step.key_derivation import StepKey, begin, digest_tree
+from jaxacct.training.step.key_derivation import begin
 from jaxacct.training.step.modules import initialised, loss_of, refuse_state
 from jaxacct.training.step.optimizers import look_at
 from jaxacct.training.step.parts import Rest, apart, whole
 from jaxacct.training.step.private_loss import PrivateLoss
-from jaxacct.training.step.step_function import Carried, StepRule, numbers, private_step
-from jaxacct.training.step.users import user_data
+from jaxacct.training.step.step_function import Carried, StepRule, numbers
 from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["State", "Trainer"]
@@ -76,11 +76,16 @@ class Trainer:
         unknown to the optimizer, and must not come from the private data.  By default everything is trained; of an nnx
         module its nnx.Param, of parameters with `lora` the adapters.
     private_loss : a PrivateLoss: the mean loss of every step is released too, and handed to the optimizer as ``value``.
+    mesh : a jax.sharding.Mesh whose devices share each step, of one process or of all under `jax.distributed`.
+        Examples, or users, lie over all its devices.  The same key draws the same batch on meshes of all sizes.
+    shard : with a mesh, how the parameters and the optimizer's state lie: "data", all of them on every device (the
+        default); "fsdp", a part on each, gathered for the length of a step; or a PartitionSpec for each, or for groups
+        of them, as a prefix of the parameters.
 
     Raises
     ------
     InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip or PrivateLoss that leaves no
-        room for the gradients, or examples_per_user that the plan's unit does not go with.
+        room for the gradients, examples_per_user that the plan's unit does not go with, a mesh or shard that is none.
 
     The step is compiled once, whatever batches are drawn.  The guarantee is that of the plan for exact arithmetic; what
     floating point adds to it is in jaxacct/training/step/README.md.
@@ -114,6 +119,8 @@ class Trainer:
         has_aux: bool = False,
         trainable: Any = None,
         private_loss: PrivateLoss | None = None,
+        mesh: Any = None,
+        shard: Any = None,
     ) -> None:
         choice("method", method, METHODS)
         self.module = None if loss is None else loss_fn
@@ -137,7 +144,8 @@ class Trainer:
         rule = (self.loss_fn, optimizer, plan.sampling, self.micro_batch, method, self.adaptive, plan.cap, most)
         self.rule = StepRule(*rule, bool(rngs), has_aux, private_loss)
         self.trainable, self.rngs, self.apply_kwargs = trainable, rngs, apply_kwargs
-        self.step_function = private_step(self.rule)
+        self.placement = placement(self.rule, plan.dataset_size, mesh, shard)
+        self.step_function = self.placement.step_function
 
     def _repr_html_(self) -> str:
         clipped = "adaptive" if self.adaptive is not None else repr(self.clip_norm)
@@ -148,6 +156,7 @@ class Trainer:
             ("method", self.method),
             ("micro batch", str(self.micro_batch)),
             *([] if self.examples_per_user is None else [("examples per user", str(self.examples_per_user))]),
+            *self.placement.describe(),
         ]
         return markup.fields("Trainer", pairs) + self.plan._repr_html_()
 
@@ -168,14 +177,14 @@ class Trainer:
         """
         if key is not None and (not isinstance(key, bytes) or len(key) != 32):
             raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
-        root = secrets.token_bytes(32) if key is None else key
+        root = self.placement.processes.tell(secrets.token_bytes(32) if key is None else key)
         if params is None:
             first = noise.stream(key_from_bytes(root), noise.INITIALISATION)
             params = initialised(self.module, first, example, self.rngs, self.apply_kwargs)
         trained, rest = apart(params, self.trainable)
         refuse_state(self.module, trained)
         clip_norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), self.clip_norm)
-        opt_state = self.optimizer.init(trained)
+        trained, opt_state = self.placement.begin(self.optimizer.init, trained)
         look_at(self.optimizer, opt_state, trained, self.rule.private_loss)
         carried = Carried(trained, opt_state, clip_norm, 0)
         return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""), rest)
@@ -215,7 +224,8 @@ class Trainer:
         ----------
         state : what `init` or an earlier `fit` returned.
         data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.  Or a
-            Source, which loads each step's batch beside the step before.
+            Source, which loads each step's batch beside the step before.  On a mesh every process gives all rows, and
+            reads those of its own devices, so a memory map will do; from a Source each process loads whole batches.
         users : where the plan's unit is "user", whose each example is: an integer from 0 to dataset_size - 1 for each.
             The data are then any number of examples.
         ledger : a path (a new file, or one to go on with) or an open Ledger; every step is in it, on the disk, before
@@ -244,52 +254,52 @@ class Trainer:
             gives others than before a crash.  What was done until then is in the ledger and the checkpoints.
         """
         self._check_data(data, users)
+        callbacks = list(callbacks)
         every = int(check("checkpoint_every", checkpoint_every, COUNT))
-        looks = checked_log(log), int(check("log_every", log_every, COUNT))
+        where = self.placement
+        require_same(where.processes, state, self.plan, every, bool(callbacks), checkpoints is not None)
+        looks = checked_log(log) if where.processes.first else None, int(check("log_every", log_every, COUNT))
         if not isinstance(data, Source):
-            data = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), data)
-            data = data if users is None else user_data(data, users, self.plan.dataset_size)
+            data = where.data(data, users)
         store: Store | None = None
         found: Checkpoint | None = None
         if checkpoints is not None:
-            store = Store(checkpoints)
-        opened: Ledger | None = None
+            store = Store(checkpoints, where.processes)
+        noted: Noted | None = None
         program: Program | None = None
-        own = False
         try:
             trained, rest = apart(state.params, self.trainable)
-            carried = carried_from(state, trained)
+            carried = where.carried(state, trained)
             if store is not None and (found := last_checkpoint(store, state, carried)) is not None:
                 state = self._state(found, rest)
-                carried = carried_from(state, found.carried.params)
-            require_ledger(state.history, ledger)
+                carried = where.carried(state, found.carried.params)
+            find_ledger(where.processes, state, ledger)
             of_plan = (self.plan, self.adaptive, carried, state.lineage, state.step, data)
             if isinstance(data, Source):
-                of_source = (users, found, ledger is not None)
-                program = Streamed(self.rule, *of_plan, rest, *of_source)
+                with_ledger = any(where.processes.any(where.processes.first and ledger is not None))
+                program = Streamed(where, self.rule, *of_plan, rest, users, found, with_ledger)
             else:
-                program = Program(self.step_function, *of_plan, rest, self.rule.private_loss)
+                program = Program(where, *of_plan, rest, self.rule.private_loss)
             if found is not None and found.session not in (b"", program.session):
                 # steps may have been taken after the checkpoint, of which nothing is known: its whole plan counts
                 state = replace(state, history=state.history.whole())
             with run_log(*looks, state) as told:
-                opened, own = open_ledger(ledger, state, self.plan, by)
-                told.begin(self.plan, state, opened)
-                done = self._run(state, program, opened, list(callbacks), store, found, every, progress, told)
-                return told.returned(done)
+                noted = open_noted(where.processes, ledger, state, self.plan, by)
+                told.begin(self.plan, state, noted.ledger if noted is not None else None)
+                return told.returned(self._run(state, program, noted, callbacks, store, found, every, progress, told))
         finally:
             if program is not None:
                 program.close()
             if store is not None:
                 store.close()
-            if opened is not None and own:
-                opened.close()
+            if noted is not None:
+                noted.close()
 
     def _run(
         self,
         state: State,
         program: Program,
-        ledger: Ledger | None,
+        ledger: Noted | None,
         callbacks: list[Callable[[State], Any]],
         store: Store | None,
         found: Checkpoint | None,
@@ -314,19 +324,20 @@ class Trainer:
             return Checkpoint(step, carried, line, history, session, stopped, bool(looks))
 
         saved = found
-        if store is not None and step < plan.steps and not program.goes_on(found, ledger):
+        if store is not None and step < plan.steps and not program.goes_on(found, ledger is not None):
             saved = now(session=program.session)  # before anything is released: a crash can then be replayed
             store.save(saved)
         if step < until:
             program.begin(line, step, until)
-        bar = Live(plan, step, progress)
+        processes, digest_of = self.placement.processes, self.placement.digest
+        bar = Live(plan, step, progress if processes.first else False)
         try:
             while step < plan.steps:
                 if step >= until:
                     stopped = "budget"
                     break
                 after, key, settings, partition, batch = program.prepared(line, step)
-                if ledger is not None and not _note(ledger, plan, step, key, partition or None):
+                if ledger is not None and not ledger.note(plan, step, key, partition or None):
                     stopped = "budget"
                     break
                 done, observed = program.run(carried, key, settings, batch)
@@ -335,22 +346,27 @@ class Trainer:
                 told.look(step, observed, stretches)
                 bar.update(step, carried.clip_norm)
                 if store is not None and step % every == 0 and step < plan.steps:
-                    line = line._replace(seal=digest_tree(carried))
+                    line = line._replace(seal=digest_of(carried))
                     saved = now(session=program.session)
                     store.save(saved)
                 if callbacks:
                     view = shown(self._state(now(), program.frozen), looks)
-                    if any([callback(view) for callback in callbacks]):
+                    stop = any([callback(view) for callback in callbacks])
+                    stop, seen = processes.any(stop, bool(looks))
+                    if seen and not looks:
+                        looks.append("in another process")
+                    if stop:
                         stopped = "callback"
                         break
         except BaseException as error:
-            if store is not None and program.keeps_after(error):
-                line = line._replace(seal=digest_tree(carried))
+            # of several processes one may be alone with its error, and cannot write a checkpoint without the others
+            if store is not None and processes.count == 1 and program.keeps_after(error):
+                line = line._replace(seal=digest_of(carried))
                 store.save(now(session=program.goes_on_as))
                 say(f"cut off after step {step}; its checkpoint is written")
             raise
         bar.close()
-        line = line._replace(seal=digest_tree(carried))
+        line = line._replace(seal=digest_of(carried))
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # nothing was released after it
@@ -379,15 +395,3 @@ class Trainer:
                 f"data has first axes {sorted(sizes)}, must be ({self.plan.dataset_size},), the plan's dataset_size; "
                 "make the plan for these data"
             )
-
-
-def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | None) -> bool:
-    """Put a step on record, if it is in the ledger already or the budget allows it."""
-    segment = plan.at(step)
-    require_same_rows(ledger, step, key)
-    entry = (step, key.key_fingerprint, key.batch_fingerprint, *segment[2:4])
-    there = Step(ledger.run, *entry, plan.sampling, partition, *plan.truncation) in ledger.runs[ledger.run].seen
-    if not there and not plan.allows(ledger, step, partition):
-        return False
-    ledger.record(*entry, partition=partition)
-    return True

@@ -13,6 +13,7 @@ import jax
 
 from jaxacct.training.run import history
 from jaxacct.training.run.history import History
+from jaxacct.training.run.processes import ALONE, Processes
 from jaxacct.training.step.key_derivation import Lineage
 from jaxacct.training.step.step_function import Carried
 from jaxacct.validation import InputError
@@ -46,24 +47,30 @@ class Store:
 
     A checkpoint is parameters, optimizer state, clip norm, the step, the lineage (the key and the chain from which all
     batches and noise follow), and the history (what was spent).  It appears whole or not at all.  They are numbered in
-    the order of writing, from 0.
+    the order of writing, from 0.  Of arrays that are spread over several devices or processes, each process writes and
+    reads its own parts; the folder is then one that all of them see.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], processes: Processes = ALONE) -> None:
         import orbax.checkpoint as ocp
 
         self._ocp = ocp
         self._path = Path(folder).absolute()
+        processes.decide(self._prepare)
+        options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
+        with _private_files():
+            self._manager = ocp.CheckpointManager(self._path, options=options)
+
+    def _prepare(self) -> bytes:
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_private(self._path)
         except OSError as error:
             raise InputError(
-                f"{folder}: cannot be used for checkpoints, which its owner alone may read: {error.strerror or error}"
+                f"{self._path}: cannot be used for checkpoints, which its owner alone may read: "
+                f"{error.strerror or error}"
             ) from None
-        options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
-        with _private_files():
-            self._manager = ocp.CheckpointManager(self._path, options=options)
+        return b""
 
     def latest(self) -> int | None:
         """The number of the last checkpoint."""

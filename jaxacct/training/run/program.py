@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint
-from jaxacct.training.run.state import State
+from jaxacct.training.run.placement import OneDevice, OnMesh
 from jaxacct.training.step import key_derivation
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.key_derivation import Lineage, StepKey
@@ -21,7 +17,7 @@ from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.training.step.step_function import Carried, Numbers, Observed, numbers
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS
 
-__all__ = ["Prepared", "Program", "carried_from", "renewed"]
+__all__ = ["Prepared", "Program"]
 
 
 class Prepared(NamedTuple):
@@ -42,7 +38,7 @@ class Program:
 
     def __init__(
         self,
-        step_function: Callable[..., Any],
+        where: OneDevice | OnMesh,
         plan: Plan,
         adaptive: AdaptiveClip | None,
         carried: Carried,
@@ -53,20 +49,20 @@ class Program:
         private_loss: PrivateLoss | None = None,
     ) -> None:
         self._plan, self._adaptive, self._private_loss = plan, adaptive, private_loss
-        self.frozen = renewed(frozen)
+        self._where, self.frozen = where, where.frozen(carried.params, frozen)
         self._whole = data
         zero = np.zeros(8, np.uint32)
         now = self._numbers(min(step, self._plan.steps - 1), 0)
-        self._traced = jax.jit(step_function).trace(carried, zero, zero, data, now, self.frozen)
-        self._settle(carried, before, key_derivation.digest_program(self._traced), key_derivation.digest_tree(data))
+        self._traced = where.step(carried, zero, zero, data, now, self.frozen)
+        self._settle(carried, before, where.digest_program(self._traced), where.digest(data))
 
     def _settle(self, carried: Carried, before: Lineage, program: bytes, data: bytes) -> None:
         """What keys and session follow from: digests of the program and of the data."""
         self.carried = carried
-        self.line = key_derivation.joined(before, key_derivation.digest_tree(carried))
+        self.line = key_derivation.joined(before, self._where.digest(carried))
         self._digest, self._data = program, data
         if self.frozen is not None:  # its form is in the program, its arrays are arguments
-            self._digest = key_derivation.digest(self._digest, key_derivation.digest_tree(self.frozen.frozen))
+            self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
         # their noise is an argument of the program, not a part of it
         beside = repr((self._adaptive, self._private_loss)).encode()
         self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), beside)
@@ -95,11 +91,11 @@ class Program:
         """The session of that checkpoint; b"" where nothing can have been released after it that is to be repeated."""
         return self.session
 
-    def goes_on(self, found: Checkpoint | None, ledger: Ledger | None) -> bool:
+    def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
         """Whether the last checkpoint says already with which program and ledger steps are taken after it."""
         if found is None or found.session != self.session:
             return False
-        return (found.history.ledger is None) == (ledger is None)
+        return (found.history.ledger is not None) == ledger
 
     def advance(self, line: Lineage, step: int) -> tuple[Lineage, StepKey, Numbers, str]:
         """A step's lineage, keys and numbers, and the fingerprint of its pass or round; "" where there are none.
@@ -120,18 +116,3 @@ class Program:
 
     def _numbers(self, step: int, place: int) -> Numbers:
         return numbers(self._plan.at(step), self._plan.sampling, self._adaptive, place, self._private_loss)
-
-
-def carried_from(state: State, trained: Any) -> Carried:
-    """What the step works on, as new arrays: where they came from must make no difference to the program.
-
-    trained : the part of the state's parameters that is trained.
-    """
-    carried: Carried = renewed(Carried(trained, state.opt_state, state.clip_norm, np.int32(state.not_finite)))
-    return carried
-
-
-def renewed(tree: Any) -> Any:
-    """The same numbers as new arrays."""
-    is_key = lambda a: jax.dtypes.issubdtype(jnp.result_type(a), jax.dtypes.prng_key)
-    return jax.tree.map(lambda a: a if is_key(a) else jnp.asarray(np.asarray(a)), tree)

@@ -13,13 +13,14 @@ from jaxacct.training.ledger.stop_rule import counted, furthest, one_filter, one
 from jaxacct.training.ledger.totals import total
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
-from jaxacct.training.run.history import History, Stretch, followed, released
+from jaxacct.training.run.history import History, Stretch, document, followed, released
+from jaxacct.training.run.processes import Processes
 from jaxacct.training.run.state import State
 from jaxacct.training.step.key_derivation import digest
 from jaxacct.training.step.step_mechanisms import composed
 from jaxacct.validation import InputError
 
-__all__ = ["last_checkpoint", "open_ledger", "reach", "require_ledger", "require_same_relation"]
+__all__ = ["last_checkpoint", "open_ledger", "reach", "require_ledger", "require_same", "require_same_relation"]
 
 
 def last_checkpoint(store: Store, state: State, like: Any) -> Checkpoint | None:
@@ -43,6 +44,13 @@ def last_checkpoint(store: Store, state: State, like: Any) -> Checkpoint | None:
             )
         raise InputError(words)
     return found
+
+
+def require_same(processes: Processes, state: State, plan: Plan, *how: Any) -> None:
+    """InputError where the processes of a run were not given the same; what they were given stays secret."""
+    lineage, history = repr(tuple(state.lineage)), repr(document(state.history))
+    told = (lineage, history, repr((state.step, state.stopped, state.seen)), plan.to_json(), repr(how))
+    processes.agree("state, plan or options", digest(*(each.encode() for each in told)))
 
 
 def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | None) -> None:

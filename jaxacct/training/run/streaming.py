@@ -22,13 +22,14 @@ from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.ahead import Ahead
 from jaxacct.training.run.checkpoints import Checkpoint
-from jaxacct.training.run.program import Prepared, Program, renewed
+from jaxacct.training.run.placement import OneDevice, OnMesh
+from jaxacct.training.run.program import Prepared, Program
 from jaxacct.training.source import Source
 from jaxacct.training.step import host_sampler, key_derivation
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.key_derivation import Lineage, StepKey
 from jaxacct.training.step.parts import Rest
-from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule, Sums, add, keys, no_sums, release
+from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule
 from jaxacct.training.step.step_mechanisms import TRUNCATED
 from jaxacct.training.step.users import grouped
 from jaxacct.validation import InputError
@@ -65,6 +66,7 @@ class Streamed(Program):
 
     def __init__(
         self,
+        where: OneDevice | OnMesh,
         rule: StepRule,
         plan: Plan,
         adaptive: AdaptiveClip | None,
@@ -78,50 +80,33 @@ class Streamed(Program):
         ledger: bool,
     ) -> None:
         self._plan, self._adaptive, self._private_loss = plan, adaptive, rule.private_loss
-        self._rule, self._source, self.frozen = rule, source, renewed(frozen)
+        self._where, self._rule, self._source = where, rule, source
+        self.frozen = where.frozen(carried.params, frozen)
         self._users = None if users is None else grouped(users, plan.dataset_size, {(len(source),)})
         self._places = host_sampler.places(rule, plan.dataset_size)
-        self._micro = min(rule.micro_batch, self._places)
+        self._micro = min(rule.micro_batch, self._places) * where.devices  # places of one call, over all devices
         self._traced_parts = self._trace(carried, self._numbers(min(step, plan.steps - 1), 0))
         settings = repr((rule.sampling, rule.cap, rule.examples_per_user, self._micro)).encode()
-        digests = [key_derivation.digest_program(each) for each in self._traced_parts]
+        digests = [where.digest_program(each) for each in self._traced_parts]
         about = f"{len(source)} {source.layout.example}".encode()
         data = key_derivation.digest(b"source", about, key_derivation.digest_tree(self._users))
         self._settle(carried, before, key_derivation.digest(_HOST, settings, *digests), data)
         self._repeats = ledger and source.repeats
         if not self._repeats:
-            self.session = key_derivation.digest(self.session, secrets.token_bytes(16))
+            self.session = key_derivation.digest(self.session, where.processes.tell(secrets.token_bytes(16)))
         if found is None or found.session != self.session:
-            self.line = key_derivation.anew(self.line)
+            self.line = key_derivation.anew(self.line, where.processes.tell(secrets.token_bytes(16)))
         self._stop = threading.Event()
         self._before: Any = carried.not_finite
 
     def _trace(self, carried: Carried, now: Numbers) -> list[Any]:
-        rule, zero = self._rule, np.zeros(8, np.uint32)
-        most = rule.examples_per_user
+        zero, most = np.zeros(8, np.uint32), self._rule.examples_per_user
         shape = (self._micro,) if most is None else (self._micro, most)
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*shape, *a.shape), a.dtype), self._source.layout.example)
         if most is not None:
             rows = (rows, jax.ShapeDtypeStruct(shape, jnp.float32))
         indices, mask = (jax.ShapeDtypeStruct((self._micro,), dtype) for dtype in (jnp.int32, jnp.bool_))
-
-        def nothing(carried: Carried, frozen: Rest | None) -> Sums:
-            return no_sums(rule, carried, rows, frozen)
-
-        def one(
-            carried: Carried, words: Any, so_far: Sums, rows: Any, indices: Any, mask: Any, frozen: Rest | None
-        ) -> Sums:
-            return add(rule, carried, keys(words, words)[0], so_far, rows, indices, mask, frozen)
-
-        def end(carried: Carried, words: Any, sums: Sums, now: Numbers) -> tuple[Carried, Observed]:
-            return release(rule, carried, keys(words, words)[0], sums, now)
-
-        sums = jax.eval_shape(nothing, carried, self.frozen)
-        return [
-            jax.jit(nothing).trace(carried, self.frozen),
-            jax.jit(one, donate_argnums=2).trace(carried, zero, sums, rows, indices, mask, self.frozen),
-            jax.jit(end).trace(carried, zero, sums, now),
-        ]
+        return self._where.loaded(carried, zero, (rows, indices, mask), now, self.frozen)
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
         """Compile, while the first batches are being loaded."""
@@ -130,7 +115,9 @@ class Streamed(Program):
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
         """The next batch, and its keys; steps must be asked for in their order."""
-        return self._ahead.take()
+        taken = self._ahead.take()
+        self._where.processes.agree("what the source loads", taken.key.key_fingerprint.encode())
+        return taken
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
         """One step.  It is begun as soon as the one before the last is done: no more batches wait on the device."""
@@ -143,8 +130,8 @@ class Streamed(Program):
             rows = jax.tree_util.tree_unflatten(structure, [leaf[part] for leaf in batch.leaves])
             if batch.weights is not None:
                 rows = (rows, batch.weights[part])
-            mask = batch.mask[part]
-            sums = self._add(carried, key.words, sums, rows, batch.indices[part], mask, self.frozen)
+            placed = self._where.batch((rows, batch.indices[part], batch.mask[part]))
+            sums = self._add(carried, key.words, sums, *placed, self.frozen)
         return self._release(carried, key.words, sums, settings)
 
     def close(self) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "digest",
     "digest_program",
     "digest_tree",
+    "form_of",
     "joined",
     "loaded",
 ]
@@ -107,9 +108,9 @@ def loaded(lineage: Lineage, key: StepKey, rows: bytes) -> tuple[Lineage, StepKe
     return lineage._replace(chain=chain), key._replace(words=_words(secret), key_fingerprint=_fingerprint(secret))
 
 
-def anew(lineage: Lineage) -> Lineage:
-    """The lineage with 128 bits drawn now: what follows repeats nothing, and begins a pass of its own."""
-    return lineage._replace(chain=digest(lineage.chain, b"anew", secrets.token_bytes(16)), pass_first=-1)
+def anew(lineage: Lineage, bits: bytes) -> Lineage:
+    """The lineage with 128 bits that were drawn now: what follows repeats nothing, and begins a pass of its own."""
+    return lineage._replace(chain=digest(lineage.chain, b"anew", bits), pass_first=-1)
 
 
 def digest(*parts: bytes) -> bytes:
@@ -127,13 +128,18 @@ def digest_tree(tree: Any) -> bytes:
     Functions in the structure count by their names: where they lie in memory differs between processes.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    parts = [re.sub(r" at 0x[0-9a-f]+", "", str(structure)).encode()]
+    parts = [form_of(structure)]
     for leaf in leaves:
         if jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
         array = np.asarray(leaf)
         parts += [f"{array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).tobytes()]
     return digest(*parts)
+
+
+def form_of(structure: Any) -> bytes:
+    """A pytree's structure as text that is the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(structure)).encode()
 
 
 def digest_program(traced: Any) -> bytes:

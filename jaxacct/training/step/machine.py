@@ -31,6 +31,8 @@ _HARMLESS = re.compile(
 """Settings of JAX that change what is printed, cached or refused; those of promotion show in the traced program."""
 _OUTSIDE = {"pure_callback", "io_callback", "ffi_call", "infeed", "rng_uniform"}
 """Operations whose outcome is not decided by their arguments, or not known to be."""
+_COLLECTIVES = {"psum", "psum_invariant", "reduce_scatter", "psum_scatter"}
+"""Operations that add what several devices have."""
 _DETERMINISTIC = re.compile(r"--xla_gpu_(?:deterministic_ops|exclude_nondeterministic_ops)(?:=(\S+))?")
 
 
@@ -58,12 +60,15 @@ def repeats(primitives: set[str]) -> bool:
     """Whether a program of these operations comes out the same, to the last bit, whenever it runs on this machine.
 
     XLA's programs for CPUs and TPUs do.  Those for GPUs add in the order in which their threads arrive, unless
-    XLA_FLAGS has --xla_gpu_deterministic_ops=true.  A call of the host's code may do anything.
+    XLA_FLAGS has --xla_gpu_deterministic_ops=true; and what several GPUs have is added in an order that their library
+    chooses.  A call of the host's code may do anything.
     """
     if primitives & _OUTSIDE:
         return False
     if jax.devices()[0].platform in ("cpu", "tpu"):
         return True
+    if primitives & _COLLECTIVES:
+        return False
     asked = _DETERMINISTIC.findall(os.environ.get("XLA_FLAGS", ""))
     return bool(asked) and asked[-1].lower() in ("", "true", "1")
 

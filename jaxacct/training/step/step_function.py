@@ -1,7 +1,8 @@
 """One private step as pure functions: draw, clip and sum in micro-batches, add noise, divide, update.
 
 `private_step` puts the parts together for data on one device.  Where data lie elsewhere, or are spread, the caller
-uses the same parts: `draw`, then `add` for each micro-batch, then `release` once.
+uses the same parts: `draw`, then `add` for each micro-batch, then `release` once.  A few lines above 300 lines, so that
+all parts of a step are read together.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ __all__ = [
     "numbers",
     "private_step",
     "release",
+    "sums_over",
 ]
 
 _STD_ROUND_UP = 1.0 + 2.0**-20
@@ -234,8 +236,18 @@ def add(
     return jax.tree.map(jnp.add, so_far, Sums(summed, jnp.sum(mask, dtype=jnp.int32), seen))
 
 
-def release(rule: StepRule, carried: Carried, key: Any, sums: Sums, now: Numbers) -> tuple[Carried, Observed]:
-    """The noisy mean of a whole batch, handed to the optimizer: once for a step, with a key of its own."""
+def release(
+    rule: StepRule,
+    carried: Carried,
+    key: Any,
+    sums: Sums,
+    now: Numbers,
+    add_noise: Callable[[Any, Any, Any], Any] | None = None,
+) -> tuple[Carried, Observed]:
+    """The noisy mean of a whole batch, handed to the optimizer: once for a step, with a key of its own.
+
+    add_noise : as `noise.add`, for sums that lie elsewhere than on one device.
+    """
     import optax
 
     params, opt_state, clip_norm, not_finite = carried
@@ -243,7 +255,7 @@ def release(rule: StepRule, carried: Carried, key: Any, sums: Sums, now: Numbers
     found, groups = grouped(clip_norm, params)
     norms = [found[group] for group in sorted(set(groups))]  # of parts that are all frozen nothing is released
     std = now.gradient_noise * jnp.sqrt(sum(c**2 for c in norms)) * _STD_ROUND_UP
-    noisy = noise.add(noise.stream(key, noise.NOISE), summed.total, std)
+    noisy = (add_noise or noise.add)(noise.stream(key, noise.NOISE), summed.total, std)
     mean = jax.tree.map(lambda g, p: (g / now.expected_batch_size).astype(p.dtype), noisy, params)
     value = None
     if rule.private_loss is not None:
@@ -263,35 +275,52 @@ def release(rule: StepRule, carried: Carried, key: Any, sums: Sums, now: Numbers
     return after, Observed(seen.loss, seen.aux, members, summed.clipped, summed.not_finite, value)
 
 
+def sums_over(
+    rule: StepRule,
+    carried: Carried,
+    key: Any,
+    drawn: sampler.Selection,
+    data: Any,
+    frozen: Rest | None = None,
+    first: Any = None,
+) -> Sums:
+    """The sums over those who were drawn, in micro-batches.
+
+    drawn : places in the data at hand.  frozen : the rest of the model.
+    first : where these are a part of the data, the number that the first of them has among all.
+    """
+    most = rule.examples_per_user
+
+    def rows(places: Any) -> tuple[Any, Any]:
+        if most is None:
+            return jax.tree.map(lambda a: a[places], data), True
+        return of_users(noise.stream(key, noise.EXAMPLES), data, places, most, first)
+
+    def one(so_far: Sums, places: Any, mask: Any) -> Sums:
+        # users without examples are no members: they add nothing to any sum
+        batch, there = rows(places)
+        indices = places if first is None else places + first
+        return add(rule, carried, key, so_far, batch, indices, mask & there, frozen)
+
+    micro = min(rule.micro_batch, drawn.indices.shape[0])
+    everyone = rule.sampling == TRUNCATED and first is None
+    nothing = no_sums(rule, carried, jax.eval_shape(lambda: rows(drawn.indices[:micro])[0]), frozen)
+    return sampler.over_micro_batches(drawn, micro, one, nothing, all_places=everyone)
+
+
 def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
     """(carried, key words, pass key words, data, numbers[, frozen]) -> (carried, observed), pure: for jit, vmap, audit.
 
     The key must be used for this step alone; its words are those of ``jax.random.key_data``.  The pass key, of fixed
     batches and of random allocation, is one for a whole pass over the data.  ``frozen`` is the rest of the model.
     """
-    most = rule.examples_per_user
 
     def step(
         carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers, frozen: Rest | None = None
     ) -> tuple[Carried, Observed]:
         key, pass_key = keys(words, pass_words)
-        size = (data.count if most else jax.tree_util.tree_leaves(data)[0]).shape[0]
+        size = (data.count if rule.examples_per_user else jax.tree_util.tree_leaves(data)[0]).shape[0]
         drawn = draw(rule, key, pass_key, size, now)
-
-        def rows(indices: Any) -> tuple[Any, Any]:
-            if most is None:
-                return jax.tree.map(lambda a: a[indices], data), True
-            return of_users(noise.stream(key, noise.EXAMPLES), data, indices, most)
-
-        def one(so_far: Sums, indices: Any, mask: Any) -> Sums:
-            # users without examples are no members: they add nothing to any sum
-            batch, there = rows(indices)
-            return add(rule, carried, key, so_far, batch, indices, mask & there, frozen)
-
-        micro = min(rule.micro_batch, drawn.indices.shape[0])
-        everyone = rule.sampling == TRUNCATED
-        nothing = no_sums(rule, carried, jax.eval_shape(lambda: rows(drawn.indices[:micro])[0]), frozen)
-        sums = sampler.over_micro_batches(drawn, micro, one, nothing, all_places=everyone)
-        return release(rule, carried, key, sums, now)
+        return release(rule, carried, key, sums_over(rule, carried, key, drawn, data, frozen), now)
 
     return step

@@ -68,8 +68,10 @@ def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.nd
     return np.argsort(ids, kind="stable"), first, count
 
 
-def of_users(key: Any, data: UserData, users: Any, most: int) -> tuple[tuple[Any, Any], Any]:
+def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None) -> tuple[tuple[Any, Any], Any]:
     """(their examples, weights) of some users, shapes (users, most, ...) and (users, most); and who has any.
+
+    before : where the data are a part of all, how many users come before them.
 
     Of a user with more than ``most`` examples a random subset of so many is taken, for this key [Floyd's algorithm].
     The weights of a user's examples are equal and add up to 1; what fills the other places is the user's own first
@@ -90,7 +92,8 @@ def of_users(key: Any, data: UserData, users: Any, most: int) -> tuple[tuple[Any
 
         return jax.lax.fori_loop(0, most, one, jnp.full(most, -1, jnp.int32))
 
-    chosen = jax.vmap(places)(users, count, kept)
+    numbers = users if before is None else users + before
+    chosen = jax.vmap(places)(numbers, count, kept)
     taken = chosen >= 0
     where = data.order[jnp.where(taken, first[:, None] + chosen, first[:, None])]
     weights = taken / jnp.maximum(kept, 1)[:, None].astype(jnp.float32)
