@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxacct.training import clipped_sum
-from jaxacct.training.step.clipping import norm_methods
+from jaxacct.training.step.clipping import METHODS, norm_methods
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 LARGEST = {"float32": 127, "bfloat16": 127, "float16": 15}
@@ -216,3 +216,18 @@ def test_the_rows_of_an_embedding_by_indices_of_any_integer(index, rows):
     ghostly, plain = total("ghost"), total("vmap")
     np.testing.assert_allclose(ghostly, plain, atol=1e-3)
     assert np.count_nonzero(plain[:, 0]) >= 5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_clipped_is_what_is_summed(method):
+    """a b - c with c = a b rounded: 0, or all of the rounding where a compiler contracts the two operations.
+
+    A norm from one and a sum from the other would be a contribution of tens of thousands of clip norms.
+    """
+    loss = lambda w, example: jnp.sum((example[0] * example[1] - example[2]) @ w)
+    step = jax.jit(lambda *batch: clipped_sum(loss, jnp.zeros((3, 9)), batch, batch[3], 1.0, method).total)
+    for examples in (1, 2, 16):
+        a, b = np.random.default_rng(examples).uniform(1e5, 1e6, (2, examples, 3)).astype(np.float32)
+        for place in range(min(examples, 4)):
+            alone = np.asarray(step(a, b, a * b, np.arange(examples) == place), np.float64)
+            assert np.linalg.norm(alone) <= 1.0

@@ -14,6 +14,7 @@ from jaxacct.training.step import ghost_norms as ghost
 from jaxacct.training.step import powers_of_two as powers
 from jaxacct.training.step.block_sums import sum_squares
 from jaxacct.training.step.clip_norm import grouped, limit_of
+from jaxacct.training.step.computed_once import computed_once, unfolded_true
 from jaxacct.training.step.noise import wide
 from jaxacct.training.step.per_example import for_each, one_of
 from jaxacct.training.step.traces import trace
@@ -144,7 +145,8 @@ def _clipped_sum(
         return grads, [site.operands(x, dy, dtype) for site, x, dy in zip(sites, xs, dys, strict=True)], aux
 
     # one copy of each value serves both its norm and the sum: a second, rounded otherwise, might exceed its norm
-    grads, pairs, aux = jax.lax.optimization_barrier(for_each("loss_fn", gradients, batch))
+    true = unfolded_true([*norms, min(leaves, key=np.size), mask, *jax.tree_util.tree_leaves(batch)])
+    grads, pairs, aux = computed_once(true, lambda: for_each("loss_fn", gradients, batch))
     grads = [g.astype(dtype) for g in grads]
 
     # each part of a gradient as 2^exponent times one with an ordinary norm
@@ -152,13 +154,18 @@ def _clipped_sum(
     pairs = [jax.vmap(site.normalised)(*pair) for site, pair in zip(sites, pairs, strict=True)]
     for site, pair in zip(sites, pairs, strict=True):
         parts[site.leaf] = (pair[2], *jax.vmap(site.norm_squared)(*pair))
-    exponents, squares, sure = (
-        jnp.stack(column) for column in zip(*(parts[i] for i in range(len(leaves))), strict=True)
-    )
     rows = max((site.rows for site in sites), default=1)
-    limit = lambda c: limit_of(c, [leaf.size for leaf in leaves], rows, dtype)
-    scales = [_scales(exponents[m], squares[m], limit(c)) for c, m in zip(norms, members, strict=True)]
-    finite = jnp.all(sure, axis=0) & functools.reduce(jnp.logical_and, (scale.usable for scale in scales))
+    limits = [limit_of(c, [leaf.size for leaf in leaves], rows, dtype) for c in norms]
+
+    def weights_of() -> tuple[list[_Scales], Any]:
+        exponents, squares, sure = (
+            jnp.stack(column) for column in zip(*(parts[i] for i in range(len(leaves))), strict=True)
+        )
+        scales = [_scales(exponents[m], squares[m], c) for c, m in zip(limits, members, strict=True)]
+        return scales, jnp.all(sure, axis=0) & functools.reduce(jnp.logical_and, (scale.usable for scale in scales))
+
+    # small, and used by all that follows: the compiler would repeat it for each use
+    scales, finite = computed_once(true, weights_of)
     keep = finite & mask
 
     totals: list[Any] = [None] * len(leaves)

@@ -1,0 +1,60 @@
+"""Values that a compiled program computes once and keeps, whatever uses them.
+
+XLA merges a cheap operation into each operation that uses its result, so that it runs several times, and two of the
+copies may round differently: one contracts a product and an addition, another does not.  On CPUs it does so across
+`jax.lax.optimization_barrier` as well (jaxlib 0.10.2 takes the barriers out before it merges).  It never merges an
+operation of a branch with one that uses the branch's result.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxacct.training.step.traces import evaluate
+
+__all__ = ["computed_once", "unfolded_true"]
+
+
+def computed_once(true: Any, function: Callable[[], Any]) -> Any:
+    """``function()``, a pytree of arrays, each of them computed once: as the outcome of a branch that is always taken.
+
+    true : what `unfolded_true` returned.
+
+    >>> computed_once(unfolded_true([jnp.ones(3)]), lambda: {"a": jnp.arange(2)})["a"].tolist()
+    [0, 1]
+    """
+    traced, shapes = jax.make_jaxpr(function, return_shape=True)()
+    outputs = jax.lax.cond(
+        true,
+        lambda: jax.lax.optimization_barrier(evaluate(traced, ())),
+        lambda: [jnp.zeros(aval.shape, aval.dtype) for aval in traced.out_avals],
+    )
+    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shapes), outputs)
+
+
+def unfolded_true(values: Sequence[Any]) -> Any:
+    """True, found from the bits of the first entries of those arrays, so that no compiler takes it for a constant.
+
+    It does if all of them are constants of the program: give everything that the values follow from.
+    One for all under vmap: a branch that differed between its members would become a choice between both outcomes.
+    """
+    numbers = [
+        value for value in values if jnp.size(value) and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
+    ]
+    first = [jnp.ravel(value)[0].astype(jnp.float32) for value in numbers]
+    return _true(*(jax.lax.bitcast_convert_type(value, jnp.int32) for value in first))
+
+
+@jax.custom_batching.custom_vmap
+def _true(*bits: Any) -> Any:
+    return functools.reduce(jnp.add, bits, jnp.int32(0)) & 1 < 2
+
+
+@_true.def_vmap
+def _true_for_all(axis_size: int, batched: Sequence[bool], *bits: Any) -> tuple[Any, bool]:
+    return _true(*(value[0] if many else value for value, many in zip(bits, batched, strict=True))), False
