@@ -236,7 +236,7 @@ def test_every_placement_of_the_contour_brackets_the_same_value(sign, monkeypatc
         monkeypatch.setattr(bracket, "place", lambda *given, split=split: placement._place(*given, split))
         for shift in (-8.0, 0.0, 6.0):
             with np.errstate(all="ignore"):
-                low, _, high, _ = bracket.bracket_near(bracket.contour_at(sign, s, t, k, guess + shift), k)
+                low, _, high, _ = bracket.brackets_at(sign, s, t, k, guess + shift)
             lower, upper = np.maximum(lower, low), np.minimum(upper, high)
     assert np.all(lower <= upper)
     assert np.sum((upper - lower) / upper < 1e-5) >= 3  # 600 nodes do not suffice for all

@@ -14,7 +14,7 @@ from jaxacct.engines.blocks import in_blocks
 from jaxacct.engines.contour import Answer
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
-from jaxacct.kernels.allocation.bracket import bracket_near, contour_at
+from jaxacct.kernels.allocation.bracket import brackets_at, contours_at
 
 __all__ = ["delta", "epsilon", "epsilon_of_both", "guess"]
 
@@ -119,7 +119,7 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
 def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(lower, upper) of delta_remove by E(S - k)_+ = 1 - k + E(k - S)_+: of absolute accuracy, for large deltas."""
     k = np.exp(eps)
-    low, _, high, _ = bracket_near(contour_at(-1.0, s, t, k, np.log(k)), k)
+    low, _, high, _ = brackets_at(-1.0, s, t, k, np.log(k))
     wrong = 16.0 * ROUNDOFF * k
     return (1.0 - k) + low - wrong, (1.0 - k) + high + wrong
 
@@ -132,8 +132,10 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
     shift = np.where(sign > 0, 0.0, -eps)  # of the option against delta
     value: Value | None = None
     for _ in range(PLACEMENTS):
-        contour = contour_at(sign, s, t, k, guess + shift)
-        found = value_of(contour, eps)
+        ends = np.empty((4, len(s)))
+        for rows, contour in contours_at(sign, s, t, k, guess + shift):
+            ends[:, rows] = value_of(contour, eps[rows])
+        found = Value(*ends)
         if value is None:
             value = found
         else:
