@@ -128,7 +128,9 @@ def _newton(
         high = np.where(value.upper < delta, np.minimum(high, eps), high)
         new = eps + (np.log(value.estimate) - np.log(delta)) * value.estimate / value.slope
         usable = (value.slope > 0.0) & np.isfinite(new) & (value.lower > 0.2 * value.upper)
-        new = np.where(usable, np.clip(new, 0.5 * (low + eps) * (low > 0.0), 0.5 * (high + eps)), 0.5 * (low + high))
+        middle = 0.5 * (low + high)
+        middle = np.where(np.abs(middle - eps) > 1e-3 * eps, middle, 0.5 * (eps + high))  # nothing was learnt at eps
+        new = np.where(usable, np.clip(new, 0.5 * (low + eps) * (low > 0.0), 0.5 * (high + eps)), middle)
         if turn == NEWTON or np.all((np.abs(new - eps) <= NEAR * narrow * eps) | (high <= floor)):
             break
         eps = new

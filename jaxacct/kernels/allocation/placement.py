@@ -14,7 +14,7 @@ __all__ = ["TOLERANCE", "Place", "place", "place_of_bulk", "tilted_mode"]
 
 COARSE = 160
 """Cells of the grids on which choices are made, and the images bounded."""
-MOST_NODES = 4000
+MOST_NODES = 12_000
 """Most nodes on the line."""
 TOLERANCE = 1e-10
 """Size of what is cut off, relative to the value, where nothing else is asked for."""
