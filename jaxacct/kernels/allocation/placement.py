@@ -24,7 +24,7 @@ PAST_THE_GOAL = 0.02
 """By how much, in the logarithm, the secant aims past the goal, so that what it finds is mostly enough."""
 STRIDE = 0.8
 """Step of the logarithm of the index where the bound says nothing about the way to go."""
-NEAR_ENOUGH = 0.06
+NEAR_ENOUGH = 0.1
 """Distance, in the logarithm, of an index that is too small and one that is not."""
 REACH = 8.6
 """Deviations of the standard normal law that are kept."""
@@ -59,6 +59,8 @@ class Place(NamedTuple):
     """(B, R) log of upper bounds of A^t there; -inf where there is no bulk."""
     digits: Array
     """(B,) log of the scale over the value."""
+    log_beyond: Array
+    """(B,) log of a bound of what lies beyond the last node, without e^{-sign c k}."""
 
 
 def _grid(low: Array, high: Array, size: int) -> Array:
@@ -165,10 +167,10 @@ def _ended(
     c, period = line
     step = 2.0 * np.pi / period
     scale = np.array([np.interp(one, *_sorted(a, b)) for one, a, b in zip(c, *saddle, strict=True)])
-    last = _cutoff(cells, cuts, t, c, step, scale, goal + sign * c * k, _deviation(s, t), sign)
+    last, beyond = _cutoff(cells, cuts, t, c, step, scale, goal + sign * c * k, _deviation(s, t), sign)
     digits = scale - sign * c * k - 2.0 * np.log(c) - guess
     log_far, log_bulk = log_power(cells, cuts, t, far, sign)
-    return Place(Line(c, step, last), windows, cells, far, log_far, log_bulk, digits)
+    return Place(Line(c, step, last), windows, cells, far, log_far, log_bulk, digits, beyond)
 
 
 def _deviation(s: Array, t: Array) -> Array:
@@ -277,8 +279,8 @@ def _cutoff(
     goal: Array,
     deviation: Array,
     sign: float,
-) -> Array:
-    """The index of the last node: where the bound of what lies beyond falls to the goal.
+) -> tuple[Array, Array]:
+    """The index of the last node, where the bound of what lies beyond falls to the goal, and that bound.
 
     The fall below the scale grows about as a power of the index, as its square where the law is nearly normal: a
     secant in the logarithms of both, kept between an index that is too small and one that is not.
@@ -290,6 +292,7 @@ def _cutoff(
     at = np.where(np.isnan(at), 0.5 * most, at)
     power, before, seen = np.full_like(c, 2.0), np.full_like(c, np.nan), np.full_like(c, np.nan)
     local = np.zeros(len(c), bool)
+    beyond = np.full_like(c, np.inf)
     rows = np.arange(len(c))
     for turn in range(PROBES):
         some = cells, cuts, t, c
@@ -304,6 +307,7 @@ def _cutoff(
         fine = bound < goal[rows]
         low[rows] = less = np.where(fine, less, np.maximum(less, here))
         high[rows] = more = np.where(fine, np.minimum(high[rows], here), high[rows])
+        beyond[rows] = np.where(fine, bound, beyond[rows])
         fall = np.log(np.maximum(scale[rows] - bound, 1e-2))
         fresh = (fall - seen[rows]) / (here - before[rows])
         power[rows] = steep = np.where((fresh > 0.1) & (fresh < 4.0), fresh, power[rows])
@@ -316,4 +320,7 @@ def _cutoff(
         rows = rows[~(more - less < NEAR_ENOUGH)]
         if rows.size == 0:
             break
-    return np.ceil(np.exp(high))
+    last = np.ceil(np.exp(high))
+    if np.any(high == most):  # no index tried is enough
+        beyond = np.where(high == most, log_beyond_on(cells, cuts, t, c, last * step, sign, local), beyond)
+    return last, beyond
