@@ -49,7 +49,8 @@ def estimate_of(contour: Contour, eps: np.ndarray) -> tuple[np.ndarray, np.ndarr
     """(estimate, slope) of `value_of`, for a fraction of its work."""
     k = np.exp(contour.sign * eps)
     mid, slope = estimate_near(contour, k)
-    return (mid, k * slope) if contour.sign > 0 else (mid / k, slope - mid / k)
+    with np.errstate(all="ignore"):
+        return (mid, k * slope) if contour.sign > 0 else (mid / k, slope - mid / k)
 
 
 def search(
@@ -60,16 +61,18 @@ def search(
     most: np.ndarray,
     rtol: float = 1e-4,
     floor: np.ndarray | float = 0.0,
+    near: np.ndarray | float = 0.0,
 ) -> np.ndarray:
     """(lower, estimate, upper) of epsilon, at most `most`; ends that are not shown to hold are 0 and inf.
 
     rtol : the width wanted; what can be had for nothing is narrower.
     floor : where epsilon is at most this, that is all that is found out: (0, 0, floor).
+    near : where the search begins, where it is positive and there is no floor.
     """
     narrow, tolerance = np.clip((NARROW * rtol, CUT_OFF * rtol), (1e-12, 1e-14), (1e-3, 1e-5))
     floor = np.broadcast_to(floor, s.shape)
     low, high = np.zeros_like(s), most.copy()
-    eps = np.where(floor > 0.0, np.minimum(floor, most), 0.0)
+    eps = np.minimum(np.where(floor > 0.0, floor, np.where(near < most, near, 0.0)), most)
     rows = np.flatnonzero(eps == 0.0)
     eps[rows] = start(sign, s[rows], t[rows], delta[rows], most[rows])
     answer = np.array([low, eps, np.full_like(s, np.inf)])

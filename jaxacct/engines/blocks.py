@@ -31,12 +31,12 @@ FAILURES = (ArithmeticError, ValueError, IndexError, MemoryError)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Solve = Callable[..., np.ndarray]
-"""(sigma, slots, given) of some rows -> (3, rows): lower, estimate, upper."""
+"""(sigma, slots, given, ...) of some rows -> (3, rows): lower, estimate, upper."""
 
 
 def in_blocks(solve: Solve, columns: list[np.ndarray]) -> Answer:
-    """What `solve` finds for all rows of sigma, slots and a third number; like rows are done together."""
-    sigma, slots, given = columns
+    """What `solve` finds for all rows of sigma, slots, a third number and more; like rows are done together."""
+    sigma, slots, given = columns[:3]
     found = np.empty((3, sigma.size))
     order = np.lexsort((given, sigma, slots))
     threads = min(_cores(), MOST_THREADS)
