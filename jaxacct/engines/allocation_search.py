@@ -20,7 +20,7 @@ NEWTON = 5
 """Newton steps on one contour."""
 NARROW = 1e-2
 """Relative width at which a search ends, as a share of the width asked for."""
-CUT_OFF = 1e-4
+CUT_OFF = 3e-3
 """What a contour may leave out, relative to delta, as a share of the width asked for."""
 NEAR = 0.01
 """Newton ends at steps this small, relative to the width at which the search ends."""
