@@ -27,6 +27,8 @@ ROUGH = 0.5
 """Relative width from which on theorems are asked for lower ends of epsilon, which spare the contour."""
 PLACEMENTS = 3
 """Most placements of the contour for one delta."""
+SMALL = 1e-8
+"""What a contour may leave out of a delta, relatively."""
 ROUGHLY = 1e-5
 """What a contour leaves out, relative to delta, where only an estimate is asked for."""
 MOST_SLOTS = 1e9
@@ -124,7 +126,7 @@ def guess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray
         return start(1.0, s, slots, delta, np.minimum(most, 600.0))
 
 
-def _flat(*arrays: np.ndarray) -> list[np.ndarray]:
+def _flat(*arrays: np.ndarray | float) -> list[np.ndarray]:
     return [np.ravel(a).astype(np.float64) for a in np.broadcast_arrays(*(np.asarray(a, np.float64) for a in arrays))]
 
 
@@ -189,7 +191,7 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
     value: Value | None = None
     for _ in range(PLACEMENTS):
         ends = np.empty((4, len(s)))
-        for rows, contour in contours_at(sign, s, t, k, guess + shift):
+        for rows, contour in contours_at(sign, s, t, k, guess + shift, SMALL):
             ends[:, rows] = value_of(contour, eps[rows])
         found = Value(*ends)
         if value is None:
@@ -207,7 +209,14 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
 
 
 def _epsilon_block(
-    sign: float, sigma: np.ndarray, t: np.ndarray, delta: np.ndarray, floor: np.ndarray | None = None, *, rtol: float, begin: np.ndarray | float = 0.0
+    sign: float,
+    sigma: np.ndarray,
+    t: np.ndarray,
+    delta: np.ndarray,
+    floor: np.ndarray | None = None,
+    *,
+    rtol: float,
+    begin: np.ndarray | float = 0.0,
 ) -> np.ndarray:
     s = 1.0 / sigma
     gaussian = closed_form.epsilon(s * (1.0 + 2.0 * ROUNDOFF), delta, np.zeros_like(delta))

@@ -47,9 +47,7 @@ class OneRound(MechanismEngine):
     def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
         return self._epsilon(mechanism, delta, relation, rtol, None)
 
-    def epsilon_near(
-        self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float, near: np.ndarray
-    ) -> Bounds:
+    def epsilon_near(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float, near: np.ndarray) -> Bounds:
         return self._epsilon(mechanism, delta, relation, rtol, near)
 
     def _epsilon(
@@ -80,10 +78,12 @@ class OneRound(MechanismEngine):
         if relation not in _DIRECTIONS_OF:
             return None
         shape = np.broadcast_shapes(batch_shape(mechanism), np.shape(epsilon), np.shape(delta))
-        columns = mechanism.mechanism.noise_multiplier, mechanism.slots, delta, epsilon
-        flat = (np.broadcast_to(x, shape).reshape(-1) for x in columns)
+        sigma, slots, asked, eps = (
+            np.broadcast_to(x, shape).reshape(-1)
+            for x in (mechanism.mechanism.noise_multiplier, mechanism.slots, delta, epsilon)
+        )
         # removing a record was the larger direction in every case seen
-        return allocation.excess(*flat, _DIRECTIONS_OF[relation][0]).reshape(shape)
+        return allocation.excess(sigma, slots, asked, eps, _DIRECTIONS_OF[relation][0]).reshape(shape)
 
 
 def _bracket(

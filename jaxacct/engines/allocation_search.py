@@ -42,7 +42,8 @@ def value_of(contour: Contour, eps: np.ndarray) -> Value:
     low, mid, high, slope = bracket_near(contour, k)
     if contour.sign > 0:
         return Value(low, mid, high, k * slope)
-    return Value(low / k * (1.0 - 16.0 * ROUNDOFF), mid / k, high / k * (1.0 + 16.0 * ROUNDOFF), slope - mid / k)
+    with np.errstate(all="ignore"):
+        return Value(low / k * (1.0 - 16.0 * ROUNDOFF), mid / k, high / k * (1.0 + 16.0 * ROUNDOFF), slope - mid / k)
 
 
 def estimate_of(contour: Contour, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

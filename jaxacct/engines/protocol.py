@@ -114,9 +114,7 @@ class MechanismEngine(ABC):
     def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
         """The bracket of delta at epsilon >= 0, which broadcasts with the mechanism."""
 
-    def epsilon_near(
-        self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float, near: np.ndarray
-    ) -> Bounds:
+    def epsilon_near(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float, near: np.ndarray) -> Bounds:
         """`epsilon`, begun at about what it is; `near` has the shape of delta and decides nothing but the time."""
         return self.epsilon(mechanism, delta, relation, rtol)
 

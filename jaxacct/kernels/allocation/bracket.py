@@ -14,7 +14,7 @@ from jaxacct.kernels.allocation.transform import Powers, powers_on, turned_by
 from jaxacct.kernels.arrays import Array
 from jaxacct.kernels.special import log_ndtr
 
-__all__ = ["Contour", "bracket_near", "brackets_at", "contours_at", "estimate_near"]
+__all__ = ["Contour", "bracket_near", "brackets_at", "contours_at", "estimate_near", "rows_of"]
 
 TERMS_TOGETHER = 6000
 """Nodes of lines that are evaluated together, over all rows: what they need stays near the processor."""
@@ -75,6 +75,13 @@ def _contour(sign: float, s: Array, t: Array, where: Place, bulk: Contour | None
     line, windows = where.line, where.windows
     ends = panels_of(s, t, windows, np.hypot(line.c, line.count * line.step))
     return Contour(sign, s, t, where, powers_on(line, s, t, windows, ends, sign), bulk)
+
+
+def rows_of(found: Contour, rows: Array) -> Contour:
+    """Some rows of a contour, in any order and as often as wanted."""
+    place_of, powers = jax.tree.map(lambda x: x[rows], (found.place, found.powers))
+    bulk = None if found.bulk is None else rows_of(found.bulk, rows)
+    return Contour(found.sign, found.s[rows], found.t[rows], place_of, powers, bulk)
 
 
 def brackets_at(

@@ -130,9 +130,7 @@ def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array |
         return _of_call(s, t, k, guess, np.broadcast_to(tolerance, s.shape), windows, True)
 
 
-def _of_call(
-    s: Array, t: Array, k: Array, guess: Array, tolerance: Array, windows: Windows, known: bool
-) -> Place:
+def _of_call(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, windows: Windows, known: bool) -> Place:
     """The placement for given windows.  known : whether the guess is taken as it is; else the scale may raise it."""
     cells = cells_of(s, t, windows, COARSE)
     cuts, deviation = cuts_of(cells, windows), _deviation(s, t)
