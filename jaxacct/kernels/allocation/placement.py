@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxacct.kernels.allocation.cutoff import log_beyond, log_beyond_on, log_power
+from jaxacct.kernels.allocation.cutoff import log_power
+from jaxacct.kernels.allocation.last_node import MOST_NODES, last_node
 from jaxacct.kernels.allocation.law import ROOM, Cells, Cuts, Windows, cells_of, cuts_of
 from jaxacct.kernels.allocation.transform import Line
 from jaxacct.kernels.arrays import Array
@@ -14,18 +15,8 @@ __all__ = ["TOLERANCE", "Place", "place", "place_of_bulk", "tilted_mode"]
 
 COARSE = 160
 """Cells of the grids on which choices are made, and the images bounded."""
-MOST_NODES = 12_000
-"""Most nodes on the line."""
 TOLERANCE = 1e-10
 """Size of what is cut off, relative to the value, where nothing else is asked for."""
-PROBES = 12
-"""Most indices that are tried for the last node."""
-PAST_THE_GOAL = 0.02
-"""By how much, in the logarithm, the secant aims past the goal, so that what it finds is mostly enough."""
-STRIDE = 0.8
-"""Step of the logarithm of the index where the bound says nothing about the way to go."""
-NEAR_ENOUGH = 0.1
-"""Distance, in the logarithm, of an index that is too small and one that is not."""
 REACH = 8.6
 """Deviations of the standard normal law that are kept."""
 MANY = 250
@@ -165,7 +156,7 @@ def _ended(
     c, period = line
     step = 2.0 * np.pi / period
     scale = np.array([np.interp(one, *_sorted(a, b)) for one, a, b in zip(c, *saddle, strict=True)])
-    last, beyond = _cutoff(cells, cuts, t, c, step, scale, goal + sign * c * k, _deviation(s, t), sign)
+    last, beyond = last_node(cells, cuts, t, c, step, scale, goal + sign * c * k, _deviation(s, t), sign)
     digits = scale - sign * c * k - 2.0 * np.log(c) - guess
     log_far, log_bulk = log_power(cells, cuts, t, far, sign)
     return Place(Line(c, step, last), windows, cells, far, log_far, log_bulk, digits, beyond)
@@ -265,60 +256,3 @@ def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[
         better = both < period
         chosen, period = np.where(better, c, chosen), np.where(better, both, period)
     return chosen, period
-
-
-def _cutoff(
-    cells: Cells,
-    cuts: Cuts,
-    t: Array,
-    c: Array,
-    step: Array,
-    scale: Array,
-    goal: Array,
-    deviation: Array,
-    sign: float,
-) -> tuple[Array, Array]:
-    """The index of the last node, where the bound of what lies beyond falls to the goal, and that bound.
-
-    The fall below the scale grows about as a power of the index, as its square where the law is nearly normal: a
-    secant in the logarithms of both, kept between an index that is too small and one that is not.
-    """
-    most = np.log(MOST_NODES)
-    low, high = np.zeros_like(c), np.full_like(c, most)
-    wanted = np.log(np.maximum(scale - goal, 1.0)) + PAST_THE_GOAL
-    at = np.clip(0.5 * (np.log(2.0) + wanted) - np.log(deviation * step), 0.0, most)
-    at = np.where(np.isnan(at), 0.5 * most, at)
-    power, before, seen = np.full_like(c, 2.0), np.full_like(c, np.nan), np.full_like(c, np.nan)
-    local = np.zeros(len(c), bool)
-    beyond = np.full_like(c, np.inf)
-    rows = np.arange(len(c))
-    for turn in range(PROBES):
-        some = cells, cuts, t, c
-        if rows.size < len(c):
-            some = jax.tree.map(lambda x, rows=rows: x[rows], some)
-        y = np.ceil(np.exp(at[rows])) * step[rows]
-        if turn == 0:
-            bound, local = log_beyond(*some, y, sign)
-        else:
-            bound = log_beyond_on(*some, y, sign, local[rows])
-        here, less = at[rows], low[rows]
-        fine = bound < goal[rows]
-        low[rows] = less = np.where(fine, less, np.maximum(less, here))
-        high[rows] = more = np.where(fine, np.minimum(high[rows], here), high[rows])
-        beyond[rows] = np.where(fine, bound, beyond[rows])
-        fall = np.log(np.maximum(scale[rows] - bound, 1e-2))
-        fresh = (fall - seen[rows]) / (here - before[rows])
-        power[rows] = steep = np.where((fresh > 0.1) & (fresh < 4.0), fresh, power[rows])
-        before[rows], seen[rows] = here, fall
-        # far out the bound may be poor, and one that is above the scale says nothing about the way
-        stride = np.where(fall > 0.0, (wanted[rows] - fall) / steep, np.where(fine, -STRIDE, STRIDE))
-        new = here + stride
-        middle = 0.5 * (less + np.where(more < most, more, np.minimum(more, less + 2.0 * STRIDE)))
-        at[rows] = np.where((new > less) & (new < more), new, middle)
-        rows = rows[~(more - less < NEAR_ENOUGH)]
-        if rows.size == 0:
-            break
-    last = np.ceil(np.exp(high))
-    if np.any(high == most):  # no index tried is enough
-        beyond = np.where(high == most, log_beyond_on(cells, cuts, t, c, last * step, sign, local), beyond)
-    return last, beyond
