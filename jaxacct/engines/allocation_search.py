@@ -14,10 +14,12 @@ from jaxacct.kernels.allocation.placement import TOLERANCE
 
 __all__ = ["Value", "estimate_of", "search", "start", "value_of"]
 
-ROUNDS = 7
+ROUNDS = 14
 """Most placements of the contour."""
 NEWTON = 5
 """Newton steps on one contour."""
+RETREATS = 4
+"""Most readings where Newton ends."""
 NARROW = 1e-2
 """Relative width at which a search ends, as a share of the width asked for."""
 CUT_OFF = 3e-3
@@ -95,10 +97,10 @@ def search(
             ends = (0.0 * here, floor[at]) if settled.all() else _ends(contour, *value, target, floor[at])
             ends = np.where(settled, 0.0, ends[0]), np.where(settled, floor[at], ends[1])
             answer[0, at], answer[2, at] = np.fmax(answer[0, at], ends[0]), np.fmin(answer[2, at], ends[1])
-            answer[1, at], eps[at] = here, here
+            answer[1, at], eps[at] = here, np.clip(here, low[at], high[at])
             width = answer[2, at] - answer[0, at]
             done = settled | (np.isfinite(answer[2, at]) & (width <= narrow * answer[2, at])) | (answer[2, at] <= 0.0)
-            going[at] = ~done & ((np.abs(here - placed) > 1e-6 * here) | (tolerance > TOLERANCE))
+            going[at] = ~done & ((np.abs(eps[at] - placed) > 1e-6 * here) | (tolerance > TOLERANCE))
         rows, tolerance = np.flatnonzero(going), min(tolerance, TOLERANCE)
     return answer
 
@@ -158,9 +160,14 @@ def _newton(
             break
         mid, slope = estimate_of(contour, new)
     if np.any(new != eps):
-        eps = new
-        value = value_of(contour, eps)
-        _, low, high = read(value, eps)
+        for _ in range(RETREATS):
+            reached, value = new, value_of(contour, new)
+            good, low, high = read(value, reached)
+            back = usable & ~good  # estimates went further than brackets reach
+            if not np.any(back):
+                break
+            new = np.where(back, 0.5 * (eps + new), new)
+        eps = reached
     return (eps, value), low, high
 
 

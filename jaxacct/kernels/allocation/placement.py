@@ -21,7 +21,7 @@ REACH = 8.6
 """Deviations of the standard normal law that are kept."""
 MANY = 250
 """Nodes above which another way is tried."""
-ILL = 8.0
+ILL = 6.0
 """log of the scale over the value above which another way is tried: digits are lost."""
 FAR_BLUR = 0.03
 """Width of the window beyond which slots are far, in log X."""
@@ -85,7 +85,7 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
 
 def _badness(found: Place) -> Array:
     lost = np.maximum(found.digits - ILL, 0.0)
-    worse = found.line.count * (1.0 + lost) + np.where(found.line.count >= MOST_NODES, 1e9, 0.0)
+    worse = found.line.count * (1.0 + lost * lost) + np.where(found.line.count >= MOST_NODES, 1e9, 0.0)
     return np.where(np.isfinite(worse), worse, np.inf)
 
 
@@ -99,7 +99,7 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
     at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
     log_value = np.where(split, guess, np.maximum(at, guess))
     goal = log_value + np.log(tolerance)
-    needed = _right(c, seen, exponents - 1.0, goal)
+    needed, _ = _right(c, seen, exponents - 1.0, goal)
     period = np.maximum((np.log(k + 40.0 / c) - goal) / c, np.minimum(needed, k))
     reach = 46.0 + np.maximum(-logs[np.arange(len(k)), np.argmin(np.abs(seen - c[:, None]), axis=1)] / t, 0.0)
     end = np.minimum((np.log(reach / c) + np.log(t)) / s + 0.5 * s, REACH)
@@ -108,7 +108,7 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
         end = np.maximum(end, windows.low + 9.0 * windows.low_blur)
     windows = windows._replace(start=start, end=end)
     cells = cells_of(s, t, windows, COARSE)
-    far = _grid(1.1 * c, np.maximum(40.0 * c, 1.2 * c), 20)
+    far = _grid(1.1 * c, 40.0 * c, 20)
     return _ended(sign, s, t, k, guess, goal, windows, cells, cuts_of(cells, windows), (c, period), (seen, logs), far)
 
 
@@ -133,8 +133,9 @@ def _of_call(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, windo
     log_value = guess if known else np.maximum(guess, np.min(exponents, axis=1) - 4.0)
     goal = log_value + np.log(tolerance)
     c, period = _abscissa(best, seen, exponents - 1.0, goal)
-    far = _grid(1.1 * c, np.maximum(40.0 * c, 1.2 * c), 20)
-    far = np.minimum(far, np.maximum(400.0 / cells.x[:, -1], 1.1 * c)[:, None])
+    far = np.minimum(_grid(1.1 * c, 40.0 * c, 14), np.maximum(400.0 / cells.x[:, -1], 1.1 * c)[:, None])
+    sharpest = _right(c, seen, exponents - 1.0, goal)[1]
+    far = np.concatenate([sharpest[:, None] * np.array([0.95, 1.0, 1.05]), far], axis=1)
     return _ended(1.0, s, t, k, guess, goal, windows, cells, cuts, (c, period), (seen, logs), far)
 
 
@@ -239,11 +240,13 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
     return np.minimum(np.where(np.isfinite(u), u, 0.0), 0.0)
 
 
-def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> Array:
-    """The period for which Chernoff bounds make the images negligible."""
+def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
+    """The period for which Chernoff bounds make the images negligible, and the abscissa of the bound that does."""
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
-    return np.min(np.where(np.isnan(needed), np.inf, needed), axis=1)
+    needed = np.where(np.isnan(needed), np.inf, needed)
+    least = np.argmin(needed, axis=1)[:, None]
+    return np.take_along_axis(needed, least, axis=1)[:, 0], np.take_along_axis(seen, least, axis=1)[:, 0]
 
 
 def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
@@ -252,7 +255,7 @@ def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[
     for share in (0.4, 0.5, 0.6, 0.7, 0.8, 0.88):
         c = share * best
         left = (np.log1p(np.maximum(-goal / c, 0.0)) - goal) / c
-        both = np.maximum(left, _right(c, seen, exponents, goal))
+        both = np.maximum(left, _right(c, seen, exponents, goal)[0])
         better = both < period
         chosen, period = np.where(better, c, chosen), np.where(better, both, period)
     return chosen, period
