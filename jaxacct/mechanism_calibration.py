@@ -13,7 +13,7 @@ from jaxacct.certified_search import Found, Search, Start, certified_search, sta
 from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.dp_sgd_calibration import LEAST_RTOL, Calibration, result
 from jaxacct.engines.backend import job
-from jaxacct.engines.protocol import Effort
+from jaxacct.engines.protocol import Effort, MechanismEngine
 from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism, take_rows
@@ -21,9 +21,18 @@ from jaxacct.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_sha
 
 __all__ = ["calibrate", "search_mechanisms"]
 
-BISECTIONS = 16
+BISECTIONS = 10
+"""Of the logarithm of the bracket, for where a guess meets the target."""
 STEP = 1e-3
 """Of x, for the slope of a guess."""
+CLEAR = 2.0
+"""Factor from the target beyond which a guess says on which side an end of the bracket lies."""
+SECANTS = 5
+"""Most steps from the guess to the solution by estimates."""
+SECOND_ORDER = 10.0
+"""Distance in log(epsilon), in units of rtol, from which one more step of a secant is the last."""
+BELOW_TARGET = 0.25
+"""How far below the target the solution of estimates lies, in units of rtol: half of what still counts as met."""
 ROUGH = 0.9, 0.05
 """Relative widths at which epsilon is evaluated at both ends of the bracket, the second where the first cannot tell."""
 
@@ -146,19 +155,41 @@ def search_mechanisms(
     low, high = (end.reshape(-1).astype(np.float64) for end in bracket)
     values, target = low.copy(), epsilon.reshape(-1)
 
-    def evaluate(rows: np.ndarray, some: np.ndarray, effort: Effort = effort) -> Bounds:
+    def part_of(made: Mechanism, rows: np.ndarray) -> Mechanism:
+        mine = batch_shape(made)
+        places = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), epsilon.shape).reshape(-1)[rows]
+        return take_rows(made, places) if mine else made
+
+    def at(rows: np.ndarray, some: np.ndarray) -> tuple[Mechanism, MechanismEngine | None]:
+        """The mechanism at the values of some rows, and the engine that answers for these rows alone."""
         values[rows] = some
         made = make(values.reshape(epsilon.shape))
+        known = None if relation == "replace_one" else engine_of_mechanism(made, "auto")
+        return made, known if known is not None and known.by_rows else None
+
+    def evaluate(rows: np.ndarray, some: np.ndarray, effort: Effort = effort) -> Bounds:
+        made, known = at(rows, some)
+        if known is not None:
+            asked = part_of(made, rows), deltas[rows], relation, effort.rtol
+            return known.epsilon_near(*asked, target[rows]) if effort.rtol < ROUGH[-1] else known.epsilon(*asked)
         if made.has_bracket() and rows.size < target.size:
-            mine = batch_shape(made)
-            places = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), epsilon.shape).reshape(-1)[rows]
-            one = take_rows(made, places) if mine else made
-            return account.bracket_epsilon(one, delta.reshape(-1)[rows], relation, effort)
+            return account.bracket_epsilon(part_of(made, rows), deltas[rows], relation, effort)
         found = account.bracket_epsilon(made, delta, relation, effort)
         columns = found.lower, found.estimate, found.upper, found.kind, found.status, found.engine
         return Bounds(*(np.asarray(column).reshape(-1)[rows] for column in columns))
 
-    at_low, at_high, falls = _at_ends(evaluate, low, high, effort)
+    def guess(rows: np.ndarray, some: np.ndarray) -> np.ndarray | None:
+        made, known = at(rows, some)
+        found = None if known is None else known.guess(part_of(made, rows), deltas[rows])
+        return None if found is None else np.log(np.maximum(found, 1e-300))
+
+    def excess(rows: np.ndarray, some: np.ndarray) -> np.ndarray | None:
+        made, known = at(rows, some)
+        aim = target[rows] * (1.0 - BELOW_TARGET * rtol)
+        return None if known is None else known.excess(part_of(made, rows), aim, deltas[rows], relation)
+
+    deltas = delta.reshape(-1)
+    at_low, at_high, falls = _at_ends(evaluate, guess, target, low, high, effort)
     search = Search(
         evaluate=evaluate,
         target=target,
@@ -171,51 +202,93 @@ def search_mechanisms(
         privates_first=(at_low <= target) & (at_high <= target),
     )
 
-    def guess(x: np.ndarray) -> np.ndarray | None:
-        made = make(np.exp(x).reshape(epsilon.shape))
-        known = engine_of_mechanism(made, "auto")
-        found = None if known is None else known.guess(made, delta)
-        return None if found is None else np.log(np.maximum(found.reshape(-1), 1e-300))
+    def start(rows: np.ndarray) -> Start:
+        return _started(guess, excess, rows, np.log(target), np.log(low), np.log(high), falls, rtol)
 
-    guessed = None if whole else _guessed(guess, np.log(target), np.log(low), np.log(high), falls)
-    return certified_search(search, guessed or start_at(np.sqrt(low) * np.sqrt(high)))
+    known = not whole and guess(np.arange(low.size)[:1], low[:1]) is not None
+    return certified_search(search, start if known else start_at(np.sqrt(low) * np.sqrt(high)))
 
 
-def _guessed(
-    guess: Callable[[np.ndarray], np.ndarray | None],
+Guess = Callable[[np.ndarray, np.ndarray], np.ndarray | None]
+"""(rows, a value for each) -> about log(epsilon), or how far it is from the target; None where nothing is known."""
+
+
+def _started(
+    guess: Guess,
+    excess: Guess,
+    rows: np.ndarray,
     goal: np.ndarray,
     low: np.ndarray,
     high: np.ndarray,
     falls: np.ndarray,
-) -> Callable[[np.ndarray], Start] | None:
-    """Where a quick guess of log(epsilon) at x, if there is one, meets the goal, by bisection, and its slope there."""
+    rtol: float,
+) -> Start:
+    """Where a guess of log(epsilon) meets the goal, by bisection; from there to the solution of estimates by a secant.
+
+    All but `rows` and `rtol` are for the whole batch.  Estimates only decide where the certified search begins.
+    """
+    none = np.zeros(rows.size)
+    left, right, solved = low[rows], high[rows], np.zeros(rows.size, bool)
+    if rows.size == 0:
+        return Start(none, none, solved, none)
     for _ in range(BISECTIONS):
-        x = 0.5 * (low + high)
-        found = guess(x)
+        x = 0.5 * (left + right)
+        further = (_known(guess(rows, np.exp(x))) > goal[rows]) == falls[rows]
+        left, right = np.where(further, x, left), np.where(further, right, x)
+    x = 0.5 * (left + right)
+    slope = (_known(guess(rows, np.exp(x + STEP))) - _known(guess(rows, np.exp(x)))) / STEP
+    at, before, seen, fresh = np.arange(rows.size), np.full(rows.size, np.nan), np.full(rows.size, np.nan), slope.copy()
+    for _ in range(SECANTS):
+        found = excess(rows[at], np.exp(x[at]))
         if found is None:
-            return None
-        further = (found > goal) == falls
-        low, high = np.where(further, x, low), np.where(further, high, x)
-    x = 0.5 * (low + high)
-    near, beside = guess(x), guess(x + STEP)
-    assert near is not None and beside is not None
-    slope = (beside - near) / STEP
-    return lambda rows: Start(x[rows], np.zeros(rows.size), np.zeros(rows.size, bool), slope[rows])
+            break
+        with np.errstate(invalid="ignore", divide="ignore"):
+            secant = (found - seen[at]) / (x[at] - before[at])
+        second = np.isfinite(secant) & (secant * slope[at] > 0.0)
+        fresh[at] = np.where(second, secant, fresh[at])
+        before[at], seen[at] = x[at], found
+        new = x[at] - found / fresh[at]
+        good = np.isfinite(new) & (new > low[rows][at]) & (new < high[rows][at])
+        x[at] = np.where(good, new, x[at])
+        near = np.abs(found) < np.where(second, SECOND_ORDER * rtol, 0.05 * rtol)
+        solved[at] = good & near
+        at = at[good & ~near]
+        if at.size == 0:
+            break
+    return Start(x, np.exp(goal[rows]) * fresh, solved, slope)
+
+
+def _known(found: np.ndarray | None) -> np.ndarray:
+    assert found is not None
+    return found
 
 
 def _at_ends(
-    evaluate: Callable[[np.ndarray, np.ndarray, Effort], Bounds], low: np.ndarray, high: np.ndarray, effort: Effort
+    evaluate: Callable[[np.ndarray, np.ndarray, Effort], Bounds],
+    guess: Guess,
+    target: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    effort: Effort,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(upper ends at both ends of the bracket, whether epsilon falls), from brackets no narrower than that needs."""
+    """(epsilon at both ends of the bracket, at most; whether it falls), no narrower than that needs.
+
+    Where guesses lie clearly on both sides of the target they are taken: nothing is claimed from them.
+    """
     rows = np.arange(low.size)
     at_low, at_high, falls = np.full(low.size, np.nan), np.full(low.size, np.nan), np.zeros(low.size, bool)
+    first, last = guess(rows, low), guess(rows, high)
+    if first is not None and last is not None:
+        at_low, at_high, falls = np.exp(first), np.exp(last), last < first
+        clear = np.minimum(np.abs(first - np.log(target)), np.abs(last - np.log(target))) > np.log(CLEAR)
+        rows = rows[~(clear & ((first > np.log(target)) != (last > np.log(target))))]
     for rtol in ROUGH:
-        first, last = (evaluate(rows, x[rows], effort._replace(rtol=max(effort.rtol, rtol))) for x in (low, high))
-        at_low[rows], at_high[rows] = first.upper, last.upper
-        falls[rows] = np.asarray(last.upper <= first.upper)
-        rows = rows[~((last.upper < first.lower) | (first.upper < last.lower))]
         if rows.size == 0:
             break
+        one, two = (evaluate(rows, x[rows], effort._replace(rtol=max(effort.rtol, rtol))) for x in (low, high))
+        at_low[rows], at_high[rows] = one.upper, two.upper
+        falls[rows] = np.asarray(two.upper <= one.upper)
+        rows = rows[~((two.upper < one.lower) | (one.upper < two.lower))]
     return at_low, at_high, falls
 
 

@@ -123,10 +123,10 @@ def test_a_profile_whose_contours_fail_has_its_theorems(monkeypatch):
 def test_nodes_that_are_left_out_are_counted(monkeypatch):
     s, t, k = np.array([1.0, 2.0]), np.array([100.0, 300.0]), np.exp(np.array([0.6, 4.0]))
     guess = np.log([1e-5, 1e-8])
-    exact = bracket.bracket_near(bracket.contour_at(1.0, s, t, k, guess), k)
+    exact = bracket.brackets_at(1.0, s, t, k, guess)
     for share in (1e-9, 1e-6, 1e-3):
         monkeypatch.setattr(transform, "NEGLIGIBLE", share)
-        found = bracket.bracket_near(bracket.contour_at(1.0, s, t, k, guess), k)
+        found = bracket.brackets_at(1.0, s, t, k, guess)
         assert np.all(found[0] <= exact[2]) and np.all(found[2] >= exact[0])
     assert np.all(found[2] - found[0] > 2.0 * (exact[2] - exact[0]))  # the share matters
 

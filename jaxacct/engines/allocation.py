@@ -9,14 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from jaxacct.engines import closed_form
-from jaxacct.engines.allocation_search import Value, search, start, value_of
+from jaxacct.engines.allocation_search import Value, estimate_of, search, start, value_of
 from jaxacct.engines.blocks import in_blocks
 from jaxacct.engines.contour import Answer
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
-from jaxacct.kernels.allocation.bracket import bracket_near, contour_at
+from jaxacct.kernels.allocation.bracket import brackets_at, contours_at
+from jaxacct.kernels.allocation.chernoff import put_below
 
-__all__ = ["delta", "epsilon", "epsilon_of_both", "guess"]
+__all__ = ["delta", "delta_of_both", "epsilon", "epsilon_of_both", "excess", "guess"]
 
 SIGNS = {"remove": 1.0, "add": -1.0}
 """Of the option that each direction is: a call, or a put."""
@@ -26,6 +27,10 @@ ROUGH = 0.5
 """Relative width from which on theorems are asked for lower ends of epsilon, which spare the contour."""
 PLACEMENTS = 3
 """Most placements of the contour for one delta."""
+SMALL = 1e-8
+"""What a contour may leave out of a delta, relatively."""
+ROUGHLY = 1e-5
+"""What a contour leaves out, relative to delta, where only an estimate is asked for."""
 MOST_SLOTS = 1e9
 """Slots up to which the contour is asked."""
 
@@ -40,23 +45,76 @@ def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str)
     return found._replace(upper=np.minimum(found.upper, 1.0))
 
 
-def epsilon(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, direction: str, rtol: float = 1e-4) -> Answer:
-    """Brackets of inf {eps >= 0 : delta(eps) <= delta} in one direction; all arguments broadcast to (B,)."""
+def delta_of_both(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray) -> Answer:
+    """The larger of both directions, each end on its own; adding is left out where Chernoff shows it to be smaller."""
+
+    def both(sigma: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
+        worst = _delta_block(1.0, sigma, t, eps)
+        rows = np.flatnonzero(reach(1.0 / sigma, t) & (eps > 0.0) & (eps < 500.0) & (worst[0] > 0.0))
+        below = np.zeros(len(eps), bool)
+        below[rows] = put_below(1.0 / sigma[rows], t[rows], np.exp(-eps[rows])) + eps[rows] < np.log(worst[0, rows])
+        rows = np.flatnonzero(~below)
+        if rows.size:
+            worst[:, rows] = np.maximum(worst[:, rows], _delta_block(-1.0, sigma[rows], t[rows], eps[rows]))
+        return worst
+
+    found = in_blocks(both, _flat(sigma, slots, eps))
+    return found._replace(upper=np.minimum(found.upper, 1.0))
+
+
+def epsilon(
+    sigma: np.ndarray,
+    slots: np.ndarray,
+    delta: np.ndarray,
+    direction: str,
+    rtol: float = 1e-4,
+    near: np.ndarray | None = None,
+) -> Answer:
+    """Brackets of inf {eps >= 0 : delta(eps) <= delta} in one direction; all arguments broadcast to (B,).
+
+    near : where the search begins.
+    """
     sign = SIGNS[direction]
-    return in_blocks(lambda *rows: _epsilon_block(sign, *rows, rtol=rtol), _flat(sigma, slots, delta))
+    begin = 0.0 if near is None else near
+
+    def one(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, begin: np.ndarray) -> np.ndarray:
+        return _epsilon_block(sign, sigma, slots, delta, rtol=rtol, begin=begin)
+
+    return in_blocks(one, _flat(sigma, slots, delta, begin))
 
 
-def epsilon_of_both(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, rtol: float = 1e-4) -> Answer:
+def epsilon_of_both(
+    sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, rtol: float = 1e-4, near: np.ndarray | None = None
+) -> Answer:
     """The larger of both directions, each end on its own.
 
     The second direction is not solved where it is shown to lie below the first one's lower end.
     """
+    begin = 0.0 if near is None else near
 
-    def both(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray:
-        first = _epsilon_block(1.0, sigma, slots, delta, rtol=rtol)
+    def both(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, begin: np.ndarray) -> np.ndarray:
+        first = _epsilon_block(1.0, sigma, slots, delta, rtol=rtol, begin=begin)
         return np.maximum(first, _epsilon_block(-1.0, sigma, slots, delta, first[0], rtol=rtol))
 
-    return in_blocks(both, _flat(sigma, slots, delta))
+    return in_blocks(both, _flat(sigma, slots, delta, begin))
+
+
+def excess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, eps: np.ndarray, direction: str) -> np.ndarray:
+    """About log(epsilon at delta) - log(eps) by one step of Newton at eps, (B,); nothing is claimed."""
+    sign = SIGNS[direction]
+
+    def step(sigma: np.ndarray, t: np.ndarray, delta: np.ndarray, eps: np.ndarray) -> np.ndarray:
+        s, found = 1.0 / sigma, np.full((3, len(sigma)), np.nan)
+        rows = np.flatnonzero(reach(s, t) & (eps > 0.0) & (eps < 600.0))
+        if rows.size:
+            log_option = np.log(delta[rows]) + min(sign, 0.0) * eps[rows]
+            for some, contour in contours_at(sign, s[rows], t[rows], np.exp(sign * eps[rows]), log_option, ROUGHLY):
+                at = rows[some]
+                mid, slope = estimate_of(contour, eps[at])
+                found[0, at] = (np.log(mid) - np.log(delta[at])) * mid / (slope * eps[at])
+        return found
+
+    return in_blocks(step, _flat(sigma, slots, delta, eps))[0]
 
 
 def guess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray:
@@ -68,7 +126,7 @@ def guess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray
         return start(1.0, s, slots, delta, np.minimum(most, 600.0))
 
 
-def _flat(*arrays: np.ndarray) -> list[np.ndarray]:
+def _flat(*arrays: np.ndarray | float) -> list[np.ndarray]:
     return [np.ravel(a).astype(np.float64) for a in np.broadcast_arrays(*(np.asarray(a, np.float64) for a in arrays))]
 
 
@@ -119,7 +177,7 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
 def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(lower, upper) of delta_remove by E(S - k)_+ = 1 - k + E(k - S)_+: of absolute accuracy, for large deltas."""
     k = np.exp(eps)
-    low, _, high, _ = bracket_near(contour_at(-1.0, s, t, k, np.log(k)), k)
+    low, _, high, _ = brackets_at(-1.0, s, t, k, np.log(k))
     wrong = 16.0 * ROUNDOFF * k
     return (1.0 - k) + low - wrong, (1.0 - k) + high + wrong
 
@@ -132,8 +190,10 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
     shift = np.where(sign > 0, 0.0, -eps)  # of the option against delta
     value: Value | None = None
     for _ in range(PLACEMENTS):
-        contour = contour_at(sign, s, t, k, guess + shift)
-        found = value_of(contour, eps)
+        ends = np.empty((4, len(s)))
+        for rows, contour in contours_at(sign, s, t, k, guess + shift, SMALL):
+            ends[:, rows] = value_of(contour, eps[rows])
+        found = Value(*ends)
         if value is None:
             value = found
         else:
@@ -149,7 +209,14 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
 
 
 def _epsilon_block(
-    sign: float, sigma: np.ndarray, t: np.ndarray, delta: np.ndarray, floor: np.ndarray | None = None, *, rtol: float
+    sign: float,
+    sigma: np.ndarray,
+    t: np.ndarray,
+    delta: np.ndarray,
+    floor: np.ndarray | None = None,
+    *,
+    rtol: float,
+    begin: np.ndarray | float = 0.0,
 ) -> np.ndarray:
     s = 1.0 / sigma
     gaussian = closed_form.epsilon(s * (1.0 + 2.0 * ROUNDOFF), delta, np.zeros_like(delta))
@@ -167,7 +234,8 @@ def _epsilon_block(
     rows = np.flatnonzero(reach(s, t) & ~zero & open_ & (delta > 1e-280) & (high > 0.0) & (high < 600.0))
     if rows.size:
         least = 0.0 if floor is None else floor[rows]
-        found = search(sign, s[rows], t[rows], delta[rows], high[rows], rtol, least)
+        near = np.broadcast_to(begin, s.shape)[rows]
+        found = search(sign, s[rows], t[rows], delta[rows], high[rows], rtol, least, near)
         high[rows] = np.fmin(high[rows], found[2])
         low[rows] = np.where(found[0] <= high[rows], np.fmax(found[0], low[rows]), 0.0)
         low[rows] = np.where(low[rows] <= high[rows], low[rows], 0.0)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.engines.contour import Answer
 from jaxacct.engines.protocol import MechanismEngine
 from jaxacct.mechanisms.base import DIRECTIONS, batch_shape
 from jaxacct.mechanisms.gaussian import Gaussian
@@ -35,6 +34,7 @@ class OneRound(MechanismEngine):
     """One round of random allocation of a Gaussian, one slot a record."""
 
     name = "allocation"
+    by_rows = True
 
     def supports(self, mechanism: Any) -> bool:
         return (
@@ -45,6 +45,14 @@ class OneRound(MechanismEngine):
         )
 
     def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
+        return self._epsilon(mechanism, delta, relation, rtol, None)
+
+    def epsilon_near(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float, near: np.ndarray) -> Bounds:
+        return self._epsilon(mechanism, delta, relation, rtol, near)
+
+    def _epsilon(
+        self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float, near: np.ndarray | None
+    ) -> Bounds:
         if np.any(np.asarray(delta) == 0.0):
             shape = np.shape(delta)
             where = [int(i) for i in np.argwhere(np.asarray(delta) == 0.0)[0]] if shape else ""
@@ -52,7 +60,7 @@ class OneRound(MechanismEngine):
                 f"delta{where} = 0 must be > 0 for a mechanism with an unbounded loss; use a small positive delta "
                 "such as 1e-5"
             )
-        return _bracket("epsilon", mechanism, delta, relation, rtol)
+        return _bracket("epsilon", mechanism, delta, relation, rtol, near)
 
     def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
         return _bracket("delta", mechanism, epsilon, relation, rtol)
@@ -64,8 +72,23 @@ class OneRound(MechanismEngine):
         columns = mechanism.mechanism.noise_multiplier, mechanism.slots, delta
         return allocation.guess(*(np.broadcast_to(x, shape).reshape(-1) for x in columns)).reshape(shape)
 
+    def excess(self, mechanism: Any, epsilon: np.ndarray, delta: np.ndarray, relation: str) -> np.ndarray | None:
+        from jaxacct.engines import allocation
 
-def _bracket(quantity: str, mechanism: Any, given: np.ndarray, relation: str, rtol: float) -> Bounds:
+        if relation not in _DIRECTIONS_OF:
+            return None
+        shape = np.broadcast_shapes(batch_shape(mechanism), np.shape(epsilon), np.shape(delta))
+        sigma, slots, asked, eps = (
+            np.broadcast_to(x, shape).reshape(-1)
+            for x in (mechanism.mechanism.noise_multiplier, mechanism.slots, delta, epsilon)
+        )
+        # removing a record was the larger direction in every case seen
+        return allocation.excess(sigma, slots, asked, eps, _DIRECTIONS_OF[relation][0]).reshape(shape)
+
+
+def _bracket(
+    quantity: str, mechanism: Any, given: np.ndarray, relation: str, rtol: float, near: np.ndarray | None = None
+) -> Bounds:
     from jaxacct.engines import allocation  # SciPy: only where it is needed
 
     if relation not in _DIRECTIONS_OF:
@@ -80,15 +103,18 @@ def _bracket(quantity: str, mechanism: Any, given: np.ndarray, relation: str, rt
     )
     ways = _DIRECTIONS_OF[relation]
     if quantity == "epsilon":
-        both = len(ways) == 2
+        begin = None if near is None else np.broadcast_to(near, shape).reshape(-1)
         worst = (
-            allocation.epsilon_of_both(sigma, slots, target, rtol)
-            if both
-            else allocation.epsilon(sigma, slots, target, ways[0], rtol)
+            allocation.epsilon_of_both(sigma, slots, target, rtol, begin)
+            if len(ways) == 2
+            else allocation.epsilon(sigma, slots, target, ways[0], rtol, begin)
         )
     else:
-        found = [allocation.delta(sigma, slots, target, direction) for direction in ways]
-        worst = Answer(*(np.max([side[i] for side in found], axis=0) for i in range(3)))
+        worst = (
+            allocation.delta_of_both(sigma, slots, target)
+            if len(ways) == 2
+            else allocation.delta(sigma, slots, target, ways[0])
+        )
     narrow = (np.isfinite(worst.upper) & (worst.upper - worst.lower <= rtol * worst.upper)) | (
         worst.upper <= NO_RELATIVE_ACCURACY
     )

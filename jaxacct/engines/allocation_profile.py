@@ -5,6 +5,7 @@ Proofs: jaxacct/kernels/allocation/README.md, section 7.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from jaxacct.engines.blocks import BLOCK
 from jaxacct.engines.contour import Answer
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
-from jaxacct.kernels.allocation.bracket import bracket_near, contour_at
+from jaxacct.kernels.allocation.bracket import bracket_near, contours_at
 
 __all__ = ["Tails", "payoff", "profile", "tails"]
 
@@ -118,9 +119,9 @@ def payoff(
         for first in range(0, leaders.size, BLOCK):
             some = slice(first, first + BLOCK)
             lead = leaders[some]
-            contour = contour_at(sign, s * full[lead], t * full[lead], k[lead], guess[lead])
-            for back in range(together):
-                at = np.maximum((np.arange(leaders.size)[some] + 1) * together - 1 - back, 0)
+            placed = contours_at(sign, s * full[lead], t * full[lead], k[lead], guess[lead])
+            for back, (mine, contour) in itertools.product(range(together), placed):
+                at = np.maximum((np.arange(leaders.size)[some][mine] + 1) * together - 1 - back, 0)
                 at = rows[np.minimum(at, rows.size - 1)]
                 value = np.array(bracket_near(contour, k[at]))
                 agree = (value[0] <= found[2, at]) & (value[2] >= found[0, at])

@@ -8,19 +8,21 @@ import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
-from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contours_at
+from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contours_at, estimate_near
 from jaxacct.kernels.allocation.chernoff import put_below
 from jaxacct.kernels.allocation.placement import TOLERANCE
 
-__all__ = ["Value", "search", "start", "value_of"]
+__all__ = ["Value", "estimate_of", "search", "start", "value_of"]
 
-ROUNDS = 7
+ROUNDS = 14
 """Most placements of the contour."""
 NEWTON = 5
 """Newton steps on one contour."""
+RETREATS = 4
+"""Most readings where Newton ends."""
 NARROW = 1e-2
 """Relative width at which a search ends, as a share of the width asked for."""
-CUT_OFF = 1e-4
+CUT_OFF = 3e-3
 """What a contour may leave out, relative to delta, as a share of the width asked for."""
 NEAR = 0.01
 """Newton ends at steps this small, relative to the width at which the search ends."""
@@ -42,7 +44,16 @@ def value_of(contour: Contour, eps: np.ndarray) -> Value:
     low, mid, high, slope = bracket_near(contour, k)
     if contour.sign > 0:
         return Value(low, mid, high, k * slope)
-    return Value(low / k * (1.0 - 16.0 * ROUNDOFF), mid / k, high / k * (1.0 + 16.0 * ROUNDOFF), slope - mid / k)
+    with np.errstate(all="ignore"):
+        return Value(low / k * (1.0 - 16.0 * ROUNDOFF), mid / k, high / k * (1.0 + 16.0 * ROUNDOFF), slope - mid / k)
+
+
+def estimate_of(contour: Contour, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(estimate, slope) of `value_of`, for a fraction of its work."""
+    k = np.exp(contour.sign * eps)
+    mid, slope = estimate_near(contour, k)
+    with np.errstate(all="ignore"):
+        return (mid, k * slope) if contour.sign > 0 else (mid / k, slope - mid / k)
 
 
 def search(
@@ -53,16 +64,18 @@ def search(
     most: np.ndarray,
     rtol: float = 1e-4,
     floor: np.ndarray | float = 0.0,
+    near: np.ndarray | float = 0.0,
 ) -> np.ndarray:
     """(lower, estimate, upper) of epsilon, at most `most`; ends that are not shown to hold are 0 and inf.
 
     rtol : the width wanted; what can be had for nothing is narrower.
     floor : where epsilon is at most this, that is all that is found out: (0, 0, floor).
+    near : where the search begins, where it is positive and there is no floor.
     """
     narrow, tolerance = np.clip((NARROW * rtol, CUT_OFF * rtol), (1e-12, 1e-14), (1e-3, 1e-5))
     floor = np.broadcast_to(floor, s.shape)
     low, high = np.zeros_like(s), most.copy()
-    eps = np.where(floor > 0.0, np.minimum(floor, most), 0.0)
+    eps = np.minimum(np.where(floor > 0.0, floor, np.where(near < most, near, 0.0)), most)
     rows = np.flatnonzero(eps == 0.0)
     eps[rows] = start(sign, s[rows], t[rows], delta[rows], most[rows])
     answer = np.array([low, eps, np.full_like(s, np.inf)])
@@ -84,10 +97,10 @@ def search(
             ends = (0.0 * here, floor[at]) if settled.all() else _ends(contour, *value, target, floor[at])
             ends = np.where(settled, 0.0, ends[0]), np.where(settled, floor[at], ends[1])
             answer[0, at], answer[2, at] = np.fmax(answer[0, at], ends[0]), np.fmin(answer[2, at], ends[1])
-            answer[1, at], eps[at] = here, here
+            answer[1, at], eps[at] = here, np.clip(here, low[at], high[at])
             width = answer[2, at] - answer[0, at]
             done = settled | (np.isfinite(answer[2, at]) & (width <= narrow * answer[2, at])) | (answer[2, at] <= 0.0)
-            going[at] = ~done & ((np.abs(here - placed) > 1e-6 * here) | (tolerance > TOLERANCE))
+            going[at] = ~done & ((np.abs(eps[at] - placed) > 1e-6 * here) | (tolerance > TOLERANCE))
         rows, tolerance = np.flatnonzero(going), min(tolerance, TOLERANCE)
     return answer
 
@@ -121,17 +134,40 @@ def _newton(
     floor: np.ndarray,
     narrow: float,
 ) -> tuple[tuple[np.ndarray, Value], np.ndarray, np.ndarray]:
-    """((eps, delta there), low, high): Newton on log delta, kept between ends that brackets of delta move."""
-    for turn in range(NEWTON + 1):
-        value = value_of(contour, eps)
-        low = np.where(value.lower > delta, np.maximum(low, eps), low)
-        high = np.where(value.upper < delta, np.minimum(high, eps), high)
-        new = eps + (np.log(value.estimate) - np.log(delta)) * value.estimate / value.slope
-        usable = (value.slope > 0.0) & np.isfinite(new) & (value.lower > 0.2 * value.upper)
-        new = np.where(usable, np.clip(new, 0.5 * (low + eps) * (low > 0.0), 0.5 * (high + eps)), 0.5 * (low + high))
-        if turn == NEWTON or np.all((np.abs(new - eps) <= NEAR * narrow * eps) | (high <= floor)):
+    """((eps, delta there), low, high): Newton on log delta, kept between ends that brackets of delta move.
+
+    The steps need estimates only; brackets are taken where the contour was placed and where Newton ends.
+    """
+
+    def read(value: Value, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        usable = (value.slope > 0.0) & (value.estimate > 0.0) & (value.lower > 0.2 * value.upper)
+        new_low = np.where(value.lower > delta, np.maximum(low, eps), low)
+        new_high = np.where(value.upper < delta, np.minimum(high, eps), high)
+        return usable, new_low, new_high
+
+    value = value_of(contour, eps)
+    usable, low, high = read(value, eps)
+    middle = 0.5 * (low + high)
+    middle = np.where(np.abs(middle - eps) > 1e-3 * eps, middle, 0.5 * (eps + high))  # nothing was learnt at eps
+    new, mid, slope = np.where(usable, eps, middle), value.estimate, value.slope
+    for _ in range(NEWTON):
+        step = (np.log(mid) - np.log(delta)) * mid / slope
+        going = usable & np.isfinite(step) & (slope > 0.0) & ~(high <= floor)
+        to = np.clip(new + np.where(going, step, 0.0), 0.5 * (low + new) * (low > 0.0), 0.5 * (high + new))
+        moved = going & (np.abs(to - new) > NEAR * narrow * new)
+        new = np.where(moved, to, new)
+        if not np.any(moved):
             break
-        eps = new
+        mid, slope = estimate_of(contour, new)
+    if np.any(new != eps):
+        for _ in range(RETREATS):
+            reached, value = new, value_of(contour, new)
+            good, low, high = read(value, reached)
+            back = usable & ~good  # estimates went further than brackets reach
+            if not np.any(back):
+                break
+            new = np.where(back, 0.5 * (eps + new), new)
+        eps = reached
     return (eps, value), low, high
 
 

@@ -18,9 +18,9 @@ from jaxacct.progress import Progress
 
 __all__ = ["BLOCK", "in_blocks", "on_cores"]
 
-BLOCK = 128
+BLOCK = 256
 """Most configurations evaluated together."""
-LEAST = 32
+LEAST = 64
 """Fewest, where there are more than that many."""
 MOST_THREADS = 8
 ROWS_WITH_PROGRESS = 300
@@ -31,16 +31,16 @@ FAILURES = (ArithmeticError, ValueError, IndexError, MemoryError)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Solve = Callable[..., np.ndarray]
-"""(sigma, slots, given) of some rows -> (3, rows): lower, estimate, upper."""
+"""(sigma, slots, given, ...) of some rows -> (3, rows): lower, estimate, upper."""
 
 
 def in_blocks(solve: Solve, columns: list[np.ndarray]) -> Answer:
-    """What `solve` finds for all rows of sigma, slots and a third number; like rows are done together."""
-    sigma, slots, given = columns
+    """What `solve` finds for all rows of sigma, slots, a third number and more; like rows are done together."""
+    sigma, slots, given = columns[:3]
     found = np.empty((3, sigma.size))
     order = np.lexsort((given, sigma, slots))
     threads = min(_cores(), MOST_THREADS)
-    size = int(np.clip(-(-sigma.size // (4 * threads)), LEAST, BLOCK))
+    size = int(np.clip(-(-sigma.size // (2 * threads)), LEAST, BLOCK))
     blocks = [order[first : first + size] for first in range(0, sigma.size, size)]
 
     def solved(rows: np.ndarray) -> np.ndarray:

@@ -99,6 +99,8 @@ class MechanismEngine(ABC):
     name: ClassVar[str]
     beside_parts: ClassVar[bool] = False
     """Whether the parts of the mechanism bound it as well, so that an engine of compositions may be asked for."""
+    by_rows: ClassVar[bool] = False
+    """Whether its time grows with the rows of a batch, so that a search asks only for those that it needs."""
 
     @abstractmethod
     def supports(self, mechanism: Any) -> bool:
@@ -112,8 +114,19 @@ class MechanismEngine(ABC):
     def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
         """The bracket of delta at epsilon >= 0, which broadcasts with the mechanism."""
 
+    def epsilon_near(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float, near: np.ndarray) -> Bounds:
+        """`epsilon`, begun at about what it is; `near` has the shape of delta and decides nothing but the time."""
+        return self.epsilon(mechanism, delta, relation, rtol)
+
     def guess(self, mechanism: Any, delta: np.ndarray) -> np.ndarray | None:
         """About epsilon at delta, at next to no cost, for a search to begin with; None where nothing is known."""
+        return None
+
+    def excess(self, mechanism: Any, epsilon: np.ndarray, delta: np.ndarray, relation: str) -> np.ndarray | None:
+        """About log(epsilon at delta) - log(epsilon given), for a search; None where only brackets are known.
+
+        It is good where the given epsilon is near the one at delta, and costs less than a bracket.
+        """
         return None
 
 

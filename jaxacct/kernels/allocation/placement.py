@@ -5,37 +5,35 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxacct.kernels.allocation.cutoff import log_beyond, log_beyond_on, log_power
+from jaxacct.kernels.allocation.cutoff import log_power
+from jaxacct.kernels.allocation.last_node import MOST_NODES, last_node
 from jaxacct.kernels.allocation.law import ROOM, Cells, Cuts, Windows, cells_of, cuts_of
 from jaxacct.kernels.allocation.transform import Line
 from jaxacct.kernels.arrays import Array
 
-__all__ = ["TOLERANCE", "Place", "place", "tilted_mode"]
+__all__ = ["TOLERANCE", "Place", "place", "place_of_bulk", "tilted_mode"]
 
 COARSE = 160
 """Cells of the grids on which choices are made, and the images bounded."""
-MOST_NODES = 4000
-"""Most nodes on the line."""
 TOLERANCE = 1e-10
 """Size of what is cut off, relative to the value, where nothing else is asked for."""
-PROBES = 7
-"""Most indices that are tried for the last node."""
-PAST_THE_GOAL = 0.02
-"""By how much, in the logarithm, the secant aims past the goal, so that what it finds is mostly enough."""
-NEAR_ENOUGH = 0.06
-"""Distance, in the logarithm, of an index that is too small and one that is not."""
 REACH = 8.6
 """Deviations of the standard normal law that are kept."""
 MANY = 250
 """Nodes above which another way is tried."""
-ILL = 8.0
+ILL = 6.0
 """log of the scale over the value above which another way is tried: digits are lost."""
 FAR_BLUR = 0.03
 """Width of the window beyond which slots are far, in log X."""
-LOW_BLUR = 0.12
+LOW_BLUR = 0.08
 """Width of the window between bulk and jumps, in log X."""
-SHARES_OF_EDGE = np.array([0.5, 0.3, 0.2, 0.13, 0.09, 0.06, 0.04, 0.025, 0.015, 0.01, 0.006, 0.003, 0.0015])
-"""Where the bulk may end, as a share of the threshold."""
+LOW_SHARE = 0.5
+"""Where the bulk of the call ends, as a share of the threshold's distance from the mean.
+
+Jumps larger than half of it leave the others less than half; the scales of both contours are then near their values.
+"""
+BULK_END = 9.0
+"""Widths of the window behind which the law of the bulk ends."""
 
 
 class Place(NamedTuple):
@@ -52,6 +50,8 @@ class Place(NamedTuple):
     """(B, R) log of upper bounds of A^t there; -inf where there is no bulk."""
     digits: Array
     """(B,) log of the scale over the value."""
+    log_beyond: Array
+    """(B,) log of a bound of what lies beyond the last node, without e^{-sign c k}."""
 
 
 def _grid(low: Array, high: Array, size: int) -> Array:
@@ -85,52 +85,87 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
 
 def _badness(found: Place) -> Array:
     lost = np.maximum(found.digits - ILL, 0.0)
-    worse = found.line.count * (1.0 + lost) + np.where(found.line.count >= MOST_NODES, 1e9, 0.0)
+    worse = found.line.count * (1.0 + lost * lost) + np.where(found.line.count >= MOST_NODES, 1e9, 0.0)
     return np.where(np.isfinite(worse), worse, np.inf)
 
 
 def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
     if sign > 0:
-        windows, cells = _windows_of_call(s, t, k, guess + np.log(tolerance), split)
-        deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
-        light = (np.maximum(k - 1.0, 0.0) + 1.5 * deviation) / deviation**2
-        top = np.minimum(3.0 * light, 250.0 / cells.x[:, -1])
-        bottom = np.clip(0.5 / (k - 1.0 + deviation), 1e-3 * top, 0.5 * top)
-    else:
-        deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
-        windows, cells = _windows_of_put(s, t, k, split)
-        bottom, top = 0.3 / k, np.maximum(400.0 / k, 80.0 / deviation)
+        return _of_call(s, t, k, guess, tolerance, _windows_of_call(s, t, k, guess + np.log(tolerance), split), split)
+    windows, cells = _windows_of_put(s, t, k, split)
     cuts = cuts_of(cells, windows)
-    seen, logs, best = _saddle(cells, cuts, t, k, sign, 1.0 if sign > 0 else 2.0, bottom, top)
-    exponents = logs - sign * seen * k[:, None] - np.log(seen)
-    if sign > 0:
-        log_value = np.maximum(guess, np.min(exponents, axis=1) - 4.0) if not split else guess
-        c, period = _abscissa(best, seen, exponents - 1.0, log_value + np.log(tolerance), np.zeros_like(k))
-    else:
-        c = best
-        at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
-        log_value = np.where(split, guess, np.maximum(at, guess))
-        goal = log_value + np.log(tolerance)
-        needed = _right(c, seen, exponents - 1.0, goal)
-        period = np.maximum((np.log(k + 40.0 / c) - goal) / c, np.minimum(needed, k))
-        reach = 46.0 + np.maximum(-logs[np.arange(len(k)), np.argmin(np.abs(seen - c[:, None]), axis=1)] / t, 0.0)
-        end = np.minimum((np.log(reach / c) + np.log(t)) / s + 0.5 * s, REACH)
-        start = np.minimum(tilted_mode(s, t, c) - REACH, end - 4.0)
-        if split:
-            end = np.maximum(end, windows.low + 9.0 * windows.low_blur)
-        windows = windows._replace(start=start, end=end)
-        cells = cells_of(s, t, windows, COARSE)
-        cuts = cuts_of(cells, windows)
-    far = _grid(1.1 * c, np.maximum(40.0 * c, 1.2 * c), 20)
-    if sign > 0:
-        far = np.minimum(far, np.maximum(400.0 / cells.x[:, -1], 1.1 * c)[:, None])
-    step = 2.0 * np.pi / period
+    seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
+    exponents = logs + seen * k[:, None] - np.log(seen)
+    at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
+    log_value = np.where(split, guess, np.maximum(at, guess))
     goal = log_value + np.log(tolerance)
-    scale = np.array([np.interp(one, *_sorted(a, b)) for one, a, b in zip(c, seen, logs, strict=True)])
-    last = _cutoff(cells, cuts, t, c, step, scale, goal + sign * c * k, deviation, sign)
+    needed, _ = _right(c, seen, exponents - 1.0, goal)
+    period = np.maximum((np.log(k + 40.0 / c) - goal) / c, np.minimum(needed, k))
+    reach = 46.0 + np.maximum(-logs[np.arange(len(k)), np.argmin(np.abs(seen - c[:, None]), axis=1)] / t, 0.0)
+    end = np.minimum((np.log(reach / c) + np.log(t)) / s + 0.5 * s, REACH)
+    start = np.minimum(tilted_mode(s, t, c) - REACH, end - 4.0)
+    if split:
+        end = np.maximum(end, windows.low + 9.0 * windows.low_blur)
+    windows = windows._replace(start=start, end=end)
+    cells = cells_of(s, t, windows, COARSE)
+    far = _grid(1.1 * c, 40.0 * c, 20)
+    return _ended(sign, s, t, k, guess, goal, windows, cells, cuts_of(cells, windows), (c, period), (seen, logs), far)
+
+
+def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float, beside: Place) -> Place:
+    """Where A^t of the call is integrated by itself, A the transform of the bulk of another placement."""
+    low, blur = beside.windows.low, beside.windows.low_blur
+    none = np.full_like(s, -np.inf)
+    windows = Windows(none, np.ones_like(s), low, blur, beside.windows.start, low + BULK_END * blur)
+    with np.errstate(all="ignore"):
+        return _of_call(s, t, k, guess, np.broadcast_to(tolerance, s.shape), windows, True)
+
+
+def _of_call(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, windows: Windows, known: bool) -> Place:
+    """The placement for given windows.  known : whether the guess is taken as it is; else the scale may raise it."""
+    cells = cells_of(s, t, windows, COARSE)
+    cuts, deviation = cuts_of(cells, windows), _deviation(s, t)
+    light = (np.maximum(k - 1.0, 0.0) + 1.5 * deviation) / deviation**2
+    top = np.minimum(8.0 * light, 250.0 / cells.x[:, -1])
+    bottom = np.clip(0.5 / (k - 1.0 + deviation), 1e-3 * top, 0.5 * top)
+    seen, logs, best = _saddle(cells, cuts, t, k, 1.0, 1.0, bottom, top)
+    exponents = logs - seen * k[:, None] - np.log(seen)
+    log_value = guess if known else np.maximum(guess, np.min(exponents, axis=1) - 4.0)
+    goal = log_value + np.log(tolerance)
+    c, period = _abscissa(best, seen, exponents - 1.0, goal)
+    far = np.minimum(_grid(1.1 * c, 40.0 * c, 14), np.maximum(400.0 / cells.x[:, -1], 1.1 * c)[:, None])
+    sharpest = _right(c, seen, exponents - 1.0, goal)[1]
+    far = np.concatenate([sharpest[:, None] * np.array([0.95, 1.0, 1.05]), far], axis=1)
+    return _ended(1.0, s, t, k, guess, goal, windows, cells, cuts, (c, period), (seen, logs), far)
+
+
+def _ended(
+    sign: float,
+    s: Array,
+    t: Array,
+    k: Array,
+    guess: Array,
+    goal: Array,
+    windows: Windows,
+    cells: Cells,
+    cuts: Cuts,
+    line: tuple[Array, Array],
+    saddle: tuple[Array, Array],
+    far: Array,
+) -> Place:
+    """The placement with its last node, and Chernoff bounds at the abscissas `far`."""
+    c, period = line
+    step = 2.0 * np.pi / period
+    scale = np.array([np.interp(one, *_sorted(a, b)) for one, a, b in zip(c, *saddle, strict=True)])
+    last, beyond = last_node(cells, cuts, t, c, step, scale, goal + sign * c * k, _deviation(s, t), sign)
     digits = scale - sign * c * k - 2.0 * np.log(c) - guess
     log_far, log_bulk = log_power(cells, cuts, t, far, sign)
-    return Place(Line(c, step, last), windows, cells, far, log_far, log_bulk, digits)
+    return Place(Line(c, step, last), windows, cells, far, log_far, log_bulk, digits, beyond)
+
+
+def _deviation(s: Array, t: Array) -> Array:
+    """The standard deviation of S."""
+    return np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
 
 
 def _sorted(a: Array, b: Array) -> tuple[Array, Array]:
@@ -138,31 +173,15 @@ def _sorted(a: Array, b: Array) -> tuple[Array, Array]:
     return a[order], b[order]
 
 
-def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, split: bool) -> tuple[Windows, Cells]:
+def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, split: bool) -> Windows:
     edge = _far_from(s, t, k, goal)
     blur = np.minimum(FAR_BLUR / s, 0.3)
     high = edge + ROOM * blur
-    start, end = np.full_like(s, -REACH), high + 7.0 * blur
-    windows = Windows(np.full_like(s, -np.inf), np.ones_like(s), high, blur, start, end)
-    cells = cells_of(s, t, windows, COARSE)
-    if not split:
-        return windows, cells
-    low_blur = LOW_BLUR / s
-    chosen, done = edge + np.log(SHARES_OF_EDGE[-1]) / s, np.zeros(len(s), bool)
-    allowed = np.append(SHARES_OF_EDGE, 0.0)
-    for share in allowed:
-        # the last: all bulk means S <= k
-        low = edge + np.log(share) / s if share > 0 else edge - np.log(t) / s - 8.0 * low_blur
-        some = windows._replace(low=low, low_blur=low_blur)
-        trial = _grid(2.0 / (k * np.maximum(share, 1.0 / t)), 200.0 / (k * np.maximum(share, 1.0 / t)), 8)
-        trial = np.minimum(trial, 600.0 / cells.x[:, -1:])
-        _, log_bulk = log_power(cells, cuts_of(cells, some), t, trial, 1.0)
-        fine = np.min(log_bulk - trial * k[:, None] - np.log(trial), axis=1) < goal
-        chosen, done = np.where(fine & ~done, low, chosen), done | fine
-        if done.all():
-            break
-    windows = windows._replace(low=chosen, low_blur=low_blur)
-    return windows, cells_of(s, t, windows, COARSE)
+    low, low_blur = np.full_like(s, -np.inf), np.ones_like(s)
+    if split:
+        low, low_blur = np.log(np.maximum(LOW_SHARE * t * (k - 1.0), 1.0)) / s + 0.5 * s, LOW_BLUR / s
+        low = np.minimum(low, high - 0.9 / s)
+    return Windows(low, low_blur, high, blur, np.full_like(s, -REACH), high + 7.0 * blur)
 
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
@@ -221,61 +240,22 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
     return np.minimum(np.where(np.isfinite(u), u, 0.0), 0.0)
 
 
-def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> Array:
-    """The period for which Chernoff bounds make the images negligible."""
+def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
+    """The period for which Chernoff bounds make the images negligible, and the abscissa of the bound that does."""
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
-    return np.min(np.where(np.isnan(needed), np.inf, needed), axis=1)
+    needed = np.where(np.isnan(needed), np.inf, needed)
+    least = np.argmin(needed, axis=1)[:, None]
+    return np.take_along_axis(needed, least, axis=1)[:, 0], np.take_along_axis(seen, least, axis=1)[:, 0]
 
 
-def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array, least: Array) -> tuple[Array, Array]:
+def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
     """An abscissa below the saddle point and the period for which images are negligible on both sides."""
     chosen, period = 0.5 * best, np.full_like(best, np.inf)
     for share in (0.4, 0.5, 0.6, 0.7, 0.8, 0.88):
         c = share * best
         left = (np.log1p(np.maximum(-goal / c, 0.0)) - goal) / c
-        both = np.maximum(left, _right(c, seen, exponents, goal))
+        both = np.maximum(left, _right(c, seen, exponents, goal)[0])
         better = both < period
         chosen, period = np.where(better, c, chosen), np.where(better, both, period)
     return chosen, period
-
-
-def _cutoff(
-    cells: Cells,
-    cuts: Cuts,
-    t: Array,
-    c: Array,
-    step: Array,
-    scale: Array,
-    goal: Array,
-    deviation: Array,
-    sign: float,
-) -> Array:
-    """The index of the last node: where the bound of what lies beyond falls to the goal.
-
-    The fall below the scale grows about as a power of the index, as its square where the law is nearly normal: a
-    secant in the logarithms of both, kept between an index that is too small and one that is not.
-    """
-    low, high = np.zeros_like(c), np.full_like(c, np.log(MOST_NODES))
-    wanted = np.log(np.maximum(scale - goal, 1.0)) + PAST_THE_GOAL
-    at = 0.5 * (np.log(2.0) + wanted) - np.log(deviation * step)
-    power, before, seen = np.full_like(c, 2.0), np.full_like(c, np.nan), np.full_like(c, np.nan)
-    local: Array | None = None
-    for _ in range(PROBES):
-        at = np.clip(np.where(np.isnan(at), 0.5 * (low + high), at), 0.0, np.log(MOST_NODES))
-        y = np.ceil(np.exp(at)) * step
-        if local is None:
-            bound, local = log_beyond(cells, cuts, t, c, y, sign)
-        else:
-            bound = log_beyond_on(cells, cuts, t, c, y, sign, local)
-        fine = bound < goal
-        low, high = np.where(fine, low, np.maximum(low, at)), np.where(fine, np.minimum(high, at), high)
-        if np.all(high - low < NEAR_ENOUGH):
-            break
-        fall = np.log(np.maximum(scale - bound, 1e-2))
-        fresh = (fall - seen) / (at - before)
-        power = np.where((fresh > 0.1) & (fresh < 4.0), fresh, power)
-        before, seen = at, fall
-        at = at + (wanted - fall) / power
-        at = np.where((at > low) & (at < high), at, 0.5 * (low + high))
-    return np.ceil(np.exp(high))

@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
-from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contours_at
+from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contours_at, rows_of
 
 __all__ = ["RoundProfile", "losses_for", "round_profile"]
 
@@ -158,9 +157,7 @@ def _wanted(logs: np.ndarray) -> np.ndarray:
 
 def _read(contour: Contour, each: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(lower, estimate, upper) of delta at losses eps, each from one of the rows of a contour."""
-    rest = jax.tree.map(lambda x: x[each], tuple(contour[1:]))
-    rows = Contour(contour.sign, *rest)
-    lower, estimate, upper, _ = bracket_near(rows, np.exp(contour.sign * eps))
+    lower, estimate, upper, _ = bracket_near(rows_of(contour, each), np.exp(contour.sign * eps))
     if contour.sign < 0:
         lower, estimate, upper = (x * np.exp(eps) for x in (lower, estimate, upper))
     lower, upper = _outward(lower, upper)

@@ -11,6 +11,8 @@ __all__ = ["POINTS", "Nodes", "nodes_of", "panel_errors", "panels_of", "rounding
 
 POINTS = 24
 """Nodes of a panel."""
+MOST_PANELS = 3000.0
+"""Most panels of a line."""
 _PLACES, _WEIGHTS = np.polynomial.legendre.leggauss(POINTS)
 _ELLIPSES = np.array([1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.5, 9.0, 14.0, 25.0])
 """Sizes rho of the Bernstein ellipses that are tried for every panel."""
@@ -45,7 +47,7 @@ def panels_of(s: Array, t: Array, windows: Windows, size: Array, most: float = 4
         rate = rate + np.where(far < 9.0, 0.3 / blur[:, None], 0.0)
     total = np.cumsum(rate * np.diff(grid, axis=1), axis=1)
     total = np.concatenate([np.zeros_like(total[:, :1]), total], axis=1)
-    count = int(np.ceil(np.minimum(total[:, -1].max(), 400.0)))
+    count = int(np.ceil(np.minimum(total[:, -1].max(), MOST_PANELS)))
     levels = np.linspace(0.0, 1.0, count + 1)
     found = [np.interp(levels * row[-1], row, places) for row, places in zip(total, grid, strict=True)]
     ends = np.array(found)

@@ -9,6 +9,8 @@ from jaxacct.kernels.special import log_ndtr
 
 __all__ = ["bounds", "guess"]
 
+RARE = 0.1
+"""Chance of a large slot below which it is looked at by itself in a guess."""
 LEAST_VARIANCE = 1e-300
 """Added to the variance of S, whose s^2 may underflow."""
 
@@ -44,7 +46,7 @@ def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
 
 
 def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
-    """log of about E(S - k)_+ or E(k - S)_+: the law of S taken for lognormal, or one large slot."""
+    """log of about E(S - k)_+ or E(k - S)_+: the law of S taken for lognormal, or one large slot, the others 1."""
     with np.errstate(all="ignore"):
         spread = np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))
         d = -np.log(k) / spread
@@ -55,4 +57,10 @@ def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
             first, second = np.log(k) + log_ndtr(-minus), log_ndtr(-plus)
         found = first + np.log(-np.expm1(np.minimum(second - first, -1e-12)))
         low = np.log(np.maximum(bounds(sign, s, t, k)[0], 1e-300))
-    return np.fmax(found, low) if sign > 0 else np.where(np.isnan(found), low, found)
+        if sign < 0:
+            return np.where(np.isnan(found), low, found)
+        strike = t * (k - 1.0)
+        edge = np.log(strike) / s + 0.5 * s
+        first, second = log_ndtr(s - edge), np.log(k - 1.0) + np.log(t) + log_ndtr(-edge)
+        large = first + np.log(-np.expm1(np.minimum(second - first, -1e-12)))
+        return np.fmax(np.fmax(found, low), np.where(t * tail(edge) < RARE, large, -np.inf))
