@@ -64,11 +64,13 @@ def glosses(lines):
 
 def read_glosses(folder):
     """(texts, classes) of all of WordNet, in the order noun, verb, adjective, adverb."""
-    parts = []
+    texts, classes = [], []
     for name in ("noun", "verb", "adj", "adv"):
         with _there(folder, f"{WORDNET}/data.{name}").open(encoding="utf-8") as file:
-            parts.append(glosses(file))
-    return sum((texts for texts, _ in parts), []), np.concatenate([classes for _, classes in parts])
+            found = glosses(file)
+        texts += found[0]
+        classes.append(found[1])
+    return texts, np.concatenate(classes)
 
 
 # GCIDE
@@ -154,7 +156,9 @@ class Vocabulary:
         counts = collections.Counter(word for text in texts for word in words(text))
         ranked = [word for word, _ in counts.most_common()]
         frequent, rare = ranked[: size - endings - FIRST], ranked[size - endings - FIRST :]
-        ends = collections.Counter("-" + w[-n:] for w in rare for n in range(2, 6) if len(w) > n for _ in range(counts[w]))
+        ends = collections.Counter(
+            "-" + w[-n:] for w in rare for n in range(2, 6) if len(w) > n for _ in range(counts[w])
+        )
         known = frequent + [end for end, _ in ends.most_common(endings)]
         return cls({word: FIRST + place for place, word in enumerate(known)})
 

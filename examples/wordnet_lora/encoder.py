@@ -98,7 +98,9 @@ def scores(params, numbers, rank):
 def hide(key, numbers):
     """(numbers with a fifth of the words hidden, places, which of these places count) of one definition."""
     there = numbers != PAD
-    places = jnp.argsort(jnp.where(there, jax.random.uniform(key, (LENGTH,)), 2.0))[: int(np.ceil(HIDDEN_SHARE * LENGTH))]
+    places = jnp.argsort(jnp.where(there, jax.random.uniform(key, (LENGTH,)), 2.0))[
+        : int(np.ceil(HIDDEN_SHARE * LENGTH))
+    ]
     counts = jnp.arange(len(places)) < jnp.ceil(HIDDEN_SHARE * jnp.sum(there))
     return numbers.at[places].set(jnp.where(counts, MASK, numbers[places])), places, counts
 

@@ -2,14 +2,15 @@
 
     python examples/wordnet_lora/wordnet_lora.py --data FOLDER --cache FOLDER --out FOLDER
 
-Needs the extras `training` and `examples`, and the files of Debian's packages wordnet-base and dict-gcide.  The task: to
-which of 45 lexicographer files (noun.animal, verb.motion, ...) does a gloss belong?  Writes a row of wordnet_lora.csv
-for every run, and draws wordnet_lora.png from all rows; a run that has its row is not repeated.
+Needs the extras `training` and `examples`, and the files of Debian's packages wordnet-base and dict-gcide.  The task:
+to which of 45 lexicographer files (noun.animal, verb.motion, ...) does a gloss belong?  Every run gets a row of
+wordnet_lora.csv, and is not repeated where it has one.  wordnet_lora.png is drawn from the rows.
 """
 
 import argparse
 import collections
 import csv
+import itertools
 import math
 import os
 import pathlib
@@ -23,6 +24,7 @@ import optax
 from dictionaries import CLASSES, MissingData, Vocabulary, read_definitions, read_glosses
 from encoder import RANK, STEPS, initial, pretrain, scores, with_weights
 from flax import serialization
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxacct.progress import Progress
 from jaxacct.training import Plan, Trainer
@@ -43,10 +45,19 @@ WAYS = {
 }
 LEARNING_RATES = {"lora": 5e-3, "full": 1e-3, "random": 5e-3, "open": 5e-3}
 """Of Adam; chosen on the public rehearsal (README)."""
-COLUMNS = (
-    ["task", "way", "epsilon", "seed", "accuracy", "spent", "delta", "noise_multiplier", "trained", "steps"]
-    + ["expected_batch_size", "clip_norm", "learning_rate", "pretraining_steps", "seconds"]
-)
+SETTINGS = [
+    "task",
+    "way",
+    "epsilon",
+    "seed",
+    "steps",
+    "expected_batch_size",
+    "clip_norm",
+    "learning_rate",
+    "pretraining",
+]
+FOUND = ["trained_parameters", "noise_multiplier", "spent", "accuracy", "seconds"]
+"""Columns of the table: what a run was asked, and what came out."""
 
 
 # The two tasks
@@ -102,11 +113,9 @@ def pretrained(definitions, vocabulary, seed, steps, cache):
 # Tuning
 
 
-def trained_part(way):
-    """Which parameters are trained: a function of their path."""
-    if way == "full":
-        return lambda path: True
-    return lambda path: "lora_" in path or path.startswith("head")
+def is_trained(way, path):
+    """Whether a way of tuning trains the parameter at a path such as "Block_0/query/lora_a"."""
+    return way == "full" or "lora_" in path or path.startswith("head")
 
 
 def starting_point(way, weights, vocabulary, seed):
@@ -118,12 +127,11 @@ def starting_point(way, weights, vocabulary, seed):
 
 def loss_of(rank):
     """(params, example) -> cross-entropy of one definition."""
-    return lambda params, example: optax.softmax_cross_entropy_with_integer_labels(
-        scores(params, example[0], rank), example[1]
-    )
+    cross = optax.softmax_cross_entropy_with_integer_labels
+    return lambda params, example: cross(scores(params, example[0], rank), example[1])
 
 
-def tune_privately(params, rank, way, epsilon, train, steps, rate, clip_norm=CLIP_NORM, progress=True):
+def tune_privately(params, rank, way, epsilon, train, steps, rate, clip_norm, progress=True):
     """(plan, state) after DP-SGD of the part that the way trains."""
     plan = Plan(
         target_epsilon=epsilon,
@@ -132,10 +140,191 @@ def tune_privately(params, rank, way, epsilon, train, steps, rate, clip_norm=CLI
         expected_batch_size=BATCH,
         steps=steps,
     )
-    trainer = Trainer(loss_of(rank), optax.adam(rate), plan, clip_norm, trainable=trained_part(way))
-    return plan, trainer.fit(trainer.init(params), train, progress=progress)
+    flat = flatten_dict(params, sep="/")
+    trained = {k: v for k, v in flat.items() if is_trained(way, k)}
+    frozen = {k: v for k, v in flat.items() if k not in trained}
+    join = lambda t: unflatten_dict({**frozen, **t}, sep="/")
+    loss = loss_of(rank)
+    trainer = Trainer(lambda t, e: loss(join(t), e), optax.adam(rate), plan, clip_norm)
+    state = trainer.fit(trainer.init(trained), train, progress=progress)
+    return plan, state, join(state.params)
 
 
 def tune_openly(params, rank, way, train, steps, rate, seed, progress=True):
     """Parameters after as many steps of Adam on batches of the same size, without clipping and noise."""
-    ...
+    paths = flatten_dict(params, sep="/")
+    labels = unflatten_dict({path: is_trained(way, path) for path in paths}, sep="/")
+    optimizer = optax.partition({True: optax.adam(rate), False: optax.set_to_zero()}, labels)
+    numbers, classes = (jnp.asarray(a) for a in train)
+    loss = jax.vmap(loss_of(rank), (None, 0))
+
+    @jax.jit
+    def update(carried, key):
+        params, state = carried
+        rows = jax.random.randint(key, (BATCH,), 0, len(classes))
+        gradient = jax.grad(lambda p: jnp.mean(loss(p, (numbers[rows], classes[rows]))))(params)
+        changes, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, changes), state
+
+    carried, bar = (params, optimizer.init(params)), Progress(steps, progress, unit="steps")
+    for step, key in enumerate(jax.random.split(jax.random.key(seed), steps)):
+        carried = jax.block_until_ready(update(carried, key))
+        bar.update(step + 1)
+    return carried[0]
+
+
+def accuracy_on(params, rank, test):
+    """Share of the test texts whose class has the highest score."""
+    guess = jax.jit(jax.vmap(lambda params, numbers: jnp.argmax(scores(params, numbers, rank)), (None, 0)))
+    return float(np.mean(np.asarray(guess(params, test[0])) == test[1]))
+
+
+# Rows and picture
+
+
+def asked(args):
+    """The settings of every run that is asked for: the first columns of its row."""
+    for seed, way in itertools.product(args.seeds, args.ways):
+        for epsilon in [math.inf] if way == "open" else args.epsilon:
+            rate = args.learning_rate or LEARNING_RATES[way]
+            clip_norm = math.inf if way == "open" else args.clip_norm
+            before = 0 if way == "random" else args.pretraining_steps
+            values = args.task, way, epsilon, seed, args.steps, BATCH, clip_norm, rate, before
+            yield dict(zip(SETTINGS, map(str, values), strict=True))
+
+
+def run(settings, train, test, weights, vocabulary, progress=True):
+    """The row of one run."""
+    begin = time.perf_counter()
+    way, seed, steps = settings["way"], int(settings["seed"]), int(settings["steps"])
+    rate, clip_norm = float(settings["learning_rate"]), float(settings["clip_norm"])
+    params, rank = starting_point(way, weights, vocabulary, seed)
+    if way == "open":
+        params = tune_openly(params, rank, way, train, steps, rate, seed, progress)
+        noise, spent = 0.0, math.inf
+    else:
+        epsilon = float(settings["epsilon"])
+        plan, state, params = tune_privately(params, rank, way, epsilon, train, steps, rate, clip_norm, progress)
+        noise, spent = plan.noise_multiplier, float(state.epsilon.upper)
+    trained = sum(leaf.size for path, leaf in flatten_dict(params, sep="/").items() if is_trained(way, path))
+    accuracy = accuracy_on(params, rank, test)
+    found = trained, noise, spent, accuracy, round(time.perf_counter() - begin)
+    return settings | dict(zip(FOUND, map(str, found), strict=True))
+
+
+def read_rows(path):
+    """Rows of earlier runs; none where there is no file."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(path, rows):
+    """All rows, one a run."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, SETTINGS + FOUND, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def summary(rows):
+    """{way: {epsilon: accuracies in per cent, one a seed}}."""
+    found = collections.defaultdict(lambda: collections.defaultdict(list))
+    for row in rows:
+        found[row["way"]][float(row["epsilon"])].append(100 * float(row["accuracy"]))
+    return found
+
+
+def table(rows):
+    """Lines of a table in Markdown: mean accuracy over the seeds, and the lowest and highest."""
+    found = summary(rows)
+    epsilons = sorted({epsilon for of_way in found.values() for epsilon in of_way})
+    heads = ["not private" if epsilon == math.inf else f"epsilon = {epsilon:g}" for epsilon in epsilons]
+    yield " | ".join(["|", *heads, ""]).replace("|  |", "| |").strip()
+    yield "|---" * (len(heads) + 1) + "|"
+    for way, of_way in found.items():
+        cells = [
+            f"{np.mean(of_way[e]):.1f} ({min(of_way[e]):.1f} to {max(of_way[e]):.1f})" if e in of_way else ""
+            for e in epsilons
+        ]
+        yield f"| {WAYS[way]} | " + " | ".join(cells) + " |"
+
+
+def draw(rows, path):
+    """Accuracy against epsilon: means over the seeds, with bars from the lowest to the highest."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.4, 3.7), layout="constrained")
+    axes = figure.add_subplot()
+    for way, of_way in summary(rows).items():
+        if way == "open":
+            axes.axhline(np.mean(of_way[math.inf]), color="0.4", linestyle="--", label=WAYS[way])
+            continue
+        epsilons = sorted(of_way)
+        means = np.array([np.mean(of_way[e]) for e in epsilons])
+        ends = np.array([[min(of_way[e]), max(of_way[e])] for e in epsilons]).T
+        axes.errorbar(epsilons, means, np.abs(ends - means), marker="o", markersize=4, capsize=3, label=WAYS[way])
+    axes.set(xscale="log", xlabel="epsilon", ylabel="test accuracy (%)", ylim=(0, None))
+    ticks = sorted({float(row["epsilon"]) for row in rows if row["way"] != "open"})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_title(f"WordNet's glosses, 45 classes, expected batch {BATCH}, $\\delta = 10^{{-6}}$", fontsize=9)
+    axes.grid(color="0.9")
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=200)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    folder = os.environ.get("WORDNET_LORA_DATA", "/")
+    parser.add_argument(
+        "--data",
+        default=folder,
+        metavar="FOLDER",
+        help="where the packages are unpacked (default: $WORDNET_LORA_DATA, or / for installed packages)",
+    )
+    parser.add_argument("--cache", metavar="FOLDER", help="keep pre-trained weights here")
+    parser.add_argument("--out", default=".", metavar="FOLDER", help="for wordnet_lora.csv and .png (default: here)")
+    parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 3.0, 8.0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--task", choices=TASKS, default="wordnet")
+    parser.add_argument("--steps", type=int, default=TUNING_STEPS)
+    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--clip-norm", type=float, default=CLIP_NORM)
+    parser.add_argument("--pretraining-steps", type=int, default=STEPS)
+    args = parser.parse_args(argv)
+    try:
+        definitions = read_definitions(args.data)
+        texts, classes = TASKS[args.task](args.data, definitions)
+    except MissingData as error:
+        sys.exit(str(error))
+    vocabulary = Vocabulary.of([d.text for d in definitions] + [d.headword for d in definitions])
+    train, test = split(texts, classes, vocabulary)
+    largest = np.bincount(test[1]).max() / len(test[1])
+    print(
+        f"{len(train[1]):,} texts to train on, {len(test[1]):,} to test on; the largest class is {largest:.1%}",
+        flush=True,
+    )
+    folder = pathlib.Path(args.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "wordnet_lora.csv"
+    weights = {}
+    for settings in asked(args):
+        rows, seed = read_rows(path), int(settings["seed"])
+        if any(settings.items() <= row.items() for row in rows):
+            continue
+        if seed not in weights:
+            weights[seed] = pretrained(definitions, vocabulary, seed, args.pretraining_steps, args.cache)
+        print(f"{WAYS[settings['way']]}, epsilon {settings['epsilon']}, seed {seed}", flush=True)
+        row = run(settings, train, test, weights[seed], vocabulary)
+        write_rows(path, [*rows, row])
+        print(f"accuracy {float(row['accuracy']):.1%}, epsilon spent {row['spent']}, {row['seconds']} s", flush=True)
+    shown = [row for row in read_rows(path) if any(settings.items() <= row.items() for settings in asked(args))]
+    print("\n".join(table(shown)))
+    draw(shown, folder / "wordnet_lora.png")
+
+
+if __name__ == "__main__":
+    main()
