@@ -167,7 +167,7 @@ def test_every_way_runs_once_and_spends_what_it_says(example, tmp_path, monkeypa
     for row in rows:
         assert 0.0 <= float(row["accuracy"]) <= 1.0
         assert row["way"] == "open" or 0.99 * float(row["epsilon"]) < float(row["spent"]) <= float(row["epsilon"])
-    assert int(rows[0]["trained"]) < int(rows[2]["trained"]) / 2 and rows[0]["trained"] == rows[4]["trained"]
+    assert int(rows[0]["trained_parameters"]) < int(rows[2]["trained_parameters"]) / 2 and rows[0]["trained_parameters"] == rows[4]["trained_parameters"]
     assert (tmp_path / "wordnet_lora.png").stat().st_size > 10_000
     capsys.readouterr()
     script.main(asked.split())  # weights come from the cache, rows from the file
