@@ -133,7 +133,7 @@ class TrainerStep:
 
     def __call__(self):
         words = self.rng.integers(0, 2**32, 8, np.uint32)
-        self.carried = self.step(self.carried, words, words, self.data, self.now)
+        self.carried, _ = self.step(self.carried, words, words, self.data, self.now)
         return self.carried
 
     def memory(self):

@@ -217,7 +217,9 @@ def test_the_real_trainer(monkeypatch, fault):
         monkeypatch.setattr(noise, "add", lambda key, tree, std: right(key, tree, std / 10))
     if fault == "clipping":
         clip = step_function.clipped_sum
-        looser = lambda loss, params, batch, mask, norm, method: clip(loss, params, batch, mask, 5.0 * norm, method)
+        looser = lambda loss, params, batch, mask, norm, *more, **named: clip(
+            loss, params, batch, mask, 5.0 * norm, *more, **named
+        )
         monkeypatch.setattr(step_function, "clipped_sum", looser)
     if fault == "sampling":
         claim, runs = (plan_of(400, noise=2.0, steps=4, q=q) for q in (0.1, 1.0))

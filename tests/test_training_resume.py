@@ -42,7 +42,7 @@ def noise_drawn(monkeypatch):
     real_call, real_compile = jax.stages.Compiled.__call__, jax.stages.Lowered.compile
 
     def call(self, *args):
-        if len(args) == 5 and hasattr(args[4], "gradient_noise"):
+        if len(args) == 6 and hasattr(args[4], "gradient_noise"):
             drawn[args[1].tobytes()] = float(args[4].gradient_noise)
         return real_call(self, *args)
 

@@ -40,7 +40,7 @@ def noisy_sums(plan, data, runs, seed, users=None, most=None, one_round_key=Fals
 
         def step(carried, now):
             key, pass_key, settings = now
-            after = trainer.step_function(carried, key, pass_key, data, settings)
+            after, _ = trainer.step_function(carried, key, pass_key, data, settings)
             return after, (carried.params - after.params)[0] * settings.expected_batch_size
 
         start = Carried(params, trainer.optimizer.init(params), jnp.float32(1.0), jnp.int32(0))
@@ -191,9 +191,11 @@ def test_the_first_of_a_sample_in_place_of_a_uniform_subset_is_caught(monkeypatc
 
 @pytest.mark.slow
 def test_users_whose_examples_are_clipped_one_by_one_are_caught(monkeypatch):
-    def split(loss, params, batch, mask, clip_norm, method):
-        examples, weights = batch
-        return clipped_sum(linear, params, examples.reshape(-1, 1), jnp.repeat(mask, 3) & (weights.ravel() > 0))
+    def split(loss, params, members, mask, clip_norm, method, has_aux):
+        examples, weights = members[0]
+        there = jnp.repeat(mask, 3) & (weights.ravel() > 0)
+        summed = clipped_sum(linear, params, examples.reshape(-1, 1), there)
+        return summed, clipped_sum(loss, params, members, mask, clip_norm, method, has_aux)[1]
 
     monkeypatch.setattr(step_function, "clipped_sum", split)
     epsilon, claimed = found(users(length=3), 5)

@@ -23,7 +23,7 @@ def one_step(trainer, data, runs, seed=0):
     rng = np.random.default_rng(seed)
     start = Carried(jnp.zeros(data.shape[1]), trainer.optimizer.init(jnp.zeros(data.shape[1])), jnp.float32(1), 0)
     now = numbers(trainer.plan.at(0), trainer.plan.sampling, trainer.adaptive, 0)
-    step = lambda words: trainer.step_function(start, words, words, data, now).params
+    step = lambda words: trainer.step_function(start, words, words, data, now)[0].params
     words = rng.integers(0, 2**32, (runs, 8), np.uint32)
     return np.asarray(jax.jit(jax.vmap(step))(words), np.float64)
 
@@ -81,8 +81,8 @@ def test_all_examples_drawn_are_used_and_normalised_by_the_expected_number(varia
 
         def broken(selection, size, body, init, **more):
             done = fold(selection, size, body, init, **more)
-            sums, members = done
-            return sums._replace(total=BROKEN[variant](sums.total, selection.count)), members
+            total = BROKEN[variant](done.clipped.total, selection.count)
+            return done._replace(clipped=done.clipped._replace(total=total))
 
         monkeypatch.setattr(sampler, "over_micro_batches", broken)
     trainer = Trainer(linear, optax.sgd(1.0), plan_of(40, q=0.25, noise=1e-6), 1.0, micro_batch=4)

@@ -9,7 +9,7 @@ from training_runs import linear, plan_of
 
 from jaxacct.training import CHACHA20, AdaptiveClip, Plan
 from jaxacct.training.step import noise
-from jaxacct.training.step.step_function import Carried, numbers, private_step
+from jaxacct.training.step.step_function import Carried, StepRule, numbers, private_step
 from jaxacct.tuning.side_by_side_training import PASS_STREAM, STEP_STREAM, STEPS_PER_CALL, key_words, side_by_side
 from jaxacct.validation import InputError
 
@@ -36,14 +36,14 @@ def first(count):
 
 def by_hand(loss, optimizer, plan, params, clip, root, data, micro, adaptive=None):
     """A Python loop over the trainer's step, the keys derived from the root as they are named."""
-    step = jax.jit(private_step(loss, optimizer, plan.sampling, micro, "auto", adaptive))
+    step = jax.jit(private_step(StepRule(loss, optimizer, plan.sampling, micro, "auto", adaptive)))
     carried = Carried(params, optimizer.init(params), jnp.float32(clip), jnp.int32(0))
     key = jax.random.wrap_key_data(jnp.asarray(key_words([root])[0]), impl=CHACHA20)
     for t in range(plan.steps):
         begins = plan.pass_of(t)[1] if plan.sampling == "fixed_batches" else 0
         words = [jax.random.key_data(noise.stream(key, *of)) for of in ((STEP_STREAM, t), (PASS_STREAM, begins))]
         place = t - begins if plan.sampling == "fixed_batches" else 0
-        carried = step(carried, *words, data, numbers(plan.at(t), plan.sampling, adaptive, place))
+        carried, _ = step(carried, *words, data, numbers(plan.at(t), plan.sampling, adaptive, place))
     return carried.params
 
 

@@ -15,7 +15,7 @@ import optax
 
 from jaxacct.chacha import CHACHA20
 from jaxacct.training.step import noise, sampler
-from jaxacct.training.step.step_function import Carried, Numbers, private_step
+from jaxacct.training.step.step_function import Carried, Numbers, StepRule, private_step
 from jaxacct.training.step.step_mechanisms import POISSON
 
 DELTA = 1e-5
@@ -100,14 +100,14 @@ def train(optimizer, runs, data, seed):
 
 def _one(optimizer, params, learning_rate, now, steps, words, members, images, labels):
     transform = OPTIMIZERS[optimizer](learning_rate)
-    step = private_step(loss, transform, POISSON, MICRO_BATCH, "auto", None)
+    step = private_step(StepRule(loss, transform, POISSON, MICRO_BATCH, "auto", None))
     present = members >= 0
     data = (images[members], labels[members], present)
     root = jax.random.wrap_key_data(words, impl=CHACHA20)
     unused = jax.random.key_data(root)
 
     def body(t, carried):
-        return step(carried, jax.random.key_data(noise.stream(root, noise.NOISE, t)), unused, data, now)
+        return step(carried, jax.random.key_data(noise.stream(root, noise.NOISE, t)), unused, data, now)[0]
 
     state = jax.tree.map(jnp.asarray, transform.init(params))
     first = Carried(params, state, jnp.float32(CLIP_NORM), jnp.int32(0))

@@ -203,7 +203,7 @@ class Game:
 
                 def step(carried: Carried, now: Any) -> Any:
                     key, pass_key, settings = now
-                    after = trainer.step_function(carried, key, pass_key, data, settings)
+                    after, _ = trainer.step_function(carried, key, pass_key, data, settings)
                     noisy = jax.tree.map(lambda g: g * settings.expected_batch_size, after.opt_state[1])
                     return after, self.observe(carried.params, noisy)
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from jaxacct.training.step.adaptive_clip import AdaptiveClip
     from jaxacct.training.step.clip_norm import sensitivity
     from jaxacct.training.step.clipping import Clipped, clipped_sum, norm_methods, ways
+    from jaxacct.training.step.lora import LoRA, lora
     from jaxacct.training.step.optax_transform import noisy_mean
+    from jaxacct.training.step.private_loss import PrivateLoss
     from jaxacct.training.step.sampler import (
         fixed_batches,
         over_micro_batches,
@@ -33,13 +35,16 @@ __all__ = [
     "AdaptiveClip",
     "Clipped",
     "Ledger",
+    "LoRA",
     "Plan",
+    "PrivateLoss",
     "Segment",
     "State",
     "Trainer",
     "clipped_sum",
     "fixed_batches",
     "fresh_key",
+    "lora",
     "noisy_mean",
     "norm_methods",
     "over_micro_batches",
@@ -56,13 +61,16 @@ _HOMES = {
     "CHACHA20": "jaxacct.chacha",
     "Clipped": "step.clipping",
     "Ledger": "ledger",
+    "LoRA": "step.lora",
     "Plan": "plan",
+    "PrivateLoss": "step.private_loss",
     "Segment": "plan.schedule",
     "State": "run.state",
     "Trainer": "trainer",
     "clipped_sum": "step.clipping",
     "fixed_batches": "step.sampler",
     "fresh_key": "jaxacct.chacha",
+    "lora": "step.lora",
     "noisy_mean": "step.optax_transform",
     "norm_methods": "step.clipping",
     "over_micro_batches": "step.sampler",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,8 +31,12 @@ from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import sensitivity
 from jaxacct.training.step.clipping import METHODS, norm_methods
 from jaxacct.training.step.key_derivation import StepKey, begin, digest_tree
-from jaxacct.training.step.step_function import Carried, numbers, private_step
-from jaxacct.training.step.users import mean_over_examples, user_data
+from jaxacct.training.step.modules import initialised, loss_of, refuse_state
+from jaxacct.training.step.optimizers import updated
+from jaxacct.training.step.parts import Rest, apart, whole
+from jaxacct.training.step.private_loss import PrivateLoss
+from jaxacct.training.step.step_function import Carried, StepRule, numbers, private_step
+from jaxacct.training.step.users import user_data
 from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["State", "Trainer"]
@@ -91,12 +95,15 @@ class Trainer:
         method: str = "auto",
         micro_batch: int | None = None,
         examples_per_user: int | None = None,
+        rngs: bool | Sequence[str] = False,
+        apply_kwargs: Mapping[str, Any] | None = None,
+        has_aux: bool = False,
+        trainable: Any = None,
+        private_loss: PrivateLoss | None = None,
     ) -> None:
         choice("method", method, METHODS)
         self.module = None if loss is None else loss_fn
-        self.loss_fn = loss_fn if loss is None else _of_module(loss_fn, loss)
-        if not callable(self.loss_fn) or (loss is None and hasattr(loss_fn, "apply")):
-            raise InputError("loss_fn must be a function (params, example) -> scalar; with a module, give loss as well")
+        self.loss_fn = loss_of(loss_fn, loss, rngs, apply_kwargs)
         self.optimizer, self.plan, self.method = optimizer, plan, method
         self.adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
         self.clip_norm = clip_norm.initial if isinstance(clip_norm, AdaptiveClip) else clip_norm
@@ -112,10 +119,11 @@ class Trainer:
         default = max(min(64 // (most or 1), int(np.ceil(largest))), 1)
         self.micro_batch = default if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
         for segment in plan.segments:
-            numbers(segment, plan.sampling, self.adaptive, 0)
-        self.step_function = private_step(
-            self.loss_fn, optimizer, plan.sampling, self.micro_batch, method, self.adaptive, plan.cap, most
-        )
+            numbers(segment, plan.sampling, self.adaptive, 0, private_loss)
+        rule = (self.loss_fn, optimizer, plan.sampling, self.micro_batch, method, self.adaptive, plan.cap, most)
+        self.rule = StepRule(*rule, bool(rngs), has_aux, private_loss)
+        self.trainable, self.rngs, self.apply_kwargs = trainable, rngs, apply_kwargs
+        self.step_function = private_step(self.rule)
 
     def _repr_html_(self) -> str:
         clipped = "adaptive" if self.adaptive is not None else repr(self.clip_norm)
@@ -146,28 +154,28 @@ class Trainer:
             raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
         root = secrets.token_bytes(32) if key is None else key
         if params is None:
-            if self.module is None or example is None:
-                raise InputError("params is missing; give the parameters, or for a module an example input")
-            params = self.module.init(noise.stream(key_from_bytes(root), noise.INITIALISATION), example)
-            others = sorted(set(params) - {"params"})
-            if others:
-                raise InputError(
-                    f"the module has {', '.join(others)} besides params; what mixes examples is not private"
-                )
-        params = jax.tree.map(jnp.asarray, params)
+            first = noise.stream(key_from_bytes(root), noise.INITIALISATION)
+            params = initialised(self.module, first, example, self.rngs, self.apply_kwargs)
+        trained, rest = apart(params, self.trainable)
+        refuse_state(self.module, trained)
         clip_norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), self.clip_norm)
-        carried = Carried(params, self.optimizer.init(params), clip_norm, 0)
-        return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""))
+        opt_state = self.optimizer.init(trained)
+        value = None if self.rule.private_loss is None else jnp.float32(0)
+        jax.eval_shape(
+            lambda: updated(self.optimizer, trained, opt_state, trained, value)
+        )  # refuses what it must not get
+        carried = Carried(trained, opt_state, clip_norm, 0)
+        return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""), rest)
 
     def norm_methods(self, params: Any, data: Any) -> dict[str, str]:
         """How each parameter's norms are found: {path: "ghost" or "vmap"}."""
         most = self.examples_per_user
-        if most is None:
-            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), data)
-            return norm_methods(self.loss_fn, params, one, self.method)
-        several = jax.tree.map(lambda a: jax.ShapeDtypeStruct((most, *a.shape[1:]), a.dtype), data)
-        weights = jax.ShapeDtypeStruct((most,), jnp.float32)
-        return norm_methods(mean_over_examples(self.loss_fn), params, (several, weights), self.method)
+        several = () if most is None else (most,)
+        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*several, *a.shape[1:]), a.dtype), data)
+        trained, rest = apart(params, self.trainable)
+        example = one if most is None else (one, jax.ShapeDtypeStruct((most,), jnp.float32))
+        key = (jax.eval_shape(lambda: key_from_bytes(bytes(32))),) if self.rule.rngs else ()
+        return norm_methods(self.rule.member_loss(rest), trained, (example, *key), self.method, has_aux=True)
 
     ways = norm_methods  # its old name
 
@@ -223,12 +231,14 @@ class Trainer:
         opened: Ledger | None = None
         own = False
         try:
-            if store is not None and (found := last_checkpoint(store, state, carried_from(state))) is not None:
-                state = self._state(found)
+            trained, rest = apart(state.params, self.trainable)
+            carried = carried_from(state, trained)
+            if store is not None and (found := last_checkpoint(store, state, carried)) is not None:
+                state = self._state(found, rest)
+                carried = carried_from(state, found.carried.params)
             require_ledger(state.history, ledger)
-            program = Program(
-                self.step_function, self.plan, self.adaptive, carried_from(state), state.lineage, state.step, data
-            )
+            of_plan = (self.plan, self.adaptive, carried, state.lineage, state.step, data)
+            program = Program(self.step_function, *of_plan, rest, self.rule.private_loss)
             if found is not None and found.session not in (b"", program.session):
                 # steps may have been taken after the checkpoint, of which nothing is known: its whole plan counts
                 state = replace(state, history=state.history.whole())
@@ -278,7 +288,7 @@ class Trainer:
             if step >= until or (ledger is not None and not _note(ledger, plan, step, key, partition or None)):
                 stopped = "budget"
                 break
-            carried = compiled(carried, key.words, key.pass_words, program.data, settings)
+            carried, _ = compiled(carried, key.words, key.pass_words, program.data, settings, program.frozen)
             stretches = followed(stretches, plan, step, step + 1, partition)
             line, step = after, step + 1
             bar.update(step, carried.clip_norm)
@@ -287,7 +297,7 @@ class Trainer:
                 saved = now(session=program.session)
                 store.save(saved)
             if callbacks:
-                view = shown(self._state(now()), looks)
+                view = shown(self._state(now(), program.frozen), looks)
                 if any([callback(view) for callback in callbacks]):
                     stopped = "callback"
                     break
@@ -296,13 +306,13 @@ class Trainer:
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # nothing was released after it
-        return self._state(last)
+        return self._state(last, program.frozen)
 
-    def _state(self, found: Checkpoint) -> State:
-        """A checkpoint as users see it."""
-        params, opt_state, clip_norm, not_finite = found.carried
+    def _state(self, found: Checkpoint, frozen: Rest | None) -> State:
+        """A checkpoint as users see it: with the whole model."""
+        trained, opt_state, clip_norm, not_finite = found.carried
         rest = (found.lineage, found.history, self.plan, found.stopped, found.seen)
-        return State(params, opt_state, clip_norm, found.step, not_finite, *rest)
+        return State(whole(trained, frozen), opt_state, clip_norm, found.step, not_finite, *rest)
 
     def _check_data(self, data: Any, users: Any) -> None:
         """InputError where the data are not as many as the plan's, or users do not go with its unit."""
@@ -331,12 +341,3 @@ def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | 
         return False
     ledger.record(*entry, partition=partition)
     return True
-
-
-def _of_module(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """(params, example) -> loss of a Flax linen module; InputError for another module."""
-    if not callable(getattr(module, "apply", None)):
-        raise InputError(
-            "loss goes with a Flax linen module; of an nnx module give (params, example) -> loss, see README"
-        )
-    return lambda params, example: loss(module.apply(params, example[0]), example[1])

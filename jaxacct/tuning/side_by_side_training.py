@@ -15,7 +15,7 @@ from jaxacct.training.step import noise
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import CLIP_NORM, sensitivity
 from jaxacct.training.step.clipping import METHODS
-from jaxacct.training.step.step_function import Carried, Numbers, numbers, private_step
+from jaxacct.training.step.step_function import Carried, Numbers, StepRule, numbers, private_step
 from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE
 from jaxacct.validation import COUNT, InputError, check, choice
 
@@ -101,13 +101,13 @@ def side_by_side(
     def one(start: Any, stop: Any, carried: Carried, config: Mapping[str, Any], words: Any, data: Any) -> Carried:
         """Steps start to stop - 1 of one candidate."""
         optimizer = make_optimizer(config)
-        step = private_step(loss_fn, optimizer, plan.sampling, size, method, adaptive, plan.cap)
+        step = private_step(StepRule(loss_fn, optimizer, plan.sampling, size, method, adaptive, plan.cap))
         root = jax.random.wrap_key_data(words, impl=CHACHA20)
 
         def body(t: Any, carried: Carried) -> Carried:
             now, begins = jax.tree.map(lambda a: jnp.asarray(a)[t], schedule)
             key, pass_key = noise.stream(root, STEP_STREAM, t), noise.stream(root, PASS_STREAM, begins)
-            after = step(carried, jax.random.key_data(key), jax.random.key_data(pass_key), data, now)
+            after, _ = step(carried, jax.random.key_data(key), jax.random.key_data(pass_key), data, now)
             return jax.tree.map(lambda new, old: new.astype(old.dtype), after, carried)
 
         return jax.lax.fori_loop(start, stop, body, carried)

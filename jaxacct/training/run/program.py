@@ -16,6 +16,8 @@ from jaxacct.training.run.state import State
 from jaxacct.training.step import key_derivation
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.key_derivation import Lineage, StepKey
+from jaxacct.training.step.parts import Rest
+from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.training.step.step_function import Carried, Numbers, numbers
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS
 
@@ -30,27 +32,32 @@ class Program:
 
     def __init__(
         self,
-        step_function: Callable[..., Carried],
+        step_function: Callable[..., Any],
         plan: Plan,
         adaptive: AdaptiveClip | None,
         carried: Carried,
         before: Lineage,
         step: int,
         data: Any,
+        frozen: Rest | None = None,
+        private_loss: PrivateLoss | None = None,
     ) -> None:
-        self._plan, self._adaptive = plan, adaptive
+        self._plan, self._adaptive, self._private_loss = plan, adaptive, private_loss
         self.carried, self.data = carried, data
+        self.frozen = _anew(frozen)
         self.line = key_derivation.joined(before, key_derivation.digest_tree(carried))
         zero = np.zeros(8, np.uint32)
         now = self._numbers(min(step, self._plan.steps - 1), 0)
-        self._traced = jax.jit(step_function).trace(carried, zero, zero, data, now)
+        self._traced = jax.jit(step_function).trace(carried, zero, zero, data, now, self.frozen)
         self._digest = key_derivation.digest_program(self._traced)
+        if self.frozen is not None:  # its form is in the program, its arrays are arguments
+            self._digest = key_derivation.digest(self._digest, key_derivation.digest_tree(self.frozen.frozen))
         self._data = key_derivation.digest_tree(data)
-        clipping = repr(adaptive).encode()  # its noise is an argument of the program, not a part of it
-        self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), clipping)
+        beside = repr((adaptive, private_loss)).encode()  # its noise is an argument of the program, not a part of it
+        self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), beside)
 
     def compiled(self) -> Any:
-        """(carried, key words, pass key words, data, numbers) -> carried."""
+        """(carried, key words, pass key words, data, numbers, frozen) -> (carried, observed)."""
         return self._traced.lower().compile()
 
     def goes_on(self, found: Checkpoint | None, ledger: Ledger | None) -> bool:
@@ -72,15 +79,23 @@ class Program:
             place = step - begins
             size = repr((begins, segment.expected_batch_size)).encode()
             cut = key_derivation.digest(self.session) if self._plan.sampling == ALLOCATION else size
-        settings = (step, *segment[2:], place, self._adaptive)
+        settings = (step, *segment[2:], place, self._adaptive, self._private_loss)
         after, key = key_derivation.advance(line, self._digest, self._data, settings, begins, cut)
         return after, key, self._numbers(step, place), key.partition if begins >= 0 else ""
 
     def _numbers(self, step: int, place: int) -> Numbers:
-        return numbers(self._plan.at(step), self._plan.sampling, self._adaptive, place)
+        return numbers(self._plan.at(step), self._plan.sampling, self._adaptive, place, self._private_loss)
 
 
-def carried_from(state: State) -> Carried:
-    """What the step works on, as new arrays: where they came from must make no difference to the program."""
-    carried = Carried(state.params, state.opt_state, state.clip_norm, np.int32(state.not_finite))
-    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), carried)
+def carried_from(state: State, trained: Any) -> Carried:
+    """What the step works on, as new arrays: where they came from must make no difference to the program.
+
+    trained : the part of the state's parameters that is trained.
+    """
+    carried: Carried = _anew(Carried(trained, state.opt_state, state.clip_norm, np.int32(state.not_finite)))
+    return carried
+
+
+def _anew(tree: Any) -> Any:
+    """The same numbers as new arrays."""
+    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), tree)

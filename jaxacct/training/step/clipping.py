@@ -19,7 +19,7 @@ from jaxacct.training.step.per_example import for_each, one_of
 from jaxacct.training.step.traces import trace
 from jaxacct.validation import InputError, choice
 
-__all__ = ["METHODS", "Clipped", "clipped_sum", "norm_methods", "ways"]
+__all__ = ["METHODS", "Clipped", "clipped_sum", "norm_methods", "split_loss", "ways"]
 
 METHODS = ("auto", "vmap", "ghost")
 """How norms are found; `clipped_sum` says what each word means."""
@@ -53,7 +53,8 @@ def clipped_sum(
     mask: Any = None,
     clip_norm: Any = 1.0,
     method: str = "auto",
-) -> Clipped:
+    has_aux: bool = False,
+) -> Any:
     """The sum over the batch of g_i min(1, C/|g_i|), g_i the gradient of ``loss_fn(params, example_i)``.
 
     Adding or removing one example moves the sum by at most ``sensitivity(clip_norm)``, replacing one by twice that:
@@ -74,10 +75,11 @@ def clipped_sum(
         Per-example gradients in memory ("vmap"); norms from the inputs and cotangents of products, convolutions and
         embeddings without them ("ghost", for all parameters with one such use); or for each parameter the cheaper
         of both.  ``norm_methods`` says which.  All agree up to rounding.
+    has_aux : whether loss_fn returns (loss, aux), aux a pytree of numbers and arrays.
 
     Returns
     -------
-    Clipped
+    Clipped; with has_aux (Clipped, sums of aux over the examples that contribute), where the sums are *not* private.
 
     Raises
     ------
@@ -98,26 +100,37 @@ def clipped_sum(
     _check_params(params)
     grouped(clip_norm, params)
     examples = _batch_size(batch)
-    _check_loss(loss_fn, params, one_of(batch))
+    split_loss(jax.eval_shape(loss_fn, params, one_of(batch)), has_aux)
     mask = jnp.ones(examples, bool) if mask is None else mask
-    return _clipped_sum(loss_fn, params, batch, mask, clip_norm, method)
+    done, aux = _clipped_sum(loss_fn, params, batch, mask, clip_norm, method, has_aux)
+    return (done, aux) if has_aux else done
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5))
+@functools.partial(jax.jit, static_argnums=(0, 5, 6))
 def _clipped_sum(
-    loss_fn: Callable[[Any, Any], Any], params: Any, batch: Any, mask: Any, clip_norm: Any, method: str
-) -> Clipped:
+    loss_fn: Callable[[Any, Any], Any],
+    params: Any,
+    batch: Any,
+    mask: Any,
+    clip_norm: Any,
+    method: str,
+    has_aux: bool,
+) -> tuple[Clipped, Any]:
+    """`clipped_sum`, and the sums of aux, an empty tuple where there is none."""
     leaves, structure = jax.tree_util.tree_flatten(params)
     norms, groups = grouped(clip_norm, params)
     members = [np.flatnonzero(np.asarray(groups) == group) for group in range(len(norms))]
     dtype = jnp.dtype(wide(jnp.result_type(*leaves)))
-    closed, sites = _sites(loss_fn, params, one_of(batch), method)
+    pair = loss_fn if has_aux else lambda params, example: (loss_fn(params, example), ())
+    aux_form = jax.tree_util.tree_structure(jax.eval_shape(pair, params, one_of(batch))[1])
+    closed, sites = _sites(pair, params, one_of(batch), method)
     ghosts = {site.leaf for site in sites}
     direct = [i for i in range(len(leaves)) if i not in ghosts]
 
     def gradients(example: Any) -> Any:
         if closed is None:
-            return jax.tree_util.tree_leaves(jax.grad(loss_fn)(params, example)), []
+            grads, aux = jax.grad(pair, has_aux=True)(params, example)
+            return jax.tree_util.tree_leaves(grads), [], jax.tree_util.tree_leaves(aux)
         run = ghost.tapped(closed, sites)
 
         def loss(taps: Any, chosen: Any) -> Any:
@@ -127,11 +140,11 @@ def _clipped_sum(
             return run(taps, [*values, *jax.tree_util.tree_leaves(example)])
 
         taps = [jnp.zeros(site.output.shape, site.output.dtype) for site in sites]
-        (dys, grads), xs = jax.grad(loss, (0, 1), has_aux=True)(taps, [leaves[i] for i in direct])
-        return grads, [site.operands(x, dy, dtype) for site, x, dy in zip(sites, xs, dys, strict=True)]
+        (dys, grads), (xs, aux) = jax.grad(loss, (0, 1), has_aux=True)(taps, [leaves[i] for i in direct])
+        return grads, [site.operands(x, dy, dtype) for site, x, dy in zip(sites, xs, dys, strict=True)], aux
 
     # one copy of each value serves both its norm and the sum: a second, rounded otherwise, might exceed its norm
-    grads, pairs = jax.lax.optimization_barrier(for_each("loss_fn", gradients, batch))
+    grads, pairs, aux = jax.lax.optimization_barrier(for_each("loss_fn", gradients, batch))
     grads = [g.astype(dtype) for g in grads]
 
     # each part of a gradient as 2^exponent times one with an ordinary norm
@@ -156,11 +169,13 @@ def _clipped_sum(
         group = groups[site.leaf]
         dy = _kept(keep, dy) * _kept(keep, scales[group].parts[members[group] == site.leaf][0])[:, None, None]
         totals[site.leaf] = site.total(x if site.matrix is None else _kept(keep, x), dy)
-    return Clipped(
+    sums = [jnp.sum(_kept(keep, a.astype(wide(a.dtype))), axis=0) for a in aux]
+    done = Clipped(
         jax.tree_util.tree_unflatten(structure, totals),
         jnp.sum(keep & ~functools.reduce(jnp.logical_and, (scale.fits for scale in scales)), dtype=jnp.int32),
         jnp.sum(mask & ~finite, dtype=jnp.int32),
     )
+    return done, jax.tree_util.tree_unflatten(aux_form, sums)
 
 
 def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
@@ -201,12 +216,29 @@ def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
     )
 
 
-def norm_methods(loss_fn: Callable[[Any, Any], Any], params: Any, example: Any, method: str = "auto") -> dict[str, str]:
+def split_loss(out: Any, has_aux: bool) -> tuple[Any, Any]:
+    """(loss, aux) from what a loss function returns, () for no aux; InputError for a loss that is no scalar."""
+    pair = isinstance(out, tuple) and len(out) == 2
+    loss, aux = out if has_aux and pair else (out, ())
+    number = len(jax.tree_util.tree_leaves(loss)) == 1 and loss is jax.tree_util.tree_leaves(loss)[0]
+    if has_aux > pair or not number or loss.shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
+        told = "(loss, aux), the loss a scalar" if has_aux else "a scalar"
+        remedy = (
+            "take the mean over its axes" if has_aux == pair else "give has_aux=True for (loss, aux), and only there"
+        )
+        shown = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", out)
+        raise InputError(f"loss_fn returns {shown!s:.60} for one example, must be {told}; {remedy}")
+    return loss, aux
+
+
+def norm_methods(
+    loss_fn: Callable[[Any, Any], Any], params: Any, example: Any, method: str = "auto", has_aux: bool = False
+) -> dict[str, str]:
     """How each parameter's norm is found, by `clipped_sum` with the same method.
 
     Parameters
     ----------
-    loss_fn, params, method : as for `clipped_sum`.
+    loss_fn, params, method, has_aux : as for `clipped_sum`.
     example : one example, without a batch axis: arrays, or their shapes and dtypes.
 
     Returns
@@ -223,7 +255,7 @@ def norm_methods(loss_fn: Callable[[Any, Any], Any], params: Any, example: Any, 
     {"['bias']": 'vmap', "['kernel']": 'ghost'}
     """
     choice("method", method, METHODS)
-    _check_loss(loss_fn, params, example)
+    split_loss(jax.eval_shape(loss_fn, params, example), has_aux)
     ghosts = {site.leaf for site in _sites(loss_fn, params, example, method)[1]}
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
     return {path: "ghost" if i in ghosts else "vmap" for i, path in enumerate(paths)}
@@ -254,16 +286,6 @@ def _check_params(params: Any) -> None:
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             name = jax.tree_util.keystr(path)
             raise InputError(f"params{name} has dtype {jnp.result_type(leaf)}, must be floating; close over it instead")
-
-
-def _check_loss(loss_fn: Any, params: Any, example: Any) -> None:
-    """InputError for a loss that is not a scalar."""
-    out = jax.eval_shape(loss_fn, params, example)
-    if getattr(out, "shape", None) != () or not jnp.issubdtype(out.dtype, jnp.floating):
-        shown = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", out)
-        raise InputError(
-            f"loss_fn returns {shown!s:.60} for one example, must be a scalar; take the mean over its axes"
-        )
 
 
 def _batch_size(batch: Any) -> int:

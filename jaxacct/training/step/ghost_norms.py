@@ -136,11 +136,12 @@ def find_sites(closed: ClosedJaxpr, leaves: int) -> list[Site]:
     return sites
 
 
-def tapped(closed: ClosedJaxpr, sites: Sequence[Site]) -> Callable[..., tuple[Any, list[Any]]]:
-    """(taps, values) -> the loss of a `trace` with a tap added to each site's output, and the sites' inputs."""
+def tapped(closed: ClosedJaxpr, sites: Sequence[Site]) -> Callable[..., tuple[Any, tuple[list[Any], list[Any]]]]:
+    """(taps, values) -> the loss of a `trace` with a tap added to each site's output; the sites' inputs, and what else
+    the trace returns."""
     places = {site.equation: number for number, site in enumerate(sites)}
 
-    def run(taps: Sequence[Any], values: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def run(taps: Sequence[Any], values: Sequence[Any]) -> tuple[Any, tuple[list[Any], list[Any]]]:
         inputs: list[Any] = [None] * len(sites)
 
         def tap(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
@@ -151,7 +152,8 @@ def tapped(closed: ClosedJaxpr, sites: Sequence[Site]) -> Callable[..., tuple[An
             inputs[number] = operands[sites[number].operand]
             return [outputs[0] + taps[number]]
 
-        return evaluate(closed, values, tap)[0], inputs
+        loss, *others = evaluate(closed, values, tap)
+        return loss, (inputs, others)
 
     return run
 

@@ -20,12 +20,12 @@ import numpy as np
 from jaxacct.chacha import key_words, noise_words
 from jaxacct.validation import InputError
 
-__all__ = ["EXAMPLES", "INITIALISATION", "NOISE", "QUANTILE", "SAMPLING", "add", "normal", "stream"]
+__all__ = ["EXAMPLES", "INITIALISATION", "LOSS", "MODEL", "NOISE", "QUANTILE", "SAMPLING", "add", "normal", "stream"]
 
 INITIALISATION, SAMPLING, NOISE, QUANTILE = range(1, 5)
-EXAMPLES = 7
-"""The purposes of a run's streams: first parameters, batches, gradient noise, noise of the clipping quantile, and which
-examples of a user.
+EXAMPLES, MODEL, LOSS = range(7, 10)
+"""The purposes of a run's streams: first parameters, batches, gradient noise, noise of the clipping quantile, which
+examples of a user, what the model draws for each example (dropout), and noise of the private loss.
 
 The values are part of the keys: a saved run depends on them.  5 and 6 are those of jaxacct.tuning's candidates.
 """

@@ -1,8 +1,13 @@
-"""One private step as a pure function: draw, clip and sum in micro-batches, add noise, divide, update."""
+"""One private step as pure functions: draw, clip and sum in micro-batches, add noise, divide, update.
+
+`private_step` puts the parts together for data on one device.  Where data lie elsewhere, or are spread, the caller
+uses the same parts: `draw`, then `add` for each micro-batch, then `release` once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -13,11 +18,30 @@ from jaxacct.chacha import CHACHA20
 from jaxacct.training.step import noise, sampler
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clipping import Clipped, clipped_sum
+from jaxacct.training.step.member_loss import Seen, member_keys, member_loss, nothing_seen
 from jaxacct.training.step.noise import wide
+from jaxacct.training.step.optimizers import updated
+from jaxacct.training.step.parts import Rest
+from jaxacct.training.step.per_example import one_of
+from jaxacct.training.step.private_loss import PrivateLoss, gradient_noise
 from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, TRUNCATED, slots_of
-from jaxacct.training.step.users import mean_over_examples, of_users
+from jaxacct.training.step.users import of_users
 
-__all__ = ["Carried", "Numbers", "StepSettings", "numbers", "private_step"]
+__all__ = [
+    "Carried",
+    "Numbers",
+    "Observed",
+    "StepRule",
+    "StepSettings",
+    "Sums",
+    "add",
+    "draw",
+    "keys",
+    "no_sums",
+    "numbers",
+    "private_step",
+    "release",
+]
 
 _STD_ROUND_UP = 1.0 + 2.0**-20
 """Factor by which the float32 standard deviation is never below noise_multiplier times the float32 clip norm."""
@@ -56,6 +80,7 @@ class Numbers(NamedTuple):
     threshold : of Poisson sampling.  size : of batches of a fixed size; of random allocation the slots of the round.
     position : the batch's place in its pass, or the slot.
     gradient_noise : noise multiplier on the gradients.  count_noise : of the adaptive clip norm's count.
+    loss_noise : of the private loss, in bounds.
     """
 
     threshold: Any
@@ -64,10 +89,17 @@ class Numbers(NamedTuple):
     expected_batch_size: Any
     gradient_noise: Any
     count_noise: Any
+    loss_noise: Any = np.float32(0)
 
 
-def numbers(segment: StepSettings, sampling: str, adaptive: AdaptiveClip | None, position: int) -> Numbers:
-    """The numbers of a step; InputError where the count of adaptive clipping leaves no room for the gradients."""
+def numbers(
+    segment: StepSettings,
+    sampling: str,
+    adaptive: AdaptiveClip | None,
+    position: int,
+    private_loss: PrivateLoss | None = None,
+) -> Numbers:
+    """The numbers of a step; InputError where what is released beside the gradients leaves no room for them."""
     z, expected = segment.noise_multiplier, segment.expected_batch_size
     if sampling == ALLOCATION:
         size = slots_of(segment.sampling_probability)
@@ -78,83 +110,186 @@ def numbers(segment: StepSettings, sampling: str, adaptive: AdaptiveClip | None,
         np.int32(size),
         np.int32(position),
         np.float32(expected),
-        np.float32(adaptive.gradient_noise(z, expected) if adaptive else z),
+        np.float32(gradient_noise(z, expected, adaptive, private_loss)),
         np.float32(adaptive.count_deviation(expected) if adaptive else 0.0),
+        np.float32(private_loss.deviation(expected) if private_loss else 0.0),
     )
 
 
-def private_step(
-    loss_fn: Callable[[Any, Any], Any],
-    optimizer: Any,
-    sampling: str,
-    micro_batch: int,
-    method: str,
-    adaptive: AdaptiveClip | None,
-    cap: int | None = None,
-    examples_per_user: int | None = None,
-) -> Callable[..., Carried]:
-    """(carried, key words, pass key words, data, numbers) -> carried, pure: for jit, vmap, and audits.
+@dataclass(frozen=True)
+class StepRule:
+    """What does not differ between the steps of a program.
 
-    The key must be used for this step alone; its words are those of ``jax.random.key_data``.  The pass key, of fixed
-    batches and of random allocation, is one for a whole pass over the data.
-
+    Parameters
+    ----------
+    loss_fn : (params, example) -> scalar loss of one example, of all parameters, trained or frozen.
+    optimizer : an Optax transformation.
+    sampling : one of `step_mechanisms`.
+    micro_batch : examples (or users) at a time.
+    method : as for `clipped_sum`.
+    adaptive : how the clip norm moves, or None.
     cap : of truncated Poisson sampling, the places of a batch.
     examples_per_user : the most of a user's examples that a step uses; the data are then `UserData`.  None where every
         record counts for itself.
+    rngs : whether the loss gets a key of the example as well: (params, example, key).
+    has_aux : whether the loss returns (loss, aux).
+    private_loss : how the loss is released, or None.
     """
 
-    def draw(key: Any, pass_key: Any, size: int, now: Numbers) -> sampler.Selection:
-        if sampling == POISSON:
-            return sampler.poisson(key, size, now.threshold)
-        if sampling == TRUNCATED:
-            assert cap is not None
-            return sampler.truncated_poisson(key, size, now.threshold, min(cap, size))
-        if sampling == ALLOCATION:
-            return sampler.random_allocation(pass_key, size, now.size, now.position)
-        if sampling == FIXED:
-            return sampler.fixed_batches(pass_key, size, now.size, now.position)
-        return sampler.without_replacement(key, size, now.size)
+    loss_fn: Callable[..., Any]
+    optimizer: Any
+    sampling: str
+    micro_batch: int
+    method: str
+    adaptive: AdaptiveClip | None
+    cap: int | None = None
+    examples_per_user: int | None = None
+    rngs: bool = False
+    has_aux: bool = False
+    private_loss: PrivateLoss | None = None
 
-    loss = loss_fn if examples_per_user is None else mean_over_examples(loss_fn)
+    def member_loss(self, frozen: Rest | None) -> Callable[[Any, tuple[Any, ...]], Any]:
+        """(trained parameters, (example,) or (example, key)) -> (loss, Seen)."""
+        return member_loss(self.loss_fn, frozen, self.has_aux, self.examples_per_user is not None, self.private_loss)
 
-    def step(carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers) -> Carried:
-        import optax
 
-        params, opt_state, clip_norm, not_finite = carried
-        key, pass_key = (jax.random.wrap_key_data(w, impl=CHACHA20) for w in (words, pass_words))
-        size = (data.count if examples_per_user else jax.tree_util.tree_leaves(data)[0]).shape[0]
-        drawn = draw(noise.stream(key, noise.SAMPLING), noise.stream(pass_key, noise.SAMPLING), size, now)
+class Sums(NamedTuple):
+    """Of the members of a batch so far: the clipped gradients, how many members there are, and losses and aux."""
 
-        def add(carry: tuple[Clipped, Any], indices: Any, mask: Any) -> tuple[Clipped, Any]:
-            so_far, members = carry
-            if examples_per_user is None:
-                batch = jax.tree.map(lambda a: a[indices], data)
-            else:
-                batch, has_any = of_users(noise.stream(key, noise.EXAMPLES), data, indices, examples_per_user)
-                mask = mask & has_any
-            summed = clipped_sum(loss, params, batch, mask, clip_norm, method)
-            return jax.tree.map(jnp.add, so_far, summed), members + jnp.sum(mask, dtype=jnp.int32)
+    clipped: Clipped
+    members: Any
+    seen: Seen
 
-        dtype = wide(jnp.result_type(*jax.tree_util.tree_leaves(params)))
-        nothing = Clipped(jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params), jnp.int32(0), jnp.int32(0))
-        micro = min(micro_batch, drawn.indices.shape[0])
-        begin = nothing, jnp.int32(0)  # users without examples are no members: they add nothing to any sum
-        summed, members = sampler.over_micro_batches(drawn, micro, add, begin, all_places=sampling == TRUNCATED)
 
-        norms = jax.tree_util.tree_leaves(clip_norm)
-        std = now.gradient_noise * jnp.sqrt(sum(c**2 for c in norms)) * _STD_ROUND_UP
-        noisy = noise.add(noise.stream(key, noise.NOISE), summed.total, std)
-        mean = jax.tree.map(lambda g, p: (g / now.expected_batch_size).astype(p.dtype), noisy, params)
-        updates, opt_state = optimizer.update(mean, opt_state, params)
-        if adaptive is not None:
-            clip_norm = adaptive.update(
-                noise.stream(key, noise.QUANTILE),
-                clip_norm,
-                members - summed.clipped - summed.not_finite,
-                members,
-                now.count_noise,
-                now.expected_batch_size,
-            )
-        return Carried(optax.apply_updates(params, updates), opt_state, clip_norm, not_finite + summed.not_finite)
+class Observed(NamedTuple):
+    """What a step has seen of its batch.  All but ``value`` is *not* private: for a log, never to be published, and
+    nothing may be decided by it.
+
+    loss, aux : sums over the members that contribute: `members` less `not_finite`.
+    members : how many took part.  clipped, not_finite : how many of them were clipped, and contributed nothing.
+    value : the private loss, as the optimizer got it; None where none is released.
+    """
+
+    loss: Any
+    aux: Any
+    members: Any
+    clipped: Any
+    not_finite: Any
+    value: Any
+
+
+def keys(words: Any, pass_words: Any) -> tuple[Any, Any]:
+    """The keys of a step and of its pass, from their words."""
+    key, pass_key = (jax.random.wrap_key_data(w, impl=CHACHA20) for w in (words, pass_words))
+    return key, pass_key
+
+
+def draw(rule: StepRule, key: Any, pass_key: Any, size: int, now: Numbers) -> sampler.Selection:
+    """Who of so many records (or users) takes part in the step."""
+    key, pass_key = noise.stream(key, noise.SAMPLING), noise.stream(pass_key, noise.SAMPLING)
+    if rule.sampling == POISSON:
+        return sampler.poisson(key, size, now.threshold)
+    if rule.sampling == TRUNCATED:
+        assert rule.cap is not None
+        return sampler.truncated_poisson(key, size, now.threshold, min(rule.cap, size))
+    if rule.sampling == ALLOCATION:
+        return sampler.random_allocation(pass_key, size, now.size, now.position)
+    if rule.sampling == FIXED:
+        return sampler.fixed_batches(pass_key, size, now.size, now.position)
+    return sampler.without_replacement(key, size, now.size)
+
+
+def no_sums(rule: StepRule, carried: Carried, batch: Any, frozen: Rest | None = None) -> Sums:
+    """The sums of a batch that has no members yet; ``batch`` is as for `add`, or its shapes."""
+    params = carried.params
+    dtype = wide(jnp.result_type(*jax.tree_util.tree_leaves(params)))
+    nothing = Clipped(jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params), jnp.int32(0), jnp.int32(0))
+    key = (jax.eval_shape(lambda: jax.random.key(0, impl=CHACHA20)),) if rule.rngs else ()
+    return Sums(nothing, jnp.int32(0), nothing_seen(rule.member_loss(frozen), params, (one_of(batch), *key)))
+
+
+def add(
+    rule: StepRule,
+    carried: Carried,
+    key: Any,
+    so_far: Sums,
+    batch: Any,
+    indices: Any,
+    mask: Any,
+    frozen: Rest | None = None,
+) -> Sums:
+    """The sums with one micro-batch more.
+
+    key : of the step.
+    batch : pytree of arrays, one row for each place; of users, what `of_users` returns.
+    indices : int32, the number of each place's record (or user) in all of the data: what the model draws for it follows
+        from it and the step's key.
+    mask : False where a place holds nobody.
+    frozen : the rest of the model, from `apart`.
+    """
+    members = (batch, member_keys(key, indices)) if rule.rngs else (batch,)
+    loss = rule.member_loss(frozen)
+    summed, seen = clipped_sum(loss, carried.params, members, mask, carried.clip_norm, rule.method, has_aux=True)
+    return jax.tree.map(jnp.add, so_far, Sums(summed, jnp.sum(mask, dtype=jnp.int32), seen))
+
+
+def release(rule: StepRule, carried: Carried, key: Any, sums: Sums, now: Numbers) -> tuple[Carried, Observed]:
+    """The noisy mean of a whole batch, handed to the optimizer: once for a step, with a key of its own."""
+    import optax
+
+    params, opt_state, clip_norm, not_finite = carried
+    summed, members, seen = sums
+    norms = jax.tree_util.tree_leaves(clip_norm)
+    std = now.gradient_noise * jnp.sqrt(sum(c**2 for c in norms)) * _STD_ROUND_UP
+    noisy = noise.add(noise.stream(key, noise.NOISE), summed.total, std)
+    mean = jax.tree.map(lambda g, p: (g / now.expected_batch_size).astype(p.dtype), noisy, params)
+    value = None
+    if rule.private_loss is not None:
+        own = noise.stream(key, noise.LOSS)
+        value = rule.private_loss.release(own, seen.bounded, members, now.loss_noise, now.expected_batch_size)
+    updates, opt_state = updated(rule.optimizer, mean, opt_state, params, value)
+    if rule.adaptive is not None:
+        clip_norm = rule.adaptive.update(
+            noise.stream(key, noise.QUANTILE),
+            clip_norm,
+            members - summed.clipped - summed.not_finite,
+            members,
+            now.count_noise,
+            now.expected_batch_size,
+        )
+    after = Carried(optax.apply_updates(params, updates), opt_state, clip_norm, not_finite + summed.not_finite)
+    return after, Observed(seen.loss, seen.aux, members, summed.clipped, summed.not_finite, value)
+
+
+def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
+    """(carried, key words, pass key words, data, numbers[, frozen]) -> (carried, observed), pure: for jit, vmap, audit.
+
+    The key must be used for this step alone; its words are those of ``jax.random.key_data``.  The pass key, of fixed
+    batches and of random allocation, is one for a whole pass over the data.  ``frozen`` is the rest of the model.
+    """
+    most = rule.examples_per_user
+
+    def step(
+        carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers, frozen: Rest | None = None
+    ) -> tuple[Carried, Observed]:
+        key, pass_key = keys(words, pass_words)
+        size = (data.count if most else jax.tree_util.tree_leaves(data)[0]).shape[0]
+        drawn = draw(rule, key, pass_key, size, now)
+
+        def rows(indices: Any) -> tuple[Any, Any]:
+            if most is None:
+                return jax.tree.map(lambda a: a[indices], data), True
+            return of_users(noise.stream(key, noise.EXAMPLES), data, indices, most)
+
+        def one(so_far: Sums, indices: Any, mask: Any) -> Sums:
+            # users without examples are no members: they add nothing to any sum
+            batch, there = rows(indices)
+            return add(rule, carried, key, so_far, batch, indices, mask & there, frozen)
+
+        micro = min(rule.micro_batch, drawn.indices.shape[0])
+        everyone = rule.sampling == TRUNCATED
+        nothing = no_sums(rule, carried, jax.eval_shape(lambda: rows(drawn.indices[:micro])[0]), frozen)
+        sums = sampler.over_micro_batches(drawn, micro, one, nothing, all_places=everyone)
+        return release(rule, carried, key, sums, now)
 
     return step

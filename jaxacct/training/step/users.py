@@ -93,12 +93,22 @@ def of_users(key: Any, data: UserData, users: Any, most: int) -> tuple[tuple[Any
     return (jax.tree.map(lambda a: a[where], data.examples), weights), kept > 0
 
 
-def mean_over_examples(loss_fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """(params, (examples, weights)) -> the weighted mean of the losses of one user's examples."""
+def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """(params, (examples, weights)[, key]) -> the weighted mean of what loss_fn returns for one user's examples.
 
-    def loss(params: Any, user: tuple[Any, Any]) -> Any:
+    With a key, the user's, each example has one of its own, from it and the example's place among those of the user.
+    """
+
+    def loss(params: Any, user: tuple[Any, Any], *key: Any) -> Any:
         examples, weights = user
-        losses = jax.vmap(loss_fn, (None, 0))(params, examples)
-        return jnp.sum(losses * weights.astype(losses.dtype))
+        places = jnp.arange(weights.shape[0])
+        own = [jax.vmap(jax.random.fold_in, (None, 0))(each, places) for each in key]
+        found = jax.vmap(loss_fn, (None, 0, *(0 for _ in own)))(params, examples, *own)
+
+        def mean(each: Any) -> Any:
+            dtype = jnp.result_type(each, jnp.float32) if jnp.issubdtype(each.dtype, jnp.integer) else each.dtype
+            return jnp.sum(each * weights.astype(dtype).reshape(-1, *(1,) * (each.ndim - 1)), axis=0)
+
+        return jax.tree.map(mean, found)
 
     return loss

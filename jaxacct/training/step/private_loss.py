@@ -1,0 +1,102 @@
+"""The loss of a step, released privately beside the gradient: for optimizers that look at it, and for people."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxacct.training.step import noise
+from jaxacct.training.step.adaptive_clip import AdaptiveClip
+from jaxacct.validation import POSITIVE, InputError, check
+
+__all__ = ["PrivateLoss", "gradient_noise"]
+
+_NOISE_SHARE = 0.1
+"""The noise on the sum of losses by default, in bounds, as a share of the expected batch size."""
+_ROUND_UP = 1.0 + 2e-15
+"""Factor on the noise multiplier of the gradients that makes up for the rounding of its formula."""
+_STD_ROUND_UP = 1.0 + 2.0**-20
+"""Factor by which the float32 standard deviation is never below the noise times the float32 bound."""
+
+
+@dataclass(frozen=True)
+class PrivateLoss:
+    """The mean loss of every step, clipped to [0, bound], with noise: private, as the gradient is.
+
+    A step also releases sum_i (v_i - bound/2), v_i the loss of member i clipped to [0, bound], with Gaussian noise of
+    standard deviation ``noise * bound``.  That sum has sensitivity bound/2 (replacing an example: bound, twice that, as
+    for the gradients).  So gradients with noise multiplier z_gradient = (z^-2 - (2 noise)^-2)^(-1/2) and the loss
+    together cost what one Gaussian of noise multiplier z costs: the plan's.  That needs noise > z/2.
+
+    The optimizer is given the noisy sum over the expected batch size, plus bound/2, within [0, bound], as ``value``.
+
+    Parameters
+    ----------
+    bound : > 0; losses above it count as it, and losses below 0 as 0.  It must not be chosen by looking at the data.
+    noise : standard deviation in bounds, > 0; by default a tenth of the expected batch size, which gives the mean loss
+        a standard deviation of a tenth of the bound, whatever the batch.
+
+    Raises
+    ------
+    InputError : a number outside its range; in `gradient_noise`, noise that leaves no room for the gradients.
+
+    References
+    ----------
+    Andrew et al. 2021, who release a count beside the gradients in the same way.
+
+    >>> round(gradient_noise(1.0, 100.0, None, PrivateLoss(bound=5.0, noise=10.0)), 6)
+    1.001252
+    """
+
+    bound: float
+    noise: float | None = None
+
+    def __post_init__(self) -> None:
+        check("bound", self.bound, POSITIVE)
+        if self.noise is not None:
+            check("noise", self.noise, POSITIVE)
+
+    def deviation(self, expected_batch_size: float) -> float:
+        """The standard deviation of the noise on the sum of losses, in bounds."""
+        return _NOISE_SHARE * expected_batch_size if self.noise is None else self.noise
+
+    def clipped(self, loss: Any) -> Any:
+        """A member's loss within [0, bound]; NaN counts as the bound."""
+        bound = jnp.float32(self.bound)
+        return jnp.clip(jnp.nan_to_num(loss.astype(jnp.float32), nan=bound, posinf=bound, neginf=0), 0, bound)
+
+    def release(self, key: Any, total: Any, members: Any, deviation: Any, expected: Any) -> Any:
+        """The noisy mean loss, from the sum over the members of a batch of their clipped losses."""
+        bound = jnp.float32(self.bound)
+        centred = total - 0.5 * bound * members.astype(jnp.float32)
+        noisy = noise.add(key, centred, deviation * bound * _STD_ROUND_UP)
+        return jnp.clip(noisy / expected + 0.5 * bound, 0, bound)
+
+
+def gradient_noise(
+    noise_multiplier: float,
+    expected_batch_size: float,
+    adaptive: AdaptiveClip | None,
+    private_loss: PrivateLoss | None,
+) -> float:
+    """The noise multiplier of the gradients that leaves room for what is released beside them; InputError if none does.
+
+    Gaussians of noise multipliers z_g, 2 count_noise and 2 noise are together one of multiplier z where
+    z^-2 = z_g^-2 + (2 count_noise)^-2 + (2 noise)^-2.
+    """
+    if private_loss is None:
+        return noise_multiplier if adaptive is None else adaptive.gradient_noise(noise_multiplier, expected_batch_size)
+    deviations = {"noise of PrivateLoss": private_loss.deviation(expected_batch_size)}
+    if adaptive is not None:
+        deviations["count_noise of AdaptiveClip"] = adaptive.count_deviation(expected_batch_size)
+    share = math.fsum((noise_multiplier / (2.0 * each)) ** 2 for each in deviations.values())
+    if not share < 1.0:
+        told = " and ".join(f"{name} = {each:.6g}" for name, each in deviations.items())
+        raise InputError(
+            f"{told} must be > {math.sqrt(len(deviations)) * noise_multiplier / 2.0:.6g}, which leaves room for the "
+            "gradients; use more noise on them, or larger batches"
+        )
+    return noise_multiplier / math.sqrt(1.0 - share) * _ROUND_UP
