@@ -1,4 +1,4 @@
-"""A small transformer with LoRA beside its attention, and its pre-training on public definitions.
+"""A small transformer, and its pre-training on public definitions.
 
 Pre-training hides a fifth of the words of a definition and asks which they are, and which word is defined.  The second
 is asked of the mean of the final states, which is what the classes are read from later.
@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from jaxacct.progress import Progress
 
-WIDTH, LAYERS, HEADS, RANK = 128, 2, 4, 8
+WIDTH, LAYERS, HEADS = 128, 2, 4
 HIDDEN_SHARE = 0.2
 """Share of the words of a definition that pre-training hides."""
 BATCH, LEARNING_RATE, STEPS = 256, 2e-3, 2000
@@ -24,37 +24,19 @@ CHUNK = 5
 """Steps between two looks at the progress bar."""
 
 
-class Dense(nn.Module):
-    """x W + b + (x A) B, where A has `rank` columns and B is 0 at first (LoRA, Hu et al. 2021).  Rank 0: x W + b."""
-
-    features: int
-    rank: int
-
-    @nn.compact
-    def __call__(self, x):
-        plain = nn.Dense(self.features, name="dense")(x)
-        if not self.rank:
-            return plain
-        down = self.param("lora_a", nn.initializers.normal(x.shape[-1] ** -0.5), (x.shape[-1], self.rank))
-        up = self.param("lora_b", nn.initializers.zeros, (self.rank, self.features))
-        return plain + (x @ down) @ up
-
-
 class Block(nn.Module):
     """Attention among the words of one definition, and two dense layers for each word."""
-
-    rank: int
 
     @nn.compact
     def __call__(self, x, there):
         y = nn.LayerNorm()(x)
         query, key, value = (
-            Dense(WIDTH, self.rank, name=name)(y).reshape(LENGTH, HEADS, -1) for name in ("query", "key", "value")
+            nn.Dense(WIDTH, name=name)(y).reshape(LENGTH, HEADS, -1) for name in ("query", "key", "value")
         )
         scores = jnp.einsum("qhd,khd->hqk", query, key) * query.shape[-1] ** -0.5
         weights = nn.softmax(jnp.where(there, scores, -1e9))
         mixed = jnp.einsum("hqk,khd->qhd", weights, value).reshape(x.shape)
-        x = x + Dense(WIDTH, self.rank, name="out")(mixed)
+        x = x + nn.Dense(WIDTH, name="out")(mixed)
         y = nn.gelu(nn.Dense(2 * WIDTH)(nn.LayerNorm()(x)))
         return x + nn.Dense(WIDTH)(y)
 
@@ -63,7 +45,6 @@ class Encoder(nn.Module):
     """The numbers of the words of one definition -> (scores of the classes, states of the words, their mean)."""
 
     vocabulary: int
-    rank: int = 0
 
     @nn.compact
     def __call__(self, numbers):
@@ -72,27 +53,25 @@ class Encoder(nn.Module):
         x = nn.Embed(self.vocabulary, WIDTH, name="words", embedding_init=small)(numbers)
         x = x + self.param("places", small, (LENGTH, WIDTH))
         for _ in range(LAYERS):
-            x = Block(self.rank)(x, there)
+            x = Block()(x, there)
         x = nn.LayerNorm()(x)
         mean = jnp.sum(x * there[:, None], 0) / jnp.maximum(jnp.sum(there), 1)
         return nn.Dense(CLASSES, name="head", kernel_init=nn.initializers.zeros)(mean), x, mean
 
 
-def initial(vocabulary, rank, seed):
-    """Random parameters of an encoder; its head and its LoRA change nothing yet."""
-    return Encoder(vocabulary, rank).init(jax.random.key(seed), jnp.zeros(LENGTH, jnp.int32))["params"]
+def initial(vocabulary, seed):
+    """Random parameters of an encoder; its head is 0."""
+    return Encoder(vocabulary).init(jax.random.key(seed), jnp.zeros(LENGTH, jnp.int32))["params"]
 
 
-def with_weights(params, pretrained):
-    """`params` with every weight that `pretrained` has as well taken from there; LoRA stays as it is."""
-    if not isinstance(params, dict):
-        return jnp.asarray(pretrained)
-    return {name: with_weights(p, pretrained[name]) if name in pretrained else p for name, p in params.items()}
-
-
-def scores(params, numbers, rank):
+def scores(params, numbers):
     """Scores of the classes of one definition."""
-    return Encoder(len(params["words"]["embedding"]), rank).apply({"params": params}, numbers)[0]
+    return Encoder(len(params["words"]["embedding"])).apply({"params": params}, numbers)[0]
+
+
+def in_attention(path):
+    """Whether a path is that of a matrix of the attention, which LoRA adapts."""
+    return path.endswith(("query/kernel", "key/kernel", "value/kernel", "out/kernel"))
 
 
 def hide(key, numbers):
@@ -122,7 +101,7 @@ def pretrain(numbers, headwords, vocabulary, seed, steps=STEPS, progress=True):
     """(weights of an encoder without LoRA, last losses) after `steps` steps of Adam on public definitions."""
     numbers, headwords = jnp.asarray(numbers), jnp.asarray(headwords)
     outputs = {"hidden": jnp.eye(WIDTH), "defined": jnp.eye(WIDTH), "bias": jnp.zeros(vocabulary)}
-    both = initial(vocabulary, 0, seed), outputs
+    both = initial(vocabulary, seed), outputs
     rates = optax.warmup_cosine_decay_schedule(0.0, LEARNING_RATE, max(steps // 10, 1), max(steps, 2))
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rates))
 

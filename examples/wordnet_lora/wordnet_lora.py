@@ -10,6 +10,7 @@ wordnet_lora.csv, and is not repeated where it has one.  wordnet_lora.png is dra
 import argparse
 import collections
 import csv
+import dataclasses
 import itertools
 import math
 import os
@@ -22,19 +23,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from dictionaries import CLASSES, MissingData, Vocabulary, read_definitions, read_glosses
-from encoder import RANK, STEPS, initial, pretrain, scores, with_weights
-from flax import serialization
-from flax.traverse_util import flatten_dict, unflatten_dict
+from encoder import STEPS, in_attention, initial, pretrain, scores
+from flax import serialization, traverse_util
 
 from jaxacct.progress import Progress
-from jaxacct.training import Plan, Trainer
+from jaxacct.training import LoRA, Plan, Trainer, lora
 
 DELTA = 1e-6
 """Below one over the number of glosses, 117,659."""
 BATCH = 1024
 """Expected size of a private batch; the size of one that is not private."""
 TUNING_STEPS = 300
-CLIP_NORM = 1.0
+CLIP_NORM, RANK = 1.0, 8
 TEST_SHARE = 10
 """One in so many glosses is for testing, and no private data."""
 WAYS = {
@@ -113,26 +113,32 @@ def pretrained(definitions, vocabulary, seed, steps, cache):
 # Tuning
 
 
-def is_trained(way, path):
-    """Whether a way of tuning trains the parameter at a path such as "Block_0/query/lora_a"."""
-    return way == "full" or "lora_" in path or path.startswith("head")
-
-
 def starting_point(way, weights, vocabulary, seed):
-    """(parameters, rank of LoRA) before tuning."""
-    rank = 0 if way == "full" else RANK
-    params = initial(len(vocabulary), rank, seed + 100)
-    return (params if way == "random" else with_weights(params, weights)), rank
+    """The parameters before tuning; with LoRA beside the attention, but for the way that trains all of them."""
+    if way == "full":
+        return weights
+    params = initial(len(vocabulary), seed) if way == "random" else weights
+    return lora(params, RANK, where=in_attention, key=jax.random.key(seed))
 
 
-def loss_of(rank):
-    """(params, example) -> cross-entropy of one definition."""
-    cross = optax.softmax_cross_entropy_with_integer_labels
-    return lambda params, example: cross(scores(params, example[0], rank), example[1])
+def plain(params):
+    """The parameters of the encoder: those of LoRA added to what they adapt."""
+    return params.merge() if isinstance(params, LoRA) else params
 
 
-def tune_privately(params, rank, way, epsilon, train, steps, rate, clip_norm, progress=True):
-    """(plan, state) after DP-SGD of the part that the way trains."""
+def is_head(path):
+    """Whether a path is that of a parameter of the layer that gives the scores of the classes."""
+    return path.startswith("head/")
+
+
+def loss(params, example):
+    """Cross-entropy of one gloss."""
+    numbers, label = example
+    return optax.softmax_cross_entropy_with_integer_labels(scores(params, numbers), label)
+
+
+def tune_privately(params, epsilon, train, steps, rate, clip_norm, progress=True):
+    """(plan, state) of DP-SGD: on LoRA and the head, or on all parameters where there is no LoRA."""
     plan = Plan(
         target_epsilon=epsilon,
         target_delta=DELTA,
@@ -140,30 +146,24 @@ def tune_privately(params, rank, way, epsilon, train, steps, rate, clip_norm, pr
         expected_batch_size=BATCH,
         steps=steps,
     )
-    flat = flatten_dict(params, sep="/")
-    trained = {k: v for k, v in flat.items() if is_trained(way, k)}
-    frozen = {k: v for k, v in flat.items() if k not in trained}
-    join = lambda t: unflatten_dict({**frozen, **t}, sep="/")
-    loss = loss_of(rank)
-    trainer = Trainer(lambda t, e: loss(join(t), e), optax.adam(rate), plan, clip_norm)
-    state = trainer.fit(trainer.init(trained), train, progress=progress)
-    return plan, state, join(state.params)
+    trainable = is_head if isinstance(params, LoRA) else None  # the adapters are trained anyhow
+    trainer = Trainer(loss, optax.adam(rate), plan, clip_norm, trainable=trainable)
+    return plan, trainer.fit(trainer.init(params), train, progress=progress)
 
 
-def tune_openly(params, rank, way, train, steps, rate, seed, progress=True):
-    """Parameters after as many steps of Adam on batches of the same size, without clipping and noise."""
-    paths = flatten_dict(params, sep="/")
-    labels = unflatten_dict({path: is_trained(way, path) for path in paths}, sep="/")
-    optimizer = optax.partition({True: optax.adam(rate), False: optax.set_to_zero()}, labels)
+def tune_openly(params, train, steps, rate, seed, progress=True):
+    """Parameters after as many steps of Adam on LoRA and the head, without clipping and noise."""
+    base = traverse_util.path_aware_map(lambda path, _: is_head("/".join(path)), params.base)
+    trained = dataclasses.replace(params, base=base, adapters=jax.tree.map(lambda _: True, params.adapters))
+    optimizer = optax.partition({True: optax.adam(rate), False: optax.set_to_zero()}, trained)
     numbers, classes = (jnp.asarray(a) for a in train)
-    loss = jax.vmap(loss_of(rank), (None, 0))
 
     @jax.jit
     def update(carried, key):
         params, state = carried
         rows = jax.random.randint(key, (BATCH,), 0, len(classes))
-        gradient = jax.grad(lambda p: jnp.mean(loss(p, (numbers[rows], classes[rows]))))(params)
-        changes, state = optimizer.update(gradient, state, params)
+        losses = lambda p: jax.vmap(loss, (None, 0))(p.merge(), (numbers[rows], classes[rows]))
+        changes, state = optimizer.update(jax.grad(lambda p: jnp.mean(losses(p)))(params), state, params)
         return optax.apply_updates(params, changes), state
 
     carried, bar = (params, optimizer.init(params)), Progress(steps, progress, unit="steps")
@@ -173,9 +173,9 @@ def tune_openly(params, rank, way, train, steps, rate, seed, progress=True):
     return carried[0]
 
 
-def accuracy_on(params, rank, test):
+def accuracy_on(params, test):
     """Share of the test texts whose class has the highest score."""
-    guess = jax.jit(jax.vmap(lambda params, numbers: jnp.argmax(scores(params, numbers, rank)), (None, 0)))
+    guess = jax.jit(jax.vmap(lambda params, numbers: jnp.argmax(scores(params, numbers)), (None, 0)))
     return float(np.mean(np.asarray(guess(params, test[0])) == test[1]))
 
 
@@ -198,16 +198,16 @@ def run(settings, train, test, weights, vocabulary, progress=True):
     begin = time.perf_counter()
     way, seed, steps = settings["way"], int(settings["seed"]), int(settings["steps"])
     rate, clip_norm = float(settings["learning_rate"]), float(settings["clip_norm"])
-    params, rank = starting_point(way, weights, vocabulary, seed)
+    params = starting_point(way, weights, vocabulary, seed)
     if way == "open":
-        params = tune_openly(params, rank, way, train, steps, rate, seed, progress)
+        params = tune_openly(params, train, steps, rate, seed, progress)
         noise, spent = 0.0, math.inf
     else:
-        epsilon = float(settings["epsilon"])
-        plan, state, params = tune_privately(params, rank, way, epsilon, train, steps, rate, clip_norm, progress)
-        noise, spent = plan.noise_multiplier, float(state.epsilon.upper)
-    trained = sum(leaf.size for path, leaf in flatten_dict(params, sep="/").items() if is_trained(way, path))
-    accuracy = accuracy_on(params, rank, test)
+        plan, state = tune_privately(params, float(settings["epsilon"]), train, steps, rate, clip_norm, progress)
+        params, noise, spent = state.params, plan.noise_multiplier, float(state.epsilon.upper)
+    adapters, head = (params.adapters, params.base["head"]) if isinstance(params, LoRA) else ({}, params)
+    trained = sum(leaf.size for leaf in jax.tree.leaves((adapters, head)))
+    accuracy = accuracy_on(plain(params), test)
     found = trained, noise, spent, accuracy, round(time.perf_counter() - begin)
     return settings | dict(zip(FOUND, map(str, found), strict=True))
 
