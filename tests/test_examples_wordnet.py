@@ -152,9 +152,10 @@ def invented(folder, dictionaries):
 
 @pytest.mark.slow
 def test_every_way_runs_once_and_spends_what_it_says(example, tmp_path, monkeypatch, capsys):
-    dictionaries, _, script = example
+    dictionaries, encoder, script = example
     pytest.importorskip("matplotlib")
     invented(tmp_path, dictionaries)
+    monkeypatch.setattr(encoder, "LAYERS", 1)
     monkeypatch.setattr(script, "BATCH", 16)
     asked = f"--data {tmp_path} --cache {tmp_path}/cache --out {tmp_path} --epsilon 8 --steps 3 --pretraining-steps 6"
     script.main(asked.split())
@@ -169,10 +170,8 @@ def test_every_way_runs_once_and_spends_what_it_says(example, tmp_path, monkeypa
     for row in rows:
         assert 0.0 <= float(row["accuracy"]) <= 1.0
         assert row["way"] == "open" or 0.99 * float(row["epsilon"]) < float(row["spent"]) <= float(row["epsilon"])
-    assert (
-        int(rows[0]["trained_parameters"]) < int(rows[2]["trained_parameters"]) / 2
-        and rows[0]["trained_parameters"] == rows[4]["trained_parameters"]
-    )
+    sizes = [int(row["trained_parameters"]) for row in rows]
+    assert sizes[0] == sizes[2] == sizes[3] < sizes[1] / 2
     assert (tmp_path / "wordnet_lora.png").stat().st_size > 10_000
     capsys.readouterr()
     script.main(asked.split())  # weights come from the cache, rows from the file
@@ -206,9 +205,9 @@ def test_only_lora_and_the_head_move(example, monkeypatch, private):
     train = numbers, np.arange(64, dtype=np.int32) % dictionaries.CLASSES
     begin = script.starting_point("lora", encoder.initial(10, seed=1), range(10), seed=2)
     if private:
-        end = script.tune_privately(begin, 8.0, train, 2, 1e-2, 1.0, progress=False)[1].params
+        end = script.tune_privately(begin, 8.0, train, 3, 1e-2, 1.0, progress=False)[1].params
     else:
-        end = script.tune_openly(begin, train, 2, 1e-2, seed=3, progress=False)
+        end = script.tune_openly(begin, train, 3, 1e-2, seed=3, progress=False)
     differs = lambda a, b: bool(np.any(np.asarray(a) != np.asarray(b)))
     moved = jax.tree.map(differs, end.base, begin.base)
     assert all(jax.tree.leaves(moved.pop("head"))) and not any(jax.tree.leaves(moved))
