@@ -18,7 +18,7 @@ from jaxacct.progress import Progress
 WIDTH, LAYERS, HEADS = 128, 2, 4
 HIDDEN_SHARE = 0.2
 """Share of the words of a definition that pre-training hides."""
-BATCH, LEARNING_RATE, STEPS = 256, 2e-3, 2000
+BATCH, LEARNING_RATE, STEPS = 256, 2e-3, 1200
 """Of pre-training."""
 CHUNK = 5
 """Steps between two looks at the progress bar."""

@@ -137,6 +137,11 @@ def loss(params, example):
     return optax.softmax_cross_entropy_with_integer_labels(scores(params, numbers), label)
 
 
+def optimizer_of(rate, steps):
+    """Adam whose learning rate goes down from `rate` to 0 along a cosine."""
+    return optax.adam(optax.cosine_decay_schedule(rate, steps))
+
+
 def tune_privately(params, epsilon, train, steps, rate, clip_norm, progress=True):
     """(plan, state) of DP-SGD: on LoRA and the head, or on all parameters where there is no LoRA."""
     plan = Plan(
@@ -147,7 +152,7 @@ def tune_privately(params, epsilon, train, steps, rate, clip_norm, progress=True
         steps=steps,
     )
     trainable = is_head if isinstance(params, LoRA) else None  # the adapters are trained anyhow
-    trainer = Trainer(loss, optax.adam(rate), plan, clip_norm, trainable=trainable)
+    trainer = Trainer(loss, optimizer_of(rate, steps), plan, clip_norm, trainable=trainable)
     return plan, trainer.fit(trainer.init(params), train, progress=progress)
 
 
@@ -155,7 +160,7 @@ def tune_openly(params, train, steps, rate, seed, progress=True):
     """Parameters after as many steps of Adam on LoRA and the head, without clipping and noise."""
     base = traverse_util.path_aware_map(lambda path, _: is_head("/".join(path)), params.base)
     trained = dataclasses.replace(params, base=base, adapters=jax.tree.map(lambda _: True, params.adapters))
-    optimizer = optax.partition({True: optax.adam(rate), False: optax.set_to_zero()}, trained)
+    optimizer = optax.partition({True: optimizer_of(rate, steps), False: optax.set_to_zero()}, trained)
     numbers, classes = (jnp.asarray(a) for a in train)
 
     @jax.jit
