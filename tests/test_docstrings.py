@@ -48,6 +48,7 @@ REFUSES_NOTHING = {
     "jaxacct.sweeps.SweepInterrupted",
     "jaxacct.sweeps.Table",
     "jaxacct.training.Clipped",
+    "jaxacct.training.LoRA",
     "jaxacct.training.Segment",
     "jaxacct.training.State",
     "jaxacct.tuning.Advice",

@@ -88,6 +88,12 @@ class Game:
         plan, size = trainer.plan, marks.shape[0]
         if plan.unit != "record":
             raise InputError(f"unit = {plan.unit!r} of the plan is not supported: a canary is one record; use 'record'")
+        rule = trainer.rule
+        if rule.rngs or rule.has_aux or rule.private_loss is not None or trainer.trainable is not None:
+            raise InputError(
+                "trainer has rngs, has_aux, private_loss or trainable, which canaries do not support, must have none; "
+                "audit a Trainer without them"
+            )
         if size != plan.dataset_size:
             raise InputError(
                 f"data and canaries are {size} examples, must be {plan.dataset_size}, the plan's dataset_size; "

@@ -32,7 +32,7 @@ from jaxacct.training.step.clip_norm import sensitivity
 from jaxacct.training.step.clipping import METHODS, norm_methods
 from jaxacct.training.step.key_derivation import StepKey, begin, digest_tree
 from jaxacct.training.step.modules import initialised, loss_of, refuse_state
-from jaxacct.training.step.optimizers import updated
+from jaxacct.training.step.optimizers import look_at
 from jaxacct.training.step.parts import Rest, apart, whole
 from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.training.step.step_function import Carried, StepRule, numbers, private_step
@@ -51,22 +51,32 @@ class Trainer:
 
     Parameters
     ----------
-    loss_fn : (params, example) -> scalar loss of one example; or a Flax linen module together with ``loss``.
+    loss_fn : (params, example) -> scalar loss of one example; or a linen, nnx or Equinox module together with ``loss``.
     optimizer : an Optax transformation.
     plan : Plan
     clip_norm : C > 0, a pytree of norms (each part is clipped by itself), or an AdaptiveClip.
     loss : (output, target) -> scalar, for a module.  Examples are then pairs (input, target), and the loss of one is
-        ``loss(module.apply(params, input), target)``.
+        ``loss(module.apply(params, input), target)``, or ``loss(module(input), target)`` of nnx and Equinox.
     method : {"auto", "vmap", "ghost"}, as for ``clipped_sum``.
     micro_batch : examples at a time, for memory; changes nothing but rounding.  By default at most 64.  With users:
         users at a time.
     examples_per_user : where the plan's unit is "user", and only there: the most of a user's examples that a step uses,
         a fresh random subset of them where there are more.  The mean of their gradients is clipped to norm C.
+    rngs : whether the loss gets a key of the example, (params, example, key): for dropout and augmentation.  The key
+        depends on the step and the example alone.  A module gets it as its framework expects; for linen streams other
+        than "dropout" give their names.
+    apply_kwargs : for a module, what it is called with besides, such as ``{"train": True}``.
+    has_aux : whether the loss returns (loss, aux).  Aux is summed over the batch, for logs: it is *not* private.
+    trainable : what is trained: a function path -> bool of paths such as "params/Dense_0/kernel"; a pytree of bools, a
+        prefix of the parameters; or a type of nnx variables.  All else is frozen: it is not clipped, gets no noise, is
+        unknown to the optimizer, and must not come from the private data.  By default everything is trained; of an nnx
+        module its nnx.Param, of parameters with `lora` the adapters.
+    private_loss : a PrivateLoss: the mean loss of every step is released too, and handed to the optimizer as ``value``.
 
     Raises
     ------
-    InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip whose count leaves no room, or
-        examples_per_user that the plan's unit does not go with.
+    InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip or PrivateLoss that leaves no
+        room for the gradients, or examples_per_user that the plan's unit does not go with.
 
     The step is compiled once, whatever batches are drawn.  The guarantee is that of the plan for exact arithmetic; what
     floating point adds to it is in jaxacct/training/step/README.md.
@@ -142,13 +152,15 @@ class Trainer:
 
         Parameters
         ----------
-        params : pytree of floating-point arrays; may be left out for a module.
+        params : pytree of floating-point arrays, an nnx or Equinox module, or what `lora` returns; may be left out
+            where the trainer was given a module.
         key : 32 secret bytes for all randomness of the run, by default from the operating system; never for two runs.
-        example : for a module without params: an input, from whose shape the parameters are drawn.
+        example : for a linen module without params: an input, from whose shape the parameters are drawn.
 
         Raises
         ------
-        InputError : neither params nor an example, a key of another length, a module with state besides params.
+        InputError : neither params nor an example, a key of another length, a model with state that mixes examples, an
+            optimizer that asks for what is not private.
         """
         if key is not None and (not isinstance(key, bytes) or len(key) != 32):
             raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
@@ -160,10 +172,7 @@ class Trainer:
         refuse_state(self.module, trained)
         clip_norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), self.clip_norm)
         opt_state = self.optimizer.init(trained)
-        value = None if self.rule.private_loss is None else jnp.float32(0)
-        jax.eval_shape(
-            lambda: updated(self.optimizer, trained, opt_state, trained, value)
-        )  # refuses what it must not get
+        look_at(self.optimizer, opt_state, trained, self.rule.private_loss)
         carried = Carried(trained, opt_state, clip_norm, 0)
         return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""), rest)
 

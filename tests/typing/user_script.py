@@ -235,6 +235,9 @@ def trained(loss: Callable[[Any, Any], Any], optimizer: Any, params: Any, data: 
     key = training.fresh_key()
     batches = [training.poisson(key, 100, 0.1), training.fixed_batches(key, 100, 10, 0)]
     batches.append(training.without_replacement(key, 100, 10))
+    steady = training.PrivateLoss(bound=5.0)
+    low: training.LoRA = training.lora(params, 8, alpha=16.0)
+    training.Trainer(loss, optimizer, plan, 1.0, rngs=True, has_aux=True, private_loss=steady).init(low)
     total: int = training.over_micro_batches(batches[0], 8, lambda carry, rows, mask: carry, 0)
     print(
         clipped.total,

@@ -98,4 +98,5 @@ def carried_from(state: State, trained: Any) -> Carried:
 
 def _anew(tree: Any) -> Any:
     """The same numbers as new arrays."""
-    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), tree)
+    is_key = lambda a: jax.dtypes.issubdtype(jnp.result_type(a), jax.dtypes.prng_key)
+    return jax.tree.map(lambda a: a if is_key(a) else jnp.asarray(np.asarray(a)), tree)

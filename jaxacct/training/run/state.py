@@ -24,7 +24,8 @@ class State:
 
     Parameters
     ----------
-    params, opt_state : what the optimizer works on; free to be published.
+    params : the whole model, with what is frozen; what is trained of it is free to be published.
+    opt_state : of what is trained; free to be published.
     clip_norm : as it is now.
     step : steps taken.
     not_finite : gradients so far with a NaN or an infinity, which counted as zero.  It looks at the data: not private.

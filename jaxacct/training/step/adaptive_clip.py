@@ -20,6 +20,8 @@ _COUNT_NOISE_SHARE = 0.1
 """The noise on the count by default, as a share of the expected batch size [Andrew et al. 2021]."""
 _ROUND_UP = 1.0 + 1e-15
 """Factor on the noise multiplier of the gradients that makes up for the rounding of its formula."""
+_STD_ROUND_UP = 1.0 + 2.0**-20
+"""Factor by which the float32 deviation of the count is never below the one that is accounted for."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,6 @@ class AdaptiveClip:
         unclipped, examples : how many of the batch were not clipped, and were in it.  expected : batch size.
         """
         halves = jnp.asarray(unclipped, jnp.float32) - 0.5 * jnp.asarray(examples, jnp.float32)
-        share = noise.add(key, halves, deviation) / expected + 0.5
+        share = noise.add(key, halves, deviation * _STD_ROUND_UP) / expected + 0.5
         moved = clip_norm * jnp.exp(-self.learning_rate * (share - self.quantile))
         return jnp.clip(moved, *_CLIP_RANGE)

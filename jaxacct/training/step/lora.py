@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -51,7 +51,7 @@ class LoRA:
     base: Any
     adapters: dict[str, dict[str, Any]]
     scale: float
-    outer: Outer | None = None
+    outer: Outer | None = field(default=None, repr=False)
 
     def merge(self) -> Any:
         """The parameters, or the module, with W + scale a b in place of each adapted W."""
@@ -128,6 +128,7 @@ def lora(params: Any, rank: int, *, where: Any = None, alpha: float | None = Non
 def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
     """(model, ...) -> what a function of a model returns; also of a `LoRA`, without forming any W + scale a b."""
 
+    @functools.wraps(function)
     def run(model: Any, *others: Any) -> Any:
         if not isinstance(model, LoRA):
             return function(model, *others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -86,14 +87,13 @@ def _linen(module: Any, names: tuple[str, ...], named: Mapping[str, Any]) -> Cal
     def output(params: Any, inputs: Any, *key: Any) -> Any:
         keys = [jax.random.fold_in(key[0], number) for number in range(len(names))] if len(names) > 1 else key
         rngs = dict(zip(names, keys, strict=True)) if key else None
-        with _flax_errors():
-            return module.apply(params, inputs, rngs=rngs, **named)
+        return module.apply(params, inputs, rngs=rngs, **named)
 
     return output
 
 
 class _flax_errors:
-    """Flax's errors about random numbers and state, in one line."""
+    """Flax's errors about random numbers and state, in one line that says what to do."""
 
     def __enter__(self) -> None:
         pass
@@ -105,6 +105,12 @@ class _flax_errors:
             raise InputError(_NO_KEY) from None
         if kind.__name__ == "ModifyScopeVariableError":
             raise InputError(f"the module changes state with its input, which mixes examples; {_REMEDY}") from None
+        if kind.__name__ == "TraceContextError":
+            raise InputError(
+                "the loss changes an nnx module that it closes over (dropout counts its draws, batch normalisation its "
+                "statistics); give the module to init: the loss is then (model, example), or with rngs=True "
+                "(model, example, key)"
+            ) from None
 
 
 _NO_KEY = "the module draws random numbers and has no key for it; give rngs=True, or the names of its streams"
@@ -128,13 +134,16 @@ def _require_arguments(module: Any, named: Mapping[str, Any]) -> None:
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function; of an nnx module begun with the key, and InputError where it changes the module's state."""
 
+    @functools.wraps(function)
     def run(model: Any, example: Any, *key: Any) -> Any:
         if not is_nnx(model):
-            return function(model, example, *key)
+            with _flax_errors():
+                return function(model, example, *key)
         for each in key:
             _begin(model, each)
         before = _values(model)
-        out = function(model, example, *key)
+        with _flax_errors():
+            out = function(model, example, *key)
         for path, (kind, value) in _values(model).items():
             if path in before and value is not before[path][1]:
                 if issubclass(kind, _nnx().RngState):

@@ -6,7 +6,6 @@ No package of models is imported unless the model at hand is one of its own.
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +26,8 @@ class Outer:
     kinds : for each leaf of the plain pytree its type of variable.
     """
 
-    graph: Hashable
-    structure: Hashable
+    graph: Any
+    structure: Any
     order: tuple[int, ...]
     kinds: tuple[type, ...]
 
@@ -85,7 +84,7 @@ def closed(tree: Any, outer: Outer | None) -> Any:
     values: list[Any] = [None] * len(outer.order)
     for place, value in zip(outer.order, jax.tree_util.tree_leaves(tree), strict=True):
         values[place] = value
-    return nnx.merge(outer.graph, jax.tree_util.tree_unflatten(outer.structure, values))  # type: ignore[arg-type]
+    return nnx.merge(outer.graph, jax.tree_util.tree_unflatten(outer.structure, values))
 
 
 def arrays_of(tree: Any) -> list[Any]:

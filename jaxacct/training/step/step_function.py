@@ -17,6 +17,7 @@ import numpy as np
 from jaxacct.chacha import CHACHA20
 from jaxacct.training.step import noise, sampler
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
+from jaxacct.training.step.clip_norm import grouped
 from jaxacct.training.step.clipping import Clipped, clipped_sum
 from jaxacct.training.step.member_loss import Seen, member_keys, member_loss, nothing_seen
 from jaxacct.training.step.noise import wide
@@ -239,7 +240,8 @@ def release(rule: StepRule, carried: Carried, key: Any, sums: Sums, now: Numbers
 
     params, opt_state, clip_norm, not_finite = carried
     summed, members, seen = sums
-    norms = jax.tree_util.tree_leaves(clip_norm)
+    found, groups = grouped(clip_norm, params)
+    norms = [found[group] for group in sorted(set(groups))]  # of parts that are all frozen nothing is released
     std = now.gradient_noise * jnp.sqrt(sum(c**2 for c in norms)) * _STD_ROUND_UP
     noisy = noise.add(noise.stream(key, noise.NOISE), summed.total, std)
     mean = jax.tree.map(lambda g, p: (g / now.expected_batch_size).astype(p.dtype), noisy, params)
