@@ -169,7 +169,9 @@ def test_every_way_runs_once_and_spends_what_it_says(example, tmp_path, monkeypa
     ]
     for row in rows:
         assert 0.0 <= float(row["accuracy"]) <= 1.0
-        assert row["way"] == "open" or 0.99 * float(row["epsilon"]) < float(row["spent"]) <= float(row["epsilon"])
+        assert row["way"] == "open" or 0.99 * float(row["epsilon"]) < float(row["epsilon_spent"]) <= float(
+            row["epsilon"]
+        )
     sizes = [int(row["trained_parameters"]) for row in rows]
     assert sizes[0] == sizes[2] == sizes[3] < sizes[1] / 2
     assert (tmp_path / "wordnet_lora.png").stat().st_size > 10_000

@@ -45,18 +45,8 @@ WAYS = {
 }
 LEARNING_RATES = {"lora": 5e-3, "full": 1e-3, "random": 5e-3, "open": 5e-3}
 """Of Adam; chosen on the public rehearsal (README)."""
-SETTINGS = [
-    "task",
-    "way",
-    "epsilon",
-    "seed",
-    "steps",
-    "expected_batch_size",
-    "clip_norm",
-    "learning_rate",
-    "pretraining",
-]
-FOUND = ["trained_parameters", "noise_multiplier", "spent", "accuracy", "seconds"]
+SETTINGS = ["task", "way", "epsilon", "seed", "steps", "batch", "clip_norm", "learning_rate", "pretraining_steps"]
+FOUND = ["trained_parameters", "noise_multiplier", "epsilon_spent", "accuracy", "seconds"]
 """Columns of the table: what a run was asked, and what came out."""
 
 
@@ -226,11 +216,13 @@ def read_rows(path):
 
 
 def write_rows(path, rows):
-    """All rows, one a run."""
-    with path.open("w", newline="") as file:
+    """All rows, one a run; the old file stays until the new one is complete."""
+    new = path.with_suffix(".new")
+    with new.open("w", newline="") as file:
         writer = csv.DictWriter(file, SETTINGS + FOUND, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+    new.replace(path)
 
 
 def summary(rows):
@@ -246,7 +238,7 @@ def table(rows):
     found = summary(rows)
     epsilons = sorted({epsilon for of_way in found.values() for epsilon in of_way})
     heads = ["not private" if epsilon == math.inf else f"epsilon = {epsilon:g}" for epsilon in epsilons]
-    yield " | ".join(["|", *heads, ""]).replace("|  |", "| |").strip()
+    yield "| | " + " | ".join(heads) + " |"
     yield "|---" * (len(heads) + 1) + "|"
     for way, of_way in found.items():
         cells = [
@@ -325,7 +317,10 @@ def main(argv=None):
         print(f"{WAYS[settings['way']]}, epsilon {settings['epsilon']}, seed {seed}", flush=True)
         row = run(settings, train, test, weights[seed], vocabulary)
         write_rows(path, [*rows, row])
-        print(f"accuracy {float(row['accuracy']):.1%}, epsilon spent {row['spent']}, {row['seconds']} s", flush=True)
+        print(
+            f"accuracy {float(row['accuracy']):.1%}, epsilon spent {row['epsilon_spent']}, {row['seconds']} s",
+            flush=True,
+        )
     shown = [row for row in read_rows(path) if any(settings.items() <= row.items() for settings in asked(args))]
     print("\n".join(table(shown)))
     draw(shown, folder / "wordnet_lora.png")
