@@ -43,7 +43,7 @@ WAYS = {
     "random": "LoRA, random weights",
     "open": "LoRA, pre-trained, not private",
 }
-LEARNING_RATES = {"lora": 5e-3, "full": 1e-3, "random": 5e-3, "open": 5e-3}
+LEARNING_RATES = {"lora": 1e-2, "full": 3e-3, "random": 1e-2, "open": 1e-2}
 """Of Adam; chosen on the public rehearsal (README)."""
 SETTINGS = ["task", "way", "epsilon", "seed", "steps", "batch", "clip_norm", "learning_rate", "pretraining_steps"]
 FOUND = ["trained_parameters", "noise_multiplier", "epsilon_spent", "accuracy", "seconds"]
