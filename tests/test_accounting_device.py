@@ -1,5 +1,6 @@
 """Accounting on a host whose accelerator has no complex128: JAX's default device is played by stand-ins."""
 
+import collections
 import os
 import subprocess
 import sys
@@ -10,10 +11,17 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct import selection
+from jaxacct import progress, selection
 from jaxacct.engines import backend, devices
 from jaxacct.sweeps import plan as plan_of_sweep
 from jaxacct.validation import InputError
+
+
+@pytest.fixture(autouse=True)
+def no_bar_stands_on_the_terminal(monkeypatch):
+    """One that another test left would be written over."""
+    monkeypatch.setattr(progress, "_open", collections.deque(maxlen=1))
+
 
 RUN, DELTA = ja.dp_sgd([2.0, 3.0], 0.01, 1000), 1e-5
 
@@ -190,7 +198,7 @@ def test_every_engine_that_compiles_is_put_on_the_host():
     found, _ = run(
         TWO_BACKENDS
         + """
-from jaxacct import selection
+from jaxacct import progress, selection
 run = ja.dp_sgd([2.0, 3.0], 0.01, 1000)
 for asked in (run, ja.repeat(ja.Laplace(2.0), 30), selection.select(ja.Gaussian(3.0), selection.Geometric(0.1))):
     by_xla, by_numpy = (ja.epsilon(asked, 1e-5, backend=name) for name in ("xla", "numpy"))

@@ -1,6 +1,7 @@
 """Training from a Source: the resident path's result from equal keys, keys that follow from what is loaded, replays."""
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -406,7 +407,8 @@ def test_an_interrupt_while_the_source_is_waited_for(prefetch, tmp_path, capsys)
     It may reach the main thread between a step and its callback.
     """
     rows = Rows(ROWS)
-    rows.at = lambda number: len(rows.seen) == 100
+    loaded = itertools.count()  # whose steps are atomic, unlike a look at the length of a list
+    rows.at = lambda number: next(loaded) == 100
     rows.act = lambda number: os.kill(os.getpid(), signal.SIGINT) or ROWS[number]
     trainer = trainer_of(plan_of(60, 0.3, steps=8))
     before, error = states_of(trainer, Source(rows, prefetch=prefetch), checkpoints=tmp_path / "run")

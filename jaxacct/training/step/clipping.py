@@ -1,4 +1,7 @@
-"""Per-example clipping: the sum over a batch of gradients each scaled down to a norm of at most C."""
+"""Per-example clipping: the sum over a batch of gradients each scaled down to a norm of at most C.
+
+A few more than 300 lines, so that norm and sum, which must use the same numbers, are read together.
+"""
 
 from __future__ import annotations
 
