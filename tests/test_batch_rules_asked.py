@@ -120,6 +120,7 @@ def test_the_command_line_knows_the_words(capsys):
     assert "sampling = 'shuffle' is not known" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pictures_and_reports_describe_the_run_of_the_row(tmp_path, monkeypatch):
     from jaxacct.report import report
 

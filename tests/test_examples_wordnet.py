@@ -182,6 +182,7 @@ def test_every_way_runs_once_and_spends_what_it_says(example, tmp_path, monkeypa
     assert "pre-training" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_lora_begins_at_the_pretrained_weights(example):
     """Before the first step LoRA changes nothing; random weights are other ones."""
     import jax.numpy as jnp

@@ -151,6 +151,7 @@ def test_no_public_name_is_a_module_of_its_package():
     assert clashes == {("jaxacct", "sweep")}
 
 
+@pytest.mark.slow
 def test_a_public_name_stays_what_it_is_in_every_order_of_imports():
     """Every module of every package is imported, before the name is asked for and after."""
     everything = "import importlib\nfor name in MODULES:\n    importlib.import_module(name)\n"

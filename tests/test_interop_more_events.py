@@ -128,6 +128,7 @@ def test_a_selection_below_the_bound_of_dp_accounting():
     assert CertifiedAccountant(REPLACE).supports(Select(Response(0.5, 3), 2.0, 1.0))
 
 
+@pytest.mark.slow
 def test_a_sampled_gaussian_that_is_replaced():
     """Its pair is N(1), N(-1), each mixed with N(0)."""
     event = dpa.PoissonSampledDpEvent(0.2, Gauss(1.0))

@@ -208,6 +208,7 @@ def test_fixed_batches_and_those_without_replacement_say_what_they_assume():
     assert "all batches of its size being equally likely" in text
 
 
+@pytest.mark.slow
 def test_caps_and_users_are_on_the_page():
     some = {"target_delta": 1e-5, "dataset_size": 50, "sampling_probability": 0.1, "noise_multiplier": 5.0, "steps": 4}
     text = parsed(report(Plan(**some, sampling="truncated_poisson", cap=20, unit="user"))).text

@@ -58,6 +58,7 @@ def test_a_name_without_a_docstring_is_found(monkeypatch):
     assert names.undocumented() == ["jaxacct.bare", "jaxacct.Bare.method"]
 
 
+@pytest.mark.slow
 def test_what_needs_a_package_that_is_not_installed_is_read_and_forgotten():
     """Run apart, since it hides a package."""
     code = (

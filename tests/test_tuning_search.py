@@ -180,6 +180,7 @@ def test_stopping_after_a_round_claims_no_less():
     assert best.epsilon.upper == in_rounds(rounds=2).epsilon.upper
 
 
+@pytest.mark.slow
 def test_rounds_beyond_the_target_are_refused_before_anything_is_spent(tmp_path):
     plan = Plan(target_epsilon=8.0, repetitions=selection.Geometric(0.4), **SETTINGS)
     words = refusal(in_rounds, plan, rounds=2, ledger=tmp_path / "ledger.jsonl")

@@ -117,6 +117,7 @@ def plans():
         return made | {"grid": make(steps=[2, 6], sampling_probability=[1.0])}
 
 
+@pytest.mark.slow
 def test_plans_meet_their_target(plans):
     for plan in plans.values():
         assert plan.target_epsilon * 0.998 <= plan.epsilon.upper <= plan.target_epsilon

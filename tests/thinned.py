@@ -8,6 +8,7 @@ THINNED = {
         "test_winners_have_the_law_of_the_mathematics",
     ),
     "test_backends": ("test_alone_and_in_a_batch_the_bits_are_the_same",),
+    "test_batch_rules_oracles": ("test_two_slots_by_nested_sums_and_by_mpmath",),
     "test_dispatch_guard": (
         "test_a_wrong_bracket_is_not_the_answer",
         "test_an_engine_that_fails_ends_nothing",
@@ -67,7 +68,10 @@ THINNED = {
     "test_training_mixing": ("test_operations_within_one_example_are_not",),
     "test_training_recalibrate": ("test_full_batches_through_a_filter",),
     "test_training_resume": ("test_what_a_plan_spent_counts_under_the_next",),
+    "test_training_rounds": ("test_what_goes_on_otherwise_within_a_round_draws_slots_anew_and_counts_another",),
+    "test_training_sources_draws": ("test_every_rule_draws_the_same_records",),
     "test_training_step": ("test_all_examples_drawn_are_used_and_normalised_by_the_expected_number",),
+    "test_training_users": ("test_every_way_of_sampling_draws_users",),
     "test_tuning_declared": ("test_counts_are_exact_sums_of_rounded_values",),
     "test_truncated_poisson": ("test_enumeration_of_small_data_sets",),
     "test_two_steps": (
