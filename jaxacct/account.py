@@ -5,6 +5,7 @@ the directions of the neighbouring relation (worse_direction.py), each with an e
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.mechanisms.random_allocation import replaced_in_two_steps
+from jaxacct.mechanisms.shuffled_attacks import attacks_on
 from jaxacct.replaced_record import Ask, delta_replaced, epsilon_replaced
 from jaxacct.single_rounds import single_rounds
 from jaxacct.validation import (
@@ -103,7 +105,9 @@ def epsilon(
     mechanism = require_mechanism("mechanism", mechanism)
     delta = check("delta", delta, DELTA_OR_ZERO)
     with contextlib.nullcontext() if given.backend == "auto" else job(1, given.backend):
-        return bracket_epsilon(mechanism, delta, given.relation, effort_of(given), given.engine)
+        found = bracket_epsilon(mechanism, delta, given.relation, effort_of(given), given.engine)
+        ask = lambda attacked: bracket_epsilon(attacked, delta, given.relation, effort_of(given))
+        return _above_attacks(found, mechanism, given.relation, ask)
 
 
 def bracket_epsilon(
@@ -154,6 +158,19 @@ def _bracket_delta(
     if apart is not None:
         return apart
     return worse_direction("delta", mechanism, epsilon, relation, effort, engine)
+
+
+def _above_attacks(found: Bounds, mechanism: Mechanism, relation: str, ask: Callable[[Mechanism], Bounds]) -> Bounds:
+    """A bound, with the lower end of the best attack that is known of the mechanism."""
+    low = found.lower
+    for attacked in attacks_on(mechanism, relation):
+        low = np.fmax(low, ask(attacked).lower)
+    if low is found.lower:
+        return found
+    agree = low <= found.upper  # of ends that contradict each other the theorem's stands
+    low = np.where(agree, low, found.lower)
+    status = np.where(agree, found.status, "contradiction")
+    return Bounds(low, np.clip(found.estimate, low, found.upper), found.upper, found.kind, status, found.engine)
 
 
 def _upper_ends(mechanism: Mechanism, effort: Effort, engine: str) -> Ask:
@@ -214,7 +231,9 @@ def delta(
     mechanism = require_mechanism("mechanism", mechanism)
     epsilon = check("epsilon", epsilon, NON_NEGATIVE)
     with contextlib.nullcontext() if given.backend == "auto" else job(1, given.backend):
-        return _bracket_delta(mechanism, epsilon, given.relation, effort_of(given), given.engine)
+        found = _bracket_delta(mechanism, epsilon, given.relation, effort_of(given), given.engine)
+        ask = lambda attacked: _bracket_delta(attacked, epsilon, given.relation, effort_of(given), "auto")
+        return _above_attacks(found, mechanism, given.relation, ask)
 
 
 def effort_of(given: Options) -> Effort:

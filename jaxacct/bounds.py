@@ -58,7 +58,7 @@ STATUSES = {**_NEEDS_NO_ACTION, **_NEEDS_ACTION}
 """Every status with a sentence that tells what it means and what to do."""
 
 _OK_BUT_NOT_CERTIFIED = {
-    "bound": "The bound was evaluated and nothing is claimed below it; use upper in a privacy claim.",
+    "bound": "The bound was evaluated, and the truth may lie far below it; use upper in a privacy claim.",
     "estimate": "The numerics converged, their error is estimated only; do not use it in a privacy claim.",
     "asymptotic": "A limit law was evaluated, which bounds nothing; do not use it in a privacy claim.",
     "conditional": "The answer holds under the assumption that its kind names; claim nothing without that.",
@@ -89,7 +89,7 @@ def explain(status: Any, kind: Any = "certified") -> Any:
     >>> explain("zero")
     'delta is at least delta(0), so epsilon is 0; nothing to do.'
     >>> explain("ok", "bound")
-    'The bound was evaluated and nothing is claimed below it; use upper in a privacy claim.'
+    'The bound was evaluated, and the truth may lie far below it; use upper in a privacy claim.'
     >>> explain(["zero", "zero"]).tolist() == 2 * [explain("zero")]
     True
     """

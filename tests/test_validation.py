@@ -317,7 +317,7 @@ def test_kinds_and_statuses_are_known():
         assert explain(status) == STATUSES[status] and explain(status).endswith(".")
     narrow = explain("ok")
     assert "bracket" in narrow and all("bracket" not in explain("ok", kind) for kind in KINDS if kind != "certified")
-    assert "nothing is claimed below" in explain("ok", "bound") and explain("width", "bound") == STATUSES["width"]
+    assert "far below it" in explain("ok", "bound") and explain("width", "bound") == STATUSES["width"]
     assert "assumption" in explain("ok", "conditional: monotone score")
     with pytest.raises(ValueError, match="is not known"):
         explain("ok", "exact")
