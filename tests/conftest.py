@@ -8,9 +8,18 @@ import pathlib
 import shutil
 import tempfile
 
+import hypothesis
 import numpy as np
 import pytest
 from thinned import THINNED
+
+hypothesis.settings.register_profile(
+    "jaxacct",
+    hypothesis.settings(),  # drawn anew, or the same examples under CI
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # a busy machine is no fault of a test
+)
+hypothesis.settings.load_profile("jaxacct")
 
 FOLDER = pytest.StashKey[str]()
 QUICKLY = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"
