@@ -18,8 +18,8 @@ from jaxacct.engines.contour import TOLERANCE, Hint
 from jaxacct.engines.protocol import Effort
 from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import Mechanism
+from jaxacct.mechanisms.balls_in_bins import replaced_in_two_steps
 from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.mechanisms.random_allocation import replaced_in_two_steps
 from jaxacct.mechanisms.shuffled_attacks import attacks_on
 from jaxacct.replaced_record import Ask, delta_replaced, epsilon_replaced
 from jaxacct.single_rounds import single_rounds

@@ -15,7 +15,7 @@ from jaxacct.engines.devices import double_precision
 from jaxacct.engines.protocol import Answer, Effort
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms import Components, Mechanism, allocation_rounds
-from jaxacct.mechanisms.random_allocation import rounds_inside
+from jaxacct.mechanisms.balls_in_bins import rounds_inside
 from jaxacct.progress import Progress
 
 __all__ = ["BETWEEN_PAIRS", "OK_WIDTH", "delta_of_pairs", "differing", "epsilon_of_pairs", "prepare_pairs"]

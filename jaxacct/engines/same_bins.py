@@ -9,7 +9,7 @@ import numpy as np
 from jaxacct.bounds import Bounds
 from jaxacct.engines.allocation_mechanism import OneRound
 from jaxacct.engines.protocol import MechanismEngine
-from jaxacct.mechanisms.random_allocation import BallsInBins
+from jaxacct.mechanisms.balls_in_bins import BallsInBins
 
 __all__ = ["SameBins"]
 

@@ -1,5 +1,6 @@
 """Mechanisms: frozen pytrees that describe what is run, and the components that the engines consume."""
 
+from jaxacct.mechanisms.balls_in_bins import BallsInBins
 from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, BaseMechanism, Mechanism, batch_shape
 from jaxacct.mechanisms.combinators import Composed, Repeated, compose, repeat
 from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
@@ -13,7 +14,7 @@ from jaxacct.mechanisms.loss_components import Components, components, direction
 from jaxacct.mechanisms.poisson_sampled import PoissonSampled
 from jaxacct.mechanisms.profile import PrivacyProfile, profile_from_cdfs
 from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
-from jaxacct.mechanisms.random_allocation import BallsInBins, RandomAllocation
+from jaxacct.mechanisms.random_allocation import RandomAllocation
 from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, GaussianNoisyMax, ReportNoisyMax
 from jaxacct.mechanisms.shuffled_batches import ShuffledBatches
 from jaxacct.mechanisms.smooth_sensitivity import SmoothSensitivityGaussian

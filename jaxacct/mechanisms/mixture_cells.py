@@ -44,7 +44,7 @@ def stacked_parts(parts: list[FinitePart], shape: tuple[int, ...]) -> FinitePart
     for row, part in enumerate(parts):
         atoms[0, row, : part.loss.size], atoms[1, row, : part.mass.size] = part.loss, part.mass
     loss, mass = atoms.reshape(2, *shape, most)
-    return FinitePart(loss, mass, np.zeros(shape))
+    return FinitePart(loss, mass, np.array([part.infinity for part in parts], np.float64).reshape(shape))
 
 
 def _masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarray]:

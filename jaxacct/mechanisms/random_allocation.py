@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import allocation_rounds
-from jaxacct.mechanisms.base import SENSITIVITY, Mechanism, batch_shape, register, require_mechanism
+from jaxacct.mechanisms.allocated_outputs import FINITE_BASES, AllocatedLaw, allocated_law
+from jaxacct.mechanisms.base import SENSITIVITY, Mechanism, batch_shape, element, register, require_mechanism
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.gaussian import Gaussian
+from jaxacct.mechanisms.mixture_cells import stacked_parts
 from jaxacct.mechanisms.parts import FinitePair, FinitePart, GaussianPart, Part
 from jaxacct.mechanisms.profile import stacked
 from jaxacct.validation import COUNT, InputError
 
-__all__ = ["BallsInBins", "RandomAllocation", "replaced_in_two_steps", "rounds_inside"]
-
-EPOCHS_WARNING = (
-    "BallsInBins keeps each record in the same slot in every epoch; ja.repeat(ja.RandomAllocation(...), epochs), with "
-    "a fresh slot in every epoch, costs up to five times less epsilon"
-)
-"""What a user of the same bins in several epochs is told."""
+__all__ = ["RandomAllocation", "require_gaussian_slots"]
 
 
 @register
@@ -42,6 +36,10 @@ class RandomAllocation(Mechanism):
     The slots of different records are independent. Bins of equal size, as a shuffle makes them, are not covered: there
     the others' bins depend on the record's own. For t = 2, sigma = 1, delta(1) is .1172 or more, and not .0592.
 
+    A base with finitely many outputs (``RandomizedResponse``, ``PureDP``, ``ApproximateDP``, ``FiniteOutput``) is exact
+    for every number of participations, under add, remove and zero-out: the law of the loss is found from the counts of
+    the outputs, up to 20,000 of them.
+
     A user whose k records share one bin is one record of k times the contribution: noise multiplier sigma/k.
 
     One round is narrow to 1e-6 as a rule. Composed rounds go by two pairs at some 200 losses: epsilon is then narrow to
@@ -49,8 +47,8 @@ class RandomAllocation(Mechanism):
 
     Parameters
     ----------
-    mechanism : Gaussian
-        What each slot releases: the sum over the records that are in it, with noise.
+    mechanism : Gaussian, or a mechanism with finitely many outputs
+        What each slot releases: the sum over the records that are in it, with noise; or its output.
     slots : array_like of whole numbers from 1 to 2**53
         t, the number of releases of a round, public.
     participations : array_like of whole numbers from 1 to slots
@@ -83,7 +81,9 @@ class RandomAllocation(Mechanism):
     constraints: ClassVar = {"slots": COUNT, "participations": COUNT, "group": COUNT}
 
     def __post_init__(self) -> None:
-        _require_gaussian(type(self).__name__, self.mechanism)
+        finite = isinstance(self.mechanism, FINITE_BASES)
+        if not finite:
+            require_gaussian_slots(type(self).__name__, self.mechanism)
         super().__post_init__()
         try:
             slots, taken, group = np.broadcast_arrays(self.slots, self.participations, self.group)
@@ -93,6 +93,7 @@ class RandomAllocation(Mechanism):
         _refuse(numbers[1] > numbers[0], "participations", numbers[1], "at most slots; use fewer, or more slots")
         some = (numbers[2] > 1.0) & (numbers[1] > 1.0) & (numbers[1] < numbers[0])
         _refuse(some, "group", numbers[2], "1 where records take part in some of the slots; use participations=1")
+        _refuse(finite & (numbers[2] > 1.0), "group", numbers[2], "1 for a base with finitely many outputs")
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         return self._parts(relation, direction, False)
@@ -101,15 +102,19 @@ class RandomAllocation(Mechanism):
         return self._parts(relation, direction, True)
 
     def has_bracket(self) -> bool:
-        return True
+        return not self._finite() or any(law.underflows() for law in self._laws())
 
     def symmetric(self) -> bool:
-        return bool(self._plain().all())
+        return bool(self._plain().all()) and (not self._finite() or self.mechanism.symmetric())
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
+        if self._finite():
+            return str(self.mechanism.kind_under(relation, composed))
         return "certified" if self.symmetric() else "bound"
 
     def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
+        if self._finite():
+            return self.kind_under(relation, composed)
         once = (np.asarray(self.participations) == 1.0) & (np.asarray(self.group) == 1.0)
         exact = np.all(self._plain() | (once & (relation != "replace_one")))
         return "certified" if exact else "bound"
@@ -118,8 +123,27 @@ class RandomAllocation(Mechanism):
         """Where every record is in every slot."""
         return np.asarray(np.equal(self.participations, self.slots))
 
+    def _finite(self) -> bool:
+        """Whether the base has finitely many outputs: then all laws are exact."""
+        return isinstance(self.mechanism, FINITE_BASES)
+
+    def _laws(self) -> list[AllocatedLaw]:
+        """The law of every configuration, in the flat order of the batch."""
+        shape = batch_shape(self)
+        numbers = (np.broadcast_to(x, shape).ravel() for x in (self.slots, self.participations))
+        bases = (element(self, index).mechanism for index in np.ndindex(shape))
+        return [allocated_law(base, int(t), int(k)) for base, t, k in zip(bases, *numbers, strict=True)]
+
     def _parts(self, relation: str, direction: str, below: bool) -> list[tuple[Part, np.ndarray]]:
         shape = batch_shape(self)
+        if self._finite():
+            if relation == "replace_one":
+                raise InputError(
+                    "relation = 'replace_one' is not supported for RandomAllocation of a mechanism with finitely many "
+                    "outputs, whose laws are those with a record and without it; use relation='add_or_remove_one'"
+                )
+            part = stacked_parts([law.part(direction, below) for law in self._laws()], shape)
+            return [(part, np.asarray(1.0))]
         names = (self.mechanism.noise_multiplier, self.slots, self.participations, self.group)
         sigma, slots, taken, group = (np.broadcast_to(np.asarray(x, np.float64), shape) for x in names)
         if relation == "replace_one" and not self.symmetric():
@@ -137,115 +161,6 @@ class RandomAllocation(Mechanism):
                 part = _of_rows(sigma, size, group, present, direction, below)
                 parts.append((part, np.where(present, count, 1.0)))
         return parts
-
-
-@register
-@dataclass(frozen=True, eq=False)
-class BallsInBins(Mechanism):
-    """Several epochs of t releases, each record in one of the t slots, the same in every epoch.
-
-    It is exactly one round of ``RandomAllocation`` with noise multiplier sigma/sqrt(epochs): the sum of a slot's
-    releases over the epochs tells all that they tell. This is what jax_privacy's BallsInBinsSampling draws. A fresh
-    slot in every epoch, ``ja.repeat(RandomAllocation(Gaussian(sigma), slots), epochs)``, costs up to five times less
-    epsilon: at sigma = 2, 100 slots, 10 epochs and delta = 1e-5 it is .603 against 2.96. A warning says so.
-
-    Parameters
-    ----------
-    mechanism : Gaussian
-        What each slot releases in each epoch.
-    slots : array_like of whole numbers from 1 to 2**53
-        t, the number of releases of an epoch.
-    epochs : array_like of whole numbers from 1 to 2**53
-        All fields broadcast.
-
-    Raises
-    ------
-    InputError
-        Another base mechanism, a value outside its limits, with its index, or shapes that do not broadcast.
-
-    References
-    ----------
-    Chua et al. (2024), Balls-and-Bins Sampling for DP-SGD, arXiv:2412.16802.
-
-    >>> import jaxacct as ja
-    >>> import warnings
-    >>> with warnings.catch_warnings(action="ignore"):
-    ...     kept = ja.BallsInBins(ja.Gaussian(2.0), slots=100, epochs=4)
-    >>> fresh = ja.repeat(ja.RandomAllocation(ja.Gaussian(2.0), slots=100), 4)
-    >>> bool(ja.epsilon(kept, 1e-5).lower > 1.6 * ja.epsilon(fresh, 1e-5).upper)
-    True
-    """
-
-    mechanism: Any
-    slots: Any
-    epochs: Any
-    constraints: ClassVar = {"slots": COUNT, "epochs": COUNT}
-
-    def __post_init__(self) -> None:
-        _require_gaussian(type(self).__name__, self.mechanism)
-        super().__post_init__()
-        try:
-            several = np.any((np.asarray(self.epochs, np.float64) > 1.0) & (np.asarray(self.slots, np.float64) > 1.0))
-        except (TypeError, ValueError):  # tracers
-            return
-        if several:
-            warnings.warn(EPOCHS_WARNING, stacklevel=4)
-
-    def validated(self) -> Self:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it was told when it was made
-            return super().validated()
-
-    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        return self._parts(relation, direction, False)
-
-    def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        return self._parts(relation, direction, True)
-
-    def has_bracket(self) -> bool:
-        return True
-
-    def symmetric(self) -> bool:
-        return bool(np.all(np.equal(self.slots, 1.0)))
-
-    def kind_under(self, relation: str, composed: bool = False) -> str:
-        return "certified" if self.symmetric() else "bound"
-
-    def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
-        return "certified" if self.symmetric() or relation != "replace_one" else "bound"
-
-    def one_round(self, below: bool) -> RandomAllocation:
-        """The round that it is; its noise is rounded up for lower ends (`below`), and down for upper ends."""
-        sigma, epochs = (np.asarray(x, np.float64) for x in (self.mechanism.noise_multiplier, self.epochs))
-        rounding = 4.0 * ROUNDOFF if below else -4.0 * ROUNDOFF
-        return RandomAllocation(Gaussian(sigma / np.sqrt(epochs) * (1.0 + rounding)), self.slots)
-
-    def _parts(self, relation: str, direction: str, below: bool) -> list[tuple[Part, np.ndarray]]:
-        return self.one_round(below)._parts(relation, direction, below)
-
-
-def rounds_inside(mechanism: Mechanism) -> list[tuple[float, float]]:
-    """(noise multiplier, slots) of the rounds of random allocation inside whose pairs are made, each once."""
-    if isinstance(mechanism, BallsInBins):
-        both = (rounds_inside(mechanism.one_round(below)) for below in (False, True))
-        return list(dict.fromkeys(one for each in both for one in each))
-    if not isinstance(mechanism, RandomAllocation):
-        return list(dict.fromkeys(one for inner in mechanism.inside() for one in rounds_inside(inner)))
-    sigma, slots, taken = (
-        np.ravel(np.broadcast_to(np.asarray(x, np.float64), batch_shape(mechanism)))
-        for x in (mechanism.mechanism.noise_multiplier, mechanism.slots, mechanism.participations)
-    )
-    small = np.floor(slots / taken)
-    larger = slots - small * taken
-    found = [(sigma[(small > 1.0)], small[(small > 1.0)]), (sigma[larger > 0.0], small[larger > 0.0] + 1.0)]
-    return list(dict.fromkeys(pair for some in found for pair in zip(*(x.tolist() for x in some), strict=True)))
-
-
-def replaced_in_two_steps(mechanism: Mechanism) -> bool:
-    """Whether the mechanism contains a random allocation, for which no pair of a replaced record is known."""
-    if isinstance(mechanism, RandomAllocation | BallsInBins):
-        return not mechanism.symmetric()
-    return any(replaced_in_two_steps(inner) for inner in mechanism.inside())
 
 
 def _of_rows(
@@ -268,12 +183,14 @@ def _of_rows(
     return sample_pair(pair, np.asarray(1.0), direction)
 
 
-def _require_gaussian(owner: str, mechanism: Any) -> None:
+def require_gaussian_slots(owner: str, mechanism: Any) -> None:
+    """Refuse a base that is no Gaussian."""
     require_mechanism("mechanism", mechanism)
     if type(mechanism) is not Gaussian:
+        others = ", or a mechanism with few outputs such as ja.PureDP(0.1)" if owner == "RandomAllocation" else ""
         raise InputError(
-            f"{owner} of {type(mechanism).__name__} is not supported, since its law is known for Gaussian noise only; "
-            "use a Gaussian, as in ja.RandomAllocation(ja.Gaussian(1.0), 100)"
+            f"{owner} of {type(mechanism).__name__} is not supported, since its law is not known; "
+            f"use a Gaussian, as in ja.RandomAllocation(ja.Gaussian(1.0), 100){others}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from jaxacct.mechanisms.balls_in_bins import BallsInBins, replaced_in_two_steps
 from jaxacct.mechanisms.base import BaseMechanism, Mechanism
 from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
@@ -16,7 +17,7 @@ from jaxacct.mechanisms.loss_components import components, directions
 from jaxacct.mechanisms.poisson_sampled import PoissonSampled
 from jaxacct.mechanisms.profile import PrivacyProfile
 from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
-from jaxacct.mechanisms.random_allocation import BallsInBins, RandomAllocation, replaced_in_two_steps
+from jaxacct.mechanisms.random_allocation import RandomAllocation
 from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, GaussianNoisyMax, ReportNoisyMax
 from jaxacct.mechanisms.smooth_sensitivity import SmoothSensitivityGaussian
 from jaxacct.mechanisms.sparse_vector import AboveThreshold, NumericSparse

@@ -56,6 +56,8 @@ def _allocated(mechanism: Any, relation: str, direction: str) -> Any:
         raise NotCovered("random allocation of several slots to a record")
     if relation == "replace_one":
         raise NotCovered("random allocation under replace_one")
+    if not isinstance(mechanism.mechanism, known.Gaussian):
+        raise NotCovered("random allocation of a mechanism with finitely many outputs")
     deviation, slots = ball(mechanism.mechanism.noise_multiplier), int(mechanism.slots)
     return GaussianLoss(1 / deviation**2) if slots == 1 else AllocationLoss(deviation, slots, direction)
 
