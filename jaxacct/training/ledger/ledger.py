@@ -243,10 +243,14 @@ class Ledger(Contents):
             line, chain = ledger_format.encode(entry, chains[-1])
             content += line
             chains.append(chain)
-        self._file.append(content)
-        self._chains += chains[1:]
-        for entry in entries:
-            self.count(entry)
+        try:
+            self._file.append(content)
+            self._chains += chains[1:]
+            for entry in entries:
+                self.count(entry)
+        except BaseException:  # an interrupt as well: what is counted here may not be what is in the file
+            self._file.give_up()
+            raise
 
     def _catch_up(self, mend: bool) -> None:
         """Count every line; replace a last one that was cut off by what it counts as."""
