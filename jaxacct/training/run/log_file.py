@@ -89,7 +89,7 @@ class LogFile:
 
 
 def _make_private(descriptor: int) -> None:
-    """Take everyone's rights but the owner's from a file that was there before; a device such as /dev/null is let be."""
+    """Take everyone's rights but the owner's from a file that was there before; devices, as /dev/null, are let be."""
     mode = os.fstat(descriptor).st_mode
     if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
         os.fchmod(descriptor, 0o600)
