@@ -87,7 +87,7 @@ def test_a_disk_that_fails_is_told_and_nothing_more_is_written(path, monkeypatch
 
 @pytest.mark.parametrize("at", ["in fsync", "when it is on the disk", "when it is counted"])
 def test_after_an_interrupt_in_the_middle_of_an_entry_the_ledger_is_opened_again(path, monkeypatch, at):
-    """As in a notebook, where the open ledger outlives the run: a line after one that is not counted would damage it."""
+    """As in a notebook, where the open ledger outlives the run: a line more would not go with the last one."""
     places = {
         "in fsync": (os, "fsync"),
         "when it is on the disk": (LedgerFile, "append"),

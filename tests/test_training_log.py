@@ -4,6 +4,7 @@ import json
 import math
 import os
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -182,6 +183,15 @@ def test_a_pipe_is_refused_in_one_line(tmp_path):
 def test_what_is_no_log_is_refused(log, words):
     with pytest.raises(InputError, match=words), run_log.run_log(run_log.checked_log(log), 1, start()[1]):
         pass
+
+
+def test_a_run_of_a_process_by_itself_has_its_log_whatever_the_processes_number(monkeypatch):
+    """As one on the devices of the second process alone, whose ledger is its own, too."""
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    records = []
+    with run_log.run_log(records.append, 1, start()[1]) as told:
+        told.tell({"event": "step"})
+    assert records == [{"event": "step"}]
 
 
 # It changes nothing
