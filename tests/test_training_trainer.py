@@ -52,6 +52,27 @@ def test_nothing_is_released_that_is_not_on_record(tmp_path, monkeypatch):
     assert sum(Ledger.read(tmp_path / "run").releases().values()) == 2
 
 
+def test_a_run_within_a_run_leaves_the_outer_ones_entries_what_they_are(path):
+    """A callback trains on the same open ledger, by another batch rule: as its own, the outer steps cost much more."""
+    outer = plan_of(10, 0.2, steps=5, sampling="fixed_batches", relation="zero_out")
+    inner = plan_of(10, 0.2, steps=1, relation="zero_out")
+    data = np.ones((10, 2), np.float32)
+    trainers = [Trainer(linear, optax.sgd(0.1), plan, 1.0) for plan in (outer, inner)]
+    with Ledger.create(path, outer) as ledger:
+
+        def train_another(state):
+            if state.step == 1:
+                trainers[1].fit(trainers[1].init(jnp.zeros(2)), data, ledger=ledger, progress=False)
+
+        first = trainers[0].init(jnp.zeros(2))
+        state = trainers[0].fit(first, data, ledger=ledger, callbacks=[train_another], progress=False)
+    ledger = Ledger.read(path)
+    own, *others = [ledger.runs[name] for name in sorted(ledger.runs, key=lambda name: -ledger.runs[name].steps)]
+    assert own is ledger.runs[state.history.ledger.run] and {entry.sampling for entry in own.seen} == {"fixed_batches"}
+    assert own.numbers == set(range(5)) and sorted(other.steps for other in others) == [0, 1]
+    trainers[0].fit(state, data, ledger=path, progress=False)  # its mark is of its own run
+
+
 def test_an_exact_replay_counts_once_and_any_other_again(tmp_path):
     def spent(trainer, data, first=0.0):
         trainer.fit(trainer.init(jnp.full(2, first), KEY), data, ledger=tmp_path / "run", progress=False)

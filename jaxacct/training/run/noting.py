@@ -33,7 +33,7 @@ class Noted:
     def mark(self) -> Mark:
         """How far the ledger is; with several processes, how far it was after the last step."""
         if self._processes.count == 1 and self._ledger is not None:
-            return self._ledger.mark()
+            return self._ledger.mark()._replace(run=self._mark.run)
         return self._mark
 
     def note(self, plan: Plan, step: int, key: StepKey, partition: str | None) -> bool:
@@ -41,6 +41,7 @@ class Noted:
 
         def noted() -> bytes:
             assert self._ledger is not None
+            self._own_run(self._ledger, plan)
             allowed = _note(self._ledger, plan, step, key, partition)
             self._mark = self._ledger.mark()
             return json.dumps([allowed, self._mark.lines, self._mark.head]).encode()
@@ -48,6 +49,15 @@ class Noted:
         allowed, lines, head = json.loads(self._processes.decide(noted))
         self._mark = self._mark._replace(lines=lines, head=head)
         return bool(allowed)
+
+    def _own_run(self, ledger: Ledger, plan: Plan) -> None:
+        """Make this run the ledger's current one, by this plan: a callback may have begun another in it meanwhile.
+
+        An entry is of the run that is current, and by the batch rule of that run's plan.
+        """
+        ledger.run = self._mark.run
+        if (ledger.plan.sampling, ledger.plan.truncation) != (plan.sampling, plan.truncation):
+            ledger.replan(plan)
 
     def close(self) -> None:
         """Close the ledger, if it was opened here."""
