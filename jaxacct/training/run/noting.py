@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import Any
@@ -41,9 +42,10 @@ class Noted:
 
         def noted() -> bytes:
             assert self._ledger is not None
-            self._own_run(self._ledger, plan)
-            allowed = _note(self._ledger, plan, step, key, partition)
-            self._mark = self._ledger.mark()
+            with self._ledger.lock:
+                self._own_run(self._ledger, plan)
+                allowed = _note(self._ledger, plan, step, key, partition)
+                self._mark = self._ledger.mark()
             return json.dumps([allowed, self._mark.lines, self._mark.head]).encode()
 
         allowed, lines, head = json.loads(self._processes.decide(noted))
@@ -51,7 +53,7 @@ class Noted:
         return bool(allowed)
 
     def _own_run(self, ledger: Ledger, plan: Plan) -> None:
-        """Make this run the ledger's current one, by this plan: a callback may have begun another in it meanwhile.
+        """Make this run the ledger's current one, by this plan: a callback or another thread may have begun one in it.
 
         An entry is of the run that is current, and by the batch rule of that run's plan.
         """
@@ -84,8 +86,9 @@ def open_noted(
 
     def first() -> bytes:
         nonlocal opened, own
-        opened, own = open_ledger(ledger, state, plan, by)
-        return b"" if opened is None else json.dumps(opened.mark()).encode()
+        with ledger.lock if isinstance(ledger, Ledger) else contextlib.nullcontext():
+            opened, own = open_ledger(ledger, state, plan, by)
+            return b"" if opened is None else json.dumps(opened.mark()).encode()
 
     told: Any = processes.decide(first)
     return Noted(processes, opened, own, Mark(*json.loads(told))) if told else None
