@@ -203,7 +203,8 @@ class Ledger(Contents):
 
     def mark(self) -> Mark:
         """How far the ledger is, for `require` later on."""
-        return Mark(str(self.path.absolute()), self.run, len(self._chains) - 1, self._chains[-1].head.hex())
+        with self.lock:
+            return Mark(str(self.path.absolute()), self.run, len(self._chains) - 1, self._chains[-1].head.hex())
 
     def require(self, mark: Mark) -> None:
         """InputError, in one line, unless the ledger goes on from where it was at a mark."""
