@@ -27,7 +27,7 @@ import optax
 from training import BATCH, CLIP_NORM, NOISE, SIZE, Convnet, loss_of
 
 from jaxacct.training import Plan, Source, Trainer
-from jaxacct.training.run.program import Program, carried_from
+from jaxacct.training.run.program import Program
 from jaxacct.training.run.streaming import Streamed
 
 BLOCK = 20
@@ -53,11 +53,12 @@ class Steps:
     """The steps of one run, a block at a time."""
 
     def __init__(self, trainer, state, data):
-        rest = (trainer.plan, trainer.adaptive, carried_from(state, state.params), state.lineage, 0, data)
+        where = trainer.placement
+        rest = (trainer.plan, trainer.adaptive, where.carried(state, state.params), state.lineage, 0, data)
         if isinstance(data, Source):
-            self.program = Streamed(trainer.rule, *rest, None, None, None, False)
+            self.program = Streamed(where, trainer.rule, *rest, None, None, None, False)
         else:
-            self.program = Program(trainer.step_function, *rest)
+            self.program = Program(where, *rest)
         self.carried, self.line, self.step = self.program.carried, self.program.line, 0
         self.program.begin(self.line, 0, trainer.plan.steps)
 

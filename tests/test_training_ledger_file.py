@@ -14,6 +14,8 @@ from training_cases import PLAN, mu2, note, written
 
 import jaxacct as ja
 from jaxacct.training import Ledger
+from jaxacct.training.ledger.file import LedgerFile
+from jaxacct.training.ledger.totals import Spent
 
 
 def test_what_was_acknowledged_survives_a_kill(tmp_path):
@@ -81,6 +83,32 @@ def test_a_disk_that_fails_is_told_and_nothing_more_is_written(path, monkeypatch
         assert "is not open for writing" in refusal(note, ledger, 2)
     with Ledger.open(path) as ledger:
         assert ledger.releases().total() == 2  # what may be on the disk counts
+
+
+@pytest.mark.parametrize("at", ["in fsync", "when it is on the disk", "when it is counted"])
+def test_after_an_interrupt_in_the_middle_of_an_entry_the_ledger_is_opened_again(path, monkeypatch, at):
+    """As in a notebook, where the open ledger outlives the run: a line more would not go with the last one."""
+    places = {
+        "in fsync": (os, "fsync"),
+        "when it is on the disk": (LedgerFile, "append"),
+        "when it is counted": (Spent, "add"),
+    }
+    owner, name = places[at]
+    real = getattr(owner, name)
+
+    def interrupted(*given):
+        real(*given)
+        raise KeyboardInterrupt
+
+    with Ledger.create(path, PLAN) as ledger:
+        note(ledger, 0)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(owner, name, interrupted)
+            note(ledger, 1)
+        assert "is not open for writing; use Ledger.open" in refusal(note, ledger, 2)
+    with Ledger.open(path) as ledger:
+        note(ledger, 2)
+        assert ledger.runs[ledger.run].numbers == {0, 1, 2}
 
 
 def test_a_last_line_cut_off_anywhere_counts_at_its_worst(path):

@@ -2,11 +2,14 @@
 
 import json
 import math
+import os
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import refusal
 from training_cases import gaussian_epsilon
 from training_runs import KEY, linear, plan_of, start
 
@@ -154,18 +157,41 @@ def test_another_file_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "log.jsonl"
     for content in ("epsilon,delta\n", '{"event": "run"}\n', '{"format": 1}'):
         path.write_text(content)
-        with pytest.raises(InputError, match="is no log of a training") as refusal:
+        with pytest.raises(InputError, match="is no log of a training") as caught:
             run_log.LogFile(path, "run")
-        assert path.read_text() == content and "\n" not in str(refusal.value)
+        assert path.read_text() == content and "\n" not in str(caught.value)
     with pytest.raises(InputError, match="is no log of a training"):
         run(path, ledger=tmp_path / "run.jsonl")
     assert not (tmp_path / "run.jsonl").exists()  # nothing was begun
+
+
+def test_a_file_that_others_could_read_becomes_its_owners_alone(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"event": "begin"}\n')  # as a copy that was restored
+    path.chmod(0o644)
+    run_log.LogFile(path, "run").close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    run_log.LogFile("/dev/null", "run").close()
+
+
+def test_a_pipe_is_refused_in_one_line(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert "pipe: cannot be written: Illegal seek" in refusal(run_log.LogFile, tmp_path / "pipe", "run")
 
 
 @pytest.mark.parametrize(("log", "words"), [(3, "a function of one record"), ("/nowhere/log.jsonl", "be written")])
 def test_what_is_no_log_is_refused(log, words):
     with pytest.raises(InputError, match=words), run_log.run_log(run_log.checked_log(log), 1, start()[1]):
         pass
+
+
+def test_a_run_of_a_process_by_itself_has_its_log_whatever_the_processes_number(monkeypatch):
+    """As one on the devices of the second process alone, whose ledger is its own, too."""
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    records = []
+    with run_log.run_log(records.append, 1, start()[1]) as told:
+        told.tell({"event": "step"})
+    assert records == [{"event": "step"}]
 
 
 # It changes nothing

@@ -50,6 +50,9 @@ def test_a_mesh_of_one_device_trains():
         ({"mesh": one_device, "shard": "rows"}, "must be 'data', 'fsdp' or a pytree of PartitionSpecs"),
         ({"mesh": one_device, "shard": {"w": 3}}, "must be 'data', 'fsdp' or a pytree of PartitionSpecs"),
         ({"mesh": one_device, "shard": {"w": P("y")}}, "shard names the axis 'y', must be among ('x',)"),
+        ({"mesh": one_device, "shard": {"w": P(("x", "x"))}}, "P(('x', 'x'),), must name an axis once at most"),
+        ({"mesh": one_device, "shard": {"w": P(P.UNCONSTRAINED)}}, "P(UNCONSTRAINED,), must name an axis once"),
+        ({"mesh": one_device, "shard": {"w": P(unreduced={"x"})}}, "unreduced={'x'}), must name an axis once"),
     ],
 )
 def test_what_is_no_mesh_is_refused(more, text):

@@ -385,6 +385,14 @@ def test_what_goes_wrong_in_a_source_is_one_line(name):
     assert words in message and ("[9]" in message or name == "length")
 
 
+@pytest.mark.parametrize("rows", [[1, 2**40], [np.int64(1), np.int64(2**40)], np.array([1, 2**40])])
+def test_integers_that_the_device_has_no_dtype_for_are_refused(rows):
+    """They would wrap around: 2**40 is 0 in int32."""
+    source = Source(rows)
+    leaves = source.layout.buffers((2,))
+    assert "has integers that int32 cannot hold" in refusal(source.layout.load, np.arange(2), leaves, lambda: False)
+
+
 @pytest.mark.parametrize("prefetch, workers", [pytest.param(0, 2, marks=pytest.mark.slow), (2, 3)])
 def test_after_an_error_of_the_source_the_run_goes_on_where_it_was(prefetch, workers, tmp_path):
     rows = Rows(ROWS)

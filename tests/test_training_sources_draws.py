@@ -1,6 +1,7 @@
 """The host draws the records that the device draws, from the same keys, index by index; draws that repeat included."""
 
 import hashlib
+import tracemalloc
 import types
 
 import jax
@@ -53,6 +54,20 @@ def test_a_long_keystream_is_made_in_pieces(monkeypatch):
     whole = host_chacha.bits(WORDS[0], 100)
     monkeypatch.setattr(host_chacha, "_PIECE", 3)
     np.testing.assert_array_equal(host_chacha.bits(WORDS[0], 100), whole)
+
+
+def test_a_sample_of_many_records_is_drawn_in_pieces(monkeypatch):
+    """Its memory is that of a piece, however many records there are."""
+    now = numbers_of(1e-3)
+    tracemalloc.start()
+    try:
+        whole = host_sampler.drawn(rule_of("poisson"), WORDS[0], OTHERS[0], 2**22 + 5, now)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 14e6 and 3500 < whole.size < 4900  # words of all together take 17e6
+    monkeypatch.setattr(host_sampler, "_PIECE", 2**24)
+    np.testing.assert_array_equal(host_sampler.drawn(rule_of("poisson"), WORDS[0], OTHERS[0], 2**22 + 5, now), whole)
 
 
 RULES = {

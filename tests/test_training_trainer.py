@@ -1,6 +1,8 @@
 """The trainer: its ledger, its budget, its callbacks, and the ways to draw."""
 
+import contextlib
 import math
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from training_runs import linear, plan_of
 import jaxacct as ja
 from jaxacct.training import AdaptiveClip, Plan, Trainer
 from jaxacct.training.ledger import Ledger
+from jaxacct.training.run import noting
 from jaxacct.training.step import key_derivation
 
 KEY = bytes(range(32))
@@ -50,6 +53,67 @@ def test_nothing_is_released_that_is_not_on_record(tmp_path, monkeypatch):
         trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=tmp_path / "run", callbacks=[seen.append], progress=False)
     assert [state.step for state in seen] == [1, 2]
     assert sum(Ledger.read(tmp_path / "run").releases().values()) == 2
+
+
+def test_a_run_within_a_run_leaves_the_outer_ones_entries_what_they_are(path):
+    """A callback trains on the same open ledger, by another batch rule: as its own, the outer steps cost much more."""
+    outer = plan_of(10, 0.2, steps=5, sampling="fixed_batches", relation="zero_out")
+    inner = plan_of(10, 0.2, steps=1, relation="zero_out")
+    data = np.ones((10, 2), np.float32)
+    trainers = [Trainer(linear, optax.sgd(0.1), plan, 1.0) for plan in (outer, inner)]
+    with Ledger.create(path, outer) as ledger:
+
+        def train_another(state):
+            if state.step == 1:
+                trainers[1].fit(trainers[1].init(jnp.zeros(2)), data, ledger=ledger, progress=False)
+
+        first = trainers[0].init(jnp.zeros(2))
+        state = trainers[0].fit(first, data, ledger=ledger, callbacks=[train_another], progress=False)
+    ledger = Ledger.read(path)
+    own, *others = [ledger.runs[name] for name in sorted(ledger.runs, key=lambda name: -ledger.runs[name].steps)]
+    assert own is ledger.runs[state.history.ledger.run] and {entry.sampling for entry in own.seen} == {"fixed_batches"}
+    assert own.numbers == set(range(5)) and sorted(other.steps for other in others) == [0, 1]
+    trainers[0].fit(state, data, ledger=path, progress=False)  # its mark is of its own run
+
+
+def test_runs_in_threads_on_one_open_ledger_each_have_their_own_entries(path, monkeypatch):
+    """Both want to note their first step at once; if they may, each waits until the other is about to write."""
+    together, at_once = threading.Barrier(2), threading.Barrier(2)
+    real, real_note = noting.Noted.note, noting._note
+
+    def note(self, plan, step, *rest):
+        if step == 0:
+            together.wait(60)
+        return real(self, plan, step, *rest)
+
+    def about_to_write(*given):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            at_once.wait(0.5)
+        return real_note(*given)
+
+    monkeypatch.setattr(noting.Noted, "note", note)
+    monkeypatch.setattr(noting, "_note", about_to_write)
+    plans = [plan_of(10, 0.2, steps=4, relation="zero_out", **more) for more in ({}, {"sampling": "fixed_batches"})]
+    data, states, errors = np.ones((10, 2), np.float32), {}, []
+    with Ledger.create(path, plans[0]) as ledger:
+
+        def train(plan):
+            trainer = Trainer(linear, optax.sgd(0.1), plan, 1.0)
+            try:
+                states[plan.sampling] = trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=ledger, progress=False)
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=train, args=(plan,)) for plan in plans]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors
+    ledger = Ledger.read(path)
+    for sampling, state in states.items():
+        own = ledger.runs[state.history.ledger.run]
+        assert own.numbers == set(range(4)) and {entry.sampling for entry in own.seen} == {sampling}
 
 
 def test_an_exact_replay_counts_once_and_any_other_again(tmp_path):

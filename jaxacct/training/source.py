@@ -145,7 +145,10 @@ class _Arrays:
         if self.rows.dtype == into[0].dtype:
             np.take(self.rows, numbers, axis=0, out=into[0], mode="clip")  # another mode would gather twice
         else:
-            into[0][...] = self.rows[numbers]
+            rows = self.rows[numbers]
+            into[0][...] = rows
+            if not _fits(rows, into[0]):
+                raise _too_large(f"dataset{self.name}", into[0].dtype)
 
 
 class _Items:
@@ -187,7 +190,10 @@ class _Items:
                         f"dataset{self.name}[{number}] has a part of shape {shape[0]} and dtype {shape[1]}, where item "
                         f"0 has {first[0]} and {first[1]}; pad or convert items to one shape"
                     )
-                into[place][row] = leaf
+                array = np.asarray(leaf)
+                into[place][row] = array.astype(into[place].dtype, copy=False)
+                if not _fits(array, into[place][row]):
+                    raise _too_large(f"dataset{self.name}[{number}]", into[place].dtype)
 
     def _item(self, number: int) -> Any:
         try:
@@ -227,6 +233,15 @@ def _dtype(name: str, array: np.ndarray) -> np.dtype[Any]:
     if not (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)):
         raise InputError(f"{name} has dtype {dtype}, must be numbers; leave other parts out, or encode them")
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))
+
+
+def _fits(given: Any, kept: Any) -> bool:
+    """Whether integers are the same in the dtype of the device, where they would wrap around otherwise."""
+    return given.dtype == kept.dtype or given.dtype.kind not in "iu" or bool(np.all(given == kept))
+
+
+def _too_large(name: str, dtype: Any) -> InputError:
+    return InputError(f"{name} has integers that {dtype} cannot hold, as JAX would have them; make them smaller")
 
 
 def _short(structure: Any) -> str:

@@ -56,9 +56,7 @@ class LedgerFile:
             os.fsync(file.fileno())
             self._require_in_place(file, self.size + len(content))
         except (OSError, InputError) as error:
-            with contextlib.suppress(OSError):
-                self.close()  # what is in the file now is not known; opened again, it is
-            self._file = None
+            self.give_up()
             raise error if isinstance(error, InputError) else unwritable(self.path, error) from None
         self.size += len(content)
 
@@ -89,6 +87,12 @@ class LedgerFile:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def give_up(self) -> None:
+        """Close it in the middle of an entry: what is in the file now is not known; opened again, it is."""
+        with contextlib.suppress(OSError):
+            self.close()
+        self._file = None
 
     def forget(self) -> None:
         """Nothing can be written afterwards; whoever opened the file closes it."""

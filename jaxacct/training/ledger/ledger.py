@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -70,6 +71,7 @@ class Ledger(Contents):
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
         super().__init__(path)
         self._file = LedgerFile(path, file)
+        self.lock = threading.RLock()  # from the choice of a run to its entry, where several threads have runs
         self._chains = [ledger_format.BEGINNING]  # before the first line, and after each
 
     @classmethod
@@ -201,7 +203,8 @@ class Ledger(Contents):
 
     def mark(self) -> Mark:
         """How far the ledger is, for `require` later on."""
-        return Mark(str(self.path.absolute()), self.run, len(self._chains) - 1, self._chains[-1].head.hex())
+        with self.lock:
+            return Mark(str(self.path.absolute()), self.run, len(self._chains) - 1, self._chains[-1].head.hex())
 
     def require(self, mark: Mark) -> None:
         """InputError, in one line, unless the ledger goes on from where it was at a mark."""
@@ -237,16 +240,21 @@ class Ledger(Contents):
 
     def _append(self, entries: Sequence[Line]) -> None:
         """Write, make sure that it is on the disk, and only then count."""
-        self._file.require_open()
-        content, chains = b"", self._chains[-1:]
-        for entry in entries:
-            line, chain = ledger_format.encode(entry, chains[-1])
-            content += line
-            chains.append(chain)
-        self._file.append(content)
-        self._chains += chains[1:]
-        for entry in entries:
-            self.count(entry)
+        with self.lock:
+            self._file.require_open()
+            content, chains = b"", self._chains[-1:]
+            for entry in entries:
+                line, chain = ledger_format.encode(entry, chains[-1])
+                content += line
+                chains.append(chain)
+            try:
+                self._file.append(content)
+                self._chains += chains[1:]
+                for entry in entries:
+                    self.count(entry)
+            except BaseException:  # an interrupt as well: what is counted here may not be what is in the file
+                self._file.give_up()
+                raise
 
     def _catch_up(self, mend: bool) -> None:
         """Count every line; replace a last one that was cut off by what it counts as."""

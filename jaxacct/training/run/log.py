@@ -156,7 +156,7 @@ class RunLog:
 def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
     """The log of a `fit` that goes on from a state; however that ends, what is left is told.
 
-    Of several processes only the first has a log.
+    Of the processes of one run only the first has a log: the others are given None.
 
     Raises
     ------
@@ -164,9 +164,11 @@ def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
     """
     run = digest(b"run", state.lineage.root).hex()[:16]  # as in a ledger
     file, put = None, None
-    if jax.process_index() == 0 and log is not None:
-        file = None if callable(log) else LogFile(log, run)
-        put = log if callable(log) else file.write if file is not None else None
+    if callable(log):
+        put = log
+    elif log is not None:
+        file = LogFile(log, run)
+        put = file.write
     found = RunLog(put, file, every, run)
     try:
         yield found

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,12 @@ class LogFile:
             start = self._file.read(len(_FIRST))
             if start and not start == _FIRST[: len(start)]:
                 raise InputError(f"{place}: is there already and is no log of a training; give another path as log")
+            _make_private(descriptor)
             _cut_after_last_line(self._file)
             self.there = self._last_step(run)
+        except OSError as error:  # such as of a pipe, of which nothing can be read again
+            self.close()
+            raise unwritable(place, error) from None
         except BaseException:
             self.close()
             raise
@@ -81,6 +86,13 @@ class LogFile:
         with open(os.dup(self._file.fileno()), "rb") as lines:
             found = (pattern.match(line) for line in lines)
             return max((int(match[1]) for match in found if match), default=0)
+
+
+def _make_private(descriptor: int) -> None:
+    """Take everyone's rights but the owner's from a file that was there before; devices, as /dev/null, are let be."""
+    mode = os.fstat(descriptor).st_mode
+    if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
+        os.fchmod(descriptor, 0o600)
 
 
 def _cut_after_last_line(file: Any) -> None:

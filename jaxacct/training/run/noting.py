@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import Any
@@ -33,7 +34,7 @@ class Noted:
     def mark(self) -> Mark:
         """How far the ledger is; with several processes, how far it was after the last step."""
         if self._processes.count == 1 and self._ledger is not None:
-            return self._ledger.mark()
+            return self._ledger.mark()._replace(run=self._mark.run)
         return self._mark
 
     def note(self, plan: Plan, step: int, key: StepKey, partition: str | None) -> bool:
@@ -41,13 +42,24 @@ class Noted:
 
         def noted() -> bytes:
             assert self._ledger is not None
-            allowed = _note(self._ledger, plan, step, key, partition)
-            self._mark = self._ledger.mark()
+            with self._ledger.lock:
+                self._own_run(self._ledger, plan)
+                allowed = _note(self._ledger, plan, step, key, partition)
+                self._mark = self._ledger.mark()
             return json.dumps([allowed, self._mark.lines, self._mark.head]).encode()
 
         allowed, lines, head = json.loads(self._processes.decide(noted))
         self._mark = self._mark._replace(lines=lines, head=head)
         return bool(allowed)
+
+    def _own_run(self, ledger: Ledger, plan: Plan) -> None:
+        """Make this run the ledger's current one, by this plan: a callback or another thread may have begun one in it.
+
+        An entry is of the run that is current, and by the batch rule of that run's plan.
+        """
+        ledger.run = self._mark.run
+        if (ledger.plan.sampling, ledger.plan.truncation) != (plan.sampling, plan.truncation):
+            ledger.replan(plan)
 
     def close(self) -> None:
         """Close the ledger, if it was opened here."""
@@ -74,8 +86,9 @@ def open_noted(
 
     def first() -> bytes:
         nonlocal opened, own
-        opened, own = open_ledger(ledger, state, plan, by)
-        return b"" if opened is None else json.dumps(opened.mark()).encode()
+        with ledger.lock if isinstance(ledger, Ledger) else contextlib.nullcontext():
+            opened, own = open_ledger(ledger, state, plan, by)
+            return b"" if opened is None else json.dumps(opened.mark()).encode()
 
     told: Any = processes.decide(first)
     return Noted(processes, opened, own, Mark(*json.loads(told))) if told else None

@@ -16,6 +16,9 @@ from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, TR
 
 __all__ = ["drawn", "members", "places"]
 
+_PIECE = 2**20
+"""Records at a time in a Poisson sample: words for all of 2**31 of them would take 8 GB."""
+
 
 def places(rule: StepRule, size: int) -> int:
     """The places of a selection: room for all that it can hold."""
@@ -26,11 +29,12 @@ def drawn(rule: StepRule, words: Any, pass_words: Any, size: int, now: Numbers) 
     """The members of a logical batch among so many records (or users), in their order."""
     key, pass_key = (host_chacha.stream(each, noise.SAMPLING) for each in (words, pass_words))
     if rule.sampling == POISSON:
-        return np.flatnonzero(_sampled(key, size, now.threshold))
+        return _sampled(key, size, now.threshold)
     if rule.sampling == TRUNCATED:
         draw_key, order_key = host_chacha.split(key)
-        order = permutation(order_key, size)
-        return order[_sampled(draw_key, size, now.threshold)[order]][: places(rule, size)]
+        order, taken = permutation(order_key, size), np.zeros(size, bool)
+        taken[_sampled(draw_key, size, now.threshold)] = True
+        return order[taken[order]][: places(rule, size)]
     if rule.sampling == ALLOCATION:
         return np.flatnonzero(slots(pass_key, size, int(now.size)) == int(now.position))
     if rule.sampling == FIXED:
@@ -64,15 +68,18 @@ def permutation(key: Any, size: int) -> np.ndarray:
 
 
 def _sampled(key: Any, size: int, threshold: np.ndarray) -> np.ndarray:
-    """Who is in a Poisson sample: bool, one for each record.  Low words are drawn only where they decide."""
+    """The members of a Poisson sample, in their order.  Low words are drawn only where they decide."""
     certain, high, low = threshold
     if certain:
-        return np.ones(size, bool)
-    words = host_chacha.bits(key, size)
-    taken = words < high
-    level = np.flatnonzero(words == high)
-    taken[level] = host_chacha.bits_at(key, size + level) < low
-    return taken
+        return np.arange(size)
+    found = []
+    for begin in range(0, size, _PIECE):
+        words = host_chacha.bits(key, min(_PIECE, size - begin), begin)
+        taken = words < high
+        level = np.flatnonzero(words == high)
+        taken[level] = host_chacha.bits_at(key, size + begin + level) < low
+        found.append(begin + np.flatnonzero(taken))
+    return np.concatenate(found)
 
 
 def members(

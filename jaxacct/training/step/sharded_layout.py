@@ -53,7 +53,7 @@ def check_layout(mesh: Any, shard: Any) -> Mesh:
             raise InputError(
                 f"shard = {shard!r:.40} must be 'data', 'fsdp' or a pytree of PartitionSpecs; use one of them"
             )
-        unknown = sorted({name for spec in specs for names in spec for name in axes_of(names)} - set(mesh.axis_names))
+        unknown = sorted({name for spec in specs for name in _axes_in(spec)} - set(mesh.axis_names))
         if unknown:
             raise InputError(
                 f"shard names the axis {unknown[0]!r:.40}, must be among {mesh.axis_names}; use the mesh's axes"
@@ -64,6 +64,18 @@ def check_layout(mesh: Any, shard: Any) -> Mesh:
 def axes_of(names: Any) -> tuple[str, ...]:
     """The mesh axes along which one axis of an array is cut."""
     return () if names is None else (names,) if isinstance(names, str) else tuple(names)
+
+
+def _axes_in(spec: P) -> list[str]:
+    """The mesh axes that a spec names; InputError where it names one twice, or leaves to JAX how an array lies."""
+    found: list[str] | None
+    try:
+        found = [name for names in spec for name in axes_of(names)]
+    except (TypeError, ValueError):  # P.UNCONSTRAINED, or sums that are still to be formed
+        found = None
+    if found is None or len(set(found)) < len(found):
+        raise InputError(f"shard has {spec}, must name an axis once at most, and nothing else; use names and None")
+    return found
 
 
 def over_examples(mesh: Mesh) -> P:
