@@ -13,10 +13,13 @@ import numpy as np
 from jaxacct.training.step.block_sums import allowance
 from jaxacct.validation import Constraint, InputError, Tracer, check
 
-__all__ = ["CLIP_NORM", "grouped", "limit_of", "sensitivity"]
+__all__ = ["CLIP_NORM", "DEVIATION", "grouped", "limit_of", "sensitivity"]
 
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
 """Within these, noise in proportion to the clip norm, and squares of clip norms, are ordinary in float32."""
+DEVIATION = Constraint("use an ordinary {name}, such as 1.0", 1e-10, 1e10)
+"""Standard deviations of noise, in sensitivities.  Beyond these float32 may hold zero or infinity in their place: there
+would be no noise, or nothing but NaN."""
 _SMALLEST_TRACED, _LARGEST_TRACED = 2.0**-100, 2.0**100
 """A traced clip norm outside of these, or NaN, lets nothing through: it cannot be refused inside a compiled program."""
 
