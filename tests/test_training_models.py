@@ -310,6 +310,17 @@ VARIABLES = {"params": {}, "batch_stats": {"BatchNorm_0": {"mean": jnp.zeros(4),
             "the loss changes an nnx module that it closes over",
         ),
         (lambda: bare(lambda w, x: (linear(w, x), 1.0)).norm_methods(jnp.zeros(3), X), "give has_aux=True for"),
+        (lambda: bare(lambda w, x: linear(w, jax.lax.pmean(x, "batch"))).norm_methods(jnp.zeros(3), X), "axis 'batch'"),
+        (lambda: bare(linear, rngs=True), "loss_fn is called as (params, example, key), since rngs is given"),
+        (lambda: bare(lambda w, x, key: linear(w, x)), "missing a required argument: 'key'"),
+        (lambda: bare(nn.Dense(2), loss=CROSS_ENTROPY).init({"kernel": jnp.ones((3, 2))}), "give {'params': ...}"),
+        (lambda: apart({"a": jnp.ones(1)}, "a"), "trainable has 'a', must have bools"),
+        (lambda: apart({"a": jnp.ones(1), "b": jnp.ones(1)}, {"a": 1, "b": 0}), "must have bools"),
+        (lambda: apart({"a": jnp.ones(1)}, nnx.Param), "trainable is the type Param, which goes with an nnx module"),
+        (
+            lambda: bare(equinox_model(), loss=CROSS_ENTROPY).norm_methods(equinox_model(), DATA),
+            "random numbers and has no key",
+        ),
         (lambda: bare(linear, has_aux=True).norm_methods(jnp.zeros(3), X), "must be (loss, aux), the loss a scalar"),
     ],
 )
@@ -398,6 +409,16 @@ def test_users_whose_examples_have_keys_of_their_own():
         found.append(3 * masks(trainer, rows, jnp.zeros(1)))
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
     assert len({row.round(3).tobytes() for row in found[0]}) == 6
+
+
+def test_aux_of_a_user_is_the_mean_over_the_examples():
+    """Also of a bool, such as whether an example is classified rightly."""
+    from jaxacct.training.step.users import mean_over_examples
+
+    loss = mean_over_examples(lambda w, x: (linear(w, x), (x[0] > 0, x[0].astype(int), x[0])))
+    weights = jnp.array([0.25, 0.25, 0.25, 0.25, 0.0])
+    _, found = loss(jnp.zeros(1), (jnp.array([[1.0], [0.0], [1.0], [1.0], [1.0]]), weights))
+    assert [float(each) for each in found] == [0.75] * 3
 
 
 PAGE = pathlib.Path(jaxacct.__file__).parent / "training/README.md"

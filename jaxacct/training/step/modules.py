@@ -46,6 +46,7 @@ def loss_of(
             raise InputError("loss_fn must be a function (params, example) -> scalar; with a module, give loss as well")
         if named:
             raise InputError("apply_kwargs goes with a module and loss; a loss function calls the module itself")
+        _require_call(loss_fn, bool(rngs))
         return adapted(_checked(loss_fn))
     if is_nnx(loss_fn):
         output = lambda model, inputs, *key: model(inputs, **named)
@@ -66,7 +67,7 @@ def initialised(module: Any, key: Any, example: Any, rngs: bool | Sequence[str],
     if module is None or example is None:
         raise InputError("params is missing; give the parameters, or for a linen module an example input")
     keys = {name: jax.random.fold_in(key, 1 + number) for number, name in enumerate(streams(rngs))}
-    with _flax_errors():
+    with _plain_errors():
         return module.init({"params": key, **keys}, example, **(apply_kwargs or {}))
 
 
@@ -75,6 +76,11 @@ def refuse_state(module: Any, trained: Any) -> None:
     linen = module is not None and not is_nnx(module) and not is_equinox(module)
     named = [*paths(trained.base), *trained.adapters] if isinstance(trained, LoRA) else paths(trained)
     tops = {path.partition("/")[0] for path in named}
+    if linen and tops and "params" not in tops:
+        raise InputError(
+            f"params has {', '.join(sorted(tops))} and no 'params', must be the variables of module.init; "
+            "give {'params': ...}"
+        )
     others = sorted(tops - {"params"} if linen else tops & {"batch_stats"})
     if others:
         raise InputError(
@@ -92,13 +98,21 @@ def _linen(module: Any, names: tuple[str, ...], named: Mapping[str, Any]) -> Cal
     return output
 
 
-class _flax_errors:
-    """Flax's errors about random numbers and state, in one line that says what to do."""
+class _plain_errors:
+    """Errors of Flax, Equinox and JAX about random numbers, state and axes, in one line that says what to do."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None and issubclass(kind, NameError) and "unbound axis name" in str(error):
+            axis = str(error).partition("axis name: ")[2].partition(".")[0]
+            raise InputError(
+                f"the loss names the axis {axis!r}, along which examples would mix (batch normalisation?), must keep "
+                f"them apart; {_REMEDY}"
+            ) from None
+        if kind is RuntimeError and "requires a key" in str(error):  # Equinox's dropout
+            raise InputError(_NO_KEY) from None
         if kind is None or not kind.__module__.startswith("flax"):
             return
         if kind.__name__ == "InvalidRngError":
@@ -131,18 +145,31 @@ def _require_arguments(module: Any, named: Mapping[str, Any]) -> None:
         )
 
 
+def _require_call(loss_fn: Callable[..., Any], keys: bool) -> None:
+    """InputError where a loss function takes a key that it is not given, or is given one that it does not take."""
+    try:
+        signature = inspect.signature(loss_fn)
+    except (TypeError, ValueError):  # not every callable has one
+        return
+    try:
+        signature.bind(*range(3 if keys else 2))
+    except TypeError as error:
+        told = "(params, example, key), since rngs is given" if keys else "(params, example), with rngs=True a key too"
+        raise InputError(f"loss_fn is called as {told}, and its arguments differ: {error}; change either") from None
+
+
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function; of an nnx module begun with the key, and InputError where it changes the module's state."""
 
     @functools.wraps(function)
     def run(model: Any, example: Any, *key: Any) -> Any:
         if not is_nnx(model):
-            with _flax_errors():
+            with _plain_errors():
                 return function(model, example, *key)
         for each in key:
             _begin(model, each)
         before = _values(model)
-        with _flax_errors():
+        with _plain_errors():
             out = function(model, example, *key)
         for path, (kind, value) in _values(model).items():
             if path in before and value is not before[path][1]:
