@@ -67,8 +67,10 @@ def initialised(module: Any, key: Any, example: Any, rngs: bool | Sequence[str],
     if module is None or example is None:
         raise InputError("params is missing; give the parameters, or for a linen module an example input")
     keys = {name: jax.random.fold_in(key, 1 + number) for number, name in enumerate(streams(rngs))}
+    # from shapes alone: an example is private
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), example)
     with _plain_errors():
-        return module.init({"params": key, **keys}, example, **(apply_kwargs or {}))
+        return module.lazy_init({"params": key, **keys}, shapes, **(apply_kwargs or {}))
 
 
 def refuse_state(module: Any, trained: Any) -> None:
@@ -117,6 +119,11 @@ class _plain_errors:
             return
         if kind.__name__ == "InvalidRngError":
             raise InputError(_NO_KEY) from None
+        if kind.__name__ == "LazyInitError":
+            raise InputError(
+                "the module's first parameters depend on the values of the example, which is private, must depend on "
+                "its shape alone; give params that come from public data"
+            ) from None
         if kind.__name__ == "ModifyScopeVariableError":
             raise InputError(f"the module changes state with its input, which mixes examples; {_REMEDY}") from None
         if kind.__name__ == "TraceContextError":
