@@ -15,7 +15,7 @@ from training_runs import KEY, linear, plan_of
 
 import jaxacct
 from jaxacct.chacha import CHACHA20, key_from_bytes
-from jaxacct.training import Trainer, clipped_sum
+from jaxacct.training import Trainer, clipped_sum, sensitivity
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.run.program import Program
 from jaxacct.training.step import modules, noise
@@ -328,6 +328,17 @@ VARIABLES = {"params": {}, "batch_stats": {"BatchNorm_0": {"mean": jnp.zeros(4),
         (lambda: bare(lambda w, x: (linear(w, x), 1.0)).norm_methods(jnp.zeros(3), X), "give has_aux=True for"),
         (lambda: bare(lambda w, x: linear(w, jax.lax.pmean(x, "batch"))).norm_methods(jnp.zeros(3), X), "axis 'batch'"),
         (lambda: bare(FromData(), loss=CROSS_ENTROPY).init(example=X[0]), "depend on the values of the example"),
+        (
+            lambda: bare(Linen, loss=CROSS_ENTROPY),
+            "is the class Linen, must be a module or a function; give Linen(...)",
+        ),
+        (
+            lambda: bare(nn.Dense(2), loss=CROSS_ENTROPY).norm_methods(nn.Dense(2).init(jax.random.key(0), X[0]), X),
+            "must be a pair (input, target)",
+        ),
+        (lambda: Trainer(linear, optax.adam, plan_of(6), 1.0), "must be an Optax transformation"),
+        (lambda: bare().fit({"w": jnp.zeros(3)}, X), "must be what init or fit returned"),
+        (lambda: sensitivity({"a": None}), "holds no number"),
         (lambda: bare(linear, rngs=True), "loss_fn is called as (params, example, key), since rngs is given"),
         (lambda: bare(lambda w, x, key: linear(w, x)), "missing a required argument: 'key'"),
         (lambda: bare(nn.Dense(2), loss=CROSS_ENTROPY).init({"kernel": jnp.ones((3, 2))}), "give {'params': ...}"),

@@ -47,6 +47,8 @@ def sensitivity(clip_norm: Any) -> float:
     True
     """
     norms = [float(check("clip_norm", c, CLIP_NORM)) for c in jax.tree_util.tree_leaves(clip_norm)]
+    if not norms:  # of none the sensitivity would be 0, and so would the noise
+        raise InputError(f"clip_norm = {clip_norm!r:.40} holds no number, must hold one or more; give 1.0, for example")
     return norms[0] if len(norms) == 1 else math.nextafter(math.hypot(*norms), math.inf)
 
 

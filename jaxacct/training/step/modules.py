@@ -41,6 +41,10 @@ def loss_of(
     * of Equinox ``module(input, key=key, **apply_kwargs)``, the key where there is one.
     """
     named = dict(apply_kwargs or {})
+    if isinstance(loss_fn, type):
+        raise InputError(
+            f"loss_fn is the class {loss_fn.__name__}, must be a module or a function; give {loss_fn.__name__}(...)"
+        )
     if loss is None:
         if not callable(loss_fn) or hasattr(loss_fn, "apply") or is_nnx(loss_fn) or is_equinox(loss_fn):
             raise InputError("loss_fn must be a function (params, example) -> scalar; with a module, give loss as well")
@@ -57,7 +61,16 @@ def loss_of(
         output = _linen(loss_fn, streams(rngs), named)
     else:
         raise InputError("loss goes with a module of Flax (linen or nnx) or Equinox; of a function leave it out")
-    return adapted(_checked(lambda model, example, *key: loss(output(model, example[0], *key), example[1])))
+
+    def of_pair(model: Any, example: Any, *key: Any) -> Any:
+        if not isinstance(example, tuple | list) or len(example) != 2:
+            raise InputError(
+                f"an example is a {type(example).__name__}, must be a pair (input, target) for a module and loss; give "
+                "data=(inputs, targets), or a loss function of one's own"
+            )
+        return loss(output(model, example[0], *key), example[1])
+
+    return adapted(_checked(of_pair))
 
 
 def initialised(module: Any, key: Any, example: Any, rngs: bool | Sequence[str], apply_kwargs: Any) -> Any:
@@ -80,7 +93,7 @@ def refuse_state(module: Any, trained: Any) -> None:
     tops = {path.partition("/")[0] for path in named}
     if linen and tops and "params" not in tops:
         raise InputError(
-            f"params has {', '.join(sorted(tops))} and no 'params', must be the variables of module.init; "
+            f"params has no 'params' but {', '.join(sorted(tops))[:40]!r}, must be the variables of module.init; "
             "give {'params': ...}"
         )
     others = sorted(tops - {"params"} if linen else tops & {"batch_stats"})
