@@ -14,6 +14,8 @@ from jaxacct.validation import POSITIVE, check
 
 __all__ = ["NoiseState", "noisy_mean"]
 
+_STD_ROUND_UP = 1.0 + 2.0**-20
+
 
 class NoiseState(NamedTuple):
     """The key of the noise and the number of steps taken."""
@@ -72,7 +74,8 @@ def noisy_mean(key: Any, noise_multiplier: float, clip_norm: Any, expected_batch
 
     secret(key)
     expected = check("expected_batch_size", expected_batch_size, POSITIVE)
-    std = check("noise_multiplier", noise_multiplier, DEVIATION) * sensitivity(clip_norm)
+    # sums may be float32, and a deviation must not be rounded down with them
+    std = check("noise_multiplier", noise_multiplier, DEVIATION) * sensitivity(clip_norm) * _STD_ROUND_UP
 
     def init(params: Any) -> NoiseState:
         return NoiseState(key, jnp.zeros((), jnp.int32))
