@@ -164,6 +164,12 @@ def test_the_first_tutorial_runs(tmp_path):
     assert "<!-- check" not in text and len(list((tmp_path / "pictures").glob("*.png"))) == 1
 
 
+def test_the_front_page_lists_every_tutorial():
+    front = (ROOT / "jaxacct/site/pages/index.md").read_text()
+    missing = [page.name for page in sources.tutorial_pages() if f"(examples/tutorials/{page.name})" not in front]
+    assert missing == []
+
+
 def filled(tmp_path, text):
     page = tmp_path / "page.md"
     page.write_text(text)

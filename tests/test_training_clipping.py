@@ -270,6 +270,15 @@ def test_bad_clipping_is_refused(change, text):
     assert text in refusal(lambda: clipped_sum(**(given | change)))
 
 
+@pytest.mark.parametrize("method", ["vmap", "ghost"])
+def test_parameters_without_entries_are_carried_along(method):
+    loss = lambda p, x: p["w"] @ x + jnp.sum(p["none"] @ p["w"]) + jnp.sum(x @ p["no column"])
+    params = {"w": jnp.zeros(3), "none": jnp.zeros((0, 3)), "no column": jnp.zeros((3, 0))}
+    done = clipped_sum(loss, params, jnp.full((2, 3), 9.0), method=method)
+    assert jax.tree.map(jnp.shape, done.total) == jax.tree.map(jnp.shape, params)
+    assert int(done.clipped) == 2 and abs(jnp.linalg.norm(done.total["w"]) - 2) < 1e-4
+
+
 SPREAD = {"lhs_dilation": (1, 2, 1), "padding": [(0, 0), (1, 0), (0, 1)]}
 FORMS = [  # dimension numbers, shapes of input and kernel, and the rest
     (("NCH", "OIH", "NCH"), (2, 3, 9), (4, 3, 2), {"window_strides": (2,), "padding": [(1, 0)]}),

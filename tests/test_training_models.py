@@ -15,10 +15,10 @@ from training_runs import KEY, linear, plan_of
 
 import jaxacct
 from jaxacct.chacha import CHACHA20, key_from_bytes
-from jaxacct.training import Trainer, clipped_sum
+from jaxacct.training import Trainer, clipped_sum, sensitivity
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.run.program import Program
-from jaxacct.training.step import noise
+from jaxacct.training.step import modules, noise
 from jaxacct.training.step.modules import loss_of
 from jaxacct.training.step.optimizers import unmoved
 from jaxacct.training.step.parts import apart, whole
@@ -200,6 +200,14 @@ def test_dropout_of_an_example_depends_on_the_step_and_its_number_alone(micro):
     assert len({row.tobytes() for row in found}) == 6 and 0.4 < found.mean() < 0.6
 
 
+def test_first_parameters_of_linen_are_those_of_its_init():
+    module, key = Linen(), key_from_bytes(KEY)
+    found = modules.initialised(module, key, X[0], ("dropout", "other"), {"train": True})
+    keys = {"params": key, "dropout": jax.random.fold_in(key, 1), "other": jax.random.fold_in(key, 2)}
+    wanted = module.init(keys, X[0], train=True)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), found, wanted))
+
+
 def test_modules_get_their_key_as_their_framework_expects():
     key, other = key_from_bytes(KEY), key_from_bytes(bytes(32))
     variables = Linen().init({"params": key, "dropout": key}, X[0], train=True)
@@ -269,6 +277,14 @@ def bare(loss_fn=linear, **more):
     return Trainer(loss_fn, optax.sgd(0.1), plan_of(12), 1.0, **more)
 
 
+class FromData(nn.Module):
+    """Its first scale is that of the example it is initialised with."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(x / self.param("scale", lambda key: jnp.abs(x).max()))
+
+
 VARIABLES = {"params": {}, "batch_stats": {"BatchNorm_0": {"mean": jnp.zeros(4), "var": jnp.ones(4)}}}
 
 
@@ -310,6 +326,29 @@ VARIABLES = {"params": {}, "batch_stats": {"BatchNorm_0": {"mean": jnp.zeros(4),
             "the loss changes an nnx module that it closes over",
         ),
         (lambda: bare(lambda w, x: (linear(w, x), 1.0)).norm_methods(jnp.zeros(3), X), "give has_aux=True for"),
+        (lambda: bare(lambda w, x: linear(w, jax.lax.pmean(x, "batch"))).norm_methods(jnp.zeros(3), X), "axis 'batch'"),
+        (lambda: bare(FromData(), loss=CROSS_ENTROPY).init(example=X[0]), "depend on the values of the example"),
+        (
+            lambda: bare(Linen, loss=CROSS_ENTROPY),
+            "is the class Linen, must be a module or a function; give Linen(...)",
+        ),
+        (
+            lambda: bare(nn.Dense(2), loss=CROSS_ENTROPY).norm_methods(nn.Dense(2).init(jax.random.key(0), X[0]), X),
+            "must be a pair (input, target)",
+        ),
+        (lambda: Trainer(linear, optax.adam, plan_of(6), 1.0), "must be an Optax transformation"),
+        (lambda: bare().fit({"w": jnp.zeros(3)}, X), "must be what init or fit returned"),
+        (lambda: sensitivity({"a": None}), "holds no number"),
+        (lambda: bare(linear, rngs=True), "loss_fn is called as (params, example, key), since rngs is given"),
+        (lambda: bare(lambda w, x, key: linear(w, x)), "missing a required argument: 'key'"),
+        (lambda: bare(nn.Dense(2), loss=CROSS_ENTROPY).init({"kernel": jnp.ones((3, 2))}), "give {'params': ...}"),
+        (lambda: apart({"a": jnp.ones(1)}, "a"), "trainable has 'a', must have bools"),
+        (lambda: apart({"a": jnp.ones(1), "b": jnp.ones(1)}, {"a": 1, "b": 0}), "must have bools"),
+        (lambda: apart({"a": jnp.ones(1)}, nnx.Param), "trainable is the type Param, which goes with an nnx module"),
+        (
+            lambda: bare(equinox_model(), loss=CROSS_ENTROPY).norm_methods(equinox_model(), DATA),
+            "random numbers and has no key",
+        ),
         (lambda: bare(linear, has_aux=True).norm_methods(jnp.zeros(3), X), "must be (loss, aux), the loss a scalar"),
     ],
 )
@@ -398,6 +437,16 @@ def test_users_whose_examples_have_keys_of_their_own():
         found.append(3 * masks(trainer, rows, jnp.zeros(1)))
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
     assert len({row.round(3).tobytes() for row in found[0]}) == 6
+
+
+def test_aux_of_a_user_is_the_mean_over_the_examples():
+    """Also of a bool, such as whether an example is classified rightly."""
+    from jaxacct.training.step.users import mean_over_examples
+
+    loss = mean_over_examples(lambda w, x: (linear(w, x), (x[0] > 0, x[0].astype(int), x[0])))
+    weights = jnp.array([0.25, 0.25, 0.25, 0.25, 0.0])
+    _, found = loss(jnp.zeros(1), (jnp.array([[1.0], [0.0], [1.0], [1.0], [1.0]]), weights))
+    assert [float(each) for each in found] == [0.75] * 3
 
 
 PAGE = pathlib.Path(jaxacct.__file__).parent / "training/README.md"

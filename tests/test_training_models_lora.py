@@ -1,5 +1,7 @@
 """Low-rank adapters against the merged parameters, for modules of every kind, and what they cost an example."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -115,6 +117,14 @@ def test_no_example_has_a_gradient_of_the_size_of_the_base():
     one = jax.grad(lambda t, x: adapted(function)(whole(t, rest), x))
     shapes = {v.aval.shape for e in jax.make_jaxpr(one)(trained, X[0]).jaxpr.eqns for v in e.outvars}
     assert (8, 2) in shapes and (8, 6) not in shapes
+
+
+def test_a_cast_to_integers_rounds_the_sum():
+    params = lora({"kernel": jnp.full((2, 2), 0.6)}, 1)
+    adapters = {"kernel": {"a": jnp.ones((2, 1)), "b": jnp.full((1, 2), 0.6)}}
+    function = lambda params: params["kernel"].astype(jnp.int32)
+    found = adapted(function)(dataclasses.replace(params, adapters=adapters))
+    assert found.tolist() == [[1, 1], [1, 1]]  # of 1.2, not of .6 and .6
 
 
 def test_what_is_adapted():

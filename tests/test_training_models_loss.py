@@ -85,6 +85,11 @@ def test_the_optimizer_gets_the_private_loss_and_the_log_the_others():
     [
         (lambda: PrivateLoss(0.0), "bound = 0.0 must be"),
         (lambda: PrivateLoss(1.0, noise=-1.0), "noise = -1.0 must be"),
+        # float32 would hold zero or infinity: no noise at all, or NaN
+        (lambda: PrivateLoss(1e-40), "bound = 1e-40 must be"),
+        (lambda: PrivateLoss(1e40), "bound = 1e+40 must be"),
+        (lambda: PrivateLoss(1.0, noise=1e40), "noise = 1e+40 must be"),
+        (lambda: AdaptiveClip(1.0, count_noise=1e40), "count_noise = 1e+40 must be"),
         (lambda: gradient_noise(2.0, 9.0, None, PrivateLoss(1.0, noise=1.0)), "must be > 1, which leaves room"),
         (
             lambda: gradient_noise(2.0, 9.0, AdaptiveClip(1.0, count_noise=1.2), PrivateLoss(1.0, noise=1.2)),

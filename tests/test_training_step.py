@@ -7,12 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import refusal
 from scipy import stats
 from training_cases import gaussian_epsilon
 from training_runs import linear, plan_of
 
 from jaxacct.audit import from_scores, gradient_canaries
-from jaxacct.training import Trainer
+from jaxacct.training import Trainer, fresh_key, noisy_mean
+from jaxacct.training.step import noise
+from jaxacct.training.step.clip_norm import deviation
 from jaxacct.training.step.step_function import Carried, numbers
 
 KEY = bytes(range(32))
@@ -117,3 +120,29 @@ def test_audit_catches_noise_of_the_wrong_scale(monkeypatch):
     monkeypatch.setattr(noise, "add", lambda key, tree, std: right(key, tree, std / 5))
     plan = plan_of(5)
     assert audited_epsilon(Trainer(linear, optax.sgd(1.0), plan, 1.0), runs=10_000) > 1.5 * float(plan.epsilon.upper)
+
+
+@pytest.mark.parametrize("z", [1e-50, 1e-40, 1e39])
+def test_noise_that_float32_does_not_hold_is_refused(z):
+    """At 1e-50 nothing was added, while the plan certified a finite epsilon; at 1e39 all became infinite."""
+    text = f"noise_multiplier = {z} must be >= 1e-10 and <= 1e+10"
+    assert text in refusal(lambda: Trainer(linear, optax.sgd(0.1), plan_of(4, noise=z), 1.0))
+    assert text in refusal(lambda: noisy_mean(fresh_key(), z, 1.0, 4.0))
+
+
+@pytest.mark.parametrize("small", [1, 300, 3000])
+def test_the_noise_of_many_clip_norms_is_not_rounded_down(small):
+    """Squares of 2^-25, added one by one to 1 in float32, are lost."""
+    norms, z = [1.0, *[2.0**-12.5] * small], 1.1
+    held = [np.float64(np.float32(c)) for c in norms]
+    found = float(jax.jit(lambda *c: deviation(z, c))(*map(jnp.float32, norms)))
+    assert 0 <= found / (z * math.sqrt(math.fsum(c * c for c in held))) - 1 < (20 + small) * 2.0**-24
+
+
+@pytest.mark.parametrize("z", [1.1, 0.7, 1 + 2.0**-25])
+def test_noisy_mean_does_not_round_the_noise_down(monkeypatch, z):
+    seen = []
+    monkeypatch.setattr(noise, "add", lambda key, tree, std: seen.append(std) or tree)
+    transformation = noisy_mean(fresh_key(), z, 1.0, 1.0)
+    transformation.update(jnp.zeros(3), transformation.init(jnp.zeros(3)))
+    assert z <= np.float64(np.float32(seen[0])) <= z * (1 + 1e-6)

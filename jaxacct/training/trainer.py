@@ -37,7 +37,7 @@ from jaxacct.training.step.clip_norm import sensitivity
 from jaxacct.training.step.clipping import METHODS, norm_methods
 from jaxacct.training.step.key_derivation import begin
 from jaxacct.training.step.modules import initialised, loss_of, refuse_state
-from jaxacct.training.step.optimizers import look_at
+from jaxacct.training.step.optimizers import look_at, require_optimizer
 from jaxacct.training.step.parts import Rest, apart, whole
 from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.training.step.step_function import Carried, StepRule, numbers
@@ -125,6 +125,7 @@ class Trainer:
         choice("method", method, METHODS)
         self.module = None if loss is None else loss_fn
         self.loss_fn = loss_of(loss_fn, loss, rngs, apply_kwargs)
+        require_optimizer(optimizer)
         self.optimizer, self.plan, self.method = optimizer, plan, method
         self.adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
         self.clip_norm = clip_norm.initial if isinstance(clip_norm, AdaptiveClip) else clip_norm
@@ -253,6 +254,10 @@ class Trainer:
             plan that what was spent before does not leave room for; a Source that cannot load an example, or that
             gives others than before a crash.  What was done until then is in the ledger and the checkpoints.
         """
+        if not isinstance(state, State):
+            raise InputError(
+                f"state is a {type(state).__name__}, must be what init or fit returned; use trainer.init(params)"
+            )
         self._check_data(data, users)
         callbacks = list(callbacks)
         every = int(check("checkpoint_every", checkpoint_every, COUNT))

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxacct.training.step import noise
-from jaxacct.training.step.clip_norm import CLIP_NORM
+from jaxacct.training.step.clip_norm import CLIP_NORM, DEVIATION
 from jaxacct.validation import OPEN_PROBABILITY, POSITIVE, InputError, check
 
 __all__ = ["AdaptiveClip"]
@@ -64,7 +64,7 @@ class AdaptiveClip:
         check("quantile", self.quantile, OPEN_PROBABILITY)
         check("learning_rate", self.learning_rate, POSITIVE)
         if self.count_noise is not None:
-            check("count_noise", self.count_noise, POSITIVE)
+            check("count_noise", self.count_noise, DEVIATION)
 
     def count_deviation(self, expected_batch_size: float) -> float:
         """The standard deviation of the noise on the count."""

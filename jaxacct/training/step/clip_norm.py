@@ -13,10 +13,13 @@ import numpy as np
 from jaxacct.training.step.block_sums import allowance
 from jaxacct.validation import Constraint, InputError, Tracer, check
 
-__all__ = ["CLIP_NORM", "grouped", "limit_of", "sensitivity"]
+__all__ = ["CLIP_NORM", "DEVIATION", "deviation", "grouped", "limit_of", "sensitivity"]
 
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
 """Within these, noise in proportion to the clip norm, and squares of clip norms, are ordinary in float32."""
+DEVIATION = Constraint("use an ordinary {name}, such as 1.0", 1e-10, 1e10)
+"""Standard deviations of noise, in sensitivities.  Beyond these float32 may hold zero or infinity in their place: there
+would be no noise, or nothing but NaN."""
 _SMALLEST_TRACED, _LARGEST_TRACED = 2.0**-100, 2.0**100
 """A traced clip norm outside of these, or NaN, lets nothing through: it cannot be refused inside a compiled program."""
 
@@ -44,7 +47,19 @@ def sensitivity(clip_norm: Any) -> float:
     True
     """
     norms = [float(check("clip_norm", c, CLIP_NORM)) for c in jax.tree_util.tree_leaves(clip_norm)]
+    if not norms:  # of none the sensitivity would be 0, and so would the noise
+        raise InputError(f"clip_norm = {clip_norm!r:.40} holds no number, must hold one or more; give 1.0, for example")
     return norms[0] if len(norms) == 1 else math.nextafter(math.hypot(*norms), math.inf)
+
+
+def deviation(noise_multiplier: Any, norms: Sequence[Any]) -> Any:
+    """In float32, at least the noise multiplier times the root of the sum of the squares of clip norms.
+
+    A sum of n squares, added one by one, is too small by n units of 2^-24 at most, relatively, and its root by half of
+    that; all else here, the rounding of the noise multiplier itself included, by fewer than 16 units.
+    """
+    rounding = 1.0 + (16 + len(norms)) * 2.0**-24
+    return jnp.float32(noise_multiplier) * jnp.sqrt(sum(jnp.float32(c) ** 2 for c in norms)) * rounding
 
 
 def grouped(clip_norm: Any, params: Any) -> tuple[list[Any], list[int]]:

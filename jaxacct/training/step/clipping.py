@@ -191,7 +191,7 @@ def _clipped_sum(
 def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
     """Of one example's gradient for one parameter: E, the square of |g|/2^E, and whether g is finite."""
     # 2^-127 would be subnormal
-    top = jnp.minimum(powers.exponent(jnp.max(jnp.abs(g))), jnp.finfo(g.dtype).maxexp - 2)
+    top = jnp.minimum(powers.exponent(jnp.max(jnp.abs(g), initial=0)), jnp.finfo(g.dtype).maxexp - 2)
     square = sum_squares(g * powers.power(-top, g.dtype))
     return top, square, jnp.isfinite(square)
 

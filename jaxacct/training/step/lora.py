@@ -178,7 +178,8 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
     adapted = [side for side, value in enumerate(operands) if isinstance(value, _Adapted)]
     if len(adapted) == 1:
         value = operands[adapted[0]]
-        if eqn.primitive.name == "convert_element_type":
+        floating = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)  # a sum of integers is not a rounded sum
+        if eqn.primitive.name == "convert_element_type" and floating:
             cast = bind(place, eqn, [value.w])[0]
             return [_Adapted(cast, value.a.astype(cast.dtype), value.b.astype(cast.dtype), value.scale)]
         if eqn.primitive.name == "dot_general":

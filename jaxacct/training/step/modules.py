@@ -41,11 +41,16 @@ def loss_of(
     * of Equinox ``module(input, key=key, **apply_kwargs)``, the key where there is one.
     """
     named = dict(apply_kwargs or {})
+    if isinstance(loss_fn, type):
+        raise InputError(
+            f"loss_fn is the class {loss_fn.__name__}, must be a module or a function; give {loss_fn.__name__}(...)"
+        )
     if loss is None:
         if not callable(loss_fn) or hasattr(loss_fn, "apply") or is_nnx(loss_fn) or is_equinox(loss_fn):
             raise InputError("loss_fn must be a function (params, example) -> scalar; with a module, give loss as well")
         if named:
             raise InputError("apply_kwargs goes with a module and loss; a loss function calls the module itself")
+        _require_call(loss_fn, bool(rngs))
         return adapted(_checked(loss_fn))
     if is_nnx(loss_fn):
         output = lambda model, inputs, *key: model(inputs, **named)
@@ -56,7 +61,16 @@ def loss_of(
         output = _linen(loss_fn, streams(rngs), named)
     else:
         raise InputError("loss goes with a module of Flax (linen or nnx) or Equinox; of a function leave it out")
-    return adapted(_checked(lambda model, example, *key: loss(output(model, example[0], *key), example[1])))
+
+    def of_pair(model: Any, example: Any, *key: Any) -> Any:
+        if not isinstance(example, tuple | list) or len(example) != 2:
+            raise InputError(
+                f"an example is a {type(example).__name__}, must be a pair (input, target) for a module and loss; give "
+                "data=(inputs, targets), or a loss function of one's own"
+            )
+        return loss(output(model, example[0], *key), example[1])
+
+    return adapted(_checked(of_pair))
 
 
 def initialised(module: Any, key: Any, example: Any, rngs: bool | Sequence[str], apply_kwargs: Any) -> Any:
@@ -66,8 +80,10 @@ def initialised(module: Any, key: Any, example: Any, rngs: bool | Sequence[str],
     if module is None or example is None:
         raise InputError("params is missing; give the parameters, or for a linen module an example input")
     keys = {name: jax.random.fold_in(key, 1 + number) for number, name in enumerate(streams(rngs))}
-    with _flax_errors():
-        return module.init({"params": key, **keys}, example, **(apply_kwargs or {}))
+    # from shapes alone: an example is private
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), example)
+    with _plain_errors():
+        return module.lazy_init({"params": key, **keys}, shapes, **(apply_kwargs or {}))
 
 
 def refuse_state(module: Any, trained: Any) -> None:
@@ -75,6 +91,11 @@ def refuse_state(module: Any, trained: Any) -> None:
     linen = module is not None and not is_nnx(module) and not is_equinox(module)
     named = [*paths(trained.base), *trained.adapters] if isinstance(trained, LoRA) else paths(trained)
     tops = {path.partition("/")[0] for path in named}
+    if linen and tops and "params" not in tops:
+        raise InputError(
+            f"params has no 'params' but {', '.join(sorted(tops))[:40]!r}, must be the variables of module.init; "
+            "give {'params': ...}"
+        )
     others = sorted(tops - {"params"} if linen else tops & {"batch_stats"})
     if others:
         raise InputError(
@@ -92,17 +113,30 @@ def _linen(module: Any, names: tuple[str, ...], named: Mapping[str, Any]) -> Cal
     return output
 
 
-class _flax_errors:
-    """Flax's errors about random numbers and state, in one line that says what to do."""
+class _plain_errors:
+    """Errors of Flax, Equinox and JAX about random numbers, state and axes, in one line that says what to do."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None and issubclass(kind, NameError) and "unbound axis name" in str(error):
+            axis = str(error).partition("axis name: ")[2].partition(".")[0]
+            raise InputError(
+                f"the loss names the axis {axis!r}, along which examples would mix (batch normalisation?), must keep "
+                f"them apart; {_REMEDY}"
+            ) from None
+        if kind is RuntimeError and "requires a key" in str(error):  # Equinox's dropout
+            raise InputError(_NO_KEY) from None
         if kind is None or not kind.__module__.startswith("flax"):
             return
         if kind.__name__ == "InvalidRngError":
             raise InputError(_NO_KEY) from None
+        if kind.__name__ == "LazyInitError":
+            raise InputError(
+                "the module's first parameters depend on the values of the example, which is private, must depend on "
+                "its shape alone; give params that come from public data"
+            ) from None
         if kind.__name__ == "ModifyScopeVariableError":
             raise InputError(f"the module changes state with its input, which mixes examples; {_REMEDY}") from None
         if kind.__name__ == "TraceContextError":
@@ -131,18 +165,31 @@ def _require_arguments(module: Any, named: Mapping[str, Any]) -> None:
         )
 
 
+def _require_call(loss_fn: Callable[..., Any], keys: bool) -> None:
+    """InputError where a loss function takes a key that it is not given, or is given one that it does not take."""
+    try:
+        signature = inspect.signature(loss_fn)
+    except (TypeError, ValueError):  # not every callable has one
+        return
+    try:
+        signature.bind(*range(3 if keys else 2))
+    except TypeError as error:
+        told = "(params, example, key), since rngs is given" if keys else "(params, example), with rngs=True a key too"
+        raise InputError(f"loss_fn is called as {told}, and its arguments differ: {error}; change either") from None
+
+
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function; of an nnx module begun with the key, and InputError where it changes the module's state."""
 
     @functools.wraps(function)
     def run(model: Any, example: Any, *key: Any) -> Any:
         if not is_nnx(model):
-            with _flax_errors():
+            with _plain_errors():
                 return function(model, example, *key)
         for each in key:
             _begin(model, each)
         before = _values(model)
-        with _flax_errors():
+        with _plain_errors():
             out = function(model, example, *key)
         for path, (kind, value) in _values(model).items():
             if path in before and value is not before[path][1]:

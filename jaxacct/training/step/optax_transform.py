@@ -9,10 +9,12 @@ import jax.numpy as jnp
 
 from jaxacct.chacha import secret
 from jaxacct.training.step import noise
-from jaxacct.training.step.clip_norm import sensitivity
+from jaxacct.training.step.clip_norm import DEVIATION, sensitivity
 from jaxacct.validation import POSITIVE, check
 
 __all__ = ["NoiseState", "noisy_mean"]
+
+_STD_ROUND_UP = 1.0 + 2.0**-20
 
 
 class NoiseState(NamedTuple):
@@ -32,7 +34,8 @@ def noisy_mean(key: Any, noise_multiplier: float, clip_norm: Any, expected_batch
     Parameters
     ----------
     key : a JAX key of at least 256 bits, such as ``fresh_key()``; every call has a stream of its own, derived from it.
-    noise_multiplier : > 0; the noise has standard deviation noise_multiplier times ``sensitivity(clip_norm)``.
+    noise_multiplier : from 1e-10 to 1e10; the noise has standard deviation noise_multiplier times
+        ``sensitivity(clip_norm)``.
     clip_norm : as given to ``clipped_sum``.
     expected_batch_size : > 0, what the noisy sum is divided by; never the size of the batch that was drawn.
 
@@ -71,7 +74,8 @@ def noisy_mean(key: Any, noise_multiplier: float, clip_norm: Any, expected_batch
 
     secret(key)
     expected = check("expected_batch_size", expected_batch_size, POSITIVE)
-    std = check("noise_multiplier", noise_multiplier, POSITIVE) * sensitivity(clip_norm)
+    # sums may be float32, and a deviation must not be rounded down with them
+    std = check("noise_multiplier", noise_multiplier, DEVIATION) * sensitivity(clip_norm) * _STD_ROUND_UP
 
     def init(params: Any) -> NoiseState:
         return NoiseState(key, jnp.zeros((), jnp.int32))

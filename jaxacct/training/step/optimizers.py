@@ -14,7 +14,15 @@ from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.training.step.traces import trace
 from jaxacct.validation import InputError
 
-__all__ = ["look_at", "unmoved", "updated"]
+__all__ = ["look_at", "require_optimizer", "unmoved", "updated"]
+
+
+def require_optimizer(optimizer: Any) -> None:
+    """InputError for what is no Optax transformation."""
+    if isinstance(optimizer, type) or not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
+        raise InputError(
+            f"optimizer = {optimizer!r:.60} must be an Optax transformation; use optax.adam(1e-3), for example"
+        )
 
 
 def updated(optimizer: Any, mean: Any, opt_state: Any, params: Any, value: Any = None) -> tuple[Any, Any]:

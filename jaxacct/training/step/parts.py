@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxacct.chacha import CHACHA20
 from jaxacct.training.step.lora import LoRA
@@ -137,9 +138,20 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[b
         wanted = floating if modules else [True] * count  # integers among plain parameters are a mistake
     if trainable is None:
         return wanted
+    if isinstance(trainable, type):
+        raise InputError(
+            f"trainable is the type {trainable.__name__}, which goes with an nnx module only; "
+            "give a function of paths, such as lambda path: 'head' in path"
+        )
     if callable(trainable):
         marks = [bool(trainable(path)) for path in paths(tree)]
     else:
+        for mark in jax.tree_util.tree_leaves(trainable):
+            if np.ndim(mark) or np.asarray(mark).dtype != bool:  # a name would count as True
+                raise InputError(
+                    f"trainable has {mark!r:.40}, must have bools; give them, or a function of paths, such as "
+                    "lambda path: 'head' in path"
+                )
         try:
             spread = lambda mark, part: [bool(mark)] * len(jax.tree_util.tree_leaves(part))
             marks = jax.tree_util.tree_leaves(jax.tree.map(spread, trainable, tree))

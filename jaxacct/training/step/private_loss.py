@@ -10,10 +10,13 @@ import jax.numpy as jnp
 
 from jaxacct.training.step import noise
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
-from jaxacct.validation import POSITIVE, InputError, check
+from jaxacct.training.step.clip_norm import DEVIATION
+from jaxacct.validation import Constraint, InputError, check
 
 __all__ = ["PrivateLoss", "gradient_noise"]
 
+_BOUND = Constraint("scale the loss, so that an ordinary {name} such as 1.0 fits it", 1e-10, 1e10)
+"""Within these, losses and noise in proportion to the bound are ordinary in float32."""
 _NOISE_SHARE = 0.1
 """The noise on the sum of losses by default, in bounds, as a share of the expected batch size."""
 _ROUND_UP = 1.0 + 2e-15
@@ -35,7 +38,8 @@ class PrivateLoss:
 
     Parameters
     ----------
-    bound : > 0; losses above it count as it, and losses below 0 as 0.  It must not be chosen by looking at the data.
+    bound : from 1e-10 to 1e10; losses above it count as it, and losses below 0 as 0.  It must not
+        be chosen by looking at the data.
     noise : standard deviation in bounds, > 0; by default a tenth of the expected batch size, which gives the mean loss
         a standard deviation of a tenth of the bound, whatever the batch.
 
@@ -55,9 +59,9 @@ class PrivateLoss:
     noise: float | None = None
 
     def __post_init__(self) -> None:
-        check("bound", self.bound, POSITIVE)
+        check("bound", self.bound, _BOUND)
         if self.noise is not None:
-            check("noise", self.noise, POSITIVE)
+            check("noise", self.noise, DEVIATION)
 
     def deviation(self, expected_batch_size: float) -> float:
         """The standard deviation of the noise on the sum of losses, in bounds."""
@@ -87,6 +91,7 @@ def gradient_noise(
     Gaussians of noise multipliers z_g, 2 count_noise and 2 noise are together one of multiplier z where
     z^-2 = z_g^-2 + (2 count_noise)^-2 + (2 noise)^-2.
     """
+    check("noise_multiplier", noise_multiplier, DEVIATION)
     if private_loss is None:
         return noise_multiplier if adaptive is None else adaptive.gradient_noise(noise_multiplier, expected_batch_size)
     deviations = {"noise of PrivateLoss": private_loss.deviation(expected_batch_size)}

@@ -18,7 +18,7 @@ import numpy as np
 from jaxacct.chacha import CHACHA20
 from jaxacct.training.step import noise, sampler
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
-from jaxacct.training.step.clip_norm import grouped
+from jaxacct.training.step.clip_norm import deviation, grouped
 from jaxacct.training.step.clipping import Clipped, clipped_sum
 from jaxacct.training.step.member_loss import Seen, member_keys, member_loss, nothing_seen
 from jaxacct.training.step.noise import wide
@@ -46,8 +46,6 @@ __all__ = [
     "sums_over",
 ]
 
-_STD_ROUND_UP = 1.0 + 2.0**-20
-"""Factor by which the float32 standard deviation is never below noise_multiplier times the float32 clip norm."""
 _ROUNDING = 1e-12
 """Relative room for the rounding of rate times dataset_size, before an expected batch size is rounded down."""
 
@@ -254,7 +252,7 @@ def release(
     summed, members, seen = sums
     found, groups = grouped(clip_norm, params)
     norms = [found[group] for group in sorted(set(groups))]  # of parts that are all frozen nothing is released
-    std = now.gradient_noise * jnp.sqrt(sum(c**2 for c in norms)) * _STD_ROUND_UP
+    std = deviation(now.gradient_noise, norms)
     noisy = (add_noise or noise.add)(noise.stream(key, noise.NOISE), summed.total, std)
     mean = jax.tree.map(lambda g, p: (g / now.expected_batch_size).astype(p.dtype), noisy, params)
     value = None

@@ -113,7 +113,8 @@ def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         found = jax.vmap(loss_fn, (None, 0, *(0 for _ in own)))(params, examples, *own)
 
         def mean(each: Any) -> Any:
-            dtype = jnp.result_type(each, jnp.float32) if jnp.issubdtype(each.dtype, jnp.integer) else each.dtype
+            inexact = jnp.issubdtype(each.dtype, jnp.inexact)
+            dtype = each.dtype if inexact else jnp.result_type(each, jnp.float32)  # a bool is counted, as integers are
             return jnp.sum(each * weights.astype(dtype).reshape(-1, *(1,) * (each.ndim - 1)), axis=0)
 
         return jax.tree.map(mean, found)
