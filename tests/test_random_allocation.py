@@ -341,5 +341,5 @@ def test_a_round_whose_pairs_fail_leaves_the_others(failing, sigma, is_finite, m
     expected = ja.epsilon(batch, 1e-5)  # what failed is not kept
     told = ja.epsilon(ja.repeat(ja.Gaussian(sigma), 10), 1e-5).upper
     assert found.upper[1] == expected.upper[1] and found.status.tolist() == ["width", "ok"]
-    assert found.lower[0] <= expected.lower[0] and expected.upper[0] <= found.upper[0]
+    assert found.lower[0] <= expected.upper[0] and expected.lower[0] <= found.upper[0]
     assert found.upper[0] <= (told * (1.0 + 1e-3) if is_finite else np.inf) and expected.status[0] == "ok"
