@@ -1,5 +1,8 @@
 """One round of random allocation: the certified engine against tables, closed forms, quadrature and itself."""
 
+import csv
+import pathlib
+
 import mpmath
 import numpy as np
 import pytest
@@ -268,3 +271,19 @@ def test_the_path_beside_a_window_keeps_it_near_0_or_1():
     near = law.shares(law.cuts_of(cells, windows), np.maximum(alpha[:, 1:], alpha[:, :-1]))[1]
     away = cells.edges[:, 1:] < 3.0 - 13 * 0.01
     assert np.all(near[away] <= 1.0 + 1e-15) and alpha.max() > 0.3
+
+
+def test_a_hundred_deltas_of_a_laplace_inversion_in_fifty_digits():
+    """E(k - S)_+ by inversion on bent and straight lines in arb, each transform on a line turned in the plane."""
+    with (pathlib.Path(__file__).parent / "data" / "random_allocation_deltas.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    columns = "noise_multiplier", "slots", "epsilon", "delta"
+    for direction in DIRECTIONS:
+        mine = [[float(row[name]) for name in columns] for row in rows if row["direction"] == direction]
+        sigma, slots, eps, delta = np.array(mine).T
+        there = allocation.delta(sigma, slots, eps, direction)
+        assert np.all(there.lower <= delta * (1 + 1e-14)) and np.all(there.upper >= delta * (1 - 1e-14))
+        assert np.all(there.upper - there.lower <= 3e-6 * delta)
+        for rtol in (1e-6, 1e-4, 1e-1):
+            found = allocation.epsilon(sigma, slots, delta, direction, rtol)
+            assert np.all(found.lower <= eps * (1 + 1e-13)) and np.all(found.upper >= eps * (1 - 1e-13))
