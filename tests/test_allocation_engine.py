@@ -1,5 +1,8 @@
 """One round of random allocation: the certified engine against tables, closed forms, quadrature and itself."""
 
+import csv
+import pathlib
+
 import mpmath
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 import jaxacct as ja
 from jaxacct.engines import allocation, allocation_profile
 from jaxacct.engines.allocation_mechanism import OneRound
-from jaxacct.kernels.allocation import bracket, last_node, placement, theorems
+from jaxacct.kernels.allocation import bracket, cutoff, last_node, law, placement, theorems
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 from jaxacct.validation import InputError
 
@@ -240,3 +243,47 @@ def test_every_placement_of_the_contour_brackets_the_same_value(sign, monkeypatc
             lower, upper = np.maximum(lower, low), np.minimum(upper, high)
     assert np.all(lower <= upper)
     assert np.sum((upper - lower) / upper < 1e-5) >= 3  # 600 nodes do not suffice for all
+
+
+@pytest.mark.parametrize("blur", [0.01, 0.03, 0.2])
+def test_windows_at_complex_arguments_are_below_their_bounds(blur):
+    """|Phi((0 - u - i alpha)/blur)| at the edges of cells: where e^{y^2/2} and Phi(-x) both leave float64, too."""
+    windows = law.Windows(*(np.array([x]) for x in (0.0, blur, 2.0, 0.1, -3.0, 3.0)))
+    cells = law.cells_of(np.array([1.0]), np.array([100.0]), windows, 160)
+    cuts = law.cuts_of(cells, windows)
+    with mpmath.workdps(30):
+        for share in (0.5, 0.95, 1.0):
+            alpha = np.minimum(share * np.maximum(np.abs(cells.edges[0]), 0.02), 1.4)
+            bulk, jump = law.shares(cuts, np.maximum(alpha[:-1], alpha[1:])[None])
+            for j in range(0, 160, 3):
+                u = mpmath.mpc(cells.edges[0, j], alpha[j])
+                low, more, far = (mpmath.erfc(z / mpmath.sqrt(2)) / 2 for z in (u / blur, -u / blur, (u - 2) / 0.1))
+                for exact, bound in ((low, bulk), (more, jump)):
+                    assert abs(exact * far) <= bound[0, j] * (1 + 1e-11) + 1e-300
+
+
+def test_the_path_beside_a_window_keeps_it_near_0_or_1():
+    """Away from a window its bound is 1 to float64, also over cells that are many of its widths wide."""
+    s, t = np.array([2.0, 1.0]), np.array([1000.0, 100.0])
+    windows = law.Windows(*(np.array([x, x]) for x in (-np.inf, 1.0, 3.0, 0.01, -8.0, 3.1)))
+    cells = law.cells_of(s, t, windows, 160)
+    alpha = cutoff._path(cells, windows, np.array([1e6, 1e4]), np.array([True, False]))
+    near = law.shares(law.cuts_of(cells, windows), np.maximum(alpha[:, 1:], alpha[:, :-1]))[1]
+    away = cells.edges[:, 1:] < 3.0 - 13 * 0.01
+    assert np.all(near[away] <= 1.0 + 1e-15) and alpha.max() > 0.3
+
+
+def test_a_hundred_deltas_of_a_laplace_inversion_in_fifty_digits():
+    """E(k - S)_+ by inversion on bent and straight lines in arb, each transform on a line turned in the plane."""
+    with (pathlib.Path(__file__).parent / "data" / "random_allocation_deltas.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    columns = "noise_multiplier", "slots", "epsilon", "delta"
+    for direction in DIRECTIONS:
+        mine = [[float(row[name]) for name in columns] for row in rows if row["direction"] == direction]
+        sigma, slots, eps, delta = np.array(mine).T
+        there = allocation.delta(sigma, slots, eps, direction)
+        assert np.all(there.lower <= delta * (1 + 1e-14)) and np.all(there.upper >= delta * (1 - 1e-14))
+        assert np.all(there.upper - there.lower <= 3e-6 * delta)
+        for rtol in (1e-6, 1e-4, 1e-1):
+            found = allocation.epsilon(sigma, slots, delta, direction, rtol)
+            assert np.all(found.lower <= eps * (1 + 1e-13)) and np.all(found.upper >= eps * (1 - 1e-13))

@@ -10,7 +10,7 @@ from scipy import stats
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.mechanisms import components
+from jaxacct.mechanisms import allocation_rounds, components
 from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, pair_above, part_below
 from jaxacct.validation import InputError
 
@@ -316,3 +316,30 @@ def test_ends_that_contradict_each_other_claim_nothing(monkeypatch):
     assert found.status == "contradiction" and found.upper == np.inf and found.lower == 0.0
     found = ja.delta(run, 0.5)
     assert found.status == "contradiction" and found.upper == 1.0 and found.lower == 0.0
+
+
+def fails(*given):
+    raise RuntimeError("out of it")
+
+
+@pytest.mark.parametrize(
+    ("failing", "sigma", "is_finite"),
+    [
+        ("round_profile", 2.0625, True),
+        ("pair_below", 2.0626, True),
+        ("pair_above", 2.0627, False),
+        ("profile_of_gaussian", 2.0628, False),
+    ],
+)
+def test_a_round_whose_pairs_fail_leaves_the_others(failing, sigma, is_finite, monkeypatch):
+    """What is left of the round is the Gaussian that tells the slot, above, or nothing."""
+    batch = allocation([sigma, 2.125], 20, 10)  # no other test keeps the pairs of the first
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="out of it"):
+        ja.epsilon(allocation(2.125, 20, 10), 1e-5)
+        patch.setattr(allocation_rounds, failing, fails)
+        found = ja.epsilon(batch, 1e-5)
+    expected = ja.epsilon(batch, 1e-5)  # what failed is not kept
+    told = ja.epsilon(ja.repeat(ja.Gaussian(sigma), 10), 1e-5).upper
+    assert found.upper[1] == expected.upper[1] and found.status.tolist() == ["width", "ok"]
+    assert found.lower[0] <= expected.upper[0] and expected.lower[0] <= found.upper[0]
+    assert found.upper[0] <= (told * (1.0 + 1e-3) if is_finite else np.inf) and expected.status[0] == "ok"

@@ -1,13 +1,20 @@
-"""The pairs of one round of random allocation, kept for the rounds that were asked for last."""
+"""The pairs of one round of random allocation, kept for the rounds that were asked for last.
+
+A round whose pairs cannot be made does not end the batch that it is in.  It gets the pair of the Gaussian that tells
+the slot from above, and from below one that claims nothing, so that its status is "width".
+"""
 
 from __future__ import annotations
 
 import functools
+import warnings
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels.allocation.profile import RoundProfile, round_profile
+from jaxacct.kernels.allocation.profile import LARGEST_LOSS, RoundProfile, round_profile
 from jaxacct.mechanisms.base import DIRECTIONS
 from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, direction_of, pair_above, pair_below
 from jaxacct.mechanisms.gaussian import profile_of_gaussian
@@ -17,6 +24,11 @@ __all__ = ["above", "below", "prepare"]
 
 KEPT = 1024
 """Rounds whose profiles and pairs are kept; each takes some 40 kB."""
+FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
+"""What may be raised by a round that cannot be answered."""
+TOLD_LOSSES = 300
+"""Losses of the Gaussian that stands in for such a round."""
+Found = TypeVar("Found")
 LONE_WIDTH = 1e-6
 """Relative width from which a point between two better ones is left out."""
 
@@ -36,26 +48,63 @@ def _profiles(sigma: float, slots: float) -> tuple[BracketedProfile, BracketedPr
 def prepare(sigma: float, slots: float) -> None:
     """Compute the profile of a round and its pairs, so that they are there when they are asked for."""
     above(sigma, slots, 1.0)
-    _pair_below(sigma, slots)
+    _below(sigma, slots)
 
 
-@functools.lru_cache(maxsize=KEPT)
 def above(sigma: float, slots: float, group: float) -> FinitePair:
     """The pair that dominates a round, for up to `group` records."""
-    return pair_above(*(_of_group(profile, group) for profile in _profiles(sigma, slots)))
+    return _or_else(_pair_above, lambda: _pair_of_told(sigma, group), sigma, slots, group)
 
 
-@functools.lru_cache(maxsize=2 * KEPT)
 def below(sigma: float, slots: float, direction: str) -> FinitePart:
     """The law of the loss of a pair that a round dominates."""
     if direction not in DIRECTIONS:
         raise ValueError(direction)
-    return direction_of(_pair_below(sigma, slots), direction)
+    return _below(sigma, slots)[DIRECTIONS.index(direction)]
+
+
+def _below(sigma: float, slots: float) -> tuple[FinitePart, ...]:
+    nothing = FinitePart(np.zeros(1), np.ones(1), np.asarray(0.0))
+    return _or_else(_parts_below, lambda: (nothing,) * len(DIRECTIONS), sigma, slots)
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _pair_below(sigma: float, slots: float) -> FinitePair:
-    return pair_below(*_profiles(sigma, slots))
+def _pair_above(sigma: float, slots: float, group: float) -> FinitePair:
+    return pair_above(*(_of_group(profile, group) for profile in _profiles(sigma, slots)))
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _parts_below(sigma: float, slots: float) -> tuple[FinitePart, ...]:
+    pair = pair_below(*_profiles(sigma, slots))
+    return tuple(direction_of(pair, direction) for direction in DIRECTIONS)
+
+
+def _or_else(
+    make: Callable[..., Found], otherwise: Callable[[], Found], sigma: float, slots: float, *more: float
+) -> Found:
+    """What `make` finds, or else something that claims less; that is not kept, so that it is tried again."""
+    try:
+        return make(sigma, slots, *more)
+    except FAILURES as error:
+        warnings.warn(
+            f"a round of {slots:g} slots at noise multiplier {sigma:g} failed ({error}); the Gaussian that tells the "
+            "slot answers",
+            stacklevel=3,
+        )
+        return otherwise()
+
+
+def _pair_of_told(sigma: float, group: float) -> FinitePair:
+    """The pair of the Gaussian that tells the slot, or one that says nothing."""
+    try:
+        mu = 1.0 / sigma * (1.0 + 4.0 * ROUNDOFF)
+        eps = np.linspace(0.0, min(mu * (0.5 * mu + 12.0), LARGEST_LOSS), TOLD_LOSSES)
+        told = profile_of_gaussian(mu, eps)
+        told = np.where(told <= 1.0, told, 1.0)
+        profile = _of_group(BracketedProfile(eps, np.zeros_like(told), told), group)
+        return pair_above(profile, profile)
+    except FAILURES:
+        return FinitePair(np.zeros(1), np.zeros(1), np.zeros(1), np.asarray(1.0), np.asarray(1.0))
 
 
 def _of_group(profile: BracketedProfile, group: float) -> BracketedProfile:

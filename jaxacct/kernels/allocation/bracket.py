@@ -156,15 +156,15 @@ def _integrated(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
     phase = powers.turn * k[:, None]
     wrong = powers.error * half + np.abs(turned) * ROUNDOFF * (40.0 + turned.shape[1] + 12.0 * phase)
     wrong = np.sum(wrong / size, axis=1) * step / np.pi * (1.0 + 1e-9)
-    wrong = wrong + np.abs(plain) * ROUNDOFF * (60.0 + 6.0 * (np.abs(powers.log_scale) + 4.0 * c * k))
-    cut = np.exp(where.log_beyond - sign * c * k)
+    wrong = wrong + (np.abs(plain) + wrong) * ROUNDOFF * (60.0 + 6.0 * (np.abs(powers.log_scale) + 4.0 * c * k))
+    cut = np.exp(where.log_beyond - sign * c * k) * (1.0 + 8.0 * ROUNDOFF * (16.0 + np.abs(where.log_beyond) + c * k))
     ratio = np.exp(-c * period)
     if sign > 0:
         near_images = ratio * (1.0 + period) / (1.0 - ratio) ** 2
     else:
         near_images = ratio * (k + period) / (1.0 - ratio) ** 2
-    images = near_images + np.exp(log_images(k, c, period, where.far, where.log_far, sign))
-    images = images * (1.0 + 1e-9)
+    right = log_images(k, c, period, where.far, where.log_far, sign)
+    images = near_images * (1.0 + 1e-9 + 8.0 * ROUNDOFF * c * period) + np.exp(right + 1e-9)
     return scale * (plain - wrong) - cut - images, scale * plain, scale * (plain + wrong) + cut, scale * slope
 
 

@@ -10,9 +10,12 @@ __all__ = ["log_beyond", "log_beyond_on", "log_images", "log_power"]
 STEEPEST = 9.0
 """Largest shift of the path at a window, in widths of the window."""
 
+CLEAR = 80.0
+"""x^2 less the squared shift at a distance x, in widths of a window: Phi is then within e^-40 of 0 or 1."""
+
 
 def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
-    """Im u at the edges of the cells, (B, J + 1): 0 at both ends, small where a window is narrow, slopes up to 1.
+    """Im u at the edges of the cells, (B, J + 1): 0 at both ends, and small near a narrow window.
 
     local : (B,) whether it follows X(u), and not the mean of X.
     """
@@ -23,9 +26,13 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
         there = np.abs(place[:, None]) < np.inf
         at = np.where(there[:, 0], place, 0.0)[:, None]
         here = np.exp(s * at - 0.5 * s * s) * _scale(cells)
-        most = blur[:, None] * np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
-        room = np.maximum(np.abs(u - at) - STEEPEST * blur[:, None], 0.0)
-        size = np.where(there, np.minimum(size, most + room), size)
+        most = np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
+        away = np.abs(u - at) / blur[:, None]
+        near = away.copy()  # the least of the cells on both sides, whose bounds take it with the largest shift
+        near[:, 1:], near[:, :-1] = np.minimum(near[:, 1:], away[:, :-1]), np.minimum(near[:, :-1], away[:, 1:])
+        far = np.sqrt(np.maximum(near * near - CLEAR, most * most))
+        shift = np.minimum(most + np.maximum(near - STEEPEST, 0.0), far)
+        size = np.where(there, np.minimum(size, shift * blur[:, None]), size)
     size = np.minimum(size, np.minimum(u - u[:, :1], u[:, -1:] - u))
     return np.maximum(np.minimum(size, 1.5 / s), 0.0)
 
@@ -73,7 +80,7 @@ def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, si
     """
     gap = (far - c[:, None]) * period[:, None]
     ratio = np.where(gap < 30.0, np.log(np.expm1(np.minimum(gap, 30.0))), gap)
-    each = log_far - sign * far * k[:, None] - 1.0 - np.log(far) - ratio + 1e-12 * np.abs(gap)
+    each = log_far - sign * far * k[:, None] - 1.0 - np.log(far) - ratio + 1e-12 * (np.abs(gap) + far * k[:, None])
     each = np.where((gap > 0.0) & ~np.isnan(each), each, np.inf)
     least = np.min(each, axis=1)
     return np.where(period >= k, -np.inf, least) if sign < 0 else least

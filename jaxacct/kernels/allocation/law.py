@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.special import log_ndtr_sides
 
 __all__ = [
     "ROOM",
@@ -29,6 +30,10 @@ __all__ = [
 
 ROOM = 6.3
 """Widths of the far window below its centre from which on a slot is taken for far."""
+SMALLEST = 1e-290
+"""Masses below it, and likelihood ratios, may have lost digits to underflow."""
+LARGEST_LOG = 600.0
+"""A bound of a window that is larger than its exponential stands for one that says nothing."""
 SLACK = 1e-11
 """Relative allowance for the rounding of a sum over cells: masses are off by at most some hundred units (README, 5)."""
 
@@ -61,11 +66,11 @@ class Cells(NamedTuple):
     share: Array
     """(B, J) (mean of X - lower end)/(upper end - lower end)."""
     doubt: Array
-    """(B, 1) how far the share may be off."""
+    """(B, J) how far the share may be off; 1 where underflow leaves nothing of it."""
 
 
 class Cuts(NamedTuple):
-    """Windows on a grid: Phi(-x) and Phi(x) at its edges, x the distance from a window's centre in its widths."""
+    """log Phi(-x) and log Phi(x) at the edges of a grid, x the distance from a window's centre in its widths."""
 
     windows: Windows
     low: tuple[Array, Array] | None
@@ -114,6 +119,7 @@ def cells_of(s: Array, t: Array, windows: Windows, size: int) -> Cells:
         share = (moment / (mass * low) - 1.0) / np.expm1(width)
     share = np.where(share >= 0.0, np.minimum(share, 1.0), np.where(share < 0.0, 0.0, 1.0))
     doubt = SLACK / np.minimum(width.min(axis=1, keepdims=True), 1.0)
+    doubt = np.where(np.minimum(np.minimum(mass, moment), low) > SMALLEST, doubt, 1.0)
     return Cells(s, edges, ratio(edges, s, t), mass, share, doubt)
 
 
@@ -127,35 +133,33 @@ def cuts_of(cells: Cells, windows: Windows) -> Cuts:
     at_high = (cells.edges - high) / windows.high_blur[:, None] if some[1] else None
     return Cuts(
         windows,
-        None if at_low is None else (tail(at_low), tail(-at_low)),
-        None if at_high is None else (tail(at_high), tail(-at_high)),
+        None if at_low is None else log_ndtr_sides(-at_low),
+        None if at_high is None else log_ndtr_sides(-at_high),
     )
 
 
 def shares(cuts: Cuts, alpha: Array) -> tuple[Array, Array]:
     """Upper bounds over each cell of |w1 w2| and |(1 - w1) w2| at Im u <= alpha, (B, J).
 
-    |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)).
+    |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)).  Where either factor leaves float64 the product need
+    not be extreme: beside a window alpha may grow as fast as the distance from it.
     """
 
-    def window(most: Array, least: Array, grown: Array, there: Array) -> Array:
-        return np.minimum(grown * most, 1.0 + np.where(there, grown * least, 0.0))
+    def window(most: Array, least: Array, y: Array) -> Array:
+        grown = np.exp(np.minimum(0.5 * y * y + most, LARGEST_LOG))
+        return np.minimum(grown, 1.0 + np.where(y > 0.0, np.exp(np.minimum(0.5 * y * y + least, LARGEST_LOG)), 0.0))
 
     windows = cuts.windows
     bulk: Array = np.zeros((len(windows.low), 1))
     jump, near = np.ones_like(bulk), np.ones_like(bulk)
     if cuts.low is not None:
         y = alpha / windows.low_blur[:, None]
-        grown, there = np.exp(np.minimum(0.5 * y * y, 600.0)), y > 0.0
         inside, beyond = cuts.low
-        bulk = window(inside[:, :-1], beyond[:, 1:], grown, there)
-        jump = window(beyond[:, 1:], inside[:, :-1], grown, there)
+        bulk, jump = window(inside[:, :-1], beyond[:, 1:], y), window(beyond[:, 1:], inside[:, :-1], y)
         whole: Array = np.isneginf(windows.low)
         bulk, jump = np.where(whole[:, None], 0.0, bulk), np.where(whole[:, None], 1.0, jump)
     if cuts.high is not None:
-        y = alpha / windows.high_blur[:, None]
-        grown = np.exp(np.minimum(0.5 * y * y, 600.0))
-        near = window(cuts.high[0][:, :-1], cuts.high[1][:, 1:], grown, y > 0.0)
+        near = window(cuts.high[0][:, :-1], cuts.high[1][:, 1:], alpha / windows.high_blur[:, None])
         open_: Array = np.isinf(windows.high)
         near = np.where(open_[:, None], 1.0, near)
     return bulk * near, jump * near

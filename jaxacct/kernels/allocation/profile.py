@@ -15,7 +15,7 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
 from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contours_at, rows_of
 
-__all__ = ["RoundProfile", "losses_for", "round_profile"]
+__all__ = ["LARGEST_LOSS", "RoundProfile", "losses_for", "round_profile"]
 
 READ_TOGETHER = (15, 5, 1)
 """Losses that are read from one contour, turn by turn: what is too wide then is asked again, with fewer of them."""
