@@ -356,6 +356,12 @@ def test_what_cannot_be_trained_privately_is_refused(call, text):
     assert text in refusal(call)
 
 
+def test_a_run_without_compiling_is_refused():
+    trainer = Trainer(linear, optax.sgd(0.1), plan_of(6), 1.0)
+    with jax.disable_jit():
+        assert "jax_disable_jit is set" in refusal(trainer.fit, trainer.init(jnp.zeros(3)), X)
+
+
 def test_statistics_that_are_only_read_are_let_through():
     model = Nnx(True)
     model.eval()

@@ -254,6 +254,8 @@ class Trainer:
             plan that what was spent before does not leave room for; a Source that cannot load an example, or that
             gives others than before a crash.  What was done until then is in the ledger and the checkpoints.
         """
+        if getattr(jax.config, "jax_disable_jit"):  # noqa: B009 - which the type of the settings does not list
+            raise InputError("jax_disable_jit is set, and keys depend on the compiled program; leave it unset in fit")
         if not isinstance(state, State):
             raise InputError(
                 f"state is a {type(state).__name__}, must be what init or fit returned; use trainer.init(params)"
