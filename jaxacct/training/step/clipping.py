@@ -20,13 +20,11 @@ from jaxacct.training.step.clip_norm import grouped, limit_of
 from jaxacct.training.step.computed_once import computed_once, unfolded_true
 from jaxacct.training.step.noise import wide
 from jaxacct.training.step.per_example import for_each, one_of
-from jaxacct.training.step.traces import trace
+from jaxacct.training.step.taps import tapped, zero_taps
+from jaxacct.training.step.ways import METHODS, Way, find_ways
 from jaxacct.validation import InputError, choice
 
 __all__ = ["METHODS", "Clipped", "clipped_sum", "norm_methods", "split_loss", "ways"]
-
-METHODS = ("auto", "vmap", "ghost")
-"""How norms are found; `clipped_sum` says what each word means."""
 
 
 class Clipped(NamedTuple):
@@ -123,46 +121,45 @@ def _clipped_sum(
     """`clipped_sum`, and the sums of aux, an empty tuple where there is none."""
     leaves, structure = jax.tree_util.tree_flatten(params)
     norms, groups = grouped(clip_norm, params)
-    members = [np.flatnonzero(np.asarray(groups) == group) for group in range(len(norms))]
+    examples = _batch_size(batch)
     dtype = jnp.dtype(wide(jnp.result_type(*leaves)))
     pair = loss_fn if has_aux else lambda params, example: (loss_fn(params, example), ())
     aux_form = jax.tree_util.tree_structure(jax.eval_shape(pair, params, one_of(batch))[1])
-    closed, sites = _sites(pair, params, one_of(batch), method)
-    ghosts = {site.leaf for site in sites}
-    direct = [i for i in range(len(leaves)) if i not in ghosts]
+    found = find_ways(pair, params, one_of(batch), method)
+    sites = [site for site in found.ways if isinstance(site, ghost.Site)]
+    parts_of = [site.groups if isinstance(site, ghost.Site) else 1 for site in found.ways]
+    owner = np.repeat(np.arange(len(leaves)), parts_of)
+    members = [np.flatnonzero(np.asarray(groups)[owner] == group) for group in range(len(norms))]
+    direct = [i for i, way in enumerate(found.ways) if way == "vmap"]
+    run = tapped(found.written, [use for site in sites for use, _ in site.uses])
 
     def gradients(example: Any) -> Any:
-        if closed is None:
-            grads, aux = jax.grad(pair, has_aux=True)(params, example)
-            return jax.tree_util.tree_leaves(grads), [], jax.tree_util.tree_leaves(aux)
-        run = ghost.tapped(closed, sites)
-
         def loss(taps: Any, chosen: Any) -> Any:
             values = list(leaves)
             for i, value in zip(direct, chosen, strict=True):
                 values[i] = value
             return run(taps, [*values, *jax.tree_util.tree_leaves(example)])
 
-        taps = [jnp.zeros(site.output.shape, site.output.dtype) for site in sites]
-        (dys, grads), (xs, aux) = jax.grad(loss, (0, 1), has_aux=True)(taps, [leaves[i] for i in direct])
-        return grads, [site.operands(x, dy, dtype) for site, x, dy in zip(sites, xs, dys, strict=True)], aux
+        taps = zero_taps([use for site in sites for use, _ in site.uses])
+        (dys, grads), (met, aux) = jax.grad(loss, (0, 1), has_aux=True)(taps, [leaves[i] for i in direct])
+        return grads, [site.operands(met, dys, dtype) for site in sites], aux
 
     # one copy of each value serves both its norm and the sum: a second, rounded otherwise, might exceed its norm
     true = unfolded_true([*norms, min(leaves, key=np.size), mask, *jax.tree_util.tree_leaves(batch)])
-    grads, pairs, aux = computed_once(true, lambda: for_each("loss_fn", gradients, batch))
+    grads, rows, aux = computed_once(true, lambda: for_each("loss_fn", gradients, batch))
     grads = [g.astype(dtype) for g in grads]
 
     # each part of a gradient as 2^exponent times one with an ordinary norm
-    parts = {i: jax.vmap(_norm_squared)(g) for i, g in zip(direct, grads, strict=True)}
-    pairs = [jax.vmap(site.normalised)(*pair) for site, pair in zip(sites, pairs, strict=True)]
-    for site, pair in zip(sites, pairs, strict=True):
-        parts[site.leaf] = (pair[2], *jax.vmap(site.norm_squared)(*pair))
-    rows = max((site.rows for site in sites), default=1)
-    limits = [limit_of(c, [leaf.size for leaf in leaves], rows, dtype) for c in norms]
+    none = [jnp.full(examples, powers.NOTHING), jnp.zeros(examples, dtype), jnp.ones(examples, bool)]
+    parts = {i: [a[None] for a in none] for i in range(len(leaves))}
+    parts |= {i: [a[None] for a in jax.vmap(_norm_squared)(g)] for i, g in zip(direct, grads, strict=True)}
+    parts |= {site.leaf: site.measured(each, dtype) for site, each in zip(sites, rows, strict=True)}
+    sizes = [leaf.size // count for leaf, count in zip(leaves, parts_of, strict=True) for _ in range(count)]
+    limits = [limit_of(c, sizes, max((site.rows for site in sites), default=1), dtype) for c in norms]
 
     def weights_of() -> tuple[list[_Scales], Any]:
         exponents, squares, sure = (
-            jnp.stack(column) for column in zip(*(parts[i] for i in range(len(leaves))), strict=True)
+            jnp.concatenate(column) for column in zip(*(parts[i] for i in range(len(leaves))), strict=True)
         )
         scales = [_scales(exponents[m], squares[m], c) for c, m in zip(limits, members, strict=True)]
         return scales, jnp.all(sure, axis=0) & functools.reduce(jnp.logical_and, (scale.usable for scale in scales))
@@ -171,14 +168,14 @@ def _clipped_sum(
     scales, finite = computed_once(true, weights_of)
     keep = finite & mask
 
-    totals: list[Any] = [None] * len(leaves)
+    totals = [jnp.zeros(leaf.shape, dtype) for leaf in leaves]
     for i, g in zip(direct, grads, strict=True):
         weights = jnp.where(keep, scales[groups[i]].weight, 0)
         totals[i] = jnp.tensordot(weights, _kept(keep, g), 1, precision=ghost.HIGHEST)
-    for site, (x, dy, *_) in zip(sites, pairs, strict=True):
+    for site, each in zip(sites, rows, strict=True):
         group = groups[site.leaf]
-        dy = _kept(keep, dy) * _kept(keep, scales[group].parts[members[group] == site.leaf][0])[:, None, None]
-        totals[site.leaf] = site.total(x if site.matrix is None else _kept(keep, x), dy)
+        weights = scales[group].parts[owner[members[group]] == site.leaf]
+        totals[site.leaf] = site.total(each, keep, weights, dtype)
     sums = [jnp.sum(_kept(keep, a.astype(wide(a.dtype))), axis=0) for a in aux]
     done = Clipped(
         jax.tree_util.tree_unflatten(structure, totals),
@@ -266,23 +263,13 @@ def norm_methods(
     """
     choice("method", method, METHODS)
     split_loss(jax.eval_shape(loss_fn, params, example), has_aux)
-    ghosts = {site.leaf for site in _sites(loss_fn, params, example, method)[1]}
+    ways = find_ways(loss_fn, params, example, method).ways
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
-    return {path: "ghost" if i in ghosts else "vmap" for i, path in enumerate(paths)}
+    return {path: Way("ghost") if isinstance(way, ghost.Site) else way for path, way in zip(paths, ways, strict=True)}
 
 
 ways = norm_methods
 """The old name of `norm_methods`."""
-
-
-def _sites(loss_fn: Any, params: Any, example: Any, method: str) -> tuple[Any, list[ghost.Site]]:
-    """The trace of the loss and the uses of parameters whose norms need no gradients; (None, []) if there are none."""
-    if method == "vmap":
-        return None, []
-    closed = trace(loss_fn, params, example)
-    sites = ghost.find_sites(closed, len(jax.tree_util.tree_leaves(params)))
-    sites = [site for site in sites if site.cheap or method == "ghost"]
-    return (closed, sites) if sites else (None, [])
 
 
 def _kept(keep: Any, values: Any) -> Any:
