@@ -38,6 +38,9 @@ class Product:
     indexed: bool = False
 
 
+_MODES = tuple(getattr(jax.lax.GatherScatterMode, name) for name in ("FILL_OR_DROP", "PROMISE_IN_BOUNDS", "CLIP"))
+
+
 def _dense(eqn: Any, operand: int) -> Product | None:
     """dot_general with the parameter on either side."""
     along, batch = eqn.params["dimension_numbers"]
@@ -100,7 +103,7 @@ def _conv(eqn: Any, operand: int) -> Product | None:
 
 
 def _embedding(eqn: Any, operand: int) -> Product | None:
-    """Rows of a table by number; a number out of range reads NaN and has no gradient."""
+    """Rows of a table by number; a number out of range has no gradient, or the nearest row's in the mode "clip"."""
     p, shape = eqn.params, eqn.invars[0].aval.shape
     spec, y = p["dimension_numbers"], eqn.outvars[0].aval
     whole_rows = (
@@ -111,13 +114,16 @@ def _embedding(eqn: Any, operand: int) -> Product | None:
         and spec.start_index_map == (0,)
         and spec.offset_dims == (y.ndim - 1,)
         and not spec.operand_batching_dims
-        and p["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
+        and p["mode"] in _MODES
     )
     if not whole_rows or y.size == 0 or shape[0] >= 2**31 - 1:
         return None
 
     def matrix(x: Any, dy: Any) -> tuple[Any, Any]:
         rows, dy = x.reshape(-1), dy.reshape(-1, shape[1])
+        if p["mode"] == jax.lax.GatherScatterMode.CLIP:
+            rows = jnp.clip(rows, 0, min(shape[0] - 1, jnp.iinfo(rows.dtype).max))
+            return rows.astype(jnp.int32)[None], dy[None]
         inside = rows >= 0
         if shape[0] <= jnp.iinfo(rows.dtype).max:
             inside &= rows < shape[0]

@@ -1,0 +1,172 @@
+"""Every way on which a parameter is followed to its products: norms against float64, contributions against C."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxacct.training import clipped_sum, norm_methods
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+K, M, T, LAYERS, BATCH = 6, 6, 3, 3, 4
+
+
+def recurrent(p, x, dtype):
+    """One kernel in every run of a loop, and one outside as well."""
+    step = lambda h, row: (jnp.tanh(h @ p["w"].astype(dtype) + row), h)
+    last, states = jax.lax.scan(step, jnp.zeros(K, dtype), x)
+    return states @ p["w"].astype(dtype) + last
+
+
+def stacked(p, x, dtype, wrap=lambda f: f, reverse=False):
+    layer = wrap(lambda h, w: jnp.tanh(h @ w.astype(dtype)))
+    return jax.lax.scan(lambda h, w: (layer(h, w), None), x, p["stack"], reverse=reverse)[0]
+
+
+def nested(p, x, dtype):
+    """Slices of slices, and in the inner loop's runs one kernel for all."""
+
+    def outer(h, stack):
+        inner = lambda h, w: (jnp.tanh(h @ w + h @ p["w"].astype(dtype)), None)
+        return jax.lax.scan(inner, h, stack.astype(dtype).reshape(2, K, K // 2, 2).reshape(2, K, K))[0], None
+
+    return jax.lax.scan(outer, x, p["stack2"])[0]
+
+
+ROUTES = {
+    # name: (params, x, dtype of the operations) -> numbers; each parameter that it uses must be "ghost"
+    "cast": lambda p, x, d: x @ p["w"].astype(d),
+    "transposed": lambda p, x, d: x @ p["w"].T.astype(d),
+    "reshaped": lambda p, x, d: jnp.einsum("tk,khd->thd", x, p["w"].astype(d).reshape(K, 2, M // 2)),
+    "split rows": lambda p, x, d: jnp.einsum("thd,hdm->tm", x.reshape(T, 3, 2), p["w"].astype(d).reshape(3, 2, M)),
+    "squeezed": lambda p, x, d: x @ jnp.squeeze(jnp.expand_dims(p["w"].astype(d), (0, 2)), (0, 2)),
+    "batched": lambda p, x, d: jnp.einsum("tg,gm->tgm", x, p["w"].astype(d)),
+    "heads": lambda p, x, d: jnp.einsum("thd,hde->the", x.reshape(T, 2, 3), p["w"].astype(d).reshape(2, 3, M)),
+    "kernel": lambda p, x, d: jax.lax.conv_general_dilated(
+        x[None, :, :3], p["w"].T.reshape(2, 3, M).astype(d), (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC")
+    ),
+    "one row": lambda p, x, d: x[0] @ p["w"].astype(d),
+    "twice": lambda p, x, d: jnp.tanh(x @ p["w"].astype(d)) @ p["w"].astype(d),
+    "both sides": lambda p, x, d: jnp.tanh(x @ p["w"].astype(d)) @ p["w"].T.astype(d),
+    "squared": lambda p, x, d: x @ (p["w"].astype(d) @ p["w"].astype(d)),
+    "one of two": lambda p, x, d: x @ (p["v"].astype(d) @ p["w"].astype(d)),
+    "tied": lambda p, x, d: jnp.tanh(p["table"].astype(d)[jnp.abs(x[:, 0] * 2).astype(int)]) @ p["table"].T.astype(d),
+    "two look-ups": lambda p, x, d: (
+        p["table"].astype(d)[jnp.array([1, 1, 2])] * p["table"].astype(d)[jnp.abs(x[:, 1]).astype(int)]
+    ),
+    "clipped look-up": lambda p, x, d: jnp.take(p["table"].astype(d), jnp.array([1, 12, -3]), axis=0, mode="clip"),
+    "loop": stacked,
+    "loop backwards": functools.partial(stacked, reverse=True),
+    "loop of checkpoints": functools.partial(stacked, wrap=jax.checkpoint),
+    "checkpoint": lambda p, x, d: jax.checkpoint(lambda x: jnp.sin(jnp.tanh(x @ p["w"].astype(d))))(x),
+    "checkpoint twice": lambda p, x, d: jax.checkpoint(lambda x: jnp.tanh(x @ p["w"].astype(d)) @ p["w"].T.astype(d))(
+        x
+    ),
+    "recurrent": recurrent,
+    "loops in loops": nested,
+    "jit": lambda p, x, d: jax.jit(lambda w: jax.nn.gelu(x @ w.T))(p["w"].astype(d)),
+}
+
+
+def loss_of(route, dtype):
+    """The loss through a route, each of its numbers by one of the example's own."""
+
+    def loss(p, example):
+        y = ROUTES[route](p, example[0].astype(dtype), dtype)
+        weights = jnp.resize(example[1], y.shape).astype(y.dtype)
+        return jnp.sum((y * weights).astype(jnp.promote_types(dtype, jnp.float32)))
+
+    return loss
+
+
+loss_of = functools.cache(loss_of)
+
+
+@functools.cache
+def used(route):
+    """Names of the parameters that a route uses."""
+    p, example = given_to(np.random.default_rng(0), jnp.float32)
+    grads = jax.grad(loss_of(route, jnp.float32))(p, jax.tree.map(lambda a: a[0], example))
+    return tuple(name for name, g in grads.items() if np.any(g))
+
+
+def given_to(rng, dtype=jnp.float32):
+    """Parameters and a batch."""
+    shapes = {"w": (K, M), "v": (K, K), "table": (9, K), "stack": (LAYERS, K, K), "stack2": (LAYERS, 2, K, K)}
+    p = {name: jnp.asarray(rng.normal(size=shape) / 2, dtype) for name, shape in shapes.items()}
+    return p, tuple(jnp.asarray(rng.normal(size=(BATCH, T, K)), dtype) for _ in range(2))
+
+
+def only(route, p):
+    return {name: p[name] for name in used(route)}
+
+
+def lengths_in_float64(route, p, batch):
+    """Norms of the per-example gradients, all operations in float64."""
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda a: jnp.asarray(np.asarray(a), jnp.float64), (p, batch))
+        grads = jax.vmap(jax.grad(loss_of(route, jnp.float64)), (None, 0))(*wide)
+        return np.sqrt(sum(np.square(np.asarray(g)).reshape(len(g), -1).sum(1) for g in jax.tree.leaves(grads)))
+
+
+def size(tree):
+    return float(np.sqrt(sum(np.square(np.asarray(a, np.float64)).sum() for a in jax.tree.leaves(tree))))
+
+
+@functools.cache
+def program(route, dtype, method="ghost"):
+    loss = loss_of(route, DTYPES[dtype])
+    return jax.jit(lambda p, batch, mask, clip: clipped_sum(loss, p, batch, mask, clip, method))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_is_followed(route):
+    p, batch = given_to(np.random.default_rng(0))
+    one = jax.tree.map(lambda a: a[0], batch)
+    found = norm_methods(loss_of(route, jnp.bfloat16), p, one, "ghost")
+    assert used(route)
+    for name in p:
+        way = found[f"['{name}']"]
+        assert (way, way.reason != "") == (("ghost", False) if name in used(route) else ("none", True))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_sums_and_norms_against_float64(route):
+    """Unclipped, the sum is the gradient; clipped to a norm below all, each contribution has that norm."""
+    p, batch = given_to(np.random.default_rng(1))
+    p = only(route, p)
+    expected = lengths_in_float64(route, p, batch)
+    run = program(route, "float32")
+    plain = jax.grad(lambda p: jnp.sum(jax.vmap(loss_of(route, jnp.float32), (None, 0))(p, batch)))(p)
+    whole = run(p, batch, np.ones(BATCH, bool), 1e6)
+    for got, want in zip(jax.tree.leaves(whole.total), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    for i in range(BATCH):
+        alone = run(p, batch, np.arange(BATCH) == i, 1e6)
+        assert size(alone.total) == pytest.approx(expected[i], rel=1e-4)
+        clip = np.float32(expected[i] / 3)
+        clipped = run(p, batch, np.arange(BATCH) == i, clip)
+        assert 0.99 * clip <= size(clipped.total) <= clip and int(clipped.clipped) == 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(sorted(ROUTES)),
+    st.sampled_from(sorted(DTYPES)),
+    st.integers(0, 2**31),
+    st.tuples(*(st.sampled_from([-30, -8, -2, 0, 0, 2, 5, 12]) for _ in range(3))),
+    st.sampled_from([1e-6, 0.02, 1.0, 300.0]),
+)
+def test_no_contribution_exceeds_the_clip_norm(route, dtype, seed, exponents, clip):
+    """Random models, the parameters, inputs and weights on scales of their own."""
+    rng = np.random.default_rng(seed)
+    p, (x, y) = given_to(rng)
+    p = jax.tree.map(lambda a: a * 2.0 ** exponents[0], only(route, p))
+    batch = x * 2.0 ** exponents[1], y * 2.0 ** exponents[2]
+    got = program(route, dtype)(p, batch, np.arange(BATCH) == 1, np.float32(clip))
+    assert size(got.total) <= np.float32(clip)
