@@ -16,6 +16,7 @@ import numpy as np
 from jaxacct.training.step import ghost_norms as ghost
 from jaxacct.training.step import powers_of_two as powers
 from jaxacct.training.step.block_sums import sum_squares
+from jaxacct.training.step.bundles import bundled
 from jaxacct.training.step.clip_norm import grouped, limit_of
 from jaxacct.training.step.computed_once import computed_once, unfolded_true
 from jaxacct.training.step.noise import wide
@@ -127,10 +128,8 @@ def _clipped_sum(
     aux_form = jax.tree_util.tree_structure(jax.eval_shape(pair, params, one_of(batch))[1])
     found = find_ways(pair, params, one_of(batch), method)
     sites = [site for site in found.ways if isinstance(site, ghost.Site)]
-    parts_of = [site.groups if isinstance(site, ghost.Site) else 1 for site in found.ways]
-    owner = np.repeat(np.arange(len(leaves)), parts_of)
-    members = [np.flatnonzero(np.asarray(groups)[owner] == group) for group in range(len(norms))]
     direct = [i for i, way in enumerate(found.ways) if way == "vmap"]
+    bundles = bundled(direct, [leaf.shape for leaf in leaves], groups)
     run = tapped(found.written, [use for site in sites for use, _ in site.uses])
 
     def gradients(example: Any) -> Any:
@@ -147,41 +146,49 @@ def _clipped_sum(
     # one copy of each value serves both its norm and the sum: a second, rounded otherwise, might exceed its norm
     true = unfolded_true([*norms, min(leaves, key=np.size), mask, *jax.tree_util.tree_leaves(batch)])
     grads, rows, aux = computed_once(true, lambda: for_each("loss_fn", gradients, batch))
-    grads = [g.astype(dtype) for g in grads]
+    grads = dict(zip(direct, (g.astype(dtype) for g in grads), strict=True))
+    joined = [bundle.joined([grads[i] for i in bundle.members]) for bundle in bundles]
 
-    # each part of a gradient as 2^exponent times one with an ordinary norm
-    none = [jnp.full(examples, powers.NOTHING), jnp.zeros(examples, dtype), jnp.ones(examples, bool)]
-    parts = {i: [a[None] for a in none] for i in range(len(leaves))}
-    parts |= {i: [a[None] for a in jax.vmap(_norm_squared)(g)] for i, g in zip(direct, grads, strict=True)}
-    parts |= {site.leaf: site.measured(each, dtype) for site, each in zip(sites, rows, strict=True)}
-    sizes = [leaf.size // count for leaf, count in zip(leaves, parts_of, strict=True) for _ in range(count)]
-    limits = [limit_of(c, sizes, max((site.rows for site in sites), default=1), dtype) for c in norms]
+    # each part of a gradient as 2^exponent times one with an ordinary norm; the first, of zeros, is there always
+    parts = [(jnp.full((1, examples), powers.NOTHING), jnp.zeros((1, examples), dtype), jnp.ones((1, examples), bool))]
+    parts += [tuple(a[None] for a in jax.vmap(_norm_squared)(g)) for g in joined]
+    parts += [site.measured(each, dtype) for site, each in zip(sites, rows, strict=True)]
+    counts = [1, *(1 for _ in bundles), *(site.groups for site in sites)]
+    sizes = [1, *(bundle.size for bundle in bundles), *(leaves[site.leaf].size // site.groups for site in sites)]
+    begins = np.cumsum([0, *counts])
+    group_of = np.repeat([0, *(bundle.group for bundle in bundles), *(groups[site.leaf] for site in sites)], counts)
+    members = [np.flatnonzero(group_of == group) for group in range(len(norms))]
+    most = max((site.rows for site in sites), default=1)
+    limits = [limit_of(c, np.repeat(sizes, counts).tolist(), most, dtype) for c in norms]
 
-    def weights_of() -> tuple[list[_Scales], Any]:
-        exponents, squares, sure = (
-            jnp.concatenate(column) for column in zip(*(parts[i] for i in range(len(leaves))), strict=True)
-        )
+    def weights_of() -> tuple[Any, Any, Any, Any]:
+        exponents, squares, sure = (jnp.concatenate(column) for column in zip(*parts, strict=True))
         scales = [_scales(exponents[m], squares[m], c) for c, m in zip(limits, members, strict=True)]
-        return scales, jnp.all(sure, axis=0) & functools.reduce(jnp.logical_and, (scale.usable for scale in scales))
+        finite = jnp.all(sure, axis=0) & jnp.all(jnp.stack([scale.usable for scale in scales]), axis=0)
+        fits = jnp.all(jnp.stack([scale.fits for scale in scales]), axis=0)
+        keep = finite & mask
+        of_parts = jnp.zeros(exponents.shape, dtype)
+        for scale, m in zip(scales, members, strict=True):
+            of_parts = of_parts.at[m].set(scale.parts)
+        return (
+            jnp.where(keep, jnp.stack([scale.weight for scale in scales]), 0),
+            jnp.where(keep, of_parts, 0),
+            keep,
+            jnp.stack([jnp.sum(keep & ~fits), jnp.sum(mask & ~finite)]).astype(jnp.int32),
+        )
 
     # small, and used by all that follows: the compiler would repeat it for each use
-    scales, finite = computed_once(true, weights_of)
-    keep = finite & mask
+    weights, of_parts, keep, (clipped, not_finite) = computed_once(true, weights_of)
 
     totals = [jnp.zeros(leaf.shape, dtype) for leaf in leaves]
-    for i, g in zip(direct, grads, strict=True):
-        weights = jnp.where(keep, scales[groups[i]].weight, 0)
-        totals[i] = jnp.tensordot(weights, _kept(keep, g), 1, precision=ghost.HIGHEST)
-    for site, each in zip(sites, rows, strict=True):
-        group = groups[site.leaf]
-        weights = scales[group].parts[owner[members[group]] == site.leaf]
-        totals[site.leaf] = site.total(each, keep, weights, dtype)
+    for bundle, g in zip(bundles, joined, strict=True):
+        total = jnp.tensordot(weights[bundle.group], _kept(keep, g), 1, precision=ghost.HIGHEST)
+        for i, part in zip(bundle.members, bundle.parted(total), strict=True):
+            totals[i] = part
+    for site, each, begin in zip(sites, rows, begins[1 + len(bundles) :], strict=False):
+        totals[site.leaf] = site.total(each, keep, of_parts[begin : begin + site.groups], dtype)
     sums = [jnp.sum(_kept(keep, a.astype(wide(a.dtype))), axis=0) for a in aux]
-    done = Clipped(
-        jax.tree_util.tree_unflatten(structure, totals),
-        jnp.sum(keep & ~functools.reduce(jnp.logical_and, (scale.fits for scale in scales)), dtype=jnp.int32),
-        jnp.sum(mask & ~finite, dtype=jnp.int32),
-    )
+    done = Clipped(jax.tree_util.tree_unflatten(structure, totals), clipped, not_finite)
     return done, jax.tree_util.tree_unflatten(aux_form, sums)
 
 

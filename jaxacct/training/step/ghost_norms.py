@@ -89,13 +89,13 @@ class Site:
         return self._each_group(jax.vmap(lambda one: self._norm_squared(*_normalised(_wide(one, dtype)))), rows)
 
     def total(self, rows: Rows, keep: Any, weights: Any, dtype: Any) -> Any:
-        """The sum over the examples to keep of their gradients by their weights, (groups, examples), on |g|/2^E."""
+        """The sum over the examples to keep of their gradients on |g|/2^E by their weights, (groups, examples)."""
 
         def one(rows: Rows, weights: Any) -> Any:
             rows = jax.vmap(lambda one: _normalised(_wide(one, dtype))[0])(rows)
             sums = jnp.zeros(tuple(map(_size, self.steps[1:])), dtype)
             kept = lambda values: jnp.where(keep[:, None, None], values, 0)
-            weighted = lambda values: kept(values) * jnp.where(keep, weights, 0)[:, None, None]
+            weighted = lambda values: kept(values) * weights[:, None, None]
             if rows.x is not None:
                 x, dy = (a.reshape(-1, a.shape[-1]) for a in (kept(rows.x), weighted(rows.dy)))
                 sums = jnp.matmul(x.T, dy, precision=HIGHEST)
