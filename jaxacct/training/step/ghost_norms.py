@@ -125,26 +125,30 @@ class Site:
         number, beside, x, dy = rows
         right = jnp.concatenate([a for a in (beside, dy) if a is not None])
         unit = jnp.finfo(right.dtype).eps / 2
-        levels = 2 * block_levels(max(math.prod(self.shape) // self.groups, self.rows**2))
-        lengths, terms = row_squares(right), 0
+        added = BLOCK * 2 * block_levels(max(math.prod(self.shape) // self.groups, self.rows**2)) + 16
+        lengths = jnp.sqrt(row_squares(right))
         if x is None:
             # equal rows of the table add before they are squared
             first = jnp.argmax(number[:, None] == number[None, :], axis=1)
             square = sum_squares(jax.ops.segment_sum(right, first, self.rows))
+            slack = added * square
         elif number is None and self.rows == 1:
             square = sum_squares(x) * sum_squares(right)
-            lengths = square[None]
+            lengths, slack = jnp.sqrt(square)[None], added * square
         else:
-            products = _gram(number, x) * jnp.matmul(right, right.T, precision=HIGHEST)
-            square = jnp.maximum(blocked_sum(products), 0)
-            ones = jnp.ones(self.rows - len(x), x.dtype)
-            lengths = jnp.concatenate([ones, row_squares(x)]) * lengths
-            terms = x.shape[1] + right.shape[1]
-        scale = jnp.sum(jnp.sqrt(lengths))
-        square = square + 2 * (terms + BLOCK * levels + 2 * self.rows + 16) * unit * scale**2
+            of_x = jnp.concatenate([jnp.ones(self.rows - len(x), x.dtype), jnp.sqrt(row_squares(x))])
+            left, along = _gram(number, x), jnp.matmul(right, right.T, precision=HIGHEST)
+            square = jnp.maximum(blocked_sum(left * along), 0)
+            inner, outer = x.shape[1], right.shape[1]
+            by_left = inner * of_x[:, None] * of_x * jnp.abs(along)
+            by_right = outer * lengths[:, None] * lengths * (jnp.abs(left) + 2 * inner * unit * of_x[:, None] * of_x)
+            slack = blocked_sum(by_left + by_right + added * jnp.abs(left * along))
+            lengths = of_x * lengths
+        length = jnp.sqrt(square + 2 * unit * slack) + 2 * (self.rows + 8) * unit * jnp.sum(lengths)
+        square = length**2
         # no entry of g/2^E exceeds its norm or m; a NaN or an infinity anywhere is in the square
         largest = powers.scaled(right.dtype.type(jnp.finfo(self.narrow).max), -top)
-        return top, square, jnp.isfinite(square) & ((most <= largest) | (jnp.sqrt(square) <= largest))
+        return top, square, jnp.isfinite(square) & ((most <= largest) | (length <= largest))
 
 
 def site_of(leaf: int, aval: Any, uses: Uses) -> Site | str:
