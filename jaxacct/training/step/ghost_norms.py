@@ -27,6 +27,9 @@ __all__ = ["HIGHEST", "Rows", "Site", "site_of"]
 HIGHEST = jax.lax.Precision.HIGHEST
 """Products in full float32 on devices that would round the factors first: the error bounds count on it."""
 
+_LONGEST = 2**20
+"""Terms of a product or sum up to which float32 rounds it by little: 2^20 u = 1/16."""
+
 
 class Rows(NamedTuple):
     """A gradient as sum_t x_t dy_t^T: rows whose x_t is a unit vector, and all others.  None where there are none.
@@ -126,8 +129,8 @@ class Site:
         right = jnp.concatenate([a for a in (beside, dy) if a is not None])
         unit = jnp.finfo(right.dtype).eps / 2
         added = BLOCK * 2 * block_levels(max(math.prod(self.shape) // self.groups, self.rows**2)) + 16
-        lengths = jnp.sqrt(row_squares(right))
         if x is None:
+            lengths = jnp.sqrt(row_squares(right))
             # equal rows of the table add before they are squared
             first = jnp.argmax(number[:, None] == number[None, :], axis=1)
             square = sum_squares(jax.ops.segment_sum(right, first, self.rows))
@@ -136,8 +139,9 @@ class Site:
             square = sum_squares(x) * sum_squares(right)
             lengths, slack = jnp.sqrt(square)[None], added * square
         else:
-            of_x = jnp.concatenate([jnp.ones(self.rows - len(x), x.dtype), jnp.sqrt(row_squares(x))])
             left, along = _gram(number, x), jnp.matmul(right, right.T, precision=HIGHEST)
+            same = jnp.arange(self.rows)[:, None] == jnp.arange(self.rows)
+            of_x, lengths = (jnp.sqrt(jnp.sum(jnp.where(same, a, 0), axis=1)) for a in (left, along))
             square = jnp.maximum(blocked_sum(left * along), 0)
             inner, outer = x.shape[1], right.shape[1]
             by_left = inner * of_x[:, None] * of_x * jnp.abs(along)
@@ -167,7 +171,9 @@ def site_of(leaf: int, aval: Any, uses: Uses) -> Site | str:
         else:
             return "its uses do not split it into the same rows and columns"
     narrow = min((use.view.narrow for use in uses.known), key=lambda dtype: float(jnp.finfo(dtype).max))
-    return Site(leaf, aval.shape, tuple(zip(uses.known, turned, strict=True)), (groups, left, right), narrow)
+    site = Site(leaf, aval.shape, tuple(zip(uses.known, turned, strict=True)), (groups, left, right), narrow)
+    longest = max(site.rows, _size(right), 0 if len(indexed) == len(forms) else _size(left))
+    return site if longest <= _LONGEST else f"it meets {longest} rows or columns, too many to bound their rounding"
 
 
 def _form(use: Use) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]:
