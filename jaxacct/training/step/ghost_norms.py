@@ -148,7 +148,8 @@ class Site:
             by_right = outer * lengths[:, None] * lengths * (jnp.abs(left) + 2 * inner * unit * of_x[:, None] * of_x)
             slack = blocked_sum(by_left + by_right + added * jnp.abs(left * along))
             lengths = of_x * lengths
-        length = jnp.sqrt(square + 2 * unit * slack) + 2 * (self.rows + 8) * unit * jnp.sum(lengths)
+        additions = self.rows * (2 if x is None else 1) + 8
+        length = jnp.sqrt(square + 2 * unit * slack) + 2 * additions * unit * jnp.sum(lengths)
         square = length**2
         # no entry of g/2^E exceeds its norm or m; a NaN or an infinity anywhere is in the square
         largest = powers.scaled(right.dtype.type(jnp.finfo(self.narrow).max), -top)
