@@ -3,9 +3,9 @@
     PYTHONPATH=. python benchmarks/training_transformer.py [--rounds 5] [--only float32]
 
 Two models: "float32", layer by layer; and "bfloat16", its layers in a loop (`nn.scan`) and one table for the words that
-are read and told.  Of each step: CPU seconds to trace and to compile, scratch memory at two batch sizes and from these for
-one more example, and the median time of a step, all steps in turn.  Rows of jax_privacy are left out where it is
-not installed.  Steps are gradient, clipping, noise and SGD; the memory is that of clipped gradients alone as well.
+are read and told.  Of each step: CPU seconds to trace and to compile, scratch memory, for one more example as well, and
+the median time of a step, all steps in turn.  Rows of jax_privacy are left out where it is not installed.  Steps are
+gradient, clipping, noise and SGD; memory for the gradients, clipped or not, is told apart.
 """
 
 import argparse
@@ -134,8 +134,8 @@ def measure(title, rounds):
         program, traced, seconds = compiled(step_of(name, gradients), params, words, key)
         each = (used[1] - used[0]) / (BATCHES[1] - BATCHES[0])
         print(
-            f"  {name:12} gradients {used[1]:6.1f} MiB at {BATCHES[1]}, {each:5.1f} an example; step {scratch(program):6.1f} MiB, "
-            f"traced in {traced:4.1f} and compiled in {seconds:5.1f} CPU s",
+            f"  {name:12} gradients {used[1]:6.1f} MiB at {BATCHES[1]}, {each:5.1f} an example; "
+            f"step {scratch(program):6.1f} MiB, traced in {traced:4.1f} and compiled in {seconds:5.1f} CPU s",
             flush=True,
         )
         runs[name], times[name] = functools.partial(program, params, words, key), ([], [])
@@ -148,9 +148,8 @@ def measure(title, rounds):
     base = [statistics.median(column) for column in times["not private"]]
     for name, columns in times.items():
         wall, cpu = (statistics.median(column) for column in columns)
-        print(
-            f"  {name:12} {1e3 * wall:8.1f} ms a step ({wall / base[0]:.2f} x), {1e3 * cpu:8.1f} of CPU ({cpu / base[1]:.2f} x)"
-        )
+        told = f"{1e3 * wall:8.1f} ms a step ({wall / base[0]:.2f} x)"
+        print(f"  {name:12} {told}, {1e3 * cpu:8.1f} of CPU ({cpu / base[1]:.2f} x)")
 
 
 def main():

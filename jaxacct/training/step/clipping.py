@@ -76,8 +76,9 @@ def clipped_sum(
         clipped by itself, and the sensitivity is the root of the sum of the squares.
     method : {"auto", "vmap", "ghost"}
         Per-example gradients in memory ("vmap"); norms from the inputs and cotangents of products, convolutions and
-        embeddings without them ("ghost", for all parameters with one such use); or for each parameter the cheaper
-        of both.  ``norm_methods`` says which.  All agree up to rounding.
+        embeddings without them ("ghost", for all parameters without other uses, also through casts, transpositions,
+        reshapes, loops and checkpoints); or for each parameter the cheaper of both.  ``norm_methods`` says which.
+        All agree up to rounding.
     has_aux : whether loss_fn returns (loss, aux), aux a pytree of numbers and arrays.
 
     Returns
@@ -257,7 +258,8 @@ def norm_methods(
 
     Returns
     -------
-    dict : {path of the parameter: "ghost" or "vmap"}.
+    dict : {path of the parameter: "ghost", "vmap", or "none" where the loss has no gradient by it}.  The words have an
+        attribute ``reason``: why the way is not "ghost", empty where it is.
 
     Raises
     ------
@@ -267,6 +269,8 @@ def norm_methods(
     >>> loss = lambda params, x: jnp.sum(jnp.tanh(x @ params["kernel"] + params["bias"]))
     >>> norm_methods(loss, {"kernel": jnp.zeros((30, 20)), "bias": jnp.zeros(20)}, jnp.zeros(30))
     {"['bias']": 'vmap', "['kernel']": 'ghost'}
+    >>> norm_methods(loss, {"kernel": jnp.zeros((30, 20)), "bias": jnp.zeros(20)}, jnp.zeros(30))["['bias']"].reason
+    'its use by add is no product, convolution or look-up of rows'
     """
     choice("method", method, METHODS)
     split_loss(jax.eval_shape(loss_fn, params, example), has_aux)
