@@ -314,3 +314,20 @@ def test_a_module_with_all_of_it():
     assert size(jax.tree.map(lambda a, b: a - b, whole, plain)) <= 0.02 * size(plain)  # these are rounded to bfloat16
     for i in range(3):
         assert 0.0099 <= size(run(np.arange(3) == i, 0.01)) <= np.float32(0.01)
+
+
+@pytest.mark.parametrize("rows, left", [(300, 0.0), (300, 1e-5), (300, 1e-3), (64, 1e-7)])
+def test_many_rows_that_cancel(rows, left):
+    """Rows alike, their cotangents of both signs: the gradient is a small share of sum_t |x_t| |dy_t|."""
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=(2, 1, 70)) + 1e-3 * rng.normal(size=(2, rows, 70))
+    dy = rng.normal(size=(2, 1, 40)) * np.where(np.arange(rows) % 2, 1, -1)[:, None] + left * rng.normal(
+        size=(2, rows, 40)
+    )
+    batch = tuple(jnp.asarray(a, jnp.float32) for a in (x, dy))
+    loss = lambda w, e: jnp.sum((e[0] @ w) * e[1])
+    exact = np.linalg.norm(np.einsum("tk,tm->km", *(np.asarray(a[0], np.float64) for a in batch)))
+    run = jax.jit(lambda clip: clipped_sum(loss, jnp.zeros((70, 40)), batch, np.arange(2) < 1, clip, "ghost"))
+    for clip in np.float32([1e-6, exact / 10, exact / 2, exact * 0.99, exact * 1.01]):
+        got = run(clip)
+        assert size(got.total) <= clip and (clip > exact or int(got.clipped) == 1)
