@@ -141,13 +141,13 @@ class Site:
         else:
             left, along = _gram(number, x), jnp.matmul(right, right.T, precision=HIGHEST)
             same = jnp.arange(self.rows)[:, None] == jnp.arange(self.rows)
-            of_x, lengths = (jnp.sqrt(jnp.sum(jnp.where(same, a, 0), axis=1)) for a in (left, along))
-            square = jnp.maximum(blocked_sum(left * along), 0)
+            of_x, lengths = jnp.sqrt(jnp.sum(jnp.where(same, jnp.stack([left, along]), 0), axis=2))
             inner, outer = x.shape[1], right.shape[1]
             by_left = inner * of_x[:, None] * of_x * jnp.abs(along)
             by_right = outer * lengths[:, None] * lengths * (jnp.abs(left) + 2 * inner * unit * of_x[:, None] * of_x)
-            slack = blocked_sum(by_left + by_right + added * jnp.abs(left * along))
-            lengths = of_x * lengths
+            both = jnp.stack([left * along, by_left + by_right + added * jnp.abs(left * along)])
+            square, slack = jax.vmap(blocked_sum)(both)
+            square, lengths = jnp.maximum(square, 0), of_x * lengths
         additions = self.rows * (2 if x is None else 1) + 8
         length = jnp.sqrt(square + 2 * unit * slack) + 2 * additions * unit * jnp.sum(lengths)
         square = length**2
