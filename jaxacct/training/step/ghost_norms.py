@@ -207,22 +207,23 @@ def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
     hands it to its row of dy.
     """
     number, beside, x, dy = rows
-    peaks = [None if a is None else jnp.max(jnp.abs(a), axis=1) for a in (beside, x, dy)]
-    along = [None if peak is None else powers.exponent(peak) for peak in peaks]
+    peak_of = lambda a: jnp.max(jnp.abs(a), axis=1)
     tops, parts = [], []
     if beside is not None:
-        tops.append(jnp.max(along[0]))
+        peak = peak_of(beside)
+        tops.append(jnp.max(powers.exponent(peak)))
     if x is not None:
+        peak_x, peak_dy = peak_of(x), peak_of(dy)
         # 2^-127 would be subnormal
-        along[1] = jnp.minimum(along[1], jnp.finfo(x.dtype).maxexp - 2)
-        tops.append(jnp.max(along[1] + along[2]))
+        along_x = jnp.minimum(powers.exponent(peak_x), jnp.finfo(x.dtype).maxexp - 2)
+        tops.append(jnp.max(along_x + powers.exponent(peak_dy)))
     top = jnp.max(jnp.stack(tops))
     if beside is not None:
-        parts.append(jnp.sum(powers.scaled(peaks[0], -top)))
+        parts.append(jnp.sum(powers.scaled(peak, -top)))
         beside = powers.scaled(powers.normal(beside), -top)
     if x is not None:
-        from_x, to_dy = powers.power(-along[1], x.dtype), along[1] - top
-        parts.append(jnp.sum(peaks[1] * from_x * powers.scaled(peaks[2], to_dy)))
+        from_x, to_dy = powers.power(-along_x, x.dtype), along_x - top
+        parts.append(jnp.sum(peak_x * from_x * powers.scaled(peak_dy, to_dy)))
         x, dy = powers.normal(x) * from_x[:, None], powers.scaled(powers.normal(dy), to_dy[:, None])
     return Rows(number, beside, x, dy), top, sum(parts)
 
