@@ -191,7 +191,7 @@ class Trainer:
         return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""), rest)
 
     def norm_methods(self, params: Any, data: Any) -> dict[str, str]:
-        """How each parameter's norms are found: {path: "ghost" or "vmap"}."""
+        """How each parameter's norms are found: {path: "ghost", "vmap" or "none"}, each with its ``reason``."""
         most = self.examples_per_user
         if isinstance(data, Source):
             data = jax.tree.map(lambda a: jax.ShapeDtypeStruct((len(data), *a.shape), a.dtype), data.layout.example)

@@ -31,7 +31,7 @@ def row_squares(values: Any) -> Any:
 def blocked_sum(values: Any) -> Any:
     """A sum of non-negative terms with at most 63 additions for each level of blocks: relative error 63 u a level."""
     flat = values.reshape(-1)
-    while flat.size > 1:
+    while flat.size > BLOCK:
         flat = jnp.pad(flat, (0, -flat.size % BLOCK)).reshape(-1, BLOCK).sum(1)
     return flat.sum()
 

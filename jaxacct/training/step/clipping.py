@@ -16,17 +16,16 @@ import numpy as np
 from jaxacct.training.step import ghost_norms as ghost
 from jaxacct.training.step import powers_of_two as powers
 from jaxacct.training.step.block_sums import sum_squares
+from jaxacct.training.step.bundles import bundled
 from jaxacct.training.step.clip_norm import grouped, limit_of
 from jaxacct.training.step.computed_once import computed_once, unfolded_true
 from jaxacct.training.step.noise import wide
 from jaxacct.training.step.per_example import for_each, one_of
-from jaxacct.training.step.traces import trace
+from jaxacct.training.step.taps import tapped, zero_taps
+from jaxacct.training.step.ways import METHODS, Way, find_ways
 from jaxacct.validation import InputError, choice
 
 __all__ = ["METHODS", "Clipped", "clipped_sum", "norm_methods", "split_loss", "ways"]
-
-METHODS = ("auto", "vmap", "ghost")
-"""How norms are found; `clipped_sum` says what each word means."""
 
 
 class Clipped(NamedTuple):
@@ -77,8 +76,9 @@ def clipped_sum(
         clipped by itself, and the sensitivity is the root of the sum of the squares.
     method : {"auto", "vmap", "ghost"}
         Per-example gradients in memory ("vmap"); norms from the inputs and cotangents of products, convolutions and
-        embeddings without them ("ghost", for all parameters with one such use); or for each parameter the cheaper
-        of both.  ``norm_methods`` says which.  All agree up to rounding.
+        embeddings without them ("ghost", for all parameters without other uses, also through casts, transpositions,
+        reshapes, loops and checkpoints); or for each parameter the cheaper of both.  ``norm_methods`` says which.
+        All agree up to rounding.
     has_aux : whether loss_fn returns (loss, aux), aux a pytree of numbers and arrays.
 
     Returns
@@ -123,68 +123,73 @@ def _clipped_sum(
     """`clipped_sum`, and the sums of aux, an empty tuple where there is none."""
     leaves, structure = jax.tree_util.tree_flatten(params)
     norms, groups = grouped(clip_norm, params)
-    members = [np.flatnonzero(np.asarray(groups) == group) for group in range(len(norms))]
+    examples = _batch_size(batch)
     dtype = jnp.dtype(wide(jnp.result_type(*leaves)))
     pair = loss_fn if has_aux else lambda params, example: (loss_fn(params, example), ())
     aux_form = jax.tree_util.tree_structure(jax.eval_shape(pair, params, one_of(batch))[1])
-    closed, sites = _sites(pair, params, one_of(batch), method)
-    ghosts = {site.leaf for site in sites}
-    direct = [i for i in range(len(leaves)) if i not in ghosts]
+    found = find_ways(pair, params, one_of(batch), method)
+    sites = [site for site in found.ways if isinstance(site, ghost.Site)]
+    direct = [i for i, way in enumerate(found.ways) if way == "vmap"]
+    bundles = bundled(direct, [leaf.shape for leaf in leaves], groups)
+    run = tapped(found.written, [use for site in sites for use, _ in site.uses])
 
     def gradients(example: Any) -> Any:
-        if closed is None:
-            grads, aux = jax.grad(pair, has_aux=True)(params, example)
-            return jax.tree_util.tree_leaves(grads), [], jax.tree_util.tree_leaves(aux)
-        run = ghost.tapped(closed, sites)
-
         def loss(taps: Any, chosen: Any) -> Any:
             values = list(leaves)
             for i, value in zip(direct, chosen, strict=True):
                 values[i] = value
             return run(taps, [*values, *jax.tree_util.tree_leaves(example)])
 
-        taps = [jnp.zeros(site.output.shape, site.output.dtype) for site in sites]
-        (dys, grads), (xs, aux) = jax.grad(loss, (0, 1), has_aux=True)(taps, [leaves[i] for i in direct])
-        return grads, [site.operands(x, dy, dtype) for site, x, dy in zip(sites, xs, dys, strict=True)], aux
+        taps = zero_taps([use for site in sites for use, _ in site.uses])
+        (dys, grads), (met, aux) = jax.grad(loss, (0, 1), has_aux=True)(taps, [leaves[i] for i in direct])
+        return grads, [site.operands(met, dys, dtype) for site in sites], aux
 
     # one copy of each value serves both its norm and the sum: a second, rounded otherwise, might exceed its norm
     true = unfolded_true([*norms, min(leaves, key=np.size), mask, *jax.tree_util.tree_leaves(batch)])
-    grads, pairs, aux = computed_once(true, lambda: for_each("loss_fn", gradients, batch))
-    grads = [g.astype(dtype) for g in grads]
+    grads, rows, aux = computed_once(true, lambda: for_each("loss_fn", gradients, batch))
+    grads = dict(zip(direct, (g.astype(dtype) for g in grads), strict=True))
+    joined = [bundle.joined([grads[i] for i in bundle.members]) for bundle in bundles]
 
-    # each part of a gradient as 2^exponent times one with an ordinary norm
-    parts = {i: jax.vmap(_norm_squared)(g) for i, g in zip(direct, grads, strict=True)}
-    pairs = [jax.vmap(site.normalised)(*pair) for site, pair in zip(sites, pairs, strict=True)]
-    for site, pair in zip(sites, pairs, strict=True):
-        parts[site.leaf] = (pair[2], *jax.vmap(site.norm_squared)(*pair))
-    rows = max((site.rows for site in sites), default=1)
-    limits = [limit_of(c, [leaf.size for leaf in leaves], rows, dtype) for c in norms]
+    # each part of a gradient as 2^exponent times one with an ordinary norm; the first, of zeros, is there always
+    parts = [(jnp.full((1, examples), powers.NOTHING), jnp.zeros((1, examples), dtype), jnp.ones((1, examples), bool))]
+    parts += [tuple(a[None] for a in jax.vmap(_norm_squared)(g)) for g in joined]
+    parts += [site.measured(each, dtype) for site, each in zip(sites, rows, strict=True)]
+    counts = [1, *(1 for _ in bundles), *(site.groups for site in sites)]
+    sizes = [1, *(bundle.size for bundle in bundles), *(leaves[site.leaf].size // site.groups for site in sites)]
+    begins = np.cumsum([0, *counts])
+    group_of = np.repeat([0, *(bundle.group for bundle in bundles), *(groups[site.leaf] for site in sites)], counts)
+    members = [np.flatnonzero(group_of == group) for group in range(len(norms))]
+    most = max((site.rows for site in sites), default=1)
+    limits = [limit_of(c, np.repeat(sizes, counts).tolist(), most, dtype) for c in norms]
 
-    def weights_of() -> tuple[list[_Scales], Any]:
-        exponents, squares, sure = (
-            jnp.stack(column) for column in zip(*(parts[i] for i in range(len(leaves))), strict=True)
-        )
+    def weights_of() -> tuple[Any, Any, Any, Any]:
+        exponents, squares, sure = (jnp.concatenate(column) for column in zip(*parts, strict=True))
         scales = [_scales(exponents[m], squares[m], c) for c, m in zip(limits, members, strict=True)]
-        return scales, jnp.all(sure, axis=0) & functools.reduce(jnp.logical_and, (scale.usable for scale in scales))
+        finite = jnp.all(sure, axis=0) & jnp.all(jnp.stack([scale.usable for scale in scales]), axis=0)
+        fits = jnp.all(jnp.stack([scale.fits for scale in scales]), axis=0)
+        keep = finite & mask
+        of_parts = jnp.zeros(exponents.shape, dtype)
+        for scale, m in zip(scales, members, strict=True):
+            of_parts = of_parts.at[m].set(scale.parts)
+        return (
+            jnp.where(keep, jnp.stack([scale.weight for scale in scales]), 0),
+            jnp.where(keep, of_parts, 0),
+            keep,
+            jnp.stack([jnp.sum(keep & ~fits), jnp.sum(mask & ~finite)]).astype(jnp.int32),
+        )
 
     # small, and used by all that follows: the compiler would repeat it for each use
-    scales, finite = computed_once(true, weights_of)
-    keep = finite & mask
+    weights, of_parts, keep, (clipped, not_finite) = computed_once(true, weights_of)
 
-    totals: list[Any] = [None] * len(leaves)
-    for i, g in zip(direct, grads, strict=True):
-        weights = jnp.where(keep, scales[groups[i]].weight, 0)
-        totals[i] = jnp.tensordot(weights, _kept(keep, g), 1, precision=ghost.HIGHEST)
-    for site, (x, dy, *_) in zip(sites, pairs, strict=True):
-        group = groups[site.leaf]
-        dy = _kept(keep, dy) * _kept(keep, scales[group].parts[members[group] == site.leaf][0])[:, None, None]
-        totals[site.leaf] = site.total(x if site.matrix is None else _kept(keep, x), dy)
+    totals = [jnp.zeros(leaf.shape, dtype) for leaf in leaves]
+    for bundle, g in zip(bundles, joined, strict=True):
+        total = jnp.tensordot(weights[bundle.group], _kept(keep, g), 1, precision=ghost.HIGHEST)
+        for i, part in zip(bundle.members, bundle.parted(total), strict=True):
+            totals[i] = part
+    for site, each, begin in zip(sites, rows, begins[1 + len(bundles) :], strict=False):
+        totals[site.leaf] = site.total(each, keep, of_parts[begin : begin + site.groups], dtype)
     sums = [jnp.sum(_kept(keep, a.astype(wide(a.dtype))), axis=0) for a in aux]
-    done = Clipped(
-        jax.tree_util.tree_unflatten(structure, totals),
-        jnp.sum(keep & ~functools.reduce(jnp.logical_and, (scale.fits for scale in scales)), dtype=jnp.int32),
-        jnp.sum(mask & ~finite, dtype=jnp.int32),
-    )
+    done = Clipped(jax.tree_util.tree_unflatten(structure, totals), clipped, not_finite)
     return done, jax.tree_util.tree_unflatten(aux_form, sums)
 
 
@@ -253,7 +258,8 @@ def norm_methods(
 
     Returns
     -------
-    dict : {path of the parameter: "ghost" or "vmap"}.
+    dict : {path of the parameter: "ghost", "vmap", or "none" where the loss has no gradient by it}.  The words have an
+        attribute ``reason``: why the way is not "ghost", empty where it is.
 
     Raises
     ------
@@ -263,26 +269,18 @@ def norm_methods(
     >>> loss = lambda params, x: jnp.sum(jnp.tanh(x @ params["kernel"] + params["bias"]))
     >>> norm_methods(loss, {"kernel": jnp.zeros((30, 20)), "bias": jnp.zeros(20)}, jnp.zeros(30))
     {"['bias']": 'vmap', "['kernel']": 'ghost'}
+    >>> norm_methods(loss, {"kernel": jnp.zeros((30, 20)), "bias": jnp.zeros(20)}, jnp.zeros(30))["['bias']"].reason
+    'its use by add is no product, convolution or look-up of rows'
     """
     choice("method", method, METHODS)
     split_loss(jax.eval_shape(loss_fn, params, example), has_aux)
-    ghosts = {site.leaf for site in _sites(loss_fn, params, example, method)[1]}
+    ways = find_ways(loss_fn, params, example, method).ways
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
-    return {path: "ghost" if i in ghosts else "vmap" for i, path in enumerate(paths)}
+    return {path: Way("ghost") if isinstance(way, ghost.Site) else way for path, way in zip(paths, ways, strict=True)}
 
 
 ways = norm_methods
 """The old name of `norm_methods`."""
-
-
-def _sites(loss_fn: Any, params: Any, example: Any, method: str) -> tuple[Any, list[ghost.Site]]:
-    """The trace of the loss and the uses of parameters whose norms need no gradients; (None, []) if there are none."""
-    if method == "vmap":
-        return None, []
-    closed = trace(loss_fn, params, example)
-    sites = ghost.find_sites(closed, len(jax.tree_util.tree_leaves(params)))
-    sites = [site for site in sites if site.cheap or method == "ghost"]
-    return (closed, sites) if sites else (None, [])
 
 
 def _kept(keep: Any, values: Any) -> Any:

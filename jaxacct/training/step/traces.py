@@ -9,12 +9,22 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal
 
-__all__ = ["bind", "evaluate", "trace"]
+__all__ = ["BODIES", "bind", "evaluate", "trace", "written_out"]
+
+BODIES = ("scan", "checkpoint", "remat", "remat2")
+"""Operations with a body that is seen through where a parameter enters it: loops, and what is computed again."""
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
+"""Operations that are nothing but a call of this parameter."""
 
 
 def trace(loss_fn: Callable[..., Any], params: Any, example: Any) -> ClosedJaxpr:
     """The loss of one example, as operations on the flattened parameters and example, calls of jit written out."""
     closed = jax.make_jaxpr(loss_fn)(*jax.tree.map(_shape_of, (params, example)))
+    return written_out(closed)
+
+
+def written_out(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same operations, calls of jit written out."""
     return jax.make_jaxpr(lambda *values: evaluate(closed, values))(*closed.in_avals)
 
 
@@ -28,8 +38,8 @@ def evaluate(
     read = lambda var: var.val if isinstance(var, Literal) else env[var]
     for place, eqn in enumerate(closed.jaxpr.eqns):
         operands = [read(var) for var in eqn.invars]
-        if eqn.primitive.name in ("jit", "pjit"):
-            outputs = evaluate(eqn.params["jaxpr"], operands, operation)
+        if eqn.primitive.name in _CALLS:
+            outputs = evaluate(eqn.params[_CALLS[eqn.primitive.name]], operands, operation)
         else:
             outputs = operation(place, eqn, operands)
         env.update(zip(eqn.outvars, outputs, strict=True))

@@ -1,0 +1,55 @@
+"""Small arrays side by side in one, so that a program has one operation for all of them: it is compiled once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+__all__ = ["Bundle", "bundled"]
+
+_SMALL = 2**14
+"""Entries of an array that is copied into a bundle; larger ones are bundles of their own and are not copied."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Arrays that are taken as one.  members : their numbers.  shapes : theirs.  group : of all of them."""
+
+    members: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    group: int
+
+    @property
+    def size(self) -> int:
+        """Entries of all members."""
+        return sum(map(math.prod, self.shapes))
+
+    def joined(self, arrays: Sequence[Any]) -> Any:
+        """(examples, entries) from the members' values, the examples in front."""
+        flat = [array.reshape(len(array), -1) for array in arrays]
+        return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=1)
+
+    def parted(self, total: Any) -> list[Any]:
+        """The members' parts of an array of entries.
+
+        >>> bundle = Bundle((0, 1), ((), (2,)), 0)
+        >>> [part.tolist() for part in bundle.parted(bundle.joined([jnp.ones(1), jnp.zeros((1, 2))])[0])]
+        [1.0, [0.0, 0.0]]
+        """
+        ends = list(itertools.accumulate(map(math.prod, self.shapes)))
+        starts = [0, *ends[:-1]]
+        return [total[a:b].reshape(shape) for a, b, shape in zip(starts, ends, self.shapes, strict=True)]
+
+
+def bundled(members: Sequence[int], shapes: Sequence[tuple[int, ...]], groups: Sequence[int]) -> list[Bundle]:
+    """The members in bundles: the small ones of each group together; shapes and groups are those of all numbers."""
+    together: dict[Any, list[int]] = {}
+    for i in members:
+        small = math.prod(shapes[i]) <= _SMALL
+        together.setdefault((groups[i], None if small else i), []).append(i)
+    return [Bundle(tuple(each), tuple(shapes[i] for i in each), group) for (group, _), each in together.items()]
