@@ -16,15 +16,24 @@ RUNGS = tuple(rung for rung in LADDER if not rung.split)
 """The plain rungs; a composition that none of them answers is left to the ladder."""
 
 
-def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float) -> Answer:
+def delta_about(
+    parts: Components,
+    epsilon: np.ndarray,
+    floor: np.ndarray,
+    width: float | np.ndarray,
+    tolerance: float | np.ndarray,
+    place: np.ndarray | None = None,
+) -> Answer:
     """Brackets of the finite part of delta, 0 and 1 where nothing is known; every array (B, K).
 
-    epsilon : at least 0; those of a row should be within about a deviation of the loss.
+    epsilon : at least 0; those of a row should be within about a deviation of the loss of where the contour is placed.
     floor : an upper end at most this is not refined.
-    width : relative width at which a bracket is narrow enough.
-    tolerance : size of images and cut-off terms relative to delta.
+    width : relative width at which a bracket is narrow enough, a number or (B, K).
+    tolerance : size of images and cut-off terms relative to delta, a number or (B,).
+    place : (B,), the eps for which the contour is placed; by default the middle of a row's.
     """
-    middle = 0.5 * (np.min(epsilon, axis=1) + np.max(epsilon, axis=1))
+    middle = 0.5 * (np.min(epsilon, axis=1) + np.max(epsilon, axis=1)) if place is None else place
+    width, log_tol = np.broadcast_to(width, epsilon.shape), np.log(np.broadcast_to(tolerance, middle.shape))
     answer = Answer(np.zeros(epsilon.shape), np.full(epsilon.shape, np.nan), np.ones(epsilon.shape))
     answer.upper[epsilon > reach(parts).largest_loss[:, None]] = 0.0
     due = np.where(np.all(answer.upper <= floor, axis=1), len(RUNGS), 0)
@@ -32,7 +41,7 @@ def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width
         rows = np.flatnonzero(due == step)
         if not rows.size:
             continue
-        arguments = (law(parts, rows), middle[rows], epsilon[rows], np.full(rows.size, np.log(tolerance)))
+        arguments = (law(parts, rows), middle[rows], epsilon[rows], log_tol[rows])
         static = {"points": rung.points, "count": rung.nodes}
         found = evaluate(contour.delta_about, arguments, rows.size, rung.chunk, **static)
         low, high = _agreed(parts.take(rows), epsilon[rows], *_from_logs(found[0], found[2], found[3]))
@@ -42,7 +51,7 @@ def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width
         low, high = np.maximum(low, answer.lower[rows]), np.minimum(high, answer.upper[rows])
         agree = low <= high
         answer.lower[rows], answer.upper[rows] = np.where(agree, low, 0.0), np.where(agree, high, 1.0)
-        done = agree & ((high - low <= width * high) | (high <= floor[rows]))
+        done = agree & ((high - low <= width[rows] * high) | (high <= floor[rows]))
         next_one = np.maximum(rung_for(found[4].reshape(rows.size, 2), RUNGS), step + 1)
         due[rows] = np.where(np.all(done, axis=1), len(RUNGS), next_one)
     middle_of = np.where(np.isnan(answer.estimate), answer.upper, answer.estimate)
