@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import kinds_of
+from jaxacct.engines.contour import reach
 from jaxacct.engines.contour_about import delta_about, delta_along
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Components, Mechanism, components, directions
@@ -17,6 +18,8 @@ __all__ = ["deltas_about", "deltas_along"]
 WIDTH, TOLERANCE = 0.25, 0.01
 """Of rtol: how narrow a bracket of one direction is to be, and what the contour may cut off."""
 
+LOWER_PLACE = 0.35
+"""Where the contour of adding is placed, over the place or the largest loss."""
 ROUGH = 3e-3
 """Relative distance of an upper end from the estimate that is near enough where rtol is not wanted."""
 
@@ -68,8 +71,12 @@ def deltas_along(
             high[:, ~plain] = 1.0
             rows = np.flatnonzero(plain)
             if rows.size:
-                columns = (values[:, rows].T for values in (epsilon, low, width, both))
-                found = delta_along(parts.take(rows), place[rows], *columns, TOLERANCE * rtol)
+                some, asked = parts.take(rows), both & (direction == "remove")
+                # the loss of adding is bounded, and its deltas matter near eps = 0
+                lower = LOWER_PLACE * np.minimum(place[rows], reach(some).largest_loss)
+                columns = (values[:, rows].T for values in (epsilon, low, np.where(asked, width, ROUGH), asked))
+                at = place[rows] if direction == "remove" else lower
+                found = delta_along(some, at, *columns, TOLERANCE * rtol)
                 low[:, rows] = np.maximum(low[:, rows], found.lower.T)
                 high[:, rows] = np.maximum(high[:, rows], found.upper.T)
     return low * (1.0 - 4.0 * ROUNDOFF), np.minimum(high * (1.0 + 4.0 * ROUNDOFF), 1.0)

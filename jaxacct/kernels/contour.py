@@ -24,6 +24,8 @@ FINE_AXIS_POINTS = 128
 """Points on the real axis from which on a rung counts as fine."""
 FEWEST_AXIS_POINTS = 32
 """Least number of points on the real axis, where a quarter of a rung's points serves otherwise."""
+LOG_FAR_IMAGE = -11.0
+"""Logarithm of the images at an eps far below the contour's, where delta is seldom below e^-5."""
 NEWTON_STEPS = 6
 """Newton steps from the saddle point's eps to that of the contour integral."""
 LEAST_VALUE = 1e-300
@@ -138,10 +140,17 @@ def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, poi
 def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
     """`delta_about` for many eps, `along`: (K,), which cost little each: their sums are polynomials at K points.
 
-    Their rounding is somewhat larger.
+    The period is long enough for the least of them, too, whose images to the right are enlarged by the tilt.  Rounding is
+    somewhat larger.
     """
+    xp = namespace(law.sign, along)
     point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
-    nodes = nodes_for(law, point, epsilon, log_tol, points, count)
+    c, period, at, log_bound = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
+    gap = at - c[..., None]
+    image = log_bound - at * xp.min(along, axis=-1)[..., None] - LOG_FAR_IMAGE
+    wider = xp.min(xp.where(gap > 0.0, image / xp.where(gap > 0.0, gap, 1.0), xp.inf), axis=-1)
+    h = 2.0 * xp.pi / xp.maximum(period, wider)
+    nodes = nodes_at(law, c, h, log_tol, points, count, (at, log_bound))
     value, off = values_along(nodes, along), errors_along(nodes, along)
     return _bracketed(lifted_nodes(nodes), along, value, off)
 
