@@ -20,7 +20,7 @@ from jaxacct.kernels import rate_calibration
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.worse_direction import worse_direction
 
-__all__ = ["Target", "noise_for", "noise_for_rate"]
+__all__ = ["Solved", "Target", "by_contour", "noise_for", "noise_for_rate"]
 
 ROUNDS = ((0.5, 5), (0.2, 3), (0.1, 3))
 """How the eps of a true-positive rate is looked for where few hits are expected, round by round.
@@ -50,7 +50,7 @@ class Target(NamedTuple):
     delta: np.ndarray
 
 
-class _Solved(NamedTuple):
+class Solved(NamedTuple):
     """What the solve for eps and the noise together has found, row by row."""
 
     noise: np.ndarray
@@ -68,7 +68,7 @@ def noise_for(
     relation: str,
     rtol: float,
     noise: np.ndarray | None,
-    solved: _Solved | None = None,
+    solved: Solved | None = None,
 ) -> Found:
     """The least noise for which the certified delta at the target's eps is at most the target's delta.
 
@@ -122,7 +122,7 @@ def noise_for_rate(
     # of mu-Gaussian DP: the loss at the threshold of the best test
     mu = ndtri(goal) - ndtri(fpr)
     epsilon = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)
-    solved, settled = _by_contour(flat, goal, fpr, mu, epsilon, relation)
+    solved, settled = by_contour(flat, goal, fpr, mu, epsilon, relation)
     noise = solved.noise
     full = flat["sampling_probability"] == 1.0  # mu-Gaussian DP itself: that eps is the best one
     solved.close[full] = False
@@ -137,18 +137,21 @@ def noise_for_rate(
 
 
 @np.errstate(all="ignore")  # a guess that is not a number is not used
-def _by_contour(
+def by_contour(
     flat: dict[str, np.ndarray],
     goal: np.ndarray,
     fpr: np.ndarray,
     mu: np.ndarray,
     epsilon: np.ndarray,
     relation: str,
-) -> tuple[_Solved, np.ndarray]:
-    """(what is found on the plain contour, whether the best eps is); `epsilon` is replaced where it is."""
+) -> tuple[Solved, np.ndarray]:
+    """The noise and the best eps together, for rows with 0 < q < 1: (what is found, whether it is found).
+
+    mu, epsilon : those of Gaussian differential privacy with the same rate; `epsilon` is replaced where it is found.
+    """
     q, steps = flat["sampling_probability"], flat["steps"]
     settled = np.zeros(q.size, bool)
-    solved = _Solved(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), np.zeros(q.size, bool))
+    solved = Solved(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), np.zeros(q.size, bool))
     x = np.clip(np.nan_to_num(-0.5 * np.log(np.log1p(mu**2 / (q**2 * steps)))), *np.log(NOISE_RANGE))
     # the slope at the best eps of mu-Gaussian DP: e^eps a / delta
     share = np.clip(np.exp(epsilon) * fpr / goal, 0.01, 0.99)
