@@ -20,6 +20,8 @@ WIDTH, TOLERANCE = 0.25, 0.01
 
 LOWER_PLACE = 0.35
 """Where the contour of adding is placed, over the place or the largest loss."""
+FAR_TOLERANCE = 1e-8
+"""What that contour may cut off, which is larger in relation to delta several deviations above its place."""
 ROUGH = 3e-3
 """Relative distance of an upper end from the estimate that is near enough where rtol is not wanted."""
 
@@ -76,7 +78,7 @@ def deltas_along(
                 lower = LOWER_PLACE * np.minimum(place[rows], reach(some).largest_loss)
                 columns = (values[:, rows].T for values in (epsilon, low, np.where(asked, width, ROUGH), asked))
                 at = place[rows] if direction == "remove" else lower
-                found = delta_along(some, at, *columns, TOLERANCE * rtol)
+                found = delta_along(some, at, *columns, TOLERANCE * rtol if direction == "remove" else FAR_TOLERANCE)
                 low[:, rows] = np.maximum(low[:, rows], found.lower.T)
                 high[:, rows] = np.maximum(high[:, rows], found.upper.T)
     return low * (1.0 - 4.0 * ROUNDOFF), np.minimum(high * (1.0 + 4.0 * ROUNDOFF), 1.0)
