@@ -18,9 +18,9 @@ __all__ = ["deltas_about", "deltas_along"]
 WIDTH, TOLERANCE = 0.25, 0.01
 """Of rtol: how narrow a bracket of one direction is to be, and what the contour may cut off."""
 
-LOWER_PLACE = 0.35
+LOWER_PLACE = 0.28
 """Where the contour of adding is placed, over the place or the largest loss."""
-FAR_TOLERANCE = 1e-8
+FAR_TOLERANCE = 1e-9
 """What that contour may cut off, which is larger in relation to delta several deviations above its place."""
 ROUGH = 3e-3
 """Relative distance of an upper end from the estimate that is near enough where rtol is not wanted."""

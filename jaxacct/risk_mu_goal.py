@@ -19,8 +19,12 @@ from jaxacct.risk_rates import Place, Rates, rate_from_three, three_places
 
 __all__ = ["Shown", "shown_on_one_contour"]
 
-TANGENTS = 46
-"""Tangents between eps = 0 and the best one at the floor, besides two close to that."""
+ALMOST = 0.02
+"""Relative width of a bracket that more tangents may make narrow."""
+BLOCKS = (1, 4)
+"""Blocks of tangents of the first and the second try; mu of a nearly Gaussian run hardly falls, and needs many."""
+BLOCK = 64
+"""Tangents of a block, which share a contour; three of all are for the rate at the floor."""
 
 
 class Shown(NamedTuple):
@@ -31,31 +35,46 @@ class Shown(NamedTuple):
     narrow: np.ndarray
 
 
-def shown_on_one_contour(
-    run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float
-) -> Shown:
-    """mu of DP-SGD runs under a relation that is its own reverse, where few tangents decide.
+def shown_on_one_contour(run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float) -> Shown:
+    """mu of DP-SGD runs under a relation that is its own reverse, where tangents chosen beforehand decide.
 
     place : where the best eps at the floor is thought to be.  width : relative width of a bracket of mu that is
     narrow enough.
     """
+    shown = Shown(np.zeros(floor.size), np.full(floor.size, np.inf), np.zeros(floor.size, bool))
     near = three_places(place, KNOWN_WIDTH)
+    rows = np.flatnonzero(np.isfinite(place.epsilon) & (near[0] > 0.0))
+    for blocks in BLOCKS:
+        if rows.size:
+            some = Place(place.epsilon[rows], place.deviation[rows])
+            lower, upper = _bracket(take_rows(run, rows), relation, floor[rows], some, near[:, rows], width, blocks)
+            # a row whose rate at the floor is not known needs more than tangents
+            more = (lower <= upper) & (upper - lower <= ALMOST * upper)
+            with np.errstate(invalid="ignore"):
+                narrow = np.isfinite(upper) & (lower <= upper) & (upper - lower <= width * upper)
+            shown.lower[rows], shown.upper[rows], shown.narrow[rows] = lower, upper, narrow
+            rows = rows[more & ~narrow]
+    return shown
+
+
+def _bracket(
+    run: Mechanism, relation: str, floor: np.ndarray, place: Place, near: np.ndarray, width: float, blocks: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper ends of mu, by so many blocks of tangents."""
+    size, tangents = floor.size, BLOCK * blocks - 3
     # mu falls as the rate rises: the nearer to the floor, the closer the tangents, in eps as the squares
-    shares = 1.0 - np.linspace(1.0, 0.0, TANGENTS + 1)[:-1] ** 2
+    shares = 1.0 - np.linspace(1.0, 0.0, tangents + 1)[:-1] ** 2
     epsilon = np.concatenate([place.epsilon * shares[:, None], near])
     order = np.argsort(epsilon, axis=0, kind="stable")
     back = np.argsort(order, axis=0)[-3:]
-    epsilon, at_floor = np.take_along_axis(epsilon, order, axis=0), order >= TANGENTS
-    lower, upper = np.zeros(floor.size), np.full(floor.size, np.inf)
-    rows = np.flatnonzero(np.isfinite(place.epsilon) & (near[0] > 0.0))
-    if rows.size:
-        some = take_rows(run, rows)
-        ends = deltas_along(some, place.epsilon[rows], epsilon[:, rows], at_floor[:, rows], relation, width)
-        low, high = (np.take_along_axis(end, back[:, rows], axis=0) for end in ends)
-        known = Place(place.epsilon[rows], place.deviation[rows])
-        rate = rate_from_three(near[:, rows], Rates(low, high, high), known, floor[rows], KNOWN_WIDTH)
-        upper[rows] = largest_mu(np.stack([epsilon[:, rows], *ends]), floor[rows])[0]
-        lower[rows] = np.nan_to_num(least_mu(rate, ends[0][0], floor[rows]))
-    with np.errstate(invalid="ignore"):
-        narrow = np.isfinite(upper) & (lower <= upper) & (upper - lower <= width * upper)
-    return Shown(lower, upper, narrow)
+    epsilon, at_floor = np.take_along_axis(epsilon, order, axis=0), order >= tangents
+    # a block is a row of its own
+    apart = lambda values: values.reshape(blocks, BLOCK, size).swapaxes(0, 1).reshape(BLOCK, blocks * size)
+    whole = lambda values: values.reshape(BLOCK, blocks, size).swapaxes(0, 1).reshape(blocks * BLOCK, size)
+    many = take_rows(run, np.tile(np.arange(size), blocks))
+    found = deltas_along(many, np.tile(place.epsilon, blocks), apart(epsilon), apart(at_floor), relation, width)
+    ends = [whole(end) for end in found]
+    low, high = (np.take_along_axis(end, back, axis=0) for end in ends)
+    rate = rate_from_three(near, Rates(low, high, high), place, floor, KNOWN_WIDTH)
+    upper = largest_mu(np.stack([epsilon, *ends]), floor)[0]
+    return np.nan_to_num(least_mu(rate, ends[0][0], floor)), upper

@@ -169,7 +169,7 @@ def _start_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tupl
             # d mu/dx, where x is the logarithm of the noise: the normal quantile of delta + e^eps a
             room = rate - np.exp(place.epsilon) * floor
             slope = np.sqrt(2.0 * np.pi) * np.exp(0.5 * ndtri(rate) ** 2) * room * solved.slope
-            start.solved[:] &= (slope < 0.0) & np.isfinite(slope) & solved.close
+            start.solved[:] &= (slope < 0.0) & np.isfinite(slope)
             start.slope[:] = np.where(start.solved, slope, 0.0)
             start.x[:] = np.log(solved.noise) - np.where(start.solved, AIM * unknown.rtol * goal / slope, 0.0)
         left = np.flatnonzero(~start.solved)
