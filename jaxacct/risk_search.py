@@ -35,11 +35,11 @@ LARGEST_MOVE = 2.0
 """Longest move of eps from the best of these places, over their distance."""
 SETTLED = 0.01
 """Last step of the kernel in eps, times c, below which its eps is taken: the noise changes by the square of that."""
-STEPS, MORE_STEPS = 4, 7
-"""Steps of the kernel on the contour integral, and on the last rung, where the first approximation is poor."""
+ATTEMPTS = ((0, 4), (0, 14), (1, 7), (2, 14))
+"""Rungs, and steps of the kernel on the contour integral: more where the first approximation has been poor."""
 CLOSE = 1e-4
 """Last step of the kernel in x below which its noise is taken; else it is solved for anew at that eps."""
-CUT_SHORT = 4.0
+CUT_SHORT = 25.0
 """Of how many times the nodes of the last rung an eps may need: what is cut off hardly moves it."""
 
 
@@ -165,21 +165,21 @@ def by_contour(
         np.log(fpr),
         np.full(q.size, np.log(TOLERANCE)),
     )
-    due = np.where(q > 0.0, 0, len(PLAIN_FOR_DELTA))
-    for step, rung in enumerate(PLAIN_FOR_DELTA):
-        rows = np.flatnonzero(due == step)
+    due = np.where(q > 0.0, 0, len(ATTEMPTS))
+    rung_of = np.array([rung for rung, _ in ATTEMPTS])
+    for turn, (step, steps_there) in enumerate(ATTEMPTS):
+        rows = np.flatnonzero(due == turn)
         if rows.size == 0:
             continue
-        part = tuple(column[rows] for column in arguments)
-        last = step == len(PLAIN_FOR_DELTA) - 1
-        static = {"points": rung.points, "count": rung.nodes, "steps": MORE_STEPS if last else STEPS}
+        part, rung = tuple(column[rows] for column in arguments), PLAIN_FOR_DELTA[step]
+        static = {"points": rung.points, "count": rung.nodes, "steps": steps_there}
         at, x, moved, off, slope, need = evaluate(rate_calibration.solve, part, rows.size, rung.chunk, **static)
-        fits = need <= NEARLY * rung.nodes
+        fits, last = need <= NEARLY * rung.nodes, turn == len(ATTEMPTS) - 1
         good = (moved < SETTLED) & (fits | (last & (need <= CUT_SHORT * rung.nodes))) & np.isfinite(at)
         good &= (at < np.log(goal[rows] / fpr[rows])) & (x > np.log(NOISE_RANGE[0])) & (x < np.log(NOISE_RANGE[1]))
         close = good & fits & (np.abs(off) < CLOSE) & (slope < 0.0)
-        wanted = np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need)
-        due[rows] = np.where(good, len(PLAIN_FOR_DELTA), np.maximum(wanted, step + 1))
+        wanted = np.searchsorted(rung_of, np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need))
+        due[rows] = np.where(good, len(ATTEMPTS), np.maximum(wanted, turn + 1))
         for column, new in zip(solved, (np.exp(x), slope, np.full(rows.size, step), close), strict=True):
             column[rows[good]] = new[good]
         epsilon[rows[good]], settled[rows] = at[good], good

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxacct.engines import quick_bounds
 from jaxacct.engines.backend import evaluate
-from jaxacct.engines.contour import LADDER, LEAST_DELTA, LOWEST_LOG_DELTA, Answer, law, reach, rung_for
+from jaxacct.engines.contour import LADDER, LEAST_DELTA, LOWEST_LOG_DELTA, PLAIN, Answer, law, reach, rung_for
 from jaxacct.kernels import contour
 from jaxacct.mechanisms.loss_components import Components
 
@@ -61,10 +61,11 @@ def _climb(
     both: np.ndarray,
     tolerance: float,
 ) -> Answer:
+    rungs = PLAIN if kernel is contour.delta_along else RUNGS
     answer = Answer(np.zeros(epsilon.shape), np.full(epsilon.shape, np.nan), np.ones(epsilon.shape))
     answer.upper[epsilon > reach(parts).largest_loss[:, None]] = 0.0
-    due = np.where(np.all(answer.upper <= floor, axis=1), len(RUNGS), 0)
-    for step, rung in enumerate(RUNGS):
+    due = np.where(np.all(answer.upper <= floor, axis=1), len(rungs), 0)
+    for step, rung in enumerate(rungs):
         rows = np.flatnonzero(due == step)
         if not rows.size:
             continue
@@ -82,8 +83,8 @@ def _climb(
         answer.lower[rows], answer.upper[rows] = np.where(agree, low, 0.0), np.where(agree, high, 1.0)
         below = np.where(both[rows], low, middle_of)
         done = agree & ((high - below <= width[rows] * high) | (high <= floor[rows]))
-        next_one = np.maximum(rung_for(found[4].reshape(rows.size, 2), RUNGS), step + 1)
-        due[rows] = np.where(np.all(done, axis=1), len(RUNGS), next_one)
+        next_one = np.maximum(rung_for(found[4].reshape(rows.size, 2), rungs), step + 1)
+        due[rows] = np.where(np.all(done, axis=1), len(rungs), next_one)
     middle_of = np.where(np.isnan(answer.estimate), answer.upper, answer.estimate)
     return answer._replace(estimate=np.clip(middle_of, answer.lower, answer.upper))
 
