@@ -18,6 +18,9 @@ __all__ = ["delta_about", "delta_along"]
 RUNGS = tuple(rung for rung in LADDER if not rung.split)
 """The plain rungs; a composition that none of them answers is left to the ladder."""
 
+MOST_RUNGS = 5
+"""Rungs for many eps: on finer ones a contour takes as long as the ladder does for each eps."""
+
 
 def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float) -> Answer:
     """Brackets of the finite part of delta, 0 and 1 where nothing is known; every array (B, K).
@@ -61,7 +64,8 @@ def _climb(
     both: np.ndarray,
     tolerance: float,
 ) -> Answer:
-    rungs = PLAIN if kernel is contour.delta_along else RUNGS
+    along = kernel is contour.delta_along
+    rungs = PLAIN[:MOST_RUNGS] if along else RUNGS
     answer = Answer(np.zeros(epsilon.shape), np.full(epsilon.shape, np.nan), np.ones(epsilon.shape))
     answer.upper[epsilon > reach(parts).largest_loss[:, None]] = 0.0
     due = np.where(np.all(answer.upper <= floor, axis=1), len(rungs), 0)
@@ -72,9 +76,8 @@ def _climb(
         arguments = (law(parts, rows), middle[rows], epsilon[rows], np.full(rows.size, np.log(tolerance)))
         static = {"points": rung.points, "count": rung.nodes}
         found = evaluate(kernel, arguments, rows.size, rung.chunk, **static)
-        agreed = _all_agreed if kernel is contour.delta_along else _agreed
         low, high = _from_logs(found[0], found[2], found[3] & (np.isfinite(found[0]) | ~both[rows]))
-        low, high = agreed(parts.take(rows), epsilon[rows], low, high)
+        low, high = (_all_agreed if along else _agreed)(parts.take(rows), epsilon[rows], low, high)
         middle_of = np.exp(np.minimum(found[1], 0.0))
         better = high - low < answer.upper[rows] - answer.lower[rows]
         answer.estimate[rows] = np.where(better, middle_of, answer.estimate[rows])
@@ -83,7 +86,11 @@ def _climb(
         answer.lower[rows], answer.upper[rows] = np.where(agree, low, 0.0), np.where(agree, high, 1.0)
         below = np.where(both[rows], low, middle_of)
         done = agree & ((high - below <= width[rows] * high) | (high <= floor[rows]))
-        next_one = np.maximum(rung_for(found[4].reshape(rows.size, 2), rungs), step + 1)
+        needs = found[4].reshape(rows.size, 2)
+        next_one = np.maximum(rung_for(needs, rungs), step + 1)
+        if along:  # a rung that is too small would take longer than all before
+            beyond = np.any(needs > (rungs[-1].points, rungs[-1].nodes), axis=1)
+            next_one = np.where(beyond, len(rungs), next_one)
         due[rows] = np.where(np.all(done, axis=1), len(rungs), next_one)
     middle_of = np.where(np.isnan(answer.estimate), answer.upper, answer.estimate)
     return answer._replace(estimate=np.clip(middle_of, answer.lower, answer.upper))
