@@ -19,55 +19,68 @@ from jaxacct.risk_rates import Place, Rates, rate_from_three, three_places
 
 __all__ = ["Shown", "shown_on_one_contour"]
 
+BLOCK = 64
+"""Tangents of a block, which share a contour."""
+BLOCKS = (1, 4, 4)
+"""Blocks of the first try and of the others; mu of a nearly Gaussian run hardly falls, and needs many tangents."""
+ABOVE, FARTHEST = 8, 0.12
+"""Tangents of a block above the place, in case the best eps is there, and the distance of the last in shares of it."""
 ALMOST = 0.02
 """Relative width of a bracket that more tangents may make narrow."""
-BLOCKS = (1, 4)
-"""Blocks of tangents of the first and the second try; mu of a nearly Gaussian run hardly falls, and needs many."""
-BLOCK = 64
-"""Tangents of a block, which share a contour; three of all are for the rate at the floor."""
+OFF = 0.2
+"""Distance of a better place, in that of the three values at the floor, from which on it is tried."""
 
 
 class Shown(NamedTuple):
-    """Brackets of mu row by row, and which of them are narrow."""
+    """Brackets of mu row by row, which of them are narrow, and about the best eps at the floor."""
 
     lower: np.ndarray
     upper: np.ndarray
     narrow: np.ndarray
+    epsilon: np.ndarray
 
 
+@np.errstate(invalid="ignore")  # a comparison with what is not a number does not hold
 def shown_on_one_contour(run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float) -> Shown:
     """mu of DP-SGD runs under a relation that is its own reverse, where tangents chosen beforehand decide.
 
     place : where the best eps at the floor is thought to be.  width : relative width of a bracket of mu that is
     narrow enough.
     """
-    shown = Shown(np.zeros(floor.size), np.full(floor.size, np.inf), np.zeros(floor.size, bool))
-    near = three_places(place, KNOWN_WIDTH)
-    rows = np.flatnonzero(np.isfinite(place.epsilon) & (near[0] > 0.0))
+    size = floor.size
+    shown = Shown(np.zeros(size), np.full(size, np.inf), np.zeros(size, bool), place.epsilon.copy())
+    rows = np.arange(size)
     for blocks in BLOCKS:
-        if rows.size:
-            some = Place(place.epsilon[rows], place.deviation[rows])
-            lower, upper = _bracket(take_rows(run, rows), relation, floor[rows], some, near[:, rows], width, blocks)
-            # a row whose rate at the floor is not known needs more than tangents
-            more = (lower <= upper) & (upper - lower <= ALMOST * upper)
-            with np.errstate(invalid="ignore"):
-                narrow = np.isfinite(upper) & (lower <= upper) & (upper - lower <= width * upper)
-            shown.lower[rows], shown.upper[rows], shown.narrow[rows] = lower, upper, narrow
-            rows = rows[more & ~narrow]
+        at = Place(shown.epsilon[rows], place.deviation[rows])
+        usable = np.isfinite(at.epsilon) & (three_places(at, KNOWN_WIDTH)[0] > 0.0)
+        rows, at = rows[usable], Place(at.epsilon[usable], at.deviation[usable])
+        if not rows.size:
+            break
+        lower, upper, better = _bracket(take_rows(run, rows), relation, floor[rows], at, width, blocks)
+        agree = lower <= upper
+        narrow = agree & np.isfinite(upper) & (upper - lower <= width * upper)
+        more = np.abs(better - at.epsilon) > OFF * KNOWN_WIDTH * at.deviation
+        more = agree & np.isfinite(upper) & (more | (upper - lower <= ALMOST * upper))
+        shown.lower[rows], shown.upper[rows], shown.narrow[rows] = lower, upper, narrow
+        shown.epsilon[rows] = np.where(narrow | ~np.isfinite(better), at.epsilon, better)
+        rows = rows[more & ~narrow]
     return shown
 
 
 def _bracket(
-    run: Mechanism, relation: str, floor: np.ndarray, place: Place, near: np.ndarray, width: float, blocks: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper ends of mu, by so many blocks of tangents."""
-    size, tangents = floor.size, BLOCK * blocks - 3
+    run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float, blocks: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lower and upper ends of mu, by so many blocks of tangents, and about the best eps at the floor."""
+    size, near = floor.size, three_places(place, KNOWN_WIDTH)
+    above = ABOVE * blocks
+    below = BLOCK * blocks - 3 - above
     # mu falls as the rate rises: the nearer to the floor, the closer the tangents, in eps as the squares
-    shares = 1.0 - np.linspace(1.0, 0.0, tangents + 1)[:-1] ** 2
+    shares = 1.0 - np.linspace(1.0, 0.0, below + 1)[:-1] ** 2
+    shares = np.append(shares, 1.0 + FARTHEST * np.linspace(0.0, 1.0, above + 1)[1:] ** 2)
     epsilon = np.concatenate([place.epsilon * shares[:, None], near])
     order = np.argsort(epsilon, axis=0, kind="stable")
     back = np.argsort(order, axis=0)[-3:]
-    epsilon, at_floor = np.take_along_axis(epsilon, order, axis=0), order >= tangents
+    epsilon, at_floor = np.take_along_axis(epsilon, order, axis=0), order >= BLOCK * blocks - 3
     # a block is a row of its own
     apart = lambda values: values.reshape(blocks, BLOCK, size).swapaxes(0, 1).reshape(BLOCK, blocks * size)
     whole = lambda values: values.reshape(BLOCK, blocks, size).swapaxes(0, 1).reshape(blocks * BLOCK, size)
@@ -77,4 +90,17 @@ def _bracket(
     low, high = (np.take_along_axis(end, back, axis=0) for end in ends)
     rate = rate_from_three(near, Rates(low, high, high), place, floor, KNOWN_WIDTH)
     upper = largest_mu(np.stack([epsilon, *ends]), floor)[0]
-    return np.nan_to_num(least_mu(rate, ends[0][0], floor)), upper
+    return np.nan_to_num(least_mu(rate, ends[0][0], floor)), upper, _lowest(epsilon, ends[1], floor)
+
+
+@np.errstate(all="ignore")  # a place that is not a number is not used
+def _lowest(epsilon: np.ndarray, delta: np.ndarray, floor: np.ndarray) -> np.ndarray:
+    """About the eps at which `delta + e^eps a` is least, by a parabola through the least value and its neighbours."""
+    rates = delta + np.exp(epsilon) * floor
+    best = np.clip(np.argmin(rates, axis=0), 2, epsilon.shape[0] - 3)
+    # the next but one: neighbours may be so near that only rounding tells them apart
+    x, y = (np.take_along_axis(v, best + np.array([-2, 0, 2])[:, None], axis=0) for v in (epsilon, rates))
+    left, right = (y[1] - y[0]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
+    bend = (right - left) / (x[2] - x[0])
+    found = 0.5 * (x[0] + x[1]) - 0.5 * left / bend
+    return np.where((bend > 0.0) & (found > 0.0), np.clip(found, 0.8 * x[0], 1.2 * x[2]), x[1])

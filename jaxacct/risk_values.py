@@ -141,7 +141,8 @@ def value_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple
                 Place(place.epsilon[mine], place.deviation[mine]),
                 width,
             )
-            ends[:, left], epsilon[mine] = (shown.lower, shown.upper, shown.upper), place.epsilon[mine]
+            ends[:, left] = shown.lower, shown.upper, shown.upper
+            place.epsilon[mine] = epsilon[mine] = shown.epsilon
             left = left[~shown.narrow]
         if left.size:
             mine, at = rows[left], (some.take(left), values[left])
