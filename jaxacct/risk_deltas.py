@@ -55,14 +55,21 @@ def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float
 
 
 def deltas_along(
-    run: Mechanism, place: np.ndarray, epsilon: np.ndarray, both: np.ndarray, relation: str, rtol: float
+    run: Mechanism,
+    place: np.ndarray,
+    epsilon: np.ndarray,
+    both: np.ndarray,
+    relation: str,
+    rtol: float,
+    tolerance: float = TOLERANCE,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper ends of delta of n runs at (K, n) epsilons, rising, on one contour for each run and direction.
 
     Nothing is refined beyond that: where nothing is known the ends are 0 and 1.
 
     run : DP-SGD, n of them.  place : (n,), near the eps where rtol is wanted.  both : (K, n), whether it is; elsewhere
-    a rough upper end is enough.
+    a rough upper end is enough.  tolerance : of rtol, what the contour there may cut off by a first approximation of
+    delta.
     """
     low, high, width = np.zeros(epsilon.shape), np.zeros(epsilon.shape), np.where(both, WIDTH * rtol, ROUGH)
     with np.errstate(all="ignore"):
@@ -78,7 +85,7 @@ def deltas_along(
                 lower = LOWER_PLACE * np.minimum(place[rows], reach(some).largest_loss)
                 columns = (values[:, rows].T for values in (epsilon, low, np.where(asked, width, ROUGH), asked))
                 at = place[rows] if direction == "remove" else lower
-                found = delta_along(some, at, *columns, TOLERANCE * rtol if direction == "remove" else FAR_TOLERANCE)
+                found = delta_along(some, at, *columns, tolerance * rtol if direction == "remove" else FAR_TOLERANCE)
                 low[:, rows] = np.maximum(low[:, rows], found.lower.T)
                 high[:, rows] = np.maximum(high[:, rows], found.upper.T)
     return low * (1.0 - 4.0 * ROUNDOFF), np.minimum(high * (1.0 + 4.0 * ROUNDOFF), 1.0)

@@ -21,14 +21,14 @@ __all__ = ["Shown", "shown_on_one_contour"]
 
 BLOCK = 64
 """Tangents of a block, which share a contour."""
-BLOCKS = (1, 4, 4)
-"""Blocks of the first try and of the others; mu of a nearly Gaussian run hardly falls, and needs many tangents."""
+TRIES = ((1, 1e-2), (4, 1e-5), (4, 1e-8))
+"""Blocks of tangents, and what the contour may cut off of the width, try by try.
+
+mu of a nearly Gaussian run hardly falls, and needs many tangents.  Where losses are rare and large, what is cut off is
+many times as much as the saddle point approximation shows.
+"""
 ABOVE, FARTHEST = 8, 0.12
 """Tangents of a block above the place, in case the best eps is there, and the distance of the last in shares of it."""
-ALMOST = 0.02
-"""Relative width of a bracket that more tangents may make narrow."""
-OFF = 0.2
-"""Distance of a better place, in that of the three values at the floor, from which on it is tried."""
 
 
 class Shown(NamedTuple):
@@ -50,17 +50,15 @@ def shown_on_one_contour(run: Mechanism, relation: str, floor: np.ndarray, place
     size = floor.size
     shown = Shown(np.zeros(size), np.full(size, np.inf), np.zeros(size, bool), place.epsilon.copy())
     rows = np.arange(size)
-    for blocks in BLOCKS:
+    for blocks, tolerance in TRIES:
         at = Place(shown.epsilon[rows], place.deviation[rows])
         usable = np.isfinite(at.epsilon) & (three_places(at, KNOWN_WIDTH)[0] > 0.0)
         rows, at = rows[usable], Place(at.epsilon[usable], at.deviation[usable])
         if not rows.size:
             break
-        lower, upper, better = _bracket(take_rows(run, rows), relation, floor[rows], at, width, blocks)
-        agree = lower <= upper
-        narrow = agree & np.isfinite(upper) & (upper - lower <= width * upper)
-        more = np.abs(better - at.epsilon) > OFF * KNOWN_WIDTH * at.deviation
-        more = agree & np.isfinite(upper) & (more | (upper - lower <= ALMOST * upper))
+        lower, upper, better = _bracket(take_rows(run, rows), relation, floor[rows], at, width, blocks, tolerance)
+        more = (lower <= upper) & np.isfinite(upper)
+        narrow = more & (upper - lower <= width * upper)
         shown.lower[rows], shown.upper[rows], shown.narrow[rows] = lower, upper, narrow
         shown.epsilon[rows] = np.where(narrow | ~np.isfinite(better), at.epsilon, better)
         rows = rows[more & ~narrow]
@@ -68,7 +66,7 @@ def shown_on_one_contour(run: Mechanism, relation: str, floor: np.ndarray, place
 
 
 def _bracket(
-    run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float, blocks: int
+    run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float, blocks: int, tolerance: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lower and upper ends of mu, by so many blocks of tangents, and about the best eps at the floor."""
     size, near = floor.size, three_places(place, KNOWN_WIDTH)
@@ -85,7 +83,8 @@ def _bracket(
     apart = lambda values: values.reshape(blocks, BLOCK, size).swapaxes(0, 1).reshape(BLOCK, blocks * size)
     whole = lambda values: values.reshape(BLOCK, blocks, size).swapaxes(0, 1).reshape(blocks * BLOCK, size)
     many = take_rows(run, np.tile(np.arange(size), blocks))
-    found = deltas_along(many, np.tile(place.epsilon, blocks), apart(epsilon), apart(at_floor), relation, width)
+    asked = np.tile(place.epsilon, blocks), apart(epsilon), apart(at_floor)
+    found = deltas_along(many, *asked, relation, width, tolerance)
     ends = [whole(end) for end in found]
     low, high = (np.take_along_axis(end, back, axis=0) for end in ends)
     rate = rate_from_three(near, Rates(low, high, high), place, floor, KNOWN_WIDTH)

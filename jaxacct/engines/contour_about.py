@@ -88,9 +88,10 @@ def _climb(
         done = agree & ((high - below <= width[rows] * high) | (high <= floor[rows]))
         needs = found[4].reshape(rows.size, 2)
         next_one = np.maximum(rung_for(needs, rungs), step + 1)
-        if along:  # a rung that is too small would take longer than all before
+        if along:  # where the rung has all that is needed, and where none has, no other one would do better
+            enough = np.all(needs <= (rung.points, rung.nodes), axis=1)
             beyond = np.any(needs > (rungs[-1].points, rungs[-1].nodes), axis=1)
-            next_one = np.where(beyond, len(rungs), next_one)
+            next_one = np.where(enough | beyond, len(rungs), next_one)
         due[rows] = np.where(np.all(done, axis=1), len(rungs), next_one)
     middle_of = np.where(np.isnan(answer.estimate), answer.upper, answer.estimate)
     return answer._replace(estimate=np.clip(middle_of, answer.lower, answer.upper))
