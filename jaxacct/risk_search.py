@@ -35,8 +35,9 @@ LARGEST_MOVE = 2.0
 """Longest move of eps from the best of these places, over their distance."""
 SETTLED = 0.01
 """Last step of the kernel in eps, times c, below which its eps is taken: the noise changes by the square of that."""
-ATTEMPTS = ((0, 4), (0, 14), (1, 7), (2, 14))
-"""Rungs, and steps of the kernel on the contour integral: more where the first approximation has been poor."""
+ATTEMPTS = ((0, 4, TOLERANCE), (0, 14, TOLERANCE), (1, 7, TOLERANCE), (2, 14, 1e-11))
+"""Rungs, steps of the kernel on the contour integral, and what that may cut off by a first approximation of delta: more
+steps, and less cut off, where the approximation has been poor."""
 CLOSE = 1e-4
 """Last step of the kernel in x below which its noise is taken; else it is solved for anew at that eps."""
 CUT_SHORT = 25.0
@@ -163,15 +164,15 @@ def by_contour(
         share / (1.0 - share),
         np.log(goal),
         np.log(fpr),
-        np.full(q.size, np.log(TOLERANCE)),
     )
     due = np.where(q > 0.0, 0, len(ATTEMPTS))
-    rung_of = np.array([rung for rung, _ in ATTEMPTS])
-    for turn, (step, steps_there) in enumerate(ATTEMPTS):
+    rung_of = np.array([rung for rung, *_ in ATTEMPTS])
+    for turn, (step, steps_there, tolerance) in enumerate(ATTEMPTS):
         rows = np.flatnonzero(due == turn)
         if rows.size == 0:
             continue
-        part, rung = tuple(column[rows] for column in arguments), PLAIN_FOR_DELTA[step]
+        rung = PLAIN_FOR_DELTA[step]
+        part = *(column[rows] for column in arguments), np.full(rows.size, np.log(tolerance))
         static = {"points": rung.points, "count": rung.nodes, "steps": steps_there}
         at, x, moved, off, slope, need = evaluate(rate_calibration.solve, part, rows.size, rung.chunk, **static)
         fits, last = need <= NEARLY * rung.nodes, turn == len(ATTEMPTS) - 1
