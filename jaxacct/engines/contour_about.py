@@ -114,7 +114,6 @@ def _agreed(parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.nd
     return low, high
 
 
-
 def _all_agreed(
     parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:

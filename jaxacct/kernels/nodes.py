@@ -22,8 +22,8 @@ SPARE_NATS = 7.0
 """Nats beyond the tolerance by which the cut-off terms must have decayed."""
 DECAY_ROUNDING = 1e-9
 """Relative rounding of a decay."""
-HORNER_UNITS = 12.0
-"""Units of its own coefficient by which each step of Horner's rule on the unit circle is off: 7, and some to spare."""
+HORNER_UNITS = 16.0
+"""Units of a coefficient by which each step of Horner's rule on the unit circle moves it (README.md, section 4)."""
 SUM_OUTWARD = 1.0000001
 """Factor for the rounding of a sum of error bounds."""
 
