@@ -71,7 +71,7 @@ def deltas_along(
     a rough upper end is enough.  tolerance : of rtol, what the contour there may cut off by a first approximation of
     delta.
     """
-    low, high, width = np.zeros(epsilon.shape), np.zeros(epsilon.shape), np.where(both, WIDTH * rtol, ROUGH)
+    low, high = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
     with np.errstate(all="ignore"):
         # the larger one first, as a rule: the other's upper ends need only not be larger
         for direction in sorted(directions(run, relation), reverse=True):
@@ -80,12 +80,12 @@ def deltas_along(
             high[:, ~plain] = 1.0
             rows = np.flatnonzero(plain)
             if rows.size:
-                some, asked = parts.take(rows), both & (direction == "remove")
-                # the loss of adding is bounded, and its deltas matter near eps = 0
-                lower = LOWER_PLACE * np.minimum(place[rows], reach(some).largest_loss)
-                columns = (values[:, rows].T for values in (epsilon, low, np.where(asked, width, ROUGH), asked))
-                at = place[rows] if direction == "remove" else lower
-                found = delta_along(some, at, *columns, tolerance * rtol if direction == "remove" else FAR_TOLERANCE)
+                some, at, cut_off, asked = parts.take(rows), place[rows], tolerance * rtol, both[:, rows].T
+                if direction == "add":  # its loss is bounded, and its deltas matter near eps = 0
+                    at, cut_off = LOWER_PLACE * np.minimum(at, reach(some).largest_loss), FAR_TOLERANCE
+                    asked = np.zeros(asked.shape, bool)
+                widths = np.where(asked, WIDTH * rtol, ROUGH)
+                found = delta_along(some, at, epsilon[:, rows].T, low[:, rows].T, widths, asked, cut_off)
                 low[:, rows] = np.maximum(low[:, rows], found.lower.T)
                 high[:, rows] = np.maximum(high[:, rows], found.upper.T)
     return low * (1.0 - 4.0 * ROUNDOFF), np.minimum(high * (1.0 + 4.0 * ROUNDOFF), 1.0)

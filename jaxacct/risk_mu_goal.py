@@ -1,7 +1,7 @@
-"""Whether a mu of Gaussian differential privacy that is known beforehand holds above a floor, by one contour for each run.
+"""mu of Gaussian differential privacy above a floor by tangents chosen beforehand, on one contour for each direction.
 
-mu is nearly always attained at the floor, and what the tangents elsewhere show is less.  So many tangents on one
-contour decide, rough ones far from the floor.  What they leave open is for `risk_mu.gaussian_fit`.
+Where about the best eps at the floor is known, and mu is attained there as nearly always, they show less elsewhere.  So
+many tangents decide, rough ones far from the floor.  What they leave open is for `risk_mu.gaussian_fit`.
 Derivation: jaxacct/representations/README.md, "Gaussian differential privacy".
 """
 

@@ -133,14 +133,9 @@ def value_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple
         status = np.full(rows.size, "ok", "<U16")
         left = np.flatnonzero(~exact)
         if left.size:
-            mine = rows[left]
-            shown = shown_on_one_contour(
-                dp_sgd(**{name: column[left] for name, column in fields.items()}),
-                both.relation,
-                floor[mine],
-                Place(place.epsilon[mine], place.deviation[mine]),
-                width,
-            )
+            mine, run = rows[left], dp_sgd(**{name: column[left] for name, column in fields.items()})
+            there = Place(place.epsilon[mine], place.deviation[mine])
+            shown = shown_on_one_contour(run, both.relation, floor[mine], there, width)
             ends[:, left] = shown.lower, shown.upper, shown.upper
             place.epsilon[mine] = epsilon[mine] = shown.epsilon
             left = left[~shown.narrow]

@@ -1,4 +1,4 @@
-"""A mu shown by tangents on one contour: held against exact tests, the lattice, single deltas and the profile's reading."""
+"""A mu shown by tangents on one contour: held against exact tests, the lattice, single deltas and the profile."""
 
 import mpmath
 import numpy as np

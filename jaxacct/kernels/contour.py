@@ -140,8 +140,8 @@ def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, poi
 def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
     """`delta_about` for many eps, `along`: (K,), which cost little each: their sums are polynomials at K points.
 
-    The period is long enough for the least of them, too, whose images to the right are enlarged by the tilt.  Rounding is
-    somewhat larger.
+    The period is long enough for the least of them, too, whose images to the right are enlarged by the tilt.
+    Rounding is somewhat larger.
     """
     xp = namespace(law.sign, along)
     point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
