@@ -43,13 +43,15 @@ def ours(rows):
     run = {"sampling_probability": q, "steps": steps}
     power = rng.uniform(0.01, 0.1, rows)
     noise = ja.calibrate_noise_multiplier
+    typical, typical_mu = typical_runs(rows)
     few = {name: column[: max(rows // 10, 1)] for name, column in run.items()}
     questions = {
         "noise for epsilon": lambda: noise(2.0, 1e-5, **run),
         "noise for advantage": lambda: noise(target_advantage=power, **run),
         "noise for tpr": lambda: noise(target_tpr=power, at_fpr=FPR, **run),
         "noise for bayes_success": lambda: noise(target_bayes_success=0.9 + 0.1 * power, prior=0.1, **run),
-        "noise for mu": lambda: noise(target_mu=1.0, **few),
+        "noise for mu": lambda: noise(target_mu=1.0, **run),
+        "noise for mu, typical runs": lambda: noise(target_mu=typical_mu, **typical),
         "tpr reading": lambda: ja.profile(ja.dp_sgd(1.0, q, steps)).true_positive_rate(FPR),
         "mu reading": lambda: ja.profile(ja.dp_sgd(1.0, **few)).gdp_mu(),
     }
@@ -59,6 +61,15 @@ def ours(rows):
         size, good = np.size(answer.ok), int(np.sum(answer.ok))
         row = {"question": name, "rows": size, "ok": good, "seconds": wall, "cpu": cpu}
         yield row | {"per second": size / wall}
+
+
+def typical_runs(rows):
+    """Sampling probabilities and steps, and the mu that the central limit theorem gives noise of 0.6 to 2."""
+    rng, tried = np.random.default_rng(0), 40 * rows
+    q, steps = 10.0 ** rng.uniform(-3.0, np.log10(0.05), tried), np.round(10.0 ** rng.uniform(2.3, 4.3, tried))
+    mu = q * np.sqrt(steps * np.expm1(1.0 / rng.uniform(0.6, 2.0, tried) ** 2))
+    kept = np.flatnonzero((mu > 0.3) & (mu < 2.0))[:rows]
+    return {"sampling_probability": q[kept], "steps": steps[kept]}, mu[kept]
 
 
 def theirs(tell):

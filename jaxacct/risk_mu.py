@@ -17,7 +17,7 @@ from jaxacct.bounds import Bounds
 from jaxacct.floats import ROUNDOFF
 from jaxacct.risk_rates import Deltas, Place, Rates, best_epsilon, rate_at
 
-__all__ = ["GaussianFit", "Goal", "gaussian_fit", "with_more"]
+__all__ = ["KNOWN_WIDTH", "GaussianFit", "Goal", "gaussian_fit", "largest_mu", "least_mu", "with_more"]
 
 TANGENTS = 13
 """Tangents of the first round, evenly spread in eps from 0 to the best one at the floor."""
@@ -83,13 +83,11 @@ def gaussian_fit(
     epsilon = last * shares[:, None]
     far = 0 if goal is None else FAR_TANGENTS
     lines = np.concatenate([_lines(deltas, part, everywhere, goal) for part in (epsilon[:far], epsilon[far:])], axis=1)
-    low = np.maximum(_distance(rate.low, floor, -1.0), _on_diagonal(0.5 * (1.0 - lines[1, 0]), -1.0))
-    # only then is the floor in the range of the claim
-    low = np.where(1.0 - rate.high >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)
+    low = least_mu(rate, lines[1, 0], floor)
     high = np.full(size, np.inf)
     rows, first, added = everywhere, lines, ADDED if goal is None else ADDED_TO_GOAL
     for turn in range(ROUNDS + 1):
-        most, ends = _largest_mu(lines, floor[rows])
+        most, ends = largest_mu(lines, floor[rows])
         high[rows] = np.minimum(high[rows], most)
         done = (high[rows] - low[rows] <= NARROW * high[rows]) | (turn == ROUNDS)
         if goal is not None:
@@ -126,6 +124,13 @@ def _at_floor(deltas: Deltas, floor: np.ndarray, start: Place | None, goal: Goal
     return place, rate
 
 
+def least_mu(rate: Rates, least_advantage: np.ndarray, floor: np.ndarray) -> np.ndarray:
+    """The mu that a bracket of the true-positive rate at the floor and a lower end of delta(0) refute, NaN for none."""
+    low = np.maximum(_distance(rate.low, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
+    # only then is the floor in the range of the claim
+    return np.where(1.0 - rate.high >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)
+
+
 def _distance(rate: np.ndarray, fpr: np.ndarray, turn: float) -> np.ndarray:
     """`Phi^-1(rate) - Phi^-1(fpr)`, the mu on whose curve a true-positive rate lies, rounded by `turn`."""
     with np.errstate(invalid="ignore"):
@@ -140,7 +145,7 @@ def _on_diagonal(rate: np.ndarray, turn: float) -> np.ndarray:
         return np.maximum(found, 0.0)
 
 
-def _largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The mu that all cells show, and the largest mu at each of the ends between two cells.
 
     Cell k is where tangent k is used.  Any division of [floor, c] into cells is sound where a tangent meets the

@@ -15,7 +15,7 @@ from scipy.special import ndtri
 from jaxacct.bounds import Bounds
 from jaxacct.floats import ROUNDOFF
 
-__all__ = ["Deltas", "Place", "Rates", "best_epsilon", "rate_at"]
+__all__ = ["Deltas", "Place", "Rates", "best_epsilon", "rate_at", "rate_from_three", "three_places"]
 
 Deltas = Callable[[np.ndarray, np.ndarray], Bounds]
 """(epsilons of shape (K, n), n rows) -> certified delta at them, of the same shape; any real epsilon."""
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Bracket of the largest true-positive rate."""
+    """Brackets: of the largest true-positive rate, or of the deltas that it follows from."""
 
     low: np.ndarray
     estimate: np.ndarray
@@ -97,13 +97,24 @@ def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH)
 
     width : distance of the three in deviations of the loss; the lower end needs a place about that near to the best.
     """
-    distance = width * place.deviation
-    at = place.epsilon + distance * np.array([-1.0, 0.0, 1.0])[:, None]
+    at = three_places(place, width)
     found = deltas(at, np.arange(fpr.size))
+    ends = (np.asarray(end) for end in (found.lower, found.estimate, found.upper))
+    return rate_from_three(at, Rates(*ends), place, fpr, width)
+
+
+def three_places(place: Place, width: float) -> np.ndarray:
+    """The eps of the three values, (3, n)."""
+    return place.epsilon + width * place.deviation * np.array([-1.0, 0.0, 1.0])[:, None]
+
+
+def rate_from_three(at: np.ndarray, found: Rates, place: Place, fpr: np.ndarray, width: float) -> Rates:
+    """The bracket of `T(fpr)` from those of delta at `three_places`."""
+    distance = width * place.deviation
     with np.errstate(over="ignore", invalid="ignore"):
         line = np.exp(at) * fpr
-        ends = (np.asarray(found.lower) + line) * (1.0 - 16.0 * ROUNDOFF), np.asarray(found.estimate) + line
-        upper = (np.asarray(found.upper) + line) * (1.0 + 16.0 * ROUNDOFF)
+        ends = (found.low + line) * (1.0 - 16.0 * ROUNDOFF), found.estimate + line
+        upper = (found.high + line) * (1.0 + 16.0 * ROUNDOFF)
         lower = ends[0]
         # ratio of the distances in E, e^-distance, whose rounding is covered by the factors
         ratio, rough = np.exp(-distance) * (1.0 + 1e-4), np.exp(distance) * (1.0 + 1e-4)

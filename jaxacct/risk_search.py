@@ -20,7 +20,7 @@ from jaxacct.kernels import rate_calibration
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.worse_direction import worse_direction
 
-__all__ = ["Target", "noise_for", "noise_for_rate"]
+__all__ = ["Solved", "Target", "by_contour", "noise_for", "noise_for_rate"]
 
 ROUNDS = ((0.5, 5), (0.2, 3), (0.1, 3))
 """How the eps of a true-positive rate is looked for where few hits are expected, round by round.
@@ -35,11 +35,12 @@ LARGEST_MOVE = 2.0
 """Longest move of eps from the best of these places, over their distance."""
 SETTLED = 0.01
 """Last step of the kernel in eps, times c, below which its eps is taken: the noise changes by the square of that."""
-STEPS, MORE_STEPS = 4, 7
-"""Steps of the kernel on the contour integral, and on the last rung, where the first approximation is poor."""
+ATTEMPTS = ((0, 4, TOLERANCE), (0, 14, TOLERANCE), (1, 7, TOLERANCE), (2, 14, 1e-11))
+"""Rungs, steps of the kernel on the contour integral, and what that may cut off by a first approximation of delta: more
+steps, and less cut off, where the approximation has been poor."""
 CLOSE = 1e-4
 """Last step of the kernel in x below which its noise is taken; else it is solved for anew at that eps."""
-CUT_SHORT = 4.0
+CUT_SHORT = 25.0
 """Of how many times the nodes of the last rung an eps may need: what is cut off hardly moves it."""
 
 
@@ -50,7 +51,7 @@ class Target(NamedTuple):
     delta: np.ndarray
 
 
-class _Solved(NamedTuple):
+class Solved(NamedTuple):
     """What the solve for eps and the noise together has found, row by row."""
 
     noise: np.ndarray
@@ -68,7 +69,7 @@ def noise_for(
     relation: str,
     rtol: float,
     noise: np.ndarray | None,
-    solved: _Solved | None = None,
+    solved: Solved | None = None,
 ) -> Found:
     """The least noise for which the certified delta at the target's eps is at most the target's delta.
 
@@ -122,7 +123,7 @@ def noise_for_rate(
     # of mu-Gaussian DP: the loss at the threshold of the best test
     mu = ndtri(goal) - ndtri(fpr)
     epsilon = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)
-    solved, settled = _by_contour(flat, goal, fpr, mu, epsilon, relation)
+    solved, settled = by_contour(flat, goal, fpr, mu, epsilon, relation)
     noise = solved.noise
     full = flat["sampling_probability"] == 1.0  # mu-Gaussian DP itself: that eps is the best one
     solved.close[full] = False
@@ -137,18 +138,21 @@ def noise_for_rate(
 
 
 @np.errstate(all="ignore")  # a guess that is not a number is not used
-def _by_contour(
+def by_contour(
     flat: dict[str, np.ndarray],
     goal: np.ndarray,
     fpr: np.ndarray,
     mu: np.ndarray,
     epsilon: np.ndarray,
     relation: str,
-) -> tuple[_Solved, np.ndarray]:
-    """(what is found on the plain contour, whether the best eps is); `epsilon` is replaced where it is."""
+) -> tuple[Solved, np.ndarray]:
+    """The noise and the best eps together, for rows with 0 < q < 1: (what is found, whether it is found).
+
+    mu, epsilon : those of Gaussian differential privacy with the same rate; `epsilon` is replaced where it is found.
+    """
     q, steps = flat["sampling_probability"], flat["steps"]
     settled = np.zeros(q.size, bool)
-    solved = _Solved(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), np.zeros(q.size, bool))
+    solved = Solved(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), np.zeros(q.size, bool))
     x = np.clip(np.nan_to_num(-0.5 * np.log(np.log1p(mu**2 / (q**2 * steps)))), *np.log(NOISE_RANGE))
     # the slope at the best eps of mu-Gaussian DP: e^eps a / delta
     share = np.clip(np.exp(epsilon) * fpr / goal, 0.01, 0.99)
@@ -160,23 +164,23 @@ def _by_contour(
         share / (1.0 - share),
         np.log(goal),
         np.log(fpr),
-        np.full(q.size, np.log(TOLERANCE)),
     )
-    due = np.where(q > 0.0, 0, len(PLAIN_FOR_DELTA))
-    for step, rung in enumerate(PLAIN_FOR_DELTA):
-        rows = np.flatnonzero(due == step)
+    due = np.where(q > 0.0, 0, len(ATTEMPTS))
+    rung_of = np.array([rung for rung, *_ in ATTEMPTS])
+    for turn, (step, steps_there, tolerance) in enumerate(ATTEMPTS):
+        rows = np.flatnonzero(due == turn)
         if rows.size == 0:
             continue
-        part = tuple(column[rows] for column in arguments)
-        last = step == len(PLAIN_FOR_DELTA) - 1
-        static = {"points": rung.points, "count": rung.nodes, "steps": MORE_STEPS if last else STEPS}
+        rung = PLAIN_FOR_DELTA[step]
+        part = *(column[rows] for column in arguments), np.full(rows.size, np.log(tolerance))
+        static = {"points": rung.points, "count": rung.nodes, "steps": steps_there}
         at, x, moved, off, slope, need = evaluate(rate_calibration.solve, part, rows.size, rung.chunk, **static)
-        fits = need <= NEARLY * rung.nodes
+        fits, last = need <= NEARLY * rung.nodes, turn == len(ATTEMPTS) - 1
         good = (moved < SETTLED) & (fits | (last & (need <= CUT_SHORT * rung.nodes))) & np.isfinite(at)
         good &= (at < np.log(goal[rows] / fpr[rows])) & (x > np.log(NOISE_RANGE[0])) & (x < np.log(NOISE_RANGE[1]))
         close = good & fits & (np.abs(off) < CLOSE) & (slope < 0.0)
-        wanted = np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need)
-        due[rows] = np.where(good, len(PLAIN_FOR_DELTA), np.maximum(wanted, step + 1))
+        wanted = np.searchsorted(rung_of, np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need))
+        due[rows] = np.where(good, len(ATTEMPTS), np.maximum(wanted, turn + 1))
         for column, new in zip(solved, (np.exp(x), slope, np.full(rows.size, step), close), strict=True):
             column[rows[good]] = new[good]
         epsilon[rows[good]], settled[rows] = at[good], good

@@ -10,7 +10,7 @@ from scipy.special import ndtr, ndtri
 from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.calibration_start import Goal, by_central_limit, gaussian_mu
-from jaxacct.certified_search import Found, Start, certified_search
+from jaxacct.certified_search import AIM, Found, Start, certified_search
 from jaxacct.dp_sgd_calibration import search_for
 from jaxacct.engines.contour import no_hint
 from jaxacct.floats import ROUNDOFF
@@ -19,8 +19,9 @@ from jaxacct.real_profile import delta_at_any
 from jaxacct.risk_deltas import deltas_about
 from jaxacct.risk_mu import Goal as MuGoal
 from jaxacct.risk_mu import gaussian_fit
+from jaxacct.risk_mu_goal import shown_on_one_contour
 from jaxacct.risk_rates import Deltas, Place, best_epsilon
-from jaxacct.risk_search import Target, noise_for, noise_for_rate
+from jaxacct.risk_search import Target, by_contour, noise_for, noise_for_rate
 
 __all__ = ["Unknown", "deltas_at", "deltas_near", "value_for", "value_for_mu", "value_for_rate"]
 
@@ -117,12 +118,10 @@ def value_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple
     It begins where the true-positive rate at the floor is that of mu, which is nearly always the answer.
     """
     both = unknown._replace(relation="add_or_remove_one")  # mu is of both directions
-    with np.errstate(all="ignore"):
-        rate = np.clip(ndtr(ndtri(floor) + goal), np.minimum(1.001 * floor, 0.9), 1.0 - 1e-12)
-        begin, begun = value_for_rate(both._replace(rtol=max(unknown.rtol, 1e-6)), rate, floor)
+    begin, place = _start_for_mu(both, goal, floor)
     nothing = np.zeros(goal.shape)
     task = _goal(both, Target(nothing, nothing))
-    epsilon = np.full(goal.shape, np.nan)
+    epsilon, width = np.full(goal.shape, np.nan), 0.5 * unknown.rtol
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
         some = both.take(rows)
@@ -131,20 +130,52 @@ def value_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple
         mu = np.sqrt(fields["steps"]) / fields["noise_multiplier"]
         ends = np.stack([mu * (1.0 - 8.0 * ROUNDOFF), mu, mu * (1.0 + 8.0 * ROUNDOFF)])
         epsilon[rows] = mu * (-ndtri(floor[rows]) - 0.5 * mu)
-        left = np.flatnonzero(~exact)
         status = np.full(rows.size, "ok", "<U16")
+        left = np.flatnonzero(~exact)
+        if left.size:
+            mine, run = rows[left], dp_sgd(**{name: column[left] for name, column in fields.items()})
+            there = Place(place.epsilon[mine], place.deviation[mine])
+            shown = shown_on_one_contour(run, both.relation, floor[mine], there, width)
+            ends[:, left] = shown.lower, shown.upper, shown.upper
+            place.epsilon[mine] = epsilon[mine] = shown.epsilon
+            left = left[~shown.narrow]
         if left.size:
             mine, at = rows[left], (some.take(left), values[left])
-            place = Place(begun.epsilon[mine], np.clip(goal[mine], 1e-9, 50.0))
-            wanted = MuGoal(goal[mine], place, deltas_near(*at, min(1e-4, unknown.rtol)), 0.5 * unknown.rtol)
+            there = Place(place.epsilon[mine], place.deviation[mine])
+            wanted = MuGoal(goal[mine], there, deltas_near(*at, min(1e-4, unknown.rtol)), width)
             fit = gaussian_fit(deltas_at(*at), floor[mine], "certified", goal=wanted)
             ends[:, left] = fit.mu.lower, fit.mu.estimate, fit.mu.upper
-            status[left], epsilon[mine], begun.epsilon[mine] = fit.mu.status, fit.epsilon, fit.epsilon
+            status[left], epsilon[mine], place.epsilon[mine] = fit.mu.status, fit.epsilon, fit.epsilon
         return Bounds(ends[0], ends[1], ends[2], "certified", status, "tradeoff")
 
-    near = np.where(np.isfinite(begin.value), begin.value, np.sqrt(unknown.limits[0]) * np.sqrt(unknown.limits[1]))
     search = search_for(task, evaluate)._replace(target=goal)
-    return certified_search(search, lambda rows: _from(near[rows])), epsilon
+    take = lambda rows: Start(begin.x[rows], begin.slope[rows], begin.solved[rows])
+    return certified_search(search, take), epsilon
+
+
+def _start_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple[Start, Place]:
+    """Where the true-positive rate at the floor is that of mu: about the value, and the eps from which it is seen."""
+    with np.errstate(all="ignore"):
+        rate = np.clip(ndtr(ndtri(floor) + goal), np.minimum(1.001 * floor, 0.9), 1.0 - 1e-12)
+        mu = ndtri(rate) - ndtri(floor)
+        place = Place(np.maximum(-mu * (ndtri(floor) + 0.5 * mu), 0.0), np.clip(goal, 1e-9, 50.0))
+        start = _from(np.ones(goal.size))
+        if unknown.name == "noise_multiplier":
+            solved, start.solved[:] = by_contour(unknown.known, rate, floor, mu, place.epsilon, unknown.relation)
+            # d mu/dx, where x is the logarithm of the noise: the normal quantile of delta + e^eps a
+            room = rate - np.exp(place.epsilon) * floor
+            slope = np.sqrt(2.0 * np.pi) * np.exp(0.5 * ndtri(rate) ** 2) * room * solved.slope
+            start.solved[:] &= (slope < 0.0) & np.isfinite(slope)
+            start.slope[:] = np.where(start.solved, slope, 0.0)
+            start.x[:] = np.log(solved.noise) - np.where(start.solved, AIM * unknown.rtol * goal / slope, 0.0)
+        left = np.flatnonzero(~start.solved)
+        if left.size:
+            some = unknown._replace(rtol=max(unknown.rtol, 1e-6)).take(left)
+            found, target = value_for_rate(some, rate[left], floor[left])
+            middle = np.sqrt(unknown.limits[0]) * np.sqrt(unknown.limits[1])
+            start.x[left] = np.log(np.where(np.isfinite(found.value), found.value, middle))
+            place.epsilon[left] = target.epsilon
+    return start, place
 
 
 def _goal(unknown: Unknown, target: Target) -> Goal:

@@ -78,6 +78,7 @@ ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "d
     "risk_calibration",
     "risk_deltas",
     "risk_mu",
+    "risk_mu_goal",
     "risk_rates",
     "risk_regret",
     "risk_search",

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from jaxacct.engines import quick_bounds
 from jaxacct.engines.backend import evaluate
-from jaxacct.engines.contour import LADDER, LEAST_DELTA, LOWEST_LOG_DELTA, Answer, law, reach, rung_for
+from jaxacct.engines.contour import LADDER, LEAST_DELTA, LOWEST_LOG_DELTA, PLAIN, Answer, law, reach, rung_for
 from jaxacct.kernels import contour
 from jaxacct.mechanisms.loss_components import Components
 
-__all__ = ["delta_about"]
+__all__ = ["delta_about", "delta_along"]
 
 RUNGS = tuple(rung for rung in LADDER if not rung.split)
 """The plain rungs; a composition that none of them answers is left to the ladder."""
+
+MOST_RUNGS = 5
+"""Rungs for many eps: on finer ones a contour takes as long as the ladder does for each eps."""
 
 
 def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float) -> Answer:
@@ -25,33 +31,75 @@ def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width
     tolerance : size of images and cut-off terms relative to delta.
     """
     middle = 0.5 * (np.min(epsilon, axis=1) + np.max(epsilon, axis=1))
+    both = np.ones(epsilon.shape, bool)
+    return _climb(contour.delta_about, parts, middle, epsilon, floor, np.full(epsilon.shape, width), both, tolerance)
+
+
+def delta_along(
+    parts: Components,
+    place: np.ndarray,
+    epsilon: np.ndarray,
+    floor: np.ndarray,
+    width: np.ndarray,
+    both: np.ndarray,
+    tolerance: float,
+) -> Answer:
+    """The same for many eps of a row, rising, which may be several deviations of the loss from that of the contour.
+
+    Far from the contour the images leave no lower end.
+
+    place : (B,), the eps for which the contour is placed.  width : (B, K).
+    both : (B, K), whether the lower end is wanted; else the upper end need only be near the estimate.
+    """
+    return _climb(contour.delta_along, parts, place, epsilon, floor, width, both, tolerance)
+
+
+def _climb(
+    kernel: Callable[..., Any],
+    parts: Components,
+    middle: np.ndarray,
+    epsilon: np.ndarray,
+    floor: np.ndarray,
+    width: np.ndarray,
+    both: np.ndarray,
+    tolerance: float,
+) -> Answer:
+    along = kernel is contour.delta_along
+    rungs = PLAIN[:MOST_RUNGS] if along else RUNGS
     answer = Answer(np.zeros(epsilon.shape), np.full(epsilon.shape, np.nan), np.ones(epsilon.shape))
     answer.upper[epsilon > reach(parts).largest_loss[:, None]] = 0.0
-    due = np.where(np.all(answer.upper <= floor, axis=1), len(RUNGS), 0)
-    for step, rung in enumerate(RUNGS):
+    due = np.where(np.all(answer.upper <= floor, axis=1), len(rungs), 0)
+    for step, rung in enumerate(rungs):
         rows = np.flatnonzero(due == step)
         if not rows.size:
             continue
         arguments = (law(parts, rows), middle[rows], epsilon[rows], np.full(rows.size, np.log(tolerance)))
         static = {"points": rung.points, "count": rung.nodes}
-        found = evaluate(contour.delta_about, arguments, rows.size, rung.chunk, **static)
-        low, high = _agreed(parts.take(rows), epsilon[rows], *_from_logs(found[0], found[2], found[3]))
+        found = evaluate(kernel, arguments, rows.size, rung.chunk, **static)
+        low, high = _from_logs(found[0], found[2], found[3] & (np.isfinite(found[0]) | ~both[rows]))
+        low, high = (_all_agreed if along else _agreed)(parts.take(rows), epsilon[rows], low, high)
         middle_of = np.exp(np.minimum(found[1], 0.0))
         better = high - low < answer.upper[rows] - answer.lower[rows]
         answer.estimate[rows] = np.where(better, middle_of, answer.estimate[rows])
         low, high = np.maximum(low, answer.lower[rows]), np.minimum(high, answer.upper[rows])
         agree = low <= high
         answer.lower[rows], answer.upper[rows] = np.where(agree, low, 0.0), np.where(agree, high, 1.0)
-        done = agree & ((high - low <= width * high) | (high <= floor[rows]))
-        next_one = np.maximum(rung_for(found[4].reshape(rows.size, 2), RUNGS), step + 1)
-        due[rows] = np.where(np.all(done, axis=1), len(RUNGS), next_one)
+        below = np.where(both[rows], low, middle_of)
+        done = agree & ((high - below <= width[rows] * high) | (high <= floor[rows]))
+        needs = found[4].reshape(rows.size, 2)
+        next_one = np.maximum(rung_for(needs, rungs), step + 1)
+        if along:  # where the rung has all that is needed, and where none has, no other one would do better
+            enough = np.all(needs <= (rung.points, rung.nodes), axis=1)
+            beyond = np.any(needs > (rungs[-1].points, rungs[-1].nodes), axis=1)
+            next_one = np.where(enough | beyond, len(rungs), next_one)
+        due[rows] = np.where(np.all(done, axis=1), len(rungs), next_one)
     middle_of = np.where(np.isnan(answer.estimate), answer.upper, answer.estimate)
     return answer._replace(estimate=np.clip(middle_of, answer.lower, answer.upper))
 
 
 def _from_logs(low: np.ndarray, high: np.ndarray, ok: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ends of delta from those of its logarithm; 0 and 1 where there are none."""
-    known = ok & np.isfinite(low) & np.isfinite(high)
+    known = ok & np.isfinite(high) & (low < np.inf)
     lower = np.where(known & (low > LOWEST_LOG_DELTA), np.exp(np.minimum(low, 0.0)), 0.0)
     upper = np.where(known, np.maximum(np.exp(np.minimum(high, 0.0)), LEAST_DELTA), 1.0)
     return lower, upper
@@ -60,8 +108,23 @@ def _from_logs(low: np.ndarray, high: np.ndarray, ok: np.ndarray) -> tuple[np.nd
 def _agreed(parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The ends where no quick theorem contradicts them, else 0 and 1."""
     for column, target in enumerate(epsilon.T):
-        least, most = quick_bounds.limits("delta", parts, target, np.zeros(target.size))
-        holds = (low[:, column] <= most) & (high[:, column] >= least)
+        holds = _holds(parts, target, low[:, column], high[:, column])
         low[:, column] = np.where(holds, low[:, column], 0.0)
         high[:, column] = np.where(holds, high[:, column], 1.0)
     return low, high
+
+
+def _all_agreed(
+    parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ends of rows where no quick theorem contradicts the first, the middle or the last eps, else 0 and 1."""
+    holds = np.ones(epsilon.shape[0], bool)
+    for column in (0, epsilon.shape[1] // 2, -1):
+        holds &= _holds(parts, epsilon[:, column], low[:, column], high[:, column])
+    return np.where(holds[:, None], low, 0.0), np.where(holds[:, None], high, 1.0)
+
+
+def _holds(parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Whether no quick theorem contradicts the ends."""
+    least, most = quick_bounds.limits("delta", parts, epsilon, np.zeros(epsilon.size))
+    return (low <= most) & (high >= least)

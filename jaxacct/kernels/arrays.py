@@ -25,6 +25,7 @@ __all__ = [
     "cummin",
     "erfc",
     "flat",
+    "horner",
     "interp",
     "iterate",
     "keep_apart",
@@ -104,6 +105,22 @@ def powers(xp: Namespace, turn: Callable[[Carry], Carry], carry: Carry, count: i
     while len(carries) < count:
         carries.append(turn(carries[-1]))
     return jax.tree.map(lambda *each: np.stack(each, axis=-2), *carries)
+
+
+def horner(xp: Namespace, coefficients: tuple[Array, Array], x: tuple[Array, Array]) -> tuple[Array, Array]:
+    """`sum_k a_k x^k` of complex numbers, each as real and imaginary part; a: (N,), x: (K,), the sums (K,)."""
+
+    def step(total: tuple[Array, Array], a: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+        (re, im), (x_re, x_im) = total, x
+        return (re * x_re - im * x_im + a[0][..., None], re * x_im + im * x_re + a[1][..., None]), None
+
+    shape = np.broadcast_shapes(xp.shape(coefficients[0])[:-1], xp.shape(x[0])[:-1]) + xp.shape(x[0])[-1:]
+    total = (xp.zeros(shape), xp.zeros(shape))
+    if xp is jnp:
+        return lax.scan(step, total, jax.tree.map(lambda a: jnp.moveaxis(a, -1, 0), coefficients), reverse=True)[0]
+    for k in reversed(range(coefficients[0].shape[-1])):
+        total, _ = step(total, (coefficients[0][..., k], coefficients[1][..., k]))
+    return total
 
 
 def keep_apart(xp: Namespace, values: Carry) -> Carry:

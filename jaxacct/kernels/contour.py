@@ -11,7 +11,7 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import certificate, saddle
 from jaxacct.kernels.arrays import Array, namespace, pick, repeat, stack
 from jaxacct.kernels.law import LossLaw, lifted
-from jaxacct.kernels.nodes import Nodes, errors, nodes_at, trapezoid
+from jaxacct.kernels.nodes import Nodes, errors, errors_along, nodes_at, trapezoid, values_along
 from jaxacct.kernels.nodes import lifted as lifted_nodes
 
 ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
@@ -24,6 +24,8 @@ FINE_AXIS_POINTS = 128
 """Points on the real axis from which on a rung counts as fine."""
 FEWEST_AXIS_POINTS = 32
 """Least number of points on the real axis, where a quarter of a rung's points serves otherwise."""
+LOG_FAR_IMAGE = -11.0
+"""Logarithm of the images at an eps far below the contour's, where delta is seldom below e^-5."""
 NEWTON_STEPS = 6
 """Newton steps from the saddle point's eps to that of the contour integral."""
 LEAST_VALUE = 1e-300
@@ -93,11 +95,10 @@ def nodes_for(law: LossLaw, point: saddle.Saddle, epsilon: Array, log_tol: Array
     return nodes_at(law, c, 2.0 * namespace(c).pi / period, log_tol, points, count, (at, log_bound))
 
 
-def _ends(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """log delta(eps) from below and from above."""
+def _ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> tuple[Array, Array]:
+    """log delta(eps) from below and from above, by a sum over Z and its errors."""
     xp = namespace(nodes.t, epsilon)
-    value, _ = trapezoid(nodes, epsilon)
-    both, images = errors(nodes, epsilon)
+    both, images = off
     log_z = nodes.k0 - nodes.c * epsilon
     # value and both are sums of the same terms; here they are only subtracted and added
     both = both + 4.0 * ROUNDOFF * xp.abs(value)
@@ -122,7 +123,8 @@ def _by_chernoff(nodes: Nodes, epsilon: Array) -> Array:
 def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int) -> Bracketed:
     """log of (lower, estimate, upper) of the finite part of delta(eps)."""
     point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
-    return _bracketed(nodes_for(law, point, epsilon, log_tol, points, count), epsilon)
+    nodes = nodes_for(law, point, epsilon, log_tol, points, count)
+    return _bracketed(nodes, epsilon, trapezoid(nodes, epsilon)[0], errors(nodes, epsilon))
 
 
 def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, points: int, count: int) -> Bracketed:
@@ -131,14 +133,32 @@ def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, poi
     Every end holds wherever the contour is.  The ends are narrow within about a deviation of the loss.
     """
     point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
-    return _bracketed(lifted_nodes(nodes_for(law, point, epsilon, log_tol, points, count)), around)
+    nodes = lifted_nodes(nodes_for(law, point, epsilon, log_tol, points, count))
+    return _bracketed(nodes, around, trapezoid(nodes, around)[0], errors(nodes, around))
 
 
-def _bracketed(nodes: Nodes, epsilon: Array) -> Bracketed:
+def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
+    """`delta_about` for many eps, `along`: (K,), which cost little each: their sums are polynomials at K points.
+
+    The period is long enough for the least of them, too, whose images to the right are enlarged by the tilt.
+    Rounding is somewhat larger.
+    """
+    xp = namespace(law.sign, along)
+    point = saddle.for_epsilon(law, epsilon, axis_nodes(points))
+    c, period, at, log_bound = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
+    gap = at - c[..., None]
+    image = log_bound - at * xp.min(along, axis=-1)[..., None] - LOG_FAR_IMAGE
+    wider = xp.min(xp.where(gap > 0.0, image / xp.where(gap > 0.0, gap, 1.0), xp.inf), axis=-1)
+    h = 2.0 * xp.pi / xp.maximum(period, wider)
+    nodes = nodes_at(law, c, h, log_tol, points, count, (at, log_bound))
+    value, off = values_along(nodes, along), errors_along(nodes, along)
+    return _bracketed(lifted_nodes(nodes), along, value, off)
+
+
+def _bracketed(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> Bracketed:
     xp = namespace(nodes.t, epsilon)
-    value, _ = trapezoid(nodes, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
-    lower, upper = _ends(nodes, epsilon)
+    lower, upper = _ends(nodes, epsilon, value, off)
     estimate = log_z + xp.log(xp.maximum(value, LEAST_VALUE))
     ok = (value > 0) & xp.isfinite(upper) & (upper - estimate < LARGEST_LOG_WIDTH)
     upper = xp.minimum(xp.where(ok, upper, xp.inf), _by_chernoff(nodes, epsilon))
@@ -193,7 +213,8 @@ def epsilon(
     above = estimate + MARGIN * (both / value + off) / rate
     spread = both / value + xp.exp(images - log_z) / value + (log_delta_high - log_delta_low)
     below = estimate - MARGIN * (spread + off) / rate
-    lowers, uppers = _ends(lifted_nodes(nodes), stack(xp, [below, above]))
+    several, at = lifted_nodes(nodes), stack(xp, [below, above])
+    lowers, uppers = _ends(several, at, trapezoid(several, at)[0], errors(several, at))
     # the logarithms of delta come from outside, to a few units
     upper_ok = uppers[..., 1] + 4.0 * ROUNDOFF * xp.abs(log_delta_low) <= log_delta_low
     lower_ok = (lowers[..., 0] - 4.0 * ROUNDOFF * xp.abs(log_delta_high) >= log_delta_high) & (below < xp.inf)

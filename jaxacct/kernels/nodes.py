@@ -10,7 +10,7 @@ import jax
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import certificate, characteristic_decay
-from jaxacct.kernels.arrays import Array, namespace, stack
+from jaxacct.kernels.arrays import Array, horner, namespace, stack
 from jaxacct.kernels.departures import departures, depth, polar
 from jaxacct.kernels.law import LossLaw, finite_weights, tilted_gaussian
 
@@ -22,6 +22,8 @@ SPARE_NATS = 7.0
 """Nats beyond the tolerance by which the cut-off terms must have decayed."""
 DECAY_ROUNDING = 1e-9
 """Relative rounding of a decay."""
+HORNER_UNITS = 16.0
+"""Units of a coefficient by which each step of Horner's rule on the unit circle moves it (README.md, section 4)."""
 SUM_OUTWARD = 1.0000001
 """Factor for the rounding of a sum of error bounds."""
 
@@ -221,6 +223,30 @@ def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
     far = (nodes.t + nodes.c[..., None]) * xp.abs(epsilon)[..., None]
     cancel = 8.0 * ROUNDOFF * far * xp.exp(nodes.log_modulus)
     both = xp.sum(xp.hypot(*nodes.weight) * (nodes.slack + cancel), axis=-1) + nodes.tail
+    return SUM_OUTWARD * both, _images(nodes, epsilon)
+
+
+def values_along(nodes: Nodes, epsilon: Array) -> Array:
+    """The trapezoid sum over Z at many eps, (K,): a polynomial in `e^{-i h eps}`, by Horner's rule."""
+    xp = namespace(nodes.t, epsilon)
+    (re, im), size = nodes.weight, xp.exp(nodes.log_modulus)
+    cosine, sine = size * xp.cos(nodes.angle), size * xp.sin(nodes.angle)
+    turn = nodes.h[..., None] * epsilon
+    return horner(xp, (re * cosine - im * sine, re * sine + im * cosine), (xp.cos(turn), -xp.sin(turn)))[0]
+
+
+def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
+    """`errors` for `values_along`: those of the phases grow with eps, those of Horner's rule with the node."""
+    xp = namespace(nodes.t, epsilon)
+    weight = xp.hypot(*nodes.weight)
+    size = weight * xp.exp(nodes.log_modulus)
+    fixed = xp.sum(weight * nodes.slack + HORNER_UNITS * ROUNDOFF * nodes.t.shape[-1] * size, axis=-1) + nodes.tail
+    far = 8.0 * ROUNDOFF * xp.sum((nodes.t + nodes.c[..., None]) * size, axis=-1)
+    return SUM_OUTWARD * (fixed[..., None] + far[..., None] * xp.abs(epsilon)), _images(lifted(nodes), epsilon)
+
+
+def _images(nodes: Nodes, epsilon: Array) -> Array:
+    xp = namespace(nodes.t, epsilon)
     period = 2.0 * xp.pi / nodes.h
     left = -nodes.c * period - xp.log(-xp.expm1(-nodes.c * period))
     gap = (nodes.images_at - nodes.c[..., None]) * period[..., None]
@@ -228,7 +254,7 @@ def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
     gap = xp.where(beyond, gap, 1.0)
     chernoff = nodes.images_log - nodes.images_at * epsilon[..., None] - gap - xp.log(-xp.expm1(-gap))
     right = xp.min(xp.where(beyond, chernoff, xp.inf), axis=-1)
-    return SUM_OUTWARD * both, xp.logaddexp(left, right)
+    return xp.logaddexp(left, right)
 
 
 def reach(law: LossLaw, c: Array, h: Array, log_tol: Array, points: int) -> Array:

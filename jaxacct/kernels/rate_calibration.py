@@ -14,10 +14,8 @@ Two stages with fixed iteration counts, neither of which enters a bound (the noi
 from jaxacct.kernels import contour, nodes, saddle
 from jaxacct.kernels.arrays import Array, namespace, repeat
 from jaxacct.kernels.calibration import (
-    LARGEST_NEWTON_STEP,
     LARGEST_SECANT_STEP,
     LEAST_SECANT,
-    SADDLE_STEPS,
     SLOPE_CHANGE,
     saddle_slopes,
     single,
@@ -25,6 +23,10 @@ from jaxacct.kernels.calibration import (
 from jaxacct.kernels.law import LossLaw
 from jaxacct.kernels.special import log1p
 
+SADDLE_STEPS = 16
+"""Newton steps on the saddle point equations."""
+LARGEST_X_STEP, LARGEST_C_STEP = 0.2, 0.2
+"""Largest steps there in x and in log c: small, since with the noise the loss soon changes beyond recognition."""
 LARGEST_EPSILON_STEP = 1.0
 """Largest step in eps, times c."""
 LARGEST_SHARE = 0.999
@@ -65,10 +67,10 @@ def solve(
         epsilon = most + w - log1p(c)
         curvature = k2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
         value = k0 - c * epsilon - w - log1p(c) - 0.5 * xp.log(2.0 * xp.pi * curvature)
-        dx = -xp.clip((value - (log_rate - log1p(c))) / k0_x, -LARGEST_NEWTON_STEP, LARGEST_NEWTON_STEP)
+        dx = -xp.clip((value - (log_rate - log1p(c))) / k0_x, -LARGEST_X_STEP, LARGEST_X_STEP)
         gap = k1 + k1_x * dx - 1.0 / c - 1.0 / (1.0 + c) - epsilon
         dw = -gap / (c * curvature - 1.0 / (1.0 + c))
-        return w + xp.clip(dw, -LARGEST_NEWTON_STEP, LARGEST_NEWTON_STEP), x + dx
+        return w + xp.clip(dw, -LARGEST_C_STEP, LARGEST_C_STEP), x + dx
 
     w, x = repeat(xp, SADDLE_STEPS, improve, (xp.log(c0), x0))
     c = xp.exp(w)
