@@ -21,7 +21,7 @@ READ_TOGETHER = (15, 5, 1)
 """Losses that are read from one contour, turn by turn: what is too wide then is asked again, with fewer of them."""
 CUT_OFF = 2e-3, 1e-4
 """What a contour leaves out, as a share of the width wanted: where it is read first, and where it is asked again."""
-WIDTHS = ((-9.0, 1e-6), (-20.0, 1e-5), (-36.0, 1e-4), (-42.0, 1e-2), (-np.inf, 0.1))
+WIDTHS = ((-9.0, 1e-6), (-20.0, 1e-5), (-28.0, 1e-4), (-36.0, 1e-3), (-42.0, 0.1), (-np.inf, 0.3))
 """(log of delta, relative width): above such a delta a wider bracket gets a contour of its own.
 
 The largest deltas decide for many rounds, where errors of each round add up."""
