@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -125,7 +125,7 @@ def value_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
         some = both.take(rows)
-        fields = some.known | {some.name: values}
+        fields: dict[str, Any] = some.known | {some.name: values}
         exact = fields["sampling_probability"] == 1.0
         mu = np.sqrt(fields["steps"]) / fields["noise_multiplier"]
         ends = np.stack([mu * (1.0 - 8.0 * ROUNDOFF), mu, mu * (1.0 + 8.0 * ROUNDOFF)])
