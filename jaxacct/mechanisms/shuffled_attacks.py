@@ -28,6 +28,10 @@ ATTACKS = ("largest", "allocation")
 """The largest output of a pass, where the others contribute -1; all outputs, where they contribute 0 (zero_out)."""
 FAR = 38.0
 """Deviations beyond which no output is told from a larger one."""
+MOST_PASSES, MOST_ROWS = 1000, 16
+"""Passes and configurations up to which attacks are asked about: each takes up to a second."""
+BULK = 60.0
+"""batches sigma^2 from which on, with sigma >= 1, random allocation is fast, and no single output decides."""
 LEAST_NOISE = 1e-3
 """Noise multiplier below which the masses of one law are 0 where the other has its own."""
 CELL, MOST_CELLS = 0.05, 2000
@@ -35,11 +39,35 @@ CELL, MOST_CELLS = 0.05, 2000
 
 
 def attacks_on(mechanism: Mechanism, relation: str) -> list[Mechanism]:
-    """Compositions that one of shuffled batches dominates, each with a certified pair; none for other mechanisms."""
-    if relation in LOSS_OF_PRESENCE:
+    """Compositions that one of shuffled batches dominates, each with a certified pair; none for other mechanisms.
+
+    Nor are there any where a pass has a single batch, as the trainer writes it: how many there were is not known then.
+    """
+    if relation in LOSS_OF_PRESENCE or np.prod(batch_shape(mechanism)) > MOST_ROWS or not _in_reach(mechanism, 1.0):
         return []
-    found = [_attacked(mechanism, attack) for attack in ATTACKS]
+    attacks = ATTACKS if _in_bulk(mechanism, SENSITIVITY[relation]) else ATTACKS[:1]
+    found = [_attacked(mechanism, attack) for attack in attacks]
     return [one for one in found if one != mechanism and one.kind_of_bracket(relation, True) == "certified"]
+
+
+def _in_reach(mechanism: Mechanism, times: float) -> bool:
+    """Whether all passes over shuffled batches, each run so many times, are few and of several batches."""
+    match mechanism:
+        case ShuffledBatches():
+            return bool(np.all(np.asarray(mechanism.batches) > 1.0)) and times <= MOST_PASSES
+        case Repeated():
+            return _in_reach(mechanism.mechanism, times * float(np.max(mechanism.steps)))
+        case Composed():
+            return all(_in_reach(one, times) for one in mechanism.mechanisms)
+    return True
+
+
+def _in_bulk(mechanism: Mechanism, sensitivity: float) -> bool:
+    """Whether all outputs of every pass tell more than the largest, as a rule: else they only take longer."""
+    if isinstance(mechanism, ShuffledBatches):
+        sigma = np.asarray(mechanism.mechanism.noise_multiplier) / sensitivity
+        return bool(np.all((sigma >= 1.0) & (sigma >= np.sqrt(BULK / np.asarray(mechanism.batches)))))
+    return all(_in_bulk(inner, sensitivity) for inner in mechanism.inside())
 
 
 def _attacked(mechanism: Mechanism, attack: str) -> Mechanism:
@@ -87,7 +115,7 @@ def _largest(with_record: float, without: float, batches: float, direction: str)
     from scipy import special  # takes a while to import: only where it is needed
 
     # where the largest of the others is rarely below: with a chance of e^-46, or of Phi(-10) for each
-    lowest = max(-special.ndtri(-np.expm1(-46.0 / (batches - 1.0))), -10.0) if batches > 1.0 else -FAR
+    lowest = max(-special.ndtri(-np.expm1(-46.0 / (batches - 1.0))), -10.0)
     highest = with_record + FAR
     step = CELL / max(1.0, with_record - without)
     inner = np.linspace(lowest, highest, int(np.clip((highest - lowest) / step, 2, MOST_CELLS)))
@@ -106,8 +134,7 @@ def _masses(edges: np.ndarray, mean: float, batches: float) -> tuple[np.ndarray,
     """
     from scipy import special
 
-    others = (batches - 1.0) * special.log_ndtr(edges) if batches > 1.0 else np.zeros(edges.size)
-    log = special.log_ndtr(edges - mean) + others
+    log = special.log_ndtr(edges - mean) + (batches - 1.0) * special.log_ndtr(edges)
     size = np.where(np.isfinite(edges), np.abs(edges), 0.0)
     units = 20.0 + 2.0 * (np.abs(size - mean) + size + mean + 1.0) * (size + mean + 1.0) + 2.0 * size * (size + 1.0)
     lower, upper = np.exp(log), -np.expm1(log)
