@@ -59,6 +59,8 @@ class Solved(NamedTuple):
     """d log delta/d log noise."""
     rung: np.ndarray
     """Of the contour."""
+    fits: np.ndarray
+    """Whether the contour had the nodes that its eps needs: otherwise that is a guess."""
     close: np.ndarray
     """Whether the noise is near enough to be certified as it is."""
 
@@ -129,12 +131,26 @@ def noise_for_rate(
     solved.close[full] = False
     noise[full] = np.clip(np.sqrt(flat["steps"]) / np.maximum(mu, 1e-300), *NOISE_RANGE)[full]
     epsilon = np.where(full, np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0), epsilon)
-    left = np.flatnonzero(~(settled | full))
-    if left.size:
-        some = {name: column[left] for name, column in flat.items()}
-        epsilon[left], noise[left] = _by_rounds(some, goal[left], fpr[left], mu[left], epsilon[left], relation)
+    left = np.flatnonzero(~((settled & solved.fits) | full))
+    some = {name: column[left] for name, column in flat.items()}
+    start = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)[left]
+    places, start_noise = (
+        _by_rounds(some, goal[left], fpr[left], mu[left], start, relation) if left.size else (start,) * 2
+    )
+    fresh = ~settled[left]
+    epsilon[left[fresh]], noise[left[fresh]] = places[fresh], start_noise[fresh]
     target = _target_of_rate(epsilon, goal, fpr)
-    return noise_for(flat, target, relation, rtol, noise, solved), target
+    found = noise_for(flat, target, relation, rtol, noise, solved)
+    again = left[~fresh]
+    if again.size:  # two guesses at the best eps: the one of less noise is the better
+        some = {name: column[again] for name, column in flat.items()}
+        other = _target_of_rate(places[~fresh], goal[again], fpr[again])
+        second = noise_for(some, other, relation, rtol, start_noise[~fresh])
+        known = found.value[again]
+        better = np.isfinite(second.value) & ~(known <= second.value)
+        for column, new in zip((*found, *target), (*second, *other), strict=True):
+            column[again[better]] = new[better]
+    return found, target
 
 
 @np.errstate(all="ignore")  # a guess that is not a number is not used
@@ -152,7 +168,8 @@ def by_contour(
     """
     q, steps = flat["sampling_probability"], flat["steps"]
     settled = np.zeros(q.size, bool)
-    solved = Solved(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), np.zeros(q.size, bool))
+    no = np.zeros(q.size, bool)
+    solved = Solved(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), no.copy(), no)
     x = np.clip(np.nan_to_num(-0.5 * np.log(np.log1p(mu**2 / (q**2 * steps)))), *np.log(NOISE_RANGE))
     # the slope at the best eps of mu-Gaussian DP: e^eps a / delta
     share = np.clip(np.exp(epsilon) * fpr / goal, 0.01, 0.99)
@@ -177,11 +194,16 @@ def by_contour(
         at, x, moved, off, slope, need = evaluate(rate_calibration.solve, part, rows.size, rung.chunk, **static)
         fits, last = need <= NEARLY * rung.nodes, turn == len(ATTEMPTS) - 1
         good = (moved < SETTLED) & (fits | (last & (need <= CUT_SHORT * rung.nodes))) & np.isfinite(at)
-        good &= (at < np.log(goal[rows] / fpr[rows])) & (x > np.log(NOISE_RANGE[0])) & (x < np.log(NOISE_RANGE[1]))
+        # at the end of the range of eps no step is left to be taken, and none was needed
+        good &= (
+            (at < np.log(goal[rows] / fpr[rows]) + 2.0 * np.log(rate_calibration.LARGEST_SHARE))
+            & (x > np.log(NOISE_RANGE[0]))
+            & (x < np.log(NOISE_RANGE[1]))
+        )
         close = good & fits & (np.abs(off) < CLOSE) & (slope < 0.0)
         wanted = np.searchsorted(rung_of, np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need))
         due[rows] = np.where(good, len(ATTEMPTS), np.maximum(wanted, turn + 1))
-        for column, new in zip(solved, (np.exp(x), slope, np.full(rows.size, step), close), strict=True):
+        for column, new in zip(solved, (np.exp(x), slope, np.full(rows.size, step), fits, close), strict=True):
             column[rows[good]] = new[good]
         epsilon[rows[good]], settled[rows] = at[good], good
     return solved, settled
