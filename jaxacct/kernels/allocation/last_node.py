@@ -56,7 +56,9 @@ def last_node(
         bound = np.empty(rows.size)
         both, one = np.flatnonzero(open_[rows]), np.flatnonzero(~open_[rows])
         if both.size:
-            near, far = (log_beyond_on(*_taken(some, both), y[both], sign, np.full(both.size, x)) for x in (True, False))
+            near, far = (
+                log_beyond_on(*_taken(some, both), y[both], sign, np.full(both.size, x)) for x in (True, False)
+            )
             bound[both], local[rows[both]] = np.fmin(near, far), ~(far < near)
             open_[rows[both]] = np.maximum(near, far) < goal[rows[both]]
         if one.size:
