@@ -22,6 +22,8 @@ __all__ = ["BETWEEN_PAIRS", "OK_WIDTH", "delta_of_pairs", "differing", "epsilon_
 
 ROWS_WITH_PROGRESS = 16
 """Configurations from which on a progress bar shows."""
+ROUNDS_TOGETHER = 10
+"""Rounds whose profiles are computed together: their contours are then fewer and larger arrays."""
 BETWEEN_PAIRS = 7.0 / 9.0
 """Where the truth lies between the lower and the upper pair of a smooth loss.
 
@@ -35,8 +37,9 @@ narrower than that, and asking for less is no failure."""
 def prepare_pairs(mechanism: Mechanism) -> None:
     """Make the profiles of all rounds of random allocation inside, which takes the longest, on all cores."""
     rounds = rounds_inside(mechanism)[: allocation_rounds.KEPT]
+    blocks = [rounds[first : first + ROUNDS_TOGETHER] for first in range(0, len(rounds), ROUNDS_TOGETHER)]
     bar = Progress(len(rounds), None if len(rounds) >= ROWS_WITH_PROGRESS else False)
-    for _ in on_cores(lambda one: allocation_rounds.prepare(*one), rounds, bar):
+    for _ in on_cores(allocation_rounds.prepare, blocks, bar, [len(block) for block in blocks]):
         pass
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct.engines import allocation, allocation_search, blocks
-from jaxacct.kernels.allocation import bracket, profile, transform
+from jaxacct.kernels.allocation import bracket, profile, theorems, transform
 from jaxacct.kernels.allocation.chernoff import put_below
 from jaxacct.progress import Progress
 
@@ -118,6 +118,37 @@ def test_a_profile_whose_contours_fail_has_its_theorems(monkeypatch):
     found = profile.round_profile(0.5, 100.0, 1.0)
     assert np.all(found.lower <= expected.upper) and np.all(found.upper >= expected.lower)
     assert np.any(found.upper > 1.1 * expected.upper)
+
+
+@pytest.mark.parametrize(("sigma", "slots"), [(0.398, 143.0), (0.362, 10.0)])
+def test_little_noise_needs_no_long_lines(sigma, slots):
+    """Thousands of nodes each: of the jumps' line at 143 slots, of the bulk's at 10."""
+    s, t, eps = np.full(6, 1 / sigma), np.full(6, slots), np.linspace(6.0, 12.0, 6)
+    guess = theorems.guess(1.0, s, t, np.exp(eps))
+    found = bracket.contours_at(1.0, s, t, np.exp(eps), guess, 1e-9)
+    lines = [one for _, each in found for one in (each, each.bulk) if one is not None]
+    assert max(one.place.line.count.max() for one in lines) < 600
+
+
+def test_rounds_together_have_the_profiles_they_have_alone(monkeypatch):
+    s, t = np.array([0.5, 30.0, 1.5, 1e-5]), np.array([100.0, 10.0, 300.0, 7.0])  # of two theorems only
+    alone = [profile.round_profile(*one, -1.0) for one in zip(s, t, strict=True)]
+    together = profile.round_profiles(s, t, -1.0)
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one.epsilon, other.epsilon)
+        np.testing.assert_allclose(one.upper, other.upper, rtol=2e-4, atol=1e-16)
+        assert np.all(one.lower <= other.upper) and np.all(other.lower <= one.upper)
+    contours_at = profile.contours_at
+
+    def fails_for_some(sign, s, *more):
+        if np.any(s == 1.5):
+            raise MemoryError
+        return contours_at(sign, s, *more)
+
+    monkeypatch.setattr(profile, "contours_at", fails_for_some)
+    found = profile.round_profiles(s, t, -1.0)
+    np.testing.assert_array_equal(found[0].upper, alone[0].upper)
+    assert np.any(found[2].upper > 1.1 * alone[2].upper)
 
 
 def test_nodes_that_are_left_out_are_counted(monkeypatch):

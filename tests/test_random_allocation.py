@@ -325,7 +325,7 @@ def fails(*given):
 @pytest.mark.parametrize(
     ("failing", "sigma", "is_finite"),
     [
-        ("round_profile", 2.0625, True),
+        ("round_profiles", 2.0625, True),
         ("pair_below", 2.0626, True),
         ("pair_above", 2.0627, False),
         ("profile_of_gaussian", 2.0628, False),

@@ -6,15 +6,17 @@ the slot from above, and from below one that claims nothing, so that its status 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from jaxacct.floats import ROUNDOFF
-from jaxacct.kernels.allocation.profile import LARGEST_LOSS, RoundProfile, round_profile
+from jaxacct.kernels.allocation.profile import LARGEST_LOSS, RoundProfile, round_profiles
 from jaxacct.mechanisms.base import DIRECTIONS
 from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, direction_of, pair_above, pair_below
 from jaxacct.mechanisms.gaussian import profile_of_gaussian
@@ -31,24 +33,48 @@ TOLD_LOSSES = 300
 Found = TypeVar("Found")
 LONE_WIDTH = 1e-6
 """Relative width from which a point between two better ones is left out."""
+_KEPT: dict[tuple[float, float], tuple[BracketedProfile, BracketedProfile]] = {}
+_LOCK = threading.Lock()
 
 
-@functools.lru_cache(maxsize=KEPT)
 def _profiles(sigma: float, slots: float) -> tuple[BracketedProfile, BracketedProfile]:
-    """The profile in both directions.  A round whose slot is told is a Gaussian, which is never better."""
-    found = []
+    """The profile in both directions."""
+    kept = _KEPT.get((sigma, slots))
+    return kept if kept is not None else _profiles_of([(sigma, slots)])[0]
+
+
+def _profiles_of(rounds: Sequence[tuple[float, float]]) -> list[tuple[BracketedProfile, BracketedProfile]]:
+    """Profiles in both directions.  A round whose slot is told is a Gaussian, which is never better."""
+    sigma, slots = np.array(rounds, np.float64).T
+    both = []
     for sign in (1.0, -1.0):
-        profile = round_profile(1.0 / sigma, slots, sign)
-        told = profile_of_gaussian(1.0 / sigma * (1.0 + 4.0 * ROUNDOFF), profile.epsilon)
-        high = np.minimum(profile.upper, told)
-        found.append(_without_lone(RoundProfile(profile.epsilon, np.minimum(profile.lower, high), high)))
-    return found[0], found[1]
+        found = []
+        for profile, noise in zip(round_profiles(1.0 / sigma, slots, sign), sigma, strict=True):
+            told = profile_of_gaussian(1.0 / noise * (1.0 + 4.0 * ROUNDOFF), profile.epsilon)
+            high = np.minimum(profile.upper, told)
+            found.append(_without_lone(RoundProfile(profile.epsilon, np.minimum(profile.lower, high), high)))
+        both.append(found)
+    made = list(zip(*both, strict=True))
+    with _LOCK:
+        for key, pair in zip(rounds, made, strict=True):
+            _KEPT[key] = pair
+        while len(_KEPT) > KEPT:
+            _KEPT.pop(next(iter(_KEPT)))
+    return made
 
 
-def prepare(sigma: float, slots: float) -> None:
-    """Compute the profile of a round and its pairs, so that they are there when they are asked for."""
-    above(sigma, slots, 1.0)
-    _below(sigma, slots)
+def prepare(rounds: Sequence[tuple[float, float]]) -> None:
+    """Compute the profiles of rounds, together, and their pairs, so that they are there when they are asked for.
+
+    rounds : (noise multiplier, slots) of each.
+    """
+    missing = [one for one in rounds if one not in _KEPT]
+    if len(missing) > 1:
+        with contextlib.suppress(*FAILURES):  # then each by itself
+            _profiles_of(missing)
+    for sigma, slots in rounds:
+        above(sigma, slots, 1.0)
+        _below(sigma, slots)
 
 
 def above(sigma: float, slots: float, group: float) -> FinitePair:

@@ -8,6 +8,7 @@ corners are where the two continued chords meet.  README.md, "Two pairs of a bra
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -138,23 +139,25 @@ def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple
     flat = np.minimum((upper[1:] - lower[:-1]) / gap, 0.0)
     first = lower[1] - flat[1] * gap[0] - _off(lower[1], flat[1], a[1])
     at, values, end = [0.0], [max(float(first), 0.0)], 1e-3
-    for k in range(1, epsilon.size):
-        if lower[k] <= 0.0 or values[-1] <= 0.0:
+    size = epsilon.size
+    points, heights, a, gap, steep, flat = (x.tolist() for x in (epsilon, lower, a, gap, steep, flat))  # loops faster
+    for k in range(1, size):
+        if heights[k] <= 0.0 or values[-1] <= 0.0:
             break
-        slope = float(steep[k - 1])
-        zero = float(lower[k] / -slope)  # how far beyond the point the line meets 0
-        end = float(epsilon[k] + np.log1p(zero / a[k]))
+        slope = steep[k - 1]
+        zero = heights[k] / -slope if slope < 0.0 else math.inf  # how far beyond the point the line meets 0
+        end = points[k] + math.log1p(zero / a[k])
         reach = zero
-        if k + 2 < epsilon.size:
-            turn = float(flat[k + 1]) - slope
-            reach = float(lower[k] - lower[k + 1] + flat[k + 1] * gap[k]) / turn if turn > 0.0 else gap[k]
-        if k + 1 < epsilon.size:
-            reach = min(max(reach, 0.0), float(gap[k]))
-        here = max(float(epsilon[k] + np.log1p(reach / a[k])), at[-1] + LEAST_GAP)
+        if k + 2 < size:
+            turn = flat[k + 1] - slope
+            reach = (heights[k] - heights[k + 1] + flat[k + 1] * gap[k]) / turn if turn > 0.0 else gap[k]
+        if k + 1 < size:
+            reach = min(max(reach, 0.0), gap[k])
+        here = max(points[k] + math.log1p(reach / a[k]), at[-1] + LEAST_GAP)
         if here >= end:
             break
-        reach = float(a[k] * np.expm1(here - epsilon[k]))
-        value = float(lower[k] + slope * reach - _off(lower[k], slope, a[k] + reach))
+        reach = a[k] * math.expm1(here - points[k])
+        value = heights[k] + slope * reach - _off(heights[k], slope, a[k] + reach)
         at.append(here)
         values.append(max(value, 0.0))
     if values[-1] > 0.0:  # along the last line down to 0

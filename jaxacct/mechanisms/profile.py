@@ -21,6 +21,8 @@ CDF_ERROR = 2e-15
 roundings."""
 LEAST_GAP = 1e-9
 """Least distance of two epsilons of a profile: slopes lose digits as it shrinks."""
+HULL_PASSES = 30
+"""Passes over all points of a profile before what is left is gone through point by point."""
 MASS_ROUNDING_UNITS = 8.0
 """Unit roundoffs by which each of the two terms of a mass is rounded up; each is a difference, an exponential and a
 quotient."""
@@ -170,10 +172,10 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
     p, q = np.zeros(2 * size + 1), np.zeros(2 * size + 1)
     p[size] = q[size] = max(rest, 0.0)
     for values, chain, here, there, side in ((f, right, p, q, 1), (r, left, q, p, -1)):
-        for place, k in enumerate(chain):
-            mass = _mass(epsilon, values, chain, place, centre, doubt)
-            here[size + side * (k + 1)] = mass
-            there[size + side * (k + 1)] = mass * np.exp(-epsilon[k])
+        at = np.array(chain, int)
+        mass = _masses(epsilon[at], values[at], centre, doubt)
+        here[size + side * (at + 1)] = mass
+        there[size + side * (at + 1)] = mass * np.exp(-epsilon[at])
     loss = np.concatenate([-epsilon[::-1], [0.0], epsilon])
     last_f, last_r = (v[c[-1]] if c else centre for v, c in ((f, right), (r, left)))
     return FinitePair(loss, p, q, np.asarray(last_f), np.asarray(last_r))
@@ -199,19 +201,35 @@ def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, 
     return rise, fall
 
 
-def _mass(epsilon: np.ndarray, f: np.ndarray, chain: list[int], place: int, centre: float, doubt: float) -> float:
-    """p_k rounded up; the value at the centre is known up to `doubt`."""
-    before = chain[place - 1] if place else -1
-    after = chain[place + 1] if place + 1 < len(chain) else -1
-    rise, fall = _terms(epsilon, f, before, chain[place], after, centre)
-    rounding = MASS_ROUNDING_UNITS * ROUNDOFF * (rise + fall) + (
-        0.0 if place else doubt / -np.expm1(-epsilon[chain[0]])
-    )
-    return max(rise - fall, 0.0) + rounding
+def _masses(epsilon: np.ndarray, f: np.ndarray, centre: float, doubt: float) -> np.ndarray:
+    """p_k of the vertices of a hull, rounded up; the value at the centre is known up to `doubt`."""
+    if not epsilon.size:
+        return epsilon
+    rise = -np.diff(f, prepend=centre) / -np.expm1(-np.diff(epsilon, prepend=0.0))
+    fall = np.append(-np.diff(f) / np.expm1(np.diff(epsilon)), 0.0)
+    rounding = MASS_ROUNDING_UNITS * ROUNDOFF * (rise + fall)
+    rounding[0] += doubt / -np.expm1(-epsilon[0])
+    return np.maximum(rise - fall, 0.0) + rounding
 
 
 def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
-    """The points on the lower convex hull, from the first of them on."""
+    """The points on the lower convex hull, from the first of them on.
+
+    A point that is not below the chord of its neighbours is no vertex.  Of such points that are neighbours every other
+    one is left out at a time, since rounding may hide a bend that several of them have together.
+    """
+    fallen = np.diff(f[points], prepend=np.inf) < 0.0
+    fallen[-1:] = True
+    points = points[fallen]
+    for _ in range(HULL_PASSES):
+        at, values = epsilon[points], f[points]
+        slope, gap = -np.diff(values), np.diff(at)
+        above = slope[:-1] / -np.expm1(-gap[:-1]) - slope[1:] / np.expm1(gap[1:]) <= 0.0
+        if not above.any():
+            return [int(k) for k in points]
+        place = np.arange(above.size)
+        odd = (place - np.maximum.accumulate(np.where(above, -1, place))) % 2 == 1
+        points = np.delete(points, 1 + np.flatnonzero(above & odd))
     chain: list[int] = []
     for k in map(int, points):
         while len(chain) > 1 and np.subtract(*_terms(epsilon, f, chain[-2], chain[-1], k, 0.0)) <= 0.0:

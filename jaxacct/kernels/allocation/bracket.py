@@ -8,7 +8,7 @@ import numpy as np
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation.cutoff import log_images
 from jaxacct.kernels.allocation.law import ROOM, Windows, tail
-from jaxacct.kernels.allocation.placement import TOLERANCE, Place, place, place_of_bulk
+from jaxacct.kernels.allocation.placement import TOLERANCE, Place, place, place_of_bulk, place_split, replaced
 from jaxacct.kernels.allocation.quadrature import panels_of
 from jaxacct.kernels.allocation.transform import Powers, powers_on, turned_by
 from jaxacct.kernels.arrays import Array
@@ -18,6 +18,11 @@ __all__ = ["Contour", "bracket_near", "brackets_at", "contours_at", "estimate_ne
 
 TERMS_TOGETHER = 6000
 """Nodes of lines that are evaluated together, over all rows: what they need stays near the processor."""
+
+LONG_BULK = 100
+"""Nodes of the bulk's line above which a bulk that ends lower is tried."""
+LOWER_SHARES = (0.25, 0.15)
+"""Where that bulk ends, as a share of the threshold's distance from the mean: more jumps, and no chance of the bulk."""
 
 
 class Contour(NamedTuple):
@@ -39,17 +44,28 @@ def contours_at(
 
     Rows whose lines are about as long come together, with their numbers, and short ones are not padded to long ones.
     """
+    tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)
-    bulk = _bulk_chance(where, k) > guess + np.log(tolerance) if sign > 0 else np.zeros(len(s), bool)
-    rows = np.flatnonzero(bulk)
+    goal = guess + np.log(tolerance)
+    rows = np.flatnonzero(_bulk_chance(where, k) > goal) if sign > 0 else np.zeros(0, int)
     if rows.size == 0:
         return _evaluated(sign, s, t, where)
-    some = np.broadcast_to(tolerance, s.shape)[rows]
-    beneath = place_of_bulk(s[rows], t[rows], k[rows], guess[rows], some, _rows_of(where, rows))
-    rest = np.flatnonzero(~bulk)
+    below = place_of_bulk(s[rows], t[rows], k[rows], guess[rows], tolerance[rows], _rows_of(where, rows))
+    for share in LOWER_SHARES:
+        long = np.flatnonzero(below.line.count > LONG_BULK)
+        if long.size == 0:
+            break
+        some = rows[long]
+        other = place_split(s[some], t[some], k[some], guess[some], tolerance[some], share)
+        shorter = other.line.count < where.line.count[some] + below.line.count[long]
+        alone = np.flatnonzero((_bulk_chance(other, k[some]) <= goal[some]) & shorter)
+        where = replaced(where, some[alone], _rows_of(other, alone))
+        kept = np.setdiff1d(np.arange(rows.size), long[alone])
+        rows, below = rows[kept], _rows_of(below, kept)
+    rest = np.setdiff1d(np.arange(s.size), rows)
     found = [(rest[at], one) for at, one in _evaluated(sign, s[rest], t[rest], _rows_of(where, rest))]
-    above = _rows_of(where, rows)
-    return found + [(rows[at], one) for at, one in _evaluated(sign, s[rows], t[rows], above, beneath)]
+    above = _evaluated(sign, s[rows], t[rows], _rows_of(where, rows), below)
+    return found + [(rows[at], one) for at, one in above]
 
 
 def _rows_of(where: Place, rows: Array) -> Place:

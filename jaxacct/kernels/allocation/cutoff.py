@@ -5,7 +5,7 @@ import numpy as np
 from jaxacct.kernels.allocation.law import Cells, Cuts, Windows, jump_below, log_path, log_real, shares
 from jaxacct.kernels.arrays import Array
 
-__all__ = ["log_beyond", "log_beyond_on", "log_images", "log_power"]
+__all__ = ["log_beyond_on", "log_images", "log_power"]
 
 STEEPEST = 9.0
 """Largest shift of the path at a window, in widths of the window."""
@@ -58,14 +58,8 @@ def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tupl
     return power, np.where(whole[:, None], -np.inf, t * log_bulk)
 
 
-def log_beyond(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float) -> tuple[Array, Array]:
-    """log of a bound of (1/pi) h sum |F(c + iy')|/|z|^2 over all nodes y' > y, (B,), and whether by the local path."""
-    near, far = (log_beyond_on(cells, cuts, t, c, y, sign, np.full(c.shape, local)) for local in (True, False))
-    return np.fmin(near, far), ~(far < near)
-
-
 def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float, local: Array) -> Array:
-    """The bound of `log_beyond` by the one path or the other, (B,)."""
+    """log of a bound of (1/pi) h sum |F(c + iy')|/|z|^2 over all nodes y' > y, by the one path or the other, (B,)."""
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = log_path(cells, cuts, c, y, _path(cells, cuts.windows, y, local), sign)
     both = np.where(whole, jump, np.logaddexp(bulk, jump))

@@ -1,9 +1,11 @@
 """Where a line ends: the node behind which the bound of the rest is as small as is asked (README.md, section 4)."""
 
+from typing import TypeVar
+
 import jax
 import numpy as np
 
-from jaxacct.kernels.allocation.cutoff import log_beyond, log_beyond_on
+from jaxacct.kernels.allocation.cutoff import log_beyond_on
 from jaxacct.kernels.allocation.law import Cells, Cuts
 from jaxacct.kernels.arrays import Array
 
@@ -19,6 +21,7 @@ STRIDE = 0.8
 """Step of the logarithm of the index where the bound says nothing about the way to go."""
 NEAR_ENOUGH = 0.1
 """Distance, in the logarithm, of an index that is too small and one that is not."""
+Some = TypeVar("Some")
 
 
 def last_node(
@@ -35,7 +38,8 @@ def last_node(
     """The index of the last node, where the bound of what lies beyond falls to the goal, and that bound.
 
     The fall below the scale grows about as a power of the index, as its square where the law is nearly normal: a
-    secant in the logarithms of both, kept between an index that is too small and one that is not.
+    secant in the logarithms of both, kept between an index that is too small and one that is not.  Which path serves is
+    settled at an index where they do not both suffice: far out either may be the smaller by a hair.
     """
     most = np.log(MOST_NODES)
     low, high = np.zeros_like(c), np.full_like(c, most)
@@ -43,18 +47,22 @@ def last_node(
     at = np.clip(0.5 * (np.log(2.0) + wanted) - np.log(deviation * step), 0.0, most)
     at = np.where(np.isnan(at), 0.5 * most, at)
     power, before, seen = np.full_like(c, 2.0), np.full_like(c, np.nan), np.full_like(c, np.nan)
-    local = np.zeros(len(c), bool)
+    local, open_ = np.zeros(len(c), bool), np.ones(len(c), bool)
     beyond = np.full_like(c, np.inf)
     rows = np.arange(len(c))
-    for turn in range(PROBES):
-        some = cells, cuts, t, c
-        if rows.size < len(c):
-            some = jax.tree.map(lambda x, rows=rows: x[rows], some)
+    for _ in range(PROBES):
+        some = _taken((cells, cuts, t, c), rows)
         y = np.ceil(np.exp(at[rows])) * step[rows]
-        if turn == 0:
-            bound, local = log_beyond(*some, y, sign)
-        else:
-            bound = log_beyond_on(*some, y, sign, local[rows])
+        bound = np.empty(rows.size)
+        both, one = np.flatnonzero(open_[rows]), np.flatnonzero(~open_[rows])
+        if both.size:
+            near, far = (
+                log_beyond_on(*_taken(some, both), y[both], sign, np.full(both.size, x)) for x in (True, False)
+            )
+            bound[both], local[rows[both]] = np.fmin(near, far), ~(far < near)
+            open_[rows[both]] = np.maximum(near, far) < goal[rows[both]]
+        if one.size:
+            bound[one] = log_beyond_on(*_taken(some, one), y[one], sign, local[rows[one]])
         here, less = at[rows], low[rows]
         fine = bound < goal[rows]
         low[rows] = less = np.where(fine, less, np.maximum(less, here))
@@ -76,3 +84,8 @@ def last_node(
     if np.any(high == most):  # no index tried is enough
         beyond = np.where(high == most, log_beyond_on(cells, cuts, t, c, last * step, sign, local), beyond)
     return last, beyond
+
+
+def _taken(some: Some, rows: Array) -> Some:
+    """Some rows of arrays that all have one for each of them."""
+    return jax.tree.map(lambda x: x[rows], some) if rows.size < len(jax.tree.leaves(some)[0]) else some

@@ -11,7 +11,7 @@ from jaxacct.kernels.allocation.law import ROOM, Cells, Cuts, Windows, cells_of,
 from jaxacct.kernels.allocation.transform import Line
 from jaxacct.kernels.arrays import Array
 
-__all__ = ["TOLERANCE", "Place", "place", "place_of_bulk", "tilted_mode"]
+__all__ = ["TOLERANCE", "Place", "place", "place_of_bulk", "place_split", "replaced", "tilted_mode"]
 
 COARSE = 160
 """Cells of the grids on which choices are made, and the images bounded."""
@@ -67,20 +67,31 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     with np.errstate(all="ignore"):
-        found = _place(sign, s, t, k, guess, tolerance, False)
+        found = _place(sign, s, t, k, guess, tolerance, 0.0)
         rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
         if rows.size == 0:
             return found
-        other = _place(sign, s[rows], t[rows], k[rows], guess[rows], tolerance[rows], True)
+        other = _place(sign, s[rows], t[rows], k[rows], guess[rows], tolerance[rows], LOW_SHARE)
         first = jax.tree.map(lambda a: a[rows], found)
         better = _badness(other) < _badness(first)
+        return replaced(found, rows[better], jax.tree.map(lambda a: a[better], other))
 
-        def merged(kept: Array, new: Array) -> Array:
-            kept = kept.copy()
-            kept[rows[better]] = new[better]
-            return kept
 
-        return jax.tree.map(merged, found, other)
+def replaced(found: Place, rows: Array, other: Place) -> Place:
+    """`found` with other placements in some rows."""
+
+    def merged(kept: Array, new: Array) -> Array:
+        kept = kept.copy()
+        kept[rows] = new
+        return kept
+
+    return jax.tree.map(merged, found, other)
+
+
+def place_split(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, share: float) -> Place:
+    """`place` of the call with a bulk that ends at `share` of the threshold's distance from the mean."""
+    with np.errstate(all="ignore"):
+        return _place(1.0, s, t, k, guess, tolerance, share)
 
 
 def _badness(found: Place) -> Array:
@@ -89,9 +100,10 @@ def _badness(found: Place) -> Array:
     return np.where(np.isfinite(worse), worse, np.inf)
 
 
-def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
+def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, share: float) -> Place:
+    split = share > 0.0
     if sign > 0:
-        return _of_call(s, t, k, guess, tolerance, _windows_of_call(s, t, k, guess + np.log(tolerance), split), split)
+        return _of_call(s, t, k, guess, tolerance, _windows_of_call(s, t, k, guess + np.log(tolerance), share), split)
     windows, cells = _windows_of_put(s, t, k, split)
     cuts = cuts_of(cells, windows)
     seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
@@ -173,13 +185,13 @@ def _sorted(a: Array, b: Array) -> tuple[Array, Array]:
     return a[order], b[order]
 
 
-def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, split: bool) -> Windows:
+def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) -> Windows:
     edge = _far_from(s, t, k, goal)
     blur = np.minimum(FAR_BLUR / s, 0.3)
     high = edge + ROOM * blur
     low, low_blur = np.full_like(s, -np.inf), np.ones_like(s)
-    if split:
-        low, low_blur = np.log(np.maximum(LOW_SHARE * t * (k - 1.0), 1.0)) / s + 0.5 * s, LOW_BLUR / s
+    if share > 0.0:
+        low, low_blur = np.log(np.maximum(share * t * (k - 1.0), 1.0)) / s + 0.5 * s, LOW_BLUR / s
         low = np.minimum(low, high - 0.9 / s)
     return Windows(low, low_blur, high, blur, np.full_like(s, -REACH), high + 7.0 * blur)
 

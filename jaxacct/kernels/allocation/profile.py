@@ -6,7 +6,7 @@ wide a contour of its own is placed.  Theorems answer what no contour does.
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
 from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contours_at, rows_of
 
-__all__ = ["LARGEST_LOSS", "RoundProfile", "losses_for", "round_profile"]
+__all__ = ["LARGEST_LOSS", "RoundProfile", "losses_for", "round_profile", "round_profiles"]
 
 READ_TOGETHER = (15, 5, 1)
 """Losses that are read from one contour, turn by turn: what is too wide then is asked again, with fewer of them."""
@@ -27,6 +27,8 @@ WIDTHS = ((-9.0, 1e-6), (-20.0, 1e-5), (-28.0, 1e-4), (-36.0, 1e-3), (-42.0, 0.1
 The largest deltas decide for many rounds, where errors of each round add up."""
 ALONE_FROM = -42.0
 """log of the delta below which no loss gets a contour of its own: there its bracket is hardly narrower."""
+KNOWN = 0.3
+"""Relative width of a bracket from which on its estimate takes the place of the guess."""
 LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
 """1/sigma between which, and slots up to which, contours are placed."""
 LAST_LOG_DELTA = -69.0
@@ -66,7 +68,7 @@ def losses_for(s: float, t: float, sign: float) -> np.ndarray:
     reach = min(0.5 * s * s + 12.0 * s, LARGEST_LOSS)
     scan = np.concatenate([np.linspace(0.0, 1.0, SCAN) * min(12.0 * deviation, reach), np.linspace(0.0, reach, SCAN)])
     scan = np.unique(scan)
-    log_delta = _guess(sign, s, t, scan)
+    log_delta = _guess(sign, np.full(scan.size, s), np.full(scan.size, t), scan)
     log_delta = np.minimum.accumulate(np.where(np.isnan(log_delta), LAST_LOG_DELTA, log_delta))
     last = int(np.argmax(log_delta <= LAST_LOG_DELTA)) if log_delta[-1] <= LAST_LOG_DELTA else scan.size - 1
     scan, log_delta = scan[: max(last, 2) + 1], log_delta[: max(last, 2) + 1]
@@ -85,32 +87,73 @@ def round_profile(s: float, t: float, sign: float) -> RoundProfile:
 
     delta_remove(eps) = E(S - e^eps)_+, delta_add(eps) = e^eps E(e^-eps - S)_+, s = 1/sigma.
     """
-    eps = losses_for(s, t, sign)
-    k = np.exp(sign * eps)
-    each, slots = np.full(eps.size, s), np.full(eps.size, t)
+    return round_profiles(np.array([s]), np.array([t]), sign)[0]
+
+
+def round_profiles(s: np.ndarray, t: np.ndarray, sign: float) -> list[RoundProfile]:
+    """`round_profile` of each of several rounds, s and t of shape (M,): their contours are evaluated together."""
+    each = [losses_for(float(one), float(slots), sign) for one, slots in zip(s, t, strict=True)]
+    sizes = [eps.size for eps in each]
+    asked = _Asked(
+        sign, np.repeat(s, sizes), np.repeat(t, sizes), np.concatenate(each), np.repeat(range(s.size), sizes)
+    )
     with np.errstate(all="ignore"):
-        low, high = theorems.bounds(sign, each, slots, k)
+        k = np.exp(sign * asked.eps)
+        low, high = theorems.bounds(sign, asked.s, asked.t, k)
         if sign < 0:
             low, high = low / k, high / k
-        low, high = _outward(low, high)
-        if LEAST_S < s < MOST_S and 1.0 < t <= MOST_SLOTS:
-            with contextlib.suppress(ArithmeticError, ValueError, IndexError, MemoryError):  # theorems answer then
-                low, high = _by_contours(sign, s, t, eps, low, high)
+        low, high = _narrowed(asked, *_outward(low, high))
         low, high = np.fmax(low, 0.0), np.fmin(np.where(np.isnan(high), 1.0, high), 1.0)
         low = np.where(low <= high, low, 0.0)
-        # e^eps is off by a few units of eps and 1: as much as delta falls in that distance, and it is convex in e^eps
-        off = 4.0 * ROUNDOFF * (1.0 + eps[1:])
-        wrong = np.concatenate([[0.0], off * high[:-1] / -np.expm1(-np.diff(eps))])
-        low = np.maximum(low - wrong, 0.0)
-        high = np.minimum(high + wrong, 1.0)
+        ends = np.cumsum(sizes)[:-1]
+        found = zip(each, np.split(low, ends), np.split(high, ends), strict=True)
+        return [_falling(*one) for one in found]
+
+
+class _Asked(NamedTuple):
+    """Losses of several rounds, one round after the other; all of shape (K,) but the sign."""
+
+    sign: float
+    s: np.ndarray
+    t: np.ndarray
+    eps: np.ndarray
+    owner: np.ndarray
+    """Number of the round."""
+
+
+def _falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
+    # e^eps is off by a few units of eps and 1: as much as delta falls in that distance, and it is convex in e^eps
+    off = 4.0 * ROUNDOFF * (1.0 + eps[1:])
+    wrong = np.concatenate([[0.0], off * high[:-1] / -np.expm1(-np.diff(eps))])
+    low = np.maximum(low - wrong, 0.0)
+    high = np.minimum(high + wrong, 1.0)
     # delta falls
     return RoundProfile(eps, np.maximum.accumulate(low[::-1])[::-1], np.minimum.accumulate(high))
 
 
-def _guess(sign: float, s: float, t: float, eps: np.ndarray) -> np.ndarray:
+def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The ends by theorems, narrowed by contours where these can be placed; rounds that fail leave the others."""
+    rows = np.flatnonzero((asked.s > LEAST_S) & (asked.s < MOST_S) & (asked.t > 1.0) & (asked.t <= MOST_SLOTS))
+    if rows.size == 0:
+        return low, high
+    try:
+        some = _Asked(asked.sign, *(x[rows] for x in asked[1:]))
+        least, most = _by_contours(some, low[rows], high[rows])
+    except (ArithmeticError, ValueError, IndexError, MemoryError):
+        rounds = np.unique(asked.owner[rows])
+        if rounds.size > 1:
+            for one in rounds:
+                at = asked.owner == one
+                low[at], high[at] = _narrowed(_Asked(asked.sign, *(x[at] for x in asked[1:])), low[at], high[at])
+        return low, high  # theorems answer
+    low[rows], high[rows] = least, most
+    return low, high
+
+
+def _guess(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
     """log of about delta; nothing certified depends on it."""
     with np.errstate(all="ignore"):
-        found = theorems.guess(sign, np.full(eps.size, s), np.full(eps.size, t), np.exp(sign * eps))
+        found = theorems.guess(sign, s, t, np.exp(sign * eps))
     return found - min(sign, 0.0) * eps
 
 
@@ -118,26 +161,24 @@ def _outward(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return low * (1.0 - 8.0 * ROUNDOFF), high * (1.0 + 8.0 * ROUNDOFF)
 
 
-def _by_contours(
-    sign: float, s: float, t: float, eps: np.ndarray, low: np.ndarray, high: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The ends by theorems, narrowed by contours; what contradicts them is not used."""
+    sign, s, t, eps, owner = asked
     least, most = low.copy(), high.copy()
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
+    last = np.searchsorted(owner, owner, side="right") - 1
     wide = np.arange(eps.size)
     for turn, together in enumerate(READ_TOGETHER):
-        groups = [wide[first : first + together] for first in range(0, wide.size, together)]
-        placed = np.array([_place_for(rows, sign, eps.size) for rows in groups])
-        for some, contour in _placed(
-            sign, s, t, eps[placed], logs[placed], CUT_OFF[min(turn, 1)] * _wanted(logs[placed])
-        ):
+        groups = list(_in_groups(wide, owner, together))
+        placed = np.array([_place_for(rows, sign, int(last[rows[0]])) for rows in groups])
+        for some, contour in _placed(asked, logs, placed, CUT_OFF[min(turn, 1)]):
             at = np.concatenate([groups[one] for one in some])
             each = np.repeat(np.arange(some.size), [groups[one].size for one in some])
             lower, estimate, upper = _read(contour, each, eps[at])
             good = (lower <= upper) & (lower <= most[at]) & (upper >= least[at])
             low[at] = np.where(good, np.fmax(low[at], lower), low[at])
             high[at] = np.where(good, np.fmin(high[at], upper), high[at])
-            known = good & (estimate > 0.0)
+            known = good & (upper - lower <= KNOWN * upper) & (estimate > 0.0)
             logs[at] = np.where(known, np.log(np.where(known, estimate, 1.0)), logs[at])
         wide = ~(high - low <= _wanted(logs) * high)
         wide = np.flatnonzero(wide & ((logs > ALONE_FROM) | (turn == 0)))
@@ -146,9 +187,16 @@ def _by_contours(
     return low, high
 
 
-def _place_for(rows: np.ndarray, sign: float, size: int) -> int:
+def _in_groups(rows: np.ndarray, owner: np.ndarray, together: int) -> Iterator[np.ndarray]:
+    """Rows of one round each, so many together."""
+    for some in np.split(rows, np.flatnonzero(np.diff(owner[rows])) + 1):
+        for first in range(0, some.size, together):
+            yield some[first : first + together]
+
+
+def _place_for(rows: np.ndarray, sign: float, last: int) -> int:
     """The loss for which a contour is placed that is read at several: no slot may be far that is not at any of them."""
-    return min(int(rows[-1]) + 1, size - 1) if sign > 0 else int(rows[rows.size // 2])
+    return min(int(rows[-1]) + 1, last) if sign > 0 else int(rows[rows.size // 2])
 
 
 def _wanted(logs: np.ndarray) -> np.ndarray:
@@ -164,9 +212,8 @@ def _read(contour: Contour, each: np.ndarray, eps: np.ndarray) -> tuple[np.ndarr
     return lower, estimate, upper
 
 
-def _placed(
-    sign: float, s: float, t: float, eps: np.ndarray, logs: np.ndarray, cut_off: np.ndarray
-) -> list[tuple[np.ndarray, Contour]]:
+def _placed(asked: _Asked, logs: np.ndarray, rows: np.ndarray, cut_off: float) -> list[tuple[np.ndarray, Contour]]:
+    sign, s, t, eps, _ = asked
+    s, t, eps, logs = s[rows], t[rows], eps[rows], logs[rows]
     shift = np.where(sign > 0, 0.0, -eps)  # of the option against delta
-    each = np.full(eps.size, s), np.full(eps.size, t)
-    return contours_at(sign, *each, np.exp(sign * eps), logs + shift, cut_off)
+    return contours_at(sign, s, t, np.exp(sign * eps), logs + shift, cut_off * _wanted(logs))
