@@ -414,6 +414,8 @@ def test_an_interrupt_while_the_source_is_waited_for(prefetch, tmp_path, capsys)
 
     It may reach the main thread between a step and its callback.
     """
+    # a shell that starts the tests in the background has interrupts ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     rows = Rows(ROWS)
     loaded = itertools.count()  # whose steps are atomic, unlike a look at the length of a list
     rows.at = lambda number: next(loaded) == 100
