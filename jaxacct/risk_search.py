@@ -38,6 +38,10 @@ SETTLED = 0.01
 ATTEMPTS = ((0, 4, TOLERANCE), (0, 14, TOLERANCE), (1, 7, TOLERANCE), (2, 14, 1e-11))
 """Rungs, steps of the kernel on the contour integral, and what that may cut off by a first approximation of delta: more
 steps, and less cut off, where the approximation has been poor."""
+CLAIMED = ("ok", "not_binding")
+"""Statuses of a noise that keeps its target."""
+AGREES = 3e-4
+"""Largest distance of the certified noise from that of a solve that was cut short, in the logarithm, if it is taken."""
 CLOSE = 1e-4
 """Last step of the kernel in x below which its noise is taken; else it is solved for anew at that eps."""
 CUT_SHORT = 25.0
@@ -131,23 +135,28 @@ def noise_for_rate(
     solved.close[full] = False
     noise[full] = np.clip(np.sqrt(flat["steps"]) / np.maximum(mu, 1e-300), *NOISE_RANGE)[full]
     epsilon = np.where(full, np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0), epsilon)
-    left = np.flatnonzero(~((settled & solved.fits) | full))
-    some = {name: column[left] for name, column in flat.items()}
-    start = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)[left]
-    places, start_noise = (
-        _by_rounds(some, goal[left], fpr[left], mu[left], start, relation) if left.size else (start,) * 2
-    )
-    fresh = ~settled[left]
-    epsilon[left[fresh]], noise[left[fresh]] = places[fresh], start_noise[fresh]
-    target = _target_of_rate(epsilon, goal, fpr)
+    places, solved_noise = epsilon.copy(), noise.copy()
+
+    def by_rounds(rows: np.ndarray) -> None:
+        some = {name: column[rows] for name, column in flat.items()}
+        start = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)[rows]
+        places[rows], noise[rows] = _by_rounds(some, goal[rows], fpr[rows], mu[rows], start, relation)
+
+    left = np.flatnonzero(~(settled | full))
+    if left.size:
+        by_rounds(left)
+    target = _target_of_rate(places.copy(), goal, fpr)  # places may change below
     found = noise_for(flat, target, relation, rtol, noise, solved)
-    again = left[~fresh]
+    with np.errstate(all="ignore"):  # what is no number is another guess
+        doubtful = ~(np.abs(np.log(found.value / solved_noise)) <= AGREES) & settled & ~solved.fits & ~full
+    again = np.flatnonzero(doubtful)
     if again.size:  # two guesses at the best eps: the one of less noise is the better
+        by_rounds(again)
         some = {name: column[again] for name, column in flat.items()}
-        other = _target_of_rate(places[~fresh], goal[again], fpr[again])
-        second = noise_for(some, other, relation, rtol, start_noise[~fresh])
-        known = found.value[again]
-        better = np.isfinite(second.value) & ~(known <= second.value)
+        other = _target_of_rate(places[again], goal[again], fpr[again])
+        second = noise_for(some, other, relation, rtol, noise[again])
+        first_holds, holds = (np.isin(x, CLAIMED) for x in (found.status[again], second.status))
+        better = holds & ~(first_holds & (found.value[again] <= second.value))
         for column, new in zip((*found, *target), (*second, *other), strict=True):
             column[again[better]] = new[better]
     return found, target
