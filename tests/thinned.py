@@ -41,6 +41,7 @@ THINNED = {
         "test_laplace_moments",
         "test_sampled_gaussian_moments",
     ),
+    "test_risk_mu_goal": ("test_a_place_that_is_none_shows_nothing_false",),
     "test_samplers": ("test_discrete_gaussian_fits_its_law",),
     "test_selection_bound": ("test_upper_bounds_are_convex_and_above_plain_sums",),
     "test_selection_bounds": ("test_bounds_hold_against_every_score_order",),
@@ -52,6 +53,7 @@ THINNED = {
     "test_selection_laws": ("test_tails_and_probabilities_at_any_size",),
     "test_selection_monotone": ("test_delta_is_the_integral_of_the_positive_part",),
     "test_selection_top": ("test_more_winners_cost_more_and_all_of_them_the_most",),
+    "test_shuffled_attacks": ("test_extremes",),
     "test_simple_bounds": (
         "test_basic_composition_where_hits_are_rare",
         "test_mass_at_infinity_beside_a_gaussian",
@@ -65,6 +67,7 @@ THINNED = {
         "test_squares_that_vanish_do_not_hide_a_gradient",
         "test_the_rows_of_an_embedding_by_indices_of_any_integer",
     ),
+    "test_training_ghost_routes": ("test_sums_and_norms_against_float64",),
     "test_training_mixing": ("test_operations_within_one_example_are_not",),
     "test_training_recalibrate": ("test_full_batches_through_a_filter",),
     "test_training_resume": ("test_what_a_plan_spent_counts_under_the_next",),
@@ -72,8 +75,8 @@ THINNED = {
     "test_training_sources_draws": ("test_every_rule_draws_the_same_records",),
     "test_training_step": ("test_all_examples_drawn_are_used_and_normalised_by_the_expected_number",),
     "test_training_users": ("test_every_way_of_sampling_draws_users",),
-    "test_tuning_declared": ("test_counts_are_exact_sums_of_rounded_values",),
     "test_truncated_poisson": ("test_enumeration_of_small_data_sets",),
+    "test_tuning_declared": ("test_counts_are_exact_sums_of_rounded_values",),
     "test_two_steps": (
         "test_delta_by_quadrature",
         "test_epsilon_by_quadrature",
@@ -87,4 +90,3 @@ THINNED = {
         "test_two_steps_against_plain_quadrature",
     ),
 }
-"""By test file: tests whose cases differ in numbers alone."""
