@@ -2,17 +2,21 @@
 
 THINNED = {
     "test_account": ("test_one_sampled_step_in_closed_form",),
+    "test_allocation_engine": ("test_extremes_have_a_bracket_between_nothing_and_the_gaussian",),
     "test_audit_bounds": ("test_scores_cover_however_thresholds_are_chosen",),
     "test_audit_game": (
         "test_cells_are_won_as_often_as_they_should_be",
         "test_winners_have_the_law_of_the_mathematics",
     ),
+    "test_audit_known_curve": ("test_broken_trainers_are_refuted_and_right_ones_are_not",),
     "test_backends": ("test_alone_and_in_a_batch_the_bits_are_the_same",),
     "test_batch_rules_oracles": ("test_two_slots_by_nested_sums_and_by_mpmath",),
     "test_dispatch_guard": (
         "test_a_wrong_bracket_is_not_the_answer",
         "test_an_engine_that_fails_ends_nothing",
     ),
+    "test_false_certificates": ("test_hits_of_large_loss_are_in_the_certificate",),
+    "test_group_privacy": ("test_table",),
     "test_interop_dp_accounting": (
         "test_published_tables",
         "test_sampled_gaussian_lies_within_dp_accounting_s_bracket",
@@ -36,6 +40,7 @@ THINNED = {
     ),
     "test_mechanisms_other": ("test_replace_one_without_replacement_is_piecewise",),
     "test_mechanisms_profile": ("test_gaussian_noisy_max_is_the_theorem",),
+    "test_plot": ("test_every_kind_and_format_is_written_and_again_the_same_bytes",),
     "test_rdp": ("test_the_same_orders_as_dp_accounting",),
     "test_representations": (
         "test_laplace_moments",
@@ -43,7 +48,10 @@ THINNED = {
     ),
     "test_risk_mu_goal": ("test_a_place_that_is_none_shows_nothing_false",),
     "test_samplers": ("test_discrete_gaussian_fits_its_law",),
-    "test_selection_bound": ("test_upper_bounds_are_convex_and_above_plain_sums",),
+    "test_selection_bound": (
+        "test_selections_over_bases_of_the_lattice_engine_are_narrow",
+        "test_upper_bounds_are_convex_and_above_plain_sums",
+    ),
     "test_selection_bounds": ("test_bounds_hold_against_every_score_order",),
     "test_selection_composed": (
         "test_copies_are_above_the_composition_of_every_order",
@@ -52,7 +60,10 @@ THINNED = {
     "test_selection_extremes": ("test_simple_bounds_of_few_outcomes_against_all_orders",),
     "test_selection_laws": ("test_tails_and_probabilities_at_any_size",),
     "test_selection_monotone": ("test_delta_is_the_integral_of_the_positive_part",),
-    "test_selection_top": ("test_more_winners_cost_more_and_all_of_them_the_most",),
+    "test_selection_top": (
+        "test_far_ends_of_float64_answer_or_say_that_nothing_is_known",
+        "test_more_winners_cost_more_and_all_of_them_the_most",
+    ),
     "test_shuffled_attacks": ("test_extremes",),
     "test_simple_bounds": (
         "test_basic_composition_where_hits_are_rare",
@@ -60,7 +71,10 @@ THINNED = {
         "test_one_sampled_step",
         "test_repeated_randomised_response",
     ),
-    "test_training_clipping": ("test_convolutions_with_channels_last_are_the_same",),
+    "test_training_clipping": (
+        "test_clipped_sum_against_each_gradient_by_itself",
+        "test_convolutions_with_channels_last_are_the_same",
+    ),
     "test_training_clipping_range": (
         "test_a_bad_row_counts_and_changes_no_other",
         "test_no_contribution_exceeds_the_clip_norm_over_the_whole_range",
@@ -75,8 +89,15 @@ THINNED = {
     "test_training_sources_draws": ("test_every_rule_draws_the_same_records",),
     "test_training_step": ("test_all_examples_drawn_are_used_and_normalised_by_the_expected_number",),
     "test_training_users": ("test_every_way_of_sampling_draws_users",),
-    "test_truncated_poisson": ("test_enumeration_of_small_data_sets",),
-    "test_tuning_declared": ("test_counts_are_exact_sums_of_rounded_values",),
+    "test_truncated_poisson": (
+        "test_enumeration_of_small_data_sets",
+        "test_zero_out_and_replace_are_below_the_looser_form",
+    ),
+    "test_tuning_declared": (
+        "test_counts_are_exact_sums_of_rounded_values",
+        "test_the_claim_is_for_what_was_declared_and_says_so",
+    ),
+    "test_tuning_search": ("test_a_search_plan_meets_its_target_with_the_whole",),
     "test_two_steps": (
         "test_delta_by_quadrature",
         "test_epsilon_by_quadrature",
