@@ -163,7 +163,7 @@ def _bracket_delta(
 def _above_attacks(found: Bounds, mechanism: Mechanism, relation: str, ask: Callable[[Mechanism], Bounds]) -> Bounds:
     """A bound, with the lower end of the best attack that is known of the mechanism."""
     low = found.lower
-    for attacked in attacks_on(mechanism, relation):
+    for attacked in attacks_on(mechanism, relation, found.upper.size):
         low = np.fmax(low, ask(attacked).lower)
     if low is found.lower:
         return found
@@ -227,13 +227,26 @@ def delta(
     0.33782
     """
     refuse_tracers("ja.delta", _KERNEL, mechanism=mechanism, epsilon=epsilon)
-    given = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes, backend=backend)
+    keywords: dict[str, Any] = {
+        "relation": relation,
+        "engine": engine,
+        "rtol": rtol,
+        "memory_bytes": memory_bytes,
+        "backend": backend,
+    }
+    found = delta_without_attacks(mechanism, epsilon, **keywords)
+    given, epsilon = options(**keywords), np.asarray(epsilon, np.float64)
+    ask = lambda attacked: _bracket_delta(attacked, epsilon, given.relation, effort_of(given), "auto")
+    return _above_attacks(found, mechanism, given.relation, ask)
+
+
+def delta_without_attacks(mechanism: Mechanism, epsilon: Any, **keywords: Any) -> Bounds:
+    """`delta`, but with lower end 0 where only an attack gives another: for many eps, or in a search."""
+    given = options(**keywords)
     mechanism = require_mechanism("mechanism", mechanism)
     epsilon = check("epsilon", epsilon, NON_NEGATIVE)
     with contextlib.nullcontext() if given.backend == "auto" else job(1, given.backend):
-        found = _bracket_delta(mechanism, epsilon, given.relation, effort_of(given), given.engine)
-        ask = lambda attacked: _bracket_delta(attacked, epsilon, given.relation, effort_of(given), "auto")
-        return _above_attacks(found, mechanism, given.relation, ask)
+        return _bracket_delta(mechanism, epsilon, given.relation, effort_of(given), given.engine)
 
 
 def effort_of(given: Options) -> Effort:

@@ -20,10 +20,16 @@ _REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 def delta_at_any(mechanism: Mechanism, epsilon: np.ndarray, relation: str, **settings: Any) -> Bounds:
     """`jaxacct.delta` for real eps, by `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)` (Zhu et al. 2022, Lemma 45)."""
     if np.all(epsilon >= 0):
-        return account.delta(mechanism, epsilon, relation=relation, **settings)
+        return account.delta_without_attacks(mechanism, epsilon, relation=relation, **settings)
     shape = broadcast_shape({"the mechanism": batch_shape(mechanism), "epsilon": epsilon.shape})
-    back = account.delta(mechanism, np.abs(epsilon), relation=_REVERSED.get(relation, relation), **settings)
-    ahead = account.delta(mechanism, np.abs(epsilon), relation=relation, **settings) if relation in _REVERSED else back
+    back = account.delta_without_attacks(
+        mechanism, np.abs(epsilon), relation=_REVERSED.get(relation, relation), **settings
+    )
+    ahead = (
+        account.delta_without_attacks(mechanism, np.abs(epsilon), relation=relation, **settings)
+        if relation in _REVERSED
+        else back
+    )
     below, scale, gap = epsilon < 0, np.exp(np.minimum(epsilon, 0.0)), -np.expm1(np.minimum(epsilon, 0.0))
     ends = []
     for end, turn in (("lower", -1e-15), ("estimate", 0.0), ("upper", 1e-15)):

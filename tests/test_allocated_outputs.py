@@ -76,6 +76,14 @@ def test_the_largest_loss_at_delta_0_and_masses_beyond_float64():
     assert ja.delta(ja.RandomAllocation(ja.RandomizedResponse(0.75), slots=2000), 0.01).status == "ok"
 
 
+def test_the_smallest_losses_and_masses():
+    """A mass of 1e-300 at infinity is more than 1e-310; and the largest loss of two slots is twice that of one."""
+    run = ja.RandomAllocation(ja.ApproximateDP(0.0, 1e-300), slots=5)
+    assert ja.epsilon(run, 1e-310).upper == np.inf
+    run = ja.RandomAllocation(ja.PureDP(1e-300), slots=5, participations=2)
+    assert ja.epsilon(run, 0.0).upper == pytest.approx(2e-300, rel=1e-12)
+
+
 def test_batches_compositions_and_export():
     run = ja.repeat(ja.RandomAllocation(ja.PureDP([0.5, 1.0]), slots=[[10], [20]], participations=2), 5)
     found = ja.epsilon(ja.compose(run, ja.dp_sgd(2.0, 0.01, 100)), 1e-5)
@@ -89,6 +97,10 @@ def test_batches_compositions_and_export():
 def test_refusals():
     with pytest.raises(InputError, match="20,000"):
         ja.epsilon(ja.RandomAllocation(ja.RandomizedResponse(0.75, categories=3), slots=1000), 1e-5)
+    with pytest.raises(InputError, match=r"slots\[1\] = 1e\+06"):
+        ja.epsilon(ja.RandomAllocation(ja.PureDP(0.1), slots=[10, 10**6]), 1e-5)
+    with pytest.raises(InputError, match=r"epsilon = 1e\+300"):
+        ja.epsilon(ja.RandomAllocation(ja.PureDP(1e300), slots=10), 1e-5)
     with pytest.raises(InputError, match="replace_one"):
         ja.epsilon(ja.RandomAllocation(ja.PureDP(1.0), slots=10), 1e-5, relation="replace_one")
     with pytest.raises(InputError, match="group"):

@@ -26,6 +26,7 @@ def test_nothing_is_said_of_a_pass_whose_batches_are_not_known():
     """The trainer writes one batch; nor of more passes or configurations than are looked at."""
     for run in (shuffled(1.0, 1), ja.repeat(shuffled(1.0, 5), 10**6), shuffled(np.full(100, 1.0), 5)):
         assert np.all(ja.epsilon(run, 1e-5, relation="zero_out").lower == 0.0)
+    assert np.all(ja.delta(shuffled(2.0, 50), np.linspace(0.0, 5.0, 200), relation="zero_out").lower == 0.0)
 
 
 def test_an_event_of_the_largest_output_in_closed_form():

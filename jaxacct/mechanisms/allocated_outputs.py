@@ -1,6 +1,7 @@
 """Random allocation of mechanisms with few outputs: the law of the loss, by counts of what the slots put out.
 
-Decimal arithmetic of 60 digits: every loss and mass is its own value, rounded once.  README.md, "Allocated outputs".
+In decimal arithmetic of 60 digits or more: every loss and mass is its own value, rounded once.
+README.md, "Allocated outputs".
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from jaxacct.mechanisms.finite_output import FiniteOutput
 from jaxacct.mechanisms.parts import FinitePart
 from jaxacct.validation import InputError
 
-__all__ = ["FINITE_BASES", "AllocatedLaw", "allocated_law"]
+__all__ = ["FINITE_BASES", "AllocatedLaw", "allocated_law", "refuse_counts"]
 
 FINITE_BASES = (RandomizedResponse, PureDP, ApproximateDP, FiniteOutput)
 """Base mechanisms whose outputs' probabilities are known exactly."""
-DIGITS = decimal.Context(prec=60, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
-MOST_ATOMS, MOST_TERMS = 20_000, 1_000_000
+DIGITS = 60
+"""Of decimal arithmetic, where losses are not small.  A few are lost on the way, one for each tenfold of the slots."""
+MOST_EPSILON = 1e15
+"""Largest epsilon of a base: decimal exponents end at 1e18."""
+MOST_ATOMS, MOST_TERMS = 20_000, 250_000
 """Limits on the counts that are told apart, and on these times the participations."""
 LEAST_MASS = 1e-290
 """Below it float64 soon ends: such masses are kept in laws from above, and left out of laws from below."""
@@ -63,31 +67,49 @@ class AllocatedLaw(NamedTuple):
         return bool(np.min([self.p.min(), self.q.min(), *ends]) < LEAST_MASS)
 
 
+def refuse_counts(base: FiniteMechanism, slots: float, taken: float, index: str) -> None:
+    """Refuse a configuration with more counts than are told apart, by its index in the batch."""
+    if getattr(base, "epsilon", 0.0) > MOST_EPSILON:
+        raise InputError(
+            f"epsilon{index} = {base.epsilon:g} of the base must be at most {MOST_EPSILON:g} in RandomAllocation; "  # type: ignore[attr-defined]  # of PureDP and ApproximateDP
+            "nothing is private beyond it"
+        )
+    with decimal.localcontext(_context(base)):
+        outputs = sum(q > 0 for _, q in _outputs(base))
+    atoms = math.comb(int(slots) + outputs - 1, outputs - 1) if outputs > 1 and slots <= MOST_ATOMS else int(slots)
+    atoms = 1 if outputs <= 1 else atoms
+    most = int(min(MOST_ATOMS, MOST_TERMS // taken))
+    if atoms > most:
+        raise InputError(
+            f"slots{index} = {slots:g} with participations = {taken:g} makes {most:,} or more counts of {outputs} "
+            f"outputs, more than {most:,}; use fewer slots, or a base with fewer outputs such as PureDP"
+        )
+
+
 @functools.lru_cache(maxsize=KEPT)
 def allocated_law(base: FiniteMechanism, slots: int, taken: int) -> AllocatedLaw:
     """The loss of one configuration: a record takes part in `taken` of the slots, drawn without replacement."""
-    with decimal.localcontext(DIGITS):
+    with decimal.localcontext(_context(base)):
         outputs = _outputs(base)
-        common = [(p / q, q) for p, q in outputs if q > 0] or [(Decimal(0), Decimal(0))]
+        common = [(p / q, q) for p, q in outputs if q > 0]
         alone = sum((p for p, q in outputs if q == 0), Decimal(0))
-        atoms = math.comb(slots + len(common) - 1, len(common) - 1)
-        if atoms > MOST_ATOMS or atoms * taken > MOST_TERMS:
-            raise InputError(
-                f"slots = {slots} with participations = {taken} gives {atoms:,} counts of {len(common)} outputs, which "
-                f"must be at most {min(MOST_ATOMS, MOST_TERMS // taken):,}; use fewer slots, or a base with fewer "
-                "outputs such as PureDP"
-            )
-        choices = Decimal(math.comb(slots, taken))
         found, never = [], Decimal(0)
-        for weight, symmetric in _counts(common, slots, taken):
-            ratio = symmetric / choices
+        for weight, ratio in _counts(common, slots, taken):
             if ratio > 0:
                 found.append((float(ratio.ln()), _up(weight * ratio), _up(weight)))
             else:
                 never += weight
-        infinite = 1 - (1 - alone) ** taken
+        # 1 - (1 - alone)^taken, of which nothing would be left where alone is small
+        infinite = alone * sum(_powers(1 - alone, taken - 1), Decimal(0))
     loss, p, q = np.array(found or [(0.0, 0.0, 0.0)]).T
     return AllocatedLaw(loss, p, q, _up(infinite), _up(never))
+
+
+def _context(base: FiniteMechanism) -> decimal.Context:
+    """Digits enough for losses as small as those of the base."""
+    epsilon = float(getattr(base, "epsilon", 1.0))
+    more = math.ceil(-math.log10(epsilon)) if 0.0 < epsilon < 1.0 else 0
+    return decimal.Context(prec=DIGITS + more, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
 
 
 def _up(value: Decimal) -> float:
@@ -96,20 +118,24 @@ def _up(value: Decimal) -> float:
 
 
 def _counts(outputs: list[tuple[Decimal, Decimal]], slots: int, taken: int) -> Iterator[tuple[Decimal, Decimal]]:
-    """(Q-mass, e_taken of the ratios of the slots' outputs) for every way in which the outputs may be counted."""
-    powers = [_powers(q, slots) for _, q in outputs]
-    ratios = [_powers(x, taken) for x, _ in outputs]
-    last = len(outputs) - 1
+    """(Q-mass, dP/dQ) for every way in which the outputs of the slots may be counted."""
+    factorial = [Decimal(1)]
+    for n in range(1, slots + 1):
+        factorial.append(factorial[-1] * n)
+    # of q^n/n! and x^j/j!: the multinomial coefficients are quotients of factorials
+    powers = [[a / f for a, f in zip(_powers(q, slots), factorial, strict=True)] for _, q in outputs]
+    ratios = [[a / f for a, f in zip(_powers(x, taken), factorial[: taken + 1], strict=True)] for x, _ in outputs]
+    last, all_ways = len(outputs) - 1, factorial[slots] / (factorial[taken] * factorial[slots - taken])
 
     def terms(place: int, count: int) -> list[Decimal]:
         """Coefficients of (1 + x z)^count up to z^taken."""
-        return [math.comb(count, j) * ratios[place][j] for j in range(min(count, taken) + 1)]
+        return [ratios[place][j] * factorial[count] / factorial[count - j] for j in range(min(count, taken) + 1)]
 
     def walk(place: int, left: int, weight: Decimal, before: list[Decimal]) -> Iterator[tuple[Decimal, Decimal]]:
         if place == last:
             here = terms(place, left)
             whole = sum((before[taken - j] * c for j, c in enumerate(here) if taken - j < len(before)), Decimal(0))
-            yield weight * powers[place][left], whole
+            yield weight * powers[place][left] * factorial[slots], whole / all_ways
             return
         for count in range(left + 1):
             here, size = terms(place, count), min(len(before) + count, taken + 1)
@@ -117,7 +143,7 @@ def _counts(outputs: list[tuple[Decimal, Decimal]], slots: int, taken: int) -> I
                 sum((before[i - j] * here[j] for j in range(len(here)) if 0 <= i - j < len(before)), Decimal(0))
                 for i in range(size)
             ]
-            yield from walk(place + 1, left - count, weight * math.comb(left, count) * powers[place][count], product)
+            yield from walk(place + 1, left - count, weight * powers[place][count], product)
 
     yield from walk(0, slots, Decimal(1), [Decimal(1)])
 
@@ -137,10 +163,11 @@ def _outputs(base: FiniteMechanism) -> list[tuple[Decimal, Decimal]]:
         pairs = [(true, other), (other, true), ((base.categories - 2) * other,) * 2]
     elif isinstance(base, FiniteOutput):
         given = [[Fraction(float(x)) for x in np.ravel(values)] for values in (base.p, base.q)]
-        pairs = list(zip(*([x / sum(values) for x in values] for values in given), strict=True))
+        totals = [sum(values) for values in given]
+        pairs = [(p / totals[0], q / totals[1]) for p, q in zip(*given, strict=True)]
     else:
         delta = Decimal(float(getattr(base, "delta", 0.0)))
-        odds = (-Decimal(float(base.epsilon))).exp()  # type: ignore[attr-defined]
+        odds = (-Decimal(float(base.epsilon))).exp()  # type: ignore[attr-defined]  # of PureDP and ApproximateDP
         likely = (1 - delta) / (1 + odds)
         if odds == 1:
             return [(2 * likely, 2 * likely), (delta, Decimal(0)), (Decimal(0), delta)]

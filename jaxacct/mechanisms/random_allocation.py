@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms import allocation_rounds
-from jaxacct.mechanisms.allocated_outputs import FINITE_BASES, AllocatedLaw, allocated_law
+from jaxacct.mechanisms.allocated_outputs import FINITE_BASES, AllocatedLaw, allocated_law, refuse_counts
 from jaxacct.mechanisms.base import SENSITIVITY, Mechanism, batch_shape, element, register, require_mechanism
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.gaussian import Gaussian
@@ -131,8 +131,11 @@ class RandomAllocation(Mechanism):
         """The law of every configuration, in the flat order of the batch."""
         shape = batch_shape(self)
         numbers = (np.broadcast_to(x, shape).ravel() for x in (self.slots, self.participations))
-        bases = (element(self, index).mechanism for index in np.ndindex(shape))
-        return [allocated_law(base, int(t), int(k)) for base, t, k in zip(bases, *numbers, strict=True)]
+        places = list(np.ndindex(shape))
+        rows = [(element(self, index).mechanism, t, k) for index, t, k in zip(places, *numbers, strict=True)]
+        for index, row in zip(places, rows, strict=True):
+            refuse_counts(*row, str(list(index)) if index else "")
+        return [allocated_law(base, int(t), int(k)) for base, t, k in rows]
 
     def _parts(self, relation: str, direction: str, below: bool) -> list[tuple[Part, np.ndarray]]:
         shape = batch_shape(self)

@@ -38,12 +38,14 @@ CELL, MOST_CELLS = 0.05, 2000
 """Width of a cell of the largest output, in units of the loss and of deviations, and how many there are at most."""
 
 
-def attacks_on(mechanism: Mechanism, relation: str) -> list[Mechanism]:
+def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism]:
     """Compositions that one of shuffled batches dominates, each with a certified pair; none for other mechanisms.
+
+    size : how many answers are asked for.  Of more than MOST_ROWS none is improved.
 
     Nor are there any where a pass has a single batch, as the trainer writes it: how many there were is not known then.
     """
-    if relation in LOSS_OF_PRESENCE or np.prod(batch_shape(mechanism)) > MOST_ROWS or not _in_reach(mechanism, 1.0):
+    if relation in LOSS_OF_PRESENCE or size > MOST_ROWS or not _in_reach(mechanism, 1.0):
         return []
     attacks = ATTACKS if _in_bulk(mechanism, SENSITIVITY[relation]) else ATTACKS[:1]
     found = [_attacked(mechanism, attack) for attack in attacks]

@@ -27,7 +27,7 @@ class ShuffledBatches(Mechanism):
     The lower ends of ``ja.epsilon`` and ``ja.delta`` are what the best known attack reaches, with fresh shuffles:
     it sees the largest output of a pass where all other records contribute -1, or all outputs of a pass where they
     contribute 0 (``zero_out``) or -1 (``replace_one``). How private a pass is between the two ends is not known.
-    They are 0 for a single batch, more than 1,000 passes and more than 16 configurations at once.
+    They are 0 for a single batch, for more than 1,000 passes or 16 answers at once, and in profiles and risks.
 
     Add and remove are refused: with one record less the batches have another total size, and a record that moves into
     the free slot changes two sums, so that the sensitivity is not 1 but sqrt(5). Use ``zero_out``: the slot stays.

@@ -430,7 +430,7 @@ class Profile:
         return {name: getattr(self, name) for name in names}
 
     def _profile(self, epsilon: np.ndarray, relation: str) -> Bounds:
-        return account.delta(self.mechanism, epsilon, relation=relation, **self._settings())
+        return account.delta_without_attacks(self.mechanism, epsilon, relation=relation, **self._settings())
 
     def _one_direction(self, direction: str) -> Profile:
         if self.mechanism.symmetric():

@@ -40,7 +40,7 @@ class Ahead(Generic[Item]):
             self._made.put((None, error))  # nothing comes after it
             raise error
         self._room.release()
-        return item  # type: ignore[return-value]
+        return item  # type: ignore[return-value]  # an item, where there is no error
 
     def _run(self) -> None:
         try:

@@ -195,7 +195,7 @@ def _arranged(use: Use, x: Any, dy: Any) -> tuple[Any, Any]:
     cut = [i for i, (_, steps) in enumerate(loops) if steps is not None]
     order = [*cut, depth, *(i for i in range(depth) if i not in cut), depth + 1]
     groups = _size(_form(use)[0])
-    return tuple(  # type: ignore[return-value]
+    return tuple(  # type: ignore[return-value]  # two of them
         a.transpose(*order, *range(depth + 2, a.ndim)).reshape(groups, -1, *a.shape[depth + 2 :]) for a in matrix(x, dy)
     )
 

@@ -123,7 +123,7 @@ def whole(trained: Any, rest: Rest | None) -> Any:
     for mark, other in zip(chosen, others, strict=True):
         leaf = next(values if mark else frozen) if other is _Place else other
         leaves.append(leaf.empty() if isinstance(leaf, _Stream) else leaf)
-    return closed(jax.tree_util.tree_unflatten(structure, leaves), outer)  # type: ignore[arg-type]
+    return closed(jax.tree_util.tree_unflatten(structure, leaves), outer)  # type: ignore[arg-type]  # the form of an opened model
 
 
 def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[bool]:
