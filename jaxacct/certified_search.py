@@ -127,9 +127,8 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Fo
     if search.whole:
         _whole_numbers(search, found, rows, begin.x)
     else:
-        missed = _polish(search, found, rows, begin)
-        left = np.searchsorted(rows, missed)
-        _led(search, found, missed, begin.x[left], None if begin.log_slope is None else begin.log_slope[left])
+        missed, begin = _polish(search, found, rows, begin)
+        _led(search, found, missed, begin.x, begin.log_slope)
     claimed = np.isin(found.status, ("ok", "not_binding"))
     found.fail(np.flatnonzero(claimed & ~((found.upper <= search.target) & np.isfinite(found.value))), "infeasible")
     return found
@@ -215,34 +214,45 @@ def _usual_slope(search: Search, rows: np.ndarray) -> np.ndarray:
     return np.where(search.falls[rows], USUAL_SLOPE_OF_NOISE, USUAL_SLOPE)
 
 
-def _polish(search: Search, found: Found, rows: np.ndarray, start: Start) -> np.ndarray:
-    """Certify solutions, nudging those that overshoot; returns the rows that need a search."""
-    missed = rows[~start.solved]
-    rows, x, slope = rows[start.solved], start.x[start.solved], start.slope[start.solved]
+def _polish(search: Search, found: Found, rows: np.ndarray, start: Start) -> tuple[np.ndarray, Start]:
+    """Certify solutions, nudging those that miss by the secant; returns the rows that need a search, and its start."""
+    log_slope = np.full(rows.size, np.nan) if start.log_slope is None else start.log_slope.copy()
+    due, x = np.flatnonzero(start.solved), start.x.copy()
+    slope, last_x, last = start.slope.copy(), np.full(rows.size, np.nan), np.full(rows.size, np.nan)
+    settled = np.zeros(rows.size, bool)
     for _ in range(1 + NUDGES):
-        if rows.size == 0:
+        if due.size == 0:
             break
-        values = _values(search, rows, x)
-        bounds = search.evaluate(rows, values)
-        target = search.target[rows]
+        here, at, target = rows[due], x[due], search.target[rows[due]]
+        values = _values(search, here, at)
+        bounds = search.evaluate(here, values)
         holds = (bounds.upper <= target) & (bounds.upper >= target * (1.0 - 0.5 * search.rtol))
-        found.keep(rows, values, bounds, holds, "ok")
-        finite = np.where(np.isfinite(bounds.upper), bounds.upper, 2.0 * target)
-        unknown = ~np.isfinite(slope) | (slope == 0)
+        found.keep(here, values, bounds, holds, "ok")
+        known = np.isfinite(bounds.upper)
+        finite = np.where(known, bounds.upper, 2.0 * target)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            secant = (bounds.upper - last[due]) / (at - last_x[due])
+            fresh = np.isfinite(secant) & (secant * _usual_slope(search, here) > 0.0)
+            slope[due] = np.where(fresh, secant, slope[due])
+            unknown = ~np.isfinite(slope[due]) | (slope[due] == 0.0)
             gap = target * (1.0 - 2.0 * AIM * search.rtol) - finite
-            move = gap / np.where(unknown, target * _usual_slope(search, rows), slope)
-        x = (x + np.clip(np.where(np.isnan(move), 0.0, 1.1 * move), -0.1, 0.1))[~holds]
-        rows, slope = rows[~holds], slope[~holds]
-    return np.sort(np.concatenate([missed, rows]))
+            move = gap / np.where(unknown, target * _usual_slope(search, here), slope[due])
+        last_x[due], last[due] = at, np.where(known, bounds.upper, np.nan)
+        # a slope that has been seen is taken as it is
+        x[due] = at + np.clip(np.where(np.isnan(move), 0.0, np.where(fresh, 1.0, 1.1) * move), -0.1, 0.1)
+        log_slope[due] = np.where(fresh, slope[due] / target, log_slope[due])
+        settled[due[holds]] = True
+        due = due[~holds]
+    left = ~settled
+    return rows[left], Start(x[left], slope[left], start.solved[left], log_slope[left])
 
 
-def _led(search: Search, found: Found, rows: np.ndarray, x: np.ndarray, slope: np.ndarray | None) -> None:
+def _led(search: Search, found: Found, rows: np.ndarray, x: np.ndarray, slope: np.ndarray) -> None:
     """A secant with the leader, if there is one; what it finds is evaluated in full, and searched again if it fails."""
     if search.leader is None or rows.size == 0:
         _secant(search, found, rows, x, slope)
         return
-    x = _secant(search._replace(evaluate=search.leader), found, rows, x)
+    x = _secant(search._replace(evaluate=search.leader), found, rows, x, slope)
     settled = np.isin(found.status[rows], ("ok", "not_binding"))
     rows, x = rows[settled], x[settled]
     if rows.size == 0:

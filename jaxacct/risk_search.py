@@ -170,10 +170,13 @@ def by_contour(
     mu: np.ndarray,
     epsilon: np.ndarray,
     relation: str,
+    guess: bool = False,
 ) -> tuple[Solved, np.ndarray]:
     """The noise and the best eps together, for rows with 0 < q < 1: (what is found, whether it is found).
 
     mu, epsilon : those of Gaussian differential privacy with the same rate; `epsilon` is replaced where it is found.
+    guess : whether what the first attempt left is enough where no later one has the nodes that it needs; it is closer
+    than a solve that was cut short, as a rule.
     """
     q, steps = flat["sampling_probability"], flat["steps"]
     settled = np.zeros(q.size, bool)
@@ -191,9 +194,10 @@ def by_contour(
         np.log(goal),
         np.log(fpr),
     )
-    due = np.where(q > 0.0, 0, len(ATTEMPTS))
-    rung_of = np.array([rung for rung, *_ in ATTEMPTS])
-    for turn, (step, steps_there, tolerance) in enumerate(ATTEMPTS):
+    attempts = ATTEMPTS[:-1] if guess else ATTEMPTS
+    due = np.where(q > 0.0, 0, len(attempts))
+    rung_of = np.array([rung for rung, *_ in attempts])
+    for turn, (step, steps_there, tolerance) in enumerate(attempts):
         rows = np.flatnonzero(due == turn)
         if rows.size == 0:
             continue
@@ -204,17 +208,20 @@ def by_contour(
         fits, last = need <= NEARLY * rung.nodes, turn == len(ATTEMPTS) - 1
         good = (moved < SETTLED) & (fits | (last & (need <= CUT_SHORT * rung.nodes))) & np.isfinite(at)
         # at the end of the range of eps no step is left to be taken, and none was needed
-        good &= (
+        inside = (
             (at < np.log(goal[rows] / fpr[rows]) + 2.0 * np.log(rate_calibration.LARGEST_SHARE))
             & (x > np.log(NOISE_RANGE[0]))
             & (x < np.log(NOISE_RANGE[1]))
         )
+        good &= inside
         close = good & fits & (np.abs(off) < CLOSE) & (slope < 0.0)
         wanted = np.searchsorted(rung_of, np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need))
-        due[rows] = np.where(good, len(ATTEMPTS), np.maximum(wanted, turn + 1))
+        due[rows] = np.where(good, len(attempts), np.maximum(wanted, turn + 1))
+        kept = good | inside & (slope < 0.0) if guess and turn == 0 else good
         for column, new in zip(solved, (np.exp(x), slope, np.full(rows.size, step), fits, close), strict=True):
-            column[rows[good]] = new[good]
-        epsilon[rows[good]], settled[rows] = at[good], good
+            column[rows[kept]] = new[kept]
+        epsilon[rows[kept]] = at[kept]
+        settled[rows[kept]] = True
     return solved, settled
 
 

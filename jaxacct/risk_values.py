@@ -161,7 +161,9 @@ def _start_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tupl
         place = Place(np.maximum(-mu * (ndtri(floor) + 0.5 * mu), 0.0), np.clip(goal, 1e-9, 50.0))
         start = _from(np.ones(goal.size))
         if unknown.name == "noise_multiplier":
-            solved, start.solved[:] = by_contour(unknown.known, rate, floor, mu, place.epsilon, unknown.relation)
+            solved, start.solved[:] = by_contour(
+                unknown.known, rate, floor, mu, place.epsilon, unknown.relation, guess=True
+            )
             # d mu/dx, where x is the logarithm of the noise: the normal quantile of delta + e^eps a
             room = rate - np.exp(place.epsilon) * floor
             slope = np.sqrt(2.0 * np.pi) * np.exp(0.5 * ndtri(rate) ** 2) * room * solved.slope
