@@ -21,7 +21,7 @@ __all__ = ["Shown", "shown_on_one_contour"]
 
 BLOCK = 64
 """Tangents of a block, which share a contour."""
-TRIES = ((1, 1e-2), (1, 1e-5), (4, 1e-8))
+TRIES = ((1, 1e-2), (1, 1e-2), (1, 1e-5), (4, 1e-8))
 """Blocks of tangents, and what the contour may cut off of the width, try by try.
 
 mu of a nearly Gaussian run hardly falls, and needs many tangents.  Where losses are rare and large, what is cut off is
