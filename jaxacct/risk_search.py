@@ -44,6 +44,8 @@ AGREES = 3e-4
 """Largest distance of the certified noise from that of a solve that was cut short, in the logarithm, if it is taken."""
 CLOSE = 1e-4
 """Last step of the kernel in x below which its noise is taken; else it is solved for anew at that eps."""
+FEW_NODES = 8.0
+"""Of how many times the first attempt's nodes an eps may need, if what that attempt left is a good guess."""
 CUT_SHORT = 25.0
 """Of how many times the nodes of the last rung an eps may need: what is cut off hardly moves it."""
 
@@ -175,8 +177,8 @@ def by_contour(
     """The noise and the best eps together, for rows with 0 < q < 1: (what is found, whether it is found).
 
     mu, epsilon : those of Gaussian differential privacy with the same rate; `epsilon` is replaced where it is found.
-    guess : whether what the first attempt left is enough where no later one has the nodes that it needs; it is closer
-    than a solve that was cut short, as a rule.
+    guess : whether what the first attempt left is enough where it needed few more nodes, if only the last attempt
+    remains: it is closer than a solve that was cut short, as a rule.
     """
     q, steps = flat["sampling_probability"], flat["steps"]
     settled = np.zeros(q.size, bool)
@@ -194,10 +196,9 @@ def by_contour(
         np.log(goal),
         np.log(fpr),
     )
-    attempts = ATTEMPTS[:-1] if guess else ATTEMPTS
-    due = np.where(q > 0.0, 0, len(attempts))
-    rung_of = np.array([rung for rung, *_ in attempts])
-    for turn, (step, steps_there, tolerance) in enumerate(attempts):
+    due, guessed = np.where(q > 0.0, 0, len(ATTEMPTS)), no.copy()
+    rung_of = np.array([rung for rung, *_ in ATTEMPTS])
+    for turn, (step, steps_there, tolerance) in enumerate(ATTEMPTS):
         rows = np.flatnonzero(due == turn)
         if rows.size == 0:
             continue
@@ -216,8 +217,12 @@ def by_contour(
         good &= inside
         close = good & fits & (np.abs(off) < CLOSE) & (slope < 0.0)
         wanted = np.searchsorted(rung_of, np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need))
-        due[rows] = np.where(good, len(attempts), np.maximum(wanted, turn + 1))
-        kept = good | inside & (slope < 0.0) if guess and turn == 0 else good
+        following = np.maximum(wanted, turn + 1)
+        if guess and turn == 0:
+            guessed[rows] = inside & (slope < 0.0) & (need <= FEW_NODES * rung.nodes)
+        enough = good | guessed[rows] & (following == len(ATTEMPTS) - 1)
+        due[rows] = np.where(enough, len(ATTEMPTS), following)
+        kept = good | guessed[rows] & (turn == 0)
         for column, new in zip(solved, (np.exp(x), slope, np.full(rows.size, step), fits, close), strict=True):
             column[rows[kept]] = new[kept]
         epsilon[rows[kept]] = at[kept]
