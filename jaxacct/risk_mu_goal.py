@@ -62,7 +62,8 @@ def shown_on_one_contour(run: Mechanism, relation: str, floor: np.ndarray, place
         shown.lower[rows], shown.upper[rows], shown.narrow[rows] = lower, upper, narrow
         shown.epsilon[rows] = np.where(narrow | ~np.isfinite(better), at.epsilon, better)
         rows = rows[more & ~narrow]
-    return shown
+    # what wide brackets say of the place is not used
+    return shown._replace(epsilon=np.where(shown.narrow, shown.epsilon, place.epsilon))
 
 
 def _bracket(
