@@ -16,9 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.bounds import Bounds
+from jaxacct.progress import Waiting, waiting
 
 __all__ = ["AIM", "Evaluate", "Found", "Search", "Start", "certified_search", "least_private", "start_at"]
 
+CLAIMED = ("ok", "not_binding")
+"""Statuses of a value that holds."""
 AIM = 0.15
 """How far below the target a fast start aims, in units of rtol, so that its certificate usually holds at once."""
 NUDGES = 2
@@ -122,16 +125,30 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Fo
     start : called once, with the rows that are not settled by their limits.
     """
     found = _nothing(search.target.size)
-    rows = _settled_by_limits(search, found)
-    begin = start(rows)
-    if search.whole:
-        _whole_numbers(search, found, rows, begin.x)
-    else:
-        missed, begin = _polish(search, found, rows, begin)
-        _led(search, found, missed, begin.x, begin.log_slope)
-    claimed = np.isin(found.status, ("ok", "not_binding"))
+    with waiting(search.target.size) as work:
+        told = lambda evaluate: _told(evaluate, found, work)
+        leader = None if search.leader is None else told(search.leader)
+        search = search._replace(evaluate=told(search.evaluate), leader=leader)
+        rows = _settled_by_limits(search, found)
+        begin = start(rows)
+        if search.whole:
+            _whole_numbers(search, found, rows, begin.x)
+        else:
+            missed, begin = _polish(search, found, rows, begin)
+            _led(search, found, missed, begin.x, begin.log_slope)
+    claimed = np.isin(found.status, CLAIMED)
     found.fail(np.flatnonzero(claimed & ~((found.upper <= search.target) & np.isfinite(found.value))), "infeasible")
     return found
+
+
+def _told(evaluate: Evaluate, found: Found, work: Waiting) -> Evaluate:
+    """The same, telling before each evaluation how many rows have a value."""
+
+    def telling(rows: np.ndarray, values: np.ndarray) -> Bounds:
+        work.done = int(np.sum(np.isin(found.status, CLAIMED)))
+        return evaluate(rows, values)
+
+    return telling
 
 
 def start_at(values: np.ndarray) -> Callable[[np.ndarray], Start]:
@@ -253,14 +270,14 @@ def _led(search: Search, found: Found, rows: np.ndarray, x: np.ndarray, slope: n
         _secant(search, found, rows, x, slope)
         return
     x = _secant(search._replace(evaluate=search.leader), found, rows, x, slope)
-    settled = np.isin(found.status[rows], ("ok", "not_binding"))
+    settled = np.isin(found.status[rows], CLAIMED)
     rows, x = rows[settled], x[settled]
     if rows.size == 0:
         return
     values = _values(search, rows, x)
     bounds = search.evaluate(rows, values)
     good = bounds.upper <= search.target[rows]
-    for status in ("ok", "not_binding"):
+    for status in CLAIMED:
         found.keep(rows, values, bounds, good & (found.status[rows] == status), status)
     if not good.all():
         found.fail(rows[~good], "infeasible")

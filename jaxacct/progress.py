@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 BAR_WIDTH = 24
@@ -14,8 +16,12 @@ NOTEBOOK_PAUSE = 0.2
 """Least seconds between two updates in a notebook: each one is a message to the browser."""
 NOTEBOOK_WAIT = 0.5
 """Seconds that work takes before a notebook shows a line that nobody asked for: an output stays in the document."""
+WAIT, TICK = 1.0, 0.5
+"""Seconds that work takes before `waiting` shows a line, and between two updates of it."""
 _open: deque[int] = deque(maxlen=1)
 """Width of the bar that stands on the terminal's last line, if one does."""
+_waiting = threading.Lock()
+"""Held by the `waiting` that may show a line: those within it, and beside it, show none."""
 
 
 class Progress:
@@ -80,11 +86,60 @@ class Progress:
         else:
             self._line.update(shown, raw=True)
 
+    @property
+    def stands(self) -> bool:
+        """Whether the terminal's last line is this bar."""
+        return self._terminal and self._widest > 0
+
+    def erase(self) -> None:
+        """Take the line away on a terminal; in a notebook it stays."""
+        if self.stands:
+            print(f"\r{'':<{self._widest}}\r", end="", file=sys.stderr, flush=True)
+            _open.clear()
+
     def close(self) -> None:
         """Leave the line as it stands and go to the next one."""
         if self._show and self._terminal and self._widest:
             print(file=sys.stderr, flush=True)
             _open.clear()
+
+
+class Waiting:
+    """How much of a work is done, for the line that `waiting` shows."""
+
+    done = 0
+
+
+@contextlib.contextmanager
+def waiting(total: int, unit: str = "rows") -> Iterator[Waiting]:
+    """While this work takes longer than a second: a line that says every half second how far it is.
+
+    It is shown on a terminal, where it goes when the work is done, and in a notebook; not while another bar stands.
+    """
+    work = Waiting()
+    shown = sys.stderr.isatty() or in_notebook()
+    if not shown or not _waiting.acquire(blocking=False):
+        yield work
+        return
+    over, began = threading.Event(), time.monotonic()
+    bar = Progress(total, True, unit=unit)
+
+    def tick() -> None:
+        pause = WAIT
+        while not over.wait(pause):
+            pause = TICK
+            if not _open or bar.stands:
+                bar.update(work.done, f"  for {_clock(time.monotonic() - began)}")
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield work
+    finally:
+        over.set()
+        thread.join()
+        bar.erase()
+        _waiting.release()
 
 
 def in_notebook() -> bool:

@@ -29,6 +29,8 @@ ROUNDS = 3
 """How often the eps of a true-positive rate is moved to where it says most."""
 ROUGH = 0.01
 """rtol of the searches before the last."""
+FAR = 0.2
+"""Change of the logarithm of a value beyond which the best eps is looked for anew."""
 ALMOST = 0.999
 """Share of log(b/a) beyond which `e^eps a` leaves delta too little of b."""
 
@@ -121,7 +123,7 @@ def value_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple
     begin, place = _start_for_mu(both, goal, floor)
     nothing = np.zeros(goal.shape)
     task = _goal(both, Target(nothing, nothing))
-    epsilon, width = np.full(goal.shape, np.nan), 0.5 * unknown.rtol
+    epsilon, width, made = np.full(goal.shape, np.nan), 0.5 * unknown.rtol, begin.x.copy()
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
         some = both.take(rows)
@@ -134,6 +136,12 @@ def value_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple
         left = np.flatnonzero(~exact)
         if left.size:
             mine, run = rows[left], dp_sgd(**{name: column[left] for name, column in fields.items()})
+            x = np.log(values[left])
+            far = np.flatnonzero(~(np.abs(x - made[mine]) <= FAR))
+            if far.size:
+                again = best_epsilon(deltas_at(both.take(mine[far]), values[left][far]), floor[mine[far]])
+                place.epsilon[mine[far]], place.deviation[mine[far]] = again
+            made[mine] = x
             there = Place(place.epsilon[mine], place.deviation[mine])
             shown = shown_on_one_contour(run, both.relation, floor[mine], there, width)
             ends[:, left] = shown.lower, shown.upper, shown.upper
