@@ -32,6 +32,8 @@ LOW_SHARE = 0.5
 
 Jumps larger than half of it leave the others less than half; the scales of both contours are then near their values.
 """
+POOR = 2.0
+"""log of the scale of a put over its value, roughly, where the guess is of no use."""
 BULK_END = 9.0
 """Widths of the window behind which the law of the bulk ends."""
 
@@ -109,7 +111,8 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
     seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
     exponents = logs + seen * k[:, None] - np.log(seen)
     at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
-    log_value = np.where(split, guess, np.maximum(at, guess))
+    # the scale bounds the value but for a factor of the abscissa, so that a guess above it is a poor one
+    log_value = np.where(split, guess, np.where(guess < at, at, at - POOR))
     goal = log_value + np.log(tolerance)
     needed, _ = _right(c, seen, exponents - 1.0, goal)
     period = np.maximum((np.log(k + 40.0 / c) - goal) / c, np.minimum(needed, k))

@@ -17,14 +17,20 @@ from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contours_a
 
 __all__ = ["LARGEST_LOSS", "RoundProfile", "losses_for", "round_profile", "round_profiles"]
 
-READ_TOGETHER = (15, 5, 1)
-"""Losses that are read from one contour, turn by turn: what is too wide then is asked again, with fewer of them."""
+READ_TOGETHER = ((35, 0.4), (10, 0.2), (2, 0.1))
+"""Losses that are read from one contour, and how far they may lie apart; what is too wide is asked again, turn by turn.
+
+The distance is that of log(e^eps - 1 + NEAR deviations): where one slot decides, what is left out of a contour depends on
+how large that slot is, and for a loss near 0 it hardly matters."""
+NEAR = 3.0
+"""Deviations of one round's loss within which losses are near 0."""
 CUT_OFF = 2e-3, 1e-4
 """What a contour leaves out, as a share of the width wanted: where it is read first, and where it is asked again."""
-WIDTHS = ((-9.0, 1e-6), (-20.0, 1e-5), (-28.0, 1e-4), (-36.0, 1e-3), (-42.0, 0.1), (-np.inf, 0.3))
+WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
 """(log of delta, relative width): above such a delta a wider bracket gets a contour of its own.
 
-The largest deltas decide for many rounds, where errors of each round add up."""
+The largest deltas decide for many rounds.  There chords between losses are off by a few 1e-4 of delta, and where the
+smaller ones are, by a few hundredths."""
 ALONE_FROM = -42.0
 """log of the delta below which no loss gets a contour of its own: there its bracket is hardly narrower."""
 KNOWN = 0.3
@@ -63,8 +69,7 @@ class RoundProfile(NamedTuple):
 
 def losses_for(s: float, t: float, sign: float) -> np.ndarray:
     """Losses eps at which the profile should be known: dense where one round's loss lies, and along its tail."""
-    variance = np.log1p(np.expm1(min(s * s, 600.0)) / t)
-    deviation = max(float(np.sqrt(variance)), LEAST_DEVIATION)
+    deviation = max(float(_deviation(np.asarray(s), np.asarray(t))), LEAST_DEVIATION)
     reach = min(0.5 * s * s + 12.0 * s, LARGEST_LOSS)
     scan = np.concatenate([np.linspace(0.0, 1.0, SCAN) * min(12.0 * deviation, reach), np.linspace(0.0, reach, SCAN)])
     scan = np.unique(scan)
@@ -167,9 +172,9 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.n
     least, most = low.copy(), high.copy()
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
     last = np.searchsorted(owner, owner, side="right") - 1
-    wide = np.arange(eps.size)
-    for turn, together in enumerate(READ_TOGETHER):
-        groups = list(_in_groups(wide, owner, together))
+    wide, apart = np.arange(eps.size), np.log(np.expm1(eps) + NEAR * np.maximum(_deviation(s, t), LEAST_DEVIATION))
+    for turn, (together, distance) in enumerate(READ_TOGETHER):
+        groups = list(_in_groups(wide, owner, together, apart, distance))
         placed = np.array([_place_for(rows, sign, int(last[rows[0]])) for rows in groups])
         for some, contour in _placed(asked, logs, placed, CUT_OFF[min(turn, 1)]):
             at = np.concatenate([groups[one] for one in some])
@@ -181,17 +186,28 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.n
             known = good & (upper - lower <= KNOWN * upper) & (estimate > 0.0)
             logs[at] = np.where(known, np.log(np.where(known, estimate, 1.0)), logs[at])
         wide = ~(high - low <= _wanted(logs) * high)
-        wide = np.flatnonzero(wide & ((logs > ALONE_FROM) | (turn == 0)))
+        wide = np.flatnonzero(wide & (logs > ALONE_FROM))
         if wide.size == 0:
             break
     return low, high
 
 
-def _in_groups(rows: np.ndarray, owner: np.ndarray, together: int) -> Iterator[np.ndarray]:
-    """Rows of one round each, so many together."""
+def _in_groups(
+    rows: np.ndarray, owner: np.ndarray, together: int, apart: np.ndarray, distance: float
+) -> Iterator[np.ndarray]:
+    """Rows of one round each, at most so many together and so far apart."""
     for some in np.split(rows, np.flatnonzero(np.diff(owner[rows])) + 1):
-        for first in range(0, some.size, together):
-            yield some[first : first + together]
+        first = 0
+        while first < some.size:
+            near = int(np.searchsorted(apart[some], apart[some[first]] + distance, side="right"))
+            end = max(min(first + together, near), first + 1)
+            yield some[first:end]
+            first = end
+
+
+def _deviation(s: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """Of the loss of one round, were it normal."""
+    return np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))
 
 
 def _place_for(rows: np.ndarray, sign: float, last: int) -> int:
