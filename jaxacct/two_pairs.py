@@ -18,7 +18,7 @@ from jaxacct.mechanisms import Components, Mechanism, allocation_rounds
 from jaxacct.mechanisms.balls_in_bins import rounds_inside
 from jaxacct.progress import Progress
 
-__all__ = ["BETWEEN_PAIRS", "OK_WIDTH", "delta_of_pairs", "differing", "epsilon_of_pairs", "prepare_pairs"]
+__all__ = ["BETWEEN_PAIRS", "OK_WIDTH", "WIDE", "delta_of_pairs", "differing", "epsilon_of_pairs", "prepare_pairs"]
 
 ROWS_WITH_PROGRESS = 16
 """Configurations from which on a progress bar shows."""
@@ -29,9 +29,11 @@ BETWEEN_PAIRS = 7.0 / 9.0
 
 Chords between points a distance h apart lie f'' h^2/12 above a function on average, and the corners below, where chords
 that are continued meet, make a polygon 7 f'' h^2/24 below it."""
-OK_WIDTH = {"epsilon": 2e-3, "delta": 5e-2}
+OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
 """Relative width up to which such a bracket has the status "ok" however small rtol is: the pairs are hardly ever
 narrower than that, and asking for less is no failure."""
+WIDE = 8e-4
+"""Relative width of epsilon from which on rounds of random allocation are asked again with more losses."""
 
 
 def prepare_pairs(mechanism: Mechanism) -> None:

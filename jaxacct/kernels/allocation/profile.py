@@ -51,6 +51,8 @@ NATS, FAR_NATS = 0.4, 1.5
 """By how much log delta falls from one loss to the next, beyond the bulk: they decide the width for few rounds."""
 MOST_GAP = 0.06
 """Largest distance of two losses above the far ones: where one slot decides, losses spread over several units."""
+DENSE = 4.0
+"""How many times as many losses there are beyond the bulk where they lie densely, down to the last."""
 LEAST_GAP = 1e-7
 """Least distance of two losses."""
 LEAST_DEVIATION = 1e-300
@@ -67,8 +69,9 @@ class RoundProfile(NamedTuple):
     upper: np.ndarray
 
 
-def losses_for(s: float, t: float, sign: float) -> np.ndarray:
+def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarray:
     """Losses eps at which the profile should be known: dense where one round's loss lies, and along its tail."""
+    far_from, times = (LAST_LOG_DELTA, DENSE) if dense else (FAR_LOG_DELTA, 1.0)
     deviation = max(float(_deviation(np.asarray(s), np.asarray(t))), LEAST_DEVIATION)
     reach = min(0.5 * s * s + 12.0 * s, LARGEST_LOSS)
     scan = np.concatenate([np.linspace(0.0, 1.0, SCAN) * min(12.0 * deviation, reach), np.linspace(0.0, reach, SCAN)])
@@ -80,24 +83,24 @@ def losses_for(s: float, t: float, sign: float) -> np.ndarray:
     middle = 0.5 * (scan[1:] + scan[:-1])
     bulk = np.exp(-0.5 * np.square(middle / (BULK_SPREAD * deviation)))
     weight = BULK_POINTS * bulk / (BULK_SPREAD * deviation * np.sqrt(0.5 * np.pi)) * np.diff(scan)
-    weight += -np.diff(log_delta) / np.where(log_delta[1:] > FAR_LOG_DELTA, NATS, FAR_NATS)
-    weight += np.where(log_delta[1:] > FAR_LOG_DELTA, np.diff(scan) / MOST_GAP, 0.0)
+    weight += -np.diff(log_delta) / np.where(log_delta[1:] > far_from, NATS / times, FAR_NATS)
+    weight += np.where(log_delta[1:] > far_from, np.diff(scan) / MOST_GAP, 0.0)
     count = np.concatenate([[0.0], np.cumsum(weight)])
     eps = np.interp(np.arange(np.ceil(count[-1]) + 1.0) * count[-1] / np.ceil(count[-1]), count, scan)
     return eps[np.concatenate([[True], np.diff(eps) > LEAST_GAP * max(deviation, 1e-3)])]
 
 
-def round_profile(s: float, t: float, sign: float) -> RoundProfile:
+def round_profile(s: float, t: float, sign: float, dense: bool = False) -> RoundProfile:
     """delta_remove(eps) (sign = 1) or delta_add(eps) (sign = -1) of one round, at the losses of `losses_for`.
 
     delta_remove(eps) = E(S - e^eps)_+, delta_add(eps) = e^eps E(e^-eps - S)_+, s = 1/sigma.
     """
-    return round_profiles(np.array([s]), np.array([t]), sign)[0]
+    return round_profiles(np.array([s]), np.array([t]), sign, dense)[0]
 
 
-def round_profiles(s: np.ndarray, t: np.ndarray, sign: float) -> list[RoundProfile]:
+def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = False) -> list[RoundProfile]:
     """`round_profile` of each of several rounds, s and t of shape (M,): their contours are evaluated together."""
-    each = [losses_for(float(one), float(slots), sign) for one, slots in zip(s, t, strict=True)]
+    each = [losses_for(float(one), float(slots), sign, dense) for one, slots in zip(s, t, strict=True)]
     sizes = [eps.size for eps in each]
     asked = _Asked(
         sign, np.repeat(s, sizes), np.repeat(t, sizes), np.concatenate(each), np.repeat(range(s.size), sizes)
