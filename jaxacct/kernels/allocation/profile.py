@@ -24,7 +24,7 @@ The distance is that of log(e^eps - 1 + NEAR deviations): where one slot decides
 how large that slot is, and for a loss near 0 it hardly matters."""
 NEAR = 3.0
 """Deviations of one round's loss within which losses are near 0."""
-CUT_OFF = 2e-3, 1e-4
+CUT_OFF = 1e-2, 1e-3
 """What a contour leaves out, as a share of the width wanted: where it is read first, and where it is asked again."""
 WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
 """(log of delta, relative width): above such a delta a wider bracket gets a contour of its own.
@@ -33,6 +33,8 @@ The largest deltas decide for many rounds.  There chords between losses are off 
 smaller ones are, by a few hundredths."""
 ALONE_FROM = -42.0
 """log of the delta below which no loss gets a contour of its own: there its bracket is hardly narrower."""
+LONG = 1000
+"""Nodes of a line from which on what it leaves wide is not asked again: longer lines gain little, and cost seconds."""
 KNOWN = 0.3
 """Relative width of a bracket from which on its estimate takes the place of the guess."""
 LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
@@ -175,6 +177,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.n
     least, most = low.copy(), high.copy()
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
     last = np.searchsorted(owner, owner, side="right") - 1
+    hopeless = np.zeros(eps.size, bool)
     wide, apart = np.arange(eps.size), np.log(np.expm1(eps) + NEAR * np.maximum(_deviation(s, t), LEAST_DEVIATION))
     for turn, (together, distance) in enumerate(READ_TOGETHER):
         groups = list(_in_groups(wide, owner, together, apart, distance))
@@ -182,6 +185,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.n
         for some, contour in _placed(asked, logs, placed, CUT_OFF[min(turn, 1)]):
             at = np.concatenate([groups[one] for one in some])
             each = np.repeat(np.arange(some.size), [groups[one].size for one in some])
+            hopeless[at] = contour.place.line.count[each] > LONG
             lower, estimate, upper = _read(contour, each, eps[at])
             good = (lower <= upper) & (lower <= most[at]) & (upper >= least[at])
             low[at] = np.where(good, np.fmax(low[at], lower), low[at])
@@ -189,7 +193,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.n
             known = good & (upper - lower <= KNOWN * upper) & (estimate > 0.0)
             logs[at] = np.where(known, np.log(np.where(known, estimate, 1.0)), logs[at])
         wide = ~(high - low <= _wanted(logs) * high)
-        wide = np.flatnonzero(wide & (logs > ALONE_FROM))
+        wide = np.flatnonzero(wide & (logs > ALONE_FROM) & ~hopeless)
         if wide.size == 0:
             break
     return low, high
