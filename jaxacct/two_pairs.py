@@ -60,9 +60,12 @@ def differing(above: list[Components], below: list[Components]) -> np.ndarray:
 
 
 def epsilon_of_pairs(
-    above: Components, below: Components, target: np.ndarray, floor: np.ndarray, effort: Effort
+    above: Components, below: Components, target: np.ndarray, ceiling: np.ndarray, effort: Effort
 ) -> Answer:
-    """Epsilon at deltas; NaN at all three ends of a row that has no answer."""
+    """Epsilon at deltas; NaN at all three ends of a row that has no answer.
+
+    ceiling : the upper end of the other direction; less than that is not asked for.
+    """
     from jaxacct.engines import lattice_pairs
 
     wrong = above.infinity_units * ROUNDOFF * above.delta_infinity
@@ -77,7 +80,7 @@ def epsilon_of_pairs(
         try:
             with np.errstate(all="ignore"), double_precision():
                 return lattice_pairs.epsilon(
-                    above, below, row, (least[row], most[row]), floor[row], effort.rtol, effort.memory_bytes
+                    above, below, row, (least[row], most[row]), ceiling[row], effort.rtol, effort.memory_bytes
                 )
         except FAILURES:
             return lattice_pairs.NOTHING
