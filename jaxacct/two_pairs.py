@@ -22,8 +22,11 @@ __all__ = ["BETWEEN_PAIRS", "OK_WIDTH", "WIDE", "delta_of_pairs", "differing", "
 
 ROWS_WITH_PROGRESS = 16
 """Configurations from which on a progress bar shows."""
-ROUNDS_TOGETHER = 10
+ROUNDS_TOGETHER = 20
 """Rounds whose profiles are computed together: their contours are then fewer and larger arrays."""
+THREADS = 1
+"""Threads: arrays are short, and two threads that wait for the interpreter take half as much CPU time again as one, and
+as long."""
 BETWEEN_PAIRS = 7.0 / 9.0
 """Where the truth lies between the lower and the upper pair of a smooth loss.
 
@@ -37,11 +40,11 @@ WIDE = 8e-4
 
 
 def prepare_pairs(mechanism: Mechanism) -> None:
-    """Make the profiles of all rounds of random allocation inside, which takes the longest, on all cores."""
+    """Make the profiles of all rounds of random allocation inside, which takes the longest."""
     rounds = rounds_inside(mechanism)[: allocation_rounds.KEPT]
     blocks = [rounds[first : first + ROUNDS_TOGETHER] for first in range(0, len(rounds), ROUNDS_TOGETHER)]
     bar = Progress(len(rounds), None if len(rounds) >= ROWS_WITH_PROGRESS else False)
-    for _ in on_cores(allocation_rounds.prepare, blocks, bar, [len(block) for block in blocks]):
+    for _ in on_cores(allocation_rounds.prepare, blocks, bar, [len(block) for block in blocks], THREADS):
         pass
 
 
@@ -87,7 +90,7 @@ def epsilon_of_pairs(
 
     rows = np.flatnonzero(least > SMALLEST_POSITIVE).tolist()
     bar = Progress(len(rows), None if len(rows) >= ROWS_WITH_PROGRESS else False)
-    for place, found in on_cores(asked, rows, bar):
+    for place, found in on_cores(asked, rows, bar, threads=THREADS):
         row = rows[place]
         one = np.array([row])
         limits = quick_bounds.limits("epsilon", above.take(one), least[one], zero)[0]

@@ -54,14 +54,19 @@ def in_blocks(solve: Solve, columns: list[np.ndarray]) -> Answer:
 
 
 def on_cores(
-    work: Callable[[Item], Result], items: Sequence[Item], bar: Progress, sizes: Sequence[int] | None = None
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    bar: Progress,
+    sizes: Sequence[int] | None = None,
+    threads: int = MOST_THREADS,
 ) -> Iterator[tuple[int, Result]]:
     """(place, what `work` returns) of every item, in any order; the bar is moved on by the items' sizes, or by 1 each.
 
-    One item is done in the caller's own thread.  An interrupt cancels what has not begun.
+    Where there is one item, or one of `threads`, all is done in the caller's own thread.  An interrupt cancels what has
+    not begun.
     """
-    done = 0
-    pool = ThreadPoolExecutor(max(min(_cores(), MOST_THREADS, len(items)), 1)) if len(items) > 1 else None
+    done, most = 0, min(_cores(), threads, len(items))
+    pool = ThreadPoolExecutor(most) if most > 1 else None
     try:
         if pool is None:
             found: Iterable[tuple[int, Result]] = ((at, work(item)) for at, item in enumerate(items))

@@ -23,6 +23,8 @@ MANY = 250
 """Nodes above which another way is tried."""
 ILL = 6.0
 """log of the scale over the value above which another way is tried: digits are lost."""
+ONE_SLOT = 15.0
+"""Deviations of S that a threshold lies above the mean, from which on one large slot decides: jumps are split off."""
 FAR_BLUR = 0.03
 """Width of the window beyond which slots are far, in log X."""
 LOW_BLUR = 0.08
@@ -69,14 +71,30 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     with np.errstate(all="ignore"):
-        found = _place(sign, s, t, k, guess, tolerance, 0.0)
-        rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
-        if rows.size == 0:
-            return found
-        other = _place(sign, s[rows], t[rows], k[rows], guess[rows], tolerance[rows], LOW_SHARE)
-        first = jax.tree.map(lambda a: a[rows], found)
-        better = _badness(other) < _badness(first)
-        return replaced(found, rows[better], jax.tree.map(lambda a: a[better], other))
+        alone = (sign > 0) & (k - 1.0 > ONE_SLOT * _deviation(s, t))
+        if alone.all() or not alone.any():
+            return _better_place(sign, s, t, k, guess, tolerance, bool(alone.all()))
+        whole, split = (
+            (rows, _better_place(sign, *(x[rows] for x in (s, t, k, guess, tolerance)), first))
+            for rows, first in ((np.flatnonzero(~alone), False), (np.flatnonzero(alone), True))
+        )
+        order = np.argsort(np.concatenate([whole[0], split[0]]))
+        return jax.tree.map(lambda a, b: np.concatenate([a, b])[order], whole[1], split[1])
+
+
+def _better_place(
+    sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool
+) -> Place:
+    """With or without a split, as told, and the other way where that is better."""
+    found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
+    rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
+    if rows.size == 0:
+        return found
+    some = (x[rows] for x in (s, t, k, guess, tolerance))
+    other = _place(sign, *some, 0.0 if split else LOW_SHARE)
+    first = jax.tree.map(lambda a: a[rows], found)
+    better = _badness(other) < _badness(first)
+    return replaced(found, rows[better], jax.tree.map(lambda a: a[better], other))
 
 
 def replaced(found: Place, rows: Array, other: Place) -> Place:

@@ -17,14 +17,14 @@ from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contours_a
 
 __all__ = ["LARGEST_LOSS", "RoundProfile", "losses_for", "round_profile", "round_profiles"]
 
-READ_TOGETHER = ((35, 0.4), (10, 0.2), (2, 0.1))
+READ_TOGETHER = ((60, 0.3), (15, 0.15), (2, 0.1))
 """Losses that are read from one contour, and how far they may lie apart; what is too wide is asked again, turn by turn.
 
 The distance is that of log(e^eps - 1 + NEAR deviations): where one slot decides, what is left out of a contour depends on
 how large that slot is, and for a loss near 0 it hardly matters."""
 NEAR = 3.0
 """Deviations of one round's loss within which losses are near 0."""
-CUT_OFF = 1e-2, 1e-3
+CUT_OFF = 5e-3, 1e-3
 """What a contour leaves out, as a share of the width wanted: where it is read first, and where it is asked again."""
 WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
 """(log of delta, relative width): above such a delta a wider bracket gets a contour of its own.
@@ -59,7 +59,7 @@ LEAST_GAP = 1e-7
 """Least distance of two losses."""
 LEAST_DEVIATION = 1e-300
 """Of one round's loss, whose variance may underflow."""
-SCAN = 1500
+SCAN = 600
 """Losses at which the guess of the profile is looked at."""
 
 
