@@ -24,6 +24,8 @@ ROWS_WITH_PROGRESS = 16
 """Configurations from which on a progress bar shows."""
 ROUNDS_TOGETHER = 20
 """Rounds whose profiles are computed together: their contours are then fewer and larger arrays."""
+ROWS_TOGETHER = 256
+"""Configurations whose theorems are evaluated together."""
 THREADS = 1
 """Threads: arrays are short, and two threads that wait for the interpreter take half as much CPU time again as one, and
 as long."""
@@ -77,7 +79,6 @@ def epsilon_of_pairs(
         1.0 + 4.0 * ROUNDOFF
     )
     ends = np.full((3, target.size), np.nan)
-    zero = np.zeros(1)
 
     def asked(row: int) -> lattice_pairs.LatticeAnswer:
         try:
@@ -91,12 +92,14 @@ def epsilon_of_pairs(
     rows = np.flatnonzero(least > SMALLEST_POSITIVE).tolist()
     bar = Progress(len(rows), None if len(rows) >= ROWS_WITH_PROGRESS else False)
     for place, found in on_cores(asked, rows, bar, threads=THREADS):
-        row = rows[place]
-        one = np.array([row])
-        limits = quick_bounds.limits("epsilon", above.take(one), least[one], zero)[0]
-        limit = quick_bounds.limits("epsilon", below.take(one), most[one], zero)[1]
-        if found.lower <= found.upper < np.inf and found.upper >= limits[0] and found.lower <= limit[0]:
-            ends[:, row] = max(found.lower, 0.0), found.lower, found.upper
+        if found.lower <= found.upper < np.inf:
+            ends[:, rows[place]] = max(found.lower, 0.0), found.lower, found.upper
+    for first in range(0, len(rows), ROWS_TOGETHER):
+        some = np.array(rows[first : first + ROWS_TOGETHER])
+        zero = np.zeros(some.size)
+        low = quick_bounds.limits("epsilon", above.take(some), least[some], zero)[0]
+        high = quick_bounds.limits("epsilon", below.take(some), most[some], zero)[1]
+        ends[:, some[~((ends[2, some] >= low) & (ends[1, some] <= high))]] = np.nan
     return Answer(*ends)
 
 

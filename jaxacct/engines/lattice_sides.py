@@ -156,7 +156,12 @@ def evaluate(side: Side, eps: float) -> tuple[float, float]:
     """delta(eps) rounded outward, and the derivative of log delta."""
     theta, outward = side.theta, side.shift + 8.0 * ROUNDOFF * abs(eps)
     eps = eps - outward if side.upper else eps + outward
-    sums = side.run(payoff, side.composed.mass, side.start - eps, side.step, theta)
+    mass, start = side.composed.mass, side.start
+    if isinstance(mass, np.ndarray):  # no shapes to compile for: losses below eps pay nothing
+        before = (eps - start) / side.step - 2.0
+        first = int(min(before, mass.shape[0] - 1)) if before > 0.0 else 0
+        mass, start = mass[first:], start + first * side.step
+    sums = side.run(payoff, mass, start - eps, side.step, theta)
     value, slope, norm, magnitude = (float(x) for x in sums)
     length, end = side.composed.mass.shape[0], side.start + side.span - eps
     rounding = ROUNDOFF * (length + 32.0 + 8.0 * theta * side.span) * magnitude
