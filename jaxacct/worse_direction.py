@@ -184,7 +184,9 @@ def _larger_of_pairs(
         for up, down in zip(above, below, strict=True) if rows.size else ():
             asked = up.take(rows), down.take(rows), given[rows]
             ends = (
-                epsilon_of_pairs(*asked, high[rows], effort) if quantity == "epsilon" else delta_of_pairs(*asked, effort)
+                epsilon_of_pairs(*asked, high[rows], effort)
+                if quantity == "epsilon"
+                else delta_of_pairs(*asked, effort)
             )
             low[rows], high[rows] = np.maximum(low[rows], ends.lower), np.maximum(high[rows], ends.upper)
     rows = np.flatnonzero(np.isnan(low) | np.isnan(high))

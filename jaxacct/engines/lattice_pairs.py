@@ -96,7 +96,7 @@ def epsilon(
 def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
     """Place of the first length to be tried.
 
-    Above, a loss goes to two nodes h apart, so that e^{theta L} grows by a share of theta (theta + 1) h^2/12 on average,
+    Above, a loss goes to two nodes h apart, so that E e^{theta L} grows by a share theta (theta + 1) h^2/12 on average
     in each of n steps, and epsilon by n (theta + 1) h^2/12.  Below it loses about twice as much.
     """
     steps = sum(law.count for law in laws)

@@ -55,9 +55,7 @@ def _profiles(sigma: float, slots: float, dense: bool) -> tuple[BracketedProfile
     return kept if kept is not None else _profiles_of([(sigma, slots)], dense)[0]
 
 
-def _profiles_of(
-    rounds: Sequence[tuple[float, float]], dense: bool
-) -> list[tuple[BracketedProfile, BracketedProfile]]:
+def _profiles_of(rounds: Sequence[tuple[float, float]], dense: bool) -> list[tuple[BracketedProfile, BracketedProfile]]:
     """Profiles in both directions.  A round whose slot is told is a Gaussian, which is never better."""
     sigma, slots = np.array(rounds, np.float64).T
     both = []

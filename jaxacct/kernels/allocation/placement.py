@@ -82,9 +82,7 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
         return jax.tree.map(lambda a, b: np.concatenate([a, b])[order], whole[1], split[1])
 
 
-def _better_place(
-    sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool
-) -> Place:
+def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
     """With or without a split, as told, and the other way where that is better."""
     found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
     rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))

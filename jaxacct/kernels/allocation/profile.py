@@ -20,8 +20,8 @@ __all__ = ["LARGEST_LOSS", "RoundProfile", "losses_for", "round_profile", "round
 READ_TOGETHER = ((60, 0.3), (15, 0.15), (2, 0.1))
 """Losses that are read from one contour, and how far they may lie apart; what is too wide is asked again, turn by turn.
 
-The distance is that of log(e^eps - 1 + NEAR deviations): where one slot decides, what is left out of a contour depends on
-how large that slot is, and for a loss near 0 it hardly matters."""
+The distance is that of log(e^eps - 1 + NEAR deviations): where one slot decides, what is left out of a contour depends
+on how large that slot is, and for a loss near 0 it hardly matters."""
 NEAR = 3.0
 """Deviations of one round's loss within which losses are near 0."""
 CUT_OFF = 5e-3, 1e-3
