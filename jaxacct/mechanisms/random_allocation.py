@@ -43,8 +43,8 @@ class RandomAllocation(Mechanism):
     A user whose k records share one bin is one record of k times the contribution: noise multiplier sigma/k.
 
     One round is narrow to 1e-6 as a rule. Composed rounds go by two pairs at some 200 losses, or more where epsilon is
-    wide. Epsilon is then narrow to 1e-3 and delta to a few per cent, whatever ``rtol`` asks: the status "ok" allows 1e-3
-    and 5e-2 there.
+    wide. Epsilon is then narrow to 1e-3 and delta to a few per cent, whatever ``rtol`` asks: the status "ok" allows
+    1e-3 and 5e-2 there.
 
     Parameters
     ----------
