@@ -75,7 +75,7 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
         if alone.all() or not alone.any():
             return _better_place(sign, s, t, k, guess, tolerance, bool(alone.all()))
         whole, split = (
-            (rows, _better_place(sign, *(x[rows] for x in (s, t, k, guess, tolerance)), first))
+            (rows, _better_place(sign, s[rows], t[rows], k[rows], guess[rows], tolerance[rows], first))
             for rows, first in ((np.flatnonzero(~alone), False), (np.flatnonzero(alone), True))
         )
         order = np.argsort(np.concatenate([whole[0], split[0]]))
@@ -88,8 +88,8 @@ def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, toler
     rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
     if rows.size == 0:
         return found
-    some = (x[rows] for x in (s, t, k, guess, tolerance))
-    other = _place(sign, *some, 0.0 if split else LOW_SHARE)
+    share = 0.0 if split else LOW_SHARE
+    other = _place(sign, s[rows], t[rows], k[rows], guess[rows], tolerance[rows], share)
     first = jax.tree.map(lambda a: a[rows], found)
     better = _badness(other) < _badness(first)
     return replaced(found, rows[better], jax.tree.map(lambda a: a[better], other))
