@@ -110,6 +110,13 @@ def test_losses_read_together_hold_their_own_deltas(sign, sigma, slots):
         assert np.all((found.upper - found.lower)[large] <= width * found.upper[large])
 
 
+def test_a_deep_put_is_placed_by_its_own_scale():
+    """The lognormal law takes delta of adding for e^20 times what it is here."""
+    found = profile.round_profile(2.0, 237.0, -1.0)
+    large = (found.upper < 1e-4) & (found.upper > 1e-12)
+    assert large.sum() > 20 and np.all((found.upper - found.lower)[large] <= 1e-2 * found.upper[large])
+
+
 def test_a_profile_whose_contours_fail_has_its_theorems(monkeypatch):
     def fails(*given):
         raise MemoryError
