@@ -289,3 +289,11 @@ def test_a_disk_that_is_full_when_lines_are_handed_over(tmp_path, monkeypatch, c
     assert run(tmp_path / "log.jsonl").step == 40
     told = lines(tmp_path / "log.jsonl")
     assert steps(told) == [*range(1, len(told))] and "No space left" in capsys.readouterr().err
+
+
+def test_a_file_that_has_no_places():
+    """As /dev/null: what was handed over is not kept."""
+    with run_log.run_log("/dev/null", 1, start()[1]) as told:
+        told._file.write({"event": "step", "step": 1})
+        told._file.flush()
+        assert not told._file._waiting.lines

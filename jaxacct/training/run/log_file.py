@@ -81,16 +81,22 @@ class LogFile:
         if record["event"] == "step" and record["step"] <= self.there:
             record = record | {"again": True}
         line = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
+        self._settle()
         self._waiting.lines[record["event"], record["step"] if record["event"] == "step" else 0] = line
 
     def flush(self) -> None:
         """Hand all lines to the system; those that it was given before an interrupt or an error are not given again."""
-        after, lines = self._waiting
-        if self._file.tell() == after:
-            text = b"".join(lines.values())
-            while text:
-                text = text[self._file.write(text) :]
+        self._settle()
+        text = b"".join(self._waiting.lines.values())
+        while text:
+            text = text[self._file.write(text) :]
         self._waiting = _Waiting(self._file.tell(), {})
+
+    def _settle(self) -> None:
+        """Lines that the system has been given wait no longer."""
+        place = self._file.tell()
+        if place != self._waiting.after:
+            self._waiting = _Waiting(place, {})
 
     def close(self) -> None:
         """Flush and close the file."""
