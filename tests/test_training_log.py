@@ -13,7 +13,7 @@ from helpers import refusal
 from training_cases import gaussian_epsilon
 from training_runs import KEY, linear, plan_of, start
 
-from jaxacct.training import Trainer
+from jaxacct.training import Ledger, Trainer
 from jaxacct.training.run import log as run_log
 from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.validation import InputError
@@ -192,6 +192,17 @@ def test_a_run_of_a_process_by_itself_has_its_log_whatever_the_processes_number(
     with run_log.run_log(records.append, 1, start()[1]) as told:
         told.tell({"event": "step"})
     assert records == [{"event": "step"}]
+
+
+@pytest.mark.parametrize("given", ["text", "another way", "open"])
+def test_the_path_of_the_ledger_is_refused(tmp_path, given):
+    path = tmp_path / "run.jsonl"
+    trainer, state, data = start()
+    ledger = Ledger.create(path, trainer.plan) if given == "open" else str(path)
+    log = tmp_path / "." / ".." / tmp_path.name / "run.jsonl" if given == "another way" else path
+    told = refusal(trainer.fit, state, data, log=log, ledger=ledger)
+    assert "log and ledger are both" in told and "a file of its own" in told
+    assert path.exists() == (given == "open")
 
 
 # It changes nothing

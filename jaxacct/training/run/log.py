@@ -228,11 +228,16 @@ def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
                 file.close()
 
 
-def checked_log(log: Any) -> Log:
-    """InputError for what is neither None, a function, nor a path."""
-    if log is None or callable(log) or isinstance(log, str | os.PathLike):
+def checked_log(log: Any, ledger: Any = None) -> Log:
+    """InputError for what is neither None, a function, nor a path; and for the path of the ledger."""
+    if log is None or callable(log):
         return log
-    raise InputError(f"log = {log!r:.40} must be a function of one record, or the path of a file of JSON lines")
+    if not isinstance(log, str | os.PathLike):
+        raise InputError(f"log = {log!r:.40} must be a function of one record, or the path of a file of JSON lines")
+    other = ledger.path if isinstance(ledger, Ledger) else ledger
+    if isinstance(other, str | os.PathLike) and os.path.realpath(log) == os.path.realpath(other):
+        raise InputError(f"log and ledger are both {os.fspath(log)!r}; give each a file of its own")
+    return log
 
 
 def numbers_of(observed: Observed) -> dict[str, Any]:
