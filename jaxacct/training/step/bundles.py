@@ -47,8 +47,9 @@ class Bundle:
         >>> [part.tolist() for part in bundle.parted(bundle.joined([jnp.ones(1), jnp.zeros((1, 2))])[0], [0, 1])]
         [1.0, [0.0, 0.0]]
         """
-        part = lambda start, shape: jax.lax.dynamic_slice_in_dim(total, start, math.prod(shape)).reshape(shape)
-        return [part(start, shape) for shape, start in zip(self.shapes, starts, strict=False)]
+        part = lambda start, size: jax.lax.dynamic_slice_in_dim(total, start, size, allow_negative_indices=False)
+        pairs = zip(self.shapes, starts, strict=False)
+        return [part(start, math.prod(shape)).reshape(shape) for shape, start in pairs]
 
 
 def bundled(members: Sequence[int], shapes: Sequence[tuple[int, ...]], groups: Sequence[int]) -> list[Bundle]:

@@ -190,7 +190,7 @@ def _clipped_sum(
         for i, part in zip(bundle.members, bundle.parted(total, numbers), strict=True):
             totals[i] = part
     for site, each, place in zip(sites, rows, numbers, strict=True):
-        own = jax.lax.dynamic_slice_in_dim(of_parts, place, site.groups)
+        own = jax.lax.dynamic_slice_in_dim(of_parts, place, site.groups, allow_negative_indices=False)
         totals[site.leaf] = site.total(each, keep, own, dtype)
     sums = [jnp.sum(_kept(keep, a.astype(wide(a.dtype))), axis=0) for a in aux]
     done = Clipped(jax.tree_util.tree_unflatten(structure, totals), clipped, not_finite)

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxacct.training.step.traces import evaluate
 
@@ -48,7 +49,7 @@ def as_data(true: Any, places: Sequence[int]) -> list[Any]:
     >>> [int(place) for place in as_data(unfolded_true([jnp.ones(3)]), [3, 5])]
     [3, 5]
     """
-    return computed_once(true, lambda: [jnp.int32(place) for place in places])
+    return computed_once(true, lambda: [np.int32(place) for place in places])
 
 
 def unfolded_true(values: Sequence[Any]) -> Any:

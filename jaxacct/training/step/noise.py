@@ -113,7 +113,7 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
     starts = begins[:-1].tolist()
     if pieces > 1 and len(starts) > 1:  # otherwise there is little to compile
         starts = as_data(unfolded_true([words]), starts)
-    own = lambda at, count: jax.lax.dynamic_slice_in_dim(flat, at, count, axis=1)
+    own = lambda at, count: jax.lax.dynamic_slice_in_dim(flat, at, count, 1, allow_negative_indices=False)
     cut = zip(starts, units, sizes, shapes.values(), strict=True)
     return [own(at, count).reshape(-1)[:size].reshape(shape) for at, count, size, shape in cut]
 
