@@ -9,6 +9,7 @@ guarantee, since most of them are not private.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections import deque
@@ -137,7 +138,7 @@ class RunLog:
     def tell(self, record: dict[str, Any]) -> None:
         """Hand a record over."""
         if self._put is not None:
-            self._whatever_fails(lambda put=self._put: put(record))
+            self._whatever_fails(functools.partial(self._put, record))
 
     def _flush(self) -> None:
         """Hand what a file has been told to the system."""
