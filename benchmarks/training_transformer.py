@@ -1,11 +1,11 @@
 """A private step of a transformer of 12 million parameters beside one that is not, and beside jax_privacy's.
 
-    PYTHONPATH=. python benchmarks/training_transformer.py [--rounds 5] [--only float32]
+    PYTHONPATH=. python benchmarks/training_transformer.py [--rounds 5] [--only float32] [--optimizer adam] [--layers 8]
 
 Two models: "float32", layer by layer; and "bfloat16", its layers in a loop (`nn.scan`) and one table for the words that
 are read and told.  Of each step: CPU seconds to trace and to compile, scratch memory, for one more example as well, and
 the median time of a step, all steps in turn.  Rows of jax_privacy are left out where it is not installed.  Steps are
-gradient, clipping, noise and SGD; memory for the gradients, clipped or not, is told apart.
+gradient, clipping, noise and optimizer; memory for the gradients, clipped or not, is told apart.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import linen as nn
 
 from jaxacct.training import clipped_sum, fresh_key, norm_methods
@@ -90,10 +91,10 @@ def gradients_of(loss):
     return found
 
 
-def step_of(name, gradients):
-    """(params, batch, key) -> params: noise, and SGD in place."""
+def step_of(name, gradients, optimizer):
+    """(params, state, batch, key) -> (params, state): noise, and the optimizer."""
 
-    def step(params, batch, key):
+    def step(params, state, batch, key):
         total = gradients(params, batch)
         if name == "private":
             total = noise.add(key, total, 1.0)
@@ -102,7 +103,8 @@ def step_of(name, gradients):
             keys = jax.random.split(key, len(leaves))
             leaves = [g + jax.random.normal(k, g.shape, g.dtype) for g, k in zip(leaves, keys, strict=True)]
             total = jax.tree.unflatten(form, leaves)
-        return jax.tree.map(lambda p, g: p - 1e-4 * g, params, total)
+        updates, state = optimizer.update(total, state, params)
+        return optax.apply_updates(params, updates), state
 
     return step
 
@@ -120,7 +122,7 @@ def scratch(program):
     return program.memory_analysis().temp_size_in_bytes / 2**20
 
 
-def measure(title, rounds):
+def measure(title, rounds, optimizer):
     model, rng = MODELS[title], np.random.default_rng(0)
     words = jnp.asarray(rng.integers(0, WORDS, (BATCHES[-1], LENGTH + 1)), jnp.int32)
     params, loss = model.init(jax.random.key(0), words[0, :-1]), loss_of(model)
@@ -131,14 +133,15 @@ def measure(title, rounds):
     for name, gradients in gradients_of(loss).items():
         used = [scratch(compiled(gradients, params, words[:size])[0]) for size in BATCHES]
         key = fresh_key() if name == "private" else jax.random.key(1)
-        program, traced, seconds = compiled(step_of(name, gradients), params, words, key)
+        state = optimizer.init(params)
+        program, traced, seconds = compiled(step_of(name, gradients, optimizer), params, state, words, key)
         each = (used[1] - used[0]) / (BATCHES[1] - BATCHES[0])
         print(
             f"  {name:12} gradients {used[1]:6.1f} MiB at {BATCHES[1]}, {each:5.1f} an example; "
             f"step {scratch(program):6.1f} MiB, traced in {traced:4.1f} and compiled in {seconds:5.1f} CPU s",
             flush=True,
         )
-        runs[name], times[name] = functools.partial(program, params, words, key), ([], [])
+        runs[name], times[name] = functools.partial(program, params, state, words, key), ([], [])
     for _ in range(rounds):
         for name, run in runs.items():
             begin, cpu = time.perf_counter(), time.process_time()
@@ -153,13 +156,17 @@ def measure(title, rounds):
 
 
 def main():
+    global LAYERS
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=list(MODELS))
+    parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="8 make 101 leaves in float32")
     args = parser.parse_args()
+    LAYERS = args.layers
     for title in MODELS:
         if args.only in (None, title):
-            measure(title, args.rounds)
+            measure(title, args.rounds, getattr(optax, args.optimizer)(1e-4))
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def epsilon(
     engine : {"auto", "contour", "lattice"}
     rtol : float in (0, 1)
         Wanted relative width (upper - lower)/upper; where it is not reached the bracket still holds and the
-        status is "width".
+        status is "width". Composed rounds of `RandomAllocation` are "ok" up to a width of 1e-3.
     memory_bytes : int of 2**24 or more
         Limit on the lattice engine's memory.
     backend : {"auto", "numpy", "xla"}

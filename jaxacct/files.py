@@ -13,7 +13,16 @@ from typing import Any, BinaryIO
 
 from jaxacct.validation import InputError
 
-__all__ = ["Unwritable", "lock", "optional_package", "replacing", "sync_folder", "unwritable", "write_csv"]
+__all__ = [
+    "Unwritable",
+    "lock",
+    "optional_package",
+    "rename_new",
+    "replacing",
+    "sync_folder",
+    "unwritable",
+    "write_csv",
+]
 
 
 class Unwritable(InputError):
@@ -40,6 +49,20 @@ def replacing(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # what is no folder holds no temporary either
             temporary.unlink(missing_ok=True)
     sync_folder(path)
+
+
+def rename_new(old: Path, new: Path) -> None:
+    """Give a file a name that no other has; FileExistsError where one has."""
+    try:
+        os.link(old, new)
+    except FileExistsError:
+        raise
+    except OSError:  # of a file system without hard links
+        if os.path.lexists(new):
+            raise FileExistsError from None
+        os.rename(old, new)
+    else:
+        old.unlink()
 
 
 def sync_folder(path: Path) -> None:

@@ -42,7 +42,9 @@ def epsilon_gradient(
     By the implicit function theorem it is (d log delta/d field) / (-d log delta/d epsilon), in the larger direction of
     the neighbouring relation.  An estimate: its relative accuracy is about 1e-6 where the contour engine answers, and
     about 1e-3, by differences of the lattice engine's estimates, elsewhere.  Where epsilon is 0 or infinite it does not
-    move, and the derivative is 0.  Counts are differentiated as if they were real.
+    move, and the derivative is 0.  Counts are differentiated as if they were real; by a count of which there cannot be
+    one more, as the ``group`` of a `RandomAllocation` of finitely many outputs, the derivative is NaN, in all
+    configurations.
 
     Parameters
     ----------
@@ -126,7 +128,13 @@ def _differentiate(
     answers = []
     for index, field in enumerate(fields):
         low, high = _around(names[index], field, FIELD_STEP)
-        below, above = (components(at(index, v), relation, direction) for v in (low, high))
+        try:
+            below, above = (components(at(index, v), relation, direction) for v in (low, high))
+        except InputError:
+            if names[index] not in COUNT_FIELDS:
+                raise
+            answers.append(np.full(delta.size, np.nan))  # there is no mechanism with one more of it
+            continue
         answer = np.full(delta.size, np.nan)
         same = all(a.shape == b.shape == c.shape for a, b, c in zip(parts, below, above, strict=True))
         rows = np.flatnonzero(contour.reach(parts).answers & same)

@@ -21,8 +21,18 @@ from jaxacct.engines.contour import Answer, Hint
 from jaxacct.engines.protocol import Effort, Question
 from jaxacct.engines.quick_bounds import largest_loss
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
-from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
-from jaxacct.two_pairs import BETWEEN_PAIRS, OK_WIDTH, delta_of_pairs, differing, epsilon_of_pairs, prepare_pairs
+from jaxacct.mechanisms import Components, Mechanism, allocation_rounds, batch_shape, components, directions
+from jaxacct.mechanisms.balls_in_bins import rounds_inside
+from jaxacct.mechanisms.base import take_rows
+from jaxacct.two_pairs import (
+    BETWEEN_PAIRS,
+    OK_WIDTH,
+    WIDE,
+    delta_of_pairs,
+    differing,
+    epsilon_of_pairs,
+    prepare_pairs,
+)
 from jaxacct.validation import InputError, broadcast_shape
 
 __all__ = ["worse_direction"]
@@ -55,10 +65,7 @@ def worse_direction(
         which = (False, True) if kind == "certified" and mechanism.has_bracket() else (False,)
         if mechanism.has_bracket():
             prepare_pairs(mechanism)
-        pairs = [
-            [components(mechanism, relation, side, below) for side in directions(mechanism, relation)]
-            for below in which
-        ]
+        pairs = [_sides(mechanism, relation, below) for below in which]
         if quantity == "epsilon" and not target.all():
             zeros = np.flatnonzero(target == 0)
             for above, parts in zip(pairs[0], pairs[-1], strict=True):
@@ -72,9 +79,9 @@ def worse_direction(
                 found.append(_larger(quantity, taken[0], target[block], effort, engine, near))
             else:
                 found.append(_larger_of_pairs(quantity, taken[0], taken[1], target[block], effort, engine, near))
-    worst = Answer(*(np.concatenate(ends) for ends in zip(*(side.answer for side in found), strict=True)))
-    engines = np.concatenate([side.engine for side in found])
-    contradicted = np.concatenate([side.contradicted for side in found])
+        if len(pairs) > 1 and quantity == "epsilon" and engine != "contour":
+            found = [_with_more_losses(mechanism, rows, _joined(found), target, relation, effort, engine)]
+    worst, engines, contradicted = _joined(found)
     wanted = max(effort.rtol, OK_WIDTH[quantity]) if len(pairs) > 1 else effort.rtol
     status = np.where(is_open(worst, wanted), "width", "ok").astype("<U16")
     status[contradicted] = "contradiction"
@@ -85,6 +92,53 @@ def worse_direction(
         worst = worst._replace(lower=np.zeros(target.shape))
     low, mid, high, status, engines = (x.reshape(shape) for x in (*worst, status, engines))
     return Bounds(low, mid, high, kind, status, engines)
+
+
+def _sides(mechanism: Mechanism, relation: str, below: bool) -> list[Components]:
+    return [components(mechanism, relation, side, below) for side in directions(mechanism, relation)]
+
+
+def _joined(found: list[Side]) -> Side:
+    """The answers of several blocks as one."""
+    worst = Answer(*(np.concatenate(ends) for ends in zip(*(side.answer for side in found), strict=True)))
+    engines, contradicted = (np.concatenate([getattr(side, name) for side in found]) for name in Side._fields[1:])
+    return Side(worst, engines, contradicted)
+
+
+def _with_more_losses(
+    mechanism: Mechanism,
+    rows: np.ndarray,
+    found: Side,
+    target: np.ndarray,
+    relation: str,
+    effort: Effort,
+    engine: str,
+) -> Side:
+    """The answers for epsilon, where those that are wide have been asked again, with more losses of rounds inside.
+
+    rows : (B,) the configuration of each answer.
+    """
+    worst, engines, contradicted = found
+    wide = np.flatnonzero(is_open(worst, max(effort.rtol, WIDE)) & np.isfinite(worst.upper) & ~contradicted)
+    if not wide.size:
+        return found
+    try:
+        some = take_rows(mechanism, rows[wide])
+    except InputError:
+        return found
+    if not rounds_inside(some):
+        return found
+    with allocation_rounds.densely():
+        prepare_pairs(some)
+        above, below = (_sides(some, relation, which) for which in (False, True))
+    again = _larger_of_pairs("epsilon", above, below, target[wide], effort, engine, None)
+    low, high = np.maximum(worst.lower[wide], again.answer.lower), np.minimum(worst.upper[wide], again.answer.upper)
+    agree = (low <= high) & ~again.contradicted
+    contradicted[wide] = ~(low <= high)
+    low, high = (np.where(agree, new, old[wide]) for new, old in ((low, worst.lower), (high, worst.upper)))
+    worst.lower[wide], worst.upper[wide] = low, high
+    worst.estimate[wide] = np.clip(low + BETWEEN_PAIRS * (high - low), low, high)
+    return Side(worst, engines, contradicted)
 
 
 def _larger(
@@ -130,7 +184,9 @@ def _larger_of_pairs(
         for up, down in zip(above, below, strict=True) if rows.size else ():
             asked = up.take(rows), down.take(rows), given[rows]
             ends = (
-                epsilon_of_pairs(*asked, low[rows], effort) if quantity == "epsilon" else delta_of_pairs(*asked, effort)
+                epsilon_of_pairs(*asked, high[rows], effort)
+                if quantity == "epsilon"
+                else delta_of_pairs(*asked, effort)
             )
             low[rows], high[rows] = np.maximum(low[rows], ends.lower), np.maximum(high[rows], ends.upper)
     rows = np.flatnonzero(np.isnan(low) | np.isnan(high))

@@ -38,3 +38,11 @@ def test_gradient_of_a_heterogeneous_composition():
 def test_gradient_is_zero_where_epsilon_does_not_move():
     g = ja.epsilon_gradient(ja.dp_sgd(5.0, 1e-4, 10), 0.1)
     assert g.mechanism.sampling_probability == 0
+
+
+def test_a_count_that_cannot_be_one_more_has_no_derivative():
+    """Random allocation of finitely many outputs has no groups, and none goes with some of the slots."""
+    g = ja.epsilon_gradient(ja.RandomAllocation(ja.PureDP(0.5), 10), 1e-5)
+    at = lambda epsilon: ja.epsilon(ja.RandomAllocation(ja.PureDP(epsilon), 10), 1e-5).estimate
+    assert g.mechanism.epsilon == pytest.approx((at(0.501) - at(0.499)) / 0.002, rel=1e-3)
+    assert np.isnan(g.group) and np.isfinite(g.slots) and np.isfinite(g.participations)

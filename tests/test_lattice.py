@@ -408,3 +408,11 @@ def test_a_step_fits_a_gap_or_is_the_one_asked_for(gap):
 
     step = lattice_plan.common_step(1.0, [Law()])
     assert 1.0 <= step <= 1.5 and (step == 1.0 or abs(gap / step - round(gap / step)) < 1e-9)
+
+
+def test_a_mass_that_is_no_number_is_not_left_out_of_a_composition():
+    """Nodes without mass are left out of the tilt; the others must still say that something is wrong."""
+    mass = np.zeros((1, 64))
+    mass[0, 3], mass[0, 10] = 0.5, np.nan
+    composed = runner()(compose_lattices, mass, np.array([[0.3, 0.5, 0.1]]), np.ones(1), np.ones(1), 0.1, 0, True)
+    assert np.isnan(composed.log_moments).all()

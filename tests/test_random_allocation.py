@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import jaxacct as ja
-from jaxacct import selection
+from jaxacct import selection, worse_direction
 from jaxacct.mechanisms import allocation_rounds, components
 from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, pair_above, part_below
 from jaxacct.validation import InputError
@@ -28,6 +28,12 @@ SLOW = [
     (1.0, 100, 100, 1e-5, 6.04254771, 6.04545468),
     (1.0, 1000, 2, 1e-6, 0.237886954, 0.238042397),
     (1.0, 1000, 10, 1e-6, 0.539968568, 0.540208812),
+]
+# the same, where one large slot decides: what one pass with fewer losses had given
+ONE_SLOT = [
+    (0.586, 3644, 100, 1e-6, 3.69997675, 3.70374041),
+    (0.68, 12_000, 100, 1e-10, 2.0578289, 2.06089639),
+    (0.88, 67, 2, 1e-6, 1.93452403, 1.93728898),
 ]
 # (t, k, delta(1.5)) at sigma = 1, by Monte Carlo of the law with all slots
 PARTICIPATIONS = [(4, 2, 0.0766), (5, 2, 0.0548), (6, 3, 0.148), (3, 2, 0.113)]
@@ -343,3 +349,28 @@ def test_a_round_whose_pairs_fail_leaves_the_others(failing, sigma, is_finite, m
     assert found.upper[1] == expected.upper[1] and found.status.tolist() == ["width", "ok"]
     assert found.lower[0] <= expected.upper[0] and expected.lower[0] <= found.upper[0]
     assert found.upper[0] <= (told * (1.0 + 1e-3) if is_finite else np.inf) and expected.status[0] == "ok"
+
+
+@pytest.mark.parametrize(("sigma", "slots", "rounds", "delta", "lower", "upper"), ONE_SLOT)
+def test_rounds_where_one_slot_decides_are_asked_again_with_more_losses(sigma, slots, rounds, delta, lower, upper):
+    run = allocation(sigma, slots, rounds)
+    found = ja.epsilon(run, delta)
+    assert found.status == "ok" and found.upper - found.lower <= 1e-3 * found.upper
+    assert found.lower <= upper and lower <= found.upper
+    again = ja.epsilon(run, delta)  # both times from the first bracket on
+    assert (again.lower, again.upper) == (found.lower, found.upper)
+
+
+def test_what_is_wider_than_a_thousandth_does_not_say_ok(monkeypatch):
+    monkeypatch.setattr(worse_direction, "WIDE", 1.0)  # nothing is asked again
+    found = ja.epsilon(allocation(0.586, 3644, 100), 1e-6)
+    assert found.upper - found.lower > 1e-3 * found.upper and found.status == "width"
+    loose = ja.epsilon(allocation(0.586, 3644, 100), 1e-6, rtol=3e-3)
+    assert loose.status == "ok"
+
+
+def test_only_the_wide_rows_of_a_batch_are_asked_again():
+    batch = ja.epsilon(allocation([2.0, 0.586], [100, 3644], 100), [1e-5, 1e-6])
+    alone = [ja.epsilon(allocation(*row, 100), delta) for row, delta in (((2.0, 100), 1e-5), ((0.586, 3644), 1e-6))]
+    for i, one in enumerate(alone):
+        assert batch.lower[i] <= one.upper and one.lower <= batch.upper[i] and batch.status[i] == "ok"

@@ -63,11 +63,77 @@ for life in range(20):
 def test_the_line_is_on_the_disk_when_record_returns(path, monkeypatch):
     synced = []
     real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: (real(file), synced.append(path.read_bytes())))
+    monkeypatch.setattr(os, "fsync", lambda file: (real(file), synced.append(path.exists() and path.read_bytes())))
     with Ledger.create(path, PLAN) as ledger:
         for step in range(3):
             note(ledger, step)
             assert synced[-1] == path.read_bytes() and synced[-1].endswith(b"}\n") and len(synced) == step + 3
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+@pytest.mark.parametrize("name", ["fsync", "link"])
+def test_a_ledger_that_could_not_be_begun_is_not_there(path, monkeypatch, error, name):
+    """An empty file would be refused by `open` and by `create`."""
+
+    def fail(*_):
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, name, fail)
+        if name == "link" and isinstance(error, OSError):
+            broken.setattr(os, "rename", fail)
+        if isinstance(error, OSError):
+            assert "No space left on device" in refusal(Ledger.create, path, PLAN)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                Ledger.create(path, PLAN)
+    assert not list(path.parent.iterdir())
+    Ledger.create(path, PLAN).close()
+    assert [*path.parent.iterdir()] == [path] and Ledger.read(path).runs
+
+
+def test_a_process_that_is_killed_leaves_no_ledger_without_a_first_line(path):
+    program = """
+import os, signal, sys
+from jaxacct.training import Ledger, Plan
+plan = Plan(target_delta=1e-5, dataset_size=10, sampling_probability=1.0, steps=9, noise_multiplier=1.0)
+os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)
+Ledger.create(sys.argv[1], plan)
+"""
+    environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program, str(path)], env=environment, timeout=120)
+    assert done.returncode != 0 and not path.exists()
+    Ledger.create(path, PLAN).close()
+    assert Ledger.read(path).runs
+
+
+def test_no_ledger_takes_the_place_of_another(path, monkeypatch):
+    """Not even of one that was created meanwhile, nor where the file system has no hard links."""
+    real = os.link
+
+    def meanwhile(old, new):
+        path.write_text("another")
+        real(old, new)
+
+    def none(old, new):
+        path.write_text("another")
+        raise OSError(95, "Operation not supported")
+
+    for link in (meanwhile, none):
+        monkeypatch.setattr(os, "link", link)
+        assert "is there already" in refusal(Ledger.create, path, PLAN)
+        assert path.read_text() == "another" and [*path.parent.iterdir()] == [path]
+        path.unlink()
+
+
+def test_a_file_system_without_hard_links(path, monkeypatch):
+    def none(old, new):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", none)
+    with Ledger.create(path, PLAN) as ledger:
+        note(ledger, 0)
+    assert [*path.parent.iterdir()] == [path] and Ledger.read(path).releases().total() == 1
 
 
 def test_a_disk_that_fails_is_told_and_nothing_more_is_written(path, monkeypatch):

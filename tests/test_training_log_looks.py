@@ -19,13 +19,17 @@ class Number:
     """An array on a device that has not computed it yet: fetching it then is waiting for it."""
 
     def __init__(self):
-        self.there, self.asked, self.waited = False, False, False
+        self.there, self.waited = False, False
 
     def copy_to_host_async(self):
-        self.asked = True
+        self.waited |= not self.there
 
     def is_ready(self):
         return self.there
+
+    def block_until_ready(self):
+        self.waited |= not self.there
+        self.there = True
 
     def __array__(self, dtype=None, copy=None):
         self.waited |= not self.there
@@ -44,7 +48,13 @@ def of_plan(plan, end, first=0):
 
 
 @pytest.fixture
-def followed_run():
+def at_once(monkeypatch):
+    """What is there is told at every look."""
+    monkeypatch.setattr(run_log, "PAUSE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def followed_run(at_once):
     """(the log of a run from step 0, what it has told)."""
     told = []
     found = run_log.RunLog(told.append, None, 1, "run")
@@ -59,7 +69,7 @@ def test_nothing_is_waited_for(followed_run):
     seen = [observed() for _ in range(5)]
     for step, one in enumerate(seen, 1):
         log.look(step, one, of_plan(PLAN, step))
-    assert not told and all(x.asked and not x.waited for one in seen for x in one[:1] + one[2:5])
+    assert not told and all(not x.waited for one in seen for x in one[:1] + one[2:5])
     for one in (seen[1], seen[0]):
         for x in one[:1] + one[2:5]:
             x.there = True
@@ -88,6 +98,39 @@ def test_the_host_does_not_run_away(followed_run):
     assert [record["step"] for record in told] == [*range(1, 32 - run_log.MOST_PENDING)]
 
 
+def test_what_is_there_is_told_together(monkeypatch, followed_run):
+    """Once a second, or as soon as many are held; and whatever is left at the end."""
+    log, told = followed_run
+    clock = [0.0]
+    monkeypatch.setattr(run_log, "PAUSE_SECONDS", 1.0)
+    monkeypatch.setattr(run_log.time, "monotonic", lambda: clock[0])
+    log._begin = log._told = 0.0
+    calls = []
+
+    def look(step):
+        one, before = observed(), len(told)
+        for x in one[:1] + one[2:5]:
+            x.there = True
+        log.look(step, one, of_plan(PLAN, step))
+        calls.extend([len(told) - before] if len(told) > before else [])
+
+    look(1)
+    wait_for_table(log)
+    assert not told
+    clock[0] = 1.0
+    for step in range(2, 4 + run_log.MOST_HELD):
+        clock[0] += 1e-3
+        look(step)
+    assert calls == [2, run_log.MOST_HELD]
+    for step in range(4 + run_log.MOST_HELD, 8 + run_log.MOST_HELD):
+        look(step)
+    log.close()
+    assert [record["step"] for record in told] == [*range(1, 8 + run_log.MOST_HELD)]
+    # when a step was seen to be done is told, and not when it was written
+    assert told[2]["not_private"]["seconds"] == pytest.approx(1.002)
+    assert told[2]["not_private"]["steps_per_second"] == pytest.approx(2 / 1.002)
+
+
 def test_what_a_broken_device_does_not_give_is_left_out(followed_run):
     log, told = followed_run
 
@@ -101,7 +144,7 @@ def test_what_a_broken_device_does_not_give_is_left_out(followed_run):
     assert [record["step"] for record in told] == [1]
 
 
-def test_records_wait_for_the_table_and_not_for_ever(monkeypatch, followed_run):
+def test_records_wait_for_the_table_and_not_for_ever(monkeypatch, at_once):
     """The table is computed once, aside; who cannot have it says why epsilon is missing."""
     go, calls, real = threading.Event(), [], Plan.epsilon_curve
 

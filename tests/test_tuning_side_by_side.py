@@ -9,6 +9,8 @@ from training_runs import linear, plan_of
 
 from jaxacct.training import CHACHA20, AdaptiveClip, Plan
 from jaxacct.training.step import noise
+from jaxacct.training.step.parts import apart
+from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.training.step.step_function import Carried, StepRule, numbers, private_step
 from jaxacct.tuning.side_by_side_training import PASS_STREAM, STEP_STREAM, STEPS_PER_CALL, key_words, side_by_side
 from jaxacct.validation import InputError
@@ -133,3 +135,43 @@ def test_what_does_not_fit_is_refused_in_one_line(change, words):
     with pytest.raises(InputError, match=words) as caught:
         train(**(given | change))
     assert "\n" not in str(caught.value)
+
+
+def test_keys_frozen_parameters_and_a_private_loss(data):
+    """As the trainer's step by hand: dropout by the example's key, a part frozen, an optimizer that asks for value."""
+    plan = plan_of(40, q=0.5, noise=1.0, steps=3)
+    told = PrivateLoss(bound=2.0, noise=5.0)
+
+    def loss(params, example, key):
+        keep = jax.random.bernoulli(key, 0.5, params["w"].shape)
+        return regression({"w": jnp.where(keep, params["w"], 0), "b": params["b"]}, example)
+
+    optimizer = lambda config: optax.chain(optax.sgd(config["rate"]), optax.contrib.reduce_on_plateau(patience=1))
+    more = {"trainable": lambda path: path == "w", "private_loss": told}
+    train = side_by_side(loss, optimizer, plan, rngs=True, micro_batch=4, **more)
+    roots = ROOTS[:2]
+    params = first(2) | {"b": np.array([0.5, -0.5], np.float32)}
+    done = train(params, {"rate": np.array([0.1, 0.3])}, key_words(roots), data)
+    assert np.array_equal(done["b"], params["b"]) and not np.allclose(done["w"], params["w"])
+    for i, rate in enumerate((0.1, 0.3)):
+        one = optimizer({"rate": np.float32(rate)})
+        rule = StepRule(loss, one, plan.sampling, 4, "auto", None, rngs=True, private_loss=told)
+        trained, rest = apart(jax.tree.map(lambda a, i=i: a[i], params), more["trainable"])
+        carried = Carried(trained, one.init(trained), jnp.float32(1.0), jnp.int32(0))
+        step = jax.jit(private_step(rule))
+        for t in range(3):
+            key = noise.stream(jax.random.wrap_key_data(key_words([roots[i]])[0], impl=CHACHA20), STEP_STREAM, t)
+            words = jax.random.key_data(key)
+            now = numbers(plan.at(t), plan.sampling, None, 0, told)
+            carried = step(carried, words, words, jax.tree.map(jnp.asarray, data), now, rest)[0]
+        np.testing.assert_allclose(done["w"][i], carried.params["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizer_that_asks_for_the_loss_needs_a_private_one(data):
+    plan = plan_of(40, q=0.5, noise=1.0, steps=3)
+    optimizer = lambda config: optax.chain(optax.sgd(config["rate"]), optax.contrib.reduce_on_plateau(patience=1))
+    train = side_by_side(regression, optimizer, plan)
+    with pytest.raises(InputError, match="private_loss="):
+        train(first(1), {"rate": np.array([0.1])}, key_words([bytes(32)]), data)
+    with pytest.raises(InputError, match="leaves room"):
+        side_by_side(regression, optimizer, plan, private_loss=PrivateLoss(bound=1.0, noise=0.1))

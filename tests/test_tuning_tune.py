@@ -14,7 +14,7 @@ import jaxacct as ja
 from jaxacct import selection, tuning
 from jaxacct.chacha import CHACHA20
 from jaxacct.selection import law_of_k
-from jaxacct.training import Ledger, Plan
+from jaxacct.training import Ledger, Plan, PrivateLoss
 from jaxacct.tuning.best_candidate import best_few
 from jaxacct.tuning.private_score import noise_for_score, scored, whole
 
@@ -92,6 +92,24 @@ def test_a_ruined_candidate_and_a_nan_score_lose(forced):
     assert best.config["rate"] == 0.1 and best.score == -1.0 and np.isfinite(best.params).all()
     lost = run(GEOMETRIC, space, key=KEY, score=lambda w: math.nan)
     assert lost.status == "tuned" and math.isnan(lost.score)  # somebody wins, always
+
+
+def test_what_the_trainer_takes_is_handed_on(forced):
+    """A key for each example, a part that is frozen, and a private loss for the optimizer."""
+    forced(2)
+    best = tuning.tune(
+        lambda p, x, key: jnp.sum((p["w"] * jax.random.bernoulli(key, 0.5, (2,)) + p["b"] - x) ** 2),
+        lambda config: optax.chain(optax.sgd(config["rate"]), optax.contrib.reduce_on_plateau(patience=1)),
+        tuning.grid(rate=[0.1, 0.2]),
+        DATA,
+        GEOMETRIC,
+        init=lambda key: {"w": jnp.zeros(2), "b": jnp.full(2, 0.25)},
+        score=lambda p: float(p["w"][0]),
+        rngs=True,
+        trainable=lambda path: path == "w",
+        private_loss=PrivateLoss(bound=4.0, noise=20.0),
+    )
+    assert best.status == "tuned" and np.array_equal(best.params["b"], [0.25, 0.25]) and np.all(best.params["w"] != 0)
 
 
 def test_ties_go_to_the_candidate_drawn_first(forced):

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 
-__all__ = ["Atoms", "inexact", "powers", "trimmed"]
+__all__ = ["MOST_PAIRS", "Atoms", "inexact", "powers", "trimmed"]
 
 MOST_PAIRS = 2**17
 """Most pairs of atoms that are added up; sorting them takes some ten milliseconds."""
@@ -50,17 +50,20 @@ def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Ato
     return Atoms(loss, mass, inexact(mass), away, 0.0)
 
 
-def powers(atoms: Atoms, count: float) -> list[tuple[Atoms, float]]:
-    """Laws with counts that together are the law composed ``count`` times."""
+def powers(atoms: Atoms, count: float, most_pairs: int = MOST_PAIRS) -> list[tuple[Atoms, float]]:
+    """Laws with counts that together are the law composed ``count`` times.
+
+    most_pairs : of atoms that are added up.
+    """
     doubled = [atoms]
-    while 2.0 ** len(doubled) <= count and doubled[-1].loss.size ** 2 <= MOST_PAIRS:
+    while 2.0 ** len(doubled) <= count and doubled[-1].loss.size ** 2 <= most_pairs:
         doubled.append(_sum(doubled[-1], doubled[-1]))
     whole = 2.0 ** (len(doubled) - 1)
     repeats, rest = divmod(count, whole)
     digits = [law for k, law in enumerate(doubled[:-1]) if int(rest) >> k & 1]
     laws = [(doubled[-1], repeats)] if repeats > 1.0 else []
     singles = digits if laws else [*digits, doubled[-1]]
-    while len(singles) > 1 and singles[0].loss.size * singles[1].loss.size <= MOST_PAIRS:
+    while len(singles) > 1 and singles[0].loss.size * singles[1].loss.size <= most_pairs:
         singles[:2] = [_sum(singles[0], singles[1])]
     return laws + [(law, 1.0) for law in singles]
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxacct.engines.finite_powers import MOST_PAIRS
 from jaxacct.engines.lattice_backend import Runner, runner
 from jaxacct.engines.lattice_finite import Finite
 from jaxacct.engines.lattice_gaussian import PlainGaussian, SampledGaussian
@@ -232,9 +233,12 @@ def laws_of(parts: Components, index: int) -> list[LatticePart]:
     return laws
 
 
-def pieces_of(laws: list[LatticePart], cut: float) -> list[LatticePart]:
-    """The same composition for the lattice; what is left out of it has mass e^cut."""
-    return [piece for law in laws for piece in (law.pieces(cut) if isinstance(law, Finite) else [law])]
+def pieces_of(laws: list[LatticePart], cut: float, most_pairs: int = MOST_PAIRS) -> list[LatticePart]:
+    """The same composition for the lattice; what is left out of it has mass e^cut.
+
+    most_pairs : of atoms of a finite law that are added up for fewer steps.
+    """
+    return [piece for law in laws for piece in (law.pieces(cut, most_pairs) if isinstance(law, Finite) else [law])]
 
 
 def highest_loss(laws: list[LatticePart]) -> float:

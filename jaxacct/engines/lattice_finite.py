@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxacct.engines.finite_powers import inexact, powers, trimmed
+from jaxacct.engines.finite_powers import MOST_PAIRS, inexact, powers, trimmed
 from jaxacct.engines.lattice_backend import Runner
 from jaxacct.engines.lattice_part import ApproximateLaw, Placed
 from jaxacct.floats import ROUNDOFF
@@ -45,9 +45,9 @@ class Finite:
     wrong: np.ndarray | None = None
     """How far each mass may be off, as one that came from exp(x) unless told."""
 
-    def pieces(self, cut: float) -> list[Finite]:
+    def pieces(self, cut: float, most_pairs: int = MOST_PAIRS) -> list[Finite]:
         """The same composition with fewer steps, but for losses of mass e^cut."""
-        laws = powers(trimmed(self.loss, self.mass, self.count, cut), self.count)
+        laws = powers(trimmed(self.loss, self.mass, self.count, cut), self.count, most_pairs)
         return [Finite(x.loss, x.mass, count, self.sign, x.away, x.blur, x.wrong) for x, count in laws]
 
     def sketch(self, cut: float) -> ApproximateLaw:

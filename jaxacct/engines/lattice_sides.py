@@ -18,7 +18,7 @@ from jaxacct.engines.lattice_plan import LatticePlan, common_step, peak
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.tilted_fft import Composition, compose, payoff
 
-__all__ = ["Side", "crossing", "evaluate", "sides_of"]
+__all__ = ["Side", "crossing", "evaluate", "sides_of", "upper_side"]
 
 UNDERFLOW = 1e-300
 """More than all that underflow takes from a payoff: 2.3e-308 from f and from each T f, at most 2^22 of them.
@@ -62,6 +62,22 @@ def sides_of(
     """
     below = laws if below is None else below
     extents = [[law.extent(plan.theta, plan.cut, plan.share) for law in each] for each in (below, laws)]
+    down, up = _steps(laws, extents, plan, length)
+    return _side(below, extents[0], plan, length, down, False, run), _side(
+        laws, extents[1], plan, length, up, True, run
+    )
+
+
+def upper_side(laws: list[LatticePart], plan: LatticePlan, length: int, run: Runner) -> Side:
+    """The dominating composition alone."""
+    extents = [law.extent(plan.theta, plan.cut, plan.share) for law in laws]
+    return _side(laws, extents, plan, length, _steps(laws, [extents], plan, length)[1], True, run)
+
+
+def _steps(
+    laws: list[LatticePart], extents: list[list[tuple[float, float]]], plan: LatticePlan, length: int
+) -> tuple[float, float]:
+    """The steps of the dominated and of the dominating composition, for which all extents find room."""
     margin = 1.0 + 8.0 / length
     widest = max(1.01 * (high - low) for each in extents for low, high in each)
     span = max(plan.top - plan.bottom, widest) * margin
@@ -69,9 +85,7 @@ def sides_of(
     step = common_step(span / (length - 4), laws)
     # a law that adjusts the step for itself, in every repetition: the one with the most to lose
     main = max(laws, key=lambda law: law.count * isinstance(law, Laplace))
-    down = _side(below, extents[0], plan, length, main.step(step, False), False, run)
-    up = _side(laws, extents[1], plan, length, main.step(step, True), True, run)
-    return down, up
+    return main.step(step, False), main.step(step, True)
 
 
 def _side(
@@ -142,7 +156,12 @@ def evaluate(side: Side, eps: float) -> tuple[float, float]:
     """delta(eps) rounded outward, and the derivative of log delta."""
     theta, outward = side.theta, side.shift + 8.0 * ROUNDOFF * abs(eps)
     eps = eps - outward if side.upper else eps + outward
-    sums = side.run(payoff, side.composed.mass, side.start - eps, side.step, theta)
+    mass, start = side.composed.mass, side.start
+    if isinstance(mass, np.ndarray):  # no shapes to compile for: losses below eps pay nothing
+        before = (eps - start) / side.step - 2.0
+        first = int(min(before, mass.shape[0] - 1)) if before > 0.0 else 0
+        mass, start = mass[first:], start + first * side.step
+    sums = side.run(payoff, mass, start - eps, side.step, theta)
     value, slope, norm, magnitude = (float(x) for x in sums)
     length, end = side.composed.mass.shape[0], side.start + side.span - eps
     rounding = ROUNDOFF * (length + 32.0 + 8.0 * theta * side.span) * magnitude

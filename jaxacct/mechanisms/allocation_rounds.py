@@ -10,7 +10,8 @@ import contextlib
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, direction_of, 
 from jaxacct.mechanisms.gaussian import profile_of_gaussian
 from jaxacct.mechanisms.parts import FinitePair, FinitePart
 
-__all__ = ["above", "below", "prepare"]
+__all__ = ["above", "below", "densely", "prepare"]
 
 KEPT = 1024
 """Rounds whose profiles and pairs are kept; each takes some 40 kB."""
@@ -33,23 +34,34 @@ TOLD_LOSSES = 300
 Found = TypeVar("Found")
 LONE_WIDTH = 1e-6
 """Relative width from which a point between two better ones is left out."""
-_KEPT: dict[tuple[float, float], tuple[BracketedProfile, BracketedProfile]] = {}
+_KEPT: dict[tuple[float, float, bool], tuple[BracketedProfile, BracketedProfile]] = {}
 _LOCK = threading.Lock()
+_DENSE: ContextVar[bool] = ContextVar("dense", default=False)
 
 
-def _profiles(sigma: float, slots: float) -> tuple[BracketedProfile, BracketedProfile]:
+@contextlib.contextmanager
+def densely() -> Iterator[None]:
+    """While this lasts rounds have more losses, for compositions whose first bracket was wide."""
+    token = _DENSE.set(True)
+    try:
+        yield
+    finally:
+        _DENSE.reset(token)
+
+
+def _profiles(sigma: float, slots: float, dense: bool) -> tuple[BracketedProfile, BracketedProfile]:
     """The profile in both directions."""
-    kept = _KEPT.get((sigma, slots))
-    return kept if kept is not None else _profiles_of([(sigma, slots)])[0]
+    kept = _KEPT.get((sigma, slots, dense))
+    return kept if kept is not None else _profiles_of([(sigma, slots)], dense)[0]
 
 
-def _profiles_of(rounds: Sequence[tuple[float, float]]) -> list[tuple[BracketedProfile, BracketedProfile]]:
+def _profiles_of(rounds: Sequence[tuple[float, float]], dense: bool) -> list[tuple[BracketedProfile, BracketedProfile]]:
     """Profiles in both directions.  A round whose slot is told is a Gaussian, which is never better."""
     sigma, slots = np.array(rounds, np.float64).T
     both = []
     for sign in (1.0, -1.0):
         found = []
-        for profile, noise in zip(round_profiles(1.0 / sigma, slots, sign), sigma, strict=True):
+        for profile, noise in zip(round_profiles(1.0 / sigma, slots, sign, dense), sigma, strict=True):
             told = profile_of_gaussian(1.0 / noise * (1.0 + 4.0 * ROUNDOFF), profile.epsilon)
             high = np.minimum(profile.upper, told)
             found.append(_without_lone(RoundProfile(profile.epsilon, np.minimum(profile.lower, high), high)))
@@ -57,7 +69,7 @@ def _profiles_of(rounds: Sequence[tuple[float, float]]) -> list[tuple[BracketedP
     made = list(zip(*both, strict=True))
     with _LOCK:
         for key, pair in zip(rounds, made, strict=True):
-            _KEPT[key] = pair
+            _KEPT[(*key, dense)] = pair
         while len(_KEPT) > KEPT:
             _KEPT.pop(next(iter(_KEPT)))
     return made
@@ -68,10 +80,11 @@ def prepare(rounds: Sequence[tuple[float, float]]) -> None:
 
     rounds : (noise multiplier, slots) of each.
     """
-    missing = [one for one in rounds if one not in _KEPT]
+    dense = _DENSE.get()
+    missing = [one for one in rounds if (*one, dense) not in _KEPT]
     if len(missing) > 1:
         with contextlib.suppress(*FAILURES):  # then each by itself
-            _profiles_of(missing)
+            _profiles_of(missing, dense)
     for sigma, slots in rounds:
         above(sigma, slots, 1.0)
         _below(sigma, slots)
@@ -95,13 +108,13 @@ def _below(sigma: float, slots: float) -> tuple[FinitePart, ...]:
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _pair_above(sigma: float, slots: float, group: float) -> FinitePair:
-    return pair_above(*(_of_group(profile, group) for profile in _profiles(sigma, slots)))
+def _pair_above(sigma: float, slots: float, dense: bool, group: float) -> FinitePair:
+    return pair_above(*(_of_group(profile, group) for profile in _profiles(sigma, slots, dense)))
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _parts_below(sigma: float, slots: float) -> tuple[FinitePart, ...]:
-    pair = pair_below(*_profiles(sigma, slots))
+def _parts_below(sigma: float, slots: float, dense: bool) -> tuple[FinitePart, ...]:
+    pair = pair_below(*_profiles(sigma, slots, dense))
     return tuple(direction_of(pair, direction) for direction in DIRECTIONS)
 
 
@@ -110,7 +123,7 @@ def _or_else(
 ) -> Found:
     """What `make` finds, or else something that claims less; that is not kept, so that it is tried again."""
     try:
-        return make(sigma, slots, *more)
+        return make(sigma, slots, _DENSE.get(), *more)
     except FAILURES as error:
         warnings.warn(
             f"a round of {slots:g} slots at noise multiplier {sigma:g} failed ({error}); the Gaussian that tells the "

@@ -6,6 +6,7 @@ The file is a little longer than 300 lines so that every function that goes thro
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self, TypeVar, cast
@@ -364,7 +365,9 @@ def take_rows(mechanism: M, rows: np.ndarray) -> M:
             taken[field.name] = value
         return type(owner)(**taken)
 
-    return cast(M, some(mechanism))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what there is to tell was told when the mechanism was made
+        return cast(M, some(mechanism))
 
 
 def _inside(index: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:

@@ -28,7 +28,7 @@ class RandomAllocation(Mechanism):
     With one participation the pair is P = (1/t) sum_i N(e_i, sigma^2 I), Q = N(0, sigma^2 I) in t dimensions. It is
     exact for add, remove and zero-out, and adaptive. Composed, as in ``ja.repeat(RandomAllocation(Gaussian(1.0), 100),
     epochs)`` for a fresh allocation in every epoch, its profile is put on 200 to 400 losses from above and from below:
-    the answer is a certified bracket, about 3e-4 to 1e-3 wide. With t slots and k participations, 1 < k < t, the slots
+    the answer is a certified bracket, about 3e-4 to 6e-4 wide. With t slots and k participations, 1 < k < t, the slots
     are cut into k blocks at random, which is revealed, and ``kind`` is "bound". k = t is t plain releases, t = 1 is
     one. ``replace_one`` is a bound: a record is removed and another added. Renyi divergences, selections and other
     answers that take the dominating pair alone are bounds as well.
@@ -42,8 +42,9 @@ class RandomAllocation(Mechanism):
 
     A user whose k records share one bin is one record of k times the contribution: noise multiplier sigma/k.
 
-    One round is narrow to 1e-6 as a rule. Composed rounds go by two pairs at some 200 losses: epsilon is then narrow to
-    about 1e-3 and delta to a few per cent, whatever ``rtol`` asks, and the status "ok" allows 2e-3 and 5e-2.
+    One round is narrow to 1e-6 as a rule. Composed rounds go by two pairs at some 200 losses, or more where epsilon is
+    wide. Epsilon is then narrow to 1e-3 and delta to a few per cent, whatever ``rtol`` asks: the status "ok" allows
+    1e-3 and 5e-2 there.
 
     Parameters
     ----------

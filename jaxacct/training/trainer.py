@@ -265,7 +265,7 @@ class Trainer:
         every = int(check("checkpoint_every", checkpoint_every, COUNT))
         where = self.placement
         require_same(where.processes, state, self.plan, every, bool(callbacks), checkpoints is not None)
-        looks = checked_log(log) if where.processes.first else None, int(check("log_every", log_every, COUNT))
+        looks = checked_log(log, ledger) if where.processes.first else None, int(check("log_every", log_every, COUNT))
         if not isinstance(data, Source):
             data = where.data(data, users)
         store: Store | None = None

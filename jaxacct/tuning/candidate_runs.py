@@ -48,7 +48,7 @@ class Winner:
 class Runs:
     """What all candidates of a tuning have in common; programs are compiled once, whatever the number of rounds."""
 
-    loss_fn: Callable[[Any, Any], Any]
+    loss_fn: Callable[..., Any]
     make_optimizer: Callable[[Mapping[str, Any]], Any]
     data: Any
     plans: Sequence[Plan]

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
+from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.tuning.candidate_runs import Runs, Winner
 from jaxacct.tuning.keys_and_ledger import Secret, note_whole
 from jaxacct.tuning.private_score import PrivateScore
@@ -21,7 +22,7 @@ __all__ = ["tune_in_rounds"]
 
 
 def tune_in_rounds(
-    loss_fn: Callable[[Any, Any], Any],
+    loss_fn: Callable[..., Any],
     make_optimizer: Callable[[Mapping[str, Any]], Any],
     space: Any,
     data: Any,
@@ -36,6 +37,9 @@ def tune_in_rounds(
     clip_norm: Any = 1.0,
     method: str = "auto",
     micro_batch: int | None = None,
+    rngs: bool = False,
+    trainable: Any = None,
+    private_loss: PrivateLoss | None = None,
     ledger: Ledger | str | os.PathLike[str] | None = None,
     key: bytes | None = None,
     progress: bool | None = None,
@@ -49,7 +53,9 @@ def tune_in_rounds(
 
     Parameters
     ----------
-    loss_fn, make_optimizer, data, init, pad, clip_norm, method, micro_batch, key, progress
+    loss_fn, make_optimizer, data, init, pad, clip_norm, method, micro_batch, rngs, trainable, private_loss
+        As for `tune`.
+    key, progress
         As for `tune`.
     space : Space
         Of the first round.
@@ -105,6 +111,7 @@ def tune_in_rounds(
     note = f"tuning: {count} rounds of a selection among runs of the plan; candidates {prepared.word}"
     note_whole(ledger, prepared.plans[0], prepared.cost.mechanism, note, plan.target_epsilon)
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
+    shared |= {"rngs": rngs, "trainable": trainable, "private_loss": private_loss}
     value = functools.partial(value_of, prepared.score)
     runs = Runs(loss_fn, make_optimizer, data, prepared.plans, init, value, shared)
     winners: list[Winner] = []

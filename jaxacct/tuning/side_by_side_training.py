@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,6 +16,8 @@ from jaxacct.training.step import noise
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import CLIP_NORM, sensitivity
 from jaxacct.training.step.clipping import METHODS
+from jaxacct.training.step.parts import Rest, apart, whole
+from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.training.step.step_function import Carried, Numbers, StepRule, numbers, private_step
 from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE
 from jaxacct.validation import COUNT, InputError, check, choice
@@ -34,13 +37,16 @@ CLIP_NAME = "clip_norm"
 
 
 def side_by_side(
-    loss_fn: Callable[[Any, Any], Any],
+    loss_fn: Callable[..., Any],
     make_optimizer: Callable[[Mapping[str, Any]], Any],
     plan: Plan,
     *,
     clip_norm: Any = 1.0,
     method: str = "auto",
     micro_batch: int | None = None,
+    rngs: bool = False,
+    trainable: Any = None,
+    private_loss: PrivateLoss | None = None,
 ) -> Callable[[Any, Mapping[str, Any], Any, Any], Any]:
     """A function (params, configs, keys, data) -> params that trains n candidates of one plan at once.
 
@@ -53,7 +59,7 @@ def side_by_side(
     Parameters
     ----------
     loss_fn : callable
-        (params, example) -> scalar loss of one example.
+        (params, example) -> scalar loss of one example; with rngs (params, example, key).
     make_optimizer : callable
         config -> Optax transformation.  It is called under vmap: the values of a config are traced numbers.
     plan : Plan
@@ -63,6 +69,12 @@ def side_by_side(
         As for the Trainer.
     micro_batch : int, optional
         Examples of each candidate at a time, by default at most 96.
+    rngs : bool
+        Whether the loss gets a key of the example, as for the Trainer: for dropout and augmentation.
+    trainable : callable or pytree of bools, optional
+        What is trained, as for the Trainer; all else is frozen, and comes back as it was.  By default everything is.
+    private_loss : PrivateLoss, optional
+        As for the Trainer: the optimizer is given the noisy mean loss of every step as ``value``.
 
     Returns
     -------
@@ -75,7 +87,8 @@ def side_by_side(
     Raises
     ------
     InputError
-        Data of another size, clip norms out of range, or configs of unequal length.
+        Data of another size, clip norms out of range, configs of unequal length, a trainable that selects nothing, or
+        a PrivateLoss that leaves no room for the gradients.
 
     References
     ----------
@@ -96,18 +109,20 @@ def side_by_side(
     if plan.unit != "record":
         raise InputError(f"unit = {plan.unit!r} is not supported side by side; train each candidate by a Trainer")
     size = _room(plan) if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
-    schedule = _schedule(plan, adaptive)
+    schedule = _schedule(plan, adaptive, private_loss)
 
-    def one(start: Any, stop: Any, carried: Carried, config: Mapping[str, Any], words: Any, data: Any) -> Carried:
+    def one(
+        start: Any, stop: Any, carried: Carried, config: Mapping[str, Any], words: Any, data: Any, rest: Rest | None
+    ) -> Carried:
         """Steps start to stop - 1 of one candidate."""
-        optimizer = make_optimizer(config)
-        step = private_step(StepRule(loss_fn, optimizer, plan.sampling, size, method, adaptive, plan.cap))
+        rule = StepRule(loss_fn, make_optimizer(config), plan.sampling, size, method, adaptive, plan.cap)
+        step = private_step(replace(rule, rngs=bool(rngs), private_loss=private_loss))
         root = jax.random.wrap_key_data(words, impl=CHACHA20)
 
         def body(t: Any, carried: Carried) -> Carried:
             now, begins = jax.tree.map(lambda a: jnp.asarray(a)[t], schedule)
             key, pass_key = noise.stream(root, STEP_STREAM, t), noise.stream(root, PASS_STREAM, begins)
-            after, _ = step(carried, jax.random.key_data(key), jax.random.key_data(pass_key), data, now)
+            after, _ = step(carried, jax.random.key_data(key), jax.random.key_data(pass_key), data, now, rest)
             return jax.tree.map(lambda new, old: new.astype(old.dtype), after, carried)
 
         return jax.lax.fori_loop(start, stop, body, carried)
@@ -123,18 +138,20 @@ def side_by_side(
 
         return jax.vmap(of_one)(params, config)
 
-    steps = jax.jit(jax.vmap(one, (None, None, 0, 0, 0, None)))
+    steps = jax.jit(jax.vmap(one, (None, None, 0, 0, 0, None, 0)))
 
     def train(params: Any, configs: Mapping[str, Any], keys: Any, data: Any) -> Any:
         count = _check(plan, params, configs, keys, data)
         data = jax.tree.map(jnp.asarray, data)
         configs = {name: jnp.asarray(np.asarray(value), jnp.float32) for name, value in configs.items()}
-        carried = begin(jax.tree.map(jnp.asarray, params), configs)
+        params = jax.tree.map(jnp.asarray, params)
+        trained, rest = (params, None) if trainable is None else apart(params, trainable)
+        carried = begin(trained, configs)
         words = jnp.asarray(keys, jnp.uint32).reshape(count, 8)
         for start in range(0, plan.steps, STEPS_PER_CALL):
-            carried = steps(start, min(start + STEPS_PER_CALL, plan.steps), carried, configs, words, data)
+            carried = steps(start, min(start + STEPS_PER_CALL, plan.steps), carried, configs, words, data, rest)
             jax.block_until_ready(carried.params)
-        return carried.params
+        return whole(carried.params, rest)
 
     return train
 
@@ -171,14 +188,16 @@ def _room(plan: Plan) -> int:
     return max(int(np.ceil(most / np.ceil(most / MOST_EXAMPLES_AT_ONCE))), 1)
 
 
-def _schedule(plan: Plan, adaptive: AdaptiveClip | None) -> tuple[Numbers, np.ndarray]:
+def _schedule(
+    plan: Plan, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
+) -> tuple[Numbers, np.ndarray]:
     """The numbers of every step along the first axis, and the first step of its pass or round, where there are any."""
     begins, rows = np.zeros(plan.steps, np.int32), []
     if plan.sampling in BY_PASS:
         for first, last in plan.passes:
             begins[first:last] = first
     for segment in plan.segments:
-        each = numbers(segment, plan.sampling, adaptive, 0)
+        each = numbers(segment, plan.sampling, adaptive, 0, private_loss)
         rows.append(jax.tree.map(lambda a, n=segment.steps: np.repeat(np.asarray(a)[None], n, axis=0), each))
     table = jax.tree.map(lambda *parts: np.concatenate(parts), *rows)
     place = np.arange(plan.steps, dtype=np.int32) - begins if plan.sampling in BY_PASS else np.zeros_like(begins)

@@ -13,6 +13,7 @@ from jaxacct.selection import Law
 from jaxacct.selection.top import TOP
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
+from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.tuning.adaptive_search import Adaptive, in_turn
 from jaxacct.tuning.best_candidate import best_few
 from jaxacct.tuning.candidate_runs import Runs, Winner
@@ -28,7 +29,7 @@ __all__ = ["tune", "tune_with"]
 
 
 def tune(
-    loss_fn: Callable[[Any, Any], Any],
+    loss_fn: Callable[..., Any],
     make_optimizer: Callable[[Mapping[str, Any]], Any],
     space: Any,
     data: Any,
@@ -42,6 +43,9 @@ def tune(
     clip_norm: Any = 1.0,
     method: str = "auto",
     micro_batch: int | None = None,
+    rngs: bool = False,
+    trainable: Any = None,
+    private_loss: PrivateLoss | None = None,
     ledger: Ledger | str | os.PathLike[str] | None = None,
     key: bytes | None = None,
     progress: bool | None = None,
@@ -56,7 +60,7 @@ def tune(
     Parameters
     ----------
     loss_fn : callable
-        (params, example) -> scalar.
+        (params, example) -> scalar; with rngs (params, example, key).
     make_optimizer : callable
         config -> Optax transformation.  Candidates with equal words (such as the optimizer's name) train side by side,
         16 at a time, with their numbers traced; "clip_norm" in a config is the clip norm.
@@ -86,7 +90,7 @@ def tune(
         candidates are trained and scored, and those beyond K thrown away.  The law must be one with K <= n, such as
         ``truncated(law, n)``, for which the plan then accounts.  Progress is shown only with pad, and of an `Adaptive`
         search, which pays for a public K.
-    clip_norm, method, micro_batch
+    clip_norm, method, micro_batch, rngs, trainable, private_loss
         As for `side_by_side`.
     ledger : path or Ledger, optional
         What it holds already counts against the plan's target.
@@ -130,6 +134,7 @@ def tune(
     )
     note_whole(ledger, prepared.plans[0], prepared.cost.mechanism, note, plan.target_epsilon)
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
+    shared |= {"rngs": rngs, "trainable": trainable, "private_loss": private_loss}
     value = functools.partial(value_of, prepared.score)
     runs = Runs(loss_fn, make_optimizer, data, prepared.plans, init, value, shared)
     winners, nothing = runs.best(space, law, pad, top, secret, progress)

@@ -19,8 +19,8 @@ PAST_THE_GOAL = 0.02
 """By how much, in the logarithm, the secant aims past the goal, so that what it finds is mostly enough."""
 STRIDE = 0.8
 """Step of the logarithm of the index where the bound says nothing about the way to go."""
-NEAR_ENOUGH = 0.1
-"""Distance, in the logarithm, of an index that is too small and one that is not."""
+NEAR_ENOUGH = 0.2
+"""Distance, in the logarithm, of an index that is not too small from one that is, or from where the secant sees it."""
 Some = TypeVar("Some")
 
 
@@ -77,7 +77,8 @@ def last_node(
         new = here + stride
         middle = 0.5 * (less + np.where(more < most, more, np.minimum(more, less + 2.0 * STRIDE)))
         at[rows] = np.where((new > less) & (new < more), new, middle)
-        rows = rows[~(more - less < NEAR_ENOUGH)]
+        spare = fine & (fall - wanted[rows] < NEAR_ENOUGH * steep)  # hardly more than is asked
+        rows = rows[~spare & ~(more - less < NEAR_ENOUGH)]
         if rows.size == 0:
             break
     last = np.ceil(np.exp(high))

@@ -23,6 +23,8 @@ MANY = 250
 """Nodes above which another way is tried."""
 ILL = 6.0
 """log of the scale over the value above which another way is tried: digits are lost."""
+ONE_SLOT = 15.0
+"""Deviations of S that a threshold lies above the mean, from which on one large slot decides: jumps are split off."""
 FAR_BLUR = 0.03
 """Width of the window beyond which slots are far, in log X."""
 LOW_BLUR = 0.08
@@ -32,6 +34,8 @@ LOW_SHARE = 0.5
 
 Jumps larger than half of it leave the others less than half; the scales of both contours are then near their values.
 """
+POOR = 2.0
+"""log of the scale of a put over its value, roughly, where the guess is of no use."""
 BULK_END = 9.0
 """Widths of the window behind which the law of the bulk ends."""
 
@@ -67,14 +71,28 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     with np.errstate(all="ignore"):
-        found = _place(sign, s, t, k, guess, tolerance, 0.0)
-        rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
-        if rows.size == 0:
-            return found
-        other = _place(sign, s[rows], t[rows], k[rows], guess[rows], tolerance[rows], LOW_SHARE)
-        first = jax.tree.map(lambda a: a[rows], found)
-        better = _badness(other) < _badness(first)
-        return replaced(found, rows[better], jax.tree.map(lambda a: a[better], other))
+        alone = (sign > 0) & (k - 1.0 > ONE_SLOT * _deviation(s, t))
+        if alone.all() or not alone.any():
+            return _better_place(sign, s, t, k, guess, tolerance, bool(alone.all()))
+        whole, split = (
+            (rows, _better_place(sign, s[rows], t[rows], k[rows], guess[rows], tolerance[rows], first))
+            for rows, first in ((np.flatnonzero(~alone), False), (np.flatnonzero(alone), True))
+        )
+        order = np.argsort(np.concatenate([whole[0], split[0]]))
+        return jax.tree.map(lambda a, b: np.concatenate([a, b])[order], whole[1], split[1])
+
+
+def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
+    """With or without a split, as told, and the other way where that is better."""
+    found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
+    rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
+    if rows.size == 0:
+        return found
+    share = 0.0 if split else LOW_SHARE
+    other = _place(sign, s[rows], t[rows], k[rows], guess[rows], tolerance[rows], share)
+    first = jax.tree.map(lambda a: a[rows], found)
+    better = _badness(other) < _badness(first)
+    return replaced(found, rows[better], jax.tree.map(lambda a: a[better], other))
 
 
 def replaced(found: Place, rows: Array, other: Place) -> Place:
@@ -109,7 +127,8 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
     seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
     exponents = logs + seen * k[:, None] - np.log(seen)
     at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
-    log_value = np.where(split, guess, np.maximum(at, guess))
+    # the scale bounds the value but for a factor of the abscissa, so that a guess above it is a poor one
+    log_value = np.where(split, guess, np.where(guess < at, at, at - POOR))
     goal = log_value + np.log(tolerance)
     needed, _ = _right(c, seen, exponents - 1.0, goal)
     period = np.maximum((np.log(k + 40.0 / c) - goal) / c, np.minimum(needed, k))

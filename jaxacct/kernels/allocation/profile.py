@@ -17,16 +17,24 @@ from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contours_a
 
 __all__ = ["LARGEST_LOSS", "RoundProfile", "losses_for", "round_profile", "round_profiles"]
 
-READ_TOGETHER = (15, 5, 1)
-"""Losses that are read from one contour, turn by turn: what is too wide then is asked again, with fewer of them."""
-CUT_OFF = 2e-3, 1e-4
+READ_TOGETHER = ((60, 0.3), (15, 0.15), (2, 0.1))
+"""Losses that are read from one contour, and how far they may lie apart; what is too wide is asked again, turn by turn.
+
+The distance is that of log(e^eps - 1 + NEAR deviations): where one slot decides, what is left out of a contour depends
+on how large that slot is, and for a loss near 0 it hardly matters."""
+NEAR = 3.0
+"""Deviations of one round's loss within which losses are near 0."""
+CUT_OFF = 5e-3, 1e-3
 """What a contour leaves out, as a share of the width wanted: where it is read first, and where it is asked again."""
-WIDTHS = ((-9.0, 1e-6), (-20.0, 1e-5), (-28.0, 1e-4), (-36.0, 1e-3), (-42.0, 0.1), (-np.inf, 0.3))
+WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
 """(log of delta, relative width): above such a delta a wider bracket gets a contour of its own.
 
-The largest deltas decide for many rounds, where errors of each round add up."""
+The largest deltas decide for many rounds.  There chords between losses are off by a few 1e-4 of delta, and where the
+smaller ones are, by a few hundredths."""
 ALONE_FROM = -42.0
 """log of the delta below which no loss gets a contour of its own: there its bracket is hardly narrower."""
+LONG = 1000
+"""Nodes of a line from which on what it leaves wide is not asked again: longer lines gain little, and cost seconds."""
 KNOWN = 0.3
 """Relative width of a bracket from which on its estimate takes the place of the guess."""
 LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
@@ -45,11 +53,13 @@ NATS, FAR_NATS = 0.4, 1.5
 """By how much log delta falls from one loss to the next, beyond the bulk: they decide the width for few rounds."""
 MOST_GAP = 0.06
 """Largest distance of two losses above the far ones: where one slot decides, losses spread over several units."""
+DENSE = 4.0
+"""How many times as many losses there are beyond the bulk where they lie densely, down to the last."""
 LEAST_GAP = 1e-7
 """Least distance of two losses."""
 LEAST_DEVIATION = 1e-300
 """Of one round's loss, whose variance may underflow."""
-SCAN = 1500
+SCAN = 600
 """Losses at which the guess of the profile is looked at."""
 
 
@@ -61,10 +71,10 @@ class RoundProfile(NamedTuple):
     upper: np.ndarray
 
 
-def losses_for(s: float, t: float, sign: float) -> np.ndarray:
+def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarray:
     """Losses eps at which the profile should be known: dense where one round's loss lies, and along its tail."""
-    variance = np.log1p(np.expm1(min(s * s, 600.0)) / t)
-    deviation = max(float(np.sqrt(variance)), LEAST_DEVIATION)
+    far_from, times = (LAST_LOG_DELTA, DENSE) if dense else (FAR_LOG_DELTA, 1.0)
+    deviation = max(float(_deviation(np.asarray(s), np.asarray(t))), LEAST_DEVIATION)
     reach = min(0.5 * s * s + 12.0 * s, LARGEST_LOSS)
     scan = np.concatenate([np.linspace(0.0, 1.0, SCAN) * min(12.0 * deviation, reach), np.linspace(0.0, reach, SCAN)])
     scan = np.unique(scan)
@@ -75,24 +85,24 @@ def losses_for(s: float, t: float, sign: float) -> np.ndarray:
     middle = 0.5 * (scan[1:] + scan[:-1])
     bulk = np.exp(-0.5 * np.square(middle / (BULK_SPREAD * deviation)))
     weight = BULK_POINTS * bulk / (BULK_SPREAD * deviation * np.sqrt(0.5 * np.pi)) * np.diff(scan)
-    weight += -np.diff(log_delta) / np.where(log_delta[1:] > FAR_LOG_DELTA, NATS, FAR_NATS)
-    weight += np.where(log_delta[1:] > FAR_LOG_DELTA, np.diff(scan) / MOST_GAP, 0.0)
+    weight += -np.diff(log_delta) / np.where(log_delta[1:] > far_from, NATS / times, FAR_NATS)
+    weight += np.where(log_delta[1:] > far_from, np.diff(scan) / MOST_GAP, 0.0)
     count = np.concatenate([[0.0], np.cumsum(weight)])
     eps = np.interp(np.arange(np.ceil(count[-1]) + 1.0) * count[-1] / np.ceil(count[-1]), count, scan)
     return eps[np.concatenate([[True], np.diff(eps) > LEAST_GAP * max(deviation, 1e-3)])]
 
 
-def round_profile(s: float, t: float, sign: float) -> RoundProfile:
+def round_profile(s: float, t: float, sign: float, dense: bool = False) -> RoundProfile:
     """delta_remove(eps) (sign = 1) or delta_add(eps) (sign = -1) of one round, at the losses of `losses_for`.
 
     delta_remove(eps) = E(S - e^eps)_+, delta_add(eps) = e^eps E(e^-eps - S)_+, s = 1/sigma.
     """
-    return round_profiles(np.array([s]), np.array([t]), sign)[0]
+    return round_profiles(np.array([s]), np.array([t]), sign, dense)[0]
 
 
-def round_profiles(s: np.ndarray, t: np.ndarray, sign: float) -> list[RoundProfile]:
+def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = False) -> list[RoundProfile]:
     """`round_profile` of each of several rounds, s and t of shape (M,): their contours are evaluated together."""
-    each = [losses_for(float(one), float(slots), sign) for one, slots in zip(s, t, strict=True)]
+    each = [losses_for(float(one), float(slots), sign, dense) for one, slots in zip(s, t, strict=True)]
     sizes = [eps.size for eps in each]
     asked = _Asked(
         sign, np.repeat(s, sizes), np.repeat(t, sizes), np.concatenate(each), np.repeat(range(s.size), sizes)
@@ -167,13 +177,15 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.n
     least, most = low.copy(), high.copy()
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
     last = np.searchsorted(owner, owner, side="right") - 1
-    wide = np.arange(eps.size)
-    for turn, together in enumerate(READ_TOGETHER):
-        groups = list(_in_groups(wide, owner, together))
+    hopeless = np.zeros(eps.size, bool)
+    wide, apart = np.arange(eps.size), np.log(np.expm1(eps) + NEAR * np.maximum(_deviation(s, t), LEAST_DEVIATION))
+    for turn, (together, distance) in enumerate(READ_TOGETHER):
+        groups = list(_in_groups(wide, owner, together, apart, distance))
         placed = np.array([_place_for(rows, sign, int(last[rows[0]])) for rows in groups])
         for some, contour in _placed(asked, logs, placed, CUT_OFF[min(turn, 1)]):
             at = np.concatenate([groups[one] for one in some])
             each = np.repeat(np.arange(some.size), [groups[one].size for one in some])
+            hopeless[at] = contour.place.line.count[each] > LONG
             lower, estimate, upper = _read(contour, each, eps[at])
             good = (lower <= upper) & (lower <= most[at]) & (upper >= least[at])
             low[at] = np.where(good, np.fmax(low[at], lower), low[at])
@@ -181,17 +193,28 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.n
             known = good & (upper - lower <= KNOWN * upper) & (estimate > 0.0)
             logs[at] = np.where(known, np.log(np.where(known, estimate, 1.0)), logs[at])
         wide = ~(high - low <= _wanted(logs) * high)
-        wide = np.flatnonzero(wide & ((logs > ALONE_FROM) | (turn == 0)))
+        wide = np.flatnonzero(wide & (logs > ALONE_FROM) & ~hopeless)
         if wide.size == 0:
             break
     return low, high
 
 
-def _in_groups(rows: np.ndarray, owner: np.ndarray, together: int) -> Iterator[np.ndarray]:
-    """Rows of one round each, so many together."""
+def _in_groups(
+    rows: np.ndarray, owner: np.ndarray, together: int, apart: np.ndarray, distance: float
+) -> Iterator[np.ndarray]:
+    """Rows of one round each, at most so many together and so far apart."""
     for some in np.split(rows, np.flatnonzero(np.diff(owner[rows])) + 1):
-        for first in range(0, some.size, together):
-            yield some[first : first + together]
+        first = 0
+        while first < some.size:
+            near = int(np.searchsorted(apart[some], apart[some[first]] + distance, side="right"))
+            end = max(min(first + together, near), first + 1)
+            yield some[first:end]
+            first = end
+
+
+def _deviation(s: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """Of the loss of one round, were it normal."""
+    return np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))
 
 
 def _place_for(rows: np.ndarray, sign: float, last: int) -> int:

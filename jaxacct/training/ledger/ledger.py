@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 
-from jaxacct.files import sync_folder, unwritable
+from jaxacct.files import rename_new, sync_folder, unwritable
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.training.ledger import format as ledger_format
@@ -81,15 +81,30 @@ class Ledger(Contents):
         run : its name, by default a random one.  by : who runs it, as the caller wants it told.
         """
         place = Path(path)
+        taken = InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name")
+        if os.path.lexists(place):
+            raise taken
+        # under another name until its first line is on the disk: nobody finds a ledger that was never begun
+        temporary = place.with_name(f"{place.name}.{secrets.token_hex(4)}.tmp")
         try:
-            file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
-            ledger = cls(place, os.fdopen(file, "r+b"))
-        except FileExistsError:
-            raise InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name") from None
+            file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
         except OSError as error:
             raise unwritable(place, error) from None
-        ledger._file.hold()
-        ledger.begin(plan, run, by)
+        ledger = cls(place, os.fdopen(file, "r+b"))
+        try:
+            ledger._file.path = temporary
+            ledger._file.hold()
+            ledger.begin(plan, run, by)
+            rename_new(temporary, place)
+            ledger._file.path = place
+        except BaseException as error:
+            ledger.close()
+            temporary.unlink(missing_ok=True)
+            if isinstance(error, FileExistsError):
+                raise taken from None
+            if isinstance(error, OSError):
+                raise unwritable(place, error) from None
+            raise
         sync_folder(place)
         return ledger
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import json
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -187,8 +189,9 @@ class Plan(SolvedPlan):
         return curve.epsilon_curve(self, points)
 
     @functools.cached_property
-    def _curve(self) -> tuple[np.ndarray, Bounds]:
-        return self.epsilon_curve()
+    def _curve(self) -> tuple[list[int], list[float]]:
+        steps, curve = self.epsilon_curve()
+        return steps.tolist(), np.maximum.accumulate(curve.upper).tolist()
 
     @property
     def has_curve(self) -> bool:
@@ -203,9 +206,9 @@ class Plan(SolvedPlan):
         self._require(step, self.steps)
         if step == 0:
             return Bounds(0.0, 0.0, 0.0, "bound", "zero")
-        steps, curve = self._curve
-        upper = np.maximum.accumulate(curve.upper)[np.searchsorted(steps, step)]
-        return Bounds(0.0, upper, upper, "bound", "zero" if upper == 0 else "ok" if np.isfinite(upper) else "width")
+        steps, uppers = self._curve
+        upper = uppers[bisect.bisect_left(steps, step)]
+        return Bounds(0.0, upper, upper, "bound", "zero" if upper == 0 else "ok" if math.isfinite(upper) else "width")
 
     def recalibrate(
         self,

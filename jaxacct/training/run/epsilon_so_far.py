@@ -49,8 +49,7 @@ class _Table:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._steps: list[int] = []
-        self._uppers: list[float] = []
+        self._uppers: tuple[list[int], list[float]] = [], []  # after which steps, in one piece for other threads
         self._thread: threading.Thread | None = None
 
     def at(self, step: int) -> Place:
@@ -77,10 +76,8 @@ class _Table:
 
     def upper(self, step: int) -> float | None:
         """The upper end after so many steps; None where it is not computed."""
-        if not self._plan.has_curve:
-            return None
-        own = float(self._plan.live_epsilon(step).upper)
-        return min([own, *self._uppers[bisect.bisect_left(self._steps, step) :][:1]])
+        steps, uppers = self._uppers
+        return uppers[bisect.bisect_left(steps, step)] if steps else None
 
     def _safely(self) -> None:
         try:
@@ -90,7 +87,9 @@ class _Table:
 
     def _compute(self) -> None:
         plan = self._plan
-        plan.live_epsilon(plan.steps)
+        even = np.unique(np.ceil(np.linspace(0.0, plan.steps, min(EVEN_PLACES, plan.steps) + 1)[1:])).astype(int)
+        curve = [(step, float(plan.live_epsilon(step).upper)) for step in even.tolist()]
+        self._put(curve)
         if plan.filter is not None or plan.sampling in BY_PASS or len(plan.whole) > MANY_KINDS:
             return
         steps, step, apart = [], 1, plan.steps / EVEN_PLACES
@@ -99,7 +98,13 @@ class _Table:
             step = max(step + 1, int(APART * step))
         if steps:
             found = epsilon_of_several(plan, [plan.releases_after(step) for step in steps], EARLY_RTOL)
-            self._steps, self._uppers = steps, np.maximum.accumulate(found.upper).tolist()
+            self._put([*curve, *zip(steps, found.upper.tolist(), strict=True)])
+
+    def _put(self, found: list[tuple[int, float]]) -> None:
+        """The table, from upper ends after some steps, of which a later one holds as well: the least from each on."""
+        found = sorted(found)
+        least = np.minimum.accumulate([upper for _, upper in found[::-1]])[::-1]
+        self._uppers = [step for step, _ in found], least.tolist()
 
 
 class _TableAfter(_Table):
@@ -113,9 +118,6 @@ class _TableAfter(_Table):
     def planned(self, step: int) -> Counter[Release]:
         return self._before + self._plan.releases_between(self._first, step)
 
-    def upper(self, step: int) -> float | None:
-        return self._uppers[bisect.bisect_left(self._steps, step)] if self.ready and self._uppers else None
-
     def _compute(self) -> None:
         first, last = self._first, self._plan.steps
         (own, headers), *rest = self._held
@@ -124,8 +126,9 @@ class _TableAfter(_Table):
         steps = np.unique(np.ceil(np.linspace(first, last, min(POINTS, last - first) + 1)[1:])).astype(int).tolist()
         for step in steps:
             spent = replace(own, releases=own.releases + self._plan.releases_between(first, step))
-            uppers.append(float(claim([(spent, headers), *rest], self._plan.target_delta, self._plan.relation).upper))
-        self._steps, self._uppers = steps, np.maximum.accumulate(uppers).tolist()
+            found = claim([(spent, headers), *rest], self._plan.target_delta, self._plan.relation)
+            uppers.append((step, float(found.upper)))
+        self._put(uppers)
 
 
 class Place(NamedTuple):

@@ -1,12 +1,15 @@
 """The log of a run: what a step looked like, told while later steps are under way.
 
 Nothing waits for the device: the numbers of a step are fetched once it is done, as a rule while the next ones are being
-computed.  What the log's reader does with them is outside the guarantee, since most of them are not private.
+computed.  They are told together, once a second: what a step computes has driven the log's own code and data out of the
+caches, so that a record by itself takes several times as long.  What the log's reader does with them is outside the
+guarantee, since most of them are not private.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections import deque
@@ -33,6 +36,10 @@ Log = Callable[[dict[str, Any]], Any] | str | os.PathLike[str] | None
 """Where a log goes: a function of one record, the path of a file of JSON lines, or nowhere."""
 MOST_PENDING = 8
 """Looks whose steps may still be under way: with more the host waits for the oldest, and the device has work left."""
+MOST_HELD = 32
+"""Looks whose steps are done and whose numbers are still on the device: with more they are fetched and told."""
+PAUSE_SECONDS = 1.0
+"""How long what is there is held, so that it is told together."""
 WINDOW = 32
 """Looks over which the rate is taken."""
 WAIT_SECONDS = 5.0
@@ -47,6 +54,14 @@ class _Look(NamedTuple):
     step: int
     observed: Observed
     place: Place | None
+
+
+class _Done(NamedTuple):
+    """A look whose step is done, when that was seen, and how many steps a second were being taken."""
+
+    look: _Look
+    when: float
+    rate: float | None
 
 
 class RunLog:
@@ -65,9 +80,10 @@ class RunLog:
         self._epsilon: EpsilonSoFar | None = None
         self._last = 0
         self._pending: deque[_Look] = deque()
+        self._held: deque[_Done] = deque()
         self._fetched: deque[tuple[float, Place | None, dict[str, Any]]] = deque()
         self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
-        self._begin = time.monotonic()
+        self._begin = self._told = time.monotonic()
         self.ending: dict[str, Any] = {}
 
     def begin(self, plan: Plan, state: State, ledger: Ledger | None) -> None:
@@ -77,6 +93,7 @@ class RunLog:
         self._epsilon, self._last = EpsilonSoFar(plan, state.step, state.history.stretches, ledger), plan.steps
         if self._file is not None:
             self.tell(self._file.beginning(self._run, state.step) | {"steps": plan.steps, "log_every": self._every})
+            self._flush()
 
     def look(self, step: int, observed: Observed, stretches: tuple[Stretch, ...]) -> None:
         """So many steps have been handed to the device, the last of which has these numbers.
@@ -85,12 +102,14 @@ class RunLog:
         """
         if self._put is None or self._epsilon is None or (step % self._every and step != self._last):
             return
-        for leaf in jax.tree_util.tree_leaves(observed):
-            leaf.copy_to_host_async()
         self._pending.append(_Look(step, observed, self._epsilon.place(step, stretches)))
         while self._pending and (len(self._pending) > MOST_PENDING or _is_there(self._pending[0])):
+            self._hold()
+        now = time.monotonic()
+        if len(self._held) >= MOST_HELD or now - self._told >= PAUSE_SECONDS:
+            self._told = now
             self._fetch()
-        self._tell(self._epsilon)
+            self._tell(self._epsilon)
 
     def returned(self, state: State) -> State:
         """The state that the `fit` returns; the last line of a file says what may be claimed of it."""
@@ -108,35 +127,56 @@ class RunLog:
             return
         with contextlib.suppress(Exception):
             while self._pending:
-                self._fetch()
+                self._hold()
+        with contextlib.suppress(Exception):
+            self._fetch()
         self._tell(self._epsilon, everything=True)
         if self._file is not None:
             self.tell({"event": "end", "run": self._run} | self.ending)
+            self._flush()
 
     def tell(self, record: dict[str, Any]) -> None:
-        """Hand a record over.  Whoever takes it cannot stop the run by failing, and is given nothing after that."""
-        if self._put is None:
-            return
+        """Hand a record over."""
+        if self._put is not None:
+            self._whatever_fails(functools.partial(self._put, record))
+
+    def _flush(self) -> None:
+        """Hand what a file has been told to the system."""
+        if self._put is not None and self._file is not None:
+            self._whatever_fails(self._file.flush)
+
+    def _whatever_fails(self, act: Callable[[], Any]) -> None:
+        """Whoever takes a record cannot stop the run by failing, and is given nothing after that."""
         try:
-            self._put(record)
+            act()
         except Exception as error:
             self._put = None
             words = " ".join(f"{type(error).__name__}: {error}".split())[:WORDS]
             progress.say(f"jaxacct: log raised {words}; training goes on without it")
 
-    def _fetch(self) -> None:
-        """The numbers of the oldest look, which are waited for."""
-        look = self._pending.popleft()
-        told = numbers_of(look.observed)
+    def _hold(self) -> None:
+        """The oldest look under way, which is waited for, is done."""
+        look = self._pending[0]
+        if not _is_there(look):
+            jax.block_until_ready(look.observed)
         now = time.monotonic()
         self._recent.append((look.step, now))
         first, since = self._recent[0]
-        told["seconds"] = now - self._begin
-        told["steps_per_second"] = (look.step - first) / (now - since) if now > since else None
-        record = {"event": "step", "run": self._run, "step": look.step, "not_private": told}
-        if look.observed.value is not None:
-            record["private"] = {"loss": np.asarray(look.observed.value).item()}
-        self._fetched.append((now, look.place, record))
+        self._held.append(_Done(look, now, (look.step - first) / (now - since) if now > since else None))
+        self._pending.popleft()
+
+    def _fetch(self) -> None:
+        """The numbers of all looks that are held, which are asked for together."""
+        for leaf in jax.tree_util.tree_leaves([done.look.observed for done in self._held]):
+            leaf.copy_to_host_async()
+        while self._held:
+            look, when, rate = self._held[0]
+            told = numbers_of(look.observed) | {"seconds": when - self._begin, "steps_per_second": rate}
+            record = {"event": "step", "run": self._run, "step": look.step, "not_private": told}
+            if look.observed.value is not None:
+                record["private"] = {"loss": np.asarray(look.observed.value).item()}
+            self._fetched.append((when, look.place, record))
+            self._held.popleft()
 
     def _tell(self, epsilon: EpsilonSoFar, everything: bool = False) -> None:
         """Hand over what is fetched, from the first on, if its epsilon is known or has been waited for."""
@@ -147,9 +187,15 @@ class RunLog:
                 if everything:
                     place.table.wait(max(left, 0.0))
                 elif left > 0.0:
-                    return
+                    break
+            try:
+                self.tell(record | {"epsilon": epsilon.told(place)})
+            except BaseException:  # an interrupt; a function gets no record twice, and a file keeps it once
+                if self._file is None:
+                    self._fetched.popleft()
+                raise
             self._fetched.popleft()
-            self.tell(record | {"epsilon": epsilon.told(place)})
+        self._flush()
 
 
 @contextlib.contextmanager
@@ -183,11 +229,16 @@ def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
                 file.close()
 
 
-def checked_log(log: Any) -> Log:
-    """InputError for what is neither None, a function, nor a path."""
-    if log is None or callable(log) or isinstance(log, str | os.PathLike):
+def checked_log(log: Any, ledger: Any = None) -> Log:
+    """InputError for what is neither None, a function, nor a path; and for the path of the ledger."""
+    if log is None or callable(log):
         return log
-    raise InputError(f"log = {log!r:.40} must be a function of one record, or the path of a file of JSON lines")
+    if not isinstance(log, str | os.PathLike):
+        raise InputError(f"log = {log!r:.40} must be a function of one record, or the path of a file of JSON lines")
+    other = ledger.path if isinstance(ledger, Ledger) else ledger
+    if isinstance(other, str | os.PathLike) and os.path.realpath(log) == os.path.realpath(other):
+        raise InputError(f"log and ledger are both {os.fspath(log)!r}; give each a file of its own")
+    return log
 
 
 def numbers_of(observed: Observed) -> dict[str, Any]:
@@ -210,4 +261,4 @@ def numbers_of(observed: Observed) -> dict[str, Any]:
 
 
 def _is_there(look: _Look) -> bool:
-    return all(leaf.is_ready() for leaf in jax.tree_util.tree_leaves(look.observed))
+    return look.observed.members.is_ready()  # and with it all else that its program returned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import math
@@ -9,7 +10,7 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxacct.files import unwritable
 from jaxacct.validation import InputError
@@ -20,6 +21,13 @@ _FIRST = b'{"event": "begin"'
 """How a log begins."""
 _PIECE = 2**16
 """Bytes of a file that are read at a time, from its end, to find its last whole line."""
+
+
+class _Waiting(NamedTuple):
+    """Lines that the system has not been given, and the place in the file before it is."""
+
+    after: int
+    lines: dict[tuple[str, int], bytes]
 
 
 class LogFile:
@@ -53,11 +61,12 @@ class LogFile:
             _make_private(descriptor)
             _cut_after_last_line(self._file)
             self.there = self._last_step(run)
+            self._waiting = _Waiting(self._file.seek(0, os.SEEK_END), {})
         except OSError as error:  # such as of a pipe, of which nothing can be read again
-            self.close()
+            self._file.close()
             raise unwritable(place, error) from None
         except BaseException:
-            self.close()
+            self._file.close()
             raise
 
     def beginning(self, run: str, step: int) -> dict[str, Any]:
@@ -68,15 +77,31 @@ class LogFile:
         return record | again | {"time": now}
 
     def write(self, record: dict[str, Any]) -> None:
-        """One record as one line, handed to the system at once."""
+        """One record as one line, which `flush` hands to the system; one that an interrupt had given before is one."""
         if record["event"] == "step" and record["step"] <= self.there:
             record = record | {"again": True}
         line = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
-        while line:
-            line = line[self._file.write(line) :]
+        self._settle()
+        self._waiting.lines[record["event"], record["step"] if record["event"] == "step" else 0] = line
+
+    def flush(self) -> None:
+        """Hand all lines to the system; those that it was given before an interrupt or an error are not given again."""
+        self._settle()
+        text = b"".join(self._waiting.lines.values())
+        while text:
+            text = text[self._file.write(text) :]
+        self._waiting = _Waiting(self._file.tell(), {})
+
+    def _settle(self) -> None:
+        """Lines that the system has been given wait no longer."""
+        place = self._file.tell()
+        if place != self._waiting.after:
+            self._waiting = _Waiting(place, {})
 
     def close(self) -> None:
-        """Close the file."""
+        """Flush and close the file."""
+        with contextlib.suppress(OSError):  # of a full disk, which has been told
+            self.flush()
         self._file.close()
 
     def _last_step(self, run: str) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 __all__ = ["Bundle", "bundled"]
@@ -34,16 +35,21 @@ class Bundle:
         flat = [array.reshape(len(array), -1) for array in arrays]
         return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=1)
 
-    def parted(self, total: Any) -> list[Any]:
-        """The members' parts of an array of entries.
+    @property
+    def starts(self) -> list[int]:
+        """Where each member begins."""
+        return [0, *itertools.accumulate(map(math.prod, self.shapes))][:-1]
+
+    def parted(self, total: Any, starts: Iterable[Any]) -> list[Any]:
+        """The members' parts of an array of entries; starts : the next ones are where they begin, and may be data.
 
         >>> bundle = Bundle((0, 1), ((), (2,)), 0)
-        >>> [part.tolist() for part in bundle.parted(bundle.joined([jnp.ones(1), jnp.zeros((1, 2))])[0])]
+        >>> [part.tolist() for part in bundle.parted(bundle.joined([jnp.ones(1), jnp.zeros((1, 2))])[0], [0, 1])]
         [1.0, [0.0, 0.0]]
         """
-        ends = list(itertools.accumulate(map(math.prod, self.shapes)))
-        starts = [0, *ends[:-1]]
-        return [total[a:b].reshape(shape) for a, b, shape in zip(starts, ends, self.shapes, strict=True)]
+        part = lambda start, size: jax.lax.dynamic_slice_in_dim(total, start, size, allow_negative_indices=False)
+        pairs = zip(self.shapes, starts, strict=False)
+        return [part(start, math.prod(shape)).reshape(shape) for shape, start in pairs]
 
 
 def bundled(members: Sequence[int], shapes: Sequence[tuple[int, ...]], groups: Sequence[int]) -> list[Bundle]:

@@ -18,7 +18,7 @@ from jaxacct.training.step import powers_of_two as powers
 from jaxacct.training.step.block_sums import sum_squares
 from jaxacct.training.step.bundles import bundled
 from jaxacct.training.step.clip_norm import grouped, limit_of
-from jaxacct.training.step.computed_once import computed_once, unfolded_true
+from jaxacct.training.step.computed_once import as_data, computed_once, unfolded_true
 from jaxacct.training.step.noise import wide
 from jaxacct.training.step.per_example import for_each, one_of
 from jaxacct.training.step.taps import tapped, zero_taps
@@ -181,13 +181,17 @@ def _clipped_sum(
     # small, and used by all that follows: the compiler would repeat it for each use
     weights, of_parts, keep, (clipped, not_finite) = computed_once(true, weights_of)
 
+    # where the bundles' members are in their totals, and the sites among the parts
+    places = [*(start for bundle in bundles for start in bundle.starts), *begins[1 + len(bundles) : -1].tolist()]
+    numbers = iter(as_data(true, places))
     totals = [jnp.zeros(leaf.shape, dtype) for leaf in leaves]
     for bundle, g in zip(bundles, joined, strict=True):
         total = jnp.tensordot(weights[bundle.group], _kept(keep, g), 1, precision=ghost.HIGHEST)
-        for i, part in zip(bundle.members, bundle.parted(total), strict=True):
+        for i, part in zip(bundle.members, bundle.parted(total, numbers), strict=True):
             totals[i] = part
-    for site, each, begin in zip(sites, rows, begins[1 + len(bundles) :], strict=False):
-        totals[site.leaf] = site.total(each, keep, of_parts[begin : begin + site.groups], dtype)
+    for site, each, place in zip(sites, rows, numbers, strict=True):
+        own = jax.lax.dynamic_slice_in_dim(of_parts, place, site.groups, allow_negative_indices=False)
+        totals[site.leaf] = site.total(each, keep, own, dtype)
     sums = [jnp.sum(_kept(keep, a.astype(wide(a.dtype))), axis=0) for a in aux]
     done = Clipped(jax.tree_util.tree_unflatten(structure, totals), clipped, not_finite)
     return done, jax.tree_util.tree_unflatten(aux_form, sums)

@@ -14,10 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxacct.training.step.traces import evaluate
 
-__all__ = ["computed_once", "unfolded_true"]
+__all__ = ["as_data", "computed_once", "unfolded_true"]
 
 
 def computed_once(true: Any, function: Callable[[], Any]) -> Any:
@@ -35,6 +36,20 @@ def computed_once(true: Any, function: Callable[[], Any]) -> Any:
         lambda: [jnp.zeros(aval.shape, aval.dtype) for aval in traced.out_avals],
     )
     return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shapes), outputs)
+
+
+def as_data(true: Any, places: Sequence[int]) -> list[Any]:
+    """Whole numbers, int32, each of them by itself, that the compiler does not know.
+
+    Where an array is cut into many parts at places that it knows, each cut is code of its own, with all that is merged
+    with it.  At places that are data, parts of equal shape have equal code, which XLA compiles once.
+
+    true : what `unfolded_true` returned.
+
+    >>> [int(place) for place in as_data(unfolded_true([jnp.ones(3)]), [3, 5])]
+    [3, 5]
+    """
+    return computed_once(true, lambda: [np.int32(place) for place in places])
 
 
 def unfolded_true(values: Sequence[Any]) -> Any:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.chacha import key_words, noise_words
+from jaxacct.training.step.computed_once import as_data, unfolded_true
 from jaxacct.validation import InputError
 
 __all__ = ["EXAMPLES", "INITIALISATION", "LOSS", "MODEL", "NOISE", "QUANTILE", "SAMPLING", "add", "normal", "stream"]
@@ -109,8 +110,12 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
     else:
         put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=1)
         flat = jax.lax.fori_loop(0, pieces, put, jnp.zeros((_UNIT, pieces * each), dtype))
-    cut = zip(begins, units, sizes, shapes.values(), strict=False)
-    return [flat[:, at : at + count].reshape(-1)[:size].reshape(shape) for at, count, size, shape in cut]
+    starts = begins[:-1].tolist()
+    if pieces > 1 and len(starts) > 1:  # otherwise there is little to compile
+        starts = as_data(unfolded_true([words]), starts)
+    own = lambda at, count: jax.lax.dynamic_slice_in_dim(flat, at, count, 1, allow_negative_indices=False)
+    cut = zip(starts, units, sizes, shapes.values(), strict=True)
+    return [own(at, count).reshape(-1)[:size].reshape(shape) for at, count, size, shape in cut]
 
 
 def _counters(first: Any, count: int, begins: np.ndarray, places: list[int]) -> tuple[Any, Any]:
