@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxacct as ja
-from jaxacct import risk_mu_goal
+from jaxacct import risk_mu_goal, risk_values
 from jaxacct.engines import contour_about
 from jaxacct.mechanisms import components
 from jaxacct.risk_deltas import deltas_along
@@ -141,3 +141,19 @@ def test_a_place_that_is_none_shows_nothing_false(place):
     )
     mu = ja.profile(run).gdp_mu()
     assert np.all(shown.lower <= mu.upper) and np.all((shown.upper >= mu.lower) | ~shown.narrow)
+
+
+def test_few_values_are_tried_where_large_losses_are_rare(monkeypatch):
+    runs = np.array([(1.295e-3, 15309, 0.357), (4.105e-3, 763, 0.305), (3.187e-3, 1178, 0.317), (1.032e-3, 9195, 0.36)])
+    tried = []
+
+    def counted(run, relation, floor, place, width):
+        tried.append(floor.size)
+        return risk_mu_goal.shown_on_one_contour(run, relation, floor, place, width)
+
+    monkeypatch.setattr(risk_values, "shown_on_one_contour", counted)
+    found = ja.calibrate_noise_multiplier(
+        target_mu=runs[:, 2], sampling_probability=runs[:, 0], steps=runs[:, 1], backend="numpy"
+    )
+    assert np.all(found.ok) and np.all(found.risk.upper <= runs[:, 2])
+    assert sum(tried) <= 3 * len(runs)
