@@ -92,8 +92,10 @@ class Progress:
         return self._terminal and self._widest > 0
 
     def erase(self) -> None:
-        """Take the line away on a terminal; in a notebook it stays."""
-        if self.stands:
+        """Take the line away."""
+        if self._line is not None:
+            self._line.update({"text/plain": ""}, raw=True)
+        elif self.stands:
             print(f"\r{'':<{self._widest}}\r", end="", file=sys.stderr, flush=True)
             _open.clear()
 
@@ -114,7 +116,7 @@ class Waiting:
 def waiting(total: int, unit: str = "rows") -> Iterator[Waiting]:
     """While this work takes longer than a second: a line that says every half second how far it is.
 
-    It is shown on a terminal, where it goes when the work is done, and in a notebook; not while another bar stands.
+    It is shown on a terminal and in a notebook, not while another bar stands, and goes when the work is done.
     """
     work = Waiting()
     shown = sys.stderr.isatty() or in_notebook()

@@ -1,6 +1,7 @@
 """Progress in a notebook: one line that is updated, and none for work of a moment."""
 
 import sys
+import time
 import types
 
 import pytest
@@ -85,3 +86,15 @@ def test_a_real_kernel_keeps_one_line_and_the_forms():
     assert line["output_type"] == "display_data" and "40/40" in line["data"]["text/plain"]
     (answer,) = book.cells[1].outputs
     assert "batch of shape (2,)" in answer["data"]["text/html"] and "Bounds" in answer["data"]["text/plain"]
+
+
+def test_the_line_of_a_slow_search_goes_when_it_is_done(shell, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "WAIT", 0.02)
+    monkeypatch.setattr(progress, "TICK", 0.02)
+    monkeypatch.setattr(progress, "NOTEBOOK_PAUSE", 0.0)
+    with progress.waiting(7) as work:
+        work.done = 3
+        time.sleep(0.2)
+    assert shell.messages[0][0] == "display" and "3/7" in shell.messages[0][1]
+    assert shell.messages[-1] == ("update", "")
+    assert capsys.readouterr() == ("", "")
