@@ -32,7 +32,7 @@ def test_without_a_record_in_any_step_every_noise_meets_the_target():
 
 @pytest.mark.slow
 def test_a_target_below_what_any_noise_reaches_is_infeasible():
-    never = ja.calibrate_noise_multiplier(1e-6, 1e-5, 1.0, 1, repetitions=selection.Geometric(0.1))
+    never = ja.calibrate_noise_multiplier(1e-9, 1e-12, 1.0, 1, repetitions=selection.Geometric(0.1))
     assert never.status == "infeasible_noise" and not never.ok and np.isnan(never.value)
 
 

@@ -84,11 +84,12 @@ def step(kind: str, size: float, q: float):
 
 def law(kind: str, size: float, q: float, direction: str) -> tuple[np.ndarray, np.ndarray]:
     """Losses and P-masses of one step by piecewise Gauss-Legendre (the Laplace atoms included)."""
-    x, w = np.polynomial.legendre.leggauss(300)
+    pieces = 160  # what is integrated has kinks: with 8 of 300 points the sum is off by 2e-7
+    x, w = np.polynomial.legendre.leggauss(40)
     edge = 1.0 / size
-    edges = np.linspace(-11.0, 11.0 + edge, 9) if kind == "g" else np.linspace(-edge, edge, 9)
+    edges = np.linspace(-11.0, 11.0 + edge, pieces + 1) if kind == "g" else np.linspace(-edge, edge, pieces + 1)
     at = np.concatenate([0.5 * (a + b) + 0.5 * (b - a) * x for a, b in pairwise(edges)])
-    weight = np.tile(w * 0.5 * (edges[1] - edges[0]), 8)
+    weight = np.tile(w * 0.5 * (edges[1] - edges[0]), pieces)
     if kind == "g":
         base, mass = at * edge - 0.5 * edge**2, weight * np.exp(-0.5 * at**2) / math.sqrt(2 * math.pi)
     else:
