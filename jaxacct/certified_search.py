@@ -264,7 +264,7 @@ def _polish(search: Search, found: Found, rows: np.ndarray, start: Start) -> tup
     return rows[left], Start(x[left], slope[left], start.solved[left], log_slope[left])
 
 
-def _led(search: Search, found: Found, rows: np.ndarray, x: np.ndarray, slope: np.ndarray) -> None:
+def _led(search: Search, found: Found, rows: np.ndarray, x: np.ndarray, slope: np.ndarray | None) -> None:
     """A secant with the leader, if there is one; what it finds is evaluated in full, and searched again if it fails."""
     if search.leader is None or rows.size == 0:
         _secant(search, found, rows, x, slope)

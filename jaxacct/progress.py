@@ -18,8 +18,8 @@ NOTEBOOK_WAIT = 0.5
 """Seconds that work takes before a notebook shows a line that nobody asked for: an output stays in the document."""
 WAIT, TICK = 1.0, 0.5
 """Seconds that work takes before `waiting` shows a line, and between two updates of it."""
-_open: deque[int] = deque(maxlen=1)
-"""Width of the bar that stands on the terminal's last line, if one does."""
+_open: deque[Progress] = deque(maxlen=1)
+"""The bar that stands on the terminal's last line, if one does."""
 _waiting = threading.Lock()
 """Held by the `waiting` that may show a line: those within it, and beside it, show none."""
 
@@ -43,7 +43,7 @@ class Progress:
         apart: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._total, self._there, self._unit = total, there, unit
-        self._terminal = sys.stderr.isatty()
+        self._terminal = on_terminal()
         self._notebook = not self._terminal and in_notebook()
         self._line: Any = None
         self._pause = max(pauses[0], NOTEBOOK_PAUSE) if self._notebook else pauses[0 if self._terminal else 1]
@@ -74,7 +74,7 @@ class Progress:
         text = f"\r{line:<{self._widest}}" if self._terminal else f"{line}\n"
         print(text, end="", file=sys.stderr, flush=True)
         if self._terminal:
-            _open.append(self._widest)
+            _open.append(self)
 
     def _redraw(self, line: str) -> None:
         """The line of a notebook: shown once, then updated where it stands, so that the last state is what is kept."""
@@ -89,15 +89,20 @@ class Progress:
     @property
     def stands(self) -> bool:
         """Whether the terminal's last line is this bar."""
-        return self._terminal and self._widest > 0
+        return self in _open
+
+    @property
+    def width(self) -> int:
+        """Of the widest line that was shown."""
+        return self._widest
 
     def erase(self) -> None:
         """Take the line away."""
         if self._line is not None:
             self._line.update({"text/plain": ""}, raw=True)
         elif self.stands:
-            print(f"\r{'':<{self._widest}}\r", end="", file=sys.stderr, flush=True)
             _open.clear()
+            print(f"\r{'':<{self._widest}}\r", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Leave the line as it stands and go to the next one."""
@@ -117,31 +122,52 @@ def waiting(total: int, unit: str = "rows") -> Iterator[Waiting]:
     """While this work takes longer than a second: a line that says every half second how far it is.
 
     It is shown on a terminal and in a notebook, not while another bar stands, and goes when the work is done.
+    The work goes on without it where it cannot be shown, as when the terminal is gone.
     """
     work = Waiting()
-    shown = sys.stderr.isatty() or in_notebook()
-    if not shown or not _waiting.acquire(blocking=False):
+    if not (on_terminal() or in_notebook()) or not _waiting.acquire(blocking=False):
         yield work
         return
+    try:
+        with contextlib.ExitStack() as line:
+            with contextlib.suppress(RuntimeError):  # of a machine, or an interpreter that ends, without another thread
+                line.enter_context(_ticking(work, total, unit))
+            yield work
+    finally:
+        _waiting.release()
+
+
+@contextlib.contextmanager
+def _ticking(work: Waiting, total: int, unit: str) -> Iterator[None]:
+    """A thread that shows how much is done, and takes its line away in the end."""
     over, began = threading.Event(), time.monotonic()
     bar = Progress(total, True, unit=unit)
 
     def tick() -> None:
         pause = WAIT
-        while not over.wait(pause):
-            pause = TICK
-            if not _open or bar.stands:
-                bar.update(work.done, f"  for {_clock(time.monotonic() - began)}")
+        with contextlib.suppress(OSError, ValueError):
+            while not over.wait(pause):
+                pause = TICK
+                if not _open or bar.stands:
+                    bar.update(work.done, f"  for {_clock(time.monotonic() - began)}")
 
     thread = threading.Thread(target=tick, daemon=True)
     thread.start()
     try:
-        yield work
+        yield
     finally:
         over.set()
         thread.join()
-        bar.erase()
-        _waiting.release()
+        with contextlib.suppress(OSError, ValueError):
+            bar.erase()
+
+
+def on_terminal() -> bool:
+    """Whether standard error is a terminal; a process may have none, or one that is closed."""
+    try:
+        return sys.stderr is not None and sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False
 
 
 def in_notebook() -> bool:
@@ -152,7 +178,7 @@ def in_notebook() -> bool:
 
 def say(line: str) -> None:
     """One line on standard error, in the place of a bar that is being drawn; the bar goes on below it."""
-    print(f"\r{line:<{_open[-1]}}" if _open else line, file=sys.stderr, flush=True)
+    print(f"\r{line:<{_open[-1].width}}" if _open else line, file=sys.stderr, flush=True)
 
 
 def bar(done: int, total: int, seconds: float, there: int = 0, unit: str = "rows") -> str:

@@ -361,6 +361,13 @@ def test_rounds_where_one_slot_decides_are_asked_again_with_more_losses(sigma, s
     assert (again.lower, again.upper) == (found.lower, found.upper)
 
 
+def test_a_first_lattice_that_says_nothing_is_no_reason_to_stop():
+    """Relative widths of nearly 1 at two lengths: one fell from 1 - 2e-5 to .93, and the next is .002."""
+    rounds = ja.repeat(ja.RandomAllocation(ja.Gaussian(1.0), 100_000), 100)
+    found = ja.delta(rounds, np.array([0.2, 0.27]))
+    assert np.all(found.status == "ok") and np.all(found.upper - found.lower < 0.02 * found.upper)
+
+
 def test_what_is_wider_than_a_thousandth_does_not_say_ok(monkeypatch):
     monkeypatch.setattr(worse_direction, "WIDE", 1.0)  # nothing is asked again
     found = ja.epsilon(allocation(0.586, 3644, 100), 1e-6)

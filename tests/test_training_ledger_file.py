@@ -126,6 +126,13 @@ def test_no_ledger_takes_the_place_of_another(path, monkeypatch):
         path.unlink()
 
 
+@pytest.mark.parametrize("name", ["x" * 255, "\N{GREEK SMALL LETTER DELTA}" * 127])
+def test_a_ledger_may_have_the_longest_name(path, name):
+    place = path.with_name(name)
+    Ledger.create(place, PLAN).close()
+    assert [*path.parent.iterdir()] == [place] and Ledger.read(place).runs
+
+
 def test_a_file_system_without_hard_links(path, monkeypatch):
     def none(old, new):
         raise OSError(95, "Operation not supported")

@@ -1,6 +1,7 @@
 """A log's looks, without a training: nothing waits for the device, and epsilon covers all that was released."""
 
 import threading
+from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -140,6 +141,31 @@ def test_what_a_broken_device_does_not_give_is_left_out(followed_run):
 
     log.look(1, observed(), of_plan(PLAN, 1))
     log.look(2, Observed(Broken(), (), Broken(), Broken(), Broken(), None), of_plan(PLAN, 2))
+    log.close()
+    assert [record["step"] for record in told] == [1]
+
+
+@pytest.mark.parametrize("name", ["_pending", "_held", "_fetched"])
+def test_a_function_is_told_once_what_an_interrupt_left_behind(followed_run, name):
+    """The interrupt comes when a look has been handed on, and is still where it was."""
+    log, told = followed_run
+    log._epsilon.place(1, of_plan(PLAN, 1)).table.wait(60)
+
+    class Interrupted(deque):
+        left = 1
+
+        def popleft(self):
+            if self.left:
+                self.left -= 1
+                raise KeyboardInterrupt
+            return super().popleft()
+
+    setattr(log, name, Interrupted())
+    one = observed()
+    for x in one[:1] + one[2:5]:
+        x.there = True
+    with pytest.raises(KeyboardInterrupt):
+        log.look(1, one, of_plan(PLAN, 1))
     log.close()
     assert [record["step"] for record in told] == [1]
 

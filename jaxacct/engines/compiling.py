@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -95,4 +94,4 @@ def _say() -> None:
 
 def _shown() -> bool:
     """On a terminal or in a notebook, unless the user wants it quiet."""
-    return os.environ.get(QUIET, "0") in ("", "0") and (sys.stderr.isatty() or progress.in_notebook())
+    return os.environ.get(QUIET, "0") in ("", "0") and (progress.on_terminal() or progress.in_notebook())

@@ -34,6 +34,8 @@ SHARE_OF_LATTICE = 0.1
 """What discretisation may add to a bracket, over all of its width, before a longer lattice is taken."""
 NEARLY_AS_NARROW = 1.5
 """A bracket read off a composition for another eps is taken if it is at most so much wider than where it was made."""
+NEARLY_ONE = 1.0 - 1e-12
+"""The largest relative width of a bracket that has a lower end, as it is compared."""
 NOTHING = LatticeAnswer(-np.inf, np.nan, np.inf, "width")
 
 
@@ -165,14 +167,19 @@ def _composed_for(
 
 
 def _resolved(widths: list[float], lengths: list[int], rtol: float) -> bool:
-    """Whether what discretisation adds to the last of the relative widths is small, by the one before."""
+    """Whether what discretisation adds to the last of the relative widths is small, by the one before.
+
+    Relative widths end at 1, so that what falls is the logarithm of upper over lower end.
+    """
     if widths[-1] <= rtol:
         return True
     if len(widths) < 2 or not np.isfinite(widths[-2]):
         return False
+    if widths[-1] >= 1.0:
+        return True  # no lower end at either length
+    before, now = (-np.log1p(-min(width, NEARLY_ONE)) for width in widths[-2:])
     fall = (lengths[len(widths) - 1] / lengths[len(widths) - 2]) ** 2
-    added = (widths[-2] - widths[-1]) / (fall - 1.0)
-    return added <= max(rtol, SHARE_OF_LATTICE * widths[-1])
+    return bool((before - now) / (fall - 1.0) <= max(rtol, SHARE_OF_LATTICE * now))
 
 
 def _answer(low: float, high: float) -> LatticeAnswer:

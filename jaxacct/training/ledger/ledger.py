@@ -84,8 +84,9 @@ class Ledger(Contents):
         taken = InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name")
         if os.path.lexists(place):
             raise taken
-        # under another name until its first line is on the disk: nobody finds a ledger that was never begun
-        temporary = place.with_name(f"{place.name}.{secrets.token_hex(4)}.tmp")
+        # under another name, of 255 bytes too, until its first line is on the disk: nobody finds one never begun
+        name = place.name.encode(errors="ignore")[:242].decode(errors="ignore")
+        temporary = place.with_name(f"{name}.{secrets.token_hex(4)}.tmp")
         try:
             file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
         except OSError as error:

@@ -155,8 +155,11 @@ class RunLog:
             progress.say(f"jaxacct: log raised {words}; training goes on without it")
 
     def _hold(self) -> None:
-        """The oldest look under way, which is waited for, is done."""
+        """The oldest look under way, which is waited for, is done; one that an interrupt left behind is held once."""
         look = self._pending[0]
+        if self._held and self._held[-1].look is look:
+            self._pending.popleft()
+            return
         if not _is_there(look):
             jax.block_until_ready(look.observed)
         now = time.monotonic()
@@ -171,6 +174,9 @@ class RunLog:
             leaf.copy_to_host_async()
         while self._held:
             look, when, rate = self._held[0]
+            if self._fetched and self._fetched[-1][2]["step"] == look.step:  # an interrupt left it behind
+                self._held.popleft()
+                continue
             told = numbers_of(look.observed) | {"seconds": when - self._begin, "steps_per_second": rate}
             record = {"event": "step", "run": self._run, "step": look.step, "not_private": told}
             if look.observed.value is not None:
@@ -188,13 +194,13 @@ class RunLog:
                     place.table.wait(max(left, 0.0))
                 elif left > 0.0:
                     break
-            try:
-                self.tell(record | {"epsilon": epsilon.told(place)})
-            except BaseException:  # an interrupt; a function gets no record twice, and a file keeps it once
-                if self._file is None:
-                    self._fetched.popleft()
-                raise
-            self._fetched.popleft()
+            record = record | {"epsilon": epsilon.told(place)}
+            if self._file is None:  # an interrupt may follow: a function gets no record twice, and a file keeps it once
+                self._fetched.popleft()
+                self.tell(record)
+            else:
+                self.tell(record)
+                self._fetched.popleft()
         self._flush()
 
 
