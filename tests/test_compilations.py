@@ -27,7 +27,6 @@ import jaxacct as ja
 from jaxacct.engines import backend
 from jaxacct.sweeps import sweep
 
-pytestmark = pytest.mark.usefixtures("without_cache_of_jax")
 table = sweep(json.loads(sys.argv[1]), block=16, backend="xla")
 words = {name: sorted(set(table[name].tolist())) for name in ("status", "engine")}
 info = ja.cache_info()
