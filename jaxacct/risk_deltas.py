@@ -62,6 +62,7 @@ def deltas_along(
     relation: str,
     rtol: float,
     tolerance: float = TOLERANCE,
+    rungs: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper ends of delta of n runs at (K, n) epsilons, rising, on one contour for each run and direction.
 
@@ -69,12 +70,13 @@ def deltas_along(
 
     run : DP-SGD, n of them.  place : (n,), near the eps where rtol is wanted.  both : (K, n), whether it is; elsewhere
     a rough upper end is enough.  tolerance : of rtol, what the contour there may cut off by a first approximation of
-    delta.
+    delta.  rungs : (2, n), on which the contours of the directions begin; changed to those on which they ended.
     """
+    rungs = np.zeros((2, place.size), int) if rungs is None else rungs
     low, high = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
     with np.errstate(all="ignore"):
         # the larger one first, as a rule: the other's upper ends need only not be larger
-        for direction in sorted(directions(run, relation), reverse=True):
+        for direction, begin in zip(sorted(directions(run, relation), reverse=True), rungs, strict=False):
             parts = components(run, relation, direction)
             plain = _plain(parts) & np.all(epsilon >= 0.0, axis=0)
             high[:, ~plain] = 1.0
@@ -85,7 +87,9 @@ def deltas_along(
                     at, cut_off = LOWER_PLACE * np.minimum(at, reach(some).largest_loss), FAR_TOLERANCE
                     asked = np.zeros(asked.shape, bool)
                 widths = np.where(asked, WIDTH * rtol, ROUGH)
-                found = delta_along(some, at, epsilon[:, rows].T, low[:, rows].T, widths, asked, cut_off)
+                rung = begin[rows]
+                found = delta_along(some, at, epsilon[:, rows].T, low[:, rows].T, widths, asked, cut_off, rung)
+                begin[rows] = rung
                 low[:, rows] = np.maximum(low[:, rows], found.lower.T)
                 high[:, rows] = np.maximum(high[:, rows], found.upper.T)
     return low * (1.0 - 4.0 * ROUNDOFF), np.minimum(high * (1.0 + 4.0 * ROUNDOFF), 1.0)

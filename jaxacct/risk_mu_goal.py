@@ -41,14 +41,17 @@ class Shown(NamedTuple):
 
 
 @np.errstate(invalid="ignore")  # a comparison with what is not a number does not hold
-def shown_on_one_contour(run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float) -> Shown:
+def shown_on_one_contour(
+    run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float, rungs: np.ndarray | None = None
+) -> Shown:
     """mu of DP-SGD runs under a relation that is its own reverse, where tangents chosen beforehand decide.
 
     place : where the best eps at the floor is thought to be.  width : relative width of a bracket of mu that is
-    narrow enough.
+    narrow enough.  rungs : as of `deltas_along`.
     """
     size = floor.size
     shown = Shown(np.zeros(size), np.full(size, np.inf), np.zeros(size, bool), place.epsilon.copy())
+    rungs = np.zeros((2, size), int) if rungs is None else rungs
     rows = np.arange(size)
     for blocks, tolerance in TRIES:
         at = Place(shown.epsilon[rows], place.deviation[rows])
@@ -56,7 +59,11 @@ def shown_on_one_contour(run: Mechanism, relation: str, floor: np.ndarray, place
         rows, at = rows[usable], Place(at.epsilon[usable], at.deviation[usable])
         if not rows.size:
             break
-        lower, upper, better = _bracket(take_rows(run, rows), relation, floor[rows], at, width, blocks, tolerance)
+        begin = rungs[:, rows]
+        lower, upper, better = _bracket(
+            take_rows(run, rows), relation, floor[rows], at, width, blocks, tolerance, begin
+        )
+        rungs[:, rows] = begin
         more = (lower <= upper) & np.isfinite(upper)
         narrow = more & (upper - lower <= width * upper)
         shown.lower[rows], shown.upper[rows], shown.narrow[rows] = lower, upper, narrow
@@ -67,7 +74,14 @@ def shown_on_one_contour(run: Mechanism, relation: str, floor: np.ndarray, place
 
 
 def _bracket(
-    run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float, blocks: int, tolerance: float
+    run: Mechanism,
+    relation: str,
+    floor: np.ndarray,
+    place: Place,
+    width: float,
+    blocks: int,
+    tolerance: float,
+    rungs: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lower and upper ends of mu, by so many blocks of tangents, and about the best eps at the floor."""
     size, near = floor.size, three_places(place, KNOWN_WIDTH)
@@ -85,7 +99,9 @@ def _bracket(
     whole = lambda values: values.reshape(BLOCK, blocks, size).swapaxes(0, 1).reshape(blocks * BLOCK, size)
     many = take_rows(run, np.tile(np.arange(size), blocks))
     asked = np.tile(place.epsilon, blocks), apart(epsilon), apart(at_floor)
-    found = deltas_along(many, *asked, relation, width, tolerance)
+    every = np.tile(rungs, blocks)
+    found = deltas_along(many, *asked, relation, width, tolerance, every)
+    rungs[:] = every.reshape(2, blocks, size).max(axis=1)
     ends = [whole(end) for end in found]
     low, high = (np.take_along_axis(end, back, axis=0) for end in ends)
     rate = rate_from_three(near, Rates(low, high, high), place, floor, KNOWN_WIDTH)

@@ -120,10 +120,11 @@ def value_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple
     It begins where the true-positive rate at the floor is that of mu, which is nearly always the answer.
     """
     both = unknown._replace(relation="add_or_remove_one")  # mu is of both directions
-    begin, place = _start_for_mu(both, goal, floor)
+    first, place = _start_for_mu(both, goal, floor)
     nothing = np.zeros(goal.shape)
     task = _goal(both, Target(nothing, nothing))
-    epsilon, width, made = np.full(goal.shape, np.nan), 0.5 * unknown.rtol, begin.x.copy()
+    epsilon, width, made = np.full(goal.shape, np.nan), 0.5 * unknown.rtol, first.x.copy()
+    rungs = np.zeros((2, goal.size), int)  # a value near the last one needs the same
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
         some = both.take(rows)
@@ -143,7 +144,9 @@ def value_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple
                 place.epsilon[mine[far]], place.deviation[mine[far]] = again
             made[mine] = x
             there = Place(place.epsilon[mine], place.deviation[mine])
-            shown = shown_on_one_contour(run, both.relation, floor[mine], there, width)
+            begin = rungs[:, mine]
+            shown = shown_on_one_contour(run, both.relation, floor[mine], there, width, begin)
+            rungs[:, mine] = begin
             ends[:, left] = shown.lower, shown.upper, shown.upper
             place.epsilon[mine] = epsilon[mine] = shown.epsilon
             left = left[~shown.narrow]
@@ -157,7 +160,7 @@ def value_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple
         return Bounds(ends[0], ends[1], ends[2], "certified", status, "tradeoff")
 
     search = search_for(task, evaluate)._replace(target=goal)
-    take = lambda rows: Start(begin.x[rows], begin.slope[rows], begin.solved[rows])
+    take = lambda rows: Start(first.x[rows], first.slope[rows], first.solved[rows])
     return certified_search(search, take), epsilon
 
 

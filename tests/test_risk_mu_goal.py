@@ -147,9 +147,9 @@ def test_few_values_are_tried_where_large_losses_are_rare(monkeypatch):
     runs = np.array([(1.295e-3, 15309, 0.357), (4.105e-3, 763, 0.305), (3.187e-3, 1178, 0.317), (1.032e-3, 9195, 0.36)])
     tried = []
 
-    def counted(run, relation, floor, place, width):
+    def counted(run, relation, floor, *rest):
         tried.append(floor.size)
-        return risk_mu_goal.shown_on_one_contour(run, relation, floor, place, width)
+        return risk_mu_goal.shown_on_one_contour(run, relation, floor, *rest)
 
     monkeypatch.setattr(risk_values, "shown_on_one_contour", counted)
     found = ja.calibrate_noise_multiplier(

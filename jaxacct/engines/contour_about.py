@@ -32,7 +32,8 @@ def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width
     """
     middle = 0.5 * (np.min(epsilon, axis=1) + np.max(epsilon, axis=1))
     both = np.ones(epsilon.shape, bool)
-    return _climb(contour.delta_about, parts, middle, epsilon, floor, np.full(epsilon.shape, width), both, tolerance)
+    rung, widths = np.zeros(middle.size, int), np.full(epsilon.shape, width)
+    return _climb(contour.delta_about, parts, middle, epsilon, floor, widths, both, tolerance, rung)
 
 
 def delta_along(
@@ -43,6 +44,7 @@ def delta_along(
     width: np.ndarray,
     both: np.ndarray,
     tolerance: float,
+    rung: np.ndarray,
 ) -> Answer:
     """The same for many eps of a row, rising, which may be several deviations of the loss from that of the contour.
 
@@ -50,8 +52,9 @@ def delta_along(
 
     place : (B,), the eps for which the contour is placed.  width : (B, K).
     both : (B, K), whether the lower end is wanted; else the upper end need only be near the estimate.
+    rung : (B,), on which each row begins; it is changed to the last one that was used.
     """
-    return _climb(contour.delta_along, parts, place, epsilon, floor, width, both, tolerance)
+    return _climb(contour.delta_along, parts, place, epsilon, floor, width, both, tolerance, rung)
 
 
 def _climb(
@@ -63,16 +66,18 @@ def _climb(
     width: np.ndarray,
     both: np.ndarray,
     tolerance: float,
+    last: np.ndarray,
 ) -> Answer:
     along = kernel is contour.delta_along
     rungs = PLAIN[:MOST_RUNGS] if along else RUNGS
     answer = Answer(np.zeros(epsilon.shape), np.full(epsilon.shape, np.nan), np.ones(epsilon.shape))
     answer.upper[epsilon > reach(parts).largest_loss[:, None]] = 0.0
-    due = np.where(np.all(answer.upper <= floor, axis=1), len(rungs), 0)
+    due = np.where(np.all(answer.upper <= floor, axis=1), len(rungs), last)
     for step, rung in enumerate(rungs):
         rows = np.flatnonzero(due == step)
         if not rows.size:
             continue
+        last[rows] = step
         arguments = (law(parts, rows), middle[rows], epsilon[rows], np.full(rows.size, np.log(tolerance)))
         static = {"points": rung.points, "count": rung.nodes}
         found = evaluate(kernel, arguments, rows.size, rung.chunk, **static)
