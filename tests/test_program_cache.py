@@ -420,7 +420,6 @@ def terminal(monkeypatch):
     """A terminal as standard error, in a process that has compiled nothing; the line is due at once."""
     shown = Terminal()
     system = types.SimpleNamespace(stderr=shown, modules=sys.modules)  # pytest puts its own in sys between two stages
-    monkeypatch.setattr(compiling, "sys", system)
     monkeypatch.setattr(progress, "sys", system)
     monkeypatch.setattr(compiling, "_once", threading.Lock())
     monkeypatch.setattr(compiling, "compiling", compiling.Clock())
@@ -457,14 +456,14 @@ def test_no_line(folder, monkeypatch, terminal, how):
     if how == "quiet":
         monkeypatch.setenv("JAXACCT_QUIET", "1")
     elif how == "pipe":
-        compiling.sys.stderr = io.StringIO()
+        progress.sys.stderr = io.StringIO()
     elif how == "soon done":
         monkeypatch.setattr(compiling, "NOTICE_SECONDS", 600.0)
     else:
         compiling.say_nothing()
     with compiling.announced():
         time.sleep(0.1)
-    assert terminal.getvalue() == compiling.sys.stderr.getvalue() == ""
+    assert terminal.getvalue() == progress.sys.stderr.getvalue() == ""
 
 
 def test_many_short_compilations_add_up(folder, monkeypatch, terminal):
@@ -483,7 +482,7 @@ def test_a_notebook_is_told_too(monkeypatch, folder, terminal):
     class IPython:
         get_ipython = staticmethod(ZMQInteractiveShell)
 
-    compiling.sys.stderr = shown = io.StringIO()
+    progress.sys.stderr = shown = io.StringIO()
     assert not compiling._shown()
     monkeypatch.setitem(sys.modules, "IPython", IPython)
     assert "compiling" in wait_for(shown, "\n")
