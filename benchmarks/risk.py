@@ -1,7 +1,7 @@
 """Risk calibrations and readings beside riskcal and gdpnum, in one run: seconds, values, and the side of the truth.
 
     pip install "jaxacct[benchmark]"
-    python benchmarks/risk.py [--rows 300] [--json]
+    python benchmarks/risk.py [--rows 300] [--backend xla] [--json]
 
 The truth is the certified bracket of `ja.risk`.  "below" is a risk told smaller than it is, "missed" a noise that does
 not keep the target; "above" errs on the safe side.  Walls are beside CPU seconds, which other work changes less.  Ours
@@ -9,6 +9,7 @@ are warm: every question is asked once before the clock.
 """
 
 import argparse
+import functools
 import json
 import time
 import warnings
@@ -36,13 +37,13 @@ def side(value, bounds):
     return "below (unsafe)" if value < bounds.lower else "above" if value > bounds.upper else "inside"
 
 
-def ours(rows):
-    """Seconds of our calibrations and readings, one after the other."""
+def ours(rows, backend="auto"):
+    """Seconds of our calibrations, by that backend, and readings, one after the other."""
     rng = np.random.default_rng(0)
     q, steps = 10.0 ** rng.uniform(-2.5, -0.7, rows), np.round(10.0 ** rng.uniform(2.0, 4.0, rows))
     run = {"sampling_probability": q, "steps": steps}
     power = rng.uniform(0.01, 0.1, rows)
-    noise = ja.calibrate_noise_multiplier
+    noise = functools.partial(ja.calibrate_noise_multiplier, backend=backend)
     typical, typical_mu = typical_runs(rows)
     few = {name: column[: max(rows // 10, 1)] for name, column in run.items()}
     questions = {
@@ -147,12 +148,13 @@ def theirs(tell):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=300)
+    parser.add_argument("--backend", choices=["auto", "numpy", "xla"], default="auto", help="of our calibrations")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of the packages compared
     tell = lambda row: print(json.dumps(row) if options.json else shown(row), flush=True)
     theirs(tell)
-    for row in ours(options.rows):
+    for row in ours(options.rows, options.backend):
         tell(row)
 
 
