@@ -133,9 +133,11 @@ def _with_more_losses(
         above, below = (_sides(some, relation, which) for which in (False, True))
     again = _larger_of_pairs("epsilon", above, below, target[wide], effort, engine, None)
     low, high = np.maximum(worst.lower[wide], again.answer.lower), np.minimum(worst.upper[wide], again.answer.upper)
-    agree = (low <= high) & ~again.contradicted
-    contradicted[wide] = ~(low <= high)
-    low, high = (np.where(agree, new, old[wide]) for new, old in ((low, worst.lower), (high, worst.upper)))
+    kept = again.contradicted
+    low, high = np.where(kept, worst.lower[wide], low), np.where(kept, worst.upper[wide], high)
+    agree = low <= high  # of ends that contradict each other neither is used
+    contradicted[wide] = ~agree
+    low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf)
     worst.lower[wide], worst.upper[wide] = low, high
     worst.estimate[wide] = np.clip(low + BETWEEN_PAIRS * (high - low), low, high)
     return Side(worst, engines, contradicted)

@@ -381,3 +381,20 @@ def test_only_the_wide_rows_of_a_batch_are_asked_again():
     alone = [ja.epsilon(allocation(*row, 100), delta) for row, delta in (((2.0, 100), 1e-5), ((0.586, 3644), 1e-6))]
     for i, one in enumerate(alone):
         assert batch.lower[i] <= one.upper and one.lower <= batch.upper[i] and batch.status[i] == "ok"
+
+
+def test_a_second_bracket_that_contradicts_the_first_leaves_neither(monkeypatch):
+    first, second = worse_direction._larger_of_pairs, []
+
+    def other(*asked):
+        side = first(*asked)
+        if second:  # what is asked again is told to lie apart
+            side.answer.lower[:] = 3.0 * side.answer.upper
+            side.answer.upper[:] = 4.0 * side.answer.upper
+        second.append(side)
+        return side
+
+    monkeypatch.setattr(worse_direction, "_larger_of_pairs", other)
+    monkeypatch.setattr(worse_direction, "WIDE", 1e-9)
+    found = ja.epsilon(ja.repeat(ja.RandomAllocation(ja.Gaussian(1.0), 10), 3), 1e-5)
+    assert len(second) == 2 and (found.lower, found.upper, found.status) == (0.0, np.inf, "contradiction")
