@@ -16,9 +16,20 @@ from jaxacct.engines.protocol import Answer, Effort
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms import Components, Mechanism, allocation_rounds
 from jaxacct.mechanisms.balls_in_bins import rounds_inside
+from jaxacct.mechanisms.base import take_rows
 from jaxacct.progress import Progress
+from jaxacct.validation import InputError
 
-__all__ = ["BETWEEN_PAIRS", "OK_WIDTH", "WIDE", "delta_of_pairs", "differing", "epsilon_of_pairs", "prepare_pairs"]
+__all__ = [
+    "BETWEEN_PAIRS",
+    "OK_WIDTH",
+    "WIDE",
+    "delta_of_pairs",
+    "differing",
+    "epsilon_of_pairs",
+    "prepare_pairs",
+    "rows_with_rounds",
+]
 
 ROWS_WITH_PROGRESS = 16
 """Configurations from which on a progress bar shows."""
@@ -48,6 +59,15 @@ def prepare_pairs(mechanism: Mechanism) -> None:
     bar = Progress(len(rounds), None if len(rounds) >= ROWS_WITH_PROGRESS else False)
     for _ in on_cores(allocation_rounds.prepare, blocks, bar, [len(block) for block in blocks], THREADS):
         pass
+
+
+def rows_with_rounds(mechanism: Mechanism, rows: np.ndarray) -> Mechanism | None:
+    """Some configurations, if there are any and rounds of random allocation are inside."""
+    try:
+        some = take_rows(mechanism, rows) if rows.size else None
+    except InputError:  # of a mechanism that is not taken apart
+        return None
+    return some if some is not None and rounds_inside(some) else None
 
 
 def differing(above: list[Components], below: list[Components]) -> np.ndarray:

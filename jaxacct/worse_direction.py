@@ -22,8 +22,6 @@ from jaxacct.engines.protocol import Effort, Question
 from jaxacct.engines.quick_bounds import largest_loss
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms import Components, Mechanism, allocation_rounds, batch_shape, components, directions
-from jaxacct.mechanisms.balls_in_bins import rounds_inside
-from jaxacct.mechanisms.base import take_rows
 from jaxacct.two_pairs import (
     BETWEEN_PAIRS,
     OK_WIDTH,
@@ -32,6 +30,7 @@ from jaxacct.two_pairs import (
     differing,
     epsilon_of_pairs,
     prepare_pairs,
+    rows_with_rounds,
 )
 from jaxacct.validation import InputError, broadcast_shape
 
@@ -119,27 +118,26 @@ def _with_more_losses(
     rows : (B,) the configuration of each answer.
     """
     worst, engines, contradicted = found
-    wide = np.flatnonzero(is_open(worst, max(effort.rtol, WIDE)) & np.isfinite(worst.upper) & ~contradicted)
-    if not wide.size:
-        return found
-    try:
-        some = take_rows(mechanism, rows[wide])
-    except InputError:
-        return found
-    if not rounds_inside(some):
-        return found
-    with allocation_rounds.densely():
-        prepare_pairs(some)
-        above, below = (_sides(some, relation, which) for which in (False, True))
-    again = _larger_of_pairs("epsilon", above, below, target[wide], effort, engine, None)
-    low, high = np.maximum(worst.lower[wide], again.answer.lower), np.minimum(worst.upper[wide], again.answer.upper)
-    kept = again.contradicted
-    low, high = np.where(kept, worst.lower[wide], low), np.where(kept, worst.upper[wide], high)
-    agree = low <= high  # of ends that contradict each other neither is used
-    contradicted[wide] = ~agree
-    low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf)
-    worst.lower[wide], worst.upper[wide] = low, high
-    worst.estimate[wide] = np.clip(low + BETWEEN_PAIRS * (high - low), low, high)
+    wide, ended = is_open(worst, max(effort.rtol, WIDE)) & ~contradicted, np.isfinite(worst.upper)
+    which: tuple[tuple[allocation_rounds.Losses, np.ndarray], ...] = ("dense", wide & ended), ("far", wide & ~ended)
+    for losses, asked in which:
+        some = rows_with_rounds(mechanism, rows[asked])
+        if some is None:
+            continue
+        with allocation_rounds.with_losses(losses):
+            prepare_pairs(some)
+            above, below = (_sides(some, relation, lower) for lower in (False, True))
+        again = _larger_of_pairs("epsilon", above, below, target[asked], effort, engine, None)
+        first, kept = Answer(*(end[asked] for end in worst)), again.contradicted
+        low = np.where(kept, first.lower, np.maximum(first.lower, again.answer.lower))
+        high = np.where(kept, first.upper, np.minimum(first.upper, again.answer.upper))
+        agree = low <= high  # of ends that contradict each other neither is used
+        contradicted[asked] = ~agree
+        low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf)
+        worst.lower[asked], worst.upper[asked] = low, high
+        with np.errstate(invalid="ignore"):
+            middle = np.where(np.isfinite(high), low + BETWEEN_PAIRS * (high - low), high)
+        worst.estimate[asked] = np.clip(middle, low, high)
     return Side(worst, engines, contradicted)
 
 

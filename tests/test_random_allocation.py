@@ -207,8 +207,11 @@ def test_pair_below_has_no_mass_at_infinity_and_the_one_above_a_little():
     run = allocation(2.0, 100, 10)
     above, below = (components(run, "add_or_remove_one", "remove", below=below) for below in (False, True))
     assert 0.0 < above.delta_infinity[0] < 1e-25 and below.delta_infinity[0] == 0.0
-    tiny = ja.epsilon(run, 1e-40)  # below the mass at infinity of the pair above
-    assert tiny.upper == np.inf and np.isfinite(tiny.lower) and tiny.status == "width"
+    tiny = ja.epsilon(run, 1e-40)  # below the mass at infinity of the pair above: asked again with losses farther away
+    assert 0.0 < tiny.lower < tiny.upper < ja.epsilon(ja.Gaussian(2.0 / np.sqrt(10.0)), 1e-40).lower
+    assert tiny.status == "width"
+    none = ja.epsilon(run, 1e-305)
+    assert none.upper == np.inf and np.isfinite(none.lower) and none.status == "width"
 
 
 def test_readings_of_the_profile_hold_the_gaussian_shape():
@@ -398,3 +401,27 @@ def test_a_second_bracket_that_contradicts_the_first_leaves_neither(monkeypatch)
     monkeypatch.setattr(worse_direction, "WIDE", 1e-9)
     found = ja.epsilon(ja.repeat(ja.RandomAllocation(ja.Gaussian(1.0), 10), 3), 1e-5)
     assert len(second) == 2 and (found.lower, found.upper, found.status) == (0.0, np.inf, "contradiction")
+
+
+@pytest.mark.parametrize("delta", [1e-30, 1e-100])
+def test_many_rounds_have_an_upper_end_at_tiny_deltas(delta):
+    """Below the delta at which a round's own losses end, the Gaussian whose slot is told goes on."""
+    rounds = ja.repeat(ja.RandomAllocation(ja.Gaussian(1.0), 100), np.array([10.0, 10.0]))
+    found = ja.epsilon(rounds, np.array([1e-5, delta]))
+    assert found.status.tolist() == ["ok", "width"] and np.all(found.lower <= found.upper)
+    assert found.upper[0] == ja.epsilon(rounds, 1e-5).upper[0]
+    told = ja.epsilon(ja.Gaussian(1.0 / np.sqrt(10.0)), delta)
+    assert found.lower[1] < found.upper[1] < told.lower
+
+
+@pytest.mark.parametrize("sigma, slots, rounds", [(1.0, 2, 3), (3.0, 2, 20)])
+def test_far_losses_hold_against_the_usual_ones(monkeypatch, sigma, slots, rounds):
+    """Where both have an upper end, each contains what the other shows from below."""
+    mechanism = ja.repeat(ja.RandomAllocation(ja.Gaussian(sigma), slots), rounds)
+    with allocation_rounds.with_losses("far"):
+        for delta in (1e-3, 1e-10, 1e-25):
+            far = ja.epsilon(mechanism, delta)
+            token = allocation_rounds._LOSSES.set("usual")
+            usual = ja.epsilon(mechanism, delta)
+            allocation_rounds._LOSSES.reset(token)
+            assert far.lower <= usual.upper < np.inf and usual.lower <= far.upper < np.inf

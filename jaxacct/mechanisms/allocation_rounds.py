@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, direction_of, 
 from jaxacct.mechanisms.gaussian import profile_of_gaussian
 from jaxacct.mechanisms.parts import FinitePair, FinitePart
 
-__all__ = ["above", "below", "densely", "prepare"]
+__all__ = ["Losses", "above", "below", "prepare", "with_losses"]
 
 KEPT = 1024
 """Rounds whose profiles and pairs are kept; each takes some 40 kB."""
@@ -31,45 +31,52 @@ FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
 """What may be raised by a round that cannot be answered."""
 TOLD_LOSSES = 300
 """Losses of the Gaussian that stands in for such a round."""
+FAR_LOSSES, FAR_DEVIATIONS = 40, 37.0
+"""Losses beyond the last of a round's own, and where they end: there the Gaussian's delta is some 1e-300."""
 Found = TypeVar("Found")
 LONE_WIDTH = 1e-6
 """Relative width from which a point between two better ones is left out."""
-_KEPT: dict[tuple[float, float, bool], tuple[BracketedProfile, BracketedProfile]] = {}
+Profiles = tuple[BracketedProfile, BracketedProfile]
+"""Of one round, in both directions."""
+Losses = Literal["usual", "dense", "far"]
+"""Which losses a round has: "dense" is for compositions whose bracket is wide, "far" where it has no upper end."""
+_KEPT: dict[tuple[float, float, Losses], Profiles] = {}
 _LOCK = threading.Lock()
-_DENSE: ContextVar[bool] = ContextVar("dense", default=False)
+_LOSSES: ContextVar[Losses] = ContextVar("losses", default="usual")
 
 
 @contextlib.contextmanager
-def densely() -> Iterator[None]:
-    """While this lasts rounds have more losses, for compositions whose first bracket was wide."""
-    token = _DENSE.set(True)
+def with_losses(which: Losses) -> Iterator[None]:
+    """While this lasts rounds have these losses."""
+    token = _LOSSES.set(which)
     try:
         yield
     finally:
-        _DENSE.reset(token)
+        _LOSSES.reset(token)
 
 
-def _profiles(sigma: float, slots: float, dense: bool) -> tuple[BracketedProfile, BracketedProfile]:
+def _profiles(sigma: float, slots: float, losses: Losses) -> Profiles:
     """The profile in both directions."""
-    kept = _KEPT.get((sigma, slots, dense))
-    return kept if kept is not None else _profiles_of([(sigma, slots)], dense)[0]
+    kept = _KEPT.get((sigma, slots, losses))
+    return kept if kept is not None else _profiles_of([(sigma, slots)], losses)[0]
 
 
-def _profiles_of(rounds: Sequence[tuple[float, float]], dense: bool) -> list[tuple[BracketedProfile, BracketedProfile]]:
+def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[Profiles]:
     """Profiles in both directions.  A round whose slot is told is a Gaussian, which is never better."""
     sigma, slots = np.array(rounds, np.float64).T
     both = []
     for sign in (1.0, -1.0):
         found = []
-        for profile, noise in zip(round_profiles(1.0 / sigma, slots, sign, dense), sigma, strict=True):
-            told = profile_of_gaussian(1.0 / noise * (1.0 + 4.0 * ROUNDOFF), profile.epsilon)
-            high = np.minimum(profile.upper, told)
-            found.append(_without_lone(RoundProfile(profile.epsilon, np.minimum(profile.lower, high), high)))
+        for profile, noise in zip(round_profiles(1.0 / sigma, slots, sign, losses == "dense"), sigma, strict=True):
+            mu = 1.0 / noise * (1.0 + 4.0 * ROUNDOFF)
+            high = np.minimum(profile.upper, profile_of_gaussian(mu, profile.epsilon))
+            near = _without_lone(RoundProfile(profile.epsilon, np.minimum(profile.lower, high), high))
+            found.append(_with_far_losses(near, mu) if losses == "far" else near)
         both.append(found)
     made = list(zip(*both, strict=True))
     with _LOCK:
         for key, pair in zip(rounds, made, strict=True):
-            _KEPT[(*key, dense)] = pair
+            _KEPT[(*key, losses)] = pair
         while len(_KEPT) > KEPT:
             _KEPT.pop(next(iter(_KEPT)))
     return made
@@ -80,11 +87,11 @@ def prepare(rounds: Sequence[tuple[float, float]]) -> None:
 
     rounds : (noise multiplier, slots) of each.
     """
-    dense = _DENSE.get()
-    missing = [one for one in rounds if (*one, dense) not in _KEPT]
+    losses = _LOSSES.get()
+    missing = [one for one in rounds if (*one, losses) not in _KEPT]
     if len(missing) > 1:
         with contextlib.suppress(*FAILURES):  # then each by itself
-            _profiles_of(missing, dense)
+            _profiles_of(missing, losses)
     for sigma, slots in rounds:
         above(sigma, slots, 1.0)
         _below(sigma, slots)
@@ -108,13 +115,13 @@ def _below(sigma: float, slots: float) -> tuple[FinitePart, ...]:
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _pair_above(sigma: float, slots: float, dense: bool, group: float) -> FinitePair:
-    return pair_above(*(_of_group(profile, group) for profile in _profiles(sigma, slots, dense)))
+def _pair_above(sigma: float, slots: float, losses: Losses, group: float) -> FinitePair:
+    return pair_above(*(_of_group(profile, group) for profile in _profiles(sigma, slots, losses)))
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _parts_below(sigma: float, slots: float, dense: bool) -> tuple[FinitePart, ...]:
-    pair = pair_below(*_profiles(sigma, slots, dense))
+def _parts_below(sigma: float, slots: float, losses: Losses) -> tuple[FinitePart, ...]:
+    pair = pair_below(*_profiles(sigma, slots, losses))
     return tuple(direction_of(pair, direction) for direction in DIRECTIONS)
 
 
@@ -123,7 +130,7 @@ def _or_else(
 ) -> Found:
     """What `make` finds, or else something that claims less; that is not kept, so that it is tried again."""
     try:
-        return make(sigma, slots, _DENSE.get(), *more)
+        return make(sigma, slots, _LOSSES.get(), *more)
     except FAILURES as error:
         warnings.warn(
             f"a round of {slots:g} slots at noise multiplier {sigma:g} failed ({error}); the Gaussian that tells the "
@@ -158,6 +165,20 @@ def _of_group(profile: BracketedProfile, group: float) -> BracketedProfile:
         high = np.where(profile.upper > 0.0, profile.upper * sums * (1.0 + 64.0 * ROUNDOFF * (1.0 + group * eps)), 0.0)
     high = np.minimum(np.where(np.isnan(high), 1.0, high), 1.0)
     return BracketedProfile(group * eps, np.zeros_like(high), high)
+
+
+def _with_far_losses(profile: BracketedProfile, mu: float) -> BracketedProfile:
+    """The profile with losses beyond its last one, by the Gaussian whose slot is told, so that less is at infinity."""
+    last, end = profile.epsilon[-1], min(mu * (0.5 * mu + FAR_DEVIATIONS), LARGEST_LOSS)
+    if not (last < end and profile.upper[-1] > 0.0):
+        return profile
+    far = np.linspace(last, end, FAR_LOSSES + 1)[1:]
+    told = np.minimum(profile_of_gaussian(mu, far), profile.upper[-1])
+    if not np.all(told <= 1.0):
+        return profile
+    return BracketedProfile(
+        np.append(profile.epsilon, far), np.append(profile.lower, 0.0 * far), np.append(profile.upper, told)
+    )
 
 
 def _without_lone(profile: RoundProfile) -> BracketedProfile:
