@@ -18,7 +18,7 @@ import numpy as np
 from jaxacct.bounds import Bounds
 from jaxacct.progress import Waiting, waiting
 
-__all__ = ["AIM", "Evaluate", "Found", "Search", "Start", "certified_search", "least_private", "start_at"]
+__all__ = ["AIM", "CLAIMED", "Evaluate", "Found", "Search", "Start", "certified_search", "least_private", "start_at"]
 
 CLAIMED = ("ok", "not_binding")
 """Statuses of a value that holds."""

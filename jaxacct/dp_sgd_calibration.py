@@ -14,7 +14,7 @@ import numpy as np
 from jaxacct import account, markup
 from jaxacct.bounds import Bounds
 from jaxacct.calibration_start import Goal, calibration_start
-from jaxacct.certified_search import Found, Search, Start, certified_search
+from jaxacct.certified_search import CLAIMED, Found, Search, Start, certified_search
 from jaxacct.engines.backend import job
 from jaxacct.engines.contour import no_hint
 from jaxacct.mechanisms import dp_sgd
@@ -182,7 +182,7 @@ def certified(goal: Goal, relation: str, rows: np.ndarray, values: np.ndarray) -
 
 def result(found: Found, shape: tuple[int, ...], best: Any = True) -> Calibration:
     """What was found, in the shape of the batch; scalars for one configuration."""
-    ok = np.isin(found.status, ("ok", "not_binding")).reshape(shape)
+    ok = np.isin(found.status, CLAIMED).reshape(shape)
     value, status = found.value.reshape(shape), found.status.reshape(shape)
     best = ok & best
     if shape == ():

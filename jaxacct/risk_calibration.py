@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from jaxacct.bounds import Bounds
-from jaxacct.certified_search import Found
+from jaxacct.certified_search import CLAIMED, Found
 from jaxacct.dp_sgd_calibration import INFEASIBLE, LEAST_RTOL, RULES, Calibration
 from jaxacct.engines.backend import job
 from jaxacct.floats import ROUNDOFF
@@ -55,9 +55,9 @@ def calibrated_to_risk(
     with job(int(np.prod(shape)), chosen.backend):
         found, ends, epsilon, kind = solve(task, target.name, flat, shape)
     # nothing that is not shown to hold is claimed
-    claimed = np.isin(found.status, ("ok", "not_binding"))
+    claimed = np.isin(found.status, CLAIMED)
     found.fail(np.flatnonzero(claimed & ~(ends[2] <= flat[target.name])), INFEASIBLE[unknown])
-    ok = np.isin(found.status, ("ok", "not_binding"))
+    ok = np.isin(found.status, CLAIMED)
     ends, epsilon = np.where(ok, ends, np.nan), np.where(ok, epsilon, np.nan)
     # the eps of a rate is looked for from 0 on, and a negative one might have said more
     best = ok & ((solve is not _to_rate) | (epsilon > 0.0))

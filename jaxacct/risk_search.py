@@ -11,7 +11,7 @@ import numpy as np
 from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.calibration_start import NEARLY, PLAIN_FOR_DELTA, TOLERANCE, Goal, calibration_start
-from jaxacct.certified_search import AIM, Found, Search, Start, certified_search
+from jaxacct.certified_search import AIM, CLAIMED, Found, Search, Start, certified_search
 from jaxacct.dp_sgd_calibration import INFEASIBLE, NOISE_RANGE, started
 from jaxacct.engines.backend import evaluate
 from jaxacct.engines.contour import no_hint
@@ -38,8 +38,6 @@ SETTLED = 0.01
 ATTEMPTS = ((0, 4, TOLERANCE), (0, 14, TOLERANCE), (1, 7, TOLERANCE), (2, 14, 1e-11))
 """Rungs, steps of the kernel on the contour integral, and what that may cut off by a first approximation of delta: more
 steps, and less cut off, where the approximation has been poor."""
-CLAIMED = ("ok", "not_binding")
-"""Statuses of a noise that keeps its target."""
 AGREES = 3e-4
 """Largest distance of the certified noise from that of a solve that was cut short, in the logarithm, if it is taken."""
 CLOSE = 1e-4
