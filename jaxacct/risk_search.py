@@ -43,7 +43,7 @@ AGREES = 3e-4
 CLOSE = 1e-4
 """Last step of the kernel in x below which its noise is taken; else it is solved for anew at that eps."""
 FEW_NODES = 8.0
-"""Of how many times the first attempt's nodes an eps may need, if what that attempt left is a good guess."""
+"""How many times its nodes an eps may need for what the first attempt left to be a good guess."""
 CUT_SHORT = 25.0
 """Of how many times the nodes of the last rung an eps may need: what is cut off hardly moves it."""
 
@@ -175,8 +175,8 @@ def by_contour(
     """The noise and the best eps together, for rows with 0 < q < 1: (what is found, whether it is found).
 
     mu, epsilon : those of Gaussian differential privacy with the same rate; `epsilon` is replaced where it is found.
-    guess : whether what the first attempt left is enough where it needed few more nodes, if only the last attempt
-    remains: it is closer than a solve that was cut short, as a rule.
+    guess : whether the first attempt's result is taken in place of the last attempt's, where it lacked few nodes.  It is
+    closer there, as a rule: the last attempt is cut short.
     """
     q, steps = flat["sampling_probability"], flat["steps"]
     settled = np.zeros(q.size, bool)

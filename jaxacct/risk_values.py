@@ -123,7 +123,8 @@ def value_for_mu(unknown: Unknown, goal: np.ndarray, floor: np.ndarray) -> tuple
     first, place = _start_for_mu(both, goal, floor)
     nothing = np.zeros(goal.shape)
     task = _goal(both, Target(nothing, nothing))
-    epsilon, width, made = np.full(goal.shape, np.nan), 0.5 * unknown.rtol, first.x.copy()
+    epsilon, width = np.full(goal.shape, np.nan), 0.5 * unknown.rtol
+    made = first.x.copy()  # logarithms of the values at which the places were found
     rungs = np.zeros((2, goal.size), int)  # a value near the last one needs the same
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
