@@ -175,8 +175,8 @@ def by_contour(
     """The noise and the best eps together, for rows with 0 < q < 1: (what is found, whether it is found).
 
     mu, epsilon : those of Gaussian differential privacy with the same rate; `epsilon` is replaced where it is found.
-    guess : whether the first attempt's result is taken in place of the last attempt's, where it lacked few nodes.  It is
-    closer there, as a rule: the last attempt is cut short.
+    guess : whether the first attempt's result is taken in place of the last attempt's, where it lacked few nodes: it is
+    closer there, as a rule, since the last attempt is cut short.
     """
     q, steps = flat["sampling_probability"], flat["steps"]
     settled = np.zeros(q.size, bool)
