@@ -6,6 +6,7 @@ worse_direction.py, which answers from the dominating finite pairs where the con
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,13 +84,13 @@ def _bracket(quantity: str, mechanism: Mechanism, given: np.ndarray, relation: s
     answer = Answer(*np.full((3, target.size), np.nan))
     bar = Progress(target.size, None if target.size > ROWS_WITH_PROGRESS else False)
     place, known = -1, dict[float, mixture.Known]()
-    for done, at in enumerate(np.lexsort((target, places)).tolist()):  # neighbours share contours
-        if places[at] != place:
-            place, known = int(places[at]), {}
-        ends = _larger(quantity, rows[place], float(target[at]), relation, known)
-        answer.lower[at], answer.estimate[at], answer.upper[at] = ends
-        bar.update(done + 1)
-    bar.close()
+    with contextlib.closing(bar):
+        for done, at in enumerate(np.lexsort((target, places)).tolist()):  # neighbours share contours
+            if places[at] != place:
+                place, known = int(places[at]), {}
+            ends = _larger(quantity, rows[place], float(target[at]), relation, known)
+            answer.lower[at], answer.estimate[at], answer.upper[at] = ends
+            bar.update(done + 1)
     engine = np.full(target.size, MixtureContour.name, dtype="<U32")
     certified = mixture.attained(mechanism, relation)
     with np.errstate(invalid="ignore"):

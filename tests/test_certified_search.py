@@ -1,5 +1,6 @@
 """The search for the least private value, on functions whose answer is known, and the line that tells how far it is."""
 
+import collections
 import io
 import threading
 import time
@@ -57,6 +58,7 @@ def a_terminal(monkeypatch):
     """Standard error as a terminal; asked for inside a test, since pytest changes it between fixtures and tests."""
     found = Terminal()
     monkeypatch.setattr("sys.stderr", found)
+    monkeypatch.setattr(progress, "_open", collections.deque(maxlen=1))
     monkeypatch.setattr(progress, "WAIT", 0.05)
     monkeypatch.setattr(progress, "TICK", 0.02)
     return found
@@ -79,13 +81,14 @@ def test_a_slow_search_says_how_far_it_is_and_takes_its_line_away(monkeypatch):
 
 def test_one_of_two_searches_at_a_time_has_a_line_and_an_error_takes_it_away(monkeypatch):
     terminal = a_terminal(monkeypatch)
+    before = threading.active_count()
     with pytest.raises(KeyboardInterrupt), progress.waiting(2) as outer, progress.waiting(1):
         outer.done = 1
         time.sleep(0.15)
         raise KeyboardInterrupt
     shown = terminal.getvalue()
     assert "1/2" in shown and "/1 " not in shown.replace("1/2", "") and shown.endswith("\r")
-    assert threading.active_count() == 1 and progress._waiting.acquire(blocking=False)
+    assert threading.active_count() == before and progress._waiting.acquire(blocking=False)
     progress._waiting.release()
 
 

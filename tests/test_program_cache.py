@@ -1,5 +1,6 @@
 """Programs kept between processes: soundness of the folder and of each file, its size, and what users see of it."""
 
+import collections
 import contextlib
 import io
 import json
@@ -421,6 +422,7 @@ def terminal(monkeypatch):
     shown = Terminal()
     system = types.SimpleNamespace(stderr=shown, modules=sys.modules)  # pytest puts its own in sys between two stages
     monkeypatch.setattr(progress, "sys", system)
+    monkeypatch.setattr(progress, "_open", collections.deque(maxlen=1))
     monkeypatch.setattr(compiling, "_once", threading.Lock())
     monkeypatch.setattr(compiling, "compiling", compiling.Clock())
     monkeypatch.setattr(compiling, "NOTICE_SECONDS", 0.01)

@@ -11,6 +11,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct import progress
+from jaxacct.tuning import best_candidate
 
 
 class Terminal:
@@ -97,3 +98,17 @@ class NoTerminal:
 def test_calibration_needs_no_standard_error(stream, monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream)
     assert ja.calibrate_noise_multiplier(1.0, 1e-5, 0.01, 1000).status == "ok"
+
+
+def test_a_bar_does_not_stand_after_an_interrupt(terminal, monkeypatch):
+    """One that still stood would hide the lines of all that is asked for afterwards."""
+
+    def interrupted(numbers):
+        raise KeyboardInterrupt
+
+    bar = progress.Progress(2, True)
+    bar.update(1)
+    assert bar.stands
+    with pytest.raises(KeyboardInterrupt):
+        best_candidate.best_few(["a", "a"], lambda kind: interrupted, lambda result, number: 0.0, 2, 1, bar)
+    assert not progress._open

@@ -7,6 +7,7 @@ A little above 300 lines, since a third of the file is the docstrings of its fou
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
@@ -234,11 +235,10 @@ def in_chunks(
         key = jax.random.wrap_key_data(jnp.asarray(sequence.generate_state(2)), impl="threefry2x32")
         return one(key, repetitions.reshape(-1, SELECTIONS_PER_BLOCK), rng, size)
 
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with contextlib.closing(bar), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for place, found in enumerate(pool.map(chunk, range(len(sizes)))):
             bar.update(sum(sizes[: place + 1]))
             yield found
-    bar.close()
 
 
 def repetition_counts(law: Law, table: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -97,15 +98,15 @@ def in_turn(
     """
     history: list[Tried] = []
     found: list[tuple[tuple[bool, float, int], tuple[dict[str, Any], int, Any, float]]] = []
-    for number in range(count):
-        config = search.proposed(history, secret.key(b"config", number))
-        result = attempt(train, dict(config), number)
-        score = result if isinstance(result, Raised) else attempt(value, result, number)
-        if isinstance(score, Raised):
-            result, score = Raised(), math.nan
-        history.append(Tried(config, score, None if isinstance(result, Raised) else result))
-        found.append((rank(score, number), (config, number, result, score)))
-        bar.update(number + 1)
-    bar.close()
+    with contextlib.closing(bar):
+        for number in range(count):
+            config = search.proposed(history, secret.key(b"config", number))
+            result = attempt(train, dict(config), number)
+            score = result if isinstance(result, Raised) else attempt(value, result, number)
+            if isinstance(score, Raised):
+                result, score = Raised(), math.nan
+            history.append(Tried(config, score, None if isinstance(result, Raised) else result))
+            found.append((rank(score, number), (config, number, result, score)))
+            bar.update(number + 1)
     best = sorted(found, key=lambda one: one[0], reverse=True)[:top]
     return [one for _, one in best if not isinstance(one[2], Raised)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 
@@ -128,11 +129,11 @@ def advise(
     todo = [(way, value) for way in ways for value in known]
     line = Progress(len(todo), progress, unit="options")
     options: list[Option] = []
-    for way, value in todo:
+    with contextlib.closing(line):
+        for way, value in todo:
+            line.update(len(options))
+            options.append(solve(way, value))
         line.update(len(options))
-        options.append(solve(way, value))
-    line.update(len(options))
-    line.close()
     alone = calibrate_noise_multiplier(target, delta, rate, count)
     solved = "candidates" if candidates is None else "noise_multiplier"
     return Advice(tuple(options), target, delta, solved, float(alone.value))

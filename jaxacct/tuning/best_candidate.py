@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -86,22 +87,21 @@ def best_few(
         members.setdefault(kind, []).append(number)
     best: list[tuple[tuple[bool, float, int], int, Any, float]] = []
     done = 0
-    for kind, numbers in members.items():
-        run = group(kind)
-        for start in range(0, len(numbers), together):
-            some = numbers[start : start + together]
-            filled = some + [some[-1]] * (together - len(some))
-            for number, result in zip(some, _results(run, some, filled), strict=True):
-                if number < count:
-                    best.append(_ranked(number, result, value))
-                else:
-                    _ranked(number, result, value)  # as much work, of which nothing is kept
-                best = sorted(best, key=lambda one: one[0], reverse=True)[:top]
-            done += len(some)
-            if bar is not None:
-                bar.update(done)
-    if bar is not None:
-        bar.close()
+    with contextlib.nullcontext() if bar is None else contextlib.closing(bar):
+        for kind, numbers in members.items():
+            run = group(kind)
+            for start in range(0, len(numbers), together):
+                some = numbers[start : start + together]
+                filled = some + [some[-1]] * (together - len(some))
+                for number, result in zip(some, _results(run, some, filled), strict=True):
+                    if number < count:
+                        best.append(_ranked(number, result, value))
+                    else:
+                        _ranked(number, result, value)  # as much work, of which nothing is kept
+                    best = sorted(best, key=lambda one: one[0], reverse=True)[:top]
+                done += len(some)
+                if bar is not None:
+                    bar.update(done)
     return [one[1:] for one in best if not isinstance(one[2], Raised)]
 
 
