@@ -95,7 +95,9 @@ def test_a_damaged_program_is_ignored_and_written_anew(folder, compilations, dam
     }
     path.write_bytes(content[damage])
     assert answer() == [0.0, 1.5, 3.0]
-    assert len(compilations) == 2 and len(path.read_bytes()) == len(sound)
+    # a program holds its number in the process, and so is a few bytes shorter or longer each time
+    assert len(compilations) == 2 and abs(len(path.read_bytes()) - len(sound)) < 64 < len(sound)
+    assert path.read_bytes() != content[damage]
     assert answer() == [0.0, 1.5, 3.0] and len(compilations) == 2
 
 
