@@ -240,8 +240,9 @@ class Trainer:
         by : who runs it, for the ledger.
         log : where to tell what every step looked like: a function of one record, a dict, or the path of a file of JSON
             lines, to which a resumed run appends.  Most of it is *not* private, and says so; an upper bound of epsilon
-            so far is beside it.  What the function returns is ignored, and one that raises is not called again: a run
-            must not end by what is not private (jaxacct/training/run/README.md, "The log").
+            so far is beside it.  Records are told together, once a second, and all of them by the end of the fit.  What
+            the function returns is ignored, and one that raises is not called again: a run must not end by what is not
+            private (jaxacct/training/run/README.md, "The log").
         log_every : in steps.
 
         Returns
