@@ -176,12 +176,3 @@ def test_the_arrows_between_the_rooms():
             if room(target) not in allowed:
                 wrong.setdefault((here, room(target)), []).append(f"{module} imports {target}")
     assert not wrong, wrong
-
-
-def test_long_files_say_why():
-    """A file reads in one sitting; one of more than 300 lines says in its first lines why it is longer."""
-    for module, path in MODULES.items():
-        lines = path.read_text().splitlines()
-        assert len(lines) <= 300 or "300 lines" in "\n".join(lines[:12]), (
-            f"{module} has {len(lines)} lines and no reason"
-        )
