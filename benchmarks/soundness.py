@@ -1,7 +1,7 @@
 """An attack on the certificates: random configurations over the whole range of float64.
 
-    python benchmarks/soundness.py --out soundness.jsonl [--configurations 100000] [--seconds 3600]
-    python benchmarks/soundness.py --out verified.jsonl --stage verify [--configurations 2000]
+    python benchmarks/soundness.py --out soundness.jsonl [--count 100000] [--seconds 3600]
+    python benchmarks/soundness.py --out verified.jsonl --stage verify [--count 2000]
 
 Both stages go on where the file ends; a block that was cut off is done again.  What is drawn, and the threshold tests,
 are in soundness_draws.py; what is printed at the end is in soundness_report.py.
@@ -240,15 +240,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     parser.add_argument("--stage", choices=("attack", "verify"), default="attack")
-    parser.add_argument(
-        "--configurations", type=int, default=None, help="100,000 answers, or 2,000 put to ball arithmetic"
-    )
+    parser.add_argument("--count", type=int, default=None, help="100,000 answers, or 2,000 put to ball arithmetic")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long; run again to go on")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for each configuration in ball arithmetic")
     parser.add_argument("--block", type=int, default=64, help="configurations of a batch")
     arguments = parser.parse_args()
     attacking = arguments.stage == "attack"
-    goal = arguments.configurations or (100_000 if attacking else 2_000)
+    goal = arguments.count or (100_000 if attacking else 2_000)
     mp.mp.dps = 40
     records = done_before(arguments.out)
     begin, last = time.perf_counter(), 0.0
