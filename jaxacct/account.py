@@ -16,6 +16,7 @@ from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.engines.backend import job
 from jaxacct.engines.contour import TOLERANCE, Hint
 from jaxacct.engines.protocol import Effort
+from jaxacct.floats import ROUNDOFF
 from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.balls_in_bins import replaced_in_two_steps
@@ -26,7 +27,7 @@ from jaxacct.single_rounds import single_rounds
 from jaxacct.validation import (
     DELTA_OR_ZERO,
     GIBIBYTE,
-    NON_NEGATIVE,
+    REAL,
     Options,
     check,
     options,
@@ -41,6 +42,8 @@ REFINED_SHARE = 0.01
 it little more than one of width rtol."""
 NARROWEST = 1e-6
 """Below this width the share of rtol is not followed; only a smaller rtol asks for less."""
+_REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
+"""The relation of the reverse direction; the other relations are their own reverse."""
 _KERNEL = "jaxacct.kernels.contour"
 """What to call inside jit."""
 
@@ -194,16 +197,17 @@ def delta(
     memory_bytes: int = GIBIBYTE,
     backend: str = "auto",
 ) -> Bounds:
-    """The privacy profile delta(eps) of the mechanism at one or many eps >= 0, as a certified bracket.
+    """The privacy profile delta(eps) of the mechanism at one or many real eps, as a certified bracket.
 
     `delta(eps) = max over directions of H_{e^eps}(P || Q)`, the hockey-stick divergence of the composed dominating
-    pair. The bracket is relatively accurate also in the far tail.
+    pair. The bracket is relatively accurate also in the far tail.  Below 0 it follows from the reverse direction:
+    `H_{e^-x}(P || Q) = 1 - e^-x + e^-x H_{e^x}(Q || P)`.
 
     Parameters
     ----------
     mechanism : Mechanism
         Its numeric fields and `epsilon` broadcast; the answer has their common shape.
-    epsilon : array_like >= 0
+    epsilon : array_like
     relation, engine, rtol, memory_bytes, backend
         As for `jaxacct.epsilon`.
 
@@ -219,7 +223,7 @@ def delta(
 
     References
     ----------
-    Zhu, Dong and Wang (2022), Theorem 10; the engines' own error bounds are in jaxacct/kernels/README.md.
+    Zhu, Dong and Wang (2022), Theorem 10 and Lemma 45; the engines' own error bounds are in jaxacct/kernels/README.md.
 
     >>> import jaxacct as ja
     >>> b = ja.delta(ja.RandomizedResponse(0.75), 0.5)
@@ -235,18 +239,43 @@ def delta(
         "backend": backend,
     }
     found = delta_without_attacks(mechanism, epsilon, **keywords)
-    given, epsilon = options(**keywords), np.asarray(epsilon, np.float64)
-    ask = lambda attacked: _bracket_delta(attacked, epsilon, given.relation, effort_of(given), "auto")
-    return _above_attacks(found, mechanism, given.relation, ask)
+    ask = lambda attacked: delta_without_attacks(attacked, epsilon, **keywords | {"engine": "auto"})
+    return _above_attacks(found, mechanism, relation, ask)
 
 
 def delta_without_attacks(mechanism: Mechanism, epsilon: Any, **keywords: Any) -> Bounds:
     """`delta`, but with lower end 0 where only an attack gives another: for many eps, or in a search."""
     given = options(**keywords)
     mechanism = require_mechanism("mechanism", mechanism)
-    epsilon = check("epsilon", epsilon, NON_NEGATIVE)
+    epsilon = check("epsilon", epsilon, REAL)
+    ask = lambda at, relation: _bracket_delta(mechanism, at, relation, effort_of(given), given.engine)
     with contextlib.nullcontext() if given.backend == "auto" else job(1, given.backend):
-        return _bracket_delta(mechanism, epsilon, given.relation, effort_of(given), given.engine)
+        below = np.less(epsilon, 0.0)
+        if not below.any():
+            return ask(epsilon, given.relation)
+        back = ask(np.abs(epsilon), _REVERSED.get(given.relation, given.relation))
+        one_way = given.relation in _REVERSED and not below.all()
+        ahead = ask(np.abs(epsilon), given.relation) if one_way else back
+        return _reflected(ahead, back, epsilon, given.rtol)
+
+
+def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: float) -> Bounds:
+    """delta at real eps from that at |eps|, of the relation (`ahead`) and of its reverse (`back`), used below 0.
+
+    `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)` (Zhu, Dong and Wang 2022, Lemma 45).
+    """
+    below, scale, gap = np.less(epsilon, 0.0), np.exp(np.minimum(epsilon, 0.0)), -np.expm1(np.minimum(epsilon, 0.0))
+    ends = []
+    for name, turn in (("lower", -8.0 * ROUNDOFF), ("estimate", 0.0), ("upper", 8.0 * ROUNDOFF)):
+        reflected = np.clip((gap + scale * getattr(back, name)) * (1.0 + turn), 0.0, 1.0)
+        ends.append(np.where(below, reflected, getattr(ahead, name)))
+    low, high = ends[0], ends[2]
+    # the sum may be narrow where delta is not, and it is never 0
+    narrow = np.isin(back.status, ("ok", "zero")) | (np.equal(back.status, "width") & (high - low <= rtol * high))
+    status = np.where(narrow, "ok", back.status)
+    choose = lambda one, other: np.where(below, one, other)
+    words = (choose(back.kind, ahead.kind), choose(status, ahead.status), choose(back.engine, ahead.engine))
+    return Bounds(low, np.clip(ends[1], low, high), high, *words)
 
 
 def effort_of(given: Options) -> Effort:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxacct.account import delta_without_attacks
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import kinds_of
 from jaxacct.engines.contour import reach
@@ -11,7 +12,6 @@ from jaxacct.engines.contour_about import delta_about, delta_along
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Components, Mechanism, components, directions
 from jaxacct.mechanisms.base import take_rows
-from jaxacct.real_profile import delta_at_any
 
 __all__ = ["deltas_about", "deltas_along"]
 
@@ -27,7 +27,7 @@ ROUGH = 3e-3
 
 
 def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-    """delta of n runs at (K, n) real epsilons: on one contour for each run, and by `delta_at_any` where that is wide.
+    """delta of n runs at (K, n) real epsilons: on one contour for each run, and one by one where that is wide.
 
     run : DP-SGD, n of them.  rtol : relative width at which a bracket is narrow enough.
     """
@@ -48,7 +48,7 @@ def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float
     ends *= 1.0 + 4.0 * ROUNDOFF * np.array([-1.0, 0.0, 1.0])[:, None, None]
     left = np.flatnonzero(~one_contour)
     if left.size:
-        rest = delta_at_any(take_rows(run, left), epsilon[:, left], relation, rtol=rtol)
+        rest = delta_without_attacks(take_rows(run, left), epsilon[:, left], relation=relation, rtol=rtol)
         ends[:, :, left] = rest.lower, rest.estimate, rest.upper
     low, high = ends[0], np.minimum(ends[2], 1.0)
     return Bounds(low, np.clip(ends[1], low, high), high, run.kind_under(relation), "ok", "tradeoff")

@@ -15,7 +15,6 @@ from jaxacct.dp_sgd_calibration import search_for
 from jaxacct.engines.contour import no_hint
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import dp_sgd
-from jaxacct.real_profile import delta_at_any
 from jaxacct.risk_deltas import deltas_about
 from jaxacct.risk_mu import Goal as MuGoal
 from jaxacct.risk_mu import gaussian_fit
@@ -55,7 +54,7 @@ def deltas_at(unknown: Unknown, values: np.ndarray, rtol: float | None = None) -
 
     def deltas(epsilon: np.ndarray, rows: np.ndarray) -> Bounds:
         run = dp_sgd(**{name: column[rows] for name, column in fields.items()})
-        return delta_at_any(run, epsilon, unknown.relation, rtol=width)
+        return account.delta_without_attacks(run, epsilon, relation=unknown.relation, rtol=width)
 
     return deltas
 

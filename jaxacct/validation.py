@@ -27,6 +27,7 @@ __all__ = [
     "OPEN_PROBABILITY",
     "POSITIVE",
     "PROBABILITY",
+    "REAL",
     "RELATIONS",
     "SIDED",
     "Constraint",
@@ -122,6 +123,7 @@ class Constraint:
 
 
 POSITIVE = Constraint("use a positive, finite {name}", 0, lower_open=True)
+REAL = Constraint("use a finite {name}", -np.inf)
 NON_NEGATIVE = Constraint("use a finite {name} of 0 or more", 0)
 PROBABILITY = Constraint("use a {name} between 0 and 1", 0, 1)
 OPEN_PROBABILITY = Constraint("use a {name} strictly between 0 and 1", 0, 1, lower_open=True, upper_open=True)

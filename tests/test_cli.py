@@ -136,7 +136,7 @@ def test_an_infeasible_calibration_exits_1_and_says_why(capsys):
         (f"epsilon {GAUSSIAN} --delta 1e-5 --relation swap", "relation = 'swap' is not known"),
         (f"epsilon {GAUSSIAN} --delta 1e-5 --rtol -1", "rtol = -1 must be > 0 and < 1"),
         (f"epsilon {GAUSSIAN} --delta 1e-5,1e-6 --rtol 1e-4,1e-5", "rtol must be one number"),
-        (f"delta {GAUSSIAN} --epsilon -1", "epsilon = -1 must be >= 0"),
+        (f"delta {GAUSSIAN} --epsilon nan", "epsilon = nan must be"),
         (query("-1.0", "1", "1"), "noise_multiplier = -1.0 must be > 0"),
         (query("-1e-3", "1", "1"), "noise_multiplier = -0.001 must be"),
         (query("1,-2", "1", "1"), "noise_multiplier[1] = -2 must be"),

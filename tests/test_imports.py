@@ -73,7 +73,6 @@ ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "d
     "gradient",
     "mechanism_calibration",
     "mixture_engine",
-    "real_profile",
     "replaced_record",
     "risk_calibration",
     "risk_deltas",

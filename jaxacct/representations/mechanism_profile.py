@@ -18,7 +18,6 @@ from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element, register, require_mechanism, take_rows
 from jaxacct.mechanisms.loss_components import add_and_remove
-from jaxacct.real_profile import delta_at_any
 from jaxacct.representations import tradeoff_bracket
 from jaxacct.representations.characteristic_function import LogCharacteristic, log_characteristic
 from jaxacct.representations.gaussian_readings import gaussian_readings
@@ -29,7 +28,7 @@ from jaxacct.validation import (
     GIBIBYTE,
     OPEN_PROBABILITY,
     PROBABILITY,
-    Constraint,
+    REAL,
     InputError,
     broadcast_shape,
     check,
@@ -40,7 +39,6 @@ from jaxacct.validation import (
 
 __all__ = ["LossDistribution", "Profile", "profile"]
 
-REAL = Constraint("use a finite {name}", -np.inf)
 _SAME_BOTH_WAYS = {"add_one": "add_or_remove_one", "remove_one": "add_or_remove_one"}
 """The relation whose trade-off function is its own inverse; mu is the same under all of them."""
 _DISTANCES = (3e-2, 3e-3, 3e-4, 3e-5)
@@ -112,8 +110,7 @@ class Profile:
         Zhu, Dong and Wang (2022), Lemma 45.
         """
         refuse_tracers("Profile.delta", "jaxacct.kernels.contour", epsilon=epsilon)
-        value = np.asarray(check("epsilon", epsilon, REAL))
-        return delta_at_any(self.mechanism, value, self.relation, **self._settings())
+        return account.delta_without_attacks(self.mechanism, epsilon, relation=self.relation, **self._settings())
 
     def epsilon(self, delta: Any) -> Bounds:
         """The smallest eps >= 0 with delta(eps) <= delta, certified: the answer of `ja.epsilon`."""

@@ -19,7 +19,7 @@ from jaxacct.validation import (
     NON_NEGATIVE,
     POSITIVE,
     PROBABILITY,
-    Constraint,
+    REAL,
     InputError,
     check,
 )
@@ -31,7 +31,6 @@ __all__ = [
     "tradeoff_from_profile",
 ]
 
-_REAL = Constraint("use a finite {name}", -np.inf)
 _SLACK = 1e-14
 """Absolute rounding of a handful of operations on numbers up to 1."""
 _FLAT_POWER = 1e-9
@@ -69,7 +68,7 @@ def tradeoff_from_profile(epsilon: Any, delta: Any, fpr: Any, *, symmetric: bool
     >>> float(tradeoff_from_profile([0.0], [0.2], 0.3).lower.round(9))
     0.5
     """
-    eps = np.atleast_1d(check("epsilon", epsilon, _REAL))
+    eps = np.atleast_1d(check("epsilon", epsilon, REAL))
     low, high, kind = _values("delta", delta, eps.shape)
     x = np.exp(eps)
     low = np.maximum(low, np.maximum(1.0 - x, 0.0)) if kind == "bound" else low
@@ -122,7 +121,7 @@ def profile_from_tradeoff(fpr: Any, fnr: Any, epsilon: Any) -> Bounds:
         a, low, high = np.concatenate([[0.0], a]), np.concatenate([low[:1], low]), np.concatenate([[1.0], high])
     if a[-1] < 1.0:
         a, low, high = (np.concatenate([v, [end]]) for v, end in ((a, 1.0), (low, 0.0), (high, 0.0)))
-    ratio = np.exp(np.asarray(check("epsilon", epsilon, _REAL)))
+    ratio = np.exp(np.asarray(check("epsilon", epsilon, REAL)))
     found = conjugate(a, low, high, ratio, steepest=np.inf, beyond=None)
     if kind == "bound":
         return Bounds(np.zeros_like(found.high), found.high, found.high, kind)

@@ -21,9 +21,9 @@ from jaxacct.sweeps import repetitions, risks, samplings
 from jaxacct.validation import (
     COUNT,
     DELTA,
-    NON_NEGATIVE,
     POSITIVE,
     PROBABILITY,
+    REAL,
     Constraint,
     InputError,
     broadcast_shape,
@@ -41,7 +41,7 @@ FIELDS: dict[str, Constraint] = {
     **samplings.FIELDS,
     "target_epsilon": POSITIVE,
     "target_delta": DELTA,
-    "epsilon": NON_NEGATIVE,
+    "epsilon": REAL,
     "delta": DELTA,
     **risks.FIELDS,
     **repetitions.FIELDS,
@@ -141,6 +141,8 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
             raise InputError(f"unknown field {field!r}{suggest(field, INPUTS)}")
     axes = {field: _axis(field, value) for field, value in fields.items()}
     solved = _quantity(axes, quantity)
+    if solved != "delta" and "epsilon" in axes:  # a target, under its short name
+        check("epsilon", axes["epsilon"], POSITIVE)
     repetitions.require(axes, solved)
     samplings.require(axes)
     size = math.prod(np.size(axis) for axis in axes.values()) if mode == "product" else 0
