@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,16 @@ WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """What JSON has no number for, as the words that stand for it."""
 _FILL = re.compile(r"^.?[<>=^]", re.DOTALL)
 """What a format begins with where it is filled and aligned."""
+_UNROUNDED = Context(prec=2000)
+"""Decimal arithmetic that keeps every digit of a float64 and of its text."""
 _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 
 
-def outward(value: float, spec: str, up: bool) -> str:
-    """`format(value, spec)`, but never rounded to the wrong side: at least the value if `up`, else at most.
+def outward(value: float | Decimal, spec: str, up: bool) -> str:
+    """`format(float(value), spec)`, but never rounded to the wrong side: at least the value if `up`, else at most.
 
-    So a privacy claim copied from the text holds.  The text is the nearest one of its length on that side.
+    So a privacy claim copied from the text holds.  The text is the nearest one of its length on that side.  The value
+    counts with all its digits: the float .1 is more than the text "0.1".
 
     >>> format(4.3771, ".3g"), outward(4.3771, ".3g", up=True), outward(4.3749, ".3g", up=True)
     ('4.38', '4.38', '4.38')
@@ -33,7 +36,7 @@ def outward(value: float, spec: str, up: bool) -> str:
     text = format(number, spec)
     if not math.isfinite(number):
         return text
-    exact, there, step = Decimal(number), number, math.ulp(number)
+    exact, there, step = Decimal(value), number, math.ulp(number)
     unfilled = _FILL.sub("", spec)  # a fill may be a digit, and may stand between a sign and its number
     while not _on_the_side(format(there, unfilled), exact, up):
         there = number + step if up else number - step
@@ -48,7 +51,7 @@ def _on_the_side(text: str, exact: Decimal, up: bool) -> bool:
     if found is None:
         return ("-" not in text) == up  # an infinity, in whose place a percentage of a large number may stand
     shown = Decimal(re.sub("[,_%]", "", found[0]))
-    shown = shown / 100 if found[0].endswith("%") else shown
+    shown = shown.scaleb(-2, _UNROUNDED) if found[0].endswith("%") else shown
     return shown >= exact if up else shown <= exact
 
 

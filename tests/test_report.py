@@ -6,10 +6,12 @@ import json
 import math
 import re
 import shlex
+import sys
+from decimal import Decimal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr, ndtri
 from training_cases import PLAN, TARGETED, gaussian_epsilon, note, written
@@ -504,17 +506,30 @@ def test_the_ends_of_the_scale(run):
 # Numbers as text
 
 
-@given(st.floats(0, 1e300, allow_nan=False), st.integers(1, 12))
+@given(
+    st.floats(allow_nan=False, allow_infinity=False)
+    | st.integers(-323, 308).map(lambda power: float(f"1e{power}"))
+    | st.integers(1, 2**52).map(lambda n: n * 5e-324)
+    | st.decimals(-10, 10, places=3).map(float),
+    st.integers(1, 17),
+)
+@example(0.1, 6)
+@example(sys.float_info.max, 17)
 @settings(deadline=None)
-def test_rounding_goes_to_the_safe_side(value, digits):
-    assert float(down(value, digits)) <= value <= float(up(value, digits))
+def test_rounding_goes_to_the_safe_side_of_the_very_number(value, digits):
+    """Against exact decimals; both texts are at most a unit of their last digit apart, or two of the float's."""
+    low, high = Decimal(down(value, digits)), Decimal(up(value, digits))
+    assert low <= Decimal(value) <= high
+    unit = Decimal(1).scaleb(Decimal(value).adjusted() - digits + 1) if value else Decimal(0)
+    assert high - low <= max(unit, 2 * Decimal(math.ulp(value))) or math.inf in map(abs, map(float, (low, high)))
 
 
-@given(st.floats(0, 1))
+@given(st.floats(0, 1) | st.integers(1, 1000).map(lambda n: n / 1000))
+@example(0.29)
 @settings(deadline=None)
 def test_per_cent_is_never_too_low(value):
-    shown = float(percent(value).removesuffix(" %"))
-    assert shown <= 100.0 and (shown / 100.0 >= value * (1 - 1e-15) or shown == 100.0)
+    shown = Decimal(percent(value).removesuffix(" %"))
+    assert Decimal(value) * 100 <= shown <= 100
 
 
 def test_a_long_list_of_releases_is_cut_at_a_stated_limit():

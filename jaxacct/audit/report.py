@@ -15,6 +15,7 @@ import numpy as np
 from jaxacct.audit.known_curve import CurveTest
 from jaxacct.audit.lower_bound import UNCONDITIONAL, LowerBound
 from jaxacct.bounds import Bounds
+from jaxacct.number_text import outward
 from jaxacct.validation import InputError
 
 __all__ = ["Claim", "Report", "Row"]
@@ -171,7 +172,12 @@ class Report:
             found, claims = row.found, {claim.name: claim for claim in row.claims}
             shown = [_shown(claims.get(name), row) for name in names]
             method = found.method + (f" ({found.kind})" if found.kind != UNCONDITIONAL else "")
-            numbers = f"{found.delta:.1e}", f"{found.epsilon:.4f}", f"{found.confidence:.6g}", f"{found.trials:,}"
+            numbers = (
+                f"{found.delta:.1e}",
+                outward(found.epsilon, ".4f", up=False),
+                f"{found.confidence:.6g}",
+                f"{found.trials:,}",
+            )
             lines.append((row.name, *numbers, method, *shown, *(_shown_curve(found) for _ in curves)))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         left = (0, 5)
@@ -233,10 +239,10 @@ class Report:
 def _shown(claim: Claim | None, row: Row) -> str:
     if claim is None:
         return "-"
-    return f"{claim.epsilon:.4f}" + (f" {REFUTED_MARK}" if claim in row.refuted else "")
+    return outward(claim.epsilon, ".4f", up=True) + (f" {REFUTED_MARK}" if claim in row.refuted else "")
 
 
 def _shown_curve(found: LowerBound) -> str:
     if not isinstance(found, CurveTest):
         return "-"
-    return f"p = {found.p_value:.2g}" + (f" {REFUTED_MARK}" if found.refuted else "")
+    return f"p = {outward(found.p_value, '.2g', up=True)}" + (f" {REFUTED_MARK}" if found.refuted else "")

@@ -188,7 +188,13 @@ def _value(name: str, value: float) -> str:
     """A calibrated value, rounded to the side on which the target still holds."""
     if math.isnan(value):
         return "none"
-    return str(int(value)) if name == "steps" else (up if name == "noise_multiplier" else down)(value, 10)
+    return str(int(value)) if name == "steps" else _parameter(name, value)
+
+
+def _parameter(name: str, value: float) -> str:
+    """Ten digits: those that were typed, where they give the number back, else rounded to the safe side."""
+    text = f"{value:.10g}"
+    return text if float(text) == value else (up if name == "noise_multiplier" else down)(value, 10)
 
 
 def _aligned_table(table: Table) -> str:
@@ -206,9 +212,7 @@ def _short(name: str, value: Any) -> str:
         return up(value, 8)
     if name == "lower":
         return down(value, 8)
-    if name == "noise_multiplier":
-        return up(value, 10)
-    return down(value, 10) if name == "sampling_probability" else f"{value:.10g}"
+    return _parameter(name, value) if name in ("noise_multiplier", "sampling_probability") else f"{value:.10g}"
 
 
 def _plain(name: str, value: Any) -> Any:

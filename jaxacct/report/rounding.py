@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from decimal import Context, Decimal
+
+from jaxacct.number_text import outward
 
 __all__ = ["down", "percent", "plain_percent", "up"]
 
@@ -14,7 +15,7 @@ def up(value: float, digits: int) -> str:
     >>> up(1.23401, 4), up(float("inf"), 4)
     ('1.235', 'inf')
     """
-    return _rounded(value, digits, ROUND_CEILING)
+    return outward(value, f".{digits}g", up=True)
 
 
 def down(value: float, digits: int) -> str:
@@ -23,7 +24,7 @@ def down(value: float, digits: int) -> str:
     >>> down(1.23499, 4)
     '1.234'
     """
-    return _rounded(value, digits, ROUND_FLOOR)
+    return outward(value, f".{digits}g", up=False)
 
 
 def percent(value: float) -> str:
@@ -32,7 +33,9 @@ def percent(value: float) -> str:
     >>> percent(0.0291392), percent(0.9999999), percent(0.0)
     ('2.92 %', '100 %', '0 %')
     """
-    return f"{up(min(100.0, 100.0 * value * (1.0 + 1e-15)), 3)} %"
+    if not value < 1.0:
+        return "100 %"
+    return f"{outward(Decimal(value).scaleb(2, Context(prec=2000)), '.3g', up=True)} %"
 
 
 def plain_percent(value: float, other: bool = False) -> str:
@@ -49,11 +52,3 @@ def plain_percent(value: float, other: bool = False) -> str:
     if len(text) > 24:  # 1 less a number near 0
         return "almost 100 %"
     return f"{text.rstrip('0').rstrip('.') if '.' in text and 'e' not in text else text} %"
-
-
-def _rounded(value: float, digits: int, rounding: str) -> str:
-    if not math.isfinite(value) or value == 0.0:
-        return f"{value:g}"
-    exact = Decimal(repr(float(value)))
-    unit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
-    return f"{float(exact.quantize(unit, rounding=rounding)):.{digits}g}"

@@ -194,7 +194,9 @@ def in_words(claim: Claim) -> str:
     if not claim.may_be_claimed:
         status = f" The status is “{claim.status}”." if claim.status else ""
         return f"Nothing may be claimed of this.{status} {claim.obstacle}"
-    epsilon, delta = (claim.given, claim.upper) if claim.quantity == "delta" else (claim.upper, claim.given)
+    epsilon = claim.given if claim.quantity == "delta" else claim.upper
+    given = repr(claim.given).removesuffix(".0")
+    shown = {"epsilon": given, "delta": given, claim.quantity: up(claim.upper, 6)}
     times = (
         "1"
         if epsilon == 0.0
@@ -204,9 +206,9 @@ def in_words(claim: Claim) -> str:
     )
     would = "is" if claim.happened else "would be"
     return (
-        f"What {would} released is ({up(epsilon, 6)}, {up(delta, 6)})-differentially private"
+        f"What {would} released is ({shown['epsilon']}, {shown['delta']})-differentially private"
         f"{_ONE_WAY.get(claim.relation, '')}. "
-        f"{_CHANGE.get(claim.relation, _EITHER).format(times=times)}, plus {up(delta, 6)}."
+        f"{_CHANGE.get(claim.relation, _EITHER).format(times=times)}, plus {shown['delta']}."
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.number_text import outward
 from jaxacct.representations.gaussian_readings import FLOOR
 from jaxacct.representations.mechanism_profile import profile
 from jaxacct.validation import OPEN_PROBABILITY, check, refuse_tracers
@@ -94,19 +94,11 @@ class RiskTable:
         for row in self.rows():
             at = ", ".join(f"{name} {value:g}" for name, value in row.items() if name in _AT)
             place = f"{row['index']} " if "index" in row else ""
-            ends = (_shown(row["lower"], ROUND_FLOOR), _shown(row["upper"], ROUND_CEILING))
+            ends = (outward(row[end], "#.7g" if row[end] else "g", end == "upper") for end in ("lower", "upper"))
             lines.append((f"{place}{row['reading']}", at, *ends, row["kind"], row["status"]))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = ("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines)
         return "\n".join(line.rstrip() for line in text)
-
-
-def _shown(value: float, rounding: str) -> str:
-    """Seven digits, rounded outwards."""
-    if not np.isfinite(value) or value == 0.0:
-        return f"{value:g}"
-    exact = Decimal(repr(value))
-    return f"{exact.quantize(Decimal(1).scaleb(exact.adjusted() - 6), rounding=rounding):.7g}"
 
 
 _AT = ("prior", "fpr", "baseline", "above_fpr")

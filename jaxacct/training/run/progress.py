@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxacct.number_text import outward
 from jaxacct.progress import Progress
 from jaxacct.training.plan import Plan
 
@@ -39,7 +40,7 @@ class Live:
 
     def _epsilon(self, step: int) -> str:
         if self._plan.has_curve:
-            return f"  epsilon <= {float(self._plan.live_epsilon(step).upper):.3g}"
+            return f"  epsilon <= {outward(float(self._plan.live_epsilon(step).upper), '.3g', up=True)}"
         if self.table is None and step < self._plan.steps:
             self.table = threading.Thread(target=self._compute, args=(step,), name="live epsilon")
             self.table.start()
