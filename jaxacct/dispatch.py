@@ -24,7 +24,7 @@ from jaxacct.engines.allocation_mechanism import OneRound
 from jaxacct.engines.devices import double_precision
 from jaxacct.engines.protocol import ENGINES, Answer, Engine, Kinds, MechanismEngine, Question, register
 from jaxacct.engines.same_bins import SameBins
-from jaxacct.floats import ROUNDOFF
+from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
 from jaxacct.validation import InputError
@@ -37,6 +37,8 @@ COSTLY = 0.05
 """Seconds of CPU for one configuration above which an engine is asked only after all theorems."""
 NARROW_BY_THEOREMS = 0.01
 """If the theorems make a bracket narrower than this share of rtol, no costly engine is asked."""
+WIDE = {"epsilon": 0.01, "delta": 0.5}
+"""Relative width above which the moments of the loss are asked as well: narrower brackets lie below their bound."""
 NO_RELATIVE_ACCURACY = 1e-300
 """Near the end of float64's range a delta has no relative accuracy, so any bracket below it is narrow."""
 NEARLY_ALWAYS_SAMPLED = 0.9
@@ -129,6 +131,10 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
             _ask(one, quantity, question, rows, side)
             if limits is not None:  # a contradiction leaves nothing; theorems stand
                 _narrow_by_theorems(side, doubtful, *limits)
+    rows = np.flatnonzero(asked & is_open(answer, WIDE[quantity], floor))
+    if rows.size:
+        high = _upper_by_moments(quantity, _some(question, rows))
+        _narrow_by_theorems(side, rows, np.full(rows.size, -np.inf), high)
     used[used == ""] = "closed_form"  # known without asking
     low, mid, high = answer
     mid = np.clip(np.where(np.isnan(mid), low, mid), low, high)
@@ -159,6 +165,17 @@ def limits_by_theorems(quantity: str, question: Question) -> tuple[np.ndarray, n
         most = target * (1.0 + slack)
         low, rare = threshold_tests.best_epsilon(tests, most), threshold_tests.rare_step_epsilon(parts, most)
         return np.fmax(low, rare), simple_bounds.least_epsilon(parts, target, slack)
+
+
+def _upper_by_moments(quantity: str, question: Question) -> np.ndarray:
+    """Upper ends by Rényi accounting."""
+    from jaxacct.engines import renyi_bounds  # only where a row needs it
+
+    with np.errstate(all="ignore"):
+        if quantity == "delta":
+            return renyi_bounds.least_delta(question.parts, question.target)
+        least = question.target * (1.0 - question.slack) * (1.0 - 4.0 * ROUNDOFF)
+        return renyi_bounds.least_epsilon(question.parts, np.maximum(least, SMALLEST_POSITIVE))
 
 
 def _some(question: Question, rows: np.ndarray) -> Question:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import jaxacct as ja
+from jaxacct.engines.loss_moments import log_moments
 from jaxacct.mechanisms import Components, components
 from jaxacct.representations.convex_conjugate import conjugate
-from jaxacct.representations.loss_moments import log_moments
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
 BOTH = "add_or_remove_one"

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.engines.loss_moments import Interval
 from jaxacct.floats import ROUNDOFF
-from jaxacct.representations.loss_moments import Interval
 
 __all__ = ["best_cells", "conjugate", "consistent"]
 

@@ -1,13 +1,11 @@
 """Rényi accounting as an engine of its own: curves that add, and epsilon and delta through the best order.
 
 The answers are upper bounds, never below those of the certified engines.  They are here for comparison, for curves
-that come from elsewhere, and for mechanisms of which only a Rényi guarantee is known.  The file is a few lines longer
-than 300 lines, half of which are documentation.
+that come from elsewhere, and for mechanisms of which only a Rényi guarantee is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +13,11 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from jaxacct.bounds import Bounds
+from jaxacct.engines import renyi_bounds
 from jaxacct.keywords import with_hints
-from jaxacct.mechanisms import Components, Mechanism, batch_shape
+from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import register
 from jaxacct.representations import renyi_conversions
-from jaxacct.representations.loss_moments import log_moments
 from jaxacct.representations.renyi_divergences import renyi_divergence, sides
 from jaxacct.validation import (
     DELTA,
@@ -36,12 +34,6 @@ __all__ = ["RenyiCurve", "rdp_delta", "rdp_epsilon", "renyi_curve", "subsampled_
 
 ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
 """Default orders of a curve: 1.01 to 1001, evenly spread in the logarithm of the order less 1."""
-_START = 1.0 + np.geomspace(1e-3, 1e5, 33)
-"""Orders with which the search for the best one starts; three rounds of finer orders follow."""
-_SEARCH_ROUNDS = 4
-"""Rounds of the search for the best order, the first included."""
-_REFINED_ORDERS = 13
-"""Orders tried in each later round, between the neighbours of the best one so far."""
 _INTEGER = Constraint("use a whole number of 2 or more", 2, 4096, integral=True)
 
 
@@ -131,7 +123,7 @@ def rdp_epsilon(mechanism: Mechanism, delta: Any, *, orders: Any = None, relatio
 
     `eps = min over c > 0 of (K(c) + log kappa(c) - log(delta - delta_inf))/c` with c = alpha - 1 and
     kappa(c) = c^c/(1+c)^{1+c}.  K(c) is the log moment of the finite loss, evaluated with its error bound, and
-    delta_inf is the mass at infinity.  eps is also 0 where delta^2 >= 1 - e^-R.
+    delta_inf is the mass at infinity.  eps is also 0 where delta^2 is at least R/2 or 1 - e^-R.
 
     Parameters
     ----------
@@ -163,14 +155,10 @@ def rdp_epsilon(mechanism: Mechanism, delta: Any, *, orders: Any = None, relatio
     refuse_tracers("rdp_epsilon", "jaxacct.kernels.law.cumulants", mechanism=mechanism, delta=delta)
     delta = check("delta", delta, DELTA)
     shape, each, flat = sides(mechanism, delta, "delta", relation)
-    eps = np.zeros(flat.shape)
+    eps, chosen = np.zeros(flat.shape), _orders_less_one(orders)
     for parts in each:
         left = flat - parts.delta_infinity * (1.0 + 1e-14)
-        log_left = np.log(np.where(left > 0, left, 1.0))
-        objective = lambda c, k, target=log_left: (k + renyi_conversions.log_kappa(c) - target) / c
-        best, least = _minimise(parts, objective, orders)
-        near = (parts.log_survival == 0) & (flat**2 * (1.0 - 1e-14) >= -np.expm1(-np.maximum(least, 0.0)))
-        side = np.where(near, 0.0, np.maximum(best + 1e-13 * np.abs(best), 0.0))
+        side = renyi_bounds.least_epsilon(parts, np.where(left > 0, left, 1.0), chosen)
         eps = np.maximum(eps, np.where(left > 0, side, np.inf))
     status = np.where(np.isinf(eps), "mass_at_infinity", np.where(eps == 0, "zero", "ok"))
     eps, status = eps.reshape(shape), status.reshape(shape)
@@ -213,12 +201,10 @@ def rdp_delta(mechanism: Mechanism, epsilon: Any, *, orders: Any = None, relatio
     refuse_tracers("rdp_delta", "jaxacct.kernels.law.cumulants", mechanism=mechanism, epsilon=epsilon)
     epsilon = check("epsilon", epsilon, NON_NEGATIVE)
     shape, each, flat = sides(mechanism, epsilon, "epsilon", relation)
-    delta = np.zeros(flat.shape)
+    delta, chosen = np.zeros(flat.shape), _orders_less_one(orders)
     for parts in each:
-        best, least = _minimise(parts, lambda c, k: k - c * flat + renyi_conversions.log_kappa(c), orders)
-        finite = np.exp(np.minimum(best, 0.0)) * (1.0 + 1e-12)
-        near = np.where(parts.log_survival == 0, np.sqrt(-np.expm1(-np.maximum(least, 0.0))), 1.0)
-        delta = np.maximum(delta, np.minimum(np.minimum(finite, near) + parts.delta_infinity, 1.0) * (1.0 + 1e-15))
+        finite = renyi_bounds.least_delta(parts, flat, chosen)
+        delta = np.maximum(delta, np.minimum(finite + parts.delta_infinity, 1.0) * (1.0 + 1e-15))
     delta = np.minimum(delta, 1.0).reshape(shape)
     return Bounds(np.zeros(shape), delta, delta, "bound", engine="renyi")
 
@@ -273,32 +259,13 @@ def subsampled_renyi(mechanism: Mechanism, sampling_probability: Any, order: Any
     return Bounds(0.0, upper, upper, "bound", engine="renyi")
 
 
-def _minimise(
-    parts: Components, objective: Callable[[np.ndarray, np.ndarray], np.ndarray], orders: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """The least objective over c and the least Rényi divergence seen, per row; every order tried is a valid bound."""
-    size = parts.mu2.size
-    fixed = orders is not None
-    grid = _START if orders is None else np.atleast_1d(check("orders", orders, POSITIVE))
+def _orders_less_one(orders: Any) -> np.ndarray | None:
+    """The orders that a user chose, less 1."""
+    if orders is None:
+        return None
+    grid = np.atleast_1d(check("orders", orders, POSITIVE))
     if grid.size == 0:
         raise InputError("orders is empty; give at least one order above 1, or leave it out")
     if np.any(grid <= 1.0):
         raise InputError(f"orders = {float(np.min(grid))!r} must be > 1; use orders above 1")
-    c = np.sort(grid - 1.0)[:, None] + np.zeros(size)
-    best, least = np.full(size, np.inf), np.full(size, np.inf)
-    for _ in range(1 if fixed else _SEARCH_ROUNDS):
-        k = _upper_moments(parts, c)
-        values = objective(c, k)
-        at = np.argmin(values, axis=0)[None]
-        best = np.minimum(best, np.take_along_axis(values, at, 0)[0])
-        least = np.minimum(least, np.min(k / c, axis=0))
-        left, right = (np.take_along_axis(c, np.clip(at + d, 0, c.shape[0] - 1), 0) for d in (-1, 1))
-        c = left * (right / left) ** np.linspace(0.0, 1.0, _REFINED_ORDERS)[:, None]
-    return best, least
-
-
-def _upper_moments(parts: Components, c: np.ndarray) -> np.ndarray:
-    """Upper ends of K(c) for c of shape (O, B)."""
-    count, size = c.shape
-    rows = np.tile(np.arange(size), count)
-    return log_moments(parts.take(rows), c.ravel()).high.reshape(count, size)
+    return np.asarray(grid - 1.0)

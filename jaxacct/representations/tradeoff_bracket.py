@@ -8,10 +8,10 @@ import numpy as np
 
 from jaxacct.bounds import Bounds
 from jaxacct.dispatch import engine_of_mechanism
+from jaxacct.engines.loss_moments import Interval
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.representations.convex_conjugate import best_cells, conjugate, consistent
-from jaxacct.representations.loss_moments import Interval
 from jaxacct.risk_rates import Deltas, best_epsilon, rate_at
 from jaxacct.validation import broadcast_shape
 

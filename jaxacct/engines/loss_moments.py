@@ -3,8 +3,9 @@
 With Q the base law and mix = 1 - q + q dP/dQ, one Poisson sampled step has `E_P[e^{cL}] = E_Q[mix^p]`, p = c + 1
 (remove) or p = -c (add).  Sampled Gaussians are integrated by the trapezoid rule and sampled Laplace by Gauss-Legendre;
 the other laws have closed forms.  Since E_Q[mix] = 1, `E_Q[mix^p] - 1 = E_Q[mix^p - 1 - p (mix - 1)]`.  That integrand
-has one sign, so that small moments keep their relative accuracy.  The error bounds are proved in README.md of this
-folder, "Moments".  Where they count roundings, the number before ROUNDOFF is an upper bound of that count.
+has one sign, so that small moments keep their relative accuracy.  The error bounds are proved in
+jaxacct/representations/README.md, "Moments".  Where they count roundings, the number before ROUNDOFF is an upper
+bound of that count.
 """
 
 from __future__ import annotations
@@ -178,8 +179,10 @@ def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> In
     start = 0
     while start < order.size:
         end = start + 1
-        while end < order.size and (end + 1 - start) * count[order[end]] <= NODES_AT_ONCE:
+        most = min(2.0 * count[order[start]], NODES_AT_ONCE / (end + 1 - start))
+        while end < order.size and count[order[end]] <= most:
             end += 1
+            most = min(2.0 * count[order[start]], NODES_AT_ONCE / (end + 1 - start))
         rows = order[start:end]
         plan = (x[rows, None] for x in (sigma, q, bottom, top, height, growth))
         nodes = _trapezoid(int(count[rows].max()), *plan)
