@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from jaxacct.optional import lacking
 from jaxacct.validation import InputError
 
 __all__ = [
@@ -95,11 +96,11 @@ def write_csv(path: Path, names: Sequence[str], rows: Iterable[list[str]]) -> No
         writer.writerows(rows)
 
 
-def optional_package(module: str, purpose: str) -> Any:
-    """An optional package, or one line that says how to get it."""
+def optional_package(module: str, what: str) -> Any:
+    """A module of an optional package; InputError with the remedy where it is not installed."""
     try:
         return importlib.import_module(module)
-    except ImportError:
-        raise InputError(
-            f"{purpose} needs {module}, which is not installed; run pip install {module}, or write a .csv"
-        ) from None
+    except ModuleNotFoundError as error:
+        if (error.name or module).partition(".")[0] != module.partition(".")[0]:
+            raise
+        raise InputError(lacking(what, module)) from None

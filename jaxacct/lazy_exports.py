@@ -6,13 +6,16 @@ A package that uses this writes its names three times: in the table of lazy expo
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
-__all__ = ["lazy_exports"]
+from jaxacct.optional import EXTRAS, lacking
+
+__all__ = ["Missing", "lazy_exports"]
 
 
 def lazy_exports(
@@ -20,8 +23,9 @@ def lazy_exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package, for names that live in its submodules.
 
-    A submodule that needs a package which is not installed is refused in one line that names that package.  A name that
-    is not there is refused in one line that says what it is called here, if it is known from elsewhere or misspelt.
+    A name whose submodule needs a package that is not installed is a class (of type `Missing`) that says so in its
+    docstring, and in one line wherever it is used; ``from jaxacct import verify`` is refused at once.  A name that is
+    not there is refused in one line that says what it is called here, if it is known from elsewhere or misspelt.
 
     Parameters
     ----------
@@ -45,13 +49,42 @@ def lazy_exports(
             home = home if home.startswith("jaxacct.") else f"{package}.{home}"
             value = getattr(importlib.import_module(home), name)
         except ModuleNotFoundError as error:
-            lacking = (error.name or "").partition(".")[0]
-            words = f"{package}.{name} needs the package {lacking}; pip install it"
-            raise ModuleNotFoundError(words, name=error.name) from None
-        setattr(sys.modules[package], name, value)
+            module = (error.name or "").partition(".")[0]
+            if module not in EXTRAS:
+                raise
+            caller = sys._getframe(1)  # Python's own, where the name is imported from the package, and not by a star
+            if caller.f_code.co_name == "_handle_fromlist" and not caller.f_locals.get("recursive"):
+                raise ModuleNotFoundError(lacking(f"{package}.{name}", module), name=module) from None
+            return _missing(package, name, module)
+        if not isinstance(value, Missing):
+            setattr(sys.modules[package], name, value)
         return value
 
     return __getattr__, lambda: sorted([*homes, *others])
+
+
+class Missing(type):
+    """What stands in the place of a public name whose package is not installed, so that the others can be listed."""
+
+    needs: str
+
+    def __new__(mcs, name: str, bases: tuple[Any, ...], inside: dict[str, Any]) -> Missing:
+        """A stand-in; a class that derives from one is refused."""
+        return bases[0]() if bases else super().__new__(mcs, name, bases, inside)
+
+    def __call__(cls, *given: Any, **named: Any) -> NoReturn:
+        """ModuleNotFoundError, with the remedy."""
+        raise ModuleNotFoundError(cls.__doc__, name=cls.needs)
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        raise AttributeError(cls.__doc__)
+
+
+@functools.cache
+def _missing(package: str, name: str, module: str) -> Missing:
+    """The stand-in for a name that needs a module."""
+    words = {"__doc__": lacking(f"{package}.{name}", module), "__module__": package, "needs": module}
+    return Missing(name, (), words)
 
 
 def _hint(package: str, name: str, homes: Mapping[str, str]) -> str:

@@ -129,9 +129,11 @@ def test_every_public_name_is_there_and_listed(package):
 
 
 def test_a_package_that_is_not_installed_is_named_in_one_line():
-    hidden = "import sys; sys.modules['dp_accounting'] = None; from jaxacct import interop; interop.supports"
-    last = run(hidden).strip().splitlines()[-1]
-    assert last == "ModuleNotFoundError: jaxacct.interop.supports needs the package dp_accounting; pip install it"
+    hidden = "import sys; sys.modules['dp_accounting'] = None; from jaxacct import interop; "
+    for use in ("interop.supports()", "from jaxacct.interop import supports", "type('Own', (interop.supports,), {})"):
+        last = run(hidden + use).strip().splitlines()[-1]
+        words = "jaxacct.interop.supports needs the package dp-accounting; pip install 'jaxacct[interop]'"
+        assert last == f"ModuleNotFoundError: {words}"
 
 
 def test_importing_the_library_imports_neither_jax_nor_scipy():

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import jaxacct
 
 ROOT = pathlib.Path(jaxacct.__file__).parent
-FOUNDATIONS = {"floats", "validation", "files", "progress", "lazy_exports", "bounds"} | {
+FOUNDATIONS = {"floats", "validation", "files", "progress", "lazy_exports", "optional", "bounds"} | {
     "keywords",
     "markup",
     "number_text",
@@ -25,10 +25,11 @@ ARROWS: dict[str, set[str]] = {
     "keywords": set(),
     "markup": set(),
     "number_text": set(),
-    "lazy_exports": {"keywords"},
+    "optional": set(),
+    "lazy_exports": {"keywords", "optional"},
     "progress": set(),
     "validation": {"floats"},
-    "files": {"validation"},
+    "files": {"optional", "validation"},
     "bounds": {"floats", "markup", "number_text", "validation"},
     "kernels": {"floats"},
     "mechanisms": {"floats", "kernels", "keywords", "markup", "validation"},
@@ -62,6 +63,7 @@ ARROWS: dict[str, set[str]] = {
 }
 """Each room with the rooms that it may import beside the foundations; a room only imports rooms above it."""
 STRICT = {"floats", "keywords", "markup", "number_text", "lazy_exports", "progress", "validation", "files"} | {
+    "optional",
     "bounds",
     "kernels",
     "mechanisms",

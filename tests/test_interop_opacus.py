@@ -139,6 +139,6 @@ def test_without_opacus_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus", None)
     monkeypatch.delitem(sys.modules, "jaxacct.interop.opacus_accountant", raising=False)
     monkeypatch.delitem(vars(interop), "OpacusAccountant", raising=False)  # what was once imported stays
-    assert "needs the package opacus; pip install it" in refusal(
-        lambda: interop.OpacusAccountant, error=ModuleNotFoundError
+    assert "needs the package opacus; pip install 'jaxacct[opacus]'" in refusal(
+        lambda: interop.OpacusAccountant(), error=ModuleNotFoundError
     )

@@ -241,6 +241,55 @@ def test_a_linen_module_with_several_streams():
     assert float(loss({}, EXAMPLE, keys[0])) != float(loss({}, EXAMPLE, keys[1]))
 
 
+class Itself(nn.Module):
+    @nn.compact
+    def __call__(module, x):
+        return nn.Dense(2, name="only")(x)
+
+
+class Several(nn.Module):
+    @nn.compact
+    def __call__(_, x, scale=2.0, *, train: bool = True):
+        return scale * nn.Dense(2)(x)
+
+
+class Anything(nn.Module):
+    @nn.compact
+    def __call__(*given, **named):
+        return nn.Dense(2)(given[1])
+
+
+class NamedSelf(nn.Module):
+    @nn.compact
+    def __call__(this, self):
+        return nn.Dense(2)(self)
+
+
+class Wrapped(nn.Module):
+    @nn.remat
+    @nn.compact
+    def __call__(m, x):
+        return nn.Dense(2)(x)
+
+
+@pytest.mark.parametrize("kind", [Itself, Several, Anything, NamedSelf, Wrapped, nn.Sequential])
+def test_a_linen_module_may_call_its_own_argument_what_it_likes(kind):
+    module = kind([nn.Dense(2)]) if kind is nn.Sequential else kind()
+    params = module.init(jax.random.key(0), X[0])
+    loss = loss_of(module, CROSS_ENTROPY, False, None)
+    assert float(loss(params, EXAMPLE)) == float(CROSS_ENTROPY(module.apply(params, X[0]), EXAMPLE[1]))
+
+
+def test_an_argument_that_is_missing_is_named_whatever_self_is_called():
+    class Asks(nn.Module):
+        @nn.compact
+        def __call__(module, x, self, train):
+            return nn.Dense(2)(x)
+
+    assert "Asks asks for self, train" in refusal(loss_of, Asks(), CROSS_ENTROPY, False, {})
+    loss_of(Asks(), CROSS_ENTROPY, False, {"self": 1, "train": True})
+
+
 # Aux
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.audit.selection_game import SEED_RANGE
+from jaxacct.files import optional_package
 from jaxacct.progress import Progress
 from jaxacct.training import Trainer
 from jaxacct.training.step.step_function import Carried, numbers
@@ -227,7 +228,7 @@ def flattened(tree: Any) -> Any:
 
 def _recorded(optimizer: Any) -> Any:
     """The optimizer, with the noisy mean that it was last given beside its state."""
-    import optax
+    optax = optional_package("optax", "an audit")
 
     def init(params: Any) -> Any:
         return optimizer.init(params), jax.tree.map(jnp.zeros_like, params)

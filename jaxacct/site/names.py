@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxacct
+from jaxacct.lazy_exports import Missing
 
 __all__ = ["PublicName", "homes", "members", "packages", "public_names", "undocumented"]
 
@@ -81,12 +82,11 @@ def homes() -> dict[str, PublicName]:
 def loaded(package: str, name: str) -> PublicName:
     """A public name by import; where it needs a package that is not installed, with a stand-in for that package."""
     module = importlib.import_module(package)
-    try:
-        return PublicName(package, name, getattr(module, name))
-    except ModuleNotFoundError as error:
-        needs = (error.name or "").partition(".")[0]
-        with stand_in(needs):
-            return PublicName(package, name, getattr(module, name), needs)
+    value = getattr(module, name)
+    if not isinstance(value, Missing):
+        return PublicName(package, name, value)
+    with stand_in(value.needs):
+        return PublicName(package, name, getattr(module, name), value.needs)
 
 
 class _Anything(type):

@@ -13,14 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from jaxacct.verification.result import OutOfTime
+from flint import acb, acb_mat, arb, ctx
 
-try:
-    from flint import acb, acb_mat, arb, ctx
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "ja.verify needs the package python-flint; pip install 'jaxacct[verify]'", name="flint"
-    ) from error
+from jaxacct.verification.result import OutOfTime
 
 __all__ = [
     "acb",

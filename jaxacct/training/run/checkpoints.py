@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxacct.files import optional_package
 from jaxacct.training.run import history
 from jaxacct.training.run.history import History
 from jaxacct.training.run.processes import ALONE, Processes
@@ -52,8 +53,7 @@ class Store:
     """
 
     def __init__(self, folder: str | os.PathLike[str], processes: Processes = ALONE) -> None:
-        import orbax.checkpoint as ocp
-
+        ocp = optional_package("orbax.checkpoint", "a folder of checkpoints")
         self._ocp = ocp
         self._path = Path(folder).absolute()
         processes.decide(self._prepare)

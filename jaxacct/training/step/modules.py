@@ -152,8 +152,7 @@ _NO_KEY = "the module draws random numbers and has no key for it; give rngs=True
 
 def _require_arguments(module: Any, named: Mapping[str, Any]) -> None:
     """InputError where a linen module asks for an argument that it is not given, such as ``train``."""
-    signature = inspect.signature(type(module).__call__)
-    _, *others = [p for p in signature.parameters.values() if p.name != "self"]
+    others = list(inspect.signature(module.__call__).parameters.values())[1:]  # the first is the input
     missing = [
         p.name
         for p in others

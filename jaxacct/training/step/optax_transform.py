@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxacct.chacha import secret
+from jaxacct.files import optional_package
 from jaxacct.training.step import noise
 from jaxacct.training.step.clip_norm import DEVIATION, sensitivity
 from jaxacct.validation import POSITIVE, check
@@ -70,8 +71,7 @@ def noisy_mean(key: Any, noise_multiplier: float, clip_norm: Any, expected_batch
     >>> params.shape
     (3,)
     """
-    import optax
-
+    optax = optional_package("optax", "noisy_mean")
     secret(key)
     expected = check("expected_batch_size", expected_batch_size, POSITIVE)
     # sums may be float32, and a deviation must not be rounded down with them

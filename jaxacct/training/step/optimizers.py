@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
+from jaxacct.files import optional_package
 from jaxacct.training.step.opened import paths
 from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.training.step.traces import trace
@@ -34,8 +35,7 @@ def updated(optimizer: Any, mean: Any, opt_state: Any, params: Any, value: Any =
     ------
     InputError : an optimizer that asks for what is not private, or for the loss where none is released.
     """
-    import optax
-
+    optax = optional_package("optax", "training")
     more = {} if value is None else {"value": value}
     try:
         return optax.with_extra_args_support(optimizer).update(mean, opt_state, params, **more)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.chacha import CHACHA20
+from jaxacct.files import optional_package
 from jaxacct.training.step import noise, sampler
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import deviation, grouped
@@ -246,8 +247,7 @@ def release(
 
     add_noise : as `noise.add`, for sums that lie elsewhere than on one device.
     """
-    import optax
-
+    optax = optional_package("optax", "training")
     params, opt_state, clip_norm, not_finite = carried
     summed, members, seen = sums
     found, groups = grouped(clip_norm, params)

@@ -1,0 +1,110 @@
+"""What needs a package that is not installed says which extra brings it, and hides nothing else."""
+
+import ast
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+
+import jax.numpy as jnp
+import pytest
+from helpers import refusal
+from test_front_door import PACKAGES
+
+import jaxacct as ja
+from jaxacct.optional import EXTRAS
+
+ROOT = pathlib.Path(ja.__file__).parent
+SOURCES = {path: path.read_text() for path in ROOT.rglob("*.py")}
+PROJECT = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+OF_NOTEBOOKS = "IPython"
+"""Imported only where a notebook of it runs."""
+
+
+def imported(source):
+    """The modules that a file imports, by name in a string too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "optional_package")):
+            yield from (given.value for given in node.args[:1] if isinstance(given, ast.Constant))
+
+
+def test_every_optional_import_has_an_extra_that_brings_it():
+    tops = {name.partition(".")[0] for source in SOURCES.values() for name in imported(source)}
+    needed = {re.split("[><=]", each)[0] for each in PROJECT["dependencies"]} | {"jaxacct"} | sys.stdlib_module_names
+    assert tops - needed - {OF_NOTEBOOKS} == set(EXTRAS)
+    for distribution, extra in EXTRAS.values():
+        brought = [re.split("[><=]", each)[0] for each in PROJECT["optional-dependencies"][extra]]
+        assert distribution in brought
+
+
+def test_every_remedy_in_the_sources_names_an_extra():
+    for path, source in SOURCES.items():
+        assert not re.search(r"pip install (it|\{module\})\b", source), path
+        named = re.findall(r"pip install \'jaxacct\[(\w+)\]\'", source)
+        assert set(named) <= set(PROJECT["optional-dependencies"]), path
+
+
+def test_no_room_fails_to_be_looked_at_where_every_optional_package_is_absent():
+    hidden = [*EXTRAS, "equinox", "torch"]
+    code = (
+        f"import sys\nfor name in {hidden!r}:\n    sys.modules[name] = None\n"
+        "import importlib, inspect, pydoc\n"
+        f"for package in {PACKAGES!r}:\n"
+        "    room = importlib.import_module(package)\n"
+        "    for name in {*dir(room), *getattr(room, '__all__', [])}:\n"
+        "        assert hasattr(room, name), (package, name)\n"
+        "    found = dict(inspect.getmembers(room))\n"
+        "    assert set(room.__all__) <= set(found), package\n"
+        "    assert pydoc.render_doc(room)\n"
+        "    exec(f'from {package} import *')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def table():
+    return ja.sweep({"noise_multiplier": [2.0], "sampling_probability": 1.0, "steps": 1, "delta": 1e-5})
+
+
+def trained(**more):
+    import optax
+
+    from jaxacct.training import Plan, Trainer
+
+    plan = Plan(target_delta=1e-5, dataset_size=4, sampling_probability=1.0, noise_multiplier=1.0, steps=1)
+    trainer = Trainer(jnp.dot, optax.sgd(0.1), plan, 1.0)
+    return trainer.fit(trainer.init(jnp.zeros(2)), jnp.ones((4, 2)), progress=False, **more)
+
+
+DOORS = {
+    "matplotlib": lambda path: ja.profile(ja.Gaussian(1.0)).plot(),
+    "orbax": lambda path: trained(checkpoints=path / "run"),
+    "pandas": lambda path: table().to_pandas(),
+    "pyarrow": lambda path: table().to_parquet(path / "one.parquet"),
+    "xarray": lambda path: table().to_xarray(),
+    "optax": lambda path: ja.training.noisy_mean(ja.training.fresh_key(), 1.0, 1.0, 10.0),
+}
+
+
+@pytest.mark.parametrize("module", DOORS)
+def test_the_remedy_is_the_extra(module, tmp_path, monkeypatch):
+    for name in [each for each in sys.modules if each.partition(".")[0] == module]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, module, None)
+    distribution, extra = EXTRAS[module]
+    told = f"needs the package {distribution}; pip install 'jaxacct[{extra}]'"
+    assert told in refusal(DOORS[module], tmp_path)
+
+
+def test_the_verifier_names_python_flint():
+    code = (
+        "import sys\nsys.modules['flint'] = None\nimport jaxacct as ja\n"
+        "ja.verify(ja.Gaussian(1.0), ja.epsilon(ja.Gaussian(1.0), 1e-5), delta=1e-5)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip().endswith("verify needs the package python-flint; pip install 'jaxacct[verify]'")
