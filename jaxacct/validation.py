@@ -274,7 +274,7 @@ def broadcast_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     seen: list[tuple[str, tuple[int, ...]]] = []
     for name, shape in shapes.items():
         try:
-            result = np.broadcast_shapes(result, shape)
+            result = np.broadcast_shapes(result, shape) if shape else result
         except ValueError:
             _refuse_shapes(name, shape, seen)
         seen.append((name, shape))

@@ -201,8 +201,8 @@ HOSTILE = {
     "deep": (chain(5000), "nested more than 64 deep"),
     "cycle": (cycle(lambda inner: inner), "nested more than 64 deep, or in a cycle"),
     "cycle through a repetition": (cycle(lambda inner: Repeat(inner, 2)), "nested more than 64 deep, or in a cycle"),
-    "shared events that double": (doubled(60), "more than 10000 events"),
-    "many": (Compose([Gauss(1.0)] * 10_001), "more than 10000 events"),
+    "shared events that double": (doubled(60), "more than 32768 events"),
+    "many": (Compose([Gauss(1.0)] * 2**15), "more than 32768 events"),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, cast
 
 import numpy as np
@@ -209,13 +209,14 @@ def _under(mechanism: Mechanism, relation: str) -> Mechanism:
         return mechanism
     if not mechanism.inside():
         return mechanism
-    fields: dict[str, Any] = {}
-    for name, value in vars(mechanism).items():
+    changed: dict[str, Any] = {}
+    for name in (field.name for field in fields(cast(Any, mechanism))):
+        value = getattr(mechanism, name)
         if isinstance(value, Mechanism):
-            fields[name] = _under(value, relation)
+            changed[name] = _under(value, relation)
         elif isinstance(value, tuple):
-            fields[name] = tuple(_under(item, relation) if isinstance(item, Mechanism) else item for item in value)
-    return replace(cast(Any, mechanism), **fields)
+            changed[name] = tuple(_under(item, relation) if isinstance(item, Mechanism) else item for item in value)
+    return replace(cast(Any, mechanism), **changed)
 
 
 def _steps(mechanism: Mechanism, count: int) -> list[tuple[Mechanism, int]]:

@@ -31,7 +31,7 @@ MAX_CHARACTERS = 2**23
 """Longest document.  This and the limits below keep a document from a stranger from using up memory or the stack."""
 MAX_DEPTH = 64
 """Most mechanisms inside one another."""
-MAX_MECHANISMS = 10_000
+MAX_MECHANISMS = 2**15
 """Most mechanisms in one document."""
 MAX_BATCH = 2**20
 """Most elements of the batch that the shapes in a document broadcast to."""
@@ -119,7 +119,7 @@ def from_json(text: str) -> Mechanism:
     InputError
         With one line that names the place: for NaN and Infinity; for numbers that float64 cannot hold (overflow,
         nonzero values that would become 0, integers beyond 2**53); for duplicate, missing and unknown keys; for other
-        versions; and for more than 2**23 characters, 64 levels, 10,000 mechanisms, 16 axes or 2**20 elements in the
+        versions; and for more than 2**23 characters, 64 levels, 2**15 mechanisms, 16 axes or 2**20 elements in the
         batch.
 
     >>> from_json('{"format": "jaxacct.mechanism", "version": 1, "mechanism": {"type": "PureDP", "epsilon": -1}}')

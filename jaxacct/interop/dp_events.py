@@ -28,7 +28,7 @@ __all__ = ["EventError", "convert", "events_inside", "from_dp_event", "supports"
 
 MAX_DEPTH = 64
 """Most events inside one another; this also ends cycles."""
-MAX_EVENTS = 10_000
+MAX_EVENTS = 2**15
 """Most events in one tree."""
 LARGEST_DATASET = 10**9
 """Most records of a data set from which a batch of a fixed size is drawn."""
@@ -68,7 +68,7 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     InputError
         With one line that names the place: for every other event (sampled compositions, user classes, ...); for one
         that no noise protects; for parameters that are not numbers in range; for counts beyond 2**53; and for more than
-        64 levels or 10,000 events.
+        64 levels or 2**15 events.
 
     References
     ----------

@@ -92,7 +92,8 @@ class Mechanism(ABC):
 
     def inside(self) -> list[Mechanism]:
         """The mechanisms that this one is made of, in the order of its fields."""
-        values = (value if isinstance(value, tuple) else (value,) for value in vars(self).values())
+        fields = (getattr(self, field.name) for field in dataclasses.fields(cast(Any, self)))
+        values = (value if isinstance(value, tuple) else (value,) for value in fields)
         return [item for items in values for item in items if isinstance(item, Mechanism)]
 
     @abstractmethod
@@ -233,13 +234,11 @@ def register(cls: type[M]) -> type[M]:
     keys = tuple(jax.tree_util.GetAttrKey(name) for name in children)
 
     def flatten(mechanism: M) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        values = vars(mechanism)
-        return tuple(values[name] for name in children), tuple(values[name] for name in static)
+        return tuple(getattr(mechanism, name) for name in children), tuple(getattr(mechanism, name) for name in static)
 
     def flatten_with_keys(mechanism: M) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        values = vars(mechanism)
-        leaves = tuple((key, values[name]) for key, name in zip(keys, children, strict=True))
-        return leaves, tuple(values[name] for name in static)
+        values, aux = flatten(mechanism)
+        return tuple(zip(keys, values, strict=True)), aux
 
     def unflatten(aux: tuple[Any, ...], values: Iterable[Any]) -> M:
         mechanism = object.__new__(cls)
@@ -273,7 +272,8 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     >>> batch_shape(dp_sgd([0.8, 1.0, 1.2], 0.01, 10_000))
     (3,)
     """
-    return broadcast_shape(dict(_shapes(require_mechanism("mechanism", mechanism))))
+    known = vars(require_mechanism("mechanism", mechanism)).get("_shape")  # of a composition, however long
+    return cast(tuple[int, ...], known) if known is not None else broadcast_shape(dict(_shapes(mechanism)))
 
 
 def require_mechanism(name: str, value: object) -> Mechanism:

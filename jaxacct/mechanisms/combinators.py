@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from jaxacct.mechanisms.base import (
     DIRECTIONS,
     Combinator,
     Mechanism,
+    batch_shape,
     register,
     require_mechanism,
     weakest,
@@ -23,7 +26,7 @@ from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.loss_components import exact_product
 from jaxacct.mechanisms.parts import FinitePart, Part
 from jaxacct.mechanisms.poisson_sampled import PoissonSampled
-from jaxacct.validation import COUNT, InputError
+from jaxacct.validation import COUNT, InputError, check
 
 __all__ = ["Composed", "Repeated", "compose", "repeat"]
 
@@ -33,8 +36,8 @@ __all__ = ["Composed", "Repeated", "compose", "repeat"]
 class Repeated(Combinator):
     """A mechanism composed with itself ``steps`` times, adaptively: losses add (README.md, "Composition").
 
-    Nested repetitions multiply their counts, which must stay within 2**53. The neighbouring relation is that of the
-    question; ``kind`` is that of the mechanism.
+    A repetition of a repetition is one repetition: the counts multiply, and must stay within 2**53. The neighbouring
+    relation is that of the question; ``kind`` is that of the mechanism.
 
     Parameters
     ----------
@@ -59,6 +62,14 @@ class Repeated(Combinator):
     mechanism: Any
     steps: Any
     constraints: ClassVar = {"steps": COUNT}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        inner = self.mechanism
+        if isinstance(inner, Repeated) and _is_checked(self.steps) and _is_checked(inner.steps):
+            with contextlib.suppress(InputError):  # more than 2**53: refused when something is asked
+                product = exact_product(np.asarray(inner.steps), np.asarray(self.steps))
+                vars(self).update(mechanism=inner.mechanism, steps=check("steps", product, COUNT))
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         return self._times_steps(self.mechanism.expand(relation, direction))
@@ -126,10 +137,23 @@ class Composed(Combinator):
             raise InputError("mechanisms must be a tuple of mechanisms; use compose(first, second)")
         if not self.mechanisms:
             raise InputError("mechanisms is empty; compose at least one mechanism")
-        object.__setattr__(self, "mechanisms", tuple(self.mechanisms))
-        for index, mechanism in enumerate(self.mechanisms):
-            require_mechanism(f"mechanisms[{index}]", mechanism)
-        super().__post_init__()
+        given = [_without_one(require_mechanism(f"mechanisms[{i}]", m)) for i, m in enumerate(self.mechanisms)]
+        try:
+            shape = np.broadcast_shapes(*(batch_shape(mechanism) for mechanism in given))
+        except ValueError:
+            super().__post_init__()  # names the two fields that clash
+            raise
+        vars(self).pop("mechanisms")
+        vars(self).update(_all=_Parts.of(given), _shape=shape)
+
+    def __getattr__(self, name: str) -> Any:
+        """`mechanisms` as a tuple, made when it is first asked for."""
+        if name != "mechanisms" or "_all" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return vars(self).setdefault(name, vars(self)["_all"].taken())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"mechanisms": self.mechanisms}
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         return [
@@ -163,6 +187,42 @@ class Composed(Combinator):
         composed = composed or len(self.mechanisms) > 1
         kind = weakest(mechanism.kind_of_bracket(relation, composed) for mechanism in self.mechanisms)
         return "bound" if kind == "certified" and self._mixes_orders(relation) else kind
+
+
+class _Parts(NamedTuple):
+    """The first `size` mechanisms of a list. The longest of those that share a list may lengthen it, others copy."""
+
+    shared: list[Mechanism]
+    size: int
+
+    @classmethod
+    def of(cls, given: list[Mechanism]) -> _Parts:
+        first, shared = vars(given[0]).get("_all"), []
+        with _LENGTHENING:
+            if first is not None and len(first.shared) == first.size:
+                shared, given = first.shared, given[1:]
+            for one in given:
+                shared.extend(one.mechanisms if isinstance(one, Composed) else (one,))
+            return cls(shared, len(shared))
+
+    def taken(self) -> tuple[Mechanism, ...]:
+        return tuple(self.shared[: self.size])
+
+
+_LENGTHENING = threading.RLock()
+"""Held while a list of mechanisms grows, so that two threads do not both lengthen it."""
+
+
+def _is_checked(steps: Any) -> bool:
+    """Whether a count is a number or an array, rather than a tracer or what a pytree transformation has put there."""
+    return isinstance(steps, float | np.ndarray)
+
+
+def _without_one(mechanism: Mechanism) -> Mechanism:
+    """A composition that is repeated once as the composition itself."""
+    if isinstance(mechanism, Repeated) and isinstance(mechanism.steps, float) and mechanism.steps == 1.0:
+        return mechanism.mechanism if isinstance(mechanism.mechanism, Composed) else mechanism
+    return mechanism
 
 
 def _in_either_order(mechanism: Mechanism, relation: str) -> list[tuple[Part, np.ndarray]]:
