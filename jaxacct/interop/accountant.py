@@ -143,6 +143,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             steps_of = [] if mechanism is None else _steps(_under(mechanism, self._relation), max(count, 1))
             for step, steps in steps_of:
                 counts[step] = counts.get(step, 0) + steps
+            for step in dict(steps_of):
                 self._check(step, counts[step])
         except InputError as error:
             at_fault = error.event if isinstance(error, EventError) else event
