@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxacct.gradient import epsilon_gradient
     from jaxacct.mechanism_calibration import calibrate
     from jaxacct.mechanisms import (
+        ZCDP,
         AboveThreshold,
         ApproximateDP,
         BallsInBins,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from jaxacct.verification import Verification, verify
 
 __all__ = [
+    "ZCDP",
     "AboveThreshold",
     "AllowedRepetitions",
     "ApproximateDP",
@@ -159,6 +161,7 @@ _HOMES = {
     "SmoothSensitivityGaussian": "mechanisms",
     "TruncatedPoissonSampled": "mechanisms",
     "Verification": "verification",
+    "ZCDP": "mechanisms",
     "cache_info": "engines.program_cache",
     "calibrate": "mechanism_calibration",
     "calibrate_noise_multiplier": "calibration",

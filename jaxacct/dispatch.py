@@ -29,7 +29,16 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
 from jaxacct.validation import InputError
 
-__all__ = ["Side", "ask_engines", "engine_of_mechanism", "is_open", "kinds_of", "limits_by_theorems"]
+__all__ = [
+    "Side",
+    "ask_engines",
+    "engine_of_mechanism",
+    "is_open",
+    "kinds_of",
+    "limits_by_theorems",
+    "some_rows",
+    "upper_by_moments",
+]
 
 FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
 """What an engine may raise on a configuration that it cannot answer."""
@@ -115,7 +124,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     wanting = is_open(answer, rtol, floor) | contradicted
     # rows to be checked by all theorems: an upper end of 0 always looks narrow, so it is among them
     doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | kinds.nearly_always_sampled))
-    limits = limits_by_theorems(quantity, _some(question, doubtful)) if doubtful.size else None
+    limits = limits_by_theorems(quantity, some_rows(question, doubtful)) if doubtful.size else None
     if limits is not None:
         _narrow_by_theorems(side, doubtful, *limits)
     # rows for the costly engines: all that are left where the user chose the engine
@@ -131,9 +140,10 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
             _ask(one, quantity, question, rows, side)
             if limits is not None:  # a contradiction leaves nothing; theorems stand
                 _narrow_by_theorems(side, doubtful, *limits)
-    rows = np.flatnonzero(asked & is_open(answer, WIDE[quantity], floor))
+    # of a guarantee the moments bound more than the pair does, so that the caller takes the smaller of both
+    rows = np.flatnonzero(asked & ~question.parts.guaranteed() & is_open(answer, WIDE[quantity], floor))
     if rows.size:
-        high = _upper_by_moments(quantity, _some(question, rows))
+        high = upper_by_moments(quantity, some_rows(question, rows))
         _narrow_by_theorems(side, rows, np.full(rows.size, -np.inf), high)
     used[used == ""] = "closed_form"  # known without asking
     low, mid, high = answer
@@ -167,7 +177,7 @@ def limits_by_theorems(quantity: str, question: Question) -> tuple[np.ndarray, n
         return np.fmax(low, rare), simple_bounds.least_epsilon(parts, target, slack)
 
 
-def _upper_by_moments(quantity: str, question: Question) -> np.ndarray:
+def upper_by_moments(quantity: str, question: Question) -> np.ndarray:
     """Upper ends by Rényi accounting."""
     from jaxacct.engines import renyi_bounds  # only where a row needs it
 
@@ -178,7 +188,7 @@ def _upper_by_moments(quantity: str, question: Question) -> np.ndarray:
         return renyi_bounds.least_epsilon(question.parts, np.maximum(least, SMALLEST_POSITIVE))
 
 
-def _some(question: Question, rows: np.ndarray) -> Question:
+def some_rows(question: Question, rows: np.ndarray) -> Question:
     """The same question for some of the configurations."""
     arrays = question.parts, question.kinds, question.target, question.slack, question.floor, question.hint
     parts, kinds, target, slack, floor, hint = jax.tree.map(operator.itemgetter(rows), arrays)
@@ -192,7 +202,7 @@ def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, si
     Rows on which the engine fails keep their brackets and do not end the others.  Ends that are NaN are ignored.  So is
     lower = inf: infinite answers were settled earlier.
     """
-    some = _some(question, rows)
+    some = some_rows(question, rows)
     try:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
             found = engine.epsilon(some) if quantity == "epsilon" else engine.delta(some)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxacct.bounds import Bounds
-from jaxacct.dispatch import Side, ask_engines, is_open, kinds_of
+from jaxacct.dispatch import Side, ask_engines, is_open, kinds_of, some_rows, upper_by_moments
 from jaxacct.engines.backend import job
 from jaxacct.engines.contour import Answer, Hint
 from jaxacct.engines.protocol import Effort, Question
@@ -218,6 +218,7 @@ def _one_epsilon(
     live = (finite > 0) & (slack < 1e-3)
     question = Question(parts, kinds, finite, slack, floor, effort, hint)
     side = ask_engines("epsilon", question, live & ~kinds.empty, engine)
+    side = _least_of_guarantee("epsilon", question, live, side)
     low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
     # what is left of delta is 0, or lost in the rounding of the mass at infinity
     edge = ~live & ~at_infinity
@@ -236,6 +237,7 @@ def _one_delta(
     kinds, infinite = kinds_of(parts), parts.delta_infinity
     question = Question(parts, kinds, eps, np.zeros(eps.shape), floor, effort, hint)
     side = ask_engines("delta", question, ~kinds.empty & (infinite < 1.0), engine)
+    side = _least_of_guarantee("delta", question, infinite < 1.0, side)
     low, mid, high = (np.where(kinds.empty, 0.0, end) for end in side.answer)
     low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite
     wrong = parts.infinity_units * ROUNDOFF * infinite
@@ -244,6 +246,17 @@ def _one_delta(
     agree = low <= high
     low, high = np.where(agree, low, np.maximum(infinite - wrong, 0.0)), np.where(agree, high, 1.0)
     return Side(Answer(low, np.clip(mid, low, high), high), side.engine, side.contradicted | ~agree)
+
+
+def _least_of_guarantee(quantity: str, question: Question, asked: np.ndarray, side: Side) -> Side:
+    """The answer, by the moments where a guarantee bounds these better than its pair does."""
+    rows = np.flatnonzero(asked & question.parts.guaranteed())
+    if not rows.size:
+        return side
+    most = np.full(asked.shape, np.inf)
+    most[rows] = upper_by_moments(quantity, some_rows(question, rows))
+    engine = np.where(most < side.answer.upper, "theorem", side.engine)
+    return Side(Answer(*(np.fmin(end, most) for end in side.answer)), engine, side.contradicted)
 
 
 def _removing(parts: Components, eps: np.ndarray) -> Components:

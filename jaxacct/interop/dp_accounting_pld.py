@@ -11,7 +11,9 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from jaxacct.dispatch import engine_of_mechanism
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape
-from jaxacct.mechanisms.parts import FinitePart, GaussianPart, Part
+from jaxacct.mechanisms.concentrated import concentrated_pair
+from jaxacct.mechanisms.finite import sample_pair
+from jaxacct.mechanisms.parts import ConcentratedPart, FinitePart, GaussianPart, Part
 from jaxacct.validation import POSITIVE, RELATIONS, InputError, check_flag, check_one, choice, refuse_tracers
 
 __all__ = ["to_dp_accounting_pld"]
@@ -95,6 +97,9 @@ def _has_lower_pair(mechanism: Mechanism, relation: str) -> bool:
 
 def _law(forward: Part, reverse: Part, step: float, pessimistic: bool) -> PrivacyLossDistribution | None:
     """One part, given in both directions; None where it tells nothing."""
+    if isinstance(forward, ConcentratedPart):
+        pair = concentrated_pair(forward.rho, forward.xi)
+        forward, reverse = (sample_pair(pair, np.asarray(1.0), way) for way in DIRECTIONS)
     if isinstance(forward, FinitePart) and isinstance(reverse, FinitePart):
         return PrivacyLossDistribution(_rounded(forward, step, pessimistic), _rounded(reverse, step, pessimistic))
     if isinstance(forward, FinitePart):

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
 from jaxacct.interop.dp_event_fields import checked, number, numbers, refuse, rounded, whole
 from jaxacct.mechanisms import (
+    ZCDP,
     ApproximateDP,
     DiscreteGaussian,
     DiscreteLaplace,
@@ -19,14 +18,12 @@ from jaxacct.mechanisms import (
     Laplace,
     Mechanism,
     MixtureOfGaussians,
-    PrivacyProfile,
     PureDP,
     RandomizedResponse,
     ReportNoisyMax,
     TruncatedPoissonSampled,
     repeat,
 )
-from jaxacct.representations import delta_from_zcdp
 
 __all__ = ["LEAVES", "concentrated"]
 
@@ -34,27 +31,13 @@ LARGEST_SCALE = 1e300
 """The scale of discrete Laplace noise whose parameter is so small that its inverse may be beyond float64."""
 LARGEST_DATASET = 10**9
 """Most records of a capped sample."""
-POINTS_OF_PROFILE = 400
-"""Points of the profile of zero-concentrated differential privacy, down to a delta of about 1e-290."""
 
 Leaf = Callable[[Any, str], Mechanism | None]
 
 
 def concentrated(rho: float, xi: float) -> Mechanism:
-    """(xi, rho)-zCDP as the profile that it implies: delta(eps) <= delta of rho-zCDP at eps - xi, in either direction.
-
-    The Renyi divergence of order a is at most xi + rho a, so that of the bound on delta only eps - xi matters.  Bun and
-    Steinke (2016); Canonne, Kamath and Steinke (2020), Proposition 12.
-    """
-    if rho == 0.0:
-        return PureDP(xi)
-    beyond = np.linspace(1e-3, 1.0, 40)[:-1] * rho
-    tail = rho + 2.0 * math.sqrt(rho) * np.linspace(0.0, 26.0, POINTS_OF_PROFILE)
-    distance = np.concatenate([beyond, tail])
-    epsilon = xi + distance
-    epsilon = epsilon[np.append(True, np.diff(epsilon) > 1e-9 * epsilon[-1])]
-    delta = delta_from_zcdp(rho, np.maximum(epsilon - xi - 4e-16 * epsilon, 0.0)).upper
-    return PrivacyProfile(epsilon, delta, delta)
+    """(xi, rho)-zCDP; without rho it is pure."""
+    return ZCDP(rho, xi) if rho > 0.0 else PureDP(xi)
 
 
 def _additive(mechanism: Callable[[Any], Mechanism]) -> Leaf:

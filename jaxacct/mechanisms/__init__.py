@@ -3,6 +3,7 @@
 from jaxacct.mechanisms.balls_in_bins import BallsInBins
 from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, BaseMechanism, Mechanism, batch_shape
 from jaxacct.mechanisms.combinators import Composed, Repeated, compose, repeat
+from jaxacct.mechanisms.concentrated import ZCDP
 from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from jaxacct.mechanisms.dp_sgd_run import SAMPLING, dp_sgd
 from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomisedResponse, RandomizedResponse
@@ -27,6 +28,7 @@ __all__ = [
     "DIRECTIONS",
     "RELATIONS",
     "SAMPLING",
+    "ZCDP",
     "AboveThreshold",
     "ApproximateDP",
     "BallsInBins",

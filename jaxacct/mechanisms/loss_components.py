@@ -6,8 +6,11 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, Mechanism, batch_shape, require_mechanism
-from jaxacct.mechanisms.parts import FinitePart, GaussianPart, LaplacePart, Part
+from jaxacct.mechanisms.concentrated import concentrated_pair
+from jaxacct.mechanisms.finite import sample_pair
+from jaxacct.mechanisms.parts import ConcentratedPart, FinitePart, GaussianPart, LaplacePart, Part
 from jaxacct.validation import LARGEST_COUNT, InputError, choice, refuse_tracers
 
 __all__ = ["Components", "add_and_remove", "components", "directions", "exact_product", "exact_sum"]
@@ -53,6 +56,8 @@ class Components(NamedTuple):
         Probability under P of an infinite loss, -expm1(log_survival).
     infinity_units : (B,)
         How many units of 2^-53 of itself delta_infinity is off at most (README.md, "Rounding of finite laws").
+    rho, xi : (B,)
+        The zero-concentrated guarantee that the last of the finite parts stands for, run once; 0 where there is none.
 
     References
     ----------
@@ -79,10 +84,16 @@ class Components(NamedTuple):
     mu: np.ndarray
     delta_infinity: np.ndarray
     infinity_units: np.ndarray
+    rho: np.ndarray
+    xi: np.ndarray
 
     def take(self, index: np.ndarray | slice) -> Components:
         """The same components restricted to some batch elements (an index array, a mask or a slice)."""
         return Components(*(field[index] for field in self))
+
+    def guaranteed(self) -> np.ndarray:
+        """(B,) whether a finite part stands for a zero-concentrated guarantee."""
+        return (self.rho > 0.0) | (self.xi > 0.0)
 
 
 def components(mechanism: Mechanism, relation: str, direction: str, below: bool = False) -> Components:
@@ -145,6 +156,15 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
     gauss, laplace = noise
 
     (loss, mass, infinity), n = _columns(counted, FinitePart, shape)
+    rho, xi = _concentrated(counted, shape)
+    if rho.any() or xi.any():
+        together = sample_pair(concentrated_pair(rho, xi), np.asarray(1.0), direction)
+        loss, mass = (
+            np.concatenate([_padded(old, new.shape[-1]), _padded(new[:, None], old.shape[-1])], axis=1)
+            for old, new in ((loss, together.loss), (mass, together.mass))
+        )
+        infinity = np.concatenate([infinity, together.infinity[:, None]], axis=1)
+        n = np.concatenate([n, np.where((rho > 0.0) | (xi > 0.0), 1.0, 0.0)[:, None]], axis=1)
     active = (loss != 0.0).any(axis=2) | (infinity > 0.0)  # the others release nothing
     n = np.where(active, n, 0.0)
     with np.errstate(divide="ignore"):  # all mass at infinity: nothing survives
@@ -155,7 +175,8 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
     loss, mass, n = (np.compress(n.any(axis=0), x, axis=1) for x in (loss, mass, n))
     sign = np.full(size, 1.0 if direction == "remove" else -1.0)
     units = np.full(size, 16.0 + loss.shape[1] + loss.shape[2])
-    return Components(sign, mu2, *gauss, *laplace, loss, mass, n, log_survival, mu, -np.expm1(log_survival), units)
+    lost = -np.expm1(log_survival)
+    return Components(sign, mu2, *gauss, *laplace, loss, mass, n, log_survival, mu, lost, units, rho, xi)
 
 
 def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
@@ -262,6 +283,23 @@ def _columns(
             else:
                 field[:, column, : values.shape[1]] = values
     return fields, counts
+
+
+def _concentrated(counted: list[tuple[Part, np.ndarray]], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """rho and xi of all zero-concentrated guarantees together, rounded up."""
+    total = np.zeros((2, int(np.prod(shape, dtype=np.int64))))
+    for part, count in counted:
+        if isinstance(part, ConcentratedPart):
+            total += [np.broadcast_to(each * count, shape).reshape(-1) for each in part]
+            total *= 1.0 + 4.0 * ROUNDOFF
+    if not np.all(np.isfinite(total)):
+        raise InputError("the rho or xi of all zero-concentrated guarantees exceeds float64; use fewer repetitions")
+    return total[0], total[1]
+
+
+def _padded(atoms: np.ndarray, width: int) -> np.ndarray:
+    """Atoms on the last axis with zeros behind them."""
+    return np.pad(atoms, ((0, 0), (0, 0), (0, max(width - atoms.shape[-1], 0))))
 
 
 def _refuse_counts(bad: np.ndarray, value: np.ndarray) -> NoReturn:

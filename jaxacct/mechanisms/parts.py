@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["FinitePair", "FinitePart", "GaussianPart", "LaplacePart", "Part"]
+__all__ = ["ConcentratedPart", "FinitePair", "FinitePart", "GaussianPart", "LaplacePart", "Part"]
 
 
 class GaussianPart(NamedTuple):
@@ -35,6 +35,13 @@ class FinitePart(NamedTuple):
     infinity: np.ndarray
 
 
+class ConcentratedPart(NamedTuple):
+    """Zero-concentrated differential privacy: Rényi divergences of at most ``xi + rho alpha``, in either direction."""
+
+    rho: np.ndarray
+    xi: np.ndarray
+
+
 class FinitePair(NamedTuple):
     """A dominating pair (P, Q) with finitely many likelihood ratios.
 
@@ -51,4 +58,4 @@ class FinitePair(NamedTuple):
     excess: np.ndarray | None = None
 
 
-Part = GaussianPart | LaplacePart | FinitePart
+Part = GaussianPart | LaplacePart | FinitePart | ConcentratedPart

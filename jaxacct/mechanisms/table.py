@@ -7,6 +7,7 @@ from collections.abc import Callable
 from jaxacct.mechanisms.balls_in_bins import BallsInBins, replaced_in_two_steps
 from jaxacct.mechanisms.base import BaseMechanism, Mechanism
 from jaxacct.mechanisms.combinators import Composed, Repeated
+from jaxacct.mechanisms.concentrated import ZCDP
 from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomizedResponse
 from jaxacct.mechanisms.finite_output import FiniteOutput
@@ -38,6 +39,7 @@ EXAMPLES: tuple[Mechanism, ...] = (
     FiniteOutput([0.5, 0.3, 0.2], [0.2, 0.5, 0.3]),
     PureDP(1.0),
     ApproximateDP(1.0, 1e-6),
+    ZCDP(0.1),
     PrivacyProfile([0.0, 1.0], [0.3, 0.0]),
     ExponentialMechanism(1.0),
     ReportNoisyMax(1.0),

@@ -162,7 +162,7 @@ def _largest_ratio(parts: Components) -> Interval:
     rows, orders = np.repeat(np.arange(size), grid.size), np.tile(grid, size)
     moments = log_moments(parts.take(rows), orders)
     k_low, k_high = (x.reshape(size, grid.size) for x in moments)
-    limit = 0.5 * (parts.mu2 + np.sum(parts.gauss_n / parts.gauss_sigma**2, axis=1))
+    limit = 0.5 * (parts.mu2 + np.sum(parts.gauss_n / parts.gauss_sigma**2, axis=1)) + parts.rho
     ratio = grid * (grid + 1.0)
     low = np.maximum(np.max(k_low / ratio, axis=1), limit * (1.0 - 8.0 * ROUNDOFF))
     first = k_high[:, 0] / grid[0]  # K(c) <= c K(c_0)/c_0 on the first cell
@@ -188,15 +188,17 @@ def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
 
     Only the mass of a cut tail is known, so that divergences of order 1 and more are bounded from below only.
     """
-    lost = parts.log_survival < 0
+    lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)  # a guarantee's moments need no tail
     cut = lost & (parts.log_survival > -CUT)
     return lost & ~cut, cut
 
 
 def _largest_bounded(parts: Components) -> np.ndarray:
-    """The largest loss of the Laplace and finite parts, or 0."""
+    """The largest loss of the Laplace and finite parts, or 0; xi of what a guarantee stands for."""
     rate, width = parts.laplace_q, 1.0 / parts.laplace_scale
     laplace = np.sum(parts.laplace_n * np.where(parts.laplace_n > 0, width, 0.0) * np.where(rate > 0, 1.0, 0.0), axis=1)
     top = np.max(np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf), axis=2, initial=-np.inf)
-    finite = np.sum(parts.finite_n * np.where(parts.finite_n > 0, top, 0.0), axis=1)
-    return np.maximum(laplace + finite, 0.0)
+    each = parts.finite_n * np.where(parts.finite_n > 0, top, 0.0)
+    if each.shape[1]:  # what a guarantee allows at order infinity beside rho alpha
+        each[:, -1] = np.where(parts.guaranteed(), parts.xi, each[:, -1])
+    return np.maximum(laplace + np.sum(each, axis=1), 0.0)

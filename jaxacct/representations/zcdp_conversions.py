@@ -83,7 +83,8 @@ def zcdp_from_renyi(orders: Any, values: Any) -> Bounds:
 def epsilon_from_zcdp(rho: Any, delta: Any) -> Bounds:
     """eps such that rho-zCDP gives (eps, delta)-DP: the Rényi conversion minimised over orders.
 
-    It is never above the simpler `rho + 2 sqrt(rho log(1/delta))`.
+    It is never above the simpler `rho + 2 sqrt(rho log(1/delta))`.  `jaxacct.epsilon(ZCDP(rho), delta)` is smaller at
+    large deltas.
 
     Parameters
     ----------
@@ -114,11 +115,15 @@ def epsilon_from_zcdp(rho: Any, delta: Any) -> Bounds:
     eps = np.min(rho * (1.0 + c) + (log_kappa(c) - np.log(delta)) / c, axis=0)
     simple = rho + 2.0 * np.sqrt(rho * np.log(1.0 / delta))
     eps = np.maximum(np.minimum(eps, simple), 0.0) * _UP
+    eps = np.where(delta**2 * (1.0 - 1e-14) >= _square_of_variation(rho), 0.0, eps)
     return Bounds(np.zeros_like(eps), eps, eps, "bound", engine="renyi")
 
 
 def delta_from_zcdp(rho: Any, epsilon: Any) -> Bounds:
-    """delta such that rho-zCDP gives (eps, delta)-DP: the Rényi conversion minimised over orders.
+    """delta such that rho-zCDP gives (eps, delta)-DP: the Rényi conversion minimised over orders; at most TV.
+
+    TV is the total variation that rho allows, at most `sqrt(rho/2)`.  `jaxacct.delta(ZCDP(rho), epsilon)` is smaller at
+    small epsilons.
 
     Parameters
     ----------
@@ -147,5 +152,11 @@ def delta_from_zcdp(rho: Any, epsilon: Any) -> Bounds:
     centre = np.maximum(eps / rho, 1.0) / 2.0
     c = np.multiply.outer(_ORDERS_ZCDP, centre)
     log_delta = np.min(c * (rho * (1.0 + c) - eps) + log_kappa(c), axis=0)
-    delta = np.minimum(np.exp(np.minimum(log_delta, 0.0)) * UP_EXPONENTIAL, 1.0)
+    most = np.minimum(np.exp(np.minimum(log_delta, 0.0)), np.sqrt(_square_of_variation(rho)))
+    delta = np.minimum(most * UP_EXPONENTIAL, 1.0)
     return Bounds(np.zeros_like(delta), delta, delta, "bound", engine="renyi")
+
+
+def _square_of_variation(rho: np.ndarray) -> np.ndarray:
+    """The square of the total variation that rho allows, by Pinsker and by Bretagnolle and Huber."""
+    return np.minimum(0.5 * rho, -np.expm1(-rho))
