@@ -25,7 +25,7 @@ from jaxacct.mechanisms import (
     repeat,
 )
 
-__all__ = ["LEAVES", "concentrated"]
+__all__ = ["LEAVES"]
 
 LARGEST_SCALE = 1e300
 """The scale of discrete Laplace noise whose parameter is so small that its inverse may be beyond float64."""
@@ -33,11 +33,6 @@ LARGEST_DATASET = 10**9
 """Most records of a capped sample."""
 
 Leaf = Callable[[Any, str], Mechanism | None]
-
-
-def concentrated(rho: float, xi: float) -> Mechanism:
-    """(xi, rho)-zCDP; without rho it is pure."""
-    return ZCDP(rho, xi) if rho > 0.0 else PureDP(xi)
 
 
 def _additive(mechanism: Callable[[Any], Mechanism]) -> Leaf:
@@ -114,7 +109,7 @@ def _zcdp(event: Any, path: str) -> Mechanism | None:
     for name, value in (("rho", rho), ("xi", xi)):
         if not 0 <= value < math.inf:
             refuse(event, path, f"{name} = {value!r:.30} must be >= 0 and finite; use the numbers of the guarantee")
-    return checked(event, path, lambda: concentrated(float(rho), float(xi)))
+    return checked(event, path, lambda: ZCDP(float(rho), float(xi)) if rho > 0 else PureDP(float(xi)))
 
 
 def _tree(event: Any, path: str) -> Mechanism | None:

@@ -10,7 +10,7 @@ from typing import Any
 from dp_accounting import dp_event
 
 from jaxacct.interop.dp_event_fields import EventError, checked, number, refuse, rounded, whole
-from jaxacct.interop.dp_event_leaves import LEAVES, concentrated
+from jaxacct.interop.dp_event_leaves import LEAVES
 from jaxacct.mechanisms import (
     Mechanism,
     PoissonSampled,
@@ -49,8 +49,7 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
       a record.
     * RepeatAndSelect becomes `selection.select`, whose answer is the exact worst case over scores. The parameter of the
       law of K is solved for, so that the mean is that of the event to the last digits.
-    * ZCDp becomes the PrivacyProfile that it implies. The rho and xi of those that are composed in one event are added
-      first, which is sharper than composing their profiles.
+    * ZCDp becomes `ZCDP`, whose rho and xi add in every composition.
     * SingleEpochTreeAggregation is one Gaussian for each node above a leaf. It holds where no record moves to another
       leaf: for zero-out, not for add/remove.
     * The source data set of a batch of a fixed size is the larger of the two.
@@ -155,40 +154,15 @@ def _convert(event: Any, path: str, depth: int, count: Iterator[int]) -> Mechani
 def _composed(event: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism | None:
     if type(event.events) not in (list, tuple):
         refuse(event, path, f"events must be a list of events, not {type(event.events).__name__}")
-    parts, rho, xi = [], Fraction(0), Fraction(0)
-    for place, item in enumerate(event.events):
-        part = _convert(item, f"{path}.events[{place}]", depth + 1, count)
-        if _is_concentrated(item):
-            rho, xi = rho + _total(item, "rho"), xi + _total(item, "xi")
-        else:
-            parts.append(part)
-    if rho or xi:
-        parts.append(concentrated(rounded(rho, math.inf), rounded(xi, math.inf)))
+    parts = [_convert(item, f"{path}.events[{place}]", depth + 1, count) for place, item in enumerate(event.events)]
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
     return compose(*known) if known else PureDP(0.0)
 
 
-def _is_concentrated(event: Any) -> bool:
-    """Whether an event is a ZCDp, once or several times over."""
-    while _name(event) == "SelfComposedDpEvent":
-        event = event.event
-    return _name(event) == "ZCDpEvent"
-
-
-def _total(event: Any, field: str) -> Fraction:
-    """rho or xi of a ZCDp, times how often it is run."""
-    times = 1
-    while _name(event) == "SelfComposedDpEvent":
-        event, times = event.event, times * int(event.count)
-    return Fraction(getattr(event, field)) * times
-
-
 def _repeated(event: Any, path: str, inner: Mechanism | None) -> Mechanism | None:
     steps = check("count", number(event, "count", path), COUNT)
-    if _is_concentrated(event):
-        return concentrated(*(rounded(_total(event, name), math.inf) for name in ("rho", "xi")))
     return None if inner is None else repeat(inner, steps)
 
 
