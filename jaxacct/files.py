@@ -7,6 +7,7 @@ import csv
 import importlib
 import io
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +19,7 @@ __all__ = [
     "Unwritable",
     "lock",
     "optional_package",
+    "regular_file",
     "rename_new",
     "replacing",
     "sync_folder",
@@ -86,6 +88,22 @@ def lock(file: io.FileIO | BinaryIO) -> None:
     import fcntl
 
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def regular_file(name: str, path: str | os.PathLike[str]) -> Path:
+    """The path of a file to be read; InputError for a folder or a pipe.  One that is missing passes."""
+    place = Path(path)
+    if not os.fspath(path):
+        raise InputError(f"{name} = {os.fspath(path)!r} names no file; give its path")
+    try:
+        mode = place.stat().st_mode
+    except (OSError, ValueError):  # as of a name with a zero byte: opening it says why
+        return place
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        what = kinds.get(stat.S_IFMT(mode), "a device")
+        raise InputError(f"{place}: cannot be read: it is {what}, no {name}; give a file")
+    return place
 
 
 def write_csv(path: Path, names: Sequence[str], rows: Iterable[list[str]]) -> None:

@@ -57,10 +57,22 @@ def _one(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
         "counted_again": spent.again,
         "replayed_exactly": spent.same,
         "cut_off": spent.torn,
+        **_looks(ledger, name, delta),
         "releases": [release._asdict() | {"count": count} for release, count in spent.releases.items()],
         "others": [{"mechanism": repr(entry.mechanism)[:200], "note": entry.note} for entry in spent.noted],
         **_answer(ledger.epsilon(delta, run=name)),
     }
+
+
+def _looks(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
+    """Whether outputs were seen, and from which step on; what the run counts as besides, or would if they were seen."""
+    looks, found = ledger.runs[name].looks, ledger.promised(name)
+    told = all(line.told for line in ledger.headers[name])
+    seen = {"outputs_seen_from": None if looks is None or not told else looks.step, "outputs_noted": told}
+    promised = [release._asdict() | {"count": count} for release, count in found.items()]
+    unfinished = bool(ledger.unfinished(name))
+    whole = float(ledger.epsilon(delta, run=name, whole=True).upper) if unfinished else None
+    return seen | {"promised": promised, "upper_if_seen": "inf" if whole == np.inf else whole}
 
 
 def _answer(bounds: Bounds) -> dict[str, Any]:
@@ -94,9 +106,17 @@ def _text(report: dict[str, Any]) -> str:
                 f"{release['count']} {what}, {release['sampling']}, noise multiplier "
                 f"{release['noise_multiplier']:.6g}, rate {release['sampling_probability']:.6g}{cap}"
             )
+        for place, release in enumerate(one["promised"]):
+            lines[f"promised {place + 1}"] = (
+                f"{release['count']} {_COUNTED.get(release['sampling'], 'steps')} not taken, noise multiplier "
+                f"{release['noise_multiplier']:.6g}: {_why(one)}"
+            )
         for place, other in enumerate(one["others"]):
             lines[f"other {place + 1}"] = f"{other['mechanism']}  {_safe(other['note'])}".rstrip()
         lines["epsilon"] = _claim(one, report["delta"])
+        if one["upper_if_seen"] is not None:
+            whole = one["upper_if_seen"] if one["upper_if_seen"] == "inf" else output.up(one["upper_if_seen"], 6)
+            lines["assumed"] = f"its plan is not at its end; if outputs decided that, epsilon is <= {whole}"
         blocks.append(output.block(lines))
     if len(report["runs"]) > 1:
         blocks.append(output.block({"all runs": _claim(report, report["delta"])}))
@@ -108,6 +128,14 @@ def _claim(answer: dict[str, Any], delta: float) -> str:
         return f"no finite bound at delta = {delta!r} ({answer['status']})"
     upper = output.up(answer["upper"], 6)
     return f"<= {upper} at delta = {delta!r} ({answer['kind']}; bracket from {answer['lower']:.6g})"
+
+
+def _why(one: dict[str, Any]) -> str:
+    """Why steps that were not taken count."""
+    if not one["outputs_noted"]:
+        return "an earlier release wrote this, and did not note whether outputs were seen"
+    step = one["outputs_seen_from"]
+    return "outputs were seen" + (" before its plan was left" if step is None else f" from step {step} on")
 
 
 def _safe(text: str) -> str:

@@ -17,7 +17,6 @@ from jaxacct.report.subject import Subject, counted, digest, origin, quoted
 from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, TRAINING, USERS, about, mechanisms_in, safe
 from jaxacct.selection import AdaptiveSelection, Selection
 from jaxacct.training import Ledger
-from jaxacct.training.ledger.stop_rule import promised
 from jaxacct.validation import DELTA, InputError, check_one
 
 __all__ = ["from_ledger", "read_ledger"]
@@ -145,13 +144,18 @@ def _spent(ledger: Ledger, delta: float) -> Rows:
                 ]
             )
             own = own and "as above"
+        for release, count in ledger.promised(name).items():
+            kind = about(ledger.plan.unit, f"not taken, but promised: {SAMPLING[release.sampling]}")
+            numbers = [repr(release.noise_multiplier), repr(release.sampling_probability), f"{count:,}"]
+            rows.append([safe(name), kind, *numbers, *([own] if several else [])])
+            own = own and "as above"
         for entry in spent.noted:
             text = f"{safe(repr(entry.mechanism))[:300]} {safe(entry.note)}".rstrip()
             rows.append([safe(name), text, "", "", "1", *([own] if several else [])])
             own = own and "as above"
     header = ["run", "what was released", "noise multiplier", "sampling probability", "how often"]
     header += ["epsilon of the run"] if several else []
-    return counted("Every release in the ledger. Equal ones are counted together.", header, rows)
+    return counted("Every release that counts. Equal ones are counted together.", header, rows)
 
 
 def _epsilon(bounds: Bounds) -> str:
@@ -185,9 +189,27 @@ def _assumed(ledger: Ledger, delta: float) -> list[str]:
             found.append(f"{run}later settings may depend on the data. A Renyi filter bounds every path.")
         else:
             found.append(f"{run}no setting was chosen by looking at the data or at outputs of the run.")
-        if len(spent.numbers) < plans[-1].steps:
+        if ledger.promised(name):
+            found.append(_seen(ledger, name))
+        elif name in ledger.unfinished(name):
             found.append(_early(ledger, name, delta))
     return found
+
+
+def _seen(ledger: Ledger, name: str) -> str:
+    """Why more counts than the steps that were taken."""
+    looks, spent, plan = ledger.runs[name].looks, ledger.runs[name], ledger.headers[name][-1].plan
+    text = f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. "
+    if not ledger.headers[name][-1].told:
+        return (
+            f"{text}An earlier release wrote it, which did not note whether outputs were seen. The whole plan counts."
+        )
+    if looks is None:
+        return f"{text}It left an earlier plan after its outputs were seen. That plan counts to its end."
+    return (
+        f"{text}Its outputs could be seen from step {looks.step:,} on, and may have decided where it ended. So it "
+        f"counts as far as it would have gone by itself, to step {looks.until:,}."
+    )
 
 
 def _early(ledger: Ledger, name: str, delta: float) -> str:
@@ -195,13 +217,10 @@ def _early(ledger: Ledger, name: str, delta: float) -> str:
     spent, plan = ledger.runs[name], ledger.headers[name][-1].plan
     text = (
         f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. That it "
-        f"ended there "
-        "was not decided by the data or by its outputs."
+        f"ended there was not decided by the data or by its outputs."
     )
-    if name != ledger.run or delta != plan.target_delta or plan.steps <= max(spent.numbers, default=-1) + 1:
-        return text
-    whole = promised(plan, ledger, max(spent.numbers, default=-1) + 1)
-    return f"{text} If it was, the whole plan counts: epsilon {_epsilon(whole)} at delta = {plan.target_delta!r}."
+    whole = _epsilon(ledger.epsilon(delta, whole=True))
+    return f"{text} If it was, the whole plan counts: epsilon {whole} at delta = {delta!r}."
 
 
 def _sizes(ledger: Ledger) -> list[str]:

@@ -28,7 +28,7 @@ from jaxacct.training.run.placement import placement
 from jaxacct.training.run.program import Program
 from jaxacct.training.run.progress import Live
 from jaxacct.training.run.resume import last_checkpoint, reach, require_same
-from jaxacct.training.run.state import State, shown
+from jaxacct.training.run.state import Looks, State, shown
 from jaxacct.training.run.streaming import Streamed
 from jaxacct.training.source import Source
 from jaxacct.training.step import noise
@@ -324,12 +324,19 @@ class Trainer:
                 f"checkpoint of step {step} is of another plan, program, machine or data, and steps after it may have "
                 "been released that no ledger holds; go on with the same ones, and keep a ledger"
             )
-        looks = ["before"] if state.seen else []
+        processes, digest_of = self.placement.processes, self.placement.digest
+
+        def see(looked: bool = True) -> None:
+            if ledger is not None:
+                ledger.seen(plan, step, looked)
+
+        # of several processes one may look alone, and cannot write the line without the others: they write it before
+        looks = Looks(state.seen, see if processes.count == 1 else lambda: None)
 
         def now(stopped: str = "", session: bytes = b"") -> Checkpoint:
             done = followed(stretches, plan, step, step, partition) if session else stretches
             history = History(done) if ledger is None else History((), ledger.mark())
-            return Checkpoint(step, carried, line, history, session, stopped, bool(looks))
+            return Checkpoint(step, carried, line, history, session, stopped, looks.seen)
 
         saved = found
         if store is not None and step < plan.steps and not program.goes_on(found, ledger is not None):
@@ -337,7 +344,6 @@ class Trainer:
             store.save(saved)
         if step < until:
             program.begin(line, step, until)
-        processes, digest_of = self.placement.processes, self.placement.digest
         bar = Live(plan, step, progress if processes.first else False)
         try:
             while step < plan.steps:
@@ -346,6 +352,11 @@ class Trainer:
                     break
                 after, key, settings, partition, batch = program.prepared(line, step)
                 if ledger is not None and not ledger.note(plan, step, key, partition or None):
+                    if step == 0:
+                        raise InputError(
+                            f"none of the plan's {plan.steps} steps fits the budget beside what the ledger holds; for "
+                            "other data use another ledger"
+                        )
                     stopped = "budget"
                     break
                 done, observed = program.run(carried, key, settings, batch)
@@ -358,15 +369,18 @@ class Trainer:
                     saved = now(session=program.session)
                     store.save(saved)
                 if callbacks:
-                    view = shown(self._state(now(), program.frozen), looks)
-                    stop = any([callback(view) for callback in callbacks])
-                    stop, seen = processes.any(stop, bool(looks))
-                    if seen and not looks:
-                        looks.append("in another process")
+                    if processes.count > 1:
+                        see()
+                    stop = self._called(callbacks, shown(self._state(now(), program.frozen), looks), looks)
+                    stop, looks.seen = processes.any(stop, looks.seen)
                     if stop:
+                        see(looks.seen)
                         stopped = "callback"
                         break
         except BaseException as error:
+            # a person who interrupts a run may have seen its checkpoints, its log, or the line of its progress
+            if isinstance(error, KeyboardInterrupt) and processes.count == 1 and step:
+                _whatever_fails(lambda: see(False))
             # of several processes one may be alone with its error, and cannot write a checkpoint without the others
             if store is not None and processes.count == 1 and program.keeps_after(error):
                 line = line._replace(seal=digest_of(carried))
@@ -379,6 +393,16 @@ class Trainer:
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # nothing was released after it
         return self._state(last, program.frozen)
+
+    def _called(self, callbacks: list[Callable[[State], Any]], view: State, looks: Looks) -> bool:
+        """Whether one of the callbacks stops the run.  One that raises has looked at outputs."""
+        try:
+            return any([callback(view) for callback in callbacks])
+        except BaseException:
+            _whatever_fails(looks.look)
+            raise
+        finally:
+            looks.now = None
 
     def _state(self, found: Checkpoint, frozen: Rest | None) -> State:
         """A checkpoint as users see it: with the whole model."""
@@ -403,3 +427,11 @@ class Trainer:
                 f"data has first axes {sorted(sizes)}, must be ({self.plan.dataset_size},), the plan's dataset_size; "
                 "make the plan for these data"
             )
+
+
+def _whatever_fails(note: Callable[[], Any]) -> None:
+    """Note that outputs were seen, while another error is on its way; one line says where that could not be done."""
+    try:
+        note()
+    except InputError as error:
+        say(f"jaxacct: {error}; the ledger does not say that outputs were seen: count the plan to its end")

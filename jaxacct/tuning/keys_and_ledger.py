@@ -69,10 +69,9 @@ def note_whole(
 
 def _require_room(ledger: Ledger, plan: Plan, mechanism: Mechanism, target: float | None) -> None:
     """InputError where a ledger's releases and one more exceed a target."""
-    held = [spent for spent in ledger.runs.values() if spent.releases or spent.others]
-    if target is None or not held:
+    several = [(ledger.counting(name), headers) for name, headers in ledger.headers.items()]
+    if target is None or not any(spent.releases or spent.others for spent, _ in several):
         return
-    several = [(spent, ledger.headers[name]) for name, spent in ledger.runs.items()]
     several.append((Spent(others=Counter([mechanism])), [Run("", "", plan)]))
     upper = float(claim(several, plan.target_delta, plan.relation).upper)
     if not upper <= target:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import Mechanism
 from jaxacct.training.ledger.claim import claim
-from jaxacct.training.ledger.format import Line, Run, Torn, run_of
+from jaxacct.training.ledger.format import Line, Run, Seen, Torn, run_of
 from jaxacct.training.ledger.totals import Spent, total
 from jaxacct.training.plan import Plan
-from jaxacct.training.step.step_mechanisms import ALLOCATION, POISSON, TRUNCATED, Release
+from jaxacct.training.step.step_mechanisms import (
+    ALLOCATION,
+    BY_PASS,
+    POISSON,
+    TRUNCATED,
+    Release,
+    release_of_pass,
+)
 from jaxacct.validation import InputError
 
-__all__ = ["Contents"]
+__all__ = ["Contents", "ahead"]
 
 
 class Contents:
@@ -36,32 +44,82 @@ class Contents:
         return self.headers[self.run][-1].plan
 
     def releases(self, run: str | None = None) -> Counter[Release]:
-        """The training steps spent, counted: of one run, or of all."""
+        """The training steps that were taken, counted: of one run, or of all."""
         known = self.runs.values() if run is None else [self._known(run)]
         return sum((spent.releases for spent in known), Counter())
 
     def spent(self, run: str | None = None) -> Mechanism:
-        """Everything released by one run, or by all, as one mechanism: derived from the entries, not from the plan."""
-        return total(list(self.runs.values()) if run is None else [self._known(run)])
+        """Everything that counts of one run, or of all, as one mechanism: derived from the entries.
 
-    def epsilon(self, delta: float, relation: str | None = None, run: str | None = None) -> Bounds:
-        """Epsilon of what is spent, by one run or by all, as a certified bracket; relation by default the plans' own.
+        Where outputs of a run were seen before it ended, the rest of its plan counts as well (see `promised`).
+        """
+        return total([self.counting(name) for name in self._names(run)])
+
+    def epsilon(
+        self, delta: float, relation: str | None = None, run: str | None = None, *, whole: bool = False
+    ) -> Bounds:
+        """Epsilon of what counts, of one run or of all, as a certified bracket; relation by default the plans' own.
+
+        Where outputs of a run were seen before it ended, the rest of its plan counts as well (see `promised`).
+        whole : count every run to the end of its plan: for those that were ended because of what was seen outside of
+        their callbacks, such as a process that was killed because of its checkpoints.  No ledger knows of that.
 
         Of a run whose plan was recalibrated by what the data said, it is that of the plan's filter (kind "bound"), at
         the filter's order composed with the other releases; inf where the run has spent more than the filter lets pass.
         """
-        names = list(self.runs) if run is None else [run]
-        several = [(self._known(name), self.headers[name]) for name in names]
-        return claim(several, delta, relation)
+        names = self._names(run)
+        return claim([(self.counting(name, whole), self.headers[name]) for name in names], delta, relation)
+
+    def epsilon_of_entries(self, delta: float, relation: str | None = None, run: str | None = None) -> Bounds:
+        """Epsilon of the entries alone, for a run that goes on whatever they say: no claim once it may have ended."""
+        return claim([(self._known(name), self.headers[name]) for name in self._names(run)], delta, relation)
+
+    def counting(self, run: str, whole: bool = False) -> Spent:
+        """What counts of a run: its entries, and what it had promised when its outputs were seen."""
+        spent, more = self._known(run), self.promised(run, whole)
+        return replace(spent, releases=spent.releases + more) if more else spent
+
+    def promised(self, run: str, whole: bool = False) -> Counter[Release]:
+        """What a run whose outputs were seen would still have released; nothing where it ended by itself.
+
+        Whatever ends a run early, what it has put out is a part of what it would have put out, and of nothing shorter
+        that was fixed beforehand.  A filter holds on every path as it is.  (`whole` as for `epsilon`.)
+        """
+        spent, headers = self._known(run), self.headers[run]
+        if any(line.plan.filter for line in headers):
+            return Counter()
+        plan, looks = headers[-1].plan, spent.looks
+        until = plan.steps if whole else spent.next if looks is None else looks.until
+        return spent.owed + ahead(plan, spent, spent.next, until - spent.next, None)
+
+    def unfinished(self, run: str | None = None) -> list[str]:
+        """Those runs, of one or of all, whose plan has steps after their last one, and that say nothing of looks."""
+        names = self._names(run)
+        return [name for name in names if self.runs[name].looks is None and self.promised(name, whole=True)]
 
     def count(self, entry: Line) -> None:
         """Count one more entry.  That of a run makes it the current one."""
         if isinstance(entry, Run):
-            self.headers.setdefault(entry.run, []).append(entry)
-            self.runs.setdefault(entry.run, Spent())
-            self.run = entry.run
-        else:
-            self._known(entry.run).add(entry)
+            self._begin(entry)
+            return
+        spent = self._known(entry.run)
+        if isinstance(entry, Seen) and entry.until > self.headers[entry.run][-1].plan.steps:
+            raise InputError(f"{self.path}: until = {entry.until} is beyond the plan of run {entry.run!r:.60}")
+        spent.add(entry)
+
+    def _begin(self, entry: Run) -> None:
+        """A run begins, or goes on with another plan.
+
+        Outputs that callbacks had looked at leave the rest of the plan before, if it is not the same.  A stop without
+        looks leaves nothing.  An earlier release said nothing of looks: all of its plans count to their end.
+        """
+        headers, spent = self.headers.setdefault(entry.run, []), self.runs.setdefault(entry.run, Spent())
+        self.run = entry.run
+        if not headers or headers[-1].plan != entry.plan:
+            if spent.looks is not None and spent.looks.looked:
+                spent.owed = self.promised(entry.run)
+            spent.looks = None if entry.told else Seen(entry.run, spent.next, entry.plan.steps, False)
+        headers.append(entry)
 
     def torn(self, fragment: bytes) -> Torn:
         """The most that a step which was cut off can have been: the least noise and the highest rate of its run.
@@ -83,8 +141,30 @@ class Contents:
             return Torn(name, noise, rate, TRUNCATED, known[0].cap, known[0].dataset_size)
         return Torn(name, noise, 1.0 if sampling == ALLOCATION else rate, sampling)
 
+    def _names(self, run: str | None) -> list[str]:
+        return list(self.runs) if run is None else [run]
+
     def _known(self, run: str) -> Spent:
         """What a run has spent; InputError for one that is not there."""
         if run not in self.runs:
             raise InputError(f"run = {run!r:.60} is not in {self.path}; it has {', '.join(map(repr, self.runs))}")
         return self.runs[run]
+
+
+def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None) -> Counter[Release]:
+    """What the next steps of a run release, by its plan.
+
+    With fixed batches a pass costs what its dearest step costs, and so does a round of random allocation.  So the pass
+    under way adds a release only if its steps to come have less noise than those in the ledger.
+    """
+    if steps < 1:
+        return Counter()
+    end = step + steps
+    if plan.sampling not in BY_PASS:
+        return plan.releases_between(step, end)
+    _, first, last = plan.pass_of(step)
+    found = plan.releases_between(min(last, end), end)
+    noise = min(release.noise_multiplier for release in plan.releases_between(step, min(last, end)))
+    if spent.within(first, last, step, partition) < noise**-2:
+        found[release_of_pass(plan.sampling, noise, plan.at(step).sampling_probability)] += 1
+    return found

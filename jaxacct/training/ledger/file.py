@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import shutil
+import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from jaxacct.files import unwritable
+from jaxacct.files import lock, sync_folder, unwritable
 from jaxacct.validation import InputError
 
-__all__ = ["LedgerFile"]
+__all__ = ["LedgerFile", "beside"]
+
+
+def beside(place: Path) -> Path:
+    """A name of its own in the same folder, for what takes a file's place; of a name of 255 bytes, too."""
+    name = place.name.encode(errors="ignore")[:242].decode(errors="ignore")
+    return place.with_name(f"{name}.{secrets.token_hex(4)}.tmp")
 
 
 class LedgerFile:
@@ -36,15 +45,14 @@ class LedgerFile:
 
     def hold(self) -> None:
         """Refuse a ledger that another process is writing (where the system has such locks)."""
-        if os.name != "posix":
-            return
-        import fcntl  # only such systems have it
-
         try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self.file)
         except BlockingIOError:
-            self.file.close()
+            self.close()
             raise InputError(f"{self.path}: another process is writing it; wait for it, or stop it first") from None
+        if not self._is_there(self.file):  # the one that wrote it has put another in its place meanwhile
+            self.close()
+            raise InputError(f"{self.path}: was replaced while it was being opened; open it again")
 
     def append(self, content: bytes) -> None:
         """Write at the end, and make sure that it is on the disk, in the file that is at the path."""
@@ -64,6 +72,46 @@ class LedgerFile:
         """Drop what is beyond a place, and go on there."""
         self.file.truncate(end)
         self.file.seek(end)
+
+    def replace_end(self, end: int, content: bytes) -> None:
+        """Put something in the place of all that is beyond a place, at once: whoever reads the file finds one of both.
+
+        It is a new file, held from the start, that takes the name of the old one when all of it is on the disk.
+        """
+        place, old = Path(os.path.realpath(self.path)), self.file
+        temporary = beside(place)
+        try:
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+            new = os.fdopen(descriptor, "r+b")
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+        try:
+            temporary.chmod(stat.S_IMODE(os.fstat(old.fileno()).st_mode))
+            lock(new)
+            old.seek(0)
+            shutil.copyfileobj(old, new)
+            new.seek(end)
+            new.truncate()
+            new.write(content)
+            new.flush()
+            os.fsync(new.fileno())
+            if os.name != "posix":  # where no open file can be renamed
+                new.close()
+                old.close()
+            os.replace(temporary, place)
+            sync_folder(place)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                new.close()
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise unwritable(self.path, error) from None
+            raise
+        old.close()
+        self._file = place.open("r+b") if new.closed else new
+        self._file.seek(0, os.SEEK_END)
+        self.size = end + len(content)
 
     def end_last_line(self) -> None:
         """A last line that lacks nothing but its end counts as it is; what follows begins a line of its own.
@@ -100,12 +148,14 @@ class LedgerFile:
 
     def _require_in_place(self, file: BinaryIO, size: int) -> None:
         """InputError unless the file that is open is still the one at the path, and holds just what was written."""
-        mine = os.fstat(file.fileno())
-        try:
-            there = os.stat(self.path)
-        except FileNotFoundError:
-            there = None
-        if there is None or not os.path.samestat(mine, there):
+        if not self._is_there(file):
             raise InputError(f"{self.path}: was deleted or replaced while it was open; restore it from a copy")
-        if mine.st_size != size:
+        if os.fstat(file.fileno()).st_size != size:
             raise InputError(f"{self.path}: was changed by something else while it was open; restore it from a copy")
+
+    def _is_there(self, file: BinaryIO) -> bool:
+        """Whether an open file is the one at the path."""
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))
+        except FileNotFoundError:
+            return False

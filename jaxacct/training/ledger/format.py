@@ -1,6 +1,6 @@
 """The lines of a ledger: JSON objects, each with a checksum that also covers all lines before it.
 
-A line is an entry of one of four kinds.  The checksum tells damage, lines lost in the middle and lines out of order
+A line is an entry of one of five kinds.  The checksum tells damage, lines lost in the middle and lines out of order
 apart from what was written; it is no signature, and does not stop anyone who rewrites the file.
 """
 
@@ -27,10 +27,12 @@ __all__ = [
     "Chain",
     "Line",
     "Run",
+    "Seen",
     "Spend",
     "Step",
     "Torn",
     "checked",
+    "checked_seen",
     "encode",
     "looks_like_a_step",
     "read",
@@ -38,24 +40,41 @@ __all__ = [
     "words",
 ]
 
-_FORMAT, _VERSION = "jaxacct.ledger", 1
-"""What a run's line says of the format; this release reads no other version."""
+_FORMAT, _VERSION = "jaxacct.ledger", 2
+"""What a run's line says of the format; this release reads version 1, too, which said nothing of looks at outputs."""
 _MAX_LINE_BYTES, _MAX_TEXT = 2**24, 256
 """A longer line is refused unread, and so is a longer text (in characters) in it: a ledger may come from strangers."""
 LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
 """Step numbers and counts: all whole numbers up to 2**53 are exact in float64."""
 _SUFFIX = ', "check": "00000000"}'
 """The end of a line; its length is what counts."""
-_KIND, _STEP = b'{"kind": "', b'{"kind": "step", '
-"""The beginnings of any line, and of a step's."""
+_KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
+"""The beginnings of any line, and of those of steps."""
 
 
 class Run(NamedTuple):
-    """A run begins, or goes on with another plan; who says so."""
+    """A run begins, or goes on with another plan; who says so.
+
+    told : whether the ledger says when outputs of the run are seen; an earlier release did not.
+    """
 
     run: str
     by: str
     plan: Plan
+    told: bool = True
+
+
+class Seen(NamedTuple):
+    """Outputs of a run are about to be seen, so many steps having been taken by the plan that it follows.
+
+    until : the step of the plan before which the run would have ended by itself.
+    looked : whether a callback looks at them, or raises; False where the run is stopped by what may have seen them.
+    """
+
+    run: str
+    step: int
+    until: int
+    looked: bool
 
 
 class Step(NamedTuple):
@@ -92,7 +111,7 @@ class Torn(NamedTuple):
     dataset_size: int = 0
 
 
-Line = Run | Step | Spend | Torn
+Line = Run | Step | Spend | Torn | Seen
 
 
 class Chain(NamedTuple):
@@ -114,7 +133,8 @@ def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
     """A line as bytes, with its checksum, and the checksums that the next one continues."""
     kind, fields = type(line).__name__.lower(), line._asdict()
     if isinstance(line, Run):
-        fields = {"format": _FORMAT, "version": _VERSION, **fields, "plan": plan_document(line.plan)}
+        head = {"format": _FORMAT, "version": _VERSION, "run": line.run, "by": line.by}
+        fields = {**head, "plan": plan_document(line.plan)}
     elif isinstance(line, Spend):
         fields["mechanism"] = json.loads(to_json(line.mechanism))
     elif isinstance(line, Step | Torn) and not line.cap:
@@ -134,6 +154,8 @@ def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]
         number += 1
         place = f"{path}: line {number}"
         whole = raw.endswith(b"\n")
+        if number == 1 and not _begins_a_ledger(raw):
+            raise InputError(f"{path}: is no ledger: it does not begin with a run; give the ledger of a training run")
         if len(raw) > _MAX_LINE_BYTES:
             raise InputError(f"{place} has more than {_MAX_LINE_BYTES} bytes; restore the ledger from a copy")
         text = raw.rstrip(b"\n")
@@ -151,14 +173,19 @@ def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]
         yield text, chain, file.tell() - len(raw)
 
 
+def _begins_a_ledger(first: bytes) -> bool:
+    """Whether a first line may be that of a ledger, one that is damaged or cut off included."""
+    return first.startswith(_KIND) or _KIND.startswith(first) or _FORMAT.encode() in first[:_MAX_LINE_BYTES]
+
+
 def looks_like_a_step(fragment: bytes) -> bool:
-    """Whether the beginning of a line may be that of a step."""
-    return fragment.startswith(_STEP) or _STEP.startswith(fragment)
+    """Whether the beginning of a line may be that of a step, or of what one that was cut off counts as."""
+    return any(fragment.startswith(one) or one.startswith(fragment) for one in (_STEP, _TORN))
 
 
 def run_of(fragment: bytes) -> str | None:
     """The run that the beginning of a line names."""
-    found = re.match(rb'\{"kind": "step", "run": ("(?:[^"\\]|\\.)*")', fragment)
+    found = re.match(rb'\{"kind": "(?:step|torn)", "run": ("(?:[^"\\]|\\.)*")', fragment)
     try:
         return json.loads(found[1]) if found else None
     except ValueError:
@@ -198,6 +225,14 @@ def checked(line: Step) -> Step:
     )
 
 
+def checked_seen(line: Seen) -> Seen:
+    """The line with its fields checked."""
+    step, until = (int(check(name, getattr(line, name), LAST_STEP)) for name in ("step", "until"))
+    if not isinstance(line.looked, bool):
+        raise InputError(f"looked = {line.looked!r:.40} must be true or false; use one of them")
+    return Seen(words("run", line.run), step, until, line.looked)
+
+
 def _decode(text: bytes, place: str, number: int) -> Line:
     """The entry that a whole line holds; InputError, naming the line, for whatever is none."""
     try:
@@ -207,10 +242,13 @@ def _decode(text: bytes, place: str, number: int) -> Line:
         if (kind == "run") != ("format" in node) or (number == 1 and kind != "run"):
             raise ValueError("a ledger begins with a run")
         if kind == "run":
-            if (node.pop("format"), node.pop("version")) != (_FORMAT, _VERSION):
-                raise ValueError(f"format and version must be {_FORMAT!r} and {_VERSION}, which this release reads")
+            version = node.pop("version")
+            if node.pop("format") != _FORMAT or type(version) is not int or not 1 <= version <= _VERSION:
+                raise ValueError(f"format must be {_FORMAT!r}, and version 1 to {_VERSION}, which this release reads")
             run, by = words("run", node.pop("run")), words("by", node.pop("by"))
-            return Run(run, by, Plan.from_document(_only(node, "plan")))
+            return Run(run, by, Plan.from_document(_only(node, "plan")), version > 1)
+        if kind == "seen":
+            return checked_seen(Seen(**node))
         if kind == "step":
             return checked(Step(**node))
         if kind == "spend":

@@ -11,14 +11,14 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 
-from jaxacct.files import rename_new, sync_folder, unwritable
+from jaxacct.files import regular_file, rename_new, sync_folder, unwritable
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.training.ledger import format as ledger_format
 from jaxacct.training.ledger import stop_rule
 from jaxacct.training.ledger.contents import Contents
-from jaxacct.training.ledger.file import LedgerFile
-from jaxacct.training.ledger.format import Line, Run, Spend, Step
+from jaxacct.training.ledger.file import LedgerFile, beside
+from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step
 from jaxacct.training.plan import Plan
 from jaxacct.validation import InputError
 
@@ -41,6 +41,9 @@ class Ledger(Contents):
     a line that was cut off counts as a step, at the least noise and the highest rate that its run has known.  An entry
     is known by its run, step, key, batch and noise: a replay of exactly the same counts once, any other counts again.
     So equal fingerprints must mean an equal output, to the last bit; a step repeated in any other way needs a new key.
+
+    Call `seen` before outputs are looked at in a run that may be ended because of them.  From then on `spent` and
+    `epsilon` count the run to the end of its plan, whenever it ends.
 
     One process writes at a time.  Whatever is damaged but for the last line is refused, with the number of the line.
 
@@ -84,9 +87,7 @@ class Ledger(Contents):
         taken = InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name")
         if os.path.lexists(place):
             raise taken
-        # under another name, of 255 bytes too, until its first line is on the disk: nobody finds one never begun
-        name = place.name.encode(errors="ignore")[:242].decode(errors="ignore")
-        temporary = place.with_name(f"{name}.{secrets.token_hex(4)}.tmp")
+        temporary = beside(place)  # until its first line is on the disk: nobody finds one that was never begun
         try:
             file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
         except OSError as error:
@@ -112,7 +113,7 @@ class Ledger(Contents):
     @classmethod
     def open(cls, path: str | os.PathLike[str], run: str | None = None) -> Ledger:
         """A ledger to be continued: the named run of it, by default the last that began."""
-        place = Path(path)
+        place = regular_file("ledger", path)
         try:
             ledger = cls(place, place.open("r+b"))
         except OSError as error:
@@ -131,7 +132,7 @@ class Ledger(Contents):
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Ledger:
         """A ledger to look at: nothing is written, and another process may be writing."""
-        place = Path(path)
+        place = regular_file("ledger", path)
         try:
             with place.open("rb") as file:
                 ledger = cls(place, file)
@@ -210,6 +211,33 @@ class Ledger(Contents):
             raise InputError(f"mechanism of shape {batch_shape(mechanism)} must be one configuration; note one by one")
         self._append([Spend(self.run, mechanism, ledger_format.words("note", note))])
 
+    def seen(self, step: int, looked: bool = True) -> None:
+        """Note that outputs of the current run are about to be seen, so many of its plan's steps having been taken.
+
+        It is on the disk when this returns.  From then on the run counts as far as its plan and its target let it go,
+        whenever it ends.  Said once of a plan, it holds until the run goes on with another one.
+
+        looked : False where the run ends by what may have seen outputs, but did not ask for them.  Then another plan
+            may follow, under which the rest of this one no longer counts.
+        """
+        with self.lock:
+            spent = self.runs[self.run]
+            known, step = spent.looks, max(int(step), spent.next)  # a resumed run repeats what is there already
+            if known is None:
+                self._see(step, looked)
+            elif looked and not known.looked:
+                self._append([known._replace(step=spent.next, looked=True)])
+
+    def goes_back(self, step: int) -> None:
+        """Note, of a run whose outputs were seen, that it is about to take a step again, and how far it will get now.
+
+        Nothing else may be in the way of what it had promised: it was cut off, and that was not decided by outputs.
+        """
+        with self.lock:
+            known = self.runs[self.run].looks
+            if known is not None and step < self.runs[self.run].next:
+                self._see(step, known.looked)
+
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None) -> bool:
         """Whether what the ledger holds and one more step of a plan stay within its target and its Renyi filter.
 
@@ -245,6 +273,10 @@ class Ledger(Contents):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _see(self, step: int, looked: bool) -> None:
+        until = step + stop_rule.room(self.plan, self, step) if step < self.plan.steps else self.plan.steps
+        self._append([ledger_format.checked_seen(Seen(self.run, step, until, looked))])
 
     def _step(self, step: int, key: str, batch: str, noise: float, rate: float, partition: str | None) -> Step:
         plan = self.plan
@@ -291,9 +323,12 @@ class Ledger(Contents):
             if torn is not None:
                 self.count(torn)
             return
-        if fragment:
+        if torn is not None:
+            line, chain = ledger_format.encode(torn, self._chains[-1])
+            self._file.replace_end(end, line)
+            self._chains.append(chain)
+            self.count(torn)
+        elif fragment:
             self._file.cut(end)
         else:
             self._file.end_last_line()
-        if torn is not None:
-            self._append([torn])

@@ -1,4 +1,4 @@
-"""The stop rule: whether what a ledger holds and one more step stay within a plan's target; and what a stop costs.
+"""The stop rule: whether what a ledger holds and one more step stay within a plan's target.
 
 A plan that was solved for is known to meet its target.  While what is spent and the step to come are among its
 releases, nothing has to be accounted for: leaving releases out never costs more.  A ledger leaves its plan when steps
@@ -11,18 +11,17 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
-from jaxacct.bounds import Bounds
 from jaxacct.mechanisms import compose
-from jaxacct.training.ledger.claim import claim
-from jaxacct.training.ledger.contents import Contents
-from jaxacct.training.ledger.totals import Spent, total
+from jaxacct.training.ledger.contents import Contents, ahead
+from jaxacct.training.ledger.totals import Spent, at_most, total
 from jaxacct.training.plan import Plan
-from jaxacct.training.step.step_mechanisms import BY_PASS, Release, composed, release_of_pass
+from jaxacct.training.step.step_mechanisms import Release, composed
 from jaxacct.validation import InputError
 
-__all__ = ["counted", "furthest", "leaves_room", "one_filter", "one_unit", "promised"]
+__all__ = ["counted", "furthest", "leaves_room", "one_filter", "one_unit", "room"]
 
 
 class _Certified(NamedTuple):
@@ -39,38 +38,66 @@ _certified: weakref.WeakKeyDictionary[Contents, _Certified] = weakref.WeakKeyDic
 
 def leaves_room(plan: Plan, ledger: Contents, next_step: int, partition: str | None = None) -> bool:
     """`Ledger.leaves_room`, for a step of a plan that has a target or a filter."""
-    names = counted(plan, ledger)
-    several = [ledger.runs[name] for name in names]
-    plans = [line.plan for name in names for line in ledger.headers[name]]
-    one_filter(plan, plans)
-    one_unit(plan, plans)
-    others = sum(spent.others.total() for spent in several)
-    run = ledger.run if plan.repetitions is not None else None
-    wanted = ledger.releases(run) + _ahead(plan, ledger, next_step, 1, partition)
+    held, others = _held(plan, ledger, ledger.run)
+    wanted = held + ahead(plan, ledger.runs[ledger.run], next_step, 1, partition)
     if not others and plan.within and wanted <= plan.whole:
         return True
     document = plan.to_json()
     known = _certified.get(ledger)
     if known is not None and known.plan == document and known.others == others and wanted <= known.releases:
         return True
-
-    def holds(steps: int) -> bool:
-        return plan.holds(compose(total(several), composed(_ahead(plan, ledger, next_step, steps, partition))))
-
-    least = furthest(holds, plan.steps - next_step)
+    least = room(plan, ledger, next_step, partition)
     if least == 0:
         return False
-    way_on = ledger.releases(run) + _ahead(plan, ledger, next_step, least, partition)
+    way_on = held + ahead(plan, ledger.runs[ledger.run], next_step, least, partition)
     _certified[ledger] = _Certified(document, way_on, others)
     return True
 
 
-def counted(plan: Plan, ledger: Contents) -> list[str]:
+def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, run: str | None = None) -> int:
+    """How many steps of a plan, from one on, there is room for beside what the ledger holds.
+
+    run : whose steps they are; by default the current run's.  One that the ledger does not hold is to begin.
+    """
+    name = ledger.run if run is None else run
+    own, left = ledger.runs.get(name, Spent()), plan.steps - step
+    if plan.target_epsilon is None and plan.filter is None:
+        return left
+    held, others = _held(plan, ledger, name)
+    if not others and plan.within and held + ahead(plan, own, step, left, partition) <= plan.whole:
+        return left
+    several = [replace(ledger.runs[each], releases=Counter()) for each in counted(plan, ledger, name)]
+    beside = [total(several)] if others else []
+    return furthest(
+        lambda steps: plan.holds(compose(*beside, composed(at_most(held + ahead(plan, own, step, steps, partition))))),
+        left,
+    )
+
+
+def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int]:
+    """What counts against the next steps of a run: the training steps, and how many other mechanisms.
+
+    What other runs had promised when their outputs were seen counts; what this one had are its next steps.
+    """
+    names = counted(plan, ledger, run)
+    plans = [line.plan for name in names for line in ledger.headers[name]]
+    one_filter(plan, plans)
+    one_unit(plan, plans)
+    held: Counter[Release] = Counter()
+    for name in names:
+        spent = ledger.runs[name]
+        held += spent.releases + (spent.owed if name == run else ledger.promised(name))
+    return held, sum(ledger.runs[name].others.total() for name in names)
+
+
+def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:
     """The runs of a ledger that count against a plan: all of them.
 
-    Of a plan with repetitions only the current one does: the law of K accounts for the other runs of the tuning.
+    Of a plan with repetitions only the run itself does, by default the current one: the law of K accounts for the other
+    runs of the tuning.
     """
-    return [ledger.run] if plan.repetitions is not None else list(ledger.runs)
+    name = ledger.run if run is None else run
+    return [each for each in ledger.runs if plan.repetitions is None or each == name]
 
 
 def one_filter(plan: Plan, others: Iterable[Plan]) -> None:
@@ -104,38 +131,3 @@ def furthest(holds: Callable[[int], bool], most: int) -> int:
         middle = (least + most) // 2
         least, most = (middle, most) if holds(middle) else (least, middle)
     return least
-
-
-def promised(plan: Plan, ledger: Contents, step: int) -> Bounds:
-    """Epsilon of what counts in a ledger and of the plan's steps from `step` on: what an early stop is covered by.
-
-    Whatever ends a run early, what it has put out is a part of what it would have put out.  A filter holds on every
-    path as it is.
-    """
-    runs = []
-    for name in counted(plan, ledger):
-        spent, headers = ledger.runs[name], ledger.headers[name]
-        if name == ledger.run and not any(line.plan.filter for line in headers):
-            rest = _ahead(plan, ledger, step, plan.steps - step, None)
-            spent = Spent(spent.releases + rest, spent.others)
-        runs.append((spent, headers))
-    return claim(runs, plan.target_delta, plan.relation)
-
-
-def _ahead(plan: Plan, ledger: Contents, step: int, steps: int, partition: str | None) -> Counter[Release]:
-    """What the next steps release.
-
-    With fixed batches a pass costs what its dearest step costs, and so does a round of random allocation.  So the pass
-    under way adds a release only if its steps to come have less noise than those in the ledger.
-    """
-    if plan.sampling not in BY_PASS:
-        return plan.releases_between(step, step + steps)
-    if steps < 1:
-        return Counter()
-    end = step + steps
-    _, first, last = plan.pass_of(step)
-    found = plan.releases_between(min(last, end), end)
-    noise = min(release.noise_multiplier for release in plan.releases_between(step, min(last, end)))
-    if ledger.runs[ledger.run].within(first, last, step, partition) < noise**-2:
-        found[release_of_pass(plan.sampling, noise, plan.at(step).sampling_probability)] += 1
-    return found

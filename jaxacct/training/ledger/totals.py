@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxacct.mechanisms import Mechanism, compose, repeat
-from jaxacct.training.ledger.format import Spend, Step, Torn
-from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, FIXED, Release, composed, slots_of
+from jaxacct.training.ledger.format import Seen, Spend, Step, Torn
+from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, FIXED, POISSON, Release, composed, slots_of
 
-__all__ = ["Spent", "cost", "total"]
+__all__ = ["MANY_RELEASES", "Spent", "at_least", "at_most", "cost", "total"]
+
+MANY_RELEASES = 200
+"""Of more releases that differ, near ones are taken together: an engine's time follows their number."""
 
 _ROUND_DOWN = 1.0 - 2.0**-40
 """Noise that stands for a sum of up to 1000 terms is never above the exact one."""
+_WIDEST = 2.0**12
+"""Releases that are further apart than this factor are not taken together, however many there are."""
 
 
 @dataclass
@@ -59,6 +67,8 @@ class Spent:
     count.  torn : lines that were cut off, which count.
     seen : the entries of steps; numbers : their step numbers; last : the last one.
     partitions : of fixed batches and random allocation, the passes over the data by their fingerprints.
+    next : the step after the last one that counts.  looks : what the ledger says of outputs that were seen under the
+    plan that the run follows; owed : what an earlier plan still had, whose outputs were seen before it was given up.
     """
 
     releases: Counter[Release] = field(default_factory=Counter)
@@ -72,22 +82,29 @@ class Spent:
     numbers: set[int] = field(default_factory=set)
     partitions: dict[str, _Partition] = field(default_factory=dict)
     last: Step | None = None
+    next: int = 0
+    looks: Seen | None = None
+    owed: Counter[Release] = field(default_factory=Counter)
 
-    def add(self, entry: Step | Spend | Torn) -> None:
+    def add(self, entry: Step | Spend | Torn | Seen) -> None:
         """Count one more entry; an exact replay of a step counts once."""
         if isinstance(entry, Spend):
             self.others[entry.mechanism] += 1
             self.noted.append(entry)
             return
+        if isinstance(entry, Seen):
+            self.looks, self.next = entry, entry.step
+            return
         if isinstance(entry, Torn):
             self.torn += 1
+            self.next += 1  # it was that step, or an exact replay, which counts at no less than that step here
             self._release(entry)
             return
         if entry in self.seen:
             self.same += 1
             return
         self.seen.add(entry)
-        self.last = entry
+        self.last, self.next = entry, entry.step + 1
         self.again += entry.step in self.numbers
         self.steps += 1
         self.numbers.add(entry.step)
@@ -134,13 +151,48 @@ def cost(noise: list[float]) -> float:
     return sum(sigma**-2 for sigma in noise)
 
 
-def total(several: list[Spent]) -> Mechanism:
-    """Everything that some runs have released, as one mechanism."""
+def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
+    """No fewer releases than these, and no cheaper ones, with at most `MANY_RELEASES` that differ.
+
+    The noise and, under Poisson sampling, the rate of a release lie in a cell of a grid in their logarithms.  All of a
+    cell have its least noise and its highest rate (the proof is in README.md, "Many releases that differ").
+    """
+    return _together(counts, min, max)
+
+
+def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
+    """The same from below: the most noise and the lowest rate of each cell."""
+    return _together(counts, max, min)
+
+
+def _together(
+    counts: Mapping[Release, int], noise: Callable[..., float], rate: Callable[..., float]
+) -> Counter[Release]:
+    counts, ratio = +Counter(counts), 2.0**-12
+    cells: dict[tuple[Any, ...], list[Release]] = {(release,): [release] for release in counts}
+    while len(cells) > MANY_RELEASES and ratio < _WIDEST:
+        ratio, cells = 2.0 * ratio, {}
+        for release in counts:
+            place = lambda x: math.floor(math.log(x) / math.log1p(ratio)) if x > 0.0 else None  # noqa: B023
+            share = release.sampling_probability
+            known = place(share) if release.sampling == POISSON else share
+            cell = (release.sampling, place(release.noise_multiplier), known, release.cap, release.dataset_size)
+            cells.setdefault(cell, []).append(release)
+    found: Counter[Release] = Counter()
+    for near in cells.values():
+        sigma = noise(release.noise_multiplier for release in near)
+        share = rate(release.sampling_probability for release in near)
+        found[near[0]._replace(noise_multiplier=sigma, sampling_probability=share)] += sum(counts[x] for x in near)
+    return found
+
+
+def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counter[Release]] = Counter) -> Mechanism:
+    """Everything that some runs have released, as one mechanism; `at_most` and `at_least` make it a shorter one."""
     releases: Counter[Release] = Counter()
     others: Counter[Mechanism] = Counter()
     for spent in several:
         releases.update(spent.releases)
         others.update(spent.others)
-    parts = [composed(releases)] if releases or not others else []
+    parts = [composed(releases_as(releases))] if releases or not others else []
     parts += [mechanism if count == 1 else repeat(mechanism, count) for mechanism, count in others.items()]
     return parts[0] if len(parts) == 1 else compose(*parts)

@@ -199,8 +199,11 @@ class EpsilonSoFar:
         ledger = self._ledger
         if ledger is None:
             return [(Spent(released(stretches)), [Run("", "", one.plan) for one in stretches])]
-        names = sorted(counted(self.plan, ledger), key=lambda name: name != ledger.run)
-        return [(ledger.runs[name], ledger.headers[name]) for name in names]
+        names = [name for name in counted(self.plan, ledger) if name != ledger.run]
+        others = [(ledger.counting(name), ledger.headers[name]) for name in names]
+        own = ledger.runs[ledger.run]
+        own = replace(own, releases=own.releases + own.owed) if own.owed else own
+        return [(own, ledger.headers[ledger.run]), *others]
 
 
 def _added(runs: Held) -> tuple[Counter[Release], Counter[Mechanism]]:

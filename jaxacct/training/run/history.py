@@ -15,7 +15,6 @@ from jaxacct.bounds import Bounds
 from jaxacct.training.ledger import Ledger, Mark
 from jaxacct.training.ledger.claim import claim
 from jaxacct.training.ledger.format import LAST_STEP, Run, words
-from jaxacct.training.ledger.stop_rule import promised
 from jaxacct.training.ledger.totals import Spent
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.document import plan_document
@@ -79,22 +78,23 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
     return counts
 
 
-def claimed(history: History, plan: Plan, step: int, stopped: str) -> Bounds:
+def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
     """Epsilon at a plan's delta of all that a history holds.
 
-    If a callback chose to stop, the rest of the plan counts as well.  Such a run is a part of the whole one; it is no
-    part of a shorter one that was fixed beforehand, since outputs may have decided where it ended.
+    If outputs may have decided where the run ended, the rest of the plan counts as well.  Such a run is a part of the
+    whole one; it is no part of a shorter one that was fixed beforehand.  A ledger knows by itself where this is so.
+
+    ended : whether the run ended by itself, or has shown nothing.  goes_on : whether it takes its next steps now,
+    whatever it has shown: then the steps taken count.
     """
-    chosen = stopped == "callback"
     if history.ledger is not None:
         ledger = Ledger.read(history.ledger.path)
         ledger.require(history.ledger)
         ledger.run = history.ledger.run
-        if chosen:
-            return promised(plan, ledger, step)
-        return ledger.epsilon(plan.target_delta, plan.relation, ledger.run if plan.repetitions is not None else None)
+        epsilon = ledger.epsilon_of_entries if goes_on else ledger.epsilon
+        return epsilon(plan.target_delta, plan.relation, ledger.run if plan.repetitions is not None else None)
     stretches = history.stretches
-    if chosen and step < plan.steps:
+    if not ended and not goes_on and step < plan.steps:
         stretches = followed(stretches, plan, step, plan.steps, stretches[-1].partition if stretches else "")
     if not stretches:
         return plan.epsilon_after(0)

@@ -52,6 +52,20 @@ class Noted:
         self._mark = self._mark._replace(lines=lines, head=head)
         return bool(allowed)
 
+    def seen(self, plan: Plan, step: int, looked: bool) -> None:
+        """Put on record that outputs are about to be seen, so many steps having been taken."""
+
+        def noted() -> bytes:
+            assert self._ledger is not None
+            with self._ledger.lock:
+                self._own_run(self._ledger, plan)
+                self._ledger.seen(step, looked)
+                self._mark = self._ledger.mark()
+            return json.dumps([self._mark.lines, self._mark.head]).encode()
+
+        lines, head = json.loads(self._processes.decide(noted))
+        self._mark = self._mark._replace(lines=lines, head=head)
+
     def _own_run(self, ledger: Ledger, plan: Plan) -> None:
         """Make this run the ledger's current one, by this plan: a callback or another thread may have begun one in it.
 
@@ -101,5 +115,7 @@ def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | 
     there = Step(ledger.run, *entry, plan.sampling, partition, *plan.truncation) in ledger.runs[ledger.run].seen
     if not there and not plan.allows(ledger, step, partition):
         return False
+    if not there:
+        ledger.goes_back(step)
     ledger.record(*entry, partition=partition)
     return True

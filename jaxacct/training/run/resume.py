@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxacct.mechanisms import Mechanism, compose
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.ledger.stop_rule import counted, furthest, one_filter, one_unit
+from jaxacct.training.ledger.stop_rule import counted, furthest, one_filter, one_unit, room
 from jaxacct.training.ledger.totals import total
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
@@ -95,7 +96,7 @@ def open_ledger(
     if Path(ledger).exists():
         opened = Ledger.open(ledger)
     else:
-        _require_room(plan, [one.plan for one in stretches], composed(released(stretches)), state)
+        _require_room(plan, [one.plan for one in stretches], composed(released(stretches)), state, state.seen)
         opened = Ledger.create(ledger, stretches[0].plan if stretches else plan, name, by)
     try:
         _settle(opened, name, state, plan, by)
@@ -124,8 +125,11 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
     new = bool(stretches) and not any(entry.mechanism == earlier for entry in noted)
     held = [total([ledger.runs[each] for each in names])] if names else []
     together = compose(*held, earlier) if new else compose(*held) if held else earlier
-    _require_room(plan, before, together, state)
+    looks = ledger.runs[name].looks if name in ledger.runs and ledger.promised(name) else None
+    _require_room(plan, before, together, state, state.seen or (looks is not None and looks.looked))
     if name not in ledger.runs:
+        if not stretches:
+            _say_what_fits(ledger, name, state, plan)
         ledger.begin(before[0] if before else plan, name, by)
     ledger.run = name
     for one in stretches:
@@ -135,14 +139,31 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
         ledger.spend(earlier, note)
     if ledger.plan != plan:
         ledger.replan(plan)
+    if new and before[-1] == plan and (state.seen or state.stopped == "callback") and state.step < plan.steps:
+        ledger.seen(state.step, state.seen)
 
 
-def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: State) -> None:
-    """InputError where a run may not go on with another plan."""
+def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
+    """Say how much of another run's ledger is left for a run that is about to begin in it; InputError for nothing."""
+    others = [ledger.runs[each] for each in counted(plan, ledger, name)]
+    steps, more = sum(spent.steps + spent.torn for spent in others), sum(len(spent.noted) for spent in others)
+    if not steps + more or state.step >= plan.steps:
+        return
+    fit, left = room(plan, ledger, state.step, run=name), plan.steps - state.step
+    held = f"{steps} step{'s' * (steps != 1)}" + f" and {more} other release{'s' * (more != 1)}" * (more > 0)
+    begins = f"{ledger.path}: holds {held} of other runs, and this is a new one, of which "
+    remedy = "to go on with a run give the checkpoints= that it was begun with; for other data, another ledger"
+    if not fit:
+        raise InputError(f"{begins}none of {left} steps fits the budget; {remedy}")
+    warnings.warn(f"{begins}{fit} of {left} steps fit the budget; {remedy}", stacklevel=7)
+
+
+def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: State, seen: bool) -> None:
+    """InputError where a run may not go on with another plan; seen : whether callbacks have looked at its outputs."""
     if not before or before[-1] == plan:
         return
     ended_by_itself = state.stopped in ("finished", "budget")
-    if state.seen and not ended_by_itself and (plan.filter is None or before[-1].filter != plan.filter):
+    if seen and not ended_by_itself and (plan.filter is None or before[-1].filter != plan.filter):
         raise InputError(
             "the run was stopped after callbacks had looked at its outputs, and so may not go on with another plan; "
             "go on with the same one, or begin with Plan(..., data_dependent=True) and recalibrate that"
@@ -165,7 +186,7 @@ def reach(plan: Plan, stretches: tuple[Stretch, ...], state: State, partition: s
     before, step = [one.plan for one in stretches], state.step
     require_same_relation(plan, before)
     one_filter(plan, before)
-    _require_room(plan, before, composed(released(stretches)), state)
+    _require_room(plan, before, composed(released(stretches)), state, state.seen)
     if plan.target_epsilon is None and plan.filter is None:
         return plan.steps
 

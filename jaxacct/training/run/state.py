@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ from jaxacct.training.plan import Plan
 from jaxacct.training.run.history import History, claimed
 from jaxacct.training.step.key_derivation import Lineage
 
-__all__ = ["State", "shown"]
+__all__ = ["Looks", "State", "shown"]
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,9 @@ class State:
     """A run between two steps.
 
     `epsilon` is a Bounds at the plan's delta of what may be claimed: of all steps that led here, under whatever plans,
-    or of all that the ledger holds where there is one.  If a callback stopped the run, all steps that the plan still
-    had count as well: the callback may have looked at outputs.  (With repetitions it is of this one of the K runs.)
+    or of all that the ledger holds where there is one.  If a callback stopped the run, or looked at outputs of a run
+    that did not end by itself, all steps that the plan still had count as well.  Within a callback it is of the steps
+    taken.  (With repetitions it is of this one of the K runs.)
 
     Parameters
     ----------
@@ -57,26 +59,57 @@ class State:
 
     @functools.cached_property
     def epsilon(self) -> Bounds:
-        """Epsilon spent so far; after a stop by a callback, of the steps that were still to come as well."""
-        return claimed(self.history, self.plan, self.step, self.stopped)
+        """Epsilon spent so far; where outputs may have ended the run, of the steps that were still to come as well."""
+        ended = self.stopped in ("finished", "budget") or (not self.stopped and not self.seen)
+        return claimed(self.history, self.plan, self.step, ended, goes_on=False)
+
+
+class Looks:
+    """Whether callbacks have looked at outputs.
+
+    seen : whether they have, in this `fit` or before it.
+    note : called before the first look of this `fit`; what it raises, the callback gets in the place of outputs.
+    now : the state that callbacks are being called with, if they are.
+    """
+
+    def __init__(self, seen: bool, note: Callable[[], Any]) -> None:
+        self.seen = seen
+        self.now: State | None = None
+        self._note: Callable[[], Any] | None = note
+
+    def look(self) -> None:
+        """Outputs are about to be seen."""
+        if self._note is not None:
+            self._note()
+            self._note = None
+        self.seen = True
+
+
+_NO_OUTPUTS = frozenset({"step", "plan", "stopped", "history", "lineage", "__class__"})
+"""What may be asked of a state without a look: none of it depends on outputs."""
 
 
 class _Shown(State):
-    """A state as callbacks get it: notes when one of them looks at outputs."""
+    """A state as callbacks get it: says so before one of them looks at outputs."""
 
-    looks: ClassVar[list[str]] = []
+    looks: ClassVar[Looks]
 
     def __getattribute__(self, name: str) -> Any:
-        looks = object.__getattribute__(self, "looks")
+        looks: Looks = object.__getattribute__(self, "looks")
         if name == "seen":
-            return bool(looks)
-        if name in ("params", "opt_state", "clip_norm", "not_finite"):
-            looks.append(name)
+            return looks.seen
+        if name == "epsilon" and looks.now is self:
+            return claimed(self.history, self.plan, self.step, ended=False, goes_on=True)
+        if name == "epsilon":
+            return claimed(self.history, self.plan, self.step, ended=not looks.seen, goes_on=False)
+        if name not in _NO_OUTPUTS:
+            looks.look()
         return super().__getattribute__(name)
 
 
-def shown(state: State, looks: list[str]) -> State:
-    """A state for callbacks, whose looks are noted in a list."""
+def shown(state: State, looks: Looks) -> State:
+    """A state for callbacks, which are about to be called with it."""
     view = object.__new__(_Shown)
-    vars(view).update(vars(state), looks=looks)
+    object.__getattribute__(view, "__dict__").update(vars(state), looks=looks)
+    looks.now = view
     return view
