@@ -352,10 +352,10 @@ def test_damaged_and_open_ledgers_are_refused_in_one_line(path, capsys):
             "is damaged",
         ),
         (b"", "is empty"),
-        (b"hello\n", "line 1 is damaged"),
+        (b"hello\n", "is no ledger"),
         (b'{"format": "jaxacct.plan"}', "plan must be an object"),
         (b'{"format": "jaxacct.mechanism"}', "lacks a key"),
-        (b"\xff\xfe", "line 1 is damaged"),
+        (b"\xff\xfe", "is no ledger"),
     ):
         path.write_bytes(content)
         assert (

@@ -173,8 +173,10 @@ def test_the_budget_stops_the_run(tmp_path):
     assert (state.step, state.stopped) == (6, "budget")  # the look took a quarter of 8 steps
     whole = Ledger.read(tmp_path / "run").epsilon(1e-5)
     assert float(whole.upper) <= 2.0
-    again = trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=tmp_path / "run", progress=False)
-    assert (again.step, again.stopped) == (0, "budget")
+    before = (tmp_path / "run").read_bytes()
+    words = refusal(trainer.fit, trainer.init(jnp.zeros(2)), data, ledger=tmp_path / "run", progress=False)
+    assert "holds 6 steps and 1 other release of other runs" in words and "none of 8 steps fits the budget" in words
+    assert (tmp_path / "run").read_bytes() == before
 
 
 def test_a_recalibrated_plan_goes_on_in_the_same_ledger(tmp_path):

@@ -19,7 +19,7 @@ import numpy as np
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.validation import InputError, refuse_tracers
 
-__all__ = ["FORMAT", "VERSION", "from_json", "to_json"]
+__all__ = ["FORMAT", "VERSION", "from_json", "to_json", "to_whole_json"]
 
 FORMAT = "jaxacct.mechanism"
 """The name of the format, in every document."""
@@ -87,11 +87,20 @@ def to_json(mechanism: Mechanism) -> str:
     >>> to_json(Gaussian([0.1, 2.0]))[60:]
     '"type": "Gaussian", "noise_multiplier": {"shape": [2], "values": [0.1, 2.0]}}}'
     """
+    return _text(mechanism, every=False)
+
+
+def to_whole_json(mechanism: Mechanism) -> str:
+    """The same with every field, those at a default of which older documents know nothing included."""
+    return _text(mechanism, every=True)
+
+
+def _text(mechanism: Mechanism, every: bool) -> str:
     batch_shape(mechanism)
     refuse_tracers("interop.to_json", "the mechanism outside jit", mechanism=mechanism)
     mechanism.validated()
     count = iter(range(MAX_MECHANISMS))
-    document = {"format": FORMAT, "version": VERSION, "mechanism": _encode(mechanism, "mechanism", 0, count)}
+    document = {"format": FORMAT, "version": VERSION, "mechanism": _encode(mechanism, "mechanism", 0, count, every)}
     _check_batch(mechanism)
     text = json.dumps(document, allow_nan=False)
     if len(text) > MAX_CHARACTERS:
@@ -175,7 +184,7 @@ def _public(base: type[Any]) -> dict[str, type[Any]]:
     return found
 
 
-def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int]) -> dict[str, Any]:
+def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int], every: bool) -> dict[str, Any]:
     _enter(path, depth, count)
     cls = type(mechanism)
     if _classes().get(cls.__name__) is not cls:
@@ -184,15 +193,15 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int]) -
     for field in dataclasses.fields(cls):
         value = getattr(mechanism, field.name)
         here = f"{path}.{field.name}"
-        if field.metadata.get("optional") and value == field.default:
+        if not every and field.metadata.get("optional") and value == field.default:
             continue  # as in documents that are older than the field
         if isinstance(value, Mechanism):
-            out[field.name] = _encode(value, here, depth + 1, count)
+            out[field.name] = _encode(value, here, depth + 1, count, every)
         elif field.name in cls.constraints:
             out[field.name] = _encode_numbers(value)
         elif isinstance(value, tuple):
             items = enumerate(value)
-            out[field.name] = [_encode(item, f"{here}[{i}]", depth + 1, count) for i, item in items]
+            out[field.name] = [_encode(item, f"{here}[{i}]", depth + 1, count, every) for i, item in items]
         elif _laws().get(type(value).__name__) is type(value):
             numbers = {name: _encode_numbers(getattr(value, name)) for name in value.constraints}
             out[field.name] = {"type": type(value).__name__, **numbers}

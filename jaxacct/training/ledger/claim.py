@@ -61,7 +61,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
         raise InputError("the runs have Renyi filters of different orders or relations; ask for one run at a time")
     used = 0.0  # Renyi divergence at the filters' order
     for (spent, _), several in zip(runs, every, strict=True):
-        renyi = float(renyi_curve(total([spent], at_most), [*orders], relation).values[0])
+        renyi = float(renyi_curve(total([spent]), [*orders], relation).values[0])
         budget = max((one.budget for one in several), default=renyi)
         used += budget if renyi <= budget else np.inf
     upper = float(epsilon_from_renyi([*orders], [used], delta).upper)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from jaxacct.interop.documents import from_json, to_json
+from jaxacct.interop.documents import from_json, to_whole_json
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.document import load, plan_document
@@ -136,7 +136,7 @@ def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
         head = {"format": _FORMAT, "version": _VERSION, "run": line.run, "by": line.by}
         fields = {**head, "plan": plan_document(line.plan)}
     elif isinstance(line, Spend):
-        fields["mechanism"] = json.loads(to_json(line.mechanism))
+        fields["mechanism"] = json.loads(to_whole_json(line.mechanism))
     elif isinstance(line, Step | Torn) and not line.cap:
         del fields["cap"], fields["dataset_size"]  # only truncated Poisson sampling has them
     body = json.dumps({"kind": kind, **fields}, allow_nan=False)[:-1].encode()
@@ -150,6 +150,7 @@ def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]
     Raises InputError, naming the line, for anything else that is damaged.
     """
     chain, number = BEGINNING, 0
+    told: dict[str, bool] = {}
     while raw := file.readline(_MAX_LINE_BYTES + 1):
         number += 1
         place = f"{path}: line {number}"
@@ -163,7 +164,10 @@ def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]
         following = chain.then(body)
         if text == body + f', "check": "{following.check:08x}"}}'.encode() and len(text) > len(_SUFFIX):
             chain = following
-            yield _decode(text, place, number), chain, file.tell()
+            line = _decode(text, place, number, told)
+            if isinstance(line, Run):
+                told[line.run] = line.told
+            yield line, chain, file.tell()
             continue
         begun = text.startswith(_KIND) or _KIND.startswith(text)
         if number == 1 and begun and not whole:
@@ -233,8 +237,11 @@ def checked_seen(line: Seen) -> Seen:
     return Seen(words("run", line.run), step, until, line.looked)
 
 
-def _decode(text: bytes, place: str, number: int) -> Line:
-    """The entry that a whole line holds; InputError, naming the line, for whatever is none."""
+def _decode(text: bytes, place: str, number: int, told: dict[str, bool]) -> Line:
+    """The entry that a whole line holds; InputError, naming the line, for whatever is none.
+
+    told : of the runs so far, whether this version of the format wrote them.
+    """
     try:
         node = load(text.decode())
         kind = node.pop("kind", None)
@@ -252,9 +259,12 @@ def _decode(text: bytes, place: str, number: int) -> Line:
         if kind == "step":
             return checked(Step(**node))
         if kind == "spend":
-            mechanism = from_json(json.dumps(node.pop("mechanism")))
+            written = node.pop("mechanism")
+            mechanism = from_json(json.dumps(written))
             if batch_shape(mechanism):
                 raise ValueError("mechanism must be one configuration")
+            if told.get(node["run"], False) and written != json.loads(to_whole_json(mechanism)):
+                raise ValueError("mechanism must name every field")
             return Spend(words("run", node.pop("run")), mechanism, words("note", node.pop("note")))
         if kind == "torn":
             torn = Torn(**node)

@@ -14,7 +14,7 @@ from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, FIXED, PO
 
 __all__ = ["MANY_RELEASES", "Spent", "at_least", "at_most", "cost", "total"]
 
-MANY_RELEASES = 200
+MANY_RELEASES = 300
 """Of more releases that differ, near ones are taken together: an engine's time follows their number."""
 
 _ROUND_DOWN = 1.0 - 2.0**-40

@@ -150,12 +150,13 @@ def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
     if not steps + more or state.step >= plan.steps:
         return
     fit, left = room(plan, ledger, state.step, run=name), plan.steps - state.step
-    held = f"{steps} step{'s' * (steps != 1)}" + f" and {more} other release{'s' * (more != 1)}" * (more > 0)
+    counts = ((steps, "step"), (more, "other release"))
+    held = " and ".join(f"{count} {what}{'s' * (count != 1)}" for count, what in counts if count)
     begins = f"{ledger.path}: holds {held} of other runs, and this is a new one, of which "
     remedy = "to go on with a run give the checkpoints= that it was begun with; for other data, another ledger"
     if not fit:
         raise InputError(f"{begins}none of {left} steps fits the budget; {remedy}")
-    warnings.warn(f"{begins}{fit} of {left} steps fit the budget; {remedy}", stacklevel=7)
+    warnings.warn(f"{begins}{fit} of {left} steps fit the budget; {remedy}", stacklevel=8)
 
 
 def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: State, seen: bool) -> None:

@@ -95,7 +95,9 @@ class _Shown(State):
     looks: ClassVar[Looks]
 
     def __getattribute__(self, name: str) -> Any:
-        looks: Looks = object.__getattribute__(self, "looks")
+        looks: Looks | None = object.__getattribute__(self, "__dict__").get("looks")
+        if looks is None:  # a copy that is being made
+            return super().__getattribute__(name)
         if name == "seen":
             return looks.seen
         if name == "epsilon" and looks.now is self:

@@ -1,0 +1,273 @@
+"""A line that was cut off is mended at once: killed or out of space anywhere, the step counts.  What is no ledger."""
+
+import os
+import resource
+import subprocess
+import sys
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import refusal
+from training_cases import DELTA, PLAN, mu2, note, written
+from training_runs import linear
+
+import jaxacct as ja
+from jaxacct.cli import main
+from jaxacct.training import Ledger, Plan, Trainer
+from jaxacct.training.ledger.claim import claim
+from jaxacct.training.ledger.file import LedgerFile
+from jaxacct.training.ledger.format import Run
+from jaxacct.training.ledger.totals import MANY_RELEASES, Spent, at_least, at_most
+from jaxacct.training.step.step_mechanisms import Release
+
+WORST = 0.01 + 2 / 16
+"""Sum of 1/sigma^2 where the last step of `written` is cut off: at the least noise of its run."""
+
+
+def test_a_kill_anywhere_in_the_mending_forgets_no_step(path):
+    """A child is killed at every line of the ledger's room that runs while a torn ledger is opened."""
+    whole = written(path)
+    path.write_bytes(whole[:-20])
+    program = """
+import os, signal, sys
+from jaxacct.training import Ledger
+path, torn = sys.argv[1], open(sys.argv[1], "rb").read()
+import jaxacct.training.ledger.file as room
+
+def mu2(ledger):
+    return sum(count / release.noise_multiplier**2 for release, count in ledger.releases().items())
+
+def life(number):
+    seen = 0
+    def trace(frame, event, _):
+        nonlocal seen
+        if not frame.f_code.co_filename.endswith(("ledger/file.py", "ledger/ledger.py", "jaxacct/files.py")):
+            return None
+        seen += event == "line"
+        if seen == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+    sys.settrace(trace)
+    Ledger.open(path)
+    os._exit(0)
+
+number = 0
+while True:
+    number += 1
+    with open(path, "wb") as file:
+        file.write(torn)
+    child = os.fork()
+    if child == 0:
+        life(number)
+    status = os.waitpid(child, 0)[1]
+    print(number, mu2(Ledger.read(path)), mu2(Ledger.open(path)), flush=True)
+    if status == 0:
+        break
+"""
+    environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-W", "ignore", "-c", program, str(path)]
+    out = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=300).stdout
+    found = [line.split() for line in out.splitlines()]
+    assert len(found) > 40 and {(float(a), float(b)) for _, a, b in found} == {(WORST, WORST)}
+
+
+@pytest.mark.parametrize("room", [0, 1, 100, 700])
+def test_a_full_disk_leaves_the_torn_line(path, room):
+    """As `ulimit -f` has it: what is written beyond the limit fails, at whatever byte."""
+    whole = written(path)
+    torn = whole[:-20]
+    path.write_bytes(torn)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        words = refusal(Ledger.open, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "cannot be written" in words and path.read_bytes() == torn and [*path.parent.iterdir()] == [path]
+    assert mu2(Ledger.read(path)) == pytest.approx(WORST)
+    with Ledger.open(path) as ledger:
+        assert mu2(ledger) == pytest.approx(WORST)
+
+
+@pytest.mark.parametrize("name", ["open", "fsync", "replace"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "stop"])
+def test_a_failure_of_any_call_leaves_the_torn_line(path, monkeypatch, name, error):
+    whole = written(path)
+    path.write_bytes(whole[:-20])
+
+    def fail(*_, **__):
+        raise error
+
+    with monkeypatch.context() as broken, pytest.raises((ja.InputError, KeyboardInterrupt)):
+        broken.setattr(os, name, fail)
+        Ledger.open(path)
+    assert path.read_bytes() == whole[:-20] and [*path.parent.iterdir()] == [path]
+    assert mu2(Ledger.read(path)) == pytest.approx(WORST)
+
+
+def test_a_mended_ledger_keeps_its_place_rights_links_and_lock(path, tmp_path):
+    whole = written(path)
+    path.write_bytes(whole[:-20])
+    path.chmod(0o640)
+    copy, link = tmp_path / "copy", tmp_path / "link"
+    os.link(path, copy)
+    link.symlink_to(path)
+    with Ledger.open(link) as ledger:
+        assert "another process is writing it" in refusal(Ledger.open, path)
+        note(ledger, 3)
+    assert link.is_symlink() and path.stat().st_mode & 0o777 == 0o640
+    assert mu2(Ledger.read(path)) == pytest.approx(WORST + 0.01)
+    assert copy.read_bytes() == whole[:-20] and mu2(Ledger.read(copy)) == pytest.approx(
+        WORST
+    )  # another name, untouched
+
+
+def test_who_waits_with_the_old_file_does_not_mend_it_again(path, monkeypatch):
+    """Opened before another process mended it, and held after that had closed it: it is not the ledger any more."""
+    whole = written(path)
+    path.write_bytes(whole[:-20])
+    hold = LedgerFile.hold
+
+    def late(self):
+        monkeypatch.setattr(LedgerFile, "hold", hold)
+        with Ledger.open(path) as first:
+            note(first, 7)
+        hold(self)
+
+    monkeypatch.setattr(LedgerFile, "hold", late)
+    assert "was replaced while it was being opened" in refusal(Ledger.open, path)
+    assert mu2(Ledger.read(path)) == pytest.approx(WORST + 0.01)
+
+
+@pytest.mark.parametrize("end", range(1, 40, 3))
+def test_a_line_of_what_was_cut_off_counts_when_it_is_cut_off_itself(path, end):
+    """An earlier release appended it; a full disk then cut it off in the middle."""
+    whole = written(path)
+    start = whole[:-1].rindex(b"\n") + 1
+    torn = b'{"kind": "torn", "run": "r", "noise_multiplier": 4.0, "sampling_probability": 1.0, "sam'
+    path.write_bytes(whole[:start] + torn[: len(torn) - end])
+    assert mu2(Ledger.read(path)) == pytest.approx(WORST)
+
+
+def test_a_fragment_may_end_within_a_character(path):
+    whole = written(path)
+    path.write_bytes(whole + '{"kind": "step", "run": "r\N{GREEK SMALL LETTER DELTA}'.encode()[:-1])
+    worst = 0.02 + 2 / 16
+    for _ in range(2):
+        assert mu2(Ledger.read(path)) == pytest.approx(worst)
+        with Ledger.open(path) as ledger:
+            assert mu2(ledger) == pytest.approx(worst) and ledger.runs["r"].torn == 1
+
+
+# What is no ledger
+
+
+def test_pipes_folders_devices_and_other_files_are_refused_at_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pipe, text = tmp_path / "pipe", tmp_path / "README.md"
+    os.mkfifo(pipe)
+    text.write_text("# Notes\n\nNothing.\n")
+    trainer = Trainer(linear, optax.sgd(0.1), PLAN, 1.0)
+    data = np.ones((1000, 2), np.float32)
+    for given, words in (
+        (str(pipe), "it is a pipe, no ledger"),
+        (str(tmp_path), "it is a folder, no ledger"),
+        ("/dev/zero", "it is a device, no ledger"),
+        ("", "names no file"),
+        (str(text), "is no ledger: it does not begin with a run"),
+    ):
+        for call in (Ledger.open, Ledger.read):
+            assert words in refusal(call, given)
+        assert words in refusal(trainer.fit, trainer.init(jnp.zeros(2)), data, ledger=given, progress=False)
+        for command in (["ledger", "show", given], ["verify", given], ["report", given, "--out", "page.html"]):
+            assert main(command) == 2
+            error = capsys.readouterr().err
+            assert error.count("\n") == 1, (command, error)
+            assert words in error or (command[0] == "report" and text.name not in given), (command, error)
+    assert sorted(tmp_path.iterdir()) == [text, pipe]
+
+
+def test_three_thousand_releases_that_differ_are_bracketed(path):
+    """Against the closed form: each is a Gaussian at rate 1, so that 1/sigma^2 adds up."""
+    spent, noise = Spent(), 60.0 + np.arange(3000) * 0.01
+    spent.releases.update({Release("poisson", float(sigma), 1.0): 1 for sigma in noise})
+    most, least = at_most(spent.releases), at_least(spent.releases)
+    assert max(len(most), len(least)) <= MANY_RELEASES and most.total() == least.total() == 3000
+    exact = ja.epsilon(ja.Gaussian(float((noise**-2.0).sum() ** -0.5)), DELTA)
+    found = claim([(spent, [Run("", "", PLAN)])], DELTA, None)
+    assert float(found.lower) <= float(exact.lower) and float(exact.upper) <= float(found.upper)
+    assert float(found.upper) <= 1.01 * float(exact.upper) and found.kind == "certified" and found.status == "width"
+
+
+def test_near_releases_are_taken_together_at_their_worst():
+    rng = np.random.default_rng(0)
+    counts = {
+        Release("poisson", float(s), float(q)): int(n)
+        for s, q, n in zip(rng.uniform(1, 9, 900), rng.uniform(0, 1, 900), rng.integers(1, 5, 900), strict=True)
+    } | {Release("without_replacement", float(s), 0.5): 1 for s in rng.uniform(1, 2, 9)}
+    most, least = at_most(counts), at_least(counts)
+    for sampling in ("poisson", "without_replacement"):
+        of = lambda found, sampling=sampling: [
+            (r.noise_multiplier, r.sampling_probability, n) for r, n in found.items() if r.sampling == sampling
+        ]
+        total = lambda rows: sum(n * q**2 / s**2 for s, q, n in rows)
+        assert total(of(least)) <= total(of(counts)) <= total(of(most)) <= 1.5 * total(of(counts))
+    assert {r.sampling_probability for r in most if r.sampling == "without_replacement"} == {0.5}
+
+
+# A ledger that was used
+
+
+def small(steps=8):
+    plan = Plan(target_epsilon=2.0, target_delta=DELTA, dataset_size=10, sampling_probability=1.0, steps=steps)
+    return Trainer(linear, optax.sgd(0.1), plan, 1.0), np.ones((10, 2), np.float32)
+
+
+def test_the_same_script_run_twice_is_refused(path):
+    """As the README's: no checkpoints, and a first state with a key of its own."""
+    trainer, data = small()
+    trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=path, progress=False)
+    before = path.read_bytes()
+    words = refusal(trainer.fit, trainer.init(jnp.zeros(2)), data, ledger=path, progress=False)
+    assert "holds 8 steps of other runs, and this is a new one, of which none of 8 steps fits the budget" in words
+    assert "give the checkpoints= that it was begun with; for other data, another ledger" in words
+    assert path.read_bytes() == before
+    with Ledger.open(path) as ledger:
+        assert words == refusal(trainer.fit, trainer.init(jnp.zeros(2)), data, ledger=ledger, progress=False)
+    assert path.read_bytes() == before
+
+
+def test_an_interrupted_run_that_is_begun_anew_says_so(path):
+    trainer, data = small()
+    with Ledger.create(path, trainer.plan, run="killed") as ledger:
+        for step in range(3):
+            note(ledger, step, noise=trainer.plan.noise_multiplier)
+    with pytest.warns(UserWarning, match="holds 3 steps of other runs.* 5 of 8 steps fit the budget") as caught:
+        state = trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=path, progress=False)
+    assert caught[0].filename == __file__ and (state.step, state.stopped) == (5, "budget")
+    assert float(state.epsilon.upper) <= 2.0
+
+
+def test_going_on_says_nothing(path, tmp_path):
+    trainer, data = small()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        more = {"ledger": path, "checkpoints": tmp_path / "run", "progress": False}
+        half = trainer.fit(trainer.init(jnp.zeros(2)), data, callbacks=[lambda s: s.step == 4], **more)
+        assert trainer.fit(trainer.init(jnp.zeros(2)), data, **more).step == 8
+        assert trainer.fit(trainer.init(jnp.zeros(2)), data, **more).step == 8
+        assert half.step == 4
+
+
+def test_the_same_first_state_without_room_is_refused(path):
+    """Its run is in the ledger, with other data: no step of it fits, and its first parameters are no answer."""
+    trainer, data = small()
+    first = trainer.init(jnp.zeros(2))
+    trainer.fit(first, data, ledger=path, progress=False)
+    before = path.read_bytes()
+    words = refusal(trainer.fit, first, data + 1.0, ledger=path, progress=False)
+    assert "none of the plan's 8 steps fits the budget" in words and path.read_bytes() == before
+    assert trainer.fit(first, data, ledger=path, progress=False).step == 8  # exactly the same counts once

@@ -1,0 +1,417 @@
+"""The ledger knows that outputs were seen: whatever ends a run early, no reader claims less than the state may."""
+
+import copy
+import json
+import math
+import pickle
+import shutil
+import subprocess
+import sys
+import zlib
+from contextlib import suppress
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import refusal
+from training_cases import DELTA, gaussian_epsilon, note
+from training_runs import KEY, linear
+
+import jaxacct as ja
+from jaxacct.training import AdaptiveClip, Ledger, Plan, Trainer
+from jaxacct.training.run.noting import Noted
+
+DATA = np.eye(20, 2, dtype=np.float32)
+RULES = {
+    "poisson": {"sampling_probability": 0.3, "steps": 12},
+    "random_allocation": {"sampling": "random_allocation", "slots": 4, "steps": 12},
+    "truncated": {"sampling": "truncated_poisson", "sampling_probability": 0.2, "cap": 12, "steps": 12},
+    "fixed": {"sampling": "fixed_batches", "expected_batch_size": 5, "steps": 12, "relation": "zero_out"},
+    "without replacement": {
+        "sampling": "without_replacement", "sampling_probability": 0.25, "steps": 12, "relation": "replace_one"
+    },
+    "user": {"sampling_probability": 0.3, "steps": 12, "unit": "user"},
+    "repetitions": {
+        "sampling_probability": 0.3, "steps": 12, "target_epsilon": None, "noise_multiplier": 2.0,
+        "repetitions": ja.selection.PointMass(2),
+    },
+    "adaptive clip": {"sampling_probability": 0.3, "steps": 12},
+}  # fmt: skip
+
+
+def trainer_of(rule="poisson", rate=0.1, **more):
+    given = {"target_epsilon": 2.0, "target_delta": DELTA, "dataset_size": 20} | RULES[rule] | more
+    clip = AdaptiveClip(initial=1.0, count_noise=5.0) if rule == "adaptive clip" else 1.0
+    users = {"examples_per_user": 1} if given.get("unit") == "user" else {}
+    return Trainer(linear, optax.sgd(rate), Plan(**given), clip, **users)
+
+
+def fit(trainer, path, state=None, **more):
+    state = trainer.init(jnp.zeros(2), KEY) if state is None else state
+    users = {"users": np.arange(20)} if trainer.plan.unit == "user" else {}
+    return trainer.fit(state, DATA, ledger=path, progress=False, **users, **more)
+
+
+def look(state):
+    return state.step == 5 and float(state.params[0]) < 1e9
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def upper(path, **more):
+    ledger = Ledger.read(path)
+    return float(ledger.epsilon(ledger.plan.target_delta, **more).upper)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_stop_by_outputs_is_in_the_ledger(path, rule):
+    """For every way of drawing the ledger claims what the state does: the whole plan, of which a third was run."""
+    trainer = trainer_of(rule)
+    state = fit(trainer, path, callbacks=[look])
+    ledger = Ledger.read(path)
+    claimed = float(state.epsilon.upper)
+    assert (state.step, state.stopped) == (5, "callback") and lines(path)[-1]["kind"] == "seen"
+    assert upper(path, run=ledger.run) == claimed
+    whole = float(trainer.plan.epsilon_after(12).upper)
+    assert claimed == pytest.approx(whole, rel=1e-3)
+    assert claimed <= (trainer.plan.target_epsilon or math.inf)
+    assert float(ja.epsilon(ledger.spent(), DELTA, relation=trainer.plan.relation).upper) == pytest.approx(
+        claimed, rel=1e-3
+    )
+    taken = float(ledger.epsilon_of_entries(DELTA, run=ledger.run).upper)
+    assert taken < claimed * 0.95
+    ended = fit(trainer, path, state)
+    assert (ended.step, ended.stopped) == (12, "finished")
+    assert float(ended.epsilon.upper) == upper(path) == pytest.approx(whole, rel=1e-3)
+
+
+def test_the_line_is_there_before_the_first_look(path):
+    found = []
+
+    def watch(state):
+        asked = state.step, state.plan, state.epsilon, state.stopped, state.seen
+        before = Ledger.read(path).runs[Ledger.read(path).run].looks
+        value = state.params if asked[0] == 3 else None
+        after = Ledger.read(path).runs[Ledger.read(path).run].looks
+        found.append((asked[0], before is None, after is None, value is None))
+
+    fit(trainer_of(), path, callbacks=[watch])
+    assert found[:3] == [(1, True, True, True), (2, True, True, True), (3, True, False, False)]
+    seen = [line for line in lines(path) if line["kind"] == "seen"]
+    assert [(line["step"], line["until"], line["looked"]) for line in seen] == [(3, 12, True)]  # once is enough
+
+
+WAYS = {
+    "params": lambda s: s.params,
+    "opt_state": lambda s: s.opt_state,
+    "clip_norm": lambda s: s.clip_norm,
+    "not_finite": lambda s: s.not_finite,
+    "vars": vars,
+    "copy": copy.copy,
+    "pickle": lambda s: suppressed(pickle.dumps, s),
+    "repr": repr,
+    "an attribute that is not known": lambda s: getattr(s, "more", None),
+}
+
+
+def suppressed(function, *given):
+    with suppress(Exception):
+        return function(*given)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_shows_outputs_is_a_look(path, way):
+    state = fit(trainer_of(), path, callbacks=[lambda s: s.step == 2 and WAYS[way](s) is None])
+    ledger = Ledger.read(path)
+    assert state.seen and ledger.runs[ledger.run].looks[1:] == (2, 12, True)
+
+
+def test_without_looks_and_stops_nothing_is_noted(path):
+    steps = []
+    state = fit(trainer_of(), path, callbacks=[lambda s: steps.append((s.step, float(s.epsilon.upper), s.stopped))])
+    assert len(steps) == 12 and not state.seen and {line["kind"] for line in lines(path)} == {"run", "step"}
+
+
+class Oops(Exception):
+    pass
+
+
+def raises(error):
+    def callback(state):
+        if state.step == 4:
+            raise error
+
+    return callback
+
+
+@pytest.mark.parametrize("error", [Oops(), KeyboardInterrupt(), SystemExit()], ids=repr)
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_a_callback_that_raises_has_looked(path, tmp_path, error, checkpoints):
+    more = {"checkpoints": tmp_path / "run", "checkpoint_every": 3} if checkpoints else {}
+    trainer = trainer_of()
+    with pytest.raises(type(error)):
+        fit(trainer, path, callbacks=[raises(error)], **more)
+    whole = float(trainer.plan.epsilon.upper)
+    assert upper(path) == pytest.approx(whole, rel=1e-6)
+    longer = trainer_of(steps=14)  # another plan, because of what was seen
+    if checkpoints:
+        words = refusal(fit, longer, path, **more)
+        assert "may not go on with another plan" in words
+    ended = fit(trainer, path, **more)
+    assert ended.stopped == "finished" and float(ended.epsilon.upper) == upper(path) <= 2.0
+
+
+def test_an_interrupt_by_hand_counts_the_plan_to_its_end(path):
+    """Who interrupts may have seen the log, the progress or a checkpoint."""
+
+    trainer = trainer_of(steps=400)
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer, path, log=lambda record: (_ for _ in ()).throw(KeyboardInterrupt))
+    ledger = Ledger.read(path)
+    assert 0 < ledger.runs[ledger.run].steps < 400 and upper(path) == pytest.approx(2.0, rel=1e-3)
+    assert not ledger.runs[ledger.run].looks.looked
+
+
+def test_a_state_that_a_callback_kept_claims_no_less_than_the_ledger(path):
+    """While the callback is called it is the steps taken; afterwards the run may have been ended by them."""
+    kept, within = [], []
+
+    def keep(state):
+        kept.append(state)
+        within.append(float(state.epsilon.upper))
+        if state.step == 4:
+            raise Oops
+
+    for ledger in (path, None):
+        kept.clear(), within.clear()
+        with pytest.raises(Oops):
+            fit(trainer_of(), ledger, callbacks=[keep])
+        assert within == sorted(within) and within[-1] < 1.5
+        assert all(float(state.epsilon.upper) == pytest.approx(2.0, rel=1e-3) for state in kept)
+
+
+def test_a_second_run_is_given_nothing_of_what_was_promised(path):
+    """Of a target of 2 the first run took 5 of 12 steps; what it had left is not unspent."""
+    trainer = trainer_of()
+    fit(trainer, path, callbacks=[look])
+    before = path.read_bytes()
+    other = trainer.init(jnp.zeros(2), bytes(32))
+    words = refusal(fit, trainer, path, other)
+    assert "holds 5 steps of other runs" in words and "none of 12 steps fits the budget" in words
+    assert path.read_bytes() == before
+    wider = trainer_of(target_epsilon=4.0)
+    with pytest.warns(UserWarning, match=r"holds 5 steps of other runs.* \d+ of 12 steps fit"):
+        state = fit(wider, path, wider.init(jnp.zeros(2), bytes(32)))
+    assert state.stopped == "budget" and 2.0 < float(state.epsilon.upper) == upper(path) <= 4.0
+    with Ledger.open(path) as ledger:
+        assert "would cost epsilon" in refusal(spend_tuning, ledger)
+
+
+def spend_tuning(ledger):
+    from jaxacct.tuning.keys_and_ledger import note_whole
+
+    plan = Plan(target_delta=DELTA, dataset_size=20, sampling_probability=0.3, steps=1, noise_multiplier=9.0)
+    note_whole(ledger, plan, ja.Gaussian(2.0), "tuning", 4.0)
+
+
+def test_a_run_that_is_begun_in_a_callback_is_given_nothing_either(path):
+    trainer, words = trainer_of(), []
+    with Ledger.create(path, trainer.plan) as ledger:
+
+        def begin_another(state):
+            if state.step == 3 and state.params is not None:
+                words.append(refusal(trainer.fit, trainer.init(jnp.zeros(2)), DATA, ledger=ledger, progress=False))
+
+        state = trainer.fit(trainer.init(jnp.zeros(2)), DATA, ledger=ledger, callbacks=[begin_another], progress=False)
+    assert state.stopped == "finished" and "none of 12 steps fits the budget" in words[0]
+    assert float(state.epsilon.upper) == upper(path) <= 2.0
+
+
+def test_every_command_counts_what_was_promised(path, tmp_path):
+    state = fit(trainer_of(), path, callbacks=[look])
+    page = tmp_path / "page.html"
+
+    def said(*words):
+        command = [sys.executable, "-m", "jaxacct", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
+
+    shown = json.loads(said("ledger", "show", str(path), "--json"))
+    assert shown["upper"] == shown["runs"][0]["upper"] == float(state.epsilon.upper)
+    assert shown["runs"][0]["outputs_seen_from"] == 5 and shown["runs"][0]["promised"][0]["count"] == 7
+    assert "outputs were seen from step 5 on" in said("ledger", "show", str(path))
+    assert "verified  1" in said("verify", str(path))
+    said("report", str(path), "--out", str(page))
+    assert "Its outputs could be seen from step 5 on" in page.read_text() and "1.99" in page.read_text()
+
+
+def test_an_unfinished_run_says_what_is_assumed(path):
+    """Without looks its steps count; what holds if outputs ended it is said beside."""
+    with Ledger.create(path, Plan(target_delta=DELTA, dataset_size=20, sampling_probability=1.0, steps=9,
+                                  noise_multiplier=3.0)) as ledger:  # fmt: skip
+        for step in range(4):
+            note(ledger, step, noise=3.0)
+    assert upper(path) == pytest.approx(gaussian_epsilon(2 / 3), rel=1e-6)
+    assert upper(path, whole=True) == pytest.approx(gaussian_epsilon(1.0), rel=1e-6)
+    out = subprocess.run(
+        [sys.executable, "-m", "jaxacct", "ledger", "show", str(path)], check=True, capture_output=True, text=True
+    ).stdout
+    assert "its plan is not at its end; if outputs decided that, epsilon is <=" in out
+    with Ledger.open(path) as ledger:
+        ledger.seen(4)
+        ledger.seen(4)
+    assert upper(path) == upper(path, whole=True) == pytest.approx(gaussian_epsilon(1.0), rel=1e-6)
+    assert [line["kind"] for line in lines(path)].count("seen") == 1
+
+
+def as_version_1(path):
+    """A ledger as an earlier release wrote it: no looks, and another version."""
+    total, text = 0, b""
+    for line in lines(path):
+        if line["kind"] == "seen":
+            continue
+        del line["check"]
+        line |= {"version": 1} if line["kind"] == "run" else {}
+        body = json.dumps(line)[:-1].encode()
+        total = zlib.crc32(body, total)
+        text += body + f', "check": "{total:08x}"}}\n'.encode()
+    path.write_bytes(text)
+
+
+@pytest.mark.parametrize("rule", ["poisson", "random_allocation", "fixed"])
+def test_an_old_ledger_of_an_unfinished_run_counts_its_plan_to_the_end(path, rule):
+    """It cannot tell whether outputs were seen.  A run that has finished costs what it did."""
+    trainer = trainer_of(rule)
+    state = fit(trainer, path, callbacks=[look])
+    as_version_1(path)
+    assert upper(path) == pytest.approx(float(trainer.plan.epsilon.upper), rel=1e-6)
+    out = subprocess.run(
+        [sys.executable, "-m", "jaxacct", "ledger", "show", str(path)], check=True, capture_output=True, text=True
+    ).stdout
+    assert "an earlier release wrote this, and did not note whether outputs were seen" in out
+    fresh = path.with_name("finished")
+    fit(trainer, fresh)
+    as_version_1(fresh)
+    assert upper(fresh) == pytest.approx(float(trainer.plan.epsilon.upper), rel=1e-6)
+    assert state.step == 5
+
+
+def test_a_history_without_a_ledger_tells_the_ledger_that_begins_late(path):
+    trainer = trainer_of()
+    half = trainer.fit(trainer.init(jnp.zeros(2)), DATA, callbacks=[look], progress=False)
+    with pytest.raises(Oops):
+        trainer.fit(half, DATA, ledger=path, callbacks=[lambda s: (_ for _ in ()).throw(Oops)], progress=False)
+    kinds = [line["kind"] for line in lines(path)]
+    assert kinds == ["run", "spend", "seen", "step"]
+    assert upper(path) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_a_plan_that_is_left_after_looks_counts_to_its_end(path):
+    """By hand: `fit` refuses it.  A stop without looks leaves nothing."""
+    given = {"target_delta": DELTA, "dataset_size": 20, "sampling_probability": 1.0, "steps": 10}
+    plan = lambda noise: Plan(**given, noise_multiplier=noise)
+    for looked, steps in ((True, 10), (False, 4)):
+        place = path.with_name(str(looked))
+        with Ledger.create(place, plan(2.0)) as ledger:
+            for step in range(4):
+                note(ledger, step, noise=2.0)
+            ledger.seen(4, looked)
+            ledger.replan(plan(4.0))
+            note(ledger, 4, noise=4.0)
+            assert float(ledger.epsilon(DELTA).upper) == pytest.approx(
+                gaussian_epsilon(math.sqrt(steps / 4 + 1 / 16)), rel=1e-6
+            )
+        assert upper(place) == pytest.approx(gaussian_epsilon(math.sqrt(steps / 4 + 1 / 16)), rel=1e-6)
+
+
+def test_a_full_disk_shows_nothing(path, monkeypatch):
+    """The line cannot be written: the callback gets an error in the place of outputs."""
+    got = []
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    def watch(state):
+        if state.step == 3:
+            with monkeypatch.context() as patch:
+                patch.setattr("os.fsync", full)
+                got.append(refusal(lambda: state.params))
+
+    words = refusal(fit, trainer_of(), path, callbacks=[watch])
+    assert "No space left on device" in got[0] and "is not open for writing" in words
+
+
+PATHS = ["finish", "look and stop", "stop", "raise", "interrupt", "killed", "killed after a look"]
+NEXT = ["none", "same", "other program", "other plan", "second run", "recalibrated"]
+
+
+class Killed(BaseException):
+    pass
+
+
+QUICK = [("poisson", "look and stop"), ("random_allocation", "killed after a look")]
+SLOW = [(rule, way) for rule in ("poisson", "random_allocation", "fixed") for way in PATHS]
+
+
+@pytest.mark.parametrize(
+    ("rule", "way"), QUICK + [pytest.param(*each, marks=pytest.mark.slow) for each in SLOW if each not in QUICK]
+)
+def test_the_ledger_claims_what_the_state_does_on_every_path(path, tmp_path, monkeypatch, rule, way):
+    """Every way to end a run, then every way to go on: state <= ledger <= target, and the looks are never forgotten."""
+    trainer = trainer_of(rule)
+    more = {"checkpoints": tmp_path / "run", "checkpoint_every": 2}
+    real = Noted.note
+
+    def note(self, plan, step, *rest):
+        if "killed" in way and step == 7:
+            raise Killed
+        return real(self, plan, step, *rest)
+
+    calls = {
+        "look and stop": [look],
+        "stop": [lambda s: s.step == 5],
+        "raise": [raises(Oops())],
+        "interrupt": [raises(KeyboardInterrupt())],
+        "killed after a look": [lambda s: s.params is None],
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(Noted, "note", note)
+        patch.setattr("jaxacct.training.run.program.Program.keeps_after", lambda *_: False)
+        with suppress(Oops, Killed, KeyboardInterrupt):
+            fit(trainer, path, callbacks=calls.get(way, []), **more)
+    after_first = upper(path)
+    assert after_first <= 2.0
+    assert (after_first > 1.98) == (way != "killed"), after_first
+    folder, first = tmp_path / "run", path.read_bytes()
+    for following in NEXT:
+        path.write_bytes(first)
+        here = tmp_path / following
+        shutil.copytree(folder, here)
+        more["checkpoints"] = here
+        target, words = 2.0, ""
+        try:
+            if following == "none":
+                continue
+            if following == "same":
+                state = fit(trainer, path, **more)
+            elif following == "other program":
+                state = fit(trainer_of(rule, rate=0.2), path, **more)
+            elif following == "other plan":
+                state = fit(trainer_of(rule, target_epsilon=3.0), path, **more)
+                target = 3.0
+            elif following == "second run":
+                state = fit(trainer, path, trainer.init(jnp.zeros(2), bytes(32)), checkpoints=None)
+            else:
+                state = fit(Trainer(linear, optax.sgd(0.1), trainer.plan.recalibrate(4, steps=16), 1.0), path, **more)
+        except ja.InputError as error:
+            words = str(error)
+        if words:
+            assert "\n" not in words
+            assert upper(path) >= after_first * (1 - 1e-6)
+            continue
+        assert float(state.epsilon.upper) <= upper(path) * (1 + 1e-9) <= target * (1 + 1e-9), following
+        assert upper(path) >= min(after_first, 1.98) * (1 - 1e-6), following
+        looked = way in ("look and stop", "raise", "interrupt", "killed after a look")
+        assert following not in ("other plan", "recalibrated") or not looked
