@@ -21,8 +21,9 @@ from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.balls_in_bins import replaced_in_two_steps
 from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.mechanisms.poisson_sampled import groups_inside
 from jaxacct.mechanisms.shuffled_attacks import attacks_on
-from jaxacct.replaced_record import Ask, delta_replaced, epsilon_replaced
+from jaxacct.replaced_record import Ask, delta_replaced, epsilon_replaced, smaller
 from jaxacct.single_rounds import single_rounds
 from jaxacct.validation import (
     DELTA_OR_ZERO,
@@ -127,6 +128,9 @@ def bracket_epsilon(
     """
     if relation == "replace_one" and replaced_in_two_steps(mechanism):
         return epsilon_replaced(mechanism, np.asarray(delta), _upper_ends(mechanism, effort, engine))
+    if relation == "replace_one" and groups_inside(mechanism):
+        one = worse_direction("epsilon", mechanism, delta, relation, effort, engine, hint)
+        return smaller(one, epsilon_replaced(mechanism, np.asarray(delta), _upper_ends(mechanism, effort, engine)))
     whole = engine_of_mechanism(mechanism, engine)
     if whole is not None:
         return whole.epsilon(mechanism, np.asarray(delta), relation, effort.rtol)
@@ -148,6 +152,9 @@ def _bracket_delta(
     """`delta` for checked arguments."""
     if relation == "replace_one" and replaced_in_two_steps(mechanism):
         return delta_replaced(mechanism, np.asarray(epsilon), _upper_ends(mechanism, effort, engine))
+    if relation == "replace_one" and groups_inside(mechanism):
+        one = worse_direction("delta", mechanism, epsilon, relation, effort, engine)
+        return smaller(one, delta_replaced(mechanism, np.asarray(epsilon), _upper_ends(mechanism, effort, engine)))
     whole = engine_of_mechanism(mechanism, engine)
     if whole is not None:
         return whole.delta(mechanism, np.asarray(epsilon), relation, effort.rtol)

@@ -1,4 +1,4 @@
-"""A replaced record as one that is removed and another that is added, where no pair for the replacement is known.
+"""A replaced record as one that is removed and another that is added, where no good pair for the replacement is known.
 
 From data D over D less a record to that with another record in its place,
 
@@ -18,7 +18,7 @@ from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.validation import broadcast_shape
 
-__all__ = ["Ask", "delta_replaced", "epsilon_replaced"]
+__all__ = ["Ask", "delta_replaced", "epsilon_replaced", "smaller"]
 
 SHARES = 9
 """Shares of eps, or of delta in logarithms of the odds, that are tried for the first of the two steps."""
@@ -71,6 +71,15 @@ def epsilon_replaced(mechanism: Mechanism, delta: np.ndarray, upper: Ask) -> Bou
     odds = np.linspace(-WIDEST_LOG_ODDS, WIDEST_LOG_ODDS, SHARES).reshape(-1, *(1,) * len(shape))
     found = _refined(both, odds, 2.0 * WIDEST_LOG_ODDS / (SHARES - 1))
     return _bound(found, "epsilon")
+
+
+def smaller(one: Bounds, other: Bounds) -> Bounds:
+    """Two bounds of the same values, the smaller upper end of each."""
+    better = other.upper < one.upper
+    upper, status, engine = (
+        np.where(better, getattr(other, name), getattr(one, name)) for name in ("upper", "status", "engine")
+    )
+    return Bounds(np.zeros_like(upper), upper, upper, "bound", status, engine)
 
 
 def _refined(values: Callable[[np.ndarray], np.ndarray], at: np.ndarray, apart: float) -> np.ndarray:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy.special import gammaln, logsumexp
+from scipy.stats import norm
 
 import jaxacct as ja
 from jaxacct.representations import rdp_epsilon
@@ -44,3 +45,63 @@ def test_calibration_at_a_tiny_delta_meets_what_moments_meet():
     found = ja.calibrate_noise_multiplier(1.0, 1e-300, 0.01, 1000)
     assert renyi_epsilon_of_dp_sgd(13.0, 0.01, 1000, np.log(1e-300)) < 1.0
     assert found.value <= 13.0
+
+
+def test_replaced_groups_are_removed_and_added():
+    run = ja.dp_sgd(1.0, 0.01, 200, group=2)
+    found = ja.epsilon(run, 1e-5, relation="replace_one")
+    share = 1e-5 / 2  # half of delta for the first step
+    first = ja.epsilon(run, share, relation="remove_one").upper
+    second = ja.epsilon(run, share * np.exp(-first), relation="add_one").upper
+    assert found.kind == "bound" and found.upper <= first + second < 8.0
+    # two records that are removed are no more than two that are replaced
+    assert found.upper >= ja.epsilon(run, 1e-5, relation="remove_one").lower
+    delta = ja.delta(run, found.upper, relation="replace_one")
+    assert delta.upper <= 2e-5
+
+
+def test_replaced_groups_row_by_row():
+    run = ja.PoissonSampled(ja.Gaussian([1.0, 30.0]), [0.1, 1.0], group=2)  # of the second the pair is the better one
+    found = ja.epsilon(run, 1e-5, relation="replace_one")
+    assert found.upper[0] < 4.0 and found.upper[1] == pytest.approx(ja.epsilon(ja.Gaussian(7.5), 1e-5).upper, rel=1e-3)
+
+
+def winner_law(scores, sigma):
+    """The law of the place of the largest of scores with Gaussian noise, by quadrature."""
+    x = np.linspace(-9.0 * sigma, 9.0 * sigma + scores.max(), 1501)[:, None]
+    density, below = norm.pdf(x, scores, sigma), norm.cdf(x, scores, sigma)
+    others = np.stack([np.prod(np.delete(below, i, axis=1), axis=1) for i in range(scores.size)], 1)
+    return np.trapezoid(density * others, x[:, 0], axis=0)
+
+
+@pytest.mark.parametrize(("m", "monotone"), [(2, False), (2, True), (3, False), (5, True), (6, False)])
+def test_noisy_maxima_against_their_laws(m, monotone):
+    rng, sigma, epsilon = np.random.default_rng(m), 2.0, np.array([0.0, 0.2, 0.7, 1.5])
+    found = ja.delta(ja.GaussianNoisyMax(sigma, m, monotone=monotone), epsilon).upper
+    replaced = ja.delta(ja.GaussianNoisyMax(sigma, m, monotone=monotone), epsilon, relation="replace_one").upper
+    largest = 0.0
+    for _ in range(12):
+        scores = rng.choice([0.0, 0.5, 1.0, 3.0], m)
+        moved = scores + rng.choice([0.0, 1.0] if monotone else [-1.0, 1.0], m)
+        away = scores - rng.choice([0.0, 1.0] if monotone else [-1.0, 1.0], m)
+        p, q, r = (winner_law(each, sigma) for each in (scores, moved, away))
+        for a, b, limit in ((p, q, found), (q, p, found), (q, r, replaced), (r, q, replaced)):
+            exact = np.array([np.sum(np.maximum(a - np.exp(eps) * b, 0.0)) for eps in epsilon])
+            assert np.all(exact <= limit + 1e-9)
+            largest = max(largest, exact[0] / limit[0])
+    assert largest > 0.4
+
+
+def test_noisy_maxima_take_the_smaller_bound():
+    run = ja.repeat(ja.GaussianNoisyMax(40.0, candidates=2), 200)
+    assert ja.epsilon(run, 1e-6).upper == pytest.approx(
+        ja.epsilon(ja.Gaussian(40.0 / np.sqrt(400.0)), 1e-6).upper, rel=1e-9
+    )
+    for m in (4, 5, 8, 50, 1000):
+        all_scores = ja.Gaussian(3.0 / np.sqrt(m))
+        union = m * ja.delta(ja.Gaussian(1.5), [0.5, 2.0, 6.0]).upper
+        known = np.minimum(union, ja.delta(all_scores, [0.5, 2.0, 6.0]).upper)
+        found = ja.delta(ja.GaussianNoisyMax(3.0, m), [0.5, 2.0, 6.0]).upper
+        assert np.all(found <= known * 1.001)
+    assert ja.epsilon(ja.GaussianNoisyMax(1.0, 1), 1e-6).upper == 0.0
+    assert ja.epsilon(ja.GaussianNoisyMax(1.0, [1, 2]), 1e-6).upper[0] == 0.0

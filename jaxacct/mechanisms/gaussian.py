@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxacct.mechanisms.base import SENSITIVITY, AdditiveNoise, register
 from jaxacct.mechanisms.parts import FinitePair, GaussianPart
-from jaxacct.mechanisms.profile import pair_of_profile, stacked
+from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 from jaxacct.validation import POSITIVE
 
 __all__ = ["Gaussian", "gaussian_pair", "profile_of_gaussian"]
@@ -54,19 +54,34 @@ class Gaussian(AdditiveNoise):
 
     def finite_pair(self, relation: str) -> FinitePair:
         mu = SENSITIVITY[relation] / np.asarray(self.noise_multiplier)
-        return stacked([gaussian_pair(one, 1.0) for one in mu.ravel()], mu.shape)
+        return stacked([gaussian_pair(one) for one in mu.ravel()], mu.shape)
 
 
-def gaussian_pair(mu: float, factor: float) -> FinitePair:
-    """The pair of min(1, factor delta(eps)) of a Gaussian of sensitivity mu and deviation 1, from above."""
+def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> FinitePair:
+    """The pair of min(1, factor delta(eps)) of a Gaussian of sensitivity mu and deviation 1, from above.
+
+    other : the sensitivity of another one, of which delta(eps) itself holds as well; the smaller one is taken.
+    """
+    if other == 0.0:
+        return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
+    epsilon = _points_of_gaussian(mu) if other > mu else _points_of_gaussian(other)
+    if mu < other < factor * mu:
+        epsilon = np.union1d(epsilon, _points_of_gaussian(other))
+        epsilon = epsilon[np.append(True, np.diff(epsilon) > LEAST_GAP)]
+    delta = np.minimum(factor * profile_of_gaussian(mu, epsilon), 1.0)
+    if other < np.inf:
+        delta = np.minimum(delta, profile_of_gaussian(other, epsilon))
+    return pair_of_profile(epsilon, delta, delta)
+
+
+def _points_of_gaussian(mu: float) -> np.ndarray:
+    """The epsilons at which its profile is evaluated."""
     z = np.concatenate(
         [np.linspace(0.0, 12.0, PROFILE_POINTS[0], endpoint=False), np.linspace(12.0, 37.0, PROFILE_POINTS[1])]
     )
     epsilon = mu * (0.5 * mu + z)
     below = np.linspace(0.0, epsilon[0], PROFILE_POINTS[1], endpoint=False)
-    epsilon = np.concatenate([below, epsilon])
-    delta = np.minimum(factor * profile_of_gaussian(mu, epsilon), 1.0)
-    return pair_of_profile(epsilon, delta, delta)
+    return np.concatenate([below, epsilon])
 
 
 def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxacct.mechanisms.base import (
     BaseMechanism,
+    Mechanism,
     batch_shape,
     register,
     require_mechanism,
@@ -32,7 +33,7 @@ from jaxacct.mechanisms.parts import FinitePair, Part
 from jaxacct.mechanisms.profile import stacked
 from jaxacct.validation import PROBABILITY, InputError
 
-__all__ = ["PoissonSampled"]
+__all__ = ["PoissonSampled", "groups_inside"]
 
 NEAR_ONE = 0.999
 """Products of nested rates above this must be exact: their distance from 1 decides the loss of a record left out."""
@@ -51,7 +52,8 @@ class PoissonSampled(OfGaussianMixtures):
     ``group`` = k > 1 protects any k records together, such as those of one person: of a Gaussian, Binomial(k, q) many
     of them are in a batch, and the pair is (sum_j Bin_j N(j, s^2), N(0, s^2)). It is exact for add, remove and zero-out
     of up to k records, whatever they are. Under ``replace_one`` k records are replaced, and the answer is a bound:
-    their number in the batch is revealed, and j of them move the sum by 2j.
+    their number in the batch is revealed, and j of them move the sum by 2j; or they are removed, and others are added.
+    The smaller bound is answered.
 
     Parameters
     ----------
@@ -187,3 +189,9 @@ class PoissonSampled(OfGaussianMixtures):
                     "distance from 1 to be known; give the product as one rate"
                 )
         return base, product
+
+
+def groups_inside(mechanism: Mechanism) -> bool:
+    """Whether the mechanism contains a Poisson sample of which groups of records are protected."""
+    here = isinstance(mechanism, PoissonSampled) and mechanism.group > 1
+    return here or any(groups_inside(inner) for inner in mechanism.inside())

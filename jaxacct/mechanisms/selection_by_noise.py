@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.base import BaseMechanism, register
 from jaxacct.mechanisms.finite import FiniteMechanism, PureDP, sample_pair
 from jaxacct.mechanisms.gaussian import gaussian_pair
-from jaxacct.mechanisms.parts import FinitePair, FinitePart
+from jaxacct.mechanisms.parts import FinitePair, GaussianPart, Part
 from jaxacct.mechanisms.profile import stacked
 from jaxacct.validation import COUNT, NON_NEGATIVE, POSITIVE, check_flag, choice
 
@@ -123,9 +124,11 @@ class ReportNoisyMax(FiniteMechanism):
 class GaussianNoisyMax(BaseMechanism):
     """Report which of ``candidates`` has the largest score after adding Gaussian noise to each.
 
-    delta(eps) <= candidates * delta_Gaussian(eps; D = 2), or D = 1 for ``monotone`` scores, which all rise or
-    all fall with a record. ``replace_one`` doubles what a score moves, and exchanging two records is not monotone
-    (D = 4). Where the bound is not convex in e^eps its hull is used; it is put on 3000 losses from above; ``kind`` is
+    Two theorems hold with D = 2, or D = 1 for ``monotone`` scores, which all rise or all fall with a record;
+    ``replace_one`` doubles D. By the first, delta(eps) <= candidates * delta_Gaussian(eps; D). By the second, it is at
+    most delta_Gaussian(eps; D (floor(m/2) ceil(m/2)/m)^1/2) of m candidates: this is what the differences of all noisy
+    scores tell (README.md, "Noisy maxima"). Up to 4 candidates the second is the smaller one everywhere. Of more, the
+    smaller one is taken at each eps, the hull in e^eps is used, and it is put on losses from above. ``kind`` is
     "bound".
 
     Parameters
@@ -165,13 +168,23 @@ class GaussianNoisyMax(BaseMechanism):
         return "bound"
 
     def finite_pair(self, relation: str) -> FinitePair:
-        moves = 4.0 if relation == "replace_one" else 1.0 if self.monotone else 2.0
-        sigma, many = np.broadcast_arrays(self.noise_multiplier, self.candidates)
-        pairs = [gaussian_pair(moves / s, m) for s, m in zip(sigma.ravel(), many.ravel(), strict=True)]
-        return stacked(pairs, sigma.shape)
+        several, differences = self._shifts(relation)
+        many = np.broadcast_to(self.candidates, several.shape)
+        rows = zip(several.ravel(), many.ravel(), differences.ravel(), strict=True)
+        return stacked([gaussian_pair(*row) for row in rows], several.shape)
 
-    def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
+    def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
+        several, differences = self._shifts(relation)
+        if np.all((differences > 0.0) & (differences <= several)):
+            return GaussianPart(1.0 / differences, rate)
         return sample_pair(self.finite_pair(relation), rate, direction)
+
+    def _shifts(self, relation: str) -> tuple[np.ndarray, np.ndarray]:
+        """Sensitivities in deviations: of one score against another, rounded up, and of all differences together."""
+        moves = (2.0 if relation == "replace_one" else 1.0) * (1.0 if self.monotone else 2.0)
+        sigma, many = np.broadcast_arrays(np.asarray(self.noise_multiplier, np.float64), self.candidates)
+        both = np.floor(0.5 * many) * np.ceil(0.5 * many)
+        return moves / sigma, moves / sigma * np.sqrt(both / many) * (1.0 + 4.0 * ROUNDOFF)
 
 
 def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
