@@ -36,14 +36,14 @@ from jaxacct.validation import (
 )
 from jaxacct.worse_direction import worse_direction
 
-__all__ = ["bracket_epsilon", "delta", "effort_of", "effort_of_search", "epsilon"]
+__all__ = ["REVERSED", "bracket_epsilon", "delta", "effort_of", "effort_of_search", "epsilon"]
 
 REFINED_SHARE = 0.01
 """The contour engine refines to `0.5 min(rtol, max(NARROWEST, REFINED_SHARE rtol))`, relatively: a narrow bracket costs
 it little more than one of width rtol."""
 NARROWEST = 1e-6
 """Below this width the share of rtol is not followed; only a smaller rtol asks for less."""
-_REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
+REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """The relation of the reverse direction; the other relations are their own reverse."""
 _KERNEL = "jaxacct.kernels.contour"
 """What to call inside jit."""
@@ -260,8 +260,8 @@ def delta_without_attacks(mechanism: Mechanism, epsilon: Any, **keywords: Any) -
         below = np.less(epsilon, 0.0)
         if not below.any():
             return ask(epsilon, given.relation)
-        back = ask(np.abs(epsilon), _REVERSED.get(given.relation, given.relation))
-        one_way = given.relation in _REVERSED and not below.all()
+        back = ask(np.abs(epsilon), REVERSED.get(given.relation, given.relation))
+        one_way = given.relation in REVERSED and not below.all()
         ahead = ask(np.abs(epsilon), given.relation) if one_way else back
         return _reflected(ahead, back, epsilon, given.rtol)
 

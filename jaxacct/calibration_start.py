@@ -68,13 +68,13 @@ class _Equation(NamedTuple):
 def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint]:
     """A start for some rows of a goal, in the middle of the limits where no solve succeeds, and a hint for
     certificates."""
-    below = 1.0 - AIM * goal.rtol
     known = {name: column[rows] for name, column in goal.known.items()}
     if goal.on_delta:  # epsilon may be 0
-        epsilon, delta = goal.epsilon[rows], goal.delta[rows] * below
+        epsilon, delta = goal.epsilon[rows], goal.delta[rows]
+        delta = delta - AIM * goal.rtol * room(delta)
         log_delta, mu = np.log(delta), gaussian_mu(epsilon, delta)
     else:
-        epsilon, log_delta = goal.epsilon[rows] * below, np.log(goal.delta[rows])
+        epsilon, log_delta = goal.epsilon[rows] * (1.0 - AIM * goal.rtol), np.log(goal.delta[rows])
         mu = _gaussian_mu_by_tail(epsilon, log_delta)
     nothing = np.zeros(rows.size)
     x = by_central_limit(goal, known, mu) if goal.near is None else np.log(goal.near[rows])
@@ -106,6 +106,11 @@ def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint
     found.x[~known_x] = 0.5 * np.sum(np.log(goal.limits))
     found.solved[~known_x] = False
     return found, hint
+
+
+def room(delta: np.ndarray) -> np.ndarray:
+    """What distances from a target delta are relative to: itself or 1 - delta, whichever is smaller."""
+    return np.minimum(delta, 1.0 - delta)
 
 
 def gaussian_mu(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ rate, the most steps or candidates.  A value *holds* where the certified upper e
 value, is at most the target; only values that hold are returned.  How good the guesses are decides only how long the
 search takes.  What is found is certain to be the least private value that holds only if epsilon is monotone in it.
 
-A little above 300 lines: the record of a search and its two loops (any values, whole numbers) are read together.
+`_judged` decides for every calibration what is said of a value: its status, and whether it is shown to be the best one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,24 @@ import numpy as np
 from jaxacct.bounds import Bounds
 from jaxacct.progress import Waiting, waiting
 
-__all__ = ["AIM", "CLAIMED", "Evaluate", "Found", "Search", "Start", "certified_search", "least_private", "start_at"]
+__all__ = [
+    "AIM",
+    "CLAIMED",
+    "Evaluate",
+    "Found",
+    "Search",
+    "Start",
+    "beside",
+    "certified_search",
+    "least_private",
+    "start_at",
+]
 
-CLAIMED = ("ok", "not_binding")
+CLAIMED = ("ok", "not_binding", "loose")
 """Statuses of a value that holds."""
+FARTHEST, FEW_RTOL = 0.01, 10.0
+"""How much less private, relatively, a value may be that misses the target, to show that another is the best one:
+FEW_RTOL times rtol, but no more than FARTHEST or rtol itself."""
 AIM = 0.15
 """How far below the target a fast start aims, in units of rtol, so that its certificate usually holds at once."""
 NUDGES = 2
@@ -55,7 +69,7 @@ class Search(NamedTuple):
     falls: np.ndarray
     """Whether epsilon falls as the value grows."""
     rtol: float
-    """A row is finished where the upper end is less than half of this (relatively) below the target."""
+    """A row is finished where the upper end is less than half of this (of `scale`) below the target."""
     closest: float = 1e-12
     """It is also finished where the best value and one that does not hold are closer than this in x."""
     whole: bool = False
@@ -69,6 +83,15 @@ class Search(NamedTuple):
     """
     privates_first: np.ndarray | None = None
     """Rows whose least private value is tried before all others; none by default."""
+    scale: np.ndarray | None = None
+    """What distances from the target are relative to; by default the target, which is right of epsilon."""
+    all_there_is: bool = False
+    """Whether no value is less private than the limit, as a sampling probability of 1."""
+
+    def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """rtol, in units of the target."""
+        target = self.target[rows]
+        return self.rtol * (target if self.scale is None else self.scale[rows]) / target
 
 
 class Start(NamedTuple):
@@ -88,7 +111,8 @@ class Found(NamedTuple):
 
     value: np.ndarray
     status: np.ndarray
-    """"ok", "not_binding" (the least private value searched holds) or one that begins with "infeasible"."""
+    """"ok" (shown to be the best), "not_binding" (the least private value searched holds), "loose" (it holds,
+    and is not shown to be the best), or one that begins with "infeasible"."""
     lower: np.ndarray
     estimate: np.ndarray
     upper: np.ndarray
@@ -96,6 +120,8 @@ class Found(NamedTuple):
     word: np.ndarray
     """`Bounds.status` of the certified epsilon, such as "ok" or "width"; where no value holds, the same as `status`."""
     engine: np.ndarray
+    shown: np.ndarray
+    """Whether it is shown that a value a little less private misses the target."""
 
     def bounds(self, shape: tuple[int, ...]) -> Bounds:
         """The certified epsilon at the values, as Bounds of a shape."""
@@ -125,8 +151,9 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Fo
     start : called once, with the rows that are not settled by their limits.
     """
     found = _nothing(search.target.size)
+    missed, steep = np.full(search.target.size, np.nan), np.zeros(search.target.size, bool)
     with waiting(search.target.size) as work:
-        told = lambda evaluate: _told(evaluate, found, work)
+        told = lambda evaluate: _told(evaluate, search, found, missed, work)
         leader = None if search.leader is None else told(search.leader)
         search = search._replace(evaluate=told(search.evaluate), leader=leader)
         rows = _settled_by_limits(search, found)
@@ -134,21 +161,72 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Fo
         if search.whole:
             _whole_numbers(search, found, rows, begin.x)
         else:
-            missed, begin = _polish(search, found, rows, begin)
-            _led(search, found, missed, begin.x, begin.log_slope)
-    claimed = np.isin(found.status, CLAIMED)
-    found.fail(np.flatnonzero(claimed & ~((found.upper <= search.target) & np.isfinite(found.value))), "infeasible")
+            rows, begin = _polish(search, found, rows, begin, steep)
+            _led(search, found, rows, begin.x, begin.log_slope)
+        claimed = np.isin(found.status, CLAIMED)
+        found.fail(np.flatnonzero(claimed & ~((found.upper <= search.target) & np.isfinite(found.value))), "infeasible")
+        _judged(search, found, missed, steep)
     return found
 
 
-def _told(evaluate: Evaluate, found: Found, work: Waiting) -> Evaluate:
-    """The same, telling before each evaluation how many rows have a value."""
+def _told(evaluate: Evaluate, search: Search, found: Found, missed: np.ndarray, work: Waiting) -> Evaluate:
+    """The same, telling before each evaluation how many rows have a value, and noting values that are shown to miss.
+
+    missed : the most private such value of each row, NaN before there is one; written here.
+    """
 
     def telling(rows: np.ndarray, values: np.ndarray) -> Bounds:
         work.done = int(np.sum(np.isin(found.status, CLAIMED)))
-        return evaluate(rows, values)
+        bounds = evaluate(rows, values)
+        some = _lower_end(bounds.kind, bounds.lower, bounds.upper) > search.target[rows]
+        at, new = rows[some], values[some]
+        missed[at] = np.where(search.falls[at], np.fmax(missed[at], new), np.fmin(missed[at], new))
+        return bounds
 
     return telling
+
+
+def _lower_end(kind: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """What epsilon is at least: of a bound that has no lower end, what the bound itself is."""
+    return np.where(np.equal(kind, "certified"), lower, upper)
+
+
+def _judged(search: Search, found: Found, missed: np.ndarray, steep: np.ndarray) -> None:
+    """Write what is said of each value that holds, from the numbers alone: its status, and whether it is shown best.
+
+    A value is shown to be the best one where epsilon is certain to be above the target at a value a little less
+    private; or where epsilon is within rtol of the target, both ends, and changes with the value at a usual rate
+    (`steep`).  Where neither is known yet, a value a little less private is evaluated.
+    """
+    apart = _apart(search.rtol)
+    bolder = np.where(search.falls, -1.0, 1.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        distance = bolder * np.log(missed / found.value)
+        shown = (distance > 0.0) & (distance <= apart * (1.0 + 1e-9))
+        if search.whole:
+            shown |= missed == found.value + bolder
+        near = _lower_end(found.kind, found.lower, found.upper) >= search.target * (1.0 - search.closeness())
+    inside = found.status == "ok"
+    found.shown[:] = inside & (shown | (near & steep))
+    rows = np.flatnonzero(inside & ~found.shown)
+    if rows.size:
+        values = beside(found.value[rows], search.falls[rows], search.rtol, search.whole)
+        bounds = (search.leader or search.evaluate)(rows, np.clip(values, search.lowest[rows], search.highest[rows]))
+        found.shown[rows] = _lower_end(bounds.kind, bounds.lower, bounds.upper) > search.target[rows]
+    found.status[inside & ~found.shown] = "loose"
+    found.shown[found.status == "not_binding"] = search.all_there_is
+
+
+def beside(values: np.ndarray, falls: np.ndarray, rtol: float, whole: bool) -> np.ndarray:
+    """Values a little less private than others."""
+    bolder = np.where(falls, -1.0, 1.0)
+    others = values * np.exp(bolder * _apart(rtol))
+    return np.where(np.abs(others - values) < 1.0, values + bolder, np.rint(others)) if whole else others
+
+
+def _apart(rtol: float) -> float:
+    """How much less private a value may be that shows, by missing the target, that another is the best one."""
+    return min(FEW_RTOL * rtol, max(FARTHEST, rtol))
 
 
 def start_at(values: np.ndarray) -> Callable[[np.ndarray], Start]:
@@ -198,9 +276,9 @@ def least_private(
 
 
 def _nothing(size: int) -> Found:
-    ends = [np.full(size, np.nan) for _ in range(4)]
-    words = [np.full(size, word, dtype="<U28") for word in ("infeasible", "certified", "infeasible", "")]
-    return Found(ends[0], words[0], *ends[1:], *words[1:])
+    value, low, middle, high = (np.full(size, np.nan) for _ in range(4))
+    status, kind, word, engine = (np.full(size, x, dtype="<U28") for x in ("infeasible", "certified", "infeasible", ""))
+    return Found(value, status, low, middle, high, kind, word, engine, np.zeros(size, bool))
 
 
 def _settled_by_limits(search: Search, found: Found) -> np.ndarray:
@@ -231,8 +309,13 @@ def _usual_slope(search: Search, rows: np.ndarray) -> np.ndarray:
     return np.where(search.falls[rows], USUAL_SLOPE_OF_NOISE, USUAL_SLOPE)
 
 
-def _polish(search: Search, found: Found, rows: np.ndarray, start: Start) -> tuple[np.ndarray, Start]:
-    """Certify solutions, nudging those that miss by the secant; returns the rows that need a search, and its start."""
+def _polish(
+    search: Search, found: Found, rows: np.ndarray, start: Start, steep: np.ndarray
+) -> tuple[np.ndarray, Start]:
+    """Certify solutions, nudging those that miss by the secant; returns the rows that need a search, and its start.
+
+    steep : of all rows, whether epsilon is known to change with the value at a usual rate; written here.
+    """
     log_slope = np.full(rows.size, np.nan) if start.log_slope is None else start.log_slope.copy()
     due, x = np.flatnonzero(start.solved), start.x.copy()
     slope, last_x, last = start.slope.copy(), np.full(rows.size, np.nan), np.full(rows.size, np.nan)
@@ -243,7 +326,8 @@ def _polish(search: Search, found: Found, rows: np.ndarray, start: Start) -> tup
         here, at, target = rows[due], x[due], search.target[rows[due]]
         values = _values(search, here, at)
         bounds = search.evaluate(here, values)
-        holds = (bounds.upper <= target) & (bounds.upper >= target * (1.0 - 0.5 * search.rtol))
+        close = search.closeness(here)
+        holds = (bounds.upper <= target) & (bounds.upper >= target * (1.0 - 0.5 * close))
         found.keep(here, values, bounds, holds, "ok")
         known = np.isfinite(bounds.upper)
         finite = np.where(known, bounds.upper, 2.0 * target)
@@ -252,7 +336,7 @@ def _polish(search: Search, found: Found, rows: np.ndarray, start: Start) -> tup
             fresh = np.isfinite(secant) & (secant * _usual_slope(search, here) > 0.0)
             slope[due] = np.where(fresh, secant, slope[due])
             unknown = ~np.isfinite(slope[due]) | (slope[due] == 0.0)
-            gap = target * (1.0 - 2.0 * AIM * search.rtol) - finite
+            gap = target * (1.0 - 2.0 * AIM * close) - finite
             move = gap / np.where(unknown, target * _usual_slope(search, here), slope[due])
         last_x[due], last[due] = at, np.where(known, bounds.upper, np.nan)
         # a slope that has been seen is taken as it is
@@ -261,6 +345,7 @@ def _polish(search: Search, found: Found, rows: np.ndarray, start: Start) -> tup
         settled[due[holds]] = True
         due = due[~holds]
     left = ~settled
+    steep[rows] = settled & (np.abs(slope) * _apart(search.rtol) >= search.closeness(rows) * search.target[rows])
     return rows[left], Start(x[left], slope[left], start.solved[left], log_slope[left])
 
 
@@ -299,7 +384,8 @@ def _secant(
     if first is not None:
         slope = np.where(np.isfinite(first) & (first * slope > 0.0), first, slope)
     reach = np.full(size, FIRST_REACH)  # longest step in x
-    aim = np.log1p(-0.2 * search.rtol)
+    closeness = search.closeness(rows)
+    aim = np.log1p(-0.2 * closeness)
     active = np.ones(size, bool)
     for turn in range(MOST_TURNS):
         here = np.flatnonzero(active)
@@ -313,7 +399,7 @@ def _secant(
         # log of epsilon over target: positive where epsilon is too large
         excess = np.where(np.isnan(ratio), LARGEST_EXCESS, np.clip(ratio, -LARGEST_EXCESS, LARGEST_EXCESS))
         holds = bounds.upper <= target
-        close = holds & (bounds.upper >= target * (1.0 - 0.5 * search.rtol))
+        close = holds & (bounds.upper >= target * (1.0 - 0.5 * closeness[here]))
         at_bold = holds & (np.abs(at - bold_limit[here]) < AT_LIMIT)
         at_private = ~holds & (np.abs(at - private_limit[here]) < AT_LIMIT)
         never = at_private & ~np.isfinite(safe[here])
@@ -328,7 +414,10 @@ def _secant(
             fresh = (excess - last_excess[here]) / (at - last_x[here])
             sound = np.isfinite(fresh) & (fresh * slope[here] > 0) & (np.abs(excess) < LARGEST_EXCESS)
             slope[here] = np.where(sound, fresh, slope[here])
-            step = (aim - excess) / slope[here]
+            step = (aim[here] - excess) / slope[here]
+            # an epsilon of 0, or one that is not known, says in which direction to go, not how far
+            far = np.abs(excess) >= LARGEST_EXCESS
+            step = np.where(far, -2.0 * np.sign(excess) * np.sign(slope[here]) * reach[here], step)
             met = np.abs(safe[here] - bold[here]) < search.closest
         last_x[here], last_excess[here] = at, excess
         active[here[close | at_bold | at_private | met]] = False

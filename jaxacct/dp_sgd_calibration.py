@@ -71,15 +71,18 @@ class Calibration:
         At that value; `epsilon.upper <= target_epsilon` wherever `ok`.  For a risk as target: the eps of the privacy
         profile from which the risk follows, all three ends the same; at this eps delta was evaluated.
     status : str or array of str
-        "ok", "not_binding" (every searched value meets the target; the value is the end of the search range), or
+        "ok" (shown to be the best value), "not_binding" (every searched value meets the target; the value is the end of
+        the search range), "loose" (the value meets the target, and that it is the best one is not shown), or
         "infeasible_..." (`jaxacct.explain(status)` says what would help).
     ok : bool or array of bool
         Whether there is a value.
     best : bool or array of bool
-        Whether no less private value meets the target, up to rtol: a smaller noise, a larger sampling probability, more
-        steps.  That is known where epsilon is monotone in the value; that the value meets the target is certified in
-        any case.  For true-positive rates and what comes to one it is known up to what the choice of eps loses, and not
-        where that eps is 0.
+        Whether it is shown that no less private value (a smaller noise, a larger sampling probability, more steps)
+        meets the target, up to 10 rtol of the value (or .01, or rtol, where that is between).  It is shown where the
+        certified lower end of epsilon is above the target at a value that much less private, or above (1 - rtol) times
+        the target at the value itself while epsilon changes with the value at a usual rate; and where epsilon is
+        monotone in the value.  Of an epsilon of kind "bound" it is the best value for that bound.  False at
+        "not_binding", unless the value is a sampling probability of 1.  For a risk the same of the risk.
     risk : Bounds, or None where epsilon is the target
         The risk at that value; `risk.upper` is at most the target wherever `ok`, NaN elsewhere.
 
@@ -169,6 +172,7 @@ def search_for(goal: Goal, evaluate: Any) -> Search:
         whole=goal.unknown == "steps",
         infeasible=INFEASIBLE[goal.unknown],
         privates_first=first,
+        all_there_is=goal.unknown == "sampling_probability" and goal.limits[1] == 1.0,
     )
 
 
@@ -184,7 +188,7 @@ def result(found: Found, shape: tuple[int, ...], best: Any = True) -> Calibratio
     """What was found, in the shape of the batch; scalars for one configuration."""
     ok = np.isin(found.status, CLAIMED).reshape(shape)
     value, status = found.value.reshape(shape), found.status.reshape(shape)
-    best = ok & best
+    best = ok & best & found.shown.reshape(shape)
     if shape == ():
         return Calibration(value[()], found.bounds(shape), str(status), ok[()], best[()])
     return Calibration(value, found.bounds(shape), status, ok, best)

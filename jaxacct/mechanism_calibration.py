@@ -17,7 +17,17 @@ from jaxacct.engines.protocol import Effort, MechanismEngine
 from jaxacct.keywords import with_hints
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism, take_rows
-from jaxacct.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_shape, check, check_flag, options
+from jaxacct.validation import (
+    COUNT,
+    DELTA_OR_ZERO,
+    POSITIVE,
+    InputError,
+    UnboundedLossError,
+    broadcast_shape,
+    check,
+    check_flag,
+    options,
+)
 
 __all__ = ["calibrate", "search_mechanisms"]
 
@@ -63,7 +73,8 @@ def calibrate(
         It is given one float, or an array of the shape of the batch; the batch shape of what it returns must
         broadcast with the targets.
     target_epsilon : array_like > 0
-    target_delta : array_like in (0, 1)
+    target_delta : array_like in [0, 1)
+        At 0 no value of a mechanism with an unbounded loss meets a target, which the status says.
     bracket : (lowest, highest), array_likes > 0
         All arguments broadcast, one search for each element.
     whole : bool
@@ -110,7 +121,7 @@ def calibrate(
     rule = COUNT if whole else POSITIVE
     given = {
         "target_epsilon": check("target_epsilon", target_epsilon, POSITIVE),
-        "target_delta": check("target_delta", target_delta, DELTA),
+        "target_delta": check("target_delta", target_delta, DELTA_OR_ZERO),
         "bracket[0]": check("bracket[0]", bracket[0], rule),
         "bracket[1]": check("bracket[1]", bracket[1], rule),
     }
@@ -139,7 +150,7 @@ def search_mechanisms(
     make: Callable[[np.ndarray], Mechanism],
     epsilon: np.ndarray,
     delta: np.ndarray,
-    bracket: tuple[np.ndarray, np.ndarray],
+    limits: tuple[np.ndarray, np.ndarray],
     relation: str,
     effort: Effort,
     rtol: float,
@@ -152,8 +163,9 @@ def search_mechanisms(
     the value tried last.  Where an evaluation is costly only the others are evaluated.  Both ends of the bracket are
     evaluated roughly: they only tell which way epsilon goes, and what a search tries first.
     """
-    low, high = (end.reshape(-1).astype(np.float64) for end in bracket)
+    low, high = (end.reshape(-1).astype(np.float64) for end in limits)
     values, target = low.copy(), epsilon.reshape(-1)
+    deltas, unbounded = delta.reshape(-1).copy(), np.zeros(low.size, bool)
 
     def part_of(made: Mechanism, rows: np.ndarray) -> Mechanism:
         mine = batch_shape(made)
@@ -168,13 +180,21 @@ def search_mechanisms(
         return made, known if known is not None and known.by_rows else None
 
     def evaluate(rows: np.ndarray, some: np.ndarray, effort: Effort = effort) -> Bounds:
+        found = bracket(rows, some, effort)
+        lost = unbounded[rows]
+        if not lost.any():
+            return found
+        low, middle, high = (np.where(lost, np.inf, end) for end in (found.lower, found.estimate, found.upper))
+        return Bounds(low, middle, high, found.kind, np.where(lost, "mass_at_infinity", found.status), found.engine)
+
+    def bracket(rows: np.ndarray, some: np.ndarray, effort: Effort) -> Bounds:
         made, known = at(rows, some)
         if known is not None:
             asked = part_of(made, rows), deltas[rows], relation, effort.rtol
             return known.epsilon_near(*asked, target[rows]) if effort.rtol < ROUGH[-1] else known.epsilon(*asked)
         if made.has_bracket() and rows.size < target.size:
             return account.bracket_epsilon(part_of(made, rows), deltas[rows], relation, effort)
-        found = account.bracket_epsilon(made, delta, relation, effort)
+        found = account.bracket_epsilon(made, deltas.reshape(epsilon.shape), relation, effort)
         columns = found.lower, found.estimate, found.upper, found.kind, found.status, found.engine
         return Bounds(*(np.asarray(column).reshape(-1)[rows] for column in columns))
 
@@ -188,7 +208,13 @@ def search_mechanisms(
         aim = target[rows] * (1.0 - BELOW_TARGET * rtol)
         return None if known is None else known.excess(part_of(made, rows), aim, deltas[rows], relation)
 
-    deltas = delta.reshape(-1)
+    while (deltas == 0.0).any():  # epsilon is infinite there where the loss is unbounded
+        try:
+            evaluate(np.arange(low.size), low, effort._replace(rtol=ROUGH[0]))
+            break
+        except UnboundedLossError as error:
+            unbounded |= error.bad.reshape(-1)
+            deltas[unbounded] = 0.5  # any delta: what is asked of these rows is not used
     at_low, at_high, falls = _at_ends(evaluate, guess, target, low, high, effort)
     search = Search(
         evaluate=evaluate,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
+from jaxacct.account import REVERSED
 from jaxacct.bounds import Bounds
 from jaxacct.certified_search import CLAIMED, Found
 from jaxacct.dp_sgd_calibration import INFEASIBLE, LEAST_RTOL, RULES, Calibration
@@ -20,15 +21,19 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.risk_rates import Place, rate_at
 from jaxacct.risk_search import Target
 from jaxacct.risk_targets import RiskTarget, above, flat_values, rate_of
-from jaxacct.risk_values import Unknown, deltas_near, value_for, value_for_mu, value_for_rate
+from jaxacct.risk_values import Unknown, deltas_near, less_private, value_for, value_for_mu, value_for_rate
 from jaxacct.validation import SIDED, options, refuse_tracers
 
 __all__ = ["calibrated_to_risk", "posterior_of"]
 
-ABOUT = 0.1
-"""How near to the best one the eps of a true-positive rate is thought to be, in deviations of the loss."""
-ROUGH = 1e-3
-"""rtol of the deltas from which the lower end of a true-positive rate follows: that end is 1 % away."""
+LOWER_ENDS = (0.02, 1e-4), (0.1, 1e-3)
+"""How near to the best one the eps of a true-positive rate is thought to be, in deviations of the loss, and the rtol of
+the deltas from which the lower end of the rate follows: that end is some .05 % away, or 1 %."""
+_NEAR = 2e-3
+"""How near to its target, relatively to what is above chance and to what is below 1, that lower end shows a value to be
+the best one."""
+WIDE = 0.02
+"""Relative width up to which the bracket of a rate has the status "ok"."""
 Risk = tuple[Found, np.ndarray, np.ndarray, np.ndarray]
 """What was found; the ends of the risk, (3, n); the eps that it follows from; its kinds."""
 
@@ -59,9 +64,7 @@ def calibrated_to_risk(
     found.fail(np.flatnonzero(claimed & ~(ends[2] <= flat[target.name])), INFEASIBLE[unknown])
     ok = np.isin(found.status, CLAIMED)
     ends, epsilon = np.where(ok, ends, np.nan), np.where(ok, epsilon, np.nan)
-    # the eps of a rate is looked for from 0 on, and a negative one might have said more
-    best = ok & ((solve is not _to_rate) | (epsilon > 0.0))
-    return _result(found, ends, epsilon, kind, ok, best, shape)
+    return _result(found, ends, epsilon, kind, ok, ok & found.shown, shape)
 
 
 def _result(
@@ -118,39 +121,48 @@ def _to_rate(task: Unknown, name: str, flat: dict[str, np.ndarray], shape: tuple
         above(name, flat[name], beside, flat[beside], shape)
     goal, fpr = rate_of(name, flat)
     asked = (goal < 1.0) & (goal > fpr)
+    # the best eps is about -mu (quantile(a) + quantile(b))/2: below 0 where a + b > 1
+    mirrored = asked & (goal - 0.5 > 0.5 - fpr)
     # where nothing is asked any delta will do, and where too much is asked none
     target = Target(np.zeros(goal.shape), np.where(goal >= 1.0, 1.0, -1.0))
-    if asked.any():
-        rows = np.flatnonzero(asked)
-        some, places = value_for_rate(task.take(rows), goal[rows], fpr[rows])
-        target.epsilon[rows], target.delta[rows] = places.epsilon, places.delta
-        found = some
+    pieces = []
+    for mask, mirror in ((asked & ~mirrored, False), (mirrored, True)):
+        rows = np.flatnonzero(mask)
+        if rows.size:
+            ends_of_test = (1.0 - fpr[rows], 1.0 - goal[rows]) if mirror else (goal[rows], fpr[rows])
+            some, places = value_for_rate(_reversed(task.take(rows), mirror), *ends_of_test)
+            pieces.append((rows, some))
+            target.epsilon[rows], target.delta[rows] = places.epsilon, places.delta
     if not asked.all():
         rows = np.flatnonzero(~asked)
-        rest = value_for(task.take(rows), Target(target.epsilon[rows], target.delta[rows]))
-        if asked.any():
-            columns = []
-            for mine, theirs in zip(found, rest, strict=True):
-                both = np.empty(goal.size, np.result_type(mine, theirs))
-                both[asked], both[~asked] = mine, theirs
-                columns.append(both)
-            found = Found(*columns)
-        else:
-            found = rest
+        pieces.append((rows, value_for(task.take(rows), Target(target.epsilon[rows], target.delta[rows]))))
+    order = np.argsort(np.concatenate([rows for rows, _ in pieces]))
+    found = Found(*(np.concatenate(columns)[order] for columns in zip(*(some for _, some in pieces), strict=True)))
     ends = np.full((3, goal.size), np.nan)
-    high = np.minimum((found.upper + np.exp(target.epsilon) * fpr) * (1.0 + 8.0 * ROUNDOFF), 1.0)
-    rows = np.flatnonzero(np.isfinite(found.value))
-    low = fpr.copy()
+    high = (found.upper + np.exp(target.epsilon) * fpr) * (1.0 + 8.0 * ROUNDOFF)
+    # `delta(-x) + e^-x a = 1 - e^-x (1 - a - delta'(x))`, with delta' of the reverse direction
+    missed = np.exp(-target.epsilon) * (1.0 - fpr - found.upper) * (1.0 - 8.0 * ROUNDOFF)
+    high = np.minimum(np.where(mirrored, 1.0 - missed, high), 1.0)
+    target.epsilon[mirrored] *= -1.0
+    enough = goal - _NEAR * np.minimum(goal - fpr, 1.0 - goal)
+    low = _rates_at_least(task, found.value, target.epsilon, goal, fpr, enough)
+    rows = np.flatnonzero((found.status == "ok") & asked & ~(low >= enough))
+    found.shown[:] &= (low >= enough) | ~asked
     if rows.size:
-        # three values of delta about eps* are a lower end, if eps* is near the best one; one direction is enough for it
-        one = task._replace(relation="add_one" if task.relation == "add_one" else "remove_one").take(rows)
-        mu = np.clip(np.nan_to_num(-ndtri(fpr[rows]) + ndtri(np.minimum(goal[rows], 1.0 - 1e-12)), nan=1.0), 1e-9, 50)
-        place = Place(np.maximum(target.epsilon[rows], ABOUT * mu), mu)
-        bracket = rate_at(deltas_near(one, found.value[rows], ROUGH), place, fpr[rows], ABOUT)
-        low[rows] = np.maximum(bracket.low, fpr[rows])
+        least = _rates_at_least(
+            task.take(rows),
+            less_private(task, found.value[rows]),
+            target.epsilon[rows],
+            goal[rows],
+            fpr[rows],
+            goal[rows],
+        )
+        found.shown[rows] = least > goal[rows]
     agree = ~(low > high)  # ends that contradict each other claim nothing
     high = np.where(agree, high, 1.0)
     low = np.where(agree & (found.kind == "certified"), low, 0.0)
+    found.status[(found.status == "ok") & ~found.shown] = "loose"
+    found.word[:] = np.where((found.word == "ok") & (high - low > WIDE * high), "width", found.word)
     ends = np.stack([low, high, high])
     if name == "target_posterior":
         ends = np.stack(
@@ -158,6 +170,34 @@ def _to_rate(task: Unknown, name: str, flat: dict[str, np.ndarray], shape: tuple
         )
         ends[1] = np.clip(ends[1], ends[0], ends[2])
     return found, ends, target.epsilon, found.kind
+
+
+def _reversed(task: Unknown, mirror: bool) -> Unknown:
+    """The task in the reverse direction, if it is to be mirrored."""
+    return task._replace(relation=REVERSED.get(task.relation, task.relation)) if mirror else task
+
+
+def _rates_at_least(
+    task: Unknown, values: np.ndarray, epsilon: np.ndarray, goal: np.ndarray, fpr: np.ndarray, enough: np.ndarray
+) -> np.ndarray:
+    """A lower end of the true-positive rate at some values, from three values of delta about each eps.
+
+    It is narrow where that eps is near the best one; what is not `enough` is asked again with places further apart.
+    """
+    low, left = fpr.copy(), np.isfinite(values)
+    for about, rtol in LOWER_ENDS:
+        for sign, leading in ((1.0, "remove_one"), (-1.0, "add_one")):  # one direction is enough for a lower end
+            rows = np.flatnonzero(left & (np.where(epsilon < 0.0, -1.0, 1.0) == sign))
+            if rows.size == 0:
+                continue
+            mu = -ndtri(fpr[rows]) + ndtri(np.minimum(goal[rows], 1.0 - 1e-12))
+            mu = np.clip(np.nan_to_num(mu, nan=1.0), 1e-9, 50.0)
+            place = Place(sign * np.maximum(np.abs(epsilon[rows]), about * mu), mu)
+            one = task._replace(relation=task.relation if task.relation in REVERSED else leading).take(rows)
+            found = rate_at(deltas_near(one, values[rows], rtol), place, fpr[rows], about)
+            low[rows] = np.maximum(found.low, low[rows])
+        left &= low < enough
+    return low
 
 
 def _to_mu(task: Unknown, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:

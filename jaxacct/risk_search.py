@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
-from jaxacct.calibration_start import NEARLY, PLAIN_FOR_DELTA, TOLERANCE, Goal, calibration_start
+from jaxacct.calibration_start import NEARLY, PLAIN_FOR_DELTA, TOLERANCE, Goal, calibration_start, room
 from jaxacct.certified_search import AIM, CLAIMED, Found, Search, Start, certified_search
 from jaxacct.dp_sgd_calibration import INFEASIBLE, NOISE_RANGE, started
 from jaxacct.engines.backend import evaluate
@@ -91,7 +91,8 @@ def noise_for(
             return started(goal, rows)
         close = solved.close[rows]
         slope = solved.slope[rows]
-        aimed = np.log(solved.noise[rows]) - np.where(close, AIM * rtol / np.where(close, slope, 1.0), 0.0)
+        aim = AIM * rtol * room(target.delta[rows]) / target.delta[rows]
+        aimed = np.log(solved.noise[rows]) - np.where(close, aim / np.where(close, slope, 1.0), 0.0)
         begin = Start(aimed, np.where(close, target.delta[rows] * slope, 0.0), close)
         there, left = rows[close], np.flatnonzero(~close)
         goal.hint.near[there], goal.hint.rung[there] = np.log(target.delta[there]), solved.rung[there]
@@ -113,6 +114,7 @@ def noise_for(
         rtol=rtol,
         infeasible=INFEASIBLE["noise_multiplier"],
         privates_first=q == 0.0,
+        scale=room(target.delta),
     )
     return certified_search(search, start)
 

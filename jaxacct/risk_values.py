@@ -9,8 +9,8 @@ from scipy.special import ndtr, ndtri
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
-from jaxacct.calibration_start import Goal, by_central_limit, gaussian_mu
-from jaxacct.certified_search import AIM, Found, Start, certified_search
+from jaxacct.calibration_start import Goal, by_central_limit, gaussian_mu, room
+from jaxacct.certified_search import AIM, Found, Start, beside, certified_search
 from jaxacct.dp_sgd_calibration import search_for
 from jaxacct.engines.contour import no_hint
 from jaxacct.floats import ROUNDOFF
@@ -22,7 +22,7 @@ from jaxacct.risk_mu_goal import shown_on_one_contour
 from jaxacct.risk_rates import Deltas, Place, best_epsilon
 from jaxacct.risk_search import Target, by_contour, noise_for, noise_for_rate
 
-__all__ = ["Unknown", "deltas_at", "deltas_near", "value_for", "value_for_mu", "value_for_rate"]
+__all__ = ["Unknown", "deltas_at", "deltas_near", "less_private", "value_for", "value_for_mu", "value_for_rate"]
 
 ROUNDS = 3
 """How often the eps of a true-positive rate is moved to where it says most."""
@@ -70,6 +70,13 @@ def deltas_near(unknown: Unknown, values: np.ndarray, rtol: float) -> Deltas:
     return deltas
 
 
+def less_private(unknown: Unknown, values: np.ndarray) -> np.ndarray:
+    """Values a little less private, which show by missing a target that the others are the best ones."""
+    return beside(
+        values, np.full(values.size, unknown.name == "noise_multiplier"), unknown.rtol, unknown.name == "steps"
+    )
+
+
 def value_for(unknown: Unknown, target: Target, near: np.ndarray | None = None) -> Found:
     """The least private value with `delta(epsilon) <= delta` of the target.
 
@@ -91,7 +98,7 @@ def value_for(unknown: Unknown, target: Target, near: np.ndarray | None = None) 
             x = by_central_limit(goal, known, gaussian_mu(target.epsilon[rows], target.delta[rows]))
         return _from(np.exp(np.clip(np.nan_to_num(x), *np.log(unknown.limits))))
 
-    return certified_search(search_for(goal, evaluate)._replace(target=target.delta), start)
+    return certified_search(search_for(goal, evaluate)._replace(target=target.delta, scale=room(target.delta)), start)
 
 
 def value_for_rate(unknown: Unknown, goal: np.ndarray, fpr: np.ndarray) -> tuple[Found, Target]:

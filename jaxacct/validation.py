@@ -36,6 +36,7 @@ __all__ = [
     "Options",
     "Tracer",
     "TracerError",
+    "UnboundedLossError",
     "broadcast_shape",
     "check",
     "check_one",
@@ -86,6 +87,21 @@ class InputError(ValueError):
 
 class TracerError(InputError, TypeError):
     """A host call was given a JAX tracer.  The message names the traceable kernel to use instead."""
+
+
+class UnboundedLossError(InputError):
+    """delta = 0 was asked about, and the loss has no bound.
+
+    bad : of the shape of the answer, where that is so; what : whose loss it is.
+    """
+
+    def __init__(self, bad: np.ndarray, what: str = "a mechanism") -> None:
+        self.bad = bad
+        index = [int(i) for i in np.argwhere(bad)[0]]
+        super().__init__(
+            f"delta{index or ''} = 0 must be > 0 for {what} with an unbounded loss; use a small positive delta such as "
+            "1e-5"
+        )
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from jaxacct.two_pairs import (
     prepare_pairs,
     rows_with_rounds,
 )
-from jaxacct.validation import InputError, broadcast_shape
+from jaxacct.validation import UnboundedLossError, broadcast_shape
 
 __all__ = ["worse_direction"]
 
@@ -299,8 +299,4 @@ def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, s
     """
     bad = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1) | (parts.delta_infinity > below.delta_infinity)
     if bad.any():
-        where = [int(i) for i in np.unravel_index(rows[bad][0], shape)]
-        raise InputError(
-            f"delta{where or ''} = 0 must be > 0 for a mechanism with an unbounded loss; "
-            "use a small positive delta such as 1e-5"
-        )
+        raise UnboundedLossError(np.isin(np.arange(int(np.prod(shape))), rows[bad]).reshape(shape))

@@ -15,7 +15,7 @@ from jaxacct.engines.protocol import MechanismEngine
 from jaxacct.mechanisms.base import DIRECTIONS, batch_shape
 from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.random_allocation import RandomAllocation
-from jaxacct.validation import InputError, broadcast_shape
+from jaxacct.validation import InputError, UnboundedLossError, broadcast_shape
 
 __all__ = ["OneRound"]
 
@@ -54,12 +54,7 @@ class OneRound(MechanismEngine):
         self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float, near: np.ndarray | None
     ) -> Bounds:
         if np.any(np.asarray(delta) == 0.0):
-            shape = np.shape(delta)
-            where = [int(i) for i in np.argwhere(np.asarray(delta) == 0.0)[0]] if shape else ""
-            raise InputError(
-                f"delta{where} = 0 must be > 0 for a mechanism with an unbounded loss; use a small positive delta "
-                "such as 1e-5"
-            )
+            raise UnboundedLossError(np.asarray(delta) == 0.0)
         return _bracket("epsilon", mechanism, delta, relation, rtol, near)
 
     def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:

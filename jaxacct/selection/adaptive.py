@@ -25,7 +25,7 @@ from jaxacct.selection.law_families import Law, PointMass, largest_k
 from jaxacct.selection.law_of_k import require_law
 from jaxacct.selection.mixture_over_k import Mixture
 from jaxacct.selection.probabilities_of_k import weights
-from jaxacct.validation import InputError, broadcast_shape
+from jaxacct.validation import UnboundedLossError, broadcast_shape
 
 __all__ = ["AdaptiveSelection", "refuse_zero", "upper_ends"]
 
@@ -157,11 +157,7 @@ def refuse_zero(run: Mechanism, delta: np.ndarray) -> None:
     """InputError where delta is 0 and the loss of the base is unbounded."""
     bad = (delta == 0.0) & ~(profile_ends.bounded(run) if (delta == 0.0).any() else True)
     if bad.any():
-        index = [int(i) for i in np.argwhere(bad)[0]]
-        raise InputError(
-            f"delta{index if index else ''} = 0 must be > 0 for a selection of runs with an unbounded loss; "
-            "use a small positive delta such as 1e-5"
-        )
+        raise UnboundedLossError(bad, "a selection of runs")
 
 
 def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from jaxacct.training.plan.schedule import Segment, allocated, slots_for
 from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, OF_ONE_SIZE, TRUNCATED, single, slots_of
 from jaxacct.validation import InputError
 
-__all__ = ["MANY_STEPS", "cap_of", "most_steps", "target_of", "upper_epsilon", "with_rate"]
+__all__ = ["MANY_STEPS", "cap_of", "most_steps", "target_of", "upper_epsilon", "warn_not_reached", "with_rate"]
 
 _STEPS_RANGE, _RATE_RANGE = (1.0, 1e9), (1e-12, 1.0)
 """Where a number of steps and a sampling probability are searched."""
@@ -34,6 +35,15 @@ def target_of(terms: Terms) -> float:
     """The target, where there is one to solve for."""
     assert terms.target_epsilon is not None  # nothing is solved for without a target
     return terms.target_epsilon
+
+
+def warn_not_reached(target: float, name: str, value: float, epsilon: float) -> None:
+    """Say that every value searched meets the target, so that the plan spends less than it may."""
+    warnings.warn(
+        f"target_epsilon = {target!r} is not reached: {name} = {value!r} is the end of what is searched, and gives "
+        f"epsilon = {epsilon:.6g}; give another number yourself to spend more, or lower the target",
+        stacklevel=2,
+    )
 
 
 def _given_noise(request: PlanRequest) -> float:
@@ -139,6 +149,10 @@ def with_rate(request: PlanRequest, n: float) -> tuple[tuple[Segment, ...], int 
         rate = size / n
     if math.isnan(rate):
         raise InputError(f"target_epsilon = {target!r} cannot be met: {explain('infeasible_rate')}")
+    if rate == 1.0:
+        spent = float(upper(np.array([rate]))[0])
+        if spent < target * (1.0 - tolerance(target)):
+            warn_not_reached(target, "sampling_probability", rate, spent)
     size = float(round(rate * n)) if request.sampling in OF_ONE_SIZE else rate * n
     sigma, count = _given_noise(request), int(steps(np.array(rate)))
     segments: tuple[Segment, ...] = (Segment(0, count, sigma, rate, size),)

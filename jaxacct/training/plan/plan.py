@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxacct import markup
 from jaxacct.bounds import Bounds
+from jaxacct.dp_sgd_calibration import NOISE_RANGE
 from jaxacct.keywords import with_hints
 from jaxacct.training.plan import curve
 from jaxacct.training.plan.document import load, plan_document, plan_from
@@ -24,6 +25,10 @@ from jaxacct.training.step.step_mechanisms import POISSON
 from jaxacct.validation import InputError
 
 __all__ = ["Plan"]
+
+
+NEARLY_SPENT = 1e-3
+"""Share of its target that a plan may leave unspent and have the status "ok"."""
 
 
 class Allowance(Protocol):
@@ -149,7 +154,23 @@ class Plan(SolvedPlan):
         law = [] if self.repetitions is None else [("repetitions", f"{self.repetitions!r}, {self.candidates}")]
         parts = [("segments", f"{len(self.segments):,}; the numbers are averages")] if len(self.segments) > 1 else []
         spent = ("epsilon", f"{self.epsilon:.6g}")
-        return markup.fields("Plan", [spent, *goal, *pairs, *law, *parts])
+        short = [] if self.status == "ok" else [("status", f"{self.status}: the target is not reached")]
+        return markup.fields("Plan", [spent, *short, *goal, *pairs, *law, *parts])
+
+    @property
+    def status(self) -> str:
+        """Whether the plan spends its target: "ok" where it does, up to .1 %, or where it has none.
+
+        "not_binding" where it spends less at the end of what is searched: a noise multiplier of 0.1, or every record in
+        every step.  "loose" where it spends less otherwise, as where one step more would be too many.
+
+        >>> Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4).status
+        'ok'
+        """
+        if self.target_epsilon is None or self.epsilon.upper >= self.target_epsilon * (1.0 - NEARLY_SPENT):
+            return "ok"
+        noise, rate = (min(values) for values in zip(*(s[2:4] for s in self.segments), strict=True))
+        return "not_binding" if noise == NOISE_RANGE[0] or rate == 1.0 else "loose"
 
     def to_json(self) -> str:
         """The plan as one line of JSON, as it is run: `Plan.from_json` gives an equal plan without solving again."""

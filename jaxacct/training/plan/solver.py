@@ -25,7 +25,15 @@ from jaxacct.training.plan.accounting import (
     tolerance,
 )
 from jaxacct.training.plan.filters import Filter, filter_of
-from jaxacct.training.plan.open_numbers import MANY_STEPS, cap_of, most_steps, target_of, upper_epsilon, with_rate
+from jaxacct.training.plan.open_numbers import (
+    MANY_STEPS,
+    cap_of,
+    most_steps,
+    target_of,
+    upper_epsilon,
+    warn_not_reached,
+    with_rate,
+)
 from jaxacct.training.plan.passes import releases
 from jaxacct.training.plan.request import PlanRequest
 from jaxacct.training.plan.schedule import (
@@ -115,6 +123,8 @@ def noise_for(terms: Terms, spent: tuple[Segment, ...], rest: tuple[Segment, ...
     found = least_private(upper, target, start, NOISE_RANGE, falls=True, rtol=rtol, margin=MARGIN * rtol)
     if math.isnan(found):
         raise InputError(f"target_epsilon = {target!r} cannot be met: {explain('infeasible_noise')}")
+    if found == NOISE_RANGE[0]:
+        warn_not_reached(target, "noise_multiplier", found, float(upper(np.array([found]))[0]))
     return found
 
 
@@ -214,6 +224,8 @@ def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bo
         if not c.ok:
             raise InputError(f"target_epsilon = {target!r} cannot be met: {explain(str(c.status))}")
         sigma = float(c.value)
+        if c.status == "not_binding":
+            warn_not_reached(target, "noise_multiplier", sigma, float(c.epsilon.upper))
         if request.repetitions is not None:
             return sigma, c.epsilon
         if upper_epsilon(request, dp_sgd(sigma, sampling_probability=rate, steps=steps)) <= target:
