@@ -316,8 +316,9 @@ class Lattice(Engine):
     def epsilon(self, question: Question) -> Answer:
         from jaxacct.engines import lattice
 
+        effort = question.effort
         ask = functools.partial(
-            lattice.epsilon, rtol=question.effort.lattice_rtol, memory_bytes=question.effort.memory_bytes
+            lattice.epsilon, rtol=effort.lattice_rtol, enough=effort.rtol, memory_bytes=effort.memory_bytes
         )
         low, high = question.target * (1.0 - question.slack), question.target * (1.0 + question.slack)
         with double_precision():
@@ -330,7 +331,12 @@ class Lattice(Engine):
         effort, rows = question.effort, range(question.target.size)
         with double_precision():
             found = lattice.deltas(
-                question.parts, rows, question.target, rtol=effort.lattice_rtol, memory_bytes=effort.memory_bytes
+                question.parts,
+                rows,
+                question.target,
+                rtol=effort.lattice_rtol,
+                enough=effort.rtol,
+                memory_bytes=effort.memory_bytes,
             )
         return _stacked(found)
 

@@ -15,7 +15,7 @@ from scipy.special import ndtri
 from jaxacct.bounds import Bounds
 from jaxacct.floats import ROUNDOFF
 
-__all__ = ["Deltas", "Place", "Rates", "best_epsilon", "rate_at", "rate_from_three", "three_places"]
+__all__ = ["Deltas", "Place", "Rates", "best_epsilon", "rate_at", "rate_from_three", "start_at", "three_places"]
 
 Deltas = Callable[[np.ndarray, np.ndarray], Bounds]
 """(epsilons of shape (K, n), n rows) -> certified delta at them, of the same shape; any real epsilon."""
@@ -57,9 +57,7 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
     """
     everywhere, wanted = np.arange(fpr.size), -ndtri(fpr)
     if start is None:
-        advantage = np.asarray(deltas(np.zeros((1, fpr.size)), everywhere).estimate)[0]
-        deviation = np.clip(2.0 * ndtri(0.5 * (1.0 + advantage)), LEAST_DEVIATION, LARGEST_DEVIATION)
-        start = Place(deviation * (wanted - 0.5 * deviation), deviation)
+        start = start_at(np.asarray(deltas(np.zeros((1, fpr.size)), everywhere).estimate)[0], fpr)
     epsilon, deviation = start.epsilon.copy(), start.deviation.copy()
     low, high = np.full(fpr.size, -np.inf), np.full(fpr.size, np.inf)
     last, last_gap = np.full(fpr.size, np.nan), np.full(fpr.size, np.nan)
@@ -81,6 +79,12 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
         if not rows.size:
             break
     return Place(epsilon, deviation)
+
+
+def start_at(advantage: np.ndarray, fpr: np.ndarray) -> Place:
+    """The place for the Gaussian with a delta(0)."""
+    deviation = np.clip(2.0 * ndtri(0.5 * (1.0 + advantage)), LEAST_DEVIATION, LARGEST_DEVIATION)
+    return Place(deviation * (-ndtri(fpr) - 0.5 * deviation), deviation)
 
 
 def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: np.ndarray) -> np.ndarray:

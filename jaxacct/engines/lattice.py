@@ -38,10 +38,16 @@ __all__ = [
     "read",
 ]
 
-LENGTHS = (2**12, 2**15, 2**18, 2**20, 2**21, 2**22)
+LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
 """Lengths of lattices; the width of a bracket falls as length^-2, its time grows a little faster than the length."""
+QUICK = 2**18
+"""The longest lattice that is made for a bracket narrower than the user asked for; it costs a tenth of the longest."""
+NARROW = 2e-4
+"""Relative width above which the longest lattice is not worth its seconds: a row that stays so wide is given up."""
 SAYS_NOTHING = 0.9
 """Relative width of a bracket whose lower end is next to nothing, or whose upper end is missing."""
+NEARLY_AS_NARROW = 1.5
+"""A bracket read off a composition for another eps is taken if it is at most so much wider than where it was made."""
 ESTIMATE = 2.0 / 3.0
 """Where the truth lies between lower and upper for a smooth law: the errors are as 2 to 1."""
 ATTEMPTS = 3
@@ -71,6 +77,7 @@ def epsilon(
     delta_fin_upper: float,
     *,
     rtol: float = 1e-4,
+    enough: float = 0.0,
     memory_bytes: int = 2**30,
 ) -> LatticeAnswer:
     """Bracket of eps = inf {eps >= 0 : delta_fin(eps) <= d} for configuration `index`.
@@ -81,6 +88,7 @@ def epsilon(
     delta_fin_lower, delta_fin_upper : ends of what is known of d > 0, the target for the finite part of the
         loss.  The answer's `upper` holds for the first, its `lower` for the second.
     rtol : wanted (upper - lower)/upper.
+    enough : a larger one, for which alone no lattice longer than QUICK is made.
     memory_bytes : limit that decides the longest lattice.
 
     Call inside `with devices.double_precision():`.
@@ -92,7 +100,8 @@ def epsilon(
     log_delta, share = float(np.log(delta_fin_lower)), share_of(rtol)
     plan = plan_for(laws, None, log_delta, share)
     pieces = pieces_of(laws, plan.cut)
-    length = _next_length(0, np.inf, rtol, pieces, memory_bytes)
+    wanted = rtol, max(enough, rtol)
+    length = _next_length(0, np.inf, wanted, pieces, memory_bytes)
     if unresolved(laws, plan, _longest(pieces, memory_bytes)):
         length = 0
     while length:
@@ -103,13 +112,14 @@ def epsilon(
             high = min(high, crossing(up, delta_fin_lower, plan.centre, tolerance)[1])
             middle = 0.5 * (low + high)
             near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
-            if near or not np.isfinite(middle) or attempt == ATTEMPTS - 1:
+            known = high - low < SAYS_NOTHING * high  # else the middle says nothing of where epsilon is
+            if near or not known or not np.isfinite(middle) or attempt == ATTEMPTS - 1:
                 break
             plan = plan_for(laws, middle, log_delta, share)
         if high == 0.0:
             return LatticeAnswer(0.0, 0.0, 0.0, "zero")
         width = (high - low) / high if np.isfinite(high) else np.inf
-        length = _next_length(length, width, rtol, pieces, memory_bytes)
+        length = _next_length(length, width, wanted, pieces, memory_bytes)
     return _answer(low, high, rtol)
 
 
@@ -119,13 +129,14 @@ def delta(
     epsilon: float,
     *,
     rtol: float = 1e-4,
+    enough: float = 0.0,
     memory_bytes: int = 2**30,
 ) -> LatticeAnswer:
     """Bracket of delta_fin(epsilon) = E_P[(1 - e^{epsilon - L})_+ ; L finite] for configuration `index`.
 
     Arguments as in `epsilon`; the width is relative here too.
     """
-    return deltas(parts, [index], np.array([epsilon]), rtol=rtol, memory_bytes=memory_bytes)[0]
+    return deltas(parts, [index], np.array([epsilon]), rtol=rtol, enough=enough, memory_bytes=memory_bytes)[0]
 
 
 def deltas(
@@ -134,6 +145,7 @@ def deltas(
     epsilon: np.ndarray,
     *,
     rtol: float = 1e-4,
+    enough: float = 0.0,
     memory_bytes: int = 2**30,
 ) -> list[LatticeAnswer]:
     """`delta` of configuration `rows[i]` at `epsilon[i]`, for each i.
@@ -149,14 +161,16 @@ def deltas(
         laws = laws_of(parts, rows[places[0]])
         highest = highest_loss(laws) if laws else -np.inf
         places = sorted((place for place in places if epsilon[place] < highest), key=lambda place: epsilon[place])
-        brackets = _along(laws, [float(epsilon[place]) for place in places], rtol, memory_bytes, run)
+        brackets = _along(
+            laws, [float(epsilon[place]) for place in places], (rtol, max(enough, rtol)), memory_bytes, run
+        )
         for place, (low, high) in zip(places, brackets, strict=True):
             answers[place] = _answer(low, high, rtol)
     return answers
 
 
 def _along(
-    laws: list[LatticePart], epsilon: list[float], rtol: float, memory_bytes: int, run: Runner
+    laws: list[LatticePart], epsilon: list[float], wanted: tuple[float, float], memory_bytes: int, run: Runner
 ) -> list[tuple[float, float]]:
     """(lower, upper) of delta at ascending eps.
 
@@ -170,12 +184,15 @@ def _along(
         if not now:
             continue
         middle = now[len(now) // 2]
-        low, high, sides = _composed_for(laws, epsilon[middle], rtol, memory_bytes, run)
+        low, high, sides = _composed_for(laws, epsilon[middle], wanted, memory_bytes, run)
         found[middle] = low, high
-        for side in (range(middle - 1, now[0] - 1, -1), range(middle + 1, now[-1] + 1)):
+        # where this one was given up, those farther out are no better
+        farther = max(wanted[1], NEARLY_AS_NARROW * (high - low) / high if high > 0.0 else 0.0)
+        before, after = range(middle - 1, now[0] - 1, -1), range(middle + 1, now[-1] + 1)
+        for side, enough in ((before, wanted[1]), (after, farther)):
             for done, place in enumerate(side):
                 low, high = read(sides, epsilon[place])
-                if not high - low <= rtol * high:
+                if not high - low <= enough * high:
                     left.append(range(min(side[done:]), max(side[done:]) + 1))
                     break
                 found[place] = low, high
@@ -183,14 +200,14 @@ def _along(
 
 
 def _composed_for(
-    laws: list[LatticePart], epsilon: float, rtol: float, memory_bytes: int, run: Runner
+    laws: list[LatticePart], epsilon: float, wanted: tuple[float, float], memory_bytes: int, run: Runner
 ) -> tuple[float, float, tuple[Side, Side]]:
     """(lower, upper) of delta at one eps, and the last compositions that gave it."""
-    share = share_of(rtol)
+    share = share_of(wanted[0])
     log_delta = plan_for(laws, epsilon, 0.0, share).cut - share
     low, high = 0.0, 1.0
     pieces = laws
-    length = _next_length(0, np.inf, rtol, laws, memory_bytes)
+    length = _next_length(0, np.inf, wanted, laws, memory_bytes)
     while length:
         for _ in range(ATTEMPTS):
             plan = plan_for(laws, epsilon, log_delta, share)
@@ -202,7 +219,7 @@ def _composed_for(
             if found > log_delta - 0.5:
                 break
             log_delta = found
-        length = _next_length(length, (high - low) / high, rtol, pieces, memory_bytes)
+        length = _next_length(length, (high - low) / high, wanted, pieces, memory_bytes)
     return low, high, sides
 
 
@@ -255,14 +272,19 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
     return LatticeAnswer(float(low), float(middle), float(high), status)
 
 
-def _next_length(length: int, width: float, rtol: float, laws: list[LatticePart], memory_bytes: int) -> int:
+def _next_length(
+    length: int, width: float, wanted: tuple[float, float], laws: list[LatticePart], memory_bytes: int
+) -> int:
     """The next lattice length, 0 to stop: the relative width of a bracket falls as length^-2.
+
+    wanted : the width that is aimed at, and the one that is enough. A lattice longer than QUICK is made only for the
+    second, and not where even the longest would leave a bracket wider than that and than NARROW.
 
     A bracket that says nothing at the first length gets one longer one.  If that says nothing either, no length does.
     A length N needs about ARRAYS + ARRAYS_PER_LAW R float64 arrays of N elements for R laws.
     """
     known = fitting(laws, memory_bytes)
-    first = known[min(1, len(known) - 1)]
+    first, (rtol, enough) = known[min(1, len(known) - 1)], wanted
     if length == 0:
         return first
     longer = [n for n in known if n > length]
@@ -270,7 +292,15 @@ def _next_length(length: int, width: float, rtol: float, laws: list[LatticePart]
         return 0
     if not width < SAYS_NOTHING:
         return longer[0] if length == first else 0
-    return next((n for n in longer if 2.0 * width * (length / n) ** 2 <= rtol), longer[-1])
+    end = lambda n: width * (length / n) ** 2
+    quick = [n for n in longer if n <= QUICK]
+    if quick and (2.0 * end(quick[-1]) <= rtol or end(quick[-1]) <= enough):
+        return next((n for n in quick if 2.0 * end(n) <= rtol), quick[-1])
+    if width <= enough:
+        return 0
+    if end(longer[-1]) > max(NARROW, enough):
+        return quick[-1] if quick else 0
+    return next((n for n in longer if n > QUICK and 2.0 * end(n) <= enough), longer[-1])
 
 
 def fitting(laws: list[LatticePart], memory_bytes: int, lengths: Sequence[int] = LENGTHS) -> list[int]:

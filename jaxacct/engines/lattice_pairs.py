@@ -12,7 +12,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.engines.lattice import ATTEMPTS, LatticeAnswer, fitting, highest_loss, laws_of, pieces_of, read
+from jaxacct.engines.lattice import (
+    ATTEMPTS,
+    NEARLY_AS_NARROW,
+    LatticeAnswer,
+    fitting,
+    highest_loss,
+    laws_of,
+    pieces_of,
+    read,
+)
 from jaxacct.engines.lattice_backend import runner
 from jaxacct.engines.lattice_part import LatticePart
 from jaxacct.engines.lattice_plan import LatticePlan, plan_for, share_of, unresolved
@@ -32,8 +41,6 @@ MOST_PAIRS = 2**14
 """Pairs of atoms that are added up for fewer steps: rounds have hundreds of atoms, which is fine enough."""
 SHARE_OF_LATTICE = 0.1
 """What discretisation may add to a bracket, over all of its width, before a longer lattice is taken."""
-NEARLY_AS_NARROW = 1.5
-"""A bracket read off a composition for another eps is taken if it is at most so much wider than where it was made."""
 NEARLY_ONE = 1.0 - 1e-12
 """The largest relative width of a bracket that has a lower end, as it is compared."""
 NOTHING = LatticeAnswer(-np.inf, np.nan, np.inf, "width")

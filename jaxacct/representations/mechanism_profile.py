@@ -451,6 +451,10 @@ class Profile:
 
         return deltas
 
+    def altered(self, **settings: Any) -> Profile:
+        """The same with other settings."""
+        return replace(self, **settings)
+
     def element(self, index: tuple[int, ...]) -> Profile:
         """The profile of one configuration of the batch."""
         return replace(self, mechanism=element(self.mechanism, index))

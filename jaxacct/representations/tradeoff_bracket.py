@@ -12,7 +12,7 @@ from jaxacct.engines.loss_moments import Interval
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.representations.convex_conjugate import best_cells, conjugate, consistent
-from jaxacct.risk_rates import Deltas, best_epsilon, rate_at
+from jaxacct.risk_rates import Deltas, best_epsilon, rate_at, start_at
 from jaxacct.validation import broadcast_shape
 
 __all__ = ["bracket", "is_narrow"]
@@ -28,6 +28,10 @@ SPLIT = 5
 """Parts into which such a cell is split."""
 DELTA_ABOVE_INFINITY = 1e-10
 """Slopes end where delta has come this close to the mass at infinity."""
+HARD = 1e-6
+"""Relative width of delta(0) from which on the lattice is asked for all values of delta."""
+ROUGHLY = 0.01
+"""Relative width that is asked of this epsilon where the lattice answers."""
 FARTHEST_EPSILON = 50.0
 """Where slopes end if no epsilon is that close."""
 LARGEST_EPSILON = 700.0
@@ -48,8 +52,14 @@ class CertifiedProfile(Protocol):
     @property
     def relation(self) -> str: ...
 
+    @property
+    def engine(self) -> str: ...
+
     def element(self, index: tuple[Any, ...]) -> CertifiedProfile:
         """One configuration of a batch."""
+
+    def altered(self, **settings: Any) -> CertifiedProfile:
+        """The same with other settings."""
 
     def deltas_of(self, rows: np.ndarray) -> Deltas:
         """The bracket of delta for some rows of the flat batch."""
@@ -69,18 +79,31 @@ def bracket(profile: CertifiedProfile, mechanism: Mechanism, fpr: float | np.nda
     wanted = np.broadcast_to(np.asarray(fpr, np.float64), shape).reshape(-1)
     low, high = np.zeros(rows.size), np.ones(rows.size)
     quick = np.flatnonzero(_smooth(profile)[rows] & (wanted >= QUICK_RATES[0]) & (wanted <= QUICK_RATES[1]))
+    by_lattice = np.zeros(rows.size, bool)
+    if quick.size:
+        # where the loss is nearly an atom, as with little noise, the contour takes long and the secant finds no slope
+        at_zero = profile.deltas_of(rows[quick])(np.zeros((1, quick.size)), np.arange(quick.size))
+        advantage, width = at_zero.estimate[0], at_zero.upper[0] - at_zero.lower[0]
+        hard = np.atleast_1d(at_zero.engine == "lattice").reshape(width.shape)
+        by_lattice[quick] = hard | (width > HARD * at_zero.upper[0])
+        easy = ~by_lattice[quick]
+        quick, advantage = quick[easy], advantage[easy]
     if quick.size:
         deltas = profile.deltas_of(rows[quick])
-        rates = rate_at(deltas, best_epsilon(deltas, wanted[quick]), wanted[quick])
+        place = best_epsilon(deltas, wanted[quick], start_at(advantage, wanted[quick]))
+        rates = rate_at(deltas, place, wanted[quick])
         low[quick], high[quick] = 1.0 - rates.high - 1e-16, 1.0 - rates.low + 1e-16
     open_ = ~is_narrow(low, high, rtol)
     for row in np.unique(rows[open_]):
         at = open_ & (rows == row)
         one = profile.element(np.unravel_index(row, mine)) if mine else profile
-        found = _element(one, wanted[at], rtol)
-        # both brackets hold; if they contradict each other neither is used
-        both = consistent(Interval(np.maximum(low[at], found.low), np.minimum(high[at], found.high)))
-        low[at], high[at] = both
+        for each in (one.altered(engine="lattice"), one) if by_lattice[at].any() else (one,):
+            found = _element(each, wanted[at], rtol)
+            # both brackets hold; if they contradict each other neither is used
+            both = consistent(Interval(np.maximum(low[at], found.low), np.minimum(high[at], found.high)))
+            low[at], high[at] = both
+            if is_narrow(*both, rtol).all():
+                break
     low, high = np.clip(low, 0.0, 1.0).reshape(shape), np.clip(high, 0.0, 1.0).reshape(shape)
     status = np.where(is_narrow(low, high, rtol), "ok", "width")
     return Bounds(low, 0.5 * (low + high), high, mechanism.kind_of_bracket(profile.relation), status, "tradeoff")
@@ -110,7 +133,8 @@ def _element(profile: CertifiedProfile, fpr: np.ndarray, rtol: float) -> Interva
     Both error rates are read from f, so that the width is held against the smaller of f and 1 - f.
     """
     floor = _mass_at_infinity(profile)
-    farthest = float(profile.epsilon(min(1.000001 * floor + DELTA_ABOVE_INFINITY, 0.5)).upper)
+    roughly = profile.altered(rtol=max(rtol, ROUGHLY)) if profile.engine == "lattice" else profile
+    farthest = float(roughly.epsilon(min(1.000001 * floor + DELTA_ABOVE_INFINITY, 0.5)).upper)
     farthest = min(farthest, LARGEST_EPSILON) if np.isfinite(farthest) else FARTHEST_EPSILON
     with np.errstate(divide="ignore"):
         # the best slope e^eps for a rate a has e^eps a <= 1
@@ -118,6 +142,8 @@ def _element(profile: CertifiedProfile, fpr: np.ndarray, rtol: float) -> Interva
         lowest = min(farthest, 20.0 - np.log1p(-float(fpr.max())))
     # E = 0 belongs to the grid: H(0) = 1
     epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), START_SLOPES)
+    if profile.engine == "lattice":  # the two directions meet at 0, in an angle
+        epsilon = np.union1d(epsilon, 0.0)
     values = profile.delta(epsilon)
     x, below, above = (np.concatenate([[first], v]) for first, v in _ends(epsilon, values))
     low, high = np.zeros(fpr.shape), np.ones(fpr.shape)
