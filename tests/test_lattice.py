@@ -8,12 +8,15 @@ from itertools import pairwise
 import jax
 import numpy as np
 import pytest
+from scipy import optimize, stats
 from scipy.special import gammaln, log_ndtr
 
+import jaxacct as ja
 from jaxacct.engines import lattice, lattice_plan, lattice_sides
 from jaxacct.engines.backend import job
 from jaxacct.engines.lattice_backend import runner
 from jaxacct.engines.lattice_part import Placed
+from jaxacct.kernels import lattice_cells
 from jaxacct.kernels.lattice_cells import Cells, gaussian_cells, gaussian_nodes
 from jaxacct.kernels.lattice_masses import cancelled, lower_masses, upper_masses
 from jaxacct.kernels.tilted_fft import compose as compose_lattices
@@ -417,3 +420,51 @@ def test_a_mass_that_is_no_number_is_not_left_out_of_a_composition():
     mass[0, 3], mass[0, 10] = 0.5, np.nan
     composed = runner()(compose_lattices, mass, np.array([[0.3, 0.5, 0.1]]), np.ones(1), np.ones(1), 0.1, 0, True)
     assert np.isnan(composed.log_moments).all()
+
+
+def test_little_noise_is_narrow():
+    """Hits of sigma .01 are 100 deviations apart, so that the loss given their number is Gaussian (to e^-700)."""
+    q, n, sigma, delta = 0.1, 20, 0.01, 1e-5
+    hits = np.arange(1, n + 1)
+    mean, deviation = hits * (0.5 / sigma**2 + math.log(q)) + (n - hits) * math.log1p(-q), np.sqrt(hits) / sigma
+
+    def excess(eps):
+        z = (eps - mean) / deviation
+        given = stats.norm.sf(z) - np.exp(eps - mean + 0.5 * deviation**2 + stats.norm.logsf(z + deviation))
+        return stats.binom.pmf(hits, n, q) @ given - delta
+
+    truth = optimize.brentq(excess, 4e4, 5e4, xtol=1e-9)
+    found = ja.epsilon(ja.dp_sgd(sigma, q, n), delta, relation="remove_one")
+    assert found.lower <= truth * (1 + 1e-9) and found.upper >= truth * (1 - 1e-9) and found.ok
+    assert found.upper - found.lower < 1e-5 * truth
+
+
+def test_few_hits_stop_where_the_width_asked_for_is_reached():
+    found = ja.epsilon(ja.dp_sgd(1.0, 0.01, 5), 0.01)
+    assert found.ok and 6.132265e-4 <= found.upper <= 6.1326e-4 and found.lower <= 6.1323195e-4
+
+
+def test_lengths_beyond_the_quick_ones_are_for_what_is_asked():
+    laws = lattice.laws_of(components(dp_sgd(1.0, 0.01, 5), RELATION, "remove"), 0)
+    following = lambda length, width, wanted=(1e-5, 1e-4): lattice._next_length(length, width, wanted, laws, 2**30)
+    assert following(2**15, 2e-4) == following(2**15, 6e-3) == 2**18  # for a tenth of what was asked, and for that
+    assert following(2**15, 9e-3) == 2**19 and following(2**18, 9e-5) == 0
+    assert following(2**18, 0.05) == 0 and following(2**18, 0.05, (1e-3, 1e-2)) == 2**20  # given up; not where it helps
+    assert following(2**18, 1e-3, (1e-10, 1e-9)) == 2**21  # as narrow as the memory allows
+
+
+def test_narrow_panels_need_fewer_points(monkeypatch):
+    law = lattice.laws_of(components(dp_sgd(1.0, 0.01, 5), RELATION, "remove"), 0)[0]
+    for upper in (True, False):
+        placed = law.place((math.log1p(-0.01), 7.0), 7.1 / 2**18, 2**18, upper, runner())
+        with monkeypatch.context() as patched:
+            patched.setattr(lattice_cells, "LONG", 2**30)
+            exact = law.place((math.log1p(-0.01), 7.0), 7.1 / 2**18, 2**18, upper, runner())
+        np.testing.assert_allclose(placed.mass, exact.mass, rtol=1e-6, atol=1e-20)
+        assert abs(placed.mass.sum() - exact.mass.sum()) < 1e-13
+
+
+def test_a_trade_off_function_of_nearly_an_atom_is_narrow():
+    found = ja.profile(ja.dp_sgd(0.1, 0.01, 100)).tradeoff(0.1)
+    assert found.upper - found.lower < 1e-6 and found.ok
+    assert abs(found.estimate - (0.9 - (1 - 0.99**100))) < 1e-4  # its hits are told but for Phi(-5)

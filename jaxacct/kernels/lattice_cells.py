@@ -148,15 +148,15 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     to_left, to_right = (xp.where(used, x, 1.0) for x in (rate * (start - left), rate * (right - end)))
     lift_left, lift_right = lift[cell], lift[following]
     centre = xp.abs(start + half)
-    panels = start, half, to_left, to_right, lift_left, lift_right, rate
+    panels = start, half, to_left, to_right, lift_left, lift_right
     if xp is np and nodes >= LONG:
         low, high, eta = np.zeros_like(width), np.zeros_like(width), _quadrature_error(centre, half, rate, NARROW_ORDER)
         narrow = used & (eta < ROUNDOFF)
         for order, some in ((NARROW_ORDER, narrow), (QUADRATURE_ORDER, used & ~narrow)):
-            low[some], high[some] = _quadrature(order, *(x[some] for x in panels[:-1]), rate)
+            low[some], high[some] = _quadrature(order, rate, *(x[some] for x in panels))
         eta[some] = _quadrature_error(centre[some], half[some], rate, QUADRATURE_ORDER)
     else:
-        low, high = _quadrature(QUADRATURE_ORDER, *panels)
+        low, high = _quadrature(QUADRATURE_ORDER, rate, *panels)
         eta = _quadrature_error(centre, half, rate, QUADRATURE_ORDER)
     scale = xp.where(used, half / (xp.sqrt(2 * xp.pi) * -xp.expm1(-span)), 0.0)
     size = xp.square(start + half) + xp.maximum(xp.abs(lift_left), xp.abs(lift_right)) + to_right + rate * width
@@ -221,13 +221,13 @@ def _extreme(start: Array, end: Array, upper: Array) -> Array:
 
 def _quadrature(
     order: int,
+    rate: Array,
     start: Array,
     half: Array,
     to_left: Array,
     to_right: Array,
     lift_left: Array,
     lift_right: Array,
-    rate: Array,
 ) -> tuple[Array, Array]:
     """Sums of Gauss-Legendre over panels, for the hat masses at their left and right nodes."""
     xp = namespace(start, half)
