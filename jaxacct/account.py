@@ -24,6 +24,7 @@ from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.mechanisms.poisson_sampled import groups_inside
 from jaxacct.mechanisms.shuffled_attacks import attacks_on
 from jaxacct.replaced_record import Ask, delta_replaced, epsilon_replaced, smaller
+from jaxacct.sampled_once import sampled_once
 from jaxacct.single_rounds import single_rounds
 from jaxacct.validation import (
     DELTA_OR_ZERO,
@@ -126,6 +127,9 @@ def bracket_epsilon(
 
     hint : where the contour engine should begin, row by row of the flat batch.
     """
+    once = _sampled_once("epsilon", mechanism, delta, relation, effort, engine)
+    if once is not None:
+        return once
     if relation == "replace_one" and replaced_in_two_steps(mechanism):
         return epsilon_replaced(mechanism, np.asarray(delta), _upper_ends(mechanism, effort, engine))
     if relation == "replace_one" and groups_inside(mechanism):
@@ -150,6 +154,9 @@ def _bracket_delta(
     mechanism: Mechanism, epsilon: float | np.ndarray, relation: str, effort: Effort, engine: str
 ) -> Bounds:
     """`delta` for checked arguments."""
+    once = _sampled_once("delta", mechanism, epsilon, relation, effort, engine)
+    if once is not None:
+        return once
     if relation == "replace_one" and replaced_in_two_steps(mechanism):
         return delta_replaced(mechanism, np.asarray(epsilon), _upper_ends(mechanism, effort, engine))
     if relation == "replace_one" and groups_inside(mechanism):
@@ -168,6 +175,19 @@ def _bracket_delta(
     if apart is not None:
         return apart
     return worse_direction("delta", mechanism, epsilon, relation, effort, engine)
+
+
+def _sampled_once(
+    quantity: str, mechanism: Mechanism, given: float | np.ndarray, relation: str, effort: Effort, engine: str
+) -> Bounds | None:
+    """Several releases from one sample, by those of the releases; None for others, and by pairs for one engine."""
+
+    def ask(quantity: str, some: Mechanism, values: np.ndarray, under: str) -> Bounds:
+        return (bracket_epsilon if quantity == "epsilon" else _bracket_delta)(some, values, under, effort, engine)
+
+    if engine != "auto":
+        return None
+    return sampled_once(quantity, mechanism, np.asarray(given, np.float64), relation, effort.rtol, ask)
 
 
 def _above_attacks(found: Bounds, mechanism: Mechanism, relation: str, ask: Callable[[Mechanism], Bounds]) -> Bounds:

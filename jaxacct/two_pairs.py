@@ -71,16 +71,19 @@ def rows_with_rounds(mechanism: Mechanism, rows: np.ndarray) -> Mechanism | None
 
 
 def differing(above: list[Components], below: list[Components]) -> np.ndarray:
-    """(B,) the configurations whose two pairs differ in some direction; their arrays may have other widths."""
+    """(B,) the configurations whose finite parts differ in some direction; their arrays may have other widths.
+
+    Noise that differs does so by its rounding, and each pair is asked about by itself.
+    """
     rows = above[0].sign.size
     found = np.zeros(rows, bool)
     for one, other in zip(above, below, strict=True):
-        units = one.infinity_units  # of rounding: they count the atoms of the batch, and say nothing of the pairs
-        for a, b in zip(one, other._replace(infinity_units=units), strict=True):
-            if a.shape != b.shape:  # of finite parts, which some configurations may not have
+        for a, b in ((one.finite_loss, other.finite_loss), (one.finite_mass, other.finite_mass)):
+            if a.shape != b.shape:  # some configurations may not have finite parts
                 found |= np.any(one.finite_n > 0, axis=1) | np.any(other.finite_n > 0, axis=1)
             else:
                 found |= np.any((a != b).reshape(rows, int(np.prod(a.shape[1:]))), axis=1)
+        found |= one.log_survival != other.log_survival
     return found
 
 

@@ -3,6 +3,7 @@
 Every import counts, wherever it stands: inside a function, and under `if TYPE_CHECKING`, since both only hide a circle.
 Two are left out.  `jaxacct/__init__.py` is the front door, which knows every room by design; `import jaxacct` inside
 the package reads its version, or asks the front door for the picture of `profile.plot()` when a user calls that.  The
+one call up the house, `_accounting` in `mechanisms/sampled_releases.py`, is by name, when a pair needs a profile.  The
 lazy exports of a package (imports under `if TYPE_CHECKING` in its `__init__.py`) run when a user asks for the name,
 never while a module is being imported.
 """
@@ -85,6 +86,7 @@ ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "d
     "risk_search",
     "risk_targets",
     "risk_values",
+    "sampled_once",
     "single_rounds",
     "two_pairs",
     "worse_direction",

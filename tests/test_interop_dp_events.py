@@ -137,10 +137,6 @@ HOSTILE = {
         dp_event.SampledWithoutReplacementDpEvent(10, 11, Gauss(1.0)),
         "sample_size = 11 must be a whole number from 0 to 10",
     ),
-    "sampled draws": (
-        dp_event.SampledWithoutReplacementDpEvent(10, 2, Repeat(Gauss(1.0), 2)),
-        "SampledWithoutReplacement of Repeated is not supported",
-    ),
     "drawn Laplace noise": (
         dp_event.SampledWithReplacementDpEvent(10, 2, Laplace(1.0)),
         "SampledWithReplacement of Laplace is not supported",
@@ -169,9 +165,6 @@ HOSTILE = {
     "rate above 1": (Poisson(1.5, Gauss(1.0)), "sampling_probability = 1.5 must be >= 0 and <= 1"),
     "NaN rate": (Poisson(math.nan, Gauss(1.0)), "sampling_probability = nan must be finite"),
     "rate above 1 without noise": (Poisson(1.5, Gauss(0.0)), "sampling_probability = 1.5 must be"),
-    "sampled repetition": (Poisson(0.1, Repeat(Gauss(1.0), 2)), "PoissonSampledDpEvent of SelfComposedDpEvent"),
-    "sampled composition": (Poisson(0.1, Compose([Gauss(1.0)])), "PoissonSampledDpEvent of ComposedDpEvent"),
-    "sampled responses": (Poisson(0.1, Response(0.5, 2)), "PoissonSampledDpEvent of RandomizedResponseDpEvent"),
     "negative parameter": (Discrete(-1.0, 1), "noise_parameter = -1.0 must be >= 0"),
     "NaN parameter": (Discrete(math.nan, 1), "noise_parameter = nan must be >= 0"),
     "half a sensitivity": (Discrete(1.0, 1.5), "sensitivity = 1.5 must be an integer"),

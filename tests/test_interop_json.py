@@ -179,10 +179,6 @@ HOSTILE = {
         document({"type": "Composed", "mechanisms": [nested(2) | {"steps": "x"}]}),
         "mechanism.mechanisms[0].steps must be a number",
     ),
-    "sampled composition": (
-        document({"type": "PoissonSampled", "mechanism": nested(1), "sampling_probability": 0.1}),
-        "mechanism: PoissonSampled of Repeated is not supported",
-    ),
     "text for categories": (
         document({"type": "RandomizedResponse", "probability": 0.6, "categories": "two\n"}),
         "mechanism: categories = 'two\\n' must be an integer",

@@ -137,7 +137,10 @@ def test_a_sampled_gaussian_that_is_replaced():
         for kind in (False, True)
     )
     assert low <= ours <= 1.001 * high
-    assert not CertifiedAccountant(REPLACE).supports(dpa.PoissonSampledDpEvent(0.2, dpa.LaplaceDpEvent(1.0)))
+    laplace = CertifiedAccountant(REPLACE).compose(dpa.PoissonSampledDpEvent(0.2, dpa.LaplaceDpEvent(1.0)))
+    assert (
+        laplace.get_delta(0.1) == ja.delta(ja.PoissonSampled(ja.Laplace(1.0), 0.2), 0.1, relation="replace_one").upper
+    )
 
 
 @dataclass(frozen=True)
@@ -204,12 +207,32 @@ def test_events_of_later_versions(later, event, mechanism):
 
 
 def test_what_later_versions_may_ask_and_is_refused(later):
-    assert "dimension = None must be 1" in refusal(interop.from_dp_event, DiscreteGaussianDpEvent(3.0))
+    assert "dimension = 0 must be a whole number or None" in refusal(
+        interop.from_dp_event, DiscreteGaussianDpEvent(3.0, 1.0, 0)
+    )
     assert "num_selected = 3 must be a whole number from 0 to 2" in refusal(
         interop.from_dp_event, RandomAllocationDpEvent(Gauss(1.0), 3, 2)
     )
-    assert "use a Gaussian" in refusal(interop.from_dp_event, RandomAllocationDpEvent(dpa.LaplaceDpEvent(1.0), 1, 2))
+    assert "its base is a Gaussian" in refusal(
+        interop.from_dp_event, RandomAllocationDpEvent(dpa.LaplaceDpEvent(1.0), 1, 2)
+    )
     assert CertifiedAccountant().compose(EpsilonDeltaDpEvent(0.0, 1.0)).get_epsilon(0.5) == math.inf
+
+
+def test_discrete_gaussians_of_any_dimension(later):
+    """Its zCDP does not depend on the dimension; the law of one coordinate never exceeds it."""
+    for dimension in (None, 7):
+        found = interop.from_dp_event(DiscreteGaussianDpEvent(10.0, dimension=dimension))
+        assert found == ja.ZCDP(0.005)
+    accountant = CertifiedAccountant().compose(DiscreteGaussianDpEvent(10.0), 50)
+    exact = ja.epsilon(ja.repeat(ja.DiscreteGaussian(10.0), 50), 1e-5).upper
+    assert exact <= accountant.get_epsilon(1e-5) <= 1.15 * exact
+    assert interop.from_dp_event(DiscreteGaussianDpEvent(2.0, math.sqrt(5.0))).rho >= 5.0 / 8.0
+    assert interop.from_dp_event(DiscreteGaussianDpEvent(2.0, 0.0)) == ja.PureDP(0.0)
+    assert CertifiedAccountant().compose(DiscreteGaussianDpEvent(0.0)).get_epsilon(1e-5) == math.inf
+    message = refusal(CertifiedAccountant(REPLACE).compose, DiscreteGaussianDpEvent(10.0), error=ValueError)
+    assert "use ZCDpEvent(2 * sensitivity**2 / sigma**2)" in message
+    assert "sigma = -1.0 must be >= 0" in refusal(interop.from_dp_event, DiscreteGaussianDpEvent(-1.0))
 
 
 def test_a_class_that_is_not_dp_accounting_s_own_is_not_known():

@@ -76,4 +76,3 @@ def test_what_is_refused():
     assert "must be True or False" in refusal(export, ja.Gaussian(1.0), pessimistic=1)
     assert "must be > 0" in refusal(export, ja.Gaussian(1.0), value_discretization_interval=0.0)
     assert "too short" in refusal(export, ja.PureDP(100.0), value_discretization_interval=1e-6)
-    assert "not supported" in refusal(export, PoissonSampled(ja.Gaussian(1.0), 0.1), "replace_one")

@@ -258,12 +258,6 @@ def test_sampling_a_sample_multiplies_rates():
     assert "larger rates" in refusal(components, tiny, BOTH, "add")
 
 
-@pytest.mark.parametrize("inner", [repeat(Gaussian(1.0), 2), compose(Gaussian(1.0))])
-def test_sampling_a_composition_is_refused(inner):
-    message = refusal(PoissonSampled, inner, 0.1)
-    assert message.startswith(f"PoissonSampled of {type(inner).__name__} is not supported; sample a single step")
-
-
 def test_bad_structures_are_refused():
     assert "empty" in refusal(compose)
     assert "mechanisms[1]" in refusal(compose, Gaussian(1.0), 2.0)
@@ -311,9 +305,8 @@ def test_replace_one():
     same = components(RandomizedResponse(0.7), BOTH, "remove")
     np.testing.assert_array_equal(parts.finite_loss, same.finite_loss)
     assert components(dp_sgd(1.0, 1.0, 5), "replace_one", "remove").mu2.tolist() == [20.0]
-    message = refusal(components, dp_sgd(1.0, [1.0, 0.5], 5), "replace_one", "remove")
-    assert message.startswith("relation = 'replace_one' is not supported with sampling_probability[1] = 0.5; ")
-    assert "replace_one" in refusal(components, PoissonSampled(PureDP(1.0), 0.5), "replace_one", "add")
+    assert dp_sgd(1.0, [1.0, 0.5], 5).kind_under("replace_one") == "bound"
+    assert components(dp_sgd(1.0, [1.0, 0.5], 5), "replace_one", "remove").finite_n.tolist() == [[5.0], [5.0]]
 
 
 # Finite parts against direct enumeration

@@ -51,7 +51,8 @@ def test_numeric_sparse_composes_finding_and_values():
     assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
     assert ja.epsilon(sparse, 0.0).upper == pytest.approx(0.1 + 0.1 + 0.1, rel=1e-12)
     assert ja.epsilon(sparse, 0.0).kind == "bound"
-    assert "PoissonSampled of NumericSparse is not supported" in refusal(ja.PoissonSampled, sparse, 0.1)
+    sampled = ja.epsilon(ja.PoissonSampled(sparse, 0.1), 0.0)
+    assert sampled.kind == "bound" and sampled.upper == pytest.approx(np.log1p(0.1 * np.expm1(0.3)), rel=1e-9)
     assert "monotone = 1" in refusal(ja.NumericSparse, 1.0, 1.0, 1.0, 1, 1)
 
 

@@ -64,7 +64,7 @@ def test_fixed_batches_are_about_a_record_that_is_zeroed():
     doubled = Plan(**given, relation="replace_one")
     assert doubled.epsilon.upper == pytest.approx(gaussian_epsilon(np.sqrt(3)), rel=1e-6)
     for relation in ("add_or_remove_one", "add_one", "remove_one"):
-        assert "use relation='zero_out', or sampling='random_allocation'" in refusal(Plan, **given, relation=relation)
+        assert "each pass as ja.Gaussian(noise_multiplier / 5**0.5)" in refusal(Plan, **given, relation=relation)
     poisson = Plan(target_delta=DELTA, dataset_size=10, sampling_probability=1.0, noise_multiplier=2.0, steps=1)
     assert poisson.relation == "add_or_remove_one"
 

@@ -88,7 +88,7 @@ def _bracket(
 
     if relation not in _DIRECTIONS_OF:
         raise InputError(
-            f"relation = {relation!r} is not supported for a RandomAllocation; use relation='add_or_remove_one'"
+            f"relation = {relation!r} gives no pair for random allocation; ask ja.epsilon or ja.delta: they bound it"
         )
     mine = batch_shape(mechanism)
     shape = broadcast_shape({"the mechanism": mine, "delta" if quantity == "epsilon" else "epsilon": np.shape(given)})

@@ -16,20 +16,18 @@ from jaxacct.interop.dp_event_fields import EventError, refuse
 from jaxacct.interop.dp_events import convert, events_inside
 from jaxacct.mechanisms import (
     FiniteOutput,
-    Gaussian,
     Mechanism,
-    PoissonSampled,
     PureDP,
     RandomizedResponse,
-    TruncatedPoissonSampled,
     components,
     compose,
     directions,
     repeat,
 )
 from jaxacct.mechanisms.combinators import Composed, Repeated
+from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection import Selection
-from jaxacct.validation import NON_NEGATIVE, PROBABILITY, InputError, check
+from jaxacct.validation import OPEN_PROBABILITY, PROBABILITY, REAL, InputError, check
 
 __all__ = ["CertifiedAccountant"]
 
@@ -40,17 +38,22 @@ _RELATIONS = {
 }
 
 
+class _RefusedEvent(privacy_accountant.UnsupportedEventError, InputError):
+    """An event that is not known, or whose numbers are out of range."""
+
+
 class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     """Takes the place of dp_accounting's PLDAccountant or RdpAccountant; its answers are certified upper ends.
 
     Events are those of `interop.from_dp_event`, and events without noise, whose epsilon is infinite.
 
     * REPLACE_ONE: noise is taken relative to twice the clip norm, since a record's value bounded by C moves a sum by up
-      to 2C. A Poisson sampled Gaussian is answered by a bound, Poisson samples of other noise are refused.
+      to 2C. Poisson samples are answered by a bound.
     * REPLACE_SPECIAL is `zero_out`: the special record contributes 0, and its place stays. It is the default of
       jax_privacy's execution plans, which take this accountant as it is (jaxacct/interop/README.md has an example).
     * Randomized response is refused under ADD_OR_REMOVE_ONE, which does not define its neighbours. Under
       REPLACE_SPECIAL the special record's answer is drawn uniformly from all, as dp_accounting defines it.
+    * What is refused raises UnsupportedEventError, which is here a ValueError too.
 
     Parameters
     ----------
@@ -105,31 +108,71 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             return math.inf
         if target == 1.0:
             return 0.0
-        if target == 0.0 and self._unbounded():
-            return math.inf
-        return float(certified_epsilon(self._asked(), target, relation=self._relation).upper)
+        asked = self._asked()
+        try:
+            return float(certified_epsilon(asked, target, relation=self._relation).upper)
+        except InputError:
+            if target == 0.0:  # a loss without a bound; all else was checked when it was composed
+                return math.inf
+            raise
 
     def get_delta(self, target_epsilon: float) -> float:
-        """The certified upper end of delta at a `target_epsilon` from 0 to infinity."""
-        if not self._private:
+        """The certified upper end of delta at any real or infinite `target_epsilon`."""
+        if not self._private or target_epsilon == -math.inf:
             return 1.0
         if target_epsilon == math.inf:
-            return max(abs(float(side.delta_infinity[0])) for side in self._sides()) * (1 + 8 * ROUNDOFF)
-        target = float(check("target_epsilon", target_epsilon, NON_NEGATIVE))
+            mechanism = self.mechanism
+            sides = (components(mechanism, self._relation, side) for side in directions(mechanism, self._relation))
+            return max(abs(float(side.delta_infinity[0])) for side in sides) * (1 + 8 * ROUNDOFF)
+        target = float(check("target_epsilon", target_epsilon, REAL))
         return float(certified_delta(self._asked(), target, relation=self._relation).upper)
+
+    def get_true_positive_rates(self, false_positive_rates: Any, deltas: Any = None) -> Any:
+        """Certified upper ends of the true positive rate of any attack with each false positive rate from 0 to 1.
+
+        A float for a number, an array for an array.  `deltas` is accepted and not used: no grid is needed.
+
+        >>> import dp_accounting as dpa
+        >>> round(CertifiedAccountant().compose(dpa.GaussianDpEvent(1.0)).get_true_positive_rates(0.1), 6)
+        0.389146
+        """
+        rates = np.asarray(check("false_positive_rates", false_positive_rates, PROBABILITY))
+        found = np.ones(rates.shape)
+        if self._private:
+            found = 1.0 - profile(self._asked(), relation=self._relation).tradeoff(rates).lower
+            found = np.minimum(found * (1.0 + 2.0 * ROUNDOFF), 1.0)
+        return found if rates.ndim else float(found)
+
+    def get_gdp_parameter_estimate(self, false_positive_rates: Any = None, deltas: Any = None) -> float:
+        """The least mu of Gaussian differential privacy that bounds the true positive rates, rounded up.
+
+        Without `false_positive_rates` it is certified for all error rates of 1e-10 or more (`Profile.gdp_mu`), else for
+        these rates alone.  Infinite where no mu is enough.  `deltas` is accepted and not used.
+
+        >>> import dp_accounting as dpa
+        >>> round(CertifiedAccountant().compose(dpa.GaussianDpEvent(2.0), 4).get_gdp_parameter_estimate(), 6)
+        1.0
+        """
+        if not self._private:
+            return math.inf
+        if false_positive_rates is None:
+            return float(profile(self._asked(), relation=self._relation).gdp_mu().upper)
+        from scipy import special  # takes a while to import: only where it is needed
+
+        rates = np.atleast_1d(check("false_positive_rates", false_positive_rates, OPEN_PROBABILITY))
+        reached, free = special.ndtri(self.get_true_positive_rates(rates)), special.ndtri(rates)
+        return max(float(np.max(reached - free + 64.0 * ROUNDOFF * (1.0 + np.abs(free)))), 0.0)
 
     def compose(self, event: dp_event.DpEvent, count: int = 1) -> CertifiedAccountant:
         """Account for `count` runs of the event.
 
-        An event that is refused raises UnsupportedEventError, in one line.
+        An event that is refused raises UnsupportedEventError, in one line, which is a ValueError too.
         """
         if isinstance(event, dp_event.DpEvent) and isinstance(count, int):
             details = self._maybe_compose(event, count, False)
             if details is not None:
                 name = type(details.invalid_event).__name__
-                raise privacy_accountant.UnsupportedEventError(
-                    f"{details.error_message} [caused by subevent {name:.60}]"
-                )
+                raise _RefusedEvent(f"{details.error_message} [caused by subevent {name:.60}]")
         super().compose(event, count)
         return self
 
@@ -138,8 +181,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         try:
             mechanism = convert(event)
             counts = dict(self._counts)
-            if self._relation == "add_or_remove_one":
-                _refuse_moved_leaves(event)
+            self._refuse_by_relation(event)
             steps_of = [] if mechanism is None else _steps(_under(mechanism, self._relation), max(count, 1))
             for step, steps in steps_of:
                 counts[step] = counts.get(step, 0) + steps
@@ -171,21 +213,23 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         parts = mechanism.inside()
         return parts[0] if isinstance(mechanism, Composed) and len(parts) == 1 else mechanism
 
-    def _sides(self) -> list[Any]:
-        mechanism = self.mechanism
-        return [components(mechanism, self._relation, side) for side in directions(mechanism, self._relation)]
+    def _refuse_by_relation(self, event: Any) -> None:
+        """Refuse trees where records are added and removed: those that follow move to other leaves.
 
-    def _unbounded(self) -> bool:
-        if any(isinstance(step, Selection) for step in self._counts):
-            return False  # its own engine answers at delta = 0
-        return any(bool(np.any(side.mu > 0) or np.any(side.gauss_n > 0)) for side in self._sides())
-
-
-def _refuse_moved_leaves(event: Any) -> None:
-    """Refuse trees where records are added and removed: those that follow move to other leaves."""
-    for each in events_inside(event):
-        if isinstance(each, dp_event.SingleEpochTreeAggregationDpEvent):
-            refuse(each, "", "neighboring_relation must be REPLACE_SPECIAL or REPLACE_ONE for trees; use one of them")
+        Also vectors with discrete noise where records are replaced, since their sensitivity is that of a record.
+        """
+        for each in events_inside(event):
+            name = type(each).__name__
+            if name == "SingleEpochTreeAggregationDpEvent" and self._relation == "add_or_remove_one":
+                words = (
+                    "neighboring_relation must be REPLACE_SPECIAL or REPLACE_ONE for trees; added records move others"
+                )
+                refuse(each, "", words)
+            if name == "DiscreteGaussianDpEvent" and self._relation == "replace_one" and each.dimension != 1:
+                words = (
+                    "dimension must be 1 under REPLACE_ONE; use ZCDpEvent(2 * sensitivity**2 / sigma**2) for vectors"
+                )
+                refuse(each, "", words)
 
 
 def _answers_at_random(step: Mechanism) -> bool:
@@ -195,19 +239,13 @@ def _answers_at_random(step: Mechanism) -> bool:
 def _under(mechanism: Mechanism, relation: str) -> Mechanism:
     """The mechanism with those inside that a relation makes others.
 
-    * zero_out: randomized response, whose answer for the special record is uniform. Is it the true answer or another?
-      The first probabilities are rounded apart by four units, which dominates: the true answer is the likelier one.
-    * replace_one: a Poisson sampled Gaussian, as the sample with a cap that never binds, which has a pair for it.
+    Under zero_out randomized response: its answer for the special record is uniform. Is it the true answer or another?
+    The first probabilities are rounded apart by four units, which dominates: the true answer is the likelier one.
     """
     if relation == "zero_out" and isinstance(mechanism, RandomizedResponse):
         truth = min(mechanism.probability * (1.0 + 4.0 * ROUNDOFF), 1.0)
         uniform = 1.0 / mechanism.categories * (1.0 - 4.0 * ROUNDOFF)
         return FiniteOutput([truth, 1.0 - truth], [uniform, 1.0 - uniform])
-    if relation == "replace_one" and isinstance(mechanism, PoissonSampled):
-        base, rate = mechanism._flat()
-        if isinstance(base, Gaussian) and 0.0 < rate < 1.0:
-            return TruncatedPoissonSampled(base, float(rate), dataset_size=1, cap=1)
-        return mechanism
     if not mechanism.inside():
         return mechanism
     changed: dict[str, Any] = {}

@@ -74,14 +74,18 @@ def _discrete_laplace(event: Any, path: str) -> Mechanism | None:
 
 
 def _discrete_gaussian(event: Any, path: str) -> Mechanism | None:
-    """In one dimension; in more the law of the noise on a vector depends on how the shift is spread."""
+    """In one dimension; in more the law depends on how the shift is spread, and its zCDP does not."""
     sigma, moved, dimension = number(event, "sigma", path), number(event, "sensitivity", path), event.dimension
-    if type(dimension) is not int or dimension != 1:
-        refuse(
-            event,
-            path,
-            f"dimension = {dimension!r:.30} must be 1; for vectors use ZCDpEvent(sensitivity**2 / (2 * sigma**2))",
-        )
+    if dimension is not None and (type(dimension) is not int or dimension < 1):
+        refuse(event, path, f"dimension = {dimension!r:.30} must be a whole number or None; use that of the vector")
+    if dimension != 1:
+        for name, value in (("sigma", sigma), ("sensitivity", moved)):
+            if not 0 <= value < math.inf:
+                refuse(event, path, f"{name} = {value!r:.30} must be >= 0 and finite; use that of the noise")
+        if moved == 0 or sigma == 0:
+            return PureDP(0.0) if moved == 0 else None
+        rho = Fraction(moved) ** 2 / (2 * Fraction(sigma) ** 2)
+        return checked(event, path, lambda: ZCDP(rounded(rho, math.inf)))
     if moved == 0:
         return PureDP(0.0)
     whole(event, "sensitivity", path, 1)

@@ -155,7 +155,7 @@ def _response_event(mechanism: RandomizedResponse) -> dp_event.DpEvent:
     k, truth = mechanism.categories, Fraction(mechanism.probability)
     exact = (1 - truth) * Fraction(k, k - 1)
     if exact > 1:
-        raise InputError(f"probability = {mechanism.probability!r} must be >= 1/{k} to have a DpEvent; use more")
+        raise InputError(f"probability = {mechanism.probability!r} must be >= 1/{k} to have a DpEvent; ask ja.epsilon")
     return _of("RandomizedResponseDpEvent", mechanism)(rounded(exact, 0.0), k)
 
 

@@ -32,17 +32,18 @@ MAX_EVENTS = 2**15
 """Most events in one tree."""
 LARGEST_DATASET = 10**9
 """Most records of a data set from which a batch of a fixed size is drawn."""
-_SAMPLED = ("NoOpDpEvent", "NonPrivateDpEvent", "GaussianDpEvent", "LaplaceDpEvent", "PoissonSampledDpEvent")
-"""What may be Poisson sampled."""
 
 
 def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     """The mechanism that a DpEvent describes, for the neighbouring relation it will be asked about.
 
     Every class of dp_accounting 0.6.0 is known but UnsupportedDpEvent, and of later versions EpsilonDelta,
-    DiscreteGaussian in one dimension, ExponentialMechanism, PermuteAndFlip and RandomAllocation; by exact class.
+    DiscreteGaussian, ExponentialMechanism, PermuteAndFlip and RandomAllocation; by exact class.
 
     * NoOp and an empty composition become PureDP(0).
+    * A composition inside a sample is several releases from one sample.
+    * DiscreteGaussian in one dimension is the noise itself, in others or an unknown one the zCDP of sensitivity^2/(2
+      sigma^2), the sensitivity being Euclidean and that of the relation in use.
     * Discrete Laplace's parameter a becomes the scale 1/a, rounded down.
     * RandomizedResponse answers at random with its noise parameter p as probability. It becomes the probability
       1 - p + p/k of the true answer, rounded up, so that the loss is never understated. Its guarantee is for replacing
@@ -65,7 +66,7 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     Raises
     ------
     InputError
-        With one line that names the place: for every other event (sampled compositions, user classes, ...); for one
+        With one line that names the place: for every other event (user classes, ...); for one
         that no noise protects; for parameters that are not numbers in range; for counts beyond 2**53; and for more than
         64 levels or 2**15 events.
 
@@ -140,13 +141,6 @@ def _convert(event: Any, path: str, depth: int, count: Iterator[int]) -> Mechani
         known = (word for word in (*LEAVES, "ComposedDpEvent", *_AROUND) if hasattr(dp_event, word))
         words = ", ".join(word.removesuffix("DpEvent") for word in known)
         refuse(event, path, f"{type(event).__name__:.60} is not supported; use one of dp_event's {words}")
-    if name == "PoissonSampledDpEvent" and _name(event.event) not in _SAMPLED:
-        refuse(
-            event,
-            path,
-            f"PoissonSampledDpEvent of {type(event.event).__name__:.60} is not supported; sample a single Gaussian "
-            "or Laplace step and compose the samples",
-        )
     inner = _convert(event.event, f"{path}.event", depth + 1, count)
     return checked(event, path, lambda: _AROUND[name](event, path, inner))
 
@@ -213,7 +207,7 @@ def _negative_binomial(mean: float, shape: float) -> Law | None:
     while excess(low) < 0.0:
         low *= 2.0
         if low < -600.0:
-            raise InputError(f"mean = {mean!r} is not reached with shape = {shape!r}; use a smaller mean")
+            raise InputError(f"mean = {mean!r} is not reached with shape = {shape!r}; claim nothing for it")
     log = brentq(excess, low, -1e-15, xtol=1e-15, rtol=1e-15) if excess(-1e-15) < 0.0 else -1e-15
     return TruncatedNegativeBinomial(shape, math.exp(log))
 

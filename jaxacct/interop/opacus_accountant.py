@@ -48,8 +48,19 @@ class OpacusAccountant(IAccountant):
         else:
             self.history.append((sigma, rate, 1))
 
-    def get_epsilon(self, delta: float) -> float:
-        """The certified upper end of epsilon at `delta`, strictly between 0 and 1."""
+    def get_epsilon(
+        self, delta: float, alphas: Any = None, *, poisson: bool = True, eps_error: Any = None, delta_error: Any = None
+    ) -> float:
+        """The certified upper end of epsilon at `delta`, strictly between 0 and 1.
+
+        alphas, poisson, eps_error, delta_error : as Opacus's accountants take them.  No orders and errors are needed;
+        batches that are not Poisson samples are refused.
+        """
+        if not poisson:
+            raise InputError(
+                "poisson = False is not supported, since the history is of Poisson samples; account for shuffled "
+                "batches with ja.ShuffledBatches"
+            )
         target = float(check("delta", delta, DELTA))
         if any(sigma == 0 and rate > 0 for sigma, rate, _ in self._entries()):
             return math.inf

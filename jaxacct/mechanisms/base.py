@@ -100,6 +100,10 @@ class Mechanism(ABC):
     def symmetric(self) -> bool:
         """Whether the remove and add directions coincide for every element of the batch."""
 
+    def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
+        """The noise of each, and factors of its count, where all that is released is Gaussians; None otherwise."""
+        return None
+
     def displaces(self) -> bool:
         """Whether a record that is added takes the place of others, so that zero_out is not add/remove (README.md)."""
         return any(mechanism.displaces() for mechanism in self.inside())
@@ -184,7 +188,7 @@ class BaseMechanism(Mechanism):
         """A pair with finitely many losses that dominates the unsampled mechanism under a relation."""
         raise InputError(
             f"relation = {relation!r} is not supported for {type(self).__name__} sampled without replacement; "
-            "no finite pair is known for it, use PoissonSampled"
+            "no pair of a replaced record is known for it, so claim nothing"
         )
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:

@@ -80,6 +80,10 @@ class Repeated(Combinator):
     def has_bracket(self) -> bool:
         return self.mechanism.has_bracket()
 
+    def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
+        inner = self.mechanism.gaussians()
+        return None if inner is None else [(noise, (*counts, self.steps)) for noise, counts in inner]
+
     def _times_steps(self, inner: list[tuple[Part, np.ndarray]]) -> list[tuple[Part, np.ndarray]]:
         steps = np.asarray(self.steps, np.float64)
         return [(part, exact_product(count, steps)) for part, count in inner]
@@ -168,6 +172,10 @@ class Composed(Combinator):
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         return [item for mechanism in self.mechanisms for item in mechanism.expand_below(relation, direction)]
+
+    def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
+        inner = [mechanism.gaussians() for mechanism in self.mechanisms]
+        return [item for items in inner for item in items or ()] if all(items is not None for items in inner) else None
 
     def has_bracket(self) -> bool:
         return any(mechanism.has_bracket() for mechanism in self.mechanisms)

@@ -41,7 +41,7 @@ def binomial(trials: int, chance: Decimal) -> np.ndarray:
             if j >= MOST_TERMS:
                 raise InputError(
                     f"{float(chance * trials):.6g} contributions of one record or group in a batch are expected; "
-                    f"that count must stay below about {MOST_TERMS}, use smaller batches"
+                    f"so many are not counted; that must stay below about {MOST_TERMS}"
                 )
             terms.append(terms[-1] * (trials - j) / (j + 1) * odds)
         return np.array([float(term) for term in terms])

@@ -105,7 +105,11 @@ class DiscreteGaussian(_IntegerNoise):
     def pair(self, shift: int) -> FinitePair:
         sigma = np.asarray(self.sigma, np.float64)
         _refuse_atoms(
-            "sigma", sigma, self._outcomes(shift), MOST_GROUPED_OUTCOMES, "use Gaussian, or a coarser statistic"
+            "sigma",
+            sigma,
+            self._outcomes(shift),
+            MOST_GROUPED_OUTCOMES,
+            "use ja.ZCDP(sensitivity**2 / (2 * sigma**2)), which leaks no less",
         )
         many = self._outcomes(2 * self.sensitivity) > MOST_UNGROUPED_OUTCOMES
         rows = zip(sigma.ravel().tolist(), many.ravel().tolist(), strict=True)
@@ -154,7 +158,8 @@ class DiscreteLaplace(_IntegerNoise):
         scale = np.asarray(self.scale, np.float64)
         if shift >= MOST_UNGROUPED_OUTCOMES:
             raise InputError(
-                f"sensitivity = {shift} needs {shift + 1} outcomes, must be <= {MOST_UNGROUPED_OUTCOMES}; use Laplace"
+                f"sensitivity = {shift} needs {shift + 1} outcomes, must be <= {MOST_UNGROUPED_OUTCOMES}; "
+                "use ja.PureDP(sensitivity / scale), which leaks no less"
             )
         at = np.arange(shift + 1, dtype=np.float64)
         rate = 1.0 / scale[..., None]

@@ -80,6 +80,8 @@ def dp_sgd(
     >>> dp_sgd(1.0, 0.01, 1000, sampling="random_allocation").steps  # rounds of 100 steps
     10.0
     """
+    if sampling in OTHER_RULES:
+        raise InputError(f"sampling = {sampling!r} is not a rule of dp_sgd; build {OTHER_RULES[sampling]}")
     choice("sampling", sampling, SAMPLING)
     if (cap is not None) != (sampling == "truncated_poisson"):
         if cap is None:
@@ -136,7 +138,10 @@ def _random_allocation(base: Gaussian, rate: Any, steps: Any, size: Any, cap: An
 
 def _truncated_poisson(base: Gaussian, rate: Any, steps: Any, size: Any, cap: Any, group: int) -> Repeated:
     if group != 1:
-        raise InputError(f"group = {group!r} is not known with sampling = 'truncated_poisson'; use 'poisson'")
+        raise InputError(
+            f"group = {group!r} is not known with sampling = 'truncated_poisson'; "
+            "use ja.dp_sgd(noise_multiplier / (2 * group), 1.0, steps), which leaks no less"
+        )
     return Repeated(TruncatedPoissonSampled(base, rate, dataset_size=size, cap=cap), steps)
 
 
@@ -158,5 +163,12 @@ _RUNS: dict[str, Callable[..., Repeated]] = {
     "without_replacement": _without_replacement,
 }
 """The batch rules, each with the run that it makes."""
+OTHER_RULES = {
+    "balls_in_bins": "ja.BallsInBins(ja.Gaussian(noise_multiplier), slots, epochs)",
+    "with_replacement": "ja.repeat(ja.SampledWithReplacement(ja.Gaussian(noise_multiplier), batch_size, dataset_size), "
+    "steps)",
+    "shuffled": "ja.repeat(ja.ShuffledBatches(ja.Gaussian(noise_multiplier), batches), epochs)",
+}
+"""Batch rules that have other numbers than those of `dp_sgd`, each with the mechanism that accounts for it."""
 SAMPLING = tuple(_RUNS)
 """The batch rules by name."""

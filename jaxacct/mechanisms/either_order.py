@@ -16,7 +16,7 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
-__all__ = ["either_order"]
+__all__ = ["either_order", "profile_of_law"]
 
 LARGEST_LOSS_STEP = 600.0
 """Distance of two losses up to which the point is looked for where the two profiles cross between them.
@@ -41,18 +41,18 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
     losses = np.concatenate([[0.0], one[(mass_one > 0.0) & (one > 0.0)], two[(mass_two > 0.0) & (two > 0.0)]])
     knots = _apart(np.unique(losses))
     laws = ((one, mass_one, infinite_one[0]), (two, mass_two, infinite_two[0]))
-    first, second = (_profile(*law, knots) for law in laws)
+    first, second = (profile_of_law(*law, knots) for law in laws)
     step, gap = np.diff(knots), first - second
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         share = gap[:-1] / (gap[:-1] - gap[1:])
         crossing = knots[:-1] + np.log1p(np.expm1(step) * share)
     inside = (gap[:-1] * gap[1:] < 0.0) & (step < LARGEST_LOSS_STEP) & np.isfinite(crossing)
     knots = _apart(np.unique(np.concatenate([knots, crossing[inside]])))
-    delta = np.maximum(*(_profile(*law, knots) for law in laws))
+    delta = np.maximum(*(profile_of_law(*law, knots) for law in laws))
     return pair_of_profile(knots, delta, delta)
 
 
-def _profile(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.ndarray) -> np.ndarray:
+def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.ndarray) -> np.ndarray:
     """delta(eps) of a finite law of the loss, rounded up."""
     below = eps[:, None] - loss
     below = np.minimum(below - 2.0 * ROUNDOFF * (np.abs(loss) + eps[:, None]), 0.0)

@@ -52,6 +52,9 @@ class Gaussian(AdditiveNoise):
     constraints: ClassVar = {"noise_multiplier": POSITIVE}
     law: ClassVar = GaussianPart
 
+    def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]]:
+        return [(self.noise_multiplier, ())]
+
     def finite_pair(self, relation: str) -> FinitePair:
         mu = SENSITIVITY[relation] / np.asarray(self.noise_multiplier)
         return stacked([gaussian_pair(one) for one in mu.ravel()], mu.shape)

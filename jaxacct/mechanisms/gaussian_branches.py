@@ -74,9 +74,19 @@ class OfGaussianMixtures(Mechanism):
 
 
 def require_gaussian(name: str, mechanism: Any) -> None:
-    """Refuse any base but a Gaussian."""
-    if not isinstance(mechanism, Gaussian):
-        raise InputError(f"{name} of {type(mechanism).__name__} is not supported; use ja.Gaussian(noise_multiplier)")
+    """Refuse any base but a Gaussian; what several Gaussians are together is said."""
+    if isinstance(mechanism, Gaussian):
+        return
+    one = mechanism.gaussians() is not None
+    remedy = (
+        "give the one Gaussian of noise (sum z^-2)^(-1/2) that they are"
+        if one
+        else (
+            "its law is not known there, so account for it without the sampling, with noise for the most that all the "
+            "records together move it"
+        )
+    )
+    raise InputError(f"{name} of {type(mechanism).__name__} is not supported; {remedy}")
 
 
 def whole_number(name: str, value: Any, most: int) -> int:

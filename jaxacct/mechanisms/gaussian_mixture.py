@@ -82,7 +82,8 @@ class MixtureOfGaussians(BaseMechanism, OfGaussianMixtures):
     def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
         if relation == "replace_one":
             raise InputError(
-                "relation = 'replace_one' is not supported for MixtureOfGaussians; use relation='add_or_remove_one'"
+                "relation = 'replace_one' is not supported for MixtureOfGaussians; ask about "
+                "ja.Gaussian(noise_multiplier / largest sensitivity), which leaks no less"
             )
         return sample_pair(stacked([mixture_pair(*row) for row in self.rows()], batch_shape(self)), rate, direction)
 

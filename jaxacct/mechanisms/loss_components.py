@@ -305,4 +305,6 @@ def _padded(atoms: np.ndarray, width: int) -> np.ndarray:
 def _refuse_counts(bad: np.ndarray, value: np.ndarray) -> NoReturn:
     index = [int(i) for i in np.argwhere(bad)[0]]
     place = f"{index}" if index else ""
-    raise InputError(f"total steps{place} = {float(value[tuple(index)]):.6g} must be <= 2**53; use fewer repetitions")
+    raise InputError(
+        f"total steps{place} = {float(value[tuple(index)]):.6g} must be <= 2**53; so many are not accounted for"
+    )

@@ -10,13 +10,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from jaxacct.mechanisms.base import (
-    BaseMechanism,
-    Mechanism,
-    batch_shape,
-    register,
-    require_mechanism,
-)
+from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, register, require_mechanism
 from jaxacct.mechanisms.contribution_laws import LARGEST_GROUP, binomial
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.gaussian import Gaussian
@@ -31,6 +25,14 @@ from jaxacct.mechanisms.gaussian_mixture import MixtureOfGaussians
 from jaxacct.mechanisms.mixture_profiles import mixture_pair, revealed_pair, taking_part
 from jaxacct.mechanisms.parts import FinitePair, Part
 from jaxacct.mechanisms.profile import stacked
+from jaxacct.mechanisms.sampled_releases import (
+    Several,
+    one_gaussian,
+    pair_of_releases,
+    part_below_sampled,
+    replaced_pair,
+    require_samplable,
+)
 from jaxacct.validation import PROBABILITY, InputError
 
 __all__ = ["PoissonSampled", "groups_inside"]
@@ -45,9 +47,13 @@ class PoissonSampled(OfGaussianMixtures):
     """A base mechanism run on a Poisson sample: each record is in it with ``sampling_probability`` q.
 
     With (P, Q) the base pair: remove ((1-q) Q + q P, Q), add (Q, (1-q) Q + q P). The two directions differ for
-    0 < q < 1; q = 1 is the base and q = 0 leaks nothing. Sampling a sample multiplies the rates. ``replace_one`` is
-    refused for 0 < q < 1. Sampling a Repeated or Composed mechanism is refused: sampling once and composing inside is
-    another mechanism than composing sampled steps.
+    0 < q < 1; q = 1 is the base and q = 0 leaks nothing. Sampling a sample multiplies the rates. ``replace_one`` is a
+    bound for 0 < q < 1.
+
+    A composition inside is several releases from one sample, as in ``PoissonSampled(compose(Gaussian(1.0),
+    Laplace(5.0)), 0.01)``. It is another mechanism than a composition of samples. Gaussians are one Gaussian of noise
+    (sum z^-2)^{-1/2}; anything else is sampled by the pair of the whole composition (README.md, "Several releases from
+    one sample").
 
     ``group`` = k > 1 protects any k records together, such as those of one person: of a Gaussian, Binomial(k, q) many
     of them are in a batch, and the pair is (sum_j Bin_j N(j, s^2), N(0, s^2)). It is exact for add, remove and zero-out
@@ -57,12 +63,12 @@ class PoissonSampled(OfGaussianMixtures):
 
     Parameters
     ----------
-    mechanism : BaseMechanism or PoissonSampled
-        A single step.
+    mechanism : Mechanism
+        What is released from one sample: a step, or a composition. Nothing inside may need a data set of fixed size.
     sampling_probability : array_like in [0, 1]
         q; broadcasts with the base's fields.
     group : int from 1 to 1000
-        k, one for the whole batch; above 1 the base must be a Gaussian.
+        k, one for the whole batch; above 1 the base must be Gaussians.
 
     Raises
     ------
@@ -76,6 +82,12 @@ class PoissonSampled(OfGaussianMixtures):
 
     >>> PoissonSampled(Gaussian(noise_multiplier=1.0), sampling_probability=0.01)
     PoissonSampled(mechanism=Gaussian(noise_multiplier=1.0), sampling_probability=0.01)
+    >>> import jaxacct as ja
+    >>> both = ja.repeat(ja.Laplace(1.0), 2)
+    >>> round(float(ja.epsilon(ja.PoissonSampled(both, 0.1), 1e-6).upper), 4)  # one sample
+    0.494
+    >>> round(float(ja.epsilon(ja.repeat(ja.PoissonSampled(ja.Laplace(1.0), 0.1), 2), 1e-6).upper), 4)  # two samples
+    0.3171
     >>> PoissonSampled(Gaussian(1.0), 0.01, group=5).expression()
     'ja.PoissonSampled(mechanism=ja.Gaussian(noise_multiplier=1.0), sampling_probability=0.01, group=5)'
     """
@@ -87,17 +99,11 @@ class PoissonSampled(OfGaussianMixtures):
 
     def __post_init__(self) -> None:
         require_mechanism("mechanism", self.mechanism)
-        if not isinstance(self.mechanism, BaseMechanism | PoissonSampled):
-            raise InputError(
-                f"PoissonSampled of {type(self.mechanism).__name__} is not supported; sample a single step, "
-                "as in repeat(PoissonSampled(Gaussian(1.0), 0.01), 1000)"
-            )
+        require_samplable("PoissonSampled", self.mechanism, fixed_size=False)
         object.__setattr__(self, "group", whole_number("group", self.group, LARGEST_GROUP))
         super().__post_init__()
-        if isinstance(self.mechanism, PoissonSampled) and self.mechanism.group > 1:
-            raise InputError("group belongs to the outermost sampling; leave it out inside")
-        if self.group > 1:
-            require_gaussian(f"group = {self.group}: PoissonSampled", self._flat()[0])
+        if self.group > 1 and self._innermost().gaussians() is None:
+            require_gaussian(f"group = {self.group}: PoissonSampled", self._innermost())
 
     def __repr__(self) -> str:
         group = f", group={self.group}" if self.group != 1 else ""
@@ -106,25 +112,70 @@ class PoissonSampled(OfGaussianMixtures):
         )
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        base, rate = self._flat()
+        (base, rate), once = self._flat(), np.asarray(1.0)
         if self.group > 1:
-            return [(sample_pair(self._pair_of_group(relation), np.asarray(1.0), direction), np.asarray(1.0))]
-        proper = (rate > 0.0) & (rate < 1.0)
-        if relation == "replace_one" and proper.any():
-            index = [int(i) for i in np.argwhere(proper)[0]]
-            place = f"sampling_probability{index if index else ''}"
-            raise InputError(
-                f"relation = 'replace_one' is not supported with {place} = "
-                f"{float(rate[tuple(index)])!r}; use relation='add_or_remove_one', or probability 1"
-            )
-        return [(base.part(rate, relation, direction), np.asarray(1.0))]
+            return [(sample_pair(self._pair_of_group(relation), once, direction), once)]
+        if relation == "replace_one" and self._draws():
+            return [(sample_pair(replaced_pair(base, rate, batch_shape(self)), once, direction), once)]
+        if isinstance(base, BaseMechanism):
+            return [(base.part(rate, relation, direction), once)]
+        if np.all(rate == 1.0):
+            return base.expand(relation, direction)
+        under = "replace_one" if relation == "replace_one" else "add_or_remove_one"
+        return [(sample_pair(pair_of_releases(base, under), rate, direction), once)]
+
+    def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        base, rate = self._flat(up=True)
+        if self.group > 1 or isinstance(base, MixtureOfGaussians):
+            return super().expand_below(relation, direction)
+        if isinstance(base, BaseMechanism):
+            return [(base.part(rate, relation, direction), np.asarray(1.0))]
+        if np.all(rate == 1.0):
+            return base.expand_below(relation, direction)
+        under = "replace_one" if relation == "replace_one" else "add_or_remove_one"
+        return [(part_below_sampled(base, rate, batch_shape(self), under, direction), np.asarray(1.0))]
+
+    def has_bracket(self) -> bool:
+        below, above = self._flat()[0], self._flat(up=True)[0]
+        return super().has_bracket() or not isinstance(below, BaseMechanism) or below != above
 
     def symmetric(self) -> bool:
-        base, rate = self._flat()
-        return base.symmetric() and bool(np.all((rate == 0.0) | (rate == 1.0)))
+        base, _ = self._flat()
+        return base.symmetric() and not self._draws()
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        return "bound" if self.group > 1 else super().kind_under(relation, composed)
+        base, rate = self._flat()
+        if self.group > 1 or (relation == "replace_one" and self._draws()):
+            return "bound"
+        if isinstance(base, BaseMechanism):
+            return super().kind_under(relation, composed) if base == self._flat(up=True)[0] else "bound"
+        return base.kind_under(relation, composed) if np.all(rate == 1.0) else "bound"
+
+    def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
+        base, _ = self._flat()
+        if self.group > 1 or isinstance(base, MixtureOfGaussians):
+            return super().kind_of_bracket(relation, composed)
+        bound = relation == "replace_one" and self._draws()
+        return "bound" if bound else base.kind_of_bracket(relation, composed)
+
+    def several(self, relation: str) -> Several | None:
+        """The releases that share a sample, where their own profile answers for a relation."""
+        base, rate = self._flat()
+        if isinstance(base, BaseMechanism) or (relation == "replace_one" and self._draws()):
+            return None
+        replaced = relation == "replace_one"
+        return Several(base, rate, {side: relation if replaced else f"{side}_one" for side in DIRECTIONS})
+
+    def _draws(self) -> bool:
+        """Whether a record may be drawn or not."""
+        rate = self._flat()[1]
+        return bool(np.any((rate > 0.0) & (rate < 1.0)))
+
+    def _innermost(self) -> Mechanism:
+        inner = self.mechanism
+        while isinstance(inner, PoissonSampled):
+            inner = inner.mechanism
+        return cast(Mechanism, inner)
 
     def branches(self, relation: str) -> list[list[Branch]] | None:
         base, rate = self._flat()
@@ -170,12 +221,17 @@ class PoissonSampled(OfGaussianMixtures):
             pairs = [mixture_pair(shift, weight) for shift, weight in self._contributions()]
         return stacked(pairs, batch_shape(self))
 
-    def _flat(self) -> tuple[BaseMechanism, np.ndarray]:
-        """The base under all the sampling, and the product of the rates."""
+    def _flat(self, up: bool = False) -> tuple[Mechanism, np.ndarray]:
+        """The base under all the sampling, and the product of the rates.
+
+        Gaussians that share the sample are one, whose noise is rounded down, or `up`.
+        """
         rate = np.asarray(self.sampling_probability, np.float64)
         if not isinstance(self.mechanism, PoissonSampled):
-            return self.mechanism, rate
-        base, inner = self.mechanism._flat()
+            base: Mechanism = self.mechanism
+            both = None if isinstance(base, BaseMechanism) else one_gaussian(base)
+            return base if both is None else both[up], rate
+        base, inner = self.mechanism._flat(up)
         product = rate * inner
         if np.any((product == 0.0) & (rate > 0.0) & (inner > 0.0)):
             raise InputError("nested sampling_probability multiply to less than float64 can hold; use larger rates")

@@ -144,7 +144,7 @@ class RandomAllocation(Mechanism):
             if relation == "replace_one":
                 raise InputError(
                     "relation = 'replace_one' is not supported for RandomAllocation of a mechanism with finitely many "
-                    "outputs, whose laws are those with a record and without it; use relation='add_or_remove_one'"
+                    "outputs, whose laws are those with a record and without it; claim nothing for it"
                 )
             part = stacked_parts([law.part(direction, below) for law in self._laws()], shape)
             return [(part, np.asarray(1.0))]
@@ -152,8 +152,7 @@ class RandomAllocation(Mechanism):
         sigma, slots, taken, group = (np.broadcast_to(np.asarray(x, np.float64), shape) for x in names)
         if relation == "replace_one" and not self.symmetric():
             raise InputError(
-                "relation = 'replace_one' gives no pair for random allocation; ask ja.epsilon or ja.delta, which bound "
-                "it, or use relation='add_or_remove_one'"
+                "relation = 'replace_one' gives no pair for random allocation; ask ja.epsilon or ja.delta for a bound"
             )
         small = np.floor(slots / taken)
         larger = slots - small * taken  # so many blocks have one slot more
@@ -193,8 +192,9 @@ def require_gaussian_slots(owner: str, mechanism: Any) -> None:
     if type(mechanism) is not Gaussian:
         others = ", or a mechanism with few outputs such as ja.PureDP(0.1)" if owner == "RandomAllocation" else ""
         raise InputError(
-            f"{owner} of {type(mechanism).__name__} is not supported, since its law is not known; "
-            f"use a Gaussian, as in ja.RandomAllocation(ja.Gaussian(1.0), 100){others}"
+            f"{owner} of {type(mechanism).__name__} is not supported, since its law is not known; its base is a "
+            f"Gaussian{others}. Several Gaussians are the one of noise (sum z^-2)^(-1/2); anything else leaks no more "
+            "than what it releases in all the slots of a record, without the allocation"
         )
 
 

@@ -78,7 +78,7 @@ class ShuffledBatches(Mechanism):
         if relation in LOSS_OF_PRESENCE:
             raise InputError(
                 f"relation = {relation!r} is not supported for ShuffledBatches: a record that moves into the free slot "
-                "changes two sums (sensitivity sqrt(5)); use relation='zero_out' or 'replace_one'"
+                "changes two sums; ask about ja.Gaussian(noise_multiplier / 5**0.5) for each pass, which leaks no less"
             )
         sigma = np.asarray(self.mechanism.noise_multiplier, np.float64) / SENSITIVITY[relation]
         return [(GaussianPart(sigma, np.asarray(1.0)), np.asarray(1.0))]

@@ -33,7 +33,7 @@ from jaxacct.mechanisms.parts import FinitePair, GaussianPart, Part
 from jaxacct.mechanisms.profile import stacked
 from jaxacct.validation import COUNT, DELTA, OPEN_PROBABILITY, PROBABILITY, Constraint, check
 
-__all__ = ["TruncatedPoissonSampled", "cap_for"]
+__all__ = ["TruncatedPoissonSampled", "cap_for", "replaced_gaussian"]
 
 SIZE = Constraint("use a whole number of records", 1, 1e9, integral=True)
 """What a number of records may be."""
@@ -205,7 +205,7 @@ def cap_for(
 def _pair(sigma: float, q: float, cap: Cap, relation: str) -> FinitePair:
     """The pair of one step, in the direction remove, from above."""
     (low, high), rate, s = cap.chance, cap.rate[1], 1.0 / sigma
-    plain = _replaced(q, s) if relation == "replace_one" else _sampled(q, s)
+    plain = replaced_gaussian(q, s) if relation == "replace_one" else _sampled(q, s)
     if high == 0.0:
         return plain
     if relation == "replace_one":
@@ -233,7 +233,7 @@ def _sampled_points(q: float, shift: float) -> Points:
     return points_above(two_points(0.0, shift, q), nothing, quantiles(0.0, shift))
 
 
-def _replaced(q: float, s: float) -> FinitePair:
+def replaced_gaussian(q: float, s: float) -> FinitePair:
     """((1-q) N(0) + q N(s), (1-q) N(0) + q N(-s)): the ratio increases, and the pair is its own mirror image."""
     points = points_above(two_points(0.0, s, q), two_points(0.0, -s, q), quantiles(-s, s, FINENESS))
     return profile_of_points(points, points, 2.0 * s)

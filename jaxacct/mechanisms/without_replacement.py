@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, batch_shape, register, require_mechanism
+from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, register, require_mechanism
 from jaxacct.mechanisms.contribution_laws import LARGEST_GROUP, hypergeometric
 from jaxacct.mechanisms.either_order import either_order
 from jaxacct.mechanisms.finite import log_mixture, sample_pair
@@ -29,6 +29,13 @@ from jaxacct.mechanisms.mixture_profiles import (
 )
 from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
 from jaxacct.mechanisms.profile import stacked
+from jaxacct.mechanisms.sampled_releases import (
+    Several,
+    one_gaussian,
+    pair_of_releases,
+    part_below_sampled,
+    require_samplable,
+)
 from jaxacct.validation import PROBABILITY, InputError, Tracer
 
 __all__ = ["SampledWithoutReplacement"]
@@ -45,11 +52,11 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     alike is replaced in either order, and (P, Q) has the larger of the two profiles (README.md, "Two orders of a
     replaced record"). Repeated or composed, a pair that joins several is a bound, and so are its Renyi divergences. For
     Gaussian and Laplace bases ``replace_one`` is put on finitely many losses from above (about 1e-5 in epsilon), and
-    ``kind_under("replace_one")`` is "bound". Sampling a Repeated or Composed mechanism is refused, as in
+    ``kind_under("replace_one")`` is "bound". A composition inside is several releases from one sample, as in
     PoissonSampled. Not the same guarantee as Poisson sampling.
 
     ``zero_out`` replaces a record by one that contributes 0, in the same slot. For a Gaussian it has a pair of its own
-    (README.md, "Zero-out where the slot is kept"), from above; for other bases ``replace_one`` covers it.
+    (README.md, "Zero-out where the slot is kept"), from above; for other bases the pair of ``replace_one`` bounds it.
 
     ``group`` = k > 1 protects k records of n = ``dataset_size`` together: B = n * ``sampling_ratio`` are in a batch,
     and Hypergeometric(n, k, B) many of the group. Each displaces another record, so that the pair of a Gaussian is
@@ -58,12 +65,12 @@ class SampledWithoutReplacement(OfGaussianMixtures):
 
     Parameters
     ----------
-    mechanism : BaseMechanism
-        A single step.
+    mechanism : Mechanism
+        What is released from one sample: a step, or a composition.
     sampling_ratio : array_like in [0, 1]
         Sample size over data set size (the larger one under add/remove); broadcasts with the base's fields.
     group : int from 1 to 1000
-        k, one for the whole batch; above 1 the base must be a Gaussian.
+        k, one for the whole batch; above 1 the base must be Gaussians.
     dataset_size : int from 2 to 1e9
         n, the size of the larger data set; only for a group, where n * sampling_ratio must be a whole number of at most
         n - k.
@@ -93,17 +100,14 @@ class SampledWithoutReplacement(OfGaussianMixtures):
 
     def __post_init__(self) -> None:
         require_mechanism("mechanism", self.mechanism)
-        if not isinstance(self.mechanism, BaseMechanism):
-            raise InputError(
-                f"SampledWithoutReplacement of {type(self.mechanism).__name__} is not supported; sample a single "
-                "step, as in repeat(SampledWithoutReplacement(Gaussian(1.0), 0.01), 1000)"
-            )
+        require_samplable("SampledWithoutReplacement", self.mechanism, fixed_size=True)
         object.__setattr__(self, "group", whole_number("group", self.group, LARGEST_GROUP))
         if self.dataset_size is not None:
             object.__setattr__(self, "dataset_size", whole_number("dataset_size", self.dataset_size, 10**9))
         super().__post_init__()
         if self.group > 1:
-            require_gaussian(f"group = {self.group}: SampledWithoutReplacement", self.mechanism)
+            if self.mechanism.gaussians() is None:
+                require_gaussian(f"group = {self.group}: SampledWithoutReplacement", self.mechanism)
             if self.dataset_size is None:
                 raise InputError(f"group = {self.group} needs dataset_size; give the number of records of the data set")
             if not isinstance(self.sampling_ratio, Tracer):
@@ -114,41 +118,79 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return f"SampledWithoutReplacement(mechanism={self.mechanism!r}, sampling_ratio={self.sampling_ratio!r}{more})"
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
+        base = self._base()
+        if not isinstance(base, BaseMechanism) or base != self._base(up=True):
+            return "bound"
+        return self._kind(relation, composed, base.kind_under("replace_one", composed))
+
+    def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
+        base = self._base()
+        if self.group > 1:
+            return super().kind_of_bracket(relation, composed)
+        return self._kind(relation, composed, base.kind_of_bracket("replace_one", composed))
+
+    def _kind(self, relation: str, composed: bool, kind: str) -> str:
+        base = self._base()
         if self.group > 1 or relation == "zero_out":
             return "bound"
         replaced = relation == "replace_one" and not self._trivial()
         # these pairs join several pairs of data sets; Gaussian and Laplace bases are put on finitely many losses
-        joined = replaced or not self.mechanism.symmetric()
-        rough = replaced and not self.mechanism.finite
-        return "bound" if rough or (joined and composed) else super().kind_under("replace_one", composed)
+        joined = replaced or not base.symmetric()
+        rough = replaced and isinstance(base, BaseMechanism) and not base.finite
+        return "bound" if rough or (joined and composed) else kind
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        ratio = np.asarray(self.sampling_ratio, np.float64)
+        base, ratio = self._base(), np.asarray(self.sampling_ratio, np.float64)
         once = np.asarray(1.0)
-        if self.group > 1 or (relation == "zero_out" and isinstance(self.mechanism, Gaussian)):
+        if self.group > 1 or (relation == "zero_out" and isinstance(base, Gaussian)):
             pairs = [self._pair(row, relation) for row in self._rows()]
             return [(sample_pair(stacked(pairs, batch_shape(self)), once, direction), once)]
-        if relation == "zero_out":
-            raise InputError(
-                f"relation = 'zero_out' is not supported for {type(self.mechanism).__name__} sampled without "
-                "replacement; use relation='replace_one', which covers it"
-            )
-        if self.mechanism.symmetric():
-            if relation != "replace_one" or self._trivial():
-                return [(self.mechanism.part(ratio, "replace_one", direction), once)]
-            pair = self.mechanism.finite_pair(relation)
+        replaced = relation in ("replace_one", "zero_out")  # a contribution that becomes 0 is a replaced one
+        if not isinstance(base, BaseMechanism):
+            pair = pair_of_releases(base, "replace_one")
+        elif base.symmetric():
+            if not replaced or self._trivial():
+                return [(base.part(ratio, "replace_one", direction), once)]
+            pair = base.finite_pair("replace_one")
         else:
-            base = [self.mechanism.part(once, "replace_one", each) for each in DIRECTIONS]
-            pair = either_order(*(cast(FinitePart, part) for part in base))
-            if relation != "replace_one" or self._trivial():
-                return [(sample_pair(pair, ratio, direction), once)]
+            orders = [base.part(once, "replace_one", each) for each in DIRECTIONS]
+            pair = either_order(*(cast(FinitePart, part) for part in orders))
+        if not replaced or self._trivial():
+            return [(sample_pair(pair, ratio, direction), once)]
         return [(sample_pair(_replaced(pair, ratio), once, direction), once)]
+
+    def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        base, ratio = self._base(up=True), np.asarray(self.sampling_ratio, np.float64)
+        if self.group > 1:
+            return super().expand_below(relation, direction)
+        if relation in ("replace_one", "zero_out") and not self._trivial():  # of a joined pair nothing is claimed
+            nothing = np.zeros((*batch_shape(self), 1))
+            return [(FinitePart(nothing, nothing + 1.0, nothing[..., 0]), np.asarray(1.0))]
+        if isinstance(base, BaseMechanism):
+            return [(base.part(ratio, "replace_one", direction), np.asarray(1.0))]
+        return [(part_below_sampled(base, ratio, batch_shape(self), "replace_one", direction), np.asarray(1.0))]
+
+    def has_bracket(self) -> bool:
+        base = self._base()
+        return super().has_bracket() or not isinstance(base, BaseMechanism) or base != self._base(up=True)
+
+    def several(self, relation: str) -> Several | None:
+        """The releases that share a sample, where their own profile answers for a relation."""
+        base = self._base()
+        if isinstance(base, BaseMechanism) or relation == "zero_out":
+            return None
+        return Several(base, np.asarray(self.sampling_ratio, np.float64), dict.fromkeys(DIRECTIONS, "replace_one"))
+
+    def _base(self, up: bool = False) -> Mechanism:
+        """What is released from the sample; Gaussians are one, whose noise is rounded down, or `up`."""
+        both = None if isinstance(self.mechanism, BaseMechanism) else one_gaussian(self.mechanism)
+        return cast(Mechanism, self.mechanism) if both is None else both[up]
 
     def symmetric(self) -> bool:
         return self._trivial() and self.group == 1
 
     def branches(self, relation: str) -> list[list[Branch]] | None:
-        if relation not in LOSS_OF_PRESENCE or not isinstance(self.mechanism, Gaussian):
+        if relation not in LOSS_OF_PRESENCE or not self.of_gaussians():
             return None
         found = []
         for sigma, ratio, batch in self._rows():
@@ -162,7 +204,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return self.group == 1
 
     def of_gaussians(self) -> bool:
-        return isinstance(self.mechanism, Gaussian)
+        return isinstance(self._base(), Gaussian)
 
     def attained(self, relation: str) -> bool:
         return relation in LOSS_OF_PRESENCE
@@ -170,7 +212,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     def _rows(self) -> list[tuple[float, ...]]:
         """(sigma, sampling ratio, size of a batch) of every configuration; the size is 0 where it is not needed."""
         size = self._batch_sizes() if self.group > 1 else 0.0
-        return rows_of(self, self.mechanism.noise_multiplier, self.sampling_ratio, size)
+        return rows_of(self, cast(Gaussian, self._base()).noise_multiplier, self.sampling_ratio, size)
 
     def _batch_sizes(self) -> np.ndarray:
         """n * sampling_ratio, which must be whole numbers, up to n - k."""

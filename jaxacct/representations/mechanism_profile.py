@@ -433,7 +433,7 @@ class Profile:
         if self.mechanism.symmetric():
             return self
         if not add_and_remove(self.mechanism, self.relation):
-            raise InputError(f"relation = {self.relation!r} has no single direction here; use relation='remove_one'")
+            raise InputError(f"relation = {self.relation!r} has no single direction here; ask .delta or .tradeoff")
         return replace(self, relation=f"{direction}_one")
 
     def _certified(self, low: np.ndarray, high: np.ndarray, like: Bounds) -> Bounds:

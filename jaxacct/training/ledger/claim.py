@@ -51,7 +51,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
     if relation in DISPLACING and (fixed or any(r.sampling == FIXED for spent, _ in runs for r in spent.releases)):
         raise InputError(
             f"relation = {relation!r} does not hold for fixed batches, where one record more moves another to another "
-            "batch; use relation='zero_out'"
+            "batch; account for each pass as ja.Gaussian(noise_multiplier / 5**0.5)"
         )
     every = [[line.plan.filter for line in headers if line.plan.filter] for _, headers in runs]
     orders = {one.order for several in every for one in several}

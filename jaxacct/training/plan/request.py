@@ -171,13 +171,13 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"{name} = {found[name]!r:.40} needs sampling = {way!r}, found {found['sampling']!r}")
     if found["sampling"] == POISSON and found["relation"] == "replace_one":
         raise InputError(
-            "relation = 'replace_one' is not supported with sampling = 'poisson'; "
-            "use relation='add_or_remove_one' or sampling='without_replacement'"
+            "relation = 'replace_one' is not a relation of plans with sampling = 'poisson'; give noise_multiplier, "
+            "and ask ja.epsilon(plan.mechanism, delta, relation='replace_one'), which is larger"
         )
     if found["sampling"] == FIXED and found["relation"] in DISPLACING:
         raise InputError(
             f"relation = {found['relation']!r} does not hold with sampling = 'fixed_batches', where one record more "
-            "moves another to another batch; use relation='zero_out', or sampling='random_allocation'"
+            "moves another to another batch; account for each pass as ja.Gaussian(noise_multiplier / 5**0.5)"
         )
     for name, rule in _RULES.items():
         if found[name] is not None:
@@ -192,6 +192,6 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     if found["data_dependent"] and found["sampling"] in (ALLOCATION, TRUNCATED):
         raise InputError(
             f"data_dependent = True is not supported with sampling = {found['sampling']!r}, whose steps no finite "
-            "Renyi divergence is known for; use sampling='poisson'"
+            "Renyi divergence is known for; fix the steps and their noise in advance"
         )
     return found

@@ -1,0 +1,267 @@
+"""Several releases from one sample: sampling acts on the pair of all of them together.
+
+Gaussians are one Gaussian, exactly.  For anything else the profile of the releases is bracketed at points, and the pair
+above and the pair below are sampled like any other pair (README.md, "Several releases from one sample").
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxacct.floats import ROUNDOFF
+from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, element
+from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, direction_of, pair_above, pair_below
+from jaxacct.mechanisms.either_order import profile_of_law
+from jaxacct.mechanisms.finite import log_mixture
+from jaxacct.mechanisms.gaussian import Gaussian
+from jaxacct.mechanisms.loss_components import exact_product
+from jaxacct.mechanisms.mixture_cells import stacked_parts
+from jaxacct.mechanisms.parts import FinitePair, FinitePart
+from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
+from jaxacct.mechanisms.truncated_poisson import replaced_gaussian
+from jaxacct.validation import InputError
+
+__all__ = ["Several", "one_gaussian", "pair_of_releases", "part_below_sampled", "replaced_pair", "require_samplable"]
+
+POINTS = 480
+"""Intervals of the losses at which a profile is bracketed.  It has many divisors, so that losses of equal parts fall on
+the ends of intervals."""
+LEAST_DELTA = 1e-40
+"""The losses end where delta, without the mass at infinity, is this small."""
+BEYOND = 1e5
+"""A loss beyond those of any use: delta there is the mass at infinity."""
+LARGEST_LOSS = 600.0
+"""Losses of which e^loss is taken."""
+RTOL = 1e-4
+"""Relative width asked for at a point of the profile."""
+KEPT = 256
+"""Compositions whose profiles and pairs are kept."""
+FIXED_POINT_BITS = 200
+"""Bits in which a sum of inverse squares is taken, beyond those of its largest term."""
+Under = str
+"""The relation under which the releases are asked about: "add_or_remove_one" or "replace_one"."""
+
+
+class Several(NamedTuple):
+    """Several releases from one sample."""
+
+    base: Mechanism
+    rate: np.ndarray
+    relations: dict[str, str]
+    """For each direction of the sample, the relation under which the releases are asked about."""
+
+
+def require_samplable(owner: str, mechanism: Mechanism, fixed_size: bool) -> None:
+    """Refuse what is known for a data set of a fixed size alone, unless the sample has one, and groups inside."""
+    if isinstance(mechanism, BaseMechanism):
+        return
+    if not fixed_size and mechanism.displaces():
+        raise InputError(
+            f"{owner} of {_displacing(mechanism)} is not supported, since a Poisson sample has no fixed size; "
+            "account for it without both samplings, which leaks no less"
+        )
+    if _protects_groups(mechanism):
+        raise InputError("group belongs to the outermost sampling; leave it out inside")
+
+
+def _displacing(mechanism: Mechanism) -> str:
+    inner = [item for item in mechanism.inside() if item.displaces()]
+    return _displacing(inner[0]) if inner else type(mechanism).__name__
+
+
+def _protects_groups(mechanism: Mechanism) -> bool:
+    group = getattr(mechanism, "group", 1)
+    return bool(np.any(np.not_equal(group, 1))) or any(_protects_groups(inner) for inner in mechanism.inside())
+
+
+@functools.lru_cache(maxsize=KEPT)
+def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
+    """The Gaussian of noise (sum n/z^2)^{-1/2} that n Gaussians of noise z are together; None for anything else.
+
+    Twice: rounded down and rounded up.  Both are the same where it is a float.
+    """
+    parts = mechanism.gaussians()
+    if parts is None:
+        return None
+    shape = batch_shape(mechanism)
+    counted = ((z, functools.reduce(exact_product, map(np.asarray, counts), np.asarray(1.0))) for z, counts in parts)
+    columns = [[np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1) for x in part] for part in counted]
+    rows = [_noise_of_all([(float(z[row]), int(n[row])) for z, n in columns]) for row in range(math.prod(shape))]
+    down, up = (np.array(ends).reshape(shape)[()] for ends in zip(*rows, strict=True))
+    return Gaussian(down), Gaussian(up)
+
+
+def _noise_of_all(parts: list[tuple[float, int]]) -> tuple[float, float]:
+    """The floats on either side of (sum n/z^2)^{-1/2}, from a sum of whole numbers that brackets it."""
+    least = min(z for z, _ in parts)
+    bits = FIXED_POINT_BITS + 2 * math.frexp(least)[1]
+    unit, low, high = Fraction(2) ** bits, 0, 0
+    for z, n in parts:
+        term = n * unit / Fraction(z) ** 2
+        low, high = low + math.floor(term), high + math.ceil(term)
+    rough = least / math.sqrt(math.fsum(n * (least / z) ** 2 for z, n in parts))
+    down = up = rough
+    while Fraction(down) ** 2 * high > unit:
+        down = math.nextafter(down, 0.0)
+    while Fraction(math.nextafter(down, math.inf)) ** 2 * high <= unit:
+        down = math.nextafter(down, math.inf)
+    while Fraction(up) ** 2 * low < unit:
+        up = math.nextafter(up, math.inf)
+    while Fraction(math.nextafter(up, 0.0)) ** 2 * low >= unit:
+        up = math.nextafter(up, 0.0)
+    return down, up
+
+
+def pair_of_releases(base: Mechanism, under: Under) -> FinitePair:
+    """The pair that dominates all the releases together, for every configuration of the base."""
+    return _stacked(base, lambda one: _above(one, under))
+
+
+def part_below_sampled(
+    base: Mechanism, rate: np.ndarray, shape: tuple[int, ...], under: Under, direction: str
+) -> FinitePart:
+    """The law of the loss of a sampled pair that the sampled releases dominate."""
+    rates = np.broadcast_to(rate, shape).reshape(-1)
+    laws = []
+    for row, one in enumerate(_elements(base, shape)):
+        pair, g = _below(one, under), rates[row]
+        mixed = pair._replace(loss=log_mixture(pair.loss, g), p=(1.0 - g) * pair.q + g * pair.p)
+        laws.append(direction_of(mixed, direction))
+    return stacked_parts(laws, shape)
+
+
+def replaced_pair(base: Mechanism, rate: np.ndarray, shape: tuple[int, ...]) -> FinitePair:
+    """The pair of a replaced record in a Poisson sample, from above."""
+    rates = np.broadcast_to(rate, shape).reshape(-1).tolist()
+    return stacked([_replaced(one, q) for one, q in zip(_elements(base, shape), rates, strict=True)], shape)
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _replaced(base: Mechanism, q: float) -> FinitePair:
+    """The smaller of two bounds at points: by the records one after the other, and by their replacement."""
+    if q == 0.0:
+        return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
+    if isinstance(base, Gaussian):
+        return replaced_gaussian(q, 1.0 / base.noise_multiplier)
+    grid = _losses(base, "replace_one")
+    grid = grid[grid < LARGEST_LOSS]
+    replaced, removed, added = (_upper(base, grid, side) for side in ("replace_one", "remove_one", "add_one"))
+    eps = np.minimum(log_mixture(grid, np.asarray(q)) * (1.0 + 32.0 * ROUNDOFF), grid)
+    share = np.exp(eps - grid)
+    whole = q * ((1.0 - share) * np.minimum(removed, replaced) + share * replaced)
+    whole *= 1.0 + 64.0 * ROUNDOFF * (1.0 + grid)
+    delta, keep = np.minimum(np.minimum(whole, _one_after_the_other(grid, removed, added, eps, q)), 1.0), _apart(eps)
+    return pair_of_profile(eps[keep], delta[keep], delta[keep])
+
+
+def _one_after_the_other(
+    loss: np.ndarray, removed: np.ndarray, added: np.ndarray, eps: np.ndarray, q: float
+) -> np.ndarray:
+    """q min_x delta_remove(x) + f delta_add(log(a/f)), f = e^x - (a - 1)(1 - q)/q, from above.
+
+    Below 0 a delta is that of the reverse direction; between its points delta_add is taken on chords in e^y.
+    """
+    decay = np.exp(-loss[:0:-1])
+    at = np.concatenate([decay, np.exp(loss)])
+    both_sides = []
+    for ahead, back in ((removed, added), (added, removed)):
+        value = np.concatenate([(1.0 - decay + decay * back[:0:-1]) * (1.0 + 8.0 * ROUNDOFF) + 4.0 * ROUNDOFF, ahead])
+        slope = np.concatenate([[0.0], np.abs(np.diff(value) / np.diff(at)), [0.0]])
+        both_sides.append(value + 16.0 * ROUNDOFF * at * np.maximum(slope[1:], slope[:-1]))  # e^loss is rounded
+    first, value = both_sides
+    a = np.exp(eps)[:, None] * (1.0 - 4.0 * ROUNDOFF)
+    less = np.expm1(eps)[:, None] * ((1.0 - q) / q) * (1.0 - 16.0 * ROUNDOFF)
+    factor = np.maximum(at - less + 8.0 * ROUNDOFF * (at + less), 0.0)
+    with np.errstate(divide="ignore", over="ignore"):
+        place = a / factor * (1.0 - 8.0 * ROUNDOFF)
+    both = first + factor * np.interp(place, at, value, left=1.0)
+    return q * np.min(both, axis=1) * (1.0 + 64.0 * ROUNDOFF)
+
+
+def _apart(points: np.ndarray) -> np.ndarray:
+    """Places of ascending points that are far enough from the one before, the first among them."""
+    kept = [0]
+    for place in range(1, points.size):
+        if points[place] - points[kept[-1]] >= LEAST_GAP:
+            kept.append(place)
+    return np.array(kept)
+
+
+def _elements(base: Mechanism, shape: tuple[int, ...]) -> list[Mechanism]:
+    """The configuration of the base in each row of a batch of this shape."""
+    mine = batch_shape(base)
+    places = np.broadcast_to(np.arange(math.prod(mine)).reshape(mine), shape).reshape(-1)
+    each = [element(base, index) for index in np.ndindex(*mine)]
+    return [each[place] for place in places]
+
+
+def _stacked(base: Mechanism, pair: Callable[[Mechanism], FinitePair]) -> FinitePair:
+    return stacked([pair(one) for one in _elements(base, batch_shape(base))], batch_shape(base))
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _above(base: Mechanism, under: Under) -> FinitePair:
+    return pair_above(*_profiles(base, under))
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _below(base: Mechanism, under: Under) -> FinitePair:
+    return pair_below(*_profiles(base, under))
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _profiles(base: Mechanism, under: Under) -> tuple[BracketedProfile, BracketedProfile]:
+    """The profile of one composition at points: H_a(P || Q) and H_a(Q || P) for a >= 1."""
+    epsilon = _losses(base, under)
+    sides = ("remove_one", "add_one") if under == "add_or_remove_one" else ("replace_one",)
+    found = []
+    for side in sides:
+        delta = _ask(base, epsilon, side)
+        found.append(BracketedProfile(epsilon, delta.lower, delta.upper))
+    return found[0], found[-1]
+
+
+def _losses(base: Mechanism, under: Under) -> np.ndarray:
+    """Losses from 0 to where delta is negligible, and the largest loss where there is one."""
+    infinite = float(_ask(base, np.asarray(BEYOND), under).upper)
+    last = float(_epsilon(base, infinite * (1.0 + 1e-9) + LEAST_DELTA, under)) if infinite < 1.0 else 0.0
+    last = min(last, BEYOND)
+    try:
+        largest = float(_epsilon(base, 0.0, under))
+    except InputError:  # of a loss without a bound
+        largest = math.inf
+    if last >= largest * (1.0 - 1e-9):
+        last = largest
+    count = int(min(POINTS, last / (2.0 * LEAST_GAP)))
+    points = np.linspace(0.0, last, count + 1) if count else np.zeros(1)
+    return np.append(points, largest) if last < largest < BEYOND else points
+
+
+def _upper(base: Mechanism, epsilon: np.ndarray, relation: str) -> np.ndarray:
+    """Upper ends of delta; at once where the releases are one finite law."""
+    laws = [base.expand(relation, way) for way in DIRECTIONS] if isinstance(base, BaseMechanism) else []
+    parts = [part for counted in laws for part, _ in counted if isinstance(part, FinitePart)]
+    if len(parts) < len(DIRECTIONS):
+        return np.asarray(_ask(base, epsilon, relation).upper)
+    of = {"remove_one": parts[:1], "add_one": parts[1:]}.get(relation, parts)
+    return np.max([profile_of_law(part.loss, part.mass, float(part.infinity), epsilon) for part in of], axis=0)
+
+
+def _ask(base: Mechanism, epsilon: np.ndarray, relation: str) -> Any:
+    return _accounting().delta_without_attacks(base, epsilon, relation=relation, rtol=RTOL)
+
+
+def _epsilon(base: Mechanism, delta: float, relation: str) -> Any:
+    return _accounting().epsilon(base, delta, relation=relation).upper
+
+
+def _accounting() -> Any:
+    """The room that answers for the releases.  It stands below this one, and is there once a question is asked."""
+    return importlib.import_module("jaxacct.account")
