@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from jaxacct import mechanisms as known
@@ -20,94 +19,96 @@ from jaxacct.verification.gaussian_mixture import (
 )
 from jaxacct.verification.random_allocation import AllocationLoss
 from jaxacct.verification.result import NotCovered
+from jaxacct.verification.rules import Asked, Part, defines, fields_of
 from jaxacct.verification.sampled_gaussian import SampledGaussian
 
-__all__ = ["knows", "parts"]
+__all__ = ["drawn_group", "group_of", "kept_slot"]
 
 MOST_RECORDS = 20_000
 """Most records of a data set whose cap is added up term by term."""
 
 
-def knows(mechanism: Any, relation: str) -> bool:
-    """Whether the mechanism is a rule of this file."""
-    if isinstance(mechanism, known.SampledWithoutReplacement):
-        return mechanism.group > 1 or (relation == "zero_out" and isinstance(mechanism.mechanism, known.Gaussian))
-    if isinstance(mechanism, known.PoissonSampled):
-        return mechanism.group > 1
-    return isinstance(mechanism, RandomAllocation | known.TruncatedPoissonSampled | known.SampledWithReplacement)
-
-
-def parts(mechanism: Any, relation: str, direction: str) -> list[tuple[Any, int]]:
-    """The losses of one step of such a rule."""
-    rules: dict[type, Callable[[Any, str, str], Any]] = {
-        RandomAllocation: _allocated,
-        known.TruncatedPoissonSampled: _capped,
-        known.PoissonSampled: _group,
-        known.SampledWithReplacement: _with_replacement,
-        known.SampledWithoutReplacement: _without_replacement,
-    }
-    found = rules[type(mechanism)](mechanism, relation, direction)
-    return [] if found is None else [(found, 1)]
-
-
-def _allocated(mechanism: Any, relation: str, direction: str) -> Any:
+@defines(RandomAllocation)
+def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, group: Any) -> list[Part]:
     """One slot of t, of a single slot the Gaussian itself.  Under zero_out nobody else's slot moves either."""
-    if mechanism.participations != 1:
+    _refuse(asked, "RandomAllocation")
+    if participations != 1:
         raise NotCovered("random allocation of several slots to a record")
-    if relation == "replace_one":
+    if group != 1:
+        raise NotCovered("random allocation of a group of records")
+    if asked.relation == "replace_one":
         raise NotCovered("random allocation under replace_one")
-    if not isinstance(mechanism.mechanism, known.Gaussian):
-        raise NotCovered("random allocation of a mechanism with finitely many outputs")
-    deviation, slots = ball(mechanism.mechanism.noise_multiplier), int(mechanism.slots)
-    return GaussianLoss(1 / deviation**2) if slots == 1 else AllocationLoss(deviation, slots, direction)
+    deviation, many = _noise(mechanism), int(slots)
+    return [(GaussianLoss(1 / deviation**2) if many == 1 else AllocationLoss(deviation, many, asked.direction), 1)]
 
 
-def _group(mechanism: Any, relation: str, direction: str) -> Any:
-    """Binomial(k, q) many records of a group, each of which adds 1."""
-    if relation == "replace_one":
+def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
+    """Binomial(k, q) many records of a group, each of which adds 1; q is the rate asked for, in all samplings."""
+    if asked.relation == "replace_one":
         raise NotCovered("a group of records under replace_one")
-    rate, base = ball(mechanism.sampling_probability), mechanism.mechanism
-    while isinstance(base, known.PoissonSampled):
-        rate *= ball(base.sampling_probability)
-        base = base.mechanism
-    return _mixture(ball(base.noise_multiplier), *binomial_weights(mechanism.group, rate), direction)
+    rate = asked.rate
+    while type(mechanism) is known.PoissonSampled:
+        inner = fields_of(mechanism)
+        if inner["group"] != 1:
+            raise NotCovered("a group of records inside another sampling")
+        rate, mechanism = rate * ball(inner["sampling_probability"]), inner["mechanism"]
+    return _mixture(_noise(mechanism), *binomial_weights(group, rate), asked.direction)
 
 
-def _with_replacement(mechanism: Any, relation: str, direction: str) -> Any:
+@defines(known.SampledWithReplacement)
+def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_size: Any, group: int) -> list[Part]:
     """Binomial(B, k/n) many draws, each of which displaces another record."""
-    if relation in ("replace_one", "zero_out"):
-        raise NotCovered(f"sampling with replacement under {relation}")
-    chance = ball(float(mechanism.group)) / ball(float(mechanism.dataset_size))
-    weights = binomial_weights(int(mechanism.batch_size), chance)
-    return _mixture(ball(mechanism.mechanism.noise_multiplier) / 2, *weights, direction)
+    _refuse(asked, "SampledWithReplacement", "replace_one", "zero_out")
+    weights = binomial_weights(int(batch_size), ball(float(group)) / ball(float(dataset_size)))
+    return _mixture(_noise(mechanism) / 2, *weights, asked.direction)
 
 
-def _without_replacement(mechanism: Any, relation: str, direction: str) -> Any:
-    """Records of a group that displace others; under zero_out the record keeps its slot and another may be there."""
-    noise = ball(mechanism.mechanism.noise_multiplier)
-    if mechanism.group == 1:
-        return _zero_out(noise, ball(mechanism.sampling_ratio), direction)
-    if relation in ("replace_one", "zero_out"):
-        raise NotCovered(f"a group of records sampled without replacement under {relation}")
-    size = int(mechanism.dataset_size)
-    batch = round(size * float(mechanism.sampling_ratio))
-    return _mixture(noise / 2, *hypergeometric_weights(size, mechanism.group, batch), direction)
+def drawn_group(asked: Asked, mechanism: Any, ratio: Any, group: int, dataset_size: Any) -> list[Part]:
+    """Records of a group that are drawn without replacement, and displace others."""
+    _refuse(asked, "a group of records sampled without replacement", "replace_one", "zero_out")
+    size = int(dataset_size)
+    weights = hypergeometric_weights(size, group, round(size * float(ratio)))
+    return _mixture(_noise(mechanism) / 2, *weights, asked.direction)
 
 
-def _capped(mechanism: Any, relation: str, direction: str) -> Any:
+def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
+    """Under zero_out a record that is drawn without replacement keeps its slot, and another may be there."""
+    if not asked.alone:
+        raise NotCovered("zero_out where a record displaces others")
+    return [(_zero_out(_noise(mechanism), rate, asked.direction), 1)]
+
+
+@defines(known.TruncatedPoissonSampled)
+def _capped(asked: Asked, mechanism: Any, sampling_probability: Any, dataset_size: Any, cap: Any) -> list[Part]:
     """With probability tau the others fill the batch, and the record displaces one of them with probability q'."""
-    noise, q = ball(mechanism.mechanism.noise_multiplier), ball(mechanism.sampling_probability)
-    size, cap = int(mechanism.dataset_size), int(mechanism.cap)
-    if relation == "replace_one":
-        raise NotCovered("capped Poisson sampling under replace_one")
-    tau, kept = _cap(size, cap, q)
+    _refuse(asked, "capped Poisson sampling", "replace_one")
+    if asked.relation == "zero_out" and not asked.alone:
+        raise NotCovered("zero_out where a record displaces others")
+    noise, q, direction = _noise(mechanism), ball(sampling_probability), asked.direction
+    tau, kept = _cap(int(dataset_size), int(cap), q)
     plain = None if q.is_zero() else _sampled(noise, q, direction)
     if not tau > 0:
-        return plain
-    ways: type[RevealedPairs] = RevealedPairs if relation == "zero_out" else Revealed
-    rule, scale = (_zero_out, noise) if relation == "zero_out" else (_sampled, noise / 2)
+        return [] if plain is None else [(plain, 1)]
+    removed = asked.relation == "zero_out"
+    ways: type[RevealedPairs] = RevealedPairs if removed else Revealed
+    rule, scale = (_zero_out, noise) if removed else (_sampled, noise / 2)
     capped = rule(scale, kept / tau, direction)
-    return capped if tau == 1 else ways(((1 - tau, plain), (tau, capped)))
+    return [(capped if tau == 1 else ways(((1 - tau, plain), (tau, capped))), 1)]
+
+
+def _refuse(asked: Asked, name: str, *relations: str) -> None:
+    """NotCovered under sampling, and under some relations."""
+    if not asked.whole:
+        raise NotCovered(f"{name} under sampling")
+    if asked.relation in relations:
+        raise NotCovered(f"{name} under {asked.relation}")
+
+
+def _noise(mechanism: Any) -> Any:
+    """The deviation of a Gaussian; batches of anything else are not covered."""
+    if type(mechanism) is not known.Gaussian:
+        raise NotCovered(f"batches of {type(mechanism).__name__}")
+    return ball(fields_of(mechanism)["noise_multiplier"])
 
 
 def _cap(size: int, cap: int, q: Any) -> tuple[Any, Any]:
@@ -135,11 +136,11 @@ def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
     return PairOfMixtures(((s, 1 - rate), (nothing, rate)), ((s, arb(1)),))
 
 
-def _mixture(noise: Any, weights: Any, lost: Any, direction: str) -> Any:
-    """Contributions of j with weight_j, noise in units of one; None where nobody contributes."""
+def _mixture(noise: Any, weights: Any, lost: Any, direction: str) -> list[Part]:
+    """Contributions of j with weight_j, noise in units of one; nothing where nobody contributes."""
     some = [j for j, w in enumerate(weights) if not w.is_zero()]
     if some == [0]:
-        return None
+        return []
     if len(some) == 1:
-        return GaussianLoss((some[0] / noise) ** 2)
-    return GaussianMixture.of(noise, weights, lost, direction)
+        return [(GaussianLoss((some[0] / noise) ** 2), 1)]
+    return [(GaussianMixture.of(noise, weights, lost, direction), 1)]

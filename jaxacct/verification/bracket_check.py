@@ -23,8 +23,8 @@ from jaxacct.validation import (
     refuse_tracers,
 )
 from jaxacct.verification import delta_enclosure, quick_enclosure
-from jaxacct.verification.ball_arithmetic import ball, between, digits_of, outward, precision, until
-from jaxacct.verification.loss_definition import directions, expand
+from jaxacct.verification.ball_arithmetic import arb, ball, between, ctx, digits_of, outward, precision, until
+from jaxacct.verification.loss_definition import EITHER, directions, expand, mixes_orders
 from jaxacct.verification.result import NotCovered, OutOfTime, Unplanned, Verification
 
 __all__ = ["verify"]
@@ -44,12 +44,13 @@ def verify(
     This is a second program.  It starts from the definition of the privacy loss and shares no code with the engines.
     With delta(eps) the larger of the relation's directions, a bracket [lower, upper] of epsilon is
 
-        verified where delta(upper) <= delta and delta(lower) >= delta were both enclosed,
-        refuted where one of them was enclosed on the other side,
+        verified where delta(upper) <= delta was enclosed, and delta(eps) > delta for every eps < lower,
+        refuted where the opposite of one of them was enclosed, or where lower > upper,
         undecided otherwise, within the time.
 
     lower = 0 and upper = inf hold always.  lower = inf holds where the mass at infinity exceeds delta.  A bracket of
-    delta is compared with delta(epsilon) itself.  An end that is NaN is never verified.
+    delta is compared with delta(epsilon) itself.  An end that is NaN is never verified.  A mechanism is undecided if it
+    is not known here, or has a field that its definition does not name.
 
     Parameters
     ----------
@@ -138,6 +139,9 @@ class _Configuration:
 
     def __init__(self, mechanism: Mechanism, relation: str, quantity: str, seconds: float) -> None:
         self.mechanism, self.relation, self.quantity, self.seconds = mechanism, relation, quantity, seconds
+        self.directions = directions(mechanism, relation)
+        self.mixed = mixes_orders(mechanism, relation)
+        self.built: dict[Any, Any] = {}
         self.begin = time.monotonic()
         self.deadline = self.begin + seconds
         self.known: dict[float, Any] = {}
@@ -146,6 +150,8 @@ class _Configuration:
     def decide(self, lower: float, upper: float, given: float) -> tuple[Any, ...]:
         """Status, digits, enclosure of delta, where, seconds and explanation."""
         at = given if self.quantity == "delta" else lower if math.isinf(upper) else upper
+        if lower > upper:
+            return self._told({}, (lower, upper), at)
         try:
             if self.quantity == "delta":
                 sides = {"upper": self._delta_at_most(given, upper), "lower": self._delta_at_least(given, lower)}
@@ -153,7 +159,7 @@ class _Configuration:
                 sides = {"upper": self._upper(upper, given), "lower": self._lower(lower, given)}
         except NotCovered as error:
             sides, self.reason = {"upper": 0, "lower": 0}, f"no definition for {error}"
-        return self._told(sides, (lower, upper), given, at)
+        return self._told(sides, (lower, upper), at)
 
     def _upper(self, end: float, delta: float) -> int:
         """1 where epsilon <= end, -1 where epsilon > end, 0 where that is not known."""
@@ -165,9 +171,33 @@ class _Configuration:
         """1 where epsilon >= end, -1 where epsilon < end, 0 where that is not known."""
         if math.isnan(end) or end <= 0:
             return 0 if math.isnan(end) else 1
-        if delta == 0 and not math.isinf(end):
-            return self._reaches(end)
-        return self._at_least(end, delta)
+        found = self._by_largest_loss(end, delta)
+        return found if found in (1, -1) else self._at_least(end, delta, found is None)
+
+    def _by_largest_loss(self, end: float, delta: float) -> int | None:
+        """`_lower` where delta is a mass at infinity or less, and 0 where that is not known; None where it is more.
+
+        delta(eps) is convex in e^eps and falls to the mass at infinity, which it reaches at the largest loss.  So it
+        falls strictly wherever it is above that mass.
+        """
+        for bits in delta_enclosure.BITS:
+            if time.monotonic() > self.deadline:
+                self.reason = "the time was up"
+                break
+            with precision(bits):
+                aim, place = ball(delta), ball(end)
+                each = [self._composition(name) for name in range(len(self.directions))]
+                if all(one.infinity < aim for one in each):
+                    return None
+                for one in each:
+                    far = one.largest is None or one.largest >= place
+                    if one.infinity > aim or (far and one.infinity >= aim):
+                        return 1
+                most = [self._composition(EITHER)] if self.mixed else each
+                ends = [one.largest for one in most if one.infinity <= aim]
+                if len(ends) == len(most) and all(top is not None and top < place for top in ends):
+                    return -1
+        return 0
 
     def _delta_at_most(self, epsilon: float, end: float) -> int:
         if math.isnan(end) or end < 0:
@@ -181,39 +211,39 @@ class _Configuration:
 
     def _at_most(self, epsilon: float, target: float) -> int:
         """1 where delta(epsilon) <= target, -1 where it is larger, 0 where that is not known."""
-        for found, aim in self._enclosures(epsilon, target):
-            if found <= aim:
+        for low, high, aim in self._enclosures(epsilon, target):
+            if high <= aim:
                 return 1
-            if found > aim:
+            if low > aim:
                 return -1
         return 0
 
-    def _at_least(self, epsilon: float, target: float) -> int:
+    def _at_least(self, epsilon: float, target: float, equal: bool = True) -> int:
         """1 where delta(epsilon) >= target, -1 where it is smaller, 0 where that is not known.
 
-        At an infinite epsilon, where delta is the mass at infinity, 1 only where it is larger.
+        equal : whether equality is enough.
         """
-        for found, aim in self._enclosures(epsilon, target):
-            if found > aim or (found >= aim and not math.isinf(epsilon)):
+        for low, high, aim in self._enclosures(epsilon, target):
+            if low > aim or (equal and low >= aim):
                 return 1
-            if found < aim:
+            if high < aim:
                 return -1
         return 0
 
-    def _enclosures(self, epsilon: float, target: float) -> Iterator[tuple[Any, Any]]:
-        """Finer and finer enclosures of delta(epsilon), the larger of the directions, each beside the target."""
+    def _enclosures(self, epsilon: float, target: float) -> Iterator[tuple[Any, Any, Any]]:
+        """Finer and finer enclosures of bounds of delta(epsilon), the larger of the directions, beside the target."""
         with precision(128):
             aim = ball(target)
         log_scale = math.log(target) if target > 0 else -800.0
         found = self._wide(epsilon)
-        yield self._larger(found, epsilon, 160), aim
+        yield *self._larger(found, epsilon, 160), aim
         for level in range(delta_enclosure.LEVELS):
             # the direction that may leak most comes first, and often decides alone
             for name in sorted(found, key=lambda each: -float(found[each].abs_upper())):
                 if time.monotonic() > self.deadline:
                     self.reason = "the time was up"
                     return
-                if any(found[name] < found[other] for other in found if other != name):
+                if name != EITHER and any(found[name] < found[other] for other in found if other not in (name, EITHER)):
                     continue
                 try:
                     with until(self.deadline):
@@ -224,62 +254,61 @@ class _Configuration:
                     continue
                 if closer.is_finite():
                     found[name] = closer
-                    yield self._larger(found, epsilon, delta_enclosure.BITS[level]), aim
+                    yield *self._larger(found, epsilon, delta_enclosure.BITS[level]), aim
 
-    def _wide(self, epsilon: float) -> dict[str, Any]:
+    def _wide(self, epsilon: float) -> dict[Any, Any]:
         """An enclosure of each direction at almost no cost; two directions with equal losses appear once."""
-        names = directions(self.mechanism, self.relation)
         with precision(160):
-            alike = {self._composition(name).keys: name for name in reversed(names)}
+            alike = {self._composition(name).keys: name for name in reversed(range(len(self.directions)))}
+            names = [*reversed(alike.values()), *([EITHER] if self.mixed else [])]
             found = {}
-            for name in reversed(alike.values()):
+            for name in names:
                 composition, wide = self._composition(name), between(0, 1)
                 if not math.isinf(epsilon):
                     simple = quick_enclosure.enclose(composition, ball(epsilon))
                     wide = simple if simple.is_finite() else wide
-                if len(alike) > 1:
+                if len(names) > 1:
                     # often this shows that one direction leaks less than the other
-                    most = delta_enclosure.at_most(composition, epsilon)
+                    try:
+                        with until(self.deadline):
+                            most = delta_enclosure.at_most(composition, epsilon)
+                    except OutOfTime:
+                        most = arb("inf")
                     low, high = wide.lower().max(0), wide.upper()
                     wide = between(low.min(most), high.min(most)) if most.is_finite() else wide
                 found[name] = wide
         return found
 
-    def _larger(self, found: dict[str, Any], epsilon: float, bits: int) -> Any:
+    def _larger(self, found: dict[Any, Any], epsilon: float, bits: int) -> tuple[Any, Any]:
+        """Balls of a lower and an upper bound of delta: both the largest of all directions, unless orders mix.
+
+        Each step may then have an order that depends on earlier outputs, and delta is at most that of `EITHER`.
+        """
         with precision(bits):
-            top = functools.reduce(lambda one, two: one.max(two), found.values())
-        self.known[epsilon] = top
-        return top
+            top = functools.reduce(lambda one, two: one.max(two), (x for name, x in found.items() if name != EITHER))
+            high = found[EITHER] if self.mixed else top
+            self.known[epsilon] = top.union(high) if self.mixed else top
+        return top, high
 
-    def _composition(self, direction: str) -> Any:
-        return expand(self.mechanism, self.relation, direction)
+    def _composition(self, name: Any) -> Any:
+        """The losses of one of `directions`, by its number, or of EITHER, at the precision that is set."""
+        if (name, ctx.prec) not in self.built:
+            order, direction = (self.mechanism, EITHER) if name == EITHER else self.directions[name]
+            self.built[name, ctx.prec] = expand(order, self.relation, direction)
+        return self.built[name, ctx.prec]
 
-    def _reaches(self, end: float) -> int:
-        """Whether epsilon at delta 0, the largest loss, is at least `end`."""
-        for bits in delta_enclosure.BITS:
-            with precision(bits):
-                sides = []
-                for name in directions(self.mechanism, self.relation):
-                    composition = self._composition(name)
-                    largest = composition.largest
-                    unbounded = largest is None or composition.infinity > 0
-                    above = unbounded or largest >= ball(end)
-                    sides.append(1 if above else -1 if largest < ball(end) else 0)
-            if 1 in sides:
-                return 1
-            if all(side == -1 for side in sides):
-                return -1
-        return 0
-
-    def _told(self, sides: dict[str, int], ends: tuple[float, float], given: float, at: float) -> tuple[Any, ...]:
+    def _told(self, sides: dict[str, int], ends: tuple[float, float], at: float) -> tuple[Any, ...]:
         seconds = time.monotonic() - self.begin
         low, high = outward(self.known[at]) if at in self.known else (0.0, 1.0)
         low, high = max(low, 0.0), min(high, 1.0)
         digits = min((digits_of(found) for found in self.known.values()), default=99)
         wrong = [name for name, side in sides.items() if side == -1]
+        crossed = ends[0] > ends[1]
         open_ = [name for name, side in sides.items() if side == 0]
         bracket = f"{self.quantity} in [{ends[0]!r}, {ends[1]!r}]"
-        if wrong:
+        if crossed:
+            status, words = "refuted", f"{bracket} is false: its lower end is above its upper end"
+        elif wrong:
             status, words = "refuted", f"{bracket} is false: its {' and '.join(wrong)} end lies on the wrong side"
         elif open_:
             status = "undecided"

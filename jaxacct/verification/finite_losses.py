@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from jaxacct import mechanisms as known
 from jaxacct.verification.ball_arithmetic import acb, arb, ball
 from jaxacct.verification.result import NotCovered
 
-__all__ = ["FiniteLosses", "from_masses"]
+__all__ = [
+    "FiniteLosses",
+    "Masses",
+    "discrete_gaussian",
+    "discrete_laplace",
+    "from_masses",
+    "in_either_order",
+    "output_masses",
+    "response",
+    "several_answers",
+]
+
+Masses = tuple[Any, ...]
+"""P-masses, Q-masses, losses (None where log p/q is to be computed), grid, cut-off mass, whether unbounded."""
+
 
 REACH_DEVIATIONS = 24
 """Deviations of integer Gaussian noise that are kept on either side: the mass cut off is below e^{-288}."""
@@ -113,12 +129,9 @@ class FiniteLosses:
         return total
 
 
-def from_masses(base: Any, rate: Any, relation: str, direction: str, moved: int) -> FiniteLosses:
+def from_masses(key: Any, masses: Masses, rate: Any, direction: str) -> FiniteLosses:
     """A base mechanism given by masses, Poisson sampled at a rate in (0, 1], in one direction."""
-    alike = rate == 1 and not isinstance(base, known.FiniteOutput)
-    way = "both" if alike else direction
-    key = (type(base).__name__, repr(_numbers(base)), repr(rate.str(40)), way, moved)
-    p, q, losses, grid, cut, unbounded = _masses(base, relation, moved)
+    p, q, losses, grid, cut, unbounded = masses
     if direction == "add" and rate == 1:
         # the two laws change places
         p, q, losses = q, p, [-x if x is not None else None for x in losses]
@@ -151,43 +164,68 @@ def from_masses(base: Any, rate: Any, relation: str, direction: str, moved: int)
     return FiniteLosses(key, columns[2], columns[0], columns[1], infinity, grid, cut, unbounded)
 
 
-def _numbers(base: Any) -> list[Any]:
-    return [np.asarray(getattr(base, field.name)).tolist() for field in fields(base)]
+def several_answers(p: Any, k: int) -> Masses:
+    """Randomised response among k answers, the true one with probability p."""
+    other = (1 - p) / (k - 1)
+    loss = (p / other).log()
+    if k == 2:
+        return [p, other], [other, p], [loss, -loss], (arb(0), loss, [1, -1]), arb(0), False
+    rest = (k - 2) * other
+    grid = (arb(0), loss, [1, -1, 0])
+    return [p, other, rest], [other, p, rest], [loss, -loss, arb(0)], grid, arb(0), False
 
 
-def _masses(base: Any, relation: str, moved: int) -> tuple[Any, ...]:
-    """P-masses, Q-masses, losses (None where log p/q is to be computed), grid, cut-off mass, whether unbounded."""
-    none = arb(0)
-    if isinstance(base, known.RandomizedResponse):
-        p, k = ball(base.probability), base.categories
-        other = (1 - p) / (k - 1)
-        loss = (p / other).log()
-        if k == 2:
-            return [p, other], [other, p], [loss, -loss], (arb(0), loss, [1, -1]), none, False
-        rest = (k - 2) * other
-        grid = (arb(0), loss, [1, -1, 0])
-        return [p, other, rest], [other, p, rest], [loss, -loss, arb(0)], grid, none, False
-    if isinstance(base, known.ApproximateDP):
-        return _response(ball(base.epsilon), ball(base.delta))
-    if isinstance(base, known.PureDP | known.ReportNoisyMax):
-        return _response(ball(base.epsilon), none)
-    if isinstance(base, known.AboveThreshold):
-        twice = 1 if base.monotone and relation != "replace_one" else 2
-        epsilon = 1 / ball(base.threshold_scale) + twice * ball(base.answers) / ball(base.query_scale)
-        return _response(moved * epsilon, none)
-    if isinstance(base, known.FiniteOutput):
-        p, q = ([ball(x) for x in np.asarray(v).tolist()] for v in (base.p, base.q))
-        one, two = sum(p, arb(0)), sum(q, arb(0))
-        p, q = [x / one for x in p], [x / two for x in q]
-        return p, q, [None] * len(p), None, none, False
-    if isinstance(base, known.DiscreteLaplace):
-        return _discrete_laplace(ball(base.scale), base.sensitivity * moved)
-    if isinstance(base, known.DiscreteGaussian):
-        return _discrete_gaussian(float(base.sigma), base.sensitivity * moved)
-    raise NotCovered(type(base).__name__)
+def output_masses(p: list[float], q: list[float]) -> Masses:
+    """Two probability vectors, each divided by its sum."""
+    one, two = ([ball(x) for x in law] for law in (p, q))
+    # a division rounds, and by it a mass at infinity could no longer be told to equal a delta
+    one, two = (law if total == 1 else [x / total for x in law] for law in (one, two) for total in [sum(law, arb(0))])
+    return one, two, [None] * len(one), None, arb(0), False
 
 
-def _response(epsilon: Any, delta: Any) -> tuple[Any, ...]:
+def in_either_order(p: list[float], q: list[float]) -> Masses:
+    """The pair whose profile is the larger of those of (p, q) and (q, p), in exact fractions.
+
+    As functions of E = e^eps both are convex and piecewise linear, and so is the larger, m.  Its knots are likelihood
+    ratios, and where the two cross between these.  A knot E has the Q-mass by which the slope of m rises there, and E
+    times that as P-mass; m falls to the P-mass of an infinite loss.
+    """
+    laws = [[Fraction(x) for x in law] for law in (p, q)]
+    one, two = ([x / sum(law) for x in law] for law in laws)
+    profiles = [_profile(one, two), _profile(two, one)]
+    knots = sorted({a / b for pair in ((one, two), (two, one)) for a, b in zip(*pair, strict=True) if a and b})
+    gaps = [profiles[0](knot) - profiles[1](knot) for knot in knots]
+    crossings = [
+        low + (high - low) * before / (before - after)
+        for (low, high), (before, after) in zip(pairwise(knots), pairwise(gaps), strict=True)
+        if before * after < 0
+    ]
+    knots = sorted([*knots, *crossings])
+    values = [Fraction(1), *(max(each(knot) for each in profiles) for knot in knots)]
+    places = [Fraction(0), *knots]
+    slopes = [(b - a) / (y - x) for (x, y), (a, b) in zip(pairwise(places), pairwise(values), strict=True)]
+    q_mass = [after - before for before, after in pairwise([*slopes, Fraction(0)])]
+    p_mass = [knot * mass for knot, mass in zip(knots, q_mass, strict=True)]
+    columns = ([*p_mass, values[-1], Fraction(0)], [*q_mass, Fraction(0), 1 - sum(q_mass, Fraction(0))])
+    found = [[arb(x.numerator) / x.denominator for x in column] for column in columns]
+    return found[0], found[1], [None] * len(found[0]), None, arb(0), False
+
+
+def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fraction]:
+    """sum (p - E q)_+ as a function of E > 0."""
+    ordered = sorted((a / b, a, b) for a, b in zip(p, q, strict=True) if b)
+    ratios, beyond = [row[0] for row in ordered], [(1 - sum((a for _, a, _ in ordered), Fraction(0)), Fraction(0))]
+    for _, a, b in reversed(ordered):
+        beyond.append((beyond[-1][0] + a, beyond[-1][1] + b))
+
+    def at(grown: Fraction) -> Fraction:
+        p_above, q_above = beyond[len(ratios) - bisect_right(ratios, grown)]
+        return p_above - grown * q_above
+
+    return at
+
+
+def response(epsilon: Any, delta: Any) -> Masses:
     """The pair of (epsilon, delta)-DP: mass delta on each side alone, randomised response of ratio e^epsilon else."""
     rare = (1 - delta) / (1 + epsilon.exp())
     likely = (1 - delta) / (1 + (-epsilon).exp())
@@ -200,7 +238,7 @@ def _response(epsilon: Any, delta: Any) -> tuple[Any, ...]:
     return p, q, losses, (arb(0), epsilon if not epsilon.is_zero() else arb(1), ks), arb(0), False
 
 
-def _discrete_laplace(scale: Any, shift: int) -> tuple[Any, ...]:
+def discrete_laplace(scale: Any, shift: int) -> Masses:
     """Pr[x] = (1-r)/(1+r) r^|x|, r = e^{-1/scale}; outcomes x <= 0 have one loss, and so have x >= shift."""
     if shift >= MOST_OUTCOMES:
         raise NotCovered(f"DiscreteLaplace of sensitivity {shift}")
@@ -216,7 +254,7 @@ def _discrete_laplace(scale: Any, shift: int) -> tuple[Any, ...]:
     return p, q, [k / scale for k in ks], (arb(0), 1 / scale, ks), arb(0), False
 
 
-def _discrete_gaussian(sigma: float, shift: int) -> tuple[Any, ...]:
+def discrete_gaussian(sigma: float, shift: int) -> Masses:
     """Pr[x] proportional to e^{-x^2/(2 sigma^2)}; Pr[X >= m] <= e^{-m^2/(2 sigma^2)} on either side."""
     reach = math.ceil(REACH_DEVIATIONS * sigma) + 1
     if 2 * reach + shift > MOST_OUTCOMES:

@@ -5,31 +5,44 @@ This is written from the mechanisms' documentation and shares no code with `Mech
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from jaxacct import mechanisms as known
-from jaxacct.mechanisms.combinators import Composed, Repeated
-from jaxacct.validation import InputError
 from jaxacct.verification import batch_rules
 from jaxacct.verification.ball_arithmetic import arb, ball
 from jaxacct.verification.closed_form_losses import BoundedRange, GaussianLoss, LaplaceLoss, SampledLaplace
-from jaxacct.verification.finite_losses import FiniteLosses, from_masses
+from jaxacct.verification.finite_losses import (
+    FiniteLosses,
+    discrete_gaussian,
+    discrete_laplace,
+    from_masses,
+    in_either_order,
+    output_masses,
+    response,
+    several_answers,
+)
 from jaxacct.verification.gaussian_mixture import GaussianMixture
 from jaxacct.verification.result import NotCovered
+from jaxacct.verification.rules import Asked, Part, defines, losses
 from jaxacct.verification.sampled_gaussian import SampledGaussian
 
-__all__ = ["Composition", "directions", "expand"]
+__all__ = ["EITHER", "Composition", "directions", "expand", "mixes_orders"]
 
-REVERSED = " of the laws in reverse"
-"""Ending of the name of a direction in which the two laws of FiniteOutput have changed places."""
+EITHER = "either"
+"""The direction in which each pair of laws of a replaced record has the larger of its two profiles."""
+MOST_REPLACED = 4
+"""Most pairs of laws of a replaced record whose orders are all tried; of more, all stand one way or all the other."""
 
 
 @dataclass(frozen=True)
 class Composition:
     """Independent losses, each with its count."""
 
-    parts: tuple[tuple[Any, int], ...]
+    parts: tuple[Part, ...]
 
     @property
     def infinity(self) -> Any:
@@ -67,22 +80,10 @@ class Composition:
 
 
 def expand(mechanism: Any, relation: str, direction: str) -> Composition:
-    """The losses of one configuration in one of `directions` of a neighbouring relation."""
-    if relation == "zero_out" and mechanism.displaces() and not batch_rules.knows(mechanism, relation):
-        raise NotCovered("zero_out where a record displaces others")
-    if isinstance(mechanism, known.SampledWithoutReplacement) and not batch_rules.knows(mechanism, relation):
-        base = mechanism.mechanism
-        if direction.endswith(REVERSED):
-            base = known.FiniteOutput(base.q, base.p)
-        if isinstance(base, known.PrivacyProfile):
-            raise NotCovered("PrivacyProfile sampled without replacement")
-        rate, way = ball(mechanism.sampling_ratio), direction.removesuffix(REVERSED)
-        found = [] if rate.is_zero() else _sampled(base, rate, "replace_one", way)
-    else:
-        found = _parts(mechanism, relation, direction, 1)
+    """The losses of one configuration in one direction of a neighbouring relation, or in EITHER."""
     square = arb(0)
-    counts: dict[Any, tuple[Any, int]] = {}
-    for part, count in found:
+    counts: dict[Any, Part] = {}
+    for part, count in losses(Asked(relation, direction), mechanism):
         if isinstance(part, GaussianLoss):
             square += count * part.square
             continue
@@ -94,67 +95,185 @@ def expand(mechanism: Any, relation: str, direction: str) -> Composition:
     return Composition(tuple(parts))
 
 
-def directions(mechanism: Any, relation: str) -> tuple[str, ...]:
-    """The directions of which the relation's delta is the largest: both, unless the relation names one.
+def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
+    """Mechanisms and directions of which the relation's delta is the largest: both directions, unless it names one.
 
-    One step without replacement: under replace_one delta is the remove direction's for eps >= 0, and the two laws of
-    FiniteOutput stand either way round.
+    Each pair of laws of a replaced record stands either way round, all of them in every order where they are few.  One
+    step without replacement: under replace_one delta is the remove direction's for eps >= 0.
     """
-    names: tuple[str, ...] = ("remove", "add")
-    if relation in ("add_one", "remove_one"):
-        names = (relation.split("_")[0],)
-    if isinstance(mechanism, known.SampledWithoutReplacement) and not batch_rules.knows(mechanism, relation):
-        if relation == "replace_one":
-            names = ("remove",) if not bool(mechanism.sampling_ratio == 1) else names
-        if isinstance(mechanism.mechanism, known.FiniteOutput):
-            names = (*names, *(name + REVERSED for name in names))
-    return names
+    names = (relation.split("_")[0],) if relation in ("add_one", "remove_one") else ("remove", "add")
+    fixed_size = type(mechanism) is known.SampledWithoutReplacement and mechanism.group == 1
+    if fixed_size and relation == "replace_one" and mechanism.sampling_ratio != 1:
+        names = ("remove",)
+    orders = [mechanism]
+    if (fixed_size or relation == "replace_one") and _unlike(mechanism) <= MOST_REPLACED:
+        orders = _orders(mechanism)
+    return [(order, name) for order in orders for name in names]
 
 
-def _parts(mechanism: Any, relation: str, direction: str, count: int) -> list[tuple[Any, int]]:
-    if isinstance(mechanism, Repeated):
-        return _parts(mechanism.mechanism, relation, direction, count * int(mechanism.steps))
-    if isinstance(mechanism, Composed):
-        return [item for inner in mechanism.mechanisms for item in _parts(inner, relation, direction, count)]
-    if batch_rules.knows(mechanism, relation):
-        return [(part, n * count) for part, n in batch_rules.parts(mechanism, relation, direction)]
-    rate, base = arb(1), mechanism
-    while isinstance(base, known.PoissonSampled):
-        rate *= ball(base.sampling_probability)
-        base = base.mechanism
-    if not (rate == 1 or rate.is_zero()) and relation == "replace_one":
-        raise InputError("relation = 'replace_one' is not defined for Poisson sampling; use 'add_or_remove_one'")
-    if isinstance(base, known.SampledWithoutReplacement) and base is mechanism:
-        rate, base = ball(base.sampling_ratio), base.mechanism
-        if relation == "replace_one" and not (rate == 1 or rate.is_zero()):
-            raise NotCovered("sampling without replacement, composed, under replace_one")
-        if isinstance(base, known.FiniteOutput | known.PrivacyProfile):
-            raise NotCovered(f"{type(base).__name__} sampled without replacement and composed")
-        relation = "replace_one"
-    if rate.is_zero():
-        return []
-    return [(part, count * n) for part, n in _sampled(base, rate, relation, direction)]
+def mixes_orders(mechanism: Any, relation: str) -> bool:
+    """Whether a composition has several pairs of laws of a replaced record, each in an order of its own."""
+    return relation == "replace_one" and _unlike(mechanism) > 1
 
 
-def _sampled(base: Any, rate: Any, relation: str, direction: str) -> list[tuple[Any, int]]:
-    """A base mechanism Poisson sampled at a rate in (0, 1]."""
-    moved = 2 if relation == "replace_one" else 1
-    whole = bool(rate == 1)
-    if isinstance(base, known.Gaussian):
-        deviation = ball(base.noise_multiplier) / moved
-        return [(GaussianLoss(1 / deviation**2) if whole else SampledGaussian(deviation, rate, direction), 1)]
-    if isinstance(base, known.Laplace):
-        top = moved / ball(base.scale)
-        return [(LaplaceLoss(top) if whole else SampledLaplace(top, rate, direction), 1)]
-    if isinstance(base, known.ExponentialMechanism) or (
-        isinstance(base, known.ReportNoisyMax) and base.noise == "gumbel"
-    ):
-        if not whole:
-            raise NotCovered(f"{type(base).__name__} under sampling")
-        top = ball(base.epsilon)
-        return [(BoundedRange(top), 1)] if not top.is_zero() else []
-    if isinstance(base, known.NumericSparse) and whole:
-        finding = known.AboveThreshold(base.threshold_scale, base.query_scale, base.answers, base.monotone)
-        found = _sampled(finding, rate, relation, direction)
-        return [*found, (LaplaceLoss(moved / ball(base.value_scale)), int(base.answers))]
-    return [(from_masses(base, rate, relation, direction, moved), 1)]
+def _unlike(mechanism: Any) -> int:
+    """How many pairs of two unlike laws there are."""
+    if type(mechanism) is known.FiniteOutput:
+        pairs = list(zip(np.asarray(mechanism.p).tolist(), np.asarray(mechanism.q).tolist(), strict=True))
+        return int(sorted(pairs) != sorted((q, p) for p, q in pairs))
+    return sum(_unlike(each) for each in mechanism.inside())
+
+
+def _orders(mechanism: Any) -> list[Any]:
+    """The mechanism with each pair of two unlike laws either way round."""
+    if not _unlike(mechanism):
+        return [mechanism]
+    if type(mechanism) is known.FiniteOutput:
+        return [mechanism, replace(mechanism, p=mechanism.q, q=mechanism.p)]
+    found = itertools.product(*(_orders(each) for each in mechanism.inside()))
+    if hasattr(mechanism, "mechanisms"):
+        return [replace(mechanism, mechanisms=each) for each in found]
+    return [replace(mechanism, mechanism=each) for (each,) in found]
+
+
+@defines(known.Repeated)
+def _repeated(asked: Asked, mechanism: Any, steps: Any) -> list[Part]:
+    return [(part, count * int(steps)) for part, count in losses(_beside_others(asked), mechanism)]
+
+
+@defines(known.Composed)
+def _composed(asked: Asked, mechanisms: tuple[Any, ...]) -> list[Part]:
+    inside = _beside_others(asked)
+    return [item for each in mechanisms for item in losses(inside, each)]
+
+
+def _beside_others(asked: Asked) -> Asked:
+    if not asked.whole:
+        raise NotCovered("several releases from one sample")
+    return replace(asked, alone=False)
+
+
+@defines(known.PoissonSampled)
+def _poisson(asked: Asked, mechanism: Any, sampling_probability: Any, group: int) -> list[Part]:
+    rate = asked.rate * ball(sampling_probability)
+    if group > 1:
+        return batch_rules.group_of(replace(asked, rate=rate), mechanism, group)
+    if asked.relation == "replace_one" and not (rate == 1 or rate.is_zero()):
+        raise NotCovered("Poisson sampling under replace_one")
+    found = losses(replace(asked, rate=arb(1) if rate.is_zero() else rate), mechanism)
+    return [] if rate.is_zero() else found
+
+
+@defines(known.SampledWithoutReplacement)
+def _without_replacement(
+    asked: Asked, mechanism: Any, sampling_ratio: Any, group: int, dataset_size: Any
+) -> list[Part]:
+    if not asked.whole:
+        raise NotCovered("SampledWithoutReplacement under sampling")
+    if group > 1:
+        return batch_rules.drawn_group(asked, mechanism, sampling_ratio, group, dataset_size)
+    rate = ball(sampling_ratio)
+    if asked.relation == "zero_out":
+        return batch_rules.kept_slot(asked, mechanism, rate)
+    if not asked.alone and asked.relation == "replace_one" and not (rate == 1 or rate.is_zero()):
+        raise NotCovered("sampling without replacement, composed, under replace_one")
+    if not asked.alone and type(mechanism) is known.FiniteOutput:
+        raise NotCovered("FiniteOutput sampled without replacement and composed")
+    replaced = replace(asked, relation="replace_one", rate=arb(1) if rate.is_zero() else rate)
+    found = losses(replaced, mechanism)
+    return [] if rate.is_zero() else found
+
+
+@defines(known.Gaussian)
+def _gaussian(asked: Asked, noise_multiplier: Any) -> list[Part]:
+    deviation = ball(noise_multiplier) / asked.moved
+    if asked.whole:
+        return [(GaussianLoss(1 / deviation**2), 1)]
+    return [(SampledGaussian(deviation, asked.rate, asked.direction), 1)]
+
+
+@defines(known.Laplace)
+def _laplace(asked: Asked, scale: Any) -> list[Part]:
+    top = asked.moved / ball(scale)
+    return [(LaplaceLoss(top) if asked.whole else SampledLaplace(top, asked.rate, asked.direction), 1)]
+
+
+@defines(known.ExponentialMechanism)
+def _exponential_mechanism(asked: Asked, epsilon: Any) -> list[Part]:
+    if not asked.whole:
+        raise NotCovered("bounded range under sampling")
+    return [(BoundedRange(ball(epsilon)), 1)] if epsilon > 0 else []
+
+
+@defines(known.ReportNoisyMax)
+def _report_noisy_max(asked: Asked, epsilon: Any, noise: str) -> list[Part]:
+    rules = {"gumbel": _exponential_mechanism, "laplace": _pure, "exponential": _pure}
+    if noise not in rules:
+        raise NotCovered(f"ReportNoisyMax with {noise} noise")
+    return rules[noise](asked, epsilon)
+
+
+@defines(known.PureDP)
+def _pure(asked: Asked, epsilon: Any) -> list[Part]:
+    return _responds(asked, ball(epsilon), arb(0))
+
+
+@defines(known.ApproximateDP)
+def _approximate(asked: Asked, epsilon: Any, delta: Any) -> list[Part]:
+    return _responds(asked, ball(epsilon), ball(delta))
+
+
+@defines(known.AboveThreshold)
+def _above_threshold(asked: Asked, threshold_scale: Any, query_scale: Any, answers: Any, monotone: bool) -> list[Part]:
+    twice = 1 if monotone and asked.relation != "replace_one" else 2
+    epsilon = 1 / ball(threshold_scale) + twice * ball(answers) / ball(query_scale)
+    return _responds(asked, asked.moved * epsilon, arb(0))
+
+
+@defines(known.NumericSparse)
+def _numeric_sparse(
+    asked: Asked, threshold_scale: Any, query_scale: Any, value_scale: Any, answers: Any, monotone: bool
+) -> list[Part]:
+    if not asked.whole:
+        raise NotCovered("NumericSparse under sampling")
+    found = _above_threshold(asked, threshold_scale, query_scale, answers, monotone)
+    return [*found, (LaplaceLoss(asked.moved / ball(value_scale)), int(answers))]
+
+
+@defines(known.RandomizedResponse)
+def _randomized_response(asked: Asked, probability: Any, categories: int) -> list[Part]:
+    key = ("RandomizedResponse", float(probability), categories)
+    return _of_masses(asked, key, several_answers(ball(probability), categories))
+
+
+@defines(known.FiniteOutput)
+def _finite_output(asked: Asked, p: Any, q: Any) -> list[Part]:
+    laws = [np.asarray(law).tolist() for law in (p, q)]
+    if asked.whole and asked.direction == "add":
+        return _finite_output(replace(asked, direction="remove"), q, p)
+    outcomes = tuple(sorted(zip(*laws, strict=True)))
+    if asked.direction == EITHER:
+        return _of_masses(asked, ("FiniteOutput in either order", outcomes), in_either_order(*laws))
+    return _of_masses(asked, ("FiniteOutput", outcomes), output_masses(*laws), alike=False)
+
+
+@defines(known.DiscreteLaplace)
+def _discrete_laplace(asked: Asked, scale: Any, sensitivity: int) -> list[Part]:
+    shift = sensitivity * asked.moved
+    return _of_masses(asked, ("DiscreteLaplace", float(scale), shift), discrete_laplace(ball(scale), shift))
+
+
+@defines(known.DiscreteGaussian)
+def _discrete_gaussian(asked: Asked, sigma: Any, sensitivity: int) -> list[Part]:
+    shift = sensitivity * asked.moved
+    return _of_masses(asked, ("DiscreteGaussian", float(sigma), shift), discrete_gaussian(float(sigma), shift))
+
+
+def _responds(asked: Asked, epsilon: Any, delta: Any) -> list[Part]:
+    return _of_masses(asked, ("response", epsilon.str(40), delta.str(40)), response(epsilon, delta))
+
+
+def _of_masses(asked: Asked, key: tuple[Any, ...], masses: Any, alike: bool = True) -> list[Part]:
+    """One step of two laws given by their masses; alike: whether both directions have one law of the loss."""
+    way = "both" if alike and asked.whole else asked.direction
+    return [(from_masses((*key, asked.rate.str(40), way), masses, asked.rate, asked.direction), 1)]
