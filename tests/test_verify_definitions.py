@@ -143,7 +143,7 @@ def test_a_field_that_a_rule_does_not_name_is_not_covered(kind):
     more = dataclasses.make_dataclass("More", [("extra", Any, 0.0)], bases=(kind,), frozen=True, eq=False)
     plain = dataclasses.make_dataclass("Plain", [], bases=(kind,), frozen=True, eq=False)
     for made in (register(more)(**held), register(plain)(**held)):
-        for run in (made, ja.compose(ja.PureDP(0.1), made), ja.repeat(made, 2)):
+        for run in (made, ja.compose(ja.PureDP(0.1), made), ja.compose(made, ja.PureDP(0.1)), ja.repeat(made, 2)):
             found = ja.verify(run, bracket(0.0, 0.3), epsilon=0.1)
             assert found.status == "undecided" and "no definition" in found.explanation
 

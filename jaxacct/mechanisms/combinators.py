@@ -66,7 +66,7 @@ class Repeated(Combinator):
     def __post_init__(self) -> None:
         super().__post_init__()
         inner = self.mechanism
-        if isinstance(inner, Repeated) and _is_checked(self.steps) and _is_checked(inner.steps):
+        if type(inner) is Repeated and _is_checked(self.steps) and _is_checked(inner.steps):
             with contextlib.suppress(InputError):  # more than 2**53: refused when something is asked
                 product = exact_product(np.asarray(inner.steps), np.asarray(self.steps))
                 vars(self).update(mechanism=inner.mechanism, steps=check("steps", product, COUNT))
@@ -205,12 +205,12 @@ class _Parts(NamedTuple):
 
     @classmethod
     def of(cls, given: list[Mechanism]) -> _Parts:
-        first, shared = vars(given[0]).get("_all"), []
+        first, shared = vars(given[0]).get("_all") if type(given[0]) is Composed else None, []
         with _LENGTHENING:
             if first is not None and len(first.shared) == first.size:
                 shared, given = first.shared, given[1:]
             for one in given:
-                shared.extend(one.mechanisms if isinstance(one, Composed) else (one,))
+                shared.extend(one.mechanisms if type(one) is Composed else (one,))
             return cls(shared, len(shared))
 
     def taken(self) -> tuple[Mechanism, ...]:
@@ -228,8 +228,8 @@ def _is_checked(steps: Any) -> bool:
 
 def _without_one(mechanism: Mechanism) -> Mechanism:
     """A composition that is repeated once as the composition itself."""
-    if isinstance(mechanism, Repeated) and isinstance(mechanism.steps, float) and mechanism.steps == 1.0:
-        return mechanism.mechanism if isinstance(mechanism.mechanism, Composed) else mechanism
+    if type(mechanism) is Repeated and isinstance(mechanism.steps, float) and mechanism.steps == 1.0:
+        return mechanism.mechanism if type(mechanism.mechanism) is Composed else mechanism
     return mechanism
 
 
