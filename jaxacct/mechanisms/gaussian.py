@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms.base import SENSITIVITY, AdditiveNoise, register
 from jaxacct.mechanisms.parts import FinitePair, GaussianPart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
@@ -18,6 +19,8 @@ PROFILE_POINTS = (2000, 500)
 """Points of the profile down to a delta of about e^-72, and from there to e^-684.
 
 So many cost about 1e-5 in epsilon; e^-684 is near the least float64."""
+LARGEST_SLACK = 1e-3
+"""Rounding of a place in deviations above which a point of the profile is bounded by the tail alone."""
 
 
 @register
@@ -63,15 +66,18 @@ class Gaussian(AdditiveNoise):
 def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> FinitePair:
     """The pair of min(1, factor delta(eps)) of a Gaussian of sensitivity mu and deviation 1, from above.
 
+    The sensitivities may be rounded by 4 units: they are taken 8 larger.
+
     other : the sensitivity of another one, of which delta(eps) itself holds as well; the smaller one is taken.
     """
+    mu, other = mu * (1.0 + 8.0 * ROUNDOFF), other * (1.0 + 8.0 * ROUNDOFF)
     if other == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
     epsilon = _points_of_gaussian(mu) if other > mu else _points_of_gaussian(other)
     if mu < other < factor * mu:
         epsilon = np.union1d(epsilon, _points_of_gaussian(other))
         epsilon = epsilon[np.append(True, np.diff(epsilon) > LEAST_GAP)]
-    delta = np.minimum(factor * profile_of_gaussian(mu, epsilon), 1.0)
+    delta = np.minimum(factor * (1.0 + 2.0 * ROUNDOFF) * profile_of_gaussian(mu, epsilon), 1.0)
     if other < np.inf:
         delta = np.minimum(delta, profile_of_gaussian(other, epsilon))
     return pair_of_profile(epsilon, delta, delta)
@@ -88,12 +94,16 @@ def _points_of_gaussian(mu: float) -> np.ndarray:
 
 
 def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:
-    """delta of a Gaussian of sensitivity mu and deviation 1, rounded up; with Mills ratios in the tail."""
+    """delta of a Gaussian of sensitivity mu and deviation 1, rounded up (README.md, "A Gaussian's profile")."""
     from scipy import special  # takes a while to import: only where it is needed
 
-    a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
-    far = np.maximum(a, 0.0)
-    mills_a, mills_b = (np.sqrt(np.pi / 2) * special.erfcx(x / np.sqrt(2)) for x in (far, b))
-    tail = np.exp(-0.5 * far**2) / np.sqrt(2 * np.pi) * (mills_a - mills_b + 1e-13 * mills_a)
-    near = special.ndtr(-a) - np.exp(np.minimum(epsilon + special.log_ndtr(-b), 0.0)) + 1e-13
-    return np.where(a > 0.0, tail * (1.0 + 1e-12), near)
+    place = epsilon / mu
+    a, b = place - 0.5 * mu, place + 0.5 * mu
+    slack = 2.0 * ROUNDOFF * (place + np.abs(a))  # of a and of b
+    mills_a, mills_b = (np.sqrt(np.pi / 2) * special.erfcx(x / np.sqrt(2)) for x in (np.maximum(a, 0.0), b))
+    density = np.exp(-0.5 * a**2) / np.sqrt(2 * np.pi)
+    moved = mu * mills_b * slack
+    tail = density * (mills_a - mills_b + 1e-13 * mills_a + moved) * (1.0 + ROUNDOFF * (64.0 + 2.0 * a**2))
+    near = special.ndtr(-a) - density * (mills_b - moved) + 1e-13
+    delta = np.where(a > 0.0, tail + 4.0 * SMALLEST_POSITIVE, near)
+    return np.where(slack <= LARGEST_SLACK, delta, special.ndtr(slack - a) + 1e-13)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.floats import LOST_TAIL, ROUNDOFF
 from jaxacct.mechanisms.bracketing_pairs import lowered_part
 from jaxacct.mechanisms.contribution_laws import LEAST
 from jaxacct.mechanisms.mixture_profiles import quantiles
 from jaxacct.mechanisms.parts import FinitePart
 
 __all__ = ["cells_below", "stacked_parts"]
-
-UNDERFLOW = 1e-309
-"""What a mass may be off by where it underflows: SciPy's ndtr is 0 from -37.68 on, where Phi is 6e-311."""
 
 
 def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> FinitePart:
@@ -60,4 +57,4 @@ def _masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarray]:
     second = special.ndtr(np.where(upper, -high, low))
     size = np.minimum(np.where(upper, np.abs(low), np.abs(high)), 40.0)
     units = 16.0 + 8.0 * size**2 + 4.0 * (size + 1.0) * moved
-    return np.maximum(first - second, 0.0), ROUNDOFF * units * (first + second) + UNDERFLOW
+    return np.maximum(first - second, 0.0), ROUNDOFF * units * (first + second) + LOST_TAIL

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.gaussian import profile_of_gaussian
 from jaxacct.mechanisms.parts import FinitePair
 from jaxacct.mechanisms.profile import pair_of_profile
@@ -172,7 +173,7 @@ def revealed_pair(*ways: tuple[np.ndarray, np.ndarray, float]) -> FinitePair:
         inner = inner * (1.0 - 1e-13)  # delta falls: that of a slightly smaller eps is an upper bound
         found = np.zeros(epsilon.size)
         for one, chance in zip(shift, weight, strict=True):
-            found += chance * profile_of_gaussian(one, inner)
+            found += chance * profile_of_gaussian(one * (1.0 + 4.0 * ROUNDOFF), inner)
         delta = np.minimum(delta, found * (1.0 + 1e-12))
     return pair_of_profile(epsilon, delta, delta)
 

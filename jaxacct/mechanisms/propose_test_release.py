@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.floats import SMALLEST_POSITIVE
+from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms.base import Combinator, register
 from jaxacct.mechanisms.finite import ApproximateDP
 from jaxacct.mechanisms.laplace import Laplace
@@ -15,6 +15,9 @@ from jaxacct.mechanisms.parts import Part
 from jaxacct.validation import NON_NEGATIVE, POSITIVE
 
 __all__ = ["ProposeTestRelease"]
+
+LARGEST_RATIO = 800.0
+"""Thresholds in scales of the noise above which e^-ratio is less than the least float64 anyway."""
 
 
 @register
@@ -68,9 +71,14 @@ class ProposeTestRelease(Combinator):
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         test = Laplace(self.test_scale).expand("add_or_remove_one", direction)
-        passing = 0.5 * np.exp(-np.asarray(self.threshold) / np.asarray(self.test_scale))
-        passing = np.maximum(
-            passing, SMALLEST_POSITIVE
-        )  # never 0, however small: then epsilon at delta 0 would be finite
-        missed = ApproximateDP(0.0, passing).expand(relation, direction)
+        missed = ApproximateDP(0.0, self._passing()).expand(relation, direction)
         return [*test, *missed, *self.mechanism.expand(relation, direction)]
+
+    def _passing(self) -> np.ndarray:
+        """delta_infinity, rounded up, and never 0: then epsilon at delta 0 would be finite.
+
+        The quotient is off by one unit, which moves its exponential by as many units as it is large; exp is off by 4.
+        """
+        with np.errstate(over="ignore"):
+            ratio = np.minimum(np.asarray(self.threshold) / np.asarray(self.test_scale), LARGEST_RATIO)
+        return 0.5 * np.exp(-ratio) * (1.0 + ROUNDOFF * (8.0 + 2.0 * ratio)) + 2.0 * SMALLEST_POSITIVE

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.floats import LOST_TAIL, ROUNDOFF
 from jaxacct.mechanisms.base import SENSITIVITY, Mechanism, batch_shape, register
 from jaxacct.mechanisms.bracketing_pairs import lowered_part
 from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.gaussian_branches import LOSS_OF_PRESENCE
-from jaxacct.mechanisms.mixture_cells import UNDERFLOW, stacked_parts
+from jaxacct.mechanisms.mixture_cells import stacked_parts
 from jaxacct.mechanisms.parts import FinitePart, Part
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 from jaxacct.mechanisms.shuffled_batches import ShuffledBatches
@@ -146,4 +146,4 @@ def _masses(edges: np.ndarray, mean: float, batches: float) -> tuple[np.ndarray,
     in_lower = lower[:-1] <= 0.5
     mass = np.where(in_lower, np.diff(lower), -np.diff(upper))
     off = np.where(in_lower, lower_off[:-1] + lower_off[1:], upper_off[:-1] + upper_off[1:])
-    return np.maximum(mass, 0.0), off + UNDERFLOW
+    return np.maximum(mass, 0.0), off + LOST_TAIL

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.floats import LOST_TAIL, ROUNDOFF
 from jaxacct.mechanisms.base import batch_shape, register
 from jaxacct.mechanisms.finite import FiniteMechanism
 from jaxacct.mechanisms.parts import FinitePair
@@ -107,7 +107,7 @@ def _wider(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
     high, low, high_q, low_q = _above(m, smoothness, epsilon)
     gain = special.ndtr(-high) + special.ndtr(low)
     cost = np.exp(epsilon + special.log_ndtr(-high_q)) + np.exp(epsilon + special.log_ndtr(low_q))
-    return np.maximum(gain - cost, 0.0) + _rounding(epsilon) * (gain + cost)
+    return np.maximum(gain - cost, 0.0) + _rounding(epsilon) * (gain + cost) + LOST_TAIL
 
 
 def _narrower(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
@@ -126,9 +126,9 @@ def _narrower(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
     )
     (low, high), (low_q, high_q) = ends
     size, grown = special.ndtr(-low), np.exp(np.minimum(epsilon + special.log_ndtr(-low_q), 700.0))
-    gain = size - special.ndtr(-high) + _rounding(epsilon) * size
+    gain = size - special.ndtr(-high) + _rounding(epsilon) * size + LOST_TAIL
     share = -np.expm1(np.minimum(special.log_ndtr(-high_q) - special.log_ndtr(-low_q), 0.0))
-    value = np.maximum(gain - grown * share, 0.0) + _rounding(epsilon) * grown
+    value = np.maximum(gain - grown * share, 0.0) + _rounding(epsilon) * grown + LOST_TAIL
     return np.where(square >= 0.0, np.minimum(value, gain), 0.0)
 
 
