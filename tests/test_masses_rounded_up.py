@@ -97,14 +97,3 @@ def test_points_of_smooth_sensitivity():
         with np.errstate(all="ignore"):
             found = [f(m, smoothness, np.array([epsilon]))[0] for f in (_wider, _narrower)]
         assert found[0] >= wider and (found[1] >= narrower or narrower < mp.mpf(10) ** -300), (m, smoothness, epsilon)
-
-
-def test_noisy_maxima_of_gaussians():
-    rng = np.random.default_rng(5)
-    for _ in range(20):
-        sigma = uniform_exponent(rng, -3, 2)
-        mu = 2 / mp.mpf(sigma)
-        epsilon = float(mu * (mu / 2 + rng.uniform(0.0, 8.0)))
-        delta = mp.ncdf(mu / 2 - epsilon / mu) - mp.exp(epsilon) * mp.ncdf(-mu / 2 - epsilon / mu)
-        found = ja.delta(ja.GaussianNoisyMax(sigma, 1), epsilon)
-        assert found.lower <= delta <= found.upper
