@@ -149,7 +149,9 @@ def numbers_of(trainer, noise_multiplier):
     from jaxacct.training.step.step_function import numbers
 
     at = min(1, trainer.plan.steps - 1)
-    now = numbers(trainer.plan.at(at), trainer.plan.sampling, trainer.adaptive, at, trainer.rule.private_loss)
+    now = numbers(
+        trainer.plan.at(at), trainer.plan.sampling, trainer.adaptive, at, trainer.rule.private_loss, np.zeros(8)
+    )
     return now._replace(gradient_noise=np.float32(noise_multiplier))
 
 

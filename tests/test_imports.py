@@ -53,9 +53,10 @@ ARROWS: dict[str, set[str]] = {
         "interop",
         "mechanisms",
         "representations",
+        "samplers",
         "selection",
     },
-    "tuning": {"accounting", "calibration", "chacha", "mechanisms", "plots", "selection", "training"},
+    "tuning": {"accounting", "calibration", "chacha", "mechanisms", "plots", "samplers", "selection", "training"},
     "audit": {"accounting", "engines", "mechanisms", "plots", "representations", "selection", "training"},
     "report": {"accounting", "interop", "mechanisms", "representations", "selection", "sweeps", "training"},
     "cli": {"accounting", "calibration", "engines", "interop", "kernels", "mechanisms", "plots"}

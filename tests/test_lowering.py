@@ -145,7 +145,7 @@ def step_for(platform, network=DENSE, clip_norm=1.0, of_trainer=(), **rule):
     carried = Carried(state.params, state.opt_state, state.clip_norm, np.int32(0))
     data = np.ones((64, *shape), np.float32), np.ones((64, 2), np.float32)
     words = np.zeros(8, np.uint32)
-    now = numbers(plan.at(0), plan.sampling, trainer.adaptive, 0, trainer.rule.private_loss)
+    now = numbers(plan.at(0), plan.sampling, trainer.adaptive, 0, trainer.rule.private_loss, words)
     return lowered(trainer.step_function, (carried, words, words, data, now), platform)
 
 

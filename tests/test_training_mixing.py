@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from helpers import refusal
 
-from jaxacct.training import fresh_key
 from jaxacct.training.step.clipping import clipped_sum
-from jaxacct.tuning.private_score import scored
+from jaxacct.tuning.private_score import units
 
 BATCH = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
 FLOAT = jax.ShapeDtypeStruct((3,), jnp.float32)
@@ -87,7 +86,7 @@ def test_mutable_arrays_from_outside_are_refused():
 
 
 def test_private_scores_that_mix_records_are_refused():
-    count = lambda data: scored(lambda _, x: centred(x)[0], 0.0, data, fresh_key(), 1.0)
+    count = lambda data: units(lambda _, x: centred(x)[0], 0.0, data, 2.0**-20)
     assert "value calls jax.custom_batching.custom_vmap" in refusal(count, BATCH)
 
 

@@ -15,7 +15,6 @@ from training_runs import KEY, plan_of
 
 import jaxacct as ja
 from jaxacct.audit import Game
-from jaxacct.chacha import key_from_bytes
 from jaxacct.training import AdaptiveClip, PrivateLoss, Trainer
 from jaxacct.training.step.private_loss import gradient_noise
 from jaxacct.training.step.step_function import Carried, numbers
@@ -55,16 +54,16 @@ def test_a_loss_counts_between_zero_and_the_bound(loss, bound):
 
 
 def test_the_noise_has_its_deviation_and_the_mean_its_middle():
-    rule, keys = PrivateLoss(8.0, noise=5.0), jax.random.split(key_from_bytes(KEY), 4000)
-    release = lambda key: rule.release(key, jnp.float32(400.0), jnp.int32(100), 5.0, 100.0)
-    drawn = np.asarray(jax.jit(jax.vmap(release))(keys))
+    rule, keys = PrivateLoss(8.0, noise=5.0), np.random.default_rng(3).integers(0, 2**32, (4000, 8), np.uint32)
+    release = lambda drawn: rule.release(jnp.int32(400 * 128), jnp.int32(100), drawn, 100.0)
+    drawn = np.asarray(jax.jit(jax.vmap(release))(np.array([rule.draw(key, 100.0) for key in keys])))
     assert stats.kstest((drawn - 4.0) / (5.0 * 8.0 / 100.0), "norm").pvalue > 1e-6
 
 
 def one_value(trainer, params, data):
     before = Carried(params, trainer.optimizer.init(params), jnp.float32(1.0), jnp.int32(0))
-    now = numbers(trainer.plan.at(0), trainer.plan.sampling, None, 0, trainer.rule.private_loss)
     words = np.arange(8, dtype=np.uint32)
+    now = numbers(trainer.plan.at(0), trainer.plan.sampling, None, 0, trainer.rule.private_loss, words)
     return jax.jit(trainer.step_function)(before, words, words, data, now)
 
 

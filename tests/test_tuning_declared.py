@@ -12,11 +12,10 @@ from helpers import refusal
 
 import jaxacct as ja
 from jaxacct import selection, tuning
-from jaxacct.chacha import CHACHA20
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan
 from jaxacct.tuning.best_candidate import best_of, rank
-from jaxacct.tuning.private_score import scored
+from jaxacct.tuning.private_score import units
 from jaxacct.tuning.search_spaces import draws_alike
 
 SIZE = 40
@@ -187,8 +186,9 @@ def test_side_by_side_one_candidate_that_raises_leaves_the_others_as_they_are(be
     assert found == (best, 10.0 * best, 0) and set(sizes) == {4}  # every program has the same shapes
 
 
-def exact_count(values):
-    return jax.jit(lambda data: scored(lambda _, x: x, 0.0, data, jax.random.key(0, impl=CHACHA20), 1e-30))(values)
+def exact_count(values, unit=2.0**-20):
+    upper, lower = jax.jit(lambda data: units(lambda _, x: x, 0.0, data, unit))(values)
+    return (int(upper) * 2**10 + int(lower)) * unit
 
 
 def test_one_record_more_moves_a_count_by_at_most_one_whatever_it_is():
@@ -209,8 +209,7 @@ def test_counts_are_exact_sums_of_rounded_values(size):
     clipped = np.clip(np.nan_to_num(values, nan=0.0), 0.0, 1.0).astype(np.float64)
     exact = np.sum(np.rint(clipped * 2.0**20).astype(np.int64))
     assert abs(float(exact_count(values)) * 2.0**20 - exact) < 1e-9
-    coarse = scored(lambda _, x: x, 0.0, values, jax.random.key(0, impl=CHACHA20), 1e-30, unit=0.25)
-    assert abs(float(coarse) * 4.0 - np.sum(np.rint(clipped * 4.0))) < 1e-9
+    assert abs(exact_count(values, 0.25) * 4.0 - np.sum(np.rint(clipped * 4.0))) < 1e-9
 
 
 def test_the_largest_counts_are_exact():

@@ -45,7 +45,8 @@ def by_hand(loss, optimizer, plan, params, clip, root, data, micro, adaptive=Non
         begins = plan.pass_of(t)[1] if plan.sampling == "fixed_batches" else 0
         words = [jax.random.key_data(noise.stream(key, *of)) for of in ((STEP_STREAM, t), (PASS_STREAM, begins))]
         place = t - begins if plan.sampling == "fixed_batches" else 0
-        carried, _ = step(carried, *words, data, numbers(plan.at(t), plan.sampling, adaptive, place))
+        now = numbers(plan.at(t), plan.sampling, adaptive, place, words=words[0])
+        carried, _ = step(carried, *words, data, now)
     return carried.params
 
 
@@ -162,7 +163,7 @@ def test_keys_frozen_parameters_and_a_private_loss(data):
         for t in range(3):
             key = noise.stream(jax.random.wrap_key_data(key_words([roots[i]])[0], impl=CHACHA20), STEP_STREAM, t)
             words = jax.random.key_data(key)
-            now = numbers(plan.at(t), plan.sampling, None, 0, told)
+            now = numbers(plan.at(t), plan.sampling, None, 0, told, words)
             carried = step(carried, words, words, jax.tree.map(jnp.asarray, data), now, rest)[0]
         np.testing.assert_allclose(done["w"][i], carried.params["w"], rtol=1e-5, atol=1e-6)
 

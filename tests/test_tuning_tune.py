@@ -16,7 +16,7 @@ from jaxacct.chacha import CHACHA20
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan, PrivateLoss
 from jaxacct.tuning.best_candidate import best_few
-from jaxacct.tuning.private_score import noise_for_score, scored, whole
+from jaxacct.tuning.private_score import noise_for_score, noisy, units, whole
 
 SIZE = 40
 DATA = np.ones((SIZE, 2), np.float32)
@@ -224,16 +224,17 @@ def test_a_score_on_the_training_data_is_composed_with_every_candidate():
 
 def test_the_noise_of_a_private_score_is_there():
     value = lambda w, x: x > w
-    draw = jax.jit(jax.vmap(lambda key: scored(value, 4.0, jnp.arange(10.0), key, 3.0)))
-    keys = jax.random.split(jax.random.key(1, impl=CHACHA20), 20_000)
-    found = np.asarray(draw(keys), np.float64)
-    assert abs(found.mean() - 5.0) < 4.5 * 3.0 / math.sqrt(20_000)
-    assert abs(found.std() / 3.0 - 1.0) < 4.5 / math.sqrt(40_000)
+    count = units(value, 4.0, jnp.arange(10.0), 2.0**-20)
+    keys = jax.random.split(jax.random.key(1, impl=CHACHA20), 2_000)
+    found = np.array([noisy(count, key, 3.0, 2.0**-20) for key in keys])
+    assert abs(found.mean() - 5.0) < 4.5 * 3.0 / math.sqrt(2_000)
+    assert abs(found.std() / 3.0 - 1.0) < 4.5 / math.sqrt(4_000)
 
 
 def test_one_record_moves_a_count_by_at_most_one_whatever_the_size():
     """Across 2^29 units of 2^-10 float32 doubles its spacing, and rounding a sum there once made 1.03125 of 1."""
-    count = jax.jit(lambda data: scored(lambda _, x: x, 0.0, data, jax.random.key(0, impl=CHACHA20), 1e-30))
+    parts = jax.jit(lambda data: units(lambda _, x: x, 0.0, data, 2.0**-20))
+    count = lambda data: np.dot(np.asarray(parts(data), np.int64), [2**10, 1]) * 2.0**-20
     data = np.zeros(2**20, np.float32)
     data[1 : 2**19] = 1.0
     data[-1] = 33 / 1024

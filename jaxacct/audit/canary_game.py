@@ -172,12 +172,20 @@ class Game:
             words = rng.integers(0, 2**32, (RUNS_AT_ONCE, steps + passes, 8), np.uint32)
             rows = np.minimum(np.arange(start, start + RUNS_AT_ONCE), runs - 1)
             now = {name: values[rows] for name, values in varied.items()}
-            found.append(program(params, (self.data, marks), now, words))
+            found.append(program(params, (self.data, marks), now, words, self._counts(words[:, :steps])))
             jax.block_until_ready(found[-1])
             bar.update(min(start + RUNS_AT_ONCE, runs))
         bar.close()
         joined = jax.tree.map(lambda *pieces: np.concatenate([np.asarray(x) for x in pieces])[:runs], *found)
         return Played(*joined)
+
+    def _counts(self, words: np.ndarray) -> Any:
+        """The noise on the counts of an adaptive clip norm, for keys of shape (runs, steps, 8); None without one."""
+        adaptive, plan = self.trainer.adaptive, self.trainer.plan
+        if adaptive is None:
+            return None
+        draw = lambda t, key: adaptive.draw(key, plan.at(t).expected_batch_size)
+        return np.array([[draw(t, key) for t, key in enumerate(keys)] for keys in words])
 
     def _check_varied(self, params: Any, varied: Mapping[str, np.ndarray], runs: int) -> None:
         known = getattr(self.trainer.optimizer.init(params)[0], "hyperparams", {}) if varied else {}
@@ -201,7 +209,7 @@ class Game:
             stacked = jax.tree.map(lambda *x: np.stack(x), *each)
             which = np.array([number for number, _ in begins])
 
-            def run(params: Any, data: Any, varied: Any, words: Any) -> Any:
+            def run(params: Any, data: Any, varied: Any, words: Any, counts: Any) -> Any:
                 norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), trainer.clip_norm)
                 inner, mean = trainer.optimizer.init(params)
                 if varied:
@@ -214,11 +222,11 @@ class Game:
                     noisy = jax.tree.map(lambda g: g * settings.expected_batch_size, after.opt_state[1])
                     return after, self.observe(carried.params, noisy)
 
-                keys = words[:steps], words[steps:][which], stacked
+                keys = words[:steps], words[steps:][which], stacked._replace(count_draw=counts)
                 last, seen = jax.lax.scan(step, start, keys)
                 return jnp.sum(seen, axis=0), (last.params if outcome is None else outcome(last.params))
 
-            self._programs[key] = jax.jit(jax.vmap(run, in_axes=(None, None, 0, 0)))
+            self._programs[key] = jax.jit(jax.vmap(run, in_axes=(None, None, 0, 0, 0)))
         return self._programs[key]
 
 

@@ -1,20 +1,33 @@
 """Exact random draws from integer arithmetic alone: no rounding stands between a proof and its sample.
 
-Source of all three algorithms: Canonne, Kamath, Steinke 2020, "The Discrete Gaussian for Differential
-Privacy", Algorithms 1 to 3.
+Source of the discrete laws: Canonne, Kamath, Steinke 2020, "The Discrete Gaussian for Differential Privacy",
+Algorithms 1 to 3.  Why `rounded_gaussian` has its law: README.md of this folder, "Rounded Gaussian noise".
 """
 
 from __future__ import annotations
 
+import hmac
+import itertools
 import math
 import numbers
 import random
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 from jaxacct.validation import InputError
 
-__all__ = ["bernoulli_exp", "discrete_gaussian", "discrete_laplace", "generator", "rational", "round_up", "whole"]
+__all__ = [
+    "KeyedBits",
+    "bernoulli_exp",
+    "discrete_gaussian",
+    "discrete_laplace",
+    "generator",
+    "rational",
+    "round_up",
+    "rounded_gaussian",
+    "whole",
+]
 
 
 def bernoulli_exp(exponent: Fraction, rng: random.Random) -> bool:
@@ -28,6 +41,27 @@ def bernoulli_exp(exponent: Fraction, rng: random.Random) -> bool:
 
 def discrete_laplace(scale: Fraction, rng: random.Random) -> int:
     """An integer x with probability tanh(1/(2 scale)) exp(-|x|/scale), exactly."""
+    return _signed(lambda: _geometric(scale, rng), rng)
+
+
+def discrete_gaussian(variance: Fraction, rng: random.Random) -> int:
+    """An integer x with probability proportional to exp(-x^2 / (2 variance)), exactly."""
+    return _signed(lambda: _half_gaussian(variance, rng), rng)
+
+
+def rounded_gaussian(variance: Fraction, rng: random.Random) -> int:
+    """A draw from N(0, variance), rounded to the nearest integer, exactly."""
+    square = 4 * variance  # of twice the draw, whose size is h + u
+    while True:
+        h, u = _half_gaussian(square, rng), _Uniform(rng)
+        # kept with probability exp(-(2 h u + u^2) / (2 square))
+        if _bernoulli_exp_product(h / square, u.above, rng) and _bernoulli_exp_product(1 / (2 * square), u.twice, rng):
+            size = (h + 1) // 2
+            return -size if rng.getrandbits(1) else size
+
+
+def _geometric(scale: Fraction, rng: random.Random) -> int:
+    """An integer x >= 0 with probability proportional to exp(-x/scale)."""
     t, s = scale.numerator, scale.denominator
     while True:
         low = rng.randrange(t)
@@ -36,19 +70,58 @@ def discrete_laplace(scale: Fraction, rng: random.Random) -> int:
         high = 0
         while bernoulli_exp(Fraction(1), rng):
             high += 1
-        size = (low + t * high) // s
-        negative = rng.randrange(2) == 1
+        return (low + t * high) // s
+
+
+def _half_gaussian(variance: Fraction, rng: random.Random) -> int:
+    """An integer x >= 0 with probability proportional to exp(-x^2 / (2 variance))."""
+    t = math.isqrt(variance.numerator // variance.denominator) + 1
+    while True:
+        x = _geometric(Fraction(t), rng)
+        if bernoulli_exp((x - variance / t) ** 2 / (2 * variance), rng):
+            return x
+
+
+def _signed(size_of: Callable[[], int], rng: random.Random) -> int:
+    """A size with a random sign; zero has one sign only."""
+    while True:
+        size, negative = size_of(), rng.randrange(2) == 1
         if not (negative and size == 0):
             return -size if negative else size
 
 
-def discrete_gaussian(variance: Fraction, rng: random.Random) -> int:
-    """An integer x with probability proportional to exp(-x^2 / (2 variance)), exactly."""
-    t = math.isqrt(variance.numerator // variance.denominator) + 1
-    while True:
-        x = discrete_laplace(Fraction(t), rng)
-        if bernoulli_exp((abs(x) - variance / t) ** 2 / (2 * variance), rng):
-            return x
+class _Uniform:
+    """A uniform real number in [0, 1), of which only as many binary digits are drawn as are looked at."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._digits: list[int] = []
+
+    def above(self) -> bool:
+        """True with the probability that the number is: whether it exceeds a fresh uniform number."""
+        for place in itertools.count():
+            if place == len(self._digits):
+                self._digits.append(self._rng.getrandbits(1))
+            other = self._rng.getrandbits(1)
+            if other != self._digits[place]:
+                return other < self._digits[place]
+        raise AssertionError
+
+    def twice(self) -> bool:
+        """True with the probability that is the number's square."""
+        return self.above() and self.above()
+
+
+def _bernoulli_exp_product(factor: Fraction, coin: Callable[[], bool], rng: random.Random) -> bool:
+    """True with probability exp(-factor p), p that of a coin which may be tossed any number of times."""
+    pieces = math.ceil(factor)
+    for _ in range(pieces):
+        k, share = 1, factor / pieces
+        while rng.randrange(share.denominator * k) < share.numerator and coin():
+            k += 1
+        if k % 2 == 0:
+            return False
+    return True
 
 
 def _bernoulli_exp_unit(exponent: Fraction, rng: random.Random) -> bool:
@@ -57,6 +130,26 @@ def _bernoulli_exp_unit(exponent: Fraction, rng: random.Random) -> bool:
     while rng.randrange(exponent.denominator * k) < exponent.numerator:
         k += 1
     return k % 2 == 1
+
+
+class KeyedBits(random.Random):
+    """Random bits that follow from 32 secret bytes: HMAC-SHA256 of a counter.  Whoever has the key knows them all."""
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__()
+        self._key, self._block, self._held, self._count = key, 0, 0, 0
+
+    def getrandbits(self, k: int, /) -> int:
+        while self._count < k:
+            block = hmac.digest(self._key, self._block.to_bytes(8, "little"), "sha256")
+            self._held |= int.from_bytes(block, "little") << self._count
+            self._block, self._count = self._block + 1, self._count + 256
+        found = self._held & ((1 << k) - 1)
+        self._held, self._count = self._held >> k, self._count - k
+        return found
+
+    def random(self) -> float:
+        raise NotImplementedError  # exact draws take bits alone
 
 
 def generator(rng: random.Random | None) -> random.Random:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxacct.validation import COUNT, Constraint, InputError, check
 
-__all__ = ["Layout", "Source", "Stopped"]
+__all__ = ["Layout", "Source", "Stopped", "source_of_mapped"]
 
 AHEAD = Constraint("use a number of batches from 0, such as 1", 0, 2**20, integral=True)
 """How many batches may be loaded ahead."""
@@ -79,6 +79,24 @@ class Source:
     def __repr__(self) -> str:
         more = f"workers={self.workers}, prefetch={self.prefetch}, repeats={self.repeats}"
         return f"Source({type(self.dataset).__name__} of {len(self):,} examples, {more})"
+
+
+def source_of_mapped(data: Any) -> Any:
+    """Data with a memory map among them as a Source, so that no copy of the file is made in memory; others as given."""
+    structure: Any = jax.tree_util.tree_structure(data)
+    if not any(_is_mapped(leaf) for leaf in jax.tree_util.tree_leaves(data)):
+        return data
+    source = Source(data)
+    if jax.tree_util.tree_structure(source.layout.example) != structure:
+        raise InputError(f"data is {_short(structure)} with a memory map in it; put the maps into a tuple or a dict")
+    return source
+
+
+def _is_mapped(array: Any) -> bool:
+    """Whether an array is a memory map, or a view of one."""
+    while isinstance(array, np.ndarray) and not isinstance(array, np.memmap):
+        array = array.base
+    return isinstance(array, np.memmap)
 
 
 class Layout:

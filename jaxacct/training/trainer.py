@@ -5,6 +5,7 @@ The file is a few lines longer than 300 lines so that the loop and what it keeps
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,13 +25,13 @@ from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.history import NOTHING, History, followed
 from jaxacct.training.run.log import Log, RunLog, checked_log, run_log
 from jaxacct.training.run.noting import Noted, find_ledger, open_noted
-from jaxacct.training.run.placement import placement
+from jaxacct.training.run.placement import OneDevice, placement
 from jaxacct.training.run.program import Program
 from jaxacct.training.run.progress import Live
 from jaxacct.training.run.resume import last_checkpoint, reach, require_same
 from jaxacct.training.run.state import Looks, State, shown
 from jaxacct.training.run.streaming import Streamed
-from jaxacct.training.source import Source
+from jaxacct.training.source import Source, source_of_mapped
 from jaxacct.training.step import noise
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import sensitivity
@@ -225,8 +226,9 @@ class Trainer:
         ----------
         state : what `init` or an earlier `fit` returned.
         data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.  Or a
-            Source, which loads each step's batch beside the step before.  On a mesh every process gives all rows, and
-            reads those of its own devices, so a memory map will do; from a Source each process loads whole batches.
+            Source, which loads each step's batch beside the step before; so is a NumPy memory map read, but on a mesh.
+            There every process gives all rows, and reads those of its own devices; from a Source each process loads
+            whole batches.
         users : where the plan's unit is "user", whose each example is: an integer from 0 to dataset_size - 1 for each.
             The data are then any number of examples.
         ledger : a path (a new file, or one to go on with) or an open Ledger; every step is in it, on the disk, before
@@ -261,10 +263,12 @@ class Trainer:
             raise InputError(
                 f"state is a {type(state).__name__}, must be what init or fit returned; use trainer.init(params)"
             )
+        where = self.placement
+        if isinstance(where, OneDevice):  # of a mesh each device reads its own rows
+            data = source_of_mapped(data)
         self._check_data(data, users)
         callbacks = list(callbacks)
         every = int(check("checkpoint_every", checkpoint_every, COUNT))
-        where = self.placement
         require_same(where.processes, state, self.plan, every, bool(callbacks), checkpoints is not None)
         looks = checked_log(log, ledger) if where.processes.first else None, int(check("log_every", log_every, COUNT))
         if not isinstance(data, Source):
@@ -278,9 +282,10 @@ class Trainer:
         try:
             trained, rest = apart(state.params, self.trainable)
             carried = where.carried(state, trained)
-            if store is not None and (found := last_checkpoint(store, state, carried)) is not None:
+            if store is not None and (found := last_checkpoint(store, state, carried, where.digest)) is not None:
                 state = self._state(found, rest)
                 carried = where.carried(state, found.carried.params)
+            state.lineage.root.key  # noqa: B018 - refuses a state without one
             find_ledger(where.processes, state, ledger)
             of_plan = (self.plan, self.adaptive, carried, state.lineage, state.step, data)
             if isinstance(data, Source):
@@ -384,8 +389,9 @@ class Trainer:
             # of several processes one may be alone with its error, and cannot write a checkpoint without the others
             if store is not None and processes.count == 1 and program.keeps_after(error):
                 line = line._replace(seal=digest_of(carried))
-                store.save(now(session=program.goes_on_as))
-                say(f"cut off after step {step}; its checkpoint is written")
+                with contextlib.suppress(InputError):  # the error that is under way says more
+                    store.save(now(session=program.goes_on_as))
+                    say(f"cut off after step {step}; its checkpoint is written")
             raise
         bar.close()
         line = line._replace(seal=digest_of(carried))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -12,14 +13,14 @@ import numpy as np
 
 from jaxacct import account, calibration
 from jaxacct.bounds import Bounds
-from jaxacct.chacha import secret
+from jaxacct.chacha import key_words
 from jaxacct.mechanisms import Gaussian, Mechanism, compose, repeat
+from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.selection import Law, candidates_profile, rounds, select
-from jaxacct.training.step import noise
 from jaxacct.training.step.per_example import for_each
-from jaxacct.validation import POSITIVE, InputError, check, choice
+from jaxacct.validation import Constraint, InputError, check, choice
 
-__all__ = ["ON_DATA", "PrivateScore", "Whole", "noise_for_score", "scored", "whole"]
+__all__ = ["ON_DATA", "PrivateScore", "Whole", "noise_for_score", "noisy", "units", "whole"]
 
 ON_DATA = ("validation", "training")
 """Which data a score looks at: data apart from the training data, or data with records in common with them."""
@@ -33,8 +34,8 @@ MOST_EXAMPLES = 2**20
 """Examples at most: each part is at most 2^10, so that its sum is at most 2^30."""
 BLOCK_SIZE = 256
 """Examples whose values are computed together: one program serves any number of examples."""
-NOISE_ROUNDED_UP = 1.0 + 2.0**-20
-"""The noise is larger by this factor than accounted for: more than the roundings of a normal draw and of its scale."""
+_NOISE = Constraint("use an ordinary {name}, such as 30.0", 0, 1e100, lower_open=True)
+"""Far enough below the largest float that a noisy count is a number."""
 LEDGER_POINTS = 48
 """Values of eps through which the profile that goes into a ledger is taken."""
 
@@ -44,9 +45,10 @@ class PrivateScore:
     """Scores candidates by a noisy count on private data: sum over the examples of a value in [0, 1], plus noise.
 
     Values are rounded to whole numbers of units from 0 to 1/unit, and their sum is exact.  So adding, removing or
-    replacing one record moves the count by at most 1, however many records there are.  With "validation" a record is in
-    one of the two sets, so that the whole is the worse of selecting among trainings and of selecting among noisy scores
-    (parallel composition).  With "training" every candidate is the composition of both.
+    replacing one record moves the count by at most 1, however many records there are.  The noise is Gaussian noise that
+    is rounded to whole units, exactly: the noisy count is the rounding of what a Gaussian mechanism releases.  With
+    "validation" a record is in one of the two sets, so that the whole is the worse of selecting among trainings and of
+    selecting among noisy scores (parallel composition).  With "training" every candidate is the composition of both.
 
     Parameters
     ----------
@@ -94,7 +96,7 @@ class PrivateScore:
         if self.noise_multiplier is None:
             if self.on == "training":
                 raise InputError("noise_multiplier is missing; with on='training' give the noise, in examples")
-        elif np.ndim(check("noise_multiplier", self.noise_multiplier, POSITIVE)):
+        elif np.ndim(check("noise_multiplier", self.noise_multiplier, _NOISE)):
             raise InputError("noise_multiplier must be one number; use the same noise for every candidate")
 
     def mechanism(self) -> Mechanism:
@@ -102,22 +104,10 @@ class PrivateScore:
         return Gaussian(self.noise_multiplier)
 
 
-def scored(
-    value: Callable[[Any, Any], Any],
-    params: Any,
-    data: Any,
-    key: Any,
-    noise_multiplier: Any,
-    unit: float = DEFAULT_UNIT,
-) -> Any:
-    """The noisy count of one candidate, in float64; pure.
+def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float) -> tuple[Any, Any]:
+    """The exact count in units, as (upper, lower) with upper 2^10 + lower; pure.
 
-    Every value is a whole number of units; the lower and the upper bits of them are summed by themselves in 32 bits,
-    put together in float64, which holds them exactly, and the noise is added once.
-
-    >>> from jaxacct.training import fresh_key
-    >>> round(float(scored(lambda w, x: x > w, 4.0, jnp.arange(10.0), fresh_key(), 1e-6)), 3)
-    5.0
+    The lower and the upper bits of the values are summed by themselves in 32 bits.
     """
 
     def of_block(held: tuple[Any, Any]) -> Any:
@@ -129,16 +119,27 @@ def scored(
             )
         each = jnp.asarray(each, jnp.float32)
         clipped = jnp.clip(jnp.where(jnp.isnan(each) | ~present, 0.0, each), 0.0, 1.0)
-        units = jnp.round(clipped * (1.0 / unit)).astype(jnp.int32)
-        return jnp.sum(units >> LOWER_BITS), jnp.sum(units & (2**LOWER_BITS - 1))
+        each = jnp.round(clipped * (1.0 / unit)).astype(jnp.int32)
+        return jnp.sum(each >> LOWER_BITS), jnp.sum(each & (2**LOWER_BITS - 1))
 
     upper, lower = (jnp.sum(part) for part in jax.lax.map(of_block, _blocks(data)))
-    draw = noise.normal(jax.random.fold_in(secret(key), 0), ())
-    with jax.enable_x64():
-        upper, lower, draw, std = (
-            jax.lax.convert_element_type(x, np.float64) for x in (upper, lower, draw, noise_multiplier)
-        )
-        return (upper * 2.0**LOWER_BITS + lower) * unit + std * NOISE_ROUNDED_UP * draw
+    return upper, lower
+
+
+def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) -> float:
+    """A count from `units` with its noise, which follows from the key; by the host.
+
+    Count and noise are whole numbers of units.  Their sum alone is rounded, to a float.
+
+    >>> from jaxacct.training import fresh_key
+    >>> count = units(lambda w, x: x > w, 4.0, jnp.arange(10.0), unit=1.0)
+    >>> noisy(count, fresh_key(), noise_multiplier=1e-6, unit=1.0)
+    5.0
+    """
+    upper, lower = (int(part) for part in count)
+    deviation = Fraction(float(noise_multiplier)) / Fraction(unit)
+    source = KeyedBits(np.asarray(key_words(key), "<u4").tobytes())
+    return (upper * 2**LOWER_BITS + lower + rounded_gaussian(deviation**2, source)) * unit
 
 
 def _blocks(data: Any) -> tuple[Any, Any]:

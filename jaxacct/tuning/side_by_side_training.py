@@ -12,13 +12,13 @@ import numpy as np
 
 from jaxacct.chacha import CHACHA20, key_from_bytes
 from jaxacct.training.plan import Plan
-from jaxacct.training.step import noise
+from jaxacct.training.step import host_chacha, noise
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import CLIP_NORM, sensitivity
 from jaxacct.training.step.clipping import METHODS
 from jaxacct.training.step.parts import Rest, apart, whole
 from jaxacct.training.step.private_loss import PrivateLoss
-from jaxacct.training.step.step_function import Carried, Numbers, StepRule, numbers, private_step
+from jaxacct.training.step.step_function import Carried, Numbers, StepRule, draws, numbers, private_step
 from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE
 from jaxacct.validation import COUNT, InputError, check, choice
 
@@ -112,15 +112,24 @@ def side_by_side(
     schedule = _schedule(plan, adaptive, private_loss)
 
     def one(
-        start: Any, stop: Any, carried: Carried, config: Mapping[str, Any], words: Any, data: Any, rest: Rest | None
+        start: Any,
+        stop: Any,
+        carried: Carried,
+        config: Mapping[str, Any],
+        words: Any,
+        data: Any,
+        rest: Rest | None,
+        drawn: tuple[Any, Any],
     ) -> Carried:
-        """Steps start to stop - 1 of one candidate."""
+        """Steps start to stop - 1 of one candidate; ``drawn`` holds the noise on their counts and losses."""
         rule = StepRule(loss_fn, make_optimizer(config), plan.sampling, size, method, adaptive, plan.cap)
         step = private_step(replace(rule, rngs=bool(rngs), private_loss=private_loss))
         root = jax.random.wrap_key_data(words, impl=CHACHA20)
 
         def body(t: Any, carried: Carried) -> Carried:
             now, begins = jax.tree.map(lambda a: jnp.asarray(a)[t], schedule)
+            count, loss = jax.tree.map(lambda a: a[t - start], drawn)
+            now = now._replace(count_draw=count, loss_draw=loss)
             key, pass_key = noise.stream(root, STEP_STREAM, t), noise.stream(root, PASS_STREAM, begins)
             after, _ = step(carried, jax.random.key_data(key), jax.random.key_data(pass_key), data, now, rest)
             return jax.tree.map(lambda new, old: new.astype(old.dtype), after, carried)
@@ -138,7 +147,20 @@ def side_by_side(
 
         return jax.vmap(of_one)(params, config)
 
-    steps = jax.jit(jax.vmap(one, (None, None, 0, 0, 0, None, 0)))
+    steps = jax.jit(jax.vmap(one, (None, None, 0, 0, 0, None, 0, 0)))
+
+    def drawn(roots: np.ndarray, start: int, stop: int) -> tuple[Any, Any]:
+        """The noise on counts and on losses of some steps of all candidates; None where there is none of them."""
+        found: list[Any] = []
+        for root in roots:
+            keys = host_chacha.fold_in(host_chacha.fold_in(root, STEP_STREAM), np.arange(start, stop)).T
+            rows = [draws(plan.at(start + i), adaptive, private_loss, words) for i, words in enumerate(keys)]
+            found.append(rows + rows[-1:] * (STEPS_PER_CALL - len(rows)))  # one shape for every call
+        count, loss = (
+            None if one is None else np.array([[both[i] for both in rows] for rows in found], np.int32)
+            for i, one in enumerate((adaptive, private_loss))
+        )
+        return count, loss
 
     def train(params: Any, configs: Mapping[str, Any], keys: Any, data: Any) -> Any:
         count = _check(plan, params, configs, keys, data)
@@ -147,9 +169,10 @@ def side_by_side(
         params = jax.tree.map(jnp.asarray, params)
         trained, rest = (params, None) if trainable is None else apart(params, trainable)
         carried = begin(trained, configs)
-        words = jnp.asarray(keys, jnp.uint32).reshape(count, 8)
+        words = np.asarray(keys, np.uint32).reshape(count, 8)
         for start in range(0, plan.steps, STEPS_PER_CALL):
-            carried = steps(start, min(start + STEPS_PER_CALL, plan.steps), carried, configs, words, data, rest)
+            stop = min(start + STEPS_PER_CALL, plan.steps)
+            carried = steps(start, stop, carried, configs, words, data, rest, drawn(words, start, stop))
             jax.block_until_ready(carried.params)
         return whole(carried.params, rest)
 

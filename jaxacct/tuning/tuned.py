@@ -19,7 +19,7 @@ from jaxacct.tuning.best_candidate import rank
 from jaxacct.tuning.candidate_runs import Winner
 from jaxacct.tuning.keys_and_ledger import Secret
 from jaxacct.tuning.padding import fits
-from jaxacct.tuning.private_score import PrivateScore, Whole, noise_for_score, scored, whole
+from jaxacct.tuning.private_score import PrivateScore, Whole, noise_for_score, noisy, units, whole
 from jaxacct.tuning.search_spaces import draws_alike
 from jaxacct.validation import COUNT, InputError, check, choice
 
@@ -183,5 +183,5 @@ def value_of(score: Any, secret: Secret) -> Callable[[Any, int], float]:
     if not isinstance(score, PrivateScore):
         return lambda params, _: float(score(params))
     held = jax.tree.map(jax.numpy.asarray, score.data)
-    noisy = jax.jit(lambda params, key: scored(score.value, params, held, key, score.noise_multiplier, score.unit))
-    return lambda params, number: float(noisy(params, secret.key(b"score", number)))
+    count = jax.jit(lambda params: units(score.value, params, held, score.unit))
+    return lambda params, number: noisy(count(params), secret.key(b"score", number), score.noise_multiplier, score.unit)

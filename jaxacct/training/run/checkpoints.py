@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxacct.files import optional_package
 from jaxacct.training.run import history
 from jaxacct.training.run.history import History
 from jaxacct.training.run.processes import ALONE, Processes
-from jaxacct.training.step.key_derivation import Lineage
+from jaxacct.training.step.key_derivation import Lineage, Root
 from jaxacct.training.step.step_function import Carried
 from jaxacct.validation import InputError
 
 __all__ = ["Checkpoint", "Store"]
 
+_BESIDE = 2**14
+"""Bytes that a checkpoint takes for each array beside its numbers, at most, and for each of 16 files."""
 _KEPT = 2
 """Checkpoints kept: the last, and the one before it."""
 _OWN = re.compile(r"\d+$|\d+\.orbax|.*orbax-checkpoint-tmp")
@@ -58,7 +65,7 @@ class Store:
         self._path = Path(folder).absolute()
         processes.decide(self._prepare)
         options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
-        with _private_files():
+        with self._writing():
             self._manager = ocp.CheckpointManager(self._path, options=options)
 
     def _prepare(self) -> bytes:
@@ -77,9 +84,14 @@ class Store:
         return self._manager.latest_step()
 
     def save(self, found: Checkpoint) -> None:
-        """Write a checkpoint; it is complete when this returns."""
-        notes = {name: v.hex() if isinstance(v, bytes) else v for name, v in found.lineage._asdict().items()}
+        """Write a checkpoint; it is complete when this returns.
+
+        InputError where it cannot be written, as on a full disk; those that were there before still are.
+        """
+        line = found.lineage._asdict() | {"root": found.lineage.root.key}
+        notes = {name: v.hex() if isinstance(v, bytes) else v for name, v in line.items()}
         run = {
+            "leaves": _leaves(found.carried),
             "step": found.step,
             "lineage": notes,
             "history": history.document(found.history),
@@ -90,24 +102,32 @@ class Store:
         args = self._ocp.args
         items = args.StandardSave({"carried": _plain(found.carried)})
         last = self.latest()
-        with _private_files():
+        with self._writing():
+            _require_room(self._path, found.carried)
             number = 0 if last is None else last + 1
             self._manager.save(number, args=args.Composite(arrays=items, run=args.JsonSave(run)), force=True)
             self._manager.wait_until_finished()
 
-    def load(self, number: int, like: Carried) -> Checkpoint:
-        """A checkpoint with the structure, shapes and dtypes of ``like``; InputError, in one line, for any other."""
+    def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes]) -> Checkpoint:
+        """A checkpoint with the names, shapes and dtypes of ``like``; InputError, in one line, for any other.
+
+        digest_of : of a pytree, names and numbers together: what `Lineage.seal` is.  It tells whether a checkpoint
+            without names, of an earlier version, is of this model.
+        """
         if not (self._path / str(number) / "run").exists():
             raise InputError(
                 f"checkpoint {number} does not say what was spent: an earlier version wrote it; finish its run with "
                 "that version, or begin another run in another folder"
             )
         args = self._ocp.args
+        run: dict[str, Any] = dict(self._manager.restore(number, args=args.Composite(run=args.JsonRestore())).run)
+        own = _leaves(like)
+        if "leaves" in run and run["leaves"] != own:
+            told = _first_difference(run["leaves"], own)
+            raise InputError(f"checkpoint {number} is of another model or optimizer: {told}")
         target = {"carried": jax.tree.map(self._ocp.utils.to_shape_dtype_struct, _plain(like))}
         try:
-            found = self._manager.restore(
-                number, args=args.Composite(arrays=args.StandardRestore(target), run=args.JsonRestore())
-            )
+            found = self._manager.restore(number, args=args.Composite(arrays=args.StandardRestore(target)))
         except (ValueError, TypeError, KeyError) as error:
             reason = str(error).splitlines()[0][:80]
             raise InputError(f"checkpoint {number} is not of this model and optimizer ({reason}); use them") from None
@@ -115,12 +135,37 @@ class Store:
         carried = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)
         if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(leaves, jax.tree.leaves(like), strict=True)):
             raise InputError(f"checkpoint {number} has other shapes than this model and optimizer; use those it is of")
-        run: dict[str, Any] = dict(found.run)
         known = Lineage._field_defaults | run["lineage"]  # earlier releases knew fewer of them
-        values = (known[name] for name in Lineage._fields)
-        line = Lineage._make(bytes.fromhex(v) if isinstance(v, str) else v for v in values)
+        values: dict[str, Any] = {name: known[name] for name in Lineage._fields}
+        values = {name: bytes.fromhex(v) if isinstance(v, str) else v for name, v in values.items()}
+        line = Lineage(**values | {"root": Root(values["root"])})
+        alike = len({repr(kind) for _, *kind in own}) < len(own)  # of others the shapes tell the order
+        if "leaves" not in run and alike and digest_of(carried) != line.seal:
+            raise InputError(
+                f"checkpoint {number} is of an earlier version, which kept no names, and of another model, "
+                "optimizer or mesh; go on with those it is of"
+            )
         spent = history.from_document(run["history"])
         return Checkpoint(run["step"], carried, line, spent, bytes.fromhex(run["session"]), run["stopped"], run["seen"])
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What is written in here is its owner's alone; what fails is told in one line, and not by Orbax's threads."""
+        errors = logging.getLogger("absl")
+        told = lambda record: record.levelno < logging.ERROR
+        errors.addFilter(told)
+        try:
+            with _private_files():
+                yield
+        except (OSError, ValueError, RuntimeError) as error:
+            full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "RESOURCE_EXHAUSTED" in str(error)
+            first = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise InputError(
+                f"{self._path}: a checkpoint cannot be written ({'the disk is full' if full else first[:120]}); mend "
+                "that and call fit again, which goes on from the last one"
+            ) from None
+        finally:
+            errors.removeFilter(told)
 
     def close(self) -> None:
         """Wait for what is being written."""
@@ -135,6 +180,15 @@ def _private_files() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def _require_room(folder: Path, carried: Carried) -> None:
+    """OSError where the disk has no room for a checkpoint; asked before anything of it is written."""
+    leaves = [jax.numpy.asarray(leaf) for leaf in jax.tree_util.tree_leaves(carried)]
+    size = sum(part.data.nbytes for leaf in leaves for part in leaf.addressable_shards if part.replica_id == 0)
+    if hasattr(os, "posix_fallocate"):
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, size + _BESIDE * (16 + len(leaves)))
 
 
 def _make_private(folder: Path) -> None:
@@ -152,6 +206,20 @@ def _make_private(folder: Path) -> None:
     for path in (each for top in inside if _OWN.match(top.name) for each in (top, *top.rglob("*"))):
         if not path.is_symlink():
             path.chmod(0o700 if path.is_dir() else 0o600)
+
+
+def _leaves(carried: Carried) -> list[list[Any]]:
+    """[name, shape, dtype] of every array, in their order."""
+    found = jax.tree_util.tree_flatten_with_path(carried)[0]
+    name = lambda path: re.sub(r" at 0x[0-9a-f]+", "", jax.tree_util.keystr(path)).removeprefix(".")
+    return [[name(path), list(np.shape(leaf)), str(jax.numpy.asarray(leaf).dtype)] for path, leaf in found]
+
+
+def _first_difference(there: list[list[Any]], own: list[list[Any]]) -> str:
+    """What the first array is that differs between a checkpoint and the model at hand."""
+    told = lambda leaf: "nothing" if leaf is None else f"{leaf[0]:.80} of shape {tuple(leaf[1])} and dtype {leaf[2]}"
+    one, other = next((a, b) for a, b in zip_longest(there, own) if a != b)
+    return f"it has {told(one)} where the model has {told(other)}; use those it is of"
 
 
 def _plain(carried: Carried) -> list[Any]:

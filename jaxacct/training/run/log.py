@@ -214,7 +214,7 @@ def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
     ------
     InputError : a file that cannot be written, or is no log.
     """
-    run = digest(b"run", state.lineage.root).hex()[:16]  # as in a ledger
+    run = digest(b"run", state.lineage.root.key).hex()[:16]  # as in a ledger
     file, put = None, None
     if callable(log):
         put = log

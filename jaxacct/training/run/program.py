@@ -14,7 +14,7 @@ from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.key_derivation import Lineage, StepKey
 from jaxacct.training.step.parts import Rest
 from jaxacct.training.step.private_loss import PrivateLoss
-from jaxacct.training.step.step_function import Carried, Numbers, Observed, numbers
+from jaxacct.training.step.step_function import Carried, Numbers, Observed, draws, numbers
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS
 
 __all__ = ["Prepared", "Program"]
@@ -52,7 +52,7 @@ class Program:
         self._where, self.frozen = where, where.frozen(carried.params, frozen)
         self._whole = data
         zero = np.zeros(8, np.uint32)
-        now = self._numbers(min(step, self._plan.steps - 1), 0)
+        now = self._numbers(min(step, self._plan.steps - 1), 0, zero)
         self._traced = where.step(carried, zero, zero, data, now, self.frozen)
         self._settle(carried, before, where.digest_program(self._traced), where.digest(data))
 
@@ -73,7 +73,8 @@ class Program:
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
         """A step after a lineage, ready to be noted and run."""
-        return Prepared(*self.advance(line, step))
+        after, key, settings, partition = self.advance(line, step)
+        return Prepared(after, key, self._with_draws(settings, step, key), partition)
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
         """One step; it is in the ledger before this is called."""
@@ -114,5 +115,10 @@ class Program:
         after, key = key_derivation.advance(line, self._digest, self._data, settings, begins, cut)
         return after, key, self._numbers(step, place), key.partition if begins >= 0 else ""
 
-    def _numbers(self, step: int, place: int) -> Numbers:
-        return numbers(self._plan.at(step), self._plan.sampling, self._adaptive, place, self._private_loss)
+    def _numbers(self, step: int, place: int, words: Any = None) -> Numbers:
+        return numbers(self._plan.at(step), self._plan.sampling, self._adaptive, place, self._private_loss, words)
+
+    def _with_draws(self, settings: Numbers, step: int, key: StepKey) -> Numbers:
+        """The numbers of a step with the noise on its count and its loss."""
+        count, loss = draws(self._plan.at(step), self._adaptive, self._private_loss, key.words)
+        return settings._replace(count_draw=count, loss_draw=loss)

@@ -24,15 +24,21 @@ from jaxacct.validation import InputError
 __all__ = ["last_checkpoint", "open_ledger", "reach", "require_ledger", "require_same", "require_same_relation"]
 
 
-def last_checkpoint(store: Store, state: State, like: Any) -> Checkpoint | None:
-    """The last checkpoint of a folder, or None; InputError where the state is of another run, or of another moment."""
+def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[Any], bytes]) -> Checkpoint | None:
+    """The last checkpoint of a folder, or None; InputError where the state is of another run, or of another moment.
+
+    like, digest_of : as for `Store.load`.
+    """
     number = store.latest()
     if number is None:
         return None
-    found = store.load(number, like)
+    found = store.load(number, like, digest_of)
     if state.step == 0 and not state.history.stretches and state.history.ledger is None:
         return found
-    if state.lineage.root != found.lineage.root:
+    same = state.lineage.root == found.lineage.root
+    if not state.lineage.root.known:  # it was pickled: what it led to, to the last bit, says whose it is
+        same = state.lineage[1:] == found.lineage[1:]
+    if not same:
         raise InputError(
             f"state of step {state.step} and the checkpoints are of two runs; use another folder for this one"
         )
@@ -49,7 +55,8 @@ def last_checkpoint(store: Store, state: State, like: Any) -> Checkpoint | None:
 
 def require_same(processes: Processes, state: State, plan: Plan, *how: Any) -> None:
     """InputError where the processes of a run were not given the same; what they were given stays secret."""
-    lineage, history = repr(tuple(state.lineage)), repr(document(state.history))
+    root, *line = state.lineage
+    lineage, history = repr((root.key if root.known else None, *line)), repr(document(state.history))
     told = (lineage, history, repr((state.step, state.stopped, state.seen)), plan.to_json(), repr(how))
     processes.agree("state, plan or options", digest(*(each.encode() for each in told)))
 
@@ -88,7 +95,7 @@ def open_ledger(
     require_ledger(state.history, ledger)
     if ledger is None:
         return None, False
-    name = digest(b"run", state.lineage.root).hex()[:16]
+    name = digest(b"run", state.lineage.root.key).hex()[:16]
     if isinstance(ledger, Ledger):
         _settle(ledger, name, state, plan, by)
         return ledger, False

@@ -85,7 +85,7 @@ class Streamed(Program):
         self._users = None if users is None else grouped(users, plan.dataset_size, {(len(source),)})
         self._places = host_sampler.places(rule, plan.dataset_size)
         self._micro = min(rule.micro_batch, self._places) * where.devices  # places of one call, over all devices
-        self._traced_parts = self._trace(carried, self._numbers(min(step, plan.steps - 1), 0))
+        self._traced_parts = self._trace(carried, self._numbers(min(step, plan.steps - 1), 0, np.zeros(8, np.uint32)))
         settings = repr((rule.sampling, rule.cap, rule.examples_per_user, self._micro)).encode()
         digests = [where.digest_program(each) for each in self._traced_parts]
         about = f"{len(source)} {source.layout.example}".encode()
@@ -156,7 +156,7 @@ class Streamed(Program):
                 who = host_sampler.drawn(self._rule, key.words, key.pass_words, self._plan.dataset_size, settings)
                 batch = self._load(pool, key.words, who)
                 line, key = key_derivation.loaded(line, key, _digest(batch))
-                yield Prepared(line, key, settings, partition, batch)
+                yield Prepared(line, key, self._with_draws(settings, number, key), partition, batch)
 
     def _load(self, pool: ThreadPoolExecutor, words: Any, who: np.ndarray) -> Batch:
         """The examples of some records or users; users who have none are left out, since they add nothing."""

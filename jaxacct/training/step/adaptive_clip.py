@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,8 +21,6 @@ _COUNT_NOISE_SHARE = 0.1
 """The noise on the count by default, as a share of the expected batch size [Andrew et al. 2021]."""
 _ROUND_UP = 1.0 + 1e-15
 """Factor on the noise multiplier of the gradients that makes up for the rounding of its formula."""
-_STD_ROUND_UP = 1.0 + 2.0**-20
-"""Factor by which the float32 deviation of the count is never below the one that is accounted for."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +28,10 @@ class AdaptiveClip:
     """A clip norm that tracks a quantile of the norms of the gradients [Andrew et al. 2021].
 
     Every step also releases how many examples were not clipped, as the sum of 1/2 or -1/2 for each with Gaussian noise
-    of standard deviation ``count_noise``, and then C <- C exp(-learning_rate (share - quantile)).  The sum has
-    sensitivity 1/2 (replacing an example: 1, twice that, as for the gradients), so gradients with noise multiplier
-    z_gradient = (z^-2 - (2 count_noise)^-2)^(-1/2) and the count together cost what one Gaussian of noise multiplier
-    z costs: the plan's.  That needs count_noise > z/2.
+    of standard deviation ``count_noise``, rounded to halves, and then C <- C exp(-learning_rate (share - quantile)).
+    The sum has sensitivity 1/2 (replacing an example: 1, twice that, as for the gradients), so gradients with noise
+    multiplier z_gradient = (z^-2 - (2 count_noise)^-2)^(-1/2) and the count together cost what one Gaussian of noise
+    multiplier z costs: the plan's.  That needs count_noise > z/2.
 
     Parameters
     ----------
@@ -81,12 +80,17 @@ class AdaptiveClip:
             )
         return noise_multiplier / math.sqrt(1.0 - share) * _ROUND_UP
 
-    def update(self, key: Any, clip_norm: Any, unclipped: Any, examples: Any, deviation: Any, expected: Any) -> Any:
+    def draw(self, words: Any, expected_batch_size: float) -> Any:
+        """The noise on twice the count, from the key of a step."""
+        return noise.rounded(words, noise.QUANTILE, 2 * Fraction(self.count_deviation(expected_batch_size)))
+
+    def update(self, clip_norm: Any, unclipped: Any, examples: Any, drawn: Any, expected: Any) -> Any:
         """The next clip norm, from counts of one drawn batch; can be called inside jit.
 
-        unclipped, examples : how many of the batch were not clipped, and were in it.  expected : batch size.
+        unclipped, examples : how many of the batch were not clipped, and were in it, as int32.  drawn : from `draw`.
+        expected : batch size.
         """
-        halves = jnp.asarray(unclipped, jnp.float32) - 0.5 * jnp.asarray(examples, jnp.float32)
-        share = noise.add(key, halves, deviation * _STD_ROUND_UP) / expected + 0.5
+        halves = 2 * unclipped - examples + drawn
+        share = 0.5 * halves.astype(jnp.float32) / expected + 0.5
         moved = clip_norm * jnp.exp(-self.learning_rate * (share - self.quantile))
         return jnp.clip(moved, *_CLIP_RANGE)

@@ -19,7 +19,7 @@ from jaxacct.training.step.block_sums import sum_squares
 from jaxacct.training.step.bundles import bundled
 from jaxacct.training.step.clip_norm import grouped, limit_of
 from jaxacct.training.step.computed_once import as_data, computed_once, unfolded_true
-from jaxacct.training.step.noise import wide
+from jaxacct.training.step.noise import beside, wide
 from jaxacct.training.step.per_example import for_each, one_of
 from jaxacct.training.step.taps import tapped, zero_taps
 from jaxacct.training.step.ways import METHODS, Way, find_ways
@@ -192,7 +192,7 @@ def _clipped_sum(
     for site, each, place in zip(sites, rows, numbers, strict=True):
         own = jax.lax.dynamic_slice_in_dim(of_parts, place, site.groups, allow_negative_indices=False)
         totals[site.leaf] = site.total(each, keep, own, dtype)
-    sums = [jnp.sum(_kept(keep, a.astype(wide(a.dtype))), axis=0) for a in aux]
+    sums = [jnp.sum(_kept(keep, a.astype(beside(a.dtype))), axis=0) for a in aux]
     done = Clipped(jax.tree_util.tree_unflatten(structure, totals), clipped, not_finite)
     return done, jax.tree_util.tree_unflatten(aux_form, sums)
 

@@ -21,9 +21,11 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jaxacct.training.step.machine import machine, repeats
+from jaxacct.validation import InputError
 
 __all__ = [
     "Lineage",
+    "Root",
     "StepKey",
     "advance",
     "anew",
@@ -37,13 +39,55 @@ __all__ = [
 ]
 
 
+class Root:
+    """The secret key of a run, which undoes its noise.  What pickle or repr writes of it lacks it."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = key
+
+    @property
+    def key(self) -> bytes:
+        """Its 32 bytes; InputError where they were left out."""
+        if self._key is None:
+            raise InputError(
+                "state has no secret key, which pickling leaves out; give checkpoints=, the folder that has it, or the "
+                "state that fit returned"
+            )
+        return self._key
+
+    @property
+    def known(self) -> bool:
+        """Whether the key is there."""
+        return self._key is not None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Root) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return "<secret>"
+
+    def __reduce__(self) -> tuple[type[Root], tuple[()]]:
+        return Root, ()
+
+    def __deepcopy__(self, _: Any) -> Root:
+        return self  # it never changes, and stays in this process
+
+    def __copy__(self) -> Root:
+        return self
+
+
 class Lineage(NamedTuple):
     """The secret root, the chain so far, the digest of what it led to, and the pass over the data under way.
 
     pass_first, pass_chain, pass_cut : its first step, the chain before it, and what it depends on besides.
     """
 
-    root: bytes
+    root: Root
     chain: bytes
     seal: bytes
     pass_first: int
@@ -51,7 +95,7 @@ class Lineage(NamedTuple):
     pass_cut: bytes = b""
 
     def __repr__(self) -> str:
-        return f"Lineage(root=<secret>, chain={self.chain.hex()[:8]}...)"
+        return f"Lineage(root={self.root}, chain={self.chain.hex()[:8]}...)"
 
 
 class StepKey(NamedTuple):
@@ -66,7 +110,7 @@ class StepKey(NamedTuple):
 
 def begin(root: bytes) -> Lineage:
     """The lineage of a run that has not begun."""
-    return Lineage(root, digest(b"begin"), b"", -1, b"")
+    return Lineage(Root(root), digest(b"begin"), b"", -1, b"")
 
 
 def joined(lineage: Lineage, seal: bytes) -> Lineage:
@@ -88,8 +132,8 @@ def advance(
         lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)
     chain = digest(lineage.chain, program, data, repr(settings).encode())
     lineage = lineage._replace(chain=chain)
-    secret = hmac.digest(lineage.root, b"step" + chain, "sha256")
-    of_pass = hmac.digest(lineage.root, b"pass" + digest(lineage.pass_chain, data, cut), "sha256")
+    secret = hmac.digest(lineage.root.key, b"step" + chain, "sha256")
+    of_pass = hmac.digest(lineage.root.key, b"pass" + digest(lineage.pass_chain, data, cut), "sha256")
     batch = hmac.digest(secret, b"batch" + data, "sha256")
     return lineage, StepKey(
         _words(secret), _words(of_pass), _fingerprint(secret), _fingerprint(batch), _fingerprint(of_pass)
@@ -102,9 +146,9 @@ def loaded(lineage: Lineage, key: StepKey, rows: bytes) -> tuple[Lineage, StepKe
     lineage, key : as `advance` left them; the draw is by that key.  rows : a digest of the examples that were loaded.
     The chain holds it under the root: whoever is told a digest of the chain cannot try examples out.
     """
-    own = hmac.digest(lineage.root, b"rows" + digest(lineage.chain, rows), "sha256")
+    own = hmac.digest(lineage.root.key, b"rows" + digest(lineage.chain, rows), "sha256")
     chain = digest(lineage.chain, b"loaded", own)
-    secret = hmac.digest(lineage.root, b"loaded" + chain, "sha256")
+    secret = hmac.digest(lineage.root.key, b"loaded" + chain, "sha256")
     return lineage._replace(chain=chain), key._replace(words=_words(secret), key_fingerprint=_fingerprint(secret))
 
 
@@ -113,7 +157,7 @@ def anew(lineage: Lineage, bits: bytes) -> Lineage:
     return lineage._replace(chain=digest(lineage.chain, b"anew", bits), pass_first=-1)
 
 
-def digest(*parts: bytes) -> bytes:
+def digest(*parts: bytes | memoryview) -> bytes:
     """SHA-256 of several strings of bytes, each with its length."""
     total = hashlib.sha256()
     for part in parts:
@@ -128,12 +172,12 @@ def digest_tree(tree: Any) -> bytes:
     Functions in the structure count by their names: where they lie in memory differs between processes.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    parts = [form_of(structure)]
+    parts: list[bytes | memoryview] = [form_of(structure)]
     for leaf in leaves:
         if jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
         array = np.asarray(leaf)
-        parts += [f"{array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).tobytes()]
+        parts += [f"{array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data]
     return digest(*parts)
 
 

@@ -23,7 +23,7 @@ __all__ = ["Seen", "member_keys", "member_loss", "nothing_seen"]
 class Seen(NamedTuple):
     """Beside the gradient of a member, or summed over those that contribute: *not* private.
 
-    loss : as it is.  bounded : clipped for the private loss; 0 where none is released.  aux : what the loss returns
+    loss : as it is.  bounded : in units of the private loss; 0 where none is released.  aux : what the loss returns
     beside itself; an empty tuple where it returns nothing else.
     """
 
@@ -49,7 +49,7 @@ def member_loss(
 
     def loss(trained: Any, member: tuple[Any, ...]) -> tuple[Any, Seen]:
         value, aux = each(whole(trained, frozen), *member)
-        bounded = jnp.float32(0) if private_loss is None else private_loss.clipped(value)
+        bounded = jnp.int32(0) if private_loss is None else private_loss.units(value)
         return value, Seen(value.astype(noise.wide(value.dtype)), bounded, aux)
 
     return loss
@@ -66,4 +66,4 @@ def member_keys(key: Any, indices: Any) -> Any:
 def nothing_seen(loss: Callable[..., Any], trained: Any, member: Any) -> Seen:
     """The sums of `Seen` over no members; ``member`` holds the shapes of one."""
     shapes: Seen = jax.eval_shape(loss, trained, member)[1]
-    return jax.tree.map(lambda a: jnp.zeros(a.shape, noise.wide(a.dtype)), shapes)
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, noise.beside(a.dtype)), shapes)

@@ -10,7 +10,9 @@ leaf by leaf, the generator would be compiled once for each.  Layout: jaxacct/tr
 
 from __future__ import annotations
 
+import hmac
 import math
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -18,10 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.chacha import key_words, noise_words
+from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.training.step.computed_once import as_data, unfolded_true
 from jaxacct.validation import InputError
 
-__all__ = ["EXAMPLES", "INITIALISATION", "LOSS", "MODEL", "NOISE", "QUANTILE", "SAMPLING", "add", "normal", "stream"]
+__all__ = ["EXAMPLES", "INITIALISATION", "LOSS", "MODEL", "NOISE", "QUANTILE", "SAMPLING"]
+__all__ += ["add", "beside", "normal", "rounded", "stream", "wide"]
 
 INITIALISATION, SAMPLING, NOISE, QUANTILE = range(1, 5)
 EXAMPLES, MODEL, LOSS = range(7, 10)
@@ -82,6 +86,16 @@ def normal(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
     True
     """
     return _drawn(key_words(key), {0: shape}, 1, jnp.dtype(dtype))[0]
+
+
+def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
+    """A draw from N(0, std^2), rounded to a whole number, exactly; modulo 2^32.  Drawn by the host, from a step's key.
+
+    Added to a whole number it is the rounding of what a Gaussian mechanism releases (README.md, "Counts and losses").
+    """
+    key = hmac.digest(np.asarray(words, "<u4").tobytes(), b"rounded" + bytes([purpose]), "sha256")
+    drawn = rounded_gaussian(std * std, KeyedBits(key))
+    return np.int32((drawn + 2**31) % 2**32 - 2**31)
 
 
 def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: Any) -> list[Any]:
@@ -168,6 +182,11 @@ def _horner(coefficients: list[float], x: Any) -> Any:
 def wide(dtype: Any) -> Any:
     """The dtype in which sums and noise are formed: at least float32."""
     return jnp.promote_types(dtype, jnp.float32)
+
+
+def beside(dtype: Any) -> Any:
+    """The dtype in which what is seen beside gradients is summed: int32 stays as it is, so that its sums are exact."""
+    return dtype if dtype == jnp.int32 else wide(dtype)
 
 
 def _unit(word: Any, bits: int, dtype: Any) -> Any:

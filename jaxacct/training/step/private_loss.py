@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,18 +22,21 @@ _NOISE_SHARE = 0.1
 """The noise on the sum of losses by default, in bounds, as a share of the expected batch size."""
 _ROUND_UP = 1.0 + 2e-15
 """Factor on the noise multiplier of the gradients that makes up for the rounding of its formula."""
-_STD_ROUND_UP = 1.0 + 2.0**-20
-"""Factor by which the float32 standard deviation is never below the noise times the float32 bound."""
+_UNITS = 2**10
+"""Units of a bound: losses are rounded to them, so that their sum is a whole number."""
+_MOST_MEMBERS = 2**20
+"""The largest expected batch size: centred sums of twice as many members, with their noise, fit 32 bits."""
 
 
 @dataclass(frozen=True)
 class PrivateLoss:
     """The mean loss of every step, clipped to [0, bound], with noise: private, as the gradient is.
 
-    A step also releases sum_i (v_i - bound/2), v_i the loss of member i clipped to [0, bound], with Gaussian noise of
-    standard deviation ``noise * bound``.  That sum has sensitivity bound/2 (replacing an example: bound, twice that, as
-    for the gradients).  So gradients with noise multiplier z_gradient = (z^-2 - (2 noise)^-2)^(-1/2) and the loss
-    together cost what one Gaussian of noise multiplier z costs: the plan's.  That needs noise > z/2.
+    A step also releases sum_i (v_i - bound/2), v_i the loss of member i clipped to [0, bound] and rounded to multiples
+    of bound/1024, with Gaussian noise of standard deviation ``noise * bound``, rounded to the same multiples.  That sum
+    has sensitivity bound/2 (replacing an example: bound, twice that, as for the gradients).  So gradients with noise
+    multiplier z_gradient = (z^-2 - (2 noise)^-2)^(-1/2) and the loss together cost what one Gaussian of noise
+    multiplier z costs: the plan's.  That needs noise > z/2.
 
     The optimizer is given the noisy sum over the expected batch size, plus bound/2, within [0, bound], as ``value``.
 
@@ -67,17 +71,23 @@ class PrivateLoss:
         """The standard deviation of the noise on the sum of losses, in bounds."""
         return _NOISE_SHARE * expected_batch_size if self.noise is None else self.noise
 
+    def draw(self, words: Any, expected_batch_size: float) -> Any:
+        """The noise on the sum of losses, in units, from the key of a step."""
+        return noise.rounded(words, noise.LOSS, _UNITS * Fraction(self.deviation(expected_batch_size)))
+
     def clipped(self, loss: Any) -> Any:
         """A member's loss within [0, bound]; NaN counts as the bound."""
         bound = jnp.float32(self.bound)
         return jnp.clip(jnp.nan_to_num(loss.astype(jnp.float32), nan=bound, posinf=bound, neginf=0), 0, bound)
 
-    def release(self, key: Any, total: Any, members: Any, deviation: Any, expected: Any) -> Any:
-        """The noisy mean loss, from the sum over the members of a batch of their clipped losses."""
-        bound = jnp.float32(self.bound)
-        centred = total - 0.5 * bound * members.astype(jnp.float32)
-        noisy = noise.add(key, centred, deviation * bound * _STD_ROUND_UP)
-        return jnp.clip(noisy / expected + 0.5 * bound, 0, bound)
+    def units(self, loss: Any) -> Any:
+        """A member's loss as a whole number of units, from 0 to all of the bound."""
+        return jnp.clip(jnp.round(self.clipped(loss) / jnp.float32(self.bound) * _UNITS), 0, _UNITS).astype(jnp.int32)
+
+    def release(self, total: Any, members: Any, drawn: Any, expected: Any) -> Any:
+        """The noisy mean loss, from the sum over the members of a batch of their units, and the noise from `draw`."""
+        bound, noisy = jnp.float32(self.bound), total - _UNITS // 2 * members + drawn
+        return jnp.clip(noisy.astype(jnp.float32) * (bound / _UNITS) / expected + 0.5 * bound, 0, bound)
 
 
 def gradient_noise(
@@ -92,6 +102,11 @@ def gradient_noise(
     z^-2 = z_g^-2 + (2 count_noise)^-2 + (2 noise)^-2.
     """
     check("noise_multiplier", noise_multiplier, DEVIATION)
+    if private_loss is not None and not expected_batch_size <= _MOST_MEMBERS:
+        raise InputError(
+            f"expected_batch_size = {expected_batch_size:.6g} must be <= {_MOST_MEMBERS} with a PrivateLoss; "
+            "use smaller batches, or leave the loss out"
+        )
     if private_loss is None:
         return noise_multiplier if adaptive is None else adaptive.gradient_noise(noise_multiplier, expected_batch_size)
     deviations = {"noise of PrivateLoss": private_loss.deviation(expected_batch_size)}

@@ -39,6 +39,7 @@ __all__ = [
     "Sums",
     "add",
     "draw",
+    "draws",
     "keys",
     "no_sums",
     "numbers",
@@ -81,8 +82,9 @@ class Numbers(NamedTuple):
 
     threshold : of Poisson sampling.  size : of batches of a fixed size; of random allocation the slots of the round.
     position : the batch's place in its pass, or the slot.
-    gradient_noise : noise multiplier on the gradients.  count_noise : of the adaptive clip norm's count.
-    loss_noise : of the private loss, in bounds.
+    gradient_noise : noise multiplier on the gradients.
+    count_draw, loss_draw : the noise on the adaptive clip norm's count and on the private loss, whole numbers that the
+        host has drawn from the step's key; None where there is none of them.
     """
 
     threshold: Any
@@ -90,8 +92,8 @@ class Numbers(NamedTuple):
     position: Any
     expected_batch_size: Any
     gradient_noise: Any
-    count_noise: Any
-    loss_noise: Any = np.float32(0)
+    count_draw: Any = None
+    loss_draw: Any = None
 
 
 def numbers(
@@ -100,8 +102,12 @@ def numbers(
     adaptive: AdaptiveClip | None,
     position: int,
     private_loss: PrivateLoss | None = None,
+    words: Any = None,
 ) -> Numbers:
-    """The numbers of a step; InputError where what is released beside the gradients leaves no room for them."""
+    """The numbers of a step; InputError where what is released beside the gradients leaves no room for them.
+
+    words : of the step's key.  Without them nothing is drawn, and a step with a count or a loss cannot be taken.
+    """
     z, expected = segment.noise_multiplier, segment.expected_batch_size
     if sampling == ALLOCATION:
         size = slots_of(segment.sampling_probability)
@@ -113,9 +119,18 @@ def numbers(
         np.int32(position),
         np.float32(expected),
         np.float32(gradient_noise(z, expected, adaptive, private_loss)),
-        np.float32(adaptive.count_deviation(expected) if adaptive else 0.0),
-        np.float32(private_loss.deviation(expected) if private_loss else 0.0),
+        *draws(segment, adaptive, private_loss, words),
     )
+
+
+def draws(
+    segment: StepSettings, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any
+) -> tuple[Any, Any]:
+    """The noise on the count and on the loss of a step, from its key's words; None where there is none of them."""
+    expected = segment.expected_batch_size
+    drawn = (None if one is None or words is None else one.draw(words, expected) for one in (adaptive, private_loss))
+    count, loss = drawn
+    return count, loss
 
 
 @dataclass(frozen=True)
@@ -257,16 +272,14 @@ def release(
     mean = jax.tree.map(lambda g, p: (g / now.expected_batch_size).astype(p.dtype), noisy, params)
     value = None
     if rule.private_loss is not None:
-        own = noise.stream(key, noise.LOSS)
-        value = rule.private_loss.release(own, seen.bounded, members, now.loss_noise, now.expected_batch_size)
+        value = rule.private_loss.release(seen.bounded, members, now.loss_draw, now.expected_batch_size)
     updates, opt_state = updated(rule.optimizer, mean, opt_state, params, value)
     if rule.adaptive is not None:
         clip_norm = rule.adaptive.update(
-            noise.stream(key, noise.QUANTILE),
             clip_norm,
             members - summed.clipped - summed.not_finite,
             members,
-            now.count_noise,
+            now.count_draw,
             now.expected_batch_size,
         )
     after = Carried(optax.apply_updates(params, updates), opt_state, clip_norm, not_finite + summed.not_finite)

@@ -1,0 +1,232 @@
+"""What is kept of a run: checkpoints by the names of arrays, states without their key, full disks, memory maps."""
+
+import copy
+import dataclasses
+import errno
+import json
+import os
+import pickle
+import re
+import tempfile
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import refusal
+
+from jaxacct.training import Ledger, Plan, Source, Trainer
+from jaxacct.training.run.checkpoints import Store
+
+KEY = bytes(range(1, 33))
+ROWS = np.linspace(-1.0, 1.0, 20, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
+
+
+def plan_of(steps=4, size=20):
+    return Plan(target_delta=1e-5, dataset_size=size, sampling_probability=0.5, noise_multiplier=5.0, steps=steps)
+
+
+def loss(params, x):
+    return sum(jnp.sum((leaf - x) ** 2) for leaf in params.values())
+
+
+def trainer_of(steps=4, optimizer=None):
+    return Trainer(loss, optimizer or optax.adam(0.1), plan_of(steps), clip_norm=1.0)
+
+
+def params_of(*names):
+    return {name: jnp.full((2, 3), float(place)) for place, name in enumerate(names)}
+
+
+def begin(folder, steps=2, names=("enc", "out"), **more):
+    """A run stopped by its plan, in a folder of checkpoints."""
+    trainer = trainer_of(steps, **more)
+    return trainer.fit(trainer.init(params_of(*names), KEY), ROWS, checkpoints=folder, progress=False)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("z_enc", "out"), "params['enc'] of shape (2, 3) and dtype float32 where the model has params['out']"),
+        (("enc",), "params['out'] of shape (2, 3) and dtype float32 where the model has opt_state[0].count"),
+        (("enc", "out", "then"), "opt_state[0].count of shape () and dtype int32 where the model has params['then']"),
+    ],
+)
+def test_a_checkpoint_of_other_names_is_refused(tmp_path, names, words):
+    begin(tmp_path)
+    trainer = trainer_of(4)
+    message = refusal(trainer.fit, trainer.init(params_of(*names), KEY), ROWS, checkpoints=tmp_path, progress=False)
+    assert words in message and "of another model or optimizer" in message
+
+
+def test_a_checkpoint_of_another_optimizer_with_the_same_shapes_is_refused(tmp_path):
+    begin(tmp_path, optimizer=optax.trace(0.9))
+    trainer = trainer_of(4, optimizer=optax.ema(0.9, debias=False))
+    start = trainer.init(params_of("enc", "out"), KEY)
+    message = refusal(trainer.fit, start, ROWS, checkpoints=tmp_path, progress=False)
+    assert re.search(r"it has opt_state\.trace.* where the model has opt_state\.", message)
+
+
+def without_names(monkeypatch):
+    """Checkpoints as earlier versions wrote them."""
+    import orbax.checkpoint as ocp
+
+    plain = ocp.args.JsonSave
+    monkeypatch.setattr(ocp.args, "JsonSave", lambda run: plain({k: v for k, v in run.items() if k != "leaves"}))
+
+
+def test_a_checkpoint_without_names_is_read_where_its_arrays_are_those_it_was_sealed_with(tmp_path, monkeypatch):
+    without_names(monkeypatch)
+    whole = begin(tmp_path / "one", 4)
+    begin(tmp_path / "two", 2)
+    trainer = trainer_of(4)
+    start = trainer.init(params_of("enc", "out"), KEY)
+    again = trainer.fit(start, ROWS, checkpoints=tmp_path / "one", progress=False)
+    np.testing.assert_array_equal(again.params["enc"], whole.params["enc"])
+    other = trainer.init(params_of("z_enc", "out"), KEY)
+    message = refusal(trainer.fit, other, ROWS, checkpoints=tmp_path / "two", progress=False)
+    assert "of an earlier version, which kept no names, and of another model" in message
+
+
+# Keys
+
+
+def texts_of(state):
+    """Everything that is usually written of a state."""
+    yield pickle.dumps(state)
+    yield from (pickle.dumps(state, protocol) for protocol in range(6))
+    yield pickle.dumps(dataclasses.asdict(state))
+    yield pickle.dumps(vars(state))
+    yield pickle.dumps(copy.deepcopy(state))
+    yield pickle.dumps(copy.copy(state).lineage)
+    yield pickle.dumps(tuple(state.lineage))
+    yield repr(state.__reduce_ex__(4)).encode()
+    yield repr(vars(state)).encode()
+    yield str(state.lineage._asdict()).encode()
+    yield json.dumps(dataclasses.asdict(state), default=repr).encode()
+
+
+def test_nothing_written_of_a_state_has_its_key(tmp_path):
+    seen = []
+    trainer = trainer_of()
+    see = lambda state: seen.extend(texts_of(state))
+    state = trainer.fit(trainer.init(params_of("a"), KEY), ROWS, callbacks=[see], progress=False)
+    for text in [*texts_of(state), *texts_of(trainer.init(params_of("a"), KEY)), *seen]:
+        assert KEY not in text and KEY.hex().encode() not in text and repr(KEY)[2:-1].encode() not in text
+
+
+def test_a_pickled_state_keeps_what_it_spent_and_goes_on_from_its_checkpoints_alone(tmp_path):
+    state = begin(tmp_path / "kept")
+    found = pickle.loads(pickle.dumps(state))
+    np.testing.assert_array_equal(found.params["enc"], state.params["enc"])
+    assert float(found.epsilon.upper) == float(state.epsilon.upper) > 0 and found.step == 2
+    longer = trainer_of(4)
+    whole = longer.fit(state, ROWS, progress=False)
+    for more in ({}, {"ledger": tmp_path / "l.jsonl"}, {"checkpoints": tmp_path / "empty"}):
+        assert "no secret key, which pickling leaves out" in refusal(longer.fit, found, ROWS, progress=False, **more)
+    assert not (tmp_path / "l.jsonl").exists()
+    begin(tmp_path / "other", names=("enc", "out"), optimizer=optax.adam(0.2))
+    assert "are of two runs" in refusal(longer.fit, found, ROWS, progress=False, checkpoints=tmp_path / "other")
+    again = longer.fit(found, ROWS, progress=False, checkpoints=tmp_path / "kept")
+    np.testing.assert_array_equal(again.params["enc"], whole.params["enc"])
+    assert again.lineage.root == state.lineage.root and copy.deepcopy(state).lineage == state.lineage
+
+
+def test_a_pickled_state_finds_its_ledger(tmp_path):
+    trainer = trainer_of()
+    path = tmp_path / "l.jsonl"
+    state = trainer.fit(trainer.init(params_of("a"), KEY), ROWS, ledger=path, progress=False)
+    found = pickle.loads(pickle.dumps(state))
+    assert float(found.epsilon.upper) == float(state.epsilon.upper) == float(Ledger.read(path).epsilon(1e-5).upper)
+
+
+# Full disks
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def exhausted(*_, **__):
+    raise ValueError('RESOURCE_EXHAUSTED: Error writing "x"\nmany\nlines')
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "raises"),
+    [
+        (tempfile, "TemporaryFile", full),
+        (os, "posix_fallocate", full),
+        (Store, "_manager", exhausted),
+        (Store, "_manager", full),
+    ],
+)
+def test_a_full_disk_is_one_line_and_loses_no_checkpoint(tmp_path, monkeypatch, capfd, owner, name, raises):
+    trainer = trainer_of(6)
+    start = trainer.init(params_of("enc", "out"), KEY)
+    whole = trainer.fit(start, ROWS, progress=False)
+
+    def fill(state):
+        if state.step == 3 and name == "_manager":
+            import orbax.checkpoint as ocp
+
+            monkeypatch.setattr(ocp.CheckpointManager, "save", raises)
+        elif state.step == 3:
+            monkeypatch.setattr(owner, name, raises)
+
+    capfd.readouterr()
+    with monkeypatch.context() as monkeypatch:
+        more = {"checkpoints": tmp_path / "kept", "checkpoint_every": 2, "progress": False}
+        message = refusal(trainer.fit, start, ROWS, callbacks=[fill], **more)
+    assert "a checkpoint cannot be written (the disk is full); mend that and call fit again" in message
+    assert "Traceback" not in capfd.readouterr().err
+    again = trainer.fit(start, ROWS, **more)
+    assert again.step == 6
+    np.testing.assert_array_equal(again.params["enc"], whole.params["enc"])
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("pathlib.Path.mkdir", full)
+    trainer = trainer_of()
+    start = trainer.init(params_of("a"), KEY)
+    assert "No space left" in refusal(trainer.fit, start, ROWS, checkpoints=tmp_path / "new", progress=False)
+
+
+# Memory maps
+
+
+def anonymous():
+    """Bytes of this process that no file backs."""
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="asks Linux for its memory")
+def test_a_memory_map_is_not_copied_into_memory(tmp_path):
+    size = 2**17
+    rows = np.memmap(tmp_path / "rows", np.float32, "w+", shape=(size, 2048))  # 1 GiB, on a disk none of it
+    plan = Plan(target_delta=1e-5, dataset_size=size, expected_batch_size=8, noise_multiplier=1.0, steps=3)
+    trainer = Trainer(lambda w, x: jnp.sum((w - x[0]) ** 2) + 0 * x[1], optax.sgd(0.1), plan, 1.0)
+    grown = []
+    before = anonymous()
+    see = lambda state: grown.append(anonymous() - before)
+    data = rows, np.zeros(size, np.float32)
+    state = trainer.fit(trainer.init(jnp.zeros(2048), KEY), data, callbacks=[see], progress=False)
+    assert state.step == 3 and max(grown) < 2**28
+
+
+def test_a_memory_map_trains_as_its_source_does(tmp_path):
+    np.save(tmp_path / "x.npy", ROWS)
+    rows = np.load(tmp_path / "x.npy", mmap_mode="r")
+    trainer = Trainer(lambda w, x: jnp.sum((w - x) ** 2), optax.sgd(0.1), plan_of(), 1.0)
+    start = trainer.init(jnp.zeros(3), KEY)
+    for data in (rows, np.asarray(rows)[::1], rows[:]):
+        state = trainer.fit(start, data, progress=False)
+        assert state.step == 4 and np.isfinite(state.params).all()
+    assert Source(rows).layout.example.shape == (3,)
+    trainer = Trainer(lambda w, x: jnp.sum((w - x[0]) ** 2), optax.sgd(0.1), plan_of(), 1.0)
+    message = refusal(trainer.fit, start, [rows, np.zeros(20)], progress=False)
+    assert "put the maps into a tuple or a dict" in message
+    assert "must be (20,), the plan's dataset_size" in refusal(trainer.fit, start, rows[:7], progress=False)
