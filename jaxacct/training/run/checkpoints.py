@@ -124,7 +124,7 @@ class Store:
         own = _leaves(like)
         if "leaves" in run and run["leaves"] != own:
             told = _first_difference(run["leaves"], own)
-            raise InputError(f"checkpoint {number} is of another model or optimizer: {told}")
+            raise InputError(f"checkpoint {number} is not of this model and optimizer: {told}")
         target = {"carried": jax.tree.map(self._ocp.utils.to_shape_dtype_struct, _plain(like))}
         try:
             found = self._manager.restore(number, args=args.Composite(arrays=args.StandardRestore(target)))
