@@ -20,7 +20,7 @@ from jaxacct.files import optional_package
 from jaxacct.training.run import history
 from jaxacct.training.run.history import History
 from jaxacct.training.run.processes import ALONE, Processes
-from jaxacct.training.step.key_derivation import Lineage, Root
+from jaxacct.training.step.key_derivation import Lineage, Root, digest_tree
 from jaxacct.training.step.step_function import Carried
 from jaxacct.validation import InputError
 
@@ -108,7 +108,7 @@ class Store:
             self._manager.save(number, args=args.Composite(arrays=items, run=args.JsonSave(run)), force=True)
             self._manager.wait_until_finished()
 
-    def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes]) -> Checkpoint:
+    def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
         """A checkpoint with the names, shapes and dtypes of ``like``; InputError, in one line, for any other.
 
         digest_of : of a pytree, names and numbers together: what `Lineage.seal` is.  It tells whether a checkpoint
