@@ -5,8 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import refusal
+from jax._src.interpreters import batching
+from jax.extend.core import Primitive, primitives
+from jax.interpreters import mlir
 
 from jaxacct.training.step.clipping import clipped_sum
+from jaxacct.training.step.lane_by_lane import _KNOWN_TO_MIX, LANE_BY_LANE
 from jaxacct.tuning.private_score import units
 
 BATCH = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
@@ -103,3 +107,60 @@ def own_axis(x):
 def test_operations_within_one_example_are_not(function):
     got = clipped_sum(loss_of(function), jnp.ones(3), BATCH, clip_norm=1e3)
     np.testing.assert_allclose(got.total, sum(function(x) for x in BATCH), rtol=1e-5)
+
+
+# Operations that are not listed, and rows by their bits
+
+
+@jax.custom_vjp
+def through(x):
+    return UNKNOWN.bind(x)
+
+
+UNKNOWN, BORROWED = Primitive("someones_own"), Primitive("sin")
+for primitive in (UNKNOWN, BORROWED):
+    primitive.def_impl(lambda x: x)
+    primitive.def_abstract_eval(lambda x: x)
+    batching.primitive_batchers[primitive] = lambda args, axes: (args[0] - args[0].mean(0), axes[0])
+    mlir.register_lowering(primitive, lambda context, x: [x])
+through.defvjp(lambda x: (UNKNOWN.bind(x), None), lambda _, g: (g,))
+
+
+def test_operations_of_other_packages_are_refused_by_name():
+    text = refusal(clipped_sum, loss_of(through), jnp.ones(3), BATCH)
+    assert text.startswith("loss_fn calls someones_own, which is not known to give each example of a batch what it")
+    assert "use operations of jax.numpy" in text
+    borrowed = lambda p, x: jnp.sum(p * jax.lax.stop_gradient(BORROWED.bind(jax.lax.stop_gradient(x))))
+    assert "loss_fn calls sin, which is not known" in refusal(clipped_sum, borrowed, jnp.ones(3), BATCH)
+
+
+def test_a_rule_for_batches_that_mixes_rows_is_seen_by_its_bits(monkeypatch):
+    mixing = lambda args, axes: (jnp.roll(jax.lax.erf(args[0]), 1, axis=axes[0]), axes[0])
+    loss = loss_of(lambda x: jax.lax.stop_gradient(jax.lax.erf(x)) + 0.125)
+    with monkeypatch.context() as patch:
+        patch.setitem(batching.fancy_primitive_batchers, jax.lax.erf_p, lambda axis, args, axes: mixing(args, axes))
+        text = refusal(clipped_sum, loss, jnp.ones(3), BATCH)
+        assert text.startswith("loss_fn moves the result of one example when another changes")
+
+
+@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
+def test_keys_of_rbg_are_refused_however_they_are_made(kind):
+    seed = lambda x: (1e4 * x[0]).astype(jnp.int32)
+    draw = lambda key: jax.random.bernoulli(key, 0.5, (3,))
+    raw = lambda x: draw(jax.random.wrap_key_data(jnp.full(4, 7, jnp.uint32) + seed(x).astype(jnp.uint32), impl=kind))
+    for function in (lambda x: x * draw(jax.random.key(seed(x), impl=kind)), lambda x: x * raw(x)):
+        text = refusal(clipped_sum, loss_of(function), jnp.ones(3), BATCH)
+        assert f"with a random key of type key<{'urbg' if kind[0] == 'u' else 'rbg'}>" in text and "threefry" in text
+    with jax.default_prng_impl(kind):
+        for make in (jax.random.key, jax.random.PRNGKey):
+            text = refusal(clipped_sum, loss_of(lambda x, make=make: x * draw(make(seed(x)))), jnp.ones(3), BATCH)
+            assert "with a random key of type" in text
+        own = lambda p, x: jnp.sum(p * x[0] * draw(x[1]))  # the key that the trainer gives is ChaCha20's
+        keys = jax.random.split(fresh_key(), 4)
+        assert clipped_sum(own, jnp.ones(3), (BATCH, keys)).total.shape == (3,)
+
+
+def test_every_operation_of_the_list_is_one_of_jax_or_was():
+    known = {name.removesuffix("_p") for name in dir(primitives) if name.endswith("_p")}
+    assert len(LANE_BY_LANE & known) > 150 and "rng_bit_generator" not in LANE_BY_LANE
+    assert not LANE_BY_LANE & set(_KNOWN_TO_MIX)

@@ -36,6 +36,7 @@ from jaxacct.training.step import noise
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import sensitivity
 from jaxacct.training.step.clipping import METHODS, norm_methods
+from jaxacct.training.step.closed_over import refuse_closed_over
 from jaxacct.training.step.key_derivation import begin
 from jaxacct.training.step.modules import initialised, loss_of, refuse_state
 from jaxacct.training.step.optimizers import look_at, require_optimizer
@@ -271,6 +272,7 @@ class Trainer:
         every = int(check("checkpoint_every", checkpoint_every, COUNT))
         require_same(where.processes, state, self.plan, every, bool(callbacks), checkpoints is not None)
         looks = checked_log(log, ledger) if where.processes.first else None, int(check("log_every", log_every, COUNT))
+        given = data
         if not isinstance(data, Source):
             data = where.data(data, users)
         store: Store | None = None
@@ -293,6 +295,9 @@ class Trainer:
                 program = Streamed(where, self.rule, *of_plan, rest, users, found, with_ledger)
             else:
                 program = Program(where, *of_plan, rest, self.rule.private_loss)
+            for trace in program.traces:
+                frozen = () if rest is None else rest.frozen
+                refuse_closed_over("loss_fn", trace, given, frozen, source=isinstance(given, Source))
             if found is not None and found.session not in (b"", program.session):
                 # steps may have been taken after the checkpoint, of which nothing is known: its whole plan counts
                 state = replace(state, history=state.history.whole())

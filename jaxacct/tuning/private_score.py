@@ -17,7 +17,8 @@ from jaxacct.chacha import key_words
 from jaxacct.mechanisms import Gaussian, Mechanism, compose, repeat
 from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.selection import Law, candidates_profile, rounds, select
-from jaxacct.training.step.per_example import for_each
+from jaxacct.training.step.closed_over import refuse_closed_over
+from jaxacct.training.step.per_example import for_each, one_of
 from jaxacct.validation import Constraint, InputError, check, choice
 
 __all__ = ["ON_DATA", "PrivateScore", "Whole", "noise_for_score", "noisy", "units", "whole"]
@@ -109,6 +110,9 @@ def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float)
 
     The lower and the upper bits of the values are summed by themselves in 32 bits.
     """
+
+    of_one = jax.make_jaxpr(lambda example: value(params, example))
+    refuse_closed_over("value", of_one(one_of(data)), data)
 
     def of_block(held: tuple[Any, Any]) -> Any:
         examples, present = held

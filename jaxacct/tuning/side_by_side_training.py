@@ -16,6 +16,7 @@ from jaxacct.training.step import host_chacha, noise
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import CLIP_NORM, sensitivity
 from jaxacct.training.step.clipping import METHODS
+from jaxacct.training.step.closed_over import refuse_closed_over
 from jaxacct.training.step.parts import Rest, apart, whole
 from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.training.step.step_function import Carried, Numbers, StepRule, draws, numbers, private_step
@@ -172,7 +173,10 @@ def side_by_side(
         words = np.asarray(keys, np.uint32).reshape(count, 8)
         for start in range(0, plan.steps, STEPS_PER_CALL):
             stop = min(start + STEPS_PER_CALL, plan.steps)
-            carried = steps(start, stop, carried, configs, words, data, rest, drawn(words, start, stop))
+            given = (start, stop, carried, configs, words, data, rest, drawn(words, start, stop))
+            if start == 0:
+                refuse_closed_over("loss_fn", steps.trace(*given).jaxpr, data, () if rest is None else rest.frozen)
+            carried = steps(*given)
             jax.block_until_ready(carried.params)
         return whole(carried.params, rest)
 

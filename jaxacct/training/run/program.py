@@ -34,6 +34,7 @@ class Program:
     """A step function for one plan, state and data: traced, digested, and compiled when it is asked for.
 
     session : a digest of all that decides what comes after a checkpoint: equal sessions repeat it exactly.
+    traces : of all that it compiles.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Program:
         zero = np.zeros(8, np.uint32)
         now = self._numbers(min(step, self._plan.steps - 1), 0, zero)
         self._traced = where.step(carried, zero, zero, data, now, self.frozen)
+        self.traces = (self._traced.jaxpr,)
         self._settle(carried, before, where.digest_program(self._traced), where.digest(data))
 
     def _settle(self, carried: Carried, before: Lineage, program: bytes, data: bytes) -> None:

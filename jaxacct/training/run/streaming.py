@@ -86,6 +86,7 @@ class Streamed(Program):
         self._places = host_sampler.places(rule, plan.dataset_size)
         self._micro = min(rule.micro_batch, self._places) * where.devices  # places of one call, over all devices
         self._traced_parts = self._trace(carried, self._numbers(min(step, plan.steps - 1), 0, np.zeros(8, np.uint32)))
+        self.traces = tuple(each.jaxpr for each in self._traced_parts)
         settings = repr((rule.sampling, rule.cap, rule.examples_per_user, self._micro)).encode()
         digests = [where.digest_program(each) for each in self._traced_parts]
         about = f"{len(source)} {source.layout.example}".encode()

@@ -18,6 +18,7 @@ from jaxacct.training.step import powers_of_two as powers
 from jaxacct.training.step.block_sums import sum_squares
 from jaxacct.training.step.bundles import bundled
 from jaxacct.training.step.clip_norm import grouped, limit_of
+from jaxacct.training.step.closed_over import refuse_closed_over
 from jaxacct.training.step.computed_once import as_data, computed_once, unfolded_true
 from jaxacct.training.step.noise import beside, wide
 from jaxacct.training.step.per_example import for_each, one_of
@@ -88,7 +89,7 @@ def clipped_sum(
     Raises
     ------
     InputError : a bad clip norm or method, a loss that is not a scalar, or a loss through which examples could reach
-        one another: custom_vmap, callbacks, collectives.
+        one another: operations that are not known to go example by example, random keys of rbg, records closed over.
 
     References
     ----------
@@ -104,7 +105,9 @@ def clipped_sum(
     _check_params(params)
     grouped(clip_norm, params)
     examples = _batch_size(batch)
-    split_loss(jax.eval_shape(loss_fn, params, one_of(batch)), has_aux)
+    traced, shapes = jax.make_jaxpr(loss_fn, return_shape=True)(params, one_of(batch))
+    split_loss(shapes, has_aux)
+    refuse_closed_over("loss_fn", traced, batch)
     mask = jnp.ones(examples, bool) if mask is None else mask
     done, aux = _clipped_sum(loss_fn, params, batch, mask, clip_norm, method, has_aux)
     return (done, aux) if has_aux else done

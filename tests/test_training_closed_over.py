@@ -1,0 +1,161 @@
+"""A loss that closes over records is refused, whatever became of them; ordinary constants are not."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from helpers import refusal
+
+from jaxacct.training import Plan, Source, Trainer
+from jaxacct.training.step.clipping import clipped_sum
+from jaxacct.training.step.closed_over import refuse_closed_over
+from jaxacct.tuning import PrivateScore, key_words, side_by_side
+from jaxacct.tuning.private_score import units
+
+RNG, SIZE = np.random.default_rng(0), 200
+X = RNG.normal(size=(SIZE, 6)).astype(np.float32)
+LABELS = RNG.integers(0, 10, SIZE).astype(np.int32)
+RARE = (RNG.random(SIZE) < 0.4).astype(np.int32)
+TARGETS = RNG.normal(size=SIZE).astype(np.float32)
+IMAGES = RNG.integers(0, 256, (SIZE, 5, 5, 1)).astype(np.uint8)
+TOKENS = RNG.integers(0, 1000, (SIZE, 16)).astype(np.int32)
+PAIRS = RNG.normal(size=(SIZE, 2)).astype(np.float32)
+ONE_HOT = np.eye(10, dtype=np.float32)[LABELS]
+PLACES = np.tile(np.arange(16, dtype=np.int32), (SIZE, 1))
+MASK = (np.arange(16) < RNG.integers(1, 17, SIZE)[:, None]).astype(np.float32)
+DATA = (X, LABELS, RARE, TARGETS, IMAGES, TOKENS, PAIRS, ONE_HOT, PLACES, MASK, np.arange(SIZE), np.sort(LABELS))
+PLAN = Plan(target_delta=1e-5, dataset_size=SIZE, sampling_probability=0.1, noise_multiplier=1.0, steps=1)
+
+RECORDS = {
+    "all": X,
+    "slice": X[100:150],
+    "one record": X[7],
+    "transposed": X.T,
+    "bfloat16": X.astype(jnp.bfloat16),
+    "reshaped": X.reshape(-1, 2, 3),
+    "flat": X.ravel(),
+    "in another order": X[RNG.permutation(SIZE)[:50]],
+    "every second": X[::2],
+    "stacked": np.stack([X, X]),
+    "padded": np.concatenate([np.zeros((5, 6), np.float32), X[:40]]),
+    "one column": X[:, 2],
+    "some columns": X[:, 3:5],
+    "labels": LABELS,
+    "labels of some": LABELS[50:120],
+    "labels as float": LABELS.astype(np.float32),
+    "labels, padded": np.pad(LABELS, (0, 7)),
+    "labels in rows": LABELS.reshape(20, 10),
+    "two classes": RARE,
+    "as bool": RARE.astype(bool),
+    "targets": TARGETS,
+    "targets of some": TARGETS[50:90, None],
+    "images": IMAGES.astype(np.float32),
+    "images, flat": IMAGES.reshape(SIZE, -1),
+    "tokens": TOKENS[:3],
+    "pairs": PAIRS[:40],
+    "pairs, turned": PAIRS[:, ::-1],
+    "one-hot": ONE_HOT,
+}
+ORDINARY = {
+    "zeros": np.zeros((SIZE, 6)),
+    "ones": np.ones(SIZE),
+    "arange": np.arange(SIZE),
+    "places": np.arange(16),
+    "identity": np.eye(10),
+    "classes": np.eye(1000)[:, :10],
+    "grid": np.linspace(0, 1, SIZE),
+    "weights": RNG.normal(size=(6, 6)),
+    "as large as the data": RNG.normal(size=(SIZE, 6)),
+    "causal mask": np.tril(np.ones((16, 16))),
+    "smoothed labels": np.full((10, 10), 0.01) + 0.9 * np.eye(10),
+    "positions": np.sin(np.arange(SIZE)[:, None] / 10000 ** (np.arange(6) / 6)),
+    "other labels": RNG.integers(0, 10, SIZE),
+    "other coins": RNG.random(SIZE) < 0.4,
+    "classes in turn": np.arange(SIZE) % 10,
+    "sorted classes": np.repeat(np.arange(10), SIZE // 10),
+    "bins": np.arange(256.0),
+}
+
+
+def trace_with(constant):
+    return jax.make_jaxpr(lambda w: w * jnp.sum(jnp.asarray(constant).astype(jnp.float32)))(1.0)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records_among_the_constants_are_found(name):
+    text = refusal(refuse_closed_over, "loss_fn", trace_with(RECORDS[name]), DATA)
+    assert text.startswith("loss_fn closes over an array of shape (") and "public data" in text
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_constants_are_none(name):
+    refuse_closed_over("loss_fn", trace_with(ORDINARY[name]), DATA)
+
+
+def contrastive(others):
+    """In-batch negatives, with the batch in the closure."""
+    return lambda w, x: optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(others) @ (w * x), 0)
+
+
+class Memory(nnx.Module):
+    def __init__(self, rows):
+        self.w, self.rows = nnx.Param(jnp.ones(6)), nnx.Variable(jnp.asarray(rows))
+
+
+def in_a_loop(w, x):
+    return jax.lax.fori_loop(0, 2, lambda i, c: c + jnp.sum(jnp.asarray(X)[:9] @ (w * x)), 0.0)
+
+
+CLOSED = {
+    "closure": contrastive(X),
+    "slice": contrastive(X[20:40]),
+    "partial": functools.partial(lambda rows, w, x: jnp.sum((w * x - jnp.asarray(rows)) ** 2), X[:30]),
+    "loop": in_a_loop,
+    "jit": lambda w, x: jax.jit(contrastive(X))(w, x),
+    "checkpoint": lambda w, x: jax.checkpoint(contrastive(X))(w, x),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_a_trainer_refuses_a_loss_that_closes_over_the_data(name, tmp_path):
+    trainer = Trainer(CLOSED[name], optax.sgd(0.1), PLAN, 1.0)
+    state = trainer.init(jnp.ones(6))
+    for data in (X, Source(X)):
+        text = refusal(trainer.fit, state, data, ledger=tmp_path / "run.jsonl", progress=False)
+        assert "loss_fn closes over" in text
+    assert not (tmp_path / "run.jsonl").exists()
+
+
+def test_records_in_a_frozen_variable_are_found():
+    trainer = Trainer(lambda m, x: jnp.sum(m.rows[...] @ (m.w[...] * x)), optax.sgd(0.1), PLAN, 1.0)
+    assert "closes over" in refusal(trainer.fit, trainer.init(Memory(X[:20])), X, progress=False)
+    state = trainer.fit(trainer.init(Memory(np.ones((20, 6), np.float32))), X, progress=False)
+    assert state.step == 1
+
+
+def test_every_other_door_refuses_it_too():
+    train = side_by_side(contrastive(X), lambda config: optax.sgd(config["rate"]), PLAN)
+    given = jnp.ones((2, 6)), {"rate": np.ones(2)}, key_words([bytes(32), bytes(range(32))])
+    assert "loss_fn closes over" in refusal(train, *given, X)
+    assert "loss_fn closes over" in refusal(clipped_sum, contrastive(X), jnp.ones(6), X[5:20])
+    value = lambda w, x: jnp.max(jnp.asarray(X) @ x) > w
+    assert PrivateScore(value, X, noise_multiplier=1.0).data is X
+    assert "value closes over" in refusal(units, value, 1.0, X, 2.0**-20)
+
+
+def test_a_loss_that_closes_over_the_batch_of_a_traced_step_is_refused():
+    step = jax.jit(lambda w, batch: clipped_sum(contrastive(batch), w, batch).total)
+    assert "closes over the batch" in refusal(step, jnp.ones(6), X[:8])
+    frozen = jax.jit(lambda w, base, batch: clipped_sum(lambda w, x: jnp.sum(base @ (w * x)), w, batch).total)
+    assert frozen(jnp.ones(6), jnp.ones((3, 6)), X[:8]).shape == (6,)
+
+
+def test_large_data_are_compared_by_some_rows(monkeypatch):
+    monkeypatch.setattr("jaxacct.training.step.closed_over._ALL_BYTES", 100)
+    large = RNG.normal(size=(20_000, 6)).astype(np.float32)
+    assert "closes over" in refusal(refuse_closed_over, "loss_fn", trace_with(large), large)
+    assert "closes over" in refusal(refuse_closed_over, "loss_fn", trace_with(large[:100]), large)
