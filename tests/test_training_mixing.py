@@ -155,6 +155,9 @@ def test_keys_of_rbg_are_refused_however_they_are_made(kind):
         for make in (jax.random.key, jax.random.PRNGKey):
             text = refusal(clipped_sum, loss_of(lambda x, make=make: x * draw(make(seed(x)))), jnp.ones(3), BATCH)
             assert "with a random key of type" in text
+        given = BATCH, jax.random.split(jax.random.key(0), 4)
+        text = refusal(clipped_sum, lambda p, x: jnp.sum(p * x[0]), jnp.ones(3), given)
+        assert text.startswith("loss_fn is given a random key of type")
         own = lambda p, x: jnp.sum(p * x[0] * draw(x[1]))  # the key that the trainer gives is ChaCha20's
         keys = jax.random.split(fresh_key(), 4)
         assert clipped_sum(own, jnp.ones(3), (BATCH, keys)).total.shape == (3,)

@@ -8,7 +8,7 @@ list, such as one of a newer JAX or of another package, is refused, and not take
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -103,18 +103,13 @@ def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
     name : of the function.  Refused are all operations that are not `LANE_BY_LANE`, random keys of other kinds than
     threefry and this package's own, collectives along an axis that begins outside, and mutable arrays from outside.
     """
+    _refuse_keys(f"{name} is given", closed.jaxpr.invars)
     for eqn, bound in _operations(closed.jaxpr, frozenset()):
         operation = eqn.primitive.name
         if operation not in LANE_BY_LANE or not _is_jaxs_own(eqn.primitive):
             call, why, remedy = _KNOWN_TO_MIX.get(operation, (operation, *_UNKNOWN))
             raise InputError(f"{name} calls {call}, which {why}, must keep examples apart; {remedy}")
-        for dtype in (getattr(var.aval, "dtype", None) for var in (*eqn.invars, *eqn.outvars)):
-            if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) and dtype not in _known_keys():
-                raise InputError(
-                    f"{name} calls {operation} with a random key of type {dtype}, whose numbers for one example can "
-                    "depend on the key of another, must keep examples apart; make the key by "
-                    "jax.random.key(seed, impl='threefry2x32'), or let rngs=True give one"
-                )
+        _refuse_keys(f"{name} calls {operation} with", (*eqn.invars, *eqn.outvars))
         along = _axes_from_outside(eqn, bound)
         if along:
             raise InputError(
@@ -123,6 +118,17 @@ def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
             )
     if any(type(var.aval).__name__ == "AbstractRef" for var in closed.jaxpr.constvars):
         raise InputError(f"{name} uses a mutable array, which examples can share, must be pure; pass its value")
+
+
+def _refuse_keys(who: str, variables: Sequence[Any]) -> None:
+    """InputError where a random key is of a kind that is not known."""
+    for dtype in (getattr(var.aval, "dtype", None) for var in variables):
+        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) and dtype not in _known_keys():
+            raise InputError(
+                f"{who} a random key of type {dtype}, whose numbers for one example can depend on the key of another, "
+                "must keep examples apart; make the key by jax.random.key(seed, impl='threefry2x32'), or let rngs=True "
+                "give one"
+            )
 
 
 @functools.cache
