@@ -9,6 +9,7 @@ from jax._src.interpreters import batching
 from jax.extend.core import Primitive, primitives
 from jax.interpreters import mlir
 
+from jaxacct.training import fresh_key
 from jaxacct.training.step.clipping import clipped_sum
 from jaxacct.training.step.lane_by_lane import _KNOWN_TO_MIX, LANE_BY_LANE
 from jaxacct.tuning.private_score import units
