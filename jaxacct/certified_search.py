@@ -27,6 +27,7 @@ __all__ = [
     "Start",
     "beside",
     "certified_search",
+    "least_apart",
     "least_private",
     "start_at",
 ]
@@ -85,6 +86,8 @@ class Search(NamedTuple):
     """Rows whose least private value is tried before all others; none by default."""
     scale: np.ndarray | None = None
     """What distances from the target are relative to; by default the target, which is right of epsilon."""
+    says_best: bool = True
+    """Whether a value more may be evaluated to show that the one that was found is the best."""
     all_there_is: bool = False
     """Whether no value is less private than the limit, as a sampling probability of 1."""
 
@@ -198,7 +201,7 @@ def _judged(search: Search, found: Found, missed: np.ndarray, steep: np.ndarray)
     private; or where epsilon is within rtol of the target, both ends, and changes with the value at a usual rate
     (`steep`).  Where neither is known yet, a value a little less private is evaluated.
     """
-    apart = _apart(search.rtol)
+    apart = max(least_apart(search.rtol), search.closest)
     bolder = np.where(search.falls, -1.0, 1.0)
     with np.errstate(invalid="ignore", divide="ignore"):
         distance = bolder * np.log(missed / found.value)
@@ -209,22 +212,22 @@ def _judged(search: Search, found: Found, missed: np.ndarray, steep: np.ndarray)
     inside = found.status == "ok"
     found.shown[:] = inside & (shown | (near & steep))
     rows = np.flatnonzero(inside & ~found.shown)
-    if rows.size:
-        values = beside(found.value[rows], search.falls[rows], search.rtol, search.whole)
+    if search.says_best and rows.size:
+        values = beside(found.value[rows], search.falls[rows], apart, search.whole)
         bounds = (search.leader or search.evaluate)(rows, np.clip(values, search.lowest[rows], search.highest[rows]))
         found.shown[rows] = _lower_end(bounds.kind, bounds.lower, bounds.upper) > search.target[rows]
     found.status[inside & ~found.shown] = "loose"
     found.shown[found.status == "not_binding"] = search.all_there_is
 
 
-def beside(values: np.ndarray, falls: np.ndarray, rtol: float, whole: bool) -> np.ndarray:
-    """Values a little less private than others."""
+def beside(values: np.ndarray, falls: np.ndarray, apart: float, whole: bool) -> np.ndarray:
+    """Values a little less private than others, by so much of themselves."""
     bolder = np.where(falls, -1.0, 1.0)
-    others = values * np.exp(bolder * _apart(rtol))
+    others = values * np.exp(bolder * apart)
     return np.where(np.abs(others - values) < 1.0, values + bolder, np.rint(others)) if whole else others
 
 
-def _apart(rtol: float) -> float:
+def least_apart(rtol: float) -> float:
     """How much less private a value may be that shows, by missing the target, that another is the best one."""
     return min(FEW_RTOL * rtol, max(FARTHEST, rtol))
 
@@ -271,6 +274,7 @@ def least_private(
         rtol=rtol,
         closest=closest,
         whole=whole,
+        says_best=False,
     )
     return float(certified_search(search, start_at(one * min(max(start, limits[0]), limits[1]))).value[0])
 
@@ -345,7 +349,7 @@ def _polish(
         settled[due[holds]] = True
         due = due[~holds]
     left = ~settled
-    steep[rows] = settled & (np.abs(slope) * _apart(search.rtol) >= search.closeness(rows) * search.target[rows])
+    steep[rows] = settled & (np.abs(slope) * least_apart(search.rtol) >= search.closeness(rows) * search.target[rows])
     return rows[left], Start(x[left], slope[left], start.solved[left], log_slope[left])
 
 

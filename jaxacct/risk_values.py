@@ -10,7 +10,7 @@ from scipy.special import ndtr, ndtri
 from jaxacct import account
 from jaxacct.bounds import Bounds
 from jaxacct.calibration_start import Goal, by_central_limit, gaussian_mu, room
-from jaxacct.certified_search import AIM, Found, Start, beside, certified_search
+from jaxacct.certified_search import AIM, Found, Start, beside, certified_search, least_apart
 from jaxacct.dp_sgd_calibration import search_for
 from jaxacct.engines.contour import no_hint
 from jaxacct.floats import ROUNDOFF
@@ -72,9 +72,8 @@ def deltas_near(unknown: Unknown, values: np.ndarray, rtol: float) -> Deltas:
 
 def less_private(unknown: Unknown, values: np.ndarray) -> np.ndarray:
     """Values a little less private, which show by missing a target that the others are the best ones."""
-    return beside(
-        values, np.full(values.size, unknown.name == "noise_multiplier"), unknown.rtol, unknown.name == "steps"
-    )
+    falls = np.full(values.size, unknown.name == "noise_multiplier")
+    return beside(values, falls, least_apart(unknown.rtol), unknown.name == "steps")
 
 
 def value_for(unknown: Unknown, target: Target, near: np.ndarray | None = None) -> Found:

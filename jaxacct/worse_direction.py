@@ -9,6 +9,7 @@ Which engine answers is decided in dispatch.py; `Bounds.engine` says which one d
 
 from __future__ import annotations
 
+from fractions import Fraction
 from operator import itemgetter
 
 import jax
@@ -22,6 +23,7 @@ from jaxacct.engines.protocol import Effort, Question
 from jaxacct.engines.quick_bounds import largest_loss
 from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms import Components, Mechanism, allocation_rounds, batch_shape, components, directions
+from jaxacct.mechanisms.base import element
 from jaxacct.two_pairs import (
     BETWEEN_PAIRS,
     OK_WIDTH,
@@ -36,6 +38,8 @@ from jaxacct.validation import UnboundedLossError, broadcast_shape
 
 __all__ = ["worse_direction"]
 
+LARGEST_SLACK = 1e-3
+"""Relative uncertainty of what delta leaves beside the mass at infinity, up to which engines are asked about it."""
 BLOCK = 100_000
 """Rows answered together: 100,000 hold about 1 GiB while they are answered."""
 
@@ -81,6 +85,8 @@ def worse_direction(
         if len(pairs) > 1 and quantity == "epsilon" and engine != "contour":
             found = [_with_more_losses(mechanism, rows, _joined(found), target, relation, effort, engine)]
     worst, engines, contradicted = _joined(found)
+    if quantity == "epsilon" and len(pairs) == 1:
+        _near_infinity(mechanism, relation, pairs[0], rows, target, effort, engine, Side(worst, engines, contradicted))
     wanted = max(effort.rtol, OK_WIDTH[quantity]) if len(pairs) > 1 else effort.rtol
     status = np.where(is_open(worst, wanted), "width", "ok").astype("<U16")
     status[contradicted] = "contradiction"
@@ -91,6 +97,35 @@ def worse_direction(
         worst = worst._replace(lower=np.zeros(target.shape))
     low, mid, high, status, engines = (x.reshape(shape) for x in (*worst, status, engines))
     return Bounds(low, mid, high, kind, status, engines)
+
+
+def _near_infinity(
+    mechanism: Mechanism,
+    relation: str,
+    sides: list[Components],
+    rows: np.ndarray,
+    target: np.ndarray,
+    effort: Effort,
+    engine: str,
+    found: Side,
+) -> None:
+    """Ask again, by exact sums, where delta is so near the mass at infinity that rounding decides; written to found."""
+    due = np.zeros(target.shape, bool)
+    for parts in sides:
+        infinite = parts.delta_infinity[rows]
+        wrong = parts.infinity_units[rows] * ROUNDOFF * infinite + 4.0 * ROUNDOFF * target
+        due |= (infinite > 0.0) & (target > 0.0) & (np.abs(target - infinite) * LARGEST_SLACK <= wrong)
+    shape = batch_shape(mechanism)
+    for row in np.flatnonzero(due):
+        one = element(mechanism, np.unravel_index(rows[row], shape))
+        masses = [one.infinity_exactly(side) for side in directions(mechanism, relation)]
+        if (relation == "replace_one" and not one.symmetric()) or any(mass is None for mass in masses):
+            continue
+        left = [float(Fraction(target[row]) - mass) for mass in masses if mass is not None]
+        some = [parts.take(rows[[row]]) for parts in sides]
+        again = _larger("epsilon", some, target[[row]], effort, engine, None, left)
+        for kept, new in zip(jax.tree.leaves(found), jax.tree.leaves(again), strict=True):
+            kept[row] = new[0]
 
 
 def _sides(mechanism: Mechanism, relation: str, below: bool) -> list[Components]:
@@ -142,16 +177,26 @@ def _with_more_losses(
 
 
 def _larger(
-    quantity: str, sides: list[Components], given: np.ndarray, effort: Effort, engine: str, hint: Hint | None
+    quantity: str,
+    sides: list[Components],
+    given: np.ndarray,
+    effort: Effort,
+    engine: str,
+    hint: Hint | None,
+    left: list[float] | None = None,
 ) -> Side:
-    """The larger of the directions' answers, each end on its own, for the rows of one block."""
+    """The larger of the directions' answers, each end on its own, for the rows of one block.
+
+    left : of one row, what delta leaves in each direction beside the mass at infinity, where it is known exactly.
+    """
     worst = Answer(*(np.full(given.shape, -np.inf) for _ in range(3)))
     engines: np.ndarray = np.full(given.shape, "", dtype="<U32")
     contradicted = np.zeros(given.shape, bool)
     first: Side | None = None
-    for parts in sides:
+    for place, parts in enumerate(sides):
         if quantity == "epsilon":
-            side = _one_epsilon(parts, given, worst.lower, effort, engine, hint)
+            known = None if left is None else left[place]
+            side = _one_epsilon(parts, given, worst.lower, effort, engine, hint, known)
         elif first is None:
             first = side = _one_delta(_removing(parts, given), given, worst.lower, effort, engine, hint)
         else:
@@ -206,16 +251,22 @@ def _larger_of_pairs(
 
 
 def _one_epsilon(
-    parts: Components, target: np.ndarray, floor: np.ndarray, effort: Effort, engine: str, hint: Hint | None
+    parts: Components,
+    target: np.ndarray,
+    floor: np.ndarray,
+    effort: Effort,
+    engine: str,
+    hint: Hint | None,
+    left: float | None = None,
 ) -> Side:
     """Epsilon in one direction: what is left of delta beside the mass at infinity goes to the engines."""
     kinds, infinite = kinds_of(parts), parts.delta_infinity
-    finite = target - infinite
-    wrong = parts.infinity_units * ROUNDOFF * infinite
+    finite = target - infinite if left is None else np.full(target.shape, left)
+    wrong = parts.infinity_units * ROUNDOFF * infinite if left is None else 0.0 * infinite
     with np.errstate(over="ignore"):
-        slack = (4.0 * ROUNDOFF * target + wrong) / np.maximum(finite, SMALLEST_POSITIVE)
+        slack = (4.0 * ROUNDOFF * (target if left is None else finite) + wrong) / np.maximum(finite, SMALLEST_POSITIVE)
     at_infinity = finite < -wrong
-    live = (finite > 0) & (slack < 1e-3)
+    live = (finite > 0) & (slack < LARGEST_SLACK)
     question = Question(parts, kinds, finite, slack, floor, effort, hint)
     side = ask_engines("epsilon", question, live & ~kinds.empty, engine)
     side = _least_of_guarantee("epsilon", question, live, side)
@@ -224,7 +275,11 @@ def _one_epsilon(
     edge = ~live & ~at_infinity
     largest, above = largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
-    low = np.where(edge, np.where(target == 0, np.maximum(2.0 * largest - above, 0.0), 0.0), low)
+    exactly = (target == 0.0) if left is None else (finite == 0.0)
+    rising = (parts.mu > 0) | (np.any(parts.gauss_n > 0, axis=1) & (parts.sign > 0))  # losses of any size
+    of_gaussians = np.where(rising & (left is not None), np.inf, 0.0)
+    at_largest = np.where(unbounded, of_gaussians, np.maximum(2.0 * largest - above, 0.0))
+    low = np.where(edge, np.where(exactly, at_largest, 0.0), low)
     mid, high = np.where(edge, np.where(unbounded | np.isnan(finite), np.inf, [largest, above]), [mid, high])
     known = (np.where(kinds.empty, 0.0, np.where(at_infinity, np.inf, end)) for end in (low, mid, high))
     return Side(Answer(*known), np.where(live, side.engine, "closed_form"), side.contradicted)

@@ -9,6 +9,7 @@ import dataclasses
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 import jax
@@ -85,6 +86,10 @@ class Mechanism(ABC):
         A lower end of epsilon or delta may be drawn from them, and nothing else.
         """
         return self.expand(relation, direction)
+
+    def infinity_exactly(self, direction: str) -> Fraction | None:
+        """The mass at infinity of one configuration in one direction, exactly; None where it is not known."""
+        return None
 
     def has_bracket(self) -> bool:
         """Whether `expand_below` differs from `expand`, so that each end of an answer has a pair of its own."""
@@ -211,6 +216,9 @@ class AdditiveNoise(BaseMechanism):
     finite: ClassVar[bool] = False
     law: ClassVar[type[GaussianPart] | type[LaplacePart]]
     """The part that the noise is."""
+
+    def infinity_exactly(self, direction: str) -> Fraction | None:
+        return Fraction(0)
 
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
         (field,) = self.constraints

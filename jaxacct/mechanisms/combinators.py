@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -29,6 +30,9 @@ from jaxacct.mechanisms.poisson_sampled import PoissonSampled
 from jaxacct.validation import COUNT, InputError, check
 
 __all__ = ["Composed", "Repeated", "compose", "repeat"]
+
+MOST_DIGITS = 2**20
+"""Binary digits of an exact power that are written out: some 20,000 steps."""
 
 
 @register
@@ -76,6 +80,12 @@ class Repeated(Combinator):
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         return self._times_steps(self.mechanism.expand_below(relation, direction))
+
+    def infinity_exactly(self, direction: str) -> Fraction | None:
+        inner, steps = self.mechanism.infinity_exactly(direction), int(self.steps)
+        if inner is None or (inner > 0 and steps * inner.denominator.bit_length() > MOST_DIGITS):
+            return None
+        return 1 - (1 - inner) ** steps if inner else inner
 
     def has_bracket(self) -> bool:
         return self.mechanism.has_bracket()
@@ -176,6 +186,15 @@ class Composed(Combinator):
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
         inner = [mechanism.gaussians() for mechanism in self.mechanisms]
         return [item for items in inner for item in items or ()] if all(items is not None for items in inner) else None
+
+    def infinity_exactly(self, direction: str) -> Fraction | None:
+        survival = Fraction(1)
+        for mechanism in self.mechanisms:
+            inner = mechanism.infinity_exactly(direction)
+            if inner is None or survival.denominator.bit_length() + inner.denominator.bit_length() > MOST_DIGITS:
+                return None
+            survival *= 1 - inner
+        return 1 - survival
 
     def has_bracket(self) -> bool:
         return any(mechanism.has_bracket() for mechanism in self.mechanisms)

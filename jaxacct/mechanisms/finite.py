@@ -85,6 +85,9 @@ class RandomizedResponse(FiniteMechanism):
         object.__setattr__(self, "categories", int(k))
         super().__post_init__()
 
+    def infinity_exactly(self, direction: str) -> Fraction | None:
+        return Fraction(0)
+
     def pair(self) -> FinitePair:
         p = np.asarray(self.probability, np.float64)
         k = self.categories
@@ -136,6 +139,9 @@ class PureDP(FiniteMechanism):
     epsilon: Any
     constraints: ClassVar = {"epsilon": NON_NEGATIVE}
 
+    def infinity_exactly(self, direction: str) -> Fraction | None:
+        return Fraction(0)
+
     def pair(self) -> FinitePair:
         return _response_pair(np.asarray(self.epsilon, np.float64), np.asarray(0.0))
 
@@ -170,6 +176,9 @@ class ApproximateDP(FiniteMechanism):
     epsilon: Any
     delta: Any
     constraints: ClassVar = {"epsilon": NON_NEGATIVE, "delta": DELTA_OR_ZERO}
+
+    def infinity_exactly(self, direction: str) -> Fraction | None:
+        return Fraction(float(self.delta))
 
     def pair(self) -> FinitePair:
         epsilon, delta = np.asarray(self.epsilon, np.float64), np.asarray(self.delta, np.float64)

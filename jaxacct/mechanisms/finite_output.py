@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
@@ -90,6 +91,11 @@ class FiniteOutput(FiniteMechanism):
         p_infinity, q_infinity = (np.where(common.any(-1), np.minimum(mass, 1.0), 1.0) for mass in apart)
         loss, p, q, excess = (np.where(common, x, 0.0) for x in (loss, p, q, excess))
         return FinitePair(loss, p, q, p_infinity, q_infinity, excess)
+
+    def infinity_exactly(self, direction: str) -> Fraction | None:
+        p, q = (self.p, self.q) if direction == "remove" else (self.q, self.p)
+        masses = [Fraction(float(x)) for x in p]
+        return sum((x for x, other in zip(masses, q, strict=True) if other == 0.0), Fraction(0)) / sum(masses)
 
     def symmetric(self) -> bool:
         """Whether the loss has the same law in both directions, to the last bit; else both are computed."""

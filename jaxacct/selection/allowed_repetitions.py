@@ -54,7 +54,8 @@ class AllowedRepetitions:
     epsilon : Bounds
         At that law.  `epsilon.upper <= target_epsilon` wherever `ok`; elsewhere the Bounds of the least K searched.
     status : str or numpy.ndarray
-        "ok", "not_binding" (the largest number searched meets the target) or "infeasible".
+        "ok" (no more candidates meet the target), "not_binding" (the largest number searched meets it), "loose" (it is
+        not shown that no more do) or "infeasible".
     ok : bool or numpy.ndarray
     family : str
     eta : float or numpy.ndarray

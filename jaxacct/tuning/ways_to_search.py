@@ -21,7 +21,7 @@ from jaxacct.selection import (
 )
 from jaxacct.tuning.advice import Option
 from jaxacct.tuning.cost import Cost
-from jaxacct.tuning.subset_accounting import least_noise, product, profile_of_run, profile_of_tuning
+from jaxacct.tuning.subset_accounting import LEAST_NOISE, least_noise, product, profile_of_run, profile_of_tuning
 from jaxacct.tuning.subset_plan import guessed_noise
 from jaxacct.validation import Constraint, InputError, check_one, choice
 
@@ -139,7 +139,7 @@ class Task:
             sigma = least_noise(upper, self.target, guessed_noise(self.target, self.delta, self.rate, self.steps))
         except InputError:
             return self._option(way, mean, math.nan, math.nan, "infeasible")
-        return self._option(way, mean, sigma, known[sigma], "ok")
+        return self._option(way, mean, sigma, known[sigma], "not_binding" if sigma == LEAST_NOISE else "ok")
 
     def candidates(self, way: Way, sigma: float) -> Option:
         """The largest E[K] that a noise allows: tried, and met the target."""
