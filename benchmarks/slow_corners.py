@@ -96,7 +96,9 @@ def answer(name: str) -> None:
 
         known["E"] = dp_event
     if "Geometric" in LINES[name]:
-        known["Geometric"] = ja.selection.Geometric
+        from jaxacct.selection import Geometric
+
+        known["Geometric"] = Geometric
     ja.epsilon(ja.compose(ja.dp_sgd(1.0, 0.01, 100), ja.Laplace(50.0)), 1e-5, engine="lattice")
     ja.epsilon(ja.dp_sgd(1.0, 0.01, 100), 1e-5)
     begin = time.process_time()
