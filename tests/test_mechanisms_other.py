@@ -140,7 +140,6 @@ def test_without_replacement_refusals():
     mixture = ja.SampledWithoutReplacement(ja.MixtureOfGaussians(1.0, [1.0], [1.0]), 0.5)
     assert "replace_one" in refusal(ja.epsilon, mixture, 1e-5, relation="replace_one")
     assert ja.epsilon(ja.SampledWithoutReplacement(ja.Gaussian(1.0), 1.0), 1e-5, relation="replace_one").ok
-    assert "single step" in refusal(ja.SampledWithoutReplacement, ja.repeat(ja.Gaussian(1.0), 2), 0.1)
     assert "sampling_ratio = 1.5" in refusal(ja.SampledWithoutReplacement, ja.Gaussian(1.0), 1.5)
 
 

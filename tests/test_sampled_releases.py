@@ -7,6 +7,7 @@ import pytest
 from helpers import refusal
 
 import jaxacct as ja
+from jaxacct import interop
 from jaxacct.mechanisms import components
 
 P1, Q1, P2, Q2 = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5]), np.array([0.7, 0.3]), np.array([0.6, 0.4])
@@ -67,6 +68,7 @@ def test_finite_outputs_by_enumeration(rate):
             assert found.lower - 1e-9 <= truth <= found.upper + 1e-9 and found.upper - found.lower <= 1e-4 * found.upper
 
 
+@pytest.mark.slow
 def test_repeated_samples_by_enumeration():
     rate = 0.3
     p, q = sampled(product(P1, P2), product(Q1, Q2), rate)
@@ -135,6 +137,7 @@ def test_gaussian_and_laplace_by_quadrature():
             assert found.upper == pytest.approx(float(hockey(one, two, eps)), rel=2e-4)
 
 
+@pytest.mark.slow
 def test_batches_and_delta_zero():
     rates, scales = np.array([[0.0], [0.1], [1.0]]), np.array([1.0, 4.0])
     run = ja.PoissonSampled(ja.repeat(ja.Laplace(scales), 3), rates)
@@ -196,13 +199,13 @@ def test_a_replaced_record_of_finite_laws():
         assert np.all(hockey(p, q, eps) <= top + 1e-12)
 
 
+@pytest.mark.slow
 def test_every_door_answers_replace_one():
     step = ja.PoissonSampled(ja.Gaussian(2.0), 0.01)
     capped = ja.TruncatedPoissonSampled(ja.Gaussian(2.0), 0.01, dataset_size=1, cap=1)
-    for n in (1, 100):
-        one, two = (ja.epsilon(ja.repeat(m, n), 1e-5, relation="replace_one") for m in (step, capped))
-        assert one.upper == two.upper and one.kind == "bound"
-    assert ja.profile(ja.repeat(step, 10), "replace_one").tradeoff(0.1).upper <= 0.9
+    one, two = (ja.epsilon(ja.repeat(m, 10), 1e-5, relation="replace_one") for m in (step, capped))
+    assert one.upper == two.upper and one.kind == "bound"
+    assert 0.85 < ja.profile(step, "replace_one").tradeoff(0.1).lower < 0.9
     rates = ja.epsilon(ja.PoissonSampled(ja.Laplace(2.0), [0.0, 0.3, 1.0]), 1e-5, relation="replace_one").upper
     assert rates[0] == 0.0 and rates[0] < rates[1] < rates[2]
     assert rates[2] == pytest.approx(float(ja.epsilon(ja.Laplace(1.0), 1e-5).upper), rel=1e-4)
@@ -261,6 +264,7 @@ def test_what_cannot_be_sampled():
     assert ja.epsilon(ja.SampledWithoutReplacement(ja.repeat(fixed, 2), 0.5), 1e-5, relation="replace_one").upper > 0
 
 
+@pytest.mark.slow
 def test_sampling_leaks_no_more_and_one_sample_no_less_than_two():
     for base in (ja.compose(ja.Gaussian(2.0), ja.RandomizedResponse(0.6)), ja.repeat(ja.PureDP(0.3), 2)):
         for relation in ("remove_one", "add_one", "replace_one"):
@@ -276,13 +280,14 @@ def test_forms():
         ja.repeat(ja.SampledWithoutReplacement(ja.compose(ja.Gaussian(2.0), ja.Laplace(5.0)), 0.25), 7),
     ):
         assert eval(run.expression(), {"ja": ja}) == run
-        assert ja.interop.from_json(ja.interop.to_json(run)) == run
+        assert interop.from_json(interop.to_json(run)) == run
         assert ja.verify(run, ja.delta(run, 0.1), epsilon=0.1).status in ("verified", "undecided")
     g = ja.epsilon_gradient(ja.PoissonSampled(ja.repeat(ja.Gaussian(2.0), 4), 0.1), 1e-5)
     same = ja.epsilon_gradient(ja.PoissonSampled(ja.Gaussian(1.0), 0.1), 1e-5)
     assert float(g.sampling_probability) == pytest.approx(float(same.sampling_probability), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_calibration():
     found = ja.calibrate(
         lambda z: ja.PoissonSampled(ja.compose(ja.Gaussian(z), ja.Laplace(10.0)), 0.1),

@@ -27,7 +27,7 @@ from jaxacct.mechanisms import (
 from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection import Selection
-from jaxacct.validation import OPEN_PROBABILITY, PROBABILITY, REAL, InputError, check
+from jaxacct.validation import OPEN_PROBABILITY, PROBABILITY, REAL, InputError, UnboundedLossError, check
 
 __all__ = ["CertifiedAccountant"]
 
@@ -111,10 +111,8 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         asked = self._asked()
         try:
             return float(certified_epsilon(asked, target, relation=self._relation).upper)
-        except InputError:
-            if target == 0.0:  # a loss without a bound; all else was checked when it was composed
-                return math.inf
-            raise
+        except UnboundedLossError:  # at a delta of 0
+            return math.inf
 
     def get_delta(self, target_epsilon: float) -> float:
         """The certified upper end of delta at any real or infinite `target_epsilon`."""

@@ -26,7 +26,7 @@ from jaxacct.mechanisms.mixture_cells import stacked_parts
 from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 from jaxacct.mechanisms.truncated_poisson import replaced_gaussian
-from jaxacct.validation import InputError
+from jaxacct.validation import InputError, UnboundedLossError
 
 __all__ = ["Several", "one_gaussian", "pair_of_releases", "part_below_sampled", "replaced_pair", "require_samplable"]
 
@@ -235,7 +235,7 @@ def _losses(base: Mechanism, under: Under) -> np.ndarray:
     last = min(last, BEYOND)
     try:
         largest = float(_epsilon(base, 0.0, under))
-    except InputError:  # of a loss without a bound
+    except UnboundedLossError:
         largest = math.inf
     if last >= largest * (1.0 - 1e-9):
         last = largest
