@@ -191,6 +191,7 @@ def test_a_state_that_a_callback_kept_claims_no_less_than_the_ledger(path):
             fit(trainer_of(), ledger, callbacks=[keep])
         assert within == sorted(within) and within[-1] < 1.5
         assert all(float(state.epsilon.upper) == pytest.approx(2.0, rel=1e-3) for state in kept)
+        assert kept[0].params.shape == (2,)  # the ledger is closed, and nothing more is noted
 
 
 def test_a_second_run_is_given_nothing_of_what_was_promised(path):

@@ -341,7 +341,8 @@ class Trainer:
                 ledger.seen(plan, step, looked)
 
         # of several processes one may look alone, and cannot write the line without the others: they write it before
-        looks = Looks(state.seen, see if processes.count == 1 else lambda: None)
+        alone = processes.count == 1
+        looks, noted = Looks(state.seen, see if alone else lambda: None), alone
 
         def now(stopped: str = "", session: bytes = b"") -> Checkpoint:
             done = followed(stretches, plan, step, step, partition) if session else stretches
@@ -379,8 +380,9 @@ class Trainer:
                     saved = now(session=program.session)
                     store.save(saved)
                 if callbacks:
-                    if processes.count > 1:
+                    if not noted:
                         see()
+                        noted = True
                     stop = self._called(callbacks, shown(self._state(now(), program.frozen), looks), looks)
                     stop, looks.seen = processes.any(stop, looks.seen)
                     if stop:
@@ -389,15 +391,17 @@ class Trainer:
                         break
         except BaseException as error:
             # a person who interrupts a run may have seen its checkpoints, its log, or the line of its progress
-            if isinstance(error, KeyboardInterrupt) and processes.count == 1 and step:
+            if isinstance(error, KeyboardInterrupt | SystemExit) and alone and step:
                 _whatever_fails(lambda: see(False))
             # of several processes one may be alone with its error, and cannot write a checkpoint without the others
-            if store is not None and processes.count == 1 and program.keeps_after(error):
+            if store is not None and alone and program.keeps_after(error):
                 line = line._replace(seal=digest_of(carried))
                 with contextlib.suppress(InputError):  # the error that is under way says more
                     store.save(now(session=program.goes_on_as))
                     say(f"cut off after step {step}; its checkpoint is written")
             raise
+        finally:
+            looks.over()
         bar.close()
         line = line._replace(seal=digest_of(carried))
         last = now(stopped)

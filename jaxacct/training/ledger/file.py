@@ -86,7 +86,8 @@ class LedgerFile:
         except OSError as error:
             raise unwritable(self.path, error) from None
         try:
-            temporary.chmod(stat.S_IMODE(os.fstat(old.fileno()).st_mode))
+            with contextlib.suppress(OSError):  # of a file system without rights
+                temporary.chmod(stat.S_IMODE(os.fstat(old.fileno()).st_mode))
             lock(new)
             old.seek(0)
             shutil.copyfileobj(old, new)

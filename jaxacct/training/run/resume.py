@@ -130,7 +130,8 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
     earlier = composed(released(stretches))
     noted = [entry for entry in ledger.runs[name].noted if entry.note == note] if name in ledger.runs else []
     new = bool(stretches) and not any(entry.mechanism == earlier for entry in noted)
-    held = [total([ledger.runs[each] for each in names])] if names else []
+    counting = [ledger.counting(each) if each != name else ledger.runs[each] for each in names]
+    held = [total(counting)] if names else []
     together = compose(*held, earlier) if new else compose(*held) if held else earlier
     looks = ledger.runs[name].looks if name in ledger.runs and ledger.promised(name) else None
     _require_room(plan, before, together, state, state.seen or (looks is not None and looks.looked))

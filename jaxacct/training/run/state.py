@@ -84,6 +84,10 @@ class Looks:
             self._note = None
         self.seen = True
 
+    def over(self) -> None:
+        """The `fit` has ended: what is looked at from now on cannot decide where."""
+        self.now = self._note = None
+
 
 _NO_OUTPUTS = frozenset({"step", "plan", "stopped", "history", "lineage", "__class__"})
 """What may be asked of a state without a look: none of it depends on outputs."""
