@@ -413,6 +413,7 @@ def test_the_ledger_claims_what_the_state_does_on_every_path(path, tmp_path, mon
             assert upper(path) >= after_first * (1 - 1e-6)
             continue
         assert float(state.epsilon.upper) <= upper(path) * (1 + 1e-9) <= target * (1 + 1e-9), following
-        assert upper(path) >= min(after_first, 1.98) * (1 - 1e-6), following
+        left = following == "recalibrated" and way == "stop"  # without looks another plan may follow
+        assert upper(path) >= min(after_first, 1.98) * (1 - 1e-6) or left, following
         looked = way in ("look and stop", "raise", "interrupt", "killed after a look")
         assert following not in ("other plan", "recalibrated") or not looked

@@ -92,8 +92,13 @@ def _row(row: dict[str, Any], seconds: float) -> dict[str, Any]:
 def _ledger(path: str, delta: float | None, seconds: float) -> dict[str, Any]:
     """The ledger's claimed epsilon against the composition of its entries."""
     from jaxacct.training import Ledger  # takes a while to import: only for this command
+    from jaxacct.training.ledger.totals import MANY_RELEASES
 
     ledger = Ledger.read(path)
+    differ = len(set().union(*(ledger.counting(name).releases for name in ledger.runs)))
+    if differ > MANY_RELEASES:
+        words = f"the ledger has {differ} releases that differ, and up to {MANY_RELEASES} are checked"
+        return _said("undecided", 0, 0.0, words)
     at = ledger.plan.target_delta if delta is None else delta
     bounds = ledger.epsilon(at)
     relations = {header.plan.relation for headers in ledger.headers.values() for header in headers}

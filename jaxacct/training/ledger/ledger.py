@@ -16,7 +16,7 @@ from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.training.ledger import format as ledger_format
 from jaxacct.training.ledger import stop_rule
-from jaxacct.training.ledger.contents import Contents
+from jaxacct.training.ledger.contents import Contents, ahead
 from jaxacct.training.ledger.file import LedgerFile, beside
 from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step
 from jaxacct.training.plan import Plan
@@ -224,19 +224,29 @@ class Ledger(Contents):
             spent = self.runs[self.run]
             known, step = spent.looks, max(int(step), spent.next)  # a resumed run repeats what is there already
             if known is None:
-                self._see(step, looked)
+                until = step + stop_rule.room(self.plan, self, step) if step < self.plan.steps else self.plan.steps
+                self._append([ledger_format.checked_seen(Seen(self.run, step, until, looked))])
             elif looked and not known.looked:
                 self._append([known._replace(step=spent.next, looked=True)])
 
-    def goes_back(self, step: int) -> None:
-        """Note, of a run whose outputs were seen, that it is about to take a step again, and how far it will get now.
+    def another_way(self, step: int, partition: str | None) -> int | None:
+        """Before which step a run whose outputs were seen would now end; None where it had promised the step.
 
-        Nothing else may be in the way of what it had promised: it was cut off, and that was not decided by outputs.
+        It is none where the run takes a step again, or draws the rest of a pass anew, after it was cut off.
         """
-        with self.lock:
-            known = self.runs[self.run].looks
-            if known is not None and step < self.runs[self.run].next:
-                self._see(step, known.looked)
+        spent, plan = self.runs[self.run], self.plan
+        if spent.looks is None:
+            return None
+        left = spent.looks.until - step
+        if step == spent.next and ahead(plan, spent, step, left, partition) == ahead(plan, spent, step, left, None):
+            return None
+        return step + stop_rule.room(plan, self, step, partition)
+
+    def promise(self, step: int, until: int) -> None:
+        """Note that a run whose outputs were seen now goes another way, on which it is before a step."""
+        known = self.runs[self.run].looks
+        if known is not None:
+            self._append([known._replace(step=step, until=until)])
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None) -> bool:
         """Whether what the ledger holds and one more step of a plan stay within its target and its Renyi filter.
@@ -273,10 +283,6 @@ class Ledger(Contents):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _see(self, step: int, looked: bool) -> None:
-        until = step + stop_rule.room(self.plan, self, step) if step < self.plan.steps else self.plan.steps
-        self._append([ledger_format.checked_seen(Seen(self.run, step, until, looked))])
 
     def _step(self, step: int, key: str, batch: str, noise: float, rate: float, partition: str | None) -> Step:
         plan = self.plan

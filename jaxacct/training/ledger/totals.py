@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from jaxacct.mechanisms import Mechanism, compose, repeat
 from jaxacct.training.ledger.format import Seen, Spend, Step, Torn
@@ -19,8 +22,8 @@ MANY_RELEASES = 300
 
 _ROUND_DOWN = 1.0 - 2.0**-40
 """Noise that stands for a sum of up to 1000 terms is never above the exact one."""
-_WIDEST = 2.0**12
-"""Releases that are further apart than this factor are not taken together, however many there are."""
+_TINY = 1e-150
+"""A rate of 0 is taken for this, where rates are compared by their ratio."""
 
 
 @dataclass
@@ -152,38 +155,68 @@ def cost(noise: list[float]) -> float:
 
 
 def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
-    """No fewer releases than these, and no cheaper ones, with at most `MANY_RELEASES` that differ.
+    """No fewer releases than these, and no cheaper ones, of which few differ.
 
-    The noise and, under Poisson sampling, the rate of a release lie in a cell of a grid in their logarithms.  All of a
-    cell have its least noise and its highest rate (the proof is in README.md, "Many releases that differ").
+    Near releases are taken together, with their least noise and, under Poisson sampling, their highest rate (the proof
+    is in README.md, "Many releases that differ").
     """
     return _together(counts, min, max)
 
 
 def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
-    """The same from below: the most noise and the lowest rate of each cell."""
+    """The same from below: with the most noise and the lowest rate."""
     return _together(counts, max, min)
 
 
 def _together(
-    counts: Mapping[Release, int], noise: Callable[..., float], rate: Callable[..., float]
+    counts: Mapping[Release, int], noise: Callable[[list[float]], float], rate: Callable[[list[float]], float]
 ) -> Counter[Release]:
-    counts, ratio = +Counter(counts), 2.0**-12
-    cells: dict[tuple[Any, ...], list[Release]] = {(release,): [release] for release in counts}
-    while len(cells) > MANY_RELEASES and ratio < _WIDEST:
-        ratio, cells = 2.0 * ratio, {}
-        for release in counts:
-            place = lambda x: math.floor(math.log(x) / math.log1p(ratio)) if x > 0.0 else None  # noqa: B023
-            share = release.sampling_probability
-            known = place(share) if release.sampling == POISSON else share
-            cell = (release.sampling, place(release.noise_multiplier), known, release.cap, release.dataset_size)
-            cells.setdefault(cell, []).append(release)
     found: Counter[Release] = Counter()
-    for near in cells.values():
-        sigma = noise(release.noise_multiplier for release in near)
-        share = rate(release.sampling_probability for release in near)
+    for near in _near(counts) if len(counts) > MANY_RELEASES else [[release] for release in counts]:
+        sigma = noise([release.noise_multiplier for release in near])
+        share = rate([release.sampling_probability for release in near])
         found[near[0]._replace(noise_multiplier=sigma, sampling_probability=share)] += sum(counts[x] for x in near)
     return found
+
+
+def _near(counts: Mapping[Release, int]) -> list[list[Release]]:
+    """The releases in some `MANY_RELEASES` groups of near ones: the group that is costliest to join is split first."""
+    kinds: dict[Release, list[Release]] = {}
+    for release in counts:
+        share = 1.0 if release.sampling == POISSON else release.sampling_probability
+        kinds.setdefault(release._replace(noise_multiplier=1.0, sampling_probability=share), []).append(release)
+    groups = [_group(counts, members) for members in kinds.values()]
+    heapq.heapify(groups)
+    while len(groups) < MANY_RELEASES and groups[0].gain < 0.0:
+        _, _, along, members = heapq.heappop(groups)
+        members = sorted(members, key=operator.itemgetter(along))
+        values = [max(getattr(release, Release._fields[along]), _TINY) for release in members]
+        ratios = [math.log(y / x) for x, y in pairwise(values)]
+        middle = sum(ratios) / 2.0
+        cut = 1 + next(i for i, passed in enumerate(accumulate(ratios)) if passed >= middle)
+        for half in (members[:cut], members[cut:]):
+            heapq.heappush(groups, _group(counts, half))
+    return [members for _, _, _, members in groups]
+
+
+class _Group(NamedTuple):
+    """Releases of one kind.  gain : minus what they cost more at their worst than at their best; 0 for equal ones.
+
+    along : the field in which they are furthest apart.
+    """
+
+    gain: float
+    first: Release
+    along: int
+    members: list[Release]
+
+
+def _group(counts: Mapping[Release, int], members: list[Release]) -> _Group:
+    noise = [release.noise_multiplier for release in members]
+    rates = [max(release.sampling_probability, _TINY) for release in members]
+    least, most, low, high = min(noise), max(noise), min(rates), max(rates)
+    gain = -sum(counts[release] for release in members) * ((high / least) ** 2 - (low / most) ** 2)
+    return _Group(gain, members[0], 1 if most / least >= high / low else 2, members)
 
 
 def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counter[Release]] = Counter) -> Mechanism:

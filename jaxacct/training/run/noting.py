@@ -115,7 +115,8 @@ def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | 
     there = Step(ledger.run, *entry, plan.sampling, partition, *plan.truncation) in ledger.runs[ledger.run].seen
     if not there and not plan.allows(ledger, step, partition):
         return False
-    if not there:
-        ledger.goes_back(step)
+    until = None if there else ledger.another_way(step, partition)
     ledger.record(*entry, partition=partition)
+    if until is not None:
+        ledger.promise(step + 1, until)
     return True
