@@ -1,5 +1,8 @@
 """Masses and points of profiles that are made by exp, erfc and Phi are at least the truth, by mpmath."""
 
+import math
+from fractions import Fraction
+
 import mpmath as mp
 import numpy as np
 import pytest
@@ -36,6 +39,11 @@ def test_the_mass_of_propose_test_release():
     for upper, lower, b, t in zip(found.upper, found.lower, scale, threshold, strict=True):
         truth = mp.exp(-mp.mpf(float(t)) / mp.mpf(float(b))) / 2
         assert lower <= truth <= upper <= truth * (1 + mp.mpf(10) ** -12) + mp.mpf(10) ** -320
+    # at the float below the mass epsilon is infinite
+    most = np.nextafter(
+        [float(mp.exp(-mp.mpf(float(t)) / float(b)) / 2) for b, t in zip(scale, threshold, strict=True)], 0
+    )
+    assert np.all(np.isinf(ja.epsilon(release, np.maximum(most, 1e-320)).upper[most > 1e-300]))
     assert ja.ProposeTestRelease(ja.PureDP(0.1), test_scale=1e-300, threshold=1e300)._passing() > 0.0
 
 
@@ -97,3 +105,21 @@ def test_points_of_smooth_sensitivity():
         with np.errstate(all="ignore"):
             found = [f(m, smoothness, np.array([epsilon]))[0] for f in (_wider, _narrower)]
         assert found[0] >= wider and (found[1] >= narrower or narrower < mp.mpf(10) ** -300), (m, smoothness, epsilon)
+
+
+def test_epsilon_is_infinite_where_delta_is_below_the_mass_at_infinity():
+    """Masses as exact fractions of the floats that were given; of replaced records rounding decides nothing."""
+    rng = np.random.default_rng(6)
+    for _ in range(30):
+        given = [(uniform_exponent(rng, -12, -0.3), int(rng.integers(1, 6))) for _ in range(rng.integers(1, 4))]
+        run = ja.compose(*(ja.repeat(ja.ApproximateDP(0.5, d), n) for d, n in given))
+        mass = 1 - math.prod((1 - Fraction(d)) ** n for d, n in given)
+        near = float(mass)
+        below = near if Fraction(near) < mass else np.nextafter(near, 0.0)
+        assert ja.epsilon(run, below).upper == np.inf
+        assert ja.epsilon(run, np.nextafter(below, 1.0)).upper <= 0.5 * sum(n for _, n in given) * (1 + 1e-9)
+    known = ja.FiniteOutput([0.1, 0.2, 0.7], [0.0, 0.0, 1.0])
+    mass = 1 - Fraction(0.7) / sum(map(Fraction, (0.1, 0.2, 0.7)))
+    below = np.nextafter(float(mass), 0.0)
+    for relation in ("remove_one", "add_or_remove_one", "replace_one"):
+        assert ja.epsilon(known, below, relation=relation).upper == np.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
@@ -73,6 +74,10 @@ class ProposeTestRelease(Combinator):
         test = Laplace(self.test_scale).expand("add_or_remove_one", direction)
         missed = ApproximateDP(0.0, self._passing()).expand(relation, direction)
         return [*test, *missed, *self.mechanism.expand(relation, direction)]
+
+    def infinity_exactly(self, direction: str) -> Fraction | None:
+        inner = self.mechanism.infinity_exactly(direction)
+        return None if inner is None else 1 - (1 - Fraction(float(self._passing()))) * (1 - inner)
 
     def _passing(self) -> np.ndarray:
         """delta_infinity, rounded up, and never 0: then epsilon at delta 0 would be finite.
