@@ -119,6 +119,11 @@ def test_rounded_gaussian_noise_of_a_fine_grid_is_gaussian():
     assert stats.kstest(draws / float(std), "norm").pvalue > 1e-6
 
 
+def test_rounded_gaussian_noise_far_below_its_grid_is_zero_and_takes_no_longer():
+    rng = exact_draws.KeyedBits(KEY)
+    assert {exact_draws.rounded_gaussian(Fraction(1e-15) ** 2, rng) for _ in range(20)} == {0}
+
+
 def test_bits_of_a_key():
     one, two = exact_draws.KeyedBits(KEY), exact_draws.KeyedBits(KEY)
     pieces = [one.getrandbits(k) for k in (1, 300, 7, 64)]

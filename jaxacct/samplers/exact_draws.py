@@ -51,12 +51,14 @@ def discrete_gaussian(variance: Fraction, rng: random.Random) -> int:
 
 def rounded_gaussian(variance: Fraction, rng: random.Random) -> int:
     """A draw from N(0, variance), rounded to the nearest integer, exactly."""
-    square = 4 * variance  # of twice the draw, whose size is h + u
+    square, digits = 4 * variance, 0  # of twice the draw
+    while square < 1:  # more binary digits of a narrow one, in units of the last of which its size is h + u
+        square, digits = 4 * square, digits + 1
     while True:
         h, u = _half_gaussian(square, rng), _Uniform(rng)
         # kept with probability exp(-(2 h u + u^2) / (2 square))
         if _bernoulli_exp_product(h / square, u.above, rng) and _bernoulli_exp_product(1 / (2 * square), u.twice, rng):
-            size = (h + 1) // 2
+            size = ((h >> digits) + 1) // 2
             return -size if rng.getrandbits(1) else size
 
 
