@@ -50,6 +50,7 @@ def test_there_and_back(event, mechanism):
     assert eval(mechanism.expression(), {"ja": ja}) == mechanism
 
 
+@pytest.mark.slow
 def test_the_accountant_asks_about_the_sample_as_a_whole():
     for relation, name in ((SPECIAL, "zero_out"), (REPLACE, "replace_one")):
         for event, mechanism in (
@@ -99,6 +100,7 @@ def test_true_positive_rates_of_pure_privacy():
     assert np.all(found >= np.interp(rates, wrong[::-1], right[::-1]) - 1e-6)
 
 
+@pytest.mark.slow
 def test_gdp_parameter():
     accountant = CertifiedAccountant().compose(Gauss(2.0), 4)
     assert 1.0 <= accountant.get_gdp_parameter_estimate() <= 1.0 + 1e-6
