@@ -274,6 +274,7 @@ def test_sampling_leaks_no_more_and_one_sample_no_less_than_two():
                 assert np.all(once <= plain * (1.0 + 1e-4))
 
 
+@pytest.mark.slow
 def test_forms():
     for run in (
         ja.PoissonSampled(BOTH, 0.1),
