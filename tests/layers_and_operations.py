@@ -150,7 +150,6 @@ _LAX = {
     "divmod": lambda x: jnp.divmod(x, 0.3)[1],
     "maximum": lambda x: jnp.maximum(x, x.T),
     "xlogy": lambda x: special.xlogy(x, x),
-    "ragged_dot": lambda x: lax.ragged_dot(x, jnp.arange(32.0).reshape(2, 4, 4), jnp.array([1, 3])),
     "attention": lambda x: jax.nn.dot_product_attention(*[x[:, None, :]] * 3),
     "causal_attention": lambda x: jax.nn.dot_product_attention(*[x[:, None, :]] * 3, is_causal=True),
     "batched_product": lambda x: lax.dot_general(x[None], x[None], (((2,), (1,)), ((0,), (0,)))),

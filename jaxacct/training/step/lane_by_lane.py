@@ -39,7 +39,7 @@ _GROUPS = {
         reduce_or reduce_prod reduce_sum reduce_window reduce_window_max reduce_window_min reduce_window_sum reduce_xor
         select_and_gather_add select_and_scatter_add sort top_k
     """,
-    "products": "conv_general_dilated dot_general ragged_dot_general",
+    "products": "conv_general_dilated dot_general",
     "of matrices": """
         cholesky custom_linear_solve eig eigh geqp3 geqrf hessenberg householder_product lu lu_pivots_to_permutation
         ormqr qr schur svd symmetric_product triangular_solve tridiagonal tridiagonal_solve
