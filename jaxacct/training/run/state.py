@@ -116,6 +116,6 @@ class _Shown(State):
 def shown(state: State, looks: Looks) -> State:
     """A state for callbacks, which are about to be called with it."""
     view = object.__new__(_Shown)
-    object.__getattribute__(view, "__dict__").update(vars(state), looks=looks)
+    vars(view).update(vars(state), looks=looks)
     looks.now = view
     return view
