@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from dp_accounting import dp_event
 from scipy.special import gammaln, logsumexp
-from scipy.stats import norm
+from scipy.stats import laplace, norm
 
 import jaxacct as ja
+from jaxacct import interop, selection
 from jaxacct.representations import rdp_epsilon
 
 
@@ -105,3 +107,60 @@ def test_noisy_maxima_take_the_smaller_bound():
         assert np.all(found <= known * 1.001)
     assert ja.epsilon(ja.GaussianNoisyMax(1.0, 1), 1e-6).upper == 0.0
     assert ja.epsilon(ja.GaussianNoisyMax(1.0, [1, 2]), 1e-6).upper[0] == 0.0
+
+
+def chances_of_the_largest(scores, cdf, density, top):
+    """The law of the place of the largest noisy score, by quadrature of the density from the scores on."""
+    x = np.linspace(scores.min() - top, scores.max() + top, 40_001)[:, None]
+    below = cdf(x - scores)
+    others = np.stack([np.prod(np.delete(below, i, axis=1), axis=1) for i in range(scores.size)], 1)
+    law = np.trapezoid(density(x - scores) * others, x[:, 0], axis=0)
+    return law / law.sum()
+
+
+EXPONENTIAL = (lambda x: -np.expm1(-np.maximum(x, 0.0)), lambda x: np.where(x >= 0.0, np.exp(-np.maximum(x, 0.0)), 0.0))
+LAPLACE = (laplace.cdf, laplace.pdf)
+
+
+@pytest.mark.parametrize(("noise", "law"), [("exponential", EXPONENTIAL), ("laplace", LAPLACE)])
+@pytest.mark.parametrize("m", [2, 3, 4])
+def test_laplace_pair_dominates_noisy_maxima(noise, law, m):
+    epsilon, rng = 0.8, np.random.default_rng(m)  # scale 2/epsilon in scores of sensitivity 1
+    at = np.array([0.0, 0.1, 0.3, 0.6, 0.75])
+    limit = ja.delta(ja.ReportNoisyMax(epsilon, noise=noise), at).upper
+    assert limit == pytest.approx(-np.expm1((at - epsilon) / 2), rel=1e-3)  # of Laplace noise of scale 1/epsilon
+    largest = 0.0
+    for turn in range(12):
+        scores, inside = rng.choice([0.0, 0.4, 1.0, 3.0, 8.0], m), rng.integers(1, m)
+        if turn == 0:  # two that matter, whose order is turned round
+            scores, inside = np.concatenate([[0.0, 1.0], np.full(m - 2, -30.0)]), 1
+        moved = scores + np.where(np.arange(m) < inside, 1.0, -1.0)
+        p, q = (chances_of_the_largest(u * epsilon / 2, *law, 40.0) for u in (moved, scores))
+        for a, b in ((p, q), (q, p)):
+            exact = np.array([np.sum(np.maximum(a - np.exp(s) * b, 0.0)) for s in at])
+            assert np.all(exact <= limit * (1.0 + 1e-3) + 1e-4)  # the quadrature is good to 1e-4
+            largest = max(largest, exact[0] / limit[0])
+    assert largest > (0.99 if noise == "exponential" else 0.4)
+
+
+def test_permute_and_flip_composed():
+    runs = ja.repeat(ja.ReportNoisyMax(0.1, noise="exponential"), 100)
+    assert ja.epsilon(runs, 1e-5).upper == pytest.approx(
+        ja.epsilon(ja.repeat(ja.Laplace(10.0), 100), 1e-5).upper, rel=1e-3
+    )
+    assert ja.epsilon(ja.ReportNoisyMax([0.0, 0.5]), 0.0).upper == pytest.approx([0.0, 0.5], rel=1e-12)
+    assert ja.verify(runs, ja.epsilon(runs, 1e-5), delta=1e-5).status == "verified"
+
+
+@pytest.mark.slow
+def test_selections_of_many_candidates_have_the_bound_by_moments():
+    found = ja.epsilon(selection.select(ja.Laplace(1.0), selection.Poisson(1e10)), 1e-5)
+    assert found.lower < found.upper < 67.7
+
+
+@pytest.mark.slow
+def test_an_accountant_warns_of_ends_far_apart():
+    accountant = interop.CertifiedAccountant()
+    accountant.compose(dp_event.RepeatAndSelectDpEvent(dp_event.LaplaceDpEvent(1.0), 1e10, np.inf))
+    with pytest.warns(UserWarning, match=r"between 16\.4.* and 60\.1"):
+        assert accountant.get_epsilon(1e-5) < 67.7

@@ -168,15 +168,17 @@ def test_compositions_of_bounded_range_steps_stay_below(shares, at):
     assert ja.delta(ja.repeat(ja.ExponentialMechanism(0.7), 3), eps).upper >= truth * (1 - 1e-12)
 
 
-def test_gumbel_is_the_exponential_mechanism_and_the_rest_pure_dp():
-    for noise, same in (("gumbel", ja.ExponentialMechanism), ("laplace", ja.PureDP), ("exponential", ja.PureDP)):
+def test_gumbel_is_the_exponential_mechanism_and_the_rest_laplace():
+    laplace = lambda epsilon: ja.Laplace(1.0 / epsilon)
+    for noise, same in (("gumbel", ja.ExponentialMechanism), ("laplace", laplace), ("exponential", laplace)):
         one, two = (ja.epsilon(ja.repeat(m, 30), 1e-6) for m in (ja.ReportNoisyMax(0.2, noise), same(0.2)))
-        assert one.upper == two.upper and one.kind == "bound"
+        assert one.upper == pytest.approx(two.upper, rel=1e-4) and one.kind == "bound"
     assert ja.epsilon(ja.repeat(ja.ExponentialMechanism(0.2), 30), 1e-6).upper < two.upper
+    assert two.upper < ja.epsilon(ja.repeat(ja.PureDP(0.2), 30), 1e-6).upper
 
 
 @pytest.mark.parametrize(("monotone", "relation", "moves"), [
-    (False, "add_or_remove_one", 2.0), (True, "add_or_remove_one", 1.0), (True, "replace_one", 4.0),
+    (False, "add_or_remove_one", 2.0), (True, "add_or_remove_one", 1.0), (True, "replace_one", 2.0),
 ])  # fmt: skip
 def test_gaussian_noisy_max_is_the_theorem(monotone, relation, moves):
     eps = np.array([0.0, 0.25, 0.5, 1.0, 2.0, 4.0])

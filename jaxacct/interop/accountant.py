@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import fields, replace
 from typing import Any, cast
 
@@ -31,6 +32,8 @@ from jaxacct.validation import OPEN_PROBABILITY, PROBABILITY, REAL, InputError, 
 
 __all__ = ["CertifiedAccountant"]
 
+FAR_APART = 2.0
+"""Ratio of the ends of a bracket of epsilon from which on a user is warned."""
 _RELATIONS = {
     privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE: "add_or_remove_one",
     privacy_accountant.NeighboringRelation.REPLACE_ONE: "replace_one",
@@ -110,9 +113,13 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             return 0.0
         asked = self._asked()
         try:
-            return float(certified_epsilon(asked, target, relation=self._relation).upper)
+            found = certified_epsilon(asked, target, relation=self._relation)
         except UnboundedLossError:  # at a delta of 0
             return math.inf
+        low, high = float(found.lower), float(found.upper)
+        if found.kind == "certified" and high > FAR_APART * low and found.status == "width":
+            warnings.warn(f"epsilon lies between {low:.6g} and {high:.6g}; the upper end is given", stacklevel=2)
+        return high
 
     def get_delta(self, target_epsilon: float) -> float:
         """The certified upper end of delta at any real or infinite `target_epsilon`."""

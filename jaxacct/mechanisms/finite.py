@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.mechanisms.base import BaseMechanism, register
-from jaxacct.mechanisms.parts import FinitePair, FinitePart
+from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
 from jaxacct.validation import DELTA_OR_ZERO, NON_NEGATIVE, OPEN_PROBABILITY, InputError
 
 __all__ = [
@@ -38,7 +38,7 @@ class FiniteMechanism(BaseMechanism):
     def finite_pair(self, relation: str) -> FinitePair:
         return self.pair()
 
-    def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
+    def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
         return sample_pair(self.finite_pair(relation), rate, direction)
 
 

@@ -11,10 +11,10 @@ from jaxacct.mechanisms.base import SENSITIVITY, AdditiveNoise, register
 from jaxacct.mechanisms.parts import FinitePair, LaplacePart
 from jaxacct.validation import POSITIVE
 
-__all__ = ["Laplace"]
+__all__ = ["Laplace", "laplace_pair"]
 
 LOSS_CELLS = 2048
-"""Cells of the loss grid of ``finite_pair``; so many cost about 1e-5 in epsilon."""
+"""Cells of the loss grid of ``laplace_pair``; so many cost about 1e-5 in epsilon."""
 
 
 @register
@@ -49,11 +49,15 @@ class Laplace(AdditiveNoise):
     law: ClassVar = LaplacePart
 
     def finite_pair(self, relation: str) -> FinitePair:
-        """Hat masses e^{(l - 1/b)/2} tanh(d/4) of the density e^{(l - 1/b)/2}/4 on losses d apart, and both atoms."""
-        top = SENSITIVITY[relation] / np.asarray(self.scale)[..., None]
-        place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
-        ends = (place == 0.0) | (place == 1.0)
-        height = np.tanh(0.5 * top / LOSS_CELLS) * np.where(ends, 0.5, 1.0)
-        p = np.exp(-top * (1.0 - place)) * (height + np.where(ends, 0.5, 0.0))
-        zero = np.zeros(top.shape[:-1])
-        return FinitePair(top * (2.0 * place - 1.0), p, p[..., ::-1], zero, zero)
+        return laplace_pair(SENSITIVITY[relation] / np.asarray(self.scale))
+
+
+def laplace_pair(largest: np.ndarray) -> FinitePair:
+    """The pair of largest loss l: hat masses e^{(x - l)/2} tanh(d/4) on losses x, d apart, and atoms at both ends."""
+    top = largest[..., None]
+    place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
+    ends = (place == 0.0) | (place == 1.0)
+    height = np.tanh(0.5 * top / LOSS_CELLS) * np.where(ends, 0.5, 1.0)
+    p = np.exp(-top * (1.0 - place)) * (height + np.where(ends, 0.5, 0.0))
+    zero = np.zeros(top.shape[:-1])
+    return FinitePair(top * (2.0 * place - 1.0), p, p[..., ::-1], zero, zero)

@@ -9,9 +9,10 @@ import numpy as np
 
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.base import BaseMechanism, register
-from jaxacct.mechanisms.finite import FiniteMechanism, PureDP, sample_pair
+from jaxacct.mechanisms.finite import FiniteMechanism, sample_pair
 from jaxacct.mechanisms.gaussian import gaussian_pair
-from jaxacct.mechanisms.parts import FinitePair, GaussianPart, Part
+from jaxacct.mechanisms.laplace import laplace_pair
+from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart, Part
 from jaxacct.mechanisms.profile import stacked
 from jaxacct.validation import COUNT, NON_NEGATIVE, POSITIVE, check_flag, choice
 
@@ -76,9 +77,10 @@ class ReportNoisyMax(FiniteMechanism):
     """Report which candidate has the largest score after adding noise to each.
 
     Noise of scale 2D/epsilon, D the most that a score moves under the neighbouring relation (D/epsilon for
-    scores that all move the same way under it). "laplace" and "exponential" (permute and flip): epsilon-DP,
-    and nothing more is used. "gumbel": the law of ExponentialMechanism. The scores' values are not released.
-    For Gaussian noise see GaussianNoisyMax. A theorem's bound: ``kind`` is "bound".
+    scores that all move the same way under it). "laplace" and "exponential" (permute and flip): the pair of Laplace
+    noise of scale 1/epsilon dominates, for any number of candidates (README.md, "Noisy maxima"). "gumbel": the law of
+    ExponentialMechanism. The scores' values are not released. For Gaussian noise see GaussianNoisyMax. A theorem's
+    bound: ``kind`` is "bound".
 
     Parameters
     ----------
@@ -114,9 +116,16 @@ class ReportNoisyMax(FiniteMechanism):
         return "bound"
 
     def pair(self) -> FinitePair:
+        epsilon = np.asarray(self.epsilon, np.float64)
+        return _bounded_range_pair(epsilon) if self.noise == "gumbel" else laplace_pair(epsilon)
+
+    def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
         if self.noise == "gumbel":
-            return _bounded_range_pair(np.asarray(self.epsilon, np.float64))
-        return PureDP(self.epsilon).pair()
+            return super().part(rate, relation, direction)
+        epsilon = np.asarray(self.epsilon, np.float64)
+        noisy = epsilon > 0.0
+        scale = np.nextafter(1.0 / np.where(noisy, epsilon, 1.0), 0.0)  # rounded down
+        return LaplacePart(scale, np.where(noisy, rate, 0.0))
 
 
 @register

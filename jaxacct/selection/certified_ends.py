@@ -13,7 +13,7 @@ from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 from jaxacct.selection import bounds_from_base, profile_ends
 from jaxacct.selection.base_profile import SAYS_NOTHING, infinite_mass, meet, sides
 from jaxacct.selection.law_of_k import Law
-from jaxacct.selection.named_bounds import bound_delta, bound_epsilon
+from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.worst_case import bracket
 from jaxacct.validation import broadcast_shape
 
@@ -49,12 +49,13 @@ def certified(
     ends[1] = np.where(known, ends[1], most)
     if (wide := _loose(*ends)).any():
         ends = profile_ends.narrowed(quantity, run, law, values, relation, ends, wide)
-    if (wide := _loose(*ends) & known).any():
-        # the envelope reaches deltas far below those of the curve's polygon
-        other = bound_epsilon if quantity == "epsilon" else bound_delta
-        at = np.maximum(values, LEAST_DELTA) if quantity == "epsilon" else values
-        above = other(run, law, at, bound="envelope", relation=relation).upper
-        ends = np.where(wide, meet(ends, (np.zeros_like(above), above), most), ends)
+    # the envelope reaches deltas far below those of the curve's polygon; Rényi accounting stands many candidates
+    for name in ("envelope", "renyi"):
+        if isinstance(law, BOUNDS[name].laws) and (wide := _loose(*ends) & known).any():
+            other = bound_epsilon if quantity == "epsilon" else bound_delta
+            at = np.maximum(values, LEAST_DELTA) if quantity == "epsilon" else values
+            above = other(run, law, at, bound=name, relation=relation).upper
+            ends = np.where(wide, meet(ends, (np.zeros_like(above), above), most), ends)
     if (wide := _loose(*ends)).any():
         ends = np.where(wide, meet(ends, bounds_from_base.ends(quantity, run, law, values, relation), most), ends)
     return ends

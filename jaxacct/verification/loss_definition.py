@@ -207,10 +207,14 @@ def _exponential_mechanism(asked: Asked, epsilon: Any) -> list[Part]:
 
 @defines(known.ReportNoisyMax)
 def _report_noisy_max(asked: Asked, epsilon: Any, noise: str) -> list[Part]:
-    rules = {"gumbel": _exponential_mechanism, "laplace": _pure, "exponential": _pure}
-    if noise not in rules:
+    if noise == "gumbel":
+        return _exponential_mechanism(asked, epsilon)
+    if noise not in ("laplace", "exponential"):
         raise NotCovered(f"ReportNoisyMax with {noise} noise")
-    return rules[noise](asked, epsilon)
+    top = ball(epsilon)  # of Laplace noise of scale 1/epsilon, under every relation
+    if top.is_zero():
+        return []
+    return [(LaplaceLoss(top) if asked.whole else SampledLaplace(top, asked.rate, asked.direction), 1)]
 
 
 @defines(known.PureDP)
