@@ -25,6 +25,10 @@ STRETCH = 4.0
 """How far beyond the best place at the floor tangents reach where that place is not certain, as with atoms."""
 ROUNDS = 14
 """How often tangents are added where the bound is largest."""
+DOUBLINGS = 3
+"""How often every cell is halved after that where the bracket is not "ok" yet."""
+OK_WIDTH = 1e-4
+"""Relative width of a bracket that is "ok"."""
 ADDED = 3
 """Tangents added to a row in a round."""
 ADDED_TO_GOAL = 6
@@ -86,10 +90,12 @@ def gaussian_fit(
     low = least_mu(rate, lines[1, 0], floor)
     high = np.full(size, np.inf)
     rows, first, added = everywhere, lines, ADDED if goal is None else ADDED_TO_GOAL
-    for turn in range(ROUNDS + 1):
+    last_turn = ROUNDS if goal is not None else ROUNDS + DOUBLINGS
+    for turn in range(last_turn + 1):
         most, ends = largest_mu(lines, floor[rows])
         high[rows] = np.minimum(high[rows], most)
-        done = (high[rows] - low[rows] <= NARROW * high[rows]) | (turn == ROUNDS)
+        enough = NARROW if turn < ROUNDS else OK_WIDTH
+        done = (high[rows] - low[rows] <= enough * high[rows]) | (turn == last_turn)
         if goal is not None:
             near = high[rows] - low[rows] <= goal.width * high[rows]
             done |= (near & (high[rows] <= goal.mu[rows])) | (low[rows] > goal.mu[rows])
@@ -97,11 +103,13 @@ def gaussian_fit(
             break
         rows, lines, ends = rows[~done], lines[:, :, ~done], ends[:, ~done]
         worst = np.argpartition(-ends, added, axis=0)[:added]
+        if turn >= ROUNDS:  # many cells ask for as much
+            worst = np.arange(ends.shape[0])[:, None] + np.zeros((1, rows.size), int)
         lines = _with(lines, _lines(deltas, _between(lines, worst), rows, goal))
     low = np.nan_to_num(low)
     agree = low <= high  # of ends that contradict each other neither is used
     low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf)
-    narrow = np.isfinite(high) & (high - low <= 1e-4 * high)
+    narrow = np.isfinite(high) & (high - low <= OK_WIDTH * high)
     status = np.where(agree, np.where(narrow, "ok", "width"), "contradiction")
     mu = Bounds(low if kind == "certified" else 0.0 * low, high, high, kind, status, "tradeoff")
     return GaussianFit(mu, first, last)

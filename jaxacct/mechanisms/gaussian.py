@@ -79,7 +79,7 @@ def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> Fini
         epsilon = epsilon[np.append(True, np.diff(epsilon) > LEAST_GAP)]
     delta = np.minimum(factor * (1.0 + 2.0 * ROUNDOFF) * profile_of_gaussian(mu, epsilon), 1.0)
     if other < np.inf:
-        delta = np.minimum(delta, profile_of_gaussian(other, epsilon))
+        delta = np.maximum(np.minimum(delta, profile_of_gaussian(other, epsilon)), SMALLEST_POSITIVE)
     return pair_of_profile(epsilon, delta, delta)
 
 
