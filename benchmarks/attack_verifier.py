@@ -41,10 +41,10 @@ def losses_of(pairs):
 
 def composed(*laws):
     """The profile of independent steps, by all combinations of their outcomes."""
-    total, finite = {mp.mpf(0): mp.mpf(1)}, mp.mpf(1)
+    total, lost = {mp.mpf(0): mp.mpf(1)}, mp.mpf(0)
     for pairs in laws:
         kept, infinite = losses_of(pairs)
-        finite *= 1 - infinite
+        lost += infinite - lost * infinite
         added = collections.defaultdict(mp.mpf)
         for (loss, mass), (more, share) in itertools.product(total.items(), kept):
             added[loss + more] += mass * share
@@ -52,7 +52,7 @@ def composed(*laws):
 
     def delta(eps):
         above = (mass * -mp.expm1(eps - loss) for loss, mass in total.items() if loss > eps)
-        return mp.fsum(above) + 1 - finite
+        return mp.fsum(above) + lost
 
     return delta
 
@@ -116,7 +116,10 @@ def discrete_gaussian(sigma, shift):
     reach = int(40 * sigma) + shift
     weight = lambda x: mp.exp(-mp.mpf(x * x) / (2 * mp.mpf(sigma) ** 2))
     whole = mp.fsum(weight(x) for x in range(-reach, reach + 1))
-    return [(weight(x - shift) / whole, weight(x) / whole) for x in range(-reach, reach + shift)]
+    beyond = mp.mpf(10) ** -400  # stands for outcomes farther out, whose losses have no bound
+    return [(beyond, 0), (0, beyond)] + [
+        (weight(x - shift) / whole, weight(x) / whole) for x in range(-reach, reach + shift)
+    ]
 
 
 def finite(p, q):
