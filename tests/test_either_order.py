@@ -172,3 +172,15 @@ def test_renyi_divergences_of_joined_pairs_are_bounds():
         assert found.kind == "bound" and found.lower <= truth <= found.upper and found.upper > 1.0001 * truth
     found = representations.zero_concentrated(fixed, "replace_one")
     assert found.kind == "bound" and found.lower == 0.0 < found.upper
+
+
+def test_no_mass_lies_beyond_the_largest_loss():
+    """The rounding of a profile must not leave mass at infinity, which would make epsilon infinite at delta 0."""
+    step = ja.SampledWithoutReplacement(ja.FiniteOutput([0.5, 0.3, 0.2], [0.1, 0.3, 0.6]), 0.25)
+    largest = np.log(2.0)  # (.75 * .1 + .25 * .5)/.1
+    found = ja.epsilon(step, 0.0)
+    assert found.lower <= largest <= found.upper <= largest * (1.0 + 1e-12)
+    assert ja.delta(step, 1.0).upper == 0.0
+    mixed = ja.compose(ja.FiniteOutput([0.9, 0.1], [0.6, 0.4]), ja.FiniteOutput([0.6, 0.4], [0.9, 0.1]))
+    most = ja.epsilon(mixed, 0.0, relation="replace_one").upper
+    assert 2.0 * np.log(4.0) <= most <= 2.0 * np.log(4.0) * (1.0 + 1e-12)
