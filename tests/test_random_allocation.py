@@ -304,7 +304,6 @@ def test_pytrees():
         (lambda: ja.RandomAllocation(ja.Gaussian(1.0), 2.5), "slots = 2.5"),
         (lambda: ja.RandomAllocation(ja.Gaussian(1.0), [3, 2], 3), r"participations\[1\] = 3"),
         (lambda: ja.RandomAllocation(ja.Gaussian(1.0), 5, 2, group=2), "group = 2"),
-        (lambda: ja.PoissonSampled(ja.RandomAllocation(ja.Gaussian(1.0), 5), 0.1), "PoissonSampled"),
         (lambda: ja.epsilon(allocation(2.0, 100, 10), 0.0), "delta = 0"),
         (lambda: ja.epsilon(allocation(2.0, 100, 10), 0.0, relation="replace_one"), "delta = 0"),
         (lambda: ja.profile(allocation(2.0, 100, 10), "replace_one").renyi(2.0), "replace_one"),
