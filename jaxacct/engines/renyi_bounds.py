@@ -15,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxacct.engines.loss_moments import log_moments
+from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.certificate import log_kappa
 from jaxacct.mechanisms.loss_components import Components
 
@@ -31,18 +32,26 @@ REFINED_ORDERS = 13
 def least_epsilon(parts: Components, delta: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
     """(B,) epsilon at the finite part's delta > 0; the given orders less 1 alone, or the best of all."""
     log_delta = np.log(delta)
-    best, least = _minimise(parts, lambda c, k: (k + log_kappa(c) - log_delta) / c, orders)
+    best, least = _minimise(parts, lambda c, k: _sum_up(k, log_kappa(c), -log_delta) / c, orders)
     near = (parts.log_survival == 0) & (delta**2 * (1.0 - 1e-14) >= _square_of_variation(least))
     return np.where(near, 0.0, np.maximum(best + 1e-13 * np.abs(best), 0.0))
 
 
 def least_delta(parts: Components, epsilon: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
     """(B,) the finite part's delta at epsilon; the given orders less 1 alone, or the best of all."""
-    best, least = _minimise(parts, lambda c, k: k - c * epsilon + log_kappa(c), orders)
+    best, least = _minimise(parts, lambda c, k: _sum_up(k, -c * epsilon, log_kappa(c)), orders)
     finite = np.exp(np.minimum(best, 0.0)) * (1.0 + 1e-12)
     known = (parts.log_survival == 0) & (epsilon >= 0.0)
     near = np.where(known, np.sqrt(_square_of_variation(least)) * (1.0 + 1e-14), 1.0)
     return np.minimum(finite, near)
+
+
+def _sum_up(*terms: np.ndarray) -> np.ndarray:
+    """At least the sum of terms that may cancel, each rounded."""
+    total, size = np.zeros(()), np.zeros(())
+    for term in terms:
+        total, size = total + term, size + np.abs(term)
+    return total + 4.0 * ROUNDOFF * size
 
 
 def _square_of_variation(divergence: np.ndarray) -> np.ndarray:
@@ -63,7 +72,7 @@ def _minimise(
     best, least = np.full(size, np.inf), np.full(size, np.inf)
     for _ in range(SEARCH_ROUNDS if orders is None else 1):
         k = _upper_moments(parts, c)
-        values = objective(c, k)
+        values = np.nan_to_num(objective(c, k), nan=np.inf, posinf=np.inf, neginf=-np.inf)
         at = np.argmin(values, axis=0)[None]
         best = np.minimum(best, np.take_along_axis(values, at, 0)[0])
         least = np.minimum(least, np.min(k / c, axis=0))
