@@ -1,5 +1,6 @@
 """Where several theorems hold, the answer is the smallest: each oracle is another theorem, written down anew here."""
 
+import mpmath as mp
 import numpy as np
 import pytest
 from dp_accounting import dp_event
@@ -8,7 +9,21 @@ from scipy.stats import laplace, norm
 
 import jaxacct as ja
 from jaxacct import interop, selection
+from jaxacct.engines import renyi_bounds
+from jaxacct.mechanisms import components
 from jaxacct.representations import rdp_epsilon
+
+
+@pytest.mark.parametrize(
+    ("steps", "epsilon"), [(1e12, 2e12), (1e14, 5.1e13), (1e15, 5.000002e14), (1e10, 5.0001e9), (1e8, 1e9)]
+)
+def test_moments_bound_far_losses_from_above(steps, epsilon):
+    """Terms of 1e14 cancel, and a delta may lie below float64's range: the bound is still above the exact value."""
+    mp.mp.dps = 60
+    parts = components(ja.repeat(ja.Gaussian(1.0), steps), "add_or_remove_one", "remove")
+    mu, eps = mp.sqrt(steps), mp.mpf(epsilon)
+    exact = mp.ncdf(mu / 2 - eps / mu) - mp.exp(eps) * mp.ncdf(-mu / 2 - eps / mu)
+    assert renyi_bounds.least_delta(parts, np.array([epsilon]))[0] >= exact > 0
 
 
 def renyi_epsilon_of_dp_sgd(sigma, q, steps, log_delta, orders=range(2, 400, 6)):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxacct.engines.loss_moments import log_moments
-from jaxacct.floats import ROUNDOFF
+from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.kernels.certificate import log_kappa
 from jaxacct.mechanisms.loss_components import Components
 
@@ -40,7 +40,7 @@ def least_epsilon(parts: Components, delta: np.ndarray, orders: np.ndarray | Non
 def least_delta(parts: Components, epsilon: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
     """(B,) the finite part's delta at epsilon; the given orders less 1 alone, or the best of all."""
     best, least = _minimise(parts, lambda c, k: _sum_up(k, -c * epsilon, log_kappa(c)), orders)
-    finite = np.exp(np.minimum(best, 0.0)) * (1.0 + 1e-12)
+    finite = np.exp(np.minimum(best, 0.0)) * (1.0 + 1e-12) + SMALLEST_POSITIVE
     known = (parts.log_survival == 0) & (epsilon >= 0.0)
     near = np.where(known, np.sqrt(_square_of_variation(least)) * (1.0 + 1e-14), 1.0)
     return np.minimum(finite, near)
