@@ -59,7 +59,19 @@ def test_sampled_gaussian_moments(sigma, q, direction):
 def test_every_kind_of_part_has_its_moment():
     # a kind of part that is added to Components must also be added to moments, renyi, characteristic and profile
     kinds = {name.split("_")[0] for name in Components._fields}
-    assert kinds == {"sign", "mu2", "mu", "gauss", "laplace", "finite", "log", "delta", "infinity"}
+    assert kinds == {"sign", "mu2", "mu", "gauss", "laplace", "finite", "log", "delta", "infinity", "rho", "xi"}
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_moments_of_a_zero_concentrated_guarantee(direction):
+    # by definition the divergence of order 1 + c is at most xi + rho (1 + c); composed guarantees and a Gaussian add up
+    run = ja.compose(ja.repeat(ja.ZCDP(0.1, 0.02), 3), ja.Gaussian(2.0))
+    parts = components(run, "add_or_remove_one", direction)
+    for c in (0.5, 1.0, 7.0):
+        low, high = log_moments(parts, np.array([c]))
+        gaussian = c * (c + 1.0) / 8.0
+        guarantee = c * (0.06 + 0.3 * (c + 1.0))
+        assert low[0] <= gaussian + 1e-14 and gaussian + guarantee <= high[0] <= (gaussian + guarantee) * (1.0 + 1e-12)
 
 
 @pytest.mark.parametrize("scale,q", [(1.0, 1.0), (0.2, 1.0), (0.5, 0.1), (5.0, 0.9)])
