@@ -351,7 +351,6 @@ def _kernel(x):
 
 REFUSED = {
     "betainc": lambda w, x: w * special.betainc(1 + x[0], 2.0, lax.stop_gradient(x[1])),
-    "lax.empty": lambda w, x: w * jax.lax.empty((4, 4), jnp.float32),
     **{f"rbg.{name}": f for name, f in _random(_draws("rbg")).items() if name != "poisson"},
     **{f"unsafe_rbg.{name}": f for name, f in _random(_draws("unsafe_rbg")).items() if name != "poisson"},
     "rng_bit_generator": lambda w, x: w * lax.rng_bit_generator((9e4 * x[0]).astype(jnp.uint32), (4, 4))[1],

@@ -203,4 +203,4 @@ def test_other_refusals(tmp_path, table, calibrated, monkeypatch):
     )
     assert plot(zipped, tmp_path / "figure.svg")["by"] is None
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    assert "needs matplotlib" in refusal(plot, table, tmp_path / "figure.png")
+    assert "needs the package matplotlib" in refusal(plot, table, tmp_path / "figure.png")

@@ -396,7 +396,7 @@ def test_extras_are_used_where_installed_and_named_where_not(tmp_path, monkeypat
     path = tmp_path / "result.parquet"
     arguments = [path] if writes == "to_parquet" else []
     if importlib.util.find_spec(module) is None:
-        assert f"needs {module}" in refusal(getattr(table, writes), *arguments)
+        assert f"needs the package {module}" in refusal(getattr(table, writes), *arguments)
         return
     result = getattr(table, writes)(*arguments)
     if writes == "to_parquet":
@@ -405,7 +405,7 @@ def test_extras_are_used_where_installed_and_named_where_not(tmp_path, monkeypat
         result = parquet.read_table(path).to_pydict()
     assert list(result["upper"]) == table["upper"].tolist()
     monkeypatch.setitem(__import__("sys").modules, module, None)
-    assert f"needs {module}" in refusal(getattr(table, writes), *arguments)
+    assert f"needs the package {module}" in refusal(getattr(table, writes), *arguments)
 
 
 def test_progress_is_shown_when_asked_for_and_off_a_terminal_only_then(capsys):

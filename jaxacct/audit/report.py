@@ -118,7 +118,7 @@ class Report:
     >>> claim = Claim("Algorithm 3", 1.144, 1e-5, "conditional: monotone score")
     >>> print(Report([Row("worst score", found, (claim,))]))
     audit          delta  lower bound  confidence      trials  method           Algorithm 3
-    worst score  1.0e-05       1.4000        0.99  60,000,000  clopper_pearson    1.1440 !!
+    worst score  1.0e-05       1.3999        0.99  60,000,000  clopper_pearson    1.1440 !!
     Algorithm 3: conditional: monotone score
     1 claims are below a lower bound, marked !!
     """

@@ -33,7 +33,8 @@ def least_epsilon(parts: Components, delta: np.ndarray, orders: np.ndarray | Non
     """(B,) epsilon at the finite part's delta > 0; the given orders less 1 alone, or the best of all."""
     log_delta = np.log(delta)
     best, least = _minimise(parts, lambda c, k: _sum_up(k, log_kappa(c), -log_delta) / c, orders)
-    near = (parts.log_survival == 0) & (delta**2 * (1.0 - 1e-14) >= _square_of_variation(least))
+    variation = np.sqrt(_square_of_variation(least))  # 0 where the moments underflow: nothing is known then
+    near = (parts.log_survival == 0) & (variation > 0.0) & (delta * (1.0 - 1e-14) >= variation)
     return np.where(near, 0.0, np.maximum(best + 1e-13 * np.abs(best), 0.0))
 
 
@@ -43,7 +44,7 @@ def least_delta(parts: Components, epsilon: np.ndarray, orders: np.ndarray | Non
     finite = np.exp(np.minimum(best, 0.0)) * (1.0 + 1e-12) + SMALLEST_POSITIVE
     known = (parts.log_survival == 0) & (epsilon >= 0.0)
     near = np.where(known, np.sqrt(_square_of_variation(least)) * (1.0 + 1e-14), 1.0)
-    return np.minimum(finite, near)
+    return np.where(near > 0.0, np.minimum(finite, near), finite)
 
 
 def _sum_up(*terms: np.ndarray) -> np.ndarray:

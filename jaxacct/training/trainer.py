@@ -390,8 +390,8 @@ class Trainer:
                         stopped = "callback"
                         break
         except BaseException as error:
-            # a person who interrupts a run may have seen its checkpoints, its log, or the line of its progress
-            if isinstance(error, KeyboardInterrupt | SystemExit) and alone and step:
+            # whoever or whatever ends a run here may have seen its checkpoints, its log, or the line of its progress
+            if alone and step:
                 _whatever_fails(lambda: see(False))
             # of several processes one may be alone with its error, and cannot write a checkpoint without the others
             if store is not None and alone and program.keeps_after(error):

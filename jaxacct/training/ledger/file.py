@@ -39,6 +39,10 @@ class LedgerFile:
             raise InputError(f"{self.path}: is not open for writing; use Ledger.open")
         return self._file
 
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
     def require_open(self) -> None:
         """InputError where the file is closed."""
         _ = self.file

@@ -142,6 +142,11 @@ class Ledger(Contents):
         ledger._file.forget()
         return ledger
 
+    @property
+    def is_open(self) -> bool:
+        """Whether entries can be written."""
+        return self._file.is_open
+
     def begin(self, plan: Plan, run: str | None = None, by: str = "") -> str:
         """Begin another run in the same ledger, which becomes the current one; its name.
 

@@ -57,6 +57,8 @@ class Noted:
 
         def noted() -> bytes:
             assert self._ledger is not None
+            if not self._ledger.is_open:  # an interrupt within an entry has closed it
+                self._ledger, self._own = Ledger.open(self._ledger.path, self._mark.run), True
             with self._ledger.lock:
                 self._own_run(self._ledger, plan)
                 self._ledger.seen(step, looked)

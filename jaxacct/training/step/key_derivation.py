@@ -109,8 +109,8 @@ class StepKey(NamedTuple):
 
 
 def begin(root: bytes) -> Lineage:
-    """The lineage of a run that has not begun."""
-    return Lineage(Root(root), digest(b"begin"), b"", -1, b"")
+    """The lineage of a run that has not begun.  The root is in its chain, so that a digest shown tells nothing of data."""
+    return Lineage(Root(root), digest(b"begin", root), b"", -1, b"")
 
 
 def joined(lineage: Lineage, seal: bytes) -> Lineage:

@@ -30,9 +30,9 @@ _GROUPS = {
         shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeros_like zeta
     """,
     "of shapes and places": """
-        broadcast_in_dim concatenate dynamic_slice dynamic_update_slice gather iota pad reshape rev scatter scatter-add
-        scatter-max scatter-min scatter-mul scatter-sub scatter_add scatter_max scatter_min scatter_mul scatter_sub
-        slice split squeeze stack tile transpose unstack
+        broadcast_in_dim concatenate dynamic_slice dynamic_update_slice empty empty2 gather iota pad reshape rev scatter
+        scatter-add scatter-max scatter-min scatter-mul scatter-sub scatter_add scatter_max scatter_min scatter_mul
+        scatter_sub slice split squeeze stack tile transpose unstack
     """,
     "along axes": """
         approx_top_k argmax argmin cumlogsumexp cummax cummin cumprod cumsum fft reduce reduce_and reduce_max reduce_min
@@ -86,7 +86,6 @@ _KNOWN_TO_MIX = {
         "goes on for all examples until the slowest has converged",
         "write its series in JAX",
     ),
-    "empty2": ("jax.lax.empty", "shows what memory held before, of other examples too", "use zeros"),
 }
 """By operation: the public name, what is wrong with it, and the remedy."""
 _UNKNOWN = (
