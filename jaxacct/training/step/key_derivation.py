@@ -109,7 +109,7 @@ class StepKey(NamedTuple):
 
 
 def begin(root: bytes) -> Lineage:
-    """The lineage of a run that has not begun.  The root is in its chain, so that a digest shown tells nothing of data."""
+    """The lineage of a run that has not begun.  The root is in its chain, so digests of it tell nothing of the data."""
     return Lineage(Root(root), digest(b"begin", root), b"", -1, b"")
 
 
