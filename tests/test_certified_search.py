@@ -37,8 +37,8 @@ def test_a_start_whose_slope_is_wrong_is_moved_by_the_secant(wrong):
     found = certified_search(search, lambda rows: Start(*(x[rows] for x in start[:3])))
     assert np.all(found.status == "ok") and np.all(found.upper <= target)
     assert np.all(found.upper >= target * (1.0 - 0.5e-4))
-    # a search from the beginning takes three more
-    assert sum(rows.size for rows in calls) <= 5 * power.size
+    # a search from the beginning takes three more; one of these shows for a row that its value is the best
+    assert sum(rows.size for rows in calls) <= 6 * power.size
 
 
 def test_an_upper_end_that_is_not_known_gives_no_slope():

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import os
 import pickle
 import shutil
 import subprocess
@@ -417,3 +418,39 @@ def test_the_ledger_claims_what_the_state_does_on_every_path(path, tmp_path, mon
         assert upper(path) >= min(after_first, 1.98) * (1 - 1e-6) or left, following
         looked = way in ("look and stop", "raise", "interrupt", "killed after a look")
         assert following not in ("other plan", "recalibrated") or not looked
+
+
+class Enough(BaseException):
+    """What a user's signal handler may raise."""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Enough, TimeoutError])
+def test_an_end_within_an_entry_is_noted(path, monkeypatch, error):
+    """An interrupt while an entry is being written closes the file; the look is noted all the same."""
+    trainer, asked = trainer_of(), []
+
+    def cut(descriptor, sync=os.fsync):
+        asked.append(descriptor)
+        if len(asked) == 6:
+            raise error
+        sync(descriptor)
+
+    monkeypatch.setattr("os.fsync", cut)
+    with pytest.raises((error, ja.InputError)):
+        fit(trainer, path)
+    monkeypatch.undo()
+    assert any(line["kind"] == "seen" for line in lines(path))
+    assert upper(path) >= float(trainer.plan.epsilon_after(12).upper) * 0.999
+
+
+def test_an_error_of_the_log_is_noted(path):
+    trainer, told = trainer_of(), []
+
+    def tell(record):
+        told.append(record)
+        if record.get("step", 0) >= 3:
+            raise Enough
+
+    with suppress(Enough):
+        fit(trainer, path, log=tell)
+    assert told and upper(path) >= float(trainer.plan.epsilon_after(12).upper) * 0.999

@@ -6,6 +6,8 @@ import dataclasses
 import inspect
 import itertools
 import math
+from decimal import Decimal
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -289,3 +291,19 @@ def test_the_pair_of_the_larger_profile_has_that_profile():
                 found = law.hockey_stick(ball(epsilon)) + law.infinity
                 both = max(hockey_stick([(p, q)], epsilon), hockey_stick([(q, p)], epsilon))
                 assert abs(float(found.mid()) - both) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "upper", [1 - Fraction(1, 10**20), 1 - Decimal(10) ** -20, np.longdouble(1) - np.longdouble(2) ** -60, 1 + 0j]
+)
+def test_what_is_no_float64_is_refused(upper):
+    """Epsilon is 1: a number a little below it must not be verified by the float64 beside it."""
+    with pytest.raises(ja.InputError) as caught:
+        ja.verify(ja.Laplace(1.0), bracket(0.0, upper), delta=0.0)
+    assert "upper" in str(caught.value) and "\n" not in str(caught.value)
+    assert status(ja.Laplace(1.0), 0, Fraction(1), delta=0.0) == "verified"
+
+
+def test_a_delta_that_is_no_float64_is_refused():
+    with pytest.raises(ja.InputError, match="delta = .* is no float64"):
+        ja.verify(ja.ApproximateDP(1.0, 1e-5), bracket(0.0, 1.0), delta=Fraction(1, 10**5) - Fraction(1, 10**30))

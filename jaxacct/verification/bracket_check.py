@@ -95,6 +95,7 @@ def verify(
     seconds = check_one("seconds", seconds, POSITIVE, "it is the limit of each configuration")
     quantity = "epsilon" if epsilon is None else "delta"
     given = check("delta", delta, DELTA_OR_ZERO) if epsilon is None else check("epsilon", epsilon, NON_NEGATIVE)
+    _as_floats("delta" if epsilon is None else "epsilon", delta if epsilon is None else epsilon)
     lower, upper = _bracket(bounds)
     shape = broadcast_shape(
         {"the mechanism": batch_shape(mechanism), "the bounds": lower.shape, "the value given": np.shape(given)}
@@ -128,10 +129,23 @@ def _bracket(bounds: Any) -> tuple[np.ndarray, np.ndarray]:
             f"bounds = {bounds!r:.60} must have lower and upper; give the answer of ja.epsilon or ja.delta"
         )
     try:
-        ends = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (held.lower, held.upper)))
-    except (TypeError, ValueError):
+        ends = np.broadcast_arrays(_as_floats("lower", held.lower), _as_floats("upper", held.upper))
+    except InputError:
+        raise
+    except (TypeError, ValueError, OverflowError):
         raise InputError("bounds must have numbers in lower and upper, of one shape") from None
     return ends[0], ends[1]
+
+
+def _as_floats(name: str, given: Any) -> np.ndarray:
+    """float64, which must be what was given: a number beside it would be verified by its neighbour."""
+    raw = np.asarray(given)
+    if raw.dtype.kind == "c":
+        raise InputError(f"{name} must be real numbers; give what was claimed")
+    found = raw.astype(np.float64)
+    if raw.dtype != np.float64 and not np.all((raw.astype(object) == found.astype(object)) | np.isnan(found)):
+        raise InputError(f"{name} = {given!r:.60} is no float64; give the nearest one on the side that claims less")
+    return found
 
 
 class _Configuration:
