@@ -454,3 +454,11 @@ def test_an_error_of_the_log_is_noted(path):
     with suppress(Enough):
         fit(trainer, path, log=tell)
     assert told and upper(path) >= float(trainer.plan.epsilon_after(12).upper) * 0.999
+
+
+def test_a_stop_by_what_the_log_told_is_a_look(path):
+    """A callback that asks for no outputs may know them from the log: no other plan follows."""
+    trainer, told = trainer_of(), []
+    state = fit(trainer, path, log=told.append, callbacks=[lambda s: s.step >= 5])
+    assert state.seen and lines(path)[-1]["looked"]
+    assert "plan" in refusal(fit, trainer_of(steps=7), path, state)

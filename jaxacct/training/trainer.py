@@ -386,6 +386,7 @@ class Trainer:
                     stop = self._called(callbacks, shown(self._state(now(), program.frozen), looks), looks)
                     stop, looks.seen = processes.any(stop, looks.seen)
                     if stop:
+                        looks.seen |= told.shows
                         see(looks.seen)
                         stopped = "callback"
                         break

@@ -86,6 +86,11 @@ class RunLog:
         self._begin = self._told = time.monotonic()
         self.ending: dict[str, Any] = {}
 
+    @property
+    def shows(self) -> bool:
+        """Whether outputs, such as a private loss, are told to somebody while the run goes on."""
+        return self._put is not None
+
     def begin(self, plan: Plan, state: State, ledger: Ledger | None) -> None:
         """Steps are about to be taken, from a state on, by a plan; ledger : what holds all else, or None."""
         if self._put is None:
