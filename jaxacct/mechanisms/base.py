@@ -97,8 +97,7 @@ class Mechanism(ABC):
 
     def inside(self) -> list[Mechanism]:
         """The mechanisms that this one is made of, in the order of its fields."""
-        fields = (getattr(self, field.name) for field in dataclasses.fields(cast(Any, self)))
-        values = (value if isinstance(value, tuple) else (value,) for value in fields)
+        values = (value if isinstance(value, tuple) else (value,) for value in vars(self).values())
         return [item for items in values for item in items if isinstance(item, Mechanism)]
 
     @abstractmethod
@@ -246,7 +245,8 @@ def register(cls: type[M]) -> type[M]:
     keys = tuple(jax.tree_util.GetAttrKey(name) for name in children)
 
     def flatten(mechanism: M) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return tuple(getattr(mechanism, name) for name in children), tuple(getattr(mechanism, name) for name in static)
+        values = vars(mechanism)
+        return tuple(values[name] for name in children), tuple(values[name] for name in static)
 
     def flatten_with_keys(mechanism: M) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         values, aux = flatten(mechanism)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import itertools
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -157,17 +157,8 @@ class Composed(Combinator):
         except ValueError:
             super().__post_init__()  # names the two fields that clash
             raise
-        vars(self).pop("mechanisms")
-        vars(self).update(_all=_Parts.of(given), _shape=shape)
-
-    def __getattr__(self, name: str) -> Any:
-        """`mechanisms` as a tuple, made when it is first asked for."""
-        if name != "mechanisms" or "_all" not in vars(self):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return vars(self).setdefault(name, vars(self)["_all"].taken())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"mechanisms": self.mechanisms}
+        first, *rest = (one.mechanisms if type(one) is Composed else (one,) for one in given)
+        vars(self).update(mechanisms=first + tuple(itertools.chain.from_iterable(rest)), _shape=shape)
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         return [
@@ -214,30 +205,6 @@ class Composed(Combinator):
         composed = composed or len(self.mechanisms) > 1
         kind = weakest(mechanism.kind_of_bracket(relation, composed) for mechanism in self.mechanisms)
         return "bound" if kind == "certified" and self._mixes_orders(relation) else kind
-
-
-class _Parts(NamedTuple):
-    """The first `size` mechanisms of a list. The longest of those that share a list may lengthen it, others copy."""
-
-    shared: list[Mechanism]
-    size: int
-
-    @classmethod
-    def of(cls, given: list[Mechanism]) -> _Parts:
-        first, shared = vars(given[0]).get("_all") if type(given[0]) is Composed else None, []
-        with _LENGTHENING:
-            if first is not None and len(first.shared) == first.size:
-                shared, given = first.shared, given[1:]
-            for one in given:
-                shared.extend(one.mechanisms if type(one) is Composed else (one,))
-            return cls(shared, len(shared))
-
-    def taken(self) -> tuple[Mechanism, ...]:
-        return tuple(self.shared[: self.size])
-
-
-_LENGTHENING = threading.RLock()
-"""Held while a list of mechanisms grows, so that two threads do not both lengthen it."""
 
 
 def _is_checked(steps: Any) -> bool:
