@@ -329,11 +329,11 @@ LAYERS = {
 
 
 @jax.custom_batching.custom_vmap
-def _centred(x):
+def centred(x):
     return x
 
 
-@_centred.def_vmap
+@centred.def_vmap
 def _(size, batched, x):
     return x - x.mean(0), True
 
@@ -354,10 +354,10 @@ REFUSED = {
     **{f"rbg.{name}": f for name, f in _random(_draws("rbg")).items() if name != "poisson"},
     **{f"unsafe_rbg.{name}": f for name, f in _random(_draws("unsafe_rbg")).items() if name != "poisson"},
     "rng_bit_generator": lambda w, x: w * lax.rng_bit_generator((9e4 * x[0]).astype(jnp.uint32), (4, 4))[1],
-    "custom_vmap": lambda w, x: w * _centred(x),
+    "custom_vmap": lambda w, x: w * centred(x),
     "sequential_vmap": lambda w, x: w * jax.custom_batching.sequential_vmap(jnp.sin)(x),
     "pure_callback": lambda w, x: w * _host(lax.stop_gradient(x)),
     "pallas_call": lambda w, x: w * _kernel(lax.stop_gradient(x)),
-    "in_a_loop": lambda w, x: w * lax.fori_loop(0, 2, lambda i, v: _centred(v), x),
-    "in_a_checkpoint": lambda w, x: jax.checkpoint(lambda w, x: w * _centred(x))(w, x),
+    "in_a_loop": lambda w, x: w * lax.fori_loop(0, 2, lambda i, v: centred(v), x),
+    "in_a_checkpoint": lambda w, x: jax.checkpoint(lambda w, x: w * centred(x))(w, x),
 }

@@ -200,6 +200,9 @@ def test_three_thousand_releases_that_differ_are_bracketed(path):
     found = claim([(spent, [Run("", "", PLAN)])], DELTA, None)
     assert float(found.lower) <= float(exact.lower) and float(exact.upper) <= float(found.upper)
     assert float(found.upper) <= 1.01 * float(exact.upper) and found.kind == "certified" and found.status == "width"
+    spent.others[ja.ZCDP(0.1)] = 1  # a guarantee has no lower end, so neither has the whole
+    found = claim([(spent, [Run("", "", PLAN)])], DELTA, None)
+    assert (found.kind, float(found.lower)) == ("bound", 0.0) and float(found.upper) > float(exact.upper)
 
 
 def test_near_releases_are_taken_together_at_their_worst():

@@ -8,6 +8,7 @@ from helpers import refusal
 from jax._src.interpreters import batching
 from jax.extend.core import Primitive, primitives
 from jax.interpreters import mlir
+from layers_and_operations import centred
 
 from jaxacct.training import fresh_key
 from jaxacct.training.step.clipping import clipped_sum
@@ -16,16 +17,6 @@ from jaxacct.tuning.private_score import units
 
 BATCH = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
 FLOAT = jax.ShapeDtypeStruct((3,), jnp.float32)
-
-
-@jax.custom_batching.custom_vmap
-def centred(x):
-    return x
-
-
-@centred.def_vmap
-def _(size, batched, x):
-    return x - x.mean(0), True
 
 
 @jax.custom_vjp

@@ -110,6 +110,7 @@ WAYS = {
     "opt_state": lambda s: s.opt_state,
     "clip_norm": lambda s: s.clip_norm,
     "not_finite": lambda s: s.not_finite,
+    "lineage": lambda s: s.lineage,  # it holds a digest of the parameters
     "vars": vars,
     "copy": copy.copy,
     "pickle": lambda s: suppressed(pickle.dumps, s),

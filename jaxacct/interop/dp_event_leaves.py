@@ -25,12 +25,12 @@ from jaxacct.mechanisms import (
     repeat,
 )
 
-__all__ = ["LEAVES"]
+__all__ = ["LARGEST_DATASET", "LEAVES"]
 
 LARGEST_SCALE = 1e300
 """The scale of discrete Laplace noise whose parameter is so small that its inverse may be beyond float64."""
 LARGEST_DATASET = 10**9
-"""Most records of a capped sample."""
+"""Most records of a data set from which a sample of a largest or a fixed size is drawn."""
 
 Leaf = Callable[[Any, str], Mechanism | None]
 

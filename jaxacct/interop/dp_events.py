@@ -10,7 +10,7 @@ from typing import Any
 from dp_accounting import dp_event
 
 from jaxacct.interop.dp_event_fields import EventError, checked, number, refuse, rounded, whole
-from jaxacct.interop.dp_event_leaves import LEAVES
+from jaxacct.interop.dp_event_leaves import LARGEST_DATASET, LEAVES
 from jaxacct.mechanisms import (
     Mechanism,
     PoissonSampled,
@@ -30,8 +30,6 @@ MAX_DEPTH = 64
 """Most events inside one another; this also ends cycles."""
 MAX_EVENTS = 2**15
 """Most events in one tree."""
-LARGEST_DATASET = 10**9
-"""Most records of a data set from which a batch of a fixed size is drawn."""
 
 
 def from_dp_event(event: dp_event.DpEvent) -> Mechanism:

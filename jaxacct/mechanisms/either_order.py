@@ -16,7 +16,7 @@ from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
-__all__ = ["either_order", "profile_of_law"]
+__all__ = ["either_order", "profile_of_law", "spaced"]
 
 LARGEST_LOSS_STEP = 600.0
 """Distance of two losses up to which the point is looked for where the two profiles cross between them.
@@ -39,7 +39,7 @@ def either_order(forward: FinitePart, reverse: FinitePart) -> FinitePair:
 def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> FinitePair:
     (one, mass_one, infinite_one), (two, mass_two, infinite_two) = forward, reverse
     losses = np.concatenate([[0.0], one[(mass_one > 0.0) & (one > 0.0)], two[(mass_two > 0.0) & (two > 0.0)]])
-    knots = _apart(np.unique(losses))
+    knots = spaced(np.unique(losses))
     laws = ((one, mass_one, infinite_one[0]), (two, mass_two, infinite_two[0]))
     first, second = (profile_of_law(*law, knots) for law in laws)
     step, gap = np.diff(knots), first - second
@@ -47,7 +47,7 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
         share = gap[:-1] / (gap[:-1] - gap[1:])
         crossing = knots[:-1] + np.log1p(np.expm1(step) * share)
     inside = (gap[:-1] * gap[1:] < 0.0) & (step < LARGEST_LOSS_STEP) & np.isfinite(crossing)
-    knots = _apart(np.unique(np.concatenate([knots, crossing[inside]])))
+    knots = spaced(np.unique(np.concatenate([knots, crossing[inside]])))
     knots[-1] *= 1.0 + 4.0 * ROUNDOFF  # surely the largest loss, beyond which only the mass at infinity is left
     delta = np.maximum(*(profile_of_law(*law, knots) for law in laws))
     delta[-1] = max(infinite_one[0], infinite_two[0])
@@ -62,7 +62,7 @@ def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.
     return np.minimum(total * (1.0 + ROUNDOFF * (8.0 + loss.size)), 1.0)
 
 
-def _apart(points: np.ndarray) -> np.ndarray:
+def spaced(points: np.ndarray) -> np.ndarray:
     """Ascending points without those too near the one before; a profile without some of its knots only rises."""
     kept = [points[0]]
     for point in points[1:]:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, element
 from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, direction_of, pair_above, pair_below
-from jaxacct.mechanisms.either_order import profile_of_law
+from jaxacct.mechanisms.either_order import profile_of_law, spaced
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.loss_components import exact_product
@@ -157,7 +157,8 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
     share = np.exp(eps - grid)
     whole = q * ((1.0 - share) * np.minimum(removed, replaced) + share * replaced)
     whole *= 1.0 + 64.0 * ROUNDOFF * (1.0 + grid)
-    delta, keep = np.minimum(np.minimum(whole, _one_after_the_other(grid, removed, added, eps, q)), 1.0), _apart(eps)
+    delta = np.minimum(np.minimum(whole, _one_after_the_other(grid, removed, added, eps, q)), 1.0)
+    keep = np.isin(eps, spaced(eps))
     return pair_of_profile(eps[keep], delta[keep], delta[keep])
 
 
@@ -183,15 +184,6 @@ def _one_after_the_other(
         place = a / factor * (1.0 - 8.0 * ROUNDOFF)
     both = first + factor * np.interp(place, at, value, left=1.0)
     return q * np.min(both, axis=1) * (1.0 + 64.0 * ROUNDOFF)
-
-
-def _apart(points: np.ndarray) -> np.ndarray:
-    """Places of ascending points that are far enough from the one before, the first among them."""
-    kept = [0]
-    for place in range(1, points.size):
-        if points[place] - points[kept[-1]] >= LEAST_GAP:
-            kept.append(place)
-    return np.array(kept)
 
 
 def _elements(base: Mechanism, shape: tuple[int, ...]) -> list[Mechanism]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxacct import account
 from jaxacct.bounds import Bounds
+from jaxacct.mechanisms.base import weakest
 from jaxacct.representations.renyi_accounting import renyi_curve
 from jaxacct.representations.renyi_conversions import epsilon_from_renyi
 from jaxacct.training.ledger.format import Run
@@ -77,4 +78,5 @@ def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
     lower, upper = float(least.lower), float(most.upper)
     narrow = upper - lower <= _RTOL * upper
     status = most.status if not most.ok else least.status if not least.ok else "ok" if narrow else "width"
-    return Bounds(lower, float(most.estimate), upper, "certified", status, most.engine)
+    kind = weakest([str(most.kind), str(least.kind)])
+    return Bounds(lower if kind == "certified" else 0.0, float(most.estimate), upper, kind, status, most.engine)

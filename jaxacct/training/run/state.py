@@ -89,7 +89,7 @@ class Looks:
         self.now = self._note = None
 
 
-_NO_OUTPUTS = frozenset({"step", "plan", "stopped", "history", "lineage", "__class__"})
+_NO_OUTPUTS = frozenset({"step", "plan", "stopped", "history", "__class__"})
 """What may be asked of a state without a look: none of it depends on outputs."""
 
 
