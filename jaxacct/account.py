@@ -45,7 +45,7 @@ it little more than one of width rtol."""
 NARROWEST = 1e-6
 """Below this width the share of rtol is not followed; only a smaller rtol asks for less."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
-"""The relation of the reverse direction; the other relations are their own reverse."""
+"""The relation with the two directions exchanged; relations not listed are symmetric."""
 _KERNEL = "jaxacct.kernels.contour"
 """What to call inside jit."""
 
@@ -180,7 +180,7 @@ def _bracket_delta(
 def _sampled_once(
     quantity: str, mechanism: Mechanism, given: float | np.ndarray, relation: str, effort: Effort, engine: str
 ) -> Bounds | None:
-    """Several releases from one sample, by those of the releases; None for others, and by pairs for one engine."""
+    """The answer of `sampled_once`; None where it has none, or where the user chose an engine."""
 
     def ask(quantity: str, some: Mechanism, values: np.ndarray, under: str) -> Bounds:
         return (bracket_epsilon if quantity == "epsilon" else _bracket_delta)(some, values, under, effort, engine)
@@ -227,8 +227,8 @@ def delta(
     """The privacy profile delta(eps) of the mechanism at one or many real eps, as a certified bracket.
 
     `delta(eps) = max over directions of H_{e^eps}(P || Q)`, the hockey-stick divergence of the composed dominating
-    pair. The bracket is relatively accurate also in the far tail.  Below 0 it follows from the reverse direction:
-    `H_{e^-x}(P || Q) = 1 - e^-x + e^-x H_{e^x}(Q || P)`.
+    pair. The bracket is relatively accurate also in the far tail. At negative eps = -x delta follows from the reverse
+    direction: `H_{e^-x}(P || Q) = 1 - e^-x + e^-x H_{e^x}(Q || P)`.
 
     Parameters
     ----------
@@ -287,7 +287,7 @@ def delta_without_attacks(mechanism: Mechanism, epsilon: Any, **keywords: Any) -
 
 
 def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: float) -> Bounds:
-    """delta at real eps from that at |eps|, of the relation (`ahead`) and of its reverse (`back`), used below 0.
+    """delta at real eps: `ahead` is delta(|eps|), `back` that of the reverse relation, which serves negative eps.
 
     `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)` (Zhu, Dong and Wang 2022, Lemma 45).
     """
@@ -297,7 +297,7 @@ def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: f
         reflected = np.clip((gap + scale * getattr(back, name)) * (1.0 + turn), 0.0, 1.0)
         ends.append(np.where(below, reflected, getattr(ahead, name)))
     low, high = ends[0], ends[2]
-    # the sum may be narrow where delta is not, and it is never 0
+    # adding 1 - e^-x > 0 can make a wide bracket relatively narrow
     narrow = np.isin(back.status, ("ok", "zero")) | (np.equal(back.status, "width") & (high - low <= rtol * high))
     status = np.where(narrow, "ok", back.status)
     choose = lambda one, other: np.where(below, one, other)

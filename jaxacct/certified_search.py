@@ -5,7 +5,7 @@ rate, the most steps or candidates.  A value *holds* where the certified upper e
 value, is at most the target; only values that hold are returned.  How good the guesses are decides only how long the
 search takes.  What is found is certain to be the least private value that holds only if epsilon is monotone in it.
 
-`_judged` decides for every calibration what is said of a value: its status, and whether it is shown to be the best one.
+`_judged` gives every value its status and says whether it is shown to be the best one, for every calibration.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = [
 CLAIMED = ("ok", "not_binding", "loose")
 """Statuses of a value that holds."""
 FARTHEST, FEW_RTOL = 0.01, 10.0
-"""How much less private, relatively, a value may be that misses the target, to show that another is the best one:
-FEW_RTOL times rtol, but no more than FARTHEST or rtol itself."""
+"""A value is shown to be the best if another one misses the target that is less private by a relative distance of at
+most FEW_RTOL rtol, and at most max(FARTHEST, rtol)."""
 AIM = 0.15
 """How far below the target a fast start aims, in units of rtol, so that its certificate usually holds at once."""
 NUDGES = 2
@@ -70,7 +70,7 @@ class Search(NamedTuple):
     falls: np.ndarray
     """Whether epsilon falls as the value grows."""
     rtol: float
-    """A row is finished where the upper end is less than half of this (of `scale`) below the target."""
+    """A row is finished once its upper end is at most 0.5 rtol `scale` below the target."""
     closest: float = 1e-12
     """It is also finished where the best value and one that does not hold are closer than this in x."""
     whole: bool = False
@@ -85,11 +85,11 @@ class Search(NamedTuple):
     privates_first: np.ndarray | None = None
     """Rows whose least private value is tried before all others; none by default."""
     scale: np.ndarray | None = None
-    """What distances from the target are relative to; by default the target, which is right of epsilon."""
+    """The unit of distances from the target; by default the target itself, which suits epsilon."""
     says_best: bool = True
-    """Whether a value more may be evaluated to show that the one that was found is the best."""
+    """Whether one more value may be evaluated to show that the found value is the best."""
     all_there_is: bool = False
-    """Whether no value is less private than the limit, as a sampling probability of 1."""
+    """Whether the least private limit is the least private value possible, as for a sampling probability of 1."""
 
     def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """rtol, in units of the target."""
@@ -114,8 +114,8 @@ class Found(NamedTuple):
 
     value: np.ndarray
     status: np.ndarray
-    """"ok" (shown to be the best), "not_binding" (the least private value searched holds), "loose" (it holds,
-    and is not shown to be the best), or one that begins with "infeasible"."""
+    """"ok" (shown to be the best), "not_binding" (the least private value searched holds), "loose" (holds, but is not
+    shown to be the best), or a status that begins with "infeasible"."""
     lower: np.ndarray
     estimate: np.ndarray
     upper: np.ndarray
@@ -124,7 +124,7 @@ class Found(NamedTuple):
     """`Bounds.status` of the certified epsilon, such as "ok" or "width"; where no value holds, the same as `status`."""
     engine: np.ndarray
     shown: np.ndarray
-    """Whether it is shown that a value a little less private misses the target."""
+    """Whether a slightly less private value is shown to miss the target."""
 
     def bounds(self, shape: tuple[int, ...]) -> Bounds:
         """The certified epsilon at the values, as Bounds of a shape."""
@@ -173,9 +173,9 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Fo
 
 
 def _told(evaluate: Evaluate, search: Search, found: Found, missed: np.ndarray, work: Waiting) -> Evaluate:
-    """The same, telling before each evaluation how many rows have a value, and noting values that are shown to miss.
+    """`evaluate`, with two side effects: it reports progress to `work`, and writes values shown to miss to `missed`.
 
-    missed : the most private such value of each row, NaN before there is one; written here.
+    missed : the most private value of each row that is shown to miss the target; NaN where there is none yet.
     """
 
     def telling(rows: np.ndarray, values: np.ndarray) -> Bounds:
@@ -190,16 +190,16 @@ def _told(evaluate: Evaluate, search: Search, found: Found, missed: np.ndarray, 
 
 
 def _lower_end(kind: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """What epsilon is at least: of a bound that has no lower end, what the bound itself is."""
+    """The lower end of a certified epsilon; for a bound, which has none, the bound itself."""
     return np.where(np.equal(kind, "certified"), lower, upper)
 
 
 def _judged(search: Search, found: Found, missed: np.ndarray, steep: np.ndarray) -> None:
-    """Write what is said of each value that holds, from the numbers alone: its status, and whether it is shown best.
+    """Write the status of each value that holds, and whether it is shown to be the best one, from the brackets alone.
 
-    A value is shown to be the best one where epsilon is certain to be above the target at a value a little less
-    private; or where epsilon is within rtol of the target, both ends, and changes with the value at a usual rate
-    (`steep`).  Where neither is known yet, a value a little less private is evaluated.
+    A value is shown to be the best one in two cases.  Epsilon's lower end exceeds the target at a slightly less private
+    value.  Or both ends of epsilon are within rtol of the target, and epsilon changes fast enough with the value
+    (`steep`).  If neither is known yet, a slightly less private value is evaluated.
     """
     apart = max(least_apart(search.rtol), search.closest)
     bolder = np.where(search.falls, -1.0, 1.0)
@@ -221,14 +221,14 @@ def _judged(search: Search, found: Found, missed: np.ndarray, steep: np.ndarray)
 
 
 def beside(values: np.ndarray, falls: np.ndarray, apart: float, whole: bool) -> np.ndarray:
-    """Values a little less private than others, by so much of themselves."""
+    """Values less private by the relative distance `apart`; with `whole`, at least the next whole number."""
     bolder = np.where(falls, -1.0, 1.0)
     others = values * np.exp(bolder * apart)
     return np.where(np.abs(others - values) < 1.0, values + bolder, np.rint(others)) if whole else others
 
 
 def least_apart(rtol: float) -> float:
-    """How much less private a value may be that shows, by missing the target, that another is the best one."""
+    """The largest relative distance at which a less private value that misses shows another value to be the best."""
     return min(FEW_RTOL * rtol, max(FARTHEST, rtol))
 
 
@@ -316,9 +316,9 @@ def _usual_slope(search: Search, rows: np.ndarray) -> np.ndarray:
 def _polish(
     search: Search, found: Found, rows: np.ndarray, start: Start, steep: np.ndarray
 ) -> tuple[np.ndarray, Start]:
-    """Certify solutions, nudging those that miss by the secant; returns the rows that need a search, and its start.
+    """Certify solutions and nudge those that miss by the secant; return the rows that need a search, and its start.
 
-    steep : of all rows, whether epsilon is known to change with the value at a usual rate; written here.
+    steep : whether epsilon changes fast enough with the value to show it best, for all rows; written by this function.
     """
     log_slope = np.full(rows.size, np.nan) if start.log_slope is None else start.log_slope.copy()
     due, x = np.flatnonzero(start.solved), start.x.copy()
@@ -419,7 +419,7 @@ def _secant(
             sound = np.isfinite(fresh) & (fresh * slope[here] > 0) & (np.abs(excess) < LARGEST_EXCESS)
             slope[here] = np.where(sound, fresh, slope[here])
             step = (aim[here] - excess) / slope[here]
-            # an epsilon of 0, or one that is not known, says in which direction to go, not how far
+            # an epsilon of 0 or an unknown epsilon gives the direction of a step, not its length
             far = np.abs(excess) >= LARGEST_EXCESS
             step = np.where(far, -2.0 * np.sign(excess) * np.sign(slope[here]) * reach[here], step)
             met = np.abs(safe[here] - bold[here]) < search.closest

@@ -47,7 +47,7 @@ COSTLY = 0.05
 NARROW_BY_THEOREMS = 0.01
 """If the theorems make a bracket narrower than this share of rtol, no costly engine is asked."""
 WIDE = {"epsilon": 0.01, "delta": 0.5}
-"""Relative width above which the moments of the loss are asked as well: narrower brackets lie below their bound."""
+"""Rényi accounting is tried for brackets with a larger relative width; it does not improve narrower ones."""
 NO_RELATIVE_ACCURACY = 1e-300
 """Near the end of float64's range a delta has no relative accuracy, so any bracket below it is narrow."""
 NEARLY_ALWAYS_SAMPLED = 0.9
@@ -140,7 +140,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
             _ask(one, quantity, question, rows, side)
             if limits is not None:  # a contradiction leaves nothing; theorems stand
                 _narrow_by_theorems(side, doubtful, *limits)
-    # of a guarantee the moments bound more than the pair does, so that the caller takes the smaller of both
+    # skip zCDP guarantees: their moments cover more than this pair, and the caller takes the smaller of both bounds
     rows = np.flatnonzero(asked & ~question.parts.guaranteed() & is_open(answer, WIDE[quantity], floor))
     if rows.size:
         high = upper_by_moments(quantity, some_rows(question, rows))
@@ -178,7 +178,7 @@ def limits_by_theorems(quantity: str, question: Question) -> tuple[np.ndarray, n
 
 
 def upper_by_moments(quantity: str, question: Question) -> np.ndarray:
-    """Upper ends by Rényi accounting."""
+    """Upper ends of epsilon or delta by Rényi accounting."""
     from jaxacct.engines import renyi_bounds  # only where a row needs it
 
     with np.errstate(all="ignore"):

@@ -23,9 +23,9 @@ def lazy_exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package, for names that live in its submodules.
 
-    A name whose submodule needs a package that is not installed is a class (of type `Missing`) that says so in its
-    docstring, and in one line wherever it is used; ``from jaxacct import verify`` is refused at once.  A name that is
-    not there is refused in one line that says what it is called here, if it is known from elsewhere or misspelt.
+    A name whose submodule needs a package that is not installed gives a stand-in class of type `Missing`.  The error
+    wherever it is used names the package, as does its docstring.  ``from jaxacct import verify`` fails at once.  An
+    unknown name is refused in one line, which suggests the right name for a misspelt one or another library's.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def lazy_exports(
             module = (error.name or "").partition(".")[0]
             if module not in EXTRAS:
                 raise
-            caller = sys._getframe(1)  # Python's own, where the name is imported from the package, and not by a star
+            caller = sys._getframe(1)  # Python's own in `from package import name`; `recursive` marks a star import
             if caller.f_code.co_name == "_handle_fromlist" and not caller.f_locals.get("recursive"):
                 raise ModuleNotFoundError(lacking(f"{package}.{name}", module), name=module) from None
             return _missing(package, name, module)
@@ -64,16 +64,16 @@ def lazy_exports(
 
 
 class Missing(type):
-    """What stands in the place of a public name whose package is not installed, so that the others can be listed."""
+    """Stand-in for a public name that needs a package which is not installed; the other names stay usable."""
 
     needs: str
 
     def __new__(mcs, name: str, bases: tuple[Any, ...], inside: dict[str, Any]) -> Missing:
-        """A stand-in; a class that derives from one is refused."""
+        """Create a stand-in; a class that derives from a stand-in is refused."""
         return bases[0]() if bases else super().__new__(mcs, name, bases, inside)
 
     def __call__(cls, *given: Any, **named: Any) -> NoReturn:
-        """ModuleNotFoundError, with the remedy."""
+        """Raise ModuleNotFoundError, with the remedy."""
         raise ModuleNotFoundError(cls.__doc__, name=cls.needs)
 
     def __getattr__(cls, name: str) -> NoReturn:

@@ -1,11 +1,11 @@
-"""Several releases from one sample, once: epsilon and delta follow exactly from those of the releases.
+"""One sample on which several mechanisms run: its epsilon and delta follow exactly from the profile of the composition.
 
-With q the rate, a = e^eps, H the profile of all releases together, and k = 1 - (1 - q) a,
+Let q be the sampling rate, H the profile of the composition without sampling, a = e^eps and k = 1 - (1 - q) a:
 
-    remove: delta(eps) = q H(1 + (a - 1)/q),        add: delta(eps) = k H(1 + (a - 1)/k), and 0 once k <= 0.
+    remove: delta(eps) = q H(1 + (a - 1)/q),        add: delta(eps) = k H(1 + (a - 1)/k) if k > 0, otherwise 0.
 
-Repeated or composed, a sample goes by pairs (jaxacct/mechanisms/sampled_releases.py).  mechanisms/README.md, "Several
-releases from one sample".
+Repeated and composed samples use dominating pairs instead (jaxacct/mechanisms/sampled_releases.py).  The proofs are in
+mechanisms/README.md, "Several releases from one sample".
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from jaxacct.validation import broadcast_shape
 __all__ = ["sampled_once"]
 
 UNITS = 32.0
-"""Units of rounding of a transformed eps or delta: it takes three or four operations, of a few units each."""
+"""Bound on the rounding of a transformed eps or delta, in units of ROUNDOFF: up to four operations of a few units."""
 SECTIONS = 16
-"""Places at which delta is evaluated together in a search for epsilon, for each configuration."""
+"""Points at which one turn of the search for epsilon evaluates delta, per configuration."""
 LARGEST_EPSILON = 1e300
-"""Larger losses of the releases are not asked about."""
+"""Delta of the releases is evaluated at epsilons up to this."""
 MOST_SEARCHES = 40
-"""Searches of a bracket, each of which is 17 times as narrow as the one before."""
+"""Turns of the search for epsilon; each divides the bracket by 17."""
 Ask = Callable[[str, Mechanism, np.ndarray, str], Bounds]
 """(quantity, mechanism, values, relation) -> brackets."""
 Ends = tuple[np.ndarray, np.ndarray]
 """Lower and upper ends."""
 _SIDES = {"remove_one": ("remove",), "replace_one": ("remove",), "add_one": ("add",)}
-"""The formulas of a relation; both where it is not listed."""
+"""The formula of each listed relation; the other relations take the larger of both."""
 
 
 def sampled_once(
     quantity: str, mechanism: Mechanism, given: np.ndarray, relation: str, rtol: float, ask: Ask
 ) -> Bounds | None:
-    """The brackets of "epsilon" or "delta" of several releases from one sample, by those of the releases.
+    """Brackets of "epsilon" or "delta" for one sample with several releases, from brackets of the releases.
 
-    None for any other mechanism, and where their profile alone does not answer for the relation.
+    None for any other mechanism, and for a relation whose answer does not follow from the profile of the releases.
     """
     shape = broadcast_shape({"the mechanism": batch_shape(mechanism), "delta or epsilon": given.shape})
-    while isinstance(mechanism, Repeated | Composed):  # of one alone
+    while isinstance(mechanism, Repeated | Composed):  # unwrap a composition of one mechanism
         inner = mechanism.inside()
         if len(inner) > 1 or (isinstance(mechanism, Repeated) and np.any(np.not_equal(mechanism.steps, 1.0))):
             return None
@@ -83,7 +83,7 @@ def sampled_once(
 
 
 class _Releases:
-    """What is released from one sample: its rate, and how to ask about all of it together."""
+    """The releases from one sample: their composition, the sampling rate, and the brackets of the composition."""
 
     def __init__(self, base: Mechanism, rate: np.ndarray, ask: Ask, rtol: float) -> None:
         self.base, self.rate, self.rtol, self._ask = base, rate, rtol, ask
@@ -91,7 +91,7 @@ class _Releases:
         self.engine = np.full(rate.shape, "", "<U32")
 
     def ask(self, quantity: str, values: np.ndarray, relation: str) -> Bounds:
-        """Brackets of the releases without the sampling; values may have axes in front."""
+        """Brackets of the releases without the sampling; values may have extra leading axes."""
         found = self._ask(quantity, self.base, values, relation)
         self.kinds |= set(np.ravel(found.kind).tolist())
         words = np.asarray(found.engine).reshape(-1, *self.rate.shape)[0] if found.upper.size else self.engine
@@ -99,7 +99,7 @@ class _Releases:
         return found
 
     def delta(self, eps: np.ndarray, side: str, relation: str) -> Ends:
-        """Ends of delta in a direction, for eps of this shape or with axes in front."""
+        """Ends of delta in one direction; eps may have extra leading axes."""
         wrong, q = UNITS * ROUNDOFF, self.rate
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             risen = np.expm1(eps)
@@ -116,7 +116,7 @@ class _Releases:
         return np.where(least > 0.0, low, 0.0), np.where(most > 0.0, most * found.upper[1] * (1.0 + wrong), 0.0)
 
     def epsilon(self, delta: np.ndarray, side: str, relation: str, known: np.ndarray) -> Ends:
-        """Ends of epsilon in a direction; `known` is an upper end of the other, below which nothing is looked for."""
+        """Ends of epsilon in one direction; `known`, an upper end of the other direction, ends the search early."""
         wrong, q = UNITS * ROUNDOFF, self.rate
         if side == "remove":
             share = np.where(delta < q, delta / np.where(q > 0.0, q, 1.0), 0.5)
@@ -127,11 +127,11 @@ class _Releases:
         return self._searched(delta, relation, known)
 
     def _searched(self, delta: np.ndarray, relation: str, known: np.ndarray) -> Ends:
-        """Ends of epsilon in the direction add, where 0 <= epsilon <= -log(1 - q)."""
+        """Ends of epsilon in the add direction, where 0 <= epsilon <= -log(1 - q)."""
         q = self.rate
         with np.errstate(divide="ignore"):
             top = np.where(q < 1.0, -np.log1p(-q) * (1.0 + UNITS * ROUNDOFF), np.inf)
-        plain = self.ask("epsilon", np.where(q > 0.0, delta, 0.5), relation)  # sampling leaks no more than that
+        plain = self.ask("epsilon", np.where(q > 0.0, delta, 0.5), relation)  # sampling leaks no more than the releases
         low, high = np.where(q < 1.0, 0.0, plain.lower), np.minimum(plain.upper, top)
         high = np.where(q > 0.0, high, 0.0)
         low = np.where(q > 0.0, low, 0.0)
@@ -155,13 +155,13 @@ class _Releases:
 
 
 def _inner(eps: np.ndarray, risen: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """log(1 + (e^eps - 1)/factor), the loss of the releases that becomes eps."""
+    """log(1 + (e^eps - 1)/factor), the epsilon at which the releases are evaluated."""
     safe = np.where(factor > 0.0, factor, 1.0)
     ratio = risen / safe
     return np.where(np.isfinite(ratio), np.log1p(ratio), eps - np.log(safe))
 
 
 def _outer(loss: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """log(1 - q + q e^loss), infinite where the loss is."""
+    """log(1 - q + q e^loss); infinite where the loss is infinite and q > 0."""
     mixed = log_mixture(np.where(np.isfinite(loss), loss, 0.0), q)
     return np.where(np.isfinite(loss), np.maximum(mixed, 0.0), np.where(q > 0.0, np.inf, 0.0))

@@ -1,7 +1,7 @@
-"""Several releases from one sample: sampling acts on the pair of all of them together.
+"""Several releases from one sample: sampling acts on the dominating pair of their composition.
 
-Gaussians are one Gaussian, exactly.  For anything else the profile of the releases is bracketed at points, and the pair
-above and the pair below are sampled like any other pair (README.md, "Several releases from one sample").
+A composition of Gaussians is one Gaussian, exactly.  For any other composition the profile is bracketed at points, and
+the pairs above and below it are sampled like any other pair (README.md, "Several releases from one sample").
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from jaxacct.validation import InputError, UnboundedLossError
 __all__ = ["Several", "one_gaussian", "pair_of_releases", "part_below_sampled", "replaced_pair", "require_samplable"]
 
 POINTS = 480
-"""Intervals of the losses at which a profile is bracketed.  It has many divisors, so that losses of equal parts fall on
-the ends of intervals."""
+"""Number of intervals between the losses at which a profile is bracketed.  It has many divisors, so that the losses of
+equal releases are among the ends."""
 LEAST_DELTA = 1e-40
-"""The losses end where delta, without the mass at infinity, is this small."""
+"""The bracketed losses end where delta exceeds the mass at infinity by this."""
 BEYOND = 1e5
-"""A loss beyond those of any use: delta there is the mass at infinity."""
+"""No profile is bracketed beyond this loss: delta there counts as the mass at infinity."""
 LARGEST_LOSS = 600.0
-"""Losses of which e^loss is taken."""
+"""e^loss is computed only for losses below this."""
 RTOL = 1e-4
-"""Relative width asked for at a point of the profile."""
+"""Requested relative width of delta at a point of the profile."""
 KEPT = 256
-"""Compositions whose profiles and pairs are kept."""
+"""Number of compositions whose profiles and pairs are cached."""
 FIXED_POINT_BITS = 200
-"""Bits in which a sum of inverse squares is taken, beyond those of its largest term."""
+"""Bits below the leading bit of the largest term with which inverse squares are added."""
 Under = str
-"""The relation under which the releases are asked about: "add_or_remove_one" or "replace_one"."""
+"""The neighbouring relation of the releases: "add_or_remove_one" or "replace_one"."""
 
 
 class Several(NamedTuple):
@@ -55,11 +55,11 @@ class Several(NamedTuple):
     base: Mechanism
     rate: np.ndarray
     relations: dict[str, str]
-    """For each direction of the sample, the relation under which the releases are asked about."""
+    """The neighbouring relation of the releases for each direction of the sample."""
 
 
 def require_samplable(owner: str, mechanism: Mechanism, fixed_size: bool) -> None:
-    """Refuse what is known for a data set of a fixed size alone, unless the sample has one, and groups inside."""
+    """Refuse groups inside a sample, and in a sample of random size any mechanism that needs a fixed size."""
     if isinstance(mechanism, BaseMechanism):
         return
     if not fixed_size and mechanism.displaces():
@@ -83,9 +83,9 @@ def _protects_groups(mechanism: Mechanism) -> bool:
 
 @functools.lru_cache(maxsize=KEPT)
 def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
-    """The Gaussian of noise (sum n/z^2)^{-1/2} that n Gaussians of noise z are together; None for anything else.
+    """The Gaussian equal to a composition of Gaussians, its noise rounded down and rounded up; None for other inputs.
 
-    Twice: rounded down and rounded up.  Both are the same where it is a float.
+    The noise is (sum n/z^2)^{-1/2} for n Gaussians of noise z.  Both roundings agree where it is a float.
     """
     parts = mechanism.gaussians()
     if parts is None:
@@ -99,7 +99,7 @@ def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
 
 
 def _noise_of_all(parts: list[tuple[float, int]]) -> tuple[float, float]:
-    """The floats on either side of (sum n/z^2)^{-1/2}, from a sum of whole numbers that brackets it."""
+    """The floats on either side of (sum n/z^2)^{-1/2}; integer arithmetic brackets the sum."""
     least = min(z for z, _ in parts)
     bits = FIXED_POINT_BITS + 2 * math.frexp(least)[1]
     unit, low, high = Fraction(2) ** bits, 0, 0
@@ -120,14 +120,14 @@ def _noise_of_all(parts: list[tuple[float, int]]) -> tuple[float, float]:
 
 
 def pair_of_releases(base: Mechanism, under: Under) -> FinitePair:
-    """The pair that dominates all the releases together, for every configuration of the base."""
+    """The pair that dominates the composition of all releases, for every configuration of the base."""
     return _stacked(base, lambda one: _above(one, under))
 
 
 def part_below_sampled(
     base: Mechanism, rate: np.ndarray, shape: tuple[int, ...], under: Under, direction: str
 ) -> FinitePart:
-    """The law of the loss of a sampled pair that the sampled releases dominate."""
+    """The loss law of the sampled lower pair: the sampled releases dominate that pair."""
     rates = np.broadcast_to(rate, shape).reshape(-1)
     laws = []
     for row, one in enumerate(_elements(base, shape)):
@@ -145,7 +145,7 @@ def replaced_pair(base: Mechanism, rate: np.ndarray, shape: tuple[int, ...]) -> 
 
 @functools.lru_cache(maxsize=KEPT)
 def _replaced(base: Mechanism, q: float) -> FinitePair:
-    """The smaller of two bounds at points: by the records one after the other, and by their replacement."""
+    """The smaller of two bounds at each point: remove and then add, or replace at once."""
     if q == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
     if isinstance(base, Gaussian):
@@ -165,9 +165,9 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
 def _one_after_the_other(
     loss: np.ndarray, removed: np.ndarray, added: np.ndarray, eps: np.ndarray, q: float
 ) -> np.ndarray:
-    """q min_x delta_remove(x) + f delta_add(log(a/f)), f = e^x - (a - 1)(1 - q)/q, from above.
+    """Upper bound q min_x delta_remove(x) + f delta_add(log(a/f)), f = e^x - (a - 1)(1 - q)/q.
 
-    Below 0 a delta is that of the reverse direction; between its points delta_add is taken on chords in e^y.
+    At negative losses delta comes from the reverse direction.  Between points delta_add lies below its chords in e^y.
     """
     decay = np.exp(-loss[:0:-1])
     at = np.concatenate([decay, np.exp(loss)])
@@ -187,7 +187,7 @@ def _one_after_the_other(
 
 
 def _elements(base: Mechanism, shape: tuple[int, ...]) -> list[Mechanism]:
-    """The configuration of the base in each row of a batch of this shape."""
+    """The base's configuration for each row of a batch of this shape."""
     mine = batch_shape(base)
     places = np.broadcast_to(np.arange(math.prod(mine)).reshape(mine), shape).reshape(-1)
     each = [element(base, index) for index in np.ndindex(*mine)]
@@ -210,7 +210,7 @@ def _below(base: Mechanism, under: Under) -> FinitePair:
 
 @functools.lru_cache(maxsize=KEPT)
 def _profiles(base: Mechanism, under: Under) -> tuple[BracketedProfile, BracketedProfile]:
-    """The profile of one composition at points: H_a(P || Q) and H_a(Q || P) for a >= 1."""
+    """Bracketed profiles H_a(P || Q) and H_a(Q || P), a >= 1, of one composition."""
     epsilon = _losses(base, under)
     sides = ("remove_one", "add_one") if under == "add_or_remove_one" else ("replace_one",)
     found = []
@@ -221,7 +221,7 @@ def _profiles(base: Mechanism, under: Under) -> tuple[BracketedProfile, Brackete
 
 
 def _losses(base: Mechanism, under: Under) -> np.ndarray:
-    """Losses from 0 to where delta is negligible, and the largest loss where there is one."""
+    """Losses from 0 until delta is negligible, and the largest loss if it is finite."""
     infinite = float(_ask(base, np.asarray(BEYOND), under).upper)
     last = float(_epsilon(base, infinite * (1.0 + 1e-9) + LEAST_DELTA, under)) if infinite < 1.0 else 0.0
     last = min(last, BEYOND)
@@ -237,7 +237,7 @@ def _losses(base: Mechanism, under: Under) -> np.ndarray:
 
 
 def _upper(base: Mechanism, epsilon: np.ndarray, relation: str) -> np.ndarray:
-    """Upper ends of delta; at once where the releases are one finite law."""
+    """Upper ends of delta, without an engine for a base with finitely many losses."""
     laws = [base.expand(relation, way) for way in DIRECTIONS] if isinstance(base, BaseMechanism) else []
     parts = [part for counted in laws for part, _ in counted if isinstance(part, FinitePart)]
     if len(parts) < len(DIRECTIONS):
@@ -255,5 +255,5 @@ def _epsilon(base: Mechanism, delta: float, relation: str) -> Any:
 
 
 def _accounting() -> Any:
-    """The room that answers for the releases.  It stands below this one, and is there once a question is asked."""
+    """`jaxacct.account`, imported late because it imports this module."""
     return importlib.import_module("jaxacct.account")

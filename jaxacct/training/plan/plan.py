@@ -28,7 +28,7 @@ __all__ = ["Plan"]
 
 
 NEARLY_SPENT = 1e-3
-"""Share of its target that a plan may leave unspent and have the status "ok"."""
+"""A plan with the status "ok" leaves at most this share of its target unspent."""
 
 
 class Allowance(Protocol):
@@ -159,10 +159,10 @@ class Plan(SolvedPlan):
 
     @property
     def status(self) -> str:
-        """Whether the plan spends its target: "ok" where it does, up to .1 %, or where it has none.
+        """Whether the plan spends its target: "ok" if it leaves at most 0.1 % unspent, or has no target.
 
-        "not_binding" where it spends less at the end of what is searched: a noise multiplier of 0.1, or every record in
-        every step.  "loose" where it spends less otherwise, as where one step more would be too many.
+        "not_binding": it spends less, at a limit of the search: a noise multiplier of 0.1, or every record in every
+        step.  "loose": it spends less for another reason, such as that one more step would exceed the target.
 
         >>> Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4).status
         'ok'
