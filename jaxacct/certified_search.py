@@ -30,6 +30,7 @@ __all__ = [
     "least_apart",
     "least_private",
     "start_at",
+    "status_of_upper_end",
 ]
 
 CLAIMED = ("ok", "not_binding", "loose")
@@ -236,6 +237,19 @@ def start_at(values: np.ndarray) -> Callable[[np.ndarray], Start]:
     """A start at one value for each row, of which nothing else is known."""
     x = np.log(values)
     return lambda rows: Start(x[rows], np.zeros(rows.size), np.zeros(rows.size, bool))
+
+
+def status_of_upper_end(upper: float, target: float, share: float, at_limit: bool) -> str:
+    """The status of a value of which only the upper end of epsilon is known.
+
+    "ok" if at most `share` of the target stays unspent; else "not_binding" at a limit of the search, or "loose".
+
+    >>> status_of_upper_end(1.9999, 2.0, 1e-3, False), status_of_upper_end(1.5, 2.0, 1e-3, True)
+    ('ok', 'not_binding')
+    """
+    if upper >= target * (1.0 - share):
+        return "ok"
+    return "not_binding" if at_limit else "loose"
 
 
 def least_private(

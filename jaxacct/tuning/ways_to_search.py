@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxacct import account
-from jaxacct.certified_search import least_private
+from jaxacct.certified_search import least_private, status_of_upper_end
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.selection import (
     Categorical,
@@ -39,6 +39,8 @@ EPSILON_RTOL = 1e-4
 """An E[K] whose epsilon is within half of this, relatively, below the target is near enough."""
 MEAN_RTOL = 0.01
 """How close, relatively, E[K] comes to one that no longer meets the target; finer is of no use for advice."""
+UNSPENT = 2e-3
+"""An option with the status "ok" leaves at most this share of the target unspent."""
 ONE_TARGET = "ask for one target at a time"
 """The remedy in errors about arguments that must be single numbers."""
 MEAN = Constraint("use an expected number of candidates above 0", 0, LARGEST_MEAN, lower_open=True)
@@ -139,7 +141,7 @@ class Task:
             sigma = least_noise(upper, self.target, guessed_noise(self.target, self.delta, self.rate, self.steps))
         except InputError:
             return self._option(way, mean, math.nan, math.nan, "infeasible")
-        return self._option(way, mean, sigma, known[sigma], "not_binding" if sigma == LEAST_NOISE else "ok")
+        return self._option(way, mean, sigma, known[sigma], self._status(known[sigma], sigma == LEAST_NOISE))
 
     def candidates(self, way: Way, sigma: float) -> Option:
         """The largest E[K] that a noise allows: tried, and met the target."""
@@ -155,7 +157,10 @@ class Task:
         mean = least_private(upper, self.target, start, limits, falls=False, rtol=EPSILON_RTOL, closest=MEAN_RTOL)
         if math.isnan(mean):
             return self._option(way, way.least, sigma, math.nan, "infeasible")
-        return self._option(way, mean, sigma, known[mean], "not_binding" if mean == LARGEST_MEAN else "ok")
+        return self._option(way, mean, sigma, known[mean], self._status(known[mean], mean == LARGEST_MEAN))
+
+    def _status(self, epsilon: float, at_limit: bool) -> str:
+        return status_of_upper_end(epsilon, self.target, UNSPENT, at_limit)
 
     def _option(self, way: Way, mean: float, sigma: float, epsilon: float, status: str) -> Option:
         law = way.law(mean)

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxacct import markup
 from jaxacct.bounds import Bounds
+from jaxacct.certified_search import status_of_upper_end
 from jaxacct.dp_sgd_calibration import NOISE_RANGE
 from jaxacct.keywords import with_hints
 from jaxacct.training.plan import curve
@@ -167,10 +168,11 @@ class Plan(SolvedPlan):
         >>> Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4).status
         'ok'
         """
-        if self.target_epsilon is None or self.epsilon.upper >= self.target_epsilon * (1.0 - NEARLY_SPENT):
+        if self.target_epsilon is None:
             return "ok"
         noise, rate = (min(values) for values in zip(*(s[2:4] for s in self.segments), strict=True))
-        return "not_binding" if noise == NOISE_RANGE[0] or rate == 1.0 else "loose"
+        at_limit = noise == NOISE_RANGE[0] or rate == 1.0
+        return status_of_upper_end(float(self.epsilon.upper), self.target_epsilon, NEARLY_SPENT, at_limit)
 
     def to_json(self) -> str:
         """The plan as one line of JSON, as it is run: `Plan.from_json` gives an equal plan without solving again."""
