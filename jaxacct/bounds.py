@@ -1,7 +1,4 @@
-"""Bounds: an answer with its bracket, its kind of statement and its status, which it may not overstate.
-
-The file is a little longer than 300 lines because what a Bounds refuses to do stands beside what it does.
-"""
+"""Bounds: an answer with its bracket, its kind of statement and its status, which it may not overstate."""
 
 from __future__ import annotations
 

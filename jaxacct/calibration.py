@@ -1,7 +1,5 @@
 """Calibration of DP-SGD: the noise, the sampling probability or the number of steps that meets a privacy target.
 
-A little above 300 lines, most of them documentation, so that the three calibrations are read side by side.
-
 Every value returned is evaluated again with the certified engines, and `epsilon.upper <= target_epsilon` holds for
 each.  `jaxacct.calibrate` (mechanism_calibration.py) takes any parameter of any mechanism.
 """

@@ -1,7 +1,5 @@
 """Which engine answers: the engines for compositions, and the walk through the list of them, cheap ones first.
 
-The list and the walk stand in one file of more than 300 lines, since neither is understood without the other.
-
 No engine has the last word.  Every bracket is held against theorems that share nothing with the engines
 (`engines.threshold_tests` from below, `engines.simple_bounds` from above), and the brackets of two engines are held
 against each other.  What contradicts a theorem is not used; where two engines contradict each other, neither is used.

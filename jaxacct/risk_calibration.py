@@ -27,11 +27,11 @@ from jaxacct.validation import SIDED, options, refuse_tracers
 __all__ = ["calibrated_to_risk", "posterior_of"]
 
 LOWER_ENDS = (0.02, 1e-4), (0.1, 1e-3)
-"""How near to the best one the eps of a true-positive rate is thought to be, in deviations of the loss, and the rtol of
-the deltas from which the lower end of the rate follows: that end is some .05 % away, or 1 %."""
+"""Two attempts at the lower end of a true-positive rate: the assumed distance of eps from the best one, in deviations
+of the loss, and the rtol of the deltas.  That end is then some 0.05 % or 1 % low."""
 _NEAR = 2e-3
-"""How near to its target, relatively to what is above chance and to what is below 1, that lower end shows a value to be
-the best one."""
+"""A value is shown to be the best if the lower end of its rate is this near to the target, relative to the target's
+distances from chance and from 1."""
 WIDE = 0.02
 """Relative width up to which the bracket of a rate has the status "ok"."""
 Risk = tuple[Found, np.ndarray, np.ndarray, np.ndarray]
@@ -121,7 +121,7 @@ def _to_rate(task: Unknown, name: str, flat: dict[str, np.ndarray], shape: tuple
         above(name, flat[name], beside, flat[beside], shape)
     goal, fpr = rate_of(name, flat)
     asked = (goal < 1.0) & (goal > fpr)
-    # the best eps is about -mu (quantile(a) + quantile(b))/2: below 0 where a + b > 1
+    # the best eps, about -mu (quantile(a) + quantile(b))/2, is below 0 where a + b > 1
     mirrored = asked & (goal - 0.5 > 0.5 - fpr)
     # where nothing is asked any delta will do, and where too much is asked none
     target = Target(np.zeros(goal.shape), np.where(goal >= 1.0, 1.0, -1.0))
@@ -173,16 +173,16 @@ def _to_rate(task: Unknown, name: str, flat: dict[str, np.ndarray], shape: tuple
 
 
 def _reversed(task: Unknown, mirror: bool) -> Unknown:
-    """The task in the reverse direction, if it is to be mirrored."""
+    """The task, in the reverse direction if `mirror`."""
     return task._replace(relation=REVERSED.get(task.relation, task.relation)) if mirror else task
 
 
 def _rates_at_least(
     task: Unknown, values: np.ndarray, epsilon: np.ndarray, goal: np.ndarray, fpr: np.ndarray, enough: np.ndarray
 ) -> np.ndarray:
-    """A lower end of the true-positive rate at some values, from three values of delta about each eps.
+    """A lower end of the true-positive rate at some values, from three values of delta around each eps.
 
-    It is narrow where that eps is near the best one; what is not `enough` is asked again with places further apart.
+    It is tight if eps is near the best one.  Rows below `enough` are repeated with points further apart.
     """
     low, left = fpr.copy(), np.isfinite(values)
     for about, rtol in LOWER_ENDS:

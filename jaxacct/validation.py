@@ -1,7 +1,6 @@
 """Constraints on inputs, declared as data and checked in one place; a refusal is one line with its remedy.
 
-The options that public calls share (relation, engine, rtol, memory_bytes) are inputs too.  The file has more than
-300 lines so that all rules for inputs stand together.
+The options that public calls share (relation, engine, rtol, memory_bytes) are inputs too.
 """
 
 from __future__ import annotations

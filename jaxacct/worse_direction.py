@@ -39,7 +39,7 @@ from jaxacct.validation import UnboundedLossError, broadcast_shape
 __all__ = ["worse_direction"]
 
 LARGEST_SLACK = 1e-3
-"""Relative uncertainty of what delta leaves beside the mass at infinity, up to which engines are asked about it."""
+"""Engines are asked if the difference of delta and the mass at infinity has at most this relative uncertainty."""
 BLOCK = 100_000
 """Rows answered together: 100,000 hold about 1 GiB while they are answered."""
 
@@ -109,7 +109,7 @@ def _near_infinity(
     engine: str,
     found: Side,
 ) -> None:
-    """Ask again, by exact sums, where delta is so near the mass at infinity that rounding decides; written to found."""
+    """Repeat, with exact sums, rows whose delta is so near the mass at infinity that rounding decides; update found."""
     due = np.zeros(target.shape, bool)
     for parts in sides:
         infinite = parts.delta_infinity[rows]
@@ -185,9 +185,9 @@ def _larger(
     hint: Hint | None,
     left: list[float] | None = None,
 ) -> Side:
-    """The larger of the directions' answers, each end on its own, for the rows of one block.
+    """The larger of the directions' answers, separately for each end, for the rows of one block.
 
-    left : of one row, what delta leaves in each direction beside the mass at infinity, where it is known exactly.
+    left : for a single row, delta less the mass at infinity in each direction, if it is known exactly.
     """
     worst = Answer(*(np.full(given.shape, -np.inf) for _ in range(3)))
     engines: np.ndarray = np.full(given.shape, "", dtype="<U32")
@@ -276,11 +276,11 @@ def _one_epsilon(
     largest, above = largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
     exactly = (target == 0.0) if left is None else (finite == 0.0)
-    rising = (parts.mu > 0) | (np.any(parts.gauss_n > 0, axis=1) & (parts.sign > 0))  # losses of any size
+    rising = (parts.mu > 0) | (np.any(parts.gauss_n > 0, axis=1) & (parts.sign > 0))  # losses without an upper bound
     of_gaussians = np.where(rising & (left is not None), np.inf, 0.0)
     at_largest = np.where(unbounded, of_gaussians, np.maximum(2.0 * largest - above, 0.0))
     low = np.where(edge, np.where(exactly, at_largest, 0.0), low)
-    sure = finite >= wrong  # that delta is at least the mass at infinity; else epsilon may be infinite
+    sure = finite >= wrong  # delta is at least the mass at infinity; otherwise epsilon may be infinite
     mid, high = np.where(edge, np.where(unbounded | ~sure, np.inf, [largest, above]), [mid, high])
     known = (np.where(kinds.empty, 0.0, np.where(at_infinity, np.inf, end)) for end in (low, mid, high))
     return Side(Answer(*known), np.where(live, side.engine, "closed_form"), side.contradicted)
@@ -305,7 +305,7 @@ def _one_delta(
 
 
 def _least_of_guarantee(quantity: str, question: Question, asked: np.ndarray, side: Side) -> Side:
-    """The answer, by the moments where a guarantee bounds these better than its pair does."""
+    """The answer, lowered to the bound from the moments for rows that hold a zCDP guarantee."""
     rows = np.flatnonzero(asked & question.parts.guaranteed())
     if not rows.size:
         return side

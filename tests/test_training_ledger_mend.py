@@ -235,8 +235,8 @@ def test_the_same_script_run_twice_is_refused(path):
     trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=path, progress=False)
     before = path.read_bytes()
     words = refusal(trainer.fit, trainer.init(jnp.zeros(2)), data, ledger=path, progress=False)
-    assert "holds 8 steps of other runs, and this is a new one, of which none of 8 steps fits the budget" in words
-    assert "give the checkpoints= that it was begun with; for other data, another ledger" in words
+    assert "holds 8 steps of other runs; of this new run none of 8 steps fits the budget" in words
+    assert "give its checkpoints=; for other data use another ledger" in words
     assert path.read_bytes() == before
     with Ledger.open(path) as ledger:
         assert words == refusal(trainer.fit, trainer.init(jnp.zeros(2)), data, ledger=ledger, progress=False)

@@ -2,7 +2,6 @@
 
 Selections are exchangeable: how many of a batch have K = 1, 2, 3, ... is multinomial, so that a batch is drawn in
 ascending order of K, in blocks whose selections all need about as many candidates, and shuffled afterwards.
-A little above 300 lines, since a third of the file is the docstrings of its four public functions.
 """
 
 from __future__ import annotations

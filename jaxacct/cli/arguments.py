@@ -1,7 +1,4 @@
-"""The options of each command, and the numbers in them.
-
-More than 300 lines, most of them tables: what each command says of its options stands in one place.
-"""
+"""The options of each command, and the numbers in them."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 Every configuration starts on the lowest rung; those whose certificate is not narrow enough climb, in the end to the
 split contour, which answers where few hits are expected.  What no rung certifies is left to the lattice engine.
-
-A little above 300 lines: the two questions, epsilon and delta, differ in little and are read together with the climb.
 """
 
 from __future__ import annotations

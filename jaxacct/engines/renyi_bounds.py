@@ -1,4 +1,4 @@
-"""Upper bounds of epsilon and delta from the moments of the loss: Rényi accounting, the best order of each row.
+"""Rényi accounting: upper bounds of epsilon and delta from the moments of the loss, at the best order of each row.
 
 With `K(c) = log E_P[e^{cL} ; L < inf]` and `kappa(c) = c^c/(1+c)^{1+c}`, for every c > 0 the finite part of delta obeys
 
@@ -22,24 +22,24 @@ from jaxacct.mechanisms.loss_components import Components
 __all__ = ["least_delta", "least_epsilon"]
 
 START = np.geomspace(1e-3, 1e5, 33)
-"""Orders less 1 with which the search for the best one starts."""
+"""Values of alpha - 1 with which the search for the best order starts."""
 SEARCH_ROUNDS = 4
-"""Rounds of the search for the best order, the first included."""
+"""Rounds of the search for the best order, including the first."""
 REFINED_ORDERS = 13
 """Orders tried in each later round, between the neighbours of the best one so far."""
 
 
 def least_epsilon(parts: Components, delta: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
-    """(B,) epsilon at the finite part's delta > 0; the given orders less 1 alone, or the best of all."""
+    """(B,) epsilon at the finite part's delta > 0, from the given values of alpha - 1 or at the best order."""
     log_delta = np.log(delta)
     best, least = _minimise(parts, lambda c, k: _sum_up(k, log_kappa(c), -log_delta) / c, orders)
-    variation = np.sqrt(_square_of_variation(least))  # 0 where the moments underflow: nothing is known then
+    variation = np.sqrt(_square_of_variation(least))  # 0 where the moments underflow, which proves nothing
     near = (parts.log_survival == 0) & (variation > 0.0) & (delta * (1.0 - 1e-14) >= variation)
     return np.where(near, 0.0, np.maximum(best + 1e-13 * np.abs(best), 0.0))
 
 
 def least_delta(parts: Components, epsilon: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
-    """(B,) the finite part's delta at epsilon; the given orders less 1 alone, or the best of all."""
+    """(B,) the finite part's delta at epsilon, from the given values of alpha - 1 or at the best order."""
     best, least = _minimise(parts, lambda c, k: _sum_up(k, -c * epsilon, log_kappa(c)), orders)
     finite = np.exp(np.minimum(best, 0.0)) * (1.0 + 1e-12) + SMALLEST_POSITIVE
     known = (parts.log_survival == 0) & (epsilon >= 0.0)
@@ -48,7 +48,7 @@ def least_delta(parts: Components, epsilon: np.ndarray, orders: np.ndarray | Non
 
 
 def _sum_up(*terms: np.ndarray) -> np.ndarray:
-    """At least the sum of terms that may cancel, each rounded."""
+    """An upper bound of a sum of rounded terms that may cancel."""
     total, size = np.zeros(()), np.zeros(())
     for term in terms:
         total, size = total + term, size + np.abs(term)
@@ -56,7 +56,7 @@ def _sum_up(*terms: np.ndarray) -> np.ndarray:
 
 
 def _square_of_variation(divergence: np.ndarray) -> np.ndarray:
-    """At least the square of the total variation, by Pinsker and by Bretagnolle and Huber."""
+    """An upper bound of the squared total variation, by Pinsker and by Bretagnolle and Huber."""
     divergence = np.maximum(divergence, 0.0)
     return np.minimum(0.5 * divergence, -np.expm1(-divergence))
 
@@ -64,9 +64,9 @@ def _square_of_variation(divergence: np.ndarray) -> np.ndarray:
 def _minimise(
     parts: Components, objective: Callable[[np.ndarray, np.ndarray], np.ndarray], orders: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The least objective over c and the least Rényi divergence seen, per row; every order tried is a valid bound.
+    """The least objective over c and the least Rényi divergence found, per row; every c gives a valid bound.
 
-    In both objectives a convex function of c is divided by c, or is minimised itself: there is one valley.
+    Each objective is a convex function of c, or one divided by c, so it has a single minimum.
     """
     size = parts.mu2.size
     c = np.sort(START if orders is None else orders)[:, None] + np.zeros(size)

@@ -33,7 +33,7 @@ from jaxacct.validation import OPEN_PROBABILITY, PROBABILITY, REAL, InputError, 
 __all__ = ["CertifiedAccountant"]
 
 FAR_APART = 2.0
-"""Ratio of the ends of a bracket of epsilon from which on a user is warned."""
+"""Warn if the upper end of epsilon exceeds the lower end by more than this factor."""
 _RELATIONS = {
     privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE: "add_or_remove_one",
     privacy_accountant.NeighboringRelation.REPLACE_ONE: "replace_one",
@@ -42,7 +42,7 @@ _RELATIONS = {
 
 
 class _RefusedEvent(privacy_accountant.UnsupportedEventError, InputError):
-    """An event that is not known, or whose numbers are out of range."""
+    """An event that is unknown or has numbers out of range."""
 
 
 class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
@@ -56,7 +56,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
       jax_privacy's execution plans, which take this accountant as it is (jaxacct/interop/README.md has an example).
     * Randomized response is refused under ADD_OR_REMOVE_ONE, which does not define its neighbours. Under
       REPLACE_SPECIAL the special record's answer is drawn uniformly from all, as dp_accounting defines it.
-    * What is refused raises UnsupportedEventError, which is here a ValueError too.
+    * A refused event raises UnsupportedEventError, which here is a ValueError too.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return high
 
     def get_delta(self, target_epsilon: float) -> float:
-        """The certified upper end of delta at any real or infinite `target_epsilon`."""
+        """The certified upper end of delta at `target_epsilon`, which may be negative or infinite."""
         if not self._private or target_epsilon == -math.inf:
             return 1.0
         if target_epsilon == math.inf:
@@ -133,9 +133,9 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return float(certified_delta(self._asked(), target, relation=self._relation).upper)
 
     def get_true_positive_rates(self, false_positive_rates: Any, deltas: Any = None) -> Any:
-        """Certified upper ends of the true positive rate of any attack with each false positive rate from 0 to 1.
+        """Certified upper ends of the true positive rate of any attack, for false positive rates from 0 to 1.
 
-        A float for a number, an array for an array.  `deltas` is accepted and not used: no grid is needed.
+        A number gives a float, an array an array.  `deltas` is accepted and ignored: no grid is needed.
 
         >>> import dp_accounting as dpa
         >>> round(CertifiedAccountant().compose(dpa.GaussianDpEvent(1.0)).get_true_positive_rates(0.1), 5)
@@ -151,8 +151,8 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     def get_gdp_parameter_estimate(self, false_positive_rates: Any = None, deltas: Any = None) -> float:
         """The least mu of Gaussian differential privacy that bounds the true positive rates, rounded up.
 
-        Without `false_positive_rates` it is certified for all error rates of 1e-10 or more (`Profile.gdp_mu`), else for
-        these rates alone.  Infinite where no mu is enough.  `deltas` is accepted and not used.
+        Without `false_positive_rates` it is certified for all error rates from 1e-10 (`Profile.gdp_mu`), otherwise for
+        these rates alone.  Infinite if no mu is enough.  `deltas` is accepted and ignored.
 
         >>> import dp_accounting as dpa
         >>> round(CertifiedAccountant().compose(dpa.GaussianDpEvent(2.0), 4).get_gdp_parameter_estimate(), 6)
@@ -162,7 +162,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             return math.inf
         if false_positive_rates is None:
             return float(profile(self._asked(), relation=self._relation).gdp_mu().upper)
-        from scipy import special  # takes a while to import: only where it is needed
+        from scipy import special  # slow to import
 
         rates = np.atleast_1d(check("false_positive_rates", false_positive_rates, OPEN_PROBABILITY))
         reached, free = special.ndtri(self.get_true_positive_rates(rates)), special.ndtri(rates)
@@ -171,7 +171,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     def compose(self, event: dp_event.DpEvent, count: int = 1) -> CertifiedAccountant:
         """Account for `count` runs of the event.
 
-        An event that is refused raises UnsupportedEventError, in one line, which is a ValueError too.
+        A refused event raises UnsupportedEventError, which here is a ValueError too.
         """
         if isinstance(event, dp_event.DpEvent) and isinstance(count, int):
             details = self._maybe_compose(event, count, False)
@@ -219,9 +219,9 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return parts[0] if isinstance(mechanism, Composed) and len(parts) == 1 else mechanism
 
     def _refuse_by_relation(self, event: Any) -> None:
-        """Refuse trees where records are added and removed: those that follow move to other leaves.
+        """Refuse trees if records are added and removed, which moves all later records to other leaves.
 
-        Also vectors with discrete noise where records are replaced, since their sensitivity is that of a record.
+        Also refuse vectors with discrete noise if records are replaced: their sensitivity is that of one record.
         """
         for each in events_inside(event):
             name = type(each).__name__
@@ -242,10 +242,10 @@ def _answers_at_random(step: Mechanism) -> bool:
 
 
 def _under(mechanism: Mechanism, relation: str) -> Mechanism:
-    """The mechanism with those inside that a relation makes others.
+    """The mechanism, with the mechanisms inside it that differ under this relation replaced.
 
-    Under zero_out randomized response: its answer for the special record is uniform. Is it the true answer or another?
-    The first probabilities are rounded apart by four units, which dominates: the true answer is the likelier one.
+    Under zero_out the special record's randomized response is uniform.  The outputs of the pair are "the true answer"
+    and "another answer".  The true answer is likelier, so moving both laws' masses apart by four units dominates.
     """
     if relation == "zero_out" and isinstance(mechanism, RandomizedResponse):
         truth = min(mechanism.probability * (1.0 + 4.0 * ROUNDOFF), 1.0)

@@ -1,7 +1,4 @@
-"""Mechanisms as JSON documents that round-trip exactly and are safe to read from strangers.
-
-A little above 300 lines: writing and reading are each other's inverse, and are checked side by side.
-"""
+"""Mechanisms as JSON documents that round-trip exactly and are safe to read from strangers."""
 
 from __future__ import annotations
 

@@ -36,11 +36,11 @@ PANELS = 4096
 QUADRATURE_ORDER = 5
 """Points of Gauss-Legendre on each panel."""
 NARROW_ORDER = 2
-"""The same on panels so narrow that their error is below rounding."""
+"""Points of Gauss-Legendre on panels so narrow that its error is below rounding."""
 LONG = 2**18
-"""Nodes from which on panels are told apart by that, which saves half the time of a long lattice."""
+"""From this many nodes on NumPy uses NARROW_ORDER on narrow panels, which halves the time."""
 LOG_NOTHING = -34.0
-"""Logarithm of the largest share of a panel's mass on its right node for which all is taken to be on the left one."""
+"""Log of the share of a panel's mass on its right node below which only the left node gets a quadrature."""
 LARGEST_ETA = 0.1
 """Relative error of a panel from which on it counts as a whole."""
 
@@ -100,16 +100,16 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     (X_{k+1} - X_k) with X = e^{rate u} is the density of the hat mass at node k: lift_k is log alpha_k and hit the
     sampling rate where P is the mixture (remove), both are 0 where P is N(0, 1) (add).
 
-    Gauss-Legendre of order 5, or 2 where that is as good, on the panels cut by the nodes and by a fine grid around the
-    modes.  The error of a panel of half width r about c is bounded on the Bernstein ellipse rho (Trefethen, ATAP,
+    Gauss-Legendre of order 5, or 2 where that is as good, runs on the panels cut by the nodes and by a fine grid around
+    the modes.  The error of a panel of half width r about c is bounded on the Bernstein ellipse rho (Trefethen, ATAP,
     Theorem 19.3), on which the normal density grows by at most e^{|c|R + R^2/2}, R = r (rho + 1/rho)/2, and the hat
-    function, relative to its mean, by 2 (1 + rho) e^{rho r rate}.  A panel without a useful bound counts as a whole:
-    width times the largest (above) or least (below) P-density on it.
+    function, relative to its mean, by 2 (1 + rho) e^{rho r rate}.  A panel without a useful bound counts as its width
+    times the largest (above) or least (below) P-density on it.
 
-    Above, a panel far from its right node is spared that.  There X/X_{k+1} is at most far = e^{-rate (u_{k+1} - end)}.
-    So 1 - X/X_{k+1} changes the integral of N(u), and its quadrature, by a share of at most far each, and the error is
-    that of N(u) alone and 3 far.  The P-mass on the right node is at most e^{lift_{k+1} - lift_k} far/(1 - X_k/X_{k+1})
-    of the panel's; it goes to the node of higher loss.
+    From above, a panel far from its right node is treated better.  There X/X_{k+1} is at most far = e^{-rate (u_{k+1} -
+    end)}.  So 1 - X/X_{k+1} changes the integral of N(u) and its quadrature by a share of at most far each, and the
+    error bound is that of N(u) alone plus 3 far.  The P-mass on the right node is at most a share e^{lift_{k+1} -
+    lift_k} far/(1 - X_k/X_{k+1}) of the panel's; it goes to the node of higher loss.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     low, high, crude = low * scale, high * scale, xp.zeros_like(width)
     spared = fine
     if xp is not np or np.any(used & ~fine):
-        # a distance from the mode is known to a few units of the mode, and matters REACH-fold
+        # a distance from the mode has an error of a few units of the mode, amplified by at most REACH
         rounding = 1.0 + xp.where(upper, 1.0, -1.0) * ROUNDOFF * (64.0 + 8.0 * REACH * (REACH + mode))
         rounding = xp.maximum(rounding, 0.0)
         density = (1.0 - hit) * _extreme(start, end, upper) + hit * _extreme(start - mode, end - mode, upper)
@@ -229,7 +229,7 @@ def _quadrature(
     lift_left: Array,
     lift_right: Array,
 ) -> tuple[Array, Array]:
-    """Sums of Gauss-Legendre over panels, for the hat masses at their left and right nodes."""
+    """Gauss-Legendre sums over panels, for the hat masses at their left and right nodes."""
     xp = namespace(start, half)
     low, high = xp.zeros_like(half), xp.zeros_like(half)
     for x, w in zip(*np.polynomial.legendre.leggauss(order), strict=True):
@@ -242,7 +242,7 @@ def _quadrature(
 
 
 def _quadrature_error(centre: Array, half: Array, rate: Array, order: int) -> Array:
-    """Relative error bound of Gauss-Legendre of order 2 or 5 on a panel, at one well chosen Bernstein ellipse."""
+    """Relative error bound of Gauss-Legendre of order 2 or 5 on a panel, from one suitable Bernstein ellipse."""
     xp = namespace(centre, half, rate)
     growth = half * (centre + rate) + half * half
     widest = 4.0 / xp.maximum(half, 1e-4)
@@ -252,7 +252,7 @@ def _quadrature_error(centre: Array, half: Array, rate: Array, order: int) -> Ar
     inverse = 1.0 / xp.square(rho)
     geometric = xp.square(inverse) * (inverse * xp.square(inverse) if order == 5 else 1.0) / (1.0 - inverse)
     error = 64.0 / 15.0 * geometric * (1.0 + rho) * xp.exp(xp.minimum(exponent, 700.0))
-    return xp.where(rho > 1.0, error, xp.inf)  # the widest panels have no ellipse
+    return xp.where(rho > 1.0, error, xp.inf)  # no ellipse fits the widest panels
 
 
 def laplace_cells(

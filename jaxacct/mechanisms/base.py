@@ -1,7 +1,4 @@
-"""What a mechanism is: a frozen pytree whose numeric fields are scalars or arrays that broadcast.
-
-The file is a little longer than 300 lines so that every function that goes through the fields of any mechanism is here.
-"""
+"""What a mechanism is: a frozen pytree whose numeric fields are scalars or arrays that broadcast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zero-concentrated differential privacy: any mechanism that has the guarantee, through points of their profile."""
+"""Zero-concentrated differential privacy: points on the privacy profile that follows from the guarantee."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from jaxacct.validation import NON_NEGATIVE
 __all__ = ["ZCDP", "concentrated_pair"]
 
 POINTS = 1000
-"""Points of the profile; the chords between so many cost about 1e-4 of epsilon."""
+"""Points on the profile; the chords between them make epsilon larger by a share of about 1e-4."""
 DEVIATIONS = 37.5
-"""Points lie up to so many deviations of a Gaussian's loss beyond its mean, where delta is about 1e-307."""
+"""The points end this many standard deviations above the mean loss of a Gaussian; delta is about 1e-307 there."""
 ORDERS = 24
-"""Orders that are tried for each point."""
+"""Orders tried for each point."""
 REFINED = 7
-"""Orders that are tried between the neighbours of the best, twice."""
+"""Orders tried between the neighbours of the best one, in each of two refinements."""
 LEAST_ORDER = 1e-6
-"""The least order less 1 that is used."""
+"""The smallest alpha - 1 that is tried."""
 NEWTON_STEPS = 5
-"""Steps of Newton's method for a probability; its function is convex, and the start lies above the root."""
+"""Newton steps for a probability; the function is convex, and the start lies above the root."""
 HALVINGS = 60
-"""Halvings of a bracket of the log-ratio at epsilon 0."""
+"""Bisections of the log-ratio at epsilon 0."""
 
 
 @register
@@ -38,10 +38,10 @@ HALVINGS = 60
 class ZCDP(BaseMechanism):
     """Any (xi, rho)-zCDP mechanism: Rényi divergences of at most xi + rho alpha at every order alpha > 1, both ways.
 
-    Compositions add their rho and their xi, whatever else is composed. The profile of one guarantee is the best that
-    follows from it: mechanisms of two outputs attain it, another one at each epsilon (README.md, "Zero-concentrated
-    privacy"). No pair of laws attains all of it, so ``kind`` is "bound". The guarantee is taken as stated for the
-    neighbouring relation in use. `Gaussian(1/sqrt(2 rho))` has it too, and has a smaller epsilon than others.
+    A composition adds the rho and the xi of its guarantees, also beside other mechanisms. The profile of one guarantee
+    is optimal: at each epsilon some mechanism with two outputs attains it (README.md, "Zero-concentrated privacy"). No
+    single pair of laws attains it everywhere, so ``kind`` is "bound". The guarantee must hold under the relation in
+    use. `Gaussian(1/sqrt(2 rho))` satisfies it with xi = 0; its own epsilon is smaller.
 
     Parameters
     ----------
@@ -82,22 +82,22 @@ class ZCDP(BaseMechanism):
 
 
 def concentrated_pair(rho: np.ndarray, xi: np.ndarray) -> FinitePair:
-    """The pair of the points of (xi, rho)-zCDP's profile, for every configuration."""
+    """The pair whose profile passes through the points of (xi, rho)-zCDP, for every configuration."""
     rho, xi = np.broadcast_arrays(rho, xi)
     points = [_points(float(r), float(x)) for r, x in zip(rho.ravel(), xi.ravel(), strict=True)]
     return stacked([pair_of_profile(epsilon, delta, delta) for epsilon, delta in points], rho.shape)
 
 
-@functools.lru_cache(maxsize=64)  # the checks of an accountant ask for the same again
+@functools.lru_cache(maxsize=64)  # an accountant's checks repeat the same question
 @np.errstate(all="ignore")
 def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """(epsilon, delta) that hold for every (xi, rho)-zCDP mechanism, epsilon ascending from 0."""
+    """Points (epsilon, delta) that every (xi, rho)-zCDP mechanism satisfies, with epsilon ascending from 0."""
     if rho == 0.0:  # pure differential privacy
         top = np.array([np.tanh(0.5 * xi) * (1.0 + 8.0 * ROUNDOFF), 0.0])
         return (np.array([0.0, xi]), top) if xi > LEAST_ORDER**2 else (np.zeros(1), top[:1])
     corner = _corner(rho, xi)
     far = max(xi + rho + np.sqrt(2.0 * rho) * DEVIATIONS, 1.1 * corner)
-    # the log-ratio of the likelier output, from that of the best test at epsilon 0 on
+    # log-ratios of the likelier output, from that of the optimal test at epsilon 0 upwards
     s = np.concatenate([corner * np.linspace(1.0, 1.02, 20), np.linspace(1.02 * corner, far, POINTS)[1:]])
     t, c = _boundary(s, rho, xi)
     epsilon, delta = _tangent(s, t, c, rho, xi)
@@ -111,7 +111,7 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _corner(rho: float, xi: float) -> float:
-    """The log-ratio s of the two outputs of the best test at epsilon 0: delta(0) <= tanh(s/2)."""
+    """The log-ratio s of the optimal test at epsilon 0, with output log-ratios s and -s: delta(0) <= tanh(s/2)."""
     c = _orders(rho, 4 * ORDERS)
     for _ in range(2):
         limit = c * (xi + rho * (1.0 + c))
@@ -130,12 +130,12 @@ def _corner(rho: float, xi: float) -> float:
 
 
 def _orders(rho: float, count: int) -> np.ndarray:
-    """Orders less 1 between which the best lie: they are at most (-log p/rho)^1/2 for outputs of probability p."""
+    """A grid of alpha - 1; the best one is at most (-log p/rho)^1/2 for an output of probability p."""
     return np.geomspace(LEAST_ORDER, 30.0 / np.sqrt(rho) + 1.0, count)
 
 
 def _boundary(s: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """(t, c) of the rarest test with log-ratio s that some order allows: its other log-ratio is -t, the order c + 1."""
+    """(t, c) for each log-ratio s: alpha = 1 + c limits the test most, and -t is the other output's log-ratio."""
     c = np.broadcast_to(_orders(rho, ORDERS), (s.size, ORDERS))
     log_q, best = _rarest_of_orders(s, c, rho, xi)
     for _ in range(2):
@@ -154,7 +154,7 @@ def _rarest_of_orders(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> tu
 
 
 def _rarest(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> np.ndarray:
-    """log q of a test with p = q e^s and divergence xi + rho alpha at the order alpha = 1 + c; at most -s."""
+    """log q of the test with p = q e^s whose divergence is xi + rho alpha at the order alpha = 1 + c; at most -s."""
     alpha = 1.0 + c
     limit, power = c * (xi + rho * alpha), alpha * s
     most = np.exp(-s) * (1.0 - ROUNDOFF)
@@ -179,7 +179,7 @@ def _rarest(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> np.ndarray:
 
 
 def _tangent(s: np.ndarray, t: np.ndarray, c: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """(epsilon, delta) by the tangents of x^(1 + c) at e^s and e^-t, both rounded up; they hold for any s > -t."""
+    """(epsilon, delta) from the tangents of x^(1 + c) at e^s and e^-t, rounded up; valid for any s > -t."""
     alpha, x = 1.0 + c, s + t
     grown, shrunk = _log_mean(c * x), _log_mean(alpha * x)
     epsilon = s + shrunk - grown

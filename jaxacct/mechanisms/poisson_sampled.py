@@ -47,28 +47,28 @@ class PoissonSampled(OfGaussianMixtures):
     """A base mechanism run on a Poisson sample: each record is in it with ``sampling_probability`` q.
 
     With (P, Q) the base pair: remove ((1-q) Q + q P, Q), add (Q, (1-q) Q + q P). The two directions differ for
-    0 < q < 1; q = 1 is the base and q = 0 leaks nothing. Sampling a sample multiplies the rates. ``replace_one`` is a
-    bound for 0 < q < 1.
+    0 < q < 1; q = 1 is the base and q = 0 leaks nothing. Sampling a sample multiplies the rates. Under ``replace_one``
+    the answer is a bound for 0 < q < 1.
 
-    A composition inside is several releases from one sample, as in ``PoissonSampled(compose(Gaussian(1.0),
-    Laplace(5.0)), 0.01)``. It is another mechanism than a composition of samples. Gaussians are one Gaussian of noise
-    (sum z^-2)^{-1/2}; anything else is sampled by the pair of the whole composition (README.md, "Several releases from
-    one sample").
+    A composition inside runs all its mechanisms on one sample, as in ``PoissonSampled(compose(Gaussian(1.0),
+    Laplace(5.0)), 0.01)``. This differs from a composition of samples. Several Gaussians become one Gaussian of noise
+    (sum z^-2)^{-1/2}. Otherwise the pair of the whole composition is sampled (README.md, "Several releases from one
+    sample").
 
     ``group`` = k > 1 protects any k records together, such as those of one person: of a Gaussian, Binomial(k, q) many
     of them are in a batch, and the pair is (sum_j Bin_j N(j, s^2), N(0, s^2)). It is exact for add, remove and zero-out
     of up to k records, whatever they are. Under ``replace_one`` k records are replaced, and the answer is a bound:
-    their number in the batch is revealed, and j of them move the sum by 2j; or they are removed, and others are added.
-    The smaller bound is answered.
+    the smaller of two. One reveals how many of them are in the batch: j of them move the sum by 2j. The other removes
+    k records and adds k others.
 
     Parameters
     ----------
     mechanism : Mechanism
-        What is released from one sample: a step, or a composition. Nothing inside may need a data set of fixed size.
+        What runs on one sample: a step or a composition. Mechanisms that need a data set of fixed size are refused.
     sampling_probability : array_like in [0, 1]
         q; broadcasts with the base's fields.
     group : int from 1 to 1000
-        k, one for the whole batch; above 1 the base must be Gaussians.
+        k, the same for all configurations; above 1 the base must be Gaussian, or a composition of Gaussians.
 
     Raises
     ------
@@ -165,7 +165,7 @@ class PoissonSampled(OfGaussianMixtures):
         return "bound" if bound else base.kind_of_bracket(relation, composed)
 
     def several(self, relation: str) -> Several | None:
-        """The releases that share a sample, where their own profile answers for a relation."""
+        """The releases from one sample; None where their profile does not determine the answer for this relation."""
         base, rate = self._flat()
         if isinstance(base, BaseMechanism) or (relation == "replace_one" and self._draws()):
             return None
@@ -173,7 +173,7 @@ class PoissonSampled(OfGaussianMixtures):
         return Several(base, rate, {side: relation if replaced else f"{side}_one" for side in DIRECTIONS})
 
     def _draws(self) -> bool:
-        """Whether a record may be drawn or not."""
+        """Whether any record is drawn with a probability strictly between 0 and 1."""
         rate = self._flat()[1]
         return bool(np.any((rate > 0.0) & (rate < 1.0)))
 
@@ -228,9 +228,9 @@ class PoissonSampled(OfGaussianMixtures):
         return stacked(pairs, batch_shape(self))
 
     def _flat(self, up: bool = False) -> tuple[Mechanism, np.ndarray]:
-        """The base under all the sampling, and the product of the rates.
+        """The base under all nested sampling, and the product of the rates.
 
-        Gaussians that share the sample are one, whose noise is rounded down, or `up`.
+        Several Gaussians on one sample are one Gaussian; `up` rounds its noise up instead of down.
         """
         rate = np.asarray(self.sampling_probability, np.float64)
         if not isinstance(self.mechanism, PoissonSampled):
@@ -254,6 +254,6 @@ class PoissonSampled(OfGaussianMixtures):
 
 
 def groups_inside(mechanism: Mechanism) -> bool:
-    """Whether the mechanism contains a Poisson sample of which groups of records are protected."""
+    """Whether the mechanism contains a PoissonSampled with group > 1."""
     here = isinstance(mechanism, PoissonSampled) and mechanism.group > 1
     return here or any(groups_inside(inner) for inner in mechanism.inside())

@@ -52,11 +52,11 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     alike is replaced in either order, and (P, Q) has the larger of the two profiles (README.md, "Two orders of a
     replaced record"). Repeated or composed, a pair that joins several is a bound, and so are its Renyi divergences. For
     Gaussian and Laplace bases ``replace_one`` is put on finitely many losses from above (about 1e-5 in epsilon), and
-    ``kind_under("replace_one")`` is "bound". A composition inside is several releases from one sample, as in
-    PoissonSampled. Not the same guarantee as Poisson sampling.
+    ``kind_under("replace_one")`` is "bound". A composition inside runs on one sample, as in PoissonSampled. The
+    guarantee differs from that of Poisson sampling.
 
-    ``zero_out`` replaces a record by one that contributes 0, in the same slot. For a Gaussian it has a pair of its own
-    (README.md, "Zero-out where the slot is kept"), from above; for other bases the pair of ``replace_one`` bounds it.
+    ``zero_out`` replaces a record by one that contributes 0, in the same slot. A Gaussian has a dominating pair for it
+    (README.md, "Zero-out where the slot is kept"); for other bases the pair of ``replace_one`` is a bound.
 
     ``group`` = k > 1 protects k records of n = ``dataset_size`` together: B = n * ``sampling_ratio`` are in a batch,
     and Hypergeometric(n, k, B) many of the group. Each displaces another record, so that the pair of a Gaussian is
@@ -66,11 +66,11 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     Parameters
     ----------
     mechanism : Mechanism
-        What is released from one sample: a step, or a composition.
+        What runs on one sample: a step or a composition.
     sampling_ratio : array_like in [0, 1]
         Sample size over data set size (the larger one under add/remove); broadcasts with the base's fields.
     group : int from 1 to 1000
-        k, one for the whole batch; above 1 the base must be Gaussians.
+        k, the same for all configurations; above 1 the base must be Gaussian, or a composition of Gaussians.
     dataset_size : int from 2 to 1e9
         n, the size of the larger data set; only for a group, where n * sampling_ratio must be a whole number of at most
         n - k.
@@ -145,7 +145,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         if self.group > 1 or (relation == "zero_out" and isinstance(base, Gaussian)):
             pairs = [self._pair(row, relation) for row in self._rows()]
             return [(sample_pair(stacked(pairs, batch_shape(self)), once, direction), once)]
-        replaced = relation in ("replace_one", "zero_out")  # a contribution that becomes 0 is a replaced one
+        replaced = relation in ("replace_one", "zero_out")  # setting a contribution to 0 replaces it
         if not isinstance(base, BaseMechanism):
             pair = pair_of_releases(base, "replace_one")
         elif base.symmetric():
@@ -163,7 +163,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         base, ratio = self._base(up=True), np.asarray(self.sampling_ratio, np.float64)
         if self.group > 1:
             return super().expand_below(relation, direction)
-        if relation in ("replace_one", "zero_out") and not self._trivial():  # of a joined pair nothing is claimed
+        if relation in ("replace_one", "zero_out") and not self._trivial():  # a joined pair has no lower bound
             nothing = np.zeros((*batch_shape(self), 1))
             return [(FinitePart(nothing, nothing + 1.0, nothing[..., 0]), np.asarray(1.0))]
         if isinstance(base, BaseMechanism):
@@ -175,14 +175,14 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return super().has_bracket() or not isinstance(base, BaseMechanism) or base != self._base(up=True)
 
     def several(self, relation: str) -> Several | None:
-        """The releases that share a sample, where their own profile answers for a relation."""
+        """The releases from one sample; None where their profile does not determine the answer for this relation."""
         base = self._base()
         if isinstance(base, BaseMechanism) or relation == "zero_out":
             return None
         return Several(base, np.asarray(self.sampling_ratio, np.float64), dict.fromkeys(DIRECTIONS, "replace_one"))
 
     def _base(self, up: bool = False) -> Mechanism:
-        """What is released from the sample; Gaussians are one, whose noise is rounded down, or `up`."""
+        """The base; several Gaussians are one Gaussian, whose noise `up` rounds up instead of down."""
         both = None if isinstance(self.mechanism, BaseMechanism) else one_gaussian(self.mechanism)
         return cast(Mechanism, self.mechanism) if both is None else both[up]
 

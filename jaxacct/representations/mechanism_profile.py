@@ -1,7 +1,4 @@
-"""The privacy of one mechanism in every representation: profile, trade-off function, Rényi, loss distribution.
-
-The file is longer than 300 lines because `Profile` is one class, and half of it is documentation.
-"""
+"""The privacy of one mechanism in every representation: profile, trade-off function, Rényi, loss distribution."""
 
 from __future__ import annotations
 

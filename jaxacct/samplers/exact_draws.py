@@ -1,7 +1,7 @@
 """Exact random draws from integer arithmetic alone: no rounding stands between a proof and its sample.
 
-Source of the discrete laws: Canonne, Kamath, Steinke 2020, "The Discrete Gaussian for Differential Privacy",
-Algorithms 1 to 3.  Why `rounded_gaussian` has its law: README.md of this folder, "Rounded Gaussian noise".
+The discrete laws follow Canonne, Kamath, Steinke 2020, "The Discrete Gaussian for Differential Privacy", Algorithms 1
+to 3.  README.md of this folder, "Rounded Gaussian noise", proves the law of `rounded_gaussian`.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def discrete_gaussian(variance: Fraction, rng: random.Random) -> int:
 
 
 def rounded_gaussian(variance: Fraction, rng: random.Random) -> int:
-    """A draw from N(0, variance), rounded to the nearest integer, exactly."""
-    square, digits = 4 * variance, 0  # of twice the draw
-    while square < 1:  # more binary digits of a narrow one, in units of the last of which its size is h + u
+    """An exact draw from N(0, variance), rounded to the nearest integer."""
+    square, digits = 4 * variance, 0  # the variance of twice the draw
+    while square < 1:  # scale a narrow draw up by powers of two; |scaled draw| = h + u
         square, digits = 4 * square, digits + 1
     while True:
         h, u = _half_gaussian(square, rng), _Uniform(rng)
-        # kept with probability exp(-(2 h u + u^2) / (2 square))
+        # keep h + u with probability exp(-(2 h u + u^2) / (2 square))
         if _bernoulli_exp_product(h / square, u.above, rng) and _bernoulli_exp_product(1 / (2 * square), u.twice, rng):
             size = ((h >> digits) + 1) // 2
             return -size if rng.getrandbits(1) else size
@@ -85,7 +85,7 @@ def _half_gaussian(variance: Fraction, rng: random.Random) -> int:
 
 
 def _signed(size_of: Callable[[], int], rng: random.Random) -> int:
-    """A size with a random sign; zero has one sign only."""
+    """A size with a random sign; a negative zero is drawn again."""
     while True:
         size, negative = size_of(), rng.randrange(2) == 1
         if not (negative and size == 0):
@@ -93,14 +93,14 @@ def _signed(size_of: Callable[[], int], rng: random.Random) -> int:
 
 
 class _Uniform:
-    """A uniform real number in [0, 1), of which only as many binary digits are drawn as are looked at."""
+    """A uniform real number in [0, 1); its binary digits are drawn when they are needed."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._digits: list[int] = []
 
     def above(self) -> bool:
-        """True with the probability that the number is: whether it exceeds a fresh uniform number."""
+        """Whether a fresh uniform number is smaller: true with the probability that this number is."""
         for place in itertools.count():
             if place == len(self._digits):
                 self._digits.append(self._rng.getrandbits(1))
@@ -110,12 +110,12 @@ class _Uniform:
         raise AssertionError
 
     def twice(self) -> bool:
-        """True with the probability that is the number's square."""
+        """True with the square of this number as probability."""
         return self.above() and self.above()
 
 
 def _bernoulli_exp_product(factor: Fraction, coin: Callable[[], bool], rng: random.Random) -> bool:
-    """True with probability exp(-factor p), p that of a coin which may be tossed any number of times."""
+    """True with probability exp(-factor p), where the coin shows True with probability p at each toss."""
     pieces = math.ceil(factor)
     for _ in range(pieces):
         k, share = 1, factor / pieces
@@ -135,7 +135,7 @@ def _bernoulli_exp_unit(exponent: Fraction, rng: random.Random) -> bool:
 
 
 class KeyedBits(random.Random):
-    """Random bits that follow from 32 secret bytes: HMAC-SHA256 of a counter.  Whoever has the key knows them all."""
+    """Random bits from a secret key of 32 bytes: HMAC-SHA256 of a counter.  Whoever has the key can repeat them."""
 
     def __init__(self, key: bytes) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class KeyedBits(random.Random):
         return found
 
     def random(self) -> float:
-        raise NotImplementedError  # exact draws take bits alone
+        raise NotImplementedError  # exact draws use bits alone
 
 
 def generator(rng: random.Random | None) -> random.Random:

@@ -1,7 +1,4 @@
-"""Laws of K, the number of candidates that a private selection tries: frozen pytrees, scalars or batches.
-
-More than 300 lines: all laws but one side by side, each with its docstring and its formulas.
-"""
+"""Laws of K, the number of candidates that a private selection tries: frozen pytrees, scalars or batches."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 A file is a sequence of records, each a mark, the length of its content, a checksum, and the content.  The first one
 says what the sweep is (`Header`), the others hold rows of its table.  A record counts once it is whole; what a kill
 has left behind it is dropped.  Every record is on the disk before the next block is begun.
-
-The format, the lock and the recovery are in this one file of just over 300 lines because each relies on the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Trainer: DP-SGD with the budget inside the loop.
-
-The file is a few lines longer than 300 lines so that the loop and what it keeps are read together.
-"""
+"""Trainer: DP-SGD with the budget inside the loop."""
 
 from __future__ import annotations
 
@@ -227,9 +224,9 @@ class Trainer:
         ----------
         state : what `init` or an earlier `fit` returned.
         data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.  Or a
-            Source, which loads each step's batch beside the step before; so is a NumPy memory map read, but on a mesh.
-            There every process gives all rows, and reads those of its own devices; from a Source each process loads
-            whole batches.
+            Source, which loads each batch during the step before.  A NumPy memory map is read in the same way, except
+            on a mesh: there every process gives all rows, and reads those of its own devices.  From a Source each
+            process loads whole batches.
         users : where the plan's unit is "user", whose each example is: an integer from 0 to dataset_size - 1 for each.
             The data are then any number of examples.
         ledger : a path (a new file, or one to go on with) or an open Ledger; every step is in it, on the disk, before
@@ -265,7 +262,7 @@ class Trainer:
                 f"state is a {type(state).__name__}, must be what init or fit returned; use trainer.init(params)"
             )
         where = self.placement
-        if isinstance(where, OneDevice):  # of a mesh each device reads its own rows
+        if isinstance(where, OneDevice):  # on a mesh each device reads its own rows
             data = source_of_mapped(data)
         self._check_data(data, users)
         callbacks = list(callbacks)
@@ -340,7 +337,7 @@ class Trainer:
             if ledger is not None:
                 ledger.seen(plan, step, looked)
 
-        # of several processes one may look alone, and cannot write the line without the others: they write it before
+        # one of several processes may look alone but cannot write the entry alone, so all write it before
         alone = processes.count == 1
         looks, noted = Looks(state.seen, see if alone else lambda: None), alone
 
@@ -391,13 +388,13 @@ class Trainer:
                         stopped = "callback"
                         break
         except BaseException as error:
-            # whoever or whatever ends a run here may have seen its checkpoints, its log, or the line of its progress
+            # whoever ends a run here may have seen its checkpoints, its log or its progress line
             if alone and step:
                 _whatever_fails(lambda: see(False))
             # of several processes one may be alone with its error, and cannot write a checkpoint without the others
             if store is not None and alone and program.keeps_after(error):
                 line = line._replace(seal=digest_of(carried))
-                with contextlib.suppress(InputError):  # the error that is under way says more
+                with contextlib.suppress(InputError):  # the original error says more
                     store.save(now(session=program.goes_on_as))
                     say(f"cut off after step {step}; its checkpoint is written")
             raise
@@ -411,7 +408,7 @@ class Trainer:
         return self._state(last, program.frozen)
 
     def _called(self, callbacks: list[Callable[[State], Any]], view: State, looks: Looks) -> bool:
-        """Whether one of the callbacks stops the run.  One that raises has looked at outputs."""
+        """Whether a callback stops the run.  A callback that raises counts as a look at outputs."""
         try:
             return any([callback(view) for callback in callbacks])
         except BaseException:
@@ -446,7 +443,7 @@ class Trainer:
 
 
 def _whatever_fails(note: Callable[[], Any]) -> None:
-    """Note that outputs were seen, while another error is on its way; one line says where that could not be done."""
+    """Note a look at outputs while another error propagates; if that fails, say so in one line."""
     try:
         note()
     except InputError as error:

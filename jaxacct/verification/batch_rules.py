@@ -43,7 +43,7 @@ def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, gr
 
 
 def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
-    """Binomial(k, q) many records of a group, each of which adds 1; q is the rate asked for, in all samplings."""
+    """Binomial(k, q) records of a group take part, and each adds 1; q is the product of all nested rates."""
     if asked.relation == "replace_one":
         raise NotCovered("a group of records under replace_one")
     rate = asked.rate
@@ -64,7 +64,7 @@ def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_siz
 
 
 def drawn_group(asked: Asked, mechanism: Any, ratio: Any, group: int, dataset_size: Any) -> list[Part]:
-    """Records of a group that are drawn without replacement, and displace others."""
+    """A hypergeometric number of the group's records is drawn, and each displaces another record."""
     _refuse(asked, "a group of records sampled without replacement", "replace_one", "zero_out")
     size = int(dataset_size)
     weights = hypergeometric_weights(size, group, round(size * float(ratio)))
@@ -72,7 +72,7 @@ def drawn_group(asked: Asked, mechanism: Any, ratio: Any, group: int, dataset_si
 
 
 def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
-    """Under zero_out a record that is drawn without replacement keeps its slot, and another may be there."""
+    """Sampling without replacement under zero_out: the record keeps its slot, where another could have been."""
     if not asked.alone:
         raise NotCovered("zero_out where a record displaces others")
     return [(_zero_out(_noise(mechanism), rate, asked.direction), 1)]
@@ -97,7 +97,7 @@ def _capped(asked: Asked, mechanism: Any, sampling_probability: Any, dataset_siz
 
 
 def _refuse(asked: Asked, name: str, *relations: str) -> None:
-    """NotCovered under sampling, and under some relations."""
+    """Raise NotCovered under sampling and under the listed relations."""
     if not asked.whole:
         raise NotCovered(f"{name} under sampling")
     if asked.relation in relations:
@@ -105,7 +105,7 @@ def _refuse(asked: Asked, name: str, *relations: str) -> None:
 
 
 def _noise(mechanism: Any) -> Any:
-    """The deviation of a Gaussian; batches of anything else are not covered."""
+    """The noise multiplier of a Gaussian; raise NotCovered for any other mechanism."""
     if type(mechanism) is not known.Gaussian:
         raise NotCovered(f"batches of {type(mechanism).__name__}")
     return ball(fields_of(mechanism)["noise_multiplier"])
@@ -137,7 +137,7 @@ def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _mixture(noise: Any, weights: Any, lost: Any, direction: str) -> list[Part]:
-    """Contributions of j with weight_j, noise in units of one; nothing where nobody contributes."""
+    """Contribution j has weight_j, and noise is in units of one record; no losses if nobody contributes."""
     some = [j for j, w in enumerate(weights) if not w.is_zero()]
     if some == [0]:
         return []

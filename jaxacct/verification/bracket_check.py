@@ -44,13 +44,13 @@ def verify(
     This is a second program.  It starts from the definition of the privacy loss and shares no code with the engines.
     With delta(eps) the larger of the relation's directions, a bracket [lower, upper] of epsilon is
 
-        verified where delta(upper) <= delta was enclosed, and delta(eps) > delta for every eps < lower,
-        refuted where the opposite of one of them was enclosed, or where lower > upper,
+        verified where delta(upper) <= delta is proved, and delta(eps) > delta for every eps < lower,
+        refuted where the opposite of either is proved, or where lower > upper,
         undecided otherwise, within the time.
 
     lower = 0 and upper = inf hold always.  lower = inf holds where the mass at infinity exceeds delta.  A bracket of
     delta is compared with delta(epsilon) itself.  An end that is NaN is never verified.  A mechanism is undecided if it
-    is not known here, or has a field that its definition does not name.
+    has no definition here, or a field that its definition does not read.
 
     Parameters
     ----------
@@ -138,10 +138,10 @@ def _bracket(bounds: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _as_floats(name: str, given: Any) -> np.ndarray:
-    """float64, which must be what was given: a number beside it would be verified by its neighbour."""
+    """The values as float64; refuse values that float64 cannot hold, instead of verifying rounded ones."""
     raw = np.asarray(given)
     if raw.dtype.kind == "c":
-        raise InputError(f"{name} must be real numbers; give what was claimed")
+        raise InputError(f"{name} must be real numbers; give the claimed value")
     found = raw.astype(np.float64)
     if raw.dtype != np.float64 and not np.all((raw.astype(object) == found.astype(object)) | np.isnan(found)):
         raise InputError(f"{name} = {given!r:.60} is no float64; give the nearest one on the side that claims less")
@@ -189,10 +189,10 @@ class _Configuration:
         return found if found in (1, -1) else self._at_least(end, delta, found is None)
 
     def _by_largest_loss(self, end: float, delta: float) -> int | None:
-        """`_lower` where delta is a mass at infinity or less, and 0 where that is not known; None where it is more.
+        """`_lower` for a delta that is at most the mass at infinity; 0 if undecided, None if delta exceeds that mass.
 
-        delta(eps) is convex in e^eps and falls to the mass at infinity, which it reaches at the largest loss.  So it
-        falls strictly wherever it is above that mass.
+        delta(eps) is convex in e^eps, falls to the mass at infinity, and reaches it at the largest loss.  So it falls
+        strictly while it is above that mass.
         """
         for bits in delta_enclosure.BITS:
             if time.monotonic() > self.deadline:
@@ -245,7 +245,7 @@ class _Configuration:
         return 0
 
     def _enclosures(self, epsilon: float, target: float) -> Iterator[tuple[Any, Any, Any]]:
-        """Finer and finer enclosures of bounds of delta(epsilon), the larger of the directions, beside the target."""
+        """Ever tighter balls around a lower and an upper bound of delta(epsilon), each with the target."""
         with precision(128):
             aim = ball(target)
         log_scale = math.log(target) if target > 0 else -800.0
@@ -294,9 +294,9 @@ class _Configuration:
         return found
 
     def _larger(self, found: dict[Any, Any], epsilon: float, bits: int) -> tuple[Any, Any]:
-        """Balls of a lower and an upper bound of delta: both the largest of all directions, unless orders mix.
+        """A lower and an upper bound of delta, as balls: both the largest over the directions, unless orders mix.
 
-        Each step may then have an order that depends on earlier outputs, and delta is at most that of `EITHER`.
+        The order of each step may then depend on earlier outputs, and the delta of `EITHER` is the upper bound.
         """
         with precision(bits):
             top = functools.reduce(lambda one, two: one.max(two), (x for name, x in found.items() if name != EITHER))
@@ -305,7 +305,7 @@ class _Configuration:
         return top, high
 
     def _composition(self, name: Any) -> Any:
-        """The losses of one of `directions`, by its number, or of EITHER, at the precision that is set."""
+        """The losses of EITHER or of the entry `name` of `directions`, at the current precision."""
         if (name, ctx.prec) not in self.built:
             order, direction = (self.mechanism, EITHER) if name == EITHER else self.directions[name]
             self.built[name, ctx.prec] = expand(order, self.relation, direction)

@@ -165,7 +165,7 @@ def from_masses(key: Any, masses: Masses, rate: Any, direction: str) -> FiniteLo
 
 
 def several_answers(p: Any, k: int) -> Masses:
-    """Randomised response among k answers, the true one with probability p."""
+    """Randomised response over k answers, which gives the true one with probability p."""
     other = (1 - p) / (k - 1)
     loss = (p / other).log()
     if k == 2:
@@ -178,7 +178,7 @@ def several_answers(p: Any, k: int) -> Masses:
 def output_masses(p: list[float], q: list[float]) -> Masses:
     """Two probability vectors, each divided by its sum."""
     one, two = ([ball(x) for x in law] for law in (p, q))
-    # a division rounds, and by it a mass at infinity could no longer be told to equal a delta
+    # dividing by a sum of 1 would round, and then a mass at infinity could not be shown to equal delta
     one, two = (law if total == 1 else [x / total for x in law] for law in (one, two) for total in [sum(law, arb(0))])
     return one, two, [None] * len(one), None, arb(0), False
 
@@ -186,9 +186,9 @@ def output_masses(p: list[float], q: list[float]) -> Masses:
 def in_either_order(p: list[float], q: list[float]) -> Masses:
     """The pair whose profile is the larger of those of (p, q) and (q, p), in exact fractions.
 
-    As functions of E = e^eps both are convex and piecewise linear, and so is the larger, m.  Its knots are likelihood
-    ratios, and where the two cross between these.  A knot E has the Q-mass by which the slope of m rises there, and E
-    times that as P-mass; m falls to the P-mass of an infinite loss.
+    Both profiles are convex and piecewise linear in E = e^eps, and so is their maximum m.  Its knots are the likelihood
+    ratios and the points where the profiles cross.  At a knot E the Q-mass is the rise of m's slope, and the P-mass is
+    E times that.  The limit of m is the P-mass of an infinite loss.
     """
     laws = [[Fraction(x) for x in law] for law in (p, q)]
     one, two = ([x / sum(law) for x in law] for law in laws)

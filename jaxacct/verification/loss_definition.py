@@ -33,9 +33,9 @@ from jaxacct.verification.sampled_gaussian import SampledGaussian
 __all__ = ["EITHER", "Composition", "directions", "expand", "mixes_orders"]
 
 EITHER = "either"
-"""The direction in which each pair of laws of a replaced record has the larger of its two profiles."""
+"""A direction that stands for both orders: each pair of laws of a replaced record has the larger of its profiles."""
 MOST_REPLACED = 4
-"""Most pairs of laws of a replaced record whose orders are all tried; of more, all stand one way or all the other."""
+"""With up to this many pairs of unlike laws every order is tried; with more, all pairs are exchanged or none."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ def expand(mechanism: Any, relation: str, direction: str) -> Composition:
 
 
 def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
-    """Mechanisms and directions of which the relation's delta is the largest: both directions, unless it names one.
+    """Pairs (mechanism, direction) whose largest delta is the relation's: both directions, unless it names one.
 
-    Each pair of laws of a replaced record stands either way round, all of them in every order where they are few.  One
-    step without replacement: under replace_one delta is the remove direction's for eps >= 0.
+    Under replace_one, and for one sample of fixed size, each pair of unlike laws is tried in both orders.  For one step
+    without replacement under replace_one, delta(eps >= 0) is that of the remove direction.
     """
     names = (relation.split("_")[0],) if relation in ("add_one", "remove_one") else ("remove", "add")
     fixed_size = type(mechanism) is known.SampledWithoutReplacement and mechanism.group == 1
@@ -112,12 +112,12 @@ def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
 
 
 def mixes_orders(mechanism: Any, relation: str) -> bool:
-    """Whether a composition has several pairs of laws of a replaced record, each in an order of its own."""
+    """Whether replace_one applies to several pairs of unlike laws, each with its own order."""
     return relation == "replace_one" and _unlike(mechanism) > 1
 
 
 def _unlike(mechanism: Any) -> int:
-    """How many pairs of two unlike laws there are."""
+    """The number of FiniteOutput mechanisms that change when p and q are exchanged."""
     if type(mechanism) is known.FiniteOutput:
         pairs = list(zip(np.asarray(mechanism.p).tolist(), np.asarray(mechanism.q).tolist(), strict=True))
         return int(sorted(pairs) != sorted((q, p) for p, q in pairs))
@@ -125,7 +125,7 @@ def _unlike(mechanism: Any) -> int:
 
 
 def _orders(mechanism: Any) -> list[Any]:
-    """The mechanism with each pair of two unlike laws either way round."""
+    """All versions of the mechanism, with p and q of each unlike pair as given or exchanged."""
     if not _unlike(mechanism):
         return [mechanism]
     if type(mechanism) is known.FiniteOutput:
@@ -211,7 +211,7 @@ def _report_noisy_max(asked: Asked, epsilon: Any, noise: str) -> list[Part]:
         return _exponential_mechanism(asked, epsilon)
     if noise not in ("laplace", "exponential"):
         raise NotCovered(f"ReportNoisyMax with {noise} noise")
-    top = ball(epsilon)  # of Laplace noise of scale 1/epsilon, under every relation
+    top = ball(epsilon)  # the loss of Laplace noise of scale 1/epsilon, under every relation
     if top.is_zero():
         return []
     return [(LaplaceLoss(top) if asked.whole else SampledLaplace(top, asked.rate, asked.direction), 1)]
@@ -278,6 +278,6 @@ def _responds(asked: Asked, epsilon: Any, delta: Any) -> list[Part]:
 
 
 def _of_masses(asked: Asked, key: tuple[Any, ...], masses: Any, alike: bool = True) -> list[Part]:
-    """One step of two laws given by their masses; alike: whether both directions have one law of the loss."""
+    """The losses of one step from the masses of its two laws; `alike`: both directions have the same loss law."""
     way = "both" if alike and asked.whole else asked.direction
     return [(from_masses((*key, asked.rate.str(40), way), masses, asked.rate, asked.direction), 1)]

@@ -1,4 +1,4 @@
-"""Which mechanisms have a definition, and how a definition is asked: it names every field of its mechanism."""
+"""The registry of definitions: a definition is a function whose parameters are the fields of its mechanism."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from jaxacct.verification.result import NotCovered
 __all__ = ["RULES", "Asked", "Part", "defines", "fields_of", "losses"]
 
 Part = tuple[Any, int]
-"""A loss and how often it is composed."""
+"""A loss, and the number of times that it is composed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What a definition is asked for: one direction of a relation.
+    """The question to a definition: one direction of a relation.
 
-    rate : probability with which the record takes part.
-    alone : whether this is one step, with nothing beside it.
+    rate : probability that the record takes part.
+    alone : whether the mechanism is a single step and no part of a composition.
     """
 
     relation: str
@@ -41,15 +41,15 @@ class Asked:
 
 
 Rule = Callable[..., list[Part]]
-"""The losses of one run of a mechanism, from what is asked and from its fields, which are the rule's parameters."""
+"""Maps the question and the fields of a mechanism, passed by name, to the losses of one run."""
 RULES: dict[type, Rule] = {}
-"""The definition of each class; a subclass has none of its own."""
+"""The definition of each class; subclasses do not inherit it."""
 
 R = TypeVar("R", bound=Rule)
 
 
 def defines(*classes: type) -> Callable[[R], R]:
-    """Enter a rule as the definition of these classes."""
+    """Register a rule as the definition of these classes."""
 
     def enter(rule: R) -> R:
         RULES.update(dict.fromkeys(classes, rule))
@@ -59,13 +59,13 @@ def defines(*classes: type) -> Callable[[R], R]:
 
 
 def losses(asked: Asked, mechanism: Any) -> list[Part]:
-    """The losses of a mechanism by its definition."""
+    """The losses that the definition of a mechanism gives."""
     held = fields_of(mechanism)
     return RULES[type(mechanism)](asked, **held)
 
 
 def fields_of(mechanism: Any) -> dict[str, Any]:
-    """The fields of a mechanism; NotCovered where its class has no rule, or a field that the rule does not name."""
+    """The fields of a mechanism; NotCovered if its class has no rule, or the rule has no parameter for a field."""
     name = type(mechanism).__name__
     if type(mechanism) not in RULES:
         raise NotCovered(name)

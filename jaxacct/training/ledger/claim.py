@@ -20,7 +20,7 @@ from jaxacct.validation import InputError
 __all__ = ["claim"]
 
 _RTOL = 1e-4
-"""Relative width up to which a bracket from two sides is "ok", as that of `jaxacct.epsilon`."""
+"""A bracket from grouped releases is "ok" up to this relative width, as in `jaxacct.epsilon`."""
 
 
 def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str | None) -> Bounds:
@@ -70,7 +70,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
-    """Epsilon of everything composed; where many releases differ, near ones are taken together, from both sides."""
+    """Epsilon of the composition; if many releases differ, similar ones are grouped, once for each end."""
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
     most = account.epsilon(total(several, at_most), delta, relation=relation)

@@ -44,46 +44,46 @@ class Contents:
         return self.headers[self.run][-1].plan
 
     def releases(self, run: str | None = None) -> Counter[Release]:
-        """The training steps that were taken, counted: of one run, or of all."""
+        """The counts of the training steps taken, of one run or of all."""
         known = self.runs.values() if run is None else [self._known(run)]
         return sum((spent.releases for spent in known), Counter())
 
     def spent(self, run: str | None = None) -> Mechanism:
-        """Everything that counts of one run, or of all, as one mechanism: derived from the entries.
+        """All that counts, of one run or of all, as one mechanism that is derived from the entries.
 
-        Where outputs of a run were seen before it ended, the rest of its plan counts as well (see `promised`).
+        If outputs of a run were seen before it ended, the rest of its plan counts as well (see `promised`).
         """
         return total([self.counting(name) for name in self._names(run)])
 
     def epsilon(
         self, delta: float, relation: str | None = None, run: str | None = None, *, whole: bool = False
     ) -> Bounds:
-        """Epsilon of what counts, of one run or of all, as a certified bracket; relation by default the plans' own.
+        """A certified bracket of the epsilon that counts, of one run or of all; by default under the plans' relation.
 
-        Where outputs of a run were seen before it ended, the rest of its plan counts as well (see `promised`).
-        whole : count every run to the end of its plan: for those that were ended because of what was seen outside of
-        their callbacks, such as a process that was killed because of its checkpoints.  No ledger knows of that.
+        If outputs of a run were seen before it ended, the rest of its plan counts as well (see `promised`).
+        whole : count every run to the end of its plan.  Needed if a run was ended because of outputs that were seen
+        outside of its callbacks, such as a process killed because of its checkpoints; the ledger cannot know this.
 
-        Of a run whose plan was recalibrated by what the data said, it is that of the plan's filter (kind "bound"), at
-        the filter's order composed with the other releases; inf where the run has spent more than the filter lets pass.
+        A run whose plan was recalibrated from the data counts with its plan's filter (kind "bound"), composed with the
+        other releases at the filter's order; inf if the run has spent more than the filter allows.
         """
         names = self._names(run)
         return claim([(self.counting(name, whole), self.headers[name]) for name in names], delta, relation)
 
     def epsilon_of_entries(self, delta: float, relation: str | None = None, run: str | None = None) -> Bounds:
-        """Epsilon of the entries alone, for a run that goes on whatever they say: no claim once it may have ended."""
+        """Epsilon of the entries alone, for a run that continues whatever they show; no claim if it may have ended."""
         return claim([(self._known(name), self.headers[name]) for name in self._names(run)], delta, relation)
 
     def counting(self, run: str, whole: bool = False) -> Spent:
-        """What counts of a run: its entries, and what it had promised when its outputs were seen."""
+        """What counts of a run: its entries, and the rest of its plan if its outputs were seen."""
         spent, more = self._known(run), self.promised(run, whole)
         return replace(spent, releases=spent.releases + more) if more else spent
 
     def promised(self, run: str, whole: bool = False) -> Counter[Release]:
-        """What a run whose outputs were seen would still have released; nothing where it ended by itself.
+        """The steps left to a run whose outputs were seen; nothing if it ended by itself.
 
-        Whatever ends a run early, what it has put out is a part of what it would have put out, and of nothing shorter
-        that was fixed beforehand.  A filter holds on every path as it is.  (`whole` as for `epsilon`.)
+        If outputs may have ended a run, only its full plan was fixed beforehand, and its releases are a part of that.
+        A Rényi filter holds for every stopping time, so it adds nothing.  `whole` is that of `epsilon`.
         """
         spent, headers = self._known(run), self.headers[run]
         if any(line.plan.filter for line in headers):
@@ -93,7 +93,7 @@ class Contents:
         return spent.owed + ahead(plan, spent, spent.next, until - spent.next, None)
 
     def unfinished(self, run: str | None = None) -> list[str]:
-        """Those runs, of one or of all, whose plan has steps after their last one, and that say nothing of looks."""
+        """The runs, of one or of all, that stopped before the end of their plan and have no `seen` entry."""
         names = self._names(run)
         return [name for name in names if self.runs[name].looks is None and self.promised(name, whole=True)]
 
@@ -108,10 +108,10 @@ class Contents:
         spent.add(entry)
 
     def _begin(self, entry: Run) -> None:
-        """A run begins, or goes on with another plan.
+        """Begin a run, or continue it with another plan.
 
-        Outputs that callbacks had looked at leave the rest of the plan before, if it is not the same.  A stop without
-        looks leaves nothing.  An earlier release said nothing of looks: all of its plans count to their end.
+        If callbacks looked at outputs under the previous plan, its rest stays as a debt; after a stop without looks it
+        does not.  Version 1 of the format did not note looks, so the plan of such a run counts to its end.
         """
         headers, spent = self.headers.setdefault(entry.run, []), self.runs.setdefault(entry.run, Spent())
         self.run = entry.run
@@ -152,10 +152,10 @@ class Contents:
 
 
 def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None) -> Counter[Release]:
-    """What the next steps of a run release, by its plan.
+    """What the next steps of a run release under its plan.
 
-    With fixed batches a pass costs what its dearest step costs, and so does a round of random allocation.  So the pass
-    under way adds a release only if its steps to come have less noise than those in the ledger.
+    A pass of fixed batches, or a round of random allocation, costs as much as its step with the least noise.  So the
+    pass under way adds a release only if its remaining steps have less noise than those in the ledger.
     """
     if steps < 1:
         return Counter()

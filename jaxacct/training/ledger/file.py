@@ -17,7 +17,7 @@ __all__ = ["LedgerFile", "beside"]
 
 
 def beside(place: Path) -> Path:
-    """A name of its own in the same folder, for what takes a file's place; of a name of 255 bytes, too."""
+    """A unique name for a temporary file in the same folder, no longer than 255 bytes."""
     name = place.name.encode(errors="ignore")[:242].decode(errors="ignore")
     return place.with_name(f"{name}.{secrets.token_hex(4)}.tmp")
 
@@ -54,7 +54,7 @@ class LedgerFile:
         except BlockingIOError:
             self.close()
             raise InputError(f"{self.path}: another process is writing it; wait for it, or stop it first") from None
-        if not self._is_there(self.file):  # the one that wrote it has put another in its place meanwhile
+        if not self._is_there(self.file):  # the process that wrote it has replaced it meanwhile
             self.close()
             raise InputError(f"{self.path}: was replaced while it was being opened; open it again")
 
@@ -78,9 +78,9 @@ class LedgerFile:
         self.file.seek(end)
 
     def replace_end(self, end: int, content: bytes) -> None:
-        """Put something in the place of all that is beyond a place, at once: whoever reads the file finds one of both.
+        """Replace all that follows byte `end`, atomically: a reader finds either the old or the new content.
 
-        It is a new file, held from the start, that takes the name of the old one when all of it is on the disk.
+        A new file, locked from the start, takes the name of the old one once all of it is on the disk.
         """
         place, old = Path(os.path.realpath(self.path)), self.file
         temporary = beside(place)
@@ -90,7 +90,7 @@ class LedgerFile:
         except OSError as error:
             raise unwritable(self.path, error) from None
         try:
-            with contextlib.suppress(OSError):  # of a file system without rights
+            with contextlib.suppress(OSError):  # file systems without permissions
                 temporary.chmod(stat.S_IMODE(os.fstat(old.fileno()).st_mode))
             lock(new)
             old.seek(0)
@@ -100,7 +100,7 @@ class LedgerFile:
             new.write(content)
             new.flush()
             os.fsync(new.fileno())
-            if os.name != "posix":  # where no open file can be renamed
+            if os.name != "posix":  # an open file cannot be renamed there
                 new.close()
                 old.close()
             os.replace(temporary, place)

@@ -1,7 +1,7 @@
 """The lines of a ledger: JSON objects, each with a checksum that also covers all lines before it.
 
-A line is an entry of one of five kinds.  The checksum tells damage, lines lost in the middle and lines out of order
-apart from what was written; it is no signature, and does not stop anyone who rewrites the file.
+A line is an entry of one of five kinds.  The checksum detects damage, lines lost in the middle and lines out of order.
+It is no signature: whoever can write the file can write another ledger.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _FORMAT, _VERSION = "jaxacct.ledger", 2
-"""What a run's line says of the format; this release reads version 1, too, which said nothing of looks at outputs."""
+"""The format that a run's line names.  Version 1, which did not note looks at outputs, is read too."""
 _MAX_LINE_BYTES, _MAX_TEXT = 2**24, 256
 """A longer line is refused unread, and so is a longer text (in characters) in it: a ledger may come from strangers."""
 LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
@@ -49,13 +49,13 @@ LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
 _SUFFIX = ', "check": "00000000"}'
 """The end of a line; its length is what counts."""
 _KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
-"""The beginnings of any line, and of those of steps."""
+"""How every line begins, and how lines of steps begin."""
 
 
 class Run(NamedTuple):
-    """A run begins, or goes on with another plan; who says so.
+    """A run begins, or continues with another plan; `by` says who runs it.
 
-    told : whether the ledger says when outputs of the run are seen; an earlier release did not.
+    told : whether looks at outputs of the run are noted; version 1 did not note them.
     """
 
     run: str
@@ -65,10 +65,10 @@ class Run(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Outputs of a run are about to be seen, so many steps having been taken by the plan that it follows.
+    """Outputs of a run are about to be seen, after `step` steps of its plan.
 
-    until : the step of the plan before which the run would have ended by itself.
-    looked : whether a callback looks at them, or raises; False where the run is stopped by what may have seen them.
+    until : the step before which the run would have ended by itself.
+    looked : whether a callback looks at them or raises; False where it only stops a run that may have shown them.
     """
 
     run: str
@@ -178,12 +178,12 @@ def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]
 
 
 def _begins_a_ledger(first: bytes) -> bool:
-    """Whether a first line may be that of a ledger, one that is damaged or cut off included."""
+    """Whether a first line may be that of a ledger, possibly damaged or cut off."""
     return first.startswith(_KIND) or _KIND.startswith(first) or _FORMAT.encode() in first[:_MAX_LINE_BYTES]
 
 
 def looks_like_a_step(fragment: bytes) -> bool:
-    """Whether the beginning of a line may be that of a step, or of what one that was cut off counts as."""
+    """Whether the beginning of a line may be that of a `step` or a `torn` entry."""
     return any(fragment.startswith(one) or one.startswith(fragment) for one in (_STEP, _TORN))
 
 
@@ -238,9 +238,9 @@ def checked_seen(line: Seen) -> Seen:
 
 
 def _decode(text: bytes, place: str, number: int, told: dict[str, bool]) -> Line:
-    """The entry that a whole line holds; InputError, naming the line, for whatever is none.
+    """The entry that a whole line holds; InputError, naming the line, if it holds none.
 
-    told : of the runs so far, whether this version of the format wrote them.
+    told : for each run so far, whether its looks at outputs are noted.
     """
     try:
         node = load(text.decode())

@@ -42,7 +42,7 @@ class Ledger(Contents):
     is known by its run, step, key, batch and noise: a replay of exactly the same counts once, any other counts again.
     So equal fingerprints must mean an equal output, to the last bit; a step repeated in any other way needs a new key.
 
-    Call `seen` before outputs are looked at in a run that may be ended because of them.  From then on `spent` and
+    Call `seen` before you look at outputs of a run that you may end because of them.  From then on `spent` and
     `epsilon` count the run to the end of its plan, whenever it ends.
 
     One process writes at a time.  Whatever is damaged but for the last line is refused, with the number of the line.
@@ -87,7 +87,7 @@ class Ledger(Contents):
         taken = InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name")
         if os.path.lexists(place):
             raise taken
-        temporary = beside(place)  # until its first line is on the disk: nobody finds one that was never begun
+        temporary = beside(place)  # until the first line is on the disk, so that nobody finds a ledger without a run
         try:
             file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
         except OSError as error:
@@ -217,17 +217,17 @@ class Ledger(Contents):
         self._append([Spend(self.run, mechanism, ledger_format.words("note", note))])
 
     def seen(self, step: int, looked: bool = True) -> None:
-        """Note that outputs of the current run are about to be seen, so many of its plan's steps having been taken.
+        """Note that outputs of the current run are about to be seen, after `step` steps of its plan.
 
-        It is on the disk when this returns.  From then on the run counts as far as its plan and its target let it go,
-        whenever it ends.  Said once of a plan, it holds until the run goes on with another one.
+        The entry is on the disk when this returns.  From then on the run counts as far as its plan and target allow,
+        whenever it ends, until it continues with another plan.
 
-        looked : False where the run ends by what may have seen outputs, but did not ask for them.  Then another plan
-            may follow, under which the rest of this one no longer counts.
+        looked : False if the run is stopped by something that may have seen outputs but did not ask for them.  Once the
+            run continues with another plan, the rest of this one then no longer counts.
         """
         with self.lock:
             spent = self.runs[self.run]
-            known, step = spent.looks, max(int(step), spent.next)  # a resumed run repeats what is there already
+            known, step = spent.looks, max(int(step), spent.next)  # a resumed run repeats steps of the ledger
             if known is None:
                 until = step + stop_rule.room(self.plan, self, step) if step < self.plan.steps else self.plan.steps
                 self._append([ledger_format.checked_seen(Seen(self.run, step, until, looked))])
@@ -235,9 +235,9 @@ class Ledger(Contents):
                 self._append([known._replace(step=spent.next, looked=True)])
 
     def another_way(self, step: int, partition: str | None) -> int | None:
-        """Before which step a run whose outputs were seen would now end; None where it had promised the step.
+        """The new end of a run whose outputs were seen; None if the ledger counts this step already.
 
-        It is none where the run takes a step again, or draws the rest of a pass anew, after it was cut off.
+        The ledger does not count it if a run that was cut off takes a step again, or draws the rest of a pass anew.
         """
         spent, plan = self.runs[self.run], self.plan
         if spent.looks is None:
@@ -248,7 +248,7 @@ class Ledger(Contents):
         return step + stop_rule.room(plan, self, step, partition)
 
     def promise(self, step: int, until: int) -> None:
-        """Note that a run whose outputs were seen now goes another way, on which it is before a step."""
+        """Note the new next step and the new end of a run whose outputs were seen."""
         known = self.runs[self.run].looks
         if known is not None:
             self._append([known._replace(step=step, until=until)])

@@ -55,9 +55,9 @@ def leaves_room(plan: Plan, ledger: Contents, next_step: int, partition: str | N
 
 
 def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, run: str | None = None) -> int:
-    """How many steps of a plan, from one on, there is room for beside what the ledger holds.
+    """How many steps of a plan, from `step` on, fit its target and filter beside what the ledger holds.
 
-    run : whose steps they are; by default the current run's.  One that the ledger does not hold is to begin.
+    run : the run that takes them, by default the current one.  A name that the ledger does not hold is a new run.
     """
     name = ledger.run if run is None else run
     own, left = ledger.runs.get(name, Spent()), plan.steps - step
@@ -75,9 +75,9 @@ def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, 
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int]:
-    """What counts against the next steps of a run: the training steps, and how many other mechanisms.
+    """The training steps that count against the next steps of a run, and the number of other mechanisms.
 
-    What other runs had promised when their outputs were seen counts; what this one had are its next steps.
+    Steps promised by other runs count.  Those of this run under its current plan are the next steps themselves.
     """
     names = counted(plan, ledger, run)
     plans = [line.plan for name in names for line in ledger.headers[name]]
@@ -91,10 +91,9 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int
 
 
 def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:
-    """The runs of a ledger that count against a plan: all of them.
+    """The runs of a ledger that count against a plan: all, or with repetitions only the run itself.
 
-    Of a plan with repetitions only the run itself does, by default the current one: the law of K accounts for the other
-    runs of the tuning.
+    The law of K accounts for the other runs of a tuning.  run : by default the current one.
     """
     name = ledger.run if run is None else run
     return [each for each in ledger.runs if plan.repetitions is None or each == name]

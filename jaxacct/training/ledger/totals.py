@@ -18,12 +18,12 @@ from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, FIXED, PO
 __all__ = ["MANY_RELEASES", "Spent", "at_least", "at_most", "cost", "total"]
 
 MANY_RELEASES = 300
-"""Of more releases that differ, near ones are taken together: an engine's time follows their number."""
+"""If more releases differ, similar ones are grouped: the time of an engine grows with their number."""
 
 _ROUND_DOWN = 1.0 - 2.0**-40
 """Noise that stands for a sum of up to 1000 terms is never above the exact one."""
 _TINY = 1e-150
-"""A rate of 0 is taken for this, where rates are compared by their ratio."""
+"""Stands for a rate of 0 where rates are compared by their ratio."""
 
 
 @dataclass
@@ -70,8 +70,8 @@ class Spent:
     count.  torn : lines that were cut off, which count.
     seen : the entries of steps; numbers : their step numbers; last : the last one.
     partitions : of fixed batches and random allocation, the passes over the data by their fingerprints.
-    next : the step after the last one that counts.  looks : what the ledger says of outputs that were seen under the
-    plan that the run follows; owed : what an earlier plan still had, whose outputs were seen before it was given up.
+    next : the step after the last one that counts.  looks : the `seen` entry under the current plan.  owed : the steps
+    left of earlier plans that were replaced after their outputs were seen.
     """
 
     releases: Counter[Release] = field(default_factory=Counter)
@@ -100,7 +100,7 @@ class Spent:
             return
         if isinstance(entry, Torn):
             self.torn += 1
-            self.next += 1  # it was that step, or an exact replay, which counts at no less than that step here
+            self.next += 1  # it was this step, or an exact replay; it counts at least as much as this step
             self._release(entry)
             return
         if entry in self.seen:
@@ -155,16 +155,16 @@ def cost(noise: list[float]) -> float:
 
 
 def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
-    """No fewer releases than these, and no cheaper ones, of which few differ.
+    """An upper bound of the releases, with few different ones.
 
-    Near releases are taken together, with their least noise and, under Poisson sampling, their highest rate (the proof
-    is in README.md, "Many releases that differ").
+    Similar releases are grouped with their least noise and, under Poisson sampling, their highest rate (README.md,
+    "Many releases that differ", has the proof).
     """
     return _together(counts, min, max)
 
 
 def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
-    """The same from below: with the most noise and the lowest rate."""
+    """A lower bound of the releases: groups have their most noise and their lowest rate."""
     return _together(counts, max, min)
 
 
@@ -180,7 +180,7 @@ def _together(
 
 
 def _near(counts: Mapping[Release, int]) -> list[list[Release]]:
-    """The releases in some `MANY_RELEASES` groups of near ones: the group that is costliest to join is split first."""
+    """The releases in about `MANY_RELEASES` groups; the group that is costliest to join is split first."""
     kinds: dict[Release, list[Release]] = {}
     for release in counts:
         share = 1.0 if release.sampling == POISSON else release.sampling_probability
@@ -200,9 +200,9 @@ def _near(counts: Mapping[Release, int]) -> list[list[Release]]:
 
 
 class _Group(NamedTuple):
-    """Releases of one kind.  gain : minus what they cost more at their worst than at their best; 0 for equal ones.
+    """Releases of one kind.  gain : minus the cost of joining them, from worst to best; 0 for equal ones.
 
-    along : the field in which they are furthest apart.
+    along : the field in which they differ most.
     """
 
     gain: float
@@ -220,7 +220,7 @@ def _group(counts: Mapping[Release, int], members: list[Release]) -> _Group:
 
 
 def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counter[Release]] = Counter) -> Mechanism:
-    """Everything that some runs have released, as one mechanism; `at_most` and `at_least` make it a shorter one."""
+    """All releases of some runs as one mechanism; releases_as = `at_most` or `at_least` makes it shorter."""
     releases: Counter[Release] = Counter()
     others: Counter[Mechanism] = Counter()
     for spent in several:

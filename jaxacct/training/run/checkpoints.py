@@ -27,7 +27,7 @@ from jaxacct.validation import InputError
 __all__ = ["Checkpoint", "Store"]
 
 _BESIDE = 2**14
-"""Bytes that a checkpoint takes for each array beside its numbers, at most, and for each of 16 files."""
+"""Most bytes that a checkpoint takes beside its numbers, for each array and for each of 16 files."""
 _KEPT = 2
 """Checkpoints kept: the last, and the one before it."""
 _OWN = re.compile(r"\d+$|\d+\.orbax|.*orbax-checkpoint-tmp")
@@ -86,7 +86,7 @@ class Store:
     def save(self, found: Checkpoint) -> None:
         """Write a checkpoint; it is complete when this returns.
 
-        InputError where it cannot be written, as on a full disk; those that were there before still are.
+        InputError where it cannot be written, as on a full disk; earlier checkpoints stay.
         """
         line = found.lineage._asdict() | {"root": found.lineage.root.key}
         notes = {name: v.hex() if isinstance(v, bytes) else v for name, v in line.items()}
@@ -109,10 +109,10 @@ class Store:
             self._manager.wait_until_finished()
 
     def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
-        """A checkpoint with the names, shapes and dtypes of ``like``; InputError, in one line, for any other.
+        """A checkpoint with the names, shapes and dtypes of ``like``; InputError for any other.
 
-        digest_of : of a pytree, names and numbers together: what `Lineage.seal` is.  It tells whether a checkpoint
-            without names, of an earlier version, is of this model.
+        digest_of : digest of the names and numbers of a pytree, as in `Lineage.seal`.  It decides whether a checkpoint
+            of an earlier version, which has no names, is of this model.
         """
         if not (self._path / str(number) / "run").exists():
             raise InputError(
@@ -139,18 +139,18 @@ class Store:
         values: dict[str, Any] = {name: known[name] for name in Lineage._fields}
         values = {name: bytes.fromhex(v) if isinstance(v, str) else v for name, v in values.items()}
         line = Lineage(**values | {"root": Root(values["root"])})
-        alike = len({repr(kind) for _, *kind in own}) < len(own)  # of others the shapes tell the order
+        alike = len({repr(kind) for _, *kind in own}) < len(own)  # otherwise the shapes determine the order
         if "leaves" not in run and alike and digest_of(carried) != line.seal:
             raise InputError(
                 f"checkpoint {number} is of an earlier version, which kept no names, and of another model, "
-                "optimizer or mesh; go on with those it is of"
+                "optimizer or mesh; go on with the ones that wrote it"
             )
         spent = history.from_document(run["history"])
         return Checkpoint(run["step"], carried, line, spent, bytes.fromhex(run["session"]), run["stopped"], run["seen"])
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """What is written in here is its owner's alone; what fails is told in one line, and not by Orbax's threads."""
+        """Files written inside are private to their owner, and a failure is one line instead of Orbax's logs."""
         errors = logging.getLogger("absl")
         told = lambda record: record.levelno < logging.ERROR
         errors.addFilter(told)
@@ -162,7 +162,7 @@ class Store:
             first = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise InputError(
                 f"{self._path}: a checkpoint cannot be written ({'the disk is full' if full else first[:120]}); mend "
-                "that and call fit again, which goes on from the last one"
+                "that and call fit again, which resumes from the last one"
             ) from None
         finally:
             errors.removeFilter(told)
@@ -183,7 +183,7 @@ def _private_files() -> Iterator[None]:
 
 
 def _require_room(folder: Path, carried: Carried) -> None:
-    """OSError where the disk has no room for a checkpoint; asked before anything of it is written."""
+    """OSError where the disk has no room for a checkpoint; checked before any of it is written."""
     leaves = [jax.numpy.asarray(leaf) for leaf in jax.tree_util.tree_leaves(carried)]
     size = sum(part.data.nbytes for leaf in leaves for part in leaf.addressable_shards if part.replica_id == 0)
     if hasattr(os, "posix_fallocate"):
@@ -209,17 +209,17 @@ def _make_private(folder: Path) -> None:
 
 
 def _leaves(carried: Carried) -> list[list[Any]]:
-    """[name, shape, dtype] of every array, in their order."""
+    """[name, shape, dtype] of every array, in order."""
     found = jax.tree_util.tree_flatten_with_path(carried)[0]
     name = lambda path: re.sub(r" at 0x[0-9a-f]+", "", jax.tree_util.keystr(path)).removeprefix(".")
     return [[name(path), list(np.shape(leaf)), str(jax.numpy.asarray(leaf).dtype)] for path, leaf in found]
 
 
 def _first_difference(there: list[list[Any]], own: list[list[Any]]) -> str:
-    """What the first array is that differs between a checkpoint and the model at hand."""
+    """The first array that differs between a checkpoint and the model."""
     told = lambda leaf: "nothing" if leaf is None else f"{leaf[0]:.80} of shape {tuple(leaf[1])} and dtype {leaf[2]}"
     one, other = next((a, b) for a, b in zip_longest(there, own) if a != b)
-    return f"it has {told(one)} where the model has {told(other)}; use those it is of"
+    return f"it has {told(one)} where the model has {told(other)}; use the model and optimizer that wrote it"
 
 
 def _plain(carried: Carried) -> list[Any]:

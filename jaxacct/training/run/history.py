@@ -81,11 +81,11 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
     """Epsilon at a plan's delta of all that a history holds.
 
-    If outputs may have decided where the run ended, the rest of the plan counts as well.  Such a run is a part of the
-    whole one; it is no part of a shorter one that was fixed beforehand.  A ledger knows by itself where this is so.
+    If outputs may have ended the run, the rest of the plan counts as well, since only the whole plan was fixed
+    beforehand.  A ledger decides this by itself.
 
-    ended : whether the run ended by itself, or has shown nothing.  goes_on : whether it takes its next steps now,
-    whatever it has shown: then the steps taken count.
+    ended : whether the run ended by itself, or has shown no outputs.  goes_on : whether the run continues whatever it
+    has shown; then only the steps taken count.
     """
     if history.ledger is not None:
         ledger = Ledger.read(history.ledger.path)

@@ -88,7 +88,7 @@ class RunLog:
 
     @property
     def shows(self) -> bool:
-        """Whether outputs, such as a private loss, are told to somebody while the run goes on."""
+        """Whether outputs, such as a private loss, are logged while the run goes on."""
         return self._put is not None
 
     def begin(self, plan: Plan, state: State, ledger: Ledger | None) -> None:

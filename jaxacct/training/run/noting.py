@@ -53,7 +53,7 @@ class Noted:
         return bool(allowed)
 
     def seen(self, plan: Plan, step: int, looked: bool) -> None:
-        """Put on record that outputs are about to be seen, so many steps having been taken."""
+        """Note that outputs are about to be seen, after `step` steps."""
 
         def noted() -> bytes:
             assert self._ledger is not None

@@ -34,7 +34,7 @@ class Program:
     """A step function for one plan, state and data: traced, digested, and compiled when it is asked for.
 
     session : a digest of all that decides what comes after a checkpoint: equal sessions repeat it exactly.
-    traces : of all that it compiles.
+    traces : the jaxprs of all that it compiles.
     """
 
     def __init__(
@@ -121,6 +121,6 @@ class Program:
         return numbers(self._plan.at(step), self._plan.sampling, self._adaptive, place, self._private_loss, words)
 
     def _with_draws(self, settings: Numbers, step: int, key: StepKey) -> Numbers:
-        """The numbers of a step with the noise on its count and its loss."""
+        """The numbers of a step, with the noise of its count and of its loss."""
         count, loss = draws(self._plan.at(step), self._adaptive, self._private_loss, key.words)
         return settings._replace(count_draw=count, loss_draw=loss)

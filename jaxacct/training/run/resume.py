@@ -25,7 +25,7 @@ __all__ = ["last_checkpoint", "open_ledger", "reach", "require_ledger", "require
 
 
 def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[Any], bytes]) -> Checkpoint | None:
-    """The last checkpoint of a folder, or None; InputError where the state is of another run, or of another moment.
+    """The last checkpoint of a folder, or None; InputError where the state is of another run or another step.
 
     like, digest_of : as for `Store.load`.
     """
@@ -36,7 +36,7 @@ def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[
     if state.step == 0 and not state.history.stretches and state.history.ledger is None:
         return found
     same = state.lineage.root == found.lineage.root
-    if not state.lineage.root.known:  # it was pickled: what it led to, to the last bit, says whose it is
+    if not state.lineage.root.known:  # it was pickled without its key: the rest of the lineage identifies the run
         same = state.lineage[1:] == found.lineage[1:]
     if not same:
         raise InputError(
@@ -152,7 +152,7 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
 
 
 def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
-    """Say how much of another run's ledger is left for a run that is about to begin in it; InputError for nothing."""
+    """Warn how many steps of a new run fit into the ledger of other runs; InputError if none does."""
     others = [ledger.runs[each] for each in counted(plan, ledger, name)]
     steps, more = sum(spent.steps + spent.torn for spent in others), sum(len(spent.noted) for spent in others)
     if not steps + more or state.step >= plan.steps:
@@ -160,8 +160,8 @@ def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
     fit, left = room(plan, ledger, state.step, run=name), plan.steps - state.step
     counts = ((steps, "step"), (more, "other release"))
     held = " and ".join(f"{count} {what}{'s' * (count != 1)}" for count, what in counts if count)
-    begins = f"{ledger.path}: holds {held} of other runs, and this is a new one, of which "
-    remedy = "to go on with a run give the checkpoints= that it was begun with; for other data, another ledger"
+    begins = f"{ledger.path}: holds {held} of other runs; of this new run "
+    remedy = "to continue a run give its checkpoints=; for other data use another ledger"
     if not fit:
         raise InputError(f"{begins}none of {left} steps fits the budget; {remedy}")
     warnings.warn(f"{begins}{fit} of {left} steps fit the budget; {remedy}", stacklevel=8)

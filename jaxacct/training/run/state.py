@@ -19,10 +19,10 @@ __all__ = ["Looks", "State", "shown"]
 class State:
     """A run between two steps.
 
-    `epsilon` is a Bounds at the plan's delta of what may be claimed: of all steps that led here, under whatever plans,
-    or of all that the ledger holds where there is one.  If a callback stopped the run, or looked at outputs of a run
-    that did not end by itself, all steps that the plan still had count as well.  Within a callback it is of the steps
-    taken.  (With repetitions it is of this one of the K runs.)
+    `epsilon` is what may be claimed, as Bounds at the plan's delta.  It covers all steps that led here, under any plan,
+    or all that the ledger holds.  If a callback stopped the run, or looked at outputs of a run that did not end by
+    itself, the remaining steps of the plan count as well.  Within a callback only the steps taken count.  (With
+    repetitions it covers this one of the K runs.)
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class State:
 
     @functools.cached_property
     def epsilon(self) -> Bounds:
-        """Epsilon spent so far; where outputs may have ended the run, of the steps that were still to come as well."""
+        """Epsilon spent so far; if outputs may have ended the run, the remaining steps count as well."""
         ended = self.stopped in ("finished", "budget") or (not self.stopped and not self.seen)
         return claimed(self.history, self.plan, self.step, ended, goes_on=False)
 
@@ -68,8 +68,8 @@ class Looks:
     """Whether callbacks have looked at outputs.
 
     seen : whether they have, in this `fit` or before it.
-    note : called before the first look of this `fit`; what it raises, the callback gets in the place of outputs.
-    now : the state that callbacks are being called with, if they are.
+    note : called before the first look of this `fit`; if it raises, the callback gets the error instead of outputs.
+    now : the state with which callbacks are being called, or None.
     """
 
     def __init__(self, seen: bool, note: Callable[[], Any]) -> None:
@@ -78,29 +78,29 @@ class Looks:
         self._note: Callable[[], Any] | None = note
 
     def look(self) -> None:
-        """Outputs are about to be seen."""
+        """Note that outputs are about to be seen."""
         if self._note is not None:
             self._note()
             self._note = None
         self.seen = True
 
     def over(self) -> None:
-        """The `fit` has ended: what is looked at from now on cannot decide where."""
+        """The `fit` has ended: later looks cannot have ended it."""
         self.now = self._note = None
 
 
 _NO_OUTPUTS = frozenset({"step", "plan", "stopped", "history", "__class__"})
-"""What may be asked of a state without a look: none of it depends on outputs."""
+"""Attributes of a state that do not depend on outputs; reading them is no look."""
 
 
 class _Shown(State):
-    """A state as callbacks get it: says so before one of them looks at outputs."""
+    """A state for callbacks, which notes a look before it gives outputs."""
 
     looks: ClassVar[Looks]
 
     def __getattribute__(self, name: str) -> Any:
         looks: Looks | None = object.__getattribute__(self, "__dict__").get("looks")
-        if looks is None:  # a copy that is being made
+        if looks is None:  # while it is copied
             return super().__getattribute__(name)
         if name == "seen":
             return looks.seen

@@ -1,7 +1,4 @@
-"""Per-example clipping: the sum over a batch of gradients each scaled down to a norm of at most C.
-
-A few more than 300 lines, so that norm and sum, which must use the same numbers, are read together.
-"""
+"""Per-example clipping: the sum over a batch of gradients each scaled down to a norm of at most C."""
 
 from __future__ import annotations
 

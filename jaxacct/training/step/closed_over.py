@@ -1,8 +1,8 @@
-"""Constants of a program that are a part of the data: a loss that closes over records sees them all.
+"""Refuse a loss that closes over records of the data: it would see them for every example.
 
-A constant is compared by content: rows of the data along any axis of it, in its dtype, and, where single rows say too
-little (labels), runs of rows in the order that the data have.  README.md of this folder, "Examples apart", says what is
-not found.
+Each constant of a program is compared with the data by content: rows along any axis, in the dtype of the constant.
+Short rows, such as labels, are compared as runs in the order of the data.  README.md of this folder, "Examples apart",
+lists what is not found.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from jaxacct.validation import InputError
 __all__ = ["refuse_closed_over"]
 
 _ALL_BYTES = 2**28
-"""Data up to this size are read as a whole; of larger ones, and of a Source, some blocks of rows are."""
+"""Data up to this size are compared whole; of larger data, and of a Source, only some blocks of rows are."""
 _BLOCKS, _BLOCK_ROWS = 32, 64
 _OWN_BYTES = 12
-"""A row, or a run of rows, that compresses this well, beside zeros, is too simple to come from the data alone."""
+"""A row or run that compresses to less than this many bytes more than zeros do is too simple to be evidence."""
 _RUN_BITS, _LEAST_RUN = 96.0, 16
-"""A run is so long that it has this much entropy by the frequencies of its rows, and at least so many rows."""
+"""A run has at least this much entropy, by the frequencies of its rows, and at least this many rows."""
 _MOST_COLUMNS = 64
-"""Columns of the data, or of a constant, that are compared by themselves."""
+"""Single columns are compared up to this many columns of the data or of a constant."""
 _CHUNK = 2**20
 
 
 def refuse_closed_over(name: str, closed: ClosedJaxpr, data: Any, more: Any = (), source: bool = False) -> None:
-    """InputError where a constant of a trace, or one of more arrays of the model, equals a part of the data.
+    """InputError where a constant of a trace, or one of `more` arrays of the model, holds a part of the data.
 
-    data : pytree of arrays, or (source) a Source.  What is not known while a program is traced is compared by identity.
+    data : pytree of arrays, or (source) a Source.  An array that is itself traced is compared by identity.
     """
     leaves = jax.tree_util.tree_leaves(data.layout.example if source else data)
     found = {id(each): each for each in (*_constants(closed), *jax.tree_util.tree_leaves(more))}.values()
     traced = {id(leaf) for leaf in leaves if isinstance(leaf, jax.core.Tracer)}
     if any(id(each) in traced for each in found):
-        raise _refusal(name, "the batch that it is given an example of")
+        raise _refusal(name, "the batch of which it gets an example")
     known = [np.asarray(each) for each in found if _has_numbers(each)]
     for place, leaf in enumerate(leaves):
         size, one = (len(data), leaf.shape) if source else (np.shape(leaf)[0], np.shape(leaf)[1:])
@@ -59,7 +59,7 @@ def refuse_closed_over(name: str, closed: ClosedJaxpr, data: Any, more: Any = ()
             try:
                 rows = _some_rows(leaf, size, data.layout if source else None, place) if rows is None else rows
             except InputError:
-                break  # an example that cannot be loaded: the run tells, if it draws it
+                break  # the run refuses an example that cannot be loaded, if it draws it
             with np.errstate(all="ignore"):
                 cast = rows.reshape(-1, width).astype(each.dtype)
             lists = [cast[:, [j]] for j in range(width)] if columns else []
@@ -71,13 +71,13 @@ def refuse_closed_over(name: str, closed: ClosedJaxpr, data: Any, more: Any = ()
 
 def _refusal(name: str, what: str) -> InputError:
     return InputError(
-        f"{name} closes over {what}, so that every example sees others, must see its own alone; take what it needs "
+        f"{name} closes over {what}, so every example sees others, but must see its own alone; take what it needs "
         "from its example and the parameters, or from public data"
     )
 
 
 def _constants(closed: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
-    """The arrays that a trace holds, at any depth."""
+    """The arrays in a trace, at any depth."""
     if isinstance(closed, ClosedJaxpr):
         yield from closed.consts
         closed = closed.jaxpr
@@ -88,7 +88,7 @@ def _constants(closed: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
 
 
 def _has_numbers(array: Any) -> bool:
-    """Whether an array is at hand in this process, and holds numbers."""
+    """Whether an array is numeric and its values are available in this process."""
     dtype = getattr(array, "dtype", None)
     plain = dtype is not None and (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_))
     if not plain or isinstance(array, jax.core.Tracer) or not hasattr(array, "__array__"):
@@ -97,7 +97,7 @@ def _has_numbers(array: Any) -> bool:
 
 
 def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
-    """Rows of a leaf, in their dtype on the device: all, or of large ones and of a Source those of some blocks."""
+    """Rows of a leaf, in their dtype on the device: all, or some blocks of large data and of a Source."""
     if layout is None and math.prod(leaf.shape) * leaf.dtype.itemsize <= _ALL_BYTES:
         rows = np.asarray(leaf)
     else:
@@ -113,12 +113,12 @@ def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
 
 
 def _says_enough(view: np.ndarray) -> bool:
-    """Whether rows of a constant could show, by themselves or as a run, that they come from the data."""
+    """Whether the rows of a constant, one by one or as a run, are complex enough to identify them as data."""
     return len(view) >= _LEAST_RUN or any(_own_bytes(row) >= _OWN_BYTES for row in view)
 
 
 def _views(constant: np.ndarray, width: int) -> Iterator[np.ndarray]:
-    """A constant as rows of so many numbers: along each of its axes, and as it lies in memory."""
+    """A constant as rows of `width` numbers: in memory order, and along each axis."""
     if not constant.ndim or constant.size < width:
         return
     if constant.size % width == 0:
@@ -133,7 +133,7 @@ def _views(constant: np.ndarray, width: int) -> Iterator[np.ndarray]:
 
 
 def _meet(ours: np.ndarray, rows: np.ndarray) -> bool:
-    """Whether rows of a constant are rows of the data, and say enough that this is no accident."""
+    """Whether rows of a constant are rows of the data that are too complex to agree by accident."""
     mine, theirs = _hashed(ours), _hashed(rows)
     known, counts = np.unique(theirs, return_counts=True)
     first = np.unique(mine[np.isin(mine, known)])[:64]
@@ -152,7 +152,7 @@ def _meet(ours: np.ndarray, rows: np.ndarray) -> bool:
 
 
 def _hashed(rows: np.ndarray) -> np.ndarray:
-    """A number of 64 bits for each row, from its bytes."""
+    """A 64-bit hash of the bytes of each row."""
     width = rows.shape[1] * rows.dtype.itemsize
     weights = np.random.default_rng(0).integers(0, 2**63, -(-width // 4), np.uint64) * np.uint64(2) + np.uint64(1)
     found = np.empty(len(rows), np.uint64)
@@ -165,7 +165,7 @@ def _hashed(rows: np.ndarray) -> np.ndarray:
 
 
 def _runs(hashes: np.ndarray, length: int) -> np.ndarray:
-    """A number for each run of so many hashes, by differences of sums: of equal runs equal ones."""
+    """A hash of each run of `length` rows, from differences of prefix sums; equal runs have equal hashes."""
     factor = 0x9E3779B97F4A7C15
     powers = np.cumprod(np.full(len(hashes), factor, np.uint64))
     back = np.cumprod(np.full(len(hashes), pow(factor, -1, 2**64), np.uint64))
@@ -174,7 +174,7 @@ def _runs(hashes: np.ndarray, length: int) -> np.ndarray:
 
 
 def _numbered(run: np.ndarray) -> np.ndarray:
-    """The steps from row to row of a run, its rows numbered in their order: of a regular run, regular ones."""
+    """Differences of consecutive rows after each distinct row is given its rank; a regular run compresses well."""
     as_bytes = np.ascontiguousarray(run)
     if run.shape[1] > 1 or run.dtype.kind not in "biuf":
         as_bytes = as_bytes.view(np.uint8).reshape(len(run), -1)
@@ -183,12 +183,12 @@ def _numbered(run: np.ndarray) -> np.ndarray:
 
 
 def _own_bytes(values: np.ndarray) -> int:
-    """By how many bytes an array compresses worse than zeros."""
+    """How many more bytes an array compresses to than zeros of the same size do."""
     content = np.ascontiguousarray(values).tobytes()
     return len(zlib.compress(content)) - len(zlib.compress(bytes(len(content))))
 
 
 def _is_progression(row: np.ndarray) -> bool:
-    """Whether a row goes on by equal steps, as a constant or a grid does."""
+    """Whether a row is an arithmetic progression, such as a constant or a grid."""
     steps = np.diff(row.astype(np.float64) if row.dtype.kind != "c" else np.abs(row))
     return bool(len(steps) == 0 or np.all(np.abs(steps - steps[0]) <= 1e-4 * np.abs(steps[0])))

@@ -2,8 +2,6 @@
 
 Nothing is cut off unless the rule says so: a selection has room for every record, and the loop over its micro-batches
 runs as many times as this draw needs, in one compiled program.
-
-A little above 300 lines, so that all batch rules are read together.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One private step as pure functions: draw, clip and sum in micro-batches, add noise, divide, update.
 
 `private_step` puts the parts together for data on one device.  Where data lie elsewhere, or are spread, the caller
-uses the same parts: `draw`, then `add` for each micro-batch, then `release` once.  A few lines above 300 lines, so that
-all parts of a step are read together.
+uses the same parts: `draw`, then `add` for each micro-batch, then `release` once.
 """
 
 from __future__ import annotations

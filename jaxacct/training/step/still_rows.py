@@ -1,4 +1,4 @@
-"""A check of a program by its bits: rows of a batch stay as they are when another row changes."""
+"""Check of a compiled program: each row of a batch keeps its bits when another row changes."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["require_still_rows"]
 
 _ROWS = 3
 _MOST_BYTES = 2**28
-"""Arrays of a program that is looked at: rows, and what is made in the place of values that are not known yet."""
+"""Programs with more bytes in their rows and drawn constants are not checked."""
 _REMEMBERED = 256
-"""Programs that are not looked at again."""
+"""Number of programs that are remembered as checked."""
 _looked_at: dict[bytes, None] = {}
 
 
 def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
-    """InputError if rows of the trace of one example, run for a batch, move when another row changes.
+    """InputError if a row of the batched trace changes when another row changes.
 
-    A batch of three rows is run once as it is and twice with an outer row replaced; the others must keep their bits.
-    Rows, and numbers that are not known while a program is traced, are drawn.  Each program is looked at once in a
-    process; one whose arrays take more than 256 MiB is not.
+    A batch of three rows is run, and run again with the first or the last row replaced; each other row must keep its
+    bits.  Rows, and constants that are unknown while a program is traced, are random.  Each program is checked once in
+    a process.  Programs with arrays of more than 256 MiB are not checked.
     """
     unknown = [const for const in traced.consts if not _is_known(const)]
     examples = [jax.ShapeDtypeStruct((_ROWS, *aval.shape), aval.dtype) for aval in traced.in_avals]
@@ -44,11 +44,11 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
     if digest in _looked_at:
         return
     x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-    with ThreadPoolExecutor(1) as alone:  # no trace is going on in a thread of its own
+    with ThreadPoolExecutor(1) as alone:  # a thread of its own has no trace under way
         if not alone.submit(_rows_stay, traced, examples, x64).result():
             raise InputError(
-                f"{name} moves the result of one example when another changes, must keep examples apart; call no "
-                "operation with a rule of its own for batches"
+                f"{name} moves the result of one example when another changes, but must keep examples apart; call no "
+                "operation that has its own batching rule"
             )
     while len(_looked_at) >= _REMEMBERED:
         del _looked_at[next(iter(_looked_at))]
@@ -56,7 +56,7 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
 
 
 def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
-    """Whether each row keeps its bits when an outer row is replaced, wherever a program repeats its own bits."""
+    """Whether each row keeps its bits when an outer row is replaced; entries that never repeat are left out."""
     with jax.enable_x64(x64):
         rng = np.random.default_rng(0)
         consts = [const if _is_known(const) else _drawn(rng, const.aval, True) for const in traced.consts]
@@ -70,7 +70,7 @@ def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
             after = _bits(run(consts, *changed))
             moved = [np.delete(a != b, place, axis=0) for a, b in zip(before, after, strict=True)]
             if any(map(np.any, moved)):
-                again = _bits(run(consts, *rows))  # some devices add in an order of their own each time
+                again = _bits(run(consts, *rows))  # some devices add in a different order each time
                 repeats = [np.delete(a == b, place, axis=0) for a, b in zip(before, again, strict=True)]
                 if any(np.any(a & b) for a, b in zip(moved, repeats, strict=True)):
                     return False
@@ -78,7 +78,7 @@ def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
 
 
 def _quickly_compiled(lowered: Any) -> Any:
-    """The program, compiled without what takes XLA's CPU compiler most of its time, where it knows these options."""
+    """The program, compiled with few optimizations on CPU where XLA knows these options."""
     if jax.default_backend() == "cpu":
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             return lowered.compile(
@@ -94,12 +94,12 @@ def _bits(outputs: Sequence[Any]) -> list[np.ndarray]:
 
 
 def _is_known(const: Any) -> bool:
-    """Whether the numbers of a constant are at hand, in this process."""
+    """Whether the values of a constant are available in this process."""
     return not isinstance(const, jax.core.Tracer) and getattr(const, "is_fully_addressable", True)
 
 
 def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> Any:
-    """An array of a shape and type: ordinary numbers, none of them negative but for matrices of weights."""
+    """A random array of a shape and type: in [0.25, 1] or in {0, 1}; matrices of weights are normal."""
     shape, dtype = aval.shape, aval.dtype
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         impl = next(i for i in ("threefry2x32", CHACHA20) if jax.random.key(0, impl=i).dtype == dtype)
