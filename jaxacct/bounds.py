@@ -31,8 +31,8 @@ _NEEDS_NO_ACTION = {
     "delta, or lower the delta of an approximate-DP part.",
     "not_binding": "Every value searched meets the target; the value is the end of the search range, and the "
     "target could be tightened.",
-    "loose": "The value meets the target, and it is not shown that no less private one does: epsilon is known too "
-    "roughly there, or hardly changes with the value; use it, or try a less private one.",
+    "loose": "The value meets the target, but it is not shown to be the best one: epsilon is known too roughly "
+    "there, or hardly changes with the value; use it, or try a less private one.",
 }
 """Statuses under which an answer is ok."""
 _NEEDS_ACTION = {

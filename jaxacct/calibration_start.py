@@ -109,7 +109,7 @@ def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint
 
 
 def room(delta: np.ndarray) -> np.ndarray:
-    """What distances from a target delta are relative to: itself or 1 - delta, whichever is smaller."""
+    """The unit of distances from a target delta: the smaller of delta and 1 - delta."""
     return np.minimum(delta, 1.0 - delta)
 
 

@@ -72,17 +72,16 @@ class Calibration:
         profile from which the risk follows, all three ends the same; at this eps delta was evaluated.
     status : str or array of str
         "ok" (shown to be the best value), "not_binding" (every searched value meets the target; the value is the end of
-        the search range), "loose" (the value meets the target, and that it is the best one is not shown), or
+        the search range), "loose" (the value meets the target but is not shown to be the best), or
         "infeasible_..." (`jaxacct.explain(status)` says what would help).
     ok : bool or array of bool
         Whether there is a value.
     best : bool or array of bool
-        Whether it is shown that no less private value (a smaller noise, a larger sampling probability, more steps)
-        meets the target, up to 10 rtol of the value (or .01, or rtol, where that is between).  It is shown where the
-        certified lower end of epsilon is above the target at a value that much less private, or above (1 - rtol) times
-        the target at the value itself while epsilon changes with the value at a usual rate; and where epsilon is
-        monotone in the value.  Of an epsilon of kind "bound" it is the best value for that bound.  False at
-        "not_binding", unless the value is a sampling probability of 1.  For a risk the same of the risk.
+        Whether the value is shown to be the best one, up to a relative distance of 10 rtol and at most max(0.01, rtol).
+        It is shown if epsilon is monotone in the value, and either a value that much less private misses the target, or
+        epsilon is within rtol of the target and changes with the value at a usual rate.  For an epsilon of kind "bound"
+        it is the best value for that bound; with a risk as target the risk takes the place of epsilon.  False at
+        "not_binding", unless the value is a sampling probability of 1.
     risk : Bounds, or None where epsilon is the target
         The risk at that value; `risk.upper` is at most the target wherever `ok`, NaN elsewhere.
 

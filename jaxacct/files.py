@@ -91,13 +91,13 @@ def lock(file: io.FileIO | BinaryIO) -> None:
 
 
 def regular_file(name: str, path: str | os.PathLike[str]) -> Path:
-    """The path of a file to be read; InputError for a folder or a pipe.  One that is missing passes."""
+    """The path of a file to read; InputError for a folder or a pipe.  A missing file passes."""
     place = Path(path)
     if not os.fspath(path):
         raise InputError(f"{name} = {os.fspath(path)!r} names no file; give its path")
     try:
         mode = place.stat().st_mode
-    except (OSError, ValueError):  # as of a name with a zero byte: opening it says why
+    except (OSError, ValueError):  # such as a name with a zero byte, which is reported when the file is opened
         return place
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}

@@ -62,10 +62,10 @@ def calibrate(
 ) -> Calibration:
     """The value of any one parameter of any mechanism that meets (target_epsilon, target_delta).
 
-    Searched is `x` in `bracket` with `epsilon(mechanism(x), target_delta) <= target_epsilon`, as near as possible to
-    the less private end of the bracket.  Which end that is, is found out by evaluating both.  The value returned has
-    itself been evaluated, so it meets the target in any case.  That no less private value does is known only where
-    epsilon is monotone in the parameter, which the library cannot see from a function: say so by `monotone=True`.
+    The search takes `x` in `bracket` with `epsilon(mechanism(x), target_delta) <= target_epsilon`, as near as possible
+    to the less private end of the bracket.  It evaluates both ends to find out which end that is.  The returned value
+    was itself evaluated, so it meets the target.  That no less private value does is known only if epsilon is monotone
+    in the parameter, which the library cannot see from a function: say so by `monotone=True`.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def calibrate(
         broadcast with the targets.
     target_epsilon : array_like > 0
     target_delta : array_like in [0, 1)
-        At 0 no value of a mechanism with an unbounded loss meets a target, which the status says.
+        At 0 no value of a mechanism with an unbounded loss meets the target; the status says so.
     bracket : (lowest, highest), array_likes > 0
         All arguments broadcast, one search for each element.
     whole : bool
@@ -208,13 +208,13 @@ def search_mechanisms(
         aim = target[rows] * (1.0 - BELOW_TARGET * rtol)
         return None if known is None else known.excess(part_of(made, rows), aim, deltas[rows], relation)
 
-    while (deltas == 0.0).any():  # epsilon is infinite there where the loss is unbounded
+    while (deltas == 0.0).any():  # there epsilon is infinite for an unbounded loss
         try:
             evaluate(np.arange(low.size), low, effort._replace(rtol=ROUGH[0]))
             break
         except UnboundedLossError as error:
             unbounded |= error.bad.reshape(-1)
-            deltas[unbounded] = 0.5  # any delta: what is asked of these rows is not used
+            deltas[unbounded] = 0.5  # any delta: the answers for these rows are not used
     at_low, at_high, falls = _at_ends(evaluate, guess, target, low, high, effort)
     search = Search(
         evaluate=evaluate,

@@ -1,4 +1,4 @@
-"""Packages that are not needed by all: which extra brings each, and one line for whoever lacks it."""
+"""Optional packages: the extra of each, and the error where one is missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXTRAS = {
     "sphinx": ("sphinx", "docs"),
     "xarray": ("xarray", "xarray"),
 }
-"""By the name that is imported: the distribution's name, which may differ, and the extra of jaxacct that brings it."""
+"""For each imported name: the name of the distribution, which may differ, and the extra of jaxacct that brings it."""
 
 
 def lacking(what: str, module: str) -> str:

@@ -1,4 +1,4 @@
-"""A replaced record as one that is removed and another that is added, where no good pair for the replacement is known.
+"""Replacement as removal and addition of a record, for mechanisms without a good pair for the replacement.
 
 From data D over D less a record to that with another record in its place,
 
@@ -74,7 +74,7 @@ def epsilon_replaced(mechanism: Mechanism, delta: np.ndarray, upper: Ask) -> Bou
 
 
 def smaller(one: Bounds, other: Bounds) -> Bounds:
-    """Two bounds of the same values, the smaller upper end of each."""
+    """The smaller upper end of two bounds of the same values."""
     better = other.upper < one.upper
     upper, status, engine = (
         np.where(better, getattr(other, name), getattr(one, name)) for name in ("upper", "status", "engine")

@@ -27,7 +27,7 @@ ROUGH = 3e-3
 
 
 def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-    """delta of n runs at (K, n) real epsilons: on one contour for each run, and one by one where that is wide.
+    """delta of n runs at (K, n) real epsilons: on one contour for each run, or one by one where that is too wide.
 
     run : DP-SGD, n of them.  rtol : relative width at which a bracket is narrow enough.
     """

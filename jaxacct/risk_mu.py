@@ -26,7 +26,7 @@ STRETCH = 4.0
 ROUNDS = 14
 """How often tangents are added where the bound is largest."""
 DOUBLINGS = 3
-"""How often every cell is halved after that where the bracket is not "ok" yet."""
+"""How often every cell is then halved while the bracket is not "ok"."""
 OK_WIDTH = 1e-4
 """Relative width of a bracket that is "ok"."""
 ADDED = 3
@@ -103,7 +103,7 @@ def gaussian_fit(
             break
         rows, lines, ends = rows[~done], lines[:, :, ~done], ends[:, ~done]
         worst = np.argpartition(-ends, added, axis=0)[:added]
-        if turn >= ROUNDS:  # many cells ask for as much
+        if turn >= ROUNDS:  # many cells have nearly the largest bound
             worst = np.arange(ends.shape[0])[:, None] + np.zeros((1, rows.size), int)
         lines = _with(lines, _lines(deltas, _between(lines, worst), rows, goal))
     low = np.nan_to_num(low)

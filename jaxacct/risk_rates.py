@@ -82,7 +82,7 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
 
 
 def start_at(advantage: np.ndarray, fpr: np.ndarray) -> Place:
-    """The place for the Gaussian with a delta(0)."""
+    """The place for the Gaussian whose delta(0) is `advantage`."""
     deviation = np.clip(2.0 * ndtri(0.5 * (1.0 + advantage)), LEAST_DEVIATION, LARGEST_DEVIATION)
     return Place(deviation * (-ndtri(fpr) - 0.5 * deviation), deviation)
 

@@ -71,7 +71,7 @@ def deltas_near(unknown: Unknown, values: np.ndarray, rtol: float) -> Deltas:
 
 
 def less_private(unknown: Unknown, values: np.ndarray) -> np.ndarray:
-    """Values a little less private, which show by missing a target that the others are the best ones."""
+    """Slightly less private values: if these miss a target, the given ones are shown to be the best."""
     falls = np.full(values.size, unknown.name == "noise_multiplier")
     return beside(values, falls, least_apart(unknown.rtol), unknown.name == "steps")
 

@@ -71,9 +71,9 @@ def rows_with_rounds(mechanism: Mechanism, rows: np.ndarray) -> Mechanism | None
 
 
 def differing(above: list[Components], below: list[Components]) -> np.ndarray:
-    """(B,) the configurations whose finite parts differ in some direction; their arrays may have other widths.
+    """(B,) the configurations whose finite parts differ in some direction; their arrays may have different widths.
 
-    Noise that differs does so by its rounding, and each pair is asked about by itself.
+    Gaussian noise differs only by its rounding; such pairs are evaluated one by one.
     """
     rows = above[0].sign.size
     found = np.zeros(rows, bool)

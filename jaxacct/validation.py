@@ -89,9 +89,9 @@ class TracerError(InputError, TypeError):
 
 
 class UnboundedLossError(InputError):
-    """delta = 0 was asked about, and the loss has no bound.
+    """delta = 0 was given for a mechanism with an unbounded loss.
 
-    bad : of the shape of the answer, where that is so; what : whose loss it is.
+    bad : where that is so, in the shape of the answer.  what : names the mechanism.
     """
 
     def __init__(self, bad: np.ndarray, what: str = "a mechanism") -> None:
@@ -128,7 +128,7 @@ class Constraint:
         return good
 
     def holds_of(self, value: float) -> bool:
-        """The same of one number that Python has as an int of at most 2**53, or as a float; ten times as fast."""
+        """The same for one float, or int of at most 2**53, of Python; ten times as fast."""
         inside = value > self.lower if self.lower_open else value >= self.lower
         if self.upper is not None:
             inside = inside and (value < self.upper if self.upper_open else value <= self.upper)

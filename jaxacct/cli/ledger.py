@@ -65,7 +65,7 @@ def _one(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
 
 
 def _looks(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
-    """Whether outputs were seen, and from which step on; what the run counts as besides, or would if they were seen."""
+    """From which step outputs were seen, the further steps that count, and epsilon if looks ended an unfinished run."""
     looks, found = ledger.runs[name].looks, ledger.promised(name)
     told = all(line.told for line in ledger.headers[name])
     seen = {"outputs_seen_from": None if looks is None or not told else looks.step, "outputs_noted": told}

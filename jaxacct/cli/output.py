@@ -192,7 +192,7 @@ def _value(name: str, value: float) -> str:
 
 
 def _parameter(name: str, value: float) -> str:
-    """Ten digits: those that were typed, where they give the number back, else rounded to the safe side."""
+    """Ten digits if they give the number back, otherwise rounded to the safe side."""
     text = f"{value:.10g}"
     return text if float(text) == value else (up if name == "noise_multiplier" else down)(value, 10)
 

@@ -41,13 +41,13 @@ __all__ = [
 LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
 """Lengths of lattices; the width of a bracket falls as length^-2, its time grows a little faster than the length."""
 QUICK = 2**18
-"""The longest lattice that is made for a bracket narrower than the user asked for; it costs a tenth of the longest."""
+"""Longest lattice made for a bracket narrower than the user's rtol; it costs a tenth of the longest of all."""
 NARROW = 2e-4
-"""Relative width above which the longest lattice is not worth its seconds: a row that stays so wide is given up."""
+"""A row is given up if even the longest lattice would leave it wider than this, relatively, and than rtol."""
 SAYS_NOTHING = 0.9
 """Relative width of a bracket whose lower end is next to nothing, or whose upper end is missing."""
 NEARLY_AS_NARROW = 1.5
-"""A bracket read off a composition for another eps is taken if it is at most so much wider than where it was made."""
+"""A bracket from a composition for another eps is used if it is at most this factor wider than at that eps."""
 ESTIMATE = 2.0 / 3.0
 """Where the truth lies between lower and upper for a smooth law: the errors are as 2 to 1."""
 ATTEMPTS = 3
@@ -88,7 +88,7 @@ def epsilon(
     delta_fin_lower, delta_fin_upper : ends of what is known of d > 0, the target for the finite part of the
         loss.  The answer's `upper` holds for the first, its `lower` for the second.
     rtol : wanted (upper - lower)/upper.
-    enough : a larger one, for which alone no lattice longer than QUICK is made.
+    enough : a larger one; lattices longer than QUICK are made only to reach it.
     memory_bytes : limit that decides the longest lattice.
 
     Call inside `with devices.double_precision():`.
@@ -112,7 +112,7 @@ def epsilon(
             high = min(high, crossing(up, delta_fin_lower, plan.centre, tolerance)[1])
             middle = 0.5 * (low + high)
             near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
-            known = high - low < SAYS_NOTHING * high  # else the middle says nothing of where epsilon is
+            known = high - low < SAYS_NOTHING * high  # otherwise the middle is no estimate of epsilon
             if near or not known or not np.isfinite(middle) or attempt == ATTEMPTS - 1:
                 break
             plan = plan_for(laws, middle, log_delta, share)
@@ -186,7 +186,7 @@ def _along(
         middle = now[len(now) // 2]
         low, high, sides = _composed_for(laws, epsilon[middle], wanted, memory_bytes, run)
         found[middle] = low, high
-        # where this one was given up, those farther out are no better
+        # if this one stayed wide, those farther out stay wide too
         farther = max(wanted[1], NEARLY_AS_NARROW * (high - low) / high if high > 0.0 else 0.0)
         before, after = range(middle - 1, now[0] - 1, -1), range(middle + 1, now[-1] + 1)
         for side, enough in ((before, wanted[1]), (after, farther)):
@@ -277,8 +277,8 @@ def _next_length(
 ) -> int:
     """The next lattice length, 0 to stop: the relative width of a bracket falls as length^-2.
 
-    wanted : the width that is aimed at, and the one that is enough. A lattice longer than QUICK is made only for the
-    second, and not where even the longest would leave a bracket wider than that and than NARROW.
+    wanted : the width that is aimed at, and a larger one that is enough. A lattice longer than QUICK is made only for
+    the second, and only if the longest would reach the second or NARROW.
 
     A bracket that says nothing at the first length gets one longer one.  If that says nothing either, no length does.
     A length N needs about ARRAYS + ARRAYS_PER_LAW R float64 arrays of N elements for R laws.

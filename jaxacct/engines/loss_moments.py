@@ -3,9 +3,8 @@
 With Q the base law and mix = 1 - q + q dP/dQ, one Poisson sampled step has `E_P[e^{cL}] = E_Q[mix^p]`, p = c + 1
 (remove) or p = -c (add).  Sampled Gaussians are integrated by the trapezoid rule and sampled Laplace by Gauss-Legendre;
 the other laws have closed forms.  Since E_Q[mix] = 1, `E_Q[mix^p] - 1 = E_Q[mix^p - 1 - p (mix - 1)]`.  That integrand
-has one sign, so that small moments keep their relative accuracy.  The error bounds are proved in
-jaxacct/representations/README.md, "Moments".  Where they count roundings, the number before ROUNDOFF is an upper
-bound of that count.
+has one sign, so small moments keep their relative accuracy.  The error bounds are proved in
+jaxacct/representations/README.md, "Moments".  Each factor of ROUNDOFF is an upper bound of the number of roundings.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def log_moments(parts: Components, c: np.ndarray) -> Interval:
         low, high = _add(low, high, n - whole, _where(n - whole, _sampled_laplace, scale, q, power))
     for f in range(parts.finite_n.shape[1]):
         each = _finite(parts.finite_loss[:, f], parts.finite_mass[:, f], c, parts.log_survival < 0)
-        if f == parts.finite_n.shape[1] - 1:  # it stands for a guarantee whose moments are known
+        if f == parts.finite_n.shape[1] - 1:  # it represents a zCDP guarantee, whose moments are known
             guarantee = c * (parts.xi + parts.rho * (c + 1.0)) * (1.0 + 8.0 * ROUNDOFF)
             known = parts.guaranteed() & (c > 0.0)
             each = Interval(np.where(known, 0.0, each.low), np.where(known, guarantee, each.high))

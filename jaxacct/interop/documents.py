@@ -88,7 +88,7 @@ def to_json(mechanism: Mechanism) -> str:
 
 
 def to_whole_json(mechanism: Mechanism) -> str:
-    """The same with every field, those at a default of which older documents know nothing included."""
+    """The same with every field, including defaults that older documents lack."""
     return _text(mechanism, every=True)
 
 

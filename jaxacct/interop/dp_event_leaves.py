@@ -30,7 +30,7 @@ __all__ = ["LARGEST_DATASET", "LEAVES"]
 LARGEST_SCALE = 1e300
 """The scale of discrete Laplace noise whose parameter is so small that its inverse may be beyond float64."""
 LARGEST_DATASET = 10**9
-"""Most records of a data set from which a sample of a largest or a fixed size is drawn."""
+"""Most records of a data set from which samples of a capped or a fixed size are drawn."""
 
 Leaf = Callable[[Any, str], Mechanism | None]
 
@@ -74,7 +74,7 @@ def _discrete_laplace(event: Any, path: str) -> Mechanism | None:
 
 
 def _discrete_gaussian(event: Any, path: str) -> Mechanism | None:
-    """In one dimension; in more the law depends on how the shift is spread, and its zCDP does not."""
+    """The noise itself in one dimension; otherwise its zCDP, which does not depend on how the shift is spread."""
     sigma, moved, dimension = number(event, "sigma", path), number(event, "sensitivity", path), event.dimension
     if dimension is not None and (type(dimension) is not int or dimension < 1):
         refuse(event, path, f"dimension = {dimension!r:.30} must be a whole number or None; use that of the vector")

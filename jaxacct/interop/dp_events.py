@@ -39,9 +39,9 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     DiscreteGaussian, ExponentialMechanism, PermuteAndFlip and RandomAllocation; by exact class.
 
     * NoOp and an empty composition become PureDP(0).
-    * A composition inside a sample is several releases from one sample.
-    * DiscreteGaussian in one dimension is the noise itself, in others or an unknown one the zCDP of sensitivity^2/(2
-      sigma^2), the sensitivity being Euclidean and that of the relation in use.
+    * A composition inside a sample runs on one sample.
+    * DiscreteGaussian in one dimension is the noise itself. Otherwise it is zCDP with rho = sensitivity^2/(2 sigma^2),
+      where the sensitivity is Euclidean and that of the relation in use.
     * Discrete Laplace's parameter a becomes the scale 1/a, rounded down.
     * RandomizedResponse answers at random with its noise parameter p as probability. It becomes the probability
       1 - p + p/k of the true answer, rounded up, so that the loss is never understated. Its guarantee is for replacing

@@ -53,8 +53,7 @@ class OpacusAccountant(IAccountant):
     ) -> float:
         """The certified upper end of epsilon at `delta`, strictly between 0 and 1.
 
-        alphas, poisson, eps_error, delta_error : as Opacus's accountants take them.  No orders and errors are needed;
-        batches that are not Poisson samples are refused.
+        alphas, eps_error, delta_error : accepted as by Opacus's accountants, and ignored.  poisson : False is refused.
         """
         if not poisson:
             raise InputError(

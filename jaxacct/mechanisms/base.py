@@ -102,7 +102,7 @@ class Mechanism(ABC):
         """Whether the remove and add directions coincide for every element of the batch."""
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
-        """The noise of each, and factors of its count, where all that is released is Gaussians; None otherwise."""
+        """The noise of each Gaussian, and factors of its count, if all releases are Gaussians; None otherwise."""
         return None
 
     def displaces(self) -> bool:
@@ -281,7 +281,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     >>> batch_shape(dp_sgd([0.8, 1.0, 1.2], 0.01, 10_000))
     (3,)
     """
-    known = vars(require_mechanism("mechanism", mechanism)).get("_shape")  # of a composition, however long
+    known = vars(require_mechanism("mechanism", mechanism)).get("_shape")  # kept by a composition, however long
     return cast(tuple[int, ...], known) if known is not None else broadcast_shape(dict(_shapes(mechanism)))
 
 

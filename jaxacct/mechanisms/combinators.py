@@ -32,7 +32,7 @@ from jaxacct.validation import COUNT, InputError, check
 __all__ = ["Composed", "Repeated", "compose", "repeat"]
 
 MOST_DIGITS = 2**20
-"""Binary digits of an exact power that are written out: some 20,000 steps."""
+"""Most binary digits of an exact power, reached at some 20,000 steps."""
 
 
 @register
@@ -40,8 +40,8 @@ MOST_DIGITS = 2**20
 class Repeated(Combinator):
     """A mechanism composed with itself ``steps`` times, adaptively: losses add (README.md, "Composition").
 
-    A repetition of a repetition is one repetition: the counts multiply, and must stay within 2**53. The neighbouring
-    relation is that of the question; ``kind`` is that of the mechanism.
+    Nested repetitions are one repetition: their counts multiply, and must stay within 2**53. The neighbouring relation
+    is that of the question; ``kind`` is that of the mechanism.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Repeated(Combinator):
         super().__post_init__()
         inner = self.mechanism
         if type(inner) is Repeated and _is_checked(self.steps) and _is_checked(inner.steps):
-            with contextlib.suppress(InputError):  # more than 2**53: refused when something is asked
+            with contextlib.suppress(InputError):  # more than 2**53 is refused when a question is asked
                 product = exact_product(np.asarray(inner.steps), np.asarray(self.steps))
                 vars(self).update(mechanism=inner.mechanism, steps=check("steps", product, COUNT))
 
@@ -208,12 +208,12 @@ class Composed(Combinator):
 
 
 def _is_checked(steps: Any) -> bool:
-    """Whether a count is a number or an array, rather than a tracer or what a pytree transformation has put there."""
+    """Whether a count is a number or an array, not a tracer or a placeholder of a pytree transformation."""
     return isinstance(steps, float | np.ndarray)
 
 
 def _without_one(mechanism: Mechanism) -> Mechanism:
-    """A composition that is repeated once as the composition itself."""
+    """The mechanism; for a composition that is repeated once, the composition itself."""
     if type(mechanism) is Repeated and isinstance(mechanism.steps, float) and mechanism.steps == 1.0:
         return mechanism.mechanism if type(mechanism.mechanism) is Composed else mechanism
     return mechanism

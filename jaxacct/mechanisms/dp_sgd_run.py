@@ -169,6 +169,6 @@ OTHER_RULES = {
     "steps)",
     "shuffled": "ja.repeat(ja.ShuffledBatches(ja.Gaussian(noise_multiplier), batches), epochs)",
 }
-"""Batch rules that have other numbers than those of `dp_sgd`, each with the mechanism that accounts for it."""
+"""Batch rules with other parameters than those of `dp_sgd`, each with the mechanism that accounts for it."""
 SAMPLING = tuple(_RUNS)
 """The batch rules by name."""

@@ -48,7 +48,7 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
         crossing = knots[:-1] + np.log1p(np.expm1(step) * share)
     inside = (gap[:-1] * gap[1:] < 0.0) & (step < LARGEST_LOSS_STEP) & np.isfinite(crossing)
     knots = spaced(np.unique(np.concatenate([knots, crossing[inside]])))
-    knots[-1] *= 1.0 + 4.0 * ROUNDOFF  # surely the largest loss, beyond which only the mass at infinity is left
+    knots[-1] *= 1.0 + 4.0 * ROUNDOFF  # at least the largest loss; beyond it only the mass at infinity remains
     delta = np.maximum(*(profile_of_law(*law, knots) for law in laws))
     delta[-1] = max(infinite_one[0], infinite_two[0])
     return pair_of_profile(knots, delta, delta)

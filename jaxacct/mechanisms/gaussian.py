@@ -20,7 +20,7 @@ PROFILE_POINTS = (2000, 500)
 
 So many cost about 1e-5 in epsilon; e^-684 is near the least float64."""
 LARGEST_SLACK = 1e-3
-"""Rounding of a place in deviations above which a point of the profile is bounded by the tail alone."""
+"""If the rounding of its place, in deviations, is larger, a point of the profile is bounded by the tail alone."""
 
 
 @register
@@ -64,11 +64,10 @@ class Gaussian(AdditiveNoise):
 
 
 def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> FinitePair:
-    """The pair of min(1, factor delta(eps)) of a Gaussian of sensitivity mu and deviation 1, from above.
+    """A pair above min(1, factor delta(eps)), with delta the profile of a Gaussian of sensitivity mu and deviation 1.
 
-    The sensitivities may be rounded by 4 units: they are taken 8 larger.
-
-    other : the sensitivity of another one, of which delta(eps) itself holds as well; the smaller one is taken.
+    other : the sensitivity of a second Gaussian whose delta(eps) is a bound too; the smaller bound is taken.  Both
+        sensitivities may have an error of 4 units, and are taken 8 units larger.
     """
     mu, other = mu * (1.0 + 8.0 * ROUNDOFF), other * (1.0 + 8.0 * ROUNDOFF)
     if other == 0.0:
@@ -99,7 +98,7 @@ def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:
 
     place = epsilon / mu
     a, b = place - 0.5 * mu, place + 0.5 * mu
-    slack = 2.0 * ROUNDOFF * (place + np.abs(a))  # of a and of b
+    slack = 2.0 * ROUNDOFF * (place + np.abs(a))  # errors of a and of b
     mills_a, mills_b = (np.sqrt(np.pi / 2) * special.erfcx(x / np.sqrt(2)) for x in (np.maximum(a, 0.0), b))
     density = np.exp(-0.5 * a**2) / np.sqrt(2 * np.pi)
     moved = mu * mills_b * slack

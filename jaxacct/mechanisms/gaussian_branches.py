@@ -74,7 +74,7 @@ class OfGaussianMixtures(Mechanism):
 
 
 def require_gaussian(name: str, mechanism: Any) -> None:
-    """Refuse any base but a Gaussian; what several Gaussians are together is said."""
+    """Refuse any base but a Gaussian; for several Gaussians the error names the one that they equal."""
     if isinstance(mechanism, Gaussian):
         return
     one = mechanism.gaussians() is not None

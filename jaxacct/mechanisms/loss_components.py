@@ -57,7 +57,7 @@ class Components(NamedTuple):
     infinity_units : (B,)
         How many units of 2^-53 of itself delta_infinity is off at most (README.md, "Rounding of finite laws").
     rho, xi : (B,)
-        The zero-concentrated guarantee that the last of the finite parts stands for, run once; 0 where there is none.
+        The zCDP guarantee that the last finite part represents, for one run; 0 where there is none.
 
     References
     ----------
@@ -92,7 +92,7 @@ class Components(NamedTuple):
         return Components(*(field[index] for field in self))
 
     def guaranteed(self) -> np.ndarray:
-        """(B,) whether a finite part stands for a zero-concentrated guarantee."""
+        """(B,) whether a finite part represents a zCDP guarantee."""
         return (self.rho > 0.0) | (self.xi > 0.0)
 
 

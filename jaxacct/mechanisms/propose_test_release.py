@@ -18,7 +18,7 @@ from jaxacct.validation import NON_NEGATIVE, POSITIVE
 __all__ = ["ProposeTestRelease"]
 
 LARGEST_RATIO = 800.0
-"""Thresholds in scales of the noise above which e^-ratio is less than the least float64 anyway."""
+"""For larger ratios of threshold and noise scale e^-ratio is below the smallest float64."""
 
 
 @register
@@ -80,9 +80,9 @@ class ProposeTestRelease(Combinator):
         return None if inner is None else 1 - (1 - Fraction(float(self._passing()))) * (1 - inner)
 
     def _passing(self) -> np.ndarray:
-        """delta_infinity, rounded up, and never 0: then epsilon at delta 0 would be finite.
+        """delta_infinity, rounded up and never 0, so that epsilon at delta 0 stays infinite.
 
-        The quotient is off by one unit, which moves its exponential by as many units as it is large; exp is off by 4.
+        The quotient x has an error of one unit, which moves e^-x by x units; exp has an error of 4.
         """
         with np.errstate(over="ignore"):
             ratio = np.minimum(np.asarray(self.threshold) / np.asarray(self.test_scale), LARGEST_RATIO)

@@ -76,11 +76,11 @@ class ExponentialMechanism(FiniteMechanism):
 class ReportNoisyMax(FiniteMechanism):
     """Report which candidate has the largest score after adding noise to each.
 
-    Noise of scale 2D/epsilon, D the most that a score moves under the neighbouring relation (D/epsilon for
-    scores that all move the same way under it). "laplace" and "exponential" (permute and flip): the pair of Laplace
+    The noise has the scale 2D/epsilon, where D is the most that a score moves under the neighbouring relation
+    (D/epsilon if all scores move the same way). "laplace" and "exponential" (permute and flip): the pair of Laplace
     noise of scale 1/epsilon dominates, for any number of candidates (README.md, "Noisy maxima"). "gumbel": the law of
-    ExponentialMechanism. The scores' values are not released. For Gaussian noise see GaussianNoisyMax. A theorem's
-    bound: ``kind`` is "bound".
+    ExponentialMechanism. The scores' values are not released. For Gaussian noise see GaussianNoisyMax. ``kind`` is
+    "bound".
 
     Parameters
     ----------
@@ -134,11 +134,10 @@ class GaussianNoisyMax(BaseMechanism):
     """Report which of ``candidates`` has the largest score after adding Gaussian noise to each.
 
     Two theorems hold with D = 2, or D = 1 for ``monotone`` scores, which all rise or all fall with a record;
-    ``replace_one`` doubles D. By the first, delta(eps) <= candidates * delta_Gaussian(eps; D). By the second, it is at
-    most delta_Gaussian(eps; D (floor(m/2) ceil(m/2)/m)^1/2) of m candidates: this is what the differences of all noisy
-    scores tell (README.md, "Noisy maxima"). Up to 4 candidates the second is the smaller one everywhere. Of more, the
-    smaller one is taken at each eps, the hull in e^eps is used, and it is put on losses from above. ``kind`` is
-    "bound".
+    ``replace_one`` doubles D. The first is delta(eps) <= candidates * delta_Gaussian(eps; D). The second is delta(eps)
+    <= delta_Gaussian(eps; D (floor(m/2) ceil(m/2)/m)^1/2) for m candidates, from the differences of all noisy scores
+    (README.md, "Noisy maxima"). For up to 4 candidates the second is smaller everywhere. For more, the smaller one at
+    each eps is taken, and the hull in e^eps is put on losses from above. ``kind`` is "bound".
 
     Parameters
     ----------
@@ -189,7 +188,7 @@ class GaussianNoisyMax(BaseMechanism):
         return sample_pair(self.finite_pair(relation), rate, direction)
 
     def _shifts(self, relation: str) -> tuple[np.ndarray, np.ndarray]:
-        """Sensitivities in deviations: of one score against another, rounded up, and of all differences together."""
+        """Sensitivities in deviations: of one score against another, rounded up, and of all differences."""
         moves = (2.0 if relation == "replace_one" else 1.0) * (1.0 if self.monotone else 2.0)
         sigma, many = np.broadcast_arrays(np.asarray(self.noise_multiplier, np.float64), self.candidates)
         both = np.floor(0.5 * many) * np.ceil(0.5 * many)

@@ -216,11 +216,11 @@ def _early(ledger: Ledger, name: str, delta: float) -> str:
     """What an early end means, with what covers one that the data decided."""
     spent, plan = ledger.runs[name], ledger.headers[name][-1].plan
     text = (
-        f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. That it "
-        f"ended there was not decided by the data or by its outputs."
+        f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. "
+        f"This report assumes that neither the data nor its outputs decided where it ended."
     )
     whole = _epsilon(ledger.epsilon(delta, whole=True))
-    return f"{text} If it was, the whole plan counts: epsilon {whole} at delta = {delta!r}."
+    return f"{text} If they did, the whole plan counts: epsilon {whole} at delta = {delta!r}."
 
 
 def _sizes(ledger: Ledger) -> list[str]:

@@ -1,7 +1,7 @@
 """Rényi accounting as an engine of its own: curves that add, and epsilon and delta through the best order.
 
 The answers are upper bounds, never below those of the certified engines.  They are here for comparison, for curves
-that come from elsewhere, and for mechanisms of which only a Rényi guarantee is known.
+that come from elsewhere, and for mechanisms with only a known Rényi guarantee.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def rdp_epsilon(mechanism: Mechanism, delta: Any, *, orders: Any = None, relatio
 
     `eps = min over c > 0 of (K(c) + log kappa(c) - log(delta - delta_inf))/c` with c = alpha - 1 and
     kappa(c) = c^c/(1+c)^{1+c}.  K(c) is the log moment of the finite loss, evaluated with its error bound, and
-    delta_inf is the mass at infinity.  eps is also 0 where delta^2 is at least R/2 or 1 - e^-R.
+    delta_inf is the mass at infinity.  eps is 0 where delta^2 is at least R/2 or 1 - e^-R for a divergence R.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ def subsampled_renyi(mechanism: Mechanism, sampling_probability: Any, order: Any
 
 
 def _orders_less_one(orders: Any) -> np.ndarray | None:
-    """The orders that a user chose, less 1."""
+    """The user's orders, each less 1."""
     if orders is None:
         return None
     grid = np.atleast_1d(check("orders", orders, POSITIVE))

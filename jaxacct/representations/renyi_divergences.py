@@ -194,11 +194,11 @@ def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _largest_bounded(parts: Components) -> np.ndarray:
-    """The largest loss of the Laplace and finite parts, or 0; xi of what a guarantee stands for."""
+    """The largest loss of the Laplace and finite parts, or 0; a part that represents a zCDP guarantee counts xi."""
     rate, width = parts.laplace_q, 1.0 / parts.laplace_scale
     laplace = np.sum(parts.laplace_n * np.where(parts.laplace_n > 0, width, 0.0) * np.where(rate > 0, 1.0, 0.0), axis=1)
     top = np.max(np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf), axis=2, initial=-np.inf)
     each = parts.finite_n * np.where(parts.finite_n > 0, top, 0.0)
-    if each.shape[1]:  # what a guarantee allows at order infinity beside rho alpha
+    if each.shape[1]:  # at order infinity a guarantee allows xi beside rho alpha
         each[:, -1] = np.where(parts.guaranteed(), parts.xi, each[:, -1])
     return np.maximum(laplace + np.sum(each, axis=1), 0.0)

@@ -29,9 +29,9 @@ SPLIT = 5
 DELTA_ABOVE_INFINITY = 1e-10
 """Slopes end where delta has come this close to the mass at infinity."""
 HARD = 1e-6
-"""Relative width of delta(0) from which on the lattice is asked for all values of delta."""
+"""If delta(0) has a larger relative width, the lattice evaluates all values of delta."""
 ROUGHLY = 0.01
-"""Relative width that is asked of this epsilon where the lattice answers."""
+"""Least relative width that is asked of the epsilon at which slopes end, if the lattice evaluates it."""
 FARTHEST_EPSILON = 50.0
 """Where slopes end if no epsilon is that close."""
 LARGEST_EPSILON = 700.0
@@ -59,7 +59,7 @@ class CertifiedProfile(Protocol):
         """One configuration of a batch."""
 
     def altered(self, **settings: Any) -> CertifiedProfile:
-        """The same with other settings."""
+        """This profile with other settings."""
 
     def deltas_of(self, rows: np.ndarray) -> Deltas:
         """The bracket of delta for some rows of the flat batch."""
@@ -142,7 +142,7 @@ def _element(profile: CertifiedProfile, fpr: np.ndarray, rtol: float) -> Interva
         lowest = min(farthest, 20.0 - np.log1p(-float(fpr.max())))
     # E = 0 belongs to the grid: H(0) = 1
     epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), START_SLOPES)
-    if profile.engine == "lattice":  # the two directions meet at 0, in an angle
+    if profile.engine == "lattice":  # the two directions meet at 0 with a kink
         epsilon = np.union1d(epsilon, 0.0)
     values = profile.delta(epsilon)
     x, below, above = (np.concatenate([[first], v]) for first, v in _ends(epsilon, values))

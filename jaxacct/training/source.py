@@ -82,7 +82,7 @@ class Source:
 
 
 def source_of_mapped(data: Any) -> Any:
-    """Data with a memory map among them as a Source, so that no copy of the file is made in memory; others as given."""
+    """Wrap data with a memory map in a Source, so that the file is not copied into memory; other data as given."""
     structure: Any = jax.tree_util.tree_structure(data)
     if not any(_is_mapped(leaf) for leaf in jax.tree_util.tree_leaves(data)):
         return data

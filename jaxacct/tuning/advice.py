@@ -43,8 +43,8 @@ class Option:
     gradients, gradients_95 : float
         Gradient evaluations: their expectation and their 95 % quantile by the law of K.
     status : {"ok", "not_binding", "loose", "infeasible"}
-        "ok" leaves at most 0.2 % of the target unspent.  "not_binding": less noise, or an E[K] above a million, is not
-        searched.  "loose": for another reason more is left, such as a whole number of candidates.
+        "ok": at most 0.2 % of the target is unspent.  "not_binding": more, because less noise or an E[K] above a
+        million is not searched.  "loose": more, for another reason, such as a whole number of candidates.
     search : str
         "iid"; "4 rounds", each round's winner public, with `candidates` those of all rounds and `parameter` that of one
         round; "adaptive", each candidate after all before it.

@@ -36,7 +36,7 @@ MOST_EXAMPLES = 2**20
 BLOCK_SIZE = 256
 """Examples whose values are computed together: one program serves any number of examples."""
 _NOISE = Constraint("use an ordinary {name}, such as 30.0", 0, 1e100, lower_open=True)
-"""Far enough below the largest float that a noisy count is a number."""
+"""Far below the largest float, so that a noisy count is finite."""
 LEDGER_POINTS = 48
 """Values of eps through which the profile that goes into a ledger is taken."""
 
@@ -46,10 +46,10 @@ class PrivateScore:
     """Scores candidates by a noisy count on private data: sum over the examples of a value in [0, 1], plus noise.
 
     Values are rounded to whole numbers of units from 0 to 1/unit, and their sum is exact.  So adding, removing or
-    replacing one record moves the count by at most 1, however many records there are.  The noise is Gaussian noise that
-    is rounded to whole units, exactly: the noisy count is the rounding of what a Gaussian mechanism releases.  With
-    "validation" a record is in one of the two sets, so that the whole is the worse of selecting among trainings and of
-    selecting among noisy scores (parallel composition).  With "training" every candidate is the composition of both.
+    replacing one record moves the count by at most 1.  The noise is an exact draw of Gaussian noise, rounded to units,
+    so the noisy count is the rounded output of a Gaussian mechanism.  With "validation" a record is in one of the two
+    sets, and the whole costs the larger of selecting among trainings and selecting among noisy scores (parallel
+    composition).  With "training" every candidate is the composition of both.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class PrivateScore:
         Standard deviation of the Gaussian noise on the count, in examples.  For "validation" it may be left out: it is
         then the least with which the selection by the noisy score meets the target.
     unit : float
-        Values are rounded to multiples of it: a power of two from 2^-20 to 1, declared and never found from data.
+        Values are rounded to multiples of it: a power of two from 2^-20 to 1, chosen without looking at the data.
 
     Raises
     ------
@@ -106,9 +106,9 @@ class PrivateScore:
 
 
 def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float) -> tuple[Any, Any]:
-    """The exact count in units, as (upper, lower) with upper 2^10 + lower; pure.
+    """The exact count in units, upper 2^10 + lower, as (upper, lower); pure.
 
-    The lower and the upper bits of the values are summed by themselves in 32 bits.
+    Upper and lower bits of the values are summed separately in 32 bits.
     """
 
     of_one = jax.make_jaxpr(lambda example: value(params, example))
@@ -131,9 +131,9 @@ def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float)
 
 
 def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) -> float:
-    """A count from `units` with its noise, which follows from the key; by the host.
+    """A count from `units`, with noise that the host draws from the key.
 
-    Count and noise are whole numbers of units.  Their sum alone is rounded, to a float.
+    Count and noise are whole numbers of units; only their sum is rounded, to a float.
 
     >>> from jaxacct.training import fresh_key
     >>> count = units(lambda w, x: x > w, 4.0, jnp.arange(10.0), unit=1.0)

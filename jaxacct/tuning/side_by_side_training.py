@@ -151,7 +151,7 @@ def side_by_side(
     steps = jax.jit(jax.vmap(one, (None, None, 0, 0, 0, None, 0, 0)))
 
     def drawn(roots: np.ndarray, start: int, stop: int) -> tuple[Any, Any]:
-        """The noise on counts and on losses of some steps of all candidates; None where there is none of them."""
+        """The noise on counts and on losses of some steps of all candidates; None for one that is not released."""
         found: list[Any] = []
         for root in roots:
             keys = host_chacha.fold_in(host_chacha.fold_in(root, STEP_STREAM), np.arange(start, stop)).T

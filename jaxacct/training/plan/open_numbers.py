@@ -38,9 +38,9 @@ def target_of(terms: Terms) -> float:
 
 
 def warn_not_reached(target: float, name: str, value: float, epsilon: float) -> None:
-    """Say that every value searched meets the target, so that the plan spends less than it may."""
+    """Warn that every searched value meets the target, so that the plan spends less than it may."""
     warnings.warn(
-        f"target_epsilon = {target!r} is not reached: {name} = {value!r} is the end of what is searched, and gives "
+        f"target_epsilon = {target!r} is not reached: {name} = {value!r} is the limit of the search, and gives "
         f"epsilon = {epsilon:.6g}; give another number yourself to spend more, or lower the target",
         stacklevel=2,
     )

@@ -27,8 +27,8 @@ _ROUND_UP = 1.0 + 1e-15
 class AdaptiveClip:
     """A clip norm that tracks a quantile of the norms of the gradients [Andrew et al. 2021].
 
-    Every step also releases how many examples were not clipped, as the sum of 1/2 or -1/2 for each with Gaussian noise
-    of standard deviation ``count_noise``, rounded to halves, and then C <- C exp(-learning_rate (share - quantile)).
+    Every step also releases a count: the sum of 1/2 for each unclipped and -1/2 for each clipped example, with Gaussian
+    noise of standard deviation ``count_noise``, rounded to halves.  Then C <- C exp(-learning_rate (share - quantile)).
     The sum has sensitivity 1/2 (replacing an example: 1, twice that, as for the gradients), so gradients with noise
     multiplier z_gradient = (z^-2 - (2 count_noise)^-2)^(-1/2) and the count together cost what one Gaussian of noise
     multiplier z costs: the plan's.  That needs count_noise > z/2.
@@ -87,7 +87,7 @@ class AdaptiveClip:
     def update(self, clip_norm: Any, unclipped: Any, examples: Any, drawn: Any, expected: Any) -> Any:
         """The next clip norm, from counts of one drawn batch; can be called inside jit.
 
-        unclipped, examples : how many of the batch were not clipped, and were in it, as int32.  drawn : from `draw`.
+        unclipped, examples : int32 counts of unclipped and of all examples in the batch.  drawn : from `draw`.
         expected : batch size.
         """
         halves = 2 * unclipped - examples + drawn

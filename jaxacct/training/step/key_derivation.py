@@ -40,7 +40,7 @@ __all__ = [
 
 
 class Root:
-    """The secret key of a run, which undoes its noise.  What pickle or repr writes of it lacks it."""
+    """The secret key of a run, with which its noise can be undone.  Pickle and repr leave it out."""
 
     __slots__ = ("_key",)
 
@@ -49,7 +49,7 @@ class Root:
 
     @property
     def key(self) -> bytes:
-        """Its 32 bytes; InputError where they were left out."""
+        """The 32 bytes; InputError if they were left out."""
         if self._key is None:
             raise InputError(
                 "state has no secret key, which pickling leaves out; give checkpoints=, the folder that has it, or the "
@@ -109,7 +109,7 @@ class StepKey(NamedTuple):
 
 
 def begin(root: bytes) -> Lineage:
-    """The lineage of a run that has not begun.  The root is in its chain, so digests of it tell nothing of the data."""
+    """The lineage of a run before its first step.  Its chain holds the root, so its digests reveal no data."""
     return Lineage(Root(root), digest(b"begin", root), b"", -1, b"")
 
 

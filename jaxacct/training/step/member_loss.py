@@ -23,7 +23,7 @@ __all__ = ["Seen", "member_keys", "member_loss", "nothing_seen"]
 class Seen(NamedTuple):
     """Beside the gradient of a member, or summed over those that contribute: *not* private.
 
-    loss : as it is.  bounded : in units of the private loss; 0 where none is released.  aux : what the loss returns
+    loss : the plain loss.  bounded : in units of the private loss; 0 if none is released.  aux : what the loss returns
     beside itself; an empty tuple where it returns nothing else.
     """
 

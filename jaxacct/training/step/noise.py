@@ -89,9 +89,9 @@ def normal(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
 
 
 def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
-    """A draw from N(0, std^2), rounded to a whole number, exactly; modulo 2^32.  Drawn by the host, from a step's key.
+    """An exact draw from N(0, std^2), rounded to a whole number, modulo 2^32; the host draws it from a step's key.
 
-    Added to a whole number it is the rounding of what a Gaussian mechanism releases (README.md, "Counts and losses").
+    Added to a whole number it gives the rounded output of a Gaussian mechanism (README.md, "Counts and losses").
     """
     key = hmac.digest(np.asarray(words, "<u4").tobytes(), b"rounded" + bytes([purpose]), "sha256")
     drawn = rounded_gaussian(std * std, KeyedBits(key))
@@ -185,7 +185,7 @@ def wide(dtype: Any) -> Any:
 
 
 def beside(dtype: Any) -> Any:
-    """The dtype in which what is seen beside gradients is summed: int32 stays as it is, so that its sums are exact."""
+    """The dtype in which values beside the gradients are summed; int32 stays int32, so that its sums are exact."""
     return dtype if dtype == jnp.int32 else wide(dtype)
 
 

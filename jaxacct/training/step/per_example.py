@@ -1,7 +1,7 @@
 """A function of one example, for every example of a batch; refused if examples could reach one another through it.
 
-What is traced, with one example, is what is run, under vmap.  An operation then sees the other examples only if its
-rule for batches, or what it is compiled to, lets it: `lane_by_lane.py` lists those that do not.
+The function is traced with one example, and the trace runs under vmap.  An operation can then see other examples only
+through its batching rule or its compiled code; `lane_by_lane.py` lists the operations that cannot.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def one_of(batch: Any) -> Any:
 def for_each(name: str, function: Callable[[Any], Any], batch: Any) -> Any:
     """``jax.vmap(function)(batch)``, each example by itself: InputError if the function could see other examples.
 
-    name : of the function that the user gave.  Refused are operations that are not known to go example by example, and
+    name : of the user's function.  Operations that are not known to keep examples apart are refused, and so are
     programs in which a row of a small batch changes with another one.
 
     >>> for_each("loss_fn", jnp.sum, jnp.ones((2, 3))).tolist()

@@ -23,7 +23,7 @@ _NOISE_SHARE = 0.1
 _ROUND_UP = 1.0 + 2e-15
 """Factor on the noise multiplier of the gradients that makes up for the rounding of its formula."""
 _UNITS = 2**10
-"""Units of a bound: losses are rounded to them, so that their sum is a whole number."""
+"""Units per bound: losses are rounded to units, so that their sum is a whole number."""
 _MOST_MEMBERS = 2**20
 """The largest expected batch size: centred sums of twice as many members, with their noise, fit 32 bits."""
 
@@ -85,7 +85,7 @@ class PrivateLoss:
         return jnp.clip(jnp.round(self.clipped(loss) / jnp.float32(self.bound) * _UNITS), 0, _UNITS).astype(jnp.int32)
 
     def release(self, total: Any, members: Any, drawn: Any, expected: Any) -> Any:
-        """The noisy mean loss, from the sum over the members of a batch of their units, and the noise from `draw`."""
+        """The noisy mean loss, from the sum of the units of a batch and the noise from `draw`."""
         bound, noisy = jnp.float32(self.bound), total - _UNITS // 2 * members + drawn
         return jnp.clip(noisy.astype(jnp.float32) * (bound / _UNITS) / expected + 0.5 * bound, 0, bound)
 

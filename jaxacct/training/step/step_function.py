@@ -82,8 +82,8 @@ class Numbers(NamedTuple):
     threshold : of Poisson sampling.  size : of batches of a fixed size; of random allocation the slots of the round.
     position : the batch's place in its pass, or the slot.
     gradient_noise : noise multiplier on the gradients.
-    count_draw, loss_draw : the noise on the adaptive clip norm's count and on the private loss, whole numbers that the
-        host has drawn from the step's key; None where there is none of them.
+    count_draw, loss_draw : the noise on the count of the adaptive clip norm and on the private loss, whole numbers that
+        the host has drawn from the step's key; None for one that is not released.
     """
 
     threshold: Any
@@ -105,7 +105,7 @@ def numbers(
 ) -> Numbers:
     """The numbers of a step; InputError where what is released beside the gradients leaves no room for them.
 
-    words : of the step's key.  Without them nothing is drawn, and a step with a count or a loss cannot be taken.
+    words : of the step's key.  Without them no noise is drawn, and a step with a count or a loss cannot be taken.
     """
     z, expected = segment.noise_multiplier, segment.expected_batch_size
     if sampling == ALLOCATION:
@@ -125,7 +125,7 @@ def numbers(
 def draws(
     segment: StepSettings, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any
 ) -> tuple[Any, Any]:
-    """The noise on the count and on the loss of a step, from its key's words; None where there is none of them."""
+    """The noise on the count and on the loss of a step, from its key's words; None for one that is not released."""
     expected = segment.expected_batch_size
     drawn = (None if one is None or words is None else one.draw(words, expected) for one in (adaptive, private_loss))
     count, loss = drawn
