@@ -30,7 +30,7 @@ UNITS = 32.0
 SECTIONS = 16
 """Points at which one turn of the search for epsilon evaluates delta, per configuration."""
 LARGEST_EPSILON = 1e300
-"""Delta of the releases is evaluated at epsilons up to this."""
+"""Largest epsilon at which delta of the releases is evaluated."""
 MOST_SEARCHES = 40
 """Turns of the search for epsilon; each divides the bracket by 17."""
 Ask = Callable[[str, Mechanism, np.ndarray, str], Bounds]

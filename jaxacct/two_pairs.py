@@ -71,10 +71,7 @@ def rows_with_rounds(mechanism: Mechanism, rows: np.ndarray) -> Mechanism | None
 
 
 def differing(above: list[Components], below: list[Components]) -> np.ndarray:
-    """(B,) the configurations whose finite parts differ in some direction; their arrays may have different widths.
-
-    Gaussian noise differs only by its rounding; such pairs are evaluated one by one.
-    """
+    """(B,) the configurations whose finite parts differ in some direction; noise differs only by its rounding."""
     rows = above[0].sign.size
     found = np.zeros(rows, bool)
     for one, other in zip(above, below, strict=True):

@@ -153,7 +153,7 @@ def test_a_plan_that_does_not_reach_its_target_says_so():
         plan = Plan(target_epsilon=1e4, target_delta=1e-5, dataset_size=1000, sampling_probability=1.0, steps=4)
     assert plan.status == "not_binding" and "the target is not reached" in plan._repr_html_()
     assert Plan.from_json(plan.to_json()).status == "not_binding"
-    with pytest.warns(UserWarning, match="sampling_probability = 1.0 is the end"):
+    with pytest.warns(UserWarning, match="sampling_probability = 1.0 is the limit"):
         Plan(target_epsilon=300.0, target_delta=1e-5, dataset_size=1000, noise_multiplier=3.0, steps=100)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -219,10 +219,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return parts[0] if isinstance(mechanism, Composed) and len(parts) == 1 else mechanism
 
     def _refuse_by_relation(self, event: Any) -> None:
-        """Refuse trees if records are added and removed, which moves all later records to other leaves.
-
-        Also refuse vectors with discrete noise if records are replaced: their sensitivity is that of one record.
-        """
+        """Refuse trees under addition and removal of records, and discrete noise on vectors under replacement."""
         for each in events_inside(event):
             name = type(each).__name__
             if name == "SingleEpochTreeAggregationDpEvent" and self._relation == "add_or_remove_one":

@@ -228,10 +228,7 @@ class PoissonSampled(OfGaussianMixtures):
         return stacked(pairs, batch_shape(self))
 
     def _flat(self, up: bool = False) -> tuple[Mechanism, np.ndarray]:
-        """The base under all nested sampling, and the product of the rates.
-
-        Several Gaussians on one sample are one Gaussian; `up` rounds its noise up instead of down.
-        """
+        """The base under all nested sampling, and the product of the rates; `up` rounds noise up instead of down."""
         rate = np.asarray(self.sampling_probability, np.float64)
         if not isinstance(self.mechanism, PoissonSampled):
             base: Mechanism = self.mechanism

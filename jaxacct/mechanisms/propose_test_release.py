@@ -80,10 +80,7 @@ class ProposeTestRelease(Combinator):
         return None if inner is None else 1 - (1 - Fraction(float(self._passing()))) * (1 - inner)
 
     def _passing(self) -> np.ndarray:
-        """delta_infinity, rounded up and never 0, so that epsilon at delta 0 stays infinite.
-
-        The quotient x has an error of one unit, which moves e^-x by x units; exp has an error of 4.
-        """
+        """delta_infinity, rounded up (README.md, "A Gaussian's profile") and never 0, as epsilon at 0 is infinite."""
         with np.errstate(over="ignore"):
             ratio = np.minimum(np.asarray(self.threshold) / np.asarray(self.test_scale), LARGEST_RATIO)
         return 0.5 * np.exp(-ratio) * (1.0 + ROUNDOFF * (8.0 + 2.0 * ratio)) + 2.0 * SMALLEST_POSITIVE

@@ -106,10 +106,7 @@ class PrivateScore:
 
 
 def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float) -> tuple[Any, Any]:
-    """The exact count in units, upper 2^10 + lower, as (upper, lower); pure.
-
-    Upper and lower bits of the values are summed separately in 32 bits.
-    """
+    """The exact count in units, upper 2^10 + lower, as (upper, lower), each summed in 32 bits; pure."""
 
     of_one = jax.make_jaxpr(lambda example: value(params, example))
     refuse_closed_over("value", of_one(one_of(data)), data)

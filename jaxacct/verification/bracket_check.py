@@ -189,11 +189,7 @@ class _Configuration:
         return found if found in (1, -1) else self._at_least(end, delta, found is None)
 
     def _by_largest_loss(self, end: float, delta: float) -> int | None:
-        """`_lower` for a delta that is at most the mass at infinity; 0 if undecided, None if delta exceeds that mass.
-
-        delta(eps) is convex in e^eps, falls to the mass at infinity, and reaches it at the largest loss.  So it falls
-        strictly while it is above that mass.
-        """
+        """`_lower` if delta is at most the mass at infinity (README.md, "The lower end"); None if it is larger."""
         for bits in delta_enclosure.BITS:
             if time.monotonic() > self.deadline:
                 self.reason = "the time was up"
@@ -294,10 +290,7 @@ class _Configuration:
         return found
 
     def _larger(self, found: dict[Any, Any], epsilon: float, bits: int) -> tuple[Any, Any]:
-        """A lower and an upper bound of delta, as balls: both the largest over the directions, unless orders mix.
-
-        The order of each step may then depend on earlier outputs, and the delta of `EITHER` is the upper bound.
-        """
+        """A lower and an upper bound of delta, as balls (README.md, "Directions and orders")."""
         with precision(bits):
             top = functools.reduce(lambda one, two: one.max(two), (x for name, x in found.items() if name != EITHER))
             high = found[EITHER] if self.mixed else top

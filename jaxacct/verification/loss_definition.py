@@ -96,11 +96,7 @@ def expand(mechanism: Any, relation: str, direction: str) -> Composition:
 
 
 def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
-    """Pairs (mechanism, direction) whose largest delta is the relation's: both directions, unless it names one.
-
-    Under replace_one, and for one sample of fixed size, each pair of unlike laws is tried in both orders.  For one step
-    without replacement under replace_one, delta(eps >= 0) is that of the remove direction.
-    """
+    """Pairs (mechanism, direction) whose largest delta is the relation's (README.md, "Directions and orders")."""
     names = (relation.split("_")[0],) if relation in ("add_one", "remove_one") else ("remove", "add")
     fixed_size = type(mechanism) is known.SampledWithoutReplacement and mechanism.group == 1
     if fixed_size and relation == "replace_one" and mechanism.sampling_ratio != 1:

@@ -49,10 +49,7 @@ class Contents:
         return sum((spent.releases for spent in known), Counter())
 
     def spent(self, run: str | None = None) -> Mechanism:
-        """All that counts, of one run or of all, as one mechanism that is derived from the entries.
-
-        If outputs of a run were seen before it ended, the rest of its plan counts as well (see `promised`).
-        """
+        """All that counts, of one run or of all, as one mechanism, with the steps in `promised`."""
         return total([self.counting(name) for name in self._names(run)])
 
     def epsilon(
@@ -80,10 +77,9 @@ class Contents:
         return replace(spent, releases=spent.releases + more) if more else spent
 
     def promised(self, run: str, whole: bool = False) -> Counter[Release]:
-        """The steps left to a run whose outputs were seen; nothing if it ended by itself.
+        """The steps left to a run whose outputs were seen; nothing if it ended by itself or has a Rényi filter.
 
-        If outputs may have ended a run, only its full plan was fixed beforehand, and its releases are a part of that.
-        A Rényi filter holds for every stopping time, so it adds nothing.  `whole` is that of `epsilon`.
+        README.md of this folder, "Outputs that were seen", says why they count.  `whole` is that of `epsilon`.
         """
         spent, headers = self._known(run), self.headers[run]
         if any(line.plan.filter for line in headers):
@@ -108,11 +104,7 @@ class Contents:
         spent.add(entry)
 
     def _begin(self, entry: Run) -> None:
-        """Begin a run, or continue it with another plan.
-
-        If callbacks looked at outputs under the previous plan, its rest stays as a debt; after a stop without looks it
-        does not.  Version 1 of the format did not note looks, so the plan of such a run counts to its end.
-        """
+        """Begin a run, or continue it with another plan (README.md, "Another plan", "Ledgers of earlier releases")."""
         headers, spent = self.headers.setdefault(entry.run, []), self.runs.setdefault(entry.run, Spent())
         self.run = entry.run
         if not headers or headers[-1].plan != entry.plan:

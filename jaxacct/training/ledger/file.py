@@ -78,10 +78,7 @@ class LedgerFile:
         self.file.seek(end)
 
     def replace_end(self, end: int, content: bytes) -> None:
-        """Replace all that follows byte `end`, atomically: a reader finds either the old or the new content.
-
-        A new file, locked from the start, takes the name of the old one once all of it is on the disk.
-        """
+        """Replace all that follows byte `end`, atomically, by a new file that is locked from the start."""
         place, old = Path(os.path.realpath(self.path)), self.file
         temporary = beside(place)
         try:

@@ -53,10 +53,7 @@ _KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
 
 
 class Run(NamedTuple):
-    """A run begins, or continues with another plan; `by` says who runs it.
-
-    told : whether looks at outputs of the run are noted; version 1 did not note them.
-    """
+    """A run begins, or continues with another plan; told : whether looks are noted, unlike in version 1."""
 
     run: str
     by: str
@@ -68,7 +65,7 @@ class Seen(NamedTuple):
     """Outputs of a run are about to be seen, after `step` steps of its plan.
 
     until : the step before which the run would have ended by itself.
-    looked : whether a callback looks at them or raises; False where it only stops a run that may have shown them.
+    looked : whether a callback looks at them or raises; False if something else ends a run that may have shown them.
     """
 
     run: str
@@ -238,10 +235,7 @@ def checked_seen(line: Seen) -> Seen:
 
 
 def _decode(text: bytes, place: str, number: int, told: dict[str, bool]) -> Line:
-    """The entry that a whole line holds; InputError, naming the line, if it holds none.
-
-    told : for each run so far, whether its looks at outputs are noted.
-    """
+    """The entry in a whole line; InputError, naming the line, if there is none.  told : of each run, as in `Run`."""
     try:
         node = load(text.decode())
         kind = node.pop("kind", None)

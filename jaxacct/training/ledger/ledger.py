@@ -235,10 +235,7 @@ class Ledger(Contents):
                 self._append([known._replace(step=spent.next, looked=True)])
 
     def another_way(self, step: int, partition: str | None) -> int | None:
-        """The new end of a run whose outputs were seen; None if the ledger counts this step already.
-
-        The ledger does not count it if a run that was cut off takes a step again, or draws the rest of a pass anew.
-        """
+        """The new end of a run whose outputs were seen, if the ledger does not count this step yet; else None."""
         spent, plan = self.runs[self.run], self.plan
         if spent.looks is None:
             return None

@@ -75,10 +75,7 @@ def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, 
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int]:
-    """The training steps that count against the next steps of a run, and the number of other mechanisms.
-
-    Steps promised by other runs count.  Those of this run under its current plan are the next steps themselves.
-    """
+    """The steps that count against the next ones of a run, and how many other mechanisms do."""
     names = counted(plan, ledger, run)
     plans = [line.plan for name in names for line in ledger.headers[name]]
     one_filter(plan, plans)
@@ -91,10 +88,7 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int
 
 
 def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:
-    """The runs of a ledger that count against a plan: all, or with repetitions only the run itself.
-
-    The law of K accounts for the other runs of a tuning.  run : by default the current one.
-    """
+    """The runs that count against a plan: all, or with repetitions, whose law covers the others, the run alone."""
     name = ledger.run if run is None else run
     return [each for each in ledger.runs if plan.repetitions is None or each == name]
 

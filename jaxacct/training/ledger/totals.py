@@ -155,11 +155,7 @@ def cost(noise: list[float]) -> float:
 
 
 def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
-    """An upper bound of the releases, with few different ones.
-
-    Similar releases are grouped with their least noise and, under Poisson sampling, their highest rate (README.md,
-    "Many releases that differ", has the proof).
-    """
+    """An upper bound of the releases, with few different ones (README.md, "Many releases that differ")."""
     return _together(counts, min, max)
 
 

@@ -84,10 +84,7 @@ class Store:
         return self._manager.latest_step()
 
     def save(self, found: Checkpoint) -> None:
-        """Write a checkpoint; it is complete when this returns.
-
-        InputError where it cannot be written, as on a full disk; earlier checkpoints stay.
-        """
+        """Write a checkpoint, complete when this returns; InputError, and the earlier ones stay, if that fails."""
         line = found.lineage._asdict() | {"root": found.lineage.root.key}
         notes = {name: v.hex() if isinstance(v, bytes) else v for name, v in line.items()}
         run = {

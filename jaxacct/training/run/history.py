@@ -79,10 +79,7 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
 
 
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
-    """Epsilon at a plan's delta of all that a history holds.
-
-    If outputs may have ended the run, the rest of the plan counts as well, since only the whole plan was fixed
-    beforehand.  A ledger decides this by itself.
+    """Epsilon at a plan's delta of all that a history holds, with the rest of the plan if outputs may have ended it.
 
     ended : whether the run ended by itself, or has shown no outputs.  goes_on : whether the run continues whatever it
     has shown; then only the steps taken count.

@@ -62,7 +62,6 @@ _GROUPS = {
     "output for debugging, without a result": "debug_callback debug_print",
 }
 LANE_BY_LANE = frozenset(name for names in _GROUPS.values() for name in names.split())
-"""The names of the operations."""
 
 _OWN_RULE = "has its own batching rule, which sees all examples at once"
 _ON_HOST = "runs code on the host, which can see all examples at once or remember them"

@@ -29,12 +29,7 @@ _looked_at: dict[bytes, None] = {}
 
 
 def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
-    """InputError if a row of the batched trace changes when another row changes.
-
-    A batch of three rows is run, and run again with the first or the last row replaced; each other row must keep its
-    bits.  Rows, and constants that are unknown while a program is traced, are random.  Each program is checked once in
-    a process.  Programs with arrays of more than 256 MiB are not checked.
-    """
+    """InputError if a row of a small random batch changes when another row changes (README.md, "Examples apart")."""
     unknown = [const for const in traced.consts if not _is_known(const)]
     examples = [jax.ShapeDtypeStruct((_ROWS, *aval.shape), aval.dtype) for aval in traced.in_avals]
     if sum(math.prod(a.shape) * a.dtype.itemsize for a in (*unknown, *examples)) > _MOST_BYTES:
