@@ -36,8 +36,8 @@ __all__ = [
 CLAIMED = ("ok", "not_binding", "loose")
 """Statuses of a value that holds."""
 FARTHEST, FEW_RTOL = 0.01, 10.0
-"""A value is shown to be the best if another one misses the target that is less private by a relative distance of at
-most FEW_RTOL rtol, and at most max(FARTHEST, rtol)."""
+"""A value is shown to be the best if a less private one misses the target, at a relative distance of at most FEW_RTOL
+rtol and at most max(FARTHEST, rtol)."""
 AIM = 0.15
 """How far below the target a fast start aims, in units of rtol, so that its certificate usually holds at once."""
 NUDGES = 2
@@ -240,7 +240,7 @@ def start_at(values: np.ndarray) -> Callable[[np.ndarray], Start]:
 
 
 def status_of_upper_end(upper: float, target: float, share: float, at_limit: bool) -> str:
-    """The status of a value of which only the upper end of epsilon is known.
+    """The status of a value if only the upper end of epsilon is known.
 
     "ok" if at most `share` of the target stays unspent; else "not_binding" at a limit of the search, or "loose".
 

@@ -14,7 +14,7 @@ from jaxacct.validation import POSITIVE
 __all__ = ["Laplace", "laplace_pair"]
 
 LOSS_CELLS = 2048
-"""Cells of the loss grid of ``laplace_pair``; so many cost about 1e-5 in epsilon."""
+"""Cells of the loss grid of ``laplace_pair``; the grid adds about 1e-5 to epsilon."""
 
 
 @register

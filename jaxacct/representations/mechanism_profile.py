@@ -449,7 +449,7 @@ class Profile:
         return deltas
 
     def altered(self, **settings: Any) -> Profile:
-        """The same with other settings."""
+        """This profile with other settings."""
         return replace(self, **settings)
 
     def element(self, index: tuple[int, ...]) -> Profile:

@@ -235,7 +235,7 @@ def checked_seen(line: Seen) -> Seen:
 
 
 def _decode(text: bytes, place: str, number: int, told: dict[str, bool]) -> Line:
-    """The entry in a whole line; InputError, naming the line, if there is none.  told : of each run, as in `Run`."""
+    """The entry in a whole line; InputError, naming the line, if there is none.  told : as in `Run`, for each run."""
     try:
         node = load(text.decode())
         kind = node.pop("kind", None)

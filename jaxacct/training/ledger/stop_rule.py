@@ -75,7 +75,7 @@ def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, 
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int]:
-    """The steps that count against the next ones of a run, and how many other mechanisms do."""
+    """The steps, and the number of other mechanisms, that count against the next steps of a run."""
     names = counted(plan, ledger, run)
     plans = [line.plan for name in names for line in ledger.headers[name]]
     one_filter(plan, plans)
@@ -88,7 +88,7 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int
 
 
 def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:
-    """The runs that count against a plan: all, or with repetitions, whose law covers the others, the run alone."""
+    """The runs that count against a plan: all; with repetitions only the run itself, as the law of K covers others."""
     name = ledger.run if run is None else run
     return [each for each in ledger.runs if plan.repetitions is None or each == name]
 

@@ -84,7 +84,7 @@ class Store:
         return self._manager.latest_step()
 
     def save(self, found: Checkpoint) -> None:
-        """Write a checkpoint, complete when this returns; InputError, and the earlier ones stay, if that fails."""
+        """Write a whole checkpoint before this returns; InputError if that fails, and earlier checkpoints stay."""
         line = found.lineage._asdict() | {"root": found.lineage.root.key}
         notes = {name: v.hex() if isinstance(v, bytes) else v for name, v in line.items()}
         run = {

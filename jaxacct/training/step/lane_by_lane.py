@@ -124,7 +124,7 @@ def _refuse_keys(who: str, variables: Sequence[Any]) -> None:
         if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) and dtype not in _known_keys():
             raise InputError(
                 f"{who} a random key of type {dtype}, whose numbers for one example can depend on the key of another, "
-                "but must keep examples apart; make it by jax.random.key(seed, impl='threefry2x32'), or let rngs=True "
+                "but must keep examples apart; use jax.random.key(seed, impl='threefry2x32'), or let rngs=True "
                 "give one"
             )
 

@@ -103,7 +103,7 @@ def numbers(
     private_loss: PrivateLoss | None = None,
     words: Any = None,
 ) -> Numbers:
-    """The numbers of a step; InputError where what is released beside the gradients leaves no room for them.
+    """The numbers of a step; InputError where a released count or loss leaves no room for the gradients.
 
     words : of the step's key.  Without them no noise is drawn, and a step with a count or a loss cannot be taken.
     """
