@@ -22,6 +22,7 @@ from training_runs import KEY, linear
 import jaxacct as ja
 from jaxacct.training import AdaptiveClip, Ledger, Plan, Trainer
 from jaxacct.training.run.noting import Noted
+from jaxacct.training.run.processes import Processes
 
 DATA = np.eye(20, 2, dtype=np.float32)
 RULES = {
@@ -175,6 +176,30 @@ def test_an_interrupt_by_hand_counts_the_plan_to_its_end(path):
     ledger = Ledger.read(path)
     assert 0 < ledger.runs[ledger.run].steps < 400 and upper(path) == pytest.approx(2.0, rel=1e-3)
     assert not ledger.runs[ledger.run].looks.looked
+
+
+class FirstOfTwo(Processes):
+    """The first of two processes; after an error the other one answers no more."""
+
+    gone = False
+
+    def gather(self, own):
+        assert not self.gone
+        return [own, own]
+
+
+def test_an_error_in_the_first_of_several_processes_is_noted(path, monkeypatch):
+    trainer, processes = trainer_of(steps=400), FirstOfTwo(2, 0)
+    monkeypatch.setattr(trainer.placement, "processes", processes)
+
+    def interrupt(record):
+        processes.gone = True
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer, path, log=interrupt)
+    assert any(line["kind"] == "seen" for line in lines(path))
+    assert upper(path) == pytest.approx(2.0, rel=1e-3)
 
 
 def test_a_state_that_a_callback_kept_claims_no_less_than_the_ledger(path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -389,8 +390,8 @@ class Trainer:
                         break
         except BaseException as error:
             # whoever ends a run here may have seen its checkpoints, its log or its progress line
-            if alone and step:
-                _whatever_fails(lambda: see(False))
+            if ledger is not None and step:
+                _whatever_fails(functools.partial(ledger.cut_off, plan, step))
             # of several processes one may be alone with its error, and cannot write a checkpoint without the others
             if store is not None and alone and program.keeps_after(error):
                 line = line._replace(seal=digest_of(carried))

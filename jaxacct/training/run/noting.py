@@ -56,17 +56,25 @@ class Noted:
         """Note that outputs are about to be seen, after `step` steps."""
 
         def noted() -> bytes:
-            assert self._ledger is not None
-            if not self._ledger.is_open:  # an interrupt within an entry has closed it
-                self._ledger, self._own = Ledger.open(self._ledger.path, self._mark.run), True
-            with self._ledger.lock:
-                self._own_run(self._ledger, plan)
-                self._ledger.seen(step, looked)
-                self._mark = self._ledger.mark()
+            self._write_seen(plan, step, looked)
             return json.dumps([self._mark.lines, self._mark.head]).encode()
 
         lines, head = json.loads(self._processes.decide(noted))
         self._mark = self._mark._replace(lines=lines, head=head)
+
+    def cut_off(self, plan: Plan, step: int) -> None:
+        """Note that an error ends the run after `step` steps.  The first process writes; it waits for no other."""
+        if self._ledger is not None:
+            self._write_seen(plan, step, looked=False)
+
+    def _write_seen(self, plan: Plan, step: int, looked: bool) -> None:
+        assert self._ledger is not None
+        if not self._ledger.is_open:  # an interrupt within an entry has closed it
+            self._ledger, self._own = Ledger.open(self._ledger.path, self._mark.run), True
+        with self._ledger.lock:
+            self._own_run(self._ledger, plan)
+            self._ledger.seen(step, looked)
+            self._mark = self._ledger.mark()
 
     def _own_run(self, ledger: Ledger, plan: Plan) -> None:
         """Make this run the ledger's current one, by this plan: a callback or another thread may have begun one in it.
