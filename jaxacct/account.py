@@ -77,7 +77,8 @@ def epsilon(
     engine : {"auto", "contour", "lattice"}
     rtol : float in (0, 1)
         Wanted relative width (upper - lower)/upper; where it is not reached the bracket still holds and the
-        status is "width". Composed rounds of `RandomAllocation` are "ok" up to a width of 1e-3.
+        status is "width". Composed rounds of `RandomAllocation` and composed samples of several releases are "ok" up
+        to a width of 1e-3 in epsilon and .05 in delta, selections up to 2e-4.
     memory_bytes : int of 2**24 or more
         Limit on the lattice engine's memory.
     backend : {"auto", "numpy", "xla"}

@@ -140,15 +140,17 @@ class _Releases:
         high = np.where(small, np.minimum(high, known), high)
         share = np.arange(1, SECTIONS + 1).reshape(-1, *(1,) * q.ndim) / (SECTIONS + 1)
         for _ in range(MOST_SEARCHES):
-            if not np.any(~small & np.isfinite(high) & (high - low > 0.25 * self.rtol * high)):
+            wide = high * (1.0 - 0.25 * self.rtol) > low  # an infinite end stays as it is
+            if not np.any(~small & np.isfinite(high) & wide):
                 break
-            first, last = low, np.where(np.isfinite(high), high, low)
+            first = np.where(np.isfinite(low), low, 0.0)
+            last = np.where(np.isfinite(high), high, first)
             at = np.concatenate([first[None], first + share * (last - first)])
             ends = self.delta(at, "add", relation)
             above, below = ends[0] > delta, ends[1] <= delta
-            low = np.maximum(low, np.max(np.where(above, at, 0.0), axis=0))
+            before, low = low, np.maximum(low, np.max(np.where(above, at, 0.0), axis=0))
             narrower = np.minimum(high, np.min(np.where(below, at, np.inf), axis=0))
-            if np.all((narrower == high) & (low == first)):
+            if np.all((narrower == high) & (low == before)):
                 break
             high = narrower
         return np.minimum(low, high), high
