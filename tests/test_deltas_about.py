@@ -1,5 +1,7 @@
 """Several deltas of one run on one contour: held against the lattice, delta one by one, and theorems."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,15 @@ def test_the_brackets_meet_those_of_the_lattice():
     assert np.all(found.upper - found.lower <= 1e-5 * found.upper)
 
 
+def test_few_sampled_steps_share_a_contour_too():
+    run, epsilon = ja.dp_sgd(np.array([1.0, 0.8]), np.array([0.05, 0.1]), np.array([40, 10])), np.linspace(6.8, 7.2, 7)
+    at = epsilon * np.ones((2, 1))
+    found = contour_about.delta_about(components(run, "remove_one", "remove"), at, np.zeros((2, 7)), 1e-4, 1e-8)
+    one = ja.delta(run, at.T, relation="remove_one")
+    assert np.all(found.upper - found.lower <= 1e-4 * found.upper)
+    assert np.all(found.lower <= one.upper.T) and np.all(one.lower.T <= found.upper)
+
+
 def asked():
     run = ja.dp_sgd(NOISE[:3], RATE[:3], STEPS[:3])
     return components(run, "remove_one", "remove"), EPSILON[:, :3].T, np.zeros((3, 3)), 1e-4, 1e-6
@@ -61,13 +72,13 @@ def test_what_a_kernel_gets_wrong_claims_nothing(monkeypatch, wrong):
 
 
 def test_ends_of_two_rungs_that_contradict_each_other_are_not_used(monkeypatch):
-    logs = iter([(-9.0, -8.0), (-7.0, -6.0), (-np.inf, np.inf)])
+    logs = itertools.chain([(-9.0, -8.0), (-7.0, -6.0)], itertools.repeat((-np.inf, np.inf)))
 
     def changes(kernel, arguments, size, chunk, **static):
         low, high = (np.full((size, 3), end) for end in next(logs))
         return [low, low, high, np.isfinite(low), np.full((size, 1, 2), 1.0)]
 
     monkeypatch.setattr(contour_about, "evaluate", changes)
-    monkeypatch.setattr(contour_about.quick_bounds, "limits", lambda *_: (np.zeros(3), np.ones(3)))
+    monkeypatch.setattr(contour_about.quick_bounds, "limits", lambda *_: (0.0, 1.0))
     found = contour_about.delta_about(*asked())
     assert np.all(found.lower == 0.0) and np.all(found.upper == 1.0)

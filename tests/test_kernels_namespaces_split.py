@@ -40,6 +40,7 @@ def kernels():
     start = Start(epsilon, known_to)
     with np.errstate(all="ignore"):
         placed = placement.place(law, epsilon, log_delta, log_tol, RUNG["count"])
+    about = epsilon[:, None] * np.array([0.9, 1.0, 1.1])
     base = np.stack([none, np.log(law.gauss_q[:, 0]), np.log(law.gauss_n[:, 0])], axis=-1)
     unknown = np.tile([1.0, 0.0, 0.0], (epsilon.size, 1))
     unsolved = (law.sign, base, unknown, np.log(law.gauss_sigma[:, 0]), 2.0 * log_delta, epsilon, log_delta, log_tol)
@@ -47,6 +48,7 @@ def kernels():
         ("epsilon", functools.partial(contour.epsilon, rounds=2), (law, log_delta, log_delta, start, log_tol)),
         ("placed", contour.epsilon_placed, (law, log_delta, log_delta, epsilon, placed)),
         ("delta", functools.partial(contour.delta, rounds=2), (law, epsilon, Start(none, none), log_tol)),
+        ("about", functools.partial(contour.delta_about, rounds=2), (law, epsilon, about, Start(none, none), log_tol)),
         ("solve", calibration.solve, unsolved),
     ]
 

@@ -113,6 +113,12 @@ def reach(parts: Components) -> Reach:
     )
 
 
+def may_split(parts: Components) -> np.ndarray:
+    """Where the split rungs are worth trying."""
+    beyond = (parts.gauss_sigma < LEAST_SPLIT_SIGMA) | (parts.gauss_q < LEAST_SPLIT_RATE)
+    return reach(parts).splits & ~np.any((parts.gauss_n > 0) & beyond, axis=1)
+
+
 def rung_for(needs: np.ndarray, ladder: tuple[Rung, ...] = PLAIN) -> np.ndarray:
     """The first rung that has the (points, nodes) a kernel asked for, the last one if none does; needs : (B, 2)."""
     fits = [np.all(needs <= (rung.points, rung.nodes), axis=1) for rung in ladder]
@@ -176,9 +182,8 @@ def _climb(question: _Question) -> Answer:
     parts, hint, (answers, split, *_) = question.parts, question.hint, question.reach
     answer = Answer(np.full(parts.mu2.size, -np.inf), np.zeros(parts.mu2.size), question.ceiling.copy())
     settled = answer.upper <= question.enough
-    beyond = (parts.gauss_sigma < LEAST_SPLIT_SIGMA) | (parts.gauss_q < LEAST_SPLIT_RATE)
-    far = np.any((parts.gauss_n > 0) & beyond, axis=1)
-    ladders = ((LADDER, split & ~far), (LADDER[:3], split & far), (PLAIN, answers & ~split))
+    near = may_split(parts)
+    ladders = ((LADDER, near), (LADDER[:3], split & ~near), (PLAIN, answers & ~split))
     for ladder, rows in ladders:
         first = hint.rung if hint is not None and ladder is LADDER else 0
         due = np.where(rows & ~settled, first, len(ladder))

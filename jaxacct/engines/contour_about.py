@@ -9,15 +9,26 @@ import numpy as np
 
 from jaxacct.engines import quick_bounds
 from jaxacct.engines.backend import evaluate
-from jaxacct.engines.contour import LADDER, LEAST_DELTA, LOWEST_LOG_DELTA, PLAIN, Answer, law, reach, rung_for
+from jaxacct.engines.contour import (
+    DELTA_ROUNDS,
+    LADDER,
+    LEAST_DELTA,
+    LOWEST_LOG_DELTA,
+    PLAIN,
+    Answer,
+    law,
+    may_split,
+    reach,
+    rung_for,
+)
 from jaxacct.kernels import contour
+from jaxacct.kernels.split import contour as split_contour
 from jaxacct.mechanisms.loss_components import Components
 
 __all__ = ["delta_about", "delta_along"]
 
-RUNGS = tuple(rung for rung in LADDER if not rung.split)
-"""The plain rungs; a composition that none of them answers is left to the ladder."""
-
+FIRST_SPLIT = sum(not rung.split for rung in LADDER)
+"""Place of the first split rung of the ladder."""
 MOST_RUNGS = 5
 """Rungs for many eps: on finer ones a contour takes as long as the ladder does for each eps."""
 
@@ -69,7 +80,8 @@ def _climb(
     last: np.ndarray,
 ) -> Answer:
     along = kernel is contour.delta_along
-    rungs = PLAIN[:MOST_RUNGS] if along else RUNGS
+    rungs = PLAIN[:MOST_RUNGS] if along else LADDER
+    splits = may_split(parts)
     answer = Answer(np.zeros(epsilon.shape), np.full(epsilon.shape, np.nan), np.ones(epsilon.shape))
     answer.upper[epsilon > reach(parts).largest_loss[:, None]] = 0.0
     due = np.where(np.all(answer.upper <= floor, axis=1), len(rungs), last)
@@ -78,9 +90,15 @@ def _climb(
         if not rows.size:
             continue
         last[rows] = step
-        arguments = (law(parts, rows), middle[rows], epsilon[rows], np.full(rows.size, np.log(tolerance)))
-        static = {"points": rung.points, "count": rung.nodes}
-        found = evaluate(kernel, arguments, rows.size, rung.chunk, **static)
+        log_tol = np.full(rows.size, np.log(max(tolerance, rung.tolerance)))
+        static, unknown = {"points": rung.points, "count": rung.nodes}, np.zeros(rows.size)
+        if rung.split:
+            ask, more = split_contour.delta_about, (split_contour.Start(unknown, unknown), log_tol)
+            static["rounds"] = DELTA_ROUNDS
+        else:
+            ask, more = kernel, (log_tol,)
+        arguments = (law(parts, rows), middle[rows], epsilon[rows], *more)
+        found = evaluate(ask, arguments, rows.size, rung.chunk, **static)
         low, high = _from_logs(found[0], found[2], found[3] & (np.isfinite(found[0]) | ~both[rows]))
         low, high = (_all_agreed if along else _agreed)(parts.take(rows), epsilon[rows], low, high)
         middle_of = np.exp(np.minimum(found[1], 0.0))
@@ -97,6 +115,9 @@ def _climb(
             enough = np.all(needs <= (rung.points, rung.nodes), axis=1)
             beyond = np.any(needs > (rungs[-1].points, rungs[-1].nodes), axis=1)
             next_one = np.where(enough | beyond, len(rungs), next_one)
+        else:
+            next_one = np.minimum(next_one, max(FIRST_SPLIT, step + 1))
+            next_one = np.where((next_one >= FIRST_SPLIT) & ~splits[rows], len(rungs), next_one)
         due[rows] = np.where(np.all(done, axis=1), len(rungs), next_one)
     middle_of = np.where(np.isnan(answer.estimate), answer.upper, answer.estimate)
     return answer._replace(estimate=np.clip(middle_of, answer.lower, answer.upper))
@@ -112,11 +133,9 @@ def _from_logs(low: np.ndarray, high: np.ndarray, ok: np.ndarray) -> tuple[np.nd
 
 def _agreed(parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The ends where no quick theorem contradicts them, else 0 and 1."""
-    for column, target in enumerate(epsilon.T):
-        holds = _holds(parts, target, low[:, column], high[:, column])
-        low[:, column] = np.where(holds, low[:, column], 0.0)
-        high[:, column] = np.where(holds, high[:, column], 1.0)
-    return low, high
+    each = parts.take(np.repeat(np.arange(len(epsilon)), epsilon.shape[1]))
+    holds = _holds(each, *(x.reshape(-1) for x in (epsilon, low, high))).reshape(low.shape)
+    return np.where(holds, low, 0.0), np.where(holds, high, 1.0)
 
 
 def _all_agreed(

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxacct.account import delta, epsilon
 from jaxacct.engines import backend, contour
+from jaxacct.engines.contour_about import delta_about
 from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.worst_mesh import CELLS, Inner, Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
@@ -27,6 +28,12 @@ LAST_DELTA = 1e-18
 """The profile is taken down to this delta above its mass at infinity."""
 PROFILE_RTOL = 0.01
 """rtol of the profile: the contour engine goes a hundred times further down, which moves eps by 1e-5 or so."""
+CONTOURS = 16
+"""Contours of a direction, each for a block of neighbouring eps."""
+CONTOUR_WIDTH = 1e-4
+"""Relative width of a bracket that a shared contour leaves; where it leaves more, an eps is asked for by itself."""
+ASKED_AGAIN = 8
+"""Where it leaves no lower end, one eps of so many is."""
 CLOSED_SHARE = 0.5
 """A bracket whose lower end is below this share of its upper end is left out of the polygon below, which it would pull
 down on either side; the chords of its neighbours say more."""
@@ -84,7 +91,8 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[n
         at = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS])
         return at, np.zeros((2, 3)), np.ones((2, 3))
     with backend.job(1, apart=True):  # one base's profile
-        engine = str(delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL).engine)
+        found = delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL)
+        engine = str(found.engine)
         count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)
         early = round(count * max(first / at_most, 0.5))  # as far as both directions go; beyond that there is one
         at = np.concatenate([np.linspace(0.0, first, early), np.linspace(first, at_most, count - early + 1)[1:]])
@@ -92,16 +100,35 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[n
         chosen = (
             "contour" if engine == "contour" and all(contour.reach(part).answers.all() for part in parts) else "auto"
         )
-        for name, last in lasts.items():
+        shared = chosen == "contour" and infinite == 0.0 and str(found.kind) == "certified"
+        for part, (name, last) in zip(parts, lasts.items(), strict=False):
             within = at[at <= last]
-            found = delta(run, within, relation=name, engine=chosen, rtol=PROFILE_RTOL)
-            behind = np.full(at.size - within.size, found.upper[-1])  # at most what it is at the last point
-            known[name] = (
-                np.concatenate([found.lower, np.zeros(behind.size)]),
-                np.concatenate([found.upper, behind]),
-            )
+            low, high = np.zeros(within.size), np.ones(within.size)
+            wide = np.arange(within.size)
+            if shared:
+                low, high = _on_few_contours(part, within)
+                wide = np.flatnonzero(high - low > CONTOUR_WIDTH * high)
+                nothing = low[wide] == 0.0  # then a contour for each eps hardly ever says more
+                wide = np.append(wide[~nothing], wide[nothing][::ASKED_AGAIN])
+            if wide.size:
+                rest = delta(run, within[wide], relation=name, engine=chosen, rtol=PROFILE_RTOL)
+                low[wide], high[wide] = rest.lower, rest.upper
+            high = np.minimum.accumulate(high)  # delta falls
+            behind = at.size - within.size
+            known[name] = np.append(low, np.zeros(behind)), np.append(high, np.full(behind, high[-1]))
     ends = [np.stack([known[name][i] for name in names]) for i in (0, 1)]
     return at, ends[0], ends[1]
+
+
+def _on_few_contours(part: Components, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of delta at rising eps, CONTOURS contours for all of them; 0 and 1 where nothing is known."""
+    blocks = -(-eps.size // CONTOURS)
+    padded = np.append(eps, np.full(-eps.size % blocks, eps[-1])).reshape(-1, blocks)
+    rows = part.take(np.zeros(len(padded), int))
+    found = delta_about(rows, padded, np.zeros(padded.shape), CONTOUR_WIDTH, contour.TOLERANCE)
+    outward = 4.0 * ROUNDOFF * np.array([[-1.0], [1.0]])
+    low, high = np.stack([end.reshape(-1)[: eps.size] for end in (found.lower, found.upper)]) * (1.0 + outward)
+    return low, np.minimum(high, 1.0)
 
 
 def _last(run: Mechanism, level: float, relation: str) -> float:

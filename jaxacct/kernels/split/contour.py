@@ -193,9 +193,32 @@ def _certified(
 
 def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int) -> Bracketed:
     """log of (lower, estimate, upper) of delta(eps), eps >= 0; `start` as for epsilon, used from BELIEVED on."""
+    found, eps = _placed(law, eps, start, log_tol, points, count, rounds)
+    return _at(law, found, eps, found.value, points)
+
+
+def delta_about(
+    law: LossLaw, eps: Array, around: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
+) -> Bracketed:
+    """The same at several eps, `around`: (K,), on the one contour that is placed for `eps`; `needs` has (1, 2).
+
+    Every end holds wherever the contour is.
+    """
+    xp = namespace(law.gauss_n, eps)
+    found, _ = _placed(law, eps, start, log_tol, points, count, rounds)
+    many = xp.moveaxis(around, -1, 0)
+    answer = _at(law, found, many, estimate(found.integrand, many)[0], points)
+    back = (xp.moveaxis(end, 0, -1) for end in answer[:4])
+    return Bracketed(*back, answer.needs[..., None, :])
+
+
+def _placed(
+    law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
+) -> tuple[_Round, Array]:
+    """The contour for delta(eps), log delta on it, and eps with all batch axes of the law."""
     xp = namespace(law.gauss_n, eps)
     eps, log_tol, value, trust = _together(law, eps, log_tol, *start)
-    _, middle, placed, integrand, made_from = _rounds(
+    found = _rounds(
         law,
         lambda log_delta, integrand: xp.clip(estimate(integrand, eps)[0], log_delta - LARGEST_LOG_DELTA_FALL, 0.0),
         xp.where(trust >= BELIEVED, value, USUAL_LOG_DELTA),
@@ -204,7 +227,13 @@ def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, c
         count,
         xp.where(xp.isinf(trust), 1, rounds),
     )
-    certificate = certify(law, placed, integrand, made_from, points)
-    lower, upper = ends(integrand, certificate, eps)
+    return found, eps
+
+
+def _at(law: LossLaw, found: _Round, eps: Array, middle: Array, points: int) -> Bracketed:
+    """The ends of log delta at one or more eps, in front, on a contour."""
+    xp = namespace(law.gauss_n, eps)
+    certificate = certify(law, found.placed, found.integrand, found.made_from, points)
+    lower, upper = ends(found.integrand, certificate, eps)
     ok = xp.isfinite(lower) & xp.isfinite(upper)
     return Bracketed(lower, xp.clip(middle, lower, upper), upper, ok, certificate.needs)
