@@ -64,16 +64,20 @@ def _profiles(sigma: float, slots: float, losses: Losses) -> Profiles:
 def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[Profiles]:
     """Profiles in both directions.  A round whose slot is told is a Gaussian, which is never better."""
     sigma, slots = np.array(rounds, np.float64).T
-    both = []
-    for sign in (1.0, -1.0):
-        found = []
-        for profile, noise in zip(round_profiles(1.0 / sigma, slots, sign, losses == "dense"), sigma, strict=True):
-            mu = 1.0 / noise * (1.0 + 4.0 * ROUNDOFF)
-            high = np.minimum(profile.upper, profile_of_gaussian(mu, profile.epsilon))
-            near = _without_lone(RoundProfile(profile.epsilon, np.minimum(profile.lower, high), high))
-            found.append(_with_far_losses(near, mu) if losses == "far" else near)
-        both.append(found)
-    made = list(zip(*both, strict=True))
+    mus = 1.0 / sigma * (1.0 + 4.0 * ROUNDOFF)
+    made: list[Profiles]
+    if losses == "far":
+        usual = [_profiles(*one, "usual") for one in rounds]
+        made = [(_with_far_losses(a, mu), _with_far_losses(b, mu)) for (a, b), mu in zip(usual, mus, strict=True)]
+    else:
+        both = []
+        for sign in (1.0, -1.0):
+            found = []
+            for profile, mu in zip(round_profiles(1.0 / sigma, slots, sign, losses == "dense"), mus, strict=True):
+                high = np.minimum(profile.upper, profile_of_gaussian(mu, profile.epsilon))
+                found.append(_without_lone(RoundProfile(profile.epsilon, np.minimum(profile.lower, high), high)))
+            both.append(found)
+        made = list(zip(*both, strict=True))
     with _LOCK:
         for key, pair in zip(rounds, made, strict=True):
             _KEPT[(*key, losses)] = pair

@@ -11,7 +11,7 @@ from jaxacct.kernels.arrays import Array
 
 __all__ = ["MOST_NODES", "last_node"]
 
-MOST_NODES = 12_000
+MOST_NODES = 6_000
 """Most nodes on the line."""
 PROBES = 12
 """Most indices that are tried for the last node."""
