@@ -23,7 +23,7 @@ from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.loss_components import exact_product
 from jaxacct.mechanisms.mixture_cells import stacked_parts
-from jaxacct.mechanisms.parts import FinitePair, FinitePart
+from jaxacct.mechanisms.parts import ConcentratedPart, FinitePair, FinitePart, Part
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 from jaxacct.mechanisms.truncated_poisson import replaced_gaussian
 from jaxacct.validation import InputError, UnboundedLossError
@@ -237,13 +237,20 @@ def _losses(base: Mechanism, under: Under) -> np.ndarray:
 
 
 def _upper(base: Mechanism, epsilon: np.ndarray, relation: str) -> np.ndarray:
-    """Upper ends of delta, without an engine for a base with finitely many losses."""
-    laws = [base.expand(relation, way) for way in DIRECTIONS] if isinstance(base, BaseMechanism) else []
-    parts = [part for counted in laws for part, _ in counted if isinstance(part, FinitePart)]
-    if len(parts) < len(DIRECTIONS):
+    """Upper ends of delta, without an engine for a base with a pair of finitely many losses."""
+    parts = [_finite_part(base, relation, way) for way in DIRECTIONS] if isinstance(base, BaseMechanism) else [None]
+    if not all(isinstance(part, FinitePart) for part in parts):
         return np.asarray(_ask(base, epsilon, relation).upper)
     of = {"remove_one": parts[:1], "add_one": parts[1:]}.get(relation, parts)
     return np.max([profile_of_law(part.loss, part.mass, float(part.infinity), epsilon) for part in of], axis=0)
+
+
+def _finite_part(base: BaseMechanism, relation: str, direction: str) -> Part | None:
+    """The law of a base that is one part, of a zero-concentrated one that of its pair; None for several parts."""
+    parts = [part for part, _ in base.expand(relation, direction)]
+    if isinstance(parts[0], ConcentratedPart):
+        return direction_of(base.finite_pair(relation), direction)
+    return parts[0] if len(parts) == 1 else None
 
 
 def _ask(base: Mechanism, epsilon: np.ndarray, relation: str) -> Any:
