@@ -27,6 +27,8 @@ FIELD_STEP = 1e-5
 Near the cube root of the unit roundoff, where rounding and curvature cost alike."""
 COUNT_FIELDS = ("steps", "candidates", "answers", "slots", "participations", "epochs", "group")
 """Fields of whole numbers."""
+MOST_FIELDS = 400
+"""Fields of a mechanism, at most: each is differentiated by itself, and takes time in proportion to all of them."""
 EPSILON_STEP = 1e-3
 """Relative step of the central difference in epsilon itself, for what the contour cannot answer.
 
@@ -63,7 +65,7 @@ def epsilon_gradient(
     Raises
     ------
     InputError
-        Invalid values, shapes that do not broadcast, fields that are vectors, or a tracer.
+        Invalid values, shapes that do not broadcast, fields that are vectors or more than 400, or a tracer.
 
     References
     ----------
@@ -84,6 +86,11 @@ def epsilon_gradient(
         raise InputError(
             "epsilon_gradient needs fields that are one number a configuration; this mechanism holds vectors, so "
             "difference ja.epsilon along a direction of interest"
+        )
+    if len(leaves) > MOST_FIELDS:
+        raise InputError(
+            f"epsilon_gradient takes at most {MOST_FIELDS} fields and this mechanism has {len(leaves)}; gather equal "
+            "parts by ja.repeat, or difference ja.epsilon along a direction of interest"
         )
     full = [np.broadcast_to(np.asarray(leaf, np.float64), shape).reshape(-1) for leaf in leaves]
     flat_delta = np.broadcast_to(np.asarray(delta, np.float64), shape).reshape(-1)

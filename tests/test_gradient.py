@@ -46,3 +46,9 @@ def test_a_count_that_cannot_be_one_more_has_no_derivative():
     at = lambda epsilon: ja.epsilon(ja.RandomAllocation(ja.PureDP(epsilon), 10), 1e-5).estimate
     assert g.mechanism.epsilon == pytest.approx((at(0.501) - at(0.499)) / 0.002, rel=1e-3)
     assert np.isnan(g.group) and np.isfinite(g.slots) and np.isfinite(g.participations)
+
+
+def test_more_fields_than_are_differentiated_one_by_one_are_refused():
+    many = ja.compose(*[ja.Gaussian(900.0 + i) for i in range(2000)])
+    with pytest.raises(ja.InputError, match="at most 400 fields and this mechanism has 2000; gather equal parts"):
+        ja.epsilon_gradient(many, 1e-6)
