@@ -208,7 +208,7 @@ CASES = {
         of_law(finite(P, Q), response(0.5), finite(*LEFT), orders=True),
     ),
     "ExponentialMechanism": (ja.ExponentialMechanism(1.0), alike(lambda k: bounded_range(mp.mpf(1)))),
-    "ReportNoisyMax": (ja.ReportNoisyMax(0.8), of_law(response(0.8))),
+    "ReportNoisyMax": (ja.ReportNoisyMax(0.8), alike(lambda k: laplace(mp.mpf(0.8)))),
     "ReportNoisyMax, gumbel": (ja.ReportNoisyMax(0.8, "gumbel"), alike(lambda k: bounded_range(mp.mpf(0.8)))),
     "AboveThreshold": (
         ja.AboveThreshold(4.0, 8.0, answers=2),
