@@ -92,11 +92,12 @@ def _climb(
         last[rows] = step
         log_tol = np.full(rows.size, np.log(max(tolerance, rung.tolerance)))
         static, unknown = {"points": rung.points, "count": rung.nodes}, np.zeros(rows.size)
+        more: tuple[Any, ...] = (log_tol,)
         if rung.split:
             ask, more = split_contour.delta_about, (split_contour.Start(unknown, unknown), log_tol)
             static["rounds"] = DELTA_ROUNDS
         else:
-            ask, more = kernel, (log_tol,)
+            ask = kernel
         arguments = (law(parts, rows), middle[rows], epsilon[rows], *more)
         found = evaluate(ask, arguments, rows.size, rung.chunk, **static)
         low, high = _from_logs(found[0], found[2], found[3] & (np.isfinite(found[0]) | ~both[rows]))

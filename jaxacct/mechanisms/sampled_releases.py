@@ -238,8 +238,9 @@ def _losses(base: Mechanism, under: Under) -> np.ndarray:
 
 def _upper(base: Mechanism, epsilon: np.ndarray, relation: str) -> np.ndarray:
     """Upper ends of delta, without an engine for a base with a pair of finitely many losses."""
-    parts = [_finite_part(base, relation, way) for way in DIRECTIONS] if isinstance(base, BaseMechanism) else [None]
-    if not all(isinstance(part, FinitePart) for part in parts):
+    laws = [_finite_part(base, relation, way) for way in DIRECTIONS] if isinstance(base, BaseMechanism) else []
+    parts = [part for part in laws if isinstance(part, FinitePart)]
+    if len(parts) < len(DIRECTIONS):
         return np.asarray(_ask(base, epsilon, relation).upper)
     of = {"remove_one": parts[:1], "add_one": parts[1:]}.get(relation, parts)
     return np.max([profile_of_law(part.loss, part.mass, float(part.infinity), epsilon) for part in of], axis=0)

@@ -208,8 +208,8 @@ def delta_about(
     found, _ = _placed(law, eps, start, log_tol, points, count, rounds)
     many = xp.moveaxis(around, -1, 0)
     answer = _at(law, found, many, estimate(found.integrand, many)[0], points)
-    back = (xp.moveaxis(end, 0, -1) for end in answer[:4])
-    return Bracketed(*back, answer.needs[..., None, :])
+    lower, middle, upper, ok = (xp.moveaxis(end, 0, -1) for end in answer[:4])
+    return Bracketed(lower, middle, upper, ok, answer.needs[..., None, :])
 
 
 def _placed(
