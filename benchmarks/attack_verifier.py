@@ -319,6 +319,7 @@ def givens(quantity, profiles):
     return (1e-5, 0.1, *(x for x in flat if x < 1.0))
 
 
+@mp.workdps(DIGITS)  # whatever others in this process have made of mpmath's own
 def attack(name, count, seconds, seed=1):
     """Counts of (relation, quantity, whether the bracket was true, status), and what was wrong."""
     mechanism, profiles_of = CASES[name]
