@@ -104,7 +104,7 @@ class Contents:
         spent.add(entry)
 
     def _begin(self, entry: Run) -> None:
-        """Begin a run, or continue it with another plan (README.md, "Another plan", "Ledgers of earlier releases")."""
+        """Begin a run, or continue it with another plan (README.md, "Outputs that were seen")."""
         headers, spent = self.headers.setdefault(entry.run, []), self.runs.setdefault(entry.run, Spent())
         self.run = entry.run
         if not headers or headers[-1].plan != entry.plan:
