@@ -189,7 +189,7 @@ class _Configuration:
         return found if found in (1, -1) else self._at_least(end, delta, found is None)
 
     def _by_largest_loss(self, end: float, delta: float) -> int | None:
-        """`_lower` if delta is at most the mass at infinity (README.md, "The lower end"); None if it is larger."""
+        """`_lower` if delta is at most the mass at infinity (README.md, "What is verified"); None if it is larger."""
         for bits in delta_enclosure.BITS:
             if time.monotonic() > self.deadline:
                 self.reason = "the time was up"
@@ -290,7 +290,7 @@ class _Configuration:
         return found
 
     def _larger(self, found: dict[Any, Any], epsilon: float, bits: int) -> tuple[Any, Any]:
-        """A lower and an upper bound of delta, as balls (README.md, "Directions and orders")."""
+        """A lower and an upper bound of delta, as balls (README.md, "What is verified")."""
         with precision(bits):
             top = functools.reduce(lambda one, two: one.max(two), (x for name, x in found.items() if name != EITHER))
             high = found[EITHER] if self.mixed else top
